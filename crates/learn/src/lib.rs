@@ -6,6 +6,7 @@
 
 pub mod callback;
 pub mod callbacks;
+pub mod data;
 mod error;
 mod event;
 mod groups;

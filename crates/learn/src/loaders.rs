@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use brigade_data::{Batch, BatchedDataset, DataLoader};
+use brigade_data::{Batch, BatchContext, BatchedDataset, DataLoader};
 use brigade_torch::TensorTree;
 use brigade_train::{Accelerator, DataLoaderConfiguration, PreparedLoader};
 use tch::Tensor;
@@ -168,8 +168,31 @@ pub trait ItemCodec: fmt::Debug + Send + Sync {
     /// When the tensors are not such a batch.
     fn picture(&self, inputs: &[Tensor], row: i64) -> Result<Option<Picture>>;
 
+    /// Draws a row of a batch with its target, or with a prediction in the form of one: a mask is laid over the
+    /// picture; of all else the text tells it, as names of `classes` where it is one of classes. `None` where it
+    /// is no picture.
+    ///
+    /// # Errors
+    /// When the tensors are not such a batch.
+    fn show(
+        &self,
+        inputs: &[Tensor],
+        target: Option<&Tensor>,
+        row: i64,
+        classes: Option<&[String]>,
+    ) -> Result<Option<(Picture, String)>> {
+        let Some(picture) = self.picture(inputs, row)? else { return Ok(None) };
+        let class = target.map(|target| target.f_select(0, row)).transpose()?;
+        let class = class.and_then(|class| i64::try_from(&class).ok());
+        let name = class.and_then(|class| classes?.get(usize::try_from(class).ok()?));
+        Ok(Some((picture, name.cloned().unwrap_or_default())))
+    }
+
     /// Returns the codec's kind, and its settings as JSON, from which it can be made again.
-    fn describe(&self) -> (&'static str, serde_json::Value);
+    ///
+    /// # Errors
+    /// When a part of it, such as a function, cannot be written down: an error that names it.
+    fn describe(&self) -> Result<(&'static str, serde_json::Value)>;
 }
 
 /// Loaders for training and validation, whose batches are `(X, target)`.
@@ -193,6 +216,8 @@ pub trait ItemCodec: fmt::Debug + Send + Sync {
 pub struct Loaders<X = Tensor> {
     pub(crate) train: Box<dyn BatchSource>,
     pub(crate) valid: Option<Box<dyn BatchSource>>,
+    /// The validation items with the transforms of training, drawn anew in each pass: for test-time augmentation.
+    pub(crate) augmented_valid: Option<Box<dyn BatchSource>>,
     pub(crate) classes: Option<Arc<[String]>>,
     pub(crate) loss: Option<Arc<dyn Loss>>,
     pub(crate) codec: Option<Arc<dyn ItemCodec>>,
@@ -238,6 +263,7 @@ impl<X: ModelInput> Loaders<X> {
         Ok(Self {
             train: source("training", train, split_train)?,
             valid: Some(source("validation", valid, split_valid)?),
+            augmented_valid: None,
             classes: None,
             loss: None,
             codec: None,
@@ -258,6 +284,7 @@ impl<X: ModelInput> Loaders<X> {
         Ok(Self {
             train: source("training", train, Ok)?,
             valid: None,
+            augmented_valid: None,
             classes: None,
             loss: None,
             codec: None,
@@ -267,6 +294,23 @@ impl<X: ModelInput> Loaders<X> {
 }
 
 impl<X> Loaders<X> {
+    /// Takes sources that were made of loaders.
+    pub(crate) fn of_sources(
+        train: Box<dyn BatchSource>,
+        valid: Option<Box<dyn BatchSource>>,
+        augmented_valid: Option<Box<dyn BatchSource>>,
+    ) -> Self {
+        Self {
+            train,
+            valid,
+            augmented_valid,
+            classes: None,
+            loss: None,
+            codec: None,
+            input: PhantomData,
+        }
+    }
+
     /// Names the classes that targets are numbers of (fastai's vocabulary).
     #[must_use]
     pub fn classes<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
@@ -286,6 +330,35 @@ impl<X> Loaders<X> {
     pub fn codec(mut self, codec: impl ItemCodec + 'static) -> Self {
         self.codec = Some(Arc::new(codec));
         self
+    }
+
+    /// Returns how single items are read and shown, where the data have told it.
+    #[must_use]
+    pub fn item_codec(&self) -> Option<&Arc<dyn ItemCodec>> {
+        self.codec.as_ref()
+    }
+
+    /// Draws up to `rows` samples of the next training batch, transformed, with their targets in words: fastai's
+    /// `show_batch`. Masks are laid over their images. The training's own position does not move.
+    ///
+    /// # Errors
+    /// When the batch cannot be made, or the data have no [`codec`](Self::codec) that draws pictures.
+    pub fn show_batch(&self, rows: usize) -> Result<Vec<(Picture, String)>> {
+        let Some(codec) = &self.codec else {
+            return Err(Error::InvalidArgument(
+                "these loaders cannot draw their batches: set a codec, or make them by a DataBlock".to_owned(),
+            ));
+        };
+        let Parts { inputs, target } = self.train.sample(rows)?;
+        let rows = inputs.first().and_then(|input| input.size().first().copied()).unwrap_or(0);
+        let mut shown = Vec::new();
+        for row in 0..rows {
+            let picture = codec.show(&inputs, target.as_ref(), row, self.class_names())?;
+            shown.push(picture.ok_or_else(|| {
+                Error::InvalidArgument("the codec of these loaders draws no pictures".to_owned())
+            })?);
+        }
+        Ok(shown)
     }
 
     /// Returns the names of the classes.
@@ -327,6 +400,8 @@ pub(crate) trait BatchSource {
     -> Result<Box<dyn PreparedSource>>;
     fn batches(&self) -> usize;
     fn samples(&self) -> usize;
+    /// Makes the first rows of the next epoch on the CPU, and moves no position.
+    fn sample(&self, rows: usize) -> Result<Parts>;
 }
 
 /// A loader that was shared out.
@@ -345,7 +420,8 @@ struct Prepared<D: BatchedDataset> {
     split: Split<D::Batch>,
 }
 
-fn source<D, X, Y>(
+/// Takes a loader whose batches a function splits into input and targets.
+pub(crate) fn source<D, X, Y>(
     what: &str,
     loader: DataLoader<D>,
     split: impl Fn(D::Batch) -> Result<(X, Y)> + Send + Sync + 'static,
@@ -395,6 +471,16 @@ where
 
     fn samples(&self) -> usize {
         self.loader.dataset().num_samples()
+    }
+
+    fn sample(&self, rows: usize) -> Result<Parts> {
+        let epoch = self.loader.epoch();
+        let first = self.loader.plan(epoch)?.batch(0, 0);
+        let mut indices = first.map(|batch| batch.indices).unwrap_or_default();
+        indices.truncate(rows);
+        let seed = self.loader.current_seed();
+        let context = BatchContext { seed, epoch, batch: 0, rank: 0 };
+        (self.split)(self.loader.dataset().batch(&indices, &context)?)
     }
 }
 

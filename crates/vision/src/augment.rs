@@ -15,7 +15,7 @@ use tch::TchError;
 
 pub use self::geometry::Geometric;
 use self::geometry::Homography;
-pub use self::mix::{Mix, MixedLabels};
+pub use self::mix::{Mix, MixedLabels, beta};
 use crate::transforms::{Normalize, SampleRng};
 use crate::{Result, Size, VisionError};
 
@@ -186,6 +186,24 @@ impl Augment {
         }
     }
 
+    /// Returns the size that images are resampled to, if one was set.
+    #[must_use]
+    pub fn output_size(&self) -> Option<Size> {
+        self.size
+    }
+
+    /// Returns what lies outside of the images.
+    #[must_use]
+    pub fn outside(&self) -> Padding {
+        self.padding
+    }
+
+    /// Returns the normalisation, if one was set.
+    #[must_use]
+    pub fn normalization(&self) -> Option<Normalize> {
+        self.normalize
+    }
+
     /// Wraps a data set, so that its batches have a third tensor with the numbers drawn: images, labels,
     /// `[n, 21]`.
     #[must_use]
@@ -266,6 +284,9 @@ impl Augment {
     /// Those of [`Augment::apply`].
     pub fn apply_to_masks(&self, masks: &Tensor, drawn: &Tensor) -> Result<Tensor> {
         let mapped = || {
+            if self.geometric.is_empty() && self.size.is_none() {
+                return Ok(masks.shallow_clone());
+            }
             let numbers = masks.f_unsqueeze(1)?.f_to_kind(Kind::Double)?;
             let mapped = self.resampled(&numbers, drawn, Sampling::Nearest)?;
             mapped.f_squeeze_dim(1)?.f_to_kind(masks.kind())

@@ -1,0 +1,301 @@
+//! What is done to a batch of images on its device.
+
+use std::fmt;
+use std::sync::Arc;
+
+use brigade_vision::Size;
+use brigade_vision::augment::{Augment, Geometric, Lighting, Padding, RandomErasing};
+use brigade_vision::transforms as images;
+use tch::Tensor;
+
+use super::item_transforms::Part;
+use crate::error::{Error, Result};
+
+/// Normalisation of a batch: fastai's `Normalize`. In grey images the first channel's numbers count.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Normalize(Option<images::Normalize>);
+
+impl Normalize {
+    /// Takes the statistics of ImageNet, which pretrained weights expect.
+    #[must_use]
+    pub fn imagenet() -> Self {
+        Self(Some(images::Normalize::IMAGENET))
+    }
+
+    /// Takes mean and standard deviation of each channel, of values from 0 to 1: fastai's `from_stats`.
+    #[must_use]
+    pub fn new(mean: [f32; 3], std: [f32; 3]) -> Self {
+        Self(Some(images::Normalize { mean, std }))
+    }
+
+    /// Takes the statistics of the first training batch: fastai's `Normalize()`. They are rank 0's on all ranks.
+    #[must_use]
+    pub fn from_batch() -> Self {
+        Self(None)
+    }
+}
+
+/// Starts fastai's `aug_transforms()`: flips, warps, rotations, zooms, brightness and contrast, by one
+/// resampling of each image.
+#[must_use]
+pub fn aug_transforms() -> AugTransforms {
+    AugTransforms {
+        mult: 1.0,
+        flip: true,
+        flip_vertical: false,
+        max_rotate: 10.0,
+        min_zoom: 1.0,
+        max_zoom: 1.1,
+        max_lighting: 0.2,
+        max_warp: 0.2,
+        p_affine: 0.75,
+        p_lighting: 0.75,
+        size: None,
+        min_scale: 1.0,
+        padding: Padding::Reflection,
+    }
+}
+
+/// The options of fastai's `aug_transforms()`: [`aug_transforms`].
+///
+/// ```
+/// use brigade_learn::data::{Resize, aug_transforms, categories, images, image_files, DataBlock};
+///
+/// // Presizing: large crops that are turned and warped at their size, and then cropped to the model's.
+/// let pets = DataBlock::new(images(), categories())
+///     .item_transforms(Resize::new(460))
+///     .batch_transforms(aug_transforms().size(224).min_scale(0.75));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AugTransforms {
+    mult: f64,
+    flip: bool,
+    flip_vertical: bool,
+    max_rotate: f64,
+    min_zoom: f64,
+    max_zoom: f64,
+    max_lighting: f64,
+    max_warp: f64,
+    p_affine: f64,
+    p_lighting: f64,
+    size: Option<Size>,
+    min_scale: f64,
+    padding: Padding,
+}
+
+macro_rules! options {
+    ($($(#[$docs:meta])* $name:ident: $kind:ty;)+) => {
+        $($(#[$docs])*
+        #[must_use]
+        pub fn $name(mut self, $name: $kind) -> Self {
+            self.$name = $name;
+            self
+        })+
+    };
+}
+
+impl AugTransforms {
+    options! {
+        /// Sets a factor for rotation, warp and lighting (1).
+        mult: f64;
+        /// Sets whether images are mirrored (true): fastai's `do_flip`.
+        flip: bool;
+        /// Sets whether flips are any of the eight symmetries of the square (false): fastai's `flip_vert`.
+        flip_vertical: bool;
+        /// Sets the largest rotation in degrees (10).
+        max_rotate: f64;
+        /// Sets the lowest factor of zooms (1).
+        min_zoom: f64;
+        /// Sets the highest factor of zooms (1.1).
+        max_zoom: f64;
+        /// Sets the largest change of brightness and contrast (0.2).
+        max_lighting: f64;
+        /// Sets the largest warp (0.2).
+        max_warp: f64;
+        /// Sets the probability of each map of the plane but flips, whose is 0.5 (0.75).
+        p_affine: f64;
+        /// Sets the probability of each change of lighting (0.75).
+        p_lighting: f64;
+        /// Sets the lowest share of the area that crops to [`size`](Self::size) keep (1: no crop).
+        min_scale: f64;
+        /// Sets what lies outside of an image that was moved (its mirror image): fastai's `pad_mode`.
+        padding: Padding;
+    }
+
+    /// Sets the size of the batch's images, in validation as well.
+    #[must_use]
+    pub fn size(mut self, size: impl Into<Size>) -> Self {
+        self.size = Some(size.into());
+        self
+    }
+
+    fn add_to(&self, mut augment: Augment) -> Result<Augment> {
+        if self.min_scale < 1.0 && self.size.is_none() {
+            return Err(Error::InvalidArgument(
+                "aug_transforms().min_scale(…) crops, and needs .size(…) to bring the crops to one size"
+                    .to_owned(),
+            ));
+        }
+        let [rotate, lighting, warp] =
+            [self.max_rotate, self.max_lighting, self.max_warp].map(|most| most * self.mult);
+        let p = self.p_affine;
+        if self.flip {
+            augment = augment.then(match self.flip_vertical {
+                true => Geometric::Dihedral { p: 0.5 },
+                false => Geometric::Flip { p: 0.5 },
+            });
+        }
+        if warp > 0.0 {
+            augment = augment.then(Geometric::Warp { magnitude: warp, p });
+        }
+        if rotate > 0.0 {
+            augment = augment.then(Geometric::Rotate { max_degrees: rotate, p });
+        }
+        if self.min_zoom < 1.0 || self.max_zoom > 1.0 {
+            let (min, max) = (self.min_zoom, self.max_zoom);
+            augment = augment.then(Geometric::Zoom { min, max, p });
+        }
+        if self.min_scale < 1.0 {
+            augment = augment.then(Geometric::Crop { min_scale: self.min_scale });
+        }
+        if lighting > 0.0 {
+            let (max, p) = (lighting, self.p_lighting);
+            augment = augment.lighting(Lighting::Brightness { max, p });
+            augment = augment.lighting(Lighting::Contrast { max, p });
+        }
+        if let Some(size) = self.size {
+            augment = augment.size(size);
+        }
+        Ok(augment.padding(self.padding))
+    }
+}
+
+/// Erases rectangles of the batch's images in training, with probability `p`: torchvision's and fastai's
+/// `RandomErasing`, after normalisation.
+#[must_use]
+pub fn random_erasing(p: f64) -> RandomErasing {
+    RandomErasing { p, ..RandomErasing::default() }
+}
+
+type Function = dyn Fn(&Tensor) -> Result<Tensor> + Send + Sync;
+
+/// One transform of batches: [`Normalize`], [`AugTransforms`], an [`Augment`] of one's own, a
+/// [`RandomErasing`], a [function](Self::function).
+#[derive(Clone)]
+pub struct BatchTransform(Kind);
+
+#[derive(Clone)]
+enum Kind {
+    Normalize(Normalize),
+    AugTransforms(AugTransforms),
+    Augment(Augment),
+    Erasing(RandomErasing),
+    Function(Arc<Function>),
+}
+
+impl BatchTransform {
+    /// Takes a function of images `[n, channels, h, w]`, normalised where there is a normalisation, which runs
+    /// behind all else in training and in validation. A Learner with one cannot be exported.
+    pub fn function(function: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static) -> Self {
+        Self(Kind::Function(Arc::new(function)))
+    }
+}
+
+impl fmt::Debug for BatchTransform {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Kind::Normalize(part) => part.fmt(f),
+            Kind::AugTransforms(part) => part.fmt(f),
+            Kind::Augment(part) => part.fmt(f),
+            Kind::Erasing(part) => part.fmt(f),
+            Kind::Function(_) => f.write_str("a function"),
+        }
+    }
+}
+
+macro_rules! parts {
+    ($($part:ty => $kind:ident;)+) => {
+        $(impl Part for $part {
+            type Transform = BatchTransform;
+
+            fn part(self) -> BatchTransform {
+                BatchTransform(Kind::$kind(self))
+            }
+        })+
+    };
+}
+
+parts! {
+    Normalize => Normalize;
+    AugTransforms => AugTransforms;
+    Augment => Augment;
+    RandomErasing => Erasing;
+}
+
+impl Part for BatchTransform {
+    type Transform = Self;
+
+    fn part(self) -> Self {
+        self
+    }
+}
+
+/// Transforms of batches, joined: one resampling, then lighting, normalisation, erasing, as fastai orders them,
+/// then functions.
+#[derive(Clone, Default)]
+pub(super) struct BatchPipeline {
+    pub(super) augment: Augment,
+    pub(super) functions: Vec<Arc<Function>>,
+}
+
+impl BatchPipeline {
+    /// Joins transforms, and tells whether the statistics of the first batch are to follow; of two of a kind the
+    /// last counts, as in fastai.
+    pub(super) fn new(transforms: &[BatchTransform]) -> Result<(Self, bool)> {
+        let mut augment = Augment::new();
+        for transform in transforms {
+            if let Kind::Augment(own) = &transform.0 {
+                augment = own.clone();
+            }
+        }
+        let (mut functions, mut by_batch) = (Vec::new(), false);
+        for transform in transforms {
+            match &transform.0 {
+                Kind::AugTransforms(part) => augment = part.add_to(augment)?,
+                Kind::Erasing(part) => augment = augment.erasing(*part),
+                Kind::Normalize(Normalize(Some(statistics))) => {
+                    (augment, by_batch) = (augment.normalize(*statistics), false);
+                }
+                Kind::Normalize(Normalize(None)) => by_batch = true,
+                Kind::Function(function) => functions.push(Arc::clone(function)),
+                Kind::Augment(_) => {}
+            }
+        }
+        Ok((Self { augment, functions }, by_batch))
+    }
+
+    /// Normalises by these statistics.
+    pub(super) fn normalized(self, by: images::Normalize) -> Self {
+        Self { augment: self.augment.normalize(by), ..self }
+    }
+
+    /// The transforms of validation.
+    pub(super) fn validation(&self) -> Self {
+        Self { augment: self.augment.validation(), functions: self.functions.clone() }
+    }
+
+    /// Transforms images by what was drawn for them.
+    pub(super) fn apply(&self, images: &Tensor, drawn: &Tensor) -> Result<Tensor> {
+        let images = self.augment.apply(images, drawn)?;
+        self.functions.iter().try_fold(images, |images, function| function(&images))
+    }
+}
+
+impl fmt::Debug for BatchPipeline {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BatchPipeline")
+            .field("augment", &self.augment)
+            .field("functions", &self.functions.len())
+            .finish()
+    }
+}

@@ -1,0 +1,254 @@
+//! What is done to one image, in fastai's order, and how that is written down.
+
+use std::fmt;
+use std::sync::Arc;
+
+use brigade_vision::Size;
+use brigade_vision::transforms as images;
+use brigade_vision::transforms::{
+    CenterCrop, ColorJitter, Compose, PadMode, RandAugment, RandomCrop, RandomHorizontalFlip,
+    RandomVerticalFlip, Transform, TrivialAugmentWide,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// Constructors of random resized crops with fastai's defaults.
+///
+/// ```
+/// use brigade_learn::data::RandomResizedCrop;
+///
+/// assert_eq!(
+///     RandomResizedCrop::new(160).scale(0.35, 1.0),
+///     brigade_vision::transforms::RandomResizedCrop::fastai(160).scale(0.35, 1.0),
+/// );
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub enum RandomResizedCrop {}
+
+impl RandomResizedCrop {
+    /// Crops at random in training, and squeezes to a little more than the size and takes the middle in
+    /// validation: [`RandomResizedCrop::fastai`](images::RandomResizedCrop::fastai), which has its options.
+    #[must_use]
+    #[expect(
+        clippy::new_ret_no_self,
+        reason = "the type is brigade-vision's, with fastai's defaults"
+    )]
+    pub fn new(size: impl Into<Size>) -> images::RandomResizedCrop {
+        images::RandomResizedCrop::fastai(size)
+    }
+}
+
+/// Constructors of resizes with fastai's defaults.
+#[derive(Clone, Copy, Debug)]
+pub enum Resize {}
+
+impl Resize {
+    /// Crops to the size's aspect ratio, anywhere in training and in the middle in validation, and resizes:
+    /// fastai's default method.
+    #[must_use]
+    #[expect(
+        clippy::new_ret_no_self,
+        reason = "the type is brigade-vision's, with fastai's defaults"
+    )]
+    pub fn new(size: impl Into<Size>) -> images::Resize {
+        images::Resize::crop(size)
+    }
+
+    /// Resizes without regard to the aspect ratio: fastai's `ResizeMethod.Squish`.
+    #[must_use]
+    pub fn squish(size: impl Into<Size>) -> images::Resize {
+        images::Resize::squish(size)
+    }
+
+    /// Resizes to fit in and mirrors the image at its sides for the rest: fastai's `ResizeMethod.Pad`.
+    #[must_use]
+    pub fn pad(size: impl Into<Size>) -> images::Resize {
+        images::Resize::pad(size, PadMode::Reflect)
+    }
+}
+
+/// Mirrors left and right in training: fastai's `FlipItem`.
+pub type Flip = RandomHorizontalFlip;
+
+/// One transform of a single image: any of `brigade_vision::transforms`, or one's [own](Self::own).
+#[derive(Clone)]
+pub struct ItemTransform(Kind);
+
+#[derive(Clone)]
+enum Kind {
+    Known(Known),
+    Own { order: i32, name: String, append: Arc<dyn Fn(Compose) -> Compose + Send + Sync> },
+}
+
+impl ItemTransform {
+    /// Takes a transform of the program's own. It runs behind those of lower order, as fastai has them: 0 is that
+    /// of flips, 1 of crops and resizes, 2 of changes of colour. A Learner with one cannot be exported.
+    pub fn own(transform: impl Transform + Clone + 'static, order: i32) -> Self {
+        let name = format!("{transform:?}");
+        let append = Arc::new(move |transforms: Compose| transforms.then(transform.clone()));
+        Self(Kind::Own { order, name, append })
+    }
+
+    /// Returns its place among the transforms of an item: those of lower order run first.
+    #[must_use]
+    pub fn order(&self) -> i32 {
+        match &self.0 {
+            Kind::Own { order, .. } => *order,
+            Kind::Known(known) => known.order(),
+        }
+    }
+
+    fn append(&self, transforms: Compose) -> Compose {
+        match &self.0 {
+            Kind::Own { append, .. } => append(transforms),
+            Kind::Known(known) => known.append(transforms),
+        }
+    }
+}
+
+impl fmt::Debug for ItemTransform {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Kind::Known(known) => known.fmt(f),
+            Kind::Own { name, .. } => f.write_str(name),
+        }
+    }
+}
+
+/// What can stand in a list of transforms.
+pub trait Part {
+    /// An [`ItemTransform`] or a [`BatchTransform`](super::BatchTransform).
+    type Transform;
+
+    /// Makes the transform.
+    fn part(self) -> Self::Transform;
+}
+
+/// A transform, or a tuple or vector of them, in the order in which they are listed.
+pub trait Parts<T> {
+    /// Lists them.
+    fn parts(self) -> Vec<T>;
+}
+
+impl<P: Part> Parts<P::Transform> for P {
+    fn parts(self) -> Vec<P::Transform> {
+        vec![self.part()]
+    }
+}
+
+impl<T> Parts<T> for Vec<T> {
+    fn parts(self) -> Vec<T> {
+        self
+    }
+}
+
+impl<T> Parts<T> for () {
+    fn parts(self) -> Vec<T> {
+        Vec::new()
+    }
+}
+
+macro_rules! tuples {
+    ($($($part:ident)+;)+) => {
+        $(impl<T, $($part: Part<Transform = T>),+> Parts<T> for ($($part,)+) {
+            #[expect(non_snake_case, reason = "a value for each type")]
+            fn parts(self) -> Vec<T> {
+                let ($($part,)+) = self;
+                vec![$($part.part()),+]
+            }
+        })+
+    };
+}
+
+tuples! {
+    A;
+    A B;
+    A B C;
+    A B C D;
+    A B C D E;
+    A B C D E F;
+}
+
+impl Part for ItemTransform {
+    type Transform = Self;
+
+    fn part(self) -> Self {
+        self
+    }
+}
+
+/// The transforms that can be written down, with fastai's order of each.
+macro_rules! known {
+    ($($name:ident($transform:ty) = $order:literal;)+) => {
+        /// A transform that can be written down.
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[serde(rename_all = "snake_case")]
+        pub(super) enum Known {
+            $($name($transform),)+
+        }
+
+        impl Known {
+            fn order(&self) -> i32 {
+                match self {
+                    $(Self::$name(_) => $order,)+
+                }
+            }
+
+            fn append(&self, transforms: Compose) -> Compose {
+                match self {
+                    $(Self::$name(transform) => transforms.then(*transform),)+
+                }
+            }
+        }
+
+        $(impl Part for $transform {
+            type Transform = ItemTransform;
+
+            fn part(self) -> ItemTransform {
+                ItemTransform(Kind::Known(Known::$name(self)))
+            }
+        })+
+    };
+}
+
+known! {
+    Flip(RandomHorizontalFlip) = 0;
+    VerticalFlip(RandomVerticalFlip) = 0;
+    CenterCrop(CenterCrop) = 1;
+    RandomCrop(RandomCrop) = 1;
+    RandomResizedCrop(images::RandomResizedCrop) = 1;
+    Resize(images::Resize) = 1;
+    ColorJitter(ColorJitter) = 2;
+    RandAugment(RandAugment) = 2;
+    TrivialAugmentWide(TrivialAugmentWide) = 2;
+}
+
+/// Joins transforms into one list.
+pub(super) fn compose(transforms: &[ItemTransform]) -> Compose {
+    transforms.iter().fold(Compose::new(), |list, next| next.append(list))
+}
+
+/// Sorts as fastai does: by order, and those of one order as they are listed.
+pub(super) fn in_order(mut transforms: Vec<ItemTransform>) -> Vec<ItemTransform> {
+    transforms.sort_by_key(ItemTransform::order);
+    transforms
+}
+
+/// Writes transforms down.
+pub(super) fn written(transforms: &[ItemTransform]) -> Result<Vec<Known>> {
+    let written = |transform: &ItemTransform| match &transform.0 {
+        Kind::Known(known) => Ok(known.clone()),
+        Kind::Own { name, .. } => Err(Error::InvalidArgument(format!(
+            "the item transform {name} is the program's own and cannot be exported; use those of \
+             brigade_vision::transforms, or make the data set's images with it once"
+        ))),
+    };
+    transforms.iter().map(written).collect()
+}
+
+impl From<Known> for ItemTransform {
+    fn from(known: Known) -> Self {
+        Self(Kind::Known(known))
+    }
+}

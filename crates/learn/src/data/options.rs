@@ -1,0 +1,174 @@
+//! The options that data blocks and ready-made loaders share.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use brigade_vision::{CacheOptions, OnBroken};
+
+use super::batch_transforms::BatchTransform;
+use super::item_transforms::{ItemTransform, in_order};
+
+/// How the weight of an item follows from its path.
+pub(super) type Weight = Arc<dyn Fn(&Path) -> f64 + Send + Sync>;
+
+#[derive(Clone)]
+pub(super) enum Weights {
+    Equal,
+    /// So that each class is as likely as the others.
+    Balanced,
+    Of(Weight),
+}
+
+/// What is done to items and batches, and how they are read.
+#[derive(Clone)]
+pub(super) struct Options {
+    pub(super) item_transforms: Vec<ItemTransform>,
+    pub(super) in_given_order: bool,
+    pub(super) batch_transforms: Vec<BatchTransform>,
+    pub(super) seed: Option<u64>,
+    pub(super) threads: usize,
+    pub(super) drop_last: bool,
+    pub(super) overlap_epochs: bool,
+    pub(super) cache: Option<CacheOptions>,
+    pub(super) on_broken: OnBroken,
+    pub(super) weights: Weights,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            item_transforms: Vec::new(),
+            in_given_order: false,
+            batch_transforms: Vec::new(),
+            seed: None,
+            threads: 2,
+            drop_last: true,
+            overlap_epochs: true,
+            cache: None,
+            on_broken: OnBroken::Fail,
+            weights: Weights::Equal,
+        }
+    }
+}
+
+impl Options {
+    /// The transforms of items in the order in which they run.
+    pub(super) fn ordered(&self) -> Vec<ItemTransform> {
+        match self.in_given_order {
+            true => self.item_transforms.clone(),
+            false => in_order(self.item_transforms.clone()),
+        }
+    }
+}
+
+/// The methods of builders whose field `block` leads to the block's parts, written once.
+macro_rules! block_methods {
+    ($self:ident => $block:expr) => {
+        /// Sets where items are found; [`image_files`](crate::data::image_files) unless set.
+        #[must_use]
+        pub fn items(mut $self, items: impl GetItems + 'static) -> Self {
+            $block.items = Arc::new(items);
+            $self
+        }
+
+        /// Sets how the labels of items are found.
+        #[must_use]
+        pub fn label(mut $self, label: impl LabelItems + 'static) -> Self {
+            $block.label = Some(Arc::new(label));
+            $self
+        }
+
+        /// Sets which items are to validate with; a fifth of them at random unless set.
+        #[must_use]
+        pub fn split(mut $self, split: impl SplitItems + 'static) -> Self {
+            $block.split = Arc::new(split);
+            $self
+        }
+
+        /// Sets what is done to each image: a transform, or a tuple or vector of them. As in fastai they run in an
+        /// order of their own and not in that of the list: flips, then crops and resizes, then changes of colour
+        /// ([`in_given_order`](Self::in_given_order) keeps the list's).
+        #[must_use]
+        pub fn item_transforms(mut $self, transforms: impl Parts<ItemTransform>) -> Self {
+            $block.options.item_transforms = transforms.parts();
+            $self
+        }
+
+        /// Runs the item transforms in the order in which they are listed.
+        #[must_use]
+        pub fn in_given_order(mut $self) -> Self {
+            $block.options.in_given_order = true;
+            $self
+        }
+
+        /// Sets what is done to each batch on its device: a transform, or a tuple or vector of them. They run in
+        /// fastai's order: maps of the plane, lighting, normalisation, erasing.
+        #[must_use]
+        pub fn batch_transforms(mut $self, transforms: impl Parts<BatchTransform>) -> Self {
+            $block.options.batch_transforms = transforms.parts();
+            $self
+        }
+
+        /// Sets the seed of random splits, of the order of training and of all that is random in samples. Without
+        /// one, rank 0 draws it. Rank 0's counts on all ranks.
+        #[must_use]
+        pub fn seed(mut $self, seed: u64) -> Self {
+            $block.options.seed = Some(seed);
+            $self
+        }
+
+        /// Sets the number of threads that read and transform for each loader (2); 0 makes batches in the training's
+        /// thread.
+        #[must_use]
+        pub fn threads(mut $self, threads: usize) -> Self {
+            $block.options.threads = threads;
+            $self
+        }
+
+        /// Sets whether a smaller last batch of training is left out (true, as in fastai).
+        #[must_use]
+        pub fn drop_last(mut $self, drop_last: bool) -> Self {
+            $block.options.drop_last = drop_last;
+            $self
+        }
+
+        /// Sets whether threads begin the next epoch of training before validation (true).
+        #[must_use]
+        pub fn overlap_epochs(mut $self, overlap: bool) -> Self {
+            $block.options.overlap_epochs = overlap;
+            $self
+        }
+
+        /// Keeps decoded images in a file from the first epoch on.
+        #[must_use]
+        pub fn cache(mut $self, options: CacheOptions) -> Self {
+            $block.options.cache = Some(options);
+            $self
+        }
+
+        /// Sets what happens with images that cannot be read: an error (the default), or the next image in their
+        /// place.
+        #[must_use]
+        pub fn on_broken(mut $self, policy: OnBroken) -> Self {
+            $block.options.on_broken = policy;
+            $self
+        }
+
+        /// Draws training items in proportion to a weight that follows from an item's path, with replacement, in
+        /// place of a shuffle: fastai's `WeightedDL`.
+        #[must_use]
+        pub fn weighted(mut $self, weight: impl Fn(&Path) -> f64 + Send + Sync + 'static) -> Self {
+            $block.options.weights = Weights::Of(Arc::new(weight));
+            $self
+        }
+
+        /// Draws training items so that each class is as likely as the others, with replacement, in place of a
+        /// shuffle.
+        #[must_use]
+        pub fn balanced(mut $self) -> Self {
+            $block.options.weights = Weights::Balanced;
+            $self
+        }
+    };
+}
+pub(super) use block_methods;

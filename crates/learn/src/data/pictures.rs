@@ -1,0 +1,109 @@
+//! Rows of a batch as pictures and texts.
+
+use tch::{Kind, Tensor};
+
+use super::blocks::TargetKind;
+use crate::error::{Error, Result};
+use crate::loaders::Picture;
+
+/// Makes a picture of an image `[1 or 3, h, w]` of 0 to 1.
+pub(super) fn of_image(image: &Tensor) -> Result<Picture> {
+    let &[_, height, width] = image.size().as_slice() else {
+        return Err(Error::InvalidArgument(format!("{:?} is no shape of an image", image.size())));
+    };
+    let bytes = image.f_mul_scalar(255.0)?.f_round()?.f_clamp(0.0, 255.0)?;
+    let bytes = bytes.f_expand([3, height, width], false)?.f_permute([1, 2, 0])?;
+    let bytes = bytes.f_to_kind(Kind::Uint8)?.f_contiguous()?.f_view([-1])?;
+    let rgb = Vec::<u8>::try_from(&bytes)?;
+    Ok(Picture { width: width as u32, height: height as u32, rgb })
+}
+
+/// Lays the colours of a mask `[h, w]` over a picture, half and half. The class 0, mostly the background, and
+/// pixels without a class leave it as it is.
+pub(super) fn blend(picture: &mut Picture, mask: &Tensor) -> Result<()> {
+    let size = [i64::from(picture.height), i64::from(picture.width)];
+    if mask.size() != size {
+        return Err(Error::InvalidArgument(format!(
+            "a mask of shape {:?} does not fit a picture of {size:?}",
+            mask.size()
+        )));
+    }
+    let classes =
+        Vec::<i64>::try_from(&mask.f_to_kind(Kind::Int64)?.f_contiguous()?.f_view([-1])?)?;
+    for (pixel, class) in picture.rgb.as_chunks_mut::<3>().0.iter_mut().zip(classes) {
+        if class > 0 {
+            for (value, of_class) in pixel.iter_mut().zip(colour(class)) {
+                *value = ((u16::from(*value) + u16::from(of_class)) / 2) as u8;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The colours of Pascal VOC's masks: the bits of the class, three at a time, from the highest bit of each
+/// channel on, so that near numbers are far apart.
+fn colour(class: i64) -> [u8; 3] {
+    let mut colour = [0; 3];
+    for place in 0..8 {
+        for (channel, value) in colour.iter_mut().enumerate() {
+            let bit = (class >> (3 * place + channel)) & 1;
+            *value |= (bit as u8) << (7 - place);
+        }
+    }
+    colour
+}
+
+/// Tells a target in words: of a class its name, of several their names with `;` between them, of numbers their
+/// digits.
+pub(super) fn text(kind: TargetKind, target: &Tensor, classes: &[String]) -> Result<String> {
+    let values =
+        Vec::<f64>::try_from(&target.f_to_kind(Kind::Double)?.f_contiguous()?.f_view([-1])?)?;
+    let name =
+        |number: usize| classes.get(number).cloned().unwrap_or_else(|| format!("class {number}"));
+    let texts: Vec<String> = match kind {
+        TargetKind::Category => values.iter().map(|number| name(*number as usize)).collect(),
+        TargetKind::MultiCategory => {
+            let chosen = values.iter().enumerate().filter(|(_, value)| **value > 0.5);
+            chosen.map(|(number, _)| name(number)).collect()
+        }
+        TargetKind::Mask => Vec::new(),
+        TargetKind::Numbers => {
+            return Ok(values
+                .iter()
+                .map(|number| format!("{number:.4}"))
+                .collect::<Vec<_>>()
+                .join(", "));
+        }
+    };
+    Ok(texts.join(";"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn masks_are_blended_in_the_colours_of_pascal() {
+        // Aeroplane, bicycle, bird, boat of the Pascal VOC devkit, and the border.
+        let colours = [[128, 0, 0], [0, 128, 0], [128, 128, 0], [0, 0, 128]];
+        assert_eq!([1, 2, 3, 4].map(colour), colours);
+        let mut picture = Picture { width: 3, height: 1, rgb: vec![100; 9] };
+        blend(&mut picture, &Tensor::from_slice(&[0i64, 1, -100]).view([1, 3])).unwrap();
+        assert_eq!(picture.rgb, [100, 100, 100, 114, 50, 50, 100, 100, 100]);
+        assert!(blend(&mut picture, &Tensor::from_slice(&[0i64, 1])).is_err());
+    }
+
+    #[test]
+    fn targets_are_told_in_words() {
+        let classes = ["cat", "dog", "cow"].map(str::to_owned);
+        let words = |kind, target: &Tensor| text(kind, target, &classes).unwrap();
+        assert_eq!(words(TargetKind::Category, &Tensor::from(1i64)), "dog");
+        assert_eq!(words(TargetKind::Category, &Tensor::from(7i64)), "class 7");
+        let both = Tensor::from_slice(&[1.0f32, 0.0, 1.0]);
+        assert_eq!(words(TargetKind::MultiCategory, &both), "cat;cow");
+        assert_eq!(
+            words(TargetKind::Numbers, &Tensor::from_slice(&[0.5f32, -2.0])),
+            "0.5000, -2.0000"
+        );
+    }
+}
