@@ -4,12 +4,13 @@ mod tar;
 mod tree;
 mod zip;
 
+use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{BufReader, Read, Seek};
+use std::io::{self, BufReader, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use crate::DatasetError;
-use crate::lock::lock;
+use crate::lock::open_locked;
 use tree::Tree;
 
 /// Unpacks an archive (tar, tar.gz or zip, by its content) into a folder of its own.
@@ -76,8 +77,8 @@ impl Extraction {
         self
     }
 
-    /// Unpacks the file `archive` as `folder`, unless there is one. One process at a time unpacks into the
-    /// folder around it; the others wait, and find it done.
+    /// Unpacks the file `archive` as `folder`, unless there is one. One process at a time does this; the others
+    /// wait, and find it done.
     ///
     /// # Errors
     /// When the archive cannot be read, is damaged or none, holds what is refused or exceeds a limit, and when
@@ -94,31 +95,33 @@ impl Extraction {
         let limits = self.limits(bytes);
         let failed = |cause| DatasetError::Write { path: folder.into(), bytes: 0, cause };
         let Some(name) = folder.file_name() else {
-            return Err(failed(std::io::ErrorKind::InvalidFilename.into()));
+            return Err(failed(ErrorKind::InvalidFilename.into()));
         };
+        if !self.replace && folder.exists() {
+            return Ok(());
+        }
         let around = match folder.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
         };
         fs::create_dir_all(around).map_err(failed)?;
-        let around_open = File::open(around).map_err(failed)?;
-        lock(&around_open, around);
-        if !self.replace && folder.exists() {
-            return Ok(());
-        }
-        let mut work = std::ffi::OsString::from(".");
+        let mut work = OsString::from(".");
         work.push(name);
         work.push(".extracting");
         let work = Work::new(around.join(work)).map_err(failed)?;
-        let content = work.0.join("content");
+        // Another process may have had the lock until now.
+        if !self.replace && folder.exists() {
+            return Ok(());
+        }
+        let content = work.path.join("content");
         fs::create_dir(&content).map_err(failed)?;
         tracing::info!(archive = %archive.display(), folder = %folder.display(), bytes, "unpacking");
         let mut tree = Tree::new(archive, &content, limits);
         unpack(file, bytes, &mut tree)?;
         let top = tree.finish()?;
         // One call for all of the file system costs less than one for each of many small files.
-        rustix::fs::syncfs(&around_open).map_err(|cause| failed(cause.into()))?;
-        let replaced = work.0.join("replaced");
+        rustix::fs::syncfs(&work.lock).map_err(|cause| failed(cause.into()))?;
+        let replaced = work.path.join("replaced");
         if fs::symlink_metadata(folder).is_ok() {
             fs::rename(folder, &replaced).map_err(failed)?;
         }
@@ -146,40 +149,49 @@ struct Limits {
     files: u64,
 }
 
-/// The folder in which an archive is unpacked; removed in the end, whatever happens.
-struct Work(PathBuf);
+/// The folder in which an archive is unpacked, locked; removed in the end, whatever happens.
+struct Work {
+    path: PathBuf,
+    lock: File,
+    lock_path: PathBuf,
+}
 
 impl Work {
-    /// Makes an empty one. What is there is of a process that was killed: the caller has the lock.
-    fn new(path: PathBuf) -> std::io::Result<Self> {
-        match fs::remove_dir_all(&path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+    /// Makes an empty one. What is there is of a process that was killed: nothing else has the lock.
+    fn new(path: PathBuf) -> io::Result<Self> {
+        let lock_path = path.with_added_extension("lock");
+        let lock = open_locked(&lock_path)?;
+        let work = Self { path, lock, lock_path };
+        match fs::remove_dir_all(&work.path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        fs::create_dir(&path)?;
-        Ok(Self(path))
+        fs::create_dir(&work.path)?;
+        Ok(work)
     }
 }
 
 impl Drop for Work {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir_all(&self.0) {
-            tracing::warn!(path = %self.0.display(), %error, "a folder cannot be removed");
+        let removed =
+            fs::remove_dir_all(&self.path).and_then(|()| fs::remove_file(&self.lock_path));
+        if let Err(error) = removed {
+            tracing::warn!(path = %self.path.display(), %error, "a folder cannot be removed");
         }
     }
 }
 
-fn unpack(mut file: File, bytes: u64, tree: &mut Tree<'_>) -> Result<(), DatasetError> {
+fn unpack(file: File, bytes: u64, tree: &mut Tree<'_>) -> Result<(), DatasetError> {
     let archive = tree.archive();
     let mut start = Vec::new();
-    let read = (&file).take(START_BYTES).read_to_end(&mut start).and_then(|_| file.rewind());
+    let read = (&file).take(START_BYTES).read_to_end(&mut start);
     read.map_err(|cause| DatasetError::Read { path: archive.into(), cause })?;
     if start.starts_with(b"PK\x03\x04") || start.starts_with(b"PK\x05\x06") {
         zip::unpack(file, tree)
     } else if start.starts_with(&[0x1f, 0x8b]) {
-        tar::unpack(tar::Gzip::new(BufReader::new(file)), tree)
+        tar::unpack(tar::Gzip::new(BufReader::new((&*start).chain(file))), tree)
     } else if start.get(tar::MAGIC_AT..).is_some_and(|it| it.starts_with(tar::MAGIC)) {
-        tar::unpack(file, tree)
+        tar::unpack((&*start).chain(file), tree)
     } else {
         let start = String::from_utf8_lossy(start.get(..SHOWN_BYTES).unwrap_or(&start));
         let found = format!("{bytes} bytes that begin with {start:?}");

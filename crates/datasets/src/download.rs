@@ -34,7 +34,7 @@ use crate::DatasetError;
 #[derive(Clone, Debug)]
 pub struct Download {
     /// Addresses that the file's name is appended to, in the order of trial. Empty: the mirrors
-    /// of the set. What comes from here must have the published checksum as well.
+    /// of the set. What comes from here must have the published checksum as well, where there is one.
     pub base_urls: Vec<String>,
     /// How often in a row a mirror is tried that cannot be reached, breaks off or reports a fault of its
     /// own. A try that brings more of the file than there was before counts as the first. A file that is not

@@ -2,11 +2,15 @@
 
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use ::tar::{Builder, EntryType, Header};
 use flate2::Compression;
 use flate2::write::{DeflateEncoder, GzEncoder};
 use rawzip::{CompressionMethod, ZipArchiveWriter};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::*;
 use crate::loopback::{has_small_files, passes_with_small_files};
@@ -389,4 +393,44 @@ fn a_disk_that_is_full_is_named_and_nothing_is_left() {
     let error = unpacked.error("full");
     assert!(error.starts_with("cannot write /"), "{error}");
     assert!(error.contains("/data/.set.extracting/content/top/large: "), "{error}");
+}
+
+#[test]
+fn what_a_killed_process_leaves_is_removed() {
+    const INSIDE: &str = "BRIGADE_TEST_KILLED";
+    if let Some(home) = std::env::var_os(INSIDE) {
+        let home = Path::new(&home);
+        Extraction::new().extract(home.join("pipe"), home.join("data/set")).unwrap();
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    let (pipe, data) = (home.path().join("pipe"), home.path().join("data"));
+    mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    // For both ways, so that it opens at once.
+    let mut writer = File::options().read(true).write(true).open(&pipe).unwrap();
+    let bytes = tar(&[(Regular, "top/a", "", &[7; 512]), (Regular, "top/b", "", b"b")]);
+    writer.write_all(&bytes[..1024]).unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "archive::tests::what_a_killed_process_leaves_is_removed"])
+        .env(INSIDE, home.path())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let half = data.join(".set.extracting/content/top/a");
+    let begun = Instant::now();
+    while !fs::metadata(&half).is_ok_and(|found| found.len() == 512) {
+        assert!(begun.elapsed() < Duration::from_secs(60), "nothing is unpacked");
+        assert!(child.try_wait().unwrap().is_none(), "the process has ended");
+        thread::sleep(Duration::from_millis(5));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(names(&data), [".set.extracting", ".set.extracting.lock"]);
+    let archive = home.path().join("archive");
+    fs::write(&archive, &bytes).unwrap();
+    Extraction::new().extract(&archive, data.join("set")).unwrap();
+    assert_eq!(
+        (names(&data), names(&data.join("set"))),
+        (vec!["set".into()], vec!["a".into(), "b".into()])
+    );
 }

@@ -2,7 +2,6 @@
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use ureq::http::header::{CONTENT_LENGTH, ETAG, HeaderMap, LAST_MODIFIED};
@@ -10,7 +9,7 @@ use ureq::http::header::{CONTENT_LENGTH, ETAG, HeaderMap, LAST_MODIFIED};
 use super::Failure;
 use super::checks::RemoteFile;
 use crate::DatasetError;
-use crate::lock::lock;
+use crate::lock::open_locked;
 use crate::progress::Progress;
 
 /// `.NAME.part` beside the place of the file, locked: what has arrived, also that of a process that was killed.
@@ -68,21 +67,11 @@ impl Part {
     pub(super) fn open(target: &Path) -> Result<Self, DatasetError> {
         let name = target.file_name().unwrap_or_default().to_string_lossy();
         let path = target.with_file_name(format!(".{name}.part"));
-        let failed = |cause| DatasetError::Write { path: path.clone(), bytes: 0, cause };
-        let file = loop {
-            let mut options = File::options();
-            // As any other file: a data folder is often shared. The process's mask still applies.
-            options.read(true).write(true).create(true).truncate(false).mode(0o666);
-            let file = options.open(&path).map_err(failed)?;
-            lock(&file, &path);
-            // The process that had the lock may have renamed or removed what was opened here.
-            let opened = file.metadata().map_err(failed)?;
-            let same =
-                |found: fs::Metadata| (found.dev(), found.ino()) == (opened.dev(), opened.ino());
-            if fs::symlink_metadata(&path).is_ok_and(same) {
-                break file;
-            }
-        };
+        let file = open_locked(&path).map_err(|cause| DatasetError::Write {
+            path: path.clone(),
+            bytes: 0,
+            cause,
+        })?;
         Ok(Self { file, path, target: target.into(), is_complete: false })
     }
 
