@@ -146,6 +146,10 @@ macro_rules! events {
                 true
             }
 
+            /// Undoes what it has changed for the time of the fit. Called once when the fit has ended, however it
+            /// ended: after `after_fit`, and after an error, which sends no further event.
+            fn ended(&mut self, _learner: &mut LearnerState) {}
+
             $($(#[$doc])*
             ///
             /// # Errors

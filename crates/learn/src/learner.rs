@@ -2,7 +2,9 @@
 
 mod fit;
 mod freeze;
+mod lr_find;
 mod options;
+mod predict;
 mod save;
 mod schedules;
 
@@ -26,6 +28,8 @@ use crate::recorder::{Recorder, RecorderOptions};
 use crate::state::{CurrentBatch, LearnerState, Position};
 
 pub use self::fit::FitOptions;
+pub use self::lr_find::{LrFind, LrFinding, Suggestion};
+pub use self::predict::{Part, Prediction, Predictions, Validation};
 pub use self::schedules::{FineTune, FlatCos, OneCycle, Sgdr};
 
 /// Data, a model, a loss and metrics, trained by schedules and callbacks: fastai's `Learner`.
@@ -123,7 +127,11 @@ impl Learner {
             entered: 0,
             lr: None,
             momenta: [0.95, 0.85, 0.95],
-            recording: RecorderOptions { train_metrics: false, valid_metrics: true },
+            recording: RecorderOptions {
+                train_metrics: false,
+                valid_metrics: true,
+                at_once: false,
+            },
         })
     }
 

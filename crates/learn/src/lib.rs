@@ -24,7 +24,10 @@ pub use callback::Callback;
 pub use error::{Error, Result};
 pub use event::Event;
 pub use hyper::{GroupHypers, Hyper, Rates};
-pub use learner::{FineTune, FitOptions, FlatCos, Learner, OneCycle, Sgdr};
+pub use learner::{
+    FineTune, FitOptions, FlatCos, Learner, LrFind, LrFinding, OneCycle, Part, Prediction, Predictions, Sgdr,
+    Suggestion, Validation,
+};
 pub use loaders::{Item, ItemCodec, Loaders, ModelInput, Picture, Target};
 pub use recorder::{EpochRow, Recorder};
 pub use state::LearnerState;

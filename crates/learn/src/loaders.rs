@@ -399,7 +399,11 @@ pub(crate) trait BatchSource {
     fn prepare(&self, accelerator: &Accelerator, training: bool)
     -> Result<Box<dyn PreparedSource>>;
     fn batches(&self) -> usize;
-    fn samples(&self) -> usize;
+    /// The number of the epoch that begins next.
+    fn epoch(&self) -> u64;
+    fn set_epoch(&self, epoch: u64);
+    /// A handle that gives every sample once, in the order of the data.
+    fn in_order(&self) -> Box<dyn BatchSource>;
     /// Makes the first rows of the next epoch on the CPU, and moves no position.
     fn sample(&self, rows: usize) -> Result<Parts>;
 }
@@ -469,8 +473,17 @@ where
         self.loader.len()
     }
 
-    fn samples(&self) -> usize {
-        self.loader.dataset().num_samples()
+    fn epoch(&self) -> u64 {
+        self.loader.epoch()
+    }
+
+    fn set_epoch(&self, epoch: u64) {
+        self.loader.set_epoch(epoch);
+    }
+
+    fn in_order(&self) -> Box<dyn BatchSource> {
+        let loader = self.loader.clone().shuffle(false).drop_last(false).overlap_epochs(false);
+        Box::new(Self { loader, split: Arc::clone(&self.split) })
     }
 
     fn sample(&self, rows: usize) -> Result<Parts> {

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::marker::PhantomData;
 use std::sync::atomic::Ordering;
 
-use brigade_nn::{Model, Module, NamedTensor, StateDict};
+use brigade_nn::{ForwardHook, Model, Module, NamedTensor, StateDict};
 use brigade_train::{Accelerator, PreparedModel, PreparedModels};
 use tch::Tensor;
 
@@ -34,8 +34,12 @@ pub(crate) trait AnyModel {
     /// Sends rank 0's buffers to all ranks, where training has changed them.
     fn broadcast_buffers(&self) -> Result<()>;
     fn hold_in_eval(&mut self, prefix: &str, on: bool) -> Result<usize>;
+    fn forward_hook(&mut self, layer: &str, hook: Hook) -> Result<ForwardHook>;
     fn module(&self) -> Option<&dyn Any>;
 }
+
+/// What is called with a layer's output, and may replace it.
+pub(crate) type Hook = Box<dyn Fn(&str, &Tensor) -> Option<Tensor> + Send>;
 
 /// A model of a known module and input.
 pub(crate) struct Slot<M, X> {
@@ -165,6 +169,10 @@ where
 
     fn hold_in_eval(&mut self, prefix: &str, on: bool) -> Result<usize> {
         Ok(self.model_mut()?.hold_in_eval(prefix, on)?)
+    }
+
+    fn forward_hook(&mut self, layer: &str, hook: Hook) -> Result<ForwardHook> {
+        Ok(self.model_mut()?.forward_hook(layer, hook)?)
     }
 
     fn module(&self) -> Option<&dyn Any> {

@@ -135,6 +135,8 @@ pub(crate) struct RecorderOptions {
     pub(crate) train_metrics: bool,
     /// Loss and metrics of validation.
     pub(crate) valid_metrics: bool,
+    /// Losses are read after each batch, on several ranks and on a GPU, too.
+    pub(crate) at_once: bool,
 }
 
 /// The callback that fills the recorder; fastai's place 50.
@@ -255,7 +257,8 @@ impl Callback for Recording {
         }
         self.pending.push((loss, learner.batch_rows()));
         // Reading a number of the CPU waits for nothing, and callbacks find it at once.
-        if learner.device() == Device::Cpu && !learner.accelerator.use_distributed() {
+        let is_free = learner.device() == Device::Cpu && !learner.accelerator.use_distributed();
+        if is_free || self.options.at_once {
             self.read_losses(learner)?;
         }
         Ok(())

@@ -11,6 +11,7 @@ use brigade_torch::{Autocast, Device, Kind, TensorTree, cuda_has_bf16};
 
 use crate::accelerator::{Accelerator, AcceleratorBuilder, Job};
 use crate::error::{Error, Result};
+use crate::gradients::loss_check::{LossCheck, LossCheckOptions};
 use crate::precision::scaler::{GradScaler, GradScalerOptions};
 
 /// The type in which autocast computes. Weights, gradients and the optimizer stay in 32 bits.
@@ -204,6 +205,52 @@ impl Accelerator {
     #[must_use]
     pub fn mixed_precision(&self) -> Precision {
         self.numerics.autocast.precision
+    }
+
+    /// Returns the same Accelerator with another precision for what it prepares from now on. Ranks, trackers,
+    /// checkpoints and all other options are shared. A loss scale of fp16 begins anew.
+    ///
+    /// ```
+    /// use brigade_train::{Accelerator, Precision};
+    ///
+    /// let accelerator = Accelerator::builder().cpu(true).build()?;
+    /// let sixteen = accelerator.with_mixed_precision(Precision::Bf16)?;
+    /// assert_eq!(sixteen.mixed_precision(), Precision::Bf16);
+    /// # Ok::<(), brigade_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] where the loss scale's options are out of range.
+    pub fn with_mixed_precision(&self, precision: Precision) -> Result<Self> {
+        let before = &*self.numerics;
+        let options = NumericsOptions {
+            precision: Some(precision),
+            cache: before.autocast.cache,
+            float32_outputs: before.float32_outputs,
+            channels_last: before.channels_last,
+            scaler: before.scaler.as_ref().map(GradScaler::options).unwrap_or_default(),
+        };
+        let job = &self.processes.job;
+        let numerics = Arc::new(options.decide(job)?);
+        let loss_check = match (&numerics.scaler, before.scaler.is_some()) {
+            (Some(scaler), _) => {
+                self.checkpoints.register(scaler);
+                None
+            }
+            (None, true) => Some(Arc::new(LossCheck::new(job, LossCheckOptions::default()))),
+            (None, false) => self.loss_check.clone(),
+        };
+        Ok(Self { numerics, loss_check, ..self.clone() })
+    }
+
+    /// Returns the same Accelerator with another memory format for the convolutional models that it prepares from
+    /// now on, see [`AcceleratorBuilder::channels_last`].
+    #[must_use]
+    pub fn with_channels_last(&self, on: bool) -> Self {
+        let Numerics { autocast, float32_outputs, ref scaler, .. } = *self.numerics;
+        let scaler = scaler.clone();
+        let numerics = Numerics { autocast, float32_outputs, channels_last: Some(on), scaler };
+        Self { numerics: Arc::new(numerics), ..self.clone() }
     }
 
     /// Runs the body with this Accelerator's autocast: for parts of a loss that are not a prepared model's

@@ -64,9 +64,8 @@ impl Callback for GradientAccumulation {
         Ok(())
     }
 
-    fn after_fit(&mut self, learner: &mut LearnerState) -> Step {
+    fn ended(&mut self, learner: &mut LearnerState) {
         learner.model.set_sync(true);
-        Ok(())
     }
 }
 
@@ -122,8 +121,7 @@ impl Callback for TerminateOnNan {
         Ok(())
     }
 
-    fn after_fit(&mut self, learner: &mut LearnerState) -> Step {
+    fn ended(&mut self, learner: &mut LearnerState) {
         learner.ends_on_nan = false;
-        Ok(())
     }
 }

@@ -8,7 +8,7 @@ use crate::callbacks::Progress;
 use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::hyper::{Hyper, Rates};
-use crate::loaders::Parts;
+use crate::loaders::{Parts, PreparedSource};
 use crate::recorder::Recording;
 use crate::state::{CurrentBatch, LearnerState, Position};
 
@@ -78,6 +78,7 @@ impl Learner {
         self.with_callbacks(own, |learner, callbacks| {
             learner.enter()?;
             let outcome = learner.run(epochs, options.start_epoch, callbacks);
+            callbacks.iter_mut().for_each(|callback| callback.ended(&mut learner.state));
             learner.state.batch = CurrentBatch::default();
             learner.state.model.set_sync(true);
             learner.leave();
@@ -90,24 +91,10 @@ impl Learner {
         if reset {
             self.state.grouped.reset();
         }
-        if !self.state.grouped.is_built() {
-            // The parameters of a prepared model, whose reducer knows what was trained when it was made.
-            let trained = self.state.grouped.trained();
-            let entered = self.is_distributed();
-            if entered {
-                self.state.model.detach();
-            }
-            self.state.model.train_only(&trained)?;
-            let parameters = self.state.model.parameters();
-            let lr = rates.last().copied().unwrap_or(1e-3);
-            self.state.grouped.build(&parameters, lr)?;
-            if entered {
-                let accelerator = self.state.accelerator.clone();
-                self.state.model.prepare(&accelerator)?;
-                self.state.grouped.prepare(&accelerator)?;
-            }
+        match self.state.grouped.is_built() {
+            true => Ok(()),
+            false => self.state.build_optimizer(rates.last().copied().unwrap_or(1e-3)),
         }
-        Ok(())
     }
 
     /// Runs `body` with the Learner's callbacks and these, in order; the Learner's are kept whatever comes.
@@ -147,23 +134,25 @@ impl Learner {
         fit.settle(outcome)
     }
 
-    /// Passes over the validation data, or others, without a fit: the events of a validation alone.
+    /// Passes over data without a fit: the events of a validation alone, for the callbacks that take part in such
+    /// passes and these.
     pub(crate) fn evaluate(
         &mut self,
-        source: &dyn Fn(&Self) -> Option<Box<dyn Iterator<Item = Result<Batch<Parts>>>>>,
-        batches: usize,
-        callbacks: &mut [Box<dyn Callback>],
+        source: &dyn PreparedSource,
+        own: Vec<Box<dyn Callback>>,
     ) -> Result<()> {
-        let before = self.state.position;
-        self.state.position =
-            Position { validates: true, evaluating: true, epochs: 1, ..Position::default() };
-        let items = source(self);
-        let mut fit = Loop { learner: self, callbacks };
-        let outcome = fit.validation(items, batches);
-        let settled = fit.settle(outcome);
-        self.state.batch = CurrentBatch::default();
-        self.state.position = before;
-        settled
+        self.with_callbacks(own, |learner, callbacks| {
+            let before = learner.state.position;
+            learner.state.position =
+                Position { validates: true, evaluating: true, epochs: 1, ..Position::default() };
+            let mut fit = Loop { learner, callbacks };
+            let outcome = fit.validation(Some(source.begin()), source.batches());
+            let settled = fit.settle(outcome);
+            callbacks.iter_mut().for_each(|callback| callback.ended(&mut learner.state));
+            learner.state.batch = CurrentBatch::default();
+            learner.state.position = before;
+            settled
+        })
     }
 }
 

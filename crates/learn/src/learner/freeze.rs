@@ -2,16 +2,15 @@
 
 use super::Learner;
 use crate::error::{Error, Result};
+use crate::state::LearnerState;
 
-impl Learner {
-    /// Freezes all parameter groups before the one with this number, and trains the others. Negative numbers count
-    /// from the end: -1 trains the last group alone. Normalisations stay trained unless
-    /// [`Learner::train_norms`] is off. The optimizer's state begins anew; its hyperparameters stay.
+impl LearnerState {
+    /// Freezes parameter groups, also in the middle of a fit: see [`Learner::freeze_to`]. Every rank calls it.
     ///
     /// # Errors
-    /// When there is no such group, or libtorch refuses.
+    /// As there.
     pub fn freeze_to(&mut self, group: isize) -> Result<()> {
-        let groups = self.state.grouped.len();
+        let groups = self.grouped.len();
         let first = match usize::try_from(group) {
             Ok(first) => Some(first),
             Err(_) => groups.checked_sub(group.unsigned_abs()),
@@ -22,23 +21,54 @@ impl Learner {
                  -{groups} from the end"
             )));
         };
-        if groups == 1 && first > 0 {
+        if groups == 1 && group != 0 {
             tracing::warn!(
-                "freeze_to({group}) on a model with a single parameter group; split the parameters first"
+                "freeze_to({group}) changes nothing but the optimizer's state: the model has a single parameter \
+                 group; split the parameters first"
             );
         }
-        let entered = self.is_distributed();
-        if entered {
-            self.state.model.detach();
+        let built = self.grouped.is_built();
+        self.grouped.freeze_to(first);
+        // In a fit the optimizer is needed at the next step.
+        if self.model.is_prepared() && built {
+            return self.build_optimizer(0.0);
         }
-        self.state.grouped.freeze_to(first);
-        let trained = self.state.grouped.trained();
-        self.state.model.train_only(&trained)?;
-        if entered {
-            let accelerator = self.state.accelerator.clone();
-            self.state.model.prepare(&accelerator)?;
+        self.replacing_model(|state| state.model.train_only(&state.grouped.trained()))
+    }
+
+    /// Makes the optimizer of the parameters that are trained. `lr` is the rate of groups that have none yet.
+    pub(crate) fn build_optimizer(&mut self, lr: f64) -> Result<()> {
+        self.replacing_model(|state| {
+            state.model.train_only(&state.grouped.trained())?;
+            state.grouped.build(&state.model.parameters(), lr)
+        })
+    }
+
+    /// Runs `body` with the plain model: the reducer of a prepared one knows what was trained when it was made.
+    fn replacing_model(&mut self, body: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
+        let prepared = self.model.is_prepared();
+        if prepared {
+            self.model.detach();
         }
-        Ok(())
+        let outcome = body(self);
+        if prepared {
+            let accelerator = self.accelerator.clone();
+            self.model.prepare(&accelerator)?;
+            self.grouped.prepare(&accelerator)?;
+        }
+        outcome
+    }
+}
+
+impl Learner {
+    /// Freezes all parameter groups before the one with this number, and trains the others. Negative numbers count
+    /// from the end: -1 trains the last group alone. Normalisations stay trained unless
+    /// [`Learner::train_norms`] is off. The optimizer's state begins anew; its hyperparameters stay.
+    ///
+    /// # Errors
+    /// When there is no such group, or libtorch refuses.
+    pub fn freeze_to(&mut self, group: isize) -> Result<()> {
+        self.state.freeze_to(group)
     }
 
     /// Freezes all parameter groups but the last.

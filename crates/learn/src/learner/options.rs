@@ -110,9 +110,16 @@ impl Learner {
     /// # Errors
     /// When the device has no such precision.
     pub fn mixed_precision(mut self, precision: Precision) -> Result<Self> {
-        let builder = brigade_train::Accelerator::builder().sharing(&self.state.accelerator);
-        self.state.accelerator = builder.mixed_precision(precision).build()?;
+        self.state.accelerator = self.state.accelerator.with_mixed_precision(precision)?;
         Ok(self)
+    }
+
+    /// Sets whether convolutional models and their images have their channels last in memory; where that is faster,
+    /// unless set. Results are equal to rounding.
+    #[must_use]
+    pub fn channels_last(mut self, on: bool) -> Self {
+        self.state.accelerator = self.state.accelerator.with_channels_last(on);
+        self
     }
 
     /// Records metrics of the training batches as well (fastai's `train_metrics`).

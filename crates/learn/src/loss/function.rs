@@ -47,7 +47,7 @@ impl LossFn {
     /// Adds the loss of each element, flat; without it [`Loss::each`] is an error, and what asks for the losses of
     /// samples cannot be had.
     #[must_use]
-    pub fn each(
+    pub fn with_each(
         mut self,
         each: impl Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync + 'static,
     ) -> Self {
@@ -86,7 +86,7 @@ impl Loss for LossFn {
         match &self.each {
             Some(each) => each(predictions, targets),
             None => Err(Error::InvalidArgument(format!(
-                "the loss `{}` is not known for each element; add it with `LossFn::each`",
+                "the loss `{}` is not known for each element; add it with `LossFn::with_each`",
                 self.name
             ))),
         }

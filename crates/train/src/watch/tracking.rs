@@ -81,6 +81,12 @@ impl Trackers {
         Ok(())
     }
 
+    /// Whether the run has begun and has not ended.
+    #[must_use]
+    pub fn is_started(&self) -> bool {
+        self.state().started
+    }
+
     /// Gives values to all trackers, on rank 0; elsewhere it does nothing. Values keep their order.
     ///
     /// # Errors

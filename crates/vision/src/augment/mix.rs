@@ -128,8 +128,8 @@ impl MixedLabels {
     }
 }
 
-/// Draws from Beta(α, α) by Jöhnk's method, in logarithms: powers of 1/α underflow for a small α.
-fn beta(alpha: f64, random: &mut SampleRng) -> f64 {
+/// Draws a number from Beta(α, α); 1 for an α that is not positive. By Jöhnk's method, in logarithms: powers of 1/α underflow for a small α.
+pub fn beta(alpha: f64, random: &mut SampleRng) -> f64 {
     if alpha.is_nan() || alpha <= 0.0 {
         return 1.0;
     }

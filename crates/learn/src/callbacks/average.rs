@@ -1,0 +1,256 @@
+//! Averages of weights: exponential (EMA) and stochastic (SWA).
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use brigade_checkpoint::Value;
+use brigade_train::{HookError, Stateful};
+use tch::Tensor;
+
+use crate::callback::{Callback, Phases, Step};
+use crate::error::{Error, Result};
+use crate::state::LearnerState;
+
+/// Copies of a model's parameters and floating-point buffers, which checkpoints hold.
+#[derive(Debug, Default)]
+struct Copies(Mutex<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    tensors: Vec<(String, Tensor)>,
+    count: i64,
+    registered: bool,
+}
+
+impl Copies {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins with the model's values.
+    fn begin(self: &Arc<Self>, learner: &LearnerState) -> Result<()> {
+        let copied = live(learner).into_iter().map(|(name, tensor)| {
+            let mut copy = tensor.f_empty_like()?;
+            copy.f_copy_(&tensor)?;
+            Ok((name, copy))
+        });
+        let tensors = copied.collect::<Result<_>>()?;
+        let mut inner = self.lock();
+        (inner.tensors, inner.count) = (tensors, 0);
+        // Once: checkpoints know an object by its place among all.
+        if !std::mem::replace(&mut inner.registered, true) {
+            drop(inner);
+            learner.accelerator().register_for_checkpointing(self);
+        }
+        Ok(())
+    }
+
+    /// Moves the copies towards the model's values: `copy + weight (value - copy)`.
+    fn move_towards(&self, learner: &LearnerState, weight: impl Fn(i64) -> f64) -> Result<()> {
+        let mut inner = self.lock();
+        inner.count += 1;
+        let weight = weight(inner.count);
+        for ((_, copy), (_, value)) in inner.tensors.iter_mut().zip(live(learner)) {
+            copy.f_lerp_(&value, weight)?;
+        }
+        Ok(())
+    }
+
+    /// Exchanges the copies and the model's values.
+    fn swap(&self, learner: &LearnerState) -> Result<()> {
+        for ((_, copy), (_, mut value)) in self.lock().tensors.iter_mut().zip(live(learner)) {
+            let mut before = value.f_empty_like()?;
+            before.f_copy_(&value)?;
+            value.f_copy_(copy)?;
+            copy.f_copy_(&before)?;
+        }
+        Ok(())
+    }
+}
+
+/// Parameters and floating-point buffers, without a graph.
+fn live(learner: &LearnerState) -> Vec<(String, Tensor)> {
+    let parameters = learner.parameters().into_iter();
+    let buffers = learner.buffers().into_iter().filter(|it| it.tensor.is_floating_point());
+    parameters.chain(buffers).map(|it| (it.name, it.tensor.detach())).collect()
+}
+
+impl Stateful for Copies {
+    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
+        let inner = self.lock();
+        let tensors = inner
+            .tensors
+            .iter()
+            .map(|(name, tensor)| (name.clone(), Value::Tensor(tensor.shallow_clone())));
+        Ok(Value::dict([("count", Value::Int(inner.count)), ("tensors", Value::dict(tensors))]))
+    }
+
+    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
+        let mut inner = self.lock();
+        let found = state.get("tensors").ok_or("the state has no `tensors`")?;
+        let mut values = Vec::new();
+        for (name, copy) in &inner.tensors {
+            let value = found.get(name).and_then(Value::as_tensor);
+            let value = value.ok_or_else(|| format!("the state has no `{name}`"))?;
+            if value.size() != copy.size() {
+                return Err(format!("`{name}` has shape {:?}, expected {:?}", value.size(), copy.size()).into());
+            }
+            values.push(value.shallow_clone());
+        }
+        for ((_, copy), value) in inner.tensors.iter_mut().zip(&values) {
+            copy.f_copy_(value)?;
+        }
+        inner.count = state.get("count").and_then(Value::as_int).unwrap_or(0);
+        Ok(())
+    }
+}
+
+/// Keeps an exponential moving average of the weights (Polyak averaging), validates with it, and leaves it in the
+/// model at the end of the fit.
+///
+/// BatchNorm's statistics are averaged as well. Every rank averages its own copy of the same weights. Checkpoints
+/// that the [`Checkpoint`](super::Checkpoint) callback saves hold it.
+#[derive(Debug)]
+pub struct Ema {
+    decay: f64,
+    validate: bool,
+    keep: bool,
+    copies: Arc<Copies>,
+    swapped: bool,
+}
+
+impl Ema {
+    /// Averages with this weight of the past, such as 0.999.
+    #[must_use]
+    pub fn new(decay: f64) -> Self {
+        Self { decay, validate: true, keep: true, copies: Arc::default(), swapped: false }
+    }
+
+    /// Whether validation sees the average; true unless set.
+    #[must_use]
+    pub fn validate(mut self, on: bool) -> Self {
+        self.validate = on;
+        self
+    }
+
+    /// Whether the model has the average at the end of the fit; true unless set.
+    #[must_use]
+    pub fn keep(mut self, on: bool) -> Self {
+        self.keep = on;
+        self
+    }
+
+    fn swap(&mut self, learner: &LearnerState) -> Result<()> {
+        self.copies.swap(learner)?;
+        self.swapped = !self.swapped;
+        Ok(())
+    }
+}
+
+impl Callback for Ema {
+    fn order(&self) -> i32 {
+        // After the step, before what saves and records.
+        40
+    }
+
+    fn in_evaluation(&self) -> bool {
+        false
+    }
+
+    fn before_fit(&mut self, learner: &mut LearnerState) -> Step {
+        if !(0.0..1.0).contains(&self.decay) {
+            return Err(Error::InvalidArgument(format!(
+                "the decay of the average is {}, expected a number from 0 and below 1",
+                self.decay
+            ))
+            .into());
+        }
+        self.swapped = false;
+        Ok(self.copies.begin(learner)?)
+    }
+
+    fn after_step(&mut self, learner: &mut LearnerState) -> Step {
+        let decay = self.decay;
+        Ok(self.copies.move_towards(learner, |_| 1.0 - decay)?)
+    }
+
+    fn before_validate(&mut self, learner: &mut LearnerState) -> Step {
+        if self.validate && !self.swapped {
+            self.swap(learner)?;
+        }
+        Ok(())
+    }
+
+    fn before_epoch(&mut self, learner: &mut LearnerState) -> Step {
+        if self.swapped {
+            self.swap(learner)?;
+        }
+        Ok(())
+    }
+
+    fn after_fit(&mut self, learner: &mut LearnerState) -> Step {
+        if self.swapped != self.keep {
+            self.swap(learner)?;
+        }
+        self.swapped = false;
+        Ok(())
+    }
+
+    fn ended(&mut self, learner: &mut LearnerState) {
+        if self.swapped {
+            if let Err(error) = self.swap(learner) {
+                tracing::error!("the weights before the average cannot be put back: {error}");
+            }
+        }
+    }
+}
+
+/// Averages the weights at the end of each epoch from a certain one on (stochastic weight averaging, Izmailov et al.,
+/// 2018), and leaves the average in the model at the end of the fit.
+///
+/// BatchNorm's statistics are averaged with the weights, as PyTorch's `AveragedModel(use_buffers=True)` does.
+#[derive(Debug)]
+pub struct Swa {
+    from: usize,
+    copies: Arc<Copies>,
+}
+
+impl Swa {
+    /// Averages from the end of epoch `from` on, counted from 0.
+    #[must_use]
+    pub fn new(from: usize) -> Self {
+        Self { from, copies: Arc::default() }
+    }
+}
+
+impl Callback for Swa {
+    fn order(&self) -> i32 {
+        40
+    }
+
+    fn phases(&self) -> Phases {
+        Phases::Train
+    }
+
+    fn in_evaluation(&self) -> bool {
+        false
+    }
+
+    fn before_fit(&mut self, learner: &mut LearnerState) -> Step {
+        Ok(self.copies.begin(learner)?)
+    }
+
+    fn after_train(&mut self, learner: &mut LearnerState) -> Step {
+        if learner.epoch() >= self.from {
+            // The first one replaces what the fit began with.
+            self.copies.move_towards(learner, |count| 1.0 / count as f64)?;
+        }
+        Ok(())
+    }
+
+    fn after_fit(&mut self, learner: &mut LearnerState) -> Step {
+        if self.copies.lock().count > 0 {
+            self.copies.swap(learner)?;
+        }
+        Ok(())
+    }
+}

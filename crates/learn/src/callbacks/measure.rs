@@ -1,0 +1,277 @@
+//! Measurements of a fit: where its time goes, and what layers put out.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use brigade_nn::ForwardHook;
+use serde::Serialize;
+use tch::{Device, Kind, Tensor};
+
+use crate::callback::{Callback, Step};
+use crate::error::Result;
+use crate::state::LearnerState;
+
+/// Measures how long the parts of a training batch take: waiting for data, forward with loss, backward, and the step.
+///
+/// On a GPU work is queued: what is measured is the time of the process, and waiting shows where it happens.
+#[derive(Debug)]
+pub struct Timing {
+    last: Instant,
+    times: Times,
+}
+
+/// Where the time of all training batches went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Times {
+    /// Waiting for the loader and moving batches to the device.
+    pub data: Duration,
+    /// The forward pass and the loss.
+    pub forward: Duration,
+    /// The backward pass, with the reduction of gradients.
+    pub backward: Duration,
+    /// The optimizer's step.
+    pub step: Duration,
+    /// Validation.
+    pub validation: Duration,
+    /// Batches that were trained.
+    pub batches: usize,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Timing {
+    /// Makes one.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { last: Instant::now(), times: Times::default() }
+    }
+
+    /// Returns what was measured in the last fit.
+    #[must_use]
+    pub fn times(&self) -> Times {
+        self.times
+    }
+
+    fn lap(&mut self) -> Duration {
+        let lap = self.last.elapsed();
+        self.last = Instant::now();
+        lap
+    }
+}
+
+impl Callback for Timing {
+    fn order(&self) -> i32 {
+        // Before all others, so that their work counts to the part that follows.
+        -100
+    }
+
+    fn in_evaluation(&self) -> bool {
+        false
+    }
+
+    fn before_fit(&mut self, _learner: &mut LearnerState) -> Step {
+        self.times = Times::default();
+        Ok(())
+    }
+
+    fn before_train(&mut self, _learner: &mut LearnerState) -> Step {
+        self.lap();
+        Ok(())
+    }
+
+    fn before_batch(&mut self, learner: &mut LearnerState) -> Step {
+        if learner.is_training() {
+            let lap = self.lap();
+            self.times.data += lap;
+        }
+        Ok(())
+    }
+
+    fn before_backward(&mut self, _learner: &mut LearnerState) -> Step {
+        let lap = self.lap();
+        self.times.forward += lap;
+        Ok(())
+    }
+
+    fn after_backward(&mut self, _learner: &mut LearnerState) -> Step {
+        let lap = self.lap();
+        self.times.backward += lap;
+        Ok(())
+    }
+
+    fn after_step(&mut self, _learner: &mut LearnerState) -> Step {
+        let lap = self.lap();
+        self.times.step += lap;
+        Ok(())
+    }
+
+    fn after_batch(&mut self, learner: &mut LearnerState) -> Step {
+        if learner.is_training() {
+            self.times.batches += 1;
+            self.lap();
+        }
+        Ok(())
+    }
+
+    fn before_validate(&mut self, _learner: &mut LearnerState) -> Step {
+        self.lap();
+        Ok(())
+    }
+
+    fn after_validate(&mut self, _learner: &mut LearnerState) -> Step {
+        let lap = self.lap();
+        self.times.validation += lap;
+        Ok(())
+    }
+}
+
+/// Measures the outputs of layers in training: mean, deviation, the share near zero, and a histogram (fastai's
+/// `ActivationStats`). A layer that dies or explodes shows in them.
+#[derive(Debug)]
+pub struct ActivationStats {
+    layers: Vec<String>,
+    every: usize,
+    hooks: Vec<ForwardHook>,
+    seen: Arc<Mutex<Seen>>,
+    stats: Vec<LayerStats>,
+}
+
+/// The measurements of a layer, one for each step that was looked at.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct LayerStats {
+    /// The layer's name.
+    pub layer: String,
+    /// The training batches that were looked at.
+    pub steps: Vec<usize>,
+    /// The mean of its outputs.
+    pub means: Vec<f64>,
+    /// Their standard deviation.
+    pub deviations: Vec<f64>,
+    /// The share with an absolute value below 0.05.
+    pub near_zero: Vec<f64>,
+    /// Counts of absolute values in [`BINS`] equal bins from 0 to [`RANGE`].
+    pub histograms: Vec<Vec<f64>>,
+}
+
+/// Bins of a histogram.
+pub const BINS: i64 = 40;
+/// The absolute value where the last bin of a histogram ends.
+pub const RANGE: f64 = 10.0;
+
+/// What hooks have measured and was not read yet.
+#[derive(Debug, Default)]
+struct Seen {
+    on: bool,
+    outputs: Vec<(usize, Tensor)>,
+}
+
+impl ActivationStats {
+    /// Looks at these layers in every batch.
+    #[must_use]
+    pub fn new<S: Into<String>>(layers: impl IntoIterator<Item = S>) -> Self {
+        Self {
+            layers: layers.into_iter().map(Into::into).collect(),
+            every: 1,
+            hooks: Vec::new(),
+            seen: Arc::default(),
+            stats: Vec::new(),
+        }
+    }
+
+    /// Looks at one of so many batches.
+    #[must_use]
+    pub fn every(mut self, batches: usize) -> Self {
+        self.every = batches.max(1);
+        self
+    }
+
+    /// Returns what was measured in the last fit, on this rank.
+    #[must_use]
+    pub fn stats(&self) -> &[LayerStats] {
+        &self.stats
+    }
+
+    fn seen(&self) -> std::sync::MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The numbers of an output: mean, deviation, share near zero, histogram. `[3 + BINS]` on its device.
+fn measured(output: &Tensor) -> Result<Tensor> {
+    let output = output.f_detach()?.f_to_kind(Kind::Float)?;
+    let sizes = output.f_abs()?;
+    let near = sizes.f_lt(0.05)?.f_mean(Kind::Float)?;
+    let counts = sizes.f_flatten(0, -1)?.f_clamp(0.0, RANGE)?.f_histc(BINS)?;
+    let single = |value: Tensor| value.f_reshape([1]);
+    let parts =
+        [single(output.f_mean(Kind::Float)?)?, single(output.f_std(false)?)?, single(near)?, counts];
+    Ok(Tensor::f_cat(&parts, 0)?)
+}
+
+impl Callback for ActivationStats {
+    fn order(&self) -> i32 {
+        -20
+    }
+
+    fn in_evaluation(&self) -> bool {
+        false
+    }
+
+    fn before_fit(&mut self, learner: &mut LearnerState) -> Step {
+        self.stats = self
+            .layers
+            .iter()
+            .map(|layer| LayerStats { layer: layer.clone(), ..LayerStats::default() })
+            .collect();
+        self.hooks.clear();
+        for (index, layer) in self.layers.iter().enumerate() {
+            let seen = Arc::clone(&self.seen);
+            let look = move |_: &str, output: &Tensor| {
+                let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+                if seen.on {
+                    seen.outputs.push((index, output.detach()));
+                }
+                None
+            };
+            self.hooks.push(learner.model.forward_hook(layer, Box::new(look))?);
+        }
+        Ok(())
+    }
+
+    fn before_batch(&mut self, learner: &mut LearnerState) -> Step {
+        self.seen().on =
+            learner.is_training() && learner.train_iter().is_multiple_of(self.every);
+        Ok(())
+    }
+
+    fn after_pred(&mut self, learner: &mut LearnerState) -> Step {
+        let outputs = {
+            let mut seen = self.seen();
+            seen.on = false;
+            std::mem::take(&mut seen.outputs)
+        };
+        let step = learner.train_iter();
+        for (index, output) in outputs {
+            let numbers = tch::no_grad(|| measured(&output))?.f_to_device(Device::Cpu)?;
+            let numbers = Vec::<f64>::try_from(&numbers.f_to_kind(Kind::Double)?)?;
+            let stats = &mut self.stats[index];
+            // A layer that is used twice in a forward is measured twice.
+            if let [mean, deviation, near, histogram @ ..] = numbers.as_slice() {
+                stats.steps.push(step);
+                stats.means.push(*mean);
+                stats.deviations.push(*deviation);
+                stats.near_zero.push(*near);
+                stats.histograms.push(histogram.to_vec());
+            }
+        }
+        Ok(())
+    }
+
+    fn ended(&mut self, _learner: &mut LearnerState) {
+        self.hooks.clear();
+    }
+}

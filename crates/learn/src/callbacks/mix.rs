@@ -1,0 +1,224 @@
+//! Mixtures of the samples of a batch: MixUp and CutMix.
+
+use std::fmt;
+
+use brigade_vision::transforms::SampleRng;
+use tch::Tensor;
+
+use crate::callback::{Callback, Phases, Step};
+use crate::error::{Error, Result};
+use crate::state::{LearnerState, broadcastable};
+
+/// What is drawn for the mixture of a batch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MixDraw {
+    /// λ of Beta(α, α): one for each sample, or one alone for CutMix.
+    pub lambda: Vec<f64>,
+    /// The partner of each sample: a permutation of the batch.
+    pub partners: Vec<i64>,
+    /// The centre of CutMix's rectangle, as shares of width and height, each at least 0 and below 1.
+    pub center: [f64; 2],
+}
+
+/// Draws the numbers of a mixture: from the Learner's seed, the batch's number and the rank, unless a callback is
+/// given another source.
+pub trait MixSource: fmt::Debug {
+    /// Draws for training batch `batch` of the fit, with so many rows and as many λ as asked for.
+    fn draw(&mut self, batch: usize, rows: usize, lambdas: usize, alpha: f64) -> MixDraw;
+}
+
+/// Random numbers of the Learner's seed.
+#[derive(Debug, Default)]
+struct Seeded {
+    seed: u64,
+}
+
+impl MixSource for Seeded {
+    fn draw(&mut self, batch: usize, rows: usize, lambdas: usize, alpha: f64) -> MixDraw {
+        let mut random = SampleRng::new(self.seed.rotate_left(17) ^ batch as u64, MIX_PLACE);
+        let lambda = (0..lambdas).map(|_| brigade_vision::augment::beta(alpha, &mut random)).collect();
+        let mut partners: Vec<i64> = (0..rows as i64).collect();
+        for index in (1..rows).rev() {
+            partners.swap(index, random.below(index as u64 + 1) as usize);
+        }
+        let center = [(); 2].map(|()| random.uniform(0.0, 1.0));
+        MixDraw { lambda, partners, center }
+    }
+}
+
+/// A stream apart from those of the samples' transforms.
+const MIX_PLACE: usize = 0x6d69;
+
+/// What both have.
+#[derive(Debug)]
+struct Mixture {
+    alpha: f64,
+    seeded: Seeded,
+    given: Option<Box<dyn MixSource>>,
+}
+
+impl Mixture {
+    fn new(alpha: f64) -> Self {
+        Self { alpha, seeded: Seeded::default(), given: None }
+    }
+
+    fn begin(&mut self, learner: &LearnerState) -> Result<()> {
+        if !self.alpha.is_finite() || self.alpha < 0.0 {
+            return Err(Error::InvalidArgument(format!(
+                "the parameter of its Beta distribution is {}, expected a finite number from 0",
+                self.alpha
+            )));
+        }
+        // Ranks have other samples, and mix them in other shares.
+        self.seeded.seed = learner.seed().wrapping_add(learner.accelerator().process_index() as u64);
+        Ok(())
+    }
+
+    fn draw(&mut self, learner: &LearnerState, rows: usize, lambdas: usize) -> MixDraw {
+        match &mut self.given {
+            Some(source) => source.draw(learner.train_iter(), rows, lambdas, self.alpha),
+            None => self.seeded.draw(learner.train_iter(), rows, lambdas, self.alpha),
+        }
+    }
+}
+
+/// Mixes each sample with another one of its batch, in shares of Beta(α, α) (Zhang et al., 2017; fastai's `MixUp`).
+/// With class targets the losses of both are mixed, with others the targets.
+///
+/// ```no_run
+/// use brigade_learn::callbacks::MixUp;
+/// # fn f(mut learner: brigade_learn::Learner) -> brigade_learn::Result<()> {
+/// learner.fit_flat_cos(2, 1e-3, MixUp::new(0.1))?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct MixUp(Mixture);
+
+impl MixUp {
+    /// Mixes with this α; 0.4 is fastai's default, and 0 mixes nothing.
+    #[must_use]
+    pub fn new(alpha: f64) -> Self {
+        Self(Mixture::new(alpha))
+    }
+
+    /// Draws from this source.
+    #[must_use]
+    pub fn source(mut self, source: impl MixSource + 'static) -> Self {
+        self.0.given = Some(Box::new(source));
+        self
+    }
+}
+
+impl Callback for MixUp {
+    fn phases(&self) -> Phases {
+        Phases::Train
+    }
+
+    fn in_evaluation(&self) -> bool {
+        false
+    }
+
+    fn before_fit(&mut self, learner: &mut LearnerState) -> Step {
+        Ok(self.0.begin(learner)?)
+    }
+
+    fn before_batch(&mut self, learner: &mut LearnerState) -> Step {
+        let rows = learner.batch_rows();
+        let MixDraw { lambda, partners, .. } = self.0.draw(learner, rows, rows);
+        let share: Vec<f32> = lambda.iter().map(|share| share.max(1.0 - share) as f32).collect();
+        let share = Tensor::f_from_slice(&share)?.f_to_device(learner.device())?;
+        let partners = Tensor::f_from_slice(&partners)?.f_to_device(learner.device())?;
+        let mixed = |input: &Tensor| -> Result<Tensor> {
+            if !input.is_floating_point() {
+                return Ok(input.shallow_clone());
+            }
+            let share = broadcastable(&share, input.dim())?.f_to_kind(input.kind())?;
+            Ok(input.f_index_select(0, &partners)?.f_lerp_tensor(input, &share)?)
+        };
+        let inputs = learner.inputs().iter().map(mixed).collect::<Result<_>>()?;
+        learner.set_inputs(inputs);
+        mix_targets(learner, &partners, &share)
+    }
+}
+
+/// Replaces a rectangle of each image by the same one of another image of its batch (Yun et al., 2019; fastai's
+/// `CutMix`): one rectangle for the batch, whose area follows Beta(α, α).
+#[derive(Debug)]
+pub struct CutMix(Mixture);
+
+impl CutMix {
+    /// Mixes with this α; 1 is fastai's default.
+    #[must_use]
+    pub fn new(alpha: f64) -> Self {
+        Self(Mixture::new(alpha))
+    }
+
+    /// Draws from this source.
+    #[must_use]
+    pub fn source(mut self, source: impl MixSource + 'static) -> Self {
+        self.0.given = Some(Box::new(source));
+        self
+    }
+}
+
+impl Callback for CutMix {
+    fn phases(&self) -> Phases {
+        Phases::Train
+    }
+
+    fn in_evaluation(&self) -> bool {
+        false
+    }
+
+    fn before_fit(&mut self, learner: &mut LearnerState) -> Step {
+        Ok(self.0.begin(learner)?)
+    }
+
+    fn before_batch(&mut self, learner: &mut LearnerState) -> Step {
+        let rows = learner.batch_rows();
+        let Some(images) = learner.inputs().first().map(Tensor::shallow_clone) else {
+            return Ok(());
+        };
+        let &[_, _, height, width] = images.size().as_slice() else {
+            return Err(Error::InvalidArgument(format!(
+                "CutMix needs images [n, channels, height, width], found {:?}",
+                images.size()
+            ))
+            .into());
+        };
+        let MixDraw { lambda, partners, center } = self.0.draw(learner, rows, 1);
+        let cut = (1.0 - lambda.first().copied().unwrap_or(1.0)).sqrt();
+        let side = |length: i64, center: f64| {
+            let half = (length as f64 * cut).round_ties_even() as i64;
+            let center = (center * length as f64).floor() as i64;
+            let low = (center - half.div_euclid(2)).clamp(0, length);
+            let high = (center + half.div_euclid(2)).clamp(0, length);
+            (low, high - low)
+        };
+        let ((left, wide), (top, tall)) = (side(width, center[0]), side(height, center[1]));
+        let partners = Tensor::f_from_slice(&partners)?.f_to_device(learner.device())?;
+        // The loader's memory stays as it is.
+        let cut_out = |images: &Tensor| images.f_narrow(2, top, tall)?.f_narrow(3, left, wide);
+        let mut mixed = images.f_empty_like()?;
+        mixed.f_copy_(&images)?;
+        if tall > 0 && wide > 0 {
+            cut_out(&mixed)?.f_copy_(&cut_out(&images)?.f_index_select(0, &partners)?)?;
+        }
+        let mut inputs: Vec<Tensor> =
+            learner.inputs().iter().map(Tensor::shallow_clone).collect();
+        inputs[0] = mixed;
+        learner.set_inputs(inputs);
+        let own = 1.0 - (tall * wide) as f64 / (height * width) as f64;
+        let share = vec![own as f32; rows];
+        let share = Tensor::f_from_slice(&share)?.f_to_device(learner.device())?;
+        mix_targets(learner, &partners, &share)
+    }
+}
+
+fn mix_targets(learner: &mut LearnerState, partners: &Tensor, share: &Tensor) -> Step {
+    if let Some(target) = learner.target() {
+        let second = target.f_index_select(0, partners)?;
+        learner.mix_target(second, share)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,296 @@
+//! Validation and predictions.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use brigade_data::{BatchedDataset, DataLoader};
+use brigade_torch::TensorTree;
+use tch::{Device, Kind, Tensor};
+
+use super::Learner;
+use crate::callback::{Callback, Step};
+use crate::error::{Error, Result};
+use crate::loaders::{BatchSource, Item, ModelInput, PreparedSource, Target, source};
+use crate::recorder::{Meters, in_data_order};
+use crate::state::LearnerState;
+
+/// A part of the Learner's data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Part {
+    /// The data to validate with.
+    #[default]
+    Valid,
+    /// The data to train with, each sample once and in order, with the training's transforms.
+    Train,
+}
+
+/// What a validation has found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Validation {
+    /// The mean loss.
+    pub loss: f64,
+    /// The metrics, by name.
+    pub metrics: Vec<(String, f64)>,
+}
+
+impl Validation {
+    /// Returns a metric's value.
+    #[must_use]
+    pub fn metric(&self, name: &str) -> Option<f64> {
+        self.metrics.iter().find(|(known, _)| known == name).map(|(_, value)| *value)
+    }
+}
+
+/// Predictions of all samples in the order of the data, on the CPU; the same on every rank.
+#[derive(Debug)]
+pub struct Predictions {
+    /// The model's outputs after the loss's activation: probabilities of classes, for example.
+    pub predictions: Tensor,
+    /// The targets, where the data have some.
+    pub targets: Option<Tensor>,
+    /// What is decided: the number of the most probable class, for example.
+    pub decoded: Tensor,
+    /// The loss of each sample, the mean over its elements; where there are targets.
+    pub losses: Option<Tensor>,
+}
+
+/// The prediction of one item.
+#[derive(Debug)]
+pub struct Prediction {
+    /// The name of the class, where the data have names.
+    pub class: Option<String>,
+    /// What is decided: the number of the most probable class, for example.
+    pub decoded: Tensor,
+    /// The model's output after the loss's activation: probabilities of classes, for example.
+    pub probabilities: Tensor,
+}
+
+/// Keeps loss and metrics of a pass.
+#[derive(Debug)]
+struct Measuring {
+    meters: Meters,
+    found: Rc<RefCell<Vec<f64>>>,
+}
+
+impl Callback for Measuring {
+    fn order(&self) -> i32 {
+        50
+    }
+
+    fn after_batch(&mut self, learner: &mut LearnerState) -> Step {
+        Ok(self.meters.add(learner)?)
+    }
+
+    fn after_validate(&mut self, learner: &mut LearnerState) -> Step {
+        *self.found.borrow_mut() = self.meters.values(learner)?;
+        Ok(())
+    }
+}
+
+/// Keeps the outputs of a pass.
+#[derive(Debug, Default)]
+struct Gathered {
+    places: Vec<usize>,
+    predictions: Vec<Tensor>,
+    targets: Vec<Tensor>,
+}
+
+#[derive(Debug)]
+struct Gathering(Rc<RefCell<Gathered>>);
+
+impl Callback for Gathering {
+    fn order(&self) -> i32 {
+        50
+    }
+
+    fn after_batch(&mut self, learner: &mut LearnerState) -> Step {
+        let Some(predictions) = learner.predictions() else { return Ok(()) };
+        let samples = learner.batch_samples() as i64;
+        let real = |tensor: &Tensor| -> Result<Tensor> {
+            Ok(tensor.f_narrow(0, 0, samples)?.f_detach()?.f_to_device(Device::Cpu)?)
+        };
+        let mut gathered = self.0.borrow_mut();
+        gathered.places.push(learner.batch.place);
+        gathered.predictions.push(real(predictions)?);
+        if let Some(target) = learner.target() {
+            gathered.targets.push(real(target)?);
+        }
+        Ok(())
+    }
+}
+
+impl Learner {
+    /// Computes loss and metrics on the validation data, or on those to train with. The recorder stays as it is.
+    ///
+    /// # Errors
+    /// When there are no such data; as [`Learner::fit`].
+    pub fn validate(&mut self) -> Result<Validation> {
+        self.validate_on(Part::Valid)
+    }
+
+    /// [`Learner::validate`] on a part of the data.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn validate_on(&mut self, part: Part) -> Result<Validation> {
+        let found = Rc::new(RefCell::new(Vec::new()));
+        let measuring = Measuring { meters: Meters::default(), found: Rc::clone(&found) };
+        self.pass(part, measuring)?;
+        let found = found.take();
+        let (loss, values) = found.split_first().ok_or_else(|| {
+            Error::InvalidArgument("a callback has cancelled the validation".into())
+        })?;
+        let names = self.state.metrics.iter().map(|metric| metric.name());
+        Ok(Validation { loss: *loss, metrics: names.zip(values.iter().copied()).collect() })
+    }
+
+    /// Predicts the validation data, in their order on any number of ranks (fastai's `get_preds`).
+    ///
+    /// # Errors
+    /// When there are no such data; as [`Learner::fit`].
+    pub fn predictions(&mut self) -> Result<Predictions> {
+        self.predictions_on(Part::Valid)
+    }
+
+    /// [`Learner::predictions`] on a part of the data.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn predictions_on(&mut self, part: Part) -> Result<Predictions> {
+        let gathered = Rc::new(RefCell::new(Gathered::default()));
+        self.pass(part, Gathering(Rc::clone(&gathered)))?;
+        self.collected(gathered.take())
+    }
+
+    /// Predicts other data: batches `(X, target)`, or `(X, ())` without targets.
+    ///
+    /// # Errors
+    /// As [`Learner::predictions`].
+    pub fn predictions_of<D, X, Y>(&mut self, loader: DataLoader<D>) -> Result<Predictions>
+    where
+        D: BatchedDataset<Batch = (X, Y)> + 'static,
+        (X, Y): TensorTree<Owned = (X, Y)>,
+        X: ModelInput,
+        Y: Target,
+    {
+        let source = source("prediction", loader, Ok)?;
+        self.predictions_from(&*source)
+    }
+
+    pub(crate) fn predictions_from(&mut self, source: &dyn BatchSource) -> Result<Predictions> {
+        let gathered = Rc::new(RefCell::new(Gathered::default()));
+        let own = Gathering(Rc::clone(&gathered));
+        self.distributed(|learner| {
+            let source = source.prepare(&learner.state.accelerator, false)?;
+            learner.evaluate(&*source, vec![Box::new(own)])
+        })?;
+        self.collected(gathered.take())
+    }
+
+    /// Predicts one item: a file or its bytes where the data have a codec, such as images; or a tensor of the
+    /// model's input without the dimension of the batch. It needs no other rank, outside of
+    /// [`Learner::distributed`].
+    ///
+    /// # Errors
+    /// When the item cannot be read or does not fit.
+    pub fn predict(&mut self, item: impl Into<Item>) -> Result<Prediction> {
+        let item = item.into();
+        let inputs = match (&item, &self.state.codec) {
+            (Item::Tensors(tensors), _) => {
+                tensors.iter().map(|it| it.f_unsqueeze(0)).collect::<std::result::Result<_, _>>()?
+            }
+            (_, Some(codec)) => codec.encode(&item)?,
+            (_, None) => {
+                return Err(Error::InvalidArgument(
+                    "the data say nothing of how an item is read; predict a tensor, or give the Loaders a codec"
+                        .into(),
+                ));
+            }
+        };
+        let output = self.forward(&inputs)?;
+        let probabilities = self.state.loss.activation(&output)?.f_squeeze_dim(0)?;
+        let decoded = self.state.loss.decode(&output)?.f_squeeze_dim(0)?;
+        let (probabilities, decoded) =
+            (probabilities.f_to_device(Device::Cpu)?, decoded.f_to_device(Device::Cpu)?);
+        let names = self.state.classes.as_deref().filter(|_| decoded.numel() == 1);
+        let class = match (names, decoded.kind()) {
+            (Some(names), Kind::Int64) => {
+                usize::try_from(decoded.f_int64_value(&[])?).ok().and_then(|it| names.get(it).cloned())
+            }
+            _ => None,
+        };
+        Ok(Prediction { class, decoded, probabilities })
+    }
+
+    /// The output of the model in evaluation, with the Accelerator's precision.
+    pub(crate) fn forward(&mut self, inputs: &[Tensor]) -> Result<Tensor> {
+        let device = self.state.model.parameters().first().map(|it| it.tensor.device());
+        let device = device.unwrap_or(Device::Cpu);
+        let inputs: Vec<Tensor> = inputs
+            .iter()
+            .map(|input| input.f_to_device(device))
+            .collect::<std::result::Result<_, _>>()?;
+        self.state.model.set_training(false);
+        let _without_autograd = tch::no_grad_guard();
+        let model = &self.state.model;
+        let output = match device == self.state.accelerator.device() {
+            true => self.state.accelerator.autocast(|| model.forward(&inputs))??,
+            false => model.forward(&inputs)?,
+        };
+        Ok(output.f_to_kind(match output.kind() {
+            Kind::Half | Kind::BFloat16 => Kind::Float,
+            kind => kind,
+        })?)
+    }
+
+    /// Passes over a part of the data with this callback.
+    fn pass(&mut self, part: Part, own: impl Callback) -> Result<()> {
+        self.distributed(|learner| match part {
+            Part::Valid => {
+                let Some(loaders) = learner.prepared.take() else { return Ok(()) };
+                let outcome = match &loaders.valid {
+                    Some(valid) => learner.evaluate(&**valid, vec![Box::new(own)]),
+                    None => Err(Error::InvalidArgument(
+                        "the Loaders have no validation data; make them with `Loaders::new`".into(),
+                    )),
+                };
+                learner.prepared = Some(loaders);
+                outcome
+            }
+            Part::Train => {
+                let epoch = learner.train.epoch();
+                let source: Box<dyn PreparedSource> =
+                    learner.train.in_order().prepare(&learner.state.accelerator, false)?;
+                let outcome = learner.evaluate(&*source, vec![Box::new(own)]);
+                learner.train.set_epoch(epoch);
+                outcome
+            }
+        })
+    }
+
+    fn collected(&self, gathered: Gathered) -> Result<Predictions> {
+        let Gathered { places, predictions, targets } = gathered;
+        let accelerator = &self.state.accelerator;
+        let outputs = in_data_order(accelerator, &places, predictions)?
+            .ok_or_else(|| Error::InvalidArgument("there was no batch to predict".into()))?;
+        let targets = in_data_order(accelerator, &places, targets)?;
+        let _without_autograd = tch::no_grad_guard();
+        let loss = &self.state.loss;
+        let losses = match &targets {
+            Some(targets) => {
+                let each = loss.each(&outputs, targets)?;
+                // One for each element of a sample: their mean.
+                let rows = outputs.size()[0].max(1);
+                let each = each.f_reshape([rows, -1])?;
+                Some(each.f_mean_dim(1, false, None)?)
+            }
+            None => None,
+        };
+        Ok(Predictions {
+            predictions: loss.activation(&outputs)?,
+            decoded: loss.decode(&outputs)?,
+            targets,
+            losses,
+        })
+    }
+}
