@@ -23,6 +23,8 @@ mod prepare;
 mod samples;
 mod split;
 mod summary;
+#[cfg(test)]
+mod tests;
 
 pub use batch_transforms::{
     AugTransforms, BatchTransform, Normalize, aug_transforms, random_erasing,

@@ -338,6 +338,28 @@ impl<X> Loaders<X> {
         self.codec.as_ref()
     }
 
+    /// Makes up to `rows` samples of the next training batch on the CPU, transformed: the model's inputs and the
+    /// target. The training's own position does not move.
+    ///
+    /// # Errors
+    /// When the batch cannot be made.
+    pub fn one_batch(&self, rows: usize) -> Result<(Vec<Tensor>, Option<Tensor>)> {
+        let Parts { inputs, target } = self.train.sample(rows)?;
+        Ok((inputs, target))
+    }
+
+    /// Makes up to `rows` samples of the first validation batch, as [`one_batch`](Self::one_batch).
+    ///
+    /// # Errors
+    /// When the batch cannot be made, or there is no validation.
+    pub fn one_valid_batch(&self, rows: usize) -> Result<(Vec<Tensor>, Option<Tensor>)> {
+        let Some(valid) = &self.valid else {
+            return Err(Error::InvalidArgument("these loaders have no validation".to_owned()));
+        };
+        let Parts { inputs, target } = valid.sample(rows)?;
+        Ok((inputs, target))
+    }
+
     /// Draws up to `rows` samples of the next training batch, transformed, with their targets in words: fastai's
     /// `show_batch`. Masks are laid over their images. The training's own position does not move.
     ///
@@ -346,7 +368,8 @@ impl<X> Loaders<X> {
     pub fn show_batch(&self, rows: usize) -> Result<Vec<(Picture, String)>> {
         let Some(codec) = &self.codec else {
             return Err(Error::InvalidArgument(
-                "these loaders cannot draw their batches: set a codec, or make them by a DataBlock".to_owned(),
+                "these loaders cannot draw their batches: set a codec, or make them by a DataBlock"
+                    .to_owned(),
             ));
         };
         let Parts { inputs, target } = self.train.sample(rows)?;

@@ -153,10 +153,11 @@ fn follow(block: &DataBlock, path: &Path, summary: &mut Summary) -> Option<()> {
             Ok(format!("images {}; targets {}", range(images)?, range(targets)?))
         })?;
     let note = if by_batch { ", before the normalisation by the first batch" } else { "" };
-    summary.step("batch transforms", pipeline.apply(&images, &drawn), |images| {
-        Ok(format!("images {}{note}", range(images)?))
-    })?;
-    Some(())
+    summary
+        .step("batch transforms", pipeline.apply(&images, &drawn), |images| {
+            Ok(format!("images {}{note}", range(images)?))
+        })
+        .map(|_| ())
 }
 
 fn told(image: &Image) -> String {
