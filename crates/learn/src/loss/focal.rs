@@ -59,8 +59,7 @@ impl Loss for Focal {
     fn each(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
         let (scores, targets) = read::classes("focal loss", predictions, targets)?;
         let entropy = entropy(&scores, &targets, &self.weight, Reduction::None, 0.0)?;
-        // 1 - exp(-ce), without the digits that this loses near 0.
-        let wrong = entropy.f_neg()?.f_expm1()?.f_neg()?;
+        let wrong = entropy.f_neg()?.f_expm1()?.f_neg()?; // 1 - p
         Ok(wrong.f_pow_tensor_scalar(self.gamma)?.f_mul(&entropy)?.f_reshape([-1])?)
     }
 
