@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::fmt;
 
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::state::LearnerState;
 
@@ -68,7 +68,7 @@ impl<E: Into<Error>> From<E> for Interrupt {
 }
 
 /// What a callback returns at an event: go on, or not.
-pub type Step = Result<(), Interrupt>;
+pub type Step = std::result::Result<(), Interrupt>;
 
 /// On which ranks a callback is called, and how ranks agree on what it cancels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,6 +149,28 @@ macro_rules! events {
             /// Undoes what it has changed for the time of the fit. Called once when the fit has ended, however it
             /// ended: after `after_fit`, and after an error, which sends no further event.
             fn ended(&mut self, _learner: &mut LearnerState) {}
+
+            /// Returns what it needs to go on from a checkpoint: nothing, unless implemented. Called on every rank
+            /// before a checkpoint is saved; rank 0's is kept.
+            ///
+            /// # Errors
+            /// What stops the save.
+            fn state(&mut self, _learner: &mut LearnerState) -> Result<Option<serde_json::Value>> {
+                Ok(None)
+            }
+
+            /// Goes on from what [`Callback::state`] has returned. Called on every rank, after `before_fit`,
+            /// `before_epoch` and `before_train` of the epoch that goes on, with the model as it was.
+            ///
+            /// # Errors
+            /// When the state is not such a one.
+            fn load_state(
+                &mut self,
+                _learner: &mut LearnerState,
+                _state: &serde_json::Value,
+            ) -> Result<()> {
+                Ok(())
+            }
 
             $($(#[$doc])*
             ///

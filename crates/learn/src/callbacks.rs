@@ -1,6 +1,7 @@
 //! The callbacks that come with the Learner.
 
 mod average;
+pub(crate) mod checkpoint;
 mod freezing;
 mod gradients;
 mod logs;
@@ -11,6 +12,7 @@ mod progress;
 mod trackers;
 
 pub use average::{Ema, Swa};
+pub use checkpoint::Checkpoint;
 pub use freezing::{FreezeSchedule, NormFreeze, ShortEpoch};
 pub use gradients::{GradientAccumulation, GradientClip, TerminateOnNan};
 pub use logs::{CsvLog, TrackerLog};

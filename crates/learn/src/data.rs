@@ -34,8 +34,12 @@ pub use blocks::{
     CategoryBlock, ImageBlock, MaskBlock, MultiCategoryBlock, NumberBlock, TargetBlock, categories,
     grey_images, images, masks, multi_categories, numbers,
 };
+pub use brigade_vision::augment::{Augment, Padding, RandomErasing};
 pub use brigade_vision::labels::Split;
-pub use brigade_vision::{CacheOptions, OnBroken};
+pub use brigade_vision::transforms::{
+    CenterCrop, ColorJitter, RandAugment, RandomCrop, RandomVerticalFlip, TrivialAugmentWide,
+};
+pub use brigade_vision::{CacheOptions, OnBroken, Size};
 pub use codec::codec_from;
 pub use factory::{ImageLoaders, SegmentationLoaders};
 pub use item_transforms::{Flip, ItemTransform, Part, Parts, RandomResizedCrop, Resize};

@@ -28,6 +28,8 @@ use crate::recorder::{Recorder, RecorderOptions};
 use crate::state::{CurrentBatch, LearnerState, Position};
 
 pub use self::fit::FitOptions;
+pub(crate) use self::predict::predicted;
+pub(crate) use self::save::{on_main, state_dict};
 pub use self::lr_find::{LrFind, LrFinding, Suggestion};
 pub use self::predict::{Part, Prediction, Predictions, Validation};
 pub use self::schedules::{FineTune, FlatCos, OneCycle, Sgdr};
@@ -66,6 +68,7 @@ pub struct Learner {
     pub(crate) callbacks: Vec<Box<dyn Callback>>,
     pub(crate) train: Box<dyn BatchSource>,
     pub(crate) valid: Option<Box<dyn BatchSource>>,
+    pub(crate) augmented_valid: Option<Box<dyn BatchSource>>,
     /// The loaders as they are shared out, while the ranks work together.
     pub(crate) prepared: Option<PreparedLoaders>,
     /// How many scopes of [`Learner::distributed`] there are around.
@@ -102,7 +105,7 @@ impl Learner {
             return Err(Error::InvalidArgument("the model has no parameter to train".into()));
         }
         let grouped = Grouped::new(Arc::new(AdamW::fastai()), groups, slot.norm_parameters());
-        let Loaders { train, valid, classes, loss, codec, .. } = data;
+        let Loaders { train, valid, augmented_valid, classes, loss, codec, .. } = data;
         let loss = loss.unwrap_or_else(|| Arc::new(CrossEntropy::default()));
         Ok(Self {
             state: LearnerState {
@@ -117,12 +120,16 @@ impl Learner {
                 seed: 42,
                 ends_on_nan: false,
                 quiet: false,
+                window_open: false,
+                resume: None,
+                save: None,
                 position: Position::default(),
                 batch: CurrentBatch::default(),
             },
             callbacks: Vec::new(),
             train,
             valid,
+            augmented_valid,
             prepared: None,
             entered: 0,
             lr: None,

@@ -9,13 +9,16 @@ pub mod callbacks;
 pub mod data;
 mod error;
 mod event;
+mod export;
 mod groups;
 mod hyper;
+pub mod interpretation;
 mod learner;
 mod loaders;
 pub mod loss;
 pub mod metrics;
 mod model;
+mod pictures;
 mod recorder;
 mod saved;
 mod state;
@@ -23,6 +26,7 @@ mod state;
 pub use callback::Callback;
 pub use error::{Error, Result};
 pub use event::Event;
+pub use export::Predictor;
 pub use hyper::{GroupHypers, Hyper, Rates};
 pub use learner::{
     FineTune, FitOptions, FlatCos, Learner, LrFind, LrFinding, OneCycle, Part, Prediction, Predictions, Sgdr,

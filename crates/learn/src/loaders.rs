@@ -409,6 +409,7 @@ impl<X> fmt::Debug for Loaders<X> {
         f.debug_struct("Loaders")
             .field("train_batches", &self.train_batches())
             .field("valid_batches", &self.valid_batches())
+            .field("augmented_valid", &self.augmented_valid.is_some())
             .field("classes", &self.classes)
             .field("codec", &self.codec)
             .finish_non_exhaustive()
@@ -427,6 +428,8 @@ pub(crate) trait BatchSource {
     fn set_epoch(&self, epoch: u64);
     /// A handle that gives every sample once, in the order of the data.
     fn in_order(&self) -> Box<dyn BatchSource>;
+    /// Makes a batch of these samples on the CPU, and moves no position.
+    fn rows(&self, indices: &[usize]) -> Result<Parts>;
     /// Makes the first rows of the next epoch on the CPU, and moves no position.
     fn sample(&self, rows: usize) -> Result<Parts>;
 }
@@ -514,9 +517,13 @@ where
         let first = self.loader.plan(epoch)?.batch(0, 0);
         let mut indices = first.map(|batch| batch.indices).unwrap_or_default();
         indices.truncate(rows);
-        let seed = self.loader.current_seed();
+        self.rows(&indices)
+    }
+
+    fn rows(&self, indices: &[usize]) -> Result<Parts> {
+        let (seed, epoch) = (self.loader.current_seed(), self.loader.epoch());
         let context = BatchContext { seed, epoch, batch: 0, rank: 0 };
-        (self.split)(self.loader.dataset().batch(&indices, &context)?)
+        (self.split)(self.loader.dataset().batch(indices, &context)?)
     }
 }
 

@@ -15,6 +15,7 @@ mod smoothing;
 mod weights;
 
 use std::fmt;
+use std::sync::Arc;
 
 use tch::Tensor;
 
@@ -71,7 +72,38 @@ pub trait Loss: fmt::Debug + Send + Sync {
     /// When the shape does not fit.
     fn decode(&self, predictions: &Tensor) -> Result<Tensor>;
 
+    /// Returns the probability above which a label is decided for, where labels are decided one by one.
+    fn decision_threshold(&self) -> Option<f64> {
+        None
+    }
+
+    /// Decides from what the activation has given, such as a mean of the probabilities of several passes.
+    ///
+    /// # Errors
+    /// When the shape does not fit.
+    fn decode_activated(&self, activated: &Tensor) -> Result<Tensor> {
+        Ok(match self.decision_threshold() {
+            Some(threshold) => activated.f_gt(threshold)?,
+            None if self.targets_are_classes() => activated.f_argmax(1, false)?,
+            None => activated.shallow_clone(),
+        })
+    }
+
     /// Whether targets are class numbers: then a mixture of two samples is a mixture of their losses, not of
     /// their targets (fastai's `y_int`).
     fn targets_are_classes(&self) -> bool;
+}
+
+/// Makes a loss of its name, with its defaults but for the threshold: how outputs are read, for predictions.
+pub(crate) fn loss_named(name: &str, threshold: Option<f64>) -> Option<Arc<dyn Loss>> {
+    let known: [Arc<dyn Loss>; 7] = [
+        Arc::new(CrossEntropy::default()),
+        Arc::new(LabelSmoothingCrossEntropy::default()),
+        Arc::new(Focal::default()),
+        Arc::new(DiceLoss::default()),
+        Arc::new(Mse),
+        Arc::new(L1),
+        Arc::new(BceWithLogits::default().threshold(threshold.unwrap_or(0.5))),
+    ];
+    known.into_iter().find(|loss| loss.name() == name)
 }

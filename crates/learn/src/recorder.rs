@@ -213,6 +213,12 @@ impl Callback for Recording {
         50
     }
 
+    /// Reads what is pending, so that the recorder of a checkpoint is complete.
+    fn state(&mut self, learner: &mut LearnerState) -> Result<Option<serde_json::Value>> {
+        self.read_losses(learner)?;
+        Ok(None)
+    }
+
     fn before_fit(&mut self, learner: &mut LearnerState) -> Step {
         if !learner.is_evaluation() {
             let names = self.names(&learner.metrics, learner.has_validation());

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use brigade_data::Batch;
@@ -10,6 +11,7 @@ use brigade_optim::Optimizer;
 use brigade_train::Accelerator;
 use tch::{Device, Tensor};
 
+use crate::callbacks::checkpoint::Progress;
 use crate::error::Result;
 use crate::groups::Grouped;
 use crate::hyper::{GroupHypers, Hyper};
@@ -35,6 +37,12 @@ pub struct LearnerState {
     /// A loss that is not finite ends the fit instead of being an error.
     pub(crate) ends_on_nan: bool,
     pub(crate) quiet: bool,
+    /// Gradients of earlier batches wait for their step.
+    pub(crate) window_open: bool,
+    /// A checkpoint to go on from, whether it is of this fit, and what it holds.
+    pub(crate) resume: Option<(PathBuf, bool, Progress)>,
+    /// A folder to save into when the callbacks of the event were called, and the number of the fit.
+    pub(crate) save: Option<(PathBuf, usize)>,
     pub(crate) position: Position,
     pub(crate) batch: CurrentBatch,
 }

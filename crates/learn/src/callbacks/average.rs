@@ -50,7 +50,7 @@ impl Copies {
         inner.count += 1;
         let weight = weight(inner.count);
         for ((_, copy), (_, value)) in inner.tensors.iter_mut().zip(live(learner)) {
-            copy.f_lerp_(&value, weight)?;
+            let _ = copy.f_lerp_(&value, weight)?;
         }
         Ok(())
     }

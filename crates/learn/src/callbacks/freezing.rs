@@ -17,13 +17,14 @@ use crate::state::LearnerState;
 #[derive(Clone, Debug)]
 pub struct FreezeSchedule {
     changes: Vec<(usize, isize)>,
+    applied: Option<usize>,
 }
 
 impl FreezeSchedule {
     /// Takes pairs of an epoch and the first group that is trained from it on.
     #[must_use]
     pub fn new(changes: impl IntoIterator<Item = (usize, isize)>) -> Self {
-        Self { changes: changes.into_iter().collect() }
+        Self { changes: changes.into_iter().collect(), applied: None }
     }
 }
 
@@ -32,12 +33,21 @@ impl Callback for FreezeSchedule {
         false
     }
 
+    fn before_fit(&mut self, _learner: &mut LearnerState) -> Step {
+        self.applied = None;
+        self.changes.sort_by_key(|(epoch, _)| *epoch);
+        Ok(())
+    }
+
     fn before_epoch(&mut self, learner: &mut LearnerState) -> Step {
-        for (epoch, group) in &self.changes {
-            if *epoch == learner.epoch() {
-                learner.freeze_to(*group)?;
-            }
+        // The last change up to now, not this epoch's: a fit that goes on has passed over the others.
+        let due = self.changes.iter().rposition(|(epoch, _)| *epoch <= learner.epoch());
+        if due != self.applied
+            && let Some((_, group)) = due.and_then(|due| self.changes.get(due))
+        {
+            learner.freeze_to(*group)?;
         }
+        self.applied = due;
         Ok(())
     }
 }

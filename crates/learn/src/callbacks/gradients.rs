@@ -57,7 +57,8 @@ impl Callback for GradientAccumulation {
 
     fn before_step(&mut self, learner: &mut LearnerState) -> Step {
         self.count += learner.global_batch_rows();
-        if self.count < self.samples {
+        learner.window_open = self.count < self.samples;
+        if learner.window_open {
             return Level::Batch.cancel();
         }
         self.count = 0;
@@ -66,6 +67,7 @@ impl Callback for GradientAccumulation {
 
     fn ended(&mut self, learner: &mut LearnerState) {
         learner.model.set_sync(true);
+        learner.window_open = false;
     }
 }
 

@@ -207,6 +207,16 @@ impl Callback for TrackerLog {
         false
     }
 
+    fn state(&mut self, _learner: &mut LearnerState) -> Result<Option<serde_json::Value>> {
+        Ok(Some(serde_json::json!({ "steps": self.steps, "epochs": self.epochs })))
+    }
+
+    fn load_state(&mut self, _: &mut LearnerState, state: &serde_json::Value) -> Result<()> {
+        self.steps = state.get("steps").and_then(serde_json::Value::as_u64).unwrap_or(self.steps);
+        self.epochs = state.get("epochs").and_then(serde_json::Value::as_i64).unwrap_or(self.epochs);
+        Ok(())
+    }
+
     fn before_train(&mut self, learner: &mut LearnerState) -> Step {
         self.start(learner)?;
         self.meter = Some(learner.accelerator().meter(50));

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::callback::{Callback, Level, Step};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::hyper::Hyper;
 use crate::state::LearnerState;
 
@@ -81,6 +81,15 @@ impl Best {
     }
 }
 
+/// What these callbacks keep in checkpoints: the best value, and a count.
+fn kept(state: &serde_json::Value) -> Result<(Option<f64>, usize)> {
+    let count = state.get("wait").and_then(serde_json::Value::as_u64);
+    let count = count.and_then(|count| usize::try_from(count).ok()).ok_or_else(|| {
+        Error::InvalidArgument("the checkpoint's state of a tracker has no count `wait`".into())
+    })?;
+    Ok((state.get("best").and_then(serde_json::Value::as_f64), count))
+}
+
 /// The options that all callbacks of this file have.
 macro_rules! monitored {
     ($($callback:ident),+) => {
@@ -148,6 +157,15 @@ impl EarlyStopping {
 }
 
 impl Callback for EarlyStopping {
+    fn state(&mut self, _learner: &mut LearnerState) -> Result<Option<serde_json::Value>> {
+        Ok(Some(serde_json::json!({ "best": self.best.best, "wait": self.wait })))
+    }
+
+    fn load_state(&mut self, _: &mut LearnerState, state: &serde_json::Value) -> Result<()> {
+        (self.best.best, self.wait) = kept(state)?;
+        Ok(())
+    }
+
     fn order(&self) -> i32 {
         63
     }
@@ -214,6 +232,15 @@ impl ReduceLrOnPlateau {
 }
 
 impl Callback for ReduceLrOnPlateau {
+    fn state(&mut self, _learner: &mut LearnerState) -> Result<Option<serde_json::Value>> {
+        Ok(Some(serde_json::json!({ "best": self.best.best, "wait": self.wait })))
+    }
+
+    fn load_state(&mut self, _: &mut LearnerState, state: &serde_json::Value) -> Result<()> {
+        (self.best.best, self.wait) = kept(state)?;
+        Ok(())
+    }
+
     fn order(&self) -> i32 {
         62
     }
@@ -309,6 +336,16 @@ impl SaveModel {
 }
 
 impl Callback for SaveModel {
+    fn state(&mut self, _learner: &mut LearnerState) -> Result<Option<serde_json::Value>> {
+        Ok(Some(serde_json::json!({ "best": self.best.best, "wait": usize::from(self.saved) })))
+    }
+
+    fn load_state(&mut self, _: &mut LearnerState, state: &serde_json::Value) -> Result<()> {
+        let (best, saved) = kept(state)?;
+        (self.best.best, self.saved) = (best, saved > 0);
+        Ok(())
+    }
+
     fn order(&self) -> i32 {
         61
     }

@@ -59,7 +59,7 @@ pub fn aug_transforms() -> AugTransforms {
 /// The options of fastai's `aug_transforms()`: [`aug_transforms`].
 ///
 /// ```
-/// use brigade_learn::data::{Resize, aug_transforms, categories, images, image_files, DataBlock};
+/// use brigade_learn::data::{DataBlock, Resize, aug_transforms, categories, images};
 ///
 /// // Presizing: large crops that are turned and warped at their size, and then cropped to the model's.
 /// let pets = DataBlock::new(images(), categories())

@@ -7,6 +7,7 @@ use brigade_testkit::{Photos, World, dist_test};
 use brigade_train::Accelerator;
 use tch::Tensor;
 
+use super::batch_transforms::BatchPipeline;
 use super::*;
 use crate::error::{Error, Result};
 use crate::loaders::{BatchSource, Loaders};
@@ -171,12 +172,45 @@ fn masks_follow_their_images_and_have_no_class_outside() {
     );
 }
 
+#[test]
+fn batch_transforms_are_fastais_and_the_last_of_a_kind_counts() {
+    let augment = |transforms: Vec<BatchTransform>| {
+        BatchPipeline::new(&transforms).map(|(pipeline, _)| format!("{:?}", pipeline.augment))
+    };
+    let fastai = format!("{:?}", Augment::fastai());
+    assert_eq!(augment(aug_transforms().parts()).unwrap(), fastai);
+    assert_eq!(augment(Augment::fastai().parts()).unwrap(), fastai);
+    let imagenet = augment(Normalize::imagenet().parts()).unwrap();
+    let other = Normalize::new([0.1; 3], [0.2; 3]);
+    assert_eq!(augment((other, Normalize::imagenet()).parts()).unwrap(), imagenet);
+    assert_ne!(augment((Normalize::imagenet(), other).parts()).unwrap(), imagenet);
+    let none = aug_transforms().mult(0.0).flip(false).max_zoom(1.0);
+    assert_eq!(augment(none.parts()).unwrap(), format!("{:?}", Augment::new()));
+    let error = augment(aug_transforms().min_scale(0.5).parts()).unwrap_err().to_string();
+    assert!(error.contains("needs .size(…)"), "{error}");
+}
+
+#[test]
+fn presizing_crops_in_training_alone() {
+    let (accelerator, folder) = (accelerator(), flat(8));
+    let data = DataBlock::new(images(), categories())
+        .label(parent_name)
+        .item_transforms(Resize::squish(30))
+        .batch_transforms(
+            aug_transforms().flip(false).mult(0.0).max_zoom(1.0).size(15).min_scale(0.3),
+        )
+        .loaders(&accelerator, folder.path(), 4)
+        .unwrap();
+    let (inputs, _) = data.one_batch(4).unwrap();
+    assert_eq!(inputs[0].size(), [4, 3, 15, 15]);
+    let valid = data.valid.as_deref().unwrap().sample(2).unwrap().inputs;
+    let augmented = data.augmented_valid.as_deref().unwrap().sample(2).unwrap().inputs;
+    assert_eq!(valid[0].size(), [2, 3, 15, 15]);
+    assert_ne!(valid[0], augmented[0]);
+}
+
 /// A file of 24 bits a pixel.
-pub(super) fn bmp(
-    width: usize,
-    height: usize,
-    colour: impl Fn(usize, usize) -> [u8; 3],
-) -> Vec<u8> {
+fn bmp(width: usize, height: usize, colour: impl Fn(usize, usize) -> [u8; 3]) -> Vec<u8> {
     let row = (3 * width).next_multiple_of(4);
     let mut bytes = b"BM".to_vec();
     for number in [54 + row * height, 0, 54, 40, width, height] {

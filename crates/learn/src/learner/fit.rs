@@ -1,10 +1,13 @@
 //! The loop: fastai's events in their order, with cancellations as values.
 
+use std::path::{Path, PathBuf};
+
 use brigade_data::Batch;
 
 use super::Learner;
 use crate::callback::{Callback, Interrupt, IntoCallbacks, Level, Phases, Ranks, Step, call};
-use crate::callbacks::Progress;
+use crate::callbacks::Progress as Bars;
+use crate::callbacks::checkpoint::{FILE, Progress};
 use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::hyper::{Hyper, Rates};
@@ -72,7 +75,7 @@ impl Learner {
         self.state.set_hyper(Hyper::Lr, &rates)?;
         let mut own = callbacks.into_callbacks();
         if !self.state.quiet {
-            own.push(Box::new(Progress::new()));
+            own.push(Box::new(Bars::new()));
         }
         own.push(Box::new(Recording::new(self.recording)));
         self.with_callbacks(own, |learner, callbacks| {
@@ -125,7 +128,7 @@ impl Learner {
     ) -> Result<()> {
         let validates = self.prepared.as_ref().is_some_and(|loaders| loaders.valid.is_some());
         self.state.position = Position { epochs, validates, ..Position::default() };
-        let mut fit = Loop { learner: self, callbacks };
+        let mut fit = Loop { learner: self, callbacks, resumed: None };
         let outcome = fit.level(
             Level::Fit,
             [Event::BeforeFit, Event::AfterCancelFit, Event::AfterFit],
@@ -145,7 +148,7 @@ impl Learner {
             let before = learner.state.position;
             learner.state.position =
                 Position { validates: true, evaluating: true, epochs: 1, ..Position::default() };
-            let mut fit = Loop { learner, callbacks };
+            let mut fit = Loop { learner, callbacks, resumed: None };
             let outcome = fit.validation(Some(source.begin()), source.batches());
             let settled = fit.settle(outcome);
             callbacks.iter_mut().for_each(|callback| callback.ended(&mut learner.state));
@@ -160,6 +163,8 @@ impl Learner {
 struct Loop<'a> {
     learner: &'a mut Learner,
     callbacks: &'a mut [Box<dyn Callback>],
+    /// A checkpoint that the next epoch's training goes on from.
+    resumed: Option<(PathBuf, Progress)>,
 }
 
 impl Loop<'_> {
@@ -256,11 +261,88 @@ impl Loop<'_> {
                 cancelled => return cancelled,
             }
         }
+        match state.save.take() {
+            Some((folder, fit)) => Ok(self.save(&folder, fit, event)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Saves a checkpoint with the state of the Learner and its callbacks. Every rank takes part.
+    fn save(&mut self, folder: &Path, fit: usize, event: Event) -> Result<()> {
+        let state = &mut self.learner.state;
+        let mut callbacks = Vec::new();
+        for callback in self.callbacks.iter_mut() {
+            if let Some(kept) = callback.state(state)? {
+                callbacks.push((callback.name(), kept.to_string()));
+            }
+        }
+        let Position { epochs, epoch, iter, batches, train_iter, progress, .. } = state.position;
+        let (epoch, batch) = if event == Event::AfterEpoch { (epoch + 1, 0) } else { (epoch, iter + 1) };
+        let recorder = state.recorder.clone();
+        let kept = Progress {
+            fit,
+            epochs,
+            epoch,
+            batch,
+            batches,
+            train_iter,
+            progress,
+            recorder,
+            callbacks,
+        };
+        let bytes = rmp_serde::to_vec_named(&kept).map_err(Error::user)?;
+        let main = state.accelerator.is_main_process();
+        let hook = state.accelerator.register_save_state_pre_hook(move |folder| {
+            if main {
+                std::fs::write(folder.join(FILE), &bytes)?;
+            }
+            Ok(())
+        });
+        let saved = state.accelerator.save_state(folder);
+        hook.remove();
+        saved?;
+        Ok(())
+    }
+
+    /// Goes on from a checkpoint. Every rank takes part.
+    fn go_on(&mut self, folder: &Path, progress: Progress) -> Result<()> {
+        let state = &mut self.learner.state;
+        state.accelerator.load_state(folder)?;
+        state.grouped.read_back();
+        let Progress { batch, batches, train_iter, progress, recorder, callbacks, .. } = progress;
+        let place = format!("epoch {}, batch {batch}", state.position.epoch);
+        state.recorder = recorder;
+        state.position.train_iter = train_iter;
+        if batch > 0 {
+            state.position.batches = batches;
+            state.position.progress = progress;
+        }
+        for callback in self.callbacks.iter_mut() {
+            let name = callback.name();
+            let kept = callbacks.iter().find(|(known, _)| *known == name);
+            if let Some((_, kept)) = kept {
+                let kept = serde_json::from_str(kept).map_err(Error::user)?;
+                callback.load_state(state, &kept)?;
+            }
+        }
+        state.say(format!("Going on from {} at {place}", folder.display()));
         Ok(())
     }
 
     fn epochs(&mut self, start: usize) -> Step {
-        for epoch in 0..self.learner.state.position.epochs {
+        let epochs = self.learner.state.position.epochs;
+        let resumed = match self.learner.state.resume.take() {
+            // A later fit was interrupted: this one is done.
+            Some((_, false, _)) => return Level::Fit.cancel(),
+            Some((folder, true, progress)) if progress.epoch >= epochs => {
+                return Ok(self.go_on(&folder, progress)?);
+            }
+            Some((folder, true, progress)) => Some((folder, progress)),
+            None => None,
+        };
+        let first = resumed.as_ref().map_or(0, |(_, progress)| progress.epoch);
+        self.resumed = resumed;
+        for epoch in first..epochs {
             let position = &mut self.learner.state.position;
             position.epoch = epoch;
             (position.train_cancelled, position.validation_cancelled) = (false, false);
@@ -299,6 +381,9 @@ impl Loop<'_> {
             Level::Train,
             [Event::BeforeTrain, Event::AfterCancelTrain, Event::AfterTrain],
             |fit| {
+                if let Some((folder, progress)) = fit.resumed.take() {
+                    fit.go_on(&folder, progress)?;
+                }
                 let Some(loaders) = &fit.learner.prepared else { return Ok(()) };
                 let items = loaders.train.begin();
                 fit.batches(items)
@@ -327,12 +412,14 @@ impl Loop<'_> {
     }
 
     fn batches(&mut self, items: Box<dyn Iterator<Item = Result<Batch<Parts>>>>) -> Step {
-        for (iter, batch) in items.enumerate() {
+        for batch in items {
             let state = &mut self.learner.state;
-            state.position.iter = iter;
+            let batch = batch?;
+            // Those that a resumed epoch leaves out count.
+            state.position.iter = batch.index();
             let (rank, world) =
                 (state.accelerator.process_index(), state.accelerator.num_processes());
-            state.batch = CurrentBatch::of(batch?, rank, world);
+            state.batch = CurrentBatch::of(batch, rank, world);
             self.level(
                 Level::Batch,
                 [Event::BeforeBatch, Event::AfterCancelBatch, Event::AfterBatch],

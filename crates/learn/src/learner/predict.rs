@@ -10,7 +10,9 @@ use tch::{Device, Kind, Tensor};
 use super::Learner;
 use crate::callback::{Callback, Step};
 use crate::error::{Error, Result};
+use crate::export::encoded;
 use crate::loaders::{BatchSource, Item, ModelInput, PreparedSource, Target, source};
+use crate::loss::Loss;
 use crate::recorder::{Meters, in_data_order};
 use crate::state::LearnerState;
 
@@ -119,6 +121,24 @@ impl Callback for Gathering {
     }
 }
 
+/// Reads the prediction off an output with a batch dimension of 1.
+pub(crate) fn predicted(
+    loss: &dyn Loss,
+    output: &Tensor,
+    classes: Option<&[String]>,
+) -> Result<Prediction> {
+    let probabilities = loss.activation(output)?.f_squeeze_dim(0)?.f_to_device(Device::Cpu)?;
+    let decoded = loss.decode(output)?.f_squeeze_dim(0)?.f_to_device(Device::Cpu)?;
+    let class = match (classes, decoded.kind(), decoded.numel()) {
+        (Some(names), Kind::Int64, 1) => {
+            let number = usize::try_from(decoded.f_sum(Kind::Int64)?.f_int64_value(&[])?).ok();
+            number.and_then(|number| names.get(number).cloned())
+        }
+        _ => None,
+    };
+    Ok(Prediction { class, decoded, probabilities })
+}
+
 impl Learner {
     /// Computes loss and metrics on the validation data, or on those to train with. The recorder stays as it is.
     ///
@@ -187,6 +207,39 @@ impl Learner {
         self.collected(gathered.take())
     }
 
+    /// Predicts the validation data with the training's transforms `passes` times and without them once, and mixes the
+    /// two (test-time augmentation, fastai's `tta`): `beta` is the share of the plain prediction, 0.25 in fastai.
+    ///
+    /// # Errors
+    /// When the data cannot be transformed anew: data blocks of images can. As [`Learner::predictions`].
+    pub fn tta(&mut self, passes: usize, beta: f64) -> Result<Predictions> {
+        let augmented = self.augmented_valid.take().ok_or_else(|| {
+            Error::InvalidArgument(
+                "test-time augmentation needs validation data with the training's transforms: a DataBlock of \
+                 images has them"
+                    .into(),
+            )
+        })?;
+        let outcome = self.distributed(|learner| {
+            let mut sum: Option<Tensor> = None;
+            for _ in 0..passes.max(1) {
+                let pass = learner.predictions_from(&*augmented)?.predictions;
+                sum = Some(match sum {
+                    None => pass,
+                    Some(sum) => sum.f_add(&pass)?,
+                });
+            }
+            let plain = learner.predictions()?;
+            let Some(sum) = sum else { return Ok(plain) };
+            let mean = sum.f_div_scalar(passes.max(1) as f64)?;
+            let predictions = mean.f_lerp(&plain.predictions, beta)?;
+            let decoded = learner.state.loss.decode_activated(&predictions)?;
+            Ok(Predictions { predictions, decoded, losses: None, targets: plain.targets })
+        });
+        self.augmented_valid = Some(augmented);
+        outcome
+    }
+
     /// Predicts one item: a file or its bytes where the data have a codec, such as images; or a tensor of the
     /// model's input without the dimension of the batch. It needs no other rank, outside of
     /// [`Learner::distributed`].
@@ -195,31 +248,9 @@ impl Learner {
     /// When the item cannot be read or does not fit.
     pub fn predict(&mut self, item: impl Into<Item>) -> Result<Prediction> {
         let item = item.into();
-        let inputs = match (&item, &self.state.codec) {
-            (Item::Tensors(tensors), _) => {
-                tensors.iter().map(|it| it.f_unsqueeze(0)).collect::<std::result::Result<_, _>>()?
-            }
-            (_, Some(codec)) => codec.encode(&item)?,
-            (_, None) => {
-                return Err(Error::InvalidArgument(
-                    "the data say nothing of how an item is read; predict a tensor, or give the Loaders a codec"
-                        .into(),
-                ));
-            }
-        };
+        let inputs = encoded(&item, self.state.codec.as_deref())?;
         let output = self.forward(&inputs)?;
-        let probabilities = self.state.loss.activation(&output)?.f_squeeze_dim(0)?;
-        let decoded = self.state.loss.decode(&output)?.f_squeeze_dim(0)?;
-        let (probabilities, decoded) =
-            (probabilities.f_to_device(Device::Cpu)?, decoded.f_to_device(Device::Cpu)?);
-        let names = self.state.classes.as_deref().filter(|_| decoded.numel() == 1);
-        let class = match (names, decoded.kind()) {
-            (Some(names), Kind::Int64) => {
-                usize::try_from(decoded.f_int64_value(&[])?).ok().and_then(|it| names.get(it).cloned())
-            }
-            _ => None,
-        };
-        Ok(Prediction { class, decoded, probabilities })
+        predicted(&*self.state.loss, &output, self.state.classes.as_deref())
     }
 
     /// The output of the model in evaluation, with the Accelerator's precision.

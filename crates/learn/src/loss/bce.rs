@@ -92,6 +92,10 @@ impl Loss for BceWithLogits {
         Ok(self.activation(predictions)?.f_gt(self.threshold)?)
     }
 
+    fn decision_threshold(&self) -> Option<f64> {
+        Some(self.threshold)
+    }
+
     fn targets_are_classes(&self) -> bool {
         false
     }

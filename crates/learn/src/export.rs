@@ -1,0 +1,206 @@
+//! A trained model in one file: weights, classes, and how an item becomes its input; and what predicts from it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use brigade_checkpoint::Value;
+use brigade_nn::{IntoModel, Module};
+use brigade_train::Accelerator;
+use tch::{Device, Kind, Tensor};
+
+use crate::data::codec_from;
+use crate::error::{Error, Result};
+use crate::learner::{Learner, Prediction, on_main, predicted, state_dict};
+use crate::loaders::{Item, ItemCodec, ModelInput};
+use crate::loss::{Loss, loss_named};
+use crate::model::{AnyModel, Slot};
+use crate::saved;
+
+/// What the file says of itself.
+const FORMAT: &str = "brigade-learner";
+/// Its version.
+const VERSION: i64 = 1;
+
+impl Learner {
+    /// Writes the model with its classes, the data's codec and the name of the loss to one file, from rank 0; the
+    /// others wait. [`Predictor::load`] reads it in any program, without the data. The file is a dictionary that
+    /// PyTorch reads as well, with the weights under `model`.
+    ///
+    /// # Errors
+    /// On every rank when rank 0 cannot write; [`Error::InvalidArgument`] when the codec or the loss cannot be
+    /// written down, such as one with a function of the program's own.
+    pub fn export(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        on_main(&self.state.accelerator, || {
+            let weights = self.state.state_dict();
+            let weights =
+                weights.iter().map(|(name, it)| (name, Value::Tensor(it.shallow_clone())));
+            let mut entries = vec![
+                ("format", Value::Str(FORMAT.to_owned())),
+                ("version", Value::Int(VERSION)),
+                ("loss", Value::Str(loss_described(&*self.state.loss)?)),
+                ("model", Value::dict(weights)),
+            ];
+            if let Some(threshold) = self.state.loss.decision_threshold() {
+                entries.push(("threshold", Value::Float(threshold)));
+            }
+            if let Some(classes) = self.state.class_names() {
+                let names = classes.iter().map(|name| Value::Str(name.clone())).collect();
+                entries.push(("classes", Value::List(names)));
+            }
+            if let Some(codec) = &self.state.codec {
+                let (kind, settings) = codec.describe()?;
+                let codec = [
+                    ("kind", Value::Str(kind.to_owned())),
+                    ("settings", Value::Str(settings.to_string())),
+                ];
+                entries.push(("codec", Value::dict(codec)));
+            }
+            saved::write(path, Value::dict(entries))
+        })
+    }
+}
+
+fn loss_described(loss: &dyn Loss) -> Result<String> {
+    let name = loss.name();
+    match loss_named(name, None) {
+        Some(_) => Ok(name.to_owned()),
+        None => Err(Error::InvalidArgument(format!(
+            "the loss `{name}` is the program's own and cannot be written down; its activation and decision are \
+             needed for predictions: export with one of `brigade_learn::loss`"
+        ))),
+    }
+}
+
+/// A model from a file of [`Learner::export`], which predicts single items (fastai's `load_learner`). It needs no
+/// data, no optimizer and no other ranks.
+pub struct Predictor {
+    model: Box<dyn AnyModel>,
+    loss: Arc<dyn Loss>,
+    classes: Option<Vec<String>>,
+    codec: Option<Arc<dyn ItemCodec>>,
+    device: Device,
+}
+
+impl std::fmt::Debug for Predictor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Predictor")
+            .field("loss", &self.loss)
+            .field("classes", &self.classes)
+            .field("codec", &self.codec)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Predictor {
+    /// Reads a file, for a model of the same architecture, onto the Accelerator's device. `X` is what the model's
+    /// forward takes: `Tensor` for images.
+    ///
+    /// ```no_run
+    /// use brigade_learn::Predictor;
+    /// use brigade_models::xresnet50;
+    /// use brigade_train::Accelerator;
+    /// use tch::Tensor;
+    ///
+    /// let accelerator = Accelerator::new()?;
+    /// let mut predictor = Predictor::load::<Tensor, _>(&accelerator, "woof.pth", xresnet50(10))?;
+    /// println!("{:?}", predictor.predict("dog.jpg")?.class);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Format`] for a file that is no such export, of a later version, or of another architecture.
+    pub fn load<X, C>(
+        accelerator: &Accelerator,
+        path: impl AsRef<Path>,
+        model: C,
+    ) -> Result<Self>
+    where
+        X: ModelInput,
+        C: IntoModel,
+        C::Module: for<'a> Module<X::Ref<'a>, Output = Tensor> + 'static,
+    {
+        let path = path.as_ref();
+        let refused = |reason: String| Error::Format { path: path.to_owned(), reason };
+        let value = saved::read(path)?;
+        let text = |key: &str| value.get(key).and_then(Value::as_str);
+        if text("format") != Some(FORMAT) {
+            return Err(refused(
+                "it is no export of a Learner; weights alone are loaded by `Learner::load`".into(),
+            ));
+        }
+        match value.get("version").and_then(Value::as_int) {
+            Some(VERSION) => {}
+            version => {
+                let found = version.map_or_else(|| "none".to_owned(), |it| it.to_string());
+                return Err(refused(format!(
+                    "its version is {found}, and this program reads version {VERSION}"
+                )));
+            }
+        }
+        let name = text("loss").ok_or_else(|| refused("it names no loss".into()))?;
+        let threshold = value.get("threshold").and_then(Value::as_float);
+        let loss = loss_named(name, threshold)
+            .ok_or_else(|| refused(format!("it has the loss {name:?}, which is not known here")))?;
+        let weights = value.get("model").ok_or_else(|| refused("it has no model".into()))?;
+        let mut model = model.into_model()?;
+        model
+            .load_state_dict(&state_dict(path, weights)?)
+            .map_err(|error| refused(error.to_string()))?;
+        model.to_device(accelerator.device())?;
+        let classes = value.get("classes").and_then(Value::as_items).map(|names| {
+            names.iter().filter_map(|name| name.as_str().map(str::to_owned)).collect()
+        });
+        let codec = match value.get("codec") {
+            None => None,
+            Some(codec) => {
+                let text = |key: &str| {
+                    codec.get(key).and_then(Value::as_str).ok_or_else(|| {
+                        refused(format!("its codec has no text `{key}`"))
+                    })
+                };
+                let settings = serde_json::from_str(text("settings")?)
+                    .map_err(|error| refused(error.to_string()))?;
+                Some(codec_from(text("kind")?, &settings)?)
+            }
+        };
+        let mut model: Box<dyn AnyModel> = Box::new(Slot::<C::Module, X>::new(model));
+        model.set_training(false);
+        Ok(Self { model, loss, classes, codec, device: accelerator.device() })
+    }
+
+    /// Returns the names of the classes.
+    #[must_use]
+    pub fn class_names(&self) -> Option<&[String]> {
+        self.classes.as_deref()
+    }
+
+    /// Predicts one item.
+    ///
+    /// # Errors
+    /// When the item cannot be read or does not fit.
+    pub fn predict(&mut self, item: impl Into<Item>) -> Result<Prediction> {
+        let item = item.into();
+        let inputs = encoded(&item, self.codec.as_deref())?;
+        let _without_autograd = tch::no_grad_guard();
+        let inputs: Vec<Tensor> = inputs
+            .iter()
+            .map(|input| input.f_to_device(self.device))
+            .collect::<std::result::Result<_, _>>()?;
+        let output = self.model.forward(&inputs)?.f_to_kind(Kind::Float)?;
+        predicted(&*self.loss, &output, self.classes.as_deref())
+    }
+}
+
+/// The model's input of one item, with a batch dimension of 1.
+pub(crate) fn encoded(item: &Item, codec: Option<&dyn ItemCodec>) -> Result<Vec<Tensor>> {
+    match (item, codec) {
+        (Item::Tensors(tensors), _) => {
+            Ok(tensors.iter().map(|it| it.f_unsqueeze(0)).collect::<std::result::Result<_, _>>()?)
+        }
+        (_, Some(codec)) => codec.encode(item),
+        (_, None) => Err(Error::InvalidArgument(
+            "the data say nothing of how an item is read; predict a tensor, or give the Loaders a codec".into(),
+        )),
+    }
+}
