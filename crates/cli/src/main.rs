@@ -25,6 +25,7 @@ mod explain;
 mod launch;
 mod new;
 mod pages;
+mod report;
 mod secrets;
 mod selftest;
 mod setup;
@@ -65,6 +66,7 @@ enum Command {
     #[command(subcommand)]
     Data(data::Data),
     Watch(watch::WatchArgs),
+    Report(report::ReportArgs),
     Completions(pages::CompletionsArgs),
     Man(pages::ManArgs),
 }
@@ -97,6 +99,7 @@ fn main() -> ExitCode {
         Command::Estimate(args) => estimate::run(args, io::stdout().lock()).map(|()| 0),
         Command::Checkpoint(question) => checkpoint::run(question, io::stdout().lock()),
         Command::Data(question) => data::run(question, io::stdout().lock()).map(|()| 0),
+        Command::Report(args) => report::run(args, io::stdout()).map(|()| 0),
         Command::Watch(args) => watch::run(args, io::stdout()),
         Command::Completions(args) => pages::completions(Cli::command(), args),
         Command::Man(args) => pages::man(Cli::command(), args),

@@ -45,7 +45,7 @@ fn a_short_help_has_one_line_for_each_option() {
 
 #[test]
 fn help_texts_are_those_on_file() {
-    let pages: [(&str, &[&str]); 47] = [
+    let pages: [(&str, &[&str]); 48] = [
         ("brigade", &["--help"]),
         ("launch", &["launch", "--help"]),
         ("launch-short", &["launch", "-h"]),
@@ -60,6 +60,7 @@ fn help_texts_are_those_on_file() {
         ("data-stats", &["data", "stats", "--help"]),
         ("data-pack", &["data", "pack", "--help"]),
         ("watch", &["watch", "--help"]),
+        ("report", &["report", "--help"]),
         ("setup", &["setup", "--help"]),
         ("setup-short", &["setup", "-h"]),
         ("checkpoint", &["checkpoint", "--help"]),

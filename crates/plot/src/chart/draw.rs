@@ -21,7 +21,7 @@ pub(super) fn scene(chart: &Chart) -> Scene {
     let bottom = height - EDGE - 18.0 - if chart.x.label.is_empty() { 0.0 } else { 18.0 };
 
     let (across, upwards) = chart.spans();
-    let y_ticks = upwards.ticks(((bottom - top) / 42.0) as usize);
+    let y_ticks = upwards.ticks(((bottom - top) / 32.0) as usize);
     let widest = y_ticks.iter().map(|it| font::width(&it.label, TICK)).fold(0.0, f64::max);
     let left = EDGE + widest + 6.0 + if chart.y.label.is_empty() { 0.0 } else { 20.0 };
     let (x_ticks, right) = x_ticks(&across, left, width - EDGE);

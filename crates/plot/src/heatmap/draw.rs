@@ -120,7 +120,7 @@ impl Layout {
         }
         if map.row_labels.is_empty() && map.y_range.is_some() {
             let span = Axis { range: map.y_range, ..Axis::default() }.span([].into_iter());
-            for tick in span.ticks((cells.height / 42.0) as usize) {
+            for tick in span.ticks((cells.height / 32.0) as usize) {
                 let y = cells.bottom() - span.place(tick.value).unwrap_or(0.0) * cells.height;
                 scene.rule((cells.x - 4.0, y), (cells.x, y), Color::FRAME);
                 let place = Place::new(cells.x - 6.0, y + 4.0, SIZE).anchor(Anchor::End);
