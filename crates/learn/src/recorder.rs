@@ -291,10 +291,12 @@ impl Callback for Recording {
             return Ok(());
         }
         let values = self.valid.values(learner)?;
-        if !learner.validation_was_cancelled() {
+        let losses = self.valid.read_losses();
+        // Of a validation without a batch that has a loss nothing is known.
+        if !learner.validation_was_cancelled() && !losses.is_empty() {
             let at = self.train_columns(learner.metrics.len());
             self.fill(at, values);
-            learner.recorder.valid_losses.extend(self.valid.read_losses());
+            learner.recorder.valid_losses.extend(losses);
         }
         Ok(())
     }
@@ -302,6 +304,8 @@ impl Callback for Recording {
     fn after_epoch(&mut self, learner: &mut LearnerState) -> Step {
         // Where the epoch was cancelled in its training.
         self.read_losses(learner)?;
+        // An epoch whose beginning was cancelled before this callback has seen it has no row yet.
+        self.row.resize(learner.recorder.names.len(), None);
         learner.recorder.rows.push(EpochRow {
             epoch: learner.epoch(),
             values: std::mem::take(&mut self.row),
