@@ -190,7 +190,7 @@ fn unpack(file: File, bytes: u64, tree: &mut Tree<'_>) -> Result<(), DatasetErro
         zip::unpack(file, tree)
     } else if start.starts_with(&[0x1f, 0x8b]) {
         tar::unpack(tar::Gzip::new(BufReader::new((&*start).chain(file))), tree)
-    } else if start.get(tar::MAGIC_AT..).is_some_and(|it| it.starts_with(tar::MAGIC)) {
+    } else if tar::begins(&start) {
         tar::unpack((&*start).chain(file), tree)
     } else {
         let start = String::from_utf8_lossy(start.get(..SHOWN_BYTES).unwrap_or(&start));
@@ -207,7 +207,7 @@ const FREE_BYTES: u64 = 1 << 30;
 /// Small images take some 200 bytes each.
 const BYTES_PER_FILE: u64 = 32;
 const FREE_FILES: u64 = 100_000;
-/// Of the magic number of a tar archive.
+/// Of the first header of a tar archive.
 const START_BYTES: u64 = 512;
 /// Of what is no archive, in the error.
 const SHOWN_BYTES: usize = 40;

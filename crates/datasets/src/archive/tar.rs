@@ -4,10 +4,22 @@ use std::cell::Cell;
 use std::io::{self, BufRead, Read};
 
 use flate2::bufread::GzDecoder;
-use tar::{Archive, EntryType};
+use tar::{Archive, EntryType, Header};
 
 use super::tree::Tree;
 use crate::DatasetError;
+
+/// Whether these are the first 512 bytes of an archive: a header with its checksum, which all kinds have.
+pub(super) fn begins(start: &[u8]) -> bool {
+    if start.len() != 512 {
+        return false;
+    }
+    // The sum is made with spaces in its own place.
+    let numbers = start.iter().enumerate();
+    let sum =
+        numbers.map(|(at, byte)| if (148..156).contains(&at) { 32 } else { u32::from(*byte) });
+    Header::from_byte_slice(start).cksum().is_ok_and(|expected| sum.sum::<u32>() == expected)
+}
 
 /// Makes what the archive holds. Reads it to its end, where a gzip stream has its checksum.
 pub(super) fn unpack(source: impl Read, tree: &mut Tree<'_>) -> Result<(), DatasetError> {
@@ -105,6 +117,3 @@ impl<R: Read> Read for Bounded<'_, R> {
 
 /// Of an entry, with its long name, its attributes and the end of the one before.
 const MAX_HEADER_BYTES: u64 = 128 << 10;
-/// `ustar` stands there in each header of the last thirty years.
-pub(super) const MAGIC: &[u8] = b"ustar";
-pub(super) const MAGIC_AT: usize = 257;

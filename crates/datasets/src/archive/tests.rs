@@ -131,11 +131,24 @@ fn every_kind_of_archive_is_unpacked() {
         ("top/a.txt", 0o644, b"a, the later one"),
         ("top/deep/er/b.sh", 0o6755, b"#!b"),
     ]);
+    let mut old = Builder::new(Vec::new());
+    for (name, mode, body) in
+        [("top/a.txt", 0o644, &b"a, the later one"[..]), ("top/deep/er/b.sh", 0o6755, b"#!b")]
+    {
+        let mut header = Header::new_old();
+        header.set_size(body.len() as u64);
+        header.set_mode(mode);
+        old.append_data(&mut header, name, body).unwrap();
+    }
     let (first, second) = plain.split_at(700);
     let members = [gzip(first), gzip(second), vec![0; 512]].concat();
-    for (kind, bytes) in
-        [("tar", plain.clone()), ("gzip", gzip(&plain)), ("members", members), ("zip", zipped)]
-    {
+    for (kind, bytes) in [
+        ("old", old.into_inner().unwrap()),
+        ("tar", plain.clone()),
+        ("gzip", gzip(&plain)),
+        ("members", members),
+        ("zip", zipped),
+    ] {
         let unpacked = Unpacked::new(&bytes);
         unpacked.result.as_ref().unwrap_or_else(|error| panic!("{kind}: {error}"));
         assert_eq!(names(&unpacked.home.path().join("data")), ["set"], "{kind}");
