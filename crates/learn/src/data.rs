@@ -25,6 +25,7 @@ mod split;
 mod summary;
 #[cfg(test)]
 mod tests;
+mod unlabelled;
 
 pub use batch_transforms::{
     AugTransforms, BatchTransform, Normalize, aug_transforms, random_erasing,
@@ -54,3 +55,4 @@ pub use split::{
     subset_split,
 };
 pub use summary::{Step, Summary};
+pub use unlabelled::Unlabelled;

@@ -26,13 +26,13 @@ pub trait ModelInput: Sized + 'static {
 }
 
 impl ModelInput for Tensor {
-    type Ref<'a> = &'a Tensor;
+    type Ref<'a> = &'a Self;
 
     fn into_tensors(self) -> Vec<Tensor> {
         vec![self]
     }
 
-    fn borrowed(tensors: &[Tensor]) -> Option<&Tensor> {
+    fn borrowed(tensors: &[Tensor]) -> Option<&Self> {
         match tensors {
             [tensor] => Some(tensor),
             _ => None,
@@ -80,6 +80,12 @@ pub trait Target: Sized + 'static {
 impl Target for Tensor {
     fn into_target(self) -> Option<Tensor> {
         Some(self)
+    }
+}
+
+impl Target for Option<Tensor> {
+    fn into_target(self) -> Option<Tensor> {
+        self
     }
 }
 

@@ -1,5 +1,7 @@
 //! Data blocks as a program uses them: items, labels, splits, transforms, codecs, summaries.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -365,7 +367,7 @@ fn a_summary_names_the_step_that_fails_and_its_item() {
     fails(&woofs().split(grandparent("a", "b")), "split", "named a");
     fails(&woofs().label(name_regex("(")), "labels", "`(` cannot find labels");
     fails(&woofs().label(|_: &Path| 1.0), "targets", "expects one class");
-    let crop = brigade_vision::transforms::RandomCrop::new(100);
+    let crop = RandomCrop::new(100);
     fails(
         &woofs().item_transforms(crop),
         "RandomCrop(RandomCrop { size: Size { width: 100, height: 100 }, padding: 0, pad_if_needed: false, mode: Constant([0, 0, 0]) })",

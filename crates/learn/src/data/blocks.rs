@@ -29,12 +29,14 @@ pub struct ImageBlock {
 
 /// One class for each item, as a number `i64` `[n]`: fastai's `CategoryBlock`. The classes are the labels of the
 /// training items, sorted.
+#[must_use]
 pub fn categories() -> CategoryBlock {
     CategoryBlock { vocabulary: None, sorted: true, unknown: false }
 }
 
 /// Any number of classes for each item, as `f32` `[n, classes]` of 0 and 1: fastai's `MultiCategoryBlock`. The
 /// classes are the labels of the training items, sorted.
+#[must_use]
 pub fn multi_categories() -> MultiCategoryBlock {
     MultiCategoryBlock(categories())
 }

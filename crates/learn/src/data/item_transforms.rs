@@ -138,7 +138,7 @@ impl<P: Part> Parts<P::Transform> for P {
 }
 
 impl<T> Parts<T> for Vec<T> {
-    fn parts(self) -> Vec<T> {
+    fn parts(self) -> Self {
         self
     }
 }

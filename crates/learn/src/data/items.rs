@@ -66,7 +66,7 @@ impl Items {
     /// Returns the path of an item from the root on; an empty one for an item that there is not.
     #[must_use]
     pub fn relative_path(&self, index: usize) -> &Path {
-        self.paths.get(index).map_or(Path::new(""), PathBuf::as_path)
+        self.paths.get(index).map_or_else(|| Path::new(""), PathBuf::as_path)
     }
 
     /// Returns the path of an item.
@@ -342,6 +342,7 @@ impl Csv {
 
     /// Sets the column with the files, by name or by number from 0: fastai's `fn_col`.
     #[must_use]
+    #[expect(clippy::needless_pass_by_value, reason = "a name or a number, as it is written")]
     pub fn file_column(mut self, column: impl ToString) -> Self {
         self.files = column.to_string();
         self

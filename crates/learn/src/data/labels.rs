@@ -172,6 +172,7 @@ pub fn name_function<L: IntoLabel + 'static>(
 }
 
 /// Takes a column of the table that items come from, by name or by number from 0: fastai's `ColReader`.
+#[expect(clippy::needless_pass_by_value, reason = "a name or a number, as it is written")]
 pub fn column(column: impl ToString) -> Column {
     Column { columns: vec![column.to_string()], separator: None }
 }

@@ -147,6 +147,7 @@ pub fn grandparent(train: impl FolderNames, valid: impl FolderNames) -> Splitter
 
 /// Validates with a share of the items, drawn at random: fastai's `RandomSplitter`. The seed is the data block's,
 /// which all ranks agree on, unless [`Splitter::seed`] sets one.
+#[must_use]
 pub fn random_split(share: f64) -> Splitter {
     Splitter::new(move |items, _, seed| {
         Ok(Split::random(items.len(), share, seed).map_err(VisionError::from)?)
@@ -193,6 +194,7 @@ pub fn file_split(file: impl Into<PathBuf>) -> Splitter {
 
 /// Validates with the items whose column is `true` or `1`, in small or large letters: fastai's `ColSplitter`,
 /// whose column is `is_valid`.
+#[expect(clippy::needless_pass_by_value, reason = "a name or a number, as it is written")]
 pub fn column_split(column: impl ToString) -> Splitter {
     let column = column.to_string();
     Splitter::of_items(move |items| {
@@ -211,6 +213,7 @@ pub fn column_split(column: impl ToString) -> Splitter {
 }
 
 /// Validates with the items whose column has one of these values: fastai's `ColSplitter(on=…)`.
+#[expect(clippy::needless_pass_by_value, reason = "a name or a number, as it is written")]
 pub fn column_values_split<V: ToString>(
     column: impl ToString,
     values: impl IntoIterator<Item = V>,
@@ -228,6 +231,7 @@ pub fn column_values_split<V: ToString>(
 }
 
 /// Validates with the last share of the items, for data in an order of time: fastai's `EndSplitter`.
+#[must_use]
 pub fn end_split(share: f64) -> Splitter {
     Splitter::of_items(move |items| {
         check_share(share, share)?;
@@ -250,6 +254,7 @@ pub fn end_split(share: f64) -> Splitter {
 /// assert_eq!(split.valid.len(), 4);
 /// # Ok::<(), brigade_learn::Error>(())
 /// ```
+#[must_use]
 pub fn stratified_split(share: f64) -> Splitter {
     Splitter::new(move |items, labels, seed| {
         check_share(share, share)?;
@@ -280,6 +285,7 @@ pub fn stratified_split(share: f64) -> Splitter {
 
 /// Trains and validates with random shares of the items and leaves out the rest, to try something out: fastai's
 /// `RandomSubsetSplitter`.
+#[must_use]
 pub fn subset_split(train: f64, valid: f64) -> Splitter {
     Splitter::new(move |items, _, seed| {
         check_share(train, train + valid - f64::EPSILON)?;
@@ -295,6 +301,7 @@ pub fn subset_split(train: f64, valid: f64) -> Splitter {
 }
 
 /// Trains with all items and validates with none.
+#[must_use]
 pub fn no_split() -> Splitter {
     let all = |items: &Items| Ok(Split { train: (0..items.len()).collect(), valid: Vec::new() });
     Splitter { may_lack_validation: true, ..Splitter::of_items(all) }

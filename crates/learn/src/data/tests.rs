@@ -247,10 +247,8 @@ dist_test!(
         let train = targets(data.train.as_ref(), &accelerator, true);
         let valid = targets(data.valid.as_ref().unwrap().as_ref(), &accelerator, false);
         let all: Vec<(Vec<i64>, Vec<i64>)> = accelerator.gather_object((train, valid))?;
-        let joined = |pick: fn(&(Vec<i64>, Vec<i64>)) -> &Vec<i64>| -> Vec<i64> {
-            all.iter().flat_map(|rank| pick(rank).clone()).collect()
-        };
-        let (train, valid) = (joined(|rank| &rank.0), joined(|rank| &rank.1));
+        let train: Vec<i64> = all.iter().flat_map(|(train, _)| train.clone()).collect();
+        let valid: Vec<i64> = all.iter().flat_map(|(_, valid)| valid.clone()).collect();
         let set: BTreeSet<i64> = train.iter().chain(&valid).copied().collect();
         assert_eq!((train.len(), valid.len(), set.len()), (12, 4, 16));
         assert!(all.iter().all(|(train, valid)| train.len() == 6 && !valid.is_empty()));
@@ -294,7 +292,7 @@ dist_test!(world = 2, dist_ranks_with_other_data_have_an_error_on_all, |_: World
     let message = error(&labels, own.path());
     assert!(message.contains("rank 1 sees other"), "{message}");
     // Only the second rank fails.
-    let fails = block.clone().items(move |root: &Path| match rank {
+    let fails = block.items(move |root: &Path| match rank {
         1 => Err(Error::InvalidArgument("the disk is gone".to_owned())),
         _ => image_files(root),
     });
