@@ -245,12 +245,18 @@ impl Heatmap {
         (rows, columns, values)
     }
 
-    /// The number of each cell: whole ones as they are, else two digits behind the point.
-    fn number(value: f64) -> String {
-        if value.fract() == 0.0 && value.abs() < 1e7 || !(0.01..1e4).contains(&value.abs()) {
-            return plain_or_exponent(value);
-        }
-        format!("{value:.2}")
+    /// The numbers of the cells, row by row: whole ones as they are, else all with two digits behind the point
+    /// where these say enough.
+    fn number_texts(&self) -> Vec<String> {
+        let finite = || self.values.iter().filter(|value| value.is_finite());
+        let greatest = finite().fold(0.0_f64, |greatest, value| greatest.max(value.abs()));
+        let is_whole = finite().all(|value| value.fract() == 0.0);
+        let text = |value: &f64| match value.is_finite() && (0.1..1e4).contains(&greatest) {
+            true if !is_whole => format!("{value:.2}"),
+            true => value.to_string(),
+            false => plain_or_exponent(*value),
+        };
+        self.values.iter().map(text).collect()
     }
 }
 
@@ -314,10 +320,14 @@ mod tests {
 
     #[test]
     fn numbers_in_cells_are_short() {
-        for (value, text) in
-            [(12.0, "12"), (0.125, "0.12"), (0.001, "0.001"), (1e9, "1e9"), (f64::NAN, "NaN")]
-        {
-            assert_eq!(Heatmap::number(value), text);
+        for (values, texts) in [
+            ([12.0, 0.0, 1234.0], ["12", "0", "1234"]),
+            ([0.8125, 0.001, f64::NAN], ["0.81", "0.00", "NaN"]),
+            ([1e9, 5.0, -2.5], ["1e9", "5", "-2.5"]),
+            ([0.001, 2e-7, 0.0], ["0.001", "2e-7", "0"]),
+        ] {
+            let map = Heatmap::new(1, 3, values.to_vec()).unwrap();
+            assert_eq!(map.number_texts(), texts);
         }
     }
 }

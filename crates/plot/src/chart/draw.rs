@@ -181,7 +181,8 @@ impl Frame {
                 Marker::Point { x, y, label } => (self.pixel((*x, *y)), label),
             };
             if let Some(at) = at.filter(|at| contains(&self.plot, *at) && !label.is_empty()) {
-                self.draw_label(scene, at, label, &mut taken, series.clone());
+                let is_point = matches!(marker, Marker::Point { .. });
+                self.draw_label(scene, at, label, &mut taken, series.clone(), is_point);
             }
         }
     }
@@ -194,6 +195,7 @@ impl Frame {
         label: &str,
         taken: &mut Vec<Area>,
         series: Range<usize>,
+        is_point: bool,
     ) {
         let text = font::fit(&printable(label), TICK, self.plot.width * 0.6);
         let (width, height) = (font::width(&text, TICK) + 6.0, 15.0);
@@ -219,9 +221,14 @@ impl Frame {
                 _ => false,
             })
         };
-        // With no free place left, a label is one more than can be read.
-        let place = places.iter().find(|area| !hides(area)).or_else(|| places.first());
-        if let Some(area) = place.copied() {
+        // Not far off for a line's sake. With no free place left, a label is one more than can be read.
+        let near = |area: &&Area| (area.y + height / 2.0 - at.1).abs() < 2.5 * height;
+        let clear = places.iter().take_while(near).find(|area| !hides(area));
+        if let Some(area) = clear.or_else(|| places.first()).copied() {
+            if is_point && !(area.y..area.bottom()).contains(&at.1) {
+                let side = if area.x > at.0 { area.x } else { area.right() };
+                scene.line(vec![at, (side, area.y + height / 2.0)], Color::FRAME, 0.8);
+            }
             scene.rect(area, Color::WHITE);
             scene.text(Place::new(area.x + 3.0, area.y + 11.5, TICK), &text, f64::INFINITY);
             taken.push(area);

@@ -51,8 +51,8 @@ impl Layout {
         };
 
         let widest = || {
-            let numbers = map.values.iter().map(|it| font::width(&Heatmap::number(*it), SIZE));
-            numbers.fold(0.0, f64::max) + 8.0
+            let texts = map.number_texts();
+            texts.iter().map(|it| font::width(it, SIZE)).fold(0.0, f64::max) + 8.0
         };
         // Enough cells for the numbers not to be read: their widths are not needed.
         let few = map.numbers && rows * columns <= MOST_NUMBERS;
@@ -141,7 +141,7 @@ impl Layout {
 fn draw_numbers(map: &Heatmap, scene: &mut Scene, cells: Area) {
     let (side_x, side_y) = (cells.width / map.columns as f64, cells.height / map.rows as f64);
     let limits = map.limits();
-    for (index, value) in map.values.iter().enumerate() {
+    for (index, (value, text)) in map.values.iter().zip(map.number_texts()).enumerate() {
         let (row, column) = (index / map.columns, index % map.columns);
         let row = if map.upwards { map.rows - 1 - row } else { row };
         // On whole pixels, so that no line of white is left between cells.
@@ -152,7 +152,7 @@ fn draw_numbers(map: &Heatmap, scene: &mut Scene, cells: Area) {
         scene.rect(Area::new(x, y, right - x, bottom - y), color);
         let place = Place::new((x + right) / 2.0, (y + bottom) / 2.0 + 4.0, SIZE);
         let place = place.anchor(Anchor::Middle).color(color.readable());
-        scene.text(place, &Heatmap::number(*value), f64::INFINITY);
+        scene.text(place, &text, f64::INFINITY);
     }
 }
 

@@ -28,14 +28,15 @@ fn axes(map: &Heatmap) -> String {
     }
 }
 
-/// The rows from the top, with their labels.
-fn rows(map: &Heatmap, numbered: bool) -> Vec<(String, &[f64])> {
+/// The labels and the numbers of the rows, from the top.
+fn rows(map: &Heatmap, numbered: bool) -> Vec<(String, Vec<String>)> {
     let label = |index: usize| {
         let label = map.row_labels.get(index).map_or("", String::as_str);
         if numbered { format!("{} {label}", index + 1) } else { label.to_owned() }
     };
-    let rows = map.values.chunks(map.columns).enumerate();
-    let mut rows: Vec<_> = rows.map(|(index, row)| (label(index), row)).collect();
+    let texts = map.number_texts();
+    let rows = texts.chunks(map.columns).enumerate();
+    let mut rows: Vec<_> = rows.map(|(index, row)| (label(index), row.to_vec())).collect();
     if map.upwards {
         rows.reverse();
     }
@@ -59,7 +60,7 @@ fn table(map: &Heatmap, options: &TextOptions, numbered: bool) -> Option<String>
     let labels = rows.iter().map(|(label, _)| fit(label, LONGEST).width()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..map.columns)
         .map(|column| {
-            let numbers = rows.iter().map(|(_, row)| Heatmap::number(row[column]).width());
+            let numbers = rows.iter().map(|(_, row)| row[column].width());
             let label = column_labels.get(column).map_or(0, |it| it.width());
             numbers.max().unwrap_or(0).max(label)
         })
@@ -78,7 +79,7 @@ fn table(map: &Heatmap, options: &TextOptions, numbered: bool) -> Option<String>
         text += &line("", column_labels);
     }
     for (label, row) in rows {
-        text += &line(&label, row.iter().map(|value| Heatmap::number(*value)).collect());
+        text += &line(&label, row);
     }
     Some(text)
 }
