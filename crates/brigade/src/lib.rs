@@ -2,7 +2,8 @@
 //!
 //! This crate only gathers the others: [`train`] (the Accelerator), [`nn`] (layers, weights files),
 //! [`models`] (architectures; feature `models`, on by default), [`optim`], [`schedule`],
-//! [`data`], [`datasets`], `vision` (images; feature `vision`), [`torch`] (the border with libtorch),
+//! [`data`], [`datasets`], `vision` (images; feature `vision`), `learn` (the Learner; feature
+//! `learn`), [`torch`] (the border with libtorch),
 //! [`plan`] and [`world`]. Most programs need no more than the [`prelude`].
 //!
 //! ```
@@ -52,6 +53,8 @@ pub use brigade_data as data;
 #[doc(hidden)]
 pub use brigade_data::__derive;
 pub use brigade_datasets as datasets;
+#[cfg(feature = "learn")]
+pub use brigade_learn as learn;
 #[cfg(feature = "models")]
 pub use brigade_models as models;
 pub use brigade_nn as nn;

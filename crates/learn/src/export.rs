@@ -110,11 +110,7 @@ impl Predictor {
     ///
     /// # Errors
     /// [`Error::Format`] for a file that is no such export, of a later version, or of another architecture.
-    pub fn load<X, C>(
-        accelerator: &Accelerator,
-        path: impl AsRef<Path>,
-        model: C,
-    ) -> Result<Self>
+    pub fn load<X, C>(accelerator: &Accelerator, path: impl AsRef<Path>, model: C) -> Result<Self>
     where
         X: ModelInput,
         C: IntoModel,
@@ -155,9 +151,10 @@ impl Predictor {
             None => None,
             Some(codec) => {
                 let text = |key: &str| {
-                    codec.get(key).and_then(Value::as_str).ok_or_else(|| {
-                        refused(format!("its codec has no text `{key}`"))
-                    })
+                    codec
+                        .get(key)
+                        .and_then(Value::as_str)
+                        .ok_or_else(|| refused(format!("its codec has no text `{key}`")))
                 };
                 let settings = serde_json::from_str(text("settings")?)
                     .map_err(|error| refused(error.to_string()))?;

@@ -212,7 +212,8 @@ impl ClassInterpretation {
     #[must_use]
     pub fn class_reports(&self) -> Vec<ClassReport> {
         let counts = self.confusion_matrix();
-        let share = |part: u64, whole: u64| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
+        let share =
+            |part: u64, whole: u64| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
         let report = |class: usize| {
             let right = counts[class][class];
             let support: u64 = counts[class].iter().sum();
@@ -251,7 +252,8 @@ impl ClassInterpretation {
         let averages = [average("macro avg", false), average("weighted avg", true)];
         let right = self.targets.iter().zip(&self.decoded).filter(|(a, b)| a == b).count();
         let accuracy = right as f64 / samples.max(1) as f64;
-        let width = reports.iter().chain(&averages).map(|it| it.name.chars().count()).max().unwrap_or(0);
+        let width =
+            reports.iter().chain(&averages).map(|it| it.name.chars().count()).max().unwrap_or(0);
         let mut text = format!("{:>width$} ", "");
         for column in ["precision", "recall", "f1-score", "support"] {
             let _ = write!(text, " {column:>9}");

@@ -28,10 +28,10 @@ use crate::recorder::{Recorder, RecorderOptions};
 use crate::state::{CurrentBatch, LearnerState, Position};
 
 pub use self::fit::FitOptions;
-pub(crate) use self::predict::predicted;
-pub(crate) use self::save::{on_main, state_dict};
 pub use self::lr_find::{LrFind, LrFinding, Suggestion};
+pub(crate) use self::predict::predicted;
 pub use self::predict::{Part, Prediction, Predictions, Validation};
+pub(crate) use self::save::{on_main, state_dict};
 pub use self::schedules::{FineTune, FlatCos, OneCycle, Sgdr};
 
 /// Data, a model, a loss and metrics, trained by schedules and callbacks: fastai's `Learner`.

@@ -18,10 +18,12 @@ mod loaders;
 pub mod loss;
 pub mod metrics;
 mod model;
+mod parallel;
 mod pictures;
 mod recorder;
 mod saved;
 mod state;
+mod vision_learner;
 
 pub use callback::Callback;
 pub use error::{Error, Result};
@@ -29,9 +31,12 @@ pub use event::Event;
 pub use export::Predictor;
 pub use hyper::{GroupHypers, Hyper, Rates};
 pub use learner::{
-    FineTune, FitOptions, FlatCos, Learner, LrFind, LrFinding, OneCycle, Part, Prediction, Predictions, Sgdr,
-    Suggestion, Validation,
+    FineTune, FitOptions, FlatCos, Learner, LrFind, LrFinding, OneCycle, Part, Prediction,
+    Predictions, Sgdr, Suggestion, Validation,
 };
 pub use loaders::{Item, ItemCodec, Loaders, ModelInput, Picture, Target};
 pub use recorder::{EpochRow, Recorder};
 pub use state::LearnerState;
+pub use vision_learner::{VisionOptions, unet_learner, vision_learner};
+
+pub mod prelude;

@@ -1,16 +1,18 @@
 //! A model whose type the Learner does not know: prepared for the ranks while a fit runs, a plain one otherwise.
 
 use std::any::Any;
+use std::cell::RefCell;
 use std::collections::HashSet;
 use std::marker::PhantomData;
 use std::sync::atomic::Ordering;
 
 use brigade_nn::{ForwardHook, Model, Module, NamedTensor, StateDict};
-use brigade_train::{Accelerator, PreparedModel, PreparedModels};
+use brigade_train::{Accelerator, AutocastOptions, Precision, PreparedModel, PreparedModels};
 use tch::Tensor;
 
 use crate::error::{Error, Result};
 use crate::loaders::ModelInput;
+use crate::parallel::{Replicas, other_inputs};
 
 /// What the Learner does with a model.
 pub(crate) trait AnyModel {
@@ -35,6 +37,10 @@ pub(crate) trait AnyModel {
     fn broadcast_buffers(&self) -> Result<()>;
     fn hold_in_eval(&mut self, prefix: &str, on: bool) -> Result<usize>;
     fn forward_hook(&mut self, layer: &str, hook: Hook) -> Result<ForwardHook>;
+    /// Scatters batches over these as well.
+    fn set_replicas(&mut self, replicas: Option<Box<dyn Replicas>>);
+    /// Adds the replicas' gradients to the model's, after a backward pass.
+    fn reduce_replicas(&self) -> Result<()>;
     fn module(&self) -> Option<&dyn Any>;
 }
 
@@ -44,6 +50,9 @@ pub(crate) type Hook = Box<dyn Fn(&str, &Tensor) -> Option<Tensor> + Send>;
 /// A model of a known module and input.
 pub(crate) struct Slot<M, X> {
     held: Held<M>,
+    replicas: RefCell<Option<Box<dyn Replicas>>>,
+    /// The precision of the replicas' forward passes.
+    autocast: AutocastOptions,
     input: PhantomData<fn(X)>,
 }
 
@@ -56,13 +65,31 @@ enum Held<M> {
 
 impl<M, X> Slot<M, X> {
     pub(crate) fn new(model: Model<M>) -> Self {
-        Self { held: Held::Plain(model), input: PhantomData }
+        Self {
+            held: Held::Plain(model),
+            replicas: RefCell::new(None),
+            autocast: AutocastOptions { precision: Precision::No, cache: true },
+            input: PhantomData,
+        }
     }
 
     fn model(&self) -> Result<&Model<M>> {
         match &self.held {
             Held::Plain(model) => Ok(model),
             Held::Prepared(model) => Ok(model.inner()),
+            Held::Lost => Err(lost()),
+        }
+    }
+
+    fn own_forward(&self, inputs: &[Tensor]) -> Result<Tensor>
+    where
+        M: for<'a> Module<X::Ref<'a>, Output = Tensor>,
+        X: ModelInput,
+    {
+        let input = X::borrowed(inputs).ok_or_else(other_inputs)?;
+        match &self.held {
+            Held::Plain(model) => Ok(model.forward(input)?),
+            Held::Prepared(model) => Ok(model.forward(input)?),
             Held::Lost => Err(lost()),
         }
     }
@@ -82,20 +109,37 @@ where
     X: ModelInput,
 {
     fn forward(&self, inputs: &[Tensor]) -> Result<Tensor> {
-        let input = X::borrowed(inputs).ok_or_else(|| {
-            Error::InvalidArgument(format!(
-                "a callback has left {} tensors as the model's input, which is another number than the data give",
-                inputs.len()
-            ))
-        })?;
-        match &self.held {
-            Held::Plain(model) => Ok(model.forward(input)?),
-            Held::Prepared(model) => Ok(model.forward(input)?),
-            Held::Lost => Err(lost()),
+        let mut replicas = self.replicas.borrow_mut();
+        let Some(replicas) = &mut *replicas else { return self.own_forward(inputs) };
+        let model = self.model()?;
+        // As many parts as there are rows for.
+        let mut parts: Vec<Vec<Tensor>> = Vec::new();
+        for input in inputs {
+            let chunks = input.f_chunk(1 + replicas.len() as i64, 0)?;
+            parts.resize_with(chunks.len().max(parts.len()), Vec::new);
+            parts.iter_mut().zip(chunks).for_each(|(part, chunk)| part.push(chunk));
         }
+        let mut parts = parts.into_iter();
+        let first = parts.next().unwrap_or_default();
+        let values: Vec<NamedTensor> =
+            model.parameters().into_iter().chain(model.buffers()).collect();
+        let outputs = replicas.forward(
+            &values,
+            model.is_training(),
+            self.autocast,
+            parts.collect(),
+            &mut || self.own_forward(&first),
+        )?;
+        let device = model.device();
+        let outputs: Vec<Tensor> = outputs
+            .iter()
+            .map(|output| output.f_to_device(device)?.f_to_kind(outputs[0].kind()))
+            .collect::<std::result::Result<_, _>>()?;
+        Ok(Tensor::f_cat(&outputs, 0)?)
     }
 
     fn prepare(&mut self, accelerator: &Accelerator) -> Result<()> {
+        self.autocast = AutocastOptions { precision: accelerator.mixed_precision(), cache: true };
         match std::mem::replace(&mut self.held, Held::Lost) {
             Held::Plain(model) => self.held = Held::Prepared(accelerator.prepare(model)?),
             other => self.held = other,
@@ -173,6 +217,17 @@ where
 
     fn forward_hook(&mut self, layer: &str, hook: Hook) -> Result<ForwardHook> {
         Ok(self.model_mut()?.forward_hook(layer, hook)?)
+    }
+
+    fn set_replicas(&mut self, replicas: Option<Box<dyn Replicas>>) {
+        *self.replicas.get_mut() = replicas;
+    }
+
+    fn reduce_replicas(&self) -> Result<()> {
+        match &mut *self.replicas.borrow_mut() {
+            Some(replicas) => replicas.reduce(&self.parameters()),
+            None => Ok(()),
+        }
     }
 
     fn module(&self) -> Option<&dyn Any> {

@@ -57,7 +57,8 @@ impl Recorder {
         }
         let mut grid = Grid::new("Metrics").panel(chart);
         for name in metrics {
-            grid = grid.panel(Chart::new(name.as_str()).x("epoch").line(name.as_str(), points(name)));
+            grid =
+                grid.panel(Chart::new(name.as_str()).x("epoch").line(name.as_str(), points(name)));
         }
         grid
     }
@@ -117,8 +118,7 @@ impl ClassInterpretation {
             let (Some(actual), Some(predicted)) = (targets.get(index), decoded.get(index)) else {
                 continue;
             };
-            let probability =
-                probabilities.f_double_value(&[index as i64, *predicted as i64])?;
+            let probability = probabilities.f_double_value(&[index as i64, *predicted as i64])?;
             let text = format!("{} / {}", names[*predicted], names[*actual]);
             let picture = shown(picture)?;
             let picture =
@@ -179,7 +179,8 @@ impl ActivationStats {
                 known.join(", ")
             ))
         })?;
-        let (columns, rows) = (stats.histograms.len(), stats.histograms.first().map_or(0, Vec::len));
+        let (columns, rows) =
+            (stats.histograms.len(), stats.histograms.first().map_or(0, Vec::len));
         let values = (0..rows)
             .flat_map(|row| stats.histograms.iter().map(move |counts| counts[row]))
             .collect();

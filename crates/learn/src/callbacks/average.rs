@@ -92,7 +92,12 @@ impl Stateful for Copies {
             let value = found.get(name).and_then(Value::as_tensor);
             let value = value.ok_or_else(|| format!("the state has no `{name}`"))?;
             if value.size() != copy.size() {
-                return Err(format!("`{name}` has shape {:?}, expected {:?}", value.size(), copy.size()).into());
+                return Err(format!(
+                    "`{name}` has shape {:?}, expected {:?}",
+                    value.size(),
+                    copy.size()
+                )
+                .into());
             }
             values.push(value.shallow_clone());
         }

@@ -72,7 +72,8 @@ impl Callback for CsvLog {
 
     fn after_epoch(&mut self, learner: &mut LearnerState) -> Step {
         let Some(row) = learner.recorder().rows().last().cloned() else { return Ok(()) };
-        let values = row.values.iter().map(|value| value.map_or_else(String::new, |it| it.to_string()));
+        let values =
+            row.values.iter().map(|value| value.map_or_else(String::new, |it| it.to_string()));
         let time = format!("{:.3}", row.time.as_secs_f64());
         let cells = std::iter::once(row.epoch.to_string()).chain(values).chain([time]);
         Ok(self.line(cells)?)
@@ -104,7 +105,14 @@ impl TrackerLog {
     /// Logs to a project: the name of the run's file or experiment.
     #[must_use]
     pub fn new(project: impl Into<String>) -> Self {
-        Self { project: project.into(), every: 10, started: false, steps: 0, epochs: 0, meter: None }
+        Self {
+            project: project.into(),
+            every: 10,
+            started: false,
+            steps: 0,
+            epochs: 0,
+            meter: None,
+        }
     }
 
     /// Sets after how many steps a line is logged; 10 unless set. Each reads the loss, which waits for the device.
@@ -213,7 +221,8 @@ impl Callback for TrackerLog {
 
     fn load_state(&mut self, _: &mut LearnerState, state: &serde_json::Value) -> Result<()> {
         self.steps = state.get("steps").and_then(serde_json::Value::as_u64).unwrap_or(self.steps);
-        self.epochs = state.get("epochs").and_then(serde_json::Value::as_i64).unwrap_or(self.epochs);
+        self.epochs =
+            state.get("epochs").and_then(serde_json::Value::as_i64).unwrap_or(self.epochs);
         Ok(())
     }
 

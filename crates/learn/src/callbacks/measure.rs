@@ -207,8 +207,12 @@ fn measured(output: &Tensor) -> Result<Tensor> {
     let near = sizes.f_lt(0.05)?.f_mean(Kind::Float)?;
     let counts = sizes.f_flatten(0, -1)?.f_clamp(0.0, RANGE)?.f_histc(BINS)?;
     let single = |value: Tensor| value.f_reshape([1]);
-    let parts =
-        [single(output.f_mean(Kind::Float)?)?, single(output.f_std(false)?)?, single(near)?, counts];
+    let parts = [
+        single(output.f_mean(Kind::Float)?)?,
+        single(output.f_std(false)?)?,
+        single(near)?,
+        counts,
+    ];
     Ok(Tensor::f_cat(&parts, 0)?)
 }
 
@@ -243,8 +247,7 @@ impl Callback for ActivationStats {
     }
 
     fn before_batch(&mut self, learner: &mut LearnerState) -> Step {
-        self.seen().on =
-            learner.is_training() && learner.train_iter().is_multiple_of(self.every);
+        self.seen().on = learner.is_training() && learner.train_iter().is_multiple_of(self.every);
         Ok(())
     }
 

@@ -36,7 +36,8 @@ struct Seeded {
 impl MixSource for Seeded {
     fn draw(&mut self, batch: usize, rows: usize, lambdas: usize, alpha: f64) -> MixDraw {
         let mut random = SampleRng::new(self.seed.rotate_left(17) ^ batch as u64, MIX_PLACE);
-        let lambda = (0..lambdas).map(|_| brigade_vision::augment::beta(alpha, &mut random)).collect();
+        let lambda =
+            (0..lambdas).map(|_| brigade_vision::augment::beta(alpha, &mut random)).collect();
         let mut partners: Vec<i64> = (0..rows as i64).collect();
         for index in (1..rows).rev() {
             partners.swap(index, random.below(index as u64 + 1) as usize);
@@ -70,7 +71,8 @@ impl Mixture {
             )));
         }
         // Ranks have other samples, and mix them in other shares.
-        self.seeded.seed = learner.seed().wrapping_add(learner.accelerator().process_index() as u64);
+        self.seeded.seed =
+            learner.seed().wrapping_add(learner.accelerator().process_index() as u64);
         Ok(())
     }
 
@@ -204,8 +206,7 @@ impl Callback for CutMix {
         if tall > 0 && wide > 0 {
             cut_out(&mixed)?.f_copy_(&cut_out(&images)?.f_index_select(0, &partners)?)?;
         }
-        let mut inputs: Vec<Tensor> =
-            learner.inputs().iter().map(Tensor::shallow_clone).collect();
+        let mut inputs: Vec<Tensor> = learner.inputs().iter().map(Tensor::shallow_clone).collect();
         inputs[0] = mixed;
         learner.set_inputs(inputs);
         let own = 1.0 - (tall * wide) as f64 / (height * width) as f64;

@@ -183,7 +183,7 @@ pub fn columns<C: ToString>(columns: impl IntoIterator<Item = C>) -> Column {
     Column { columns, separator: None }
 }
 
-/// One or several columns of a table: [`column`], [`columns`].
+/// One or several columns of a table: [`column()`], [`columns`].
 #[derive(Clone, Debug)]
 pub struct Column {
     columns: Vec<String>,

@@ -277,7 +277,8 @@ impl Loop<'_> {
             }
         }
         let Position { epochs, epoch, iter, batches, train_iter, progress, .. } = state.position;
-        let (epoch, batch) = if event == Event::AfterEpoch { (epoch + 1, 0) } else { (epoch, iter + 1) };
+        let (epoch, batch) =
+            if event == Event::AfterEpoch { (epoch + 1, 0) } else { (epoch, iter + 1) };
         let recorder = state.recorder.clone();
         let kept = Progress {
             fit,
@@ -445,7 +446,10 @@ impl Loop<'_> {
             |fit| {
                 let state = &mut fit.learner.state;
                 match state.batch.loss_grad.take() {
-                    Some(loss) => ends_on_nan(state, state.accelerator.backward(&loss)),
+                    Some(loss) => {
+                        ends_on_nan(state, state.accelerator.backward(&loss))?;
+                        Ok(state.model.reduce_replicas()?)
+                    }
                     None => Ok(()),
                 }
             },

@@ -287,7 +287,8 @@ where
         let mut metric = self.0.clone();
         metric.reset();
         metric.update(&predictions.f_detach()?, &targets.f_detach()?)?;
-        Ok(Fold::Sums(Tensor::from_slice(&metric.state())))
+        let sums = Tensor::from_slice(&metric.state());
+        Ok(Fold::Sums(sums.f_to_device(predictions.device())?))
     }
 
     fn value(&self, folded: &Folded) -> Result<f64> {

@@ -1,0 +1,197 @@
+//! One process and several devices: replicas of the model, as `torch.nn.DataParallel`.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use brigade_nn::{Model, Module, NamedTensor, ParamPath};
+use brigade_torch::{grad_enabled, gradient};
+use brigade_train::AutocastOptions;
+use tch::{Device, Tensor};
+
+use crate::error::{Error, Result};
+use crate::learner::Learner;
+use crate::loaders::ModelInput;
+
+/// Copies of a model on other devices.
+pub(crate) trait Replicas {
+    fn len(&self) -> usize;
+    /// Copies the model's values, and computes the outputs of these inputs, one list for each replica, at the same
+    /// time, while `own` runs in this thread.
+    fn forward(
+        &mut self,
+        values: &[NamedTensor],
+        training: bool,
+        autocast: AutocastOptions,
+        inputs: Vec<Vec<Tensor>>,
+        own: &mut dyn FnMut() -> Result<Tensor>,
+    ) -> Result<Vec<Tensor>>;
+    /// Adds the replicas' gradients to those of the model, and clears them.
+    fn reduce(&mut self, parameters: &[NamedTensor]) -> Result<()>;
+}
+
+struct Set<M, X> {
+    models: Vec<Model<M>>,
+    input: PhantomData<fn(X)>,
+}
+
+impl<M, X> Replicas for Set<M, X>
+where
+    M: for<'a> Module<X::Ref<'a>, Output = Tensor> + Send + 'static,
+    X: ModelInput,
+{
+    fn len(&self) -> usize {
+        self.models.len()
+    }
+
+    fn forward(
+        &mut self,
+        values: &[NamedTensor],
+        training: bool,
+        autocast: AutocastOptions,
+        inputs: Vec<Vec<Tensor>>,
+        own: &mut dyn FnMut() -> Result<Tensor>,
+    ) -> Result<Vec<Tensor>> {
+        let with_grad = grad_enabled();
+        for model in &mut self.models {
+            let here = model.parameters().into_iter().chain(model.buffers());
+            for (here, value) in here.zip(values) {
+                here.tensor.f_detach()?.f_copy_(&value.tensor.f_detach()?)?;
+            }
+            if training {
+                model.train();
+            } else {
+                model.eval();
+            }
+        }
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = self
+                .models
+                .iter_mut()
+                .zip(inputs)
+                .map(|(model, inputs)| {
+                    scope.spawn(move || -> Result<Tensor> {
+                        let device = model.device();
+                        let inputs: Vec<Tensor> = inputs
+                            .iter()
+                            .map(|input| input.f_to_device(device))
+                            .collect::<std::result::Result<_, _>>()?;
+                        let input = X::borrowed(&inputs).ok_or_else(other_inputs)?;
+                        // Whether gradients are on is a setting of each thread.
+                        let forward = || match with_grad {
+                            true => model.forward(input),
+                            false => tch::no_grad(|| model.forward(input)),
+                        };
+                        Ok(autocast.run(device, forward)??)
+                    })
+                })
+                .collect();
+            let first = own();
+            let mut outputs = vec![first?];
+            for thread in threads {
+                let output = thread.join().map_err(|_| {
+                    Error::InvalidArgument("the forward pass of a replica panicked".into())
+                })?;
+                outputs.push(output?);
+            }
+            Ok(outputs)
+        })
+    }
+
+    fn reduce(&mut self, parameters: &[NamedTensor]) -> Result<()> {
+        let _without_autograd = tch::no_grad_guard();
+        for model in &mut self.models {
+            for (here, parameter) in model.parameters().iter().zip(parameters) {
+                let found = (gradient(&here.tensor)?, gradient(&parameter.tensor)?);
+                if let (Some(theirs), Some(mut ours)) = found {
+                    let theirs = theirs.f_to_device(ours.device())?;
+                    let _ = ours.f_add_(&theirs)?;
+                }
+            }
+            model.zero_grad()?;
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn other_inputs() -> Error {
+    Error::InvalidArgument(
+        "a callback has left another number of tensors as the model's input than the data give"
+            .into(),
+    )
+}
+
+impl Learner {
+    /// Computes each batch on several devices in one process: the batch is scattered over them, each has a replica of
+    /// the model, outputs are gathered on the Learner's device, and gradients added up there
+    /// (`torch.nn.DataParallel`). The first device is the Learner's own; BatchNorm's statistics are those of its part.
+    ///
+    /// `build` makes the same model as the Learner's. Several processes, one for each device, are faster: that is
+    /// what `brigade launch` starts.
+    ///
+    /// ```no_run
+    /// # use brigade_learn::{Learner, Result};
+    /// # use brigade_models::resnet18;
+    /// # use tch::{Device, Tensor};
+    /// # fn f(learner: Learner) -> Result<()> {
+    /// let learner = learner.parallel::<Tensor, _>(
+    ///     &[Device::Cuda(0), Device::Cuda(1)],
+    ///     |path: &brigade_nn::ParamPath| brigade_models::ResNet::resnet18(path, 10),
+    /// )?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] with several ranks, for a first device that is not the Learner's, and for a model of
+    /// other parameters.
+    pub fn parallel<X, M>(
+        mut self,
+        devices: &[Device],
+        build: impl Fn(&ParamPath<'_>) -> M,
+    ) -> Result<Self>
+    where
+        X: ModelInput,
+        M: for<'a> Module<X::Ref<'a>, Output = Tensor> + Send + 'static,
+    {
+        if self.state.accelerator.use_distributed() {
+            return Err(Error::InvalidArgument(
+                "`parallel` is for one process, and this job has several: each has a device of its own already"
+                    .into(),
+            ));
+        }
+        let own = self.state.accelerator.device();
+        let Some((first, others)) = devices.split_first().filter(|(first, _)| **first == own)
+        else {
+            return Err(Error::InvalidArgument(format!(
+                "the first device of `parallel` must be the Learner's, {own:?}; found {devices:?}"
+            )));
+        };
+        debug_assert_eq!(*first, own);
+        let here = shapes(&self.state.parameters());
+        let mut models = Vec::new();
+        for device in others {
+            let model = Model::builder().device(*device).build(&build)?;
+            if shapes(&model.parameters()) != here {
+                return Err(Error::InvalidArgument(
+                    "`parallel` was given the constructor of another model than the Learner's: its parameters \
+                     differ in names or shapes"
+                        .into(),
+                ));
+            }
+            models.push(model);
+        }
+        let replicas = (!models.is_empty())
+            .then(|| -> Box<dyn Replicas> { Box::new(Set::<M, X> { models, input: PhantomData }) });
+        self.state.model.set_replicas(replicas);
+        Ok(self)
+    }
+}
+
+fn shapes(parameters: &[NamedTensor]) -> Vec<(String, Vec<i64>)> {
+    parameters.iter().map(|it| (it.name.clone(), it.tensor.size())).collect()
+}
+
+impl fmt::Debug for dyn Replicas {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Replicas").field("len", &self.len()).finish()
+    }
+}

@@ -1,0 +1,25 @@
+//! What a program of a Learner uses, for `use brigade::learn::prelude::*`.
+
+pub use brigade_datasets::{Urls, untar_data};
+pub use brigade_models::{
+    Architecture, HeadOptions, convnext_tiny, resnet18, resnet34, resnet50, resnet50d, resnet101,
+    xresnet18, xresnet34, xresnet50, xresnet101,
+};
+pub use brigade_optim::{AdamW, Sgd};
+pub use brigade_plot::Plot;
+pub use brigade_schedule::Annealing;
+pub use brigade_train::Accelerator;
+pub use brigade_train::Precision::{Bf16, Fp16};
+pub use tch::{Device, Kind, Tensor};
+
+pub use crate::callbacks::*;
+pub use crate::data::*;
+pub use crate::interpretation::{ClassInterpretation, Interpretation};
+pub use crate::loss::{
+    BceWithLogits, CrossEntropy, Focal, L1, LabelSmoothingCrossEntropy, Loss, loss_from,
+};
+pub use crate::metrics::*;
+pub use crate::{
+    Callback, FineTune, FlatCos, Hyper, Learner, LearnerState, Loaders, LrFind, OneCycle,
+    Predictor, Rates, Result, Sgdr, Suggestion, VisionOptions, unet_learner, vision_learner,
+};

@@ -1,0 +1,111 @@
+//! Learners of pretrained bodies with new heads, as fastai's `vision_learner` and `unet_learner` make them.
+
+use std::path::PathBuf;
+
+use brigade_models::{
+    Architecture, HeadOptions, Pretrained, ResNetOptions, TransferModel, UNet, UNetOptions,
+};
+use brigade_nn::Model;
+use brigade_train::Accelerator;
+
+use crate::error::{Error, Result};
+use crate::learner::Learner;
+use crate::loaders::Loaders;
+
+/// What can be chosen about [`vision_learner`].
+#[derive(Clone, Debug, Default)]
+pub struct VisionOptions {
+    /// A file with the body's weights: torchvision's, timm's or fastai's of the whole architecture. Without it the
+    /// body stays as it was drawn, and nothing is frozen.
+    pub weights: Option<PathBuf>,
+    /// The head; fastai's for the data's classes unless set.
+    pub head: Option<HeadOptions>,
+    /// The model's outputs, where the data have no classes.
+    pub outputs: Option<i64>,
+}
+
+/// Makes a Learner of an architecture's body with a new head: parameter groups for discriminative learning rates, and,
+/// with weights, everything but the head frozen.
+///
+/// ```no_run
+/// use brigade_learn::data::{ImageLoaders, Resize};
+/// use brigade_learn::metrics::ErrorRate;
+/// use brigade_learn::{VisionOptions, vision_learner};
+/// use brigade_models::Architecture;
+/// use brigade_train::Accelerator;
+///
+/// let accelerator = Accelerator::new()?;
+/// let data = ImageLoaders::from_folder("photos").item_transforms(Resize::new(224)).loaders(&accelerator)?;
+/// let options = VisionOptions { weights: Some("resnet34.pth".into()), ..Default::default() };
+/// let mut learner =
+///     vision_learner(&accelerator, data, &Architecture::resnet34(), options)?.metrics(ErrorRate);
+/// learner.fine_tune(1, ())?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for data without classes where no number of outputs is given; when the weights do not
+/// fit.
+pub fn vision_learner(
+    accelerator: &Accelerator,
+    data: Loaders,
+    architecture: &Architecture,
+    options: VisionOptions,
+) -> Result<Learner> {
+    let head = match (options.head, outputs(&data, options.outputs)) {
+        (Some(head), _) => head,
+        (None, Some(outputs)) => HeadOptions::new(outputs),
+        (None, None) => return Err(no_outputs("vision_learner")),
+    };
+    let mut model = Model::new(|path| TransferModel::new(path, architecture, &head))?;
+    let pretrained = options.weights.is_some();
+    if let Some(weights) = options.weights {
+        Pretrained::new().load(&mut model, weights)?;
+    }
+    let groups = model.param_groups()?;
+    let mut learner = Learner::new(accelerator, data, model)?.split_parameters(groups)?;
+    if pretrained {
+        learner.freeze()?;
+    }
+    Ok(learner)
+}
+
+/// Makes a Learner of a U-Net for segmentation around an encoder, with fastai's three parameter groups; with weights of
+/// the encoder's classifier, the encoder frozen.
+///
+/// # Errors
+/// As [`vision_learner`].
+pub fn unet_learner(
+    accelerator: &Accelerator,
+    data: Loaders,
+    encoder: &ResNetOptions,
+    options: Option<UNetOptions>,
+    weights: Option<PathBuf>,
+) -> Result<Learner> {
+    let options = match (options, outputs(&data, None)) {
+        (Some(options), _) => options,
+        (None, Some(outputs)) => UNetOptions::new(outputs),
+        (None, None) => return Err(no_outputs("unet_learner")),
+    };
+    let mut model = Model::new(|path| UNet::new(path, encoder.clone(), options))?;
+    let pretrained = weights.is_some();
+    if let Some(weights) = weights {
+        Pretrained::new().load(&mut model, weights)?;
+    }
+    let groups = model.param_groups()?;
+    let mut learner = Learner::new(accelerator, data, model)?.split_parameters(groups)?;
+    if pretrained {
+        learner.freeze()?;
+    }
+    Ok(learner)
+}
+
+fn outputs(data: &Loaders, given: Option<i64>) -> Option<i64> {
+    given.or_else(|| i64::try_from(data.class_names()?.len()).ok())
+}
+
+fn no_outputs(what: &str) -> Error {
+    Error::InvalidArgument(format!(
+        "{what} does not know how many outputs the model has: the data name no classes; give the number"
+    ))
+}
