@@ -335,7 +335,7 @@ fn functions() {
     assert_eq!(flat(&loss.each(&scores, &there).unwrap().mean(None)), flat(&value));
     assert!(loss.targets_are_classes());
     assert_eq!(loss.decode(&scores).unwrap(), scores.argmax(1, false));
-    assert!(format!("{:?}", loss.clone()).contains("quartic"));
+    assert!(format!("{loss:?}").contains("quartic"));
 }
 
 #[test]

@@ -46,7 +46,8 @@ fn average(args: &Value, default: Average) -> Average {
 fn metric(row: &Value) -> Arc<dyn Metric> {
     let args = &row["args"];
     let beta = args["beta"].as_f64().unwrap_or(f64::INFINITY);
-    let positive = args["pos_label"].as_u64().or(args["positive"].as_u64()).unwrap_or(1) as usize;
+    let positive =
+        args["pos_label"].as_u64().or_else(|| args["positive"].as_u64()).unwrap_or(1) as usize;
     let (binary, of_labels) = (average(args, Average::Binary), average(args, Average::Macro));
     macro_rules! single {
         ($metric:expr) => {
@@ -293,8 +294,11 @@ fn scikit_learn_golden() {
     assert!(compared > 500, "{compared}");
 }
 
-/// One of each metric, with data that it takes.
-fn one_of_each() -> Vec<(Vec<Arc<dyn Metric>>, Tensor, Tensor)> {
+/// Metrics, with predictions and targets that they take.
+type Taken = (Vec<Arc<dyn Metric>>, Tensor, Tensor);
+
+/// One of each metric: of classes, of two, of labels, and of numbers.
+fn one_of_each() -> Vec<Taken> {
     let targets = classes(&[41], 5, 1);
     let of_classes = (
         (Accuracy, ErrorRate, TopK(2), F1::new().average(Average::Macro), RocAuc::new(), Matthews),
