@@ -1,9 +1,9 @@
 //! The terminal: takes it, draws when something has changed, and gives it back however this ends.
 
-use std::io::{self, IsTerminal, Stdout, Write};
+use std::io::{self, IsTerminal, Stdout};
 use std::panic;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -57,16 +57,19 @@ enum End {
 struct Screen {
     terminal: Terminal<CrosstermBackend<Stdout>>,
     events: Receiver<Event>,
+    hold: Hold,
 }
 
 impl Screen {
     fn take() -> io::Result<Self> {
         let before = panic::take_hook();
+        let hold = Hold::default();
+        let held = hold.clone();
         panic::set_hook(Box::new(move |about| {
-            restore();
+            held.give_back();
             before(about);
         }));
-        enter()?;
+        hold.take()?;
         let screen = Terminal::new(CrosstermBackend::new(io::stdout())).and_then(|terminal| {
             let (send, events) = channel();
             // A thread of its own, which ends with the program: where a terminal is closed, the library
@@ -78,12 +81,19 @@ impl Screen {
                     }
                 }
             })?;
-            Ok(Self { terminal, events })
+            Ok(Self { terminal, events, hold: hold.clone() })
         });
         if screen.is_err() {
-            restore();
+            hold.give_back();
         }
         screen
+    }
+
+    /// Empties the terminal. `Terminal::clear` would first ask it for its cursor's place, and the answer would
+    /// go to the thread that reads keys.
+    fn clear(&mut self) -> io::Result<()> {
+        let size = self.terminal.size()?;
+        self.terminal.resize(size.into())
     }
 
     fn run(&mut self, feed: &mut Feed, signal: &AtomicUsize) -> io::Result<End> {
@@ -123,12 +133,12 @@ impl Screen {
                 Ask::Draw => {}
                 Ask::Quit => return Ok(End::ByUser),
                 Ask::Suspend => {
-                    restore();
+                    self.hold.give_back();
                     signal_hook::low_level::emulate_default_handler(SIGTSTP)?;
-                    enter()?;
-                    self.terminal.clear()?;
+                    self.hold.take()?;
+                    self.clear()?;
                 }
-                Ask::Clear => self.terminal.clear()?,
+                Ask::Clear => self.clear()?,
                 Ask::NextRun | Ask::PreviousRun => {
                     let Feed::File(file) = feed else { continue };
                     if !file.switch(ask == Ask::NextRun) {
@@ -169,24 +179,33 @@ fn look(feed: &mut Feed, model: &mut Model, status: &mut Status, is_changed: &mu
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        restore();
+        self.hold.give_back();
     }
 }
 
-fn enter() -> io::Result<()> {
-    enable_raw_mode()?;
-    let entered = execute!(io::stdout(), EnterAlternateScreen, cursor::Hide);
-    if entered.is_err() {
-        restore();
-    }
-    entered
-}
+/// Whether the terminal is in raw mode, with its alternate screen. Shared with the hook of panics: given back
+/// twice, a terminal would move its cursor to where it was before, above a panic's message.
+#[derive(Debug, Clone, Default)]
+struct Hold(Arc<AtomicBool>);
 
-/// Gives the terminal back. Errors have no place to be told: the terminal is gone.
-fn restore() {
-    let _ = terminal::disable_raw_mode();
-    let _ = execute!(io::stdout(), terminal::LeaveAlternateScreen, cursor::Show);
-    let _ = io::stdout().flush();
+impl Hold {
+    fn take(&self) -> io::Result<()> {
+        self.0.store(true, Ordering::Relaxed);
+        let taken = enable_raw_mode()
+            .and_then(|()| execute!(io::stdout(), EnterAlternateScreen, cursor::Hide));
+        if taken.is_err() {
+            self.give_back();
+        }
+        taken
+    }
+
+    /// Errors have no place to be told: the terminal is gone.
+    fn give_back(&self) {
+        if self.0.swap(false, Ordering::Relaxed) {
+            let _ = terminal::disable_raw_mode();
+            let _ = execute!(io::stdout(), terminal::LeaveAlternateScreen, cursor::Show);
+        }
+    }
 }
 
 /// Whether the terminal was closed. Not every one that closes sends a signal: a program that was started by
@@ -203,3 +222,51 @@ fn is_closed() -> bool {
 const POLL: Duration = Duration::from_millis(250);
 /// The shortest time between two drawings that no key has asked for.
 const DRAW: Duration = Duration::from_millis(250);
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use portable_pty::{CommandBuilder, PtySize, native_pty_system};
+
+    use super::*;
+
+    /// The other process of the test below: this executable again.
+    #[test]
+    #[ignore = "is what the test below starts"]
+    fn child() {
+        let mut screen = Screen::take().unwrap();
+        screen.terminal.draw(|frame| frame.render_widget("drawn", frame.area())).unwrap();
+        panic!("on purpose");
+    }
+
+    #[test]
+    fn a_panic_gives_the_terminal_back() {
+        let size = PtySize { rows: 24, cols: 100, pixel_width: 0, pixel_height: 0 };
+        let pair = native_pty_system().openpty(size).unwrap();
+        let mut command = CommandBuilder::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "watch::screen::tests::child", "--ignored", "--nocapture"]);
+        command.env("TERM", "xterm");
+        command.env("RUST_BACKTRACE", "0");
+        let modes = || format!("{:?}", pair.master.get_termios().unwrap());
+        let before = modes();
+        let mut child = pair.slave.spawn_command(command).unwrap();
+        let mut shown = vt100::Parser::new(24, 100, 0);
+        let (mut output, mut was_alternate) = (pair.master.try_clone_reader().unwrap(), false);
+        drop(pair.slave);
+        let mut bytes = [0; 4096];
+        // At the end of the program the terminal answers with an error.
+        while let Ok(count @ 1..) = output.read(&mut bytes) {
+            for byte in &bytes[..count] {
+                shown.process(&[*byte]);
+                was_alternate |= shown.screen().alternate_screen();
+            }
+        }
+        assert!(!child.wait().unwrap().success());
+        assert_eq!(modes(), before);
+        let screen = shown.screen();
+        assert!(was_alternate && !screen.alternate_screen() && !screen.hide_cursor());
+        assert!(screen.contents().contains("on purpose"), "{}", screen.contents());
+        assert!(!screen.contents().contains("drawn"), "{}", screen.contents());
+    }
+}

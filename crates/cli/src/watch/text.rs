@@ -123,7 +123,7 @@ pub(super) fn place(model: &Model) -> Vec<String> {
     } else if model.step() > 0.0 {
         parts.push(count(model.step() as u64, "line"));
     }
-    parts.extend(model.elapsed().map(duration));
+    parts.extend(model.elapsed().filter(|seconds| *seconds > 0.0).map(duration));
     if model.starts > 1 {
         parts.push(format!("start {}", model.starts));
     }

@@ -57,7 +57,7 @@ fn runs_of_a_folder_by_name_and_in_turn() {
     write(&folder, "z.csv", "");
     assert!(RunFile::open(folder.path(), Some("z"), false).is_err());
     let mut feed = Feed::File(RunFile::open(folder.path(), Some("b"), false).unwrap());
-    let mut step = |feed: &mut Feed| {
+    let step = |feed: &mut Feed| {
         let mut model = Model::default();
         feed.poll(&mut model).unwrap();
         model.step()

@@ -5,7 +5,7 @@ use super::super::model::tests::{learner, model};
 use super::*;
 
 fn followed(text: &str) -> (u8, String) {
-    let input = std::io::Cursor::new(text.to_owned().into_bytes());
+    let input = io::Cursor::new(text.to_owned().into_bytes());
     let mut out = Vec::new();
     let code = follow(&mut Feed::Input(Input::open(input).unwrap()), &mut out).unwrap();
     (code, String::from_utf8(out).unwrap())
