@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod images;
+mod learner;
 mod products;
 mod training;
 
@@ -31,6 +32,8 @@ pub(crate) fn all() -> Vec<Comparison> {
         Comparison { name: "training-xresnet50", run: training::xresnet50 },
         Comparison { name: "images-loader", run: images::loader },
         Comparison { name: "images-example", run: images::example },
+        Comparison { name: "learner-overhead", run: learner::overhead },
+        Comparison { name: "learner-imagewoof", run: learner::imagewoof },
         Comparison { name: "linear-against-pytorch", run: training::linear },
         Comparison { name: "transformer-block-against-pytorch", run: training::transformer_block },
         Comparison { name: "matmul-share", run: products::matmul_share },

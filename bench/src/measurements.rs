@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod images;
+mod learner;
 mod nets;
 mod products;
 mod training;
@@ -40,6 +41,7 @@ pub(crate) fn run(name: &str) -> Result<Vec<Vec<f64>>> {
         "train-on-demand" => training::train_on_demand(&words[1..]),
         "matmul-share" => training::matmul_share(&words[1..]),
         "images" => images::run(&words[1..]),
+        "learner" => learner::run(&words[1..]),
         "adamw" => training::adamw(),
         "all-reduce" => training::all_reduce(),
         "checkpoint" => checkpoint::run(&words[1..]),
