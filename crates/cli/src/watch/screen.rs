@@ -99,7 +99,8 @@ impl Screen {
     fn run(&mut self, feed: &mut Feed, signal: &AtomicUsize) -> io::Result<End> {
         let (mut model, mut view) = (Model::default(), View::default());
         let mut status = Status::default();
-        let (mut next_poll, mut next_draw) = (Instant::now(), Instant::now());
+        let begin = Instant::now();
+        let (mut next_poll, mut next_draw, mut next_list) = (begin, begin, begin);
         let mut is_changed = true;
         loop {
             let number = signal.load(Ordering::Relaxed);
@@ -110,7 +111,7 @@ impl Screen {
                 return Err(io::ErrorKind::BrokenPipe.into());
             }
             if Instant::now() >= next_poll {
-                let more = look(feed, &mut model, &mut status, &mut is_changed);
+                let more = look(feed, &mut model, &mut status, &mut next_list, &mut is_changed);
                 next_poll = Instant::now() + if more { Duration::ZERO } else { POLL };
             }
             if is_changed && Instant::now() >= next_draw {
@@ -153,7 +154,13 @@ impl Screen {
 }
 
 /// Reads what is new, and tells whether there is more at once.
-fn look(feed: &mut Feed, model: &mut Model, status: &mut Status, is_changed: &mut bool) -> bool {
+fn look(
+    feed: &mut Feed,
+    model: &mut Model,
+    status: &mut Status,
+    next_list: &mut Instant,
+    is_changed: &mut bool,
+) -> bool {
     let before = text::silence(model, status.silent);
     let found = feed.poll(model);
     status.silent = feed.silent();
@@ -161,15 +168,19 @@ fn look(feed: &mut Feed, model: &mut Model, status: &mut Status, is_changed: &mu
         Ok(found) => (found.notice, found.more, found.is_new),
         Err(error) => (Some(brigade_rendezvous::printable(&error.to_string())), false, false),
     };
-    if status.name != feed.name() {
+    let is_renamed = status.name != feed.name();
+    if is_renamed || Instant::now() >= *next_list {
         status.name = feed.name();
-        status.place = match feed {
+        *next_list = Instant::now() + LIST;
+        let place = match feed {
             Feed::File(file) => {
                 let (runs, at) = file.siblings();
                 at.map(|at| (at + 1, runs.len()))
             }
             Feed::Input(_) => None,
         };
+        *is_changed |= is_renamed || place != status.place;
+        status.place = place;
     }
     *is_changed |= is_new || notice != status.notice;
     *is_changed |= before != text::silence(model, status.silent);
@@ -220,6 +231,8 @@ fn is_closed() -> bool {
 
 /// How often the file is looked at.
 const POLL: Duration = Duration::from_millis(250);
+/// How often the folder is looked at for other runs.
+const LIST: Duration = Duration::from_secs(5);
 /// The shortest time between two drawings that no key has asked for.
 const DRAW: Duration = Duration::from_millis(250);
 

@@ -56,7 +56,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, model: &Model, view: &View
     }
     let drawn: Vec<&(Style, Vec<Piece>)> = raw.iter().chain(&smooth).collect();
     let values = drawn.iter().flat_map(|(_, pieces)| pieces.iter().flatten().map(|point| point.1));
-    let (low, high) = margin(bounds(values).unwrap_or((0.0, 1.0)));
+    let (low, high) = margin(bounds(values).unwrap_or((0.0, 1.0)), view.is_log);
     let sets = drawn.iter().flat_map(|(style, pieces)| {
         pieces.iter().map(|piece| {
             let kind = if piece.len() > 1 { GraphType::Line } else { GraphType::Scatter };
@@ -171,11 +171,17 @@ fn bounds(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
     })
 }
 
-/// A range with some air around it; values that are all the same stand in its middle.
-fn margin((low, high): (f64, f64)) -> (f64, f64) {
+/// A range with some air around it, but none below 0 where no value is. Values that are all the same stand in
+/// its middle.
+fn margin((low, high): (f64, f64), is_log: bool) -> (f64, f64) {
     let air = (high - low) * 0.05;
-    let air = if air > 0.0 { air } else { (high.abs() * 0.05).max(1e-9) };
-    (low - air, high + air)
+    if air > 0.0 {
+        let floor = if low >= 0.0 && !is_log { 0.0 } else { f64::MIN };
+        ((low - air).max(floor), high + air)
+    } else {
+        let air = (high.abs() * 0.05).max(1e-9);
+        (low - air, high + air)
+    }
 }
 
 fn spread(low: f64, high: f64, labels: usize) -> impl Iterator<Item = f64> {

@@ -130,9 +130,9 @@ fn a_tiny_terminal_shows_the_curve() {
         "\
 digits  running · si
 ━ loss 0.0166667  ━
-⡇
+⡆
 ⢸        ⠠⠤⠤⠤⠤⠤⠤⠤⠤⠤⠤
- ⠑⠲⠤⠤⠤⠤⠤⠤⠈⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉",
+⠈⠑⠤⠤⠤⠤⢤⣀⣀⠈⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉",
         "\n{found}"
     );
 }
