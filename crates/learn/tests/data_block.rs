@@ -5,8 +5,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use brigade_data::DataLoader;
 use brigade_learn::data::*;
-use brigade_learn::{Item, Loaders};
+use brigade_learn::{Item, Learner, Loaders, Predictor};
+use brigade_nn::{Flatten, Linear, ParamPath, Sequential};
 use brigade_testkit::Photos;
 use brigade_train::Accelerator;
 use brigade_vision::transforms::{Operation, Phase, SampleRng, Transform};
@@ -405,6 +407,25 @@ fn broken_images_are_an_error_or_replaced_with_their_targets() {
 }
 
 #[test]
+fn a_cache_changes_no_batch() {
+    let (folder, cache) = (photos(2, 5), tempfile::tempdir().unwrap());
+    let block = DataBlock::new(images(), categories())
+        .label(parent_name)
+        .seed(3)
+        .item_transforms((Resize::squish(24), Flip::new(0.5)))
+        .in_given_order();
+    let shown = |block: &DataBlock| {
+        let data = block.loaders(&accelerator(), folder.path(), 4).unwrap();
+        [data.show_batch(4).unwrap(), data.show_batch(4).unwrap()]
+    };
+    let plain = shown(&block);
+    let cached = block.cache(CacheOptions::new(cache.path()));
+    assert_eq!(shown(&cached), plain);
+    assert!(fs::read_dir(cache.path()).unwrap().count() > 0);
+    assert_eq!(shown(&cached), plain);
+}
+
+#[test]
 fn ready_made_loaders_follow_their_rule() {
     let folder = photos(2, 5);
     let path = folder.path();
@@ -437,4 +458,41 @@ fn ready_made_loaders_follow_their_rule() {
     let table = ImageLoaders::from_csv(path, csv("labels.csv").folder("train/disc"))
         .split(index_split([2]));
     assert_eq!(make(table.label_separator("kind", " ")), ("x y z".to_owned(), 1, 1));
+}
+
+#[test]
+fn a_learner_trains_predicts_and_is_read_again_without_the_data() {
+    let folder = photos(2, 10);
+    let accelerator = accelerator();
+    accelerator.set_seed(1);
+    let data = woofs().seed(1).loaders(&accelerator, folder.path(), 5).unwrap();
+    let codec = std::sync::Arc::clone(data.item_codec().unwrap());
+    let model = |path: &ParamPath<'_>| {
+        Sequential::new().add(Flatten).add(Linear::new(path / 1, 3 * 32 * 32, 2))
+    };
+    let mut learner = Learner::new(&accelerator, data, model).unwrap().quiet(true);
+    learner.fit_one_cycle(1, 1e-3, ()).unwrap();
+    // Four of validation, in their order; the files as unlabelled ones are the same.
+    let predictions = learner.predictions().unwrap();
+    assert_eq!(predictions.predictions.size(), [4, 2]);
+    assert_eq!(rows(predictions.targets), [0.0, 0.0, 1.0, 1.0]);
+    let names = ["disc/0000.jpg", "disc/0001.jpg", "square/0000.jpg", "square/0001.jpg"];
+    let files = names.map(|name| folder.path().join("val").join(name));
+    let unlabelled = DataLoader::new(Unlabelled::new(&codec, files.clone())).batch_size(3);
+    let again = learner.predictions_of(unlabelled).unwrap();
+    assert!(again.targets.is_none());
+    assert!(predictions.predictions.allclose(&again.predictions, 1e-5, 1e-5, false));
+    assert_eq!(learner.tta(2, 0.25).unwrap().predictions.size(), [4, 2]);
+
+    let file = folder.path().join("model.pth");
+    learner.export(&file).unwrap();
+    let mut predictor = Predictor::load::<Tensor, _>(&accelerator, &file, model).unwrap();
+    for (row, path) in files.into_iter().enumerate() {
+        let prediction = predictor.predict(path.clone()).unwrap();
+        let expected = predictions.predictions.get(row as i64);
+        assert!(prediction.probabilities.allclose(&expected, 1e-5, 1e-5, false));
+        let bytes = fs::read(&path).unwrap();
+        assert_eq!(predictor.predict(bytes).unwrap().class, prediction.class);
+        assert!(["disc", "square"].contains(&prediction.class.unwrap().as_str()));
+    }
 }
