@@ -293,6 +293,15 @@ fn pictures_undo_the_normalisation() {
     assert_eq!(size, [2, 1, 20, 20]);
     assert!(grey.rgb.chunks(3).all(|pixel| pixel[0] == pixel[1] && pixel[1] == pixel[2]));
     assert_eq!(picture(block(true).batch_transforms(Normalize::from_batch())).0, grey);
+    // What is erased afterwards is not part of the statistics.
+    let statistics = |transforms: Vec<BatchTransform>| {
+        let block = block(false).seed(4).batch_transforms(transforms);
+        let data = block.loaders(&accelerator(), folder.path(), 4).unwrap();
+        data.item_codec().unwrap().describe().unwrap().1["normalize"].clone()
+    };
+    let erased = (Normalize::from_batch(), random_erasing(1.0)).parts();
+    assert!(statistics(Normalize::from_batch().parts())["mean"].is_array());
+    assert_eq!(statistics(erased), statistics(Normalize::from_batch().parts()));
     // The first batch's statistics normalise it.
     let data = block(false).seed(4).batch_transforms(Normalize::from_batch());
     let data = data.split(no_split()).loaders(&accelerator(), folder.path(), 10).unwrap();

@@ -204,6 +204,18 @@ impl Augment {
         self.normalize
     }
 
+    /// Whether images are mixed with others, so that their labels must be, too.
+    #[must_use]
+    pub fn mixes(&self) -> bool {
+        self.mix.is_some()
+    }
+
+    /// The same up to where images are normalised, for statistics to normalise by.
+    #[must_use]
+    pub fn before_normalization(&self) -> Self {
+        Self { normalize: None, erasing: None, mix: None, ..self.clone() }
+    }
+
     /// Wraps a data set, so that its batches have a third tensor with the numbers drawn: images, labels,
     /// `[n, 21]`.
     #[must_use]

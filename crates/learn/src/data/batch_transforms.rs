@@ -255,6 +255,13 @@ impl BatchPipeline {
         let mut augment = Augment::new();
         for transform in transforms {
             if let Kind::Augment(own) = &transform.0 {
+                if own.mixes() {
+                    return Err(Error::InvalidArgument(
+                        "a mixture of images mixes their targets, too, which a data block does not; use the \
+                         Learner's MixUp or CutMix"
+                            .to_owned(),
+                    ));
+                }
                 augment = own.clone();
             }
         }

@@ -212,12 +212,13 @@ impl Maker<'_> {
 
     /// Mean and deviation of each channel of the first training batch.
     fn statistics(&self, part: &Part, pipeline: &BatchPipeline) -> Result<([f32; 3], [f32; 3])> {
-        let samples = pipeline.augment.dataset(self.samples(part, Phase::Train)?);
+        let augment = pipeline.augment.before_normalization();
+        let samples = augment.dataset(self.samples(part, Phase::Train)?);
         let loader = self.loader(samples).shuffle(true);
         let first = loader.plan(0)?.batch(0, 0).map(|batch| batch.indices).unwrap_or_default();
         let context = BatchContext { seed: self.seed, ..BatchContext::default() };
         let (images, _, drawn) = loader.dataset().batch(&first, &context)?;
-        let images = pipeline.augment.apply(&images, &drawn)?.f_to_kind(Kind::Double)?;
+        let images = augment.apply(&images, &drawn)?.f_to_kind(Kind::Double)?;
         let dims: &[i64] = &[0, 2, 3];
         let mean = images.f_mean_dim(dims, false, Kind::Double)?;
         let std = images.f_std_dim(dims, true, false)?.f_add_scalar(1e-7)?;

@@ -188,6 +188,9 @@ fn batch_transforms_are_fastais_and_the_last_of_a_kind_counts() {
     assert_eq!(augment(none.parts()).unwrap(), format!("{:?}", Augment::new()));
     let error = augment(aug_transforms().min_scale(0.5).parts()).unwrap_err().to_string();
     assert!(error.contains("needs .size(…)"), "{error}");
+    let mixed = Augment::new().mix(brigade_vision::augment::Mix::MixUp { alpha: 0.4 });
+    let error = augment(mixed.parts()).unwrap_err().to_string();
+    assert!(error.contains("use the Learner's MixUp"), "{error}");
 }
 
 #[test]
