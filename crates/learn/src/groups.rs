@@ -122,6 +122,11 @@ impl Grouped {
         self.held = None;
     }
 
+    /// Forgets the optimizer, and takes these hyperparameters.
+    pub(crate) fn forget(&mut self, hypers: Vec<GroupHypers>) {
+        (self.held, self.hypers) = (None, hypers);
+    }
+
     /// Forgets the optimizer's state and hyperparameters.
     pub(crate) fn reset(&mut self) {
         self.held = None;
@@ -250,6 +255,12 @@ impl Grouped {
                 values.len(),
                 hyper.name(),
                 self.groups.len()
+            )));
+        }
+        if let Some(value) = values.iter().find(|value| !value.is_finite() || **value < 0.0) {
+            return Err(Error::InvalidArgument(format!(
+                "{} cannot be {value}; expected finite numbers from 0",
+                hyper.name()
             )));
         }
         for (hypers, value) in self.hypers.iter_mut().zip(values) {

@@ -204,6 +204,14 @@ impl Learner {
         if self.prepared.is_some() && self.state.model.is_prepared() {
             return Ok(());
         }
+        let prepared = self.prepare();
+        if prepared.is_err() {
+            self.leave();
+        }
+        prepared
+    }
+
+    fn prepare(&mut self) -> Result<()> {
         let accelerator = self.state.accelerator.clone();
         let train = self.train.prepare(&accelerator, true)?;
         let valid = match &self.valid {

@@ -222,6 +222,7 @@ impl Callback for Recording {
     fn before_fit(&mut self, learner: &mut LearnerState) -> Step {
         if !learner.is_evaluation() {
             let names = self.names(&learner.metrics, learner.has_validation());
+            unique(&names)?;
             learner.recorder = Recorder { names, ..Recorder::default() };
         }
         self.pending.clear();
@@ -516,6 +517,17 @@ pub(crate) fn in_data_order(
     parts.sort_by_key(|(place, _)| *place);
     let parts: Vec<Tensor> = parts.into_iter().map(|(_, part)| part).collect();
     Ok(Some(Tensor::f_cat(&parts, 0)?.f_to_device(Device::Cpu)?))
+}
+
+/// A column is found by its name, by callbacks as well: two of one name are an error.
+pub(crate) fn unique(names: &[String]) -> Result<()> {
+    let repeated = names.iter().enumerate().find(|(place, name)| names[..*place].contains(name));
+    match repeated {
+        None => Ok(()),
+        Some((_, name)) => Err(Error::InvalidArgument(format!(
+            "two columns of the recorder are named `{name}`; give a metric another name with `named`"
+        ))),
+    }
 }
 
 /// Reads losses of one value each, waiting for the device once.

@@ -152,6 +152,16 @@ impl Ema {
 }
 
 impl Callback for Ema {
+    fn state(&mut self, _learner: &mut LearnerState) -> Result<Option<serde_json::Value>> {
+        Ok(Some(serde_json::json!({ "swapped": self.swapped })))
+    }
+
+    fn load_state(&mut self, learner: &mut LearnerState, state: &serde_json::Value) -> Result<()> {
+        // The checkpoint behind a validation has the average in the model, and the weights in the copies.
+        self.swapped = state.get("swapped").and_then(serde_json::Value::as_bool).unwrap_or(false);
+        if self.swapped { self.swap(learner) } else { Ok(()) }
+    }
+
     fn order(&self) -> i32 {
         // After the step, before what saves and records.
         40

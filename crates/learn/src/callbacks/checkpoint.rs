@@ -15,7 +15,8 @@ use crate::state::LearnerState;
 ///
 /// The state is the Accelerator's checkpoint (model, optimizer, loss scale, random states of all ranks, position in
 /// the data) with the recorder and what the callbacks keep. The folder is there whole or not at all, and training
-/// waits for a copy alone. A fit that was finished is not begun again: remove the folder to begin anew.
+/// waits for a copy alone. A fit that was finished is not begun again, and one that a callback has cancelled is
+/// finished: remove the folder to begin anew.
 ///
 /// A program of several fits, as `fine_tune` is one, goes on in the fit that was interrupted, and passes over those
 /// before it. The program must make the same fits with the same callbacks again; a Learner has one of these at a
@@ -37,6 +38,8 @@ pub struct Checkpoint {
     fit: usize,
     /// A save that waits for the end of a window of accumulation.
     due: bool,
+    /// This fit is passed over: a later one was interrupted.
+    passed: bool,
 }
 
 /// What a checkpoint holds of the Learner itself.
@@ -63,7 +66,7 @@ impl Checkpoint {
     /// Saves into this folder, after each epoch.
     #[must_use]
     pub fn new(folder: impl Into<PathBuf>) -> Self {
-        Self { folder: folder.into(), every: None, resume: true, fit: 0, due: false }
+        Self { folder: folder.into(), every: None, resume: true, fit: 0, due: false, passed: false }
     }
 
     /// Saves after every so many trained batches as well.
@@ -89,7 +92,18 @@ impl Progress {
             let path = folder.join(FILE);
             found = match std::fs::read(&path) {
                 Ok(bytes) => Some(bytes),
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                    // Not to be found out at the first save.
+                    if std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some()) {
+                        return Err(Error::Format {
+                            path: folder.to_owned(),
+                            reason: format!(
+                                "it has files, but no {FILE}: it is no checkpoint of a Learner; give another folder"
+                            ),
+                        });
+                    }
+                    None
+                }
                 Err(error) => return Err(Error::file("cannot read", &path)(error)),
             };
             Ok(())
@@ -116,7 +130,7 @@ impl Callback for Checkpoint {
     }
 
     fn before_fit(&mut self, learner: &mut LearnerState) -> Step {
-        self.due = false;
+        (self.due, self.passed) = (false, false);
         if self.resume
             && let Some(progress) = Progress::read(learner, &self.folder)?
         {
@@ -130,6 +144,7 @@ impl Callback for Checkpoint {
                 ))
                 .into());
             }
+            self.passed = progress.fit > self.fit;
             if progress.fit >= self.fit {
                 learner.resume = Some((self.folder.clone(), progress.fit == self.fit, progress));
             }
@@ -153,11 +168,19 @@ impl Callback for Checkpoint {
     }
 
     fn after_epoch(&mut self, learner: &mut LearnerState) -> Step {
-        if learner.window_open {
+        let last = learner.epoch() + 1 == learner.epochs();
+        if learner.window_open && !last {
             // Gradients that were added up are in no checkpoint: the next step is saved instead.
             self.due = true;
         } else {
             self.due = false;
+            learner.save = Some((self.folder.clone(), self.fit - 1));
+        }
+        Ok(())
+    }
+
+    fn after_cancel_fit(&mut self, learner: &mut LearnerState) -> Step {
+        if !self.passed {
             learner.save = Some((self.folder.clone(), self.fit - 1));
         }
         Ok(())

@@ -34,10 +34,9 @@ impl Callback for GradientAccumulation {
         Phases::Train
     }
 
-    fn before_fit(&mut self, learner: &mut LearnerState) -> Step {
+    fn before_fit(&mut self, _learner: &mut LearnerState) -> Step {
         self.count = 0;
-        // What an earlier fit has left belongs to no window of this one.
-        Ok(learner.zero_grad()?)
+        Ok(())
     }
 
     fn before_batch(&mut self, learner: &mut LearnerState) -> Step {

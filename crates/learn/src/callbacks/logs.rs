@@ -17,13 +17,16 @@ pub struct CsvLog {
     path: PathBuf,
     append: bool,
     file: Option<File>,
+    /// Rows of the recorder that are in the file.
+    written: usize,
 }
 
 impl CsvLog {
-    /// Writes to this file, and replaces one that is there at the beginning of each fit.
+    /// Writes to this file, and replaces one that is there at the beginning of each fit. A fit that goes on from a
+    /// checkpoint writes the rows of its earlier epochs again, so that the file has all of them.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), append: false, file: None }
+        Self { path: path.into(), append: false, file: None, written: 0 }
     }
 
     /// Whether fits append to the file; false unless set.
@@ -42,6 +45,19 @@ impl CsvLog {
         let cells: Vec<String> = cells.into_iter().map(quoted).collect();
         let line = cells.join(",") + "\n";
         file.write_all(line.as_bytes()).map_err(Error::file("cannot write", &self.path))
+    }
+
+    /// Writes the recorder's rows that the file does not have yet.
+    fn rows(&mut self, learner: &LearnerState) -> Result<()> {
+        let rows = learner.recorder().rows();
+        for row in rows.iter().skip(self.written) {
+            let values =
+                row.values.iter().map(|value| value.map_or_else(String::new, |it| it.to_string()));
+            let time = format!("{:.3}", row.time.as_secs_f64());
+            self.line(std::iter::once(row.epoch.to_string()).chain(values).chain([time]))?;
+        }
+        self.written = rows.len();
+        Ok(())
     }
 }
 
@@ -66,17 +82,27 @@ impl Callback for CsvLog {
         let mut options = OpenOptions::new();
         options.create(true).write(true).append(self.append).truncate(!self.append);
         self.file = Some(options.open(&self.path).map_err(Error::file("cannot open", &self.path))?);
+        self.written = 0;
         let names = learner.recorder().names().to_vec();
         Ok(self.line(std::iter::once("epoch".to_owned()).chain(names).chain(["time".to_owned()]))?)
     }
 
+    fn state(&mut self, _learner: &mut LearnerState) -> Result<Option<serde_json::Value>> {
+        Ok(Some(serde_json::json!({ "append": self.append })))
+    }
+
+    fn load_state(&mut self, learner: &mut LearnerState, _state: &serde_json::Value) -> Result<()> {
+        // A file that was replaced has none of them.
+        self.written = if self.append { learner.recorder().rows().len() } else { 0 };
+        Ok(())
+    }
+
     fn after_epoch(&mut self, learner: &mut LearnerState) -> Step {
-        let Some(row) = learner.recorder().rows().last().cloned() else { return Ok(()) };
-        let values =
-            row.values.iter().map(|value| value.map_or_else(String::new, |it| it.to_string()));
-        let time = format!("{:.3}", row.time.as_secs_f64());
-        let cells = std::iter::once(row.epoch.to_string()).chain(values).chain([time]);
-        Ok(self.line(cells)?)
+        Ok(self.rows(learner)?)
+    }
+
+    fn after_fit(&mut self, learner: &mut LearnerState) -> Step {
+        Ok(self.rows(learner)?)
     }
 
     fn ended(&mut self, _learner: &mut LearnerState) {

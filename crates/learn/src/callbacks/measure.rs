@@ -205,7 +205,13 @@ fn measured(output: &Tensor) -> Result<Tensor> {
     let output = output.f_detach()?.f_to_kind(Kind::Float)?;
     let sizes = output.f_abs()?;
     let near = sizes.f_lt(0.05)?.f_mean(Kind::Float)?;
-    let counts = sizes.f_flatten(0, -1)?.f_clamp(0.0, RANGE)?.f_histc(BINS)?;
+    // `histc` spreads its bins over the range of its values: both ends are put in, and not counted.
+    let options = (Kind::Float, output.device());
+    let ends = Tensor::f_arange(2, options)?.f_mul_scalar(RANGE)?;
+    let sizes = sizes.f_flatten(0, -1)?.f_clamp(0.0, RANGE)?;
+    let counts = Tensor::f_cat(&[sizes, ends], 0)?.f_histc(BINS)?;
+    let mut outer = counts.f_slice(0, 0, None, BINS - 1)?;
+    let _ = outer.f_sub_scalar_(1.0)?;
     let single = |value: Tensor| value.f_reshape([1]);
     let parts = [
         single(output.f_mean(Kind::Float)?)?,

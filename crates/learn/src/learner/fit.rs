@@ -80,7 +80,10 @@ impl Learner {
         own.push(Box::new(Recording::new(self.recording)));
         self.with_callbacks(own, |learner, callbacks| {
             learner.enter()?;
-            let outcome = learner.run(epochs, options.start_epoch, callbacks);
+            // What a fit before has left, an error's among it, belongs to no step of this one.
+            let cleared = learner.state.zero_grad();
+            let outcome =
+                cleared.and_then(|()| learner.run(epochs, options.start_epoch, callbacks));
             callbacks.iter_mut().for_each(|callback| callback.ended(&mut learner.state));
             learner.state.batch = CurrentBatch::default();
             learner.state.model.set_sync(true);
@@ -237,7 +240,9 @@ impl Loop<'_> {
                 Ranks::Main => Ok(()),
                 Ranks::Any(events) => {
                     let outcome = call(&mut **callback, event, state);
-                    match (events.contains(&event), outcome) {
+                    // Ranks may have unequal numbers of validation batches: they agree behind the last one.
+                    let agrees = position.training || !event.is_inner();
+                    match (agrees && events.contains(&event), outcome) {
                         (true, Ok(())) => agreed(state.accelerator(), None),
                         (true, Err(Interrupt::Cancel(level))) => {
                             agreed(state.accelerator(), Some(level))
@@ -277,8 +282,11 @@ impl Loop<'_> {
             }
         }
         let Position { epochs, epoch, iter, batches, train_iter, progress, .. } = state.position;
-        let (epoch, batch) =
-            if event == Event::AfterEpoch { (epoch + 1, 0) } else { (epoch, iter + 1) };
+        let (epoch, batch) = match event {
+            Event::AfterCancelFit => (epochs, 0),
+            Event::AfterEpoch => (epoch + 1, 0),
+            _ => (epoch, iter + 1),
+        };
         let recorder = state.recorder.clone();
         let kept = Progress {
             fit,
@@ -310,8 +318,13 @@ impl Loop<'_> {
         let state = &mut self.learner.state;
         state.accelerator.load_state(folder)?;
         state.grouped.read_back();
-        let Progress { batch, batches, train_iter, progress, recorder, callbacks, .. } = progress;
-        let place = format!("epoch {}, batch {batch}", state.position.epoch);
+        let Progress { epoch, batch, batches, train_iter, progress, recorder, callbacks, .. } =
+            progress;
+        let place = match epoch < state.position.epochs {
+            true => format!("epoch {epoch}, batch {batch}"),
+            false => "the end of the fit".to_owned(),
+        };
+        state.position.epoch = epoch.min(state.position.epochs.saturating_sub(1));
         state.recorder = recorder;
         state.position.train_iter = train_iter;
         if batch > 0 {
@@ -408,7 +421,15 @@ impl Loop<'_> {
         self.level(
             Level::Validate,
             [Event::BeforeValidate, Event::AfterCancelValidate, Event::AfterValidate],
-            |fit| fit.batches(items),
+            |fit| {
+                let cancelled = match fit.batches(items) {
+                    Ok(()) => None,
+                    Err(Interrupt::Cancel(level)) => Some(level),
+                    failed => return failed,
+                };
+                // A rank that has no batch where another one cancels hears of it here.
+                agreed(fit.learner.state.accelerator(), cancelled)
+            },
         )
     }
 
@@ -436,9 +457,16 @@ impl Loop<'_> {
         self.fire(Event::AfterPred)?;
         self.learner.state.compute_loss()?;
         self.fire(Event::AfterLoss)?;
-        let position = self.learner.state.position;
-        if !position.training || self.learner.state.batch.loss_grad.is_none() {
+        let state = &self.learner.state;
+        if !state.position.training {
             return Ok(());
+        }
+        if state.batch.loss_grad.is_none() {
+            return Err(Interrupt::Failed(Error::InvalidArgument(
+                "a training batch has no targets, and no callback has set a loss: there is nothing to train on; \
+                 give the training loader batches `(input, target)`"
+                    .into(),
+            )));
         }
         self.level(
             Level::Backward,
@@ -520,6 +548,9 @@ fn agreed(accelerator: &brigade_train::Accelerator, mine: Option<Level>) -> Step
         Level::Backward,
         Level::Batch,
     ];
+    if !accelerator.use_distributed() {
+        return mine.map_or(Ok(()), Level::cancel);
+    }
     let mine = mine.and_then(|level| OUTERMOST_FIRST.iter().position(|it| *it == level));
     let all = accelerator.gather_object(mine)?;
     match all.into_iter().flatten().min() {

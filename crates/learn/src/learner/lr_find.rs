@@ -302,7 +302,7 @@ impl Learner {
                     self.state.set_hyper(hyper, &values)?;
                 }
             }
-            _ => self.state.grouped.reset(),
+            _ => self.state.grouped.forget(hypers),
         }
         outcome?;
         Ok(LrFinding { lrs: found.lrs, losses: found.smooth_losses, steps })

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::export::encoded;
 use crate::loaders::{BatchSource, Item, ModelInput, PreparedSource, Target, source};
 use crate::loss::Loss;
-use crate::recorder::{Meters, in_data_order};
+use crate::recorder::{Meters, in_data_order, unique};
 use crate::state::LearnerState;
 
 /// A part of the Learner's data.
@@ -84,6 +84,9 @@ impl Callback for Measuring {
     }
 
     fn after_validate(&mut self, learner: &mut LearnerState) -> Step {
+        if learner.validation_was_cancelled() {
+            return Err(cancelled("validation").into());
+        }
         *self.found.borrow_mut() = self.meters.values(learner)?;
         Ok(())
     }
@@ -119,6 +122,20 @@ impl Callback for Gathering {
         }
         Ok(())
     }
+
+    fn after_validate(&mut self, learner: &mut LearnerState) -> Step {
+        match learner.validation_was_cancelled() {
+            true => Err(cancelled("prediction").into()),
+            false => Ok(()),
+        }
+    }
+}
+
+fn cancelled(what: &str) -> Error {
+    Error::InvalidArgument(format!(
+        "a callback has cancelled the {what}; let it return false from `in_evaluation` where it is meant for fits \
+         alone"
+    ))
 }
 
 /// Reads the prediction off an output with a batch dimension of 1.
@@ -153,15 +170,14 @@ impl Learner {
     /// # Errors
     /// As there.
     pub fn validate_on(&mut self, part: Part) -> Result<Validation> {
+        unique(&self.state.metrics.iter().map(|metric| metric.name()).collect::<Vec<_>>())?;
         let found = Rc::new(RefCell::new(Vec::new()));
         let measuring = Measuring { meters: Meters::default(), found: Rc::clone(&found) };
         self.pass(part, measuring)?;
         let found = found.take();
-        let (loss, values) = found.split_first().ok_or_else(|| {
-            Error::InvalidArgument("a callback has cancelled the validation".into())
-        })?;
+        let loss = found.first().copied().unwrap_or(f64::NAN);
         let names = self.state.metrics.iter().map(|metric| metric.name());
-        Ok(Validation { loss: *loss, metrics: names.zip(values.iter().copied()).collect() })
+        Ok(Validation { loss, metrics: names.zip(found.iter().skip(1).copied()).collect() })
     }
 
     /// Predicts the validation data, in their order on any number of ranks (fastai's `get_preds`).
