@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 #![allow(clippy::print_stdout, reason = "how close runs come is shown with --nocapture")]
 
+#[path = "golden/check.rs"]
+mod check;
 #[path = "golden/differences.rs"]
 mod differences;
 #[path = "golden/events.rs"]

@@ -4,8 +4,9 @@ use brigade_learn::callback::{Callback, Level, Step};
 use brigade_learn::{Learner, LearnerState};
 use serde_json::Value;
 
+use crate::check::{Check, of_schedule};
 use crate::recipe::{learner, number, numbers};
-use crate::runs::{Check, Outcome, is_not_finite, make, of_schedule, run};
+use crate::runs::{Outcome, is_not_finite, make, run};
 
 /// The runs of this file.
 pub(crate) const DIFFERENT: &[&str] = &[

@@ -204,7 +204,7 @@ pub(crate) fn number(value: &Value) -> f64 {
         Some("NaN") => f64::NAN,
         Some("Infinity") => f64::INFINITY,
         Some("-Infinity") => f64::NEG_INFINITY,
-        _ => value.as_f64().unwrap_or_else(|| panic!("{value} is no number")),
+        _ => value.as_f64().unwrap_or_else(|| panic!("expected a number, found {value}")),
     }
 }
 
