@@ -34,6 +34,8 @@ pub enum Need {
     Pytorch,
     /// Python with PyTorch, timm and transformers.
     TorchModels,
+    /// Python with PyTorch and fastai.
+    Fastai,
     /// Python with TensorBoard and MLflow.
     Trackers,
 }
@@ -95,7 +97,7 @@ impl fmt::Display for Lack {
 
 impl Need {
     /// All of them. Where a test lacks several, it is counted under the first.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Hosts,
         Self::Shaping,
         Self::Etcd,
@@ -108,6 +110,7 @@ impl Need {
         Self::Python,
         Self::Pytorch,
         Self::TorchModels,
+        Self::Fastai,
         Self::Trackers,
     ];
 
@@ -134,6 +137,7 @@ impl Need {
             Self::Python => "python",
             Self::Pytorch => "pytorch",
             Self::TorchModels => "torch-models",
+            Self::Fastai => "fastai",
             Self::Trackers => "trackers",
         }
     }
@@ -154,6 +158,7 @@ impl Need {
             Self::Python => "Python with pip",
             Self::Pytorch => "PyTorch and Accelerate",
             Self::TorchModels => "PyTorch with timm and transformers",
+            Self::Fastai => "PyTorch with fastai",
             Self::Trackers => "TensorBoard and MLflow",
         }
     }
@@ -215,6 +220,9 @@ impl Need {
             Self::TorchModels => python(self)
                 .is_none()
                 .then(|| Lack::missing(self, "PyTorch with timm and transformers")),
+            Self::Fastai => {
+                (python(self).is_none()).then(|| Lack::missing(self, "PyTorch with fastai"))
+            }
             Self::Trackers => {
                 (python(self).is_none()).then(|| Lack::missing(self, "TensorBoard with MLflow"))
             }
@@ -228,6 +236,7 @@ impl Need {
             Self::TorchModels => {
                 Some(("BRIGADE_PEER_PYTHON", &["torch", "timm", "transformers", "safetensors"]))
             }
+            Self::Fastai => Some(("BRIGADE_PEER_PYTHON", &["torch", "fastai", "safetensors"])),
             Self::Trackers => Some(("BRIGADE_TRACK_PYTHON", &["tensorboard", "mlflow"])),
             _ => None,
         }
@@ -237,7 +246,7 @@ impl Need {
     #[must_use]
     pub fn environment(self) -> Option<&'static str> {
         match self {
-            Self::Pytorch | Self::TorchModels => Some("peers"),
+            Self::Pytorch | Self::TorchModels | Self::Fastai => Some("peers"),
             Self::Trackers => Some("peers-trackers"),
             _ => None,
         }

@@ -161,6 +161,7 @@ impl TrackerLog {
         let config = serde_json::json!({
             "epochs": learner.epochs(),
             "batches": learner.batches(),
+            "max_steps": learner.epochs() * learner.batches(),
             "loss": learner.loss_function().name(),
             "metrics": metrics,
             "parameters": parameters,
