@@ -307,6 +307,45 @@ impl Augment {
         mapped().map_err(refused)
     }
 
+    /// Maps points `[n, points, 2]`, `(x, y)` of -1 to 1 between the sides of the images, as the images of the
+    /// same batch before [`apply`](Self::apply): `images` is read for its size alone.
+    ///
+    /// # Errors
+    /// Those of [`Augment::apply`].
+    pub fn apply_to_points(
+        &self,
+        points: &Tensor,
+        drawn: &Tensor,
+        images: &Tensor,
+    ) -> Result<Tensor> {
+        let size = images.size();
+        let &[rows, _, height, width] = size.as_slice() else {
+            return Err(VisionError::InvalidArgument(format!(
+                "points belong to images [n, c, h, w], not to {size:?}"
+            )));
+        };
+        self.checked(points, drawn)?;
+        let mapped = || {
+            let from = [width as f64, height as f64];
+            let to = self.size.map_or(from, |size| [f64::from(size.width), f64::from(size.height)]);
+            let lengths = |lengths: &[f64; 2]| -> Result<Tensor, TchError> {
+                Tensor::f_from_slice(lengths)?.f_to_device(points.device())
+            };
+            let pixels =
+                points.f_to_kind(Kind::Double)?.f_add_scalar(1.0)?.f_mul(&lengths(&from)?)?;
+            let pixels = pixels.f_div_scalar(2.0)?.f_sub_scalar(0.5)?;
+            let ones = pixels.f_narrow(2, 0, 1)?.f_ones_like()?;
+            let pixels = Tensor::f_cat(&[pixels, ones], 2)?;
+            // The maps lead from the output to the image.
+            let maps = drawn.f_narrow(1, 0, 9)?.f_to_kind(Kind::Double)?.f_view([rows, 3, 3])?;
+            let found = pixels.f_matmul(&maps.f_inverse()?.f_transpose(1, 2)?)?;
+            let found = found.f_narrow(2, 0, 2)?.f_div(&found.f_narrow(2, 2, 1)?)?;
+            let found = found.f_add_scalar(0.5)?.f_mul_scalar(2.0)?.f_div(&lengths(&to)?)?;
+            found.f_sub_scalar(1.0)?.f_to_kind(points.kind())
+        };
+        mapped().map_err(refused)
+    }
+
     /// Returns the labels `[n]` of a mixed batch: each image's own, its partner's, and the share of its
     /// own. Without [`Augment::mix`] the share is 1.
     ///

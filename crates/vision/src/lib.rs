@@ -8,11 +8,13 @@
 //! - [`augment`]: what is done to a batch of images on its device.
 //! - [`ImageDataset`]: a source, labels and transforms as batches of tensors.
 //! - [`SegmentationDataset`]: images with a mask of classes each.
+//! - [`PointDataset`]: images with points on them.
 
 mod agree;
 pub mod augment;
 mod dataset;
 mod error;
+mod points;
 mod segmentation;
 mod to_tensor;
 
@@ -23,6 +25,7 @@ pub use brigade_images::{
 };
 pub use dataset::ImageDataset;
 pub use error::{Result, VisionError};
+pub use points::PointDataset;
 pub use segmentation::SegmentationDataset;
 
 /// What is done to one image before it is part of a batch.

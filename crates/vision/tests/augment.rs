@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // tests
 
 use brigade_torch::{Device, Kind, Tensor};
+use brigade_vision::Size;
 use brigade_vision::augment::{Augment, Geometric, Mix, Padding, RandomErasing};
 use brigade_vision::transforms::Normalize;
 
@@ -120,4 +121,59 @@ fn what_does_not_belong_together_is_refused() {
         error,
         "numbers of shape [3, 21] were not drawn for a batch of shape [2, 3, 24, 32]"
     );
+}
+
+#[test]
+fn points_follow_the_images_of_their_batch() {
+    // A white block of 5 x 5 pixels around the point of each image.
+    let (rows, height, width) = (40, 48, 64);
+    let images = Tensor::zeros([rows, 3, height, width], (Kind::Float, Device::Cpu));
+    let mut points = Vec::new();
+    for row in 0..rows {
+        let (x, y) = (22 + row % 20, 18 + row % 11);
+        let _ = images.get(row).narrow(1, y - 2, 5).narrow(2, x - 2, 5).fill_(1.0);
+        let place = |at: i64, length: i64| (2.0 * (at as f64 + 0.5) / length as f64 - 1.0) as f32;
+        points.extend([place(x, width), place(y, height)]);
+    }
+    let points = Tensor::from_slice(&points).view([rows, 1, 2]);
+    let seeds: Vec<u64> = (0..rows as u64).collect();
+    let maps = Augment::new()
+        .then(Geometric::Dihedral { p: 0.5 })
+        .then(Geometric::Warp { magnitude: 0.2, p: 1.0 })
+        .then(Geometric::Rotate { max_degrees: 20.0, p: 1.0 })
+        .then(Geometric::Zoom { min: 1.0, max: 1.1, p: 1.0 })
+        .padding(Padding::Zeros);
+    for (augment, to) in [(maps.clone(), [64, 48]), (maps.size(Size::new(80, 80)), [80, 80])] {
+        let drawn = augment.draw(&seeds, &images).unwrap();
+        let moved = augment.apply(&images, &drawn).unwrap();
+        let places = augment.apply_to_points(&points, &drawn, &images).unwrap();
+        assert_eq!((places.size(), places.kind()), (vec![rows, 1, 2], Kind::Float));
+        let mut seen = 0;
+        for row in 0..rows {
+            let at = |axis: i64| {
+                let place = places.double_value(&[row, 0, axis]);
+                (place + 1.0) / 2.0 * f64::from(to[axis as usize])
+            };
+            let margin = 12.0;
+            let inside =
+                |axis: usize| (margin..f64::from(to[axis]) - margin).contains(&at(axis as i64));
+            if !inside(0) || !inside(1) {
+                continue;
+            }
+            seen += 1;
+            let white = moved.get(row).get(0).to_kind(Kind::Double);
+            let mass = white.sum(Kind::Double);
+            let centre = |axis: i64| {
+                let along =
+                    Tensor::arange(white.size()[1 - axis as usize], (Kind::Double, Device::Cpu))
+                        + 0.5;
+                let shape = if axis == 0 { [1, -1] } else { [-1, 1] };
+                ((&white * along.view(shape)).sum(Kind::Double) / &mass).double_value(&[])
+            };
+            let off = [centre(0) - at(0), centre(1) - at(1)].map(f64::abs);
+            assert!(off[0] < 0.4 && off[1] < 0.4, "{off:?} in row {row}");
+        }
+        assert!(seen > 15, "{seen}");
+    }
+    assert!(Augment::new().apply_to_points(&points, &points, &images).is_err());
 }

@@ -236,6 +236,29 @@ impl Plan {
         Self { operations: operations.collect(), ..*self }
     }
 
+    /// Returns where a point of the image is afterwards, in pixels from the upper left corner: the centre of the
+    /// first pixel is `[0.5, 0.5]`. It may lie outside of the image.
+    ///
+    /// ```
+    /// use brigade_images::Size;
+    /// use brigade_images::transforms::{CenterCrop, Compose, Phase, RandomHorizontalFlip};
+    ///
+    /// let transforms = Compose::new().then(CenterCrop::new(24)).then(RandomHorizontalFlip::new(1.0));
+    /// let plan = transforms.plan(Size::new(64, 48), Phase::Train, 1)?;
+    /// assert_eq!(plan.map_point([20.0, 12.0]), [24.0, 0.0]);
+    /// # Ok::<(), brigade_images::ImageError>(())
+    /// ```
+    #[must_use]
+    pub fn map_point(&self, mut point: [f64; 2]) -> [f64; 2] {
+        let mut size = self.input;
+        for operation in &self.operations {
+            point = operation.map_point(point, size);
+            // Its error was one of the plan.
+            size = operation.size_after(size).unwrap_or(size);
+        }
+        point
+    }
+
     /// Applies the operations to an image.
     ///
     /// # Errors
@@ -251,6 +274,48 @@ impl Plan {
 mod tests {
     use super::*;
     use crate::transforms::{PadMode, RandAugment, RandomCrop, RandomHorizontalFlip, Resize};
+
+    #[test]
+    fn points_follow_their_image() {
+        let transforms = Compose::new()
+            .then(Resize::crop(Size::new(96, 80)))
+            .then(RandomHorizontalFlip::new(0.5))
+            .then(RandomCrop::new(88).padding(12, PadMode::ZEROS))
+            .then(RandAugment::default());
+        let mut seen = 0;
+        for seed in 0..60 {
+            // One white block of 7 x 7 pixels around the point.
+            let (x, y) = (30 + seed as u32 % 30, 20 + seed as u32 % 25);
+            let block = |at: u32, centre: u32| at.abs_diff(centre) <= 3;
+            let pixel = |h: u32, v: u32| [if block(h, x) && block(v, y) { 255 } else { 0 }; 3];
+            let pixels = (0..64).flat_map(|v| (0..96).flat_map(move |h| pixel(h, v))).collect();
+            let image = Image::new(96, 64, pixels).unwrap();
+            let plan = transforms.plan(image.size(), Phase::Train, seed).unwrap();
+            let geometry = plan.operations().iter().filter(|next| next.is_geometric()).cloned();
+            let moved =
+                Plan { operations: geometry.collect(), ..plan.clone() }.apply(&image).unwrap();
+            let [at_x, at_y] = plan.map_point([f64::from(x) + 0.5, f64::from(y) + 0.5]);
+            let size = f64::from(moved.width());
+            if [at_x, at_y].iter().any(|place| !(8.0..size - 8.0).contains(place)) {
+                continue;
+            }
+            seen += 1;
+            let (mut sum, mut mass) = ([0.0; 2], 0.0);
+            for v in 0..moved.height() {
+                for h in 0..moved.width() {
+                    let weight = f64::from(moved.pixel(h, v).unwrap()[0]);
+                    sum = [
+                        sum[0] + weight * (f64::from(h) + 0.5),
+                        sum[1] + weight * (f64::from(v) + 0.5),
+                    ];
+                    mass += weight;
+                }
+            }
+            let off = [sum[0] / mass - at_x, sum[1] / mass - at_y].map(f64::abs);
+            assert!(off[0] < 0.7 && off[1] < 0.7, "{off:?} for {seed}: {:?}", plan.operations());
+        }
+        assert!(seen > 20, "{seen}");
+    }
 
     #[test]
     fn masks_follow_their_image() {

@@ -115,6 +115,31 @@ impl Operation {
         )
     }
 
+    /// Returns where a point of an image of `size` is afterwards, in pixels from its upper left corner. A map that
+    /// makes a line of the image leaves it where it is.
+    #[must_use]
+    pub fn map_point(&self, [x, y]: [f64; 2], size: Size) -> [f64; 2] {
+        let (width, height) = (f64::from(size.width), f64::from(size.height));
+        match self {
+            Self::Crop(region) => [x - f64::from(region.left), y - f64::from(region.top)],
+            Self::Pad { left, top, .. } => [x + f64::from(*left), y + f64::from(*top)],
+            Self::Resize { size: to, .. } => {
+                [x * f64::from(to.width) / width, y * f64::from(to.height) / height]
+            }
+            Self::FlipHorizontal => [width - x, y],
+            Self::FlipVertical => [x, height - y],
+            Self::Affine { matrix: [a, b, c, d, e, f], .. } => {
+                let determinant = a * e - b * d;
+                if determinant == 0.0 {
+                    return [x, y];
+                }
+                let (x, y) = (x - c, y - f);
+                [(e * x - b * y) / determinant, (a * y - d * x) / determinant]
+            }
+            _ => [x, y],
+        }
+    }
+
     /// Returns the size that an image of `size` has afterwards.
     ///
     /// # Errors
