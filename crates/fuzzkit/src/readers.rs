@@ -15,6 +15,7 @@ use brigade_checkpoint::{Format, Value};
 use brigade_remote::HostSpec;
 use brigade_rendezvous::{Decoder, FromAgent, ToAgent};
 use brigade_testkit::archive;
+use brigade_track::reader::Line;
 use brigade_world::scheduler::{expand_hosts, expand_tasks};
 use brigade_world::{ErrorRecord, MAX_REPORT_LEN, ProgressReport};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -294,6 +295,23 @@ pub(crate) const TARGETS: &[Target] = &[
         bytes_per_byte: TREE,
         free_bytes: FREE,
         read: progress,
+    },
+    Target {
+        name: "run",
+        reads: "the lines of a run, as `brigade watch` and `brigade report` read them",
+        words: &[
+            "{\"_event\":\"start\"",
+            "\"_time\":",
+            "\"_step\":",
+            "\"_config\":{",
+            "\"_project\":",
+            "{\"columns\":[\"rank\"],\"data\":[[0]]}",
+            "\"NaN\"",
+            "}\n{",
+        ],
+        bytes_per_byte: TREE,
+        free_bytes: FREE,
+        read: run,
     },
 ];
 
@@ -697,6 +715,14 @@ fn progress(input: &[u8]) {
         assert_eq!(ProgressReport::decode(&line).as_ref(), Some(&report));
         let text = report.text();
         assert!(!text.chars().any(char::is_control), "{text:?}");
+    }
+}
+
+fn run(input: &[u8]) {
+    for line in input.split(|byte| *byte == b'\n') {
+        if let Line::Values { values, .. } = Line::parse(line) {
+            assert!(values.len() <= line.len(), "{} values of {} bytes", values.len(), line.len());
+        }
     }
 }
 

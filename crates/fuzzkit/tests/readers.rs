@@ -198,6 +198,7 @@ readers!(
     agent,
     error_file,
     progress,
+    run,
 );
 
 /// An input that takes more memory than it may is found.

@@ -161,6 +161,7 @@ const LIGHT: &[&str] = &[
     "brigade-images",
     "brigade-cli",
     "brigade-track",
+    "brigade-plot",
 ];
 const LIBTORCH: &str = "torch-sys";
 
