@@ -32,8 +32,8 @@ pub use batch_transforms::{
 };
 pub use block::DataBlock;
 pub use blocks::{
-    CategoryBlock, ImageBlock, MaskBlock, MultiCategoryBlock, NumberBlock, TargetBlock, categories,
-    grey_images, images, masks, multi_categories, numbers,
+    CategoryBlock, ImageBlock, MaskBlock, MultiCategoryBlock, NumberBlock, PointBlock, TargetBlock,
+    categories, grey_images, images, masks, multi_categories, numbers, points,
 };
 pub use brigade_vision::augment::{Augment, Padding, RandomErasing};
 pub use brigade_vision::labels::Split;

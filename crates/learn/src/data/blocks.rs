@@ -54,6 +54,13 @@ pub fn numbers() -> NumberBlock {
     NumberBlock
 }
 
+/// Points on each image, as `f32` `[n, points, 2]` of -1 to 1 between its sides: fastai's `PointBlock`. Labels are
+/// numbers x, y, x, y, … in pixels from the upper left corner of the file's image; points follow its transforms.
+#[must_use]
+pub fn points() -> PointBlock {
+    PointBlock
+}
+
 /// One class for each item: [`categories`].
 #[derive(Clone, Debug)]
 pub struct CategoryBlock {
@@ -133,6 +140,10 @@ pub struct MaskBlock {
 #[derive(Clone, Copy, Debug)]
 pub struct NumberBlock;
 
+/// Points on each image: [`points`].
+#[derive(Clone, Copy, Debug)]
+pub struct PointBlock;
+
 /// What the target of an item is.
 #[derive(Clone, Debug)]
 pub struct TargetBlock(Block);
@@ -143,6 +154,7 @@ enum Block {
     MultiCategory(CategoryBlock),
     Mask(MaskBlock),
     Numbers,
+    Points,
 }
 
 impl From<CategoryBlock> for TargetBlock {
@@ -169,6 +181,12 @@ impl From<NumberBlock> for TargetBlock {
     }
 }
 
+impl From<PointBlock> for TargetBlock {
+    fn from(_: PointBlock) -> Self {
+        Self(Block::Points)
+    }
+}
+
 /// What targets of a kind look like: part of what a codec writes down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -177,6 +195,7 @@ pub(super) enum TargetKind {
     MultiCategory,
     Mask,
     Numbers,
+    Points,
 }
 
 /// The targets of some items.
@@ -186,6 +205,7 @@ pub(super) enum Targets {
     /// Rows of so many numbers; 0 where each item has one number that is no row.
     Rows(Vec<f32>, usize),
     Masks(Vec<PathBuf>),
+    Points(Vec<Vec<[f64; 2]>>),
 }
 
 /// Makes targets of labels, by what the training items have told.
@@ -271,7 +291,10 @@ impl TargetBlock {
                 }
                 encoder.vocabulary.names.clone_from(&block.codes);
             }
-            Block::Numbers => {
+            Block::Numbers | Block::Points => {
+                if matches!(self.0, Block::Points) {
+                    encoder.kind = TargetKind::Points;
+                }
                 if let Some(first) = labels.first() {
                     encoder.width = numbers_of(items, 0, first)?.len();
                 }
@@ -293,7 +316,8 @@ impl TargetBlock {
 impl Encoder {
     /// Returns the names of the classes, where there are classes.
     pub(super) fn classes(&self) -> Option<&[String]> {
-        (self.kind != TargetKind::Numbers).then_some(&self.vocabulary.names)
+        let counts = matches!(self.kind, TargetKind::Numbers | TargetKind::Points);
+        (!counts).then_some(&self.vocabulary.names)
     }
 
     /// Makes the targets of items.
@@ -340,6 +364,21 @@ impl Encoder {
                     rows.extend(numbers.into_iter().map(|number| number as f32));
                 }
                 Ok(Targets::Rows(rows, if self.width == 1 { 0 } else { self.width }))
+            }
+            TargetKind::Points => {
+                let points = |(index, label): (usize, &Label)| {
+                    let numbers = numbers_of(items, index, label)?;
+                    match numbers.as_chunks::<2>() {
+                        (points, []) if numbers.len() == self.width => Ok(points.to_vec()),
+                        _ => Err(Error::InvalidArgument(format!(
+                            "{} has {} numbers as its points, expected x and y of each, {} in all",
+                            items.name(index),
+                            numbers.len(),
+                            self.width.next_multiple_of(2)
+                        ))),
+                    }
+                };
+                Ok(Targets::Points(labels.map(points).collect::<Result<_>>()?))
             }
             TargetKind::Mask => {
                 let path = |(index, label): (usize, &Label)| {
@@ -389,7 +428,7 @@ fn numbers_of(items: &Items, index: usize, label: &Label) -> Result<Vec<f64>> {
 
 fn wrong(items: &Items, index: usize, label: &Label, expected: &str) -> Error {
     let (found, advice) = match label {
-        Label::Name(_) => ("one name", "numbers() takes numbers, masks(codes) paths"),
+        Label::Name(_) => ("one name", "numbers() and points() take numbers, masks(codes) paths"),
         Label::Names(_) => ("a list of names", "multi_categories() takes such lists"),
         Label::Numbers(_) => {
             ("numbers", "numbers() takes them as they are; for classes make text of them")

@@ -175,6 +175,10 @@ impl ItemCodec for ImageCodec {
                 pictures::blend(&mut picture, &target)?;
                 String::new()
             }
+            TargetKind::Points => {
+                pictures::mark(&mut picture, &target)?;
+                String::new()
+            }
             kind => pictures::text(kind, &target, classes.unwrap_or_default())?,
         };
         Ok(Some((picture, text)))

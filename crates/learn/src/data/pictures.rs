@@ -40,6 +40,26 @@ pub(super) fn blend(picture: &mut Picture, mask: &Tensor) -> Result<()> {
     Ok(())
 }
 
+/// Marks points `[points, 2]` of -1 to 1 on a picture, each by a cross of five red pixels; those outside of it
+/// are left out.
+pub(super) fn mark(picture: &mut Picture, points: &Tensor) -> Result<()> {
+    let points = points.f_to_kind(Kind::Double)?.f_contiguous()?.f_view([-1])?;
+    let (width, height) = (i64::from(picture.width), i64::from(picture.height));
+    let pixel = |place: f64, length: i64| ((place + 1.0) / 2.0 * length as f64).floor() as i64;
+    for &[x, y] in Vec::<f64>::try_from(&points)?.as_chunks::<2>().0 {
+        let (x, y) = (pixel(x, width), pixel(y, height));
+        for (x, y) in [(x, y), (x - 1, y), (x + 1, y), (x, y - 1), (x, y + 1)] {
+            if (0..width).contains(&x) && (0..height).contains(&y) {
+                let start = 3 * (y * width + x) as usize;
+                if let Some(rgb) = picture.rgb.get_mut(start..start + 3) {
+                    rgb.copy_from_slice(&[255, 0, 0]);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 /// The colours of Pascal VOC's masks: the bits of the class, three at a time, from the highest bit of each
 /// channel on, so that near numbers are far apart.
 fn colour(class: i64) -> [u8; 3] {
@@ -66,7 +86,7 @@ pub(super) fn text(kind: TargetKind, target: &Tensor, classes: &[String]) -> Res
             let chosen = values.iter().enumerate().filter(|(_, value)| **value > 0.5);
             chosen.map(|(number, _)| name(number)).collect()
         }
-        TargetKind::Mask => Vec::new(),
+        TargetKind::Mask | TargetKind::Points => Vec::new(),
         TargetKind::Numbers => {
             return Ok(values
                 .iter()
@@ -91,6 +111,16 @@ mod tests {
         blend(&mut picture, &Tensor::from_slice(&[0i64, 1, -100]).view([1, 3])).unwrap();
         assert_eq!(picture.rgb, [100, 100, 100, 114, 50, 50, 100, 100, 100]);
         assert!(blend(&mut picture, &Tensor::from_slice(&[0i64, 1])).is_err());
+    }
+
+    #[test]
+    fn points_are_marked_where_they_are_on_the_picture() {
+        let mut picture = Picture { width: 4, height: 2, rgb: vec![0; 24] };
+        // The centre of the last pixel, and one far outside.
+        let points = Tensor::from_slice(&[0.75f32, 0.5, 9.0, -9.0]).view([2, 2]);
+        mark(&mut picture, &points).unwrap();
+        let red: Vec<usize> = (0..8).filter(|pixel| picture.rgb[3 * pixel] == 255).collect();
+        assert_eq!(red, [3, 6, 7]);
     }
 
     #[test]

@@ -199,14 +199,16 @@ impl Maker<'_> {
                 )));
             }
         }
-        let masks = self.kind == TargetKind::Mask;
+        let kind = self.kind;
         source(what, loader, move |(images, targets, drawn): (Tensor, Tensor, Tensor)| {
-            let images = pipeline.apply(&images, &drawn)?;
-            let targets = match masks {
-                true => pipeline.augment.apply_to_masks(&targets, &drawn)?,
-                false => targets,
+            let targets = match kind {
+                TargetKind::Mask => pipeline.augment.apply_to_masks(&targets, &drawn)?,
+                TargetKind::Points => {
+                    pipeline.augment.apply_to_points(&targets, &drawn, &images)?
+                }
+                _ => targets,
             };
-            Ok((images, targets))
+            Ok((pipeline.apply(&images, &drawn)?, targets))
         })
     }
 
@@ -285,7 +287,7 @@ pub(super) fn loaders(
     Ok(match kind {
         TargetKind::Category | TargetKind::Mask => loaders.loss(CrossEntropy::default()),
         TargetKind::MultiCategory => loaders.loss(BceWithLogits::default()),
-        TargetKind::Numbers => loaders.loss(Mse),
+        TargetKind::Numbers | TargetKind::Points => loaders.loss(Mse),
     })
 }
 

@@ -5,12 +5,12 @@ use std::fmt;
 use brigade_data::{BatchContext, BatchedDataset, DataError, from_vec};
 use brigade_vision::source::ImageFiles;
 use brigade_vision::transforms::{Compose, Phase, ToTensor};
-use brigade_vision::{CacheOptions, ImageDataset, OnBroken, SegmentationDataset};
+use brigade_vision::{CacheOptions, ImageDataset, OnBroken, PointDataset, SegmentationDataset};
 use tch::Tensor;
 
 use super::blocks::Targets;
 use super::items::Items;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// The class in the file of a mask that means none, and of what lies outside of it.
 const NO_CLASS: u8 = 255;
@@ -44,6 +44,7 @@ pub(super) struct Samples {
 enum Images {
     Labelled(ImageDataset<ImageFiles>),
     Masked(SegmentationDataset<ImageFiles, ImageFiles>),
+    Pointed(PointDataset<ImageFiles>),
 }
 
 impl Samples {
@@ -72,6 +73,21 @@ impl Samples {
                 let numbers = (0..items.len() as i64).collect();
                 Self { images: labelled(numbers)?, rows: Some((rows, width)) }
             }
+            Targets::Points(points) => {
+                if reading.cache.is_some() {
+                    return Err(Error::InvalidArgument(
+                        "points are given for the size of the file's image, which a cache forgets; leave \
+                         out .cache(…)"
+                            .to_owned(),
+                    ));
+                }
+                let images = PointDataset::new(source, points)?
+                    .transforms(reading.transforms.clone())
+                    .phase(phase)
+                    .to_tensor(reading.to_tensor())
+                    .on_broken(reading.on_broken);
+                Self { images: Images::Pointed(images), rows: None }
+            }
             Targets::Masks(masks) => {
                 let masks = ImageFiles::new("", masks);
                 let mut images = SegmentationDataset::new(source, masks)?
@@ -97,12 +113,14 @@ impl BatchedDataset for Samples {
         match &self.images {
             Images::Labelled(images) => images.num_samples(),
             Images::Masked(images) => images.num_samples(),
+            Images::Pointed(images) => images.num_samples(),
         }
     }
 
     fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch, DataError> {
         let (images, targets) = match &self.images {
             Images::Labelled(images) => images.batch(indices, context)?,
+            Images::Pointed(images) => images.batch(indices, context)?,
             Images::Masked(images) => {
                 let (images, masks) = images.batch(indices, context)?;
                 let none = masks.f_eq(i64::from(NO_CLASS))?;

@@ -112,6 +112,7 @@ fn follow(block: &DataBlock, path: &Path, summary: &mut Summary) -> Option<()> {
             Targets::Rows(rows, width) => {
                 format!("{:?}", rows.get(..(*width).max(1)).unwrap_or_default())
             }
+            Targets::Points(points) => format!("{:?}", points.first().cloned().unwrap_or_default()),
             Targets::Masks(masks) => {
                 format!("{}", masks.first().cloned().unwrap_or_default().display())
             }

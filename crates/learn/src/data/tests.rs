@@ -212,6 +212,45 @@ fn presizing_crops_in_training_alone() {
     assert_ne!(valid[0], augmented[0]);
 }
 
+#[test]
+fn points_follow_both_kinds_of_transforms() {
+    let folder = tempfile::tempdir().unwrap();
+    // A white pixel block in columns 6 and 7, rows 2 and 3 of a black image; the point is its middle.
+    let white = |x: usize, y: usize| [if x / 2 == 3 && y / 2 == 1 { 255 } else { 0 }; 3];
+    for name in ["1.bmp", "2.bmp", "3.bmp"] {
+        std::fs::write(folder.path().join(name), bmp(16, 16, white)).unwrap();
+    }
+    let accelerator = accelerator();
+    let block = DataBlock::new(images(), points())
+        .label(|_: &Path| [7.0, 3.0, 0.0, 16.0])
+        .split(index_split([2]))
+        .item_transforms(Flip::new(1.0))
+        .batch_transforms(Augment::new().then(brigade_vision::augment::Geometric::Flip { p: 1.0 }));
+    let data = block.loaders(&accelerator, folder.path(), 2).unwrap();
+    assert_eq!((data.class_names(), data.loss.as_ref().unwrap().name()), (None, "mse"));
+    let numbers =
+        |target: Option<Tensor>| Vec::<f64>::try_from(target.unwrap().view([-1])).unwrap();
+    let (_, target) = data.one_valid_batch(1).unwrap();
+    assert_eq!(target.as_ref().unwrap().size(), [1, 2, 2]);
+    assert_eq!(numbers(target), [-0.125, -0.625, -1.0, 1.0]);
+    // Mirrored twice in training.
+    let found = numbers(data.one_batch(1).unwrap().1);
+    for (found, expected) in found.iter().zip([-0.125, -0.625, -1.0, 1.0]) {
+        assert!((found - expected).abs() < 1e-6, "{found} {expected}");
+    }
+    let (picture, text) = data.show_batch(1).unwrap().remove(0);
+    assert_eq!((&picture.rgb[3 * (3 * 16 + 7)..][..3], text.as_str()), (&[255, 0, 0][..], ""));
+    let odd = block.clone().label(|_: &Path| [7.0, 3.0, 0.0].to_vec());
+    let error = odd.loaders(&accelerator, folder.path(), 2).unwrap_err().to_string();
+    assert!(
+        error.contains("has 3 numbers as its points, expected x and y of each, 4 in all"),
+        "{error}"
+    );
+    let cached = block.cache(CacheOptions::new(folder.path().join("cache")));
+    let error = cached.loaders(&accelerator, folder.path(), 2).unwrap_err().to_string();
+    assert!(error.contains("leave out .cache"), "{error}");
+}
+
 /// A file of 24 bits a pixel.
 fn bmp(width: usize, height: usize, colour: impl Fn(usize, usize) -> [u8; 3]) -> Vec<u8> {
     let row = (3 * width).next_multiple_of(4);
