@@ -4,6 +4,8 @@ mod folders;
 
 use std::path::PathBuf;
 
+use brigade_data::DataError;
+
 use crate::DatasetError;
 use crate::archive::Extraction;
 use crate::download::{Download, Fetched, RemoteFile};
@@ -22,13 +24,13 @@ use folders::Folders;
 /// // With an accelerator: accelerator.main_process_first(|| untar_data(Urls::IMAGEWOOF_320))?
 /// let path = untar_data(Urls::IMAGEWOOF_320)?;
 /// assert!(path.join("train").is_dir()); // ~/.fastai/data/imagewoof2-320/train
-/// # Ok::<(), brigade_datasets::DatasetError>(())
+/// # Ok::<(), brigade_data::DataError>(())
 /// ```
 ///
 /// # Errors
-/// As [`UntarData::extract`].
-pub fn untar_data(url: impl Into<String>) -> Result<PathBuf, DatasetError> {
-    UntarData::new(url).extract()
+/// As [`UntarData::extract`]; a [`DatasetError`] within the error that the Accelerator's scopes take.
+pub fn untar_data(url: impl Into<String>) -> Result<PathBuf, DataError> {
+    Ok(UntarData::new(url).extract()?)
 }
 
 /// An archive to download and unpack, with options.
