@@ -187,8 +187,10 @@ impl Grouped {
             let first = GroupHypers {
                 lr,
                 momentum: made.first().map_or(0.0, |group| group.momentum()),
-                weight_decay: decay
-                    .map_or(self.options.weight_decay.unwrap_or(0.0), |group| group.weight_decay()),
+                weight_decay: decay.map_or_else(
+                    || self.options.weight_decay.unwrap_or(0.0),
+                    |group| group.weight_decay(),
+                ),
             };
             self.hypers = vec![first; self.groups.len()];
         }

@@ -57,8 +57,8 @@ pub(crate) struct Slot<M, X> {
 }
 
 enum Held<M> {
-    Plain(Model<M>),
-    Prepared(PreparedModel<M>),
+    Plain(Box<Model<M>>),
+    Prepared(Box<PreparedModel<M>>),
     /// Preparing has failed, and took the model with it.
     Lost,
 }
@@ -66,7 +66,7 @@ enum Held<M> {
 impl<M, X> Slot<M, X> {
     pub(crate) fn new(model: Model<M>) -> Self {
         Self {
-            held: Held::Plain(model),
+            held: Held::Plain(Box::new(model)),
             replicas: RefCell::new(None),
             autocast: AutocastOptions { precision: Precision::No, cache: true },
             input: PhantomData,
@@ -141,7 +141,9 @@ where
     fn prepare(&mut self, accelerator: &Accelerator) -> Result<()> {
         self.autocast = AutocastOptions { precision: accelerator.mixed_precision(), cache: true };
         match std::mem::replace(&mut self.held, Held::Lost) {
-            Held::Plain(model) => self.held = Held::Prepared(accelerator.prepare(model)?),
+            Held::Plain(model) => {
+                self.held = Held::Prepared(Box::new(accelerator.prepare(*model)?))
+            }
             other => self.held = other,
         }
         Ok(())
@@ -149,7 +151,7 @@ where
 
     fn detach(&mut self) {
         match std::mem::replace(&mut self.held, Held::Lost) {
-            Held::Prepared(model) => self.held = Held::Plain(model.into_inner()),
+            Held::Prepared(model) => self.held = Held::Plain(Box::new(model.into_inner())),
             other => self.held = other,
         }
     }

@@ -316,6 +316,11 @@ impl Callback for Recording {
         learner.recorder.iters.push(count);
         Ok(())
     }
+
+    fn after_fit(&mut self, learner: &mut LearnerState) -> Step {
+        // Where the fit was cancelled within an epoch.
+        Ok(self.read_losses(learner)?)
+    }
 }
 
 /// Loss and metrics of a pass over data.

@@ -186,7 +186,6 @@ impl LearnerState {
     }
 
     /// Returns the model's input of the batch.
-    #[must_use]
     pub fn inputs(&self) -> &[Tensor] {
         &self.batch.inputs
     }

@@ -87,7 +87,7 @@ pub fn unet_learner(
         (None, Some(outputs)) => UNetOptions::new(outputs),
         (None, None) => return Err(no_outputs("unet_learner")),
     };
-    let mut model = Model::new(|path| UNet::new(path, encoder.clone(), options))?;
+    let mut model = Model::new(|path| UNet::new(path, *encoder, options))?;
     let pretrained = weights.is_some();
     if let Some(weights) = weights {
         Pretrained::new().load(&mut model, weights)?;

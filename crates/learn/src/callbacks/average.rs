@@ -211,10 +211,10 @@ impl Callback for Ema {
     }
 
     fn ended(&mut self, learner: &mut LearnerState) {
-        if self.swapped {
-            if let Err(error) = self.swap(learner) {
-                tracing::error!("the weights before the average cannot be put back: {error}");
-            }
+        if self.swapped
+            && let Err(error) = self.swap(learner)
+        {
+            tracing::error!("the weights before the average cannot be put back: {error}");
         }
     }
 }

@@ -2,6 +2,8 @@
 
 use brigade_train::ClipNorm;
 
+use tch::Tensor;
+
 use crate::callback::{Callback, Level, Phases, Step};
 use crate::state::LearnerState;
 
@@ -108,13 +110,29 @@ impl Callback for GradientClip {
 }
 
 /// Ends the fit where a loss is infinite or NaN, on all ranks when it is one rank's (fastai's
-/// `TerminateOnNaNCallback`). The weights are those before that batch; without this callback such a loss is an error.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct TerminateOnNan;
+/// `TerminateOnNaNCallback`). Weights and BatchNorm's statistics are those before that batch, where fastai has made
+/// the step; without this callback such a loss is an error.
+#[derive(Debug, Default)]
+pub struct TerminateOnNan {
+    /// Floating-point buffers before the batch: its forward pass has put the NaN into them.
+    before: Vec<Tensor>,
+}
+
+impl TerminateOnNan {
+    /// Makes one.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
 
 impl Callback for TerminateOnNan {
     fn order(&self) -> i32 {
         -9
+    }
+
+    fn phases(&self) -> Phases {
+        Phases::Train
     }
 
     fn before_fit(&mut self, learner: &mut LearnerState) -> Step {
@@ -122,7 +140,29 @@ impl Callback for TerminateOnNan {
         Ok(())
     }
 
+    fn before_batch(&mut self, learner: &mut LearnerState) -> Step {
+        self.before = floating_buffers(learner).iter().map(Tensor::copy).collect();
+        Ok(())
+    }
+
+    fn after_loss(&mut self, learner: &mut LearnerState) -> Step {
+        let Some(loss) = learner.batch_loss() else { return Ok(()) };
+        // By arithmetic on the device: nothing waits for the loss.
+        let finite = loss.f_isfinite()?;
+        for (mut buffer, before) in floating_buffers(learner).into_iter().zip(&self.before) {
+            let kept = buffer.f_where_self(&finite, before)?;
+            buffer.f_copy_(&kept)?;
+        }
+        Ok(())
+    }
+
     fn ended(&mut self, learner: &mut LearnerState) {
         learner.ends_on_nan = false;
+        self.before.clear();
     }
+}
+
+fn floating_buffers(learner: &LearnerState) -> Vec<Tensor> {
+    let buffers = learner.buffers().into_iter().map(|it| it.tensor.detach());
+    buffers.filter(Tensor::is_floating_point).collect()
 }

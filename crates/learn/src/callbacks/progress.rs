@@ -1,6 +1,6 @@
 //! Bars and the table of epochs.
 
-use std::iter::{Repeat, Take, repeat};
+use std::iter::{RepeatN, repeat_n};
 use std::time::{Duration, Instant};
 
 use brigade_train::Progress as Bar;
@@ -14,7 +14,7 @@ use crate::state::LearnerState;
 /// [quiet](crate::Learner::quiet).
 #[derive(Debug, Default)]
 pub struct Progress {
-    bar: Option<Bar<Take<Repeat<()>>>>,
+    bar: Option<Bar<RepeatN<()>>>,
     shown: Option<Instant>,
     smooth: Option<f64>,
 }
@@ -30,7 +30,7 @@ impl Progress {
     }
 
     fn begin(&mut self, learner: &LearnerState, what: &str) {
-        let items = repeat(()).take(learner.batches());
+        let items = repeat_n((), learner.batches());
         let label = format!("epoch {}/{} {what}", learner.epoch() + 1, learner.epochs());
         self.bar = Some(learner.accelerator().progress(items).label(label));
     }

@@ -1,5 +1,6 @@
 //! The loop: fastai's events in their order, with cancellations as values.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 
 use brigade_data::Batch;
@@ -65,10 +66,11 @@ impl Learner {
         options: FitOptions,
         callbacks: impl IntoCallbacks,
     ) -> Result<()> {
-        let rates = options.rates.clone().unwrap_or_else(|| self.default_rates());
+        let FitOptions { rates, weight_decay, reset_optimizer, start_epoch } = options;
+        let rates = rates.unwrap_or_else(|| self.default_rates());
         let rates = rates.of_groups(self.state.grouped.len())?;
-        self.make_optimizer(options.reset_optimizer, &rates)?;
-        if let Some(weight_decay) = options.weight_decay {
+        self.make_optimizer(reset_optimizer, &rates)?;
+        if let Some(weight_decay) = weight_decay {
             let all = vec![weight_decay; rates.len()];
             self.state.set_hyper(Hyper::WeightDecay, &all)?;
         }
@@ -82,8 +84,7 @@ impl Learner {
             learner.enter()?;
             // What a fit before has left, an error's among it, belongs to no step of this one.
             let cleared = learner.state.zero_grad();
-            let outcome =
-                cleared.and_then(|()| learner.run(epochs, options.start_epoch, callbacks));
+            let outcome = cleared.and_then(|()| learner.run(epochs, start_epoch, callbacks));
             callbacks.iter_mut().for_each(|callback| callback.ended(&mut learner.state));
             learner.state.batch = CurrentBatch::default();
             learner.state.model.set_sync(true);
@@ -115,12 +116,12 @@ impl Learner {
         callbacks.sort_by_key(|(_, callback)| callback.order());
         let (places, mut sorted): (Vec<usize>, Vec<Box<dyn Callback>>) =
             callbacks.into_iter().unzip();
-        let outcome = body(self, &mut sorted);
+        let outcome = catch_unwind(AssertUnwindSafe(|| body(self, &mut sorted)));
         let mut lasted: Vec<(usize, Box<dyn Callback>)> =
             places.into_iter().zip(sorted).filter(|(place, _)| *place < lasting).collect();
         lasted.sort_by_key(|(place, _)| *place);
         self.callbacks = lasted.into_iter().map(|(_, callback)| callback).collect();
-        outcome
+        outcome.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     fn run(

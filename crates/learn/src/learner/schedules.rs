@@ -43,7 +43,7 @@ impl OneCycle {
     }
 
     /// What the first rate is the highest divided by; 25 unless set.
-    pub fn div(mut self, div: f64) -> Self {
+    pub fn div_initial(mut self, div: f64) -> Self {
         self.div = div;
         self
     }
@@ -185,7 +185,7 @@ impl FineTune {
     }
 
     /// What the first rate of the second cycle is the highest divided by; 5 unless set.
-    pub fn div(mut self, div: f64) -> Self {
+    pub fn div_initial(mut self, div: f64) -> Self {
         self.div = div;
         self
     }
@@ -345,7 +345,7 @@ impl Learner {
             self.fit_cycle(OneCycle { options: options.clone(), ..head }, ())?;
             self.unfreeze()?;
             let lr = base_lr / 2.0;
-            let all = OneCycle::new(epochs, lr / lr_mult..lr).pct_start(pct_start).div(div);
+            let all = OneCycle::new(epochs, lr / lr_mult..lr).pct_start(pct_start).div_initial(div);
             self.fit_cycle(OneCycle { options, ..all }, ())
         });
         self.callbacks.truncate(lasting);

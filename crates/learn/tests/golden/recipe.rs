@@ -355,7 +355,7 @@ fn callback(value: &Value, folder: &Path) -> Box<dyn Callback> {
             let name = args["fname"].as_str().unwrap_or("history.csv");
             Box::new(CsvLog::new(folder.join(name)).append(args["append"] == true))
         }
-        "TerminateOnNaNCallback" => Box::new(TerminateOnNan),
+        "TerminateOnNaNCallback" => Box::new(TerminateOnNan::new()),
         "EarlyStoppingCallback" => {
             Box::new(monitored!(EarlyStopping::new(whole("patience", 1)), args))
         }

@@ -98,7 +98,7 @@ fn call(outcome: &mut Outcome, call: &Value) -> Result<()> {
             }
             .start_epoch(start_epoch);
             cycle = real("pct_start").into_iter().fold(cycle, OneCycle::pct_start);
-            cycle = real("div").into_iter().fold(cycle, OneCycle::div);
+            cycle = real("div").into_iter().fold(cycle, OneCycle::div_initial);
             cycle = real("div_final").into_iter().fold(cycle, OneCycle::div_final);
             cycle = real("wd").into_iter().fold(cycle, OneCycle::weight_decay);
             if !args["moms"].is_null() {
@@ -123,7 +123,7 @@ fn call(outcome: &mut Outcome, call: &Value) -> Result<()> {
             tune = whole("freeze_epochs").into_iter().fold(tune, FineTune::freeze_epochs);
             tune = real("lr_mult").into_iter().fold(tune, FineTune::lr_mult);
             tune = real("pct_start").into_iter().fold(tune, FineTune::pct_start);
-            tune = real("div").into_iter().fold(tune, FineTune::div);
+            tune = real("div").into_iter().fold(tune, FineTune::div_initial);
             tune = real("wd").into_iter().fold(tune, FineTune::weight_decay);
             learner.fine_tune_with(tune, ())
         }

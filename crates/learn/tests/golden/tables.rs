@@ -24,7 +24,7 @@ fn strings(value: &Value) -> Vec<String> {
 #[test]
 fn callbacks_have_fastais_places() {
     let ours: Vec<(&str, Box<dyn Callback>)> = vec![
-        ("TerminateOnNaNCallback", Box::new(TerminateOnNan)),
+        ("TerminateOnNaNCallback", Box::new(TerminateOnNan::new())),
         ("GradientAccumulation", Box::new(GradientAccumulation::new(1))),
         ("GradientClip", Box::new(GradientClip::new(1.0))),
         ("MixUp", Box::new(MixUp::new(0.4))),
