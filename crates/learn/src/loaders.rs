@@ -70,8 +70,8 @@ impl ModelInput for (Tensor, Tensor, Tensor) {
     }
 }
 
-/// What a batch has besides the model's input: a tensor of targets, or nothing (`()`), as when a model only
-/// predicts.
+/// What a batch has besides the model's input: a tensor of targets, or an `Option` of one, which is `None` where a
+/// model only predicts.
 pub trait Target: Sized + 'static {
     /// Gives up its tensor.
     fn into_target(self) -> Option<Tensor>;
@@ -86,12 +86,6 @@ impl Target for Tensor {
 impl Target for Option<Tensor> {
     fn into_target(self) -> Option<Tensor> {
         self
-    }
-}
-
-impl Target for () {
-    fn into_target(self) -> Option<Tensor> {
-        None
     }
 }
 

@@ -198,7 +198,7 @@ impl Learner {
         self.collected(gathered.take())
     }
 
-    /// Predicts other data: batches `(X, target)`, or `(X, ())` without targets.
+    /// Predicts other data: batches `(X, target)`, or `(X, None::<Tensor>)` without targets.
     ///
     /// # Errors
     /// As [`Learner::predictions`].
