@@ -35,7 +35,7 @@ pub struct VisionOptions {
 /// use brigade_train::Accelerator;
 ///
 /// let accelerator = Accelerator::new()?;
-/// let data = ImageLoaders::from_folder("photos").item_transforms(Resize::new(224)).loaders(&accelerator)?;
+/// let data = ImageLoaders::from_folder("photos").item_transforms(Resize::new(224)).loaders(&accelerator, 64)?;
 /// let options = VisionOptions { weights: Some("resnet34.pth".into()), ..Default::default() };
 /// let mut learner =
 ///     vision_learner(&accelerator, data, &Architecture::resnet34(), options)?.metrics(ErrorRate);
