@@ -69,6 +69,7 @@ fn learner() -> TempDir {
             ]);
             tracker.log(&line, Stamp::step(10 * epoch as u64 + 9)).unwrap();
         }
+        tracker.log_text("best_checkpoint", "models/best.pth", Stamp::now()).unwrap();
         let image = Image::new(2, 1, 3, vec![9; 6]).unwrap();
         tracker.log_image("samples", &image, Stamp::step(19 + 20 * start as u64)).unwrap();
         let rows = vec![vec![0.into(), "node-1".into(), 290.5.into()]];
@@ -93,6 +94,7 @@ fn a_run_of_the_learner_is_a_page() {
         "from step 20",
         // 0.5 + 0.125 of epoch 1 is the least.
         "<td>best epoch 1</td><td>valid_loss = 0.625, the least</td>",
+        "<td>best checkpoint</td><td>models/best.pth</td>",
         "<tr class=\"best\"><td class=\"n\">1</td><td class=\"n\">0.5</td><td class=\"n\">0.625</td>",
         "<td class=\"n\">1:02</td>",
         "<td>augment.size</td><td class=\"n\">224</td>",

@@ -218,7 +218,7 @@ impl LearnerState {
             self.batch.mixed = Some(MixedTarget { second, share });
             return Ok(());
         }
-        let share = broadcastable(share, target.dim())?;
+        let share = broadcastable(share, target.dim())?.f_to_kind(target.kind())?;
         self.batch.target = Some(second.f_lerp_tensor(target, &share)?);
         Ok(())
     }
@@ -413,6 +413,7 @@ impl LearnerState {
                 let times = own.size().first().copied().unwrap_or(1)
                     / share.size().first().copied().unwrap_or(1).max(1);
                 let share = share.f_repeat_interleave_self_int(times, None, None)?;
+                let share = share.f_to_kind(own.kind())?;
                 other.f_lerp_tensor(&own, &share)?.f_mean(None)?
             }
         };

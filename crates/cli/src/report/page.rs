@@ -88,6 +88,10 @@ fn header(record: &Record, best: Option<&Best>) -> String {
         let mode = if best.mode == Mode::Min { "least" } else { "greatest" };
         fact(&which, format!("{} = {}, the {mode}", best.monitor, short(best.value)));
     }
+    // What the Learner's `SaveModel` logs.
+    if let Some(saved) = record.texts.get("best_checkpoint") {
+        fact("best checkpoint", saved.last.clone());
+    }
     let project = escape(&record.project());
     format!("<h1>{project} <span class=\"state {class}\">{state}</span></h1>\n{}", facts.html())
 }

@@ -379,6 +379,11 @@ impl Callback for SaveModel {
             ));
             learner.save(&self.path, self.with_optimizer)?;
             self.saved = true;
+            // For `brigade report`, beside the curves.
+            if learner.accelerator().trackers().is_started() {
+                let path = self.path.display().to_string();
+                learner.accelerator().log([("best_checkpoint", path)], None)?;
+            }
         }
         Ok(())
     }

@@ -57,7 +57,7 @@ impl Suggestion {
         }
     }
 
-    /// Reads the rate off a curve of rates and losses; `None` when it is too short, or is no number at its place.
+    /// Reads the rate off a curve of rates and losses; `None` when it is too short, or not finite at its place.
     #[must_use]
     pub fn of(self, lrs: &[f64], losses: &[f64]) -> Option<f64> {
         let rate = match self {
