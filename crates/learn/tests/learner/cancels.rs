@@ -163,7 +163,7 @@ dist_test!(world = 2, dist_a_cancellation_of_one_rank_is_one_of_all, |_world: Wo
         assert_eq!(batches(&one_cancels(&accelerator, Event::AfterLoss, Level::Train, only, true)), 13);
         let learner = one_cancels(&accelerator, Event::BeforeStep, Level::Batch, only, true);
         assert_eq!(batches(&learner), 18);
-        let learner = one_cancels(&accelerator, Event::BeforeEpoch, Level::Epoch, only, true);
+        let learner = one_cancels(&accelerator, Event::BeforeEpoch, Level::Epoch, only, false);
         assert_eq!(batches(&learner), 12);
     }
     // In validation the ranks have 3 and 2 batches, and agree behind the last: also on what comes in the third.
@@ -215,17 +215,12 @@ dist_test!(world = 2, dist_a_callback_of_rank_0_cannot_cancel, |_world: World| {
 
 #[test]
 fn a_cancelled_validation_is_no_result() {
-    let mut learner = learner(&alone());
-    learner.add(Cancels::new(Event::AfterBatch, Level::Validate));
-    for error in [learner.validate().unwrap_err(), learner.predictions().unwrap_err()] {
-        let error = error.to_string();
-        assert!(error.contains("a callback has cancelled the"), "{error}");
-    }
-    let error = {
-        learner.remove::<Cancels>();
-        learner.add(Cancels::new(Event::AfterBatch, Level::Fit));
-        learner.validate().unwrap_err().to_string()
-    };
+    let cancelling = |level| learner(&alone()).with(Cancels::new(Event::AfterBatch, level));
+    let error = cancelling(Level::Validate).validate().unwrap_err().to_string();
+    assert!(error.contains("a callback has cancelled the validation"), "{error}");
+    let error = cancelling(Level::Validate).predictions().unwrap_err().to_string();
+    assert!(error.contains("a callback has cancelled the prediction"), "{error}");
+    let error = cancelling(Level::Fit).validate().unwrap_err().to_string();
     assert!(error.contains("cancelled the fit at after_batch, where no fit runs"), "{error}");
 }
 

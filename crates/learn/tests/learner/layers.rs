@@ -90,7 +90,8 @@ fn short(accelerator: &Accelerator) {
     let ranks = accelerator.num_processes();
     let mut learner = learner(accelerator);
     learner.fit(2, 0.1, ShortEpoch::new(0.5)).unwrap();
-    assert_eq!(learner.recorder().iters(), [4, 8]);
+    // The batch that ends an epoch is cancelled before the recorder hears of it, as in fastai.
+    assert_eq!(learner.recorder().iters(), [3, 6]);
     // Of 5 validation batches one rank has 3 and the other 2: what cancels one's is known to both.
     for rows in [13, 3, 9] {
         let data = Loaders::new(loader(data(48, 10), 8 / ranks), loader(data(rows, 20), 3)).unwrap();

@@ -209,7 +209,7 @@ fn losses_confusion_and_single_predictions_of_photographs() {
         assert!((&one.probabilities - row).abs().max().double_value(&[]) < 1e-5);
         assert!((one.probabilities.sum(Kind::Float).double_value(&[]) - 1.0).abs() < 1e-5);
         let again = predictor.predict(fs::read(path(index)).unwrap()).unwrap();
-        assert_eq!(bits(&again.probabilities), bits(&one.probabilities));
+        assert!((&again.probabilities - &one.probabilities).abs().max().double_value(&[]) < 1e-6);
         assert_eq!(again.class, one.class);
     }
     assert!(learner.predict("none.jpg").unwrap_err().to_string().contains("none.jpg"));

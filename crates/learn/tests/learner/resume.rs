@@ -66,7 +66,7 @@ const RECIPES: [Recipe; 8] = [
         every: Some(4),
         add: |learner, folder| {
             let save = SaveModel::new(folder.join("best.pth"));
-            learner.add((ReduceLrOnPlateau::new(1), save, EarlyStopping::new(2)));
+            learner.add((ReduceLrOnPlateau::new(2), save, EarlyStopping::new(5)));
         },
         fits: |learner| learner.fit(20, 0.5, ()),
         breaks: &[10, 25],
