@@ -184,7 +184,9 @@ impl ActivationStats {
         let values = (0..rows)
             .flat_map(|row| stats.histograms.iter().map(move |counts| counts[row]))
             .collect();
-        let last = stats.steps.last().copied().unwrap_or(0) as f64;
+        // Each column covers the batches up to the next one that was looked at.
+        let apart = stats.steps.windows(2).next().map_or(1, |pair| pair[1] - pair[0]);
+        let end = stats.steps.last().map_or(0, |last| last + apart) as f64;
         Ok(Heatmap::new(rows, columns, values)?
             .title(format!("Outputs of {layer}"))
             .x("batch")
@@ -192,7 +194,7 @@ impl ActivationStats {
             .colors(ColorMap::Viridis)
             .log()
             .upwards()
-            .x_range(0.0, last)
+            .x_range(0.0, end)
             .y_range(0.0, RANGE))
     }
 }

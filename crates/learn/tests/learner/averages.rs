@@ -77,11 +77,12 @@ fn exponential(accelerator: &Accelerator) {
     let interrupted = |fails: bool, ema: Ema| {
         let mut learner = crate::setup::learner(accelerator);
         let (stepped, after_step) = keeping(&[Event::AfterStep], 41);
-        let stop = At::new([Event::AfterLoss], move |_, learner| match (learner.is_training(), fails) {
-            (true, _) => Ok(()),
-            (false, true) => Err(Error::user("on purpose").into()),
-            (false, false) => Level::Fit.cancel(),
-        });
+        let stop =
+            At::new([Event::AfterLoss], move |_, learner| match (learner.is_training(), fails) {
+                (true, _) => Ok(()),
+                (false, true) => Err(Error::user("on purpose").into()),
+                (false, false) => Level::Fit.cancel(),
+            });
         let outcome = learner.fit(2, 0.1, (ema, after_step, stop));
         assert_eq!(outcome.is_err(), fails);
         let live = state_bits(stepped.borrow().last().unwrap());

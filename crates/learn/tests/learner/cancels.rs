@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use brigade_learn::callback::{Callback, Level, Ranks, Step};
-use brigade_learn::callbacks::{Ema, EarlyStopping, GradientAccumulation};
+use brigade_learn::callbacks::{EarlyStopping, Ema, GradientAccumulation};
 use brigade_learn::{Event, Learner, LearnerState};
 use brigade_testkit::{World, dist_test, step};
 use brigade_train::Accelerator;
@@ -110,7 +110,8 @@ fn every_level_at_every_event_ends_there_or_is_refused() {
             match cancelled(&accelerator, event, level) {
                 Ok(()) => allowed += 1,
                 Err(error) => {
-                    let expected = format!("Cancels cancelled the {level} at {event}, where no {level} runs");
+                    let expected =
+                        format!("Cancels cancelled the {level} at {event}, where no {level} runs");
                     assert!(error.contains(&expected), "{error}");
                 }
             }
@@ -140,7 +141,13 @@ dist_test!(world = 2, dist_cancellations_of_all_ranks, |_world: World| {
 });
 
 /// What one rank cancels, all cancel.
-fn one_cancels(accelerator: &Accelerator, event: Event, level: Level, only: usize, training: bool) -> Learner {
+fn one_cancels(
+    accelerator: &Accelerator,
+    event: Event,
+    level: Level,
+    only: usize,
+    training: bool,
+) -> Learner {
     step!("{level} at {event} by rank {only}");
     let mut learner = learner(accelerator);
     let events: &'static [Event] = &EVENTS;
@@ -159,8 +166,14 @@ dist_test!(world = 2, dist_a_cancellation_of_one_rank_is_one_of_all, |_world: Wo
     let accelerator = joined();
     let batches = |learner: &Learner| learner.recorder().losses().len();
     for only in [0, 1] {
-        assert_eq!(batches(&one_cancels(&accelerator, Event::AfterBatch, Level::Fit, only, true)), 1);
-        assert_eq!(batches(&one_cancels(&accelerator, Event::AfterLoss, Level::Train, only, true)), 13);
+        assert_eq!(
+            batches(&one_cancels(&accelerator, Event::AfterBatch, Level::Fit, only, true)),
+            1
+        );
+        assert_eq!(
+            batches(&one_cancels(&accelerator, Event::AfterLoss, Level::Train, only, true)),
+            13
+        );
         let learner = one_cancels(&accelerator, Event::BeforeStep, Level::Batch, only, true);
         assert_eq!(batches(&learner), 18);
         let learner = one_cancels(&accelerator, Event::BeforeEpoch, Level::Epoch, only, false);
@@ -180,7 +193,9 @@ dist_test!(world = 2, dist_a_cancellation_of_one_rank_is_one_of_all, |_world: Wo
             }
         }
     }
-    for (level, epochs) in [(Level::Fit, 0), (Level::Epoch, 3), (Level::Validate, 3), (Level::Batch, 3)] {
+    for (level, epochs) in
+        [(Level::Fit, 0), (Level::Epoch, 3), (Level::Validate, 3), (Level::Batch, 3)]
+    {
         step!("{level} in the third validation batch");
         let mut learner = learner(&accelerator);
         learner.fit(3, 0.1, (InThird(level), EarlyStopping::new(9))).unwrap();

@@ -36,7 +36,8 @@ fn steps() -> (Steps, At) {
 fn accumulates(accelerator: &Accelerator) {
     step!("as one large batch");
     let batch = |samples: usize| {
-        learner_of(accelerator, loaders(samples / accelerator.num_processes())).optimizer(Sgd::new(0.1))
+        learner_of(accelerator, loaders(samples / accelerator.num_processes()))
+            .optimizer(Sgd::new(0.1))
     };
     let (noted, noting) = steps();
     let mut small = batch(8);
@@ -59,7 +60,11 @@ fn accumulates(accelerator: &Accelerator) {
     for (batch, mine) in seen.borrow().iter().enumerate() {
         let all = accelerator.gather_object(mine.clone()).unwrap();
         let equal = all.iter().all(|it| it == mine);
-        assert_eq!(equal, accelerator.num_processes() == 1 || (batch + 1) % 3 == 0, "batch {batch}");
+        assert_eq!(
+            equal,
+            accelerator.num_processes() == 1 || (batch + 1) % 3 == 0,
+            "batch {batch}"
+        );
     }
 
     step!("what is left at the end of an epoch goes on in the next, and in no other fit");
@@ -139,7 +144,9 @@ fn with_nan(accelerator: &Accelerator, accumulate: bool) {
     sound.fit(3, 0.1, stop).unwrap();
     assert_eq!(weights(&learner), weights(&sound));
     ranks_agree(&learner);
-    assert!(learner.parameters().iter().all(|it| bool::try_from(it.tensor.isfinite().all()).unwrap()));
+    assert!(
+        learner.parameters().iter().all(|it| bool::try_from(it.tensor.isfinite().all()).unwrap())
+    );
     assert!(learner.validate().unwrap().loss.is_finite());
     // Without it the same on every rank is an error, and the Learner can be used after it.
     let mut learner = broken();

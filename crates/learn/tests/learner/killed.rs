@@ -47,15 +47,15 @@ fn run(folder: &Path, world: usize, stop: usize) -> Vec<String> {
     let variables = [(FOLDER, folder.as_os_str()), (STOP, OsStr::new(&stop))];
     let mut ranks = KillableRanks::start("killed::child", world, &variables).unwrap();
     let mut printed = vec![String::new(); world];
-    let mut outputs: Vec<_> = ranks
-        .ranks()
-        .iter_mut()
-        .map(|rank| BufReader::new(rank.stdout.take().unwrap()))
-        .collect();
+    let mut outputs: Vec<_> =
+        ranks.ranks().iter_mut().map(|rank| BufReader::new(rank.stdout.take().unwrap())).collect();
     for (output, printed) in outputs.iter_mut().zip(&mut printed) {
         while stop != "0" {
             let mut line = String::new();
-            assert!(output.read_line(&mut line).unwrap() > 0, "it ended before the batch: {printed}");
+            assert!(
+                output.read_line(&mut line).unwrap() > 0,
+                "it ended before the batch: {printed}"
+            );
             printed.push_str(&line);
             if line.contains("parked") {
                 break;
@@ -91,7 +91,8 @@ fn ends_as_without_kills(world: usize) {
     let printed = run(broken.path(), world, 0);
     assert!(printed[0].contains("Going on from"), "{}", printed[0]);
     for rank in 0..world {
-        let read = |folder: &Path| fs::read_to_string(folder.join(format!("weights-{rank}"))).unwrap();
+        let read =
+            |folder: &Path| fs::read_to_string(folder.join(format!("weights-{rank}"))).unwrap();
         assert_eq!(read(broken.path()), read(whole.path()), "rank {rank}");
     }
 }

@@ -94,7 +94,8 @@ fn short(accelerator: &Accelerator) {
     assert_eq!(learner.recorder().iters(), [3, 6]);
     // Of 5 validation batches one rank has 3 and the other 2: what cancels one's is known to both.
     for rows in [13, 3, 9] {
-        let data = Loaders::new(loader(data(48, 10), 8 / ranks), loader(data(rows, 20), 3)).unwrap();
+        let data =
+            Loaders::new(loader(data(48, 10), 8 / ranks), loader(data(rows, 20), 3)).unwrap();
         let mut learner = learner_of(accelerator, data);
         learner.fit(5, 0.1, (ShortEpoch::new(0.5), EarlyStopping::new(2))).unwrap();
         ranks_agree(&learner);

@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use brigade_learn::callbacks::{CsvLog, GradientAccumulation, ParamScheduler, SaveModel, TrackerLog};
+use brigade_learn::callbacks::{
+    CsvLog, GradientAccumulation, ParamScheduler, SaveModel, TrackerLog,
+};
 use brigade_learn::metrics::Accuracy;
 use brigade_learn::{Hyper, Learner};
 use brigade_schedule::Annealing;

@@ -8,7 +8,9 @@ use brigade_learn::callbacks::{CutMix, MixDraw, MixSource, MixUp};
 use brigade_learn::loss::{CrossEntropy, LabelSmoothingCrossEntropy, Loss};
 use brigade_learn::metrics::Accuracy;
 use brigade_learn::{Event, Learner, Loaders};
-use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, Flatten, Linear, ParamPath, Relu, Sequential};
+use brigade_nn::{
+    BatchNorm2d, Conv2d, Conv2dOptions, Flatten, Linear, ParamPath, Relu, Sequential,
+};
 use brigade_testkit::{World, dist_test, step};
 use brigade_train::{Accelerator, Precision};
 use tch::{Kind, Tensor};
@@ -52,7 +54,10 @@ fn image_learner(accelerator: &Accelerator) -> Learner {
 }
 
 /// Inputs and loss of the first training batch as the model and backward got them.
-fn seen(learner: &mut Learner, callbacks: impl brigade_learn::callback::Callback) -> (Tensor, Tensor, f64) {
+fn seen(
+    learner: &mut Learner,
+    callbacks: impl brigade_learn::callback::Callback,
+) -> (Tensor, Tensor, f64) {
     let kept = Rc::new(RefCell::new(None));
     let keep = Rc::clone(&kept);
     let look = At::new([Event::AfterLoss], move |_, learner| {
@@ -131,7 +136,8 @@ fn precisions(accelerator: &Accelerator) {
     let halved = || {
         let batch = 8 / accelerator.num_processes();
         let floats = |(inputs, classes): (Tensor, Tensor)| (inputs.to_kind(Kind::Float), classes);
-        let loader = |rows, stream, batch| -> DataLoader<_> { loader(floats(images(rows, stream)), batch) };
+        let loader =
+            |rows, stream, batch| -> DataLoader<_> { loader(floats(images(rows, stream)), batch) };
         let data = Loaders::new(loader(32, 30, batch), loader(8, 40, 4)).unwrap();
         let mut first = model(conv);
         first.to_kind(Kind::Float).unwrap();

@@ -90,7 +90,8 @@ fn half_precision_and_buffers() {
     learner.fit(1, 0.01, ()).unwrap();
     // The statistics are those of the first device's part: two of the six rows.
     let mean = floats(6, 10).0.narrow(0, 0, 2).mean_dim(0, false, Kind::Float) * 0.1;
-    let found = learner.buffers().into_iter().find(|it| it.name == "0.running_mean").unwrap().tensor;
+    let found =
+        learner.buffers().into_iter().find(|it| it.name == "0.running_mean").unwrap().tensor;
     assert!((mean - found).abs().max().double_value(&[]) < 1e-6);
 }
 
@@ -98,13 +99,16 @@ fn half_precision_and_buffers() {
 fn devices_and_constructors_that_do_not_fit() {
     let accelerator = alone();
     let refused = |devices: &[Device], expected: &str| {
-        let error = learner(&accelerator, mlp).parallel::<Tensor, _>(devices, mlp).unwrap_err().to_string();
+        let error =
+            learner(&accelerator, mlp).parallel::<Tensor, _>(devices, mlp).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     };
     refused(&[], "the first device of `parallel` must be the Learner's, Cpu; found []");
     refused(&[Device::Cuda(0), Device::Cpu], "must be the Learner's, Cpu");
-    let other = |path: &ParamPath<'_>| Sequential::new().add(Linear::new(path / 0, FEATURES, CLASSES));
-    let error = learner(&accelerator, mlp).parallel::<Tensor, _>(&THREE, other).unwrap_err().to_string();
+    let other =
+        |path: &ParamPath<'_>| Sequential::new().add(Linear::new(path / 0, FEATURES, CLASSES));
+    let error =
+        learner(&accelerator, mlp).parallel::<Tensor, _>(&THREE, other).unwrap_err().to_string();
     assert!(error.contains("the constructor of another model than the Learner's"), "{error}");
     // A single device is no replica.
     let mut one = learner(&accelerator, mlp).parallel::<Tensor, _>(&[Device::Cpu], mlp).unwrap();

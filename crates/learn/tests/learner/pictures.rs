@@ -5,7 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use brigade_learn::callbacks::ActivationStats;
-use brigade_learn::data::{DataBlock, Flip, Normalize, Resize, categories, grandparent, images, parent_name};
+use brigade_learn::data::{
+    DataBlock, Flip, Normalize, Resize, categories, grandparent, images, parent_name,
+};
 use brigade_learn::interpretation::{ClassInterpretation, Confusion};
 use brigade_learn::metrics::Accuracy;
 use brigade_learn::{Item, ItemCodec, Learner, LrFind, Part, Predictor, Suggestion};
@@ -85,7 +87,10 @@ fn pictures_of_a_fit_and_of_what_the_model_sees() {
     let classes = ["disc", "square", "triangle"];
     let shown = captions(&batch);
     assert_eq!(shown.len(), 5);
-    assert!(shown.iter().all(|lines| lines.len() == 1 && classes.contains(&lines[0].0)), "{shown:?}");
+    assert!(
+        shown.iter().all(|lines| lines.len() == 1 && classes.contains(&lines[0].0)),
+        "{shown:?}"
+    );
     // Normalisation is undone: photographs have bytes from all the range.
     let pixels = batch.pictures[0].pixels();
     assert_eq!((batch.pictures[0].size().width, pixels.len()), (32, 32 * 32 * 3));
@@ -111,8 +116,13 @@ fn pictures_of_a_fit_and_of_what_the_model_sees() {
     let loss = recorder.plot_loss(2);
     drawn("loss", &loss);
     let points = |index: usize| loss.series[index].points.clone();
-    let smooth: Vec<(f64, f64)> =
-        recorder.smooth_losses().iter().enumerate().skip(2).map(|(at, loss)| (at as f64, *loss)).collect();
+    let smooth: Vec<(f64, f64)> = recorder
+        .smooth_losses()
+        .iter()
+        .enumerate()
+        .skip(2)
+        .map(|(at, loss)| (at as f64, *loss))
+        .collect();
     assert_eq!(points(0), smooth);
     let valid: Vec<f64> = recorder.column("valid_loss").into_iter().flatten().collect();
     let ends = recorder.iters().iter().map(|batches| (batches - 1) as f64);
@@ -139,6 +149,7 @@ fn pictures_of_a_fit_and_of_what_the_model_sees() {
     let histogram = stats.plot_histogram("2").unwrap();
     drawn("histogram", &histogram);
     assert_eq!((histogram.rows(), histogram.columns()), (40, recorder.losses().len()));
+    assert_eq!(histogram.x_range, Some((0.0, recorder.losses().len() as f64)));
     let sum: f64 = histogram.values().iter().sum();
     // 16 channels of 8 x 8 outputs of the samples of each batch.
     let rows = 6.0 * recorder.losses().len() as f64;
@@ -165,7 +176,8 @@ fn losses_confusion_and_single_predictions_of_photographs() {
     let found = ClassInterpretation::from_learner(&mut learner).unwrap();
     let matrix = found.plot_confusion_matrix(false).unwrap();
     drawn("confusion", &matrix);
-    let counts: Vec<f64> = found.confusion_matrix().into_iter().flatten().map(|it| it as f64).collect();
+    let counts: Vec<f64> =
+        found.confusion_matrix().into_iter().flatten().map(|it| it as f64).collect();
     assert_eq!(matrix.values(), counts);
     let normal = found.plot_confusion_matrix(true).unwrap();
     drawn("confusion_by_row", &normal);
@@ -251,12 +263,14 @@ fn interpretation_is_fastais() {
     let data = recipe::loaders(recipe::data("class", true), recipe::data("class", false), 8);
     let mut learner = recipe::learner_of("mlp", data.classes(names.clone())).metrics(Accuracy);
     learner.fit(2, 1e-2, ()).unwrap();
-    for (row, theirs) in learner.recorder().rows().iter().zip(golden["epochs"].as_array().unwrap()) {
+    for (row, theirs) in learner.recorder().rows().iter().zip(golden["epochs"].as_array().unwrap())
+    {
         let ours: Vec<f64> = row.values.iter().copied().flatten().collect();
         close(&ours, &recipe::numbers(theirs), 1e-5);
     }
     let found = ClassInterpretation::from_learner(&mut learner).unwrap();
-    let matrix = |value: &Value| -> Vec<Vec<u64>> { serde_json::from_value(value.clone()).unwrap() };
+    let matrix =
+        |value: &Value| -> Vec<Vec<u64>> { serde_json::from_value(value.clone()).unwrap() };
     assert_eq!(found.confusion_matrix(), matrix(&golden["confusion_matrix"]));
     let pairs = |value: &Value| -> Vec<Confusion> {
         let pairs: Vec<(String, String, u64)> = serde_json::from_value(value.clone()).unwrap();
@@ -273,13 +287,18 @@ fn interpretation_is_fastais() {
     assert_eq!(indices(&base.least_losses(5)), recipe::numbers(&least[1]));
     let values: Vec<f64> = base.least_losses(5).iter().map(|it| it.1).collect();
     close(&values, &recipe::numbers(&least[0]), 1e-5);
-    let flat = |tensor: &Tensor| Vec::<f64>::try_from(&tensor.to_kind(Kind::Double).view([-1])).unwrap();
+    let flat =
+        |tensor: &Tensor| Vec::<f64>::try_from(&tensor.to_kind(Kind::Double).view([-1])).unwrap();
     let expected: Vec<f64> =
         golden["preds"].as_array().unwrap().iter().flat_map(recipe::numbers).collect();
     close(&flat(&base.predictions().predictions), &expected, 1e-5);
     assert_eq!(flat(&base.predictions().decoded), recipe::numbers(&golden["decoded"]));
-    assert_eq!(flat(base.predictions().targets.as_ref().unwrap()), recipe::numbers(&golden["targets"]));
-    let report: Vec<String> = serde_json::from_value(golden["classification_report"].clone()).unwrap();
+    assert_eq!(
+        flat(base.predictions().targets.as_ref().unwrap()),
+        recipe::numbers(&golden["targets"])
+    );
+    let report: Vec<String> =
+        serde_json::from_value(golden["classification_report"].clone()).unwrap();
     assert_eq!(found.classification_report().trim_end(), report.join("\n").trim_end());
     let train = ClassInterpretation::on(&mut learner, Part::Train).unwrap();
     assert_eq!(train.confusion_matrix(), matrix(&golden["train_confusion_matrix"]));

@@ -11,7 +11,11 @@ use crate::setup::*;
 fn measured(accelerator: &Accelerator, rows: i64, batch: usize) -> Learner {
     let train = loader(data(48, 10), 8 / accelerator.num_processes()).shuffle(true);
     let data = Loaders::new(train, loader(data(rows, 20), batch)).unwrap();
-    learner_of(accelerator, data).metrics((Accuracy, F1::new().average(Average::Macro), RocAuc::new()))
+    learner_of(accelerator, data).metrics((
+        Accuracy,
+        F1::new().average(Average::Macro),
+        RocAuc::new(),
+    ))
 }
 
 /// Loss and metrics as bits, and all that is predicted.
@@ -25,31 +29,35 @@ fn measures(learner: &mut Learner, part: Part) -> (Vec<u64>, Vec<Vec<u64>>) {
     (numbers.map(f64::to_bits).collect(), tensors.map(bits).to_vec())
 }
 
-dist_test!(world = 2, dist_validation_and_predictions_have_the_bits_of_one_process, |_world: World| {
-    let (one, two) = (alone(), joined());
-    // The last batch is smaller; one rank has a batch less; one has none.
-    for (rows, batch) in [(13, 3), (12, 4), (5, 8)] {
-        step!("{rows} rows in batches of {batch}");
-        let (mut single, mut both) = (measured(&one, rows, batch), measured(&two, rows, batch));
-        let expected = measures(&mut single, Part::Valid);
-        assert_eq!(measures(&mut both, Part::Valid), expected);
-        let targets = bits(&data(rows, 20).1);
-        assert_eq!(expected.1[2], targets, "in the order of the data");
-        same_on_all(&two, expected);
+dist_test!(
+    world = 2,
+    dist_validation_and_predictions_have_the_bits_of_one_process,
+    |_world: World| {
+        let (one, two) = (alone(), joined());
+        // The last batch is smaller; one rank has a batch less; one has none.
+        for (rows, batch) in [(13, 3), (12, 4), (5, 8)] {
+            step!("{rows} rows in batches of {batch}");
+            let (mut single, mut both) = (measured(&one, rows, batch), measured(&two, rows, batch));
+            let expected = measures(&mut single, Part::Valid);
+            assert_eq!(measures(&mut both, Part::Valid), expected);
+            let targets = bits(&data(rows, 20).1);
+            assert_eq!(expected.1[2], targets, "in the order of the data");
+            same_on_all(&two, expected);
+        }
+        // Training data are predicted in order and once, and the position in them stays.
+        let order = |learner: &mut Learner| {
+            let (_, predicted) = measures(learner, Part::Train);
+            assert_eq!(predicted[2], bits(&data(48, 10).1));
+            learner.fit(1, 0.1, ()).unwrap();
+            learner.recorder().losses().to_vec()
+        };
+        let losses = order(&mut measured(&two, 13, 3));
+        close(&losses, &order(&mut measured(&one, 13, 3)), 1e-13);
+        let mut untouched = measured(&two, 13, 3);
+        untouched.fit(1, 0.1, ()).unwrap();
+        assert_eq!(untouched.recorder().losses(), losses);
     }
-    // Training data are predicted in order and once, and the position in them stays.
-    let order = |learner: &mut Learner| {
-        let (_, predicted) = measures(learner, Part::Train);
-        assert_eq!(predicted[2], bits(&data(48, 10).1));
-        learner.fit(1, 0.1, ()).unwrap();
-        learner.recorder().losses().to_vec()
-    };
-    let losses = order(&mut measured(&two, 13, 3));
-    close(&losses, &order(&mut measured(&one, 13, 3)), 1e-13);
-    let mut untouched = measured(&two, 13, 3);
-    untouched.fit(1, 0.1, ()).unwrap();
-    assert_eq!(untouched.recorder().losses(), losses);
-});
+);
 
 dist_test!(world = 2, dist_a_fit_decides_as_one_process, |_world: World| {
     let (one, two) = (alone(), joined());

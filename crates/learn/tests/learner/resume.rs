@@ -7,8 +7,8 @@ use std::rc::Rc;
 
 use brigade_learn::callback::Level;
 use brigade_learn::callbacks::{
-    Checkpoint, CsvLog, EarlyStopping, Ema, GradientAccumulation, MixUp, ReduceLrOnPlateau, SaveModel, Swa,
-    TrackerLog,
+    Checkpoint, CsvLog, EarlyStopping, Ema, GradientAccumulation, MixUp, ReduceLrOnPlateau,
+    SaveModel, Swa, TrackerLog,
 };
 use brigade_learn::{Error, Event, FineTune, Learner, Result};
 use brigade_nn::{Dropout, Linear, ParamPath, Relu, Sequential};
@@ -88,7 +88,9 @@ const RECIPES: [Recipe; 8] = [
     Recipe {
         name: "logs",
         every: Some(4),
-        add: |learner, folder| learner.add((CsvLog::new(folder.join("log.csv")), TrackerLog::new("run").every(2))),
+        add: |learner, folder| {
+            learner.add((CsvLog::new(folder.join("log.csv")), TrackerLog::new("run").every(2)))
+        },
         fits: cycle,
         breaks: &[9],
     },
@@ -109,7 +111,13 @@ fn interrupts(after: usize) -> At {
 }
 
 /// A new process: its own random numbers, and nothing but the folder.
-fn program(accelerator: &Accelerator, recipe: &Recipe, folder: &Path, seed: i64, stop: Option<usize>) -> (Learner, Result<()>) {
+fn program(
+    accelerator: &Accelerator,
+    recipe: &Recipe,
+    folder: &Path,
+    seed: i64,
+    stop: Option<usize>,
+) -> (Learner, Result<()>) {
     let log = folder.join("log");
     let accelerator =
         Accelerator::builder().sharing(accelerator).quiet(true).logging_dir(log).build().unwrap();
@@ -201,7 +209,10 @@ fn a_folder_that_is_no_checkpoint_of_this_fit_is_refused() {
     simple(&path).fit(2, 0.1, ()).unwrap();
     let refused = |epochs: usize| simple(&path).fit(epochs, 0.1, ()).unwrap_err().to_string();
     let error = refused(3);
-    assert!(error.contains("is of a fit of 2 epochs, and this one has 3; remove the folder"), "{error}");
+    assert!(
+        error.contains("is of a fit of 2 epochs, and this one has 3; remove the folder"),
+        "{error}"
+    );
     // Another model.
     let build = |path: &ParamPath<'_>| Linear::new(path, FEATURES, CLASSES);
     let mut other = Learner::new(&alone(), loaders(8), model(build)).unwrap().quiet(true);
@@ -279,27 +290,36 @@ fn a_folder_that_cannot_be_written_is_an_error_of_every_rank() {
     assert!(error.contains("file/last") || error.contains("file"), "{error}");
 }
 
-dist_test!(world = 2, dist_a_folder_that_cannot_be_written_is_an_error_of_every_rank, |_world: World| {
-    let accelerator = joined();
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("file");
-    fs::write(&file, b"").unwrap();
-    for callback in [true, false] {
-        let mut learner = learner(&accelerator);
-        match callback {
-            true => learner.add(Checkpoint::new(file.join("last"))),
-            false => learner.add(SaveModel::new(file.join("best.pth"))),
+dist_test!(
+    world = 2,
+    dist_a_folder_that_cannot_be_written_is_an_error_of_every_rank,
+    |_world: World| {
+        let accelerator = joined();
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        fs::write(&file, b"").unwrap();
+        for callback in [true, false] {
+            let mut learner = learner(&accelerator);
+            match callback {
+                true => learner.add(Checkpoint::new(file.join("last"))),
+                false => learner.add(SaveModel::new(file.join("best.pth"))),
+            }
+            let error = learner.fit(1, 0.1, ()).unwrap_err().to_string();
+            assert!(error.contains("file"), "{error}");
+            // Both can go on.
+            assert_eq!(learner.remove::<Checkpoint>() + learner.remove::<SaveModel>(), 1);
+            learner.fit(1, 0.1, ()).unwrap();
+            ranks_agree(&learner);
+            for error in [
+                learner.save(file.join("a.pth"), false).unwrap_err(),
+                learner.export(file.join("b.pth")).unwrap_err(),
+            ] {
+                assert!(error.to_string().contains("file"), "{error}");
+            }
+            assert!(learner.load(folder.path().join("none.pth"), false).is_err());
         }
-        let error = learner.fit(1, 0.1, ()).unwrap_err().to_string();
-        assert!(error.contains("file"), "{error}");
-        // Both can go on.
-        assert_eq!(learner.remove::<Checkpoint>() + learner.remove::<SaveModel>(), 1);
-        learner.fit(1, 0.1, ()).unwrap();
-        ranks_agree(&learner);
-        for error in [learner.save(file.join("a.pth"), false).unwrap_err(), learner.export(file.join("b.pth")).unwrap_err()] {
-            assert!(error.to_string().contains("file"), "{error}");
-        }
-        assert!(learner.load(folder.path().join("none.pth"), false).is_err());
+        assert!(
+            learner(&accelerator).parameters().iter().all(|it| it.tensor.kind() == Kind::Double)
+        );
     }
-    assert!(learner(&accelerator).parameters().iter().all(|it| it.tensor.kind() == Kind::Double));
-});
+);

@@ -131,7 +131,10 @@ fn finds(accelerator: &Accelerator) {
         let before = state(&learner);
         let found = learner.lr_find_with(LrFind { steps: 40, ..LrFind::default() }).unwrap();
         assert_eq!(state(&learner), before);
-        assert!(learner.callback::<SaveModel>().is_some() && learner.callback::<GradientClip>().is_some());
+        assert!(
+            learner.callback::<SaveModel>().is_some()
+                && learner.callback::<GradientClip>().is_some()
+        );
         assert!(found.lrs().len() > 20 && found.lrs().len() == found.losses().len());
         assert!(found.lrs().windows(2).all(|pair| pair[0] < pair[1]));
         let found: Vec<u64> = found.losses().iter().map(|loss| loss.to_bits()).collect();

@@ -38,7 +38,10 @@ pub(crate) fn data(rows: i64, stream: u64) -> (Tensor, Tensor) {
     (noise + told.to_kind(Kind::Double) * 0.7, classes)
 }
 
-pub(crate) fn loader(data: (Tensor, Tensor), batch: usize) -> DataLoader<TensorDataset<(Tensor, Tensor)>> {
+pub(crate) fn loader(
+    data: (Tensor, Tensor),
+    batch: usize,
+) -> DataLoader<TensorDataset<(Tensor, Tensor)>> {
     DataLoader::new(TensorDataset::new(data).unwrap()).batch_size(batch).seed(5).threads(0)
 }
 

@@ -4,12 +4,15 @@ use std::fs;
 
 use brigade_data::{DataLoader, TensorDataset};
 use brigade_learn::callbacks::{
-    CutMix, EarlyStopping, GradientAccumulation, MixUp, ParamScheduler, ReduceLrOnPlateau, SaveModel,
+    CutMix, EarlyStopping, GradientAccumulation, MixUp, ParamScheduler, ReduceLrOnPlateau,
+    SaveModel,
 };
 use brigade_learn::interpretation::{ClassInterpretation, Interpretation};
 use brigade_learn::loss::{Mse, loss_from};
 use brigade_learn::metrics::{Accuracy, ErrorRate, Fold, Folded, Metric};
-use brigade_learn::{Error, Event, FitOptions, Hyper, Learner, Loaders, Part, Predictor, Rates, Result};
+use brigade_learn::{
+    Error, Event, FitOptions, Hyper, Learner, Loaders, Part, Predictor, Rates, Result,
+};
 use brigade_nn::{Flatten, Linear, ParamPath, Sequential};
 use brigade_schedule::Annealing;
 use brigade_testkit::{World, dist_test};
@@ -39,7 +42,8 @@ fn data_that_cannot_be_trained_with() {
     refused(Loaders::new(empty(), loader(data(8, 1), 4)), "the training loader has no sample");
     refused(Loaders::new(loader(data(8, 1), 4), empty()), "the validation loader has no sample");
     let dropped = || loader(data(8, 1), 16).drop_last(true);
-    let mut learner = learner_of(&accelerator, Loaders::new(dropped(), loader(data(8, 1), 4)).unwrap());
+    let mut learner =
+        learner_of(&accelerator, Loaders::new(dropped(), loader(data(8, 1), 4)).unwrap());
     refused(learner.fit(1, 0.1, ()), "batch");
     let mut learner = learner_of(&accelerator, Loaders::train_only(loader(data(8, 1), 4)).unwrap());
     refused(learner.validate(), "the Loaders have no validation data");
@@ -59,7 +63,10 @@ fn data_that_cannot_be_trained_with() {
     let mut learner = learner_of(&accelerator, data_with(beyond(48), data(13, 20)));
     refused(learner.fit(1, 0.1, ()), "out of bounds");
     let negative = (data(48, 10).0, data(48, 10).1 - 7);
-    refused(learner_of(&accelerator, data_with(negative, data(13, 20))).fit(1, 0.1, ()), "out of bounds");
+    refused(
+        learner_of(&accelerator, data_with(negative, data(13, 20))).fit(1, 0.1, ()),
+        "out of bounds",
+    );
     // Numbers where classes are expected, and another width than the model's.
     let floats = || (data(48, 10).0, data(48, 10).1.to_kind(Kind::Double));
     let learner = |train| learner_of(&accelerator, Loaders::train_only(loader(train, 8)).unwrap());
@@ -78,9 +85,12 @@ fn batches_without_targets() {
         let set = TensorDataset::new((data(rows, stream).0, None::<Tensor>)).unwrap();
         DataLoader::new(set).batch_size(batch).threads(0)
     };
-    let mut learner =
-        learner_of(&alone(), Loaders::new(bare(48, 10, 8), bare(13, 20, 3)).unwrap()).metrics(Accuracy);
-    refused(learner.fit(1, 0.1, ()), "a training batch has no targets, and no callback has set a loss");
+    let mut learner = learner_of(&alone(), Loaders::new(bare(48, 10, 8), bare(13, 20, 3)).unwrap())
+        .metrics(Accuracy);
+    refused(
+        learner.fit(1, 0.1, ()),
+        "a training batch has no targets, and no callback has set a loss",
+    );
     // A callback may compute the loss.
     let own = At::new([Event::AfterLoss], |_, learner| {
         let loss = learner.predictions().unwrap().square().mean(None::<Kind>);
@@ -142,7 +152,8 @@ fn metrics_and_columns() {
     simple().metrics((Accuracy, Accuracy.named("again"))).fit(1, 0.1, ()).unwrap();
     let mut learner = simple().metrics(Accuracy.named("valid_loss"));
     refused(learner.fit(1, 0.1, ()), "two columns of the recorder are named `valid_loss`");
-    let unknown = "it monitors `acuracy`, which is not recorded; there are train_loss, valid_loss, accuracy";
+    let unknown =
+        "it monitors `acuracy`, which is not recorded; there are train_loss, valid_loss, accuracy";
     let mut learner = simple().metrics(Accuracy);
     refused(learner.fit(1, 0.1, EarlyStopping::new(1).monitor("acuracy")), unknown);
     refused(learner.fit(1, 0.1, ReduceLrOnPlateau::new(1).monitor("acuracy")), unknown);
@@ -171,13 +182,19 @@ fn rates_and_numbers() {
     }
     refused(two().fit(1, 0.0..0.1, ()), "a learning rate is NaN");
     let schedules = vec![Annealing::Constant(0.1); 3];
-    refused(two().fit(1, 0.1, ParamScheduler::each_group(Hyper::Lr, schedules)), "3 values of lr were given for 2");
+    refused(
+        two().fit(1, 0.1, ParamScheduler::each_group(Hyper::Lr, schedules)),
+        "3 values of lr were given for 2",
+    );
     refused(two().freeze_to(3), "freeze_to(3): the model has 2 parameter groups");
     refused(two().freeze_to(-3), "freeze_to(-3)");
     for callback in [MixUp::new(-1.0), MixUp::new(f64::NAN)] {
         refused(two().fit(1, 0.1, callback), "the parameter of its Beta distribution is");
     }
-    refused(two().fit(1, 0.1, CutMix::new(1.0)), "CutMix needs images [n, channels, height, width]");
+    refused(
+        two().fit(1, 0.1, CutMix::new(1.0)),
+        "CutMix needs images [n, channels, height, width]",
+    );
     // No epochs are no training: as fastai's, which prints a header.
     let mut learner = two();
     let before = weights(&learner);
@@ -197,7 +214,10 @@ fn models_and_groups() {
     refused(simple().split_by_prefix(&[&["0", "1", "3"], &["9"]]), "a parameter group is empty");
     let all: Vec<String> = simple().parameters().into_iter().map(|it| it.name).collect();
     let unknown = vec![all, vec!["head".to_owned()]];
-    refused(simple().split_parameters(unknown), "a parameter group has `head`, which the model lacks");
+    refused(
+        simple().split_parameters(unknown),
+        "a parameter group has `head`, which the model lacks",
+    );
     // Another number of tensors than the model takes.
     let more = At::new([Event::BeforeBatch], |_, learner| {
         let twice = [0, 0].map(|index: usize| learner.inputs()[index].shallow_clone());
@@ -231,16 +251,22 @@ fn files() {
 
     // A loss of the program's own cannot be written down.
     let closure = loss_from("mine", |predictions, _| Ok(predictions.square().mean(None::<Kind>)));
-    refused(simple().loss(closure).export(path("mine.pth")), "the loss `mine` is the program's own");
+    refused(
+        simple().loss(closure).export(path("mine.pth")),
+        "the loss `mine` is the program's own",
+    );
     assert!(!path("mine.pth").exists());
     learner.export(path("whole.pth")).unwrap();
-    let load = |name: &str| Predictor::load::<Tensor, _>(&alone(), path(name), model(mlp)).map(drop);
+    let load =
+        |name: &str| Predictor::load::<Tensor, _>(&alone(), path(name), model(mlp)).map(drop);
     load("whole.pth").unwrap();
     refused(load("own.pth"), "it is no export of a Learner");
     refused(load("text.pth"), "text.pth cannot be loaded");
-    let error = Predictor::load::<Tensor, _>(&alone(), path("whole.pth"), model(small)).unwrap_err();
+    let error =
+        Predictor::load::<Tensor, _>(&alone(), path("whole.pth"), model(small)).unwrap_err();
     assert!(matches!(error, Error::Format { .. }), "{error}");
-    let mut predictor = Predictor::load::<Tensor, _>(&alone(), path("whole.pth"), model(mlp)).unwrap();
+    let mut predictor =
+        Predictor::load::<Tensor, _>(&alone(), path("whole.pth"), model(mlp)).unwrap();
     refused(predictor.predict("dog.jpg"), "the data say nothing of how an item is read");
     assert!(predictor.predict(Tensor::from_slice(&[1f64, 2.0])).is_err());
     let row = data(1, 20).0.get(0);
@@ -262,7 +288,8 @@ fn on_one(accelerator: &Accelerator) -> String {
     let (inputs, classes) = data(13, 20);
     // The second batch of three, which is rank 1's.
     let _ = classes.narrow(0, 3, 3).fill_(9);
-    let data = Loaders::new(loader(data(48, 10), (8 / world) as usize), loader((inputs, classes), 3));
+    let data =
+        Loaders::new(loader(data(48, 10), (8 / world) as usize), loader((inputs, classes), 3));
     learner_of(accelerator, data.unwrap()).fit(1, 0.1, ()).unwrap_err().to_string()
 }
 
