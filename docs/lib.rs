@@ -16,6 +16,7 @@ pages! {
     FromTch "from-tch.md"
     FromTorchrun "from-torchrun.md"
     Images "images.md"
+    Learner "learner.md"
     Metrics "metrics.md"
     OneToMany "one-to-many.md"
     OwnProject "own-project.md"
