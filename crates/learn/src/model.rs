@@ -142,7 +142,7 @@ where
         self.autocast = AutocastOptions { precision: accelerator.mixed_precision(), cache: true };
         match std::mem::replace(&mut self.held, Held::Lost) {
             Held::Plain(model) => {
-                self.held = Held::Prepared(Box::new(accelerator.prepare(*model)?))
+                self.held = Held::Prepared(Box::new(accelerator.prepare(*model)?));
             }
             other => self.held = other,
         }

@@ -49,20 +49,15 @@ fn run(folder: &Path, world: usize, stop: usize) -> Vec<String> {
     let mut printed = vec![String::new(); world];
     let mut outputs: Vec<_> =
         ranks.ranks().iter_mut().map(|rank| BufReader::new(rank.stdout.take().unwrap())).collect();
-    for (output, printed) in outputs.iter_mut().zip(&mut printed) {
-        while stop != "0" {
-            let mut line = String::new();
-            assert!(
-                output.read_line(&mut line).unwrap() > 0,
-                "it ended before the batch: {printed}"
-            );
-            printed.push_str(&line);
-            if line.contains("parked") {
-                break;
+    if stop != "0" {
+        for (output, printed) in outputs.iter_mut().zip(&mut printed) {
+            while !printed.contains("parked") {
+                assert!(
+                    output.read_line(printed).unwrap() > 0,
+                    "it ended before the batch: {printed}"
+                );
             }
         }
-    }
-    if stop != "0" {
         // Killed with SIGKILL, all of them.
         drop(ranks);
         return printed;

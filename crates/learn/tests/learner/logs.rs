@@ -172,3 +172,13 @@ dist_test!(world = 2, dist_logs, |_world: World| {
     writes(&accelerator);
     tracks(&accelerator);
 });
+
+dist_test!(world = 2, dist_a_log_that_rank_0_cannot_write_ends_both, |_world: World| {
+    let accelerator = joined();
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("file"), b"").unwrap();
+    let log = CsvLog::new(folder.path().join("file/log.csv"));
+    let error = learner(&accelerator).fit(1, 0.1, log).unwrap_err().to_string();
+    let expected = error.starts_with("CsvLog failed at before_fit: cannot make the folder");
+    assert_eq!(expected, accelerator.is_main_process(), "{error}");
+});

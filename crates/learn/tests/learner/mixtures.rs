@@ -73,14 +73,14 @@ fn seen(
 }
 
 /// The first batch of this rank.
-fn first(accelerator: &Accelerator, images: (Tensor, Tensor)) -> (Tensor, Tensor) {
+fn first(accelerator: &Accelerator, images: &(Tensor, Tensor)) -> (Tensor, Tensor) {
     let rows = 8 / accelerator.num_processes() as i64;
     let begin = rows * accelerator.process_index() as i64;
     (images.0.narrow(0, begin, rows), images.1.narrow(0, begin, rows))
 }
 
 fn mixes(accelerator: &Accelerator) {
-    let (inputs, classes) = first(accelerator, images(32, 30));
+    let (inputs, classes) = first(accelerator, &images(32, 30));
     let (other, others) = (inputs.roll([-1], [0]), classes.roll([-1], [0]));
     let mixed_loss = |output: &Tensor, loss: &dyn Loss, share: f64| {
         let of = |targets: &Tensor| loss.forward(output, targets).unwrap().double_value(&[]);

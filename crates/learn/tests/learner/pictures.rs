@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use brigade_learn::callbacks::ActivationStats;
 use brigade_learn::data::{
-    DataBlock, Flip, Normalize, Resize, categories, grandparent, images, parent_name,
+    DataBlock, Flip, Normalize, Resize, categories, grandparent, images, masks, parent_name,
 };
 use brigade_learn::interpretation::{ClassInterpretation, Confusion};
 use brigade_learn::metrics::Accuracy;
@@ -233,6 +233,49 @@ fn losses_confusion_and_single_predictions_of_photographs() {
     assert!((mixed.predictions - &all.predictions).abs().max().double_value(&[]) > 1e-6);
 }
 
+#[test]
+fn masks_are_drawn_over_their_images_and_beside_what_is_predicted() {
+    let folder = photos();
+    // The left half of each image is of class 1.
+    let mask = brigade_track::Image::new(
+        60,
+        45,
+        1,
+        (0..45 * 60).map(|at| u8::from(at % 60 < 30)).collect(),
+    );
+    let mask = mask.unwrap().png().unwrap();
+    let beside = tempfile::tempdir().unwrap();
+    let file = beside.path().join("mask.png");
+    fs::write(&file, mask).unwrap();
+    let block = DataBlock::new(images(), masks(["right", "left"]))
+        .label(move |_: &Path| file.clone())
+        .split(grandparent("train", "val"))
+        .item_transforms(Resize::squish(32))
+        .batch_transforms(Normalize::imagenet());
+    let accelerator = alone();
+    accelerator.set_seed(1);
+    let data = block.loaders(&accelerator, folder.path(), 6).unwrap();
+    let pixels = |path: &ParamPath<'_>| {
+        Sequential::new().add(Conv2d::new(path / 0, 3, 2, [1, 1], Conv2dOptions::default()))
+    };
+    let mut learner = Learner::new(&accelerator, data, pixels).unwrap().quiet(true);
+    learner.fit(1, 0.01, ()).unwrap();
+    let batch = learner.show_batch(3).unwrap();
+    drawn("show_batch_masks", &batch);
+    assert_eq!(batch.pictures.len(), 3);
+    let results = learner.show_results(3).unwrap();
+    drawn("show_results_masks", &results);
+    // Target and prediction of each, side by side; the same image under two masks.
+    let expected = [vec![("target", false)], vec![("prediction", false)]];
+    let shown = captions(&results);
+    assert_eq!(shown.len(), 6);
+    assert!(shown.chunks(2).all(|pair| pair == expected), "{shown:?}");
+    for pair in results.pictures.chunks(2) {
+        assert_eq!(pair[0].size(), pair[1].size());
+        assert_ne!(pair[0].pixels(), pair[1].pixels());
+    }
+}
+
 dist_test!(world = 2, dist_photographs_are_predicted_in_order_on_two_ranks, |_world: World| {
     let folder = photos();
     let accelerator = joined();
@@ -261,7 +304,7 @@ fn interpretation_is_fastais() {
     let golden = golden();
     let names: Vec<String> = serde_json::from_value(golden["vocab"].clone()).unwrap();
     let data = recipe::loaders(recipe::data("class", true), recipe::data("class", false), 8);
-    let mut learner = recipe::learner_of("mlp", data.classes(names.clone())).metrics(Accuracy);
+    let mut learner = recipe::learner_of("mlp", data.classes(names)).metrics(Accuracy);
     learner.fit(2, 1e-2, ()).unwrap();
     for (row, theirs) in learner.recorder().rows().iter().zip(golden["epochs"].as_array().unwrap())
     {

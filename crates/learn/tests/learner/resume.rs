@@ -89,7 +89,7 @@ const RECIPES: [Recipe; 8] = [
         name: "logs",
         every: Some(4),
         add: |learner, folder| {
-            learner.add((CsvLog::new(folder.join("log.csv")), TrackerLog::new("run").every(2)))
+            learner.add((CsvLog::new(folder.join("log.csv")), TrackerLog::new("run").every(2)));
         },
         fits: cycle,
         breaks: &[9],
