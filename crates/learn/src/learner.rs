@@ -119,6 +119,7 @@ impl Learner {
                 recorder: Recorder::default(),
                 seed: 42,
                 ends_on_nan: false,
+                ended_on_nan: false,
                 quiet: false,
                 window_open: false,
                 resume: None,

@@ -36,6 +36,8 @@ pub struct LearnerState {
     pub(crate) seed: u64,
     /// A loss that is not finite ends the fit instead of being an error.
     pub(crate) ends_on_nan: bool,
+    /// Such a loss has ended this fit.
+    pub(crate) ended_on_nan: bool,
     pub(crate) quiet: bool,
     /// Gradients of earlier batches wait for their step.
     pub(crate) window_open: bool,

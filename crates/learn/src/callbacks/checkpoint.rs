@@ -18,6 +18,9 @@ use crate::state::LearnerState;
 /// waits for a copy alone. A fit that was finished is not begun again, and one that a callback has cancelled is
 /// finished: remove the folder to begin anew.
 ///
+/// Metrics of training batches (`Learner::train_metrics`) of an epoch that goes on are those of the batches that were
+/// left.
+///
 /// A program of several fits, as `fine_tune` is one, goes on in the fit that was interrupted, and passes over those
 /// before it. The program must make the same fits with the same callbacks again; a Learner has one of these at a
 /// time.

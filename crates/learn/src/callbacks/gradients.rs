@@ -110,11 +110,12 @@ impl Callback for GradientClip {
 }
 
 /// Ends the fit where a loss is infinite or NaN, on all ranks when it is one rank's (fastai's
-/// `TerminateOnNaNCallback`). Weights and BatchNorm's statistics are those before that batch, where fastai has made
-/// the step; without this callback such a loss is an error.
+/// `TerminateOnNaNCallback`). Weights and BatchNorm's statistics are those before that batch, with
+/// [`GradientAccumulation`] before its window, where fastai has made the step; without this callback such a loss is an
+/// error.
 #[derive(Debug, Default)]
 pub struct TerminateOnNan {
-    /// Floating-point buffers before the batch: its forward pass has put the NaN into them.
+    /// Buffers before the batch: its forward pass has put the NaN into them.
     before: Vec<Tensor>,
 }
 
@@ -141,17 +142,18 @@ impl Callback for TerminateOnNan {
     }
 
     fn before_batch(&mut self, learner: &mut LearnerState) -> Step {
-        self.before = floating_buffers(learner).iter().map(Tensor::copy).collect();
+        // On several ranks the NaN of any batch of a window is known at its end.
+        if !learner.window_open {
+            self.before = buffers(learner).iter().map(Tensor::copy).collect();
+        }
         Ok(())
     }
 
-    fn after_loss(&mut self, learner: &mut LearnerState) -> Step {
-        let Some(loss) = learner.batch_loss() else { return Ok(()) };
-        // By arithmetic on the device: nothing waits for the loss.
-        let finite = loss.f_isfinite()?;
-        for (mut buffer, before) in floating_buffers(learner).into_iter().zip(&self.before) {
-            let kept = buffer.f_where_self(&finite, before)?;
-            buffer.f_copy_(&kept)?;
+    fn after_cancel_fit(&mut self, learner: &mut LearnerState) -> Step {
+        if learner.ended_on_nan {
+            for (mut buffer, before) in buffers(learner).into_iter().zip(&self.before) {
+                buffer.f_copy_(before)?;
+            }
         }
         Ok(())
     }
@@ -162,7 +164,6 @@ impl Callback for TerminateOnNan {
     }
 }
 
-fn floating_buffers(learner: &LearnerState) -> Vec<Tensor> {
-    let buffers = learner.buffers().into_iter().map(|it| it.tensor.detach());
-    buffers.filter(Tensor::is_floating_point).collect()
+fn buffers(learner: &LearnerState) -> Vec<Tensor> {
+    learner.buffers().into_iter().map(|it| it.tensor.detach()).collect()
 }

@@ -132,6 +132,7 @@ impl Learner {
     ) -> Result<()> {
         let validates = self.prepared.as_ref().is_some_and(|loaders| loaders.valid.is_some());
         self.state.position = Position { epochs, validates, ..Position::default() };
+        self.state.ended_on_nan = false;
         let mut fit = Loop { learner: self, callbacks, resumed: None };
         let outcome = fit.level(
             Level::Fit,
@@ -476,7 +477,8 @@ impl Loop<'_> {
                 let state = &mut fit.learner.state;
                 match state.batch.loss_grad.take() {
                     Some(loss) => {
-                        ends_on_nan(state, state.accelerator.backward(&loss))?;
+                        let backward = state.accelerator.backward(&loss);
+                        ends_on_nan(state, backward)?;
                         Ok(state.model.reduce_replicas()?)
                     }
                     None => Ok(()),
@@ -488,7 +490,7 @@ impl Loop<'_> {
             [Event::BeforeStep, Event::AfterCancelStep, Event::AfterStep],
             |fit| {
                 let stepped = fit.learner.state.grouped.step();
-                ends_on_nan(&fit.learner.state, stepped)
+                ends_on_nan(&mut fit.learner.state, stepped)
             },
         )?;
         Ok(self.learner.state.grouped.zero_grad()?)
@@ -496,13 +498,14 @@ impl Loop<'_> {
 }
 
 /// A loss that is not finite is the same error on every rank, so that all end the fit at the same place.
-fn ends_on_nan<E: Into<Error>>(state: &LearnerState, outcome: Result<(), E>) -> Step {
+fn ends_on_nan<E: Into<Error>>(state: &mut LearnerState, outcome: Result<(), E>) -> Step {
     use brigade_train::Error as Train;
     match outcome.map_err(Into::into) {
         Err(Error::Train(error @ (Train::LossNotFinite { .. } | Train::NotFinite { .. })))
             if state.ends_on_nan =>
         {
             state.say(error);
+            state.ended_on_nan = true;
             Level::Fit.cancel()
         }
         outcome => Ok(outcome?),

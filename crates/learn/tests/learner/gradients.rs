@@ -4,11 +4,12 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use brigade_learn::callbacks::{GradientAccumulation, GradientClip, TerminateOnNan};
-use brigade_learn::{Event, LearnerState, Loaders};
+use brigade_learn::{Event, Learner, LearnerState, Loaders};
+use brigade_nn::{BatchNorm1d, Linear, NamedTensor, ParamPath, Sequential};
 use brigade_optim::Sgd;
 use brigade_testkit::{World, dist_test, step};
 use brigade_train::Accelerator;
-use tch::{Kind, Tensor};
+use tch::Kind;
 
 use crate::setup::*;
 
@@ -122,9 +123,18 @@ fn with_nan(accelerator: &Accelerator, accumulate: bool) {
     let batch = 8 / accelerator.num_processes();
     let (inputs, classes) = data(48, 10);
     let _ = inputs.get(23).get(0).fill_(f64::NAN);
+    // Its statistics have seen the NaN, and are put back.
+    let normalised = |path: &ParamPath<'_>| {
+        Sequential::new()
+            .add(Linear::new(path / 0, FEATURES, 8))
+            .add(BatchNorm1d::new(path / 1, 8))
+            .add(Linear::new(path / 2, 8, CLASSES))
+    };
     let broken = || {
         let train = loader((inputs.copy(), classes.copy()), batch);
-        learner_of(accelerator, Loaders::new(train, loader(data(13, 20), 3)).unwrap())
+        let data = Loaders::new(train, loader(data(13, 20), 3)).unwrap();
+        let learner = Learner::new(accelerator, data, model(normalised)).unwrap();
+        learner.optimizer(Sgd::new(0.1)).quiet(true)
     };
     let mut learner = broken();
     learner.add(TerminateOnNan::new());
@@ -142,18 +152,21 @@ fn with_nan(accelerator: &Accelerator, accumulate: bool) {
         sound.add(GradientAccumulation::new(16));
     }
     sound.fit(3, 0.1, stop).unwrap();
+    // Statistics are each rank's own until something is computed with them.
+    let loss = learner.validate().unwrap().loss;
+    assert_eq!(sound.validate().unwrap().loss, loss);
+    assert!(loss.is_finite());
     assert_eq!(weights(&learner), weights(&sound));
     ranks_agree(&learner);
-    assert!(
-        learner.parameters().iter().all(|it| bool::try_from(it.tensor.isfinite().all()).unwrap())
-    );
-    assert!(learner.validate().unwrap().loss.is_finite());
+    let is_finite = |it: &NamedTensor| bool::try_from(it.tensor.isfinite().all()).unwrap();
+    assert!(learner.parameters().iter().chain(&learner.buffers()).all(is_finite));
     // Without it the same on every rank is an error, and the Learner can be used after it.
     let mut learner = broken();
     let error = learner.fit(1, 0.1, ()).unwrap_err().to_string();
     assert!(error.contains("loss") && error.contains("finite"), "{error}");
-    assert!(learner.validate().unwrap().loss.is_finite());
-    let _: Tensor = learner.predictions().unwrap().predictions;
+    // Weights are those before the batch, and the ranks can go on together.
+    assert!(learner.parameters().iter().all(is_finite));
+    learner.predictions().unwrap();
 }
 
 #[test]
