@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::BufWriter;
+use std::ops::Range;
 use std::path::Path;
 
 use anyhow::Context;
@@ -51,16 +52,17 @@ struct Scene {
 }
 
 impl Scene {
-    /// A noisy plane with one to four shapes, the later ones over the earlier ones. Colours tell nothing.
+    /// A noisy dark plane with one to four brighter shapes, the later ones over the earlier ones. Colours do not tell
+    /// what a shape is.
     fn draw(random: &mut Rng) -> Self {
         let pixels = (SIDE * SIDE) as usize;
         let mut scene = Self { image: Vec::with_capacity(3 * pixels), mask: vec![0; pixels] };
-        let plane = color(random);
+        let plane = color(40..120, random);
         for _ in 0..pixels {
             scene.image.extend(noisy(plane, random));
         }
         for _ in 0..random.u32(1..=4) {
-            let (class, color) = (random.u8(1..=2), color(random));
+            let (class, color) = (random.u8(1..=2), color(130..230, random));
             let radius = random.u32(8..=20).cast_signed();
             let [x, y] = [(); 2].map(|()| random.u32(0..SIDE).cast_signed());
             for (index, class_of_pixel) in scene.mask.iter_mut().enumerate() {
@@ -80,8 +82,8 @@ impl Scene {
     }
 }
 
-fn color(random: &mut Rng) -> [u8; 3] {
-    [(); 3].map(|()| random.u8(40..216))
+fn color(range: Range<u8>, random: &mut Rng) -> [u8; 3] {
+    [(); 3].map(|()| random.u8(range.clone()))
 }
 
 fn noisy(color: [u8; 3], random: &mut Rng) -> [u8; 3] {

@@ -74,7 +74,7 @@ fn check(program: &str, options: &str, batch: usize, fits: &[usize], steps: usiz
 
 #[test]
 fn dist_imagewoof_alone_again_and_on_two_processes() {
-    let small = "--generate 3 6 --size 32 --epochs 1 --precision no --mixup 0";
+    let small = "--generate 3 6 --size 32 --epochs 1 --mixup 0";
     let text = check(IMAGEWOOF, small, 4, &[4], 2);
     assert!(text.contains("accuracy  top_k_accuracy"), "{text}");
 }
@@ -107,7 +107,7 @@ fn dist_segmentation_alone_again_and_on_two_processes() {
 #[test]
 fn mixed_precision_and_mixup_train() {
     let folder = tempfile::tempdir().unwrap();
-    let small = "--generate 2 4 --size 32 --epochs 1 --batch-size 4 --log-losses";
+    let small = "--generate 2 4 --size 32 --epochs 1 --batch-size 4 --precision bf16 --log-losses";
     let [first, again] = [(); 2].map(|()| run(IMAGEWOOF, small, folder.path()));
     assert!(losses(&first)[0].iter().all(|loss| loss.is_finite()), "{first}");
     assert_eq!(losses(&first), losses(&again));

@@ -32,9 +32,10 @@ struct Options {
     /// The parameter of MixUp's Beta distribution; 0 mixes nothing.
     #[arg(long, default_value_t = 0.1)]
     mixup: f64,
-    /// The precision of the forward pass: no, bf16 or fp16.
-    #[arg(long, default_value = "bf16")]
-    precision: Precision,
+    /// The precision of the forward pass: no, bf16 or fp16. Unless given, bf16 on a GPU and no on a CPU, of which
+    /// few compute in it.
+    #[arg(long)]
+    precision: Option<Precision>,
 }
 
 fn main() -> anyhow::Result<()> {
@@ -59,9 +60,14 @@ fn main() -> anyhow::Result<()> {
         .threads(common.threads)
         .loaders(&accelerator, path, common.batch_size())?;
     let classes = data.class_names().map_or(0, <[String]>::len) as i64;
+    let precision = match (options.precision, accelerator.device()) {
+        (Some(precision), _) => precision,
+        (None, Device::Cpu) => Precision::No,
+        (None, _) => Bf16,
+    };
     let learner = Learner::new(&accelerator, data, xresnet50(classes))?
         .metrics((Accuracy, TopK(5.min(classes))))
-        .mixed_precision(options.precision)?;
+        .mixed_precision(precision)?;
     let mut learner = common.with_callbacks(learner);
     learner.fit_flat_cos(common.epochs(), options.lr, MixUp::new(options.mixup))?;
 

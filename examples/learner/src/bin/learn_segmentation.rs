@@ -30,7 +30,7 @@ struct Options {
     #[arg(long, default_value_t = 96, value_parser = clap::value_parser!(u32).range(32..=1024))]
     size: u32,
     /// The highest learning rate.
-    #[arg(long, default_value_t = 1e-3)]
+    #[arg(long, default_value_t = 3e-3)]
     lr: f64,
 }
 
