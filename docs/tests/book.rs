@@ -236,6 +236,9 @@ fn other_commands_are_known() {
                     ["cargo", ..] => newcomer.contains(&format!("\"{command}\"")),
                     ["srun", "--ntasks-per-node=1", "brigade", ..] => true,
                     ["export", "BRIGADE_ETCD_PASSWORD=..."] => true,
+                    // A run of another host, in its terminal or through a pipe.
+                    ["ssh", "-t", _, "brigade", "watch", _] => true,
+                    ["ssh", _, "tail", "-n", "+1", "-F", _, "|", "brigade", "watch", "-"] => true,
                     [program, ..] => {
                         program == "brigade"
                             || program == "target/release/brigade"

@@ -8,7 +8,7 @@ pub use brigade_models::{
 pub use brigade_optim::{AdamW, Sgd};
 pub use brigade_plot::Plot;
 pub use brigade_schedule::Annealing;
-pub use brigade_train::Accelerator;
+pub use brigade_train::{Accelerator, Precision};
 pub use brigade_train::Precision::{Bf16, Fp16};
 pub use tch::{Device, Kind, Tensor};
 
@@ -20,6 +20,6 @@ pub use crate::loss::{
 };
 pub use crate::metrics::*;
 pub use crate::{
-    Callback, FineTune, FlatCos, Hyper, Learner, LearnerState, Loaders, LrFind, OneCycle,
+    Callback, FineTune, FlatCos, Hyper, Item, Learner, LearnerState, Loaders, LrFind, OneCycle,
     Predictor, Rates, Result, Sgdr, Suggestion, VisionOptions, unet_learner, vision_learner,
 };

@@ -36,7 +36,8 @@ fn two_epochs_agree_with_fastais() {
 
 fn learner(data: &StateDict) -> Learner {
     let loader = |part: &str| {
-        let [x, y] = ["x", "y"].map(|of| data.get(&format!("{part}.{of}")).unwrap().shallow_clone());
+        let [x, y] =
+            ["x", "y"].map(|of| data.get(&format!("{part}.{of}")).unwrap().shallow_clone());
         DataLoader::new(TensorDataset::new((x, y)).unwrap()).batch_size(8)
     };
     let mut first = StateDict::new();
@@ -45,7 +46,8 @@ fn learner(data: &StateDict) -> Learner {
             first.insert(name, value.shallow_clone()).unwrap();
         }
     }
-    let mut model = Model::builder().kind(Kind::Double).build(|path| XResNet::xresnet18(path, 5)).unwrap();
+    let mut model =
+        Model::builder().kind(Kind::Double).build(|path| XResNet::xresnet18(path, 5)).unwrap();
     model.load_state_dict(&first).unwrap();
     // In fastai's memory format, so that both sides have the same kernels.
     let accelerator =
