@@ -8,8 +8,8 @@ pub use brigade_models::{
 pub use brigade_optim::{AdamW, Sgd};
 pub use brigade_plot::Plot;
 pub use brigade_schedule::Annealing;
-pub use brigade_train::{Accelerator, Precision};
 pub use brigade_train::Precision::{Bf16, Fp16};
+pub use brigade_train::{Accelerator, Precision};
 pub use tch::{Device, Kind, Tensor};
 
 pub use crate::callbacks::*;
