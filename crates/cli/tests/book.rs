@@ -68,6 +68,10 @@ fn folder() -> TempDir {
         "target/release/digits",
         "target/release/complete",
         "target/release/fashion_mnist",
+        "target/release/learn_imagewoof",
+        "target/release/learn_pets",
+        "target/release/learn_segmentation",
+        "target/release/learn_tabular",
     ];
     for program in programs {
         let path = folder.path().join(program);
