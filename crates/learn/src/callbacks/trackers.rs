@@ -25,6 +25,8 @@ struct Best {
     reset_on_fit: bool,
     best: Option<f64>,
     is_new: bool,
+    /// Epochs since the best one.
+    wait: usize,
 }
 
 impl Default for Best {
@@ -36,6 +38,7 @@ impl Default for Best {
             reset_on_fit: true,
             best: None,
             is_new: false,
+            wait: 0,
         }
     }
 }
@@ -52,6 +55,7 @@ impl Best {
     }
 
     fn before_fit(&mut self, learner: &LearnerState) -> Step {
+        self.wait = 0;
         if self.reset_on_fit {
             self.best = None;
         }
@@ -75,8 +79,10 @@ impl Best {
             (Better::Less, Some(best)) => value + self.min_delta < best,
             (Better::Greater, Some(best)) => value - self.min_delta > best,
         };
+        self.wait += 1;
         if self.is_new {
             self.best = Some(value);
+            self.wait = 0;
         }
     }
 }
@@ -145,24 +151,23 @@ monitored!(EarlyStopping, ReduceLrOnPlateau, SaveModel);
 pub struct EarlyStopping {
     best: Best,
     patience: usize,
-    wait: usize,
 }
 
 impl EarlyStopping {
     /// Waits for so many epochs; at least one.
     #[must_use]
     pub fn new(patience: usize) -> Self {
-        Self { best: Best::default(), patience: patience.max(1), wait: 0 }
+        Self { best: Best::default(), patience: patience.max(1) }
     }
 }
 
 impl Callback for EarlyStopping {
     fn state(&mut self, _learner: &mut LearnerState) -> Result<Option<serde_json::Value>> {
-        Ok(Some(serde_json::json!({ "best": self.best.best, "wait": self.wait })))
+        Ok(Some(serde_json::json!({ "best": self.best.best, "wait": self.best.wait })))
     }
 
     fn load_state(&mut self, _: &mut LearnerState, state: &serde_json::Value) -> Result<()> {
-        (self.best.best, self.wait) = kept(state)?;
+        (self.best.best, self.best.wait) = kept(state)?;
         Ok(())
     }
 
@@ -175,21 +180,15 @@ impl Callback for EarlyStopping {
     }
 
     fn before_fit(&mut self, learner: &mut LearnerState) -> Step {
-        self.wait = 0;
         self.best.before_fit(learner)
     }
 
     fn after_epoch(&mut self, learner: &mut LearnerState) -> Step {
         self.best.look(learner);
-        if self.best.is_new {
-            self.wait = 0;
+        if self.best.wait < self.patience {
             return Ok(());
         }
-        self.wait += 1;
-        if self.wait < self.patience {
-            return Ok(());
-        }
-        let since = match learner.epoch().checked_sub(self.wait) {
+        let since = match learner.epoch().checked_sub(self.best.wait) {
             Some(epoch) => format!("since epoch {epoch}"),
             None => "in this fit".to_owned(),
         };
@@ -205,7 +204,6 @@ pub struct ReduceLrOnPlateau {
     patience: usize,
     factor: f64,
     min_lr: f64,
-    wait: usize,
 }
 
 impl ReduceLrOnPlateau {
@@ -213,7 +211,7 @@ impl ReduceLrOnPlateau {
     #[must_use]
     pub fn new(patience: usize) -> Self {
         let best = Best::default();
-        Self { best, patience: patience.max(1), factor: 10.0, min_lr: 0.0, wait: 0 }
+        Self { best, patience: patience.max(1), factor: 10.0, min_lr: 0.0 }
     }
 
     /// Sets what rates are divided by.
@@ -233,11 +231,11 @@ impl ReduceLrOnPlateau {
 
 impl Callback for ReduceLrOnPlateau {
     fn state(&mut self, _learner: &mut LearnerState) -> Result<Option<serde_json::Value>> {
-        Ok(Some(serde_json::json!({ "best": self.best.best, "wait": self.wait })))
+        Ok(Some(serde_json::json!({ "best": self.best.best, "wait": self.best.wait })))
     }
 
     fn load_state(&mut self, _: &mut LearnerState, state: &serde_json::Value) -> Result<()> {
-        (self.best.best, self.wait) = kept(state)?;
+        (self.best.best, self.best.wait) = kept(state)?;
         Ok(())
     }
 
@@ -250,21 +248,15 @@ impl Callback for ReduceLrOnPlateau {
     }
 
     fn before_fit(&mut self, learner: &mut LearnerState) -> Step {
-        self.wait = 0;
         self.best.before_fit(learner)
     }
 
     fn after_epoch(&mut self, learner: &mut LearnerState) -> Step {
         self.best.look(learner);
-        if self.best.is_new {
-            self.wait = 0;
+        if self.best.wait < self.patience {
             return Ok(());
         }
-        self.wait += 1;
-        if self.wait < self.patience {
-            return Ok(());
-        }
-        self.wait = 0;
+        self.best.wait = 0;
         let before = learner.hypers().last().map_or(0.0, |it| it.lr);
         let rates: Vec<f64> =
             learner.hypers().iter().map(|it| (it.lr / self.factor).max(self.min_lr)).collect();
