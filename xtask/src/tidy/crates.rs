@@ -159,6 +159,7 @@ const LIGHT: &[&str] = &[
     "brigade-doctor",
     "brigade-checkpoint",
     "brigade-images",
+    "brigade-tokens",
     "brigade-cli",
     "brigade-track",
     "brigade-plot",

@@ -1,0 +1,92 @@
+//! The tokens of a text in one string.
+
+use std::fmt;
+
+/// The tokens of a text, in order: one string with the places where they end, so that a token costs four bytes
+/// and no allocation.
+///
+/// ```
+/// use brigade_tokens::TokenList;
+///
+/// let mut tokens = TokenList::new();
+/// tokens.push("xxbos");
+/// tokens.push("hello");
+/// assert_eq!(tokens.len(), 2);
+/// assert_eq!(tokens.iter().collect::<Vec<_>>(), ["xxbos", "hello"]);
+/// ```
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
+pub struct TokenList {
+    text: String,
+    ends: Vec<usize>,
+}
+
+impl TokenList {
+    /// Makes an empty list.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Appends a token.
+    pub fn push(&mut self, token: &str) {
+        self.text.push_str(token);
+        self.ends.push(self.text.len());
+    }
+
+    /// Appends a token made of several pieces.
+    pub fn push_pieces<'a>(&mut self, pieces: impl IntoIterator<Item = &'a str>) {
+        pieces.into_iter().for_each(|piece| self.text.push_str(piece));
+        self.ends.push(self.text.len());
+    }
+
+    /// Removes all tokens and keeps the memory.
+    pub fn clear(&mut self) {
+        self.text.clear();
+        self.ends.clear();
+    }
+
+    /// Returns the number of tokens.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Whether there is no token.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// Returns the token with this index.
+    #[must_use]
+    pub fn get(&self, index: usize) -> Option<&str> {
+        let end = *self.ends.get(index)?;
+        let start = if index == 0 { 0 } else { self.ends[index - 1] };
+        Some(&self.text[start..end])
+    }
+
+    /// Returns the tokens in order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &str> + DoubleEndedIterator {
+        (0..self.len()).map(|index| self.get(index).unwrap_or_default())
+    }
+}
+
+impl fmt::Debug for TokenList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+impl<'a> Extend<&'a str> for TokenList {
+    fn extend<I: IntoIterator<Item = &'a str>>(&mut self, tokens: I) {
+        tokens.into_iter().for_each(|token| self.push(token));
+    }
+}
+
+impl<'a> FromIterator<&'a str> for TokenList {
+    fn from_iter<I: IntoIterator<Item = &'a str>>(tokens: I) -> Self {
+        let mut list = Self::new();
+        list.extend(tokens);
+        list
+    }
+}
