@@ -116,6 +116,26 @@ impl Predictor {
         C: IntoModel,
         C::Module: for<'a> Module<X::Ref<'a>, Output = Tensor> + 'static,
     {
+        Self::load_with::<X, C>(accelerator, path, model, codec_from)
+    }
+
+    /// [`Predictor::load`] with a function that makes the codec of its kind and settings, as
+    /// [`ItemCodec::describe`] gives them: for codecs that are not of this crate.
+    ///
+    /// # Errors
+    /// As there; those of the function.
+    pub fn load_with<X, C>(
+        accelerator: &Accelerator,
+        path: impl AsRef<Path>,
+        model: C,
+        codec: impl FnOnce(&str, &serde_json::Value) -> Result<Arc<dyn ItemCodec>>,
+    ) -> Result<Self>
+    where
+        X: ModelInput,
+        C: IntoModel,
+        C::Module: for<'a> Module<X::Ref<'a>, Output = Tensor> + 'static,
+    {
+        let make_codec = codec;
         let path = path.as_ref();
         let refused = |reason: String| Error::Format { path: path.to_owned(), reason };
         let value = saved::read(path)?;
@@ -158,7 +178,7 @@ impl Predictor {
                 };
                 let settings = serde_json::from_str(text("settings")?)
                     .map_err(|error| refused(error.to_string()))?;
-                Some(codec_from(text("kind")?, &settings)?)
+                Some(make_codec(text("kind")?, &settings)?)
             }
         };
         let mut model: Box<dyn AnyModel> = Box::new(Slot::<C::Module, X>::new(model));

@@ -1,5 +1,6 @@
 //! Data as the Learner takes it: loaders for training and validation, and what their batches mean.
 
+use std::any::Any;
 use std::fmt;
 use std::marker::PhantomData;
 use std::path::PathBuf;
@@ -107,6 +108,8 @@ pub enum Item {
     File(PathBuf),
     /// An encoded image or another file's bytes.
     Bytes(Vec<u8>),
+    /// A text, where the data are texts.
+    Text(String),
     /// The model's input without the dimension of the batch.
     Tensors(Vec<Tensor>),
 }
@@ -154,7 +157,7 @@ pub struct Picture {
 
 /// How single items become the model's input and are shown, and how that is written down: the part of the data
 /// that a saved Learner needs to predict.
-pub trait ItemCodec: fmt::Debug + Send + Sync {
+pub trait ItemCodec: Any + fmt::Debug + Send + Sync {
     /// Makes the model's input of one item, with a batch dimension of 1, transformed as in validation.
     ///
     /// # Errors
@@ -186,6 +189,14 @@ pub trait ItemCodec: fmt::Debug + Send + Sync {
         let class = class.and_then(|class| i64::try_from(&class).ok());
         let name = class.and_then(|class| classes?.get(usize::try_from(class).ok()?));
         Ok(Some((picture, name.cloned().unwrap_or_default())))
+    }
+
+    /// Writes a row of a batch as a text; `None` where it is none, which is so unless implemented.
+    ///
+    /// # Errors
+    /// When the tensors are not such a batch.
+    fn text(&self, _inputs: &[Tensor], _row: i64) -> Result<Option<String>> {
+        Ok(None)
     }
 
     /// Returns the codec's kind, and its settings as JSON, from which it can be made again.
@@ -384,6 +395,39 @@ impl<X> Loaders<X> {
         Ok(shown)
     }
 
+    /// Writes up to `rows` samples of the next training batch as texts, with their targets: the name of the class,
+    /// or the number. The training's own position does not move.
+    ///
+    /// # Errors
+    /// When the batch cannot be made, or the data have no [`codec`](Self::codec) that gives texts.
+    pub fn show_texts(&self, rows: usize) -> Result<Vec<(String, String)>> {
+        let Parts { inputs, target } = self.train.sample(rows)?;
+        let count = inputs.first().and_then(|input| input.size().first().copied()).unwrap_or(0);
+        let mut shown = Vec::new();
+        for row in 0..count {
+            let text = match &self.codec {
+                Some(codec) => codec.text(&inputs, row)?,
+                None => None,
+            };
+            let text = text.ok_or_else(|| {
+                Error::InvalidArgument(
+                    "these loaders cannot write their batches as texts: their codec gives none"
+                        .to_owned(),
+                )
+            })?;
+            let target = match &target {
+                Some(target) if target.dim() == 1 => {
+                    let value = target.f_double_value(&[row])?;
+                    let name = self.class_names().and_then(|names| names.get(value as usize));
+                    name.cloned().unwrap_or_else(|| value.to_string())
+                }
+                _ => String::new(),
+            };
+            shown.push((text, target));
+        }
+        Ok(shown)
+    }
+
     /// Returns the names of the classes.
     #[must_use]
     pub fn class_names(&self) -> Option<&[String]> {
@@ -426,8 +470,11 @@ pub(crate) trait BatchSource {
     /// The number of the epoch that begins next.
     fn epoch(&self) -> u64;
     fn set_epoch(&self, epoch: u64);
-    /// A handle that gives every sample once, in the order of the data.
+    /// A handle that gives every sample once: in the order of the data, or in its sampler's.
     fn in_order(&self) -> Box<dyn BatchSource>;
+    /// Where the samples of the next epoch stand in its order, sample by sample, where a sampler gives each of them
+    /// once in another order than the data's.
+    fn places(&self) -> Result<Option<Vec<i64>>>;
     /// Makes a batch of these samples on the CPU, and moves no position.
     fn rows(&self, indices: &[usize]) -> Result<Parts>;
     /// Makes the first rows of the next epoch on the CPU, and moves no position.
@@ -510,6 +557,23 @@ where
     fn in_order(&self) -> Box<dyn BatchSource> {
         let loader = self.loader.clone().shuffle(false).drop_last(false).overlap_epochs(false);
         Box::new(Self { loader, split: Arc::clone(&self.split) })
+    }
+
+    fn places(&self) -> Result<Option<Vec<i64>>> {
+        let plan = self.loader.plan(self.loader.epoch())?;
+        let order: Vec<usize> = plan.rank(0).flat_map(|batch| batch.indices).collect();
+        if order.iter().enumerate().all(|(place, index)| place == *index) {
+            return Ok(None);
+        }
+        let mut places = vec![-1; order.len()];
+        for (place, index) in order.into_iter().enumerate() {
+            match places.get_mut(index) {
+                Some(slot @ -1) => *slot = place as i64,
+                // Samples that are left out or come twice have no order of their own.
+                _ => return Ok(None),
+            }
+        }
+        Ok(Some(places))
     }
 
     fn sample(&self, rows: usize) -> Result<Parts> {

@@ -322,6 +322,12 @@ impl LearnerState {
         self.classes.as_deref()
     }
 
+    /// Returns how single items are read and shown, where the data have told it.
+    #[must_use]
+    pub fn item_codec(&self) -> Option<&Arc<dyn ItemCodec>> {
+        self.codec.as_ref()
+    }
+
     /// Returns the model's module, if it is of this type.
     #[must_use]
     pub fn module<M: Any>(&self) -> Option<&M> {

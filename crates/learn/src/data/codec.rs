@@ -149,6 +149,12 @@ impl ItemCodec for ImageCodec {
         let input = match item {
             Item::File(path) => self.read(ImageFiles::new("", [path]))?,
             Item::Bytes(bytes) => self.read(InMemory(bytes))?,
+            Item::Text(_) => {
+                return Err(Error::InvalidArgument(
+                    "these data are images: predict a file, its bytes or a tensor, not a text"
+                        .to_owned(),
+                ));
+            }
             Item::Tensors(tensors) => {
                 return tensors.iter().map(|tensor| Ok(tensor.f_unsqueeze(0)?)).collect();
             }

@@ -194,8 +194,13 @@ impl Learner {
     /// As there.
     pub fn predictions_on(&mut self, part: Part) -> Result<Predictions> {
         let gathered = Rc::new(RefCell::new(Gathered::default()));
+        let places = match (part, &self.valid) {
+            (Part::Train, _) => self.train.in_order().places()?,
+            (Part::Valid, Some(valid)) => valid.places()?,
+            (Part::Valid, None) => None,
+        };
         self.pass(part, Gathering(Rc::clone(&gathered)))?;
-        self.collected(gathered.take())
+        self.collected(gathered.take(), places)
     }
 
     /// Predicts other data: batches `(X, target)`, or `(X, None::<Tensor>)` without targets.
@@ -216,11 +221,12 @@ impl Learner {
     pub(crate) fn predictions_from(&mut self, source: &dyn BatchSource) -> Result<Predictions> {
         let gathered = Rc::new(RefCell::new(Gathered::default()));
         let own = Gathering(Rc::clone(&gathered));
+        let places = source.places()?;
         self.distributed(|learner| {
             let source = source.prepare(&learner.state.accelerator, false)?;
             learner.evaluate(&*source, vec![Box::new(own)])
         })?;
-        self.collected(gathered.take())
+        self.collected(gathered.take(), places)
     }
 
     /// Predicts the validation data with the training's transforms `passes` times and without them once, and mixes the
@@ -315,12 +321,21 @@ impl Learner {
         })
     }
 
-    fn collected(&self, gathered: Gathered) -> Result<Predictions> {
+    /// Joins what the ranks have gathered; `order` is where each sample stands in the order of the batches, where
+    /// that is not the data's.
+    fn collected(&self, gathered: Gathered, order: Option<Vec<i64>>) -> Result<Predictions> {
         let Gathered { places, predictions, targets } = gathered;
         let accelerator = &self.state.accelerator;
-        let outputs = in_data_order(accelerator, &places, predictions)?
+        let order = order.as_deref().map(Tensor::from_slice);
+        let restored = |joined: Option<Tensor>| match (joined, &order) {
+            (Some(joined), Some(order)) if joined.size().first() == order.size().first() => {
+                joined.f_index_select(0, order).map(Some)
+            }
+            (joined, _) => Ok(joined),
+        };
+        let outputs = restored(in_data_order(accelerator, &places, predictions)?)?
             .ok_or_else(|| Error::InvalidArgument("there was no batch to predict".into()))?;
-        let targets = in_data_order(accelerator, &places, targets)?;
+        let targets = restored(in_data_order(accelerator, &places, targets)?)?;
         let _without_autograd = tch::no_grad_guard();
         let loss = &self.state.loss;
         let losses = match &targets {

@@ -1,5 +1,6 @@
 //! Two ranks measure, decide and choose as one process does with batches twice as large.
 
+use brigade_data::Sampler;
 use brigade_learn::callbacks::{EarlyStopping, ReduceLrOnPlateau, SaveModel};
 use brigade_learn::metrics::{Accuracy, Average, F1, RocAuc};
 use brigade_learn::{Learner, Loaders, Part};
@@ -58,6 +59,30 @@ dist_test!(
         assert_eq!(untouched.recorder().losses(), losses);
     }
 );
+
+/// The samples from the last one to the first.
+#[derive(Debug)]
+struct Backwards(usize);
+
+impl Sampler for Backwards {
+    fn len(&self) -> usize {
+        self.0
+    }
+
+    fn order(&self, _epoch: u64) -> Vec<usize> {
+        (0..self.0).rev().collect()
+    }
+}
+
+dist_test!(world = 2, dist_predictions_come_in_the_order_of_the_data, |_world: World| {
+    let expected = measures(&mut measured(&alone(), 13, 3), Part::Valid).1;
+    for accelerator in [alone(), joined()] {
+        let train = loader(data(48, 10), 4).shuffle(true);
+        let valid = loader(data(13, 20), 3).sampler(Backwards(13));
+        let learner = learner_of(&accelerator, Loaders::new(train, valid).unwrap());
+        assert_eq!(measures(&mut learner.metrics(Accuracy), Part::Valid).1, expected);
+    }
+});
 
 dist_test!(world = 2, dist_a_fit_decides_as_one_process, |_world: World| {
     let (one, two) = (alone(), joined());
