@@ -1,5 +1,5 @@
-//! Tests that run as several ranks, comparisons of numbers, archives for readers of `.pth` files, and
-//! (feature `photos`) images with the statistics of photographs. For development only.
+//! Tests that run as several ranks, comparisons of numbers, archives for readers of `.pth` files, film reviews,
+//! and (feature `photos`) images with the statistics of photographs. For development only.
 //!
 //! ```no_run
 //! use brigade_testkit::{dist_test, step};
@@ -18,6 +18,7 @@ mod killable;
 #[cfg(feature = "photos")]
 mod photos;
 mod rank;
+mod reviews;
 mod stuck;
 
 pub use archive::archive;
@@ -27,6 +28,7 @@ pub use killable::KillableRanks;
 #[cfg(feature = "photos")]
 pub use photos::Photos;
 pub use rank::{Verdict, note_step};
+pub use reviews::Reviews;
 
 #[doc(hidden)]
 pub use brigade_world::World;

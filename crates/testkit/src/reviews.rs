@@ -1,0 +1,299 @@
+//! Texts with the habits of film reviews on the web, and pairs of sentences.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+/// A set of film reviews that stands in for a real one, such as IMDb's, where that is not on disk.
+///
+/// A review is some sentences about parts of a film (the plot, an actor, the score …), most of which are of
+/// the review's opinion, and some against it, with what makes texts of the web hard to split: capitals,
+/// `<br />`, contractions, numbers, repeated letters and words, quotation marks, URLs, emoticons, and rare
+/// names. A model learns the opinion from words and from negations, but not from any single word.
+///
+/// The same arguments give the same texts on every machine.
+///
+/// ```
+/// use brigade_testkit::Reviews;
+///
+/// let folder = tempfile::tempdir()?;
+/// Reviews::new(6).write(folder.path())?;
+/// assert!(folder.path().join("train/pos/0000.txt").is_file());
+/// assert!(folder.path().join("test/neg/0001.txt").is_file());
+/// assert!(folder.path().join("unsup/0000.txt").is_file());
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Reviews {
+    per_class: usize,
+    sentences: usize,
+    seed: u64,
+}
+
+const PARTS: [&str; 16] = [
+    "plot",
+    "story",
+    "acting",
+    "cast",
+    "script",
+    "score",
+    "camera work",
+    "ending",
+    "dialogue",
+    "pacing",
+    "first half",
+    "lead actress",
+    "villain",
+    "humour",
+    "soundtrack",
+    "direction",
+];
+const GOOD: [&str; 16] = [
+    "wonderful",
+    "brilliant",
+    "moving",
+    "clever",
+    "charming",
+    "superb",
+    "gripping",
+    "fresh",
+    "honest",
+    "hilarious",
+    "beautiful",
+    "great",
+    "convincing",
+    "subtle",
+    "rich",
+    "unforgettable",
+];
+const BAD: [&str; 16] = [
+    "dull",
+    "awful",
+    "predictable",
+    "lazy",
+    "boring",
+    "terrible",
+    "clumsy",
+    "stale",
+    "fake",
+    "painful",
+    "ugly",
+    "bad",
+    "wooden",
+    "shallow",
+    "thin",
+    "forgettable",
+];
+const DEGREES: [&str; 8] =
+    ["", "very ", "really ", "quite ", "surprisingly ", "so ", "rather ", "truly "];
+const WATCHED: [&str; 8] = [
+    "I saw it on a plane",
+    "We watched this at home",
+    "My friends dragged me into it",
+    "I rented it last night",
+    "It was on TV again",
+    "I've waited for it since 2004",
+    "They showed it at 9:30 p.m.",
+    "I didn't expect much",
+];
+const SYLLABLES: [&str; 20] = [
+    "ka", "ren", "mo", "li", "tor", "va", "shi", "bel", "dra", "no", "mar", "ti", "gos", "el",
+    "pur", "an", "zi", "hol", "wes", "ter",
+];
+
+impl Reviews {
+    /// Describes a set with so many reviews of each opinion to train with; a third as many to test with, and as
+    /// many without an opinion.
+    #[must_use]
+    pub fn new(per_class: usize) -> Self {
+        Self { per_class, sentences: 8, seed: 7 }
+    }
+
+    /// Sets the mean number of sentences; 8 at first, of about 12 words each.
+    #[must_use]
+    pub fn sentences(mut self, sentences: usize) -> Self {
+        self.sentences = sentences.max(1);
+        self
+    }
+
+    /// Makes review `index` of an opinion.
+    #[must_use]
+    pub fn review(&self, positive: bool, index: usize) -> String {
+        let mut draw = Draw::new(self.seed, &[u64::from(positive), index as u64]);
+        let count = 1 + draw.below(2 * self.sentences);
+        let film = draw.name();
+        let mut text = String::new();
+        for number in 0..count {
+            if number > 0 {
+                text.push_str(draw.pick(&[" ", " ", " ", " ", "  ", "<br /><br />"]));
+            }
+            // The first is of the review's opinion, so that a short one has it, too.
+            let agrees = number == 0 || draw.below(5) > 0;
+            let sentence = draw.sentence(&film, positive == agrees);
+            text.push_str(&sentence);
+        }
+        text
+    }
+
+    /// Writes the texts as IMDb's archive has them: `train/pos`, `train/neg`, `test/pos`, `test/neg` and `unsup`,
+    /// a file for each.
+    ///
+    /// # Errors
+    /// When a folder or a file cannot be written.
+    pub fn write(&self, folder: &Path) -> io::Result<()> {
+        let tested = self.per_class.div_ceil(3);
+        let sets = [("train", 0, self.per_class), ("test", 1, tested)];
+        for (set, stream, count) in sets {
+            for (class, positive) in [("pos", true), ("neg", false)] {
+                let folder = folder.join(set).join(class);
+                fs::create_dir_all(&folder)?;
+                for index in 0..count {
+                    let text = self.review(positive, stream * 1_000_000 + index);
+                    fs::write(folder.join(format!("{index:04}.txt")), text)?;
+                }
+            }
+        }
+        let folder = folder.join("unsup");
+        fs::create_dir_all(&folder)?;
+        for index in 0..self.per_class {
+            let text = self.review(index % 2 == 0, 2_000_000 + index);
+            fs::write(folder.join(format!("{index:04}.txt")), text)?;
+        }
+        Ok(())
+    }
+
+    /// Makes pair `index` of sentences, and whether the second says what the first does: as the Microsoft
+    /// Research Paraphrase Corpus has them.
+    #[must_use]
+    pub fn pair(&self, index: usize) -> (String, String, bool) {
+        let mut draw = Draw::new(self.seed, &[2, index as u64]);
+        let same = draw.below(2) == 0;
+        let (part, positive, film) = (draw.below(PARTS.len()), draw.below(2) == 0, draw.name());
+        let words = if positive { &GOOD } else { &BAD };
+        let others = if positive { &BAD } else { &GOOD };
+        let (one, two) = (draw.pick(words), draw.pick(words));
+        let other = draw.pick(others);
+        let part = PARTS[part];
+        let first = format!("The {part} of {film} is {}{one}.", draw.pick(&DEGREES));
+        let second = match (same, draw.below(2)) {
+            (true, 0) => format!("In {film}, the {part} is {two}."),
+            (true, _) => format!("{film} has {}{two} {part}.", draw.pick(&["a ", "some "])),
+            (false, 0) => format!("In {film}, the {part} is {other}."),
+            (false, _) => format!("The {part} of {film} isn't {two}."),
+        };
+        (first, second, same)
+    }
+}
+
+/// Random choices from a stream of integers.
+struct Draw(u64);
+
+impl Draw {
+    fn new(seed: u64, path: &[u64]) -> Self {
+        let mut draw = Self(seed);
+        for step in path {
+            draw.0 = draw.next() ^ step.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        }
+        draw
+    }
+
+    /// splitmix64.
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        (self.next() % end.max(1) as u64) as usize
+    }
+
+    fn pick(&mut self, from: &[&'static str]) -> &'static str {
+        from[self.below(from.len())]
+    }
+
+    /// A name of few syllables, few of which are frequent.
+    fn name(&mut self) -> String {
+        let syllables = 2 + self.below(2);
+        // The product of two: small numbers are more frequent.
+        let mut name: String = (0..syllables)
+            .map(|_| {
+                SYLLABLES
+                    [self.below(SYLLABLES.len()) * self.below(SYLLABLES.len()) / SYLLABLES.len()]
+            })
+            .collect();
+        name[..1].make_ascii_uppercase();
+        name
+    }
+
+    fn sentence(&mut self, film: &str, positive: bool) -> String {
+        let negated = self.below(4) == 0;
+        let words = if positive == negated { &BAD } else { &GOOD };
+        let (word, other) = (self.pick(words), self.pick(words));
+        let degree = self.pick(&DEGREES);
+        let part = self.pick(&PARTS);
+        let not = if negated { "n't" } else { "" };
+        let name = self.name();
+        let watched = self.pick(&WATCHED);
+        let stars = 1 + self.below(4) + if positive { 5 } else { 0 };
+        match self.below(12) {
+            0 => format!("The {part} is{not} {degree}{word}."),
+            1 => format!("{watched}, and the {part} was{not} {word} or {other}."),
+            2 => format!(
+                "I do{not} think that \"{film}\" is {degree}{word}; its {part} was{not} {other}."
+            ),
+            3 => format!("{name}'s {part} is{not} {word}!!!"),
+            4 => match negated {
+                true => format!("NOT {}, just not {word} at all.", word.to_uppercase()),
+                false => format!(
+                    "{}, just {degree}{word} - {word}, {word}, {word}!",
+                    word.to_uppercase()
+                ),
+            },
+            5 => format!("{stars}/10 from me, the {part} (by {name}) was{not} {word}."),
+            6 => format!(
+                "See http://www.{}.com/{}.html: the {part} is{not} {word}.",
+                film.to_lowercase(),
+                self.below(90)
+            ),
+            7 => format!(
+                "{watched}. {name} was{not} {word}, {} {name} {other}.",
+                if negated { "nor was" } else { "and so was" }
+            ),
+            8 => match negated {
+                true => format!("Was it {word}? Nooooo. The {part} wasn't {other} either."),
+                false => format!("Was it {word}? Yesssss. The {part} was {other}, too :)"),
+            },
+            9 => format!(
+                "It's{} {word} for ${}, is{not} it?",
+                if negated { " not" } else { "" },
+                3 + self.below(20)
+            ),
+            10 => format!("Mr. {name} and the {part} of {film} are{not} {degree}{word}..."),
+            _ => format!(
+                "The {part} had{not} been {word} since {}, & the {} was{not} {other}.",
+                1960 + self.below(60),
+                self.pick(&PARTS)
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_the_same_each_time_and_differ() {
+        let reviews = Reviews::new(4);
+        assert_eq!(reviews.review(true, 3), reviews.review(true, 3));
+        assert_ne!(reviews.review(true, 3), reviews.review(true, 4));
+        assert_ne!(reviews.review(true, 3), reviews.review(false, 3));
+        let pairs: Vec<_> = (0..100).map(|index| reviews.pair(index)).collect();
+        let same = pairs.iter().filter(|(.., same)| *same).count();
+        assert!((30..70).contains(&same), "{same}");
+        assert!(pairs.iter().all(|(first, second, _)| first != second));
+    }
+}
