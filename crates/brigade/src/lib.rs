@@ -64,6 +64,8 @@ pub use brigade_schedule as schedule;
 pub use brigade_torch as torch;
 pub use brigade_track as track;
 pub use brigade_train as train;
+#[cfg(feature = "text")]
+pub use brigade_text as text;
 #[cfg(feature = "vision")]
 pub use brigade_vision as vision;
 pub use brigade_world as world;
