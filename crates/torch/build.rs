@@ -14,6 +14,7 @@ const UNITS: [(&str, &[&str]); 3] = [
             "norm.cpp",
             "norm_relu.cpp",
             "max_pool.cpp",
+            "cross_entropy.cpp",
             "flat.cpp",
             "optimizer.cpp",
             "precision.cpp",

@@ -306,6 +306,17 @@ pub(crate) mod ffi {
         keep: f64,
     }
 
+    struct CrossEntropyOptions {
+        ignore_index: i64,
+        label_smoothing: f64,
+        mean: bool,
+    }
+
+    struct CrossEntropyLoss {
+        loss: UniquePtr<Tensor>,
+        count: i64,
+    }
+
     struct ProfilerOptions {
         cuda: bool,
         shapes: bool,
@@ -364,6 +375,7 @@ pub(crate) mod ffi {
         include!("brigade-torch/cpp/store.h");
         include!("brigade-torch/cpp/group.h");
         include!("brigade-torch/cpp/reducer.h");
+        include!("brigade-torch/cpp/cross_entropy.h");
         include!("brigade-torch/cpp/optimizer.h");
         include!("brigade-torch/cpp/precision.h");
         include!("brigade-torch/cpp/reproducible.h");
@@ -629,6 +641,19 @@ pub(crate) mod ffi {
             stride: &[i64; 2],
             padding: &[i64; 2],
         ) -> Result<UniquePtr<Tensor>>;
+
+        fn cross_entropy(
+            logits: &Tensor,
+            targets: &Tensor,
+            options: &CrossEntropyOptions,
+        ) -> Result<CrossEntropyLoss>;
+        fn linear_cross_entropy(
+            hidden: &Tensor,
+            weight: &Tensor,
+            bias: &[TensorRef<'_>],
+            targets: &Tensor,
+            options: &CrossEntropyOptions,
+        ) -> Result<CrossEntropyLoss>;
 
         type LossFlag;
         fn new_loss_flag(parameters: &[TensorRef<'_>]) -> Result<UniquePtr<LossFlag>>;

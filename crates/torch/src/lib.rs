@@ -10,6 +10,7 @@ mod backend;
 mod bridge;
 mod check;
 mod collective;
+mod cross_entropy;
 mod device_memory;
 mod dtype;
 mod error;
@@ -49,6 +50,9 @@ pub use autograd::{
 pub use backend::{Backend, GlooDevice};
 pub use check::Desync;
 pub use collective::ReduceOp;
+pub use cross_entropy::{
+    CrossEntropyLoss, CrossEntropyOptions, cross_entropy, linear_cross_entropy,
+};
 pub use device_memory::DeviceMemory;
 pub use dtype::{dtype_of, kind_of, tensor_from_bytes};
 pub use error::{CollectiveError, Error, Fault, says_out_of_memory};

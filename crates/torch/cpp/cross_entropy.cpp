@@ -1,0 +1,461 @@
+#include "brigade-torch/src/bridge.rs.h"
+
+#include "exponential.h"
+#include "native_bf16.h"
+
+#include <ATen/ATen.h>
+#include <ATen/OpMathType.h>
+#include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <vector>
+
+namespace brigade {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// Logits that exist at a time, at most, but for this many rows: fewer would make the products slow, which
+// read the whole weight and its gradient for each chunk.
+constexpr int64_t kMostLogitBytes = int64_t{128} << 20;
+constexpr int64_t kFewestRows = 128;
+// Sums that go side by side, so that they are vectors.
+constexpr int64_t kLossLanes = 32;
+
+// What a row's logits become: its loss, and its gradient where that is wanted.
+struct RowLoss {
+  double smoothing; // of the targets
+  double scale; // of the gradient
+};
+
+template <typename T>
+struct Computed {
+  using type = float;
+};
+template <>
+struct Computed<double> {
+  using type = double;
+};
+
+// One row: logits in, gradient out, which may be the same memory; null where no gradient is wanted.
+template <typename T, typename C = typename Computed<T>::type>
+BRIGADE_EVERY_CPU double row_loss(
+    const T* logits, int64_t classes, int64_t target, const RowLoss& how, T* gradient) {
+  C most[kLossLanes];
+  std::fill(most, most + kLossLanes, -std::numeric_limits<C>::infinity());
+  const int64_t whole = classes - classes % kLossLanes;
+  for (int64_t at = 0; at < whole; at += kLossLanes) {
+    for (int64_t lane = 0; lane < kLossLanes; ++lane) {
+      const C value = static_cast<C>(logits[at + lane]);
+      most[lane] = value > most[lane] ? value : most[lane];
+    }
+  }
+  C largest = *std::max_element(most, most + kLossLanes);
+  for (int64_t at = whole; at < classes; ++at) {
+    largest = std::max(largest, static_cast<C>(logits[at]));
+  }
+  // Lanes of the whole row would lose digits in a row of many classes: a part is added up in double.
+  constexpr int64_t kPart = 64 * kLossLanes;
+  const bool smooth = how.smoothing > 0;
+  double sum = 0, plain_sum = 0;
+  for (int64_t part = 0; part < whole; part += kPart) {
+    C sums[kLossLanes] = {}, plain[kLossLanes] = {};
+    const int64_t end = std::min(part + kPart, whole);
+    for (int64_t at = part; at < end; at += kLossLanes) {
+      for (int64_t lane = 0; lane < kLossLanes; ++lane) {
+        sums[lane] += exponential(static_cast<C>(logits[at + lane]) - largest);
+      }
+    }
+    if (smooth) {
+      for (int64_t at = part; at < end; at += kLossLanes) {
+        for (int64_t lane = 0; lane < kLossLanes; ++lane) {
+          plain[lane] += static_cast<C>(logits[at + lane]);
+        }
+      }
+    }
+    for (int64_t lane = 0; lane < kLossLanes; ++lane) {
+      sum += sums[lane];
+      plain_sum += plain[lane];
+    }
+  }
+  for (int64_t at = whole; at < classes; ++at) {
+    sum += exponential(static_cast<C>(logits[at]) - largest);
+    plain_sum += static_cast<C>(logits[at]);
+  }
+  const double log_sum = static_cast<double>(largest) + std::log(sum);
+  double loss = log_sum - (1 - how.smoothing) * static_cast<double>(static_cast<C>(logits[target]));
+  if (smooth) {
+    loss -= how.smoothing / static_cast<double>(classes) * plain_sum;
+  }
+  if (gradient != nullptr) {
+    const C at_target = static_cast<C>(logits[target]);
+    const C factor = static_cast<C>(how.scale / sum);
+    const C less = static_cast<C>(how.scale * how.smoothing / static_cast<double>(classes));
+    for (int64_t at = 0; at < classes; ++at) {
+      gradient[at] =
+          static_cast<T>(exponential(static_cast<C>(logits[at]) - largest) * factor - less);
+    }
+    const double share = std::exp(static_cast<double>(at_target) - static_cast<double>(largest)) / sum;
+    gradient[target] = static_cast<T>(
+        how.scale * (share - how.smoothing / static_cast<double>(classes) - (1 - how.smoothing)));
+  }
+  return loss;
+}
+
+template <typename T>
+double loss_of_rows(
+    const at::Tensor& logits, const at::Tensor& targets, const RowLoss& how,
+    const at::Tensor& gradient) {
+  const int64_t rows = logits.size(0), classes = logits.size(1);
+  const T* from = logits.const_data_ptr<T>();
+  const int64_t* target = targets.const_data_ptr<int64_t>();
+  T* to = gradient.defined() ? gradient.mutable_data_ptr<T>() : nullptr;
+  std::vector<double> losses(rows);
+  at::parallel_for(0, rows, std::max<int64_t>(1, 32768 / classes), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      losses[row] = row_loss(
+          from + row * classes, classes, target[row], how,
+          to == nullptr ? nullptr : to + row * classes);
+    }
+  });
+  double loss = 0;
+  for (const double of_row : losses) {
+    loss += of_row;
+  }
+  return loss;
+}
+
+// The sum of the losses of contiguous logits [rows, classes], a scalar. The gradient, where it is defined, is
+// filled, and may be the logits.
+at::Tensor loss_and_gradient(
+    const at::Tensor& logits, const at::Tensor& targets, const RowLoss& how, at::Tensor gradient) {
+  const auto wide = at::toOpMathType(logits.scalar_type());
+  if (logits.device().is_cpu()) {
+    double loss = 0;
+    AT_DISPATCH_FLOATING_TYPES_AND2(
+        at::kBFloat16, at::kHalf, logits.scalar_type(), "cross_entropy", [&] {
+          loss = loss_of_rows<scalar_t>(logits, targets, how, gradient);
+        });
+    return at::scalar_tensor(loss, at::TensorOptions().dtype(at::kDouble));
+  }
+  auto logs = at::log_softmax(logits, 1, wide);
+  const auto places = targets.unsqueeze(1);
+  auto loss = logs.gather(1, places).sum(at::kDouble) * -(1 - how.smoothing);
+  const double less = how.smoothing / static_cast<double>(logits.size(1));
+  if (how.smoothing > 0) {
+    loss = loss - logs.sum(at::kDouble) * less;
+  }
+  if (gradient.defined()) {
+    logs.exp_();
+    if (less > 0) {
+      logs.sub_(less);
+    }
+    logs.scatter_add_(1, places, at::full_like(places, -(1 - how.smoothing), logs.options()));
+    gradient.copy_(logs.mul_(how.scale));
+  }
+  return loss;
+}
+
+// The rows that count, and what their targets are.
+struct Counted {
+  at::Tensor targets; // [count]
+  at::Tensor places; // of them, undefined where all rows count
+  int64_t count = 0;
+
+  Counted(const at::Tensor& all, int64_t classes, int64_t ignored) {
+    const auto flat = all.reshape({-1}).contiguous();
+    if (flat.numel() == 0) {
+      targets = flat;
+      return;
+    }
+    const auto counts = flat.ne(ignored);
+    const auto checked = flat.where(counts, at::zeros({}, flat.options()));
+    // One message from a GPU.
+    const auto found = at::stack({counts.sum(), checked.min(), checked.max()}).cpu();
+    const int64_t* facts = found.const_data_ptr<int64_t>();
+    count = facts[0];
+    const auto wrong = facts[1] < 0 ? facts[1] : facts[2];
+    TORCH_CHECK_VALUE(
+        count == 0 || (wrong >= 0 && wrong < classes), "target ", wrong,
+        " is none of the classes 0 to ", classes - 1, ", nor ignore_index (", ignored, ")");
+    if (count == flat.numel()) {
+      targets = flat;
+    } else {
+      places = counts.nonzero().squeeze(1);
+      targets = flat.index_select(0, places);
+    }
+  }
+
+  at::Tensor of(const at::Tensor& rows) const {
+    return (places.defined() ? rows.index_select(0, places) : rows).contiguous();
+  }
+
+  // Rows of counted targets among rows of zeros.
+  at::Tensor among_all(const at::Tensor& rows, int64_t all) const {
+    if (!places.defined()) {
+      return rows;
+    }
+    auto out = at::zeros({all, rows.size(1)}, rows.options());
+    return out.index_copy_(0, places, rows);
+  }
+};
+
+RowLoss row_loss_of(const CrossEntropyOptions& options, const Counted& counted) {
+  const bool divide = options.mean && counted.count > 0;
+  return {options.label_smoothing, divide ? 1 / static_cast<double>(counted.count) : 1};
+}
+
+at::Tensor reduced(
+    const at::Tensor& sum, const CrossEntropyOptions& options, const Counted& counted,
+    const at::TensorOptions& like) {
+  // 0 / 0 is NaN, as in libtorch.
+  const auto loss = options.mean ? sum / static_cast<double>(counted.count) : sum;
+  return loss.to(like.dtype(at::toOpMathType(like.dtype().toScalarType())));
+}
+
+// What the backward needs: gradients of the loss, made in the forward, which it gives away.
+void keep(AutogradContext* context, std::vector<std::optional<at::Tensor>> gradients) {
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (gradients[i]) {
+      context->saved_data[std::to_string(i)] = *std::move(gradients[i]);
+    }
+  }
+}
+
+variable_list give(
+    AutogradContext* context, const char* name, size_t inputs, const at::Tensor& upstream) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !at::GradMode::is_enabled(), name,
+      " has no gradients of gradients (create_graph): compute logits and cross_entropy apart for them");
+  auto& kept = context->saved_data;
+  TORCH_CHECK(
+      kept.erase("spent") == 0, name,
+      " was already differentiated: its gradients are made in the forward and given away by the first "
+      "backward; compute the loss again for a second one (retain_graph does not keep them)");
+  variable_list out(inputs);
+  for (size_t i = 0; i < inputs; ++i) {
+    const auto found = kept.find(std::to_string(i));
+    if (found != kept.end()) {
+      out[i] = std::move(found->second).toTensor();
+    }
+  }
+  kept.clear();
+  kept["spent"] = true;
+  const bool is_one = upstream.device().is_cpu() && upstream.item<double>() == 1;
+  if (!is_one) {
+    for (auto& gradient : out) {
+      if (gradient.defined()) {
+        gradient.mul_(upstream);
+      }
+    }
+  }
+  return out;
+}
+
+struct CrossEntropy : public torch::autograd::Function<CrossEntropy> {
+  static constexpr auto kName = "cross_entropy";
+
+  static at::Tensor forward(
+      AutogradContext* context, const at::Tensor& logits, const Counted& counted,
+      const CrossEntropyOptions& options, bool wanted) {
+    RECORD_FUNCTION("brigade::cross_entropy", {});
+    const auto flat = logits.reshape({-1, logits.size(-1)});
+    const auto rows = counted.of(flat);
+    const auto gradient = wanted ? at::empty_like(rows) : at::Tensor();
+    auto sum = at::zeros({}, rows.options().dtype(at::kDouble));
+    if (counted.count > 0) {
+      sum = loss_and_gradient(rows, counted.targets, row_loss_of(options, counted), gradient);
+    }
+    if (wanted) {
+      keep(context, {counted.among_all(gradient, flat.size(0)).view_as(logits)});
+    }
+    return reduced(sum, options, counted, logits.options());
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    auto out = give(context, kName, 1, gradients[0]);
+    out.resize(4);
+    return out;
+  }
+};
+
+struct LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> {
+  static constexpr auto kName = "linear_cross_entropy";
+
+  // `compute_weight` is the weight in the type of the products.
+  static at::Tensor forward(
+      AutogradContext* context, const at::Tensor& hidden, const at::Tensor& weight,
+      const std::optional<at::Tensor>& bias, const at::Tensor& compute_weight,
+      const Counted& counted, const CrossEntropyOptions& options,
+      const std::array<bool, 3>& wanted) {
+    RECORD_FUNCTION("brigade::linear_cross_entropy", {});
+    // The types are chosen.
+    c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    const auto type = compute_weight.scalar_type();
+    const auto sum_type = at::toOpMathType(type);
+    const int64_t classes = weight.size(0), width = weight.size(1);
+    const auto flat = hidden.reshape({-1, width});
+    const auto rows = counted.of(flat).to(type);
+    const auto compute_bias = bias ? bias->to(type) : at::Tensor();
+    const auto how = row_loss_of(options, counted);
+    const bool any = wanted[0] || wanted[1] || wanted[2];
+
+    const auto options_of = [&](at::ScalarType dtype) { return rows.options().dtype(dtype); };
+    at::Tensor of_hidden, of_weight, of_bias;
+    if (wanted[0]) {
+      of_hidden = at::empty({counted.count, width}, options_of(type));
+    }
+    if (wanted[2]) {
+      of_bias = at::zeros({classes}, options_of(sum_type));
+    }
+    auto sum = at::zeros({}, options_of(at::kDouble));
+    const int64_t most = std::max(
+        kFewestRows,
+        kMostLogitBytes / static_cast<int64_t>(std::max<int64_t>(1, classes) * c10::elementSize(type)));
+    const int64_t chunks = (counted.count + most - 1) / most;
+    const int64_t of_chunk = chunks == 0 ? 0 : (counted.count + chunks - 1) / chunks;
+    // The first chunk is as large as any.
+    const auto memory = at::empty({of_chunk, classes}, options_of(type));
+    for (int64_t begin = 0; begin < counted.count; begin += of_chunk) {
+      const int64_t size = std::min(of_chunk, counted.count - begin);
+      const auto in = rows.narrow(0, begin, size);
+      auto logits = memory.narrow(0, 0, size);
+      if (compute_bias.defined()) {
+        at::addmm_out(logits, compute_bias, in, compute_weight.t());
+      } else {
+        at::mm_out(logits, in, compute_weight.t());
+      }
+      sum += loss_and_gradient(
+          logits, counted.targets.narrow(0, begin, size), how, any ? logits : at::Tensor());
+      if (wanted[0]) {
+        auto out = of_hidden.narrow(0, begin, size);
+        at::mm_out(out, logits, compute_weight);
+      }
+      if (wanted[1]) {
+        if (!of_weight.defined()) {
+          of_weight = at::mm(logits.t(), in);
+        } else if (type == sum_type) {
+          of_weight.addmm_(logits.t(), in);
+        } else {
+          of_weight = of_weight.to(sum_type).add_(at::mm(logits.t(), in));
+        }
+      }
+      if (wanted[2]) {
+        of_bias.add_(logits.sum(0, /*keepdim=*/false, sum_type));
+      }
+    }
+    if (wanted[0]) {
+      of_hidden = counted.among_all(of_hidden.to(hidden.scalar_type()), flat.size(0)).view(hidden.sizes());
+    }
+    if (wanted[1]) {
+      of_weight = of_weight.defined() ? of_weight.to(weight.scalar_type()) : at::zeros_like(weight);
+    }
+    if (wanted[2]) {
+      of_bias = of_bias.to(bias->scalar_type());
+    }
+    const auto kept = [&](size_t i, at::Tensor& gradient) {
+      return wanted[i] ? std::optional(std::move(gradient)) : std::nullopt;
+    };
+    keep(context, {kept(0, of_hidden), kept(1, of_weight), kept(2, of_bias)});
+    return reduced(sum, options, counted, hidden.options());
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    auto out = give(context, kName, 3, gradients[0]);
+    out.resize(7);
+    return out;
+  }
+};
+
+void check_targets(
+    const at::Tensor& targets, const at::Tensor& rows, const CrossEntropyOptions& options) {
+  TORCH_CHECK_VALUE(
+      targets.scalar_type() == at::kLong, "targets are ", targets.scalar_type(), ", expected Int64");
+  TORCH_CHECK_VALUE(
+      targets.sizes() == rows.sizes().slice(0, rows.dim() - 1), "targets are ", targets.sizes(),
+      ", expected one for each row of ", rows.sizes());
+  TORCH_CHECK_VALUE(
+      targets.device() == rows.device(), "targets are on ", targets.device(), ", the rows on ",
+      rows.device());
+  TORCH_CHECK_VALUE(
+      options.label_smoothing >= 0 && options.label_smoothing <= 1, "label_smoothing is ",
+      options.label_smoothing, ", expected 0 to 1");
+}
+
+void check_rows(const char* name, const at::Tensor& rows) {
+  TORCH_CHECK_VALUE(
+      rows.layout() == at::kStrided && at::isFloatingType(rows.scalar_type()) && rows.dim() > 0,
+      name, " is ", rows.sizes(), " of ", rows.scalar_type(), ", expected rows of floats");
+}
+
+CrossEntropyLoss handed_over(at::Tensor loss, const Counted& counted) {
+  return {std::make_unique<Tensor>(std::move(loss)), counted.count};
+}
+
+} // namespace
+
+CrossEntropyLoss cross_entropy(
+    const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& options) {
+  check_rows("logits", logits);
+  check_targets(targets, logits, options);
+  const Counted counted(targets, logits.size(-1), options.ignore_index);
+  const bool wanted = at::GradMode::is_enabled() && logits.requires_grad();
+  return handed_over(CrossEntropy::apply(logits, counted, options, wanted), counted);
+}
+
+CrossEntropyLoss linear_cross_entropy(
+    const Tensor& hidden,
+    const Tensor& weight,
+    rust::Slice<const TensorRef> bias,
+    const Tensor& targets,
+    const CrossEntropyOptions& options) {
+  check_rows("hidden", hidden);
+  check_rows("weight", weight);
+  check_targets(targets, hidden, options);
+  const auto offset = optional_handle(bias);
+  TORCH_CHECK_VALUE(
+      weight.dim() == 2 && weight.size(1) == hidden.size(-1) && weight.device() == hidden.device(),
+      "weight is ", weight.sizes(), " (", weight.device(), "), expected [classes, ", hidden.size(-1),
+      "] on ", hidden.device());
+  TORCH_CHECK_VALUE(
+      !offset ||
+          (offset->dim() == 1 && offset->size(0) == weight.size(0) &&
+           offset->device() == hidden.device() && at::isFloatingType(offset->scalar_type())),
+      "bias is ", offset->sizes(), " of ", offset->scalar_type(), ", expected [", weight.size(0),
+      "] floats on ", hidden.device());
+  const auto device = hidden.device();
+  auto type = hidden.scalar_type();
+  const bool casts = at::autocast::is_autocast_enabled(device.type()) && type != at::kDouble;
+  if (casts) {
+    type = at::autocast::get_autocast_dtype(device.type());
+  } else {
+    TORCH_CHECK_VALUE(
+        weight.scalar_type() == type && (!offset || offset->scalar_type() == type),
+        "hidden is ", type, ", weight ", weight.scalar_type(),
+        ": expected one type outside of autocast");
+  }
+  type = product_type(type, device);
+  const Counted counted(targets, weight.size(0), options.ignore_index);
+  const bool records = at::GradMode::is_enabled();
+  const std::array<bool, 3> wanted{
+      records && hidden.requires_grad(), records && weight.requires_grad(),
+      records && offset && offset->requires_grad()};
+  // Here, where gradients are recorded: autocast keeps the copy for others, who may need its history.
+  const auto compute_weight = casts && type != at::kFloat
+      ? at::autocast::cached_cast(type, weight, device.type()).detach()
+      : weight.detach().to(type);
+  return handed_over(
+      LinearCrossEntropy::apply(hidden, weight, offset, compute_weight, counted, options, wanted),
+      counted);
+}
+
+} // namespace brigade

@@ -1,0 +1,131 @@
+//! Cross-entropy over many classes, in less memory.
+
+use tch::{Reduction, Tensor};
+
+use crate::bridge::{borrow, borrow_optional, ffi, own};
+use crate::error::Error;
+
+/// What [`cross_entropy`] and [`linear_cross_entropy`] leave out, smooth, and make one number of.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CrossEntropyOptions {
+    /// Rows with this target add nothing, and have no gradient.
+    pub ignore_index: i64,
+    /// The part of a target that is spread over all classes, from 0 to 1.
+    pub label_smoothing: f64,
+    /// `Sum` or `Mean`, which divides by the number of rows that count.
+    pub reduction: Reduction,
+}
+
+impl Default for CrossEntropyOptions {
+    /// PyTorch's: −100, 0, and the mean.
+    fn default() -> Self {
+        Self { ignore_index: -100, label_smoothing: 0.0, reduction: Reduction::Mean }
+    }
+}
+
+impl CrossEntropyOptions {
+    fn for_libtorch(&self, operation: &str) -> Result<ffi::CrossEntropyOptions, Error> {
+        let Self { ignore_index, label_smoothing, reduction } = *self;
+        let mean = match reduction {
+            Reduction::Mean => true,
+            Reduction::Sum => false,
+            other => {
+                return Err(Error::InvalidArgument(format!(
+                    "{operation}: expected the reduction Mean or Sum, found {other:?}"
+                )));
+            }
+        };
+        Ok(ffi::CrossEntropyOptions { ignore_index, label_smoothing, mean })
+    }
+}
+
+/// A loss and how many targets are in it.
+#[derive(Debug)]
+pub struct CrossEntropyLoss {
+    /// A number: float64 for rows of float64, else float32.
+    pub loss: Tensor,
+    /// Targets other than `ignore_index`: the weight of this batch among others.
+    pub count: i64,
+}
+
+impl From<ffi::CrossEntropyLoss> for CrossEntropyLoss {
+    fn from(found: ffi::CrossEntropyLoss) -> Self {
+        Self { loss: own(found.loss), count: found.count }
+    }
+}
+
+/// Computes the cross-entropy of logits `[…, classes]` and targets `[…]` of int64, as
+/// [torch.nn.functional.cross_entropy](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.cross_entropy.html)
+/// with classes last.
+///
+/// The forward makes the gradient, once and for the rows that count: beside the logits there is one tensor
+/// of their size, where libtorch has three. The backward gives it away: there is one backward of a loss,
+/// also with `retain_graph`, and none of its gradients. Sums are made in float64, and results do not depend
+/// on the number of threads.
+///
+/// Without a target that counts, the sum is 0, the mean NaN, and the gradients are 0.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for another reduction; [`Error::Libtorch`] with [`crate::Fault::Invalid`] for a
+/// target that is no class, and for shapes and kinds that do not fit.
+///
+/// ```
+/// use brigade_torch::{CrossEntropyOptions, Device, Kind, Tensor, cross_entropy};
+/// let logits = Tensor::zeros([2, 3, 8], (Kind::Float, Device::Cpu));
+/// let targets = Tensor::from_slice(&[0_i64, 1, 7, -100, 2, -100]).view([2, 3]);
+/// let found = cross_entropy(&logits, &targets, &CrossEntropyOptions::default())?;
+/// assert_eq!(found.count, 4);
+/// assert!((found.loss.double_value(&[]) - 8_f64.ln()).abs() < 1e-6);
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+pub fn cross_entropy(
+    logits: &Tensor,
+    targets: &Tensor,
+    options: &CrossEntropyOptions,
+) -> Result<CrossEntropyLoss, Error> {
+    let options = options.for_libtorch("cross_entropy")?;
+    ffi::cross_entropy(borrow(logits), borrow(targets), &options)
+        .map(Into::into)
+        .map_err(|error| Error::libtorch("cross_entropy", &error))
+}
+
+/// Computes [`cross_entropy`] of the logits `hidden · weightᵀ + bias` without having them all: the head of a
+/// language model.
+///
+/// `hidden` is `[…, width]`, `weight` `[classes, width]`, `bias` `[classes]`, `targets` `[…]` of int64. It goes
+/// through chunks of rows with 128 MiB of logits at most (128 rows at least), and makes in the forward the
+/// gradients of those of `hidden`, `weight` and `bias` that want one. Rows whose target is `ignore_index` are
+/// left out of the products: with 15 % of the tokens masked, the head costs 15 %.
+///
+/// Under autocast the products are in its type, as a linear layer's, and all else in float32; gradients have
+/// the types of what they belong to, and that of a float32 weight is added up in float32. Outside of autocast
+/// `hidden`, `weight` and `bias` are of one kind. On processors without instructions for 16-bit products these
+/// are computed in float32, several times faster and more exactly.
+///
+/// # Errors
+/// As [`cross_entropy`].
+///
+/// ```
+/// use brigade_torch::{CrossEntropyOptions, Device, Kind, Tensor, linear_cross_entropy};
+/// let hidden = Tensor::randn([2, 5, 16], (Kind::Float, Device::Cpu));
+/// let weight = Tensor::randn([100, 16], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+/// let targets = Tensor::randint(100, [2, 5], (Kind::Int64, Device::Cpu));
+/// let found =
+///     linear_cross_entropy(&hidden, &weight, None, &targets, &CrossEntropyOptions::default())?;
+/// found.loss.backward();
+/// assert_eq!(weight.grad().size(), [100, 16]);
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+pub fn linear_cross_entropy(
+    hidden: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    targets: &Tensor,
+    options: &CrossEntropyOptions,
+) -> Result<CrossEntropyLoss, Error> {
+    let options = options.for_libtorch("linear_cross_entropy")?;
+    let (hidden, weight, targets) = (borrow(hidden), borrow(weight), borrow(targets));
+    ffi::linear_cross_entropy(hidden, weight, &borrow_optional(bias), targets, &options)
+        .map(Into::into)
+        .map_err(|error| Error::libtorch("linear_cross_entropy", &error))
+}
