@@ -1,1 +1,27 @@
 //! Texts as batches of tensors, on one process or many, and the Learners that train on them.
+
+mod collate;
+mod documents;
+mod error;
+mod labelled;
+mod labels;
+mod language_model;
+mod packing;
+mod padding;
+mod sequences;
+mod sorted;
+mod stream;
+
+pub use collate::{
+    MaskedTokens, Sequence, SequenceBatch, SequenceCollator, SequenceLabel, align_labels,
+    words_of_offsets,
+};
+pub use documents::{Backwards, Documents, Subset};
+pub use error::{Error, Result};
+pub use labelled::LabelledTexts;
+pub use labels::{Categories, IGNORED};
+pub use language_model::LanguageModelData;
+pub use packing::{Blocks, PackedBatch, PackedTexts};
+pub use padding::{Padding, Side};
+pub use sequences::{SequenceData, Sequences};
+pub use sorted::{LengthGrouped, SortedSampler};

@@ -1,0 +1,383 @@
+//! Sequences of tokens as batches for transformers, as Hugging Face's collators make them.
+
+use brigade_data::{Batch, DataError, from_vec};
+use brigade_torch::{Kind, Tensor};
+
+use crate::{IGNORED, Side};
+
+mod masked;
+mod words;
+
+pub use masked::MaskedTokens;
+pub use words::{align_labels, words_of_offsets};
+
+/// The tokens of a text, or of a pair of texts, as a transformer takes them.
+///
+/// ```
+/// use brigade_text::{Sequence, SequenceLabel};
+///
+/// let pair = Sequence::new(vec![101, 7592, 102, 2088, 102])
+///     .type_ids(vec![0, 0, 0, 1, 1])
+///     .special(vec![true, false, true, false, true])
+///     .label(SequenceLabel::Class(1));
+/// assert_eq!(pair.ids.len(), 5);
+/// ```
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Sequence {
+    /// The numbers of the tokens.
+    pub ids: Vec<i64>,
+    /// Which text of a pair each token is of.
+    pub type_ids: Option<Vec<i64>>,
+    /// Whether each token is one that the tokenizer has added, such as `[CLS]`.
+    pub special: Option<Vec<bool>>,
+    /// The number of the word that each token is a part of; `None` for one that is of no word.
+    pub words: Option<Vec<Option<u32>>>,
+    /// What the sequence is labelled with.
+    pub label: Option<SequenceLabel>,
+}
+
+/// What a sequence is labelled with.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SequenceLabel {
+    /// The number of its class: `i64 [rows]` in a batch.
+    Class(i64),
+    /// A number: `f32 [rows]` in a batch.
+    Number(f32),
+    /// Several numbers, or 0 and 1 for several classes: `f32 [rows, n]` in a batch.
+    Numbers(Vec<f32>),
+    /// A class for each token: `i64 [rows, tokens]` in a batch, -100 where there is padding. See [`align_labels`].
+    Tokens(Vec<i64>),
+}
+
+impl Sequence {
+    /// Takes the numbers of tokens.
+    #[must_use]
+    pub fn new(ids: Vec<i64>) -> Self {
+        Self { ids, ..Self::default() }
+    }
+
+    /// Sets which text of a pair each token is of.
+    #[must_use]
+    pub fn type_ids(mut self, type_ids: Vec<i64>) -> Self {
+        self.type_ids = Some(type_ids);
+        self
+    }
+
+    /// Sets whether each token is one that the tokenizer has added.
+    #[must_use]
+    pub fn special(mut self, special: Vec<bool>) -> Self {
+        self.special = Some(special);
+        self
+    }
+
+    /// Sets the number of the word that each token is a part of.
+    #[must_use]
+    pub fn words(mut self, words: Vec<Option<u32>>) -> Self {
+        self.words = Some(words);
+        self
+    }
+
+    /// Sets what the sequence is labelled with.
+    #[must_use]
+    pub fn label(mut self, label: SequenceLabel) -> Self {
+        self.label = Some(label);
+        self
+    }
+
+    /// Refuses lists that have not one element for each token.
+    fn check(&self, position: usize) -> Result<(), DataError> {
+        let tokens = self.ids.len();
+        let lengths = [
+            ("type ids", self.type_ids.as_ref().map(Vec::len)),
+            ("marks of special tokens", self.special.as_ref().map(Vec::len)),
+            ("words", self.words.as_ref().map(Vec::len)),
+            (
+                "labels",
+                match &self.label {
+                    Some(SequenceLabel::Tokens(labels)) => Some(labels.len()),
+                    _ => None,
+                },
+            ),
+        ];
+        match lengths.into_iter().find(|(_, len)| len.is_some_and(|len| len != tokens)) {
+            None => Ok(()),
+            Some((what, len)) => Err(DataError::Unfit {
+                message: format!(
+                    "sequence {position} of the batch has {tokens} tokens and {} {what}: give one for each token",
+                    len.unwrap_or_default()
+                ),
+            }),
+        }
+    }
+}
+
+/// A batch of sequences. It is a struct for loops of one's own; for a Learner, [`masked`](Self::masked) and
+/// [`typed`](Self::typed) make the tuples that its models take.
+#[derive(Batch, Debug)]
+#[batch(crate = "brigade_data")]
+pub struct SequenceBatch {
+    /// The numbers of the tokens: `i64 [rows, tokens]`.
+    pub input_ids: Tensor,
+    /// 1 for a token and 0 for padding: `i64 [rows, tokens]`.
+    pub attention_mask: Tensor,
+    /// Which text of a pair each token is of: `i64 [rows, tokens]`.
+    pub token_type_ids: Option<Tensor>,
+    /// What the sequences are labelled with: see [`SequenceLabel`].
+    pub labels: Option<Tensor>,
+}
+
+impl SequenceBatch {
+    /// Gives up `((input_ids, attention_mask), labels)`.
+    #[must_use]
+    pub fn masked(self) -> ((Tensor, Tensor), Option<Tensor>) {
+        ((self.input_ids, self.attention_mask), self.labels)
+    }
+
+    /// Gives up `((input_ids, attention_mask, token_type_ids), labels)`; type ids are 0 where there were none.
+    ///
+    /// # Errors
+    /// When libtorch fails.
+    pub fn typed(self) -> Result<((Tensor, Tensor, Tensor), Option<Tensor>), DataError> {
+        let types = match self.token_type_ids {
+            Some(types) => types,
+            None => self.input_ids.f_zeros_like()?,
+        };
+        Ok(((self.input_ids, self.attention_mask, types), self.labels))
+    }
+}
+
+/// Makes batches of sequences: pads them to one length, and makes targets of their own tokens where asked to.
+///
+/// ```
+/// use brigade_text::{Sequence, SequenceCollator};
+///
+/// let sequences = [Sequence::new(vec![5, 6, 7]), Sequence::new(vec![8])];
+/// let batch = SequenceCollator::new(0).multiple_of(4).causal().collate(&sequences, &[])?;
+/// assert_eq!(batch.input_ids, tch::Tensor::from_slice2(&[[5i64, 6, 7, 0], [8, 0, 0, 0]]));
+/// assert_eq!(batch.attention_mask, tch::Tensor::from_slice2(&[[1i64, 1, 1, 0], [1, 0, 0, 0]]));
+/// let labels = tch::Tensor::from_slice2(&[[5i64, 6, 7, -100], [8, -100, -100, -100]]);
+/// assert_eq!(batch.labels, Some(labels));
+/// # Ok::<(), brigade_data::DataError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct SequenceCollator {
+    pad_id: i64,
+    pad_type_id: i64,
+    side: Side,
+    length: Option<usize>,
+    multiple_of: usize,
+    objective: Objective,
+}
+
+/// Where targets come from.
+#[derive(Clone, Debug)]
+enum Objective {
+    Given,
+    Causal,
+    Masked(MaskedTokens),
+}
+
+impl SequenceCollator {
+    /// Pads after the tokens to the longest sequence of a batch, with this token: `DataCollatorWithPadding`, and with
+    /// [`SequenceLabel::Tokens`] `DataCollatorForTokenClassification`.
+    #[must_use]
+    pub fn new(pad_id: i64) -> Self {
+        Self {
+            pad_id,
+            pad_type_id: 0,
+            side: Side::Right,
+            length: None,
+            multiple_of: 1,
+            objective: Objective::Given,
+        }
+    }
+
+    /// Sets the side of the padding.
+    #[must_use]
+    pub fn side(mut self, side: Side) -> Self {
+        self.side = side;
+        self
+    }
+
+    /// Sets the type id of padding (0).
+    #[must_use]
+    pub fn pad_type_id(mut self, id: i64) -> Self {
+        self.pad_type_id = id;
+        self
+    }
+
+    /// Pads to this length in place of the longest sequence's: `padding="max_length"`. A longer sequence is an error.
+    #[must_use]
+    pub fn max_length(mut self, tokens: usize) -> Self {
+        self.length = Some(tokens);
+        self
+    }
+
+    /// Rounds lengths up to a multiple of this: `pad_to_multiple_of`, for tensor cores (8), or to have few shapes.
+    #[must_use]
+    pub fn multiple_of(mut self, tokens: usize) -> Self {
+        self.multiple_of = tokens.max(1);
+        self
+    }
+
+    /// Makes the tokens themselves the labels, and -100 of padding: `DataCollatorForLanguageModeling(mlm=False)`. As
+    /// there, labels are not shifted: the loss compares a prediction with the next label. Other than there, only
+    /// padding is left out and not every token with the number of the padding's, so that a model whose padding is
+    /// the token for the end learns to end.
+    #[must_use]
+    pub fn causal(mut self) -> Self {
+        self.objective = Objective::Causal;
+        self
+    }
+
+    /// Hides tokens and makes them the labels: `DataCollatorForLanguageModeling`.
+    #[must_use]
+    pub fn masked(mut self, masked: MaskedTokens) -> Self {
+        self.objective = Objective::Masked(masked);
+        self
+    }
+
+    /// Makes a batch of sequences, with a seed for each where tokens are hidden.
+    ///
+    /// # Errors
+    /// [`DataError::EmptyBatch`] without a sequence, [`DataError::Collate`] when only some have type ids or they are
+    /// labelled otherwise, [`DataError::Unfit`] for a sequence that is too long or whose lists do not fit.
+    pub fn collate(
+        &self,
+        sequences: &[Sequence],
+        seeds: &[u64],
+    ) -> Result<SequenceBatch, DataError> {
+        for (position, sequence) in sequences.iter().enumerate() {
+            sequence.check(position)?;
+        }
+        match &self.objective {
+            Objective::Given => self.join(sequences),
+            Objective::Causal => {
+                let label = |sequence: &Sequence| {
+                    let label = Some(SequenceLabel::Tokens(sequence.ids.clone()));
+                    Sequence { label, ..sequence.clone() }
+                };
+                self.join(&sequences.iter().map(label).collect::<Vec<_>>())
+            }
+            Objective::Masked(masked) => {
+                if seeds.len() != sequences.len() {
+                    let message = format!(
+                        "{} seeds were given for {} sequences whose tokens are to be hidden: give one for each",
+                        seeds.len(),
+                        sequences.len()
+                    );
+                    return Err(DataError::Unfit { message });
+                }
+                let pairs = sequences.iter().zip(seeds);
+                let hidden = pairs.map(|(sequence, seed)| masked.hide(sequence, *seed));
+                self.join(&hidden.collect::<Result<Vec<_>, _>>()?)
+            }
+        }
+    }
+
+    fn join(&self, sequences: &[Sequence]) -> Result<SequenceBatch, DataError> {
+        let longest = sequences.iter().map(|sequence| sequence.ids.len()).max();
+        let longest = longest.ok_or(DataError::EmptyBatch)?;
+        let width = self.length.unwrap_or(longest).next_multiple_of(self.multiple_of);
+        if longest > width {
+            return Err(DataError::Unfit {
+                message: format!(
+                    "a sequence of {longest} tokens does not fit in {width}: let the tokenizer cut texts, or raise \
+                     max_length"
+                ),
+            });
+        }
+        let table = |pad: i64, row: &dyn Fn(&Sequence) -> Option<Vec<i64>>| {
+            let mut cells = Vec::with_capacity(sequences.len() * width);
+            for (position, sequence) in sequences.iter().enumerate() {
+                let Some(row) = row(sequence) else {
+                    let (expected, found) = ("type ids or labels".to_owned(), "none".to_owned());
+                    return Err(DataError::Collate { position, expected, found });
+                };
+                let padding = width - row.len();
+                if self.side == Side::Left {
+                    cells.extend(std::iter::repeat_n(pad, padding));
+                }
+                cells.extend(row);
+                if self.side == Side::Right {
+                    cells.extend(std::iter::repeat_n(pad, padding));
+                }
+            }
+            Ok(from_vec(cells, &[sequences.len() as i64, width as i64])?)
+        };
+        let typed = sequences.iter().any(|sequence| sequence.type_ids.is_some());
+        let types = typed.then(|| table(self.pad_type_id, &|sequence| sequence.type_ids.clone()));
+        let of_tokens = |sequence: &Sequence| match &sequence.label {
+            Some(SequenceLabel::Tokens(labels)) => Some(labels.clone()),
+            _ => None,
+        };
+        let labels = match sequences.first().and_then(|first| first.label.as_ref()) {
+            Some(SequenceLabel::Tokens(_)) => Some(table(IGNORED, &of_tokens)?),
+            _ => labels(sequences)?,
+        };
+        Ok(SequenceBatch {
+            input_ids: table(self.pad_id, &|sequence| Some(sequence.ids.clone()))?,
+            attention_mask: table(0, &|sequence| Some(vec![1; sequence.ids.len()]))?,
+            token_type_ids: types.transpose()?,
+            labels,
+        })
+    }
+}
+
+/// Joins labels of whole sequences.
+fn labels(sequences: &[Sequence]) -> Result<Option<Tensor>, DataError> {
+    let rows = sequences.len() as i64;
+    let (mut classes, mut numbers, mut widths) = (Vec::new(), Vec::new(), Vec::new());
+    let mut kinds = Vec::with_capacity(sequences.len());
+    for sequence in sequences {
+        kinds.push(match &sequence.label {
+            None => "no label",
+            Some(SequenceLabel::Class(class)) => {
+                classes.push(*class);
+                "a class"
+            }
+            Some(SequenceLabel::Number(number)) => {
+                numbers.push(*number);
+                "a number"
+            }
+            Some(SequenceLabel::Numbers(row)) => {
+                numbers.extend_from_slice(row);
+                widths.push(row.len());
+                "several numbers"
+            }
+            Some(SequenceLabel::Tokens(_)) => "a class for each token",
+        });
+    }
+    let first = kinds.first().copied().unwrap_or_default();
+    if let Some(position) = kinds.iter().position(|kind| *kind != first) {
+        let (expected, found) = (first.to_owned(), kinds[position].to_owned());
+        return Err(DataError::Collate { position, expected, found });
+    }
+    let width = widths.first().copied().unwrap_or_default();
+    if let Some(position) = widths.iter().position(|other| *other != width) {
+        let (expected, found) =
+            (format!("{width} numbers"), format!("{} numbers", widths[position]));
+        return Err(DataError::Collate { position, expected, found });
+    }
+    Ok(match first {
+        "a class" => Some(from_vec(classes, &[rows])?),
+        "a number" => Some(from_vec(numbers, &[rows])?),
+        "several numbers" => Some(from_vec(numbers, &[rows, width as i64])?),
+        _ => None,
+    })
+}
+
+/// Which tokens of packed rows see each other: `bool [rows, 1, tokens, tokens]`, true where the token of the third
+/// dimension sees that of the last one. Tokens see those of their own sequence, and with `causal` none after them;
+/// padding, whose number is 0, sees itself, so that no row of a softmax is empty.
+pub(crate) fn block_mask(sequence_ids: &Tensor, causal: bool) -> Result<Tensor, DataError> {
+    let (of_rows, of_columns) = (sequence_ids.f_unsqueeze(-1)?, sequence_ids.f_unsqueeze(1)?);
+    let mut same = of_rows.f_eq_tensor(&of_columns)?.f_logical_and(&of_rows.f_ne(0)?)?;
+    if causal {
+        same = same.f_tril(0)?;
+    }
+    let tokens = sequence_ids.size().last().copied().unwrap_or_default();
+    let itself = Tensor::f_eye(tokens, (Kind::Bool, sequence_ids.device()))?;
+    Ok(same.f_logical_or(&itself)?.f_unsqueeze(1)?)
+}

@@ -1,0 +1,146 @@
+//! Masked language modelling.
+
+use brigade_data::DataError;
+use brigade_plan::stream;
+use rand_pcg::rand_core::Rng;
+
+use super::{Sequence, SequenceLabel};
+use crate::IGNORED;
+
+/// Hides tokens for a model to find, as BERT was trained: of those that are not special, each is chosen with a
+/// probability of 15 %; of the chosen ones 80 % become the mask's token, 10 % any token and 10 % stay. Labels are the
+/// chosen tokens as they were, and -100 for the others.
+///
+/// What is chosen follows from the loader's seed, the epoch and the sample, so it is new in each epoch and the same
+/// with any number of threads and ranks.
+#[derive(Clone, Debug)]
+pub struct MaskedTokens {
+    mask_id: i64,
+    vocabulary: usize,
+    special: Vec<i64>,
+    probability: f64,
+    masked: f64,
+    random: f64,
+    whole_words: bool,
+}
+
+impl MaskedTokens {
+    /// Takes the number of the mask's token, the number of tokens in the vocabulary and the numbers of the special
+    /// tokens, which count where a sequence does not say itself which of its tokens are special.
+    ///
+    /// # Errors
+    /// [`DataError::Options`] for an empty vocabulary.
+    pub fn new(
+        mask_id: i64,
+        vocabulary: usize,
+        special: impl Into<Vec<i64>>,
+    ) -> Result<Self, DataError> {
+        if vocabulary == 0 {
+            let message = "a vocabulary without a token has none to hide others behind".to_owned();
+            return Err(DataError::Options { message });
+        }
+        let (special, probability, masked, random) = (special.into(), 0.15, 0.8, 0.1);
+        Ok(Self { mask_id, vocabulary, special, probability, masked, random, whole_words: false })
+    }
+
+    /// Sets the probability with which a token is chosen (0.15).
+    ///
+    /// # Errors
+    /// [`DataError::Options`] when it is not from 0 to 1.
+    pub fn probability(mut self, probability: f64) -> Result<Self, DataError> {
+        if !(0.0..=1.0).contains(&probability) {
+            let message = format!(
+                "tokens cannot be hidden with a probability of {probability}, expected 0 to 1"
+            );
+            return Err(DataError::Options { message });
+        }
+        self.probability = probability;
+        Ok(self)
+    }
+
+    /// Sets the shares of the chosen tokens that become the mask's token (0.8) and any token (0.1); the others stay.
+    ///
+    /// # Errors
+    /// [`DataError::Options`] when one is below 0, or both are above 1 together.
+    pub fn shares(mut self, masked: f64, random: f64) -> Result<Self, DataError> {
+        if !(masked >= 0.0 && random >= 0.0 && masked + random <= 1.0) {
+            let message = format!(
+                "shares of {masked} and {random} of the chosen tokens cannot be replaced, expected 0 to 1 together"
+            );
+            return Err(DataError::Options { message });
+        }
+        (self.masked, self.random) = (masked, random);
+        Ok(self)
+    }
+
+    /// Chooses words and not tokens, all of whose tokens become the mask's: `DataCollatorForWholeWordMask`. Sequences
+    /// must know their [`words`](Sequence::words); see [`words_of_offsets`](super::words_of_offsets).
+    #[must_use]
+    pub fn whole_words(mut self, whole: bool) -> Self {
+        self.whole_words = whole;
+        self
+    }
+
+    /// Hides tokens of a sequence; its labels are the hidden ones.
+    pub(super) fn hide(&self, sequence: &Sequence, seed: u64) -> Result<Sequence, DataError> {
+        let mut random = Draw(stream(seed, &[]));
+        let mut hidden = sequence.clone();
+        let mut labels = vec![IGNORED; sequence.ids.len()];
+        let mut word = None;
+        let mut word_is_chosen = false;
+        for (place, (id, label)) in hidden.ids.iter_mut().zip(&mut labels).enumerate() {
+            let special = match &sequence.special {
+                Some(special) => special.get(place).copied().unwrap_or_default(),
+                None => self.special.contains(id),
+            };
+            let chosen = if self.whole_words {
+                let Some(words) = &sequence.words else {
+                    return Err(DataError::Unfit {
+                        message: "whole words are to be hidden, and a sequence does not know its words: set them, \
+                                  as words_of_offsets finds them"
+                            .to_owned(),
+                    });
+                };
+                let of = words.get(place).copied().flatten().filter(|_| !special);
+                if of != word {
+                    word = of;
+                    word_is_chosen = of.is_some() && random.chance(self.probability);
+                }
+                word_is_chosen && of.is_some()
+            } else {
+                !special && random.chance(self.probability)
+            };
+            if !chosen {
+                continue;
+            }
+            *label = *id;
+            let share = if self.whole_words { 0.0 } else { random.share() };
+            if self.whole_words || share < self.masked {
+                *id = self.mask_id;
+            } else if share < self.masked + self.random {
+                *id = random.below(self.vocabulary);
+            }
+        }
+        hidden.label = Some(SequenceLabel::Tokens(labels));
+        Ok(hidden)
+    }
+}
+
+/// Random numbers of one sample.
+struct Draw<R>(R);
+
+impl<R: Rng> Draw<R> {
+    /// A number from 0 up to 1.
+    fn share(&mut self) -> f64 {
+        (self.0.next_u64() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    fn chance(&mut self, probability: f64) -> bool {
+        self.share() < probability
+    }
+
+    /// A number below a bound, each equally likely but for less than 2^-40.
+    fn below(&mut self, bound: usize) -> i64 {
+        ((u128::from(self.0.next_u64()) * bound as u128) >> 64) as i64
+    }
+}

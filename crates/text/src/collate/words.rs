@@ -1,0 +1,72 @@
+//! Words and their tokens.
+
+use brigade_data::DataError;
+
+use crate::IGNORED;
+
+/// Gives each token the label of its word, for the classification of tokens: -100 for tokens of no word, and for those
+/// of a word after its first one unless `all_tokens`.
+///
+/// ```
+/// use brigade_text::align_labels;
+///
+/// let words = [None, Some(0), Some(1), Some(1), None]; // [CLS] Hugging Fa ##ce [SEP]
+/// assert_eq!(align_labels(&words, &[3, 4], false)?, [-100, 3, 4, -100, -100]);
+/// assert_eq!(align_labels(&words, &[3, 4], true)?, [-100, 3, 4, 4, -100]);
+/// # Ok::<(), brigade_data::DataError>(())
+/// ```
+///
+/// # Errors
+/// [`DataError::Unfit`] for a word without a label.
+pub fn align_labels(
+    words: &[Option<u32>],
+    labels: &[i64],
+    all_tokens: bool,
+) -> Result<Vec<i64>, DataError> {
+    let mut previous = None;
+    let label = |word: &Option<u32>| {
+        let first = *word != previous;
+        previous = *word;
+        let Some(word) = word else { return Ok(IGNORED) };
+        let label = labels.get(*word as usize).ok_or_else(|| DataError::Unfit {
+            message: format!(
+                "word {word} has no label, {} were given: give one for each word of the text",
+                labels.len()
+            ),
+        })?;
+        Ok(if first || all_tokens { *label } else { IGNORED })
+    };
+    words.iter().map(label).collect()
+}
+
+/// Finds words by the places of tokens in their text: a token that begins where the one before it ends is of its word,
+/// so that `don't` is one word however many tokens it has. It is the rule by which Hugging Face hides whole words;
+/// special tokens are of none.
+///
+/// ```
+/// use brigade_text::words_of_offsets;
+///
+/// let offsets = [(0, 0), (0, 2), (2, 5), (6, 7), (0, 0)]; // [CLS] un ##der a [SEP]
+/// let special = [true, false, false, false, true];
+/// let words = words_of_offsets(&offsets, &special);
+/// assert_eq!(words, [None, Some(0), Some(0), Some(1), None]);
+/// ```
+#[must_use]
+pub fn words_of_offsets(offsets: &[(usize, usize)], special: &[bool]) -> Vec<Option<u32>> {
+    let mut words = Vec::with_capacity(offsets.len());
+    let mut count = 0;
+    let mut end_of_word = None;
+    for (&(start, end), &special) in offsets.iter().zip(special) {
+        if special {
+            end_of_word = None;
+            words.push(None);
+            continue;
+        }
+        if end_of_word != Some(start) {
+            count += 1;
+        }
+        end_of_word = Some(end);
+        words.push(Some(count - 1));
+    }
+    words
+}

@@ -1,0 +1,107 @@
+//! Texts with labels as batches.
+
+use std::fmt;
+
+use brigade_data::{BatchContext, BatchedDataset, Collate, DataError};
+use brigade_torch::{Tensor, TensorTree};
+
+use crate::documents::read_whole;
+use crate::{Documents, Padding};
+
+/// Texts with a label each as batches `(ids [rows, longest] of i64, labels)`: what a classifier of texts trains on.
+///
+/// Labels are what the labels of samples become by [`Collate`]: `i64` for a class gives `i64 [rows]`, `Vec<f32>` for
+/// several classes or numbers `f32 [rows, n]`, and `Option<i64>` that is `None` no labels.
+///
+/// Rows are as long as the longest of their batch, so texts of about one length should be batched together: see
+/// [`SortedSampler`](crate::SortedSampler).
+///
+/// ```
+/// use brigade_data::DataLoader;
+/// use brigade_text::{LabelledTexts, Padding, SortedSampler};
+///
+/// let texts = vec![vec![2i64, 9], vec![2, 8, 7, 6, 5], vec![2], vec![2, 4, 3]];
+/// let data = LabelledTexts::new(texts, vec![0i64, 1, 1, 0], Padding::chunks(2))?;
+/// let sampler = SortedSampler::longest_first(data.lengths());
+/// let loader = DataLoader::new(data).batch_size(2).sampler(sampler);
+/// let batches = loader.iter().collect::<Result<Vec<_>, _>>()?;
+/// assert_eq!(batches[0].0, tch::Tensor::from_slice2(&[[2i64, 8, 7, 6, 5], [1, 1, 2, 4, 3]]));
+/// assert_eq!(batches[1].1, tch::Tensor::from_slice(&[0i64, 1]));
+/// # Ok::<(), brigade_data::DataError>(())
+/// ```
+pub struct LabelledTexts<D, L> {
+    documents: D,
+    labels: Vec<L>,
+    padding: Padding,
+}
+
+impl<D: Documents, L> LabelledTexts<D, L> {
+    /// Takes texts and a label for each.
+    ///
+    /// # Errors
+    /// [`DataError::Unfit`] when there are not as many labels as texts, or a text has no token.
+    pub fn new(documents: D, labels: Vec<L>, padding: Padding) -> Result<Self, DataError> {
+        let texts = documents.len();
+        if labels.len() != texts {
+            let message =
+                format!("{} labels were given for {texts} texts: give one for each", labels.len());
+            return Err(DataError::Unfit { message });
+        }
+        if let Some(empty) = (0..texts).find(|text| documents.tokens(*text) == 0) {
+            let message = format!(
+                "text {empty} of {texts} has no token, and a row of padding alone tells a model nothing: leave it out, \
+                 or let the tokenizer mark the beginning of each text"
+            );
+            return Err(DataError::Unfit { message });
+        }
+        Ok(Self { documents, labels, padding })
+    }
+
+    /// Returns the number of tokens of each text: what [`SortedSampler`](crate::SortedSampler) and
+    /// [`LengthGrouped`](crate::LengthGrouped) take.
+    #[must_use]
+    pub fn lengths(&self) -> Vec<usize> {
+        (0..self.documents.len()).map(|text| self.documents.tokens(text)).collect()
+    }
+
+    /// Returns the label of each text.
+    #[must_use]
+    pub fn labels(&self) -> &[L] {
+        &self.labels
+    }
+}
+
+impl<D, L> BatchedDataset for LabelledTexts<D, L>
+where
+    D: Documents,
+    L: Collate + Send + Sync,
+    (Tensor, L::Batch): TensorTree + Send + 'static,
+{
+    type Batch = (Tensor, L::Batch);
+
+    fn num_samples(&self) -> usize {
+        self.labels.len()
+    }
+
+    fn batch(&self, indices: &[usize], _: &BatchContext) -> Result<Self::Batch, DataError> {
+        let mut texts = Vec::with_capacity(indices.len());
+        let mut labels = Vec::with_capacity(indices.len());
+        for &index in indices {
+            let mut ids = Vec::new();
+            read_whole(&self.documents, index, &mut ids)?;
+            texts.push(ids);
+            labels.extend(self.labels.get(index));
+        }
+        Ok((self.padding.tensor(&texts)?, L::collate(&labels)?))
+    }
+}
+
+impl<D: fmt::Debug, L> fmt::Debug for LabelledTexts<D, L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LabelledTexts")
+            .field("documents", &self.documents)
+            .field("labels", &self.labels.len())
+            .field("padding", &self.padding)
+            .finish()
+    }
+}

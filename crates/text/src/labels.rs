@@ -1,0 +1,114 @@
+//! What texts are labelled with.
+
+use std::collections::{BTreeSet, HashMap};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result};
+
+/// The target that losses and metrics leave out, as in PyTorch.
+pub const IGNORED: i64 = -100;
+
+/// The names of classes and their numbers: fastai's `CategoryMap`.
+///
+/// ```
+/// use brigade_text::Categories;
+///
+/// let classes = Categories::of(["pos", "neg", "pos"])?;
+/// assert_eq!(classes.names(), ["neg", "pos"]);
+/// assert_eq!(classes.number("pos")?, 1);
+/// let error = classes.number("neutral").unwrap_err().to_string();
+/// assert!(error.starts_with("the label \"neutral\" is not among the classes neg, pos"));
+/// # Ok::<(), brigade_text::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Vec<String>", into = "Vec<String>")]
+pub struct Categories {
+    names: Vec<String>,
+    numbers: HashMap<String, i64>,
+}
+
+impl Categories {
+    /// Takes the labels of texts: their names, sorted, each once.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when there is none.
+    pub fn of<S: Into<String>>(labels: impl IntoIterator<Item = S>) -> Result<Self> {
+        let names: BTreeSet<String> = labels.into_iter().map(Into::into).collect();
+        Self::new(names)
+    }
+
+    /// Takes names in their order.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when there is none, or one twice.
+    pub fn new<S: Into<String>>(names: impl IntoIterator<Item = S>) -> Result<Self> {
+        let names: Vec<String> = names.into_iter().map(Into::into).collect();
+        let mut numbers = HashMap::with_capacity(names.len());
+        for (name, number) in names.iter().zip(0..) {
+            if numbers.insert(name.clone(), number).is_some() {
+                return Err(Error::InvalidArgument(format!(
+                    "the class {name:?} is there twice; give each name once"
+                )));
+            }
+        }
+        if names.is_empty() {
+            return Err(Error::InvalidArgument(
+                "there is no class: none of the texts has a label; look at the column or the folders of the labels"
+                    .to_owned(),
+            ));
+        }
+        Ok(Self { names, numbers })
+    }
+
+    /// Returns the names, by number.
+    #[must_use]
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Returns the number of a class.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a name that is not among the classes.
+    pub fn number(&self, label: &str) -> Result<i64> {
+        self.numbers.get(label).copied().ok_or_else(|| {
+            let some: Vec<&str> = self.names.iter().take(10).map(String::as_str).collect();
+            let more = if self.names.len() > some.len() { ", …" } else { "" };
+            Error::InvalidArgument(format!(
+                "the label {label:?} is not among the classes {}{more}: put a text of it among those to train with, \
+                 or give the classes",
+                some.join(", ")
+            ))
+        })
+    }
+
+    /// Returns a row of 0 and 1 for each class, 1 for those of `labels`.
+    ///
+    /// # Errors
+    /// As [`number`](Self::number).
+    pub fn row<'a>(&self, labels: impl IntoIterator<Item = &'a str>) -> Result<Vec<f32>> {
+        let mut row = vec![0.0; self.names.len()];
+        for label in labels {
+            let number = self.number(label)?;
+            if let Some(cell) = row.get_mut(number as usize) {
+                *cell = 1.0;
+            }
+        }
+        Ok(row)
+    }
+}
+
+impl TryFrom<Vec<String>> for Categories {
+    type Error = Error;
+
+    fn try_from(names: Vec<String>) -> Result<Self> {
+        Self::new(names)
+    }
+}
+
+impl From<Categories> for Vec<String> {
+    fn from(categories: Categories) -> Self {
+        categories.names
+    }
+}

@@ -1,0 +1,93 @@
+//! Texts of several lengths as one tensor.
+
+use brigade_data::{DataError, from_vec};
+use brigade_torch::Tensor;
+use serde::{Deserialize, Serialize};
+
+/// The end of a row at which padding is put.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Side {
+    /// Before the tokens.
+    Left,
+    /// After the tokens.
+    #[default]
+    Right,
+}
+
+/// How texts are brought to one length.
+///
+/// ```
+/// use brigade_text::{Padding, Side};
+///
+/// assert_eq!(Padding::at(Side::Right).pad(&[7, 8], 5), [7, 8, 1, 1, 1]); // fastai's pad_input
+/// assert_eq!(Padding::chunks(2).pad(&[7, 8], 5), [1, 1, 7, 8, 1]); // fastai's pad_chunk
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Padding {
+    side: Side,
+    chunk: Option<usize>,
+    id: i64,
+}
+
+impl Padding {
+    /// Pads at one side, with the token 1: fastai's `pad_input`.
+    #[must_use]
+    pub fn at(side: Side) -> Self {
+        Self { side, chunk: None, id: 1 }
+    }
+
+    /// Pads with whole chunks of `seq_len` tokens before a text and with what is left after it, with the token 1:
+    /// fastai's `pad_chunk` and `Pad_Chunk`, as a classifier that reads `seq_len` tokens at a time takes them (72), so
+    /// that texts end in one chunk and none begins with padding.
+    #[must_use]
+    pub fn chunks(seq_len: usize) -> Self {
+        Self { side: Side::Left, chunk: Some(seq_len.max(1)), id: 1 }
+    }
+
+    /// Sets the number of the token that fills rows up.
+    #[must_use]
+    pub fn id(mut self, id: i64) -> Self {
+        self.id = id;
+        self
+    }
+
+    /// Returns the number of the token that fills rows up.
+    #[must_use]
+    pub fn pad_id(&self) -> i64 {
+        self.id
+    }
+
+    /// Makes a text as long as `length`; a longer one stays as it is.
+    #[must_use]
+    pub fn pad(&self, ids: &[i64], length: usize) -> Vec<i64> {
+        let mut row = Vec::with_capacity(length);
+        self.append(ids, length, &mut row);
+        row
+    }
+
+    fn append(&self, ids: &[i64], length: usize, rows: &mut Vec<i64>) {
+        let (start, missing) = (rows.len(), length.saturating_sub(ids.len()));
+        let before = match (self.side, self.chunk) {
+            (Side::Right, _) => 0,
+            (Side::Left, None) => missing,
+            (Side::Left, Some(chunk)) => missing / chunk * chunk,
+        };
+        rows.resize(start + before, self.id);
+        rows.extend_from_slice(ids);
+        rows.resize(start + ids.len() + missing, self.id);
+    }
+
+    /// Makes a tensor `[texts, longest]` of `i64`.
+    ///
+    /// # Errors
+    /// [`DataError::EmptyBatch`] for no text.
+    pub fn tensor<T: AsRef<[i64]>>(&self, texts: &[T]) -> Result<Tensor, DataError> {
+        let longest = texts.iter().map(|text| text.as_ref().len()).max();
+        let longest = longest.ok_or(DataError::EmptyBatch)?;
+        let mut rows = Vec::with_capacity(texts.len() * longest);
+        texts.iter().for_each(|text| self.append(text.as_ref(), longest, &mut rows));
+        Ok(from_vec(rows, &[texts.len() as i64, longest as i64])?)
+    }
+}

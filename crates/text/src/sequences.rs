@@ -1,0 +1,105 @@
+//! Sequences as a data set.
+
+use std::fmt;
+use std::sync::Arc;
+
+use brigade_data::{BatchContext, BatchedDataset, DataError};
+
+use crate::{Sequence, SequenceBatch, SequenceCollator};
+
+/// Sequences of tokens by number: in memory, or made when they are asked for.
+pub trait Sequences: fmt::Debug + Send + Sync {
+    /// Returns the number of sequences.
+    fn len(&self) -> usize;
+
+    /// Whether there is no sequence.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns the number of tokens of each sequence: what samplers that group by length take.
+    fn lengths(&self) -> Vec<usize>;
+
+    /// Returns a sequence.
+    ///
+    /// # Errors
+    /// When there is none of this number, or it cannot be read.
+    fn get(&self, index: usize) -> Result<Sequence, DataError>;
+}
+
+impl Sequences for Vec<Sequence> {
+    fn len(&self) -> usize {
+        self.as_slice().len()
+    }
+
+    fn lengths(&self) -> Vec<usize> {
+        self.iter().map(|sequence| sequence.ids.len()).collect()
+    }
+
+    fn get(&self, index: usize) -> Result<Sequence, DataError> {
+        let len = self.as_slice().len();
+        self.as_slice().get(index).cloned().ok_or(DataError::Index { index, len })
+    }
+}
+
+impl<S: Sequences + ?Sized> Sequences for Arc<S> {
+    fn len(&self) -> usize {
+        (**self).len()
+    }
+
+    fn lengths(&self) -> Vec<usize> {
+        (**self).lengths()
+    }
+
+    fn get(&self, index: usize) -> Result<Sequence, DataError> {
+        (**self).get(index)
+    }
+}
+
+/// Sequences and how they are made batches, as a data set of [`SequenceBatch`]es.
+///
+/// ```
+/// use brigade_data::{BatchedDataset, DataLoader};
+/// use brigade_text::{LengthGrouped, Sequence, SequenceCollator, SequenceData, Sequences};
+///
+/// let texts: Vec<Sequence> = (1..40).map(|n| Sequence::new(vec![7; n])).collect();
+/// let sampler = LengthGrouped::new(texts.lengths(), 8, 42);
+/// let data = SequenceData::new(texts, SequenceCollator::new(0).causal());
+/// for batch in &DataLoader::new(data).batch_size(8).sampler(sampler).threads(1) {
+///     let batch = batch?;
+///     assert_eq!(batch.input_ids.size(), batch.attention_mask.size());
+/// }
+/// // For a Learner whose model takes tokens and mask:
+/// let texts = vec![Sequence::new(vec![1, 2]), Sequence::new(vec![3])];
+/// let data = SequenceData::new(texts, SequenceCollator::new(0).causal()).map(|batch, _| Ok(batch.masked()));
+/// # let _ = DataLoader::new(data);
+/// # Ok::<(), brigade_data::DataError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct SequenceData<S> {
+    sequences: S,
+    collator: SequenceCollator,
+}
+
+impl<S: Sequences> SequenceData<S> {
+    /// Takes sequences and what makes batches of them.
+    #[must_use]
+    pub fn new(sequences: S, collator: SequenceCollator) -> Self {
+        Self { sequences, collator }
+    }
+}
+
+impl<S: Sequences> BatchedDataset for SequenceData<S> {
+    type Batch = SequenceBatch;
+
+    fn num_samples(&self) -> usize {
+        self.sequences.len()
+    }
+
+    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<SequenceBatch, DataError> {
+        let sequences = indices.iter().map(|index| self.sequences.get(*index));
+        let sequences = sequences.collect::<Result<Vec<_>, _>>()?;
+        let seeds: Vec<u64> = indices.iter().map(|index| context.sample_seed(*index)).collect();
+        self.collator.collate(&sequences, &seeds)
+    }
+}
