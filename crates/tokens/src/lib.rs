@@ -1,11 +1,20 @@
 //! Texts as tokens, without tensors: where texts come from, how they are split, and the numbers that tokens get.
 //!
-//! A [`Tokenizer`] splits a text into a [`TokenList`].
+//! - [`TextSource`]: texts of folders, tables and files of lines.
+//! - [`Tokenizer`]: splits a text into a [`TokenList`]; [`tokenize_all`] does so with all texts of a source.
+//! - [`Vocabulary`]: the numbers of tokens, counted with [`TokenCounts`] and chosen by [`VocabularyOptions`].
 
 mod error;
+mod files;
+mod parallel;
+mod source;
 mod token_list;
 mod tokenizer;
+mod vocabulary;
 
 pub use error::{Error, Result};
+pub use parallel::{ParallelOptions, TokenProgress, tokenize_all};
+pub use source::{CsvOptions, FolderOptions, LinesOptions, TextSource};
 pub use token_list::TokenList;
 pub use tokenizer::Tokenizer;
+pub use vocabulary::{SPECIAL_TOKENS, TokenCounts, Vocabulary, VocabularyOptions};

@@ -66,6 +66,7 @@ impl TokenList {
     }
 
     /// Returns the tokens in order.
+    #[must_use]
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &str> + DoubleEndedIterator {
         (0..self.len()).map(|index| self.get(index).unwrap_or_default())
     }

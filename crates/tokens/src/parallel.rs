@@ -1,0 +1,342 @@
+//! Many texts at once, on several threads.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use crate::source::Unread;
+use crate::{Error, Result, TextSource, TokenList, Tokenizer};
+
+/// How many threads split texts, and what is told meanwhile.
+///
+/// ```
+/// use brigade_tokens::{ParallelOptions, Result, TextSource, TokenList, Tokenizer, tokenize_all};
+///
+/// #[derive(Debug)]
+/// struct Words;
+///
+/// impl Tokenizer for Words {
+///     fn tokenize(&self, text: &str, tokens: &mut TokenList) -> Result<()> {
+///         tokens.extend(text.split_whitespace());
+///         Ok(())
+///     }
+///
+///     fn describe(&self) -> serde_json::Value {
+///         "words".into()
+///     }
+/// }
+///
+/// let texts = TextSource::memory(["a fine film", "a bad one"])?;
+/// let mut lengths = Vec::new();
+/// tokenize_all(&Words, &texts, ParallelOptions::new().threads(2), |_, tokens| {
+///     lengths.push(tokens.len());
+///     Ok(())
+/// })?;
+/// assert_eq!(lengths, [3, 3]);
+/// # Ok::<(), brigade_tokens::Error>(())
+/// ```
+pub struct ParallelOptions<'a> {
+    threads: Option<usize>,
+    progress: Option<Box<dyn FnMut(TokenProgress) + 'a>>,
+}
+
+impl std::fmt::Debug for ParallelOptions<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ParallelOptions").field("threads", &self.threads).finish_non_exhaustive()
+    }
+}
+
+impl Default for ParallelOptions<'_> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// How far a corpus is split into tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenProgress {
+    /// Texts that are done.
+    pub texts: usize,
+    /// Texts in all.
+    pub of: usize,
+    /// Bytes of the texts that are done.
+    pub bytes: u64,
+}
+
+impl<'a> ParallelOptions<'a> {
+    /// Takes as many threads as the process may run at the same time.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { threads: None, progress: None }
+    }
+
+    /// Sets the number of threads, 1 at least; several ranks on one host divide its processors among them.
+    #[must_use]
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.threads = Some(threads.max(1));
+        self
+    }
+
+    /// Sets what is told after each piece of the corpus, on the calling thread.
+    #[must_use]
+    pub fn progress(mut self, progress: impl FnMut(TokenProgress) + 'a) -> Self {
+        self.progress = Some(Box::new(progress));
+        self
+    }
+}
+
+/// Splits all texts of a source into tokens, on several threads, and gives each text's number and tokens to `consume`
+/// in the order of the texts, on the calling thread.
+///
+/// Threads read files themselves, and take pieces of 256 KiB or 1,024 texts; at most 4 pieces for each thread are
+/// under way, so that memory does not grow with the corpus when `consume` is slow. The tokens are those of
+/// [`TextSource::texts`]: several fields of a text are one.
+///
+/// # Errors
+/// When a text cannot be read, or the tokenizer refuses it or panics: of several, the first in the order of the texts,
+/// which the error names. `consume` has had all texts before it. An error of `consume` ends the work, too.
+pub fn tokenize_all(
+    tokenizer: &dyn Tokenizer,
+    texts: &TextSource,
+    options: ParallelOptions<'_>,
+    mut consume: impl FnMut(usize, &TokenList) -> Result<()>,
+) -> Result<()> {
+    each_text(
+        texts,
+        options,
+        |text| {
+            let mut tokens = TokenList::new();
+            tokenizer.tokenize(text, &mut tokens)?;
+            Ok(tokens)
+        },
+        |index, tokens| consume(index, &tokens),
+    )
+}
+
+/// Does `work` on all texts on several threads, and gives what it makes of them to `consume` in order.
+pub(crate) fn each_text<T: Send>(
+    texts: &TextSource,
+    mut options: ParallelOptions<'_>,
+    work: impl Fn(&str) -> Result<T> + Sync,
+    mut consume: impl FnMut(usize, T) -> Result<()>,
+) -> Result<()> {
+    let available = || thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let threads = options.threads.unwrap_or_else(available);
+    let (ticket, tickets) = mpsc::channel();
+    for _ in 0..threads * PIECES_PER_THREAD {
+        // The receiver is right here.
+        let _ = ticket.send(());
+    }
+    let feed = Mutex::new(Feed {
+        texts: texts.unread()?,
+        tickets,
+        next_piece: 0,
+        next_text: 0,
+        ended: false,
+    });
+    let worker = Worker { source: texts, feed: &feed, work: &work };
+    thread::scope(|scope| {
+        // Dropped where this closure ends, so that threads that wait for one end, too.
+        let ticket = ticket;
+        let (sender, done) = mpsc::channel();
+        for number in 0..threads {
+            let sender = sender.clone();
+            thread::Builder::new()
+                .name(format!("tokens-{number}"))
+                .spawn_scoped(scope, move || worker.run(&sender))
+                .map_err(|error| {
+                    Error::InvalidArgument(format!(
+                        "cannot start thread {number} of {threads}: {error}"
+                    ))
+                })?;
+        }
+        drop(sender);
+        let mut told = TokenProgress { texts: 0, of: texts.len(), bytes: 0 };
+        for piece in InOrder::of(done) {
+            told.bytes += piece.bytes;
+            for item in piece.made {
+                consume(told.texts, item)?;
+                told.texts += 1;
+            }
+            if let Some(error) = piece.failed {
+                return Err(error);
+            }
+            if let Some(progress) = &mut options.progress {
+                progress(told);
+            }
+            // No thread takes it where all have ended.
+            let _ = ticket.send(());
+        }
+        if told.texts == told.of {
+            return Ok(());
+        }
+        Err(Error::InvalidArgument(format!(
+            "the source gave {} texts and had {} before; it was changed meanwhile",
+            told.texts, told.of
+        )))
+    })
+}
+
+/// The texts that no thread has yet.
+struct Feed<'a> {
+    texts: Box<dyn Iterator<Item = Result<Unread>> + Send + 'a>,
+    /// One for each piece that may be under way.
+    tickets: Receiver<()>,
+    next_piece: u64,
+    next_text: usize,
+    ended: bool,
+}
+
+/// Texts that one thread takes.
+struct Texts {
+    number: u64,
+    first: usize,
+    texts: Vec<Result<Unread>>,
+}
+
+/// What became of them.
+struct Piece<T> {
+    number: u64,
+    made: Vec<T>,
+    bytes: u64,
+    failed: Option<Error>,
+}
+
+impl Feed<'_> {
+    /// Takes a piece; waits until one may be taken.
+    fn next(&mut self) -> Option<Texts> {
+        if self.ended || self.tickets.recv().is_err() {
+            return None;
+        }
+        let (number, first) = (self.next_piece, self.next_text);
+        let (mut texts, mut bytes) = (Vec::new(), 0);
+        while bytes < PIECE_BYTES && texts.len() < PIECE_TEXTS {
+            let Some(text) = self.texts.next() else {
+                self.ended = true;
+                break;
+            };
+            bytes += match &text {
+                Ok(Unread::Fields(fields)) => fields.iter().map(String::len).sum(),
+                Ok(Unread::File(_)) => FILE_BYTES,
+                Err(_) => {
+                    // Nothing after it is of use.
+                    self.ended = true;
+                    PIECE_BYTES
+                }
+            };
+            texts.push(text);
+        }
+        self.next_piece += 1;
+        self.next_text += texts.len();
+        (!texts.is_empty()).then_some(Texts { number, first, texts })
+    }
+}
+
+/// What one thread does.
+struct Worker<'a, 'f, W> {
+    source: &'a TextSource,
+    feed: &'a Mutex<Feed<'f>>,
+    work: &'a W,
+}
+
+impl<W> Clone for Worker<'_, '_, W> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<W> Copy for Worker<'_, '_, W> {}
+
+impl<W> Worker<'_, '_, W> {
+    fn run<T>(self, done: &Sender<Piece<T>>)
+    where
+        W: Fn(&str) -> Result<T>,
+    {
+        loop {
+            let taken = self.feed.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some(texts) = taken else { return };
+            if done.send(self.piece(texts)).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn piece<T>(&self, texts: Texts) -> Piece<T>
+    where
+        W: Fn(&str) -> Result<T>,
+    {
+        let mut made = Vec::with_capacity(texts.texts.len());
+        let (mut bytes, mut failed) = (0, None);
+        for (text, index) in texts.texts.into_iter().zip(texts.first..) {
+            match text.and_then(|text| self.one(text, index)) {
+                Ok((item, length)) => {
+                    made.push(item);
+                    bytes += length as u64;
+                }
+                Err(error) => {
+                    failed = Some(error);
+                    break;
+                }
+            }
+        }
+        Piece { number: texts.number, made, bytes, failed }
+    }
+
+    fn one<T>(&self, text: Unread, index: usize) -> Result<(T, usize)>
+    where
+        W: Fn(&str) -> Result<T>,
+    {
+        let text = self.source.join(text)?;
+        let outcome = catch_unwind(AssertUnwindSafe(|| (self.work)(&text)));
+        let outcome = outcome.unwrap_or_else(|panic| Err(Error::Panicked(message(&*panic))));
+        outcome.map(|item| (item, text.len())).map_err(|source| Error::Text {
+            name: self.source.name(index),
+            source: Box::new(source),
+        })
+    }
+}
+
+/// What a panic said.
+pub(crate) fn message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("it gave no reason")
+        .to_owned()
+}
+
+/// Pieces in the order of their numbers.
+struct InOrder<T> {
+    done: Receiver<Piece<T>>,
+    waiting: BTreeMap<u64, Piece<T>>,
+    next: u64,
+}
+
+impl<T> InOrder<T> {
+    fn of(done: Receiver<Piece<T>>) -> Self {
+        Self { done, waiting: BTreeMap::new(), next: 0 }
+    }
+}
+
+impl<T> Iterator for InOrder<T> {
+    type Item = Piece<T>;
+
+    fn next(&mut self) -> Option<Piece<T>> {
+        loop {
+            if let Some(piece) = self.waiting.remove(&self.next) {
+                self.next += 1;
+                return Some(piece);
+            }
+            let piece = self.done.recv().ok()?;
+            self.waiting.insert(piece.number, piece);
+        }
+    }
+}
+
+const PIECES_PER_THREAD: usize = 4;
+const PIECE_BYTES: usize = 256 << 10;
+const PIECE_TEXTS: usize = 1024;
+/// What a file of a text is taken to have before it is read.
+const FILE_BYTES: usize = 2 << 10;

@@ -1,0 +1,313 @@
+//! Where texts come from.
+
+mod folder;
+mod lines;
+mod memory;
+mod table;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+pub use self::folder::FolderOptions;
+pub use self::lines::LinesOptions;
+pub use self::table::CsvOptions;
+use crate::files::io_error;
+use crate::{Error, Result};
+
+/// Texts in an order, with their labels and whether they are to validate with, where the source tells.
+///
+/// Texts are read when they are asked for; memory holds labels, names and places of texts.
+///
+/// ```
+/// use brigade_tokens::TextSource;
+///
+/// # let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("reviews.csv");
+/// std::fs::write(&path, "label,text,is_valid\npos,A fine film,False\nneg,A bad one,True\n")?;
+/// let reviews = TextSource::csv(&path)?;
+/// assert_eq!(reviews.texts()?.collect::<Result<Vec<_>, _>>()?, ["A fine film", "A bad one"]);
+/// assert_eq!(reviews.labels().unwrap(), ["pos", "neg"]);
+/// assert_eq!(reviews.is_valid().unwrap(), [false, true]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct TextSource {
+    reader: Box<dyn Reader>,
+    len: usize,
+    fields: usize,
+    mark_fields: bool,
+    labels: Option<Vec<String>>,
+    is_valid: Option<Vec<bool>>,
+}
+
+/// What gives the texts of a source.
+trait Reader: fmt::Debug + Send + Sync {
+    /// Gives all texts, in order.
+    fn read_all(&self) -> Result<Box<dyn Iterator<Item = Result<Unread>> + Send + '_>>;
+
+    /// Gives one text, by a number below the source's length.
+    fn read(&self, index: usize) -> Result<Unread>;
+
+    /// Says which text this is: its file, its row.
+    fn name(&self, index: usize) -> String;
+}
+
+/// A text that is there, or a file that has it, which a thread of its own may read.
+pub(crate) enum Unread {
+    Fields(Vec<String>),
+    File(PathBuf),
+}
+
+impl Unread {
+    /// Reads the text's fields.
+    pub(crate) fn fields(self) -> Result<Vec<String>> {
+        match self {
+            Self::Fields(fields) => Ok(fields),
+            Self::File(path) => read_utf8(&path).map(|text| vec![text]),
+        }
+    }
+}
+
+/// What a reader found of the source as a whole.
+struct Found {
+    len: usize,
+    fields: usize,
+    labels: Option<Vec<String>>,
+    is_valid: Option<Vec<bool>>,
+}
+
+impl TextSource {
+    fn new(reader: impl Reader + 'static, found: Found) -> Self {
+        let Found { len, fields, labels, is_valid } = found;
+        Self { reader: Box::new(reader), len, fields, mark_fields: fields > 1, labels, is_valid }
+    }
+
+    /// Takes texts that are in memory.
+    ///
+    /// # Errors
+    /// When there are none.
+    pub fn memory<T: Into<String>>(texts: impl IntoIterator<Item = T>) -> Result<Self> {
+        Self::rows(texts.into_iter().map(|text| [text]))
+    }
+
+    /// Takes texts of several fields each, as pairs of sentences are.
+    ///
+    /// # Errors
+    /// When there are none.
+    pub fn rows<T: Into<String>, const FIELDS: usize>(
+        rows: impl IntoIterator<Item = [T; FIELDS]>,
+    ) -> Result<Self> {
+        memory::open(rows.into_iter().map(|row| row.map(Into::into)))
+    }
+
+    /// Finds the text files below a folder, labelled with the name of the folder that each is in, by the rules of
+    /// [`FolderOptions::new`].
+    ///
+    /// # Errors
+    /// As [`FolderOptions::open`].
+    pub fn folder(root: impl AsRef<Path>) -> Result<Self> {
+        FolderOptions::new().open(root)
+    }
+
+    /// Takes files, each of which is one text, in this order.
+    ///
+    /// # Errors
+    /// When there are none.
+    pub fn files<P: Into<PathBuf>>(paths: impl IntoIterator<Item = P>) -> Result<Self> {
+        folder::of_files(paths.into_iter().map(Into::into).collect())
+    }
+
+    /// Reads a CSV file with columns `text`, `label` and `is_valid`, of which only the first must be there, by the
+    /// rules of [`CsvOptions::new`].
+    ///
+    /// # Errors
+    /// As [`CsvOptions::open`].
+    pub fn csv(path: impl AsRef<Path>) -> Result<Self> {
+        CsvOptions::new().open(path)
+    }
+
+    /// Reads a file of which each line is a text, by the rules of [`LinesOptions::new`].
+    ///
+    /// # Errors
+    /// As [`LinesOptions::open`].
+    pub fn lines(path: impl AsRef<Path>) -> Result<Self> {
+        LinesOptions::new().open(path)
+    }
+
+    /// Sets labels, one for each text.
+    ///
+    /// # Errors
+    /// When there are more or fewer than texts.
+    pub fn with_labels<L: Into<String>>(
+        mut self,
+        labels: impl IntoIterator<Item = L>,
+    ) -> Result<Self> {
+        let labels: Vec<String> = labels.into_iter().map(Into::into).collect();
+        self.fits("labels", labels.len())?;
+        self.labels = Some(labels);
+        Ok(self)
+    }
+
+    /// Sets for each text whether it is to validate with.
+    ///
+    /// # Errors
+    /// When there are more or fewer values than texts.
+    pub fn with_is_valid(mut self, is_valid: impl IntoIterator<Item = bool>) -> Result<Self> {
+        let is_valid: Vec<bool> = is_valid.into_iter().collect();
+        self.fits("values of is_valid", is_valid.len())?;
+        self.is_valid = Some(is_valid);
+        Ok(self)
+    }
+
+    fn fits(&self, what: &str, given: usize) -> Result<()> {
+        if given == self.len {
+            return Ok(());
+        }
+        Err(Error::InvalidArgument(format!("there are {given} {what} for {} texts", self.len)))
+    }
+
+    /// Sets whether the fields of a text are marked where they become one: `xxfld 1 first xxfld 2 second`, or
+    /// `first second`. They are where there are several, as in fastai.
+    #[must_use]
+    pub fn mark_fields(mut self, mark: bool) -> Self {
+        self.mark_fields = mark;
+        self
+    }
+
+    /// Returns the number of texts, which is never 0.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no texts: never.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Returns how many fields each text has.
+    #[must_use]
+    pub fn field_count(&self) -> usize {
+        self.fields
+    }
+
+    /// Returns the labels, where the source has them.
+    #[must_use]
+    pub fn labels(&self) -> Option<&[String]> {
+        self.labels.as_deref()
+    }
+
+    /// Returns for each text whether it is to validate with, where the source tells.
+    #[must_use]
+    pub fn is_valid(&self) -> Option<&[bool]> {
+        self.is_valid.as_deref()
+    }
+
+    /// Says which text this is, for messages: its file, its row, its number.
+    #[must_use]
+    pub fn name(&self, index: usize) -> String {
+        self.reader.name(index)
+    }
+
+    /// Returns all texts in order, each read when it is its turn.
+    ///
+    /// # Errors
+    /// When a file cannot be opened; the items' errors are of files that cannot be read, and texts that are not UTF-8.
+    pub fn texts(&self) -> Result<impl Iterator<Item = Result<String>> + Send + '_> {
+        Ok(self.unread()?.map(|text| self.join(text?)))
+    }
+
+    /// Returns the fields of all texts in order, as [`texts`](Self::texts) does.
+    ///
+    /// # Errors
+    /// As [`texts`](Self::texts).
+    pub fn fields(&self) -> Result<impl Iterator<Item = Result<Vec<String>>> + Send + '_> {
+        Ok(self.unread()?.map(|text| text?.fields()))
+    }
+
+    /// Returns one text.
+    ///
+    /// # Errors
+    /// When there is no text with this number, it cannot be read, or is not UTF-8.
+    pub fn text(&self, index: usize) -> Result<String> {
+        self.join(self.read(index)?)
+    }
+
+    /// Returns the fields of one text.
+    ///
+    /// # Errors
+    /// As [`text`](Self::text).
+    pub fn fields_of(&self, index: usize) -> Result<Vec<String>> {
+        self.read(index)?.fields()
+    }
+
+    fn read(&self, index: usize) -> Result<Unread> {
+        if index >= self.len {
+            return Err(Error::InvalidArgument(format!(
+                "there is no text {index} among {} from 0",
+                self.len
+            )));
+        }
+        self.reader.read(index)
+    }
+
+    /// All texts in order, files unread.
+    pub(crate) fn unread(&self) -> Result<Box<dyn Iterator<Item = Result<Unread>> + Send + '_>> {
+        self.reader.read_all()
+    }
+
+    /// Reads a text, and makes its fields one as fastai's `_join_texts` does.
+    pub(crate) fn join(&self, text: Unread) -> Result<String> {
+        let mut fields = text.fields()?;
+        if fields.len() == 1 && !self.mark_fields {
+            return Ok(fields.swap_remove(0));
+        }
+        let mut joined = String::new();
+        for (field, number) in fields.iter().zip(1..) {
+            if number > 1 {
+                joined.push(' ');
+            }
+            if self.mark_fields {
+                joined.push_str(&format!("xxfld {number} "));
+            }
+            joined.push_str(field);
+        }
+        Ok(joined)
+    }
+}
+
+/// Reads a file as UTF-8.
+fn read_utf8(path: &Path) -> Result<String> {
+    let bytes = fs::read(path).map_err(io_error(path))?;
+    to_utf8(bytes, || path.display().to_string())
+}
+
+/// Takes bytes for a text, whose name is asked for where they are none.
+fn to_utf8(bytes: Vec<u8>, name: impl FnOnce() -> String) -> Result<String> {
+    String::from_utf8(bytes).map_err(|error| Error::NotUtf8 {
+        name: name(),
+        offset: error.utf8_error().valid_up_to() as u64,
+    })
+}
+
+/// Reads `true` or `1`, or `false` or `0`, in small or large letters.
+fn to_bool(text: &str) -> Option<bool> {
+    match text.trim().to_ascii_lowercase().as_str() {
+        "true" | "1" => Some(true),
+        "false" | "0" => Some(false),
+        _ => None,
+    }
+}
+
+/// Opens a file for reading in large pieces from an offset on.
+fn open_at(path: &Path, offset: u64) -> Result<io::BufReader<fs::File>> {
+    use io::Seek;
+    let failed = io_error(path);
+    let mut file = fs::File::open(path).map_err(&failed)?;
+    file.seek(io::SeekFrom::Start(offset)).map_err(&failed)?;
+    Ok(io::BufReader::with_capacity(READ_BYTES, file))
+}
+
+const READ_BYTES: usize = 256 << 10;

@@ -1,0 +1,95 @@
+//! How often tokens were seen.
+
+use std::collections::HashMap;
+
+use foldhash::fast::RandomState;
+
+/// How often each token was seen, and where first.
+///
+/// Threads that count different texts have counts of their own; what [`merge`](Self::merge) makes of them is the same
+/// whichever thread counted which text, and in which order they are merged.
+///
+/// ```
+/// use brigade_tokens::TokenCounts;
+///
+/// let (mut one, mut other) = (TokenCounts::new(), TokenCounts::new());
+/// other.add(1, ["b", "a", "a"]);
+/// one.add(0, ["c", "b"]);
+/// one.merge(other);
+/// assert_eq!(one.most_common(), [("b", 2), ("a", 2), ("c", 1)]);
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TokenCounts {
+    counts: HashMap<Box<str>, Count, RandomState>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Count {
+    times: u64,
+    /// The text and the place in it.
+    first: (u64, u64),
+}
+
+impl TokenCounts {
+    /// Begins with nothing.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Counts the tokens of the text with the number `text`, each text once.
+    pub fn add<'a>(&mut self, text: u64, tokens: impl IntoIterator<Item = &'a str>) {
+        for (token, place) in tokens.into_iter().zip(0..) {
+            self.add_times(token, 1, (text, place));
+        }
+    }
+
+    /// Counts a token that was seen some times, first at this text and place.
+    pub(crate) fn add_times(&mut self, token: &str, times: u64, first: (u64, u64)) {
+        if let Some(count) = self.counts.get_mut(token) {
+            count.times += times;
+            count.first = count.first.min(first);
+        } else {
+            self.counts.insert(token.into(), Count { times, first });
+        }
+    }
+
+    /// Adds the counts of other texts.
+    pub fn merge(&mut self, other: Self) {
+        for (token, Count { times, first }) in other.counts {
+            let count = self.counts.entry(token).or_insert(Count { times: 0, first });
+            count.times += times;
+            count.first = count.first.min(first);
+        }
+    }
+
+    /// Returns how often a token was seen.
+    #[must_use]
+    pub fn get(&self, token: &str) -> u64 {
+        self.counts.get(token).map_or(0, |count| count.times)
+    }
+
+    /// Returns the number of different tokens.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.counts.len()
+    }
+
+    /// Whether nothing was counted.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.counts.is_empty()
+    }
+
+    /// Returns all tokens with how often they were seen, the most common first, equally common ones in the order in
+    /// which they were seen first: the order of Python's `Counter.most_common`.
+    #[must_use]
+    pub fn most_common(&self) -> Vec<(&str, u64)> {
+        let mut all: Vec<(&Box<str>, &Count)> = self.counts.iter().collect();
+        // The token itself decides only where two texts had the same number.
+        all.sort_unstable_by_key(|(token, count)| {
+            (std::cmp::Reverse(count.times), count.first, *token)
+        });
+        all.into_iter().map(|(token, count)| (&**token, count.times)).collect()
+    }
+}
