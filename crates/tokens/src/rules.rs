@@ -1,0 +1,259 @@
+//! fastai's rules: what it does to a text before it is split, and to its tokens after.
+
+mod case;
+mod decode;
+mod html;
+mod repeats;
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+pub use self::case::{lowercase, replace_all_caps, replace_maj};
+pub use self::decode::decode_special_tokens;
+pub use self::html::fix_html;
+pub use self::repeats::{replace_rep, replace_wrep};
+use crate::{Error, Result};
+
+/// One of fastai's rules, or one's own.
+///
+/// ```
+/// use brigade_tokens::rules::Rule;
+///
+/// let text = Rule::defaults().iter().fold("WOW... sooooo <b>good</b> good good!".to_owned(), |text, rule| {
+///     rule.apply(&text).into_owned()
+/// });
+/// assert_eq!(text, "xxbos xxup wow … s xxrep 5 o <b>good< / b> good good!");
+/// ```
+#[derive(Clone)]
+#[non_exhaustive]
+pub enum Rule {
+    /// [`fix_html`].
+    FixHtml,
+    /// [`replace_rep`].
+    ReplaceRep,
+    /// [`replace_wrep`].
+    ReplaceWrep,
+    /// [`spec_add_spaces`].
+    SpecAddSpaces,
+    /// [`rm_useless_spaces`].
+    RmUselessSpaces,
+    /// [`replace_all_caps`].
+    ReplaceAllCaps,
+    /// [`replace_maj`].
+    ReplaceMaj,
+    /// [`lowercase`].
+    Lowercase {
+        /// Whether the text begins with `xxbos`.
+        add_bos: bool,
+        /// Whether it ends with `xxeos`.
+        add_eos: bool,
+    },
+    /// [`replace_space`], which is applied to tokens.
+    ReplaceSpace,
+    /// A function of one's own.
+    Custom(CustomRule),
+}
+
+/// A function of one's own as a rule: [`Rule::custom`] makes it.
+#[derive(Clone)]
+pub struct CustomRule {
+    name: String,
+    function: Arc<dyn Fn(&str) -> String + Send + Sync>,
+}
+
+impl CustomRule {
+    /// Returns the name under which descriptions have it.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl fmt::Debug for CustomRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CustomRule").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.describe(), f)
+    }
+}
+
+impl Rule {
+    /// Returns fastai's rules for texts in their order: `defaults.text_proc_rules`.
+    #[must_use]
+    pub fn defaults() -> Vec<Self> {
+        vec![
+            Self::FixHtml,
+            Self::ReplaceRep,
+            Self::ReplaceWrep,
+            Self::SpecAddSpaces,
+            Self::RmUselessSpaces,
+            Self::ReplaceAllCaps,
+            Self::ReplaceMaj,
+            Self::Lowercase { add_bos: true, add_eos: false },
+        ]
+    }
+
+    /// Returns fastai's rules for tokens: `defaults.text_postproc_rules`.
+    #[must_use]
+    pub fn post_defaults() -> Vec<Self> {
+        vec![Self::ReplaceSpace]
+    }
+
+    /// Makes a rule of a function. Caches of tokens know it by its name: give another name to a function that does
+    /// something else.
+    ///
+    /// ```
+    /// use brigade_tokens::rules::Rule;
+    ///
+    /// let rule = Rule::custom("without digits", |text| text.replace(|it: char| it.is_ascii_digit(), ""));
+    /// assert_eq!(rule.apply("1 of 20"), " of ");
+    /// ```
+    pub fn custom(
+        name: impl Into<String>,
+        function: impl Fn(&str) -> String + Send + Sync + 'static,
+    ) -> Self {
+        Self::Custom(CustomRule { name: name.into(), function: Arc::new(function) })
+    }
+
+    /// Applies the rule. A text that it leaves as it is costs no memory, but for a function of one's own.
+    #[must_use]
+    pub fn apply<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        match self {
+            Self::FixHtml => fix_html(text),
+            Self::ReplaceRep => replace_rep(text),
+            Self::ReplaceWrep => replace_wrep(text),
+            Self::SpecAddSpaces => spec_add_spaces(text),
+            Self::RmUselessSpaces => rm_useless_spaces(text),
+            Self::ReplaceAllCaps => replace_all_caps(text),
+            Self::ReplaceMaj => replace_maj(text),
+            Self::Lowercase { add_bos, add_eos } => Cow::Owned(lowercase(text, *add_bos, *add_eos)),
+            Self::ReplaceSpace => replace_space(text),
+            Self::Custom(rule) => Cow::Owned((rule.function)(text)),
+        }
+    }
+
+    /// Returns the rule's name and settings.
+    #[must_use]
+    pub fn describe(&self) -> Value {
+        match self {
+            Self::Lowercase { add_bos, add_eos } => {
+                json!({ "lowercase": { "add_bos": add_bos, "add_eos": add_eos } })
+            }
+            Self::Custom(rule) => json!({ "custom": rule.name }),
+            plain => json!(plain.name()),
+        }
+    }
+
+    /// The name of fastai's function.
+    fn name(&self) -> &'static str {
+        match self {
+            Self::FixHtml => "fix_html",
+            Self::ReplaceRep => "replace_rep",
+            Self::ReplaceWrep => "replace_wrep",
+            Self::SpecAddSpaces => "spec_add_spaces",
+            Self::RmUselessSpaces => "rm_useless_spaces",
+            Self::ReplaceAllCaps => "replace_all_caps",
+            Self::ReplaceMaj => "replace_maj",
+            Self::Lowercase { .. } => "lowercase",
+            Self::ReplaceSpace => "replace_space",
+            Self::Custom(_) => "custom",
+        }
+    }
+
+    /// Makes a rule from what [`describe`](Self::describe) has returned; one's own are those among `custom`.
+    ///
+    /// # Errors
+    /// When the description is that of no rule, or the name of a rule of one's own is not among `custom`.
+    pub fn from_description(description: &Value, custom: &[Self]) -> Result<Self> {
+        if let Some(name) = description.get("custom").and_then(Value::as_str) {
+            let named = |it: &&Self| matches!(it, Self::Custom(rule) if rule.name == name);
+            return custom.iter().find(named).cloned().ok_or_else(|| {
+                let message = format!(
+                    "the tokenizer was made with the function `{name}` as a rule: pass a Rule::custom of that name"
+                );
+                Error::InvalidArgument(message)
+            });
+        }
+        if let Some(settings) = description.get("lowercase") {
+            let setting = |name: &str| settings.get(name).and_then(Value::as_bool);
+            if let (Some(add_bos), Some(add_eos)) = (setting("add_bos"), setting("add_eos")) {
+                return Ok(Self::Lowercase { add_bos, add_eos });
+            }
+        }
+        let plain = Self::defaults().into_iter().chain(Self::post_defaults());
+        let mut plain = plain.filter(|it| !matches!(it, Self::Lowercase { .. }));
+        plain.find(|it| description.as_str() == Some(it.name())).ok_or_else(|| {
+            Error::InvalidArgument(format!(
+                "{description} describes no rule for texts that this version has"
+            ))
+        })
+    }
+}
+
+/// Puts spaces around `/`, `#` and `\`.
+///
+/// ```
+/// use brigade_tokens::rules::spec_add_spaces;
+/// assert_eq!(spec_add_spaces("and/or"), "and / or");
+/// ```
+#[must_use]
+pub fn spec_add_spaces(text: &str) -> Cow<'_, str> {
+    let special = |byte: &u8| matches!(byte, b'/' | b'#' | b'\\');
+    let Some(first) = text.bytes().position(|it| special(&it)) else { return Cow::Borrowed(text) };
+    let mut out = String::with_capacity(text.len() + text.len() / 8 + 8);
+    let mut rest = text;
+    let mut next = Some(first);
+    while let Some(at) = next {
+        let (before, after) = rest.split_at(at);
+        let (character, after) = after.split_at(1);
+        out.extend([before, " ", character, " "]);
+        rest = after;
+        next = rest.bytes().position(|it| special(&it));
+    }
+    out.push_str(rest);
+    Cow::Owned(out)
+}
+
+/// Makes one space of several.
+///
+/// ```
+/// use brigade_tokens::rules::rm_useless_spaces;
+/// assert_eq!(rm_useless_spaces("a   b  \n"), "a b \n");
+/// ```
+#[must_use]
+pub fn rm_useless_spaces(text: &str) -> Cow<'_, str> {
+    let Some(first) = text.find("  ") else { return Cow::Borrowed(text) };
+    let mut out = String::with_capacity(text.len());
+    let (before, mut rest) = text.split_at(first);
+    out.push_str(before);
+    while !rest.is_empty() {
+        rest = rest.trim_start_matches(' ');
+        let end = rest.find("  ").unwrap_or(rest.len());
+        out.push(' ');
+        out.push_str(&rest[..end]);
+        rest = &rest[end..];
+    }
+    Cow::Owned(out)
+}
+
+/// Makes `▁` of each space, so that tokens with a space can be joined and split again.
+///
+/// ```
+/// use brigade_tokens::rules::replace_space;
+/// assert_eq!(replace_space("\n "), "\n▁");
+/// ```
+#[must_use]
+pub fn replace_space(token: &str) -> Cow<'_, str> {
+    if token.bytes().any(|it| it == b' ') {
+        Cow::Owned(token.replace(' ', "▁"))
+    } else {
+        Cow::Borrowed(token)
+    }
+}

@@ -1,0 +1,114 @@
+//! Capitals.
+
+use std::borrow::Cow;
+
+use crate::english::characters::{ASSIGNED, CHARACTERS, is_space};
+
+/// Writes words in capitals small, with `xxup` before those of two characters or more.
+///
+/// A word goes from space to space, begins with `A` to `Z` and has none of `a` to `z`.
+///
+/// ```
+/// use brigade_tokens::rules::replace_all_caps;
+/// assert_eq!(replace_all_caps("I SAW it"), "i xxup saw it");
+/// ```
+#[must_use]
+pub fn replace_all_caps(text: &str) -> Cow<'_, str> {
+    replace_words(text, "xxup ", |word| {
+        word.starts_with(|it: char| it.is_ascii_uppercase())
+            && !word.bytes().any(|it| it.is_ascii_lowercase())
+    })
+}
+
+/// Writes words with one capital, the first, small, with `xxmaj` before those of two characters or more.
+///
+/// A word goes from space to space, begins with `A` to `Z` and has none of these otherwise.
+///
+/// ```
+/// use brigade_tokens::rules::replace_maj;
+/// assert_eq!(replace_maj("Hello McKay"), "xxmaj hello McKay");
+/// ```
+#[must_use]
+pub fn replace_maj(text: &str) -> Cow<'_, str> {
+    replace_words(text, "xxmaj ", |word| {
+        word.starts_with(|it: char| it.is_ascii_uppercase())
+            && !word.bytes().skip(1).any(|it| it.is_ascii_uppercase())
+    })
+}
+
+/// Writes the words for which `is` holds small, with a token before them.
+fn replace_words<'a>(text: &'a str, token: &str, is: impl Fn(&str) -> bool) -> Cow<'a, str> {
+    let mut out = String::new();
+    let (mut at, mut done) = (0, 0);
+    for part in text.split_inclusive(is_space) {
+        let word = part.trim_end_matches(is_space);
+        if is(word) {
+            out.push_str(&text[done..at]);
+            if word.chars().nth(1).is_some() {
+                out.push_str(token);
+            }
+            push_lowercase(&mut out, word);
+            done = at + word.len();
+        }
+        at += part.len();
+    }
+    if done == 0 {
+        return Cow::Borrowed(text);
+    }
+    out.push_str(&text[done..]);
+    Cow::Owned(out)
+}
+
+/// Writes a text small and without spaces at its ends, with `xxbos ` before it and ` xxeos` after it where wanted.
+///
+/// ```
+/// use brigade_tokens::rules::lowercase;
+/// assert_eq!(lowercase(" The End ", true, false), "xxbos the end");
+/// ```
+#[must_use]
+pub fn lowercase(text: &str, add_bos: bool, add_eos: bool) -> String {
+    let mut out = String::with_capacity(text.len() + 16);
+    if add_bos {
+        out.push_str("xxbos ");
+    }
+    // No space has a small form, and none comes from another character.
+    push_lowercase(&mut out, text.trim_matches(is_space));
+    if add_eos {
+        out.push_str(" xxeos");
+    }
+    out
+}
+
+/// Appends a text in small letters: Python's `lower`.
+pub(super) fn push_lowercase(out: &mut String, text: &str) {
+    if text.is_ascii() {
+        let start = out.len();
+        out.push_str(text);
+        out[start..].make_ascii_lowercase();
+        return;
+    }
+    let keeps = |it: char| !it.is_ascii() && !is_mapped(it, it.to_lowercase());
+    let mut done = 0;
+    for (at, kept) in text.match_indices(keeps) {
+        out.push_str(&text[done..at].to_lowercase());
+        out.push_str(kept);
+        done = at + kept.len();
+    }
+    out.push_str(&text[done..].to_lowercase());
+}
+
+/// Appends a text in capitals: Python's `upper`.
+pub(super) fn push_uppercase(out: &mut String, text: &str) {
+    for character in text.chars() {
+        if is_mapped(character, character.to_uppercase()) {
+            out.extend(character.to_uppercase());
+        } else {
+            out.push(character);
+        }
+    }
+}
+
+/// Whether Python knows this pair, too: Rust's tables follow a newer Unicode.
+fn is_mapped(character: char, mut other: impl Iterator<Item = char>) -> bool {
+    CHARACTERS.is(character, ASSIGNED) && other.all(|it| CHARACTERS.is(it, ASSIGNED))
+}
