@@ -20,16 +20,21 @@ pub(crate) fn write_whole(
     write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>,
 ) -> Result<()> {
     let failed = io_error(path);
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
+    let folder = folder_of(path);
     let mut writer = BufWriter::new(temporary(folder).map_err(&failed)?);
     write(&mut writer).and_then(|()| writer.flush()).map_err(&failed)?;
     let file = writer.into_inner().map_err(|error| failed(error.into_error()))?;
     file.as_file().sync_all().map_err(&failed)?;
     file.persist(path).map_err(|error| failed(error.error))?;
     sync_folder(folder)
+}
+
+/// The folder that a file is in.
+pub(crate) fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
 }
 
 /// Makes a file for a moment that others may read once it has its name.

@@ -2,8 +2,11 @@
 //!
 //! - [`TextSource`]: texts of folders, tables and files of lines.
 //! - [`Tokenizer`]: splits a text into a [`TokenList`]; [`tokenize_all`] does so with all texts of a source.
+//! - [`TokenCorpus`]: the tokens of all texts as numbers, in memory or in the files of a [`TokenCache`].
 //! - [`Vocabulary`]: the numbers of tokens, counted with [`TokenCounts`] and chosen by [`VocabularyOptions`].
 
+mod cache;
+mod corpus;
 mod english;
 mod error;
 mod fastai;
@@ -15,6 +18,8 @@ mod token_list;
 mod tokenizer;
 mod vocabulary;
 
+pub use cache::TokenCache;
+pub use corpus::{TokenCorpus, TokenIds};
 pub use english::English;
 pub use error::{Error, Result};
 pub use fastai::FastaiTokenizer;

@@ -80,6 +80,11 @@ impl<'a> ParallelOptions<'a> {
         self
     }
 
+    /// Takes as many threads, and tells nothing.
+    pub(crate) fn same_threads(&self) -> ParallelOptions<'static> {
+        ParallelOptions { threads: self.threads, progress: None }
+    }
+
     /// Sets what is told after each piece of the corpus, on the calling thread.
     #[must_use]
     pub fn progress(mut self, progress: impl FnMut(TokenProgress) + 'a) -> Self {

@@ -27,6 +27,20 @@ impl TokenList {
         Self::default()
     }
 
+    /// Takes tokens that lie one after the other in `text`, with the places where they end; `None` where these do not
+    /// fit the text.
+    pub(crate) fn from_parts(text: String, ends: Vec<usize>) -> Option<Self> {
+        let fits = ends.is_sorted()
+            && ends.last().copied().unwrap_or(0) == text.len()
+            && ends.iter().all(|end| text.is_char_boundary(*end));
+        fits.then_some(Self { text, ends })
+    }
+
+    /// Returns all tokens one after the other, and where they end.
+    pub(crate) fn as_parts(&self) -> (&str, &[usize]) {
+        (&self.text, &self.ends)
+    }
+
     /// Appends a token.
     pub fn push(&mut self, token: &str) {
         self.text.push_str(token);
