@@ -273,6 +273,12 @@ impl Accelerator {
         self.processes.use_distributed()
     }
 
+    /// How batches are shared out among the ranks, as the builder's options say: for data sets that depend on it.
+    #[must_use]
+    pub fn data_loader_configuration(&self) -> DataLoaderConfiguration {
+        self.options.loader
+    }
+
     /// The device of this process: models and batches are put there.
     #[must_use]
     pub fn device(&self) -> Device {
