@@ -70,6 +70,9 @@ pub enum Error {
         /// What is wrong.
         source: Box<Self>,
     },
+    /// A tokenizer of Hugging Face's refuses its file, a text, or ids.
+    #[error("the tokenizer refuses: {0}")]
+    Refused(String),
     /// The tokenizer panicked.
     #[error("the tokenizer panicked: {0}; leave the text out and report the tokenizer's fault")]
     Panicked(String),

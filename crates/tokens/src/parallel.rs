@@ -124,8 +124,18 @@ pub fn tokenize_all(
 /// Does `work` on all texts on several threads, and gives what it makes of them to `consume` in order.
 pub(crate) fn each_text<T: Send>(
     texts: &TextSource,
-    mut options: ParallelOptions<'_>,
+    options: ParallelOptions<'_>,
     work: impl Fn(&str) -> Result<T> + Sync,
+    consume: impl FnMut(usize, T) -> Result<()>,
+) -> Result<()> {
+    each_row(texts, options, |fields| work(&texts.join(fields)), consume)
+}
+
+/// As [`each_text`], with the fields of each text.
+pub(crate) fn each_row<T: Send>(
+    texts: &TextSource,
+    mut options: ParallelOptions<'_>,
+    work: impl Fn(Vec<String>) -> Result<T> + Sync,
     mut consume: impl FnMut(usize, T) -> Result<()>,
 ) -> Result<()> {
     let available = || thread::available_parallelism().map_or(1, NonZeroUsize::get);
@@ -258,7 +268,7 @@ impl<W> Copy for Worker<'_, '_, W> {}
 impl<W> Worker<'_, '_, W> {
     fn run<T>(self, done: &Sender<Piece<T>>)
     where
-        W: Fn(&str) -> Result<T>,
+        W: Fn(Vec<String>) -> Result<T>,
     {
         loop {
             let taken = self.feed.lock().unwrap_or_else(PoisonError::into_inner).next();
@@ -271,7 +281,7 @@ impl<W> Worker<'_, '_, W> {
 
     fn piece<T>(&self, texts: Texts) -> Piece<T>
     where
-        W: Fn(&str) -> Result<T>,
+        W: Fn(Vec<String>) -> Result<T>,
     {
         let mut made = Vec::with_capacity(texts.texts.len());
         let (mut bytes, mut failed) = (0, None);
@@ -292,20 +302,26 @@ impl<W> Worker<'_, '_, W> {
 
     fn one<T>(&self, text: Unread, index: usize) -> Result<(T, usize)>
     where
-        W: Fn(&str) -> Result<T>,
+        W: Fn(Vec<String>) -> Result<T>,
     {
-        let text = self.source.join(text)?;
-        let outcome = catch_unwind(AssertUnwindSafe(|| (self.work)(&text)));
-        let outcome = outcome.unwrap_or_else(|panic| Err(Error::Panicked(message(&*panic))));
-        outcome.map(|item| (item, text.len())).map_err(|source| Error::Text {
+        let fields = text.fields()?;
+        let bytes = fields.iter().map(String::len).sum();
+        let outcome = catch_panic(|| (self.work)(fields));
+        outcome.map(|item| (item, bytes)).map_err(|source| Error::Text {
             name: self.source.name(index),
             source: Box::new(source),
         })
     }
 }
 
+/// Makes an error of a panic.
+pub(crate) fn catch_panic<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let outcome = catch_unwind(AssertUnwindSafe(work));
+    outcome.unwrap_or_else(|panic| Err(Error::Panicked(message(&*panic))))
+}
+
 /// What a panic said.
-pub(crate) fn message(panic: &(dyn std::any::Any + Send)) -> String {
+fn message(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("it gave no reason")

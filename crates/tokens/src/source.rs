@@ -216,7 +216,7 @@ impl TextSource {
     /// # Errors
     /// When a file cannot be opened; the items' errors are of files that cannot be read, and texts that are not UTF-8.
     pub fn texts(&self) -> Result<impl Iterator<Item = Result<String>> + Send + '_> {
-        Ok(self.unread()?.map(|text| self.join(text?)))
+        Ok(self.unread()?.map(|text| Ok(self.join(text?.fields()?))))
     }
 
     /// Returns the fields of all texts in order, as [`texts`](Self::texts) does.
@@ -232,7 +232,7 @@ impl TextSource {
     /// # Errors
     /// When there is no text with this number, it cannot be read, or is not UTF-8.
     pub fn text(&self, index: usize) -> Result<String> {
-        self.join(self.read(index)?)
+        Ok(self.join(self.read(index)?.fields()?))
     }
 
     /// Returns the fields of one text.
@@ -258,11 +258,10 @@ impl TextSource {
         self.reader.read_all()
     }
 
-    /// Reads a text, and makes its fields one as fastai's `_join_texts` does.
-    pub(crate) fn join(&self, text: Unread) -> Result<String> {
-        let mut fields = text.fields()?;
+    /// Makes the fields of a text one, as fastai's `_join_texts` does.
+    pub(crate) fn join(&self, mut fields: Vec<String>) -> String {
         if fields.len() == 1 && !self.mark_fields {
-            return Ok(fields.swap_remove(0));
+            return fields.swap_remove(0);
         }
         let mut joined = String::new();
         for (field, number) in fields.iter().zip(1..) {
@@ -274,7 +273,7 @@ impl TextSource {
             }
             joined.push_str(field);
         }
-        Ok(joined)
+        joined
     }
 }
 

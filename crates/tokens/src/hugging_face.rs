@@ -1,0 +1,399 @@
+//! Tokenizers of Hugging Face's.
+
+mod encoding;
+mod special;
+mod train;
+
+use std::fmt;
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use tokenizers::{
+    AddedToken, Model, OffsetType, PostProcessor, PreTokenizer, Tokenizer as Inner,
+    TruncationDirection, truncate_encodings,
+};
+
+pub use self::encoding::{Encoding, Side, Truncation, TruncationStrategy};
+use self::special::Settings;
+pub use self::special::SpecialToken;
+pub use self::train::BpeTrainer;
+use crate::files::{io_error, write_whole};
+use crate::parallel::{catch_panic, each_row};
+use crate::{Error, ParallelOptions, Result, TextSource, TokenList, Tokenizer, Vocabulary};
+
+/// Any tokenizer that has a `tokenizer.json`: byte-level BPE (GPT-2, Llama 3), BPE with byte fallback (Llama 2),
+/// WordPiece (BERT), Unigram (T5), word lists.
+///
+/// The work is done by the crate `tokenizers`, the one behind the Python package of that name, so that ids, offsets and
+/// decoded texts are its own. What `tokenizer.json` says of truncation and padding does not count, as in `transformers`:
+/// [`with_truncation`](Self::with_truncation) cuts, and collators pad.
+///
+/// As a [`Tokenizer`] it gives the tokens of a text, those for the model around them; [`vocabulary`](Self::vocabulary)
+/// numbers them as [`encode`](Self::encode) does.
+///
+/// ```
+/// use brigade_tokens::{BpeTrainer, SpecialToken, TextSource};
+///
+/// let texts = TextSource::memory(["low lower lowest", "new newer newest"])?;
+/// let tokenizer = BpeTrainer::new(300).special_tokens(["<|endoftext|>"]).train(&texts)?;
+/// let encoding = tokenizer.encode("newest")?;
+/// assert_eq!(tokenizer.decode(&encoding.ids, true)?, "newest");
+/// assert_eq!(tokenizer.special_id(SpecialToken::End), Some(0));
+/// # Ok::<(), brigade_tokens::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct HuggingFaceTokenizer {
+    inner: Inner,
+    settings: Settings,
+    /// A hash of the file.
+    digest: [u8; 32],
+    add_special_tokens: bool,
+    truncation: Option<Truncation>,
+}
+
+/// The file of a tokenizer, and those with its settings that may lie beside it.
+const FILE: &str = "tokenizer.json";
+const CONFIG: &str = "tokenizer_config.json";
+const SPECIAL: &str = "special_tokens_map.json";
+
+impl HuggingFaceTokenizer {
+    /// Reads a `tokenizer.json`, from its folder or by its own name. `tokenizer_config.json` and
+    /// `special_tokens_map.json` beside it tell which of its tokens are the special ones, the longest text, and the side
+    /// of padding.
+    ///
+    /// # Errors
+    /// When a file cannot be read, is empty, not UTF-8, not JSON, or no tokenizer.
+    pub fn load(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let file = if path.is_dir() { path.join(FILE) } else { path.to_owned() };
+        let bytes = fs::read(&file).map_err(io_error(&file))?;
+        let name = || file.display().to_string();
+        let beside = |name: &str| -> Result<Option<Value>> {
+            let path = file.with_file_name(name);
+            if !path.exists() {
+                return Ok(None);
+            }
+            let bytes = fs::read(&path).map_err(io_error(&path))?;
+            let json = serde_json::from_slice(&bytes);
+            json.map(Some).map_err(|error| Error::Format { path, detail: error.to_string() })
+        };
+        let refuse = |error| match error {
+            Error::NotUtf8 { offset, .. } => Error::NotUtf8 { name: name(), offset },
+            error => Error::Format { path: file.clone(), detail: error.to_string() },
+        };
+        Self::read(&bytes, beside(CONFIG)?.as_ref(), beside(SPECIAL)?.as_ref()).map_err(refuse)
+    }
+
+    /// Takes the bytes of a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// When they are empty, not UTF-8, not JSON, or no tokenizer.
+    pub fn from_bytes(bytes: impl AsRef<[u8]>) -> Result<Self> {
+        Self::read(bytes.as_ref(), None, None)
+    }
+
+    fn read(bytes: &[u8], config: Option<&Value>, special: Option<&Value>) -> Result<Self> {
+        if bytes.trim_ascii().is_empty() {
+            return Err(Error::Refused("tokenizer.json is empty".into()));
+        }
+        std::str::from_utf8(bytes).map_err(|error| Error::NotUtf8 {
+            name: FILE.into(),
+            offset: error.valid_up_to() as u64,
+        })?;
+        let inner = catch_panic(|| {
+            Inner::from_bytes(bytes)
+                .map_err(|error| Error::Refused(format!("tokenizer.json is broken: {error}")))
+        })?;
+        let mut hasher = Sha256::new();
+        hasher.update(bytes);
+        for json in [config, special] {
+            hasher.update(json.map(Value::to_string).unwrap_or_default());
+        }
+        Self::with(inner, bytes, config, special, hasher.finalize().into())
+    }
+
+    fn with(
+        mut inner: Inner,
+        json: &[u8],
+        config: Option<&Value>,
+        special: Option<&Value>,
+        digest: [u8; 32],
+    ) -> Result<Self> {
+        catch_panic(|| {
+            inner.with_truncation(None).map_err(refused)?;
+            inner.with_padding(None);
+            let settings = Settings::read(&inner, json, config, special);
+            // As `transformers` does with special tokens that only the settings name.
+            let missing = settings.names().filter(|token| inner.token_to_id(token).is_none());
+            let missing: Vec<_> = missing.map(|token| AddedToken::from(token, true)).collect();
+            if !missing.is_empty() {
+                inner.add_special_tokens(missing).map_err(refused)?;
+            }
+            Ok(Self { inner, settings, digest, add_special_tokens: true, truncation: None })
+        })
+    }
+
+    /// Sets whether the tokens that a model expects around a text (`[CLS]`, `[SEP]`, `<s>`) are added. They are.
+    #[must_use]
+    pub fn with_special_tokens(mut self, add: bool) -> Self {
+        self.add_special_tokens = add;
+        self
+    }
+
+    /// Cuts texts that are too long.
+    ///
+    /// # Errors
+    /// When the special tokens around a text alone are as many as the longest text may have.
+    pub fn with_truncation(mut self, truncation: Truncation) -> Result<Self> {
+        let around = catch_panic(|| Ok(self.around(true)))?;
+        if truncation.max_length <= around {
+            return Err(Error::InvalidArgument(format!(
+                "texts of at most {} tokens have no room beside the {around} special tokens around a pair",
+                truncation.max_length
+            )));
+        }
+        self.truncation = Some(truncation);
+        Ok(self)
+    }
+
+    /// Encodes a text.
+    ///
+    /// # Errors
+    /// When the tokenizer refuses it, for example because it has no unknown token for it, or the strategy of truncation
+    /// cannot make it short enough.
+    pub fn encode(&self, text: &str) -> Result<Encoding> {
+        self.encode_texts(text, None, OffsetType::Byte).map(|encoding| Encoding::of(&encoding))
+    }
+
+    /// Encodes a pair of texts, such as a question and a text that may answer it.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn encode_pair(&self, first: &str, second: &str) -> Result<Encoding> {
+        let encoding = self.encode_texts(first, Some(second), OffsetType::Byte);
+        encoding.map(|encoding| Encoding::of(&encoding))
+    }
+
+    /// What the crate's own `encode` does, except that texts are cut here: its version 0.23.2 numbers words anew in what
+    /// is left of a text that is cut on its left.
+    fn encode_texts(
+        &self,
+        first: &str,
+        second: Option<&str>,
+        offsets: OffsetType,
+    ) -> Result<tokenizers::Encoding> {
+        let encode = || {
+            let mut first = self.encode_sequence(first, 0, offsets)?;
+            let mut second =
+                second.map(|text| self.encode_sequence(text, 1, offsets)).transpose()?;
+            if let Some(truncation) = self.truncation {
+                let around =
+                    if self.add_special_tokens { self.around(second.is_some()) } else { 0 };
+                let params = truncation.params(around);
+                (first, second) = truncate_encodings(first, second, &params)?;
+            }
+            self.inner.post_process(first, second, self.add_special_tokens)
+        };
+        catch_panic(|| encode().map_err(refused))
+    }
+
+    fn encode_sequence(
+        &self,
+        text: &str,
+        type_id: u32,
+        offsets: OffsetType,
+    ) -> tokenizers::Result<tokenizers::Encoding> {
+        let added = self.inner.get_added_vocabulary();
+        let mut pieces = added.extract_and_normalize(self.inner.get_normalizer(), text);
+        if let Some(pre_tokenizer) = self.inner.get_pre_tokenizer() {
+            pre_tokenizer.pre_tokenize(&mut pieces)?;
+        }
+        // What is cut off on the right is not split in the first place.
+        let enough = self.truncation.and_then(|it| it.enough(type_id));
+        let enough = enough.map(|length| (length, TruncationDirection::Right));
+        self.inner.get_model().tokenize_in_pretokenized(&mut pieces, enough)?;
+        pieces.into_encoding(None, type_id, offsets)
+    }
+
+    /// How many special tokens are added around a text, or a pair.
+    fn around(&self, is_pair: bool) -> usize {
+        self.inner.get_post_processor().map_or(0, |it| it.added_tokens(is_pair))
+    }
+
+    /// Returns the ids of a text alone, without what else an [`Encoding`] has: faster.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn ids(&self, text: &str) -> Result<Vec<u32>> {
+        let encoding = self.encode_texts(text, None, OffsetType::None)?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Encodes all texts of a source on several threads, those of two fields as pairs, and gives each text's number and
+    /// encoding to `consume` in the order of the texts, as [`tokenize_all`](crate::tokenize_all) does.
+    ///
+    /// # Errors
+    /// As [`tokenize_all`](crate::tokenize_all); when texts have more than two fields.
+    pub fn encode_all(
+        &self,
+        texts: &TextSource,
+        options: ParallelOptions<'_>,
+        consume: impl FnMut(usize, Encoding) -> Result<()>,
+    ) -> Result<()> {
+        let encode = |fields: Vec<String>| match fields.as_slice() {
+            [text] => self.encode(text),
+            [first, second] => self.encode_pair(first, second),
+            _ => Err(Error::InvalidArgument(format!(
+                "a text of {} fields cannot be encoded; give one, or two for a pair",
+                fields.len()
+            ))),
+        };
+        each_row(texts, options, encode, consume)
+    }
+
+    /// Makes a text of ids; special tokens are left out where `skip_special_tokens` is set.
+    ///
+    /// # Errors
+    /// When the tokenizer refuses. An id that it does not have stands for nothing.
+    pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String> {
+        catch_panic(|| self.inner.decode(ids, skip_special_tokens).map_err(refused))
+    }
+
+    /// Returns the id of a token.
+    #[must_use]
+    pub fn id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// Returns the token of an id.
+    #[must_use]
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
+    /// Returns the id of a special token: the one that the settings beside `tokenizer.json` name, or, where they name
+    /// none, the one that has a usual name of its kind, such as `[PAD]` or `<pad>`, among the tokenizer's special tokens.
+    #[must_use]
+    pub fn special_id(&self, token: SpecialToken) -> Option<u32> {
+        self.id(self.settings.name(token)?)
+    }
+
+    /// Returns the ids of all special tokens, in order.
+    #[must_use]
+    pub fn special_ids(&self) -> Vec<u32> {
+        let added = self.inner.get_added_tokens_decoder();
+        let mut ids: Vec<u32> =
+            added.iter().filter(|(_, token)| token.special).map(|(id, _)| *id).collect();
+        ids.sort_unstable();
+        ids
+    }
+
+    /// Returns the number of tokens, those included that were added to the model's own.
+    #[must_use]
+    pub fn vocab_size(&self) -> usize {
+        self.inner.get_vocab_size(true)
+    }
+
+    /// Returns how many tokens the model takes at most (`model_max_length`), where the settings tell.
+    #[must_use]
+    pub fn max_length(&self) -> Option<usize> {
+        self.settings.max_length
+    }
+
+    /// Returns the side on which the model expects padding: the right where the settings do not tell.
+    #[must_use]
+    pub fn padding_side(&self) -> Side {
+        self.settings.padding_side
+    }
+
+    /// Returns the side from which the settings want texts to be cut: the right where they do not tell.
+    #[must_use]
+    pub fn truncation_side(&self) -> Side {
+        self.settings.truncation_side
+    }
+
+    /// Returns all tokens under their ids, with the tokenizer's unknown token as the vocabulary's.
+    ///
+    /// # Errors
+    /// When ids are so far apart that most numbers up to the largest are none of a token.
+    pub fn vocabulary(&self) -> Result<Vocabulary> {
+        let tokens = self.inner.get_vocab(true);
+        let size = tokens.values().max().map_or(0, |id| *id as usize + 1);
+        if size > 2 * tokens.len() + 1024 {
+            return Err(Error::Refused(format!(
+                "{} tokens have ids up to {}, and most numbers in between are of none",
+                tokens.len(),
+                size - 1
+            )));
+        }
+        let mut numbered: Vec<Box<str>> = vec![NO_TOKEN.into(); size];
+        for (token, id) in tokens {
+            if let Some(place) = numbered.get_mut(id as usize) {
+                *place = token.into();
+            }
+        }
+        let vocabulary = Vocabulary::new(numbered)?;
+        match self.settings.name(SpecialToken::Unknown) {
+            Some(unknown) => vocabulary.with_unknown(unknown),
+            None => Ok(vocabulary),
+        }
+    }
+
+    /// Writes `tokenizer.json`, as Python's `tokenizers` and `transformers` read it, and beside it
+    /// `tokenizer_config.json` with the special tokens and the longest text, into a folder, which is made where it is
+    /// missing.
+    ///
+    /// # Errors
+    /// When a file cannot be written.
+    pub fn save(&self, folder: impl AsRef<Path>) -> Result<()> {
+        let folder = folder.as_ref();
+        fs::create_dir_all(folder).map_err(io_error(folder))?;
+        let json = catch_panic(|| self.inner.to_string(true).map_err(refused))?;
+        write_whole(&folder.join(FILE), |file| file.write_all(json.as_bytes()))?;
+        let config = format!("{:#}\n", self.settings.to_json());
+        write_whole(&folder.join(CONFIG), |file| file.write_all(config.as_bytes()))
+    }
+}
+
+impl Tokenizer for HuggingFaceTokenizer {
+    /// Appends the tokens of the ids: what the tokenizer does not have is its unknown token, not the text's piece.
+    fn tokenize(&self, text: &str, tokens: &mut TokenList) -> Result<()> {
+        for id in self.ids(text)? {
+            let token = self.token(id);
+            tokens.push(&token.ok_or_else(|| Error::Refused(format!("id {id} has no token")))?);
+        }
+        Ok(())
+    }
+
+    fn describe(&self) -> Value {
+        let digest: String = self.digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        serde_json::json!({
+            "kind": "hugging_face",
+            "sha256": digest,
+            "special_tokens": self.add_special_tokens,
+            "truncation": self.truncation.map(Truncation::describe),
+        })
+    }
+}
+
+impl fmt::Debug for HuggingFaceTokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HuggingFaceTokenizer")
+            .field("vocab_size", &self.vocab_size())
+            .field("settings", &self.settings)
+            .field("add_special_tokens", &self.add_special_tokens)
+            .field("truncation", &self.truncation)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The error of the crate `tokenizers`.
+#[allow(clippy::needless_pass_by_value, reason = "as `map_err` gives it")]
+fn refused(error: tokenizers::Error) -> Error {
+    Error::Refused(error.to_string())
+}
+
+/// What a vocabulary has under a number that is none of a token. No text has it: NUL is no token's.
+const NO_TOKEN: &str = "\0no token";

@@ -1,0 +1,164 @@
+//! What becomes of a text.
+
+use std::ops::Range;
+
+use tokenizers::utils::truncation;
+
+/// A text, or a pair of texts, as a model takes it. All lists have as many elements as there are tokens.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Encoding {
+    /// The tokens' numbers.
+    pub ids: Vec<u32>,
+    /// 0 for the first text and what belongs to it, 1 for the second, where the tokenizer tells them apart.
+    pub type_ids: Vec<u32>,
+    /// 1 for each token: what padding adds is 0.
+    pub attention_mask: Vec<u32>,
+    /// 1 for tokens that were added around the text.
+    pub special_tokens_mask: Vec<u32>,
+    /// The bytes of its text that each token stands for; 0 to 0 for special ones. Python's are characters.
+    pub offsets: Vec<Range<usize>>,
+    /// The word of its text that each token is a part of, as the tokenizer splits words before tokens.
+    pub word_ids: Vec<Option<u32>>,
+    /// The text that each token is of: 0 or 1.
+    pub sequence_ids: Vec<Option<usize>>,
+    /// The tokens.
+    pub tokens: Vec<String>,
+}
+
+impl Encoding {
+    pub(super) fn of(encoding: &tokenizers::Encoding) -> Self {
+        let offsets = encoding.get_offsets().iter().map(|(start, end)| *start..*end);
+        Self {
+            ids: encoding.get_ids().to_vec(),
+            type_ids: encoding.get_type_ids().to_vec(),
+            attention_mask: encoding.get_attention_mask().to_vec(),
+            special_tokens_mask: encoding.get_special_tokens_mask().to_vec(),
+            offsets: offsets.collect(),
+            word_ids: encoding.get_word_ids().to_vec(),
+            sequence_ids: encoding.get_sequence_ids(),
+            tokens: encoding.get_tokens().to_vec(),
+        }
+    }
+
+    /// Returns the number of tokens.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// Whether there is no token.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+}
+
+/// How texts that are too long are cut: `truncation` and `max_length` of `transformers`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Truncation {
+    /// How many tokens remain at most, with those around the text.
+    pub max_length: usize,
+    /// Which text of a pair is cut.
+    pub strategy: TruncationStrategy,
+    /// From which side.
+    pub side: Side,
+}
+
+impl Truncation {
+    /// Keeps at most `max_length` tokens, and cuts the longer text of a pair on its right.
+    #[must_use]
+    pub const fn new(max_length: usize) -> Self {
+        Self { max_length, strategy: TruncationStrategy::LongestFirst, side: Side::Right }
+    }
+
+    /// Sets which text of a pair is cut.
+    #[must_use]
+    pub const fn strategy(mut self, strategy: TruncationStrategy) -> Self {
+        self.strategy = strategy;
+        self
+    }
+
+    /// Sets from which side texts are cut.
+    #[must_use]
+    pub const fn side(mut self, side: Side) -> Self {
+        self.side = side;
+        self
+    }
+
+    /// What is left beside `around` special tokens, which are fewer than the longest text may have.
+    pub(super) fn params(self, around: usize) -> truncation::TruncationParams {
+        truncation::TruncationParams {
+            direction: self.side.into(),
+            max_length: self.max_length.saturating_sub(around),
+            strategy: self.strategy.into(),
+            stride: 0,
+        }
+    }
+
+    /// How many tokens of a text are enough, of the first (0) or second (1).
+    pub(super) fn enough(self, type_id: u32) -> Option<usize> {
+        let all = match self.strategy {
+            TruncationStrategy::LongestFirst => false,
+            TruncationStrategy::OnlyFirst => type_id == 1,
+            TruncationStrategy::OnlySecond => type_id == 0,
+        };
+        (self.side == Side::Right && !all).then_some(self.max_length)
+    }
+
+    pub(super) fn describe(self) -> serde_json::Value {
+        let strategy = match self.strategy {
+            TruncationStrategy::LongestFirst => "longest_first",
+            TruncationStrategy::OnlyFirst => "only_first",
+            TruncationStrategy::OnlySecond => "only_second",
+        };
+        serde_json::json!({ "max_length": self.max_length, "strategy": strategy, "side": self.side.name() })
+    }
+}
+
+/// Which text of a pair is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TruncationStrategy {
+    /// The longer one, until both are equally long; then both.
+    LongestFirst,
+    /// The first; an error where that is not enough.
+    OnlyFirst,
+    /// The second; an error where that is not enough, or there is none.
+    OnlySecond,
+}
+
+impl From<TruncationStrategy> for truncation::TruncationStrategy {
+    fn from(strategy: TruncationStrategy) -> Self {
+        match strategy {
+            TruncationStrategy::LongestFirst => Self::LongestFirst,
+            TruncationStrategy::OnlyFirst => Self::OnlyFirst,
+            TruncationStrategy::OnlySecond => Self::OnlySecond,
+        }
+    }
+}
+
+/// A side of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The beginning.
+    Left,
+    /// The end.
+    Right,
+}
+
+impl Side {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Left => "left",
+            Self::Right => "right",
+        }
+    }
+}
+
+impl From<Side> for truncation::TruncationDirection {
+    fn from(side: Side) -> Self {
+        match side {
+            Side::Left => Self::Left,
+            Side::Right => Self::Right,
+        }
+    }
+}
