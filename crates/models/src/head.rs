@@ -206,9 +206,9 @@ impl Module<&Tensor> for Pool {
 
 /// `sigmoid(x) · (high − low) + low`.
 #[derive(Debug)]
-struct SigmoidRange {
-    low: f64,
-    high: f64,
+pub(crate) struct SigmoidRange {
+    pub(crate) low: f64,
+    pub(crate) high: f64,
 }
 
 impl Module<&Tensor> for SigmoidRange {

@@ -14,6 +14,8 @@ pub(crate) enum Redraw {
     TruncatedNormal(f64),
     /// `normal_(std=…)`.
     Normal(f64),
+    /// `uniform_(-bound, bound)`.
+    Uniform(f64),
     /// `KaimingFanIn` of a quarter of the outputs, each four times (ICNR).
     Icnr,
     /// All the same value.
@@ -59,6 +61,7 @@ fn drawn(weight: &Tensor, how: Redraw) -> Result<Tensor, TchError> {
             drawn.f_normal_(0.0, fan(1))?.f_repeat_interleave_self_int(4, 0, None)
         }
         Redraw::Normal(std) => values.f_normal_(0.0, std),
+        Redraw::Uniform(bound) => values.f_uniform_(-bound, bound),
         Redraw::Constant(value) => values.f_fill_(value),
         Redraw::TruncatedNormal(std) => {
             // timm's steps: the inverse distribution function of a uniform number. The bounds are 100

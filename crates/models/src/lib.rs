@@ -12,6 +12,7 @@
 //! ```
 
 mod activation;
+mod awd_lstm;
 mod classifier;
 mod cnn;
 mod constructors;
@@ -29,6 +30,13 @@ mod vit;
 mod xresnet;
 
 pub use activation::Activation;
+pub use awd_lstm::{
+    AwdLstm, AwdLstmDropout, AwdLstmModel, AwdLstmOptions, EmbeddingReport, LanguageModel,
+    LanguageModelHead, LanguageModelOptions, NextWordOptions, PretrainedLanguageModel,
+    RecurrentState, RnnOutputs, SentenceEncoder, TextClassifier, TextClassifierOptions,
+    encoder_state, generate_words, load_encoder, masked_concat_pool, next_word, save_encoder,
+    with_encoder,
+};
 pub use classifier::ImageClassifier;
 pub use cnn::{Cnn, CnnOptions};
 pub use constructors::{

@@ -183,20 +183,25 @@ impl Pretrained {
     }
 
     fn read(&self, path: &Path) -> Result<StateDict> {
-        const USUAL: [&str; 4] = ["model", "state_dict", "model_ema", "state_dict_ema"];
-        if let Some(entry) = &self.entry {
-            return weights::load_entry(path, entry);
+        match &self.entry {
+            Some(entry) => weights::load_entry(path, entry),
+            None => read_state_dict(path),
         }
-        match weights::load(path) {
-            Err(Error::NotAStateDict { path, found, dictionaries }) => {
-                let usual = USUAL.iter().find(|key| dictionaries.iter().any(|it| it == *key));
-                match usual {
-                    Some(key) => weights::load_entry(path, key),
-                    None => Err(Error::NotAStateDict { path, found, dictionaries }),
-                }
+    }
+}
+
+/// Reads a state dictionary that may lie under one of the keys which libraries use.
+pub(crate) fn read_state_dict(path: &Path) -> Result<StateDict> {
+    const USUAL: [&str; 4] = ["model", "state_dict", "model_ema", "state_dict_ema"];
+    match weights::load(path) {
+        Err(Error::NotAStateDict { path, found, dictionaries }) => {
+            let usual = USUAL.iter().find(|key| dictionaries.iter().any(|it| it == *key));
+            match usual {
+                Some(key) => weights::load_entry(path, key),
+                None => Err(Error::NotAStateDict { path, found, dictionaries }),
             }
-            other => other,
         }
+        other => other,
     }
 }
 

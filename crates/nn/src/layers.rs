@@ -8,6 +8,7 @@ mod embedding;
 mod flatten;
 mod layer_norm;
 mod linear;
+mod lstm;
 mod pooling;
 
 pub use activation::Relu;
@@ -19,4 +20,5 @@ pub use embedding::{Embedding, EmbeddingOptions};
 pub use flatten::Flatten;
 pub use layer_norm::{LayerNorm, LayerNormOptions};
 pub use linear::{Linear, LinearOptions};
+pub use lstm::{Lstm, LstmOptions, LstmState};
 pub use pooling::MaxPool2d;

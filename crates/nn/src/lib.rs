@@ -68,7 +68,8 @@ pub use into_model::IntoModel;
 pub use layer_groups::LayerGroups;
 pub use layers::{
     BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, Dropout, Embedding,
-    EmbeddingOptions, Flatten, LayerNorm, LayerNormOptions, Linear, LinearOptions, MaxPool2d, Relu,
+    EmbeddingOptions, Flatten, LayerNorm, LayerNormOptions, Linear, LinearOptions, Lstm,
+    LstmOptions, LstmState, MaxPool2d, Relu,
 };
 pub use model::{Model, ModelBuilder};
 pub use module::{Layer, Module};

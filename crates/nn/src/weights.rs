@@ -76,6 +76,28 @@ pub fn save(state: &StateDict, path: impl AsRef<Path>) -> Result<(), Error> {
     safetensors::save(state, path.as_ref())
 }
 
+/// Writes a `.pth` file: what `torch.save` would write of the dictionary, for programs that know no
+/// safetensors, such as fastai. `torch.load` reads it, also with `weights_only`, and so does [`load`].
+///
+/// The file appears whole or not at all, as with [`save`]. A tensor that has two names is written twice.
+///
+/// ```
+/// use brigade_nn::{Linear, Model, weights};
+/// # let folder = tempfile::tempdir()?;
+/// # std::env::set_current_dir(&folder)?;
+/// let model = Model::new(|p| Linear::new(p, 784, 10))?;
+/// weights::save_pth(&model.state_dict(), "linear.pth")?;
+/// assert_eq!(weights::load("linear.pth")?.len(), 2);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// [`Error::File`] when the system refuses, or for a kind that the format lacks. An older file of that name
+/// is still there then.
+pub fn save_pth(state: &StateDict, path: impl AsRef<Path>) -> Result<(), Error> {
+    pth::save(state, path.as_ref())
+}
+
 pub use brigade_torch::{dtype_of, kind_of, tensor_from_bytes};
 
 impl<M> Model<M> {

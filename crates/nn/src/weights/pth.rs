@@ -2,17 +2,19 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-use brigade_checkpoint::pth::{PthFile, StorageKey, StoredTensor};
-use brigade_checkpoint::{Error as FileError, Value};
+use brigade_checkpoint::pth::{self, PthFile, StorageKey, StoredTensor, TensorData};
+use brigade_checkpoint::{Dtype, Error as FileError, TensorInfo, Value};
 use indexmap::IndexMap;
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 use super::damaged;
+use super::safetensors::{CHUNK_BYTES, write_whole};
 use crate::model::Shapes;
 use crate::{Error, LoadReport, Model, StateDict};
-use brigade_torch::tensor_from_bytes;
+use brigade_torch::{bytes, dtype_of, tensor_from_bytes};
 
 type Tree = Value<StoredTensor>;
 
@@ -56,6 +58,46 @@ pub(super) fn load_into<M>(model: &Model<M>, path: &Path, file: File) -> Result<
             .map_err(interrupted)?;
     }
     Ok(plan.report)
+}
+
+/// One tensor of a state dictionary, as it is written.
+struct Stored<'t> {
+    dtype: Dtype,
+    tensor: &'t Tensor,
+}
+
+impl TensorData for Stored<'_> {
+    fn info(&self) -> TensorInfo {
+        let shape = self.tensor.size().iter().map(|size| size.unsigned_abs()).collect();
+        TensorInfo { dtype: self.dtype, shape }
+    }
+
+    fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
+        let plain = self.tensor.f_to_device(Device::Cpu).and_then(|tensor| tensor.f_contiguous());
+        let plain = plain.map_err(io::Error::other)?;
+        bytes(&plain)
+            .map_err(io::Error::other)?
+            .try_chunks(CHUNK_BYTES, |chunk| out.write_all(chunk))
+    }
+}
+
+pub(super) fn save(state: &StateDict, path: &Path) -> Result<(), Error> {
+    let mut entries = Vec::with_capacity(state.len());
+    for (name, tensor) in state.iter() {
+        let kind = tensor.f_kind().map_err(Error::torch(format!("read the kind of {name}")))?;
+        let dtype = dtype_of(kind).ok_or_else(|| FileError::Unsupported {
+            path: path.to_owned(),
+            fact: format!("a .pth file cannot hold `{name}` of {kind:?}"),
+        })?;
+        entries.push((name, Value::Tensor(Stored { dtype, tensor })));
+    }
+    let value = Value::dict(entries);
+    write_whole(path, |out| {
+        let mut buffered = BufWriter::new(*out);
+        pth::write(&mut buffered, &value)?;
+        buffered.flush()
+    })
+    .map_err(|source| super::io("write", path, source))
 }
 
 fn choose<'v>(path: &Path, root: &'v Tree, entry: Option<&str>) -> Result<&'v Tree, Error> {

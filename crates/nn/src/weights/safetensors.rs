@@ -19,7 +19,7 @@ use crate::{Error, LoadReport, Model, StateDict};
 use brigade_torch::{dtype_of, kind_of};
 
 /// What is copied out of a tensor at a time: small enough for a processor's cache.
-const CHUNK_BYTES: usize = 256 << 10;
+pub(super) const CHUNK_BYTES: usize = 256 << 10;
 
 pub(super) fn load(path: &Path, file: File) -> Result<StateDict, Error> {
     let mut state = StateDict::new();
@@ -113,7 +113,7 @@ pub(super) fn save(state: &StateDict, path: &Path) -> Result<(), Error> {
 }
 
 /// Writes a file that appears whole or not at all, even when the machine stops.
-fn write_whole(
+pub(super) fn write_whole(
     path: &Path,
     write: impl FnOnce(&mut &File) -> std::io::Result<()>,
 ) -> std::io::Result<()> {

@@ -1,0 +1,261 @@
+//! AWD-LSTM, fastai's recurrent network for texts.
+
+mod classifier;
+mod decoder;
+mod dropout;
+mod generate;
+mod language_model;
+mod pooling;
+mod sentence;
+mod state;
+mod weights;
+
+use std::borrow::Borrow;
+
+use brigade_nn::{Module, ParamPath, Result};
+use tch::Tensor;
+
+pub use self::classifier::{TextClassifier, TextClassifierOptions};
+pub use self::decoder::LanguageModelHead;
+pub use self::generate::{NextWordOptions, generate_words, next_word};
+pub use self::language_model::{LanguageModel, LanguageModelOptions};
+pub use self::pooling::masked_concat_pool;
+pub use self::sentence::SentenceEncoder;
+pub use self::state::{RecurrentState, RnnOutputs};
+pub use self::weights::{
+    AwdLstmModel, EmbeddingReport, PretrainedLanguageModel, encoder_state, load_encoder,
+    save_encoder, with_encoder,
+};
+
+use self::dropout::{RnnDropout, WeightDropLstm, WordDropout};
+
+/// The encoder of an AWD-LSTM (Merity et al., 2017), as
+/// [fastai](https://docs.fast.ai/text.models.awdlstm.html) has it: from words `[n, time]` of int64 to the last
+/// layer's outputs `[n, time, embedding]`.
+///
+/// It has four of the five dropouts: of words, of the first layer's input, of the weights between time steps, and
+/// of the outputs between layers; the fifth comes after it. It goes on where the batch before ended: see
+/// [`RecurrentState`]. Names, and first values for a seed, are fastai's.
+///
+/// ```
+/// use brigade_models::{AwdLstm, AwdLstmOptions};
+/// use brigade_nn::{Model, Tensor};
+///
+/// let options = AwdLstmOptions { embedding: 8, hidden: 12, ..AwdLstmOptions::language_model() };
+/// let model = Model::new(|path| AwdLstm::new(path, 26, &options))?;
+/// assert_eq!(model.num_parameters(), 3216);
+/// let words = Tensor::from_slice(&[2i64, 3, 4, 5, 6, 7]).view([2, 3]);
+/// assert_eq!(model.forward(&words)?.size(), [2, 3, 8]);
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct AwdLstm {
+    name: String,
+    padding: i64,
+    words: WordDropout,
+    input_dropout: RnnDropout,
+    rnns: Vec<WeightDropLstm>,
+    /// After each layer; that after the last one is not used, as in fastai.
+    hidden_dropouts: Vec<RnnDropout>,
+    state: RecurrentState,
+}
+
+/// Sizes and dropouts of an [`AwdLstm`] and what comes after it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AwdLstmOptions {
+    /// Numbers of a word (`emb_sz`), and of the last layer's output; 400.
+    pub embedding: i64,
+    /// Numbers of the other layers' outputs (`n_hid`); 1152.
+    pub hidden: i64,
+    /// Layers (`n_layers`); 3.
+    pub layers: usize,
+    /// The word that stands for padding (`pad_token`): its row gets no gradient; 1.
+    pub padding: i64,
+    /// Reads in both directions, each with half of the numbers (`bidir`); false.
+    pub bidirectional: bool,
+    /// The probabilities of dropout.
+    pub dropout: AwdLstmDropout,
+}
+
+/// The probabilities of an AWD-LSTM's five dropouts, each in `[0, 1)`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AwdLstmDropout {
+    /// Of a word, at all its places in a batch (`embed_p`).
+    pub embedding: f64,
+    /// Of a number of the first layer's input, for all of a sequence (`input_p`).
+    pub input: f64,
+    /// Of a weight between time steps (`weight_p`).
+    pub weight: f64,
+    /// Of a number between two layers, for all of a sequence (`hidden_p`).
+    pub hidden: f64,
+    /// Of a number that goes into the decoder, for all of a sequence, or of the classifier's first layer
+    /// (`output_p`).
+    pub output: f64,
+}
+
+impl AwdLstmDropout {
+    /// All probabilities times `factor` (fastai's `drop_mult`).
+    #[must_use]
+    pub fn scaled(self, factor: f64) -> Self {
+        Self {
+            embedding: self.embedding * factor,
+            input: self.input * factor,
+            weight: self.weight * factor,
+            hidden: self.hidden * factor,
+            output: self.output * factor,
+        }
+    }
+}
+
+impl AwdLstmOptions {
+    const SIZES: Self = Self {
+        embedding: 400,
+        hidden: 1152,
+        layers: 3,
+        padding: 1,
+        bidirectional: false,
+        dropout: AwdLstmDropout {
+            embedding: 0.0,
+            input: 0.0,
+            weight: 0.0,
+            hidden: 0.0,
+            output: 0.0,
+        },
+    };
+
+    /// fastai's `awd_lstm_lm_config`.
+    #[must_use]
+    pub fn language_model() -> Self {
+        let dropout =
+            AwdLstmDropout { embedding: 0.02, input: 0.25, weight: 0.2, hidden: 0.15, output: 0.1 };
+        Self { dropout, ..Self::SIZES }
+    }
+
+    /// fastai's `awd_lstm_clas_config`.
+    #[must_use]
+    pub fn classifier() -> Self {
+        let dropout =
+            AwdLstmDropout { embedding: 0.05, input: 0.4, weight: 0.5, hidden: 0.3, output: 0.4 };
+        Self { dropout, ..Self::SIZES }
+    }
+
+    /// The same with all probabilities of dropout times `factor`.
+    #[must_use]
+    pub fn drop_mult(self, factor: f64) -> Self {
+        Self { dropout: self.dropout.scaled(factor), ..self }
+    }
+
+    /// Numbers of each direction of a layer's output.
+    fn width(&self, layer: usize) -> i64 {
+        let whole = if layer + 1 == self.layers { self.embedding } else { self.hidden };
+        whole / if self.bidirectional { 2 } else { 1 }
+    }
+}
+
+impl AwdLstm {
+    /// Registers all layers below the path, for a vocabulary of so many words.
+    pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, words: i64, options: &AwdLstmOptions) -> Self {
+        let path = path.borrow();
+        let AwdLstmOptions { embedding, hidden, layers, padding, bidirectional, dropout } =
+            *options;
+        if layers == 0 || embedding < 1 || hidden < 1 {
+            path.reject(format_args!(
+                "an AWD-LSTM of {layers} layers, {embedding} numbers a word and {hidden} hidden ones: each has \
+                 to be 1 at least"
+            ));
+        }
+        if bidirectional && (embedding % 2 != 0 || (layers > 1 && hidden % 2 != 0)) {
+            path.reject(format_args!(
+                "two directions share {embedding} and {hidden} numbers: both have to be even"
+            ));
+        }
+        let encoder = WordDropout::new(path, words, embedding, padding, dropout.embedding);
+        let rnns: Vec<WeightDropLstm> = (0..layers)
+            .map(|layer| {
+                let inputs = if layer == 0 { embedding } else { hidden };
+                let path = path / "rnns" / layer;
+                WeightDropLstm::new(
+                    &path,
+                    inputs,
+                    options.width(layer),
+                    bidirectional,
+                    dropout.weight,
+                )
+            })
+            .collect();
+        encoder.redraw(path);
+        let shapes =
+            rnns.iter().enumerate().map(|(layer, rnn)| (rnn.directions(), options.width(layer)));
+        let hidden_dropouts = path / "hidden_dps";
+        Self {
+            name: path.name().to_owned(),
+            padding,
+            words: encoder,
+            input_dropout: RnnDropout::new(&(path / "input_dp"), dropout.input),
+            hidden_dropouts: (0..layers)
+                .map(|layer| RnnDropout::new(&(&hidden_dropouts / layer), dropout.hidden))
+                .collect(),
+            state: RecurrentState::new(shapes.collect()),
+            rnns,
+        }
+    }
+
+    /// The full name of the encoder's place in the model, empty at its root.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The hidden state, and what a step of training leaves behind.
+    #[must_use]
+    pub fn state(&self) -> &RecurrentState {
+        &self.state
+    }
+
+    /// The words' table, `[words, embedding]`.
+    #[must_use]
+    pub fn embedding(&self) -> &Tensor {
+        self.words.weight()
+    }
+
+    /// Computes the outputs of vectors `[n, time, embedding]` that take the place of words.
+    ///
+    /// # Errors
+    /// libtorch's, for another shape.
+    pub fn forward_embedded(&self, vectors: &Tensor) -> Result<Tensor> {
+        let (rows, ..) = vectors.size3()?;
+        let states = self.state.of_rows(rows, vectors)?;
+        let mut output = self.input_dropout.forward(vectors)?;
+        let mut last = Vec::with_capacity(states.len());
+        for (layer, (rnn, state)) in self.rnns.iter().zip(&states).enumerate() {
+            let (next, state) = rnn.forward(&output, state)?;
+            last.push(brigade_nn::LstmState {
+                hidden: state.hidden.f_detach()?,
+                cell: state.cell.f_detach()?,
+            });
+            output = match self.hidden_dropouts.get(layer) {
+                Some(dropout) if layer + 1 < self.rnns.len() => dropout.forward(&next)?,
+                _ => next,
+            };
+        }
+        self.state.put(last);
+        Ok(output)
+    }
+
+    /// The names of the modules of each layer below the path, for groups of parameters.
+    fn layer_names(&self) -> Vec<String> {
+        (0..self.rnns.len()).map(|layer| self.below(&format!("rnns.{layer}"))).collect()
+    }
+
+    fn below(&self, name: &str) -> String {
+        if self.name.is_empty() { name.to_owned() } else { format!("{}.{name}", self.name) }
+    }
+}
+
+impl Module<&Tensor> for AwdLstm {
+    type Output = Tensor;
+
+    fn forward(&self, words: &Tensor) -> Result<Tensor> {
+        self.forward_embedded(&self.words.forward(words)?)
+    }
+}

@@ -1,0 +1,151 @@
+//! An AWD-LSTM that tells the class of a text.
+
+use std::borrow::Borrow;
+
+use brigade_nn::{LayerGroups, Module, ParamPath, Result, Sequential, Training};
+use tch::Tensor;
+
+use super::pooling::{linear_layers, masked_concat_pool};
+use super::sentence::SentenceEncoder;
+use super::state::{RecurrentState, RnnOutputs};
+use super::weights::AwdLstmModel;
+use super::{AwdLstm, AwdLstmOptions};
+
+/// fastai's AWD-LSTM text classifier
+/// ([`get_text_classifier`](https://docs.fast.ai/text.models.core.html#get_text_classifier)): from texts
+/// `[n, time]` of int64 to the scores of classes, `[n, classes]`. How texts are padded and read is told at
+/// [`SentenceEncoder`].
+///
+/// The encoder is below `0.module` and the layers after the pooling below `1.layers`, under the names of fastai's
+/// files. [`LayerGroups`] has fastai's groups: the words, each layer, the layers after the pooling.
+///
+/// ```
+/// use brigade_models::{TextClassifier, TextClassifierOptions};
+/// use brigade_nn::Model;
+///
+/// let options = TextClassifierOptions::default().drop_mult(0.5);
+/// let model = Model::new(|path| TextClassifier::new(path, 1000, 2, &options))?;
+/// assert_eq!(model.num_parameters(), 20_735_880);
+/// assert_eq!(model.param_groups()?.len(), 5);
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct TextClassifier {
+    encoder: SentenceEncoder,
+    layers: Sequential,
+    training: Training,
+    /// The full name of the part after the encoder.
+    head: String,
+}
+
+/// Options of a [`TextClassifier`], with fastai's defaults.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TextClassifierOptions {
+    /// The encoder, and the dropout of the first layer after the pooling.
+    pub encoder: AwdLstmOptions,
+    /// Words after which back-propagation is truncated; 72.
+    pub seq_len: i64,
+    /// How many words' outputs, at the texts' ends, are pooled; 1440. None for all.
+    pub max_len: Option<i64>,
+    /// Outputs of the linear layers before the last one (`lin_ftrs`); one of 50.
+    pub hidden: Vec<i64>,
+    /// The probabilities of dropout of the linear layers but the first one (`ps`), which
+    /// [`TextClassifierOptions::drop_mult`] leaves as they are; none for 0.1 each.
+    pub dropout: Option<Vec<f64>>,
+    /// Brings the output into this range by a sigmoid (`y_range`), for regression; none.
+    pub y_range: Option<[f64; 2]>,
+}
+
+impl Default for TextClassifierOptions {
+    fn default() -> Self {
+        Self {
+            encoder: AwdLstmOptions::classifier(),
+            seq_len: 72,
+            max_len: Some(72 * 20),
+            hidden: vec![50],
+            dropout: None,
+            y_range: None,
+        }
+    }
+}
+
+impl TextClassifierOptions {
+    /// The same with the encoder's probabilities of dropout times `factor`.
+    #[must_use]
+    pub fn drop_mult(self, factor: f64) -> Self {
+        Self { encoder: self.encoder.drop_mult(factor), ..self }
+    }
+}
+
+impl TextClassifier {
+    /// Registers all layers below the path, for a vocabulary of so many words.
+    pub fn new<'a>(
+        path: impl Borrow<ParamPath<'a>>,
+        words: i64,
+        classes: i64,
+        options: &TextClassifierOptions,
+    ) -> Self {
+        let path = path.borrow();
+        let TextClassifierOptions { encoder, seq_len, max_len, hidden, .. } = options;
+        let head = path / 1;
+        let pooled = 3 * encoder.embedding;
+        let sizes: Vec<i64> =
+            [pooled].into_iter().chain(hidden.iter().copied()).chain([classes]).collect();
+        let others = options.dropout.clone().unwrap_or_else(|| vec![0.1; hidden.len()]);
+        let dropout = [vec![encoder.dropout.output], others].concat();
+        Self {
+            encoder: SentenceEncoder::new(path / 0, words, encoder, *seq_len, *max_len),
+            layers: linear_layers(&head, &sizes, &dropout, options.y_range),
+            training: head.training(),
+            head: head.name().to_owned(),
+        }
+    }
+
+    /// What a step of training leaves behind; the hidden state begins anew with each batch.
+    #[must_use]
+    pub fn state(&self) -> &RecurrentState {
+        self.encoder.encoder().state()
+    }
+
+    /// Computes the encoder's outputs, and where padding is.
+    ///
+    /// # Errors
+    /// Those of the encoder's forward: for a text without words, or shapes that do not fit.
+    pub fn encode(&self, words: &Tensor) -> Result<(Tensor, Tensor)> {
+        self.encoder.forward(words)
+    }
+}
+
+impl AwdLstmModel for TextClassifier {
+    fn encoder(&self) -> &AwdLstm {
+        self.encoder.encoder()
+    }
+
+    fn decoder(&self) -> Option<String> {
+        None
+    }
+}
+
+impl LayerGroups for TextClassifier {
+    /// fastai's `awd_lstm_clas_split`.
+    fn layer_groups(&self) -> Vec<Vec<String>> {
+        let encoder = self.encoder.encoder();
+        let layers = encoder.layer_names().into_iter().map(|name| vec![name]);
+        let words = [vec![encoder.below("encoder")]].into_iter();
+        words.chain(layers).chain([vec![self.head.clone()]]).collect()
+    }
+}
+
+impl Module<&Tensor> for TextClassifier {
+    type Output = Tensor;
+
+    fn forward(&self, words: &Tensor) -> Result<Tensor> {
+        let (outputs, padding) = self.encode(words)?;
+        let pooled = masked_concat_pool(&outputs, &padding, self.encoder.seq_len())?;
+        if self.training.is_on() && self.state().keeps_outputs() {
+            let dropped = outputs.shallow_clone();
+            self.state().put_outputs(RnnOutputs { raw: outputs, dropped });
+        }
+        self.layers.forward(&pooled)
+    }
+}

@@ -1,0 +1,107 @@
+//! From hidden numbers to the scores of words, and to the loss without holding the scores.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use brigade_nn::{Error, Result, Training};
+use brigade_torch::{CrossEntropyLoss, CrossEntropyOptions, cross_entropy, linear_cross_entropy};
+use tch::Tensor;
+
+/// The last layer of a [`LanguageModel`](crate::LanguageModel): what turns the numbers before it into scores
+/// of words. Clones are one head, with the model's own parameters, for a loss that is computed outside of the
+/// model.
+///
+/// With a vocabulary of 60,000 words, scores, their softmax and its gradient take most of a step's memory.
+/// [`LanguageModelHead::fuse_loss`] makes the model give what comes before the head in training, and
+/// [`LanguageModelHead::loss`] computes the loss of that, a part of the scores at a time.
+///
+/// ```
+/// use brigade_models::{LanguageModel, LanguageModelOptions};
+/// use brigade_nn::{Model, Tensor};
+///
+/// let mut options = LanguageModelOptions::default();
+/// (options.encoder.embedding, options.encoder.hidden) = (8, 12);
+/// let mut model = Model::new(|path| LanguageModel::new(path, 26, &options))?;
+/// let head = model.module().head().clone();
+/// head.fuse_loss(true);
+/// let words = Tensor::from_slice(&[2i64, 3, 4, 5]).view([2, 2]);
+/// let targets = Tensor::from_slice(&[3i64, 4, 5, 6]).view([2, 2]);
+/// let output = model.forward(&words)?; // [2, 2, 8]
+/// let loss = head.loss(&output, &targets, &Default::default())?.loss;
+/// loss.backward();
+/// model.eval();
+/// assert_eq!(model.forward(&words)?.size(), [2, 2, 26]);
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct LanguageModelHead {
+    layer: Arc<Mutex<Layer>>,
+    fused: Arc<AtomicBool>,
+    training: Training,
+}
+
+#[derive(Debug)]
+struct Layer {
+    weight: Tensor,
+    bias: Option<Tensor>,
+}
+
+impl LanguageModelHead {
+    pub(super) fn new(weight: Tensor, bias: Option<Tensor>, training: Training) -> Self {
+        let layer = Arc::new(Mutex::new(Layer { weight, bias }));
+        Self { layer, fused: Arc::default(), training }
+    }
+
+    /// Makes the model give in training what [`LanguageModelHead::loss`] takes, `[n, time, embedding]`, and no
+    /// scores (`true`), or scores always (`false`, as in a new model).
+    ///
+    /// The parameters of the head are used by the loss and not by the forward then: a reducer must not look
+    /// for parameters that the forward leaves out.
+    pub fn fuse_loss(&self, on: bool) {
+        // Relaxed: the flag orders nothing else.
+        self.fused.store(on, Ordering::Relaxed);
+    }
+
+    /// Whether the model gives what comes before the head at present: it trains, and the loss is fused.
+    #[must_use]
+    pub fn is_fused(&self) -> bool {
+        self.fused.load(Ordering::Relaxed) && self.training.is_on()
+    }
+
+    pub(super) fn trains(&self) -> bool {
+        self.training.is_on()
+    }
+
+    /// Computes the scores `[…, words]` of `[…, embedding]`.
+    ///
+    /// # Errors
+    /// libtorch's, for another width.
+    pub fn scores(&self, hidden: &Tensor) -> Result<Tensor> {
+        let layer = self.lock();
+        Ok(hidden.f_linear(&layer.weight, layer.bias.as_ref())?)
+    }
+
+    /// Computes the cross-entropy of what the model gave, be it [fused](Self::is_fused) or not: with words
+    /// `targets` `[n, time]`.
+    ///
+    /// # Errors
+    /// Those of [`brigade_torch::linear_cross_entropy`], such as for a target that is no word.
+    pub fn loss(
+        &self,
+        output: &Tensor,
+        targets: &Tensor,
+        options: &CrossEntropyOptions,
+    ) -> Result<CrossEntropyLoss> {
+        if !self.is_fused() {
+            return cross_entropy(output, targets, options).map_err(Error::custom);
+        }
+        let layer = self.lock();
+        linear_cross_entropy(output, &layer.weight, layer.bias.as_ref(), targets, options)
+            .map_err(Error::custom)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Layer> {
+        // Nothing changes it.
+        self.layer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

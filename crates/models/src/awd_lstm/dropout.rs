@@ -1,0 +1,177 @@
+//! The dropouts of an AWD-LSTM: of words, of inputs for a whole sequence, of the weights between time steps.
+
+use brigade_nn::{
+    Embedding, EmbeddingOptions, LstmOptions, LstmState, Module, ParamPath, Result, Training,
+};
+use tch::{Device, Kind, Tensor};
+
+use crate::init::{Redraw, redraw};
+
+/// fastai's initial range of embeddings.
+pub(super) const INITIAL_RANGE: f64 = 0.1;
+
+/// A probability that dropout takes; 1 would divide by 0.
+fn check(path: &ParamPath<'_>, what: &str, probability: f64) {
+    if !(0.0..1.0).contains(&probability) {
+        path.reject(format_args!(
+            "the probability {probability} of dropping {what} is not in [0, 1)"
+        ));
+    }
+}
+
+/// What libtorch takes for "no row is padding".
+const NO_PADDING: i64 = -1;
+
+/// 0 with probability `p`, otherwise `1 / (1 − p)`.
+fn mask(shape: &[i64], probability: f64, like: &Tensor) -> Result<Tensor> {
+    let mut mask = Tensor::f_empty(shape, (like.kind(), like.device()))?;
+    Ok(mask.f_bernoulli_float_(1.0 - probability)?.f_div_scalar_(1.0 - probability)?)
+}
+
+/// Drops numbers of each sample for all of its time steps: `[n, time, …]`, with one mask `[n, 1, …]`.
+#[derive(Debug)]
+pub(super) struct RnnDropout {
+    probability: f64,
+    training: Training,
+}
+
+impl RnnDropout {
+    pub(super) fn new(path: &ParamPath<'_>, probability: f64) -> Self {
+        check(path, "a number of a sequence", probability);
+        Self { probability, training: path.training() }
+    }
+
+    pub(super) fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        if self.probability == 0.0 || !self.training.is_on() {
+            return Ok(input.shallow_clone());
+        }
+        let mut shape = input.size();
+        if let Some(time) = shape.get_mut(1) {
+            *time = 1;
+        }
+        Ok(input.f_mul(&mask(&shape, self.probability, input)?)?)
+    }
+}
+
+/// An embedding that drops whole words: every place of such a word in the batch is 0.
+#[derive(Debug)]
+pub(super) struct WordDropout {
+    embedding: Embedding,
+    probability: f64,
+    training: Training,
+}
+
+impl WordDropout {
+    /// Registers `encoder.weight`, and `encoder_dp.emb.weight` as its second name.
+    pub(super) fn new(
+        path: &ParamPath<'_>,
+        words: i64,
+        width: i64,
+        padding: i64,
+        probability: f64,
+    ) -> Self {
+        let options = EmbeddingOptions { padding: Some(padding) };
+        let embedding = Embedding::with_options(path / "encoder", words, width, options);
+        let dropout = path / "encoder_dp";
+        check(&dropout, "a word", probability);
+        let _ = (&dropout / "emb").tie("weight", embedding.weight());
+        Self { embedding, probability, training: dropout.training() }
+    }
+
+    /// Draws the embedding's values once more, as fastai does after it has made the layers.
+    pub(super) fn redraw(&self, path: &ParamPath<'_>) {
+        redraw(path, self.weight(), Redraw::Uniform(INITIAL_RANGE));
+    }
+
+    pub(super) fn weight(&self) -> &Tensor {
+        self.embedding.weight()
+    }
+
+    pub(super) fn forward(&self, words: &Tensor) -> Result<Tensor> {
+        let vectors = self.embedding.forward(words)?;
+        if self.probability == 0.0 || !self.training.is_on() {
+            return Ok(vectors);
+        }
+        // The words' own factors, and not a masked copy of the whole table: that and its gradient would be
+        // 200 MB for 60,000 words of 400 numbers.
+        let count = self.weight().size().first().copied().unwrap_or_default();
+        let factors = mask(&[count, 1], self.probability, self.weight())?;
+        let of_words = Tensor::f_embedding(&factors, words, NO_PADDING, false, false)?;
+        Ok(vectors.f_mul(&of_words)?)
+    }
+}
+
+/// One layer of long short-term memory that drops weights from step to step, the same for a whole batch.
+///
+/// The parameter is the raw weight: what training changes and files hold. fastai drops those of the forward
+/// direction alone, in a bidirectional layer, too.
+#[derive(Debug)]
+pub(super) struct WeightDropLstm {
+    /// In the order of [`brigade_nn::Lstm::weights`], the raw one in its place.
+    weights: Vec<Tensor>,
+    options: LstmOptions,
+    probability: f64,
+    training: Training,
+}
+
+/// The place of `weight_hh_l0` among an LSTM's weights.
+const HIDDEN_TO_HIDDEN: usize = 1;
+
+impl WeightDropLstm {
+    pub(super) fn new(
+        path: &ParamPath<'_>,
+        inputs: i64,
+        hidden: i64,
+        bidirectional: bool,
+        probability: f64,
+    ) -> Self {
+        check(path, "a weight", probability);
+        let options = LstmOptions { batch_first: true, bidirectional, ..LstmOptions::default() };
+        let bound = 1.0 / (hidden.max(1) as f64).sqrt();
+        // Drawn in PyTorch's order, and registered in fastai's: the raw weight belongs to the wrapper and comes
+        // before the module's.
+        let mut drawn = Vec::new();
+        for suffix in &["", "_reverse"][..options.directions()] {
+            let shapes: [(&str, &[i64]); 4] = [
+                ("weight_ih", &[4 * hidden, inputs]),
+                ("weight_hh", &[4 * hidden, hidden]),
+                ("bias_ih", &[4 * hidden]),
+                ("bias_hh", &[4 * hidden]),
+            ];
+            for (name, shape) in shapes {
+                let values = Tensor::f_empty(shape, (Kind::Float, Device::Cpu))
+                    .and_then(|mut values| values.f_uniform_(-bound, bound));
+                match values {
+                    Ok(values) => drawn.push((format!("{name}_l0{suffix}"), values)),
+                    Err(error) => path.reject(format_args!("{name}_l0{suffix}: {error}")),
+                }
+            }
+        }
+        let module = path / "module";
+        let raw = drawn
+            .get(HIDDEN_TO_HIDDEN)
+            .map(|(name, values)| path.parameter_from(&format!("{name}_raw"), values));
+        let mut weights: Vec<Tensor> = Vec::with_capacity(drawn.len());
+        for (place, (name, values)) in drawn.iter().enumerate() {
+            weights.push(match &raw {
+                Some(raw) if place == HIDDEN_TO_HIDDEN => raw.shallow_clone(),
+                _ => module.parameter_from(name, values),
+            });
+        }
+        Self { weights, options, probability, training: path.training() }
+    }
+
+    pub(super) fn directions(&self) -> usize {
+        self.options.directions()
+    }
+
+    pub(super) fn forward(&self, input: &Tensor, state: &LstmState) -> Result<(Tensor, LstmState)> {
+        let training = self.training.is_on();
+        let mut weights: Vec<Tensor> = self.weights.iter().map(Tensor::shallow_clone).collect();
+        if training && self.probability > 0.0 {
+            weights[HIDDEN_TO_HIDDEN] =
+                weights[HIDDEN_TO_HIDDEN].f_dropout(self.probability, true)?;
+        }
+        Ok(self.options.apply(input, state, &weights, training)?)
+    }
+}

@@ -1,0 +1,153 @@
+//! Texts from a language model, one word after another.
+
+use brigade_nn::{Error, Model, Result};
+use tch::{Kind, Tensor};
+
+use super::LanguageModel;
+
+/// How the next word is chosen, as fastai's `LMLearner.predict` does.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct NextWordOptions {
+    /// Probabilities are raised to `1 / temperature` before one is drawn: below 1 likely words become more
+    /// likely. 0 takes the most probable word. 1 by default.
+    pub temperature: f64,
+    /// Leaves out words whose probability is below this, where there is another one; none by default.
+    pub min_p: Option<f64>,
+    /// A word that is never chosen, such as the unknown one (`no_unk`); none by default.
+    pub never: Option<i64>,
+    /// Tells each next word from the word before it alone (fastai's `only_last_word`, which forgets the state at
+    /// every word); false.
+    pub only_last_word: bool,
+}
+
+impl Default for NextWordOptions {
+    fn default() -> Self {
+        Self { temperature: 1.0, min_p: None, never: None, only_last_word: false }
+    }
+}
+
+/// Chooses a word by its score: draws from libtorch's generator, or takes the most probable one. `scores` is
+/// `[words]`, before a softmax.
+///
+/// ```
+/// use brigade_models::{NextWordOptions, next_word};
+/// use brigade_nn::Tensor;
+///
+/// let scores = Tensor::from_slice(&[3f32, 1.0, 2.0]);
+/// let greedy = NextWordOptions { temperature: 0.0, never: Some(0), ..NextWordOptions::default() };
+/// assert_eq!(next_word(&scores, &greedy)?, 2);
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Custom`] for scores of other than one dimension or without a finite one, a temperature below 0, or a
+/// word outside of the vocabulary.
+pub fn next_word(scores: &Tensor, options: &NextWordOptions) -> Result<i64> {
+    let &[words] = scores.size().as_slice() else {
+        return Err(Error::custom(format!(
+            "the scores of one word's successors are a vector, found {:?}",
+            scores.size()
+        )));
+    };
+    let NextWordOptions { temperature, min_p, never, .. } = *options;
+    if !(temperature >= 0.0 && temperature.is_finite()) {
+        return Err(Error::custom(format!("the temperature {temperature} is not 0 or greater")));
+    }
+    let kind = if scores.kind() == Kind::Double { Kind::Double } else { Kind::Float };
+    let mut likely = scores.f_softmax(0, kind)?;
+    if let Some(word) = never {
+        if !(0..words).contains(&word) {
+            return Err(Error::custom(format!("word {word} is not one of the {words} words")));
+        }
+        let _ = likely.f_narrow(0, word, 1)?.f_zero_()?;
+    }
+    if let Some(least) = min_p {
+        let enough = likely.f_ge(least)?;
+        if enough.f_any()?.f_int64_value(&[])? != 0 {
+            likely = likely.f_mul(&enough)?;
+        }
+    }
+    if temperature != 1.0 && temperature != 0.0 {
+        // Relative to the largest one, so that small probabilities raised to a great power do not all become 0.
+        likely = likely.f_div(&likely.f_max()?)?.f_pow_tensor_scalar(1.0 / temperature)?;
+    }
+    let sum = likely.f_sum(kind)?.f_double_value(&[])?;
+    if !(sum > 0.0 && sum.is_finite()) {
+        return Err(Error::custom(format!(
+            "no word can be chosen: the probabilities of {words} words sum up to {sum}"
+        )));
+    }
+    let chosen = match temperature == 0.0 {
+        true => likely.f_argmax(0, false)?,
+        false => likely.f_multinomial(1, false)?,
+    };
+    Ok(chosen.f_int64_value(&[0; 0]).or_else(|_| chosen.f_int64_value(&[0]))?)
+}
+
+/// Goes on with a text: returns the `count` words that come after `prompt`.
+///
+/// The model computes in evaluation, each word once, since its state holds what came before. Its mode, and its
+/// hidden state, are afterwards what they were. Words are drawn from libtorch's generator.
+///
+/// ```
+/// use brigade_models::{LanguageModel, LanguageModelOptions, NextWordOptions, generate_words};
+/// use brigade_nn::Model;
+///
+/// let mut options = LanguageModelOptions::default();
+/// (options.encoder.embedding, options.encoder.hidden) = (8, 12);
+/// let mut model = Model::new(|path| LanguageModel::new(path, 26, &options))?;
+/// let words = generate_words(&mut model, &[2, 8, 11], 5, &NextWordOptions::default())?;
+/// assert_eq!(words.len(), 5);
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Custom`] for an empty prompt, and those of [`next_word`]; the model's, for a word that it does not
+/// have.
+pub fn generate_words(
+    model: &mut Model<LanguageModel>,
+    prompt: &[i64],
+    count: usize,
+    options: &NextWordOptions,
+) -> Result<Vec<i64>> {
+    let trains = model.is_training();
+    let state = model.module().state().clone();
+    let before = state.hidden_state();
+    model.eval();
+    state.reset();
+    let words = tch::no_grad(|| words_after(model, prompt, count, options));
+    if trains {
+        model.train();
+    }
+    state.set_hidden_state(before)?;
+    words
+}
+
+fn words_after(
+    model: &Model<LanguageModel>,
+    prompt: &[i64],
+    count: usize,
+    options: &NextWordOptions,
+) -> Result<Vec<i64>> {
+    if prompt.is_empty() {
+        return Err(Error::custom(
+            "nothing to go on from: begin with a word, such as the one that begins texts",
+        ));
+    }
+    let module = model.module();
+    let mut words = Vec::with_capacity(count);
+    let mut input = prompt.to_vec();
+    for _ in 0..count {
+        let row = Tensor::from_slice(&input).f_to_device(model.device())?.f_unsqueeze(0)?;
+        let hidden = module.decoder_input(&row)?;
+        // The decoder is the greater part of the work: it runs for the last word only.
+        let last = hidden.f_select(1, input.len() as i64 - 1)?.f_select(0, 0)?;
+        let next = next_word(&module.head().scores(&last)?, options)?;
+        words.push(next);
+        input = vec![next];
+        if options.only_last_word {
+            module.state().reset();
+        }
+    }
+    Ok(words)
+}

@@ -1,0 +1,147 @@
+//! An AWD-LSTM that tells the next word.
+
+use std::borrow::Borrow;
+
+use brigade_nn::{Init, LayerGroups, Module, ParamPath, Result};
+use tch::Tensor;
+
+use super::decoder::LanguageModelHead;
+use super::dropout::{INITIAL_RANGE, RnnDropout};
+use super::state::{RecurrentState, RnnOutputs};
+use super::weights::AwdLstmModel;
+use super::{AwdLstm, AwdLstmOptions};
+
+/// fastai's AWD-LSTM language model
+/// ([`get_language_model`](https://docs.fast.ai/text.models.core.html#get_language_model)): from words
+/// `[n, time]` of int64 to the scores of the words that come next, `[n, time, words]`.
+///
+/// The encoder is below `0` and the decoder below `1`, under the names of fastai's files; the decoder's weight
+/// is the words' table. [`LayerGroups`] has fastai's groups: each layer, and last the words with the decoder.
+/// [`LanguageModel::head`] trains without holding all scores, and [`LanguageModel::state`] has the outputs
+/// for AR and TAR.
+///
+/// ```
+/// use brigade_models::{LanguageModel, LanguageModelOptions};
+/// use brigade_nn::Model;
+///
+/// let options = LanguageModelOptions::default().drop_mult(0.5);
+/// let model = Model::new(|path| LanguageModel::new(path, 1000, &options))?;
+/// assert_eq!(model.num_parameters(), 20_674_280);
+/// assert_eq!(model.param_groups()?[3], ["0.encoder.weight", "1.decoder.bias"]);
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct LanguageModel {
+    encoder: AwdLstm,
+    output_dropout: RnnDropout,
+    head: LanguageModelHead,
+    /// The decoder's full name.
+    decoder: String,
+}
+
+/// Options of a [`LanguageModel`], with fastai's defaults.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LanguageModelOptions {
+    /// The encoder, and the dropout before the decoder.
+    pub encoder: AwdLstmOptions,
+    /// The decoder's weight is the words' table (`tie_weights`); true.
+    pub tie_weights: bool,
+    /// The decoder has a bias (`out_bias`); true.
+    pub bias: bool,
+}
+
+impl Default for LanguageModelOptions {
+    fn default() -> Self {
+        Self { encoder: AwdLstmOptions::language_model(), tie_weights: true, bias: true }
+    }
+}
+
+impl LanguageModelOptions {
+    /// The same with all probabilities of dropout times `factor`.
+    #[must_use]
+    pub fn drop_mult(self, factor: f64) -> Self {
+        Self { encoder: self.encoder.drop_mult(factor), ..self }
+    }
+}
+
+impl LanguageModel {
+    /// Registers all layers below the path, for a vocabulary of so many words.
+    pub fn new<'a>(
+        path: impl Borrow<ParamPath<'a>>,
+        words: i64,
+        options: &LanguageModelOptions,
+    ) -> Self {
+        let (encoder_path, after) = (path.borrow() / 0, path.borrow() / 1);
+        let encoder = AwdLstm::new(encoder_path, words, &options.encoder);
+        let decoder = &after / "decoder";
+        let weight = match options.tie_weights {
+            true => decoder.tie("weight", encoder.embedding()),
+            false => {
+                let init = Init::Uniform { low: -INITIAL_RANGE, high: INITIAL_RANGE };
+                decoder.parameter("weight", &[words, options.encoder.embedding], init)
+            }
+        };
+        let bias = options.bias.then(|| decoder.parameter("bias", &[words], Init::Zeros));
+        Self {
+            encoder,
+            output_dropout: RnnDropout::new(
+                &(&after / "output_dp"),
+                options.encoder.dropout.output,
+            ),
+            head: LanguageModelHead::new(weight, bias, decoder.training()),
+            decoder: after.name().to_owned(),
+        }
+    }
+
+    /// The hidden state, and what a step of training leaves behind.
+    #[must_use]
+    pub fn state(&self) -> &RecurrentState {
+        self.encoder.state()
+    }
+
+    /// The decoder, for a loss that is computed with it.
+    #[must_use]
+    pub fn head(&self) -> &LanguageModelHead {
+        &self.head
+    }
+
+    /// Computes what goes into the decoder, `[n, time, embedding]`, after the dropout.
+    ///
+    /// # Errors
+    /// Those of the encoder's forward.
+    pub fn decoder_input(&self, words: &Tensor) -> Result<Tensor> {
+        let raw = self.encoder.forward(words)?;
+        let dropped = self.output_dropout.forward(&raw)?;
+        if self.head.trains() && self.state().keeps_outputs() {
+            self.state().put_outputs(RnnOutputs { raw, dropped: dropped.shallow_clone() });
+        }
+        Ok(dropped)
+    }
+}
+
+impl AwdLstmModel for LanguageModel {
+    fn encoder(&self) -> &AwdLstm {
+        &self.encoder
+    }
+
+    fn decoder(&self) -> Option<String> {
+        Some(format!("{}.decoder", self.decoder))
+    }
+}
+
+impl LayerGroups for LanguageModel {
+    /// fastai's `awd_lstm_lm_split`.
+    fn layer_groups(&self) -> Vec<Vec<String>> {
+        let layers = self.encoder.layer_names().into_iter().map(|name| vec![name]);
+        layers.chain([vec![self.encoder.below("encoder"), self.decoder.clone()]]).collect()
+    }
+}
+
+impl Module<&Tensor> for LanguageModel {
+    type Output = Tensor;
+
+    fn forward(&self, words: &Tensor) -> Result<Tensor> {
+        let hidden = self.decoder_input(words)?;
+        if self.head.is_fused() { Ok(hidden) } else { self.head.scores(&hidden) }
+    }
+}

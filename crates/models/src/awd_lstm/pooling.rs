@@ -1,0 +1,89 @@
+//! From the outputs of a whole text to one vector, and to the classes.
+
+use brigade_nn::{
+    BatchNorm1d, Dropout, Linear, LinearOptions, ParamPath, Relu, Result, Sequential,
+};
+use tch::{Kind, Tensor};
+
+use crate::head::SigmoidRange;
+use crate::init::redraw_norm;
+
+/// Pools the outputs `[n, time, width]` of texts into `[n, 3 · width]`: the output at the last word, the largest
+/// values, and the means, all without the places where `padding` `[n, time]` is true (fastai's
+/// `masked_concat_pool`).
+///
+/// The last word is found as fastai finds it: as many places before the end as there is padding among the last
+/// `seq_len` places. Of a text that begins among these, after padding, that is an earlier place.
+///
+/// ```
+/// use brigade_models::masked_concat_pool;
+/// use brigade_nn::Tensor;
+///
+/// let outputs = Tensor::from_slice(&[1f32, 5.0, 3.0, 9.0]).view([1, 4, 1]);
+/// let padding = Tensor::from_slice(&[false, false, false, true]).view([1, 4]);
+/// let pooled = masked_concat_pool(&outputs, &padding, 4)?;
+/// assert_eq!(pooled, Tensor::from_slice(&[3f32, 5.0, 3.0]).view([1, 3]));
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+///
+/// # Errors
+/// libtorch's, for shapes that do not fit.
+pub fn masked_concat_pool(outputs: &Tensor, padding: &Tensor, seq_len: i64) -> Result<Tensor> {
+    let (rows, time, width) = outputs.size3()?;
+    let count = |mask: &Tensor| mask.f_sum_dim_intlist([1].as_slice(), true, Kind::Int64);
+    let words = count(&padding.f_logical_not()?)?.f_to_kind(outputs.kind())?;
+    let tail = seq_len.clamp(0, time);
+    let after = count(&padding.f_narrow(1, time - tail, tail)?)?;
+    let last = after.f_neg()?.f_add_scalar(time - 1)?;
+    let last = last.f_unsqueeze(2)?.f_expand([rows, 1, width], false)?;
+    let last = outputs.f_gather(1, &last, false)?.f_squeeze_dim(1)?;
+
+    let hidden = padding.f_unsqueeze(2)?;
+    let sum = outputs.f_masked_fill(&hidden, 0.0)?;
+    let mean = sum.f_sum_dim_intlist([1].as_slice(), false, outputs.kind())?.f_div(&words)?;
+    let (largest, _) = outputs.f_masked_fill(&hidden, f64::NEG_INFINITY)?.f_max_dim(1, false)?;
+    Ok(Tensor::f_cat(&[last, largest, mean], 1)?)
+}
+
+/// fastai's `PoolingLinearClassifier` after its pooling: for each linear layer a normalisation, a dropout, the
+/// layer without bias, and a ReLU but for the last one. Names are below `layers`.
+pub(super) fn linear_layers(
+    path: &ParamPath<'_>,
+    sizes: &[i64],
+    dropout: &[f64],
+    y_range: Option<[f64; 2]>,
+) -> Sequential {
+    let path = path / "layers";
+    let mut row = Sequential::new();
+    let layers = sizes.len().saturating_sub(1);
+    if dropout.len() != layers {
+        path.reject(format_args!(
+            "{} probabilities of dropout for {layers} linear layers: one is the encoder's output dropout, give \
+             {} others",
+            dropout.len(),
+            layers.saturating_sub(1)
+        ));
+    }
+    for (number, (pair, &probability)) in sizes.windows(2).zip(dropout).enumerate() {
+        let path = &path / number;
+        let norm = BatchNorm1d::new(&path / 0, pair[0]);
+        redraw_norm(&path, norm.bias());
+        let mut block = Sequential::new().add(norm);
+        // A layer whose probability is 0 has no dropout, and what comes after it has lower numbers.
+        if probability != 0.0 {
+            block = block.add(Dropout::new(&path / 1, probability));
+        }
+        let linear = &path / block.len();
+        block = block.add(Linear::with_options(
+            linear,
+            pair[0],
+            pair[1],
+            LinearOptions { bias: false },
+        ));
+        row = row.add(if number + 1 < layers { block.add(Relu) } else { block });
+    }
+    match y_range {
+        Some([low, high]) => row.add(SigmoidRange { low, high }),
+        None => row,
+    }
+}

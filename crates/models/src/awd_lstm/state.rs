@@ -1,0 +1,196 @@
+//! What a recurrent network carries from one batch to the next.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use brigade_nn::{Error, LstmState, Result};
+use tch::{Kind, Tensor};
+
+/// The hidden state of an [`AwdLstm`](crate::AwdLstm), which lives as long as the model and belongs to no
+/// state dictionary. Clones are one state, so a callback of a Learner holds it while the Learner holds the
+/// model.
+///
+/// A batch with fewer rows than the one before goes on with the states of the first ones; rows that come back
+/// later begin with zeros. Rows of the batch are streams, so on several ranks each rank has its own state.
+///
+/// ```
+/// use brigade_models::{LanguageModel, LanguageModelOptions};
+/// use brigade_nn::{Model, Tensor};
+///
+/// let mut options = LanguageModelOptions::default();
+/// (options.encoder.embedding, options.encoder.hidden) = (8, 12);
+/// let model = Model::new(|path| LanguageModel::new(path, 26, &options))?;
+/// let state = model.module().state().clone();
+/// let words = Tensor::from_slice(&[2i64, 3, 4, 5]).view([2, 2]);
+/// model.forward(&words)?;
+/// let saved = state.hidden_state(); // for a checkpoint
+/// assert_eq!(saved[0].hidden.size(), [1, 2, 12]);
+/// state.reset(); // before training, before validation
+/// state.set_hidden_state(saved)?; // resumed
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct RecurrentState(Arc<Mutex<Held>>);
+
+#[derive(Debug)]
+struct Held {
+    /// Of each layer: directions and numbers.
+    shapes: Vec<(usize, i64)>,
+    /// Of each layer; empty for zeros.
+    layers: Vec<LstmState>,
+    keeps_outputs: bool,
+    outputs: Option<RnnOutputs>,
+}
+
+/// What a recurrent network gave in a step of training, for [`RnnOutputs::regularization`].
+#[derive(Debug)]
+pub struct RnnOutputs {
+    /// The last layer's output, `[n, time, width]`.
+    pub raw: Tensor,
+    /// The same after the output's dropout, which went into the decoder; of classifiers it is `raw`.
+    pub dropped: Tensor,
+}
+
+impl RecurrentState {
+    pub(super) fn new(shapes: Vec<(usize, i64)>) -> Self {
+        let held = Held { shapes, layers: Vec::new(), keeps_outputs: false, outputs: None };
+        Self(Arc::new(Mutex::new(held)))
+    }
+
+    /// Begins with zeros again, and forgets kept outputs.
+    pub fn reset(&self) {
+        let mut held = self.lock();
+        held.layers = Vec::new();
+        held.outputs = None;
+    }
+
+    /// The state of each layer, without a graph; empty after [`RecurrentState::reset`] and in a new model.
+    /// The model never changes these tensors: it puts others in their place.
+    #[must_use]
+    pub fn hidden_state(&self) -> Vec<LstmState> {
+        self.lock().layers.clone()
+    }
+
+    /// Puts a state there, for the next batch to go on from; an empty one is zeros.
+    ///
+    /// # Errors
+    /// [`Error::Custom`] for another number of layers, or shapes that are not the model's.
+    pub fn set_hidden_state(&self, layers: Vec<LstmState>) -> Result<()> {
+        let mut held = self.lock();
+        if !layers.is_empty() && layers.len() != held.shapes.len() {
+            return Err(Error::custom(format!(
+                "a hidden state of {} layers for a model of {}",
+                layers.len(),
+                held.shapes.len()
+            )));
+        }
+        let rows =
+            layers.first().and_then(|layer| layer.hidden.size().get(1).copied()).unwrap_or(0);
+        for (number, (layer, &(directions, width))) in layers.iter().zip(&held.shapes).enumerate() {
+            let expected = [directions as i64, rows, width];
+            let found = [layer.hidden.size(), layer.cell.size()];
+            if found.iter().any(|size| *size != expected) {
+                return Err(Error::custom(format!(
+                    "the hidden state of layer {number}: expected two tensors of {expected:?}, found {:?} and {:?}",
+                    found[0], found[1]
+                )));
+            }
+        }
+        held.layers = layers;
+        Ok(())
+    }
+
+    /// Keeps (`true`) the outputs of each step of training until they are [taken](Self::take_outputs), or does
+    /// not (`false`, as in a new model). They hold the step's graph.
+    pub fn keep_outputs(&self, on: bool) {
+        let mut held = self.lock();
+        held.keeps_outputs = on;
+        held.outputs = None;
+    }
+
+    /// Hands out what the last forward in training gave, where outputs are kept: once, so that the graph ends
+    /// with the step.
+    #[must_use]
+    pub fn take_outputs(&self) -> Option<RnnOutputs> {
+        self.lock().outputs.take()
+    }
+
+    pub(super) fn keeps_outputs(&self) -> bool {
+        self.lock().keeps_outputs
+    }
+
+    pub(super) fn put_outputs(&self, outputs: RnnOutputs) {
+        self.lock().outputs = Some(outputs);
+    }
+
+    /// The states of so many rows, on the device of `like`.
+    pub(super) fn of_rows(&self, rows: i64, like: &Tensor) -> Result<Vec<LstmState>> {
+        let held = self.lock();
+        let of_layer = |(number, &(directions, width)): (usize, &(usize, i64))| {
+            let Some(known) = held.layers.get(number) else {
+                return LstmState::zeros(directions, rows, width, like);
+            };
+            let fit = |tensor: &Tensor| -> Result<Tensor> {
+                let had = tensor.size3()?.1;
+                let fitting = if had > rows {
+                    tensor.f_narrow(1, 0, rows)?.f_contiguous()?
+                } else if had < rows {
+                    tensor.f_constant_pad_nd([0, 0, 0, rows - had])?
+                } else {
+                    tensor.shallow_clone()
+                };
+                Ok(fitting.f_to_device(like.device())?)
+            };
+            Ok(LstmState { hidden: fit(&known.hidden)?, cell: fit(&known.cell)? })
+        };
+        held.shapes.iter().enumerate().map(of_layer).collect()
+    }
+
+    pub(super) fn put(&self, layers: Vec<LstmState>) {
+        self.lock().layers = layers;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Held> {
+        // A panic elsewhere leaves it whole: it is changed in one assignment.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl RnnOutputs {
+    /// Computes what fastai's `RNNRegularizer` adds to the loss: `alpha` times the mean square of the outputs
+    /// (AR), and `beta` times the mean square of their change from one time step to the next (TAR).
+    ///
+    /// TAR is left out for a batch of a single row, as in fastai, and for a single time step, where fastai's
+    /// would not be a number.
+    ///
+    /// ```
+    /// use brigade_models::RnnOutputs;
+    /// use brigade_nn::Tensor;
+    ///
+    /// let values = Tensor::from_slice(&[1f32, 3.0, 2.0, 2.0]).view([2, 2, 1]);
+    /// let outputs = RnnOutputs { raw: values.shallow_clone(), dropped: values };
+    /// let penalty = outputs.regularization(2.0, 1.0)?;
+    /// assert_eq!(penalty.double_value(&[]), 2.0 * 18.0 / 4.0 + 4.0 / 2.0);
+    /// # Ok::<(), brigade_nn::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// libtorch's, for outputs of other than three dimensions.
+    pub fn regularization(&self, alpha: f64, beta: f64) -> Result<Tensor> {
+        let kind = match self.dropped.kind() {
+            Kind::Double => Kind::Double,
+            _ => Kind::Float,
+        };
+        let mean_square = |values: &Tensor| values.f_to_kind(kind)?.f_square()?.f_mean(kind);
+        let mut penalty = Tensor::f_zeros([0i64; 0], (kind, self.dropped.device()))?;
+        if alpha != 0.0 {
+            penalty = penalty.f_add(&mean_square(&self.dropped)?.f_mul_scalar(alpha)?)?;
+        }
+        let (rows, time, _) = self.raw.size3()?;
+        if beta != 0.0 && rows > 1 && time > 1 {
+            let later = self.raw.f_narrow(1, 1, time - 1)?;
+            let change = later.f_sub(&self.raw.f_narrow(1, 0, time - 1)?)?;
+            penalty = penalty.f_add(&mean_square(&change)?.f_mul_scalar(beta)?)?;
+        }
+        Ok(penalty)
+    }
+}

@@ -1,0 +1,323 @@
+//! Encoders and pretrained language models as fastai's files have them.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+
+use brigade_nn::{Error, LoadReport, Model, Result, StateDict, weights};
+use tch::Tensor;
+
+use super::AwdLstm;
+use crate::pretrained::read_state_dict;
+
+/// A model with an AWD-LSTM in it, whose weights can come from another one's.
+pub trait AwdLstmModel {
+    /// The encoder.
+    fn encoder(&self) -> &AwdLstm;
+
+    /// The full name of the decoder, which has a row for each word, if there is one.
+    fn decoder(&self) -> Option<String>;
+}
+
+impl AwdLstmModel for AwdLstm {
+    fn encoder(&self) -> &AwdLstm {
+        self
+    }
+
+    fn decoder(&self) -> Option<String> {
+        None
+    }
+}
+
+/// Writes the encoder of a language model or of a classifier, without what comes after it, as fastai's
+/// `save_encoder` does: a `.pth` file that `learn.load_encoder` takes, or safetensors where the file's name ends
+/// so.
+///
+/// ```
+/// use brigade_models::{
+///     AwdLstmOptions, LanguageModel, LanguageModelOptions, TextClassifier, TextClassifierOptions,
+///     load_encoder, save_encoder,
+/// };
+/// use brigade_nn::Model;
+///
+/// # let folder = tempfile::tempdir()?;
+/// # std::env::set_current_dir(&folder)?;
+/// let small = AwdLstmOptions { embedding: 8, hidden: 12, ..AwdLstmOptions::language_model() };
+/// let options = LanguageModelOptions { encoder: small, ..Default::default() };
+/// let language_model = Model::new(|path| LanguageModel::new(path, 26, &options))?;
+/// save_encoder(&language_model, "encoder.pth")?;
+///
+/// let options = TextClassifierOptions { encoder: small, ..Default::default() };
+/// let mut classifier = Model::new(|path| TextClassifier::new(path, 26, 3, &options))?;
+/// assert_eq!(load_encoder(&mut classifier, "encoder.pth")?, 14);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// Those of [`weights::save`].
+pub fn save_encoder<M: AwdLstmModel>(model: &Model<M>, file: impl AsRef<Path>) -> Result<()> {
+    let file = file.as_ref();
+    let state = encoder_state(&model.state_dict(), model.module().encoder().name())?;
+    match file.extension().is_some_and(|extension| extension == "safetensors") {
+        true => weights::save(&state, file),
+        false => weights::save_pth(&state, file),
+    }
+}
+
+/// Reads an encoder that [`save_encoder`] or fastai's `save_encoder` wrote into the model, and leaves what comes
+/// after it as it is. Returns how many names were loaded. fastai also freezes the encoder then; that is the
+/// Learner's part.
+///
+/// # Errors
+/// Those of [`weights::load`], and [`Error::Mismatch`] where the encoder differs in a name or a shape: nothing
+/// was changed.
+pub fn load_encoder<M: AwdLstmModel>(
+    model: &mut Model<M>,
+    file: impl AsRef<Path>,
+) -> Result<usize> {
+    let state = read_state_dict(file.as_ref())?;
+    let loaded = without_copies(&state).len();
+    let whole = with_encoder(&model.state_dict(), model.module().encoder().name(), &state)?;
+    model.load_state_dict(&whole)?;
+    Ok(loaded)
+}
+
+/// Takes the encoder at `encoder`, the full name of its place, out of a whole model's state dictionary.
+///
+/// # Errors
+/// [`Error::Custom`] where nothing lies there.
+pub fn encoder_state(whole: &StateDict, encoder: &str) -> Result<StateDict> {
+    let mut state = StateDict::new();
+    for (name, tensor) in whole.iter() {
+        if let Some(name) = below(encoder, name) {
+            state.insert(name, tensor.shallow_clone())?;
+        }
+    }
+    match state.is_empty() {
+        true => Err(Error::custom(format!("the model has no encoder at `{encoder}`"))),
+        false => Ok(state),
+    }
+}
+
+/// Puts an encoder's values in the place `encoder` of a whole model's state dictionary: what
+/// [`Model::load_state_dict`] then takes, or refuses with what does not fit.
+///
+/// # Errors
+/// [`Error::DuplicateName`], which no dictionaries of models and files give.
+pub fn with_encoder(whole: &StateDict, encoder: &str, values: &StateDict) -> Result<StateDict> {
+    let mut placed = StateDict::new();
+    for (name, tensor) in without_copies(values) {
+        let name = if encoder.is_empty() { name.to_owned() } else { format!("{encoder}.{name}") };
+        placed.insert(name, tensor.shallow_clone())?;
+    }
+    replaced(whole, placed, |name| below(encoder, name).is_some())
+}
+
+/// A language model's weights with the words that its rows stand for: fastai's pretrained `.pth` file with the
+/// vocabulary of the `.pkl` file beside it.
+///
+/// ```
+/// use brigade_models::{AwdLstmOptions, LanguageModel, LanguageModelOptions, PretrainedLanguageModel};
+/// use brigade_nn::Model;
+///
+/// # let folder = tempfile::tempdir()?;
+/// # std::env::set_current_dir(&folder)?;
+/// let small = AwdLstmOptions { embedding: 8, hidden: 12, ..AwdLstmOptions::language_model() };
+/// let options = LanguageModelOptions { encoder: small, ..Default::default() };
+/// let words = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+/// let old = Model::new(|path| LanguageModel::new(path, 3, &options))?;
+/// old.save_weights("wt103.safetensors")?;
+///
+/// let vocabulary = words(&["xxunk", "the", "film"]);
+/// let pretrained = PretrainedLanguageModel::load("wt103.safetensors", vocabulary)?;
+/// let mut model = Model::new(|path| LanguageModel::new(path, 4, &options))?;
+/// let report = pretrained.load_into(&mut model, &words(&["xxunk", "xxpad", "film", "the"]))?;
+/// assert_eq!(report.unknown, ["xxpad"]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct PretrainedLanguageModel {
+    state: StateDict,
+    vocabulary: Vec<String>,
+}
+
+/// What [`PretrainedLanguageModel::load_into`] has done.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct EmbeddingReport {
+    /// The number of names that have the file's values.
+    pub loaded: usize,
+    /// Words of the new vocabulary that the old one has.
+    pub known: usize,
+    /// The others, which have the mean of all rows.
+    pub unknown: Vec<String>,
+    /// Names of the file that the model lacks, as a classifier does the decoder.
+    pub unused: Vec<String>,
+}
+
+/// Names in fastai's files of language models.
+const WORDS: &str = "0.encoder.weight";
+const WORDS_AGAIN: &str = "0.encoder_dp.emb.weight";
+const DECODER_WEIGHT: &str = "1.decoder.weight";
+const DECODER_BIAS: &str = "1.decoder.bias";
+
+impl PretrainedLanguageModel {
+    /// Takes a language model's state dictionary, and the word of each row.
+    ///
+    /// # Errors
+    /// [`Error::Custom`] where the rows are not as many as the words, or the words' table is missing.
+    pub fn new(state: StateDict, vocabulary: Vec<String>) -> Result<Self> {
+        let rows = |name: &str| state.get(name).and_then(|tensor| tensor.size().first().copied());
+        if state.get(WORDS).is_none_or(|table| table.dim() != 2) {
+            return Err(Error::custom(format!(
+                "the weights have no table of words `{WORDS}`: they are not a language model of AWD-LSTM, which \
+                 has {}",
+                state.names().take(5).collect::<Vec<_>>().join(", ")
+            )));
+        }
+        for name in [WORDS, DECODER_BIAS] {
+            match rows(name) {
+                Some(rows) if rows != vocabulary.len() as i64 => {
+                    return Err(Error::custom(format!(
+                        "a vocabulary of {} words does not fit the weights, whose `{name}` has {rows} rows: take \
+                         the vocabulary that they were trained with",
+                        vocabulary.len()
+                    )));
+                }
+                _ => {}
+            }
+        }
+        Ok(Self { state, vocabulary })
+    }
+
+    /// Reads the weights: a `.pth` file of fastai, also with an optimizer beside the model, or safetensors.
+    ///
+    /// # Errors
+    /// Those of [`weights::load`] and of [`PretrainedLanguageModel::new`].
+    pub fn load(file: impl AsRef<Path>, vocabulary: Vec<String>) -> Result<Self> {
+        Self::new(read_state_dict(file.as_ref())?, vocabulary)
+    }
+
+    /// Returns the weights with rows for another vocabulary: each word's row by its token, and for words that the
+    /// old vocabulary lacks the mean of all rows (fastai's `match_embeds`). The report names those.
+    ///
+    /// # Errors
+    /// libtorch's, when there is no memory.
+    pub fn matched(&self, vocabulary: &[String]) -> Result<(StateDict, EmbeddingReport)> {
+        // Of a token that comes twice, as padding does, the last row counts, as in fastai.
+        let old: HashMap<&str, i64> =
+            (0..).zip(&self.vocabulary).map(|(row, word)| (word.as_str(), row)).collect();
+        let mean_row = self.vocabulary.len() as i64;
+        let mut report = EmbeddingReport::default();
+        let mut rows = Vec::with_capacity(vocabulary.len());
+        for word in vocabulary {
+            match old.get(word.as_str()) {
+                Some(&row) => {
+                    report.known += 1;
+                    rows.push(row);
+                }
+                None => {
+                    report.unknown.push(word.clone());
+                    rows.push(mean_row);
+                }
+            }
+        }
+        let rows = Tensor::from_slice(&rows);
+        let of_rows = |values: &Tensor| -> Result<Tensor> {
+            let mean = values.f_mean_dim([0i64].as_slice(), true, values.kind())?;
+            let extended = Tensor::f_cat(&[values, &mean], 0)?;
+            Ok(extended.f_index_select(0, &rows.f_to_device(values.device())?)?)
+        };
+        let mut state = StateDict::new();
+        for (name, tensor) in self.state.iter() {
+            let tensor = match name {
+                WORDS | WORDS_AGAIN | DECODER_WEIGHT | DECODER_BIAS => of_rows(tensor)?,
+                _ => tensor.shallow_clone(),
+            };
+            state.insert(name, tensor)?;
+        }
+        Ok((state, report))
+    }
+
+    /// Loads the weights into a model with this vocabulary: into a language model all, into a classifier the
+    /// encoder. Names have to agree; fastai copies by position, whatever the names are.
+    ///
+    /// # Errors
+    /// [`Error::Custom`] where the vocabulary is not the model's, and [`Error::Mismatch`] where weights do not
+    /// fit: nothing was changed.
+    pub fn load_into<M: AwdLstmModel>(
+        &self,
+        model: &mut Model<M>,
+        vocabulary: &[String],
+    ) -> Result<EmbeddingReport> {
+        let encoder = model.module().encoder().name().to_owned();
+        let decoder = model.module().decoder();
+        let rows = model.module().encoder().embedding().size().first().copied().unwrap_or(0);
+        if rows != vocabulary.len() as i64 {
+            return Err(Error::custom(format!(
+                "a vocabulary of {} words does not fit the model, which has {rows}",
+                vocabulary.len()
+            )));
+        }
+        let (state, mut report) = self.matched(vocabulary)?;
+        let mut placed = StateDict::new();
+        for (name, tensor) in without_copies(&state) {
+            let place = match (name.strip_prefix("0."), name.strip_prefix("1.decoder."), &decoder) {
+                (Some(rest), ..) if encoder.is_empty() => rest.to_owned(),
+                (Some(rest), ..) => format!("{encoder}.{rest}"),
+                (_, Some(rest), Some(decoder)) => format!("{decoder}.{rest}"),
+                (_, Some(_), None) => {
+                    report.unused.push(name.to_owned());
+                    continue;
+                }
+                // Of no language model of AWD-LSTM: the load refuses it by its name.
+                _ => name.to_owned(),
+            };
+            placed.insert(place, tensor.shallow_clone())?;
+        }
+        report.loaded = placed.len();
+        let is_replaced = |name: &str| {
+            below(&encoder, name).is_some()
+                || decoder.as_ref().is_some_and(|decoder| below(decoder, name).is_some())
+        };
+        let _: LoadReport =
+            model.load_state_dict(&replaced(&model.state_dict(), placed, is_replaced)?)?;
+        Ok(report)
+    }
+}
+
+/// A whole model's values with others in the place of those that are chosen.
+fn replaced(
+    whole: &StateDict,
+    mut values: StateDict,
+    chosen: impl Fn(&str) -> bool,
+) -> Result<StateDict> {
+    // Other names of what is replaced, as the decoder's weight is one of the words' table.
+    let old: HashSet<_> = whole
+        .iter()
+        .filter(|(name, _)| chosen(name))
+        .map(|(_, tensor)| tensor.data_ptr())
+        .collect();
+    for (name, tensor) in whole.iter() {
+        if !chosen(name) && !old.contains(&tensor.data_ptr()) {
+            values.insert(name, tensor.shallow_clone())?;
+        }
+    }
+    Ok(values)
+}
+
+/// Names and values without the weights that old versions of fastai saved beside the raw ones that they are made
+/// of (fastai's `clean_raw_keys`): `rnns.0.module.weight_hh_l0` beside `rnns.0.weight_hh_l0_raw`.
+fn without_copies(state: &StateDict) -> Vec<(&str, &Tensor)> {
+    let is_copy = |name: &str| {
+        let parts: Vec<&str> = name.split('.').collect();
+        parts.iter().rposition(|part| *part == "module").is_some_and(|module| {
+            let raw = [&parts[..module], &parts[module + 1..]].concat().join(".");
+            state.get(&format!("{raw}_raw")).is_some()
+        })
+    };
+    state.iter().filter(|(name, _)| !is_copy(name)).collect()
+}
+
+/// The name below a module; the root is above all.
+fn below<'n>(module: &str, name: &'n str) -> Option<&'n str> {
+    if module.is_empty() { Some(name) } else { name.strip_prefix(module)?.strip_prefix('.') }
+}

@@ -1,0 +1,230 @@
+//! AWD-LSTM against fastai: names, outputs with given weights, steps of training, files.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+mod behaviour;
+mod classifier;
+mod encoder;
+mod files;
+#[path = "../fill/mod.rs"]
+#[allow(dead_code, reason = "models here are filled by another rule")]
+mod fill;
+mod language_model;
+
+use brigade_models::{AwdLstmDropout, AwdLstmOptions, LanguageModelOptions};
+use brigade_nn::{Kind, LayerGroups, Model, Tensor};
+use serde_json::Value;
+
+use fill::fill;
+
+fn golden() -> Value {
+    serde_json::from_str(include_str!("../golden/awd_lstm.json")).unwrap()
+}
+
+/// Both kinds compute the golden float32 numbers; how far these are from the exact ones.
+const NOISE: f64 = 2e-6;
+
+const KINDS: [Kind; 2] = [Kind::Float, Kind::Double];
+
+/// Gives every parameter the golden file's values.
+fn filled<M>(model: &Model<M>, first_stream: u64) {
+    for (stream, parameter) in (first_stream..).zip(model.parameters()) {
+        let shape = parameter.tensor.size();
+        let (low, high) = match shape.as_slice() {
+            [_] if parameter.name.ends_with("weight") => (0.8, 1.2),
+            [_] => (-0.1, 0.1),
+            [_, row @ ..] => {
+                let bound = (9.0 / row.iter().product::<i64>() as f64).sqrt();
+                (-bound, bound)
+            }
+            [] => unreachable!("no parameter is a scalar"),
+        };
+        let values = fill(&shape, stream, low, high);
+        tch::no_grad(|| parameter.tensor.shallow_clone().copy_(&values));
+    }
+}
+
+fn build<M>(kind: Kind, constructor: impl FnOnce(&brigade_nn::ParamPath<'_>) -> M) -> Model<M> {
+    let model = Model::builder().kind(kind).build(constructor).unwrap();
+    filled(&model, 0);
+    model
+}
+
+/// The sizes of all small models, and the dropouts of a golden `config`.
+fn options(config: &Value) -> AwdLstmOptions {
+    let number = |name: &str| config[name].as_f64().unwrap_or_else(|| panic!("{name}: {config}"));
+    AwdLstmOptions {
+        embedding: number("emb_sz") as i64,
+        hidden: number("n_hid") as i64,
+        layers: number("n_layers") as usize,
+        padding: number("pad_token") as i64,
+        bidirectional: config["bidir"].as_bool().unwrap(),
+        dropout: AwdLstmDropout {
+            embedding: number("embed_p"),
+            input: number("input_p"),
+            weight: number("weight_p"),
+            hidden: number("hidden_p"),
+            output: number("output_p"),
+        },
+    }
+}
+
+/// The small sizes without dropout.
+fn small() -> AwdLstmOptions {
+    AwdLstmOptions { embedding: 8, hidden: 12, ..AwdLstmOptions::language_model() }.drop_mult(0.0)
+}
+
+fn small_language_model() -> LanguageModelOptions {
+    LanguageModelOptions { encoder: small(), ..LanguageModelOptions::default() }
+}
+
+fn words(rows: &Value) -> Tensor {
+    let rows: Vec<Vec<i64>> = serde_json::from_value(rows.clone()).unwrap();
+    Tensor::from_slice(&rows.concat()).view([rows.len() as i64, rows[0].len() as i64])
+}
+
+/// Document `number` of the recipe: so many words of a vocabulary of 26.
+fn doc(number: i64, length: i64) -> Tensor {
+    let word = |t: i64| 2 + (5 * number + 3 * t + t / 4) % 24;
+    Tensor::from_slice(&(0..length).map(word).collect::<Vec<_>>())
+}
+
+fn numbers(value: &Value) -> Vec<f64> {
+    match value {
+        Value::Array(items) => items.iter().flat_map(numbers).collect(),
+        Value::Bool(bit) => vec![f64::from(u8::from(*bit))],
+        number => vec![number.as_f64().unwrap_or_else(|| panic!("{number} is not a number"))],
+    }
+}
+
+fn values(tensor: &Tensor) -> Vec<f64> {
+    Vec::try_from(tensor.detach().to_kind(Kind::Double).flatten(0, -1)).unwrap()
+}
+
+fn assert_close(found: &[f64], expected: &[f64], noise: f64, what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (place, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let error = (found - expected).abs();
+        assert!(
+            error <= noise * expected.abs().max(1.0),
+            "{what}[{place}]: {found}, fastai has {expected}"
+        );
+    }
+}
+
+fn assert_tensor(found: &Tensor, expected: &Value, what: &str) {
+    assert_close(&values(found), &numbers(expected), NOISE, what);
+}
+
+/// A golden digest: shape, sums, and the first and last numbers.
+fn assert_digest(found: &Tensor, expected: &Value, what: &str) {
+    let shape: Vec<i64> = serde_json::from_value(expected["shape"].clone()).unwrap();
+    assert_eq!(found.size(), shape, "{what}");
+    let all = values(found);
+    // Errors of the numbers add up as a random walk does; here as if all had one sign.
+    let sums = [all.iter().sum(), all.iter().map(|value| value.abs()).sum::<f64>()];
+    let noise = NOISE * all.len() as f64;
+    for (found, name) in sums.into_iter().zip(["sum", "abs_sum"]) {
+        let expected = expected[name].as_f64().unwrap();
+        assert!((found - expected).abs() <= noise, "{what}: {name} {found}, fastai has {expected}");
+    }
+    let first = numbers(&expected["first"]);
+    assert_close(&all[..first.len()], &first, NOISE, what);
+    let last = numbers(&expected["last"]);
+    assert_close(&all[all.len() - last.len()..], &last, NOISE, what);
+}
+
+/// Names and shapes of the state dictionary, names of the parameters, and their number.
+fn assert_names<M>(model: &Model<M>, golden: &Value) {
+    let expected: Vec<(String, Vec<i64>)> =
+        serde_json::from_value(golden["state_dict"].clone()).unwrap();
+    let state = model.state_dict();
+    let found: Vec<(String, Vec<i64>)> =
+        state.iter().map(|(name, tensor)| (name.to_owned(), tensor.size())).collect();
+    assert_eq!(found, expected);
+    if let Some(names) = golden.get("named_parameters") {
+        let found: Vec<String> = model.parameters().into_iter().map(|it| it.name).collect();
+        assert_eq!(found, serde_json::from_value::<Vec<String>>(names.clone()).unwrap());
+    }
+    if let Some(count) = golden.get("parameters") {
+        assert_eq!(model.num_parameters() as u64, count.as_u64().unwrap());
+    }
+}
+
+fn assert_groups<M: LayerGroups>(model: &Model<M>, expected: &Value) {
+    let expected: Vec<Vec<String>> = serde_json::from_value(expected.clone()).unwrap();
+    assert_eq!(model.param_groups().unwrap(), expected);
+}
+
+/// Sum and sum of absolute values of every name of the state dictionary.
+fn assert_final<M>(model: &Model<M>, expected: &Value, noise: f64) {
+    let expected = expected.as_object().unwrap();
+    let state = model.state_dict();
+    assert_eq!(state.len(), expected.len());
+    for (name, tensor) in state.iter() {
+        let all = values(tensor);
+        let sums = [all.iter().sum(), all.iter().map(|value| value.abs()).sum::<f64>()];
+        let noise = noise * (all.len() as f64).sqrt();
+        assert_close(&sums, &numbers(&expected[name]), noise, name);
+    }
+}
+
+/// PyTorch's SGD.
+struct Sgd {
+    rate: f64,
+    momentum: f64,
+    decay: f64,
+    velocities: Vec<Tensor>,
+}
+
+impl Sgd {
+    fn new(options: &Value) -> Self {
+        let number = |name: &str| options.get(name).map_or(0.0, |value| value.as_f64().unwrap());
+        Self {
+            rate: number("lr"),
+            momentum: number("momentum"),
+            decay: number("weight_decay"),
+            velocities: Vec::new(),
+        }
+    }
+
+    fn step<M>(&mut self, model: &mut Model<M>) {
+        tch::no_grad(|| {
+            for (place, parameter) in model.parameters().into_iter().enumerate() {
+                let mut tensor = parameter.tensor;
+                let gradient = tensor.grad() + &tensor * self.decay;
+                let velocity = match self.velocities.get(place) {
+                    Some(velocity) => velocity * self.momentum + gradient,
+                    None => gradient,
+                };
+                let _ = tensor.g_add_(&(&velocity * -self.rate));
+                if place < self.velocities.len() {
+                    self.velocities[place] = velocity;
+                } else {
+                    self.velocities.push(velocity);
+                }
+            }
+        });
+        model.zero_grad().unwrap();
+    }
+}
+
+/// Sums of absolute values of all gradients.
+fn assert_gradients<M>(model: &Model<M>, expected: &Value) {
+    let expected = expected.as_object().unwrap();
+    let parameters = model.parameters();
+    assert_eq!(parameters.len(), expected.len());
+    for parameter in parameters {
+        let sum = values(&parameter.tensor.grad()).iter().map(|value| value.abs()).sum();
+        assert_close(&[sum], &numbers(&expected[&parameter.name]), 1e-5, &parameter.name);
+    }
+}
+
+/// Of each group: how many parameters, the first, the last.
+fn assert_group_ends<M: LayerGroups>(model: &Model<M>, expected: &Value) {
+    let expected: Vec<(usize, String, String)> = serde_json::from_value(expected.clone()).unwrap();
+    let groups = model.param_groups().unwrap();
+    let ends =
+        groups.iter().map(|group| (group.len(), group[0].clone(), group[group.len() - 1].clone()));
+    assert_eq!(ends.collect::<Vec<_>>(), expected);
+}

@@ -1,0 +1,215 @@
+//! Long short-term memory.
+
+use std::borrow::Borrow;
+
+use tch::{Kind, TchError, Tensor};
+
+use crate::layer_context::LayerContext;
+use crate::{Init, Module, ParamPath, Result, Training};
+
+/// Layers of long short-term memory, gates in the order input, forget, cell, output
+/// ([torch.nn.LSTM](https://docs.pytorch.org/docs/stable/generated/torch.nn.LSTM.html)): from `[time, n, inputs]`
+/// to `[time, n, directions · hidden]`, or with [`LstmOptions::batch_first`] from `[n, time, inputs]`.
+///
+/// Parameters of layer `l`: `weight_ih_l{l}` `[4 · hidden, inputs]`, `weight_hh_l{l}` `[4 · hidden, hidden]`,
+/// `bias_ih_l{l}` and `bias_hh_l{l}` `[4 · hidden]`, and the same with `_reverse` of the backward direction, all
+/// uniform in `±1/√hidden`.
+///
+/// It takes an input alone, and begins with zeros, or an input and a state.
+///
+/// ```
+/// use brigade_nn::{Kind, Lstm, LstmOptions, Model, Module, Tensor};
+///
+/// let options = LstmOptions { batch_first: true, ..LstmOptions::default() };
+/// let model = Model::new(|p| Lstm::with_options(p, 8, 16, options))?;
+/// let words = Tensor::ones([4, 10, 8], (Kind::Float, model.device()));
+/// let (output, state) = model.forward(&words)?;
+/// assert_eq!(output.size(), [4, 10, 16]);
+/// let (_, state) = model.forward((&words, &state))?; // goes on where it was
+/// assert_eq!(state.hidden.size(), [1, 4, 16]);
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Lstm {
+    weights: Vec<Tensor>,
+    hidden: i64,
+    options: LstmOptions,
+    training: Training,
+    context: LayerContext,
+}
+
+/// Options of [`Lstm`], with PyTorch's defaults.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LstmOptions {
+    /// Layers, each on the output of the one before; 1.
+    pub layers: usize,
+    /// Has biases; true.
+    pub bias: bool,
+    /// The first dimension of input and output is the batch, the second time; false. States are as they are.
+    pub batch_first: bool,
+    /// The probability of dropout after each layer but the last; 0.
+    pub dropout: f64,
+    /// Reads the input in both directions; the backward output comes after the forward one; false.
+    pub bidirectional: bool,
+}
+
+impl Default for LstmOptions {
+    fn default() -> Self {
+        Self { layers: 1, bias: true, batch_first: false, dropout: 0.0, bidirectional: false }
+    }
+}
+
+impl LstmOptions {
+    /// 1, or 2 where it is bidirectional.
+    #[must_use]
+    pub fn directions(&self) -> usize {
+        if self.bidirectional { 2 } else { 1 }
+    }
+}
+
+/// What an LSTM hands on from one step to the next, of every layer and direction.
+#[derive(Debug)]
+pub struct LstmState {
+    /// The last outputs (`h_n`), `[layers · directions, n, hidden]`.
+    pub hidden: Tensor,
+    /// The last cells (`c_n`), of the same shape.
+    pub cell: Tensor,
+}
+
+impl LstmState {
+    /// Zeros for `rows` samples, of the kind and on the device of `like`.
+    ///
+    /// # Errors
+    /// libtorch's, when there is no memory.
+    pub fn zeros(layers: usize, rows: i64, hidden: i64, like: &Tensor) -> Result<Self> {
+        let zeros = || Tensor::f_zeros([layers as i64, rows, hidden], (like.kind(), like.device()));
+        Ok(Self { hidden: zeros()?, cell: zeros()? })
+    }
+}
+
+impl Clone for LstmState {
+    /// Clones the handles: the clone shares the memory.
+    fn clone(&self) -> Self {
+        Self { hidden: self.hidden.shallow_clone(), cell: self.cell.shallow_clone() }
+    }
+}
+
+impl Lstm {
+    /// Registers one layer at the path.
+    pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, inputs: i64, hidden: i64) -> Self {
+        Self::with_options(path, inputs, hidden, LstmOptions::default())
+    }
+
+    /// Registers the layers at the path. A probability of dropout outside `[0, 1]`, no layer, or a size
+    /// below 1 makes the model fail to build.
+    pub fn with_options<'a>(
+        path: impl Borrow<ParamPath<'a>>,
+        inputs: i64,
+        hidden: i64,
+        options: LstmOptions,
+    ) -> Self {
+        let path = path.borrow();
+        if options.layers == 0 || inputs < 1 || hidden < 1 {
+            path.reject(format_args!(
+                "an LSTM of {} layers from {inputs} to {hidden} numbers: each has to be 1 at least",
+                options.layers
+            ));
+        }
+        if !(0.0..=1.0).contains(&options.dropout) {
+            path.reject(format_args!(
+                "the dropout probability {} is not in [0, 1]",
+                options.dropout
+            ));
+        }
+        let bound = 1.0 / (hidden.max(1) as f64).sqrt();
+        let init = Init::Uniform { low: -bound, high: bound };
+        let mut weights = Vec::new();
+        for layer in 0..options.layers {
+            let width = if layer == 0 { inputs } else { hidden * options.directions() as i64 };
+            for suffix in &["", "_reverse"][..options.directions()] {
+                let mut add = |name: &str, shape: &[i64]| {
+                    weights.push(path.parameter(&format!("{name}_l{layer}{suffix}"), shape, init));
+                };
+                add("weight_ih", &[4 * hidden, width]);
+                add("weight_hh", &[4 * hidden, hidden]);
+                if options.bias {
+                    add("bias_ih", &[4 * hidden]);
+                    add("bias_hh", &[4 * hidden]);
+                }
+            }
+        }
+        Self { weights, hidden, options, training: path.training(), context: path.layer() }
+    }
+
+    /// The parameters in PyTorch's order (`all_weights`, flat).
+    pub fn weights(&self) -> &[Tensor] {
+        &self.weights
+    }
+
+    fn run(&self, input: &Tensor, state: &LstmState) -> Result<(Tensor, LstmState)> {
+        let found = self.options.apply(input, state, &self.weights, self.training.is_on());
+        let (output, state) = self.context.check(found, input)?;
+        Ok((self.context.output(output), state))
+    }
+}
+
+impl LstmOptions {
+    /// Computes output and last state with these weights, in the order of [`Lstm::weights`]: for modules that
+    /// make an LSTM's weights from others at each step.
+    ///
+    /// The state is brought to the input's kind, and the weights are where that is of 16 bits: under autocast a
+    /// layer's input may be, and the state of the step before it or the weights not.
+    ///
+    /// # Errors
+    /// libtorch's, for shapes that do not fit.
+    pub fn apply(
+        &self,
+        input: &Tensor,
+        state: &LstmState,
+        weights: &[Tensor],
+        training: bool,
+    ) -> Result<(Tensor, LstmState), TchError> {
+        let kind = input.f_kind()?;
+        let state_as_input = |tensor: &Tensor| tensor.f_to_kind(kind);
+        // What autocast does for products, which it does not do for all of an LSTM's kernels.
+        let short = matches!(kind, Kind::Half | Kind::BFloat16);
+        let weight_as_input = |weight: &Tensor| match short {
+            true => weight.f_to_kind(kind),
+            false => Ok(weight.shallow_clone()),
+        };
+        let weights = weights.iter().map(weight_as_input).collect::<Result<Vec<_>, TchError>>()?;
+        let (output, hidden, cell) = input.f_lstm(
+            &[state_as_input(&state.hidden)?, state_as_input(&state.cell)?],
+            &weights,
+            self.bias,
+            self.layers as i64,
+            self.dropout,
+            training,
+            self.bidirectional,
+            self.batch_first,
+        )?;
+        Ok((output, LstmState { hidden, cell }))
+    }
+}
+
+impl Module<&Tensor> for Lstm {
+    type Output = (Tensor, LstmState);
+
+    /// Begins with a state of zeros.
+    fn forward(&self, input: &Tensor) -> Result<(Tensor, LstmState)> {
+        let &[first, second, _] = input.size().as_slice() else {
+            return Err(self.context.refuse(input, "an LSTM takes an input of three dimensions"));
+        };
+        let rows = if self.options.batch_first { first } else { second };
+        let layers = self.options.layers * self.options.directions();
+        self.run(input, &LstmState::zeros(layers, rows, self.hidden, input)?)
+    }
+}
+
+impl Module<(&Tensor, &LstmState)> for Lstm {
+    type Output = (Tensor, LstmState);
+
+    fn forward(&self, (input, state): (&Tensor, &LstmState)) -> Result<(Tensor, LstmState)> {
+        self.run(input, state)
+    }
+}
