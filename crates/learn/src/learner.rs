@@ -121,6 +121,7 @@ impl Learner {
                 ends_on_nan: false,
                 ended_on_nan: false,
                 quiet: false,
+                train_metrics: false,
                 window_open: false,
                 resume: None,
                 save: None,

@@ -39,6 +39,8 @@ pub struct LearnerState {
     /// Such a loss has ended this fit.
     pub(crate) ended_on_nan: bool,
     pub(crate) quiet: bool,
+    /// Metrics are computed of training batches, too.
+    pub(crate) train_metrics: bool,
     /// Gradients of earlier batches wait for their step.
     pub(crate) window_open: bool,
     /// A checkpoint to go on from, whether it is of this fit, and what it holds.
@@ -308,6 +310,12 @@ impl LearnerState {
     #[must_use]
     pub fn metric_list(&self) -> &[Arc<dyn Metric>] {
         &self.metrics
+    }
+
+    /// Whether metrics are computed of the training batches as well.
+    #[must_use]
+    pub fn has_train_metrics(&self) -> bool {
+        self.train_metrics
     }
 
     /// Returns what was recorded: rates, losses, and the epochs' metrics.

@@ -24,7 +24,7 @@ pub use self::sentence::SentenceEncoder;
 pub use self::state::{RecurrentState, RnnOutputs};
 pub use self::weights::{
     AwdLstmModel, EmbeddingReport, PretrainedLanguageModel, encoder_state, load_encoder,
-    save_encoder, with_encoder,
+    read_encoder, save_encoder, with_encoder, write_encoder,
 };
 
 use self::dropout::{RnnDropout, WeightDropLstm, WordDropout};

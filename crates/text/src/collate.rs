@@ -1,9 +1,10 @@
 //! Sequences of tokens as batches for transformers, as Hugging Face's collators make them.
 
 use brigade_data::{Batch, DataError, from_vec};
+use brigade_tokens::{Encoding, Side};
 use brigade_torch::{Kind, Tensor};
 
-use crate::{IGNORED, Side};
+use crate::IGNORED;
 
 mod masked;
 mod words;
@@ -109,6 +110,18 @@ impl Sequence {
                 ),
             }),
         }
+    }
+}
+
+/// Takes what a tokenizer of Hugging Face's has made of a text or a pair: numbers, type ids, special tokens and words, as
+/// the tokenizer splits words; [`words_of_offsets`] finds them otherwise.
+impl From<&Encoding> for Sequence {
+    fn from(encoding: &Encoding) -> Self {
+        let numbers = |list: &[u32]| list.iter().map(|id| i64::from(*id)).collect();
+        Self::new(numbers(&encoding.ids))
+            .type_ids(numbers(&encoding.type_ids))
+            .special(encoding.special_tokens_mask.iter().map(|it| *it == 1).collect())
+            .words(encoding.word_ids.clone())
     }
 }
 

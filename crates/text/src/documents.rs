@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use brigade_data::DataError;
+use brigade_tokens::TokenIds;
 
 /// Texts as numbers of tokens, read by ranges: from memory, or from a file that is not read whole.
 ///
@@ -74,6 +75,26 @@ macro_rules! lists {
 }
 
 lists!(i64, u32);
+
+/// The texts of a corpus, by the numbers of a vocabulary: in memory, or in the file of a cache.
+impl Documents for TokenIds {
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn tokens(&self, document: usize) -> usize {
+        self.length(document).unwrap_or_default()
+    }
+
+    fn read(
+        &self,
+        document: usize,
+        range: Range<usize>,
+        ids: &mut Vec<i64>,
+    ) -> Result<(), DataError> {
+        self.read(document, range, ids).map_err(DataError::other)
+    }
+}
 
 fn outside(document: usize, range: &Range<usize>, tokens: usize) -> DataError {
     DataError::Unfit {

@@ -1,30 +1,19 @@
 //! Texts of several lengths as one tensor.
 
 use brigade_data::{DataError, from_vec};
+use brigade_tokens::Side;
 use brigade_torch::Tensor;
-use serde::{Deserialize, Serialize};
-
-/// The end of a row at which padding is put.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Side {
-    /// Before the tokens.
-    Left,
-    /// After the tokens.
-    #[default]
-    Right,
-}
 
 /// How texts are brought to one length.
 ///
 /// ```
-/// use brigade_text::{Padding, Side};
+/// use brigade_text::Padding;
+/// use brigade_tokens::Side;
 ///
 /// assert_eq!(Padding::at(Side::Right).pad(&[7, 8], 5), [7, 8, 1, 1, 1]); // fastai's pad_input
 /// assert_eq!(Padding::chunks(2).pad(&[7, 8], 5), [1, 1, 7, 8, 1]); // fastai's pad_chunk
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Padding {
     side: Side,
     chunk: Option<usize>,

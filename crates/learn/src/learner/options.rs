@@ -126,6 +126,7 @@ impl Learner {
     #[must_use]
     pub fn train_metrics(mut self, on: bool) -> Self {
         self.recording.train_metrics = on;
+        self.state.train_metrics = on;
         self
     }
 

@@ -275,6 +275,14 @@ impl Learner {
         predicted(&*self.state.loss, &output, self.state.classes.as_deref())
     }
 
+    /// Runs `body` with the model in evaluation and without autograd: for what a program does with the module of the
+    /// Learner itself, such as generating text. It needs no other rank. The next fit trains again.
+    pub fn evaluated<R>(&mut self, body: impl FnOnce(&LearnerState) -> R) -> R {
+        self.state.model.set_training(false);
+        let _without_autograd = tch::no_grad_guard();
+        body(&self.state)
+    }
+
     /// The output of the model in evaluation, with the Accelerator's precision.
     pub(crate) fn forward(&mut self, inputs: &[Tensor]) -> Result<Tensor> {
         let device = self.state.model.parameters().first().map(|it| it.tensor.device());

@@ -4,6 +4,7 @@ use brigade_nn::{Error, Model, Result};
 use tch::{Kind, Tensor};
 
 use super::LanguageModel;
+use super::weights::AwdLstmModel;
 
 /// How the next word is chosen, as fastai's `LMLearner.predict` does.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -115,7 +116,7 @@ pub fn generate_words(
     let before = state.hidden_state();
     model.eval();
     state.reset();
-    let words = tch::no_grad(|| words_after(model, prompt, count, options));
+    let words = tch::no_grad(|| model.module().next_words(prompt, count, options));
     if trains {
         model.train();
     }
@@ -123,31 +124,38 @@ pub fn generate_words(
     words
 }
 
-fn words_after(
-    model: &Model<LanguageModel>,
-    prompt: &[i64],
-    count: usize,
-    options: &NextWordOptions,
-) -> Result<Vec<i64>> {
-    if prompt.is_empty() {
-        return Err(Error::custom(
-            "nothing to go on from: begin with a word, such as the one that begins texts",
-        ));
-    }
-    let module = model.module();
-    let mut words = Vec::with_capacity(count);
-    let mut input = prompt.to_vec();
-    for _ in 0..count {
-        let row = Tensor::from_slice(&input).f_to_device(model.device())?.f_unsqueeze(0)?;
-        let hidden = module.decoder_input(&row)?;
-        // The decoder is the greater part of the work: it runs for the last word only.
-        let last = hidden.f_select(1, input.len() as i64 - 1)?.f_select(0, 0)?;
-        let next = next_word(&module.head().scores(&last)?, options)?;
-        words.push(next);
-        input = vec![next];
-        if options.only_last_word {
-            module.state().reset();
+impl LanguageModel {
+    /// [`generate_words`] for a module that something else holds and has put into evaluation, such as a Learner: goes on
+    /// from the hidden state, and leaves it as it is behind the last word but one.
+    ///
+    /// # Errors
+    /// Those of [`generate_words`].
+    pub fn next_words(
+        &self,
+        prompt: &[i64],
+        count: usize,
+        options: &NextWordOptions,
+    ) -> Result<Vec<i64>> {
+        if prompt.is_empty() {
+            return Err(Error::custom(
+                "nothing to go on from: begin with a word, such as the one that begins texts",
+            ));
         }
+        let device = self.encoder().embedding().device();
+        let mut words = Vec::with_capacity(count);
+        let mut input = prompt.to_vec();
+        for _ in 0..count {
+            let row = Tensor::from_slice(&input).f_to_device(device)?.f_unsqueeze(0)?;
+            let hidden = self.decoder_input(&row)?;
+            // The decoder is the greater part of the work: it runs for the last word only.
+            let last = hidden.f_select(1, input.len() as i64 - 1)?.f_select(0, 0)?;
+            let next = next_word(&self.head().scores(&last)?, options)?;
+            words.push(next);
+            input = vec![next];
+            if options.only_last_word {
+                self.state().reset();
+            }
+        }
+        Ok(words)
     }
-    Ok(words)
 }

@@ -55,11 +55,18 @@ impl AwdLstmModel for AwdLstm {
 /// # Errors
 /// Those of [`weights::save`].
 pub fn save_encoder<M: AwdLstmModel>(model: &Model<M>, file: impl AsRef<Path>) -> Result<()> {
+    write_encoder(&encoder_state(&model.state_dict(), model.module().encoder().name())?, file)
+}
+
+/// Writes what [`encoder_state`] gives, as [`save_encoder`] does.
+///
+/// # Errors
+/// Those of [`weights::save`].
+pub fn write_encoder(state: &StateDict, file: impl AsRef<Path>) -> Result<()> {
     let file = file.as_ref();
-    let state = encoder_state(&model.state_dict(), model.module().encoder().name())?;
     match file.extension().is_some_and(|extension| extension == "safetensors") {
-        true => weights::save(&state, file),
-        false => weights::save_pth(&state, file),
+        true => weights::save(state, file),
+        false => weights::save_pth(state, file),
     }
 }
 
@@ -74,11 +81,19 @@ pub fn load_encoder<M: AwdLstmModel>(
     model: &mut Model<M>,
     file: impl AsRef<Path>,
 ) -> Result<usize> {
-    let state = read_state_dict(file.as_ref())?;
+    let state = read_encoder(file)?;
     let loaded = without_copies(&state).len();
     let whole = with_encoder(&model.state_dict(), model.module().encoder().name(), &state)?;
     model.load_state_dict(&whole)?;
     Ok(loaded)
+}
+
+/// Reads an encoder's values, for [`with_encoder`].
+///
+/// # Errors
+/// Those of [`weights::load`].
+pub fn read_encoder(file: impl AsRef<Path>) -> Result<StateDict> {
+    read_state_dict(file.as_ref())
 }
 
 /// Takes the encoder at `encoder`, the full name of its place, out of a whole model's state dictionary.

@@ -1,0 +1,240 @@
+//! Single texts as a model's input, and that written down.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use brigade_learn::{Error, Item, ItemCodec, Loaders, Picture, Result, data};
+use brigade_tokens::{FastaiTokenizer, TokenList, Tokenizer, Vocabulary};
+use serde::{Deserialize, Serialize};
+use tch::{Kind, Tensor};
+
+/// The kind under which [`TextCodec`] is written down.
+const KIND: &str = "text";
+
+/// How single texts become a model's input, and batches texts: a tokenizer and a vocabulary. Loaders of
+/// [`TextLoaders`](crate::TextLoaders) have one, and so has a Learner that was exported.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use brigade_learn::{Item, ItemCodec};
+/// use brigade_text::{TextCodec, codec_from};
+/// use brigade_tokens::{FastaiTokenizer, SPECIAL_TOKENS, Vocabulary};
+///
+/// let vocabulary = Vocabulary::new(SPECIAL_TOKENS.into_iter().chain(["a", "film"]))?;
+/// let codec = TextCodec::new(Arc::new(FastaiTokenizer::new()), Arc::new(vocabulary));
+/// let (kind, settings) = codec.describe()?;
+/// let again = codec_from(kind, &settings)?; // in another process
+/// let input = again.encode(&Item::Text("A fine film".to_owned()))?;
+/// assert_eq!(input[0], tch::Tensor::from_slice2(&[[2i64, 8, 9, 0, 10]]));
+/// assert_eq!(again.text(&input, 0)?.as_deref(), Some("xxbos xxmaj a xxunk film"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct TextCodec {
+    tokenizer: Arc<dyn Tokenizer>,
+    vocabulary: Arc<Vocabulary>,
+    backwards: bool,
+    pad_id: Option<i64>,
+}
+
+/// A codec as JSON.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Settings {
+    tokenizer: serde_json::Value,
+    vocabulary: serde_json::Value,
+    backwards: bool,
+    pad_id: Option<i64>,
+}
+
+impl TextCodec {
+    /// Takes what splits texts and what numbers their tokens.
+    #[must_use]
+    pub fn new(tokenizer: Arc<dyn Tokenizer>, vocabulary: Arc<Vocabulary>) -> Self {
+        Self { tokenizer, vocabulary, backwards: false, pad_id: None }
+    }
+
+    /// Makes the codec of its settings, as [`ItemCodec::describe`] has written them, with the tokenizer that they were
+    /// made with: for those that are files of their own, such as Hugging Face's.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for settings of something else or of a later version, and when the tokenizer is
+    /// another one.
+    pub fn from_settings(
+        settings: &serde_json::Value,
+        tokenizer: Arc<dyn Tokenizer>,
+    ) -> Result<Self> {
+        let settings = Settings::deserialize(settings).map_err(|error| {
+            Error::InvalidArgument(format!(
+                "the settings of a codec of texts cannot be read: {error}"
+            ))
+        })?;
+        let Settings { tokenizer: expected, vocabulary, backwards, pad_id } = settings;
+        if tokenizer.describe() != expected {
+            return Err(Error::InvalidArgument(format!(
+                "the codec was made with the tokenizer {expected}, and this one is {}",
+                tokenizer.describe()
+            )));
+        }
+        let vocabulary =
+            Vocabulary::from_json(vocabulary.to_string().as_bytes()).map_err(Error::user)?;
+        Ok(Self { tokenizer, vocabulary: Arc::new(vocabulary), backwards, pad_id })
+    }
+
+    /// Sets whether texts are read from their last token to their first.
+    #[must_use]
+    pub fn backwards(mut self, backwards: bool) -> Self {
+        self.backwards = backwards;
+        self
+    }
+
+    /// Sets the number of the token that fills up, which texts are shown without.
+    #[must_use]
+    pub fn pad_id(mut self, id: Option<i64>) -> Self {
+        self.pad_id = id;
+        self
+    }
+
+    /// Returns the number of the token that fills up, where there is one.
+    #[must_use]
+    pub fn padding(&self) -> Option<i64> {
+        self.pad_id
+    }
+
+    /// Returns the codec of loaders that [`TextLoaders`](crate::TextLoaders) has made.
+    #[must_use]
+    pub fn of<X>(loaders: &Loaders<X>) -> Option<&Self> {
+        let codec: &dyn Any = &**loaders.item_codec()?;
+        codec.downcast_ref()
+    }
+
+    /// Returns what splits texts.
+    #[must_use]
+    pub fn tokenizer(&self) -> &Arc<dyn Tokenizer> {
+        &self.tokenizer
+    }
+
+    /// Returns the numbers of tokens.
+    #[must_use]
+    pub fn vocabulary(&self) -> &Arc<Vocabulary> {
+        &self.vocabulary
+    }
+
+    /// Returns the numbers of a text's tokens.
+    ///
+    /// # Errors
+    /// When the tokenizer refuses the text, or the vocabulary has neither a token nor one for unknown ones.
+    pub fn ids(&self, text: &str) -> Result<Vec<i64>> {
+        let mut tokens = TokenList::new();
+        self.tokenizer.tokenize(text, &mut tokens).map_err(Error::user)?;
+        let ids = self.vocabulary.ids(&tokens).map_err(Error::user)?;
+        let mut ids: Vec<i64> = ids.into_iter().map(i64::from).collect();
+        if self.backwards {
+            ids.reverse();
+        }
+        Ok(ids)
+    }
+
+    /// Joins the tokens of these numbers by spaces, without those that fill up; a number that the vocabulary does not
+    /// have is an error.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for such a number.
+    pub fn tokens(&self, ids: &[i64]) -> Result<String> {
+        let token = |id: &i64| {
+            let token = u32::try_from(*id).ok().and_then(|id| self.vocabulary.token(id));
+            token.ok_or_else(|| {
+                Error::InvalidArgument(format!(
+                    "the vocabulary of {} tokens has none with number {id}",
+                    self.vocabulary.len()
+                ))
+            })
+        };
+        let shown = ids.iter().filter(|id| Some(**id) != self.pad_id);
+        Ok(shown.map(token).collect::<Result<Vec<_>>>()?.join(" "))
+    }
+}
+
+impl ItemCodec for TextCodec {
+    fn encode(&self, item: &Item) -> Result<Vec<Tensor>> {
+        let utf8 = |bytes: Vec<u8>, name: String| {
+            String::from_utf8(bytes).map_err(|error| {
+                Error::InvalidArgument(format!("{name} is not UTF-8: {}", error.utf8_error()))
+            })
+        };
+        let ids = match item {
+            Item::Text(text) => self.ids(text)?,
+            Item::Bytes(bytes) => self.ids(&utf8(bytes.clone(), "the text".to_owned())?)?,
+            Item::File(path) => {
+                let bytes = std::fs::read(path).map_err(|source| Error::File {
+                    action: "reading",
+                    path: path.clone(),
+                    source,
+                })?;
+                self.ids(&utf8(bytes, path.display().to_string())?)?
+            }
+            Item::Tensors(tensors) => {
+                return tensors.iter().map(|tensor| Ok(tensor.f_unsqueeze(0)?)).collect();
+            }
+            other => {
+                return Err(Error::InvalidArgument(format!(
+                    "these data are texts: predict a text, its file, bytes or numbers, not {other:?}"
+                )));
+            }
+        };
+        if ids.is_empty() {
+            return Err(Error::InvalidArgument(
+                "the text has no token, and a model has nothing to read: give another one"
+                    .to_owned(),
+            ));
+        }
+        Ok(vec![Tensor::f_from_slice(&ids)?.f_unsqueeze(0)?])
+    }
+
+    fn picture(&self, _inputs: &[Tensor], _row: i64) -> Result<Option<Picture>> {
+        Ok(None)
+    }
+
+    fn text(&self, inputs: &[Tensor], row: i64) -> Result<Option<String>> {
+        let ids = match inputs {
+            [ids, ..] if ids.dim() == 2 && row < ids.size()[0] => ids.f_select(0, row)?,
+            _ => {
+                return Err(Error::InvalidArgument(format!(
+                    "row {row} is no text: expected numbers of tokens [rows, tokens], found {:?}",
+                    inputs.iter().map(Tensor::size).collect::<Vec<_>>()
+                )));
+            }
+        };
+        let ids = ids.f_to_device(tch::Device::Cpu)?.f_to_kind(Kind::Int64)?;
+        self.tokens(&Vec::<i64>::try_from(&ids)?).map(Some)
+    }
+
+    fn describe(&self) -> Result<(&'static str, serde_json::Value)> {
+        let settings = Settings {
+            tokenizer: self.tokenizer.describe(),
+            vocabulary: serde_json::from_str(&self.vocabulary.to_json()).map_err(Error::user)?,
+            backwards: self.backwards,
+            pad_id: self.pad_id,
+        };
+        Ok((KIND, serde_json::to_value(settings).map_err(Error::user)?))
+    }
+}
+
+/// Makes the codec of a kind again, from its settings as [`ItemCodec::describe`] has written them: that of texts, and
+/// those of [`brigade_learn::data::codec_from`]. It is what `Predictor::load_with` takes.
+///
+/// # Errors
+/// When there is no such kind, or the settings are not its own: those of a later version.
+pub fn codec_from(kind: &str, settings: &serde_json::Value) -> Result<Arc<dyn ItemCodec>> {
+    if kind != KIND {
+        return data::codec_from(kind, settings);
+    }
+    let tokenizer = settings.get("tokenizer").unwrap_or(&serde_json::Value::Null);
+    let tokenizer = FastaiTokenizer::from_description(tokenizer).map_err(|error| {
+        Error::InvalidArgument(format!(
+            "{error}; a codec with another tokenizer is made by TextCodec::from_settings, which takes it"
+        ))
+    })?;
+    Ok(Arc::new(TextCodec::from_settings(settings, Arc::new(tokenizer))?))
+}

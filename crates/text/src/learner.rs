@@ -1,0 +1,247 @@
+//! Learners of texts, as fastai's `language_model_learner` and `text_classifier_learner` make them.
+
+mod loss;
+mod recurrent;
+mod text_learner;
+
+use std::path::PathBuf;
+
+use brigade_learn::Learner;
+use brigade_models::{
+    AwdLstmModel, LanguageModel, LanguageModelOptions, PretrainedLanguageModel, RecurrentState,
+    TextClassifier, TextClassifierOptions,
+};
+use brigade_nn::{LayerGroups, Model};
+use brigade_tokens::Vocabulary;
+use brigade_train::Accelerator;
+use tch::Tensor;
+
+use crate::{Error, Result, TextCodec, TextData};
+
+pub use self::recurrent::{ModelResetter, RnnRegularizer};
+pub use self::text_learner::{Generate, TextLearner};
+
+use self::loss::HeadLoss;
+
+/// A pretrained language model of fastai's: its weights, and the words of its rows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PretrainedText {
+    /// The weights: a `.pth` file of fastai or Brigade, or safetensors.
+    pub weights: PathBuf,
+    /// The vocabulary: fastai's `.pkl` file, of which nothing is executed, or JSON.
+    pub vocabulary: PathBuf,
+}
+
+impl PretrainedText {
+    /// Names both files.
+    pub fn new(weights: impl Into<PathBuf>, vocabulary: impl Into<PathBuf>) -> Self {
+        Self { weights: weights.into(), vocabulary: vocabulary.into() }
+    }
+}
+
+/// What can be chosen about [`language_model_learner`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct LanguageLearnerOptions {
+    /// The model; fastai's AWD-LSTM unless set.
+    pub model: LanguageModelOptions,
+    /// What the model's probabilities of dropout are multiplied by; 1.
+    pub drop_mult: f64,
+    /// The weight of activation regularisation (AR); 2.
+    pub alpha: f64,
+    /// The weight of temporal activation regularisation (TAR); 1.
+    pub beta: f64,
+    /// The share of a word's target that all words have (label smoothing); 0.
+    pub label_smoothing: f64,
+    /// Weights to begin with; everything but the words is frozen then.
+    pub pretrained: Option<PretrainedText>,
+}
+
+impl Default for LanguageLearnerOptions {
+    fn default() -> Self {
+        Self {
+            model: LanguageModelOptions::default(),
+            drop_mult: 1.0,
+            alpha: 2.0,
+            beta: 1.0,
+            label_smoothing: 0.0,
+            pretrained: None,
+        }
+    }
+}
+
+/// What can be chosen about [`text_classifier_learner`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct TextLearnerOptions {
+    /// The model; fastai's AWD-LSTM unless set.
+    pub model: TextClassifierOptions,
+    /// What the encoder's probabilities of dropout are multiplied by; 0.5.
+    pub drop_mult: f64,
+    /// The weight of activation regularisation (AR); 2.
+    pub alpha: f64,
+    /// The weight of temporal activation regularisation (TAR); 1.
+    pub beta: f64,
+    /// The model's outputs, where the data have no classes; 1 for numbers.
+    pub outputs: Option<i64>,
+    /// A language model whose encoder is begun with; everything but the head is frozen then.
+    pub pretrained: Option<PretrainedText>,
+}
+
+impl Default for TextLearnerOptions {
+    fn default() -> Self {
+        Self {
+            model: TextClassifierOptions::default(),
+            drop_mult: 0.5,
+            alpha: 2.0,
+            beta: 1.0,
+            outputs: None,
+            pretrained: None,
+        }
+    }
+}
+
+/// fastai's momenta of texts.
+const MOMENTA: [f64; 3] = [0.8, 0.7, 0.8];
+
+/// Makes a Learner of an AWD-LSTM language model: fastai's parameter groups, momenta of cycles, and AR and TAR; the
+/// hidden state goes on from batch to batch and is a part of checkpoints.
+///
+/// In training the loss is computed a part of the scores at a time, so [`Learner::state`]'s predictions are what goes
+/// into the decoder, unless [`Learner::train_metrics`] asks for metrics of training batches. Metrics read scores with
+/// the words in the last dimension: [`ClassesLast`](brigade_learn::metrics::ClassesLast).
+///
+/// ```
+/// use brigade_learn::metrics::{Accuracy, ClassesLast, Perplexity};
+/// use brigade_text::{Generate, LanguageLearnerOptions, TextLearner, TextLoaders, language_model_learner};
+/// use brigade_train::Accelerator;
+///
+/// let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
+/// let texts = (0..40).map(|number| (format!("film {} is a good film", number % 5), "none"));
+/// let data = TextLoaders::from_texts(texts).language_model().seq_len(8).loaders(&accelerator, 4)?;
+/// let mut options = LanguageLearnerOptions::default();
+/// (options.model.encoder.embedding, options.model.encoder.hidden) = (16, 24);
+/// let mut learner = language_model_learner(&accelerator, data, options)?
+///     .metrics((ClassesLast(Accuracy), Perplexity))
+///     .quiet(true);
+/// learner.fit_one_cycle(1, 1e-2, ())?;
+/// let text = learner.generate("film 1 is", 3, &Generate::default())?;
+/// assert!(text.starts_with("film 1 is"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// When the pretrained files cannot be read, or do not fit the model or each other.
+pub fn language_model_learner(
+    accelerator: &Accelerator,
+    data: TextData,
+    options: LanguageLearnerOptions,
+) -> Result<Learner> {
+    let LanguageLearnerOptions { mut model, drop_mult, alpha, beta, label_smoothing, pretrained } =
+        options;
+    if let Some(padding) = padding(&data) {
+        model.encoder.padding = padding;
+    }
+    let (words, model) = (data.vocabulary.len() as i64, model.drop_mult(drop_mult));
+    let mut model = Model::new(|path| LanguageModel::new(path, words, &model))?;
+    let is_pretrained = load_pretrained(&mut model, pretrained, &data.vocabulary)?;
+    let (state, head) = (model.module().state().clone(), model.module().head().clone());
+    let (loss, fuse) = HeadLoss::new(&head, label_smoothing);
+    let learner = made(accelerator, data, model, &state, [alpha, beta], is_pretrained)?;
+    Ok(learner.loss(loss).with(fuse))
+}
+
+/// Makes a Learner of an AWD-LSTM text classifier: fastai's parameter groups, momenta of cycles, and AR and TAR.
+///
+/// ```
+/// use brigade_learn::metrics::Accuracy;
+/// use brigade_learn::Item;
+/// use brigade_text::{TextLearnerOptions, TextLoaders, text_classifier_learner};
+/// use brigade_train::Accelerator;
+///
+/// let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
+/// let review = |number: usize| match number % 2 {
+///     0 => (format!("a good film, number {number}"), "pos"),
+///     _ => (format!("a bad film, number {number}"), "neg"),
+/// };
+/// let data = TextLoaders::from_texts((0..40).map(review)).loaders(&accelerator, 4)?;
+/// let mut options = TextLearnerOptions::default();
+/// (options.model.encoder.embedding, options.model.encoder.hidden) = (16, 24);
+/// let mut learner = text_classifier_learner(&accelerator, data, options)?.metrics(Accuracy).quiet(true);
+/// learner.fit_one_cycle(1, 1e-2, ())?;
+/// let opinion = learner.predict(Item::Text("what a good film".to_owned()))?;
+/// assert!(["pos", "neg"].contains(&opinion.class.unwrap_or_default().as_str()));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// As [`language_model_learner`]; [`Error::InvalidArgument`] where the number of outputs is not known.
+pub fn text_classifier_learner(
+    accelerator: &Accelerator,
+    data: TextData,
+    options: TextLearnerOptions,
+) -> Result<Learner> {
+    let TextLearnerOptions { mut model, drop_mult, alpha, beta, outputs, pretrained } = options;
+    let classes = data.loaders.class_names().map(|names| names.len() as i64);
+    let outputs = outputs.or(classes).ok_or_else(|| {
+        Error::InvalidArgument(
+            "text_classifier_learner does not know how many outputs the model has: the data name no classes; set \
+             `outputs`, to 1 for numbers"
+                .to_owned(),
+        )
+    })?;
+    if let Some(padding) = padding(&data) {
+        model.encoder.padding = padding;
+    }
+    let (words, model) = (data.vocabulary.len() as i64, model.drop_mult(drop_mult));
+    let mut model = Model::new(|path| TextClassifier::new(path, words, outputs, &model))?;
+    let is_pretrained = load_pretrained(&mut model, pretrained, &data.vocabulary)?;
+    let state = model.module().state().clone();
+    made(accelerator, data, model, &state, [alpha, beta], is_pretrained)
+}
+
+/// Makes the Learner with what both kinds have.
+fn made<M>(
+    accelerator: &Accelerator,
+    data: TextData,
+    model: Model<M>,
+    state: &RecurrentState,
+    [alpha, beta]: [f64; 2],
+    is_pretrained: bool,
+) -> Result<Learner>
+where
+    M: LayerGroups + for<'a> brigade_nn::Module<&'a Tensor, Output = Tensor> + 'static,
+{
+    let groups = model.param_groups()?;
+    let mut learner = Learner::new(accelerator, data.loaders, model)?
+        .momenta(MOMENTA)
+        .split_parameters(groups)?
+        .with((ModelResetter::new(state), RnnRegularizer::new(state, alpha, beta)));
+    if is_pretrained {
+        learner.freeze()?;
+    }
+    Ok(learner)
+}
+
+/// The number of the token that fills up the data's texts.
+fn padding(data: &TextData) -> Option<i64> {
+    TextCodec::of(&data.loaders)?.padding()
+}
+
+/// Loads pretrained weights by the tokens of their rows, where there are some.
+fn load_pretrained<M: AwdLstmModel>(
+    model: &mut Model<M>,
+    pretrained: Option<PretrainedText>,
+    vocabulary: &Vocabulary,
+) -> Result<bool> {
+    let Some(PretrainedText { weights, vocabulary: file }) = pretrained else { return Ok(false) };
+    let owned =
+        |vocabulary: &Vocabulary| vocabulary.tokens().map(str::to_owned).collect::<Vec<_>>();
+    let old = Vocabulary::load(file)?;
+    let report = PretrainedLanguageModel::load(weights, owned(&old))?
+        .load_into(model, &owned(vocabulary))?;
+    tracing::info!(
+        known = report.known,
+        unknown = report.unknown.len(),
+        "pretrained weights matched by token; unknown tokens begin as the mean of all rows"
+    );
+    Ok(true)
+}

@@ -1,0 +1,104 @@
+//! The loss of a language model, computed with its head.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use brigade_learn::callback::{Callback, Step};
+use brigade_learn::loss::{ClassesLast, LabelSmoothingCrossEntropy, Loss};
+use brigade_learn::{LearnerState, Result};
+use brigade_models::LanguageModelHead;
+use brigade_torch::CrossEntropyOptions;
+use brigade_train::{AutocastOptions, Precision};
+use tch::{Device, Tensor};
+
+/// The cross-entropy of a language model's words, with the scores of a part of them in memory at a time while the
+/// model trains.
+#[derive(Debug)]
+pub(super) struct HeadLoss {
+    head: LanguageModelHead,
+    /// How scores are read, and what is computed of them where the head gives all.
+    scores: ClassesLast<LabelSmoothingCrossEntropy>,
+    smoothing: f64,
+    precision: Arc<Mutex<Precision>>,
+}
+
+/// Fuses the loss with the head for the time of a fit, where nothing looks at the scores.
+#[derive(Debug)]
+pub(super) struct FuseLoss {
+    head: LanguageModelHead,
+    precision: Arc<Mutex<Precision>>,
+}
+
+impl HeadLoss {
+    pub(super) fn new(head: &LanguageModelHead, smoothing: f64) -> (Self, FuseLoss) {
+        let precision = Arc::new(Mutex::new(Precision::No));
+        let fuse = FuseLoss { head: head.clone(), precision: Arc::clone(&precision) };
+        let scores = ClassesLast(LabelSmoothingCrossEntropy::new(smoothing));
+        (Self { head: head.clone(), scores, smoothing, precision }, fuse)
+    }
+
+    /// In the fit's precision: the model's output has left it.
+    fn autocast<R>(&self, device: Device, body: impl FnOnce() -> R) -> Result<R> {
+        let precision = *self.precision.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(AutocastOptions { precision, cache: false }.run(device, body)?)
+    }
+
+    /// What the model gave as scores.
+    fn scored(&self, output: &Tensor) -> Result<Tensor> {
+        match self.head.is_fused() {
+            true => self
+                .autocast(output.device(), || self.head.scores(output))?
+                .map_err(|error| brigade_train::Error::from(error).into()),
+            false => Ok(output.shallow_clone()),
+        }
+    }
+}
+
+impl Loss for HeadLoss {
+    fn name(&self) -> &str {
+        self.scores.name()
+    }
+
+    fn forward(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        let options = CrossEntropyOptions {
+            label_smoothing: self.smoothing,
+            ..CrossEntropyOptions::default()
+        };
+        let loss =
+            self.autocast(predictions.device(), || self.head.loss(predictions, targets, &options))?;
+        Ok(loss.map_err(brigade_train::Error::from)?.loss)
+    }
+
+    fn each(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        self.scores.each(&self.scored(predictions)?, targets)
+    }
+
+    fn activation(&self, predictions: &Tensor) -> Result<Tensor> {
+        self.scores.activation(&self.scored(predictions)?)
+    }
+
+    fn decode(&self, predictions: &Tensor) -> Result<Tensor> {
+        self.scores.decode(&self.scored(predictions)?)
+    }
+
+    fn targets_are_classes(&self) -> bool {
+        true
+    }
+}
+
+impl Callback for FuseLoss {
+    fn before_fit(&mut self, learner: &mut LearnerState) -> Step {
+        if !learner.is_evaluation() {
+            *self.precision.lock().unwrap_or_else(PoisonError::into_inner) =
+                learner.accelerator().mixed_precision();
+            // Metrics of training batches look at the scores.
+            self.head.fuse_loss(!learner.has_train_metrics());
+        }
+        Ok(())
+    }
+
+    fn ended(&mut self, learner: &mut LearnerState) {
+        if !learner.is_evaluation() {
+            self.head.fuse_loss(false);
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! What Learners of texts can do besides: encoders in files, and text that goes on.
+
+use std::any::Any;
+use std::path::Path;
+
+use brigade_learn::{Error, Learner, LearnerState, Result};
+use brigade_models::{
+    AwdLstmModel, LanguageModel, NextWordOptions, TextClassifier, encoder_state, read_encoder,
+    with_encoder, write_encoder,
+};
+use brigade_tokens::rules::decode_special_tokens;
+use brigade_tokens::{TokenList, Vocabulary};
+
+use crate::TextCodec;
+
+/// How [`TextLearner::generate`] goes on with a text, as fastai's `LMLearner.predict`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Generate {
+    /// Probabilities are raised to `1 / temperature` before a word is drawn; 0 takes the most probable one; 1.
+    pub temperature: f64,
+    /// Leaves out words whose probability is below this, where there is another one; none.
+    pub min_p: Option<f64>,
+    /// Never gives the unknown word (`no_unk`); true.
+    pub no_unknown: bool,
+    /// Tells each word from the one before it alone; false.
+    pub only_last_word: bool,
+    /// Writes capitals and repetitions out again (`decode_spec_tokens`); true.
+    pub decode: bool,
+}
+
+impl Default for Generate {
+    fn default() -> Self {
+        Self {
+            temperature: 1.0,
+            min_p: None,
+            no_unknown: true,
+            only_last_word: false,
+            decode: true,
+        }
+    }
+}
+
+/// Methods of a Learner that [`language_model_learner`](crate::language_model_learner) or
+/// [`text_classifier_learner`](crate::text_classifier_learner) has made.
+pub trait TextLearner {
+    /// Writes the encoder without what comes after it, from rank 0, for a classifier or for fastai's
+    /// `learn.load_encoder`.
+    ///
+    /// # Errors
+    /// On every rank when rank 0 cannot write; when the model has no encoder of an AWD-LSTM.
+    fn save_encoder(&self, path: impl AsRef<Path>) -> Result<()>;
+
+    /// Reads the encoder of a language model, this crate's or fastai's, and freezes everything but the head. Every
+    /// rank calls it.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or does not fit: nothing was changed.
+    fn load_encoder(&mut self, path: impl AsRef<Path>) -> Result<()>;
+
+    /// Goes on with a text: returns it with so many words after it, drawn from libtorch's generator. It needs no
+    /// other rank.
+    ///
+    /// # Errors
+    /// When the model is no language model, or the data do not say how texts are split.
+    fn generate(&mut self, text: &str, words: usize, options: &Generate) -> Result<String>;
+}
+
+impl TextLearner for Learner {
+    fn save_encoder(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        let written = match self.accelerator().is_main_process() {
+            true => encoder_name(self)
+                .and_then(|name| Ok(encoder_state(&self.state_dict(), &name).map_err(nn)?))
+                .and_then(|state| Ok(write_encoder(&state, path).map_err(nn)?))
+                .map_err(|error| error.to_string()),
+            false => Ok(()),
+        };
+        self.accelerator().broadcast_object(written, 0)?.map_err(Error::InvalidArgument)
+    }
+
+    fn load_encoder(&mut self, path: impl AsRef<Path>) -> Result<()> {
+        let name = encoder_name(self)?;
+        let values = read_encoder(path.as_ref()).map_err(nn)?;
+        let whole = with_encoder(&self.state_dict(), &name, &values).map_err(nn)?;
+        self.state_mut().load_state_dict(&whole)?;
+        self.freeze()
+    }
+
+    fn generate(&mut self, text: &str, words: usize, options: &Generate) -> Result<String> {
+        let codec = self.item_codec().and_then(|codec| {
+            let codec: &dyn Any = &**codec;
+            codec.downcast_ref::<TextCodec>().cloned()
+        });
+        let codec = codec.ok_or_else(|| {
+            Error::InvalidArgument(
+                "generate: the data do not say how texts are split; make them by TextLoaders, or give the Loaders a \
+                 TextCodec"
+                    .to_owned(),
+            )
+        })?;
+        let vocabulary = codec.vocabulary();
+        let options = *options;
+        let chosen = NextWordOptions {
+            temperature: options.temperature,
+            min_p: options.min_p,
+            never: vocabulary.unknown().filter(|_| options.no_unknown).map(i64::from),
+            only_last_word: options.only_last_word,
+        };
+        let mut ids = codec.ids(text)?;
+        let after = self.evaluated(|learner| {
+            let Some(model) = learner.module::<LanguageModel>() else {
+                return Err(Error::InvalidArgument(
+                    "generate: the model is no LanguageModel; make the Learner by language_model_learner".to_owned(),
+                ));
+            };
+            let state = model.state().clone();
+            let before = state.hidden_state();
+            state.reset();
+            let words = model.next_words(&ids, words, &chosen);
+            state.set_hidden_state(before).map_err(nn)?;
+            Ok(words.map_err(nn)?)
+        })?;
+        ids.extend(after);
+        written(&ids, vocabulary, options.decode)
+    }
+}
+
+fn nn(error: brigade_nn::Error) -> brigade_train::Error {
+    error.into()
+}
+
+/// The name of the encoder's place in the model.
+fn encoder_name(learner: &LearnerState) -> Result<String> {
+    let of_language_model = learner.module::<LanguageModel>().map(AwdLstmModel::encoder);
+    let encoder = of_language_model
+        .or_else(|| learner.module::<TextClassifier>().map(AwdLstmModel::encoder))
+        .ok_or_else(|| {
+            Error::InvalidArgument(
+                "the Learner's model has no encoder of an AWD-LSTM; make it by language_model_learner or \
+                 text_classifier_learner"
+                    .to_owned(),
+            )
+        })?;
+    Ok(encoder.name().to_owned())
+}
+
+/// Joins the words of a text, without those that begin it and fill it up.
+fn written(ids: &[i64], vocabulary: &Vocabulary, decode: bool) -> Result<String> {
+    let token = |id: &i64| u32::try_from(*id).ok().and_then(|id| vocabulary.token(id));
+    let tokens: TokenList =
+        ids.iter().filter_map(token).filter(|token| !["xxbos", "xxpad"].contains(token)).collect();
+    let tokens = match decode {
+        true => decode_special_tokens(&tokens).map_err(Error::user)?,
+        false => tokens,
+    };
+    Ok(tokens.iter().collect::<Vec<_>>().join(" "))
+}

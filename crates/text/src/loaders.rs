@@ -1,0 +1,460 @@
+//! Loaders of texts, from a folder or a table to batches.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use brigade_data::{BatchedDataset, DataLoader};
+use brigade_learn::Loaders;
+use brigade_learn::loss::{BceWithLogits, ClassesLast, CrossEntropy, Mse};
+use brigade_tokens::{
+    CsvOptions, FastaiTokenizer, FolderOptions, LinesOptions, TextSource, TokenCache, Tokenizer,
+    Vocabulary, VocabularyOptions,
+};
+use brigade_train::Accelerator;
+use tch::Tensor;
+
+use crate::codec::TextCodec;
+use crate::{Categories, Result};
+
+mod found;
+mod make;
+
+/// What the target of a text is.
+#[derive(Clone, Debug)]
+pub enum TextTarget {
+    /// One class, `i64 [rows]`: fastai's `CategoryBlock`. The classes are those given, or the labels of the texts to
+    /// train with, sorted.
+    Category(Option<Categories>),
+    /// Any number of classes, `f32 [rows, classes]` of 0 and 1: fastai's `MultiCategoryBlock`.
+    MultiCategory {
+        /// The classes; those of the texts to train with, sorted, where none are given.
+        classes: Option<Categories>,
+        /// What is between the classes of a label.
+        separator: String,
+    },
+    /// A number, `f32 [rows]`: fastai's `RegressionBlock`.
+    Number,
+}
+
+/// Makes loaders of texts for a language model or a classifier, by fastai's rules: its `TextDataLoaders`.
+///
+/// Texts are split into tokens on all processors, counted (those to validate with as well, as in fastai), numbered by
+/// a vocabulary of the most common ones, and made batches: for a classifier sorted by length and padded in front by
+/// chunks ([`SortedSampler`](crate::SortedSampler), [`Padding::chunks`](crate::Padding::chunks)), for a language model
+/// as streams ([`LanguageModelData`](crate::LanguageModelData)). The targets' loss and names come along.
+///
+/// All ranks call [`loaders`](Self::loaders) and get the same data; when one cannot, all get an error. With a
+/// [`cache`](Self::cache) one process of each host splits the texts and the others read its file; without, every rank
+/// splits them for itself.
+///
+/// ```
+/// use brigade_text::TextLoaders;
+/// use brigade_train::Accelerator;
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path();
+/// # for (file, text) in [("train/pos/0.txt", "What a film!"), ("train/neg/1.txt", "A bad film."),
+/// #     ("valid/pos/2.txt", "A fine film."), ("valid/neg/3.txt", "What a bad film.")] {
+/// #     std::fs::create_dir_all(path.join(file).parent().unwrap())?;
+/// #     std::fs::write(path.join(file), text)?;
+/// # }
+/// let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
+/// let data = TextLoaders::from_folder(path).min_freq(2).loaders(&accelerator, 2)?;
+/// assert_eq!(data.loaders.class_names(), Some(&["neg".to_owned(), "pos".to_owned()][..]));
+/// let (ids, target) = data.loaders.one_batch(2)?;
+/// assert_eq!((ids[0].size()[0], target.map(|it| it.size())), (2, Some(vec![2])));
+/// // The same texts for a language model, with the classifier's vocabulary.
+/// let data = TextLoaders::from_folder(path)
+///     .language_model()
+///     .seq_len(4)
+///     .vocabulary(data.vocabulary)
+///     .loaders(&accelerator, 2)?;
+/// assert_eq!(data.loaders.one_batch(2)?.0[0].size(), [2, 4]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct TextLoaders {
+    origin: Origin,
+    options: Options,
+}
+
+/// Batches of numbers of tokens and targets: `(i64 [rows, tokens], …)`.
+pub type TextBatches = Arc<dyn BatchedDataset<Batch = (Tensor, Tensor)>>;
+
+/// Loaders of texts for a loop of one's own, and what they were made with.
+///
+/// ```
+/// use brigade_text::TextLoaders;
+/// use brigade_train::Accelerator;
+///
+/// let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
+/// let texts = [("a fine film", "pos"), ("a bad film", "neg"), ("a film", "pos")];
+/// let data = TextLoaders::from_texts(texts)
+///     .min_freq(1)
+///     .valid_indices([2])
+///     .data_loaders(&accelerator, 2)?;
+/// let train = accelerator.prepare(data.train)?;
+/// for batch in &train {
+///     let (ids, labels) = batch?.into_data();
+///     assert_eq!(ids.size()[0], labels.size()[0]);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct TextDataLoaders {
+    /// The batches to train with.
+    pub train: DataLoader<TextBatches>,
+    /// Those to validate with, unless there are none. A classifier's are sorted by length.
+    pub valid: Option<DataLoader<TextBatches>>,
+    /// The numbers of tokens.
+    pub vocabulary: Arc<Vocabulary>,
+    /// What splits texts.
+    pub tokenizer: Arc<dyn Tokenizer>,
+    /// The names of the classes, where there are classes.
+    pub classes: Option<Categories>,
+    /// How single texts become a model's input.
+    pub codec: TextCodec,
+}
+
+/// Loaders of texts for a Learner, and what they were made with.
+#[derive(Debug)]
+pub struct TextData {
+    /// The loaders, as a Learner takes them.
+    pub loaders: Loaders<Tensor>,
+    /// The numbers of tokens.
+    pub vocabulary: Arc<Vocabulary>,
+    /// What splits texts.
+    pub tokenizer: Arc<dyn Tokenizer>,
+    /// The names of the classes, where there are classes.
+    pub classes: Option<Categories>,
+}
+
+/// Opens a source when all ranks can be told that it failed.
+type Open = Box<dyn FnOnce() -> brigade_tokens::Result<TextSource>>;
+
+/// Where texts come from.
+enum Origin {
+    Folder { path: PathBuf, train: String, valid: String },
+    Source(Open),
+}
+
+/// Which texts are to validate with.
+#[derive(Clone, Debug)]
+enum Part {
+    /// Those that the source names; a share where it names none.
+    Source,
+    Share(f64),
+    Indices(Vec<usize>),
+    None,
+}
+
+struct Options {
+    language_model: bool,
+    target: TextTarget,
+    part: Part,
+    tokenizer: Arc<dyn Tokenizer>,
+    vocabulary: Option<Arc<Vocabulary>>,
+    counting: VocabularyOptions,
+    pad_token: String,
+    seq_len: usize,
+    backwards: bool,
+    shuffle: bool,
+    drop_last: bool,
+    every_token: bool,
+    threads: usize,
+    seed: Option<u64>,
+    cache: Option<TokenCache>,
+}
+
+/// The loss that belongs to the targets.
+enum TargetLoss {
+    NextTokens,
+    Classes,
+    Several,
+    Numbers,
+}
+
+impl Options {
+    fn loss(&self) -> TargetLoss {
+        match &self.target {
+            _ if self.language_model => TargetLoss::NextTokens,
+            TextTarget::Category(_) => TargetLoss::Classes,
+            TextTarget::MultiCategory { .. } => TargetLoss::Several,
+            TextTarget::Number => TargetLoss::Numbers,
+        }
+    }
+}
+
+impl TextLoaders {
+    /// Takes the files `train/CLASS/FILE.txt` and `valid/CLASS/FILE.txt` below a folder; all files below it where the
+    /// texts to validate with are chosen otherwise.
+    pub fn from_folder(path: impl Into<PathBuf>) -> Self {
+        let (train, valid) = ("train".to_owned(), "valid".to_owned());
+        Self::new(Origin::Folder { path: path.into(), train, valid })
+    }
+
+    /// Takes the rows of a CSV file: its columns `text`, and `label` and `is_valid` where they are there.
+    pub fn from_csv(path: impl Into<PathBuf>) -> Self {
+        Self::from_csv_with(path, CsvOptions::new())
+    }
+
+    /// Takes the rows of a table whose columns the options name.
+    pub fn from_csv_with(path: impl Into<PathBuf>, options: CsvOptions) -> Self {
+        let path = path.into();
+        Self::from_source(move || options.open(path))
+    }
+
+    /// Takes the lines of a file, each a text, or a JSON object with one.
+    pub fn from_lines(path: impl Into<PathBuf>, options: LinesOptions) -> Self {
+        let path = path.into();
+        Self::from_source(move || options.open(path))
+    }
+
+    /// Takes texts with a label each; see [`from_source`](Self::from_source) for texts without.
+    pub fn from_texts<T: Into<String>, L: Into<String>>(
+        texts: impl IntoIterator<Item = (T, L)>,
+    ) -> Self {
+        let (texts, labels): (Vec<String>, Vec<String>) =
+            texts.into_iter().map(|(text, label)| (text.into(), label.into())).unzip();
+        Self::from_source(|| TextSource::memory(texts)?.with_labels(labels))
+    }
+
+    /// Takes texts of any source, which a function opens: so that a rank that fails to tells the others.
+    ///
+    /// ```
+    /// use brigade_text::TextLoaders;
+    /// use brigade_tokens::TextSource;
+    ///
+    /// let texts = TextLoaders::from_source(|| TextSource::lines("corpus.txt")).language_model();
+    /// ```
+    pub fn from_source(
+        open: impl FnOnce() -> brigade_tokens::Result<TextSource> + 'static,
+    ) -> Self {
+        Self::new(Origin::Source(Box::new(open)))
+    }
+
+    fn new(origin: Origin) -> Self {
+        let options = Options {
+            language_model: false,
+            target: TextTarget::Category(None),
+            part: Part::Source,
+            tokenizer: Arc::new(FastaiTokenizer::new()),
+            vocabulary: None,
+            counting: VocabularyOptions::new(),
+            pad_token: "xxpad".to_owned(),
+            seq_len: 72,
+            backwards: false,
+            shuffle: true,
+            drop_last: true,
+            every_token: false,
+            threads: 2,
+            seed: None,
+            cache: None,
+        };
+        Self { origin, options }
+    }
+
+    /// Sets the names of the folders with the texts to train and to validate with (`train` and `valid`); nothing changes
+    /// where texts do not come from a folder.
+    #[must_use]
+    pub fn folders(mut self, train: impl Into<String>, valid: impl Into<String>) -> Self {
+        if let Origin::Folder { train: of_train, valid: of_valid, .. } = &mut self.origin {
+            (*of_train, *of_valid) = (train.into(), valid.into());
+        }
+        self
+    }
+
+    /// Makes the batches of a language model, whose targets are the next tokens: fastai's `is_lm=True`.
+    #[must_use]
+    pub fn language_model(mut self) -> Self {
+        self.options.language_model = true;
+        self
+    }
+
+    /// Sets what the target of a text is; one class unless set.
+    #[must_use]
+    pub fn target(mut self, target: TextTarget) -> Self {
+        self.options.target = target;
+        self
+    }
+
+    /// Validates with a share of the texts, drawn at random by the seed. A fifth of them is, where the source does not
+    /// say which texts are to validate with.
+    #[must_use]
+    pub fn valid_share(mut self, share: f64) -> Self {
+        self.options.part = Part::Share(share);
+        self
+    }
+
+    /// Validates with the texts of these numbers, in the source's order.
+    #[must_use]
+    pub fn valid_indices(mut self, indices: impl IntoIterator<Item = usize>) -> Self {
+        self.options.part = Part::Indices(indices.into_iter().collect());
+        self
+    }
+
+    /// Trains with all texts and validates with none.
+    #[must_use]
+    pub fn without_validation(mut self) -> Self {
+        self.options.part = Part::None;
+        self
+    }
+
+    /// Sets what splits texts; fastai's rules and spaCy's English tokenizer unless set.
+    #[must_use]
+    pub fn tokenizer(mut self, tokenizer: impl Tokenizer + 'static) -> Self {
+        self.options.tokenizer = Arc::new(tokenizer);
+        self
+    }
+
+    /// Gives the vocabulary, such as that of a language model, in place of one that is counted.
+    #[must_use]
+    pub fn vocabulary(mut self, vocabulary: impl Into<Arc<Vocabulary>>) -> Self {
+        self.options.vocabulary = Some(vocabulary.into());
+        self
+    }
+
+    /// Sets how often a token must be there to have a number of its own (3).
+    #[must_use]
+    pub fn min_freq(mut self, times: u64) -> Self {
+        self.options.counting = self.options.counting.min_freq(times);
+        self
+    }
+
+    /// Sets how many tokens the vocabulary has at most (60,000).
+    #[must_use]
+    pub fn max_vocab(mut self, tokens: usize) -> Self {
+        self.options.counting = self.options.counting.max_size(tokens);
+        self
+    }
+
+    /// Sets the token that fills up texts (`xxpad`), which the vocabulary must have for a classifier.
+    #[must_use]
+    pub fn pad_token(mut self, token: impl Into<String>) -> Self {
+        self.options.pad_token = token.into();
+        self
+    }
+
+    /// Sets how many tokens a language model reads at a time, and by how many a classifier's texts are padded (72).
+    #[must_use]
+    pub fn seq_len(mut self, tokens: usize) -> Self {
+        self.options.seq_len = tokens;
+        self
+    }
+
+    /// Reads texts from their last token to their first.
+    #[must_use]
+    pub fn backwards(mut self, backwards: bool) -> Self {
+        self.options.backwards = backwards;
+        self
+    }
+
+    /// Sets whether training visits texts in an order that is new in each epoch (true); without, a language model reads
+    /// them in their own order and a classifier the longest first.
+    #[must_use]
+    pub fn shuffle(mut self, shuffle: bool) -> Self {
+        self.options.shuffle = shuffle;
+        self
+    }
+
+    /// Sets whether a smaller last batch of a classifier's training is left out (true, as in fastai).
+    #[must_use]
+    pub fn drop_last(mut self, drop_last: bool) -> Self {
+        self.options.drop_last = drop_last;
+        self
+    }
+
+    /// Validates a language model on the tokens that do not divide by the rows as well; see
+    /// [`LanguageModelData::every_token`](crate::LanguageModelData::every_token).
+    #[must_use]
+    pub fn every_token(mut self, every: bool) -> Self {
+        self.options.every_token = every;
+        self
+    }
+
+    /// Sets the number of threads that make batches for each loader (2).
+    #[must_use]
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.options.threads = threads;
+        self
+    }
+
+    /// Sets the seed of a random split and of the order of training. Without one, rank 0 draws it. Rank 0's counts on
+    /// all ranks.
+    #[must_use]
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.options.seed = Some(seed);
+        self
+    }
+
+    /// Keeps the tokens in a folder, from which the next run reads them.
+    #[must_use]
+    pub fn cache(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.options.cache = Some(TokenCache::new(folder));
+        self
+    }
+
+    /// Makes the loaders, with batches of this many texts, or rows of a language model, on each rank. All ranks call it,
+    /// and all fail when one does.
+    ///
+    /// # Errors
+    /// When texts cannot be read or split, there are too few, labels do not fit, or ranks see other texts.
+    pub fn loaders(self, accelerator: &Accelerator, batch_size: usize) -> Result<TextData> {
+        let loss = self.options.loss();
+        let data = self.data_loaders(accelerator, batch_size)?;
+        let loaders = match data.valid {
+            Some(valid) => Loaders::new(data.train, valid)?,
+            None => Loaders::train_only(data.train)?,
+        };
+        let mut loaders = match loss {
+            TargetLoss::NextTokens => loaders.loss(ClassesLast(CrossEntropy::default())),
+            TargetLoss::Classes => loaders.loss(CrossEntropy::default()),
+            TargetLoss::Several => loaders.loss(BceWithLogits::default()),
+            TargetLoss::Numbers => loaders.loss(Mse),
+        };
+        if let Some(classes) = &data.classes {
+            loaders = loaders.classes(classes.names());
+        }
+        let TextDataLoaders { vocabulary, tokenizer, classes, codec, .. } = data;
+        Ok(TextData { loaders: loaders.codec(codec), vocabulary, tokenizer, classes })
+    }
+
+    /// Makes the loaders for a loop of one's own, as [`loaders`](Self::loaders) does for a Learner. `train` and `valid`
+    /// are still to be shared out by `Accelerator::prepare`; under an Accelerator with `split_batches`, a language
+    /// model's validation must be shared out without it, as the Learner does.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn data_loaders(
+        self,
+        accelerator: &Accelerator,
+        batch_size: usize,
+    ) -> Result<TextDataLoaders> {
+        let Self { origin, options } = self;
+        make::loaders(origin, options, accelerator, batch_size)
+    }
+}
+
+impl Origin {
+    fn open(self, part: &Part) -> brigade_tokens::Result<TextSource> {
+        match (self, part) {
+            (Self::Source(open), _) => open(),
+            (Self::Folder { path, train, valid }, Part::Source) => FolderOptions::new()
+                .folders([&train, &valid].map(String::as_str))
+                .split_by_folder(train, valid)
+                .open(path),
+            (Self::Folder { path, .. }, _) => FolderOptions::new().open(path),
+        }
+    }
+}
+
+impl fmt::Debug for TextLoaders {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TextLoaders")
+            .field("language_model", &self.options.language_model)
+            .field("target", &self.options.target)
+            .field("tokenizer", &self.options.tokenizer)
+            .field("cache", &self.options.cache)
+            .finish_non_exhaustive()
+    }
+}
