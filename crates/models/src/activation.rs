@@ -16,6 +16,8 @@ pub enum Activation {
     Silu,
     /// `x · Φ(x)`, with the exact distribution function.
     Gelu,
+    /// `x · Φ(x)`, with the distribution function approximated by tanh: GPT-2's.
+    GeluTanh,
 }
 
 impl Activation {
@@ -29,6 +31,7 @@ impl Activation {
             Self::Mish => input.f_mish()?,
             Self::Silu => input.f_silu()?,
             Self::Gelu => input.f_gelu("none")?,
+            Self::GeluTanh => input.f_gelu("tanh")?,
         })
     }
 }

@@ -25,6 +25,7 @@ mod init;
 mod pretrained;
 mod resnet;
 mod transfer;
+mod transformer;
 mod unet;
 mod vit;
 mod xresnet;
@@ -34,8 +35,8 @@ pub use awd_lstm::{
     AwdLstm, AwdLstmDropout, AwdLstmModel, AwdLstmOptions, EmbeddingReport, LanguageModel,
     LanguageModelHead, LanguageModelOptions, NextWordOptions, PretrainedLanguageModel,
     RecurrentState, RnnOutputs, SentenceEncoder, TextClassifier, TextClassifierOptions,
-    encoder_state, generate_words, load_encoder, masked_concat_pool, next_word, save_encoder,
-    with_encoder,
+    encoder_state, generate_words, load_encoder, masked_concat_pool, next_word, read_encoder,
+    save_encoder, with_encoder, write_encoder,
 };
 pub use classifier::ImageClassifier;
 pub use cnn::{Cnn, CnnOptions};
@@ -51,6 +52,13 @@ pub use hub::{Hub, HubError};
 pub use pretrained::{InputChannels, Pretrained, PretrainedReport};
 pub use resnet::{ResNet, ResNetBody, ResNetOptions, Stem};
 pub use transfer::{Architecture, TransferModel};
+pub use transformer::{
+    Bert, BertForMaskedLm, BertForSequenceClassification, BertForTokenClassification, BertOptions,
+    CausalModel, ConfigError, GeneratedTokens, GenerationOptions, Gpt2, Gpt2LmHead, Gpt2Options,
+    IGNORED_LABEL, KeyValueCache, Llama, Llama3Scaling, LlamaForCausalLm, LlamaOptions,
+    ProblemType, TokenLoss, Tokens, Transformer, TransformerOptions, causal_lm_loss,
+    no_decay_parameters, sequence_loss, token_loss,
+};
 pub use unet::{UNet, UNetOptions};
 pub use vit::{VisionTransformer, VisionTransformerOptions};
 pub use xresnet::{BlockWidth, XResNet, XResNetOptions};

@@ -10,6 +10,7 @@ mod layer_norm;
 mod linear;
 mod lstm;
 mod pooling;
+mod rms_norm;
 
 pub use activation::Relu;
 pub(crate) use batch_norm::SharedStatistics;
@@ -22,3 +23,4 @@ pub use layer_norm::{LayerNorm, LayerNormOptions};
 pub use linear::{Linear, LinearOptions};
 pub use lstm::{Lstm, LstmOptions, LstmState};
 pub use pooling::MaxPool2d;
+pub use rms_norm::RmsNorm;

@@ -69,7 +69,7 @@ pub use layer_groups::LayerGroups;
 pub use layers::{
     BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, Dropout, Embedding,
     EmbeddingOptions, Flatten, LayerNorm, LayerNormOptions, Linear, LinearOptions, Lstm,
-    LstmOptions, LstmState, MaxPool2d, Relu,
+    LstmOptions, LstmState, MaxPool2d, Relu, RmsNorm,
 };
 pub use model::{Model, ModelBuilder};
 pub use module::{Layer, Module};

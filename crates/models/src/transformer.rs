@@ -1,0 +1,40 @@
+//! Transformers under Hugging Face's names: GPT-2, BERT and Llama, with their losses and generation.
+
+mod attention;
+mod bert;
+mod blocks;
+mod cache;
+mod config;
+mod conv1d;
+mod decay;
+mod generate;
+mod gpt2;
+mod head;
+mod init;
+mod llama;
+mod loss;
+mod pretrained;
+mod rotary;
+mod sampling;
+mod tokens;
+
+pub use self::bert::{
+    Bert, BertForMaskedLm, BertForSequenceClassification, BertForTokenClassification, BertOptions,
+};
+pub use self::cache::KeyValueCache;
+pub use self::config::{ConfigError, TransformerOptions};
+pub use self::decay::no_decay_parameters;
+pub use self::generate::{CausalModel, GeneratedTokens, GenerationOptions};
+pub use self::gpt2::{Gpt2, Gpt2LmHead, Gpt2Options};
+pub use self::llama::{Llama, LlamaForCausalLm, LlamaOptions};
+pub use self::loss::{
+    IGNORED_LABEL, ProblemType, TokenLoss, causal_lm_loss, sequence_loss, token_loss,
+};
+pub use self::pretrained::Transformer;
+pub use self::rotary::Llama3Scaling;
+pub use self::tokens::Tokens;
+
+/// A name below a module, which has none at the root.
+fn full_name(module: &str, name: &str) -> String {
+    if module.is_empty() { name.to_owned() } else { format!("{module}.{name}") }
+}

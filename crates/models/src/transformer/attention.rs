@@ -1,0 +1,130 @@
+//! Scaled dot products, and which keys a query sees.
+
+use brigade_nn::Result;
+use tch::{Kind, Tensor};
+
+use super::Tokens;
+
+/// Which keys each query sees.
+#[derive(Debug)]
+pub(super) enum AttentionMask {
+    /// All of them: libtorch gets no mask.
+    Full,
+    /// Those at its own place and before; as many keys as queries. libtorch's kernels leave out half of the
+    /// products.
+    Causal,
+    /// Those where this is true, `[batch or 1, 1, queries, keys]`.
+    Given(Tensor),
+}
+
+impl AttentionMask {
+    /// For a model whose tokens see those before them, `past` of which are in a cache.
+    ///
+    /// Where all padding is on the right and nothing is cached, causality alone hides it from every token, so
+    /// no mask is built; what padding itself computes differs from transformers' then, and is for nobody.
+    pub(super) fn causal(tokens: &Tokens<'_>, past: i64, queries: i64) -> Result<Self> {
+        let mask = tokens.attention_mask.map(|mask| mask.f_ne(0)).transpose()?;
+        if let Some(mask) = mask {
+            let keys = past + queries;
+            if past == 0 {
+                let (later, earlier) =
+                    (mask.f_narrow(1, 1, keys - 1)?, mask.f_narrow(1, 0, keys - 1)?);
+                if is_all(&later.f_le_tensor(&earlier)?)? {
+                    return Ok(Self::Causal);
+                }
+            }
+            if past == 0 || !is_all(&mask)? {
+                let places = Tensor::f_ones([queries, keys], (Kind::Bool, mask.device()))?;
+                let seen = mask.f_unsqueeze(1)?.f_logical_and(&places.f_tril(past)?)?;
+                // Padding sees itself: a query without a key has no softmax.
+                let own = places.f_tril(past)?.f_triu(past)?;
+                return Ok(Self::Given(seen.f_logical_or(&own)?.f_unsqueeze(1)?));
+            }
+        }
+        if past == 0 {
+            return Ok(Self::Causal);
+        }
+        if queries == 1 {
+            return Ok(Self::Full);
+        }
+        let form = (Kind::Bool, tokens.ids.device());
+        let places = Tensor::f_ones([1, 1, queries, past + queries], form)?;
+        Ok(Self::Given(places.f_tril(past)?))
+    }
+
+    /// For a model whose tokens see all that is not padding.
+    pub(super) fn bidirectional(tokens: &Tokens<'_>) -> Result<Self> {
+        let Some(mask) = tokens.attention_mask else { return Ok(Self::Full) };
+        let mask = mask.f_ne(0)?;
+        if is_all(&mask)? {
+            return Ok(Self::Full);
+        }
+        let keys = mask.size()[1];
+        let seen = mask.f_unsqueeze(1)?.f_unsqueeze(1)?;
+        Ok(Self::Given(seen.f_expand([-1, 1, keys, keys], false)?))
+    }
+
+    pub(super) fn shallow_clone(&self) -> Self {
+        match self {
+            Self::Full => Self::Full,
+            Self::Causal => Self::Causal,
+            Self::Given(mask) => Self::Given(mask.shallow_clone()),
+        }
+    }
+}
+
+/// On a GPU this waits for it, as transformers does before it leaves out a mask.
+fn is_all(mask: &Tensor) -> Result<bool> {
+    Ok(mask.f_all()?.f_int64_value(&[])? != 0)
+}
+
+/// How scores become weights.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct AttentionOptions {
+    /// The probability of dropout of weights: 0 in evaluation.
+    pub(super) dropout: f64,
+    /// What scores are multiplied by; 1/√width of a head by default.
+    pub(super) scale: Option<f64>,
+}
+
+/// Attention of queries `[batch, heads, queries, width]` to keys and values `[batch, heads or a divisor, keys,
+/// width]`, as `[batch, queries, heads · width]`.
+pub(super) fn attend(
+    [queries, keys, values]: [&Tensor; 3],
+    mask: &AttentionMask,
+    options: AttentionOptions,
+) -> Result<Tensor> {
+    let size = queries.size();
+    let &[batch, heads, length, width] = size.as_slice() else {
+        return Err(brigade_nn::Error::custom(format!("attention: queries of the shape {size:?}")));
+    };
+    let own_heads = keys.size().get(1).copied().unwrap_or(heads);
+    let given = match mask {
+        AttentionMask::Given(mask) => Some(mask),
+        AttentionMask::Full | AttentionMask::Causal => None,
+    };
+    let grouped = own_heads != heads;
+    // Not all kernels take fewer keys than queries together with a mask.
+    let repeat = grouped && given.is_some();
+    let repeated = |tensor: &Tensor| match repeat {
+        true => tensor.f_repeat_interleave_self_int(heads / own_heads.max(1), 1, None),
+        false => Ok(tensor.shallow_clone()),
+    };
+    let attended = Tensor::f_scaled_dot_product_attention(
+        queries,
+        &repeated(keys)?,
+        &repeated(values)?,
+        given,
+        options.dropout,
+        matches!(mask, AttentionMask::Causal) && length > 1,
+        options.scale,
+        grouped && !repeat,
+    )?;
+    Ok(attended.f_transpose(1, 2)?.f_reshape([batch, length, heads * width])?)
+}
+
+/// `[batch, tokens, heads · width]` as `[batch, heads, tokens, width]`, without a copy.
+pub(super) fn split_heads(tensor: &Tensor, heads: i64) -> Result<Tensor> {
+    let (batch, tokens, width) = tensor.size3()?;
+    Ok(tensor.f_view([batch, tokens, heads, width / heads.max(1)])?.f_transpose(1, 2)?)
+}

@@ -1,0 +1,330 @@
+//! BERT, as transformers has it.
+
+mod heads;
+mod layer;
+
+use std::borrow::Borrow;
+
+use brigade_nn::{
+    Dropout, Embedding, EmbeddingOptions, LayerGroups, LayerNorm, LayerNormOptions, Linear, Module,
+    ParamPath, Result,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use tch::Tensor;
+
+pub use self::heads::{BertForMaskedLm, BertForSequenceClassification, BertForTokenClassification};
+use self::layer::BertLayer;
+use super::attention::AttentionMask;
+use super::blocks::{Blocks, Shared};
+use super::config::{self, ConfigError, TransformerOptions};
+use super::{ProblemType, Tokens, Transformer, full_name, init};
+use crate::Activation;
+use crate::init::{Redraw, redraw};
+
+/// The sizes of a [`Bert`], under the names of transformers' `BertConfig`; the defaults are those of
+/// `bert-base-uncased`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BertOptions {
+    /// Tokens that are known; 30522.
+    pub vocab_size: i64,
+    /// Numbers per token; 768.
+    pub hidden_size: i64,
+    /// Layers; 12.
+    pub num_hidden_layers: usize,
+    /// Heads of each attention, which divide the numbers per token; 12.
+    pub num_attention_heads: i64,
+    /// Numbers between the two layers of a perceptron; 3072.
+    pub intermediate_size: i64,
+    /// Between them; [`Activation::Gelu`].
+    #[serde(with = "config::activation")]
+    pub hidden_act: Activation,
+    /// Dropout of embeddings and of what a layer adds; 0.1.
+    pub hidden_dropout_prob: f64,
+    /// Dropout of the weights of attention; 0.1.
+    pub attention_probs_dropout_prob: f64,
+    /// The longest text; 512.
+    pub max_position_embeddings: i64,
+    /// The parts of a pair; 2.
+    pub type_vocab_size: i64,
+    /// The deviation of first values; 0.02.
+    pub initializer_range: f64,
+    /// In the normalisations; 1e-12.
+    pub layer_norm_eps: f64,
+    /// The token that pads, whose embedding is not trained; 0.
+    pub pad_token_id: Option<i64>,
+    /// Dropout before a classifier; `hidden_dropout_prob` by default.
+    pub classifier_dropout: Option<f64>,
+    /// What a classifier of texts learns; told from its labels by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub problem_type: Option<ProblemType>,
+    /// The head of a masked language model has the weight of the embedding; true.
+    pub tie_word_embeddings: bool,
+    /// Names of the classes of a classifier: two by default. In `config.json` they are `id2label`.
+    #[serde(skip)]
+    pub labels: Vec<String>,
+    /// Computes each layer again in the backward instead of keeping what it needs: gradient checkpointing. Not
+    /// in `config.json`.
+    #[serde(skip)]
+    pub recompute: bool,
+    /// Other entries of `config.json`, which are written as they were read.
+    #[serde(flatten)]
+    pub others: Map<String, Value>,
+}
+
+impl Default for BertOptions {
+    fn default() -> Self {
+        Self {
+            vocab_size: 30522,
+            hidden_size: 768,
+            num_hidden_layers: 12,
+            num_attention_heads: 12,
+            intermediate_size: 3072,
+            hidden_act: Activation::Gelu,
+            hidden_dropout_prob: 0.1,
+            attention_probs_dropout_prob: 0.1,
+            max_position_embeddings: 512,
+            type_vocab_size: 2,
+            initializer_range: 0.02,
+            layer_norm_eps: 1e-12,
+            pad_token_id: Some(0),
+            classifier_dropout: None,
+            problem_type: None,
+            tie_word_embeddings: true,
+            labels: numbered(2),
+            recompute: false,
+            others: Map::new(),
+        }
+    }
+}
+
+impl BertOptions {
+    /// With this many classes, called `LABEL_0` and so on (`num_labels`).
+    #[must_use]
+    pub fn with_classes(self, classes: usize) -> Self {
+        Self { labels: numbered(classes), ..self }
+    }
+
+    fn classes(&self) -> i64 {
+        i64::try_from(self.labels.len()).unwrap_or(i64::MAX)
+    }
+}
+
+fn numbered(classes: usize) -> Vec<String> {
+    (0..classes).map(|class| format!("LABEL_{class}")).collect()
+}
+
+impl TransformerOptions for BertOptions {
+    const MODEL_TYPE: &'static str = "bert";
+
+    fn from_config(mut config: Map<String, Value>) -> Result<Self, ConfigError> {
+        if let Some(found) = config.remove("position_embedding_type")
+            && found.as_str().is_some_and(|it| it != "absolute")
+        {
+            return Err(ConfigError::Positions { found: found.to_string(), known: "absolute" });
+        }
+        let decoder = [("is_decoder", false.into()), ("add_cross_attention", false.into())];
+        config::refuse(&config, &decoder)?;
+        let labels = labels(config.remove("id2label"), config.remove("num_labels"))?;
+        config.remove("label2id");
+        let options: Self = config::from_map(config, Self::MODEL_TYPE)?;
+        Ok(Self { labels, ..options })
+    }
+
+    fn to_config(&self) -> Map<String, Value> {
+        let mut config = config::to_map(self, Self::MODEL_TYPE);
+        if self.labels != numbered(2) {
+            let labels = || self.labels.iter().enumerate();
+            let names: Map<_, _> =
+                labels().map(|(id, name)| (id.to_string(), name.as_str().into())).collect();
+            let ids: Map<_, _> = labels().map(|(id, name)| (name.clone(), id.into())).collect();
+            config.insert("id2label".to_owned(), names.into());
+            config.insert("label2id".to_owned(), ids.into());
+        }
+        config
+    }
+}
+
+/// The names of `id2label`, else as many as `num_labels`.
+fn labels(names: Option<Value>, number: Option<Value>) -> Result<Vec<String>, ConfigError> {
+    let Some(Value::Object(names)) = names else {
+        let number = number.and_then(|it| it.as_u64()).and_then(|it| usize::try_from(it).ok());
+        return Ok(numbered(number.unwrap_or(2)));
+    };
+    let name = |id: usize| names.get(&id.to_string()).and_then(Value::as_str).map(str::to_owned);
+    let found: Option<Vec<String>> = (0..names.len()).map(name).collect();
+    found.ok_or_else(|| ConfigError::Json {
+        reason: format!(
+            "id2label does not name the classes 0 to {}",
+            names.len().saturating_sub(1)
+        ),
+    })
+}
+
+/// BERT without a head (Devlin et al., 2018): from [`Tokens`] to hidden numbers `[batch, tokens, hidden_size]`.
+///
+/// Names, first values (for a seed) and outputs are those of transformers' `BertModel`; the pooler belongs to
+/// it.
+#[derive(Debug)]
+pub struct Bert {
+    word_embeddings: Embedding,
+    position_embeddings: Embedding,
+    token_type_embeddings: Embedding,
+    norm: LayerNorm,
+    dropout: Dropout,
+    encoder: Blocks<BertLayer>,
+    pooler: Option<Linear>,
+    name: String,
+    options: BertOptions,
+}
+
+impl Bert {
+    /// Registers all layers below the path, the pooler included.
+    pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, options: &BertOptions) -> Self {
+        Self::with_pooler(path.borrow(), options, true)
+    }
+
+    fn with_pooler(path: &ParamPath<'_>, options: &BertOptions, pooler: bool) -> Self {
+        let BertOptions { hidden_size, num_attention_heads: heads, pad_token_id, .. } = *options;
+        if heads < 1 || hidden_size % heads != 0 {
+            path.reject(format_args!(
+                "num_attention_heads {heads} does not divide hidden_size {hidden_size}"
+            ));
+        }
+        let embeddings = path / "embeddings";
+        let words = EmbeddingOptions { padding: pad_token_id };
+        let word_embeddings = Embedding::with_options(
+            &embeddings / "word_embeddings",
+            options.vocab_size,
+            hidden_size,
+            words,
+        );
+        let embedding = |name: &str, rows| Embedding::new(&embeddings / name, rows, hidden_size);
+        let position_embeddings = embedding("position_embeddings", options.max_position_embeddings);
+        let token_type_embeddings = embedding("token_type_embeddings", options.type_vocab_size);
+        let norm = norm(&embeddings / "LayerNorm", options);
+        let dropout = Dropout::new(&embeddings / "dropout", options.hidden_dropout_prob);
+        let layers = path / "encoder" / "layer";
+        let layers: Vec<_> = (0..options.num_hidden_layers)
+            .map(|index| BertLayer::new(&(&layers / index), options))
+            .collect();
+        let pooler =
+            pooler.then(|| Linear::new(path / "pooler" / "dense", hidden_size, hidden_size));
+        // All layers have been drawn by their defaults before.
+        let normal = Redraw::Normal(options.initializer_range);
+        for embedding in [&word_embeddings, &position_embeddings, &token_type_embeddings] {
+            redraw(path, embedding.weight(), normal);
+        }
+        init::clear_row(path, word_embeddings.weight(), pad_token_id);
+        for layer in layers.iter().flat_map(BertLayer::linear).chain(&pooler) {
+            init::draw(path, layer, options.initializer_range);
+        }
+        Self {
+            word_embeddings,
+            position_embeddings,
+            token_type_embeddings,
+            norm,
+            dropout,
+            encoder: Blocks::new(layers, options.recompute),
+            pooler,
+            name: path.name().to_owned(),
+            options: options.clone(),
+        }
+    }
+
+    /// Returns the input of each layer and the output of the last: transformers' `output_hidden_states`.
+    ///
+    /// # Errors
+    /// Those of the forward.
+    pub fn hidden_states<'t>(&self, tokens: impl Into<Tokens<'t>>) -> Result<Vec<Tensor>> {
+        let mut seen = Vec::new();
+        let last = self.run(tokens.into(), Some(&mut seen))?;
+        seen.push(last);
+        Ok(seen)
+    }
+
+    /// Computes `pooler_output` `[batch, hidden_size]` of hidden numbers `[batch, tokens, hidden_size]`: the first
+    /// token's, or a linear layer and tanh of them where the model has a pooler.
+    ///
+    /// # Errors
+    /// libtorch's.
+    pub fn pooled(&self, hidden: &Tensor) -> Result<Tensor> {
+        let first = hidden.f_select(1, 0)?;
+        match &self.pooler {
+            Some(pooler) => Ok(pooler.forward(&first)?.f_tanh()?),
+            None => Ok(first),
+        }
+    }
+
+    fn run(&self, tokens: Tokens<'_>, seen: Option<&mut Vec<Tensor>>) -> Result<Tensor> {
+        let (_, length) = tokens.checked_size(0, self.options.max_position_embeddings)?;
+        let positions = self.position_embeddings.forward(&tokens.positions(0, length)?)?;
+        let words = self.word_embeddings.forward(tokens.ids)?;
+        let hidden = match tokens.token_type_ids {
+            Some(types) => {
+                words.f_add(&self.token_type_embeddings.forward(types)?)?.f_add(&positions)?
+            }
+            // All are of the first part: one row, looked up once.
+            None => {
+                let first = Tensor::f_zeros([1, 1], (tch::Kind::Int64, tokens.ids.device()))?;
+                words.f_add(&positions.f_add(&self.token_type_embeddings.forward(&first)?)?)?
+            }
+        };
+        let hidden = self.dropout.forward(&self.norm.forward(&hidden)?)?;
+        let shared = Shared { mask: AttentionMask::bidirectional(&tokens)?, rotation: None };
+        self.encoder.forward(hidden, &shared, None, seen)
+    }
+
+    fn full(&self, name: &str) -> String {
+        full_name(&self.name, name)
+    }
+}
+
+impl<'t, I: Into<Tokens<'t>>> Module<I> for Bert {
+    type Output = Tensor;
+
+    fn forward(&self, tokens: I) -> Result<Tensor> {
+        self.run(tokens.into(), None)
+    }
+}
+
+impl LayerGroups for Bert {
+    /// The embeddings, each layer, and the pooler.
+    fn layer_groups(&self) -> Vec<Vec<String>> {
+        let layers = (0..self.options.num_hidden_layers)
+            .map(|index| vec![self.full(&format!("encoder.layer.{index}"))]);
+        let pooler = self.pooler.iter().map(|_| vec![self.full("pooler")]);
+        [vec![self.full("embeddings")]].into_iter().chain(layers).chain(pooler).collect()
+    }
+}
+
+impl Transformer for Bert {
+    type Options = BertOptions;
+
+    const ARCHITECTURE: &'static str = "BertModel";
+    const BODY: &'static str = BODY;
+    const EMBEDDING: &'static str = EMBEDDING;
+
+    fn build(path: &ParamPath<'_>, options: &BertOptions) -> Self {
+        Self::new(path, options)
+    }
+
+    fn options(&self) -> &BertOptions {
+        &self.options
+    }
+
+    fn is_optional(name: &str) -> bool {
+        name.starts_with(POOLER)
+    }
+}
+
+const BODY: &str = "bert";
+const EMBEDDING: &str = "embeddings.word_embeddings.weight";
+/// A language model's weights do not have it.
+const POOLER: &str = "bert.pooler.";
+
+fn norm<'a>(path: impl Borrow<ParamPath<'a>>, options: &BertOptions) -> LayerNorm {
+    let norm = LayerNormOptions { eps: options.layer_norm_eps, ..LayerNormOptions::default() };
+    LayerNorm::with_options(path, &[options.hidden_size], norm)
+}

@@ -1,0 +1,330 @@
+//! BERT as a masked language model and as a classifier.
+
+use std::borrow::Borrow;
+
+use brigade_nn::{Dropout, Init, LayerGroups, LayerNorm, Linear, Module, ParamPath, Result};
+use tch::{Device, Kind, Tensor};
+
+use super::super::init::draw;
+use super::super::loss::{ProblemType, TokenLoss, head_loss, sequence_loss, token_loss};
+use super::super::{IGNORED_LABEL, Tokens, Transformer};
+use super::{BODY, Bert, BertOptions, EMBEDDING, POOLER, norm};
+use crate::Activation;
+
+/// BERT as a masked language model: from [`Tokens`] to logits `[batch, tokens, vocab_size]` of the tokens
+/// themselves.
+///
+/// Names, first values (for a seed) and outputs are those of transformers' `BertForMaskedLM`; the head has the
+/// weight of the embedding.
+///
+/// ```
+/// use brigade_models::{BertForMaskedLm, BertOptions};
+/// use brigade_nn::{Model, Tensor};
+///
+/// let options = BertOptions {
+///     vocab_size: 50, hidden_size: 32, num_attention_heads: 4, num_hidden_layers: 1, ..Default::default()
+/// };
+/// let model = Model::new(|path| BertForMaskedLm::new(path, &options))?;
+/// let ids = Tensor::from_slice(&[7i64, 3, 9]).view([1, 3]);
+/// assert_eq!(model.forward(&ids)?.size(), [1, 3, 50]);
+/// // Token 8 was masked by 3; the head computes this position only.
+/// let labels = Tensor::from_slice(&[-100i64, 8, -100]).view([1, 3]);
+/// assert_eq!(model.module().loss(&ids, &labels, 0.0)?.count, 1);
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct BertForMaskedLm {
+    bert: Bert,
+    dense: Linear,
+    activation: Activation,
+    norm: LayerNorm,
+    decoder: Tensor,
+    bias: Tensor,
+    head: String,
+}
+
+impl BertForMaskedLm {
+    /// Registers all layers below the path.
+    pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, options: &BertOptions) -> Self {
+        let path = path.borrow();
+        let BertOptions { vocab_size, hidden_size: width, .. } = *options;
+        let bert = Bert::with_pooler(&(path / "bert"), options, false);
+        let head = path / "cls";
+        let predictions = &head / "predictions";
+        let bias = predictions.parameter("bias", &[vocab_size], Init::Zeros);
+        let transform = &predictions / "transform";
+        let dense = Linear::new(&transform / "dense", width, width);
+        let norm = norm(&transform / "LayerNorm", options);
+        let decoder = &predictions / "decoder";
+        let (weight, bias) = if options.tie_word_embeddings {
+            // transformers draws a decoder before it ties it.
+            for shape in [&[vocab_size, width][..], &[vocab_size]] {
+                let drawn = Tensor::f_empty(shape, (Kind::Float, Device::Cpu));
+                if let Err(error) = drawn.and_then(|mut it| it.f_uniform_(0.0, 1.0)) {
+                    path.reject(error);
+                }
+            }
+            draw(path, &dense, options.initializer_range);
+            let weight = decoder.tie("weight", bert.word_embeddings.weight());
+            (weight, decoder.tie("bias", &bias))
+        } else {
+            let own = Linear::new(&decoder, width, vocab_size);
+            draw(path, &dense, options.initializer_range);
+            draw(path, &own, options.initializer_range);
+            let shared = own.bias().map_or_else(|| bias.shallow_clone(), Tensor::shallow_clone);
+            (own.weight().shallow_clone(), shared)
+        };
+        Self {
+            bert,
+            dense,
+            activation: options.hidden_act,
+            norm,
+            decoder: weight,
+            bias,
+            head: head.name().to_owned(),
+        }
+    }
+
+    /// Returns the body.
+    #[must_use]
+    pub fn body(&self) -> &Bert {
+        &self.bert
+    }
+
+    /// Computes the body's hidden numbers `[batch, tokens, hidden_size]`.
+    ///
+    /// # Errors
+    /// Those of the forward.
+    pub fn hidden<'t>(&self, tokens: impl Into<Tokens<'t>>) -> Result<Tensor> {
+        self.bert.forward(tokens)
+    }
+
+    /// Computes the loss of labels `[batch, tokens]`, [`IGNORED_LABEL`] where nothing is to be predicted: as
+    /// [`crate::token_loss`] of the logits. The head's layers see the other positions only, some 15 % of them.
+    ///
+    /// # Errors
+    /// Those of the forward; labels that are no tokens.
+    pub fn loss<'t>(
+        &self,
+        tokens: impl Into<Tokens<'t>>,
+        labels: &Tensor,
+        smoothing: f64,
+    ) -> Result<TokenLoss> {
+        let hidden = self.hidden(tokens)?;
+        let labels = labels.f_reshape([-1])?;
+        let counted = labels.f_ne(IGNORED_LABEL)?.f_nonzero()?.f_squeeze_dim(-1)?;
+        let rows = hidden.f_flatten(0, 1)?.f_index_select(0, &counted)?;
+        let labels = labels.f_index_select(0, &counted)?;
+        head_loss(&self.transformed(&rows)?, &self.decoder, Some(&self.bias), &labels, smoothing)
+    }
+
+    fn transformed(&self, hidden: &Tensor) -> Result<Tensor> {
+        self.norm.forward(&self.activation.apply(&self.dense.forward(hidden)?)?)
+    }
+}
+
+impl<'t, I: Into<Tokens<'t>>> Module<I> for BertForMaskedLm {
+    type Output = Tensor;
+
+    fn forward(&self, tokens: I) -> Result<Tensor> {
+        let hidden = self.transformed(&self.hidden(tokens)?)?;
+        Ok(hidden.f_linear(&self.decoder, Some(&self.bias))?)
+    }
+}
+
+impl LayerGroups for BertForMaskedLm {
+    /// The embeddings, whose weight the head shares, each layer, and the head.
+    fn layer_groups(&self) -> Vec<Vec<String>> {
+        let mut groups = self.bert.layer_groups();
+        groups.push(vec![self.head.clone()]);
+        groups
+    }
+}
+
+/// BERT as a classifier of texts or pairs of texts: from [`Tokens`] to logits `[batch, labels]`.
+///
+/// Names, first values (for a seed) and outputs are those of transformers' `BertForSequenceClassification`.
+///
+/// ```
+/// use brigade_models::{BertForSequenceClassification, BertOptions};
+/// use brigade_nn::{Model, Tensor};
+///
+/// let options = BertOptions {
+///     vocab_size: 50, hidden_size: 32, num_attention_heads: 4, num_hidden_layers: 1, ..Default::default()
+/// };
+/// let options = options.with_classes(3);
+/// let model = Model::new(|path| BertForSequenceClassification::new(path, &options))?;
+/// let ids = Tensor::from_slice(&[7i64, 8, 9, 7, 8, 0]).view([2, 3]);
+/// let logits = model.forward((&ids, &ids.ne(0)))?;
+/// assert_eq!(logits.size(), [2, 3]);
+/// let loss = model.module().loss(&logits, &Tensor::from_slice(&[2i64, 0]), 0.0)?;
+/// assert_eq!(loss.count, 2);
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct BertForSequenceClassification {
+    bert: Bert,
+    classifier: Classifier,
+}
+
+impl BertForSequenceClassification {
+    /// Registers all layers below the path.
+    pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, options: &BertOptions) -> Self {
+        let path = path.borrow();
+        let bert = Bert::with_pooler(&(path / "bert"), options, true);
+        Self { bert, classifier: Classifier::new(path, options) }
+    }
+
+    /// Returns the body.
+    #[must_use]
+    pub fn body(&self) -> &Bert {
+        &self.bert
+    }
+
+    /// Computes the loss of logits by the options' problem type, or the one that the labels tell:
+    /// [`sequence_loss`].
+    ///
+    /// # Errors
+    /// Labels that do not fit.
+    pub fn loss(&self, logits: &Tensor, labels: &Tensor, smoothing: f64) -> Result<TokenLoss> {
+        let outputs = logits.size().last().copied().unwrap_or(0);
+        let told = || ProblemType::of(outputs, labels.kind());
+        let problem = self.bert.options.problem_type.unwrap_or_else(told);
+        sequence_loss(logits, labels, problem, smoothing)
+    }
+}
+
+impl<'t, I: Into<Tokens<'t>>> Module<I> for BertForSequenceClassification {
+    type Output = Tensor;
+
+    fn forward(&self, tokens: I) -> Result<Tensor> {
+        self.classifier.forward(&self.bert.pooled(&self.bert.forward(tokens)?)?)
+    }
+}
+
+impl LayerGroups for BertForSequenceClassification {
+    /// The embeddings, each layer, and the pooler with the classifier.
+    fn layer_groups(&self) -> Vec<Vec<String>> {
+        let mut groups = self.bert.layer_groups();
+        if let Some(last) = groups.last_mut() {
+            last.push(self.classifier.name.clone());
+        }
+        groups
+    }
+}
+
+/// BERT as a classifier of tokens: from [`Tokens`] to logits `[batch, tokens, labels]`.
+///
+/// Names, first values (for a seed) and outputs are those of transformers' `BertForTokenClassification`.
+///
+/// ```
+/// use brigade_models::{BertForTokenClassification, BertOptions};
+/// use brigade_nn::{Model, Tensor};
+///
+/// let options = BertOptions {
+///     vocab_size: 50, hidden_size: 32, num_attention_heads: 4, num_hidden_layers: 1, ..Default::default()
+/// };
+/// let options = options.with_classes(5);
+/// let model = Model::new(|path| BertForTokenClassification::new(path, &options))?;
+/// let ids = Tensor::from_slice(&[7i64, 8, 9]).view([1, 3]);
+/// let logits = model.forward(&ids)?;
+/// let labels = Tensor::from_slice(&[4i64, -100, 0]).view([1, 3]);
+/// assert_eq!(model.module().loss(&logits, &labels, 0.0)?.count, 2);
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct BertForTokenClassification {
+    bert: Bert,
+    classifier: Classifier,
+}
+
+impl BertForTokenClassification {
+    /// Registers all layers below the path.
+    pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, options: &BertOptions) -> Self {
+        let path = path.borrow();
+        let bert = Bert::with_pooler(&(path / "bert"), options, false);
+        Self { bert, classifier: Classifier::new(path, options) }
+    }
+
+    /// Returns the body.
+    #[must_use]
+    pub fn body(&self) -> &Bert {
+        &self.bert
+    }
+
+    /// Computes the loss of logits and labels `[batch, tokens]`: [`token_loss`].
+    ///
+    /// # Errors
+    /// Labels that do not fit.
+    pub fn loss(&self, logits: &Tensor, labels: &Tensor, smoothing: f64) -> Result<TokenLoss> {
+        token_loss(logits, labels, smoothing)
+    }
+}
+
+impl<'t, I: Into<Tokens<'t>>> Module<I> for BertForTokenClassification {
+    type Output = Tensor;
+
+    fn forward(&self, tokens: I) -> Result<Tensor> {
+        self.classifier.forward(&self.bert.forward(tokens)?)
+    }
+}
+
+impl LayerGroups for BertForTokenClassification {
+    /// The embeddings, each layer, and the classifier.
+    fn layer_groups(&self) -> Vec<Vec<String>> {
+        let mut groups = self.bert.layer_groups();
+        groups.push(vec![self.classifier.name.clone()]);
+        groups
+    }
+}
+
+/// Dropout and a linear layer.
+#[derive(Debug)]
+struct Classifier {
+    dropout: Dropout,
+    linear: Linear,
+    name: String,
+}
+
+impl Classifier {
+    fn new(path: &ParamPath<'_>, options: &BertOptions) -> Self {
+        let dropout = options.classifier_dropout.unwrap_or(options.hidden_dropout_prob);
+        let dropout = Dropout::new(path / "dropout", dropout);
+        let name = path / "classifier";
+        let linear = Linear::new(&name, options.hidden_size, options.classes());
+        draw(path, &linear, options.initializer_range);
+        Self { dropout, linear, name: name.name().to_owned() }
+    }
+
+    fn forward(&self, hidden: &Tensor) -> Result<Tensor> {
+        self.linear.forward(&self.dropout.forward(hidden)?)
+    }
+}
+
+macro_rules! transformer {
+    ($model:ty, $architecture:literal) => {
+        impl Transformer for $model {
+            type Options = BertOptions;
+
+            const ARCHITECTURE: &'static str = $architecture;
+            const BODY: &'static str = BODY;
+            const EMBEDDING: &'static str = EMBEDDING;
+
+            fn build(path: &ParamPath<'_>, options: &BertOptions) -> Self {
+                Self::new(path, options)
+            }
+
+            fn options(&self) -> &BertOptions {
+                &self.bert.options
+            }
+
+            fn is_optional(name: &str) -> bool {
+                name.starts_with(POOLER)
+            }
+        }
+    };
+}
+
+transformer!(BertForMaskedLm, "BertForMaskedLM");
+transformer!(BertForSequenceClassification, "BertForSequenceClassification");
+transformer!(BertForTokenClassification, "BertForTokenClassification");

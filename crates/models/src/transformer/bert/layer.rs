@@ -1,0 +1,93 @@
+//! A layer of BERT.
+
+use brigade_nn::{Dropout, LayerNorm, Linear, Module, ParamPath, Result, Training};
+use tch::Tensor;
+
+use super::super::attention::{AttentionMask, AttentionOptions, attend, split_heads};
+use super::super::blocks::{Block, Shared};
+use super::super::cache::LayerCache;
+use super::{BertOptions, norm};
+use crate::Activation;
+
+/// Attention and a perceptron, each beside its input and before a normalisation.
+#[derive(Debug)]
+pub(super) struct BertLayer {
+    query: Linear,
+    key: Linear,
+    value: Linear,
+    training: Training,
+    attention_dense: Linear,
+    attention_norm: LayerNorm,
+    attention_dropout: Dropout,
+    intermediate: Linear,
+    output_dense: Linear,
+    output_norm: LayerNorm,
+    output_dropout: Dropout,
+    activation: Activation,
+    heads: i64,
+    dropout: f64,
+}
+
+impl BertLayer {
+    pub(super) fn new(path: &ParamPath<'_>, options: &BertOptions) -> Self {
+        let BertOptions { hidden_size: width, intermediate_size: inner, .. } = *options;
+        let dropout = options.attention_probs_dropout_prob;
+        if !(0.0..1.0).contains(&dropout) {
+            path.reject(format_args!("attention_probs_dropout_prob {dropout} is not in [0, 1)"));
+        }
+        let attention = path / "attention";
+        let (own, attention_output) = (&attention / "self", &attention / "output");
+        let output = path / "output";
+        let square = |name: &str| Linear::new(&own / name, width, width);
+        Self {
+            query: square("query"),
+            key: square("key"),
+            value: square("value"),
+            training: (&own / "dropout").training(),
+            attention_dense: Linear::new(&attention_output / "dense", width, width),
+            attention_norm: norm(&attention_output / "LayerNorm", options),
+            attention_dropout: Dropout::new(
+                &attention_output / "dropout",
+                options.hidden_dropout_prob,
+            ),
+            intermediate: Linear::new(path / "intermediate" / "dense", width, inner),
+            output_dense: Linear::new(&output / "dense", inner, width),
+            output_norm: norm(&output / "LayerNorm", options),
+            output_dropout: Dropout::new(&output / "dropout", options.hidden_dropout_prob),
+            activation: options.hidden_act,
+            heads: options.num_attention_heads,
+            dropout,
+        }
+    }
+
+    /// In the order in which they are drawn.
+    pub(super) fn linear(&self) -> [&Linear; 6] {
+        let Self { query, key, value, attention_dense, intermediate, output_dense, .. } = self;
+        [query, key, value, attention_dense, intermediate, output_dense]
+    }
+
+    fn attend(&self, input: &Tensor, mask: &AttentionMask) -> Result<Tensor> {
+        let heads = |layer: &Linear| split_heads(&layer.forward(input)?, self.heads);
+        let (queries, keys) = (heads(&self.query)?, heads(&self.key)?);
+        let values = heads(&self.value)?;
+        let dropout = if self.training.is_on() { self.dropout } else { 0.0 };
+        let options = AttentionOptions { dropout, scale: None };
+        attend([&queries, &keys, &values], mask, options)
+    }
+}
+
+impl Block for BertLayer {
+    fn forward(
+        &self,
+        hidden: &Tensor,
+        shared: &Shared,
+        _cache: Option<&mut LayerCache>,
+    ) -> Result<Tensor> {
+        let attended = self.attention_dense.forward(&self.attend(hidden, &shared.mask)?)?;
+        let attended = self.attention_dropout.forward(&attended)?.f_add(hidden)?;
+        let attended = self.attention_norm.forward(&attended)?;
+        let inner = self.activation.apply(&self.intermediate.forward(&attended)?)?;
+        let added = self.output_dropout.forward(&self.output_dense.forward(&inner)?)?;
+        self.output_norm.forward(&added.f_add(&attended)?)
+    }
+}

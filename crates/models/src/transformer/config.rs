@@ -1,0 +1,227 @@
+//! Hugging Face's `config.json`.
+
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Map, Value};
+
+use crate::Activation;
+
+/// The sizes of a transformer under the names of Hugging Face's `config.json`.
+pub trait TransformerOptions: Clone + std::fmt::Debug + Sized {
+    /// `model_type` in `config.json`.
+    const MODEL_TYPE: &'static str;
+
+    /// Reads the content of a `config.json`.
+    ///
+    /// # Errors
+    /// Those of [`ConfigError`] but [`ConfigError::Read`].
+    fn from_config(config: Map<String, Value>) -> Result<Self, ConfigError>;
+
+    /// Returns the content of a `config.json`, without what only a model knows (`architectures`, `dtype`).
+    fn to_config(&self) -> Map<String, Value>;
+
+    /// Reads the `config.json` of a folder.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    fn from_folder(folder: impl AsRef<Path>) -> Result<Self, ConfigError> {
+        let path = folder.as_ref().join(CONFIG);
+        let text = std::fs::read(&path)
+            .map_err(|source| ConfigError::Read { path: path.clone(), source })?;
+        let config = serde_json::from_slice(&text).map_err(|error| ConfigError::Json {
+            reason: format!("{}: {error}", path.display()),
+        })?;
+        Self::from_config(config)
+    }
+}
+
+/// The file's name.
+pub(super) const CONFIG: &str = "config.json";
+
+/// Why a `config.json` is no transformer that this crate builds.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+
+    /// Not JSON, or a value of another type than Hugging Face's.
+    #[error("the config cannot be read: {reason}")]
+    Json {
+        /// What is wrong.
+        reason: String,
+    },
+
+    /// Another architecture.
+    #[error("the config is of a model of the type `{found}`, expected `{expected}`")]
+    ModelType {
+        /// What the file says.
+        found: String,
+        /// What was to be read.
+        expected: &'static str,
+    },
+
+    /// An activation function that is not known.
+    #[error(
+        "the activation function `{name}` is not known; those that are: {}",
+        activation_names()
+    )]
+    Activation {
+        /// The name in the file.
+        name: String,
+    },
+
+    /// Another kind of positions.
+    #[error("positions of the type `{found}` are not built here, only {known}")]
+    Positions {
+        /// What the file says.
+        found: String,
+        /// What there is.
+        known: &'static str,
+    },
+
+    /// A part of the architecture that is not built here.
+    #[error("`{key}: {value}` is not built here")]
+    Unsupported {
+        /// The entry.
+        key: &'static str,
+        /// Its value.
+        value: String,
+    },
+}
+
+/// Names of activation functions, the one that is written first.
+const ACTIVATIONS: [(&str, Activation); 8] = [
+    ("relu", Activation::Relu),
+    ("mish", Activation::Mish),
+    ("silu", Activation::Silu),
+    ("swish", Activation::Silu),
+    ("gelu", Activation::Gelu),
+    ("gelu_python", Activation::Gelu),
+    ("gelu_new", Activation::GeluTanh),
+    ("gelu_pytorch_tanh", Activation::GeluTanh),
+];
+
+fn activation_names() -> String {
+    ACTIVATIONS.map(|(name, _)| name).join(", ")
+}
+
+/// Activation functions under the names of `config.json`.
+pub(super) mod activation {
+    use super::{ACTIVATIONS, Activation, ConfigError, Deserialize, Deserializer, Serializer};
+
+    pub(in super::super) fn serialize<S: Serializer>(
+        activation: &Activation,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        let name = ACTIVATIONS.iter().find(|(_, known)| known == activation);
+        serializer.serialize_str(name.map_or("", |(name, _)| name))
+    }
+
+    pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Activation, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        let found = ACTIVATIONS.iter().find(|(known, _)| *known == name);
+        let unknown = || serde::de::Error::custom(ConfigError::Activation { name: name.clone() });
+        found.map(|(_, activation)| *activation).ok_or_else(unknown)
+    }
+}
+
+/// The tokens that end a text: none, one or several, as `eos_token_id` has them.
+pub(super) mod token_ids {
+    use super::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Deserialize, Serialize)]
+    #[serde(untagged)]
+    enum Ids {
+        One(i64),
+        Many(Vec<i64>),
+    }
+
+    pub(in super::super) fn serialize<S: Serializer>(
+        ids: &[i64],
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        match ids {
+            [] => serializer.serialize_none(),
+            [id] => serializer.serialize_i64(*id),
+            ids => ids.serialize(serializer),
+        }
+    }
+
+    pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Vec<i64>, D::Error> {
+        Ok(match Option::<Ids>::deserialize(deserializer)? {
+            None => Vec::new(),
+            Some(Ids::One(id)) => vec![id],
+            Some(Ids::Many(ids)) => ids,
+        })
+    }
+}
+
+/// Reads options whose names are the config's, after a check of the type.
+pub(super) fn from_map<O: DeserializeOwned>(
+    mut config: Map<String, Value>,
+    model_type: &'static str,
+) -> Result<O, ConfigError> {
+    if let Some(found) = config.get("model_type").filter(|it| it.as_str() != Some(model_type)) {
+        let found = found.as_str().map_or_else(|| found.to_string(), str::to_owned);
+        return Err(ConfigError::ModelType { found, expected: model_type });
+    }
+    for key in ["hidden_act", "activation_function"] {
+        let name = config.get(key).and_then(Value::as_str);
+        if let Some(name) = name.filter(|name| ACTIVATIONS.iter().all(|(known, _)| known != name)) {
+            return Err(ConfigError::Activation { name: name.to_owned() });
+        }
+    }
+    // What only the writing program knew.
+    for key in WRITTEN {
+        config.remove(key);
+    }
+    serde_json::from_value(Value::Object(config))
+        .map_err(|error| ConfigError::Json { reason: error.to_string() })
+}
+
+/// Entries that are written anew.
+const WRITTEN: [&str; 6] = [
+    "model_type",
+    "architectures",
+    "dtype",
+    "torch_dtype",
+    "transformers_version",
+    "_name_or_path",
+];
+
+/// Writes options whose names are the config's.
+pub(super) fn to_map<O: Serialize>(options: &O, model_type: &str) -> Map<String, Value> {
+    // Numbers, texts and maps with texts as keys: nothing in it can fail to be JSON.
+    let mut config = match serde_json::to_value(options) {
+        Ok(Value::Object(config)) => config,
+        _ => Map::new(),
+    };
+    config.insert("model_type".to_owned(), model_type.into());
+    config
+}
+
+/// Refuses entries that have another value than the one that is built.
+pub(super) fn refuse(
+    config: &Map<String, Value>,
+    entries: &[(&'static str, Value)],
+) -> Result<(), ConfigError> {
+    for (key, built) in entries {
+        if let Some(value) = config.get(*key).filter(|it| !it.is_null() && *it != built) {
+            return Err(ConfigError::Unsupported { key, value: value.to_string() });
+        }
+    }
+    Ok(())
+}

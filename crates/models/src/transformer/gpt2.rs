@@ -1,0 +1,458 @@
+//! GPT-2, as transformers has it.
+
+use std::borrow::Borrow;
+
+use brigade_nn::{
+    Dropout, Embedding, Error, LayerGroups, LayerNorm, LayerNormOptions, Module, ParamPath, Result,
+    Training,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use tch::Tensor;
+
+use super::attention::{AttentionMask, AttentionOptions, attend, split_heads};
+use super::blocks::{Block, Blocks, Shared};
+use super::cache::LayerCache;
+use super::config::{ConfigError, TransformerOptions};
+use super::conv1d::Conv1D;
+use super::head::LanguageHead;
+use super::loss::{TokenLoss, head_loss, shifted};
+use super::{CausalModel, KeyValueCache, Tokens, Transformer, config, full_name};
+use crate::Activation;
+use crate::init::{Redraw, redraw};
+
+/// The sizes of a [`Gpt2`], under the names of transformers' `GPT2Config`; the defaults are those of the small
+/// one with 124 million parameters.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Gpt2Options {
+    /// Tokens that are known; 50257.
+    pub vocab_size: i64,
+    /// The longest text; 1024.
+    #[serde(alias = "max_position_embeddings")]
+    pub n_positions: i64,
+    /// Numbers per token; 768.
+    #[serde(alias = "hidden_size")]
+    pub n_embd: i64,
+    /// Blocks; 12.
+    #[serde(alias = "num_hidden_layers")]
+    pub n_layer: usize,
+    /// Heads of each attention, which divide the numbers per token; 12.
+    #[serde(alias = "num_attention_heads")]
+    pub n_head: i64,
+    /// Numbers between the two layers of a block's perceptron; 4 `n_embd` by default.
+    pub n_inner: Option<i64>,
+    /// Between them; [`Activation::GeluTanh`].
+    #[serde(with = "config::activation")]
+    pub activation_function: Activation,
+    /// Dropout of what a block adds; 0.1.
+    pub resid_pdrop: f64,
+    /// Dropout of the embeddings; 0.1.
+    pub embd_pdrop: f64,
+    /// Dropout of the weights of attention; 0.1.
+    pub attn_pdrop: f64,
+    /// In the normalisations; 1e-5.
+    pub layer_norm_epsilon: f64,
+    /// The deviation of first values; 0.02.
+    pub initializer_range: f64,
+    /// Divides the scores of attention by the root of a head's width; true.
+    pub scale_attn_weights: bool,
+    /// Divides them by the block's number too; false.
+    pub scale_attn_by_inverse_layer_idx: bool,
+    /// The head has the weight of the embedding; true.
+    pub tie_word_embeddings: bool,
+    /// The token before a text; 50256.
+    pub bos_token_id: Option<i64>,
+    /// The tokens after a text; 50256.
+    #[serde(with = "config::token_ids")]
+    pub eos_token_id: Vec<i64>,
+    /// The token that pads, if there is one.
+    pub pad_token_id: Option<i64>,
+    /// Computes each block again in the backward instead of keeping what it needs: gradient checkpointing. Not
+    /// in `config.json`.
+    #[serde(skip)]
+    pub recompute: bool,
+    /// Other entries of `config.json`, which are written as they were read.
+    #[serde(flatten)]
+    pub others: Map<String, Value>,
+}
+
+impl Default for Gpt2Options {
+    fn default() -> Self {
+        Self {
+            vocab_size: 50257,
+            n_positions: 1024,
+            n_embd: 768,
+            n_layer: 12,
+            n_head: 12,
+            n_inner: None,
+            activation_function: Activation::GeluTanh,
+            resid_pdrop: 0.1,
+            embd_pdrop: 0.1,
+            attn_pdrop: 0.1,
+            layer_norm_epsilon: 1e-5,
+            initializer_range: 0.02,
+            scale_attn_weights: true,
+            scale_attn_by_inverse_layer_idx: false,
+            tie_word_embeddings: true,
+            bos_token_id: Some(50256),
+            eos_token_id: vec![50256],
+            pad_token_id: None,
+            recompute: false,
+            others: Map::new(),
+        }
+    }
+}
+
+impl TransformerOptions for Gpt2Options {
+    const MODEL_TYPE: &'static str = "gpt2";
+
+    fn from_config(config: Map<String, Value>) -> Result<Self, ConfigError> {
+        config::refuse(&config, &[("add_cross_attention", false.into())])?;
+        config::from_map(config, Self::MODEL_TYPE)
+    }
+
+    fn to_config(&self) -> Map<String, Value> {
+        config::to_map(self, Self::MODEL_TYPE)
+    }
+}
+
+/// GPT-2 without a head (Radford et al., 2019): from [`Tokens`] to hidden numbers `[batch, tokens, n_embd]`.
+///
+/// Names, first values (for a seed) and outputs are those of transformers' `GPT2Model`.
+#[derive(Debug)]
+pub struct Gpt2 {
+    wte: Embedding,
+    wpe: Embedding,
+    drop: Dropout,
+    h: Blocks<Gpt2Block>,
+    ln_f: LayerNorm,
+    name: String,
+    options: Gpt2Options,
+}
+
+impl Gpt2 {
+    /// Registers all layers below the path.
+    pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, options: &Gpt2Options) -> Self {
+        let path = path.borrow();
+        let Gpt2Options { n_embd, n_head, initializer_range, .. } = *options;
+        if n_head < 1 || n_embd % n_head != 0 {
+            path.reject(format_args!("n_head {n_head} does not divide n_embd {n_embd}"));
+        }
+        let wte = Embedding::new(path / "wte", options.vocab_size, n_embd);
+        let wpe = Embedding::new(path / "wpe", options.n_positions, n_embd);
+        let drop = Dropout::new(path / "drop", options.embd_pdrop);
+        let blocks: Vec<_> = (0..options.n_layer)
+            .map(|index| Gpt2Block::new(&(path / "h" / index), options, index))
+            .collect();
+        let ln_f = norm(path / "ln_f", options);
+        // All layers have been drawn by their defaults before.
+        let normal = Redraw::Normal(initializer_range);
+        redraw(path, wte.weight(), normal);
+        redraw(path, wpe.weight(), normal);
+        for block in &blocks {
+            block.redraw(path, options);
+        }
+        let h = Blocks::new(blocks, options.recompute);
+        Self { wte, wpe, drop, h, ln_f, name: path.name().to_owned(), options: options.clone() }
+    }
+
+    /// Returns the input of each block and the normalised output of the last: transformers'
+    /// `output_hidden_states`.
+    ///
+    /// # Errors
+    /// Those of the forward.
+    pub fn hidden_states<'t>(&self, tokens: impl Into<Tokens<'t>>) -> Result<Vec<Tensor>> {
+        let mut seen = Vec::new();
+        let last = self.run(tokens.into(), None, Some(&mut seen))?;
+        seen.push(last);
+        Ok(seen)
+    }
+
+    /// Computes the tokens that follow those in the cache, and adds them to it.
+    ///
+    /// # Errors
+    /// Those of the forward; more tokens than positions.
+    pub fn forward_cached(&self, tokens: Tokens<'_>, cache: &mut KeyValueCache) -> Result<Tensor> {
+        self.run(tokens, Some(cache), None)
+    }
+
+    fn run(
+        &self,
+        tokens: Tokens<'_>,
+        cache: Option<&mut KeyValueCache>,
+        seen: Option<&mut Vec<Tensor>>,
+    ) -> Result<Tensor> {
+        let past = cache.as_deref().map_or(0, KeyValueCache::len);
+        let (_, length) = tokens.checked_size(past, self.options.n_positions)?;
+        let positions = self.wpe.forward(&tokens.positions(past, length)?)?;
+        let mut hidden = self.wte.forward(tokens.ids)?.f_add(&positions)?;
+        if let Some(types) = tokens.token_type_ids {
+            hidden = hidden.f_add(&self.wte.forward(types)?)?;
+        }
+        let mask = AttentionMask::causal(&tokens, past, length)?;
+        let shared = Shared { mask, rotation: None };
+        let hidden = self.h.forward(self.drop.forward(&hidden)?, &shared, cache, seen)?;
+        self.ln_f.forward(&hidden)
+    }
+}
+
+impl<'t, I: Into<Tokens<'t>>> Module<I> for Gpt2 {
+    type Output = Tensor;
+
+    fn forward(&self, tokens: I) -> Result<Tensor> {
+        self.run(tokens.into(), None, None)
+    }
+}
+
+impl LayerGroups for Gpt2 {
+    /// The embeddings, each block, and the last normalisation.
+    fn layer_groups(&self) -> Vec<Vec<String>> {
+        let full = |name: &str| full_name(&self.name, name);
+        let blocks = (0..self.options.n_layer).map(|index| vec![full(&format!("h.{index}"))]);
+        let embeddings = vec![full("wte"), full("wpe")];
+        [embeddings].into_iter().chain(blocks).chain([vec![full("ln_f")]]).collect()
+    }
+}
+
+impl Transformer for Gpt2 {
+    type Options = Gpt2Options;
+
+    const ARCHITECTURE: &'static str = "GPT2Model";
+    const BODY: &'static str = "transformer";
+    const EMBEDDING: &'static str = "wte.weight";
+
+    fn build(path: &ParamPath<'_>, options: &Gpt2Options) -> Self {
+        Self::new(path, options)
+    }
+
+    fn options(&self) -> &Gpt2Options {
+        &self.options
+    }
+}
+
+/// GPT-2 as a language model: from [`Tokens`] to logits `[batch, tokens, vocab_size]` of the next token.
+///
+/// Names, first values (for a seed) and outputs are those of transformers' `GPT2LMHeadModel`; the head has the
+/// weight of the embedding.
+///
+/// ```
+/// use brigade_models::{Gpt2LmHead, Gpt2Options};
+/// use brigade_nn::{Model, Tensor};
+///
+/// let options = Gpt2Options { vocab_size: 50, n_embd: 32, n_head: 4, n_layer: 2, ..Default::default() };
+/// let model = Model::new(|path| Gpt2LmHead::new(path, &options))?;
+/// let ids = Tensor::from_slice(&[7i64, 8, 9]).view([1, 3]);
+/// assert_eq!(model.forward(&ids)?.size(), [1, 3, 50]);
+/// // Each token is to be predicted from those before it, without all logits at once.
+/// let loss = model.module().loss(&ids, &ids, 0.0)?;
+/// assert_eq!(loss.count, 2);
+/// loss.mean()?.backward();
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Gpt2LmHead {
+    transformer: Gpt2,
+    lm_head: LanguageHead,
+}
+
+impl Gpt2LmHead {
+    /// Registers all layers below the path.
+    pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, options: &Gpt2Options) -> Self {
+        let path = path.borrow();
+        let transformer = Gpt2::new(path / "transformer", options);
+        let tied = options.tie_word_embeddings.then(|| transformer.wte.weight());
+        let lm_head = LanguageHead::new(
+            &(path / "lm_head"),
+            [options.vocab_size, options.n_embd],
+            options.initializer_range,
+            tied,
+        );
+        Self { transformer, lm_head }
+    }
+
+    /// Returns the body.
+    #[must_use]
+    pub fn body(&self) -> &Gpt2 {
+        &self.transformer
+    }
+
+    /// Computes the hidden numbers `[batch, tokens, n_embd]` that the head takes.
+    ///
+    /// # Errors
+    /// Those of the forward.
+    pub fn hidden<'t>(&self, tokens: impl Into<Tokens<'t>>) -> Result<Tensor> {
+        self.transformer.forward(tokens)
+    }
+
+    /// Computes the loss of labels `[batch, tokens]`, mostly the ids with [`crate::IGNORED_LABEL`] at padding:
+    /// as [`crate::causal_lm_loss`] of the logits, without having all of them.
+    ///
+    /// # Errors
+    /// Those of the forward; labels that are no tokens.
+    pub fn loss<'t>(
+        &self,
+        tokens: impl Into<Tokens<'t>>,
+        labels: &Tensor,
+        smoothing: f64,
+    ) -> Result<TokenLoss> {
+        let hidden = self.hidden(tokens)?;
+        head_loss(&hidden, self.lm_head.weight(), None, &shifted(labels)?, smoothing)
+    }
+
+    /// Computes the logits of tokens that follow those in the cache, and adds them to it.
+    ///
+    /// # Errors
+    /// Those of the forward; more tokens than positions.
+    pub fn forward_cached(&self, tokens: Tokens<'_>, cache: &mut KeyValueCache) -> Result<Tensor> {
+        self.lm_head.forward(&self.transformer.forward_cached(tokens, cache)?)
+    }
+}
+
+impl<'t, I: Into<Tokens<'t>>> Module<I> for Gpt2LmHead {
+    type Output = Tensor;
+
+    fn forward(&self, tokens: I) -> Result<Tensor> {
+        self.lm_head.forward(&self.hidden(tokens)?)
+    }
+}
+
+impl CausalModel for Gpt2LmHead {
+    type State = KeyValueCache;
+
+    fn start(&self, tokens: i64) -> KeyValueCache {
+        KeyValueCache::with_room(tokens)
+    }
+
+    fn next_logits(&self, tokens: Tokens<'_>, state: &mut KeyValueCache) -> Result<Tensor> {
+        self.lm_head.last(&self.transformer.forward_cached(tokens, state)?)
+    }
+}
+
+impl LayerGroups for Gpt2LmHead {
+    /// The embeddings, which the head shares, each block, and the last normalisation with the head.
+    fn layer_groups(&self) -> Vec<Vec<String>> {
+        self.lm_head.with_groups(self.transformer.layer_groups())
+    }
+}
+
+impl Transformer for Gpt2LmHead {
+    type Options = Gpt2Options;
+
+    const ARCHITECTURE: &'static str = "GPT2LMHeadModel";
+    const BODY: &'static str = "transformer";
+    const EMBEDDING: &'static str = "wte.weight";
+
+    fn build(path: &ParamPath<'_>, options: &Gpt2Options) -> Self {
+        Self::new(path, options)
+    }
+
+    fn options(&self) -> &Gpt2Options {
+        &self.transformer.options
+    }
+}
+
+/// Attention and a perceptron, each after a normalisation and beside its input.
+#[derive(Debug)]
+struct Gpt2Block {
+    ln_1: LayerNorm,
+    c_attn: Conv1D,
+    c_proj: Conv1D,
+    training: Training,
+    resid_dropout: Dropout,
+    ln_2: LayerNorm,
+    c_fc: Conv1D,
+    mlp_c_proj: Conv1D,
+    mlp_dropout: Dropout,
+    activation: Activation,
+    heads: i64,
+    width: i64,
+    attention: AttentionOptions,
+}
+
+impl Gpt2Block {
+    fn new(path: &ParamPath<'_>, options: &Gpt2Options, index: usize) -> Self {
+        let Gpt2Options { n_embd: width, n_head: heads, .. } = *options;
+        let inner = options.n_inner.unwrap_or(4 * width);
+        let (attention, mlp) = (path / "attn", path / "mlp");
+        let mut scale = match options.scale_attn_weights {
+            true => ((width / heads.max(1)) as f64).sqrt().recip(),
+            false => 1.0,
+        };
+        if options.scale_attn_by_inverse_layer_idx {
+            scale /= (index + 1) as f64;
+        }
+        if !(0.0..1.0).contains(&options.attn_pdrop) {
+            path.reject(format_args!("attn_pdrop {} is not in [0, 1)", options.attn_pdrop));
+        }
+        Self {
+            ln_1: norm(path / "ln_1", options),
+            c_attn: Conv1D::new(&attention / "c_attn", width, 3 * width),
+            c_proj: Conv1D::new(&attention / "c_proj", width, width),
+            training: (&attention / "attn_dropout").training(),
+            resid_dropout: Dropout::new(&attention / "resid_dropout", options.resid_pdrop),
+            ln_2: norm(path / "ln_2", options),
+            c_fc: Conv1D::new(&mlp / "c_fc", width, inner),
+            mlp_c_proj: Conv1D::new(&mlp / "c_proj", inner, width),
+            mlp_dropout: Dropout::new(&mlp / "dropout", options.resid_pdrop),
+            activation: options.activation_function,
+            heads,
+            width,
+            attention: AttentionOptions { dropout: options.attn_pdrop, scale: Some(scale) },
+        }
+    }
+
+    /// In the order of transformers' `_init_weights`: what a block adds is drawn twice, the second time smaller.
+    fn redraw(&self, path: &ParamPath<'_>, options: &Gpt2Options) {
+        let normal = Redraw::Normal(options.initializer_range);
+        let depth = (2 * options.n_layer) as f64;
+        let smaller = Redraw::Normal(options.initializer_range / depth.sqrt());
+        for (first, last) in [(&self.c_attn, &self.c_proj), (&self.c_fc, &self.mlp_c_proj)] {
+            redraw(path, first.weight(), normal);
+            redraw(path, last.weight(), normal);
+            redraw(path, last.weight(), smaller);
+        }
+    }
+
+    fn attend(
+        &self,
+        input: &Tensor,
+        mask: &AttentionMask,
+        cache: Option<&mut LayerCache>,
+    ) -> Result<Tensor> {
+        let parts = self.c_attn.forward(input)?.f_split(self.width, -1)?;
+        let [queries, keys, values] = parts.as_slice() else {
+            return Err(Error::custom("attention needs queries, keys and values"));
+        };
+        let queries = split_heads(queries, self.heads)?;
+        let (keys, values) = (split_heads(keys, self.heads)?, split_heads(values, self.heads)?);
+        let (keys, values) = match cache {
+            Some(cache) => cache.extend(&keys, &values)?,
+            None => (keys, values),
+        };
+        let dropout = if self.training.is_on() { self.attention.dropout } else { 0.0 };
+        let options = AttentionOptions { dropout, ..self.attention };
+        let attended = attend([&queries, &keys, &values], mask, options)?;
+        self.resid_dropout.forward(&self.c_proj.forward(&attended)?)
+    }
+}
+
+impl Block for Gpt2Block {
+    fn forward(
+        &self,
+        hidden: &Tensor,
+        shared: &Shared,
+        cache: Option<&mut LayerCache>,
+    ) -> Result<Tensor> {
+        let attended = self.attend(&self.ln_1.forward(hidden)?, &shared.mask, cache)?;
+        let hidden = attended.f_add(hidden)?;
+        let inner = self.activation.apply(&self.c_fc.forward(&self.ln_2.forward(&hidden)?)?)?;
+        let added = self.mlp_dropout.forward(&self.mlp_c_proj.forward(&inner)?)?;
+        Ok(hidden.f_add(&added)?)
+    }
+}
+
+fn norm<'a>(path: impl Borrow<ParamPath<'a>>, options: &Gpt2Options) -> LayerNorm {
+    let norm = LayerNormOptions { eps: options.layer_norm_epsilon, ..LayerNormOptions::default() };
+    LayerNorm::with_options(path, &[options.n_embd], norm)
+}

@@ -1,0 +1,268 @@
+//! Llama, as transformers has it.
+
+mod layer;
+mod options;
+
+use std::borrow::Borrow;
+
+use brigade_nn::{Embedding, EmbeddingOptions, LayerGroups, Module, ParamPath, Result, RmsNorm};
+use tch::Tensor;
+
+use self::layer::LlamaLayer;
+pub use self::options::LlamaOptions;
+use super::attention::AttentionMask;
+use super::blocks::{Blocks, Shared};
+use super::head::LanguageHead;
+use super::loss::{TokenLoss, head_loss, shifted};
+use super::rotary::Rotary;
+use super::{CausalModel, KeyValueCache, Tokens, Transformer};
+use crate::init::{Redraw, redraw};
+
+/// Llama without a head (Touvron et al., 2023; versions 1 to 3): from [`Tokens`] to hidden numbers `[batch,
+/// tokens, hidden_size]`. Positions are rotations of queries and keys, several of which share a key.
+///
+/// Names, first values (for a seed) and outputs are those of transformers' `LlamaModel`.
+#[derive(Debug)]
+pub struct Llama {
+    embed_tokens: Embedding,
+    layers: Blocks<LlamaLayer>,
+    norm: RmsNorm,
+    rotary: Rotary,
+    name: String,
+    options: LlamaOptions,
+}
+
+impl Llama {
+    /// Registers all layers below the path.
+    pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, options: &LlamaOptions) -> Self {
+        let path = path.borrow();
+        options.check(path);
+        let width = options.hidden_size;
+        let embed_tokens = Embedding::with_options(
+            path / "embed_tokens",
+            options.vocab_size,
+            width,
+            EmbeddingOptions { padding: options.pad_token_id },
+        );
+        let layers = path / "layers";
+        let layers: Vec<_> = (0..options.num_hidden_layers)
+            .map(|index| LlamaLayer::new(&(&layers / index), options))
+            .collect();
+        let norm = RmsNorm::new(path / "norm", width, options.rms_norm_eps);
+        // All layers have been drawn by their defaults before.
+        redraw(path, embed_tokens.weight(), Redraw::Normal(options.initializer_range));
+        super::init::clear_row(path, embed_tokens.weight(), options.pad_token_id);
+        for layer in layers.iter().flat_map(LlamaLayer::linear) {
+            super::init::draw(path, layer, options.initializer_range);
+        }
+        Self {
+            embed_tokens,
+            layers: Blocks::new(layers, options.recompute),
+            norm,
+            rotary: Rotary::new(
+                options.head_width(),
+                options.rope_theta,
+                options.rope_scaling.as_ref(),
+            ),
+            name: path.name().to_owned(),
+            options: options.clone(),
+        }
+    }
+
+    /// Returns the input of each layer and the normalised output of the last: transformers'
+    /// `output_hidden_states`.
+    ///
+    /// # Errors
+    /// Those of the forward.
+    pub fn hidden_states<'t>(&self, tokens: impl Into<Tokens<'t>>) -> Result<Vec<Tensor>> {
+        let mut seen = Vec::new();
+        let last = self.run(tokens.into(), None, Some(&mut seen))?;
+        seen.push(last);
+        Ok(seen)
+    }
+
+    /// Computes the tokens that follow those in the cache, and adds them to it.
+    ///
+    /// # Errors
+    /// Those of the forward.
+    pub fn forward_cached(&self, tokens: Tokens<'_>, cache: &mut KeyValueCache) -> Result<Tensor> {
+        self.run(tokens, Some(cache), None)
+    }
+
+    fn run(
+        &self,
+        tokens: Tokens<'_>,
+        cache: Option<&mut KeyValueCache>,
+        seen: Option<&mut Vec<Tensor>>,
+    ) -> Result<Tensor> {
+        let past = cache.as_deref().map_or(0, KeyValueCache::len);
+        // Rotations have no last position; quality ends at that of the training.
+        let (_, length) = tokens.checked_size(past, i64::MAX)?;
+        if tokens.token_type_ids.is_some() {
+            return Err(brigade_nn::Error::custom("Llama has no token types: give ids and a mask"));
+        }
+        let hidden = self.embed_tokens.forward(tokens.ids)?;
+        let rotation = self.rotary.at(&tokens.positions(past, length)?, hidden.kind())?;
+        let mask = AttentionMask::causal(&tokens, past, length)?;
+        let shared = Shared { mask, rotation: Some(rotation) };
+        self.norm.forward(&self.layers.forward(hidden, &shared, cache, seen)?)
+    }
+}
+
+impl<'t, I: Into<Tokens<'t>>> Module<I> for Llama {
+    type Output = Tensor;
+
+    fn forward(&self, tokens: I) -> Result<Tensor> {
+        self.run(tokens.into(), None, None)
+    }
+}
+
+impl LayerGroups for Llama {
+    /// The embedding, each layer, and the last normalisation.
+    fn layer_groups(&self) -> Vec<Vec<String>> {
+        let full = |name: &str| super::full_name(&self.name, name);
+        let layers =
+            (0..self.options.num_hidden_layers).map(|index| vec![full(&format!("layers.{index}"))]);
+        let embedding = vec![full("embed_tokens")];
+        [embedding].into_iter().chain(layers).chain([vec![full("norm")]]).collect()
+    }
+}
+
+/// Llama as a language model: from [`Tokens`] to logits `[batch, tokens, vocab_size]` of the next token.
+///
+/// Names, first values (for a seed) and outputs are those of transformers' `LlamaForCausalLM`.
+///
+/// ```
+/// use brigade_models::{LlamaForCausalLm, LlamaOptions};
+/// use brigade_nn::{Model, Tensor};
+///
+/// let options = LlamaOptions {
+///     vocab_size: 50, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1,
+///     num_attention_heads: 4, num_key_value_heads: Some(2), ..Default::default()
+/// };
+/// let model = Model::new(|path| LlamaForCausalLm::new(path, &options))?;
+/// let ids = Tensor::from_slice(&[7i64, 8, 9]).view([1, 3]);
+/// assert_eq!(model.forward(&ids)?.size(), [1, 3, 50]);
+/// model.module().loss(&ids, &ids, 0.0)?.mean()?.backward();
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct LlamaForCausalLm {
+    model: Llama,
+    lm_head: LanguageHead,
+}
+
+impl LlamaForCausalLm {
+    /// Registers all layers below the path.
+    pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, options: &LlamaOptions) -> Self {
+        let path = path.borrow();
+        let model = Llama::new(path / "model", options);
+        let tied = options.tie_word_embeddings.then(|| model.embed_tokens.weight());
+        let lm_head = LanguageHead::new(
+            &(path / "lm_head"),
+            [options.vocab_size, options.hidden_size],
+            options.initializer_range,
+            tied,
+        );
+        Self { model, lm_head }
+    }
+
+    /// Returns the body.
+    #[must_use]
+    pub fn body(&self) -> &Llama {
+        &self.model
+    }
+
+    /// Computes the hidden numbers `[batch, tokens, hidden_size]` that the head takes.
+    ///
+    /// # Errors
+    /// Those of the forward.
+    pub fn hidden<'t>(&self, tokens: impl Into<Tokens<'t>>) -> Result<Tensor> {
+        self.model.forward(tokens)
+    }
+
+    /// Computes the loss of labels `[batch, tokens]`, mostly the ids with [`crate::IGNORED_LABEL`] at padding:
+    /// as [`crate::causal_lm_loss`] of the logits, without having all of them.
+    ///
+    /// # Errors
+    /// Those of the forward; labels that are no tokens.
+    pub fn loss<'t>(
+        &self,
+        tokens: impl Into<Tokens<'t>>,
+        labels: &Tensor,
+        smoothing: f64,
+    ) -> Result<TokenLoss> {
+        let hidden = self.hidden(tokens)?;
+        head_loss(&hidden, self.lm_head.weight(), None, &shifted(labels)?, smoothing)
+    }
+
+    /// Computes the logits of tokens that follow those in the cache, and adds them to it.
+    ///
+    /// # Errors
+    /// Those of the forward.
+    pub fn forward_cached(&self, tokens: Tokens<'_>, cache: &mut KeyValueCache) -> Result<Tensor> {
+        self.lm_head.forward(&self.model.forward_cached(tokens, cache)?)
+    }
+}
+
+impl<'t, I: Into<Tokens<'t>>> Module<I> for LlamaForCausalLm {
+    type Output = Tensor;
+
+    fn forward(&self, tokens: I) -> Result<Tensor> {
+        self.lm_head.forward(&self.hidden(tokens)?)
+    }
+}
+
+impl CausalModel for LlamaForCausalLm {
+    type State = KeyValueCache;
+
+    fn start(&self, tokens: i64) -> KeyValueCache {
+        KeyValueCache::with_room(tokens)
+    }
+
+    fn next_logits(&self, tokens: Tokens<'_>, state: &mut KeyValueCache) -> Result<Tensor> {
+        self.lm_head.last(&self.model.forward_cached(tokens, state)?)
+    }
+}
+
+impl LayerGroups for LlamaForCausalLm {
+    /// The embedding, which the head may share, each layer, and the last normalisation with the head.
+    fn layer_groups(&self) -> Vec<Vec<String>> {
+        self.lm_head.with_groups(self.model.layer_groups())
+    }
+}
+
+impl Transformer for Llama {
+    type Options = LlamaOptions;
+
+    const ARCHITECTURE: &'static str = "LlamaModel";
+    const BODY: &'static str = BODY;
+    const EMBEDDING: &'static str = EMBEDDING;
+
+    fn build(path: &ParamPath<'_>, options: &LlamaOptions) -> Self {
+        Self::new(path, options)
+    }
+
+    fn options(&self) -> &LlamaOptions {
+        &self.options
+    }
+}
+
+impl Transformer for LlamaForCausalLm {
+    type Options = LlamaOptions;
+
+    const ARCHITECTURE: &'static str = "LlamaForCausalLM";
+    const BODY: &'static str = BODY;
+    const EMBEDDING: &'static str = EMBEDDING;
+
+    fn build(path: &ParamPath<'_>, options: &LlamaOptions) -> Self {
+        Self::new(path, options)
+    }
+
+    fn options(&self) -> &LlamaOptions {
+        &self.model.options
+    }
+}
+
+const BODY: &str = "model";
+const EMBEDDING: &str = "embed_tokens.weight";

@@ -1,0 +1,185 @@
+//! The sizes of a Llama.
+
+use brigade_nn::ParamPath;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::super::config::{self, ConfigError, TransformerOptions};
+use super::super::rotary::Llama3Scaling;
+use crate::Activation;
+
+/// The sizes of a [`super::Llama`], under the names of transformers' `LlamaConfig`; the defaults are those of
+/// Llama 7B.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LlamaOptions {
+    /// Tokens that are known; 32000.
+    pub vocab_size: i64,
+    /// Numbers per token; 4096.
+    pub hidden_size: i64,
+    /// Numbers between the layers of a perceptron; 11008.
+    pub intermediate_size: i64,
+    /// Layers; 32.
+    pub num_hidden_layers: usize,
+    /// Heads of each attention's queries; 32.
+    pub num_attention_heads: i64,
+    /// Heads of keys and values, which divide those of queries; as many by default.
+    pub num_key_value_heads: Option<i64>,
+    /// The width of a head; `hidden_size / num_attention_heads` by default.
+    pub head_dim: Option<i64>,
+    /// Of the gate of a perceptron; [`Activation::Silu`].
+    #[serde(with = "config::activation")]
+    pub hidden_act: Activation,
+    /// The length of texts in training; 2048. Longer ones are computed, too.
+    pub max_position_embeddings: i64,
+    /// The deviation of first values; 0.02.
+    pub initializer_range: f64,
+    /// In the normalisations; 1e-6.
+    pub rms_norm_eps: f64,
+    /// The slowest rotation's wavelength divided by 2π; 10000. In `config.json` it is in `rope_parameters`.
+    #[serde(skip)]
+    pub rope_theta: f64,
+    /// Stretches rotations for longer texts; not by default. In `config.json` it is in `rope_parameters`, in
+    /// older ones in `rope_scaling`.
+    #[serde(skip)]
+    pub rope_scaling: Option<Llama3Scaling>,
+    /// Linear layers of attention have biases; false.
+    pub attention_bias: bool,
+    /// Linear layers of perceptrons have biases; false.
+    pub mlp_bias: bool,
+    /// Dropout of the weights of attention; 0.
+    pub attention_dropout: f64,
+    /// The head has the weight of the embedding; false.
+    pub tie_word_embeddings: bool,
+    /// The token that pads, whose embedding is not trained, if there is one.
+    pub pad_token_id: Option<i64>,
+    /// The token before a text; 1.
+    pub bos_token_id: Option<i64>,
+    /// The tokens after a text; 2.
+    #[serde(with = "config::token_ids")]
+    pub eos_token_id: Vec<i64>,
+    /// Computes each layer again in the backward instead of keeping what it needs: gradient checkpointing. Not
+    /// in `config.json`.
+    #[serde(skip)]
+    pub recompute: bool,
+    /// Other entries of `config.json`, which are written as they were read.
+    #[serde(flatten)]
+    pub others: Map<String, Value>,
+}
+
+impl Default for LlamaOptions {
+    fn default() -> Self {
+        Self {
+            vocab_size: 32000,
+            hidden_size: 4096,
+            intermediate_size: 11008,
+            num_hidden_layers: 32,
+            num_attention_heads: 32,
+            num_key_value_heads: None,
+            head_dim: None,
+            hidden_act: Activation::Silu,
+            max_position_embeddings: 2048,
+            initializer_range: 0.02,
+            rms_norm_eps: 1e-6,
+            rope_theta: ROPE_THETA,
+            rope_scaling: None,
+            attention_bias: false,
+            mlp_bias: false,
+            attention_dropout: 0.0,
+            tie_word_embeddings: false,
+            pad_token_id: None,
+            bos_token_id: Some(1),
+            eos_token_id: vec![2],
+            recompute: false,
+            others: Map::new(),
+        }
+    }
+}
+
+const ROPE_THETA: f64 = 10_000.0;
+
+impl LlamaOptions {
+    /// The width of a head.
+    pub(super) fn head_width(&self) -> i64 {
+        self.head_dim.unwrap_or(self.hidden_size / self.num_attention_heads.max(1))
+    }
+
+    /// Heads of keys and values.
+    pub(super) fn key_heads(&self) -> i64 {
+        self.num_key_value_heads.unwrap_or(self.num_attention_heads)
+    }
+
+    /// Notes what cannot be built.
+    pub(super) fn check(&self, path: &ParamPath<'_>) {
+        let (heads, keys, width) = (self.num_attention_heads, self.key_heads(), self.head_width());
+        if self.head_dim.is_none() && (heads < 1 || self.hidden_size % heads != 0) {
+            path.reject(format_args!(
+                "num_attention_heads {heads} does not divide hidden_size {}",
+                self.hidden_size
+            ));
+        }
+        if keys < 1 || heads % keys != 0 {
+            path.reject(format_args!(
+                "num_key_value_heads {keys} does not divide num_attention_heads {heads}"
+            ));
+        }
+        if width < 2 || width % 2 != 0 {
+            path.reject(format_args!("heads of width {width} are not pairs to rotate"));
+        }
+        if !(0.0..1.0).contains(&self.attention_dropout) {
+            path.reject(format_args!(
+                "attention_dropout {} is not in [0, 1)",
+                self.attention_dropout
+            ));
+        }
+    }
+}
+
+impl TransformerOptions for LlamaOptions {
+    const MODEL_TYPE: &'static str = "llama";
+
+    fn from_config(mut config: Map<String, Value>) -> Result<Self, ConfigError> {
+        let old_theta = config.remove("rope_theta");
+        let old = config.remove("rope_scaling");
+        let rope = [config.remove("rope_parameters"), old];
+        let rope = rope.into_iter().flatten().find(|it| !it.is_null());
+        let (theta, rope_scaling) = read_rope(rope)?;
+        let old_theta = old_theta.as_ref().and_then(Value::as_f64);
+        let options: Self = config::from_map(config, Self::MODEL_TYPE)?;
+        Ok(Self { rope_theta: theta.or(old_theta).unwrap_or(ROPE_THETA), rope_scaling, ..options })
+    }
+
+    fn to_config(&self) -> Map<String, Value> {
+        let mut config = config::to_map(self, Self::MODEL_TYPE);
+        let mut rope = match self.rope_scaling.map(serde_json::to_value) {
+            Some(Ok(Value::Object(scaling))) => scaling,
+            _ => Map::new(),
+        };
+        let rope_type = if self.rope_scaling.is_some() { "llama3" } else { "default" };
+        rope.insert("rope_type".to_owned(), rope_type.into());
+        rope.insert("rope_theta".to_owned(), self.rope_theta.into());
+        config.insert("rope_parameters".to_owned(), rope.into());
+        config
+    }
+}
+
+fn read_rope(rope: Option<Value>) -> Result<(Option<f64>, Option<Llama3Scaling>), ConfigError> {
+    let Some(rope) = rope else { return Ok((None, None)) };
+    let text = |key| rope.get(key).and_then(Value::as_str);
+    let found = text("rope_type").or_else(|| text("type")).unwrap_or("default").to_owned();
+    if let Some(factor) = rope.get("partial_rotary_factor").filter(|it| it.as_f64() != Some(1.0)) {
+        let value = factor.to_string();
+        return Err(ConfigError::Unsupported { key: "partial_rotary_factor", value });
+    }
+    let theta = rope.get("rope_theta").and_then(Value::as_f64);
+    match found.as_str() {
+        "default" => Ok((theta, None)),
+        "llama3" => {
+            let scaling = serde_json::from_value(rope).map_err(|error| ConfigError::Json {
+                reason: format!("rope parameters: {error}"),
+            })?;
+            Ok((theta, Some(scaling)))
+        }
+        _ => Err(ConfigError::Positions { found, known: "default and llama3" }),
+    }
+}

@@ -1,0 +1,179 @@
+//! Losses of language models and classifiers, as sums and counts.
+
+use brigade_nn::{Error, Result};
+use brigade_torch::{CrossEntropyOptions, cross_entropy, linear_cross_entropy};
+use tch::{Kind, Reduction, Tensor};
+
+/// Labels that add nothing to a loss: padding, and tokens that are not to be predicted.
+pub const IGNORED_LABEL: i64 = -100;
+
+/// A loss as a sum, with what it is to be divided by.
+///
+/// Means of batches with unequal numbers of labels do not add up to the mean over all; sums and counts do.
+/// [`TokenLoss::mean`] is what transformers calls the loss; with an Accelerator,
+/// `backward_weighted(&model, &loss.sum, loss.count as f64)` is exact over batches and ranks.
+#[derive(Debug)]
+pub struct TokenLoss {
+    /// A number.
+    pub sum: Tensor,
+    /// How many labels are in it.
+    pub count: i64,
+}
+
+impl TokenLoss {
+    /// Returns the mean; NaN without a label.
+    ///
+    /// # Errors
+    /// libtorch's.
+    pub fn mean(&self) -> Result<Tensor> {
+        Ok(self.sum.f_div_scalar(self.count as f64)?)
+    }
+}
+
+/// Computes the cross-entropy of logits `[…, classes]` and labels `[…]`, as for masked language models and the
+/// classification of tokens. Labels of [`IGNORED_LABEL`] are left out. `smoothing` of each label is spread over
+/// all classes.
+///
+/// ```
+/// use brigade_models::token_loss;
+/// use brigade_nn::{Device, Kind, Tensor};
+///
+/// let logits = Tensor::zeros([1, 3, 4], (Kind::Float, Device::Cpu));
+/// let labels = Tensor::from_slice(&[2i64, -100, 0]).view([1, 3]);
+/// let loss = token_loss(&logits, &labels, 0.0)?;
+/// assert_eq!(loss.count, 2);
+/// assert!((loss.mean()?.double_value(&[]) - 4f64.ln()).abs() < 1e-6);
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+///
+/// # Errors
+/// Shapes that do not fit, labels that are no classes.
+pub fn token_loss(logits: &Tensor, labels: &Tensor, smoothing: f64) -> Result<TokenLoss> {
+    let found = cross_entropy(logits, labels, &summed(smoothing)).map_err(Error::custom)?;
+    Ok(TokenLoss { sum: found.loss, count: found.count })
+}
+
+/// Computes the loss of a causal language model from logits `[batch, tokens, classes]` and labels `[batch,
+/// tokens]`, which are mostly the ids themselves: each position predicts the label of the next.
+///
+/// ```
+/// use brigade_models::causal_lm_loss;
+/// use brigade_nn::{Device, Kind, Tensor};
+///
+/// let logits = Tensor::zeros([1, 3, 4], (Kind::Float, Device::Cpu));
+/// let ids = Tensor::from_slice(&[2i64, 1, 0]).view([1, 3]);
+/// assert_eq!(causal_lm_loss(&logits, &ids, 0.0)?.count, 2);
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`token_loss`].
+pub fn causal_lm_loss(logits: &Tensor, labels: &Tensor, smoothing: f64) -> Result<TokenLoss> {
+    token_loss(logits, &shifted(labels)?, smoothing)
+}
+
+/// What a classifier of texts learns (`problem_type`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum ProblemType {
+    /// Numbers: the mean of squares.
+    Regression,
+    /// One class of several: cross-entropy.
+    SingleLabelClassification,
+    /// Any number of classes: binary cross-entropy of each.
+    MultiLabelClassification,
+}
+
+impl ProblemType {
+    /// Returns what transformers takes where nothing is said: one output is a number; labels of integers are
+    /// classes, others several at once.
+    #[must_use]
+    pub fn of(outputs: i64, labels: Kind) -> Self {
+        match (outputs, labels) {
+            (1, _) => Self::Regression,
+            (_, Kind::Int64 | Kind::Int) => Self::SingleLabelClassification,
+            _ => Self::MultiLabelClassification,
+        }
+    }
+}
+
+/// Computes the loss of a classifier of texts from logits `[batch, outputs]`. Labels are `[batch]` of int64 for
+/// classes, and of the logits' shape otherwise, or `[batch]` for one number. `smoothing` is for classes only.
+///
+/// ```
+/// use brigade_models::{ProblemType, sequence_loss};
+/// use brigade_nn::Tensor;
+///
+/// let logits = Tensor::from_slice(&[1f32, 2.0]).view([2, 1]);
+/// let labels = Tensor::from_slice(&[1f32, 4.0]);
+/// let loss = sequence_loss(&logits, &labels, ProblemType::Regression, 0.0)?;
+/// assert_eq!(loss.mean()?.double_value(&[]), 2.0);
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`token_loss`].
+pub fn sequence_loss(
+    logits: &Tensor,
+    labels: &Tensor,
+    problem: ProblemType,
+    smoothing: f64,
+) -> Result<TokenLoss> {
+    if problem == ProblemType::SingleLabelClassification {
+        let classes = logits.size().last().copied().unwrap_or(0);
+        let labels = labels.f_to_kind(Kind::Int64)?.f_reshape([-1])?;
+        return token_loss(&logits.f_reshape([-1, classes])?, &labels, smoothing);
+    }
+    let count = logits.numel();
+    if labels.numel() != count {
+        return Err(Error::custom(format!(
+            "{problem:?}: expected a label for each of the outputs {:?}, found labels {:?}",
+            logits.size(),
+            labels.size()
+        )));
+    }
+    // 16 bits are too few for sums.
+    let kind = if logits.kind() == Kind::Double { Kind::Double } else { Kind::Float };
+    let logits = logits.f_to_kind(kind)?;
+    let labels = labels.f_to_kind(kind)?.f_reshape(logits.size())?;
+    let sum = match problem {
+        ProblemType::Regression => logits.f_mse_loss(&labels, Reduction::Sum)?,
+        _ => logits.f_binary_cross_entropy_with_logits::<Tensor>(
+            &labels,
+            None,
+            None,
+            Reduction::Sum,
+        )?,
+    };
+    Ok(TokenLoss { sum, count: i64::try_from(count).map_err(Error::custom)? })
+}
+
+/// The loss of a head from hidden numbers to words, without all of its logits: those of labels that count are
+/// computed, some at a time.
+pub(super) fn head_loss(
+    hidden: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    labels: &Tensor,
+    smoothing: f64,
+) -> Result<TokenLoss> {
+    let found = linear_cross_entropy(hidden, weight, bias, labels, &summed(smoothing));
+    let found = found.map_err(Error::custom)?;
+    Ok(TokenLoss { sum: found.loss, count: found.count })
+}
+
+/// The label of the next token at each position. Labels are moved instead of logits, which are larger.
+pub(super) fn shifted(labels: &Tensor) -> Result<Tensor> {
+    let shifted = labels.f_roll([-1], [-1])?;
+    let _ = shifted.f_narrow(-1, -1, 1)?.f_fill_(IGNORED_LABEL)?;
+    Ok(shifted)
+}
+
+fn summed(smoothing: f64) -> CrossEntropyOptions {
+    CrossEntropyOptions {
+        ignore_index: IGNORED_LABEL,
+        label_smoothing: smoothing,
+        reduction: Reduction::Sum,
+    }
+}

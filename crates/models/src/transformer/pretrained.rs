@@ -1,0 +1,351 @@
+//! Folders of Hugging Face's: a config and weights.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use brigade_checkpoint::shards::{self, Index, IndexMetadata};
+use brigade_checkpoint::{FileName, wrapper_prefix};
+use brigade_nn::{Error, LoadReport, Model, ParamPath, Result, ShapeMismatch, StateDict, weights};
+use tch::{Kind, Tensor};
+
+use super::config::{CONFIG, TransformerOptions};
+use crate::PretrainedReport;
+use crate::classifier::is_below;
+
+/// A transformer under Hugging Face's names, which reads and writes the folders of `from_pretrained` and
+/// `save_pretrained`.
+///
+/// ```
+/// use brigade_models::{BertForSequenceClassification, BertOptions, Transformer};
+/// use brigade_nn::Model;
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let folder = folder.path().join("bert");
+/// let options = BertOptions {
+///     vocab_size: 50, hidden_size: 32, num_attention_heads: 4, num_hidden_layers: 1, ..Default::default()
+/// };
+/// let model = Model::new(|path| BertForSequenceClassification::new(path, &options))?;
+/// BertForSequenceClassification::save_pretrained(&model, &folder)?;
+/// let model = BertForSequenceClassification::from_pretrained(&folder)?;
+/// assert_eq!(model.module().options().hidden_size, 32);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub trait Transformer: Sized {
+    /// What `config.json` holds.
+    type Options: TransformerOptions;
+
+    /// The class of transformers that it is (`architectures`).
+    const ARCHITECTURE: &'static str;
+
+    /// The name of the part that all models of the kind share (`base_model_prefix`). Weights files of the part
+    /// alone do not have it before their names; those of this model do.
+    const BODY: &'static str;
+
+    /// The parameter with a row for each token of the vocabulary, below the body.
+    const EMBEDDING: &'static str;
+
+    /// Registers all layers below the path.
+    fn build(path: &ParamPath<'_>, options: &Self::Options) -> Self;
+
+    /// Returns what it was built with.
+    fn options(&self) -> &Self::Options;
+
+    /// Whether a parameter is the body's and may yet be missing in weights or in the model, as BERT's pooler. The
+    /// name has the body's prefix.
+    fn is_optional(name: &str) -> bool {
+        let _ = name;
+        false
+    }
+
+    /// Builds the model of a folder's `config.json` with the folder's weights, in 32 bits on the CPU. For
+    /// another kind or device, build it with [`Model::builder`] and call [`Transformer::load_pretrained`].
+    ///
+    /// # Errors
+    /// [`super::ConfigError`], [`Error::Build`], and those of [`Transformer::load_pretrained`].
+    fn from_pretrained(folder: impl AsRef<Path>) -> Result<Model<Self>> {
+        let folder = folder.as_ref();
+        let options = Self::Options::from_folder(folder).map_err(Error::custom)?;
+        let mut model = Model::new(|path| Self::build(path, &options))?;
+        Self::load_pretrained(&mut model, folder)?;
+        Ok(model)
+    }
+
+    /// Reads weights into a model: a file, or a folder with `model.safetensors`, with
+    /// `model.safetensors.index.json` and its parts, or with `pytorch_model.bin` or its parts.
+    ///
+    /// - Names may have the body's prefix or lack it, as for Hugging Face's base models.
+    /// - Buffers of older versions (`attn.bias`, `position_ids`, `rotary_emb.inv_freq`) are skipped; `gamma` and
+    ///   `beta` are `weight` and `bias`.
+    /// - Of tied weights one name is enough.
+    /// - Parameters of the head that the weights lack, or have for another number of labels, stay as they were
+    ///   drawn, and the weights may have another head: the report names both.
+    ///
+    /// Everything else has to fit, or nothing is changed.
+    ///
+    /// # Errors
+    /// Those of [`weights::load`]; [`Error::Mismatch`] with the report, or an error that says so for a
+    /// vocabulary of another size.
+    fn load_pretrained(
+        model: &mut Model<Self>,
+        weights: impl AsRef<Path>,
+    ) -> Result<PretrainedReport> {
+        load::<Self>(model, read(weights.as_ref())?)
+    }
+
+    /// Writes `config.json` and `model.safetensors` into a folder, which is made where it does not exist:
+    /// `from_pretrained` of transformers, and [`Transformer::from_pretrained`], read it. Tied weights are
+    /// written once.
+    ///
+    /// # Errors
+    /// [`Error::File`] where a file cannot be written.
+    fn save_pretrained(model: &Model<Self>, folder: impl AsRef<Path>) -> Result<()> {
+        Self::save_pretrained_in_parts(model, folder, u64::MAX)
+    }
+
+    /// As [`Transformer::save_pretrained`], with weights in files of at most `max_bytes` each and their index
+    /// (`max_shard_size`). Parts and an index of an earlier save are removed.
+    ///
+    /// # Errors
+    /// As [`Transformer::save_pretrained`].
+    fn save_pretrained_in_parts(
+        model: &Model<Self>,
+        folder: impl AsRef<Path>,
+        max_bytes: u64,
+    ) -> Result<()> {
+        let folder = folder.as_ref();
+        fs::create_dir_all(folder).map_err(|source| io("make", folder, source))?;
+        let mut config = model.module().options().to_config();
+        config.insert("architectures".to_owned(), vec![Self::ARCHITECTURE].into());
+        if let Some(dtype) = dtype_name(model.kind()) {
+            config.insert("dtype".to_owned(), dtype.into());
+        }
+        let written = write_weights(model, folder, max_bytes)?;
+        let text = serde_json::to_string_pretty(&config).map_err(Error::custom)? + "\n";
+        write(&folder.join(CONFIG), &text)?;
+        remove_others(folder, &written)
+    }
+}
+
+/// Names of files with weights, the preferred one first.
+const FILES: [&str; 4] = [
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+];
+
+fn read(place: &Path) -> Result<StateDict> {
+    if !place.is_dir() {
+        return if place.extension().is_some_and(|it| it == "json") {
+            read_parts(place)
+        } else {
+            weights::load(place)
+        };
+    }
+    let Some(found) = FILES.iter().map(|name| place.join(name)).find(|path| path.is_file()) else {
+        return Err(Error::custom(format!(
+            "{} has no weights: expected one of {}",
+            place.display(),
+            FILES.join(", ")
+        )));
+    };
+    read(&found)
+}
+
+fn read_parts(index: &Path) -> Result<StateDict> {
+    let folder = index.parent().unwrap_or(Path::new("."));
+    let index = Index::read(index)?;
+    let mut all = StateDict::new();
+    for file in index.files() {
+        for (name, tensor) in weights::load(folder.join(&**file))? {
+            all.insert(name, tensor)?;
+        }
+    }
+    let absent = index.weight_map.iter().find(|(name, _)| all.get(name).is_none());
+    match absent {
+        None => Ok(all),
+        Some((name, file)) => Err(Error::custom(format!(
+            "{} lacks `{name}`, which the index says is in it",
+            folder.join(&**file).display()
+        ))),
+    }
+}
+
+/// Buffers that older versions of transformers wrote, and that are computed here.
+fn is_computed(name: &str) -> bool {
+    const ENDINGS: [&str; 5] = [
+        ".attn.bias",
+        ".attn.masked_bias",
+        ".rotary_emb.inv_freq",
+        "embeddings.position_ids",
+        "embeddings.token_type_ids",
+    ];
+    ENDINGS.iter().any(|ending| name.ends_with(ending))
+}
+
+/// A name with the body's prefix, whether a file or a model has it or not, and without TensorFlow's words.
+fn full_name<M: Transformer>(name: &str, has_prefix: bool) -> String {
+    const OLD: [(&str, &str); 2] =
+        [("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")];
+    let renamed =
+        OLD.iter().find_map(|(old, new)| Some(format!("{}{new}", name.strip_suffix(old)?)));
+    let name = renamed.unwrap_or_else(|| name.to_owned());
+    if has_prefix { name } else { format!("{}.{name}", M::BODY) }
+}
+
+fn has_prefix<M: Transformer>(state: &StateDict) -> bool {
+    state.names().any(|name| is_below(M::BODY, name))
+}
+
+fn load<M: Transformer>(model: &mut Model<M>, state: StateDict) -> Result<PretrainedReport> {
+    let own = model.state_dict();
+    let wrapper = {
+        let names: Vec<&str> = state.names().collect();
+        wrapper_prefix(&names, &own.names().collect::<Vec<_>>())
+    };
+    let state = if wrapper.is_empty() { state } else { state.strip_prefix(&wrapper) };
+    let (in_file, in_own) = (has_prefix::<M>(&state), has_prefix::<M>(&own));
+    let own_names: HashMap<String, &str> =
+        own.names().map(|name| (full_name::<M>(name, in_own), name)).collect();
+    let in_head = |full: &str| !is_below(M::BODY, full) || M::is_optional(full);
+
+    let mut report = PretrainedReport::default();
+    let mut problems = LoadReport::default();
+    let mut fitting = StateDict::new();
+    let mut kept = HashSet::new();
+    for (name, tensor) in state {
+        if is_computed(&name) {
+            continue;
+        }
+        let full = full_name::<M>(&name, in_file);
+        let found = own_names.get(&full).and_then(|&own_name| Some((own_name, own.get(own_name)?)));
+        let Some((own_name, values)) = found else {
+            if in_head(&full) {
+                report.unused.push(name)
+            } else {
+                problems.unexpected.push(name)
+            }
+            continue;
+        };
+        report.renamed += usize::from(own_name != name);
+        let (in_model, in_weights) = (values.size(), tensor.size());
+        // Tied weights are one tensor under several names.
+        kept.insert(values.data_ptr());
+        if in_weights == in_model {
+            fitting.insert(own_name, tensor)?;
+        } else if in_head(&full) {
+            report.head.push(own_name.to_owned());
+        } else if full == format!("{}.{}", M::BODY, M::EMBEDDING) {
+            return Err(other_vocabulary(own_name, &in_model, &in_weights));
+        } else {
+            let name = own_name.to_owned();
+            problems.mismatched.push(ShapeMismatch { name, in_model, in_weights });
+        }
+    }
+    for parameter in model.parameters() {
+        if !kept.contains(&parameter.tensor.data_ptr()) {
+            match in_head(&full_name::<M>(&parameter.name, in_own)) {
+                true => report.head.push(parameter.name),
+                false => problems.missing.push(parameter.name),
+            }
+        }
+    }
+    if !problems.is_complete() {
+        problems.loaded = fitting.len();
+        return Err(Error::Mismatch(problems));
+    }
+    report.loaded = model.load_matching(&fitting)?.loaded;
+    Ok(report)
+}
+
+fn other_vocabulary(name: &str, in_model: &[i64], in_weights: &[i64]) -> Error {
+    let text = match (in_model, in_weights) {
+        (&[own, width], &[theirs, their_width]) if width == their_width => format!(
+            "the vocabulary does not fit: the model has {own} tokens (vocab_size), the weights have \
+             {theirs} ({name}); build the model with vocab_size {theirs}"
+        ),
+        _ => format!("{name} is {in_model:?} in the model and {in_weights:?} in the weights"),
+    };
+    Error::custom(text)
+}
+
+/// Writes weights, tied ones once, and gives the names of the files.
+fn write_weights<M>(model: &Model<M>, folder: &Path, max_bytes: u64) -> Result<Vec<String>> {
+    let first: HashSet<String> = first_names(model);
+    let own = model.state_dict();
+    let saved: Vec<(&str, &Tensor)> =
+        own.iter().filter(|(name, _)| first.contains(*name)).collect();
+    let sizes: Vec<u64> = saved
+        .iter()
+        .map(|(_, tensor)| (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64)
+        .collect();
+    let parts = shards::cut(&sizes, max_bytes);
+    let stem = FileName::new("model").map_err(Error::custom)?;
+    let mut index = Index {
+        metadata: IndexMetadata { total_size: sizes.iter().sum() },
+        weight_map: BTreeMap::new(),
+    };
+    let mut written = Vec::new();
+    for (number, part) in parts.iter().enumerate() {
+        let file = shards::file_name(&stem, number, parts.len());
+        let mut state = StateDict::new();
+        for &place in part {
+            let (name, tensor) = saved[place];
+            state.insert(name, tensor.shallow_clone())?;
+            index.weight_map.insert(name.to_owned(), file.clone());
+        }
+        weights::save(&state, folder.join(&*file))?;
+        written.push(file.to_string());
+    }
+    if parts.len() > 1 {
+        let name = shards::index_name(&stem);
+        write(&folder.join(&*name), &index.to_json())?;
+        written.push(name.to_string());
+    }
+    Ok(written)
+}
+
+/// Names of parameters and saved buffers, of tied ones the first.
+fn first_names<M>(model: &Model<M>) -> HashSet<String> {
+    let all = model.parameters().into_iter().chain(model.buffers());
+    all.map(|tensor| tensor.name).collect()
+}
+
+/// Removes weights of an earlier save, which would be read instead of the new ones, or beside them.
+fn remove_others(folder: &Path, written: &[String]) -> Result<()> {
+    for entry in fs::read_dir(folder).map_err(|source| io("read", folder, source))? {
+        let path = entry.map_err(|source| io("read", folder, source))?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let is_part = name.starts_with("model-") && name.ends_with(".safetensors");
+        let is_whole = name == "model.safetensors" || name == "model.safetensors.index.json";
+        if (is_part || is_whole) && !written.contains(&name) {
+            fs::remove_file(&path).map_err(|source| io("remove", &path, source))?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes a text that is there whole or not at all.
+fn write(path: &Path, text: &str) -> Result<()> {
+    let mut part = path.as_os_str().to_owned();
+    part.push(".part");
+    let part = PathBuf::from(part);
+    fs::write(&part, text)
+        .and_then(|()| fs::rename(&part, path))
+        .map_err(|source| io("write", path, source))
+}
+
+fn io(doing: &'static str, path: &Path, source: std::io::Error) -> Error {
+    Error::File(brigade_checkpoint::Error::Io { doing, path: path.to_owned(), source })
+}
+
+fn dtype_name(kind: Kind) -> Option<&'static str> {
+    Some(match kind {
+        Kind::Float => "float32",
+        Kind::Double => "float64",
+        Kind::Half => "float16",
+        Kind::BFloat16 => "bfloat16",
+        _ => return None,
+    })
+}

@@ -1,0 +1,88 @@
+//! Positions as rotations of queries and keys.
+
+use std::f64::consts::PI;
+
+use brigade_nn::Result;
+use serde::{Deserialize, Serialize};
+use tch::{Kind, Tensor};
+
+/// How a rotary embedding's frequencies are stretched for texts that are longer than those of the first
+/// training (`rope_type` `llama3`).
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Llama3Scaling {
+    /// By which low frequencies are divided; 8 in Llama 3.1.
+    pub factor: f64,
+    /// Frequencies with wavelengths longer than the original length divided by this are low; 1.
+    pub low_freq_factor: f64,
+    /// Those shorter than the original length divided by this stay; 4.
+    pub high_freq_factor: f64,
+    /// The length of texts in the first training; 8192.
+    pub original_max_position_embeddings: i64,
+}
+
+/// The angles' steps, one for each pair of numbers of a head.
+#[derive(Debug)]
+pub(super) struct Rotary {
+    frequencies: Vec<f64>,
+}
+
+impl Rotary {
+    pub(super) fn new(width: i64, theta: f64, scaling: Option<&Llama3Scaling>) -> Self {
+        let plain = (0..width / 2).map(|pair| theta.powf(-2.0 * pair as f64 / width as f64));
+        let scaled = |frequency: f64| scaling.map_or(frequency, |it| it.scaled(frequency));
+        Self { frequencies: plain.map(scaled).collect() }
+    }
+
+    /// The rotations at positions `[batch or 1, tokens]`, for heads of this kind. The angles are of 32 bits, as in
+    /// transformers, and of 64 for numbers of 64.
+    pub(super) fn at(&self, positions: &Tensor, kind: Kind) -> Result<Rotation> {
+        let exact = if kind == Kind::Double { Kind::Double } else { Kind::Float };
+        let frequencies = Tensor::f_from_slice(&self.frequencies)?;
+        let frequencies = frequencies.f_to_device(positions.device())?.f_to_kind(exact)?;
+        let angles = positions.f_to_kind(exact)?.f_unsqueeze(-1)?.f_mul(&frequencies)?;
+        // Over heads, and both halves of a head.
+        let angles = Tensor::f_cat(&[&angles, &angles], -1)?.f_unsqueeze(1)?;
+        Ok(Rotation {
+            cos: angles.f_cos()?.f_to_kind(kind)?,
+            sin: angles.f_sin()?.f_to_kind(kind)?,
+        })
+    }
+}
+
+impl Llama3Scaling {
+    fn scaled(&self, frequency: f64) -> f64 {
+        let wavelength = 2.0 * PI / frequency;
+        let original = self.original_max_position_embeddings as f64;
+        if wavelength > original / self.low_freq_factor {
+            frequency / self.factor
+        } else if wavelength < original / self.high_freq_factor {
+            frequency
+        } else {
+            let smooth = (original / wavelength - self.low_freq_factor)
+                / (self.high_freq_factor - self.low_freq_factor);
+            (1.0 - smooth) * frequency / self.factor + smooth * frequency
+        }
+    }
+}
+
+/// Cosines and sines `[batch or 1, 1, tokens, width]`.
+#[derive(Debug)]
+pub(super) struct Rotation {
+    cos: Tensor,
+    sin: Tensor,
+}
+
+impl Rotation {
+    /// Rotates queries or keys `[batch, heads, tokens, width]`.
+    pub(super) fn apply(&self, heads: &Tensor) -> Result<Tensor> {
+        let half = heads.size().last().copied().unwrap_or(0) / 2;
+        let (first, second) = (heads.f_narrow(-1, 0, half)?, heads.f_narrow(-1, half, half)?);
+        let turned = Tensor::f_cat(&[second.f_neg()?, first], -1)?;
+        let (cos, sin) = (self.cos.f_to_kind(heads.kind())?, self.sin.f_to_kind(heads.kind())?);
+        Ok(heads.f_mul(&cos)?.f_addcmul(&turned, &sin)?)
+    }
+
+    pub(super) fn shallow_clone(&self) -> Self {
+        Self { cos: self.cos.shallow_clone(), sin: self.sin.shallow_clone() }
+    }
+}

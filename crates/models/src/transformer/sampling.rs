@@ -1,0 +1,157 @@
+//! The choice of a token from logits, by transformers' steps.
+
+use brigade_nn::Result;
+use rand_pcg::Pcg64;
+use rand_pcg::rand_core::Rng;
+use tch::{Device, Kind, Tensor};
+
+use super::GenerationOptions;
+
+/// A text before a token that is to be chosen.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Before<'a> {
+    /// `[batch, tokens]`
+    pub(super) ids: &'a Tensor,
+    /// `[batch, tokens]`, where there is padding.
+    pub(super) mask: Option<&'a Tensor>,
+}
+
+/// A token for each row of the logits `[batch, vocabulary]`.
+pub(super) fn choose(
+    logits: &Tensor,
+    before: Before<'_>,
+    options: &GenerationOptions,
+    rng: &mut Pcg64,
+) -> Result<Vec<i64>> {
+    let kind = if logits.kind() == Kind::Double { Kind::Double } else { Kind::Float };
+    let scores = penalized(&logits.f_to_kind(kind)?, before, options.repetition_penalty)?;
+    let chosen = match options.do_sample {
+        false => scores.f_argmax(-1, false)?,
+        true => drawn(&filtered(&scores, options)?, rng)?,
+    };
+    Ok(Vec::try_from(chosen.f_to_device(Device::Cpu)?)?)
+}
+
+/// Tokens of the text become less probable, those that only pad it do not.
+fn penalized(scores: &Tensor, before: Before<'_>, penalty: f64) -> Result<Tensor> {
+    if penalty == 1.0 {
+        return Ok(scores.shallow_clone());
+    }
+    let tokens = scores.size().last().copied().unwrap_or(0);
+    // Padding is written into a further column, which is cut off.
+    let ids = match before.mask {
+        Some(mask) => before.ids.f_masked_fill(&mask.f_eq(0)?, tokens)?,
+        None => before.ids.shallow_clone(),
+    };
+    let scores = scores.f_constant_pad_nd([0, 1])?;
+    let found = scores.f_gather(1, &ids, false)?;
+    let (divided, multiplied) = (found.f_div_scalar(penalty)?, found.f_mul_scalar(penalty)?);
+    let found = multiplied.f_where_self(&found.f_lt(0.0)?, &divided)?;
+    Ok(scores.f_scatter(1, &ids, &found)?.f_narrow(1, 0, tokens)?)
+}
+
+/// Scores with −∞ for tokens that are out.
+pub(super) fn filtered(scores: &Tensor, options: &GenerationOptions) -> Result<Tensor> {
+    let mut scores = match options.temperature {
+        1.0 => scores.shallow_clone(),
+        temperature => scores.f_div_scalar(temperature)?,
+    };
+    let tokens = scores.size().last().copied().unwrap_or(0);
+    let without = |scores: &Tensor, out: &Tensor| scores.f_masked_fill(out, f64::NEG_INFINITY);
+    if let Some(k) = options.top_k {
+        let (best, _) = scores.f_topk(k.min(tokens), -1, true, true)?;
+        let worst = best.f_narrow(-1, k.min(tokens) - 1, 1)?;
+        scores = without(&scores, &scores.f_lt_tensor(&worst)?)?;
+    }
+    if options.top_p < 1.0 {
+        let (sorted, order) = scores.f_sort(-1, false)?;
+        let below = sorted.f_softmax(-1, sorted.kind())?.f_cumsum(-1, sorted.kind())?;
+        let out = below.f_le(1.0 - options.top_p)?;
+        // The most probable one always stays.
+        let _ = out.f_narrow(-1, tokens - 1, 1)?.f_fill_(0)?;
+        scores = without(&scores, &out.f_scatter(1, &order, &out)?)?;
+    }
+    if let Some(least) = options.min_p {
+        let shares = scores.f_softmax(-1, scores.kind())?;
+        let highest = shares.f_amax([-1], true)?;
+        scores = without(&scores, &shares.f_lt_tensor(&highest.f_mul_scalar(least)?)?)?;
+    }
+    Ok(scores)
+}
+
+/// Draws by the inverse of the distribution function, so that the device and libtorch's generators do not
+/// matter.
+fn drawn(scores: &Tensor, rng: &mut Pcg64) -> Result<Tensor> {
+    let shares = scores.f_to_kind(Kind::Double)?.f_softmax(-1, Kind::Double)?;
+    let sums = shares.f_to_device(Device::Cpu)?.f_cumsum(-1, Kind::Double)?;
+    let tokens = sums.size().last().copied().unwrap_or(0);
+    let rows = sums.size().first().copied().unwrap_or(0);
+    // 53 bits, in [0, 1).
+    let unit: Vec<f64> =
+        (0..rows).map(|_| (rng.next_u64() >> 11) as f64 * 2f64.powi(-53)).collect();
+    let whole = sums.f_narrow(-1, tokens - 1, 1)?;
+    let places = Tensor::f_from_slice(&unit)?.f_unsqueeze(1)?.f_mul(&whole)?;
+    // The first token whose sum is above the place: one of probability 0 never is.
+    let found =
+        sums.f_le_tensor(&places)?.f_sum_dim_intlist([-1].as_slice(), false, Kind::Int64)?;
+    Ok(found.f_clamp_max(tokens - 1)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use rand_pcg::rand_core::SeedableRng;
+
+    use super::*;
+
+    fn scores() -> Tensor {
+        Tensor::from_slice(&[2.0f32, 1.0, 0.0, -1.0, 3.0]).view([1, 5])
+    }
+
+    fn kept(options: &GenerationOptions) -> Vec<bool> {
+        let found = filtered(&scores(), options).unwrap().view([-1]).isfinite();
+        Vec::<bool>::try_from(found).unwrap()
+    }
+
+    #[test]
+    fn filters_keep_what_transformers_keeps() {
+        let none = GenerationOptions::default();
+        assert_eq!(kept(&none), [true; 5]);
+        let top_k = GenerationOptions { top_k: Some(2), ..none.clone() };
+        assert_eq!(kept(&top_k), [true, false, false, false, true]);
+        // Probabilities: 0.234, 0.086, 0.032, 0.012, 0.636.
+        let top_p = GenerationOptions { top_p: 0.9, ..none.clone() };
+        assert_eq!(kept(&top_p), [true, true, false, false, true]);
+        let one = GenerationOptions { top_p: 0.0, ..none.clone() };
+        assert_eq!(kept(&one), [false, false, false, false, true]);
+        let min_p = GenerationOptions { min_p: Some(0.1), ..none };
+        assert_eq!(kept(&min_p), [true, true, false, false, true]);
+    }
+
+    #[test]
+    fn repeated_tokens_lose_whatever_their_sign() {
+        let ids = Tensor::from_slice(&[4i64, 0, 3, 3]).view([1, 4]);
+        let mask = Tensor::from_slice(&[0i64, 1, 1, 1]).view([1, 4]);
+        let found = |mask| {
+            let before = Before { ids: &ids, mask };
+            let found = penalized(&scores(), before, 2.0).unwrap();
+            Vec::<f32>::try_from(found.contiguous().view([-1])).unwrap()
+        };
+        assert_eq!(found(Some(&mask)), [1.0, 1.0, 0.0, -2.0, 3.0]);
+        assert_eq!(found(None), [1.0, 1.0, 0.0, -2.0, 1.5]);
+    }
+
+    #[test]
+    fn draws_follow_the_probabilities() {
+        let mut rng = Pcg64::seed_from_u64(1);
+        let options =
+            GenerationOptions { do_sample: true, top_k: Some(2), ..GenerationOptions::default() };
+        let many = scores().repeat([4000, 1]);
+        let ids = Tensor::zeros([4000, 1], (Kind::Int64, Device::Cpu));
+        let before = Before { ids: &ids, mask: None };
+        let chosen = choose(&many, before, &options, &mut rng).unwrap();
+        let count = |token: i64| chosen.iter().filter(|&&it| it == token).count() as f64;
+        assert_eq!(count(0) + count(4), 4000.0);
+        // e² / (e² + e³) = 0.269; 5 deviations are 0.035.
+        assert!((count(0) / 4000.0 - 0.269).abs() < 0.035, "{}", count(0));
+    }
+}

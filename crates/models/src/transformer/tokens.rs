@@ -1,0 +1,98 @@
+//! What transformers read.
+
+use brigade_nn::{Error, Result};
+use tch::Tensor;
+
+/// A batch of token ids `[batch, tokens]` of int64 with what belongs to them.
+///
+/// A forward takes it, and by conversion what loaders and the Learner give: `&ids`, `(&ids, &attention_mask)`
+/// and `(&ids, &attention_mask, &token_type_ids)`.
+///
+/// ```
+/// use brigade_models::{Gpt2LmHead, Gpt2Options, Tokens};
+/// use brigade_nn::{Model, Tensor};
+///
+/// let options = Gpt2Options { vocab_size: 50, n_embd: 32, n_head: 4, n_layer: 1, ..Default::default() };
+/// let model = Model::new(|path| Gpt2LmHead::new(path, &options))?;
+/// let ids = Tensor::from_slice(&[7i64, 8, 9, 7, 8, 0]).view([2, 3]);
+/// let mask = Tensor::from_slice(&[1i64, 1, 1, 1, 1, 0]).view([2, 3]);
+/// assert_eq!(model.forward((&ids, &mask))?.size(), [2, 3, 50]);
+/// let positions = Tensor::from_slice(&[4i64, 5, 6]).view([1, 3]);
+/// let tokens = Tokens { position_ids: Some(&positions), ..Tokens::from(&ids) };
+/// assert_eq!(model.forward(tokens)?.size(), [2, 3, 50]);
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy)]
+pub struct Tokens<'a> {
+    /// `[batch, tokens]`.
+    pub ids: &'a Tensor,
+    /// `[batch, tokens]`, of any kind: 0 for padding. Behind a cache it covers the tokens in it, too. None
+    /// where nothing is padded.
+    pub attention_mask: Option<&'a Tensor>,
+    /// `[batch, tokens]` of int64: the part of a pair that each token belongs to. 0 without.
+    pub token_type_ids: Option<&'a Tensor>,
+    /// `[batch, tokens]` or `[1, tokens]` of int64. Without, they count from 0, or from the length of the
+    /// cache, padding included, as in transformers.
+    pub position_ids: Option<&'a Tensor>,
+}
+
+impl<'a> From<&'a Tensor> for Tokens<'a> {
+    fn from(ids: &'a Tensor) -> Self {
+        Self { ids, attention_mask: None, token_type_ids: None, position_ids: None }
+    }
+}
+
+impl<'a> From<(&'a Tensor, &'a Tensor)> for Tokens<'a> {
+    fn from((ids, mask): (&'a Tensor, &'a Tensor)) -> Self {
+        Self { attention_mask: Some(mask), ..Self::from(ids) }
+    }
+}
+
+impl<'a> From<(&'a Tensor, &'a Tensor, &'a Tensor)> for Tokens<'a> {
+    fn from((ids, mask, types): (&'a Tensor, &'a Tensor, &'a Tensor)) -> Self {
+        Self { token_type_ids: Some(types), ..Self::from((ids, mask)) }
+    }
+}
+
+impl Tokens<'_> {
+    /// Batch and tokens, where all shapes fit each other and the positions those that the model has.
+    pub(super) fn checked_size(&self, past: i64, positions: i64) -> Result<(i64, i64)> {
+        let &[batch, tokens] = self.ids.size().as_slice() else {
+            return Err(Error::custom(format!(
+                "a transformer takes ids [batch, tokens], found {:?}",
+                self.ids.size()
+            )));
+        };
+        let fits = |what: &str, tensor: Option<&Tensor>, expected: &[i64], broadcast: bool| {
+            let Some(found) = tensor.map(Tensor::size) else { return Ok(()) };
+            if found == expected || (broadcast && found == [1, tokens]) {
+                return Ok(());
+            }
+            Err(Error::custom(format!(
+                "for ids [{batch}, {tokens}] after {past} cached ones the {what} is {expected:?}, found \
+                 {found:?}"
+            )))
+        };
+        fits("attention mask", self.attention_mask, &[batch, past + tokens], false)?;
+        fits("shape of token types", self.token_type_ids, &[batch, tokens], false)?;
+        fits("shape of position ids", self.position_ids, &[batch, tokens], true)?;
+        if self.position_ids.is_none() && past + tokens > positions {
+            return Err(Error::custom(format!(
+                "the model has {positions} positions, found {} tokens: cut the texts into shorter pieces",
+                past + tokens
+            )));
+        }
+        Ok((batch, tokens))
+    }
+
+    /// The given positions, or those that follow the cache's.
+    pub(super) fn positions(&self, past: i64, tokens: i64) -> Result<Tensor> {
+        match self.position_ids {
+            Some(positions) => Ok(positions.shallow_clone()),
+            None => {
+                let form = (tch::Kind::Int64, self.ids.device());
+                Ok(Tensor::f_arange_start(past, past + tokens, form)?.f_unsqueeze(0)?)
+            }
+        }
+    }
+}
