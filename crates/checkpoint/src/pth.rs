@@ -6,6 +6,7 @@
 
 mod archive;
 mod pickle;
+mod strings;
 mod write;
 
 use std::collections::{HashMap, HashSet};
@@ -13,6 +14,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+pub use strings::strings;
 pub use write::{TensorData, write};
 
 use crate::dtype::{Dtype, TensorInfo};
@@ -20,7 +22,7 @@ use crate::error::Error;
 use crate::fault::Fault;
 use crate::value::Value;
 use archive::Archive;
-use pickle::{Node, Pickle, TensorSpec, Value as Raw};
+use pickle::{Dialect, Node, Pickle, TensorSpec, Value as Raw};
 
 /// An open file of `torch.save`.
 ///
@@ -146,7 +148,8 @@ impl PthFile {
 
     fn tree(&self, foreign: bool) -> Result<Value<StoredTensor>, Error> {
         let tree = || {
-            let pickle = Pickle::read(&self.code, foreign)?;
+            let dialect = if foreign { Dialect::Foreign } else { Dialect::Tensors };
+            let pickle = Pickle::read(&self.code, dialect)?;
             let mut builder = TreeBuilder {
                 pickle: &pickle,
                 values: 2 * self.code.len() + 1024,

@@ -22,6 +22,9 @@ pub enum Error {
         /// Where, and what is wrong.
         detail: String,
     },
+    /// A pickle cannot be read as a list of strings.
+    #[error(transparent)]
+    Pickle(#[from] brigade_checkpoint::Error),
     /// A text is not UTF-8.
     #[error(
         "{name} is not UTF-8: the byte at offset {offset} cannot be there; convert it, for example with `iconv -t \

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
 use std::fs;
+use std::path::Path;
 
 use brigade_tokens::{Error, TokenCounts, TokenList, Vocabulary, VocabularyOptions};
 use serde::Deserialize;
@@ -179,4 +180,37 @@ fn files_that_are_no_vocabulary_say_so() {
     assert_eq!((plain.id("a"), plain.unknown()), (Some(1), Some(0)));
     let error = Vocabulary::load(folder.path().join("none.json")).unwrap_err().to_string();
     assert!(error.ends_with("none.json: No such file or directory (os error 2)"), "{error}");
+}
+
+#[test]
+fn pickled_lists_are_read_without_being_executed() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pickles");
+    let load = |name: &str| Vocabulary::load(folder.join(format!("{name}.pkl")));
+    let mut words: Vec<String> =
+        ["xxunk", "xxpad", "the", "é", "▁", "xxfake", "xxfake"].map(str::to_owned).into();
+    words.extend((0..300).map(|number| format!("w{number}")));
+    for name in ["list_2", "list_3", "list_4", "list_5", "fastcore_2", "fastcore_4"] {
+        let vocabulary = load(name).unwrap();
+        assert_eq!(vocabulary.tokens().collect::<Vec<_>>(), words, "{name}");
+        // As fastai with a vocabulary that is passed in: the last of equal tokens.
+        assert_eq!((vocabulary.id("xxfake"), vocabulary.unknown()), (Some(6), Some(0)));
+    }
+    assert_eq!(load("long").unwrap().token(0).unwrap().len(), 300);
+    assert_eq!(load("tuple").unwrap().id("b"), Some(1));
+    assert!(load("empty").unwrap().is_empty());
+    for (name, expected) in [
+        ("protocol_0", "its pickle uses instruction 0x"),
+        ("numbers", "its pickle is not a list of strings"),
+        ("dictionary", "its pickle is not a list of strings"),
+        ("runs", "its pickle refers to `posix.system`, which a list of strings does not need"),
+    ] {
+        let error = load(name).unwrap_err().to_string();
+        assert!(error.contains(expected) && error.contains(&format!("{name}.pkl")), "{error}");
+    }
+    let temporary = tempfile::tempdir().unwrap();
+    let path = temporary.path().join("cut.pkl");
+    let whole = fs::read(folder.join("list_4.pkl")).unwrap();
+    fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+    let error = Vocabulary::load(&path).unwrap_err().to_string();
+    assert!(error.contains("cut.pkl is damaged: a record ends too early"), "{error}");
 }

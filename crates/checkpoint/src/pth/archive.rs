@@ -293,7 +293,7 @@ impl<'a> Fields<'a> {
         self.take().map(u32::from_le_bytes)
     }
 
-    fn u64(&mut self) -> Result<u64, Fault> {
+    pub(super) fn u64(&mut self) -> Result<u64, Fault> {
         self.take().map(u64::from_le_bytes)
     }
 }

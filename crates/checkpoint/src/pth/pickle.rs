@@ -87,13 +87,24 @@ impl fmt::Display for Global<'_> {
     }
 }
 
+/// Which pickles are read.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Dialect {
+    /// Those of `torch.save`, with the names that tensors need.
+    Tensors,
+    /// Those of `torch.save`. Other names than those known stand for themselves, and what Python would make with them
+    /// is an object of which nothing but the name is known.
+    Foreign,
+    /// Those of a list of strings, in protocols 2 to 5, and of fastcore's `L` around it.
+    Strings,
+}
+
 impl<'a> Pickle<'a> {
-    /// Runs the instructions. `foreign`: other names than those known stand for themselves, and
-    /// what Python would make with them is an object of which nothing but the name is known.
-    pub(super) fn read(bytes: &'a [u8], foreign: bool) -> Result<Self, Fault> {
+    /// Runs the instructions.
+    pub(super) fn read(bytes: &'a [u8], dialect: Dialect) -> Result<Self, Fault> {
         if bytes.len() > MAX_BYTES {
             return Err(Fault::unsupported(format_args!(
-                "its data.pkl has {} bytes, more than the {MAX_BYTES} that tensors can need",
+                "its pickle has {} bytes, more than the {MAX_BYTES} that tensors can need",
                 bytes.len()
             )));
         }
@@ -103,7 +114,7 @@ impl<'a> Pickle<'a> {
             marks: Vec::new(),
             memo: HashMap::new(),
             nodes: Vec::new(),
-            foreign,
+            dialect,
         };
         for _ in 0..MAX_INSTRUCTIONS {
             if let Some(root) = machine.step()? {
@@ -131,7 +142,7 @@ struct Machine<'a> {
     /// A map: an index of 2^32 - 1 costs no more than 0.
     memo: HashMap<u32, Value<'a>>,
     nodes: Vec<Node<'a>>,
-    foreign: bool,
+    dialect: Dialect,
 }
 
 impl<'a> Machine<'a> {
@@ -163,10 +174,8 @@ impl<'a> Machine<'a> {
                 self.stack.push(Value::Float(float));
             }
             b'X' => {
-                let bytes = self.code.u32()? as usize;
-                let text = std::str::from_utf8(self.code.slice(bytes)?)
-                    .map_err(|_| Fault::damaged("a string of its pickle is not UTF-8"))?;
-                self.stack.push(Value::Str(text));
+                let bytes = self.code.u32()?;
+                self.string(bytes.into())?;
             }
             b']' => self.push(Node::List(Vec::new())),
             b'}' => self.push(Node::Dict(Vec::new())),
@@ -216,6 +225,7 @@ impl<'a> Machine<'a> {
             b'R' => self.reduce()?,
             0x81 => self.new_object()?,
             b'b' => self.build()?,
+            0x8c..=0x8d | 0x93..=0x95 if self.dialect == Dialect::Strings => self.newer(opcode)?,
             other => {
                 return Err(Fault::unsupported(format_args!(
                     "its pickle uses instruction 0x{other:02x}, which tensors in the default \
@@ -226,9 +236,44 @@ impl<'a> Machine<'a> {
         Ok(None)
     }
 
+    /// Instructions of protocol 4.
+    fn newer(&mut self, opcode: u8) -> Result<(), Fault> {
+        match opcode {
+            0x8c => {
+                let [bytes] = self.code.take()?;
+                self.string(bytes.into())
+            }
+            0x8d => {
+                let bytes = self.code.u64()?;
+                self.string(bytes)
+            }
+            0x93 => {
+                let [Value::Str(module), Value::Str(name)] = *self.pop_many(2)? else {
+                    return Err(Fault::damaged("a name of its pickle is not a string"));
+                };
+                self.name(module, name)
+            }
+            0x94 => {
+                let index = u32::try_from(self.memo.len()).unwrap_or(u32::MAX);
+                self.put(index)
+            }
+            // The length of what follows, which its end tells, too.
+            _ => self.code.u64().map(drop),
+        }
+    }
+
+    fn string(&mut self, bytes: u64) -> Result<(), Fault> {
+        let bytes = self.code.slice(usize::try_from(bytes).unwrap_or(usize::MAX))?;
+        let text = std::str::from_utf8(bytes)
+            .map_err(|_| Fault::damaged("a string of its pickle is not UTF-8"))?;
+        self.stack.push(Value::Str(text));
+        Ok(())
+    }
+
     fn protocol(&mut self) -> Result<(), Fault> {
         match self.code.take()? {
             [2] => Ok(()),
+            [3..=5] if self.dialect == Dialect::Strings => Ok(()),
             [version] => Err(Fault::unsupported(format_args!(
                 "it is pickled in protocol {version}; save it with torch.save's default, 2"
             ))),
@@ -248,14 +293,25 @@ impl<'a> Machine<'a> {
 
     fn global(&mut self) -> Result<(), Fault> {
         let (module, name) = (self.line()?, self.line()?);
+        self.name(module, name)
+    }
+
+    fn name(&mut self, module: &'a str, name: &'a str) -> Result<(), Fault> {
         let global = match (module, name) {
+            FASTCORE_LIST if self.dialect == Dialect::Strings => Global::Foreign(module, name),
+            _ if self.dialect == Dialect::Strings => {
+                return Err(Fault::unsupported(format_args!(
+                    "its pickle refers to `{}`, which a list of strings does not need; nothing was executed",
+                    shortened(module, name)
+                )));
+            }
             ("collections", "OrderedDict") => Global::OrderedDict,
             ("torch._utils", "_rebuild_tensor_v2") => Global::RebuildTensor,
             ("torch._utils", "_rebuild_parameter") => Global::RebuildParameter,
             ("torch", storage) if let Some(dtype) = Dtype::from_storage(storage) => {
                 Global::Storage(dtype)
             }
-            _ if self.foreign => Global::Foreign(module, name),
+            _ if self.dialect == Dialect::Foreign => Global::Foreign(module, name),
             _ => return Err(Fault::Forbidden(shortened(module, name))),
         };
         self.stack.push(Value::Global(global));
@@ -371,6 +427,17 @@ impl<'a> Machine<'a> {
             Value::Node(index) => matches!(self.nodes.get(index), Some(Node::Foreign(..))),
             _ => false,
         };
+        // An `L` is the list that it is around.
+        if foreign
+            && self.dialect == Dialect::Strings
+            && let Value::Node(index) = state
+            && let Some(Node::Dict(entries)) = self.nodes.get(index)
+            && let Some((_, items)) = entries.iter().find(|(key, _)| *key == Value::Str("items"))
+            && let Some(top) = self.stack.last_mut()
+        {
+            *top = *items;
+            return Ok(());
+        }
         if foreign || is_dict(target) && is_dict(state) {
             Ok(())
         } else {
@@ -484,6 +551,9 @@ fn shortened(module: &str, name: &str) -> String {
     }
     global.escape_debug().to_string()
 }
+
+/// fastai's list.
+const FASTCORE_LIST: (&str, &str) = ("fastcore.foundation", "L");
 
 /// A tensor takes about 150 bytes and 40 instructions: room for a hundred thousand of them, in
 /// some hundred megabytes at worst.

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use brigade_checkpoint::pth::strings;
 use serde::{Deserialize, Serialize};
 
 use super::{FILLER, Vocabulary};
@@ -54,13 +55,17 @@ impl Vocabulary {
         )
     }
 
-    /// Reads a vocabulary that [`save`](Self::save) wrote, or a JSON list of tokens.
+    /// Reads a vocabulary that [`save`](Self::save) wrote, or a list of tokens: as JSON, or, in a file whose name ends in
+    /// `.pkl`, as Python pickles it in protocols 2 to 5 (fastai's vocabularies). Nothing in a pickle is executed.
     ///
     /// # Errors
     /// When the file cannot be read, is not such a file, or is of a newer version.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let bytes = fs::read(path).map_err(io_error(path))?;
+        if path.extension().is_some_and(|extension| extension == "pkl") {
+            return Self::new(strings(path, &bytes)?);
+        }
         Self::from_json(&bytes)
             .map_err(|error| Error::Format { path: path.into(), detail: error.to_string() })
     }
