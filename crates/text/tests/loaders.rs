@@ -3,9 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
 use brigade_data::{BatchContext, BatchedDataset, DataError, DataLoader, ShardOptions};
-use brigade_text::{
-    Documents, IGNORED, LabelledTexts, LanguageModelData, Padding, Side, SortedSampler,
-};
+use brigade_text::{Documents, IGNORED, LabelledTexts, LanguageModelData, Padding, SortedSampler};
+use brigade_tokens::Side;
 use serde_json::Value;
 use tch::Tensor;
 

@@ -10,8 +10,9 @@ use brigade_data::{BatchContext, BatchedDataset, Sampler, Shuffle};
 use brigade_suite::Need;
 use brigade_text::{
     LengthGrouped, MaskedTokens, PackedTexts, Sequence, SequenceBatch, SequenceCollator,
-    SequenceLabel, Side, words_of_offsets,
+    SequenceLabel, words_of_offsets,
 };
+use brigade_tokens::Side;
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -42,10 +43,25 @@ enum Case {
 #[derive(Serialize, Deserialize)]
 struct Padded {
     sequences: Vec<Features>,
+    #[serde(with = "side")]
     side: Side,
     max_length: Option<usize>,
     multiple_of: Option<usize>,
     probability: f64,
+}
+
+/// A side as transformers names it.
+mod side {
+    use brigade_tokens::Side;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(side: &Side, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(if *side == Side::Left { "left" } else { "right" })
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(side: D) -> Result<Side, D::Error> {
+        Ok(if String::deserialize(side)? == "left" { Side::Left } else { Side::Right })
+    }
 }
 
 #[derive(Serialize, Deserialize)]
