@@ -31,8 +31,8 @@ use crate::{Error, Result, TokenList, Tokenizer};
 /// ```
 pub struct English {
     words: HashMap<Box<str>, Word, foldhash::fast::FixedState>,
-    /// The bytes of the longest word: longer texts are not looked up.
-    longest: usize,
+    /// For each first byte, the bits of the lengths of the words that begin with it: most texts need no look-up.
+    lengths: Box<[u64; 256]>,
     phrases: Phrases,
     special_cases: Vec<Vec<String>>,
 }
@@ -110,8 +110,12 @@ impl English {
     }
 
     fn build(special_cases: Vec<Vec<String>>) -> Self {
-        let mut english =
-            Self { words: HashMap::default(), longest: 0, phrases: Phrases::new(), special_cases };
+        let mut english = Self {
+            words: HashMap::default(),
+            lengths: Box::new([0; 256]),
+            phrases: Phrases::new(),
+            special_cases,
+        };
         // Comments stand above the table.
         let lines = include_str!("english/exceptions.txt").lines().filter(|it| it.starts_with('['));
         let exceptions = lines.filter_map(|line| serde_json::from_str::<Vec<String>>(line).ok());
@@ -150,7 +154,10 @@ impl English {
                 rest = after;
             }
         }
-        english.longest = english.words.keys().map(|it| it.len()).max().unwrap_or_default();
+        for word in english.words.keys() {
+            let first = word.bytes().next().map_or(0, usize::from);
+            english.lengths[first] |= length_bit(word);
+        }
         english
     }
 
@@ -198,7 +205,12 @@ impl English {
     }
 
     fn word(&self, text: &str) -> Option<&Word> {
-        if text.len() > self.longest { None } else { self.words.get(text) }
+        let first = *text.as_bytes().first()?;
+        if self.lengths[usize::from(first)] & length_bit(text) == 0 {
+            None
+        } else {
+            self.words.get(text)
+        }
     }
 
     fn special_case(&self, text: &str) -> Option<&Word> {
@@ -367,6 +379,11 @@ fn push_pieces(tokens: &mut Vec<Token>, start: u32, pieces: &[(u32, Symbol)]) {
         tokens.push(Token { start, end: start + bytes, symbol: *symbol });
         start += bytes;
     }
+}
+
+/// All lengths of 63 bytes and more share a bit.
+fn length_bit(text: &str) -> u64 {
+    1 << text.len().min(63)
 }
 
 fn length(text: &str) -> u32 {

@@ -205,19 +205,16 @@ impl Rule {
 /// ```
 #[must_use]
 pub fn spec_add_spaces(text: &str) -> Cow<'_, str> {
-    let special = |byte: &u8| matches!(byte, b'/' | b'#' | b'\\');
-    let Some(first) = text.bytes().position(|it| special(&it)) else { return Cow::Borrowed(text) };
-    let mut out = String::with_capacity(text.len() + text.len() / 8 + 8);
-    let mut rest = text;
-    let mut next = Some(first);
-    while let Some(at) = next {
-        let (before, after) = rest.split_at(at);
-        let (character, after) = after.split_at(1);
-        out.extend([before, " ", character, " "]);
-        rest = after;
-        next = rest.bytes().position(|it| special(&it));
+    let mut out = String::new();
+    let mut done = 0;
+    for at in memchr::memchr3_iter(b'/', b'#', b'\\', text.as_bytes()) {
+        out.extend([&text[done..at], " ", &text[at..=at], " "]);
+        done = at + 1;
     }
-    out.push_str(rest);
+    if done == 0 {
+        return Cow::Borrowed(text);
+    }
+    out.push_str(&text[done..]);
     Cow::Owned(out)
 }
 
@@ -229,17 +226,17 @@ pub fn spec_add_spaces(text: &str) -> Cow<'_, str> {
 /// ```
 #[must_use]
 pub fn rm_useless_spaces(text: &str) -> Cow<'_, str> {
-    let Some(first) = text.find("  ") else { return Cow::Borrowed(text) };
-    let mut out = String::with_capacity(text.len());
-    let (before, mut rest) = text.split_at(first);
-    out.push_str(before);
-    while !rest.is_empty() {
-        rest = rest.trim_start_matches(' ');
-        let end = rest.find("  ").unwrap_or(rest.len());
-        out.push(' ');
-        out.push_str(&rest[..end]);
-        rest = &rest[end..];
+    let mut out = String::new();
+    let (mut from, mut done) = (0, 0);
+    while let Some(ahead) = text.as_bytes()[from..].windows(2).position(|it| it == b"  ") {
+        out.push_str(&text[done..=from + ahead]);
+        done = text.len() - text[from + ahead..].trim_start_matches(' ').len();
+        from = done;
     }
+    if done == 0 {
+        return Cow::Borrowed(text);
+    }
+    out.push_str(&text[done..]);
     Cow::Owned(out)
 }
 

@@ -40,6 +40,9 @@ const SPECIAL_CASES: [&[&str]; 7] = [
     &["gim", "me"],
 ];
 
+/// The version of Python's tables, as the answers begin with it.
+const UNICODE: &str = "14.0.0";
+
 #[derive(Serialize)]
 struct Task<'a> {
     special_cases: &'a [&'a [&'a str]],
@@ -74,7 +77,15 @@ fn compare(count: usize) {
     rules.push(Rule::Lowercase { add_bos: false, add_eos: true });
     let answers = fs::read_to_string(folder.path().join("answers.jsonl")).unwrap();
     let mut differences = 0;
-    for (text, answer) in texts.iter().zip(answers.lines()) {
+    let mut answers = answers.lines();
+    let same_unicode = answers.next() == Some(UNICODE);
+    let answers: Vec<&str> = answers.collect();
+    assert_eq!(answers.len(), texts.len());
+    for (text, answer) in texts.iter().zip(answers) {
+        // Another Python knows other characters.
+        if !same_unicode && !random.is_known(text) {
+            continue;
+        }
         let answer: Answer = serde_json::from_str(answer).unwrap();
         for (rule, theirs) in rules.iter().zip(&answer.rules) {
             let ours = rule.apply(text);
@@ -102,7 +113,6 @@ fn compare(count: usize) {
         assert_eq!(answer.rules.len(), rules.len());
         assert!(differences < 20, "more than these are different");
     }
-    assert_eq!(answers.lines().count(), texts.len());
     assert_eq!(differences, 0, "of {count} texts");
 }
 
@@ -119,9 +129,18 @@ fn the_tables_are_spacys() {
     for file in ["english/characters.txt", "english/exceptions.txt", "rules/entities.txt"] {
         let [ours, theirs] =
             [&own, folder.path()].map(|it| fs::read_to_string(it.join(file)).unwrap());
-        let different = ours.lines().zip(theirs.lines()).find(|(ours, theirs)| ours != theirs);
+        // The comments name versions. Python's own classes come first, and depend on its version.
+        let same_python =
+            [&ours, &theirs].map(|it| it.lines().find(|line| line.contains(", Unicode ")));
+        let first = if same_python[0] == same_python[1] { "" } else { "alpha:" };
+        let [ours, theirs] = [&ours, &theirs].map(|it| {
+            let lines = it.lines().filter(|line| !line.starts_with('#'));
+            lines.skip_while(|line| !line.starts_with(first)).collect::<Vec<_>>()
+        });
+        let different = ours.iter().zip(&theirs).find(|(ours, theirs)| ours != theirs);
         assert_eq!(different, None, "{file}");
         assert_eq!(ours.len(), theirs.len(), "{file}");
+        assert!(ours.len() > 100, "{file}");
     }
 }
 

@@ -146,6 +146,22 @@ pub(crate) fn is_space(character: char) -> bool {
     }
 }
 
+/// The next space from this byte on, by its first byte and that after it.
+#[inline]
+pub(crate) fn next_space(text: &str, from: usize) -> Option<(usize, usize)> {
+    let mut from = from;
+    loop {
+        // Most bytes are letters.
+        let ahead = text.as_bytes()[from..].iter().position(|it| !(b'!'..=b'\x7f').contains(it))?;
+        let character = text[from + ahead..].chars().next()?;
+        let (start, end) = (from + ahead, from + ahead + character.len_utf8());
+        if is_space(character) {
+            return Some((start, end));
+        }
+        from = end;
+    }
+}
+
 /// The value of a decimal digit of any script, as Python's `int` reads it.
 pub(crate) fn decimal(character: char) -> Option<u32> {
     let characters = &*CHARACTERS;

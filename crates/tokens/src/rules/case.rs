@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::english::characters::{ASSIGNED, CHARACTERS, is_space};
+use crate::english::characters::{ASSIGNED, CHARACTERS, is_space, next_space};
 
 /// Writes words in capitals small, with `xxup` before those of two characters or more.
 ///
@@ -14,9 +14,8 @@ use crate::english::characters::{ASSIGNED, CHARACTERS, is_space};
 /// ```
 #[must_use]
 pub fn replace_all_caps(text: &str) -> Cow<'_, str> {
-    replace_words(text, "xxup ", |word| {
-        word.starts_with(|it: char| it.is_ascii_uppercase())
-            && !word.bytes().any(|it| it.is_ascii_lowercase())
+    replace_words(text, "xxup ", |after_first| {
+        !after_first.bytes().any(|it| it.is_ascii_lowercase())
     })
 }
 
@@ -30,27 +29,31 @@ pub fn replace_all_caps(text: &str) -> Cow<'_, str> {
 /// ```
 #[must_use]
 pub fn replace_maj(text: &str) -> Cow<'_, str> {
-    replace_words(text, "xxmaj ", |word| {
-        word.starts_with(|it: char| it.is_ascii_uppercase())
-            && !word.bytes().skip(1).any(|it| it.is_ascii_uppercase())
+    replace_words(text, "xxmaj ", |after_first| {
+        !after_first.bytes().any(|it| it.is_ascii_uppercase())
     })
 }
 
-/// Writes the words for which `is` holds small, with a token before them.
+/// Writes words with a capital first small where `is` holds for what comes after it, with a token before them.
 fn replace_words<'a>(text: &'a str, token: &str, is: impl Fn(&str) -> bool) -> Cow<'a, str> {
     let mut out = String::new();
-    let (mut at, mut done) = (0, 0);
-    for part in text.split_inclusive(is_space) {
-        let word = part.trim_end_matches(is_space);
-        if is(word) {
-            out.push_str(&text[done..at]);
-            if word.chars().nth(1).is_some() {
+    let (mut from, mut done) = (0, 0);
+    while let Some(ahead) = text.as_bytes()[from..].iter().position(u8::is_ascii_uppercase) {
+        let start = from + ahead;
+        from = start + 1;
+        if !text[..start].chars().next_back().is_none_or(is_space) {
+            continue;
+        }
+        from = next_space(text, from).map_or(text.len(), |(space, _)| space);
+        let word = &text[start..from];
+        if is(&word[1..]) {
+            out.push_str(&text[done..start]);
+            if word.len() > 1 {
                 out.push_str(token);
             }
             push_lowercase(&mut out, word);
-            done = at + word.len();
+            done = from;
         }
-        at += part.len();
     }
     if done == 0 {
         return Cow::Borrowed(text);

@@ -18,7 +18,9 @@ pub fn fix_html(text: &str) -> Cow<'_, str> {
     let mut text = Cow::Borrowed(text);
     for (rare, from, to) in REPLACEMENTS {
         // Few texts have any of these bytes.
-        if memchr::memchr(*rare, text.as_bytes()).is_some() && text.contains(from) {
+        if memchr::memchr(*rare, text.as_bytes()).is_some()
+            && memchr::memmem::find(text.as_bytes(), from.as_bytes()).is_some()
+        {
             text = Cow::Owned(text.replace(from, to));
         }
     }

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-use crate::english::characters::{CHARACTERS, WORD, is_space};
+use crate::english::characters::{CHARACTERS, WORD, is_space, next_space};
 
 /// Writes a character that occurs three times or more in a row as ` xxrep COUNT CHARACTER `.
 ///
@@ -33,19 +33,30 @@ pub fn replace_rep(text: &str) -> Cow<'_, str> {
 
 /// The next character that occurs three times or more in a row: where, which, how often.
 fn next_run(text: &str, from: usize) -> Option<(usize, char, usize)> {
-    let mut characters = text[from..].char_indices();
-    let (mut start, mut run) = characters.next()?;
-    let mut count = 1;
-    for (at, character) in characters {
-        if character == run {
-            count += 1;
-        } else if count >= 3 {
-            break;
-        } else {
-            (start, run, count) = (at, character, 1);
+    let bytes = text.as_bytes();
+    let mut at = from;
+    while at < bytes.len() {
+        let width = width(bytes[at]);
+        if bytes.get(at + width) == Some(&bytes[at]) {
+            let (character, rest) = text[at..].split_at(width);
+            let more = (rest.len() - rest.trim_start_matches(character).len()) / width;
+            if more >= 2 {
+                return Some((at, character.chars().next()?, more + 1));
+            }
         }
+        at += width;
     }
-    (count >= 3).then_some((from + start, run, count))
+    None
+}
+
+/// The bytes of the character that begins with this byte.
+fn width(first: u8) -> usize {
+    match first {
+        0..0x80 => 1,
+        0x80..0xe0 => 2,
+        0xe0..0xf0 => 3,
+        0xf0.. => 4,
+    }
 }
 
 fn push_repeated(out: &mut String, token: &str, count: usize, what: &str) {
@@ -63,34 +74,39 @@ fn push_repeated(out: &mut String, token: &str, count: usize, what: &str) {
 pub fn replace_wrep(text: &str) -> Cow<'_, str> {
     let mut out = String::new();
     let mut done = 0;
-    // A word begins the text or stands after a space that the match before has not used up.
-    let mut at = 0;
-    let mut begins = true;
-    while at < text.len() {
-        let rest = &text[at..];
-        let repeated = if begins { repeated_word(rest) } else { None };
-        if let Some(Repeated { word, count, end, after }) = repeated {
-            let start = text[..at].char_indices().next_back().map_or(0, |(space, _)| space);
-            out.push_str(&text[done..start]);
-            push_repeated(&mut out, "xxwrep", count, word);
-            out.push_str(&rest[end..after]);
-            done = at + after;
-            at = done;
-            begins = false;
+    // Where a word begins, and where the space before it: at the beginning, or behind a space that the match before
+    // has not used up.
+    let mut word = Some((0, 0));
+    let mut from = 0;
+    loop {
+        let space = next_space(text, from);
+        if let Some((before, start)) = word
+            && let Some((_, next)) = space
+            && may_be_repeated(text.as_bytes(), start, next)
+            && let Some(repeated) = repeated_word(&text[start..])
+        {
+            out.push_str(&text[done..before]);
+            push_repeated(&mut out, "xxwrep", repeated.count, repeated.word);
+            done = start + repeated.after;
+            out.push_str(&text[start + repeated.end..done]);
+            (word, from) = (None, done);
             continue;
         }
-        // The next place behind a space.
-        let Some((space, character)) = rest.char_indices().find(|(_, it)| is_space(*it)) else {
-            break;
-        };
-        at += space + character.len_utf8();
-        begins = true;
+        let Some((space, next)) = space else { break };
+        (word, from) = (Some((space, next)), next);
     }
     if done == 0 {
         return Cow::Borrowed(text);
     }
     out.push_str(&text[done..]);
     Cow::Owned(out)
+}
+
+/// Whether the word at `start` may be the one at `next`, or a second space stands there: most are told apart by their
+/// first letters.
+fn may_be_repeated(text: &[u8], start: usize, next: usize) -> bool {
+    let ascii = |it: &u8| (b'!'..=b'\x7f').contains(it);
+    text.get(next).is_some_and(|it| *it == text[start] || !ascii(it))
 }
 
 /// A word that occurs several times, with spaces between.

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import unicodedata
 from pathlib import Path
 
 import spacy
@@ -25,6 +26,7 @@ def main():
     rules = [*defaults.text_proc_rules, replace_space, lambda text: lowercase(text, add_bos=False, add_eos=True)]
     fastai = TokenizeWithRules(WordTokenizer())
     with open(path.parent / "answers.jsonl", "w", encoding="utf8") as file:
+        file.write(f"{unicodedata.unidata_version}\n")
         for text, tokens in zip(task["texts"], fastai(task["texts"])):
             answer = {
                 "rules": [rule(text) for rule in rules],

@@ -1,5 +1,7 @@
 //! Random texts with what is hard to split, and anything else that Unicode has.
 
+use std::ops::RangeInclusive;
+
 use fastrand::Rng;
 
 /// Makes random texts of up to some hundred characters.
@@ -8,6 +10,7 @@ pub(crate) struct RandomTexts {
     special_cases: Vec<String>,
     names: Vec<&'static str>,
     after_digit: Vec<&'static str>,
+    known: Vec<RangeInclusive<u32>>,
 }
 
 impl RandomTexts {
@@ -20,8 +23,16 @@ impl RandomTexts {
             include_str!("../../src/rules/entities.txt").lines().filter(|it| !it.starts_with('#'));
         let characters = include_str!("../../src/english/characters.txt");
         let (_, after_digit) = characters.split_once("after-digit:").unwrap();
+        let (_, known) = characters.split_once("assigned:").unwrap();
+        let known = known.split_whitespace().take_while(|it| !it.ends_with(':'));
+        let number = |it: &str| u32::from_str_radix(it, 16).unwrap();
+        let range = |it: &str| {
+            let (first, last) = it.split_once('-').unwrap_or((it, it));
+            number(first)..=number(last)
+        };
         Self {
             random,
+            known: known.map(range).collect(),
             special_cases: pieces.map(|it| it.concat()).collect(),
             names: entities.filter_map(|line| Some(line.split_once(' ')?.0)).collect(),
             after_digit: after_digit.split_whitespace().collect(),
@@ -37,7 +48,17 @@ impl RandomTexts {
             // Some pieces are repeated, and some taken apart.
             if self.random.u8(..10) == 0 {
                 let piece = text[before..].to_owned();
-                let between = self.choose(&["", " ", " ", "  ", "\n", ","]);
+                let between = self.choose(&[
+                    "",
+                    " ",
+                    " ",
+                    "  ",
+                    "\n",
+                    ",",
+                    "\u{a0}",
+                    "\u{3000} ",
+                    "\u{a0}\u{2003}",
+                ]);
                 for _ in 0..self.random.usize(1..4) {
                     text.push_str(between);
                     text.push_str(&piece);
@@ -59,6 +80,12 @@ impl RandomTexts {
             }
         }
         text
+    }
+
+    /// Whether the tables have a meaning for all characters of a text.
+    #[allow(dead_code)]
+    pub(crate) fn is_known(&self, text: &str) -> bool {
+        text.chars().all(|it| self.known.iter().any(|range| range.contains(&(it as u32))))
     }
 
     fn choose<'a>(&mut self, among: &[&'a str]) -> &'a str {
