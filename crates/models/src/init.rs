@@ -24,8 +24,8 @@ pub(crate) enum Redraw {
 
 /// Draws the values of `weight` again. What fails is noted at the path, and the model fails to build.
 pub(crate) fn redraw(path: &ParamPath<'_>, weight: &Tensor, how: Redraw) {
-    if !weight.defined() {
-        // The path has refused the parameter, and the model will say so.
+    if !weight.defined() || !path.draws_first_values() {
+        // The path has refused the parameter, and the model will say so; or weights are read next.
         return;
     }
     if let Err(error) = tch::no_grad(|| weight.shallow_clone().f_copy_(&drawn(weight, how)?)) {

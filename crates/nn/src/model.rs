@@ -55,6 +55,7 @@ pub struct Model<M> {
 pub struct ModelBuilder {
     device: Device,
     kind: Kind,
+    drawn: bool,
 }
 
 impl Model<()> {
@@ -67,7 +68,7 @@ impl Model<()> {
     /// # Ok::<(), brigade_nn::Error>(())
     /// ```
     pub fn builder() -> ModelBuilder {
-        ModelBuilder { device: Device::Cpu, kind: Kind::Float }
+        ModelBuilder { device: Device::Cpu, kind: Kind::Float, drawn: true }
     }
 }
 
@@ -84,6 +85,24 @@ impl ModelBuilder {
         self
     }
 
+    /// Leaves parameters at 0 instead of drawing first values, which takes seconds for a large model and is in
+    /// vain where weights are read next.
+    ///
+    /// ```
+    /// use brigade_nn::{Linear, Model};
+    /// let mut model = Model::builder().without_first_values().build(|p| Linear::new(p, 4, 2))?;
+    /// assert!(model.parameters()[0].tensor.eq(0.0).all().int64_value(&[]) == 1);
+    /// # let folder = tempfile::tempdir()?;
+    /// # std::env::set_current_dir(&folder)?;
+    /// # model.save_weights("linear.safetensors")?;
+    /// model.load_weights("linear.safetensors")?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn without_first_values(mut self) -> Self {
+        self.drawn = false;
+        self
+    }
+
     /// Runs the constructor.
     ///
     /// # Errors
@@ -96,7 +115,7 @@ impl ModelBuilder {
         }
         // First values use MKL's vector functions, and it takes the setting only before its first use.
         let _ = make_products_reproducible();
-        let registry = RefCell::new(ParamRegistry::new(self.kind));
+        let registry = RefCell::new(ParamRegistry::new(self.kind, self.drawn));
         let module = constructor(&ParamPath::root(&registry));
         let ParamRegistry {
             entries,

@@ -63,11 +63,21 @@ impl<'a> ParamPath<'a> {
             self.reject_at(name, format_args!("the shape {shape:?} has a negative size"));
             return Tensor::new();
         }
-        let kind = self.registry.borrow().kind;
+        let (kind, init) = {
+            let registry = self.registry.borrow();
+            (registry.kind, if registry.drawn { init } else { Init::Zeros })
+        };
         let drawn = tch::no_grad(|| {
             init.draw(shape)?.f_to_kind(kind)?.f_detach()?.f_set_requires_grad(true)
         });
         self.add(name, drawn, Role::Parameter)
+    }
+
+    /// Whether parameters get first values here: for constructors that draw some a second time. See
+    /// [`crate::ModelBuilder::without_first_values`].
+    #[must_use]
+    pub fn draws_first_values(&self) -> bool {
+        self.registry.borrow().drawn
     }
 
     /// Registers a trainable parameter that starts from a copy of these values, converted to the

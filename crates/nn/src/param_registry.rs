@@ -12,6 +12,8 @@ use crate::layers::SharedStatistics;
 #[derive(Debug)]
 pub(crate) struct ParamRegistry {
     pub(crate) kind: Kind,
+    /// Parameters get first values; otherwise they are 0.
+    pub(crate) drawn: bool,
     pub(crate) training: Training,
     /// The switches of layers that behave differently in training, by the layers' names.
     pub(crate) held: Vec<(String, Training)>,
@@ -48,9 +50,10 @@ pub(crate) enum Role {
 }
 
 impl ParamRegistry {
-    pub(crate) fn new(kind: Kind) -> Self {
+    pub(crate) fn new(kind: Kind, drawn: bool) -> Self {
         Self {
             kind,
+            drawn,
             training: Training::new(),
             held: Vec::new(),
             statistics: SharedStatistics::default(),

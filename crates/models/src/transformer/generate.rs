@@ -246,13 +246,11 @@ struct Next {
 
 impl<M: CausalModel> GeneratedTokens<'_, M> {
     /// Returns the ids `[batch, tokens]` so far, those of the beginning included.
-    #[must_use]
     pub fn ids(&self) -> &Tensor {
         &self.ids
     }
 
     /// As [`GeneratedTokens::ids`], by value.
-    #[must_use]
     pub fn into_ids(self) -> Tensor {
         self.ids
     }

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 
 use brigade_checkpoint::shards::{self, Index, IndexMetadata};
 use brigade_checkpoint::{FileName, wrapper_prefix};
-use brigade_nn::{Error, LoadReport, Model, ParamPath, Result, ShapeMismatch, StateDict, weights};
+use brigade_nn::{
+    Error, LoadReport, Model, ModelBuilder, ParamPath, Result, ShapeMismatch, StateDict, weights,
+};
 use tch::{Kind, Tensor};
 
 use super::config::{CONFIG, TransformerOptions};
@@ -53,21 +55,35 @@ pub trait Transformer: Sized {
 
     /// Whether a parameter is the body's and may yet be missing in weights or in the model, as BERT's pooler. The
     /// name has the body's prefix.
+    #[must_use]
     fn is_optional(name: &str) -> bool {
         let _ = name;
         false
     }
 
-    /// Builds the model of a folder's `config.json` with the folder's weights, in 32 bits on the CPU. For
-    /// another kind or device, build it with [`Model::builder`] and call [`Transformer::load_pretrained`].
+    /// Builds the model of a folder's `config.json` with the folder's weights, in 32 bits on the CPU. It is in
+    /// training, as all new models are.
     ///
     /// # Errors
     /// [`super::ConfigError`], [`Error::Build`], and those of [`Transformer::load_pretrained`].
     fn from_pretrained(folder: impl AsRef<Path>) -> Result<Model<Self>> {
+        Self::from_pretrained_as(folder, Model::builder())
+    }
+
+    /// As [`Transformer::from_pretrained`], of another kind or on another device.
+    ///
+    /// # Errors
+    /// As [`Transformer::from_pretrained`].
+    fn from_pretrained_as(folder: impl AsRef<Path>, builder: ModelBuilder) -> Result<Model<Self>> {
         let folder = folder.as_ref();
         let options = Self::Options::from_folder(folder).map_err(Error::custom)?;
-        let mut model = Model::new(|path| Self::build(path, &options))?;
-        Self::load_pretrained(&mut model, folder)?;
+        let undrawn = builder.without_first_values();
+        let mut model = undrawn.build(|path| Self::build(path, &options))?;
+        if !Self::load_pretrained(&mut model, folder)?.head.is_empty() {
+            // A new head has first values.
+            model = builder.build(|path| Self::build(path, &options))?;
+            Self::load_pretrained(&mut model, folder)?;
+        }
         Ok(model)
     }
 
@@ -154,7 +170,7 @@ fn read(place: &Path) -> Result<StateDict> {
 }
 
 fn read_parts(index: &Path) -> Result<StateDict> {
-    let folder = index.parent().unwrap_or(Path::new("."));
+    let folder = index.parent().unwrap_or_else(|| Path::new("."));
     let index = Index::read(index)?;
     let mut all = StateDict::new();
     for file in index.files() {
@@ -222,9 +238,9 @@ fn load<M: Transformer>(model: &mut Model<M>, state: StateDict) -> Result<Pretra
         let found = own_names.get(&full).and_then(|&own_name| Some((own_name, own.get(own_name)?)));
         let Some((own_name, values)) = found else {
             if in_head(&full) {
-                report.unused.push(name)
+                report.unused.push(name);
             } else {
-                problems.unexpected.push(name)
+                problems.unexpected.push(name);
             }
             continue;
         };

@@ -58,6 +58,12 @@ fn whole_models_bodies_and_heads_load_from_each_other() {
     );
     assert_eq!(report.unused.len(), 5, "{:?}", report.unused);
     assert_eq!(report.loaded, 37);
+    // What is new has first values.
+    let other = BertForSequenceClassification::from_pretrained(folder).unwrap();
+    let state = other.state_dict();
+    let classifier_weight = state.get("classifier.weight").unwrap();
+    assert_eq!(classifier_weight.size(), [3, 32]);
+    assert!(classifier_weight.abs().max().double_value(&[]) > 0.0);
     // And back: the language model's head is not in the classifier's file.
     BertForSequenceClassification::save_pretrained(&classifier, folder).unwrap();
     let mut body = Model::new(|path| Bert::new(path, &options)).unwrap();
@@ -99,12 +105,11 @@ fn parts_of_a_maximal_size_are_read_and_replaced() {
     assert!(found.contains("which the index says is in it"), "{found}");
     LlamaForCausalLm::save_pretrained(&model, folder.path()).unwrap();
     assert_eq!(files(), ["config.json", "model.safetensors"]);
-    let mut double = Model::builder()
-        .kind(Kind::Double)
-        .build(|path| LlamaForCausalLm::new(path, model.module().options()))
-        .unwrap();
-    LlamaForCausalLm::load_pretrained(&mut double, folder.path()).unwrap();
-    assert_eq!(double.parameters()[0].tensor.kind(), Kind::Double);
+    let builder = Model::builder().kind(Kind::Double);
+    let double = LlamaForCausalLm::from_pretrained_as(folder.path(), builder).unwrap();
+    for (own, double) in model.parameters().iter().zip(double.parameters()) {
+        assert_eq!(own.tensor.to_kind(Kind::Double), double.tensor);
+    }
 }
 
 #[test]

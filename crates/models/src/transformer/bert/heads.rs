@@ -57,12 +57,8 @@ impl BertForMaskedLm {
         let norm = norm(&transform / "LayerNorm", options);
         let decoder = &predictions / "decoder";
         let (weight, bias) = if options.tie_word_embeddings {
-            // transformers draws a decoder before it ties it.
-            for shape in [&[vocab_size, width][..], &[vocab_size]] {
-                let drawn = Tensor::f_empty(shape, (Kind::Float, Device::Cpu));
-                if let Err(error) = drawn.and_then(|mut it| it.f_uniform_(0.0, 1.0)) {
-                    path.reject(error);
-                }
+            if path.draws_first_values() {
+                draw_in_vain(path, &[&[vocab_size, width], &[vocab_size]]);
             }
             draw(path, &dense, options.initializer_range);
             let weight = decoder.tie("weight", bert.word_embeddings.weight());
@@ -275,6 +271,16 @@ impl LayerGroups for BertForTokenClassification {
         let mut groups = self.bert.layer_groups();
         groups.push(vec![self.classifier.name.clone()]);
         groups
+    }
+}
+
+/// Takes from the generator what transformers takes for a decoder before it ties it.
+fn draw_in_vain(path: &ParamPath<'_>, shapes: &[&[i64]]) {
+    for &shape in shapes {
+        let drawn = Tensor::f_empty(shape, (Kind::Float, Device::Cpu));
+        if let Err(error) = drawn.and_then(|mut it| it.f_uniform_(0.0, 1.0)) {
+            path.reject(error);
+        }
     }
 }
 

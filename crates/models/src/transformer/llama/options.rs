@@ -101,7 +101,7 @@ const ROPE_THETA: f64 = 10_000.0;
 impl LlamaOptions {
     /// The width of a head.
     pub(super) fn head_width(&self) -> i64 {
-        self.head_dim.unwrap_or(self.hidden_size / self.num_attention_heads.max(1))
+        self.head_dim.unwrap_or_else(|| self.hidden_size / self.num_attention_heads.max(1))
     }
 
     /// Heads of keys and values.
