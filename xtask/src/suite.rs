@@ -87,12 +87,13 @@ pub(crate) fn run_as_on_an_older_processor(checkout: &Checkout) -> Result<ExitCo
 }
 
 /// The test programs that compare numbers, of `models`, `torch`, `train` and the examples.
-const NUMERIC: [&str; 16] = [
+const NUMERIC: [&str; 17] = [
     "accumulate",
     "checkpoint",
     "cnn",
     "comm_hooks",
     "dist",
+    "dropped",
     "example",
     "from_accelerate",
     "layers",

@@ -317,6 +317,13 @@ pub(crate) mod ffi {
         count: i64,
     }
 
+    struct AttentionOptions {
+        dropout: f64,
+        causal: bool,
+        /// 0: by the width.
+        scale: f64,
+    }
+
     struct ProfilerOptions {
         cuda: bool,
         shapes: bool,
@@ -375,7 +382,10 @@ pub(crate) mod ffi {
         include!("brigade-torch/cpp/store.h");
         include!("brigade-torch/cpp/group.h");
         include!("brigade-torch/cpp/reducer.h");
+        include!("brigade-torch/cpp/attention.h");
         include!("brigade-torch/cpp/cross_entropy.h");
+        include!("brigade-torch/cpp/dropout.h");
+        include!("brigade-torch/cpp/linear.h");
         include!("brigade-torch/cpp/optimizer.h");
         include!("brigade-torch/cpp/precision.h");
         include!("brigade-torch/cpp/reproducible.h");
@@ -654,6 +664,24 @@ pub(crate) mod ffi {
             targets: &Tensor,
             options: &CrossEntropyOptions,
         ) -> Result<CrossEntropyLoss>;
+
+        fn attention(
+            queries: &Tensor,
+            keys: &Tensor,
+            values: &Tensor,
+            mask: &[TensorRef<'_>],
+            options: &AttentionOptions,
+        ) -> Result<UniquePtr<Tensor>>;
+        fn dropout(
+            input: &Tensor,
+            residual: &[TensorRef<'_>],
+            probability: f64,
+        ) -> Result<UniquePtr<Tensor>>;
+        fn linear(
+            input: &Tensor,
+            weight: &Tensor,
+            bias: &[TensorRef<'_>],
+        ) -> Result<UniquePtr<Tensor>>;
 
         type LossFlag;
         fn new_loss_flag(parameters: &[TensorRef<'_>]) -> Result<UniquePtr<LossFlag>>;

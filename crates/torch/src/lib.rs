@@ -4,6 +4,7 @@
 //! kernels, and tensors that share memory with Rust vectors. Everything public is safe. All `unsafe`
 //! code and all C++ of Brigade is in this crate; `src/bridge.rs` lists what crosses.
 
+mod attention;
 mod autocast;
 mod autograd;
 mod backend;
@@ -12,6 +13,7 @@ mod check;
 mod collective;
 mod cross_entropy;
 mod device_memory;
+mod dropout;
 mod dtype;
 mod error;
 mod fetch;
@@ -21,6 +23,7 @@ pub mod gradients;
 mod group;
 mod hook;
 mod join;
+mod linear;
 mod loss_flag;
 pub mod matrix_step;
 mod max_pool;
@@ -42,6 +45,7 @@ mod tensor_file;
 mod tensor_tree;
 mod work;
 
+pub use attention::{AttentionOptions, attention};
 pub use autocast::{Autocast, cuda_has_bf16};
 pub use autograd::{
     BackwardOptions, GradOptions, backward, backward_with, clear_gradient, grad, grad_enabled,
@@ -54,12 +58,14 @@ pub use cross_entropy::{
     CrossEntropyLoss, CrossEntropyOptions, cross_entropy, linear_cross_entropy,
 };
 pub use device_memory::DeviceMemory;
+pub use dropout::dropout;
 pub use dtype::{dtype_of, kind_of, tensor_from_bytes};
 pub use error::{CollectiveError, Error, Fault, says_out_of_memory};
 pub use fetch::Fetch;
 pub use group::{DEFAULT_GROUP_TIMEOUT, GroupOptions, ProcessGroup};
 pub use hook::{Bucket, Compression, GradientHook};
 pub use join::{JoinOptions, Shadowed};
+pub use linear::linear;
 pub use loss_flag::{LossFlag, first_elements_are_finite, first_elements_not_finite};
 pub use max_pool::max_pool2d;
 pub use memory::{

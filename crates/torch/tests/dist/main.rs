@@ -12,6 +12,7 @@ mod fused;
 mod gather;
 mod golden;
 mod kept_memory;
+mod linear;
 mod max_pool;
 mod memory;
 mod message;

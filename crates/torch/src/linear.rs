@@ -1,0 +1,33 @@
+//! Linear layers.
+
+use tch::Tensor;
+
+use crate::bridge::{borrow, borrow_optional, ffi, own};
+use crate::error::Error;
+
+/// Computes `input · weightᵀ + bias`, as
+/// [torch.nn.functional.linear](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.linear.html):
+/// `input` `[…, in]`, `weight` `[out, in]`, `bias` `[out]`.
+///
+/// On a CPU without instructions for 16-bit products, where libtorch emulates them, a product in bfloat16 or
+/// float16 (by its operands or by autocast) is computed in float32, with the weight as it is: several times
+/// faster and more exactly. Input, output and their gradients keep their 16 bits; the gradient of a float32
+/// weight is not rounded to them.
+///
+/// # Errors
+/// [`Error::Libtorch`] when shapes, kinds or devices do not fit.
+///
+/// ```
+/// use brigade_torch::{Autocast, Device, Kind, Tensor, linear};
+/// let options = (Kind::Float, Device::Cpu);
+/// let (input, weight) = (Tensor::ones([2, 8], options), Tensor::ones([3, 8], options));
+/// let _scope = Autocast::enter(Device::Cpu, Kind::BFloat16, true)?;
+/// let output = linear(&input, &weight, None)?;
+/// assert_eq!((output.kind(), output.double_value(&[0, 0])), (Kind::BFloat16, 8.0));
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+pub fn linear(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor, Error> {
+    ffi::linear(borrow(input), borrow(weight), &borrow_optional(bias))
+        .map(own)
+        .map_err(|error| Error::libtorch("linear", &error))
+}

@@ -1,0 +1,15 @@
+//! What draws from libtorch's generator, one test at a time: it belongs to the process.
+
+// clippy.toml allows it in tests, but does not know their helpers.
+#![allow(clippy::unwrap_used)]
+
+mod attention;
+mod dropout;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+static GENERATOR: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    GENERATOR.lock().unwrap_or_else(PoisonError::into_inner)
+}
