@@ -2,7 +2,7 @@
 
 use std::borrow::Borrow;
 
-use brigade_nn::{Init, LayerGroups, Module, ParamPath, Result};
+use brigade_nn::{Init, LayerGroups, Linear, LinearOptions, Module, ParamPath, Result};
 use tch::Tensor;
 
 use super::decoder::LanguageModelHead;
@@ -10,6 +10,7 @@ use super::dropout::{INITIAL_RANGE, RnnDropout};
 use super::state::{RecurrentState, RnnOutputs};
 use super::weights::AwdLstmModel;
 use super::{AwdLstm, AwdLstmOptions};
+use crate::init::{Redraw, redraw};
 
 /// fastai's AWD-LSTM language model
 /// ([`get_language_model`](https://docs.fast.ai/text.models.core.html#get_language_model)): from words
@@ -74,14 +75,23 @@ impl LanguageModel {
         let (encoder_path, after) = (path.borrow() / 0, path.borrow() / 1);
         let encoder = AwdLstm::new(encoder_path, words, &options.encoder);
         let decoder = &after / "decoder";
-        let weight = match options.tie_weights {
-            true => decoder.tie("weight", encoder.embedding()),
+        let (weight, bias) = match options.tie_weights {
+            true => (
+                decoder.tie("weight", encoder.embedding()),
+                options.bias.then(|| decoder.parameter("bias", &[words], Init::Zeros)),
+            ),
             false => {
-                let init = Init::Uniform { low: -INITIAL_RANGE, high: INITIAL_RANGE };
-                decoder.parameter("weight", &[words, options.encoder.embedding], init)
+                // Drawn twice, as fastai does.
+                let options = LinearOptions { bias: options.bias };
+                let width = encoder.embedding().size().last().copied().unwrap_or_default();
+                let layer = Linear::with_options(&decoder, width, words, options);
+                redraw(&decoder, layer.weight(), Redraw::Uniform(INITIAL_RANGE));
+                if let Some(bias) = layer.bias() {
+                    redraw(&decoder, bias, Redraw::Constant(0.0));
+                }
+                (layer.weight().shallow_clone(), layer.bias().map(Tensor::shallow_clone))
             }
         };
-        let bias = options.bias.then(|| decoder.parameter("bias", &[words], Init::Zeros));
         Self {
             encoder,
             output_dropout: RnnDropout::new(

@@ -169,6 +169,7 @@ impl LstmOptions {
         weights: &[Tensor],
         training: bool,
     ) -> Result<(Tensor, LstmState), TchError> {
+        self.check(input, state, weights)?;
         let kind = input.f_kind()?;
         let state_as_input = |tensor: &Tensor| tensor.f_to_kind(kind);
         // What autocast does for products, which it does not do for all of an LSTM's kernels.
@@ -189,6 +190,29 @@ impl LstmOptions {
             self.batch_first,
         )?;
         Ok((output, LstmState { hidden, cell }))
+    }
+
+    /// libtorch's operator leaves this to PyTorch's Python, and reads what is not there.
+    fn check(&self, input: &Tensor, state: &LstmState, weights: &[Tensor]) -> Result<(), TchError> {
+        let shape = |tensor: &Tensor, expected: &[i64], what: &str| {
+            let found = tensor.size();
+            match found == expected {
+                true => Ok(()),
+                false => Err(TchError::Shape(format!(
+                    "expected {what} of {expected:?}, found {found:?}"
+                ))),
+            }
+        };
+        let (first, second, _) = input.size3()?;
+        let [of_input, of_hidden, ..] = weights else {
+            return Err(TchError::Shape(format!("{} weights are no LSTM's", weights.len())));
+        };
+        let ((_, inputs), (_, hidden)) = (of_input.size2()?, of_hidden.size2()?);
+        shape(input, &[first, second, inputs], "an input")?;
+        let rows = if self.batch_first { first } else { second };
+        let expected = [(self.layers * self.directions()) as i64, rows, hidden];
+        shape(&state.hidden, &expected, "a hidden state")?;
+        shape(&state.cell, &expected, "cells")
     }
 }
 
