@@ -142,7 +142,6 @@ pub struct SequenceBatch {
 
 impl SequenceBatch {
     /// Gives up `((input_ids, attention_mask), labels)`.
-    #[must_use]
     pub fn masked(self) -> ((Tensor, Tensor), Option<Tensor>) {
         ((self.input_ids, self.attention_mask), self.labels)
     }
@@ -151,6 +150,7 @@ impl SequenceBatch {
     ///
     /// # Errors
     /// When libtorch fails.
+    #[allow(clippy::type_complexity, reason = "the tuple is what a Learner takes")]
     pub fn typed(self) -> Result<((Tensor, Tensor, Tensor), Option<Tensor>), DataError> {
         let types = match self.token_type_ids {
             Some(types) => types,

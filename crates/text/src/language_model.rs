@@ -49,8 +49,11 @@ pub struct LanguageModelData<D> {
     /// Tokens of all texts.
     tokens: usize,
     /// The streams of the last two epochs that were asked for: threads begin one before the other is over.
-    streams: Mutex<Vec<(Option<(u64, u64)>, Arc<Stream>)>>,
+    streams: Mutex<Vec<(StreamKey, Arc<Stream>)>>,
 }
+
+/// The seed and the epoch that an order follows from; `None` for the texts' own.
+type StreamKey = Option<(u64, u64)>;
 
 impl<D: Documents> LanguageModelData<D> {
     /// Makes the streams of texts: `rows` of them, read `seq_len` tokens at a time (fastai: 72).

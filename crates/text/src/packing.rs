@@ -131,7 +131,6 @@ impl PackedBatch {
     }
 
     /// Gives up `((input_ids, position_ids, sequence_ids), labels)`.
-    #[must_use]
     pub fn into_inputs(self) -> ((Tensor, Tensor, Tensor), Tensor) {
         ((self.input_ids, self.position_ids, self.sequence_ids), self.labels)
     }

@@ -3,10 +3,12 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
 use brigade_data::{BatchContext, BatchedDataset, DataError, DataLoader};
+use brigade_testkit::Reviews;
 use brigade_text::{
     Blocks, IGNORED, MaskedTokens, PackedTexts, Sequence, SequenceCollator, SequenceData,
     SequenceLabel, Sequences, align_labels,
 };
+use brigade_tokens::{BpeTrainer, TextSource};
 use brigade_torch::TensorTree;
 use tch::{Kind, Tensor};
 
@@ -234,4 +236,47 @@ fn packed_rows_have_every_token_once_and_little_padding() {
     assert!(both.equal(&both.transpose(-1, -2)));
     assert!(PackedTexts::new(texts, 0, 0).is_err());
     assert!(PackedTexts::new(vec![Vec::<i64>::new()], 8, 0).is_err());
+}
+
+#[test]
+fn pairs_of_a_tokenizer_of_hugging_face_become_batches() {
+    let pairs: Vec<[String; 2]> = (0..12)
+        .map(|index| Reviews::new(1).pair(index))
+        .map(|(first, second, _)| [first, second])
+        .collect();
+    let texts = TextSource::rows(pairs.clone()).unwrap().mark_fields(false);
+    let trainer = BpeTrainer::new(400).special_tokens(["[PAD]", "[MASK]"]);
+    let tokenizer = trainer.train(&texts).unwrap();
+    let [pad, mask] = ["[PAD]", "[MASK]"].map(|token| i64::from(tokenizer.id(token).unwrap()));
+    let mut sequences = Vec::new();
+    for [first, second] in &pairs {
+        let encoding = tokenizer.encode_pair(first, second).unwrap();
+        let sequence = Sequence::from(&encoding);
+        assert_eq!(sequence.ids.len(), encoding.len());
+        let words: Vec<i64> = (0..200).collect();
+        let aligned = align_labels(&encoding.word_ids, &words, true).unwrap();
+        let of_words = encoding.word_ids.iter().map(|word| word.map_or(IGNORED, i64::from));
+        assert!(aligned.into_iter().eq(of_words));
+        sequences.push(sequence);
+    }
+    let special: Vec<i64> = tokenizer.special_ids().into_iter().map(i64::from).collect();
+    let hiding =
+        MaskedTokens::new(mask, tokenizer.vocab_size(), special).unwrap().whole_words(true);
+    let before = sequences.clone();
+    let data =
+        SequenceData::new(sequences, SequenceCollator::new(pad).multiple_of(8).masked(hiding));
+    for batch in &DataLoader::new(data).batch_size(12).seed(1) {
+        let batch = batch.unwrap();
+        let width = batch.input_ids.size()[1];
+        assert_eq!(width % 8, 0);
+        let (ids, labels) = (numbers(&batch.input_ids), numbers(batch.labels.as_ref().unwrap()));
+        assert!(ids.contains(&mask));
+        for (row, sequence) in before.iter().enumerate() {
+            for (at, id) in sequence.ids.iter().enumerate() {
+                let place = row * width as usize + at;
+                let shown = if labels[place] == IGNORED { ids[place] } else { labels[place] };
+                assert_eq!((shown, labels[place] == IGNORED), (*id, ids[place] != mask));
+            }
+        }
+    }
 }

@@ -111,10 +111,10 @@ fn batches_of_random_sequences_are_the_same() {
 fn agrees(done: &Done) {
     let Done { case, result } = done;
     let found = match case {
-        Case::Padding(it) | Case::Tokens(it) => it.batch(collator(it)),
-        Case::Causal(it) => it.batch(collator(it).causal()),
-        Case::Masked(it) => it.batch(collator(it).masked(it.hiding())),
-        Case::WholeWords(it) => it.batch(collator(it).masked(it.hiding().whole_words(true))),
+        Case::Padding(it) | Case::Tokens(it) => it.batch(&collator(it)),
+        Case::Causal(it) => it.batch(&collator(it).causal()),
+        Case::Masked(it) => it.batch(&collator(it).masked(it.hiding())),
+        Case::WholeWords(it) => it.batch(&collator(it).masked(it.hiding().whole_words(true))),
         Case::Flat { texts } => flat(texts),
         Case::Words { offsets, special } => {
             let words = words_of_offsets(offsets, special);
@@ -143,7 +143,7 @@ impl Padded {
         masked.probability(self.probability).unwrap().shares(1.0, 0.0).unwrap()
     }
 
-    fn batch(&self, collator: SequenceCollator) -> Value {
+    fn batch(&self, collator: &SequenceCollator) -> Value {
         let sequences: Vec<Sequence> = self.sequences.iter().map(Features::sequence).collect();
         let seeds: Vec<u64> = (0..sequences.len() as u64).collect();
         let batch = collator.collate(&sequences, &seeds).unwrap();

@@ -87,15 +87,12 @@ pub(super) fn agreed(accelerator: &Accelerator, local: Result<Found>) -> Result<
     };
     let all: Vec<Result<String, String>> = accelerator.gather_object(told)?;
     let found = local?;
-    let mut others = all.iter().enumerate();
-    let first = all.first();
-    match others.find_map(|(rank, told)| told.as_ref().err().map(|reason| (rank, reason))) {
-        Some((rank, reason)) => {
-            let message = format!("rank {rank} could not prepare its texts: {reason}");
-            return Err(Error::InvalidArgument(message));
-        }
-        None => {}
+    let mut reasons = all.iter().map(|told| told.as_ref().err()).enumerate();
+    if let Some((rank, Some(reason))) = reasons.find(|(_, reason)| reason.is_some()) {
+        let message = format!("rank {rank} could not prepare its texts: {reason}");
+        return Err(Error::InvalidArgument(message));
     }
+    let first = all.first();
     match all.iter().position(|told| Some(told) != first) {
         None => Ok(found),
         Some(rank) => Err(Error::InvalidArgument(format!(

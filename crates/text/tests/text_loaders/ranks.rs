@@ -4,10 +4,12 @@ use std::fs;
 use std::time::Duration;
 
 use brigade_data::{Batch, DataLoader};
+use brigade_learn::{Learner, Part};
+use brigade_nn::{Embedding, Model, Module, ParamPath};
 use brigade_testkit::{Reviews, World, dist_test, step};
 use brigade_text::{TextBatches, TextLoaders};
 use brigade_train::{Accelerator, DataLoaderConfiguration, PreparedLoader};
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use super::alone;
 
@@ -18,7 +20,8 @@ fn joined(split_batches: bool) -> Accelerator {
     accelerator.split_batches(split_batches).build().unwrap()
 }
 
-type Rows = Vec<(Vec<i64>, Vec<i64>)>;
+type Row = (Vec<i64>, Vec<i64>);
+type Rows = Vec<Row>;
 
 /// The rows of a batch that count: tokens and targets.
 fn rows(batch: Batch<(Tensor, Tensor)>) -> Rows {
@@ -116,7 +119,7 @@ dist_test!(
         let steps = validation(data.valid, &two);
         let mut targets = Vec::new();
         for row in 0..6 {
-            let stream = |side: fn(&(Vec<i64>, Vec<i64>)) -> &Vec<i64>| {
+            let stream = |side: fn(&Row) -> &Vec<i64>| {
                 steps.iter().flat_map(|step| side(&step[row]).clone()).collect::<Vec<_>>()
             };
             let (x, mut y) = (stream(|row| &row.0), stream(|row| &row.1));
@@ -136,7 +139,7 @@ dist_test!(world = 2, dist_ranks_have_texts_of_one_length_in_a_round, |_world: W
     let (folder, two) = (written(), joined(false));
     let valid = reviews(folder.path()).data_loaders(&two, 4).unwrap().valid;
     let steps = validation(valid, &two);
-    let lengths = |rows: &[(Vec<i64>, Vec<i64>)]| -> Vec<usize> {
+    let lengths = |rows: &[Row]| -> Vec<usize> {
         rows.iter().map(|(ids, _)| ids.iter().filter(|id| **id != 1).count()).collect()
     };
     let order: Vec<usize> = steps.iter().flat_map(|step| lengths(step)).collect();
@@ -193,5 +196,40 @@ dist_test!(world = 2, dist_all_ranks_fail_when_one_does, |world: World| {
         }
         let error = message(if rank == 1 { other } else { fine }, cached).unwrap_err();
         assert!(error.starts_with("rank 1 sees other texts than rank 0"), "{error}");
+    }
+});
+
+/// A model that knows no more than a weight for each token.
+struct Weights(Embedding);
+
+impl Module<&Tensor> for Weights {
+    type Output = Tensor;
+
+    fn forward(&self, ids: &Tensor) -> brigade_nn::Result<Tensor> {
+        let real = ids.f_ne(1)?.f_to_kind(Kind::Float)?.f_unsqueeze(-1)?;
+        Ok(self.0.forward(ids)?.f_mul(&real)?.f_sum_dim_intlist(1, false, Kind::Float)?)
+    }
+}
+
+dist_test!(world = 2, dist_predictions_are_in_the_order_of_the_texts, |_world: World| {
+    let folder = written();
+    let predicted = |accelerator: &Accelerator, batch_size| {
+        let data = reviews(folder.path()).loaders(accelerator, batch_size).unwrap();
+        let tokens = data.vocabulary.len() as i64;
+        tch::manual_seed(3);
+        let weights = |path: &ParamPath<'_>| Weights(Embedding::new(path / "weights", tokens, 2));
+        let model = Model::new(weights).unwrap();
+        let mut learner = Learner::new(accelerator, data.loaders, model).unwrap().quiet(true);
+        let found = learner.predictions_on(Part::Valid).unwrap();
+        let targets: Vec<i64> = found.targets.unwrap().try_into().unwrap();
+        (Vec::<Vec<f32>>::try_from(&found.predictions).unwrap(), targets)
+    };
+    let (expected, labels) = predicted(&alone(), 14);
+    // The texts of the class `neg` come first.
+    assert_eq!(labels, [[0; 7], [1; 7]].concat());
+    let (found, targets) = predicted(&joined(false), 3);
+    assert_eq!(targets, labels);
+    for (found, expected) in found.iter().flatten().zip(expected.iter().flatten()) {
+        assert!((found - expected).abs() < 1e-4, "{found} and {expected}");
     }
 });
