@@ -33,6 +33,8 @@ pub struct English {
     words: HashMap<Box<str>, Word, foldhash::fast::FixedState>,
     /// For each first byte, the bits of the lengths of the words that begin with it: most texts need no look-up.
     lengths: Box<[u64; 256]>,
+    /// The bytes of the longest word.
+    longest: usize,
     phrases: Phrases,
     special_cases: Vec<Vec<String>>,
 }
@@ -113,6 +115,7 @@ impl English {
         let mut english = Self {
             words: HashMap::default(),
             lengths: Box::new([0; 256]),
+            longest: 0,
             phrases: Phrases::new(),
             special_cases,
         };
@@ -157,6 +160,7 @@ impl English {
         for word in english.words.keys() {
             let first = word.bytes().next().map_or(0, usize::from);
             english.lengths[first] |= length_bit(word);
+            english.longest = english.longest.max(word.len());
         }
         english
     }
@@ -205,12 +209,9 @@ impl English {
     }
 
     fn word(&self, text: &str) -> Option<&Word> {
-        let first = *text.as_bytes().first()?;
-        if self.lengths[usize::from(first)] & length_bit(text) == 0 {
-            None
-        } else {
-            self.words.get(text)
-        }
+        let lengths = self.lengths[usize::from(*text.as_bytes().first()?)];
+        let known = text.len() <= self.longest && lengths & length_bit(text) != 0;
+        if known { self.words.get(text) } else { None }
     }
 
     fn special_case(&self, text: &str) -> Option<&Word> {
