@@ -23,6 +23,9 @@ impl AttentionMask {
     /// Where all padding is on the right and nothing is cached, causality alone hides it from every token, so
     /// no mask is built; what padding itself computes differs from transformers' then, and is for nobody.
     pub(super) fn causal(tokens: &Tokens<'_>, past: i64, queries: i64) -> Result<Self> {
+        if let Some(pairs) = pairs(tokens) {
+            return Ok(pairs);
+        }
         let mask = tokens.attention_mask.map(|mask| mask.f_ne(0)).transpose()?;
         if let Some(mask) = mask {
             let keys = past + queries;
@@ -54,6 +57,9 @@ impl AttentionMask {
 
     /// For a model whose tokens see all that is not padding.
     pub(super) fn bidirectional(tokens: &Tokens<'_>) -> Result<Self> {
+        if let Some(pairs) = pairs(tokens) {
+            return Ok(pairs);
+        }
         let Some(mask) = tokens.attention_mask else { return Ok(Self::Full) };
         let mask = mask.f_ne(0)?;
         if is_all(&mask)? {
@@ -71,6 +77,12 @@ impl AttentionMask {
             Self::Given(mask) => Self::Given(mask.shallow_clone()),
         }
     }
+}
+
+/// A mask that has been made for each query.
+fn pairs(tokens: &Tokens<'_>) -> Option<AttentionMask> {
+    let mask = tokens.attention_mask.filter(|mask| mask.dim() == 4)?;
+    Some(AttentionMask::Given(mask.shallow_clone()))
 }
 
 /// On a GPU this waits for it, as transformers does before it leaves out a mask.

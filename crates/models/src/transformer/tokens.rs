@@ -27,7 +27,8 @@ pub struct Tokens<'a> {
     /// `[batch, tokens]`.
     pub ids: &'a Tensor,
     /// `[batch, tokens]`, of any kind: 0 for padding. Behind a cache it covers the tokens in it, too. None
-    /// where nothing is padded.
+    /// where nothing is padded. Or `[batch, 1, tokens, tokens]` of bool: which token, of the third dimension,
+    /// sees which one of the last, and causality is its maker's; for packed texts.
     pub attention_mask: Option<&'a Tensor>,
     /// `[batch, tokens]` of int64: the part of a pair that each token belongs to. 0 without.
     pub token_type_ids: Option<&'a Tensor>,
@@ -63,9 +64,19 @@ impl Tokens<'_> {
                 self.ids.size()
             )));
         };
+        let pairs = self.attention_mask.filter(|mask| mask.dim() == 4);
+        if let Some(pairs) = pairs.filter(|pairs| pairs.kind() != tch::Kind::Bool) {
+            return Err(Error::custom(format!(
+                "an attention mask of four dimensions is of bool, found {:?}",
+                pairs.kind()
+            )));
+        }
         let fits = |what: &str, tensor: Option<&Tensor>, expected: &[i64], broadcast: bool| {
             let Some(found) = tensor.map(Tensor::size) else { return Ok(()) };
             if found == expected || (broadcast && found == [1, tokens]) {
+                return Ok(());
+            }
+            if pairs.is_some() && found == [batch, 1, tokens, past + tokens] {
                 return Ok(());
             }
             Err(Error::custom(format!(

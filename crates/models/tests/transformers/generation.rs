@@ -53,8 +53,7 @@ fn texts_of_unequal_lengths_are_transformers() {
     same("llama_left", greedy.generate(&llama(), &inputs.ids, Some(&inputs.left)));
     let penalty = GenerationOptions { repetition_penalty: 1.7, ..greedy.clone() };
     same("llama_penalty", penalty.generate(&llama(), &inputs.ids, Some(&inputs.left)));
-    let ending =
-        GenerationOptions { eos_token_id: vec![9, 44], pad_token_id: Some(0), ..greedy.clone() };
+    let ending = GenerationOptions { eos_token_id: vec![9, 44], pad_token_id: Some(0), ..greedy };
     same("gpt2_eos", ending.generate(&gpt2(), &inputs.ids, Some(&inputs.left)));
     // Each alone, without padding.
     let all = greedy.generate(&llama(), &inputs.ids, Some(&inputs.left)).unwrap();

@@ -2,10 +2,11 @@
 
 use brigade_models::{
     BertForMaskedLm, BertForSequenceClassification, BertForTokenClassification, BertOptions,
-    Gpt2LmHead, Gpt2Options, LlamaForCausalLm, LlamaOptions, ProblemType, TransformerOptions,
-    causal_lm_loss, no_decay_parameters, sequence_loss, token_loss,
+    Gpt2LmHead, Gpt2Options, IGNORED_LABEL, LlamaForCausalLm, LlamaOptions, ProblemType, TokenLoss,
+    Tokens, TransformerOptions, causal_lm_loss, no_decay_parameters, sequence_loss, token_loss,
 };
-use brigade_nn::{Kind, Model, Tensor};
+use brigade_nn::{Device, Kind, Model, Tensor};
+use brigade_torch::Autocast;
 use serde_json::Value;
 
 use crate::common::{
@@ -154,6 +155,94 @@ fn groups_go_from_the_embeddings_to_the_head() {
     let spared = no_decay_parameters(&bert);
     assert!(spared.contains(&"bert.embeddings.LayerNorm.weight".to_owned()));
     assert!(!spared.contains(&"bert.embeddings.word_embeddings.weight".to_owned()));
+}
+
+#[test]
+fn packed_texts_do_not_see_each_other() {
+    let (golden, inputs) = (crate::common::golden(), Inputs::new());
+    let models = &golden["models"];
+    let gpt2 = filled(&models["gpt2"], Kind::Float, |path, options| Gpt2LmHead::new(path, options));
+    let case = &models["llama"];
+    let llama = filled(case, Kind::Float, |path, options| LlamaForCausalLm::new(path, options));
+    // The first row's 9 tokens and the second row's first 6, as one row.
+    let parts = [inputs.ids.narrow(0, 0, 1), inputs.ids.narrow(0, 1, 1).narrow(1, 0, 6)];
+    let ids = Tensor::cat(&parts, 1);
+    let positions: Vec<i64> = (0..9).chain(0..6).collect();
+    let positions = Tensor::from_slice(&positions).view([1, 15]);
+    let texts = Tensor::from_slice(&[1i64; 9]);
+    let texts = Tensor::cat(&[texts, Tensor::from_slice(&[2i64; 6])], 0);
+    let pairs = texts.unsqueeze(1).eq_tensor(&texts).tril(0).view([1, 1, 15, 15]);
+    let packed = Tokens {
+        attention_mask: Some(&pairs),
+        position_ids: Some(&positions),
+        ..Tokens::from(&ids)
+    };
+    let rows = |found: &Tensor| [found.narrow(1, 0, 9), found.narrow(1, 9, 6)];
+    for (found, alone) in [
+        (gpt2.forward(packed).unwrap(), parts.each_ref().map(|part| gpt2.forward(part).unwrap())),
+        (llama.forward(packed).unwrap(), parts.each_ref().map(|part| llama.forward(part).unwrap())),
+    ] {
+        for (found, alone) in rows(&found).iter().zip(&alone) {
+            close("packed", &flat(found), &flat(alone), TOLERANCE);
+        }
+    }
+    let numbers = pairs.to_kind(Kind::Float);
+    let wrong = Tokens { attention_mask: Some(&numbers), ..packed };
+    let found = gpt2.forward(wrong).unwrap_err().to_string();
+    assert!(found.contains("is of bool, found Float"), "{found}");
+}
+
+#[test]
+fn sixteen_bits_and_batches_without_labels_train() {
+    let (golden, inputs) = (crate::common::golden(), Inputs::new());
+    let models = &golden["models"];
+    let none = inputs.ids.full_like(IGNORED_LABEL);
+    fn trains<M>(
+        name: &str,
+        mut model: Model<M>,
+        loss: impl Fn(&M, &Tensor) -> TokenLoss,
+        labels: [&Tensor; 2],
+    ) {
+        let [labels, none] = labels;
+        let exact = loss(model.module(), labels).sum.double_value(&[]);
+        let scope = Autocast::enter(Device::Cpu, Kind::BFloat16, true).unwrap();
+        let found = loss(model.module(), labels);
+        drop(scope);
+        assert_eq!(found.sum.kind(), Kind::Float, "{name}");
+        close(name, &[found.sum.double_value(&[])], &[exact], 0.01);
+        found.sum.backward();
+        assert!(model.parameters().iter().all(|it| it.tensor.grad().defined()), "{name}");
+
+        model.zero_grad().unwrap();
+        let found = loss(model.module(), none);
+        assert_eq!((found.count, found.sum.double_value(&[])), (0, 0.0), "{name}");
+        found.sum.backward();
+        for parameter in model.parameters() {
+            let largest = parameter.tensor.grad().abs().max().double_value(&[]);
+            assert_eq!(largest, 0.0, "{name}: {}", parameter.name);
+        }
+        model.zero_grad().unwrap();
+        model.to_kind(Kind::BFloat16).unwrap();
+        let found = loss(model.module(), labels);
+        close(name, &[found.sum.double_value(&[])], &[exact], 0.02);
+        found.sum.backward();
+    }
+    let labels = inputs.causal_labels();
+    let labels = [&labels, &none];
+    let gpt2 = filled(&models["gpt2"], Kind::Float, |path, options| Gpt2LmHead::new(path, options));
+    let loss =
+        |model: &Gpt2LmHead, labels: &Tensor| model.loss(inputs.left(), labels, 0.1).unwrap();
+    trains("gpt2", gpt2, loss, labels);
+    let case = &models["llama"];
+    let llama = filled(case, Kind::Float, |path, options| LlamaForCausalLm::new(path, options));
+    let loss =
+        |model: &LlamaForCausalLm, labels: &Tensor| model.loss(inputs.left(), labels, 0.0).unwrap();
+    trains("llama", llama, loss, labels);
+    let case = &models["bert_masked_lm"];
+    let bert = filled(case, Kind::Float, |path, options| BertForMaskedLm::new(path, options));
+    let loss =
+        |model: &BertForMaskedLm, labels: &Tensor| model.loss(inputs.pair(), labels, 0.0).unwrap();
+    trains("bert", bert, loss, labels);
 }
 
 #[test]
