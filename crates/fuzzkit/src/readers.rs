@@ -181,8 +181,8 @@ pub(crate) const TARGETS: &[Target] = &[
             "4294967295",
         ],
         bytes_per_byte: TREE,
-        // Tables of the characters of Unicode, and what a regular expression may take.
-        free_bytes: FREE + (64 << 20),
+        // What a regular expression may take, and the names in a caught panic's backtrace.
+        free_bytes: FREE + (192 << 20),
         read: tokenizer,
     },
     Target {

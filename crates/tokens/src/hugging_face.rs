@@ -8,6 +8,7 @@ use std::fmt;
 use std::fs;
 use std::path::Path;
 
+use serde::de::IgnoredAny;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tokenizers::{
@@ -102,6 +103,9 @@ impl HuggingFaceTokenizer {
             name: FILE.into(),
             offset: error.valid_up_to() as u64,
         })?;
+        // The crate panics where a part of the file is not JSON.
+        serde_json::from_slice::<IgnoredAny>(bytes)
+            .map_err(|error| Error::Refused(format!("tokenizer.json is not JSON: {error}")))?;
         let inner = catch_panic(|| {
             Inner::from_bytes(bytes)
                 .map_err(|error| Error::Refused(format!("tokenizer.json is broken: {error}")))

@@ -29,6 +29,8 @@ pub use hugging_face::{
     BpeTrainer, Encoding, HuggingFaceTokenizer, Side, SpecialToken, Truncation, TruncationStrategy,
 };
 pub use parallel::{ParallelOptions, TokenProgress, tokenize_all};
+#[cfg(feature = "parquet")]
+pub use source::ParquetOptions;
 pub use source::{CsvOptions, FolderOptions, LinesOptions, TextSource};
 pub use token_list::TokenList;
 pub use tokenizer::Tokenizer;

@@ -3,6 +3,8 @@
 mod folder;
 mod lines;
 mod memory;
+#[cfg(feature = "parquet")]
+mod parquet;
 mod table;
 
 use std::fmt;
@@ -11,6 +13,8 @@ use std::{fs, io};
 
 pub use self::folder::FolderOptions;
 pub use self::lines::LinesOptions;
+#[cfg(feature = "parquet")]
+pub use self::parquet::ParquetOptions;
 pub use self::table::CsvOptions;
 use crate::files::io_error;
 use crate::{Error, Result};

@@ -267,7 +267,7 @@ fn broken_files_say_what_is_wrong() {
     let table: [(Vec<u8>, &str); 7] = [
         (Vec::new(), "tokenizer.json is empty"),
         (b" \n".to_vec(), "tokenizer.json is empty"),
-        (whole[..whole.len() / 2].to_vec(), "tokenizer.json is broken: EOF while parsing"),
+        (whole[..whole.len() / 2].to_vec(), "tokenizer.json is not JSON: EOF while parsing"),
         (b"{}".to_vec(), "tokenizer.json is broken: "),
         (b"[1]".to_vec(), "tokenizer.json is broken: "),
         (edited("/model/type", "Other".into()), "tokenizer.json is broken: "),

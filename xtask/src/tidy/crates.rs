@@ -159,6 +159,7 @@ const LIGHT: &[&str] = &[
     "brigade-doctor",
     "brigade-checkpoint",
     "brigade-images",
+    "brigade-parquet",
     "brigade-tokens",
     "brigade-cli",
     "brigade-track",

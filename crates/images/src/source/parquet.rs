@@ -1,6 +1,5 @@
 //! Encoded images in Parquet tables.
 
-mod pages;
 mod spool;
 mod table;
 

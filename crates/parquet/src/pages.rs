@@ -9,7 +9,7 @@ use parquet::file::metadata::ColumnChunkMetaData;
 
 /// Checks that no page of a column claims more bytes than its compressed ones can hold: the reader takes
 /// that memory before it has seen them.
-pub(super) fn check(path: &Path, chunk: &ColumnChunkMetaData) -> Result<(), String> {
+pub(crate) fn check(path: &Path, chunk: &ColumnChunkMetaData) -> Result<(), String> {
     let file = File::open(path).map_err(|error| error.to_string())?;
     let (start, length) = chunk.byte_range();
     let end = start.checked_add(length).ok_or("a column of more than 2^64 bytes")?;
