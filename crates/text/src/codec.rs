@@ -3,10 +3,15 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use brigade_data::DataLoader;
 use brigade_learn::{Error, Item, ItemCodec, Loaders, Picture, Result, data};
-use brigade_tokens::{FastaiTokenizer, TokenList, Tokenizer, Vocabulary};
+use brigade_tokens::{
+    FastaiTokenizer, ParallelOptions, TextSource, TokenCorpus, TokenList, Tokenizer, Vocabulary,
+};
 use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
+
+use crate::{Backwards, Documents, LabelledTexts, Padding, SortedSampler, UnlabelledTexts};
 
 /// The kind under which [`TextCodec`] is written down.
 const KIND: &str = "text";
@@ -134,6 +139,42 @@ impl TextCodec {
             ids.reverse();
         }
         Ok(ids)
+    }
+
+    /// Makes batches of texts to predict, without targets, the longest first, padded by chunks of `seq_len` tokens (72):
+    /// fastai's `test_dl`. A Learner gives its predictions in the order of the texts. They are split on all processors,
+    /// and their tokens kept in memory.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use brigade_text::TextCodec;
+    /// # use brigade_tokens::{FastaiTokenizer, SPECIAL_TOKENS, TextSource, Vocabulary};
+    /// # let vocabulary = Vocabulary::new(SPECIAL_TOKENS.into_iter().chain(["a", "film"]))?;
+    /// # let codec = TextCodec::new(Arc::new(FastaiTokenizer::new()), Arc::new(vocabulary)).pad_id(Some(1));
+    /// let texts = TextSource::memory(["a film", "a fine film"])?;
+    /// let loader = codec.loader(&texts, 72, 64)?; // for Learner::predictions_of
+    /// let (ids, target) = loader.iter().next().expect("a batch")?.into_data();
+    /// assert_eq!(ids, tch::Tensor::from_slice2(&[[2i64, 9, 0, 10], [2, 9, 10, 1]]));
+    /// assert!(target.is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When texts cannot be read or split, or one has no token.
+    pub fn loader(
+        &self,
+        texts: &TextSource,
+        seq_len: usize,
+        batch_size: usize,
+    ) -> crate::Result<DataLoader<UnlabelledTexts>> {
+        let corpus = TokenCorpus::in_memory(&*self.tokenizer, texts, ParallelOptions::new())?;
+        let ids = corpus.ids(&self.vocabulary)?;
+        let documents: Box<dyn Documents> =
+            if self.backwards { Box::new(Backwards(ids)) } else { Box::new(ids) };
+        let padding = Padding::chunks(seq_len).id(self.pad_id.unwrap_or(1));
+        let data = LabelledTexts::new(documents, vec![None; texts.len()], padding)?;
+        let sampler = SortedSampler::longest_first(data.lengths());
+        Ok(DataLoader::new(data).batch_size(batch_size).sampler(sampler))
     }
 
     /// Joins the tokens of these numbers by spaces, without those that fill up; a number that the vocabulary does not

@@ -35,6 +35,9 @@ pub struct LabelledTexts<D, L> {
     padding: Padding,
 }
 
+/// Texts without labels, to predict.
+pub type UnlabelledTexts = LabelledTexts<Box<dyn Documents>, Option<i64>>;
+
 impl<D: Documents, L> LabelledTexts<D, L> {
     /// Takes texts and a label for each.
     ///

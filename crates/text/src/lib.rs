@@ -22,7 +22,7 @@ pub use collate::{
 };
 pub use documents::{Backwards, Documents, Subset};
 pub use error::{Error, Result};
-pub use labelled::LabelledTexts;
+pub use labelled::{LabelledTexts, UnlabelledTexts};
 pub use labels::{Categories, IGNORED};
 pub use language_model::LanguageModelData;
 pub use learner::{

@@ -7,7 +7,8 @@ use brigade_data::{Batch, DataLoader};
 use brigade_learn::{Learner, Part};
 use brigade_nn::{Embedding, Model, Module, ParamPath};
 use brigade_testkit::{Reviews, World, dist_test, step};
-use brigade_text::{TextBatches, TextLoaders};
+use brigade_text::{TextBatches, TextCodec, TextLoaders};
+use brigade_tokens::FolderOptions;
 use brigade_train::{Accelerator, DataLoaderConfiguration, PreparedLoader};
 use tch::{Kind, Tensor};
 
@@ -216,12 +217,18 @@ dist_test!(world = 2, dist_predictions_are_in_the_order_of_the_texts, |_world: W
     let predicted = |accelerator: &Accelerator, batch_size| {
         let data = reviews(folder.path()).loaders(accelerator, batch_size).unwrap();
         let tokens = data.vocabulary.len() as i64;
+        let codec = TextCodec::of(&data.loaders).unwrap().clone();
         tch::manual_seed(3);
         let weights = |path: &ParamPath<'_>| Weights(Embedding::new(path / "weights", tokens, 2));
         let model = Model::new(weights).unwrap();
         let mut learner = Learner::new(accelerator, data.loaders, model).unwrap().quiet(true);
         let found = learner.predictions_on(Part::Valid).unwrap();
         let targets: Vec<i64> = found.targets.unwrap().try_into().unwrap();
+        // The same texts without their labels.
+        let texts = FolderOptions::new().folders(["test"]).open(folder.path()).unwrap();
+        let unlabelled = codec.loader(&texts, 72, batch_size).unwrap();
+        let again = learner.predictions_of(unlabelled).unwrap();
+        assert_eq!(again.predictions, found.predictions);
         (Vec::<Vec<f32>>::try_from(&found.predictions).unwrap(), targets)
     };
     let (expected, labels) = predicted(&alone(), 14);
