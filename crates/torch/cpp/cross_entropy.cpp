@@ -209,8 +209,15 @@ struct Counted {
   }
 };
 
-RowLoss row_loss_of(const CrossEntropyOptions& options, const Counted& counted) {
-  const bool divide = options.mean && counted.count > 0;
+// Gradients are made as those of the mean: its backward, and that of a sum which is divided by the count, have
+// nothing left to do. Not those of a sum in 16 bits, which would be rounded twice, and not where products are in
+// float16: small ones would vanish before a loss scale reaches them.
+RowLoss row_loss_of(
+    const CrossEntropyOptions& options, const Counted& counted, at::ScalarType rows,
+    at::ScalarType product) {
+  const bool is_short = rows == at::kBFloat16 || rows == at::kHalf;
+  const bool divide =
+      counted.count > 0 && product != at::kHalf && (options.mean || !is_short);
   return {options.label_smoothing, divide ? 1 / static_cast<double>(counted.count) : 1};
 }
 
@@ -222,8 +229,12 @@ at::Tensor reduced(
   return loss.to(like.dtype(at::toOpMathType(like.dtype().toScalarType())));
 }
 
-// What the backward needs: gradients of the loss, made in the forward, which it gives away.
-void keep(AutogradContext* context, std::vector<std::optional<at::Tensor>> gradients) {
+// What the backward needs: gradients, made in the forward, which it gives away, and their part of the loss's.
+void keep(
+    AutogradContext* context, std::vector<std::optional<at::Tensor>> gradients,
+    const CrossEntropyOptions& options, const Counted& counted, const RowLoss& how) {
+  const double of_loss = options.mean ? 1 / static_cast<double>(std::max<int64_t>(1, counted.count)) : 1;
+  context->saved_data["part"] = how.scale / of_loss;
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (gradients[i]) {
       context->saved_data[std::to_string(i)] = *std::move(gradients[i]);
@@ -248,13 +259,20 @@ variable_list give(
       out[i] = std::move(found->second).toTensor();
     }
   }
+  const double part = kept.at("part").toDouble();
   kept.clear();
   kept["spent"] = true;
-  const bool is_one = upstream.device().is_cpu() && upstream.item<double>() == 1;
-  if (!is_one) {
+  // Half of the last digit is what 1 / count was rounded by.
+  const double rounding = upstream.scalar_type() == at::kDouble
+      ? std::numeric_limits<double>::epsilon()
+      : std::numeric_limits<float>::epsilon() / 2;
+  const bool is_made =
+      upstream.device().is_cpu() && std::abs(upstream.item<double>() / part - 1) <= rounding;
+  if (!is_made) {
+    const auto factor = upstream / part;
     for (auto& gradient : out) {
       if (gradient.defined()) {
-        gradient.mul_(upstream);
+        gradient.mul_(factor);
       }
     }
   }
@@ -272,11 +290,13 @@ struct CrossEntropy : public torch::autograd::Function<CrossEntropy> {
     const auto rows = counted.of(flat);
     const auto gradient = wanted ? at::empty_like(rows) : at::Tensor();
     auto sum = at::zeros({}, rows.options().dtype(at::kDouble));
+    const auto how = row_loss_of(options, counted, rows.scalar_type(), rows.scalar_type());
     if (counted.count > 0) {
-      sum = loss_and_gradient(rows, counted.targets, row_loss_of(options, counted), gradient);
+      sum = loss_and_gradient(rows, counted.targets, how, gradient);
     }
     if (wanted) {
-      keep(context, {counted.among_all(gradient, flat.size(0)).view_as(logits)});
+      const auto all = counted.among_all(gradient, flat.size(0)).view_as(logits);
+      keep(context, {all}, options, counted, how);
     }
     return reduced(sum, options, counted, logits.options());
   }
@@ -306,7 +326,7 @@ struct LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy>
     const auto flat = hidden.reshape({-1, width});
     const auto rows = counted.of(flat).to(type);
     const auto compute_bias = bias ? bias->to(type) : at::Tensor();
-    const auto how = row_loss_of(options, counted);
+    const auto how = row_loss_of(options, counted, hidden.scalar_type(), type);
     const bool any = wanted[0] || wanted[1] || wanted[2];
 
     const auto options_of = [&](at::ScalarType dtype) { return rows.options().dtype(dtype); };
@@ -365,7 +385,7 @@ struct LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy>
     const auto kept = [&](size_t i, at::Tensor& gradient) {
       return wanted[i] ? std::optional(std::move(gradient)) : std::nullopt;
     };
-    keep(context, {kept(0, of_hidden), kept(1, of_weight), kept(2, of_bias)});
+    keep(context, {kept(0, of_hidden), kept(1, of_weight), kept(2, of_bias)}, options, counted, how);
     return reduced(sum, options, counted, hidden.options());
   }
 

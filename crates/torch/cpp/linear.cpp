@@ -8,6 +8,9 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <optional>
+#include <string>
+
 namespace brigade {
 
 namespace {
@@ -15,20 +18,25 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// A product in float32 of an input and for an output of 16 bits. The backward consists of operations that
-// are recorded where gradients of gradients are wanted.
-struct WideLinear : public torch::autograd::Function<WideLinear> {
+// A product in the given type, of an input and for an output of another perhaps, and of gelu(input) perhaps,
+// which the backward computes again. The backward consists of operations that are recorded where gradients of
+// gradients are wanted.
+struct Linear : public torch::autograd::Function<Linear> {
   static at::Tensor forward(
       AutogradContext* context, const at::Tensor& input, const at::Tensor& weight,
-      const std::optional<at::Tensor>& bias) {
+      const std::optional<at::Tensor>& bias, at::ScalarType type, const std::string& gelu) {
     RECORD_FUNCTION("brigade::linear", {});
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     context->save_for_backward({input, weight});
+    auto& data = context->saved_data;
+    data["type"] = static_cast<int64_t>(type);
+    data["gelu"] = gelu;
     if (bias) {
-      context->saved_data["bias"] = static_cast<int64_t>(bias->scalar_type());
+      data["bias"] = static_cast<int64_t>(bias->scalar_type());
     }
-    const auto offset = bias ? std::optional(bias->to(at::kFloat)) : std::nullopt;
-    return at::linear(input.to(at::kFloat), weight.to(at::kFloat), offset).to(input.scalar_type());
+    const auto offset = bias ? std::optional(bias->to(type)) : std::nullopt;
+    return at::linear(activated(input.to(type), gelu), weight.to(type), offset)
+        .to(input.scalar_type());
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -36,20 +44,63 @@ struct WideLinear : public torch::autograd::Function<WideLinear> {
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const auto saved = context->get_saved_variables();
     const auto &input = saved[0], &weight = saved[1];
-    const auto flat = gradients[0].reshape({-1, weight.size(0)}).to(at::kFloat);
-    variable_list out(3);
-    if (context->needs_input_grad(0)) {
-      out[0] = flat.mm(weight.to(at::kFloat)).to(input.scalar_type()).view(input.sizes());
-    }
+    const auto& data = context->saved_data;
+    const auto type = static_cast<at::ScalarType>(data.at("type").toInt());
+    const auto gelu = data.at("gelu").toStringRef();
+    const auto flat = gradients[0].reshape({-1, weight.size(0)}).to(type);
+    const auto rows = input.reshape({-1, weight.size(1)}).to(type);
+    variable_list out(5);
     if (context->needs_input_grad(1)) {
-      const auto rows = input.reshape({-1, weight.size(1)}).to(at::kFloat);
-      out[1] = flat.t().mm(rows).to(weight.scalar_type());
+      const auto factor = activated(rows, gelu);
+      // In the layout of the weight, so that it is not copied once more.
+      const bool is_transposed = weight.stride(0) == 1 && weight.stride(1) == weight.size(0);
+      out[1] = (is_transposed ? factor.t().mm(flat).t() : flat.t().mm(factor)).to(weight.scalar_type());
     }
-    const auto bias = context->saved_data.find("bias");
-    if (bias != context->saved_data.end() && context->needs_input_grad(2)) {
+    if (context->needs_input_grad(0)) {
+      auto dx = flat.mm(weight.to(type));
+      if (!gelu.empty()) {
+        dx = at::gelu_backward(dx, rows, gelu);
+      }
+      out[0] = dx.to(input.scalar_type()).view(input.sizes());
+    }
+    const auto bias = data.find("bias");
+    if (bias != data.end() && context->needs_input_grad(2)) {
       out[2] = flat.sum(0).to(static_cast<at::ScalarType>(bias->second.toInt()));
     }
     return out;
+  }
+
+ private:
+  static at::Tensor activated(const at::Tensor& input, const std::string& gelu) {
+    return gelu.empty() ? input : at::gelu(input, gelu);
+  }
+};
+
+// The types of input and product where this file can compute them; outside of autocast all are of one type.
+struct Types {
+  bool casts;
+  at::ScalarType input, product;
+
+  explicit Types(const at::Tensor& x) {
+    const auto device = x.device().type();
+    input = x.scalar_type();
+    casts = at::autocast::is_autocast_enabled(device) && at::isFloatingType(input) &&
+        input != at::kDouble;
+    if (casts) {
+      input = at::autocast::get_autocast_dtype(device);
+    }
+    product = product_type(input, x.device());
+  }
+
+  bool fit(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) const {
+    const auto is_matching = [&](const at::Tensor& t) {
+      const auto of = t.scalar_type();
+      return t.device() == x.device() && t.layout() == at::kStrided && at::isFloatingType(of) &&
+          (casts ? of != at::kDouble : of == input);
+    };
+    return is_matching(x) && is_matching(weight) && weight.dim() == 2 && x.dim() > 0 &&
+        x.size(-1) == weight.size(1) &&
+        (!bias || (is_matching(*bias) && bias->dim() == 1 && bias->size(0) == weight.size(0)));
   }
 };
 
@@ -58,24 +109,33 @@ struct WideLinear : public torch::autograd::Function<WideLinear> {
 std::unique_ptr<Tensor> linear(
     const Tensor& input, const Tensor& weight, rust::Slice<const TensorRef> bias) {
   const auto offset = optional_handle(bias);
-  const auto device = input.device();
-  auto type = input.scalar_type();
-  const bool casts = at::autocast::is_autocast_enabled(device.type()) &&
-      at::isFloatingType(type) && type != at::kDouble;
-  if (casts) {
-    type = at::autocast::get_autocast_dtype(device.type());
-  }
-  const bool fits = weight.dim() == 2 && weight.device() == device && input.dim() > 0 &&
-      input.size(-1) == weight.size(1) && input.layout() == at::kStrided &&
-      weight.layout() == at::kStrided && at::isFloatingType(weight.scalar_type()) &&
-      (casts ? weight.scalar_type() != at::kDouble : weight.scalar_type() == type) &&
-      (!offset ||
-       (offset->dim() == 1 && offset->size(0) == weight.size(0) &&
-        (casts || offset->scalar_type() == type)));
-  if (fits && product_type(type, device) != type) {
-    return std::make_unique<Tensor>(WideLinear::apply(input.to(type), weight, offset));
+  const Types types(input);
+  if (types.product != types.input && types.fit(input, weight, offset)) {
+    return std::make_unique<Tensor>(
+        Linear::apply(input.to(types.input), weight, offset, types.product, std::string()));
   }
   return std::make_unique<Tensor>(at::linear(input, weight, offset));
+}
+
+std::unique_ptr<Tensor> gelu_linear(
+    const Tensor& input,
+    const Tensor& weight,
+    rust::Slice<const TensorRef> bias,
+    rust::Str approximate) {
+  const std::string gelu(approximate);
+  TORCH_CHECK_VALUE(
+      gelu == "none" || gelu == "tanh", "the approximation is ", gelu, ", expected none or tanh");
+  const auto offset = optional_handle(bias);
+  const Types types(input);
+  if (!types.fit(input, weight, offset)) {
+    return std::make_unique<Tensor>(at::linear(at::gelu(input, gelu), weight, offset));
+  }
+  // A product in the type of autocast takes its copy of the weight.
+  const bool copies = types.casts && types.product == types.input;
+  const auto factor =
+      copies ? at::autocast::cached_cast(types.input, weight, input.device().type()) : weight;
+  return std::make_unique<Tensor>(
+      Linear::apply(input.to(types.input), factor, offset, types.product, gelu));
 }
 
 } // namespace brigade

@@ -682,6 +682,12 @@ pub(crate) mod ffi {
             weight: &Tensor,
             bias: &[TensorRef<'_>],
         ) -> Result<UniquePtr<Tensor>>;
+        fn gelu_linear(
+            input: &Tensor,
+            weight: &Tensor,
+            bias: &[TensorRef<'_>],
+            approximate: &str,
+        ) -> Result<UniquePtr<Tensor>>;
 
         type LossFlag;
         fn new_loss_flag(parameters: &[TensorRef<'_>]) -> Result<UniquePtr<LossFlag>>;

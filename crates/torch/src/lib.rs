@@ -65,7 +65,7 @@ pub use fetch::Fetch;
 pub use group::{DEFAULT_GROUP_TIMEOUT, GroupOptions, ProcessGroup};
 pub use hook::{Bucket, Compression, GradientHook};
 pub use join::{JoinOptions, Shadowed};
-pub use linear::linear;
+pub use linear::{gelu_linear, linear};
 pub use loss_flag::{LossFlag, first_elements_are_finite, first_elements_not_finite};
 pub use max_pool::max_pool2d;
 pub use memory::{

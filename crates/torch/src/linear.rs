@@ -31,3 +31,29 @@ pub fn linear(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<
         .map(own)
         .map_err(|error| Error::libtorch("linear", &error))
 }
+
+/// Computes [`linear`] of `gelu(input)`, and keeps the input alone for the backward, which computes the
+/// activation again: half of what the two operations keep. `approximate` is `none` or `tanh`, as of
+/// [torch.nn.functional.gelu](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.gelu.html).
+///
+/// # Errors
+/// [`Error::Libtorch`] for another approximation, and when shapes, kinds or devices do not fit.
+///
+/// ```
+/// use brigade_torch::{Device, Kind, Tensor, gelu_linear};
+/// let options = (Kind::Float, Device::Cpu);
+/// let (input, weight) = (Tensor::randn([2, 8], options), Tensor::ones([3, 8], options));
+/// let output = gelu_linear(&input, "tanh", &weight, None)?;
+/// assert!(output.allclose(&input.gelu("tanh").linear::<Tensor>(&weight, None), 1e-5, 1e-6, false));
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+pub fn gelu_linear(
+    input: &Tensor,
+    approximate: &str,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+) -> Result<Tensor, Error> {
+    ffi::gelu_linear(borrow(input), borrow(weight), &borrow_optional(bias), approximate)
+        .map(own)
+        .map_err(|error| Error::libtorch("gelu_linear", &error))
+}

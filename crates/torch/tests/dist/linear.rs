@@ -1,6 +1,6 @@
 //! Linear layers whose products the processor may not have in 16 bits.
 
-use brigade_torch::{Autocast, Device, Kind, Tensor, linear};
+use brigade_torch::{Autocast, Device, Kind, Tensor, gelu_linear, linear};
 
 fn random(shape: &[i64]) -> Tensor {
     Tensor::randn(shape, (Kind::Double, Device::Cpu))
@@ -38,6 +38,52 @@ fn ours(input: &Tensor, weight: &Tensor, bias: &Tensor) -> Tensor {
 
 fn libtorchs(input: &Tensor, weight: &Tensor, bias: &Tensor) -> Tensor {
     input.linear(weight, Some(bias))
+}
+
+fn activated(approximate: &str) -> impl Fn(&Tensor, &Tensor, &Tensor) -> Tensor {
+    move |input, weight, bias| gelu_linear(input, approximate, weight, Some(bias)).unwrap()
+}
+
+fn by_operations(approximate: &str) -> impl Fn(&Tensor, &Tensor, &Tensor) -> Tensor {
+    move |input, weight, bias| input.gelu(approximate).linear(weight, Some(bias))
+}
+
+#[test]
+fn an_activation_that_is_computed_again_is_the_same() {
+    tch::manual_seed(2);
+    let leaves = [random(&[3, 17, 40]), random(&[23, 40]), random(&[23])];
+    let upstream = random(&[3, 17, 23]);
+    for approximate in ["none", "tanh"] {
+        let (mine, theirs) = (activated(approximate), by_operations(approximate));
+        let exact = run(&leaves, &upstream, None, &theirs);
+        for (mine, theirs) in run(&leaves, &upstream, None, &mine).iter().zip(&exact) {
+            assert!(apart(mine, theirs) < 1e-14);
+        }
+        // Under autocast, and on its own: float32 leaves.
+        let single = leaves.each_ref().map(|leaf| leaf.to_kind(Kind::Float));
+        for (autocast, allowed) in [(None, 1e-6), (Some(Kind::BFloat16), 0.02)] {
+            for (mine, exact) in run(&single, &upstream, autocast, &mine).iter().zip(&exact) {
+                let found = apart(mine, exact);
+                assert!(found < allowed, "{approximate}, {autocast:?}: {found}");
+            }
+        }
+    }
+    let error = gelu_linear(&leaves[0], "sigmoid", &leaves[1], None).unwrap_err().to_string();
+    assert!(error.contains("expected none or tanh"), "{error}");
+}
+
+#[test]
+fn a_transposed_weight_gets_its_gradient_in_its_own_layout() {
+    tch::manual_seed(2);
+    let input = random(&[5, 4]).to_kind(Kind::Float);
+    let weight = random(&[4, 3]).to_kind(Kind::Float).set_requires_grad(true);
+    let expected =
+        input.gelu("none").tr().matmul(&Tensor::ones([5, 3], (Kind::Float, Device::Cpu)));
+    let upstream = Tensor::ones([5, 3], (Kind::Float, Device::Cpu));
+    let output = gelu_linear(&input, "none", &weight.tr(), None).unwrap();
+    (output * upstream).sum(Kind::Float).backward();
+    assert_eq!(weight.grad().stride(), weight.stride());
+    assert!(apart(&weight.grad(), &expected) < 1e-6);
 }
 
 #[test]
