@@ -291,3 +291,19 @@ fn a_failed_text_leaves_no_file() {
     let error = TokenCache::new(&file).corpus(&Words::default(), &source, options()).unwrap_err();
     assert!(matches!(&error, Error::Io { path, .. } if *path == file), "{error}");
 }
+
+#[test]
+fn a_text_of_a_million_tokens_is_one_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let text: String = (0..1_000_000).map(|number| format!("w{} ", number % 1000)).collect();
+    let source = TextSource::memory([text, "end".into()]).unwrap();
+    let corpus =
+        TokenCache::new(folder.path()).corpus(&Words::default(), &source, options()).unwrap();
+    assert_eq!(corpus.lengths().collect::<Vec<_>>(), [1_000_000, 1]);
+    let ids = corpus.ids(&VocabularyOptions::new().build(&corpus.counts())).unwrap();
+    let mut read = Vec::new();
+    ids.read(0, 999_999..1_000_000, &mut read).unwrap();
+    ids.read(1, 0..1, &mut read).unwrap();
+    // The last of the words that are all equally common; `end` is too rare.
+    assert_eq!(read, [9 + 999, 0]);
+}

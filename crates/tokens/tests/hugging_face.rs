@@ -312,3 +312,14 @@ fn cuts_that_leave_nothing_are_refused() -> Result<()> {
     assert!(error.contains("Second sequence not provided"), "{error}");
     Ok(())
 }
+
+#[test]
+fn long_texts_and_long_words_are_split() -> Result<()> {
+    let gpt = tokenizer("byte_level");
+    // More spaces than a regular expression with looking ahead may step through at once.
+    let text = format!("film{}film", " ".repeat(1_200_000));
+    let ids = gpt.ids(&text)?;
+    assert_eq!(gpt.decode(&ids, false)?, text);
+    assert_eq!(ids[ids.len() - gpt.ids(" film")?.len()..], gpt.ids(" film")?);
+    Ok(())
+}
