@@ -3,6 +3,8 @@
 
 #[cfg(feature = "hub")]
 mod download;
+#[cfg(feature = "hub")]
+mod transformer;
 
 use std::env;
 use std::fs;

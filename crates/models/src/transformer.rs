@@ -9,6 +9,7 @@ mod conv1d;
 mod decay;
 mod generate;
 mod gpt2;
+mod groups;
 mod head;
 mod init;
 mod llama;
@@ -26,6 +27,7 @@ pub use self::config::{ConfigError, TransformerOptions};
 pub use self::decay::no_decay_parameters;
 pub use self::generate::{CausalModel, GeneratedTokens, GenerationOptions};
 pub use self::gpt2::{Gpt2, Gpt2LmHead, Gpt2Options};
+pub use self::groups::joined_layers;
 pub use self::llama::{Llama, LlamaForCausalLm, LlamaOptions};
 pub use self::loss::{
     IGNORED_LABEL, ProblemType, TokenLoss, causal_lm_loss, sequence_loss, token_loss,

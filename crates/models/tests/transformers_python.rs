@@ -50,6 +50,7 @@ fn python(what: &str, folder: &Path) {
 }
 
 /// In how many files a model is written.
+#[derive(Clone, Copy)]
 enum Parts {
     One,
     Several,
