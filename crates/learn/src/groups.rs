@@ -147,6 +147,17 @@ impl Grouped {
 
     /// Makes the optimizer where there is none. `parameters` are the model's, of which those that need a gradient
     /// are stepped; `lr` is the learning rate of groups that have none yet.
+    /// The parameters that have no weight decay: those of normalisations, and what is called `bias`. fastai decays
+    /// the biases of an LSTM, which have other names, and so does this.
+    fn without_decay(&self, parameters: &[NamedTensor]) -> Vec<String> {
+        if self.options.decay_norms_and_biases {
+            return Vec::new();
+        }
+        let names = parameters.iter().map(|it| &it.name);
+        let is_bias = |name: &str| name.rsplit('.').next() == Some("bias");
+        names.filter(|name| self.norms.contains(*name) || is_bias(name)).cloned().collect()
+    }
+
     pub(crate) fn build(&mut self, parameters: &[NamedTensor], lr: f64) -> Result<()> {
         if self.held.is_some() {
             return Ok(());
@@ -167,8 +178,9 @@ impl Grouped {
         let overrides = Overrides {
             lr: Some(lr),
             weight_decay: self.options.weight_decay,
-            no_decay_on_norms_and_biases: Some(!self.options.decay_norms_and_biases),
+            without_decay: Some(self.without_decay(&trained)),
             groups,
+            ..Overrides::default()
         };
         let optimizer =
             self.settings.build_with(&trained, overrides).map_err(brigade_train::Error::from)?;

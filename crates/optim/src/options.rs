@@ -20,6 +20,8 @@ pub(crate) struct Options {
     /// Patterns of names, whether they choose or leave out.
     pub(crate) selection: Vec<(String, bool)>,
     pub(crate) no_decay_on_norms_and_biases: bool,
+    /// Names of the parameters without weight decay, for a caller that knows the layers.
+    pub(crate) without_decay: Option<Vec<String>>,
     pub(crate) decay: WeightDecay,
     pub(crate) lookahead: Option<Lookahead>,
 }
@@ -135,6 +137,9 @@ pub struct Overrides {
     pub weight_decay: Option<f64>,
     /// Whether norms and biases have no weight decay.
     pub no_decay_on_norms_and_biases: Option<bool>,
+    /// The names of the parameters that have no weight decay, in place of the rule for norms and biases: for a caller
+    /// that knows the layers.
+    pub without_decay: Option<Vec<String>>,
     /// Parameter groups, in place of the settings' own where there is one.
     pub groups: Vec<Group>,
 }
@@ -145,6 +150,7 @@ impl Overrides {
         options.weight_decay = self.weight_decay.unwrap_or(options.weight_decay);
         options.no_decay_on_norms_and_biases =
             self.no_decay_on_norms_and_biases.unwrap_or(options.no_decay_on_norms_and_biases);
+        options.without_decay = self.without_decay.or_else(|| options.without_decay.take());
         if !self.groups.is_empty() {
             options.groups = self.groups;
         }
@@ -270,6 +276,7 @@ impl Options {
             groups: Vec::new(),
             selection: Vec::new(),
             no_decay_on_norms_and_biases: false,
+            without_decay: None,
             decay: WeightDecay::Added,
             lookahead: None,
         }
@@ -321,8 +328,11 @@ impl Options {
             let weight_decay = number(|group| group.weight_decay, self.weight_decay);
             let momentum = number(|group| group.momentum, momentum);
             let (plain, decayed): (Vec<usize>, Vec<usize>) =
-                members.into_iter().partition(|&index| {
-                    self.no_decay_on_norms_and_biases && is_norm_or_bias(parameters, index)
+                members.into_iter().partition(|&index| match &self.without_decay {
+                    Some(names) => names.contains(&parameters[index].name),
+                    None => {
+                        self.no_decay_on_norms_and_biases && is_norm_or_bias(parameters, index)
+                    }
                 });
             for (members, weight_decay, plain) in
                 [(decayed, weight_decay, false), (plain, 0.0, true)]

@@ -14,7 +14,7 @@ use brigade_models::{
 use brigade_nn::{LayerGroups, Model};
 use brigade_tokens::Vocabulary;
 use brigade_train::Accelerator;
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use crate::{Error, Result, TextCodec, TextData};
 
@@ -52,6 +52,8 @@ pub struct LanguageLearnerOptions {
     pub beta: f64,
     /// The share of a word's target that all words have (label smoothing); 0.
     pub label_smoothing: f64,
+    /// The dtype of the parameters; float32.
+    pub kind: Kind,
     /// Weights to begin with; everything but the words is frozen then.
     pub pretrained: Option<PretrainedText>,
 }
@@ -64,6 +66,7 @@ impl Default for LanguageLearnerOptions {
             alpha: 2.0,
             beta: 1.0,
             label_smoothing: 0.0,
+            kind: Kind::Float,
             pretrained: None,
         }
     }
@@ -82,6 +85,8 @@ pub struct TextLearnerOptions {
     pub beta: f64,
     /// The model's outputs, where the data have no classes; 1 for numbers.
     pub outputs: Option<i64>,
+    /// The dtype of the parameters; float32.
+    pub kind: Kind,
     /// A language model whose encoder is begun with; everything but the head is frozen then.
     pub pretrained: Option<PretrainedText>,
 }
@@ -94,6 +99,7 @@ impl Default for TextLearnerOptions {
             alpha: 2.0,
             beta: 1.0,
             outputs: None,
+            kind: Kind::Float,
             pretrained: None,
         }
     }
@@ -120,7 +126,7 @@ const MOMENTA: [f64; 3] = [0.8, 0.7, 0.8];
 /// let mut options = LanguageLearnerOptions::default();
 /// (options.model.encoder.embedding, options.model.encoder.hidden) = (16, 24);
 /// let mut learner = language_model_learner(&accelerator, data, options)?
-///     .metrics((ClassesLast(Accuracy), Perplexity))
+///     .metrics((ClassesLast(Accuracy), ClassesLast(Perplexity)))
 ///     .quiet(true);
 /// learner.fit_one_cycle(1, 1e-2, ())?;
 /// let text = learner.generate("film 1 is", 3, &Generate::default())?;
@@ -135,13 +141,21 @@ pub fn language_model_learner(
     data: TextData,
     options: LanguageLearnerOptions,
 ) -> Result<Learner> {
-    let LanguageLearnerOptions { mut model, drop_mult, alpha, beta, label_smoothing, pretrained } =
-        options;
+    let LanguageLearnerOptions {
+        mut model,
+        drop_mult,
+        alpha,
+        beta,
+        label_smoothing,
+        kind,
+        pretrained,
+    } = options;
     if let Some(padding) = padding(&data) {
         model.encoder.padding = padding;
     }
     let (words, model) = (data.vocabulary.len() as i64, model.drop_mult(drop_mult));
-    let mut model = Model::new(|path| LanguageModel::new(path, words, &model))?;
+    let builder = Model::builder().kind(kind);
+    let mut model = builder.build(|path| LanguageModel::new(path, words, &model))?;
     let is_pretrained = load_pretrained(&mut model, pretrained, &data.vocabulary)?;
     let (state, head) = (model.module().state().clone(), model.module().head().clone());
     let (loss, fuse) = HeadLoss::new(&head, label_smoothing);
@@ -179,7 +193,8 @@ pub fn text_classifier_learner(
     data: TextData,
     options: TextLearnerOptions,
 ) -> Result<Learner> {
-    let TextLearnerOptions { mut model, drop_mult, alpha, beta, outputs, pretrained } = options;
+    let TextLearnerOptions { mut model, drop_mult, alpha, beta, outputs, kind, pretrained } =
+        options;
     let classes = data.loaders.class_names().map(|names| names.len() as i64);
     let outputs = outputs.or(classes).ok_or_else(|| {
         Error::InvalidArgument(
@@ -192,7 +207,8 @@ pub fn text_classifier_learner(
         model.encoder.padding = padding;
     }
     let (words, model) = (data.vocabulary.len() as i64, model.drop_mult(drop_mult));
-    let mut model = Model::new(|path| TextClassifier::new(path, words, outputs, &model))?;
+    let builder = Model::builder().kind(kind);
+    let mut model = builder.build(|path| TextClassifier::new(path, words, outputs, &model))?;
     let is_pretrained = load_pretrained(&mut model, pretrained, &data.vocabulary)?;
     let state = model.module().state().clone();
     made(accelerator, data, model, &state, [alpha, beta], is_pretrained)
