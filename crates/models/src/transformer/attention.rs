@@ -1,6 +1,7 @@
 //! Scaled dot products, and which keys a query sees.
 
-use brigade_nn::Result;
+use brigade_nn::{Error, Result};
+use brigade_torch::{AttentionOptions, attention};
 use tch::{Kind, Tensor};
 
 use super::Tokens;
@@ -21,7 +22,7 @@ impl AttentionMask {
     /// For a model whose tokens see those before them, `past` of which are in a cache.
     ///
     /// Where all padding is on the right and nothing is cached, causality alone hides it from every token, so
-    /// no mask is built; what padding itself computes differs from transformers' then, and is for nobody.
+    /// no mask is built; what padding itself computes differs from transformers' then, and is not used.
     pub(super) fn causal(tokens: &Tokens<'_>, past: i64, queries: i64) -> Result<Self> {
         if let Some(pairs) = pairs(tokens) {
             return Ok(pairs);
@@ -90,49 +91,23 @@ fn is_all(mask: &Tensor) -> Result<bool> {
     Ok(mask.f_all()?.f_int64_value(&[])? != 0)
 }
 
-/// How scores become weights.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct AttentionOptions {
-    /// The probability of dropout of weights: 0 in evaluation.
-    pub(super) dropout: f64,
-    /// What scores are multiplied by; 1/√width of a head by default.
-    pub(super) scale: Option<f64>,
-}
-
 /// Attention of queries `[batch, heads, queries, width]` to keys and values `[batch, heads or a divisor, keys,
-/// width]`, as `[batch, queries, heads · width]`.
+/// width]`, as `[batch, queries, heads · width]`. `scale` multiplies the scores, by 1/√width where there is none.
 pub(super) fn attend(
     [queries, keys, values]: [&Tensor; 3],
     mask: &AttentionMask,
-    options: AttentionOptions,
+    dropout: f64,
+    scale: Option<f64>,
 ) -> Result<Tensor> {
-    let size = queries.size();
-    let &[batch, heads, length, width] = size.as_slice() else {
-        return Err(brigade_nn::Error::custom(format!("attention: queries of the shape {size:?}")));
-    };
-    let own_heads = keys.size().get(1).copied().unwrap_or(heads);
     let given = match mask {
         AttentionMask::Given(mask) => Some(mask),
         AttentionMask::Full | AttentionMask::Causal => None,
     };
-    let grouped = own_heads != heads;
-    // Not all kernels take fewer keys than queries together with a mask.
-    let repeat = grouped && given.is_some();
-    let repeated = |tensor: &Tensor| match repeat {
-        true => tensor.f_repeat_interleave_self_int(heads / own_heads.max(1), 1, None),
-        false => Ok(tensor.shallow_clone()),
-    };
-    let attended = Tensor::f_scaled_dot_product_attention(
-        queries,
-        &repeated(keys)?,
-        &repeated(values)?,
-        given,
-        options.dropout,
-        matches!(mask, AttentionMask::Causal) && length > 1,
-        options.scale,
-        grouped && !repeat,
-    )?;
-    Ok(attended.f_transpose(1, 2)?.f_reshape([batch, length, heads * width])?)
+    let causal = matches!(mask, AttentionMask::Causal);
+    let options = AttentionOptions { dropout, causal, scale };
+    let attended = attention(queries, keys, values, given, &options).map_err(Error::custom)?;
+    // All heads of a token lie beside each other already.
+    Ok(attended.f_transpose(1, 2)?.f_flatten(2, 3)?)
 }
 
 /// `[batch, tokens, heads · width]` as `[batch, heads, tokens, width]`, without a copy.

@@ -3,7 +3,10 @@
 use std::borrow::Borrow;
 
 use brigade_nn::{Error, Init, Module, ParamPath, Result};
+use brigade_torch::{gelu_linear, linear};
 use tch::Tensor;
+
+use crate::Activation;
 
 /// `y = x W + b` with `weight` `[in, out]`: transformers' `Conv1D`, a linear layer whose weight is the other way
 /// round.
@@ -33,22 +36,36 @@ impl Conv1D {
     }
 }
 
+impl Conv1D {
+    /// The output for the activation of the input. GELU is computed again in the backward, which keeps half of
+    /// what it would otherwise.
+    pub(super) fn forward_activated(
+        &self,
+        input: &Tensor,
+        activation: Activation,
+    ) -> Result<Tensor> {
+        let approximate = match activation {
+            Activation::Gelu => "none",
+            Activation::GeluTanh => "tanh",
+            _ => return self.forward(&activation.apply(input)?),
+        };
+        let output =
+            gelu_linear(input, approximate, &self.weight.f_transpose(0, 1)?, Some(&self.bias));
+        self.finish(output, input)
+    }
+
+    fn finish(&self, output: brigade_torch::Result<Tensor>, input: &Tensor) -> Result<Tensor> {
+        output.map_err(|error| {
+            let size = input.size();
+            Error::custom(format!("{} cannot take an input of {size:?}: {error}", self.name))
+        })
+    }
+}
+
 impl Module<&Tensor> for Conv1D {
     type Output = Tensor;
 
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let mut size = input.size();
-        let outputs = self.bias.size().first().copied().unwrap_or(0);
-        let inputs = size.last_mut().map(|last| std::mem::replace(last, outputs)).unwrap_or(0);
-        let rows = input.f_reshape([-1, inputs]);
-        rows.and_then(|rows| self.bias.f_addmm(&rows, &self.weight)?.f_view(&size[..])).map_err(
-            |error| {
-                Error::custom(format!(
-                    "{} cannot take an input of {:?}: {error}",
-                    self.name,
-                    input.size()
-                ))
-            },
-        )
+        self.finish(linear(input, &self.weight.f_transpose(0, 1)?, Some(&self.bias)), input)
     }
 }

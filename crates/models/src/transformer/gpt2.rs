@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tch::Tensor;
 
-use super::attention::{AttentionMask, AttentionOptions, attend, split_heads};
+use super::attention::{AttentionMask, attend, split_heads};
 use super::blocks::{Block, Blocks, Shared};
 use super::cache::LayerCache;
 use super::config::{ConfigError, TransformerOptions};
@@ -367,7 +367,8 @@ struct Gpt2Block {
     activation: Activation,
     heads: i64,
     width: i64,
-    attention: AttentionOptions,
+    dropout: f64,
+    scale: f64,
 }
 
 impl Gpt2Block {
@@ -398,7 +399,8 @@ impl Gpt2Block {
             activation: options.activation_function,
             heads,
             width,
-            attention: AttentionOptions { dropout: options.attn_pdrop, scale: Some(scale) },
+            dropout: options.attn_pdrop,
+            scale,
         }
     }
 
@@ -430,9 +432,8 @@ impl Gpt2Block {
             Some(cache) => cache.extend(&keys, &values)?,
             None => (keys, values),
         };
-        let dropout = if self.training.is_on() { self.attention.dropout } else { 0.0 };
-        let options = AttentionOptions { dropout, ..self.attention };
-        let attended = attend([&queries, &keys, &values], mask, options)?;
+        let dropout = if self.training.is_on() { self.dropout } else { 0.0 };
+        let attended = attend([&queries, &keys, &values], mask, dropout, Some(self.scale))?;
         self.resid_dropout.forward(&self.c_proj.forward(&attended)?)
     }
 }
@@ -446,8 +447,9 @@ impl Block for Gpt2Block {
     ) -> Result<Tensor> {
         let attended = self.attend(&self.ln_1.forward(hidden)?, &shared.mask, cache)?;
         let hidden = attended.f_add(hidden)?;
-        let inner = self.activation.apply(&self.c_fc.forward(&self.ln_2.forward(&hidden)?)?)?;
-        let added = self.mlp_dropout.forward(&self.mlp_c_proj.forward(&inner)?)?;
+        let inner = self.c_fc.forward(&self.ln_2.forward(&hidden)?)?;
+        let added = self.mlp_c_proj.forward_activated(&inner, self.activation)?;
+        let added = self.mlp_dropout.forward(&added)?;
         Ok(hidden.f_add(&added)?)
     }
 }

@@ -1,6 +1,7 @@
 //! The head of a causal language model.
 
-use brigade_nn::{Init, ParamPath, Result};
+use brigade_nn::{Error, Init, ParamPath, Result};
+use brigade_torch::linear;
 use tch::Tensor;
 
 use crate::init::{Redraw, redraw};
@@ -35,7 +36,7 @@ impl LanguageHead {
 
     /// Logits `[…, vocabulary]`.
     pub(super) fn forward(&self, hidden: &Tensor) -> Result<Tensor> {
-        Ok(hidden.f_linear(&self.weight, None::<&Tensor>)?)
+        linear(hidden, &self.weight, None).map_err(Error::custom)
     }
 
     /// Logits `[batch, vocabulary]` of the last of the tokens.

@@ -2,7 +2,8 @@
 
 use std::borrow::Borrow;
 
-use brigade_nn::{Dropout, Init, LayerGroups, LayerNorm, Linear, Module, ParamPath, Result};
+use brigade_nn::{Dropout, Error, Init, LayerGroups, LayerNorm, Linear, Module, ParamPath, Result};
+use brigade_torch::linear;
 use tch::{Device, Kind, Tensor};
 
 use super::super::init::draw;
@@ -124,7 +125,7 @@ impl<'t, I: Into<Tokens<'t>>> Module<I> for BertForMaskedLm {
 
     fn forward(&self, tokens: I) -> Result<Tensor> {
         let hidden = self.transformed(&self.hidden(tokens)?)?;
-        Ok(hidden.f_linear(&self.decoder, Some(&self.bias))?)
+        linear(&hidden, &self.decoder, Some(&self.bias)).map_err(Error::custom)
     }
 }
 

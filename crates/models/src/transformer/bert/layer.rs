@@ -3,7 +3,7 @@
 use brigade_nn::{Dropout, LayerNorm, Linear, Module, ParamPath, Result, Training};
 use tch::Tensor;
 
-use super::super::attention::{AttentionMask, AttentionOptions, attend, split_heads};
+use super::super::attention::{AttentionMask, attend, split_heads};
 use super::super::blocks::{Block, Shared};
 use super::super::cache::LayerCache;
 use super::{BertOptions, norm};
@@ -71,8 +71,7 @@ impl BertLayer {
         let (queries, keys) = (heads(&self.query)?, heads(&self.key)?);
         let values = heads(&self.value)?;
         let dropout = if self.training.is_on() { self.dropout } else { 0.0 };
-        let options = AttentionOptions { dropout, scale: None };
-        attend([&queries, &keys, &values], mask, options)
+        attend([&queries, &keys, &values], mask, dropout, None)
     }
 }
 

@@ -3,7 +3,7 @@
 use brigade_nn::{Linear, LinearOptions, Module, ParamPath, Result, RmsNorm, Training};
 use tch::Tensor;
 
-use super::super::attention::{AttentionOptions, attend, split_heads};
+use super::super::attention::{attend, split_heads};
 use super::super::blocks::{Block, Shared};
 use super::super::cache::LayerCache;
 use super::LlamaOptions;
@@ -85,8 +85,7 @@ impl LlamaLayer {
             None => (keys, values),
         };
         let dropout = if self.training.is_on() { self.dropout } else { 0.0 };
-        let options = AttentionOptions { dropout, scale: None };
-        self.o_proj.forward(&attend([&queries, &keys, &values], &shared.mask, options)?)
+        self.o_proj.forward(&attend([&queries, &keys, &values], &shared.mask, dropout, None)?)
     }
 }
 
