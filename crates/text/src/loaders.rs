@@ -210,6 +210,16 @@ impl TextLoaders {
         Self::from_source(move || options.open(path))
     }
 
+    /// Takes the rows of Parquet files, one after the other, whose columns the options name.
+    #[cfg(feature = "parquet")]
+    pub fn from_parquet<P: Into<PathBuf>>(
+        paths: impl IntoIterator<Item = P>,
+        options: brigade_tokens::ParquetOptions,
+    ) -> Self {
+        let paths: Vec<PathBuf> = paths.into_iter().map(Into::into).collect();
+        Self::from_source(move || options.open(paths))
+    }
+
     /// Takes texts with a label each; see [`from_source`](Self::from_source) for texts without.
     pub fn from_texts<T: Into<String>, L: Into<String>>(
         texts: impl IntoIterator<Item = (T, L)>,

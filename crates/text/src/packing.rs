@@ -122,17 +122,13 @@ pub struct PackedBatch {
 
 impl PackedBatch {
     /// Makes the mask by which tokens see those of their own text alone, and with `causal` none after them:
-    /// `bool [rows, 1, tokens, tokens]`, on the batch's device.
+    /// `bool [rows, 1, tokens, tokens]`, on the batch's device. With `position_ids` it is what the transformers of
+    /// `brigade_models` take as `Tokens`, and their outputs are those of each text alone.
     ///
     /// # Errors
     /// When libtorch fails.
     pub fn attention_mask(&self, causal: bool) -> Result<Tensor, DataError> {
         block_mask(&self.sequence_ids, causal)
-    }
-
-    /// Gives up `((input_ids, position_ids, sequence_ids), labels)`.
-    pub fn into_inputs(self) -> ((Tensor, Tensor, Tensor), Tensor) {
-        ((self.input_ids, self.position_ids, self.sequence_ids), self.labels)
     }
 }
 

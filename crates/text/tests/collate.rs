@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
 use brigade_data::{BatchContext, BatchedDataset, DataError, DataLoader};
+use brigade_models::{Gpt2LmHead, Gpt2Options, Tokens};
+use brigade_nn::Model;
 use brigade_testkit::Reviews;
 use brigade_text::{
     Blocks, IGNORED, MaskedTokens, PackedTexts, Sequence, SequenceCollator, SequenceData,
@@ -279,4 +281,43 @@ fn pairs_of_a_tokenizer_of_hugging_face_become_batches() {
             }
         }
     }
+}
+
+#[test]
+fn a_model_reads_packed_texts_as_if_each_were_alone() {
+    tch::manual_seed(7);
+    let options =
+        Gpt2Options { vocab_size: 60, n_embd: 16, n_head: 2, n_layer: 2, ..Gpt2Options::default() };
+    let mut model = Model::new(|path| Gpt2LmHead::new(path, &options)).unwrap();
+    model.eval();
+    let texts: Vec<Vec<i64>> =
+        (0..9).map(|text| (0..=text).map(|at| 1 + (7 * text + at) % 59).collect()).collect();
+    let packed = PackedTexts::new(texts.clone(), 12, 0).unwrap();
+    let rows: Vec<usize> = (0..packed.num_samples()).collect();
+    let batch = packed.batch(&rows, &BatchContext::default()).unwrap();
+    let mask = batch.attention_mask(true).unwrap();
+    let tokens = Tokens {
+        attention_mask: Some(&mask),
+        position_ids: Some(&batch.position_ids),
+        ..Tokens::from(&batch.input_ids)
+    };
+    let scores = tch::no_grad(|| model.forward(tokens)).unwrap();
+    let sequences = Vec::<Vec<i64>>::try_from(&batch.sequence_ids).unwrap();
+    let mut met = 0;
+    for (row, sequences) in sequences.iter().enumerate() {
+        for number in 1..=*sequences.iter().max().unwrap() {
+            let of_text = |tensor: &Tensor| {
+                let places = sequences.iter().enumerate().filter(|(_, found)| **found == number);
+                let places: Vec<i64> = places.map(|(place, _)| place as i64).collect();
+                tensor.get(row as i64).index_select(0, &Tensor::from_slice(&places))
+            };
+            let alone = of_text(&batch.input_ids);
+            assert!(texts.contains(&numbers(&alone)));
+            let expected = tch::no_grad(|| model.forward(&alone.unsqueeze(0))).unwrap().get(0);
+            let difference = (of_text(&scores) - expected).abs().max().double_value(&[]);
+            assert!(difference < 1e-5, "row {row}, text {number}: {difference}");
+            met += 1;
+        }
+    }
+    assert_eq!(met, 9);
 }
