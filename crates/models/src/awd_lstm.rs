@@ -213,7 +213,6 @@ impl AwdLstm {
     }
 
     /// The words' table, `[words, embedding]`.
-    #[must_use]
     pub fn embedding(&self) -> &Tensor {
         self.words.weight()
     }

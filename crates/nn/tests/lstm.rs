@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
 use brigade_nn::{Error, Kind, Lstm, LstmOptions, LstmState, Model, Tensor};
+use brigade_torch::{Autocast, emulated_kind};
 use serde_json::Value;
 
 fn numbers(value: &Value) -> Vec<f64> {
@@ -104,4 +105,30 @@ fn what_does_not_fit_is_refused() {
     let wide = Tensor::ones([5, 2, 7], (Kind::Float, model.device()));
     let error = model.forward(&wide).unwrap_err().to_string();
     assert!(error.ends_with("expected an input of [5, 2, 3], found [5, 2, 7]"), "{error}");
+}
+
+/// In float32 where the processor has no 16-bit products, so that only the output is rounded.
+#[test]
+fn under_autocast_the_output_has_16_bits() {
+    tch::manual_seed(3);
+    let model = Model::new(|path| Lstm::new(path, 3, 4)).unwrap();
+    let words = Tensor::randn([5, 2, 3], (Kind::Float, model.device()));
+    let (exact, _) = model.forward(&words).unwrap();
+    let scope = Autocast::enter(model.device(), Kind::BFloat16, true).unwrap();
+    let emulated = emulated_kind(&words).unwrap();
+    let (short, state) = model.forward(&words).unwrap();
+    let (again, _) = model.forward((&words.to_kind(Kind::BFloat16), &state)).unwrap();
+    drop(scope);
+    assert_eq!((short.kind(), again.kind()), (Kind::BFloat16, Kind::BFloat16));
+    match emulated {
+        Some(kind) => {
+            assert_eq!((kind, state.hidden.kind()), (Kind::BFloat16, Kind::Float));
+            assert_eq!(short, exact.to_kind(kind));
+        }
+        None => assert!((short - exact).abs().max().double_value(&[]) < 0.02),
+    }
+    again.sum(Kind::Float).backward();
+    for parameter in model.parameters() {
+        assert_eq!(parameter.tensor.grad().kind(), Kind::Float, "{}", parameter.name);
+    }
 }

@@ -1,4 +1,5 @@
 #include "brigade-torch/src/bridge.rs.h"
+#include "native_bf16.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
@@ -33,6 +34,15 @@ void autocast_leave(int8_t device, const AutocastState& before) noexcept {
   at::autocast::set_autocast_enabled(type, before.enabled);
   at::autocast::set_autocast_dtype(type, static_cast<at::ScalarType>(before.dtype));
   at::autocast::set_autocast_cache_enabled(before.cache);
+}
+
+int8_t emulated_type(const Tensor& operand) {
+  const at::Device device = operand.device();
+  at::ScalarType wanted = operand.scalar_type();
+  if (at::autocast::is_autocast_enabled(device.type()) && at::isFloatingType(wanted) && wanted != at::kDouble) {
+    wanted = at::autocast::get_autocast_dtype(device.type());
+  }
+  return product_type(wanted, device) == wanted ? -1 : static_cast<int8_t>(wanted);
 }
 
 bool is_channels_last(const Tensor& tensor) {

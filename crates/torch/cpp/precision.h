@@ -13,6 +13,9 @@ AutocastState autocast_enter(int8_t device, const AutocastState& next);
 // Sets back what `autocast_enter` gave. The outermost scope forgets the weights that it has cast.
 void autocast_leave(int8_t device, const AutocastState& before) noexcept;
 
+// The 16-bit type that products of this operand would be emulated in; -1 where they would not be.
+int8_t emulated_type(const Tensor& operand);
+
 // A tensor of four dimensions with its channels last in memory; itself where it has them there.
 std::unique_ptr<Tensor> channels_last(const Tensor& tensor);
 bool is_channels_last(const Tensor& tensor);

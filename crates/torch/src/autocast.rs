@@ -3,9 +3,9 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use tch::{Device, Kind};
+use tch::{Device, Kind, Tensor};
 
-use crate::bridge::ffi;
+use crate::bridge::{borrow, ffi};
 use crate::error::Error;
 
 /// A scope in which operations of this thread on one type of device compute in a shorter type, or do not:
@@ -69,6 +69,21 @@ impl Drop for Autocast {
 impl fmt::Debug for Autocast {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Autocast").field("device", &self.device).finish_non_exhaustive()
+    }
+}
+
+/// Returns the 16-bit type that products of this operand would be computed in, by its own or by autocast, where
+/// the processor has no instructions for them: libtorch emulates them then, several times slower than products
+/// in float32, and less exactly. None where it has, and for products of other types.
+///
+/// # Errors
+/// [`Error::Libtorch`] for a device without autocast.
+pub fn emulated_kind(operand: &Tensor) -> Result<Option<Kind>, Error> {
+    match ffi::emulated_type(borrow(operand)) {
+        Ok(5) => Ok(Some(Kind::Half)),
+        Ok(15) => Ok(Some(Kind::BFloat16)),
+        Ok(_) => Ok(None),
+        Err(error) => Err(Error::libtorch("emulated_kind", &error)),
     }
 }
 

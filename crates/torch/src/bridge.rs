@@ -719,6 +719,7 @@ pub(crate) mod ffi {
 
         fn autocast_enter(device: i8, next: &AutocastState) -> Result<AutocastState>;
         fn autocast_leave(device: i8, before: &AutocastState);
+        fn emulated_type(operand: &Tensor) -> Result<i8>;
         fn channels_last(tensor: &Tensor) -> Result<UniquePtr<Tensor>>;
         fn is_channels_last(tensor: &Tensor) -> Result<bool>;
         fn unscale_gradients(

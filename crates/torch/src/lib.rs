@@ -46,7 +46,7 @@ mod tensor_tree;
 mod work;
 
 pub use attention::{AttentionOptions, attention};
-pub use autocast::{Autocast, cuda_has_bf16};
+pub use autocast::{Autocast, cuda_has_bf16, emulated_kind};
 pub use autograd::{
     BackwardOptions, GradOptions, backward, backward_with, clear_gradient, grad, grad_enabled,
     gradient, same_tensor, set_gradient,

@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use brigade_nn::{Error, Result, Training};
-use brigade_torch::{CrossEntropyLoss, CrossEntropyOptions, cross_entropy, linear_cross_entropy};
+use brigade_torch::{
+    CrossEntropyLoss, CrossEntropyOptions, cross_entropy, linear, linear_cross_entropy,
+};
 use tch::Tensor;
 
 /// The last layer of a [`LanguageModel`](crate::LanguageModel): what turns the numbers before it into scores
@@ -78,7 +80,7 @@ impl LanguageModelHead {
     /// libtorch's, for another width.
     pub fn scores(&self, hidden: &Tensor) -> Result<Tensor> {
         let layer = self.lock();
-        Ok(hidden.f_linear(&layer.weight, layer.bias.as_ref())?)
+        linear(hidden, &layer.weight, layer.bias.as_ref()).map_err(Error::custom)
     }
 
     /// Computes the cross-entropy of what the model gave, be it [fused](Self::is_fused) or not: with words

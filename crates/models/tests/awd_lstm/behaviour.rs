@@ -94,7 +94,7 @@ fn evaluation_drops_nothing() {
 fn a_saved_state_goes_on_bit_for_bit() {
     let model = build(Kind::Float, |path| LanguageModel::new(path, 26, &small_language_model()));
     let state = model.module().state().clone();
-    model.forward(&words()).unwrap();
+    let _ = model.forward(&words()).unwrap();
     let saved = state.hidden_state();
     let expected = model.forward(&doc(1, 24).view([3, 8])).unwrap();
     // Training went on, and what was saved did not change.
@@ -108,7 +108,7 @@ fn a_saved_state_goes_on_bit_for_bit() {
 fn a_state_of_another_model_is_refused() {
     let model = build(Kind::Float, |path| LanguageModel::new(path, 26, &small_language_model()));
     let state = model.module().state();
-    model.forward(&words()).unwrap();
+    let _ = model.forward(&words()).unwrap();
     let mut saved = state.hidden_state();
     saved.truncate(2);
     let error = state.set_hidden_state(saved.clone()).unwrap_err().to_string();
@@ -126,7 +126,7 @@ fn outputs_are_kept_where_they_are_asked_for_and_handed_out_once() {
     let mut model =
         build(Kind::Double, |path| LanguageModel::new(path, 26, &small_language_model()));
     let state = model.module().state().clone();
-    model.forward(&words()).unwrap();
+    let _ = model.forward(&words()).unwrap();
     assert!(state.take_outputs().is_none());
     state.keep_outputs(true);
     let loss = model.forward(&words()).unwrap().square().mean(Kind::Double);
@@ -137,7 +137,7 @@ fn outputs_are_kept_where_they_are_asked_for_and_handed_out_once() {
     assert!(penalty.double_value(&[]) > 0.0);
     assert!(state.take_outputs().is_none());
     model.eval();
-    model.forward(&words()).unwrap();
+    let _ = model.forward(&words()).unwrap();
     assert!(state.take_outputs().is_none());
 }
 

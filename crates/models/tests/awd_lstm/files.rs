@@ -178,7 +178,7 @@ fn a_vocabulary_that_does_not_fit_is_refused() {
 #[test]
 fn hidden_states_belong_to_no_file() {
     let model = language_model(26, 0);
-    model.forward(&Tensor::from_slice(&[2i64, 3]).unsqueeze(0)).unwrap();
+    let _ = model.forward(&Tensor::from_slice(&[2i64, 3]).unsqueeze(0)).unwrap();
     assert_eq!(model.state_dict().len(), 16);
     assert_eq!(values(&model.module().encoder().state().hidden_state()[0].hidden).len(), 12);
 }

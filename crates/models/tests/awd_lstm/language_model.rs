@@ -118,7 +118,7 @@ fn a_fused_model_gives_scores_in_evaluation() {
 fn generation_goes_on_from_the_whole_text() {
     let mut model =
         build(Kind::Double, |path| LanguageModel::new(path, 26, &small_language_model()));
-    model.forward(&doc(3, 8).view([2, 4])).unwrap();
+    let _ = model.forward(&doc(3, 8).view([2, 4])).unwrap();
     let before = model.module().state().hidden_state();
     let greedy = NextWordOptions { temperature: 0.0, never: Some(0), ..NextWordOptions::default() };
     let found = generate_words(&mut model, &[2, 9, 4], 6, &greedy).unwrap();
