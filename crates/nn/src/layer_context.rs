@@ -29,6 +29,20 @@ impl LayerContext {
         Ok(self.output(self.check(result, input)?))
     }
 
+    /// As [`Self::finish`], for an operation of the border.
+    pub(crate) fn finish_border(
+        &self,
+        result: std::result::Result<Tensor, brigade_torch::Error>,
+        input: &Tensor,
+    ) -> Result<Tensor> {
+        let result = result.map_err(|error| match error {
+            // The layer's name stands for the operation's.
+            brigade_torch::Error::Libtorch { detail, .. } => TchError::Torch(detail),
+            other => TchError::Torch(other.to_string()),
+        });
+        self.finish(result, input)
+    }
+
     /// What the layer's hooks make of its output.
     pub(crate) fn output(&self, output: Tensor) -> Tensor {
         self.hooks.apply(&self.name, output)

@@ -2,6 +2,7 @@
 
 use std::borrow::Borrow;
 
+use brigade_torch::dropout;
 use tch::Tensor;
 
 use crate::layer_context::LayerContext;
@@ -10,6 +11,8 @@ use crate::{Module, ParamPath, Result, Training};
 /// In training sets each value to 0 with probability `p` and divides the others by `1 − p`; in
 /// evaluation passes its input. Any shape
 /// ([torch.nn.Dropout](https://docs.pytorch.org/docs/stable/generated/torch.nn.Dropout.html)).
+///
+/// On the CPU [`brigade_torch::dropout`] draws what is dropped, and keeps no mask.
 ///
 /// It has no parameters, and takes the path only for the switch between training and evaluation.
 ///
@@ -45,6 +48,10 @@ impl Module<&Tensor> for Dropout {
     type Output = Tensor;
 
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        self.context.finish(input.f_dropout(self.probability, self.training.is_on()), input)
+        let output = match self.training.is_on() {
+            true => dropout(input, self.probability, None),
+            false => Ok(input.shallow_clone()),
+        };
+        self.context.finish_border(output, input)
     }
 }

@@ -2,6 +2,7 @@
 
 use std::borrow::Borrow;
 
+use brigade_torch::linear;
 use tch::Tensor;
 
 use crate::layer_context::LayerContext;
@@ -79,6 +80,7 @@ impl Module<&Tensor> for Linear {
     type Output = Tensor;
 
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        self.context.finish(input.f_linear(&self.weight, self.bias.as_ref()), input)
+        let output = linear(input, &self.weight, self.bias.as_ref());
+        self.context.finish_border(output, input)
     }
 }
