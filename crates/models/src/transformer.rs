@@ -12,6 +12,7 @@ mod gpt2;
 mod groups;
 mod head;
 mod init;
+mod labelled;
 mod llama;
 mod loss;
 mod pretrained;
@@ -28,6 +29,7 @@ pub use self::decay::no_decay_parameters;
 pub use self::generate::{CausalModel, GeneratedTokens, GenerationOptions};
 pub use self::gpt2::{Gpt2, Gpt2LmHead, Gpt2Options};
 pub use self::groups::joined_layers;
+pub use self::labelled::Labelled;
 pub use self::llama::{Llama, LlamaForCausalLm, LlamaOptions};
 pub use self::loss::{
     IGNORED_LABEL, ProblemType, TokenLoss, causal_lm_loss, sequence_loss, token_loss,

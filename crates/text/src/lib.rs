@@ -15,6 +15,7 @@ mod sequences;
 mod sorted;
 mod stream;
 
+pub use brigade_tokens as tokens;
 pub use codec::{TextCodec, codec_from};
 pub use collate::{
     MaskedTokens, Sequence, SequenceBatch, SequenceCollator, SequenceLabel, align_labels,

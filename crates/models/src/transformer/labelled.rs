@@ -1,0 +1,91 @@
+//! A language model's loss as the output of its forward.
+
+use brigade_nn::{Module, Result};
+use brigade_torch::{Error, TensorTree, TreeSpec};
+use tch::Tensor;
+
+use super::bert::BertForMaskedLm;
+use super::gpt2::Gpt2LmHead;
+use super::llama::LlamaForCausalLm;
+use super::loss::TokenLoss;
+use super::tokens::Tokens;
+
+/// Tokens with their labels: the input of a language model whose forward gives the loss, as transformers' does
+/// with `labels=`. The logits of all tokens are never there at once.
+///
+/// A prepared model averages the gradients of what went through its forward; [`Gpt2LmHead::loss`] and its kin, called
+/// on the module inside, would leave each rank its own.
+///
+/// ```
+/// use brigade_models::{Gpt2LmHead, Gpt2Options, Labelled};
+/// use brigade_nn::{Model, Tensor};
+///
+/// let options = Gpt2Options { vocab_size: 50, n_positions: 8, n_embd: 16, n_layer: 1, n_head: 2, ..Default::default() };
+/// let model = Model::new(|path| Gpt2LmHead::new(path, &options))?;
+/// let ids = Tensor::from_slice(&[7i64, 3, 9, 4]).view([1, 4]);
+/// let loss = model.forward(Labelled::new(&ids, &ids))?;
+/// assert_eq!(loss.count, 3);
+/// loss.mean()?.backward();
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Labelled<'a> {
+    /// What the model reads.
+    pub tokens: Tokens<'a>,
+    /// `[batch, tokens]` of int64, [`crate::IGNORED_LABEL`] where there is none. Of a causal model mostly the ids
+    /// themselves: each position predicts the label of the next.
+    pub labels: &'a Tensor,
+    /// The share of a label that all tokens have; 0.
+    pub smoothing: f64,
+}
+
+impl<'a> Labelled<'a> {
+    /// Takes tokens and labels, without smoothing.
+    pub fn new(tokens: impl Into<Tokens<'a>>, labels: &'a Tensor) -> Self {
+        Self { tokens: tokens.into(), labels, smoothing: 0.0 }
+    }
+}
+
+macro_rules! with_loss {
+    ($($model:ident),+) => {
+        $(impl Module<Labelled<'_>> for $model {
+            type Output = TokenLoss;
+
+            fn forward(&self, labelled: Labelled<'_>) -> Result<TokenLoss> {
+                self.loss(labelled.tokens, labelled.labels, labelled.smoothing)
+            }
+        })+
+    };
+}
+
+with_loss!(Gpt2LmHead, LlamaForCausalLm, BertForMaskedLm);
+
+impl TensorTree for TokenLoss {
+    type Owned = Self;
+
+    fn visit<'a>(&'a self, f: &mut dyn FnMut(&'a Tensor)) {
+        self.sum.visit(f);
+    }
+
+    fn try_map<E>(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor, E>) -> Result<Self, E> {
+        Ok(Self { sum: self.sum.try_map(f)?, count: self.count })
+    }
+
+    fn spec(&self) -> TreeSpec {
+        TreeSpec::Tuple(vec![self.sum.spec(), TreeSpec::Int(self.count)])
+    }
+
+    fn from_spec(
+        spec: &TreeSpec,
+        tensors: &mut dyn Iterator<Item = Tensor>,
+    ) -> Result<Self, Error> {
+        let parts = spec.tuple(2)?;
+        let TreeSpec::Int(count) = parts[1] else {
+            return Err(Error::InvalidArgument(format!(
+                "expected the number of labels of a loss, found {:?}",
+                parts[1]
+            )));
+        };
+        Ok(Self { sum: Tensor::from_spec(&parts[0], tensors)?, count })
+    }
+}
