@@ -4,6 +4,7 @@ mod checkpoint;
 mod images;
 mod learner;
 mod products;
+mod text;
 mod training;
 
 use anyhow::{Context, Result};
@@ -34,6 +35,10 @@ pub(crate) fn all() -> Vec<Comparison> {
         Comparison { name: "images-example", run: images::example },
         Comparison { name: "learner-overhead", run: learner::overhead },
         Comparison { name: "learner-imagewoof", run: learner::imagewoof },
+        Comparison { name: "text-tokens", run: text::tokens },
+        Comparison { name: "text-awd-lstm", run: text::awd_lstm },
+        Comparison { name: "text-gpt2", run: text::gpt2 },
+        Comparison { name: "text-bert", run: text::bert },
         Comparison { name: "linear-against-pytorch", run: training::linear },
         Comparison { name: "transformer-block-against-pytorch", run: training::transformer_block },
         Comparison { name: "matmul-share", run: products::matmul_share },

@@ -5,6 +5,7 @@ mod images;
 mod learner;
 mod nets;
 mod products;
+mod text;
 mod training;
 
 use std::time::{Duration, Instant};
@@ -41,6 +42,7 @@ pub(crate) fn run(name: &str) -> Result<Vec<Vec<f64>>> {
         "train-on-demand" => training::train_on_demand(&words[1..]),
         "matmul-share" => training::matmul_share(&words[1..]),
         "images" => images::run(&words[1..]),
+        "text" => text::run(&words[1..]),
         "learner" => learner::run(&words[1..]),
         "adamw" => training::adamw(),
         "all-reduce" => training::all_reduce(),

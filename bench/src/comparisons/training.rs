@@ -94,7 +94,7 @@ struct Goals {
 
 /// Our bf16 against their fp32, and the same settings on both sides.
 const CROSSED: f64 = 2.0;
-const SAME: f64 = 0.98;
+pub(super) const SAME: f64 = 0.98;
 
 /// Each setting of each side runs once in every round; the lines share the measurements.
 fn steps(rounds: usize, goals: &Goals) -> Result<Vec<Row>> {
@@ -161,7 +161,7 @@ fn against_pytorch(rounds: usize, net: &str, what: [&'static str; 2]) -> Result<
 }
 
 /// How many times as fast as the peer.
-fn times(what: &'static str, ours: f64, theirs: f64, goal: f64) -> Row {
+pub(super) fn times(what: &'static str, ours: f64, theirs: f64, goal: f64) -> Row {
     Row {
         what,
         ours: milliseconds(ours),
