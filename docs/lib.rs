@@ -21,6 +21,7 @@ pages! {
     OneToMany "one-to-many.md"
     OwnProject "own-project.md"
     PrecisionAndSpeed "precision-and-speed.md"
+    Text "text.md"
     Watching "watching.md"
     Readme "../README.md"
     ReadmeOfTheLibrary "../crates/brigade/README.md"

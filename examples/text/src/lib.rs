@@ -1,6 +1,8 @@
 //! What the programs of this example share: their options, and texts where none are on disk.
 
+mod awd_lstm;
 mod reviews;
+mod training;
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +12,9 @@ use brigade::learn::prelude::*;
 use brigade::train::AcceleratorBuilder;
 use clap::Args;
 
+pub use awd_lstm::AwdLstmArgs;
 pub use reviews::reviews;
+pub use training::{Losses, Training, add_loss, labels_once};
 
 /// Options of all programs.
 #[derive(Debug, Args)]
@@ -28,7 +32,7 @@ pub struct Common {
     /// Save checkpoints here after each epoch, and go on from the one that is there.
     #[arg(long, value_name = "FOLDER")]
     pub checkpoint: Option<PathBuf>,
-    /// Save checkpoints after every so many batches as well.
+    /// Save checkpoints after every so many batches as well; after every so many steps where a step has several.
     #[arg(long, value_name = "BATCHES", requires = "checkpoint", value_parser = positive())]
     pub checkpoint_every: Option<u64>,
     /// Log steps and epochs as runs of this project below `runs/`, for `brigade watch` and `brigade report`.
@@ -114,10 +118,7 @@ impl Callback for PrintLosses {
 ///
 /// # Errors
 /// When `write` fails, or the folder above cannot be made.
-pub fn whole(
-    path: &Path,
-    write: impl FnOnce(&Path) -> anyhow::Result<()>,
-) -> anyhow::Result<()> {
+pub fn whole(path: &Path, write: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<()> {
     if path.exists() {
         return Ok(());
     }

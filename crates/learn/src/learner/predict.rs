@@ -200,7 +200,7 @@ impl Learner {
             (Part::Valid, None) => None,
         };
         self.pass(part, Gathering(Rc::clone(&gathered)))?;
-        self.collected(gathered.take(), places)
+        self.collected(gathered.take(), places.as_deref())
     }
 
     /// Predicts other data: batches `(X, target)`, or `(X, None::<Tensor>)` without targets.
@@ -226,7 +226,7 @@ impl Learner {
             let source = source.prepare(&learner.state.accelerator, false)?;
             learner.evaluate(&*source, vec![Box::new(own)])
         })?;
-        self.collected(gathered.take(), places)
+        self.collected(gathered.take(), places.as_deref())
     }
 
     /// Predicts the validation data with the training's transforms `passes` times and without them once, and mixes the
@@ -331,10 +331,10 @@ impl Learner {
 
     /// Joins what the ranks have gathered; `order` is where each sample stands in the order of the batches, where
     /// that is not the data's.
-    fn collected(&self, gathered: Gathered, order: Option<Vec<i64>>) -> Result<Predictions> {
+    fn collected(&self, gathered: Gathered, order: Option<&[i64]>) -> Result<Predictions> {
         let Gathered { places, predictions, targets } = gathered;
         let accelerator = &self.state.accelerator;
-        let order = order.as_deref().map(Tensor::from_slice);
+        let order = order.map(Tensor::from_slice);
         let restored = |joined: Option<Tensor>| match (joined, &order) {
             (Some(joined), Some(order)) if joined.size().first() == order.size().first() => {
                 joined.f_index_select(0, order).map(Some)

@@ -87,7 +87,7 @@ fn calls(learner: &mut Learner, case: &Value) {
             "freeze_to" => learner.freeze_to(with["n"].as_i64().unwrap() as isize).unwrap(),
             "fit" => learner.fit(epochs(), rates(&with["lr"]), watch).unwrap(),
             "fit_one_cycle" => {
-                learner.fit_one_cycle(epochs(), rates(&with["lr_max"]), watch).unwrap()
+                learner.fit_one_cycle(epochs(), rates(&with["lr_max"]), watch).unwrap();
             }
             other => panic!("there is no call {other}"),
         }
