@@ -72,6 +72,10 @@ fn folder() -> TempDir {
         "target/release/learn_pets",
         "target/release/learn_segmentation",
         "target/release/learn_tabular",
+        "target/release/text_glue",
+        "target/release/text_gpt",
+        "target/release/text_imdb",
+        "target/release/text_ulmfit",
     ];
     for program in programs {
         let path = folder.path().join(program);
