@@ -1,0 +1,189 @@
+//! What the programs with a loop of their own share: its options, its losses, and their picture.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use anyhow::Context;
+use brigade::data::Batch;
+use brigade::models::{IGNORED_LABEL, TokenLoss};
+use brigade::prelude::{Accelerator, Kind, Mean, ProjectConfiguration, Schedule, Tensor};
+use brigade::text::SequenceBatch;
+use brigade_plot::{Chart, Plot};
+use clap::Args;
+use serde::{Deserialize, Serialize};
+
+use crate::{Common, positive};
+
+/// Options of a training whose loop is in the program.
+#[derive(Debug, Args, Serialize)]
+pub struct Training {
+    /// Passes over the training data.
+    #[arg(long, default_value_t = 3, value_parser = positive())]
+    pub epochs: u64,
+    /// Sequences in a batch of one process.
+    #[arg(long, default_value_t = 16, value_parser = positive())]
+    pub batch_size: u64,
+    /// Batches of each process whose gradients become one step, each token or pair with the same weight.
+    #[arg(long, default_value_t = 1, value_parser = positive())]
+    pub accumulate: u64,
+    /// Steps in which the learning rate rises from 0.
+    #[arg(long, default_value_t = 100, value_name = "STEPS")]
+    pub warmup: u64,
+    /// How much weights decay, except those of norms, and biases.
+    #[arg(long, default_value_t = 0.01)]
+    pub weight_decay: f64,
+    /// The largest norm of all gradients together.
+    #[arg(long, default_value_t = 1.0, value_name = "NORM")]
+    pub clip: f64,
+    /// Save a picture of the losses, `loss.png`, into this folder.
+    #[arg(long, value_name = "FOLDER")]
+    pub plots: Option<PathBuf>,
+    /// Save the model and its tokenizer here, as `from_pretrained` of Hugging Face's transformers reads them.
+    #[arg(long, value_name = "FOLDER")]
+    pub save: Option<PathBuf>,
+}
+
+impl Training {
+    /// Makes the Accelerator of these options. Each process draws its own dropout.
+    ///
+    /// # Errors
+    /// When the launcher's variables contradict each other, a rank is gone, or the device cannot compute in the
+    /// precision.
+    pub fn accelerator(&self, common: &Common) -> anyhow::Result<Accelerator> {
+        let mut builder =
+            Accelerator::builder().gradient_accumulation_steps(self.accumulate as usize);
+        if let Some(folder) = &common.checkpoint {
+            builder = builder.project(ProjectConfiguration::new(folder).total_limit(2));
+        }
+        let accelerator = common.accelerator(builder)?;
+        accelerator.set_seed_per_process(common.seed.into());
+        Ok(accelerator.with_mixed_precision(common.precision(&accelerator))?)
+    }
+
+    /// Returns the number of optimizer steps, of epochs with so many batches of each process.
+    #[must_use]
+    pub fn steps(&self, batches: usize) -> u64 {
+        (batches as u64).div_ceil(self.accumulate) * self.epochs
+    }
+
+    /// Lets the learning rate rise from 0 and then follow a schedule, which is asked for with the number of steps that
+    /// are left to it. A training of fewer steps than the rise has rises for half of them.
+    ///
+    /// # Errors
+    /// Those of the schedule.
+    pub fn warmed_up(
+        &self,
+        steps: u64,
+        then: impl FnOnce(u64) -> brigade::train::Result<Schedule>,
+    ) -> anyhow::Result<Schedule> {
+        let rise = if self.warmup < steps { self.warmup } else { steps / 2 };
+        let schedule = then(steps - rise)?;
+        Ok(if rise == 0 { schedule } else { schedule.warmup(rise, 0.0)? })
+    }
+
+    /// Starts the trackers where that was asked for, and goes on from the newest checkpoint where there is one, after
+    /// everything was prepared.
+    ///
+    /// # Errors
+    /// When a tracker cannot write, or the checkpoint does not fit.
+    pub fn begin(&self, common: &Common, accelerator: &Accelerator) -> anyhow::Result<()> {
+        if let Some(project) = &common.log {
+            accelerator.init_trackers(project, self)?;
+        }
+        if common.checkpoint.is_some() && accelerator.latest_checkpoint()?.is_some() {
+            let loaded = accelerator.load_latest_state()?;
+            accelerator.println(format!("Going on after step {}", loaded.step));
+        }
+        Ok(())
+    }
+}
+
+/// The losses of a training. Clones are the same list.
+#[derive(Debug, Clone, Default)]
+pub struct Losses(Arc<Mutex<Curves>>);
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Curves {
+    /// Of each optimizer step.
+    train: Vec<f64>,
+    /// With the number of steps before.
+    valid: Vec<(u64, f64)>,
+}
+
+impl Losses {
+    /// Makes a list that is a part of the Accelerator's checkpoints.
+    #[must_use]
+    pub fn new(accelerator: &Accelerator) -> Self {
+        let losses = Self::default();
+        accelerator.register_value_for_checkpointing(&losses.0);
+        losses
+    }
+
+    /// Adds the loss of a step.
+    pub fn push(&self, loss: f64) {
+        self.curves().train.push(loss);
+    }
+
+    /// Adds the validation loss after so many steps.
+    pub fn push_valid(&self, steps: u64, loss: f64) {
+        self.curves().valid.push((steps, loss));
+    }
+
+    /// Does what was asked for when the training is over: prints the losses, and draws them.
+    ///
+    /// # Errors
+    /// When the picture cannot be written.
+    pub fn finish(
+        &self,
+        accelerator: &Accelerator,
+        common: &Common,
+        training: &Training,
+    ) -> anyhow::Result<()> {
+        let curves = self.curves();
+        if common.log_losses {
+            accelerator.println(format!("losses {:?}", curves.train));
+        }
+        if let Some(folder) = training.plots.as_ref().filter(|_| accelerator.is_main_process()) {
+            std::fs::create_dir_all(folder)
+                .with_context(|| format!("cannot make the folder {}", folder.display()))?;
+            let points = |steps: &mut dyn Iterator<Item = (u64, f64)>| -> Vec<(f64, f64)> {
+                steps.map(|(step, loss)| (step as f64, loss)).collect()
+            };
+            let train = points(&mut (1..).zip(curves.train.iter().copied()));
+            let valid = points(&mut curves.valid.iter().copied());
+            let chart = Chart::new("Loss").x("step").y("loss").line("train", train);
+            chart.line("valid", valid).save(folder.join("loss.png"))?;
+        }
+        Ok(())
+    }
+
+    fn curves(&self) -> MutexGuard<'_, Curves> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Returns the labels of a batch, without those of the duplicates that complete the last batch of an epoch: losses then
+/// count every sequence once, on any number of processes.
+///
+/// # Errors
+/// When the batch has no labels.
+pub fn labels_once(batch: &Batch<SequenceBatch>) -> anyhow::Result<Tensor> {
+    let labels = batch.labels.as_ref().context("the batch has no labels")?;
+    let [valid, rows] = [batch.valid(), batch.rows()].map(|rows| rows as i64);
+    if valid == rows {
+        return Ok(labels.shallow_clone());
+    }
+    let duplicates = Tensor::f_arange_start(valid, rows, (Kind::Int64, labels.device()))?;
+    Ok(labels.f_index_fill(0, &duplicates, IGNORED_LABEL)?)
+}
+
+/// Adds a loss to a mean over all labels.
+///
+/// # Errors
+/// libtorch's.
+pub fn add_loss(mean: &mut Mean, loss: &TokenLoss) -> brigade::train::Result<()> {
+    if loss.count > 0 {
+        mean.add(loss.mean()?.f_double_value(&[])?, loss.count as f64);
+    }
+    Ok(())
+}
