@@ -1,5 +1,6 @@
 //! What the programs of this example share: their options, and texts where none are on disk.
 
+mod awd_lstm;
 mod pairs;
 mod reviews;
 mod training;
@@ -12,6 +13,7 @@ use brigade::learn::prelude::*;
 use brigade::train::AcceleratorBuilder;
 use clap::Args;
 
+pub use awd_lstm::AwdLstmArgs;
 pub use pairs::{Pairs, write_pairs};
 pub use reviews::reviews;
 pub use training::{Losses, Training, add_loss, labels_once};

@@ -17,7 +17,7 @@ use crate::whole;
 pub fn reviews(accelerator: &Accelerator, per_class: usize) -> anyhow::Result<PathBuf> {
     let folder = PathBuf::from(format!("data/reviews-{per_class}"));
     accelerator.local_main_process_first(|| {
-        let reviews = Reviews::new(per_class);
+        let reviews = Reviews::new(per_class).sentences(4);
         whole(&folder, |folder| reviews.write(folder).context("cannot write the reviews"))
             .map_err(DataError::other)
     })?;
