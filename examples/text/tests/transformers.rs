@@ -82,18 +82,18 @@ fn check(program: &str, options: &str, folder: &Path, golden: &str) -> String {
     assert_eq!(again.lines().last(), first.lines().last());
 
     let golden: Vec<f64> = serde_json::from_str(golden).unwrap();
-    // Processors round differently, by 1e-7 in one step, and each step carries that on: 2e-5 at the end of these
-    // curves between instruction sets.
-    near(&one, &golden, 1e-3, &first);
+    // Sums in another order, as of batches of 1 to 4, change these losses by 5e-7 at most. Processors differ in such
+    // orders and in the rounding of exp and tanh.
+    near(&one, &golden, 1e-4, &first);
 
     // What is left over at the end of an epoch is no whole batch, nor the same number of tokens or pairs for each
     // process: every one counts once all the same.
     let parts = run(program, &format!("{options} --batch-size 4 --accumulate 2"), folder);
-    near(&losses(&parts), &one, 1e-4, &parts);
+    near(&losses(&parts), &one, 1e-5, &parts);
     near(&validation(&parts), &validation(&first), 1e-3, &parts);
     let launched = format!("launch --nproc 2 {program} {options} --batch-size 4");
     let two = run(launcher::brigade_beside(program), &launched, folder);
-    near(&losses(&two), &one, 1e-4, &two);
+    near(&losses(&two), &one, 1e-5, &two);
     near(&validation(&two), &validation(&first), 1e-3, &two);
     assert_eq!(two.matches("[1]").count(), 0, "rank 0 alone prints: {two}");
 
@@ -143,6 +143,16 @@ fn dist_glue_alone_again_and_on_two_processes() {
     assert_eq!(losses(&text).len(), 1, "{text}");
     let config = fs::read_to_string(folder.join("tuned/config.json")).unwrap();
     assert!(config.contains("\"1\": \"equivalent\""), "{config}");
+
+    // The corpus itself begins with a byte order mark, and has quotation marks that are the texts' own.
+    fs::create_dir(folder.join("mrpc")).unwrap();
+    let rows = "\u{feff}Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t7\t8\tHe said \"so.\tSo \
+                he said.\n0\t9\t10\tA 5\" nail.\tA \"screw\".\n";
+    for file in ["msr_paraphrase_train.txt", "msr_paraphrase_test.txt"] {
+        fs::write(folder.join("mrpc").join(file), rows).unwrap();
+    }
+    let text = run(GLUE, "--data mrpc --model tuned --epochs 1 --log-losses", folder);
+    assert_eq!(losses(&text).len(), 1, "{text}");
 }
 
 #[test]
