@@ -17,8 +17,8 @@ use crate::setup::{self, SourceArgs};
 /// Start a project of your own: a small one that trains at once
 ///
 /// Makes a Cargo package with a network and its training on handwritten digits, which are embedded (or
-/// on photographs, which are generated), a test on two ranks, a README, and what Cargo needs to find
-/// libtorch, as `brigade setup` does.
+/// on photographs or texts, which are generated), a test on two ranks, a README, and what Cargo needs
+/// to find libtorch, as `brigade setup` does.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct NewArgs {
@@ -27,7 +27,7 @@ pub(crate) struct NewArgs {
     path: PathBuf,
 
     /// Program
-    #[arg(long, value_name = "NAME", value_enum, default_value_t)]
+    #[arg(long, value_name = "NAME", value_enum, default_value_t, hide_default_value = true)]
     template: Template,
 
     #[command(flatten)]
@@ -45,7 +45,7 @@ pub(crate) struct NewArgs {
 /// A program to begin with.
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 enum Template {
-    /// The training loop, on one process or many
+    /// The training loop, on one process or many: what is made unless given
     #[default]
     Loop,
     /// Also mixed precision, accumulation, a schedule, a tracker, and checkpoints that resume
@@ -54,6 +54,8 @@ enum Template {
     Single,
     /// A resnet18 on a folder of photographs with a folder for each class
     Vision,
+    /// An AWD-LSTM on a folder of texts with a folder for each class
+    Text,
 }
 
 /// Makes the project, and says what to do next.
@@ -123,8 +125,7 @@ fn fill(root: &Path, template: Template, brigade: &Source) -> anyhow::Result<Str
     let ignored = root.join(".gitignore");
     if ignored.is_file() {
         let text = read(&ignored)?;
-        let made = if matches!(template, Template::Vision) { "/photos\n" } else { "/run\n" };
-        write(&ignored, &format!("{text}/model.safetensors\n{made}"))?;
+        write(&ignored, &format!("{text}{}", template.made()))?;
     }
     Ok(name)
 }
@@ -172,6 +173,7 @@ impl Template {
             Self::Complete => "a training run with checkpoints that resume",
             Self::Single => "the training loop on one process",
             Self::Vision => "an image classifier for a folder of photographs",
+            Self::Text => "a classifier for a folder of texts",
         }
     }
 
@@ -181,6 +183,16 @@ impl Template {
             Self::Complete => include_str!("../templates/complete.rs"),
             Self::Single => include_str!("../templates/single.rs"),
             Self::Vision => include_str!("../templates/vision.rs"),
+            Self::Text => include_str!("../templates/text.rs"),
+        }
+    }
+
+    /// What the program writes, for `.gitignore`.
+    fn made(self) -> &'static str {
+        match self {
+            Self::Loop | Self::Complete | Self::Single => "/model.safetensors\n/run\n",
+            Self::Vision => "/model.safetensors\n/photos\n",
+            Self::Text => "/model.pth\n/reviews\n",
         }
     }
 
@@ -204,6 +216,12 @@ impl Template {
                 ("brigade-testkit", brigade.of_with("testkit", "photos")),
                 ("clap", with("4", "derive")),
             ],
+            Self::Text => vec![
+                ("anyhow", "1".into()),
+                ("brigade", brigade.of_with("brigade", "text")),
+                ("brigade-testkit", brigade.of("testkit")),
+                ("clap", with("4", "derive")),
+            ],
         }
     }
 
@@ -213,13 +231,14 @@ impl Template {
             Self::Loop => vec![testkit()],
             Self::Complete => vec![testkit(), ("tempfile", "3".into())],
             Self::Single => Vec::new(),
-            Self::Vision => vec![("tempfile", "3".into())],
+            Self::Vision | Self::Text => vec![("tempfile", "3".into())],
         }
     }
 
     fn readme(self, name: &str) -> String {
         let what = match self {
             Self::Vision => "a resnet18 on a folder of photographs",
+            Self::Text => "an AWD-LSTM on a folder of texts",
             _ => "a small network on handwritten digits",
         };
         let mut text = format!(
@@ -243,6 +262,12 @@ impl Template {
                 "cargo run --release -- --data FOLDER  # train/ and valid/, with a folder for each class\n\
                  brigade data stats photos             # classes, sizes, broken files\n\
                  brigade data show photos --transforms random-resized-crop=96,flip\n",
+            );
+        }
+        if matches!(self, Self::Text) {
+            text.push_str(
+                "cargo run --release -- --data FOLDER  # train/ and valid/, with a folder for each class\n\
+                 cargo run --release -- --text \"Not a bad film.\"\n",
             );
         }
         text.push_str(
@@ -359,6 +384,7 @@ Examples:
   brigade new digits
   brigade new digits --template complete
   brigade new photos --template vision
+  brigade new reviews --template text
   brigade new digits --libtorch /opt/libtorch";
 
 #[cfg(test)]

@@ -70,7 +70,7 @@ fn metadata(project: &Path) -> serde_json::Value {
 #[test]
 fn a_new_project_is_a_package_that_knows_its_libtorch() {
     let fixture = Fixture::new("2.13.0");
-    for template in ["loop", "complete", "single", "vision"] {
+    for template in ["loop", "complete", "single", "vision", "text"] {
         let libtorch = fixture.libtorch();
         let name = format!("my-{template}");
         let arguments = ["new", &name, "--template", template, "--libtorch"];

@@ -94,7 +94,7 @@ fn main() -> anyhow::Result<()> {
     let mut learner = args.common.with_callbacks(learner, "classifier")?;
     learner.load_encoder(&encoder)?;
     // More and more groups of layers from the last one on, the first ones at smaller rates.
-    let ratio = options.ratio.unwrap_or(if args.is_generated() { 1.0 } else { 2.6 });
+    let ratio = options.ratio.unwrap_or_else(|| if args.is_generated() { 1.0 } else { 2.6 });
     let rates = |last: f64| last / ratio.powi(4)..last;
     learner.fit_one_cycle(1, *lr, ())?;
     learner.freeze_to(-2)?;
