@@ -2,7 +2,7 @@
 //!
 //! This crate only gathers the others: [`train`] (the Accelerator), [`nn`] (layers, weights files),
 //! [`models`] (architectures; feature `models`, on by default), [`optim`], [`schedule`],
-//! [`data`], [`datasets`], `vision` (images; feature `vision`), `learn` (the Learner; feature
+//! [`data`], [`datasets`], `vision` (images; feature `vision`), `text` (feature `text`), `learn` (the Learner; feature
 //! `learn`), [`torch`] (the border with libtorch),
 //! [`plan`] and [`world`]. Most programs need no more than the [`prelude`].
 //!
@@ -61,11 +61,11 @@ pub use brigade_nn as nn;
 pub use brigade_optim as optim;
 pub use brigade_plan as plan;
 pub use brigade_schedule as schedule;
+#[cfg(feature = "text")]
+pub use brigade_text as text;
 pub use brigade_torch as torch;
 pub use brigade_track as track;
 pub use brigade_train as train;
-#[cfg(feature = "text")]
-pub use brigade_text as text;
 #[cfg(feature = "vision")]
 pub use brigade_vision as vision;
 pub use brigade_world as world;

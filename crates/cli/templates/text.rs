@@ -18,7 +18,7 @@ struct Options {
     #[arg(long, value_name = "FOLDER")]
     data: Option<PathBuf>,
     /// Passes over the training data.
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = 6)]
     epochs: usize,
     /// Texts in a batch of one process.
     #[arg(long, default_value_t = 16)]

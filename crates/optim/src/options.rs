@@ -330,9 +330,7 @@ impl Options {
             let (plain, decayed): (Vec<usize>, Vec<usize>) =
                 members.into_iter().partition(|&index| match &self.without_decay {
                     Some(names) => names.contains(&parameters[index].name),
-                    None => {
-                        self.no_decay_on_norms_and_biases && is_norm_or_bias(parameters, index)
-                    }
+                    None => self.no_decay_on_norms_and_biases && is_norm_or_bias(parameters, index),
                 });
             for (members, weight_decay, plain) in
                 [(decayed, weight_decay, false), (plain, 0.0, true)]

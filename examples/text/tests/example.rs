@@ -93,16 +93,16 @@ fn check(program: &str, name: &str, options: &str, fits: &[usize]) -> String {
     first
 }
 
-/// Other processors add up in another order, which moves a loss by about 1e-7 of it, and each step of Adam makes the
-/// distance larger: by a factor of some units, as it divides by the root of gradients that are nearly 0.
-const GOLDEN_STEPS: usize = 3;
-const GOLDEN_TOLERANCE: f64 = 1e-3;
+/// Other processors add up in another order: without vector instructions these losses are within 3e-6 of the file's.
+/// Steps of Adam make the distance larger, as it divides by the root of gradients that are nearly 0.
+const GOLDEN_STEPS: usize = 4;
+const GOLDEN_TOLERANCE: f64 = 1e-4;
 
 #[test]
 fn dist_imdb_alone_again_and_on_two_processes() {
     let text = check(IMDB, "imdb", "--lr 2e-4", &[4, 4]);
     assert!(text.contains("train_loss  valid_loss  accuracy"), "{text}");
-    assert!(text.contains("the ending moving.\": "), "{text}");
+    assert!(text.contains("the ending isn't dull.\": "), "{text}");
 }
 
 #[test]
@@ -121,13 +121,12 @@ fn dist_ulmfit_alone_again_and_on_two_processes() {
 fn imdb_learns_and_goes_on_from_what_ulmfit_has_saved() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
-    let text = run(IMDB, "--review dull", folder);
+    let text = run(IMDB, "", folder);
     let table: Vec<Vec<&str>> =
         text.lines().map(|line| line.split_whitespace().collect()).collect();
     let accuracy: f64 =
-        table.iter().rfind(|row| row.first() == Some(&"2")).unwrap()[3].parse().unwrap();
+        table.iter().rfind(|row| row.first() == Some(&"5")).unwrap()[3].parse().unwrap();
     assert!(accuracy > 0.8, "{text}");
-    assert!(text.contains("\"dull\": neg"), "{text}");
 
     run(ULMFIT, &format!("{SMALL} --language-epochs 1 --words 0"), folder);
     let saved = "--weights ulmfit/language_model.pth --vocabulary ulmfit/vocabulary.json";

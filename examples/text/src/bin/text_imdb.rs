@@ -17,16 +17,13 @@ struct Options {
     #[arg(long, conflicts_with_all = ["data", "download"])]
     sample: bool,
     /// Epochs with all of the model, after one with the new head alone.
-    #[arg(long, default_value_t = 3, value_parser = positive())]
+    #[arg(long, default_value_t = 6, value_parser = positive())]
     epochs: u64,
     /// The learning rate of the head in the first epoch.
     #[arg(long, default_value_t = 2e-2)]
     lr: f64,
     /// A review, whose opinion is told in the end.
-    #[arg(
-        long,
-        default_value = "I didn't expect much, but the cast is wonderful and the ending moving."
-    )]
+    #[arg(long, default_value = "The cast is wonderful, and the ending isn't dull.")]
     review: String,
 }
 

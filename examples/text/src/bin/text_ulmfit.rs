@@ -21,7 +21,7 @@ struct Options {
     #[arg(long, default_value_t = 4, value_parser = positive())]
     language_epochs: u64,
     /// Epochs of the classifier's last fit, with all of the model.
-    #[arg(long, default_value_t = 4, value_parser = positive())]
+    #[arg(long, default_value_t = 6, value_parser = positive())]
     epochs: u64,
     /// The highest learning rate of the language model's first fit; a tenth of it after pretrained weights.
     #[arg(long, default_value_t = 2e-2)]
@@ -85,6 +85,8 @@ fn main() -> anyhow::Result<()> {
     // Also where the fit was passed over, as a checkpoint of a later one has been found.
     accelerator.set_seed(args.common.seed.into());
     let text = learner.generate(&options.prompt, options.words, &Generate::default())?;
+    // Paragraphs of a text are tokens of line ends.
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     accelerator.println(format!("the language model goes on: {text}"));
 
     let labelled = TextLoaders::from_folder(folder).folders("train", "test").vocabulary(vocabulary);
