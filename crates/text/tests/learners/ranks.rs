@@ -9,7 +9,7 @@ use brigade_models::AwdLstmOptions;
 use brigade_nn::StateDict;
 use brigade_testkit::{World, dist_test, step};
 use brigade_text::{LanguageLearnerOptions, TextLearnerOptions};
-use brigade_train::Accelerator;
+use brigade_train::{Accelerator, Precision};
 use tch::{Kind, Tensor};
 
 use crate::setup::*;
@@ -89,6 +89,42 @@ dist_test!(world = 2, dist_classifiers_train_as_on_one_process, |_world: World| 
     assert_eq!(found.targets, expected.targets);
     assert!(found.predictions.allclose(&expected.predictions, 1e-10, 1e-10, false));
 });
+
+dist_test!(world = 2, dist_bf16_trains_with_the_fused_loss, |_world: World| {
+    let group = joined();
+    let fitted = |precision: Precision| {
+        let accelerator =
+            Accelerator::builder().sharing(&group).cpu(true).quiet(true).build().unwrap();
+        let data = language_data(&accelerator, &TRAIN, &VALID, 4, 6);
+        let learner = language_learner(&accelerator, data, language_options());
+        let mut learner = learner.mixed_precision(precision).unwrap();
+        learner.fit_one_cycle(2, 0.02, ()).unwrap();
+        // The fit has ended: the model gives scores, and they have float32's type.
+        assert_eq!(learner.validate().unwrap().metrics.len(), 2);
+        learner.recorder().losses().to_vec()
+    };
+    let (half, whole) = (fitted(Precision::Bf16), fitted(Precision::No));
+    assert_ne!(half, whole, "nothing was computed in 16 bits");
+    // Products of 8 bits of mantissa, over some twenty steps.
+    close(&half, &whole, 2e-2);
+});
+
+#[test]
+fn metrics_of_training_batches_look_at_scores() {
+    let accelerator = alone();
+    let fitted = |train_metrics: bool| {
+        let data = language_data(&accelerator, &TRAIN, &VALID, 4, 6);
+        let learner = language_learner(&accelerator, data, language_options());
+        let mut learner = learner.train_metrics(train_metrics);
+        learner.fit(2, 0.02, ()).unwrap();
+        learner
+    };
+    let (fused, scored) = (fitted(false), fitted(true));
+    close(scored.recorder().losses(), fused.recorder().losses(), 1e-5);
+    let accuracy = scored.recorder().last("train_accuracy").unwrap();
+    let perplexity = scored.recorder().last("train_perplexity").unwrap();
+    assert!((0.0..1.0).contains(&accuracy) && perplexity < 30.0, "{accuracy} {perplexity}");
+}
 
 /// Stops the program after so many trained batches.
 #[derive(Debug)]
