@@ -65,6 +65,7 @@ fn trainings_and_files_are_fastais() {
         max_len: Some(10),
         hidden: vec![6],
         dropout: Some(vec![0.0]),
+        fastai_last: true,
         ..TextClassifierOptions::default()
     };
     let words = text(1, 4, 13);

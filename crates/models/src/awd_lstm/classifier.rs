@@ -34,6 +34,7 @@ pub struct TextClassifier {
     encoder: SentenceEncoder,
     layers: Sequential,
     training: Training,
+    fastai_last: bool,
     /// The full name of the part after the encoder.
     head: String,
 }
@@ -52,6 +53,9 @@ pub struct TextClassifierOptions {
     /// The probabilities of dropout of the linear layers but the first one (`ps`), which
     /// [`TextClassifierOptions::drop_mult`] leaves as they are; none for 0.1 each.
     pub dropout: Option<Vec<f64>>,
+    /// Pools the place that fastai takes for the last word of a text, padding in the case of short ones, for weights
+    /// of a classifier that fastai has trained ([`masked_concat_pool`](crate::masked_concat_pool)); false.
+    pub fastai_last: bool,
     /// Brings the output into this range by a sigmoid (`y_range`), for regression; none.
     pub y_range: Option<[f64; 2]>,
 }
@@ -64,6 +68,7 @@ impl Default for TextClassifierOptions {
             max_len: Some(72 * 20),
             hidden: vec![50],
             dropout: None,
+            fastai_last: false,
             y_range: None,
         }
     }
@@ -97,6 +102,7 @@ impl TextClassifier {
             encoder: SentenceEncoder::new(path / 0, words, encoder, *seq_len, *max_len),
             layers: linear_layers(&head, &sizes, &dropout, options.y_range),
             training: head.training(),
+            fastai_last: options.fastai_last,
             head: head.name().to_owned(),
         }
     }
@@ -141,7 +147,8 @@ impl Module<&Tensor> for TextClassifier {
 
     fn forward(&self, words: &Tensor) -> Result<Tensor> {
         let (outputs, padding) = self.encode(words)?;
-        let pooled = masked_concat_pool(&outputs, &padding, self.encoder.seq_len())?;
+        let fastai_last = self.fastai_last.then(|| self.encoder.seq_len());
+        let pooled = masked_concat_pool(&outputs, &padding, fastai_last)?;
         if self.training.is_on() && self.state().keeps_outputs() {
             let dropped = outputs.shallow_clone();
             self.state().put_outputs(RnnOutputs { raw: outputs, dropped });

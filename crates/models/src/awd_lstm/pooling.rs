@@ -12,8 +12,9 @@ use crate::init::redraw_norm;
 /// values, and the means, all without the places where `padding` `[n, time]` is true (fastai's
 /// `masked_concat_pool`).
 ///
-/// The last word is found as fastai finds it: as many places before the end as there is padding among the last
-/// `seq_len` places. Of a text that begins among these, after padding, that is an earlier place.
+/// fastai looks for the last word as many places before the end as there is padding among the last `seq_len` places.
+/// Of a text that begins among these, after padding, that is a place of padding, and which one depends on the longest
+/// text of the batch. `fastai_last` takes that place, for weights that were trained so; else the last word is taken.
 ///
 /// ```
 /// use brigade_models::masked_concat_pool;
@@ -21,20 +22,33 @@ use crate::init::redraw_norm;
 ///
 /// let outputs = Tensor::from_slice(&[1f32, 5.0, 3.0, 9.0]).view([1, 4, 1]);
 /// let padding = Tensor::from_slice(&[false, false, false, true]).view([1, 4]);
-/// let pooled = masked_concat_pool(&outputs, &padding, 4)?;
+/// let pooled = masked_concat_pool(&outputs, &padding, None)?;
 /// assert_eq!(pooled, Tensor::from_slice(&[3f32, 5.0, 3.0]).view([1, 3]));
 /// # Ok::<(), brigade_nn::Error>(())
 /// ```
 ///
 /// # Errors
 /// libtorch's, for shapes that do not fit.
-pub fn masked_concat_pool(outputs: &Tensor, padding: &Tensor, seq_len: i64) -> Result<Tensor> {
+pub fn masked_concat_pool(
+    outputs: &Tensor,
+    padding: &Tensor,
+    fastai_last: Option<i64>,
+) -> Result<Tensor> {
     let (rows, time, width) = outputs.size3()?;
     let count = |mask: &Tensor| mask.f_sum_dim_intlist([1].as_slice(), true, Kind::Int64);
     let words = count(&padding.f_logical_not()?)?.f_to_kind(outputs.kind())?;
-    let tail = seq_len.clamp(0, time);
-    let after = count(&padding.f_narrow(1, time - tail, tail)?)?;
-    let last = after.f_neg()?.f_add_scalar(time - 1)?;
+    let last = match fastai_last {
+        Some(seq_len) => {
+            let tail = seq_len.clamp(0, time);
+            let after = count(&padding.f_narrow(1, time - tail, tail)?)?;
+            after.f_neg()?.f_add_scalar(time - 1)?
+        }
+        None => {
+            let places = Tensor::f_arange(time, (Kind::Int64, padding.device()))?;
+            let of_words = places.f_unsqueeze(0)?.f_masked_fill(padding, 0)?;
+            of_words.f_amax([1].as_slice(), true)?
+        }
+    };
     let last = last.f_unsqueeze(2)?.f_expand([rows, 1, width], false)?;
     let last = outputs.f_gather(1, &last, false)?.f_squeeze_dim(1)?;
 

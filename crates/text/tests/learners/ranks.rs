@@ -67,12 +67,13 @@ dist_test!(world = 2, dist_classifiers_train_as_on_one_process, |_world: World| 
         let lengths = [12, 5, 9, 20, 3, 7, 16, 4, 11, 8, 6, 14];
         let data = labelled_data(&accelerator, &lengths, &[10, 13, 4, 18, 6], 4, 5, 2);
         // AR and TAR are means over padded outputs, and ranks pad to their own longest text.
-        let options = TextLearnerOptions {
+        let mut options = TextLearnerOptions {
             kind: Kind::Double,
             alpha: 0.0,
             beta: 0.0,
             ..classifier_options(5)
         };
+        options.model.fastai_last = false;
         let mut learner = classifier_learner(&accelerator, data, options);
         learner.freeze().unwrap();
         learner.fit_one_cycle(1, 0.02, ()).unwrap();

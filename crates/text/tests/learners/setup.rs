@@ -102,6 +102,7 @@ pub(crate) fn classifier_options(seq_len: usize) -> TextLearnerOptions {
         hidden: vec![6],
         dropout: Some(vec![0.0]),
         seq_len: seq_len as i64,
+        fastai_last: true,
         ..Default::default()
     };
     TextLearnerOptions { model, ..Default::default() }
