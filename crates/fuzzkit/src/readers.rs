@@ -447,7 +447,7 @@ fn vocabulary(input: &[u8]) {
 fn tokens(input: &[u8]) {
     use brigade_tokens::{TokenCorpus, Vocabulary};
 
-    for input in [input.to_vec(), with_checksums(input)] {
+    for input in [input.to_vec(), corpus_with_checksums(input)] {
         let file = file(&input);
         let Ok(corpus) = TokenCorpus::open(path_of(&file)) else { continue };
         let unknown = Vocabulary::new(["xxunk"]).expect("one token");
@@ -465,7 +465,7 @@ fn tokens(input: &[u8]) {
 }
 
 /// The same corpus with its right checksums, so that what lies behind them is read.
-fn with_checksums(input: &[u8]) -> Vec<u8> {
+fn corpus_with_checksums(input: &[u8]) -> Vec<u8> {
     let mut bytes = input.to_vec();
     let numbers = 4096;
     if bytes.len() < numbers {
