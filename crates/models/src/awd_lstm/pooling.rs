@@ -85,7 +85,7 @@ pub(super) fn linear_layers(
         let mut block = Sequential::new().add(norm);
         // A layer whose probability is 0 has no dropout, and what comes after it has lower numbers.
         if probability != 0.0 {
-            block = block.add(Dropout::new(&path / 1, probability));
+            block = block.add(Dropout::maskless(&path / 1, probability));
         }
         let linear = &path / block.len();
         block = block.add(Linear::with_options(

@@ -204,7 +204,7 @@ impl Bert {
         let position_embeddings = embedding("position_embeddings", options.max_position_embeddings);
         let token_type_embeddings = embedding("token_type_embeddings", options.type_vocab_size);
         let norm = norm(&embeddings / "LayerNorm", options);
-        let dropout = Dropout::new(&embeddings / "dropout", options.hidden_dropout_prob);
+        let dropout = Dropout::maskless(&embeddings / "dropout", options.hidden_dropout_prob);
         let layers = path / "encoder" / "layer";
         let layers: Vec<_> = (0..options.num_hidden_layers)
             .map(|index| BertLayer::new(&(&layers / index), options))

@@ -141,7 +141,7 @@ impl Gpt2 {
         }
         let wte = Embedding::new(path / "wte", options.vocab_size, n_embd);
         let wpe = Embedding::new(path / "wpe", options.n_positions, n_embd);
-        let drop = Dropout::new(path / "drop", options.embd_pdrop);
+        let drop = Dropout::maskless(path / "drop", options.embd_pdrop);
         let blocks: Vec<_> = (0..options.n_layer)
             .map(|index| Gpt2Block::new(&(path / "h" / index), options, index))
             .collect();
@@ -391,11 +391,11 @@ impl Gpt2Block {
             c_attn: Conv1D::new(&attention / "c_attn", width, 3 * width),
             c_proj: Conv1D::new(&attention / "c_proj", width, width),
             training: (&attention / "attn_dropout").training(),
-            resid_dropout: Dropout::new(&attention / "resid_dropout", options.resid_pdrop),
+            resid_dropout: Dropout::maskless(&attention / "resid_dropout", options.resid_pdrop),
             ln_2: norm(path / "ln_2", options),
             c_fc: Conv1D::new(&mlp / "c_fc", width, inner),
             mlp_c_proj: Conv1D::new(&mlp / "c_proj", inner, width),
-            mlp_dropout: Dropout::new(&mlp / "dropout", options.resid_pdrop),
+            mlp_dropout: Dropout::maskless(&mlp / "dropout", options.resid_pdrop),
             activation: options.activation_function,
             heads,
             width,

@@ -296,7 +296,7 @@ struct Classifier {
 impl Classifier {
     fn new(path: &ParamPath<'_>, options: &BertOptions) -> Self {
         let dropout = options.classifier_dropout.unwrap_or(options.hidden_dropout_prob);
-        let dropout = Dropout::new(path / "dropout", dropout);
+        let dropout = Dropout::maskless(path / "dropout", dropout);
         let name = path / "classifier";
         let linear = Linear::new(&name, options.hidden_size, options.classes());
         draw(path, &linear, options.initializer_range);

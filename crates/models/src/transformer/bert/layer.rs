@@ -46,14 +46,14 @@ impl BertLayer {
             training: (&own / "dropout").training(),
             attention_dense: Linear::new(&attention_output / "dense", width, width),
             attention_norm: norm(&attention_output / "LayerNorm", options),
-            attention_dropout: Dropout::new(
+            attention_dropout: Dropout::maskless(
                 &attention_output / "dropout",
                 options.hidden_dropout_prob,
             ),
             intermediate: Linear::new(path / "intermediate" / "dense", width, inner),
             output_dense: Linear::new(&output / "dense", inner, width),
             output_norm: norm(&output / "LayerNorm", options),
-            output_dropout: Dropout::new(&output / "dropout", options.hidden_dropout_prob),
+            output_dropout: Dropout::maskless(&output / "dropout", options.hidden_dropout_prob),
             activation: options.hidden_act,
             heads: options.num_attention_heads,
             dropout,
