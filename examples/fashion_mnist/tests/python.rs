@@ -41,6 +41,8 @@ fn dist_rust_and_python_ranks_train_one_model() {
     let common = |command: &mut Command| {
         command
             .env("OMP_NUM_THREADS", "1")
+            // MKL's sums depend on where the operands lie in memory otherwise.
+            .env("MKL_CBWR", "COMPATIBLE")
             .env("BRIGADE_EXAMPLE", EXAMPLE)
             .env("BRIGADE_BATCHES", folder.path());
     };
