@@ -41,7 +41,7 @@ fn dist_rust_and_python_ranks_train_one_model() {
     let common = |command: &mut Command| {
         command
             .env("OMP_NUM_THREADS", "1")
-            // MKL's sums depend on where the operands lie in memory otherwise.
+            // Brigade asks MKL for sums that do not depend on where operands lie in memory; PyTorch does not.
             .env("MKL_CBWR", "COMPATIBLE")
             .env("BRIGADE_EXAMPLE", EXAMPLE)
             .env("BRIGADE_BATCHES", folder.path());
