@@ -42,7 +42,7 @@ pub(crate) fn awd_lstm(rounds: usize) -> Result<Vec<Row>> {
     )];
     rows.extend(memory(
         rounds,
-        "memory of a process that trains AWD-LSTM, both with defaults",
+        "highest memory (memory after the steps) of a process that trains AWD-LSTM, both with defaults",
         "text awd-lstm memory",
         "peers/awd_lstm.py",
         &["--memory"],
@@ -60,7 +60,7 @@ pub(crate) fn gpt2(rounds: usize) -> Result<Vec<Row>> {
             "GPT-2 small, 4 x 256 tokens, bf16, both with defaults",
             "GPT-2 small, same settings: fp32, fused AdamW",
             "GPT-2 small, same settings: bf16, fused AdamW",
-            "memory of a process that trains GPT-2 small, fp32",
+            "highest memory (memory after the steps) of a process that trains GPT-2 small, fp32",
         ],
     )
 }
@@ -75,7 +75,7 @@ pub(crate) fn bert(rounds: usize) -> Result<Vec<Row>> {
             "BERT base, 8 x 128 tokens, bf16, both with defaults",
             "BERT base, same settings: fp32, fused AdamW",
             "BERT base, same settings: bf16, fused AdamW",
-            "memory of a process that trains BERT base, fp32",
+            "highest memory (memory after the steps) of a process that trains BERT base, fp32",
         ],
     )
 }
@@ -110,7 +110,7 @@ fn transformer(rounds: usize, model: &str, names: [&'static str; 5]) -> Result<V
     Ok(rows)
 }
 
-/// Resident memory of a process after some steps.
+/// The highest resident memory of a process that trains, and in brackets what it holds after its last step.
 fn memory(
     rounds: usize,
     what: &'static str,
@@ -120,18 +120,23 @@ fn memory(
 ) -> Result<Vec<Row>> {
     let Some(peer) = Side::peer(peer, arguments) else { return Ok(Vec::new()) };
     let own = Side::own(own);
-    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    // Of each side: after the last step, and the highest.
+    let mut found = [(); 4].map(|()| Vec::new());
     for _ in 0..rounds {
-        for (side, found) in [(&own, &mut ours), (&peer, &mut theirs)] {
-            let [resident, _highest] = side.lists::<2>()?;
-            found.extend(resident);
+        for (side, lists) in [(&own, 0), (&peer, 2)] {
+            for (list, bytes) in found[lists..].iter_mut().zip(side.lists::<2>()?) {
+                list.extend(bytes);
+            }
         }
     }
-    let (ours, theirs) = (median(&mut ours), median(&mut theirs));
+    let [ours_after, ours, theirs_after, theirs] = found.each_mut().map(|list| median(list));
+    let shown = |highest, after| {
+        format!("{} ({})", training::megabytes(highest), training::megabytes(after))
+    };
     Ok(vec![Row {
         what,
-        ours: training::megabytes(ours),
-        other: training::megabytes(theirs),
+        ours: shown(ours, ours_after),
+        other: shown(theirs, theirs_after),
         ratio: format!("{:.2}", ours / theirs),
         goal: "at most 0.50".to_owned(),
         reached: ours / theirs <= 0.5,

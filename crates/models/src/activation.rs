@@ -21,6 +21,15 @@ pub enum Activation {
 }
 
 impl Activation {
+    /// Returns how GELU is approximated, in PyTorch's words; `None` for another activation.
+    pub(crate) fn gelu_approximation(self) -> Option<&'static str> {
+        match self {
+            Self::Gelu => Some("none"),
+            Self::GeluTanh => Some("tanh"),
+            _ => None,
+        }
+    }
+
     /// Applies the function.
     ///
     /// # Errors

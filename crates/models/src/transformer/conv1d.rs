@@ -44,10 +44,8 @@ impl Conv1D {
         input: &Tensor,
         activation: Activation,
     ) -> Result<Tensor> {
-        let approximate = match activation {
-            Activation::Gelu => "none",
-            Activation::GeluTanh => "tanh",
-            _ => return self.forward(&activation.apply(input)?),
+        let Some(approximate) = activation.gelu_approximation() else {
+            return self.forward(&activation.apply(input)?);
         };
         let output =
             gelu_linear(input, approximate, &self.weight.f_transpose(0, 1)?, Some(&self.bias));

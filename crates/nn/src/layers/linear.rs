@@ -2,7 +2,7 @@
 
 use std::borrow::Borrow;
 
-use brigade_torch::linear;
+use brigade_torch::{gelu_linear, linear};
 use tch::Tensor;
 
 use crate::layer_context::LayerContext;
@@ -67,6 +67,26 @@ impl Linear {
     /// `[out, in]`.
     pub fn weight(&self) -> &Tensor {
         &self.weight
+    }
+
+    /// Computes the layer of `gelu(input)` and keeps the input alone for the backward, which computes the activation
+    /// again: half of what the two operations keep. `approximate` is `none` or `tanh`.
+    ///
+    /// # Errors
+    /// For another approximation, and as the forward for an input of another shape.
+    ///
+    /// ```
+    /// use brigade_nn::{Kind, Linear, Model, Module, Tensor};
+    ///
+    /// let model = Model::new(|p| Linear::new(p, 3, 2))?;
+    /// let input = Tensor::randn([5, 3], (Kind::Float, model.device()));
+    /// let fused = model.module().forward_gelu(&input, "none")?;
+    /// assert!(fused.allclose(&model.forward(&input.gelu("none"))?, 1e-5, 1e-6, false));
+    /// # Ok::<(), brigade_nn::Error>(())
+    /// ```
+    pub fn forward_gelu(&self, input: &Tensor, approximate: &str) -> Result<Tensor> {
+        let output = gelu_linear(input, approximate, &self.weight, self.bias.as_ref());
+        self.context.finish_border(output, input)
     }
 
     /// `[out]`.

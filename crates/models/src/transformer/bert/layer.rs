@@ -85,8 +85,12 @@ impl Block for BertLayer {
         let attended = self.attention_dense.forward(&self.attend(hidden, &shared.mask)?)?;
         let attended = self.attention_dropout.forward(&attended)?.f_add(hidden)?;
         let attended = self.attention_norm.forward(&attended)?;
-        let inner = self.activation.apply(&self.intermediate.forward(&attended)?)?;
-        let added = self.output_dropout.forward(&self.output_dense.forward(&inner)?)?;
+        let inner = self.intermediate.forward(&attended)?;
+        let output = match self.activation.gelu_approximation() {
+            Some(approximate) => self.output_dense.forward_gelu(&inner, approximate)?,
+            None => self.output_dense.forward(&self.activation.apply(&inner)?)?,
+        };
+        let added = self.output_dropout.forward(&output)?;
         self.output_norm.forward(&added.f_add(&attended)?)
     }
 }
