@@ -1,9 +1,11 @@
 //! The side of the test: starts the ranks, watches them, tells what went wrong.
 
-use std::fmt::{self, Write};
+use std::ffi::OsString;
+use std::fmt::{self, Debug, Write};
 use std::fs;
 use std::io::{self, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::panic::Location;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -15,6 +17,8 @@ use brigade_world::{StoreHost, World, WorldSize};
 use nix::sys::signal::{Signal, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::rank::{self, Verdict};
 use crate::stuck;
@@ -22,7 +26,10 @@ use crate::stuck;
 /// A test of several ranks: what [`dist_test!`](crate::dist_test) makes.
 #[derive(Debug)]
 pub struct DistTest {
+    /// By which a rank knows that it is one of this test.
     name: String,
+    /// With which this program comes to the test again.
+    arguments: Vec<OsString>,
     world_size: usize,
     time_limit: Duration,
     variables: Vec<(&'static str, &'static str)>,
@@ -35,12 +42,25 @@ impl DistTest {
     pub fn new(path: &str, world_size: usize) -> Self {
         // The harness does not count the crate as part of a test's name.
         let name = path.split_once("::").map_or(path, |(_, name)| name);
-        Self {
-            name: name.to_owned(),
-            world_size,
-            time_limit: Duration::from_secs(60),
-            variables: Vec::new(),
-        }
+        Self::with_arguments(name.to_owned(), arguments_of_test(name), world_size)
+    }
+
+    /// A call at `place` of this program, of `world_size` ranks: the test of the running thread in a test program,
+    /// else the program with its own arguments.
+    #[must_use]
+    pub fn at(place: &Location<'_>, world_size: usize) -> Self {
+        // The harness runs each test in a thread of its name, but a single one at a time in the main thread.
+        let thread = thread::current();
+        let arguments = match thread.name() {
+            Some(name) if name != "main" => arguments_of_test(name),
+            _ => std::env::args_os().skip(1).collect(),
+        };
+        Self::with_arguments(place.to_string(), arguments, world_size)
+    }
+
+    fn with_arguments(name: String, arguments: Vec<OsString>, world_size: usize) -> Self {
+        let time_limit = Duration::from_secs(60);
+        Self { name, arguments, world_size, time_limit, variables: Vec::new() }
     }
 
     /// How long the ranks may take, all together.
@@ -82,6 +102,39 @@ impl DistTest {
         let ranks = Ranks::start(self).expect("the ranks cannot be started");
         Some(ranks.watch(self.time_limit))
     }
+
+    /// Runs the body on the ranks and returns what each returns, by rank. A rank does not return: its process ends
+    /// with the body.
+    ///
+    /// # Errors
+    /// A [`Report`] when a rank fails or hangs, or a result cannot be sent to another process.
+    ///
+    /// # Panics
+    /// In a rank, as the body does; in the test, when the system refuses to start processes.
+    pub fn call<R, E>(&self, body: impl FnOnce(World) -> Result<R, E>) -> Result<Vec<R>, Report>
+    where
+        R: Serialize + DeserializeOwned,
+        E: Debug,
+    {
+        if rank::is_rank_of(&self.name) {
+            rank::run(|world| -> Result<(), E> { body(world).map(|result| rank::leave(&result)) });
+            rank::end();
+        }
+        let mut ranks = Ranks::start(self).expect("the ranks cannot be started");
+        ranks.wait(self.time_limit)?;
+        let results = ranks.ranks.iter().enumerate().map(|(rank, running)| {
+            rank::result_of(&running.steps).map_err(|reason| Report {
+                headline: format!("cannot read the result of rank {rank}: {reason}"),
+                ranks: Vec::new(),
+            })
+        });
+        results.collect()
+    }
+}
+
+/// What a test harness is given to run one test alone.
+fn arguments_of_test(name: &str) -> Vec<OsString> {
+    [name, "--exact", "--nocapture", "--include-ignored"].map(OsString::from).to_vec()
 }
 
 /// Why a test of several ranks failed.
@@ -90,6 +143,8 @@ pub struct Report {
     headline: String,
     ranks: Vec<String>,
 }
+
+impl std::error::Error for Report {}
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -131,6 +186,10 @@ impl Ranks {
 
     /// Waits until all have ended, one has failed or time is up.
     fn watch(mut self, limit: Duration) -> Result<(), Report> {
+        self.wait(limit)
+    }
+
+    fn wait(&mut self, limit: Duration) -> Result<(), Report> {
         let deadline = Instant::now() + limit;
         for _ in 0..self.ranks.len() {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -207,7 +266,7 @@ impl Running {
         let world =
             World::on_one_host(rank, size, port.endpoint(host)).map_err(io::Error::other)?;
         let mut command = Command::new(std::env::current_exe()?);
-        command.args([&test.name, "--exact", "--nocapture", "--include-ignored"]);
+        command.args(&test.arguments);
         world.describe_to(&mut command);
         command.env(rank::TEST, &test.name);
         command.env(rank::PARENT, std::process::id().to_string());

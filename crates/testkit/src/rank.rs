@@ -1,12 +1,14 @@
 //! The side of the rank: a test executable that was started again to run one body.
 
 use std::fmt::Debug;
-use std::fs::OpenOptions;
+use std::fs::{self, OpenOptions};
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use brigade_launch::die_with_parent;
 use brigade_world::World;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 /// What a body may return: nothing, or a result.
 pub trait Verdict {
@@ -49,6 +51,29 @@ pub fn note_step(text: &str) {
     if let Ok(mut file) = OpenOptions::new().append(true).create(true).open(path) {
         let _ = file.write_all(line.as_bytes());
     }
+}
+
+/// Leaves what the body has returned, for the test.
+pub(crate) fn leave<R: Serialize>(result: &R) {
+    let Some(steps) = std::env::var_os(STEPS).map(PathBuf::from) else { return };
+    let bytes = rmp_serde::to_vec_named(result).expect("the result can be sent to another process");
+    fs::write(result_file(&steps), bytes).expect("the test's folder is there");
+}
+
+/// What the rank with these steps has left.
+pub(crate) fn result_of<R: DeserializeOwned>(steps: &Path) -> Result<R, String> {
+    let bytes = fs::read(result_file(steps)).map_err(|error| error.to_string())?;
+    rmp_serde::from_slice(&bytes).map_err(|error| error.to_string())
+}
+
+fn result_file(steps: &Path) -> PathBuf {
+    steps.with_extension("result")
+}
+
+/// Ends this process: what comes after the call is the test's.
+pub(crate) fn end() -> ! {
+    #[expect(clippy::exit, reason = "a rank is a process that was started for the body alone")]
+    std::process::exit(0)
 }
 
 /// Variables by which the parent tells a process that it is a rank: of which test, whose child,

@@ -162,24 +162,21 @@ impl Reviews {
         Ok(())
     }
 
-    /// Makes pair `index` of sentences, and whether the second says what the first does: as the Microsoft
-    /// Research Paraphrase Corpus has them.
+    /// Makes pair `index` of sentences, and whether they are paraphrases, in the manner of the Microsoft Research
+    /// Paraphrase Corpus. What is no paraphrase denies the first sentence in one of several ways, so that a small
+    /// model learns the difference from some hundred pairs.
     #[must_use]
     pub fn pair(&self, index: usize) -> (String, String, bool) {
         let mut draw = Draw::new(self.seed, &[2, index as u64]);
-        let same = draw.below(2) == 0;
-        let (part, positive, film) = (draw.below(PARTS.len()), draw.below(2) == 0, draw.name());
-        let words = if positive { &GOOD } else { &BAD };
-        let others = if positive { &BAD } else { &GOOD };
+        let (part, film) = (draw.pick(&PARTS), draw.name());
+        let (same, words) = (draw.below(2) == 0, if draw.below(2) == 0 { &GOOD } else { &BAD });
         let (one, two) = (draw.pick(words), draw.pick(words));
-        let other = draw.pick(others);
-        let part = PARTS[part];
         let first = format!("The {part} of {film} is {}{one}.", draw.pick(&DEGREES));
         let second = match (same, draw.below(2)) {
             (true, 0) => format!("In {film}, the {part} is {two}."),
             (true, _) => format!("{film} has {}{two} {part}.", draw.pick(&["a ", "some "])),
-            (false, 0) => format!("In {film}, the {part} is {other}."),
-            (false, _) => format!("The {part} of {film} isn't {two}."),
+            (false, 0) => format!("The {part} of {film} isn't {two}."),
+            (false, _) => format!("{film} has {}{two} {part}.", draw.pick(&["no ", "hardly any "])),
         };
         (first, second, same)
     }

@@ -17,22 +17,22 @@ use crate::{Common, positive};
 /// Options of a training whose loop is in the program.
 #[derive(Debug, Args, Serialize)]
 pub struct Training {
-    /// Passes over the training data.
+    /// Number of epochs.
     #[arg(long, default_value_t = 3, value_parser = positive())]
     pub epochs: u64,
-    /// Sequences in a batch of one process.
+    /// Batch size of each process, in sequences.
     #[arg(long, default_value_t = 16, value_parser = positive())]
     pub batch_size: u64,
-    /// Batches of each process whose gradients become one step, each token or pair with the same weight.
+    /// Gradient accumulation steps; each token or pair has the same weight.
     #[arg(long, default_value_t = 1, value_parser = positive())]
     pub accumulate: u64,
-    /// Steps in which the learning rate rises from 0.
+    /// Number of warm-up steps, in which the learning rate rises from 0.
     #[arg(long, default_value_t = 100, value_name = "STEPS")]
     pub warmup: u64,
-    /// How much weights decay, except those of norms, and biases.
+    /// Weight decay, of all parameters but biases and those of norms.
     #[arg(long, default_value_t = 0.01)]
     pub weight_decay: f64,
-    /// The largest norm of all gradients together.
+    /// Norm to which gradients are clipped.
     #[arg(long, default_value_t = 1.0, value_name = "NORM")]
     pub clip: f64,
     /// Save a picture of the losses, `loss.png`, into this folder.

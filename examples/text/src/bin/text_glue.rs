@@ -1,4 +1,4 @@
-//! BERT on pairs of sentences, as in Accelerate's first example: does the second say what the first does?
+//! Trains BERT to detect paraphrases, as Accelerate's first example does.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,37 +26,37 @@ struct Options {
     /// columns are sentence1, sentence2 and label.
     #[arg(long, value_name = "FOLDER")]
     data: Option<PathBuf>,
-    /// Pairs of the generated set, which is taken otherwise; a quarter as many validate.
+    /// Number of pairs in the generated set, which is read without --data; a quarter as many validate.
     #[arg(long, value_name = "PAIRS", default_value_t = 2000, value_parser = positive())]
     generate: u64,
-    /// A BERT to begin with: a folder with config.json, weights and tokenizer.json of Hugging Face.
+    /// Folder of a pretrained BERT: Hugging Face's config.json, weights and tokenizer.json.
     #[arg(long, value_name = "FOLDER")]
     model: Option<PathBuf>,
-    /// A BERT of the Hugging Face hub to begin with, such as google-bert/bert-base-cased.
+    /// Pretrained BERT of the Hugging Face hub, such as google-bert/bert-base-cased.
     #[arg(long, value_name = "REPOSITORY", conflicts_with = "model")]
     hub: Option<String>,
-    /// Tokens of a pair at most; longer ones are cut.
+    /// Maximum length of a pair, in tokens; longer ones are truncated.
     #[arg(long, default_value_t = 128, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(4..))]
     max_length: u32,
-    /// The highest learning rate: 2e-5 of a given model, 1e-3 of a new one unless set.
+    /// Highest learning rate; by default 2e-5 for a pretrained model, 1e-3 for a new one.
     #[arg(long)]
     lr: Option<f64>,
-    /// Dropout, everywhere: the model's own, or 0.1, unless set.
+    /// Dropout probability; by default that of the pretrained model's config, or 0.1.
     #[arg(long)]
     dropout: Option<f64>,
-    /// Of a new model: where its vocabulary is kept for the next run.
+    /// Of a new model: folder in which its vocabulary is cached.
     #[arg(long, value_name = "FOLDER", default_value = "data/glue")]
     cache: PathBuf,
-    /// Of a new model: tokens of the vocabulary, at most; the 256 bytes are among them.
+    /// Of a new model: size of the vocabulary at most, the 256 bytes included.
     #[arg(long, default_value_t = 600, value_name = "TOKENS")]
     vocabulary: usize,
-    /// Of a new model: layers.
+    /// Of a new model: number of layers.
     #[arg(long, default_value_t = 2)]
     layers: usize,
-    /// Of a new model: heads of its attentions.
+    /// Of a new model: number of attention heads.
     #[arg(long, default_value_t = 4)]
     heads: u32,
-    /// Of a new model: numbers for each token.
+    /// Of a new model: hidden size.
     #[arg(long, default_value_t = 64)]
     width: u32,
 }

@@ -1,4 +1,4 @@
-//! A small GPT-2, trained from nothing on a text file, and a text that it writes.
+//! Trains a small GPT-2 from random weights on a text file, and generates text with it.
 
 use std::fs;
 use std::io::{BufWriter, Write};
@@ -17,7 +17,7 @@ use brigade_testkit::Reviews;
 use clap::Parser;
 use text::{Common, Losses, Training, add_loss, labels_once, positive, whole};
 
-/// Trains a GPT-2 on the lines of a text file, or on generated reviews, and lets it write on.
+/// Trains a GPT-2 on the lines of a text file, or on generated reviews, and generates text with it.
 #[derive(Debug, Parser)]
 #[command(mut_arg("weight_decay", |argument| argument.default_value("0.1")))]
 struct Options {
@@ -28,46 +28,46 @@ struct Options {
     /// A text file in UTF-8.
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
-    /// Reviews of the generated file, which is taken otherwise.
+    /// Number of reviews in the generated file, which is read without --data.
     #[arg(long, value_name = "REVIEWS", default_value_t = 2000, value_parser = positive())]
     generate: u64,
-    /// The share of the lines, at the end of the file, that validates.
+    /// Fraction of the lines, at the end of the file, for validation.
     #[arg(long, default_value_t = 0.1, value_name = "SHARE")]
     valid: f64,
     /// Where the vocabulary and the tokens of the file are kept for the next run.
     #[arg(long, value_name = "FOLDER", default_value = "data/gpt")]
     cache: PathBuf,
-    /// Tokens of the vocabulary, at most; the 256 bytes are among them.
+    /// Size of the vocabulary at most, the 256 bytes included.
     #[arg(long, default_value_t = 1000, value_name = "TOKENS")]
     vocabulary: usize,
-    /// Tokens that the model sees at once.
+    /// Context length, in tokens.
     #[arg(long, default_value_t = 64, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
     context: u32,
-    /// Blocks of the model.
+    /// Number of transformer blocks.
     #[arg(long, default_value_t = 2)]
     layers: usize,
-    /// Heads of its attentions.
+    /// Number of attention heads.
     #[arg(long, default_value_t = 4)]
     heads: u32,
-    /// Numbers for each token.
+    /// Hidden size.
     #[arg(long, default_value_t = 128)]
     width: u32,
-    /// Dropout, everywhere.
+    /// Dropout probability of embeddings, attention and residuals.
     #[arg(long, default_value_t = 0.1)]
     dropout: f64,
     /// The highest learning rate.
     #[arg(long, default_value_t = 2e-3)]
     lr: f64,
-    /// How the text begins that the model writes at the end.
+    /// Prompt of the text that the model generates at the end.
     #[arg(long, default_value = "The story", value_name = "TEXT")]
     prompt: String,
-    /// Tokens that it writes, until the context is full.
+    /// Number of tokens to generate, at most until the context is full.
     #[arg(long, default_value_t = 40, value_name = "TOKENS")]
     new_tokens: u32,
-    /// Divides logits before tokens are drawn: less is more probable.
+    /// Sampling temperature: lower values prefer probable tokens.
     #[arg(long, default_value_t = 0.8)]
     temperature: f64,
-    /// Draws among so many tokens.
+    /// Samples from this many most probable tokens.
     #[arg(long, default_value_t = 50, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     top_k: u32,
 }
