@@ -1,0 +1,99 @@
+//! Tables as HTML and as text.
+
+use std::fmt::Write;
+
+/// Rows of texts below a row of names; every row has as many texts as there are names.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    names: Vec<String>,
+    rows: Vec<Vec<String>>,
+    /// Whether the first column names the rows.
+    named_rows: bool,
+}
+
+impl Table {
+    pub(super) fn new(names: Vec<String>, rows: Vec<Vec<String>>) -> Self {
+        Self { names, rows, named_rows: false }
+    }
+
+    /// Makes the first column the names of the rows.
+    pub(super) fn named_rows(mut self) -> Self {
+        self.named_rows = true;
+        self
+    }
+
+    /// With the classes of pandas' tables, which notebooks have a style for.
+    pub(super) fn html(&self) -> String {
+        let mut html = String::from("<table border=\"1\" class=\"dataframe\">\n<thead>\n<tr>");
+        for name in &self.names {
+            let _ = write!(html, "<th>{}</th>", escaped(name));
+        }
+        html.push_str("</tr>\n</thead>\n<tbody>\n");
+        for row in &self.rows {
+            html.push_str("<tr>");
+            for (column, text) in row.iter().enumerate() {
+                let tag = if self.named_rows && column == 0 { "th" } else { "td" };
+                let _ = write!(html, "<{tag}>{}</{tag}>", escaped(text));
+            }
+            html.push_str("</tr>\n");
+        }
+        html.push_str("</tbody>\n</table>\n");
+        html
+    }
+
+    /// In columns of equal width, each text at the right.
+    pub(super) fn text(&self) -> String {
+        let lines: Vec<&Vec<String>> = std::iter::once(&self.names).chain(&self.rows).collect();
+        let width = |column: usize| {
+            let texts = lines.iter().filter_map(|line| line.get(column));
+            texts.map(|it| it.chars().count()).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..self.names.len()).map(width).collect();
+        let mut text = String::new();
+        for line in lines {
+            let cells = line.iter().zip(&widths).map(|(cell, width)| format!("{cell:>width$}"));
+            text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
+            text.push('\n');
+        }
+        text
+    }
+}
+
+/// A text for HTML.
+pub(super) fn escaped(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            '\'' => escaped.push_str("&#39;"),
+            _ => escaped.push(letter),
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn owned(texts: &[&str]) -> Vec<String> {
+        texts.iter().map(|it| (*it).to_owned()).collect()
+    }
+
+    #[test]
+    fn a_table_is_aligned_and_escaped() {
+        let rows = vec![owned(&["0", "<b>"]), owned(&["10", "a & b"])];
+        let table = Table::new(owned(&["n", "\"é\""]), rows).named_rows();
+        assert_eq!(table.text(), " n    \"é\"\n 0    <b>\n10  a & b\n");
+        assert_eq!(
+            table.html(),
+            "<table border=\"1\" class=\"dataframe\">\n<thead>\n\
+             <tr><th>n</th><th>&quot;é&quot;</th></tr>\n</thead>\n<tbody>\n\
+             <tr><th>0</th><td>&lt;b&gt;</td></tr>\n<tr><th>10</th><td>a &amp; b</td></tr>\n\
+             </tbody>\n</table>\n"
+        );
+    }
+}
