@@ -3,7 +3,7 @@
 //! This crate only gathers the others: [`train`] (the Accelerator), [`nn`] (layers, weights files),
 //! [`models`] (architectures; feature `models`, on by default), [`optim`], [`schedule`],
 //! [`data`], [`datasets`], `vision` (images; feature `vision`), `text` (feature `text`), `learn` (the Learner; feature
-//! `learn`), [`torch`] (the border with libtorch),
+//! `learn`), `notebook` (Jupyter; feature `notebook`), [`torch`] (the border with libtorch),
 //! [`plan`] and [`world`]. Most programs need no more than the [`prelude`].
 //!
 //! ```
@@ -58,6 +58,8 @@ pub use brigade_learn as learn;
 #[cfg(feature = "models")]
 pub use brigade_models as models;
 pub use brigade_nn as nn;
+#[cfg(feature = "notebook")]
+pub use brigade_notebook as notebook;
 pub use brigade_optim as optim;
 pub use brigade_plan as plan;
 pub use brigade_schedule as schedule;

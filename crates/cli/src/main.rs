@@ -24,6 +24,7 @@ mod estimate;
 mod explain;
 mod launch;
 mod new;
+mod notebook;
 mod pages;
 mod report;
 mod secrets;
@@ -55,6 +56,10 @@ enum Command {
     Test(selftest::TestArgs),
     #[command(name = doctor::ROLE, hide = true)]
     DoctorsRole,
+    #[command(hide = true)]
+    NotebookAgent(Box<notebook::AgentArgs>),
+    #[command(hide = true)]
+    NotebookRank(notebook::RankArgs),
     /// Show what a run would do, without one
     #[command(subcommand)]
     Explain(explain::Explain),
@@ -107,6 +112,8 @@ fn main() -> ExitCode {
         Command::Test(args) => selftest::run(args),
         Command::Env(args) => env::run(args, io::stdout().lock()).map(|()| 0),
         Command::DoctorsRole => doctor::play(),
+        Command::NotebookAgent(args) => notebook::launch(args),
+        Command::NotebookRank(args) => notebook::call(args),
         Command::Explain(question) => explain::run(question, io::stdout().lock()).map(|()| 0),
     };
     match result {

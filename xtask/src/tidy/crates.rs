@@ -164,6 +164,7 @@ const LIGHT: &[&str] = &[
     "brigade-cli",
     "brigade-track",
     "brigade-plot",
+    "brigade-entry",
 ];
 const LIBTORCH: &str = "torch-sys";
 

@@ -1,0 +1,47 @@
+//! Training on several processes from a Jupyter notebook, with the [evcxr](https://github.com/evcxr/evcxr) kernel.
+//!
+//! [`notebook_launcher`] calls a function of a cell on several ranks and returns what each of them returns, as
+//! [Accelerate's](https://huggingface.co/docs/accelerate/basic_tutorials/notebook) does:
+//!
+//! ```no_run
+//! use brigade_notebook::notebook_launcher;
+//!
+//! # fn accelerator() -> Result<(usize, usize), std::fmt::Error> { Ok((0, 2)) }
+//! fn train(rate: f64) -> Result<Vec<f64>, std::fmt::Error> {
+//!     let (rank, ranks) = accelerator()?; // Accelerator::new(), and the training loop
+//!     Ok(vec![rate; ranks - rank])
+//! }
+//!
+//! let losses = notebook_launcher(train, 0.01, 2)?;
+//! # Ok::<(), brigade_notebook::NotebookError>(())
+//! ```
+//!
+//! # How the ranks start
+//!
+//! evcxr compiles each cell, with all functions of the notebook, to a shared library and loads it into a process of
+//! its own. Here the ranks are new processes of the program `brigade`, which load the same library and call the same
+//! function ([`brigade_entry`]): nothing is compiled again, and they start as fast as those of `brigade launch`, whose
+//! agent starts and watches them. They are not forks of the notebook's process, because libtorch's threads, OpenMP's
+//! and CUDA's contexts do not survive `fork`; that is why Accelerate asks for a fresh kernel when CUDA was used, and
+//! why a cell may use tensors and devices here before it launches. They are not threads either: libtorch's random
+//! numbers and the reducer are one per process, and one rank's globals would be another's.
+//!
+//! The function's arguments and results cross the process boundary in [MessagePack](https://msgpack.org), so they are
+//! types of [`serde`]. Output of the ranks appears in the cell as it comes.
+//!
+//! [`display`] shows tensors, images, plots and what a Learner returns as pictures and tables.
+
+mod call;
+pub mod display;
+mod error;
+mod launcher;
+mod program;
+
+pub use error::NotebookError;
+pub use launcher::{NotebookLauncher, debug_launcher, notebook_launcher};
+
+/// What a notebook uses, for `use brigade::notebook::prelude::*`.
+pub mod prelude {
+    pub use crate::display::{CellDisplay, curve, images, schedule_plot};
+    pub use crate::{NotebookError, NotebookLauncher, debug_launcher, notebook_launcher};
+}
