@@ -67,7 +67,7 @@ fn run(what: &str, text: &mut String) -> Result<(), NotebookError> {
         }
         "none" => drop(notebook_launcher(returns, 1.0, 0)?),
         "node_rank" => {
-            drop(NotebookLauncher::new(1).num_nodes(2).node_rank(2).launch(returns, 1.0)?)
+            drop(NotebookLauncher::new(1).num_nodes(2).node_rank(2).launch(returns, 1.0)?);
         }
         "missing" => drop(NotebookLauncher::new(2).program("/no/brigade").launch(returns, 1.0)?),
         "old" => drop(NotebookLauncher::new(2).program("/bin/false").launch(returns, 1.0)?),
@@ -84,15 +84,16 @@ fn ranks() -> usize {
 
 /// Steps of gradient descent on a square, with its gradients reduced by hand.
 fn train(settings: Settings) -> brigade_train::Result<Vec<f64>> {
+    let Settings { rate, steps, name } = settings;
     let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
     accelerator.println(format!("{} calls before", CALLS.fetch_add(1, Ordering::Relaxed)));
     let mut weight = Tensor::from(1.0 + accelerator.process_index() as f64);
     let mut losses = vec![accelerator.num_processes() as f64];
-    for _ in 0..settings.steps {
+    for _ in 0..steps {
         losses.push(accelerator.reduce(&weight.square(), ReduceOp::Mean)?.double_value(&[]));
-        weight = &weight - settings.rate * 2.0 * &weight;
+        weight = &weight - rate * 2.0 * &weight;
     }
-    assert!(settings.name.is_none());
+    assert!(name.is_none());
     Ok(losses)
 }
 

@@ -10,6 +10,7 @@ use brigade_entry::Entry;
 use brigade_world::World;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tempfile::TempDir;
 
 use crate::NotebookError;
 
@@ -72,6 +73,24 @@ where
         function(arguments).map_err(|error| NotebookError::Function(format!("{error:#}")))?;
     write(&result_file(&folder, local_rank), &result, &format!("the result of rank {}", world.rank))
 }
+
+/// Makes the folder of a call, and removes those of notebooks that were killed in one.
+pub(crate) fn folder() -> io::Result<TempDir> {
+    let all = fs::read_dir(std::env::temp_dir()).into_iter().flatten().flatten();
+    for folder in all {
+        let name = folder.file_name();
+        let process = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split('-').next());
+        let is_left = |id: u32| !Path::new("/proc").join(id.to_string()).exists();
+        if process.and_then(|id| id.parse().ok()).is_some_and(is_left) {
+            // Another user's stays.
+            let _ = fs::remove_dir_all(folder.path());
+        }
+    }
+    tempfile::Builder::new().prefix(&format!("{PREFIX}{}-", std::process::id())).tempdir()
+}
+
+/// Begins the name of a call's folder; the number of the notebook's process follows.
+const PREFIX: &str = "brigade-notebook-";
 
 pub(crate) fn arguments_file(folder: &Path) -> PathBuf {
     folder.join("arguments")

@@ -229,8 +229,7 @@ impl NotebookLauncher {
             return Err(NotebookError::InAProgram { program: address.object });
         }
 
-        let folder = tempfile::Builder::new().prefix("brigade-notebook-").tempdir();
-        let folder = folder.map_err(NotebookError::system("make a folder for the call"))?;
+        let folder = call::folder().map_err(NotebookError::system("make a folder for the call"))?;
         call::write(&call::arguments_file(folder.path()), &arguments, "the arguments")?;
         drop(arguments);
         let program = self.program.clone().map_or_else(program::find, Ok)?;
@@ -322,11 +321,11 @@ struct Cause {
 /// The last cause among the job's events, else the exit code.
 fn failure(folder: &Path, program: &Path, status: std::process::ExitStatus) -> NotebookError {
     let events = fs::read_to_string(events_file(folder)).unwrap_or_default();
-    let causes = events.lines().filter_map(|line| {
+    let mut causes = events.lines().filter_map(|line| {
         let event: serde_json::Value = serde_json::from_str(line).ok()?;
         (event["event"] == "cause").then(|| serde_json::from_value::<Cause>(event).ok()).flatten()
     });
-    let Some(cause) = causes.last() else {
+    let Some(cause) = causes.next_back() else {
         // The agent has said why on standard error, which is in the cell.
         return NotebookError::Program {
             program: program.to_owned(),

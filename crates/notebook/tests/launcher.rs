@@ -169,9 +169,15 @@ fn dist_a_failing_rank_of_a_plain_test_is_an_error_with_its_output() {
 /// A kernel interrupts a cell by killing its process; Jupyter's own kernels send SIGINT.
 #[test]
 fn dist_ranks_end_with_the_notebooks_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let folders = || fs::read_dir(folder.path()).unwrap().count();
     for signal in [Signal::SIGKILL, Signal::SIGINT] {
-        let mut child =
-            kernel("hanging").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut child = kernel("hanging")
+            .env("TMPDIR", folder.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let mut ranks = Vec::new();
         while ranks.len() < 2 {
@@ -189,7 +195,11 @@ fn dist_ranks_end_with_the_notebooks_process() {
             assert!(Instant::now() < limit, "{signal}: the ranks {ranks:?} live on");
             sleep(Duration::from_millis(20));
         }
+        assert_eq!(folders(), 1, "that of the call that was killed");
     }
+    let next = kernel("not_a_number").env("TMPDIR", folder.path()).output().unwrap();
+    has(&text(&next).0, "NaN");
+    assert_eq!(folders(), 0, "the next call cleans up");
 }
 
 #[test]
