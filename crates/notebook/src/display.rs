@@ -77,7 +77,7 @@ pub trait CellDisplay {
         let mut out = io::stdout().lock();
         let written =
             if is_cell() { content.write_to(&mut out) } else { content.write_plain(&mut out) };
-        // There is nobody to tell where standard output is closed.
+        // Where standard output is closed, an error cannot be reported either.
         let _ = written.and_then(|()| out.flush());
     }
 }
