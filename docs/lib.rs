@@ -18,6 +18,7 @@ pages! {
     Images "images.md"
     Learner "learner.md"
     Metrics "metrics.md"
+    Notebooks "notebooks.md"
     OneToMany "one-to-many.md"
     OwnProject "own-project.md"
     PrecisionAndSpeed "precision-and-speed.md"
