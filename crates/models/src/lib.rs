@@ -54,10 +54,11 @@ pub use resnet::{ResNet, ResNetBody, ResNetOptions, Stem};
 pub use transfer::{Architecture, TransferModel};
 pub use transformer::{
     Bert, BertForMaskedLm, BertForSequenceClassification, BertForTokenClassification, BertOptions,
-    CausalModel, ConfigError, GeneratedTokens, GenerationOptions, Gpt2, Gpt2LmHead, Gpt2Options,
-    IGNORED_LABEL, KeyValueCache, Labelled, Llama, Llama3Scaling, LlamaForCausalLm, LlamaOptions,
-    ProblemType, TokenLoss, Tokens, Transformer, TransformerOptions, causal_lm_loss, joined_layers,
-    no_decay_parameters, sequence_loss, token_loss,
+    CausalBody, CausalLm, CausalModel, ConfigError, GeneratedTokens, GenerationOptions, Gpt2,
+    Gpt2LmHead, Gpt2Options, IGNORED_LABEL, KeyValueCache, Labelled, Llama, Llama3Scaling,
+    LlamaForCausalLm, LlamaOptions, ProblemType, TokenLoss, Tokens, Transformer,
+    TransformerOptions, causal_lm_loss, joined_layers, no_decay_parameters, sequence_loss,
+    token_loss,
 };
 pub use unet::{UNet, UNetOptions};
 pub use vit::{VisionTransformer, VisionTransformerOptions};

@@ -4,6 +4,7 @@ mod attention;
 mod bert;
 mod blocks;
 mod cache;
+mod causal_lm;
 mod config;
 mod conv1d;
 mod decay;
@@ -24,6 +25,7 @@ pub use self::bert::{
     Bert, BertForMaskedLm, BertForSequenceClassification, BertForTokenClassification, BertOptions,
 };
 pub use self::cache::KeyValueCache;
+pub use self::causal_lm::{CausalBody, CausalLm};
 pub use self::config::{ConfigError, TransformerOptions};
 pub use self::decay::no_decay_parameters;
 pub use self::generate::{CausalModel, GeneratedTokens, GenerationOptions};

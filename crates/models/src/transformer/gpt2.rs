@@ -13,11 +13,10 @@ use tch::Tensor;
 use super::attention::{AttentionMask, attend, split_heads};
 use super::blocks::{Block, Blocks, Shared};
 use super::cache::LayerCache;
+use super::causal_lm::{CausalBody, CausalLm};
 use super::config::{ConfigError, TransformerOptions};
 use super::conv1d::Conv1D;
-use super::head::LanguageHead;
-use super::loss::{TokenLoss, head_loss, shifted};
-use super::{CausalModel, KeyValueCache, Tokens, Transformer, config, full_name};
+use super::{KeyValueCache, Tokens, Transformer, config, full_name};
 use crate::Activation;
 use crate::init::{Redraw, redraw};
 
@@ -176,25 +175,6 @@ impl Gpt2 {
     pub fn forward_cached(&self, tokens: Tokens<'_>, cache: &mut KeyValueCache) -> Result<Tensor> {
         self.run(tokens, Some(cache), None)
     }
-
-    fn run(
-        &self,
-        tokens: Tokens<'_>,
-        cache: Option<&mut KeyValueCache>,
-        seen: Option<&mut Vec<Tensor>>,
-    ) -> Result<Tensor> {
-        let past = cache.as_deref().map_or(0, KeyValueCache::len);
-        let (_, length) = tokens.checked_size(past, self.options.n_positions)?;
-        let positions = self.wpe.forward(&tokens.positions(past, length)?)?;
-        let mut hidden = self.wte.forward(tokens.ids)?.f_add(&positions)?;
-        if let Some(types) = tokens.token_type_ids {
-            hidden = hidden.f_add(&self.wte.forward(types)?)?;
-        }
-        let mask = AttentionMask::causal(&tokens, past, length)?;
-        let shared = Shared { mask, rotation: None };
-        let hidden = self.h.forward(self.drop.forward(&hidden)?, &shared, cache, seen)?;
-        self.ln_f.forward(&hidden)
-    }
 }
 
 impl<'t, I: Into<Tokens<'t>>> Module<I> for Gpt2 {
@@ -231,6 +211,41 @@ impl Transformer for Gpt2 {
     }
 }
 
+impl CausalBody for Gpt2 {
+    const LANGUAGE_MODEL: &'static str = "GPT2LMHeadModel";
+
+    fn run(
+        &self,
+        tokens: Tokens<'_>,
+        cache: Option<&mut KeyValueCache>,
+        seen: Option<&mut Vec<Tensor>>,
+    ) -> Result<Tensor> {
+        let past = cache.as_deref().map_or(0, KeyValueCache::len);
+        let (_, length) = tokens.checked_size(past, self.options.n_positions)?;
+        let positions = self.wpe.forward(&tokens.positions(past, length)?)?;
+        let mut hidden = self.wte.forward(tokens.ids)?.f_add(&positions)?;
+        if let Some(types) = tokens.token_type_ids {
+            hidden = hidden.f_add(&self.wte.forward(types)?)?;
+        }
+        let mask = AttentionMask::causal(&tokens, past, length)?;
+        let shared = Shared { mask, rotation: None };
+        let hidden = self.h.forward(self.drop.forward(&hidden)?, &shared, cache, seen)?;
+        self.ln_f.forward(&hidden)
+    }
+
+    fn head_shape(&self) -> [i64; 2] {
+        [self.options.vocab_size, self.options.n_embd]
+    }
+
+    fn initializer_range(&self) -> f64 {
+        self.options.initializer_range
+    }
+
+    fn tied_embedding(&self) -> Option<&Tensor> {
+        self.options.tie_word_embeddings.then(|| self.wte.weight())
+    }
+}
+
 /// GPT-2 as a language model: from [`Tokens`] to logits `[batch, tokens, vocab_size]` of the next token.
 ///
 /// Names, first values (for a seed) and outputs are those of transformers' `GPT2LMHeadModel`; the head has the
@@ -250,107 +265,7 @@ impl Transformer for Gpt2 {
 /// loss.mean()?.backward();
 /// # Ok::<(), brigade_nn::Error>(())
 /// ```
-#[derive(Debug)]
-pub struct Gpt2LmHead {
-    transformer: Gpt2,
-    lm_head: LanguageHead,
-}
-
-impl Gpt2LmHead {
-    /// Registers all layers below the path.
-    pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, options: &Gpt2Options) -> Self {
-        let path = path.borrow();
-        let transformer = Gpt2::new(path / "transformer", options);
-        let tied = options.tie_word_embeddings.then(|| transformer.wte.weight());
-        let lm_head = LanguageHead::new(
-            &(path / "lm_head"),
-            [options.vocab_size, options.n_embd],
-            options.initializer_range,
-            tied,
-        );
-        Self { transformer, lm_head }
-    }
-
-    /// Returns the body.
-    #[must_use]
-    pub fn body(&self) -> &Gpt2 {
-        &self.transformer
-    }
-
-    /// Computes the hidden numbers `[batch, tokens, n_embd]` that the head takes.
-    ///
-    /// # Errors
-    /// Those of the forward.
-    pub fn hidden<'t>(&self, tokens: impl Into<Tokens<'t>>) -> Result<Tensor> {
-        self.transformer.forward(tokens)
-    }
-
-    /// Computes the loss of labels `[batch, tokens]`, mostly the ids with [`crate::IGNORED_LABEL`] at padding:
-    /// as [`crate::causal_lm_loss`] of the logits, without having all of them.
-    ///
-    /// # Errors
-    /// Those of the forward; labels that are no tokens.
-    pub fn loss<'t>(
-        &self,
-        tokens: impl Into<Tokens<'t>>,
-        labels: &Tensor,
-        smoothing: f64,
-    ) -> Result<TokenLoss> {
-        let hidden = self.hidden(tokens)?;
-        head_loss(&hidden, self.lm_head.weight(), None, &shifted(labels)?, smoothing)
-    }
-
-    /// Computes the logits of tokens that follow those in the cache, and adds them to it.
-    ///
-    /// # Errors
-    /// Those of the forward; more tokens than positions.
-    pub fn forward_cached(&self, tokens: Tokens<'_>, cache: &mut KeyValueCache) -> Result<Tensor> {
-        self.lm_head.forward(&self.transformer.forward_cached(tokens, cache)?)
-    }
-}
-
-impl<'t, I: Into<Tokens<'t>>> Module<I> for Gpt2LmHead {
-    type Output = Tensor;
-
-    fn forward(&self, tokens: I) -> Result<Tensor> {
-        self.lm_head.forward(&self.hidden(tokens)?)
-    }
-}
-
-impl CausalModel for Gpt2LmHead {
-    type State = KeyValueCache;
-
-    fn start(&self, tokens: i64) -> KeyValueCache {
-        KeyValueCache::with_room(tokens)
-    }
-
-    fn next_logits(&self, tokens: Tokens<'_>, state: &mut KeyValueCache) -> Result<Tensor> {
-        self.lm_head.last(&self.transformer.forward_cached(tokens, state)?)
-    }
-}
-
-impl LayerGroups for Gpt2LmHead {
-    /// The embeddings, which the head shares, each block, and the last normalisation with the head.
-    fn layer_groups(&self) -> Vec<Vec<String>> {
-        self.lm_head.with_groups(self.transformer.layer_groups())
-    }
-}
-
-impl Transformer for Gpt2LmHead {
-    type Options = Gpt2Options;
-
-    const ARCHITECTURE: &'static str = "GPT2LMHeadModel";
-    const BODY: &'static str = "transformer";
-    const EMBEDDING: &'static str = "wte.weight";
-
-    fn build(path: &ParamPath<'_>, options: &Gpt2Options) -> Self {
-        Self::new(path, options)
-    }
-
-    fn options(&self) -> &Gpt2Options {
-        &self.transformer.options
-    }
-}
+pub type Gpt2LmHead = CausalLm<Gpt2>;
 
 /// Attention and a perceptron, each after a normalisation and beside its input.
 #[derive(Debug)]

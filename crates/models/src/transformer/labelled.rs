@@ -5,15 +5,14 @@ use brigade_torch::{Error, TensorTree, TreeSpec};
 use tch::Tensor;
 
 use super::bert::BertForMaskedLm;
-use super::gpt2::Gpt2LmHead;
-use super::llama::LlamaForCausalLm;
+use super::causal_lm::{CausalBody, CausalLm};
 use super::loss::TokenLoss;
 use super::tokens::Tokens;
 
 /// Tokens with their labels: the input of a language model whose forward gives the loss, as transformers' does
 /// with `labels=`. The logits of all tokens are never there at once.
 ///
-/// A prepared model averages the gradients of what went through its forward; [`Gpt2LmHead::loss`] and its kin, called
+/// A prepared model averages the gradients of what went through its forward; [`CausalLm::loss`] and its kin, called
 /// on the module inside, would leave each rank its own.
 ///
 /// ```
@@ -46,19 +45,21 @@ impl<'a> Labelled<'a> {
     }
 }
 
-macro_rules! with_loss {
-    ($($model:ident),+) => {
-        $(impl Module<Labelled<'_>> for $model {
-            type Output = TokenLoss;
+impl<B: CausalBody> Module<Labelled<'_>> for CausalLm<B> {
+    type Output = TokenLoss;
 
-            fn forward(&self, labelled: Labelled<'_>) -> Result<TokenLoss> {
-                self.loss(labelled.tokens, labelled.labels, labelled.smoothing)
-            }
-        })+
-    };
+    fn forward(&self, labelled: Labelled<'_>) -> Result<TokenLoss> {
+        self.loss(labelled.tokens, labelled.labels, labelled.smoothing)
+    }
 }
 
-with_loss!(Gpt2LmHead, LlamaForCausalLm, BertForMaskedLm);
+impl Module<Labelled<'_>> for BertForMaskedLm {
+    type Output = TokenLoss;
+
+    fn forward(&self, labelled: Labelled<'_>) -> Result<TokenLoss> {
+        self.loss(labelled.tokens, labelled.labels, labelled.smoothing)
+    }
+}
 
 impl TensorTree for TokenLoss {
     type Owned = Self;

@@ -12,10 +12,9 @@ use self::layer::LlamaLayer;
 pub use self::options::LlamaOptions;
 use super::attention::AttentionMask;
 use super::blocks::{Blocks, Shared};
-use super::head::LanguageHead;
-use super::loss::{TokenLoss, head_loss, shifted};
+use super::causal_lm::{CausalBody, CausalLm};
 use super::rotary::Rotary;
-use super::{CausalModel, KeyValueCache, Tokens, Transformer};
+use super::{KeyValueCache, Tokens, Transformer};
 use crate::init::{Redraw, redraw};
 
 /// Llama without a head (Touvron et al., 2023; versions 1 to 3): from [`Tokens`] to hidden numbers `[batch,
@@ -88,25 +87,6 @@ impl Llama {
     pub fn forward_cached(&self, tokens: Tokens<'_>, cache: &mut KeyValueCache) -> Result<Tensor> {
         self.run(tokens, Some(cache), None)
     }
-
-    fn run(
-        &self,
-        tokens: Tokens<'_>,
-        cache: Option<&mut KeyValueCache>,
-        seen: Option<&mut Vec<Tensor>>,
-    ) -> Result<Tensor> {
-        let past = cache.as_deref().map_or(0, KeyValueCache::len);
-        // Rotations have no last position; quality ends at that of the training.
-        let (_, length) = tokens.checked_size(past, i64::MAX)?;
-        if tokens.token_type_ids.is_some() {
-            return Err(brigade_nn::Error::custom("Llama has no token types: give ids and a mask"));
-        }
-        let hidden = self.embed_tokens.forward(tokens.ids)?;
-        let rotation = self.rotary.at(&tokens.positions(past, length)?, hidden.kind())?;
-        let mask = AttentionMask::causal(&tokens, past, length)?;
-        let shared = Shared { mask, rotation: Some(rotation) };
-        self.norm.forward(&self.layers.forward(hidden, &shared, cache, seen)?)
-    }
 }
 
 impl<'t, I: Into<Tokens<'t>>> Module<I> for Llama {
@@ -128,6 +108,41 @@ impl LayerGroups for Llama {
     }
 }
 
+impl CausalBody for Llama {
+    const LANGUAGE_MODEL: &'static str = "LlamaForCausalLM";
+
+    fn run(
+        &self,
+        tokens: Tokens<'_>,
+        cache: Option<&mut KeyValueCache>,
+        seen: Option<&mut Vec<Tensor>>,
+    ) -> Result<Tensor> {
+        let past = cache.as_deref().map_or(0, KeyValueCache::len);
+        // Rotations have no last position; quality ends at that of the training.
+        let (_, length) = tokens.checked_size(past, i64::MAX)?;
+        if tokens.token_type_ids.is_some() {
+            return Err(brigade_nn::Error::custom("Llama has no token types: give ids and a mask"));
+        }
+        let hidden = self.embed_tokens.forward(tokens.ids)?;
+        let rotation = self.rotary.at(&tokens.positions(past, length)?, hidden.kind())?;
+        let mask = AttentionMask::causal(&tokens, past, length)?;
+        let shared = Shared { mask, rotation: Some(rotation) };
+        self.norm.forward(&self.layers.forward(hidden, &shared, cache, seen)?)
+    }
+
+    fn head_shape(&self) -> [i64; 2] {
+        [self.options.vocab_size, self.options.hidden_size]
+    }
+
+    fn initializer_range(&self) -> f64 {
+        self.options.initializer_range
+    }
+
+    fn tied_embedding(&self) -> Option<&Tensor> {
+        self.options.tie_word_embeddings.then(|| self.embed_tokens.weight())
+    }
+}
+
 /// Llama as a language model: from [`Tokens`] to logits `[batch, tokens, vocab_size]` of the next token.
 ///
 /// Names, first values (for a seed) and outputs are those of transformers' `LlamaForCausalLM`.
@@ -146,98 +161,14 @@ impl LayerGroups for Llama {
 /// model.module().loss(&ids, &ids, 0.0)?.mean()?.backward();
 /// # Ok::<(), brigade_nn::Error>(())
 /// ```
-#[derive(Debug)]
-pub struct LlamaForCausalLm {
-    model: Llama,
-    lm_head: LanguageHead,
-}
-
-impl LlamaForCausalLm {
-    /// Registers all layers below the path.
-    pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, options: &LlamaOptions) -> Self {
-        let path = path.borrow();
-        let model = Llama::new(path / "model", options);
-        let tied = options.tie_word_embeddings.then(|| model.embed_tokens.weight());
-        let lm_head = LanguageHead::new(
-            &(path / "lm_head"),
-            [options.vocab_size, options.hidden_size],
-            options.initializer_range,
-            tied,
-        );
-        Self { model, lm_head }
-    }
-
-    /// Returns the body.
-    #[must_use]
-    pub fn body(&self) -> &Llama {
-        &self.model
-    }
-
-    /// Computes the hidden numbers `[batch, tokens, hidden_size]` that the head takes.
-    ///
-    /// # Errors
-    /// Those of the forward.
-    pub fn hidden<'t>(&self, tokens: impl Into<Tokens<'t>>) -> Result<Tensor> {
-        self.model.forward(tokens)
-    }
-
-    /// Computes the loss of labels `[batch, tokens]`, mostly the ids with [`crate::IGNORED_LABEL`] at padding:
-    /// as [`crate::causal_lm_loss`] of the logits, without having all of them.
-    ///
-    /// # Errors
-    /// Those of the forward; labels that are no tokens.
-    pub fn loss<'t>(
-        &self,
-        tokens: impl Into<Tokens<'t>>,
-        labels: &Tensor,
-        smoothing: f64,
-    ) -> Result<TokenLoss> {
-        let hidden = self.hidden(tokens)?;
-        head_loss(&hidden, self.lm_head.weight(), None, &shifted(labels)?, smoothing)
-    }
-
-    /// Computes the logits of tokens that follow those in the cache, and adds them to it.
-    ///
-    /// # Errors
-    /// Those of the forward.
-    pub fn forward_cached(&self, tokens: Tokens<'_>, cache: &mut KeyValueCache) -> Result<Tensor> {
-        self.lm_head.forward(&self.model.forward_cached(tokens, cache)?)
-    }
-}
-
-impl<'t, I: Into<Tokens<'t>>> Module<I> for LlamaForCausalLm {
-    type Output = Tensor;
-
-    fn forward(&self, tokens: I) -> Result<Tensor> {
-        self.lm_head.forward(&self.hidden(tokens)?)
-    }
-}
-
-impl CausalModel for LlamaForCausalLm {
-    type State = KeyValueCache;
-
-    fn start(&self, tokens: i64) -> KeyValueCache {
-        KeyValueCache::with_room(tokens)
-    }
-
-    fn next_logits(&self, tokens: Tokens<'_>, state: &mut KeyValueCache) -> Result<Tensor> {
-        self.lm_head.last(&self.model.forward_cached(tokens, state)?)
-    }
-}
-
-impl LayerGroups for LlamaForCausalLm {
-    /// The embedding, which the head may share, each layer, and the last normalisation with the head.
-    fn layer_groups(&self) -> Vec<Vec<String>> {
-        self.lm_head.with_groups(self.model.layer_groups())
-    }
-}
+pub type LlamaForCausalLm = CausalLm<Llama>;
 
 impl Transformer for Llama {
     type Options = LlamaOptions;
 
     const ARCHITECTURE: &'static str = "LlamaModel";
-    const BODY: &'static str = BODY;
-    const EMBEDDING: &'static str = EMBEDDING;
+    const BODY: &'static str = "model";
+    const EMBEDDING: &'static str = "embed_tokens.weight";
 
     fn build(path: &ParamPath<'_>, options: &LlamaOptions) -> Self {
         Self::new(path, options)
@@ -247,22 +178,3 @@ impl Transformer for Llama {
         &self.options
     }
 }
-
-impl Transformer for LlamaForCausalLm {
-    type Options = LlamaOptions;
-
-    const ARCHITECTURE: &'static str = "LlamaForCausalLM";
-    const BODY: &'static str = BODY;
-    const EMBEDDING: &'static str = EMBEDDING;
-
-    fn build(path: &ParamPath<'_>, options: &LlamaOptions) -> Self {
-        Self::new(path, options)
-    }
-
-    fn options(&self) -> &LlamaOptions {
-        &self.model.options
-    }
-}
-
-const BODY: &str = "model";
-const EMBEDDING: &str = "embed_tokens.weight";
