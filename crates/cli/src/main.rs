@@ -22,6 +22,7 @@ mod emit;
 mod env;
 mod estimate;
 mod explain;
+mod kernel;
 mod launch;
 mod new;
 mod notebook;
@@ -70,6 +71,8 @@ enum Command {
     /// Look at folders of images, and pack them into one file
     #[command(subcommand)]
     Data(data::Data),
+    #[command(subcommand)]
+    Kernel(kernel::Kernel),
     Watch(watch::WatchArgs),
     Report(report::ReportArgs),
     Completions(pages::CompletionsArgs),
@@ -105,6 +108,7 @@ fn main() -> ExitCode {
         Command::Checkpoint(question) => checkpoint::run(question, io::stdout().lock()),
         Command::Data(question) => data::run(question, io::stdout().lock()).map(|()| 0),
         Command::Report(args) => report::run(args, io::stdout()).map(|()| 0),
+        Command::Kernel(kernel) => kernel::run(kernel, io::stdout().lock()).map(|()| 0),
         Command::Watch(args) => watch::run(args, io::stdout()),
         Command::Completions(args) => pages::completions(Cli::command(), args),
         Command::Man(args) => pages::man(Cli::command(), args),

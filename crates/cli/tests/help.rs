@@ -45,7 +45,7 @@ fn a_short_help_has_one_line_for_each_option() {
 
 #[test]
 fn help_texts_are_those_on_file() {
-    let pages: [(&str, &[&str]); 48] = [
+    let pages: [(&str, &[&str]); 50] = [
         ("brigade", &["--help"]),
         ("launch", &["launch", "--help"]),
         ("launch-short", &["launch", "-h"]),
@@ -59,6 +59,8 @@ fn help_texts_are_those_on_file() {
         ("data-show", &["data", "show", "--help"]),
         ("data-stats", &["data", "stats", "--help"]),
         ("data-pack", &["data", "pack", "--help"]),
+        ("kernel", &["kernel", "--help"]),
+        ("kernel-install", &["kernel", "install", "--help"]),
         ("watch", &["watch", "--help"]),
         ("report", &["report", "--help"]),
         ("setup", &["setup", "--help"]),
