@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{self, IsTerminal};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail};
@@ -130,8 +130,22 @@ impl Environment {
         Some(Self { folder: checkout.root().join(need.environment()?), packages })
     }
 
+    /// Jupyter's, for `cargo xtask notebook`.
+    pub(crate) fn of_notebooks(checkout: &Checkout) -> Self {
+        let packages = &["notebook==7.6.5", "nbconvert==7.17.2", "nbclient==0.11.0"];
+        Self { folder: checkout.root().join("notebooks-env/jupyter"), packages }
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     pub(crate) fn python(&self) -> PathBuf {
-        self.folder.join("bin/python")
+        self.program("python")
+    }
+
+    pub(crate) fn program(&self, name: &str) -> PathBuf {
+        self.folder.join("bin").join(name)
     }
 
     fn stamp(&self) -> PathBuf {

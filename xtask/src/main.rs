@@ -8,6 +8,7 @@ mod demo;
 mod docs;
 mod fuzz;
 mod install;
+mod notebook;
 mod setup;
 mod suite;
 mod tidy;
@@ -91,6 +92,10 @@ enum Command {
         #[arg(long)]
         no_api: bool,
     },
+    /// Open Jupyter with the Rust kernel evcxr on the notebooks of examples/notebooks, or run them
+    ///
+    /// The first time, Jupyter (from PyPI) and evcxr are installed into notebooks-env/, which git ignores.
+    Notebook(notebook::Options),
     /// Look for inputs that a reader of foreign bytes cannot stand (libFuzzer)
     ///
     /// Files, messages from peers, settings: fuzz/fuzz_targets/ has a program for each reader. Uses cargo-fuzz
@@ -133,6 +138,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Check => check::run(&checkout),
         Command::Tidy => tidy::run(&checkout),
         Command::Docs { no_api } => docs::run(&checkout, no_api),
+        Command::Notebook(options) => notebook::run(&checkout, &options),
         Command::Fuzz(options) => fuzz::run(&checkout, &options),
         Command::Bench { peers, bench_arguments } => bench::run(&checkout, peers, &bench_arguments),
     }

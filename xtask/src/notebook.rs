@@ -1,0 +1,136 @@
+//! `cargo xtask notebook`: Jupyter with the Rust kernel, and the notebooks of examples/notebooks.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+
+use crate::cargo::{self, Cargo, plain_cargo};
+use crate::checkout::Checkout;
+use crate::install::Environment;
+
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// Run the notebooks from a fresh kernel each, without a browser, into target/notebooks
+    #[arg(long)]
+    execute: bool,
+    /// Only install Jupyter and the kernel
+    #[arg(long, conflicts_with = "execute")]
+    setup: bool,
+    /// Notebooks to run [default: all of examples/notebooks]
+    #[arg(value_name = "FILE", requires = "execute")]
+    notebooks: Vec<PathBuf>,
+}
+
+/// Sets Jupyter and the kernel up where they are not, and opens or runs the notebooks.
+pub(crate) fn run(checkout: &Checkout, options: &Options) -> Result<ExitCode> {
+    let began = Instant::now();
+    let jupyter = Environment::of_notebooks(checkout);
+    let root = checkout.root().join(FOLDER);
+    if !(jupyter.is_installed() && has_evcxr(&root)) {
+        eprintln!(
+            "Jupyter comes from PyPI (some 150 MB) and evcxr {EVCXR} is compiled, both into {FOLDER}/: about 10 \
+             minutes on 2 cores, once"
+        );
+    }
+    jupyter.install()?;
+    install_evcxr(checkout, &root)?;
+    install_kernel(checkout, &jupyter, &root)?;
+    eprintln!("notebook: the kernel is ready after {:.0} s", began.elapsed().as_secs_f64());
+    if options.setup {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let notebooks = checkout.root().join("examples/notebooks");
+    if !options.execute {
+        let mut open = Command::new(jupyter.program("jupyter"));
+        open.arg("notebook").arg(&notebooks);
+        return Ok(cargo::exit_code(cargo::run(&mut open)?));
+    }
+    let mut files = options.notebooks.clone();
+    if files.is_empty() {
+        files = all_notebooks(&notebooks)?;
+    }
+    eprintln!(
+        "notebook: the first notebook compiles what it depends on where that was not done before: about 5 minutes \
+         on 2 cores"
+    );
+    execute(checkout, &jupyter, &files)
+}
+
+fn execute(checkout: &Checkout, jupyter: &Environment, files: &[PathBuf]) -> Result<ExitCode> {
+    let folder = checkout.root().join("target/notebooks");
+    let mut code = ExitCode::SUCCESS;
+    for file in files {
+        let began = Instant::now();
+        let mut convert = Command::new(jupyter.program("jupyter"));
+        convert.args(["nbconvert", "--to", "notebook", "--execute", "--log-level", "WARN"]);
+        convert.arg(format!("--ExecutePreprocessor.timeout={CELL_SECONDS}"));
+        convert.arg("--output-dir").arg(&folder).arg(file);
+        let status = cargo::run(&mut convert)?;
+        let (name, seconds) = (file.display(), began.elapsed().as_secs_f64());
+        if status.success() {
+            eprintln!("notebook: {name} ran in {seconds:.0} s");
+        } else {
+            eprintln!(
+                "error: {name} failed after {seconds:.0} s: the cell and its message are above"
+            );
+            code = ExitCode::FAILURE;
+        }
+    }
+    Ok(code)
+}
+
+fn all_notebooks(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries =
+        fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    let mut files = Vec::new();
+    for entry in entries {
+        let path = entry?.path();
+        if path.extension().is_some_and(|it| it == "ipynb") {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// cargo writes the list when a program is complete.
+fn has_evcxr(root: &Path) -> bool {
+    let listed = format!("\"evcxr_jupyter {EVCXR} ");
+    root.join("bin/evcxr_jupyter").is_file()
+        && fs::read_to_string(root.join(".crates.toml")).is_ok_and(|it| it.contains(&listed))
+}
+
+fn install_evcxr(checkout: &Checkout, root: &Path) -> Result<()> {
+    if has_evcxr(root) {
+        return Ok(());
+    }
+    let mut install = plain_cargo(checkout);
+    install.args(["install", "--locked", "evcxr_jupyter", "--version", EVCXR, "--root"]).arg(root);
+    if !cargo::run(&mut install)?.success() {
+        bail!("cargo cannot install evcxr_jupyter {EVCXR}: its last lines say why");
+    }
+    Ok(())
+}
+
+/// Registers the kernel with this Jupyter alone.
+fn install_kernel(checkout: &Checkout, jupyter: &Environment, root: &Path) -> Result<()> {
+    let cargo = Cargo::new(checkout)?;
+    let mut install =
+        cargo.command(&["run", "--quiet", "-p", "brigade-cli", "--", "kernel", "install"]);
+    install.arg("--prefix").arg(jupyter.folder());
+    install.arg("--evcxr").arg(root.join("bin/evcxr_jupyter"));
+    if !cargo::run(&mut install)?.success() {
+        bail!("`brigade kernel install` failed");
+    }
+    Ok(())
+}
+
+/// Where all of it is, in the checkout.
+const FOLDER: &str = "notebooks-env";
+const EVCXR: &str = "0.22.0";
+/// How long a cell may take: the first compiles.
+const CELL_SECONDS: u32 = 1800;
