@@ -215,6 +215,7 @@ fn other_commands_are_known() {
     let workspace = fs::read_to_string(root().join("Cargo.lock")).unwrap();
     // What `cargo xtask bench newcomer-project` runs.
     let newcomer = fs::read_to_string(root().join("bench/src/newcomer.rs")).unwrap();
+    let notebook = fs::read_to_string(root().join("xtask/src/notebook.rs")).unwrap();
     for (name, text) in pages().into_iter().chain([("README.md".to_owned(), readme)]) {
         for (language, block) in Page::read(&text).blocks {
             if language != "sh" {
@@ -230,6 +231,12 @@ fn other_commands_are_known() {
                             let named = format!("name = \"{}\"", pair[1]);
                             pair[0] == "-p" && workspace.contains(&named)
                         })
+                    }
+                    // What `cargo xtask notebook` runs.
+                    ["python3", "-m", "venv", "notebooks", ..] => true,
+                    ["notebooks/bin/jupyter", "lab"] => true,
+                    ["cargo", "install", "--locked", "evcxr_jupyter", "--version", version] => {
+                        notebook.contains(&format!("\"{version}\""))
                     }
                     // The same in debug.
                     ["cargo", "test"] => newcomer.contains("\"cargo test --release\""),
