@@ -87,7 +87,7 @@ class Build:
             count = "1 error" if self._errors == 1 else f"{self._errors} errors"
             raise CompileError(f"the cell does not compile: {count}, shown above")
         lines = re.split(r"[\r\n]+", self._told)
-        noise = re.compile(r"\s*(Building \[|(Compiling|Downloaded|Downloading|Fresh|Adding) )")
+        noise = re.compile(r"\s*((Building|Fetch) \[|(Adding|Compiling|Download|Locking|Updating))")
         to_stderr(
             "\n".join(line for line in lines if line.strip() and not noise.match(line)) + "\n"
         )

@@ -161,6 +161,6 @@ def _failure(run: Run) -> LaunchError:
         ended = f"signal {-run.code}" if run.code < 0 else f"exit code {run.code}"
         return LaunchError(f"`brigade launch` ended with {ended}; its message is above", run)
     cause = causes[-1]
-    detail = cause.get("error") or "\n".join(cause.get("last_lines", []))
-    message = f"{cause['message']}: {detail}" if detail.strip() else cause["message"]
+    detail = (cause.get("error") or "\n".join(cause.get("last_lines", []))).strip()
+    message = f"{cause['message']}: {detail}" if detail else cause["message"]
     return LaunchError(message, run, cause.get("rank"))
