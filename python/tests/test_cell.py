@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from brigade import BrigadeError, CompileError
 from brigade.cell import Package, cache_folder, program
-from tests.support import TestCase, captured, until
+from tests.support import TestCase, captured, is_alive, until
 
 
 class Wrapping(TestCase):
@@ -141,6 +142,26 @@ class Cache(TestCase):
             fcntl.flock(lock, fcntl.LOCK_UN)
             thread.join()
         self.assertEqual(len(self.log_of("cargo")), 1)
+
+    def test_an_interrupt_ends_the_build(self) -> None:
+        script = (
+            "import brigade; from brigade.cell import Package\n"
+            "try: Package().built('// slow').__enter__()\n"
+            "except brigade.Interrupted as error: print(error)\n"
+        )
+        building = subprocess.Popen(
+            [sys.executable, "-c", script],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        pid = self.folder / "pid"
+        until(pid.exists)
+        building.send_signal(signal.SIGINT)
+        out, _ = building.communicate(timeout=60)
+        self.assertEqual((out, building.returncode), ("the build was stopped\n", 0))
+        self.assertFalse(is_alive(int(pid.read_text())))
+        self.assertEqual(list(cache_folder().glob("run-*")), [])
 
     def test_programs_of_killed_notebooks_are_removed(self) -> None:
         script = (
