@@ -125,6 +125,7 @@ impl Environment {
                 "fastprogress==1.0.3",
             ],
             Need::Trackers => &["tensorboard", "mlflow"],
+            Need::Jupyter => return Some(Self::of_notebooks(checkout)),
             _ => return None,
         };
         Some(Self { folder: checkout.root().join(need.environment()?), packages })

@@ -1,7 +1,7 @@
 //! A call of the notebook's function: its folder with arguments and results, and the side of the rank.
 
 use std::fmt::{Debug, Display};
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
@@ -74,23 +74,44 @@ where
     write(&result_file(&folder, local_rank), &result, &format!("the result of rank {}", world.rank))
 }
 
-/// Makes the folder of a call, and removes those of notebooks that were killed in one.
-pub(crate) fn folder() -> io::Result<TempDir> {
-    let all = fs::read_dir(std::env::temp_dir()).into_iter().flatten().flatten();
-    for folder in all {
-        let name = folder.file_name();
-        let process = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split('-').next());
-        let is_left = |id: u32| !Path::new("/proc").join(id.to_string()).exists();
-        if process.and_then(|id| id.parse().ok()).is_some_and(is_left) {
-            // Another user's stays.
-            let _ = fs::remove_dir_all(folder.path());
-        }
-    }
-    tempfile::Builder::new().prefix(&format!("{PREFIX}{}-", std::process::id())).tempdir()
+/// The folder of a call, with a file that is locked as long as the notebook's process lives: process numbers do not
+/// tell, as containers that share a folder for temporary files do not see each other's.
+#[derive(Debug)]
+pub(crate) struct Folder {
+    folder: TempDir,
+    _lock: File,
 }
 
-/// Begins the name of a call's folder; the number of the notebook's process follows.
+impl Folder {
+    /// Makes a folder, and removes those of notebooks that were killed in a call.
+    pub(crate) fn new() -> io::Result<Self> {
+        let all = fs::read_dir(std::env::temp_dir()).into_iter().flatten().flatten();
+        for other in
+            all.filter(|it| it.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes()))
+        {
+            // Another user's cannot be opened, and stays.
+            let lock = File::open(other.path().join(LOCK));
+            if lock.is_ok_and(|lock| lock.try_lock().is_ok()) {
+                let _ = fs::remove_dir_all(other.path());
+            }
+        }
+        let folder = tempfile::Builder::new().prefix(PREFIX).tempdir()?;
+        // It has its name when it is locked: another notebook would take the folder for one that is left.
+        let unlocked = folder.path().join("unlocked");
+        let lock = File::create(&unlocked)?;
+        lock.lock()?;
+        fs::rename(unlocked, folder.path().join(LOCK))?;
+        Ok(Self { folder, _lock: lock })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.folder.path()
+    }
+}
+
+/// Begins the name of a call's folder.
 const PREFIX: &str = "brigade-notebook-";
+const LOCK: &str = "lock";
 
 pub(crate) fn arguments_file(folder: &Path) -> PathBuf {
     folder.join("arguments")

@@ -12,6 +12,7 @@ use std::process::{Command, Stdio};
 
 use brigade_testkit::DistTest;
 use brigade_world::World;
+use brigade_world::env::ACCELERATE_USE_CPU;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -79,8 +80,7 @@ where
         return launcher.launch(function, arguments);
     }
     launcher.check()?;
-    let test =
-        DistTest::at(Location::caller(), num_processes).variable("ACCELERATE_USE_CPU", "true");
+    let test = DistTest::at(Location::caller(), num_processes).variable(ACCELERATE_USE_CPU, "true");
     test.call(|_| function(arguments))
         .map_err(|report| NotebookError::Failed { message: report.to_string(), rank: None })
 }
@@ -229,7 +229,8 @@ impl NotebookLauncher {
             return Err(NotebookError::InAProgram { program: address.object });
         }
 
-        let folder = call::folder().map_err(NotebookError::system("make a folder for the call"))?;
+        let folder =
+            call::Folder::new().map_err(NotebookError::system("make a folder for the call"))?;
         call::write(&call::arguments_file(folder.path()), &arguments, "the arguments")?;
         drop(arguments);
         let program = self.program.clone().map_or_else(program::find, Ok)?;

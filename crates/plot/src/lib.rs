@@ -37,6 +37,7 @@ mod font;
 mod gallery;
 mod grid;
 mod heatmap;
+mod markup;
 mod plot;
 mod raster;
 mod scene;
@@ -50,6 +51,7 @@ pub use error::PlotError;
 pub use gallery::{Caption, Gallery, Picture};
 pub use grid::{Grid, Panel};
 pub use heatmap::Heatmap;
+pub use markup::escape_markup;
 pub use plot::{Plot, Size};
 pub use terminal::TextOptions;
 

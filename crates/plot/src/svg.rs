@@ -6,6 +6,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
 use crate::color::Color;
+use crate::escape_markup;
 use crate::raster::encode;
 use crate::scene::{Anchor, Scene, Shape};
 
@@ -68,7 +69,7 @@ fn element(svg: &mut String, shape: &Shape) -> std::fmt::Result {
                 r#"<text x="{x}" y="{y}" font-size="{}" fill="{}"{anchor}{turn}>{}</text>"#,
                 Number(text.size),
                 Hex(text.color),
-                escaped(&text.text)
+                escape_markup(&text.text)
             )
         }
         Shape::Image { area, image } => {
@@ -84,21 +85,6 @@ fn element(svg: &mut String, shape: &Shape) -> std::fmt::Result {
             writeln!(svg, r#""/>"#)
         }
     }
-}
-
-fn escaped(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for letter in text.chars() {
-        match letter {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            '\'' => escaped.push_str("&#39;"),
-            _ => escaped.push(letter),
-        }
-    }
-    escaped
 }
 
 /// To a tenth or hundredth of a pixel, without zeros at its end.

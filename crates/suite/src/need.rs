@@ -38,6 +38,8 @@ pub enum Need {
     Fastai,
     /// Python with TensorBoard and MLflow.
     Trackers,
+    /// Python with IPython and Jupyter's kernel for it.
+    Jupyter,
 }
 
 /// A program, and the package of Debian's that has it.
@@ -97,7 +99,7 @@ impl fmt::Display for Lack {
 
 impl Need {
     /// All of them. Where a test lacks several, it is counted under the first.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Hosts,
         Self::Shaping,
         Self::Etcd,
@@ -112,6 +114,7 @@ impl Need {
         Self::TorchModels,
         Self::Fastai,
         Self::Trackers,
+        Self::Jupyter,
     ];
 
     /// Its name in `BRIGADE_REQUIRE` and for `cargo xtask install`.
@@ -139,6 +142,7 @@ impl Need {
             Self::TorchModels => "torch-models",
             Self::Fastai => "fastai",
             Self::Trackers => "trackers",
+            Self::Jupyter => "jupyter",
         }
     }
 
@@ -160,6 +164,7 @@ impl Need {
             Self::TorchModels => "PyTorch with timm and transformers",
             Self::Fastai => "PyTorch with fastai",
             Self::Trackers => "TensorBoard and MLflow",
+            Self::Jupyter => "Jupyter with IPython",
         }
     }
 
@@ -226,6 +231,9 @@ impl Need {
             Self::Trackers => {
                 (python(self).is_none()).then(|| Lack::missing(self, "TensorBoard with MLflow"))
             }
+            Self::Jupyter => {
+                (python(self).is_none()).then(|| Lack::missing(self, "Jupyter with IPython"))
+            }
         }
     }
 
@@ -238,6 +246,9 @@ impl Need {
             }
             Self::Fastai => Some(("BRIGADE_PEER_PYTHON", &["torch", "fastai", "safetensors"])),
             Self::Trackers => Some(("BRIGADE_TRACK_PYTHON", &["tensorboard", "mlflow"])),
+            Self::Jupyter => {
+                Some(("BRIGADE_JUPYTER_PYTHON", &["IPython", "ipykernel", "jupyter_client"]))
+            }
             _ => None,
         }
     }
@@ -248,6 +259,7 @@ impl Need {
         match self {
             Self::Pytorch | Self::TorchModels | Self::Fastai => Some("peers"),
             Self::Trackers => Some("peers-trackers"),
+            Self::Jupyter => Some("notebooks-env/jupyter"),
             _ => None,
         }
     }
@@ -313,7 +325,7 @@ pub fn installed(program: &str) -> Option<PathBuf> {
 }
 
 /// The Python that has a need's modules: the one that the need's variable names (`BRIGADE_PEER_PYTHON`,
-/// `BRIGADE_TRACK_PYTHON`), else the one that `cargo xtask install` has made in the checkout.
+/// `BRIGADE_TRACK_PYTHON`, `BRIGADE_JUPYTER_PYTHON`), else the one that `cargo xtask install` has made in the checkout.
 #[must_use]
 pub fn python(need: Need) -> Option<PathBuf> {
     let (variable, modules) = need.modules()?;

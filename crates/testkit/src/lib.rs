@@ -1,5 +1,5 @@
 //! Tests that run as several ranks, comparisons of numbers, archives for readers of `.pth` files, film reviews,
-//! and (feature `photos`) images with the statistics of photographs. For development only.
+//! and (feature `photos`) images with the statistics of photographs. For tests; `debug_launcher` starts its ranks by it.
 //!
 //! ```no_run
 //! use brigade_testkit::{dist_test, step};

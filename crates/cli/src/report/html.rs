@@ -1,26 +1,9 @@
-//! Pieces of HTML. All foreign text goes through [`escape`].
+//! Pieces of HTML. All foreign text goes through [`escape_markup`].
 
 use std::time::{Duration, UNIX_EPOCH};
 
+use brigade_plot::escape_markup;
 use brigade_track::Value;
-
-/// The text as it can stand in an element or in a quoted attribute.
-pub(super) fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for letter in text.chars() {
-        match letter {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            '\'' => escaped.push_str("&#39;"),
-            '\n' | '\t' => escaped.push(letter),
-            _ if letter.is_control() => escaped.push('\u{fffd}'),
-            _ => escaped.push(letter),
-        }
-    }
-    escaped
-}
 
 /// A table of texts that are escaped here; a column of numbers is aligned right.
 pub(super) struct Table {
@@ -30,7 +13,7 @@ pub(super) struct Table {
 
 impl Table {
     pub(super) fn new<'a>(columns: impl IntoIterator<Item = &'a str>) -> Self {
-        let head = columns.into_iter().map(|name| format!("<th>{}</th>", escape(name)));
+        let head = columns.into_iter().map(|name| format!("<th>{}</th>", escape_markup(name)));
         Self { head: head.collect(), body: String::new() }
     }
 
@@ -38,7 +21,7 @@ impl Table {
         self.body.push_str(if is_marked { "<tr class=\"best\">" } else { "<tr>" });
         for cell in cells {
             let class = if cell.is_number { " class=\"n\"" } else { "" };
-            self.body += &format!("<td{class}>{}</td>", escape(&cell.text));
+            self.body += &format!("<td{class}>{}</td>", escape_markup(&cell.text));
         }
         self.body.push_str("</tr>\n");
     }
@@ -164,6 +147,9 @@ mod tests {
 
     #[test]
     fn foreign_text_is_escaped() {
-        assert_eq!(escape("<a href=\"x\">'&\0"), "&lt;a href=&quot;x&quot;&gt;&#39;&amp;\u{fffd}");
+        assert_eq!(
+            escape_markup("<a href=\"x\">'&\0"),
+            "&lt;a href=&quot;x&quot;&gt;&#39;&amp;\u{fffd}"
+        );
     }
 }

@@ -4,20 +4,20 @@ use std::fmt::Write;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use brigade_plot::{Chart, Plot};
+use brigade_plot::{Chart, Plot, escape_markup};
 use brigade_track::Outcome;
 
 use super::Mode;
 use super::charts;
 use super::epochs::{Best, TIME};
-use super::html::{Cell, LONGEST, Table, clock, date, escape, short, shortened};
+use super::html::{Cell, LONGEST, Table, clock, date, short, shortened};
 use super::pictures::Pictures;
 use super::record::{Record, Series};
 
 /// The whole page. It refers to nothing outside, and forbids a browser to load or run anything.
 pub(super) fn page(record: &Record, best: &Option<Best>, pictures: &[Pictures]) -> String {
     let best = best.as_ref();
-    let title = escape(&record.project());
+    let title = escape_markup(&record.project());
     let (training, machine) = charts::of_steps(record);
     let body = [
         header(record, best),
@@ -92,7 +92,7 @@ fn header(record: &Record, best: Option<&Best>) -> String {
     if let Some(saved) = record.texts.get("best_checkpoint") {
         fact("best checkpoint", saved.last.clone());
     }
-    let project = escape(&record.project());
+    let project = escape_markup(&record.project());
     format!("<h1>{project} <span class=\"state {class}\">{state}</span></h1>\n{}", facts.html())
 }
 
@@ -179,7 +179,7 @@ fn tables(record: &Record) -> String {
             count => format!(", the last of {count}"),
         };
         let step = logged.step.map_or_else(String::new, |step| format!(", step {step}"));
-        let _ = writeln!(html, "<h3>{}{times}{step}</h3>", escape(name));
+        let _ = writeln!(html, "<h3>{}{times}{step}</h3>", escape_markup(name));
         let mut table = Table::new(columns.iter().take(MOST_COLUMNS).map(String::as_str));
         for row in rows.iter().take(MOST_ROWS) {
             table.row(row.iter().take(MOST_COLUMNS).map(Cell::value), false);
@@ -196,7 +196,7 @@ fn tables(record: &Record) -> String {
 fn pictures_html(pictures: &[Pictures]) -> String {
     let mut html = String::new();
     for named in pictures {
-        let name = escape(&named.name);
+        let name = escape_markup(&named.name);
         let _ = writeln!(html, "<h3>{name}</h3>\n<div class=\"pictures\">");
         for picture in &named.shown {
             let step = picture.step.map_or_else(String::new, |step| format!("step {step}"));
@@ -274,7 +274,7 @@ fn notes(record: &Record) -> String {
 }
 
 fn note(text: &str) -> String {
-    format!("<p class=\"note\">{}</p>\n", escape(text))
+    format!("<p class=\"note\">{}</p>\n", escape_markup(text))
 }
 
 const MOST_CHARTS: usize = 100;

@@ -5,8 +5,7 @@ use std::io::{self, Write};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-
-use super::table::escaped;
+use brigade_plot::escape_markup;
 
 /// What a cell shows, as text and in other forms. Jupyter shows the best form that it can: HTML, SVG, PNG, text.
 ///
@@ -90,7 +89,7 @@ impl Content {
             Self { html: Some(html), .. } => html.clone(),
             Self { svg: Some(svg), .. } => image("image/svg+xml", svg.as_bytes()),
             Self { png: Some(png), .. } => image("image/png", png),
-            Self { plain, .. } => format!("<pre>{}</pre>", escaped(plain)),
+            Self { plain, .. } => format!("<pre>{}</pre>", escape_markup(plain)),
         }
     }
 

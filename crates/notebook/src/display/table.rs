@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use brigade_plot::escape_markup;
+
 /// Rows of texts below a row of names; every row has as many texts as there are names.
 #[derive(Debug, Default)]
 pub(super) struct Table {
@@ -26,14 +28,14 @@ impl Table {
     pub(super) fn html(&self) -> String {
         let mut html = String::from("<table border=\"1\" class=\"dataframe\">\n<thead>\n<tr>");
         for name in &self.names {
-            let _ = write!(html, "<th>{}</th>", escaped(name));
+            let _ = write!(html, "<th>{}</th>", escape_markup(name));
         }
         html.push_str("</tr>\n</thead>\n<tbody>\n");
         for row in &self.rows {
             html.push_str("<tr>");
             for (column, text) in row.iter().enumerate() {
                 let tag = if self.named_rows && column == 0 { "th" } else { "td" };
-                let _ = write!(html, "<{tag}>{}</{tag}>", escaped(text));
+                let _ = write!(html, "<{tag}>{}</{tag}>", escape_markup(text));
             }
             html.push_str("</tr>\n");
         }
@@ -57,22 +59,6 @@ impl Table {
         }
         text
     }
-}
-
-/// A text for HTML.
-pub(super) fn escaped(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for letter in text.chars() {
-        match letter {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            '\'' => escaped.push_str("&#39;"),
-            _ => escaped.push(letter),
-        }
-    }
-    escaped
 }
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
 //! A tensor as its shape and its values, or a corner of them with statistics.
 
+use brigade_plot::escape_markup;
 use tch::{Device, Kind, TchError, Tensor};
 
 use super::numbers::reals;
-use super::table::{Table, escaped};
+use super::table::Table;
 use super::{CellDisplay, Content};
 
 /// Shows shape, kind and device with the values. Of a dimension of more than 16, the first and the last 8 are shown;
@@ -104,11 +105,11 @@ impl Summary {
             (None, false) => head.to_owned(),
         };
         let (mut plain, mut html) =
-            (format!("{head}\n"), format!("<p><code>{}</code></p>\n", escaped(&head)));
+            (format!("{head}\n"), format!("<p><code>{}</code></p>\n", escape_markup(&head)));
         for (place, table) in &self.matrices {
             if !place.is_empty() {
                 plain += &format!("{place}\n");
-                html += &format!("<p><code>{}</code></p>\n", escaped(place));
+                html += &format!("<p><code>{}</code></p>\n", escape_markup(place));
             }
             plain += &table.text();
             html += &table.html();
