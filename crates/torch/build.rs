@@ -47,6 +47,8 @@ const UNITS: [(&str, &[&str]); 3] = [
     // TorchScript's headers are many, and nothing else needs them.
     ("script", &["script.cpp"]),
 ];
+/// Needs CUDA's headers.
+const CUDA_UNIT: (&str, &[&str]) = ("cuda", &["cuda.cpp", "nccl.cpp"]);
 
 fn main() {
     let (lib, include) = libtorch();
@@ -74,7 +76,13 @@ fn main() {
         build.define("_GLIBCXX_USE_CXX11_ABI", "0");
     }
     if cuda {
-        build.define("BRIGADE_CUDA", None).file("cpp/nccl.cpp");
+        assert!(
+            lib.join("libtorch_cuda.so").exists(),
+            "feature cuda: the libtorch in {} is one for CPUs; run `brigade setup --cuda` (in Brigade's \
+             own checkout `cargo xtask setup --cuda`), or name one for CUDA",
+            torch.display()
+        );
+        build.define("BRIGADE_CUDA", None).file(unit(CUDA_UNIT.0, CUDA_UNIT.1));
         for folder in cuda_headers(torch) {
             build.flag("-isystem").flag(folder.to_str().expect("path is UTF-8"));
         }
@@ -96,9 +104,7 @@ fn main() {
         println!("cargo::rustc-cfg=parallel_loops");
     }
     if cuda {
-        // Nothing in our objects names a symbol that only this library has before NCCL is used, and
-        // its kernels register themselves when it is loaded.
-        println!("cargo::rustc-link-arg=-Wl,--no-as-needed,-ltorch_cuda,-lc10_cuda,--as-needed");
+        // Linkers leave out what nothing refers to: cpp/cuda.cpp refers to both.
         println!("cargo::rustc-link-lib=torch_cuda");
         println!("cargo::rustc-link-lib=c10_cuda");
     }
@@ -163,27 +169,28 @@ fn unit(name: &str, files: &[&str]) -> PathBuf {
     path
 }
 
-/// The CUDA headers: those that `cargo xtask setup --cuda` puts beside libtorch, those of the nvidia
-/// wheels when libtorch belongs to a Python installation, those of a toolkit.
+/// The folders of CUDA's headers: those that `cargo xtask setup --cuda` and pip put beside libtorch
+/// (`nvidia/cu13/include`, `nvidia/nccl/include`, ...), or those of a toolkit.
 fn cuda_headers(torch: &Path) -> Vec<PathBuf> {
     let site = torch.parent().expect("the torch package lies in a folder");
+    let packages = fs::read_dir(site.join("nvidia")).into_iter().flatten().flatten();
+    let mut found: Vec<PathBuf> = packages.map(|entry| entry.path().join("include")).collect();
+    found.sort();
     let toolkit = env::var_os("CUDA_HOME").map_or_else(|| "/usr/local/cuda".into(), PathBuf::from);
-    let found: Vec<PathBuf> = [
-        site.join("cuda/include"),
-        site.join("nvidia/cu13/include"),
-        site.join("nvidia/nccl/include"),
-        toolkit.join("include"),
-    ]
-    .into_iter()
-    .filter(|folder| folder.is_dir())
-    .collect();
-    assert!(
-        found.iter().any(|folder| folder.join("cuda_runtime_api.h").exists()),
-        "feature cuda: no cuda_runtime_api.h found beside libtorch ({}) or in {}; \
-         run `cargo xtask setup --cuda` or set CUDA_HOME",
-        site.display(),
-        toolkit.display(),
-    );
+    found.push(toolkit.join("include"));
+    found.retain(|folder| folder.is_dir());
+    for header in ["cuda_runtime_api.h", "cublas_v2.h", "nccl.h"] {
+        assert!(
+            // Debian's packages put theirs where the compiler looks.
+            found.iter().any(|folder| folder.join(header).exists())
+                || Path::new("/usr/include").join(header).exists(),
+            "feature cuda: there is no {header} in {}/nvidia/*/include or {}; run `brigade setup --cuda` \
+             (in Brigade's own checkout `cargo xtask setup --cuda`), name a Python's PyTorch with CUDA \
+             (LIBTORCH_USE_PYTORCH=1), or set CUDA_HOME to a toolkit",
+            site.display(),
+            toolkit.display(),
+        );
+    }
     found
 }
 

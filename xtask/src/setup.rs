@@ -7,7 +7,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use brigade_setup::{Cache, Kind, Libtorch, Origin, Pins, Project, RunPath, Wanted};
 
 use crate::checkout::Checkout;
@@ -30,17 +30,43 @@ pub(crate) fn ensure(checkout: &Checkout) -> Result<Libtorch> {
     Ok(libtorch)
 }
 
+/// The libtorch with CUDA that `check --cuda` builds with: the one that the user names in the environment,
+/// else the fetched one. Fetches and configures nothing: the checkout's own libtorch stays what it is.
+pub(crate) fn for_cuda(checkout: &Checkout) -> Result<Libtorch> {
+    let (cache, pins) = (Cache::of_user()?, Pins::embedded()?);
+    let libtorch = match by_user(checkout, &cache)? {
+        Some(wanted) => Libtorch::find_or_fetch(&wanted, &cache, &pins)?,
+        None => Libtorch::find_fetched(Kind::Cuda, &cache, &pins)?.context(
+            "libtorch for CUDA is not set up: run `cargo xtask setup --cuda` (2.5 GB to download, 3.6 GB on \
+             disk), or name one in LIBTORCH, or a Python's by LIBTORCH_USE_PYTORCH=1",
+        )?,
+    };
+    let library = libtorch.folder().join("lib/libtorch_cuda.so");
+    anyhow::ensure!(
+        library.exists(),
+        "{} is not there: the libtorch in {} is one for CPUs; name one for CUDA, or run `cargo xtask setup \
+         --cuda`",
+        library.display(),
+        libtorch.folder().display()
+    );
+    Ok(libtorch)
+}
+
+/// `cargo run`, which started this program, puts what .cargo/libtorch.toml says into its environment: that
+/// is not what the user says there.
+fn by_user(checkout: &Checkout, cache: &Cache) -> Result<Option<Wanted>> {
+    let configured = Project::at(checkout.root()).libtorch()?;
+    Ok(Wanted::by_environment().filter(|wanted| match wanted {
+        Wanted::Folder { path, .. } => configured.as_ref() != Some(path) && !cache.contains(path),
+        _ => true,
+    }))
+}
+
 fn set_up(checkout: &Checkout, kind: Kind, pins: &Pins) -> Result<Libtorch> {
     let cache = Cache::of_user()?;
     let project = Project::at(checkout.root());
     let configured = project.libtorch()?;
-    // `cargo run`, which started this program, puts what .cargo/libtorch.toml says into its
-    // environment: that is not what the user says there.
-    let by_user = Wanted::by_environment().filter(|wanted| match wanted {
-        Wanted::Folder { path, .. } => configured.as_ref() != Some(path) && !cache.contains(path),
-        _ => true,
-    });
-    if let Some(wanted) = by_user {
+    if let Some(wanted) = by_user(checkout, &cache)? {
         let libtorch = Libtorch::find_or_fetch(&wanted, &cache, pins)?;
         project.configure_doc_tests(&libtorch)?;
         return Ok(libtorch);

@@ -33,7 +33,7 @@ pub(crate) struct SetupArgs {
 /// Which libtorch.
 #[derive(Debug, Args)]
 pub(crate) struct SourceArgs {
-    /// Fetch libtorch for CUDA: 2.5 GB to download, 3.8 GB on disk
+    /// Fetch libtorch for CUDA: 2.5 GB to download, 3.6 GB on disk
     #[arg(long, conflicts_with_all = ["libtorch", "pytorch"])]
     cuda: bool,
 

@@ -229,12 +229,12 @@ impl Partial {
     }
 
     fn unpack(&self, pin: &Pin, wheel: &Path, lock: &File) -> Result<()> {
-        let choice = serde_json::json!({ "keep": pin.keep, "move": pin.moves }).to_string();
+        let patterns = serde_json::to_string(&pin.keep)?;
         let mut child = Command::new(PYTHON)
             .args(["-c", UNPACK])
             .arg(wheel)
             .arg(self.tree())
-            .arg(choice)
+            .arg(patterns)
             .current_dir(&self.folder)
             .stdin(keep_locked(lock)?)
             .stdout(Stdio::piped())

@@ -79,22 +79,34 @@ impl Libtorch {
     }
 
     fn fetched(kind: Kind, cache: &Cache, pins: &Pins) -> Result<Self> {
-        let is_ready = |kind| -> Result<bool> {
-            Ok(install::state(&cache.install(pins, kind), pins, kind)? == State::Ready)
-        };
-        let kind = if is_ready(kind)? {
-            kind
-        } else if kind == Kind::Cpu && is_ready(Kind::Cuda).unwrap_or(false) {
-            Kind::Cuda
-        } else {
-            fetch::fetch(cache, pins, kind)?;
-            kind
-        };
+        if let Some(found) = Self::find_fetched(kind, cache, pins)? {
+            return Ok(found);
+        }
+        if kind == Kind::Cpu
+            && let Ok(Some(found)) = Self::find_fetched(Kind::Cuda, cache, pins)
+        {
+            return Ok(found);
+        }
+        fetch::fetch(cache, pins, kind)?;
         Ok(Self {
             folder: cache.install(pins, kind).join("torch"),
             version: pins.libtorch_version().to_owned(),
             origin: Origin::Fetched(kind),
         })
+    }
+
+    /// The pinned one where it is in the cache already; nothing is fetched.
+    ///
+    /// # Errors
+    /// Its folder in the cache holds something else.
+    pub fn find_fetched(kind: Kind, cache: &Cache, pins: &Pins) -> Result<Option<Self>> {
+        let place = cache.install(pins, kind);
+        let is_ready = install::state(&place, pins, kind)? == State::Ready;
+        Ok(is_ready.then(|| Self {
+            folder: place.join("torch"),
+            version: pins.libtorch_version().to_owned(),
+            origin: Origin::Fetched(kind),
+        }))
     }
 
     fn named(folder: PathBuf, named: &str) -> Result<Self> {

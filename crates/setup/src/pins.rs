@@ -1,6 +1,5 @@
 //! pins.json: the wheels that make up libtorch, by name, version and checksum.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -28,9 +27,6 @@ pub(crate) struct Pin {
     pub(crate) installed_bytes: u64,
     /// Shell patterns of the files that are kept; `*` also matches `/`.
     pub(crate) keep: Vec<String>,
-    /// Folders that lie elsewhere in the install than in the wheel.
-    #[serde(default, rename = "move")]
-    pub(crate) moves: BTreeMap<String, String>,
 }
 
 /// What an install is good for. One for CUDA serves CPU work, too.
@@ -38,7 +34,7 @@ pub(crate) struct Pin {
 pub enum Kind {
     /// libtorch for CPUs: 540 MB to download, 484 MB on disk.
     Cpu,
-    /// And what CUDA needs, headers for the feature `cuda` included: 2.5 GB, 3.8 GB on disk.
+    /// And what CUDA needs, headers for the feature `cuda` included: 2.5 GB, 3.6 GB on disk.
     Cuda,
 }
 
@@ -124,7 +120,6 @@ mod tests {
             download_bytes,
             installed_bytes,
             keep: Vec::new(),
-            moves: BTreeMap::new(),
         }
     }
 

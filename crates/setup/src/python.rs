@@ -65,7 +65,7 @@ fn output(command: &mut Command) -> Result<Output> {
 
 pub(crate) const PYTHON: &str = "python3";
 
-/// Arguments: a wheel, the folder to unpack into, and a JSON object with `keep` and `move`.
+/// Arguments: a wheel, the folder to unpack into, and a JSON list of the patterns of files to keep.
 /// Prints the bytes written so far, a line each few megabytes.
 pub(crate) const UNPACK: &str = include_str!("unpack.py");
 /// How UNPACK ends when the disk is full: ENOSPC.

@@ -10,9 +10,8 @@ import zipfile
 CHUNK_BYTES = 4 << 20
 
 
-def main(wheel, folder, choice):
-    choice = json.loads(choice)
-    patterns, moves = choice["keep"], choice["move"]
+def main(wheel, folder, patterns):
+    patterns = json.loads(patterns)
     unused, done = set(patterns), 0
     with zipfile.ZipFile(wheel) as archive:
         for entry in archive.infolist():
@@ -21,11 +20,8 @@ def main(wheel, folder, choice):
                 continue
             unused.difference_update(matching)
             name = entry.filename
-            for old, new in moves.items():
-                if name.startswith(old):
-                    name = new + name[len(old) :]
             if name.startswith("/") or ".." in name.split("/"):
-                raise ValueError(f"{entry.filename} would lie outside of the install")
+                raise ValueError(f"{name} would lie outside of the install")
             target = os.path.join(folder, name)
             os.makedirs(os.path.dirname(target), exist_ok=True)
             with archive.open(entry) as source, open(target, "wb") as sink:

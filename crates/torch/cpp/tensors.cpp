@@ -143,12 +143,4 @@ rust::String libtorch_version() {
   return TORCH_VERSION;
 }
 
-bool cuda_compiled() {
-#ifdef BRIGADE_CUDA
-  return true;
-#else
-  return false;
-#endif
-}
-
 } // namespace brigade

@@ -63,6 +63,5 @@ std::unique_ptr<Fetch> start_fetch(const Tensor& tensor);
 int64_t fetched_number(const Fetch& fetch);
 
 rust::String libtorch_version();
-bool cuda_compiled();
 
 } // namespace brigade

@@ -3,10 +3,11 @@
 use std::ffi::OsStr;
 
 use cxx::UniquePtr;
-use tch::{Cuda, Device};
+use tch::Device;
 
 use crate::bridge::ffi;
-use crate::error::Error;
+use crate::cuda::cuda_devices;
+use crate::error::{Error, Fault};
 use crate::store::{Store, milliseconds};
 
 /// The library that moves the data.
@@ -79,6 +80,11 @@ impl Backend {
                     "group {name:?}: no network interface given; use GlooDevice::Default"
                 )))
             }
+            Self::Nccl => cuda_devices().map(drop).map_err(|reason| Error::Libtorch {
+                operation: "new_group",
+                fault: Fault::Unsupported,
+                detail: format!("group {name:?}: NCCL needs a GPU, and {reason}"),
+            }),
             _ => Ok(()),
         }
     }
@@ -86,10 +92,7 @@ impl Backend {
     /// The device for a rank's own messages: with NCCL a GPU, one after the other among the ranks.
     pub(crate) fn device(&self, rank: usize) -> Device {
         match self {
-            Self::Nccl => match usize::try_from(Cuda::device_count()) {
-                Ok(gpus) if gpus > 0 => Device::Cuda(rank % gpus),
-                _ => Device::Cuda(0),
-            },
+            Self::Nccl => Device::Cuda(rank % cuda_devices().unwrap_or(1)),
             Self::Gloo(_) | Self::Fake => Device::Cpu,
         }
     }

@@ -324,6 +324,19 @@ pub(crate) mod ffi {
         scale: f64,
     }
 
+    /// What CUDA's runtime says of this machine.
+    #[cfg(feature = "cuda")]
+    struct CudaState {
+        devices: i32,
+        /// A `cudaError_t`.
+        error: i32,
+        error_text: String,
+        /// The newest CUDA that the driver can serve, such as 13000; 0 without a driver.
+        driver: i32,
+        /// The CUDA whose headers this program was built with.
+        built_for: i32,
+    }
+
     struct ProfilerOptions {
         cuda: bool,
         shapes: bool,
@@ -397,6 +410,8 @@ pub(crate) mod ffi {
         include!("brigade-torch/cpp/profiler.h");
         include!("brigade-torch/cpp/recompute.h");
         include!("brigade-torch/cpp/script.h");
+        #[cfg(feature = "cuda")]
+        include!("brigade-torch/cpp/cuda.h");
 
         type Tensor;
         fn copy_handle(tensor: &Tensor) -> UniquePtr<Tensor>;
@@ -459,7 +474,8 @@ pub(crate) mod ffi {
         fn shift_allocations(bytes: usize) -> Result<()>;
 
         fn libtorch_version() -> String;
-        fn cuda_compiled() -> bool;
+        #[cfg(feature = "cuda")]
+        fn cuda_state() -> CudaState;
 
         type Store;
         fn tcp_store(options: &TcpStoreOptions<'_>) -> Result<UniquePtr<Store>>;

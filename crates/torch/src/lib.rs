@@ -12,6 +12,7 @@ mod bridge;
 mod check;
 mod collective;
 mod cross_entropy;
+mod cuda;
 mod device_memory;
 mod dropout;
 mod dtype;
@@ -57,6 +58,7 @@ pub use collective::ReduceOp;
 pub use cross_entropy::{
     CrossEntropyLoss, CrossEntropyOptions, cross_entropy, linear_cross_entropy,
 };
+pub use cuda::{CudaUnavailable, cuda_compiled, cuda_devices};
 pub use device_memory::DeviceMemory;
 pub use dropout::dropout;
 pub use dtype::{dtype_of, kind_of, tensor_from_bytes};
@@ -95,10 +97,4 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[must_use]
 pub fn libtorch_version() -> String {
     bridge::ffi::libtorch_version()
-}
-
-/// Whether this program was built with the feature `cuda`.
-#[must_use]
-pub fn cuda_compiled() -> bool {
-    bridge::ffi::cuda_compiled()
 }

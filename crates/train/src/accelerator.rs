@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 use brigade_torch::{
-    Backend, Device, GlooDevice, ProcessGroup, Products, ReducerOptions, Store, keep_freed_memory,
+    Backend, CudaUnavailable, Device, GlooDevice, ProcessGroup, Products, ReducerOptions, Store,
+    keep_freed_memory,
 };
 use brigade_world::World;
 
@@ -143,6 +144,8 @@ pub(crate) struct Job {
     /// `None` when there is one rank.
     groups: Option<Groups>,
     pub(crate) device: Device,
+    /// Why a program that was built for GPUs runs on the CPU, unless it was told to.
+    pub(crate) missing_gpu: Option<CudaUnavailable>,
     /// Whether products of matrices on the CPU are reproducible.
     pub(crate) products: Products,
     /// The time limit of joining and of every collective.

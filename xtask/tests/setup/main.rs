@@ -88,7 +88,7 @@ fn cuda_serves_where_cpu_is_wanted() {
     fixture.setup().cuda().run().succeeds_saying("libtorch 2.13.0 (cuda) is in");
     let read = |path| fs::read_to_string(fixture.fetched("2.13.0-cuda").join(path)).unwrap();
     assert_eq!(read("torch/lib/libtorch.so"), "stub");
-    assert_eq!(read("cuda/include/cuda.h"), "// cuda\n");
+    assert_eq!(read("nvidia/cu13/include/cuda.h"), "// cuda\n");
     fixture.setup().run().succeeds_saying("libtorch 2.13.0 (cuda) is in");
     assert_eq!(fixture.in_cache(), ["2.13.0-cuda"]);
     fs::remove_file(fixture.fetched("2.13.0-cuda/torch/lib/libtorch_cuda.so")).unwrap();

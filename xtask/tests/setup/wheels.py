@@ -60,10 +60,6 @@ runtime = wheel(
     ["nvidia/cu13/lib/libcudart.so.13"],
 )
 cuda_torch = dict(torch, keep=torch["keep"][:2] + ["torch/lib/*", "*.dist-info/licenses/*"])
-cuda_runtime = dict(
-    runtime,
-    keep=runtime["keep"] + ["nvidia/cu13/include/*"],
-    move={"nvidia/cu13/include/": "cuda/include/"},
-)
+cuda_runtime = dict(runtime, keep=runtime["keep"] + ["nvidia/cu13/include/*"])
 pins = {"python": "311", "cpu": [torch, runtime], "cuda": [cuda_torch, cuda_runtime]}
 print(json.dumps(pins))

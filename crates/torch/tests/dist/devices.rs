@@ -96,9 +96,11 @@ fn missing_ranks_are_named() {
     assert_eq!(missing(&error), [0, 2], "{error}");
 }
 
-#[cfg(not(feature = "cuda"))]
 #[test]
 fn nccl_says_what_it_needs() {
+    // With a GPU there is nothing to say.
+    let Err(reason) = brigade_torch::cuda_devices() else { return };
     let error = assert_fault(alone(Backend::Nccl), Fault::Unsupported);
-    assert!(error.to_string().contains("feature cuda"), "{error}");
+    assert!(error.to_string().contains(&reason.to_string()), "{error}");
+    assert!(error.to_string().contains("NCCL needs a GPU"), "{error}");
 }

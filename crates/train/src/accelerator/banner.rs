@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::sync::atomic::Ordering;
 
-use brigade_torch::Device;
+use brigade_torch::{CudaUnavailable, Device};
 
 use crate::accelerator::Accelerator;
 use crate::precision::{Precision, caveat};
@@ -16,6 +16,8 @@ struct Start {
     device: Device,
     /// Of a CPU.
     threads: usize,
+    /// Why it is a CPU, in a program that was built for GPUs.
+    missing_gpu: Option<CudaUnavailable>,
     precision: Precision,
     channels_last: bool,
     /// Batches of a full accumulation window.
@@ -37,6 +39,7 @@ impl Accelerator {
             processes: self.num_processes(),
             device: self.device(),
             threads: usize::try_from(tch::get_num_threads()).unwrap_or(1),
+            missing_gpu: self.processes.job.missing_gpu.clone(),
             precision: self.mixed_precision(),
             channels_last,
             batches: self.gradient_accumulation_steps(),
@@ -70,7 +73,11 @@ impl Start {
             format!("{number} {}", if number == 1 { one } else { several })
         };
         let device = match self.device {
-            Device::Cpu => format!("cpu with {}", plural(self.threads, "thread", "threads")),
+            Device::Cpu => {
+                let reason = self.missing_gpu.as_ref().map(|it| format!(" ({it})"));
+                let threads = plural(self.threads, "thread", "threads");
+                format!("cpu with {threads}{}", reason.unwrap_or_default())
+            }
             Device::Cuda(index) => format!("cuda:{index}"),
             other => format!("{other:?}").to_lowercase(),
         };
@@ -102,6 +109,7 @@ mod tests {
             processes: 1,
             device: Device::Cpu,
             threads: 2,
+            missing_gpu: None,
             precision: Precision::No,
             channels_last: true,
             batches: 1,
@@ -122,7 +130,16 @@ mod tests {
         let expected = "brigade: 4 processes, cpu with 1 thread, bf16, contiguous, gradients of 3 batches\n\
                         brigade: this CPU is slow at it\n";
         assert_eq!(slow.lines(), expected);
-        let gpu = Start { device: Device::Cuda(1), caveats: Vec::new(), ..slow };
+        let no_driver = Start {
+            processes: 2,
+            missing_gpu: Some(CudaUnavailable::NoDriver),
+            batches: 1,
+            caveats: Vec::new(),
+            ..slow
+        };
+        let expected = "brigade: 2 processes, cpu with 1 thread (there is no NVIDIA driver), bf16, contiguous\n";
+        assert_eq!(no_driver.lines(), expected);
+        let gpu = Start { device: Device::Cuda(1), processes: 4, batches: 3, ..no_driver };
         let expected = "brigade: 4 processes, cuda:1, bf16, contiguous, gradients of 3 batches\n";
         assert_eq!(gpu.lines(), expected);
     }

@@ -5,8 +5,8 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use brigade_torch::{
-    Backend, DEFAULT_GROUP_TIMEOUT, Device, GlooDevice, Store, TcpStore, cuda_compiled,
-    inherited_socket, make_products_reproducible,
+    Backend, CudaUnavailable, DEFAULT_GROUP_TIMEOUT, Device, GlooDevice, Store, TcpStore,
+    cuda_devices, inherited_socket, make_products_reproducible,
 };
 use brigade_world::{StoreEndpoint, StoreHost, World, own_address};
 
@@ -39,14 +39,15 @@ pub(crate) fn join(options: ConnectOptions, debug: bool) -> Result<Job> {
     let ConnectOptions { cpu, world, store, device, backend, timeout, gloo } = options;
     let timeout = timeout.unwrap_or(DEFAULT_GROUP_TIMEOUT);
     let world = world.map_or_else(World::from_env, Ok)?;
-    let device = match device {
+    let (device, missing_gpu) = match device {
         Some(device) if cpu && device != Device::Cpu => {
             return Err(Error::InvalidArgument(format!(
                 "the options `cpu(true)` and `device({device:?})` contradict each other"
             )));
         }
-        Some(device) => device,
-        None => choose_device(&world, cpu || wants_cpu()?),
+        Some(device) => (device, None),
+        None if cpu || wants_cpu()? => (Device::Cpu, None),
+        None => choose_device(&world),
     };
     let products = make_products_reproducible();
     let groups = if world.is_alone() {
@@ -80,6 +81,7 @@ pub(crate) fn join(options: ConnectOptions, debug: bool) -> Result<Job> {
         world,
         groups,
         device,
+        missing_gpu,
         products,
         timeout,
         debug,
@@ -100,12 +102,13 @@ pub(crate) fn wants_cpu() -> Result<bool> {
     }
 }
 
-fn choose_device(world: &World, cpu: bool) -> Device {
-    let devices = tch::Cuda::device_count();
-    if cpu || !cuda_compiled() || devices <= 0 {
-        return Device::Cpu;
+/// A GPU where there is one, else the CPU; and what is in the way, where the program was built for GPUs.
+fn choose_device(world: &World) -> (Device, Option<CudaUnavailable>) {
+    match cuda_devices() {
+        Ok(devices) => (Device::Cuda(world.local_rank.as_usize() % devices), None),
+        Err(CudaUnavailable::NotCompiled) => (Device::Cpu, None),
+        Err(reason) => (Device::Cpu, Some(reason)),
     }
-    Device::Cuda(world.local_rank.as_usize() % devices.unsigned_abs() as usize)
 }
 
 /// On one host the loopback always works; a host's own name may resolve to anything.

@@ -1,0 +1,47 @@
+// The feature cuda. Needs CUDA's headers.
+#include "brigade-torch/src/bridge.rs.h"
+
+#include <ATen/cuda/CUDAContextLight.h>
+#include <c10/cuda/CUDAFunctions.h>
+
+#include <dlfcn.h>
+
+namespace brigade {
+
+namespace {
+
+// Linkers leave libraries out that nothing refers to, and the kernels in libtorch_cuda register themselves
+// when it is loaded: so every program refers to it, whether it uses NCCL or not.
+__attribute__((used, retain)) int (*const keep_libtorch_cuda)() = &at::cuda::warp_size;
+
+// The newest CUDA that the driver can serve, such as 13000; 0 where there is no driver. A function of the
+// runtime that libtorch has loaded: looked up, so that programs need not be linked with it.
+int driver_version() {
+  using Function = cudaError_t (*)(int*);
+  auto* function = reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, "cudaDriverGetVersion"));
+  int version = 0;
+  return function != nullptr && function(&version) == cudaSuccess ? version : 0;
+}
+
+std::string text_of(cudaError_t error) {
+  using Function = const char* (*)(cudaError_t);
+  auto* function = reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, "cudaGetErrorString"));
+  return function != nullptr ? function(error) : "unknown error";
+}
+
+} // namespace
+
+CudaState cuda_state() {
+  int devices = 0;
+  // Unlike c10::cuda::device_count, it prints nothing.
+  const auto error = c10::cuda::GetDeviceCount(&devices);
+  const bool good = error == cudaSuccess;
+  return CudaState{
+      good ? devices : 0,
+      static_cast<int32_t>(error),
+      good ? std::string() : text_of(error),
+      driver_version(),
+      CUDART_VERSION};
+}
+
+} // namespace brigade

@@ -1,4 +1,0 @@
-// Opaque: see README.md.
-#pragma once
-
-#include "cusolverDn.h"

@@ -1,0 +1,153 @@
+//! Whether this process can use GPUs, and what is in the way.
+
+/// Whether this program was built with the feature `cuda`.
+#[must_use]
+pub fn cuda_compiled() -> bool {
+    cfg!(feature = "cuda")
+}
+
+/// Why no GPU can be used. Its text is a clause such as `there is no NVIDIA driver`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CudaUnavailable {
+    /// This program was built without the feature `cuda`.
+    #[error("this program was built without the feature cuda")]
+    NotCompiled,
+    /// The driver's library, `libcuda.so.1`, is not installed.
+    #[error("there is no NVIDIA driver")]
+    NoDriver,
+    /// The driver is older than libtorch's CUDA.
+    #[error("the NVIDIA driver is made for CUDA {driver}, and libtorch needs {needed}")]
+    DriverTooOld {
+        /// The newest CUDA that the driver can serve, such as `12.4`.
+        driver: String,
+        /// The CUDA that this program was built with, such as `13.0`.
+        needed: String,
+    },
+    /// There is a driver, but no GPU that this process may use.
+    #[error("the NVIDIA driver finds no GPU")]
+    NoDevice,
+    /// `CUDA_VISIBLE_DEVICES` names no GPU of this machine.
+    #[error("CUDA_VISIBLE_DEVICES={0} leaves no GPU")]
+    Hidden(String),
+    /// CUDA does not start for another reason.
+    #[error("CUDA does not start: {text} (error {code})")]
+    Failed {
+        /// The `cudaError_t`.
+        code: i32,
+        /// CUDA's own words.
+        text: String,
+    },
+}
+
+/// The number of GPUs that this process can use through CUDA, which is never 0. The first call starts the
+/// driver, but makes no context on a GPU.
+///
+/// # Errors
+/// Why there is none.
+///
+/// ```
+/// match brigade_torch::cuda_devices() {
+///     Ok(devices) => assert!(devices > 0),
+///     Err(reason) => assert!(!reason.to_string().is_empty()),
+/// }
+/// ```
+#[cfg(feature = "cuda")]
+pub fn cuda_devices() -> Result<usize, CudaUnavailable> {
+    let state = crate::bridge::ffi::cuda_state();
+    judge(
+        Facts {
+            devices: state.devices,
+            error: state.error,
+            error_text: &state.error_text,
+            driver: state.driver,
+            built_for: state.built_for,
+        },
+        std::env::var("CUDA_VISIBLE_DEVICES").ok(),
+    )
+}
+
+/// The number of GPUs that this process can use through CUDA: none, without the feature `cuda`.
+///
+/// # Errors
+/// [`CudaUnavailable::NotCompiled`].
+#[cfg(not(feature = "cuda"))]
+pub fn cuda_devices() -> Result<usize, CudaUnavailable> {
+    Err(CudaUnavailable::NotCompiled)
+}
+
+/// What CUDA's runtime says.
+#[cfg(any(feature = "cuda", test))]
+#[derive(Debug, Clone, Copy)]
+struct Facts<'a> {
+    devices: i32,
+    error: i32,
+    error_text: &'a str,
+    driver: i32,
+    built_for: i32,
+}
+
+#[cfg(any(feature = "cuda", test))]
+fn judge(facts: Facts<'_>, visible: Option<String>) -> Result<usize, CudaUnavailable> {
+    const NO_DEVICE: i32 = 100;
+    const INSUFFICIENT_DRIVER: i32 = 35;
+    let Facts { devices, error, error_text, driver, built_for } = facts;
+    match (error, usize::try_from(devices)) {
+        (0, Ok(devices)) if devices > 0 => Ok(devices),
+        (INSUFFICIENT_DRIVER, _) if driver == 0 => Err(CudaUnavailable::NoDriver),
+        (INSUFFICIENT_DRIVER, _) => Err(CudaUnavailable::DriverTooOld {
+            driver: version(driver),
+            needed: version(built_for),
+        }),
+        (0 | NO_DEVICE, _) => {
+            Err(visible.map_or(CudaUnavailable::NoDevice, CudaUnavailable::Hidden))
+        }
+        (code, _) => Err(CudaUnavailable::Failed { code, text: error_text.to_owned() }),
+    }
+}
+
+/// `13.0` for 13000.
+#[cfg(any(feature = "cuda", test))]
+fn version(number: i32) -> String {
+    format!("{}.{}", number / 1000, number % 1000 / 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_reason_is_told() {
+        let good =
+            Facts { devices: 2, error: 0, error_text: "", driver: 13_000, built_for: 13_000 };
+        let none = Facts { devices: 0, ..good };
+        assert_eq!(judge(good, None), Ok(2));
+        let told = |facts, visible: Option<&str>| {
+            judge(facts, visible.map(str::to_owned)).unwrap_err().to_string()
+        };
+        let absent = Facts { error: 35, driver: 0, ..none };
+        assert_eq!(told(absent, Some("0")), "there is no NVIDIA driver");
+        assert_eq!(
+            told(Facts { driver: 12_040, ..absent }, None),
+            "the NVIDIA driver is made for CUDA 12.4, and libtorch needs 13.0"
+        );
+        let empty = Facts { error: 100, ..none };
+        assert_eq!(told(empty, None), "the NVIDIA driver finds no GPU");
+        assert_eq!(told(none, None), "the NVIDIA driver finds no GPU");
+        assert_eq!(told(empty, Some("")), "CUDA_VISIBLE_DEVICES= leaves no GPU");
+        let broken = Facts { error: 802, error_text: "system not yet initialized", ..none };
+        assert_eq!(
+            told(broken, None),
+            "CUDA does not start: system not yet initialized (error 802)"
+        );
+    }
+
+    #[test]
+    fn this_machine_is_asked() {
+        let found = cuda_devices();
+        assert_eq!(cuda_compiled(), found != Err(CudaUnavailable::NotCompiled));
+        // As libtorch itself counts them.
+        let counted = usize::try_from(tch::Cuda::device_count()).unwrap();
+        assert_eq!(found.unwrap_or(0), if cuda_compiled() { counted } else { 0 });
+    }
+}
