@@ -10,7 +10,7 @@ use brigade_setup::Libtorch;
 
 use crate::cargo::{self, plain_cargo};
 use crate::checkout::Checkout;
-use crate::setup;
+use crate::{setup, suite};
 
 /// Runs every step, also after one failed, and names those that failed.
 pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
@@ -25,6 +25,14 @@ pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
         if !status.success() {
             failed.push(*name);
         }
+    }
+    // Some tests want a process of their own, as cargo-nextest gives them.
+    let runner: &[&str] = if suite::has_nextest() { &["nextest", "run"] } else { &["test"] };
+    let started = Instant::now();
+    let status = cargo::run(&mut command(checkout, &libtorch, &[runner, TESTS].concat())?)?;
+    eprintln!("tests: {} s", started.elapsed().as_secs());
+    if !status.success() {
+        failed.push("tests");
     }
     let seconds = begun.elapsed().as_secs();
     if failed.is_empty() {
@@ -60,25 +68,22 @@ fn command(checkout: &Checkout, libtorch: &Libtorch, arguments: &[&str]) -> Resu
 
 const FEATURES: &str = "brigade/cuda,brigade-torch/cuda,brigade-train/cuda";
 
-/// What is built first is linked by the second, and run by the third.
+/// What is run besides the tests.
 const STEPS: &[(&str, &[&str])] = &[
     ("clippy", &["clippy", "--workspace", "--all-targets"]),
     ("build", &["test", "--workspace", "--bins", "--examples", "--tests", "--no-run"]),
     // Tests start programs of the target folder.
     ("programs", &["build", "--workspace", "--bins", "--examples"]),
-    (
-        "tests",
-        &[
-            "test",
-            "--no-fail-fast",
-            "-p",
-            "brigade",
-            "-p",
-            "brigade-torch",
-            "-p",
-            "brigade-train",
-            "-p",
-            "brigade-launch",
-        ],
-    ),
+];
+
+const TESTS: &[&str] = &[
+    "--no-fail-fast",
+    "-p",
+    "brigade",
+    "-p",
+    "brigade-torch",
+    "-p",
+    "brigade-train",
+    "-p",
+    "brigade-launch",
 ];

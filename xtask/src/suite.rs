@@ -161,7 +161,7 @@ fn names_packages(arguments: &[String]) -> bool {
     })
 }
 
-fn has_nextest() -> bool {
+pub(crate) fn has_nextest() -> bool {
     let version = Command::new("cargo-nextest").args(["nextest", "--version"]).output();
     version.is_ok_and(|output| output.status.success())
 }
