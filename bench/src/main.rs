@@ -7,6 +7,7 @@ mod comparisons;
 mod launcher;
 mod measurements;
 mod newcomer;
+mod notebook;
 mod processes;
 #[expect(dead_code, reason = "the simulation's own tests disturb a job in more ways")]
 #[path = "../../crates/rendezvous/tests/simulated/mod.rs"]
@@ -34,7 +35,11 @@ struct Options {
 }
 
 fn all_comparisons() -> impl Iterator<Item = comparisons::Comparison> {
-    comparisons::all().into_iter().chain(launcher::all()).chain(newcomer::all())
+    comparisons::all()
+        .into_iter()
+        .chain(launcher::all())
+        .chain(newcomer::all())
+        .chain(notebook::all())
 }
 
 fn main() -> Result<()> {

@@ -11,6 +11,7 @@ use brigade_suite::{Need, installed, is_root, needs};
 use crate::cargo;
 use crate::checkout::Checkout;
 use crate::docs::MdBook;
+use crate::notebook;
 
 /// Installs what these names stand for; without names, all that comes in packages of the system.
 /// Fails where tests would still be without it.
@@ -34,6 +35,9 @@ pub(crate) fn run(checkout: &Checkout, names: &[String]) -> Result<ExitCode> {
     for need in &wanted {
         if let Some(environment) = Environment::of(checkout, *need) {
             environment.install()?;
+        }
+        if *need == Need::RustKernel {
+            notebook::install_evcxr(checkout)?;
         }
     }
     let mut code = ExitCode::SUCCESS;
@@ -125,7 +129,7 @@ impl Environment {
                 "fastprogress==1.0.3",
             ],
             Need::Trackers => &["tensorboard", "mlflow"],
-            Need::Jupyter => return Some(Self::of_notebooks(checkout)),
+            Need::Jupyter | Need::RustKernel => return Some(Self::of_notebooks(checkout)),
             _ => return None,
         };
         Some(Self { folder: checkout.root().join(need.environment()?), packages })

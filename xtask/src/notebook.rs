@@ -6,6 +6,7 @@ use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
+use brigade_suite::evcxr;
 use clap::Args;
 
 use crate::cargo::{self, Cargo, plain_cargo};
@@ -29,16 +30,15 @@ pub(crate) struct Options {
 pub(crate) fn run(checkout: &Checkout, options: &Options) -> Result<ExitCode> {
     let began = Instant::now();
     let jupyter = Environment::of_notebooks(checkout);
-    let root = checkout.root().join(FOLDER);
-    if !(jupyter.is_installed() && has_evcxr(&root)) {
+    if !(jupyter.is_installed() && has_evcxr(&root(checkout))) {
         eprintln!(
             "Jupyter comes from PyPI (some 150 MB) and evcxr {EVCXR} is compiled, both into {FOLDER}/: about 10 \
              minutes on 2 cores, once"
         );
     }
     jupyter.install()?;
-    install_evcxr(checkout, &root)?;
-    install_kernel(checkout, &jupyter, &root)?;
+    install_evcxr(checkout)?;
+    install_kernel(checkout, &jupyter)?;
     eprintln!("notebook: the kernel is ready after {:.0} s", began.elapsed().as_secs_f64());
     if options.setup {
         return Ok(ExitCode::SUCCESS);
@@ -62,6 +62,11 @@ pub(crate) fn run(checkout: &Checkout, options: &Options) -> Result<ExitCode> {
 
 fn execute(checkout: &Checkout, jupyter: &Environment, files: &[PathBuf]) -> Result<ExitCode> {
     let folder = checkout.root().join("target/notebooks");
+    // Without it Jupyter counts a cell that panics as done, and the next one runs.
+    let settings = folder.join("evcxr");
+    fs::create_dir_all(&settings)
+        .and_then(|()| fs::write(settings.join("init.evcxr"), ":preserve_vars_on_panic 0\n"))
+        .with_context(|| format!("cannot write into {}", settings.display()))?;
     let mut code = ExitCode::SUCCESS;
     for file in files {
         let began = Instant::now();
@@ -69,6 +74,7 @@ fn execute(checkout: &Checkout, jupyter: &Environment, files: &[PathBuf]) -> Res
         convert.args(["nbconvert", "--to", "notebook", "--execute", "--log-level", "WARN"]);
         convert.arg(format!("--ExecutePreprocessor.timeout={CELL_SECONDS}"));
         convert.arg("--output-dir").arg(&folder).arg(file);
+        convert.env("EVCXR_CONFIG_DIR", &settings);
         let status = cargo::run(&mut convert)?;
         let (name, seconds) = (file.display(), began.elapsed().as_secs_f64());
         if status.success() {
@@ -97,6 +103,10 @@ fn all_notebooks(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
+fn root(checkout: &Checkout) -> PathBuf {
+    checkout.root().join(FOLDER)
+}
+
 /// cargo writes the list when a program is complete.
 fn has_evcxr(root: &Path) -> bool {
     let listed = format!("\"evcxr_jupyter {EVCXR} ");
@@ -104,8 +114,10 @@ fn has_evcxr(root: &Path) -> bool {
         && fs::read_to_string(root.join(".crates.toml")).is_ok_and(|it| it.contains(&listed))
 }
 
-fn install_evcxr(checkout: &Checkout, root: &Path) -> Result<()> {
-    if has_evcxr(root) {
+/// Compiles the kernel for Rust where it is not there.
+pub(crate) fn install_evcxr(checkout: &Checkout) -> Result<()> {
+    let root = root(checkout);
+    if has_evcxr(&root) {
         return Ok(());
     }
     let mut install = plain_cargo(checkout);
@@ -117,12 +129,12 @@ fn install_evcxr(checkout: &Checkout, root: &Path) -> Result<()> {
 }
 
 /// Registers the kernel with this Jupyter alone.
-fn install_kernel(checkout: &Checkout, jupyter: &Environment, root: &Path) -> Result<()> {
+fn install_kernel(checkout: &Checkout, jupyter: &Environment) -> Result<()> {
     let cargo = Cargo::new(checkout)?;
     let mut install =
         cargo.command(&["run", "--quiet", "-p", "brigade-cli", "--", "kernel", "install"]);
     install.arg("--prefix").arg(jupyter.folder());
-    install.arg("--evcxr").arg(root.join("bin/evcxr_jupyter"));
+    install.arg("--evcxr").arg(evcxr());
     if !cargo::run(&mut install)?.success() {
         bail!("`brigade kernel install` failed");
     }

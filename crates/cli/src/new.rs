@@ -1,5 +1,7 @@
 //! `brigade new`: a small project that trains at once.
 
+mod notebook;
+
 use std::env;
 use std::fs;
 use std::io::Write;
@@ -56,6 +58,8 @@ enum Template {
     Vision,
     /// An AWD-LSTM on a folder of texts with a folder for each class
     Text,
+    /// A Jupyter notebook that trains on two processes, and a program with the same loop
+    Notebook,
 }
 
 /// Makes the project, and says what to do next.
@@ -77,7 +81,15 @@ pub(crate) fn run(args: &NewArgs, mut out: impl Write) -> anyhow::Result<()> {
             format!("the project is made, but has no libtorch: run `brigade setup` in {path}")
         })?;
     }
-    writeln!(out, "\nNext:\n  cd {}\n  cargo run --release", args.path.display())?;
+    writeln!(out, "\nNext:\n  cd {}", args.path.display())?;
+    if matches!(args.template, Template::Notebook) {
+        for line in jupyter(&name).lines() {
+            writeln!(out, "  {line}")?;
+        }
+        writeln!(out, "{name}.ipynb is the notebook, README.md says more.")?;
+        return Ok(());
+    }
+    writeln!(out, "  cargo run --release")?;
     if !matches!(args.template, Template::Single) {
         writeln!(out, "  brigade launch --nproc 2 --release")?;
     }
@@ -121,6 +133,11 @@ fn fill(root: &Path, template: Template, brigade: &Source) -> anyhow::Result<Str
     write(&manifest, &text)?;
     write(&root.join("src/main.rs"), template.program())?;
     write(&root.join("README.md"), &template.readme(&name))?;
+    if matches!(template, Template::Notebook) {
+        let dependency = document["dependencies"]["brigade"].to_string();
+        let text = notebook::of_program(&name, dependency.trim(), template.program());
+        write(&root.join(format!("{name}.ipynb")), &text)?;
+    }
     // Where Cargo has made one, there is a repository.
     let ignored = root.join(".gitignore");
     if ignored.is_file() {
@@ -128,6 +145,16 @@ fn fill(root: &Path, template: Template, brigade: &Source) -> anyhow::Result<Str
         write(&ignored, &format!("{text}{}", template.made()))?;
     }
     Ok(name)
+}
+
+/// The commands by which Jupyter opens the project's notebook.
+fn jupyter(name: &str) -> String {
+    format!(
+        "python3 -m venv jupyter && jupyter/bin/pip install notebook\n\
+         cargo install --locked evcxr_jupyter\n\
+         brigade kernel install --prefix jupyter\n\
+         jupyter/bin/jupyter notebook {name}.ipynb\n"
+    )
 }
 
 /// Whether another package's manifest decides about profiles: cargo ignores a member's, with a warning.
@@ -174,6 +201,7 @@ impl Template {
             Self::Single => "the training loop on one process",
             Self::Vision => "an image classifier for a folder of photographs",
             Self::Text => "a classifier for a folder of texts",
+            Self::Notebook => "a notebook that trains on two processes",
         }
     }
 
@@ -184,6 +212,7 @@ impl Template {
             Self::Single => include_str!("../templates/single.rs"),
             Self::Vision => include_str!("../templates/vision.rs"),
             Self::Text => include_str!("../templates/text.rs"),
+            Self::Notebook => include_str!("../templates/notebook.rs"),
         }
     }
 
@@ -193,6 +222,7 @@ impl Template {
             Self::Loop | Self::Complete | Self::Single => "/model.safetensors\n/run\n",
             Self::Vision => "/model.safetensors\n/photos\n",
             Self::Text => "/model.pth\n/reviews\n",
+            Self::Notebook => "/jupyter\n.ipynb_checkpoints\n",
         }
     }
 
@@ -205,6 +235,7 @@ impl Template {
         };
         match self {
             Self::Loop | Self::Single => vec![("brigade", brigade.of("brigade"))],
+            Self::Notebook => vec![("brigade", brigade.of_with("brigade", "notebook"))],
             Self::Complete => vec![
                 ("brigade", brigade.of("brigade")),
                 ("clap", with("4", "derive")),
@@ -230,7 +261,7 @@ impl Template {
         match self {
             Self::Loop => vec![testkit()],
             Self::Complete => vec![testkit(), ("tempfile", "3".into())],
-            Self::Single => Vec::new(),
+            Self::Single | Self::Notebook => Vec::new(),
             Self::Vision | Self::Text => vec![("tempfile", "3".into())],
         }
     }
@@ -242,9 +273,17 @@ impl Template {
             _ => "a small network on handwritten digits",
         };
         let mut text = format!(
-            "# {name}\n\nTrains {what}, with [Brigade](https://docs.rs/brigade).\n\n\
-             ```sh\ncargo run --release                   # one process\n"
+            "# {name}\n\nTrains {what}, with [Brigade](https://docs.rs/brigade).\n\n```sh\n"
         );
+        if matches!(self, Self::Notebook) {
+            text.push_str(&format!(
+                "{}```\n\nThe kernel \"Rust (Brigade)\" is evcxr with the libtorch of this folder. The \
+                 first cell compiles Brigade, which takes minutes once. The function of the notebook is a \
+                 program, too:\n\n```sh\n",
+                jupyter(name)
+            ));
+        }
+        text.push_str("cargo run --release                   # one process\n");
         if !matches!(self, Self::Single) {
             text.push_str(
                 "brigade launch --nproc 2 --release    # two, with the gradients averaged\n",
@@ -385,6 +424,7 @@ Examples:
   brigade new digits --template complete
   brigade new photos --template vision
   brigade new reviews --template text
+  brigade new digits --template notebook
   brigade new digits --libtorch /opt/libtorch";
 
 #[cfg(test)]

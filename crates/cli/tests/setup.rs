@@ -100,6 +100,29 @@ fn a_new_project_is_a_package_that_knows_its_libtorch() {
     }
 }
 
+/// The notebook depends on what the package depends on, and has the program's function in a cell.
+#[test]
+fn a_new_notebook_has_the_programs_function() {
+    let fixture = Fixture::new("2.13.0");
+    let said = fixture.succeeds(".", &["new", "digits", "--template", "notebook", "--no-setup"]);
+    assert!(said.contains("  brigade kernel install --prefix jupyter\n"), "{said}");
+    let project = fixture.folder().join("digits");
+    let notebook = fs::read(project.join("digits.ipynb")).unwrap();
+    let notebook: serde_json::Value = serde_json::from_slice(&notebook).unwrap();
+    assert_eq!(notebook["metadata"]["kernelspec"]["name"], "brigade");
+    let cells = notebook["cells"].as_array().unwrap();
+    let code = cells.iter().filter(|it| it["cell_type"] == "code");
+    let code: Vec<&str> = code.map(|it| it["source"].as_str().unwrap()).collect();
+    let manifest = fs::read_to_string(project.join("Cargo.toml")).unwrap();
+    let dependency = manifest.lines().find(|it| it.starts_with("brigade = ")).unwrap();
+    assert!(code[0].ends_with(&format!("\n:dep {dependency}")), "{}", code[0]);
+    let program = fs::read_to_string(project.join("src/main.rs")).unwrap();
+    let function = code.iter().find(|it| it.contains("fn train(")).unwrap();
+    assert!(function.ends_with("    Ok(losses)\n}") && program.contains(function), "{function}");
+    let readme = fs::read_to_string(project.join("README.md")).unwrap();
+    assert!(readme.contains("jupyter/bin/jupyter notebook digits.ipynb\n"), "{readme}");
+}
+
 /// Cargo would warn of a member's profiles in each build.
 #[test]
 fn a_project_in_a_workspace_leaves_profiles_to_it() {

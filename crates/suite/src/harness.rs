@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use libtest_mimic::{Arguments, Trial};
 
@@ -85,7 +86,12 @@ pub fn run(program: &str, parts: &[Part], groups: &[Group<'_>]) -> ExitCode {
     for (needs, tests) in groups {
         let lack = needs.iter().find_map(|need| Some((*need, lacking.get(need)?)));
         for (name, body) in *tests {
-            let trial = trial(name, *body, lack, &required);
+            let limit = if needs.contains(&Need::RustKernel) {
+                limit::OF_A_NOTEBOOK
+            } else {
+                limit::OF_A_TEST
+            };
+            let trial = trial(name, *body, limit, lack, &required);
             if let Some((need, _)) = lack
                 && trial.has_ignored_flag()
                 && !arguments.is_filtered_out(&trial)
@@ -113,10 +119,16 @@ pub fn run(program: &str, parts: &[Part], groups: &[Group<'_>]) -> ExitCode {
     conclusion.exit_code()
 }
 
-fn trial(name: &'static str, body: fn(), lack: Option<(Need, &Lack)>, required: &[Need]) -> Trial {
+fn trial(
+    name: &'static str,
+    body: fn(),
+    limit: Duration,
+    lack: Option<(Need, &Lack)>,
+    required: &[Need],
+) -> Trial {
     let Some((need, lack)) = lack else {
         return Trial::test(name, move || {
-            let _limit = TimeLimit::new(name, limit::OF_A_TEST);
+            let _limit = TimeLimit::new(name, limit);
             body();
             Ok(())
         });

@@ -11,6 +11,9 @@ use std::time::Duration;
 /// this one that says what hung.
 pub(crate) const OF_A_TEST: Duration = Duration::from_secs(225);
 
+/// For a test that compiles in notebooks: the first one compiles Brigade.
+pub(crate) const OF_A_NOTEBOOK: Duration = Duration::from_secs(2600);
+
 /// Ends this process when it is not dropped in time, and says what hung: its descendants and their
 /// states. They are killed first.
 ///

@@ -40,6 +40,8 @@ pub enum Need {
     Trackers,
     /// Python with IPython and Jupyter's kernel for it.
     Jupyter,
+    /// Jupyter, and evcxr, its kernel for Rust.
+    RustKernel,
 }
 
 /// A program, and the package of Debian's that has it.
@@ -99,7 +101,7 @@ impl fmt::Display for Lack {
 
 impl Need {
     /// All of them. Where a test lacks several, it is counted under the first.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Hosts,
         Self::Shaping,
         Self::Etcd,
@@ -115,6 +117,7 @@ impl Need {
         Self::Fastai,
         Self::Trackers,
         Self::Jupyter,
+        Self::RustKernel,
     ];
 
     /// Its name in `BRIGADE_REQUIRE` and for `cargo xtask install`.
@@ -143,6 +146,7 @@ impl Need {
             Self::Fastai => "fastai",
             Self::Trackers => "trackers",
             Self::Jupyter => "jupyter",
+            Self::RustKernel => "rust-kernel",
         }
     }
 
@@ -165,6 +169,7 @@ impl Need {
             Self::Fastai => "PyTorch with fastai",
             Self::Trackers => "TensorBoard and MLflow",
             Self::Jupyter => "Jupyter with IPython",
+            Self::RustKernel => "Jupyter with its kernel for Rust",
         }
     }
 
@@ -234,6 +239,8 @@ impl Need {
             Self::Jupyter => {
                 (python(self).is_none()).then(|| Lack::missing(self, "Jupyter with IPython"))
             }
+            Self::RustKernel if python(self).is_none() => Some(Lack::missing(self, "Jupyter")),
+            Self::RustKernel => (!evcxr().is_file()).then(|| Lack::missing(self, "evcxr")),
         }
     }
 
@@ -249,6 +256,7 @@ impl Need {
             Self::Jupyter => {
                 Some(("BRIGADE_JUPYTER_PYTHON", &["IPython", "ipykernel", "jupyter_client"]))
             }
+            Self::RustKernel => Some(("BRIGADE_JUPYTER_PYTHON", &["jupyter_client", "nbconvert"])),
             _ => None,
         }
     }
@@ -259,7 +267,7 @@ impl Need {
         match self {
             Self::Pytorch | Self::TorchModels | Self::Fastai => Some("peers"),
             Self::Trackers => Some("peers-trackers"),
-            Self::Jupyter => Some("notebooks-env/jupyter"),
+            Self::Jupyter | Self::RustKernel => Some("notebooks-env/jupyter"),
             _ => None,
         }
     }
@@ -337,6 +345,12 @@ pub fn python(need: Need) -> Option<PathBuf> {
                   sys.exit(any(it.find_spec(name) is None for name in sys.argv[1:]))";
     let found = Command::new(&python).args(["-c", script]).args(modules).output();
     succeeded(found).then_some(python)
+}
+
+/// Where `cargo xtask install rust-kernel` puts the kernel for Rust.
+#[must_use]
+pub fn evcxr() -> PathBuf {
+    checkout().join("notebooks-env/bin/evcxr_jupyter")
 }
 
 /// The folder of this workspace.
