@@ -39,7 +39,7 @@ fn notebook(rounds: usize) -> Result<Vec<Row>> {
         launches.push(launch(&mut kernel)?);
         drop(kernel);
         if let Some(peer) = &peer {
-            let [seconds] = peer.lines()?;
+            let [seconds] = peer.lists()?;
             others.extend(seconds);
         }
     }

@@ -8,6 +8,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use brigade_suite::evcxr;
 use clap::Args;
+use serde_json::Value;
 
 use crate::cargo::{self, Cargo, plain_cargo};
 use crate::checkout::Checkout;
@@ -71,22 +72,57 @@ fn execute(checkout: &Checkout, jupyter: &Environment, files: &[PathBuf]) -> Res
     for file in files {
         let began = Instant::now();
         let mut convert = Command::new(jupyter.program("jupyter"));
-        convert.args(["nbconvert", "--to", "notebook", "--execute", "--log-level", "WARN"]);
+        // nbconvert alone tells of a cell that fails, but neither why nor what it printed.
+        convert.args(["nbconvert", "--to", "notebook", "--execute", "--allow-errors"]);
+        convert.args(["--log-level", "WARN"]);
         convert.arg(format!("--ExecutePreprocessor.timeout={CELL_SECONDS}"));
         convert.arg("--output-dir").arg(&folder).arg(file);
         convert.env("EVCXR_CONFIG_DIR", &settings);
         let status = cargo::run(&mut convert)?;
         let (name, seconds) = (file.display(), began.elapsed().as_secs_f64());
-        if status.success() {
-            eprintln!("notebook: {name} ran in {seconds:.0} s");
+        let failure = if status.success() {
+            let ran = folder.join(file.file_name().context("the notebook has no name")?);
+            failure(&ran)?
         } else {
-            eprintln!(
-                "error: {name} failed after {seconds:.0} s: the cell and its message are above"
-            );
+            Some("jupyter's message is above".to_owned())
+        };
+        if let Some(failure) = failure {
+            eprintln!("error: {name} failed after {seconds:.0} s: {failure}");
             code = ExitCode::FAILURE;
+        } else {
+            eprintln!("notebook: {name} ran in {seconds:.0} s");
         }
     }
     Ok(code)
+}
+
+/// The first cell of a notebook that failed, with all that it gave.
+fn failure(path: &Path) -> Result<Option<String>> {
+    let text = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let notebook: Value = serde_json::from_slice(&text)
+        .with_context(|| format!("{} is no notebook", path.display()))?;
+    let cells = notebook["cells"].as_array().into_iter().flatten();
+    for cell in cells {
+        let outputs = || cell["outputs"].as_array().into_iter().flatten();
+        if outputs().any(|it| it["output_type"] == "error") {
+            let given =
+                outputs().flat_map(|it| [joined(&it["text"], ""), joined(&it["traceback"], "\n")]);
+            let given: Vec<String> = given.filter(|it| !it.is_empty()).collect();
+            return Ok(Some(format!("\n{}\n\n{}", joined(&cell["source"], ""), given.join("\n"))));
+        }
+    }
+    Ok(None)
+}
+
+/// A text, which a notebook may keep as a list of its lines.
+fn joined(text: &Value, between: &str) -> String {
+    match text {
+        Value::String(text) => text.clone(),
+        Value::Array(lines) => {
+            lines.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(between)
+        }
+        _ => String::new(),
+    }
 }
 
 fn all_notebooks(folder: &Path) -> Result<Vec<PathBuf>> {
