@@ -174,6 +174,8 @@ impl Drop for Kernel {
     }
 }
 
+/// The folder of the workspace, of whichever package this file is compiled with.
 pub(crate) fn checkout() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+    let mut folders = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    folders.find(|it| it.join("Cargo.lock").is_file()).unwrap().to_owned()
 }
