@@ -24,7 +24,7 @@ fn notebook(rounds: usize) -> Result<Vec<Row>> {
         bail!("{lack}");
     }
     let setup = Setup::new(processes::brigade()?);
-    let peer = Side::peer("notebook.py", &[]);
+    let peer = Side::peer("peers/notebook.py", &[]);
     // Compiles what cells depend on, where that was not done before.
     first_step(&mut setup.kernel(&checkout()))?;
     let (mut first, mut edited, mut launches, mut others) = (vec![], vec![], vec![], vec![]);

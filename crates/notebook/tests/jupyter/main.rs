@@ -186,13 +186,9 @@ fn the_notebooks_of_the_examples_run() {
         let text = notebook.to_string();
         assert!(text.contains("Launching training on 2 processes."), "{}", path.display());
         assert!(!text.contains("\"output_type\":\"error\""), "{}", path.display());
-        let shown = |mime: &str| text.matches(&format!("{mime:?}:")).count();
-        assert!(
-            shown("text/html") >= 2,
-            "{}: {} outputs in HTML",
-            path.display(),
-            shown("text/html")
-        );
+        // evcxr tells Jupyter that a cell that panics is done.
+        assert!(!text.contains("panicked at"), "{}: {text}", path.display());
+        assert!(text.contains("\"image/png\":"), "{} shows no picture", path.display());
     }
 }
 
