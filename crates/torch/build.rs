@@ -30,10 +30,12 @@ const UNITS: [(&str, &[&str]); 3] = [
             "tensors.cpp",
             "loss_flag.cpp",
             "memory.cpp",
+            "device.cpp",
             "store.cpp",
             "group.cpp",
             "gloo.cpp",
             "shared_memory.cpp",
+            "through_host.cpp",
             "combine.cpp",
             "forks.cpp",
             "fake.cpp",
@@ -48,7 +50,7 @@ const UNITS: [(&str, &[&str]); 3] = [
     ("script", &["script.cpp"]),
 ];
 /// Needs CUDA's headers.
-const CUDA_UNIT: (&str, &[&str]) = ("cuda", &["cuda.cpp", "nccl.cpp"]);
+const CUDA_UNIT: (&str, &[&str]) = ("cuda", &["cuda.cpp", "graph.cpp", "nccl.cpp"]);
 
 fn main() {
     let (lib, include) = libtorch();

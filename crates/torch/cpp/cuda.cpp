@@ -44,4 +44,13 @@ CudaState cuda_state() {
       CUDART_VERSION};
 }
 
+rust::String gpu_hardware(int32_t index) {
+  return at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(index))->name;
+}
+
+bool gpu_has_bf16(int32_t index) {
+  // From Ampere on.
+  return at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(index))->major >= 8;
+}
+
 } // namespace brigade

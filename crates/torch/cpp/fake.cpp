@@ -142,14 +142,14 @@ class FakeBackend : public c10d::Backend {
 } // namespace
 
 std::unique_ptr<Group> fake_group(const Store& store, int32_t rank, int32_t size, rust::Str name) {
+  constexpr auto type = c10d::ProcessGroup::BackendType::CUSTOM;
+  const auto backend = c10::make_intrusive<FakeBackend>(rank, size);
   return wrap_backend(
       store,
       rank,
       size,
       name,
-      c10d::ProcessGroup::BackendType::CUSTOM,
-      c10::make_intrusive<FakeBackend>(rank, size),
-      {c10::DeviceType::CPU, c10::DeviceType::CUDA});
+      {{c10::DeviceType::CPU, type, backend}, {c10::DeviceType::CUDA, type, backend}});
 }
 
 } // namespace brigade

@@ -433,7 +433,7 @@ class Rendezvous {
 
 } // namespace
 
-std::unique_ptr<Group> gloo_group(
+GlooBackend gloo_backend(
     const Store& store, int32_t rank, int32_t size, const GlooOptions& options) {
   using Gloo = c10d::ProcessGroupGloo;
   // The abort speaks to pairs of Gloo's TCP transports, of which TLS is one.
@@ -458,15 +458,21 @@ std::unique_ptr<Group> gloo_group(
   Rendezvous rendezvous(store, rank, size, options.share_memory);
   auto backend = c10::make_intrusive<AbortableGloo>(store.live(), rank, size, opts);
   rendezvous.after_connecting(*backend);
+  return {backend, backend->shares()};
+}
+
+std::unique_ptr<Group> gloo_group(
+    const Store& store, int32_t rank, int32_t size, const GlooOptions& options) {
+  constexpr auto type = c10d::ProcessGroup::BackendType::GLOO;
+  const auto [backend, shares_memory] = gloo_backend(store, rank, size, options);
   auto group = wrap_backend(
       store,
       rank,
       size,
       options.name,
-      c10d::ProcessGroup::BackendType::GLOO,
-      backend,
-      {c10::DeviceType::CPU});
-  group->shares_memory = backend->shares();
+      {{c10::DeviceType::CPU, type, backend},
+       {c10::DeviceType::CUDA, type, through_host(backend)}});
+  group->shares_memory = shares_memory;
   return group;
 }
 

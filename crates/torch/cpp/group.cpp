@@ -12,13 +12,17 @@ namespace {
 
 using std::chrono::milliseconds;
 
-std::unique_ptr<Work> handle(c10::intrusive_ptr<c10d::Work> work) {
+// `on` is a tensor of the operation.
+std::unique_ptr<Work> handle(
+    const Group& group, const at::Tensor& on, c10::intrusive_ptr<c10d::Work> work) {
   auto out = std::make_unique<Work>();
   out->work = std::move(work);
+  out->on_stream = group.has_nccl && on.defined() && !on.is_cpu();
   return out;
 }
 
-std::unique_ptr<Work> message(const Group& group, c10::intrusive_ptr<c10d::Work> work) {
+std::unique_ptr<Work> message(
+    const Group& group, const at::Tensor& on, c10::intrusive_ptr<c10d::Work> work) {
   std::lock_guard<std::mutex> lock(group.mutex);
   auto& messages = group.messages;
   messages.erase(
@@ -26,7 +30,7 @@ std::unique_ptr<Work> message(const Group& group, c10::intrusive_ptr<c10d::Work>
           messages.begin(), messages.end(), [](const auto& old) { return old.expired(); }),
       messages.end());
   messages.emplace_back(work);
-  return handle(std::move(work));
+  return handle(group, on, std::move(work));
 }
 
 c10d::ReduceOp reduce_op(Reduction op) {
@@ -55,21 +59,20 @@ std::unique_ptr<Group> wrap_backend(
     int32_t rank,
     int32_t size,
     rust::Str name,
-    c10d::ProcessGroup::BackendType type,
-    const c10::intrusive_ptr<c10d::Backend>& backend,
-    std::initializer_list<c10::DeviceType> devices) {
+    std::initializer_list<ServedDevice> served) {
   watch_forks();
   auto group = c10::make_intrusive<c10d::ProcessGroup>(store.live(), rank, size);
-  for (auto device : devices) {
+  for (const auto& [device, type, backend] : served) {
     group->setBackend(device, type, backend);
   }
-  group->setDefaultBackend(type);
+  group->setDefaultBackend(served.begin()->type);
   group->setGroupName(std::string(name));
   return std::make_unique<Group>(std::move(group));
 }
 
 #ifndef BRIGADE_CUDA
-std::unique_ptr<Group> nccl_group(const Store&, int32_t, int32_t, rust::Str, int64_t) {
+std::unique_ptr<Group> nccl_group(
+    const Store&, const Store&, int32_t, int32_t, const GlooOptions&) {
   C10_THROW_ERROR(
       NotImplementedError, "this program was built without the feature cuda, which brings NCCL");
 }
@@ -107,7 +110,7 @@ std::unique_ptr<Work> all_reduce(
   opts.reduceOp = reduce_op(op);
   opts.timeout = milliseconds(timeout_ms);
   std::vector<at::Tensor> list{tensor};
-  return handle(group.live()->allreduce(list, opts));
+  return handle(group, tensor, group.live()->allreduce(list, opts));
 }
 
 std::unique_ptr<Work> broadcast(
@@ -116,7 +119,7 @@ std::unique_ptr<Work> broadcast(
   opts.rootRank = root;
   opts.timeout = milliseconds(timeout_ms);
   std::vector<at::Tensor> list{tensor};
-  return handle(group.live()->broadcast(list, opts));
+  return handle(group, tensor, group.live()->broadcast(list, opts));
 }
 
 std::unique_ptr<Work> reduce(
@@ -126,7 +129,7 @@ std::unique_ptr<Work> reduce(
   opts.rootRank = root;
   opts.timeout = milliseconds(timeout_ms);
   std::vector<at::Tensor> list{tensor};
-  return handle(group.live()->reduce(list, opts));
+  return handle(group, tensor, group.live()->reduce(list, opts));
 }
 
 std::unique_ptr<Work> all_gather(
@@ -138,7 +141,7 @@ std::unique_ptr<Work> all_gather(
   opts.timeout = milliseconds(timeout_ms);
   std::vector<std::vector<at::Tensor>> out{copy_handles(outputs)};
   std::vector<at::Tensor> in{input};
-  return handle(group.live()->allgather(out, in, opts));
+  return handle(group, input, group.live()->allgather(out, in, opts));
 }
 
 std::unique_ptr<Work> all_gather_flat(
@@ -147,7 +150,7 @@ std::unique_ptr<Work> all_gather_flat(
   opts.timeout = milliseconds(timeout_ms);
   at::Tensor out = output;
   at::Tensor in = input;
-  return handle(group.live()->_allgather_base(out, in, opts));
+  return handle(group, input, group.live()->_allgather_base(out, in, opts));
 }
 
 std::unique_ptr<Work> gather(
@@ -164,7 +167,7 @@ std::unique_ptr<Work> gather(
     out.push_back(copy_handles(outputs));
   }
   std::vector<at::Tensor> in{input};
-  return handle(group.live()->gather(out, in, opts));
+  return handle(group, input, group.live()->gather(out, in, opts));
 }
 
 std::unique_ptr<Work> scatter(
@@ -181,7 +184,7 @@ std::unique_ptr<Work> scatter(
   if (group.live()->getRank() == root) {
     in.push_back(copy_handles(inputs));
   }
-  return handle(group.live()->scatter(out, in, opts));
+  return handle(group, output, group.live()->scatter(out, in, opts));
 }
 
 std::unique_ptr<Work> reduce_scatter(
@@ -195,7 +198,7 @@ std::unique_ptr<Work> reduce_scatter(
   opts.timeout = milliseconds(timeout_ms);
   std::vector<at::Tensor> out{output};
   std::vector<std::vector<at::Tensor>> in{copy_handles(inputs)};
-  return handle(group.live()->reduce_scatter(out, in, opts));
+  return handle(group, output, group.live()->reduce_scatter(out, in, opts));
 }
 
 std::unique_ptr<Work> reduce_scatter_flat(
@@ -209,7 +212,7 @@ std::unique_ptr<Work> reduce_scatter_flat(
   opts.timeout = milliseconds(timeout_ms);
   at::Tensor out = output;
   at::Tensor in = input;
-  return handle(group.live()->_reduce_scatter_base(out, in, opts));
+  return handle(group, input, group.live()->_reduce_scatter_base(out, in, opts));
 }
 
 std::unique_ptr<Work> all_to_all(
@@ -221,7 +224,7 @@ std::unique_ptr<Work> all_to_all(
   opts.timeout = milliseconds(timeout_ms);
   auto out = copy_handles(outputs);
   auto in = copy_handles(inputs);
-  return handle(group.live()->alltoall(out, in, opts));
+  return handle(group, in.empty() ? at::Tensor() : in[0], group.live()->alltoall(out, in, opts));
 }
 
 std::unique_ptr<Work> all_to_all_flat(
@@ -237,31 +240,34 @@ std::unique_ptr<Work> all_to_all_flat(
   at::Tensor in = input;
   std::vector<int64_t> out_rows(output_rows.begin(), output_rows.end());
   std::vector<int64_t> in_rows(input_rows.begin(), input_rows.end());
-  return handle(group.live()->alltoall_base(out, in, out_rows, in_rows, opts));
+  return handle(group, input, group.live()->alltoall_base(out, in, out_rows, in_rows, opts));
 }
 
 std::unique_ptr<Work> send(const Group& group, const Tensor& tensor, int32_t to, int32_t tag) {
   std::vector<at::Tensor> list{tensor};
-  return message(group, group.live()->send(list, to, tag));
+  return message(group, tensor, group.live()->send(list, to, tag));
 }
 
 std::unique_ptr<Work> recv(const Group& group, const Tensor& tensor, int32_t from, int32_t tag) {
   std::vector<at::Tensor> list{tensor};
-  return message(group, group.live()->recv(list, from, tag));
+  return message(group, tensor, group.live()->recv(list, from, tag));
 }
 
 std::unique_ptr<Work> recv_any(const Group& group, const Tensor& tensor, int32_t tag) {
   std::vector<at::Tensor> list{tensor};
-  return message(group, group.live()->recvAnysource(list, tag));
+  return message(group, tensor, group.live()->recvAnysource(list, tag));
 }
 
 std::unique_ptr<Work> barrier(const Group& group, int64_t device, int64_t timeout_ms) {
   c10d::BarrierOptions opts;
   if (device >= 0) {
     opts.device_ids = {device};
+  } else {
+    // Over Gloo, also where NCCL serves the GPUs of the group.
+    opts.device = at::Device(at::kCPU);
   }
   opts.timeout = milliseconds(timeout_ms);
-  return handle(group.live()->barrier(opts));
+  return handle(group, at::Tensor(), group.live()->barrier(opts));
 }
 
 void monitored_barrier(const Group& group, int64_t timeout_ms, bool wait_all) {
@@ -279,6 +285,10 @@ void broadcast_coalesced(
 bool work_wait(const Work& work, int64_t timeout_ms) {
   check_not_fork("a started operation");
   return work.work->wait(milliseconds(timeout_ms));
+}
+
+bool work_is_on_stream(const Work& work) {
+  return work.on_stream;
 }
 
 bool work_is_completed(const Work& work) {

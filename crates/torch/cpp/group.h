@@ -27,6 +27,8 @@ struct Group {
   mutable std::vector<c10::weak_intrusive_ptr<c10d::Work>> messages;
   // Whether all-reduces go through the memory of the one host.
   bool shares_memory = false;
+  // Whether tensors on GPUs go by NCCL: on a stream, without the host.
+  bool has_nccl = false;
 
  private:
   c10::intrusive_ptr<c10d::ProcessGroup> group;
@@ -35,6 +37,8 @@ struct Group {
 // A started operation. c10d keeps handles of its tensors until it has completed.
 struct Work {
   c10::intrusive_ptr<c10d::Work> work;
+  // Whether waiting for it has the current stream wait, not the host.
+  bool on_stream = false;
 };
 
 struct GlooOptions;
@@ -42,19 +46,37 @@ enum class Reduction : uint8_t;
 
 std::unique_ptr<Group> gloo_group(
     const Store& store, int32_t rank, int32_t size, const GlooOptions& options);
+// NCCL for tensors on GPUs, Gloo for those on the CPU.
 std::unique_ptr<Group> nccl_group(
-    const Store& store, int32_t rank, int32_t size, rust::Str name, int64_t timeout_ms);
+    const Store& nccl_store,
+    const Store& gloo_store,
+    int32_t rank,
+    int32_t size,
+    const GlooOptions& options);
 std::unique_ptr<Group> fake_group(const Store& store, int32_t rank, int32_t size, rust::Str name);
 
-// A c10d::ProcessGroup with one backend for one kind of device (or all that the backend serves).
+struct ServedDevice {
+  c10::DeviceType device;
+  c10d::ProcessGroup::BackendType type;
+  c10::intrusive_ptr<c10d::Backend> backend;
+};
+
+struct GlooBackend {
+  c10::intrusive_ptr<c10d::Backend> backend;
+  bool shares_memory;
+};
+GlooBackend gloo_backend(
+    const Store& store, int32_t rank, int32_t size, const GlooOptions& options);
+// The same backend for tensors on GPUs, by copies to the host and back.
+c10::intrusive_ptr<c10d::Backend> through_host(const c10::intrusive_ptr<c10d::Backend>& backend);
+
+// A c10d::ProcessGroup with a backend for each kind of device, the default one first.
 std::unique_ptr<Group> wrap_backend(
     const Store& store,
     int32_t rank,
     int32_t size,
     rust::Str name,
-    c10d::ProcessGroup::BackendType type,
-    const c10::intrusive_ptr<c10d::Backend>& backend,
-    std::initializer_list<c10::DeviceType> devices);
+    std::initializer_list<ServedDevice> served);
 
 void group_set_timeout(const Group& group, int64_t timeout_ms);
 void group_abort(const Group& group);
@@ -122,6 +144,7 @@ void broadcast_coalesced(
 
 bool work_wait(const Work& work, int64_t timeout_ms);
 bool work_is_completed(const Work& work);
+bool work_is_on_stream(const Work& work);
 int32_t work_source(const Work& work);
 
 } // namespace brigade

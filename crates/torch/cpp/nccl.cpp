@@ -5,23 +5,36 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
+#include <cstdlib>
+
 namespace brigade {
 
 std::unique_ptr<Group> nccl_group(
-    const Store& store, int32_t rank, int32_t size, rust::Str name, int64_t timeout_ms) {
-  auto options = c10d::ProcessGroupNCCL::Options::create();
-  options->timeout = std::chrono::milliseconds(timeout_ms);
-  options->group_name = std::string(name);
-  auto backend =
-      c10::make_intrusive<c10d::ProcessGroupNCCL>(store.live(), rank, size, std::move(options));
-  return wrap_backend(
-      store,
+    const Store& nccl_store,
+    const Store& gloo_store,
+    int32_t rank,
+    int32_t size,
+    const GlooOptions& options) {
+  using Nccl = c10d::ProcessGroupNCCL;
+  using Type = c10d::ProcessGroup::BackendType;
+  // By default c10d's watchdog ends the process when a collective has passed its time limit. CleanUpOnly aborts
+  // the communicator instead: the GPU goes on, and the next operation throws what the watchdog has found.
+  setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", /*overwrite=*/0);
+  // Connects all ranks, which NCCL does at its first collective only: who is missing is known by now.
+  const auto [gloo, shares_memory] = gloo_backend(gloo_store, rank, size, options);
+  auto opts = Nccl::Options::create();
+  opts->timeout = std::chrono::milliseconds(options.timeout_ms);
+  opts->group_name = std::string(options.name);
+  const auto nccl = c10::make_intrusive<Nccl>(nccl_store.live(), rank, size, std::move(opts));
+  auto group = wrap_backend(
+      nccl_store,
       rank,
       size,
-      name,
-      c10d::ProcessGroup::BackendType::NCCL,
-      backend,
-      {c10::DeviceType::CUDA});
+      options.name,
+      {{c10::DeviceType::CUDA, Type::NCCL, nccl}, {c10::DeviceType::CPU, Type::GLOO, gloo}});
+  group->shares_memory = shares_memory;
+  group->has_nccl = true;
+  return group;
 }
 
 } // namespace brigade

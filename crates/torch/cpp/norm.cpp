@@ -16,7 +16,7 @@ using GroupHandle = c10::intrusive_ptr<c10d::ProcessGroup>;
 struct Statistics {
   at::Tensor mean;
   at::Tensor variance; // biased
-  double count = 0; // values per channel, of all ranks
+  at::Tensor count; // values per channel, of all ranks: a float64 on their device, which nothing waits for
 };
 
 at::ScalarType statistics_type(const at::Tensor& input) {
@@ -44,11 +44,12 @@ Statistics gather(const GroupHandle& group, const at::Tensor& input) {
 
   const auto counts = all.narrow(1, 2 * channels, 1);
   Statistics out;
-  out.count = counts.sum().item<double>();
+  out.count = counts.sum();
+  // A rank with two values knows without looking at the others'.
   TORCH_CHECK_VALUE(
-      out.count > 1,
+      input.numel() > channels || out.count.item<double>() > 1,
       "BatchNorm in training needs more than one value per channel over all ranks, found ",
-      out.count);
+      out.count.item<double>());
   const auto shares = counts / out.count;
   const auto means = all.narrow(1, 0, channels);
   const auto mean = (means * shares).sum(0);
@@ -97,7 +98,7 @@ struct Normalise : public torch::autograd::Function<Normalise> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto saved = context->get_saved_variables();
     const auto &input = saved[0], &mean = saved[2], &variance = saved[3];
-    const auto count = context->saved_data["count"].toDouble();
+    const auto count = context->saved_data["count"].toTensor();
     const auto eps = context->saved_data["eps"].toDouble();
     const bool affine = context->saved_data["affine"].toBool();
     check_not_fork("a process group");

@@ -5,7 +5,6 @@
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/CachingDeviceAllocator.h>
 
 #include <algorithm>
@@ -121,23 +120,8 @@ void release_memory(bool cuda) {
   release_freed_memory();
 }
 
-DeviceMemory device_memory(int8_t device) {
-  const auto stats = at::getDeviceAllocator(at::kCUDA)->getDeviceStats(device);
-  // Of the small and the large pool together.
-  constexpr auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-  return DeviceMemory{
-      static_cast<uint64_t>(stats.allocated_bytes[all].current),
-      static_cast<uint64_t>(stats.allocated_bytes[all].peak),
-      static_cast<uint64_t>(stats.reserved_bytes[all].current)};
-}
-
 bool has_onednn() {
   return at::hasMKLDNN() && at::globalContext().userEnabledMkldnn();
-}
-
-bool cuda_has_bf16() {
-  // True from compute capability 8.0 on; the hooks know it without CUDA's headers.
-  return at::detail::getCUDAHooks().supportsBFloat16ConvolutionWithCuDNNv8();
 }
 
 } // namespace brigade

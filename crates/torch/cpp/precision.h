@@ -6,7 +6,6 @@
 namespace brigade {
 
 struct AutocastState;
-struct DeviceMemory;
 
 // Sets this thread's autocast for a device type and gives what was set before.
 AutocastState autocast_enter(int8_t device, const AutocastState& next);
@@ -30,11 +29,7 @@ void clamp_all(rust::Slice<const TensorRef> tensors, double limit);
 
 // Gives memory that allocators keep for later back to the system and the device.
 void release_memory(bool cuda);
-// What libtorch's allocator of a GPU holds.
-DeviceMemory device_memory(int8_t device);
 // Whether convolutions on the CPU have oneDNN's kernels.
 bool has_onednn();
-// Whether this process's GPU has bfloat16 in its matrix units.
-bool cuda_has_bf16();
 
 } // namespace brigade

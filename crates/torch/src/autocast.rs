@@ -86,11 +86,3 @@ pub fn emulated_kind(operand: &Tensor) -> Result<Option<Kind>, Error> {
         Err(error) => Err(Error::libtorch("emulated_kind", &error)),
     }
 }
-
-/// Whether this process's GPU computes with bfloat16 in its matrix units: from Ampere on.
-///
-/// # Errors
-/// [`Error::Libtorch`] without CUDA.
-pub fn cuda_has_bf16() -> Result<bool, Error> {
-    ffi::cuda_has_bf16().map_err(|error| Error::libtorch("cuda_has_bf16", &error))
-}

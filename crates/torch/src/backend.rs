@@ -6,7 +6,7 @@ use cxx::UniquePtr;
 use tch::Device;
 
 use crate::bridge::ffi;
-use crate::cuda::cuda_devices;
+use crate::device::cuda_devices;
 use crate::error::{Error, Fault};
 use crate::store::{Store, milliseconds};
 
@@ -15,9 +15,15 @@ use crate::store::{Store, milliseconds};
 #[non_exhaustive]
 pub enum Backend {
     /// Gloo, for CPU tensors, over TCP. Where all ranks of a group are on one host, all-reduces go
-    /// through memory that they share; `BRIGADE_SHARED_MEMORY=0` has them go over TCP, too.
+    /// through memory that they share; `BRIGADE_SHARED_MEMORY=0` has them go over TCP, too. Tensors on GPUs are
+    /// copied to the host and back: slow, but ranks may share a GPU, which NCCL refuses.
     Gloo(GlooDevice),
-    /// NCCL, for CUDA tensors. Needs the feature `cuda`.
+    /// NCCL for CUDA tensors, and Gloo beside it for CPU tensors, objects and barriers. Needs the feature `cuda`
+    /// and a GPU for each rank. Operations on CUDA tensors do not block the host, but the stream that is current
+    /// when they are waited for; with [`crate::ProcessGroup::within`] they block the host until the limit.
+    ///
+    /// A hang ends at the group's time limit: c10d's watchdog aborts the communicator, and the next operation is
+    /// an error of [`Fault::Timeout`]. `TORCH_NCCL_ASYNC_ERROR_HANDLING` in the environment changes that.
     Nccl,
     /// Answers at once as if all ranks sent what this one sends; for simulation.
     Fake,
@@ -39,7 +45,12 @@ pub enum GlooDevice {
 
 /// The numbers of one rank of one group, as the C++ side wants them.
 pub(crate) struct RankInfo<'a> {
+    /// Where the ranks' addresses for Gloo are.
     pub(crate) store: &'a Store,
+    /// The same for NCCL.
+    pub(crate) nccl_store: &'a Store,
+    /// Where Gloo listens beside NCCL.
+    pub(crate) gloo: &'a GlooDevice,
     pub(crate) rank: i32,
     pub(crate) size: i32,
     pub(crate) name: &'a str,
@@ -52,22 +63,24 @@ impl Backend {
         &self,
         rank_info: &RankInfo<'_>,
     ) -> Result<UniquePtr<ffi::Group>, cxx::Exception> {
-        let RankInfo { store, rank, size, name, timeout, share_memory } = *rank_info;
-        let timeout_ms = milliseconds(timeout);
+        let RankInfo { store, nccl_store, gloo, rank, size, name, timeout, share_memory } =
+            *rank_info;
+        let options = |device: &'_ GlooDevice| {
+            let (address, interfaces) = match device {
+                GlooDevice::Default => (String::new(), interfaces_from_env()),
+                GlooDevice::Interfaces(names) => (String::new(), names.clone()),
+                GlooDevice::Address(address) => (address.clone(), Vec::new()),
+            };
+            let share_memory = share_memory
+                && allows_sharing(std::env::var_os("BRIGADE_SHARED_MEMORY").as_deref());
+            let timeout_ms = milliseconds(timeout);
+            ffi::GlooOptions { name, address, interfaces, share_memory, timeout_ms }
+        };
         match self {
-            Self::Gloo(device) => {
-                let (address, interfaces) = match device {
-                    GlooDevice::Default => ("", interfaces_from_env()),
-                    GlooDevice::Interfaces(names) => ("", names.clone()),
-                    GlooDevice::Address(address) => (address.as_str(), Vec::new()),
-                };
-                let share_memory = share_memory
-                    && allows_sharing(std::env::var_os("BRIGADE_SHARED_MEMORY").as_deref());
-                let options =
-                    ffi::GlooOptions { name, address, interfaces, share_memory, timeout_ms };
-                ffi::gloo_group(store.raw(), rank, size, &options)
+            Self::Gloo(device) => ffi::gloo_group(store.raw(), rank, size, &options(device)),
+            Self::Nccl => {
+                ffi::nccl_group(nccl_store.raw(), store.raw(), rank, size, &options(gloo))
             }
-            Self::Nccl => ffi::nccl_group(store.raw(), rank, size, name, timeout_ms),
             Self::Fake => ffi::fake_group(store.raw(), rank, size, name),
         }
     }
@@ -89,11 +102,12 @@ impl Backend {
         }
     }
 
-    /// The device for a rank's own messages: with NCCL a GPU, one after the other among the ranks.
-    pub(crate) fn device(&self, rank: usize) -> Device {
+    /// Whether Gloo moves the tensors of a device.
+    pub(crate) fn is_gloo(&self, device: Device) -> bool {
         match self {
-            Self::Nccl => Device::Cuda(rank % cuda_devices().unwrap_or(1)),
-            Self::Gloo(_) | Self::Fake => Device::Cpu,
+            Self::Gloo(_) => true,
+            Self::Nccl => device == Device::Cpu,
+            Self::Fake => false,
         }
     }
 }

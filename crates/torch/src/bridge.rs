@@ -180,7 +180,7 @@ pub(crate) mod ffi {
 
     struct GlooOptions<'a> {
         name: &'a str,
-        address: &'a str,
+        address: String,
         interfaces: Vec<String>,
         /// Whether all-reduces go through memory where all ranks are on one host.
         share_memory: bool,
@@ -361,6 +361,12 @@ pub(crate) mod ffi {
     }
 
     /// Bytes.
+    struct MemoryInfo {
+        free: u64,
+        total: u64,
+    }
+
+    /// Bytes.
     struct DeviceMemory {
         allocated: u64,
         peak: u64,
@@ -391,6 +397,7 @@ pub(crate) mod ffi {
         include!("brigade-torch/cpp/errors.h");
         include!("brigade-torch/cpp/tensors.h");
         include!("brigade-torch/cpp/memory.h");
+        include!("brigade-torch/cpp/device.h");
         include!("brigade-torch/cpp/loss_flag.h");
         include!("brigade-torch/cpp/store.h");
         include!("brigade-torch/cpp/group.h");
@@ -412,6 +419,8 @@ pub(crate) mod ffi {
         include!("brigade-torch/cpp/script.h");
         #[cfg(feature = "cuda")]
         include!("brigade-torch/cpp/cuda.h");
+        #[cfg(feature = "cuda")]
+        include!("brigade-torch/cpp/graph.h");
 
         type Tensor;
         fn copy_handle(tensor: &Tensor) -> UniquePtr<Tensor>;
@@ -477,6 +486,32 @@ pub(crate) mod ffi {
         #[cfg(feature = "cuda")]
         fn cuda_state() -> CudaState;
 
+        fn registered_gpus() -> i32;
+        fn set_current_gpu(index: i32) -> Result<()>;
+        fn synchronize_gpu(index: i32) -> Result<()>;
+        fn gpu_memory(index: i32) -> Result<MemoryInfo>;
+        fn gpu_hardware(index: i32) -> Result<String>;
+        fn gpu_has_bf16(index: i32) -> Result<bool>;
+
+        fn use_pool_stream(gpu: i32) -> Result<()>;
+
+        #[cfg(feature = "cuda")]
+        type Graph;
+        /// # Safety
+        /// `shared` must be null or point to a graph.
+        #[cfg(feature = "cuda")]
+        unsafe fn graph_begin(gpu: i32, shared: *const Graph) -> Result<UniquePtr<Graph>>;
+        #[cfg(feature = "cuda")]
+        fn graph_end(graph: Pin<&mut Graph>) -> Result<()>;
+        #[cfg(feature = "cuda")]
+        fn graph_replay(graph: Pin<&mut Graph>) -> Result<()>;
+
+        type CopyStream;
+        type StagedCopy;
+        fn new_copy_stream(gpu: i32) -> Result<UniquePtr<CopyStream>>;
+        fn stage(stream: &CopyStream, tensors: &[TensorRef<'_>]) -> Result<UniquePtr<StagedCopy>>;
+        fn staged_tensors(copy: &StagedCopy) -> Result<UniquePtr<CxxVector<Tensor>>>;
+
         type Store;
         fn tcp_store(options: &TcpStoreOptions<'_>) -> Result<UniquePtr<Store>>;
         fn file_store(path: &str, world_size: i32) -> Result<UniquePtr<Store>>;
@@ -507,11 +542,11 @@ pub(crate) mod ffi {
             options: &GlooOptions<'_>,
         ) -> Result<UniquePtr<Group>>;
         fn nccl_group(
-            store: &Store,
+            nccl_store: &Store,
+            gloo_store: &Store,
             rank: i32,
             size: i32,
-            name: &str,
-            timeout_ms: i64,
+            options: &GlooOptions<'_>,
         ) -> Result<UniquePtr<Group>>;
         fn fake_group(store: &Store, rank: i32, size: i32, name: &str) -> Result<UniquePtr<Group>>;
         fn group_set_timeout(group: &Group, timeout_ms: i64) -> Result<()>;
@@ -611,6 +646,7 @@ pub(crate) mod ffi {
         ) -> Result<()>;
         fn work_wait(work: &Work, timeout_ms: i64) -> Result<bool>;
         fn work_is_completed(work: &Work) -> Result<bool>;
+        fn work_is_on_stream(work: &Work) -> bool;
         fn work_source(work: &Work) -> Result<i32>;
 
         type Reducer;
@@ -746,11 +782,11 @@ pub(crate) mod ffi {
         fn multiply_all(tensors: &[TensorRef<'_>], factor: &Tensor) -> Result<()>;
         fn clamp_all(tensors: &[TensorRef<'_>], limit: f64) -> Result<()>;
         fn release_memory(cuda: bool) -> Result<()>;
-        fn device_memory(device: i8) -> Result<DeviceMemory>;
+        fn device_memory(gpu: i32) -> Result<DeviceMemory>;
         fn has_onednn() -> bool;
         fn make_products_reproducible() -> Products;
         fn cpu_kernels() -> String;
-        fn cuda_has_bf16() -> Result<bool>;
+        fn set_gpu_math(tf32: bool, benchmark: bool, deterministic: bool);
 
         fn fused_adagrad(
             parameters: &[TensorRef<'_>],

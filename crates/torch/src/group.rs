@@ -10,7 +10,7 @@ use cxx::UniquePtr;
 use tch::{Device, Tensor};
 
 use crate::autograd::BackwardOptions;
-use crate::backend::{Backend, RankInfo};
+use crate::backend::{Backend, GlooDevice, RankInfo};
 use crate::bridge::{NO_LIMIT_OF_ITS_OWN, borrow, ffi};
 use crate::error::{CollectiveError, Error, Fault, Thrown};
 use crate::missing_ranks::MissingRanks;
@@ -57,10 +57,11 @@ pub struct GroupOptions {
     pub store_key: Option<String>,
     /// The time limit of its operations, and of its making.
     pub timeout: Duration,
-    /// The device of its own messages: lengths, objects, flags, barriers. `None` is the CPU, and with
-    /// NCCL the GPU of this rank's number, counted round among those of the host; name the right one
-    /// when ranks are not spread like that.
+    /// The device of its own messages: lengths, objects, flags, barriers. The CPU unless set, also with NCCL,
+    /// which has Gloo beside it.
     pub device: Option<Device>,
+    /// Where Gloo listens beside NCCL; a group of Gloo alone has it in its backend.
+    pub gloo: GlooDevice,
     /// Compares operation, shape, type and place in the program between ranks before each collective,
     /// and names the ranks that differ ([`Error::Desync`]). The same on every rank. Slow.
     pub debug: bool,
@@ -76,6 +77,7 @@ impl Default for GroupOptions {
             store_key: None,
             timeout: DEFAULT_GROUP_TIMEOUT,
             device: None,
+            gloo: GlooDevice::Default,
             debug: false,
             share_memory: true,
         }
@@ -97,6 +99,7 @@ pub(crate) struct Inner {
     /// Whether it was asked for, not whether it came about.
     share_memory: bool,
     device: Device,
+    gloo: GlooDevice,
     subgroups: AtomicUsize,
     /// Collectives started so far; equal on all ranks, so it tells which ranks had not arrived.
     sequence: AtomicU64,
@@ -147,7 +150,7 @@ impl ProcessGroup {
         backend: Backend,
         options: GroupOptions,
     ) -> Result<Self, Error> {
-        let GroupOptions { name, store_key, timeout, device, debug, share_memory } = options;
+        let GroupOptions { name, store_key, timeout, device, gloo, debug, share_memory } = options;
         let size = ranks.len();
         if rank >= size {
             return Err(Error::InvalidArgument(format!(
@@ -163,12 +166,11 @@ impl ProcessGroup {
         backend.check(&name)?;
         // PyTorch's layout, so that its ranks and ours can meet: the group's part, then the device's.
         let own = store.prefix(&format!("{}/", store_key.as_ref().unwrap_or(&name)))?;
-        let keys = own.prefix(match &backend {
-            Backend::Nccl => "cuda/",
-            Backend::Gloo(_) | Backend::Fake => "cpu/",
-        })?;
+        let (keys, nccl_keys) = (own.prefix("cpu/")?, own.prefix("cuda/")?);
         let rank_info = RankInfo {
             store: &keys,
+            nccl_store: &nccl_keys,
+            gloo: &gloo,
             rank: rank32,
             size: size32,
             name: &name,
@@ -178,6 +180,7 @@ impl ProcessGroup {
         own.set(&joined(rank), b"1")?;
         // The ranks meet within the group's own time limit.
         keys.set_timeout(timeout)?;
+        nccl_keys.set_timeout(timeout)?;
         let begun = Instant::now();
         let group = backend.connect(&rank_info).map_err(|error| {
             let thrown = Thrown::read(&error);
@@ -205,7 +208,8 @@ impl ProcessGroup {
                 rank,
                 size,
                 ranks,
-                device: device.unwrap_or_else(|| backend.device(rank)),
+                device: device.unwrap_or(Device::Cpu),
+                gloo,
                 backend,
                 store: own,
                 timeout: Mutex::new(timeout),
@@ -267,6 +271,7 @@ impl ProcessGroup {
             store_key: Some(format!("subgroup.{number}")),
             timeout: self.timeout(),
             device: Some(inner.device),
+            gloo: inner.gloo.clone(),
             debug: self.checks,
             share_memory: inner.share_memory,
         };

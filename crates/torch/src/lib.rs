@@ -12,8 +12,7 @@ mod bridge;
 mod check;
 mod collective;
 mod cross_entropy;
-mod cuda;
-mod device_memory;
+mod device;
 mod dropout;
 mod dtype;
 mod error;
@@ -21,6 +20,7 @@ mod fetch;
 pub mod flat;
 pub mod fused;
 pub mod gradients;
+mod graph;
 mod group;
 mod hook;
 mod join;
@@ -47,7 +47,7 @@ mod tensor_tree;
 mod work;
 
 pub use attention::{AttentionOptions, attention};
-pub use autocast::{Autocast, cuda_has_bf16, emulated_kind};
+pub use autocast::{Autocast, emulated_kind};
 pub use autograd::{
     BackwardOptions, GradOptions, backward, backward_with, clear_gradient, grad, grad_enabled,
     gradient, same_tensor, set_gradient,
@@ -58,12 +58,17 @@ pub use collective::ReduceOp;
 pub use cross_entropy::{
     CrossEntropyLoss, CrossEntropyOptions, cross_entropy, linear_cross_entropy,
 };
-pub use cuda::{CudaUnavailable, cuda_compiled, cuda_devices};
-pub use device_memory::DeviceMemory;
+pub use device::{
+    CopyStream, Cuda, CudaUnavailable, DEVICE_KINDS, DeviceExt, DeviceKind, DeviceMemory, GpuMath,
+    MemoryInfo, Staged, cuda_compiled, cuda_devices,
+};
 pub use dropout::dropout;
 pub use dtype::{dtype_of, kind_of, tensor_from_bytes};
 pub use error::{CollectiveError, Error, Fault, says_out_of_memory};
 pub use fetch::Fetch;
+pub use graph::{Graph, records_graphs};
+#[doc(hidden)]
+pub use graph::{GraphRecorder, RecordedGraph, record_graphs_with};
 pub use group::{DEFAULT_GROUP_TIMEOUT, GroupOptions, ProcessGroup};
 pub use hook::{Bucket, Compression, GradientHook};
 pub use join::{JoinOptions, Shadowed};

@@ -3,6 +3,7 @@
 use tch::Device;
 
 use crate::bridge::ffi;
+use crate::device::gpu;
 use crate::error::Error;
 
 /// The state of a device's default generator: what dropout and random tensors draw from.
@@ -33,11 +34,10 @@ pub fn set_rng_state(device: Device, state: &[u8]) -> Result<(), Error> {
 }
 
 fn number(device: Device) -> Result<i32, Error> {
-    match device {
-        Device::Cpu => Ok(-1),
-        Device::Cuda(number) => i32::try_from(number)
-            .map_err(|_| Error::InvalidArgument(format!("there is no CUDA device {number}"))),
-        other => Err(Error::InvalidArgument(format!("random states of {other:?} are not kept"))),
+    match (device, gpu(device)?) {
+        (Device::Cpu, _) => Ok(-1),
+        (_, Some(index)) => Ok(index),
+        _ => Err(Error::InvalidArgument(format!("random states of {device:?} are not kept"))),
     }
 }
 

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use tch::{Device, Tensor};
 
 use crate::Error;
+use crate::device::DeviceExt;
 
 /// A tensor, or a container of such values: tuples up to eight, `Vec`, `Option`, arrays, maps from
 /// `String`, references to them, and structs with `#[derive(Batch)]`. JAX and PyTorch call it a pytree.
@@ -115,7 +116,7 @@ pub trait TensorTree {
     fn to_device(&self, device: Device) -> Result<Self::Owned, Error> {
         self.try_map(&mut |tensor| {
             // A later read of the CPU's memory would not wait for the copy, so only one direction is free.
-            let non_blocking = matches!(device, Device::Cuda(_));
+            let non_blocking = device.device_kind().is_some();
             Ok(tensor.f_to_device_(device, tensor.f_kind()?, non_blocking, false)?)
         })
     }

@@ -7,7 +7,7 @@ use cxx::UniquePtr;
 use tch::Tensor;
 
 use crate::backend::Backend;
-use crate::bridge::ffi;
+use crate::bridge::{NO_LIMIT_OF_ITS_OWN, ffi};
 use crate::error::{Error, Fault};
 use crate::group::{ProcessGroup, Started};
 use crate::store::milliseconds;
@@ -161,7 +161,7 @@ impl PendingWork {
         let Some(handle) = self.handle.take() else { return Ok(None) };
         // Gloo counts the limit of a collective from its start, that of a message from here.
         let since = self.started.begun.unwrap_or_else(Instant::now);
-        match ffi::work_wait(&handle.0, self.wait_limit()) {
+        match ffi::work_wait(&handle.0, self.wait_limit(&handle)) {
             Ok(true) => {}
             Ok(false) => {
                 let detail = "the operation was aborted".to_owned();
@@ -180,18 +180,23 @@ impl PendingWork {
     }
 
     /// Returns how long c10d waits, in milliseconds; 0 for as long as it takes.
-    fn wait_limit(&self) -> i64 {
+    fn wait_limit(&self, handle: &Handle) -> i64 {
         let limit = self.group.timeout();
+        let on_stream = ffi::work_is_on_stream(&handle.0);
         match (self.started.begun, self.group.backend()) {
             // Sends and receives take their limit here.
             (None, _) => milliseconds(limit),
             // Collectives know theirs, but Gloo counts from when it has a thread for one and for each
             // message in it anew. Its own error says more, so it gets a little longer.
-            (Some(begun), Backend::Gloo(_)) => {
+            (Some(begun), Backend::Gloo(_) | Backend::Nccl) if !on_stream => {
                 milliseconds(limit.saturating_add(SLACK).saturating_sub(begun.elapsed()))
             }
-            // A limit here would make NCCL block this thread instead of its stream.
-            (Some(_), Backend::Nccl | Backend::Fake) => 0,
+            // A limit here makes NCCL block this thread instead of its stream: only where the handle has one of
+            // its own. The group's limit is kept by c10d's watchdog.
+            (Some(_), Backend::Nccl) if self.group.limit_ms() != NO_LIMIT_OF_ITS_OWN => {
+                milliseconds(limit)
+            }
+            (Some(_), _) => 0,
         }
     }
 }

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 use brigade_torch::{
-    Backend, CudaUnavailable, Device, GlooDevice, ProcessGroup, Products, ReducerOptions, Store,
-    keep_freed_memory,
+    Backend, CudaUnavailable, Device, DeviceExt, GlooDevice, ProcessGroup, Products,
+    ReducerOptions, Store, keep_freed_memory,
 };
 use brigade_world::World;
 
@@ -547,6 +547,10 @@ impl AcceleratorBuilder {
             }
         };
         let job = &processes.job;
+        let math = self.numerics.math;
+        if job.device.device_kind().is_some() || math.deterministic {
+            math.apply();
+        }
         let numerics = Arc::new(self.numerics.decide(job)?);
         let checks = self.loss_check.on && numerics.scaler.is_none();
         let check = || Arc::new(LossCheck::new(job, self.loss_check));

@@ -5,7 +5,7 @@ mod agreement;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use brigade_torch::{Device, Fault, release_memory, says_out_of_memory};
+use brigade_torch::{DeviceExt, Fault, release_memory, says_out_of_memory};
 use serde::{Deserialize, Serialize};
 
 use crate::accelerator::Accelerator;
@@ -78,7 +78,7 @@ impl Accelerator {
                 scaler.reset();
             }
             self.release_save_memory();
-            release_memory(matches!(self.device(), Device::Cuda(_)))?;
+            release_memory(self.device().device_kind().is_some())?;
             let smaller = next(size);
             if smaller >= size {
                 return Err(Error::InvalidArgument(format!(

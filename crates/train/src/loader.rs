@@ -2,6 +2,7 @@
 
 pub(crate) mod dispatch;
 pub(crate) mod position;
+mod staged;
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use brigade_data::{
     Batch, BatchedDataset, Collate, DataLoader, Epoch, IterableDataset, LoaderOptions,
     ShardOptions, StreamLoader,
 };
-use brigade_torch::{Device, Tensor, TensorTree, elements};
+use brigade_torch::{Device, DeviceExt, Tensor, TensorTree, elements};
 
 use crate::accelerator::{Accelerator, Job};
 use crate::checkpoint::{Checkpointed, Checkpoints, HookError, Stateful};
@@ -19,6 +20,7 @@ use crate::error::{Error, Result};
 use crate::gradients::join::EvenBatches;
 use crate::loader::dispatch::Dispatch;
 use crate::loader::position::{Counting, SavedLoader};
+use crate::loader::staged::StagedEpoch;
 use crate::prepare::Prepare;
 use crate::processes::Processes;
 
@@ -327,12 +329,17 @@ pub struct Batches<T> {
 enum Source<T> {
     /// This rank reads its own.
     Own(Epoch<T>),
+    /// The same, copied to a GPU one batch ahead.
+    Staged(StagedEpoch<T>),
     /// Rank 0 reads for all.
     Dispatched(Dispatch<T>),
 }
 
-impl<L: Loader> PreparedLoader<L> {
+impl<L: Loader + 'static> PreparedLoader<L> {
     /// Begins the next epoch. In dispatch mode every rank must.
+    ///
+    /// On a GPU a thread of its own takes the batches from the loader, puts them into pinned memory, and has them
+    /// copied on a stream beside the computation, one batch ahead of the loop.
     #[must_use]
     pub fn iter(&self) -> Batches<L::Data> {
         let loader = self.inner();
@@ -348,17 +355,22 @@ impl<L: Loader> PreparedLoader<L> {
                 };
                 Source::Dispatched(Dispatch::new(&group, epoch))
             }
+            _ if self.job.device.device_kind().is_some() => {
+                let saved = Arc::clone(&self.saved);
+                Source::Staged(StagedEpoch::new(move || saved.loader.begin(), self.job.device))
+            }
             _ => Source::Own(loader.begin()),
         };
         let remaining = match &source {
             Source::Own(epoch) => epoch.remaining(),
+            Source::Staged(epoch) => epoch.remaining(),
             Source::Dispatched(dispatch) => dispatch.remaining(),
         };
         Batches { source, device: self.job.device, remaining, counting }
     }
 }
 
-impl<L: Loader> IntoIterator for &PreparedLoader<L> {
+impl<L: Loader + 'static> IntoIterator for &PreparedLoader<L> {
     type Item = Result<Batch<L::Data>>;
     type IntoIter = Batches<L::Data>;
 
@@ -373,6 +385,7 @@ impl<T: TensorTree<Owned = T>> Iterator for Batches<T> {
     fn next(&mut self) -> Option<Self::Item> {
         let batch = match &mut self.source {
             Source::Own(epoch) => epoch.next()?.map_err(Error::from),
+            Source::Staged(epoch) => epoch.next()?,
             Source::Dispatched(dispatch) => dispatch.next()?,
         };
         if let Some(remaining) = &mut self.remaining {
@@ -382,9 +395,12 @@ impl<T: TensorTree<Owned = T>> Iterator for Batches<T> {
             Ok(batch) => self.counting.count(batch.index(), batch.round()),
             Err(_) => self.counting.count_failed(),
         }
-        Some(match self.device {
-            Device::Cpu => batch,
-            device => batch.and_then(|batch| batch.try_map(|data| Ok(data.to_device(device)?))),
+        Some(match &self.source {
+            // Over the group, batches come on the device of its messages.
+            Source::Dispatched(_) if self.device != Device::Cpu => {
+                batch.and_then(|batch| batch.try_map(|data| Ok(data.to_device(self.device)?)))
+            }
+            _ => batch,
         })
     }
 

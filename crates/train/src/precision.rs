@@ -7,7 +7,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use brigade_torch::{Autocast, Device, Kind, TensorTree, cuda_has_bf16};
+use brigade_torch::{Autocast, Device, DeviceExt, GpuMath, Kind, TensorTree};
 
 use crate::accelerator::{Accelerator, AcceleratorBuilder, Job};
 use crate::error::{Error, Result};
@@ -108,6 +108,8 @@ pub(crate) struct Numerics {
     pub(crate) float32_outputs: bool,
     /// Whether convolutional models are put into channels last; `None` where that is faster.
     pub(crate) channels_last: Option<bool>,
+    /// Whether GPUs compute products of float32 tensors in TF32.
+    pub(crate) tf32: bool,
     /// With fp16 only.
     pub(crate) scaler: Option<GradScaler>,
 }
@@ -120,6 +122,7 @@ pub(crate) struct NumericsOptions {
     pub(crate) float32_outputs: bool,
     pub(crate) channels_last: Option<bool>,
     pub(crate) scaler: GradScalerOptions,
+    pub(crate) math: GpuMath,
 }
 
 impl Default for NumericsOptions {
@@ -130,6 +133,7 @@ impl Default for NumericsOptions {
             float32_outputs: true,
             channels_last: None,
             scaler: GradScalerOptions::default(),
+            math: GpuMath { tf32: true, benchmark: false, deterministic: false },
         }
     }
 }
@@ -148,6 +152,7 @@ impl NumericsOptions {
             autocast: AutocastOptions { precision, cache: self.cache },
             float32_outputs: self.float32_outputs,
             channels_last: self.channels_last,
+            tf32: self.math.tf32,
             scaler,
         })
     }
@@ -200,6 +205,39 @@ impl AcceleratorBuilder {
     }
 }
 
+/// Settings of the whole process, which libtorch and cuBLAS have once: the last Accelerator's count.
+impl AcceleratorBuilder {
+    /// Whether GPUs round the operands of float32 products and convolutions to TF32, whose 10 bits are those of
+    /// fp16 and whose range is that of float32: several times faster from Ampere on. On unless set; PyTorch has
+    /// it on for convolutions and off for products. Other types are not changed.
+    pub fn tf32(mut self, on: bool) -> Self {
+        self.numerics.math.tf32 = on;
+        self
+    }
+
+    /// Whether cuDNN tries its kernels at the first convolution of each shape and keeps the fastest
+    /// (`torch.backends.cudnn.benchmark`): for inputs whose shapes repeat. Runs may differ in last digits then.
+    /// Off unless set.
+    pub fn benchmark_kernels(mut self, on: bool) -> Self {
+        self.numerics.math.benchmark = on;
+        self
+    }
+
+    /// Whether only kernels are used that give the same bits in every run
+    /// (`torch.use_deterministic_algorithms`). An operation without such a kernel is an error that names it. On a
+    /// GPU a resumed run has the bits of one that was not stopped only with this. Off unless set.
+    ///
+    /// ```
+    /// use brigade_train::Accelerator;
+    /// let accelerator = Accelerator::builder().cpu(true).deterministic(true).tf32(false).build()?;
+    /// # Ok::<(), brigade_train::Error>(())
+    /// ```
+    pub fn deterministic(mut self, on: bool) -> Self {
+        self.numerics.math.deterministic = on;
+        self
+    }
+}
+
 impl Accelerator {
     /// The type in which prepared models compute.
     #[must_use]
@@ -228,6 +266,7 @@ impl Accelerator {
             cache: before.autocast.cache,
             float32_outputs: before.float32_outputs,
             channels_last: before.channels_last,
+            math: GpuMath { tf32: before.tf32, ..NumericsOptions::default().math },
             scaler: before.scaler.as_ref().map(GradScaler::options).unwrap_or_default(),
         };
         let job = &self.processes.job;
@@ -247,9 +286,10 @@ impl Accelerator {
     /// now on, see [`AcceleratorBuilder::channels_last`].
     #[must_use]
     pub fn with_channels_last(&self, on: bool) -> Self {
-        let Numerics { autocast, float32_outputs, ref scaler, .. } = *self.numerics;
+        let Numerics { autocast, float32_outputs, tf32, ref scaler, .. } = *self.numerics;
         let scaler = scaler.clone();
-        let numerics = Numerics { autocast, float32_outputs, channels_last: Some(on), scaler };
+        let channels_last = Some(on);
+        let numerics = Numerics { autocast, float32_outputs, channels_last, tf32, scaler };
         Self { numerics: Arc::new(numerics), ..self.clone() }
     }
 
@@ -319,20 +359,15 @@ impl Numerics {
 
 /// Returns a warning about this precision on this device.
 pub(crate) fn caveat(precision: Precision, device: Device) -> Option<String> {
-    match device {
-        Device::Cpu => {
-            let cpu = std::fs::read_to_string("/proc/cpuinfo").ok()?;
-            cpu_caveat(precision, &cpu).map(str::to_owned)
-        }
-        Device::Cuda(_) if precision == Precision::Bf16 => match cuda_has_bf16() {
-            Ok(false) => Some(
-                "this GPU computes bf16 without its matrix units, slower than fp16; use fp16"
-                    .into(),
-            ),
-            _ => None,
-        },
-        _ => None,
+    if device == Device::Cpu {
+        let cpu = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+        return cpu_caveat(precision, &cpu).map(str::to_owned);
     }
+    let (kind, index) = device.device_kind()?;
+    let slow = precision == Precision::Bf16 && matches!(kind.has_bf16(index), Ok(false));
+    slow.then(|| {
+        "this GPU computes bf16 without its matrix units, slower than fp16; use fp16".into()
+    })
 }
 
 /// From the text of Linux's `/proc/cpuinfo`. `None` for a CPU whose flags it does not list.

@@ -2,9 +2,8 @@
 
 use std::time::Instant;
 
-use tch::Device;
-
 use crate::bridge::ffi;
+use crate::device::gpu;
 use crate::error::Error;
 use crate::group::{ProcessGroup, Started};
 use crate::store::milliseconds;
@@ -26,10 +25,7 @@ impl ProcessGroup {
     /// As there.
     #[track_caller]
     pub fn start_barrier(&self) -> Result<Work<()>, Error> {
-        let device = match self.device() {
-            Device::Cuda(index) => i64::try_from(index).unwrap_or(-1),
-            _ => -1,
-        };
+        let device = gpu(self.device())?.map_or(-1, i64::from);
         let pending = self.collective("barrier", String::new, |group, limit| {
             ffi::barrier(group, device, limit)
         })?;

@@ -3,7 +3,6 @@
 use tch::{Kind, Tensor};
 
 use super::{copies, copy, dense, unshared};
-use crate::backend::Backend;
 use crate::bridge::{borrow, borrow_all, ffi};
 use crate::check::describe;
 use crate::error::Error;
@@ -228,17 +227,19 @@ impl ProcessGroup {
             }
             _ => {}
         }
-        Ok(match (op, self.backend()) {
-            (ReduceOp::Sum, _) => (ffi::Reduction::Sum, None),
-            (ReduceOp::Product, _) => (ffi::Reduction::Product, None),
-            (ReduceOp::Min, _) => (ffi::Reduction::Min, None),
-            (ReduceOp::Max, _) => (ffi::Reduction::Max, None),
-            (ReduceOp::BitAnd, _) => (ffi::Reduction::BitAnd, None),
-            (ReduceOp::BitOr, _) => (ffi::Reduction::BitOr, None),
-            (ReduceOp::BitXor, _) => (ffi::Reduction::BitXor, None),
+        Ok(match op {
+            ReduceOp::Sum => (ffi::Reduction::Sum, None),
+            ReduceOp::Product => (ffi::Reduction::Product, None),
+            ReduceOp::Min => (ffi::Reduction::Min, None),
+            ReduceOp::Max => (ffi::Reduction::Max, None),
+            ReduceOp::BitAnd => (ffi::Reduction::BitAnd, None),
+            ReduceOp::BitOr => (ffi::Reduction::BitOr, None),
+            ReduceOp::BitXor => (ffi::Reduction::BitXor, None),
             // Gloo has no mean of its own.
-            (ReduceOp::Mean, Backend::Gloo(_)) => (ffi::Reduction::Sum, Some(self.size() as f64)),
-            (ReduceOp::Mean, Backend::Nccl | Backend::Fake) => (ffi::Reduction::Mean, None),
+            ReduceOp::Mean if self.backend().is_gloo(tensor.device()) => {
+                (ffi::Reduction::Sum, Some(self.size() as f64))
+            }
+            ReduceOp::Mean => (ffi::Reduction::Mean, None),
         })
     }
 }

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::sync::atomic::Ordering;
 
-use brigade_torch::{CudaUnavailable, Device};
+use brigade_torch::{CudaUnavailable, Device, DeviceExt};
 
 use crate::accelerator::Accelerator;
 use crate::precision::{Precision, caveat};
@@ -18,7 +18,11 @@ struct Start {
     threads: usize,
     /// Why it is a CPU, in a program that was built for GPUs.
     missing_gpu: Option<CudaUnavailable>,
+    /// What a GPU is called.
+    hardware: Option<String>,
     precision: Precision,
+    /// Whether products of float32 tensors are computed in TF32.
+    tf32: bool,
     channels_last: bool,
     /// Batches of a full accumulation window.
     batches: usize,
@@ -40,7 +44,12 @@ impl Accelerator {
             device: self.device(),
             threads: usize::try_from(tch::get_num_threads()).unwrap_or(1),
             missing_gpu: self.processes.job.missing_gpu.clone(),
+            hardware: self
+                .device()
+                .device_kind()
+                .and_then(|(kind, index)| kind.hardware(index).ok()),
             precision: self.mixed_precision(),
+            tf32: self.numerics.tf32 && self.device() != Device::Cpu,
             channels_last,
             batches: self.gradient_accumulation_steps(),
             caveats: self.caveats(),
@@ -78,10 +87,13 @@ impl Start {
                 let threads = plural(self.threads, "thread", "threads");
                 format!("cpu with {threads}{}", reason.unwrap_or_default())
             }
-            Device::Cuda(index) => format!("cuda:{index}"),
-            other => format!("{other:?}").to_lowercase(),
+            device => match &self.hardware {
+                Some(hardware) => format!("{} ({hardware})", device.label()),
+                None => device.label(),
+            },
         };
         let precision = match self.precision {
+            Precision::No if self.tf32 => "no mixed precision (TF32)".to_owned(),
             Precision::No => "no mixed precision".to_owned(),
             precision => precision.to_string(),
         };
@@ -110,7 +122,9 @@ mod tests {
             device: Device::Cpu,
             threads: 2,
             missing_gpu: None,
+            hardware: None,
             precision: Precision::No,
+            tf32: false,
             channels_last: true,
             batches: 1,
             caveats: Vec::new(),
@@ -139,8 +153,14 @@ mod tests {
         };
         let expected = "brigade: 2 processes, cpu with 1 thread (there is no NVIDIA driver), bf16, contiguous\n";
         assert_eq!(no_driver.lines(), expected);
-        let gpu = Start { device: Device::Cuda(1), processes: 4, batches: 3, ..no_driver };
-        let expected = "brigade: 4 processes, cuda:1, bf16, contiguous, gradients of 3 batches\n";
+        let hardware = Some("NVIDIA H200".to_owned());
+        let gpu =
+            Start { device: Device::Cuda(1), processes: 4, batches: 3, hardware, ..no_driver };
+        let expected = "brigade: 4 processes, cuda:1 (NVIDIA H200), bf16, contiguous, gradients of 3 batches\n";
         assert_eq!(gpu.lines(), expected);
+        let tf32 =
+            Start { precision: Precision::No, tf32: true, hardware: None, batches: 1, ..gpu };
+        let expected = "brigade: 4 processes, cuda:1, no mixed precision (TF32), contiguous\n";
+        assert_eq!(tf32.lines(), expected);
     }
 }

@@ -5,8 +5,8 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use brigade_torch::{
-    Backend, CudaUnavailable, DEFAULT_GROUP_TIMEOUT, Device, GlooDevice, Store, TcpStore,
-    cuda_devices, inherited_socket, make_products_reproducible,
+    Backend, CudaUnavailable, DEFAULT_GROUP_TIMEOUT, DEVICE_KINDS, Device, DeviceExt, GlooDevice,
+    Store, TcpStore, inherited_socket, make_products_reproducible,
 };
 use brigade_world::{StoreEndpoint, StoreHost, World, own_address};
 
@@ -49,20 +49,26 @@ pub(crate) fn join(options: ConnectOptions, debug: bool) -> Result<Job> {
         None if cpu || wants_cpu()? => (Device::Cpu, None),
         None => choose_device(&world),
     };
+    // Before anything asks for the current device: threads begin with the first one.
+    device.make_current()?;
+    // Nodes of autograd and the reducer's hooks stay on the stream that they were made on, and a step can only be
+    // recorded (Accelerator::capture) where none of them is on the default stream.
+    device.use_own_stream()?;
     let products = make_products_reproducible();
     let groups = if world.is_alone() {
         None
     } else {
-        let backend = match (backend, gloo, device) {
-            (None, _, Device::Cuda(_)) => Backend::Nccl,
-            (Some(Backend::Gloo(_)) | None, Some(gloo), _) => Backend::Gloo(gloo),
-            (Some(backend), Some(_), _) => {
+        let listens = gloo.clone().unwrap_or_else(|| gloo_device(&world));
+        let backend = match (backend, gloo, device.device_kind()) {
+            (Some(Backend::Gloo(_)), Some(gloo), _) => Backend::Gloo(gloo),
+            (Some(backend @ Backend::Fake), Some(_), _) => {
                 return Err(Error::InvalidArgument(format!(
                     "the options `gloo_device` and `backend({backend:?})` contradict each other"
                 )));
             }
-            (Some(backend), None, _) => backend,
-            (None, None, _) => Backend::Gloo(gloo_device(&world)),
+            (Some(backend), ..) => backend,
+            (None, _, Some((kind, _))) => kind.default_backend(),
+            (None, _, None) => Backend::Gloo(listens.clone()),
         };
         let store = match store {
             Some(store) => store,
@@ -75,7 +81,7 @@ pub(crate) fn join(options: ConnectOptions, debug: bool) -> Result<Job> {
             }
             None => open_store(&world, timeout)?,
         };
-        Some(Groups::connect(store, &world, backend, device, timeout, debug)?)
+        Some(Groups::connect(store, &world, backend, listens, timeout, debug)?)
     };
     Ok(Job {
         world,
@@ -104,11 +110,15 @@ pub(crate) fn wants_cpu() -> Result<bool> {
 
 /// A GPU where there is one, else the CPU; and what is in the way, where the program was built for GPUs.
 fn choose_device(world: &World) -> (Device, Option<CudaUnavailable>) {
-    match cuda_devices() {
-        Ok(devices) => (Device::Cuda(world.local_rank.as_usize() % devices), None),
-        Err(CudaUnavailable::NotCompiled) => (Device::Cpu, None),
-        Err(reason) => (Device::Cpu, Some(reason)),
+    let mut missing = None;
+    for kind in DEVICE_KINDS {
+        match kind.devices() {
+            Ok(devices) => return (kind.device(world.local_rank.as_usize() % devices), None),
+            Err(CudaUnavailable::NotCompiled) => {}
+            Err(reason) => missing = missing.or(Some(reason)),
+        }
     }
+    (Device::Cpu, missing)
 }
 
 /// On one host the loopback always works; a host's own name may resolve to anything.

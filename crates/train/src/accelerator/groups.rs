@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
-use brigade_torch::{Backend, Device, GroupOptions, ProcessGroup, Store};
+use brigade_torch::{Backend, GlooDevice, GroupOptions, ProcessGroup, Store};
 use brigade_world::World;
 
 use crate::error::{Error, Result};
@@ -15,7 +15,8 @@ pub(crate) struct Groups {
     /// The ranks' rendezvous, for messages beside the collectives.
     pub(crate) store: Store,
     backend: Backend,
-    device: Device,
+    /// Where Gloo listens beside NCCL.
+    gloo: GlooDevice,
     timeout: Duration,
     debug: bool,
     current: RwLock<Connected>,
@@ -33,7 +34,7 @@ impl Groups {
         store: Store,
         world: &World,
         backend: Backend,
-        device: Device,
+        gloo: GlooDevice,
         timeout: Duration,
         debug: bool,
     ) -> Result<Self> {
@@ -42,13 +43,13 @@ impl Groups {
             name: "world".into(),
             store_key: Some("0".into()),
             timeout,
-            device: Some(device),
+            gloo: gloo.clone(),
             debug,
             ..GroupOptions::default()
         };
         let connected = Connected::connect(&store, world, backend.clone(), options)?;
         let current = RwLock::new(connected);
-        Ok(Self { store, backend, device, timeout, debug, current })
+        Ok(Self { store, backend, gloo, timeout, debug, current })
     }
 
     /// Makes new groups on all ranks, for the `number`th time.
@@ -57,7 +58,7 @@ impl Groups {
             name: "world".into(),
             store_key: Some(format!("brigade_again_{number}")),
             timeout: self.timeout,
-            device: Some(self.device),
+            gloo: self.gloo.clone(),
             debug: self.debug,
             ..GroupOptions::default()
         };

@@ -2,7 +2,8 @@
 
 use brigade_checkpoint::{TensorInfo, Value};
 use brigade_torch::{
-    Device, Tensor, cpu_kernels, gradient, libtorch_version, rng_state, set_gradient, set_rng_state,
+    Device, DeviceExt, Tensor, cpu_kernels, gradient, libtorch_version, rng_state, set_gradient,
+    set_rng_state,
 };
 
 use super::{Inner, unboxed};
@@ -15,8 +16,9 @@ pub(super) type Named = (String, std::sync::Arc<dyn Registered>);
 
 pub(super) fn state(checkpoints: &Inner, objects: &[Named]) -> Result<Value<Tensor>> {
     let mut random = vec![("cpu".to_owned(), Value::Bytes(rng_state(Device::Cpu)?))];
-    if let device @ Device::Cuda(_) = checkpoints.processes.device() {
-        random.push(("cuda".to_owned(), Value::Bytes(rng_state(device)?)));
+    let device = checkpoints.processes.device();
+    if let Some((kind, _)) = device.device_kind() {
+        random.push((kind.name().to_owned(), Value::Bytes(rng_state(device)?)));
     }
     let mut gradients = Vec::new();
     if checkpoints.accumulator.position() > 0 {
@@ -177,8 +179,8 @@ pub(super) fn restore(
     if let Some(bytes) = bytes("cpu") {
         set_rng_state(Device::Cpu, bytes)?;
     }
-    if let (Some(bytes), device @ Device::Cuda(_)) = (bytes("cuda"), checkpoints.processes.device())
-    {
+    let device = checkpoints.processes.device();
+    if let Some(bytes) = device.device_kind().and_then(|(kind, _)| bytes(kind.name())) {
         set_rng_state(device, bytes)?;
     }
     Ok(difference)

@@ -1,7 +1,7 @@
 //! Which models have their channels last in memory.
 
 use brigade_nn::Model;
-use brigade_torch::{Device, Kind, has_onednn};
+use brigade_torch::{Device, DeviceExt, Kind, has_onednn};
 
 use crate::precision::{Numerics, Precision};
 
@@ -23,7 +23,7 @@ impl Facts {
         self.convolutions
             && match self.device {
                 Device::Cpu => self.onednn && (short || self.kind == Kind::Float),
-                Device::Cuda(_) => short,
+                device if device.device_kind().is_some() => short,
                 _ => false,
             }
     }

@@ -1,7 +1,7 @@
 //! Metrics: sums over batches and ranks, and the number that is computed of them.
 
 use brigade_data::Batch;
-use brigade_torch::{Kind, Tensor};
+use brigade_torch::{Device, Kind, Tensor};
 
 use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
@@ -10,7 +10,8 @@ use crate::error::{Error, Result};
 ///
 /// Each rank updates its own with its batches, and nothing is sent until
 /// [`Accelerator::compute_metric`], which adds the states of all ranks up: so a state is sums and counts,
-/// of which the value is computed. [`Accelerator::update_metric`] leaves out the duplicates that complete
+/// of which the value is computed. The metrics of this crate leave the sums of tensors on a GPU there until they
+/// are asked for, so that no batch waits for the device. [`Accelerator::update_metric`] leaves out the duplicates that complete
 /// uneven batches, so every sample counts exactly once, on any number of ranks.
 ///
 /// ```
@@ -64,6 +65,15 @@ pub trait Metric: Clone {
     /// Where the shapes do not fit.
     fn update(&mut self, predictions: &Tensor, targets: &Tensor) -> Result<()>;
 
+    /// Fails where a batch was wrong in a way that could not be told on the device without waiting for it.
+    /// [`Accelerator::compute_metric`] calls it. The provided one finds nothing.
+    ///
+    /// # Errors
+    /// The metric's own.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Computes the value of what was added so far.
     fn compute(&self) -> Self::Value;
 
@@ -112,6 +122,7 @@ impl Accelerator {
     /// peer is gone.
     #[track_caller]
     pub fn compute_metric<M: Metric>(&self, metric: &M) -> Result<M::Value> {
+        metric.check()?;
         let Some(group) = self.traced() else { return Ok(metric.compute()) };
         let states: Vec<Vec<f64>> = group.all_gather_object(&metric.state())?;
         if let Some(rank) = states.iter().position(|state| state.len() != states[0].len()) {
@@ -132,6 +143,60 @@ impl Accelerator {
     }
 }
 
+/// Sums that a metric keeps: of tensors on a GPU on that device, until they are read.
+#[derive(Debug, Default)]
+struct Sums {
+    host: Vec<f64>,
+    device: Option<Tensor>,
+}
+
+impl Clone for Sums {
+    fn clone(&self) -> Self {
+        // Never changed in place, so that clones may share it.
+        let device = self.device.as_ref().map(Tensor::shallow_clone);
+        Self { host: self.host.clone(), device }
+    }
+}
+
+impl PartialEq for Sums {
+    fn eq(&self, other: &Self) -> bool {
+        self.read() == other.read()
+    }
+}
+
+impl Sums {
+    fn zeros(count: usize) -> Self {
+        Self { host: vec![0.0; count], device: None }
+    }
+
+    /// Adds a tensor of as many numbers, of any kind.
+    fn add(&mut self, numbers: &Tensor) -> Result<()> {
+        let numbers = numbers.f_reshape([-1])?.f_to_kind(Kind::Double)?;
+        if numbers.device() == Device::Cpu {
+            self.add_host(&Vec::<f64>::try_from(&numbers)?);
+            return Ok(());
+        }
+        self.device = Some(match self.device.take() {
+            Some(before) => before.f_add(&numbers)?,
+            None => numbers,
+        });
+        Ok(())
+    }
+
+    fn add_host(&mut self, numbers: &[f64]) {
+        self.host.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += number);
+    }
+
+    /// Returns all sums. Waits for the device; NaN where it has failed, which the next operation says.
+    fn read(&self) -> Vec<f64> {
+        let Some(device) = &self.device else { return self.host.clone() };
+        let lost = || vec![f64::NAN; self.host.len()];
+        let read = device.f_to_device(Device::Cpu).and_then(|it| Vec::<f64>::try_from(&it));
+        let device = read.unwrap_or_else(|_| lost());
+        self.host.iter().zip(device).map(|(host, device)| host + device).collect()
+    }
+}
+
 /// The share of predictions that are right.
 ///
 /// ```
@@ -143,10 +208,16 @@ impl Accelerator {
 /// assert_eq!(accuracy.value(), 2.0 / 3.0);
 /// # Ok::<(), brigade_train::Error>(())
 /// ```
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Accuracy {
-    right: i64,
+    right: Sums,
     total: i64,
+}
+
+impl Default for Accuracy {
+    fn default() -> Self {
+        Self { right: Sums::zeros(1), total: 0 }
+    }
 }
 
 impl Accuracy {
@@ -156,9 +227,7 @@ impl Accuracy {
     /// [`Error::InvalidArgument`] when the shapes differ; [`Error::Tensor`].
     pub fn update(&mut self, predicted: &Tensor, labels: &Tensor) -> Result<()> {
         same_shapes("accuracy", predicted, labels)?;
-        // host-device sync
-        let right = predicted.f_eq_tensor(labels)?.f_sum(Kind::Int64)?.f_int64_value(&[])?;
-        self.right += right;
+        self.right.add(&predicted.f_eq_tensor(labels)?.f_sum(Kind::Int64)?)?;
         self.total += labels.numel() as i64;
         Ok(())
     }
@@ -166,7 +235,7 @@ impl Accuracy {
     /// Right over total, 0 to 1; NaN before anything was counted.
     #[must_use]
     pub fn value(&self) -> f64 {
-        self.right as f64 / self.total as f64
+        self.right.read()[0] / self.total as f64
     }
 
     /// Predictions counted so far.
@@ -192,12 +261,13 @@ impl Metric for Accuracy {
     }
 
     fn state(&self) -> Vec<f64> {
-        vec![self.right as f64, self.total as f64]
+        vec![self.right.read()[0], self.total as f64]
     }
 
     fn load_state(&mut self, state: &[f64]) {
         if let [right, total] = *state {
-            (self.right, self.total) = (right as i64, total as i64);
+            self.right = Sums { host: vec![right], device: None };
+            self.total = total as i64;
         }
     }
 }
@@ -213,10 +283,10 @@ impl Metric for Accuracy {
 /// assert_eq!(top_2.compute(), 0.5);
 /// # Ok::<(), brigade_train::Error>(())
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct TopK {
     k: i64,
-    right: f64,
+    right: Sums,
     total: f64,
 }
 
@@ -224,7 +294,7 @@ impl TopK {
     /// Counts the `k` largest scores.
     #[must_use]
     pub fn new(k: i64) -> Self {
-        Self { k, right: 0.0, total: 0.0 }
+        Self { k, right: Sums::zeros(1), total: 0.0 }
     }
 }
 
@@ -249,13 +319,13 @@ impl Metric for TopK {
         }
         let (_, indices) = predictions.f_topk(self.k, -1, true, false)?;
         let found = indices.f_eq_tensor(&targets.f_unsqueeze(-1)?)?;
-        self.right += found.f_sum(Kind::Int64)?.f_int64_value(&[])? as f64;
+        self.right.add(&found.f_sum(Kind::Int64)?)?;
         self.total += targets.numel() as f64;
         Ok(())
     }
 
     fn compute(&self) -> f64 {
-        self.right / self.total
+        self.right.read()[0] / self.total
     }
 
     fn reset(&mut self) {
@@ -263,12 +333,13 @@ impl Metric for TopK {
     }
 
     fn state(&self) -> Vec<f64> {
-        vec![self.right, self.total]
+        vec![self.right.read()[0], self.total]
     }
 
     fn load_state(&mut self, state: &[f64]) {
         if let [right, total] = *state {
-            (self.right, self.total) = (right, total);
+            self.right = Sums { host: vec![right], device: None };
+            self.total = total;
         }
     }
 }
@@ -289,15 +360,15 @@ impl Metric for TopK {
 pub struct FBeta {
     beta: f64,
     classes: usize,
-    /// Rightly predicted, predicted, and there: of each class.
-    counts: Vec<f64>,
+    /// Rightly predicted, predicted, and there: of each class, and of what is none.
+    counts: Sums,
 }
 
 impl FBeta {
     /// Counts classes below `classes`. A `beta` above 1 weighs recall more; 1 is the F1 score.
     #[must_use]
     pub fn new(beta: f64, classes: usize) -> Self {
-        Self { beta, classes, counts: vec![0.0; 3 * classes] }
+        Self { beta, classes, counts: Sums::zeros(3 * (classes + 1)) }
     }
 
     /// Returns the mean of this rank's scores over the classes ("macro").
@@ -314,30 +385,37 @@ impl Metric for FBeta {
     /// Counts predicted classes against labels, both `[n]`.
     fn update(&mut self, predictions: &Tensor, targets: &Tensor) -> Result<()> {
         same_shapes("F-beta", predictions, targets)?;
-        let right = predictions.f_masked_select(&predictions.f_eq_tensor(targets)?)?;
-        let mut counts = Vec::with_capacity(self.counts.len());
-        for classes in [&right, predictions, targets] {
-            let classes = classes.f_flatten(0, -1)?.f_to_kind(Kind::Int64)?;
-            let found = classes.f_bincount(None::<&Tensor>, self.classes as i64)?;
-            let found: Vec<i64> = Vec::try_from(&found)?;
-            if found.len() != self.classes {
-                return Err(Error::InvalidArgument(format!(
-                    "F-beta: found class {}, expected classes below {}",
-                    found.len() - 1,
-                    self.classes
-                )));
-            }
-            counts.extend(found);
+        let flat = |tensor: &Tensor| {
+            let classes = tensor.f_flatten(0, -1)?.f_to_kind(Kind::Int64)?;
+            // Numbers that are no class are counted together, behind the classes.
+            let outside = classes.f_lt(0)?.f_logical_or(&classes.f_ge(self.classes as i64)?)?;
+            classes.f_masked_fill(&outside, self.classes as i64)
+        };
+        let (predicted, there) = (flat(predictions)?, flat(targets)?);
+        let options = (Kind::Double, predicted.device());
+        let hits = predicted.f_eq_tensor(&there)?.f_to_kind(Kind::Double)?;
+        let ones = Tensor::f_ones_like(&hits)?;
+        let count = |classes: &Tensor, weights: &Tensor| {
+            Tensor::f_zeros([self.classes as i64 + 1], options)?.f_scatter_add(0, classes, weights)
+        };
+        let counts = [count(&there, &hits)?, count(&predicted, &ones)?, count(&there, &ones)?];
+        let counts = Tensor::f_cat(&counts, 0)?;
+        if options.1 == Device::Cpu {
+            self.check_counts(&Vec::try_from(&counts)?)?;
         }
-        self.counts.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count as f64);
-        Ok(())
+        self.counts.add(&counts)
+    }
+
+    fn check(&self) -> Result<()> {
+        self.check_counts(&self.counts.read())
     }
 
     fn compute(&self) -> Vec<f64> {
         let weight = self.beta * self.beta;
+        let counts = self.counts.read();
         let score = |class: usize| {
             let [right, predicted, there] =
-                [0, 1, 2].map(|of| self.counts[of * self.classes + class]);
+                [0, 1, 2].map(|of| counts[of * (self.classes + 1) + class]);
             let whole = weight * there + predicted;
             if whole > 0.0 { (1.0 + weight) * right / whole } else { 0.0 }
         };
@@ -345,17 +423,32 @@ impl Metric for FBeta {
     }
 
     fn reset(&mut self) {
-        self.counts.fill(0.0);
+        *self = Self::new(self.beta, self.classes);
     }
 
     fn state(&self) -> Vec<f64> {
-        self.counts.clone()
+        self.counts.read()
     }
 
     fn load_state(&mut self, state: &[f64]) {
-        if state.len() == self.counts.len() {
-            self.counts.copy_from_slice(state);
+        if state.len() == self.counts.host.len() {
+            self.counts = Sums { host: state.to_vec(), device: None };
         }
+    }
+}
+
+impl FBeta {
+    fn check_counts(&self, counts: &[f64]) -> Result<()> {
+        let outside = |of: usize| counts[of * (self.classes + 1) + self.classes];
+        if outside(1) + outside(2) > 0.0 {
+            return Err(Error::InvalidArgument(format!(
+                "F-beta: found {} predictions and {} targets that are not classes below {}",
+                outside(1),
+                outside(2),
+                self.classes
+            )));
+        }
+        Ok(())
     }
 }
 
@@ -370,17 +463,22 @@ impl Metric for FBeta {
 /// assert_eq!(loss.compute(), 3.0);
 /// # Ok::<(), brigade_train::Error>(())
 /// ```
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Mean {
-    sum: f64,
-    weight: f64,
+    /// Of the weighted values, and of the weights.
+    sums: Sums,
+}
+
+impl Default for Mean {
+    fn default() -> Self {
+        Self { sums: Sums::zeros(2) }
+    }
 }
 
 impl Mean {
     /// Adds one value with its weight.
     pub fn add(&mut self, value: f64, weight: f64) {
-        self.sum += value * weight;
-        self.weight += weight;
+        self.sums.add_host(&[value * weight, weight]);
     }
 }
 
@@ -392,13 +490,13 @@ impl Metric for Mean {
         same_shapes("mean", predictions, targets)?;
         let (values, weights) =
             (predictions.f_to_kind(Kind::Double)?, targets.f_to_kind(Kind::Double)?);
-        self.sum += values.f_mul(&weights)?.f_sum(Kind::Double)?.f_double_value(&[])?;
-        self.weight += weights.f_sum(Kind::Double)?.f_double_value(&[])?;
-        Ok(())
+        let sum = values.f_mul(&weights)?.f_sum(Kind::Double)?;
+        self.sums.add(&Tensor::f_stack(&[sum, weights.f_sum(Kind::Double)?], 0)?)
     }
 
     fn compute(&self) -> f64 {
-        self.sum / self.weight
+        let sums = self.sums.read();
+        sums[0] / sums[1]
     }
 
     fn reset(&mut self) {
@@ -406,12 +504,12 @@ impl Metric for Mean {
     }
 
     fn state(&self) -> Vec<f64> {
-        vec![self.sum, self.weight]
+        self.sums.read()
     }
 
     fn load_state(&mut self, state: &[f64]) {
-        if let [sum, weight] = *state {
-            (self.sum, self.weight) = (sum, weight);
+        if state.len() == 2 {
+            self.sums = Sums { host: state.to_vec(), device: None };
         }
     }
 }

@@ -5,7 +5,7 @@ mod summary;
 use std::fmt;
 use std::path::PathBuf;
 
-use brigade_torch::{Device, ProfiledEvent, ProfilerOptions, Recording, Scope};
+use brigade_torch::{DeviceExt, ProfiledEvent, ProfilerOptions, Recording, Scope};
 
 pub use summary::{OperationSummary, Table};
 
@@ -165,7 +165,7 @@ impl Accelerator {
             ));
         }
         let recorded = ProfilerOptions {
-            cuda: matches!(self.device(), Device::Cuda(_)),
+            cuda: self.device().device_kind().is_some(),
             shapes: options.shapes || options.flops,
             memory: options.memory,
             flops: options.flops,

@@ -1,4 +1,63 @@
-//! Whether this process can use GPUs, and what is in the way.
+//! GPUs through CUDA: whether this process can use them, and what is in the way.
+
+use tch::Device;
+
+use super::{DeviceKind, MemoryInfo, gpu};
+use crate::backend::Backend;
+use crate::bridge::ffi;
+use crate::error::Error;
+
+/// NVIDIA's GPUs.
+#[derive(Debug, Clone, Copy)]
+pub struct Cuda;
+
+impl DeviceKind for Cuda {
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn devices(&self) -> Result<usize, CudaUnavailable> {
+        cuda_devices()
+    }
+
+    fn device(&self, index: usize) -> Device {
+        Device::Cuda(index)
+    }
+
+    fn index(&self, device: Device) -> Option<usize> {
+        match device {
+            Device::Cuda(index) => Some(index),
+            _ => None,
+        }
+    }
+
+    fn visibility_variable(&self) -> &'static str {
+        "CUDA_VISIBLE_DEVICES"
+    }
+
+    fn hardware(&self, index: usize) -> Result<String, Error> {
+        let index = number(index)?;
+        ffi::gpu_hardware(index).map_err(|error| Error::libtorch("hardware", &error))
+    }
+
+    fn memory(&self, index: usize) -> Result<MemoryInfo, Error> {
+        let ffi::MemoryInfo { free, total } = ffi::gpu_memory(number(index)?)
+            .map_err(|error| Error::libtorch("memory of a device", &error))?;
+        Ok(MemoryInfo { free, total })
+    }
+
+    fn default_backend(&self) -> Backend {
+        Backend::Nccl
+    }
+
+    fn has_bf16(&self, index: usize) -> Result<bool, Error> {
+        ffi::gpu_has_bf16(number(index)?).map_err(|error| Error::libtorch("has_bf16", &error))
+    }
+}
+
+fn number(index: usize) -> Result<i32, Error> {
+    gpu(Device::Cuda(index)).map(Option::unwrap_or_default)
+}
 
 /// Whether this program was built with the feature `cuda`.
 #[must_use]
@@ -67,13 +126,17 @@ pub fn cuda_devices() -> Result<usize, CudaUnavailable> {
     )
 }
 
-/// The number of GPUs that this process can use through CUDA: none, without the feature `cuda`.
+/// The number of GPUs that this process can use: none, without the feature `cuda`, unless something else
+/// has registered devices under the name with libtorch.
 ///
 /// # Errors
 /// [`CudaUnavailable::NotCompiled`].
 #[cfg(not(feature = "cuda"))]
 pub fn cuda_devices() -> Result<usize, CudaUnavailable> {
-    Err(CudaUnavailable::NotCompiled)
+    match usize::try_from(ffi::registered_gpus()) {
+        Ok(devices) if devices > 0 => Ok(devices),
+        _ => Err(CudaUnavailable::NotCompiled),
+    }
 }
 
 /// What CUDA's runtime says.

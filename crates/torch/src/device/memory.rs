@@ -2,6 +2,7 @@
 
 use tch::Device;
 
+use super::gpu;
 use crate::bridge::ffi;
 use crate::error::Error;
 
@@ -29,13 +30,8 @@ impl DeviceMemory {
     /// # Errors
     /// [`Error::Libtorch`] for a GPU that is not there or that nothing was computed on yet.
     pub fn of(device: Device) -> Result<Option<Self>, Error> {
-        let Device::Cuda(index) = device else { return Ok(None) };
+        let Some(index) = gpu(device)? else { return Ok(None) };
         let failed = |error: &cxx::Exception| Error::libtorch("device_memory", error);
-        let index = i8::try_from(index).map_err(|_| {
-            Error::InvalidArgument(format!(
-                "cuda:{index} is not a device of libtorch: at most 128 are"
-            ))
-        })?;
         let found = ffi::device_memory(index).map_err(|error| failed(&error))?;
         let ffi::DeviceMemory { allocated, peak, reserved } = found;
         Ok(Some(Self { allocated, peak, reserved }))

@@ -1,0 +1,133 @@
+#include "brigade-torch/src/bridge.rs.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/Context.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <cstdlib>
+
+namespace brigade {
+
+namespace {
+
+c10::Device gpu(int32_t index) {
+  return {c10::kCUDA, static_cast<c10::DeviceIndex>(index)};
+}
+
+c10::impl::VirtualGuardImpl guard() {
+  return c10::impl::VirtualGuardImpl(c10::kCUDA);
+}
+
+} // namespace
+
+int32_t registered_gpus() noexcept {
+  const auto* registered =
+      c10::impl::device_guard_impl_registry[static_cast<size_t>(c10::kCUDA)].load();
+  return registered == nullptr ? 0 : registered->deviceCount();
+}
+
+void set_current_gpu(int32_t index) {
+  guard().setDevice(gpu(index));
+}
+
+void use_pool_stream(int32_t index) {
+  const auto implementation = guard();
+  // What was computed on the default stream so far is used on the other one from now on.
+  implementation.synchronizeDevice(static_cast<c10::DeviceIndex>(index));
+  implementation.exchangeStream(implementation.getStreamFromGlobalPool(gpu(index)));
+}
+
+void synchronize_gpu(int32_t index) {
+  guard().synchronizeDevice(static_cast<c10::DeviceIndex>(index));
+}
+
+MemoryInfo gpu_memory(int32_t index) {
+  const auto [free, total] =
+      at::getDeviceAllocator(at::kCUDA)->getMemoryInfo(static_cast<c10::DeviceIndex>(index));
+  return MemoryInfo{static_cast<uint64_t>(free), static_cast<uint64_t>(total)};
+}
+
+DeviceMemory device_memory(int32_t gpu) {
+  const auto stats =
+      at::getDeviceAllocator(at::kCUDA)->getDeviceStats(static_cast<c10::DeviceIndex>(gpu));
+  // Of the small and the large pool together.
+  constexpr auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  return DeviceMemory{
+      static_cast<uint64_t>(stats.allocated_bytes[all].current),
+      static_cast<uint64_t>(stats.allocated_bytes[all].peak),
+      static_cast<uint64_t>(stats.reserved_bytes[all].current)};
+}
+
+void set_gpu_math(bool tf32, bool benchmark, bool deterministic) noexcept {
+  auto& context = at::globalContext();
+  context.setAllowTF32CuBLAS(tf32);
+  context.setAllowTF32CuDNN(tf32);
+  context.setBenchmarkCuDNN(benchmark);
+  context.setDeterministicCuDNN(deterministic);
+  context.setDeterministicAlgorithms(deterministic, /*warn_only=*/false);
+  if (deterministic) {
+    // cuBLAS and libtorch read it at the first product on a GPU.
+    setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+  }
+}
+
+#ifndef BRIGADE_CUDA
+// Of devices that something else has registered with libtorch.
+rust::String gpu_hardware(int32_t index) {
+  return gpu(index).str();
+}
+
+bool gpu_has_bf16(int32_t) {
+  return true;
+}
+#endif
+
+std::unique_ptr<CopyStream> new_copy_stream(int32_t index) {
+  // From libtorch's pool, whose streams live as long as the process: a new one for each epoch costs nothing. From
+  // that of high priority, which is another one than those that compute are from.
+  return std::make_unique<CopyStream>(
+      CopyStream{guard().getStreamFromGlobalPool(gpu(index), /*isHighPriority=*/true)});
+}
+
+std::unique_ptr<StagedCopy> stage(
+    const CopyStream& stream, rust::Slice<const TensorRef> tensors) {
+  at::NoGradGuard no_grad;
+  const auto device = stream.stream.device();
+  // Memory that is allocated here belongs to this stream: it can be written at once, since nothing that
+  // computes has ever used it without an event in between.
+  c10::StreamGuard on(stream.stream);
+  std::vector<at::Tensor> out;
+  out.reserve(tensors.size());
+  for (const auto& reference : tensors) {
+    const at::Tensor& tensor = reference.tensor;
+    if (!tensor.is_cpu()) {
+      out.push_back(tensor.device() == device ? tensor : tensor.to(device));
+      continue;
+    }
+    // A copy from ordinary memory makes the host wait. libtorch keeps pinned memory until the copies from it
+    // are done, and for the next batch.
+    const auto pinned = tensor.is_pinned() ? tensor : tensor.pin_memory();
+    out.push_back(pinned.to(device, /*non_blocking=*/true));
+  }
+  c10::Event copied(device.type());
+  copied.record(stream.stream);
+  return std::make_unique<StagedCopy>(StagedCopy{std::move(out), std::move(copied)});
+}
+
+std::unique_ptr<std::vector<Tensor>> staged_tensors(const StagedCopy& copy) {
+  auto out = std::make_unique<std::vector<Tensor>>(copy.tensors);
+  for (const auto& tensor : copy.tensors) {
+    const auto implementation = c10::impl::VirtualGuardImpl(tensor.device().type());
+    const auto current = implementation.getStream(tensor.device());
+    copy.copied.block(current);
+    // The memory is the copying stream's, which may not give it to the next batch before this stream has done
+    // with it.
+    tensor.record_stream(current);
+  }
+  return out;
+}
+
+} // namespace brigade

@@ -1,0 +1,51 @@
+// Devices other than the CPU by libtorch's own interfaces, which need no headers of CUDA: the current device,
+// streams and events, memory.
+#pragma once
+
+#include "rust/cxx.h"
+#include "tensors.h"
+
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+
+#include <memory>
+
+namespace brigade {
+
+struct MemoryInfo;
+struct DeviceMemory;
+
+// GPUs by what has registered itself with libtorch; 0 where nothing has.
+int32_t registered_gpus() noexcept;
+// The device of this thread from now on: streams, allocations and collectives without one take it.
+void set_current_gpu(int32_t index);
+// Gives this thread a stream of the pool as its current one, once it has done what the current one was given.
+void use_pool_stream(int32_t gpu);
+// Waits for everything that the GPU was given.
+void synchronize_gpu(int32_t index);
+// As the driver counts them.
+MemoryInfo gpu_memory(int32_t index);
+// What libtorch's allocator holds of it.
+DeviceMemory device_memory(int32_t gpu);
+rust::String gpu_hardware(int32_t index);
+// Whether its matrix units have bfloat16.
+bool gpu_has_bf16(int32_t index);
+void set_gpu_math(bool tf32, bool benchmark, bool deterministic) noexcept;
+
+// A stream beside the one that computes.
+struct CopyStream {
+  c10::Stream stream;
+};
+
+// Tensors on their way to a device.
+struct StagedCopy {
+  std::vector<at::Tensor> tensors;
+  c10::Event copied;
+};
+
+std::unique_ptr<CopyStream> new_copy_stream(int32_t gpu);
+std::unique_ptr<StagedCopy> stage(const CopyStream& stream, rust::Slice<const TensorRef> tensors);
+// Makes the current stream wait for the copy, not the host.
+std::unique_ptr<std::vector<Tensor>> staged_tensors(const StagedCopy& copy);
+
+} // namespace brigade

@@ -1,0 +1,174 @@
+//! Devices beside the CPU: what there is, the current one of a thread, their memory.
+
+mod cuda;
+mod memory;
+mod staging;
+
+use tch::Device;
+
+pub use self::cuda::{Cuda, CudaUnavailable, cuda_compiled, cuda_devices};
+pub use self::memory::DeviceMemory;
+pub use self::staging::{CopyStream, Staged};
+use crate::backend::Backend;
+use crate::bridge::ffi;
+use crate::error::Error;
+
+/// A kind of device that libtorch computes on beside the CPU. A kind of one's own is a file with an
+/// implementation, and a line in [`DEVICE_KINDS`].
+pub trait DeviceKind: Sync {
+    /// Returns the name of its devices without their number, as in `cuda:0`.
+    fn name(&self) -> &'static str;
+
+    /// Returns the number of devices that this process can use, which is never 0.
+    ///
+    /// # Errors
+    /// Why there is none.
+    fn devices(&self) -> Result<usize, CudaUnavailable>;
+
+    /// Returns the device of this number.
+    fn device(&self, index: usize) -> Device;
+
+    /// Returns the number of a device of this kind; `None` for another kind.
+    fn index(&self, device: Device) -> Option<usize>;
+
+    /// Returns the environment variable that limits a process to some devices.
+    fn visibility_variable(&self) -> &'static str;
+
+    /// Returns what the hardware is called, such as `NVIDIA H200`.
+    ///
+    /// # Errors
+    /// [`Error::Libtorch`] when there is no such device.
+    fn hardware(&self, index: usize) -> Result<String, Error>;
+
+    /// Returns free and total memory as the driver counts them, that of other processes included.
+    ///
+    /// # Errors
+    /// [`Error::Libtorch`] when there is no such device.
+    fn memory(&self, index: usize) -> Result<MemoryInfo, Error>;
+
+    /// Returns the backend that groups of ranks with such devices use unless told otherwise.
+    fn default_backend(&self) -> Backend;
+
+    /// Returns whether its matrix units compute in bfloat16.
+    ///
+    /// # Errors
+    /// [`Error::Libtorch`] when there is no such device.
+    fn has_bf16(&self, index: usize) -> Result<bool, Error>;
+}
+
+/// The kinds of device, in the order in which a program without a choice of its own takes them.
+pub static DEVICE_KINDS: [&dyn DeviceKind; 1] = [&Cuda];
+
+/// Memory of a device in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryInfo {
+    /// Not in use by any process.
+    pub free: u64,
+    /// That the device has.
+    pub total: u64,
+}
+
+/// What Brigade asks of tch's [`Device`].
+///
+/// ```
+/// use brigade_torch::{Device, DeviceExt};
+/// assert_eq!((Device::Cuda(1).label(), Device::Cpu.label()), ("cuda:1".to_owned(), "cpu".to_owned()));
+/// assert!(Device::Cpu.device_kind().is_none());
+/// ```
+pub trait DeviceExt: Copy {
+    /// Returns its kind and its number; `None` for the CPU, and for devices that Brigade does not know.
+    fn device_kind(self) -> Option<(&'static dyn DeviceKind, usize)>;
+
+    /// Returns libtorch's name of it, such as `cuda:0` or `cpu`.
+    fn label(self) -> String;
+
+    /// Makes it the current device of this thread: what asks for no device in particular takes it. Without
+    /// that every rank of a host would also open a context on its first GPU. Does nothing for the CPU.
+    ///
+    /// # Errors
+    /// [`Error::Libtorch`] when there is no such device.
+    fn make_current(self) -> Result<(), Error>;
+
+    /// Gives this thread a stream of its own on the device: what it computes from now on goes there, and not to the
+    /// default stream, which cannot be recorded in a [`crate::Graph`]. Does nothing for the CPU.
+    ///
+    /// Tensors that other threads use without waiting for this stream ([`DeviceExt::synchronize`]) may not be
+    /// computed yet.
+    ///
+    /// # Errors
+    /// [`Error::Libtorch`] when there is no such device.
+    fn use_own_stream(self) -> Result<(), Error>;
+
+    /// Waits until the device has done all that it was given. Returns at once for the CPU.
+    ///
+    /// # Errors
+    /// [`Error::Libtorch`] when there is no such device, or a kernel on it has failed.
+    fn synchronize(self) -> Result<(), Error>;
+}
+
+impl DeviceExt for Device {
+    fn device_kind(self) -> Option<(&'static dyn DeviceKind, usize)> {
+        DEVICE_KINDS.iter().find_map(|&kind| Some((kind, kind.index(self)?)))
+    }
+
+    fn label(self) -> String {
+        match self.device_kind() {
+            Some((kind, index)) => format!("{}:{index}", kind.name()),
+            None => format!("{self:?}").to_lowercase(),
+        }
+    }
+
+    fn make_current(self) -> Result<(), Error> {
+        let Some(index) = gpu(self)? else { return Ok(()) };
+        ffi::set_current_gpu(index).map_err(|error| Error::libtorch("make_current", &error))
+    }
+
+    fn use_own_stream(self) -> Result<(), Error> {
+        let Some(index) = gpu(self)? else { return Ok(()) };
+        ffi::use_pool_stream(index).map_err(|error| Error::libtorch("use_own_stream", &error))
+    }
+
+    fn synchronize(self) -> Result<(), Error> {
+        let Some(index) = gpu(self)? else { return Ok(()) };
+        ffi::synchronize_gpu(index).map_err(|error| Error::libtorch("synchronize", &error))
+    }
+}
+
+/// How products and convolutions on GPUs are computed: settings of the whole process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GpuMath {
+    /// Products and convolutions of float32 tensors round their operands to 10 bits (TF32), as the matrix
+    /// units from Ampere on do several times faster; accumulation stays in 24 bits.
+    pub tf32: bool,
+    /// cuDNN tries all kernels at the first convolution of each shape and keeps the fastest one: which one
+    /// depends on the moment.
+    pub benchmark: bool,
+    /// Only kernels that give the same bits in every run; an operation without one is an error. cuBLAS needs
+    /// `CUBLAS_WORKSPACE_CONFIG=:4096:8` for it, which is set where the environment says nothing.
+    pub deterministic: bool,
+}
+
+impl GpuMath {
+    /// Applies the settings. Before the first operation on a GPU: cuBLAS reads its variable once.
+    ///
+    /// ```
+    /// use brigade_torch::GpuMath;
+    /// GpuMath { tf32: true, benchmark: false, deterministic: false }.apply();
+    /// ```
+    pub fn apply(self) {
+        let Self { tf32, benchmark, deterministic } = self;
+        ffi::set_gpu_math(tf32, benchmark, deterministic);
+    }
+}
+
+/// The number of a GPU as libtorch takes it; `None` for devices of other kinds.
+pub(crate) fn gpu(device: Device) -> Result<Option<i32>, Error> {
+    let Some((kind, index)) = device.device_kind() else { return Ok(None) };
+    // A device's number is an int8 in libtorch.
+    i8::try_from(index).map(|index| Some(i32::from(index))).map_err(|_| {
+        let name = kind.name();
+        Error::InvalidArgument(format!(
+            "{name}:{index} is not a device of libtorch: at most 128 are"
+        ))
+    })
+}

@@ -1,0 +1,231 @@
+//! Graphs: what a GPU was given, recorded once and given again in one call.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::OnceLock;
+
+use tch::Device;
+
+use crate::device::DeviceExt;
+use crate::error::{Error, Fault};
+
+/// A recording of operations on a GPU (a CUDA graph). A replay launches all of them with one call of the driver: a
+/// step whose time is that of launching many small kernels becomes as fast as its kernels.
+///
+/// Operations are replayed on the memory that they were recorded with: inputs are changed by copying into the tensors
+/// that were used, and outputs are read before the next replay. Random operations draw new numbers in each replay.
+/// What the host did in between (branches, counters, numbers that were passed by value) is not repeated.
+pub struct Graph {
+    recorded: Box<dyn Recorded>,
+    device: Device,
+}
+
+/// What records graphs for devices that are not CUDA's: for tests without a GPU.
+#[doc(hidden)]
+pub trait GraphRecorder: Send + Sync {
+    /// Begins to record this thread's operations on the device.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    fn begin(&self, device: usize) -> Result<(), String>;
+
+    /// Ends the recording.
+    ///
+    /// # Errors
+    /// What spoiled it.
+    fn end(&self) -> Result<Box<dyn RecordedGraph>, String>;
+}
+
+/// A recording of a [`GraphRecorder`].
+#[doc(hidden)]
+pub trait RecordedGraph: Send {
+    /// Does everything again.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    fn replay(&mut self) -> Result<(), String>;
+}
+
+static RECORDER: OnceLock<Box<dyn GraphRecorder>> = OnceLock::new();
+
+/// Has graphs recorded by this, unless something else was chosen before.
+#[doc(hidden)]
+pub fn record_graphs_with(recorder: Box<dyn GraphRecorder>) {
+    let _ = RECORDER.set(recorder);
+}
+
+trait Recorded: Send {
+    fn replay(&mut self) -> Result<(), Error>;
+    fn as_any(&self) -> &dyn Any;
+}
+
+impl Graph {
+    /// Records what `body` gives the device, without running it. No operation in it may wait for the device, or
+    /// take memory of the host that is not pinned.
+    ///
+    /// `shared` is a graph whose intermediate memory this one may use too; they must not be replayed at the same
+    /// time, and what one has left there is lost when the other is replayed.
+    ///
+    /// # Errors
+    /// Those of `body`; [`Error::Libtorch`] when the device does not record graphs ([`Fault::Unsupported`]), or when
+    /// an operation cannot be recorded.
+    pub fn record<R, E: From<Error>>(
+        device: Device,
+        shared: Option<&Self>,
+        body: impl FnOnce() -> Result<R, E>,
+    ) -> Result<(Self, R), E> {
+        let recording = Recording::begin(device, shared)?;
+        let result = body();
+        // Also after a failure: the stream has to leave the recording.
+        let recorded = recording.end();
+        let result = result?;
+        Ok((Self { recorded: recorded?, device }, result))
+    }
+
+    /// Gives the device everything again, on the current stream. Returns before it is done.
+    ///
+    /// # Errors
+    /// [`Error::Libtorch`] when the device has failed.
+    pub fn replay(&mut self) -> Result<(), Error> {
+        self.recorded.replay()
+    }
+
+    /// Returns the device that it was recorded on.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        self.device
+    }
+}
+
+impl fmt::Debug for Graph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Graph").field("device", &self.device).finish_non_exhaustive()
+    }
+}
+
+/// Whether graphs can be recorded on a device.
+///
+/// ```
+/// assert!(!brigade_torch::records_graphs(brigade_torch::Device::Cpu));
+/// ```
+#[must_use]
+pub fn records_graphs(device: Device) -> bool {
+    device.device_kind().is_some() && (cfg!(feature = "cuda") || RECORDER.get().is_some())
+}
+
+fn failed(detail: String) -> Error {
+    Error::Libtorch { operation: "record a graph", fault: Fault::Invalid, detail }
+}
+
+/// A recording that has begun. Dropped without [`Recording::end`], as by a panic, it ends and is lost.
+struct Recording(Option<Begun>);
+
+enum Begun {
+    #[cfg(feature = "cuda")]
+    Cuda(cuda::Graph),
+    Provided(&'static dyn GraphRecorder),
+}
+
+impl Recording {
+    fn begin(device: Device, shared: Option<&Graph>) -> Result<Self, Error> {
+        let unsupported = || Error::Libtorch {
+            operation: "record a graph",
+            fault: Fault::Unsupported,
+            detail: format!("{} does not record graphs", device.label()),
+        };
+        let (_, index) = device.device_kind().ok_or_else(unsupported)?;
+        if let Some(recorder) = RECORDER.get() {
+            recorder.begin(index).map_err(failed)?;
+            return Ok(Self(Some(Begun::Provided(recorder.as_ref()))));
+        }
+        #[cfg(feature = "cuda")]
+        {
+            let shared = shared.and_then(|graph| graph.recorded.as_any().downcast_ref());
+            Ok(Self(Some(Begun::Cuda(cuda::Graph::begin(device, shared)?))))
+        }
+        #[cfg(not(feature = "cuda"))]
+        {
+            let _ = shared;
+            Err(unsupported())
+        }
+    }
+
+    fn end(mut self) -> Result<Box<dyn Recorded>, Error> {
+        match self.0.take() {
+            #[cfg(feature = "cuda")]
+            Some(Begun::Cuda(graph)) => Ok(Box::new(graph.end()?)),
+            Some(Begun::Provided(recorder)) => {
+                Ok(Box::new(Provided(recorder.end().map_err(failed)?)))
+            }
+            None => Err(failed("it has ended already".to_owned())),
+        }
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        match self.0.take() {
+            #[cfg(feature = "cuda")]
+            Some(Begun::Cuda(graph)) => drop(graph.end()),
+            Some(Begun::Provided(recorder)) => drop(recorder.end()),
+            None => {}
+        }
+    }
+}
+
+struct Provided(Box<dyn RecordedGraph>);
+
+impl Recorded for Provided {
+    fn replay(&mut self) -> Result<(), Error> {
+        self.0.replay().map_err(failed)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        &()
+    }
+}
+
+#[cfg(feature = "cuda")]
+mod cuda {
+    use std::any::Any;
+
+    use cxx::UniquePtr;
+    use tch::Device;
+
+    use super::Recorded;
+    use crate::bridge::ffi;
+    use crate::device::gpu;
+    use crate::error::Error;
+
+    pub(super) struct Graph(UniquePtr<ffi::Graph>);
+
+    // SAFETY: a graph is bound to a device, not to a thread, and a replay needs it exclusively.
+    unsafe impl Send for Graph {}
+
+    impl Graph {
+        pub(super) fn begin(device: Device, shared: Option<&Self>) -> Result<Self, Error> {
+            let index = gpu(device)?.unwrap_or_default();
+            let shared = shared.map_or(std::ptr::null(), |graph| std::ptr::from_ref(&*graph.0));
+            // SAFETY: null, or a graph that is borrowed for the call.
+            let graph = unsafe { ffi::graph_begin(index, shared) };
+            graph.map(Self).map_err(|error| Error::libtorch("record a graph", &error))
+        }
+
+        pub(super) fn end(mut self) -> Result<Self, Error> {
+            ffi::graph_end(self.0.pin_mut())
+                .map_err(|error| Error::libtorch("record a graph", &error))?;
+            Ok(self)
+        }
+    }
+
+    impl Recorded for Graph {
+        fn replay(&mut self) -> Result<(), Error> {
+            ffi::graph_replay(self.0.pin_mut())
+                .map_err(|error| Error::libtorch("replay a graph", &error))
+        }
+
+        fn as_any(&self) -> &dyn Any {
+            self
+        }
+    }
+}
