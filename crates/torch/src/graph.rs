@@ -1,6 +1,5 @@
 //! Graphs: what a GPU was given, recorded once and given again in one call.
 
-use std::any::Any;
 use std::fmt;
 use std::sync::OnceLock;
 
@@ -16,7 +15,7 @@ use crate::error::{Error, Fault};
 /// that were used, and outputs are read before the next replay. Random operations draw new numbers in each replay.
 /// What the host did in between (branches, counters, numbers that were passed by value) is not repeated.
 pub struct Graph {
-    recorded: Box<dyn Recorded>,
+    recorded: Recorded,
     device: Device,
 }
 
@@ -54,9 +53,10 @@ pub fn record_graphs_with(recorder: Box<dyn GraphRecorder>) {
     let _ = RECORDER.set(recorder);
 }
 
-trait Recorded: Send {
-    fn replay(&mut self) -> Result<(), Error>;
-    fn as_any(&self) -> &dyn Any;
+enum Recorded {
+    #[cfg(feature = "cuda")]
+    Cuda(cuda::Graph),
+    Provided(Box<dyn RecordedGraph>),
 }
 
 impl Graph {
@@ -87,7 +87,11 @@ impl Graph {
     /// # Errors
     /// [`Error::Libtorch`] when the device has failed.
     pub fn replay(&mut self) -> Result<(), Error> {
-        self.recorded.replay()
+        match &mut self.recorded {
+            #[cfg(feature = "cuda")]
+            Recorded::Cuda(graph) => graph.replay(),
+            Recorded::Provided(graph) => graph.replay().map_err(failed),
+        }
     }
 
     /// Returns the device that it was recorded on.
@@ -140,7 +144,10 @@ impl Recording {
         }
         #[cfg(feature = "cuda")]
         {
-            let shared = shared.and_then(|graph| graph.recorded.as_any().downcast_ref());
+            let shared = shared.and_then(|graph| match &graph.recorded {
+                Recorded::Cuda(graph) => Some(graph),
+                Recorded::Provided(_) => None,
+            });
             Ok(Self(Some(Begun::Cuda(cuda::Graph::begin(device, shared)?))))
         }
         #[cfg(not(feature = "cuda"))]
@@ -150,12 +157,12 @@ impl Recording {
         }
     }
 
-    fn end(mut self) -> Result<Box<dyn Recorded>, Error> {
+    fn end(mut self) -> Result<Recorded, Error> {
         match self.0.take() {
             #[cfg(feature = "cuda")]
-            Some(Begun::Cuda(graph)) => Ok(Box::new(graph.end()?)),
+            Some(Begun::Cuda(graph)) => Ok(Recorded::Cuda(graph.end()?)),
             Some(Begun::Provided(recorder)) => {
-                Ok(Box::new(Provided(recorder.end().map_err(failed)?)))
+                Ok(Recorded::Provided(recorder.end().map_err(failed)?))
             }
             None => Err(failed("it has ended already".to_owned())),
         }
@@ -173,26 +180,11 @@ impl Drop for Recording {
     }
 }
 
-struct Provided(Box<dyn RecordedGraph>);
-
-impl Recorded for Provided {
-    fn replay(&mut self) -> Result<(), Error> {
-        self.0.replay().map_err(failed)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        &()
-    }
-}
-
 #[cfg(feature = "cuda")]
 mod cuda {
-    use std::any::Any;
-
     use cxx::UniquePtr;
     use tch::Device;
 
-    use super::Recorded;
     use crate::bridge::ffi;
     use crate::device::gpu;
     use crate::error::Error;
@@ -216,16 +208,10 @@ mod cuda {
                 .map_err(|error| Error::libtorch("record a graph", &error))?;
             Ok(self)
         }
-    }
 
-    impl Recorded for Graph {
-        fn replay(&mut self) -> Result<(), Error> {
+        pub(super) fn replay(&mut self) -> Result<(), Error> {
             ffi::graph_replay(self.0.pin_mut())
                 .map_err(|error| Error::libtorch("replay a graph", &error))
-        }
-
-        fn as_any(&self) -> &dyn Any {
-            self
         }
     }
 }
