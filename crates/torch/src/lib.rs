@@ -14,6 +14,7 @@ mod collective;
 mod cross_entropy;
 mod cuda;
 mod device_memory;
+mod device_numbers;
 mod dropout;
 mod dtype;
 mod error;
@@ -60,6 +61,7 @@ pub use cross_entropy::{
 };
 pub use cuda::{CudaUnavailable, cuda_compiled, cuda_devices};
 pub use device_memory::DeviceMemory;
+pub use device_numbers::DeviceNumbers;
 pub use dropout::dropout;
 pub use dtype::{dtype_of, kind_of, tensor_from_bytes};
 pub use error::{CollectiveError, Error, Fault, says_out_of_memory};
