@@ -168,6 +168,33 @@ void check_counts(const List& counts, const List& parameters) {
   }
 }
 
+// SGD with momentum by operations. `weight_decay` is what is added to the gradient.
+void sgd_list(Piece& piece, const SgdStep& step, double weight_decay, const StepNumbers& now) {
+  const auto &p = piece.roles[0], &buffers = piece.roles[2];
+  const auto slopes = decay_and_slopes(
+      p, piece.roles[1], step.maximize, weight_decay, /*decoupled=*/false, now);
+  const Number damped = 1 - step.dampening;
+  Scratch moves(p, p[0].scalar_type());
+  moves.copy(slopes.list);
+  if (!now.steps.on_host()) {
+    moves.multiply(where_above(1.5 - now.steps, 0, 1, damped.host()));
+    moves.clear_if_skipped(now);
+  } else if (!step.first) {
+    moves.multiply(damped);
+  }
+  if (step.first && now.steps.on_host() && !now.can_skip()) {
+    at::_foreach_copy_(buffers, moves.views);
+  } else {
+    accumulate(buffers, moves.views, step.momentum, now);
+  }
+  if (step.nesterov) {
+    moves.copy(buffers);
+    moves.multiply(step.momentum);
+    at::_foreach_add_(moves.views, slopes.list);
+  }
+  descend(p, step.nesterov ? moves.views : buffers, now.lr, now);
+}
+
 // Adagrad by operations: a list for those that have the same count of steps, which have one tensor for it.
 void adagrad_list(
     const List& parameters, const List& gradients, const List& sums, const List& counts,
@@ -273,18 +300,12 @@ void fused_sgd(
       multiply_list(p, now.unless_skipped(1 - now.lr * step.weight_decay, 1));
     }
     const double added = step.decoupled ? 0 : step.weight_decay;
-    if (!now.steps.on_host() && step.momentum != 0 && step.dampening != 0) {
-      // Whether buffers take the gradient as it is depends on how many steps were made: the kernel takes that
-      // from the host.
+    // The kernel takes from the host whether buffers are new, which a count on a device decides. That of the
+    // CPU reads the momentum of 16-bit parameters as if it had 32 bits, past its end.
+    const bool count_decides = !now.steps.on_host() && step.dampening != 0;
+    if (step.momentum != 0 && (count_decides || (p[0].is_cpu() && p[0].element_size() < 4))) {
       each_piece({p, g, buffers}, kGradient, [&](Piece& piece) {
-        const auto& own = piece.roles[0];
-        auto slopes = decay_and_slopes(own, piece.roles[1], step.maximize, added, false, now);
-        Scratch moves(own, own[0].scalar_type());
-        moves.copy(slopes.list);
-        moves.multiply(where_above(1.5 - now.steps, 0, 1, 1 - step.dampening));
-        moves.clear_if_skipped(now);
-        accumulate(piece.roles[2], moves.views, step.momentum, now);
-        descend(own, piece.roles[2], now.lr, now);
+        sgd_list(piece, step, added, now);
       });
     } else if (now.lr.on_host()) {
       at::_fused_sgd_(
