@@ -14,6 +14,7 @@ use anyhow::{Result, bail};
 use brigade::data::DataLoader;
 use brigade::datasets::LabelledImages;
 use brigade::prelude::*;
+use brigade::torch::DeviceNumbers;
 use brigade::torch::fused::{self, AdamStep};
 use brigade::torch::{Backend, GroupOptions, ProcessGroup, Reducer, ReducerOptions, Store};
 use brigade::torch::{clear_gradient, gradient};
@@ -187,6 +188,7 @@ fn by_hand() -> Result<Step> {
                 maximize: false,
                 decoupled: false,
             },
+            &DeviceNumbers::default(),
         )?;
         Ok(())
     }))

@@ -18,6 +18,7 @@ const UNITS: [(&str, &[&str]); 3] = [
             "dropout.cpp",
             "attention.cpp",
             "linear.cpp",
+            "foreach.cpp",
             "flat.cpp",
             "optimizer.cpp",
             "precision.cpp",

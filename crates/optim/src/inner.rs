@@ -3,8 +3,9 @@
 use std::fmt;
 
 use brigade_torch::flat::look_ahead;
-use brigade_torch::{NamedTensor, Tensor, clear_gradient, gradient};
+use brigade_torch::{DeviceNumbers, Kind, NamedTensor, Tensor, clear_gradient, gradient};
 
+use crate::device_scalars::DeviceScalars;
 use crate::error::{Error, Result};
 use crate::group::ParameterGroup;
 use crate::lookahead::{Lookahead, SLOW};
@@ -35,7 +36,9 @@ pub(crate) struct OptimizerInner {
     /// The learning rate that the optimizer was built with: what groups' own rates are relative to.
     pub(crate) initial_lr: f64,
     pub(crate) lr: f64,
-    pub(crate) steps: u64,
+    steps: u64,
+    /// The count on a device, once steps were made with numbers there: then `steps` is out of date.
+    count: Option<Tensor>,
 }
 
 impl OptimizerInner {
@@ -64,6 +67,7 @@ impl OptimizerInner {
             initial_lr,
             lr,
             steps: 0,
+            count: None,
         }
     }
 
@@ -83,14 +87,96 @@ impl OptimizerInner {
         Ok(found)
     }
 
-    pub(crate) fn step(&mut self) -> Result<()> {
+    /// Steps taken. Waits for a count that is on a device.
+    pub(crate) fn steps(&self) -> Result<u64> {
+        match &self.count {
+            Some(count) => Ok(count.f_double_value(&[])? as u64),
+            None => Ok(self.steps),
+        }
+    }
+
+    /// Counts a step on a device, and returns 1 where it is made.
+    fn count_on_device(&mut self, scalars: &DeviceScalars<'_>) -> Result<Tensor> {
+        let device = self.parameters[0].tensor.device();
+        let made = match scalars.found_inf {
+            Some(found) => {
+                let found = found.f_to_device(device)?.f_reshape([0i64; 0])?;
+                found.f_eq(0)?.f_to_kind(Kind::Float)?
+            }
+            None => Tensor::f_ones([0i64; 0], (Kind::Float, device))?,
+        };
+        match &self.count {
+            // In place: a recorded step finds it where it was.
+            Some(count) if count.device() == device => {
+                let _ = count.shallow_clone().f_add_(&made)?;
+            }
+            Some(count) => self.count = Some(count.f_to_device(device)?.f_add(&made)?),
+            None => {
+                let steps = Tensor::f_full([0i64; 0], self.steps as f64, (Kind::Float, device))?;
+                self.count = Some(steps.f_add(&made)?);
+            }
+        }
+        Ok(made)
+    }
+
+    /// The learning rate of a group on a device, where there is one.
+    fn rate_on_device(&self, group: usize, lr: &Tensor) -> Result<Option<Tensor>> {
+        let (own, base) = (self.groups[group].initial_lr, self.initial_lr);
+        match lr.numel() {
+            1 if own == base => Ok(Some(lr.f_reshape([0i64; 0])?)),
+            // No ratio to keep.
+            1 if base == 0.0 => Ok(None),
+            1 => Ok(Some(lr.f_reshape([0i64; 0])?.f_mul_scalar(own / base)?)),
+            _ => Ok(Some(lr.f_select(0, group as i64)?)),
+        }
+    }
+
+    fn check_scalars(&self, scalars: &DeviceScalars<'_>) -> Result<()> {
+        let DeviceScalars { lr, grad_scale, found_inf } = *scalars;
+        for (what, tensor) in [("the scale of gradients", grad_scale), ("found_inf", found_inf)] {
+            if let Some(tensor) = tensor.filter(|tensor| tensor.numel() != 1) {
+                return Err(Error::InvalidArgument(format!(
+                    "{what} has shape {:?}; expected one number",
+                    tensor.size()
+                )));
+            }
+        }
+        if !scalars.is_empty() && !self.rule.takes_device_scalars() {
+            return Err(Error::InvalidArgument(format!(
+                "{} takes no numbers from a device: implement `Rule::takes_device_scalars`, or call \
+                 `Optimizer::step`",
+                self.rule.name()
+            )));
+        }
+        let fits = |lr: &&Tensor| lr.numel() == 1 || lr.size() == [self.groups.len() as i64];
+        match lr.filter(|lr| !fits(lr)) {
+            Some(lr) => Err(Error::InvalidArgument(format!(
+                "the learning rate on the device has shape {:?}; expected one number, or one for each of \
+                 {} groups",
+                lr.size(),
+                self.groups.len()
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn step(&mut self, scalars: &DeviceScalars<'_>) -> Result<()> {
         self.check_rates()?;
         let _without_autograd = tch::no_grad_guard();
+        self.check_scalars(scalars)?;
+        let on_device = !scalars.is_empty() && !self.parameters.is_empty();
         let mut gradients: Vec<Option<Tensor>> = self.parameters.iter().map(|_| None).collect();
         for (index, gradient) in self.gradients()? {
             gradients[index] = Some(gradient);
         }
-        for (group, members) in self.groups.iter().zip(&self.members) {
+        let mut made = None;
+        if on_device {
+            made = Some(self.count_on_device(scalars)?);
+        } else {
+            self.steps = self.steps()?;
+            self.count = None;
+        }
+        for (index, (group, members)) in self.groups.iter().zip(&self.members).enumerate() {
             let chosen: Vec<usize> =
                 members.iter().copied().filter(|&index| gradients[index].is_some()).collect();
             if chosen.is_empty() {
@@ -111,9 +197,14 @@ impl OptimizerInner {
                     self.states.fill_like(index, slow, parameter, copy)?;
                 }
             }
-            if self.rule.counts_steps() {
-                self.states.count_up(&chosen);
+            match &made {
+                Some(made) => self.states.count_up_on_device(&chosen, &parameters, made)?,
+                None => self.states.count_up(&chosen)?,
             }
+            let lr = match scalars.lr {
+                Some(lr) => self.rate_on_device(index, lr)?,
+                None => None,
+            };
             self.rule.step(&mut Step {
                 chosen: &chosen,
                 parameters: &parameters,
@@ -122,10 +213,20 @@ impl OptimizerInner {
                 lr: group.lr,
                 momentum: group.momentum,
                 weight_decay: group.weight_decay,
+                on_device,
+                counts: self.rule.counts_steps(),
+                device: DeviceNumbers {
+                    lr: lr.as_ref(),
+                    steps: None,
+                    grad_scale: scalars.grad_scale,
+                    found_inf: scalars.found_inf,
+                },
             })?;
         }
-        self.steps += 1;
-        self.look_ahead()
+        if made.is_none() {
+            self.steps += 1;
+        }
+        self.look_ahead(scalars)
     }
 
     /// A schedule of the program's may give any number: it must not reach the weights.
@@ -141,17 +242,23 @@ impl OptimizerInner {
         }
     }
 
-    fn look_ahead(&self) -> Result<()> {
+    fn look_ahead(&self, scalars: &DeviceScalars<'_>) -> Result<()> {
         let Some(Lookahead { every, alpha }) = self.lookahead else { return Ok(()) };
-        if !self.steps.is_multiple_of(every) {
+        // On a device it is decided there.
+        if self.count.is_none() && !self.steps.is_multiple_of(every) {
             return Ok(());
         }
-        for (index, parameter) in self.parameters.iter().enumerate() {
-            if let Some(slow) = self.states.get(index, self.rule.slots().len()) {
-                look_ahead(&parameter.tensor, slow, alpha)?;
-            }
-        }
-        Ok(())
+        let slot = self.rule.slots().len();
+        let weights = self.parameters.iter().enumerate().filter_map(|(index, parameter)| {
+            self.states.get(index, slot).map(|slow| (&parameter.tensor, slow))
+        });
+        let (fast, slow): (Vec<&Tensor>, Vec<&Tensor>) = weights.unzip();
+        let device = DeviceNumbers {
+            steps: self.count.as_ref(),
+            found_inf: scalars.found_inf,
+            ..DeviceNumbers::default()
+        };
+        Ok(look_ahead(&fast, &slow, alpha, every, &device)?)
     }
 
     pub(crate) fn zero_grad(&mut self) -> Result<()> {
@@ -245,6 +352,7 @@ impl OptimizerInner {
         self.states = states;
         (self.initial_lr, self.lr) = (state.initial_lr, state.lr);
         self.steps = state.steps;
+        self.count = None;
         Ok(())
     }
 
@@ -360,7 +468,7 @@ impl fmt::Debug for OptimizerInner {
             .field("parameters", &self.parameters.len())
             .field("groups", &self.groups.len())
             .field("lr", &self.lr)
-            .field("steps", &self.steps)
+            .field("steps", &self.steps().unwrap_or(self.steps))
             .finish_non_exhaustive()
     }
 }

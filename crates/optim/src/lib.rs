@@ -33,6 +33,7 @@
 //! # Ok::<(), brigade_optim::Error>(())
 //! ```
 
+mod device_scalars;
 mod error;
 mod group;
 mod import;
@@ -48,7 +49,8 @@ mod state;
 
 pub use brigade_schedule as schedule;
 pub use brigade_schedule::LrSchedule;
-pub use brigade_torch::{NamedTensor, Trainable};
+pub use brigade_torch::{DeviceNumbers, NamedTensor, Trainable};
+pub use device_scalars::DeviceScalars;
 pub use error::{Error, Result};
 pub use group::{Group, ParameterGroup};
 pub use lookahead::Lookahead;

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use brigade_torch::{NamedTensor, Tensor};
 
+use crate::device_scalars::DeviceScalars;
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::Result;
@@ -41,7 +42,43 @@ impl Optimizer {
     /// [`Error::Torch`] when the kernels refuse; [`Error::InvalidArgument`], with nothing changed, when a
     /// schedule has set a learning rate or momentum that is negative or not finite.
     pub fn step(&mut self) -> Result<()> {
-        self.lock().step()
+        self.lock().step(&DeviceScalars::default())
+    }
+
+    /// Does the same with numbers that are on the parameters' device: the host waits for nothing, and whether
+    /// the step is made may be known there alone. Steps are counted on the device from then on;
+    /// [`Optimizer::steps`], [`Optimizer::state_dict`] and the next [`Optimizer::step`] wait for the count.
+    ///
+    /// Parameters on the CPU are stepped by the same operations, more slowly than by [`Optimizer::step`].
+    ///
+    /// ```
+    /// use brigade_optim::{Adam, DeviceScalars, NamedTensor};
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// let weight = Tensor::ones([2], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+    /// let model = [NamedTensor { name: "weight".into(), tensor: weight.shallow_clone() }];
+    /// let mut optimizer = Adam::default().build(&model)?;
+    /// let (lr, scale) = (Tensor::from(0.25f32), Tensor::from(1024f32));
+    /// for factor in [1.0, f64::INFINITY] {
+    ///     optimizer.zero_grad()?;
+    ///     ((&weight * factor).sum(Kind::Float) * &scale).backward();
+    ///     let found = weight.grad().isfinite().all().logical_not().to_kind(Kind::Float);
+    ///     optimizer.step_with(&DeviceScalars {
+    ///         lr: Some(&lr),
+    ///         grad_scale: Some(&scale),
+    ///         found_inf: Some(&found),
+    ///     })?;
+    /// }
+    /// assert!((weight.double_value(&[0]) - 0.75).abs() < 1e-6);
+    /// assert_eq!(optimizer.steps(), 1); // the second was left out
+    /// # Ok::<(), brigade_optim::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Optimizer::step`]; [`Error::InvalidArgument`], with nothing changed, for numbers of another shape,
+    /// and for a rule that does not [take them](Rule::takes_device_scalars).
+    pub fn step_with(&mut self, scalars: &DeviceScalars<'_>) -> Result<()> {
+        self.lock().step(scalars)
     }
 
     /// Makes all gradients undefined, as PyTorch's `zero_grad(set_to_none=True)`.
@@ -103,10 +140,11 @@ impl Optimizer {
         self.lock().groups.clone()
     }
 
-    /// Returns the steps taken so far.
+    /// Returns the steps taken so far. After [`Optimizer::step_with`] it waits for the device, and returns 0
+    /// when that has failed.
     #[must_use]
     pub fn steps(&self) -> u64 {
-        self.lock().steps
+        self.lock().steps().unwrap_or_default()
     }
 
     /// Returns the state under PyTorch's names, for a checkpoint. Its tensors share the optimizer's memory;

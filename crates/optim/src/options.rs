@@ -36,14 +36,6 @@ pub(crate) enum WeightDecay {
 }
 
 impl WeightDecay {
-    /// What is added to the gradient, times the weight, and what the weight is multiplied by.
-    pub(crate) fn split(self, lr: f64, weight_decay: f64) -> (f64, f64) {
-        match self {
-            Self::Added => (weight_decay, 1.0),
-            Self::Decoupled => (0.0, 1.0 - lr * weight_decay),
-        }
-    }
-
     pub(crate) fn as_number(self) -> f64 {
         f64::from(u8::from(self == Self::Decoupled))
     }

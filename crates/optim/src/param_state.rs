@@ -1,5 +1,7 @@
 //! What a rule keeps of each parameter between steps.
 
+use std::collections::HashMap;
+
 use brigade_torch::flat::same_layout;
 use brigade_torch::{Device, Kind, NamedTensor, Tensor};
 
@@ -17,6 +19,9 @@ pub(crate) struct ParamStates {
 #[derive(Debug, Default)]
 struct ParamState {
     steps: u64,
+    /// The count on the parameter's device, once steps were made with numbers there: then `steps` is out of
+    /// date. Parameters that have taken the same steps share a tensor, which counts up in place.
+    count: Option<Tensor>,
     /// As long as `names`, or empty before the first step.
     tensors: Vec<Option<Tensor>>,
 }
@@ -44,15 +49,81 @@ impl ParamStates {
         &self.names
     }
 
-    pub(crate) fn count_up(&mut self, chosen: &[usize]) {
+    /// Counts a step of these parameters on the host. Waits for counts that are on a device.
+    pub(crate) fn count_up(&mut self, chosen: &[usize]) -> Result<()> {
+        self.fetch_counts()?;
         for &index in chosen {
             self.params[index].steps += 1;
         }
+        Ok(())
     }
 
-    /// Steps that this parameter has taken.
+    /// Counts a step of these parameters on their devices, by `made`: 1, or 0 where it is left out.
+    pub(crate) fn count_up_on_device(
+        &mut self,
+        chosen: &[usize],
+        parameters: &[&Tensor],
+        made: &Tensor,
+    ) -> Result<()> {
+        let mut all: HashMap<usize, usize> = HashMap::new();
+        for address in self.params.iter().filter_map(|param| param.count.as_ref().map(address)) {
+            *all.entry(address).or_default() += 1;
+        }
+        let mut ours: HashMap<usize, usize> = HashMap::new();
+        for address in chosen.iter().filter_map(|&index| self.count(index).map(address)) {
+            *ours.entry(address).or_default() += 1;
+        }
+        // What became of a count.
+        let mut counted: Vec<((Device, Option<usize>, u64), Tensor)> = Vec::new();
+        for (&index, parameter) in chosen.iter().zip(parameters) {
+            let (device, state) = (parameter.device(), &mut self.params[index]);
+            let before = state.count.as_ref().map(address);
+            let key = (device, before, if before.is_some() { 0 } else { state.steps });
+            if let Some((_, count)) = counted.iter().find(|(known, _)| *known == key) {
+                state.count = Some(count.shallow_clone());
+                continue;
+            }
+            let made = made.f_to_device(device)?;
+            let count = match (&state.count, before) {
+                (Some(count), Some(address))
+                    if count.device() == device && all.get(&address) == ours.get(&address) =>
+                {
+                    count.shallow_clone().f_add_(&made)?
+                }
+                (Some(count), _) => count.f_to_device(device)?.f_add(&made)?,
+                (None, _) => {
+                    let steps = Tensor::f_full([0i64; 0], state.steps as f64, (STEP_KIND, device))?;
+                    steps.f_add(&made)?
+                }
+            };
+            state.count = Some(count.shallow_clone());
+            counted.push((key, count));
+        }
+        Ok(())
+    }
+
+    /// Brings counts from devices to the host, and goes on there. Waits for them.
+    pub(crate) fn fetch_counts(&mut self) -> Result<()> {
+        let mut fetched: HashMap<usize, u64> = HashMap::new();
+        for param in &mut self.params {
+            let Some(count) = param.count.take() else { continue };
+            param.steps = match fetched.get(&address(&count)) {
+                Some(&steps) => steps,
+                None => count.f_double_value(&[])? as u64,
+            };
+            fetched.insert(address(&count), param.steps);
+        }
+        Ok(())
+    }
+
+    /// Steps that this parameter has taken, where they are counted on the host.
     pub(crate) fn steps(&self, index: usize) -> u64 {
         self.params[index].steps
+    }
+
+    /// Steps that this parameter has taken, where they are counted on its device.
+    pub(crate) fn count(&self, index: usize) -> Option<&Tensor> {
+        self.params[index].count.as_ref()
     }
 
     pub(crate) fn has(&self, index: usize, slot: usize) -> bool {
@@ -120,13 +191,14 @@ impl ParamStates {
 
     /// Under PyTorch's names: nothing before the parameter's first step.
     pub(crate) fn export(&self, index: usize, counts: bool) -> Result<Vec<(String, Tensor)>> {
-        let ParamState { steps, tensors } = &self.params[index];
+        let ParamState { steps, count, tensors } = &self.params[index];
         let mut named = Vec::new();
-        if counts && *steps > 0 {
-            named.push((
-                STEP.to_owned(),
-                Tensor::f_from_slice(&[*steps as f32])?.f_reshape([0i64; 0])?,
-            ));
+        let steps = match count {
+            Some(count) => count.f_double_value(&[])? as f32,
+            None => *steps as f32,
+        };
+        if counts && (steps > 0.0 || tensors.iter().any(Option::is_some)) {
+            named.push((STEP.to_owned(), Tensor::f_from_slice(&[steps])?.f_reshape([0i64; 0])?));
         }
         for (name, tensor) in self.names.iter().zip(tensors) {
             if let Some(tensor) = tensor {
@@ -146,6 +218,8 @@ impl ParamStates {
     ) -> Result<()> {
         let parameter = parameter.tensor.f_detach()?;
         let size = parameter.size();
+        // At least one, where the state does not say: rules may ask whether a step is the first.
+        self.params[index].steps = u64::from(!found.tensors.is_empty());
         for (name, values) in &found.tensors {
             if name == STEP {
                 self.params[index].steps = values.f_double_value(&[])? as u64;
@@ -163,6 +237,11 @@ impl ParamStates {
         }
         Ok(())
     }
+}
+
+/// Which tensor a count is.
+fn address(count: &Tensor) -> usize {
+    count.data_ptr() as usize
 }
 
 /// Of the parameter's shape, kind, device and strides.

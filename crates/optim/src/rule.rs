@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use brigade_torch::{Device, Tensor};
+use brigade_torch::{Device, DeviceNumbers, Tensor};
 
 use crate::error::{Error, Result};
 use crate::param_state::{ParamStates, STEP_KIND, like};
@@ -104,6 +104,12 @@ pub trait Rule: fmt::Debug + Send {
         Ok(())
     }
 
+    /// Returns whether [`Rule::step`] heeds [`Step::device_numbers`]; a rule that does not is stepped without
+    /// them only.
+    fn takes_device_scalars(&self) -> bool {
+        false
+    }
+
     /// Steps the parameters of one group that have gradients. Called without autograd.
     ///
     /// # Errors
@@ -122,6 +128,45 @@ pub struct Step<'a> {
     pub(crate) lr: f64,
     pub(crate) momentum: f64,
     pub(crate) weight_decay: f64,
+    /// Whether numbers of the step are on a device.
+    pub(crate) on_device: bool,
+    /// Whether the rule counts steps.
+    pub(crate) counts: bool,
+    /// The count of steps among them is each parameter's own: `ParamStates` has it.
+    pub(crate) device: DeviceNumbers<'a>,
+}
+
+/// Parameters of a step that have taken the same number of steps.
+#[derive(Debug)]
+pub(crate) struct Alike<'a> {
+    states: &'a ParamStates,
+    chosen: Vec<usize>,
+    pub(crate) parameters: Vec<&'a Tensor>,
+    pub(crate) gradients: Vec<&'a Tensor>,
+    /// Steps taken, this one included, where they are counted on the host.
+    pub(crate) steps: f64,
+    pub(crate) device: DeviceNumbers<'a>,
+}
+
+impl<'a> Alike<'a> {
+    /// One slot of all parameters. Those that lack it are left out.
+    pub(crate) fn list(&self, slot: usize) -> Vec<&'a Tensor> {
+        self.states.list(&self.chosen, slot)
+    }
+
+    /// Those for whose parameters `of` is true, and the others.
+    pub(crate) fn partition(&self, of: impl Fn(&Tensor) -> bool) -> [Alike<'a>; 2] {
+        let (yes, no): (Vec<usize>, Vec<usize>) =
+            (0..self.chosen.len()).partition(|&position| of(self.parameters[position]));
+        [yes, no].map(|positions| Alike {
+            states: self.states,
+            chosen: positions.iter().map(|&position| self.chosen[position]).collect(),
+            parameters: positions.iter().map(|&position| self.parameters[position]).collect(),
+            gradients: positions.iter().map(|&position| self.gradients[position]).collect(),
+            steps: self.steps,
+            device: self.device,
+        })
+    }
 }
 
 /// The slots of one parameter, while it is stepped.
@@ -129,6 +174,7 @@ pub struct Step<'a> {
 pub struct Slots<'a> {
     states: &'a ParamStates,
     index: usize,
+    counts: bool,
 }
 
 impl Slots<'_> {
@@ -151,10 +197,17 @@ impl Slots<'_> {
     }
 
     /// Returns the steps that the parameter has taken, this one included; 0 where the rule does not count
-    /// them.
+    /// them. Where numbers of the step are on a device, [`Slots::count`] has them.
     #[must_use]
     pub fn steps(&self) -> u64 {
-        self.states.steps(self.index)
+        if self.counts { self.states.steps(self.index) } else { 0 }
+    }
+
+    /// Returns the steps that the parameter has taken as a scalar on its device, this one included unless it
+    /// is left out; `None` where no number of the step is on a device.
+    #[must_use]
+    pub fn count(&self) -> Option<&Tensor> {
+        self.states.count(self.index)
     }
 }
 
@@ -185,6 +238,15 @@ impl<'a> Step<'a> {
     #[must_use]
     pub fn weight_decay(&self) -> f64 {
         self.weight_decay
+    }
+
+    /// Returns the numbers of the step that are on a device, the group's learning rate among them; its field
+    /// `steps` is empty, because each parameter has a count of its own ([`Slots::count`]). All are empty in
+    /// [`Optimizer::step`](crate::Optimizer::step), and unless the rule says that it
+    /// [takes them](Rule::takes_device_scalars).
+    #[must_use]
+    pub fn device_numbers(&self) -> DeviceNumbers<'a> {
+        self.device
     }
 
     /// Makes the slot of each parameter that lacks it: zeros of the parameter's shape, kind and layout.
@@ -236,10 +298,40 @@ impl<'a> Step<'a> {
     /// Those of `run`.
     pub fn each(&self, run: impl Fn(&Tensor, &Tensor, &Slots<'_>) -> Result<()>) -> Result<()> {
         for (position, &index) in self.chosen.iter().enumerate() {
-            let slots = Slots { states: self.states, index };
+            let slots = Slots { states: self.states, index, counts: self.counts };
             run(self.parameters[position], self.gradients[position], &slots)?;
         }
         Ok(())
+    }
+
+    /// The parameters, those together that have taken the same number of steps: mostly all.
+    pub(crate) fn by_count(&self) -> Vec<Alike<'_>> {
+        let mut alike: Vec<((Option<usize>, u64), Alike<'_>)> = Vec::new();
+        for (position, &index) in self.chosen.iter().enumerate() {
+            let count = self.states.count(index);
+            let steps = self.states.steps(index);
+            let key = match count {
+                Some(count) => (Some(count.data_ptr() as usize), 0),
+                None => (None, steps),
+            };
+            let place = alike.iter().position(|(known, _)| *known == key).unwrap_or_else(|| {
+                let own = Alike {
+                    states: self.states,
+                    chosen: Vec::new(),
+                    parameters: Vec::new(),
+                    gradients: Vec::new(),
+                    steps: steps as f64,
+                    device: DeviceNumbers { steps: count, ..self.device },
+                };
+                alike.push((key, own));
+                alike.len() - 1
+            });
+            let own = &mut alike[place].1;
+            own.chosen.push(index);
+            own.parameters.push(self.parameters[position]);
+            own.gradients.push(self.gradients[position]);
+        }
+        alike.into_iter().map(|(_, own)| own).collect()
     }
 
     /// For libtorch's kernels: each parameter's count of steps as a scalar on its device. Counts are
@@ -247,6 +339,9 @@ impl<'a> Step<'a> {
     pub(crate) fn step_tensors(&self) -> Result<Vec<Tensor>> {
         let mut made: Vec<(u64, Device, Tensor)> = Vec::new();
         let each = self.chosen.iter().zip(self.parameters).map(|(&index, parameter)| {
+            if let Some(count) = self.states.count(index) {
+                return Ok(count.shallow_clone());
+            }
             let (steps, device) = (self.states.steps(index), parameter.device());
             if let Some((.., tensor)) = made.iter().find(|(s, d, _)| (*s, *d) == (steps, device)) {
                 return Ok(tensor.shallow_clone());

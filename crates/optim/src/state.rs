@@ -202,7 +202,7 @@ impl OptimizerState {
         });
         Ok(Self {
             kind: inner.rule.name().to_owned(),
-            steps: inner.steps,
+            steps: inner.steps()?,
             initial_lr: inner.initial_lr,
             lr: inner.lr,
             groups: (0..inner.groups.len()).map(|index| group(inner, index)).collect(),

@@ -1,12 +1,14 @@
 #include "brigade-torch/src/bridge.rs.h"
 
 #include "every_cpu.h"
+#include "foreach.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <vector>
 
@@ -19,25 +21,8 @@ constexpr int64_t kFlatBlock = 16384;
 // Elements whose update waits in the first-level cache for its norm.
 constexpr int64_t kStrip = 1024;
 constexpr int64_t kLanes = 8;
-
-std::vector<at::Tensor> checked(rust::Slice<const TensorRef> tensors, size_t count) {
-  TORCH_CHECK(
-      tensors.size() == count,
-      "an optimizer step of ", count, " tensors for each parameter was given ", tensors.size());
-  auto out = copy_handles(tensors);
-  for (const auto& t : out) {
-    TORCH_CHECK(
-        t.layout() == at::kStrided,
-        "this optimizer takes dense gradients only; found one of layout ", t.layout());
-    TORCH_CHECK(
-        t.sizes() == out[0].sizes() && t.device() == out[0].device() &&
-            t.scalar_type() == out[0].scalar_type(),
-        "a parameter of shape ", out[0].sizes(), " on ", out[0].device(), " in ",
-        out[0].scalar_type(), " has a gradient or state of shape ", t.sizes(), " on ", t.device(),
-        " in ", t.scalar_type());
-  }
-  return out;
-}
+// Of all rules: parameter, gradient, up to three states.
+constexpr size_t kMostRoles = 5;
 
 // Whether all lie in memory element beside element, in the same order.
 bool is_flat(const std::vector<at::Tensor>& tensors) {
@@ -60,11 +45,6 @@ void lay_out_as_parameter(std::vector<at::Tensor>& tensors) {
 
 void changed(const at::Tensor& tensor) {
   tensor.unsafeGetTensorImpl()->bump_version();
-}
-
-template <typename T>
-T* memory(const std::vector<at::Tensor>& tensors, size_t index) {
-  return index < tensors.size() ? tensors[index].mutable_data_ptr<T>() : nullptr;
 }
 
 template <typename F>
@@ -96,16 +76,33 @@ Norms sum_of_squares(int64_t numel, const F& run) {
   return sum;
 }
 
+// The numbers of a step that the loops use: the rule's, and what follows from them.
+template <typename Step>
+struct Host {
+  explicit Host(const Step& step)
+      : of(step),
+        l2(step.decoupled ? 0 : step.weight_decay),
+        keep(step.decoupled ? 1 - step.lr * step.weight_decay : 1) {}
+
+  const Step& of;
+  double l2;
+  double keep;
+  double size = 0;
+  double mean_scale = 1;
+  double root_scale = 1;
+  bool adaptive = false;
+};
+
 // ---- RMSprop
 
 template <typename T>
 BRIGADE_INLINE void rmsprop_range(
     T* __restrict parameter, const T* __restrict gradient, T* __restrict square, T* __restrict mean,
-    T* __restrict buffer, int64_t count, const RmsPropStep& step) {
-  const T lr = step.lr, rest = 1 - step.alpha, alpha = step.alpha, eps = step.eps,
-          momentum = step.momentum, decay = step.l2, keep = step.keep,
-          sign = step.maximize ? -1 : 1;
-  const bool buffers_gradient = step.momentum_of_gradient;
+    T* __restrict buffer, int64_t count, const Host<RmsPropStep>& step) {
+  const T lr = step.of.lr, rest = 1 - step.of.alpha, alpha = step.of.alpha, eps = step.of.eps,
+          momentum = step.of.momentum, decay = step.l2, keep = step.keep,
+          sign = step.of.maximize ? -1 : 1;
+  const bool buffers_gradient = step.of.momentum_of_gradient;
   for (int64_t i = 0; i < count; ++i) {
     const T weight = parameter[i] * keep;
     const T slope = sign * gradient[i] + decay * weight;
@@ -138,10 +135,10 @@ BRIGADE_INLINE void rmsprop_range(
 template <typename T>
 BRIGADE_INLINE void rectified_range(
     T* __restrict parameter, const T* __restrict gradient, T* __restrict mean, T* __restrict square,
-    int64_t count, const RectifiedStep& step) {
-  const T first = 1 - step.beta1, beta2 = step.beta2, second = 1 - step.beta2, size = step.size,
-          root_scale = step.root_scale, eps = step.eps, decay = step.l2, keep = step.keep,
-          sign = step.maximize ? -1 : 1;
+    int64_t count, const Host<RectifiedStep>& step) {
+  const T first = 1 - step.of.beta1, beta2 = step.of.beta2, second = 1 - step.of.beta2, size = step.size,
+          root_scale = step.root_scale, eps = step.of.eps, decay = step.l2, keep = step.keep,
+          sign = step.of.maximize ? -1 : 1;
   const bool adaptive = step.adaptive;
   for (int64_t i = 0; i < count; ++i) {
     const T weight = parameter[i] * keep;
@@ -158,10 +155,10 @@ BRIGADE_INLINE void rectified_range(
 template <typename T>
 BRIGADE_INLINE void lamb_moments_range(
     T* __restrict parameter, const T* __restrict gradient, T* __restrict mean, T* __restrict square,
-    T* __restrict update, int64_t count, const LambStep& step) {
-  const T first = 1 - step.beta1, beta2 = step.beta2, second = 1 - step.beta2,
-          mean_scale = step.mean_scale, root_scale = step.root_scale, eps = step.eps,
-          decay = step.l2, keep = step.keep, sign = step.maximize ? -1 : 1;
+    T* __restrict update, int64_t count, const Host<LambStep>& step) {
+  const T first = 1 - step.of.beta1, beta2 = step.of.beta2, second = 1 - step.of.beta2,
+          mean_scale = step.mean_scale, root_scale = step.root_scale, eps = step.of.eps,
+          decay = step.l2, keep = step.keep, sign = step.of.maximize ? -1 : 1;
   for (int64_t i = 0; i < count; ++i) {
     const T weight = parameter[i] * keep;
     const T slope = sign * gradient[i] + decay * weight;
@@ -177,8 +174,8 @@ BRIGADE_INLINE void lamb_moments_range(
 template <typename T>
 BRIGADE_INLINE void lamb_update_range(
     T* __restrict parameter, const T* __restrict mean, const T* __restrict square, int64_t count,
-    const LambStep& step, double rate) {
-  const T mean_scale = step.mean_scale, root_scale = step.root_scale, eps = step.eps, lr = rate;
+    const Host<LambStep>& step, double rate) {
+  const T mean_scale = step.mean_scale, root_scale = step.root_scale, eps = step.of.eps, lr = rate;
   for (int64_t i = 0; i < count; ++i) {
     parameter[i] -= lr * ((mean[i] * mean_scale) / (std::sqrt(square[i]) * root_scale + eps));
   }
@@ -210,8 +207,8 @@ BRIGADE_INLINE double squares_range(const T* __restrict values, int64_t count) {
 template <typename T>
 BRIGADE_INLINE void slope_range(
     const T* __restrict parameter, const T* __restrict gradient, T* __restrict weight,
-    T* __restrict slope, int64_t count, const LarcStep& step) {
-  const T decay = step.l2, keep = step.keep, sign = step.maximize ? -1 : 1;
+    T* __restrict slope, int64_t count, const Host<LarcStep>& step) {
+  const T decay = step.l2, keep = step.keep, sign = step.of.maximize ? -1 : 1;
   for (int64_t i = 0; i < count; ++i) {
     weight[i] = parameter[i] * keep;
     slope[i] = sign * gradient[i] + decay * weight[i];
@@ -221,9 +218,9 @@ BRIGADE_INLINE void slope_range(
 template <typename T>
 BRIGADE_INLINE void larc_range(
     T* __restrict parameter, const T* __restrict gradient, T* __restrict buffer, int64_t count,
-    const LarcStep& step, double rate) {
-  const T lr = rate, momentum = step.momentum, decay = step.l2, keep = step.keep,
-          sign = step.maximize ? -1 : 1;
+    const Host<LarcStep>& step, double rate) {
+  const T lr = rate, momentum = step.of.momentum, decay = step.l2, keep = step.keep,
+          sign = step.of.maximize ? -1 : 1;
   for (int64_t i = 0; i < count; ++i) {
     const T weight = parameter[i] * keep;
     T move = sign * gradient[i] + decay * weight;
@@ -247,15 +244,15 @@ BRIGADE_INLINE void look_ahead_range(T* __restrict fast, T* __restrict slow, int
 // The same for both types: attributes choose the CPU for a function, not for a template.
 #define BRIGADE_KERNELS(T)                                                                         \
   BRIGADE_EVERY_CPU void run_rmsprop(                                                              \
-      T* p, const T* g, T* s, T* m, T* b, int64_t n, const RmsPropStep& step) {                    \
+      T* p, const T* g, T* s, T* m, T* b, int64_t n, const Host<RmsPropStep>& step) {                    \
     rmsprop_range<T>(p, g, s, m, b, n, step);                                                      \
   }                                                                                                \
   BRIGADE_EVERY_CPU void run_rectified(                                                            \
-      T* p, const T* g, T* m, T* s, int64_t n, const RectifiedStep& step) {                        \
+      T* p, const T* g, T* m, T* s, int64_t n, const Host<RectifiedStep>& step) {                        \
     rectified_range<T>(p, g, m, s, n, step);                                                       \
   }                                                                                                \
   BRIGADE_EVERY_CPU Norms run_lamb_moments(                                                        \
-      T* p, const T* g, T* m, T* s, int64_t n, const LambStep& step) {                             \
+      T* p, const T* g, T* m, T* s, int64_t n, const Host<LambStep>& step) {                             \
     T update[kStrip];                                                                              \
     Norms norms;                                                                                   \
     for (int64_t i = 0; i < n; i += kStrip) {                                                      \
@@ -267,10 +264,10 @@ BRIGADE_INLINE void look_ahead_range(T* __restrict fast, T* __restrict slow, int
     return norms;                                                                                  \
   }                                                                                                \
   BRIGADE_EVERY_CPU void run_lamb_update(                                                          \
-      T* p, const T* m, const T* s, int64_t n, const LambStep& step, double rate) {                \
+      T* p, const T* m, const T* s, int64_t n, const Host<LambStep>& step, double rate) {                \
     lamb_update_range<T>(p, m, s, n, step, rate);                                                  \
   }                                                                                                \
-  BRIGADE_EVERY_CPU Norms run_larc_norms(const T* p, const T* g, int64_t n, const LarcStep& step) { \
+  BRIGADE_EVERY_CPU Norms run_larc_norms(const T* p, const T* g, int64_t n, const Host<LarcStep>& step) { \
     T weight[kStrip], slope[kStrip];                                                               \
     Norms norms;                                                                                   \
     for (int64_t i = 0; i < n; i += kStrip) {                                                      \
@@ -282,7 +279,7 @@ BRIGADE_INLINE void look_ahead_range(T* __restrict fast, T* __restrict slow, int
     return norms;                                                                                  \
   }                                                                                                \
   BRIGADE_EVERY_CPU void run_larc(                                                                 \
-      T* p, const T* g, T* b, int64_t n, const LarcStep& step, double rate) {                      \
+      T* p, const T* g, T* b, int64_t n, const Host<LarcStep>& step, double rate) {                      \
     larc_range<T>(p, g, b, n, step, rate);                                                         \
   }                                                                                                \
   BRIGADE_EVERY_CPU void run_look_ahead(T* fast, T* slow, int64_t n, double alpha) {               \
@@ -302,14 +299,72 @@ void by_type(const at::Tensor& tensor, const F& run) {
   }
 }
 
-// The gradient with its sign and what weight decay adds, after the weight was shrunk.
-template <typename S>
-at::Tensor slope_of(const at::Tensor& parameter, const at::Tensor& gradient, const S& step) {
-  if (step.keep != 1) {
-    parameter.mul_(step.keep);
+// Which parameters have their gradient and states in memory as the loops read it. Others, and all where
+// numbers of the step are on a device, are stepped by operations.
+struct Split {
+  std::vector<size_t> loops;
+  std::vector<size_t> operations;
+};
+
+Split split(Roles& roles, rust::Slice<const TensorRef> device, bool operations) {
+  Split out;
+  for (size_t i = 0; i < roles[0].size(); ++i) {
+    std::vector<at::Tensor> of;
+    for (const auto& role : roles) {
+      of.push_back(role[i]);
+    }
+    const bool loops = !operations && device.empty() && [&] {
+      if (roles.size() > 1 && of[0].is_cpu()) {
+        lay_out_as_parameter(of);
+        roles[kGradient][i] = of[kGradient];
+      }
+      return is_flat(of);
+    }();
+    (loops ? out.loops : out.operations).push_back(i);
   }
-  auto slope = step.maximize ? gradient.neg() : gradient;
-  return step.l2 != 0 ? slope.add(parameter, step.l2) : slope;
+  return out;
+}
+
+// Calls `run` with the memory of each role of one parameter, and its number of elements.
+template <typename Run>
+void loop(const Roles& roles, const std::vector<size_t>& indices, const Run& run) {
+  for (const size_t i : indices) {
+    const auto& parameter = roles[0][i];
+    by_type(parameter, [&](auto* null) {
+      using T = std::remove_pointer_t<decltype(null)>;
+      std::array<T*, kMostRoles> memory{};
+      for (size_t role = 0; role < roles.size(); ++role) {
+        memory[role] = roles[role][i].template mutable_data_ptr<T>();
+      }
+      run(memory, parameter.numel());
+    });
+    changed(parameter);
+  }
+}
+
+// How RAdam divides its step, from the count of steps.
+struct Rectification {
+  Number size;
+  Number root_scale;
+  // Above 0 where the step is divided.
+  Number adaptive;
+};
+
+Rectification rectification(const RectifiedStep& step, const Number& lr, const Number& steps) {
+  const Number bias1 = 1 - power(step.beta1, steps);
+  const Number power2 = power(step.beta2, steps);
+  const Number bias2 = 1 - power2;
+  const double longest = 2 / (1 - step.beta2) - 1;
+  // The approximated length of the average of squares.
+  const Number length = longest - 2 * steps * power2 / bias2;
+  const Number factor =
+      root((length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length));
+  const Number size = lr / bias1 * where_above(length, 5, factor, 1);
+  // The same quotient, but for where eps stands in it.
+  if (step.eps_of_unbiased) {
+    return {size, where_above(length, 5, 1 / root(bias2), 1), length - 5};
+  }
+  return {size * where_above(length, 5, root(bias2), 1), 1, length - 5};
 }
 
 double lamb_rate(const LambStep& step, double weight_norm, double update_norm) {
@@ -325,138 +380,223 @@ double larc_rate(const LarcStep& step, double weight_norm, double gradient_norm)
 
 } // namespace
 
-void rmsprop(rust::Slice<const TensorRef> tensors, const RmsPropStep& step, bool operations) {
+void rmsprop(
+    rust::Slice<const TensorRef> tensors, size_t count, const RmsPropStep& step,
+    rust::Slice<const TensorRef> device, bool operations) {
   at::NoGradGuard no_grad;
   const bool buffered = step.momentum != 0;
-  auto t = checked(tensors, 3 + step.centered + buffered);
-  lay_out_as_parameter(t);
-  const size_t buffer_at = buffered ? t.size() - 1 : t.size();
-  if (!operations && is_flat(t)) {
-    by_type(t[0], [&](auto* null) {
-      using T = std::remove_pointer_t<decltype(null)>;
-      auto *p = memory<T>(t, 0), *g = memory<T>(t, 1), *s = memory<T>(t, 2),
-           *m = step.centered ? memory<T>(t, 3) : nullptr, *b = memory<T>(t, buffer_at);
-      each_block(t[0].numel(), [&](int64_t, int64_t i, int64_t end) {
-        run_rmsprop(p + i, g + i, s + i, m ? m + i : m, b ? b + i : b, end - i, step);
-      });
+  const size_t wanted = 3 + step.centered + buffered;
+  auto roles = roles_of(tensors, count, wanted, wanted, "RMSprop");
+  const auto ways = split(roles, device, operations);
+  const size_t mean_at = step.centered ? 3 : kNone, buffer_at = buffered ? wanted - 1 : kNone;
+  const Host<RmsPropStep> numbers(step);
+  loop(roles, ways.loops, [&](const auto& t, int64_t numel) {
+    auto *m = step.centered ? t[mean_at] : nullptr, *b = buffered ? t[buffer_at] : nullptr;
+    each_block(numel, [&](int64_t, int64_t i, int64_t end) {
+      run_rmsprop(
+          t[0] + i, t[1] + i, t[2] + i, m ? m + i : m, b ? b + i : b, end - i, numbers);
     });
-    changed(t[0]);
-    return;
-  }
-  const auto slope = slope_of(t[0], t[1], step);
-  t[2].mul_(step.alpha).addcmul_(slope, slope, 1 - step.alpha);
-  auto spread = t[2];
-  if (step.centered) {
-    t[3].lerp_(slope, 1 - step.alpha);
-    spread = t[2].addcmul(t[3], t[3], -1).clamp_min_(0);
-  }
-  const auto denominator = spread.sqrt().add_(step.eps);
-  if (!buffered) {
-    t[0].addcdiv_(slope, denominator, -step.lr);
-  } else if (step.momentum_of_gradient) {
-    t[buffer_at].mul_(step.momentum).add_(slope);
-    t[0].addcdiv_(t[buffer_at], denominator, -step.lr);
-  } else {
-    t[buffer_at].mul_(step.momentum).addcdiv_(slope, denominator);
-    t[0].add_(t[buffer_at], -step.lr);
-  }
+  });
+  each_piece(chosen(roles, ways.operations), kGradient, [&](Piece& piece) {
+    const StepNumbers now(device, piece.device, step.lr, 0);
+    const auto &p = piece.roles[0], &squares = piece.roles[2];
+    auto slopes = decay_and_slopes(
+        p, piece.roles[1], step.maximize, step.weight_decay, step.decoupled, now);
+    move_squares(squares, slopes.list, step.alpha, now);
+    Scratch denominators(p, p[0].scalar_type());
+    denominators.copy(squares);
+    if (step.centered) {
+      const auto& means = piece.roles[mean_at];
+      move_means(means, slopes.list, 1 - step.alpha, now);
+      at::_foreach_addcmul_(denominators.views, means, means, -1);
+      // Rounding must not make it negative.
+      denominators.block.clamp_min_(0);
+    }
+    denominators.block.sqrt_().add_(step.eps);
+    if (!buffered) {
+      descend_quotients(p, slopes.list, std::move(denominators), now.lr, now);
+      return;
+    }
+    const auto& buffers = piece.roles[buffer_at];
+    if (step.momentum_of_gradient) {
+      accumulate(buffers, slopes.list, step.momentum, now);
+      descend_quotients(p, buffers, std::move(denominators), now.lr, now);
+    } else if (!now.can_skip()) {
+      multiply_list(buffers, step.momentum);
+      at::_foreach_addcdiv_(buffers, slopes.list, denominators.views);
+      descend(p, buffers, now.lr, now);
+    } else {
+      auto& quotients = *slopes.own;
+      quotients.block.div_(denominators.block);
+      quotients.clear_if_skipped(now);
+      accumulate(buffers, quotients.views, step.momentum, now);
+      descend(p, buffers, now.lr, now);
+    }
+  });
 }
 
-void rectified(rust::Slice<const TensorRef> tensors, const RectifiedStep& step, bool operations) {
+void rectified(
+    rust::Slice<const TensorRef> tensors, size_t count, const RectifiedStep& step,
+    rust::Slice<const TensorRef> device, bool operations) {
   at::NoGradGuard no_grad;
-  auto t = checked(tensors, 4);
-  lay_out_as_parameter(t);
-  if (!operations && is_flat(t)) {
-    by_type(t[0], [&](auto* null) {
-      using T = std::remove_pointer_t<decltype(null)>;
-      auto *p = memory<T>(t, 0), *g = memory<T>(t, 1), *m = memory<T>(t, 2), *s = memory<T>(t, 3);
-      each_block(t[0].numel(), [&](int64_t, int64_t i, int64_t end) {
-        run_rectified(p + i, g + i, m + i, s + i, end - i, step);
+  auto roles = roles_of(tensors, count, 4, 4, "RAdam");
+  const auto ways = split(roles, device, operations);
+  if (!ways.loops.empty()) {
+    const auto how = rectification(step, step.lr, step.steps);
+    Host<RectifiedStep> numbers(step);
+    numbers.size = how.size.host();
+    numbers.root_scale = how.root_scale.host();
+    numbers.adaptive = how.adaptive.host() > 0;
+    loop(roles, ways.loops, [&](const auto& t, int64_t numel) {
+      each_block(numel, [&](int64_t, int64_t i, int64_t end) {
+        run_rectified(t[0] + i, t[1] + i, t[2] + i, t[3] + i, end - i, numbers);
       });
     });
-    changed(t[0]);
-    return;
   }
-  const auto slope = slope_of(t[0], t[1], step);
-  t[2].lerp_(slope, 1 - step.beta1);
-  t[3].mul_(step.beta2).addcmul_(slope, slope, 1 - step.beta2);
-  if (step.adaptive) {
-    t[0].addcdiv_(t[2], t[3].sqrt().mul_(step.root_scale).add_(step.eps), -step.size);
-  } else {
-    t[0].add_(t[2], -step.size);
-  }
+  each_piece(chosen(roles, ways.operations), kGradient, [&](Piece& piece) {
+    const StepNumbers now(device, piece.device, step.lr, step.steps);
+    const auto &p = piece.roles[0], &means = piece.roles[2], &squares = piece.roles[3];
+    const auto slopes = decay_and_slopes(
+        p, piece.roles[1], step.maximize, step.weight_decay, step.decoupled, now);
+    move_means(means, slopes.list, 1 - step.beta1, now);
+    move_squares(squares, slopes.list, step.beta2, now);
+    const auto how = rectification(step, now.lr, now.steps);
+    if (how.adaptive.on_host() && !(how.adaptive.host() > 0)) {
+      descend(p, means, how.size, now);
+      return;
+    }
+    // Where the step is not divided, by 0 x root + 1.
+    auto denominators = roots(
+        squares, where_above(how.adaptive, 0, how.root_scale, 0),
+        where_above(how.adaptive, 0, step.eps, 1));
+    descend_quotients(p, means, std::move(denominators), how.size, now);
+  });
 }
 
-void lamb(rust::Slice<const TensorRef> tensors, const LambStep& step, bool operations) {
+void lamb(
+    rust::Slice<const TensorRef> tensors, size_t count, const LambStep& step,
+    rust::Slice<const TensorRef> device, bool operations) {
   at::NoGradGuard no_grad;
-  auto t = checked(tensors, 4);
-  lay_out_as_parameter(t);
-  if (!operations && is_flat(t)) {
-    by_type(t[0], [&](auto* null) {
-      using T = std::remove_pointer_t<decltype(null)>;
-      auto *p = memory<T>(t, 0), *g = memory<T>(t, 1), *m = memory<T>(t, 2), *s = memory<T>(t, 3);
-      const auto norms = sum_of_squares(t[0].numel(), [&](int64_t i, int64_t end) {
-        return run_lamb_moments(p + i, g + i, m + i, s + i, end - i, step);
-      });
-      const double rate = lamb_rate(step, std::sqrt(norms.first), std::sqrt(norms.second));
-      each_block(t[0].numel(), [&](int64_t, int64_t i, int64_t end) {
-        run_lamb_update(p + i, m + i, s + i, end - i, step, rate);
-      });
+  auto roles = roles_of(tensors, count, 4, 4, "LAMB");
+  const auto ways = split(roles, device, operations);
+  const auto mean_scale = [&](const Number& steps) { return 1 / (1 - power(step.beta1, steps)); };
+  const auto root_scale = [&](const Number& steps) {
+    return 1 / root(1 - power(step.beta2, steps));
+  };
+  Host<LambStep> numbers(step);
+  numbers.mean_scale = mean_scale(step.steps).host();
+  numbers.root_scale = root_scale(step.steps).host();
+  loop(roles, ways.loops, [&](const auto& t, int64_t numel) {
+    const auto sums = sum_of_squares(numel, [&](int64_t i, int64_t end) {
+      return run_lamb_moments(t[0] + i, t[1] + i, t[2] + i, t[3] + i, end - i, numbers);
     });
-    changed(t[0]);
-    return;
-  }
-  const auto slope = slope_of(t[0], t[1], step);
-  t[2].lerp_(slope, 1 - step.beta1);
-  t[3].mul_(step.beta2).addcmul_(slope, slope, 1 - step.beta2);
-  const auto update =
-      t[2].mul(step.mean_scale).div_(t[3].sqrt().mul_(step.root_scale).add_(step.eps));
-  const double rate =
-      lamb_rate(step, t[0].norm().item<double>(), update.norm().item<double>());
-  t[0].add_(update, -rate);
+    const double rate = lamb_rate(step, std::sqrt(sums.first), std::sqrt(sums.second));
+    each_block(numel, [&](int64_t, int64_t i, int64_t end) {
+      run_lamb_update(t[0] + i, t[2] + i, t[3] + i, end - i, numbers, rate);
+    });
+  });
+  each_piece(chosen(roles, ways.operations), kGradient, [&](Piece& piece) {
+    const StepNumbers now(device, piece.device, step.lr, step.steps);
+    const auto &p = piece.roles[0], &means = piece.roles[2], &squares = piece.roles[3];
+    {
+      const auto slopes = decay_and_slopes(
+          p, piece.roles[1], step.maximize, step.weight_decay, step.decoupled, now);
+      move_means(means, slopes.list, 1 - step.beta1, now);
+      move_squares(squares, slopes.list, step.beta2, now);
+    }
+    Scratch updates(p, p[0].scalar_type());
+    updates.copy(means);
+    updates.multiply(mean_scale(now.steps));
+    updates.block.div_(roots(squares, root_scale(now.steps), step.eps).block);
+    const auto weight_norms = norms(p), update_norms = norms(updates.views);
+    const auto either_is_zero = weight_norms.eq(0).logical_or_(update_norms.eq(0));
+    const auto trust = weight_norms.div(update_norms)
+                           .clamp_max_(step.max_trust)
+                           .masked_fill_(either_is_zero, 1);
+    descend_each(p, std::move(updates), scaled(trust, now.lr), now);
+  });
 }
 
-void larc(rust::Slice<const TensorRef> tensors, const LarcStep& step, bool operations) {
+void larc(
+    rust::Slice<const TensorRef> tensors, size_t count, const LarcStep& step,
+    rust::Slice<const TensorRef> device, bool operations) {
   at::NoGradGuard no_grad;
   const bool buffered = step.momentum != 0;
-  auto t = checked(tensors, 2 + buffered);
-  lay_out_as_parameter(t);
-  if (!operations && is_flat(t)) {
-    by_type(t[0], [&](auto* null) {
-      using T = std::remove_pointer_t<decltype(null)>;
-      auto *p = memory<T>(t, 0), *g = memory<T>(t, 1), *b = memory<T>(t, 2);
-      const auto norms = sum_of_squares(t[0].numel(), [&](int64_t i, int64_t end) {
-        return run_larc_norms(p + i, g + i, end - i, step);
-      });
-      const double rate = larc_rate(step, std::sqrt(norms.first), std::sqrt(norms.second));
-      each_block(t[0].numel(), [&](int64_t, int64_t i, int64_t end) {
-        run_larc(p + i, g + i, b ? b + i : b, end - i, step, rate);
-      });
+  auto roles = roles_of(tensors, count, 2 + buffered, 2 + buffered, "LARC");
+  const auto ways = split(roles, device, operations);
+  const Host<LarcStep> numbers(step);
+  loop(roles, ways.loops, [&](const auto& t, int64_t numel) {
+    auto* b = buffered ? t[2] : nullptr;
+    const auto sums = sum_of_squares(numel, [&](int64_t i, int64_t end) {
+      return run_larc_norms(t[0] + i, t[1] + i, end - i, numbers);
     });
-    changed(t[0]);
-    return;
-  }
-  const auto slope = slope_of(t[0], t[1], step);
-  const double rate = larc_rate(step, t[0].norm().item<double>(), slope.norm().item<double>());
-  t[0].add_(buffered ? t[2].mul_(step.momentum).add_(slope) : slope, -rate);
+    const double rate = larc_rate(step, std::sqrt(sums.first), std::sqrt(sums.second));
+    each_block(numel, [&](int64_t, int64_t i, int64_t end) {
+      run_larc(t[0] + i, t[1] + i, b ? b + i : b, end - i, numbers, rate);
+    });
+  });
+  each_piece(chosen(roles, ways.operations), kGradient, [&](Piece& piece) {
+    const StepNumbers now(device, piece.device, step.lr, 0);
+    const auto& p = piece.roles[0];
+    auto slopes = decay_and_slopes(
+        p, piece.roles[1], step.maximize, step.weight_decay, step.decoupled, now);
+    const auto weight_norms = norms(p);
+    const auto below =
+        norms(slopes.list).add_(weight_norms, step.weight_decay).add_(step.eps);
+    auto rates = scaled(weight_norms.mul(step.trust), now.lr).div_(below);
+    if (step.clip) {
+      rates = now.lr.on_host() ? rates.clamp_max(now.lr.host())
+                               : at::minimum(rates, now.lr.device());
+    }
+    Scratch updates(p, p[0].scalar_type());
+    if (buffered) {
+      accumulate(piece.roles[2], slopes.list, step.momentum, now);
+      updates.copy(piece.roles[2]);
+    } else {
+      updates.copy(slopes.list);
+    }
+    descend_each(p, std::move(updates), rates, now);
+  });
 }
 
-void look_ahead(rust::Slice<const TensorRef> tensors, double alpha, bool operations) {
+void look_ahead(
+    rust::Slice<const TensorRef> tensors, size_t count, const LookAheadStep& step,
+    rust::Slice<const TensorRef> device, bool operations) {
   at::NoGradGuard no_grad;
-  const auto t = checked(tensors, 2);
-  if (!operations && is_flat(t)) {
-    by_type(t[0], [&](auto* null) {
-      using T = std::remove_pointer_t<decltype(null)>;
-      auto *fast = memory<T>(t, 0), *slow = memory<T>(t, 1);
-      each_block(t[0].numel(), [&](int64_t, int64_t i, int64_t end) {
-        run_look_ahead(fast + i, slow + i, end - i, alpha);
-      });
-    });
-    changed(t[0]);
-    return;
+  auto roles = roles_of(tensors, count, 2, 2, "Lookahead");
+  Split ways;
+  for (size_t i = 0; i < count; ++i) {
+    const bool loops = !operations && device.empty() && is_flat({roles[0][i], roles[1][i]});
+    (loops ? ways.loops : ways.operations).push_back(i);
   }
-  t[1].add_(t[0].sub(t[1]), alpha);
-  t[0].copy_(t[1]);
+  loop(roles, ways.loops, [&](const auto& t, int64_t numel) {
+    each_block(numel, [&](int64_t, int64_t i, int64_t end) {
+      run_look_ahead(t[0] + i, t[1] + i, end - i, step.alpha);
+    });
+  });
+  each_piece(chosen(roles, ways.operations), kNone, [&](Piece& piece) {
+    const auto &fast = piece.roles[0], &slow = piece.roles[1];
+    const StepNumbers now(device, piece.device, 0, 0);
+    if (now.steps.on_host()) {
+      at::_foreach_lerp_(slow, fast, step.alpha);
+      at::_foreach_copy_(fast, slow);
+      return;
+    }
+    auto rests = now.steps.device().fmod(static_cast<double>(step.every)).ne(0);
+    if (now.can_skip()) {
+      rests.logical_or_(now.skip);
+    }
+    Scratch way(fast, fast[0].scalar_type());
+    way.copy(fast);
+    at::_foreach_sub_(way.views, slow);
+    way.block.mul_(step.alpha).masked_fill_(rests, -0.0);
+    at::_foreach_add_(slow, way.views);
+    way.copy(fast);
+    Scratch new_fast(slow, slow[0].scalar_type());
+    new_fast.copy(slow);
+    at::where_out(new_fast.block, rests, way.block, new_fast.block);
+    at::_foreach_copy_(fast, new_fast.views);
+  });
 }
 
 bool same_layout(const Tensor& first, const Tensor& second) {

@@ -1,5 +1,7 @@
 #include "brigade-torch/src/bridge.rs.h"
 
+#include "foreach.h"
+
 #include <ATen/ops/_fused_adagrad.h>
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
@@ -9,6 +11,8 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <map>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -33,29 +37,13 @@ bool same_order(const at::Tensor& one, const at::Tensor& other) {
 // view), which gets its values back at the end.
 class Rows {
  public:
-  Rows(
-      rust::Slice<const TensorRef> parameters,
-      rust::Slice<const TensorRef> gradients,
-      std::initializer_list<std::vector<at::Tensor>*> states)
-      : parameters(copy_handles(parameters)), gradients(copy_handles(gradients)) {
-    const size_t count = this->parameters.size();
-    TORCH_CHECK(
-        count == this->gradients.size(),
-        count, " parameters have ", this->gradients.size(), " gradients");
-    for (const auto* state : states) {
-      TORCH_CHECK(
-          state->empty() || state->size() == count,
-          count, " parameters have ", state->size(), " states of a kind");
-    }
-    for (size_t i = 0; i < count; ++i) {
-      auto& parameter = this->parameters[i];
-      auto& gradient = this->gradients[i];
-      TORCH_CHECK(parameter.defined(), "parameter ", i, " is undefined");
-      TORCH_CHECK(
-          parameter.layout() == at::kStrided && at::isFloatingType(parameter.scalar_type()) &&
-              parameter.device() == this->parameters[0].device(),
-          "an optimizer steps dense parameters of floating-point numbers on one device; found one in ",
-          parameter.scalar_type(), " on ", parameter.device(), " of layout ", parameter.layout());
+  Rows(List given_parameters, List given_gradients, std::initializer_list<List*> states)
+      : parameters(std::move(given_parameters)), gradients(std::move(given_gradients)) {
+    // Parameters become rows below; their shapes are compared before.
+    const List shapes = parameters;
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      auto& parameter = parameters[i];
+      auto& gradient = gradients[i];
       check(parameter, gradient, "gradient");
       if (!parameter.is_non_overlapping_and_dense()) {
         auto copy = at::empty_like(parameter).copy_(parameter);
@@ -71,8 +59,7 @@ class Rows {
           continue;
         }
         auto& own = (*state)[i];
-        // A parameter is a row by now: its own shape is that of the first handle.
-        const auto& shaped = parameters[i].tensor;
+        const auto& shaped = shapes[i];
         check(shaped, own, "state");
         TORCH_CHECK(
             own.is_non_overlapping_and_dense(),
@@ -121,21 +108,119 @@ class Rows {
   std::vector<std::pair<at::Tensor, at::Tensor>> with_gaps_;
 };
 
-// Counts that the kernels read one number of, beside the parameters.
-std::vector<at::Tensor> counts(
-    rust::Slice<const TensorRef> steps, const std::vector<at::Tensor>& parameters) {
-  auto out = copy_handles(steps);
+// Takes the roles of a step: every list has a tensor for each parameter, or none at all.
+Roles same_lengths(
+    rust::Slice<const TensorRef> parameters, rust::Slice<const TensorRef> gradients, Roles states) {
+  Roles roles{copy_handles(parameters), copy_handles(gradients)};
+  const size_t count = roles[0].size();
   TORCH_CHECK(
-      out.size() == parameters.size(),
-      parameters.size(), " parameters have ", out.size(), " counts of steps");
-  for (const auto& count : out) {
+      count == roles[1].size(), count, " parameters have ", roles[1].size(), " gradients");
+  for (auto& state : states) {
     TORCH_CHECK(
-        count.defined() && count.layout() == at::kStrided && count.scalar_type() == at::kFloat &&
-            count.numel() == 1 && count.device() == parameters[0].device(),
-        "a count of steps is one number in Float on the parameters' device, not ",
-        count.toString(), " of shape ", count.defined() ? count.sizes() : at::IntArrayRef());
+        state.empty() || state.size() == count,
+        count, " parameters have ", state.size(), " states of a kind");
+    roles.push_back(std::move(state));
+  }
+  for (size_t i = 0; i < count; ++i) {
+    const auto& parameter = roles[0][i];
+    TORCH_CHECK(parameter.defined(), "parameter ", i, " is undefined");
+    TORCH_CHECK(
+        parameter.layout() == at::kStrided && at::isFloatingType(parameter.scalar_type()),
+        "an optimizer steps dense parameters of floating-point numbers; found one in ",
+        parameter.scalar_type(), " on ", parameter.device(), " of layout ", parameter.layout());
+  }
+  return roles;
+}
+
+// The roles of the parameters of each device and kind: the kernels of CUDA take one kind. Lists that are empty
+// stay so.
+std::vector<Roles> by_kind(const Roles& roles) {
+  std::map<std::tuple<at::DeviceType, int, at::ScalarType>, std::vector<size_t>> groups;
+  for (size_t i = 0; i < roles[0].size(); ++i) {
+    const auto device = roles[0][i].device();
+    groups[{device.type(), device.index(), roles[0][i].scalar_type()}].push_back(i);
+  }
+  std::vector<Roles> out;
+  for (const auto& [key, indices] : groups) {
+    Roles own(roles.size());
+    for (size_t role = 0; role < roles.size(); ++role) {
+      if (!roles[role].empty()) {
+        own[role] = chosen({roles[role]}, indices)[0];
+      }
+    }
+    out.push_back(std::move(own));
   }
   return out;
+}
+
+// Counts that the kernels read one number of, beside the parameters.
+void check_counts(const List& counts, const List& parameters) {
+  TORCH_CHECK(
+      counts.size() == parameters.size(),
+      parameters.size(), " parameters have ", counts.size(), " counts of steps");
+  for (size_t i = 0; i < counts.size(); ++i) {
+    const auto& count = counts[i];
+    TORCH_CHECK(
+        count.defined() && count.layout() == at::kStrided && count.scalar_type() == at::kFloat &&
+            count.numel() == 1 && count.device() == parameters[i].device(),
+        "a count of steps is one number in Float on its parameter's device, not ",
+        count.toString(), " of shape ", count.defined() ? count.sizes() : at::IntArrayRef());
+  }
+}
+
+// SGD with momentum by operations. `weight_decay` is what is added to the gradient.
+void sgd_list(Piece& piece, const SgdStep& step, double weight_decay, const StepNumbers& now) {
+  const auto &p = piece.roles[0], &buffers = piece.roles[2];
+  const auto slopes = decay_and_slopes(
+      p, piece.roles[1], step.maximize, weight_decay, /*decoupled=*/false, now);
+  const Number damped = 1 - step.dampening;
+  Scratch moves(p, p[0].scalar_type());
+  moves.copy(slopes.list);
+  if (!now.steps.on_host()) {
+    moves.multiply(where_above(1.5 - now.steps, 0, 1, damped.host()));
+    moves.clear_if_skipped(now);
+  } else if (!step.first) {
+    moves.multiply(damped);
+  }
+  if (step.first && now.steps.on_host() && !now.can_skip()) {
+    at::_foreach_copy_(buffers, moves.views);
+  } else {
+    accumulate(buffers, moves.views, step.momentum, now);
+  }
+  if (step.nesterov) {
+    moves.copy(buffers);
+    moves.multiply(step.momentum);
+    at::_foreach_add_(moves.views, slopes.list);
+  }
+  descend(p, step.nesterov ? moves.views : buffers, now.lr, now);
+}
+
+// Adagrad by operations: a list for those that have the same count of steps, which have one tensor for it.
+void adagrad_list(
+    const List& parameters, const List& gradients, const List& sums, const List& counts,
+    const AdagradStep& step, rust::Slice<const TensorRef> device) {
+  std::map<const void*, std::vector<size_t>> by_count;
+  for (size_t i = 0; i < counts.size(); ++i) {
+    by_count[counts[i].const_data_ptr()].push_back(i);
+  }
+  for (const auto& [address, indices] : by_count) {
+    const Number steps(counts[indices[0]].reshape({}));
+    each_piece(chosen({parameters, gradients, sums}, indices), kGradient, [&](Piece& piece) {
+      const StepNumbers now(device, piece.device, step.lr, 0);
+      const auto &p = piece.roles[0], &squares = piece.roles[2];
+      const auto slopes = decay_and_slopes(
+          p, piece.roles[1], step.maximize, step.weight_decay, /*decoupled=*/false, now);
+      at::_foreach_addcmul_(squares, slopes.list, slopes.list);
+      descend_quotients(
+          p, slopes.list, roots(squares, 1, step.eps), now.lr / (1 + (steps - 1) * step.lr_decay),
+          now);
+    });
+  }
+}
+
+// For the kernels' overloads that take the learning rate as a tensor.
+at::Tensor fused_rate(const StepNumbers& now) {
+  return now.lr.device().to(at::kFloat);
 }
 
 } // namespace
@@ -147,51 +232,92 @@ void fused_adam(
     rust::Slice<const TensorRef> exp_avg_sqs,
     rust::Slice<const TensorRef> max_exp_avg_sqs,
     rust::Slice<const TensorRef> steps,
-    const AdamStep& step) {
+    const AdamStep& step,
+    rust::Slice<const TensorRef> device) {
   at::NoGradGuard no_grad;
-  auto m = copy_handles(exp_avgs);
-  auto v = copy_handles(exp_avg_sqs);
-  auto vmax = copy_handles(max_exp_avg_sqs);
-  const Rows rows(parameters, gradients, {&m, &v, &vmax});
-  const auto t = counts(steps, rows.parameters);
+  const auto roles = same_lengths(
+      parameters, gradients,
+      {copy_handles(exp_avgs), copy_handles(exp_avg_sqs), copy_handles(max_exp_avg_sqs),
+       copy_handles(steps)});
+  const size_t count = roles[0].size();
+  check_counts(roles[5], roles[0]);
   TORCH_CHECK(
-      m.size() == t.size() && v.size() == t.size() && vmax.size() == (step.amsgrad ? t.size() : 0),
-      "Adam wants two means for each parameter, with amsgrad also the largest: found ", m.size(),
-      ", ", v.size(), " and ", vmax.size(), " for ", t.size());
-  if (t.empty()) {
-    return;
+      roles[2].size() == count && roles[3].size() == count &&
+          roles[4].size() == (step.amsgrad ? count : 0),
+      "Adam wants two means for each parameter, with amsgrad also the largest: found ",
+      roles[2].size(), ", ", roles[3].size(), " and ", roles[4].size(), " for ", count);
+  auto kinds = by_kind(roles);
+  // All are checked before the first is stepped.
+  std::vector<Rows> rows;
+  for (auto& own : kinds) {
+    rows.emplace_back(own[0], own[1], std::initializer_list<List*>{&own[2], &own[3], &own[4]});
   }
-  if (step.decoupled) {
-    at::_fused_adamw_(
-        rows.parameters, rows.gradients, m, v, vmax, t, step.lr, step.beta1, step.beta2,
-        step.weight_decay, step.eps, step.amsgrad, step.maximize);
-  } else {
-    at::_fused_adam_(
-        rows.parameters, rows.gradients, m, v, vmax, t, step.lr, step.beta1, step.beta2,
-        step.weight_decay, step.eps, step.amsgrad, step.maximize);
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    const auto &p = rows[i].parameters, &g = rows[i].gradients;
+    const auto &m = kinds[i][2], &v = kinds[i][3], &vmax = kinds[i][4], &t = kinds[i][5];
+    const StepNumbers now(device, p[0].device(), step.lr, 0);
+    const auto run = [&](const auto& lr) {
+      if (step.decoupled) {
+        at::_fused_adamw_(
+            p, g, m, v, vmax, t, lr, step.beta1, step.beta2, step.weight_decay, step.eps,
+            step.amsgrad, step.maximize, now.fused_scale, now.fused_found);
+      } else {
+        at::_fused_adam_(
+            p, g, m, v, vmax, t, lr, step.beta1, step.beta2, step.weight_decay, step.eps,
+            step.amsgrad, step.maximize, now.fused_scale, now.fused_found);
+      }
+    };
+    if (now.lr.on_host()) {
+      run(now.lr.host());
+    } else {
+      run(fused_rate(now));
+    }
+    rows[i].write_back();
   }
-  rows.write_back();
 }
 
 void fused_sgd(
     rust::Slice<const TensorRef> parameters,
     rust::Slice<const TensorRef> gradients,
     rust::Slice<const TensorRef> momentum_buffers,
-    const SgdStep& step) {
+    const SgdStep& step,
+    rust::Slice<const TensorRef> device) {
   at::NoGradGuard no_grad;
-  auto momentum = copy_handles(momentum_buffers);
-  const Rows rows(parameters, gradients, {&momentum});
+  const auto roles = same_lengths(parameters, gradients, {copy_handles(momentum_buffers)});
   TORCH_CHECK(
-      step.momentum == 0 || momentum.size() == rows.parameters.size(),
-      "SGD with a momentum wants a buffer for each parameter: found ", momentum.size(), " for ",
-      rows.parameters.size());
-  if (rows.parameters.empty()) {
-    return;
+      step.momentum == 0 || roles[2].size() == roles[0].size(),
+      "SGD with a momentum wants a buffer for each parameter: found ", roles[2].size(), " for ",
+      roles[0].size());
+  auto kinds = by_kind(roles);
+  std::vector<Rows> rows;
+  for (auto& own : kinds) {
+    rows.emplace_back(own[0], own[1], std::initializer_list<List*>{&own[2]});
   }
-  at::_fused_sgd_(
-      rows.parameters, rows.gradients, momentum, step.weight_decay,
-      step.momentum, step.lr, step.dampening, step.nesterov, step.maximize, step.first);
-  rows.write_back();
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    const auto &p = rows[i].parameters, &g = rows[i].gradients, &buffers = kinds[i][2];
+    const StepNumbers now(device, p[0].device(), step.lr, 0);
+    if (step.decoupled && step.weight_decay != 0) {
+      multiply_list(p, now.unless_skipped(1 - now.lr * step.weight_decay, 1));
+    }
+    const double added = step.decoupled ? 0 : step.weight_decay;
+    // The kernel takes from the host whether buffers are new, which a count on a device decides. That of the
+    // CPU reads the momentum of 16-bit parameters as if it had 32 bits, past its end.
+    const bool count_decides = !now.steps.on_host() && step.dampening != 0;
+    if (step.momentum != 0 && (count_decides || (p[0].is_cpu() && p[0].element_size() < 4))) {
+      each_piece({p, g, buffers}, kGradient, [&](Piece& piece) {
+        sgd_list(piece, step, added, now);
+      });
+    } else if (now.lr.on_host()) {
+      at::_fused_sgd_(
+          p, g, buffers, added, step.momentum, now.lr.host(), step.dampening, step.nesterov,
+          step.maximize, step.first, now.fused_scale, now.fused_found);
+    } else {
+      at::_fused_sgd_(
+          p, g, buffers, added, step.momentum, fused_rate(now), step.dampening, step.nesterov,
+          step.maximize, step.first, now.fused_scale, now.fused_found);
+    }
+    rows[i].write_back();
+  }
 }
 
 void fused_adagrad(
@@ -199,21 +325,32 @@ void fused_adagrad(
     rust::Slice<const TensorRef> gradients,
     rust::Slice<const TensorRef> state_sums,
     rust::Slice<const TensorRef> steps,
-    const AdagradStep& step) {
+    const AdagradStep& step,
+    rust::Slice<const TensorRef> device) {
   at::NoGradGuard no_grad;
-  auto sums = copy_handles(state_sums);
-  const Rows rows(parameters, gradients, {&sums});
-  const auto t = counts(steps, rows.parameters);
+  const auto roles =
+      same_lengths(parameters, gradients, {copy_handles(state_sums), copy_handles(steps)});
+  check_counts(roles[3], roles[0]);
   TORCH_CHECK(
-      sums.size() == t.size(),
-      "Adagrad wants a sum for each parameter: found ", sums.size(), " for ", t.size());
-  if (t.empty()) {
-    return;
+      roles[2].size() == roles[0].size(),
+      "Adagrad wants a sum for each parameter: found ", roles[2].size(), " for ", roles[0].size());
+  auto kinds = by_kind(roles);
+  std::vector<Rows> rows;
+  for (auto& own : kinds) {
+    rows.emplace_back(own[0], own[1], std::initializer_list<List*>{&own[2]});
   }
-  at::_fused_adagrad_(
-      rows.parameters, rows.gradients, sums, t, step.lr,
-      step.lr_decay, step.weight_decay, step.eps, step.maximize);
-  rows.write_back();
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    const auto &p = rows[i].parameters, &g = rows[i].gradients, &sums = kinds[i][2];
+    if (p[0].is_cpu() && device.empty()) {
+      at::_fused_adagrad_(
+          p, g, sums, kinds[i][3], step.lr, step.lr_decay, step.weight_decay, step.eps,
+          step.maximize);
+    } else {
+      // Not every version of libtorch that this is built with has the kernel for CUDA.
+      adagrad_list(p, g, sums, kinds[i][3], step, device);
+    }
+    rows[i].write_back();
+  }
 }
 
 } // namespace brigade

@@ -1,4 +1,5 @@
-// libtorch's fused optimizer kernels: one pass over all parameters.
+// libtorch's fused optimizer kernels: one pass over all parameters of a device and kind. `device` is what
+// `StepNumbers` takes. Adagrad off the CPU, or with numbers on a device, is made of foreach operations.
 #pragma once
 
 #include "tensors.h"
@@ -16,17 +17,20 @@ void fused_adam(
     rust::Slice<const TensorRef> exp_avg_sqs,
     rust::Slice<const TensorRef> max_exp_avg_sqs,
     rust::Slice<const TensorRef> steps,
-    const AdamStep& step);
+    const AdamStep& step,
+    rust::Slice<const TensorRef> device);
 void fused_sgd(
     rust::Slice<const TensorRef> parameters,
     rust::Slice<const TensorRef> gradients,
     rust::Slice<const TensorRef> momentum_buffers,
-    const SgdStep& step);
+    const SgdStep& step,
+    rust::Slice<const TensorRef> device);
 void fused_adagrad(
     rust::Slice<const TensorRef> parameters,
     rust::Slice<const TensorRef> gradients,
     rust::Slice<const TensorRef> state_sums,
     rust::Slice<const TensorRef> steps,
-    const AdagradStep& step);
+    const AdagradStep& step,
+    rust::Slice<const TensorRef> device);
 
 } // namespace brigade

@@ -211,6 +211,7 @@ pub(crate) mod ffi {
         momentum: f64,
         dampening: f64,
         weight_decay: f64,
+        decoupled: bool,
         nesterov: bool,
         maximize: bool,
         first: bool,
@@ -232,42 +233,39 @@ pub(crate) mod ffi {
         maximize: bool,
     }
 
-    // Of a parameter of its own, as in all of `flat.h`: `keep` multiplies the weight before the step
-    // (decoupled weight decay), `l2` times the weight is added to the gradient.
     struct RmsPropStep {
         lr: f64,
         alpha: f64,
         eps: f64,
         momentum: f64,
-        l2: f64,
-        keep: f64,
+        weight_decay: f64,
+        decoupled: bool,
         centered: bool,
         momentum_of_gradient: bool,
         maximize: bool,
     }
 
     struct RectifiedStep {
-        size: f64,
-        root_scale: f64,
-        adaptive: bool,
+        lr: f64,
+        steps: f64,
         beta1: f64,
         beta2: f64,
         eps: f64,
-        l2: f64,
-        keep: f64,
+        eps_of_unbiased: bool,
+        weight_decay: f64,
+        decoupled: bool,
         maximize: bool,
     }
 
     struct LambStep {
         lr: f64,
-        mean_scale: f64,
-        root_scale: f64,
+        steps: f64,
         max_trust: f64,
         beta1: f64,
         beta2: f64,
         eps: f64,
-        l2: f64,
-        keep: f64,
+        weight_decay: f64,
+        decoupled: bool,
         maximize: bool,
     }
 
@@ -276,26 +274,32 @@ pub(crate) mod ffi {
         trust: f64,
         clip: bool,
         weight_decay: f64,
+        decoupled: bool,
         momentum: f64,
         eps: f64,
-        l2: f64,
-        keep: f64,
         maximize: bool,
     }
 
+    struct LookAheadStep {
+        alpha: f64,
+        every: u64,
+    }
+
     struct AdafactorStep {
-        rho: f64,
-        weight: f64,
+        lr: f64,
+        steps: f64,
+        beta2_decay: f64,
         /// Negative: the kind's machine epsilon.
         eps1: f64,
         eps2: f64,
         threshold: f64,
-        keep: f64,
+        weight_decay: f64,
         maximize: bool,
     }
 
     struct MuonStep {
-        size: f64,
+        lr: f64,
+        match_rms_adamw: bool,
         momentum: f64,
         nesterov: bool,
         a: f64,
@@ -303,7 +307,7 @@ pub(crate) mod ffi {
         c: f64,
         iterations: i64,
         eps: f64,
-        keep: f64,
+        weight_decay: f64,
     }
 
     struct CrossEntropyOptions {
@@ -761,12 +765,14 @@ pub(crate) mod ffi {
             max_exp_avg_sqs: &[TensorRef<'_>],
             steps: &[TensorRef<'_>],
             step: &AdamStep,
+            device: &[TensorRef<'_>],
         ) -> Result<()>;
         fn fused_sgd(
             parameters: &[TensorRef<'_>],
             gradients: &[TensorRef<'_>],
             momentum_buffers: &[TensorRef<'_>],
             step: &SgdStep,
+            device: &[TensorRef<'_>],
         ) -> Result<()>;
 
         fn autocast_enter(device: i8, next: &AutocastState) -> Result<AutocastState>;
@@ -794,18 +800,57 @@ pub(crate) mod ffi {
             state_sums: &[TensorRef<'_>],
             steps: &[TensorRef<'_>],
             step: &AdagradStep,
+            device: &[TensorRef<'_>],
         ) -> Result<()>;
-        fn rmsprop(tensors: &[TensorRef<'_>], step: &RmsPropStep, operations: bool) -> Result<()>;
-        fn rectified(
+        fn rmsprop(
             tensors: &[TensorRef<'_>],
-            step: &RectifiedStep,
+            count: usize,
+            step: &RmsPropStep,
+            device: &[TensorRef<'_>],
             operations: bool,
         ) -> Result<()>;
-        fn lamb(tensors: &[TensorRef<'_>], step: &LambStep, operations: bool) -> Result<()>;
-        fn larc(tensors: &[TensorRef<'_>], step: &LarcStep, operations: bool) -> Result<()>;
-        fn look_ahead(tensors: &[TensorRef<'_>], alpha: f64, operations: bool) -> Result<()>;
-        fn adafactor(tensors: &[TensorRef<'_>], step: &AdafactorStep) -> Result<()>;
-        fn muon(tensors: &[TensorRef<'_>], step: &MuonStep) -> Result<()>;
+        fn rectified(
+            tensors: &[TensorRef<'_>],
+            count: usize,
+            step: &RectifiedStep,
+            device: &[TensorRef<'_>],
+            operations: bool,
+        ) -> Result<()>;
+        fn lamb(
+            tensors: &[TensorRef<'_>],
+            count: usize,
+            step: &LambStep,
+            device: &[TensorRef<'_>],
+            operations: bool,
+        ) -> Result<()>;
+        fn larc(
+            tensors: &[TensorRef<'_>],
+            count: usize,
+            step: &LarcStep,
+            device: &[TensorRef<'_>],
+            operations: bool,
+        ) -> Result<()>;
+        fn look_ahead(
+            tensors: &[TensorRef<'_>],
+            count: usize,
+            step: &LookAheadStep,
+            device: &[TensorRef<'_>],
+            operations: bool,
+        ) -> Result<()>;
+        fn adafactor(
+            tensors: &[TensorRef<'_>],
+            count: usize,
+            step: &AdafactorStep,
+            device: &[TensorRef<'_>],
+            operations: bool,
+        ) -> Result<()>;
+        fn muon(
+            tensors: &[TensorRef<'_>],
+            count: usize,
+            step: &MuonStep,
+            device: &[TensorRef<'_>],
+            operations: bool,
+        ) -> Result<()>;
         fn same_layout(first: &Tensor, second: &Tensor) -> Result<bool>;
     }
 }

@@ -1,8 +1,9 @@
-//! libtorch's fused optimizer kernels: one pass over all parameters, on CPU and CUDA.
+//! libtorch's fused optimizer kernels: one pass over all parameters of a device and kind, on CPU and CUDA.
 
 use tch::Tensor;
 
 use crate::bridge::{borrow_all, ffi};
+use crate::device_numbers::DeviceNumbers;
 use crate::error::Error;
 
 /// The numbers of one Adam or AdamW step.
@@ -29,20 +30,21 @@ pub struct AdamStep {
 /// One Adam or AdamW step, in place, as `torch.optim.Adam(fused=True)`.
 ///
 /// All slices have one entry per parameter, of the parameter's shape; `steps` holds float32 scalars that
-/// the caller has already counted up; `max_exp_avg_sqs` is empty without `amsgrad`.
+/// the caller has already counted up, but for steps that are left out; `max_exp_avg_sqs` is empty without `amsgrad`.
 ///
 /// # Errors
 /// [`Error::Libtorch`] when shapes, types or devices do not fit, or the device has no such kernel.
 ///
 /// ```
-/// use brigade_torch::{Tensor, fused};
+/// use brigade_torch::{DeviceNumbers, Tensor, fused};
 /// let (weight, gradient) = (Tensor::from(1f32), Tensor::from(2f32));
 /// let (mean, square, steps) = (Tensor::from(0f32), Tensor::from(0f32), Tensor::from(1f32));
 /// let step = fused::AdamStep {
 ///     lr: 0.1, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0,
 ///     amsgrad: false, maximize: false, decoupled: false,
 /// };
-/// fused::adam(&[&weight], &[&gradient], &[&mean], &[&square], &[], &[&steps], &step)?;
+/// let device = DeviceNumbers::default();
+/// fused::adam(&[&weight], &[&gradient], &[&mean], &[&square], &[], &[&steps], &step, &device)?;
 /// assert!((weight.double_value(&[]) - 0.9).abs() < 1e-6); // the first step is as long as the rate
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```
@@ -54,19 +56,24 @@ pub fn adam(
     max_exp_avg_sqs: &[&Tensor],
     steps: &[&Tensor],
     step: &AdamStep,
+    device: &DeviceNumbers<'_>,
 ) -> Result<(), Error> {
     let AdamStep { lr, beta1, beta2, eps, weight_decay, amsgrad, maximize, decoupled } = *step;
     let step = ffi::AdamStep { lr, beta1, beta2, eps, weight_decay, amsgrad, maximize, decoupled };
-    ffi::fused_adam(
-        &borrow_all(parameters),
-        &borrow_all(gradients),
-        &borrow_all(exp_avgs),
-        &borrow_all(exp_avg_sqs),
-        &borrow_all(max_exp_avg_sqs),
-        &borrow_all(steps),
-        &step,
-    )
-    .map_err(|error| Error::libtorch("fused Adam step", &error))
+    device
+        .lend(|device| {
+            ffi::fused_adam(
+                &borrow_all(parameters),
+                &borrow_all(gradients),
+                &borrow_all(exp_avgs),
+                &borrow_all(exp_avg_sqs),
+                &borrow_all(max_exp_avg_sqs),
+                &borrow_all(steps),
+                &step,
+                device,
+            )
+        })
+        .map_err(|error| Error::libtorch("fused Adam step", &error))
 }
 
 /// The numbers of one SGD step.
@@ -78,8 +85,10 @@ pub struct SgdStep {
     pub momentum: f64,
     /// Damping of the momentum.
     pub dampening: f64,
-    /// Weight decay, added to the gradient.
+    /// Weight decay: added to the gradient, or taken off the weight when `decoupled`.
     pub weight_decay: f64,
+    /// Weight decay shrinks the weight by the learning rate times itself.
+    pub decoupled: bool,
     /// Nesterov's momentum.
     pub nesterov: bool,
     /// Ascend instead of descend.
@@ -94,13 +103,13 @@ pub struct SgdStep {
 /// [`Error::Libtorch`] when shapes, types or devices do not fit, or the device has no such kernel.
 ///
 /// ```
-/// use brigade_torch::{Tensor, fused};
+/// use brigade_torch::{DeviceNumbers, Tensor, fused};
 /// let (weight, gradient) = (Tensor::from(1f32), Tensor::from(2f32));
 /// let step = fused::SgdStep {
-///     lr: 0.25, momentum: 0.0, dampening: 0.0, weight_decay: 0.0,
+///     lr: 0.25, momentum: 0.0, dampening: 0.0, weight_decay: 0.0, decoupled: false,
 ///     nesterov: false, maximize: false, first: true,
 /// };
-/// fused::sgd(&[&weight], &[&gradient], &[], &step)?;
+/// fused::sgd(&[&weight], &[&gradient], &[], &step, &DeviceNumbers::default())?;
 /// assert_eq!(weight.double_value(&[]), 0.5);
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```
@@ -109,16 +118,31 @@ pub fn sgd(
     gradients: &[&Tensor],
     momentum_buffers: &[&Tensor],
     step: &SgdStep,
+    device: &DeviceNumbers<'_>,
 ) -> Result<(), Error> {
-    let SgdStep { lr, momentum, dampening, weight_decay, nesterov, maximize, first } = *step;
-    let step = ffi::SgdStep { lr, momentum, dampening, weight_decay, nesterov, maximize, first };
-    ffi::fused_sgd(
-        &borrow_all(parameters),
-        &borrow_all(gradients),
-        &borrow_all(momentum_buffers),
-        &step,
-    )
-    .map_err(|error| Error::libtorch("fused SGD step", &error))
+    let SgdStep { lr, momentum, dampening, weight_decay, decoupled, nesterov, maximize, first } =
+        *step;
+    let step = ffi::SgdStep {
+        lr,
+        momentum,
+        dampening,
+        weight_decay,
+        decoupled,
+        nesterov,
+        maximize,
+        first,
+    };
+    device
+        .lend(|device| {
+            ffi::fused_sgd(
+                &borrow_all(parameters),
+                &borrow_all(gradients),
+                &borrow_all(momentum_buffers),
+                &step,
+                device,
+            )
+        })
+        .map_err(|error| Error::libtorch("fused SGD step", &error))
 }
 
 /// The numbers of one Adagrad step.
@@ -136,7 +160,9 @@ pub struct AdagradStep {
     pub maximize: bool,
 }
 
-/// One Adagrad step, in place, as `torch.optim.Adagrad(fused=True)`.
+/// One Adagrad step, in place, as `torch.optim.Adagrad(fused=True)`. Off the CPU, and with numbers on a
+/// device, it is made of foreach operations: parameters that have the same tensor in `steps` are stepped
+/// together.
 ///
 /// All slices have one entry per parameter; `steps` holds float32 scalars that the caller has already
 /// counted up.
@@ -145,13 +171,13 @@ pub struct AdagradStep {
 /// [`Error::Libtorch`] when shapes, types or devices do not fit, or the device has no such kernel.
 ///
 /// ```
-/// use brigade_torch::{Tensor, fused};
+/// use brigade_torch::{DeviceNumbers, Tensor, fused};
 /// let (weight, gradient) = (Tensor::from(1f32), Tensor::from(2f32));
 /// let (sum, steps) = (Tensor::from(0f32), Tensor::from(1f32));
 /// let step = fused::AdagradStep {
 ///     lr: 0.5, lr_decay: 0.0, weight_decay: 0.0, eps: 0.0, maximize: false,
 /// };
-/// fused::adagrad(&[&weight], &[&gradient], &[&sum], &[&steps], &step)?;
+/// fused::adagrad(&[&weight], &[&gradient], &[&sum], &[&steps], &step, &DeviceNumbers::default())?;
 /// assert_eq!(weight.double_value(&[]), 0.5); // the first step is as long as the rate
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```
@@ -161,15 +187,20 @@ pub fn adagrad(
     state_sums: &[&Tensor],
     steps: &[&Tensor],
     step: &AdagradStep,
+    device: &DeviceNumbers<'_>,
 ) -> Result<(), Error> {
     let AdagradStep { lr, lr_decay, weight_decay, eps, maximize } = *step;
     let step = ffi::AdagradStep { lr, lr_decay, weight_decay, eps, maximize };
-    ffi::fused_adagrad(
-        &borrow_all(parameters),
-        &borrow_all(gradients),
-        &borrow_all(state_sums),
-        &borrow_all(steps),
-        &step,
-    )
-    .map_err(|error| Error::libtorch("fused Adagrad step", &error))
+    device
+        .lend(|device| {
+            ffi::fused_adagrad(
+                &borrow_all(parameters),
+                &borrow_all(gradients),
+                &borrow_all(state_sums),
+                &borrow_all(steps),
+                &step,
+                device,
+            )
+        })
+        .map_err(|error| Error::libtorch("fused Adagrad step", &error))
 }

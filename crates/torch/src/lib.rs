@@ -13,6 +13,7 @@ mod check;
 mod collective;
 mod cross_entropy;
 mod device;
+mod device_numbers;
 mod dropout;
 mod dtype;
 mod error;
@@ -62,6 +63,7 @@ pub use device::{
     CopyStream, Cuda, CudaUnavailable, DEVICE_KINDS, DeviceExt, DeviceKind, DeviceMemory, GpuMath,
     MemoryInfo, Staged, cuda_compiled, cuda_devices,
 };
+pub use device_numbers::DeviceNumbers;
 pub use dropout::dropout;
 pub use dtype::{dtype_of, kind_of, tensor_from_bytes};
 pub use error::{CollectiveError, Error, Fault, says_out_of_memory};

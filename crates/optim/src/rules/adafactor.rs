@@ -1,7 +1,6 @@
 //! Adafactor.
 
-use brigade_torch::Tensor;
-use brigade_torch::matrix_step::{self, AdafactorStep, Variance};
+use brigade_torch::matrix_step::{self, AdafactorStep, Variances};
 
 use crate::error::Result;
 use crate::options::{Options, WeightDecay, builder, check};
@@ -141,36 +140,39 @@ impl Rule for AdafactorRule {
         Some(shape)
     }
 
+    fn takes_device_scalars(&self) -> bool {
+        true
+    }
+
     fn step(&self, step: &mut Step<'_>) -> Result<()> {
         for slot in [ROW_VAR, COL_VAR, VARIANCE] {
             step.fill_missing_shaped(slot, |size| self.slot_shape(slot, size))?;
         }
-        let (lr, keep) = (step.lr, WeightDecay::Decoupled.split(step.lr, step.weight_decay).1);
-        step.each(|parameter, gradient, slots| {
-            let steps = slots.steps() as f64;
+        for alike in step.by_count() {
             let kernel = AdafactorStep {
-                rho: lr.min(1.0 / steps.sqrt()),
-                weight: steps.powf(self.beta2_decay),
+                lr: step.lr,
+                steps: alike.steps,
+                beta2_decay: self.beta2_decay,
                 eps1: self.eps1,
                 eps2: self.eps2,
                 threshold: self.threshold,
-                keep,
+                weight_decay: step.weight_decay,
                 maximize: self.maximize,
             };
-            let variance = if is_factored(parameter) {
-                Variance::Factored {
-                    rows: slots.require(ROW_VAR)?,
-                    columns: slots.require(COL_VAR)?,
-                }
-            } else {
-                Variance::Whole(slots.require(VARIANCE)?)
-            };
-            matrix_step::adafactor(parameter, gradient, variance, &kernel)?;
-            Ok(())
-        })
+            let [factored, whole] = alike.partition(|parameter| parameter.dim() > 1);
+            let (rows, columns) = (factored.list(ROW_VAR), factored.list(COL_VAR));
+            let squares = whole.list(VARIANCE);
+            let factors = Variances::Factored { rows: &rows, columns: &columns };
+            for (alike, variances) in [(factored, factors), (whole, Variances::Whole(&squares))] {
+                matrix_step::adafactor(
+                    &alike.parameters,
+                    &alike.gradients,
+                    variances,
+                    &kernel,
+                    &alike.device,
+                )?;
+            }
+        }
+        Ok(())
     }
-}
-
-fn is_factored(parameter: &Tensor) -> bool {
-    parameter.dim() > 1
 }

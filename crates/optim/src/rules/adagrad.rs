@@ -113,6 +113,10 @@ impl Rule for AdagradRule {
         ]
     }
 
+    fn takes_device_scalars(&self) -> bool {
+        true
+    }
+
     fn step(&self, step: &mut Step<'_>) -> Result<()> {
         step.fill_missing_with(SUM, self.initial)?;
         let steps = step.step_tensors()?;
@@ -128,6 +132,7 @@ impl Rule for AdagradRule {
                 eps: self.eps,
                 maximize: self.maximize,
             },
+            &step.device,
         )?;
         Ok(())
     }

@@ -169,6 +169,10 @@ impl Rule for AdamRule {
         (slot != MAX_EXP_AVG_SQ || self.amsgrad).then(|| size.to_vec())
     }
 
+    fn takes_device_scalars(&self) -> bool {
+        true
+    }
+
     fn step(&self, step: &mut Step<'_>) -> Result<()> {
         step.fill_missing(EXP_AVG)?;
         step.fill_missing(EXP_AVG_SQ)?;
@@ -193,6 +197,7 @@ impl Rule for AdamRule {
                 maximize: self.maximize,
                 decoupled: self.decoupled,
             },
+            &step.device,
         )?;
         Ok(())
     }

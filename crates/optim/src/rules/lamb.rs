@@ -118,28 +118,33 @@ impl Rule for LambRule {
         ]
     }
 
+    fn takes_device_scalars(&self) -> bool {
+        true
+    }
+
     fn step(&self, step: &mut Step<'_>) -> Result<()> {
         step.fill_missing(EXP_AVG)?;
         step.fill_missing(EXP_AVG_SQ)?;
-        let (l2, keep) = self.decay.split(step.lr, step.weight_decay);
-        let (lr, beta1, beta2) = (step.lr, step.momentum, self.beta2);
-        step.each(|parameter, gradient, slots| {
-            let steps = slots.steps() as f64;
-            let kernel = LambStep {
-                lr,
-                mean_scale: 1.0 / (1.0 - beta1.powf(steps)),
-                root_scale: 1.0 / (1.0 - beta2.powf(steps)).sqrt(),
-                eps: self.eps,
-                max_trust: self.max_trust,
-                beta1,
-                beta2,
-                l2,
-                keep,
-                maximize: self.maximize,
-            };
-            let (mean, square) = (slots.require(EXP_AVG)?, slots.require(EXP_AVG_SQ)?);
-            flat::lamb(parameter, gradient, mean, square, &kernel)?;
-            Ok(())
-        })
+        for alike in step.by_count() {
+            flat::lamb(
+                &alike.parameters,
+                &alike.gradients,
+                &alike.list(EXP_AVG),
+                &alike.list(EXP_AVG_SQ),
+                &LambStep {
+                    lr: step.lr,
+                    steps: alike.steps,
+                    eps: self.eps,
+                    max_trust: self.max_trust,
+                    beta1: step.momentum,
+                    beta2: self.beta2,
+                    weight_decay: step.weight_decay,
+                    decoupled: self.decay == WeightDecay::Decoupled,
+                    maximize: self.maximize,
+                },
+                &alike.device,
+            )?;
+        }
+        Ok(())
     }
 }

@@ -133,25 +133,32 @@ impl Rule for LarsRule {
         true
     }
 
+    fn takes_device_scalars(&self) -> bool {
+        true
+    }
+
     fn step(&self, step: &mut Step<'_>) -> Result<()> {
+        let mut buffers = Vec::new();
         if step.momentum != 0.0 {
             step.fill_missing(MOMENTUM_BUFFER)?;
+            buffers = step.list(MOMENTUM_BUFFER);
         }
-        let (l2, keep) = self.decay.split(step.lr, step.weight_decay);
-        let kernel = LarcStep {
-            lr: step.lr,
-            trust: self.trust,
-            clip: self.clip,
-            weight_decay: step.weight_decay,
-            eps: self.eps,
-            momentum: step.momentum,
-            l2,
-            keep,
-            maximize: self.maximize,
-        };
-        step.each(|parameter, gradient, slots| {
-            flat::larc(parameter, gradient, slots.get(MOMENTUM_BUFFER), &kernel)?;
-            Ok(())
-        })
+        flat::larc(
+            step.parameters,
+            step.gradients,
+            &buffers,
+            &LarcStep {
+                lr: step.lr,
+                trust: self.trust,
+                clip: self.clip,
+                weight_decay: step.weight_decay,
+                decoupled: self.decay == WeightDecay::Decoupled,
+                eps: self.eps,
+                momentum: step.momentum,
+                maximize: self.maximize,
+            },
+            &step.device,
+        )?;
+        Ok(())
     }
 }

@@ -165,28 +165,28 @@ impl Rule for MuonRule {
         )))
     }
 
+    fn takes_device_scalars(&self) -> bool {
+        true
+    }
+
     fn step(&self, step: &mut Step<'_>) -> Result<()> {
         step.fill_missing(MOMENTUM_BUFFER)?;
-        let (lr, momentum) = (step.lr, step.momentum);
-        let (_, keep) = WeightDecay::Decoupled.split(lr, step.weight_decay);
-        step.each(|parameter, gradient, slots| {
-            let (rows, columns) = parameter.size2()?;
-            let (rows, columns) = (rows as f64, columns as f64);
-            let ratio = match self.rate {
-                MuonRate::Original => (rows / columns).max(1.0).sqrt(),
-                MuonRate::MatchRmsAdamw => 0.2 * rows.max(columns).sqrt(),
-            };
-            let kernel = MuonStep {
-                size: lr * ratio,
-                momentum,
+        matrix_step::muon(
+            step.parameters,
+            step.gradients,
+            &step.list(MOMENTUM_BUFFER),
+            &MuonStep {
+                lr: step.lr,
+                match_rms_adamw: self.rate == MuonRate::MatchRmsAdamw,
+                momentum: step.momentum,
                 nesterov: self.nesterov,
                 coefficients: self.coefficients,
                 iterations: self.iterations,
                 eps: self.eps,
-                keep,
-            };
-            matrix_step::muon(parameter, gradient, slots.require(MOMENTUM_BUFFER)?, &kernel)?;
-            Ok(())
-        })
+                weight_decay: step.weight_decay,
+            },
+            &step.device,
+        )?;
+        Ok(())
     }
 }

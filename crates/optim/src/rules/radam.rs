@@ -136,49 +136,33 @@ impl Rule for RAdamRule {
         ]
     }
 
+    fn takes_device_scalars(&self) -> bool {
+        true
+    }
+
     fn step(&self, step: &mut Step<'_>) -> Result<()> {
         step.fill_missing(EXP_AVG)?;
         step.fill_missing(EXP_AVG_SQ)?;
-        let (l2, keep) = self.decay.split(step.lr, step.weight_decay);
-        let (lr, beta1, beta2) = (step.lr, step.momentum, self.beta2);
-        step.each(|parameter, gradient, slots| {
-            let steps = slots.steps() as f64;
-            let bias1 = 1.0 - beta1.powf(steps);
-            let bias2 = 1.0 - beta2.powf(steps);
-            let rectification = rectification(beta2, steps);
-            let size = lr / bias1 * rectification.unwrap_or(1.0);
-            // The same quotient, but for where eps stands in it.
-            let (size, root_scale) = match (rectification, self.eps_of) {
-                (Some(_), EpsOf::Mean) => (size * bias2.sqrt(), 1.0),
-                (Some(_), EpsOf::Unbiased) => (size, 1.0 / bias2.sqrt()),
-                (None, _) => (size, 1.0),
-            };
-            let kernel = RectifiedStep {
-                size,
-                adaptive: rectification.is_some(),
-                root_scale,
-                eps: self.eps,
-                beta1,
-                beta2,
-                l2,
-                keep,
-                maximize: self.maximize,
-            };
-            let (mean, square) = (slots.require(EXP_AVG)?, slots.require(EXP_AVG_SQ)?);
-            flat::rectified(parameter, gradient, mean, square, &kernel)?;
-            Ok(())
-        })
+        for alike in step.by_count() {
+            flat::rectified(
+                &alike.parameters,
+                &alike.gradients,
+                &alike.list(EXP_AVG),
+                &alike.list(EXP_AVG_SQ),
+                &RectifiedStep {
+                    lr: step.lr,
+                    steps: alike.steps,
+                    beta1: step.momentum,
+                    beta2: self.beta2,
+                    eps: self.eps,
+                    eps_of_unbiased: self.eps_of == EpsOf::Unbiased,
+                    weight_decay: step.weight_decay,
+                    decoupled: self.decay == WeightDecay::Decoupled,
+                    maximize: self.maximize,
+                },
+                &alike.device,
+            )?;
+        }
+        Ok(())
     }
-}
-
-/// The factor that makes the step's variance constant; None while the approximated length of the
-/// average is 5 or less.
-fn rectification(beta2: f64, steps: f64) -> Option<f64> {
-    let longest = 2.0 / (1.0 - beta2) - 1.0;
-    let power = beta2.powf(steps);
-    let length = longest - 2.0 * steps * power / (1.0 - power);
-    (length > 5.0).then(|| {
-        ((length - 4.0) * (length - 2.0) * longest / ((longest - 4.0) * (longest - 2.0) * length))
-            .sqrt()
-    })
 }

@@ -150,6 +150,10 @@ impl Rule for RmsPropRule {
         slot == MOMENTUM_BUFFER
     }
 
+    fn takes_device_scalars(&self) -> bool {
+        true
+    }
+
     fn step(&self, step: &mut Step<'_>) -> Result<()> {
         step.fill_missing(SQUARE_AVG)?;
         if self.centered {
@@ -158,27 +162,25 @@ impl Rule for RmsPropRule {
         if step.momentum != 0.0 {
             step.fill_missing(MOMENTUM_BUFFER)?;
         }
-        let (l2, keep) = self.decay.split(step.lr, step.weight_decay);
-        let kernel = RmsPropStep {
-            lr: step.lr,
-            alpha: self.alpha,
-            eps: self.eps,
-            momentum: step.momentum,
-            momentum_of_gradient: self.momentum_of_gradient,
-            l2,
-            keep,
-            maximize: self.maximize,
-        };
-        step.each(|parameter, gradient, slots| {
-            flat::rmsprop(
-                parameter,
-                gradient,
-                slots.require(SQUARE_AVG)?,
-                slots.get(GRAD_AVG).filter(|_| self.centered),
-                slots.get(MOMENTUM_BUFFER),
-                &kernel,
-            )?;
-            Ok(())
-        })
+        let buffers = if step.momentum == 0.0 { Vec::new() } else { step.list(MOMENTUM_BUFFER) };
+        flat::rmsprop(
+            step.parameters,
+            step.gradients,
+            &step.list(SQUARE_AVG),
+            &if self.centered { step.list(GRAD_AVG) } else { Vec::new() },
+            &buffers,
+            &RmsPropStep {
+                lr: step.lr,
+                alpha: self.alpha,
+                eps: self.eps,
+                momentum: step.momentum,
+                momentum_of_gradient: self.momentum_of_gradient,
+                weight_decay: step.weight_decay,
+                decoupled: self.decay == WeightDecay::Decoupled,
+                maximize: self.maximize,
+            },
+            &step.device,
+        )?;
+        Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! Stochastic gradient descent.
 
+use brigade_torch::Tensor;
 use brigade_torch::fused::{self, SgdStep};
-use brigade_torch::{Tensor, gradients};
 
 use crate::error::{Error, Result};
 use crate::options::{Options, WeightDecay, builder, check};
@@ -119,29 +119,46 @@ impl Rule for SgdRule {
         true
     }
 
+    fn takes_device_scalars(&self) -> bool {
+        true
+    }
+
     fn step(&self, step: &mut Step<'_>) -> Result<()> {
-        let Step { chosen, parameters, gradients, lr, momentum, weight_decay, .. } = *step;
-        let (weight_decay, keep) = self.decay.split(lr, weight_decay);
-        if keep != 1.0 {
-            // The kernel knows only the other decay.
-            gradients::multiply(parameters, &Tensor::from(keep))?;
-        }
+        let Step { chosen, parameters, gradients, lr, momentum, weight_decay, device, .. } = *step;
         let kernel = |first: bool| SgdStep {
             lr,
             momentum,
             dampening: self.dampening,
             weight_decay,
+            decoupled: self.decay == WeightDecay::Decoupled,
             nesterov: self.nesterov,
             maximize: self.maximize,
             first,
         };
         if momentum == 0.0 {
-            return Ok(fused::sgd(parameters, gradients, &[], &kernel(false))?);
+            return Ok(fused::sgd(parameters, gradients, &[], &kernel(false), &device)?);
+        }
+        if step.on_device {
+            // Whether a buffer is new is known on the device only, where a first step may have been left out.
+            // One of zeros gives the gradient; with dampening the count says whether it is new.
+            step.fill_missing(MOMENTUM_BUFFER)?;
+            for alike in step.by_count() {
+                let buffers = alike.list(MOMENTUM_BUFFER);
+                fused::sgd(
+                    &alike.parameters,
+                    &alike.gradients,
+                    &buffers,
+                    &kernel(false),
+                    &alike.device,
+                )?;
+            }
+            return Ok(());
         }
         // The kernel takes all buffers of a call as new or none: a parameter whose first gradient comes
         // late is stepped in a call of its own.
-        let (old, new): (Vec<usize>, Vec<usize>) =
-            (0..chosen.len()).partition(|&index| step.states.has(chosen[index], MOMENTUM_BUFFER));
+        let (old, new): (Vec<usize>, Vec<usize>) = (0..chosen.len()).partition(|&index| {
+            step.states.has(chosen[index], MOMENTUM_BUFFER) && step.states.steps(chosen[index]) > 1
+        });
         step.fill_missing(MOMENTUM_BUFFER)?;
         for (indices, first) in [(old, false), (new, true)] {
             if indices.is_empty() {
@@ -151,7 +168,7 @@ impl Rule for SgdRule {
             let parameters: Vec<&Tensor> = indices.iter().map(|&index| parameters[index]).collect();
             let gradients: Vec<&Tensor> = indices.iter().map(|&index| gradients[index]).collect();
             let buffers = step.states.list(&chosen, MOMENTUM_BUFFER);
-            fused::sgd(&parameters, &gradients, &buffers, &kernel(first))?;
+            fused::sgd(&parameters, &gradients, &buffers, &kernel(first), &device)?;
         }
         Ok(())
     }

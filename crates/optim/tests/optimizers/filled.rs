@@ -7,7 +7,7 @@ use serde_json::Value;
 use tch::{Kind, Tensor};
 
 /// float32 of `scale * sin(0.37 i + 1.7 j)`.
-fn fill(shape: &[i64], number: i64, scale: f64, kind: Kind) -> Tensor {
+pub(crate) fn fill(shape: &[i64], number: i64, scale: f64, kind: Kind) -> Tensor {
     let values: Vec<f32> = (0..shape.iter().product())
         .map(|i| (scale * (0.37 * i as f64 + 1.7 * number as f64).sin()) as f32)
         .collect();
@@ -41,15 +41,21 @@ pub(crate) fn model() -> Model<Filled> {
 pub(crate) fn take(model: &Model<Filled>, optimizer: &mut Optimizer, steps: std::ops::Range<i64>) {
     for step in steps {
         optimizer.zero_grad().unwrap();
-        // The gradient of sum(p * g) is g.
-        let terms = model.module().0.iter().enumerate().map(|(number, parameter)| {
-            let number = number as i64 + 10 * (step + 1);
-            let gradient = fill(&parameter.size(), number, 0.3, parameter.kind());
-            (parameter * gradient).sum(parameter.kind())
-        });
-        terms.sum::<Tensor>().backward();
+        backward(model, step, 1.0, None);
         optimizer.step().unwrap();
     }
+}
+
+/// Makes the golden files' gradients of a step, times `scale`, but for one parameter.
+pub(crate) fn backward(model: &Model<Filled>, step: i64, scale: f64, without: Option<usize>) {
+    // The gradient of sum(p * g) is g.
+    let all = model.module().0.iter().enumerate().filter(|(number, _)| Some(*number) != without);
+    let terms = all.map(|(number, parameter)| {
+        let number = number as i64 + 10 * (step + 1);
+        let gradient = fill(&parameter.size(), number, 0.3, parameter.kind());
+        (parameter * gradient).sum(Kind::Double) * scale
+    });
+    terms.sum::<Tensor>().backward();
 }
 
 pub(crate) fn values(model: &Model<Filled>) -> Vec<Vec<f64>> {

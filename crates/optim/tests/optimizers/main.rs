@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // also in what the tests share
 
+mod device;
 mod filled;
 mod golden;
 mod groups;

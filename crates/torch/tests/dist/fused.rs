@@ -1,6 +1,9 @@
 //! Fused steps refuse states that do not fit, instead of writing beside them.
 
-use brigade_torch::{Device, Kind, Tensor, channels_last, fused};
+use brigade_torch::{Device, DeviceNumbers, Kind, Tensor, channels_last, fused};
+
+const HOST: DeviceNumbers<'_> =
+    DeviceNumbers { lr: None, steps: None, grad_scale: None, found_inf: None };
 
 const ADAM: fused::AdamStep = fused::AdamStep {
     lr: 0.1,
@@ -17,6 +20,7 @@ const SGD: fused::SgdStep = fused::SgdStep {
     momentum: 0.9,
     dampening: 0.0,
     weight_decay: 0.0,
+    decoupled: false,
     nesterov: false,
     maximize: false,
     first: false,
@@ -35,8 +39,8 @@ fn refused(parameter: &Tensor, state: &Tensor, word: &str) {
     let steps = Tensor::from(1f32);
     let (p, g, s) = (&[parameter][..], &[&gradient][..], &[&steps][..]);
     let errors = [
-        fused::adam(p, g, &[state], &[&sound], &[], s, &ADAM),
-        fused::adam(p, g, &[&sound], &[state], &[], s, &ADAM),
+        fused::adam(p, g, &[state], &[&sound], &[], s, &ADAM, &HOST),
+        fused::adam(p, g, &[&sound], &[state], &[], s, &ADAM, &HOST),
         fused::adam(
             p,
             g,
@@ -45,9 +49,10 @@ fn refused(parameter: &Tensor, state: &Tensor, word: &str) {
             &[state],
             s,
             &fused::AdamStep { amsgrad: true, ..ADAM },
+            &HOST,
         ),
-        fused::sgd(p, g, &[state], &SGD),
-        fused::adagrad(p, g, &[state], s, &ADAGRAD),
+        fused::sgd(p, g, &[state], &SGD, &HOST),
+        fused::adagrad(p, g, &[state], s, &ADAGRAD, &HOST),
     ];
     for (number, result) in errors.into_iter().enumerate() {
         let error = result.unwrap_err().to_string();
@@ -79,12 +84,30 @@ fn lists_of_other_lengths_are_refused() {
     let p = [&parameter, &parameter];
     let g = [&gradient, &gradient];
     assert!(
-        fused::adam(&p, &g, &[&state()], &[&state(), &state()], &[], &[&steps, &steps], &ADAM)
-            .is_err()
+        fused::adam(
+            &p,
+            &g,
+            &[&state()],
+            &[&state(), &state()],
+            &[],
+            &[&steps, &steps],
+            &ADAM,
+            &HOST
+        )
+        .is_err()
     );
     assert!(
-        fused::adam(&p, &g, &[&state(), &state()], &[&state(), &state()], &[], &[&steps], &ADAM)
-            .is_err()
+        fused::adam(
+            &p,
+            &g,
+            &[&state(), &state()],
+            &[&state(), &state()],
+            &[],
+            &[&steps],
+            &ADAM,
+            &HOST
+        )
+        .is_err()
     );
     assert!(
         fused::adam(
@@ -94,21 +117,23 @@ fn lists_of_other_lengths_are_refused() {
             &[&state(), &state()],
             &[],
             &[&steps, &steps],
-            &ADAM
+            &ADAM,
+            &HOST
         )
         .is_err()
     );
     let amsgrad = fused::AdamStep { amsgrad: true, ..ADAM };
     assert!(
-        fused::adam(&p[..1], &g[..1], &[&state()], &[&state()], &[], &[&steps], &amsgrad).is_err()
+        fused::adam(&p[..1], &g[..1], &[&state()], &[&state()], &[], &[&steps], &amsgrad, &HOST)
+            .is_err()
     );
-    assert!(fused::sgd(&p, &g, &[&state()], &SGD).is_err());
-    assert!(fused::sgd(&p[..1], &g[..1], &[], &SGD).is_err(), "a momentum without a buffer");
+    assert!(fused::sgd(&p, &g, &[&state()], &SGD, &HOST).is_err());
+    assert!(fused::sgd(&p[..1], &g[..1], &[], &SGD, &HOST).is_err(), "a momentum without a buffer");
     for steps in [Tensor::from(1f64), zeros(&[2]), zeros(&[0])] {
-        assert!(fused::adagrad(&p[..1], &g[..1], &[&state()], &[&steps], &ADAGRAD).is_err());
+        assert!(fused::adagrad(&p[..1], &g[..1], &[&state()], &[&steps], &ADAGRAD, &HOST).is_err());
     }
     // Of another type than the parameter.
     let half = gradient.to_kind(Kind::Half);
-    assert!(fused::sgd(&p[..1], &[&half], &[&state()], &SGD).is_err());
-    assert!(fused::sgd(&[], &[], &[], &SGD).is_ok(), "no parameters are nothing to do");
+    assert!(fused::sgd(&p[..1], &[&half], &[&state()], &SGD, &HOST).is_err());
+    assert!(fused::sgd(&[], &[], &[], &SGD, &HOST).is_ok(), "no parameters are nothing to do");
 }

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use brigade_testkit::{World, assert_close, dist_test, step};
 use brigade_torch::fused::{AdamStep, SgdStep, adam, sgd};
 use brigade_torch::{
-    Kind, ProcessGroup, ReduceOp, Reducer, ReducerOptions, Tensor, clear_gradient, from_vec,
-    gradient,
+    DeviceNumbers, Kind, ProcessGroup, ReduceOp, Reducer, ReducerOptions, Tensor, clear_gradient,
+    from_vec, gradient,
 };
 use serde::Deserialize;
 
@@ -226,6 +226,7 @@ impl Optimizer {
         let gradients: Vec<Tensor> =
             parameters.iter().map(|(_, p)| gradient(p).unwrap().unwrap()).collect();
         let parameters: Vec<&Tensor> = parameters.iter().map(|(_, p)| p).collect();
+        let host = DeviceNumbers::default();
         match self {
             Self::Sgd { momentum, first } => {
                 let step = SgdStep {
@@ -233,11 +234,12 @@ impl Optimizer {
                     momentum: 0.9,
                     dampening: 0.0,
                     weight_decay: 0.0,
+                    decoupled: false,
                     nesterov: false,
                     maximize: false,
                     first: std::mem::replace(first, false),
                 };
-                sgd(&parameters, &all(&gradients), &all(momentum), &step).unwrap();
+                sgd(&parameters, &all(&gradients), &all(momentum), &step, &host).unwrap();
             }
             Self::Adam { means, squares, steps } => {
                 for step in steps.iter_mut() {
@@ -254,7 +256,8 @@ impl Optimizer {
                     decoupled: false,
                 };
                 let (means, squares, steps) = (all(means), all(squares), all(steps));
-                adam(&parameters, &all(&gradients), &means, &squares, &[], &steps, &step).unwrap();
+                adam(&parameters, &all(&gradients), &means, &squares, &[], &steps, &step, &host)
+                    .unwrap();
             }
         }
         assert!(parameters.iter().all(|p| values(p).iter().all(|value| value.is_finite())));

@@ -1,0 +1,68 @@
+//! Numbers of an optimizer step that are tensors.
+
+use tch::Tensor;
+
+use crate::bridge::{borrow, borrow_all, ffi};
+use crate::error::Error;
+
+/// The numbers of an optimizer step that are on the parameters' device, so that the host neither waits for
+/// them nor writes them into what it launches. Each is a floating-point tensor of one element.
+///
+/// With any of them a step is made of operations on the device, on the CPU, too: for tests.
+///
+/// ```
+/// use brigade_torch::{DeviceNumbers, Tensor, fused};
+/// let (weight, gradient) = (Tensor::from(1f32), Tensor::from(f32::INFINITY));
+/// let step = fused::SgdStep {
+///     lr: 0.25, momentum: 0.0, dampening: 0.0, weight_decay: 0.0, decoupled: false,
+///     nesterov: false, maximize: false, first: true,
+/// };
+/// let found = Tensor::from(1f32);
+/// let device = DeviceNumbers { found_inf: Some(&found), ..DeviceNumbers::default() };
+/// fused::sgd(&[&weight], &[&gradient], &[], &step, &device)?;
+/// assert_eq!(weight.double_value(&[]), 1.0);
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, Default)]
+pub struct DeviceNumbers<'a> {
+    /// The learning rate, in the place of the step's own.
+    pub lr: Option<&'a Tensor>,
+    /// How many steps the parameters have taken, this one included, in the place of the step's own.
+    pub steps: Option<&'a Tensor>,
+    /// What the gradients were multiplied by: they are divided by it. Their contents are not specified
+    /// afterwards.
+    pub grad_scale: Option<&'a Tensor>,
+    /// Anything but 0: the step is left out, and parameters and states keep their bits.
+    pub found_inf: Option<&'a Tensor>,
+}
+
+impl DeviceNumbers<'_> {
+    /// Runs `call` with the numbers as the border takes them: none, or four, of which some are undefined.
+    pub(crate) fn lend<R>(&self, call: impl FnOnce(&[ffi::TensorRef<'_>]) -> R) -> R {
+        let Self { lr, steps, grad_scale, found_inf } = *self;
+        let numbers = [lr, steps, grad_scale, found_inf];
+        if numbers.iter().all(Option::is_none) {
+            return call(&[]);
+        }
+        let undefined = Tensor::new();
+        let lent = numbers.map(|number| number.unwrap_or(&undefined));
+        call(&lent.map(|tensor| ffi::TensorRef { tensor: borrow(tensor) }))
+    }
+}
+
+/// Runs `call` with the tensors of several parameters, a list for each role, one role after the other, and
+/// the count of parameters.
+pub(crate) fn lend_roles<R>(
+    what: &'static str,
+    roles: &[&[&Tensor]],
+    call: impl FnOnce(&[ffi::TensorRef<'_>], usize) -> Result<R, cxx::Exception>,
+) -> Result<R, Error> {
+    let count = roles.first().map_or(0, |role| role.len());
+    if let Some(other) = roles.iter().find(|role| role.len() != count) {
+        return Err(Error::InvalidArgument(format!(
+            "{what}: {count} parameters have {} gradients or states of a kind; give one for each",
+            other.len()
+        )));
+    }
+    call(&borrow_all(&roles.concat()), count).map_err(|error| Error::libtorch(what, &error))
+}
