@@ -4,6 +4,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/core/GradMode.h>
 #include <c10/util/Backtrace.h>
 #if __has_include(<c10/core/CachingDeviceAllocator.h>)
 #include <c10/core/CachingDeviceAllocator.h>
@@ -789,7 +790,15 @@ void gpukit_free_event(void* event) { Guard().destroyEvent(event, 0); }
 
 char* gpukit_record_stream(const at::Tensor* tensor, int32_t device, int64_t id) {
   return caught([&] {
-    tensor->record_stream(Stream(Stream::UNSAFE, {c10::kCUDA, static_cast<DeviceIndex>(device)}, id));
+    at::Tensor(*tensor).record_stream(Stream(Stream::UNSAFE, {c10::kCUDA, static_cast<DeviceIndex>(device)}, id));
+  });
+}
+
+char* gpukit_copy(const at::Tensor* to, const at::Tensor* from) {
+  return caught([&] {
+    c10::NoGradGuard no_grad;
+    auto target = *to;
+    target.copy_(*from, /*non_blocking=*/true);
   });
 }
 

@@ -257,6 +257,16 @@ pub fn record_stream(tensor: &Tensor, stream: &Stream) -> Result<(), FakeError> 
     ffi::result(unsafe { ffi::gpukit_record_stream(tensor.as_ptr().cast(), stream.device, stream.id) })
 }
 
+/// Copies into a tensor with `non_blocking`, which tch's `copy_` lacks, on the current stream.
+///
+/// # Errors
+///
+/// Fails for shapes that do not fit.
+pub fn copy_non_blocking(to: &mut Tensor, from: &Tensor) -> Result<(), FakeError> {
+    // SAFETY: both tensors are there for the length of the call, and tch's pointers are ones to libtorch's class.
+    ffi::result(unsafe { ffi::gpukit_copy(to.as_ptr().cast(), from.as_ptr().cast()) })
+}
+
 /// Operators that were captured, to be run again on the same memory.
 #[derive(Debug)]
 pub struct Graph(*mut c_void);

@@ -34,6 +34,7 @@ unsafe extern "C" {
     pub(crate) fn gpukit_synchronize_event(event: *mut c_void) -> *mut c_char;
     pub(crate) fn gpukit_free_event(event: *mut c_void);
     pub(crate) fn gpukit_record_stream(tensor: *const c_void, device: i32, id: i64) -> *mut c_char;
+    pub(crate) fn gpukit_copy(to: *const c_void, from: *const c_void) -> *mut c_char;
     pub(crate) fn gpukit_begin_capture(device: i32) -> *mut c_char;
     pub(crate) fn gpukit_end_capture(graph: *mut *mut c_void) -> *mut c_char;
     pub(crate) fn gpukit_replay(graph: *mut c_void) -> *mut c_char;
