@@ -4,10 +4,13 @@ use std::env;
 use std::path::PathBuf;
 
 fn main() {
-    let lib = PathBuf::from(env::var_os("DEP_TCH_LIBTORCH_LIB").expect("torch-sys exports its folder"));
+    let lib =
+        PathBuf::from(env::var_os("DEP_TCH_LIBTORCH_LIB").expect("torch-sys exports its folder"));
     let torch = lib.parent().expect("libtorch's lib folder has a parent");
     // As torch-sys: another folder of headers may be named.
-    let include = env::var_os("LIBTORCH_INCLUDE").map_or_else(|| torch.to_owned(), PathBuf::from).join("include");
+    let include = env::var_os("LIBTORCH_INCLUDE")
+        .map_or_else(|| torch.to_owned(), PathBuf::from)
+        .join("include");
     let mut build = cc::Build::new();
     build
         .cpp(true)

@@ -450,7 +450,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void block(void* event, const Stream&) const override { wait(event); }
 
   bool queryEvent(void* event) const override {
-    TORCH_CHECK(!capturing(), "CUDA error: operation not permitted when stream is capturing");
+    refuse_while_capturing("query");
     auto* recorded = static_cast<Event*>(event);
     if (recorded == nullptr) {
       return true;
@@ -463,7 +463,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   DeviceIndex deviceCount() const noexcept override { return static_cast<DeviceIndex>(device_count()); }
 
   bool queryStream(const Stream& on) const override {
-    TORCH_CHECK(!capturing(), "CUDA error: operation not permitted when stream is capturing");
+    refuse_while_capturing("query");
     Lock lock(state().mutex);
     auto& stream = state().streams[{on.device_index(), on.id()}];
     return progress(on.device_index(), on.id(), stream, stream.queued);
@@ -648,11 +648,15 @@ const at::Generator& default_generator(DeviceIndex device) {
   return state().generators[device];
 }
 
-void synchronization(const std::string& name) {
+void refuse_while_capturing(const std::string& name) {
   if (capturing()) {
     invalidate_capture();
     TORCH_CHECK(false, "CUDA error: operation not permitted when stream is capturing (", name, ")");
   }
+}
+
+void synchronization(const std::string& name) {
+  refuse_while_capturing(name);
   static const bool show = std::getenv("BRIGADE_GPUKIT_BACKTRACE") != nullptr;
   if (show) {
     std::cerr << "synchronization: " << name << "\n" << c10::get_backtrace() << std::endl;

@@ -41,6 +41,9 @@ const at::Generator& default_generator(c10::DeviceIndex device);
 // Notes a point at which the host waits for a device. Throws while a graph is captured.
 void synchronization(const std::string& name);
 
+// Throws while a graph is captured, and makes that graph unusable.
+void refuse_while_capturing(const std::string& name);
+
 // Registers the operators; called once.
 void register_operators();
 bool capturing();

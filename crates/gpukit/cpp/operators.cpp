@@ -216,8 +216,6 @@ struct Graph {
 
 std::recursive_mutex graph_mutex;
 Graph* capture = nullptr;
-// Operators that others are made of, and that are recorded with them.
-thread_local int inside = 0;
 
 void remember(const Tensor& tensor) {
   std::lock_guard<std::recursive_mutex> lock(graph_mutex);
@@ -268,8 +266,6 @@ const std::set<std::string>& always_waits() {
       "aten::equal"};
   return names;
 }
-
-std::string device_name(const Tensor& tensor) { return tensor.device().str(); }
 
 // What a call has to do with devices.
 struct Call {
@@ -322,7 +318,8 @@ Call look_at(const c10::OperatorHandle& op, const std::vector<IValue>& arguments
       if (!with_tensors || tensor.is_cuda()) {
         continue;
       }
-      bool number = tensor.dim() == 0 && (scalars || tensor.unsafeGetTensorImpl()->is_wrapped_number());
+      bool number = tensor.dim() == 0 && value.isTensor() &&
+          (scalars || tensor.unsafeGetTensorImpl()->is_wrapped_number());
       if (!number && !is_index_list) {
         refuse_devices(name, *device, tensor.device());
       }
@@ -340,6 +337,7 @@ Call look_at(const c10::OperatorHandle& op, const std::vector<IValue>& arguments
 // Runs the kernel of the CPU on the arguments; its results as it gave them. `views` has what stands for what.
 Stack run_on_host(
     const c10::OperatorHandle& op, const std::vector<IValue>& arguments, DeviceIndex device, HostViews& views) {
+  static const auto optional_generator = c10::OptionalType::create(c10::GeneratorType::get());
   const auto& schema = op.schema();
   Stack stack;
   for (size_t at = 0; at < arguments.size(); ++at) {
@@ -348,7 +346,7 @@ Stack run_on_host(
       stack.emplace_back(Device(c10::kCPU));
     } else if (value.isGenerator()) {
       stack.emplace_back(host_generator(value.toGenerator()));
-    } else if (value.isNone() && schema.arguments()[at].type()->isSubtypeOf(*c10::OptionalType::create(c10::GeneratorType::get()))) {
+    } else if (value.isNone() && schema.arguments()[at].type()->isSubtypeOf(*optional_generator)) {
       stack.emplace_back(host_generator(default_generator(device)));
     } else {
       stack.push_back(with_tensors(value, [&](const Tensor& it) { return views.of(it); }));

@@ -59,20 +59,23 @@ pub fn install(devices: usize) -> Result<(), FakeError> {
 /// pinned memory, and `synchronize: stream`, `synchronize: event`, `synchronize: device`. With
 /// `BRIGADE_GPUKIT_BACKTRACE` in the environment each writes its backtrace to stderr.
 pub fn synchronizations(function: impl FnOnce()) -> Vec<String> {
-    struct Listening(u64);
+    struct Listening(Option<u64>);
+    impl Listening {
+        fn heard(&mut self) -> String {
+            let Some(since) = self.0.take() else { return String::new() };
+            // SAFETY: takes the number that gpukit_listen returned, once.
+            ffi::text(unsafe { ffi::gpukit_heard(since) }).unwrap_or_default()
+        }
+    }
     impl Drop for Listening {
         fn drop(&mut self) {
-            if std::thread::panicking() {
-                // SAFETY: takes a number that gpukit_listen returned, once.
-                ffi::text(unsafe { ffi::gpukit_heard(self.0) });
-            }
+            self.heard();
         }
     }
     // SAFETY: takes nothing.
-    let listening = Listening(unsafe { ffi::gpukit_listen() });
+    let mut listening = Listening(Some(unsafe { ffi::gpukit_listen() }));
     function();
-    // SAFETY: takes a number that gpukit_listen returned; the guard calls it only in a panic.
-    let names = ffi::text(unsafe { ffi::gpukit_heard(listening.0) }).unwrap_or_default();
+    let names = listening.heard();
     names.lines().map(str::to_owned).collect()
 }
 
@@ -159,7 +162,9 @@ impl Stream {
             fn drop(&mut self) {
                 let mut ignored = 0;
                 // SAFETY: takes numbers of a stream that was the current one, and writes one.
-                ffi::text(unsafe { ffi::gpukit_exchange_stream(self.0.device, self.0.id, &raw mut ignored) });
+                ffi::text(unsafe {
+                    ffi::gpukit_exchange_stream(self.0.device, self.0.id, &raw mut ignored)
+                });
             }
         }
         let mut previous = 0;
@@ -254,7 +259,9 @@ impl Drop for Event {
 /// Fails for a tensor that is not on a GPU.
 pub fn record_stream(tensor: &Tensor, stream: &Stream) -> Result<(), FakeError> {
     // SAFETY: the tensor is there for the length of the call, and tch's pointer is one to libtorch's class.
-    ffi::result(unsafe { ffi::gpukit_record_stream(tensor.as_ptr().cast(), stream.device, stream.id) })
+    ffi::result(unsafe {
+        ffi::gpukit_record_stream(tensor.as_ptr().cast(), stream.device, stream.id)
+    })
 }
 
 /// Copies into a tensor with `non_blocking`, which tch's `copy_` lacks, on the current stream.

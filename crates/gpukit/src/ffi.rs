@@ -28,7 +28,8 @@ unsafe extern "C" {
     pub(crate) fn gpukit_exchange_stream(device: i32, id: i64, previous: *mut i64) -> *mut c_char;
     pub(crate) fn gpukit_synchronize_stream(device: i32, id: i64) -> *mut c_char;
     pub(crate) fn gpukit_stream_is_drained(device: i32, id: i64) -> bool;
-    pub(crate) fn gpukit_record_event(device: i32, id: i64, event: *mut *mut c_void) -> *mut c_char;
+    pub(crate) fn gpukit_record_event(device: i32, id: i64, event: *mut *mut c_void)
+    -> *mut c_char;
     pub(crate) fn gpukit_query_event(event: *mut c_void, done: *mut bool) -> *mut c_char;
     pub(crate) fn gpukit_wait_event(event: *mut c_void) -> *mut c_char;
     pub(crate) fn gpukit_synchronize_event(event: *mut c_void) -> *mut c_char;

@@ -20,7 +20,9 @@ impl Mlp {
         let sizes: [&[i64]; 4] = [&[8, 6], &[8], &[4, 8], &[4]];
         let weights: Vec<Tensor> = sizes
             .iter()
-            .map(|size| (Tensor::randn(*size, (Kind::Float, GPU)) * 0.3).detach().set_requires_grad(true))
+            .map(|size| {
+                (Tensor::randn(*size, (Kind::Float, GPU)) * 0.3).detach().set_requires_grad(true)
+            })
             .collect();
         Self {
             momenta: weights.iter().map(|it| it.detach().zeros_like()).collect(),
@@ -32,14 +34,18 @@ impl Mlp {
     }
 
     fn batch(&mut self, step: i64) {
-        self.inputs.copy_(&(Tensor::arange(30, (Kind::Float, Device::Cpu)).view([5, 6]) * (step + 1)).sin());
+        self.inputs.copy_(
+            &(Tensor::arange(30, (Kind::Float, Device::Cpu)).view([5, 6]) * (step + 1)).sin(),
+        );
         self.classes.copy_(&(Tensor::arange(5, (Kind::Int64, Device::Cpu)) + step).remainder(4));
     }
 
     fn step(&mut self) {
-        let hidden = self.inputs.linear(&self.weights[0], Some(&self.weights[1])).relu().dropout(0.2, true);
+        let hidden =
+            self.inputs.linear(&self.weights[0], Some(&self.weights[1])).relu().dropout(0.2, true);
         let logits = hidden.linear(&self.weights[2], Some(&self.weights[3]));
-        let loss = logits.cross_entropy_loss(&self.classes, None::<Tensor>, Reduction::Mean, -100, 0.0);
+        let loss =
+            logits.cross_entropy_loss(&self.classes, None::<Tensor>, Reduction::Mean, -100, 0.0);
         for weight in &mut self.weights {
             weight.zero_grad();
         }
@@ -47,7 +53,13 @@ impl Mlp {
         tch::no_grad(|| {
             let gradients: Vec<Tensor> = self.weights.iter().map(Tensor::grad).collect();
             let step = fused::SgdStep {
-                lr: 0.1, momentum: 0.9, dampening: 0.0, weight_decay: 0.01, nesterov: false, maximize: false, first: false,
+                lr: 0.1,
+                momentum: 0.9,
+                dampening: 0.0,
+                weight_decay: 0.01,
+                nesterov: false,
+                maximize: false,
+                first: false,
             };
             fused::sgd(
                 &self.weights.iter().collect::<Vec<_>>(),
@@ -61,7 +73,13 @@ impl Mlp {
     }
 
     fn numbers(&self) -> Vec<f32> {
-        let all: Vec<Tensor> = self.weights.iter().chain(&self.momenta).chain([&self.loss]).map(|it| it.detach().flatten(0, -1)).collect();
+        let all: Vec<Tensor> = self
+            .weights
+            .iter()
+            .chain(&self.momenta)
+            .chain([&self.loss])
+            .map(|it| it.detach().flatten(0, -1))
+            .collect();
         Vec::<f32>::try_from(Tensor::cat(&all, 0)).unwrap()
     }
 }
@@ -135,7 +153,10 @@ fn a_capture_permits_no_wait() {
         let ended = Graph::capture(0, || {
             assert!(fake::is_capturing(0));
             let error = refused().unwrap_err().to_string();
-            assert!(error.contains("operation not permitted when stream is capturing"), "{at}: {error}");
+            assert!(
+                error.contains("operation not permitted when stream is capturing"),
+                "{at}: {error}"
+            );
         });
         let error = ended.unwrap_err().to_string();
         assert!(error.contains("due to a previous error during capture"), "{at}: {error}");

@@ -92,7 +92,11 @@ fn a_destination_that_is_freed_too_early_shows() {
         stream.synchronize().unwrap();
         (reused, values(&next))
     };
-    assert_eq!(copy_into_freed(false), (true, vec![1.0, 2.0]), "the late copy has overwritten another tensor");
+    assert_eq!(
+        copy_into_freed(false),
+        (true, vec![1.0, 2.0]),
+        "the late copy has overwritten another tensor"
+    );
     assert_eq!(copy_into_freed(true), (false, vec![0.0, 0.0]));
     assert!(fake::record_stream(&from, &stream).is_err());
 }
@@ -104,5 +108,7 @@ fn freed_memory_has_no_values() {
     drop(tensor);
     assert!(all_nan(&Tensor::empty([4], (Kind::Float, GPU))));
     drop(pinned(&[1.0, 2.0]));
-    assert!(all_nan(&Tensor::empty([2], (Kind::Float, Device::Cpu)).pin_memory(GPU).fill_(f64::NAN)));
+    assert!(all_nan(
+        &Tensor::empty([2], (Kind::Float, Device::Cpu)).pin_memory(GPU).fill_(f64::NAN)
+    ));
 }

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 #[test]
 fn the_variable_names_the_device() {
@@ -17,7 +17,9 @@ fn the_variable_names_the_device() {
         let text = [output.stdout, output.stderr].map(|it| String::from_utf8(it).unwrap()).concat();
         (output.status.success(), text)
     };
-    for (value, expected) in [(None, "on Cpu"), (Some("cpu"), "on Cpu"), (Some("fake"), "on Cuda(0) of 2")] {
+    for (value, expected) in
+        [(None, "on Cpu"), (Some("cpu"), "on Cpu"), (Some("fake"), "on Cuda(0) of 2")]
+    {
         let (good, text) = run(value);
         assert!(good && text.contains(expected), "{value:?}: {text}");
     }
