@@ -618,6 +618,12 @@ int64_t attention_by_plain_operators(
   return 0;
 }
 
+bool no_library_for_ctc(const Tensor&, const Tensor&, at::IntArrayRef, at::IntArrayRef, int64_t) { return false; }
+
+bool no_library_for_ctc_of_tensors(const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t) {
+  return false;
+}
+
 Tensor sum_of_gates(
     const Tensor& input, const Tensor& hidden, const std::optional<Tensor>& input_bias,
     const std::optional<Tensor>& hidden_bias) {
@@ -710,6 +716,10 @@ void register_operators() {
   library->impl("record_stream", TORCH_FN(record_stream_of));
   library->impl("native_dropout", TORCH_FN(native_dropout));
   library->impl("_fused_sdp_choice", TORCH_FN(attention_by_plain_operators));
+  for (const char* name : {"_use_cudnn_ctc_loss", "_use_miopen_ctc_loss"}) {
+    library->impl(name, TORCH_FN(no_library_for_ctc));
+    library->impl((std::string(name) + ".Tensor").c_str(), TORCH_FN(no_library_for_ctc_of_tensors));
+  }
   library->impl("_thnn_fused_lstm_cell", TORCH_FN(lstm_cell));
   library->impl("_thnn_fused_lstm_cell_backward_impl", TORCH_FN(lstm_cell_backward));
   library->impl("_thnn_fused_gru_cell", TORCH_FN(gru_cell));

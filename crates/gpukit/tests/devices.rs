@@ -1,5 +1,7 @@
 //! Placement on GPUs made of host memory: which devices have contexts, memory and generators, and what may be mixed.
 
+#![allow(clippy::unwrap_used)] // also in what the tests share
+
 use brigade_gpukit::fake;
 use tch::{Device, Kind, Reduction, Tensor};
 
@@ -158,7 +160,7 @@ fn each_wait_for_the_device_is_named() {
     let host = Tensor::zeros([3], floats(Device::Cpu));
     let pinned = host.pin_memory(device);
     let up = |from: &Tensor, non_blocking| {
-        drop(from.to_device_(device, Kind::Float, non_blocking, false))
+        drop(from.to_device_(device, Kind::Float, non_blocking, false));
     };
     assert_eq!(fake::synchronizations(|| up(&host, false)), ["copy: host to device"]);
     assert_eq!(fake::synchronizations(|| up(&host, true)), ["copy: host to device"]);

@@ -1,5 +1,7 @@
 //! Graphs of GPUs made of host memory: replays are what the steps would have been.
 
+#![allow(clippy::unwrap_used)] // also in what the tests share
+
 use brigade_gpukit::fake::{self, Graph};
 use brigade_torch::fused;
 use tch::{Device, Kind, Reduction, Tensor};

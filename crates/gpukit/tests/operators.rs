@@ -1,5 +1,7 @@
 //! Operators of GPUs made of host memory give what the CPU gives, bit for bit, and on the right device.
 
+#![allow(clippy::unwrap_used)] // also in what the tests share
+
 use brigade_gpukit::fake;
 use brigade_torch::{Autocast, fused, gradients};
 use tch::{Device, Kind, Reduction, Tensor};

@@ -1,5 +1,7 @@
 //! Copies on streams of GPUs made of host memory come late, and what is wrong about a program shows in its numbers.
 
+#![allow(clippy::unwrap_used)] // also in what the tests share
+
 use brigade_gpukit::fake::{self, Stream};
 use tch::{Device, Kind, Tensor};
 

@@ -1,5 +1,7 @@
 //! The device that `BRIGADE_TEST_DEVICE` names.
 
+#![allow(clippy::unwrap_used)] // also in what the tests share
+
 use std::process::Command;
 
 use tch::{Kind, Tensor};
