@@ -1,0 +1,47 @@
+//! GPUs for tests: the device on which tests run, and GPUs made of host memory.
+//!
+//! A libtorch for CPUs has no kernel for CUDA. [`fake::install`] makes it believe that it has CUDA devices: their
+//! memory is the host's, and their operators are the CPU's. Tests then hold, without a GPU, that tensors are on the
+//! device where they belong, that nothing waits for the device without need, that copies from pinned memory are waited
+//! for, and that generators of different devices have states of their own. What a GPU computes, and how fast, they
+//! do not show.
+//!
+//! [`device`] is the device that the variable `BRIGADE_TEST_DEVICE` names, so that one test runs on the CPU, on such
+//! GPUs, and on a real one.
+
+pub mod fake;
+mod ffi;
+
+use tch::Device;
+
+/// The variable that names the device of the tests.
+pub const DEVICE_VARIABLE: &str = "BRIGADE_TEST_DEVICE";
+
+/// Returns the device that `BRIGADE_TEST_DEVICE` names.
+///
+/// Unset or `cpu`: the CPU. `fake`: the first of two GPUs made of host memory, which it installs. `cuda`: the first
+/// real GPU.
+///
+/// # Panics
+///
+/// On another value, with `cuda` where tch finds no GPU, and with `fake` where the program is linked with CUDA.
+#[must_use]
+pub fn device() -> Device {
+    let value = std::env::var(DEVICE_VARIABLE).unwrap_or_default();
+    match value.as_str() {
+        "" | "cpu" => Device::Cpu,
+        "fake" => {
+            fake::install(2).unwrap_or_else(|error| panic!("{DEVICE_VARIABLE}=fake: {error}"));
+            Device::Cuda(0)
+        }
+        "cuda" => {
+            assert!(
+                tch::Cuda::is_available(),
+                "{DEVICE_VARIABLE}=cuda: tch finds no GPU; on a machine with one run `cargo xtask setup --cuda` \
+                 and build with the feature `cuda`, or use {DEVICE_VARIABLE}=fake"
+            );
+            Device::Cuda(0)
+        }
+        other => panic!("{DEVICE_VARIABLE}={other}: it is cpu, fake or cuda"),
+    }
+}
