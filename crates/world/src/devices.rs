@@ -158,6 +158,14 @@ pub struct DriverWords {
 /// All kinds, in the order in which a host is asked for them.
 pub const KINDS: &[Kind] = &[Kind(&nvidia::Nvidia), Kind(&amd::Amd)];
 
+/// Returns where this host's file system begins: `/`, or the folder that
+/// [`BRIGADE_HOST_ROOT`](crate::env::BRIGADE_HOST_ROOT) names.
+#[must_use]
+pub fn host_root() -> PathBuf {
+    let given = std::env::var_os(crate::env::BRIGADE_HOST_ROOT).filter(|it| !it.is_empty());
+    given.map_or_else(|| PathBuf::from("/"), PathBuf::from)
+}
+
 /// Finds the devices of a host: those of the first kind that has any there, by number.
 #[must_use]
 pub fn find(root: &Path) -> (Kind, Vec<Device>) {
