@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 pub use affinity::{BindError, BindMode};
 pub use cpus::CpuSet;
+pub(crate) use devices::environment;
 pub use devices::{Device, DeviceError, DeviceList, Devices, Mask};
 pub use nproc::NprocSpec;
 pub use topology::{Cpu, Topology};

@@ -62,6 +62,11 @@ pub trait DeviceKind: fmt::Debug + Sync {
     /// Returns what to say of a driver that is not as it should be.
     fn driver_words(&self) -> &'static DriverWords;
 
+    /// Returns the oldest driver with which a version of the maker's toolkit works, where that is known.
+    fn oldest_driver(&self, _toolkit: &str) -> Option<&'static str> {
+        None
+    }
+
     /// Returns the fault that a message of the kernel's log reports, if it is one of such a device.
     fn fault(&self, message: &str) -> Option<Fault>;
 

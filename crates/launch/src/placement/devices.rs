@@ -6,12 +6,12 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use brigade_world::devices::{self, Kind};
+use brigade_world::devices::{self, Kind, NearNic};
 
 pub use brigade_world::devices::Device;
 
 use super::NprocSpec;
-use crate::ValueError;
+use crate::{LaunchPlan, ValueError};
 
 /// The GPUs of this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -45,8 +45,22 @@ impl Devices {
     /// Looks at this host and its environment.
     #[must_use]
     pub fn of_this_host() -> Self {
-        let var = |name: &str| std::env::var_os(name).map(|it| it.to_string_lossy().into_owned());
-        Self::read(&devices::host_root(), var)
+        Self::read(&devices::host_root(), environment(&[]))
+    }
+
+    /// Returns the device of each local rank of a plan, as far as there are any, with the network cards
+    /// as it sees them. Looks at this host; nothing of it is needed for a launch.
+    #[must_use]
+    pub fn of_ranks(plan: &LaunchPlan) -> Vec<(Device, Vec<NearNic>)> {
+        let root = devices::host_root();
+        let there = Self::read(&root, environment(&plan.user_env));
+        let chosen = there.choose(plan.options.placement.devices.as_ref()).unwrap_or_default();
+        if chosen.is_empty() {
+            return Vec::new();
+        }
+        let nics = devices::nics(&root);
+        let ranks = chosen.into_iter().take(plan.ranks.len());
+        ranks.map(|device| (device.clone(), devices::of_device(&root, &device, &nics))).collect()
     }
 
     /// Looks under `root`, where the file system begins. `var` gives variables of the environment.
@@ -246,6 +260,14 @@ pub enum DeviceError {
         /// Devices for them.
         devices: usize,
     },
+}
+
+/// What ranks find in their environment: variables that the user has for them, and this process's.
+pub(crate) fn environment(own: &[(String, String)]) -> impl Fn(&str) -> Option<String> {
+    move |name| {
+        let own = own.iter().find(|it| it.0 == name).map(|it| it.1.clone());
+        own.or_else(|| Some(std::env::var_os(name)?.to_string_lossy().into_owned()))
+    }
 }
 
 /// As programs read the variable: up to the first name that means nothing. `is_blind`: nothing can be

@@ -112,6 +112,16 @@ impl DeviceKind for Nvidia {
         }
     }
 
+    /// By CUDA's major version: within one, newer programs run with an older driver.
+    fn oldest_driver(&self, toolkit: &str) -> Option<&'static str> {
+        match toolkit.split('.').next()?.parse().ok()? {
+            11 => Some("450.80.02"),
+            12 => Some("525.60.13"),
+            13 => Some("580.65.06"),
+            _ => None,
+        }
+    }
+
     fn fault(&self, message: &str) -> Option<Fault> {
         xid::fault(message)
     }
