@@ -44,7 +44,7 @@ pub(crate) fn run(args: &EnvArgs, mut out: impl Write) -> anyhow::Result<()> {
 }
 
 fn text(facts: &Facts, tools: &[(&str, Option<String>)]) -> String {
-    let Facts { host, cpu, memory, nvidia, .. } = facts;
+    let Facts { host, cpu, memory, devices, .. } = facts;
     let gib = |bytes: u64| format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30));
     let mut lines = vec![
         ("brigade", format!("{} ({})", host.brigade.version, host.brigade.path.display())),
@@ -64,13 +64,15 @@ fn text(facts: &Facts, tools: &[(&str, Option<String>)]) -> String {
             let limit = limit.map(|it| format!(", limit {}", gib(it))).unwrap_or_default();
             format!("{}, {} free{limit}", gib(memory.total_bytes), gib(memory.free_bytes()))
         }),
-        ("driver", nvidia.driver.clone().unwrap_or_else(|| NONE.to_owned())),
+        ("driver", devices.driver.version.clone().unwrap_or_else(|| NONE.to_owned())),
     ];
-    if nvidia.gpus.is_empty() {
+    if devices.gpus.is_empty() {
         lines.push(("GPU", NONE.to_owned()));
     }
-    for gpu in &nvidia.gpus {
-        lines.push(("GPU", format!("{}: {} at {}", gpu.number, gpu.model, gpu.bus)));
+    for gpu in &devices.gpus {
+        let place = gpu.device.pci.as_deref().map(|it| format!(" at {it}")).unwrap_or_default();
+        let memory = gpu.device.memory_bytes.map(|it| format!(", {}", gib(it))).unwrap_or_default();
+        lines.push(("GPU", format!("{}: {}{place}{memory}", gpu.device.id, gpu.model())));
     }
     let libtorch = facts.program.as_ref().and_then(|program| program.libtorch.as_ref());
     lines.push((

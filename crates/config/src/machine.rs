@@ -8,7 +8,7 @@ use crate::value::Precision;
 /// What a machine has, as far as settings depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Machine {
-    /// Nvidia's GPUs.
+    /// GPUs that programs see, of any kind that is known.
     pub gpus: usize,
     /// Cores that this process may use.
     pub cores: usize,

@@ -16,6 +16,8 @@ mod limits;
 mod memory;
 mod mtu;
 mod names;
+mod nccl;
+mod nics;
 mod ports;
 mod program;
 mod shared_memory;
@@ -39,6 +41,7 @@ const CHECKS: &[Check] = &[
     clock::check,
     names::check,
     interfaces::check,
+    nics::check,
     ports::check,
     mtu::check,
     speed::check,

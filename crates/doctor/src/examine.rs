@@ -145,7 +145,7 @@ fn plan_routes(cluster: &Cluster, addresses: &[Vec<u16>]) -> Vec<Route> {
             for address in &known {
                 attempts.extend(addresses[to].iter().map(|port| (by, (*address, *port).into())));
             }
-            let nccl = if theirs.nvidia.gpus.is_empty() {
+            let nccl = if theirs.devices.gpus.is_empty() {
                 None
             } else {
                 interface_choice::nccl(theirs).address()

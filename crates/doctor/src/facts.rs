@@ -10,6 +10,7 @@ use crate::sources::Sources;
 
 mod cgroup;
 mod cpu;
+mod devices;
 mod elf;
 mod folders;
 mod host;
@@ -22,21 +23,20 @@ mod memory;
 mod mounts;
 mod names;
 mod network;
-mod nvidia;
 mod program;
 mod project;
 mod variables;
 
 pub use cpu::{Cpu, Vectors};
+pub use devices::{Devices, Gpu};
 pub use folders::{Folder, FolderState, FolderUse, Space};
 pub use host::{Build, Host};
-pub use kernel_log::{KernelLog, Kill, XidMessage};
+pub use kernel_log::{DeviceMessage, KernelLog, Kill};
 pub use libtorch::Libtorch;
 pub use limits::{Limit, Limits};
 pub use memory::Memory;
 pub use names::{Resolution, resolve};
 pub use network::{Interface, InterfaceAddress, Network};
-pub use nvidia::{Gpu, Nvidia};
 pub use program::{Missing, Program, ProgramState};
 pub use project::Project;
 
@@ -81,8 +81,8 @@ pub struct Facts {
     pub names: Vec<Resolution>,
     /// The variables that libraries and launchers listen to.
     pub variables: BTreeMap<String, String>,
-    /// NVIDIA's devices and driver.
-    pub nvidia: Nvidia,
+    /// Accelerators and their driver.
+    pub devices: Devices,
     /// The program of the job.
     pub program: Option<Program>,
     /// The libtorch that programs find without help of their own.
@@ -132,7 +132,7 @@ impl Facts {
             limits: Limits::gather(sources),
             network: Network::gather(sources),
             variables: variables::gather(sources),
-            nvidia: Nvidia::gather(sources),
+            devices: Devices::gather(sources),
             kernel_log,
             host,
             folders,
@@ -152,4 +152,4 @@ impl Facts {
 }
 
 /// Changes when a field changes its meaning.
-pub const FACTS_VERSION: u32 = 1;
+pub const FACTS_VERSION: u32 = 2;

@@ -43,6 +43,8 @@ pub enum Subject {
     Names,
     /// Network interfaces, and those that Gloo and NCCL would take.
     Interfaces,
+    /// Network cards, and which of them is near which GPU.
+    Nics,
     /// Ports between hosts.
     Ports,
     /// Sizes of packets.
@@ -83,6 +85,7 @@ impl Subject {
             Self::Clock => "clock",
             Self::Names => "names",
             Self::Interfaces => "interfaces",
+            Self::Nics => "network cards",
             Self::Ports => "ports",
             Self::Mtu => "mtu",
             Self::Speed => "speed",

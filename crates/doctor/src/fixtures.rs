@@ -2,12 +2,14 @@
 
 use std::net::IpAddr;
 
+use brigade_world::devices::{Device, Driver};
+
 use crate::cluster::{
     AddressSource, Attempt, ClockReading, Cluster, HostReport, Measured, Outcome, Route,
 };
 use crate::facts::{
-    Build, Cpu, FACTS_VERSION, Facts, Folder, FolderState, FolderUse, Gpu, Host, Interface,
-    InterfaceAddress, KernelLog, Libtorch, Limit, Limits, Memory, Network, Nvidia, Program,
+    Build, Cpu, Devices, FACTS_VERSION, Facts, Folder, FolderState, FolderUse, Gpu, Host,
+    Interface, InterfaceAddress, KernelLog, Libtorch, Limit, Limits, Memory, Network, Program,
     ProgramState, Question, Resolution, Space,
 };
 use crate::finding::{Finding, Verdict};
@@ -109,22 +111,23 @@ pub(crate) fn program(libtorch: Option<Libtorch>) -> Program {
 }
 
 /// A driver for CUDA 13 and so many GPUs.
-pub(crate) fn nvidia(gpus: u32) -> Nvidia {
-    Nvidia {
-        driver: Some("580.65.06".to_owned()),
-        gpus: (0..gpus)
-            .map(|number| Gpu {
-                number,
-                model: "NVIDIA H100 80GB HBM3".to_owned(),
-                bus: format!("0000:{number:02x}:00.0"),
-                excluded: false,
-            })
-            .collect(),
-        on_bus: gpus as usize,
-        device_files: (0..gpus).collect(),
-        control_file: true,
-        memory_file: true,
+pub(crate) fn devices(gpus: u32) -> Devices {
+    let device = |number: u32| Device {
+        id: number.to_string(),
+        model: Some("NVIDIA H100 80GB HBM3".to_owned()),
+        pci: Some(format!("0000:{number:02x}:00.0")),
+        is_usable: true,
+        ..Device::default()
+    };
+    Devices {
+        kind: "NVIDIA".to_owned(),
+        driver: Driver {
+            version: Some("580.65.06".to_owned()),
+            on_bus: gpus as usize,
+            missing_files: Vec::new(),
+        },
         library: true,
+        gpus: (0..gpus).map(|number| Gpu { device: device(number), nics: Vec::new() }).collect(),
     }
 }
 

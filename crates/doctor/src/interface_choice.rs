@@ -105,7 +105,7 @@ fn candidates<'a>(facts: &'a Facts, family: Option<&str>) -> Vec<(&'a str, IpAdd
 
 /// `eth,ib` are beginnings, `=eth0` whole names, `^` means all others. A port after a colon narrows
 /// to nothing here.
-fn matches(rule: &str, name: &str) -> bool {
+pub(crate) fn matches(rule: &str, name: &str) -> bool {
     let (not, rule) = rule.strip_prefix('^').map_or((false, rule), |rest| (true, rest));
     let (whole, rule) = rule.strip_prefix('=').map_or((false, rule), |rest| (true, rest));
     let listed = rule

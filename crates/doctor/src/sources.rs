@@ -40,6 +40,11 @@ impl Sources {
         self
     }
 
+    /// Where the host's file system begins.
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
     /// All variables of the environment.
     #[must_use]
     pub fn variables(&self) -> &BTreeMap<String, String> {

@@ -7,6 +7,7 @@
 //! carries events to it and actions away from it.
 
 mod coordinator_client;
+mod device_faults;
 mod error_files;
 mod files;
 mod job_control;
@@ -260,7 +261,8 @@ impl<'p> Agent<'p> {
                 let ranks = self.ranks.iter();
                 let files =
                     ranks.flat_map(|it| (0..it.part.nproc).map(|n| it.folder.error_file(n)));
-                self.files.find_errors(files.collect());
+                let first_rank = self.ranks.as_ref().map_or(0, |it| it.part.first_rank);
+                self.files.find_errors(first_rank, files.collect());
             }
             Action::Ask { local_ranks, signal } => {
                 self.ranks.iter().for_each(|ranks| ranks.ask(&local_ranks, signal));
@@ -280,7 +282,8 @@ impl<'p> Agent<'p> {
                     self.ranks.as_ref().and_then(|ranks| ranks.folder.error_file(local_rank));
                 let killer = self.ranks.as_ref().filter(|_| killed);
                 let killer = killer.map(|ranks| ranks.oom_killer.clone());
-                self.files.read_error(local_rank, file, killer);
+                let first_rank = self.ranks.as_ref().map_or(0, |it| it.part.first_rank);
+                self.files.read_error(first_rank, local_rank, file, killer);
             }
             Action::Inspect(local_ranks) => {
                 let states = self.ranks.as_ref().map(|ranks| ranks.states(&local_ranks));
@@ -476,8 +479,9 @@ impl<'p> Agent<'p> {
                     Event::StartFailed { attempt, error }
                 }
                 Answer::Errors(ranks) => Event::Exiting(ranks),
-                Answer::FailureDetails { local_rank, error, hint } => {
-                    Event::FailureDetails { local_rank, error, hint }
+                Answer::DeviceFaults(faults) => Event::DeviceFaults(faults),
+                Answer::FailureDetails { local_rank, error, hint, device_faults } => {
+                    Event::FailureDetails { local_rank, error, hint, device_faults }
                 }
             });
         }

@@ -66,7 +66,7 @@ pub use output::{
     Prefix, PrefixFacts, StreamMode, StreamModes,
 };
 pub use placement::{
-    BindError, BindMode, Cpu, CpuSet, Device, DeviceError, DeviceList, Devices, NprocSpec,
+    BindError, BindMode, Cpu, CpuSet, Device, DeviceError, DeviceList, Devices, Mask, NprocSpec,
     PlacementFacts, PlacementOptions, RankSetup, Topology,
 };
 pub use plan::{HostFacts, LaunchPlan};

@@ -3,7 +3,6 @@
 mod affinity;
 mod cpus;
 mod devices;
-mod gpus;
 mod nproc;
 mod topology;
 
@@ -13,7 +12,8 @@ use serde::{Deserialize, Serialize};
 
 pub use affinity::{BindError, BindMode};
 pub use cpus::CpuSet;
-pub use devices::{Device, DeviceError, DeviceList, Devices};
+pub(crate) use devices::environment;
+pub use devices::{Device, DeviceError, DeviceList, Devices, Mask};
 pub use nproc::NprocSpec;
 pub use topology::{Cpu, Topology};
 
@@ -61,9 +61,7 @@ impl PlacementFacts {
             facts.topology = Topology::read(root, &CpuSet::allowed(root));
         }
         if bound || counted || options.devices.is_some() || options.virtual_local_rank {
-            let visible = std::env::var_os(devices::CUDA_VISIBLE_DEVICES);
-            let visible = visible.map(|value| value.to_string_lossy().into_owned());
-            facts.devices = Devices::read(root, visible.as_deref());
+            facts.devices = Devices::of_this_host();
         }
         facts
     }
@@ -94,7 +92,7 @@ pub(crate) fn place(
         } else {
             matches!(options.devices, Some(DeviceList::Ids(_))).then(|| all_ids.join(","))
         };
-        let env = visible.map(|value| (devices::CUDA_VISIBLE_DEVICES, value));
+        let env = visible.map(|value| (facts.devices.kind.visibility_variable(), value));
         let cpus = sets.as_ref().map(|sets| sets[rank].clone());
         RankSetup { cpus, env: env.into_iter().collect() }
     };
@@ -128,13 +126,13 @@ mod tests {
             .iter()
             .map(|(id, numa_node)| Device {
                 id: (*id).to_owned(),
-                uuid: None,
                 numa_node: *numa_node,
+                ..Device::default()
             })
             .collect();
         PlacementFacts {
             topology: Topology { cpus: cpus.iter().enumerate().map(cpu).collect() },
-            devices: Devices { present: devices.clone(), visible: devices, mask: None },
+            devices: Devices { present: devices.clone(), visible: devices, ..Devices::default() },
         }
     }
 

@@ -7,7 +7,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use brigade_world::env;
+use brigade_world::{devices, env};
 
 use crate::{LocalFacts, RemoteError};
 
@@ -107,7 +107,8 @@ pub fn forwarded_variables(
     // Each with the number of the file that it is from.
     let mut chosen: BTreeMap<OsString, (OsString, Option<usize>)> = BTreeMap::new();
     for (name, value) in FORWARDED.iter().flat_map(|it| named(it)) {
-        if !NOT_FORWARDED.iter().any(|it| name == it) {
+        let is_of_devices = name.to_str().is_some_and(devices::is_visibility_variable);
+        if !is_of_devices && !NOT_FORWARDED.iter().any(|it| name == it) {
             chosen.insert(name.clone(), (value.clone(), None));
         }
     }
@@ -208,7 +209,6 @@ const NOT_FORWARDED: &[&str] = &[
     "CUDA_HOME",
     "CUDA_PATH",
     "CUDA_ROOT",
-    "CUDA_VISIBLE_DEVICES",
     "PYTHONHOME",
     env::BRIGADE_RDZV_SECRET,
     env::BRIGADE_ETCD_PASSWORD,

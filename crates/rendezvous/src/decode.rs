@@ -59,6 +59,7 @@ pub fn coordinator_record(bytes: &[u8]) -> Option<(String, u16)> {
 
 #[cfg(test)]
 mod tests {
+    use brigade_world::devices::DeviceFault;
     use proptest::prelude::*;
 
     use super::*;
@@ -84,6 +85,10 @@ mod tests {
             stream: crate::Stream::Stderr,
             error: Some("a\n\x1b[2Jb".into()),
             hint: Some(evil.clone()),
+            device_faults: vec![
+                DeviceFault { remedy: evil.clone(), ..DeviceFault::default() };
+                100
+            ],
         };
         let bytes = [
             encode(&FromAgent::Join(join)),
@@ -103,7 +108,10 @@ mod tests {
         };
         let address = join.address.as_ref().unwrap();
         let hint = failure.hint.as_ref().unwrap();
-        for text in [&join.host, &join.version, address, reason, text, &failure.host, hint] {
+        assert_eq!(failure.device_faults.len(), crate::message::MAX_FAULTS);
+        let remedy = &failure.device_faults[0].remedy;
+        for text in [remedy, &join.host, &join.version, address, reason, text, &failure.host, hint]
+        {
             assert!(is_fit(text), "{text}");
         }
         assert_eq!(failure.error.as_deref(), Some("a\n\\u{1b}[2Jb"));

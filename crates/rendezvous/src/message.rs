@@ -8,6 +8,7 @@
 use std::fmt;
 use std::os::unix::process::ExitStatusExt;
 
+use brigade_world::devices::DeviceFault;
 use serde::{Deserialize, Serialize};
 
 use crate::printable;
@@ -15,6 +16,9 @@ use crate::text::printable_lines;
 
 /// Version of this protocol; both sides must have the same.
 pub const PROTOCOL: u32 = 3;
+
+/// More faults of devices than that are not taken from one failure.
+pub(crate) const MAX_FAULTS: usize = 16;
 
 /// Milliseconds of the sender's own monotonic clock, from a start of its choosing.
 pub type Millis = u64;
@@ -171,6 +175,9 @@ pub struct RankFailure {
     /// What its agent knows about the reason besides: that memory ran out, say.
     #[serde(default)]
     pub hint: Option<String>,
+    /// Faults of the job's devices that drivers have reported, on the hosts where ranks have failed.
+    #[serde(default)]
+    pub device_faults: Vec<DeviceFault>,
 }
 
 /// How a process ended.
@@ -434,7 +441,9 @@ impl RankFailure {
     fn printable(self) -> Self {
         let hint = self.hint.as_deref().map(printable);
         let error = self.error.as_deref().map(printable_lines);
-        Self { host: printable(&self.host), hint, error, ..self }
+        let faults = self.device_faults.into_iter().take(MAX_FAULTS);
+        let device_faults = faults.map(|fault| fault.with_texts(printable)).collect();
+        Self { host: printable(&self.host), hint, error, device_faults, ..self }
     }
 
     /// One line: which rank failed, on which host, and how.
@@ -444,7 +453,7 @@ impl RankFailure {
     /// # let failure = RankFailure {
     /// #     attempt: 0, rank: 5, local_rank: 1, host: "node2".into(), pid: 42,
     /// #     exit_status: ExitStatus::Code(3), at: 0, last_lines: vec![], stream: Stream::Stderr,
-    /// #     error: None, hint: None,
+    /// #     error: None, hint: None, device_faults: vec![],
     /// # };
     /// assert_eq!(failure.summary(), "rank 5 on node2 (local rank 1, pid 42) failed: exit code 3");
     /// ```

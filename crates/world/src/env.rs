@@ -63,6 +63,10 @@ pub const BRIGADE_RDZV_SECRET: &str = "BRIGADE_RDZV_SECRET";
 /// launch`, and kept from the ranks.
 pub const BRIGADE_ETCD_PASSWORD: &str = "BRIGADE_ETCD_PASSWORD";
 
+/// Folder in place of `/` where the launcher looks for devices, network cards and the kernel's log: for a
+/// container that has the host's files elsewhere, and for tests.
+pub const BRIGADE_HOST_ROOT: &str = "BRIGADE_HOST_ROOT";
+
 /// Variables that a launcher reads and hands on to no other process: neither to ranks nor to other
 /// hosts.
 pub const LAUNCHERS_OWN: [&str; 2] = [BRIGADE_RDZV_SECRET, BRIGADE_ETCD_PASSWORD];

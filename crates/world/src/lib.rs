@@ -4,7 +4,8 @@
 //! meaning are torchrun's, so that a Brigade program runs under torchrun and a PyTorch script runs
 //! under `brigade launch`. [`env::TABLE`] is the whole contract; [`World`] is what a program reads
 //! from it and what a launcher writes to it. A program that Slurm, MPI or Kubeflow starts without a
-//! launcher finds its place in their own variables ([`scheduler`]).
+//! launcher finds its place in their own variables ([`scheduler`]). What the host gives its ranks, its
+//! accelerators and the network cards near them, is found by [`devices`].
 //!
 //! ```
 //! use brigade_world::World;
@@ -18,9 +19,11 @@
 //! # Ok::<(), brigade_world::WorldError>(())
 //! ```
 
+pub mod devices;
 pub mod env;
 mod error;
 mod error_file;
+mod kernel_log;
 mod progress;
 mod rank;
 pub mod scheduler;
@@ -31,6 +34,7 @@ mod world;
 
 pub use error::WorldError;
 pub use error_file::{ErrorRecord, record};
+pub use kernel_log::{KMSG, KernelLog, KernelMessage};
 pub use progress::{MAX_REPORT_LEN, Pace, ProgressPipe, ProgressReport};
 pub use rank::{LocalRank, Rank, WorldSize};
 pub use store::{StoreEndpoint, StoreHost, own_address};

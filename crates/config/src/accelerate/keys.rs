@@ -129,8 +129,8 @@ impl<'a> Keys<'a> {
             ),
             "MPS" | "MULTI_NPU" | "MULTI_MLU" | "MULTI_SDAA" | "MULTI_MUSA" | "MULTI_XPU"
             | "MULTI_HPU" | "MULTI_NEURON" => KeyOutcome::LeftOut(
-                "Brigade knows CPUs and Nvidia's GPUs: the ranks are started, and the program \
-                 chooses its devices"
+                "Brigade knows CPUs and the GPUs of NVIDIA and AMD: the ranks are started, and the \
+                 program chooses its devices"
                     .to_owned(),
             ),
             other => return Err(self.wrong(entry, other, "one of NO, MULTI_CPU or MULTI_GPU")),

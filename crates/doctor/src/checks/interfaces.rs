@@ -9,7 +9,7 @@ use crate::finding::{Finding, Subject};
 use crate::interface_choice::{self, GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME, Pick};
 
 pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
-    let gpus = cluster.examined().any(|(_, _, facts)| !facts.nvidia.gpus.is_empty());
+    let gpus = cluster.examined().any(|(_, _, facts)| !facts.devices.gpus.is_empty());
     let mut findings = Vec::new();
     let mut summary = Vec::new();
     let several = cluster.hosts.len() > 1;
@@ -220,7 +220,7 @@ mod tests {
         let mut cluster = fixtures::cluster(2);
         set(fixtures::facts(&mut cluster, 0), NCCL_SOCKET_IFNAME, "ens5");
         assert_eq!(fixtures::only(&check(&cluster)).0, Verdict::Warning);
-        fixtures::facts(&mut cluster, 0).nvidia = fixtures::nvidia(1);
+        fixtures::facts(&mut cluster, 0).devices = fixtures::devices(1);
         assert_eq!(fixtures::only(&check(&cluster)).0, Verdict::Fail);
     }
 
@@ -258,7 +258,7 @@ mod tests {
     fn several_for_nccl() {
         let mut cluster = fixtures::cluster(2);
         let facts = fixtures::facts(&mut cluster, 0);
-        facts.nvidia = fixtures::nvidia(1);
+        facts.devices = fixtures::devices(1);
         facts.network.interfaces.push(fixtures::interface("wlan0", "192.168.1.5"));
         let (verdict, _, found) = fixtures::only(&check(&cluster));
         assert_eq!(verdict, Verdict::Note);

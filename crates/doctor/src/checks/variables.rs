@@ -1,8 +1,9 @@
 //! The environment: leftovers of another job, devices that are not there, settings of one host only.
 
+use brigade_world::devices::Kind;
 use brigade_world::env;
 
-use super::{groups, who_has_what};
+use super::{groups, nccl, who_has_what};
 use crate::cluster::Cluster;
 use crate::facts::Facts;
 use crate::finding::{Finding, Subject};
@@ -11,7 +12,8 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (_, host, facts) in cluster.examined() {
         findings.extend(stale(facts).map(|it| it.on(&host.name)));
-        findings.extend(visible_devices(facts).map(|it| it.on(&host.name)));
+        findings.extend(visible_devices(facts).into_iter().map(|it| it.on(&host.name)));
+        findings.extend(nccl::check(facts).into_iter().map(|it| it.on(&host.name)));
     }
     findings.extend(different(cluster));
     if findings.is_empty() && cluster.examined().next().is_some() {
@@ -38,20 +40,35 @@ fn stale(facts: &Facts) -> Option<Finding> {
     )
 }
 
-fn visible_devices(facts: &Facts) -> Option<Finding> {
-    let value = facts.variables.get(CUDA_VISIBLE_DEVICES)?;
-    let gpus = facts.nvidia.gpus.len();
+fn visible_devices(facts: &Facts) -> Vec<Finding> {
+    let gpus = facts.devices.usable();
     if gpus == 0 {
-        return None;
+        return Vec::new();
     }
+    let kind = facts.devices.kind();
+    let names = kind.visibility().iter().flat_map(|layer| layer.iter());
+    let set = names.filter_map(|name| Some((*name, facts.variables.get(*name)?)));
+    set.filter_map(|(name, value)| visible(kind, name, value, gpus)).collect()
+}
+
+fn visible(kind: Kind, name: &str, value: &str, gpus: usize) -> Option<Finding> {
     let entries: Vec<&str> = value.split(',').map(str::trim).collect();
-    // CUDA stops reading at the first entry that is not a device: what follows is hidden, too.
+    let set = format!("{name}={value}");
+    let twice = entries.iter().enumerate().find(|(at, it)| entries[..*at].contains(it));
+    if let Some((_, twice)) = twice.filter(|(_, it)| !it.is_empty()) {
+        return Some(
+            Finding::fail(Subject::Variables, format!("{set} names GPU {twice} twice"))
+                .means("programs see no GPU twice: they find fewer, or none")
+                .remedy("name each device once")
+                .command(format!("unset {name}")),
+        );
+    }
+    // Programs stop reading at the first entry that is not a device: what follows is hidden, too.
     let bad = entries.iter().find(|entry| match entry.parse::<i64>() {
         Ok(number) => usize::try_from(number).map_or(true, |number| number >= gpus),
-        Err(_) => !(entry.starts_with("GPU-") || entry.starts_with("MIG-")),
+        Err(_) => !kind.id_prefixes().iter().any(|it| entry.starts_with(it)),
     });
     let bad = bad?;
-    let set = format!("{CUDA_VISIBLE_DEVICES}={value}");
     if bad.is_empty() || *bad == "-1" {
         return Some(
             Finding::note(Subject::Variables, format!("{set} hides all GPUs"))
@@ -64,9 +81,9 @@ fn visible_devices(facts: &Facts) -> Option<Finding> {
             Subject::Variables,
             format!("{set}, but GPU {bad} is not there: the host has 0 to {}", gpus - 1),
         )
-        .means(format!("CUDA shows {good} of the host's {gpus} GPUs, and no error"))
+        .means(format!("programs see {good} of the host's {gpus} GPUs, and no error"))
         .remedy("name devices that are there, or none")
-        .command(format!("unset {CUDA_VISIBLE_DEVICES}")),
+        .command(format!("unset {name}")),
     )
 }
 
@@ -99,7 +116,6 @@ fn different(cluster: &Cluster) -> Vec<Finding> {
     findings
 }
 
-const CUDA_VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 const LIBRARIES: &[&str] = &["GLOO_", "NCCL_", "TORCH_NCCL_", "OMP_"];
 /// Interfaces have other names on other hosts.
 const OWN_PER_HOST: &[&str] = &["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"];
@@ -113,12 +129,14 @@ mod tests {
     fn with(gpus: u32, variables: &[(&str, &str)]) -> Vec<Finding> {
         let mut cluster = fixtures::cluster(2);
         let facts = fixtures::facts(&mut cluster, 1);
-        facts.nvidia = fixtures::nvidia(gpus);
+        facts.devices = fixtures::devices(gpus);
         for (name, value) in variables {
             facts.variables.insert((*name).to_owned(), (*value).to_owned());
         }
         check(&cluster)
     }
+
+    const CUDA_VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 
     #[test]
     fn leftovers_of_a_job() {
@@ -136,6 +154,7 @@ mod tests {
             ("0,7", Some(Verdict::Fail)),
             ("2", Some(Verdict::Fail)),
             ("x", Some(Verdict::Fail)),
+            ("1,1", Some(Verdict::Fail)),
             ("", Some(Verdict::Note)),
             ("-1", Some(Verdict::Note)),
             ("1,0", None),

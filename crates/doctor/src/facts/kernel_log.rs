@@ -1,10 +1,8 @@
 //! What the kernel complains about: faults of GPUs, and processes it has killed for memory.
 
-use std::fs::OpenOptions;
-use std::io::{self, ErrorKind, Read};
-use std::os::unix::fs::OpenOptionsExt;
+use std::time::Duration;
 
-use nix::fcntl::OFlag;
+use brigade_world::{KMSG, devices};
 use serde::{Deserialize, Serialize};
 
 use crate::sources::Sources;
@@ -15,8 +13,8 @@ use crate::sources::Sources;
 pub struct KernelLog {
     /// Whether this user may read it.
     pub readable: bool,
-    /// Faults of NVIDIA's GPUs, oldest first.
-    pub xids: Vec<XidMessage>,
+    /// Faults of GPUs, oldest first.
+    pub faults: Vec<DeviceMessage>,
     /// Processes killed because memory had run out, oldest first.
     pub kills: Vec<Kill>,
 }
@@ -24,9 +22,7 @@ pub struct KernelLog {
 /// A fault of a GPU, in the driver's words.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct XidMessage {
-    /// NVIDIA's number for the kind of fault.
-    pub code: u32,
+pub struct DeviceMessage {
     /// The whole message.
     pub text: String,
     /// How long ago.
@@ -50,19 +46,19 @@ impl KernelLog {
         let uptime = sources.value("/proc/uptime").unwrap_or_default();
         let uptime: f64 = uptime.split(' ').next().and_then(|it| it.parse().ok()).unwrap_or(0.0);
         let mut log = Self::default();
-        log.readable = for_each_line(sources, |line| log.take(line, uptime)).is_ok();
+        let reader = brigade_world::KernelLog::open(&sources.path(KMSG));
+        let read =
+            reader.and_then(|mut it| it.read(|message| log.take(message.at, message.text, uptime)));
+        log.readable = read.is_ok();
         log
     }
 
-    /// Priority, number, microseconds since the start, flags; the message.
-    fn take(&mut self, line: &str, uptime: f64) {
-        let Some((header, message)) = line.split_once(';') else { return };
-        let micros = header.split(',').nth(2).and_then(|it| it.parse::<f64>().ok());
-        let seconds_ago = (uptime - micros.unwrap_or_default() / 1e6).max(0.0) as u64;
-        if let Some(code) = xid(message) {
-            keep(&mut self.xids, XidMessage { code, text: message.to_owned(), seconds_ago });
-        } else if let Some(program) = killed(message) {
-            let of_group = message.contains("Memory cgroup");
+    fn take(&mut self, at: Duration, text: &str, uptime: f64) {
+        let seconds_ago = (uptime - at.as_secs_f64()).max(0.0) as u64;
+        if devices::fault_in(text).is_some() {
+            keep(&mut self.faults, DeviceMessage { text: text.to_owned(), seconds_ago });
+        } else if let Some(program) = killed(text) {
+            let of_group = text.contains("Memory cgroup");
             keep(&mut self.kills, Kill { program: program.to_owned(), of_group, seconds_ago });
         }
     }
@@ -76,41 +72,6 @@ fn keep<T>(list: &mut Vec<T>, newest: T) {
     list.push(newest);
 }
 
-/// The device gives one message per read, and an error when there are no more for now.
-fn for_each_line(sources: &Sources, mut take: impl FnMut(&str)) -> io::Result<()> {
-    let mut file = OpenOptions::new()
-        .read(true)
-        .custom_flags(OFlag::O_NONBLOCK.bits())
-        .open(sources.path("/dev/kmsg"))?;
-    let mut buffer = [0; 8192];
-    let mut pending = Vec::new();
-    let mut total = 0;
-    while total < MAX_LOG_LEN {
-        match file.read(&mut buffer) {
-            Ok(0) => break,
-            Ok(length) => {
-                total += length;
-                pending.extend_from_slice(&buffer[..length]);
-                let end = pending.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
-                String::from_utf8_lossy(&pending[..end]).lines().for_each(&mut take);
-                pending.drain(..end);
-            }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-            // A message was overwritten before we had read it.
-            Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
-}
-
-/// `NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus.`
-fn xid(message: &str) -> Option<u32> {
-    let rest = &message[message.find("Xid (")?..];
-    let number = rest.split_once("): ")?.1;
-    number.split(|it: char| !it.is_ascii_digit()).next()?.parse().ok()
-}
-
 /// `Out of memory: Killed process 1234 (python3) total-vm:...`, and the same with the prefix
 /// `Memory cgroup out of memory`.
 fn killed(message: &str) -> Option<&str> {
@@ -118,8 +79,6 @@ fn killed(message: &str) -> Option<&str> {
     Some(rest.split_once('(')?.1.split_once(')')?.0)
 }
 
-/// More than the kernel keeps; a flood of new messages must not hold us.
-const MAX_LOG_LEN: usize = 64 << 20;
 const MOST: usize = 20;
 
 #[cfg(test)]
@@ -142,7 +101,8 @@ mod tests {
         .unwrap();
         let log = KernelLog::gather(&Sources::under(root.path()));
         assert!(log.readable);
-        assert_eq!((log.xids[0].code, log.xids[0].seconds_ago), (79, 60));
+        assert!(log.faults[0].text.contains("79, pid=12"));
+        assert_eq!((log.faults.len(), log.faults[0].seconds_ago), (1, 60));
         let kill = Kill { program: "train".to_owned(), of_group: true, seconds_ago: 10 };
         assert_eq!(log.kills, [kill]);
         assert!(!KernelLog::gather(&Sources::under("/nowhere")).readable);

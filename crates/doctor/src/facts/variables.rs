@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use brigade_world::env;
+use brigade_world::{devices, env};
 
 use crate::sources::Sources;
 
@@ -11,6 +11,7 @@ pub(super) fn gather(sources: &Sources) -> BTreeMap<String, String> {
     let matters = |name: &str| {
         env::TABLE.iter().any(|it| it.name == name)
             || NAMES.contains(&name)
+            || devices::is_visibility_variable(name)
             || PREFIXES.iter().any(|prefix| name.starts_with(prefix))
     };
     let chosen = sources.variables().iter().filter(|(name, _)| matters(name));
@@ -19,8 +20,9 @@ pub(super) fn gather(sources: &Sources) -> BTreeMap<String, String> {
 
 const NAMES: &[&str] = &[
     "CONDA_PREFIX",
+    "CUDA_DEVICE_ORDER",
     "CUDA_HOME",
-    "CUDA_VISIBLE_DEVICES",
+    "CUDA_LAUNCH_BLOCKING",
     "LD_LIBRARY_PATH",
     "LD_PRELOAD",
     "LIBTORCH",

@@ -52,7 +52,7 @@ pub(super) fn pass_on(failure: &RankFailure, file: Option<&Path>) {
         return;
     };
     let ours = PathBuf::from(ours);
-    let record = file.and_then(ErrorRecord::read).unwrap_or_else(|| {
+    let mut record = file.and_then(ErrorRecord::read).unwrap_or_else(|| {
         let summary = failure.summary();
         let (message, callstack) = match &failure.error {
             Some(error) => (format!("{summary}: {error}"), None),
@@ -60,6 +60,9 @@ pub(super) fn pass_on(failure: &RankFailure, file: Option<&Path>) {
         };
         ErrorRecord { message, callstack, code: None }
     });
+    for fault in &failure.device_faults {
+        record.message.push_str(&format!("\n{fault}"));
+    }
     // What cannot be written is lost: the same is on stderr.
     let _ = record.write(&ours);
 }

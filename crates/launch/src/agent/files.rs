@@ -8,7 +8,9 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
 
 use brigade_rendezvous::RankFailure;
+use brigade_world::devices::DeviceFault;
 
+use super::device_faults::DeviceFaults;
 use super::error_files::{self, ErrorFile};
 use super::oom::OomKiller;
 use crate::output::{AttemptFiles, OutputPlan, RunFolder};
@@ -27,10 +29,23 @@ pub(super) struct Files {
 #[derive(Debug)]
 enum Request {
     Make,
-    Prepare { attempt: u32 },
-    FindErrors { files: Vec<Option<PathBuf>> },
-    ReadError { local_rank: usize, file: Option<PathBuf>, killer: Option<OomKiller> },
-    PassOn { failure: Box<RankFailure>, file: Option<PathBuf> },
+    Prepare {
+        attempt: u32,
+    },
+    FindErrors {
+        first_rank: usize,
+        files: Vec<Option<PathBuf>>,
+    },
+    ReadError {
+        first_rank: usize,
+        local_rank: usize,
+        file: Option<PathBuf>,
+        killer: Option<OomKiller>,
+    },
+    PassOn {
+        failure: Box<RankFailure>,
+        file: Option<PathBuf>,
+    },
 }
 
 /// What it says.
@@ -42,8 +57,15 @@ pub(super) enum Answer {
     Prepared { attempt: u32, files: Result<AttemptFiles, LaunchError> },
     /// The local ranks that have left an error.
     Errors(Vec<usize>),
+    /// Faults of the ranks' devices.
+    DeviceFaults(Vec<DeviceFault>),
     /// The error that a rank has written, and what is known of the reason.
-    FailureDetails { local_rank: usize, error: Option<(String, Duration)>, hint: Option<String> },
+    FailureDetails {
+        local_rank: usize,
+        error: Option<(String, Duration)>,
+        hint: Option<String>,
+        device_faults: Vec<DeviceFault>,
+    },
 }
 
 impl Files {
@@ -58,6 +80,7 @@ impl Files {
             agent_id: plan.agent_id.clone(),
             nproc: plan.local_world_size.as_usize(),
             folder: None,
+            device_faults: DeviceFaults::watch(plan),
             answers: answers.sender(),
         };
         std::thread::Builder::new().name("files".to_owned()).spawn(move || {
@@ -77,19 +100,22 @@ impl Files {
         self.ask(Request::Prepare { attempt });
     }
 
-    /// Looks which of these files have something in them; they are given by local rank.
-    pub(super) fn find_errors(&self, files: Vec<Option<PathBuf>>) {
-        self.ask(Request::FindErrors { files });
+    /// Looks which of these files have something in them, which are given by local rank, and what the
+    /// ranks' devices report.
+    pub(super) fn find_errors(&self, first_rank: usize, files: Vec<Option<PathBuf>>) {
+        self.ask(Request::FindErrors { first_rank, files });
     }
 
-    /// Reads what a rank has left, and what the killer that ran out of memory has to say.
+    /// Reads what a rank has left, what the ranks' devices report, and what the killer that ran out of
+    /// memory has to say.
     pub(super) fn read_error(
         &self,
+        first_rank: usize,
         local_rank: usize,
         file: Option<PathBuf>,
         killer: Option<OomKiller>,
     ) {
-        self.ask(Request::ReadError { local_rank, file, killer });
+        self.ask(Request::ReadError { first_rank, local_rank, file, killer });
     }
 
     /// Passes the job's failure on to the launcher that has started this one, if one has.
@@ -127,6 +153,7 @@ struct Worker {
     agent_id: String,
     nproc: usize,
     folder: Option<RunFolder>,
+    device_faults: DeviceFaults,
     answers: brigade_wake::Sender<Answer>,
 }
 
@@ -139,17 +166,23 @@ impl Worker {
                     Answer::Made(made.map(|folder| self.folder = Some(folder)))
                 }
                 Request::Prepare { attempt } => {
+                    self.device_faults.begin_attempt();
                     let none = || RunFolder::default();
                     let folder = self.folder.get_or_insert_with(none);
                     let files = AttemptFiles::make(&self.output, folder, attempt, self.nproc);
                     Answer::Prepared { attempt, files }
                 }
-                Request::FindErrors { files } => Answer::Errors(with_errors(&files)),
-                Request::ReadError { local_rank, file, killer } => {
+                Request::FindErrors { first_rank, files } => {
+                    // First: the ranks wait for it.
+                    let _ = self.answers.send(Answer::Errors(with_errors(&files)));
+                    Answer::DeviceFaults(self.device_faults.look(first_rank, self.nproc))
+                }
+                Request::ReadError { first_rank, local_rank, file, killer } => {
                     let error_file = file.as_deref().and_then(ErrorFile::read);
                     let error = error_file.map(|it| (it.text, it.age));
                     let hint = killer.and_then(|killer| killer.hint());
-                    Answer::FailureDetails { local_rank, error, hint }
+                    let device_faults = self.device_faults.look(first_rank, self.nproc);
+                    Answer::FailureDetails { local_rank, error, hint, device_faults }
                 }
                 Request::PassOn { failure, file } => {
                     error_files::pass_on(&failure, file.as_deref());

@@ -60,6 +60,10 @@ fn failed(failure: &RankFailure) -> String {
     if let Some(hint) = hint {
         let _ = write!(text, "\nbrigade: {hint}");
     }
+    for fault in &failure.device_faults {
+        let _ = write!(text, "\nbrigade: {fault}");
+        indent(&mut text, &fault.message);
+    }
     match &failure.error {
         Some(error) => {
             let mut lines = error.lines();
@@ -130,6 +134,7 @@ fn name(signal: i32) -> String {
 #[cfg(test)]
 mod tests {
     use brigade_rendezvous::Stream;
+    use brigade_world::devices::DeviceFault;
 
     use super::*;
 
@@ -146,6 +151,7 @@ mod tests {
             stream: Stream::Stderr,
             error: None,
             hint: None,
+            device_faults: Vec::new(),
         }
     }
 
@@ -189,6 +195,23 @@ mod tests {
             ..with_lines
         };
         assert!(shown(starved).contains("killed by SIGKILL\nbrigade: memory ran out\n"));
+        let fault = DeviceFault {
+            host: "node2".to_owned(),
+            device: "0000:3b:00.0".to_owned(),
+            rank: Some(5),
+            fault: "Xid 79".to_owned(),
+            count: 1,
+            is_earlier: false,
+            means: "it is gone".to_owned(),
+            remedy: "restart the host".to_owned(),
+            message: "NVRM: Xid (PCI:0000:3b:00): 79".to_owned(),
+        };
+        let broken = RankFailure { device_faults: vec![fault], ..failure(ExitStatus::Code(1)) };
+        let expected = "exit code 1\n\
+            brigade: Xid 79 at PCI 0000:3b:00.0, the GPU of rank 5 on node2: it is gone; restart the host\n  \
+            NVRM: Xid (PCI:0000:3b:00): 79\n\
+            brigade: it printed nothing";
+        assert!(shown(broken.clone()).ends_with(expected), "{}", shown(broken));
     }
 
     #[test]

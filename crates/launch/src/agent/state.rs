@@ -23,7 +23,7 @@ use crate::LaunchError;
 
 pub(super) use event::{Action, Event, JoinRequest};
 
-use attempt::{Ended, Group};
+use attempt::{Ended, FailureDetails, Group};
 use connection::Connection;
 use shutdown::Shutdown;
 
@@ -176,8 +176,9 @@ impl AgentState {
             Event::Typed { local_rank, signal } => self.typed(local_rank, signal),
             Event::Exiting(ranks) => self.exiting(&ranks),
             Event::Tail { local_rank, tail } => self.tail(local_rank, tail),
-            Event::FailureDetails { local_rank, error, hint } => {
-                self.failure_details(local_rank, error, hint);
+            Event::DeviceFaults(faults) => self.device_faults(faults),
+            Event::FailureDetails { local_rank, error, hint, device_faults } => {
+                self.failure_details(local_rank, FailureDetails { error, hint, device_faults });
             }
             Event::Inspected(states) => self.inspected(&states),
             Event::Swept => self.swept(),

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use brigade_world::devices;
 use brigade_world::env::BRIGADE_RDZV_SECRET;
 use brigade_world::scheduler::{PET_MASTER_ADDR, PET_MASTER_PORT, PET_NNODES, PET_NODE_RANK};
 
@@ -150,7 +151,7 @@ fn pod(job: &JobFile, name: &str, places: &[(&str, Option<&str>)]) -> Result<Str
             }
         }
     }
-    let limits = [("cpu", job.cpus), ("nvidia.com/gpu", job.gpus)];
+    let limits = [("cpu", job.cpus), (devices::Kind::default().kubernetes_resource(), job.gpus)];
     if limits.iter().any(|(_, limit)| limit.is_some()) {
         yaml.push_str("    resources:\n      limits:\n");
     }

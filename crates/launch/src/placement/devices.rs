@@ -6,55 +6,101 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{NprocSpec, gpus};
-use crate::ValueError;
+use brigade_world::devices::{self, Kind, NearNic};
+
+pub use brigade_world::devices::Device;
+
+use super::NprocSpec;
+use crate::{LaunchPlan, ValueError};
 
 /// The GPUs of this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Devices {
-    /// All that can be seen in the file system, by number.
+    /// Whose they are; NVIDIA's where none can be seen.
+    pub kind: Kind,
+    /// All that programs could open, by number.
     pub present: Vec<Device>,
-    /// Those that CUDA programs see, in their order.
+    /// Those that programs see, in their order.
     pub visible: Vec<Device>,
-    /// The value of `CUDA_VISIBLE_DEVICES`, where it is set.
-    pub mask: Option<String>,
+    /// The variable that hides others, where one is set.
+    pub mask: Option<Mask>,
 }
 
-/// One GPU.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Device {
-    /// Its name in `CUDA_VISIBLE_DEVICES`: a number, or a UUID.
-    pub id: String,
-    /// Its UUID, where the driver tells it.
-    pub uuid: Option<String>,
-    /// The NUMA node that it is attached to, where that is known.
-    pub numa_node: Option<usize>,
+/// A variable that leaves programs a part of the devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mask {
+    /// Its name.
+    pub variable: &'static str,
+    /// Its value.
+    pub value: String,
+}
+
+impl fmt::Display for Mask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.variable, self.value)
+    }
 }
 
 impl Devices {
-    /// Looks under `root`, where the file system begins. `mask` is `CUDA_VISIBLE_DEVICES`.
-    ///
-    /// Numbers follow the PCI addresses. CUDA's own order is the same on hosts with GPUs of one
-    /// kind, and everywhere under `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
+    /// Looks at this host and its environment.
     #[must_use]
-    pub fn read(root: &Path, mask: Option<&str>) -> Self {
-        let present = gpus::present(root);
-        let visible = match mask {
-            None => present.clone(),
-            Some(mask) => seen_through(mask, &present),
+    pub fn of_this_host() -> Self {
+        Self::read(&devices::host_root(), environment(&[]))
+    }
+
+    /// Returns the device of each local rank of a plan, as far as there are any, with the network cards
+    /// as it sees them. Looks at this host; nothing of it is needed for a launch.
+    #[must_use]
+    pub fn of_ranks(plan: &LaunchPlan) -> Vec<(Device, Vec<NearNic>)> {
+        let root = devices::host_root();
+        let there = Self::read(&root, environment(&plan.user_env));
+        let chosen = there.choose(plan.options.placement.devices.as_ref()).unwrap_or_default();
+        if chosen.is_empty() {
+            return Vec::new();
+        }
+        let nics = devices::nics(&root);
+        let ranks = chosen.into_iter().take(plan.ranks.len());
+        ranks.map(|device| (device.clone(), devices::of_device(&root, &device, &nics))).collect()
+    }
+
+    /// Looks under `root`, where the file system begins. `var` gives variables of the environment.
+    #[must_use]
+    pub fn read(root: &Path, var: impl Fn(&str) -> Option<String>) -> Self {
+        let (found, devices) = devices::find(root);
+        let present: Vec<Device> = devices.into_iter().filter(|it| it.is_usable).collect();
+        // Where nothing can be seen, the variable that is set tells whose devices they are.
+        let is_set =
+            |kind: &Kind| kind.visibility().iter().flat_map(|it| *it).any(|it| var(it).is_some());
+        let kind = match present.is_empty() {
+            true => devices::KINDS.iter().copied().find(is_set).unwrap_or(found),
+            false => found,
         };
-        Self { present, visible, mask: mask.map(str::to_owned) }
+        let (mut visible, mut mask) = (present.clone(), None);
+        for layer in kind.visibility() {
+            let set =
+                layer.iter().find_map(|name| Some(Mask { variable: name, value: var(name)? }));
+            let Some(set) = set else { continue };
+            if mask.is_some() {
+                // A layer numbers what the one before it has left.
+                let renumber =
+                    |(number, it): (usize, Device)| Device { id: number.to_string(), ..it };
+                visible = visible.into_iter().enumerate().map(renumber).collect();
+            }
+            visible = seen_through(&set.value, &visible, kind, present.is_empty());
+            mask = Some(set);
+        }
+        Self { kind, present, visible, mask }
     }
 
     /// The devices that ranks see, in the order of their numbers there.
     ///
-    /// Errors when one of `wanted` is not there, or `CUDA_VISIBLE_DEVICES` hides it: that variable
-    /// is how schedulers assign devices.
+    /// Errors when one of `wanted` is not there, or a variable hides it: such variables are how
+    /// schedulers assign devices.
     pub fn choose(&self, wanted: Option<&DeviceList>) -> Result<Vec<Device>, DeviceError> {
         let Some(DeviceList::Ids(ids)) = wanted else { return Ok(self.visible.clone()) };
         let mut chosen: Vec<Device> = Vec::new();
         for id in ids {
-            let mut named = self.visible.iter().filter(|device| is_named(device, id));
+            let mut named = self.visible.iter().filter(|device| is_named(device, id, self.kind));
             let device = match (named.next(), named.next()) {
                 (None, _) => return Err(self.missing(id)),
                 (Some(device), None) => device,
@@ -84,7 +130,10 @@ impl Devices {
             },
             NprocSpec::Gpu => match self.choose(wanted)?.len() {
                 0 if self.present.is_empty() => Err(DeviceError::NoGpu),
-                0 => Err(DeviceError::Hidden { mask: self.mask.clone().unwrap_or_default() }),
+                0 => {
+                    let mask = self.mask.as_ref().map(ToString::to_string).unwrap_or_default();
+                    Err(DeviceError::Hidden { mask })
+                }
                 gpus => Ok(gpus),
             },
         }
@@ -96,7 +145,7 @@ impl Devices {
             _ if self.present.is_empty() && self.visible.is_empty() => {
                 DeviceError::NoSuchDevice { id, there: "no GPU found on this host".to_owned() }
             }
-            Some(mask) => DeviceError::NotAllowed { id, mask: mask.clone() },
+            Some(mask) => DeviceError::NotAllowed { id, mask: mask.to_string() },
             None => {
                 let last = self.present.len() - 1;
                 let there = if last == 0 {
@@ -138,7 +187,7 @@ impl FromStr for DeviceList {
             let id = match part.parse::<u16>() {
                 // As CUDA knows it: 01 is 1.
                 Ok(number) if !part.starts_with('+') => number.to_string(),
-                _ if is_uuid(part) => part.to_owned(),
+                _ if devices::KINDS.iter().any(|kind| is_uuid(part, *kind)) => part.to_owned(),
                 _ => return Err(ValueError::expected(LIST, part)),
             };
             if ids.contains(&id) {
@@ -167,11 +216,9 @@ pub enum DeviceError {
     #[error("--nproc gpu: no GPU found on this host; use --nproc cpu or a number")]
     NoGpu,
     /// GPUs were to be counted, and the environment hides them all.
-    #[error(
-        "--nproc gpu: CUDA_VISIBLE_DEVICES={mask} hides the GPUs of this host; change or unset it"
-    )]
+    #[error("--nproc gpu: {mask} hides the GPUs of this host; change or unset it")]
     Hidden {
-        /// Its value.
+        /// The variable and its value.
         mask: String,
     },
     /// There is no such device.
@@ -183,11 +230,11 @@ pub enum DeviceError {
         there: String,
     },
     /// The environment does not leave the device to us.
-    #[error("device {id} is not among CUDA_VISIBLE_DEVICES={mask}; change or unset it")]
+    #[error("device {id} is not among {mask}; change or unset it")]
     NotAllowed {
         /// Its name.
         id: String,
-        /// The value of the variable.
+        /// The variable and its value.
         mask: String,
     },
     /// The beginning of a UUID is that of several devices.
@@ -215,45 +262,84 @@ pub enum DeviceError {
     },
 }
 
-/// As CUDA reads the variable: up to the first name that means nothing.
-fn seen_through(mask: &str, present: &[Device]) -> Vec<Device> {
+/// What ranks find in their environment: variables that the user has for them, and this process's.
+pub(crate) fn environment(own: &[(String, String)]) -> impl Fn(&str) -> Option<String> {
+    move |name| {
+        let own = own.iter().find(|it| it.0 == name).map(|it| it.1.clone());
+        own.or_else(|| Some(std::env::var_os(name)?.to_string_lossy().into_owned()))
+    }
+}
+
+/// As programs read the variable: up to the first name that means nothing. `is_blind`: nothing can be
+/// seen of the devices, as in some virtual machines, and the variable is believed.
+fn seen_through(value: &str, there: &[Device], kind: Kind, is_blind: bool) -> Vec<Device> {
     let device = |name: &str| -> Option<Device> {
-        let unknown = || Device { id: name.to_owned(), ..Device::default() };
+        let unknown = || Device { id: name.to_owned(), is_usable: true, ..Device::default() };
         if let Ok(number) = name.parse::<usize>() {
-            // Where nothing can be seen, as in some virtual machines, the variable is believed.
-            return if present.is_empty() { Some(unknown()) } else { present.get(number).cloned() };
+            return if is_blind { Some(unknown()) } else { there.get(number).cloned() };
         }
-        if !is_uuid(name) {
+        if !is_uuid(name, kind) {
             return None;
         }
-        let named = present.iter().find(|device| is_named(device, name)).cloned();
-        let can_tell = !name.starts_with(MIG) && present.iter().any(|device| device.uuid.is_some());
+        let named = there.iter().find(|device| is_named(device, name, kind)).cloned();
+        let can_tell = !kind.is_part(name) && there.iter().any(|device| device.uuid.is_some());
         match named {
             Some(device) => Some(Device { id: name.to_owned(), ..device }),
             None if can_tell => None,
             None => Some(unknown()),
         }
     };
-    mask.split(',').map(str::trim).map_while(device).collect()
+    value.split(',').map(str::trim).map_while(device).collect()
 }
 
-fn is_named(device: &Device, name: &str) -> bool {
-    let begins = |uuid: &String| is_uuid(name) && uuid.starts_with(name);
+fn is_named(device: &Device, name: &str, kind: Kind) -> bool {
+    let begins = |uuid: &String| is_uuid(name, kind) && uuid.starts_with(name);
     device.id == name || device.uuid.as_ref().is_some_and(begins)
 }
 
-fn is_uuid(name: &str) -> bool {
-    ["GPU-", MIG].iter().any(|kind| name.len() > kind.len() && name.starts_with(kind))
+fn is_uuid(name: &str, kind: Kind) -> bool {
+    kind.id_prefixes().iter().any(|it| name.len() > it.len() && name.starts_with(it))
 }
 
-pub(super) const CUDA_VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
-const MIG: &str = "MIG-";
 const LIST: &str = "all, or numbers or UUIDs of GPUs such as 0,2";
 
 #[cfg(test)]
 mod tests {
-    use super::gpus::tests::{four, tree};
+    use std::fs;
+
     use super::*;
+
+    fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            let path = root.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        root
+    }
+
+    /// Four GPUs, one of them without a UUID and one of which nothing is known.
+    fn four() -> tempfile::TempDir {
+        let about = |minor: usize, uuid: &str| format!("GPU UUID: {uuid}\nDevice Minor: {minor}\n");
+        tree(&[
+            ("proc/driver/nvidia/gpus/0000:19:00.0/information", &about(1, "GPU-aaaa")),
+            ("proc/driver/nvidia/gpus/0000:3b:00.0/information", &about(0, "GPU-abbb")),
+            ("proc/driver/nvidia/gpus/0000:9b:00.0/information", &about(2, "GPU-????????")),
+            ("proc/driver/nvidia/gpus/0001:00:00.0/information", ""),
+            ("sys/bus/pci/devices/0000:3b:00.0/numa_node", "0\n"),
+            ("dev/nvidia0", ""),
+            ("dev/nvidia1", ""),
+            ("dev/nvidia2", ""),
+        ])
+    }
+
+    /// With `CUDA_VISIBLE_DEVICES` as it is given.
+    fn read(root: &Path, mask: Option<&str>) -> Devices {
+        Devices::read(root, |name| {
+            mask.filter(|_| name == "CUDA_VISIBLE_DEVICES").map(str::to_owned)
+        })
+    }
 
     fn ids(devices: &[Device]) -> Vec<&str> {
         devices.iter().map(|device| device.id.as_str()).collect()
@@ -279,22 +365,22 @@ mod tests {
             ("MIG-GPU-aaaa/1/0,MIG-GPU-aaaa/2/0", &["MIG-GPU-aaaa/1/0", "MIG-GPU-aaaa/2/0"]),
         ];
         for (mask, expected) in table {
-            let devices = Devices::read(root.path(), Some(mask));
+            let devices = read(root.path(), Some(mask));
             assert_eq!(ids(&devices.visible), expected, "{mask:?}");
             assert_eq!(devices.present.len(), 4);
         }
-        let by_uuid = Devices::read(root.path(), Some("GPU-ab"));
+        let by_uuid = read(root.path(), Some("GPU-ab"));
         assert_eq!(by_uuid.visible[0].numa_node, Some(0), "it is known where that one is");
         // Where nothing can be seen the variable is believed.
-        let believed = Devices::read(tree(&[]).path(), Some("0,GPU-cccc"));
+        let believed = read(tree(&[]).path(), Some("0,GPU-cccc"));
         assert_eq!(ids(&believed.visible), ["0", "GPU-cccc"]);
     }
 
     #[test]
     fn a_choice() {
         let root = four();
-        let all = Devices::read(root.path(), None);
-        let masked = Devices::read(root.path(), Some("2,0"));
+        let all = read(root.path(), None);
+        let masked = read(root.path(), Some("2,0"));
         let none = Devices::default();
         let list = |text: &str| text.parse::<DeviceList>().unwrap();
         let choose = |devices: &Devices, text: &str| devices.choose(Some(&list(text)));
@@ -322,8 +408,8 @@ mod tests {
     #[test]
     fn numbers_of_ranks() {
         let root = four();
-        let all = Devices::read(root.path(), None);
-        let hidden = Devices::read(root.path(), Some(""));
+        let all = read(root.path(), None);
+        let hidden = read(root.path(), Some(""));
         let none = Devices::default();
         let two: DeviceList = "0,2".parse().unwrap();
         let count = |devices: &Devices, nproc: &str, wanted: Option<&DeviceList>| {
@@ -365,5 +451,42 @@ mod tests {
         ] {
             assert_eq!(text.parse::<DeviceList>().unwrap_err().to_string(), message);
         }
+    }
+
+    #[test]
+    fn devices_of_another_kind_have_two_layers() {
+        let unique = |id: u64| format!("location_id 0\nunique_id {id}\n");
+        let nodes = "sys/class/kfd/kfd/topology/nodes";
+        let mut files = Vec::new();
+        for number in 1..5 {
+            files.push((format!("{nodes}/{number}/gpu_id"), "7\n".to_owned()));
+            files.push((format!("{nodes}/{number}/properties"), unique(number)));
+        }
+        let files: Vec<(&str, &str)> =
+            files.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
+        let root = tree(&files);
+        let with = |vars: &[(&str, &str)]| {
+            let var = |name: &str| vars.iter().find(|it| it.0 == name).map(|it| it.1.to_owned());
+            Devices::read(root.path(), var)
+        };
+        let uuids = |devices: &Devices| -> Vec<String> {
+            let of = |it: &Device| it.uuid.as_deref().unwrap_or_default()[19..].to_owned();
+            devices.visible.iter().map(of).collect()
+        };
+        assert_eq!(uuids(&with(&[])), ["1", "2", "3", "4"]);
+        assert_eq!(uuids(&with(&[("CUDA_VISIBLE_DEVICES", "2,0")])), ["3", "1"]);
+        // The variable of HIP's own name counts where both are set.
+        let both = with(&[("HIP_VISIBLE_DEVICES", "1"), ("CUDA_VISIBLE_DEVICES", "2,0")]);
+        assert_eq!(
+            (uuids(&both), both.mask.unwrap().variable),
+            (vec!["2".to_owned()], "HIP_VISIBLE_DEVICES")
+        );
+        let layers = with(&[("ROCR_VISIBLE_DEVICES", "3,1"), ("HIP_VISIBLE_DEVICES", "1,0")]);
+        assert_eq!(
+            (uuids(&layers), ids(&layers.visible)),
+            (vec!["2".to_owned(), "4".to_owned()], vec!["1", "0"])
+        );
+        let by_uuid = with(&[("HIP_VISIBLE_DEVICES", "GPU-0000000000000002")]);
+        assert_eq!(uuids(&by_uuid), ["2"]);
     }
 }

@@ -85,7 +85,7 @@ fn last_cache(folder: &Path) -> Option<usize> {
 }
 
 /// The entries of a folder that are called `name0`, `name1`, ...
-pub(super) fn numbered(folder: &Path, name: &str) -> Vec<(usize, PathBuf)> {
+fn numbered(folder: &Path, name: &str) -> Vec<(usize, PathBuf)> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let mut found: Vec<_> = entries
         .filter_map(|entry| {
@@ -99,7 +99,7 @@ pub(super) fn numbered(folder: &Path, name: &str) -> Vec<(usize, PathBuf)> {
 }
 
 /// The text of a small file, without blanks around it.
-pub(super) fn read(path: &Path) -> Option<String> {
+fn read(path: &Path) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_owned())
 }
 

@@ -3,10 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use brigade_world::devices::DeviceFault;
 use nix::sys::signal::Signal;
 
 use super::AgentId;
 use super::member::{Clock, signed};
+use crate::message::MAX_FAULTS;
 use crate::{Cause, ExitStatus, JobResult, RankFailure};
 
 /// The failures of an attempt: of ranks, of hosts, and interruptions.
@@ -69,10 +71,17 @@ impl Failures {
         }
     }
 
-    pub(super) fn fail(&mut self, agent: AgentId, failure: RankFailure, clock: Clock) {
-        match self.of_ranks.get(&agent) {
-            Some((known, _)) if known.at <= failure.at => {}
-            _ => drop(self.of_ranks.insert(agent, (failure, clock))),
+    pub(super) fn fail(&mut self, agent: AgentId, mut failure: RankFailure, clock: Clock) {
+        match self.of_ranks.get_mut(&agent) {
+            Some((known, _)) if known.at <= failure.at => {
+                add_faults(known, &failure.device_faults);
+            }
+            known => {
+                if let Some((known, _)) = known {
+                    add_faults(&mut failure, &known.device_faults);
+                }
+                self.of_ranks.insert(agent, (failure, clock));
+            }
         }
     }
 
@@ -137,7 +146,27 @@ impl Failures {
             .values()
             .filter(|(failure, _)| counts(failure.exit_status))
             .min_by_key(|(failure, clock)| clock.ours(failure.at))?;
-        Some((clock.ours(failure.at), failure.clone()))
+        let mut first = failure.clone();
+        // A rank whose device is broken may be noticed later than those that wait for it.
+        for (other, _) in self.of_ranks.values() {
+            add_faults(&mut first, &other.device_faults);
+        }
+        Some((clock.ours(failure.at), first))
+    }
+}
+
+/// Adds faults of devices that it does not have yet; a later report of one has the larger count.
+fn add_faults(failure: &mut RankFailure, faults: &[DeviceFault]) {
+    let all = &mut failure.device_faults;
+    for fault in faults {
+        let same = |it: &&mut DeviceFault| {
+            (&it.host, &it.device, &it.fault) == (&fault.host, &fault.device, &fault.fault)
+        };
+        if let Some(known) = all.iter_mut().find(same) {
+            known.count = known.count.max(fault.count);
+        } else if all.len() < MAX_FAULTS {
+            all.push(fault.clone());
+        }
     }
 }
 

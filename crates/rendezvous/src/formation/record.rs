@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use brigade_world::devices::DeviceFault;
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 
@@ -151,6 +152,9 @@ pub struct JobCause {
     /// What the launcher knows about the reason besides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
+    /// Faults of the job's devices that drivers have reported.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub device_faults: Vec<DeviceFault>,
     /// The rank's last lines of output, oldest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub last_lines: Vec<String>,
@@ -231,6 +235,7 @@ impl JobCause {
             message: failure.summary(),
             error: failure.error.clone(),
             hint: failure.hint.clone(),
+            device_faults: failure.device_faults.clone(),
             last_lines: failure.last_lines.clone(),
             ..self
         }

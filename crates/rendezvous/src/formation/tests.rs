@@ -127,6 +127,7 @@ fn failure(id: u64, attempt: u32, at: u64, exit_status: ExitStatus) -> RankFailu
         stream: Stream::Stderr,
         error: None,
         hint: None,
+        device_faults: Vec::new(),
     }
 }
 

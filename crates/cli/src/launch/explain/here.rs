@@ -4,7 +4,10 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::Path;
 
-use brigade_launch::{Assignment, LaunchPlan, LogFolder, NodeRange, RendezvousMode};
+use brigade_launch::{
+    Assignment, Device, Devices, LaunchPlan, LogFolder, NodeRange, RendezvousMode,
+};
+use brigade_world::devices::{NearNic, nearest};
 use brigade_world::{StoreHost, env};
 use serde_json::{Map, Value, json};
 
@@ -43,6 +46,9 @@ impl Here<'_> {
             if let Some(cpus) = &rank.cpus {
                 writeln!(out, "    on processors {cpus}")?;
             }
+            if let Some(gpu) = &rank.gpu {
+                writeln!(out, "    {}", gpu.text())?;
+            }
             for (name, value) in rank.env.iter().filter(|it| !shared.contains(it)) {
                 writeln!(out, "    {name}={}", quoted(value))?;
             }
@@ -60,6 +66,8 @@ impl Here<'_> {
                 "command": it.command,
                 "env": env,
                 "cpus": it.cpus,
+                "gpu": it.gpu.as_ref().map(|it| &it.device),
+                "nics": it.gpu.as_ref().map(|it| &it.nics),
             })
         };
         answer.insert("rendezvous".to_owned(), self.rendezvous().into());
@@ -67,7 +75,12 @@ impl Here<'_> {
     }
 
     fn ranks(&self) -> Vec<Rank> {
-        (0..self.plan.ranks.len()).filter_map(|local_rank| self.rank(local_rank)).collect()
+        let mut gpus = Devices::of_ranks(self.plan).into_iter();
+        let mut rank = |local_rank: usize| {
+            let gpu = gpus.next().map(|(device, nics)| RankGpu { device, nics });
+            Some(Rank { gpu, ..self.rank(local_rank)? })
+        };
+        (0..self.plan.ranks.len()).filter_map(&mut rank).collect()
     }
 
     /// What one rank of this host is given. Its environment is this process's besides.
@@ -130,6 +143,7 @@ impl Here<'_> {
             command: self.command(local_rank),
             env,
             cpus: setup.cpus.as_ref().map(ToString::to_string),
+            gpu: None,
         })
     }
 
@@ -215,6 +229,36 @@ struct Rank {
     command: Vec<String>,
     env: Vec<(String, String)>,
     cpus: Option<String>,
+    gpu: Option<RankGpu>,
+}
+
+/// The GPU of a rank, and the network cards as it sees them.
+struct RankGpu {
+    device: Device,
+    nics: Vec<NearNic>,
+}
+
+impl RankGpu {
+    /// `on GPU 0 (NVIDIA H100, PCI 0000:3b:00.0), near mlx5_0 (same PCI switch)`
+    fn text(&self) -> String {
+        let Device { id, model, pci, .. } = &self.device;
+        let place = pci.as_ref().map(|it| format!("PCI {it}"));
+        let about: Vec<String> = model.iter().cloned().chain(place).collect();
+        let about =
+            if about.is_empty() { String::new() } else { format!(" ({})", about.join(", ")) };
+        let near = nearest(&self.nics);
+        let names: Vec<&str> = near.iter().map(|nic| nic.name()).collect();
+        match near.first() {
+            Some(nic) => {
+                format!(
+                    "on GPU {id}{about}, near {} ({})",
+                    names.join(" and "),
+                    nic.distance.words()
+                )
+            }
+            None => format!("on GPU {id}{about}"),
+        }
+    }
 }
 
 /// The variables that all ranks have with the same value.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use brigade_rendezvous::{
     Assignment, ExitStatus, FromAgent, Millis, RankFailure, Stream, TimeLimits,
 };
+use brigade_world::devices::DeviceFault;
 use brigade_world::is_loopback;
 use nix::sys::signal::Signal;
 
@@ -22,6 +23,8 @@ pub(super) struct Group {
     ranks: Vec<Rank>,
     /// Ranks that have failed and of which the coordinator does not know yet.
     failures: Vec<Failure>,
+    /// The coordinator, or the user, has been told of faults of devices.
+    told_faults: bool,
     /// What the ranks have been asked to stop with.
     asked: Vec<Signal>,
     /// Ranks that are not asked yet.
@@ -69,11 +72,13 @@ enum Spared {
 
 /// What is known of a failed rank besides its output.
 #[derive(Debug, Default)]
-struct FailureDetails {
+pub(super) struct FailureDetails {
     /// The error that it wrote, and how long before it ended.
-    error: Option<(String, Duration)>,
+    pub(super) error: Option<(String, Duration)>,
     /// What the system knows of the reason.
-    hint: Option<String>,
+    pub(super) hint: Option<String>,
+    /// Faults of this host's devices.
+    pub(super) device_faults: Vec<DeviceFault>,
 }
 
 /// A rank that has failed, and what is still being collected about it.
@@ -109,6 +114,7 @@ impl Group {
             phase: Phase::Preparing,
             ranks: Vec::new(),
             failures: Vec::new(),
+            told_faults: false,
             asked: Vec::new(),
             spared: None,
             stopping: Stopping::No,
@@ -280,14 +286,22 @@ impl AgentState {
         }
     }
 
-    pub(super) fn failure_details(
-        &mut self,
-        local_rank: usize,
-        error: Option<(String, Duration)>,
-        hint: Option<String>,
-    ) {
+    pub(super) fn failure_details(&mut self, local_rank: usize, details: FailureDetails) {
         if let Some(failure) = self.failure_of(local_rank) {
-            failure.details = Some(FailureDetails { error, hint });
+            failure.details = Some(details);
+        }
+    }
+
+    /// Devices of this host have faults, and its ranks are being stopped: the reason for a job that hangs
+    /// or fails elsewhere may be here. A failure of this host's own carries them.
+    pub(super) fn device_faults(&mut self, faults: Vec<DeviceFault>) {
+        let Some(group) = &mut self.group else { return };
+        if faults.is_empty() || group.told_faults || !group.failures.is_empty() {
+            return;
+        }
+        group.told_faults = true;
+        for fault in faults {
+            self.say(fault.to_string());
         }
     }
 
@@ -297,16 +311,20 @@ impl AgentState {
     }
 
     fn tell_failure(&mut self, failure: Failure) {
-        let Some(group) = &self.group else { return };
+        let Some(group) = &mut self.group else { return };
         let Failure { local_rank, exit_status, seen, tail, details } = failure;
-        let FailureDetails { error, hint } = details.unwrap_or_default();
+        let FailureDetails { error, hint, device_faults } = details.unwrap_or_default();
         // The error was written before the process went on to end, and others saw it going.
         let age = error.as_ref().map_or(Duration::ZERO, |(_, age)| *age);
         let unseen = if is_sudden(exit_status) { NEWS_TIMEOUT } else { Duration::ZERO };
         let at = millis(seen.saturating_sub(age.max(unseen)));
-        if self.failure.as_ref().is_some_and(|first| first.at <= at) {
+        let is_later = self.failure.as_ref().is_some_and(|first| first.at <= at);
+        // The coordinator adds faults of devices to the failure that it reports.
+        let has_news = !device_faults.is_empty() && !group.told_faults;
+        if is_later && !has_news {
             return;
         }
+        group.told_faults |= has_news;
         let (stream, last_lines) = match tail {
             // The reader of our output has paused.
             None => (Stream::Stderr, vec![UNKNOWN_TAIL.to_owned()]),
@@ -325,8 +343,11 @@ impl AgentState {
             stream,
             error: error.map(|(text, _)| text),
             hint,
+            device_faults,
         };
-        self.failure = Some(failure.clone());
+        if !is_later {
+            self.failure = Some(failure.clone());
+        }
         self.send(FromAgent::Failed(failure));
     }
 

@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use brigade_rendezvous::{Assignment, ExitStatus, FromAgent, ToAgent};
+use brigade_world::devices::DeviceFault;
 use nix::sys::signal::Signal;
 
 use super::super::Outcome;
@@ -81,6 +82,9 @@ pub(in crate::agent) enum Event {
     },
     /// The ranks that have written an error and not ended: the answer to [`Action::FindErrors`].
     Exiting(Vec<usize>),
+    /// Faults of the ranks' devices, as far as drivers have reported any: the other answer to
+    /// [`Action::FindErrors`].
+    DeviceFaults(Vec<DeviceFault>),
     /// The last lines of a rank: an answer to [`Action::CollectFailure`].
     Tail {
         /// Which rank.
@@ -96,6 +100,8 @@ pub(in crate::agent) enum Event {
         error: Option<(String, Duration)>,
         /// What the system knows of the reason.
         hint: Option<String>,
+        /// Faults of the ranks' devices.
+        device_faults: Vec<DeviceFault>,
     },
     /// Nothing of the ranks is left but their numbers: the answer to [`Action::Sweep`].
     Swept,

@@ -6,6 +6,7 @@ mod cut_off;
 use std::collections::VecDeque;
 
 use brigade_rendezvous::{Cause, ExitStatus, JobResult};
+use brigade_world::devices::DeviceFault;
 
 use super::*;
 use crate::output::Tail;
@@ -226,7 +227,12 @@ fn a_host_is_finished_when_the_last_byte_of_its_output_is_on_its_way() {
 fn a_rank_that_was_killed_comes_before_those_that_fail_because_of_it() {
     let told = |host: &mut Host, local_rank| {
         host.tell(Event::Tail { local_rank, tail: Tail { stdout: vec![], stderr: vec![] } });
-        host.tell(Event::FailureDetails { local_rank, error: None, hint: None })
+        host.tell(Event::FailureDetails {
+            local_rank,
+            error: None,
+            hint: None,
+            device_faults: vec![],
+        })
     };
     for signal in [Signal::SIGKILL, Signal::SIGSEGV, Signal::SIGBUS] {
         let mut host = Host::running(Kind::Peers);
@@ -257,7 +263,12 @@ fn the_first_failure_is_told_with_what_is_known() {
     host.now += Duration::from_millis(20);
     // Its error was written before it ended.
     let error = Some(("ValueError".to_owned(), Duration::from_millis(500)));
-    let told = host.tell(Event::FailureDetails { local_rank: 1, error, hint: None });
+    let told = host.tell(Event::FailureDetails {
+        local_rank: 1,
+        error,
+        hint: None,
+        device_faults: vec![],
+    });
     assert_eq!(
         told,
         [
@@ -271,7 +282,12 @@ fn the_first_failure_is_told_with_what_is_known() {
     // The last lines of a busy host's rank take a while.
     let mut host = Host::running(Kind::Peers);
     host.exit(1, 7);
-    host.tell(Event::FailureDetails { local_rank: 1, error: None, hint: None });
+    host.tell(Event::FailureDetails {
+        local_rank: 1,
+        error: None,
+        hint: None,
+        device_faults: vec![],
+    });
     assert!(host.pass(0.9).is_empty());
     let tail = Tail { stdout: vec![], stderr: vec!["late".to_owned()] };
     let told = host.tell(Event::Tail { local_rank: 1, tail });
@@ -661,4 +677,29 @@ fn the_end_waits_for_what_is_still_to_be_said() {
     assert!(host.pass(1000.0).is_empty());
     assert!(host.tell(Event::Signal(Signal::SIGINT)).is_empty());
     assert_eq!(host.pass(0.5), ["exit, written false"]);
+}
+
+#[test]
+fn faults_of_devices_go_with_a_failure_or_are_said() {
+    let fault =
+        DeviceFault { fault: "Xid 79".into(), means: "gone".into(), ..DeviceFault::default() };
+    let told = |host: &mut Host, local_rank: usize, device_faults: Vec<DeviceFault>| {
+        host.tell(Event::Tail { local_rank, tail: Tail { stdout: vec![], stderr: vec![] } });
+        host.tell(Event::FailureDetails { local_rank, error: None, hint: None, device_faults })
+    };
+    // This host's ranks wait for others and are stopped: the reason may be here.
+    let mut host = Host::running(Kind::Peers);
+    host.stop(0, "rank 7 failed");
+    let said = host.tell(Event::DeviceFaults(vec![fault.clone()]));
+    assert_eq!(said, ["say: Xid 79 on a GPU: gone; "]);
+    assert!(host.tell(Event::DeviceFaults(vec![fault.clone()])).is_empty(), "once");
+    // A failure that comes later than another one is told for what is known of the devices.
+    let mut host = Host::running(Kind::Peers);
+    host.exit(1, 1);
+    assert!(told(&mut host, 1, vec![])[0].starts_with("failed: rank 3"));
+    host.stop(0, "rank 3 failed");
+    host.now += Duration::from_secs(1);
+    host.exit(0, 1);
+    assert!(told(&mut host, 0, vec![fault.clone()])[0].starts_with("failed: rank 2"));
+    assert!(host.tell(Event::DeviceFaults(vec![fault])).is_empty(), "the failure has told it");
 }

@@ -1,5 +1,7 @@
 //! Ranks that fail and hosts that are lost: what it costs, and which came first.
 
+use brigade_world::devices::DeviceFault;
+
 use super::*;
 
 #[test]
@@ -242,4 +244,33 @@ fn a_host_that_cannot_start_is_lost() {
         ["2: close", "1: stop 0 with 15: h2 is lost: cannot start rank 3 of 4: no memory"]
     );
     assert_eq!(job.stopped(1, 0).last().unwrap(), "finish 1");
+}
+
+#[test]
+fn faults_of_devices_of_all_hosts_go_with_the_first_failure() {
+    let mut job = Job::of_two(0);
+    job.now = Duration::from_secs(1);
+    let fault = |device: &str, count| DeviceFault {
+        host: "h2".into(),
+        device: device.into(),
+        fault: "Xid 79".into(),
+        count,
+        ..DeviceFault::default()
+    };
+    let fails = |job: &mut Job, id, at, device_faults| {
+        let failure = failure(id, 0, at, ExitStatus::Code(1));
+        job.say(id, FromAgent::Failed(RankFailure { device_faults, ..failure }));
+    };
+    fails(&mut job, 1, 10, vec![]);
+    fails(&mut job, 2, 500, vec![fault("0000:3b:00.0", 1)]);
+    // The same host again: an earlier failure, and one that has come later.
+    fails(&mut job, 2, 400, vec![fault("0000:3b:00.0", 7)]);
+    fails(&mut job, 2, 600, vec![fault("0000:19:00.0", 2)]);
+    job.stopped(1, 0);
+    job.stopped(2, 0);
+    let Some(Cause::Failed(failure)) = &job.job_result().cause else { panic!() };
+    assert_eq!(failure.rank, 1);
+    let mut found = failure.device_faults.clone();
+    found.sort_by_key(|it| it.count);
+    assert_eq!(found, [fault("0000:19:00.0", 2), fault("0000:3b:00.0", 7)]);
 }

@@ -308,7 +308,7 @@ impl World {
             Answer::Tail(local_rank) => Event::Tail { local_rank, tail: Tail::default() },
             Answer::FailureDetails(local_rank) => {
                 let error = Some(("error".to_owned(), Duration::from_millis(10)));
-                Event::FailureDetails { local_rank, error, hint: None }
+                Event::FailureDetails { local_rank, error, hint: None, device_faults: vec![] }
             }
             Answer::Swept => Event::Swept,
             Answer::Drained(attempt) => {

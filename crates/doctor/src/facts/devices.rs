@@ -1,0 +1,116 @@
+//! Accelerators and their driver, as the kernel shows them. No library of a maker's is loaded.
+
+use brigade_world::devices::{self, Device, Driver, Kind, NearNic};
+use serde::{Deserialize, Serialize};
+
+use crate::sources::Sources;
+
+/// Devices of one kind, and their driver.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Devices {
+    /// Whose they are, or would be: the maker's name.
+    pub kind: String,
+    /// The driver that is loaded.
+    pub driver: Driver,
+    /// The driver's library for programs is installed, where there is one.
+    pub library: bool,
+    /// The devices, by number.
+    pub gpus: Vec<Gpu>,
+}
+
+/// A device, and the network cards as it sees them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Gpu {
+    /// The device.
+    pub device: Device,
+    /// All network cards, the nearest first; none where its place on the bus is not known.
+    pub nics: Vec<NearNic>,
+}
+
+impl Devices {
+    pub(super) fn gather(sources: &Sources) -> Self {
+        let root = sources.root();
+        let (mut kind, found) = devices::find(root);
+        let mut driver = kind.driver(root, &found);
+        if found.is_empty() {
+            // A driver without devices, or devices without one.
+            let driven = devices::KINDS.iter().map(|kind| (*kind, kind.driver(root, &[])));
+            let known = |(_, it): &(Kind, Driver)| it.version.is_some() || it.on_bus > 0;
+            (kind, driver) = driven.into_iter().find(known).unwrap_or((kind, driver));
+        }
+        let nics = devices::nics(root);
+        let gpu = |device: Device| Gpu { nics: devices::of_device(root, &device, &nics), device };
+        Self {
+            kind: kind.name().to_owned(),
+            driver,
+            library: kind.driver_words().library.is_none_or(|it| is_installed(sources, it)),
+            gpus: found.into_iter().map(gpu).collect(),
+        }
+    }
+
+    /// The kind; the first one where a host has told none that is known here.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        devices::named(&self.kind).unwrap_or_default()
+    }
+
+    /// How many devices programs can open.
+    #[must_use]
+    pub fn usable(&self) -> usize {
+        self.gpus.iter().filter(|gpu| gpu.device.is_usable).count()
+    }
+}
+
+impl Gpu {
+    /// Its model.
+    #[must_use]
+    pub fn model(&self) -> &str {
+        self.device.model.as_deref().unwrap_or("GPU of an unknown model")
+    }
+}
+
+fn is_installed(sources: &Sources, library: &str) -> bool {
+    super::loader_cache::read(sources).contains_key(library)
+        || LIBRARY_FOLDERS.iter().any(|folder| sources.path(folder).join(library).exists())
+}
+
+const LIBRARY_FOLDERS: &[&str] =
+    &["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib/wsl/lib"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_of_both_kinds_and_of_none() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        let gather = || Devices::gather(&Sources::under(root.path()));
+        let none = gather();
+        assert_eq!((none.kind.as_str(), none.gpus.len(), none.library), ("NVIDIA", 0, false));
+        write("sys/bus/pci/devices/0000:c1:00.0/vendor", "0x1002\n");
+        write("sys/bus/pci/devices/0000:c1:00.0/class", "0x120000\n");
+        let undriven = gather();
+        assert_eq!((undriven.kind.as_str(), undriven.driver.on_bus), ("AMD", 1));
+        assert!(undriven.driver.version.is_none() && undriven.library);
+        write(
+            "proc/driver/nvidia/gpus/0000:3b:00.0/information",
+            "Model: \t H100\nDevice Minor: 0\n",
+        );
+        write("proc/driver/nvidia/version", "NVRM version: NVIDIA  580.65.06\n");
+        write("usr/lib64/libcuda.so.1", "");
+        let found = gather();
+        assert_eq!((found.kind.as_str(), found.usable(), found.library), ("NVIDIA", 1, true));
+        assert_eq!(
+            found.driver.missing_files,
+            ["/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm"]
+        );
+        assert_eq!(found.gpus[0].model(), "H100");
+    }
+}

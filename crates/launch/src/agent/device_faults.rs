@@ -1,0 +1,318 @@
+//! Faults of this host's devices, as their drivers report them in the kernel's log while ranks run.
+
+use std::io::{ErrorKind, Read};
+use std::os::fd::AsFd;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use brigade_rendezvous::printable;
+use brigade_world::devices::{self, DeviceFault, Fault};
+use brigade_world::{KMSG, KernelLog};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use crate::placement::environment;
+use crate::{Device, Devices, LaunchPlan};
+
+/// Reads the kernel's log for what concerns the devices of the ranks.
+#[derive(Debug)]
+pub(super) struct DeviceFaults {
+    host: String,
+    log: Log,
+    /// What this host has, from a thread that looks at it: a driver that hangs must not hold up a job.
+    looking: Option<Receiver<Inventory>>,
+    inventory: Inventory,
+    found: Vec<Found>,
+}
+
+/// Where messages come from.
+#[derive(Debug)]
+enum Log {
+    /// The kernel's own log, at the next message.
+    Kernel(KernelLog),
+    /// This user may not read that one: the journal's copy is asked for messages since then.
+    Journal { since: SystemTime },
+}
+
+/// The devices of this host.
+#[derive(Debug, Default)]
+struct Inventory {
+    present: Vec<Device>,
+    /// By local rank.
+    of_ranks: Vec<Device>,
+}
+
+/// A fault, however often it was reported.
+#[derive(Debug)]
+struct Found {
+    fault: Fault,
+    message: String,
+    count: usize,
+    /// It was reported before the attempt began.
+    is_earlier: bool,
+}
+
+impl DeviceFaults {
+    /// Begins at the log's next message. Takes no time: devices are looked for by a thread.
+    pub(super) fn watch(plan: &LaunchPlan) -> Self {
+        let root = devices::host_root();
+        let log = match KernelLog::open_at_end(&root.join(KMSG.trim_start_matches('/'))) {
+            Ok(log) => Log::Kernel(log),
+            Err(_) => Log::Journal { since: SystemTime::now() },
+        };
+        let (user_env, wanted) = (plan.user_env.clone(), plan.options.placement.devices.clone());
+        let (sender, looking) = mpsc::channel();
+        let look = move || {
+            let devices = Devices::read(&root, environment(&user_env));
+            let of_ranks = devices.choose(wanted.as_ref()).unwrap_or_default();
+            let _ = sender.send(Inventory { present: devices.present, of_ranks });
+        };
+        // Without a thread there are no names of devices, and the job starts as well.
+        let started = std::thread::Builder::new().name("devices".to_owned()).spawn(look);
+        Self {
+            host: plan.host.clone(),
+            log,
+            looking: started.ok().map(|_| looking),
+            inventory: Inventory::default(),
+            found: Vec::new(),
+        }
+    }
+
+    /// An attempt begins: of what was found before, only that stays which leaves a device useless.
+    pub(super) fn begin_attempt(&mut self) {
+        if let Log::Kernel(_) = self.log {
+            self.read();
+        }
+        self.found.retain(|it| it.fault.needs_reset);
+        self.found.iter_mut().for_each(|it| it.is_earlier = true);
+    }
+
+    /// What has been reported of the devices of these ranks, the worst first. Takes at most
+    /// [`JOURNAL_TIMEOUT`].
+    pub(super) fn look(&mut self, first_rank: usize, nproc: usize) -> Vec<DeviceFault> {
+        if let Some(found) = self.looking.as_ref().and_then(|it| it.recv_timeout(LOOK_TIMEOUT).ok())
+        {
+            (self.inventory, self.looking) = (found, None);
+        }
+        self.read();
+        choose(&self.found, &self.inventory, first_rank, nproc, &self.host)
+    }
+
+    fn read(&mut self) {
+        match &mut self.log {
+            Log::Kernel(log) => {
+                let found = &mut self.found;
+                // What was read before an error counts.
+                let _ = log.read(|message| add(found, message.text));
+            }
+            // Not where there is no device that could have a fault: the journal may be large.
+            Log::Journal { .. } if self.inventory.present.is_empty() => {}
+            Log::Journal { since } => {
+                let asked = SystemTime::now();
+                for line in journal(*since).lines().filter_map(kernel_part) {
+                    add(&mut self.found, line);
+                }
+                *since = asked;
+            }
+        }
+    }
+}
+
+fn add(found: &mut Vec<Found>, message: &str) {
+    let Some(fault) = devices::fault_in(message) else { return };
+    let key = |it: &Fault| (it.source, it.code, it.pci.clone(), it.means.clone());
+    let is_known = |it: &&mut Found| !it.is_earlier && key(&it.fault) == key(&fault);
+    if let Some(known) = found.iter_mut().find(is_known) {
+        known.count += 1;
+    } else if found.len() < MOST_KEPT {
+        found.push(Found { fault, message: printable(message), count: 1, is_earlier: false });
+    }
+}
+
+/// Those that concern these ranks, the worst first, a few at most. Pure.
+fn choose(
+    found: &[Found],
+    inventory: &Inventory,
+    first_rank: usize,
+    nproc: usize,
+    host: &str,
+) -> Vec<DeviceFault> {
+    let device_of = |it: &Found, devices: &[Device]| {
+        devices
+            .iter()
+            .position(|device| device.pci.as_deref().is_some_and(|pci| it.fault.is_of(pci)))
+    };
+    let ranks = &inventory.of_ranks[..inventory.of_ranks.len().min(nproc)];
+    let is_ours = |it: &&Found| {
+        // Another job's GPU is not reported, a switch or a device that is gone is.
+        device_of(it, ranks).is_some() || device_of(it, &inventory.present).is_none()
+    };
+    let ours: Vec<&Found> = found.iter().filter(is_ours).collect();
+    let is_explained = |it: &Found| {
+        it.fault.is_consequence
+            && ours
+                .iter()
+                .any(|other| other.fault.pci == it.fault.pci && !other.fault.is_consequence)
+    };
+    let mut chosen: Vec<&&Found> = ours.iter().filter(|it| !is_explained(it)).collect();
+    chosen.sort_by_key(|it| (it.is_earlier, it.fault.is_consequence, !it.fault.is_serious));
+    chosen.truncate(MOST_TOLD);
+    let told = |it: &&Found| {
+        let local_rank = device_of(it, ranks);
+        let address = local_rank.and_then(|at| ranks[at].pci.clone());
+        let Fault { source, code, pci, means, remedy, .. } = &it.fault;
+        DeviceFault {
+            host: host.to_owned(),
+            device: address.or_else(|| pci.clone()).unwrap_or_default(),
+            rank: local_rank.map(|local_rank| first_rank + local_rank),
+            fault: code.map_or_else(|| (*source).to_owned(), |code| format!("{source} {code}")),
+            count: it.count,
+            is_earlier: it.is_earlier,
+            means: means.clone(),
+            remedy: remedy.clone(),
+            message: it.message.clone(),
+        }
+    };
+    chosen.into_iter().map(|it| told(it)).collect()
+}
+
+/// The kernel's messages in the journal since then. Empty where there is none that this user may read,
+/// or it does not answer in time.
+fn journal(since: SystemTime) -> String {
+    let seconds = since.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let mut command = Command::new("journalctl");
+    command.args(["--dmesg", "--boot", "--quiet", "--no-pager", "--output=short-unix"]);
+    command.arg(format!("--since=@{seconds}")).stdin(Stdio::null()).stderr(Stdio::null());
+    let Ok(mut child) = command.stdout(Stdio::piped()).spawn() else { return String::new() };
+    let Some(mut output) = child.stdout.take() else { return String::new() };
+    let end = Instant::now() + JOURNAL_TIMEOUT;
+    let (mut text, mut buffer) = (Vec::new(), vec![0; 1 << 16]);
+    while text.len() < MAX_JOURNAL {
+        let left = end.saturating_duration_since(Instant::now());
+        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO);
+        let mut fds = [PollFd::new(output.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut fds, timeout) {
+            Ok(0) => break,
+            Ok(_) => {}
+            Err(nix::errno::Errno::EINTR) => continue,
+            Err(_) => break,
+        }
+        match output.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(length) => text.extend_from_slice(&buffer[..length]),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(_) => break,
+        }
+    }
+    // The agent reaps it, as it does with all that ranks have left; one that still writes ends with
+    // its pipe.
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+/// `1700000000.123456 node1 kernel: NVRM: ...`
+fn kernel_part(line: &str) -> Option<&str> {
+    line.split_once(" kernel: ").map(|it| it.1)
+}
+
+/// How long the thread that looks at the devices is waited for, which has had all the job's time.
+const LOOK_TIMEOUT: Duration = Duration::from_millis(200);
+/// Less than the time that the details of a failure are waited for.
+const JOURNAL_TIMEOUT: Duration = Duration::from_secs(1);
+const MAX_JOURNAL: usize = 8 << 20;
+/// A device that has fallen off the bus repeats itself; these are kinds of faults.
+const MOST_KEPT: usize = 100;
+const MOST_TOLD: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(pci: &str) -> Device {
+        Device { pci: Some(pci.to_owned()), is_usable: true, ..Device::default() }
+    }
+
+    fn told(lines: &[&str], earlier: usize) -> Vec<String> {
+        let mut found = Vec::new();
+        lines.iter().for_each(|line| add(&mut found, line));
+        found.iter_mut().take(earlier).for_each(|it| it.is_earlier = true);
+        let all = ["0000:19:00.0", "0000:3b:00.0", "0000:5d:00.0"].map(device);
+        let inventory =
+            Inventory { present: all.to_vec(), of_ranks: vec![all[1].clone(), all[0].clone()] };
+        let faults = choose(&found, &inventory, 4, 2, "node1");
+        faults.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn the_rank_is_named_whose_device_it_is() {
+        let gone = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.";
+        let shown = told(&[gone, gone], 0);
+        let start = "Xid 79 (2 times) at PCI 0000:3b:00.0, the GPU of rank 4 on node1: the GPU has fallen off the bus: ";
+        assert!(shown.len() == 1 && shown[0].starts_with(start), "{shown:?}");
+        let shown = told(&[gone], 1);
+        assert!(shown[0].contains("on node1 (before this attempt): "), "{shown:?}");
+    }
+
+    #[test]
+    fn the_worst_comes_first_and_what_follows_from_it_is_left_out() {
+        let shown = told(
+            &[
+                "NVRM: Xid (PCI:0000:19:00): 13, Graphics Exception: ESR 0x505730=0x0",
+                "NVRM: Xid (PCI:0000:3b:00): 45, pid=7, name=train, Ch 00000008",
+                "NVRM: Xid (PCI:0000:3b:00): 94, pid=7, name=train, Contained: SM (0x1).",
+            ],
+            0,
+        );
+        let kinds: Vec<&str> = shown.iter().map(|it| it.split(" at ").next().unwrap()).collect();
+        assert_eq!(kinds, ["Xid 94", "Xid 13"]);
+        assert_eq!(told(&["NVRM: Xid (PCI:0000:19:00): 45, pid=7, Ch 00000008"], 0).len(), 1);
+    }
+
+    #[test]
+    fn devices_of_others_are_left_out_and_switches_are_not() {
+        assert!(
+            told(&["NVRM: Xid (PCI:0000:5d:00): 79, GPU has fallen off the bus."], 0).is_empty()
+        );
+        let shown = told(&["nvidia-nvswitch1: SXid (PCI:0000:06:00.0): 20034, Fatal, Link 48"], 0);
+        assert!(shown[0].starts_with("SXid 20034 at PCI 0000:06:00 on node1: "), "{shown:?}");
+        let many: Vec<String> =
+            (0..300).map(|code| format!("NVRM: Xid (PCI:0000:3b:00): {code}, x")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        assert_eq!(told(&many, 0).len(), MOST_TOLD);
+    }
+
+    #[test]
+    fn lines_of_the_journal() {
+        let line = "1700000000.123456 node1 kernel: NVRM: Xid (PCI:0000:3b:00): 79, x";
+        assert!(devices::fault_in(kernel_part(line).unwrap()).is_some());
+        assert_eq!(kernel_part("-- No entries --"), None);
+    }
+
+    #[test]
+    fn an_attempt_begins_with_what_leaves_a_device_useless() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kmsg");
+        std::fs::write(&path, "").unwrap();
+        let write = |line: &str| {
+            use std::io::Write;
+            let mut file = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
+            writeln!(file, "3,1,5,-;NVRM: Xid (PCI:0000:3b:00): {line}").unwrap();
+        };
+        let mut faults = DeviceFaults {
+            host: String::new(),
+            log: Log::Kernel(KernelLog::open_at_end(&path).unwrap()),
+            looking: None,
+            inventory: Inventory::default(),
+            found: Vec::new(),
+        };
+        write("13, x");
+        write("79, x");
+        let kinds = |faults: &mut DeviceFaults| -> Vec<(String, bool)> {
+            faults.look(0, 1).into_iter().map(|it| (it.fault, it.is_earlier)).collect()
+        };
+        let both = [("Xid 79".to_owned(), false), ("Xid 13".to_owned(), false)];
+        assert_eq!(kinds(&mut faults), both);
+        write("31, x");
+        faults.begin_attempt();
+        assert_eq!(kinds(&mut faults), [("Xid 79".to_owned(), true)]);
+    }
+}

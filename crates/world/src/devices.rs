@@ -1,0 +1,248 @@
+//! The accelerators of a host, as the kernel shows them.
+//!
+//! No driver's library is loaded: loading CUDA or NVML takes longer than the whole launch does
+//! otherwise, and a launcher that has touched a device holds memory on it. What a kind of device is
+//! called, how it is found, which variable shows programs a part of them and how its driver reports a
+//! fault is said by one [`DeviceKind`]; [`KINDS`] lists them.
+//!
+//! ```
+//! use brigade_world::devices;
+//!
+//! // Where the file system begins; a test gives a folder of its own.
+//! let (kind, gpus) = devices::find(std::path::Path::new("/"));
+//! assert_eq!(kind.default_backend(), "nccl");
+//! assert!(gpus.iter().all(|gpu| !gpu.is_usable || !gpu.id.is_empty()));
+//! ```
+
+mod amd;
+mod fault;
+mod nics;
+mod nvidia;
+pub mod pci;
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+pub use fault::{DeviceFault, Fault};
+pub use nics::{NearNic, Nic, nearest, nics, of_device};
+pub use pci::Distance;
+
+/// A kind of accelerator: one file that implements it, and a line in [`KINDS`].
+pub trait DeviceKind: fmt::Debug + Sync {
+    /// Returns the maker's name, as messages have it.
+    fn name(&self) -> &'static str;
+
+    /// Returns the devices that the kernel shows under `root`, where the file system begins, in the
+    /// order in which programs number them. Those that programs cannot open are among them, marked.
+    fn discover(&self, root: &Path) -> Vec<Device>;
+
+    /// Returns the variables that leave a program a part of the devices. Each layer numbers what the
+    /// layer before has left; in a layer the first variable that is set counts. A launcher sets the
+    /// first one of the last layer.
+    fn visibility(&self) -> &'static [&'static [&'static str]];
+
+    /// Returns the beginnings of names that stand for a device besides its number.
+    fn id_prefixes(&self) -> &'static [&'static str];
+
+    /// Tells whether a name is one of a part of a device, which the kernel's files do not list.
+    fn is_part(&self, id: &str) -> bool;
+
+    /// Returns the backend that carries collectives between such devices.
+    fn default_backend(&self) -> &'static str;
+
+    /// Returns what Kubernetes calls one such device in the limits of a container.
+    fn kubernetes_resource(&self) -> &'static str;
+
+    /// Returns the driver's state under `root`; `devices` are those that were found there.
+    fn driver(&self, root: &Path, devices: &[Device]) -> Driver;
+
+    /// Returns what to say of a driver that is not as it should be.
+    fn driver_words(&self) -> &'static DriverWords;
+
+    /// Returns the oldest driver with which a version of the maker's toolkit works, where that is known.
+    fn oldest_driver(&self, _toolkit: &str) -> Option<&'static str> {
+        None
+    }
+
+    /// Returns the fault that a message of the kernel's log reports, if it is one of such a device.
+    fn fault(&self, message: &str) -> Option<Fault>;
+
+    /// Returns the variable that a launcher sets to choose devices.
+    fn visibility_variable(&self) -> &'static str {
+        self.visibility().last().and_then(|layer| layer.first()).copied().unwrap_or_default()
+    }
+}
+
+/// A kind by reference, compared by its name.
+#[derive(Clone, Copy)]
+pub struct Kind(&'static dyn DeviceKind);
+
+impl std::ops::Deref for Kind {
+    type Target = dyn DeviceKind;
+
+    fn deref(&self) -> &Self::Target {
+        self.0
+    }
+}
+
+impl PartialEq for Kind {
+    fn eq(&self, other: &Self) -> bool {
+        self.name() == other.name()
+    }
+}
+
+impl Eq for Kind {}
+
+impl fmt::Debug for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The kind that a host without devices is taken to have: the first of [`KINDS`].
+impl Default for Kind {
+    fn default() -> Self {
+        KINDS[0]
+    }
+}
+
+/// One device.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Device {
+    /// Its name in the visibility variable: a number, or a UUID. Empty where it is not usable.
+    pub id: String,
+    /// Its UUID, where the driver tells it.
+    pub uuid: Option<String>,
+    /// Its model, where the driver tells it.
+    pub model: Option<String>,
+    /// Its memory, where the kernel's files tell it: NVIDIA's driver does not.
+    pub memory_bytes: Option<u64>,
+    /// Its PCI address, in lower case: `0000:3b:00.0`.
+    pub pci: Option<String>,
+    /// The NUMA node that it is attached to, where that is known.
+    pub numa_node: Option<usize>,
+    /// Programs can open it.
+    pub is_usable: bool,
+    /// The driver was told to leave it alone.
+    pub is_excluded: bool,
+}
+
+/// A driver, as the kernel shows it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Driver {
+    /// Its version, or another word where it tells none; `None` where it is not loaded.
+    pub version: Option<String>,
+    /// Devices on the bus, taken by a driver or not.
+    pub on_bus: usize,
+    /// Device files that programs need and that are not there.
+    pub missing_files: Vec<String>,
+}
+
+/// What to say of a driver that is not as it should be.
+#[derive(Debug)]
+pub struct DriverWords {
+    /// Its name.
+    pub driver: &'static str,
+    /// A command that loads it.
+    pub load: &'static str,
+    /// How missing device files are made.
+    pub make_files: &'static str,
+    /// A command that makes them.
+    pub make_files_command: &'static str,
+    /// The driver's library for programs, where that is not a part of libtorch.
+    pub library: Option<&'static str>,
+    /// A command that shows what the driver knows of broken devices.
+    pub inspect: &'static str,
+}
+
+/// All kinds, in the order in which a host is asked for them.
+pub const KINDS: &[Kind] = &[Kind(&nvidia::Nvidia), Kind(&amd::Amd)];
+
+/// Returns where this host's file system begins: `/`, or the folder that
+/// [`BRIGADE_HOST_ROOT`](crate::env::BRIGADE_HOST_ROOT) names.
+#[must_use]
+pub fn host_root() -> PathBuf {
+    let given = std::env::var_os(crate::env::BRIGADE_HOST_ROOT).filter(|it| !it.is_empty());
+    given.map_or_else(|| PathBuf::from("/"), PathBuf::from)
+}
+
+/// Finds the devices of a host: those of the first kind that has any there, by number.
+#[must_use]
+pub fn find(root: &Path) -> (Kind, Vec<Device>) {
+    let found = KINDS.iter().map(|kind| (*kind, kind.discover(root)));
+    found.into_iter().find(|(_, devices)| !devices.is_empty()).unwrap_or_default()
+}
+
+/// Returns the kind with this name.
+#[must_use]
+pub fn named(name: &str) -> Option<Kind> {
+    KINDS.iter().find(|kind| kind.name() == name).copied()
+}
+
+/// Tells whether a variable leaves programs a part of a host's devices: such a value is right on that
+/// host only.
+#[must_use]
+pub fn is_visibility_variable(name: &str) -> bool {
+    KINDS.iter().any(|kind| kind.visibility().iter().any(|layer| layer.contains(&name)))
+}
+
+/// Returns the fault of a device of any kind that a message of the kernel's log reports.
+///
+/// ```
+/// let line = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=train, GPU has fallen off the bus.";
+/// let fault = brigade_world::devices::fault_in(line).unwrap();
+/// assert_eq!((fault.code, fault.pci.as_deref()), (Some(79), Some("0000:3b:00")));
+/// assert!(brigade_world::devices::fault_in("eth0: link is up").is_none());
+/// ```
+#[must_use]
+pub fn fault_in(message: &str) -> Option<Fault> {
+    KINDS.iter().find_map(|kind| kind.fault(message))
+}
+
+fn read(path: &Path) -> Option<String> {
+    Some(fs::read_to_string(path).ok()?.trim().to_owned())
+}
+
+fn entries(folder: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    let mut names: Vec<String> =
+        entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
+    names.sort_unstable();
+    names
+}
+
+/// The entries of a folder that are called `name0`, `name1`, ..., by number.
+fn numbered(folder: &Path, name: &str) -> Vec<(usize, PathBuf)> {
+    let numbers = entries(folder).into_iter().filter_map(|entry| {
+        let number = entry.strip_prefix(name)?.parse().ok()?;
+        Some((number, folder.join(entry)))
+    });
+    let mut found: Vec<_> = numbers.collect();
+    found.sort_unstable();
+    found
+}
+
+/// Displays of this vendor on the bus, and its processors for computing.
+fn on_bus(root: &Path, vendor: &str) -> usize {
+    let folder = root.join("sys/bus/pci/devices");
+    let is_gpu = |device: &String| {
+        let value = |file| read(&folder.join(device).join(file));
+        // 0x03 is a display, 0x12 an accelerator; switches and sound devices are others.
+        value("vendor").is_some_and(|it| it == vendor)
+            && value("class").is_some_and(|it| it.starts_with("0x03") || it.starts_with("0x12"))
+    };
+    entries(&folder).iter().filter(|device| is_gpu(device)).count()
+}
+
+fn numa_node(root: &Path, address: &str) -> Option<usize> {
+    // -1 where the firmware does not say.
+    read(&root.join("sys/bus/pci/devices").join(address).join("numa_node"))?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests;

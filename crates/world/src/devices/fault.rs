@@ -1,0 +1,102 @@
+//! Faults of devices, as drivers report them in the kernel's log.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// What one message reports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// What the driver calls such reports: `Xid`, `SXid`, or the driver's own name.
+    pub source: &'static str,
+    /// The driver's number for the kind of fault, where it has one.
+    pub code: Option<u32>,
+    /// The card's PCI address without function, where the message has one.
+    pub pci: Option<String>,
+    /// The device or a link may be broken: it is not the program's own fault.
+    pub is_serious: bool,
+    /// It only follows from another fault, or from the end of the program.
+    pub is_consequence: bool,
+    /// The device stays useless until it is reset, or the host restarted.
+    pub needs_reset: bool,
+    /// What it means.
+    pub means: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+impl Fault {
+    /// Tells whether it is one of the device with this PCI address.
+    #[must_use]
+    pub fn is_of(&self, address: &str) -> bool {
+        let rest = self.pci.as_deref().and_then(|card| address.strip_prefix(card));
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    }
+}
+
+/// A fault of a device of a job, as its launcher reports it.
+///
+/// `docs/events.md` has it as an object in `device_faults`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DeviceFault {
+    /// Host name.
+    pub host: String,
+    /// PCI address of the device, or of its card; empty where the message has none.
+    pub device: String,
+    /// The rank in the job whose device it is, where there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rank: Option<usize>,
+    /// What the driver calls it, such as `Xid 79`.
+    pub fault: String,
+    /// How often it was reported.
+    pub count: usize,
+    /// It was reported before the attempt began, and the device stays useless until it is reset.
+    pub is_earlier: bool,
+    /// What it means.
+    pub means: String,
+    /// What to do.
+    pub remedy: String,
+    /// The driver's own words, of the first report.
+    pub message: String,
+}
+
+impl DeviceFault {
+    /// Returns the same with every text passed through `shown`: of another host, before it is shown.
+    #[must_use]
+    pub fn with_texts(self, shown: impl Fn(&str) -> String) -> Self {
+        Self {
+            host: shown(&self.host),
+            device: shown(&self.device),
+            fault: shown(&self.fault),
+            means: shown(&self.means),
+            remedy: shown(&self.remedy),
+            message: shown(&self.message),
+            ..self
+        }
+    }
+}
+
+impl fmt::Display for DeviceFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, device, rank, fault, count, is_earlier, means, remedy, .. } = self;
+        f.write_str(fault)?;
+        if *count > 1 {
+            write!(f, " ({count} times)")?;
+        }
+        match device.is_empty() {
+            true => f.write_str(" on a GPU")?,
+            false => write!(f, " at PCI {device}")?,
+        }
+        if let Some(rank) = rank {
+            write!(f, ", the GPU of rank {rank}")?;
+        }
+        if !host.is_empty() {
+            write!(f, " on {host}")?;
+        }
+        if *is_earlier {
+            f.write_str(" (before this attempt)")?;
+        }
+        write!(f, ": {means}; {remedy}")
+    }
+}

@@ -1,0 +1,107 @@
+//! Network cards, and which of them are near a device.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::pci::{Distance, Place};
+use super::{Device, entries, numbered, read};
+
+/// A network card, or a port of one that is a PCI device of its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Nic {
+    /// Its name for RDMA, such as `mlx5_0`, where it has one.
+    pub rdma: Option<String>,
+    /// Its interfaces.
+    pub interfaces: Vec<String>,
+    /// A port is active, or an interface is up.
+    pub is_up: bool,
+    /// Where it is attached.
+    pub place: Place,
+}
+
+/// A network card, as a device sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NearNic {
+    /// Its name for RDMA, where it has one.
+    pub rdma: Option<String>,
+    /// Its interfaces.
+    pub interfaces: Vec<String>,
+    /// It can carry data.
+    pub is_up: bool,
+    /// What lies between.
+    pub distance: Distance,
+}
+
+impl NearNic {
+    /// Returns the name by which NCCL is told of it.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.rdma.as_deref().or(self.interfaces.first().map(String::as_str)).unwrap_or("?")
+    }
+
+    /// Tells whether this is one of its names.
+    #[must_use]
+    pub fn is_called(&self, name: &str) -> bool {
+        self.rdma.as_deref() == Some(name) || self.interfaces.iter().any(|it| it == name)
+    }
+}
+
+/// Reads the network cards under `root`, where the file system begins. Interfaces of software alone
+/// (bridges, tunnels, bonds) are not among them.
+#[must_use]
+pub fn nics(root: &Path) -> Vec<Nic> {
+    let mut found: Vec<Nic> = Vec::new();
+    let (rdma, net) = (root.join("sys/class/infiniband"), root.join("sys/class/net"));
+    for name in entries(&rdma) {
+        let folder = rdma.join(&name);
+        let Some(place) = Place::of_folder(root, &folder.join("device")) else { continue };
+        let is_active = |(_, port): (usize, std::path::PathBuf)| {
+            read(&port.join("state")).is_some_and(|state| state.contains("ACTIVE"))
+        };
+        let is_up = numbered(&folder.join("ports"), "").into_iter().any(is_active);
+        found.push(Nic { rdma: Some(name), interfaces: Vec::new(), is_up, place });
+    }
+    for name in entries(&net) {
+        let folder = net.join(&name);
+        let Some(place) = Place::of_folder(root, &folder.join("device")) else { continue };
+        let is_up = read(&folder.join("operstate")).is_some_and(|state| state == "up");
+        match found.iter_mut().find(|nic| nic.place == place) {
+            // An adapter for RDMA is as its port is: the interface on it may be unused.
+            Some(nic) => {
+                nic.interfaces.push(name);
+                nic.is_up |= is_up && nic.rdma.is_none();
+            }
+            None => found.push(Nic { rdma: None, interfaces: vec![name], is_up, place }),
+        }
+    }
+    found
+}
+
+/// Returns all network cards as a device sees them, the nearest first; none where its place is not
+/// known.
+#[must_use]
+pub fn of_device(root: &Path, device: &Device, nics: &[Nic]) -> Vec<NearNic> {
+    let place = device.pci.as_deref().and_then(|address| Place::of_address(root, address));
+    let Some(place) = place else { return Vec::new() };
+    let near = |nic: &Nic| NearNic {
+        rdma: nic.rdma.clone(),
+        interfaces: nic.interfaces.clone(),
+        is_up: nic.is_up,
+        distance: nic.place.distance(&place),
+    };
+    let mut all: Vec<NearNic> = nics.iter().map(near).collect();
+    all.sort_by_key(|nic| nic.distance);
+    all
+}
+
+/// Returns those cards that a library would prefer for the device: of those that can carry data, the
+/// ones with RDMA where there are any, and of these the nearest.
+#[must_use]
+pub fn nearest(nics: &[NearNic]) -> Vec<&NearNic> {
+    let up = || nics.iter().filter(|nic| nic.is_up);
+    let with_rdma = up().any(|nic| nic.rdma.is_some());
+    let usable = || up().filter(|nic| nic.rdma.is_some() || !with_rdma);
+    let least = usable().map(|nic| nic.distance).min();
+    usable().filter(|nic| Some(nic.distance) == least).collect()
+}

@@ -1,0 +1,141 @@
+//! The kernel's log, read message by message without waiting.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::fs::OFlags;
+
+/// Where the kernel's log is.
+pub const KMSG: &str = "/dev/kmsg";
+
+/// A reader of the kernel's log. It reads what was there when it was opened, or what comes after that.
+#[derive(Debug)]
+pub struct KernelLog {
+    file: File,
+    /// The beginning of a line whose end was not read yet.
+    pending: Vec<u8>,
+}
+
+/// One message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KernelMessage<'a> {
+    /// How long after the start of the system, by the kernel's clock for its log.
+    pub at: Duration,
+    /// The text, in which the kernel has escaped control characters.
+    pub text: &'a str,
+}
+
+impl KernelLog {
+    /// Opens the log, to be read from its oldest message.
+    ///
+    /// Errors when this user may not read it, or it is not there.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let flags = OFlags::NONBLOCK.bits().cast_signed();
+        let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+        Ok(Self { file, pending: Vec::new() })
+    }
+
+    /// Opens the log, to be read from the next message: for those that come while something runs. The
+    /// place is exact, where the log's clock may differ from the system's by seconds.
+    ///
+    /// Errors as [`KernelLog::open`].
+    pub fn open_at_end(path: &Path) -> io::Result<Self> {
+        let mut this = Self::open(path)?;
+        this.file.seek(SeekFrom::End(0))?;
+        // The kernel may allow to open its log and not to read it.
+        this.read(|_| {})?;
+        Ok(this)
+    }
+
+    /// Reads all messages up to the present one. Never waits; stops after 64 MB, more than the kernel
+    /// keeps, so that a flood of messages holds up no caller.
+    ///
+    /// Errors when the log cannot be read; what `take` was given before that is right.
+    pub fn read(&mut self, mut take: impl FnMut(KernelMessage<'_>)) -> io::Result<()> {
+        // The device gives one message per read, and an error when there are no more for now.
+        let mut buffer = [0; 8192];
+        let mut total = 0;
+        while total < MAX_READ {
+            let length = match self.file.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(length) => length,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                // A message was overwritten before it was read: the next one is the oldest there is.
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::Interrupted) =>
+                {
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            total += length;
+            self.pending.extend_from_slice(&buffer[..length]);
+            let Some(end) = self.pending.iter().rposition(|byte| *byte == b'\n') else {
+                // A line that does not end is not one of the kernel's.
+                if self.pending.len() > MAX_LINE {
+                    self.pending.clear();
+                }
+                continue;
+            };
+            let lines = String::from_utf8_lossy(&self.pending[..=end]).into_owned();
+            lines.lines().filter_map(message).for_each(&mut take);
+            self.pending.drain(..=end);
+        }
+        Ok(())
+    }
+}
+
+/// Priority, number, microseconds since the start, flags; the message. Lines that begin with a blank
+/// tell more of the message before.
+fn message(line: &str) -> Option<KernelMessage<'_>> {
+    let (header, text) = line.split_once(';').filter(|_| !line.starts_with(' '))?;
+    let micros = header.split(',').nth(2)?.parse().ok()?;
+    Some(KernelMessage { at: Duration::from_micros(micros), text })
+}
+
+const MAX_READ: usize = 64 << 20;
+const MAX_LINE: usize = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io::Write;
+
+    use super::*;
+
+    fn read(log: &mut KernelLog) -> Vec<(u64, String)> {
+        let mut found = Vec::new();
+        log.read(|it| found.push((it.at.as_secs(), it.text.to_owned()))).unwrap();
+        found
+    }
+
+    #[test]
+    fn messages_that_are_there_and_those_that_come() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kmsg");
+        fs::write(&path, "6,1,500000,-;Linux version 6\n4,2,40500000,-;a;b\n SUBSYSTEM=x;y\nhalf")
+            .unwrap();
+        let mut all = KernelLog::open(&path).unwrap();
+        assert_eq!(read(&mut all), [(0, "Linux version 6".to_owned()), (40, "a;b".to_owned())]);
+        let mut new = KernelLog::open_at_end(&path).unwrap();
+        assert_eq!(read(&mut new), []);
+        let mut writer = OpenOptions::new().append(true).open(&path).unwrap();
+        writer.write_all(b"\n3,3,90000000,-;c\n3,4,x,-;d\n3,5,91000000,-;\xff\ne").unwrap();
+        assert_eq!(read(&mut new), [(90, "c".to_owned()), (91, "\u{fffd}".to_owned())]);
+        assert_eq!(read(&mut new), []);
+        assert!(KernelLog::open(&folder.path().join("none")).is_err());
+    }
+
+    #[test]
+    fn a_line_without_an_end_takes_no_memory() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kmsg");
+        fs::write(&path, vec![b'x'; 1 << 20]).unwrap();
+        let mut log = KernelLog::open(&path).unwrap();
+        assert_eq!(read(&mut log), []);
+        assert!(log.pending.capacity() < 4 * MAX_LINE);
+    }
+}
