@@ -52,6 +52,18 @@ pub(crate) fn for_cuda(checkout: &Checkout) -> Result<Libtorch> {
     Ok(libtorch)
 }
 
+/// The libtorch with CUDA of this version, such as `2.13`, for programs that run on GPUs: as [`for_cuda`].
+pub(crate) fn for_gpus(checkout: &Checkout, version: &str) -> Result<Libtorch> {
+    let libtorch = for_cuda(checkout)?;
+    anyhow::ensure!(
+        libtorch.version().starts_with(version),
+        "the programs are to be built for libtorch {version}, and {} is {}",
+        libtorch.folder().display(),
+        libtorch.version()
+    );
+    Ok(libtorch)
+}
+
 /// `cargo run`, which started this program, puts what .cargo/libtorch.toml says into its environment: that
 /// is not what the user says there.
 fn by_user(checkout: &Checkout, cache: &Cache) -> Result<Option<Wanted>> {
