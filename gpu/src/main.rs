@@ -140,3 +140,28 @@ impl From<DeviceArgument> for Device {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn the_options_of_the_page_are_understood() {
+        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/gpus.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        let lines = page.lines().filter_map(|it| it.strip_prefix("python3 brigade-gpu/run.py"));
+        let found = ["--folder", "x", "--libtorch", "2.13.0"];
+        let mut commands = 0;
+        for line in lines {
+            let words = line.split('#').next().unwrap_or(line).split_whitespace();
+            let words = ["run.py", "run"].into_iter().chain(found).chain(words);
+            if let Err(error) = Arguments::try_parse_from(words) {
+                panic!("{line}: {error}");
+            }
+            commands += 1;
+        }
+        assert!(commands >= 3, "{commands} commands");
+    }
+}

@@ -105,7 +105,9 @@ impl Fixture {
         let wanted = format!("sleep\0{}\0", self.mark());
         let processes = fs::read_dir("/proc").unwrap().flatten();
         processes
-            .filter(|it| fs::read(it.path().join("cmdline")).is_ok_and(|it| it == wanted.as_bytes()))
+            .filter(|it| {
+                fs::read(it.path().join("cmdline")).is_ok_and(|it| it == wanted.as_bytes())
+            })
             .count()
     }
 }
@@ -226,11 +228,7 @@ fn one_part_alone() {
     let names: Vec<&str> = report.parts[0].ran.iter().map(|it| it.name.as_str()).collect();
     assert_eq!(
         names,
-        [
-            "torch::dist a::nccl_one",
-            "self-test, 1 rank",
-            "self-test, 2 ranks over Gloo on the CPU"
-        ]
+        ["torch::dist a::nccl_one", "self-test, 1 rank", "self-test, 2 ranks over Gloo on the CPU"]
     );
     let notes = report.parts[0].notes.join("\n");
     assert!(notes.contains("it needs several GPUs, and there are 0"), "{notes}");

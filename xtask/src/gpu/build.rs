@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 use std::env;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use brigade_setup::Libtorch;
 use serde::Deserialize;
 
@@ -43,7 +43,11 @@ impl<'a> Build<'a> {
         let libtorch = setup::for_gpus(checkout, version)?;
         eprintln!("{}", libtorch.description());
         let target = checkout.root().join("target/gpu").join(version);
-        let root = checkout.root().to_path_buf();
+        let root = if libtorch.version().starts_with("2.11") {
+            with_older_tch(checkout, &target.join("source"))?
+        } else {
+            checkout.root().to_path_buf()
+        };
         Ok(Self { checkout, libtorch, cuda: true, root, target })
     }
 
@@ -95,7 +99,7 @@ impl<'a> Build<'a> {
         let mut cargo = plain_cargo(self.checkout);
         cargo.current_dir(&self.root).args(["build", "--profile", "gpu", "--bins"]);
         let packages = TESTS.iter().map(|it| it.0).chain(PROGRAMS.iter().map(|it| it.0));
-        for package in packages.chain([RUNNER.0]).collect::<BTreeSet<_>>() {
+        for package in packages.chain([RUNNER.0, "brigade"]).collect::<BTreeSet<_>>() {
             cargo.args(["-p", package]);
         }
         let targets: BTreeSet<_> = TESTS.iter().flat_map(|it| it.2).copied().collect();
@@ -109,7 +113,7 @@ impl<'a> Build<'a> {
 
     /// No run path, no path of a source file, and folders of packages as from the root of the archive.
     fn fit_for_another_machine(&self, cargo: &mut Command) -> Result<()> {
-        let root = text(&self.root)?;
+        let (checkout, root) = (text(self.checkout.root())?, text(&self.root)?);
         let home = cargo_home()?;
         let (home, torch) = (text(&home)?, text(self.libtorch.folder())?);
         let tools = self.target.with_file_name("tools");
@@ -128,14 +132,19 @@ impl<'a> Build<'a> {
         cargo.env("CARGO_TARGET_DIR", &self.target).env("CARGO_INCREMENTAL", "0");
         cargo.env("BRIGADE_ROOT", root).env("RUSTC_WORKSPACE_WRAPPER", tool("rustc", RUSTC)?);
         cargo.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER", tool("linker", LINKER)?);
-        let maps = [(root, "."), (home, "cargo"), (torch, "libtorch")];
-        let flags = |option: &str| {
+        let flags = |option: &str, maps: &[(&str, &str)]| {
             let flags = maps.iter().map(|(from, to)| format!("{option}={from}={to}"));
             flags.collect::<Vec<_>>().join(" ")
         };
-        cargo.env("RUSTFLAGS", flags("--remap-path-prefix"));
-        let sections = "-ffunction-sections -fdata-sections";
-        let c_flags = format!("{} {sections}", flags("-ffile-prefix-map"));
+        let mut maps = vec![(root, "."), (torch, "libtorch"), (home, "cargo")];
+        if root != checkout {
+            // First: of several that fit, the last one counts.
+            maps.insert(0, (checkout, "."));
+        }
+        let of_rust: Vec<_> = maps.iter().copied().filter(|it| it.0 != torch).collect();
+        cargo.env("RUSTFLAGS", flags("--remap-path-prefix", &of_rust));
+        let maps = flags("-ffile-prefix-map", &maps);
+        let c_flags = format!("{maps} -ffunction-sections -fdata-sections");
         cargo.env("CFLAGS", &c_flags).env("CXXFLAGS", &c_flags);
         if env::var_os("LIBTORCH_USE_PYTORCH").is_none() {
             cargo.env("LIBTORCH", self.libtorch.folder());
@@ -176,10 +185,40 @@ impl<'a> Build<'a> {
     pub(super) fn own_paths(&self) -> Result<Vec<String>> {
         let home = env::home_dir().context("this user has no home folder")?;
         let cargo_home = cargo_home()?;
-        let paths = [self.root.as_path(), self.libtorch.folder(), &home.join("."), &cargo_home];
+        let paths = [self.checkout.root(), self.libtorch.folder(), &home.join("."), &cargo_home];
         paths.into_iter().map(|path| Ok(text(path)?.trim_end_matches('.').to_owned())).collect()
     }
 }
+
+/// The workspace with the tch for libtorch 2.11: links to everything in the checkout, and a `Cargo.lock` of its own,
+/// because tch's C++ calls functions that only its own version of libtorch has.
+fn with_older_tch(checkout: &Checkout, folder: &Path) -> Result<PathBuf> {
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let entries = fs::read_dir(checkout.root()).context("cannot read the checkout")?;
+    for entry in entries {
+        let entry = entry.context("cannot read the checkout")?;
+        let name = entry.file_name();
+        let (from, to) = (entry.path(), folder.join(&name));
+        let hidden = name.to_string_lossy().starts_with('.');
+        if entry.path().join("CACHEDIR.TAG").exists() || name == "target" || hidden {
+            continue;
+        }
+        if ["Cargo.toml", "Cargo.lock"].iter().any(|it| name == *it) {
+            fs::copy(&from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
+        } else if fs::read_link(&to).ok().as_deref() != Some(&from) {
+            symlink(&from, &to)
+                .with_context(|| format!("cannot make the link {}", to.display()))?;
+        }
+    }
+    let mut update = plain_cargo(checkout);
+    update.current_dir(folder).args(["update", "--quiet", "-p", "tch", "--precise", TCH]);
+    let status = cargo::run(&mut update)?;
+    ensure!(status.success(), "cargo cannot take tch {TCH}");
+    Ok(folder.to_path_buf())
+}
+
+/// The tch for libtorch 2.11.
+const TCH: &str = "0.24.0";
 
 pub(super) fn is_short(folder: &str, test: &str) -> bool {
     let package = folder.rsplit('/').next().unwrap_or(folder);
