@@ -16,9 +16,11 @@ mod table;
 #[path = "../../crates/train/tests/transformer/mod.rs"]
 mod transformer;
 
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::path::PathBuf;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Parser;
 
 /// Measures Brigade against PyTorch and against its own parts.
@@ -26,6 +28,15 @@ use clap::Parser;
 struct Options {
     /// Only the comparisons whose name contains this text.
     filter: Option<String>,
+    /// Only the comparison of exactly this name.
+    #[arg(long, value_name = "NAME", conflicts_with = "filter")]
+    exact: Option<String>,
+    /// Print the comparisons' names.
+    #[arg(long)]
+    list: bool,
+    /// Also append each row to this file, as one line of JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
     /// Rounds: each side runs once in every round.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
@@ -42,6 +53,20 @@ fn all_comparisons() -> impl Iterator<Item = comparisons::Comparison> {
         .chain(notebook::all())
 }
 
+impl Options {
+    fn wants(&self, name: &str) -> bool {
+        self.exact.as_ref().is_none_or(|it| it == name)
+            && self.filter.as_ref().is_none_or(|text| name.contains(text))
+    }
+
+    /// The file of rows, after those of earlier runs.
+    fn rows(&self) -> Result<Option<File>> {
+        let Some(path) = &self.json else { return Ok(None) };
+        let file = OpenOptions::new().create(true).append(true).open(path);
+        file.map(Some).with_context(|| format!("cannot write {}", path.display()))
+    }
+}
+
 fn main() -> Result<()> {
     let options = Options::parse();
     let mut out = io::stdout().lock();
@@ -53,19 +78,32 @@ fn main() -> Result<()> {
         }
         return Ok(());
     }
+    let wanted: Vec<_> = all_comparisons().filter(|it| options.wants(it.name)).collect();
+    if options.list {
+        wanted.iter().try_for_each(|it| writeln!(out, "{}", it.name))?;
+        return Ok(());
+    }
+    if let Some(name) = &options.exact {
+        ensure!(!wanted.is_empty(), "there is no comparison {name:?}; `--list` prints the names");
+    }
+    let mut file = options.rows()?;
     writeln!(out, "{}\n{}", table::machine(), table::HEAD)?;
     let mut failed = 0;
-    for comparison in all_comparisons() {
-        if options.filter.as_ref().is_some_and(|text| !comparison.name.contains(text)) {
-            continue;
-        }
+    for comparison in wanted {
         eprintln!("measuring {} …", comparison.name);
         match (comparison.run)(options.rounds) {
             Ok(rows) if rows.is_empty() => {
                 eprintln!("  skipped: PyTorch is not installed (cargo xtask bench --peers)");
             }
             // At once: all of them take an hour, and one that fails must not cost the others.
-            Ok(rows) => rows.iter().try_for_each(|row| writeln!(out, "{row}"))?,
+            Ok(rows) => {
+                for row in &rows {
+                    writeln!(out, "{row}")?;
+                    if let Some(file) = &mut file {
+                        writeln!(file, "{}", row.json(comparison.name))?;
+                    }
+                }
+            }
             Err(error) => {
                 eprintln!("  failed: {error:#}");
                 failed += 1;

@@ -12,6 +12,22 @@ pub(crate) struct Row {
     pub(crate) reached: bool,
 }
 
+impl Row {
+    /// The same as an object, with the comparison's name.
+    pub(crate) fn json(&self, comparison: &str) -> serde_json::Value {
+        let Self { what, ours, other, ratio, goal, reached } = self;
+        serde_json::json!({
+            "comparison": comparison,
+            "what": what,
+            "ours": ours,
+            "other": other,
+            "ratio": ratio,
+            "goal": goal,
+            "reached": reached,
+        })
+    }
+}
+
 /// The table's first two lines.
 pub(crate) const HEAD: &str =
     "\n| what | Brigade | other | ratio | goal | reached |\n|---|---|---|---|---|---|";

@@ -216,6 +216,8 @@ fn other_commands_are_known() {
     // What `cargo xtask bench newcomer-project` runs.
     let newcomer = fs::read_to_string(root().join("bench/src/newcomer.rs")).unwrap();
     let notebook = fs::read_to_string(root().join("xtask/src/notebook.rs")).unwrap();
+    // Whose README has it.
+    let new = fs::read_to_string(root().join("crates/cli/src/new.rs")).unwrap();
     for (name, text) in pages().into_iter().chain([("README.md".to_owned(), readme)]) {
         for (language, block) in Page::read(&text).blocks {
             if language != "sh" {
@@ -240,9 +242,13 @@ fn other_commands_are_known() {
                     }
                     // The same in debug.
                     ["cargo", "test"] => newcomer.contains("\"cargo test --release\""),
+                    ["cargo", "run", "--release", "--features", "cuda"] => new.contains(command),
                     ["cargo", ..] => newcomer.contains(&format!("\"{command}\"")),
                     ["srun", "--ntasks-per-node=1", "brigade", ..] => true,
                     ["export", "BRIGADE_ETCD_PASSWORD=..."] => true,
+                    // The archive of `cargo xtask gpu --pack`; a test of its runner parses the options.
+                    ["python3", "-m", "tarfile", "-e", "brigade-gpu.tar.xz"] => true,
+                    ["python3", "brigade-gpu/run.py", ..] => true,
                     // A run of another host, in its terminal or through a pipe.
                     ["ssh", "-t", _, "brigade", "watch", _] => true,
                     ["ssh", _, "tail", "-n", "+1", "-F", _, "|", "brigade", "watch", "-"] => true,

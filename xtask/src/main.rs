@@ -8,6 +8,7 @@ mod cuda;
 mod demo;
 mod docs;
 mod fuzz;
+mod gpu;
 mod install;
 mod notebook;
 mod setup;
@@ -111,6 +112,11 @@ enum Command {
     /// and the address sanitizer where a nightly toolchain and cargo-fuzz are installed. The suite runs the
     /// same readers on the corpus and some hundred mutations of it.
     Fuzz(fuzz::Options),
+    /// Run what needs a GPU: tests, benchmarks, and a report; or make an archive of it for another machine
+    ///
+    /// Builds with the feature `cuda` in target/gpu and writes target/gpu/report/report.md and report.json. Uses the
+    /// libtorch that `setup --cuda` has fetched, or the one that LIBTORCH or LIBTORCH_USE_PYTORCH=1 names.
+    Gpu(gpu::Options),
     /// Run the benchmarks (the package brigade-bench, in release)
     Bench {
         /// First install PyTorch and Accelerate, to compare with, as `install pytorch` does
@@ -150,6 +156,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Docs { no_api } => docs::run(&checkout, no_api),
         Command::Notebook(options) => notebook::run(&checkout, &options),
         Command::Fuzz(options) => fuzz::run(&checkout, &options),
+        Command::Gpu(options) => gpu::run(&checkout, &options),
         Command::Bench { peers, bench_arguments } => bench::run(&checkout, peers, &bench_arguments),
     }
 }

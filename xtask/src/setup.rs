@@ -41,6 +41,10 @@ pub(crate) fn for_cuda(checkout: &Checkout) -> Result<Libtorch> {
              disk), or name one in LIBTORCH, or a Python's by LIBTORCH_USE_PYTORCH=1",
         )?,
     };
+    has_cuda(libtorch)
+}
+
+fn has_cuda(libtorch: Libtorch) -> Result<Libtorch> {
     let library = libtorch.folder().join("lib/libtorch_cuda.so");
     anyhow::ensure!(
         library.exists(),
@@ -50,6 +54,20 @@ pub(crate) fn for_cuda(checkout: &Checkout) -> Result<Libtorch> {
         libtorch.folder().display()
     );
     Ok(libtorch)
+}
+
+/// The libtorch with CUDA of this version, such as `2.11`, for programs that run on GPUs: the one that the user names
+/// where it is of that version, else the pinned one, fetched where it is not there.
+pub(crate) fn for_gpus(checkout: &Checkout, version: &str) -> Result<Libtorch> {
+    let cache = Cache::of_user()?;
+    let pins = if version == "2.11" { Pins::embedded_older() } else { Pins::embedded() }?;
+    if let Some(wanted) = by_user(checkout, &cache)? {
+        let libtorch = Libtorch::find_or_fetch(&wanted, &cache, &pins)?;
+        if libtorch.version().starts_with(version) {
+            return has_cuda(libtorch);
+        }
+    }
+    Libtorch::find_or_fetch(&Wanted::Fetched(Kind::Cuda), &cache, &pins)
 }
 
 /// `cargo run`, which started this program, puts what .cargo/libtorch.toml says into its environment: that

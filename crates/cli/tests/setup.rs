@@ -90,6 +90,12 @@ fn a_new_project_is_a_package_that_knows_its_libtorch() {
         assert!(brigade["path"].as_str().unwrap().ends_with("crates/brigade"), "{brigade}");
         let manifest = fs::read_to_string(project.join("Cargo.toml")).unwrap();
         assert!(manifest.contains("[profile.release.package.torch-sys]"), "{manifest}");
+        assert_eq!(
+            metadata["packages"][0]["features"],
+            serde_json::json!({ "cuda": ["brigade/cuda"] }),
+            "{manifest}"
+        );
+        assert!(manifest.contains("\n# `cargo run --features cuda` for GPUs"), "{manifest}");
         let readme = fs::read_to_string(project.join("README.md")).unwrap();
         assert!(readme.starts_with(&format!("# {name}\n")), "{readme}");
         let ignored = fs::read_to_string(project.join(".gitignore")).unwrap();

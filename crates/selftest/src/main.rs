@@ -19,6 +19,10 @@ use checks::{CHECKS, Check, Verdict};
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
+    if std::env::args().nth(1).as_deref() == Some("--facts") {
+        println!("{}", facts());
+        return ExitCode::SUCCESS;
+    }
     match run() {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
@@ -27,6 +31,20 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// What this program was built for and which GPUs it can use, as one line of JSON: for the runner of tests on GPUs.
+fn facts() -> serde_json::Value {
+    let (gpus, reason) = match brigade_torch::cuda_devices() {
+        Ok(gpus) => (gpus, None),
+        Err(reason) => (0, Some(reason.to_string())),
+    };
+    serde_json::json!({
+        "built_for": brigade_torch::libtorch_version(),
+        "cuda_compiled": brigade_torch::cuda_compiled(),
+        "gpus": gpus,
+        "reason": reason,
+    })
 }
 
 /// True when all checks passed on all ranks.

@@ -30,6 +30,15 @@ fn one_rank_alone_has_no_group() {
 }
 
 #[test]
+fn facts_are_one_line_of_json() {
+    let output = Command::new(SELFTEST).arg("--facts").output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let facts: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(facts["built_for"], brigade_torch::libtorch_version().as_str());
+    assert_eq!(facts["gpus"] == 0, facts["reason"].is_string(), "{facts}");
+}
+
+#[test]
 fn dist_all_checks_pass_on_two_processes() {
     let output = Command::new(brigade()).args(["test", "--nproc", "2"]).output().unwrap();
     let text = text(&output);

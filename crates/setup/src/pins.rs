@@ -14,10 +14,13 @@ pub struct Pins {
     pub(crate) python: String,
     cpu: Vec<Pin>,
     cuda: Vec<Pin>,
+    /// Another version of some of them.
+    #[serde(default)]
+    older: Vec<Pin>,
 }
 
 /// One wheel and what is kept of it.
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Pin {
     pub(crate) package: String,
     pub(crate) version: String,
@@ -25,7 +28,8 @@ pub(crate) struct Pin {
     pub(crate) sha256: String,
     pub(crate) download_bytes: u64,
     pub(crate) installed_bytes: u64,
-    /// Shell patterns of the files that are kept; `*` also matches `/`.
+    /// Shell patterns of the files that are kept; `*` also matches `/`. Those of `older` are the other version's.
+    #[serde(default)]
     pub(crate) keep: Vec<String>,
 }
 
@@ -45,6 +49,23 @@ impl Pins {
     /// Never: the file is a part of this crate, and a test reads it.
     pub fn embedded() -> Result<Self> {
         serde_json::from_str(include_str!("pins.json")).context("pins.json is malformed")
+    }
+
+    /// Those of libtorch 2.11 for CUDA, the oldest that Brigade is built with.
+    ///
+    /// # Errors
+    /// Never: the file is a part of this crate, and a test reads it.
+    pub fn embedded_older() -> Result<Self> {
+        let mut pins = Self::embedded()?;
+        for older in std::mem::take(&mut pins.older) {
+            for pin in pins.cpu.iter_mut().chain(&mut pins.cuda) {
+                if pin.package == older.package {
+                    let keep = std::mem::take(&mut pin.keep);
+                    *pin = Pin { keep, ..older.clone() };
+                }
+            }
+        }
+        Ok(pins)
     }
 
     /// Those of another file, for tests of the fetch.
@@ -129,6 +150,7 @@ mod tests {
             python: String::new(),
             cpu: vec![pin("torch", 1, 1), pin("cupti", 1, 1)],
             cuda: vec![pin("torch", 1, 9), pin("nccl", 1, 1)],
+            older: Vec::new(),
         };
         let names = |kind| -> Vec<(String, u64)> {
             pins.of(kind).iter().map(|it| (it.package.clone(), it.installed_bytes)).collect()
@@ -150,7 +172,17 @@ mod tests {
 
     #[test]
     fn the_embedded_pins_are_well_formed() {
-        let pins = Pins::embedded().unwrap();
+        well_formed(&Pins::embedded().unwrap());
+        let older = Pins::embedded_older().unwrap();
+        well_formed(&older);
+        assert_eq!(older.libtorch_version(), "2.11.0");
+        let newer = Pins::embedded().unwrap();
+        for (older, newer) in older.of(Kind::Cuda).into_iter().zip(newer.of(Kind::Cuda)) {
+            assert_eq!((&older.package, &older.keep), (&newer.package, &newer.keep));
+        }
+    }
+
+    fn well_formed(pins: &Pins) {
         for pin in pins.of(Kind::Cpu).into_iter().chain(pins.of(Kind::Cuda)) {
             let hex = pin.sha256.len() == 64 && pin.sha256.chars().all(|c| c.is_ascii_hexdigit());
             assert!(hex, "{}: {}", pin.package, pin.sha256);

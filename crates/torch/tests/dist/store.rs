@@ -2,12 +2,14 @@
 
 use std::fs::File;
 use std::net::{TcpListener, TcpStream, UdpSocket};
-use std::os::fd::{AsRawFd, IntoRawFd};
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use brigade_testkit::dist_test;
 use brigade_torch::{Error, Fault, Store, TcpStore, inherited_socket};
+use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, getsockname, socket};
 
 use crate::rendezvous::{self, LIMIT, assert_fault};
@@ -148,17 +150,31 @@ fn on_inherited(fd: i32) -> Result<TcpStore, Error> {
     TcpStore::server_on_socket(inherited_socket(fd)?)
 }
 
-#[test]
-fn a_server_on_a_descriptor() {
+/// A bound socket as a rank inherits it, and its port. It has a number for itself: a number is taken over once in a
+/// process, and with `cargo test` several tests of this program run in one.
+fn inherited() -> (RawFd, u16) {
+    static NEXT: AtomicI32 = AtomicI32::new(200);
     let bound = socket(AddressFamily::Inet, SockType::Stream, SockFlag::empty(), None).unwrap();
     bind(bound.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, 0)).unwrap();
     let port = getsockname::<SockaddrIn>(bound.as_raw_fd()).unwrap().port();
-    let server = on_inherited(bound.into_raw_fd()).unwrap().open().unwrap();
+    let number = FcntlArg::F_DUPFD(NEXT.fetch_add(1, Ordering::Relaxed));
+    (fcntl(&bound, number).unwrap(), port)
+}
+
+#[test]
+fn a_server_on_a_descriptor() {
+    let (descriptor, port) = inherited();
+    let server = on_inherited(descriptor).unwrap().open().unwrap();
     assert_eq!(server.port(), Some(port));
     two_threads(&server, TcpStore::client("127.0.0.1", port).open().unwrap());
     drop(server);
-    // The port is free again: no copy of the socket is left open.
-    TcpListener::bind(("127.0.0.1", port)).unwrap();
+    // The port is free again: no copy of the socket is left open. With `cargo test` other tests of this process start
+    // ranks meanwhile, which may have inherited one, and end within their time limit.
+    let end = Instant::now() + Duration::from_secs(70);
+    while let Err(error) = TcpListener::bind(("127.0.0.1", port)) {
+        assert!(Instant::now() < end, "{error}");
+        thread::sleep(Duration::from_millis(50));
+    }
 }
 
 #[test]
@@ -246,9 +262,7 @@ fn a_server_that_has_gone_is_an_error() {
 #[test]
 fn a_client_waits_for_a_server_that_is_late() {
     // Bound and not listening: what a rank finds that is quicker than the server's.
-    let late = socket(AddressFamily::Inet, SockType::Stream, SockFlag::empty(), None).unwrap();
-    bind(late.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, 0)).unwrap();
-    let port = getsockname::<SockaddrIn>(late.as_raw_fd()).unwrap().port();
+    let (late, port) = inherited();
     let client = thread::spawn(move || {
         let client = TcpStore::client("localhost", port).timeout(LIMIT).open().unwrap();
         assert_eq!(client.timeout().unwrap(), LIMIT, "the whole of it, for what comes later");
@@ -256,7 +270,7 @@ fn a_client_waits_for_a_server_that_is_late() {
     });
     // It has been refused when the server begins, most of the time; both orders must work.
     thread::sleep(SHORT);
-    let server = on_inherited(late.into_raw_fd()).unwrap().timeout(LIMIT);
+    let server = on_inherited(late).unwrap().timeout(LIMIT);
     let server = server.open().unwrap();
     server.set("said", "late").unwrap();
     assert_eq!(client.join().unwrap(), b"late");
