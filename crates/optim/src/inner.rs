@@ -37,6 +37,8 @@ pub(crate) struct OptimizerInner {
     pub(crate) initial_lr: f64,
     pub(crate) lr: f64,
     steps: u64,
+    /// Steps that were asked for, those that a device has left out included.
+    launched: u64,
     /// The count on a device, once steps were made with numbers there: then `steps` is out of date.
     count: Option<Tensor>,
 }
@@ -67,6 +69,7 @@ impl OptimizerInner {
             initial_lr,
             lr,
             steps: 0,
+            launched: 0,
             count: None,
         }
     }
@@ -85,6 +88,14 @@ impl OptimizerInner {
             }
         }
         Ok(found)
+    }
+
+    pub(crate) fn launched(&self) -> u64 {
+        self.launched
+    }
+
+    pub(crate) fn count_launched(&mut self, steps: i64) {
+        self.launched = self.launched.saturating_add_signed(steps);
     }
 
     /// Steps taken. Waits for a count that is on a device.
@@ -226,6 +237,7 @@ impl OptimizerInner {
         if made.is_none() {
             self.steps += 1;
         }
+        self.launched += 1;
         self.look_ahead(scalars)
     }
 
@@ -352,6 +364,7 @@ impl OptimizerInner {
         self.states = states;
         (self.initial_lr, self.lr) = (state.initial_lr, state.lr);
         self.steps = state.steps;
+        self.launched = state.steps;
         self.count = None;
         Ok(())
     }

@@ -81,6 +81,13 @@ impl Optimizer {
         self.lock().step(scalars)
     }
 
+    /// Returns whether [`Optimizer::step_with`] can be called: whether its rule
+    /// [takes numbers on a device](Rule::takes_device_scalars).
+    #[must_use]
+    pub fn takes_device_scalars(&self) -> bool {
+        self.lock().rule.takes_device_scalars()
+    }
+
     /// Makes all gradients undefined, as PyTorch's `zero_grad(set_to_none=True)`.
     ///
     /// # Errors
@@ -145,6 +152,19 @@ impl Optimizer {
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.lock().steps().unwrap_or_default()
+    }
+
+    /// Returns the steps that were asked for since it was made or loaded, those that a device has left out
+    /// included, without waiting for the device.
+    #[must_use]
+    pub fn launched_steps(&self) -> u64 {
+        self.lock().launched()
+    }
+
+    /// Corrects [`Optimizer::launched_steps`]: for steps that a recording makes without this program's code, and
+    /// for one that was recorded and not made.
+    pub fn count_launched(&mut self, steps: i64) {
+        self.lock().count_launched(steps);
     }
 
     /// Returns the state under PyTorch's names, for a checkpoint. Its tensors share the optimizer's memory;

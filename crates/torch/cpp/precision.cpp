@@ -65,9 +65,17 @@ std::unique_ptr<Tensor> unscale_gradients(
   at::NoGradGuard no_grad;
   const auto handles = copy_handles(gradients);
   TORCH_CHECK(!handles.empty(), "no gradient to unscale");
-  const auto options = handles[0].options().dtype(at::kFloat);
-  auto found = at::zeros({1}, options);
-  const auto inverse = at::full({}, inverse_scale, options);
+  return unscale_gradients_by(
+      gradients, at::full({}, inverse_scale, handles[0].options().dtype(at::kFloat)));
+}
+
+std::unique_ptr<Tensor> unscale_gradients_by(
+    rust::Slice<const TensorRef> gradients, const Tensor& inverse_scale) {
+  at::NoGradGuard no_grad;
+  const auto handles = copy_handles(gradients);
+  TORCH_CHECK(!handles.empty(), "no gradient to unscale");
+  const auto inverse = inverse_scale.reshape({});
+  auto found = at::zeros({1}, handles[0].options().dtype(at::kFloat));
   // One kernel for all tensors of a type.
   std::map<at::ScalarType, std::vector<at::Tensor>> by_type;
   for (const auto& gradient : handles) {

@@ -22,6 +22,8 @@ bool is_channels_last(const Tensor& tensor);
 // Multiplies gradients in place, and gives a float32 [1] on their device: 1 if any was not finite.
 std::unique_ptr<Tensor> unscale_gradients(
     rust::Slice<const TensorRef> gradients, double inverse_scale);
+std::unique_ptr<Tensor> unscale_gradients_by(
+    rust::Slice<const TensorRef> gradients, const Tensor& inverse_scale);
 // The p-norm of all values of all tensors together, a scalar on their device.
 std::unique_ptr<Tensor> norm_of_all(rust::Slice<const TensorRef> tensors, double p);
 void multiply_all(rust::Slice<const TensorRef> tensors, const Tensor& factor);

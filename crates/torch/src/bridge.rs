@@ -784,6 +784,10 @@ pub(crate) mod ffi {
             gradients: &[TensorRef<'_>],
             inverse_scale: f64,
         ) -> Result<UniquePtr<Tensor>>;
+        fn unscale_gradients_by(
+            gradients: &[TensorRef<'_>],
+            inverse_scale: &Tensor,
+        ) -> Result<UniquePtr<Tensor>>;
         fn norm_of_all(tensors: &[TensorRef<'_>], p: f64) -> Result<UniquePtr<Tensor>>;
         fn multiply_all(tensors: &[TensorRef<'_>], factor: &Tensor) -> Result<()>;
         fn clamp_all(tensors: &[TensorRef<'_>], limit: f64) -> Result<()>;

@@ -1,7 +1,7 @@
 //! Passes over many tensors at once: unscaling, norm, clipping, decay. All change tensors in place, without a
 //! graph.
 
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use crate::bridge::{borrow, borrow_all, ffi, own};
 use crate::error::Error;
@@ -22,6 +22,27 @@ use crate::error::Error;
 /// [`Error::Libtorch`] without a gradient, or for those of several devices.
 pub fn unscale(gradients: &[&Tensor], inverse_scale: f64) -> Result<Tensor, Error> {
     let found = ffi::unscale_gradients(&borrow_all(gradients), inverse_scale)
+        .map_err(|error| Error::libtorch("unscaling gradients", &error))?;
+    Ok(own(found))
+}
+
+/// Divides the gradients by a scale that is on their device, a float32 of one element, for which the host does not
+/// wait; else as [`unscale`].
+///
+/// ```
+/// use brigade_torch::{Tensor, gradients};
+/// let gradient = Tensor::from_slice(&[2f32, f32::NAN]);
+/// let found = gradients::unscale_by(&[&gradient], &Tensor::from(2f32))?;
+/// assert_eq!((found.double_value(&[0]), gradient.double_value(&[0])), (1.0, 1.0));
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+///
+/// # Errors
+/// As there.
+pub fn unscale_by(gradients: &[&Tensor], scale: &Tensor) -> Result<Tensor, Error> {
+    // As PyTorch's scaler does, whose scales need not be powers of two.
+    let inverse = scale.f_to_kind(Kind::Double)?.f_reciprocal()?.f_to_kind(Kind::Float)?;
+    let found = ffi::unscale_gradients_by(&borrow_all(gradients), borrow(&inverse))
         .map_err(|error| Error::libtorch("unscaling gradients", &error))?;
     Ok(own(found))
 }

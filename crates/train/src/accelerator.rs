@@ -19,6 +19,7 @@ use brigade_world::World;
 
 use crate::accelerator::connect::ConnectOptions;
 use crate::accelerator::groups::Groups;
+use crate::capture::Recorder;
 use crate::checkpoint::{Checkpoints, ProjectConfiguration};
 use crate::error::{Error, Result};
 use crate::gradients::accumulate::{GradientAccumulation, GradientAccumulator};
@@ -158,6 +159,8 @@ pub(crate) struct Job {
     pub(crate) tries: AtomicU64,
     /// Accelerators that check losses: the same number on all ranks.
     pub(crate) loss_checks: AtomicU64,
+    /// What a step that is being recorded has to do on the host at each replay.
+    pub(crate) recorder: Recorder,
 }
 
 /// What a builder collects.

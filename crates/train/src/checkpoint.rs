@@ -283,6 +283,7 @@ impl Checkpoints {
 
     /// Fails for weights that a GPU has corrupted and that no later step has reported: they are not saved.
     pub(crate) fn weights_may_be_saved(&self) -> Result<()> {
+        self.inner.accumulator.settle()?;
         self.inner.loss_check.as_ref().map_or(Ok(()), |check| check.before_save())
     }
 

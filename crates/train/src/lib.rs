@@ -12,6 +12,7 @@
 
 mod accelerator;
 mod batch_size;
+mod capture;
 mod checkpoint;
 mod error;
 mod gradients;
@@ -41,6 +42,7 @@ pub use brigade_torch::{
     Split, Tensor, TensorTree, TreeSpec,
 };
 pub use brigade_track as track;
+pub use capture::CapturedStep;
 pub use checkpoint::{
     Checkpointed, Checkpoints, HookError, HookHandle, LoadOptions, Loaded, ProjectConfiguration,
     Stateful,

@@ -3,12 +3,14 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_nn::NamedTensor;
-use brigade_optim::{Optimizer, Trainable};
+use brigade_optim::{DeviceScalars, Optimizer, ParameterGroup, Trainable};
+use brigade_torch::{Device, DeviceExt, Kind, Tensor};
 
-use crate::accelerator::Accelerator;
+use crate::accelerator::{Accelerator, Job};
+use crate::capture::AtReplay;
 use crate::error::{Error, Result};
 use crate::gradients::accumulate::GradientAccumulator;
 use crate::gradients::loss_check::LossCheck;
@@ -31,8 +33,81 @@ pub struct PreparedOptimizer {
     loss_check: Option<Arc<LossCheck>>,
     /// The check's count when the gradients were last cleared.
     cleared: u64,
+    /// The groups' learning rates on a GPU.
+    rates: Option<Arc<DeviceRates>>,
+    job: Arc<Job>,
     /// What a checkpoint holds, for as long as it is there.
     _saved: Arc<Saved<Optimizer>>,
+}
+
+/// The groups' learning rates as a tensor on the device: what is launched, or recorded, holds none of their values.
+#[derive(Debug)]
+struct DeviceRates {
+    device: Device,
+    tensor: Mutex<Option<Tensor>>,
+    /// What the tensor holds.
+    uploaded: Mutex<Vec<f64>>,
+}
+
+impl DeviceRates {
+    /// Writes the rates that have changed since the last time.
+    fn upload(&self, optimizer: &Optimizer) -> Result<()> {
+        let rates: Vec<f64> = optimizer.groups().iter().map(ParameterGroup::lr).collect();
+        let mut tensor = self.tensor.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut uploaded = self.uploaded.lock().unwrap_or_else(PoisonError::into_inner);
+        if tensor.is_none() || uploaded.len() != rates.len() {
+            *tensor = Some(Tensor::f_zeros([rates.len() as i64], (Kind::Float, self.device))?);
+            *uploaded = vec![0.0; rates.len()];
+        }
+        let Some(tensor) = &*tensor else { return Ok(()) };
+        for (group, (&rate, uploaded)) in rates.iter().zip(uploaded.iter_mut()).enumerate() {
+            if rate.to_bits() != uploaded.to_bits() {
+                // A kernel with the value among its arguments: no copy from the host, which would have to wait.
+                let _ = tensor.f_select(0, group as i64)?.f_fill_(rate)?;
+                *uploaded = rate;
+            }
+        }
+        Ok(())
+    }
+
+    fn tensor(&self) -> Result<Tensor> {
+        let tensor = self.tensor.lock().unwrap_or_else(PoisonError::into_inner);
+        tensor.as_ref().map(Tensor::shallow_clone).ok_or_else(|| {
+            Error::InvalidArgument(
+                "an optimizer's first step cannot be recorded: its states are made by it; step it once before"
+                    .into(),
+            )
+        })
+    }
+}
+
+/// An optimizer's step within a recorded step.
+struct StepOptimizer {
+    optimizer: Optimizer,
+    accumulator: GradientAccumulator,
+    rates: Arc<DeviceRates>,
+    scaler: Option<GradScaler>,
+}
+
+impl AtReplay for StepOptimizer {
+    fn before(&mut self) -> Result<()> {
+        self.accumulator.settle()?;
+        self.rates.upload(&self.optimizer)
+    }
+
+    fn after(&mut self) -> Result<()> {
+        self.optimizer.count_launched(1);
+        if let Some(scaler) = &self.scaler {
+            self.accumulator.set_skipped_later(scaler);
+        }
+        Ok(())
+    }
+
+    /// What the step has from the host by value.
+    fn key(&self) -> Vec<u64> {
+        let groups = self.optimizer.groups();
+        groups.iter().flat_map(|it| [it.momentum(), it.weight_decay()]).map(f64::to_bits).collect()
+    }
 }
 
 impl PreparedOptimizer {
@@ -47,6 +122,9 @@ impl PreparedOptimizer {
         if !self.accumulator.sync_gradients() {
             return Ok(());
         }
+        if self.rates.is_some() {
+            return self.step_on_device();
+        }
         self.losses_admit()?;
         let Some(scaler) = &self.scaler else {
             return Ok(self.optimizer.step()?);
@@ -54,6 +132,44 @@ impl PreparedOptimizer {
         let stepped = scaler.step(&mut self.optimizer);
         self.accumulator.set_skipped(scaler.skipped());
         stepped.map(drop)
+    }
+
+    /// Steps with learning rates and overflows that are on the device, so that the host waits for nothing but the
+    /// results of earlier steps.
+    fn step_on_device(&mut self) -> Result<()> {
+        let recording = self.job.recorder.is_recording();
+        if !recording {
+            // Schedules that had to wait for the last step come first.
+            self.accumulator.settle()?;
+        }
+        self.losses_admit()?;
+        let Some(rates) = self.rates.clone() else { return Ok(()) };
+        if !recording {
+            rates.upload(&self.optimizer)?;
+        }
+        let found = match &self.scaler {
+            Some(scaler) => Some(self.optimizer.with_parameters(|it| scaler.found_on_device(it))?),
+            None => None,
+        };
+        let lr = rates.tensor()?;
+        self.optimizer.step_with(&DeviceScalars {
+            lr: Some(&lr),
+            grad_scale: None,
+            found_inf: found.as_ref(),
+        })?;
+        if recording {
+            // It was recorded and not made.
+            self.optimizer.count_launched(-1);
+            self.job.recorder.at_each_replay(StepOptimizer {
+                optimizer: self.optimizer.clone(),
+                accumulator: self.accumulator.clone(),
+                rates,
+                scaler: self.scaler.clone(),
+            });
+        } else if let Some(scaler) = &self.scaler {
+            self.accumulator.set_skipped_later(scaler);
+        }
+        Ok(())
     }
 
     /// Makes all gradients undefined, as PyTorch's `zero_grad(set_to_none=True)`, once the window of
@@ -86,7 +202,7 @@ impl PreparedOptimizer {
         let Some(check) = &self.loss_check else {
             return Ok(());
         };
-        let step = self.optimizer.steps() + 1;
+        let step = self.optimizer.launched_steps() + 1;
         let outcome = check.before_step(self.cleared, step, || Ok(self.optimizer.gradients()?));
         // A program that leaves the batch out leaves the schedule where it is.
         self.accumulator.set_skipped(matches!(outcome, Err(Error::LossNotFinite { .. })));
@@ -97,13 +213,16 @@ impl PreparedOptimizer {
 impl Deref for PreparedOptimizer {
     type Target = Optimizer;
 
+    /// Where a device has to say whether the last step was made, this waits for it.
     fn deref(&self) -> &Optimizer {
+        let _ = self.accumulator.settle();
         &self.optimizer
     }
 }
 
 impl DerefMut for PreparedOptimizer {
     fn deref_mut(&mut self) -> &mut Optimizer {
+        let _ = self.accumulator.settle();
         &mut self.optimizer
     }
 }
@@ -116,12 +235,22 @@ impl Prepare for Optimizer {
         let loss_check = accelerator.loss_check.clone();
         let cleared = loss_check.as_ref().map_or(0, |check| check.register(&saved));
         accelerator.checkpoints.registry().register(&saved);
+        let job = &accelerator.processes.job;
+        // A rule of the program's that does not take them is stepped with numbers of the host.
+        let on_device = job.device.device_kind().is_some() && self.takes_device_scalars();
+        let rates = on_device.then(|| DeviceRates {
+            device: job.device,
+            tensor: Mutex::default(),
+            uploaded: Mutex::default(),
+        });
         Ok(PreparedOptimizer {
             optimizer: self,
             accumulator: accelerator.accumulator.clone(),
             scaler: accelerator.grad_scaler().cloned(),
             loss_check,
             cleared,
+            rates: rates.map(Arc::new),
+            job: Arc::clone(job),
             _saved: saved,
         })
     }

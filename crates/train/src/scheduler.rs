@@ -6,6 +6,7 @@ use std::sync::Arc;
 use brigade_optim::{Scheduler, SchedulerState};
 
 use crate::accelerator::{Accelerator, Job};
+use crate::capture::AtReplay;
 use crate::error::Result;
 use crate::gradients::accumulate::GradientAccumulator;
 use crate::prepare::Prepare;
@@ -68,6 +69,14 @@ impl PreparedScheduler {
     /// # Errors
     /// As [`Scheduler::step`].
     pub fn step(&mut self) -> Result<()> {
+        if self.job.recorder.is_recording() {
+            self.job.recorder.at_each_replay(StepSchedule(self.clone_handle()));
+            return Ok(());
+        }
+        if self.with_optimizer && !self.scheduler.watches_metric() && self.accumulator.is_late() {
+            self.accumulator.advance_later(self.scheduler.clone(), self.stride);
+            return Ok(());
+        }
         let optimizer_stays = self.with_optimizer
             && (!self.accumulator.sync_gradients() || self.accumulator.skipped());
         if optimizer_stays && !self.scheduler.watches_metric() {
@@ -95,6 +104,18 @@ impl PreparedScheduler {
         Ok(self.scheduler.load_state(state)?)
     }
 
+    fn clone_handle(&self) -> Self {
+        Self {
+            scheduler: self.scheduler.clone(),
+            accumulator: self.accumulator.clone(),
+            job: Arc::clone(&self.job),
+            with_optimizer: self.with_optimizer,
+            stride: self.stride,
+            processes: self.processes,
+            _saved: Arc::clone(&self._saved),
+        }
+    }
+
     fn agreed(&self, metric: f64) -> Result<f64> {
         let Some(group) = self.job.group() else {
             return Ok(metric);
@@ -111,8 +132,19 @@ impl PreparedScheduler {
 impl Deref for PreparedScheduler {
     type Target = Scheduler;
 
+    /// Where a device has to say whether the optimizer's step was made, this waits for it.
     fn deref(&self) -> &Scheduler {
+        let _ = self.accumulator.settle();
         &self.scheduler
+    }
+}
+
+/// A schedule that steps within a recorded step.
+struct StepSchedule(PreparedScheduler);
+
+impl AtReplay for StepSchedule {
+    fn after(&mut self) -> Result<()> {
+        self.0.step()
     }
 }
 

@@ -12,6 +12,7 @@ use brigade_world::{StoreEndpoint, StoreHost, World, own_address};
 
 use crate::accelerator::Job;
 use crate::accelerator::groups::Groups;
+use crate::capture::Recorder;
 use crate::error::{Error, Result};
 
 /// How a rank joins its job with [`crate::Processes::join`]; what is not set is found in the environment.
@@ -94,6 +95,7 @@ pub(crate) fn join(options: ConnectOptions, debug: bool) -> Result<Job> {
         saves: AtomicU64::new(0),
         tries: AtomicU64::new(0),
         loss_checks: AtomicU64::new(0),
+        recorder: Recorder::default(),
     })
 }
 

@@ -4,12 +4,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use brigade_data::Batch;
+use brigade_optim::Scheduler;
 use brigade_torch::{BackwardOptions, Tensor, gradient};
 
 use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
 use crate::gradients::weighted::WeightedWindow;
 use crate::model::{NoSyncGuard, PreparedModels};
+use crate::precision::scaler::GradScaler;
 
 /// How gradients of several batches become one optimizer step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,6 +97,8 @@ struct Window {
     sync: AtomicBool,
     /// Whether an optimizer's last step was left out, so that schedules stay.
     skipped: AtomicBool,
+    /// What is not known yet of the last step.
+    late: Mutex<LateStep>,
     weighted: Mutex<Option<WeightedWindow>>,
 }
 
@@ -126,6 +130,7 @@ impl GradientAccumulator {
             divisor: AtomicUsize::new(settings.steps),
             sync: AtomicBool::new(true),
             skipped: AtomicBool::new(false),
+            late: Mutex::default(),
             weighted: Mutex::new(None),
         };
         Self { window: Arc::new(window) }
@@ -222,9 +227,43 @@ impl GradientAccumulator {
         self.window.settings.steps
     }
 
-    /// Returns whether the batch's step was left out for an overflow.
+    /// Returns whether the batch's step was left out for an overflow. Waits for a device that has to say it.
     pub(crate) fn skipped(&self) -> bool {
+        // A device that has failed says so in the next operation.
+        let _ = self.settle();
         self.window.skipped.load(Ordering::Relaxed)
+    }
+
+    /// A device will say whether the last step was left out.
+    pub(crate) fn set_skipped_later(&self, scaler: &GradScaler) {
+        self.late().scaler = Some(scaler.clone());
+    }
+
+    /// Whether a device has still to say it.
+    pub(crate) fn is_late(&self) -> bool {
+        self.late().scaler.is_some()
+    }
+
+    /// Steps a schedule once it is known whether the optimizer's step was made.
+    pub(crate) fn advance_later(&self, scheduler: Scheduler, stride: u64) {
+        self.late().owed.push((scheduler, stride));
+    }
+
+    /// Learns what became of the last step, and does what had to wait for it. Where nothing is late, it does
+    /// nothing.
+    pub(crate) fn settle(&self) -> Result<()> {
+        let LateStep { scaler, owed } = std::mem::take(&mut *self.late());
+        let Some(scaler) = scaler else { return Ok(()) };
+        let skipped = scaler.settle()?;
+        self.set_skipped(skipped);
+        for (mut scheduler, stride) in owed.into_iter().filter(|_| !skipped) {
+            scheduler.advance(stride)?;
+        }
+        Ok(())
+    }
+
+    fn late(&self) -> MutexGuard<'_, LateStep> {
+        self.window.late.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn set_skipped(&self, skipped: bool) {
@@ -234,6 +273,14 @@ impl GradientAccumulator {
     pub(crate) fn weighted(&self) -> MutexGuard<'_, Option<WeightedWindow>> {
         self.window.weighted.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// A step of which a device has to say whether it was made.
+#[derive(Debug, Default)]
+struct LateStep {
+    scaler: Option<GradScaler>,
+    /// Schedules that step with it.
+    owed: Vec<(Scheduler, u64)>,
 }
 
 impl Accelerator {

@@ -170,6 +170,18 @@ impl Accelerator {
         if !self.sync_gradients() {
             return Ok(None);
         }
+        if let Some(scaler) = self.grad_scaler().filter(|scaler| scaler.is_on_device()) {
+            let found = scaler.unscale_later(parameters)?;
+            // An overflow is not an error, and to tell it from one takes its value.
+            let overflows = options.error_if_nonfinite && found.f_double_value(&[0])? != 0.0;
+            // Else gradients that overflowed are multiplied by 0 or NaN, and the step that would use them is left
+            // out on the device.
+            let options = ClipNorm {
+                error_if_nonfinite: options.error_if_nonfinite && !overflows,
+                ..options
+            };
+            return options.clip(parameters).map(Some);
+        }
         if self.unscale_gradients(parameters)? {
             // The step will be skipped, and scaling by 0 or NaN would hide why.
             return options.norm(parameters).map(Some);
@@ -191,13 +203,16 @@ impl Accelerator {
         if !self.sync_gradients() {
             return Ok(());
         }
-        self.unscale_gradients(parameters)?;
+        match self.grad_scaler().filter(|scaler| scaler.is_on_device()) {
+            Some(scaler) => drop(scaler.unscale_later(parameters)?),
+            None => drop(self.unscale_gradients(parameters)?),
+        }
         clip_grad_value(parameters, limit)
     }
 
     /// With fp16, divides the gradients by the scale now, to look at them or change them before the step;
     /// else they are what they are. Clipping does it by itself. Returns whether the gradients overflowed,
-    /// so that the step will be left out.
+    /// so that the step will be left out; on a GPU it waits for that. Clipping does not.
     ///
     /// # Errors
     /// [`Error::Torch`] when a peer is gone.

@@ -14,6 +14,7 @@ use brigade_torch::{
 };
 
 use crate::accelerator::{AcceleratorBuilder, Job};
+use crate::capture::AtReplay;
 use crate::error::{Error, Result};
 use crate::gradients::hook::StatefulHook;
 use crate::registry::Saved;
@@ -29,6 +30,7 @@ use crate::registry::Saved;
 /// On a GPU the check does not synchronise: the flag is computed and checked by kernels, and the result is read
 /// before the next step.
 pub(crate) struct LossCheck {
+    job: Weak<Job>,
     rank: usize,
     /// This check's number in the job, by which its keys in the store differ: ranks create them in the same order.
     number: u64,
@@ -159,8 +161,9 @@ impl CheckedModel {
 }
 
 impl LossCheck {
-    pub(crate) fn new(job: &Job, options: LossCheckOptions) -> Self {
+    pub(crate) fn new(job: &Arc<Job>, options: LossCheckOptions) -> Self {
         Self {
+            job: Arc::downgrade(job),
             rank: job.rank(),
             number: job.loss_checks.fetch_add(1, Ordering::Relaxed),
             device: job.device,
@@ -205,7 +208,7 @@ impl LossCheck {
     ///
     /// A tensor of several values is not a loss: `backward` returns that error.
     pub(crate) fn around(
-        &self,
+        self: &Arc<Self>,
         loss: &Tensor,
         backward: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
@@ -262,7 +265,19 @@ impl LossCheck {
         Ok(())
     }
 
-    fn after_reduction(&self, reached: &[&Arc<CheckedModel>]) -> Result<()> {
+    /// Whether a step is being recorded; then nothing of it happens now.
+    fn is_recording(&self) -> bool {
+        self.job.upgrade().is_some_and(|job| job.recorder.is_recording())
+    }
+
+    /// The answer of a recorded backward is read after each replay.
+    fn record(self: &Arc<Self>, answer: Tensor, reduces: bool) {
+        if let Some(job) = self.job.upgrade() {
+            job.recorder.at_each_replay(ReadLoss { check: Arc::clone(self), answer, reduces });
+        }
+    }
+
+    fn after_reduction(self: &Arc<Self>, reached: &[&Arc<CheckedModel>]) -> Result<()> {
         let mut gradients = Vec::new();
         for model in reached {
             let parameters = model.parameters.lock().unwrap_or_else(PoisonError::into_inner);
@@ -279,6 +294,13 @@ impl LossCheck {
             let mut answer = first_elements_not_finite(&gradients)?;
             if let Some(not_finite) = state.own_later.take() {
                 answer += not_finite.f_to_kind(Kind::Int64)? * 2;
+            }
+            if self.is_recording() {
+                state.reductions -= 1;
+                state.backwards -= 1;
+                drop(state);
+                self.record(answer, true);
+                return Ok(());
             }
             let (backward, fetch) = (state.backwards, Fetch::start(&answer)?);
             state.pending.push_back(Pending {
@@ -308,7 +330,7 @@ impl LossCheck {
     /// Checks before an optimizer's step of this number with these gradients; `cleared` is what
     /// [`LossCheck::clear`] returned when its gradients were cleared last.
     pub(crate) fn before_step(
-        &self,
+        self: &Arc<Self>,
         cleared: u64,
         step: u64,
         gradients: impl FnOnce() -> Result<Vec<Tensor>>,
@@ -331,7 +353,18 @@ impl LossCheck {
         Err(self.error(Found { rank, used: None }, Some(step)))
     }
 
-    fn before_late_step(&self, cleared: u64, step: u64) -> Result<()> {
+    fn before_late_step(self: &Arc<Self>, cleared: u64, step: u64) -> Result<()> {
+        if self.is_recording() {
+            let mut state = self.state();
+            if let Some(not_finite) = state.own_later.take() {
+                let answer =
+                    not_finite.f_to_kind(Kind::Int64)?.f_mul_scalar(3i64)?.f_reshape([1])?;
+                state.backwards -= 1;
+                drop(state);
+                self.record(answer, false);
+            }
+            return Ok(());
+        }
         if let Some(found) = self.read_passed()? {
             return Err(self.error(found, Some(step)));
         }
@@ -380,6 +413,34 @@ impl LossCheck {
             Some(found) => Err(self.error(found, None)),
             None => Ok(()),
         }
+    }
+
+    /// Reads the results before the last one that an optimizer has used, as before each step.
+    fn before_replay(&self) -> Result<()> {
+        match self.read_passed()? {
+            Some(found) => Err(self.error(found, self.next_launched_step())),
+            None => Ok(()),
+        }
+    }
+
+    /// Begins to read the result of a replayed backward, whose gradients the replayed step has used.
+    fn after_replay(&self, answer: &Tensor, reduces: bool) -> Result<()> {
+        // The next replay writes where the answer lies.
+        let fetch = Fetch::start(answer)?;
+        let step = self.next_launched_step();
+        let mut state = self.state();
+        state.backwards += 1;
+        let (backward, reduction) = (state.backwards, state.reductions);
+        state.reductions += u64::from(reduces);
+        state.pending.push_back(Pending { backward, reduction, fetch, passed: true, used: step });
+        Ok(())
+    }
+
+    /// As [`LossCheck::next_step`], without waiting for a device.
+    fn next_launched_step(&self) -> Option<u64> {
+        let optimizers = self.optimizers.lock().unwrap_or_else(PoisonError::into_inner);
+        let alive = optimizers.iter().filter_map(Weak::upgrade);
+        alive.map(|saved| saved.0.launched_steps() + 1).max()
     }
 
     /// Records that a rank that shadows the others in a join has taken part in a reduction of this model.
@@ -483,6 +544,23 @@ impl LossCheck {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A loss within a recorded step.
+struct ReadLoss {
+    check: Arc<LossCheck>,
+    answer: Tensor,
+    reduces: bool,
+}
+
+impl AtReplay for ReadLoss {
+    fn before(&mut self) -> Result<()> {
+        self.check.before_replay()
+    }
+
+    fn after(&mut self) -> Result<()> {
+        self.check.after_replay(&self.answer, self.reduces)
     }
 }
 

@@ -1,13 +1,14 @@
 //! Scaling of the loss, so that gradients of 16 bits do not vanish.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use brigade_optim::Optimizer;
-use brigade_torch::{ReduceOp, Tensor, gradient, gradients};
+use brigade_optim::{DeviceScalars, Optimizer};
+use brigade_torch::{Device, DeviceExt, Fetch, Kind, ReduceOp, Tensor, gradient, gradients};
 use serde::{Deserialize, Serialize};
 
 use crate::accelerator::Job;
+use crate::capture::AtReplay;
 use crate::error::{Error, Result};
 use crate::gradients::clip::Parameters;
 
@@ -91,10 +92,69 @@ struct ScalerInner {
     alone: bool,
     /// Parameters, by their address, whose gradients have been divided since the last backward pass, and
     /// whether a value among those divided with them was not finite.
-    unscaled: HashMap<usize, bool>,
+    unscaled: HashMap<usize, FoundInf>,
     /// Whether an optimizer step since the last backward pass was left out; `None` before the first.
     stepped: Option<bool>,
     skipped: bool,
+    /// The scale on a GPU.
+    device: Option<DeviceScale>,
+    /// The iteration whose overflows `stepped` has, where a GPU finds them.
+    settled: u64,
+}
+
+/// The scale where a GPU keeps it, so that no step waits for it: there it is multiplied by, and moved. The host
+/// computes the same scale from the overflows that it learns later.
+#[derive(Debug)]
+struct DeviceScale {
+    /// One float32, and what PyTorch's kernel counts, one int32.
+    scale: Tensor,
+    growth_tracker: Tensor,
+    /// Whether a gradient of a step since the last backward pass was not finite: one float32.
+    found: Tensor,
+    /// Whether an optimizer has stepped since the last backward pass.
+    stepped: bool,
+    /// Backward passes so far that followed a step.
+    iteration: u64,
+    /// What each step has found, on its way to the host, with the iteration that it belongs to.
+    arriving: VecDeque<(u64, Fetch)>,
+}
+
+impl DeviceScale {
+    fn new(state: GradScalerState, device: Device) -> Result<Self> {
+        Ok(Self {
+            scale: Tensor::f_full([1], state.scale, (Kind::Float, device))?,
+            growth_tracker: Tensor::f_full(
+                [1],
+                i64::from(state.growth_tracker),
+                (Kind::Int, device),
+            )?,
+            found: Tensor::f_zeros([1], (Kind::Float, device))?,
+            stepped: false,
+            iteration: 0,
+            arriving: VecDeque::new(),
+        })
+    }
+
+    /// Moves the scale by what the last steps have found, on the device.
+    fn move_on(&mut self, options: &GradScalerOptions) -> Result<()> {
+        let GradScalerOptions { growth_factor, backoff_factor, growth_interval, .. } = *options;
+        let _guard = tch::no_grad_guard();
+        let _ = self.scale.f_internal_amp_update_scale_(
+            &self.growth_tracker,
+            &self.found,
+            growth_factor,
+            backoff_factor,
+            i64::from(growth_interval),
+        )?;
+        let _ = self.found.f_zero_()?;
+        Ok(())
+    }
+
+    fn arrives(&mut self, found: &Tensor) -> Result<()> {
+        let fetch = Fetch::start(&found.f_to_kind(Kind::Int64)?)?;
+        self.arriving.push_back((self.iteration, fetch));
+        Ok(())
+    }
 }
 
 /// float16's smallest number: at such a scale no finite loss overflows, so the loss itself is infinite or NaN.
@@ -134,6 +194,8 @@ impl GradScaler {
             unscaled: HashMap::new(),
             stepped: None,
             skipped: false,
+            device: None,
+            settled: 0,
         };
         Ok(Self { inner: Arc::new(Mutex::new(inner)) })
     }
@@ -141,7 +203,9 @@ impl GradScaler {
     /// The scale and its tracker as the next backward pass will find them: for a checkpoint.
     #[must_use]
     pub fn state(&self) -> GradScalerState {
-        let inner = self.lock();
+        let mut inner = self.lock();
+        // A device that has failed says so in the next operation.
+        let _ = inner.settle(0);
         match inner.stepped {
             Some(found) => inner.options.moved(inner.state, found),
             None => inner.state,
@@ -164,6 +228,10 @@ impl GradScaler {
         inner.state = state;
         inner.stepped = None;
         inner.unscaled.clear();
+        inner.settled = 0;
+        if let Some(before) = inner.device.take() {
+            inner.device = Some(DeviceScale::new(state, before.scale.device())?);
+        }
         Ok(())
     }
 
@@ -186,8 +254,15 @@ impl GradScaler {
     /// [`Error::InvalidArgument`] after gradients were unscaled and before the optimizer's step; [`Error::NotFinite`]
     /// when the scale has fallen so low that the loss itself must be infinite or NaN.
     pub fn scale_loss(&self, loss: &Tensor) -> Result<Tensor> {
+        if let Some(device) = self.device(loss.device()) {
+            self.before_backward_on_device(device)?;
+            let scale = self.lock().device.as_ref().map(|it| it.scale.shallow_clone());
+            if let Some(scale) = scale {
+                return Ok(loss.f_to_kind(Kind::Float)?.f_mul(&scale.f_reshape([0i64; 0])?)?);
+            }
+        }
         // The scale itself may not be finite in 16 bits.
-        Ok(loss.f_to_kind(tch::Kind::Float)?.f_mul_scalar(self.before_backward()?)?)
+        Ok(loss.f_to_kind(Kind::Float)?.f_mul_scalar(self.before_backward()?)?)
     }
 
     /// Divides the gradients by the scale, to clip or read them before the step. Gradients are divided once,
@@ -208,6 +283,12 @@ impl GradScaler {
     /// # Errors
     /// As [`Optimizer::step`]; [`Error::Torch`] when a peer is gone.
     pub fn step(&self, optimizer: &mut Optimizer) -> Result<bool> {
+        if self.lock().device.is_some() {
+            let found = optimizer.with_parameters(|parameters| self.found_on_device(parameters))?;
+            let found_inf = Some(&found);
+            optimizer.step_with(&DeviceScalars { found_inf, ..DeviceScalars::default() })?;
+            return Ok(found.f_double_value(&[0])? == 0.0);
+        }
         let admits = optimizer.with_parameters(|parameters| self.admits(parameters))?;
         if admits {
             optimizer.step()?;
@@ -223,12 +304,7 @@ impl GradScaler {
             inner.unscaled.clear();
         }
         if !inner.unscaled.is_empty() {
-            return Err(Error::InvalidArgument(
-                "backward after gradients were clipped or unscaled, before the optimizer's step: with \
-                 fp16 that would mix scaled and unscaled gradients; clip after the last backward of \
-                 the step, or call zero_grad"
-                    .into(),
-            ));
+            return Err(mixed_gradients());
         }
         if inner.state.scale < SMALLEST_SCALE {
             return Err(Error::NotFinite { scale: inner.state.scale });
@@ -236,9 +312,133 @@ impl GradScaler {
         Ok(inner.state.scale)
     }
 
+    /// The device where the scale is kept for losses of this device; `None` for the CPU, and for scalers of a
+    /// program without an Accelerator.
+    fn device(&self, of_loss: Device) -> Option<Device> {
+        let inner = self.lock();
+        let device = inner.job.as_ref()?.device;
+        (device.device_kind().is_some() && of_loss == device).then_some(device)
+    }
+
+    fn before_backward_on_device(&self, device: Device) -> Result<()> {
+        let mut guard = self.lock();
+        let inner = &mut *guard;
+        let recording = inner.job.as_ref().is_some_and(|job| job.recorder.is_recording());
+        if !recording {
+            // What the last step has found may still be on its way.
+            inner.settle(1)?;
+        }
+        let waits = !inner.unscaled.is_empty();
+        let scale = match &mut inner.device {
+            Some(scale) => scale,
+            none => none.insert(DeviceScale::new(inner.state, device)?),
+        };
+        if scale.stepped {
+            scale.stepped = false;
+            scale.move_on(&inner.options)?;
+            inner.unscaled.clear();
+            match inner.job.as_ref().filter(|_| recording) {
+                Some(job) => job.recorder.at_each_replay(NextIteration { scaler: self.clone() }),
+                None => scale.iteration += 1,
+            }
+        } else if waits {
+            return Err(mixed_gradients());
+        }
+        if inner.state.scale < SMALLEST_SCALE {
+            return Err(Error::NotFinite { scale: inner.state.scale });
+        }
+        Ok(())
+    }
+
+    /// Divides the gradients where that has not happened, and returns a float32 `[1]` on their device: not 0 where
+    /// one of them was not finite, so that the step is left out there. The host waits for nothing.
+    pub(crate) fn found_on_device(&self, parameters: &[&Tensor]) -> Result<Tensor> {
+        let found = self.unscale_on_device(parameters)?;
+        let mut guard = self.lock();
+        let inner = &mut *guard;
+        let job = inner.job.clone();
+        if let Some(device) = &mut inner.device {
+            // In place: a recorded step finds it where it was.
+            let _guard = tch::no_grad_guard();
+            device.found.f_copy_(&device.found.f_maximum(&found)?)?;
+            device.stepped = true;
+            match job.filter(|job| job.recorder.is_recording()) {
+                Some(job) => job.recorder.at_each_replay(ReadOverflow {
+                    scaler: self.clone(),
+                    found: found.shallow_clone(),
+                }),
+                None => device.arrives(&found)?,
+            }
+        }
+        Ok(found)
+    }
+
+    fn unscale_on_device(&self, parameters: &[&Tensor]) -> Result<Tensor> {
+        let mut guard = self.lock();
+        let inner = &mut *guard;
+        let scale = match &inner.device {
+            Some(device) => device.scale.shallow_clone(),
+            None => {
+                return Err(Error::InvalidArgument(
+                    "an optimizer's step with fp16 before the first backward".into(),
+                ));
+            }
+        };
+        let waiting: Vec<&&Tensor> =
+            parameters.iter().filter(|p| !inner.unscaled.contains_key(&address(p))).collect();
+        let gradients: Vec<Tensor> = waiting
+            .iter()
+            .map(|parameter| gradient(parameter))
+            .filter_map(std::result::Result::transpose)
+            .collect::<Result<_, _>>()?;
+        let mut found = match &gradients[..] {
+            [] => Tensor::f_zeros([1], (Kind::Float, scale.device()))?,
+            _ => gradients::unscale_by(&gradients.iter().collect::<Vec<_>>(), &scale)?,
+        };
+        if let Some(group) = inner.job.as_ref().filter(|_| !inner.alone).and_then(|job| job.group())
+        {
+            group.all_reduce(&mut found, ReduceOp::Max)?;
+        }
+        // What was found when others were divided before, as by clipping.
+        let earlier: Vec<Tensor> = parameters
+            .iter()
+            .filter_map(|p| inner.unscaled.get(&address(p))?.on_device())
+            .collect();
+        for before in &earlier {
+            found = found.f_maximum(before)?;
+        }
+        for parameter in waiting.iter().map(|parameter| address(parameter)).collect::<Vec<_>>() {
+            inner.unscaled.insert(parameter, FoundInf::OnDevice(found.shallow_clone()));
+        }
+        Ok(found)
+    }
+
+    /// Whether a GPU keeps the scale: from the first backward on.
+    pub(crate) fn is_on_device(&self) -> bool {
+        self.lock().device.is_some()
+    }
+
+    /// As [`GradScaler::unscale`], without waiting for the device, where a float32 `[1]` says whether a value was not
+    /// finite.
+    pub(crate) fn unscale_later(&self, parameters: &(impl Parameters + ?Sized)) -> Result<Tensor> {
+        let mut handles = Vec::new();
+        parameters.each(&mut |parameter| handles.push(parameter.shallow_clone()));
+        self.unscale_on_device(&handles.iter().collect::<Vec<_>>())
+    }
+
+    /// Learns whether the last step was left out. Waits for the device.
+    pub(crate) fn settle(&self) -> Result<bool> {
+        let mut inner = self.lock();
+        inner.settle(0)?;
+        Ok(inner.skipped)
+    }
+
     /// Divides the gradients of those parameters that have not been divided yet. Returns whether any
     /// value of theirs, on any rank, was not finite.
     fn unscale_tensors(&self, parameters: &[&Tensor]) -> Result<bool> {
+        if self.lock().device.is_some() {
+            return Ok(self.unscale_on_device(parameters)?.f_double_value(&[0])? != 0.0);
+        }
         let mut inner = self.lock();
         let waiting: Vec<&&Tensor> =
             parameters.iter().filter(|p| !inner.unscaled.contains_key(&address(p))).collect();
@@ -249,7 +449,7 @@ impl GradScaler {
                 .filter_map(std::result::Result::transpose)
                 .collect::<Result<_, _>>()?;
             let mut found = if gradients.is_empty() {
-                Tensor::f_zeros([1], (tch::Kind::Float, parameters[0].device()))?
+                Tensor::f_zeros([1], (Kind::Float, parameters[0].device()))?
             } else {
                 let borrowed: Vec<&Tensor> = gradients.iter().collect();
                 gradients::unscale(&borrowed, 1.0 / inner.state.scale)?
@@ -265,10 +465,12 @@ impl GradScaler {
             for parameter in
                 waiting.into_iter().map(|parameter| address(parameter)).collect::<Vec<_>>()
             {
-                inner.unscaled.insert(parameter, found);
+                inner.unscaled.insert(parameter, FoundInf::Known(found));
             }
         }
-        Ok(parameters.iter().any(|p| inner.unscaled.get(&address(p)).copied().unwrap_or(false)))
+        let known =
+            |p: &&Tensor| matches!(inner.unscaled.get(&address(p)), Some(FoundInf::Known(true)));
+        Ok(parameters.iter().any(known))
     }
 
     /// Before an optimizer's step on these parameters: whether it may be made.
@@ -284,7 +486,7 @@ impl GradScaler {
     /// The gradients of these parameters have been cleared. Before the step: there will be none.
     pub(crate) fn forget(&self, parameters: &[&Tensor]) {
         let mut inner = self.lock();
-        if inner.stepped.is_none() {
+        if inner.stepped.is_none() && !inner.device.as_ref().is_some_and(|device| device.stepped) {
             for parameter in parameters {
                 inner.unscaled.remove(&address(parameter));
             }
@@ -321,14 +523,99 @@ impl GradScaler {
     /// Discards an interrupted step.
     pub(crate) fn reset(&self) {
         let mut inner = self.lock();
+        let _ = inner.settle(0);
         inner.unscaled.clear();
         inner.stepped = None;
+        if let Some(device) = &mut inner.device {
+            device.stepped = false;
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, ScalerInner> {
         // A panic elsewhere does not make the numbers wrong.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+impl ScalerInner {
+    /// Takes in what devices have found, but for the newest `keep` steps: the host's scale moves as the device's
+    /// does. Waits for the device.
+    fn settle(&mut self, keep: usize) -> Result<()> {
+        let Some(device) = &mut self.device else { return Ok(()) };
+        while device.arriving.len() > keep {
+            let Some((iteration, fetch)) = device.arriving.pop_front() else { break };
+            let found = fetch.wait()? != 0;
+            if self.settled != iteration {
+                self.settled = iteration;
+                if let Some(before) = self.stepped.take() {
+                    self.state = self.options.moved(self.state, before);
+                }
+            }
+            // Several optimizers may step in an iteration.
+            let any = self.stepped.unwrap_or(false) || found;
+            self.stepped = Some(any);
+            self.skipped = any;
+        }
+        Ok(())
+    }
+}
+
+/// Whether a gradient was not finite when it was divided.
+#[derive(Debug)]
+enum FoundInf {
+    Known(bool),
+    /// A float32 `[1]`, not 0 where it was not.
+    OnDevice(Tensor),
+}
+
+impl FoundInf {
+    fn on_device(&self) -> Option<Tensor> {
+        match self {
+            Self::OnDevice(found) => Some(found.shallow_clone()),
+            Self::Known(_) => None,
+        }
+    }
+}
+
+/// The overflows of a recorded step.
+struct ReadOverflow {
+    scaler: GradScaler,
+    found: Tensor,
+}
+
+impl AtReplay for ReadOverflow {
+    fn before(&mut self) -> Result<()> {
+        self.scaler.lock().settle(1)
+    }
+
+    fn after(&mut self) -> Result<()> {
+        match &mut self.scaler.lock().device {
+            Some(device) => device.arrives(&self.found),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The backward pass of a recorded step, by which the scale moves.
+struct NextIteration {
+    scaler: GradScaler,
+}
+
+impl AtReplay for NextIteration {
+    fn before(&mut self) -> Result<()> {
+        if let Some(device) = &mut self.scaler.lock().device {
+            device.iteration += 1;
+        }
+        Ok(())
+    }
+}
+
+fn mixed_gradients() -> Error {
+    Error::InvalidArgument(
+        "backward after gradients were clipped or unscaled, before the optimizer's step: with fp16 that would \
+         mix scaled and unscaled gradients; clip after the last backward of the step, or call zero_grad"
+            .into(),
+    )
 }
 
 /// A scaler that sends nothing; it does again when this is dropped.

@@ -1,0 +1,361 @@
+//! Steps that are recorded once and replayed: [`Accelerator::capture`].
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use brigade_torch::{Backend, Device, Graph, Kind, Tensor, TensorTree, records_graphs};
+
+use crate::accelerator::{Accelerator, Job};
+use crate::error::Result;
+use crate::gradients::hook::CommHook;
+
+/// What a part of a recorded step has to do on the host at each replay.
+pub(crate) trait AtReplay: Send {
+    /// Before the device is given the step.
+    fn before(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// After it was given the step; it may not be done.
+    fn after(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Numbers that the recorded step has by value: with others it has to be recorded again.
+    fn key(&self) -> Vec<u64> {
+        Vec::new()
+    }
+}
+
+/// Collects, while a step is recorded, what its parts do at each replay.
+#[derive(Default)]
+pub(crate) struct Recorder {
+    recording: AtomicBool,
+    parts: Mutex<Vec<Box<dyn AtReplay>>>,
+}
+
+impl Recorder {
+    /// Whether what is called now is recorded and not done.
+    pub(crate) fn is_recording(&self) -> bool {
+        self.recording.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn at_each_replay(&self, part: impl AtReplay + 'static) {
+        self.parts().push(Box::new(part));
+    }
+
+    fn parts(&self) -> MutexGuard<'_, Vec<Box<dyn AtReplay>>> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Recorder").field("recording", &self.is_recording()).finish_non_exhaustive()
+    }
+}
+
+/// Ends the recording also by a panic or an error.
+struct RecordingGuard<'a>(&'a Recorder);
+
+impl<'a> RecordingGuard<'a> {
+    fn begin(recorder: &'a Recorder) -> Self {
+        recorder.parts().clear();
+        recorder.recording.store(true, Ordering::Relaxed);
+        Self(recorder)
+    }
+
+    fn end(self) -> Vec<Box<dyn AtReplay>> {
+        std::mem::take(&mut self.0.parts())
+    }
+}
+
+impl Drop for RecordingGuard<'_> {
+    fn drop(&mut self) {
+        self.0.recording.store(false, Ordering::Relaxed);
+        self.0.parts().clear();
+    }
+}
+
+impl Accelerator {
+    /// Makes a whole training step one call of the GPU's driver: forward, backward, reduction, clipping, optimizer and
+    /// loss scale are recorded as a CUDA graph, and replayed for each further batch. For small networks, whose kernels
+    /// take less time than their launches.
+    ///
+    /// The first three batches run as they are, then the step is recorded, and from the fourth on it is replayed; a
+    /// batch of other shapes runs once and is recorded, too. The losses are those of the step that is not recorded, bit
+    /// for bit. What changes from step to step lies on the device: the batch, which is copied into the tensors that were
+    /// recorded, learning rates, the loss scale with its overflows, counts of steps, and random numbers, so that dropout
+    /// differs between replays.
+    ///
+    /// The body gets a batch and returns tensors, such as the loss; [`CapturedStep::run`] returns copies of them. It is
+    /// called for the first batches only. So what it does on the host is done once, or in other words: values that it
+    /// reads from tensors, branches, counters, and messages belong behind `run`. Schedules may step in the body or
+    /// behind it. Its models must be in training mode or not as they were when it was recorded
+    /// ([`CapturedStep::forget`] has it recorded again). A momentum or a weight decay that has changed has it recorded
+    /// again by itself.
+    ///
+    /// Where a step cannot be recorded it runs as it is: on a CPU, with Gloo between several ranks, with accumulation
+    /// over several batches, with communication hooks of one's own, in debug mode, and after an operation that waits
+    /// for the device, of which a line on standard error tells once.
+    ///
+    /// ```
+    /// use brigade_nn::{Linear, Model};
+    /// use brigade_train::{Accelerator, Adam, Kind, Tensor};
+    ///
+    /// let accelerator = Accelerator::new()?;
+    /// let model = Model::new(|p| Linear::new(p, 4, 2))?;
+    /// let optimizer = Adam::default().build(&model)?;
+    /// let (model, mut optimizer) = accelerator.prepare((model, optimizer))?;
+    /// let mut step = accelerator.capture(|(inputs, labels): &(Tensor, Tensor)| {
+    ///     let loss = model.forward(inputs)?.cross_entropy_for_logits(labels);
+    ///     optimizer.zero_grad()?;
+    ///     accelerator.backward(&loss)?;
+    ///     optimizer.step()?;
+    ///     Ok(loss)
+    /// });
+    /// let inputs = Tensor::ones([8, 4], (Kind::Float, accelerator.device()));
+    /// let labels = Tensor::zeros([8], (Kind::Int64, accelerator.device()));
+    /// let first = step.run(&(inputs.shallow_clone(), labels.shallow_clone()))?;
+    /// let second = step.run(&(inputs, labels))?;
+    /// assert!(second.double_value(&[]) < first.double_value(&[]));
+    /// # Ok::<(), brigade_train::Error>(())
+    /// ```
+    pub fn capture<'a, B, R>(
+        &self,
+        body: impl FnMut(&B) -> Result<R> + 'a,
+    ) -> CapturedStep<'a, B, R>
+    where
+        B: TensorTree<Owned = B>,
+        R: TensorTree<Owned = R>,
+    {
+        CapturedStep {
+            plain: self.cannot_record(),
+            accelerator: self.clone(),
+            body: Box::new(body),
+            recordings: HashMap::new(),
+            runs: 0,
+            renewed: 0,
+        }
+    }
+
+    /// Why steps run as they are; `None` where they can be recorded.
+    fn cannot_record(&self) -> Option<String> {
+        let gloo =
+            |group: &brigade_torch::ProcessGroup| matches!(group.backend(), Backend::Gloo(_));
+        let reason = if !records_graphs(self.device()) {
+            "the device records no graphs"
+        } else if self.accumulator.steps() > 1 {
+            "gradients are accumulated over several batches"
+        } else if self.processes.job.debug {
+            "debug mode compares ranks before each collective"
+        } else if self.group().as_ref().is_some_and(gloo) {
+            "Gloo's messages go through the host"
+        } else if !matches!(
+            self.options.comm_hook,
+            CommHook::None | CommHook::Fp16 | CommHook::Bf16
+        ) {
+            "the communication hook runs on the host"
+        } else {
+            return None;
+        };
+        Some(reason.to_owned())
+    }
+}
+
+/// A training step that is recorded and replayed where the device can; made by [`Accelerator::capture`].
+#[must_use = "a step does nothing until `run` is called"]
+pub struct CapturedStep<'a, B, R> {
+    accelerator: Accelerator,
+    body: Box<dyn FnMut(&B) -> Result<R> + 'a>,
+    /// By the shapes of the batch.
+    recordings: HashMap<Vec<Form>, Recording<B, R>>,
+    /// Batches that ran as they are.
+    runs: usize,
+    /// Recordings that had to be made again.
+    renewed: usize,
+    /// Why nothing is recorded.
+    plain: Option<String>,
+}
+
+/// A tensor's shape, kind and place.
+type Form = (Vec<i64>, Kind, Device);
+
+struct Recording<B, R> {
+    /// Where the step has its batch from.
+    batch: B,
+    /// Where it leaves its results.
+    results: R,
+    parts: Vec<Box<dyn AtReplay>>,
+    /// What it has by value.
+    key: Vec<u64>,
+    /// `None` where the step ran once, so that its memory and kernels are there.
+    graph: Option<Graph>,
+}
+
+/// Batches that run before the first one is recorded: they make the optimizers' states, the libraries' handles and
+/// workspaces, and the reducer's final buckets.
+const WARM_UP: usize = 3;
+
+/// Recording a step takes as long as some steps, so it must not be made again and again.
+const MOST_RENEWED: usize = 16;
+
+impl<B, R> CapturedStep<'_, B, R>
+where
+    B: TensorTree<Owned = B>,
+    R: TensorTree<Owned = R>,
+{
+    /// Makes the step with this batch. Does not wait for the device.
+    ///
+    /// # Errors
+    /// Those of the body, and of [`crate::PreparedOptimizer::step`]: a non-finite loss of an earlier step among them.
+    pub fn run(&mut self, batch: &B) -> Result<R> {
+        if self.plain.is_some() {
+            return (self.body)(batch);
+        }
+        let forms = forms(batch)?;
+        let known = self.recordings.contains_key(&forms);
+        if self.runs < WARM_UP || !known {
+            self.runs += 1;
+            let results = (self.body)(batch)?;
+            if self.runs >= WARM_UP {
+                let recording = Recording {
+                    batch: copied(batch)?,
+                    results: copied(&results)?,
+                    parts: Vec::new(),
+                    key: Vec::new(),
+                    graph: None,
+                };
+                self.recordings.insert(forms, recording);
+            }
+            return Ok(results);
+        }
+        match self.replay(&forms, batch)? {
+            Some(results) => Ok(results),
+            // The recording failed, and nothing was done.
+            None => (self.body)(batch),
+        }
+    }
+
+    /// Whether steps are recorded here, and if not, why.
+    ///
+    /// # Errors
+    /// The reason, such as `the device records no graphs`.
+    pub fn records(&self) -> Result<(), &str> {
+        self.plain.as_deref().map_or(Ok(()), Err)
+    }
+
+    /// Drops what was recorded: the next batches are recorded again. After something changed that the body reads on the
+    /// host, such as a model's training mode.
+    pub fn forget(&mut self) {
+        self.recordings.clear();
+    }
+
+    fn replay(&mut self, forms: &[Form], batch: &B) -> Result<Option<R>> {
+        let stale =
+            self.recordings.get(forms).is_some_and(|it| it.graph.is_some() && it.is_stale());
+        self.renewed += usize::from(stale);
+        if self.renewed > MOST_RENEWED {
+            self.run_plainly(
+                "a momentum or a weight decay changes too often: it is a part of the recording",
+            );
+            return Ok(None);
+        }
+        let Some(recording) = self.recordings.get(forms) else { return Ok(None) };
+        recording.fill(batch)?;
+        if (recording.graph.is_none() || stale) && !self.record(forms)? {
+            return Ok(None);
+        }
+        let Some(recording) = self.recordings.get_mut(forms) else { return Ok(None) };
+        for part in &mut recording.parts {
+            part.before()?;
+        }
+        if let Some(graph) = &mut recording.graph {
+            graph.replay()?;
+        }
+        for part in &mut recording.parts {
+            part.after()?;
+        }
+        // The next replay writes over them.
+        copied(&recording.results).map(Some)
+    }
+
+    /// Records the step; false, with a warning, where it cannot be.
+    fn record(&mut self, forms: &[Form]) -> Result<bool> {
+        self.accelerator.accumulator.settle()?;
+        let job: &Arc<Job> = &self.accelerator.processes.job;
+        let Some(before) = self.recordings.remove(forms) else { return Ok(false) };
+        let shared = self.recordings.values().find_map(|other| other.graph.as_ref());
+        let guard = RecordingGuard::begin(&job.recorder);
+        let body = &mut self.body;
+        let recorded = Graph::record(job.device, shared, || body(&before.batch));
+        match recorded {
+            Ok((graph, results)) => {
+                let parts = guard.end();
+                let key = parts.iter().flat_map(|part| part.key()).collect();
+                let batch = before.batch;
+                let recording = Recording { batch, results, parts, key, graph: Some(graph) };
+                self.recordings.insert(forms.to_vec(), recording);
+                Ok(true)
+            }
+            Err(error) => {
+                drop(guard);
+                self.run_plainly(&error.to_string());
+                Ok(false)
+            }
+        }
+    }
+
+    fn run_plainly(&mut self, reason: &str) {
+        self.recordings.clear();
+        self.accelerator
+            .warn(&format!("the training step runs without being recorded as a graph: {reason}"));
+        self.plain = Some(reason.to_owned());
+    }
+}
+
+impl<B: TensorTree<Owned = B>, R> Recording<B, R> {
+    fn is_stale(&self) -> bool {
+        !self.parts.iter().flat_map(|part| part.key()).eq(self.key.iter().copied())
+    }
+
+    /// Copies a batch to where the step reads it.
+    fn fill(&self, batch: &B) -> Result<()> {
+        let mut places = Vec::new();
+        self.batch.visit(&mut |tensor| places.push(tensor.shallow_clone()));
+        let mut places = places.into_iter();
+        let mut outcome = Ok(());
+        batch.visit(&mut |tensor| {
+            if let (Some(mut place), true) = (places.next(), outcome.is_ok()) {
+                outcome = tch::no_grad(|| place.f_copy_(tensor));
+            }
+        });
+        Ok(outcome?)
+    }
+}
+
+fn copied<T: TensorTree<Owned = T>>(tree: &T) -> Result<T> {
+    tch::no_grad(|| tree.try_map(&mut |tensor| Ok(tensor.f_detach()?.f_copy()?)))
+}
+
+fn forms(tree: &impl TensorTree) -> Result<Vec<Form>> {
+    let mut forms = Vec::new();
+    let mut outcome = Ok(());
+    tree.visit(&mut |tensor: &Tensor| match tensor.f_kind() {
+        Ok(kind) => forms.push((tensor.size(), kind, tensor.device())),
+        Err(error) => outcome = Err(error),
+    });
+    outcome?;
+    Ok(forms)
+}
+
+impl<B, R> fmt::Debug for CapturedStep<'_, B, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CapturedStep")
+            .field("recordings", &self.recordings.len())
+            .field("plain", &self.plain)
+            .finish_non_exhaustive()
+    }
+}
