@@ -280,6 +280,25 @@ struct Call {
       other.str(), "! (when checking argument in method wrapper_CUDA_", short_name, ")");
 }
 
+// Whether index_put_ is one masked_fill_: a single mask of the device, and one number of the host.
+bool fills_a_mask(const std::vector<IValue>& arguments) {
+  const Tensor& number = arguments[2].toTensor();
+  if (arguments[3].toBool() || !number.is_cpu() || number.numel() != 1) {
+    return false;
+  }
+  int masks = 0;
+  for (const Tensor& index : tensors_of(arguments[1])) {
+    if (index.defined()) {
+      bool is_mask = index.scalar_type() == at::kBool || index.scalar_type() == at::kByte;
+      if (!is_mask || !index.is_cuda()) {
+        return false;
+      }
+      masks += 1;
+    }
+  }
+  return masks == 1;
+}
+
 Call look_at(const c10::OperatorHandle& op, const std::vector<IValue>& arguments) {
   const std::string& name = op.operator_name().name;
   Call call;
@@ -307,22 +326,31 @@ Call look_at(const c10::OperatorHandle& op, const std::vector<IValue>& arguments
   check_device(call.device);
   bool scalars = op.hasTag(at::Tag::pointwise) || takes_scalars_of_the_cpu().count(name) > 0;
   bool indices = takes_indices().count(name) > 0;
-  for (const IValue& value : arguments) {
+  // A mask that a number is written through needs no indices, and so no wait.
+  bool fills = name == "aten::_index_put_impl_" && fills_a_mask(arguments);
+  bool copies_scalars = name == "aten::where" || name == "aten::_index_put_impl_";
+  const auto& declared = op.schema().arguments();
+  for (size_t at = 0; at < arguments.size(); ++at) {
+    const IValue& value = arguments[at];
+    const auto* alias = declared[at].alias_info();
+    bool is_written = alias != nullptr && alias->isWrite();
     bool is_index_list = indices && (value.isOptionalTensorList() || value.isTensorList());
     for (const Tensor& tensor : tensors_of(value)) {
       if (!tensor.defined()) {
         continue;
       }
       bool is_mask = tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte;
-      call.waits = call.waits || (is_index_list && (is_mask || tensor.is_cpu()));
+      call.waits = call.waits || (is_index_list && !fills && (is_mask || tensor.is_cpu()));
       if (!with_tensors || tensor.is_cuda()) {
         continue;
       }
-      bool number = tensor.dim() == 0 && value.isTensor() &&
+      bool number = tensor.dim() == 0 && value.isTensor() && !is_written &&
           (scalars || tensor.unsafeGetTensorImpl()->is_wrapped_number());
       if (!number && !is_index_list) {
         refuse_devices(name, *device, tensor.device());
       }
+      // These copy it to the device first, and not from pinned memory.
+      call.waits = call.waits || (number && copies_scalars && !fills);
     }
   }
   call.waits = call.waits || always_waits().count(name) > 0;

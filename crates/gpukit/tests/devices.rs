@@ -51,6 +51,8 @@ fn the_devices_of_one_operator_must_be_the_same() {
     assert!(message(vector.f_dot(&scalar)).contains("and cpu!"));
     let other = Tensor::from(2.0f32).to_device(Device::Cuda(1));
     assert!(message(vector.f_add(&other)).contains("cuda:0 and cuda:1!"));
+    // Nor is it one that can be written.
+    assert!(message(scalar.shallow_clone().f_add_(&vector.get(0))).contains("and cpu!"));
     // Indices may be on the CPU; they are copied, for which the host waits.
     let rows = Tensor::from_slice(&[2i64, 0]);
     let waited = fake::synchronizations(|| {
@@ -147,6 +149,14 @@ fn each_wait_for_the_device_is_named() {
     );
     assert_eq!(fake::synchronizations(|| assert!(x.equal(&x))), ["aten::equal"]);
     assert_eq!(fake::synchronizations(|| drop(x.where_self(&mask, &x))), none);
+    let number = Tensor::from(1.0f32);
+    assert_eq!(fake::synchronizations(|| drop(x.where_self(&mask, &number))), ["aten::where"]);
+    assert_eq!(fake::synchronizations(|| drop(x.masked_fill(&mask, 1.0))), none);
+    let put = |index: &Tensor, value: &Tensor| drop(x.index_put(&[Some(index)], value, false));
+    assert_eq!(fake::synchronizations(|| put(&mask, &number)), none);
+    assert_eq!(fake::synchronizations(|| put(&mask, &x.get(0))), ["aten::_index_put_impl_"]);
+    assert_eq!(fake::synchronizations(|| put(&index, &number)), ["aten::_index_put_impl_"]);
+    assert_eq!(fake::synchronizations(|| put(&index, &x.get(0))), none);
     assert_eq!(
         fake::synchronizations(|| drop(Tensor::repeat_interleave(&index, None))),
         ["aten::repeat_interleave"]

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)] // also in what the tests share
 
+use std::ffi::{c_char, c_void};
+
 use brigade_gpukit::fake::{self, Graph};
 use brigade_torch::fused;
 use tch::{Device, Kind, Reduction, Tensor};
@@ -194,4 +196,33 @@ fn pinned_memory_is_read_at_each_replay() {
         graph.replay().unwrap();
         assert_eq!(Vec::<f32>::try_from(&out).unwrap(), [2.0 * value as f32; 2]);
     }
+}
+
+/// `GpukitGraphs` of `cpp/gpukit.h`.
+#[repr(C)]
+struct Table {
+    begin: extern "C" fn(i32) -> *mut c_char,
+    end: extern "C" fn(*mut *mut c_void) -> *mut c_char,
+    replay: extern "C" fn(*mut c_void) -> *mut c_char,
+    free: extern "C" fn(*mut c_void),
+    is_capturing: extern "C" fn(i32) -> bool,
+}
+
+#[test]
+fn a_library_in_cpp_gets_a_table_of_functions() {
+    fake::install(1).unwrap();
+    // SAFETY: the table lives as long as the program, and has these fields.
+    let table = unsafe { &*fake::graph_functions().cast::<Table>() };
+    let mut sum = Tensor::zeros([2], (Kind::Float, GPU));
+    assert!((table.begin)(0).is_null());
+    assert!((table.is_capturing)(0));
+    let _ = sum.g_add_scalar_(1.0);
+    let mut graph = std::ptr::null_mut();
+    assert!((table.end)(&raw mut graph).is_null());
+    assert!(!(table.is_capturing)(0));
+    for _ in 0..3 {
+        assert!((table.replay)(graph).is_null());
+    }
+    (table.free)(graph);
+    assert_eq!(Vec::<f32>::try_from(&sum).unwrap(), [3.0; 2]);
 }

@@ -104,13 +104,42 @@ fn a_destination_that_is_freed_too_early_shows() {
 }
 
 #[test]
+fn the_host_reads_too_early() {
+    fake::install(1).unwrap();
+    let stream = Stream::new(0).unwrap();
+    let there = Tensor::from_slice(&[1.0f32, 2.0]).to_device(GPU);
+    let mut host = pinned(&[5.0, 5.0]);
+    stream.run(|| fake::copy_non_blocking(&mut host, &there)).unwrap();
+    assert_eq!(values(&host), [5.0, 5.0], "the copy has not come");
+    stream.synchronize().unwrap();
+    assert_eq!(values(&host), [1.0, 2.0]);
+    // A copy that waits also waits for what was put off before it.
+    let mut later = there.zeros_like();
+    stream.run(|| {
+        fake::copy_non_blocking(&mut later, &host).unwrap();
+        assert_eq!(values(&later), [1.0, 2.0]);
+    });
+    assert!(stream.is_idle());
+}
+
+#[test]
 fn freed_memory_has_no_values() {
     fake::install(1).unwrap();
     let tensor = Tensor::ones([4], (Kind::Float, GPU));
+    let address = tensor.data_ptr() as usize;
     drop(tensor);
-    assert!(all_nan(&Tensor::empty([4], (Kind::Float, GPU))));
-    drop(pinned(&[1.0, 2.0]));
-    assert!(all_nan(
-        &Tensor::empty([2], (Kind::Float, Device::Cpu)).pin_memory(GPU).fill_(f64::NAN)
-    ));
+    let next = Tensor::empty([4], (Kind::Float, GPU));
+    assert_eq!(next.data_ptr() as usize, address, "memory is used again");
+    assert!(all_nan(&next));
+    let first = pinned(&[1.0, 2.0]);
+    let address = first.data_ptr() as usize;
+    drop(first);
+    // Into pinned memory that libtorch takes for the copy, which has not come.
+    let stream = Stream::new(0).unwrap();
+    let there = Tensor::ones([2], (Kind::Float, GPU));
+    let host = stream.run(|| there.to_device_(Device::Cpu, Kind::Float, true, false));
+    assert_eq!(host.data_ptr() as usize, address);
+    assert!(all_nan(&host));
+    stream.synchronize().unwrap();
+    assert_eq!(values(&host), [1.0, 1.0]);
 }
