@@ -23,6 +23,7 @@
 
 use std::ffi::c_void;
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tch::Tensor;
 
@@ -57,7 +58,18 @@ pub struct Memory {
 pub fn install(devices: usize) -> Result<(), FakeError> {
     let devices = i32::try_from(devices).unwrap_or(i32::MAX);
     // SAFETY: takes a number.
-    ffi::result(unsafe { ffi::gpukit_install(devices) })
+    ffi::result(unsafe { ffi::gpukit_install(devices) })?;
+    brigade_torch::record_graphs_with(Box::new(crate::graphs::Recorder));
+    INSTALLED.store(true, Ordering::Relaxed);
+    Ok(())
+}
+
+static INSTALLED: AtomicBool = AtomicBool::new(false);
+
+/// Returns whether [`install`] has succeeded.
+#[must_use]
+pub fn is_installed() -> bool {
+    INSTALLED.load(Ordering::Relaxed)
 }
 
 /// Returns the names of the points at which the host waited for a device while the function ran, on any thread.
@@ -287,6 +299,11 @@ pub fn copy_non_blocking(to: &mut Tensor, from: &Tensor) -> Result<(), FakeError
 pub struct Graph(*mut c_void);
 
 impl Graph {
+    /// Takes over a graph that gpukit_end_capture made.
+    pub(crate) fn from_raw(graph: *mut c_void) -> Self {
+        Self(graph)
+    }
+
     /// Captures what the function runs on the device, in any thread. Memory and generator then are as before it.
     ///
     /// # Errors

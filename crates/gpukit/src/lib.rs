@@ -11,8 +11,38 @@
 
 pub mod fake;
 mod ffi;
+mod graphs;
 
 use tch::Device;
+
+/// Runs something that may not have the host wait for a GPU, and fails where it does: with the names of what waited on
+/// GPUs made of host memory, with libtorch's own check on real ones. On the CPU it only runs it.
+///
+/// # Panics
+///
+/// On a wait.
+pub fn without_waiting<R>(function: impl FnOnce() -> R) -> R {
+    match device() {
+        Device::Cpu => function(),
+        _ if fake::is_installed() => {
+            let mut result = None;
+            let waits = fake::synchronizations(|| result = Some(function()));
+            assert!(waits.is_empty(), "the host waited for the GPU: {waits:?}");
+            result.expect("the function has run")
+        }
+        _ => {
+            struct Allowed;
+            impl Drop for Allowed {
+                fn drop(&mut self) {
+                    brigade_torch::forbid_waiting(false);
+                }
+            }
+            brigade_torch::forbid_waiting(true);
+            let _allowed = Allowed;
+            function()
+        }
+    }
+}
 
 /// The variable that names the device of the tests.
 pub const DEVICE_VARIABLE: &str = "BRIGADE_TEST_DEVICE";

@@ -44,6 +44,12 @@ CudaState cuda_state() {
       CUDART_VERSION};
 }
 
+void forbid_waiting(bool on) noexcept {
+  using c10::cuda::SyncDebugMode;
+  c10::cuda::warning_state().set_sync_debug_mode(
+      on ? SyncDebugMode::L_ERROR : SyncDebugMode::L_DISABLED);
+}
+
 rust::String gpu_hardware(int32_t index) {
   return at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(index))->name;
 }

@@ -1,5 +1,7 @@
 #include "brigade-torch/src/bridge.rs.h"
 
+#include "recompute.h"
+
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/Context.h>
@@ -34,6 +36,7 @@ void set_current_gpu(int32_t index) {
 }
 
 void use_pool_stream(int32_t index) {
+  install_recompute_engine();
   const auto implementation = guard();
   // What was computed on the default stream so far is used on the other one from now on.
   implementation.synchronizeDevice(static_cast<c10::DeviceIndex>(index));

@@ -133,7 +133,7 @@ std::unique_ptr<Fetch> start_fetch(const Tensor& tensor) {
 }
 
 int64_t fetched_number(const Fetch& fetch) {
-  if (fetch.copied) {
+  if (fetch.copied && !fetch.copied->query()) {
     fetch.copied->synchronize();
   }
   return fetch.host.item<int64_t>();

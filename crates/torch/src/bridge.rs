@@ -489,6 +489,8 @@ pub(crate) mod ffi {
         fn libtorch_version() -> String;
         #[cfg(feature = "cuda")]
         fn cuda_state() -> CudaState;
+        #[cfg(feature = "cuda")]
+        fn forbid_waiting(on: bool);
 
         fn registered_gpus() -> i32;
         fn set_current_gpu(index: i32) -> Result<()>;

@@ -161,6 +161,16 @@ impl GpuMath {
     }
 }
 
+/// Makes an operation that waits for a GPU an error, in the whole process, as
+/// `torch.cuda.set_sync_debug_mode("error")`: for tests. Does nothing without the feature `cuda`.
+#[doc(hidden)]
+pub fn forbid_waiting(on: bool) {
+    #[cfg(feature = "cuda")]
+    ffi::forbid_waiting(on);
+    #[cfg(not(feature = "cuda"))]
+    let _ = on;
+}
+
 /// The number of a GPU as libtorch takes it; `None` for devices of other kinds.
 pub(crate) fn gpu(device: Device) -> Result<Option<i32>, Error> {
     let Some((kind, index)) = device.device_kind() else { return Ok(None) };

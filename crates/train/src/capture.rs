@@ -337,7 +337,13 @@ impl<B: TensorTree<Owned = B>, R> Recording<B, R> {
 }
 
 fn copied<T: TensorTree<Owned = T>>(tree: &T) -> Result<T> {
-    tch::no_grad(|| tree.try_map(&mut |tensor| Ok(tensor.f_detach()?.f_copy()?)))
+    tch::no_grad(|| {
+        tree.try_map(&mut |tensor| {
+            let mut copy = tensor.f_empty_like()?;
+            copy.f_copy_(&tensor.f_detach()?)?;
+            Ok(copy)
+        })
+    })
 }
 
 fn forms(tree: &impl TensorTree) -> Result<Vec<Form>> {
