@@ -124,7 +124,8 @@ pub fn of_the_launcher() -> Vec<String> {
 pub(crate) const CONFIG: &str = "BRIGADE_CONFIG";
 const OURS: &str = "BRIGADE_";
 /// Ours, but no settings: nothing shows their values, and no file can hold them.
-const OTHERS: [&str; 3] = [CONFIG, env::BRIGADE_RDZV_SECRET, env::BRIGADE_ETCD_PASSWORD];
+const OTHERS: [&str; 4] =
+    [CONFIG, env::BRIGADE_RDZV_SECRET, env::BRIGADE_ETCD_PASSWORD, env::BRIGADE_HOST_ROOT];
 /// How the names of what Brigade's own tests read begin.
 const OF_TESTS: [&str; 2] = ["BRIGADE_TEST_", "BRIGADE_REQUIRE"];
 const CPU_AFFINITY: &str = "ACCELERATE_CPU_AFFINITY";
@@ -210,6 +211,7 @@ mod tests {
             ("BRIGADE_SSH", "ssh"),
             ("BRIGADE_RDZV_SECRET", "known to the job"),
             ("BRIGADE_ETCD_PASSWORD", "known to etcd"),
+            ("BRIGADE_HOST_ROOT", "/host"),
             ("BRIGADE_X", "1"),
             ("BRIGADE_REQUIRE", "hosts"),
             ("BRIGADE_TEST_ETCD", "1"),

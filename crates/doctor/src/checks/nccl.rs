@@ -10,7 +10,7 @@ use table::Values;
 pub(super) fn check(facts: &Facts) -> Vec<Finding> {
     let mut findings = Vec::new();
     // Without a GPU they have no effect.
-    let bad = if facts.devices.gpus.is_empty() { Verdict::Note } else { Verdict::Warning };
+    let bad = if facts.devices.use_nccl() { Verdict::Warning } else { Verdict::Note };
     for (name, value) in &facts.variables {
         findings.extend(name_or_value(name, value, bad));
     }

@@ -173,7 +173,7 @@ fn choose(
             message: it.message.clone(),
         }
     };
-    chosen.into_iter().map(|it| told(it)).collect()
+    chosen.into_iter().map(told).collect()
 }
 
 /// The kernel's messages in the journal since then. Empty where there is none that this user may read,
