@@ -92,6 +92,8 @@ impl Variables {
             let is_known = known.contains(name)
                 || TABLE.iter().any(|it| it.variables.contains(&name.as_str()))
                 || OTHERS.contains(&name.as_str())
+                // Of the host: a launcher within a rank needs it, too.
+                || name == env::BRIGADE_HOST_ROOT
                 || OF_TESTS.iter().any(|start| name.starts_with(start))
                 || env::TABLE.iter().any(|it| it.name == name);
             let word = name.trim_start_matches(OURS).to_ascii_lowercase();
@@ -124,8 +126,7 @@ pub fn of_the_launcher() -> Vec<String> {
 pub(crate) const CONFIG: &str = "BRIGADE_CONFIG";
 const OURS: &str = "BRIGADE_";
 /// Ours, but no settings: nothing shows their values, and no file can hold them.
-const OTHERS: [&str; 4] =
-    [CONFIG, env::BRIGADE_RDZV_SECRET, env::BRIGADE_ETCD_PASSWORD, env::BRIGADE_HOST_ROOT];
+const OTHERS: [&str; 3] = [CONFIG, env::BRIGADE_RDZV_SECRET, env::BRIGADE_ETCD_PASSWORD];
 /// How the names of what Brigade's own tests read begin.
 const OF_TESTS: [&str; 2] = ["BRIGADE_TEST_", "BRIGADE_REQUIRE"];
 const CPU_AFFINITY: &str = "ACCELERATE_CPU_AFFINITY";
