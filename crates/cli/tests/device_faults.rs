@@ -46,7 +46,10 @@ fn host() -> TempDir {
 
 fn job(nproc: usize, root: &Path) -> Job {
     let mut job = Job::new(nproc);
-    job.command.env("BRIGADE_HOST_ROOT", root).env_remove("CUDA_VISIBLE_DEVICES");
+    job.command
+        .env("BRIGADE_HOST_ROOT", root)
+        .env("LOG", root.join("dev/kmsg"))
+        .env_remove("CUDA_VISIBLE_DEVICES");
     job
 }
 
@@ -65,9 +68,7 @@ fn a_failed_rank_is_reported_with_the_fault_of_its_gpu() {
     let error_file = root.path().join("error.json");
     let mut job = job(2, root.path());
     job.command.arg("--events").arg(&events).env("TORCHELASTIC_ERROR_FILE", &error_file);
-    let script = format!(
-        "test $RANK = 1 || exec sleep 60; echo '{REPORTED}' >> $BRIGADE_HOST_ROOT/dev/kmsg; exit 3"
-    );
+    let script = format!("test $RANK = 1 || exec sleep 60; echo '{REPORTED}' >> $LOG; exit 3");
     let run = run(job, &[], &script);
     assert_eq!(run.code, 3, "{}", run.stderr);
     let expected = "brigade: Xid 79 at PCI 0000:3b:00.0, the GPU of rank 1 on ";
@@ -95,7 +96,7 @@ fn a_failed_rank_is_reported_with_the_fault_of_its_gpu() {
 #[test]
 fn the_rank_is_that_of_the_devices_that_were_chosen() {
     let root = host();
-    let script = format!("echo '{REPORTED}' >> $BRIGADE_HOST_ROOT/dev/kmsg; exit 3");
+    let script = format!("echo '{REPORTED}' >> $LOG; exit 3");
     let chosen = run(job(1, root.path()), &["--devices=1"], &script);
     assert!(
         chosen.stderr.contains("Xid 79 at PCI 0000:3b:00.0, the GPU of rank 0 on "),
@@ -110,9 +111,8 @@ fn the_rank_is_that_of_the_devices_that_were_chosen() {
 #[test]
 fn a_restart_on_a_device_that_is_gone_says_so() {
     let root = host();
-    let script = format!(
-        "test $TORCHELASTIC_RESTART_COUNT = 0 && echo '{REPORTED}' >> $BRIGADE_HOST_ROOT/dev/kmsg; exit 3"
-    );
+    let script =
+        format!("test $TORCHELASTIC_RESTART_COUNT = 0 && echo '{REPORTED}' >> $LOG; exit 3");
     let run = run(job(2, root.path()), &["--max-restarts=1"], &script);
     assert!(
         run.stderr.contains(" (before this attempt): the GPU has fallen off"),
@@ -129,17 +129,16 @@ fn without_the_log_the_journal_is_asked() {
     fs::create_dir_all(journalctl.parent().unwrap()).unwrap();
     let line =
         "1700000000.123456 node1 kernel: NVRM: Xid (PCI:0000:3b:00): 94, pid=7, Contained: SM";
-    fs::write(
-        &journalctl,
-        format!("#!/bin/sh\necho \"$@\" > $BRIGADE_HOST_ROOT/asked\necho '{line}'\n"),
-    )
-    .unwrap();
+    fs::write(&journalctl, format!("#!/bin/sh\necho \"$@\" >> $ASKED\necho '{line}'\n")).unwrap();
     fs::set_permissions(&journalctl, fs::Permissions::from_mode(0o755)).unwrap();
-    let mut job = job(2, root.path());
     let path =
         format!("{}:{}", journalctl.parent().unwrap().display(), std::env::var("PATH").unwrap());
-    job.command.env("PATH", path);
-    let failed = run(job, &[], "exit 3");
+    let fails = || {
+        let mut job = job(2, root.path());
+        job.command.env("PATH", &path).env("ASKED", root.path().join("asked"));
+        run(job, &[], "exit 3")
+    };
+    let failed = fails();
     assert!(
         failed.stderr.contains("Xid 94 at PCI 0000:3b:00.0, the GPU of rank 1 on "),
         "{}",
@@ -147,11 +146,12 @@ fn without_the_log_the_journal_is_asked() {
     );
     let asked = fs::read_to_string(root.path().join("asked")).unwrap();
     assert!(asked.starts_with("--dmesg --boot ") && asked.contains("--since=@"), "{asked}");
+    assert_eq!(asked.lines().count(), 1, "ranks that fail together ask once: {asked}");
     // A host without GPUs does not ask.
     fs::remove_file(root.path().join("asked")).unwrap();
     fs::remove_dir_all(root.path().join("proc")).unwrap();
     (0..2).for_each(|it| fs::remove_file(root.path().join(format!("dev/nvidia{it}"))).unwrap());
-    let failed = run(self::job(2, root.path()), &[], "exit 3");
+    let failed = fails();
     assert!(failed.code == 3 && !root.path().join("asked").exists(), "{}", failed.stderr);
 }
 

@@ -92,6 +92,8 @@ impl Variables {
             let is_known = known.contains(name)
                 || TABLE.iter().any(|it| it.variables.contains(&name.as_str()))
                 || OTHERS.contains(&name.as_str())
+                // Of the host: a launcher within a rank needs it, too.
+                || name == env::BRIGADE_HOST_ROOT
                 || OF_TESTS.iter().any(|start| name.starts_with(start))
                 || env::TABLE.iter().any(|it| it.name == name);
             let word = name.trim_start_matches(OURS).to_ascii_lowercase();
@@ -210,6 +212,7 @@ mod tests {
             ("BRIGADE_SSH", "ssh"),
             ("BRIGADE_RDZV_SECRET", "known to the job"),
             ("BRIGADE_ETCD_PASSWORD", "known to etcd"),
+            ("BRIGADE_HOST_ROOT", "/host"),
             ("BRIGADE_X", "1"),
             ("BRIGADE_REQUIRE", "hosts"),
             ("BRIGADE_TEST_ETCD", "1"),

@@ -145,10 +145,10 @@ fn plan_routes(cluster: &Cluster, addresses: &[Vec<u16>]) -> Vec<Route> {
             for address in &known {
                 attempts.extend(addresses[to].iter().map(|port| (by, (*address, *port).into())));
             }
-            let nccl = if theirs.devices.gpus.is_empty() {
-                None
-            } else {
+            let nccl = if theirs.devices.use_nccl() {
                 interface_choice::nccl(theirs).address()
+            } else {
+                None
             };
             for (by, pick) in [
                 (AddressSource::Gloo, interface_choice::gloo(theirs).address()),

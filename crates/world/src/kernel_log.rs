@@ -130,6 +130,22 @@ mod tests {
     }
 
     #[test]
+    fn this_hosts_log_where_it_may_be_read() {
+        let Ok(mut all) = KernelLog::open(Path::new(KMSG)) else { return };
+        let mut times = Vec::new();
+        if all.read(|message| times.push(message.at)).is_err() {
+            return;
+        }
+        assert!(!times.is_empty());
+        // Nothing that was there before is read again.
+        let newest = times.into_iter().max().unwrap();
+        let mut new = KernelLog::open_at_end(Path::new(KMSG)).unwrap();
+        // The clocks of processors differ a little.
+        let is_new = |at: Duration| at + Duration::from_secs(1) >= newest;
+        new.read(|message| assert!(is_new(message.at), "{message:?}")).unwrap();
+    }
+
+    #[test]
     fn a_line_without_an_end_takes_no_memory() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("kmsg");

@@ -9,7 +9,7 @@ use crate::finding::{Finding, Subject};
 use crate::interface_choice::{self, GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME, Pick};
 
 pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
-    let gpus = cluster.examined().any(|(_, _, facts)| !facts.devices.gpus.is_empty());
+    let gpus = cluster.examined().any(|(_, _, facts)| facts.devices.use_nccl());
     let mut findings = Vec::new();
     let mut summary = Vec::new();
     let several = cluster.hosts.len() > 1;

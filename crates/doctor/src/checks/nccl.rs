@@ -10,7 +10,7 @@ use table::Values;
 pub(super) fn check(facts: &Facts) -> Vec<Finding> {
     let mut findings = Vec::new();
     // Without a GPU they have no effect.
-    let bad = if facts.devices.gpus.is_empty() { Verdict::Note } else { Verdict::Warning };
+    let bad = if facts.devices.use_nccl() { Verdict::Warning } else { Verdict::Note };
     for (name, value) in &facts.variables {
         findings.extend(name_or_value(name, value, bad));
     }
@@ -46,7 +46,7 @@ fn name_or_value(name: &str, value: &str, bad: Verdict) -> Option<Finding> {
         let finding = match nearest(name) {
             Some(near) => Finding::new(bad, Subject::Variables, found)
                 .remedy(format!("did you mean {near}?"))
-                .command(format!("unset {name}; export {near}={value}")),
+                .command(renamed(name, near, value)),
             None => Finding::note(Subject::Variables, found),
         };
         return Some(finding.means("it has no effect, unless a plugin reads it"));
@@ -66,6 +66,15 @@ fn name_or_value(name: &str, value: &str, bad: Verdict) -> Option<Finding> {
         .remedy(format!("it takes {expected}"))
         .command(format!("unset {name}")),
     )
+}
+
+/// The command that sets the other name, for a value that needs no quotes.
+fn renamed(name: &str, near: &str, value: &str) -> String {
+    let is_plain = |it: char| it.is_ascii_alphanumeric() || "_.,:=^/-".contains(it);
+    match value.chars().all(is_plain) {
+        true => format!("unset {name}; export {near}={value}"),
+        false => format!("unset {name}"),
+    }
 }
 
 /// The known name that differs in the fewest letters, if these are few.
@@ -118,6 +127,13 @@ fn settings(facts: &Facts) -> Vec<Finding> {
         "NCCL_IB_DISABLE",
         "hosts exchange data over TCP, though this one has InfiniBand or RoCE that is active",
         "unset it",
+    );
+    add(
+        get("NCCL_IB_TIMEOUT") == Some("0"),
+        warning,
+        "NCCL_IB_TIMEOUT",
+        "a message over InfiniBand that is lost is waited for without end",
+        "unset it; large networks may need 22",
     );
     add(
         get("NCCL_PROTO").is_some_and(|it| {
@@ -215,6 +231,7 @@ mod tests {
             assert_eq!(finding.verdict, Verdict::Warning);
             assert_eq!(finding.remedy, format!("did you mean {near}?"));
         }
+        assert_eq!(one(&[("NCCL_IB_HCAS", "a; reboot")]).command, "unset NCCL_IB_HCAS");
         let finding = one(&[("NCCL_ENTIRELY_MADE_UP_BY_NONE", "1")]);
         assert_eq!((finding.verdict, finding.remedy.as_str()), (Verdict::Note, ""));
         assert_eq!(with(0, &[("NCCL_IB_HCAS", "mlx5")])[0].verdict, Verdict::Note);
@@ -271,6 +288,7 @@ mod tests {
             &[("NCCL_P2P_DISABLE", "1")],
             &[("NCCL_SHM_DISABLE", "1")],
             &[("NCCL_PROTO", "LL128")],
+            &[("NCCL_IB_TIMEOUT", "0")],
             &[("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")],
             &[("TORCH_NCCL_DUMP_ON_TIMEOUT", "1"), ("TORCH_NCCL_TRACE_BUFFER_SIZE", "0")],
             &[("NCCL_SOCKET_NTHREADS", "16"), ("NCCL_NSOCKS_PERTHREAD", "8")],

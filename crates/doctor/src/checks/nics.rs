@@ -97,7 +97,7 @@ fn chosen(facts: &Facts, gpus: &[&Gpu], variable: &str, rdma: bool) -> Option<Fi
 /// `NCCL_IB_HCA` names adapters that are not there.
 fn absent(facts: &Facts) -> Option<Finding> {
     let value = facts.variables.get(NCCL_IB_HCA).filter(|it| !it.is_empty())?;
-    if facts.devices.gpus.is_empty() || value.starts_with('^') {
+    if !facts.devices.use_nccl() || value.starts_with('^') {
         return None;
     }
     // An active port is `mlx5_0/1`.

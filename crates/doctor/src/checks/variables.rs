@@ -116,7 +116,15 @@ fn different(cluster: &Cluster) -> Vec<Finding> {
     findings
 }
 
-const LIBRARIES: &[&str] = &["GLOO_", "NCCL_", "TORCH_NCCL_", "OMP_"];
+const LIBRARIES: &[&str] = &[
+    "CUDA_DEVICE_ORDER",
+    "CUDA_LAUNCH_BLOCKING",
+    "GLOO_",
+    "NCCL_",
+    "TORCH_FR_",
+    "TORCH_NCCL_",
+    "OMP_",
+];
 /// Interfaces have other names on other hosts.
 const OWN_PER_HOST: &[&str] = &["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"];
 

@@ -56,6 +56,12 @@ impl Devices {
         devices::named(&self.kind).unwrap_or_default()
     }
 
+    /// There are devices between which NCCL carries collectives.
+    #[must_use]
+    pub fn use_nccl(&self) -> bool {
+        !self.gpus.is_empty() && self.kind().default_backend() == "nccl"
+    }
+
     /// How many devices programs can open.
     #[must_use]
     pub fn usable(&self) -> usize {

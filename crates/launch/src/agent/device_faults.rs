@@ -31,7 +31,11 @@ enum Log {
     /// The kernel's own log, at the next message.
     Kernel(KernelLog),
     /// This user may not read that one: the journal's copy is asked for messages since then.
-    Journal { since: SystemTime },
+    Journal {
+        since: SystemTime,
+        /// When it was asked last.
+        asked: Option<Instant>,
+    },
 }
 
 /// The devices of this host.
@@ -58,7 +62,7 @@ impl DeviceFaults {
         let root = devices::host_root();
         let log = match KernelLog::open_at_end(&root.join(KMSG.trim_start_matches('/'))) {
             Ok(log) => Log::Kernel(log),
-            Err(_) => Log::Journal { since: SystemTime::now() },
+            Err(_) => Log::Journal { since: SystemTime::now(), asked: None },
         };
         let (user_env, wanted) = (plan.user_env.clone(), plan.options.placement.devices.clone());
         let (sender, looking) = mpsc::channel();
@@ -107,12 +111,14 @@ impl DeviceFaults {
             }
             // Not where there is no device that could have a fault: the journal may be large.
             Log::Journal { .. } if self.inventory.present.is_empty() => {}
-            Log::Journal { since } => {
-                let asked = SystemTime::now();
+            // Ranks that fail together ask once.
+            Log::Journal { asked: Some(asked), .. } if asked.elapsed() < JOURNAL_PAUSE => {}
+            Log::Journal { since, asked } => {
+                let now = SystemTime::now();
                 for line in journal(*since).lines().filter_map(kernel_part) {
                     add(&mut self.found, line);
                 }
-                *since = asked;
+                (*since, *asked) = (now, Some(Instant::now()));
             }
         }
     }
@@ -173,7 +179,7 @@ fn choose(
             message: it.message.clone(),
         }
     };
-    chosen.into_iter().map(|it| told(it)).collect()
+    chosen.into_iter().map(told).collect()
 }
 
 /// The kernel's messages in the journal since then. Empty where there is none that this user may read,
@@ -218,6 +224,8 @@ fn kernel_part(line: &str) -> Option<&str> {
 const LOOK_TIMEOUT: Duration = Duration::from_millis(200);
 /// Less than the time that the details of a failure are waited for.
 const JOURNAL_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long after one question the next one is worth while.
+const JOURNAL_PAUSE: Duration = Duration::from_secs(2);
 const MAX_JOURNAL: usize = 8 << 20;
 /// A device that has fallen off the bus repeats itself; these are kinds of faults.
 const MOST_KEPT: usize = 100;

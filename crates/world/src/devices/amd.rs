@@ -121,7 +121,7 @@ impl DeviceKind for Amd {
 fn meaning(text: &str) -> Option<(&'static str, &'static str, bool)> {
     // "no uncorrectable hardware errors" and a count of 0 are all-clears.
     if let Some((before, _)) = text.split_once("uncorrectable hardware errors detected") {
-        let count = before.split_whitespace().filter(|it| *it != "new").next_back()?;
+        let count = before.split_whitespace().rfind(|it| *it != "new")?;
         let count: u64 = count.parse().ok()?;
         return (count > 0).then_some((
             "its memory or a cache has an error that cannot be corrected",

@@ -37,7 +37,7 @@ impl NearNic {
     /// Returns the name by which NCCL is told of it.
     #[must_use]
     pub fn name(&self) -> &str {
-        self.rdma.as_deref().or(self.interfaces.first().map(String::as_str)).unwrap_or("?")
+        self.rdma.as_deref().or_else(|| self.interfaces.first().map(String::as_str)).unwrap_or("?")
     }
 
     /// Tells whether this is one of its names.

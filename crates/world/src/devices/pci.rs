@@ -1,6 +1,6 @@
 //! Places on the PCI bus, and how far apart two of them are.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -57,13 +57,15 @@ impl Place {
     pub fn of_folder(root: &Path, folder: &Path) -> Option<Self> {
         let folder = folder.canonicalize().ok()?;
         let devices = root.join("sys/devices").canonicalize().ok()?;
-        let below = folder.strip_prefix(devices).ok()?;
+        let below = folder.strip_prefix(&devices).ok()?;
         let mut path: Vec<String> =
             below.iter().map(|part| part.to_string_lossy().into_owned()).collect();
         // A device of virtio, a port of a card and so on lie below their PCI device.
         let last = path.iter().rposition(|part| is_address(part))?;
         path.truncate(last + 1);
-        let numa_node = super::numa_node(root, &path[last]);
+        // -1 where the firmware does not say.
+        let own = devices.join(path.iter().collect::<PathBuf>());
+        let numa_node = super::read(&own.join("numa_node")).and_then(|node| node.parse().ok());
         Some(Self { path, numa_node })
     }
 

@@ -1,3 +1,5 @@
+//! Devices, drivers and network cards of made-up hosts.
+
 use std::os::unix::fs::symlink;
 
 use super::*;

@@ -20,6 +20,10 @@ pub(super) fn fault(message: &str) -> Option<Fault> {
     let pci = pci::prefix_of(address.strip_prefix("PCI:").unwrap_or(address))?;
     let digits = rest.split(|it: char| !it.is_ascii_digit()).next()?;
     let code: u32 = digits.parse().ok()?;
+    // The recovery that the driver asks for has become none.
+    if code == 154 && rest.ends_with("to 0x0 (None)") {
+        return None;
+    }
     if is_switch {
         switch(code, pci, rest[digits.len()..].trim_start_matches([',', ' ']))
     } else {
@@ -324,6 +328,7 @@ mod tests {
             "Out of memory: Killed process 7 (NVRM: Xid (PCI:0000:3b:00): 79, x) total-vm:1kB",
             "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Data {0x10000000, 0x10000000}",
             "nvidia-nvswitch2: SXid (PCI:0000:07:00.0): 20034, Severity 1 Engine instance 60",
+            "NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)",
             "nvidia-nvswitch0",
             "nvidia-nvswitch\u{e9}: SXid (PCI:0000:07:00.0",
         ] {
