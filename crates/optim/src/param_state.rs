@@ -73,8 +73,9 @@ impl ParamStates {
         for address in chosen.iter().filter_map(|&index| self.count(index).map(address)) {
             *ours.entry(address).or_default() += 1;
         }
-        // What became of a count.
-        let mut counted: Vec<((Device, Option<usize>, u64), Tensor)> = Vec::new();
+        // What became of a count, by the device, which tensor it was, and what it was on the host.
+        type Before = (Device, Option<usize>, u64);
+        let mut counted: Vec<(Before, Tensor)> = Vec::new();
         for (&index, parameter) in chosen.iter().zip(parameters) {
             let (device, state) = (parameter.device(), &mut self.params[index]);
             let before = state.count.as_ref().map(address);

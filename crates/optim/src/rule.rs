@@ -155,10 +155,10 @@ impl<'a> Alike<'a> {
     }
 
     /// Those for whose parameters `of` is true, and the others.
-    pub(crate) fn partition(&self, of: impl Fn(&Tensor) -> bool) -> [Alike<'a>; 2] {
+    pub(crate) fn partition(&self, of: impl Fn(&Tensor) -> bool) -> [Self; 2] {
         let (yes, no): (Vec<usize>, Vec<usize>) =
             (0..self.chosen.len()).partition(|&position| of(self.parameters[position]));
-        [yes, no].map(|positions| Alike {
+        [yes, no].map(|positions| Self {
             states: self.states,
             chosen: positions.iter().map(|&position| self.chosen[position]).collect(),
             parameters: positions.iter().map(|&position| self.parameters[position]).collect(),

@@ -48,6 +48,7 @@ pub struct AdamStep {
 /// assert!((weight.double_value(&[]) - 0.9).abs() < 1e-6); // the first step is as long as the rate
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```
+#[expect(clippy::too_many_arguments, reason = "a list for each role, as the kernel has them")]
 pub fn adam(
     parameters: &[&Tensor],
     gradients: &[&Tensor],
