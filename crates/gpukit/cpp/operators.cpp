@@ -238,7 +238,13 @@ void record(std::function<void()> node) {
 
 // A tensor of its own on the same memory: what later becomes of the other does not matter to a graph.
 Tensor held(const Tensor& tensor) {
-  return tensor.is_cuda() ? like(tensor, tensor.storage(), c10::DispatchKey::CUDA) : tensor.clone();
+  if (tensor.is_cuda()) {
+    return like(tensor, tensor.storage(), c10::DispatchKey::CUDA);
+  }
+  auto copy = tensor.clone();
+  // A number of the program does not decide the result's type.
+  copy.unsafeGetTensorImpl()->set_wrapped_number(tensor.unsafeGetTensorImpl()->is_wrapped_number());
+  return copy;
 }
 
 // ---- operators
@@ -484,7 +490,9 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) 
           if (place.defined()) {
             TORCH_CHECK(
                 tensor.storage().nbytes() == place.storage().nbytes(), op.operator_name().name,
-                " gave a result of another size at a graph's replay");
+                " gave a result of another size at a graph's replay: ", tensor.sizes(), " of ",
+                tensor.scalar_type(), " in ", tensor.storage().nbytes(), " bytes instead of ", place.sizes(),
+                " of ", place.scalar_type(), " in ", place.storage().nbytes());
             copy_bytes(place.storage().mutable_data(), tensor.storage().data(), place.storage().nbytes());
           }
         }

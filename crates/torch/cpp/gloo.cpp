@@ -463,15 +463,16 @@ GlooBackend gloo_backend(
 
 std::unique_ptr<Group> gloo_group(
     const Store& store, int32_t rank, int32_t size, const GlooOptions& options) {
-  constexpr auto type = c10d::ProcessGroup::BackendType::GLOO;
+  using Type = c10d::ProcessGroup::BackendType;
   const auto [backend, shares_memory] = gloo_backend(store, rank, size, options);
   auto group = wrap_backend(
       store,
       rank,
       size,
       options.name,
-      {{c10::DeviceType::CPU, type, backend},
-       {c10::DeviceType::CUDA, type, through_host(backend)}});
+      // A c10d group has one backend of each type.
+      {{c10::DeviceType::CPU, Type::GLOO, backend},
+       {c10::DeviceType::CUDA, Type::CUSTOM, through_host(backend)}});
   group->shares_memory = shares_memory;
   return group;
 }

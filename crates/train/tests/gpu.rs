@@ -1,0 +1,479 @@
+//! What training does on a GPU and not on a CPU: one made of host memory, or a real one where
+//! `BRIGADE_TEST_DEVICE=cuda` says so.
+
+#![allow(clippy::unwrap_used)] // also in what the tests share
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use brigade_data::{DataError, DataLoader, TensorDataset};
+use brigade_gpukit::{fake, without_waiting};
+use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Linear, Model, Module, ParamPath};
+use brigade_optim::schedule::Schedule;
+use brigade_testkit::dist_test;
+use brigade_torch::{Backend, DeviceMemory, Store};
+use brigade_train::{
+    Accelerator, AcceleratorBuilder, Accuracy, Adam, AdamW, CapturedStep, Device, Error, FBeta,
+    GradScalerOptions, Kind, Lamb, Mean, Metric, Precision, PreparedModel, PreparedOptimizer,
+    Result, Scheduler, Sgd, Tensor, TopK,
+};
+
+/// The GPU. Waits are counted for the whole process, and libtorch's numbers are its own: one test at a time.
+fn gpu() -> (Device, MutexGuard<'static, ()>) {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let device = match brigade_gpukit::device() {
+        Device::Cpu => {
+            fake::install(2).unwrap();
+            Device::Cuda(1)
+        }
+        device => device,
+    };
+    (device, alone)
+}
+
+fn builder(device: Device) -> AcceleratorBuilder {
+    Accelerator::builder().device(device).quiet(true)
+}
+
+struct Net {
+    first: Linear,
+    dropout: Dropout,
+    last: Linear,
+}
+
+impl Net {
+    fn new(path: &ParamPath<'_>) -> Self {
+        Self {
+            first: Linear::new(path / "first", 6, 8),
+            dropout: Dropout::new(path / "dropout", 0.25),
+            last: Linear::new(path / "last", 8, 3),
+        }
+    }
+}
+
+impl Module<&Tensor> for Net {
+    type Output = Tensor;
+
+    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+        self.last.forward(&self.dropout.forward(&self.first.forward(input)?.relu())?)
+    }
+}
+
+/// Rows of sines, and their labels.
+fn data(rows: i64) -> (Tensor, Tensor) {
+    let inputs = (Tensor::arange(rows * 6, (Kind::Float, Device::Cpu)) * 0.7).sin();
+    let labels = Tensor::arange(rows, (Kind::Int64, Device::Cpu)).remainder(3);
+    (inputs.reshape([rows, 6]), labels)
+}
+
+fn weights<M>(model: &PreparedModel<M>) -> Vec<f32> {
+    let flat = |t: &Tensor| Vec::<f32>::try_from(t.detach().to_device(Device::Cpu).flatten(0, -1));
+    model.inner().parameters().iter().flat_map(|it| flat(&it.tensor).unwrap()).collect()
+}
+
+fn number(tensor: &Tensor) -> f64 {
+    tensor.double_value(&[])
+}
+
+#[test]
+fn batches_come_through_pinned_memory_and_no_step_waits() {
+    let (device, _alone) = gpu();
+    let accelerator = builder(device).build().unwrap();
+    tch::manual_seed(1);
+    let model = Model::new(Net::new).unwrap();
+    let optimizer = Adam::default().lr(1e-2).build(&model).unwrap();
+    let scheduler = Scheduler::new(&optimizer, Schedule::linear(1e-2, 0.0, 100).unwrap());
+    let (inputs, labels) = data(48);
+    let set = TensorDataset::new((inputs.shallow_clone(), labels.shallow_clone())).unwrap();
+    let loader = DataLoader::new(set).batch_size(8).threads(2);
+    let (mut model, mut optimizer, mut scheduler, loader) =
+        accelerator.prepare((model, optimizer, scheduler, loader)).unwrap();
+    model.train();
+    let mut metrics = (Accuracy::default(), TopK::new(2), FBeta::new(1.0, 3), Mean::default());
+    let mut losses = Vec::new();
+    for epoch in 0..3 {
+        let mut batches = loader.iter();
+        assert_eq!(batches.size_hint().1, Some(6));
+        let mut seen = 0;
+        loop {
+            let last = without_waiting(|| {
+                let Some(batch) = batches.next() else { return true };
+                let batch = batch.unwrap();
+                let (inputs, labels) = &*batch;
+                assert_eq!((inputs.device(), labels.device()), (device, device));
+                let scores = model.forward(inputs).unwrap();
+                let loss = scores.cross_entropy_for_logits(labels);
+                optimizer.zero_grad().unwrap();
+                accelerator.backward(&loss).unwrap();
+                accelerator.clip_grad_norm(&model, 1.0).unwrap();
+                optimizer.step().unwrap();
+                scheduler.step().unwrap();
+                let predicted = scores.argmax(-1, false);
+                metrics.0.update(&predicted, labels).unwrap();
+                metrics.1.update(&scores, labels).unwrap();
+                metrics.2.update(&predicted, labels).unwrap();
+                metrics
+                    .3
+                    .update(&loss.detach().reshape([1]), &loss.ones_like().reshape([1]))
+                    .unwrap();
+                losses.push(loss.detach());
+                false
+            });
+            if last {
+                break;
+            }
+            seen += 1;
+        }
+        assert_eq!(seen, 6, "epoch {epoch}");
+    }
+    let first: f64 = losses[..6].iter().map(number).sum();
+    let last: f64 = losses[12..].iter().map(number).sum();
+    assert!(last < 0.9 * first, "{first} to {last}");
+    assert_eq!(optimizer.steps(), 18);
+    assert!((optimizer.lr() - 1e-2 * (1.0 - 18.0 / 100.0)).abs() < 1e-9);
+    assert_eq!(metrics.0.total(), 144);
+    assert!(metrics.1.compute() >= metrics.0.value());
+    assert!((metrics.3.compute() - losses.iter().map(number).sum::<f64>() / 18.0).abs() < 1e-6);
+    let counted: f64 = metrics.2.state()[8..11].iter().sum();
+    assert_eq!(counted, 144.0, "every target counts once");
+    // In order, as on the CPU.
+    let seen: Vec<Tensor> = loader.iter().map(|batch| batch.unwrap().into_data().1).collect();
+    assert_eq!(Tensor::cat(&seen, 0).to_device(Device::Cpu), labels);
+    if fake::is_installed() {
+        assert_eq!(fake::contexts(), [1], "no rank opens a context on another's GPU");
+    }
+}
+
+#[test]
+fn a_loop_that_ends_early_and_a_batch_that_fails() {
+    let (device, _alone) = gpu();
+    let accelerator = builder(device).build().unwrap();
+    let numbers = Tensor::arange(40, (Kind::Int64, Device::Cpu));
+    let loader = DataLoader::new(TensorDataset::new(numbers).unwrap()).batch_size(4);
+    let loader = accelerator.prepare(loader).unwrap();
+    let mut batches = loader.iter();
+    assert_eq!(batches.next().unwrap().unwrap().int64_value(&[3]), 3);
+    drop(batches);
+    assert_eq!(loader.iter().count(), 10);
+
+    let fails = brigade_data::dataset_from_fn(6, |index, _| {
+        if index == 4 {
+            Err(DataError::other("the fifth is damaged"))
+        } else {
+            Ok(Tensor::from(index as i64))
+        }
+    });
+    let loader = accelerator.prepare(DataLoader::new(fails).batch_size(2)).unwrap();
+    let outcomes: Vec<Result<_>> = loader.iter().collect();
+    assert!(outcomes[0].is_ok() && outcomes[1].is_ok());
+    let error = outcomes[2].as_ref().unwrap_err().to_string();
+    assert!(error.contains("the fifth is damaged"), "{error}");
+}
+
+/// Trains some batches, as they are or captured, and gives losses and weights.
+struct Run {
+    precision: Precision,
+    captured: bool,
+}
+
+impl Run {
+    fn losses(&self, device: Device, factors: &[f64]) -> (Vec<f64>, Vec<f32>, Option<f64>, f64) {
+        let options =
+            GradScalerOptions { init_scale: 1024.0, growth_interval: 4, ..Default::default() };
+        let builder = builder(device).mixed_precision(self.precision).grad_scaler(options);
+        let accelerator = builder.build().unwrap();
+        tch::manual_seed(7);
+        let model = Model::new(Net::new).unwrap();
+        let optimizer = AdamW::default().lr(1e-2).build(&model).unwrap();
+        let scheduler = Scheduler::new(&optimizer, Schedule::linear(1e-2, 0.0, 100).unwrap());
+        let (mut model, mut optimizer, mut scheduler) =
+            accelerator.prepare((model, optimizer, scheduler)).unwrap();
+        model.train();
+        let (inputs, labels) = data(16);
+        let (inputs, labels) = (inputs.to_device(device), labels.to_device(device));
+        let one = |(inputs, labels, factor): &(Tensor, Tensor, Tensor),
+                   model: &PreparedModel<Net>,
+                   optimizer: &mut PreparedOptimizer| {
+            let loss = (model.forward(inputs)? * factor).cross_entropy_for_logits(labels);
+            optimizer.zero_grad()?;
+            accelerator.backward(&loss)?;
+            accelerator.clip_grad_norm(model, 1.0)?;
+            optimizer.step()?;
+            Ok(loss)
+        };
+        let batches: Vec<(Tensor, Tensor, Tensor)> = factors
+            .iter()
+            .enumerate()
+            .map(|(index, &factor)| {
+                let factor = Tensor::full([1], factor, (Kind::Float, device));
+                (&inputs + index as f64 * 0.01, labels.shallow_clone(), factor)
+            })
+            .collect();
+        let mut losses = Vec::new();
+        if self.captured {
+            let mut step: CapturedStep<'_, _, Tensor> =
+                accelerator.capture(|batch| one(batch, &model, &mut optimizer));
+            assert_eq!(step.records(), Ok(()));
+            for (index, batch) in batches.iter().enumerate() {
+                // The recording itself waits for what is under way.
+                let loss = if index > 3 {
+                    without_waiting(|| step.run(batch).unwrap())
+                } else {
+                    step.run(batch).unwrap()
+                };
+                losses.push(loss);
+                scheduler.step().unwrap();
+            }
+            assert_eq!(step.records(), Ok(()), "it was recorded to the end");
+        } else {
+            for batch in &batches {
+                losses.push(one(batch, &model, &mut optimizer).unwrap().detach());
+                scheduler.step().unwrap();
+            }
+        }
+        let lr = scheduler.lr();
+        assert_eq!(optimizer.lr(), lr);
+        let scale = accelerator.grad_scaler().map(|scaler| scaler.scale());
+        (losses.iter().map(number).collect(), weights(&model), scale, lr)
+    }
+}
+
+#[test]
+fn a_captured_step_has_the_bits_of_one_that_is_not() {
+    let (device, _alone) = gpu();
+    for precision in [Precision::No, Precision::Bf16] {
+        let plain = Run { precision, captured: false }.losses(device, &[1.0; 12]);
+        let captured = Run { precision, captured: true }.losses(device, &[1.0; 12]);
+        assert_eq!(plain, captured, "{precision}");
+        let mut distinct = plain.0.clone();
+        distinct.dedup();
+        assert_eq!(distinct.len(), 12, "dropout, the batch and the rate change: {:?}", plain.0);
+    }
+}
+
+#[test]
+fn overflows_are_left_out_on_the_device_and_schedules_stay() {
+    let (device, _alone) = gpu();
+    // The gradients of steps 3, 7 and 8 overflow.
+    let mut factors = [1.0; 14];
+    for at in [3, 7, 8] {
+        factors[at] = f64::INFINITY;
+    }
+    let precision = Precision::Fp16;
+    let plain = Run { precision, captured: false }.losses(device, &factors);
+    let captured = Run { precision, captured: true }.losses(device, &factors);
+    assert_eq!(format!("{plain:?}"), format!("{captured:?}"));
+    let (losses, weights, scale, lr) = plain;
+    assert!(weights.iter().all(|it| it.is_finite()), "{weights:?}");
+    assert!(losses.iter().enumerate().all(|(at, it)| it.is_finite() == (factors[at] == 1.0)));
+    // 3 good, overflow (512), 3 good, overflow (256), overflow (128), 4 good (256), 1 good.
+    assert_eq!(scale, Some(256.0));
+    assert!((lr - 1e-2 * (1.0 - 11.0 / 100.0)).abs() < 1e-12, "{lr}");
+}
+
+#[test]
+fn other_shapes_and_momenta_are_recorded_and_what_waits_runs_as_it_is() {
+    let (device, _alone) = gpu();
+    let accelerator = builder(device).build().unwrap();
+    let model = Model::new(|p| Linear::new(p, 6, 3)).unwrap();
+    let optimizer = Sgd::new(0.1).momentum(0.9).build(&model).unwrap();
+    let (model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();
+    let calls = std::cell::Cell::new(0);
+    let looks = std::cell::Cell::new(false);
+    let cell = std::cell::RefCell::new(&mut optimizer);
+    let mut step = accelerator.capture(|(inputs, labels): &(Tensor, Tensor)| {
+        calls.set(calls.get() + 1);
+        let loss = model.forward(inputs)?.cross_entropy_for_logits(labels);
+        let mut optimizer = cell.borrow_mut();
+        optimizer.zero_grad()?;
+        accelerator.backward(&loss)?;
+        if looks.get() {
+            loss.f_double_value(&[])?;
+        }
+        optimizer.step()?;
+        Ok((loss.shallow_clone(), vec![loss * 2]))
+    });
+    let batch = |rows: i64| {
+        let (inputs, labels) = data(rows);
+        (inputs.to_device(device), labels.to_device(device))
+    };
+    let mut last = f64::INFINITY;
+    for _ in 0..8 {
+        let (loss, twice) = step.run(&batch(8)).unwrap();
+        assert!(number(&loss) < last && (number(&twice[0]) - 2.0 * number(&loss)).abs() < 1e-6);
+        last = number(&loss);
+    }
+    assert_eq!(calls.get(), 4, "three as they are, one recorded");
+    for _ in 0..4 {
+        let _ = step.run(&batch(5)).unwrap();
+    }
+    assert_eq!(calls.get(), 6, "one as it is, one recorded");
+    cell.borrow_mut().set_group_momentum(0, 0.5).unwrap();
+    let _ = step.run(&batch(8)).unwrap();
+    let _ = step.run(&batch(8)).unwrap();
+    assert_eq!(calls.get(), 7, "recorded again with the other momentum");
+    looks.set(true);
+    step.forget();
+    let before = cell.borrow().steps();
+    for _ in 0..3 {
+        let _ = step.run(&batch(8)).unwrap();
+    }
+    assert!(step.records().is_err());
+    assert_eq!(cell.borrow().steps(), before + 3, "a recording that failed has not stepped");
+    assert_eq!(cell.borrow().launched_steps(), before + 3);
+}
+
+#[test]
+fn a_non_finite_loss_is_an_error_of_the_next_step_captured_or_not() {
+    let (device, _alone) = gpu();
+    for captured in [false, true] {
+        let accelerator = builder(device).build().unwrap();
+        let model = Model::new(|p| Linear::new(p, 6, 3)).unwrap();
+        let optimizer = Sgd::new(0.1).build(&model).unwrap();
+        let (model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();
+        let mut one = |inputs: &Tensor| -> Result<Tensor> {
+            let loss = model.forward(inputs)?.square().mean(Kind::Float);
+            optimizer.zero_grad()?;
+            accelerator.backward(&loss)?;
+            optimizer.step()?;
+            Ok(loss)
+        };
+        let (inputs, _) = data(8);
+        let inputs = inputs.to_device(device);
+        let run = |one: &mut dyn FnMut(&Tensor) -> Result<Tensor>| {
+            for _ in 0..6 {
+                let _ = one(&inputs).unwrap();
+            }
+            let _ = one(&(&inputs * f64::NAN)).unwrap();
+            one(&inputs).unwrap_err()
+        };
+        let error = if captured {
+            let mut step = accelerator.capture(one);
+            run(&mut |inputs| step.run(inputs))
+        } else {
+            run(&mut one)
+        };
+        let Error::LossNotFinite { rank, step, weights_corrupted } = error else {
+            panic!("{error}")
+        };
+        assert_eq!(
+            (rank, step, weights_corrupted),
+            (Some(0), Some(7), true),
+            "captured: {captured}"
+        );
+    }
+}
+
+#[test]
+fn a_resumed_run_has_the_bits_of_one_that_was_not_stopped() {
+    let (device, _alone) = gpu();
+    let folder = tempfile::tempdir().unwrap();
+    let train = |from: Option<usize>, to: usize, seed: i64| {
+        let accelerator = builder(device).deterministic(true).build().unwrap();
+        tch::manual_seed(seed);
+        let model = Model::new(Net::new).unwrap();
+        let optimizer = Lamb::default().build(&model).unwrap();
+        let (mut model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();
+        model.train();
+        let path = folder.path().join("state");
+        if from.is_some() {
+            accelerator.load_state(&path).unwrap();
+        }
+        let (inputs, labels) = data(16);
+        let (inputs, labels) = (inputs.to_device(device), labels.to_device(device));
+        for step in from.unwrap_or(0)..to {
+            let loss = model.forward(&inputs).unwrap().cross_entropy_for_logits(&labels);
+            optimizer.zero_grad().unwrap();
+            accelerator.backward(&loss).unwrap();
+            optimizer.step().unwrap();
+            if from.is_none() && step == 3 {
+                accelerator.save_state(&path).unwrap();
+            }
+        }
+        (weights(&model), optimizer.steps())
+    };
+    let whole = train(None, 8, 5);
+    assert_eq!(train(Some(4), 8, 99), whole);
+}
+
+#[test]
+fn memory_that_does_not_suffice_halves_the_batch() {
+    let (device, _alone) = gpu();
+    if !fake::is_installed() {
+        return;
+    }
+    let accelerator = builder(device).build().unwrap();
+    fake::set_capacity(1, 8 << 20).unwrap();
+    let mut tried = Vec::new();
+    let mut texts = Vec::new();
+    let size = accelerator
+        .find_executable_batch_size(1 << 20, |size| -> Result<usize> {
+            tried.push(size);
+            let made = Tensor::f_zeros([size as i64, 8], (Kind::Float, device));
+            if let Err(error) = &made {
+                texts.push(error.to_string());
+            }
+            Ok(made.map(|_| size)?)
+        })
+        .unwrap();
+    assert!(tried.len() > 1 && size * 32 <= 8 << 20, "{tried:?}");
+    assert!(texts[0].contains("out of memory"), "{}", texts[0]);
+    let memory = DeviceMemory::of(device).unwrap().unwrap();
+    assert!(memory.peak <= 8 << 20 && memory.allocated <= memory.reserved);
+}
+
+/// One convolution with normalisation, whose statistics are those of all ranks.
+struct Normed(Conv2d, BatchNorm2d);
+
+impl Module<&Tensor> for Normed {
+    type Output = Tensor;
+
+    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+        Ok(self.1.forward(&self.0.forward(input)?)?.mean_dim([2i64, 3].as_slice(), false, None))
+    }
+}
+
+dist_test!(world = 2, dist_ranks_share_a_gpu_over_gloo, |world| {
+    let (device, _alone) = gpu();
+    // The second job of these processes meets in the store of the first.
+    let shared = std::cell::RefCell::new(None::<Store>);
+    let train = |device: Device| {
+        let builder =
+            builder(device).sync_batch_norm(true).backend(Backend::Gloo(Default::default()));
+        let accelerator = match shared.borrow().as_ref() {
+            None => builder.build().unwrap(),
+            Some(store) => builder.store(Store::clone(store)).build().unwrap(),
+        };
+        *shared.borrow_mut() =
+            accelerator.group().map(|group| group.store().prefix("cpu").unwrap());
+        tch::manual_seed(3);
+        let model = Model::new(|p| {
+            let options = Conv2dOptions { padding: [1, 1], ..Conv2dOptions::default() };
+            Normed(Conv2d::new(p / "conv", 2, 3, [3, 3], options), BatchNorm2d::new(p / "norm", 3))
+        })
+        .unwrap();
+        let optimizer = Sgd::new(0.1).build(&model).unwrap();
+        let (mut model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();
+        model.train();
+        let rank = accelerator.process_index() as f64;
+        let images = (Tensor::arange(96, (Kind::Float, Device::Cpu)) * (0.3 + rank))
+            .sin()
+            .reshape([3, 2, 4, 4]);
+        let images = images.to_device(accelerator.device());
+        for _ in 0..3 {
+            let loss = model.forward(&images).unwrap().square().mean(Kind::Float);
+            optimizer.zero_grad().unwrap();
+            accelerator.backward(&loss).unwrap();
+            optimizer.step().unwrap();
+        }
+        let mine = Tensor::from(rank + 1.0).to_kind(Kind::Float).to_device(accelerator.device());
+        let sum = accelerator.reduce(&mine, brigade_train::ReduceOp::Sum).unwrap();
+        assert_eq!((sum.device(), number(&sum)), (accelerator.device(), 3.0));
+        weights(&model)
+    };
+    let (on_gpu, on_cpu) = (train(device), train(Device::Cpu));
+    for (gpu, cpu) in on_gpu.iter().zip(&on_cpu) {
+        assert!((gpu - cpu).abs() < 1e-4, "{on_gpu:?}, on the CPU {on_cpu:?}");
+    }
+    assert_eq!(world.world_size.as_usize(), 2);
+});
