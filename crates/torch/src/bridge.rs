@@ -492,6 +492,7 @@ pub(crate) mod ffi {
         #[cfg(feature = "cuda")]
         fn forbid_waiting(on: bool);
 
+        #[cfg(not(feature = "cuda"))]
         fn registered_gpus() -> i32;
         fn set_current_gpu(index: i32) -> Result<()>;
         fn synchronize_gpu(index: i32) -> Result<()>;

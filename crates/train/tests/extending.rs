@@ -233,7 +233,7 @@ dist_test!(world = 2, dist_metrics_count_every_sample_once, |_: World| -> Result
     // Metrics that differ between ranks are refused on both.
     let odd = FBeta::new(1.0, 2 + accelerator.process_index());
     let error = accelerator.compute_metric(&odd).unwrap_err().to_string();
-    assert!(error.contains("rank 0's state has 6 numbers, rank 1's 9"), "{error}");
+    assert!(error.contains("rank 0's state has 9 numbers, rank 1's 12"), "{error}");
     accuracy.reset();
     assert!(accelerator.compute_metric(&accuracy)?.is_nan());
     Ok(())

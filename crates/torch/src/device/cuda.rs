@@ -113,7 +113,7 @@ pub enum CudaUnavailable {
 /// ```
 #[cfg(feature = "cuda")]
 pub fn cuda_devices() -> Result<usize, CudaUnavailable> {
-    let state = crate::bridge::ffi::cuda_state();
+    let state = ffi::cuda_state();
     judge(
         Facts {
             devices: state.devices,

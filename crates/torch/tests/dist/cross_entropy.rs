@@ -155,7 +155,9 @@ fn sixteen_bits_are_as_close_to_float64_as_the_operations_are() {
             let (fused, plain) = (rounded.fused(&options, 1.0), rounded.plain(&options, 1.0));
             assert_eq!(fused[0].kind(), Kind::Float);
             for (index, (fused, exact)) in fused.iter().zip(&exact).enumerate() {
-                let allowed = 2_f64.powi(-8).max(1.1 * apart(&plain[index], exact));
+                // Slopes and result are each rounded to 16 bits; where the processor multiplies in bfloat16 (AMX),
+                // a sum of rounded slopes lies a little beyond twice the rounding of one.
+                let allowed = (1.5 * 2_f64.powi(-8)).max(1.1 * apart(&plain[index], exact));
                 let found = apart(fused, exact);
                 assert!(found <= allowed, "{kind:?}, {options:?}, {index}: {found}");
                 assert!(index == 0 || fused.kind() == kind);
