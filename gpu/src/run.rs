@@ -301,8 +301,12 @@ impl Runner<'_> {
         ];
         if let (Some(python), true) = (&self.options.supplied.python, self.gpus > 0) {
             let script = self.options.folder.join("facts.py").to_string_lossy().into_owned();
-            let python = PathBuf::from(python);
-            jobs.push(Job { program: python, ..self.job("PyTorch's facts", "", &[&script]) });
+            let mut job = self.job("PyTorch's facts", "", &[&script]);
+            job.program = PathBuf::from(python);
+            if let Ok(path) = std::env::var("BRIGADE_PEER_LIBRARY_PATH") {
+                job.variables.push(("LD_LIBRARY_PATH".to_owned(), path));
+            }
+            jobs.push(job);
         }
         let done = pool.run(jobs, self.at_once(), deadline, |_| {})?;
         let mut notes = Vec::new();

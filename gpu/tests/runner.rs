@@ -21,6 +21,7 @@ brigade_suite::suite! {
         a_signal_ends_everything,
         one_part_alone,
         with_gpus_the_tests_get_the_device,
+        python_finds_its_own_libraries,
         a_libtorch_with_which_nothing_starts,
         a_folder_that_is_not_a_libtorch;
 }
@@ -248,6 +249,20 @@ fn with_gpus_the_tests_get_the_device() {
     let (_, report) = fixture.run(&["--device", "cpu", "--only", "tests", "--filter", "good"]);
     assert_eq!(report.device, "cpu");
     assert_eq!(part(&report, "tests").ran.len(), 1);
+}
+
+/// The runner's LD_LIBRARY_PATH leads to the libtorch of our programs, which may be another than Python's.
+fn python_finds_its_own_libraries() {
+    let fixture = Fixture::new(1);
+    let python = fixture.root().join("python");
+    fs::write(&python, "#!/bin/sh\necho \"path [$LD_LIBRARY_PATH] for ${1##*/}\"\n").unwrap();
+    fs::set_permissions(&python, fs::Permissions::from_mode(0o755)).unwrap();
+    let before = fixture.root().join("before");
+    let mut command = fixture.command(&["--only", "facts", "--python", python.to_str().unwrap()]);
+    let output = command.env("LD_LIBRARY_PATH", &before).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let notes = part(&read(&fixture.report()), "facts").notes.join("\n");
+    assert!(notes.contains(&format!("path [{}] for facts.py", before.display())), "{notes}");
 }
 
 fn a_libtorch_with_which_nothing_starts() {
