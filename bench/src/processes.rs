@@ -14,7 +14,7 @@ pub(crate) struct Side {
     program: PathBuf,
     arguments: Vec<String>,
     /// `None` takes a variable away.
-    environment: Vec<(&'static str, Option<&'static str>)>,
+    environment: Vec<(&'static str, Option<String>)>,
 }
 
 impl Side {
@@ -28,7 +28,16 @@ impl Side {
     pub(crate) fn peer(script: &str, arguments: &[&str]) -> Option<Self> {
         let mut all = vec![script_path(script)];
         all.extend(arguments.iter().map(|&argument| argument.to_owned()));
-        Some(Self::command(python()?.into(), all))
+        Self::of_python(all)
+    }
+
+    /// Python, which finds its own libtorch: in the archive for GPU machines, the way to ours is not its.
+    fn of_python(arguments: Vec<String>) -> Option<Self> {
+        let mut side = Self::command(python()?.into(), arguments);
+        if let Ok(path) = std::env::var("BRIGADE_PEER_LIBRARY_PATH") {
+            side.environment.push(("LD_LIBRARY_PATH", Some(path)));
+        }
+        Some(side)
     }
 
     /// A script under torchrun, on two processes of one thread.
@@ -37,7 +46,7 @@ impl Side {
         let mut all: Vec<String> = launcher.map(str::to_owned).into();
         all.push(script_path(script));
         all.extend(arguments.iter().map(|&argument| argument.to_owned()));
-        Some(Self::command(python()?.into(), all))
+        Self::of_python(all)
     }
 
     /// Any command.
@@ -47,7 +56,7 @@ impl Side {
 
     /// Sets a variable of its environment.
     pub(crate) fn variable(mut self, name: &'static str, value: &'static str) -> Self {
-        self.environment.push((name, Some(value)));
+        self.environment.push((name, Some(value.to_owned())));
         self
     }
 

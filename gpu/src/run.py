@@ -51,6 +51,8 @@ def main():
     # PyTorch's packages lie side by side with NVIDIA's.
     folders = [torch / "lib", *sorted((torch.parent / "nvidia").glob("*/lib"))]
     before = os.environ.get("LD_LIBRARY_PATH")
+    # For programs in Python, whose PyTorch finds its own libraries.
+    os.environ["BRIGADE_PEER_LIBRARY_PATH"] = before or ""
     os.environ["LD_LIBRARY_PATH"] = ":".join([*map(str, folders), *([before] if before else [])])
     runner = str(HERE / "bin" / "brigade-gpu")
     arguments = [runner, "run", "--folder", str(HERE), "--libtorch", version]

@@ -1,6 +1,6 @@
 //! The parts of a run, one after the other within a budget.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
@@ -12,7 +12,7 @@ use crate::facts::{Machine, Probe};
 use crate::jobs::{Done, Ending, Job, Pool, status_text};
 use crate::pack::{Build, Pack, Program, file_name};
 use crate::report::{Outcome, Part, Ran, Report, last_lines};
-use crate::tests_part::{Test, job, judged, judged_by_status, listed, listing};
+use crate::tests_part::{job, judged, judged_by_status, listed, listing};
 
 /// What is run, and how.
 #[derive(Clone, Debug)]
@@ -89,7 +89,7 @@ impl PartName {
     /// Its share of the budget, against those of the other parts that are still to come.
     fn weight(self) -> f64 {
         match self {
-            Self::Facts => 1.0,
+            Self::Facts => 2.0,
             Self::Tests => 9.0,
             Self::Nccl => 3.0,
             Self::Bench => 7.0,
@@ -126,6 +126,7 @@ pub fn run(options: &Options) -> Result<u8> {
         gpus: if is_cuda { probe.gpus } else { 0 },
         cores: std::thread::available_parallelism().map_or(1, usize::from),
         bench: report.join("bench.json"),
+        lists: HashMap::new(),
     };
     let mut result = Report {
         date: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
@@ -248,6 +249,8 @@ struct Runner<'a> {
     cores: usize,
     /// Where the benchmarks write their rows.
     bench: PathBuf,
+    /// The tests of each program that has been asked, by its name.
+    lists: HashMap<String, Vec<String>>,
 }
 
 type Outcomes = (Vec<Ran>, Vec<String>);
@@ -298,8 +301,12 @@ impl Runner<'_> {
         ];
         if let (Some(python), true) = (&self.options.supplied.python, self.gpus > 0) {
             let script = self.options.folder.join("facts.py").to_string_lossy().into_owned();
-            let python = PathBuf::from(python);
-            jobs.push(Job { program: python, ..self.job("PyTorch's facts", "", &[&script]) });
+            let mut job = self.job("PyTorch's facts", "", &[&script]);
+            job.program = PathBuf::from(python);
+            if let Ok(path) = std::env::var("BRIGADE_PEER_LIBRARY_PATH") {
+                job.variables.push(("LD_LIBRARY_PATH".to_owned(), path));
+            }
+            jobs.push(job);
         }
         let done = pool.run(jobs, self.at_once(), deadline, |_| {})?;
         let mut notes = Vec::new();
@@ -322,7 +329,7 @@ impl Runner<'_> {
     }
 
     fn tests(
-        &self,
+        &mut self,
         pool: &mut Pool,
         deadline: Instant,
         wanted: impl Fn(&str) -> bool,
@@ -338,22 +345,26 @@ impl Runner<'_> {
                 self.pack.programs.len()
             ));
         }
-        let jobs: Vec<Job> = programs.iter().map(|it| self.test_program(it)).collect();
-        let lists =
-            pool.run(jobs.iter().flat_map(listing).collect(), self.at_once(), deadline, |_| {})?;
-        let (mut open, mut ran) = (Vec::new(), Vec::new());
-        for (job_of_program, pair) in jobs.iter().zip(lists.chunks(2)) {
-            let bad = pair.iter().find(|it| !matches!(it.ending, Ending::Ended(s) if s.success()));
-            if let Some(bad) = bad {
-                let mut failed = judged_by_status(bad);
-                failed.name = format!("{} --list", job_of_program.name);
+        let programs: Vec<Job> = programs.iter().map(|it| self.test_program(it)).collect();
+        let unknown = programs.iter().filter(|it| !self.lists.contains_key(&it.name));
+        let lists = unknown.map(listing).collect();
+        let mut ran = Vec::new();
+        for done in pool.run(lists, self.at_once(), deadline, |_| {})? {
+            if matches!(done.ending, Ending::Ended(status) if status.success()) {
+                self.lists.insert(done.job.name, listed(&done.output));
+            } else {
+                let mut failed = judged_by_status(&done);
+                failed.name.push_str(" --list");
                 ran.push(failed);
-                continue;
             }
-            let [all, ignored] = pair else { continue };
-            for test in listed(&all.output, &ignored.output) {
-                self.sort(job_of_program, &test, &wanted, &mut open, &mut ran);
-            }
+        }
+        let filter = self.options.filter.as_deref().unwrap_or_default();
+        let mut open = Vec::new();
+        for program in &programs {
+            let tests = self.lists.get(&program.name).into_iter().flatten();
+            let jobs = tests.filter(|test| wanted(test));
+            let jobs = jobs.map(|test| job(program, test, self.options.test_limit));
+            open.extend(jobs.filter(|job| job.name.contains(filter)));
         }
         let count = open.len();
         let mut ended = 0;
@@ -361,7 +372,7 @@ impl Runner<'_> {
         let done = pool.run(open, self.at_once(), deadline, |done| {
             ended += 1;
             let ran = judged(done);
-            if ran.outcome != Outcome::Passed {
+            if !matches!(ran.outcome, Outcome::Passed | Outcome::Ignored | Outcome::NotRun) {
                 println!("  {:?}: {} {}", ran.outcome, ran.name, ran.reason);
             }
             if told.elapsed() >= Duration::from_secs(10) {
@@ -371,32 +382,6 @@ impl Runner<'_> {
         })?;
         ran.extend(done.iter().map(judged));
         Ok((ran, notes))
-    }
-
-    fn sort(
-        &self,
-        program: &Job,
-        test: &Test,
-        wanted: impl Fn(&str) -> bool,
-        open: &mut Vec<Job>,
-        ran: &mut Vec<Ran>,
-    ) {
-        let job = job(program, test, self.options.test_limit);
-        let filter = self.options.filter.as_deref().unwrap_or_default();
-        if !wanted(&test.name) || !job.name.contains(filter) {
-            return;
-        }
-        if test.ignored {
-            ran.push(Ran {
-                name: job.name,
-                outcome: Outcome::Ignored,
-                seconds: 0.0,
-                reason: "ignored".to_owned(),
-                output: String::new(),
-            });
-        } else {
-            open.push(job);
-        }
     }
 
     fn test_program(&self, program: &Program) -> Job {
@@ -413,7 +398,7 @@ impl Runner<'_> {
     }
 
     /// The tests of NCCL, and the self-test on one rank and on as many as there are GPUs.
-    fn nccl(&self, pool: &mut Pool, deadline: Instant) -> Result<Outcomes> {
+    fn nccl(&mut self, pool: &mut Pool, deadline: Instant) -> Result<Outcomes> {
         let (mut ran, mut notes) = self.tests(pool, deadline, is_nccl)?;
         let selftest = self.program("brigade-selftest").to_string_lossy().into_owned();
         let launch = |name: &str, ranks: usize, cpu: bool| {
@@ -523,7 +508,7 @@ mod tests {
         let later = |parts: &[PartName]| parts.iter().copied().collect();
         let all = [PartName::Tests, PartName::Nccl, PartName::Bench];
         let minutes = Duration::from_secs(400);
-        assert_eq!(share(minutes, PartName::Facts, &later(&all)).as_secs(), 20);
+        assert_eq!(share(minutes, PartName::Facts, &later(&all)).as_secs(), 38);
         assert_eq!(share(minutes, PartName::Nccl, &later(&[PartName::Bench])).as_secs(), 120);
         assert_eq!(share(minutes, PartName::Bench, &later(&[])), minutes);
     }

@@ -1,42 +1,27 @@
 //! Test programs: which tests they have, and each test as a process of its own.
 
-use std::collections::HashSet;
 use std::time::Duration;
 
 use crate::jobs::{Done, Ending, Job, status_text};
 use crate::report::{Outcome, Ran, last_lines};
 
-/// A test of a program.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Test {
-    pub(crate) name: String,
-    pub(crate) ignored: bool,
+/// The process that lists a program's tests. Those that are ignored are among them and say so when they are run, so
+/// that each program is loaded once for its list: with libtorch that takes a second or two of a processor.
+pub(crate) fn listing(program: &Job) -> Job {
+    let words = ["--list", "--format", "terse"];
+    Job { arguments: words.map(str::to_owned).to_vec(), ..program.clone() }
 }
 
-/// The two processes that list a program's tests: all, and those that are ignored.
-pub(crate) fn listing(program: &Job) -> [Job; 2] {
-    let words = |words: &[&str]| Job {
-        arguments: words.iter().map(|&it| it.to_owned()).collect(),
-        ..program.clone()
-    };
-    [words(&["--list", "--format", "terse"]), words(&["--list", "--format", "terse", "--ignored"])]
-}
-
-/// The tests, from what those two print. Some programs list ignored tests in the first one, too.
-pub(crate) fn listed(all: &str, ignored: &str) -> Vec<Test> {
-    let ignored: HashSet<&str> = names(ignored).collect();
-    names(all).map(|name| Test { name: name.to_owned(), ignored: ignored.contains(name) }).collect()
-}
-
-fn names(text: &str) -> impl Iterator<Item = &str> {
-    text.lines().filter_map(|line| line.strip_suffix(": test"))
+/// The names in what it prints.
+pub(crate) fn listed(text: &str) -> Vec<String> {
+    text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect()
 }
 
 /// One test as a process.
-pub(crate) fn job(program: &Job, test: &Test, limit: Duration) -> Job {
+pub(crate) fn job(program: &Job, test: &str, limit: Duration) -> Job {
     Job {
-        name: format!("{} {}", program.name, test.name),
-        arguments: vec![test.name.clone(), "--exact".to_owned()],
+        name: format!("{} {test}", program.name),
+        arguments: vec![test.to_owned(), "--exact".to_owned()],
         limit,
         ..program.clone()
     }
@@ -86,10 +71,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tests_are_listed_with_those_ignored() {
-        let tests = listed("a::b: test\nc: test\nd: benchmark\n", "c: test\n");
-        let test = |name: &str, ignored| Test { name: name.to_owned(), ignored };
-        assert_eq!(tests, [test("a::b", false), test("c", true)]);
+    fn benchmarks_are_not_tests() {
+        assert_eq!(listed("a::b: test\nc: test\nd: benchmark\n"), ["a::b", "c"]);
     }
 
     #[test]

@@ -21,6 +21,7 @@ brigade_suite::suite! {
         a_signal_ends_everything,
         one_part_alone,
         with_gpus_the_tests_get_the_device,
+        python_finds_its_own_libraries,
         a_libtorch_with_which_nothing_starts,
         a_folder_that_is_not_a_libtorch;
 }
@@ -129,9 +130,9 @@ fn outcome(report: &Report, part_name: &str, name: &str) -> Outcome {
 /// As libtest answers.
 const TEST: &str = r#"
 case "$*" in
-*--list*--ignored*) echo "skipped: test" ;;
 *--list*) printf 'good: test\nbad: test\nhangs: test\nskipped: test\ngone: test\na::nccl_one: test\n' ;;
 good*|a::nccl*) echo "device $BRIGADE_TEST_DEVICE"; echo "test result: ok. 1 passed; 0 failed; 0 ignored;" ;;
+skipped*) echo "test result: ok. 0 passed; 0 failed; 1 ignored;" ;;
 bad*) sleep 98431 & echo "this is wrong"; exit 101 ;;
 hangs*) sh -c 'sleep 98431 & sleep 98431' & sleep 98431 ;;
 *) echo "test result: ok. 0 passed; 0 failed; 0 ignored;" ;;
@@ -140,7 +141,6 @@ esac
 
 const LONG: &str = r#"
 case "$*" in
-*--list*--ignored*) ;;
 *--list*) echo "more: test" ;;
 *) test "$BRIGADE_TEST_DEVICE" = cuda || exit 1; echo "test result: ok. 1 passed; 0 failed;" ;;
 esac
@@ -201,7 +201,8 @@ fn a_part_that_exceeds_its_share_is_ended() {
     assert_eq!(outcome(&report, "bench", "brigade-help"), Outcome::Passed, "its share is its own");
     let markdown = fs::read_to_string(fixture.report().join("report.md")).unwrap();
     assert!(markdown.contains("time was over: torch::dist hangs"), "{markdown}");
-    assert!(markdown.contains("No time was left for 1:\n\n- torch::dist gone\n"), "{markdown}");
+    let not_run = "No time was left for 2:\n\n- torch::dist skipped\n- torch::dist gone\n";
+    assert!(markdown.contains(not_run), "{markdown}");
 }
 
 fn a_signal_ends_everything() {
@@ -248,6 +249,20 @@ fn with_gpus_the_tests_get_the_device() {
     let (_, report) = fixture.run(&["--device", "cpu", "--only", "tests", "--filter", "good"]);
     assert_eq!(report.device, "cpu");
     assert_eq!(part(&report, "tests").ran.len(), 1);
+}
+
+/// The runner's LD_LIBRARY_PATH leads to the libtorch of our programs, which may be another than Python's.
+fn python_finds_its_own_libraries() {
+    let fixture = Fixture::new(1);
+    let python = fixture.root().join("python");
+    fs::write(&python, "#!/bin/sh\necho \"path [$LD_LIBRARY_PATH] for ${1##*/}\"\n").unwrap();
+    fs::set_permissions(&python, fs::Permissions::from_mode(0o755)).unwrap();
+    let before = fixture.root().join("before");
+    let mut command = fixture.command(&["--only", "facts", "--python", python.to_str().unwrap()]);
+    let output = command.env("LD_LIBRARY_PATH", &before).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let notes = part(&read(&fixture.report()), "facts").notes.join("\n");
+    assert!(notes.contains(&format!("path [{}] for facts.py", before.display())), "{notes}");
 }
 
 fn a_libtorch_with_which_nothing_starts() {

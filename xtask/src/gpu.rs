@@ -9,9 +9,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, ensure};
+use brigade_suite::Need;
 
 use crate::cargo;
 use crate::checkout::Checkout;
+use crate::install::Environment;
 use build::Build;
 
 /// The options of the command.
@@ -67,7 +69,7 @@ pub(crate) fn run(checkout: &Checkout, options: &Options) -> Result<ExitCode> {
     }
     match &options.pack {
         Some(file) => pack(stage.folder(), file),
-        None => run_here(&folder, stage.folder(), &builds[0], options),
+        None => run_here(checkout, &folder, &stage, &builds[0], options),
     }
 }
 
@@ -89,9 +91,20 @@ fn pack(stage: &Path, file: &Path) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn run_here(folder: &Path, stage: &Path, build: &Build<'_>, options: &Options) -> Result<ExitCode> {
+fn run_here(
+    checkout: &Checkout,
+    folder: &Path,
+    stage: &stage::Stage,
+    build: &Build<'_>,
+    options: &Options,
+) -> Result<ExitCode> {
     let mut python = Command::new("python3");
-    python.arg(stage.join("run.py")).arg("--report").arg(folder.join("report"));
+    python.arg(stage.folder().join("run.py")).arg("--report").arg(folder.join("report"));
+    // The benchmarks' peers.
+    let peers = Environment::of(checkout, Need::Pytorch).filter(Environment::is_installed);
+    if let Some(peers) = peers {
+        python.arg("--python").arg(peers.python());
+    }
     for part in &options.only {
         python.args(["--only", part]);
     }
