@@ -88,6 +88,21 @@ bool gpu_has_bf16(int32_t) {
 }
 #endif
 
+std::unique_ptr<Tensor> copy_to_host(const Tensor& from, rust::Slice<const TensorRef> into) {
+  at::NoGradGuard no_grad;
+  const auto given = optional_handle(into);
+  if (given) {
+    given->copy_(from, /*non_blocking=*/true);
+    return std::make_unique<Tensor>(*given);
+  }
+  // Into pinned memory, since it does not wait.
+  return std::make_unique<Tensor>(from.to(at::kCPU, from.scalar_type(), /*non_blocking=*/true, /*copy=*/true));
+}
+
+bool is_pinned(const Tensor& tensor) {
+  return tensor.is_cpu() && tensor.is_pinned();
+}
+
 std::unique_ptr<CopyStream> new_copy_stream(int32_t index) {
   // From libtorch's pool, whose streams live as long as the process: a new one for each epoch costs nothing. From
   // that of high priority, which is another one than those that compute are from.

@@ -32,6 +32,10 @@ rust::String gpu_hardware(int32_t index);
 bool gpu_has_bf16(int32_t index);
 void set_gpu_math(bool tf32, bool benchmark, bool deterministic) noexcept;
 
+// Begins a copy into pinned memory: that of `into`, or new memory.
+std::unique_ptr<Tensor> copy_to_host(const Tensor& from, rust::Slice<const TensorRef> into);
+bool is_pinned(const Tensor& tensor);
+
 // A stream beside the one that computes.
 struct CopyStream {
   c10::Stream stream;

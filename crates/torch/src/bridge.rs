@@ -513,6 +513,9 @@ pub(crate) mod ffi {
         #[cfg(feature = "cuda")]
         fn graph_replay(graph: Pin<&mut Graph>) -> Result<()>;
 
+        fn copy_to_host(from: &Tensor, into: &[TensorRef<'_>]) -> Result<UniquePtr<Tensor>>;
+        fn is_pinned(tensor: &Tensor) -> Result<bool>;
+
         type CopyStream;
         type StagedCopy;
         fn new_copy_stream(gpu: i32) -> Result<UniquePtr<CopyStream>>;

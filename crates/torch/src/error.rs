@@ -268,7 +268,8 @@ impl Thrown {
             // libtorch's allocator of CPU memory throws no type of its own.
             ThrownKind::Libtorch if says_out_of_memory(&self.detail) => Fault::OutOfMemory,
             ThrownKind::Libtorch => Fault::Invalid,
-            ThrownKind::Backend | ThrownKind::Other => Fault::Backend,
+            ThrownKind::Backend => nccl_fault(&self.detail).unwrap_or(Fault::Backend),
+            ThrownKind::Other => Fault::Backend,
         }
     }
 
@@ -297,6 +298,23 @@ impl Thrown {
         );
         if may_wait && waited >= limit { Fault::Timeout } else { self.fault() }
     }
+}
+
+/// The kind of a failure of NCCL, which has one type of exception for all: by the names of its results, and by what
+/// c10d's watchdog writes. None for other backends' texts.
+fn nccl_fault(text: &str) -> Option<Fault> {
+    const KINDS: [(&str, Fault); 8] = [
+        // First, since a watchdog that has aborted a communicator gives its reason.
+        ("collective operation timeout", Fault::Timeout),
+        ("ncclRemoteError", Fault::PeerLost),
+        ("ncclSystemError", Fault::Network),
+        ("ncclInvalidArgument", Fault::Invalid),
+        ("ncclInvalidUsage", Fault::Invalid),
+        ("out of memory", Fault::OutOfMemory),
+        ("communicator was aborted", Fault::Aborted),
+        ("ncclUnhandledCudaError", Fault::Backend),
+    ];
+    KINDS.iter().find(|(word, _)| text.contains(word)).map(|(_, fault)| *fault)
 }
 
 /// What concerns the user: without the place in libtorch's sources that comes first in Gloo's texts, and
@@ -385,5 +403,39 @@ mod tests {
             "all_reduce on group \"world\" failed on rank 0 of 4 (timed out); \
              ranks 1, 3 had not arrived: Timed out"
         );
+    }
+
+    #[test]
+    fn failures_of_nccl_are_told_apart() {
+        let fault = |text| Thrown { kind: ThrownKind::Backend, detail: text }.fault();
+        for (text, expected) in [
+            (
+                "NCCL communicator was aborted on rank 0. Original reason for failure was: [Rank 0] Watchdog caught \
+                 collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE, Timeout(ms)=10000) ran for 10006 \
+                 milliseconds before timing out.",
+                Fault::Timeout,
+            ),
+            (
+                "NCCL error in: ..., remote process exited or there was a network error\nncclRemoteError: A call failed \
+              possibly due to a network error or a remote process exiting prematurely.",
+                Fault::PeerLost,
+            ),
+            (
+                "ncclSystemError: System call (e.g. socket, malloc) or external library call failed",
+                Fault::Network,
+            ),
+            (
+                "ncclInvalidUsage: This usually reflects invalid usage of NCCL library. Duplicate GPU detected",
+                Fault::Invalid,
+            ),
+            (
+                "ncclUnhandledCudaError: Call to CUDA function failed. Cuda failure 2 'out of memory'",
+                Fault::OutOfMemory,
+            ),
+            ("NCCL communicator was aborted on rank 1.", Fault::Aborted),
+            ("something else", Fault::Backend),
+        ] {
+            assert_eq!(fault(text.to_owned()), expected, "{text}");
+        }
     }
 }

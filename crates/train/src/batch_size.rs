@@ -133,6 +133,7 @@ impl Error {
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         match self {
+            Self::OutOfMemory(_) => true,
             Self::Torch(error) => error.fault() == Some(Fault::OutOfMemory),
             Self::Tensor(error) => says_out_of_memory(&error.to_string()),
             Self::User(error) => says_out_of_memory(&error.to_string()),

@@ -169,7 +169,7 @@ impl Accelerator {
 #[must_use = "a step does nothing until `run` is called"]
 pub struct CapturedStep<'a, B, R> {
     accelerator: Accelerator,
-    body: Box<dyn FnMut(&B) -> Result<R> + 'a>,
+    body: Body<'a, B, R>,
     /// By the shapes of the batch.
     recordings: HashMap<Vec<Form>, Recording<B, R>>,
     /// Batches that ran as they are.
@@ -179,6 +179,8 @@ pub struct CapturedStep<'a, B, R> {
     /// Why nothing is recorded.
     plain: Option<String>,
 }
+
+type Body<'a, B, R> = Box<dyn FnMut(&B) -> Result<R> + 'a>;
 
 /// A tensor's shape, kind and place.
 type Form = (Vec<i64>, Kind, Device);

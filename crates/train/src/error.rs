@@ -28,6 +28,9 @@ pub enum Error {
     /// A collective, a store or libtorch failed.
     #[error(transparent)]
     Torch(#[from] brigade_torch::Error),
+    /// A GPU's memory does not suffice.
+    #[error("{0}")]
+    OutOfMemory(Box<crate::device_memory::OutOfMemory>),
     /// A batch could not be made.
     #[error(transparent)]
     Data(#[from] brigade_data::DataError),

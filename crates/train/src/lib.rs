@@ -14,6 +14,7 @@ mod accelerator;
 mod batch_size;
 mod capture;
 mod checkpoint;
+mod device_memory;
 mod error;
 mod gradients;
 mod loader;
@@ -47,6 +48,7 @@ pub use checkpoint::{
     Checkpointed, Checkpoints, HookError, HookHandle, LoadOptions, Loaded, ProjectConfiguration,
     Stateful,
 };
+pub use device_memory::OutOfMemory;
 pub use error::{Error, Result};
 pub use gradients::accumulate::{GradientAccumulation, GradientAccumulator};
 pub use gradients::clip::{ClipNorm, Parameters, clip_grad_value};

@@ -321,7 +321,7 @@ where
 /// One epoch of a prepared loader.
 pub struct Batches<T> {
     source: Source<T>,
-    device: Device,
+    job: Arc<Job>,
     remaining: Option<usize>,
     counting: Counting,
 }
@@ -366,7 +366,7 @@ impl<L: Loader + 'static> PreparedLoader<L> {
             Source::Staged(epoch) => epoch.remaining(),
             Source::Dispatched(dispatch) => dispatch.remaining(),
         };
-        Batches { source, device: self.job.device, remaining, counting }
+        Batches { source, job: Arc::clone(&self.job), remaining, counting }
     }
 }
 
@@ -395,13 +395,15 @@ impl<T: TensorTree<Owned = T>> Iterator for Batches<T> {
             Ok(batch) => self.counting.count(batch.index(), batch.round()),
             Err(_) => self.counting.count_failed(),
         }
-        Some(match &self.source {
+        let device = self.job.device;
+        let batch = match &self.source {
             // Over the group, batches come on the device of its messages.
-            Source::Dispatched(_) if self.device != Device::Cpu => {
-                batch.and_then(|batch| batch.try_map(|data| Ok(data.to_device(self.device)?)))
+            Source::Dispatched(_) if device != Device::Cpu => {
+                batch.and_then(|batch| batch.try_map(|data| Ok(data.to_device(device)?)))
             }
             _ => batch,
-        })
+        };
+        Some(self.job.explain_memory("the copy of a batch", batch))
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {

@@ -212,7 +212,8 @@ impl<M> PreparedModel<M> {
         let scope = self.numerics.scope(self.model.device())?;
         let output = self.model.forward(input);
         drop(scope);
-        self.numerics.outputs(output?)
+        let outputs = output.map_err(Error::from).and_then(|output| self.numerics.outputs(output));
+        self.context.job.explain_memory("the forward pass", outputs)
     }
 
     /// Dropout drops, BatchNorm uses the statistics of the batch.

@@ -152,11 +152,9 @@ impl PreparedOptimizer {
             None => None,
         };
         let lr = rates.tensor()?;
-        self.optimizer.step_with(&DeviceScalars {
-            lr: Some(&lr),
-            grad_scale: None,
-            found_inf: found.as_ref(),
-        })?;
+        let scalars = DeviceScalars { lr: Some(&lr), grad_scale: None, found_inf: found.as_ref() };
+        let stepped = self.optimizer.step_with(&scalars).map_err(Error::from);
+        self.job.explain_memory("the optimizer's step", stepped)?;
         if recording {
             // It was recorded and not made.
             self.optimizer.count_launched(-1);

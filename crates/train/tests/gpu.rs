@@ -418,6 +418,16 @@ fn memory_that_does_not_suffice_halves_the_batch() {
         .unwrap();
     assert!(tried.len() > 1 && size * 32 <= 8 << 20, "{tried:?}");
     assert!(texts[0].contains("out of memory"), "{}", texts[0]);
+    // Within what is prepared the error says where, and how memory stands.
+    let model =
+        accelerator.prepare(Model::new(|p| Linear::new(p / "wide", 8, 8192)).unwrap()).unwrap();
+    let inputs = Tensor::ones([512, 8], (Kind::Float, device));
+    let error = model.forward(&inputs).unwrap_err();
+    assert!(error.is_out_of_memory() && matches!(error, Error::OutOfMemory(_)), "{error}");
+    let text = error.to_string();
+    let start = "rank 0 ran out of memory on cuda:1 in the forward pass: ";
+    assert!(text.starts_with(start) && text.contains("wide"), "{text}");
+    assert!(text.contains("GiB are free; tensors of this process have"), "{text}");
     let memory = DeviceMemory::of(device).unwrap().unwrap();
     assert!(memory.peak <= 8 << 20 && memory.allocated <= memory.reserved);
 }

@@ -6,7 +6,7 @@ use cxx::{CxxVector, UniquePtr};
 use tch::{Device, Tensor};
 
 use super::gpu;
-use crate::bridge::{borrow_all, ffi, own};
+use crate::bridge::{borrow, borrow_all, borrow_optional, ffi, own};
 use crate::error::Error;
 use crate::tensor_tree::{TensorTree, TreeSpec};
 
@@ -69,6 +69,33 @@ impl CopyStream {
         let copy = copy.map_err(|error| Error::libtorch("copy to a device", &error))?;
         Ok(Staged { copy, spec: tree.spec(), tree: std::marker::PhantomData })
     }
+}
+
+/// Begins to copy a tensor of a GPU into pinned memory of the host: into that of `into`, which an earlier copy of
+/// another tensor of its shape and kind has, or into new memory. It may be read after [`crate::DeviceExt::synchronize`].
+/// A tensor of the CPU is copied at once, into ordinary memory.
+///
+/// ```
+/// use brigade_torch::{Tensor, copy_to_host};
+/// let copy = copy_to_host(&Tensor::from_slice(&[1i64, 2]), None)?;
+/// assert_eq!(copy, Tensor::from_slice(&[1i64, 2]));
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Libtorch`], as when memory is full.
+pub fn copy_to_host(from: &Tensor, into: Option<&Tensor>) -> Result<Tensor, Error> {
+    ffi::copy_to_host(borrow(from), &borrow_optional(into))
+        .map(own)
+        .map_err(|error| Error::libtorch("copy to the host", &error))
+}
+
+/// Returns whether a tensor lies in pinned memory of the host.
+///
+/// # Errors
+/// [`Error::Libtorch`] for a tensor without memory.
+pub fn is_pinned(tensor: &Tensor) -> Result<bool, Error> {
+    ffi::is_pinned(borrow(tensor)).map_err(|error| Error::libtorch("is_pinned", &error))
 }
 
 impl<T: TensorTree<Owned = T>> Staged<T> {

@@ -3,24 +3,30 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-use brigade_torch::{Device, Kind, Tensor};
+use brigade_torch::{Device, Kind, Tensor, copy_to_host, is_pinned};
 
 use crate::error::Result;
 
-/// Tensors that no save uses now. The pages of new memory cost more than the copy into them: a run that
+/// Tensors that no save uses now, pinned ones for copies of a GPU's. The pages of new memory cost more than the copy into them: a run that
 /// saves again and again copies into the same ones.
 #[derive(Default)]
 pub(super) struct BufferPool(Mutex<HashMap<Form, Vec<Tensor>>>);
 
-type Form = (Kind, Vec<i64>);
+/// With whether it is pinned.
+type Form = (Kind, Vec<i64>, bool);
 
 impl BufferPool {
-    /// A copy with memory of its own, that of an older copy where one fits.
+    /// A copy with memory of its own, that of an older copy where one fits. Of a GPU's tensor it is there when the
+    /// device has been waited for.
     pub(super) fn copy(&self, tensor: &Tensor) -> Result<Tensor> {
-        let form = form(tensor)?;
+        let on_gpu = tensor.device() != Device::Cpu;
+        let form = (tensor.f_kind()?, tensor.size(), on_gpu);
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let found = kept.get_mut(&form).and_then(Vec::pop);
         drop(kept);
+        if on_gpu {
+            return Ok(copy_to_host(tensor, found.as_ref())?);
+        }
         let mut copy = match found {
             Some(copy) => copy,
             None => Tensor::f_empty(&form.1[..], (form.0, Device::Cpu))?,
@@ -45,7 +51,7 @@ impl BufferPool {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let freed = std::mem::take(&mut *kept);
         drop(kept);
-        let bytes = |(kind, size): &Form, count: usize| {
+        let bytes = |(kind, size, _): &Form, count: usize| {
             let elements: i64 = size.iter().product();
             kind.elt_size_in_bytes() * elements.unsigned_abs() as usize * count
         };
@@ -54,7 +60,7 @@ impl BufferPool {
 }
 
 fn form(tensor: &Tensor) -> Result<Form> {
-    Ok((tensor.f_kind()?, tensor.size()))
+    Ok((tensor.f_kind()?, tensor.size(), is_pinned(tensor)?))
 }
 
 #[cfg(test)]

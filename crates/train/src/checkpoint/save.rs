@@ -13,7 +13,7 @@ use brigade_checkpoint::layout::{
     self, FileFacts, Manifest, Object, Replaced, Staging, keep_newest, numbered, numbered_path,
     sweep,
 };
-use brigade_torch::Store;
+use brigade_torch::{DeviceExt, Store};
 use serde::{Deserialize, Serialize};
 
 use super::buffer_pool::BufferPool;
@@ -94,6 +94,8 @@ pub(super) fn begin(checkpoints: &Checkpoints, target: &Target) -> Result<PathBu
         let mut captured = capture(inner)?;
         if project.background {
             captured.copy(&inner.copies)?;
+            // All copies are under way at once.
+            inner.processes.device().synchronize()?;
         }
         Ok(captured)
     });

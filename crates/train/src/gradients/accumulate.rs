@@ -377,15 +377,17 @@ impl Accelerator {
     }
 
     fn unchecked_backward(&self, loss: &Tensor, options: BackwardOptions) -> Result<()> {
-        let backward = |loss: &Tensor| match self.group() {
-            Some(group) => group.backward_with(loss, options),
-            None => brigade_torch::backward_with(loss, options),
+        let backward = |loss: &Tensor| -> Result<()> {
+            match self.group() {
+                Some(group) => Ok(group.backward_with(loss, options)?),
+                None => Ok(brigade_torch::backward_with(loss, options)?),
+            }
         };
-        match self.grad_scaler() {
-            None => backward(loss)?,
-            Some(scaler) => backward(&scaler.scale_loss(loss)?)?,
-        }
-        Ok(())
+        let outcome = match self.grad_scaler() {
+            None => backward(loss),
+            Some(scaler) => backward(&scaler.scale_loss(loss)?),
+        };
+        self.processes.job.explain_memory("the backward pass", outcome)
     }
 
     /// Whether the last step of a prepared optimizer was left out, because gradients of 16 bits had

@@ -1,0 +1,103 @@
+//! Errors about memory of a GPU: where, how much, and what helps.
+
+use std::fmt;
+
+use brigade_torch::{DeviceExt, DeviceMemory, MemoryInfo};
+
+use crate::accelerator::Job;
+use crate::error::{Error, Result};
+
+/// How memory stood when a GPU had none left.
+#[derive(Debug, Clone)]
+pub struct OutOfMemory {
+    /// The rank.
+    pub rank: usize,
+    /// The device, such as `cuda:1`.
+    pub device: String,
+    /// What was being done, such as `the backward pass`.
+    pub during: &'static str,
+    /// The first line of libtorch's words: of which layer or parameter, and how much was asked for.
+    pub detail: String,
+    /// Free and total memory of the device as the driver counts it, where it says so.
+    pub driver: Option<MemoryInfo>,
+    /// What this process's tensors have.
+    pub allocator: Option<DeviceMemory>,
+}
+
+impl fmt::Display for OutOfMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rank, device, during, detail, driver, allocator } = self;
+        write!(f, "rank {rank} ran out of memory on {device} in {during}: {detail}")?;
+        if let Some(MemoryInfo { free, total }) = driver {
+            write!(f, "; {} of {} are free", gibibytes(*free), gibibytes(*total))?;
+        }
+        if let Some(DeviceMemory { allocated, peak, reserved }) = allocator {
+            write!(
+                f,
+                "; tensors of this process have {} (at most {} so far), and {} are kept for reuse",
+                gibibytes(*allocated),
+                gibibytes(*peak),
+                gibibytes(reserved.saturating_sub(*allocated))
+            )?;
+        }
+        f.write_str(
+            "; use a smaller batch (find_executable_batch_size finds one), 16 bits, or gradient checkpointing",
+        )
+    }
+}
+
+fn gibibytes(bytes: u64) -> String {
+    format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30))
+}
+
+impl Job {
+    /// Adds to an error about a GPU's memory how memory stands; other errors, and those of the CPU, stay as they are.
+    pub(crate) fn explain_memory<T>(&self, during: &'static str, outcome: Result<T>) -> Result<T> {
+        outcome.map_err(|error| {
+            let Some((kind, index)) = self.device.device_kind() else { return error };
+            if matches!(error, Error::OutOfMemory(_)) || !error.is_out_of_memory() {
+                return error;
+            }
+            let text = error.to_string();
+            // libtorch goes on with advice about its allocator, and a backtrace.
+            let detail = text.lines().next().unwrap_or_default().to_owned();
+            Error::OutOfMemory(Box::new(OutOfMemory {
+                rank: self.rank(),
+                device: self.device.label(),
+                during,
+                detail,
+                driver: kind.memory(index).ok(),
+                allocator: DeviceMemory::of(self.device).ok().flatten(),
+            }))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_has_place_numbers_and_advice() {
+        let error = OutOfMemory {
+            rank: 3,
+            device: "cuda:1".into(),
+            during: "the forward pass",
+            detail: "encoder.layer.11.output.dense: CUDA out of memory. Tried to allocate 2.00 GiB"
+                .into(),
+            driver: Some(MemoryInfo { free: 1 << 29, total: 80 << 30 }),
+            allocator: Some(DeviceMemory {
+                allocated: 70 << 30,
+                peak: 75 << 30,
+                reserved: 78 << 30,
+            }),
+        };
+        assert_eq!(
+            error.to_string(),
+            "rank 3 ran out of memory on cuda:1 in the forward pass: encoder.layer.11.output.dense: CUDA out of \
+             memory. Tried to allocate 2.00 GiB; 0.50 GiB of 80.00 GiB are free; tensors of this process have \
+             70.00 GiB (at most 75.00 GiB so far), and 8.00 GiB are kept for reuse; use a smaller batch \
+             (find_executable_batch_size finds one), 16 bits, or gradient checkpointing"
+        );
+    }
+}
