@@ -15,6 +15,7 @@ pages! {
     FromAccelerate "from-accelerate.md"
     FromTch "from-tch.md"
     FromTorchrun "from-torchrun.md"
+    Gpus "gpus.md"
     Images "images.md"
     Learner "learner.md"
     Metrics "metrics.md"

@@ -42,6 +42,10 @@ pub enum Need {
     Jupyter,
     /// Jupyter, and evcxr, its kernel for Rust.
     RustKernel,
+    /// An NVIDIA GPU, for programs with the feature `cuda`.
+    Gpu,
+    /// Two of them.
+    Gpus,
 }
 
 /// A program, and the package of Debian's that has it.
@@ -101,7 +105,7 @@ impl fmt::Display for Lack {
 
 impl Need {
     /// All of them. Where a test lacks several, it is counted under the first.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 18] = [
         Self::Hosts,
         Self::Shaping,
         Self::Etcd,
@@ -118,6 +122,8 @@ impl Need {
         Self::Trackers,
         Self::Jupyter,
         Self::RustKernel,
+        Self::Gpu,
+        Self::Gpus,
     ];
 
     /// Its name in `BRIGADE_REQUIRE` and for `cargo xtask install`.
@@ -147,6 +153,8 @@ impl Need {
             Self::Trackers => "trackers",
             Self::Jupyter => "jupyter",
             Self::RustKernel => "rust-kernel",
+            Self::Gpu => "gpu",
+            Self::Gpus => "gpus",
         }
     }
 
@@ -170,6 +178,8 @@ impl Need {
             Self::Trackers => "TensorBoard and MLflow",
             Self::Jupyter => "Jupyter with IPython",
             Self::RustKernel => "Jupyter with its kernel for Rust",
+            Self::Gpu => "an NVIDIA GPU",
+            Self::Gpus => "two NVIDIA GPUs",
         }
     }
 
@@ -241,6 +251,8 @@ impl Need {
             }
             Self::RustKernel if python(self).is_none() => Some(Lack::missing(self, "Jupyter")),
             Self::RustKernel => (!evcxr().is_file()).then(|| Lack::missing(self, "evcxr")),
+            Self::Gpu => gpus(1),
+            Self::Gpus => gpus(2),
         }
     }
 
@@ -322,6 +334,17 @@ pub fn needs(name: &str) -> Result<Vec<Need>, UnknownNeed> {
         "schedulers" => Ok(vec![Need::Slurm, Need::OpenMpi]),
         name => Ok(vec![name.parse()?]),
     }
+}
+
+/// As many as the driver has made device files for.
+fn gpus(wanted: usize) -> Option<Lack> {
+    let found = (0..16).filter(|index| Path::new(&format!("/dev/nvidia{index}")).exists()).count();
+    (found < wanted).then(|| Lack {
+        reason: format!("there are {found} NVIDIA GPUs"),
+        remedy: Remedy::Elsewhere(
+            "take a machine with more; docs/gpus.md says how the tests get there",
+        ),
+    })
 }
 
 /// Finds a program in `PATH` or in the folders of the system's daemons, which only root's `PATH` has.

@@ -2,7 +2,6 @@
 
 use anyhow::{Context, Result, ensure};
 use brigade::prelude::*;
-use brigade::torch::ProcessGroup;
 
 use super::Verdict;
 
@@ -18,8 +17,9 @@ macro_rules! group_of {
     };
 }
 
-fn tensor(group: &ProcessGroup, values: &[i64]) -> Result<Tensor> {
-    Ok(Tensor::f_from_slice(values)?.f_to_device(group.device())?)
+/// On the rank's device: over NCCL on a GPU.
+fn tensor(accelerator: &Accelerator, values: &[i64]) -> Result<Tensor> {
+    Ok(Tensor::f_from_slice(values)?.f_to_device(accelerator.device())?)
 }
 
 fn expect(what: &str, found: &Tensor, expected: &[i64]) -> Result<()> {
@@ -70,11 +70,11 @@ pub(super) fn all_reduce(accelerator: &Accelerator) -> Result<Verdict> {
         if size > 80 && name == "product" {
             continue; // past 2^40 the arithmetic above would say little
         }
-        let mut value = tensor(&group, &[mine])?;
+        let mut value = tensor(accelerator, &[mine])?;
         group.all_reduce(&mut value, op).context(name)?;
         expect(name, &value, &[expected])?;
     }
-    let mut mean = tensor(&group, &[2 * rank])?.f_to_kind(Kind::Double)?;
+    let mut mean = tensor(accelerator, &[2 * rank])?.f_to_kind(Kind::Double)?;
     group.all_reduce(&mut mean, ReduceOp::Mean).context("mean")?;
     expect("mean", &mean, &[size - 1])?;
     Ok(Verdict::Passed)
@@ -84,11 +84,11 @@ pub(super) fn broadcast_and_reduce(accelerator: &Accelerator) -> Result<Verdict>
     let group = group_of!(accelerator);
     let (rank, size) = (group.rank(), group.size());
     for root in [0, size - 1] {
-        let mut value = tensor(&group, &[7 + rank as i64, -1])?;
+        let mut value = tensor(accelerator, &[7 + rank as i64, -1])?;
         group.broadcast(&mut value, root)?;
         expect("broadcast", &value, &[7 + root as i64, -1])?;
 
-        let mut value = tensor(&group, &[rank as i64])?;
+        let mut value = tensor(accelerator, &[rank as i64])?;
         group.reduce(&mut value, ReduceOp::Sum, root)?;
         if rank == root {
             expect("reduce", &value, &[(0..size as i64).sum()])?;
@@ -101,7 +101,7 @@ pub(super) fn gather_and_scatter(accelerator: &Accelerator) -> Result<Verdict> {
     let group = group_of!(accelerator);
     let (rank, size) = (group.rank() as i64, group.size() as i64);
     let expected: Vec<i64> = (0..size).flat_map(|rank| [rank, 10 * rank]).collect();
-    let mine = tensor(&group, &[rank, 10 * rank])?;
+    let mine = tensor(accelerator, &[rank, 10 * rank])?;
     let list = group.all_gather(&mine)?;
     expect("all_gather", &Tensor::f_cat(&list, 0)?, &expected)?;
     expect("all_gather, flat", &group.all_gather_flat(&mine)?, &expected)?;
@@ -110,9 +110,9 @@ pub(super) fn gather_and_scatter(accelerator: &Accelerator) -> Result<Verdict> {
         expect("gather", &Tensor::f_cat(&list, 0)?, &expected)?;
     }
     let parts = (group.rank() == root)
-        .then(|| (0..size).map(|to| tensor(&group, &[to, -to])).collect::<Result<Vec<_>>>())
+        .then(|| (0..size).map(|to| tensor(accelerator, &[to, -to])).collect::<Result<Vec<_>>>())
         .transpose()?;
-    let mut part = tensor(&group, &[0, 0])?;
+    let mut part = tensor(accelerator, &[0, 0])?;
     group.scatter(&mut part, parts.as_deref(), root)?;
     expect("scatter", &part, &[rank, -rank])?;
     Ok(Verdict::Passed)
@@ -123,9 +123,10 @@ pub(super) fn reduce_scatter(accelerator: &Accelerator) -> Result<Verdict> {
     let (rank, size) = (group.rank() as i64, group.size() as i64);
     let expected = [size * rank * 100 + (0..size).sum::<i64>()];
     let values: Vec<i64> = (0..size).map(|to| 100 * to + rank).collect();
-    let parts = values.iter().map(|value| tensor(&group, &[*value])).collect::<Result<Vec<_>>>()?;
+    let parts =
+        values.iter().map(|value| tensor(accelerator, &[*value])).collect::<Result<Vec<_>>>()?;
     expect("reduce_scatter", &group.reduce_scatter(&parts, ReduceOp::Sum)?, &expected)?;
-    let flat = group.reduce_scatter_flat(&tensor(&group, &values)?, ReduceOp::Sum)?;
+    let flat = group.reduce_scatter_flat(&tensor(accelerator, &values)?, ReduceOp::Sum)?;
     expect("reduce_scatter, flat", &flat, &expected)?;
     Ok(Verdict::Passed)
 }
@@ -134,7 +135,7 @@ pub(super) fn all_to_all(accelerator: &Accelerator) -> Result<Verdict> {
     let group = group_of!(accelerator);
     let (rank, size) = (group.rank() as i64, group.size() as i64);
     let parts =
-        (0..size).map(|to| tensor(&group, &[100 * rank + to])).collect::<Result<Vec<_>>>()?;
+        (0..size).map(|to| tensor(accelerator, &[100 * rank + to])).collect::<Result<Vec<_>>>()?;
     let expected: Vec<i64> = (0..size).map(|from| 100 * from + rank).collect();
     let even = group.all_to_all(&parts, None)?;
     expect("all_to_all", &Tensor::f_cat(&even, 0)?, &expected)?;
@@ -143,7 +144,7 @@ pub(super) fn all_to_all(accelerator: &Accelerator) -> Result<Verdict> {
     let send: Vec<i64> = (1..=size).collect();
     let receive = vec![rank + 1; group.size()];
     let rows: Vec<i64> = (0..size).flat_map(|to| vec![100 * rank + to; to as usize + 1]).collect();
-    let uneven = group.all_to_all_flat(&tensor(&group, &rows)?, &send, &receive)?;
+    let uneven = group.all_to_all_flat(&tensor(accelerator, &rows)?, &send, &receive)?;
     let expected: Vec<i64> =
         (0..size).flat_map(|from| vec![100 * from + rank; rank as usize + 1]).collect();
     expect("all_to_all, uneven", &uneven, &expected)?;
@@ -155,8 +156,8 @@ pub(super) fn send_and_recv(accelerator: &Accelerator) -> Result<Verdict> {
     let group = group_of!(accelerator);
     let (rank, size) = (group.rank(), group.size());
     let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
-    let sent = group.start_send(&tensor(&group, &[rank as i64, 42])?, next, 1)?;
-    let mut received = tensor(&group, &[0, 0])?;
+    let sent = group.start_send(&tensor(accelerator, &[rank as i64, 42])?, next, 1)?;
+    let mut received = tensor(accelerator, &[0, 0])?;
     group.recv(&mut received, before, 1)?;
     drop(sent.wait()?);
     expect("recv", &received, &[before as i64, 42])?;
@@ -191,7 +192,7 @@ pub(super) fn subgroup(accelerator: &Accelerator) -> Result<Verdict> {
     let group = group_of!(accelerator);
     let members: Vec<usize> = (0..group.size()).step_by(2).collect();
     if let Some(half) = group.subgroup(&members)? {
-        let mut value = tensor(&half, &[group.rank() as i64])?;
+        let mut value = tensor(accelerator, &[group.rank() as i64])?;
         half.all_reduce(&mut value, ReduceOp::Sum)?;
         expect("the sum over even ranks", &value, &[members.iter().sum::<usize>() as i64])?;
     }
@@ -201,7 +202,7 @@ pub(super) fn subgroup(accelerator: &Accelerator) -> Result<Verdict> {
 /// Many packets: a wrong MTU or a firewall that counts shows here first.
 pub(super) fn large(accelerator: &Accelerator) -> Result<Verdict> {
     let group = group_of!(accelerator);
-    let mut values = Tensor::f_ones([8 << 20], (Kind::Float, group.device()))?;
+    let mut values = Tensor::f_ones([8 << 20], (Kind::Float, accelerator.device()))?;
     group.all_reduce(&mut values, ReduceOp::Sum)?;
     let (low, high) = (values.f_min()?.f_double_value(&[])?, values.f_max()?.f_double_value(&[])?);
     let size = group.size() as f64;

@@ -1,5 +1,7 @@
 //! Metrics: sums over batches and ranks, and the number that is computed of them.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use brigade_data::Batch;
 use brigade_torch::{Device, Kind, Tensor};
 
@@ -147,14 +149,15 @@ impl Accelerator {
 #[derive(Debug, Default)]
 struct Sums {
     host: Vec<f64>,
-    device: Option<Tensor>,
+    /// Behind a lock, since a tensor may not be shared by threads.
+    device: Mutex<Option<Tensor>>,
 }
 
 impl Clone for Sums {
     fn clone(&self) -> Self {
         // Never changed in place, so that clones may share it.
-        let device = self.device.as_ref().map(Tensor::shallow_clone);
-        Self { host: self.host.clone(), device }
+        let device = self.device().as_ref().map(Tensor::shallow_clone);
+        Self { host: self.host.clone(), device: Mutex::new(device) }
     }
 }
 
@@ -166,7 +169,15 @@ impl PartialEq for Sums {
 
 impl Sums {
     fn zeros(count: usize) -> Self {
-        Self { host: vec![0.0; count], device: None }
+        Self::of(vec![0.0; count])
+    }
+
+    fn of(host: Vec<f64>) -> Self {
+        Self { host, device: Mutex::default() }
+    }
+
+    fn device(&self) -> MutexGuard<'_, Option<Tensor>> {
+        self.device.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a tensor of as many numbers, of any kind.
@@ -176,7 +187,8 @@ impl Sums {
             self.add_host(&Vec::<f64>::try_from(&numbers)?);
             return Ok(());
         }
-        self.device = Some(match self.device.take() {
+        let mut device = self.device();
+        *device = Some(match device.take() {
             Some(before) => before.f_add(&numbers)?,
             None => numbers,
         });
@@ -189,7 +201,8 @@ impl Sums {
 
     /// Returns all sums. Waits for the device; NaN where it has failed, which the next operation says.
     fn read(&self) -> Vec<f64> {
-        let Some(device) = &self.device else { return self.host.clone() };
+        let device = self.device();
+        let Some(device) = &*device else { return self.host.clone() };
         let lost = || vec![f64::NAN; self.host.len()];
         let read = device.f_to_device(Device::Cpu).and_then(|it| Vec::<f64>::try_from(&it));
         let device = read.unwrap_or_else(|_| lost());
@@ -266,7 +279,7 @@ impl Metric for Accuracy {
 
     fn load_state(&mut self, state: &[f64]) {
         if let [right, total] = *state {
-            self.right = Sums { host: vec![right], device: None };
+            self.right = Sums::of(vec![right]);
             self.total = total as i64;
         }
     }
@@ -338,7 +351,7 @@ impl Metric for TopK {
 
     fn load_state(&mut self, state: &[f64]) {
         if let [right, total] = *state {
-            self.right = Sums { host: vec![right], device: None };
+            self.right = Sums::of(vec![right]);
             self.total = total;
         }
     }
@@ -432,7 +445,7 @@ impl Metric for FBeta {
 
     fn load_state(&mut self, state: &[f64]) {
         if state.len() == self.counts.host.len() {
-            self.counts = Sums { host: state.to_vec(), device: None };
+            self.counts = Sums::of(state.to_vec());
         }
     }
 }
@@ -509,7 +522,7 @@ impl Metric for Mean {
 
     fn load_state(&mut self, state: &[f64]) {
         if state.len() == 2 {
-            self.sums = Sums { host: state.to_vec(), device: None };
+            self.sums = Sums::of(state.to_vec());
         }
     }
 }

@@ -1,0 +1,183 @@
+//! NCCL: on one GPU with one rank, and with two ranks where there are two GPUs.
+
+#![allow(clippy::unwrap_used)] // also in what the tests share
+
+use std::time::Duration;
+
+use brigade_suite::suite;
+use brigade_testkit::DistTest;
+use brigade_torch::{
+    Backend, Device, DeviceExt, Error, Fault, GroupOptions, Kind, ProcessGroup, ReduceOp, Store,
+    TcpStore, Tensor, inherited_socket,
+};
+use brigade_world::{StoreHost, World};
+
+suite! {
+    needs Gpu:
+        nccl_one_rank_moves_values,
+        nccl_cpu_tensors_and_objects_go_by_gloo,
+        nccl_several_operations_are_in_flight;
+    needs Gpus:
+        nccl_two_ranks_move_values,
+        nccl_two_ranks_split_into_groups,
+        nccl_a_hang_ends_at_the_time_limit,
+        nccl_an_abort_ends_what_is_in_flight;
+}
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn join(store: &Store, rank: usize, size: usize, timeout: Duration) -> ProcessGroup {
+    Device::Cuda(rank).make_current().unwrap();
+    Device::Cuda(rank).use_own_stream().unwrap();
+    let options = GroupOptions { timeout, ..GroupOptions::default() };
+    ProcessGroup::new(store, rank, size, Backend::Nccl, options).unwrap()
+}
+
+fn alone() -> ProcessGroup {
+    join(&Store::hash().unwrap(), 0, 1, LIMIT)
+}
+
+fn of(world: &World, timeout: Duration) -> ProcessGroup {
+    let endpoint = &world.store;
+    let store = match endpoint.host {
+        StoreHost::Rank0Fd(fd) if world.is_main() => {
+            TcpStore::server_on_socket(inherited_socket(fd).unwrap()).unwrap()
+        }
+        _ => TcpStore::client(endpoint.addr.clone(), endpoint.port),
+    };
+    let store = store.world_size(2).timeout(LIMIT).open().unwrap();
+    join(&store, world.rank.as_usize(), 2, timeout)
+}
+
+/// Two ranks with a GPU each.
+fn two(name: &'static str, body: impl FnOnce(World)) {
+    DistTest::new(name, 2).time_limit(Duration::from_secs(120)).run_or_panic(body);
+}
+
+fn tensor(group: &ProcessGroup, values: &[f64]) -> Tensor {
+    Tensor::from_slice(values).to_kind(Kind::Float).to_device(Device::Cuda(group.rank()))
+}
+
+fn values(tensor: &Tensor) -> Vec<f64> {
+    Vec::try_from(tensor.to_device(Device::Cpu).to_kind(Kind::Double).flatten(0, -1)).unwrap()
+}
+
+/// Each collective, with values that tell the ranks apart.
+fn every_collective(group: &ProcessGroup) {
+    let (rank, size) = (group.rank(), group.size());
+    let (mine, sum) = (rank as f64 + 1.0, (size * (size + 1)) as f64 / 2.0);
+    let reduced = |op| {
+        let mut tensor = tensor(group, &[mine, 2.0 * mine]);
+        group.all_reduce(&mut tensor, op).unwrap();
+        assert_eq!(tensor.device(), Device::Cuda(rank));
+        values(&tensor)
+    };
+    assert_eq!(reduced(ReduceOp::Sum), [sum, 2.0 * sum]);
+    assert_eq!(reduced(ReduceOp::Mean), [sum / size as f64, 2.0 * sum / size as f64]);
+    assert_eq!(reduced(ReduceOp::Max), [size as f64, 2.0 * size as f64]);
+    let mut sent = tensor(group, &[mine]);
+    group.broadcast(&mut sent, size - 1).unwrap();
+    assert_eq!(values(&sent), [size as f64]);
+    let ranks: Vec<f64> = (1..=size).map(|it| it as f64).collect();
+    let all = group.all_gather(&tensor(group, &[mine])).unwrap();
+    assert_eq!(all.iter().flat_map(values).collect::<Vec<_>>(), ranks);
+    assert_eq!(values(&group.all_gather_flat(&tensor(group, &[mine])).unwrap()), ranks);
+    let parts: Vec<Tensor> =
+        (0..size).map(|to| tensor(group, &[mine * 10.0 + to as f64])).collect();
+    let scattered = group.reduce_scatter(&parts, ReduceOp::Sum).unwrap();
+    assert_eq!(values(&scattered), [10.0 * sum + (size * rank) as f64]);
+    let exchanged = group.all_to_all(&parts, None).unwrap();
+    let expected: Vec<f64> = ranks.iter().map(|from| from * 10.0 + rank as f64).collect();
+    assert_eq!(exchanged.iter().flat_map(values).collect::<Vec<_>>(), expected);
+    group.barrier().unwrap();
+}
+
+fn nccl_one_rank_moves_values() {
+    every_collective(&alone());
+}
+
+fn nccl_cpu_tensors_and_objects_go_by_gloo() {
+    let group = alone();
+    assert_eq!(group.device(), Device::Cpu, "the group's own messages need no GPU");
+    let mut on_cpu = Tensor::from_slice(&[1.5f64]);
+    group.all_reduce(&mut on_cpu, ReduceOp::Mean).unwrap();
+    assert_eq!((on_cpu.device(), values(&on_cpu)), (Device::Cpu, vec![1.5]));
+    assert_eq!(group.all_gather_object(&7u8).unwrap(), [7]);
+    group.monitored_barrier().unwrap();
+}
+
+fn nccl_several_operations_are_in_flight() {
+    let group = alone();
+    let works: Vec<_> = (0..8)
+        .map(|it| group.start_all_reduce(tensor(&group, &[f64::from(it)]), ReduceOp::Sum).unwrap())
+        .collect();
+    for (it, work) in works.into_iter().enumerate().rev() {
+        assert_eq!(values(&work.wait().unwrap()), [it as f64]);
+    }
+    // With a limit of its own the host waits for the operation, until then.
+    let mut one = tensor(&group, &[1.0]);
+    group.within(LIMIT).all_reduce(&mut one, ReduceOp::Sum).unwrap();
+    assert_eq!(values(&one), [1.0]);
+}
+
+fn nccl_two_ranks_move_values() {
+    two("nccl_two_ranks_move_values", |world| every_collective(&of(&world, LIMIT)));
+}
+
+fn nccl_two_ranks_split_into_groups() {
+    two("nccl_two_ranks_split_into_groups", |world| {
+        let group = of(&world, LIMIT);
+        let swapped = group.subgroup(&[1, 0]).unwrap().unwrap();
+        assert_eq!(swapped.rank(), 1 - group.rank());
+        let mut mine = tensor(&group, &[group.rank() as f64]);
+        swapped.broadcast(&mut mine, 0).unwrap();
+        assert_eq!(values(&mine), [1.0]);
+        let own = group.subgroup(&[0]).unwrap();
+        assert_eq!(own.is_some(), group.rank() == 0);
+        group.barrier().unwrap();
+    });
+}
+
+fn nccl_a_hang_ends_at_the_time_limit() {
+    two("nccl_a_hang_ends_at_the_time_limit", |world| {
+        let group = of(&world, Duration::from_secs(5));
+        let mut warm = tensor(&group, &[1.0]);
+        group.all_reduce(&mut warm, ReduceOp::Sum).unwrap();
+        if group.rank() == 1 {
+            // It stays away until the other has its error.
+            group.store().wait(&["has ended"], LIMIT).unwrap();
+            return;
+        }
+        // The first one hangs on the GPU; the watchdog ends it, and a later operation says so.
+        let error = loop {
+            let outcome = group
+                .all_reduce(&mut warm, ReduceOp::Sum)
+                .and_then(|()| Device::Cuda(0).synchronize());
+            if let Err(error) = outcome {
+                break error;
+            }
+        };
+        group.store().set("has ended", b"1").unwrap();
+        assert!(error.to_string().contains("all_reduce"), "{error}");
+        let Error::Collective(error) = error else { panic!("{error}") };
+        assert!(matches!(error.fault, Fault::Timeout | Fault::Aborted), "{error}");
+    });
+}
+
+fn nccl_an_abort_ends_what_is_in_flight() {
+    two("nccl_an_abort_ends_what_is_in_flight", |world| {
+        let group = of(&world, LIMIT);
+        let mut warm = tensor(&group, &[1.0]);
+        group.all_reduce(&mut warm, ReduceOp::Sum).unwrap();
+        if group.rank() == 0 {
+            let work = group.start_all_reduce(tensor(&group, &[1.0]), ReduceOp::Sum).unwrap();
+            group.abort().unwrap();
+            drop(work);
+            Device::Cuda(0).synchronize().unwrap();
+            assert!(group.all_reduce(&mut warm, ReduceOp::Sum).is_err());
+            group.store().set("has ended", b"1").unwrap();
+        } else {
+            group.store().wait(&["has ended"], LIMIT).unwrap();
+        }
+    });
+}
