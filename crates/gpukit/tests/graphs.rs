@@ -5,7 +5,7 @@
 use std::ffi::{c_char, c_void};
 
 use brigade_gpukit::fake::{self, Graph};
-use brigade_torch::fused;
+use brigade_torch::{DeviceNumbers, fused};
 use tch::{Device, Kind, Reduction, Tensor};
 
 const GPU: Device = Device::Cuda(0);
@@ -61,6 +61,7 @@ impl Mlp {
                 momentum: 0.9,
                 dampening: 0.0,
                 weight_decay: 0.01,
+                decoupled: false,
                 nesterov: false,
                 maximize: false,
                 first: false,
@@ -70,6 +71,7 @@ impl Mlp {
                 &gradients.iter().collect::<Vec<_>>(),
                 &self.momenta.iter().collect::<Vec<_>>(),
                 &step,
+                &DeviceNumbers::default(),
             )
             .unwrap();
             self.loss.copy_(&loss);

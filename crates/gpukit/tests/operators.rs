@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // also in what the tests share
 
 use brigade_gpukit::fake;
-use brigade_torch::{Autocast, fused, gradients};
+use brigade_torch::{Autocast, DeviceNumbers, fused, gradients};
 use tch::{Device, Kind, Reduction, Tensor};
 
 fn gpu() -> Device {
@@ -305,6 +305,7 @@ fn optimizers_and_scaling_of_losses() {
             weights.iter().map(|_| Tensor::from(3.0f32).to_device(device)).collect();
         let (weights, gradients, first, second, steps) =
             (refs(&weights), refs(&gradients), refs(&first), refs(&second), refs(&steps));
+        let none = DeviceNumbers::default();
         let adam = fused::AdamStep {
             lr: 0.1,
             beta1: 0.9,
@@ -315,23 +316,24 @@ fn optimizers_and_scaling_of_losses() {
             maximize: false,
             decoupled: true,
         };
-        fused::adam(&weights, &gradients, &first, &second, &[], &steps, &adam).unwrap();
+        fused::adam(&weights, &gradients, &first, &second, &[], &steps, &adam, &none).unwrap();
         let sgd = fused::SgdStep {
             lr: 0.1,
             momentum: 0.9,
             dampening: 0.0,
             weight_decay: 0.01,
+            decoupled: false,
             nesterov: true,
             maximize: false,
             first: false,
         };
-        fused::sgd(&weights, &gradients, &first, &sgd).unwrap();
+        fused::sgd(&weights, &gradients, &first, &sgd, &none).unwrap();
         gradients::multiply(&second, &Tensor::from(0.5f32).to_device(device)).unwrap();
         let norm = gradients::norm(&gradients, 2.0).unwrap();
-        let none = gradients::unscale(&gradients, 0.5).unwrap();
+        let overflow = gradients::unscale(&gradients, 0.5).unwrap();
         let _ = gradients[0].get(0).fill_(f64::INFINITY);
         let some = gradients::unscale(&gradients, 0.5).unwrap();
-        let mut all = vec![norm, none, some];
+        let mut all = vec![norm, overflow, some];
         all.extend(
             weights
                 .iter()
