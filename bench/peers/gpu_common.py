@@ -31,9 +31,9 @@ def pinned(tensor):
     return tensor.pin_memory() if torch.cuda.is_available() else tensor
 
 
-def compiled(function, wanted):
+def compiled(module, wanted):
     """`torch.compile` in the mode with CUDA graphs, where it is wanted."""
-    return torch.compile(function, mode="reduce-overhead") if wanted else function
+    return torch.compile(module, mode="reduce-overhead") if wanted else module
 
 
 def synchronize():

@@ -59,12 +59,12 @@ pub use collective::ReduceOp;
 pub use cross_entropy::{
     CrossEntropyLoss, CrossEntropyOptions, cross_entropy, linear_cross_entropy,
 };
+#[doc(hidden)]
+pub use device::forbid_waiting;
 pub use device::{
     CopyStream, Cuda, CudaUnavailable, DEVICE_KINDS, DeviceExt, DeviceKind, DeviceMemory, GpuMath,
     MemoryInfo, Staged, cuda_compiled, cuda_devices,
 };
-#[doc(hidden)]
-pub use device::forbid_waiting;
 pub use device_numbers::DeviceNumbers;
 pub use dropout::dropout;
 pub use dtype::{dtype_of, kind_of, tensor_from_bytes};
