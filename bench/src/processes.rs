@@ -330,3 +330,49 @@ fn python() -> Option<OsString> {
 fn script_path(script: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(script).to_string_lossy().into_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Side {
+        Side::command("sh".into(), ["-c".to_owned(), script.to_owned()])
+    }
+
+    #[test]
+    fn blocks_are_medians_of_the_rounds_after_the_warm_up() {
+        // 9 s in the warm-up, then 1, 2 and 3, in its own order of turns.
+        let counting =
+            "read line; echo '[9, 50]'; for n in 2 1 3; do read line; echo \"[$n, $n]\"; done";
+        let compiling = shell("while read line; do echo '[0.5, 7]'; done").compiles();
+        let found = blocks_in_turns(3, [Some(compiling), Some(shell(counting))]);
+        let expected = [Block { seconds: 0.5, peak: 7.0 }, Block { seconds: 2.0, peak: 3.0 }];
+        assert_eq!(found, expected.map(Outcome::Measured));
+    }
+
+    #[test]
+    fn a_side_that_fails_does_not_end_the_others() {
+        let found = blocks_in_turns(
+            2,
+            [
+                Some(shell("exit 3")),
+                Some(shell("read line; echo '[1, 0]'; exit 3")),
+                Some(shell("while read line; do echo nothing; done")),
+                Some(Side::command("/nowhere/a-program".into(), [])),
+                None,
+                Some(shell("while read line; do echo '[1, 0]'; done")),
+            ],
+        );
+        let measured = Outcome::Measured(Block { seconds: 1.0, peak: 0.0 });
+        let failed = Outcome::Failed;
+        assert_eq!(found, [failed, failed, failed, failed, Outcome::NotInstalled, measured]);
+    }
+
+    #[test]
+    fn the_first_line_is_what_is_waited_for() {
+        let seconds = shell("echo done; sleep 2").seconds_until_line();
+        assert!(seconds.is_ok_and(|seconds| seconds < 2.0));
+        assert!(shell("echo done; exit 3").seconds_until_line().is_err());
+        assert!(shell("true").seconds_until_line().is_err());
+    }
+}

@@ -26,7 +26,10 @@ pub(crate) fn cannot_run(name: &str) -> Option<String> {
         }
     }
     let reasons = reasons.join(", ");
-    Some(format!("it needs a GPU ({reasons}); {SMALL}=1 runs a small form of it on the CPU"))
+    Some(format!(
+        "it needs a GPU ({reasons}): `cargo xtask gpu --only bench` builds for one; {SMALL}=1 runs a \
+         small form of it on the CPU"
+    ))
 }
 
 /// The FashionMNIST CNN, recorded as a graph and not, against the eager loop and `torch.compile`.
