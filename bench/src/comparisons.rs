@@ -1,6 +1,7 @@
 //! What is compared, and the goal of each comparison.
 
 mod checkpoint;
+pub(crate) mod gpu;
 mod images;
 mod learner;
 mod products;
@@ -50,6 +51,11 @@ pub(crate) fn all() -> Vec<Comparison> {
         Comparison { name: "two-processes", run: training::two_processes },
         Comparison { name: "checkpoint-files", run: checkpoint::files },
         Comparison { name: "checkpoint-background", run: checkpoint::background },
+        Comparison { name: "gpu-cnn", run: gpu::cnn },
+        Comparison { name: "gpu-resnet50", run: gpu::resnet50 },
+        Comparison { name: "gpu-gpt2", run: gpu::gpt2 },
+        Comparison { name: "gpu-first-step", run: gpu::first_step },
+        Comparison { name: "gpu-imagenette", run: gpu::imagenette },
     ]
 }
 

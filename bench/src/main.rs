@@ -37,9 +37,9 @@ struct Options {
     /// Also append each row to this file, as one line of JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Rounds: each side runs once in every round.
-    #[arg(long, default_value_t = 5)]
-    rounds: usize,
+    /// Rounds: each side runs once in every round [default: 5, of comparisons on a GPU 3]
+    #[arg(long)]
+    rounds: Option<usize>,
     /// Run one measurement in this process and print its numbers as JSON.
     #[arg(long, hide = true, value_name = "NAME")]
     measure: Option<String>,
@@ -57,6 +57,11 @@ impl Options {
     fn wants(&self, name: &str) -> bool {
         self.exact.as_ref().is_none_or(|it| it == name)
             && self.filter.as_ref().is_none_or(|text| name.contains(text))
+    }
+
+    fn rounds_of(&self, name: &str) -> usize {
+        let default = if comparisons::gpu::needs_gpu(name) { 3 } else { 5 };
+        self.rounds.unwrap_or(default)
     }
 
     /// The file of rows, after those of earlier runs.
@@ -91,7 +96,11 @@ fn main() -> Result<()> {
     let mut failed = 0;
     for comparison in wanted {
         eprintln!("measuring {} …", comparison.name);
-        match (comparison.run)(options.rounds) {
+        if let Some(reason) = comparisons::gpu::cannot_run(comparison.name) {
+            eprintln!("  skipped: {reason}");
+            continue;
+        }
+        match (comparison.run)(options.rounds_of(comparison.name)) {
             Ok(rows) if rows.is_empty() => {
                 eprintln!("  skipped: PyTorch is not installed (cargo xtask bench --peers)");
             }

@@ -1,6 +1,7 @@
 //! The measurements that run in a process of their own.
 
 mod checkpoint;
+pub(crate) mod gpu;
 mod images;
 mod learner;
 mod nets;
@@ -44,6 +45,7 @@ pub(crate) fn run(name: &str) -> Result<Vec<Vec<f64>>> {
         "matmul-share" => training::matmul_share(&words[1..]),
         "images" => images::run(&words[1..]),
         "text" => text::run(&words[1..]),
+        "gpu" => gpu::run(&words[1..]),
         "learner" => learner::run(&words[1..]),
         "adamw" => training::adamw(),
         "all-reduce" => training::all_reduce(),

@@ -14,7 +14,12 @@ pub(crate) struct Side {
     program: PathBuf,
     arguments: Vec<String>,
     /// `None` takes a variable away.
+<<<<<<< HEAD
     environment: Vec<(&'static str, Option<String>)>,
+=======
+    environment: Vec<(&'static str, Option<&'static str>)>,
+    compiles: bool,
+>>>>>>> gpubench
 }
 
 impl Side {
@@ -51,7 +56,8 @@ impl Side {
 
     /// Any command.
     pub(crate) fn command(program: PathBuf, arguments: impl IntoIterator<Item = String>) -> Self {
-        Self { program, arguments: arguments.into_iter().collect(), environment: Vec::new() }
+        let arguments = arguments.into_iter().collect();
+        Self { program, arguments, environment: Vec::new(), compiles: false }
     }
 
     /// Sets a variable of its environment.
@@ -63,6 +69,12 @@ impl Side {
     /// Takes a variable out of its environment.
     pub(crate) fn without_variable(mut self, name: &'static str) -> Self {
         self.environment.push((name, None));
+        self
+    }
+
+    /// Says that its first block compiles for a long time: [`blocks_in_turns`] has the others warm up meanwhile.
+    pub(crate) fn compiles(mut self) -> Self {
+        self.compiles = true;
         self
     }
 
@@ -82,6 +94,23 @@ impl Side {
         let start = Instant::now();
         self.output()?;
         Ok(start.elapsed().as_secs_f64())
+    }
+
+    /// Seconds from its start to its first line on stdout; then it is left to end by itself.
+    pub(crate) fn seconds_until_line(&self) -> Result<f64> {
+        let mut command = self.start();
+        command.stdout(Stdio::piped());
+        let start = Instant::now();
+        let mut process = command.spawn().with_context(|| self.line())?;
+        let stdout = process.stdout.take().context("its output is not a pipe")?;
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line)?;
+        let seconds = start.elapsed().as_secs_f64();
+        let status = process.wait()?;
+        if !status.success() || line.is_empty() {
+            bail!("{} ended with {status} after printing {line:?}", self.line());
+        }
+        Ok(seconds)
     }
 
     /// Runs it to its end, which fails with what it printed to stderr if the process does.
@@ -154,10 +183,128 @@ impl Stepping {
 
     /// Seconds of its next step.
     fn step(&mut self) -> Result<f64> {
-        self.ask.write_all(b"\n").context("it has ended")?;
+        self.ask()?;
+        let answer = self.answer()?;
+        answer.trim().parse().with_context(|| format!("it answered {answer:?}"))
+    }
+
+    fn ask(&mut self) -> Result<()> {
+        self.ask.write_all(b"\n").context("it has ended")
+    }
+
+    fn answer(&mut self) -> Result<String> {
         let mut answer = String::new();
         self.answers.read_line(&mut answer)?;
-        answer.trim().parse().with_context(|| format!("it answered {answer:?}"))
+        Ok(answer)
+    }
+
+    /// The answer to [`Stepping::ask`] where a block of steps was asked for.
+    fn block(&mut self) -> Result<Block> {
+        let answer = self.answer()?;
+        let numbers: [f64; 2] = serde_json::from_str(&answer)
+            .with_context(|| format!("it answered {answer:?} where two numbers were expected"))?;
+        Ok(Block { seconds: numbers[0], peak: numbers[1] })
+    }
+}
+
+/// Steps of one side, taken one after the other without waiting for the device in between.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Block {
+    /// Of each step, on average.
+    pub(crate) seconds: f64,
+    /// The most memory of the device that tensors of the process had until then, in bytes; 0 on a CPU.
+    pub(crate) peak: f64,
+}
+
+/// What became of a side of [`blocks_in_turns`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Outcome {
+    /// The median of its blocks' seconds, and the highest memory.
+    Measured(Block),
+    /// It ended early, or answered something else; stderr has its words.
+    Failed,
+    /// What it needs is not installed.
+    NotInstalled,
+}
+
+/// Blocks of steps of processes that take turns: all of them start at once and stay, so that what they import and
+/// compile is paid once and not in every round. A side that fails does not end the others.
+///
+/// The sides warm up one after the other, so that none chooses its kernels while another one computes; one that
+/// [compiles](Side::compiles) begins before the others, since compiling is the processor's work.
+pub(crate) fn blocks_in_turns<const N: usize>(
+    rounds: usize,
+    sides: [Option<Side>; N],
+) -> [Outcome; N] {
+    let mut turns = sides.each_ref().map(|side| Turns::start(side.as_ref()));
+    let (mut beside, mut others): (Vec<_>, Vec<_>) =
+        turns.iter_mut().partition(|turn| turn.side.is_some_and(|side| side.compiles));
+    beside.iter_mut().for_each(|turn| turn.ask());
+    for turn in &mut others {
+        turn.ask();
+        turn.answer();
+    }
+    beside.iter_mut().for_each(|turn| turn.answer());
+    for turn in &mut turns {
+        turn.blocks.clear();
+    }
+    for round in 0..rounds {
+        for number in 0..N {
+            let turn = &mut turns[(round + number) % N];
+            turn.ask();
+            turn.answer();
+        }
+    }
+    turns.map(Turns::outcome)
+}
+
+/// A side of [`blocks_in_turns`]; without a process once it has failed.
+struct Turns<'a> {
+    side: Option<&'a Side>,
+    process: Option<Stepping>,
+    blocks: Vec<Block>,
+}
+
+impl<'a> Turns<'a> {
+    fn start(side: Option<&'a Side>) -> Self {
+        let mut turns = Self { side, process: None, blocks: Vec::new() };
+        match side.map(Stepping::start).transpose() {
+            Ok(process) => turns.process = process,
+            Err(error) => turns.fail(&error),
+        }
+        turns
+    }
+
+    fn ask(&mut self) {
+        if let Some(Err(error)) = self.process.as_mut().map(Stepping::ask) {
+            self.fail(&error);
+        }
+    }
+
+    fn answer(&mut self) {
+        match self.process.as_mut().map(Stepping::block).transpose() {
+            Ok(block) => self.blocks.extend(block),
+            Err(error) => self.fail(&error),
+        }
+    }
+
+    fn fail(&mut self, error: &anyhow::Error) {
+        let line = self.side.map(Side::line).unwrap_or_default();
+        eprintln!("  failed: {line}: {error:#}");
+        // Ends it.
+        self.process = None;
+    }
+
+    fn outcome(self) -> Outcome {
+        match (self.side, self.process) {
+            (None, _) => Outcome::NotInstalled,
+            (Some(_), None) => Outcome::Failed,
+            (Some(_), Some(_)) => {
+                let mut seconds: Vec<f64> = self.blocks.iter().map(|it| it.seconds).collect();
+                let peak = self.blocks.iter().map(|it| it.peak).fold(0.0, f64::max);
+                Outcome::Measured(Block { seconds: median(&mut seconds), peak })
+            }
+        }
     }
 }
 
@@ -195,4 +342,50 @@ fn python() -> Option<OsString> {
 
 fn script_path(script: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(script).to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Side {
+        Side::command("sh".into(), ["-c".to_owned(), script.to_owned()])
+    }
+
+    #[test]
+    fn blocks_are_medians_of_the_rounds_after_the_warm_up() {
+        // 9 s in the warm-up, then 1, 2 and 3, in its own order of turns.
+        let counting =
+            "read line; echo '[9, 50]'; for n in 2 1 3; do read line; echo \"[$n, $n]\"; done";
+        let compiling = shell("while read line; do echo '[0.5, 7]'; done").compiles();
+        let found = blocks_in_turns(3, [Some(compiling), Some(shell(counting))]);
+        let expected = [Block { seconds: 0.5, peak: 7.0 }, Block { seconds: 2.0, peak: 3.0 }];
+        assert_eq!(found, expected.map(Outcome::Measured));
+    }
+
+    #[test]
+    fn a_side_that_fails_does_not_end_the_others() {
+        let found = blocks_in_turns(
+            2,
+            [
+                Some(shell("exit 3")),
+                Some(shell("read line; echo '[1, 0]'; exit 3")),
+                Some(shell("while read line; do echo nothing; done")),
+                Some(Side::command("/nowhere/a-program".into(), [])),
+                None,
+                Some(shell("while read line; do echo '[1, 0]'; done")),
+            ],
+        );
+        let measured = Outcome::Measured(Block { seconds: 1.0, peak: 0.0 });
+        let failed = Outcome::Failed;
+        assert_eq!(found, [failed, failed, failed, failed, Outcome::NotInstalled, measured]);
+    }
+
+    #[test]
+    fn the_first_line_is_what_is_waited_for() {
+        let seconds = shell("echo done; sleep 2").seconds_until_line();
+        assert!(seconds.is_ok_and(|seconds| seconds < 2.0));
+        assert!(shell("echo done; exit 3").seconds_until_line().is_err());
+        assert!(shell("true").seconds_until_line().is_err());
+    }
 }

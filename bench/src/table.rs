@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use brigade_torch::DEVICE_KINDS;
+
 /// One comparison's result, ready to print.
 pub(crate) struct Row {
     pub(crate) what: &'static str,
@@ -41,7 +43,7 @@ impl fmt::Display for Row {
     }
 }
 
-/// Processor, cores, libtorch: what the figures depend on.
+/// Processor, cores, GPU, libtorch: what the figures depend on.
 pub(crate) fn machine() -> String {
     let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpu
@@ -49,5 +51,10 @@ pub(crate) fn machine() -> String {
         .find_map(|line| line.strip_prefix("model name"))
         .map_or("unknown processor", |rest| rest.trim_start_matches([' ', '\t', ':']));
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    format!("{model}, {cores} cores, libtorch {}", brigade_torch::libtorch_version())
+    let gpu = DEVICE_KINDS.iter().find_map(|kind| {
+        let devices = kind.devices().ok()?;
+        Some(format!("{devices} x {}, ", kind.hardware(0).ok()?))
+    });
+    let gpu = gpu.unwrap_or_default();
+    format!("{model}, {cores} cores, {gpu}libtorch {}", brigade_torch::libtorch_version())
 }

@@ -1,0 +1,276 @@
+//! Training on a GPU against PyTorch: its eager loop and `torch.compile`.
+
+use anyhow::{Result, ensure};
+use brigade::torch::DEVICE_KINDS;
+
+use super::training::megabytes;
+use crate::measurements::gpu::{SMALL, small};
+use crate::processes::{Block, Outcome, Side, blocks_in_turns, median};
+use crate::table::Row;
+
+/// Whether a comparison is one of GPUs, by its name. The runner of `cargo xtask gpu` chooses by the same.
+pub(crate) fn needs_gpu(name: &str) -> bool {
+    name.starts_with("gpu-")
+}
+
+/// Why a comparison cannot run here: there is no GPU, and it is not to be small.
+pub(crate) fn cannot_run(name: &str) -> Option<String> {
+    if !needs_gpu(name) || small() {
+        return None;
+    }
+    let mut reasons = Vec::new();
+    for kind in DEVICE_KINDS {
+        match kind.devices() {
+            Ok(_) => return None,
+            Err(reason) => reasons.push(format!("{}: {reason}", kind.name())),
+        }
+    }
+    let reasons = reasons.join(", ");
+    Some(format!(
+        "it needs a GPU ({reasons}): `cargo xtask gpu --only bench` builds for one; {SMALL}=1 runs a \
+         small form of it on the CPU"
+    ))
+}
+
+/// The FashionMNIST CNN, recorded as a graph and not, against the eager loop and `torch.compile`.
+pub(crate) fn cnn(rounds: usize) -> Result<Vec<Row>> {
+    let script = "peers/gpu_cnn.py";
+    let [captured, plain, eager, compiled] = blocks_in_turns(
+        rounds,
+        [
+            Some(Side::own("gpu cnn captured")),
+            Some(Side::own("gpu cnn")),
+            Side::peer(script, &[]),
+            Side::peer(script, &["--compile"]).map(Side::compiles),
+        ],
+    );
+    let mut rows = vec![
+        steps("GPU: CNN, batch 64, captured, against eager PyTorch", captured, eager, Some(3.0)),
+        steps(
+            "GPU: the same, captured, against torch.compile(mode=\"reduce-overhead\")",
+            captured,
+            compiled,
+            Some(1.5),
+        ),
+        steps("GPU: the same, not captured, against eager PyTorch", plain, eager, None),
+    ];
+    rows.extend(memory(
+        "GPU: memory of the CNN's training, captured, against eager",
+        captured,
+        eager,
+    ));
+    finish(rows, [captured, plain])
+}
+
+/// ResNet-50 in bf16, with its data, against the eager loop and `torch.compile`.
+pub(crate) fn resnet50(rounds: usize) -> Result<Vec<Row>> {
+    let script = "peers/gpu_resnet50.py";
+    let [ours, eager, compiled] = blocks_in_turns(
+        rounds,
+        [
+            Some(Side::own("gpu resnet50")),
+            Side::peer(script, &[]),
+            Side::peer(script, &["--compile"]).map(Side::compiles),
+        ],
+    );
+    let mut rows = vec![
+        steps(
+            "GPU: ResNet-50, bf16, channels_last, batch 256 from the host, against eager PyTorch",
+            ours,
+            eager,
+            Some(1.1),
+        ),
+        steps(
+            "GPU: the same against torch.compile(mode=\"reduce-overhead\")",
+            ours,
+            compiled,
+            Some(1.0),
+        ),
+    ];
+    rows.extend(memory("GPU: memory of ResNet-50's training, against eager", ours, eager));
+    finish(rows, [ours])
+}
+
+/// GPT-2 of 124 M parameters in bf16 against the eager loop.
+pub(crate) fn gpt2(rounds: usize) -> Result<Vec<Row>> {
+    let [ours, eager] = blocks_in_turns(
+        rounds,
+        [Some(Side::own("gpu gpt2")), Side::peer("peers/gpu_gpt2.py", &[])],
+    );
+    let what = "GPU: GPT-2 124 M, bf16, 8 x 1024 tokens, against eager PyTorch";
+    let mut rows = vec![steps(what, ours, eager, Some(1.1))];
+    rows.extend(memory("GPU: memory of GPT-2's training, against eager", ours, eager));
+    finish(rows, [ours])
+}
+
+/// From the start of a process to the end of its first training step.
+pub(crate) fn first_step(rounds: usize) -> Result<Vec<Row>> {
+    let ours = Side::own("gpu first-step");
+    let peer = Side::peer("peers/gpu_first_step.py", &[]);
+    let (mut mine, mut theirs) = (Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        mine.push(ours.seconds_until_line()?);
+        if let Some(peer) = &peer {
+            theirs.push(peer.seconds_until_line()?);
+        }
+    }
+    let block = |seconds: &mut [f64]| Block { seconds: median(seconds), peak: 0.0 };
+    let theirs = match theirs.is_empty() {
+        true => Outcome::NotInstalled,
+        false => Outcome::Measured(block(&mut theirs)),
+    };
+    let what = "GPU: start of a process to the end of its first step of the CNN, against PyTorch";
+    Ok(vec![compared(what, Outcome::Measured(block(&mut mine)), theirs, Some(5.0), |seconds| {
+        format!("{seconds:.2} s")
+    })])
+}
+
+/// Five epochs on ten classes of generated photographs that lie on the GPU. Every round is a training of its own.
+pub(crate) fn imagenette(rounds: usize) -> Result<Vec<Row>> {
+    let run =
+        |captured| Side::own(&format!("gpu imagenette {captured} runs={rounds}")).lists::<4>();
+    let (captured, lists) = match run("captured") {
+        Ok(lists) => (true, lists),
+        Err(error) => {
+            eprintln!("  failed: {error:#}");
+            (false, run("")?)
+        }
+    };
+    let [mut seconds, mut shares, images, peak] = lists;
+    ensure!(!seconds.is_empty(), "there are no rounds");
+    let (images, peak) = (images.first().copied().unwrap_or(0.0), peak.first().copied());
+    let row = |what, ours| Row {
+        what,
+        ours,
+        other: "-".to_owned(),
+        ratio: "-".to_owned(),
+        goal: "-".to_owned(),
+        reached: true,
+    };
+    let mut rows = vec![
+        row(
+            match captured {
+                true => {
+                    "GPU: 5 epochs of xresnet50 on generated photographs of 10 classes at 128 px, \
+                     bf16, images held on the GPU, captured"
+                }
+                false => {
+                    "GPU: 5 epochs of xresnet50 on generated photographs of 10 classes at 128 px, \
+                     bf16, images held on the GPU, not captured"
+                }
+            },
+            marked(format!("{:.1} s for {images:.0} images", median(&mut seconds))),
+        ),
+        row(
+            "GPU: accuracy on validation images then",
+            marked(format!("{:.1} %", 100.0 * median(&mut shares))),
+        ),
+    ];
+    if let Some(peak) = peak.filter(|&bytes| bytes > 0.0) {
+        rows.push(row("GPU: memory of that training, the images included", megabytes(peak)));
+    }
+    Ok(rows)
+}
+
+/// How many times as fast as the peer a step is.
+fn steps(what: &'static str, ours: Outcome, theirs: Outcome, goal: Option<f64>) -> Row {
+    compared(what, ours, theirs, goal, |seconds| format!("{:.3} ms", 1e3 * seconds))
+}
+
+fn compared(
+    what: &'static str,
+    ours: Outcome,
+    theirs: Outcome,
+    goal: Option<f64>,
+    shown: impl Fn(f64) -> String,
+) -> Row {
+    let text = |outcome| match outcome {
+        Outcome::Measured(block) => shown(block.seconds),
+        Outcome::Failed => "failed".to_owned(),
+        Outcome::NotInstalled => "not installed".to_owned(),
+    };
+    let ratio = match (ours, theirs) {
+        (Outcome::Measured(ours), Outcome::Measured(theirs)) => Some(theirs.seconds / ours.seconds),
+        _ => None,
+    };
+    Row {
+        what,
+        ours: marked(text(ours)),
+        other: text(theirs),
+        ratio: ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}x")),
+        goal: goal.map_or_else(|| "-".to_owned(), |goal| format!("at least {goal:.1}x")),
+        reached: match goal {
+            Some(goal) => ratio.is_some_and(|ratio| ratio >= goal),
+            None => matches!(ours, Outcome::Measured(_)),
+        },
+    }
+}
+
+/// The most that tensors took of the GPU; no row on a CPU, where it is not counted, or where a side is missing.
+fn memory(what: &'static str, ours: Outcome, theirs: Outcome) -> Option<Row> {
+    let (Outcome::Measured(ours), Outcome::Measured(theirs)) = (ours, theirs) else { return None };
+    (ours.peak > 0.0 && theirs.peak > 0.0).then(|| Row {
+        what,
+        ours: marked(megabytes(ours.peak)),
+        other: megabytes(theirs.peak),
+        ratio: format!("{:.2}", ours.peak / theirs.peak),
+        goal: "-".to_owned(),
+        reached: true,
+    })
+}
+
+/// Figures of small runs are not to be taken for others.
+fn marked(figure: String) -> String {
+    if small() { format!("{figure} (small)") } else { figure }
+}
+
+/// The rows, unless none of our sides has a figure.
+fn finish<const N: usize>(rows: Vec<Row>, ours: [Outcome; N]) -> Result<Vec<Row>> {
+    let measured = ours.iter().any(|outcome| matches!(outcome, Outcome::Measured(_)));
+    ensure!(measured, "no side of ours was measured");
+    Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn measured(seconds: f64, peak: f64) -> Outcome {
+        Outcome::Measured(Block { seconds, peak })
+    }
+
+    #[test]
+    fn a_side_without_a_figure_has_no_ratio_and_reaches_no_goal() {
+        let row = steps("a", measured(0.001, 0.0), measured(0.004, 0.0), Some(3.0));
+        assert_eq!(
+            (row.ratio.as_str(), row.other.as_str(), row.reached),
+            ("4.00x", "4.000 ms", true)
+        );
+        let row = steps("a", measured(0.001, 0.0), measured(0.002, 0.0), Some(3.0));
+        assert!(!row.reached);
+        for (missing, word) in
+            [(Outcome::Failed, "failed"), (Outcome::NotInstalled, "not installed")]
+        {
+            let row = steps("a", measured(0.001, 0.0), missing, Some(3.0));
+            assert_eq!((row.ratio.as_str(), row.other.as_str(), row.reached), ("-", word, false));
+        }
+    }
+
+    #[test]
+    fn memory_is_compared_where_both_sides_count_it() {
+        let row = memory("a", measured(1.0, 5e8), measured(1.0, 1e9));
+        assert_eq!(row.map(|row| row.ratio), Some("0.50".to_owned()));
+        assert!(memory("a", measured(1.0, 0.0), measured(1.0, 0.0)).is_none());
+        assert!(memory("a", Outcome::Failed, measured(1.0, 1e9)).is_none());
+    }
+
+    #[test]
+    fn comparisons_are_of_gpus_by_their_names() {
+        let names = ["cnn", "resnet50", "gpt2", "first-step", "imagenette"];
+        let names = names.map(|name| format!("gpu-{name}"));
+        let all: Vec<_> =
+            super::super::all().into_iter().map(|it| it.name).filter(|it| needs_gpu(it)).collect();
+        assert_eq!(all, names);
+        assert!(cannot_run("brigade-help").is_none());
+    }
+}
