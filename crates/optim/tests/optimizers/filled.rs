@@ -1,5 +1,6 @@
 //! Parameters and gradients filled by the formula of the golden files, and steps along them.
 
+use brigade_gpukit::{numeric_device, on_device};
 use brigade_nn::{Init, Model, ParamPath};
 use brigade_optim::Optimizer;
 use brigade_testkit::assert_close;
@@ -11,7 +12,7 @@ pub(crate) fn fill(shape: &[i64], number: i64, scale: f64, kind: Kind) -> Tensor
     let values: Vec<f32> = (0..shape.iter().product())
         .map(|i| (scale * (0.37 * i as f64 + 1.7 * number as f64).sin()) as f32)
         .collect();
-    Tensor::from_slice(&values).to_kind(kind).reshape(shape)
+    on_device(&Tensor::from_slice(&values).to_kind(kind).reshape(shape))
 }
 
 pub(crate) const SHAPES: [&[i64]; 3] = [&[4, 3], &[7], &[2, 3, 3, 3]];
@@ -30,7 +31,7 @@ pub(crate) fn model_of(shapes: &[&[i64]], kind: Kind) -> Model<Filled> {
         };
         Filled(shapes.iter().enumerate().map(parameter).collect())
     };
-    Model::builder().kind(kind).build(constructor).unwrap()
+    Model::builder().kind(kind).device(numeric_device()).build(constructor).unwrap()
 }
 
 pub(crate) fn model() -> Model<Filled> {

@@ -1,6 +1,7 @@
 //! Fused steps refuse states that do not fit, instead of writing beside them.
 
-use brigade_torch::{Device, DeviceNumbers, Kind, Tensor, channels_last, fused};
+use brigade_gpukit::numeric_device;
+use brigade_torch::{DeviceNumbers, Kind, Tensor, channels_last, fused};
 
 const HOST: DeviceNumbers<'_> =
     DeviceNumbers { lr: None, steps: None, grad_scale: None, found_inf: None };
@@ -29,7 +30,7 @@ const ADAGRAD: fused::AdagradStep =
     fused::AdagradStep { lr: 0.1, lr_decay: 0.0, weight_decay: 0.0, eps: 1e-8, maximize: false };
 
 fn zeros(shape: &[i64]) -> Tensor {
-    Tensor::zeros(shape, (Kind::Float, Device::Cpu))
+    Tensor::zeros(shape, (Kind::Float, numeric_device()))
 }
 
 /// A step of each rule with this in the place of one state.
@@ -66,7 +67,7 @@ fn states_that_do_not_fit_are_refused() {
     let large = zeros(&[1_000_000]);
     refused(&large, &zeros(&[8]), "[8]");
     refused(&large, &zeros(&[1]).expand([1_000_000], false), "memory");
-    refused(&large, &Tensor::zeros([1_000_000], (Kind::Double, Device::Cpu)), "Double");
+    refused(&large, &Tensor::zeros([1_000_000], (Kind::Double, numeric_device())), "Double");
     let matrix = zeros(&[300, 500]);
     refused(&matrix, &zeros(&[500, 300]), "[500, 300]");
     // Of the same shape, but its elements lie in another order.
