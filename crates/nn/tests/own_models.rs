@@ -101,7 +101,8 @@ fn a_scripted_module_trains_as_in_python() {
         serde_json::from_slice(&std::fs::read(fixture("torchscript.json")).unwrap()).unwrap();
     type Output = BTreeMap<String, Tensor>;
     let path = fixture("torchscript_script.pt");
-    let model = Model::<TorchScript<Output>>::from_torchscript(path).unwrap();
+    let mut model = Model::<TorchScript<Output>>::from_torchscript(path).unwrap();
+    model.to_device(numeric_device()).unwrap();
     let names: Vec<String> = model.state_dict().into_iter().map(|(name, _)| name).collect();
     let state = expected["state"].as_object().unwrap();
     assert_eq!(names.len(), state.len(), "{names:?}");
@@ -119,6 +120,7 @@ fn a_scripted_module_trains_as_in_python() {
     // The running statistics moved; begin anew.
     let path = fixture("torchscript_script.pt");
     let mut model = Model::<TorchScript<Output>>::from_torchscript(path).unwrap();
+    model.to_device(numeric_device()).unwrap();
     model.eval();
     for wanted in expected["losses"].as_array().unwrap() {
         let output = model.forward([("left", &left), ("right", &right)]).unwrap();
@@ -144,19 +146,24 @@ fn a_scripted_module_trains_as_in_python() {
 fn a_traced_module_gives_nested_tuples() {
     type Output = (Tensor, (Tensor, Tensor));
     let model = Model::<TorchScript<Output>>::from_torchscript(fixture("torchscript_trace.pt"));
-    let model = model.unwrap();
+    let mut model = model.unwrap();
+    model.to_device(numeric_device()).unwrap();
     let (input, factor) = (Tensor::ones([2, 3], float()), Tensor::from(3f32));
     let (plain, (scaled, same)) = model.forward((&input, &factor)).unwrap();
     assert_eq!(plain * 3.0, scaled);
     assert_eq!(same, factor);
     // What does not fit is an error, not a panic.
-    let model = Model::<TorchScript>::from_torchscript(fixture("torchscript_trace.pt")).unwrap();
+    let mut model =
+        Model::<TorchScript>::from_torchscript(fixture("torchscript_trace.pt")).unwrap();
+    model.to_device(numeric_device()).unwrap();
     let error = model.forward((&input, &factor)).unwrap_err();
     assert_eq!(error.to_string(), "the TorchScript module gave a tuple, expected a tensor");
     let error = model.forward(&Tensor::ones([2, 5], float())).unwrap_err();
     assert!(matches!(error, Error::ScriptForward(_)), "{error}");
     let any = Model::<TorchScript<ScriptValue>>::from_torchscript(fixture("torchscript_trace.pt"));
-    let value = any.unwrap().forward((&input, &factor)).unwrap();
+    let mut any = any.unwrap();
+    any.to_device(numeric_device()).unwrap();
+    let value = any.forward((&input, &factor)).unwrap();
     assert!(matches!(value, ScriptValue::Tuple(values) if values.len() == 2));
     for name in ["missing.pt", "small.pth", "layers.json"] {
         let error = Model::<TorchScript>::from_torchscript(fixture(name)).unwrap_err();

@@ -51,7 +51,8 @@ fn model() -> (Model<Net>, Optimizer) {
         let values = Tensor::arange(tensor.numel() as i64, (Kind::Double, tch::Device::Cpu));
         tensor.shallow_clone().copy_(&(values.sin() * 0.4).reshape(tensor.size()));
     }
-    let optimizer = Sgd::new(0.1).momentum(0.9).build(&model).unwrap();
+    // A rate that float32 has: an optimizer on a GPU takes it from a tensor of that kind.
+    let optimizer = Sgd::new(0.125).momentum(0.9).build(&model).unwrap();
     (model, optimizer)
 }
 
@@ -89,7 +90,7 @@ fn accelerated(
     batch_size: usize,
 ) -> Result<(Vec<f64>, u64, u64)> {
     let (model, optimizer) = model();
-    let schedule = brigade_optim::schedule::Schedule::constant(0.1)?;
+    let schedule = brigade_optim::schedule::Schedule::constant(0.125)?;
     let scheduler = Scheduler::new(&optimizer, schedule);
     let loader = DataLoader::new(TensorDataset::new(tensors(samples))?).batch_size(batch_size);
     let (scheduler, loader, model, optimizer) =

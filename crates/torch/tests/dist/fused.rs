@@ -1,6 +1,6 @@
 //! Fused steps refuse states that do not fit, instead of writing beside them.
 
-use brigade_gpukit::numeric_device;
+use brigade_gpukit::{numeric_device, on_device};
 use brigade_torch::{DeviceNumbers, Kind, Tensor, channels_last, fused};
 
 const HOST: DeviceNumbers<'_> =
@@ -37,7 +37,7 @@ fn zeros(shape: &[i64]) -> Tensor {
 fn refused(parameter: &Tensor, state: &Tensor, word: &str) {
     let gradient = parameter.ones_like();
     let sound = parameter.zeros_like();
-    let steps = Tensor::from(1f32);
+    let steps = on_device(&Tensor::from(1f32));
     let (p, g, s) = (&[parameter][..], &[&gradient][..], &[&steps][..]);
     let errors = [
         fused::adam(p, g, &[state], &[&sound], &[], s, &ADAM, &HOST),
@@ -81,7 +81,7 @@ fn states_that_do_not_fit_are_refused() {
 fn lists_of_other_lengths_are_refused() {
     let (parameter, gradient) = (zeros(&[4]), zeros(&[4]).ones_like());
     let state = || zeros(&[4]);
-    let steps = Tensor::from(1f32);
+    let steps = on_device(&Tensor::from(1f32));
     let p = [&parameter, &parameter];
     let g = [&gradient, &gradient];
     assert!(
@@ -130,7 +130,7 @@ fn lists_of_other_lengths_are_refused() {
     );
     assert!(fused::sgd(&p, &g, &[&state()], &SGD, &HOST).is_err());
     assert!(fused::sgd(&p[..1], &g[..1], &[], &SGD, &HOST).is_err(), "a momentum without a buffer");
-    for steps in [Tensor::from(1f64), zeros(&[2]), zeros(&[0])] {
+    for steps in [on_device(&Tensor::from(1f64)), zeros(&[2]), zeros(&[0])] {
         assert!(fused::adagrad(&p[..1], &g[..1], &[&state()], &[&steps], &ADAGRAD, &HOST).is_err());
     }
     // Of another type than the parameter.

@@ -37,6 +37,17 @@ impl Case {
         Self { name, leaves, mask: None, causal: false, scale: None }
     }
 
+    /// On the CPU, whose own loops drop by numbers of 16 bits; which weights a GPU's kernels drop, and whether a
+    /// kernel drops the same for values of another width, is theirs.
+    fn all_on_cpu() -> Vec<Self> {
+        let cpu = |case: Self| Self {
+            leaves: case.leaves.map(|leaf| leaf.to_device(Device::Cpu)),
+            mask: case.mask.map(|mask| mask.to_device(Device::Cpu)),
+            ..case
+        };
+        Self::all().into_iter().map(cpu).collect()
+    }
+
     fn all() -> Vec<Self> {
         let seen = |shape: &[i64]| Tensor::rand(shape, options()).gt(0.4);
         // The second query of the first row sees no key at all.
@@ -67,12 +78,14 @@ impl Case {
 
     /// Where weights are kept: what comes of values that are the rows of a unit matrix.
     fn kept(&self, dropout: f64) -> Tensor {
-        let before = rng_state(numeric_device()).unwrap();
         let [queries, keys, _] = &self.leaves;
+        let device = queries.device();
+        let before = rng_state(device).unwrap();
         let size = keys.size();
-        let unit = Tensor::eye(size[2], options()).expand([size[0], size[1], -1, -1], false);
+        let unit =
+            Tensor::eye(size[2], (Kind::Float, device)).expand([size[0], size[1], -1, -1], false);
         let dropped = self.attend(&[queries.shallow_clone(), keys.shallow_clone(), unit], dropout);
-        set_rng_state(numeric_device(), &before).unwrap();
+        set_rng_state(device, &before).unwrap();
         dropped.ne(0.0)
     }
 
@@ -124,7 +137,7 @@ fn apart(one: &Tensor, other: &Tensor) -> f64 {
 #[test]
 fn it_equals_the_operations() {
     let _generator = alone();
-    for case in Case::all() {
+    for case in Case::all_on_cpu() {
         for dropout in [0.25, 0.1] {
             let kept = case.kept(dropout);
             let mine = run(&case.leaves, |leaves| case.attend(leaves, dropout));
@@ -152,21 +165,21 @@ fn it_drops_as_much_as_was_asked_for() {
 #[test]
 fn sixteen_bits_are_close_to_float64() {
     let _generator = alone();
-    for case in Case::all() {
+    for case in Case::all_on_cpu() {
         let short = case.leaves.each_ref().map(|leaf| leaf.to_kind(Kind::BFloat16));
         for dropout in [0.0, 0.25] {
             let kept = match dropout > 0.0 {
                 true => case.kept(dropout),
-                false => Tensor::ones([], (Kind::Bool, numeric_device())),
+                false => Tensor::ones([], (Kind::Bool, Device::Cpu)),
             };
             let expected = run(&short, |leaves| case.expected(leaves, &kept, dropout));
-            let before = rng_state(numeric_device()).unwrap();
+            let before = rng_state(Device::Cpu).unwrap();
             let in_kind = run(&short, |leaves| case.attend(leaves, dropout));
-            set_rng_state(numeric_device(), &before).unwrap();
+            set_rng_state(Device::Cpu, &before).unwrap();
             // From leaves of float32, whose gradients are of that kind.
             let wide = short.each_ref().map(|leaf| leaf.to_kind(Kind::Float));
             let cast = run(&wide, |leaves| {
-                let _scope = Autocast::enter(numeric_device(), Kind::BFloat16, true).unwrap();
+                let _scope = Autocast::enter(Device::Cpu, Kind::BFloat16, true).unwrap();
                 case.attend(leaves, dropout)
             });
             assert_eq!(cast[0].kind(), Kind::BFloat16);
@@ -203,7 +216,9 @@ fn the_number_of_threads_changes_no_bit() {
 fn heads_lie_beside_each_other() {
     let _generator = alone();
     let case = Case::new("", [2, 3, 5, 4], [3, 9, 6]);
-    let output = case.attend(&case.leaves, 0.1);
+    // Of the CPU's own loops; a GPU has libtorch's kernel.
+    let leaves = case.leaves.each_ref().map(|leaf| leaf.to_device(Device::Cpu));
+    let output = case.attend(&leaves, 0.1);
     assert!(output.transpose(1, 2).is_contiguous());
 }
 

@@ -1,6 +1,6 @@
 //! Loss scaling: PyTorch's numbers, skipped steps, agreement between ranks.
 
-use brigade_gpukit::on_device;
+use brigade_gpukit::{numeric_device, on_device};
 use brigade_nn::Model;
 use brigade_optim::schedule::Schedule;
 use brigade_testkit::{World, dist_test};
@@ -25,7 +25,7 @@ fn fp16() -> AcceleratorBuilder {
 }
 
 fn start() -> Model<Weight> {
-    let model = Model::new(Weight::new).unwrap();
+    let model = Model::builder().device(numeric_device()).build(Weight::new).unwrap();
     let values = Tensor::from_slice(&[0.5f32, -1.0, 2.0]);
     tch::no_grad(|| model.parameters()[0].tensor.shallow_clone().copy_(&values));
     model

@@ -23,7 +23,8 @@ fn data(samples: i64) -> (Tensor, (Tensor, Tensor)) {
 fn model() -> (Model<Net>, Optimizer) {
     let mut model = net::model(Kind::Double);
     model.to_device(numeric_device()).unwrap();
-    let optimizer = Sgd::new(0.1).momentum(0.9).build(&model).unwrap();
+    // A rate that float32 has: an optimizer on a GPU takes it from a tensor of that kind.
+    let optimizer = Sgd::new(0.125).momentum(0.9).build(&model).unwrap();
     (model, optimizer)
 }
 
