@@ -66,14 +66,13 @@ enum Command {
         /// Sums are made in another order there: a tolerance that fits one processor's rounding fails.
         #[arg(long, conflicts_with = "runner_arguments")]
         older_processor: bool,
-        /// Run the tests of numbers alone, on another device: fake (a GPU made of host memory, which shows where
-        /// tensors are) or cuda (a real GPU)
+        /// Run the tests of numbers alone, on another device: fake, a GPU made of host memory
         ///
-        /// For cuda, LIBTORCH names a libtorch with CUDA, such as the one that `setup --cuda` has fetched.
+        /// It shows where tensors are, not what a GPU computes. `gpu` runs the tests on a real one.
         #[arg(
             long,
             value_name = "DEVICE",
-            value_parser = ["fake", "cuda"],
+            value_parser = ["fake"],
             conflicts_with_all = ["runner_arguments", "older_processor"]
         )]
         device: Option<String>,

@@ -86,8 +86,7 @@ pub(crate) fn run_as_on_an_older_processor(checkout: &Checkout) -> Result<ExitCo
     run(checkout, &programs.collect::<Vec<_>>(), &variables, false)
 }
 
-/// Runs the test programs that take their tensors' device from `brigade-gpukit`, on that device: `fake`, a GPU made of
-/// host memory, or `cuda`, a real one.
+/// Runs the test programs that take their tensors' device from `brigade-gpukit`, on that device.
 pub(crate) fn run_on(checkout: &Checkout, device: &str) -> Result<ExitCode> {
     let programs = ON_ANY_DEVICE.iter().flat_map(|it| ["--test".to_owned(), (*it).to_owned()]);
     let mut arguments: Vec<String> = programs.collect();
