@@ -66,6 +66,16 @@ enum Command {
         /// Sums are made in another order there: a tolerance that fits one processor's rounding fails.
         #[arg(long, conflicts_with = "runner_arguments")]
         older_processor: bool,
+        /// Run the tests of numbers alone, on another device: fake, a GPU made of host memory
+        ///
+        /// It shows where tensors are, not what a GPU computes. `gpu` runs the tests on a real one.
+        #[arg(
+            long,
+            value_name = "DEVICE",
+            value_parser = ["fake"],
+            conflicts_with_all = ["runner_arguments", "older_processor"]
+        )]
+        device: Option<String>,
         /// For the runner: a part of a test's name, or options such as `-p brigade-plan`.
         /// Doc tests are left out then, and nothing is installed.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -143,6 +153,7 @@ fn run(command: Command) -> Result<ExitCode> {
     match command {
         Command::Setup { cuda, pins } => setup::run(&checkout, cuda, pins.as_deref()),
         Command::Demo => demo::run(&checkout),
+        Command::Test { device: Some(device), .. } => suite::run_on(&checkout, &device),
         Command::Test { older_processor: true, .. } => {
             suite::run_as_on_an_older_processor(&checkout)
         }

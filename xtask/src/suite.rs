@@ -86,6 +86,52 @@ pub(crate) fn run_as_on_an_older_processor(checkout: &Checkout) -> Result<ExitCo
     run(checkout, &programs.collect::<Vec<_>>(), &variables, false)
 }
 
+/// Runs the test programs that take their tensors' device from `brigade-gpukit`, on that device.
+pub(crate) fn run_on(checkout: &Checkout, device: &str) -> Result<ExitCode> {
+    let programs = ON_ANY_DEVICE.iter().flat_map(|it| ["--test".to_owned(), (*it).to_owned()]);
+    let mut arguments: Vec<String> = programs.collect();
+    // `cargo test` cannot choose by module: it runs those tests, too, and they are the CPU's there.
+    if has_nextest() {
+        arguments.extend(["-E".to_owned(), not_on_a_device()]);
+    }
+    run(checkout, &arguments, &[("BRIGADE_TEST_DEVICE", device)], false)
+}
+
+/// nextest's filter without the tests of these programs that are about the CPU whatever the variable says, and without
+/// networks that consist of the same layers as smaller ones.
+fn not_on_a_device() -> String {
+    let tests = |program: &str, names: &str| format!("(binary({program}) & test(/{names}/))");
+    let dist = "^(cross_entropy|fused|linear|max_pool|norm_relu)::";
+    let only = format!("(not binary(dist) | {})", tests("dist", dist));
+    let left_out = [
+        tests("numerics", "^(batch_size|edges|losses|memory_format)::"),
+        tests("golden", "(34|50)"),
+        tests("resnet", "torchvisions"),
+        "(binary(own_models) & package(brigade-train))".to_owned(),
+    ];
+    format!("{only} & not ({})", left_out.join(" | "))
+}
+
+/// The test programs that ask `brigade_gpukit::device` for their tensors' device, of `models`, `nn`, `optim`, `torch`
+/// and `train`.
+const ON_ANY_DEVICE: [&str; 15] = [
+    "accumulate",
+    "cnn",
+    "dist",
+    "dropped",
+    "golden",
+    "layer_groups",
+    "layers",
+    "lstm",
+    "metrics",
+    "model",
+    "numerics",
+    "optimizers",
+    "own_models",
+    "resnet",
+    "seed",
+];
+
 /// The test programs that compare numbers, of `models`, `torch`, `train` and the examples.
 const NUMERIC: [&str; 17] = [
     "accumulate",

@@ -13,7 +13,8 @@ pub mod fake;
 mod ffi;
 mod graphs;
 
-use tch::Device;
+use brigade_torch::GpuMath;
+use tch::{Device, Kind, Tensor};
 
 /// Runs something that may not have the host wait for a GPU, and fails where it does: with the names of what waited on
 /// GPUs made of host memory, with libtorch's own check on real ones. On the CPU it only runs it.
@@ -74,4 +75,88 @@ pub fn device() -> Device {
         }
         other => panic!("{DEVICE_VARIABLE}={other}: it is cpu, fake or cuda"),
     }
+}
+
+/// Returns [`device`] for comparisons of numbers: on a GPU, products and convolutions of float32 then have all their
+/// digits, in the whole process.
+///
+/// With TF32, which libtorch's convolutions have unless told otherwise, operands are rounded to 10 bits: results are
+/// 1e-3 away from those of a CPU, and no comparison could tell that from a mistake. An `Accelerator` has a setting of
+/// its own: tests that build one say `.tf32(false)`.
+///
+/// # Panics
+///
+/// As [`device`].
+#[must_use]
+pub fn numeric_device() -> Device {
+    let device = device();
+    if device != Device::Cpu {
+        GpuMath { tf32: false, benchmark: false, deterministic: false }.apply();
+    }
+    device
+}
+
+/// Returns a tensor on [`numeric_device`]: inputs and expected values that are made from numbers of the host.
+///
+/// # Panics
+///
+/// As [`device`].
+#[must_use]
+pub fn on_device(tensor: &Tensor) -> Tensor {
+    tensor.to_device(numeric_device())
+}
+
+/// Returns how far apart results may be that are the same bits on a CPU: the largest difference, over the largest
+/// value.
+///
+/// 0 on the CPU, and on GPUs made of host memory, whose kernels are the CPU's. On a real GPU a sum is made by threads,
+/// in an order that depends on shapes, on the kernel that cuBLAS or cuDNN chooses, and with atomic additions on the
+/// moment; `exp` and the like end in another last digit; and a compiler joins products and sums into one rounding.
+///
+/// - float64: 1e-10. An operation rounds by 1.1e-16; a million roundings that all go one way come to that.
+/// - float32: 1e-5. An operation rounds by 6e-8; tests sum some thousand products, whose roundings come to less than
+///   170 of one.
+/// - float16 and bfloat16: twice the rounding of the result, 2⁻¹⁰ and 2⁻⁷, since a value that lies between two numbers
+///   can be rounded to either.
+/// - Whole numbers and truth values: 0.
+///
+/// # Panics
+///
+/// As [`device`].
+#[must_use]
+pub fn tolerance(kind: Kind) -> f64 {
+    if device() == Device::Cpu || fake::is_installed() {
+        return 0.0;
+    }
+    match kind {
+        Kind::Double | Kind::ComplexDouble => 1e-10,
+        Kind::Float | Kind::ComplexFloat => 1e-5,
+        Kind::Half => 2_f64.powi(-10),
+        Kind::BFloat16 => 2_f64.powi(-7),
+        _ => 0.0,
+    }
+}
+
+/// Asserts that two tensors are of one kind, shape and device and hold the same values: the same bits on the CPU, and
+/// within [`tolerance`] on a real GPU.
+///
+/// # Panics
+///
+/// Where they do not.
+#[track_caller]
+pub fn assert_same(found: &Tensor, expected: &Tensor, what: &str) {
+    assert_eq!(
+        (found.kind(), found.size(), found.device()),
+        (expected.kind(), expected.size(), expected.device()),
+        "{what}: kind, shape and device"
+    );
+    let allowed = tolerance(expected.kind());
+    if allowed == 0.0 || expected.numel() == 0 {
+        assert!(found.equal(expected), "{what}: other values than expected");
+        return;
+    }
+    let [found, expected] = [found, expected].map(|it| it.to_kind(Kind::Double));
+    let size = expected.abs().max().double_value(&[]);
+    let apart = (found - expected).abs().max().double_value(&[]);
+    assert!(apart <= allowed * size, "{what}: {apart} apart, of {size}; allowed: {allowed} of it");
 }

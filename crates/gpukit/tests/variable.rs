@@ -4,7 +4,8 @@
 
 use std::process::Command;
 
-use tch::{Kind, Tensor};
+use brigade_gpukit::{assert_same, numeric_device, on_device, tolerance};
+use tch::{Device, Kind, Tensor};
 
 #[test]
 fn the_variable_names_the_device() {
@@ -31,6 +32,22 @@ fn the_variable_names_the_device() {
         let (good, text) = run(Some("cuda"));
         assert!(!good && text.contains("xtask setup --cuda"), "{text}");
     }
+}
+
+#[test]
+fn comparisons_allow_what_the_device_needs() {
+    let expected = on_device(&Tensor::from_slice(&[1.0, -2.0]));
+    assert_same(&expected.copy(), &expected, "a copy");
+    let refused = |found: &Tensor| {
+        let compare = || assert_same(found, &expected, "numbers");
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(compare)).is_err()
+    };
+    assert!(refused(&(&expected + 1e-3)), "other values");
+    assert!(refused(&expected.to_kind(Kind::Float)), "another kind");
+    assert!(refused(&expected.reshape([2, 1])), "another shape");
+    let is_real = numeric_device() != Device::Cpu && !brigade_gpukit::fake::is_installed();
+    assert_eq!(tolerance(Kind::Double), if is_real { 1e-10 } else { 0.0 });
+    assert_eq!(tolerance(Kind::Int64), 0.0);
 }
 
 #[test]

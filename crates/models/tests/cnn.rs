@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
+use brigade_gpukit::{numeric_device, on_device};
 use brigade_models::Cnn;
 use brigade_nn::{Kind, Model, Tensor};
 use serde_json::Value;
@@ -14,11 +15,11 @@ fn golden(text: &str) -> Value {
 fn fill(shape: &[i64], j: i64, scale: f64, phase: f64) -> Tensor {
     let value = |i| (scale * (0.37 * i as f64 + 1.7 * j as f64 + phase).sin()) as f32;
     let values: Vec<f32> = (0..shape.iter().product::<i64>()).map(value).collect();
-    Tensor::from_slice(&values).view(shape)
+    on_device(&Tensor::from_slice(&values).view(shape))
 }
 
 fn filled_cnn(phase: f64) -> Model<Cnn> {
-    let model = Model::new(Cnn::new).unwrap();
+    let model = Model::builder().device(numeric_device()).build(Cnn::new).unwrap();
     for (j, parameter) in (0..).zip(model.parameters()) {
         let mut values = fill(&parameter.tensor.size(), j, 0.05, phase);
         if parameter.name.ends_with(".1.weight") {
@@ -53,8 +54,10 @@ fn the_loss_curve_of_one_process_is_pytorchs() {
     for (step, expected) in (0..).zip(case["losses"].as_array().unwrap()) {
         let images = fill(&[rows, 1, 28, 28], 100 + step, 0.5, 0.0) + 0.5;
         let labels: Vec<i64> = (0..rows).map(|k| (7 * step + 3 * k + k * k) % 10).collect();
-        let loss =
-            model.forward(&images).unwrap().cross_entropy_for_logits(&Tensor::from_slice(&labels));
+        let loss = model
+            .forward(&images)
+            .unwrap()
+            .cross_entropy_for_logits(&on_device(&Tensor::from_slice(&labels)));
         assert_close(loss.double_value(&[]), expected.as_f64().unwrap(), 1e-5, "loss");
         loss.backward();
         // torch.optim.SGD: v = g at first, then v = 0.9 v + g; p -= lr v.
@@ -91,7 +94,7 @@ fn names_come_in_pytorchs_order() {
         golden(include_str!("golden/ddp_cnn.json"))["parameter_names"].clone(),
     )
     .unwrap();
-    let model = Model::new(Cnn::new).unwrap();
+    let model = Model::builder().device(numeric_device()).build(Cnn::new).unwrap();
     let names: Vec<_> = model.parameters().into_iter().map(|parameter| parameter.name).collect();
     assert_eq!(names, expected);
     assert_eq!(model.num_parameters(), 253_706);

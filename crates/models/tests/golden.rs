@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
+use brigade_gpukit::{numeric_device, on_device};
 use brigade_models::{
     Activation, ResNet, ResNetOptions, UNet, UNetOptions, XResNet, XResNetOptions,
 };
@@ -63,7 +64,9 @@ impl Outcome {
         model.train();
         let logits = model.forward(&images).unwrap();
         let loss = match table {
-            Table::Classifiers => logits.cross_entropy_for_logits(&Tensor::from_slice(&[3i64, 7])),
+            Table::Classifiers => {
+                logits.cross_entropy_for_logits(&on_device(&Tensor::from_slice(&[3i64, 7])))
+            }
             Table::Fastai => logits.square().mean(model.kind()),
         };
         loss.backward();
@@ -86,11 +89,11 @@ impl Outcome {
             Table::Classifiers => {
                 let rows: Vec<Vec<f32>> = serde_json::from_value(value.clone()).unwrap();
                 let numbers = rows.concat();
-                Tensor::from_slice(&numbers).to_kind(Kind::Double)
+                on_device(&Tensor::from_slice(&numbers).to_kind(Kind::Double))
             }
             Table::Fastai => {
                 let numbers: Vec<f32> = serde_json::from_value(value.clone()).unwrap();
-                Tensor::from_slice(&numbers).to_kind(Kind::Double)
+                on_device(&Tensor::from_slice(&numbers).to_kind(Kind::Double))
             }
         };
         let gradients = golden["grad_abs_sums"].as_object().unwrap();
@@ -130,7 +133,7 @@ impl Outcome {
 fn agrees<M: Layer>(table: Table, name: &str, build: fn(&ParamPath<'_>) -> M) {
     let golden = table.read();
     let golden = &golden["models"][name];
-    let mut model = Model::new(build).unwrap();
+    let mut model = Model::builder().device(numeric_device()).build(build).unwrap();
     assert_eq!(model.num_parameters() as u64, golden["parameters"].as_u64().unwrap());
     let found: Vec<(String, Vec<i64>)> =
         model.state_dict().into_iter().map(|(name, tensor)| (name, tensor.size())).collect();
@@ -141,7 +144,8 @@ fn agrees<M: Layer>(table: Table, name: &str, build: fn(&ParamPath<'_>) -> M) {
     filled(&model);
     let shape: Vec<i64> = serde_json::from_value(golden["input"].clone()).unwrap();
     let images = fill(&shape, 900, -1.0, 1.0);
-    let mut exact = Model::builder().kind(Kind::Double).build(build).unwrap();
+    let mut exact =
+        Model::builder().device(numeric_device()).kind(Kind::Double).build(build).unwrap();
     filled(&exact);
     let exact = Outcome::of(&mut exact, &images, table);
     let theirs = Outcome::read(golden, table).errors(&exact);

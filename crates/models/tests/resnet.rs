@@ -4,12 +4,18 @@
 
 use std::sync::Mutex;
 
+use brigade_gpukit::numeric_device;
 use brigade_models::{ResNet, ResNetOptions};
 use brigade_nn::{Error, Kind, Model, ParamPath, StateDict};
 use serde_json::Value;
 
 /// libtorch has one generator per process.
 static GENERATOR: Mutex<()> = Mutex::new(());
+
+/// A network on the device of the tests.
+fn on_device(build: impl FnOnce(&ParamPath<'_>) -> ResNet) -> brigade_nn::Result<Model<ResNet>> {
+    Model::builder().device(numeric_device()).build(build)
+}
 
 /// A size: its name in torchvision and its constructor.
 type Size = (&'static str, fn(&ParamPath<'_>) -> ResNet);
@@ -47,24 +53,24 @@ fn a_seed_gives_torchvisions_first_values_and_all_sizes_are_its() {
     };
     for (name, build) in networks {
         tch::manual_seed(golden["seed"].as_i64().unwrap());
-        compare(name, &Model::new(build).unwrap());
+        compare(name, &on_device(build).unwrap());
     }
-    compare("resnext50_32x4d", &Model::new(|path| ResNet::new(path, 10, next)).unwrap());
-    compare("wide_resnet50_2", &Model::new(|path| ResNet::new(path, 10, wide)).unwrap());
+    compare("resnext50_32x4d", &on_device(|path| ResNet::new(path, 10, next)).unwrap());
+    compare("wide_resnet50_2", &on_device(|path| ResNet::new(path, 10, wide)).unwrap());
 }
 
 #[test]
 fn residual_branches_can_start_at_zero_and_wrong_shapes_are_refused() {
     let _alone = GENERATOR.lock().unwrap();
     let zero = ResNetOptions { zero_init_residual: true, ..ResNetOptions::basic([1, 1, 1, 1]) };
-    let model = Model::new(|path| ResNet::new(path, 2, zero)).unwrap();
+    let model = on_device(|path| ResNet::new(path, 2, zero)).unwrap();
     for parameter in model.parameters().iter().filter(|p| p.name.contains(".bn")) {
         let largest = parameter.tensor.abs().max().double_value(&[]);
         let expected = if parameter.name.ends_with("bn1.weight") { 1.0 } else { 0.0 };
         assert_eq!(largest, expected, "{}", parameter.name);
     }
     let grouped = ResNetOptions { groups: 2, ..ResNetOptions::basic([1, 1, 1, 1]) };
-    let error = Model::new(|path| ResNet::new(path, 2, grouped)).unwrap_err();
+    let error = on_device(|path| ResNet::new(path, 2, grouped)).unwrap_err();
     assert!(error.to_string().contains("bottleneck"), "{error}");
 }
 
@@ -73,7 +79,7 @@ fn impossible_widths_are_refused() {
     let _alone = GENERATOR.lock().unwrap();
     for width_per_group in [-64, i64::MAX] {
         let options = ResNetOptions { width_per_group, ..ResNetOptions::bottleneck([1, 1, 1, 1]) };
-        let error = Model::new(|p| ResNet::new(p, 10, options)).unwrap_err();
+        let error = on_device(|p| ResNet::new(p, 10, options)).unwrap_err();
         assert!(matches!(error, Error::Build { .. }), "{error}");
     }
 }

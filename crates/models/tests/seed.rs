@@ -12,7 +12,7 @@ use serde_json::Value;
 fn a_seed_gives_pytorchs_first_values() {
     let golden: Value = serde_json::from_str(include_str!("fixtures/cnn_seed.json")).unwrap();
     tch::manual_seed(golden["seed"].as_i64().unwrap());
-    let model = Model::new(Cnn::new).unwrap();
+    let model = Model::builder().device(brigade_gpukit::device()).build(Cnn::new).unwrap();
     for (parameter, expected) in
         model.parameters().iter().zip(golden["parameters"].as_array().unwrap())
     {
@@ -29,6 +29,11 @@ fn a_seed_gives_pytorchs_first_values() {
     let wide = Model::builder().kind(Kind::Double).device(Device::Cpu).build(Cnn::new).unwrap();
     for (narrow, wide) in model.parameters().iter().zip(wide.parameters()) {
         assert_eq!(wide.tensor.kind(), Kind::Double);
-        assert_eq!(narrow.tensor.to_kind(Kind::Double), wide.tensor, "{}", wide.name);
+        assert_eq!(
+            narrow.tensor.to_kind(Kind::Double).to_device(Device::Cpu),
+            wide.tensor,
+            "{}",
+            wide.name
+        );
     }
 }

@@ -2,16 +2,24 @@
 
 #![allow(clippy::unwrap_used)] // tests
 
+use brigade_gpukit::numeric_device;
 use brigade_nn::{BatchNorm2d, Init, LayerGroups, Linear, Model, ParamPath};
 use tch::{Device, Kind, Tensor};
 
-const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
+fn float() -> (Kind, Device) {
+    (Kind::Float, numeric_device())
+}
+
+/// A model on the device of the tests.
+fn build<M>(constructor: impl FnOnce(&ParamPath<'_>) -> M) -> brigade_nn::Result<Model<M>> {
+    Model::builder().device(numeric_device()).build(constructor)
+}
 
 #[test]
 fn normalisations_are_known_by_their_layer_and_of_adopted_tensors_by_their_shape() {
-    let vector = || Tensor::ones([4], FLOAT).set_requires_grad(true);
-    let matrix = Tensor::ones([4, 4], FLOAT).set_requires_grad(true);
-    let model = Model::new(|p: &ParamPath<'_>| {
+    let vector = || Tensor::ones([4], float()).set_requires_grad(true);
+    let matrix = Tensor::ones([4, 4], float()).set_requires_grad(true);
+    let model = build(|p: &ParamPath<'_>| {
         // A PReLU and a layer of the model's own: vectors, and no normalisations.
         let _ = (p / "prelu").parameter("weight", &[4], Init::Constant(0.25));
         let scale = p / "scale";
@@ -48,9 +56,9 @@ fn groups_of_layers_cover_every_parameter() {
             Net
         }
     };
-    let groups = Model::new(net(&["stem", "head", "body"])).unwrap().param_groups().unwrap();
+    let groups = build(net(&["stem", "head", "body"])).unwrap().param_groups().unwrap();
     let body = ["stem.weight", "stem.bias", "body.weight", "body.bias"];
     assert_eq!(groups, [body.as_slice(), &["head.weight", "head.bias"]]);
-    let error = Model::new(net(&["stem", "head", "body", "tail"])).unwrap().param_groups();
+    let error = build(net(&["stem", "head", "body", "tail"])).unwrap().param_groups();
     assert!(error.unwrap_err().to_string().contains("tail.weight"));
 }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
+use brigade_gpukit::{numeric_device, on_device};
 use brigade_nn::{
     BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, Dropout, Embedding,
     EmbeddingOptions, Error, Flatten, Kind, LayerNorm, LayerNormOptions, Linear, LinearOptions,
@@ -16,7 +17,12 @@ const TOLERANCE: f64 = 2e-5;
 fn wave(shape: &[i64], phase: f64) -> Tensor {
     let numel = shape.iter().product::<i64>();
     let values: Vec<f32> = (0..numel).map(|i| (i as f64 + phase).sin() as f32).collect();
-    Tensor::from_slice(&values).view(shape)
+    on_device(&Tensor::from_slice(&values).view(shape))
+}
+
+/// A model on the device of the tests.
+fn build<M>(constructor: impl FnOnce(&ParamPath<'_>) -> M) -> brigade_nn::Result<Model<M>> {
+    Model::builder().device(numeric_device()).build(constructor)
 }
 
 fn assert_values(found: &Tensor, expected: &Value, what: &str) {
@@ -35,7 +41,7 @@ where
 {
     let golden: Value = serde_json::from_str(include_str!("fixtures/layers.json")).unwrap();
     let golden = &golden[case];
-    let mut model = Model::new(constructor).unwrap();
+    let mut model = build(constructor).unwrap();
     let names: Vec<String> = serde_json::from_value(golden["state"].clone()).unwrap();
     assert_eq!(model.state_dict().names().collect::<Vec<_>>(), names, "{case}: names");
     for (j, parameter) in model.parameters().iter().enumerate() {
@@ -116,12 +122,12 @@ fn layer_norms() {
 
 #[test]
 fn embeddings() {
-    let indices = Tensor::from_slice(&[0i64, 1, 3, 3]).view([2, 2]);
+    let indices = on_device(&Tensor::from_slice(&[0i64, 1, 3, 3]).view([2, 2]));
     let options = EmbeddingOptions { padding: Some(1) };
     check("embedding", |p| Embedding::with_options(p, 4, 2, options), &indices);
 
-    let fresh = Model::new(|p| Embedding::with_options(p, 4, 2, options)).unwrap();
-    let row = fresh.forward(&Tensor::from_slice(&[1i64])).unwrap();
+    let fresh = build(|p| Embedding::with_options(p, 4, 2, options)).unwrap();
+    let row = fresh.forward(&on_device(&Tensor::from_slice(&[1i64]))).unwrap();
     assert_eq!(Vec::<f32>::try_from(row.flatten(0, -1)).unwrap(), [0.0, 0.0]);
 }
 
@@ -133,7 +139,7 @@ fn pooling() {
 
 #[test]
 fn dropout_drops_and_scales_in_training_only() {
-    let mut model = Model::new(|p| Dropout::new(p, 0.25)).unwrap();
+    let mut model = build(|p| Dropout::new(p, 0.25)).unwrap();
     let ones = Tensor::ones([10_000], (Kind::Float, model.device()));
     let dropped = model.forward(&ones).unwrap();
     let zeros = dropped.eq(0.0).sum(Kind::Int64).int64_value(&[]);
@@ -147,14 +153,14 @@ fn dropout_drops_and_scales_in_training_only() {
 
 #[test]
 fn a_row_of_layers_applies_them_in_order() {
-    let model = Model::new(|p: &ParamPath<'_>| {
+    let model = build(|p: &ParamPath<'_>| {
         Sequential::new().add_fn(|x| x - 2.0).add(Relu).add(Linear::new(p / 2, 2, 1))
     })
     .unwrap();
     for parameter in model.parameters() {
         let _ = tch::no_grad(|| parameter.tensor.shallow_clone().fill_(1.0));
     }
-    let output = model.forward(&Tensor::from_slice(&[1f32, 5.0])).unwrap();
+    let output = model.forward(&on_device(&Tensor::from_slice(&[1f32, 5.0]))).unwrap();
     assert_eq!(output.double_value(&[0]), 0.0 + 3.0 + 1.0);
     let identity = Sequential::new();
     assert!(identity.is_empty());
@@ -165,7 +171,7 @@ fn a_row_of_layers_applies_them_in_order() {
 fn errors_of_a_layer_have_its_name() {
     let refused =
         |model: &Model<BatchNorm1d>, input: &[i64]| model.forward(&wave(input, 0.0)).unwrap_err();
-    let one = Model::new(|p: &ParamPath<'_>| BatchNorm1d::new(p / "norm", 3)).unwrap();
+    let one = build(|p: &ParamPath<'_>| BatchNorm1d::new(p / "norm", 3)).unwrap();
     let error = refused(&one, &[1, 3]);
     assert!(matches!(error, Error::Input { .. }));
     let text = error.to_string();
@@ -177,7 +183,7 @@ fn errors_of_a_layer_have_its_name() {
     assert!(text.starts_with("norm cannot take an input of [4, 7]"), "{text}");
     assert!(!text.contains('\n'), "{text}");
 
-    let linear = Model::new(|p: &ParamPath<'_>| Linear::new(p / "head", 5, 2)).unwrap();
+    let linear = build(|p: &ParamPath<'_>| Linear::new(p / "head", 5, 2)).unwrap();
     let text = linear.forward(&wave(&[2, 4], 0.0)).unwrap_err().to_string();
     assert!(text.starts_with("head cannot take an input of [2, 4]"), "{text}");
     assert_eq!(linear.forward(&wave(&[2, 5], 0.0)).unwrap().size(), [2, 2], "and goes on");
@@ -197,10 +203,8 @@ fn layers_without_a_name_are_called_by_their_type() {
 #[test]
 fn a_panic_in_a_forward_is_an_error_with_its_text() {
     let model = |function: fn(&Tensor) -> Tensor| {
-        Model::new(|p: &ParamPath<'_>| {
-            Sequential::new().add(Linear::new(p / 0, 5, 2)).add_fn(function)
-        })
-        .unwrap()
+        build(|p: &ParamPath<'_>| Sequential::new().add(Linear::new(p / 0, 5, 2)).add_fn(function))
+            .unwrap()
     };
     let operator = model(|x| x.matmul(x)).forward(&wave(&[3, 5], 0.0)).unwrap_err();
     assert!(matches!(operator, Error::Panicked { .. }), "{operator:?}");
@@ -233,8 +237,8 @@ impl Module<&Tensor> for Outer {
 
 #[test]
 fn errors_pass_through_models_and_threads() {
-    let inner = Model::new(|p: &ParamPath<'_>| Linear::new(p / "inner", 5, 2)).unwrap();
-    let outer = Model::new(|_: &ParamPath<'_>| Outer(inner)).unwrap();
+    let inner = build(|p: &ParamPath<'_>| Linear::new(p / "inner", 5, 2)).unwrap();
+    let outer = build(|_: &ParamPath<'_>| Outer(inner)).unwrap();
     let error = |shape: &[i64]| outer.forward(&wave(shape, 0.0)).unwrap_err().to_string();
     assert!(error(&[2, 4]).starts_with("inner cannot take an input of [2, 4]: "));
     assert_eq!(
@@ -261,7 +265,7 @@ impl Module<&Tensor> for Once {
 
 #[test]
 fn a_failing_recomputation_is_an_error_of_the_backward() {
-    let model = Model::new(|p: &ParamPath<'_>| {
+    let model = build(|p: &ParamPath<'_>| {
         Recompute::new(Once(Linear::new(p / "body", 5, 2), false.into()))
     })
     .unwrap();

@@ -2,7 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
-use brigade_nn::{Error, Kind, Lstm, LstmOptions, LstmState, Model, Tensor};
+use brigade_gpukit::{numeric_device, on_device};
+use brigade_nn::{Error, Kind, Lstm, LstmOptions, LstmState, Model, ParamPath, Tensor};
 use brigade_torch::{Autocast, emulated_kind};
 use serde_json::Value;
 
@@ -12,6 +13,11 @@ fn numbers(value: &Value) -> Vec<f64> {
 
 fn values(tensor: &Tensor) -> Vec<f64> {
     Vec::try_from(tensor.detach().to_kind(Kind::Double).flatten(0, -1)).unwrap()
+}
+
+/// A model on the device of the tests.
+fn build<M>(constructor: impl FnOnce(&ParamPath<'_>) -> M) -> brigade_nn::Result<Model<M>> {
+    Model::builder().device(numeric_device()).build(constructor)
 }
 
 fn assert_close(found: &[f64], expected: &[f64], what: &str) {
@@ -36,11 +42,11 @@ fn outputs_states_and_gradients_are_pytorchs() {
         ("no_bias", LstmOptions { bias: false, batch_first: true, ..plain }),
     ];
     let words: Vec<f32> = (0..30u8).map(|i| f32::from(i).sin()).collect();
-    let words = Tensor::from_slice(&words).view([2, 5, 3]);
+    let words = on_device(&Tensor::from_slice(&words).view([2, 5, 3]));
     for (name, options) in cases {
         let golden = &golden[name];
         tch::manual_seed(3);
-        let model = Model::new(|path| Lstm::with_options(path, 3, 4, options)).unwrap();
+        let model = build(|path| Lstm::with_options(path, 3, 4, options)).unwrap();
         let state = model.state_dict();
         let shapes: Vec<(String, Vec<i64>)> =
             serde_json::from_value(golden["state"].clone()).unwrap();
@@ -77,7 +83,7 @@ fn outputs_states_and_gradients_are_pytorchs() {
 #[test]
 fn dropout_is_between_layers_and_in_training_only() {
     let options = LstmOptions { layers: 2, dropout: 0.5, ..LstmOptions::default() };
-    let mut model = Model::new(|path| Lstm::with_options(path, 3, 4, options)).unwrap();
+    let mut model = build(|path| Lstm::with_options(path, 3, 4, options)).unwrap();
     let words = Tensor::ones([6, 2, 3], (Kind::Float, model.device()));
     let run = |model: &Model<Lstm>| model.forward(&words).unwrap().0;
     assert_ne!(run(&model), run(&model));
@@ -88,13 +94,13 @@ fn dropout_is_between_layers_and_in_training_only() {
 #[test]
 fn what_does_not_fit_is_refused() {
     let refused = |options| {
-        Model::new(|path| Lstm::with_options(path / "rnn", 3, 4, options)).unwrap_err().to_string()
+        build(|path| Lstm::with_options(path / "rnn", 3, 4, options)).unwrap_err().to_string()
     };
     let none = LstmOptions { layers: 0, ..LstmOptions::default() };
     assert!(refused(none).contains("rnn: an LSTM of 0 layers from 3 to 4 numbers"));
     let much = LstmOptions { dropout: 1.5, ..LstmOptions::default() };
     assert!(refused(much).contains("rnn: the dropout probability 1.5 is not in [0, 1]"));
-    let model = Model::new(|path| Lstm::new(path / "rnn", 3, 4)).unwrap();
+    let model = build(|path| Lstm::new(path / "rnn", 3, 4)).unwrap();
     let flat = Tensor::ones([2, 3], (Kind::Float, model.device()));
     let error = model.forward(&flat).unwrap_err();
     assert!(matches!(&error, Error::Input { layer, .. } if layer == "rnn"), "{error}");
@@ -111,7 +117,7 @@ fn what_does_not_fit_is_refused() {
 #[test]
 fn under_autocast_the_output_has_16_bits() {
     tch::manual_seed(3);
-    let model = Model::new(|path| Lstm::new(path, 3, 4)).unwrap();
+    let model = build(|path| Lstm::new(path, 3, 4)).unwrap();
     let words = Tensor::randn([5, 2, 3], (Kind::Float, model.device()));
     let (exact, _) = model.forward(&words).unwrap();
     let scope = Autocast::enter(model.device(), Kind::BFloat16, true).unwrap();

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
+use brigade_gpukit::{numeric_device, on_device};
 use brigade_nn::{
     BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Embedding, EmbeddingOptions, Error, Flatten, Init,
     Kind, Linear, MaxPool2d, Model, Module, ParamPath, Relu, Sequential, StateDict, Tensor,
@@ -11,13 +12,18 @@ fn names(tensors: Vec<brigade_nn::NamedTensor>) -> Vec<String> {
     tensors.into_iter().map(|named| named.name).collect()
 }
 
+/// A model on the device of the tests.
+fn build<M>(constructor: impl FnOnce(&ParamPath<'_>) -> M) -> brigade_nn::Result<Model<M>> {
+    Model::builder().device(numeric_device()).build(constructor)
+}
+
 fn values(tensor: &Tensor) -> Vec<f64> {
     Vec::<f64>::try_from(tensor.flatten(0, -1).to_kind(Kind::Double)).unwrap()
 }
 
 #[test]
 fn every_problem_of_a_constructor_is_reported() {
-    let error = Model::new(|p: &ParamPath<'_>| {
+    let error = build(|p: &ParamPath<'_>| {
         let p = p / "net";
         let _ = p.parameter("weight", &[2], Init::Zeros);
         let _ = p.buffer("weight", &Tensor::from(0i64));
@@ -50,7 +56,7 @@ fn every_problem_of_a_constructor_is_reported() {
 fn only_floating_point_models_are_built() {
     let error = Model::builder().kind(Kind::Int64).build(|p| Linear::new(p, 1, 1)).unwrap_err();
     assert!(matches!(error, Error::NotFloatingPoint { kind: Kind::Int64 }));
-    let mut model = Model::new(|p| Linear::new(p, 1, 1)).unwrap();
+    let mut model = build(|p| Linear::new(p, 1, 1)).unwrap();
     assert!(matches!(model.to_kind(Kind::Bool), Err(Error::NotFloatingPoint { .. })));
 }
 
@@ -60,7 +66,7 @@ struct Tied {
 }
 
 fn tied() -> Model<Tied> {
-    Model::new(|p: &ParamPath<'_>| {
+    build(|p: &ParamPath<'_>| {
         let table = Embedding::new(p / "table", 5, 2);
         let _ = p.non_persistent_buffer("scratch", &Tensor::from(1i64));
         let head = (p / "head").tie("weight", table.weight());
@@ -101,22 +107,22 @@ fn shared_parameters_count_once_and_are_saved_twice() {
 #[test]
 fn a_forward_takes_several_tensors() {
     let model = tied();
-    let (indices, scale) = (Tensor::from_slice(&[1i64, 2, 4]), Tensor::from(2f32));
+    let (indices, scale) = (on_device(&Tensor::from_slice(&[1i64, 2, 4])), Tensor::from(2f32));
     assert_eq!(model.forward((&indices, &scale)).unwrap().size(), [3, 5]);
 }
 
 #[test]
 fn a_model_without_parameters_works() {
-    let model = Model::new(|p| Dropout::new(p, 0.0)).unwrap();
+    let model = build(|p| Dropout::new(p, 0.0)).unwrap();
     assert_eq!(model.num_parameters(), 0);
     assert!(model.state_dict().is_empty());
-    let input = Tensor::from_slice(&[1f32]);
+    let input = on_device(&Tensor::from_slice(&[1f32]));
     assert_eq!(model.forward(&input).unwrap(), input);
 }
 
 #[test]
 fn a_model_can_be_sent_to_another_thread() {
-    let model = Model::new(|p| Linear::new(p, 3, 10)).unwrap();
+    let model = build(|p| Linear::new(p, 3, 10)).unwrap();
     let size = std::thread::spawn(move || {
         let input = Tensor::zeros([2, 3], (Kind::Float, model.device()));
         model.forward(&input).unwrap().size()
@@ -126,7 +132,7 @@ fn a_model_can_be_sent_to_another_thread() {
 
 #[test]
 fn freezing_follows_whole_names() {
-    let mut model = Model::new(|p: &ParamPath<'_>| {
+    let mut model = build(|p: &ParamPath<'_>| {
         for index in [1, 10] {
             Linear::new(p / format!("block{index}"), 2, 2);
         }
@@ -146,7 +152,7 @@ fn freezing_follows_whole_names() {
 
 #[test]
 fn changing_the_kind_keeps_the_tensors_that_others_hold() {
-    let mut model = Model::new(|p| BatchNorm2d::new(p, 3)).unwrap();
+    let mut model = build(|p| BatchNorm2d::new(p, 3)).unwrap();
     let held = model.parameters().remove(0).tensor;
     let input = Tensor::randn([4, 3, 2, 2], (Kind::Float, model.device()));
     model.forward(&input).unwrap().sum(Kind::Float).backward();
@@ -173,7 +179,7 @@ fn changing_the_kind_keeps_the_tensors_that_others_hold() {
 
 #[test]
 fn training_is_one_switch_for_all_layers() {
-    let mut model = Model::new(|p: &ParamPath<'_>| {
+    let mut model = build(|p: &ParamPath<'_>| {
         let norms = [0, 1].map(|index| BatchNorm2d::new(p / index, 3));
         let dropout = Dropout::new(p / 2, 0.5);
         norms.into_iter().fold(Sequential::new(), Sequential::add).add(dropout)
@@ -194,7 +200,7 @@ fn training_is_one_switch_for_all_layers() {
 
 #[test]
 fn a_strict_load_changes_nothing_unless_all_fits() {
-    let mut model = Model::new(|p| Linear::new(p, 2, 3)).unwrap();
+    let mut model = build(|p| Linear::new(p, 2, 3)).unwrap();
     let before = model.state_dict().deep_clone().unwrap();
     let mut state = StateDict::new();
     state.insert("weight", Tensor::ones([3, 2], (Kind::Double, model.device()))).unwrap();
@@ -223,25 +229,25 @@ fn prefixes_of_wrappers_are_taken_off_where_the_model_has_none() {
     let wrapped = |prefix: &str| {
         let mut state = StateDict::new();
         for (name, shape) in [("weight", vec![1, 2]), ("bias", vec![1])] {
-            let ones = Tensor::ones(&shape[..], (Kind::Float, tch::Device::Cpu));
+            let ones = Tensor::ones(&shape[..], (Kind::Float, numeric_device()));
             state.insert(format!("{prefix}{name}"), ones).unwrap();
         }
         state
     };
-    let mut plain = Model::new(|p| Linear::new(p, 2, 1)).unwrap();
+    let mut plain = build(|p| Linear::new(p, 2, 1)).unwrap();
     for prefix in ["", "module.", "_orig_mod.", "module._orig_mod."] {
         assert_eq!(plain.load_state_dict(&wrapped(prefix)).unwrap().loaded, 2, "{prefix}");
     }
     assert!(plain.load_state_dict(&wrapped("model.")).is_err());
     // Here the prefix is a name of the model.
-    let mut named = Model::new(|p: &ParamPath<'_>| Linear::new(p / "module", 2, 1)).unwrap();
+    let mut named = build(|p: &ParamPath<'_>| Linear::new(p / "module", 2, 1)).unwrap();
     assert_eq!(named.load_state_dict(&wrapped("module.")).unwrap().loaded, 2);
     assert!(named.load_state_dict(&wrapped("")).is_err());
 }
 
 #[test]
 fn a_state_dict_shares_memory_and_its_clone_does_not() {
-    let model = Model::new(|p| Linear::new(p, 2, 1)).unwrap();
+    let model = build(|p| Linear::new(p, 2, 1)).unwrap();
     let (shared, snapshot) = (model.state_dict(), model.state_dict().deep_clone().unwrap());
     let before = values(shared.get("weight").unwrap());
     for parameter in model.parameters() {
@@ -256,7 +262,7 @@ fn a_state_dict_shares_memory_and_its_clone_does_not() {
 #[test]
 fn an_undefined_tensor_is_an_error_everywhere() {
     let undefined = Tensor::new();
-    let error = Model::new(|p: &ParamPath<'_>| {
+    let error = build(|p: &ParamPath<'_>| {
         let _ = p.buffer("buffer", &undefined);
         let _ = p.parameter_from("parameter", &undefined);
         let _ = p.tie("tied", &undefined);
@@ -270,7 +276,7 @@ fn an_undefined_tensor_is_an_error_everywhere() {
     let mut state = StateDict::new();
     state.insert("weight", undefined.shallow_clone()).unwrap();
     state.insert("bias", Tensor::from_slice(&[0f32])).unwrap();
-    let mut model = Model::new(|p| Linear::new(p, 1, 1)).unwrap();
+    let mut model = build(|p| Linear::new(p, 1, 1)).unwrap();
     assert!(model.load_state_dict(&state).is_err());
     assert!(state.deep_clone().is_err());
     let folder = tempfile::tempdir().unwrap();
@@ -281,23 +287,23 @@ fn an_undefined_tensor_is_an_error_everywhere() {
     for layer in layers {
         assert!(layer.forward(&undefined).is_err());
     }
-    let norm = Model::new(|p| BatchNorm2d::new(p, 1)).unwrap();
+    let norm = build(|p| BatchNorm2d::new(p, 1)).unwrap();
     assert!(norm.module().forward(&undefined).is_err());
 }
 
 #[test]
 fn a_layer_held_in_evaluation_leaves_its_statistics() {
-    let build = |path: &ParamPath<'_>| {
+    let layers = |path: &ParamPath<'_>| {
         Sequential::new()
             .add(BatchNorm2d::new(path / "body", 3))
             .add(BatchNorm2d::new(path / "body2", 3))
             .add(Dropout::new(path / "drop", 1.0))
     };
-    let mut model = Model::new(build).unwrap();
+    let mut model = build(layers).unwrap();
     assert_eq!(model.hold_in_eval("body", true).unwrap(), 1);
     assert_eq!(model.hold_in_eval("drop", true).unwrap(), 1);
     model.train();
-    let images = Tensor::randn([4, 3, 5, 5], (Kind::Float, tch::Device::Cpu)) + 3.0;
+    let images = Tensor::randn([4, 3, 5, 5], (Kind::Float, numeric_device())) + 3.0;
     let output = model.forward(&images).unwrap();
     assert!(output.abs().max().double_value(&[]) > 0.0, "the dropout passes");
     let state = model.state_dict();

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
+use brigade_gpukit::numeric_device;
 use brigade_nn::{
     BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Error, Linear, Model, Module, ParamPath,
     Recompute, Relu, ScriptValue, Sequential, TorchScript,
@@ -14,7 +15,14 @@ use brigade_torch::{Autocast, backward, gradient, recomputed};
 use tch::nn::{self, ModuleT};
 use tch::{Device, Kind, Tensor};
 
-const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
+fn float() -> (Kind, Device) {
+    (Kind::Float, numeric_device())
+}
+
+/// A model on the device of the tests.
+fn build<M>(constructor: impl FnOnce(&ParamPath<'_>) -> M) -> brigade_nn::Result<Model<M>> {
+    Model::builder().device(numeric_device()).build(constructor)
+}
 
 fn fixture(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
@@ -35,7 +43,7 @@ fn sequential(variables: &nn::VarStore) -> nn::SequentialT {
 
 #[test]
 fn variables_of_tch_are_parameters_and_buffers_under_their_names() {
-    let mut variables = nn::VarStore::new(Device::Cpu);
+    let mut variables = nn::VarStore::new(numeric_device());
     let net = sequential(&variables);
     variables.freeze();
     let mut model = Model::from_var_store(variables, net).unwrap();
@@ -58,7 +66,7 @@ fn variables_of_tch_are_parameters_and_buffers_under_their_names() {
     model.requires_grad_under("layer2", true).unwrap();
     assert_eq!(model.trainable_parameters().len(), 2);
 
-    let input = Tensor::randn([8, 4], FLOAT);
+    let input = Tensor::randn([8, 4], float());
     let mean = model.buffers().remove(0).tensor;
     let before = mean.copy();
     let _ = model.forward(&input).unwrap();
@@ -76,7 +84,7 @@ fn variables_of_tch_are_parameters_and_buffers_under_their_names() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     model.save_weights(&path).unwrap();
-    let other = nn::VarStore::new(Device::Cpu);
+    let other = nn::VarStore::new(numeric_device());
     let net = sequential(&other);
     let mut other = Model::from_var_store(other, net).unwrap();
     let report = other.load_weights(&path).unwrap();
@@ -93,14 +101,15 @@ fn a_scripted_module_trains_as_in_python() {
         serde_json::from_slice(&std::fs::read(fixture("torchscript.json")).unwrap()).unwrap();
     type Output = BTreeMap<String, Tensor>;
     let path = fixture("torchscript_script.pt");
-    let model = Model::<TorchScript<Output>>::from_torchscript(path).unwrap();
+    let mut model = Model::<TorchScript<Output>>::from_torchscript(path).unwrap();
+    model.to_device(numeric_device()).unwrap();
     let names: Vec<String> = model.state_dict().into_iter().map(|(name, _)| name).collect();
     let state = expected["state"].as_object().unwrap();
     assert_eq!(names.len(), state.len(), "{names:?}");
     assert_eq!(model.parameters().len(), 5, "the tied weight is one parameter");
     assert_eq!(model.buffers().len(), 4);
 
-    let line = |from: f64, to: f64| Tensor::linspace(from, to, 20, FLOAT).reshape([5, 4]);
+    let line = |from: f64, to: f64| Tensor::linspace(from, to, 20, float()).reshape([5, 4]);
     let (left, right) = (line(-1.0, 1.0), line(1.0, -2.0));
     let dropped = model.forward((&left, &right)).unwrap();
     assert_ne!(
@@ -111,6 +120,7 @@ fn a_scripted_module_trains_as_in_python() {
     // The running statistics moved; begin anew.
     let path = fixture("torchscript_script.pt");
     let mut model = Model::<TorchScript<Output>>::from_torchscript(path).unwrap();
+    model.to_device(numeric_device()).unwrap();
     model.eval();
     for wanted in expected["losses"].as_array().unwrap() {
         let output = model.forward([("left", &left), ("right", &right)]).unwrap();
@@ -136,19 +146,24 @@ fn a_scripted_module_trains_as_in_python() {
 fn a_traced_module_gives_nested_tuples() {
     type Output = (Tensor, (Tensor, Tensor));
     let model = Model::<TorchScript<Output>>::from_torchscript(fixture("torchscript_trace.pt"));
-    let model = model.unwrap();
-    let (input, factor) = (Tensor::ones([2, 3], FLOAT), Tensor::from(3f32));
+    let mut model = model.unwrap();
+    model.to_device(numeric_device()).unwrap();
+    let (input, factor) = (Tensor::ones([2, 3], float()), Tensor::from(3f32));
     let (plain, (scaled, same)) = model.forward((&input, &factor)).unwrap();
     assert_eq!(plain * 3.0, scaled);
     assert_eq!(same, factor);
     // What does not fit is an error, not a panic.
-    let model = Model::<TorchScript>::from_torchscript(fixture("torchscript_trace.pt")).unwrap();
+    let mut model =
+        Model::<TorchScript>::from_torchscript(fixture("torchscript_trace.pt")).unwrap();
+    model.to_device(numeric_device()).unwrap();
     let error = model.forward((&input, &factor)).unwrap_err();
     assert_eq!(error.to_string(), "the TorchScript module gave a tuple, expected a tensor");
-    let error = model.forward(&Tensor::ones([2, 5], FLOAT)).unwrap_err();
+    let error = model.forward(&Tensor::ones([2, 5], float())).unwrap_err();
     assert!(matches!(error, Error::ScriptForward(_)), "{error}");
     let any = Model::<TorchScript<ScriptValue>>::from_torchscript(fixture("torchscript_trace.pt"));
-    let value = any.unwrap().forward((&input, &factor)).unwrap();
+    let mut any = any.unwrap();
+    any.to_device(numeric_device()).unwrap();
+    let value = any.forward((&input, &factor)).unwrap();
     assert!(matches!(value, ScriptValue::Tuple(values) if values.len() == 2));
     for name in ["missing.pt", "small.pth", "layers.json"] {
         let error = Model::<TorchScript>::from_torchscript(fixture(name)).unwrap_err();
@@ -200,15 +215,15 @@ impl Module<&Tensor> for Net {
 /// Gradients, buffers and loss of one step, as bits; and that the next random number is the same.
 fn step(recompute: bool, kind: Kind) -> Vec<Vec<f32>> {
     tch::manual_seed(3);
-    let model = Model::new(|p: &ParamPath<'_>| Net::new(p, recompute)).unwrap();
-    let input = Tensor::randn([4, 3, 12, 12], FLOAT);
-    let scope = Autocast::enter(Device::Cpu, kind, true).unwrap();
+    let model = build(|p: &ParamPath<'_>| Net::new(p, recompute)).unwrap();
+    let input = Tensor::randn([4, 3, 12, 12], float());
+    let scope = Autocast::enter(numeric_device(), kind, true).unwrap();
     let output = model.forward(&input).unwrap();
     drop(scope);
     let loss = output.to_kind(Kind::Float).square().sum(Kind::Float);
-    let next = Tensor::rand([2], FLOAT);
+    let next = Tensor::rand([2], float());
     backward(&loss).unwrap();
-    let mut found = vec![floats(&loss), floats(&next), floats(&Tensor::rand([2], FLOAT))];
+    let mut found = vec![floats(&loss), floats(&next), floats(&Tensor::rand([2], float()))];
     found.extend(model.parameters().iter().map(|p| floats(&gradient(&p.tensor).unwrap().unwrap())));
     found.extend(model.buffers().iter().map(|b| floats(&b.tensor)));
     found
@@ -224,7 +239,7 @@ fn recomputed_parts_give_the_same_bits() {
 #[test]
 fn a_part_is_computed_again_once_and_frees_what_it_saved() {
     let count = Arc::new(Mutex::new(0));
-    let weight = Tensor::ones([64], FLOAT).set_requires_grad(true);
+    let weight = Tensor::ones([64], float()).set_requires_grad(true);
     let (times, own) = (Arc::clone(&count), weight.shallow_clone());
     let output = recomputed(&[&weight], move |inputs| {
         *times.lock().unwrap() += 1;
@@ -256,7 +271,7 @@ fn a_part_is_computed_again_once_and_frees_what_it_saved() {
 
 #[test]
 fn a_part_that_fails_or_differs_the_second_time_is_an_error() {
-    let weight = Tensor::ones([8], FLOAT).set_requires_grad(true);
+    let weight = Tensor::ones([8], float()).set_requires_grad(true);
     let times = Arc::new(Mutex::new(0));
     let first = Arc::clone(&times);
     let output = recomputed(&[&weight], move |inputs| {
@@ -265,7 +280,7 @@ fn a_part_that_fails_or_differs_the_second_time_is_an_error() {
     });
     let error = backward(&output.unwrap().sum(Kind::Float)).unwrap_err().to_string();
     assert!(error.contains("something else than in the forward"), "{error}");
-    let input = Tensor::ones([8], FLOAT);
+    let input = Tensor::ones([8], float());
     let mut changed = input.shallow_clone();
     let own = weight.shallow_clone();
     let output = recomputed(&[&input], move |inputs| (&inputs[0] * &own).exp()).unwrap();
@@ -276,10 +291,10 @@ fn a_part_that_fails_or_differs_the_second_time_is_an_error() {
 
 #[test]
 fn hooks_read_and_change_activations_until_they_are_dropped() {
-    let mut model = Model::new(|p: &ParamPath<'_>| Net::new(p, false)).unwrap();
+    let mut model = build(|p: &ParamPath<'_>| Net::new(p, false)).unwrap();
     assert_eq!(model.layers(), ["0.0", "0.1", "0.2", "1.0", "1.1", "1.2", "head"]);
     assert_eq!(model.children(""), ["0", "1", "head"]);
-    let input = Tensor::ones([2, 3, 8, 8], FLOAT);
+    let input = Tensor::ones([2, 3, 8, 8], float());
     let seen = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&seen);
     let read = model.forward_hook("1.0", move |name, output| {

@@ -188,6 +188,13 @@ torch::autograd::Engine& recompute_engine() {
   return *engine;
 }
 
+// At the start of the program: libtorch starts the threads of GPUs once, for the engine of the first backward, and an
+// engine that comes later has no queues for them. libtorch's own static objects are made before this program's.
+[[maybe_unused]] const bool installed_at_start = [] {
+  torch::autograd::set_default_engine_stub(&recompute_engine);
+  return true;
+}();
+
 struct CaptureScope {
   explicit CaptureScope(std::shared_ptr<Capture> capture) {
     scopes.push_back(HookScope{nullptr, std::move(capture)});

@@ -4,11 +4,16 @@
 #![allow(clippy::unwrap_used)] // also in what the tests share
 
 use brigade_data::{DataLoader, TensorDataset};
+use brigade_gpukit::{numeric_device, on_device, tolerance};
 use brigade_nn::{Linear, Model, Module, ParamPath};
 use brigade_testkit::{World, assert_close, dist_test};
 use brigade_train::{
     Accelerator, GradientAccumulation, Kind, Optimizer, Result, Scheduler, Sgd, Tensor,
 };
+
+mod device;
+
+use device::builder;
 
 struct Net {
     hidden: Linear,
@@ -38,14 +43,16 @@ fn tensors(samples: i64) -> (Tensor, Tensor) {
 }
 
 fn model() -> (Model<Net>, Optimizer) {
-    let model = Model::builder().kind(Kind::Double).build(Net::new).unwrap();
+    let model =
+        Model::builder().device(numeric_device()).kind(Kind::Double).build(Net::new).unwrap();
     // By a formula: libtorch's random numbers belong to the whole process, and so to other tests too.
     for parameter in model.parameters() {
         let tensor = parameter.tensor.detach();
         let values = Tensor::arange(tensor.numel() as i64, (Kind::Double, tch::Device::Cpu));
         tensor.shallow_clone().copy_(&(values.sin() * 0.4).reshape(tensor.size()));
     }
-    let optimizer = Sgd::new(0.1).momentum(0.9).build(&model).unwrap();
+    // A rate that float32 has: an optimizer on a GPU takes it from a tensor of that kind.
+    let optimizer = Sgd::new(0.125).momentum(0.9).build(&model).unwrap();
     (model, optimizer)
 }
 
@@ -61,6 +68,7 @@ fn weights(model: &Model<Net>) -> Vec<f64> {
 fn reference(samples: i64, batches: &[i64]) -> Vec<f64> {
     let (model, mut optimizer) = model();
     let (inputs, targets) = tensors(samples);
+    let (inputs, targets) = (on_device(&inputs), on_device(&targets));
     for _ in 0..3 {
         let mut start = 0;
         for &rows in batches {
@@ -82,7 +90,7 @@ fn accelerated(
     batch_size: usize,
 ) -> Result<(Vec<f64>, u64, u64)> {
     let (model, optimizer) = model();
-    let schedule = brigade_optim::schedule::Schedule::constant(0.1)?;
+    let schedule = brigade_optim::schedule::Schedule::constant(0.125)?;
     let scheduler = Scheduler::new(&optimizer, schedule);
     let loader = DataLoader::new(TensorDataset::new(tensors(samples))?).batch_size(batch_size);
     let (scheduler, loader, model, optimizer) =
@@ -105,14 +113,13 @@ fn accelerated(
 }
 
 fn same(found: &[f64], expected: &[f64]) {
-    assert_close(found, expected, 1e-12, 1e-14);
+    assert_close(found, expected, tolerance(Kind::Double).max(1e-12), 1e-14);
 }
 
 #[test]
 fn accumulation_alone() {
     for (steps, batch_size) in [(1, 8), (2, 4), (4, 2), (8, 1)] {
-        let accelerator =
-            Accelerator::builder().gradient_accumulation_steps(steps).build().unwrap();
+        let accelerator = builder().gradient_accumulation_steps(steps).build().unwrap();
         let (found, taken, scheduled) = accelerated(&accelerator, SAMPLES, batch_size).unwrap();
         same(&found, &reference(SAMPLES, &[8, 8, 8]));
         assert_eq!((taken, scheduled), (9, 9));
@@ -122,7 +129,7 @@ fn accumulation_alone() {
 #[test]
 fn a_window_that_the_data_cut_short_has_its_real_length() {
     // Five batches of 2 in windows of 4: a step on 8 samples, then one on 2.
-    let accelerator = Accelerator::builder().gradient_accumulation_steps(4).build().unwrap();
+    let accelerator = builder().gradient_accumulation_steps(4).build().unwrap();
     let (found, taken, _) = accelerated(&accelerator, 10, 2).unwrap();
     same(&found, &reference(10, &[8, 2]));
     assert_eq!(taken, 6);
@@ -136,7 +143,7 @@ fn a_window_may_go_on_in_the_next_epoch() {
         sync_with_dataloader: false,
         ..GradientAccumulation::default()
     };
-    let accelerator = Accelerator::builder().gradient_accumulation(settings).build().unwrap();
+    let accelerator = builder().gradient_accumulation(settings).build().unwrap();
     let (_, taken, scheduled) = accelerated(&accelerator, 12, 4).unwrap();
     assert_eq!((taken, scheduled), (4, 4));
 }
@@ -174,19 +181,19 @@ fn every_combination(first: &Accelerator) -> Result<()> {
 
 #[test]
 fn every_combination_alone() {
-    every_combination(&Accelerator::new().unwrap()).unwrap();
+    every_combination(&builder().build().unwrap()).unwrap();
 }
 
 dist_test!(world = 2, dist_every_combination_on_two_ranks, |_world: World| -> Result<()> {
-    every_combination(&Accelerator::new()?)
+    every_combination(&builder().build()?)
 });
 
 dist_test!(world = 4, dist_every_combination_on_four_ranks, |_world: World| -> Result<()> {
-    every_combination(&Accelerator::new()?)
+    every_combination(&builder().build()?)
 });
 
 dist_test!(world = 2, dist_two_ranks_equal_one, |_world: World| -> Result<()> {
-    let one = Accelerator::new()?;
+    let one = builder().build()?;
     same(&accelerated(&one, SAMPLES, 4)?.0, &reference(SAMPLES, &[8, 8, 8]));
     let two = Accelerator::builder().sharing(&one).gradient_accumulation_steps(2).build()?;
     same(&accelerated(&two, SAMPLES, 2)?.0, &reference(SAMPLES, &[8, 8, 8]));
@@ -202,7 +209,7 @@ dist_test!(world = 2, dist_two_ranks_equal_one, |_world: World| -> Result<()> {
 });
 
 dist_test!(world = 4, dist_four_ranks_equal_one, |_world: World| -> Result<()> {
-    let accelerator = Accelerator::builder().gradient_accumulation_steps(2).build()?;
+    let accelerator = builder().gradient_accumulation_steps(2).build()?;
     same(&accelerated(&accelerator, SAMPLES, 1)?.0, &reference(SAMPLES, &[8, 8, 8]));
     Ok(())
 });
@@ -239,11 +246,12 @@ fn two_models(accelerator: &Accelerator, batch_size: usize, together: bool) -> R
 }
 
 dist_test!(world = 2, dist_two_models_accumulate_together, |_world: World| -> Result<()> {
-    let one = Accelerator::new()?;
+    let one = builder().build()?;
     // The whole batch at once, clipped by the norm over both.
     let expected = {
         let ((first, mut a), (second, mut b)) = (model(), model());
         let (inputs, targets) = tensors(SAMPLES);
+        let (inputs, targets) = (on_device(&inputs), on_device(&targets));
         for step in 0..3 {
             let rows = |tensor: &Tensor| tensor.narrow(0, 8 * step, 8);
             let loss = |output: Tensor| output.mse_loss(&rows(&targets), tch::Reduction::Mean);
@@ -274,6 +282,6 @@ dist_test!(world = 2, dist_two_models_accumulate_together, |_world: World| -> Re
 
 #[test]
 fn no_steps_are_refused() {
-    let error = Accelerator::builder().gradient_accumulation_steps(0).build().unwrap_err();
+    let error = builder().gradient_accumulation_steps(0).build().unwrap_err();
     assert!(error.to_string().contains("gradient_accumulation_steps is 0"), "{error}");
 }

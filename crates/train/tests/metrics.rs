@@ -3,8 +3,13 @@
 #![allow(clippy::unwrap_used)] // also in what the tests share
 
 use brigade_data::{DataLoader, StreamLoader, TensorDataset, stream_from_fn};
+use brigade_gpukit::numeric_device;
 use brigade_testkit::{World, dist_test};
 use brigade_train::{Accelerator, Kind, Result, Tensor};
+
+mod device;
+
+use device::builder;
 
 /// The numbers 0..n as a data set.
 fn numbers(n: i64) -> TensorDataset<Tensor> {
@@ -48,11 +53,11 @@ fn sweep(accelerator: &Accelerator, batch_sizes: &[usize]) -> Result<()> {
 
 #[test]
 fn alone() {
-    sweep(&Accelerator::new().unwrap(), &[1, 3, 4]).unwrap();
+    sweep(&builder().build().unwrap(), &[1, 3, 4]).unwrap();
 }
 
 dist_test!(world = 2, dist_two_ranks, |_world: World| -> Result<()> {
-    let plain = Accelerator::new()?;
+    let plain = builder().build()?;
     sweep(&plain, &[1, 3, 4])?;
     let split = Accelerator::builder().sharing(&plain).split_batches(true).build()?;
     sweep(&split, &[2, 4])?;
@@ -61,7 +66,7 @@ dist_test!(world = 2, dist_two_ranks, |_world: World| -> Result<()> {
 });
 
 dist_test!(world = 3, dist_three_ranks, |_world: World| -> Result<()> {
-    let plain = Accelerator::new()?;
+    let plain = builder().build()?;
     sweep(&plain, &[1, 2, 5])?;
     let dispatched = Accelerator::builder().sharing(&plain).dispatch_batches(true).build()?;
     sweep(&dispatched, &[1, 2, 5])
@@ -71,7 +76,7 @@ dist_test!(
     world = 2,
     dist_uneven_batches_count_once_or_say_why_not,
     |world: World| -> Result<()> {
-        let accelerator = Accelerator::builder().even_batches(false).build()?;
+        let accelerator = builder().even_batches(false).build()?;
         // 7 in batches of 3 on two ranks: 3 + 3, then 1 on rank 0 and none on rank 1.
         let loader = accelerator.prepare(DataLoader::new(numbers(7)).batch_size(3))?;
         let mut rounds = 0;
@@ -103,7 +108,7 @@ dist_test!(
     world = 2,
     dist_nested_loops_breaks_and_skips_change_nothing,
     |_world: World| -> Result<()> {
-        let accelerator = Accelerator::new()?;
+        let accelerator = builder().build()?;
         let outer = accelerator.prepare(DataLoader::new(numbers(9)).batch_size(2))?;
         let inner = accelerator.prepare(DataLoader::new(numbers(5)).batch_size(2))?;
         let mut seen = Vec::new();
@@ -131,7 +136,7 @@ dist_test!(
 );
 
 dist_test!(world = 2, dist_objects_count_once, |_world: World| -> Result<()> {
-    let accelerator = Accelerator::new()?;
+    let accelerator = builder().build()?;
     let loader = accelerator.prepare(DataLoader::new(numbers(5)).batch_size(2))?;
     let mut seen = Vec::new();
     for batch in &loader {
@@ -145,12 +150,14 @@ dist_test!(world = 2, dist_objects_count_once, |_world: World| -> Result<()> {
 
 #[test]
 fn a_value_that_is_not_per_sample_is_refused() {
-    let accelerator = Accelerator::new().unwrap();
+    let accelerator = builder().build().unwrap();
     let loader = accelerator.prepare(DataLoader::new(numbers(4)).batch_size(4)).unwrap();
     let batch = loader.iter().next().unwrap().unwrap();
-    let scalar = accelerator.gather_for_metrics(&batch, &Tensor::from(1.0)).unwrap_err();
+    let scalar = accelerator
+        .gather_for_metrics(&batch, &Tensor::from(1.0).to_device(numeric_device()))
+        .unwrap_err();
     assert!(scalar.to_string().contains("one row for each of the batch's 4 samples"), "{scalar}");
-    let longer = Tensor::zeros([5, 2], tch::kind::FLOAT_CPU);
+    let longer = Tensor::zeros([5, 2], (Kind::Float, numeric_device()));
     assert!(accelerator.gather_for_metrics(&batch, &longer).is_err());
 }
 
@@ -170,7 +177,7 @@ fn stream_each_once(accelerator: &Accelerator, n: i64, batch_size: usize) -> Res
 }
 
 dist_test!(world = 2, dist_streams_count_once, |_world: World| -> Result<()> {
-    let plain = Accelerator::new()?;
+    let plain = builder().build()?;
     let dispatched = Accelerator::builder().sharing(&plain).dispatch_batches(true).build()?;
     for accelerator in [&plain, &dispatched] {
         for n in [1, 4, 7, 13] {

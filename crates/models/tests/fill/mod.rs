@@ -1,5 +1,6 @@
 //! The values that the golden files' weights and inputs are filled with.
 
+use brigade_gpukit::on_device;
 use brigade_nn::{Model, Tensor};
 
 /// The golden files' own random numbers: splitmix64 of the index and a stream, uniform in [0, 1).
@@ -12,7 +13,7 @@ pub(crate) fn fill(shape: &[i64], stream: u64, low: f64, high: f64) -> Tensor {
         (low + (high - low) * unit) as f32
     };
     let length = shape.iter().product::<i64>().unsigned_abs();
-    Tensor::from_slice(&(0..length).map(value).collect::<Vec<_>>()).view(shape)
+    on_device(&Tensor::from_slice(&(0..length).map(value).collect::<Vec<_>>()).view(shape))
 }
 
 /// Gives every parameter the golden files' values.

@@ -1,17 +1,18 @@
 //! Parameters and gradients filled by the formula of the golden files, and steps along them.
 
+use brigade_gpukit::{numeric_device, on_device};
 use brigade_nn::{Init, Model, ParamPath};
 use brigade_optim::Optimizer;
 use brigade_testkit::assert_close;
 use serde_json::Value;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 /// float32 of `scale * sin(0.37 i + 1.7 j)`.
 pub(crate) fn fill(shape: &[i64], number: i64, scale: f64, kind: Kind) -> Tensor {
     let values: Vec<f32> = (0..shape.iter().product())
         .map(|i| (scale * (0.37 * i as f64 + 1.7 * number as f64).sin()) as f32)
         .collect();
-    Tensor::from_slice(&values).to_kind(kind).reshape(shape)
+    on_device(&Tensor::from_slice(&values).to_kind(kind).reshape(shape))
 }
 
 pub(crate) const SHAPES: [&[i64]; 3] = [&[4, 3], &[7], &[2, 3, 3, 3]];
@@ -21,6 +22,10 @@ pub(crate) struct Filled(pub(crate) Vec<Tensor>);
 
 /// `p0`, `p1`, … of these shapes.
 pub(crate) fn model_of(shapes: &[&[i64]], kind: Kind) -> Model<Filled> {
+    model_on(numeric_device(), shapes, kind)
+}
+
+pub(crate) fn model_on(device: Device, shapes: &[&[i64]], kind: Kind) -> Model<Filled> {
     let constructor = |path: &ParamPath<'_>| {
         let parameter = |(number, shape): (usize, &&[i64])| {
             let parameter = path.parameter(&format!("p{number}"), shape, Init::Zeros);
@@ -30,7 +35,7 @@ pub(crate) fn model_of(shapes: &[&[i64]], kind: Kind) -> Model<Filled> {
         };
         Filled(shapes.iter().enumerate().map(parameter).collect())
     };
-    Model::builder().kind(kind).build(constructor).unwrap()
+    Model::builder().kind(kind).device(device).build(constructor).unwrap()
 }
 
 pub(crate) fn model() -> Model<Filled> {
@@ -53,6 +58,7 @@ pub(crate) fn backward(model: &Model<Filled>, step: i64, scale: f64, without: Op
     let terms = all.map(|(number, parameter)| {
         let number = number as i64 + 10 * (step + 1);
         let gradient = fill(&parameter.size(), number, 0.3, parameter.kind());
+        let gradient = gradient.to_device(parameter.device());
         (parameter * gradient).sum(Kind::Double) * scale
     });
     terms.sum::<Tensor>().backward();

@@ -1,6 +1,7 @@
 //! Fused steps refuse states that do not fit, instead of writing beside them.
 
-use brigade_torch::{Device, DeviceNumbers, Kind, Tensor, channels_last, fused};
+use brigade_gpukit::{numeric_device, on_device};
+use brigade_torch::{DeviceNumbers, Kind, Tensor, channels_last, fused};
 
 const HOST: DeviceNumbers<'_> =
     DeviceNumbers { lr: None, steps: None, grad_scale: None, found_inf: None };
@@ -29,14 +30,14 @@ const ADAGRAD: fused::AdagradStep =
     fused::AdagradStep { lr: 0.1, lr_decay: 0.0, weight_decay: 0.0, eps: 1e-8, maximize: false };
 
 fn zeros(shape: &[i64]) -> Tensor {
-    Tensor::zeros(shape, (Kind::Float, Device::Cpu))
+    Tensor::zeros(shape, (Kind::Float, numeric_device()))
 }
 
 /// A step of each rule with this in the place of one state.
 fn refused(parameter: &Tensor, state: &Tensor, word: &str) {
     let gradient = parameter.ones_like();
     let sound = parameter.zeros_like();
-    let steps = Tensor::from(1f32);
+    let steps = on_device(&Tensor::from(1f32));
     let (p, g, s) = (&[parameter][..], &[&gradient][..], &[&steps][..]);
     let errors = [
         fused::adam(p, g, &[state], &[&sound], &[], s, &ADAM, &HOST),
@@ -66,7 +67,7 @@ fn states_that_do_not_fit_are_refused() {
     let large = zeros(&[1_000_000]);
     refused(&large, &zeros(&[8]), "[8]");
     refused(&large, &zeros(&[1]).expand([1_000_000], false), "memory");
-    refused(&large, &Tensor::zeros([1_000_000], (Kind::Double, Device::Cpu)), "Double");
+    refused(&large, &Tensor::zeros([1_000_000], (Kind::Double, numeric_device())), "Double");
     let matrix = zeros(&[300, 500]);
     refused(&matrix, &zeros(&[500, 300]), "[500, 300]");
     // Of the same shape, but its elements lie in another order.
@@ -80,7 +81,7 @@ fn states_that_do_not_fit_are_refused() {
 fn lists_of_other_lengths_are_refused() {
     let (parameter, gradient) = (zeros(&[4]), zeros(&[4]).ones_like());
     let state = || zeros(&[4]);
-    let steps = Tensor::from(1f32);
+    let steps = on_device(&Tensor::from(1f32));
     let p = [&parameter, &parameter];
     let g = [&gradient, &gradient];
     assert!(
@@ -129,7 +130,7 @@ fn lists_of_other_lengths_are_refused() {
     );
     assert!(fused::sgd(&p, &g, &[&state()], &SGD, &HOST).is_err());
     assert!(fused::sgd(&p[..1], &g[..1], &[], &SGD, &HOST).is_err(), "a momentum without a buffer");
-    for steps in [Tensor::from(1f64), zeros(&[2]), zeros(&[0])] {
+    for steps in [on_device(&Tensor::from(1f64)), zeros(&[2]), zeros(&[0])] {
         assert!(fused::adagrad(&p[..1], &g[..1], &[&state()], &[&steps], &ADAGRAD, &HOST).is_err());
     }
     // Of another type than the parameter.

@@ -1,9 +1,10 @@
 //! Linear layers whose products the processor may not have in 16 bits.
 
-use brigade_torch::{Autocast, Device, Kind, Tensor, gelu_linear, linear};
+use brigade_gpukit::{assert_same, numeric_device};
+use brigade_torch::{Autocast, Kind, Tensor, gelu_linear, linear};
 
 fn random(shape: &[i64]) -> Tensor {
-    Tensor::randn(shape, (Kind::Double, Device::Cpu))
+    Tensor::randn(shape, (Kind::Double, numeric_device()))
 }
 
 /// The largest difference, over the largest value.
@@ -23,7 +24,7 @@ fn run(
     let leaves = leaves.each_ref().map(|leaf| leaf.copy().set_requires_grad(true));
     let [input, weight, bias] = &leaves;
     let output = {
-        let _scope = autocast.map(|kind| Autocast::enter(Device::Cpu, kind, true).unwrap());
+        let _scope = autocast.map(|kind| Autocast::enter(numeric_device(), kind, true).unwrap());
         product(input, weight, bias)
     };
     (&output * upstream.to_kind(output.kind())).sum(Kind::Double).backward();
@@ -78,8 +79,8 @@ fn a_transposed_weight_gets_its_gradient_in_its_own_layout() {
     let input = random(&[5, 4]).to_kind(Kind::Float);
     let weight = random(&[4, 3]).to_kind(Kind::Float).set_requires_grad(true);
     let expected =
-        input.gelu("none").tr().matmul(&Tensor::ones([5, 3], (Kind::Float, Device::Cpu)));
-    let upstream = Tensor::ones([5, 3], (Kind::Float, Device::Cpu));
+        input.gelu("none").tr().matmul(&Tensor::ones([5, 3], (Kind::Float, numeric_device())));
+    let upstream = Tensor::ones([5, 3], (Kind::Float, numeric_device()));
     let output = gelu_linear(&input, "none", &weight.tr(), None).unwrap();
     (output * upstream).sum(Kind::Float).backward();
     assert_eq!(weight.grad().stride(), weight.stride());
@@ -128,7 +129,9 @@ fn other_kinds_are_libtorchs_bit_for_bit() {
         let upstream = random(&[3, 17, 23]);
         let mine = run(&leaves, &upstream, None, ours);
         let theirs = run(&leaves, &upstream, None, libtorchs);
-        assert!(mine.iter().zip(&theirs).all(|(mine, theirs)| mine.equal(theirs)));
+        for (mine, theirs) in mine.iter().zip(&theirs) {
+            assert_same(mine, theirs, "ours against libtorch's");
+        }
     }
 }
 
@@ -137,7 +140,7 @@ fn gradients_have_gradients_and_frozen_weights_none() {
     tch::manual_seed(2);
     let input = random(&[5, 4]).to_kind(Kind::Float).set_requires_grad(true);
     let weight = random(&[3, 4]).to_kind(Kind::Float);
-    let _scope = Autocast::enter(Device::Cpu, Kind::BFloat16, true).unwrap();
+    let _scope = Autocast::enter(numeric_device(), Kind::BFloat16, true).unwrap();
     let loss =
         linear(&input, &weight, None).unwrap().to_kind(Kind::Float).square().sum(Kind::Float);
     let first = Tensor::run_backward(&[&loss], &[&input], true, true);

@@ -1,6 +1,7 @@
 //! Pooling through loops of our own, against libtorch's.
 
-use brigade_torch::{Device, Kind, Tensor, channels_last, max_pool2d};
+use brigade_gpukit::numeric_device;
+use brigade_torch::{Kind, Tensor, channels_last, max_pool2d};
 
 type Pair = [i64; 2];
 
@@ -18,7 +19,7 @@ const WINDOWS: [[Pair; 3]; 5] = [
 fn images(channels: i64) -> Tensor {
     tch::manual_seed(7);
     // Few different values: many windows have several largest ones.
-    let random = Tensor::randint(9, [2, channels, 7, 10], (Kind::Float, Device::Cpu)) - 4.0;
+    let random = Tensor::randint(9, [2, channels, 7, 10], (Kind::Float, numeric_device())) - 4.0;
     channels_last(&random).unwrap()
 }
 
@@ -34,7 +35,7 @@ fn by_us(input: &Tensor, [kernel, stride, padding]: [Pair; 3]) -> Tensor {
 fn run(input: &Tensor, pool: impl Fn(&Tensor) -> Tensor) -> [Tensor; 2] {
     let input = input.detach().set_requires_grad(true);
     let output = pool(&input);
-    let numbers = Tensor::arange(output.numel() as i64, (Kind::Float, Device::Cpu)).fmod(8.0);
+    let numbers = Tensor::arange(output.numel() as i64, (Kind::Float, numeric_device())).fmod(8.0);
     let upstream = numbers.view_(output.size()).to_kind(output.kind());
     (&output * upstream).sum(Kind::Float).backward();
     [output.detach(), input.grad()]

@@ -1,5 +1,6 @@
 //! Normalisation, shortcut and ReLU as one operation, against the operations.
 
+use brigade_gpukit::numeric_device;
 use brigade_torch::{BatchNormState, Device, Kind, Tensor, batch_norm_relu};
 use tch::{get_num_threads, set_num_threads};
 
@@ -19,13 +20,22 @@ struct Case {
 impl Case {
     fn new(shape: [i64; 4], shortcut: bool) -> Self {
         tch::manual_seed(7);
-        let random = || channels_last(&Tensor::randn(shape, (Kind::Float, Device::Cpu)));
+        let random = || channels_last(&Tensor::randn(shape, (Kind::Float, numeric_device())));
         Self {
             // A mean far from zero: sums of squares would lose half of their digits.
             input: random() * 2.0 + 5.0,
             shortcut: shortcut.then(random),
             upstream: random(),
             channels: shape[1],
+        }
+    }
+
+    fn on(self, device: Device) -> Self {
+        Self {
+            input: self.input.to_device(device),
+            shortcut: self.shortcut.map(|it| it.to_device(device)),
+            upstream: self.upstream.to_device(device),
+            ..self
         }
     }
 
@@ -45,7 +55,7 @@ impl Case {
         let of_parameters = if kind == Kind::BFloat16 { Kind::Float } else { kind };
         let leaf = |tensor: &Tensor| tensor.detach().to_kind(kind).set_requires_grad(true);
         let vector = |from: f64| {
-            Tensor::linspace(from, from + 1.0, self.channels, (Kind::Double, Device::Cpu))
+            Tensor::linspace(from, from + 1.0, self.channels, (Kind::Double, self.input.device()))
                 .to_kind(of_parameters)
         };
         let (input, shortcut) = (leaf(&self.input), self.shortcut.as_ref().map(leaf));
@@ -136,7 +146,7 @@ fn bfloat16_is_as_close_to_float64_as_the_operations_are() {
 #[test]
 fn the_number_of_threads_changes_no_bit() {
     let before = get_num_threads();
-    let case = Case::new([8, 64, 23, 17], true);
+    let case = Case::new([8, 64, 23, 17], true).on(Device::Cpu);
     for kind in [Kind::Float, Kind::BFloat16] {
         let runs = [1, 2, 3].map(|threads| {
             set_num_threads(threads);
@@ -190,7 +200,7 @@ fn a_gradient_has_a_gradient() {
     let case = Case::new([2, 16, 4, 4], true);
     let second = |fused: bool| {
         let input = case.input.detach().set_requires_grad(true);
-        let ones = Tensor::ones([16], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let ones = Tensor::ones([16], (Kind::Float, numeric_device())).set_requires_grad(true);
         let zeros = ones.zeros_like().set_requires_grad(true);
         let (mean, var) = (zeros.detach().copy(), ones.detach().copy());
         let shortcut = case.shortcut.as_ref().unwrap();

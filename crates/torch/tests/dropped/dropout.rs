@@ -1,11 +1,12 @@
 //! Dropout without a mask.
 
+use brigade_gpukit::numeric_device;
 use brigade_torch::{Device, Error, Kind, Tensor, dropout, recomputed, rng_state, set_rng_state};
 
 use crate::alone;
 
 fn ones(shape: &[i64]) -> Tensor {
-    Tensor::ones(shape, (Kind::Float, Device::Cpu))
+    Tensor::ones(shape, (Kind::Float, numeric_device()))
 }
 
 /// Whether two tensors hold the same bits.
@@ -45,7 +46,7 @@ fn what_is_dropped_follows_from_the_generators_next_number() {
     let seed = Tensor::zeros([1], (Kind::Int64, Device::Cpu)).random_from(i64::MIN, None);
     let after = rng_state(Device::Cpu).unwrap();
     set_rng_state(Device::Cpu, &before).unwrap();
-    let output = dropout(&ones(&[1000]), 0.25, None).unwrap();
+    let output = dropout(&ones(&[1000]).to_device(Device::Cpu), 0.25, None).unwrap();
     assert_eq!(rng_state(Device::Cpu).unwrap(), after);
     let seed = seed.int64_value(&[0]) as u64;
     let expected: Vec<f32> = (0..1000)
@@ -107,7 +108,7 @@ fn the_backward_drops_what_the_forward_has_dropped() {
     tch::manual_seed(3);
     for kind in [Kind::Float, Kind::Double, Kind::BFloat16, Kind::Half] {
         // Not in the order of memory, and a tile that is not full.
-        let random = || Tensor::randn([33, 7], (Kind::Float, Device::Cpu)).to_kind(kind).tr();
+        let random = || Tensor::randn([33, 7], (Kind::Float, numeric_device())).to_kind(kind).tr();
         let input = random().set_requires_grad(true);
         let residual = random().set_requires_grad(true);
         let upstream = random();
@@ -135,7 +136,7 @@ fn a_wider_residual_keeps_its_kind() {
 fn gradients_have_gradients_and_recomputing_drops_the_same() {
     let _generator = alone();
     tch::manual_seed(3);
-    let input = Tensor::randn([50], (Kind::Double, Device::Cpu)).set_requires_grad(true);
+    let input = Tensor::randn([50], (Kind::Double, numeric_device())).set_requires_grad(true);
     let output = dropout(&input.square(), 0.5, None).unwrap();
     let first = Tensor::run_backward(&[output.sum(Kind::Double)], &[&input], true, true);
     let second = Tensor::run_backward(&[first[0].sum(Kind::Double)], &[&input], false, false);

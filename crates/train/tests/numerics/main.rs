@@ -4,6 +4,8 @@
 
 mod batch_size;
 mod clipping;
+#[path = "../device/mod.rs"]
+mod device;
 mod edges;
 mod losses;
 mod memory_format;

@@ -2,13 +2,14 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use brigade_gpukit::{numeric_device, on_device};
 use brigade_nn::{Linear, Model, Module, ParamPath};
 use brigade_train::{Accelerator, AutocastOptions, Kind, Precision, Tensor};
 
 use crate::net;
 
 fn accelerator(precision: Precision) -> Accelerator {
-    Accelerator::builder().cpu(true).quiet(true).mixed_precision(precision).build().unwrap()
+    net::builder().mixed_precision(precision).build().unwrap()
 }
 
 /// Tells the kinds inside and gives structured outputs.
@@ -26,14 +27,14 @@ impl Module<&Tensor> for Outputs {
 
 #[test]
 fn a_prepared_model_computes_in_16_bits_and_answers_in_32() {
-    let input = Tensor::arange(10, (Kind::Float, tch::Device::Cpu)).sin().view([2, 5]);
+    let input = on_device(&Tensor::arange(10, tch::kind::FLOAT_CPU).sin().view([2, 5]));
     let build = |path: &ParamPath<'_>| Outputs(Linear::new(path, 5, 3));
     for (precision, inside) in [
         (Precision::No, Kind::Float),
         (Precision::Bf16, Kind::BFloat16),
         (Precision::Fp16, Kind::Half),
     ] {
-        let model = Model::new(build).unwrap();
+        let model = Model::builder().device(numeric_device()).build(build).unwrap();
         net::fill(&model);
         let exact = model.forward(&input).unwrap().0;
         let prepared = accelerator(precision).prepare(model).unwrap();
@@ -45,14 +46,8 @@ fn a_prepared_model_computes_in_16_bits_and_answers_in_32() {
         assert!(error < 0.02, "{precision}: {error}");
         assert_eq!(error == 0.0, precision == Precision::No, "{precision}");
 
-        let raw = Accelerator::builder()
-            .cpu(true)
-            .quiet(true)
-            .mixed_precision(precision)
-            .float32_outputs(false)
-            .build()
-            .unwrap();
-        let model = Model::new(build).unwrap();
+        let raw = net::builder().mixed_precision(precision).float32_outputs(false).build().unwrap();
+        let model = Model::builder().device(numeric_device()).build(build).unwrap();
         net::fill(&model);
         let prepared = raw.prepare(model).unwrap();
         assert_eq!(prepared.forward(&input).unwrap().0.kind(), inside);
@@ -66,7 +61,7 @@ fn a_prepared_model_computes_in_16_bits_and_answers_in_32() {
 fn gradients_have_the_weights_type() {
     let accelerator = accelerator(Precision::Bf16);
     let model = accelerator.prepare(net::model(Kind::Float)).unwrap();
-    let input = Tensor::ones([4, 5], tch::kind::FLOAT_CPU);
+    let input = Tensor::ones([4, 5], (Kind::Float, numeric_device()));
     let loss = model.forward(&input).unwrap().square().mean(Kind::Float);
     assert_eq!(loss.kind(), Kind::Float);
     accelerator.backward(&loss).unwrap();
@@ -78,7 +73,7 @@ fn gradients_have_the_weights_type() {
 #[test]
 fn scopes_nest_and_end_with_a_panic() {
     let accelerator = accelerator(Precision::Bf16);
-    let one = Tensor::ones([2, 2], tch::kind::FLOAT_CPU);
+    let one = Tensor::ones([2, 2], (Kind::Float, numeric_device()));
     let kind = || one.matmul(&one).kind();
     let off = AutocastOptions { precision: Precision::No, cache: true };
     let half = AutocastOptions { precision: Precision::Fp16, cache: false };
@@ -96,7 +91,7 @@ fn scopes_nest_and_end_with_a_panic() {
             let other_thread = std::thread::scope(|scope| {
                 scope
                     .spawn(|| {
-                        let one = Tensor::ones([2, 2], tch::kind::FLOAT_CPU);
+                        let one = Tensor::ones([2, 2], (Kind::Float, numeric_device()));
                         one.matmul(&one).kind()
                     })
                     .join()
@@ -113,7 +108,7 @@ fn scopes_nest_and_end_with_a_panic() {
 fn changed_weights_are_cast_anew_in_the_next_forward() {
     let accelerator = accelerator(Precision::Bf16);
     let model = accelerator.prepare(net::model(Kind::Float)).unwrap();
-    let input = Tensor::ones([1, 5], tch::kind::FLOAT_CPU);
+    let input = Tensor::ones([1, 5], (Kind::Float, numeric_device()));
     let before = model.forward(&input).unwrap();
     for parameter in model.inner().parameters() {
         let _ = tch::no_grad(|| parameter.tensor.shallow_clone().zero_());

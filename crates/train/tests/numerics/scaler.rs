@@ -1,15 +1,16 @@
 //! Loss scaling: PyTorch's numbers, skipped steps, agreement between ranks.
 
+use brigade_gpukit::{numeric_device, on_device};
 use brigade_nn::Model;
 use brigade_optim::schedule::Schedule;
 use brigade_testkit::{World, dist_test};
 use brigade_train::{
-    Accelerator, AcceleratorBuilder, Error, GradScalerOptions, GradScalerState, JoinInputs, Kind,
-    Precision, Result, Scheduler, Sgd, Tensor,
+    AcceleratorBuilder, Error, GradScalerOptions, GradScalerState, JoinInputs, Kind, Precision,
+    Result, Scheduler, Sgd, Tensor,
 };
 use serde_json::Value;
 
-use crate::net::{Weight, weights};
+use crate::net::{self, Weight, weights};
 
 fn golden() -> Value {
     serde_json::from_str(include_str!("../golden/numerics.json")).unwrap()
@@ -20,11 +21,11 @@ fn number(value: &Value) -> f64 {
 }
 
 fn fp16() -> AcceleratorBuilder {
-    Accelerator::builder().cpu(true).quiet(true).mixed_precision(Precision::Fp16)
+    net::builder().mixed_precision(Precision::Fp16)
 }
 
 fn start() -> Model<Weight> {
-    let model = Model::new(Weight::new).unwrap();
+    let model = Model::builder().device(numeric_device()).build(Weight::new).unwrap();
     let values = Tensor::from_slice(&[0.5f32, -1.0, 2.0]);
     tch::no_grad(|| model.parameters()[0].tensor.shallow_clone().copy_(&values));
     model
@@ -45,7 +46,7 @@ fn steps_and_scales_are_pytorchs() {
     let scheduler = Scheduler::new(&optimizer, Schedule::constant(0.125).unwrap());
     let (model, mut optimizer, mut scheduler) =
         accelerator.prepare((model, optimizer, scheduler)).unwrap();
-    let input = Tensor::from_slice(&[1.0f32, 2.0, -1.0]);
+    let input = on_device(&Tensor::from_slice(&[1.0f32, 2.0, -1.0]));
     let factors = golden["factors"].as_array().unwrap();
     let mut moved = 0;
     for (step, (factor, expected)) in
@@ -80,7 +81,7 @@ fn steps_and_scales_are_pytorchs() {
 #[test]
 fn only_fp16_has_a_scaler_and_its_state_goes_both_ways() {
     for precision in [Precision::No, Precision::Bf16] {
-        let accelerator = Accelerator::builder().cpu(true).mixed_precision(precision);
+        let accelerator = net::builder().mixed_precision(precision);
         assert!(accelerator.build().unwrap().grad_scaler().is_none());
     }
     let accelerator = fp16().build().unwrap();
@@ -101,7 +102,8 @@ fn gradients_are_unscaled_once() {
     let model = start();
     let optimizer = Sgd::new(1.0).build(&model).unwrap();
     let (model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();
-    let loss = model.forward(&Tensor::from_slice(&[1f32, 2.0, 3.0])).unwrap().sum(Kind::Float);
+    let loss =
+        model.forward(&on_device(&Tensor::from_slice(&[1f32, 2.0, 3.0]))).unwrap().sum(Kind::Float);
     accelerator.backward(&loss).unwrap();
     assert!(!accelerator.unscale_gradients(&model).unwrap());
     assert!(!accelerator.unscale_gradients(&model).unwrap());
@@ -113,7 +115,9 @@ fn gradients_are_unscaled_once() {
 
     // Clipped, thrown away, and on: no step is owed.
     optimizer.zero_grad().unwrap();
-    let loss = || model.forward(&Tensor::from_slice(&[1f32, 2.0, 3.0])).unwrap().sum(Kind::Float);
+    let loss = || {
+        model.forward(&on_device(&Tensor::from_slice(&[1f32, 2.0, 3.0]))).unwrap().sum(Kind::Float)
+    };
     accelerator.backward(&loss()).unwrap();
     accelerator.clip_grad_norm(&model, 1.0).unwrap();
     optimizer.zero_grad().unwrap();
@@ -129,7 +133,10 @@ fn clipping_by_value_alone_unscales_once() {
     let model = start();
     let optimizer = Sgd::new(1.0).build(&model).unwrap();
     let (model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();
-    let loss = model.forward(&Tensor::from_slice(&[1f32, 2.0, -3.0])).unwrap().sum(Kind::Float);
+    let loss = model
+        .forward(&on_device(&Tensor::from_slice(&[1f32, 2.0, -3.0])))
+        .unwrap()
+        .sum(Kind::Float);
     accelerator.backward(&loss).unwrap();
     for limit in [2.5, 1.5] {
         accelerator.clip_grad_value(&model, limit).unwrap();
@@ -145,8 +152,8 @@ fn two_optimizers_step_under_one_scale() {
     let (first, second) = (start(), start());
     let (one, two) = (Sgd::new(1.0).build(&first).unwrap(), Sgd::new(1.0).build(&second).unwrap());
     let (first, second, mut one, mut two) = accelerator.prepare((first, second, one, two)).unwrap();
-    let input = Tensor::from_slice(&[1f32, 1.0, 1.0]);
-    let wild = Tensor::from_slice(&[1f32, f32::INFINITY, 1.0]);
+    let input = on_device(&Tensor::from_slice(&[1f32, 1.0, 1.0]));
+    let wild = on_device(&Tensor::from_slice(&[1f32, f32::INFINITY, 1.0]));
     for (second_input, second_moves) in [(&input, true), (&wild, false), (&input, true)] {
         let before = (weights(first.inner()), weights(second.inner()));
         one.zero_grad().unwrap();
@@ -174,7 +181,7 @@ fn a_non_finite_loss_is_an_error() {
     let optimizer = Sgd::new(1.0).build(&model).unwrap();
     let (model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();
     let before = weights(model.inner());
-    let input = Tensor::from_slice(&[1f32, f32::NAN, 1.0]);
+    let input = on_device(&Tensor::from_slice(&[1f32, f32::NAN, 1.0]));
     for step in 0..100 {
         optimizer.zero_grad().unwrap();
         let loss = model.forward(&input).unwrap().sum(Kind::Float);
@@ -201,8 +208,8 @@ dist_test!(world = 2, dist_all_ranks_leave_a_step_out, |world: World| -> Result<
         let mut optimizer = optimizer;
         let scale = accelerator.grad_scaler().unwrap().scale();
         let input = match rank {
-            1 => Tensor::from_slice(&[1f32, f32::INFINITY, 1.0]),
-            _ => Tensor::from_slice(&[1f32, 1.0, 1.0]),
+            1 => on_device(&Tensor::from_slice(&[1f32, f32::INFINITY, 1.0])),
+            _ => on_device(&Tensor::from_slice(&[1f32, 1.0, 1.0])),
         };
         let before = weights(&model);
         let after = if prepared {
@@ -238,7 +245,7 @@ dist_test!(
         for wild in [None, Some(0), None, Some(1), Some(1), None, None] {
             let value = if wild == Some(world.rank.as_usize()) { f32::INFINITY } else { 1.0 };
             let before = weights(model.inner());
-            let input = Tensor::from_slice(&[1f32, value, 1.0]);
+            let input = on_device(&Tensor::from_slice(&[1f32, value, 1.0]));
             optimizer.zero_grad()?;
             accelerator.backward(&model.forward(&input)?.sum(Kind::Float))?;
             optimizer.step()?;
@@ -259,7 +266,7 @@ dist_test!(world = 2, dist_ranks_with_unequal_numbers_of_batches, |world: World|
     let model = start();
     let optimizer = Sgd::new(0.5).build(&model)?;
     let (model, mut optimizer) = accelerator.prepare((model, optimizer))?;
-    let input = Tensor::from_slice(&[1f32, 1.0, 1.0]);
+    let input = on_device(&Tensor::from_slice(&[1f32, 1.0, 1.0]));
     let batches = 2 + 2 * world.rank.as_usize();
     accelerator.join_uneven_inputs(&model, JoinInputs::default(), || {
         for _ in 0..batches {
