@@ -1,7 +1,5 @@
 #include "brigade-torch/src/bridge.rs.h"
 
-#include "recompute.h"
-
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/Context.h>
@@ -36,7 +34,6 @@ void set_current_gpu(int32_t index) {
 }
 
 void use_pool_stream(int32_t index) {
-  install_recompute_engine();
   const auto implementation = guard();
   // What was computed on the default stream so far is used on the other one from now on.
   implementation.synchronizeDevice(static_cast<c10::DeviceIndex>(index));

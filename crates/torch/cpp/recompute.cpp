@@ -239,12 +239,7 @@ at::Tensor RecomputeFrame::take(size_t index, const std::shared_ptr<RecomputeFra
   return std::exchange(values[index], at::Tensor());
 }
 
-void install_recompute_engine() {
-  torch::autograd::set_default_engine_stub(&recompute_engine);
-}
-
 std::unique_ptr<RecomputePart> recompute_begin(rust::Slice<const TensorRef> inputs) {
-  install_recompute_engine();
   auto frame = std::make_shared<RecomputeFrame>();
   int32_t cuda = -1;
   for (const auto& input : copy_handles(inputs)) {

@@ -26,10 +26,6 @@ std::unique_ptr<std::vector<Tensor>> gradients_of(
     bool allow_unused);
 
 // Keeps the inputs, the random number generators' states and the autocast state.
-// Has all backwards run by an engine with the hooks that recomputation needs, which the first recomputed part does, too.
-// libtorch starts the threads of devices once in a process, for the engine of the first backward: so where there are
-// GPUs, this comes before it.
-void install_recompute_engine();
 std::unique_ptr<RecomputePart> recompute_begin(rust::Slice<const TensorRef> inputs);
 // From here to `recompute_leave`, what this thread's operations save for the backward is left out.
 void recompute_enter(const RecomputePart& part);
