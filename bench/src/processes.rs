@@ -234,7 +234,7 @@ pub(crate) enum Outcome {
 /// [compiles](Side::compiles) begins before the others, since compiling is the processor's work.
 pub(crate) fn blocks_in_turns<const N: usize>(
     rounds: usize,
-    sides: [Option<Side>; N],
+    sides: &[Option<Side>; N],
 ) -> [Outcome; N] {
     let mut turns = sides.each_ref().map(|side| Turns::start(side.as_ref()));
     let (mut beside, mut others): (Vec<_>, Vec<_>) =
@@ -358,7 +358,7 @@ mod tests {
         let counting =
             "read line; echo '[9, 50]'; for n in 2 1 3; do read line; echo \"[$n, $n]\"; done";
         let compiling = shell("while read line; do echo '[0.5, 7]'; done").compiles();
-        let found = blocks_in_turns(3, [Some(compiling), Some(shell(counting))]);
+        let found = blocks_in_turns(3, &[Some(compiling), Some(shell(counting))]);
         let expected = [Block { seconds: 0.5, peak: 7.0 }, Block { seconds: 2.0, peak: 3.0 }];
         assert_eq!(found, expected.map(Outcome::Measured));
     }
@@ -367,7 +367,7 @@ mod tests {
     fn a_side_that_fails_does_not_end_the_others() {
         let found = blocks_in_turns(
             2,
-            [
+            &[
                 Some(shell("exit 3")),
                 Some(shell("read line; echo '[1, 0]'; exit 3")),
                 Some(shell("while read line; do echo nothing; done")),

@@ -37,7 +37,7 @@ pub(crate) fn cnn(rounds: usize) -> Result<Vec<Row>> {
     let script = "peers/gpu_cnn.py";
     let [captured, plain, eager, compiled] = blocks_in_turns(
         rounds,
-        [
+        &[
             Some(Side::own("gpu cnn captured")),
             Some(Side::own("gpu cnn")),
             Side::peer(script, &[]),
@@ -67,7 +67,7 @@ pub(crate) fn resnet50(rounds: usize) -> Result<Vec<Row>> {
     let script = "peers/gpu_resnet50.py";
     let [ours, eager, compiled] = blocks_in_turns(
         rounds,
-        [
+        &[
             Some(Side::own("gpu resnet50")),
             Side::peer(script, &[]),
             Side::peer(script, &["--compile"]).map(Side::compiles),
@@ -95,7 +95,7 @@ pub(crate) fn resnet50(rounds: usize) -> Result<Vec<Row>> {
 pub(crate) fn gpt2(rounds: usize) -> Result<Vec<Row>> {
     let [ours, eager] = blocks_in_turns(
         rounds,
-        [Some(Side::own("gpu gpt2")), Side::peer("peers/gpu_gpt2.py", &[])],
+        &[Some(Side::own("gpu gpt2")), Side::peer("peers/gpu_gpt2.py", &[])],
     );
     let what = "GPU: GPT-2 124 M, bf16, 8 x 1024 tokens, against eager PyTorch";
     let mut rows = vec![steps(what, ours, eager, Some(1.1))];
