@@ -114,8 +114,9 @@ fn not_on_a_device() -> String {
 
 /// The test programs that ask `brigade_gpukit::device` for their tensors' device, of `models`, `nn`, `optim`, `torch`
 /// and `train`.
-const ON_ANY_DEVICE: [&str; 15] = [
+const ON_ANY_DEVICE: [&str; 16] = [
     "accumulate",
+    "awd_lstm",
     "cnn",
     "dist",
     "dropped",

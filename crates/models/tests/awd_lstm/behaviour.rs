@@ -1,9 +1,10 @@
 //! Dropouts, and what a hidden state does between batches and over a resume.
 
+use brigade_gpukit::{numeric_device, on_device};
 use brigade_models::{
     AwdLstm, AwdLstmDropout, AwdLstmOptions, LanguageModel, LanguageModelOptions,
 };
-use brigade_nn::{Kind, LstmState, Model, Tensor};
+use brigade_nn::{Kind, LstmState, Tensor};
 use brigade_torch::Autocast;
 
 use super::{build, doc, small, small_language_model};
@@ -146,7 +147,7 @@ fn sixteen_bits_compute_nearly_the_same() {
     let model = build(Kind::Float, |path| LanguageModel::new(path, 26, &small_language_model()));
     let exact = [words(), doc(1, 24).view([3, 8])].map(|words| model.forward(&words).unwrap());
     model.module().state().reset();
-    let scope = Autocast::enter(tch::Device::Cpu, Kind::BFloat16, true).unwrap();
+    let scope = Autocast::enter(numeric_device(), Kind::BFloat16, true).unwrap();
     let short = [words(), doc(1, 24).view([3, 8])].map(|words| model.forward(&words).unwrap());
     drop(scope);
     for (exact, short) in exact.iter().zip(&short) {
@@ -163,8 +164,12 @@ fn sixteen_bits_compute_nearly_the_same() {
 
 #[test]
 fn a_word_outside_of_the_vocabulary_is_named_with_its_layer() {
-    let model = Model::new(|path| LanguageModel::new(path, 26, &small_language_model())).unwrap();
-    let error = model.forward(&Tensor::from_slice(&[26i64]).unsqueeze(0)).unwrap_err().to_string();
+    let model =
+        crate::try_build(|path| LanguageModel::new(path, 26, &small_language_model())).unwrap();
+    let error = model
+        .forward(&on_device(&Tensor::from_slice(&[26i64])).unsqueeze(0))
+        .unwrap_err()
+        .to_string();
     assert!(
         error.starts_with("0.encoder cannot take an input of [1, 1]: index out of range"),
         "{error}"

@@ -1,5 +1,6 @@
 //! The classifier: scores, what is pooled, steps of training.
 
+use brigade_gpukit::{numeric_device, on_device};
 use brigade_models::{AwdLstmOptions, TextClassifier, TextClassifierOptions, masked_concat_pool};
 use brigade_nn::{Kind, Model, Tensor};
 use serde_json::Value;
@@ -90,7 +91,7 @@ fn steps_of_training_are_fastais() {
     let expected = &golden["awd_lstm"]["classifier_sgd_steps"];
     for kind in KINDS {
         let mut model = plain(kind);
-        let targets = Tensor::from_slice(&[0i64, 1, 2, 0, 1]);
+        let targets = on_device(&Tensor::from_slice(&[0i64, 1, 2, 0, 1]));
         let mut sgd = Sgd { rate: 0.1, momentum: 0.0, decay: 0.0, velocities: Vec::new() };
         for (step, loss) in numbers(&expected["losses"]).into_iter().enumerate() {
             let found = model.forward(&input()).unwrap().cross_entropy_for_logits(&targets);
@@ -115,7 +116,7 @@ fn steps_of_training_are_fastais() {
 fn a_text_has_the_same_classes_whatever_batch_it_is_in() {
     let encoder = AwdLstmOptions { embedding: 8, hidden: 12, ..AwdLstmOptions::classifier() };
     let options = TextClassifierOptions { encoder, seq_len: 5, ..Default::default() };
-    let builder = Model::builder().kind(Kind::Double);
+    let builder = Model::builder().device(numeric_device()).kind(Kind::Double);
     let mut model = builder.build(|path| TextClassifier::new(path, 26, 3, &options)).unwrap();
     model.eval();
     let words =
@@ -128,7 +129,7 @@ fn a_text_has_the_same_classes_whatever_batch_it_is_in() {
     };
     let scores = |rows: &[Vec<i64>]| {
         let width = rows[0].len() as i64;
-        let batch = Tensor::from_slice(&rows.concat()).view([rows.len() as i64, width]);
+        let batch = on_device(&Tensor::from_slice(&rows.concat())).view([rows.len() as i64, width]);
         tch::no_grad(|| model.forward(&batch)).unwrap()
     };
     for count in 1..=13 {
@@ -152,7 +153,7 @@ fn pooling_is_fastais() {
             .flat_map(|row| (0..shape[1]).map(move |place| (row, place)))
             .map(|(row, place)| is_padding(row, place))
             .collect();
-        let mask = Tensor::from_slice(&mask).view([shape[0], shape[1]]);
+        let mask = on_device(&Tensor::from_slice(&mask)).view([shape[0], shape[1]]);
         let outputs = fill(&shape, 330, -1.0, 1.0);
         let pooled = masked_concat_pool(&outputs, &mask, case["bptt"].as_i64()).unwrap();
         assert_tensor(&pooled, &case["result"], "masked_concat_pool");
@@ -165,7 +166,7 @@ fn default_sizes_are_fastais() {
     let golden = &golden["awd_lstm"]["default_sizes"];
     assert_eq!(AwdLstmOptions::classifier(), options(&golden["configs"]["clas"]));
     let options = TextClassifierOptions::default();
-    let model = Model::new(|path| TextClassifier::new(path, 1000, 2, &options)).unwrap();
+    let model = crate::try_build(|path| TextClassifier::new(path, 1000, 2, &options)).unwrap();
     let expected = &golden["models"]["text_classifier"];
     assert_names(&model, expected);
     assert_group_ends(&model, &expected["groups"]);
@@ -178,7 +179,7 @@ fn a_text_has_the_same_scores_in_every_batch() {
     model.eval();
     let forward = |words: &Tensor| tch::no_grad(|| model.forward(words).unwrap());
     let together = forward(&input());
-    let shuffled = Tensor::from_slice(&[3i64, 0, 4, 2, 1]);
+    let shuffled = on_device(&Tensor::from_slice(&[3i64, 0, 4, 2, 1]));
     let found = forward(&input().index_select(0, &shuffled));
     assert!(found.allclose(&together.index_select(0, &shuffled), 1e-12, 1e-12, false));
     // In parts of 5 words: the last part of the second text is padding, and not that of the shorter third one,
@@ -186,7 +187,7 @@ fn a_text_has_the_same_scores_in_every_batch() {
     let word = |length: i64| super::doc(length, length);
     let layout = [(0, 13), (0, 9), (10, 2)];
     let padded = layout.map(|(front, length)| {
-        let ends = [Tensor::ones([front], INT), Tensor::ones([13 - front - length], INT)];
+        let ends = [Tensor::ones([front], int()), Tensor::ones([13 - front - length], int())];
         Tensor::cat(&[&ends[0], &word(length), &ends[1]], 0)
     });
     let encode = |words: &Tensor| tch::no_grad(|| model.module().encode(words).unwrap());
@@ -199,13 +200,15 @@ fn a_text_has_the_same_scores_in_every_batch() {
     }
 }
 
-const INT: (Kind, tch::Device) = (Kind::Int64, tch::Device::Cpu);
+fn int() -> (Kind, tch::Device) {
+    (Kind::Int64, numeric_device())
+}
 
 #[test]
 fn texts_without_words_are_refused() {
     let model = plain(Kind::Float);
     let refused = |words: &Tensor| model.forward(words).unwrap_err().to_string();
-    let padding = Tensor::from_slice(&[2i64, 3, 1, 1]).view([2, 2]);
+    let padding = on_device(&Tensor::from_slice(&[2i64, 3, 1, 1])).view([2, 2]);
     assert!(
         refused(&padding).starts_with("text 1 of the batch has no word other than padding (1)")
     );
@@ -213,7 +216,7 @@ fn texts_without_words_are_refused() {
     let mut short =
         classifier_options(&golden()["awd_lstm"]["classifiers"]["cases"]["plain"]["args"]);
     short.max_len = Some(2);
-    let model = Model::new(|path| TextClassifier::new(path, 26, 3, &short)).unwrap();
+    let model = crate::try_build(|path| TextClassifier::new(path, 26, 3, &short)).unwrap();
     let error = model.forward(&input()).unwrap_err().to_string();
     assert!(
         error.contains("max_len 2 keeps none of it: choose one of seq_len, 5, at least"),
@@ -221,6 +224,6 @@ fn texts_without_words_are_refused() {
     );
     short.dropout = Some(vec![0.1, 0.2]);
     let error =
-        Model::new(|path| TextClassifier::new(path, 26, 3, &short)).unwrap_err().to_string();
+        crate::try_build(|path| TextClassifier::new(path, 26, 3, &short)).unwrap_err().to_string();
     assert!(error.contains("3 probabilities of dropout for 2 linear layers"), "{error}");
 }

@@ -1,7 +1,8 @@
 //! The encoder: with given weights, with its hidden state.
 
+use brigade_gpukit::numeric_device;
 use brigade_models::{AwdLstm, AwdLstmOptions, RnnOutputs};
-use brigade_nn::{Kind, Model, Tensor};
+use brigade_nn::{Kind, Tensor};
 
 use super::{
     KINDS, assert_close, assert_digest, assert_names, assert_tensor, build, fill, golden, numbers,
@@ -73,7 +74,7 @@ fn the_regularization_is_fastais() {
 
 #[test]
 fn a_single_time_step_has_no_change_to_punish() {
-    let values = Tensor::ones([4, 1, 5], (Kind::Double, tch::Device::Cpu));
+    let values = Tensor::ones([4, 1, 5], (Kind::Double, numeric_device()));
     let outputs = RnnOutputs { raw: values.shallow_clone(), dropped: values };
     let added = outputs.regularization(2.0, 1.0).unwrap();
     assert_eq!((added.double_value(&[]), added.kind()), (2.0, Kind::Double));
@@ -82,7 +83,7 @@ fn a_single_time_step_has_no_change_to_punish() {
 #[test]
 fn sizes_that_cannot_be_are_refused() {
     let refused = |options: AwdLstmOptions| {
-        Model::new(|path| AwdLstm::new(path, 26, &options)).unwrap_err().to_string()
+        crate::try_build(|path| AwdLstm::new(path, 26, &options)).unwrap_err().to_string()
     };
     let odd = AwdLstmOptions { bidirectional: true, embedding: 7, ..small() };
     assert!(refused(odd).contains("two directions share 7 and 12 numbers: both have to be even"));

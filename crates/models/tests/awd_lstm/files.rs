@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use brigade_gpukit::on_device;
 use brigade_models::{
     AwdLstmModel, LanguageModel, PretrainedLanguageModel, TextClassifier, TextClassifierOptions,
     load_encoder, save_encoder,
@@ -178,7 +179,7 @@ fn a_vocabulary_that_does_not_fit_is_refused() {
 #[test]
 fn hidden_states_belong_to_no_file() {
     let model = language_model(26, 0);
-    let _ = model.forward(&Tensor::from_slice(&[2i64, 3]).unsqueeze(0)).unwrap();
+    let _ = model.forward(&on_device(&Tensor::from_slice(&[2i64, 3]).unsqueeze(0))).unwrap();
     assert_eq!(model.state_dict().len(), 16);
     assert_eq!(values(&model.module().encoder().state().hidden_state()[0].hidden).len(), 12);
 }

@@ -1,9 +1,10 @@
 //! The language model: scores, losses, steps of training, generation.
 
+use brigade_gpukit::on_device;
 use brigade_models::{
     LanguageModel, LanguageModelOptions, NextWordOptions, generate_words, next_word,
 };
-use brigade_nn::{Kind, Model, Tensor};
+use brigade_nn::{Kind, Tensor};
 
 use super::{
     KINDS, Sgd, assert_close, assert_digest, assert_final, assert_gradients, assert_groups,
@@ -136,7 +137,7 @@ fn generation_goes_on_from_the_whole_text() {
     let mut text = vec![2i64, 9, 4];
     for _ in 0..6 {
         model.module().state().reset();
-        let scores = model.forward(&Tensor::from_slice(&text).unsqueeze(0)).unwrap();
+        let scores = model.forward(&on_device(&Tensor::from_slice(&text)).unsqueeze(0)).unwrap();
         let _ = scores.narrow(2, 0, 1).fill_(f64::NEG_INFINITY);
         text.push(scores.select(1, -1).argmax(1, false).int64_value(&[0]));
     }
@@ -151,7 +152,7 @@ fn generation_goes_on_from_the_whole_text() {
 
 #[test]
 fn words_are_drawn_by_their_probability() {
-    let scores = Tensor::from_slice(&[0.1f64, 0.2, 0.3, 0.4]).log();
+    let scores = on_device(&Tensor::from_slice(&[0.1f64, 0.2, 0.3, 0.4])).log();
     let share = |options: NextWordOptions| {
         tch::manual_seed(5);
         let mut counts = [0.0; 4];
@@ -177,7 +178,7 @@ fn words_are_drawn_by_their_probability() {
         "word 4 is not one of the 4 words"
     );
     assert!(refused(NextWordOptions { temperature: -1.0, ..options }).contains("temperature -1"));
-    let broken = Tensor::from_slice(&[f64::NAN, 0.0]);
+    let broken = on_device(&Tensor::from_slice(&[f64::NAN, 0.0]));
     let error = next_word(&broken, &options).unwrap_err().to_string();
     assert!(error.starts_with("no word can be chosen"), "{error}");
 }
@@ -188,8 +189,9 @@ fn default_sizes_are_fastais() {
     let golden = &golden["awd_lstm"]["default_sizes"];
     let config = &golden["configs"]["lm"];
     assert_eq!(LanguageModelOptions::default().encoder, options(config));
-    let model = Model::new(|path| LanguageModel::new(path, 1000, &LanguageModelOptions::default()))
-        .unwrap();
+    let model =
+        crate::try_build(|path| LanguageModel::new(path, 1000, &LanguageModelOptions::default()))
+            .unwrap();
     let expected = &golden["models"]["language_model"];
     assert_names(&model, expected);
     super::assert_group_ends(&model, &expected["groups"]);

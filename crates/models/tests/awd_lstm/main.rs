@@ -11,6 +11,7 @@ mod files;
 mod fill;
 mod language_model;
 
+use brigade_gpukit::{numeric_device, on_device};
 use brigade_models::{AwdLstmDropout, AwdLstmOptions, LanguageModelOptions};
 use brigade_nn::{Kind, LayerGroups, Model, Tensor};
 use serde_json::Value;
@@ -44,8 +45,15 @@ fn filled<M>(model: &Model<M>, first_stream: u64) {
     }
 }
 
+/// A model on the device of the tests, with its own first values.
+fn try_build<M>(
+    constructor: impl FnOnce(&brigade_nn::ParamPath<'_>) -> M,
+) -> brigade_nn::Result<Model<M>> {
+    Model::builder().device(numeric_device()).build(constructor)
+}
+
 fn build<M>(kind: Kind, constructor: impl FnOnce(&brigade_nn::ParamPath<'_>) -> M) -> Model<M> {
-    let model = Model::builder().kind(kind).build(constructor).unwrap();
+    let model = Model::builder().device(numeric_device()).kind(kind).build(constructor).unwrap();
     filled(&model, 0);
     model
 }
@@ -80,13 +88,13 @@ fn small_language_model() -> LanguageModelOptions {
 
 fn words(rows: &Value) -> Tensor {
     let rows: Vec<Vec<i64>> = serde_json::from_value(rows.clone()).unwrap();
-    Tensor::from_slice(&rows.concat()).view([rows.len() as i64, rows[0].len() as i64])
+    on_device(&Tensor::from_slice(&rows.concat())).view([rows.len() as i64, rows[0].len() as i64])
 }
 
 /// Document `number` of the recipe: so many words of a vocabulary of 26.
 fn doc(number: i64, length: i64) -> Tensor {
     let word = |t: i64| 2 + (5 * number + 3 * t + t / 4) % 24;
-    Tensor::from_slice(&(0..length).map(word).collect::<Vec<_>>())
+    on_device(&Tensor::from_slice(&(0..length).map(word).collect::<Vec<_>>()))
 }
 
 fn numbers(value: &Value) -> Vec<f64> {
