@@ -14,12 +14,8 @@ pub(crate) struct Side {
     program: PathBuf,
     arguments: Vec<String>,
     /// `None` takes a variable away.
-<<<<<<< HEAD
-    environment: Vec<(&'static str, Option<String>)>,
-=======
     environment: Vec<(&'static str, Option<&'static str>)>,
     compiles: bool,
->>>>>>> gpubench
 }
 
 impl Side {
@@ -33,16 +29,7 @@ impl Side {
     pub(crate) fn peer(script: &str, arguments: &[&str]) -> Option<Self> {
         let mut all = vec![script_path(script)];
         all.extend(arguments.iter().map(|&argument| argument.to_owned()));
-        Self::of_python(all)
-    }
-
-    /// Python, which finds its own libtorch: in the archive for GPU machines, the way to ours is not its.
-    fn of_python(arguments: Vec<String>) -> Option<Self> {
-        let mut side = Self::command(python()?.into(), arguments);
-        if let Ok(path) = std::env::var("BRIGADE_PEER_LIBRARY_PATH") {
-            side.environment.push(("LD_LIBRARY_PATH", Some(path)));
-        }
-        Some(side)
+        Some(Self::command(python()?.into(), all))
     }
 
     /// A script under torchrun, on two processes of one thread.
@@ -51,7 +38,7 @@ impl Side {
         let mut all: Vec<String> = launcher.map(str::to_owned).into();
         all.push(script_path(script));
         all.extend(arguments.iter().map(|&argument| argument.to_owned()));
-        Self::of_python(all)
+        Some(Self::command(python()?.into(), all))
     }
 
     /// Any command.
@@ -62,7 +49,7 @@ impl Side {
 
     /// Sets a variable of its environment.
     pub(crate) fn variable(mut self, name: &'static str, value: &'static str) -> Self {
-        self.environment.push((name, Some(value.to_owned())));
+        self.environment.push((name, Some(value)));
         self
     }
 
