@@ -214,10 +214,12 @@ impl Module<&Tensor> for Net {
 
 /// Gradients, buffers and loss of one step, as bits; and that the next random number is the same.
 fn step(recompute: bool, kind: Kind) -> Vec<Vec<f32>> {
+    // First, so that the device's generator is there to be seeded.
+    let device = numeric_device();
     tch::manual_seed(3);
     let model = build(|p: &ParamPath<'_>| Net::new(p, recompute)).unwrap();
     let input = Tensor::randn([4, 3, 12, 12], float());
-    let scope = Autocast::enter(numeric_device(), kind, true).unwrap();
+    let scope = Autocast::enter(device, kind, true).unwrap();
     let output = model.forward(&input).unwrap();
     drop(scope);
     let loss = output.to_kind(Kind::Float).square().sum(Kind::Float);
