@@ -44,6 +44,9 @@ pub struct PreparedOptimizer {
 #[derive(Debug)]
 struct DeviceRates {
     device: Device,
+    /// Parameters of float64 are stepped with rates of the host: libtorch's fused kernels read a rate in float32 from
+    /// memory, which costs such training 8 of its digits.
+    by_value: bool,
     tensor: Mutex<Option<Tensor>>,
     /// What the tensor holds.
     uploaded: Mutex<Vec<f64>>,
@@ -52,6 +55,9 @@ struct DeviceRates {
 impl DeviceRates {
     /// Writes the rates that have changed since the last time.
     fn upload(&self, optimizer: &Optimizer) -> Result<()> {
+        if self.by_value {
+            return Ok(());
+        }
         let rates: Vec<f64> = optimizer.groups().iter().map(ParameterGroup::lr).collect();
         let mut tensor = self.tensor.lock().unwrap_or_else(PoisonError::into_inner);
         let mut uploaded = self.uploaded.lock().unwrap_or_else(PoisonError::into_inner);
@@ -151,8 +157,15 @@ impl PreparedOptimizer {
             Some(scaler) => Some(self.optimizer.with_parameters(|it| scaler.found_on_device(it))?),
             None => None,
         };
-        let lr = rates.tensor()?;
-        let scalars = DeviceScalars { lr: Some(&lr), grad_scale: None, found_inf: found.as_ref() };
+        if recording && rates.by_value {
+            return Err(Error::InvalidArgument(
+                "float64 parameters have their learning rate by value, which a recording cannot change"
+                    .into(),
+            ));
+        }
+        let lr = if rates.by_value { None } else { Some(rates.tensor()?) };
+        let scalars =
+            DeviceScalars { lr: lr.as_ref(), grad_scale: None, found_inf: found.as_ref() };
         let stepped = self.optimizer.step_with(&scalars).map_err(Error::from);
         self.job.explain_memory("the optimizer's step", stepped)?;
         if recording {
@@ -238,6 +251,9 @@ impl Prepare for Optimizer {
         let on_device = job.device.device_kind().is_some() && self.takes_device_scalars();
         let rates = on_device.then(|| DeviceRates {
             device: job.device,
+            by_value: self.with_parameters(|all| {
+                all.iter().any(|it| it.f_kind().is_ok_and(|kind| kind == Kind::Double))
+            }),
             tensor: Mutex::default(),
             uploaded: Mutex::default(),
         });
