@@ -4,7 +4,7 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use brigade_nn::{Model, Module, NamedTensor, ParamPath};
-use brigade_torch::{grad_enabled, gradient};
+use brigade_torch::{Streams, grad_enabled, gradient};
 use brigade_train::AutocastOptions;
 use tch::{Device, Tensor};
 
@@ -63,13 +63,19 @@ where
                 model.eval();
             }
         }
+        // Inputs are on this thread's streams, and their outputs are used on them.
+        let devices: Vec<Device> = self.models.iter().map(Model::device).collect();
+        let own_device = inputs.iter().flatten().map(Tensor::device);
+        let streams = Streams::current(&devices.into_iter().chain(own_device).collect::<Vec<_>>())?;
         std::thread::scope(|scope| {
             let threads: Vec<_> = self
                 .models
                 .iter_mut()
                 .zip(inputs)
                 .map(|(model, inputs)| {
+                    let streams = &streams;
                     scope.spawn(move || -> Result<Tensor> {
+                        streams.enter()?;
                         let device = model.device();
                         let inputs: Vec<Tensor> = inputs
                             .iter()

@@ -40,6 +40,21 @@ void use_pool_stream(int32_t index) {
   implementation.exchangeStream(implementation.getStreamFromGlobalPool(gpu(index)));
 }
 
+rust::Vec<int64_t> current_streams(rust::Slice<const int32_t> gpus) {
+  rust::Vec<int64_t> out;
+  for (const auto index : gpus) {
+    out.push_back(guard().getStream(gpu(index)).id());
+  }
+  return out;
+}
+
+void use_streams(rust::Slice<const int32_t> gpus, rust::Slice<const int64_t> streams) {
+  TORCH_CHECK(gpus.size() == streams.size(), gpus.size(), " GPUs and ", streams.size(), " streams");
+  for (size_t i = 0; i < gpus.size(); ++i) {
+    guard().exchangeStream(c10::Stream(c10::Stream::UNSAFE, gpu(gpus[i]), streams[i]));
+  }
+}
+
 void synchronize_gpu(int32_t index) {
   guard().synchronizeDevice(static_cast<c10::DeviceIndex>(index));
 }

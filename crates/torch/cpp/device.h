@@ -21,6 +21,9 @@ int32_t registered_gpus() noexcept;
 void set_current_gpu(int32_t index);
 // Gives this thread a stream of the pool as its current one, once it has done what the current one was given.
 void use_pool_stream(int32_t gpu);
+// The current streams of this thread on some GPUs, as numbers, and the same streams for another thread.
+rust::Vec<int64_t> current_streams(rust::Slice<const int32_t> gpus);
+void use_streams(rust::Slice<const int32_t> gpus, rust::Slice<const int64_t> streams);
 // Waits for everything that the GPU was given.
 void synchronize_gpu(int32_t index);
 // As the driver counts them.

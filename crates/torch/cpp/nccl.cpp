@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include <cstdlib>
+#include <string_view>
 
 namespace brigade {
 
@@ -18,8 +19,13 @@ std::unique_ptr<Group> nccl_group(
   using Nccl = c10d::ProcessGroupNCCL;
   using Type = c10d::ProcessGroup::BackendType;
   // By default c10d's watchdog ends the process when a collective has passed its time limit. CleanUpOnly aborts
-  // the communicator instead: the GPU goes on, and the next operation throws what the watchdog has found.
-  setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", /*overwrite=*/0);
+  // the communicator instead: the GPU goes on, and the next operation throws what the watchdog has found. Launchers
+  // set 1, torchrun's default, which ends the process, too: it is no choice of the user's.
+  constexpr const char* kHandling = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
+  const char* chosen = std::getenv(kHandling);
+  if (chosen == nullptr || std::string_view(chosen) == "1") {
+    setenv(kHandling, "2", /*overwrite=*/1);
+  }
   // Connects all ranks, which NCCL does at its first collective only: who is missing is known by now.
   const auto [gloo, shares_memory] = gloo_backend(gloo_store, rank, size, options);
   auto opts = Nccl::Options::create();

@@ -501,6 +501,8 @@ pub(crate) mod ffi {
         fn gpu_has_bf16(index: i32) -> Result<bool>;
 
         fn use_pool_stream(gpu: i32) -> Result<()>;
+        fn current_streams(gpus: &[i32]) -> Result<Vec<i64>>;
+        fn use_streams(gpus: &[i32], streams: &[i64]) -> Result<()>;
 
         #[cfg(feature = "cuda")]
         type Graph;

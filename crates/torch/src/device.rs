@@ -8,7 +8,7 @@ use tch::Device;
 
 pub use self::cuda::{Cuda, CudaUnavailable, cuda_compiled, cuda_devices};
 pub use self::memory::DeviceMemory;
-pub use self::staging::{CopyStream, Staged, copy_to_host, is_pinned};
+pub use self::staging::{CopyStream, Staged, Streams, copy_to_host, is_pinned};
 use crate::backend::Backend;
 use crate::bridge::ffi;
 use crate::error::Error;

@@ -19,6 +19,44 @@ pub struct CopyStream {
 // SAFETY: a stream is a number of libtorch's pool, which any thread may use.
 unsafe impl Send for CopyStream {}
 
+/// The current streams of a thread, for another one that goes on with its tensors: what both give a GPU is done in
+/// order then.
+///
+/// ```
+/// use brigade_torch::{Device, Streams};
+/// let streams = Streams::current(&[Device::Cpu])?;
+/// std::thread::spawn(move || streams.enter()).join().unwrap()?;
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Streams {
+    gpus: Vec<i32>,
+    streams: Vec<i64>,
+}
+
+impl Streams {
+    /// Returns this thread's streams on some devices; the CPU has none.
+    ///
+    /// # Errors
+    /// [`Error::Libtorch`] when there is no such device.
+    pub fn current(devices: &[Device]) -> Result<Self, Error> {
+        let gpus = devices.iter().filter_map(|&device| gpu(device).transpose());
+        let gpus: Vec<i32> = gpus.collect::<Result<_, _>>()?;
+        let streams = ffi::current_streams(&gpus);
+        let streams = streams.map_err(|error| Error::libtorch("current streams", &error))?;
+        Ok(Self { gpus, streams })
+    }
+
+    /// Makes them this thread's.
+    ///
+    /// # Errors
+    /// [`Error::Libtorch`] when there is no such device.
+    pub fn enter(&self) -> Result<(), Error> {
+        ffi::use_streams(&self.gpus, &self.streams)
+            .map_err(|error| Error::libtorch("use streams", &error))
+    }
+}
+
 /// Tensors whose copy to a GPU has begun.
 ///
 /// Their memory is the copying stream's: dropped before [`Staged::finish`], it is used again only behind the
