@@ -104,6 +104,12 @@ fn numbers_are_fetched_while_the_device_works() {
     let mut fetch = None;
     assert_eq!(fake::synchronizations(|| fetch = Some(Fetch::start(&count).unwrap())), [""; 0]);
     let fetch = fetch.unwrap();
+    // On the default stream it has arrived, and is not waited for.
+    assert_eq!(fake::synchronizations(|| assert_eq!(fetch.wait().unwrap(), 42)), [""; 0]);
+    // On another one the copy is under way.
+    let stream = fake::Stream::new(0).unwrap();
+    let fetch = stream.run(|| Fetch::start(&count).unwrap());
+    assert!(!stream.is_idle());
     assert_eq!(
         fake::synchronizations(|| assert_eq!(fetch.wait().unwrap(), 42)),
         ["synchronize: event"]
