@@ -101,7 +101,6 @@ pub fn numeric_device() -> Device {
 /// # Panics
 ///
 /// As [`device`].
-#[must_use]
 pub fn on_device(tensor: &Tensor) -> Tensor {
     tensor.to_device(numeric_device())
 }
