@@ -35,6 +35,7 @@ constexpr int64_t kLossLanes = 32;
 struct RowLoss {
   double smoothing; // of the targets
   double scale; // of the gradient
+  at::Tensor divisor; // of the gradient, too, where it is on a device
 };
 
 template <typename T>
@@ -134,65 +135,48 @@ double loss_of_rows(
   return loss;
 }
 
-// The sum of the losses of contiguous logits [rows, classes], a scalar. The gradient, where it is defined, is
-// filled, and may be the logits.
-at::Tensor loss_and_gradient(
-    const at::Tensor& logits, const at::Tensor& targets, const RowLoss& how, at::Tensor gradient) {
-  const auto wide = at::toOpMathType(logits.scalar_type());
-  if (logits.device().is_cpu()) {
-    double loss = 0;
-    AT_DISPATCH_FLOATING_TYPES_AND2(
-        at::kBFloat16, at::kHalf, logits.scalar_type(), "cross_entropy", [&] {
-          loss = loss_of_rows<scalar_t>(logits, targets, how, gradient);
-        });
-    return at::scalar_tensor(loss, at::TensorOptions().dtype(at::kDouble));
-  }
-  auto logs = at::log_softmax(logits, 1, wide);
-  const auto places = targets.unsqueeze(1);
-  auto loss = logs.gather(1, places).sum(at::kDouble) * -(1 - how.smoothing);
-  const double less = how.smoothing / static_cast<double>(logits.size(1));
-  if (how.smoothing > 0) {
-    loss = loss - logs.sum(at::kDouble) * less;
-  }
-  if (gradient.defined()) {
-    logs.exp_();
-    if (less > 0) {
-      logs.sub_(less);
-    }
-    logs.scatter_add_(1, places, at::full_like(places, -(1 - how.smoothing), logs.options()));
-    gradient.copy_(logs.mul_(how.scale));
-  }
-  return loss;
-}
-
-// The rows that count, and what their targets are.
+// The rows that count, and what their targets are. On a CPU other rows are left out, and the host knows how many there
+// are. On a GPU, where the host would have to wait for that, all rows are there, and others are masked.
 struct Counted {
-  at::Tensor targets; // [count]
-  at::Tensor places; // of them, undefined where all rows count
-  int64_t count = 0;
+  at::Tensor targets; // [rows]
+  at::Tensor places; // of them, undefined where all rows are there
+  at::Tensor ignored; // bool [rows], where rows are there that do not count
+  at::Tensor total; // how many count, a scalar of int64 on the rows' device
+  std::optional<int64_t> count; // the same on the host
 
-  Counted(const at::Tensor& all, int64_t classes, int64_t ignored) {
+  Counted(const at::Tensor& all, int64_t classes, const CrossEntropyOptions& options) {
     const auto flat = all.reshape({-1}).contiguous();
     if (flat.numel() == 0) {
       targets = flat;
+      know(0);
       return;
     }
-    const auto counts = flat.ne(ignored);
+    if (!flat.device().is_cpu()) {
+      ignored = flat.eq(options.ignore_index);
+      total = ignored.logical_not().sum();
+      // Of a target that is no class libtorch's kernel tells.
+      targets = flat.masked_fill(ignored, 0);
+      return;
+    }
+    const auto counts = flat.ne(options.ignore_index);
     const auto checked = flat.where(counts, at::zeros({}, flat.options()));
-    // One message from a GPU.
-    const auto found = at::stack({counts.sum(), checked.min(), checked.max()}).cpu();
-    const int64_t* facts = found.const_data_ptr<int64_t>();
-    count = facts[0];
-    const auto wrong = facts[1] < 0 ? facts[1] : facts[2];
+    const auto number = counts.sum().item<int64_t>();
+    const auto lowest = checked.min().item<int64_t>();
+    const auto wrong = lowest < 0 ? lowest : checked.max().item<int64_t>();
     TORCH_CHECK_VALUE(
-        count == 0 || (wrong >= 0 && wrong < classes), "target ", wrong,
-        " is none of the classes 0 to ", classes - 1, ", nor ignore_index (", ignored, ")");
-    if (count == flat.numel()) {
+        number == 0 || (wrong >= 0 && wrong < classes), "target ", wrong, " is none of the classes 0 to ",
+        classes - 1, ", nor ignore_index (", options.ignore_index, ")");
+    if (number == flat.numel()) {
       targets = flat;
     } else {
       places = counts.nonzero().squeeze(1);
       targets = flat.index_select(0, places);
     }
+    know(number);
+  }
+
+  int64_t rows() const {
+    return targets.numel();
   }
 
   at::Tensor of(const at::Tensor& rows) const {
@@ -207,7 +191,67 @@ struct Counted {
     auto out = at::zeros({all, rows.size(1)}, rows.options());
     return out.index_copy_(0, places, rows);
   }
+
+  // Those of a chunk.
+  Counted narrow(int64_t begin, int64_t size) const {
+    auto part = *this;
+    part.targets = targets.narrow(0, begin, size);
+    if (ignored.defined()) {
+      part.ignored = ignored.narrow(0, begin, size);
+    }
+    return part;
+  }
+
+ private:
+  void know(int64_t number) {
+    count = number;
+    total = at::full({}, number, targets.options());
+  }
 };
+
+// The sum of the losses of contiguous logits [rows, classes], a scalar. The gradient, where it is defined, is
+// filled, and may be the logits.
+at::Tensor loss_and_gradient(
+    const at::Tensor& logits, const Counted& counted, const RowLoss& how, at::Tensor gradient) {
+  const auto wide = at::toOpMathType(logits.scalar_type());
+  if (logits.device().is_cpu()) {
+    double loss = 0;
+    AT_DISPATCH_FLOATING_TYPES_AND2(
+        at::kBFloat16, at::kHalf, logits.scalar_type(), "cross_entropy", [&] {
+          loss = loss_of_rows<scalar_t>(logits, counted.targets, how, gradient);
+        });
+    return at::scalar_tensor(loss, at::TensorOptions().dtype(at::kDouble));
+  }
+  auto logs = at::log_softmax(logits, 1, wide);
+  const auto places = counted.targets.unsqueeze(1);
+  const auto of_counted = [&](at::Tensor losses) {
+    if (counted.ignored.defined()) {
+      losses.masked_fill_(counted.ignored, 0);
+    }
+    return losses.sum(at::kDouble);
+  };
+  auto loss = of_counted(logs.gather(1, places).squeeze(1)) * -(1 - how.smoothing);
+  const double less = how.smoothing / static_cast<double>(logits.size(1));
+  if (how.smoothing > 0) {
+    loss = loss - of_counted(logs.sum(1)) * less;
+  }
+  if (gradient.defined()) {
+    logs.exp_();
+    if (less > 0) {
+      logs.sub_(less);
+    }
+    logs.scatter_add_(1, places, at::full_like(places, -(1 - how.smoothing), logs.options()));
+    logs.mul_(how.scale);
+    if (how.divisor.defined()) {
+      logs.div_(how.divisor);
+    }
+    if (counted.ignored.defined()) {
+      logs.masked_fill_(counted.ignored.unsqueeze(1), 0);
+    }
+    gradient.copy_(logs);
+  }
+  return loss;
+}
 
 // Gradients are made as those of the mean: its backward, and that of a sum which is divided by the count, have
 // nothing left to do. Not those of a sum in 16 bits, which would be rounded twice, and not where products are in
@@ -216,28 +260,44 @@ RowLoss row_loss_of(
     const CrossEntropyOptions& options, const Counted& counted, at::ScalarType rows,
     at::ScalarType product) {
   const bool is_short = rows == at::kBFloat16 || rows == at::kHalf;
-  const bool divide =
-      counted.count > 0 && product != at::kHalf && (options.mean || !is_short);
-  return {options.label_smoothing, divide ? 1 / static_cast<double>(counted.count) : 1};
+  const bool divide = product != at::kHalf && (options.mean || !is_short);
+  if (counted.count) {
+    const auto count = static_cast<double>(*counted.count);
+    return {options.label_smoothing, divide && count > 0 ? 1 / count : 1, at::Tensor()};
+  }
+  return {
+      options.label_smoothing, 1,
+      divide ? counted.total.clamp_min(1).to(at::kDouble) : at::Tensor()};
 }
 
 at::Tensor reduced(
     const at::Tensor& sum, const CrossEntropyOptions& options, const Counted& counted,
     const at::TensorOptions& like) {
   // 0 / 0 is NaN, as in libtorch.
-  const auto loss = options.mean ? sum / static_cast<double>(counted.count) : sum;
-  return loss.to(like.dtype(at::toOpMathType(like.dtype().toScalarType())));
+  const auto mean = [&] {
+    return counted.count ? sum / static_cast<double>(*counted.count) : sum / counted.total;
+  };
+  return (options.mean ? mean() : sum).to(like.dtype(at::toOpMathType(like.dtype().toScalarType())));
 }
 
 // What the backward needs: gradients, made in the forward, which it gives away, and their part of the loss's.
 void keep(
     AutogradContext* context, std::vector<std::optional<at::Tensor>> gradients,
     const CrossEntropyOptions& options, const Counted& counted, const RowLoss& how) {
-  const double of_loss = options.mean ? 1 / static_cast<double>(std::max<int64_t>(1, counted.count)) : 1;
-  context->saved_data["part"] = how.scale / of_loss;
+  auto& kept = context->saved_data;
+  if (counted.count) {
+    const double of_loss =
+        options.mean ? 1 / static_cast<double>(std::max<int64_t>(1, *counted.count)) : 1;
+    kept["part"] = how.scale / of_loss;
+  } else if (how.divisor.defined() == options.mean) {
+    kept["part"] = 1.0;
+  } else {
+    const auto count = counted.total.clamp_min(1).to(at::kDouble);
+    kept["part"] = options.mean ? count : count.reciprocal();
+  }
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (gradients[i]) {
-      context->saved_data[std::to_string(i)] = *std::move(gradients[i]);
+      kept[std::to_string(i)] = *std::move(gradients[i]);
     }
   }
 }
@@ -259,17 +319,17 @@ variable_list give(
       out[i] = std::move(found->second).toTensor();
     }
   }
-  const double part = kept.at("part").toDouble();
+  const auto part = kept.at("part");
   kept.clear();
   kept["spent"] = true;
   // Half of the last digit is what 1 / count was rounded by.
   const double rounding = upstream.scalar_type() == at::kDouble
       ? std::numeric_limits<double>::epsilon()
       : std::numeric_limits<float>::epsilon() / 2;
-  const bool is_made =
-      upstream.device().is_cpu() && std::abs(upstream.item<double>() / part - 1) <= rounding;
+  const bool is_made = upstream.device().is_cpu() && part.isDouble() &&
+      std::abs(upstream.item<double>() / part.toDouble() - 1) <= rounding;
   if (!is_made) {
-    const auto factor = upstream / part;
+    const auto factor = part.isDouble() ? upstream / part.toDouble() : upstream / part.toTensor();
     for (auto& gradient : out) {
       if (gradient.defined()) {
         gradient.mul_(factor);
@@ -291,8 +351,8 @@ struct CrossEntropy : public torch::autograd::Function<CrossEntropy> {
     const auto gradient = wanted ? at::empty_like(rows) : at::Tensor();
     auto sum = at::zeros({}, rows.options().dtype(at::kDouble));
     const auto how = row_loss_of(options, counted, rows.scalar_type(), rows.scalar_type());
-    if (counted.count > 0) {
-      sum = loss_and_gradient(rows, counted.targets, how, gradient);
+    if (counted.rows() > 0) {
+      sum = loss_and_gradient(rows, counted, how, gradient);
     }
     if (wanted) {
       const auto all = counted.among_all(gradient, flat.size(0)).view_as(logits);
@@ -332,7 +392,7 @@ struct LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy>
     const auto options_of = [&](at::ScalarType dtype) { return rows.options().dtype(dtype); };
     at::Tensor of_hidden, of_weight, of_bias;
     if (wanted[0]) {
-      of_hidden = at::empty({counted.count, width}, options_of(type));
+      of_hidden = at::empty({counted.rows(), width}, options_of(type));
     }
     if (wanted[2]) {
       of_bias = at::zeros({classes}, options_of(sum_type));
@@ -341,12 +401,12 @@ struct LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy>
     const int64_t most = std::max(
         kFewestRows,
         kMostLogitBytes / static_cast<int64_t>(std::max<int64_t>(1, classes) * c10::elementSize(type)));
-    const int64_t chunks = (counted.count + most - 1) / most;
-    const int64_t of_chunk = chunks == 0 ? 0 : (counted.count + chunks - 1) / chunks;
+    const int64_t chunks = (counted.rows() + most - 1) / most;
+    const int64_t of_chunk = chunks == 0 ? 0 : (counted.rows() + chunks - 1) / chunks;
     // The first chunk is as large as any.
     const auto memory = at::empty({of_chunk, classes}, options_of(type));
-    for (int64_t begin = 0; begin < counted.count; begin += of_chunk) {
-      const int64_t size = std::min(of_chunk, counted.count - begin);
+    for (int64_t begin = 0; begin < counted.rows(); begin += of_chunk) {
+      const int64_t size = std::min(of_chunk, counted.rows() - begin);
       const auto in = rows.narrow(0, begin, size);
       auto logits = memory.narrow(0, 0, size);
       if (compute_bias.defined()) {
@@ -355,7 +415,7 @@ struct LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy>
         at::mm_out(logits, in, compute_weight.t());
       }
       sum += loss_and_gradient(
-          logits, counted.targets.narrow(0, begin, size), how, any ? logits : at::Tensor());
+          logits, counted.narrow(begin, size), how, any ? logits : at::Tensor());
       if (wanted[0]) {
         auto out = of_hidden.narrow(0, begin, size);
         at::mm_out(out, logits, compute_weight);
@@ -418,7 +478,7 @@ void check_rows(const char* name, const at::Tensor& rows) {
 }
 
 CrossEntropyLoss handed_over(at::Tensor loss, const Counted& counted) {
-  return {std::make_unique<Tensor>(std::move(loss)), counted.count};
+  return {std::make_unique<Tensor>(std::move(loss)), std::make_unique<Tensor>(counted.total)};
 }
 
 } // namespace
@@ -427,7 +487,7 @@ CrossEntropyLoss cross_entropy(
     const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& options) {
   check_rows("logits", logits);
   check_targets(targets, logits, options);
-  const Counted counted(targets, logits.size(-1), options.ignore_index);
+  const Counted counted(targets, logits.size(-1), options);
   const bool wanted = at::GradMode::is_enabled() && logits.requires_grad();
   return handed_over(CrossEntropy::apply(logits, counted, options, wanted), counted);
 }
@@ -464,7 +524,7 @@ CrossEntropyLoss linear_cross_entropy(
         ": expected one type outside of autocast");
   }
   type = product_type(type, device);
-  const Counted counted(targets, weight.size(0), options.ignore_index);
+  const Counted counted(targets, weight.size(0), options);
   const bool records = at::GradMode::is_enabled();
   const std::array<bool, 3> wanted{
       records && hidden.requires_grad(), records && weight.requires_grad(),

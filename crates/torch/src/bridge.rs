@@ -318,7 +318,7 @@ pub(crate) mod ffi {
 
     struct CrossEntropyLoss {
         loss: UniquePtr<Tensor>,
-        count: i64,
+        count: UniquePtr<Tensor>,
     }
 
     struct AttentionOptions {

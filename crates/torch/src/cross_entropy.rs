@@ -44,13 +44,14 @@ impl CrossEntropyOptions {
 pub struct CrossEntropyLoss {
     /// A number: float64 for rows of float64, else float32.
     pub loss: Tensor,
-    /// Targets other than `ignore_index`: the weight of this batch among others.
-    pub count: i64,
+    /// How many targets are others than `ignore_index`, the weight of this batch among others: an int64 on the rows'
+    /// device.
+    pub count: Tensor,
 }
 
 impl From<ffi::CrossEntropyLoss> for CrossEntropyLoss {
     fn from(found: ffi::CrossEntropyLoss) -> Self {
-        Self { loss: own(found.loss), count: found.count }
+        Self { loss: own(found.loss), count: own(found.count) }
     }
 }
 
@@ -67,14 +68,15 @@ impl From<ffi::CrossEntropyLoss> for CrossEntropyLoss {
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for another reduction; [`Error::Libtorch`] with [`crate::Fault::Invalid`] for a
-/// target that is no class, and for shapes and kinds that do not fit.
+/// target that is no class, and for shapes and kinds that do not fit. On a GPU such a target is found by the kernel:
+/// the error is that of a later call, and CUDA can do nothing more in this process.
 ///
 /// ```
 /// use brigade_torch::{CrossEntropyOptions, Device, Kind, Tensor, cross_entropy};
 /// let logits = Tensor::zeros([2, 3, 8], (Kind::Float, Device::Cpu));
 /// let targets = Tensor::from_slice(&[0_i64, 1, 7, -100, 2, -100]).view([2, 3]);
 /// let found = cross_entropy(&logits, &targets, &CrossEntropyOptions::default())?;
-/// assert_eq!(found.count, 4);
+/// assert_eq!(found.count.int64_value(&[]), 4);
 /// assert!((found.loss.double_value(&[]) - 8_f64.ln()).abs() < 1e-6);
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```
@@ -95,7 +97,8 @@ pub fn cross_entropy(
 /// `hidden` is `[…, width]`, `weight` `[classes, width]`, `bias` `[classes]`, `targets` `[…]` of int64. It goes
 /// through chunks of rows with 128 MiB of logits at most (128 rows at least), and makes in the forward the
 /// gradients of those of `hidden`, `weight` and `bias` that want one. Rows whose target is `ignore_index` are
-/// left out of the products: with 15 % of the tokens masked, the head costs 15 %.
+/// left out of the products on a CPU: with 15 % of the tokens masked, the head costs 15 %. On a GPU they are computed
+/// and masked, since the host would have to wait for their number.
 ///
 /// Under autocast the products are in its type, as a linear layer's, and all else in float32; gradients have
 /// the types of what they belong to, and that of a float32 weight is added up in float32. Outside of autocast

@@ -74,12 +74,11 @@ impl Graph {
         shared: Option<&Self>,
         body: impl FnOnce() -> Result<R, E>,
     ) -> Result<(Self, R), E> {
-        let recording = Recording::begin(device, shared)?;
+        let recording = GraphRecording::begin(device, shared)?;
         let result = body();
         // Also after a failure: the stream has to leave the recording.
-        let recorded = recording.end();
-        let result = result?;
-        Ok((Self { recorded: recorded?, device }, result))
+        let graph = recording.end();
+        Ok((graph?, result?))
     }
 
     /// Gives the device everything again, on the current stream. Returns before it is done.
@@ -121,8 +120,13 @@ fn failed(detail: String) -> Error {
     Error::Libtorch { operation: "record a graph", fault: Fault::Invalid, detail }
 }
 
-/// A recording that has begun. Dropped without [`Recording::end`], as by a panic, it ends and is lost.
-struct Recording(Option<Begun>);
+/// A recording that this thread has begun, for what lies between two functions; [`Graph::record`] records one. Dropped
+/// without [`GraphRecording::end`], as by a panic, it ends and is lost. It ends in the thread that has begun it.
+#[must_use = "a recording ends when it is dropped"]
+pub struct GraphRecording {
+    begun: Option<Begun>,
+    device: Device,
+}
 
 enum Begun {
     #[cfg(feature = "cuda")]
@@ -130,8 +134,12 @@ enum Begun {
     Provided(&'static dyn GraphRecorder),
 }
 
-impl Recording {
-    fn begin(device: Device, shared: Option<&Graph>) -> Result<Self, Error> {
+impl GraphRecording {
+    /// Begins to record what this thread gives the device; [`Graph::record`] says what `shared` is.
+    ///
+    /// # Errors
+    /// [`Error::Libtorch`] when the device does not record graphs ([`Fault::Unsupported`]), or records one already.
+    pub fn begin(device: Device, shared: Option<&Graph>) -> Result<Self, Error> {
         let unsupported = || Error::Libtorch {
             operation: "record a graph",
             fault: Fault::Unsupported,
@@ -140,7 +148,7 @@ impl Recording {
         let (_, index) = device.device_kind().ok_or_else(unsupported)?;
         if let Some(recorder) = RECORDER.get() {
             recorder.begin(index).map_err(failed)?;
-            return Ok(Self(Some(Begun::Provided(recorder.as_ref()))));
+            return Ok(Self { begun: Some(Begun::Provided(recorder.as_ref())), device });
         }
         #[cfg(feature = "cuda")]
         {
@@ -148,7 +156,8 @@ impl Recording {
                 Recorded::Cuda(graph) => Some(graph),
                 Recorded::Provided(_) => None,
             });
-            Ok(Self(Some(Begun::Cuda(cuda::Graph::begin(device, shared)?))))
+            let begun = cuda::Graph::begin(device, shared)?;
+            Ok(Self { begun: Some(Begun::Cuda(begun)), device })
         }
         #[cfg(not(feature = "cuda"))]
         {
@@ -157,21 +166,30 @@ impl Recording {
         }
     }
 
-    fn end(mut self) -> Result<Recorded, Error> {
-        match self.0.take() {
+    /// Ends the recording.
+    ///
+    /// # Errors
+    /// [`Error::Libtorch`] when an operation could not be recorded.
+    pub fn end(mut self) -> Result<Graph, Error> {
+        let recorded = match self.begun.take() {
             #[cfg(feature = "cuda")]
-            Some(Begun::Cuda(graph)) => Ok(Recorded::Cuda(graph.end()?)),
-            Some(Begun::Provided(recorder)) => {
-                Ok(Recorded::Provided(recorder.end().map_err(failed)?))
-            }
-            None => Err(failed("it has ended already".to_owned())),
-        }
+            Some(Begun::Cuda(graph)) => Recorded::Cuda(graph.end()?),
+            Some(Begun::Provided(recorder)) => Recorded::Provided(recorder.end().map_err(failed)?),
+            None => return Err(failed("it has ended already".to_owned())),
+        };
+        Ok(Graph { recorded, device: self.device })
     }
 }
 
-impl Drop for Recording {
+impl fmt::Debug for GraphRecording {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GraphRecording").field("device", &self.device).finish_non_exhaustive()
+    }
+}
+
+impl Drop for GraphRecording {
     fn drop(&mut self) {
-        match self.0.take() {
+        match self.begun.take() {
             #[cfg(feature = "cuda")]
             Some(Begun::Cuda(graph)) => drop(graph.end()),
             Some(Begun::Provided(recorder)) => drop(recorder.end()),

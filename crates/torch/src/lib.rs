@@ -70,7 +70,7 @@ pub use dropout::dropout;
 pub use dtype::{dtype_of, kind_of, tensor_from_bytes};
 pub use error::{CollectiveError, Error, Fault, says_out_of_memory};
 pub use fetch::Fetch;
-pub use graph::{Graph, records_graphs};
+pub use graph::{Graph, GraphRecording, records_graphs};
 #[doc(hidden)]
 pub use graph::{GraphRecorder, RecordedGraph, record_graphs_with};
 pub use group::{DEFAULT_GROUP_TIMEOUT, GroupOptions, ProcessGroup};

@@ -5,7 +5,9 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use brigade_torch::{Backend, Device, Graph, Kind, Tensor, TensorTree, records_graphs};
+use brigade_torch::{
+    Backend, Device, Graph, GraphRecording, Kind, Tensor, TensorTree, records_graphs,
+};
 
 use crate::accelerator::{Accelerator, Job};
 use crate::error::Result;
@@ -23,9 +25,14 @@ pub(crate) trait AtReplay: Send {
         Ok(())
     }
 
-    /// Numbers that the recorded step has by value: with others it has to be recorded again.
-    fn key(&self) -> Vec<u64> {
-        Vec::new()
+    /// What is given to the device between two recordings: of a part that [`Recorder::cut`] was given.
+    fn between(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Whether a number that was recorded by value has changed, so that the step has to be recorded again.
+    fn is_stale(&mut self) -> bool {
+        false
     }
 }
 
@@ -33,7 +40,19 @@ pub(crate) trait AtReplay: Send {
 #[derive(Default)]
 pub(crate) struct Recorder {
     recording: AtomicBool,
-    parts: Mutex<Vec<Box<dyn AtReplay>>>,
+    recorded: Mutex<Recorded>,
+}
+
+/// A step as far as it is recorded: graphs, and what happens around them.
+#[derive(Default)]
+struct Recorded {
+    parts: Vec<Box<dyn AtReplay>>,
+    /// One more than cuts, in their order.
+    graphs: Vec<Graph>,
+    /// Which parts come between two graphs.
+    cuts: Vec<usize>,
+    /// The graph that is being recorded.
+    open: Option<GraphRecording>,
 }
 
 impl Recorder {
@@ -43,11 +62,58 @@ impl Recorder {
     }
 
     pub(crate) fn at_each_replay(&self, part: impl AtReplay + 'static) {
-        self.parts().push(Box::new(part));
+        self.recorded().parts.push(Box::new(part));
     }
 
-    fn parts(&self) -> MutexGuard<'_, Vec<Box<dyn AtReplay>>> {
-        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Ends the graph here and begins the next one: `part` gives the device its work between the two, at each replay.
+    pub(crate) fn cut(&self, part: impl AtReplay + 'static) -> Result<()> {
+        let mut recorded = self.recorded();
+        recorded.close()?;
+        let place = recorded.parts.len();
+        recorded.cuts.push(place);
+        recorded.parts.push(Box::new(part));
+        let before = recorded.graphs.last();
+        let device = before.map_or(Device::Cpu, Graph::device);
+        let next = GraphRecording::begin(device, before)?;
+        recorded.open = Some(next);
+        drop(recorded);
+        // libtorch warns of a graph without operations, as the one behind the last part of a step may be.
+        let _ = Tensor::f_zeros([1], (Kind::Float, device))?;
+        Ok(())
+    }
+
+    fn recorded(&self) -> MutexGuard<'_, Recorded> {
+        self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Recorded {
+    fn close(&mut self) -> Result<()> {
+        if let Some(open) = self.open.take() {
+            self.graphs.push(open.end()?);
+        }
+        Ok(())
+    }
+
+    fn is_stale(&mut self) -> bool {
+        // Of all, each of which takes note.
+        self.parts.iter_mut().fold(false, |stale, part| part.is_stale() || stale)
+    }
+
+    fn replay(&mut self) -> Result<()> {
+        for part in &mut self.parts {
+            part.before()?;
+        }
+        for (place, graph) in self.graphs.iter_mut().enumerate() {
+            if let Some(part) = place.checked_sub(1).and_then(|cut| self.cuts.get(cut)) {
+                self.parts[*part].between()?;
+            }
+            graph.replay()?;
+        }
+        for part in &mut self.parts {
+            part.after()?;
+        }
+        Ok(())
     }
 }
 
@@ -61,21 +127,24 @@ impl fmt::Debug for Recorder {
 struct RecordingGuard<'a>(&'a Recorder);
 
 impl<'a> RecordingGuard<'a> {
-    fn begin(recorder: &'a Recorder) -> Self {
-        recorder.parts().clear();
+    fn begin(recorder: &'a Recorder, device: Device, shared: Option<&Graph>) -> Result<Self> {
+        let open = Some(GraphRecording::begin(device, shared)?);
+        *recorder.recorded() = Recorded { open, ..Recorded::default() };
         recorder.recording.store(true, Ordering::Relaxed);
-        Self(recorder)
+        Ok(Self(recorder))
     }
 
-    fn end(self) -> Vec<Box<dyn AtReplay>> {
-        std::mem::take(&mut self.0.parts())
+    fn end(self) -> Result<Recorded> {
+        let mut recorded = std::mem::take(&mut *self.0.recorded());
+        recorded.close()?;
+        Ok(recorded)
     }
 }
 
 impl Drop for RecordingGuard<'_> {
     fn drop(&mut self) {
         self.0.recording.store(false, Ordering::Relaxed);
-        self.0.parts().clear();
+        *self.0.recorded() = Recorded::default();
     }
 }
 
@@ -95,7 +164,9 @@ impl Accelerator {
     /// reads from tensors, branches, counters, and messages belong behind `run`. Schedules may step in the body or
     /// behind it. Its models must be in training mode or not as they were when it was recorded
     /// ([`CapturedStep::forget`] has it recorded again). A momentum or a weight decay that has changed has it recorded
-    /// again by itself.
+    /// again by itself, once: from then on the optimizer is called between two recordings, at each step, since its
+    /// kernels have those numbers by value. So are optimizers of float64 parameters, and rules of one's own that take no
+    /// numbers from the device.
     ///
     /// Where a step cannot be recorded it runs as it is: on a CPU, with Gloo between several ranks, with accumulation
     /// over several batches, with communication hooks of one's own, in debug mode, and after an operation that waits
@@ -137,7 +208,6 @@ impl Accelerator {
             body: Box::new(body),
             recordings: HashMap::new(),
             runs: 0,
-            renewed: 0,
         }
     }
 
@@ -174,8 +244,6 @@ pub struct CapturedStep<'a, B, R> {
     recordings: HashMap<Vec<Form>, Recording<B, R>>,
     /// Batches that ran as they are.
     runs: usize,
-    /// Recordings that had to be made again.
-    renewed: usize,
     /// Why nothing is recorded.
     plain: Option<String>,
 }
@@ -190,19 +258,13 @@ struct Recording<B, R> {
     batch: B,
     /// Where it leaves its results.
     results: R,
-    parts: Vec<Box<dyn AtReplay>>,
-    /// What it has by value.
-    key: Vec<u64>,
     /// `None` where the step ran once, so that its memory and kernels are there.
-    graph: Option<Graph>,
+    recorded: Option<Recorded>,
 }
 
 /// Batches that run before the first one is recorded: they make the optimizers' states, the libraries' handles and
 /// workspaces, and the reducer's final buckets.
 const WARM_UP: usize = 3;
-
-/// Recording a step takes as long as some steps, so it must not be made again and again.
-const MOST_RENEWED: usize = 16;
 
 impl<B, R> CapturedStep<'_, B, R>
 where
@@ -223,13 +285,8 @@ where
             self.runs += 1;
             let results = (self.body)(batch)?;
             if self.runs >= WARM_UP {
-                let recording = Recording {
-                    batch: copied(batch)?,
-                    results: copied(&results)?,
-                    parts: Vec::new(),
-                    key: Vec::new(),
-                    graph: None,
-                };
+                let recording =
+                    Recording { batch: copied(batch)?, results: copied(&results)?, recorded: None };
                 self.recordings.insert(forms, recording);
             }
             return Ok(results);
@@ -256,29 +313,17 @@ where
     }
 
     fn replay(&mut self, forms: &[Form], batch: &B) -> Result<Option<R>> {
-        let stale =
-            self.recordings.get(forms).is_some_and(|it| it.graph.is_some() && it.is_stale());
-        self.renewed += usize::from(stale);
-        if self.renewed > MOST_RENEWED {
-            self.run_plainly(
-                "a momentum or a weight decay changes too often: it is a part of the recording",
-            );
-            return Ok(None);
-        }
-        let Some(recording) = self.recordings.get(forms) else { return Ok(None) };
+        // Schedules that had to wait for the last step come first: they may change what was recorded by value.
+        self.accelerator.accumulator.settle()?;
+        let Some(recording) = self.recordings.get_mut(forms) else { return Ok(None) };
+        let ready = recording.recorded.as_mut().is_some_and(|it| !it.is_stale());
         recording.fill(batch)?;
-        if (recording.graph.is_none() || stale) && !self.record(forms)? {
+        if !ready && !self.record(forms)? {
             return Ok(None);
         }
         let Some(recording) = self.recordings.get_mut(forms) else { return Ok(None) };
-        for part in &mut recording.parts {
-            part.before()?;
-        }
-        if let Some(graph) = &mut recording.graph {
-            graph.replay()?;
-        }
-        for part in &mut recording.parts {
-            part.after()?;
+        if let Some(recorded) = &mut recording.recorded {
+            recorded.replay()?;
         }
         // The next replay writes over them.
         copied(&recording.results).map(Some)
@@ -286,24 +331,26 @@ where
 
     /// Records the step; false, with a warning, where it cannot be.
     fn record(&mut self, forms: &[Form]) -> Result<bool> {
-        self.accelerator.accumulator.settle()?;
         let job: &Arc<Job> = &self.accelerator.processes.job;
-        let Some(before) = self.recordings.remove(forms) else { return Ok(false) };
-        let shared = self.recordings.values().find_map(|other| other.graph.as_ref());
-        let guard = RecordingGuard::begin(&job.recorder);
+        let Some(Recording { batch, .. }) = self.recordings.remove(forms) else { return Ok(false) };
+        let recorded = self.recordings.values().filter_map(|other| other.recorded.as_ref());
+        let shared = recorded.filter_map(|other| other.graphs.last()).next();
         let body = &mut self.body;
-        let recorded = Graph::record(job.device, shared, || body(&before.batch));
+        let recorded = RecordingGuard::begin(&job.recorder, job.device, shared).and_then(|guard| {
+            let results = body(&batch);
+            // Also after a failure: the stream has to leave the recording. Which of both is the reason, the body
+            // says better.
+            let recorded = guard.end();
+            let results = results?;
+            Ok((recorded?, results))
+        });
         match recorded {
-            Ok((graph, results)) => {
-                let parts = guard.end();
-                let key = parts.iter().flat_map(|part| part.key()).collect();
-                let batch = before.batch;
-                let recording = Recording { batch, results, parts, key, graph: Some(graph) };
+            Ok((recorded, results)) => {
+                let recording = Recording { batch, results, recorded: Some(recorded) };
                 self.recordings.insert(forms.to_vec(), recording);
                 Ok(true)
             }
             Err(error) => {
-                drop(guard);
                 self.run_plainly(&error.to_string());
                 Ok(false)
             }
@@ -319,10 +366,6 @@ where
 }
 
 impl<B: TensorTree<Owned = B>, R> Recording<B, R> {
-    fn is_stale(&self) -> bool {
-        !self.parts.iter().flat_map(|part| part.key()).eq(self.key.iter().copied())
-    }
-
     /// Copies a batch to where the step reads it.
     fn fill(&self, batch: &B) -> Result<()> {
         let mut places = Vec::new();

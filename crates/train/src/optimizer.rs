@@ -3,11 +3,12 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_nn::NamedTensor;
 use brigade_optim::{DeviceScalars, Optimizer, ParameterGroup, Trainable};
-use brigade_torch::{Device, DeviceExt, Kind, Tensor};
+use brigade_torch::{Device, DeviceExt, Kind, Tensor, gradient, set_gradient};
 
 use crate::accelerator::{Accelerator, Job};
 use crate::capture::AtReplay;
@@ -47,6 +48,8 @@ struct DeviceRates {
     /// Parameters of float64 are stepped with rates of the host: libtorch's fused kernels read a rate in float32 from
     /// memory, which costs such training 8 of its digits.
     by_value: bool,
+    /// Whether a momentum or a weight decay has changed since a step was recorded with it by value.
+    others_change: AtomicBool,
     tensor: Mutex<Option<Tensor>>,
     /// What the tensor holds.
     uploaded: Mutex<Vec<f64>>,
@@ -85,17 +88,31 @@ impl DeviceRates {
             )
         })
     }
+
+    /// Whether what a step launches depends on the learning rates and overflows on the device alone.
+    fn suffice(&self) -> bool {
+        !self.by_value && !self.others_change.load(Ordering::Relaxed)
+    }
+
+    /// Steps with the rates that were uploaded last.
+    fn step(&self, optimizer: &mut Optimizer, found: Option<&Tensor>) -> Result<()> {
+        let lr = if self.by_value { None } else { Some(self.tensor()?) };
+        let scalars = DeviceScalars { lr: lr.as_ref(), grad_scale: None, found_inf: found };
+        Ok(optimizer.step_with(&scalars)?)
+    }
 }
 
 /// An optimizer's step within a recorded step.
-struct StepOptimizer {
+struct RecordedStep {
     optimizer: Optimizer,
     accumulator: GradientAccumulator,
     rates: Arc<DeviceRates>,
     scaler: Option<GradScaler>,
+    /// The momenta and weight decays, which the step has by value.
+    recorded: Vec<u64>,
 }
 
-impl AtReplay for StepOptimizer {
+impl AtReplay for RecordedStep {
     fn before(&mut self) -> Result<()> {
         self.accumulator.settle()?;
         self.rates.upload(&self.optimizer)
@@ -109,10 +126,58 @@ impl AtReplay for StepOptimizer {
         Ok(())
     }
 
-    /// What the step has from the host by value.
-    fn key(&self) -> Vec<u64> {
-        let groups = self.optimizer.groups();
-        groups.iter().flat_map(|it| [it.momentum(), it.weight_decay()]).map(f64::to_bits).collect()
+    fn is_stale(&mut self) -> bool {
+        let stale = by_value(&self.optimizer) != self.recorded;
+        if stale {
+            self.rates.others_change.store(true, Ordering::Relaxed);
+        }
+        stale
+    }
+}
+
+/// The numbers of each group that kernels get by value where its learning rate is on the device.
+fn by_value(optimizer: &Optimizer) -> Vec<u64> {
+    let groups = optimizer.groups();
+    groups.iter().flat_map(|it| [it.momentum(), it.weight_decay()]).map(f64::to_bits).collect()
+}
+
+/// An optimizer's step between two recorded parts of a step: kernels that get numbers by value are launched anew.
+struct StepBetween {
+    optimizer: Optimizer,
+    /// The parameters and their gradients in the recording: those of the parameters may be of another one.
+    gradients: Vec<(Tensor, Tensor)>,
+    accumulator: GradientAccumulator,
+    rates: Option<Arc<DeviceRates>>,
+    scaler: Option<GradScaler>,
+    /// Where the recording says whether a gradient has overflowed.
+    found: Option<Tensor>,
+    job: Arc<Job>,
+}
+
+impl AtReplay for StepBetween {
+    fn before(&mut self) -> Result<()> {
+        self.accumulator.settle()
+    }
+
+    fn between(&mut self) -> Result<()> {
+        for (parameter, gradient) in &self.gradients {
+            set_gradient(parameter, gradient)?;
+        }
+        let stepped = match &self.rates {
+            Some(rates) => {
+                rates.upload(&self.optimizer)?;
+                rates.step(&mut self.optimizer, self.found.as_ref())
+            }
+            None => self.optimizer.step().map_err(Error::from),
+        };
+        self.job.explain_memory("the optimizer's step", stepped)
+    }
+
+    fn after(&mut self) -> Result<()> {
+        if let Some(scaler) = &self.scaler {
+            self.accumulator.set_skipped_later(scaler);
+        }
+        Ok(())
     }
 }
 
@@ -132,6 +197,9 @@ impl PreparedOptimizer {
             return self.step_on_device();
         }
         self.losses_admit()?;
+        if self.job.recorder.is_recording() {
+            return self.step_between(None, None);
+        }
         let Some(scaler) = &self.scaler else {
             return Ok(self.optimizer.step()?);
         };
@@ -157,21 +225,16 @@ impl PreparedOptimizer {
             Some(scaler) => Some(self.optimizer.with_parameters(|it| scaler.found_on_device(it))?),
             None => None,
         };
-        if recording && rates.by_value {
-            return Err(Error::InvalidArgument(
-                "float64 parameters have their learning rate by value, which a recording cannot change"
-                    .into(),
-            ));
+        if recording && !rates.suffice() {
+            return self.step_between(Some(rates), found);
         }
-        let lr = if rates.by_value { None } else { Some(rates.tensor()?) };
-        let scalars =
-            DeviceScalars { lr: lr.as_ref(), grad_scale: None, found_inf: found.as_ref() };
-        let stepped = self.optimizer.step_with(&scalars).map_err(Error::from);
+        let stepped = rates.step(&mut self.optimizer, found.as_ref());
         self.job.explain_memory("the optimizer's step", stepped)?;
         if recording {
             // It was recorded and not made.
             self.optimizer.count_launched(-1);
-            self.job.recorder.at_each_replay(StepOptimizer {
+            self.job.recorder.at_each_replay(RecordedStep {
+                recorded: by_value(&self.optimizer),
                 optimizer: self.optimizer.clone(),
                 accumulator: self.accumulator.clone(),
                 rates,
@@ -181,6 +244,33 @@ impl PreparedOptimizer {
             self.accumulator.set_skipped_later(scaler);
         }
         Ok(())
+    }
+
+    /// Cuts the recording in two, with this step between them.
+    fn step_between(&self, rates: Option<Arc<DeviceRates>>, found: Option<Tensor>) -> Result<()> {
+        if rates.is_none() && self.scaler.is_some() {
+            return Err(Error::InvalidArgument(
+                "with fp16, the step of a rule that takes no numbers from the device waits for the overflow of \
+                 its gradients"
+                    .into(),
+            ));
+        }
+        let gradients = self.optimizer.with_parameters(|parameters| -> Result<Vec<_>> {
+            let own = |parameter: &&Tensor| {
+                let pair = |gradient| (parameter.shallow_clone(), gradient);
+                gradient(parameter).map(|found| found.map(pair)).transpose()
+            };
+            Ok(parameters.iter().filter_map(own).collect::<Result<_, _>>()?)
+        })?;
+        self.job.recorder.cut(StepBetween {
+            optimizer: self.optimizer.clone(),
+            gradients,
+            accumulator: self.accumulator.clone(),
+            rates,
+            scaler: self.scaler.clone(),
+            found,
+            job: Arc::clone(&self.job),
+        })
     }
 
     /// Makes all gradients undefined, as PyTorch's `zero_grad(set_to_none=True)`, once the window of
@@ -254,6 +344,7 @@ impl Prepare for Optimizer {
             by_value: self.with_parameters(|all| {
                 all.iter().any(|it| it.f_kind().is_ok_and(|kind| kind == Kind::Double))
             }),
+            others_change: AtomicBool::new(false),
             tensor: Mutex::default(),
             uploaded: Mutex::default(),
         });

@@ -7,14 +7,16 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use brigade_data::{DataError, DataLoader, TensorDataset};
 use brigade_gpukit::{fake, without_waiting};
+use brigade_models::{Gpt2LmHead, Gpt2Options, Labelled};
 use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Linear, Model, Module, ParamPath};
+use brigade_optim::Step;
 use brigade_optim::schedule::Schedule;
 use brigade_testkit::dist_test;
 use brigade_torch::{Backend, DeviceMemory, Store};
 use brigade_train::{
     Accelerator, AcceleratorBuilder, Accuracy, Adam, AdamW, CapturedStep, Device, Error, FBeta,
-    GradScalerOptions, Kind, Lamb, Mean, Metric, Precision, PreparedModel, PreparedOptimizer,
-    Result, Scheduler, Sgd, Tensor, TopK,
+    GradScalerOptions, Kind, Lamb, Mean, Metric, Optimizer, Precision, PreparedModel,
+    PreparedOptimizer, Result, Rule, Scheduler, Sgd, Tensor, TopK,
 };
 
 /// The GPU. Waits are counted for the whole process, and libtorch's numbers are its own: one test at a time.
@@ -174,6 +176,8 @@ fn a_loop_that_ends_early_and_a_batch_that_fails() {
 struct Run {
     precision: Precision,
     captured: bool,
+    /// Moves the momentum, too.
+    one_cycle: bool,
 }
 
 impl Run {
@@ -185,7 +189,13 @@ impl Run {
         tch::manual_seed(7);
         let model = Model::new(Net::new).unwrap();
         let optimizer = AdamW::default().lr(1e-2).build(&model).unwrap();
-        let scheduler = Scheduler::new(&optimizer, Schedule::linear(1e-2, 0.0, 100).unwrap());
+        let linear = Schedule::linear(1e-2, 0.0, 100).unwrap();
+        let schedule = if self.one_cycle {
+            linear.with_momentum(Schedule::linear(0.95, 0.5, 10).unwrap())
+        } else {
+            linear
+        };
+        let scheduler = Scheduler::new(&optimizer, schedule);
         let (mut model, mut optimizer, mut scheduler) =
             accelerator.prepare((model, optimizer, scheduler)).unwrap();
         model.train();
@@ -242,8 +252,9 @@ impl Run {
 fn a_captured_step_has_the_bits_of_one_that_is_not() {
     let (device, _alone) = gpu();
     for precision in [Precision::No, Precision::Bf16] {
-        let plain = Run { precision, captured: false }.losses(device, &[1.0; 12]);
-        let captured = Run { precision, captured: true }.losses(device, &[1.0; 12]);
+        let one_cycle = false;
+        let plain = Run { precision, captured: false, one_cycle }.losses(device, &[1.0; 12]);
+        let captured = Run { precision, captured: true, one_cycle }.losses(device, &[1.0; 12]);
         assert_eq!(plain, captured, "{precision}");
         let mut distinct = plain.0.clone();
         distinct.dedup();
@@ -259,16 +270,172 @@ fn overflows_are_left_out_on_the_device_and_schedules_stay() {
     for at in [3, 7, 8] {
         factors[at] = f64::INFINITY;
     }
-    let precision = Precision::Fp16;
-    let plain = Run { precision, captured: false }.losses(device, &factors);
-    let captured = Run { precision, captured: true }.losses(device, &factors);
-    assert_eq!(format!("{plain:?}"), format!("{captured:?}"));
+    let run = |captured, one_cycle| {
+        Run { precision: Precision::Fp16, captured, one_cycle }.losses(device, &factors)
+    };
+    let plain = run(false, false);
+    assert_eq!(format!("{plain:?}"), format!("{:?}", run(true, false)));
+    let cycled = run(false, true);
+    assert_eq!(format!("{cycled:?}"), format!("{:?}", run(true, true)));
+    assert!(cycled.1 != plain.1 && cycled.2 == plain.2);
     let (losses, weights, scale, lr) = plain;
     assert!(weights.iter().all(|it| it.is_finite()), "{weights:?}");
     assert!(losses.iter().enumerate().all(|(at, it)| it.is_finite() == (factors[at] == 1.0)));
     // 3 good, overflow (512), 3 good, overflow (256), overflow (128), 4 good (256), 1 good.
     assert_eq!(scale, Some(256.0));
     assert!((lr - 1e-2 * (1.0 - 11.0 / 100.0)).abs() < 1e-12, "{lr}");
+}
+
+/// Gradient descent as a program's own rule, with the learning rate of the host.
+#[derive(Debug)]
+struct Descent;
+
+impl Rule for Descent {
+    fn name(&self) -> &'static str {
+        "Descent"
+    }
+
+    fn slots(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    fn step(&self, step: &mut Step<'_>) -> brigade_optim::Result<()> {
+        let lr = step.lr();
+        step.each(|parameter, gradient, _| {
+            let _ = parameter.shallow_clone().f_sub_(&(gradient * lr))?;
+            Ok(())
+        })
+    }
+}
+
+#[test]
+fn optimizers_with_numbers_of_the_host_step_between_recordings() {
+    let (device, _alone) = gpu();
+    // Double precision, whose rates are passed by value, and a rule that takes nothing from the device. Two
+    // optimizers, the first of which steps before the loss of the second is made.
+    let train = |kind: Kind, own_rule: bool, captured: bool| {
+        let accelerator = builder(device).build().unwrap();
+        tch::manual_seed(3);
+        let mut model = Model::new(|p| Linear::new(p, 6, 3)).unwrap();
+        let mut head = Model::new(|p| Linear::new(p, 3, 2)).unwrap();
+        model.to_kind(kind).unwrap();
+        head.to_kind(kind).unwrap();
+        let first = if own_rule {
+            Optimizer::with_rule(Descent, 0.1).build(&model).unwrap()
+        } else {
+            AdamW::default().lr(0.1).build(&model).unwrap()
+        };
+        let second = AdamW::default().lr(0.1).build(&head).unwrap();
+        let schedule = Schedule::linear(0.1, 0.01, 14).unwrap();
+        let schedulers = [&first, &second].map(|it| Scheduler::new(it, schedule.clone()));
+        let [one, other] = schedulers;
+        let (model, head, mut first, mut second) =
+            accelerator.prepare((model, head, first, second)).unwrap();
+        let (mut one, mut other) = accelerator.prepare((one, other)).unwrap();
+        let (inputs, _) = data(8);
+        let inputs = inputs.to_device(device).to_kind(kind);
+        let mut body = |inputs: &Tensor| -> Result<Tensor> {
+            let loss = model.forward(inputs)?.square().mean(kind);
+            first.zero_grad()?;
+            accelerator.backward(&loss)?;
+            first.step()?;
+            let features = model.forward(inputs)?.detach();
+            let loss = (head.forward(&features)? - 1.0).square().mean(kind);
+            second.zero_grad()?;
+            accelerator.backward(&loss)?;
+            second.step()?;
+            Ok(loss * 2.0)
+        };
+        // Of two shapes, each with a recording and gradients of its own.
+        let batches: Vec<Tensor> = (0..14)
+            .map(|at| inputs.narrow(0, 0, 8 - at % 2 * 3) * (1.0 + at as f64 * 0.1))
+            .collect();
+        let mut losses = Vec::new();
+        let mut schedule = || {
+            one.step().unwrap();
+            other.step().unwrap();
+        };
+        if captured {
+            let mut step = accelerator.capture(body);
+            for batch in &batches {
+                losses.push(number(&step.run(batch).unwrap()));
+                schedule();
+            }
+            assert_eq!(step.records(), Ok(()));
+        } else {
+            for batch in &batches {
+                losses.push(number(&body(batch).unwrap()));
+                schedule();
+            }
+        }
+        losses
+    };
+    for (kind, own_rule) in [(Kind::Double, false), (Kind::Float, true), (Kind::Double, true)] {
+        let plain = train(kind, own_rule, false);
+        assert_eq!(plain, train(kind, own_rule, true), "{kind:?}, a rule of its own: {own_rule}");
+        assert!(plain.iter().all(|it| it.is_finite()) && plain[13] != plain[11], "{plain:?}");
+    }
+}
+
+#[test]
+fn language_models_are_recorded_and_their_labels_counted_on_the_device() {
+    let (device, _alone) = gpu();
+    let options = Gpt2Options {
+        vocab_size: 20,
+        n_positions: 8,
+        n_embd: 16,
+        n_layer: 2,
+        n_head: 2,
+        ..Gpt2Options::default()
+    };
+    let ids = Tensor::arange(24, (Kind::Int64, Device::Cpu)).remainder(20).view([3, 8]);
+    // Of other batches other numbers of labels count.
+    let batches: Vec<(Tensor, Tensor)> = (0..8)
+        .map(|at| {
+            let ids = (&ids + at).remainder(20);
+            let labels = ids.copy();
+            let _ = labels.narrow(1, 0, 1 + at % 6).fill_(-100);
+            (ids.to_device(device), labels.to_device(device))
+        })
+        .collect();
+    let train = |weighted: bool, captured: bool| {
+        let accelerator = builder(device).build().unwrap();
+        tch::manual_seed(3);
+        let model = Model::new(|path| Gpt2LmHead::new(path, &options)).unwrap();
+        let optimizer = AdamW::default().lr(1e-2).build(&model).unwrap();
+        let (mut model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();
+        model.train();
+        let mut body = |(ids, labels): &(Tensor, Tensor)| -> Result<Tensor> {
+            let loss = model.forward(Labelled::new(ids, labels))?;
+            optimizer.zero_grad()?;
+            if weighted {
+                accelerator.backward_weighted(&model, &loss.sum, &loss.count)?;
+            } else {
+                accelerator.backward(&loss.mean()?)?;
+            }
+            optimizer.step()?;
+            Ok(loss.mean()?)
+        };
+        let losses: Vec<Tensor> = if captured {
+            let mut step = accelerator.capture(body);
+            let losses = batches.iter().map(|batch| step.run(batch).unwrap()).collect();
+            assert_eq!(step.records(), Ok(()));
+            losses
+        } else {
+            let mut run = |batch| body(batch).unwrap().detach();
+            let first = run(&batches[0]);
+            let rest = without_waiting(|| batches[1..].iter().map(run).collect::<Vec<_>>());
+            std::iter::once(first).chain(rest).collect()
+        };
+        losses.iter().map(number).collect::<Vec<f64>>()
+    };
+    let plain = train(false, false);
+    assert!(plain.iter().all(|it| it.is_finite()) && plain[7] < plain[0], "{plain:?}");
+    assert_eq!(train(false, true), plain);
+    let weighted = train(true, false);
+    assert_eq!(train(true, true), weighted);
+    let close = plain.iter().zip(&weighted).all(|(one, other)| (one - other).abs() < 1e-3);
+    assert!(close, "{plain:?} {weighted:?}");
 }
 
 #[test]
@@ -312,6 +479,11 @@ fn other_shapes_and_momenta_are_recorded_and_what_waits_runs_as_it_is() {
     let _ = step.run(&batch(8)).unwrap();
     let _ = step.run(&batch(8)).unwrap();
     assert_eq!(calls.get(), 7, "recorded again with the other momentum");
+    for momentum in [0.25, 0.0, 0.75] {
+        cell.borrow_mut().set_group_momentum(0, momentum).unwrap();
+        let _ = step.run(&batch(8)).unwrap();
+    }
+    assert_eq!(calls.get(), 7, "the optimizer steps between two recordings");
     looks.set(true);
     step.forget();
     let before = cell.borrow().steps();

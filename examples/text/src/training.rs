@@ -182,8 +182,9 @@ pub fn labels_once(batch: &Batch<SequenceBatch>) -> anyhow::Result<Tensor> {
 /// # Errors
 /// libtorch's.
 pub fn add_loss(mean: &mut Mean, loss: &TokenLoss) -> brigade::train::Result<()> {
-    if loss.count > 0 {
-        mean.add(loss.mean()?.f_double_value(&[])?, loss.count as f64);
+    let count = loss.count.f_int64_value(&[])?;
+    if count > 0 {
+        mean.add(loss.mean()?.f_double_value(&[])?, count as f64);
     }
     Ok(())
 }

@@ -261,7 +261,7 @@ impl CausalBody for Gpt2 {
 /// assert_eq!(model.forward(&ids)?.size(), [1, 3, 50]);
 /// // Each token is to be predicted from those before it, without all logits at once.
 /// let loss = model.module().loss(&ids, &ids, 0.0)?;
-/// assert_eq!(loss.count, 2);
+/// assert_eq!(loss.count.int64_value(&[]), 2);
 /// loss.mean()?.backward();
 /// # Ok::<(), brigade_nn::Error>(())
 /// ```

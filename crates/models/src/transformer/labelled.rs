@@ -23,7 +23,7 @@ use super::tokens::Tokens;
 /// let model = Model::new(|path| Gpt2LmHead::new(path, &options))?;
 /// let ids = Tensor::from_slice(&[7i64, 3, 9, 4]).view([1, 4]);
 /// let loss = model.forward(Labelled::new(&ids, &ids))?;
-/// assert_eq!(loss.count, 3);
+/// assert_eq!(loss.count.int64_value(&[]), 3);
 /// loss.mean()?.backward();
 /// # Ok::<(), brigade_nn::Error>(())
 /// ```
@@ -66,14 +66,15 @@ impl TensorTree for TokenLoss {
 
     fn visit<'a>(&'a self, f: &mut dyn FnMut(&'a Tensor)) {
         self.sum.visit(f);
+        self.count.visit(f);
     }
 
     fn try_map<E>(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor, E>) -> Result<Self, E> {
-        Ok(Self { sum: self.sum.try_map(f)?, count: self.count })
+        Ok(Self { sum: self.sum.try_map(f)?, count: self.count.try_map(f)? })
     }
 
     fn spec(&self) -> TreeSpec {
-        TreeSpec::Tuple(vec![self.sum.spec(), TreeSpec::Int(self.count)])
+        TreeSpec::Tuple(vec![self.sum.spec(), self.count.spec()])
     }
 
     fn from_spec(
@@ -81,12 +82,7 @@ impl TensorTree for TokenLoss {
         tensors: &mut dyn Iterator<Item = Tensor>,
     ) -> Result<Self, Error> {
         let parts = spec.tuple(2)?;
-        let TreeSpec::Int(count) = parts[1] else {
-            return Err(Error::InvalidArgument(format!(
-                "expected the number of labels of a loss, found {:?}",
-                parts[1]
-            )));
-        };
-        Ok(Self { sum: Tensor::from_spec(&parts[0], tensors)?, count })
+        let sum = Tensor::from_spec(&parts[0], tensors)?;
+        Ok(Self { sum, count: Tensor::from_spec(&parts[1], tensors)? })
     }
 }

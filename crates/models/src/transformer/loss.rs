@@ -11,13 +11,13 @@ pub const IGNORED_LABEL: i64 = -100;
 ///
 /// Means of batches with unequal numbers of labels do not add up to the mean over all; sums and counts do.
 /// [`TokenLoss::mean`] is what transformers calls the loss; with an Accelerator,
-/// `backward_weighted(&model, &loss.sum, loss.count as f64)` is exact over batches and ranks.
+/// `backward_weighted(&model, &loss.sum, &loss.count)` is exact over batches and ranks.
 #[derive(Debug)]
 pub struct TokenLoss {
     /// A number.
     pub sum: Tensor,
-    /// How many labels are in it.
-    pub count: i64,
+    /// How many labels are in it: an int64 on the sum's device.
+    pub count: Tensor,
 }
 
 impl TokenLoss {
@@ -26,7 +26,7 @@ impl TokenLoss {
     /// # Errors
     /// libtorch's.
     pub fn mean(&self) -> Result<Tensor> {
-        Ok(self.sum.f_div_scalar(self.count as f64)?)
+        Ok(self.sum.f_div(&self.count)?)
     }
 }
 
@@ -41,7 +41,7 @@ impl TokenLoss {
 /// let logits = Tensor::zeros([1, 3, 4], (Kind::Float, Device::Cpu));
 /// let labels = Tensor::from_slice(&[2i64, -100, 0]).view([1, 3]);
 /// let loss = token_loss(&logits, &labels, 0.0)?;
-/// assert_eq!(loss.count, 2);
+/// assert_eq!(loss.count.int64_value(&[]), 2);
 /// assert!((loss.mean()?.double_value(&[]) - 4f64.ln()).abs() < 1e-6);
 /// # Ok::<(), brigade_nn::Error>(())
 /// ```
@@ -62,7 +62,7 @@ pub fn token_loss(logits: &Tensor, labels: &Tensor, smoothing: f64) -> Result<To
 ///
 /// let logits = Tensor::zeros([1, 3, 4], (Kind::Float, Device::Cpu));
 /// let ids = Tensor::from_slice(&[2i64, 1, 0]).view([1, 3]);
-/// assert_eq!(causal_lm_loss(&logits, &ids, 0.0)?.count, 2);
+/// assert_eq!(causal_lm_loss(&logits, &ids, 0.0)?.count.int64_value(&[]), 2);
 /// # Ok::<(), brigade_nn::Error>(())
 /// ```
 ///
@@ -146,7 +146,8 @@ pub fn sequence_loss(
             Reduction::Sum,
         )?,
     };
-    Ok(TokenLoss { sum, count: i64::try_from(count).map_err(Error::custom)? })
+    let count = Tensor::f_full([0i64; 0], count as i64, (Kind::Int64, logits.device()))?;
+    Ok(TokenLoss { sum, count })
 }
 
 /// The loss of a head from hidden numbers to words, without all of its logits: those of labels that count are

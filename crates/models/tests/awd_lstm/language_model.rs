@@ -111,7 +111,7 @@ fn a_fused_model_gives_scores_in_evaluation() {
     assert_eq!(scores.size(), [2, 4, 26]);
     assert!(scores.allclose(&head.scores(&hidden).unwrap(), 1e-12, 1e-12, false));
     let plain = head.loss(&scores, &targets, &Default::default()).unwrap();
-    assert_eq!(plain.count, 8);
+    assert_eq!(plain.count.int64_value(&[]), 8);
     assert_close(&[fused.loss.double_value(&[])], &[plain.loss.double_value(&[])], 1e-12, "loss");
 }
 

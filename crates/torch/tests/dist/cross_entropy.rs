@@ -67,7 +67,10 @@ impl Case {
         let [hidden, weight, bias] = self.leaves();
         let found =
             linear_cross_entropy(&hidden, &weight, Some(&bias), &self.targets, options).unwrap();
-        assert_eq!(found.count, self.targets.ne(IGNORED).sum(Kind::Int64).int64_value(&[]));
+        assert_eq!(
+            found.count.int64_value(&[]),
+            self.targets.ne(IGNORED).sum(Kind::Int64).int64_value(&[])
+        );
         (&found.loss * upstream).backward();
         [found.loss.detach(), hidden.grad(), weight.grad(), bias.grad()]
     }

@@ -40,10 +40,13 @@ pub(super) fn state(checkpoints: &Inner, objects: &[Named]) -> Result<Value<Tens
             own.push((name.clone(), hook.state_dict().map_err(unboxed)?));
         }
     }
-    let window = checkpoints.accumulator.weighted().map_or(Value::None, |window| {
-        let (weight, divisor) = (Value::Float(window.weight), Value::Float(window.divisor));
-        Value::dict([("weight", weight), ("divisor", divisor)])
-    });
+    let window = match &*checkpoints.accumulator.weighted() {
+        Some(WeightedWindow { weight, divisor }) => {
+            let [weight, divisor] = [weight, divisor].map(|number| number.f_double_value(&[]));
+            Value::dict([("weight", Value::Float(weight?)), ("divisor", Value::Float(divisor?))])
+        }
+        None => Value::None,
+    };
     Ok(Value::dict([
         ("random", Value::dict(random)),
         ("gradients", Value::dict(gradients)),
@@ -169,7 +172,8 @@ pub(super) fn restore(
     let windows: Vec<(f64, f64)> = windows.collect();
     *checkpoints.accumulator.weighted() = windows.first().map(|&(_, divisor)| {
         let weight: f64 = windows.iter().map(|(weight, _)| weight).sum();
-        WeightedWindow { weight: weight / windows.len() as f64, divisor }
+        let weight = Tensor::from(weight / windows.len() as f64);
+        WeightedWindow { weight, divisor: Tensor::from(divisor) }
     });
     let generators = states.first().and_then(|state| state.get("random")).filter(|_| random);
     let bytes = |key: &str| match generators.and_then(|all| all.get(key)) {

@@ -201,7 +201,7 @@ impl GradientAccumulator {
         }
         // The data end before the window does. What has been added up was divided by the length of a
         // full window: bring it to this one's before the last gradients come.
-        scale_gradients(models, steps as f64 / length as f64)?;
+        scale_gradients(models, &Tensor::from(steps as f64 / length as f64))?;
         let _restored = ShortWindowGuard::to(window, length);
         body()
     }
@@ -468,12 +468,16 @@ impl Drop for ShortWindowGuard<'_> {
     }
 }
 
-pub(crate) fn scale_gradients(models: &(impl PreparedModels + ?Sized), factor: f64) -> Result<()> {
+/// `factor` is one number, on the host or on the parameters' device.
+pub(crate) fn scale_gradients(
+    models: &(impl PreparedModels + ?Sized),
+    factor: &Tensor,
+) -> Result<()> {
     let mut outcome = Ok(());
     models.each_parameter(&mut |parameter| {
         let scaled = gradient(parameter).map_err(Error::from).and_then(|gradient| {
             if let Some(mut gradient) = gradient {
-                let _ = tch::no_grad(|| gradient.f_mul_scalar_(factor))?;
+                let _ = tch::no_grad(|| gradient.f_mul_(factor))?;
             }
             Ok(())
         });

@@ -7,12 +7,43 @@ use crate::error::{Error, Result};
 use crate::gradients::accumulate::scale_gradients;
 use crate::model::PreparedModels;
 
-/// One rank's sums over a window.
-#[derive(Debug, Clone, Copy)]
+/// What a loss weighs among others, mostly the number of its tokens, for [`Accelerator::backward_weighted`]: a number,
+/// or a tensor of one element, which the host does not read where it is on a GPU.
+#[derive(Debug)]
+pub struct LossWeight(Tensor);
+
+impl From<f64> for LossWeight {
+    fn from(weight: f64) -> Self {
+        Self(Tensor::from(weight))
+    }
+}
+
+impl From<&Tensor> for LossWeight {
+    fn from(weight: &Tensor) -> Self {
+        Self(weight.shallow_clone())
+    }
+}
+
+impl LossWeight {
+    /// As a scalar in double precision. An invalid one is NaN, because the other ranks wait for this rank's weight.
+    fn checked(&self) -> Result<Tensor> {
+        if self.0.numel() != 1 {
+            return Err(Error::InvalidArgument(format!(
+                "backward_weighted: expected a weight of one element, found one of shape {:?}",
+                self.0.size()
+            )));
+        }
+        let weight = self.0.f_detach()?.f_reshape([0i64; 0])?.f_to_kind(Kind::Double)?;
+        Ok(weight.f_where_scalarother(&weight.f_ge(0.0)?, f64::NAN)?)
+    }
+}
+
+/// One rank's sums over a window, each a scalar in double precision on the host or on the device.
+#[derive(Debug)]
 pub(crate) struct WeightedWindow {
-    pub(crate) weight: f64,
+    pub(crate) weight: Tensor,
     /// The divisor of its losses so far: the whole weight is known at the last batch only.
-    pub(crate) divisor: f64,
+    pub(crate) divisor: Tensor,
 }
 
 impl Accelerator {
@@ -43,34 +74,33 @@ impl Accelerator {
     ///
     /// # Errors
     /// As [`Accelerator::backward`]; [`Error::InvalidArgument`], on every rank at the end of the window, when a
-    /// weight is negative or NaN.
+    /// weight is negative or NaN. One that is a tensor on a GPU makes the loss NaN then.
     pub fn backward_weighted(
         &self,
         models: &(impl PreparedModels + ?Sized),
         loss: &Tensor,
-        weight: f64,
+        weight: impl Into<LossWeight>,
     ) -> Result<()> {
         let state = &self.accumulator;
-        // An invalid weight is sent as NaN, because the other ranks wait for this rank's weight.
-        let weight = if weight >= 0.0 { weight } else { f64::NAN };
+        let weight = weight.into().checked()?;
         let before = state.weighted().take();
-        let mut window = before.unwrap_or_else(|| WeightedWindow {
-            weight: 0.0,
-            divisor: self.provisional_divisor(weight),
-        });
-        window.weight += weight;
+        let (total, divisor) = match &before {
+            Some(window) => (window.weight.f_add(&weight)?, window.divisor.shallow_clone()),
+            None => (weight.shallow_clone(), self.provisional_divisor(&weight)?),
+        };
+        let scaled = |factor: &Tensor| loss.f_mul(&factor.f_to_kind(loss.f_kind()?)?);
         if !state.sync_gradients() {
-            *state.weighted() = Some(window);
-            let outcome =
-                self.run_backward(&loss.f_div_scalar(window.divisor)?, BackwardOptions::default());
+            let loss = loss.f_div(&divisor.f_to_kind(loss.f_kind()?)?)?;
+            *state.weighted() = Some(WeightedWindow { weight: total, divisor });
+            let outcome = self.run_backward(&loss, BackwardOptions::default());
             if matches!(outcome, Err(Error::LossNotFinite { .. })) {
                 // The batch has added nothing to the gradients, so its tokens do not count either.
                 *state.weighted() = before;
             }
             return outcome;
         }
-        let total = self.sum_over_ranks(window.weight)?;
-        if !total.is_finite() {
+        let total = self.sum_over_ranks(total)?;
+        if total.device() == Device::Cpu && !total.f_double_value(&[])?.is_finite() {
             return Err(Error::InvalidArgument(
                 "backward_weighted: on one of the ranks a weight was negative or NaN; expected \
                  the number of tokens that the loss is the sum of"
@@ -78,28 +108,33 @@ impl Accelerator {
             ));
         }
         // The ranks' gradients are averaged, so each brings its number as a factor.
-        let factor = if total > 0.0 { self.num_processes() as f64 / total } else { 0.0 };
+        let factor = Tensor::from(self.num_processes() as f64).f_div(&total)?;
+        let factor = factor.f_masked_fill(&total.f_eq(0.0)?, 0.0)?;
         if before.is_some() {
-            scale_gradients(models, window.divisor * factor)?;
+            scale_gradients(models, &divisor.f_mul(&factor)?)?;
         }
-        self.run_backward(&loss.f_mul_scalar(factor)?, BackwardOptions::default())
+        self.run_backward(&scaled(&factor)?, BackwardOptions::default())
     }
 
     /// Estimates the divisor, so that gradients have their usual magnitude before they are corrected, which fp16
     /// needs. Where every batch is reduced, all ranks must divide by the same number.
-    fn provisional_divisor(&self, weight: f64) -> f64 {
+    fn provisional_divisor(&self, weight: &Tensor) -> Result<Tensor> {
         let settings = self.accumulator.settings();
         let steps = settings.steps as f64;
-        if weight >= 1.0 && !settings.sync_each_batch { weight * steps } else { steps }
+        if settings.sync_each_batch {
+            return Ok(Tensor::from(steps));
+        }
+        Ok(weight.f_clamp_min(1.0)?.f_nan_to_num(1.0, None, None)?.f_mul_scalar(steps)?)
     }
 
-    fn sum_over_ranks(&self, number: f64) -> Result<f64> {
+    /// Where the number is: the host waits for the sum of numbers of the host.
+    fn sum_over_ranks(&self, number: Tensor) -> Result<Tensor> {
         let Some(group) = self.group() else {
             return Ok(number);
         };
-        let device = self.device();
-        let mut sum = Tensor::from_slice(&[number]).f_to_device(device)?;
+        let place = number.device();
+        let mut sum = number.f_to_device(self.device())?.f_reshape([1])?;
         group.all_reduce(&mut sum, ReduceOp::Sum)?;
-        Ok(sum.f_to_device(Device::Cpu)?.f_to_kind(Kind::Double)?.f_double_value(&[0])?)
+        Ok(sum.f_reshape([0i64; 0])?.f_to_device(place)?)
     }
 }

@@ -121,7 +121,7 @@ fn main() -> anyhow::Result<()> {
             accelerator.accumulate(&model, &batch, || {
                 let logits = model.forward(tokens(&batch))?;
                 let loss = model.inner().module().loss(&logits, &labels, 0.0)?;
-                accelerator.backward_weighted(&model, &loss.sum, loss.count as f64)?;
+                accelerator.backward_weighted(&model, &loss.sum, &loss.count)?;
                 accelerator.clip_grad_norm(&model, training.clip)?;
                 optimizer.step()?;
                 scheduler.step()?;

@@ -112,7 +112,7 @@ fn main() -> anyhow::Result<()> {
             let labels = labels_once(&batch)?;
             accelerator.accumulate(&model, &batch, || {
                 let loss = model.forward(Labelled::new(&batch.input_ids, &labels))?;
-                accelerator.backward_weighted(&model, &loss.sum, loss.count as f64)?;
+                accelerator.backward_weighted(&model, &loss.sum, &loss.count)?;
                 accelerator.clip_grad_norm(&model, training.clip)?;
                 optimizer.step()?;
                 scheduler.step()?;

@@ -30,7 +30,7 @@ use crate::Activation;
 /// assert_eq!(model.forward(&ids)?.size(), [1, 3, 50]);
 /// // Token 8 was masked by 3; the head computes this position only.
 /// let labels = Tensor::from_slice(&[-100i64, 8, -100]).view([1, 3]);
-/// assert_eq!(model.module().loss(&ids, &labels, 0.0)?.count, 1);
+/// assert_eq!(model.module().loss(&ids, &labels, 0.0)?.count.int64_value(&[]), 1);
 /// # Ok::<(), brigade_nn::Error>(())
 /// ```
 #[derive(Debug)]
@@ -155,7 +155,7 @@ impl LayerGroups for BertForMaskedLm {
 /// let logits = model.forward((&ids, &ids.ne(0)))?;
 /// assert_eq!(logits.size(), [2, 3]);
 /// let loss = model.module().loss(&logits, &Tensor::from_slice(&[2i64, 0]), 0.0)?;
-/// assert_eq!(loss.count, 2);
+/// assert_eq!(loss.count.int64_value(&[]), 2);
 /// # Ok::<(), brigade_nn::Error>(())
 /// ```
 #[derive(Debug)]
@@ -226,7 +226,7 @@ impl LayerGroups for BertForSequenceClassification {
 /// let ids = Tensor::from_slice(&[7i64, 8, 9]).view([1, 3]);
 /// let logits = model.forward(&ids)?;
 /// let labels = Tensor::from_slice(&[4i64, -100, 0]).view([1, 3]);
-/// assert_eq!(model.module().loss(&logits, &labels, 0.0)?.count, 2);
+/// assert_eq!(model.module().loss(&logits, &labels, 0.0)?.count.int64_value(&[]), 2);
 /// # Ok::<(), brigade_nn::Error>(())
 /// ```
 #[derive(Debug)]
