@@ -93,14 +93,21 @@ pub(crate) fn resnet50(rounds: usize) -> Result<Vec<Row>> {
 
 /// GPT-2 of 124 M parameters in bf16 against the eager loop.
 pub(crate) fn gpt2(rounds: usize) -> Result<Vec<Row>> {
-    let [ours, eager] = blocks_in_turns(
+    let [plain, captured, eager] = blocks_in_turns(
         rounds,
-        &[Some(Side::own("gpu gpt2")), Side::peer("peers/gpu_gpt2.py", &[])],
+        &[
+            Some(Side::own("gpu gpt2")),
+            Some(Side::own("gpu gpt2 captured")),
+            Side::peer("peers/gpu_gpt2.py", &[]),
+        ],
     );
     let what = "GPU: GPT-2 124 M, bf16, 8 x 1024 tokens, against eager PyTorch";
-    let mut rows = vec![steps(what, ours, eager, Some(1.1))];
-    rows.extend(memory("GPU: memory of GPT-2's training, against eager", ours, eager));
-    finish(rows, [ours])
+    let mut rows = vec![
+        steps(what, plain, eager, Some(1.1)),
+        steps("GPU: the same, captured, against eager PyTorch", captured, eager, None),
+    ];
+    rows.extend(memory("GPU: memory of GPT-2's training, against eager", plain, eager));
+    finish(rows, [plain, captured])
 }
 
 /// From the start of a process to the end of its first training step.

@@ -96,8 +96,9 @@ impl Recorded {
     }
 
     fn is_stale(&mut self) -> bool {
-        // Of all, each of which takes note.
-        self.parts.iter_mut().fold(false, |stale, part| part.is_stale() || stale)
+        // All are asked, because each takes note.
+        let stale = self.parts.iter_mut().map(|part| part.is_stale());
+        stale.filter(|&stale| stale).count() > 0
     }
 
     fn replay(&mut self) -> Result<()> {
