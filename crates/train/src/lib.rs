@@ -55,7 +55,7 @@ pub use gradients::clip::{ClipNorm, Parameters, clip_grad_value};
 pub use gradients::hook::{CommHook, PowerSgd, StatefulHook};
 pub use gradients::join::{JoinInputs, Joining};
 pub use gradients::local_sgd::LocalSgd;
-pub use loader::{Batches, DataLoaderConfiguration, Loader, PreparedLoader};
+pub use loader::{Batches, DATASET_SHARE, DataLoaderConfiguration, Loader, PreparedLoader};
 pub use model::{PreparedModel, PreparedModels};
 pub use optimizer::PreparedOptimizer;
 pub use precision::scaler::{GradScaler, GradScalerOptions, GradScalerState};
