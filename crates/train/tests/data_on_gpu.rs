@@ -112,30 +112,27 @@ fn what_threads_compute_is_there_when_the_loop_uses_it() {
         })
     };
     let expected: Vec<f32> = (0..40).map(|index| index as f32).collect();
-    let read = |batches: Vec<(Tensor, Tensor)>| {
-        let both = |pick: fn(&(Tensor, Tensor)) -> &Tensor| {
-            let all: Vec<Tensor> =
-                batches.iter().map(|batch| pick(batch).to_device(Device::Cpu)).collect();
-            Vec::<f32>::try_from(Tensor::cat(&all, 0)).unwrap()
-        };
-        assert_eq!((both(|it| &it.0), both(|it| &it.1)), (expected.clone(), expected.clone()));
+    // Each is read as soon as it is there: a thread that ends waits for its stream.
+    let values = |tensor: &Tensor| {
+        Vec::<f32>::try_from(tensor.to_device(Device::Cpu).flatten(0, -1)).unwrap()
+    };
+    let read = |batches: &mut dyn Iterator<Item = (Tensor, Tensor)>, of_host: Device| {
+        let mut found = (Vec::new(), Vec::new());
+        for (sent, host) in batches {
+            assert_eq!((sent.device(), host.device()), (device, of_host));
+            found.0.extend(values(&sent));
+            found.1.extend(values(&host));
+        }
+        assert_eq!(found, (expected.clone(), expected.clone()));
     };
     for threads in [0, 1, 3] {
         let loader = DataLoader::new(sent(device)).batch_size(4).threads(threads);
         // Without an Accelerator the CPU's tensors stay where they are.
         let loader = loader.device(device);
-        let batches: Vec<_> = loader.iter().map(|batch| batch.unwrap().into_data()).collect();
-        assert!(
-            batches.iter().all(|(on, host)| on.device() == device && host.device() == Device::Cpu)
-        );
-        read(batches);
+        read(&mut loader.iter().map(|batch| batch.unwrap().into_data()), Device::Cpu);
         let accelerator = builder(device).build().unwrap();
         let loader = accelerator.prepare(loader).unwrap();
-        let batches: Vec<_> = loader.iter().map(|batch| batch.unwrap().into_data()).collect();
-        assert!(
-            batches.iter().all(|(on, other)| on.device() == device && other.device() == device)
-        );
-        read(batches);
+        read(&mut loader.iter().map(|batch| batch.unwrap().into_data()), device);
     }
     let stream = stream_from_fn(move |_, _| {
         (0..40).map(move |number| {
@@ -144,13 +141,7 @@ fn what_threads_compute_is_there_when_the_loop_uses_it() {
         })
     });
     let loader = StreamLoader::new(stream).batch_size(8).device(device);
-    read(
-        loader
-            .iter()
-            .map(|batch| batch.unwrap().into_data())
-            .map(|(on, host)| (on.flatten(0, -1), host.flatten(0, -1)))
-            .collect(),
-    );
+    read(&mut loader.iter().map(|batch| batch.unwrap().into_data()), Device::Cpu);
 }
 
 #[test]
