@@ -226,7 +226,7 @@ where
         let samples = self.dataset().num_samples() as i64;
         let seed = self.options().seed;
         let (samples, seed) = agree(processes, samples, seed, configuration.dispatch_batches)?;
-        let device = self.options().device.unwrap_or(processes.device());
+        let device = self.options().device.unwrap_or_else(|| processes.device());
         let agreed = self.seed(seed).device(device);
         let LoaderOptions { batch_size, drop_last, .. } = *agreed.options();
         // A run without a step is never what was meant; all ranks see the same numbers here.
@@ -286,7 +286,7 @@ where
         let options = shard_options(configuration);
         let seed = self.options().seed;
         let (_, seed) = agree(processes, -1, seed, configuration.dispatch_batches)?;
-        let device = self.options().device.unwrap_or(processes.device());
+        let device = self.options().device.unwrap_or_else(|| processes.device());
         let agreed = self.seed(seed).device(device);
         let (rank, world) = (processes.process_index(), processes.num_processes());
         Ok(match (world, configuration.dispatch_batches) {

@@ -470,10 +470,8 @@ impl Augment {
 
     /// The output's size for images of this shape.
     fn to(&self, shape: &[i64]) -> Size2 {
-        self.size.map_or(Size2::of(shape), |size| Size2 {
-            width: i64::from(size.width),
-            height: i64::from(size.height),
-        })
+        let set = |Size { width, height }| Size2 { width: width.into(), height: height.into() };
+        self.size.map_or_else(|| Size2::of(shape), set)
     }
 
     /// Takes each pixel of the output from where its map leads, which is a pixel: values stay what they are.
