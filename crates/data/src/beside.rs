@@ -13,7 +13,7 @@ pub(crate) struct Beside {
 
 /// A thread's stream on a GPU, or nothing of the kind.
 ///
-/// Nobody waits for a batch: the thread that takes it has its own stream wait. The thread itself waits once, at its
+/// No thread waits for a batch: the one that takes it has its own stream wait. The thread itself waits once, at its
 /// end. Whatever its closure and its data set hold lives until then, so that the memory of a tensor that it has read
 /// on its stream, and that another stream has allocated, is not used again too early.
 pub(crate) struct OnStream {
