@@ -35,11 +35,12 @@ pub(crate) fn cannot_run(name: &str) -> Option<String> {
 /// The FashionMNIST CNN, recorded as a graph and not, against the eager loop and `torch.compile`.
 pub(crate) fn cnn(rounds: usize) -> Result<Vec<Row>> {
     let script = "peers/gpu_cnn.py";
-    let [captured, plain, eager, compiled] = blocks_in_turns(
+    let [captured, plain, loaded, eager, compiled] = blocks_in_turns(
         rounds,
         &[
             Some(Side::own("gpu cnn captured")),
             Some(Side::own("gpu cnn")),
+            Some(Side::own("gpu cnn captured loaded")),
             Side::peer(script, &[]),
             Side::peer(script, &["--compile"]).map(Side::compiles),
         ],
@@ -53,13 +54,20 @@ pub(crate) fn cnn(rounds: usize) -> Result<Vec<Row>> {
             Some(1.5),
         ),
         steps("GPU: the same, not captured, against eager PyTorch", plain, eager, None),
+        steps(
+            "GPU: the same, captured, from a loader of a shuffled data set on the GPU, against eager PyTorch without \
+             one",
+            loaded,
+            eager,
+            None,
+        ),
     ];
     rows.extend(memory(
         "GPU: memory of the CNN's training, captured, against eager",
         captured,
         eager,
     ));
-    finish(rows, [captured, plain])
+    finish(rows, [captured, plain, loaded])
 }
 
 /// ResNet-50 in bf16, with its data, against the eager loop and `torch.compile`.

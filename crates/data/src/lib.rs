@@ -23,6 +23,7 @@
 
 mod batch;
 mod batched_dataset;
+mod beside;
 mod collate;
 mod dataset;
 mod epoch;

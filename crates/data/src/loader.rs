@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_plan::{Order, Sampler, ShardOptions, Shards, Shuffle};
+use brigade_torch::{Device, StreamEvent, TensorTree};
 
 use crate::options::{Progress, ShardPosition, Start, loader_methods};
 use crate::workers::{Work, Workers, guarded};
@@ -390,7 +391,8 @@ impl<D: BatchedDataset + 'static> DataLoader<D> {
         let maker = match self.options.threads {
             0 => Maker::Caller(work),
             threads => {
-                Maker::Threads(Workers::start(threads, self.options.ahead(), next..end, &work)?)
+                let (ahead, device) = (self.options.ahead(), self.options.device);
+                Maker::Threads(Workers::start(threads, ahead, next..end, device, &work)?)
             }
         };
         Ok(MapBatches { maker, shards, rank, epoch, next, end, before_last: None })
@@ -421,7 +423,7 @@ enum Maker<T> {
     Threads(Workers<T>),
 }
 
-impl<T: Send + 'static> Iterator for MapBatches<T> {
+impl<T: TensorTree + Send + 'static> Iterator for MapBatches<T> {
     type Item = Result<Batch<T>, DataError>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -432,7 +434,7 @@ impl<T: Send + 'static> Iterator for MapBatches<T> {
         self.next += 1;
         let data = match &mut self.maker {
             Maker::Caller(work) => guarded(|| work(index)),
-            Maker::Threads(workers) => workers.next()?,
+            Maker::Threads(workers) => workers.next()?.and_then(taken_over),
         };
         let last = self.next == self.end;
         if let Some(begin_next) = self.before_last.take_if(|_| last) {
@@ -444,6 +446,14 @@ impl<T: Send + 'static> Iterator for MapBatches<T> {
             Err(cause) => Err(at_batch(self.epoch, index, cause)),
         })
     }
+}
+
+/// The batch, with this thread's stream behind the one that computes it.
+fn taken_over<T: TensorTree>((data, computed): (T, Option<StreamEvent>)) -> Result<T, DataError> {
+    if let Some(computed) = computed {
+        computed.take_over(&data)?;
+    }
+    Ok(data)
 }
 
 pub(crate) fn at_batch(epoch: u64, batch: usize, cause: DataError) -> DataError {

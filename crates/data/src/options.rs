@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use brigade_plan::ShardOptions;
+use brigade_torch::Device;
 
 use crate::DataError;
 
@@ -26,6 +27,8 @@ pub struct LoaderOptions {
     pub prefetch: Option<usize>,
     /// Whether threads begin the next epoch before it is asked for.
     pub overlap_epochs: bool,
+    /// The GPU on which threads compute on streams of their own. `None`: on their default streams.
+    pub device: Option<Device>,
 }
 
 impl LoaderOptions {
@@ -38,6 +41,7 @@ impl LoaderOptions {
             threads: 0,
             prefetch: None,
             overlap_epochs: false,
+            device: None,
         }
     }
 
@@ -170,6 +174,32 @@ macro_rules! loader_methods {
         #[must_use]
         pub fn seed(mut self, seed: u64) -> Self {
             self.options.seed = seed;
+            self
+        }
+
+        /// Sets the GPU that the data set's batches are computed on, for threads: each gets a stream of its own
+        /// there, so that what it gathers, decodes or augments on the GPU runs beside the training step. A batch
+        /// is given out when its kernels are queued, and what the taking thread does with it comes behind them.
+        ///
+        /// A loader that an Accelerator prepares has its device. Without threads, batches are computed on the
+        /// calling thread's own stream. For the CPU it has no meaning.
+        ///
+        /// ```
+        /// use brigade_data::{DataLoader, TensorDataset};
+        /// use brigade_torch::{Device, Tensor};
+        ///
+        /// let device = Device::cuda_if_available();
+        /// let squares = Tensor::from_slice(&[0f32, 1., 4., 9.]);
+        /// let data = TensorDataset::new(squares)?.to_device(device)?;
+        /// let loader = DataLoader::new(data).batch_size(2).threads(1).device(device);
+        /// for batch in &loader {
+        ///     assert_eq!(batch?.device(), device);
+        /// }
+        /// # Ok::<(), brigade_data::DataError>(())
+        /// ```
+        #[must_use]
+        pub fn device(mut self, device: Device) -> Self {
+            self.options.device = Some(device);
             self
         }
 

@@ -7,8 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
 use brigade_plan::{Round, ShardOptions, StreamBatch, StreamShard};
+use brigade_torch::{Device, StreamEvent, TensorTree};
 use crossbeam_channel::{Receiver, bounded};
 
+use crate::beside::Beside;
 use crate::dataset::SampleStream;
 use crate::loader::at_batch;
 use crate::options::{Progress, ShardPosition, Start, loader_methods};
@@ -140,7 +142,8 @@ impl<I: IterableDataset + 'static> StreamLoader<I> {
                     Box::new(StreamBatches::new(plan, open, Arc::default())),
                 )),
                 (_, ahead) => {
-                    let reader = Reader::start(plan, ahead.unwrap_or(2), open)?;
+                    let ahead = ahead.unwrap_or(2);
+                    let reader = Reader::start(plan, ahead, self.options.device, open)?;
                     Ok(Epoch::new(epoch, None, Box::new(reader)))
                 }
             }
@@ -295,15 +298,23 @@ impl<S: Collate, O: FnOnce() -> SampleStream<S>> Iterator for StreamBatches<S, O
     }
 }
 
+/// A batch, and the point in the reading thread's stream behind which it is there.
+type Read<T> = Result<(Batch<T>, Option<StreamEvent>), DataError>;
+
 /// One epoch, read by a thread.
 struct Reader<T> {
-    batches: Option<Receiver<Result<Batch<T>, DataError>>>,
+    batches: Option<Receiver<Read<T>>>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl<T: Send + 'static> Reader<T> {
-    fn start<S, O>(plan: Plan, ahead: usize, open: O) -> Result<Self, DataError>
+    fn start<S, O>(
+        plan: Plan,
+        ahead: usize,
+        device: Option<Device>,
+        open: O,
+    ) -> Result<Self, DataError>
     where
         S: Collate<Batch = T> + 'static,
         O: FnOnce() -> SampleStream<S> + Send + 'static,
@@ -312,11 +323,15 @@ impl<T: Send + 'static> Reader<T> {
         let (sender, batches) = bounded(ahead.saturating_sub(1));
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
+        let beside = Beside::new(device)?;
         let thread = thread::Builder::new()
             .name("brigade-data-stream".into())
             .spawn(move || {
-                for batch in StreamBatches::new(plan, open, stopped) {
-                    if sender.send(batch).is_err() {
+                let mut batches = StreamBatches::new(plan, open, stopped);
+                // Waits for its kernels when it is dropped, before what the batches were read from.
+                let mut stream = beside.enter();
+                for batch in &mut batches {
+                    if sender.send(stream.run(|| batch)).is_err() {
                         return;
                     }
                 }
@@ -326,11 +341,16 @@ impl<T: Send + 'static> Reader<T> {
     }
 }
 
-impl<T> Iterator for Reader<T> {
+impl<T: TensorTree> Iterator for Reader<T> {
     type Item = Result<Batch<T>, DataError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.batches.as_ref()?.recv().ok()
+        let (batch, computed) = match self.batches.as_ref()?.recv().ok()? {
+            Ok(read) => read,
+            Err(error) => return Some(Err(error)),
+        };
+        let taken = computed.map_or(Ok(()), |computed| computed.take_over(&*batch));
+        Some(taken.map(|()| batch).map_err(DataError::from))
     }
 }
 

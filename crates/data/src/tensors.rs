@@ -1,13 +1,17 @@
 //! Tensors in memory as a dataset.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use brigade_torch::{Device, Element, Kind, Tensor, TensorTree, elements, from_vec};
+use brigade_torch::{
+    Device, Element, Kind, Tensor, TensorTree, copy_to_device, elements, from_vec,
+};
 
-use crate::{BatchContext, BatchedDataset, DataError};
+use crate::{BatchContext, BatchedDataset, DataError, DataLoader};
 
 /// Tensors whose first dimension counts the samples, as torch's `TensorDataset`: one tensor, or a
 /// tuple, list or map of them. A batch is the same with the rows that were asked for, copied.
+///
+/// Tensors of a GPU ([`to_device`](Self::to_device)) are gathered there, in batches that lie there.
 ///
 /// ```
 /// use brigade_data::{DataLoader, TensorDataset};
@@ -39,6 +43,135 @@ impl<T: TensorTree + Send> TensorDataset<T> {
             }),
         }
     }
+
+    /// Returns the bytes of all values.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let mut bytes = 0;
+        self.lock().visit(&mut |tensor| {
+            bytes += (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64;
+        });
+        bytes
+    }
+
+    /// Returns the device of the first tensor.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        let mut device = None;
+        self.lock().visit(&mut |tensor| _ = device.get_or_insert_with(|| tensor.device()));
+        device.unwrap_or(Device::Cpu)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, T> {
+        self.tensors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> TensorDataset<T>
+where
+    T: TensorTree<Owned = T> + Send + 'static,
+{
+    /// Returns the data set on a device: on a GPU its batches are gathered there, and only their indices are sent,
+    /// without a wait. Order, shuffling and the ranks' parts are the loader's, so that batches hold the same values
+    /// wherever the data lie. `Accelerator::place_dataset` does this where there is room.
+    ///
+    /// ```
+    /// use brigade_data::TensorDataset;
+    /// use brigade_torch::{Device, Tensor};
+    ///
+    /// let data = TensorDataset::new(Tensor::from_slice(&[1f32, 2.]))?.to_device(Device::Cpu)?;
+    /// assert_eq!((data.device(), data.bytes()), (Device::Cpu, 8));
+    /// # Ok::<(), brigade_data::DataError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`DataError::Torch`], as when the device's memory is full.
+    pub fn to_device(&self, device: Device) -> Result<Self, DataError> {
+        let tensors = self.lock().to_device(device)?;
+        Ok(Self { tensors: Mutex::new(tensors), len: self.len })
+    }
+
+    /// Reads a whole data set into tensors, on `threads` threads (0: on this one): decoded once, they can be put on a
+    /// GPU. Images are to be bytes, a quarter of the memory of `f32`.
+    ///
+    /// Each sample is read as that of epoch 0, with seed 0, so that what a data set draws is drawn for good: leave
+    /// that to what comes after. All samples must have one shape.
+    ///
+    /// ```
+    /// use brigade_data::{TensorDataset, dataset_from_fn};
+    ///
+    /// let squares = dataset_from_fn(300, |index, _seed| Ok(([index as u8; 4], index)));
+    /// let data = TensorDataset::read_all(squares, 2)?;
+    /// assert_eq!((data.len(), data.bytes()), (300, 300 * (4 + 8)));
+    /// # Ok::<(), brigade_data::DataError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of the data set; [`DataError::Unfit`] for samples of several shapes and for a data set without samples;
+    /// [`DataError::Torch`] when memory is full.
+    pub fn read_all<D>(dataset: D, threads: usize) -> Result<Self, DataError>
+    where
+        D: BatchedDataset<Batch = T> + 'static,
+    {
+        let len = dataset.num_samples();
+        let loader = DataLoader::new(dataset).batch_size(READ_AT_ONCE).seed(0).threads(threads);
+        let mut all: Option<T> = None;
+        let mut filled = 0;
+        for batch in &loader {
+            let batch = batch?.into_data();
+            let rows = batch.rows()?;
+            if all.is_none() {
+                all = Some(batch.try_map(&mut |tensor| {
+                    let mut shape = tensor.size();
+                    shape[0] = len as i64;
+                    Tensor::f_empty(shape, (tensor.f_kind()?, tensor.device()))
+                })?);
+            }
+            if let Some(all) = &all {
+                fill(all, &batch, filled, rows)?;
+            }
+            filled += rows;
+        }
+        match all {
+            Some(all) if filled == len => Self::new(all),
+            Some(_) => Err(DataError::Unfit {
+                message: format!("a dataset of {len} samples gave {filled} rows"),
+            }),
+            None => Err(DataError::Unfit {
+                message: "a dataset without samples has no shape that tensors could have".into(),
+            }),
+        }
+    }
+}
+
+/// Samples that are read at once: few enough that threads end together, and that they take little memory beside the
+/// whole.
+const READ_AT_ONCE: usize = 64;
+
+/// Writes a batch into the rows from `start` on.
+fn fill<T: TensorTree>(all: &T, batch: &T, start: usize, rows: usize) -> Result<(), DataError> {
+    let (mut places, mut parts) = (Vec::new(), Vec::new());
+    all.visit(&mut |tensor| places.push(tensor));
+    batch.visit(&mut |tensor| parts.push(tensor));
+    for (place, part) in places.iter().zip(&parts) {
+        let (expected, found) = (place.size(), part.size());
+        let fits = expected.get(1..) == found.get(1..) && place.f_kind()? == part.f_kind()?;
+        if !fits || places.len() != parts.len() || start + rows > expected[0] as usize {
+            return Err(DataError::Unfit {
+                message: format!(
+                    "samples {start} to {} have {:?} of {:?}, the first have {:?} of {:?}: tensors of a whole dataset \
+                     need one shape; bring samples to one size before they are read",
+                    start + rows,
+                    found.get(1..).unwrap_or_default(),
+                    part.f_kind()?,
+                    expected.get(1..).unwrap_or_default(),
+                    place.f_kind()?,
+                ),
+            });
+        }
+        place.f_narrow(0, start as i64, rows as i64)?.f_copy_(part)?;
+    }
+    Ok(())
 }
 
 impl<T> TensorDataset<T> {
@@ -77,8 +210,9 @@ where
         }
         // Copied outside the lock, so that threads do not wait for each other.
         let mut copied = Vec::with_capacity(handles.len());
+        let mut sent = Sent::default();
         for handle in &handles {
-            copied.push(select(handle, indices)?);
+            copied.push(select(handle, indices, &mut sent)?);
         }
         let mut copied = copied.into_iter();
         let tensors = self.tensors.lock().unwrap_or_else(PoisonError::into_inner);
@@ -90,7 +224,7 @@ where
 
 /// The rows `indices` of a tensor. Plain memory is copied here, on this thread; libtorch's own
 /// operator, which may start a team of threads, serves the other kinds and devices.
-fn select(tensor: &Tensor, indices: &[usize]) -> Result<Tensor, DataError> {
+fn select(tensor: &Tensor, indices: &[usize], sent: &mut Sent) -> Result<Tensor, DataError> {
     match tensor.f_kind()? {
         Kind::Float => rows::<f32>(tensor, indices),
         Kind::Double => rows::<f64>(tensor, indices),
@@ -99,11 +233,25 @@ fn select(tensor: &Tensor, indices: &[usize]) -> Result<Tensor, DataError> {
         Kind::Int64 => rows::<i64>(tensor, indices),
         _ => None,
     }
-    .unwrap_or_else(|| {
-        let indices: Vec<i64> = indices.iter().map(|index| *index as i64).collect();
-        let indices = Tensor::f_from_slice(&indices)?.f_to_device(tensor.device())?;
-        Ok(tensor.f_index_select(0, &indices)?)
-    })
+    .unwrap_or_else(|| Ok(tensor.f_index_select(0, sent.on(tensor.device(), indices)?)?))
+}
+
+/// A batch's indices as a tensor, on the device of the last tensor that needed them there: the tensors of a data set
+/// mostly share one, and a copy is sent to it once.
+#[derive(Default)]
+struct Sent(Option<Tensor>);
+
+impl Sent {
+    fn on(&mut self, device: Device, indices: &[usize]) -> Result<&Tensor, DataError> {
+        let sent = match self.0.take().filter(|sent| sent.device() == device) {
+            Some(sent) => sent,
+            None => {
+                let indices: Vec<i64> = indices.iter().map(|index| *index as i64).collect();
+                copy_to_device(&Tensor::f_from_slice(&indices)?, device)?
+            }
+        };
+        Ok(self.0.insert(sent))
+    }
 }
 
 fn rows<T: Element>(tensor: &Tensor, indices: &[usize]) -> Option<Result<Tensor, DataError>> {

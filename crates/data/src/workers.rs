@@ -7,12 +7,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
+use brigade_torch::{Device, StreamEvent};
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::DataError;
+use crate::beside::Beside;
 
 /// What a worker does with a ticket: makes the batch of that number.
 pub(crate) type Work<T> = Arc<dyn Fn(usize) -> Result<T, DataError> + Send + Sync>;
+
+/// What a thread has made, and the point in its stream's work behind which it is there; `None` for the CPU.
+type Made<T> = Result<(T, Option<StreamEvent>), DataError>;
 
 /// Threads that turn tickets into results, which come back in the order of the tickets.
 ///
@@ -21,9 +26,9 @@ pub(crate) type Work<T> = Arc<dyn Fn(usize) -> Result<T, DataError> + Send + Syn
 /// so no worker blocks but for want of tickets.
 pub(crate) struct Workers<T> {
     tickets: Option<Sender<usize>>,
-    results: Receiver<(usize, Result<T, DataError>)>,
+    results: Receiver<(usize, Made<T>)>,
     /// Results that came before their turn.
-    early: BTreeMap<usize, Result<T, DataError>>,
+    early: BTreeMap<usize, Made<T>>,
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
     /// The tickets that are out: `due..next`.
@@ -34,11 +39,13 @@ pub(crate) struct Workers<T> {
 }
 
 impl<T: Send + 'static> Workers<T> {
-    /// Starts `threads` threads on the tickets `start..end`, with `ahead` of them out at a time.
+    /// Starts `threads` threads on the tickets `start..end`, with `ahead` of them out at a time, each with a stream of
+    /// its own on the device, if that is a GPU.
     pub(crate) fn start(
         threads: usize,
         ahead: usize,
         tickets: std::ops::Range<usize>,
+        device: Option<Device>,
         work: &Work<T>,
     ) -> Result<Self, DataError> {
         let (start, end) = (tickets.start, tickets.end.max(tickets.start));
@@ -61,9 +68,10 @@ impl<T: Send + 'static> Workers<T> {
         for thread in 1..=threads {
             let (tickets, results) = (ticket_receiver.clone(), result_sender.clone());
             let (stop, work) = (Arc::clone(&workers.stop), Arc::clone(work));
+            let beside = Beside::new(device)?;
             let handle = thread::Builder::new()
                 .name(format!("brigade-data-{thread}"))
-                .spawn(move || serve(&tickets, &results, &stop, &work))
+                .spawn(move || serve(&tickets, &results, &stop, beside, &work))
                 .map_err(|cause| DataError::Spawn { thread, threads, cause })?;
             workers.threads.push(handle);
         }
@@ -72,7 +80,7 @@ impl<T: Send + 'static> Workers<T> {
     }
 
     /// The result of the next ticket, waiting for it; `None` when all are done.
-    pub(crate) fn next(&mut self) -> Option<Result<T, DataError>> {
+    pub(crate) fn next(&mut self) -> Option<Made<T>> {
         if self.due == self.end {
             return None;
         }
@@ -119,13 +127,19 @@ impl<T> Drop for Workers<T> {
 
 fn serve<T>(
     tickets: &Receiver<usize>,
-    results: &Sender<(usize, Result<T, DataError>)>,
+    results: &Sender<(usize, Made<T>)>,
     stop: &AtomicBool,
+    beside: Beside,
     work: &Work<T>,
 ) {
+    // Waits for its kernels at the end, before the data set that they read may go.
+    let mut stream = beside.enter();
     for ticket in tickets {
-        if stop.load(Ordering::Relaxed) || results.send((ticket, guarded(|| work(ticket)))).is_err()
-        {
+        if stop.load(Ordering::Relaxed) {
+            return;
+        }
+        let made = stream.run(|| guarded(|| work(ticket)));
+        if results.send((ticket, made)).is_err() {
             return;
         }
     }
@@ -156,7 +170,7 @@ mod tests {
 
     fn collect<T: Send + 'static>(workers: &mut Workers<T>) -> Vec<Result<T, String>> {
         std::iter::from_fn(|| workers.next())
-            .map(|result| result.map_err(|error| error.to_string()))
+            .map(|result| result.map(|(made, _)| made).map_err(|error| error.to_string()))
             .collect()
     }
 
@@ -172,7 +186,7 @@ mod tests {
             }
             Ok(ticket)
         });
-        let mut workers = Workers::start(2, 4, 0..20, &work).unwrap();
+        let mut workers = Workers::start(2, 4, 0..20, None, &work).unwrap();
         assert_eq!(collect(&mut workers), (0..20).map(Ok).collect::<Vec<_>>());
         assert!(workers.next().is_none());
     }
@@ -186,7 +200,7 @@ mod tests {
             reached.send(counter.fetch_add(1, Ordering::SeqCst)).unwrap();
             Ok(ticket)
         });
-        let mut workers = Workers::start(3, 5, 0..100, &work).unwrap();
+        let mut workers = Workers::start(3, 5, 0..100, None, &work).unwrap();
         for _ in 0..5 {
             notice.recv().unwrap();
         }
@@ -205,7 +219,7 @@ mod tests {
             _ => Ok(ticket),
         });
         for threads in [1, 3] {
-            let mut workers = Workers::start(threads, 3, 0..6, &work).unwrap();
+            let mut workers = Workers::start(threads, 3, 0..6, None, &work).unwrap();
             let burnt = "the dataset panicked: burnt at 4".to_owned();
             let expected = [Ok(0), Ok(1), Err("sour".into()), Ok(3), Err(burnt), Ok(5)];
             assert_eq!(collect(&mut workers), expected);
@@ -224,7 +238,7 @@ mod tests {
             gate.recv().unwrap();
             Ok(ticket)
         });
-        let workers = Workers::start(2, 8, 0..1000, &work).unwrap();
+        let workers = Workers::start(2, 8, 0..1000, None, &work).unwrap();
         let mut first = [notice.recv().unwrap(), notice.recv().unwrap()];
         first.sort_unstable();
         assert_eq!(first, [0, 1]);
@@ -247,6 +261,6 @@ mod tests {
     #[test]
     fn an_empty_range_ends_at_once() {
         let work: Work<usize> = Arc::new(Ok);
-        assert!(Workers::start(4, 8, 3..3, &work).unwrap().next().is_none());
+        assert!(Workers::start(4, 8, 3..3, None, &work).unwrap().next().is_none());
     }
 }

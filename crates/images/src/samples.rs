@@ -5,6 +5,7 @@ mod cache;
 pub(crate) mod raw;
 mod reader;
 
+use std::cell::RefCell;
 use std::fmt;
 use std::sync::OnceLock;
 
@@ -15,7 +16,7 @@ pub use self::reader::SampleReader;
 use crate::decode::DecodeOptions;
 use crate::labels::Labelled;
 use crate::source::{Hasher, ImageSource};
-use crate::transforms::{Compose, Phase, Plan, Presize};
+use crate::transforms::{Compose, Operation, Phase, Plan, Presize};
 use crate::{ImageError, Result, Size};
 
 /// What a data set does with an image that cannot be read.
@@ -241,25 +242,53 @@ impl<S: ImageSource> ImageSamples<S> {
         seed: u64,
         mut also: impl FnMut(usize, Option<Size>) -> Result<()>,
     ) -> Result<usize> {
+        self.read_by(index, epoch, |image| {
+            self.image(reader, image, seed, None)?;
+            also(image, reader.decoded_size())
+        })
+    }
+
+    /// Reads a sample as [`read`](Self::read) does, up to the first resize of its transforms, and returns the
+    /// operations from there on besides: for a device that resizes. A crop before it is done, so that only its
+    /// rows are decoded.
+    ///
+    /// # Errors
+    /// As `read`.
+    pub fn read_before_resize(
+        &self,
+        reader: &mut SampleReader,
+        index: usize,
+        epoch: u64,
+        seed: u64,
+    ) -> Result<(usize, Vec<Operation>)> {
+        let left = RefCell::default();
+        let read =
+            self.read_by(index, epoch, |image| self.image(reader, image, seed, Some(&left)))?;
+        Ok((read, left.into_inner()))
+    }
+
+    /// Reads a sample's image, or the one that takes its place, and returns which it is.
+    fn read_by(
+        &self,
+        index: usize,
+        epoch: u64,
+        mut whole: impl FnMut(usize) -> Result<()>,
+    ) -> Result<usize> {
         if index >= self.labels.len() {
             return Err(ImageError::InvalidArgument(format!(
                 "sample {index} was asked for, but there are {}",
                 self.labels.len()
             )));
         }
-        let mut whole = |reader: &mut SampleReader, image| {
-            self.image(reader, image, seed)?;
-            also(image, reader.decoded_size())
-        };
         if self.on_broken == OnBroken::Fail {
-            return whole(reader, index).map(|()| index);
+            return whole(index).map(|()| index);
         }
         let mut first_error = None;
         for image in (index..self.labels.len()).chain(0..index) {
             if self.broken.is_known(image) {
                 continue;
             }
-            match whole(reader, image) {
+            match whole(image) {
                 Ok(()) => {
                     if image != index {
                         self.broken.count(epoch);
@@ -288,13 +317,28 @@ impl<S: ImageSource> ImageSamples<S> {
         self.stages()?.transforms.plan(size, self.phase, seed)
     }
 
-    /// Leaves an image in the reader, transformed.
-    fn image(&self, reader: &mut SampleReader, index: usize, seed: u64) -> Result<()> {
+    /// Leaves an image in the reader, transformed: up to the first resize where `left` takes the rest.
+    fn image(
+        &self,
+        reader: &mut SampleReader,
+        index: usize,
+        seed: u64,
+        left: Option<&RefCell<Vec<Operation>>>,
+    ) -> Result<()> {
+        let part = |plan: Plan| -> Result<Plan> {
+            let Some(left) = left else { return Ok(plan) };
+            let (before, rest) = plan.split_at_resize()?;
+            left.replace(rest);
+            Ok(before)
+        };
         let Stages { transforms, cached } = self.stages()?;
         let Some((cache, fixed)) = cached else {
-            return self.decoded(reader, index, |size| transforms.plan(size, self.phase, seed));
+            return self.decoded(reader, index, |size| {
+                transforms.plan(size, self.phase, seed).and_then(part)
+            });
         };
-        let rest = |size| transforms.plan_part(*fixed..usize::MAX, size, self.phase, seed);
+        let rest =
+            |size| transforms.plan_part(*fixed..usize::MAX, size, self.phase, seed).and_then(part);
         if reader.transform_cached(cache, index, rest)? {
             return Ok(());
         }

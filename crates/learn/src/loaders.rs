@@ -6,10 +6,10 @@ use std::marker::PhantomData;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use brigade_data::{Batch, BatchContext, BatchedDataset, DataLoader};
+use brigade_data::{Batch, BatchContext, BatchedDataset, DataError, DataLoader};
 use brigade_torch::TensorTree;
 use brigade_train::{Accelerator, DataLoaderConfiguration, PreparedLoader};
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 use crate::error::{Error, Result};
 use crate::loss::Loss;
@@ -587,7 +587,9 @@ where
     fn rows(&self, indices: &[usize]) -> Result<Parts> {
         let (seed, epoch) = (self.loader.current_seed(), self.loader.epoch());
         let context = BatchContext { seed, epoch, batch: 0, rank: 0 };
-        (self.split)(self.loader.dataset().batch(indices, &context)?)
+        // Of a data set that lies on a GPU, too.
+        let batch = self.loader.dataset().batch(indices, &context)?;
+        (self.split)(batch.to_device(Device::Cpu).map_err(DataError::from)?)
     }
 }
 

@@ -21,6 +21,27 @@ c10::impl::VirtualGuardImpl guard() {
   return c10::impl::VirtualGuardImpl(c10::kCUDA);
 }
 
+c10::Stream side_stream(int32_t index) {
+  // From libtorch's pool, whose streams live as long as the process: a new one for each epoch costs nothing. From
+  // that of high priority, which is another one than those that compute are from: a stream that is recorded in a
+  // graph may not get work of another thread.
+  return guard().getStreamFromGlobalPool(gpu(index), /*isHighPriority=*/true);
+}
+
+void finish(const c10::Stream& stream) {
+  // Asked first: the question does not wait, and most often there is nothing to wait for.
+  if (!guard().queryStream(stream)) {
+    guard().synchronizeStream(stream);
+  }
+}
+
+at::Tensor through_pinned_memory(const at::Tensor& tensor, c10::Device device) {
+  // A copy from ordinary memory makes the host wait. libtorch keeps pinned memory until the copies from it are done,
+  // and for the next one.
+  const auto pinned = tensor.is_pinned() ? tensor : tensor.pin_memory();
+  return pinned.to(device, /*non_blocking=*/true);
+}
+
 } // namespace
 
 int32_t registered_gpus() noexcept {
@@ -53,6 +74,44 @@ void use_streams(rust::Slice<const int32_t> gpus, rust::Slice<const int64_t> str
   for (size_t i = 0; i < gpus.size(); ++i) {
     guard().exchangeStream(c10::Stream(c10::Stream::UNSAFE, gpu(gpus[i]), streams[i]));
   }
+}
+
+rust::Vec<int64_t> side_streams(rust::Slice<const int32_t> gpus) {
+  rust::Vec<int64_t> out;
+  for (const auto index : gpus) {
+    out.push_back(side_stream(index).id());
+  }
+  return out;
+}
+
+void finish_streams(rust::Slice<const int32_t> gpus, rust::Slice<const int64_t> streams) {
+  TORCH_CHECK(gpus.size() == streams.size(), gpus.size(), " GPUs and ", streams.size(), " streams");
+  for (size_t i = 0; i < gpus.size(); ++i) {
+    finish(c10::Stream(c10::Stream::UNSAFE, gpu(gpus[i]), streams[i]));
+  }
+}
+
+std::unique_ptr<StreamEvent> record_event(int32_t index) {
+  c10::Event event(c10::kCUDA);
+  event.record(guard().getStream(gpu(index)));
+  return std::make_unique<StreamEvent>(StreamEvent{std::move(event), gpu(index)});
+}
+
+void follow_event(const StreamEvent& event, rust::Slice<const TensorRef> tensors) {
+  const auto current = guard().getStream(event.device);
+  event.event.block(current);
+  for (const auto& reference : tensors) {
+    // The memory may be that of the other stream, which may not give it away before this one has done with it.
+    if (reference.tensor.device() == event.device && reference.tensor.has_storage()) {
+      at::Tensor(reference.tensor).record_stream(current);
+    }
+  }
+}
+
+std::unique_ptr<Tensor> copy_to_gpu(const Tensor& from, int32_t index) {
+  at::NoGradGuard no_grad;
+  return std::make_unique<Tensor>(
+      from.is_cpu() ? through_pinned_memory(from, gpu(index)) : from.to(gpu(index), /*non_blocking=*/true));
 }
 
 void synchronize_gpu(int32_t index) {
@@ -116,16 +175,28 @@ bool is_pinned(const Tensor& tensor) {
 }
 
 std::unique_ptr<CopyStream> new_copy_stream(int32_t index) {
-  // From libtorch's pool, whose streams live as long as the process: a new one for each epoch costs nothing. From
-  // that of high priority, which is another one than those that compute are from.
-  return std::make_unique<CopyStream>(
-      CopyStream{guard().getStreamFromGlobalPool(gpu(index), /*isHighPriority=*/true)});
+  return std::make_unique<CopyStream>(CopyStream{side_stream(index)});
+}
+
+void enter_copy_stream(const CopyStream& stream) {
+  guard().exchangeStream(stream.stream);
+}
+
+void finish_copy_stream(const CopyStream& stream) {
+  finish(stream.stream);
 }
 
 std::unique_ptr<StagedCopy> stage(
     const CopyStream& stream, rust::Slice<const TensorRef> tensors) {
   at::NoGradGuard no_grad;
   const auto device = stream.stream.device();
+  const auto current = guard().getStream(device);
+  if (current != stream.stream) {
+    // What lies on the device already was computed by this thread: the copies, and their event, come behind it.
+    c10::Event computed(device.type());
+    computed.record(current);
+    computed.block(stream.stream);
+  }
   // Memory that is allocated here belongs to this stream: it can be written at once, since nothing that
   // computes has ever used it without an event in between.
   c10::StreamGuard on(stream.stream);
@@ -133,14 +204,11 @@ std::unique_ptr<StagedCopy> stage(
   out.reserve(tensors.size());
   for (const auto& reference : tensors) {
     const at::Tensor& tensor = reference.tensor;
-    if (!tensor.is_cpu()) {
+    if (tensor.is_cpu()) {
+      out.push_back(through_pinned_memory(tensor, device));
+    } else {
       out.push_back(tensor.device() == device ? tensor : tensor.to(device));
-      continue;
     }
-    // A copy from ordinary memory makes the host wait. libtorch keeps pinned memory until the copies from it
-    // are done, and for the next batch.
-    const auto pinned = tensor.is_pinned() ? tensor : tensor.pin_memory();
-    out.push_back(pinned.to(device, /*non_blocking=*/true));
   }
   c10::Event copied(device.type());
   copied.record(stream.stream);

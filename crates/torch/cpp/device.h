@@ -24,6 +24,10 @@ void use_pool_stream(int32_t gpu);
 // The current streams of this thread on some GPUs, as numbers, and the same streams for another thread.
 rust::Vec<int64_t> current_streams(rust::Slice<const int32_t> gpus);
 void use_streams(rust::Slice<const int32_t> gpus, rust::Slice<const int64_t> streams);
+// Streams of the pools of high priority, which no stream that computes is from.
+rust::Vec<int64_t> side_streams(rust::Slice<const int32_t> gpus);
+// Waits for streams that have work left, and returns at once for those that have none.
+void finish_streams(rust::Slice<const int32_t> gpus, rust::Slice<const int64_t> streams);
 // Waits for everything that the GPU was given.
 void synchronize_gpu(int32_t index);
 // As the driver counts them.
@@ -35,6 +39,18 @@ rust::String gpu_hardware(int32_t index);
 bool gpu_has_bf16(int32_t index);
 void set_gpu_math(bool tf32, bool benchmark, bool deterministic) noexcept;
 
+// A point in the work of a stream.
+struct StreamEvent {
+  c10::Event event;
+  c10::Device device;
+};
+
+// Behind what this thread's current stream was given.
+std::unique_ptr<StreamEvent> record_event(int32_t gpu);
+// Makes this thread's current stream wait for the event, and use the tensors from then on; the host does not wait.
+void follow_event(const StreamEvent& event, rust::Slice<const TensorRef> tensors);
+// Begins a copy to a GPU through pinned memory, on this thread's current stream.
+std::unique_ptr<Tensor> copy_to_gpu(const Tensor& from, int32_t gpu);
 // Begins a copy into pinned memory: that of `into`, or new memory.
 std::unique_ptr<Tensor> copy_to_host(const Tensor& from, rust::Slice<const TensorRef> into);
 bool is_pinned(const Tensor& tensor);
@@ -51,6 +67,8 @@ struct StagedCopy {
 };
 
 std::unique_ptr<CopyStream> new_copy_stream(int32_t gpu);
+void enter_copy_stream(const CopyStream& stream);
+void finish_copy_stream(const CopyStream& stream);
 std::unique_ptr<StagedCopy> stage(const CopyStream& stream, rust::Slice<const TensorRef> tensors);
 // Makes the current stream wait for the copy, not the host.
 std::unique_ptr<std::vector<Tensor>> staged_tensors(const StagedCopy& copy);

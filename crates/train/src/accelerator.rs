@@ -40,7 +40,7 @@ use crate::watch::{Watch, WatchOptions};
 /// By purpose:
 ///
 /// - Preparing: [`prepare`](Accelerator::prepare), [`unwrap_model`](Accelerator::unwrap_model),
-///   [`device`](Accelerator::device).
+///   [`device`](Accelerator::device), [`place_dataset`](Accelerator::place_dataset).
 /// - The training step: [`backward`](Accelerator::backward), [`accumulate`](Accelerator::accumulate),
 ///   [`no_sync`](Accelerator::no_sync), [`sync_gradients`](Accelerator::sync_gradients),
 ///   [`backward_weighted`](Accelerator::backward_weighted),

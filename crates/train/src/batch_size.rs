@@ -137,6 +137,8 @@ impl Error {
             Self::Torch(error) => error.fault() == Some(Fault::OutOfMemory),
             Self::Tensor(error) => says_out_of_memory(&error.to_string()),
             Self::User(error) => says_out_of_memory(&error.to_string()),
+            // Its text has the cause's, and its source is empty.
+            Self::Data(error) => says_out_of_memory(&error.to_string()),
             Self::Model(error) => says_out_of_memory(&error.to_string()),
             _ => {
                 // Another crate's error, as a loader's, around libtorch's.

@@ -56,7 +56,7 @@ pub use gradients::hook::{CommHook, PowerSgd, StatefulHook};
 pub use gradients::join::{JoinInputs, Joining};
 pub use gradients::local_sgd::LocalSgd;
 pub use gradients::weighted::LossWeight;
-pub use loader::{Batches, DataLoaderConfiguration, Loader, PreparedLoader};
+pub use loader::{Batches, DATASET_SHARE, DataLoaderConfiguration, Loader, PreparedLoader};
 pub use model::{PreparedModel, PreparedModels};
 pub use optimizer::PreparedOptimizer;
 pub use precision::scaler::{GradScaler, GradScalerOptions, GradScalerState};

@@ -1,6 +1,7 @@
 //! Loaders whose batches are shared out among the ranks.
 
 pub(crate) mod dispatch;
+mod placement;
 pub(crate) mod position;
 mod staged;
 
@@ -14,6 +15,7 @@ use brigade_data::{
 };
 use brigade_torch::{Device, DeviceExt, Tensor, TensorTree, elements};
 
+pub use self::placement::DATASET_SHARE;
 use crate::accelerator::{Accelerator, Job};
 use crate::checkpoint::{Checkpointed, Checkpoints, HookError, Stateful};
 use crate::error::{Error, Result};
@@ -224,7 +226,8 @@ where
         let samples = self.dataset().num_samples() as i64;
         let seed = self.options().seed;
         let (samples, seed) = agree(processes, samples, seed, configuration.dispatch_batches)?;
-        let agreed = self.seed(seed);
+        let device = self.options().device.unwrap_or_else(|| processes.device());
+        let agreed = self.seed(seed).device(device);
         let LoaderOptions { batch_size, drop_last, .. } = *agreed.options();
         // A run without a step is never what was meant; all ranks see the same numbers here.
         if samples == 0 || (drop_last && samples < batch_size as i64) {
@@ -283,7 +286,8 @@ where
         let options = shard_options(configuration);
         let seed = self.options().seed;
         let (_, seed) = agree(processes, -1, seed, configuration.dispatch_batches)?;
-        let agreed = self.seed(seed);
+        let device = self.options().device.unwrap_or_else(|| processes.device());
+        let agreed = self.seed(seed).device(device);
         let (rank, world) = (processes.process_index(), processes.num_processes());
         Ok(match (world, configuration.dispatch_batches) {
             (1, _) => agreed,
@@ -339,7 +343,8 @@ impl<L: Loader + 'static> PreparedLoader<L> {
     /// Begins the next epoch. In dispatch mode every rank must.
     ///
     /// On a GPU a thread of its own takes the batches from the loader, puts them into pinned memory, and has them
-    /// copied on a stream beside the computation, one batch ahead of the loop.
+    /// copied on a stream beside the computation, one batch ahead of the loop. What the loader's threads, or without
+    /// threads this one, compute on the GPU is beside the computation, too; batches that lie there are handed on.
     #[must_use]
     pub fn iter(&self) -> Batches<L::Data> {
         let loader = self.inner();

@@ -3,18 +3,20 @@
 //!
 //! A loader's thread draws the numbers, a row for each sample, from the sample's seed; they travel with the
 //! batch as a small tensor, and the arithmetic runs where the images are. So a batch is the same at any
-//! number of threads and ranks and after a restart, whatever the device, and nothing waits for it.
+//! number of threads and ranks and after a restart, whatever the device, and nothing waits for it. The
+//! arithmetic is the step's, by [`Augment::apply`], or a loader's thread does it on the GPU beside the step
+//! ([`AugmentedDataset::applied`]).
 
 mod geometry;
 mod mix;
 
 use brigade_data::{BatchContext, BatchedDataset, DataError, from_vec};
-use brigade_torch::{Kind, Tensor};
+use brigade_torch::{Kind, Tensor, copy_to_device};
 use serde::{Deserialize, Serialize};
 use tch::TchError;
 
 pub use self::geometry::Geometric;
-use self::geometry::Homography;
+use self::geometry::{Homography, moves_whole_pixels};
 pub use self::mix::{Mix, MixedLabels, beta};
 use crate::transforms::{Normalize, SampleRng};
 use crate::{Result, Size, VisionError};
@@ -240,6 +242,16 @@ impl Augment {
         };
         let from = [width as f64, height as f64];
         let to = self.size.map_or(from, |size| [f64::from(size.width), f64::from(size.height)]);
+        for map in &self.geometric {
+            if let Geometric::PaddedCrop { padding } = map
+                && (0..2).any(|axis| from[axis] + 2.0 * f64::from(*padding) < to[axis])
+            {
+                return Err(VisionError::InvalidArgument(format!(
+                    "images of {width} x {height} pixels with a border of {padding} have no part of {} x {}",
+                    to[0], to[1]
+                )));
+            }
+        }
         let mut numbers = Vec::with_capacity(seeds.len() * COLUMNS);
         let mixed = self.mix.map(|mix| mix.draw(seeds, to));
         for (index, &seed) in seeds.iter().enumerate() {
@@ -280,13 +292,14 @@ impl Augment {
             .map_err(|error| VisionError::InvalidArgument(error.to_string()))
     }
 
-    /// Transforms images `[n, c, h, w]`, floating-point in 0 to 1 or `u8`, by what was drawn for them.
+    /// Transforms images `[n, c, h, w]`, floating-point in 0 to 1 or `u8`, by what was drawn for them. Numbers that
+    /// lie on another device than the images are sent to theirs; nothing waits for a GPU.
     ///
     /// # Errors
     /// When the two do not belong together, or libtorch refuses.
     pub fn apply(&self, images: &Tensor, drawn: &Tensor) -> Result<Tensor> {
-        self.checked(images, drawn)?;
-        self.transformed(images, drawn).map_err(refused)
+        let drawn = self.checked(images, drawn)?;
+        self.transformed(images, &drawn).map_err(refused)
     }
 
     /// Maps masks of classes `[n, h, w]` as the images of the same batch, by the nearest pixel; lighting
@@ -295,15 +308,19 @@ impl Augment {
     /// # Errors
     /// Those of [`Augment::apply`].
     pub fn apply_to_masks(&self, masks: &Tensor, drawn: &Tensor) -> Result<Tensor> {
+        let drawn = self.checked(masks, drawn)?;
         let mapped = || {
             if self.geometric.is_empty() && self.size.is_none() {
                 return Ok(masks.shallow_clone());
             }
-            let numbers = masks.f_unsqueeze(1)?.f_to_kind(Kind::Double)?;
-            let mapped = self.resampled(&numbers, drawn, Sampling::Nearest)?;
+            let planes = masks.f_unsqueeze(1)?;
+            if self.moves_whole_pixels(&planes) {
+                return self.moved(&planes, &drawn)?.f_squeeze_dim(1);
+            }
+            let numbers = planes.f_to_kind(Kind::Double)?;
+            let mapped = self.resampled(&numbers, &drawn, Sampling::Nearest)?;
             mapped.f_squeeze_dim(1)?.f_to_kind(masks.kind())
         };
-        self.checked(masks, drawn)?;
         mapped().map_err(refused)
     }
 
@@ -319,29 +336,41 @@ impl Augment {
         images: &Tensor,
     ) -> Result<Tensor> {
         let size = images.size();
-        let &[rows, _, height, width] = size.as_slice() else {
+        let &[_, _, height, width] = size.as_slice() else {
             return Err(VisionError::InvalidArgument(format!(
                 "points belong to images [n, c, h, w], not to {size:?}"
             )));
         };
-        self.checked(points, drawn)?;
+        let drawn = self.checked(points, drawn)?;
         let mapped = || {
             let from = [width as f64, height as f64];
             let to = self.size.map_or(from, |size| [f64::from(size.width), f64::from(size.height)]);
-            let lengths = |lengths: &[f64; 2]| -> Result<Tensor, TchError> {
-                Tensor::f_from_slice(lengths)?.f_to_device(points.device())
+            let points_of = points.f_to_kind(Kind::Double)?;
+            let axis = |index: usize| -> Result<Tensor, TchError> {
+                let along = points_of.f_select(2, index as i64)?.f_add_scalar(1.0)?;
+                along.f_mul_scalar(from[index] / 2.0)?.f_sub_scalar(0.5)
             };
-            let pixels =
-                points.f_to_kind(Kind::Double)?.f_add_scalar(1.0)?.f_mul(&lengths(&from)?)?;
-            let pixels = pixels.f_div_scalar(2.0)?.f_sub_scalar(0.5)?;
-            let ones = pixels.f_narrow(2, 0, 1)?.f_ones_like()?;
-            let pixels = Tensor::f_cat(&[pixels, ones], 2)?;
-            // The maps lead from the output to the image.
-            let maps = drawn.f_narrow(1, 0, 9)?.f_to_kind(Kind::Double)?.f_view([rows, 3, 3])?;
-            let found = pixels.f_matmul(&maps.f_inverse()?.f_transpose(1, 2)?)?;
-            let found = found.f_narrow(2, 0, 2)?.f_div(&found.f_narrow(2, 2, 1)?)?;
-            let found = found.f_add_scalar(0.5)?.f_mul_scalar(2.0)?.f_div(&lengths(&to)?)?;
-            found.f_sub_scalar(1.0)?.f_to_kind(points.kind())
+            let (x, y) = (axis(0)?, axis(1)?);
+            // The maps lead from the output to the image. Their inverses but for a factor, which a homography does
+            // not see: libtorch's own inverse has the host wait for a GPU.
+            let map = |index: i64| -> Result<Tensor, TchError> {
+                drawn.f_narrow(1, index, 1)?.f_to_kind(Kind::Double)
+            };
+            let m = (0..9).map(map).collect::<Result<Vec<_>, _>>()?;
+            let minor = |[a, b, c, d]: [usize; 4]| m[a].f_mul(&m[d])?.f_sub(&m[b].f_mul(&m[c])?);
+            let row = |of_x: [usize; 4], of_y: [usize; 4], of_one: [usize; 4]| {
+                let (a, b, c) = (minor(of_x)?, minor(of_y)?, minor(of_one)?);
+                x.f_mul(&a)?.f_add(&y.f_mul(&b)?)?.f_add(&c)
+            };
+            let across = row([4, 5, 7, 8], [2, 1, 8, 7], [1, 2, 4, 5])?;
+            let down = row([5, 3, 8, 6], [0, 2, 6, 8], [2, 0, 5, 3])?;
+            let depth = row([3, 4, 6, 7], [1, 0, 7, 6], [0, 1, 3, 4])?;
+            let place = |along: &Tensor, length: f64| {
+                let along = along.f_div(&depth)?.f_add_scalar(0.5)?;
+                along.f_mul_scalar(2.0 / length)?.f_sub_scalar(1.0)
+            };
+            let found = Tensor::f_stack(&[place(&across, to[0])?, place(&down, to[1])?], 2)?;
+            found.f_to_kind(points.kind())
         };
         mapped().map_err(refused)
     }
@@ -352,9 +381,9 @@ impl Augment {
     /// # Errors
     /// Those of [`Augment::apply`].
     pub fn targets(&self, labels: &Tensor, drawn: &Tensor) -> Result<MixedLabels> {
-        self.checked(labels, drawn)?;
+        let drawn = self.checked(labels, drawn)?;
         let targets = || {
-            let partner = partners(drawn)?;
+            let partner = partners(&drawn)?;
             Ok(MixedLabels {
                 first: labels.shallow_clone(),
                 second: labels.f_index_select(0, &partner)?,
@@ -364,22 +393,32 @@ impl Augment {
         targets().map_err(refused)
     }
 
-    fn checked(&self, rows: &Tensor, drawn: &Tensor) -> Result<()> {
-        let (rows, size) = (rows.size(), drawn.size());
-        if size != [rows.first().copied().unwrap_or(-1), COLUMNS as i64] {
+    /// The numbers on the device of the rows that they were drawn for.
+    fn checked(&self, rows: &Tensor, drawn: &Tensor) -> Result<Tensor> {
+        let (shape, size) = (rows.size(), drawn.size());
+        if size != [shape.first().copied().unwrap_or(-1), COLUMNS as i64] {
             return Err(VisionError::InvalidArgument(format!(
-                "numbers of shape {size:?} were not drawn for a batch of shape {rows:?}"
+                "numbers of shape {size:?} were not drawn for a batch of shape {shape:?}"
             )));
         }
-        Ok(())
+        let device = rows.device();
+        if drawn.device() == device {
+            return Ok(drawn.shallow_clone());
+        }
+        Ok(copy_to_device(drawn, device)?)
     }
 
     fn transformed(&self, images: &Tensor, drawn: &Tensor) -> Result<Tensor, TchError> {
-        let mut images = match images.kind() {
-            Kind::Uint8 => images.f_to_kind(Kind::Float)?.f_div_scalar(255.0)?,
-            _ => images.shallow_clone(),
+        let whole = self.moves_whole_pixels(images);
+        let mut images = match self.geometric.is_empty() || !whole {
+            true => images.shallow_clone(),
+            // Before they become larger.
+            false => self.moved(images, drawn)?,
         };
-        if !self.geometric.is_empty() || self.size.is_some() {
+        if images.kind() == Kind::Uint8 {
+            images = images.f_to_kind(Kind::Float)?.f_div_scalar(255.0)?;
+        }
+        if !whole {
             images = self.resampled(&images, drawn, Sampling::Bilinear)?;
         }
         let column = |index: i64| -> Result<Tensor, TchError> {
@@ -391,12 +430,16 @@ impl Augment {
             images = logits.f_sigmoid()?;
         }
         if let Some(Normalize { mean, std }) = &self.normalize {
+            // Written by kernels: a copy from the host would be waited for, and a recorded step would not repeat it.
             let constant = |values: &[f32; 3]| -> Result<Tensor, TchError> {
                 // A grey image has one channel.
                 let channels = images.size().get(1).map_or(3, |channels| (*channels).clamp(1, 3));
-                let values = Tensor::f_from_slice(values)?.f_narrow(0, 0, channels)?;
-                let values = values.f_view([1, -1, 1, 1])?;
-                values.f_to_device(images.device())?.f_to_kind(images.kind())
+                let options = (images.kind(), images.device());
+                let constant = Tensor::f_empty([1, channels, 1, 1], options)?;
+                for (channel, value) in (0..channels).zip(values) {
+                    let _ = constant.f_narrow(1, channel, 1)?.f_fill_(f64::from(*value))?;
+                }
+                Ok(constant)
             };
             images = images.f_sub(&constant(mean)?)?.f_div(&constant(std)?)?;
         }
@@ -418,31 +461,70 @@ impl Augment {
         Ok(images)
     }
 
+    /// Whether every pixel of the output is one of the image's, or lies outside of it.
+    fn moves_whole_pixels(&self, images: &Tensor) -> bool {
+        let size = images.size();
+        let (from, to) = (Size2::of(&size), self.to(&size));
+        moves_whole_pixels(&self.geometric, from.lengths(), to.lengths())
+    }
+
+    /// The output's size for images of this shape.
+    fn to(&self, shape: &[i64]) -> Size2 {
+        let set = |Size { width, height }| Size2 { width: width.into(), height: height.into() };
+        self.size.map_or_else(|| Size2::of(shape), set)
+    }
+
+    /// Takes each pixel of the output from where its map leads, which is a pixel: values stay what they are.
+    fn moved(&self, images: &Tensor, drawn: &Tensor) -> Result<Tensor, TchError> {
+        let size = images.size();
+        let (rows, channels) = (size[0], size[1]);
+        let (from, to) = (Size2::of(&size), self.to(&size));
+        let [xs, ys] = places(drawn, to, Kind::Float)?;
+        let mut outside: Option<Tensor> = None;
+        let mut index = |places: &Tensor, length: i64| -> Result<Tensor, TchError> {
+            let places = places.f_round()?.f_to_kind(Kind::Int64)?;
+            let last = length - 1;
+            match self.padding {
+                Padding::Zeros => {
+                    let inside = places.f_clamp(0, last)?;
+                    let beyond = places.f_ne_tensor(&inside)?;
+                    outside = Some(match &outside {
+                        Some(outside) => outside.f_logical_or(&beyond)?,
+                        None => beyond,
+                    });
+                    Ok(inside)
+                }
+                Padding::Border => places.f_clamp(0, last),
+                // As often as it takes; one pixel is its own mirror.
+                Padding::Reflection => {
+                    let turned = places.f_remainder((2 * last).max(1))?.f_sub_scalar(last)?;
+                    turned.f_abs()?.f_neg()?.f_add_scalar(last)
+                }
+            }
+        };
+        let (columns, lines) = (index(&xs, from.width)?, index(&ys, from.height)?);
+        let flat = lines.f_mul_scalar(from.width)?.f_add(&columns)?;
+        let flat = flat.f_view([rows, 1, -1])?.f_expand([rows, channels, -1], false)?;
+        let pixels = images.f_reshape([rows, channels, -1])?.f_gather(2, &flat, false)?;
+        let pixels = pixels.f_view([rows, channels, to.height, to.width])?;
+        match outside {
+            Some(outside) => pixels.f_masked_fill(&outside.f_unsqueeze(1)?, 0),
+            None => Ok(pixels),
+        }
+    }
+
     /// Looks each pixel of the output up in its image.
     fn resampled(&self, images: &Tensor, drawn: &Tensor, by: Sampling) -> Result<Tensor, TchError> {
         let size = images.size();
-        let (rows, height, width) = (size[0], size[2], size[3]);
-        let (to_height, to_width) = match self.size {
-            Some(size) => (i64::from(size.height), i64::from(size.width)),
-            None => (height, width),
-        };
+        let (from, to) = (Size2::of(&size), self.to(&size));
         // Positions are computed in 32 bits also for images in 16.
         let kind = if images.kind() == Kind::Double { Kind::Double } else { Kind::Float };
-        let options = (kind, images.device());
-        let xs = Tensor::f_arange(to_width, options)?.f_view([1, -1])?;
-        let ys = Tensor::f_arange(to_height, options)?.f_view([-1, 1])?;
-        let shape = [to_height, to_width];
-        let ones = Tensor::f_ones(shape, options)?;
-        let pixels = [xs.f_expand(shape, false)?, ys.f_expand(shape, false)?, ones];
-        let pixels = Tensor::f_stack(&pixels, 2)?.f_view([1, -1, 3])?;
-        let maps = drawn.f_narrow(1, 0, 9)?.f_view([rows, 3, 3])?.f_to_kind(kind)?;
-        let found = pixels.f_matmul(&maps.f_transpose(1, 2)?)?;
-        let found = found.f_narrow(2, 0, 2)?.f_div(&found.f_narrow(2, 2, 1)?)?;
+        let [xs, ys] = places(drawn, to, kind)?;
         // From pixels to -1 ..= 1 between the centres of the outer ones.
-        let scale = [width, height].map(|length| 2.0 / (length - 1).max(1) as f64);
-        let scale = Tensor::f_from_slice(&scale)?.f_to_device(images.device())?.f_to_kind(kind)?;
-        let grid = found.f_mul(&scale)?.f_sub_scalar(1.0)?;
-        let grid = grid.f_view([rows, to_height, to_width, 2])?;
+        let unit = |places: &Tensor, length: i64| {
+            places.f_mul_scalar(2.0 / (length - 1).max(1) as f64)?.f_sub_scalar(1.0)
+        };
+        let grid = Tensor::f_stack(&[unit(&xs, from.width)?, unit(&ys, from.height)?], 3)?;
         let padding = match self.padding {
             Padding::Zeros => 0,
             Padding::Border => 1,
@@ -451,6 +533,43 @@ impl Augment {
         let source = images.f_to_kind(kind)?;
         source.f_grid_sampler(&grid, by as i64, padding, true)?.f_to_kind(images.kind())
     }
+}
+
+/// Width and height as libtorch counts them.
+#[derive(Clone, Copy)]
+struct Size2 {
+    width: i64,
+    height: i64,
+}
+
+impl Size2 {
+    /// Of a batch `[n, c, h, w]`.
+    fn of(shape: &[i64]) -> Self {
+        let side = |at: usize| shape.get(at).copied().unwrap_or_default();
+        Self { width: side(3), height: side(2) }
+    }
+
+    fn lengths(self) -> [f64; 2] {
+        [self.width as f64, self.height as f64]
+    }
+}
+
+/// Where the map of each sample takes the pixels of the output: columns and rows of the image, `[n, h, w]` each. By
+/// elementwise operations: a product of matrices is rounded to 10 bits by GPUs that compute in TF32, and to 8 under
+/// autocast, which would move pixels.
+fn places(drawn: &Tensor, to: Size2, kind: Kind) -> Result<[Tensor; 2], TchError> {
+    let options = (kind, drawn.device());
+    let xs = Tensor::f_arange(to.width, options)?.f_view([1, 1, -1])?;
+    let ys = Tensor::f_arange(to.height, options)?.f_view([1, -1, 1])?;
+    let row = |index: i64| -> Result<Tensor, TchError> {
+        let number = |column: i64| {
+            drawn.f_narrow(1, 3 * index + column, 1)?.f_view([-1, 1, 1])?.f_to_kind(kind)
+        };
+        let along = xs.f_mul(&number(0)?)?.f_add(&ys.f_mul(&number(1)?)?)?;
+        along.f_add(&number(2)?)
+    };
+    let depth = row(2)?;
+    Ok([row(0)?.f_div(&depth)?, row(1)?.f_div(&depth)?])
 }
 
 /// libtorch's numbers.
@@ -518,6 +637,62 @@ impl<D> AugmentedDataset<D> {
     /// The data set without the numbers.
     pub fn inner(&self) -> &D {
         &self.dataset
+    }
+
+    /// Has the thread that makes a batch transform its images, too, where they lie: a GPU whose
+    /// [data set is there](brigade_data::TensorDataset::to_device) computes that beside the training step. Batches
+    /// are images, labels as they were, and the numbers, for [`Augment::targets`].
+    ///
+    /// ```
+    /// use brigade_data::{DataLoader, TensorDataset};
+    /// use brigade_vision::augment::{Augment, Geometric, Padding};
+    /// use brigade_vision::transforms::Normalize;
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// let device = Device::cuda_if_available();
+    /// let images = Tensor::randint(256, [50, 3, 32, 32], (Kind::Uint8, Device::Cpu));
+    /// let labels = Tensor::randint(10, [50], (Kind::Int64, Device::Cpu));
+    /// let data = TensorDataset::new((images, labels))?.to_device(device)?;
+    /// // The usual recipe for CIFAR-10.
+    /// let augment = Augment::new()
+    ///     .then(Geometric::PaddedCrop { padding: 4 })
+    ///     .then(Geometric::Flip { p: 0.5 })
+    ///     .padding(Padding::Zeros)
+    ///     .normalize(Normalize { mean: [0.491, 0.482, 0.447], std: [0.247, 0.243, 0.262] });
+    /// let data = augment.dataset(data).applied();
+    /// let loader = DataLoader::new(data).batch_size(25).shuffle(true).threads(1).device(device);
+    /// for batch in &loader {
+    ///     let (images, labels, _drawn) = batch?.into_data();
+    ///     assert_eq!((images.kind(), images.device()), (Kind::Float, device));
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn applied(self) -> AppliedDataset<D> {
+        AppliedDataset(self)
+    }
+}
+
+/// A data set of images whose batches are transformed: [`AugmentedDataset::applied`].
+#[derive(Clone, Debug)]
+pub struct AppliedDataset<D>(AugmentedDataset<D>);
+
+impl<D> BatchedDataset for AppliedDataset<D>
+where
+    D: BatchedDataset<Batch = (Tensor, Tensor)>,
+{
+    type Batch = (Tensor, Tensor, Tensor);
+
+    fn num_samples(&self) -> usize {
+        self.0.num_samples()
+    }
+
+    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch, DataError> {
+        let (images, labels, drawn) = self.0.batch(indices, context)?;
+        let augment = &self.0.augment;
+        // Once, for what comes later as well.
+        let drawn = augment.checked(&images, &drawn)?;
+        Ok((augment.apply(&images, &drawn)?, labels, drawn))
     }
 }
 

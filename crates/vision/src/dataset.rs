@@ -116,9 +116,9 @@ pub(crate) use sample_methods;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct ImageDataset<S> {
-    samples: ImageSamples<S>,
-    to_tensor: ToTensor,
-    readers: Readers,
+    pub(crate) samples: ImageSamples<S>,
+    pub(crate) to_tensor: ToTensor,
+    pub(crate) readers: Readers,
 }
 
 /// Memory and decoders of threads that make no batch at the moment. A loader starts new threads in

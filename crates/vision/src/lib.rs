@@ -7,6 +7,7 @@
 //! - [`transforms`]: what is done to one image before it is part of a batch.
 //! - [`augment`]: what is done to a batch of images on its device.
 //! - [`ImageDataset`]: a source, labels and transforms as batches of tensors.
+//! - [`ResizedDataset`]: the same, with the resize on a GPU.
 //! - [`SegmentationDataset`]: images with a mask of classes each.
 //! - [`PointDataset`]: images with points on them.
 
@@ -15,6 +16,7 @@ pub mod augment;
 mod dataset;
 mod error;
 mod points;
+mod resized;
 mod segmentation;
 mod to_tensor;
 
@@ -26,6 +28,7 @@ pub use brigade_images::{
 pub use dataset::ImageDataset;
 pub use error::{Result, VisionError};
 pub use points::PointDataset;
+pub use resized::ResizedDataset;
 pub use segmentation::SegmentationDataset;
 
 /// What is done to one image before it is part of a batch.

@@ -177,3 +177,135 @@ fn points_follow_the_images_of_their_batch() {
     }
     assert!(Augment::new().apply_to_points(&points, &points, &images).is_err());
 }
+
+/// Slices of what torchvision's `pad` gives, by the corner that was drawn.
+fn sliced(images: &Tensor, drawn: &Tensor, padding: i64, mode: &str, side: i64) -> Tensor {
+    let padded = match mode {
+        "constant" => images.constant_pad_nd([padding; 4]),
+        mode => {
+            let padded = images.to_kind(Kind::Float).pad([padding; 4], mode, None);
+            padded.to_kind(images.kind())
+        }
+    };
+    let rows: Vec<Tensor> = (0..images.size()[0])
+        .map(|row| {
+            let at = |column| drawn.double_value(&[row, column]).round() as i64;
+            let (mirrored, top) = (at(0) < 0, at(5));
+            let left = if mirrored { at(2) - (side - 1) } else { at(2) };
+            let part = padded.get(row).narrow(1, top + padding, side);
+            let part = part.narrow(2, left + padding, side);
+            if mirrored { part.flip([2]) } else { part }
+        })
+        .collect();
+    Tensor::stack(&rows, 0)
+}
+
+#[test]
+fn padded_crops_and_flips_have_the_pixels_of_slices() {
+    tch::manual_seed(2);
+    let seeds: Vec<u64> = (0..64).collect();
+    for (padding, mode) in [
+        (Padding::Zeros, "constant"),
+        (Padding::Reflection, "reflect"),
+        (Padding::Border, "replicate"),
+    ] {
+        for side in [16, 12] {
+            let images = Tensor::randint(256, [64, 3, 16, 16], (Kind::Uint8, Device::Cpu));
+            let crop = Augment::new()
+                .then(Geometric::PaddedCrop { padding: 4 })
+                .then(Geometric::Flip { p: 0.5 })
+                .size(Size::from(side as u32))
+                .padding(padding);
+            let drawn = crop.draw(&seeds, &images).unwrap();
+            let expected = sliced(&images, &drawn, 4, mode, side);
+            let floats = expected.to_kind(Kind::Float) / 255.0;
+            assert_eq!(crop.apply(&images, &drawn).unwrap(), floats, "{mode} {side}");
+            let masks = images.select(1, 0).to_kind(Kind::Int64);
+            let expected = expected.select(1, 0).to_kind(Kind::Int64);
+            assert_eq!(crop.apply_to_masks(&masks, &drawn).unwrap(), expected, "{mode} {side}");
+            // Channels that come last, and half precision: values as they were.
+            let half = (images.to_kind(Kind::Half) / 256.0).permute([0, 2, 3, 1]).contiguous();
+            let half = half.permute([0, 3, 1, 2]);
+            let moved = crop.apply(&half, &drawn).unwrap();
+            assert_eq!(moved, sliced(&half, &drawn, 4, mode, side), "{mode} {side}");
+            // All places, both directions.
+            let distinct = |column: i64| {
+                let values = Vec::<f32>::try_from(drawn.select(1, column).contiguous()).unwrap();
+                values.iter().map(|it| it.round() as i64).collect::<std::collections::BTreeSet<_>>()
+            };
+            let tops = distinct(5);
+            assert_eq!((tops.first(), tops.last()), (Some(&-4), Some(&(20 - side))), "{tops:?}");
+            assert_eq!(distinct(0).len(), 2);
+        }
+    }
+    let images = Tensor::zeros([1, 3, 16, 16], (Kind::Uint8, Device::Cpu));
+    let wide = Augment::new().then(Geometric::PaddedCrop { padding: 2 }).size(Size::from(32));
+    let error = wide.draw(&[1], &images).unwrap_err().to_string();
+    assert_eq!(error, "images of 16 x 16 pixels with a border of 2 have no part of 32 x 32");
+}
+
+#[test]
+fn symmetries_of_squares_move_pixels_and_a_size_that_is_there_changes_none() {
+    let images = Tensor::rand([40, 3, 9, 9], (Kind::Float, Device::Cpu));
+    let seeds: Vec<u64> = (0..40).collect();
+    let turns = Augment::new().then(Geometric::Dihedral { p: 1.0 });
+    let drawn = turns.draw(&seeds, &images).unwrap();
+    let moved = turns.apply(&images, &drawn).unwrap();
+    let mut seen = std::collections::BTreeSet::new();
+    for row in 0..40 {
+        let image = images.get(row);
+        let turned = (0..8).find(|turn| {
+            let turned = image.rot90(turn % 4, [1, 2]);
+            moved.get(row).equal(&if *turn < 4 { turned } else { turned.flip([2]) })
+        });
+        seen.insert(turned.expect("one of the eight, to the bit"));
+    }
+    assert!(seen.len() > 5, "{seen:?}");
+    let same = Augment::new().size(Size::from(9));
+    let drawn = same.draw(&seeds, &images).unwrap();
+    assert_eq!(same.apply(&images, &drawn).unwrap(), images);
+}
+
+#[test]
+fn resized_crops_are_those_of_torchvision() {
+    // Each pixel knows its place, and a linear function is resampled exactly.
+    let options = (Kind::Float, Device::Cpu);
+    let (columns, lines) = (Tensor::arange(60, options), Tensor::arange(40, options));
+    let [columns, lines] = [columns.view([1, 1, 1, 60]), lines.view([1, 1, 40, 1])];
+    let image = Tensor::cat(
+        &[columns.expand([1, 1, 40, 60], false), lines.expand([1, 1, 40, 60], false)],
+        1,
+    );
+    let crop = Augment::new()
+        .then(Geometric::resized_crop())
+        .size(Size::from(10))
+        .padding(Padding::Border);
+    let (mut areas, mut ratios) = (Vec::new(), Vec::new());
+    for seed in 0..300 {
+        let drawn = crop.draw(&[seed], &image).unwrap();
+        let number = |column: i64| drawn.double_value(&[0, column]);
+        let (wide, tall) = (number(0) * 10.0, number(4) * 10.0);
+        let left = number(2) + 0.5 - wide / 20.0;
+        let top = number(5) + 0.5 - tall / 20.0;
+        for whole in [wide, tall, left, top] {
+            assert!((whole - whole.round()).abs() < 1e-3, "{whole}");
+        }
+        assert!(left > -1e-3 && top > -1e-3 && left + wide < 60.001 && top + tall < 40.001);
+        areas.push(wide * tall / 2400.0);
+        ratios.push(wide / tall);
+        // As libtorch resizes the part, where no neighbour outside of it takes part.
+        let part = image
+            .narrow(3, left.round() as i64, wide.round() as i64)
+            .narrow(2, top.round() as i64, tall.round() as i64)
+            .upsample_bilinear2d([10, 10], false, None, None);
+        let found = crop.apply(&image, &drawn).unwrap();
+        let inner = |images: &Tensor| images.narrow(2, 1, 8).narrow(3, 1, 8);
+        assert!((inner(&found) - inner(&part)).abs().max().double_value(&[]) < 1e-3);
+    }
+    let range = |values: &[f64]| {
+        values.iter().fold((f64::MAX, 0.0f64), |(low, high), it| (low.min(*it), high.max(*it)))
+    };
+    let ((least, most), (slim, wide)) = (range(&areas), range(&ratios));
+    assert!((0.06..0.2).contains(&least) && (0.85..=1.0).contains(&most), "{least} to {most}");
+    assert!((0.7..0.85).contains(&slim) && (1.2..1.4).contains(&wide), "{slim} to {wide}");
+}

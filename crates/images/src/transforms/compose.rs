@@ -198,6 +198,18 @@ impl Plan {
         Ok(())
     }
 
+    /// Returns what comes before the first resize, and the operations from there on.
+    pub(crate) fn split_at_resize(mut self) -> Result<(Self, Vec<Operation>)> {
+        let resize = |next: &Operation| matches!(next, Operation::Resize { .. });
+        let Some(at) = self.operations.iter().position(resize) else {
+            return Ok((self, Vec::new()));
+        };
+        let rest = self.operations.split_off(at);
+        self.output =
+            self.operations.iter().try_fold(self.input, |size, next| next.size_after(size))?;
+        Ok((self, rest))
+    }
+
     /// Returns the operations, in their order.
     #[must_use]
     pub fn operations(&self) -> &[Operation] {

@@ -19,44 +19,6 @@ pub struct CopyStream {
 // SAFETY: a stream is a number of libtorch's pool, which any thread may use.
 unsafe impl Send for CopyStream {}
 
-/// The current streams of a thread, for another one that goes on with its tensors: what both give a GPU is done in
-/// order then.
-///
-/// ```
-/// use brigade_torch::{Device, Streams};
-/// let streams = Streams::current(&[Device::Cpu])?;
-/// std::thread::spawn(move || streams.enter()).join().unwrap()?;
-/// # Ok::<(), brigade_torch::Error>(())
-/// ```
-#[derive(Debug, Clone)]
-pub struct Streams {
-    gpus: Vec<i32>,
-    streams: Vec<i64>,
-}
-
-impl Streams {
-    /// Returns this thread's streams on some devices; the CPU has none.
-    ///
-    /// # Errors
-    /// [`Error::Libtorch`] when there is no such device.
-    pub fn current(devices: &[Device]) -> Result<Self, Error> {
-        let gpus = devices.iter().filter_map(|&device| gpu(device).transpose());
-        let gpus: Vec<i32> = gpus.collect::<Result<_, _>>()?;
-        let streams = ffi::current_streams(&gpus);
-        let streams = streams.map_err(|error| Error::libtorch("current streams", &error))?;
-        Ok(Self { gpus, streams })
-    }
-
-    /// Makes them this thread's.
-    ///
-    /// # Errors
-    /// [`Error::Libtorch`] when there is no such device.
-    pub fn enter(&self) -> Result<(), Error> {
-        ffi::use_streams(&self.gpus, &self.streams)
-            .map_err(|error| Error::libtorch("use streams", &error))
-    }
-}
-
 /// Tensors whose copy to a GPU has begun.
 ///
 /// Their memory is the copying stream's: dropped before [`Staged::finish`], it is used again only behind the
@@ -95,8 +57,28 @@ impl CopyStream {
         self.device
     }
 
+    /// Makes it this thread's stream on its device: what the thread computes from now on goes there.
+    ///
+    /// # Errors
+    /// [`Error::Libtorch`] when the device has failed.
+    pub fn enter(&self) -> Result<(), Error> {
+        ffi::enter_copy_stream(&self.stream)
+            .map_err(|error| Error::libtorch("enter a copy stream", &error))
+    }
+
+    /// Waits until the device has done what the stream was given.
+    ///
+    /// # Errors
+    /// [`Error::Libtorch`] when a kernel has failed.
+    pub fn wait(&self) -> Result<(), Error> {
+        ffi::finish_copy_stream(&self.stream)
+            .map_err(|error| Error::libtorch("wait for a copy stream", &error))
+    }
+
     /// Begins to copy tensors of the CPU through pinned memory, and returns as soon as they lie there: they
-    /// may be changed then. The computation on the device goes on meanwhile.
+    /// may be changed then. The computation on the device goes on meanwhile. Tensors that are on the device
+    /// already are handed on as they are, behind what this thread has given the device for them, and those of
+    /// another GPU are copied from there.
     ///
     /// # Errors
     /// [`Error::Libtorch`], as when the device's memory is full.
@@ -126,6 +108,26 @@ pub fn copy_to_host(from: &Tensor, into: Option<&Tensor>) -> Result<Tensor, Erro
     ffi::copy_to_host(borrow(from), &borrow_optional(into))
         .map(own)
         .map_err(|error| Error::libtorch("copy to the host", &error))
+}
+
+/// Begins to copy a tensor to a device through pinned memory, on this thread's stream there, and does not wait for it:
+/// kernels that this thread gives the device come behind the copy. The tensor may be changed at once. On the CPU, and
+/// where it is on the device already, it is the tensor itself.
+///
+/// ```
+/// use brigade_torch::{Device, Tensor, copy_to_device};
+/// let indices = copy_to_device(&Tensor::from_slice(&[3i64, 1]), Device::Cpu)?;
+/// assert_eq!(indices, Tensor::from_slice(&[3i64, 1]));
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Libtorch`], as when memory is full; [`Error::Tensor`] for a copy of a GPU's tensor to the CPU that fails.
+pub fn copy_to_device(from: &Tensor, device: Device) -> Result<Tensor, Error> {
+    let Some(index) = gpu(device)? else { return Ok(from.f_to_device(device)?) };
+    ffi::copy_to_gpu(borrow(from), index)
+        .map(own)
+        .map_err(|error| Error::libtorch("copy to a device", &error))
 }
 
 /// Returns whether a tensor lies in pinned memory of the host.

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 
 use brigade_data::{Batch, DataError, Epoch};
-use brigade_torch::{CopyStream, Device, DeviceExt, Staged, TensorTree};
+use brigade_torch::{CopyStream, Device, DeviceExt, Staged, StreamEvent, TensorTree};
 
 use crate::error::{Error, Result};
 
@@ -28,10 +28,21 @@ impl<T: TensorTree<Owned = T> + Send + 'static> StagedEpoch<T> {
         // No capacity: the thread holds the next batch until the loop takes it, and reads no further.
         let (sender, receiver) = sync_channel(0);
         let (begun, remaining) = sync_channel(1);
+        // What this thread has given the device may be the data set itself.
+        let given = StreamEvent::record(device);
         let thread = thread::Builder::new().name("brigade-copies".to_owned()).spawn(move || {
-            let epoch = begin();
-            let _ = begun.send(epoch.remaining());
-            copy(epoch, device, &sender);
+            match entered(device, given) {
+                Ok(Some(stream)) => {
+                    let epoch = begin();
+                    let _ = begun.send(epoch.remaining());
+                    copy(epoch, stream, &sender);
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    let _ = begun.send(Some(1));
+                    let _ = sender.send(Err(error.into()));
+                }
+            }
         });
         let remaining = remaining.recv().unwrap_or(None);
         let (thread, failed) = match thread {
@@ -81,24 +92,41 @@ impl<T> Drop for StagedEpoch<T> {
     }
 }
 
-fn copy<T: TensorTree<Owned = T>>(
-    epoch: Epoch<T>,
+/// Makes a stream of the device this thread's own, behind what another thread has given the device.
+fn entered(
     device: Device,
+    given: brigade_torch::Result<Option<StreamEvent>>,
+) -> brigade_torch::Result<Option<CopyStream>> {
+    device.make_current()?;
+    let Some(stream) = CopyStream::of(device)? else { return Ok(None) };
+    stream.enter()?;
+    if let Some(given) = given? {
+        given.follow()?;
+    }
+    Ok(Some(stream))
+}
+
+/// Waits for what the device was given before the epoch, which is declared earlier and so dropped later: kernels read
+/// the data set's memory.
+struct Entered(CopyStream);
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        // A kernel that has failed is an error of what comes next on the device.
+        let _ = self.0.wait();
+    }
+}
+
+fn copy<T: TensorTree<Owned = T>>(
+    mut epoch: Epoch<T>,
+    stream: CopyStream,
     batches: &SyncSender<Result<Batch<Staged<T>>>>,
 ) {
-    let stream = device.make_current().and_then(|()| CopyStream::of(device));
-    let stream = match stream {
-        Ok(Some(stream)) => stream,
-        Ok(None) => return,
-        Err(error) => {
-            let _ = batches.send(Err(error.into()));
-            return;
-        }
-    };
-    for batch in epoch {
+    let stream = Entered(stream);
+    for batch in &mut epoch {
         let batch = batch
             .map_err(Error::from)
-            .and_then(|batch| batch.try_map(|data| stream.start(&data).map_err(Error::from)));
+            .and_then(|batch| batch.try_map(|data| stream.0.start(&data).map_err(Error::from)));
         if batches.send(batch).is_err() {
             // The loop has ended early.
             return;

@@ -39,6 +39,23 @@ pub enum Geometric {
         /// The lowest share of the area; 0.75.
         min_scale: f64,
     },
+    /// torchvision's `RandomCrop` with padding: a part of [`Augment::size`](super::Augment::size), or of the image's
+    /// own size, anywhere in the image with so many pixels of [`Padding`](super::Padding) on each side. With flips
+    /// alone beside it, pixels are moved and not resampled: they keep their values. fastai's maps are of the part.
+    PaddedCrop {
+        /// Pixels on each side; 4 for CIFAR-10.
+        padding: u32,
+    },
+    /// torchvision's `RandomResizedCrop`: a part of random area and shape, resampled to
+    /// [`Augment::size`](super::Augment::size). Without antialiasing: a part that is more than twice as large loses
+    /// detail unevenly, so large images are to be resized before, as
+    /// [`ImageDataset::resized_on`](crate::ImageDataset::resized_on) does with antialiasing.
+    ResizedCrop {
+        /// Lowest and highest share of the area; 0.08 and 1.
+        scale: [f64; 2],
+        /// Lowest and highest ratio of width to height, log-uniform; 3/4 and 4/3.
+        ratio: [f64; 2],
+    },
     /// fastai's `Warp`: a change of perspective, uniform up to the magnitude for each axis.
     Warp {
         /// The largest displacement of the corners, in halves of the image; 0.2.
@@ -77,6 +94,29 @@ impl Geometric {
             shear: [[0.0; 2]; 2],
         }
     }
+
+    /// torchvision's `RandomResizedCrop` with its defaults.
+    #[must_use]
+    pub fn resized_crop() -> Self {
+        Self::ResizedCrop { scale: [0.08, 1.0], ratio: [3.0 / 4.0, 4.0 / 3.0] }
+    }
+
+    /// Whether what follows sees a part of the output's size in place of the image.
+    fn crops(&self) -> bool {
+        matches!(self, Self::PaddedCrop { .. } | Self::ResizedCrop { .. })
+    }
+}
+
+/// Whether maps lead from pixels to pixels, with nothing between two of them, for an image and an output of these
+/// widths and heights.
+pub(super) fn moves_whole_pixels(maps: &[Geometric], from: [f64; 2], to: [f64; 2]) -> bool {
+    let same_size = from == to || maps.iter().any(Geometric::crops);
+    same_size
+        && maps.iter().all(|map| match map {
+            Geometric::Flip { .. } | Geometric::PaddedCrop { .. } => true,
+            Geometric::Dihedral { .. } => to[0] == to[1],
+            _ => false,
+        })
 }
 
 /// A map from a pixel of the output to a place in the image, both counted from the centre of the first
@@ -97,11 +137,21 @@ impl Homography {
     ) -> Self {
         // fastai multiplies its matrices in units of half the output, and warps what they give.
         let (mut affine, mut warp, mut pixels) = (Self::IDENTITY, Self::IDENTITY, Self::IDENTITY);
+        // fastai's maps come last. torchvision's see what those before them have left.
+        let (from, mut seen) = (if maps.iter().any(Geometric::crops) { to } else { from }, from);
         for map in maps {
             let mut random = next();
             match *map {
                 Geometric::Affine { .. } | Geometric::Perspective { .. } => {
-                    pixels = pixels.after(Self::of_torchvision(map, from, &mut random));
+                    pixels = pixels.after(Self::of_torchvision(map, seen, &mut random));
+                }
+                Geometric::PaddedCrop { padding } => {
+                    pixels = pixels.after(Self::part(f64::from(padding), seen, to, &mut random));
+                    seen = to;
+                }
+                Geometric::ResizedCrop { scale, ratio } => {
+                    pixels = pixels.after(Self::resized(scale, ratio, seen, to, &mut random));
+                    seen = to;
                 }
                 Geometric::Warp { magnitude, p } => {
                     warp = Self::warped(magnitude, p, &mut random).after(warp);
@@ -186,6 +236,52 @@ impl Homography {
             }
             _ => Self::IDENTITY,
         }
+    }
+
+    /// A part of an image with a border, of the output's size.
+    fn part(padding: f64, from: [f64; 2], to: [f64; 2], random: &mut SampleRng) -> Self {
+        let mut start = |axis: usize| {
+            let rest = from[axis] + 2.0 * padding - to[axis];
+            random.below(rest.max(0.0) as u64 + 1) as f64 - padding
+        };
+        let (top, left) = (start(1), start(0));
+        Self::affine([1.0, 0.0, left], [0.0, 1.0, top])
+    }
+
+    /// torchvision's `RandomResizedCrop.get_params`: ten tries, then the largest part of an allowed shape in the
+    /// middle.
+    fn resized(
+        scale: [f64; 2],
+        ratio: [f64; 2],
+        [width, height]: [f64; 2],
+        to: [f64; 2],
+        random: &mut SampleRng,
+    ) -> Self {
+        let of_part = |left: f64, top: f64, wide: f64, tall: f64| {
+            let [x, y] = [wide / to[0], tall / to[1]];
+            // Pixels are squares: their centres lie half of one from their edges.
+            let centre = |start: f64, scale: f64| start + 0.5 * scale - 0.5;
+            Self::affine([x, 0.0, centre(left, x)], [0.0, y, centre(top, y)])
+        };
+        for _ in 0..10 {
+            let area = width * height * random.uniform(scale[0], scale[1]);
+            let ratio = random.uniform(ratio[0].ln(), ratio[1].ln()).exp();
+            let wide = (area * ratio).sqrt().round_ties_even();
+            let tall = (area / ratio).sqrt().round_ties_even();
+            if (1.0..=width).contains(&wide) && (1.0..=height).contains(&tall) {
+                let mut place = |rest: f64| random.below(rest as u64 + 1) as f64;
+                let (left, top) = (place(width - wide), place(height - tall));
+                return of_part(left, top, wide, tall);
+            }
+        }
+        let whole = width / height;
+        let (mut wide, mut tall) = (width, height);
+        if whole < ratio[0] {
+            tall = (width / ratio[0]).round_ties_even().clamp(1.0, height);
+        } else if whole > ratio[1] {
+            wide = (height * ratio[1]).round_ties_even().clamp(1.0, width);
+        }
+        of_part(((width - wide) / 2.0).floor(), ((height - tall) / 2.0).floor(), wide, tall)
     }
 
     /// A square part, by the rule of random resized crops: ten tries, then the largest in the middle.
@@ -394,7 +490,7 @@ mod tests {
         let affine =
             flip.after(Homography::rotated(7.0)).after(Homography::zoomed(1.08, [0.3, 0.8]));
         let warp = Homography::warp(0.1, -0.15);
-        let fastai = Augment::new().then(Geometric::Flip { p: 0.5 });
+        let fastai = Augment::new().then(Geometric::Zoom { min: 1.0, max: 1.1, p: 0.5 });
         let map = Homography::composed(affine, warp, FROM, FROM);
         agrees("fastai", &fastai, map, [0.0, 1.0]);
         let map = Homography::composed(affine, warp, FROM, [10.0, 7.0]);
