@@ -272,6 +272,32 @@ fn overflows_are_left_out_on_the_device_and_schedules_stay() {
 }
 
 #[test]
+fn a_schedule_steps_once_for_each_window_while_overflows_are_on_their_way() {
+    let (device, _alone) = gpu();
+    let scaler = GradScalerOptions { init_scale: 8.0, ..GradScalerOptions::default() };
+    let builder = builder(device).mixed_precision(Precision::Fp16).grad_scaler(scaler);
+    let accelerator = builder.gradient_accumulation_steps(2).build().unwrap();
+    let model = Model::new(|p| Linear::new(p, 6, 3)).unwrap();
+    let optimizer = Sgd::new(0.1).build(&model).unwrap();
+    let scheduler = Scheduler::new(&optimizer, Schedule::linear(0.1, 0.0, 100).unwrap());
+    let loader = DataLoader::new(TensorDataset::new(data(32)).unwrap()).batch_size(4);
+    let (model, mut optimizer, mut scheduler, loader) =
+        accelerator.prepare((model, optimizer, scheduler, loader)).unwrap();
+    for batch in &loader {
+        let batch = batch.unwrap();
+        let (inputs, labels) = &*batch;
+        let step = accelerator.accumulate(&model, &batch, || {
+            accelerator.backward(&model.forward(inputs)?.cross_entropy_for_logits(labels))?;
+            optimizer.step()?;
+            scheduler.step()?;
+            optimizer.zero_grad()
+        });
+        step.unwrap();
+    }
+    assert_eq!((optimizer.steps(), scheduler.position()), (4, 4));
+}
+
+#[test]
 fn other_shapes_and_momenta_are_recorded_and_what_waits_runs_as_it_is() {
     let (device, _alone) = gpu();
     let accelerator = builder(device).build().unwrap();
