@@ -458,6 +458,31 @@ fn memory_that_does_not_suffice_halves_the_batch() {
     assert!(memory.peak <= 8 << 20 && memory.allocated <= memory.reserved);
 }
 
+#[test]
+fn a_model_without_room_on_its_gpu_names_the_parameter() {
+    let (device, _alone) = gpu();
+    if !fake::is_installed() {
+        return;
+    }
+    let accelerator = builder(device).build().unwrap();
+    fake::set_capacity(1, 8 << 20).unwrap();
+    let model = Model::new(|p| {
+        (Linear::new(p / "small", 8, 16), Linear::new(p / "decoder" / "large", 1024, 4096))
+    });
+    let error = accelerator.prepare(model.unwrap()).map(drop).unwrap_err();
+    assert!(matches!(error, Error::OutOfMemory(_)), "{error}");
+    let text = error.to_string();
+    let start = "rank 0 ran out of memory on cuda:1 in the move of the model to the GPU: ";
+    assert!(text.starts_with(start), "{text}");
+    let parameter = "decoder.large.weight (Float [4096, 1024], 16777216 bytes)";
+    assert!(text.contains(parameter) && !text.contains("small"), "{text}");
+    assert!(text.contains("GiB are free; tensors of this process have"), "{text}");
+    assert!(text.ends_with("prepare it in 16 bits, or use a GPU with more memory"), "{text}");
+    // What fits is moved.
+    let model = Model::new(|p| Linear::new(p / "small", 8, 16)).unwrap();
+    assert_eq!(accelerator.prepare(model).unwrap().inner().device(), device);
+}
+
 /// One convolution with normalisation, whose statistics are those of all ranks.
 struct Normed(Conv2d, BatchNorm2d);
 
