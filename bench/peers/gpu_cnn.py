@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from cnn import BATCH, cnn
-from gpu_common import compiled, device, serve, size
+from gpu_common import compiled, device, serve_training, size
 
 COMPILE = "--compile" in sys.argv
 
@@ -33,14 +33,8 @@ batches = [
 loss_of = compiled(loss_of, COMPILE)
 
 
-def step(number):
-    images, labels = batches[number % len(batches)]
-    if COMPILE:
-        torch.compiler.cudagraph_mark_step_begin()
-    loss = loss_of(images, labels)
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    optimizer.step()
+def loss_at(number):
+    return loss_of(*batches[number % len(batches)])
 
 
-serve(step, size(1000, 8))
+serve_training(loss_at, optimizer, size(1000, 8), COMPILE)

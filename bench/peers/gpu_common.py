@@ -58,3 +58,17 @@ def serve(step, steps):
         seconds = (time.perf_counter() - start) / steps
         peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
         print(f"[{seconds}, {peak}]", flush=True)
+
+
+def serve_training(loss_of, optimizer, steps, compiled=False):
+    """Serves steps of `optimizer` on the loss that `loss_of` computes from a step's number."""
+
+    def step(number):
+        if compiled:
+            torch.compiler.cudagraph_mark_step_begin()
+        loss = loss_of(number)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+
+    serve(step, steps)

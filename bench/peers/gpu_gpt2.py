@@ -6,7 +6,7 @@ transformers' model where it is installed, else one of the same structure with `
 import torch
 from torch import nn
 
-from gpu_common import device, serve, size
+from gpu_common import device, serve_training, size
 
 VOCABULARY, POSITIONS, WIDTH, LAYERS, HEADS = size((50_257, 1024, 768, 12, 12), (500, 64, 64, 2, 2))
 ROWS, TOKENS = size((8, 1024), (2, 32))
@@ -84,12 +84,9 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fu
 batches = [torch.randint(VOCABULARY, (ROWS, TOKENS), device=place) for _ in range(4)]
 
 
-def step(number):
+def loss_at(number):
     with torch.autocast(place.type, torch.bfloat16):
-        loss = loss_of(batches[number % len(batches)])
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    optimizer.step()
+        return loss_of(batches[number % len(batches)])
 
 
-serve(step, size(12, 2))
+serve_training(loss_at, optimizer, size(12, 2))

@@ -9,7 +9,7 @@ import sys
 import torch
 from torch import nn
 
-from gpu_common import compiled, device, pinned, serve, size
+from gpu_common import compiled, device, pinned, serve_training, size
 
 COMPILE = "--compile" in sys.argv
 BATCH, SIDE = size((256, 224), (2, 32))
@@ -99,14 +99,9 @@ held = [
 loss_of = compiled(loss_of, COMPILE)
 
 
-def step(number):
-    images, labels = (part.to(place, non_blocking=True) for part in held[number % len(held)])
-    if COMPILE:
-        torch.compiler.cudagraph_mark_step_begin()
-    loss = loss_of(images, labels)
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    optimizer.step()
+def loss_at(number):
+    parts = (part.to(place, non_blocking=True) for part in held[number % len(held)])
+    return loss_of(*parts)
 
 
-serve(step, size(15, 1))
+serve_training(loss_at, optimizer, size(15, 1), COMPILE)

@@ -66,7 +66,7 @@ fn command(checkout: &Checkout, libtorch: &Libtorch, arguments: &[&str]) -> Resu
     Ok(cargo)
 }
 
-const FEATURES: &str = "brigade/cuda,brigade-torch/cuda,brigade-train/cuda";
+const FEATURES: &str = "brigade/cuda,brigade-gpukit/cuda,brigade-torch/cuda,brigade-train/cuda";
 
 /// What is run besides the tests.
 const STEPS: &[(&str, &[&str])] = &[

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -85,6 +86,18 @@ impl Sources {
         (!value.is_empty()).then(|| value.to_owned())
     }
 
+    /// What a program of the host prints, where it is there and ends well, and soon.
+    pub(crate) fn output(&self, program: &str, arguments: &[&str]) -> Option<String> {
+        let program = self.path(program);
+        if !program.exists() {
+            return None;
+        }
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(Stdio::null());
+        let output = within(PROGRAM_LIMIT, move || command.output())?.ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
     /// Names in a folder, sorted; none where there is no such folder.
     pub(crate) fn names(&self, path: impl AsRef<Path>) -> Vec<String> {
         let Ok(entries) = std::fs::read_dir(self.path(path)) else { return Vec::new() };
@@ -110,6 +123,9 @@ pub(crate) fn within<T: Send + 'static>(
         .ok()?;
     receiver.recv_timeout(limit).ok()
 }
+
+/// A driver that was not loaded needs seconds; one whose device hangs does not answer.
+const PROGRAM_LIMIT: Duration = Duration::from_secs(10);
 
 /// Files in `/proc` have no length to look at first.
 const MAX_TEXT_LEN: u64 = 4 << 20;

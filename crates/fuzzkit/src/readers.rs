@@ -16,8 +16,9 @@ use brigade_remote::HostSpec;
 use brigade_rendezvous::{Decoder, FromAgent, ToAgent};
 use brigade_testkit::archive;
 use brigade_track::reader::Line;
+use brigade_world::devices::fault_in;
 use brigade_world::scheduler::{expand_hosts, expand_tasks};
-use brigade_world::{ErrorRecord, MAX_REPORT_LEN, ProgressReport};
+use brigade_world::{ErrorRecord, KernelLog, MAX_REPORT_LEN, ProgressReport};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::Target;
@@ -299,6 +300,24 @@ pub(crate) const TARGETS: &[Target] = &[
         bytes_per_byte: TREE,
         free_bytes: FREE + (128 << 20),
         read: node_list,
+    },
+    Target {
+        name: "kernel_log",
+        reads: "the kernel's log, and the faults of GPUs in it",
+        words: &[
+            "6,1,500000,-;",
+            "NVRM: Xid (PCI:0000:3b:00): 79, ",
+            "NVRM: GPU 0000:91:00.0: ",
+            "nvidia-nvswitch1: SXid (PCI:0000:06:00.0): 20034, ",
+            "amdgpu 0000:c1:00.0: amdgpu: ",
+            "Fatal, ",
+            "154, ",
+            "): ",
+            "\n",
+        ],
+        bytes_per_byte: TREE,
+        free_bytes: FREE,
+        read: kernel_log,
     },
     Target {
         name: "rendezvous",
@@ -788,6 +807,24 @@ fn node_list(input: &[u8]) {
         assert!(hosts.iter().all(|host| !host.is_empty()));
     }
     let _ = expand_tasks(text);
+}
+
+fn kernel_log(input: &[u8]) {
+    let file = file(input);
+    let mut log = KernelLog::open(&path_of(&file)).expect("the file can be read");
+    log.read(|message| fault(message.text)).expect("the file can be read");
+    // Most changes to a line's beginning leave none of the kernel's.
+    String::from_utf8_lossy(input).lines().for_each(fault);
+}
+
+fn fault(text: &str) {
+    let Some(fault) = fault_in(text) else { return };
+    assert!(!fault.means.is_empty() && !fault.remedy.is_empty(), "{fault:?}");
+    // It is shown on terminals, and compared with the devices of ranks.
+    if let Some(pci) = &fault.pci {
+        assert!(pci.chars().all(|it| it.is_ascii_hexdigit() || it == ':'), "{fault:?}");
+        assert!(fault.is_of(pci) && fault.is_of(&format!("{pci}.0")), "{fault:?}");
+    }
 }
 
 fn rendezvous(input: &[u8]) {

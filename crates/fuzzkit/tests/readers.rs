@@ -197,6 +197,7 @@ readers!(
     accelerate_json,
     settings,
     node_list,
+    kernel_log,
     rendezvous,
     agent,
     error_file,

@@ -1,6 +1,7 @@
 //! Operations of brigade-torch on GPUs made of host memory: on their device, close to the CPU's numbers, and without
 //! a wait for the device.
 
+#![cfg(not(feature = "cuda"))] // libtorch's own kernels have their places
 #![allow(clippy::unwrap_used)] // also in what the tests share
 
 use brigade_gpukit::fake;

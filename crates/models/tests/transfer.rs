@@ -4,12 +4,13 @@
 
 mod fill;
 
+use brigade_gpukit::{numeric_device, on_device, tolerance};
 use brigade_models::{
     Architecture, ConvNeXt, ConvNeXtOptions, Head, HeadOptions, ImageClassifier, Pretrained,
     ResNet, ResNetOptions, TransferModel, UNet, UNetOptions, VisionTransformer,
     VisionTransformerOptions, resnet18, resnet34, xresnet18,
 };
-use brigade_nn::{IntoModel, Kind, Layer, Model, ParamPath, Tensor};
+use brigade_nn::{IntoModel, Kind, Layer, Model, ModelBuilder, ParamPath, Tensor};
 use fill::{fill, filled};
 use serde_json::{Value, json};
 
@@ -43,21 +44,30 @@ fn options(args: &Value) -> HeadOptions {
     options
 }
 
+fn builder() -> ModelBuilder {
+    Model::builder().device(numeric_device())
+}
+
 fn state_of<M>(model: &Model<M>) -> Value {
     let state = model.state_dict();
     json!(state.iter().map(|(name, tensor)| (name.to_owned(), tensor.size())).collect::<Vec<_>>())
 }
 
+/// How far results may be on the device: on a real GPU the roundings of some twenty layers add up.
+fn limit(on_the_cpu: f64) -> f64 {
+    on_the_cpu.max(20.0 * tolerance(Kind::Float))
+}
+
 /// Compares an output with the golden file's, relative to its largest value.
-fn agrees(what: &str, found: &Tensor, expected: &Value, limit: f64) {
+fn agrees(what: &str, found: &Tensor, expected: &Value, on_the_cpu: f64) {
     let rows: Vec<Vec<f64>> = serde_json::from_value(expected.clone()).unwrap();
     let shape = [rows.len() as i64, rows[0].len() as i64];
     assert_eq!(found.size(), shape, "{what}");
-    let expected = Tensor::from_slice(&rows.concat()).view(shape);
+    let expected = on_device(&Tensor::from_slice(&rows.concat())).view(shape);
     let largest = expected.abs().max().double_value(&[]);
     let error = (found.to_kind(Kind::Double) - expected).abs().max().double_value(&[]) / largest;
     eprintln!("{what}: {error:.1e}");
-    assert!(error < limit, "{what}: {error} away");
+    assert!(error < limit(on_the_cpu), "{what}: {error} away");
 }
 
 fn evaluated<M: Layer>(model: &mut Model<M>, input: &Tensor) -> Tensor {
@@ -73,7 +83,7 @@ fn heads_are_fastais() {
     for head in heads {
         let args = &head["args"];
         let (features, options) = (args["nf"].as_i64().unwrap(), options(args));
-        let mut model = Model::new(|path| Head::new(path, features, &options)).unwrap();
+        let mut model = builder().build(|path| Head::new(path, features, &options)).unwrap();
         assert_eq!(state_of(&model), head["state_dict"], "{args}");
         filled(&model);
         let shape: Vec<i64> = serde_json::from_value(head["input_shape"].clone()).unwrap();
@@ -110,7 +120,7 @@ fn a_heads_dropouts_have_fastais_probabilities() {
             let text = leaf[2].as_str().unwrap();
             let text = text.strip_prefix("p=").unwrap().split(',').next().unwrap();
             let probability: f64 = text.parse().unwrap();
-            let mut model = Model::new(|path| Head::new(path, features, &options)).unwrap();
+            let mut model = builder().build(|path| Head::new(path, features, &options)).unwrap();
             let (sender, receiver) = std::sync::mpsc::channel();
             // What a dropout makes of a batch without zeros: the others are divided by 1 - p.
             let _hook = model
@@ -133,7 +143,7 @@ fn a_heads_dropouts_have_fastais_probabilities() {
 #[test]
 fn a_heads_first_values_are_fastais() {
     let options = HeadOptions { bn_final: true, first_bn: false, ..HeadOptions::new(64) };
-    let model = Model::new(|path| Head::new(path, 256, &options)).unwrap();
+    let model = builder().build(|path| Head::new(path, 256, &options)).unwrap();
     let state = model.state_dict();
     let all = |name: &str, value: f64| {
         let tensor = state.get(name).unwrap();
@@ -155,7 +165,7 @@ fn a_heads_first_values_are_fastais() {
 #[test]
 fn several_probabilities_are_one_for_each_linear_layer() {
     let options = HeadOptions { dropout: vec![0.1, 0.2, 0.3], ..HeadOptions::new(2) };
-    let error = Model::new(|path| Head::new(path, 8, &options)).unwrap_err().to_string();
+    let error = builder().build(|path| Head::new(path, 8, &options)).unwrap_err().to_string();
     assert!(error.contains("3 probabilities of dropout for 2 linear layers"), "{error}");
 }
 
@@ -170,7 +180,7 @@ fn vision_learners_models_are_fastais() {
         let architecture = name.parse::<Architecture>().unwrap().in_channels(channels);
         let options = options(args);
         let mut model =
-            Model::new(|path| TransferModel::new(path, &architecture, &options)).unwrap();
+            builder().build(|path| TransferModel::new(path, &architecture, &options)).unwrap();
 
         assert_eq!(state_of(&model), learner["state_dict"], "{name} {args}");
         assert_eq!(model.num_parameters() as u64, learner["parameters"].as_u64().unwrap());
@@ -220,7 +230,7 @@ fn vision_learners_models_are_fastais() {
         let body = &learner["body_output"];
         assert_eq!(json!(shape), body[0]);
         let expected = body[1][0].as_f64().unwrap();
-        assert!((sum / expected - 1.0).abs() < 5e-6, "{name} {args}: {sum}, not {expected}");
+        assert!((sum / expected - 1.0).abs() < limit(5e-6), "{name} {args}: {sum}, not {expected}");
         agrees(&format!("{name} {args}"), &logits, &learner["eval_logits"], 1e-5);
     }
 }
@@ -244,7 +254,7 @@ fn the_unets_groups_are_the_early_encoder_the_late_one_and_the_decoder() {
         [UNetOptions::new(5), UNetOptions { last_cross: false, blur: true, ..UNetOptions::new(5) }]
     {
         let build = |path: &ParamPath<'_>| UNet::new(path, ResNetOptions::basic([2; 4]), options);
-        let model = Model::new(build).unwrap();
+        let model = builder().build(build).unwrap();
         let groups = model.param_groups().unwrap();
         let found = summary(&model, &groups);
         // The encoder's are those of the transfer model.
@@ -267,10 +277,11 @@ fn takes_the_weights<M: Layer>(
     whole: impl IntoModel<Module = M>,
     unused: &[&str],
 ) {
-    let whole = whole.into_model().unwrap();
+    let mut whole = whole.into_model().unwrap();
+    whole.to_device(numeric_device()).unwrap();
     filled(&whole);
     let head = HeadOptions { dropout: vec![0.0], ..HeadOptions::new(3) };
-    let mut model = Model::new(|path| TransferModel::new(path, architecture, &head)).unwrap();
+    let mut model = builder().build(|path| TransferModel::new(path, architecture, &head)).unwrap();
     let drawn = model.state_dict().get("1.3.weight").map(Tensor::copy);
     let report = Pretrained::new().load_state_dict(&mut model, whole.state_dict()).unwrap();
     assert_eq!(report.unused, unused, "{architecture:?}");
@@ -327,11 +338,12 @@ fn files_of_whole_architectures_load() {
 
 #[test]
 fn another_number_of_channels_takes_the_rule_of_the_library() {
-    let whole = Model::new(resnet18(10)).unwrap();
+    let whole = builder().build(resnet18(10)).unwrap();
     let theirs = whole.state_dict().get("conv1.weight").unwrap().copy();
     let first = |architecture: Architecture, name: &str| {
         let head = HeadOptions::new(3);
-        let mut model = Model::new(|path| TransferModel::new(path, &architecture, &head)).unwrap();
+        let mut model =
+            builder().build(|path| TransferModel::new(path, &architecture, &head)).unwrap();
         let report = Pretrained::new().load_state_dict(&mut model, whole.state_dict()).unwrap();
         assert_eq!(report.adapted, [name]);
         model.state_dict().get(name).unwrap().copy()
@@ -358,13 +370,13 @@ fn positions_are_resized_in_a_transfer_model_as_in_the_whole_one() {
         let options = VisionTransformerOptions::new(48, 3);
         VisionTransformerOptions { image_size, depth: 1, ..options }
     };
-    let whole = |size| Model::new(move |path| VisionTransformer::new(path, 10, options(size)));
+    let whole = |size| builder().build(move |path| VisionTransformer::new(path, 10, options(size)));
     let small = whole(64).unwrap();
     let mut large = whole(96).unwrap();
     let _ = Pretrained::new().load_state_dict(&mut large, small.state_dict()).unwrap();
     let architecture = Architecture::VisionTransformer(options(96));
     let head = HeadOptions::new(3);
-    let mut model = Model::new(|path| TransferModel::new(path, &architecture, &head)).unwrap();
+    let mut model = builder().build(|path| TransferModel::new(path, &architecture, &head)).unwrap();
     let report = Pretrained::new().load_state_dict(&mut model, small.state_dict()).unwrap();
     assert_eq!(report.adapted, ["0.model.pos_embed"]);
     let (found, expected) = (model.state_dict(), large.state_dict());
@@ -375,7 +387,9 @@ fn positions_are_resized_in_a_transfer_model_as_in_the_whole_one() {
 fn a_transfer_models_own_file_loads_with_another_number_of_classes() {
     let build = |classes| {
         let head = HeadOptions::new(classes);
-        Model::new(move |path| TransferModel::new(path, &Architecture::resnet18(), &head)).unwrap()
+        builder()
+            .build(move |path| TransferModel::new(path, &Architecture::resnet18(), &head))
+            .unwrap()
     };
     let (trained, mut model) = (build(5), build(7));
     let report = Pretrained::new().load_state_dict(&mut model, trained.state_dict()).unwrap();
@@ -385,18 +399,18 @@ fn a_transfer_models_own_file_loads_with_another_number_of_classes() {
 
 #[test]
 fn an_encoder_takes_a_classifiers_file_and_nothing_else() {
-    let whole = Model::new(resnet18(10)).unwrap();
+    let whole = builder().build(resnet18(10)).unwrap();
     let build = |path: &ParamPath<'_>| {
         UNet::new(path, ResNetOptions::basic([2, 2, 2, 2]), UNetOptions::new(5))
     };
-    let mut model = Model::new(build).unwrap();
+    let mut model = builder().build(build).unwrap();
     let decoder = model.state_dict().get("layers.4.conv1.0.weight").unwrap().copy();
     let report = Pretrained::new().load_state_dict(&mut model, whole.state_dict()).unwrap();
     assert_eq!(report.loaded, 120);
     let state = model.state_dict();
     assert_eq!(state.get("layers.0.4.1.bn2.bias"), whole.state_dict().get("layer1.1.bn2.bias"));
     assert_eq!(state.get("layers.4.conv1.0.weight"), Some(&decoder));
-    let larger = Model::new(resnet34(10)).unwrap().state_dict();
+    let larger = builder().build(resnet34(10)).unwrap().state_dict();
     let error = Pretrained::new().load_state_dict(&mut model, larger).unwrap_err().to_string();
     assert!(error.contains("layers.0.4.2.conv1.weight"), "{error}");
 }

@@ -491,8 +491,12 @@ impl<M> Model<M> {
             Ok(())
         };
         for entry in self.distinct() {
-            tch::no_grad(|| exchange(entry))
-                .map_err(Error::torch(format!("move {} {to}", entry.name)))?;
+            tch::no_grad(|| exchange(entry)).map_err(|error| {
+                let Entry { name, tensor, .. } = entry;
+                let bytes = tensor.numel() * tensor.kind().elt_size_in_bytes();
+                let what = format!("{:?} {:?}, {bytes} bytes", tensor.kind(), tensor.size());
+                Error::torch(format!("move {name} ({what}) {to}"))(error)
+            })?;
         }
         Ok(())
     }

@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use brigade_checkpoint::Error as FileError;
+use brigade_gpukit::numeric_device;
 use brigade_nn::{
     BatchNorm2d, Conv2d, Conv2dOptions, Device, Embedding, Error, Flatten, Kind, Linear, Model,
     Sequential, StateDict, Tensor, weights,
@@ -45,7 +46,7 @@ fn one_dictionary_of_a_checkpoint_can_be_picked() {
         ),
         "{error}"
     );
-    let mut model = Model::new(small).unwrap();
+    let mut model = Model::builder().device(numeric_device()).build(small).unwrap();
     let state = weights::load_entry(&path, "model").unwrap();
     assert_eq!(model.load_state_dict(&state).unwrap().loaded, 10);
 
@@ -137,16 +138,16 @@ fn saved_weights_load_with_their_kinds_and_values() {
 fn a_model_goes_through_a_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
-    let images = Tensor::randn([2, 1, 8, 8], (Kind::Float, Device::Cpu));
+    let images = Tensor::randn([2, 1, 8, 8], (Kind::Float, numeric_device()));
     let net = |p: &brigade_nn::ParamPath<'_>| {
         let convolution = Conv2d::new(p / 0, 1, 4, [3, 3], Conv2dOptions::default());
         let head = Linear::new(p / 3, 4 * 36, 2);
         Sequential::new().add(convolution).add(BatchNorm2d::new(p / 1, 4)).add(Flatten).add(head)
     };
-    let mut written = Model::new(net).unwrap();
+    let mut written = Model::builder().device(numeric_device()).build(net).unwrap();
     let _ = written.forward(&images).unwrap();
     written.save_weights(&path).unwrap();
-    let mut read = Model::new(net).unwrap();
+    let mut read = Model::builder().device(numeric_device()).build(net).unwrap();
     assert_eq!(read.load_weights(&path).unwrap().loaded, 9);
     written.eval();
     read.eval();

@@ -77,10 +77,9 @@ class OwnAllReduce : public c10d::ProcessGroupGloo::AsyncWork {
 
   void run() override {
     at::NoGradGuard no_grad;
-    auto& tensor = tensors_[0];
-    // As it lies in memory, whatever the order of its dimensions.
-    const bool dense = tensor.is_non_overlapping_and_dense();
-    auto flat = dense ? tensor : tensor.contiguous();
+    // One tensor as it lies in memory, whatever the order of its dimensions; several as one.
+    const bool in_place = tensors_.size() == 1 && tensors_[0].is_non_overlapping_and_dense();
+    auto flat = in_place ? tensors_[0] : joined();
     try {
       reduce(
           static_cast<char*>(flat.data_ptr()),
@@ -91,8 +90,12 @@ class OwnAllReduce : public c10d::ProcessGroupGloo::AsyncWork {
       close_connections(contexts_, rank_, size_, error.what());
       throw;
     }
-    if (!dense) {
-      tensor.copy_(flat);
+    if (!in_place) {
+      int64_t start = 0;
+      for (auto& tensor : tensors_) {
+        tensor.copy_(flat.narrow(0, start, tensor.numel()).view_as(tensor));
+        start += tensor.numel();
+      }
     }
   }
 
@@ -112,6 +115,14 @@ class OwnAllReduce : public c10d::ProcessGroupGloo::AsyncWork {
   const int size_;
 
  private:
+  at::Tensor joined() const {
+    std::vector<at::Tensor> flat;
+    for (const auto& tensor : tensors_) {
+      flat.push_back(tensor.reshape({-1}));
+    }
+    return at::cat(flat);
+  }
+
   std::vector<at::Tensor> tensors_;
   const c10d::ReduceOp op_;
   const milliseconds limit_;
@@ -313,28 +324,26 @@ class AbortableGloo : public c10d::ProcessGroupGloo {
     abort();
   }
 
-  // All ranks agree on type and operation, and so on the way.
   c10::intrusive_ptr<c10d::Work> allreduce(
       std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override {
-    const auto& op = options.reduceOp;
-    const auto limit =
-        options.timeout == c10d::kUnsetTimeout ? options_->timeout : options.timeout;
-    // Number and place in the queue go together.
     std::lock_guard<std::mutex> lock(starting_);
-    c10::intrusive_ptr<AsyncWork> work;
-    const bool ours = tensors.size() == 1 && tensors[0].layout() == at::kStrided &&
-        tensors[0].device().is_cpu() && can_combine(tensors[0].scalar_type(), op.op_);
-    if (ours && shared_) {
-      work = c10::make_intrusive<SharedAllReduce>(
-          contexts_, shared_, tensors, op, ++seq_, limit);
-    } else if (ours && ordered_ && depends_on_order(tensors[0].scalar_type(), op.op_)) {
-      work = c10::make_intrusive<OrderedAllReduce>(
-          *this, contexts_, getRank(), getSize(), ordered_count_++, tensors, op, ++seq_, limit);
-    } else {
-      return ProcessGroupGloo::allreduce(tensors, options);
+    if (tensors.size() == 1) {
+      if (auto work = own_all_reduce(tensors, options)) {
+        return work;
+      }
     }
-    enqueue(work);
-    return work;
+    return ProcessGroupGloo::allreduce(tensors, options);
+  }
+
+  // Tensors of one type, in one message.
+  c10::intrusive_ptr<c10d::Work> allreduce_coalesced(
+      std::vector<at::Tensor>& tensors,
+      const c10d::AllreduceCoalescedOptions& options) override {
+    std::lock_guard<std::mutex> lock(starting_);
+    if (auto work = own_all_reduce(tensors, options)) {
+      return work;
+    }
+    return ProcessGroupGloo::allreduce_coalesced(tensors, options);
   }
 
   // All ranks are Brigade's, so that all-reduces can be other than Gloo's. Of two operands the order does not
@@ -359,6 +368,34 @@ class AbortableGloo : public c10d::ProcessGroupGloo {
   }
 
  private:
+  // None where it is Gloo's to do. All ranks agree on type and operation, and so on the way. Under the lock: number and
+  // place in the queue go together.
+  c10::intrusive_ptr<AsyncWork> own_all_reduce(
+      std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) {
+    const auto& op = options.reduceOp;
+    const auto limit =
+        options.timeout == c10d::kUnsetTimeout ? options_->timeout : options.timeout;
+    const auto ours = [&](const at::Tensor& tensor) {
+      return tensor.layout() == at::kStrided && tensor.device().is_cpu() &&
+          tensor.scalar_type() == tensors[0].scalar_type() && can_combine(tensor.scalar_type(), op.op_);
+    };
+    if (tensors.empty() || !std::all_of(tensors.begin(), tensors.end(), ours)) {
+      return {};
+    }
+    c10::intrusive_ptr<AsyncWork> work;
+    if (shared_) {
+      work = c10::make_intrusive<SharedAllReduce>(
+          contexts_, shared_, tensors, op, ++seq_, limit);
+    } else if (ordered_ && depends_on_order(tensors[0].scalar_type(), op.op_)) {
+      work = c10::make_intrusive<OrderedAllReduce>(
+          *this, contexts_, getRank(), getSize(), ordered_count_++, tensors, op, ++seq_, limit);
+    } else {
+      return {};
+    }
+    enqueue(work);
+    return work;
+  }
+
   std::vector<c10::intrusive_ptr<AsyncWork>> in_flight() {
     std::lock_guard<std::mutex> lock(workMutex_);
     std::vector<c10::intrusive_ptr<AsyncWork>> works(workQueue_.begin(), workQueue_.end());

@@ -38,6 +38,79 @@ c10d::ReduceOp reduce_op(Reduction op) {
   return c10d::ReduceOp(static_cast<c10d::ReduceOp::RedOpType>(op));
 }
 
+using Answer = c10::intrusive_ptr<c10d::Work>;
+
+// Operations of one call.
+class SeveralWorks final : public c10d::Work {
+ public:
+  explicit SeveralWorks(std::vector<Answer> works) : works_(std::move(works)) {}
+
+  bool isCompleted() override {
+    return std::all_of(works_.begin(), works_.end(), [](auto& it) { return it->isCompleted(); });
+  }
+  bool isSuccess() const override {
+    return std::all_of(works_.begin(), works_.end(), [](auto& it) { return it->isSuccess(); });
+  }
+  std::exception_ptr exception() const override {
+    for (const auto& work : works_) {
+      if (auto error = work->exception()) {
+        return error;
+      }
+    }
+    return nullptr;
+  }
+  // The limit is that of all together.
+  bool wait(milliseconds limit) override {
+    const auto end = std::chrono::steady_clock::now() + limit;
+    bool good = true;
+    for (const auto& work : works_) {
+      const auto left =
+          std::chrono::ceil<milliseconds>(end - std::chrono::steady_clock::now());
+      good = work->wait(limit.count() > 0 ? std::max(left, milliseconds(1)) : limit) && good;
+    }
+    return good;
+  }
+  void abort() override {
+    for (const auto& work : works_) {
+      work->abort();
+    }
+  }
+
+ private:
+  const std::vector<Answer> works_;
+};
+
+// Starts `count` operations on tensors of one device: as one where NCCL does it, which launches one kernel for all;
+// several in flight elsewhere.
+template <typename Start>
+std::unique_ptr<Work> start_together(
+    const Group& group, const std::vector<at::Tensor>& tensors, size_t count, Start start) {
+  const auto on = tensors.empty() ? at::Tensor() : tensors[0];
+  if (!on.defined() || !group.has_nccl || on.is_cpu()) {
+    std::vector<Answer> works;
+    for (size_t i = 0; i < count; ++i) {
+      works.push_back(start(i));
+    }
+    return handle(group, on, c10::make_intrusive<SeveralWorks>(std::move(works)));
+  }
+  const auto device = on.device().type();
+  group.live()->startCoalescing(device);
+  try {
+    for (size_t i = 0; i < count; ++i) {
+      start(i);
+    }
+  } catch (...) {
+    // Left open, it would hold back all that this thread gives to NCCL later.
+    try {
+      group.live()->endCoalescing(device);
+    } catch (const std::exception&) {
+      // The first error says why.
+    }
+    throw;
+  }
+  return handle(group, on, group.live()->endCoalescing(device));
+}
+
 } // namespace
 
 Group::~Group() {
@@ -113,6 +186,35 @@ std::unique_ptr<Work> all_reduce(
   return handle(group, tensor, group.live()->allreduce(list, opts));
 }
 
+std::unique_ptr<Work> all_reduce_coalesced(
+    const Group& group, rust::Slice<const TensorRef> tensors, Reduction op, int64_t timeout_ms) {
+  c10d::AllreduceCoalescedOptions opts;
+  opts.reduceOp = reduce_op(op);
+  opts.timeout = milliseconds(timeout_ms);
+  auto all = copy_handles(tensors);
+  if (group.has_nccl && !all.empty() && !all[0].is_cpu()) {
+    return start_together(group, all, all.size(), [&](size_t i) {
+      std::vector<at::Tensor> list{all[i]};
+      return group.live()->allreduce(list, opts);
+    });
+  }
+  // Other backends send one message for each type.
+  std::vector<std::vector<at::Tensor>> lists;
+  for (auto& tensor : all) {
+    const auto list = std::find_if(lists.begin(), lists.end(), [&](const auto& it) {
+      return it[0].scalar_type() == tensor.scalar_type();
+    });
+    if (list == lists.end()) {
+      lists.push_back({tensor});
+    } else {
+      list->push_back(tensor);
+    }
+  }
+  return start_together(group, all, lists.size(), [&](size_t i) {
+    return group.live()->allreduce_coalesced(lists[i], opts);
+  });
+}
+
 std::unique_ptr<Work> broadcast(
     const Group& group, const Tensor& tensor, int64_t root, int64_t timeout_ms) {
   c10d::BroadcastOptions opts;
@@ -151,6 +253,20 @@ std::unique_ptr<Work> all_gather_flat(
   at::Tensor out = output;
   at::Tensor in = input;
   return handle(group, input, group.live()->_allgather_base(out, in, opts));
+}
+
+std::unique_ptr<Work> all_gather_flat_coalesced(
+    const Group& group,
+    rust::Slice<const TensorRef> outputs,
+    rust::Slice<const TensorRef> inputs,
+    int64_t timeout_ms) {
+  c10d::AllgatherOptions opts;
+  opts.timeout = milliseconds(timeout_ms);
+  auto out = copy_handles(outputs);
+  auto in = copy_handles(inputs);
+  return start_together(group, in, in.size(), [&](size_t i) {
+    return group.live()->_allgather_base(out[i], in[i], opts);
+  });
 }
 
 std::unique_ptr<Work> gather(
@@ -213,6 +329,22 @@ std::unique_ptr<Work> reduce_scatter_flat(
   at::Tensor out = output;
   at::Tensor in = input;
   return handle(group, input, group.live()->_reduce_scatter_base(out, in, opts));
+}
+
+std::unique_ptr<Work> reduce_scatter_flat_coalesced(
+    const Group& group,
+    rust::Slice<const TensorRef> outputs,
+    rust::Slice<const TensorRef> inputs,
+    Reduction op,
+    int64_t timeout_ms) {
+  c10d::ReduceScatterOptions opts;
+  opts.reduceOp = reduce_op(op);
+  opts.timeout = milliseconds(timeout_ms);
+  auto out = copy_handles(outputs);
+  auto in = copy_handles(inputs);
+  return start_together(group, in, in.size(), [&](size_t i) {
+    return group.live()->_reduce_scatter_base(out[i], in[i], opts);
+  });
 }
 
 std::unique_ptr<Work> all_to_all(

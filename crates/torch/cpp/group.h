@@ -86,6 +86,8 @@ bool group_shares_memory(const Group& group);
 
 std::unique_ptr<Work> all_reduce(
     const Group& group, const Tensor& tensor, Reduction op, int64_t timeout_ms);
+std::unique_ptr<Work> all_reduce_coalesced(
+    const Group& group, rust::Slice<const TensorRef> tensors, Reduction op, int64_t timeout_ms);
 std::unique_ptr<Work> broadcast(
     const Group& group, const Tensor& tensor, int64_t root, int64_t timeout_ms);
 std::unique_ptr<Work> reduce(
@@ -97,6 +99,11 @@ std::unique_ptr<Work> all_gather(
     int64_t timeout_ms);
 std::unique_ptr<Work> all_gather_flat(
     const Group& group, const Tensor& output, const Tensor& input, int64_t timeout_ms);
+std::unique_ptr<Work> all_gather_flat_coalesced(
+    const Group& group,
+    rust::Slice<const TensorRef> outputs,
+    rust::Slice<const TensorRef> inputs,
+    int64_t timeout_ms);
 std::unique_ptr<Work> gather(
     const Group& group,
     rust::Slice<const TensorRef> outputs,
@@ -119,6 +126,12 @@ std::unique_ptr<Work> reduce_scatter_flat(
     const Group& group,
     const Tensor& output,
     const Tensor& input,
+    Reduction op,
+    int64_t timeout_ms);
+std::unique_ptr<Work> reduce_scatter_flat_coalesced(
+    const Group& group,
+    rust::Slice<const TensorRef> outputs,
+    rust::Slice<const TensorRef> inputs,
     Reduction op,
     int64_t timeout_ms);
 std::unique_ptr<Work> all_to_all(

@@ -587,6 +587,25 @@ pub(crate) mod ffi {
             op: Reduction,
             timeout_ms: i64,
         ) -> Result<UniquePtr<Work>>;
+        fn all_reduce_coalesced(
+            group: &Group,
+            tensors: &[TensorRef<'_>],
+            op: Reduction,
+            timeout_ms: i64,
+        ) -> Result<UniquePtr<Work>>;
+        fn all_gather_flat_coalesced(
+            group: &Group,
+            outputs: &[TensorRef<'_>],
+            inputs: &[TensorRef<'_>],
+            timeout_ms: i64,
+        ) -> Result<UniquePtr<Work>>;
+        fn reduce_scatter_flat_coalesced(
+            group: &Group,
+            outputs: &[TensorRef<'_>],
+            inputs: &[TensorRef<'_>],
+            op: Reduction,
+            timeout_ms: i64,
+        ) -> Result<UniquePtr<Work>>;
         fn broadcast(
             group: &Group,
             tensor: &Tensor,

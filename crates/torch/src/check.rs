@@ -4,6 +4,7 @@
 //! that does something else is named before anything waits for it. Costs a few round trips per
 //! operation: for looking for a fault, not for training.
 
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::Location;
@@ -248,6 +249,11 @@ pub(crate) fn describe(tensor: &Tensor) -> String {
         Ok(kind) => format!("of {} {:?}", type_name(kind), tensor.size()),
         Err(_) => "of a tensor of unknown kind".to_owned(),
     }
+}
+
+/// As [`describe`], one after another.
+pub(crate) fn describe_all<T: Borrow<Tensor>>(tensors: &[T]) -> String {
+    tensors.iter().map(|tensor| describe(tensor.borrow())).collect::<Vec<_>>().join(", ")
 }
 
 /// As [`describe`], for tensors whose ranks may have unequal numbers of rows.

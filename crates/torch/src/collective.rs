@@ -21,6 +21,7 @@ pub use reduce::ReduceOp;
 
 use crate::bridge::{borrow, ffi};
 use crate::check::describe;
+use crate::device::DeviceExt;
 use crate::error::{CollectiveError, Error, Fault};
 use crate::group::ProcessGroup;
 use crate::work::{PendingWork, Work};
@@ -96,6 +97,21 @@ impl ProcessGroup {
             expected.0, expected.1, found.0, found.1
         );
         Err(self.invalid_argument(operation, text))
+    }
+
+    fn on_one_device(&self, operation: &'static str, tensors: &[Tensor]) -> Result<(), Error> {
+        let Some(first) = tensors.first().map(Tensor::device) else { return Ok(()) };
+        match tensors.iter().map(Tensor::device).find(|device| *device != first) {
+            None => Ok(()),
+            Some(other) => Err(self.invalid_argument(
+                operation,
+                format!(
+                    "tensors on {} and {}; call it for those of each device",
+                    first.label(),
+                    other.label()
+                ),
+            )),
+        }
     }
 
     /// The shape of a tensor whose rows divide evenly among the ranks.

@@ -1,8 +1,9 @@
 //! The border with libtorch: what tch leaves out.
 //!
 //! Stores, process groups, collectives, the gradient reducer of DistributedDataParallel, fused optimizer
-//! kernels, and tensors that share memory with Rust vectors. Everything public is safe. All `unsafe`
-//! code and all C++ of Brigade is in this crate; `src/bridge.rs` lists what crosses.
+//! kernels, and tensors that share memory with Rust vectors. Everything public is safe. All C++ and
+//! all `unsafe` code of Brigade's libraries is in this crate; `src/bridge.rs` lists what crosses. (The command line
+//! calls into a notebook's library in `brigade-entry`; tests have `brigade-gpukit`, C++ below libtorch.)
 
 mod attention;
 mod autocast;

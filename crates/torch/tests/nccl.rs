@@ -82,6 +82,7 @@ fn every_collective(group: &ProcessGroup) {
     let all = group.all_gather(&tensor(group, &[mine])).unwrap();
     assert_eq!(all.iter().flat_map(values).collect::<Vec<_>>(), ranks);
     assert_eq!(values(&group.all_gather_flat(&tensor(group, &[mine])).unwrap()), ranks);
+    coalesced(group, mine, sum);
     let parts: Vec<Tensor> =
         (0..size).map(|to| tensor(group, &[mine * 10.0 + to as f64])).collect();
     let scattered = group.reduce_scatter(&parts, ReduceOp::Sum).unwrap();
@@ -90,6 +91,35 @@ fn every_collective(group: &ProcessGroup) {
     let expected: Vec<f64> = ranks.iter().map(|from| from * 10.0 + rank as f64).collect();
     assert_eq!(exchanged.iter().flat_map(values).collect::<Vec<_>>(), expected);
     group.barrier().unwrap();
+}
+
+/// Several tensors of two types in one operation, and more while it is in flight.
+fn coalesced(group: &ProcessGroup, mine: f64, sum: f64) {
+    let size = group.size();
+    let list =
+        || vec![tensor(group, &[mine]), tensor(group, &[2.0 * mine; 5]).to_kind(Kind::Double)];
+    let mut reduced = list();
+    group.all_reduce_coalesced(&mut reduced, ReduceOp::Mean).unwrap();
+    let mean = sum / size as f64;
+    assert_eq!((values(&reduced[0]), values(&reduced[1])), (vec![mean], vec![2.0 * mean; 5]));
+    let works: Vec<_> =
+        (0..4).map(|_| group.start_all_reduce_coalesced(list(), ReduceOp::Sum).unwrap()).collect();
+    let gathered = group.all_gather_flat_coalesced(&list()).unwrap();
+    assert_eq!(values(&gathered[0]), (1..=size).map(|it| it as f64).collect::<Vec<_>>());
+    assert_eq!(gathered[1].size(), [5 * size as i64]);
+    for work in works.into_iter().rev() {
+        let reduced = work.wait().unwrap();
+        assert_eq!((values(&reduced[0]), values(&reduced[1])), (vec![sum], vec![2.0 * sum; 5]));
+    }
+    let rows = |factor: f64| tensor(group, &vec![factor * mine; 2 * size]);
+    let scattered =
+        group.reduce_scatter_flat_coalesced(&[rows(1.0), rows(3.0)], ReduceOp::Sum).unwrap();
+    assert_eq!(values(&scattered[0]), [sum; 2]);
+    assert_eq!(values(&scattered[1]), [3.0 * sum; 2]);
+    group.all_reduce_coalesced(&mut [], ReduceOp::Sum).unwrap();
+    // With a limit of its own the host waits.
+    group.within(LIMIT).all_reduce_coalesced(&mut reduced, ReduceOp::Max).unwrap();
+    assert_eq!(values(&reduced[0]), [mean]);
 }
 
 fn nccl_one_rank_moves_values() {

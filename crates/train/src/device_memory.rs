@@ -40,11 +40,17 @@ impl fmt::Display for OutOfMemory {
                 gibibytes(reserved.saturating_sub(*allocated))
             )?;
         }
-        f.write_str(
-            "; use a smaller batch (find_executable_batch_size finds one), 16 bits, or gradient checkpointing",
-        )
+        f.write_str(match *during {
+            MOVE_OF_MODEL => "; prepare it in 16 bits, or use a GPU with more memory",
+            _ => {
+                "; use a smaller batch (find_executable_batch_size finds one), 16 bits, or gradient checkpointing"
+            }
+        })
     }
 }
+
+/// What [`OutOfMemory::during`] says where no batch is in memory yet.
+pub(crate) const MOVE_OF_MODEL: &str = "the move of the model to the GPU";
 
 fn gibibytes(bytes: u64) -> String {
     format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30))

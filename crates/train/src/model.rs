@@ -14,6 +14,7 @@ use brigade_torch::{BROADCAST_BYTES, ProcessGroup, Reducer, Tensor, TensorTree, 
 
 use crate::accelerator::{Accelerator, Job, Options};
 use crate::checkpoint::{Checkpointed, Checkpoints, HookError, Stateful, infos, same_shape};
+use crate::device_memory::MOVE_OF_MODEL;
 use crate::error::{Error, Result};
 use crate::gradients::accumulate::GradientAccumulator;
 use crate::gradients::hook::StatefulHook;
@@ -65,7 +66,9 @@ impl<M> Prepare for Model<M> {
 
     fn prepare(mut self, accelerator: &Accelerator) -> Result<PreparedModel<M>> {
         if self.device() != accelerator.device() {
-            self.to_device(accelerator.device())?;
+            let moved = self.to_device(accelerator.device());
+            let job = &accelerator.processes.job;
+            job.explain_memory(MOVE_OF_MODEL, moved.map_err(Error::from))?;
         }
         let channels_last = memory_format::channels_last(&self, &accelerator.numerics);
         if channels_last {

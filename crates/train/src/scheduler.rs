@@ -73,14 +73,18 @@ impl PreparedScheduler {
             self.job.recorder.at_each_replay(StepSchedule(self.clone_handle()));
             return Ok(());
         }
-        if self.with_optimizer && !self.scheduler.watches_metric() && self.accumulator.is_late() {
-            self.accumulator.advance_later(self.scheduler.clone(), self.stride);
-            return Ok(());
-        }
-        let optimizer_stays = self.with_optimizer
-            && (!self.accumulator.sync_gradients() || self.accumulator.skipped());
-        if optimizer_stays && !self.scheduler.watches_metric() {
-            return Ok(());
+        if self.with_optimizer && !self.scheduler.watches_metric() {
+            // What is late is the step of an earlier window: this batch makes none.
+            if !self.accumulator.sync_gradients() {
+                return Ok(());
+            }
+            if self.accumulator.is_late() {
+                self.accumulator.advance_later(self.scheduler.clone(), self.stride);
+                return Ok(());
+            }
+            if self.accumulator.skipped() {
+                return Ok(());
+            }
         }
         Ok(self.scheduler.advance(self.stride)?)
     }

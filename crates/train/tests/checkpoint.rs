@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // also in what the tests share
 
+mod device;
 mod resume;
 
 use std::time::Duration;
@@ -9,6 +10,7 @@ use std::time::Duration;
 use brigade_testkit::{DistTest, dist_test, step};
 use brigade_train::{Accelerator, CommHook, PowerSgd, Precision, ProjectConfiguration};
 
+use device::builder;
 use resume::{Run, Shared};
 
 /// Buffers are rank 0's in a checkpoint: the others' are replaced before they matter.
@@ -18,7 +20,7 @@ fn compared(accelerator: &Accelerator, run: &Run) -> Vec<(String, Vec<u64>)> {
 
 /// Saves after every batch of an uninterrupted run, then goes on from each.
 fn resumed_runs_equal(background: bool, precision: Precision, hook: &CommHook) {
-    let first = Accelerator::new().unwrap();
+    let first = builder().build().unwrap();
     let folder = Shared::new(&first);
     let project = ProjectConfiguration::default().background(background);
     // Each with a scaler of its own, which belongs to the Accelerator.
@@ -158,14 +160,14 @@ fn pretend_another_world(
 }
 
 dist_test!(world = 1, one_rank_resumes_where_seven_stopped, |_world| {
-    let accelerator = Accelerator::new().unwrap();
+    let accelerator = builder().build().unwrap();
     for saved in [8, 15, 27] {
         other_worlds_go_on_at_the_right_sample(&accelerator, saved);
     }
 });
 
 dist_test!(world = 2, two_ranks_go_on_where_seven_stopped, |_world| {
-    let accelerator = Accelerator::new().unwrap();
+    let accelerator = builder().build().unwrap();
     for saved in [8, 15, 27] {
         other_worlds_go_on_at_the_right_sample(&accelerator, saved);
     }

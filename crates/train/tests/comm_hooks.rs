@@ -10,6 +10,7 @@ use brigade_checkpoint::TensorInfo;
 
 use brigade_data::DataLoader;
 use brigade_datasets::Digits;
+use brigade_gpukit::on_device;
 use brigade_models::Cnn;
 use brigade_nn::{Init, Model, Module, ParamPath};
 use brigade_testkit::{World, assert_close, dist_test};
@@ -18,6 +19,10 @@ use brigade_train::{
     PowerSgd, PreparedModel, ReduceOp, ReducerOptions, Result, Stateful, StatefulHook, Tensor,
     Value,
 };
+
+mod device;
+
+use device::builder;
 
 const SHAPES: [(&str, &[i64]); 3] = [("a", &[12, 10]), ("b", &[10]), ("c", &[6, 7, 2])];
 
@@ -47,7 +52,7 @@ fn gradient(index: usize, rank: usize, step: usize) -> Tensor {
     let place = Tensor::arange(shape.iter().product::<i64>(), (Kind::Double, Device::Cpu));
     let phase = 1.0 + index as f64 + 3.0 * rank as f64 + 0.7 * step as f64;
     let values = (&place * 0.37 + phase).sin() + (&place * &place * 0.011 * phase).cos() * 0.25;
-    values.to_kind(Kind::Float).reshape(shape)
+    on_device(&values.to_kind(Kind::Float).reshape(shape))
 }
 
 fn prepared(accelerator: &Accelerator, kind: Kind) -> PreparedModel<Net> {
@@ -95,7 +100,7 @@ fn with_known_factors(accelerator: &Accelerator, steps: usize) -> PreparedModel<
 }
 
 dist_test!(world = 2, dist_hooks_are_pytorchs, |_world: World| -> Result<()> {
-    let one = Accelerator::new()?;
+    let one = builder().build()?;
     let fixture: serde_json::Value =
         serde_json::from_str(include_str!("fixtures/comm_hooks.json")).unwrap();
     let unlimited = |rank| PowerSgd { min_compression_rate: 1.0, ..power(rank) };
@@ -125,6 +130,7 @@ dist_test!(world = 2, dist_hooks_are_pytorchs, |_world: World| -> Result<()> {
                     .iter()
                     .map(|v| v.as_f64().unwrap())
                     .collect();
+                let tolerance = brigade_gpukit::tolerance(Kind::Float).max(tolerance);
                 let furthest =
                     found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
                 assert!(
@@ -139,7 +145,7 @@ dist_test!(world = 2, dist_hooks_are_pytorchs, |_world: World| -> Result<()> {
 
 dist_test!(world = 3, dist_full_rank_is_the_mean, |_world: World| -> Result<()> {
     let hook = PowerSgd { matrix_approximation_rank: 100, min_compression_rate: 0.01, ..power(1) };
-    let accelerator = Accelerator::builder().comm_hook(CommHook::PowerSgd(hook)).build()?;
+    let accelerator = builder().comm_hook(CommHook::PowerSgd(hook)).build()?;
     let mut model = prepared(&accelerator, Kind::Double);
     for step in 0..6 {
         let found = pass(&accelerator, &mut model, step);
@@ -155,7 +161,7 @@ dist_test!(world = 3, dist_full_rank_is_the_mean, |_world: World| -> Result<()> 
 
 dist_test!(world = 2, dist_errors_are_not_lost, |_world: World| -> Result<()> {
     // What was applied, and what the ranks still owe, is the sum of all mean gradients.
-    let accelerator = Accelerator::builder().comm_hook(CommHook::PowerSgd(power(1))).build()?;
+    let accelerator = builder().comm_hook(CommHook::PowerSgd(power(1))).build()?;
     let mut model = prepared(&accelerator, Kind::Double);
     let (mut applied, mut given) = (0.0, 0.0);
     let mut once = 0.0;
@@ -184,7 +190,7 @@ dist_test!(world = 2, dist_errors_are_not_lost, |_world: World| -> Result<()> {
 });
 
 dist_test!(world = 2, dist_state_resumes, |_world: World| -> Result<()> {
-    let accelerator = Accelerator::builder().comm_hook(CommHook::PowerSgd(power(2))).build()?;
+    let accelerator = builder().comm_hook(CommHook::PowerSgd(power(2))).build()?;
     let mut through = prepared(&accelerator, Kind::Float);
     let mut resumed = prepared(&accelerator, Kind::Float);
     for step in 0..4 {
@@ -206,7 +212,7 @@ dist_test!(
     dist_buckets_under_way_together_change_nothing,
     |_world: World| -> Result<()> {
         // Each parameter a bucket of its own, whose messages overlap with backward, against one bucket.
-        let first = Accelerator::new()?;
+        let first = builder().build()?;
         let through = |bucket_bytes: usize,
                        hook: CommHook|
          -> Result<(usize, Vec<Vec<Vec<f64>>>)> {
@@ -254,7 +260,7 @@ impl GradientHook for Counting {
 dist_test!(world = 2, dist_ones_own_hook, |_world: World| -> Result<()> {
     let count = Arc::new(AtomicUsize::new(0));
     let hook = CommHook::Custom(Arc::new(Counting(Arc::clone(&count))));
-    let accelerator = Accelerator::builder().comm_hook(hook).build()?;
+    let accelerator = builder().comm_hook(hook).build()?;
     let mut model = prepared(&accelerator, Kind::Float);
     for step in 0..3 {
         let found = pass(&accelerator, &mut model, step);
@@ -327,8 +333,7 @@ dist_test!(
     world = 2,
     dist_ones_own_hooks_state_is_kept_for_each_rank,
     |_world: World| -> Result<()> {
-        let accelerator =
-            Accelerator::builder().comm_hook(CommHook::stateful(Summing::new)).build()?;
+        let accelerator = builder().comm_hook(CommHook::stateful(Summing::new)).build()?;
         let folder = accelerator.is_main_process().then(|| tempfile::tempdir().unwrap());
         let path = folder.as_ref().map(|folder| folder.path().join("saved"));
         let saved = accelerator.broadcast_object(path, 0)?.unwrap();
@@ -353,7 +358,7 @@ dist_test!(
 
 dist_test!(world = 2, dist_training_converges_with_power_sgd, |_world: World| -> Result<()> {
     let hook = PowerSgd { matrix_approximation_rank: 2, ..power(2) };
-    let accelerator = Accelerator::builder().comm_hook(CommHook::PowerSgd(hook)).build()?;
+    let accelerator = builder().comm_hook(CommHook::PowerSgd(hook)).build()?;
     accelerator.set_seed(1);
     let model = Model::new(Cnn::new)?;
     let optimizer = Adam::default().lr(2e-3).build(&model)?;
@@ -384,7 +389,7 @@ dist_test!(world = 2, dist_training_converges_with_power_sgd, |_world: World| ->
 fn impossible_numbers_are_refused() {
     let refused = |options: PowerSgd, word: &str| {
         let hook = CommHook::PowerSgd(options).wrapped(Compression::Bf16);
-        let error = Accelerator::builder().comm_hook(hook).build().unwrap_err().to_string();
+        let error = builder().comm_hook(hook).build().unwrap_err().to_string();
         assert!(error.contains(word), "{error}");
     };
     refused(PowerSgd { start_iteration: 1, ..PowerSgd::default() }, "start_iteration is 1");

@@ -439,6 +439,32 @@ fn language_models_are_recorded_and_their_labels_counted_on_the_device() {
 }
 
 #[test]
+fn a_schedule_steps_once_for_each_window_while_overflows_are_on_their_way() {
+    let (device, _alone) = gpu();
+    let scaler = GradScalerOptions { init_scale: 8.0, ..GradScalerOptions::default() };
+    let builder = builder(device).mixed_precision(Precision::Fp16).grad_scaler(scaler);
+    let accelerator = builder.gradient_accumulation_steps(2).build().unwrap();
+    let model = Model::new(|p| Linear::new(p, 6, 3)).unwrap();
+    let optimizer = Sgd::new(0.1).build(&model).unwrap();
+    let scheduler = Scheduler::new(&optimizer, Schedule::linear(0.1, 0.0, 100).unwrap());
+    let loader = DataLoader::new(TensorDataset::new(data(32)).unwrap()).batch_size(4);
+    let (model, mut optimizer, mut scheduler, loader) =
+        accelerator.prepare((model, optimizer, scheduler, loader)).unwrap();
+    for batch in &loader {
+        let batch = batch.unwrap();
+        let (inputs, labels) = &*batch;
+        let step = accelerator.accumulate(&model, &batch, || {
+            accelerator.backward(&model.forward(inputs)?.cross_entropy_for_logits(labels))?;
+            optimizer.step()?;
+            scheduler.step()?;
+            optimizer.zero_grad()
+        });
+        step.unwrap();
+    }
+    assert_eq!((optimizer.steps(), scheduler.position()), (4, 4));
+}
+
+#[test]
 fn other_shapes_and_momenta_are_recorded_and_what_waits_runs_as_it_is() {
     let (device, _alone) = gpu();
     let accelerator = builder(device).build().unwrap();
@@ -602,6 +628,31 @@ fn memory_that_does_not_suffice_halves_the_batch() {
     assert!(text.contains("GiB are free; tensors of this process have"), "{text}");
     let memory = DeviceMemory::of(device).unwrap().unwrap();
     assert!(memory.peak <= 8 << 20 && memory.allocated <= memory.reserved);
+}
+
+#[test]
+fn a_model_without_room_on_its_gpu_names_the_parameter() {
+    let (device, _alone) = gpu();
+    if !fake::is_installed() {
+        return;
+    }
+    let accelerator = builder(device).build().unwrap();
+    fake::set_capacity(1, 8 << 20).unwrap();
+    let model = Model::new(|p| {
+        (Linear::new(p / "small", 8, 16), Linear::new(p / "decoder" / "large", 1024, 4096))
+    });
+    let error = accelerator.prepare(model.unwrap()).map(drop).unwrap_err();
+    assert!(matches!(error, Error::OutOfMemory(_)), "{error}");
+    let text = error.to_string();
+    let start = "rank 0 ran out of memory on cuda:1 in the move of the model to the GPU: ";
+    assert!(text.starts_with(start), "{text}");
+    let parameter = "decoder.large.weight (Float [4096, 1024], 16777216 bytes)";
+    assert!(text.contains(parameter) && !text.contains("small"), "{text}");
+    assert!(text.contains("GiB are free; tensors of this process have"), "{text}");
+    assert!(text.ends_with("prepare it in 16 bits, or use a GPU with more memory"), "{text}");
+    // What fits is moved.
+    let model = Model::new(|p| Linear::new(p / "small", 8, 16)).unwrap();
+    assert_eq!(accelerator.prepare(model).unwrap().inner().device(), device);
 }
 
 /// One convolution with normalisation, whose statistics are those of all ranks.

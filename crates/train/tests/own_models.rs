@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
+use brigade_gpukit::{numeric_device, on_device};
 use brigade_nn::{
     BatchNorm1d, Dropout, Linear, Model, Module, ParamPath, Recompute, Sequential, TchModule,
     TorchScript,
@@ -14,12 +15,16 @@ use brigade_train::{Accelerator, Adam, Kind, Precision, PreparedModel, PreparedO
 use std::collections::BTreeMap;
 use tch::nn;
 
+mod device;
+
+use device::builder;
+
 fn fixture(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../nn/tests/fixtures").join(name)
 }
 
 fn net() -> Model<TchModule<nn::SequentialT>> {
-    let variables = nn::VarStore::new(tch::Device::Cpu);
+    let variables = nn::VarStore::new(numeric_device());
     let root = variables.root();
     let mut net = nn::seq_t()
         .add(nn::linear(&root / "hidden", 4, 6, nn::LinearConfig::default()))
@@ -36,7 +41,7 @@ fn script() -> Model<TorchScript<BTreeMap<String, Tensor>>> {
 /// This rank's batch of a step.
 fn batch(rank: usize, step: u64) -> Tensor {
     let numbers = (0..20).map(|i| ((i + 20 * rank as u64 + 40 * step) as f32).sin());
-    Tensor::from_slice(&numbers.collect::<Vec<_>>()).reshape([5, 4])
+    on_device(&Tensor::from_slice(&numbers.collect::<Vec<_>>())).reshape([5, 4])
 }
 
 type Loss<M> = fn(&PreparedModel<M>, &Tensor) -> Tensor;
@@ -87,7 +92,7 @@ fn same_on_all_ranks(accelerator: &Accelerator, tensors: &[(String, Vec<u64>)]) 
 fn resumed<M>(world: &World, make: fn() -> Model<M>, loss: Loss<M>, names: &[&str]) {
     // Ranks begin with other values; rank 0's count.
     tch::manual_seed(1 + world.rank.as_usize() as i64);
-    let accelerator = Accelerator::new().unwrap();
+    let accelerator = builder().build().unwrap();
     let folder = accelerator.is_main_process().then(|| tempfile::tempdir().unwrap());
     let path = folder.as_ref().map(|folder| folder.path().to_owned());
     let path = accelerator.broadcast_object(path, 0).unwrap().unwrap();
@@ -184,7 +189,7 @@ fn gradients(model: &PreparedModel<impl Sized>) -> Vec<Vec<u64>> {
 
 // Two backwards through one forward: twice the averaged gradient, on every rank.
 dist_test!(world = 2, a_kept_graph_is_reduced_again, |_world: World| {
-    let accelerator = Accelerator::new().unwrap();
+    let accelerator = builder().build().unwrap();
     let mut model = accelerator.prepare(Model::new(|p| Linear::new(p, 4, 3)).unwrap()).unwrap();
     let keep = BackwardOptions { retain_graph: true, ..Default::default() };
     for step in 0..3 {
@@ -214,7 +219,7 @@ dist_test!(world = 2, a_kept_graph_is_reduced_again, |_world: World| {
 dist_test!(world = 2, a_kept_graph_that_cannot_be_reduced_again_is_an_error, |_world: World| {
     let options =
         brigade_torch::ReducerOptions { find_unused_parameters: true, ..Default::default() };
-    let accelerator = Accelerator::builder().reducer(options).build().unwrap();
+    let accelerator = builder().reducer(options).build().unwrap();
     let model = accelerator.prepare(Model::new(|p| Linear::new(p, 4, 3)).unwrap()).unwrap();
     let loss = model.forward(&batch(0, 0)).unwrap().square().mean(Kind::Float);
     let keep = BackwardOptions { retain_graph: true, ..Default::default() };
@@ -226,7 +231,7 @@ dist_test!(world = 2, a_kept_graph_that_cannot_be_reduced_again_is_an_error, |_w
 /// A linear critic's gradient penalty has a closed form: with score `w·x`, the slope is `w` for every sample,
 /// so d penalty / dw = 2 (|w| − 1) w / |w|, whatever the data are.
 fn gradient_penalty() {
-    let accelerator = Accelerator::new().unwrap();
+    let accelerator = builder().build().unwrap();
     let critic = accelerator.prepare(Model::new(|p| Linear::new(p, 4, 1)).unwrap()).unwrap();
     let weight = critic.inner().parameters().remove(0).tensor.detach().copy();
     for step in 0..2 {
@@ -315,7 +320,7 @@ fn trained(accelerator: &Accelerator, recompute: bool, precision: Precision) -> 
 }
 
 fn recomputed_as_without() {
-    let accelerator = Accelerator::new().unwrap();
+    let accelerator = builder().build().unwrap();
     for precision in [Precision::No, Precision::Bf16] {
         let plain = trained(&accelerator, false, precision);
         assert_eq!(plain, trained(&accelerator, true, precision), "{precision:?}");

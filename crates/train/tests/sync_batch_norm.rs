@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // also in what the tests share
 
+use brigade_gpukit::{numeric_device, on_device, tolerance};
 use brigade_models::Cnn;
 use brigade_nn::{
     BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, Linear, Model, Module,
@@ -9,9 +10,11 @@ use brigade_nn::{
 };
 use brigade_testkit::{World, assert_close, dist_test};
 use brigade_torch::{BatchNormState, sync_batch_norm};
-use brigade_train::{Accelerator, Device, Kind, ReducerOptions, Result, Tensor};
+use brigade_train::{Device, Kind, ReducerOptions, Result, Tensor};
 
-const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
+mod device;
+
+use device::builder;
 
 struct Net {
     conv: Conv2d,
@@ -55,12 +58,13 @@ impl Module<&Tensor> for Net {
 
 /// Values of a formula: libtorch's random numbers belong to the whole process.
 fn wave(shape: &[i64], phase: f64) -> Tensor {
-    let places = Tensor::arange(shape.iter().product::<i64>(), DOUBLE);
-    ((&places * 0.7 + phase).sin() + (&places * &places * 0.013).cos()).reshape(shape)
+    let places = Tensor::arange(shape.iter().product::<i64>(), (Kind::Double, Device::Cpu));
+    on_device(&((&places * 0.7 + phase).sin() + (&places * &places * 0.013).cos())).reshape(shape)
 }
 
 fn model() -> Model<Net> {
-    let model = Model::builder().kind(Kind::Double).build(Net::new).unwrap();
+    let model =
+        Model::builder().device(numeric_device()).kind(Kind::Double).build(Net::new).unwrap();
     for (number, parameter) in model.parameters().iter().enumerate() {
         let values = wave(&parameter.tensor.size(), number as f64) * 0.4 + 0.1;
         parameter.tensor.detach().copy_(&values);
@@ -70,6 +74,13 @@ fn model() -> Model<Net> {
 
 fn values(tensor: &Tensor) -> Vec<f64> {
     Vec::try_from(tensor.detach().to_kind(Kind::Double).contiguous().reshape([-1])).unwrap()
+}
+
+/// Compares, on a real GPU at least as closely as its sums of float64 allow.
+#[track_caller]
+fn close(found: &[f64], expected: &[f64], relative: f64, absolute: f64) {
+    let allowed = tolerance(Kind::Double);
+    assert_close(found, expected, relative.max(allowed), absolute.max(allowed));
 }
 
 /// The weighted sum of all outputs, so that every sample counts alike however ranks share them.
@@ -82,7 +93,7 @@ fn loss(output: &Tensor, start: i64) -> Tensor {
 const ROWS: [i64; 3] = [3, 1, 4];
 
 dist_test!(world = 3, dist_unequal_batches_equal_the_whole, |_world: World| -> Result<()> {
-    let accelerator = Accelerator::builder().sync_batch_norm(true).build()?;
+    let accelerator = builder().sync_batch_norm(true).build()?;
     let rank = accelerator.process_index();
     let start: i64 = ROWS[..rank].iter().sum();
     let (mut reference, mut prepared) = (model(), accelerator.prepare(model())?);
@@ -100,14 +111,14 @@ dist_test!(world = 3, dist_unequal_batches_equal_the_whole, |_world: World| -> R
         accelerator.backward(&loss(&output, start))?;
 
         let expected = whole.grad().narrow(0, start, ROWS[rank]);
-        assert_close(&values(&mine.grad()), &values(&expected), 1e-9, 1e-11);
+        close(&values(&mine.grad()), &values(&expected), 1e-9, 1e-11);
         for (found, expected) in prepared.inner().parameters().iter().zip(reference.parameters()) {
             // The reducer divides by the ranks.
             let found = values(&(found.tensor.grad() * 3.0));
-            assert_close(&found, &values(&expected.tensor.grad()), 1e-9, 1e-11);
+            close(&found, &values(&expected.tensor.grad()), 1e-9, 1e-11);
         }
         for (found, expected) in prepared.inner().buffers().iter().zip(reference.buffers()) {
-            assert_close(&values(&found.tensor), &values(&expected.tensor), 1e-12, 1e-13);
+            close(&values(&found.tensor), &values(&expected.tensor), 1e-12, 1e-13);
         }
     }
     // In evaluation every rank is for itself: only one of them runs.
@@ -116,7 +127,7 @@ dist_test!(world = 3, dist_unequal_batches_equal_the_whole, |_world: World| -> R
     if rank == 1 {
         let batch = wave(&[2, 2, 6, 6], 9.0);
         let expected = values(&reference.forward(&batch).unwrap());
-        assert_close(&values(&prepared.inner().forward(&batch).unwrap()), &expected, 1e-12, 1e-12);
+        close(&values(&prepared.inner().forward(&batch).unwrap()), &expected, 1e-12, 1e-12);
     }
     accelerator.wait_for_everyone()?;
     Ok(())
@@ -127,7 +138,7 @@ fn channels_last(tensor: &Tensor) -> Tensor {
 }
 
 dist_test!(world = 2, dist_a_rank_without_rows_takes_part, |_world: World| -> Result<()> {
-    let accelerator = Accelerator::new()?;
+    let accelerator = builder().build()?;
     let group = accelerator.group().unwrap();
     let batch = wave(&[5, 3], 0.0);
     let whole = batch.detach().set_requires_grad(true);
@@ -136,11 +147,11 @@ dist_test!(world = 2, dist_a_rank_without_rows_takes_part, |_world: World| -> Re
     let rows = if group.rank() == 0 { 5 } else { 0 };
     let mine = batch.narrow(0, 0, rows).detach_copy().set_requires_grad(true);
     let found = sync_batch_norm(&group, &mine, BatchNormState::default(), 0.1, 1e-5)?;
-    assert_close(&values(&found), &values(&expected.narrow(0, 0, rows)), 1e-12, 1e-12);
+    close(&values(&found), &values(&expected.narrow(0, 0, rows)), 1e-12, 1e-12);
     (&expected * wave(&[5, 3], 2.0)).sum(Kind::Double).backward();
     (&found * wave(&[5, 3], 2.0).narrow(0, 0, rows)).sum(Kind::Double).backward();
     let expected = whole.grad().narrow(0, 0, rows);
-    assert_close(&values(&mine.grad()), &values(&expected), 1e-9, 1e-11);
+    close(&values(&mine.grad()), &values(&expected), 1e-9, 1e-11);
 
     // One value in all has no variance: an error on every rank.
     let single = wave(&[i64::from(rows > 0), 3], 0.0);
@@ -153,9 +164,9 @@ dist_test!(world = 2, dist_a_rank_without_rows_takes_part, |_world: World| -> Re
 });
 
 dist_test!(world = 2, dist_sixteen_bits_stay_sixteen_bits, |_world: World| -> Result<()> {
-    let accelerator = Accelerator::new()?;
+    let accelerator = builder().build()?;
     let group = accelerator.group().unwrap();
-    let mut model = Model::new(|p: &ParamPath<'_>| BatchNorm2d::new(p, 3))?;
+    let mut model = Model::builder().device(numeric_device()).build(|p| BatchNorm2d::new(p, 3))?;
     assert_eq!(model.convert_sync_batch_norm(&group), 1);
     let batch = wave(&[8, 3, 4, 4], 0.0).to_kind(Kind::BFloat16);
     let mine = batch.narrow(0, 4 * group.rank() as i64, 4).detach_copy().set_requires_grad(true);
@@ -163,28 +174,23 @@ dist_test!(world = 2, dist_sixteen_bits_stay_sixteen_bits, |_world: World| -> Re
     assert_eq!(output.kind(), Kind::BFloat16);
     output.square().sum(Kind::Float).backward();
     assert_eq!(mine.grad().kind(), Kind::BFloat16);
-    let plain = Model::new(|p: &ParamPath<'_>| BatchNorm2d::new(p, 3))?;
+    let plain = Model::builder().device(numeric_device()).build(|p| BatchNorm2d::new(p, 3))?;
     let expected = plain.forward(&batch).unwrap().narrow(0, 4 * group.rank() as i64, 4);
-    assert_close(&values(&output), &values(&expected), 2e-2, 2e-2);
-    assert_close(
-        &values(model.module().running_var()),
-        &values(plain.module().running_var()),
-        1e-5,
-        1e-5,
-    );
+    close(&values(&output), &values(&expected), 2e-2, 2e-2);
+    close(&values(model.module().running_var()), &values(plain.module().running_var()), 1e-5, 1e-5);
     Ok(())
 });
 
 dist_test!(world = 2, dist_a_lost_rank_is_an_error, |_world: World| -> Result<()> {
     // Buffers would be the first thing that is missed.
     let reducer = ReducerOptions { broadcast_buffers: false, ..ReducerOptions::default() };
-    let accelerator = Accelerator::builder()
+    let accelerator = builder()
         .timeout(std::time::Duration::from_secs(3))
         .reducer(reducer)
         .sync_batch_norm(true)
         .build()?;
     let model = accelerator.prepare(Model::new(Cnn::new)?)?;
-    let images = Tensor::ones([2, 1, 28, 28], (Kind::Float, Device::Cpu));
+    let images = Tensor::ones([2, 1, 28, 28], (Kind::Float, numeric_device()));
     accelerator.wait_for_everyone()?;
     if accelerator.process_index() == 0 {
         let error = model.forward(&images).unwrap_err().to_string();
@@ -195,7 +201,7 @@ dist_test!(world = 2, dist_a_lost_rank_is_an_error, |_world: World| -> Result<()
 
 #[test]
 fn one_process_is_plain() -> Result<()> {
-    let accelerator = Accelerator::builder().sync_batch_norm(true).build()?;
+    let accelerator = builder().sync_batch_norm(true).build()?;
     let prepared = accelerator.prepare(model())?;
     let batch = wave(&[4, 2, 6, 6], 1.0);
     assert_eq!(values(&prepared.forward(&batch)?), values(&model().forward(&batch).unwrap()));

@@ -5,12 +5,17 @@
 use std::time::Duration;
 
 use brigade_data::{DataLoader, TensorDataset};
+use brigade_gpukit::{numeric_device, on_device, tolerance};
 use brigade_nn::{BatchNorm1d, Linear, Model, Module, ParamPath};
 use brigade_testkit::{World, assert_close, dist_test};
 use brigade_train::{
     Accelerator, CommHook, JoinInputs, Kind, Optimizer, PreparedModel, PreparedOptimizer,
     ReducerOptions, Result, Sgd, Tensor,
 };
+
+mod device;
+
+use device::builder;
 
 /// Three parameters that are not in one bucket, one of them used on odd steps only where asked for.
 struct Net {
@@ -52,7 +57,8 @@ fn wave(shape: &[i64], phase: f64) -> Tensor {
 }
 
 fn objects(constructor: fn(&ParamPath<'_>) -> Net) -> (Model<Net>, Optimizer) {
-    let model = Model::builder().kind(Kind::Double).build(constructor).unwrap();
+    let model =
+        Model::builder().device(numeric_device()).kind(Kind::Double).build(constructor).unwrap();
     for (number, parameter) in model.parameters().iter().enumerate() {
         parameter.tensor.detach().copy_(&(wave(&parameter.tensor.size(), number as f64) * 0.4));
     }
@@ -68,13 +74,19 @@ fn weights<M>(model: &Model<M>) -> Vec<f64> {
         .collect()
 }
 
+/// Compares, on a real GPU at least as closely as its sums of float64 allow.
+#[track_caller]
+fn close(found: &[f64], expected: &[f64], relative: f64, absolute: f64) {
+    assert_close(found, expected, relative.max(tolerance(Kind::Double)), absolute);
+}
+
 fn loss(output: &Tensor) -> Tensor {
     output.square().mean(Kind::Double)
 }
 
 /// The batch of one rank in one round.
 fn batch(rank: usize, round: usize) -> Tensor {
-    wave(&[4, 3], rank as f64 + 0.1 * round as f64)
+    on_device(&wave(&[4, 3], rank as f64 + 0.1 * round as f64))
 }
 
 /// One process that does what the ranks do together, if gradients of a round are divided by `divisor`
@@ -110,7 +122,7 @@ fn train(
 const ROUNDS: [usize; 3] = [5, 0, 3];
 
 dist_test!(world = 3, dist_unequal_numbers_of_batches, |_world: World| -> Result<()> {
-    let one = Accelerator::new()?;
+    let one = builder().build()?;
     let rounds = ROUNDS[one.process_index()];
     let small =
         ReducerOptions { bucket_bytes: 64, first_bucket_bytes: 16, ..ReducerOptions::default() };
@@ -125,7 +137,7 @@ dist_test!(world = 3, dist_unequal_numbers_of_batches, |_world: World| -> Result
             })?;
             let divisor = |present: usize| if by_all { 3.0 } else { present as f64 };
             // On every rank: those that ended early have taken the weights of one that did not.
-            assert_close(&weights(model.inner()), &reference(&ROUNDS, divisor), 1e-12, 1e-13);
+            close(&weights(model.inner()), &reference(&ROUNDS, divisor), 1e-12, 1e-13);
             // The model goes on as ever, by the number of all ranks.
             train(&accelerator, &model, &mut optimizer, 2)?;
             let all: Vec<Vec<f64>> = accelerator.gather_object(weights(model.inner()))?;
@@ -136,7 +148,7 @@ dist_test!(world = 3, dist_unequal_numbers_of_batches, |_world: World| -> Result
 });
 
 dist_test!(world = 2, dist_buffers_hooks_and_evaluation_in_a_join, |_world: World| -> Result<()> {
-    let accelerator = Accelerator::builder().comm_hook(CommHook::Bf16).build()?;
+    let accelerator = builder().comm_hook(CommHook::Bf16).build()?;
     let (model, mut optimizer) = accelerator.prepare(objects(Net::normal))?;
     let rank = accelerator.process_index();
     accelerator.join_uneven_inputs(&model, JoinInputs::default(), || {
@@ -163,7 +175,7 @@ dist_test!(world = 2, dist_buffers_hooks_and_evaluation_in_a_join, |_world: Worl
 });
 
 dist_test!(world = 2, dist_an_early_end_can_be_an_error, |_world: World| -> Result<()> {
-    let accelerator = Accelerator::new()?;
+    let accelerator = builder().build()?;
     let (model, mut optimizer) = accelerator.prepare(objects(Net::plain))?;
     let join = JoinInputs { throw_on_early_termination: true, ..JoinInputs::default() };
     let rounds = 2 + accelerator.process_index();
@@ -176,7 +188,7 @@ dist_test!(world = 2, dist_an_early_end_can_be_an_error, |_world: World| -> Resu
 });
 
 dist_test!(world = 2, dist_ranks_that_disagree_get_an_error, |_world: World| -> Result<()> {
-    let accelerator = Accelerator::new()?;
+    let accelerator = builder().build()?;
     let (model, _) = accelerator.prepare(objects(Net::plain))?;
     let rank = accelerator.process_index();
     let outcome = accelerator.join_uneven_inputs(&model, JoinInputs::default(), || {
@@ -192,7 +204,7 @@ dist_test!(world = 2, dist_ranks_that_disagree_get_an_error, |_world: World| -> 
 });
 
 dist_test!(world = 2, dist_loaders_are_uneven_inside_only, |_world: World| -> Result<()> {
-    let accelerator = Accelerator::new()?;
+    let accelerator = builder().build()?;
     let data = TensorDataset::new((wave(&[10, 3], 0.0), wave(&[10, 1], 0.0)))?;
     let (model, _) = objects(Net::plain);
     let loader = DataLoader::new(data).batch_size(2);
@@ -208,7 +220,7 @@ dist_test!(world = 2, dist_loaders_are_uneven_inside_only, |_world: World| -> Re
 });
 
 dist_test!(world = 2, dist_local_sgd_averages_weights, |_world: World| -> Result<()> {
-    let accelerator = Accelerator::new()?;
+    let accelerator = builder().build()?;
     let rank = accelerator.process_index();
     let (model, mut optimizer) = accelerator.prepare(objects(Net::plain))?;
     // Two ranks by hand.
@@ -234,11 +246,11 @@ dist_test!(world = 2, dist_local_sgd_averages_weights, |_world: World| -> Result
         accelerator.backward(&loss(&model.forward(&batch(rank, round))?))?;
         optimizer.step()?;
         local.step()?;
-        assert_close(&weights(model.inner()), &weights(&both[rank].0), 1e-12, 1e-14);
+        close(&weights(model.inner()), &weights(&both[rank].0), 1e-12, 1e-14);
     }
     average(&both);
     local.finish()?;
-    assert_close(&weights(model.inner()), &weights(&both[rank].0), 1e-12, 1e-14);
+    close(&weights(model.inner()), &weights(&both[rank].0), 1e-12, 1e-14);
     // Gradients are averaged again.
     train(&accelerator, &model, &mut optimizer, 1)?;
     let all = accelerator.gather_object(weights(model.inner()))?;
@@ -248,7 +260,7 @@ dist_test!(world = 2, dist_local_sgd_averages_weights, |_world: World| -> Result
 });
 
 dist_test!(world = 3, dist_a_trigger_of_one_is_seen_by_all, |_world: World| -> Result<()> {
-    let accelerator = Accelerator::new()?;
+    let accelerator = builder().build()?;
     assert!(!accelerator.check_trigger()?);
     if accelerator.process_index() == 1 {
         accelerator.set_trigger();
@@ -261,7 +273,7 @@ dist_test!(world = 3, dist_a_trigger_of_one_is_seen_by_all, |_world: World| -> R
 });
 
 dist_test!(world = 2, dist_a_late_ranks_trigger_is_waited_for, |_world: World| -> Result<()> {
-    let accelerator = Accelerator::new()?;
+    let accelerator = builder().build()?;
     let store = accelerator.group().unwrap().store().clone();
     for round in 0..20 {
         let late = round % 2;
@@ -285,12 +297,12 @@ dist_test!(world = 2, dist_a_late_ranks_trigger_is_waited_for, |_world: World| -
 
 #[test]
 fn one_process_alone() -> Result<()> {
-    let accelerator = Accelerator::builder().build()?;
+    let accelerator = builder().build()?;
     let (model, mut optimizer) = accelerator.prepare(objects(Net::plain))?;
     accelerator.join_uneven_inputs(&model, JoinInputs::default(), || {
         train(&accelerator, &model, &mut optimizer, 3)
     })?;
-    assert_close(&weights(model.inner()), &reference(&[3], |_| 1.0), 1e-14, 1e-15);
+    close(&weights(model.inner()), &reference(&[3], |_| 1.0), 1e-14, 1e-15);
     accelerator.set_trigger();
     assert!(accelerator.check_trigger()?);
     assert!(!accelerator.check_trigger()?);

@@ -67,6 +67,11 @@ pub trait DeviceKind: fmt::Debug + Sync {
         None
     }
 
+    /// Returns the program that tells the devices' memory, where the kernel's files do not.
+    fn memory_query(&self) -> Option<&'static MemoryQuery> {
+        None
+    }
+
     /// Returns the fault that a message of the kernel's log reports, if it is one of such a device.
     fn fault(&self, message: &str) -> Option<Fault>;
 
@@ -119,7 +124,7 @@ pub struct Device {
     pub uuid: Option<String>,
     /// Its model, where the driver tells it.
     pub model: Option<String>,
-    /// Its memory, where the kernel's files tell it: NVIDIA's driver does not.
+    /// Its memory, where the kernel's files tell it or an examination has asked: see [`MemoryQuery`].
     pub memory_bytes: Option<u64>,
     /// Its PCI address, in lower case: `0000:3b:00.0`.
     pub pci: Option<String>,
@@ -158,6 +163,40 @@ pub struct DriverWords {
     pub library: Option<&'static str>,
     /// A command that shows what the driver knows of broken devices.
     pub inspect: &'static str,
+}
+
+/// A program that tells the memory of devices. It loads the driver's library, which may take seconds: for examinations,
+/// not for launches.
+#[derive(Debug)]
+pub struct MemoryQuery {
+    /// Where it may be.
+    pub programs: &'static [&'static str],
+    /// Its arguments.
+    pub arguments: &'static [&'static str],
+    /// Reads PCI address and bytes from a line of what it prints.
+    pub read: fn(&str) -> Option<(String, u64)>,
+}
+
+impl MemoryQuery {
+    /// Fills in the memory of the devices whose addresses the program has printed, where none is known.
+    ///
+    /// ```
+    /// use brigade_world::devices::{self, Device};
+    ///
+    /// let query = devices::named("NVIDIA").unwrap().memory_query().unwrap();
+    /// let mut gpus = [Device { pci: Some("0000:3b:00.0".into()), ..Device::default() }];
+    /// query.fill_in(&mut gpus, "00000000:3B:00.0, 81559\n");
+    /// assert_eq!(gpus[0].memory_bytes, Some(81559 << 20));
+    /// ```
+    pub fn fill_in(&self, devices: &mut [Device], printed: &str) {
+        for (address, bytes) in printed.lines().filter_map(self.read) {
+            let unknown = |it: &&mut Device| it.memory_bytes.is_none();
+            let is_it = |it: &&mut Device| it.pci.as_ref() == Some(&address);
+            for device in devices.iter_mut().filter(unknown).filter(is_it) {
+                device.memory_bytes = Some(bytes);
+            }
+        }
+    }
 }
 
 /// All kinds, in the order in which a host is asked for them.

@@ -1,8 +1,10 @@
 //! Which programs run on a GPU.
 
 /// Packages with tests that compare numbers: cargo's name, the folder, and the test programs.
+///
+/// Without those of `brigade-gpukit`: its GPUs made of host memory have no place in a program that is linked with CUDA.
 pub(super) const TESTS: &[(&str, &str, &[&str])] = &[
-    ("brigade-torch", "crates/torch", &["dist", "dropped", "threads"]),
+    ("brigade-torch", "crates/torch", &["dist", "dropped", "nccl", "threads"]),
     ("brigade-optim", "crates/optim", &["optimizers"]),
     (
         "brigade-nn",
@@ -20,6 +22,7 @@ pub(super) const TESTS: &[(&str, &str, &[&str])] = &[
             "comm_hooks",
             "extending",
             "from_accelerate",
+            "gpu",
             "metrics",
             "own_models",
             "prepare",
@@ -35,7 +38,16 @@ pub(super) const TESTS: &[(&str, &str, &[&str])] = &[
     (
         "brigade-models",
         "crates/models",
-        &["cnn", "golden", "resnet", "seed", "transfer", "transformers", "transformers_seed"],
+        &[
+            "awd_lstm",
+            "cnn",
+            "golden",
+            "resnet",
+            "seed",
+            "transfer",
+            "transformers",
+            "transformers_seed",
+        ],
     ),
     ("brigade-vision", "crates/vision", &["augment", "dataset", "segmentation"]),
     ("brigade-data", "crates/data", &["loader"]),

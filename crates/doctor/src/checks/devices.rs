@@ -6,7 +6,7 @@ use super::{groups, libtorch, who_has_what};
 use crate::cluster::{Cluster, HostReport};
 use crate::facts::{Devices, Facts};
 use crate::finding::{Finding, Subject, Verdict};
-use crate::quantity::{counted, duration};
+use crate::quantity::{bytes, counted, duration};
 
 pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -43,7 +43,11 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
             (_, true) => " on any host",
             (_, false) => " on each host",
         };
-        let found = format!("{inventory}{everywhere}{}", driver.unwrap_or_default());
+        let mut sizes = cluster.examined().map(|it| it.2.devices.memory_of_each());
+        let size = sizes.next().flatten().filter(|size| sizes.all(|it| it == Some(*size)));
+        let size = size.map(|it| format!(" ({} each)", bytes(it))).unwrap_or_default();
+        let driver = driver.unwrap_or_default();
+        let found = format!("{inventory}{size}{everywhere}{driver}");
         findings.push(Finding::ok(Subject::Devices, found));
     }
     findings
@@ -202,6 +206,14 @@ mod tests {
         fixtures::all_is_well(&findings);
         assert_eq!(findings[0].found, "2 x NVIDIA H100 80GB HBM3 on each host, driver 580.65.06");
         assert_eq!(check(&fixtures::cluster(1))[0].found, "no GPU");
+        let mut sized = cluster([2, 2]);
+        for (place, whole) in [(0, false), (1, true)] {
+            for gpu in &mut fixtures::facts(&mut sized, place).devices.gpus {
+                gpu.device.memory_bytes = Some(80 << 30);
+            }
+            let found = check(&sized)[0].found.clone();
+            assert_eq!(found.contains("HBM3 (80 GiB each) on each host"), whole, "{found}");
+        }
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Accelerators and their driver, as the kernel shows them. No library of a maker's is loaded.
+//! Accelerators and their driver, as the kernel shows them. No library of a maker's is loaded; what the kernel does not
+//! show, a program of the maker's is asked.
 
 use brigade_world::devices::{self, Device, Driver, Kind, NearNic};
 use serde::{Deserialize, Serialize};
@@ -32,13 +33,20 @@ pub struct Gpu {
 impl Devices {
     pub(super) fn gather(sources: &Sources) -> Self {
         let root = sources.root();
-        let (mut kind, found) = devices::find(root);
+        let (mut kind, mut found) = devices::find(root);
         let mut driver = kind.driver(root, &found);
         if found.is_empty() {
             // A driver without devices, or devices without one.
             let driven = devices::KINDS.iter().map(|kind| (*kind, kind.driver(root, &[])));
             let known = |(_, it): &(Kind, Driver)| it.version.is_some() || it.on_bus > 0;
             (kind, driver) = driven.into_iter().find(known).unwrap_or((kind, driver));
+        }
+        let is_unknown = |it: &Device| it.is_usable && it.memory_bytes.is_none();
+        if let Some(query) = kind.memory_query().filter(|_| found.iter().any(is_unknown)) {
+            let mut programs = query.programs.iter();
+            if let Some(text) = programs.find_map(|it| sources.output(it, query.arguments)) {
+                query.fill_in(&mut found, &text);
+            }
         }
         let nics = devices::nics(root);
         let gpu = |device: Device| Gpu { nics: devices::of_device(root, &device, &nics), device };
@@ -60,6 +68,14 @@ impl Devices {
     #[must_use]
     pub fn use_nccl(&self) -> bool {
         !self.gpus.is_empty() && self.kind().default_backend() == "nccl"
+    }
+
+    /// The memory of each device, where it is known and all have the same.
+    #[must_use]
+    pub fn memory_of_each(&self) -> Option<u64> {
+        let mut all = self.gpus.iter().map(|gpu| gpu.device.memory_bytes);
+        let first = all.next()??;
+        all.all(|it| it == Some(first)).then_some(first)
     }
 
     /// How many devices programs can open.
@@ -118,5 +134,38 @@ mod tests {
             ["/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm"]
         );
         assert_eq!(found.gpus[0].model(), "H100");
+        assert_eq!(found.memory_of_each(), None);
+    }
+
+    #[test]
+    fn memory_is_asked_of_the_makers_program() {
+        use std::os::unix::fs::PermissionsExt;
+
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        };
+        for (minor, address) in ["0000:3b:00.0", "0000:86:00.0"].into_iter().enumerate() {
+            let file = format!("proc/driver/nvidia/gpus/{address}/information");
+            write(&file, &format!("Model: \t H100\nDevice Minor: {minor}\n"));
+        }
+        let memory = || {
+            let found = Devices::gather(&Sources::under(root.path()));
+            let all: Vec<_> = found.gpus.iter().map(|gpu| gpu.device.memory_bytes).collect();
+            (all, found.memory_of_each())
+        };
+        assert_eq!(memory(), (vec![None, None], None));
+        let script = |body: &str| write("usr/bin/nvidia-smi", &format!("#!/bin/sh\n{body}\n"));
+        script("echo 'Failed to initialize NVML'; exit 9");
+        assert_eq!(memory(), (vec![None, None], None));
+        script(
+            "[ \"$1\" = --query-gpu=pci.bus_id,memory.total ] && echo '00000000:86:00.0, 81559'",
+        );
+        assert_eq!(memory(), (vec![None, Some(81_559 << 20)], None));
+        script("echo '00000000:3B:00.0, 81559'; echo '00000000:86:00.0, 81559'");
+        assert_eq!(memory(), (vec![Some(81_559 << 20); 2], Some(81_559 << 20)));
     }
 }

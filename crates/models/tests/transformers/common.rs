@@ -1,7 +1,8 @@
 //! The golden files and their inputs.
 
+use brigade_gpukit::{numeric_device, on_device, tolerance};
 use brigade_models::{Tokens, TransformerOptions};
-use brigade_nn::{Kind, Model, ParamPath, Tensor};
+use brigade_nn::{Kind, Model, ModelBuilder, ParamPath, Tensor};
 use serde_json::Value;
 
 use crate::fill::fill;
@@ -21,6 +22,10 @@ pub(crate) fn options<O: TransformerOptions>(case: &Value) -> O {
     O::from_config(case["config"].as_object().unwrap().clone()).unwrap()
 }
 
+pub(crate) fn builder() -> ModelBuilder {
+    Model::builder().device(numeric_device())
+}
+
 /// A model of a golden file's sizes and weights.
 pub(crate) fn filled<M, O: TransformerOptions>(
     case: &Value,
@@ -28,7 +33,7 @@ pub(crate) fn filled<M, O: TransformerOptions>(
     new: impl FnOnce(&ParamPath<'_>, &O) -> M,
 ) -> Model<M> {
     let options = options::<O>(case);
-    let mut model = Model::builder().kind(kind).build(|path| new(path, &options)).unwrap();
+    let mut model = builder().kind(kind).build(|path| new(path, &options)).unwrap();
     fill_all(&model);
     model.eval();
     model
@@ -69,12 +74,12 @@ impl Inputs {
         ];
         let right: Vec<i64> =
             LENGTHS.iter().flat_map(|&n| (0..9).map(move |place| i64::from(place < n))).collect();
-        let right = Tensor::from_slice(&right).view([3, 9]);
+        let right = on_device(&Tensor::from_slice(&right).view([3, 9]));
         Self {
-            ids: Tensor::from_slice(&ids.concat()).view([3, 9]),
+            ids: on_device(&Tensor::from_slice(&ids.concat()).view([3, 9])),
             left: right.flip([1]),
             right,
-            types: Tensor::from_slice(&[0i64, 0, 0, 0, 1, 1, 1, 1, 1]).repeat([3, 1]),
+            types: on_device(&Tensor::from_slice(&[0i64, 0, 0, 0, 1, 1, 1, 1, 1])).repeat([3, 1]),
         }
     }
 
@@ -108,9 +113,10 @@ pub(crate) fn flat(tensor: &Tensor) -> Vec<f64> {
     Vec::try_from(tensor.detach().to_kind(Kind::Double).contiguous().view([-1])).unwrap()
 }
 
-/// Says that two rows of numbers agree, relative to the largest.
+/// Says that two rows of numbers agree, relative to the largest: on a real GPU at least as closely as sums of float32 do.
 #[track_caller]
-pub(crate) fn close(what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
+pub(crate) fn close(what: &str, found: &[f64], expected: &[f64], on_the_cpu: f64) {
+    let tolerance = on_the_cpu.max(tolerance(Kind::Float));
     assert_eq!(found.len(), expected.len(), "{what}");
     let largest = expected.iter().fold(0f64, |max, value| max.max(value.abs()));
     let worst =

@@ -6,9 +6,9 @@ use brigade_models::{
     Bert, BertForMaskedLm, BertForSequenceClassification, BertOptions, Gpt2, Gpt2LmHead,
     Gpt2Options, LlamaForCausalLm, LlamaOptions, Transformer, TransformerOptions,
 };
-use brigade_nn::{Kind, Model, StateDict, Tensor, weights};
+use brigade_nn::{Kind, StateDict, Tensor, weights};
 
-use crate::common::{Inputs, fill_all, filled, golden, options};
+use crate::common::{Inputs, builder, fill_all, filled, golden, options};
 
 #[test]
 fn whole_models_bodies_and_heads_load_from_each_other() {
@@ -26,16 +26,16 @@ fn whole_models_bodies_and_heads_load_from_each_other() {
         .collect();
     assert_eq!(names.len(), 28);
     assert!(!names.contains(&"lm_head.weight".to_owned()));
-    let mut again = Gpt2LmHead::from_pretrained(folder).unwrap();
+    let mut again = Gpt2LmHead::from_pretrained_as(folder, builder()).unwrap();
     again.eval();
     assert_eq!(again.module().options(), model.module().options());
     assert_eq!(again.forward(&inputs.ids).unwrap(), model.forward(&inputs.ids).unwrap());
 
-    let body = Gpt2::from_pretrained(folder).unwrap();
+    let body = Gpt2::from_pretrained_as(folder, builder()).unwrap();
     Gpt2::save_pretrained(&body, folder).unwrap();
     let config = fs::read_to_string(folder.join("config.json")).unwrap();
     assert!(config.contains("GPT2Model") && config.contains("\"gelu_new\""), "{config}");
-    let mut again = Gpt2LmHead::from_pretrained(folder).unwrap();
+    let mut again = Gpt2LmHead::from_pretrained_as(folder, builder()).unwrap();
     again.eval();
     assert_eq!(again.forward(&inputs.ids).unwrap(), model.forward(&inputs.ids).unwrap());
 
@@ -45,7 +45,7 @@ fn whole_models_bodies_and_heads_load_from_each_other() {
     BertForMaskedLm::save_pretrained(&language, folder).unwrap();
     let options = options::<BertOptions>(case).with_classes(5);
     let mut classifier =
-        Model::new(|path| BertForSequenceClassification::new(path, &options)).unwrap();
+        builder().build(|path| BertForSequenceClassification::new(path, &options)).unwrap();
     let report = BertForSequenceClassification::load_pretrained(&mut classifier, folder).unwrap();
     assert_eq!(
         report.head,
@@ -59,14 +59,14 @@ fn whole_models_bodies_and_heads_load_from_each_other() {
     assert_eq!(report.unused.len(), 5, "{:?}", report.unused);
     assert_eq!(report.loaded, 37);
     // What is new has first values.
-    let other = BertForSequenceClassification::from_pretrained(folder).unwrap();
+    let other = BertForSequenceClassification::from_pretrained_as(folder, builder()).unwrap();
     let state = other.state_dict();
     let classifier_weight = state.get("classifier.weight").unwrap();
     assert_eq!(classifier_weight.size(), [3, 32]);
     assert!(classifier_weight.abs().max().double_value(&[]) > 0.0);
     // And back: the language model's head is not in the classifier's file.
     BertForSequenceClassification::save_pretrained(&classifier, folder).unwrap();
-    let mut body = Model::new(|path| Bert::new(path, &options)).unwrap();
+    let mut body = builder().build(|path| Bert::new(path, &options)).unwrap();
     let report = Bert::load_pretrained(&mut body, folder).unwrap();
     assert_eq!((report.loaded, report.renamed), (39, 39));
     assert_eq!(report.unused, ["classifier.weight", "classifier.bias"]);
@@ -93,7 +93,7 @@ fn parts_of_a_maximal_size_are_read_and_replaced() {
     LlamaForCausalLm::save_pretrained_in_parts(&model, folder.path(), 30_000).unwrap();
     assert_eq!(files().len(), 5, "{:?}", files());
     assert!(!files().contains(&"model.safetensors".to_owned()));
-    let mut again = LlamaForCausalLm::from_pretrained(folder.path()).unwrap();
+    let mut again = LlamaForCausalLm::from_pretrained_as(folder.path(), builder()).unwrap();
     again.eval();
     assert_eq!(again.forward(&inputs.ids).unwrap(), expected);
     // A part that lacks a tensor of the index.
@@ -101,11 +101,12 @@ fn parts_of_a_maximal_size_are_read_and_replaced() {
     let mut state = StateDict::new();
     state.insert("other", Tensor::from(0f32)).unwrap();
     weights::save(&state, &part).unwrap();
-    let found = LlamaForCausalLm::from_pretrained(folder.path()).unwrap_err().to_string();
+    let found =
+        LlamaForCausalLm::from_pretrained_as(folder.path(), builder()).unwrap_err().to_string();
     assert!(found.contains("which the index says is in it"), "{found}");
     LlamaForCausalLm::save_pretrained(&model, folder.path()).unwrap();
     assert_eq!(files(), ["config.json", "model.safetensors"]);
-    let builder = Model::builder().kind(Kind::Double);
+    let builder = builder().kind(Kind::Double);
     let double = LlamaForCausalLm::from_pretrained_as(folder.path(), builder).unwrap();
     for (own, double) in model.parameters().iter().zip(double.parameters()) {
         assert_eq!(own.tensor.to_kind(Kind::Double), double.tensor);
@@ -129,7 +130,8 @@ fn old_names_and_buffers_are_understood() {
     let file = folder.path().join("old.safetensors");
     weights::save(&old, &file).unwrap();
     let options: BertOptions = options(case);
-    let mut other = Model::new(|path| BertForSequenceClassification::new(path, &options)).unwrap();
+    let mut other =
+        builder().build(|path| BertForSequenceClassification::new(path, &options)).unwrap();
     let report = BertForSequenceClassification::load_pretrained(&mut other, &file).unwrap();
     assert_eq!((report.loaded, report.renamed, report.unused.len()), (41, 10, 0));
     for (left, right) in model.parameters().iter().zip(other.parameters()) {
@@ -146,7 +148,7 @@ fn weights_that_do_not_fit_change_nothing_and_are_named() {
     Gpt2LmHead::save_pretrained(&model, folder.path()).unwrap();
     let own: Gpt2Options = options(case);
     let refused = |options: Gpt2Options| {
-        let mut model = Model::new(|path| Gpt2LmHead::new(path, &options)).unwrap();
+        let mut model = builder().build(|path| Gpt2LmHead::new(path, &options)).unwrap();
         fill_all(&model);
         let before = model.state_dict().deep_clone().unwrap();
         let error = Gpt2LmHead::load_pretrained(&mut model, folder.path()).unwrap_err();

@@ -1,5 +1,6 @@
 //! Outputs, hidden numbers, losses and gradients.
 
+use brigade_gpukit::on_device;
 use brigade_models::{
     BertForMaskedLm, BertForSequenceClassification, CausalModel, Gpt2LmHead, KeyValueCache,
     LlamaForCausalLm, Tokens, causal_lm_loss, token_loss,
@@ -149,7 +150,7 @@ fn all_models_compute_in_double_precision() {
         BertForSequenceClassification::new(path, options)
     });
     let logits = bert.forward(inputs.pair()).unwrap();
-    let labels = Tensor::from_slice(&[0i64, 1, 2]);
+    let labels = on_device(&Tensor::from_slice(&[0i64, 1, 2]));
     let loss = bert.module().loss(&logits, &labels, 0.0).unwrap().mean().unwrap();
     close("bert", &[loss.double_value(&[])], &[case["loss"].as_f64().unwrap()], 1e-6);
     assert_eq!(loss.kind(), Kind::Double);
@@ -183,7 +184,7 @@ fn bert_classifier_is_transformers() {
 
     model.train();
     let logits = model.forward(inputs.pair()).unwrap();
-    let labels = Tensor::from_slice(&[0i64, 1, 2]);
+    let labels = on_device(&Tensor::from_slice(&[0i64, 1, 2]));
     let loss = model.module().loss(&logits, &labels, 0.0).unwrap();
     assert_eq!(loss.count.int64_value(&[]), 3);
     let loss = loss.mean().unwrap();

@@ -1,5 +1,6 @@
 //! What models write, against transformers' `generate`.
 
+use brigade_gpukit::on_device;
 use brigade_models::{CausalModel, GenerationOptions, Gpt2LmHead, LlamaForCausalLm, Tokens};
 use brigade_nn::{Kind, Model, Module, Result, Tensor};
 use serde_json::Value;
@@ -25,7 +26,7 @@ fn rows(ids: &Tensor) -> Vec<Vec<i64>> {
 fn ids(value: &Value) -> Tensor {
     let rows = value.as_array().unwrap().len() as i64;
     let all: Vec<i64> = numbers(value).into_iter().map(|id| id as i64).collect();
-    Tensor::from_slice(&all).view([rows, -1])
+    on_device(&Tensor::from_slice(&all)).view([rows, -1])
 }
 
 #[test]
@@ -111,7 +112,8 @@ fn samples_are_the_same_with_and_without_a_cache() {
         }
     }
     assert_eq!(*stream.ids(), cached);
-    assert_eq!(Tensor::from_slice(&rows.concat()).view([3, 12]), cached.narrow(1, 3, 12));
+    let streamed = on_device(&Tensor::from_slice(&rows.concat())).view([3, 12]);
+    assert_eq!(streamed, cached.narrow(1, 3, 12));
 }
 
 /// Gives the golden file's scores.

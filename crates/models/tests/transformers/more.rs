@@ -1,11 +1,12 @@
 //! Options, losses and first values beside the shared golden numbers.
 
+use brigade_gpukit::{numeric_device, on_device};
 use brigade_models::{
     BertForMaskedLm, BertForSequenceClassification, BertForTokenClassification, BertOptions,
     Gpt2LmHead, Gpt2Options, IGNORED_LABEL, LlamaForCausalLm, LlamaOptions, ProblemType, TokenLoss,
     Tokens, TransformerOptions, causal_lm_loss, no_decay_parameters, sequence_loss, token_loss,
 };
-use brigade_nn::{Device, Kind, Model, Tensor};
+use brigade_nn::{Kind, Model, Tensor};
 use brigade_torch::Autocast;
 use serde_json::Value;
 
@@ -20,7 +21,7 @@ fn same_loss(case: &Value, loss: &Tensor) {
 
 /// The rows that are attended, of golden logits `[3, 9, width]`.
 fn expected_rows(case: &Value, inputs: &Inputs) -> Vec<f64> {
-    let all = Tensor::from_slice(&numbers(&case["logits"])).view([3, 9, -1]);
+    let all = on_device(&Tensor::from_slice(&numbers(&case["logits"]))).view([3, 9, -1]);
     flat(&attended(&all, &inputs.right))
 }
 
@@ -63,7 +64,7 @@ fn classifiers_of_tokens_are_transformers() {
     let rows = flat(&attended(&logits, &inputs.right));
     close("logits", &rows, &expected_rows(case, &inputs), TOLERANCE);
     let labels: Vec<i64> = numbers(&case["labels"]).iter().map(|&label| label as i64).collect();
-    let labels = Tensor::from_slice(&labels).view([3, 9]);
+    let labels = on_device(&Tensor::from_slice(&labels)).view([3, 9]);
     let loss = model.module().loss(&logits, &labels, 0.0).unwrap();
     assert_eq!(loss.count.int64_value(&[]), 19);
     let loss = loss.mean().unwrap();
@@ -82,7 +83,8 @@ fn numbers_and_several_classes_are_learned_as_by_transformers() {
         });
         let logits = model.forward(inputs.pair()).unwrap();
         close(name, &flat(&logits), &numbers(&case["logits"]), TOLERANCE);
-        let labels = Tensor::from_slice(&numbers(&case["labels"])).view(shape.as_slice());
+        let labels = on_device(&Tensor::from_slice(&numbers(&case["labels"])));
+        let labels = labels.view(shape.as_slice());
         let loss = model.module().loss(&logits, &labels, 0.0).unwrap();
         assert_eq!(loss.count.int64_value(&[]) as usize, logits.numel());
         let loss = loss.mean().unwrap();
@@ -95,7 +97,7 @@ fn numbers_and_several_classes_are_learned_as_by_transformers() {
 #[test]
 fn smoothed_losses_are_pytorchs_and_add_up() {
     let logits = crate::fill::fill(&[2, 4, 6], 3, -2.0, 2.0);
-    let labels = Tensor::from_slice(&[1i64, -100, 5, 0, 2, 2, -100, -100]).view([2, 4]);
+    let labels = on_device(&Tensor::from_slice(&[1i64, -100, 5, 0, 2, 2, -100, -100])).view([2, 4]);
     let loss = token_loss(&logits, &labels, 0.1).unwrap();
     let reference = logits.view([8, 6]).cross_entropy_loss::<Tensor>(
         &labels.view([8]),
@@ -168,9 +170,9 @@ fn packed_texts_do_not_see_each_other() {
     let parts = [inputs.ids.narrow(0, 0, 1), inputs.ids.narrow(0, 1, 1).narrow(1, 0, 6)];
     let ids = Tensor::cat(&parts, 1);
     let positions: Vec<i64> = (0..9).chain(0..6).collect();
-    let positions = Tensor::from_slice(&positions).view([1, 15]);
-    let texts = Tensor::from_slice(&[1i64; 9]);
-    let texts = Tensor::cat(&[texts, Tensor::from_slice(&[2i64; 6])], 0);
+    let positions = on_device(&Tensor::from_slice(&positions)).view([1, 15]);
+    let texts = [vec![1i64; 9], vec![2i64; 6]].concat();
+    let texts = on_device(&Tensor::from_slice(&texts));
     let pairs = texts.unsqueeze(1).eq_tensor(&texts).tril(0).view([1, 1, 15, 15]);
     let packed = Tokens {
         attention_mask: Some(&pairs),
@@ -205,7 +207,7 @@ fn sixteen_bits_and_batches_without_labels_train() {
     ) {
         let [labels, none] = labels;
         let exact = loss(model.module(), labels).sum.double_value(&[]);
-        let scope = Autocast::enter(Device::Cpu, Kind::BFloat16, true).unwrap();
+        let scope = Autocast::enter(numeric_device(), Kind::BFloat16, true).unwrap();
         let found = loss(model.module(), labels);
         drop(scope);
         assert_eq!(found.sum.kind(), Kind::Float, "{name}");

@@ -6,7 +6,7 @@ use tch::Tensor;
 
 use super::{copies, copy, dense, unshared};
 use crate::bridge::{borrow, borrow_all, ffi};
-use crate::check::describe;
+use crate::check::{describe, describe_all};
 use crate::error::Error;
 use crate::group::ProcessGroup;
 use crate::work::Work;
@@ -62,10 +62,7 @@ impl ProcessGroup {
         root: usize,
     ) -> Result<(), Error> {
         let root = self.rank_number("broadcast_coalesced", root)?;
-        self.check("broadcast_coalesced", || {
-            let all: Vec<String> = tensors.iter().map(|tensor| describe(tensor)).collect();
-            format!("from {root} {}", all.join(", "))
-        })?;
+        self.check("broadcast_coalesced", || format!("from {root} {}", describe_all(tensors)))?;
         let since = Instant::now();
         // c10d works on each as it is and copies into it under no_grad.
         let (started, done) = self.exclusively(|group| {
@@ -136,6 +133,16 @@ impl ProcessGroup {
 
     #[track_caller]
     fn begin_all_gather_flat(&self, tensor: &Tensor) -> Result<Work<Tensor>, Error> {
+        let (input, output) = self.flat_input_and_output(tensor)?;
+        let pending = self.collective(
+            "all_gather_flat",
+            || describe(&input),
+            |group, limit| ffi::all_gather_flat(group, borrow(&output), borrow(&input), limit),
+        )?;
+        Ok(pending.giving(output).reading([input]))
+    }
+
+    fn flat_input_and_output(&self, tensor: &Tensor) -> Result<(Tensor, Tensor), Error> {
         let mut input = dense(tensor)?;
         if input.dim() == 0 {
             input = input.f_unsqueeze(0)?;
@@ -143,12 +150,57 @@ impl ProcessGroup {
         let mut shape = input.size();
         shape[0] *= self.size() as i64;
         let output = Tensor::f_empty(&shape, (input.f_kind()?, input.device()))?;
-        let pending = self.collective(
-            "all_gather_flat",
-            || describe(&input),
-            |group, limit| ffi::all_gather_flat(group, borrow(&output), borrow(&input), limit),
-        )?;
-        Ok(pending.giving(output).reading([input]))
+        Ok((input, output))
+    }
+
+    /// Gathers each tensor as [`ProcessGroup::all_gather_flat`] does: with NCCL in one kernel, with Gloo several in
+    /// flight.
+    ///
+    /// # Errors
+    /// As there; [`crate::Fault::Invalid`] when the tensors are not on one device.
+    ///
+    /// ```
+    /// # use brigade_torch::{Backend, ProcessGroup, Store};
+    /// # let gloo = Backend::Gloo(Default::default());
+    /// # let group = &ProcessGroup::new(&Store::hash()?, 0, 1, gloo, Default::default())?;
+    /// use brigade_torch::Tensor;
+    /// let all = group.all_gather_flat_coalesced(&[Tensor::from(1.0), Tensor::from_slice(&[2i64, 3])])?;
+    /// assert_eq!(all[1].size(), [2 * group.size() as i64]);
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn all_gather_flat_coalesced(&self, tensors: &[Tensor]) -> Result<Vec<Tensor>, Error> {
+        self.begin_all_gather_flat_coalesced(tensors)?.wait()
+    }
+
+    /// Starts [`ProcessGroup::all_gather_flat_coalesced`].
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn start_all_gather_flat_coalesced(
+        &self,
+        tensors: &[Tensor],
+    ) -> Result<Work<Vec<Tensor>>, Error> {
+        self.begin_all_gather_flat_coalesced(&copies(tensors)?)
+    }
+
+    #[track_caller]
+    fn begin_all_gather_flat_coalesced(
+        &self,
+        tensors: &[Tensor],
+    ) -> Result<Work<Vec<Tensor>>, Error> {
+        const OPERATION: &str = "all_gather_flat_coalesced";
+        self.on_one_device(OPERATION, tensors)?;
+        let pairs = tensors.iter().map(|tensor| self.flat_input_and_output(tensor));
+        let (inputs, outputs): (Vec<_>, Vec<_>) =
+            pairs.collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
+        let what = || describe_all(&inputs);
+        let pending = self.collective(OPERATION, what, |group, limit| {
+            let (outputs, inputs) = (borrow_all(&outputs), borrow_all(&inputs));
+            ffi::all_gather_flat_coalesced(group, &outputs, &inputs, limit)
+        })?;
+        Ok(pending.giving(outputs).reading(inputs))
     }
 
     /// On rank `root` the tensors of all ranks, by rank; `None` elsewhere.

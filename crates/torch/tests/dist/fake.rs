@@ -24,6 +24,7 @@ fn a_thousand_ranks_answer_at_once() {
     group.reduce(&mut tensor, ReduceOp::Max, 999).unwrap();
     assert_eq!(values(&tensor), same);
     group.broadcast_coalesced(&[&tensor], 1 << 20, 0).unwrap();
+    group.all_reduce_coalesced(&mut [tensor.shallow_clone()], ReduceOp::Mean).unwrap();
 
     let all = group.all_gather(&tensor).unwrap();
     assert_eq!(all.len(), 1000);

@@ -3,6 +3,7 @@
 // clippy.toml allows it in tests, but does not know their helpers.
 #![allow(clippy::unwrap_used)]
 
+mod coalesced;
 mod cross_entropy;
 mod devices;
 mod exchange;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use brigade_torch::{Kind, ReduceOp, Tensor};
+use brigade_torch::ReduceOp;
 
 use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
@@ -99,40 +99,19 @@ impl<P: PreparedModels + ?Sized> LocalSgd<'_, P> {
         if self._switched.is_some() { self.average() } else { Ok(()) }
     }
 
-    /// Sends one message for each kind of parameter.
     #[track_caller]
     fn average(&self) -> Result<()> {
         let Some(group) = self.accelerator.traced() else {
             return Ok(());
         };
-        let mut parameters: Vec<(Kind, Tensor)> = Vec::new();
+        let mut parameters = Vec::new();
         let mut outcome = Ok(());
-        self.models.each_parameter(&mut |parameter| match parameter
-            .f_detach()
-            .and_then(|tensor| Ok((tensor.f_kind()?, tensor)))
-        {
+        self.models.each_parameter(&mut |parameter| match parameter.f_detach() {
             Ok(parameter) => parameters.push(parameter),
             Err(error) => outcome = Err(Error::Tensor(error)),
         });
         outcome?;
-        // In the order of the first parameter of each kind, which is the same on all ranks.
-        while let Some(&(kind, _)) = parameters.first() {
-            let (same, rest): (Vec<_>, Vec<_>) =
-                parameters.into_iter().partition(|(other, _)| *other == kind);
-            parameters = rest;
-            let flat =
-                same.iter().map(|(_, t)| t.f_reshape([-1])).collect::<Result<Vec<_>, _>>()?;
-            let mut flat = Tensor::f_cat(&flat, 0)?;
-            group.all_reduce(&mut flat, ReduceOp::Mean)?;
-            let mut start = 0;
-            for (_, tensor) in same {
-                let length = tensor.numel() as i64;
-                let mean = flat.f_narrow(0, start, length)?.f_view(&tensor.size()[..])?;
-                tensor.shallow_clone().f_copy_(&mean)?;
-                start += length;
-            }
-        }
-        Ok(())
+        Ok(group.all_reduce_coalesced(&mut parameters, ReduceOp::Mean)?)
     }
 }
 

@@ -18,6 +18,9 @@ impl Processes {
     #[track_caller]
     pub fn gather<T: TensorTree>(&self, values: &T) -> Result<T::Owned> {
         let group = self.traced();
+        if let (Some(group), Some(tensors)) = (&group, together(values)) {
+            return in_place_of(values, group.all_gather_flat_coalesced(&tensors)?);
+        }
         values.try_map(&mut |tensor| match &group {
             Some(group) => Ok(group.all_gather_flat(tensor)?),
             None if tensor.dim() == 0 => Ok(tensor.f_unsqueeze(0)?),
@@ -99,6 +102,12 @@ impl Processes {
     #[track_caller]
     pub fn reduce<T: TensorTree>(&self, values: &T, op: ReduceOp) -> Result<T::Owned> {
         let group = self.traced();
+        if let (Some(group), Some(tensors)) = (&group, together(values)) {
+            let mut reduced =
+                tensors.iter().map(Tensor::f_detach_copy).collect::<Result<Vec<_>, _>>()?;
+            group.all_reduce_coalesced(&mut reduced, op)?;
+            return in_place_of(values, reduced);
+        }
         values.try_map(&mut |tensor| {
             let mut reduced = tensor.f_detach_copy()?;
             if let Some(group) = &group {
@@ -222,4 +231,24 @@ fn pad_to(tensor: &Tensor, dim: i64, length: i64, value: f64, first: bool) -> Re
     let filling = Tensor::f_full(shape, value, (tensor.f_kind()?, tensor.device()))?;
     let parts = if first { [&filling, tensor] } else { [tensor, &filling] };
     Ok(Tensor::f_cat(&parts, dim)?)
+}
+
+/// The tensors of a tree that can go in one operation: several, on one device.
+fn together<T: TensorTree>(values: &T) -> Option<Vec<Tensor>> {
+    let mut tensors: Vec<Tensor> = Vec::new();
+    values.visit(&mut |tensor| tensors.push(tensor.shallow_clone()));
+    let device = tensors.first()?.device();
+    (tensors.len() > 1 && tensors.iter().all(|it| it.device() == device)).then_some(tensors)
+}
+
+/// The tree with these tensors, in the order of its own.
+fn in_place_of<T: TensorTree>(values: &T, tensors: Vec<Tensor>) -> Result<T::Owned> {
+    let mut tensors = tensors.into_iter();
+    values.try_map(&mut |_| {
+        tensors.next().ok_or_else(|| {
+            Error::InvalidArgument(
+                "try_map has more tensors than visit: a mistake of the TensorTree".into(),
+            )
+        })
+    })
 }

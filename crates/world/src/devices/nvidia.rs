@@ -5,7 +5,8 @@ mod xid;
 use std::path::Path;
 
 use super::{
-    Device, DeviceKind, Driver, DriverWords, Fault, entries, numa_node, numbered, on_bus, read,
+    Device, DeviceKind, Driver, DriverWords, Fault, MemoryQuery, entries, numa_node, numbered,
+    on_bus, read,
 };
 
 #[derive(Debug)]
@@ -122,6 +123,14 @@ impl DeviceKind for Nvidia {
         }
     }
 
+    fn memory_query(&self) -> Option<&'static MemoryQuery> {
+        Some(&MemoryQuery {
+            programs: &["/usr/bin/nvidia-smi", "/usr/lib/wsl/lib/nvidia-smi"],
+            arguments: &["--query-gpu=pci.bus_id,memory.total", "--format=csv,noheader,nounits"],
+            read: memory,
+        })
+    }
+
     fn fault(&self, message: &str) -> Option<Fault> {
         xid::fault(message)
     }
@@ -134,6 +143,15 @@ fn version(text: &str) -> Option<String> {
     let is_version =
         |word: &&str| word.contains('.') && word.split('.').all(|part| part.parse::<u32>().is_ok());
     line.split_whitespace().find(is_version).map(str::to_owned)
+}
+
+/// `00000000:3B:00.0, 81559`: the domain has eight digits here, and memory is in MiB; `[N/A]` where it is the host's.
+fn memory(line: &str) -> Option<(String, u64)> {
+    let (address, mebibytes) = line.split_once(',')?;
+    let (domain, rest) = address.trim().split_once(':')?;
+    let domain = u32::from_str_radix(domain, 16).ok()?;
+    let bytes = mebibytes.trim().parse::<u64>().ok()?.checked_mul(1 << 20)?;
+    Some((format!("{domain:04x}:{}", rest.to_ascii_lowercase()), bytes))
 }
 
 /// The number of its device file.
@@ -153,6 +171,24 @@ const MIG: &str = "MIG-";
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_by_address() {
+        let of = |line: &str| memory(line);
+        assert_eq!(of("00000000:3B:00.0, 81559"), Some(("0000:3b:00.0".to_owned(), 81_559 << 20)));
+        assert_eq!(of("00010000:01:00.0, 24564"), Some(("10000:01:00.0".to_owned(), 24_564 << 20)));
+        for line in [
+            "",
+            "No devices were found",
+            "00000009:01:00.0, [N/A]",
+            "3B, 81559",
+            "x:3B:00.0, 81559",
+            "00000000:3B:00.0, 99999999999999999999",
+            "00000000:3B:00.0, 18446744073709551615",
+        ] {
+            assert_eq!(of(line), None, "{line}");
+        }
+    }
 
     #[test]
     fn versions_of_both_drivers() {
