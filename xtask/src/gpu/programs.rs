@@ -20,6 +20,7 @@ pub(super) const TESTS: &[(&str, &str, &[&str])] = &[
             "checkpoint",
             "checkpoint_worlds",
             "comm_hooks",
+            "data_on_gpu",
             "extending",
             "from_accelerate",
             "gpu",
@@ -49,9 +50,9 @@ pub(super) const TESTS: &[(&str, &str, &[&str])] = &[
             "transformers_seed",
         ],
     ),
-    ("brigade-vision", "crates/vision", &["augment", "dataset", "segmentation"]),
+    ("brigade-vision", "crates/vision", &["augment", "dataset", "device", "segmentation"]),
     ("brigade-data", "crates/data", &["loader"]),
-    ("brigade-learn", "crates/learn", &["golden", "learner", "losses", "metrics"]),
+    ("brigade-learn", "crates/learn", &["device", "golden", "learner", "losses", "metrics"]),
     ("brigade-text", "crates/text", &["collate", "learners"]),
 ];
 

@@ -28,10 +28,7 @@ impl LossWeight {
     /// As a scalar in double precision. An invalid one is NaN, because the other ranks wait for this rank's weight.
     fn checked(&self) -> Result<Tensor> {
         if self.0.numel() != 1 {
-            return Err(Error::InvalidArgument(format!(
-                "backward_weighted: expected a weight of one element, found one of shape {:?}",
-                self.0.size()
-            )));
+            return Ok(Tensor::from(f64::NAN));
         }
         let weight = self.0.f_detach()?.f_reshape([0i64; 0])?.f_to_kind(Kind::Double)?;
         Ok(weight.f_where_scalarother(&weight.f_ge(0.0)?, f64::NAN)?)
@@ -51,6 +48,9 @@ impl Accelerator {
     /// the mean over all tokens of the window on all ranks, however unevenly they are spread.
     /// [`Accelerator::backward`] computes the mean of the batches' means, which differs from it then.
     ///
+    /// The weight is a number, or a tensor of one element; on a GPU the host does not wait for one, and the step can be
+    /// recorded ([`Accelerator::capture`]).
+    ///
     /// Call it once for each batch, with all of the models that the loss comes from. It sends one number for each
     /// window, so all ranks must have the same number of windows.
     ///
@@ -64,9 +64,9 @@ impl Accelerator {
     /// // -100 marks padding: cross entropy leaves it out of its sum.
     /// let logits = model.forward(&inputs)?;
     /// let loss = logits.cross_entropy_loss::<Tensor>(&labels, None, tch::Reduction::Sum, -100, 0.0);
-    /// let tokens = labels.not_equal(-100).sum(tch::Kind::Double).double_value(&[]);
-    /// assert_eq!(tokens, 3.0);
-    /// accelerator.backward_weighted(&model, &loss, tokens)?;
+    /// let tokens = labels.not_equal(-100).sum(tch::Kind::Int64);
+    /// assert_eq!(tokens, Tensor::from(3i64));
+    /// accelerator.backward_weighted(&model, &loss, &tokens)?;
     /// # Ok::<(), brigade_train::Error>(())
     /// ```
     ///
@@ -74,7 +74,7 @@ impl Accelerator {
     ///
     /// # Errors
     /// As [`Accelerator::backward`]; [`Error::InvalidArgument`], on every rank at the end of the window, when a
-    /// weight is negative or NaN. One that is a tensor on a GPU makes the loss NaN then.
+    /// weight is negative, NaN, or a tensor of several elements. One that is a tensor on a GPU makes the loss NaN then.
     pub fn backward_weighted(
         &self,
         models: &(impl PreparedModels + ?Sized),
@@ -102,8 +102,8 @@ impl Accelerator {
         let total = self.sum_over_ranks(total)?;
         if total.device() == Device::Cpu && !total.f_double_value(&[])?.is_finite() {
             return Err(Error::InvalidArgument(
-                "backward_weighted: on one of the ranks a weight was negative or NaN; expected \
-                 the number of tokens that the loss is the sum of"
+                "backward_weighted: on one of the ranks a weight was negative, NaN, or a tensor of several elements; \
+                 expected the number of tokens that the loss is the sum of"
                     .into(),
             ));
         }

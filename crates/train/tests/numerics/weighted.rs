@@ -166,6 +166,11 @@ dist_test!(
         let weight = if world.rank.as_usize() == 1 { -3.0 } else { 3.0 };
         let error = first.backward_weighted(&model, &loss().sum(Kind::Double), weight).unwrap_err();
         assert!(error.to_string().contains("backward_weighted"), "{error}");
+        let weights = vec![1.0; 1 + world.rank.as_usize()];
+        let error = first
+            .backward_weighted(&model, &loss().sum(Kind::Double), &Tensor::from_slice(&weights))
+            .unwrap_err();
+        assert!(error.to_string().contains("several elements"), "{error}");
         // No token on any rank: nothing to learn, and no NaN.
         let second = Accelerator::builder().sharing(&first).quiet(true).build()?;
         let model = second.prepare(net::model(Kind::Double))?;
