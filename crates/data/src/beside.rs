@@ -1,6 +1,6 @@
 //! What a reading thread computes on a GPU, beside the thread that trains.
 
-use brigade_torch::{Device, DeviceExt, StreamEvent, Streams};
+use brigade_torch::{Device, DeviceExt, SideStream, StreamEvent};
 
 use crate::DataError;
 
@@ -13,12 +13,12 @@ pub(crate) struct Beside {
 
 /// A thread's stream on a GPU, or nothing of the kind.
 ///
-/// No thread waits for a batch: the one that takes it has its own stream wait. The thread itself waits once, at its
-/// end. Whatever its closure and its data set hold lives until then, so that the memory of a tensor that it has read
-/// on its stream, and that another stream has allocated, is not used again too early.
+/// No thread waits for a batch: the one that takes it has its own stream wait. The thread itself waits once, when this
+/// is dropped. Whatever its closure and its data set hold lives until then, so that the memory of a tensor that it has
+/// read on its stream, and that another stream has allocated, is not used again too early.
 pub(crate) struct OnStream {
     device: Option<Device>,
-    entered: Result<Option<Streams>, String>,
+    entered: Result<Option<SideStream>, String>,
 }
 
 impl Beside {
@@ -30,19 +30,11 @@ impl Beside {
 
     /// Gives the calling thread its stream. What fails is the error of each of its batches.
     pub(crate) fn enter(self) -> OnStream {
-        let entered = self.entered().map_err(|error| error.to_string());
-        OnStream { device: self.device, entered }
-    }
-
-    fn entered(&self) -> Result<Option<Streams>, brigade_torch::Error> {
-        let Some(device) = self.device else { return Ok(None) };
-        device.make_current()?;
-        let streams = Streams::beside(&[device])?;
-        streams.enter()?;
-        if let Some(begun) = &self.begun {
-            begun.follow()?;
-        }
-        Ok(Some(streams))
+        let entered = match self.device {
+            Some(device) => SideStream::enter(device, self.begun.as_ref()),
+            None => Ok(None),
+        };
+        OnStream { device: self.device, entered: entered.map_err(|error| error.to_string()) }
     }
 }
 
@@ -56,15 +48,6 @@ impl OnStream {
             (Err(message), _) => Err(DataError::other(message.clone())),
             (Ok(Some(_)), Some(device)) => Ok((work()?, StreamEvent::record(device)?)),
             (Ok(_), _) => Ok((work()?, None)),
-        }
-    }
-}
-
-impl Drop for OnStream {
-    fn drop(&mut self) {
-        if let Ok(Some(streams)) = &self.entered {
-            // A kernel that has failed is an error of what comes next on the device.
-            let _ = streams.wait();
         }
     }
 }

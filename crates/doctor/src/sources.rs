@@ -93,9 +93,20 @@ impl Sources {
             return None;
         }
         let mut command = Command::new(program);
-        command.args(arguments).stdin(Stdio::null());
-        let output = within(PROGRAM_LIMIT, move || command.output())?.ok()?;
-        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn().ok()?;
+        let mut out = child.stdout.take()?;
+        let read = within(PROGRAM_LIMIT, move || {
+            let mut text = Vec::new();
+            out.read_to_end(&mut text).map(|_| text)
+        });
+        let Some(text) = read else {
+            // One that hangs in the driver cannot be ended, nor waited for.
+            let _ = child.kill();
+            return None;
+        };
+        let status = within(PROGRAM_LIMIT, move || child.wait())?.ok()?;
+        status.success().then(|| String::from_utf8_lossy(&text.unwrap_or_default()).into_owned())
     }
 
     /// Names in a folder, sorted; none where there is no such folder.

@@ -4,7 +4,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/Context.h>
 #include <c10/core/CachingDeviceAllocator.h>
-#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <cstdlib>
@@ -19,27 +18,6 @@ c10::Device gpu(int32_t index) {
 
 c10::impl::VirtualGuardImpl guard() {
   return c10::impl::VirtualGuardImpl(c10::kCUDA);
-}
-
-c10::Stream side_stream(int32_t index) {
-  // From libtorch's pool, whose streams live as long as the process: a new one for each epoch costs nothing. From
-  // that of high priority, which is another one than those that compute are from: a stream that is recorded in a
-  // graph may not get work of another thread.
-  return guard().getStreamFromGlobalPool(gpu(index), /*isHighPriority=*/true);
-}
-
-void finish(const c10::Stream& stream) {
-  // Asked first: the question does not wait, and most often there is nothing to wait for.
-  if (!guard().queryStream(stream)) {
-    guard().synchronizeStream(stream);
-  }
-}
-
-at::Tensor through_pinned_memory(const at::Tensor& tensor, c10::Device device) {
-  // A copy from ordinary memory makes the host wait. libtorch keeps pinned memory until the copies from it are done,
-  // and for the next one.
-  const auto pinned = tensor.is_pinned() ? tensor : tensor.pin_memory();
-  return pinned.to(device, /*non_blocking=*/true);
 }
 
 } // namespace
@@ -76,18 +54,20 @@ void use_streams(rust::Slice<const int32_t> gpus, rust::Slice<const int64_t> str
   }
 }
 
-rust::Vec<int64_t> side_streams(rust::Slice<const int32_t> gpus) {
-  rust::Vec<int64_t> out;
-  for (const auto index : gpus) {
-    out.push_back(side_stream(index).id());
-  }
-  return out;
+int64_t enter_side_stream(int32_t index) {
+  // From libtorch's pool, whose streams live as long as the process: a new one for each epoch costs nothing. From
+  // that of high priority, which is another one than those that compute are from: a stream that is recorded in a
+  // graph may not get work of another thread.
+  const auto stream = guard().getStreamFromGlobalPool(gpu(index), /*isHighPriority=*/true);
+  guard().exchangeStream(stream);
+  return stream.id();
 }
 
-void finish_streams(rust::Slice<const int32_t> gpus, rust::Slice<const int64_t> streams) {
-  TORCH_CHECK(gpus.size() == streams.size(), gpus.size(), " GPUs and ", streams.size(), " streams");
-  for (size_t i = 0; i < gpus.size(); ++i) {
-    finish(c10::Stream(c10::Stream::UNSAFE, gpu(gpus[i]), streams[i]));
+void finish_stream(int32_t index, int64_t id) {
+  const c10::Stream stream(c10::Stream::UNSAFE, gpu(index), id);
+  // Asked first: the question does not wait, and most often there is nothing to wait for.
+  if (!guard().queryStream(stream)) {
+    guard().synchronizeStream(stream);
   }
 }
 
@@ -110,8 +90,10 @@ void follow_event(const StreamEvent& event, rust::Slice<const TensorRef> tensors
 
 std::unique_ptr<Tensor> copy_to_gpu(const Tensor& from, int32_t index) {
   at::NoGradGuard no_grad;
-  return std::make_unique<Tensor>(
-      from.is_cpu() ? through_pinned_memory(from, gpu(index)) : from.to(gpu(index), /*non_blocking=*/true));
+  // A copy from ordinary memory makes the host wait. libtorch keeps pinned memory until the copies from it are done,
+  // and for the next one.
+  const auto source = from.is_cpu() && !from.is_pinned() ? from.pin_memory() : from;
+  return std::make_unique<Tensor>(source.to(gpu(index), /*non_blocking=*/true));
 }
 
 void synchronize_gpu(int32_t index) {
@@ -172,60 +154,6 @@ std::unique_ptr<Tensor> copy_to_host(const Tensor& from, rust::Slice<const Tenso
 
 bool is_pinned(const Tensor& tensor) {
   return tensor.is_cpu() && tensor.is_pinned();
-}
-
-std::unique_ptr<CopyStream> new_copy_stream(int32_t index) {
-  return std::make_unique<CopyStream>(CopyStream{side_stream(index)});
-}
-
-void enter_copy_stream(const CopyStream& stream) {
-  guard().exchangeStream(stream.stream);
-}
-
-void finish_copy_stream(const CopyStream& stream) {
-  finish(stream.stream);
-}
-
-std::unique_ptr<StagedCopy> stage(
-    const CopyStream& stream, rust::Slice<const TensorRef> tensors) {
-  at::NoGradGuard no_grad;
-  const auto device = stream.stream.device();
-  const auto current = guard().getStream(device);
-  if (current != stream.stream) {
-    // What lies on the device already was computed by this thread: the copies, and their event, come behind it.
-    c10::Event computed(device.type());
-    computed.record(current);
-    computed.block(stream.stream);
-  }
-  // Memory that is allocated here belongs to this stream: it can be written at once, since nothing that
-  // computes has ever used it without an event in between.
-  c10::StreamGuard on(stream.stream);
-  std::vector<at::Tensor> out;
-  out.reserve(tensors.size());
-  for (const auto& reference : tensors) {
-    const at::Tensor& tensor = reference.tensor;
-    if (tensor.is_cpu()) {
-      out.push_back(through_pinned_memory(tensor, device));
-    } else {
-      out.push_back(tensor.device() == device ? tensor : tensor.to(device));
-    }
-  }
-  c10::Event copied(device.type());
-  copied.record(stream.stream);
-  return std::make_unique<StagedCopy>(StagedCopy{std::move(out), std::move(copied)});
-}
-
-std::unique_ptr<std::vector<Tensor>> staged_tensors(const StagedCopy& copy) {
-  auto out = std::make_unique<std::vector<Tensor>>(copy.tensors);
-  for (const auto& tensor : copy.tensors) {
-    const auto implementation = c10::impl::VirtualGuardImpl(tensor.device().type());
-    const auto current = implementation.getStream(tensor.device());
-    copy.copied.block(current);
-    // The memory is the copying stream's, which may not give it to the next batch before this stream has done
-    // with it.
-    tensor.record_stream(current);
-  }
-  return out;
 }
 
 } // namespace brigade

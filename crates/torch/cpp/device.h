@@ -24,10 +24,10 @@ void use_pool_stream(int32_t gpu);
 // The current streams of this thread on some GPUs, as numbers, and the same streams for another thread.
 rust::Vec<int64_t> current_streams(rust::Slice<const int32_t> gpus);
 void use_streams(rust::Slice<const int32_t> gpus, rust::Slice<const int64_t> streams);
-// Streams of the pools of high priority, which no stream that computes is from.
-rust::Vec<int64_t> side_streams(rust::Slice<const int32_t> gpus);
-// Waits for streams that have work left, and returns at once for those that have none.
-void finish_streams(rust::Slice<const int32_t> gpus, rust::Slice<const int64_t> streams);
+// Makes a stream of the pool of high priority, which no stream that computes is from, this thread's.
+int64_t enter_side_stream(int32_t gpu);
+// Waits for a stream that has work left, and returns at once for one that has none.
+void finish_stream(int32_t gpu, int64_t stream);
 // Waits for everything that the GPU was given.
 void synchronize_gpu(int32_t index);
 // As the driver counts them.
@@ -54,23 +54,5 @@ std::unique_ptr<Tensor> copy_to_gpu(const Tensor& from, int32_t gpu);
 // Begins a copy into pinned memory: that of `into`, or new memory.
 std::unique_ptr<Tensor> copy_to_host(const Tensor& from, rust::Slice<const TensorRef> into);
 bool is_pinned(const Tensor& tensor);
-
-// A stream beside the one that computes.
-struct CopyStream {
-  c10::Stream stream;
-};
-
-// Tensors on their way to a device.
-struct StagedCopy {
-  std::vector<at::Tensor> tensors;
-  c10::Event copied;
-};
-
-std::unique_ptr<CopyStream> new_copy_stream(int32_t gpu);
-void enter_copy_stream(const CopyStream& stream);
-void finish_copy_stream(const CopyStream& stream);
-std::unique_ptr<StagedCopy> stage(const CopyStream& stream, rust::Slice<const TensorRef> tensors);
-// Makes the current stream wait for the copy, not the host.
-std::unique_ptr<std::vector<Tensor>> staged_tensors(const StagedCopy& copy);
 
 } // namespace brigade

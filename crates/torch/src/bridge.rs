@@ -503,8 +503,8 @@ pub(crate) mod ffi {
         fn use_pool_stream(gpu: i32) -> Result<()>;
         fn current_streams(gpus: &[i32]) -> Result<Vec<i64>>;
         fn use_streams(gpus: &[i32], streams: &[i64]) -> Result<()>;
-        fn side_streams(gpus: &[i32]) -> Result<Vec<i64>>;
-        fn finish_streams(gpus: &[i32], streams: &[i64]) -> Result<()>;
+        fn enter_side_stream(gpu: i32) -> Result<i64>;
+        fn finish_stream(gpu: i32, stream: i64) -> Result<()>;
 
         type StreamEvent;
         fn record_event(gpu: i32) -> Result<UniquePtr<StreamEvent>>;
@@ -524,14 +524,6 @@ pub(crate) mod ffi {
         fn copy_to_host(from: &Tensor, into: &[TensorRef<'_>]) -> Result<UniquePtr<Tensor>>;
         fn copy_to_gpu(from: &Tensor, gpu: i32) -> Result<UniquePtr<Tensor>>;
         fn is_pinned(tensor: &Tensor) -> Result<bool>;
-
-        type CopyStream;
-        type StagedCopy;
-        fn new_copy_stream(gpu: i32) -> Result<UniquePtr<CopyStream>>;
-        fn enter_copy_stream(stream: &CopyStream) -> Result<()>;
-        fn finish_copy_stream(stream: &CopyStream) -> Result<()>;
-        fn stage(stream: &CopyStream, tensors: &[TensorRef<'_>]) -> Result<UniquePtr<StagedCopy>>;
-        fn staged_tensors(copy: &StagedCopy) -> Result<UniquePtr<CxxVector<Tensor>>>;
 
         type Store;
         fn tcp_store(options: &TcpStoreOptions<'_>) -> Result<UniquePtr<Store>>;

@@ -63,9 +63,9 @@ pub use cross_entropy::{
 #[doc(hidden)]
 pub use device::forbid_waiting;
 pub use device::{
-    CopyStream, Cuda, CudaUnavailable, DEVICE_KINDS, DeviceExt, DeviceKind, DeviceMemory, GpuMath,
-    MemoryInfo, Staged, StreamEvent, Streams, copy_to_device, copy_to_host, cuda_compiled,
-    cuda_devices, is_pinned,
+    Cuda, CudaUnavailable, DEVICE_KINDS, DeviceExt, DeviceKind, DeviceMemory, GpuMath, MemoryInfo,
+    SideStream, StreamEvent, Streams, copy_to_device, copy_to_host, cuda_compiled, cuda_devices,
+    is_pinned,
 };
 pub use device_numbers::DeviceNumbers;
 pub use dropout::dropout;

@@ -5,13 +5,13 @@ use std::fmt;
 use cxx::UniquePtr;
 use tch::{Device, Tensor};
 
-use super::gpu;
+use super::{DeviceExt, gpu};
 use crate::bridge::{borrow_all, ffi};
 use crate::error::Error;
 use crate::tensor_tree::TensorTree;
 
 /// The current streams of a thread, for another one that goes on with its tensors: what both give a GPU is done in
-/// order then. Or, with [`Streams::beside`], streams for a thread that computes beside others.
+/// order then.
 ///
 /// ```
 /// use brigade_torch::{Device, Streams};
@@ -31,36 +31,10 @@ impl Streams {
     /// # Errors
     /// [`Error::Libtorch`] when there is no such device.
     pub fn current(devices: &[Device]) -> Result<Self, Error> {
-        Self::of(devices, |gpus| {
-            let streams = ffi::current_streams(gpus);
-            streams.map_err(|error| Error::libtorch("current streams", &error))
-        })
-    }
-
-    /// Takes streams of the devices' pools, beside those on which threads compute otherwise. [`StreamEvent`] puts
-    /// their work and that of other streams in order.
-    ///
-    /// ```
-    /// use brigade_torch::{Device, Streams};
-    /// Streams::beside(&[Device::Cpu])?.enter()?; // The CPU has none.
-    /// # Ok::<(), brigade_torch::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`Error::Libtorch`] when there is no such device.
-    pub fn beside(devices: &[Device]) -> Result<Self, Error> {
-        Self::of(devices, |gpus| {
-            ffi::side_streams(gpus).map_err(|error| Error::libtorch("side streams", &error))
-        })
-    }
-
-    fn of(
-        devices: &[Device],
-        streams: impl FnOnce(&[i32]) -> Result<Vec<i64>, Error>,
-    ) -> Result<Self, Error> {
         let gpus = devices.iter().filter_map(|&device| gpu(device).transpose());
         let gpus: Vec<i32> = gpus.collect::<Result<_, _>>()?;
-        let streams = streams(&gpus)?;
+        let streams = ffi::current_streams(&gpus);
+        let streams = streams.map_err(|error| Error::libtorch("current streams", &error))?;
         Ok(Self { gpus, streams })
     }
 
@@ -72,14 +46,47 @@ impl Streams {
         ffi::use_streams(&self.gpus, &self.streams)
             .map_err(|error| Error::libtorch("use streams", &error))
     }
+}
 
-    /// Waits until the devices have done what the streams were given.
+/// A stream on a GPU that this thread computes on beside the threads that compute on others. [`StreamEvent`] puts their
+/// work in order.
+///
+/// Dropped, it waits until the device has done what the stream was given: what its kernels read, and other streams have
+/// allocated, is to be dropped later. The stream stays this thread's.
+#[derive(Debug)]
+pub struct SideStream {
+    gpu: i32,
+    stream: i64,
+}
+
+impl SideStream {
+    /// Takes a stream of the device's pool, and makes it and the device current in this thread; what the thread gives
+    /// the device comes behind the event. `None` for the CPU.
+    ///
+    /// ```
+    /// use brigade_torch::{Device, SideStream};
+    /// assert!(SideStream::enter(Device::Cpu, None)?.is_none());
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// [`Error::Libtorch`] when a kernel has failed.
-    pub fn wait(&self) -> Result<(), Error> {
-        ffi::finish_streams(&self.gpus, &self.streams)
-            .map_err(|error| Error::libtorch("wait for streams", &error))
+    /// [`Error::Libtorch`] when there is no such device.
+    pub fn enter(device: Device, behind: Option<&StreamEvent>) -> Result<Option<Self>, Error> {
+        let Some(gpu) = gpu(device)? else { return Ok(None) };
+        device.make_current()?;
+        let stream = ffi::enter_side_stream(gpu);
+        let stream = stream.map_err(|error| Error::libtorch("side stream", &error))?;
+        if let Some(event) = behind {
+            event.follow()?;
+        }
+        Ok(Some(Self { gpu, stream }))
+    }
+}
+
+impl Drop for SideStream {
+    fn drop(&mut self) {
+        // A kernel that has failed is an error of what comes next on the device.
+        let _ = ffi::finish_stream(self.gpu, self.stream);
     }
 }
 

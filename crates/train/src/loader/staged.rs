@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 
 use brigade_data::{Batch, DataError, Epoch};
-use brigade_torch::{CopyStream, Device, DeviceExt, Staged, StreamEvent, TensorTree};
+use brigade_torch::{Device, SideStream, StreamEvent, TensorTree, copy_to_device};
 
 use crate::error::{Error, Result};
 
@@ -14,12 +14,15 @@ use crate::error::{Error, Result};
 /// training thread.
 pub(super) struct StagedEpoch<T> {
     /// `None` once the epoch has ended.
-    batches: Option<Receiver<Result<Batch<Staged<T>>>>>,
+    batches: Option<Receiver<Result<Copied<T>>>>,
     thread: Option<JoinHandle<()>>,
     /// Why there is no thread.
     failed: Option<Error>,
     remaining: Option<usize>,
 }
+
+/// A batch on its way, and the point in the copying stream's work behind which it is there.
+type Copied<T> = (Batch<T>, Option<StreamEvent>);
 
 impl<T: TensorTree<Owned = T> + Send + 'static> StagedEpoch<T> {
     /// Begins an epoch in the thread that reads it, since not every epoch may change threads, and returns when
@@ -31,13 +34,14 @@ impl<T: TensorTree<Owned = T> + Send + 'static> StagedEpoch<T> {
         // What this thread has given the device may be the data set itself.
         let given = StreamEvent::record(device);
         let thread = thread::Builder::new().name("brigade-copies".to_owned()).spawn(move || {
-            match entered(device, given) {
-                Ok(Some(stream)) => {
-                    let epoch = begin();
+            match given.and_then(|given| SideStream::enter(device, given.as_ref())) {
+                Ok(stream) => {
+                    let mut epoch = begin();
+                    // Dropped before the epoch, whose data set the stream's kernels read: it waits for them.
+                    let _stream = stream;
                     let _ = begun.send(epoch.remaining());
-                    copy(epoch, stream, &sender);
+                    copy(&mut epoch, device, &sender);
                 }
-                Ok(None) => {}
                 Err(error) => {
                     let _ = begun.send(Some(1));
                     let _ = sender.send(Err(error.into()));
@@ -71,10 +75,10 @@ impl<T: TensorTree<Owned = T>> StagedEpoch<T> {
             return Some(Err(error));
         }
         match self.batches.as_ref()?.recv() {
-            Ok(batch) => Some(
-                batch
-                    .and_then(|batch| batch.try_map(|staged| staged.finish().map_err(Error::from))),
-            ),
+            Ok(copied) => Some(copied.and_then(|(batch, copied)| {
+                copied.map_or(Ok(()), |copied| copied.take_over(&*batch))?;
+                Ok(batch)
+            })),
             Err(_) => {
                 if let Err(panic) = self.end() {
                     resume_unwind(panic);
@@ -92,42 +96,19 @@ impl<T> Drop for StagedEpoch<T> {
     }
 }
 
-/// Makes a stream of the device this thread's own, behind what another thread has given the device.
-fn entered(
-    device: Device,
-    given: brigade_torch::Result<Option<StreamEvent>>,
-) -> brigade_torch::Result<Option<CopyStream>> {
-    device.make_current()?;
-    let Some(stream) = CopyStream::of(device)? else { return Ok(None) };
-    stream.enter()?;
-    if let Some(given) = given? {
-        given.follow()?;
-    }
-    Ok(Some(stream))
-}
-
-/// Waits for what the device was given before the epoch, which is declared earlier and so dropped later: kernels read
-/// the data set's memory.
-struct Entered(CopyStream);
-
-impl Drop for Entered {
-    fn drop(&mut self) {
-        // A kernel that has failed is an error of what comes next on the device.
-        let _ = self.0.wait();
-    }
-}
-
 fn copy<T: TensorTree<Owned = T>>(
-    mut epoch: Epoch<T>,
-    stream: CopyStream,
-    batches: &SyncSender<Result<Batch<Staged<T>>>>,
+    epoch: &mut Epoch<T>,
+    device: Device,
+    batches: &SyncSender<Result<Copied<T>>>,
 ) {
-    let stream = Entered(stream);
-    for batch in &mut epoch {
-        let batch = batch
-            .map_err(Error::from)
-            .and_then(|batch| batch.try_map(|data| stream.0.start(&data).map_err(Error::from)));
-        if batches.send(batch).is_err() {
+    for batch in epoch {
+        let copied = batch.map_err(Error::from).and_then(|batch| {
+            let batch = batch.try_map(|data| {
+                data.try_map(&mut |tensor| copy_to_device(tensor, device).map_err(Error::from))
+            })?;
+            Ok((batch, StreamEvent::record(device)?))
+        });
+        if batches.send(copied).is_err() {
             // The loop has ended early.
             return;
         }
