@@ -205,6 +205,7 @@ class HostViews {
 
 struct Graph {
   DeviceIndex device = 0;
+  std::optional<c10::Stream> stream;
   std::vector<std::function<void()>> nodes;
   // The memory that the operators used first, as it was: a capture runs nothing on a real GPU.
   std::vector<std::pair<c10::Storage, std::string>> before;
@@ -217,22 +218,29 @@ struct Graph {
 std::recursive_mutex graph_mutex;
 Graph* capture = nullptr;
 
+// The capture that what this thread gives the device now belongs to: other threads go on with streams of their own
+// meanwhile, and those of autograd have the stream of the forward. Under the lock.
+Graph* capture_of_stream() {
+  return capture != nullptr && current_stream(capture->device) == *capture->stream ? capture : nullptr;
+}
+
 void remember(const Tensor& tensor) {
   std::lock_guard<std::recursive_mutex> lock(graph_mutex);
-  if (capture == nullptr || !tensor.defined() || !tensor.is_cuda()) {
+  Graph* captured = capture_of_stream();
+  if (captured == nullptr || !tensor.defined() || !tensor.is_cuda()) {
     return;
   }
   const c10::Storage& storage = tensor.storage();
-  if (capture->known.insert(storage.unsafeGetStorageImpl()).second) {
-    capture->before.emplace_back(
+  if (captured->known.insert(storage.unsafeGetStorageImpl()).second) {
+    captured->before.emplace_back(
         storage, std::string(static_cast<const char*>(storage.data()), storage.nbytes()));
   }
 }
 
 void record(std::function<void()> node) {
   std::lock_guard<std::recursive_mutex> lock(graph_mutex);
-  if (capture != nullptr) {
-    capture->nodes.push_back(std::move(node));
+  if (Graph* captured = capture_of_stream()) {
+    captured->nodes.push_back(std::move(node));
   }
 }
 
@@ -472,10 +480,10 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) 
     }
     {
       std::lock_guard<std::recursive_mutex> lock(graph_mutex);
-      for (const Tensor& tensor : fresh) {
-        if (capture != nullptr) {
-          capture->known.insert(tensor.storage().unsafeGetStorageImpl());
-          capture->made.push_back(tensor.storage());
+      if (Graph* captured = capture_of_stream()) {
+        for (const Tensor& tensor : fresh) {
+          captured->known.insert(tensor.storage().unsafeGetStorageImpl());
+          captured->made.push_back(tensor.storage());
         }
       }
     }
@@ -784,18 +792,18 @@ void register_operators() {
 
 bool capturing() {
   std::lock_guard<std::recursive_mutex> lock(graph_mutex);
-  return capture != nullptr;
+  return capture_of_stream() != nullptr;
 }
 
 bool capturing(DeviceIndex device) {
   std::lock_guard<std::recursive_mutex> lock(graph_mutex);
-  return capture != nullptr && capture->device == device;
+  return capture != nullptr && capture->device == device && capture_of_stream() != nullptr;
 }
 
 void invalidate_capture() {
   std::lock_guard<std::recursive_mutex> lock(graph_mutex);
-  if (capture != nullptr) {
-    capture->invalid = true;
+  if (Graph* captured = capture_of_stream()) {
+    captured->invalid = true;
   }
 }
 
@@ -810,6 +818,7 @@ char* gpukit_begin_capture(int32_t device) {
     drain(current_stream(static_cast<DeviceIndex>(device)));
     capture = new Graph();
     capture->device = static_cast<DeviceIndex>(device);
+    capture->stream = current_stream(capture->device);
     capture->generator_before = host_generator(default_generator(capture->device)).clone();
   });
 }

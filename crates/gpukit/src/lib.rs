@@ -13,6 +13,8 @@ pub mod fake;
 mod ffi;
 mod graphs;
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use brigade_torch::GpuMath;
 use tch::{Device, Kind, Tensor};
 
@@ -23,26 +25,25 @@ use tch::{Device, Kind, Tensor};
 ///
 /// On a wait.
 pub fn without_waiting<R>(function: impl FnOnce() -> R) -> R {
-    match device() {
-        Device::Cpu => function(),
-        _ if fake::is_installed() => {
-            let mut result = None;
-            let waits = fake::synchronizations(|| result = Some(function()));
-            assert!(waits.is_empty(), "the host waited for the GPU: {waits:?}");
-            result.expect("the function has run")
-        }
-        _ => {
-            struct Allowed;
-            impl Drop for Allowed {
-                fn drop(&mut self) {
-                    brigade_torch::forbid_waiting(false);
-                }
-            }
-            brigade_torch::forbid_waiting(true);
-            let _allowed = Allowed;
-            function()
+    // First: tests install such GPUs where no variable asks for a device.
+    if fake::is_installed() {
+        let mut result = None;
+        let waits = fake::synchronizations(|| result = Some(function()));
+        assert!(waits.is_empty(), "the host waited for the GPU: {waits:?}");
+        return result.expect("the function has run");
+    }
+    if device() == Device::Cpu {
+        return function();
+    }
+    struct Allowed;
+    impl Drop for Allowed {
+        fn drop(&mut self) {
+            brigade_torch::forbid_waiting(false);
         }
     }
+    brigade_torch::forbid_waiting(true);
+    let _allowed = Allowed;
+    function()
 }
 
 /// The variable that names the device of the tests.
@@ -75,6 +76,29 @@ pub fn device() -> Device {
         }
         other => panic!("{DEVICE_VARIABLE}={other}: it is cpu, fake or cuda"),
     }
+}
+
+/// Returns the GPU for a test of what only a GPU does, and a guard to hold while the test runs: waits are counted for
+/// the whole process, and so are libtorch's random numbers and settings.
+///
+/// It is the second of two GPUs made of host memory, which is not the current device from the start, unless
+/// `BRIGADE_TEST_DEVICE` names another one.
+///
+/// # Panics
+///
+/// As [`device`], and in a program that is linked with CUDA where the variable is unset.
+pub fn gpu() -> (Device, MutexGuard<'static, ()>) {
+    static ALONE: Mutex<()> = Mutex::new(());
+    // A test that failed has nothing to say about the next one.
+    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let device = match device() {
+        Device::Cpu => {
+            fake::install(2).unwrap_or_else(|error| panic!("a GPU for tests: {error}"));
+            Device::Cuda(1)
+        }
+        device => device,
+    };
+    (device, alone)
 }
 
 /// Returns [`device`] for comparisons of numbers: on a GPU, products and convolutions of float32 then have all their

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // Tests.
 
 use brigade_data::{BatchedDataset, DataLoader, TensorDataset};
-use brigade_gpukit::fake;
+use brigade_gpukit::gpu;
 use brigade_learn::{Learner, Loaders};
 use brigade_nn::{Linear, Model};
 use brigade_train::Accelerator;
@@ -11,13 +11,7 @@ use tch::{Device, Kind, Tensor};
 
 #[test]
 fn data_on_the_gpu_train_as_data_on_the_cpu() {
-    let device = match brigade_gpukit::device() {
-        Device::Cpu => {
-            fake::install(2).unwrap();
-            Device::Cuda(0)
-        }
-        device => device,
-    };
+    let (device, _alone) = gpu();
     let fitted = |device: Device, threads: usize| {
         let accelerator = Accelerator::builder().device(device).tf32(false).quiet(true);
         let accelerator = accelerator.build().unwrap();

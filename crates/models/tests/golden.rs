@@ -6,7 +6,7 @@ use brigade_gpukit::{numeric_device, on_device};
 use brigade_models::{
     Activation, ResNet, ResNetOptions, UNet, UNetOptions, XResNet, XResNetOptions,
 };
-use brigade_nn::{Kind, Layer, Model, ParamPath, Tensor};
+use brigade_nn::{Device, Kind, Layer, Model, ParamPath, Tensor};
 use serde_json::Value;
 
 mod fill;
@@ -160,8 +160,10 @@ fn agrees<M: Layer>(table: Table, name: &str, build: fn(&ParamPath<'_>) -> M) {
     };
     for (((what, limit), theirs), ours) in what.iter().zip(limits).zip(theirs).zip(ours) {
         assert!(theirs < limit, "{what}: they are {theirs} away");
-        // The same sums in another order: an error of the same size.
-        assert!(ours < 16.0 * theirs, "{what}: {ours} away, they {theirs}");
+        // The same sums in another order: an error of the same size. A GPU may take Winograd's convolutions, whose error
+        // is several times that.
+        let most = if numeric_device() == Device::Cpu { 16.0 } else { 128.0 };
+        assert!(ours < most * theirs, "{what}: {ours} away, they {theirs}");
     }
 }
 

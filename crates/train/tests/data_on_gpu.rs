@@ -4,34 +4,22 @@
 #![allow(clippy::unwrap_used)] // also in what the tests share
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Barrier};
+use std::thread;
 
 use brigade_data::{
     BatchContext, BatchedDataset, DataError, DataLoader, StreamLoader, TensorDataset,
     batches_from_fn, dataset_from_fn, stream_from_fn,
 };
-use brigade_gpukit::{fake, without_waiting};
+use brigade_gpukit::{fake, gpu, without_waiting};
 use brigade_nn::{Linear, Model};
 use brigade_testkit::dist_test;
-use brigade_torch::{Backend, copy_to_device};
+use brigade_torch::{Backend, DeviceExt, SideStream, Streams, copy_to_device};
 use brigade_train::{Accelerator, AcceleratorBuilder, DATASET_SHARE, Device, Kind, Sgd, Tensor};
 
-/// The GPU. Waits are counted for the whole process, and libtorch's numbers are its own: one test at a time.
-fn gpu() -> (Device, MutexGuard<'static, ()>) {
-    static ALONE: Mutex<()> = Mutex::new(());
-    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let device = match brigade_gpukit::device() {
-        Device::Cpu => {
-            fake::install(2).unwrap();
-            Device::Cuda(1)
-        }
-        device => device,
-    };
-    (device, alone)
-}
-
+/// Without TF32, whose products differ from a CPU's in the fourth digit.
 fn builder(device: Device) -> AcceleratorBuilder {
-    Accelerator::builder().device(device).quiet(true)
+    Accelerator::builder().device(device).tf32(false).quiet(true)
 }
 
 /// Images of bytes and their numbers as labels.
@@ -69,7 +57,7 @@ fn a_data_set_on_the_gpu_feeds_steps_that_do_not_wait() {
         assert_eq!(data.device(), expected);
         let loader = DataLoader::new(data.map(scaled)).batch_size(8).shuffle(true).seed(5);
         let loader = accelerator.prepare(loader.threads(threads)).unwrap();
-        let mut seen = Vec::new();
+        let (mut seen, mut waits) = (Vec::new(), Vec::new());
         for _epoch in 0..2 {
             let mut batches = loader.iter();
             loop {
@@ -83,11 +71,19 @@ fn a_data_set_on_the_gpu_feeds_steps_that_do_not_wait() {
                     optimizer.step().unwrap();
                     Some((images, labels))
                 };
-                let batch = if device == Device::Cpu { step() } else { without_waiting(step) };
+                let mut batch = None;
+                if fake::is_installed() {
+                    waits.extend(fake::synchronizations(|| batch = step()));
+                } else {
+                    batch = without_waiting(step);
+                }
                 let Some(batch) = batch else { break };
                 seen.push(batch);
             }
         }
+        // No step waits, and a reading thread does at the end of its epoch.
+        assert!(waits.len() <= 2 * threads, "{waits:?}");
+        assert!(waits.iter().all(|it| it == "synchronize: stream"), "{waits:?}");
         seen.into_iter().map(on_cpu).collect::<Vec<_>>()
     };
     let expected = epochs(Device::Cpu, false, 0);
@@ -142,6 +138,40 @@ fn what_threads_compute_is_there_when_the_loop_uses_it() {
     });
     let loader = StreamLoader::new(stream).batch_size(8).device(device);
     read(&mut loader.iter().map(|batch| batch.unwrap().into_data()), Device::Cpu);
+    // A loader that was not told computes on a stream that nothing waits for.
+    let untold = DataLoader::new(sent(device)).batch_size(4).threads(1);
+    let error = untold.iter().next().unwrap().unwrap_err().to_string();
+    assert!(error.contains(&device.label()) && error.contains("DataLoader::device"), "{error}");
+}
+
+#[test]
+fn threads_that_come_later_have_the_streams_of_those_that_have_ended() {
+    let (device, _alone) = gpu();
+    let streams = |threads: usize| -> Vec<String> {
+        let together = Barrier::new(threads);
+        thread::scope(|scope| {
+            let enter = || {
+                let side = SideStream::enter(device, None).unwrap();
+                let streams = Streams::current(&[device]).unwrap();
+                together.wait();
+                drop(side);
+                assert_ne!(
+                    format!("{:?}", Streams::current(&[device]).unwrap()),
+                    format!("{streams:?}")
+                );
+                format!("{streams:?}")
+            };
+            let threads: Vec<_> = (0..threads).map(|_| scope.spawn(enter)).collect();
+            let mut found: Vec<_> = threads.into_iter().map(|it| it.join().unwrap()).collect();
+            found.sort();
+            found
+        })
+    };
+    let first = streams(3);
+    assert!(first[0] != first[1] && first[1] != first[2], "each has its own: {first:?}");
+    for _ in 0..40 {
+        assert_eq!(streams(3), first);
+    }
 }
 
 #[test]

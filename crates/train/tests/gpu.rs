@@ -3,38 +3,23 @@
 
 #![allow(clippy::unwrap_used)] // also in what the tests share
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use brigade_data::{DataError, DataLoader, TensorDataset};
-use brigade_gpukit::{fake, without_waiting};
+use brigade_gpukit::{fake, gpu, without_waiting};
 use brigade_models::{Gpt2LmHead, Gpt2Options, Labelled};
 use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Linear, Model, Module, ParamPath};
 use brigade_optim::Step;
 use brigade_optim::schedule::Schedule;
 use brigade_testkit::dist_test;
-use brigade_torch::{Backend, DeviceMemory, Store};
+use brigade_torch::{Backend, DeviceExt, DeviceMemory, Store};
 use brigade_train::{
     Accelerator, AcceleratorBuilder, Accuracy, Adam, AdamW, CapturedStep, Device, Error, FBeta,
     GradScalerOptions, Kind, Lamb, Mean, Metric, Optimizer, Precision, PreparedModel,
     PreparedOptimizer, Result, Rule, Scheduler, Sgd, Tensor, TopK,
 };
 
-/// The GPU. Waits are counted for the whole process, and libtorch's numbers are its own: one test at a time.
-fn gpu() -> (Device, MutexGuard<'static, ()>) {
-    static ALONE: Mutex<()> = Mutex::new(());
-    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let device = match brigade_gpukit::device() {
-        Device::Cpu => {
-            fake::install(2).unwrap();
-            Device::Cuda(1)
-        }
-        device => device,
-    };
-    (device, alone)
-}
-
+/// Without TF32, whose products differ from a CPU's in the fourth digit.
 fn builder(device: Device) -> AcceleratorBuilder {
-    Accelerator::builder().device(device).quiet(true)
+    Accelerator::builder().device(device).tf32(false).quiet(true)
 }
 
 struct Net {
@@ -519,6 +504,64 @@ fn other_shapes_and_momenta_are_recorded_and_what_waits_runs_as_it_is() {
     assert!(step.records().is_err());
     assert_eq!(cell.borrow().steps(), before + 3, "a recording that failed has not stepped");
     assert_eq!(cell.borrow().launched_steps(), before + 3);
+}
+
+#[test]
+fn after_a_recording_that_failed_random_numbers_and_memory_are_as_before() {
+    let (device, _alone) = gpu();
+    let accelerator = builder(device).build().unwrap();
+    let mut model = Model::new(Net::new).unwrap();
+    model.train();
+    let optimizer = Sgd::new(0.1).build(&model).unwrap();
+    let (model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();
+    let mut step = accelerator.capture(|(inputs, labels): &(Tensor, Tensor)| {
+        let loss = model.forward(inputs)?.cross_entropy_for_logits(labels);
+        optimizer.zero_grad()?;
+        accelerator.backward(&loss)?;
+        optimizer.step()?;
+        assert!(loss.f_double_value(&[])?.is_finite());
+        Ok(loss)
+    });
+    let loader = DataLoader::new(TensorDataset::new(data(1 << 16)).unwrap());
+    let loader = loader.batch_size(512).shuffle(true).threads(2);
+    let loader = accelerator.prepare(loader).unwrap();
+    let mut reserved = Vec::new();
+    for _epoch in 0..6 {
+        for batch in &loader {
+            // With dropout, whose generator takes part in a recording.
+            let _ = step.run(&batch.unwrap()).unwrap();
+        }
+        device.synchronize().unwrap();
+        reserved.push(DeviceMemory::of(device).unwrap().unwrap().reserved);
+    }
+    assert!(step.records().is_err());
+    // An epoch's batches are 2 MB: none may stay.
+    assert!(reserved[5] <= reserved[1] + (4 << 20), "{reserved:?}");
+}
+
+#[test]
+fn a_recording_that_is_dropped_leaves_the_others_what_they_use() {
+    let (device, _alone) = gpu();
+    let accelerator = builder(device).build().unwrap();
+    // Large enough for products that are split, whose parts lie in the library's workspace.
+    let model = Model::new(|p| Linear::new(p, 4096, 64)).unwrap();
+    let model = accelerator.prepare(model).unwrap();
+    let inputs = Tensor::randn([32, 4096], (Kind::Float, device));
+    let expected = model.forward(&inputs).unwrap();
+    let capture = || accelerator.capture(|inputs: &Tensor| Ok(model.forward(inputs)?));
+    let (mut kept, mut dropped) = (capture(), capture());
+    for _ in 0..5 {
+        let _ = (kept.run(&inputs).unwrap(), dropped.run(&inputs).unwrap());
+    }
+    kept.records().unwrap();
+    dropped.records().unwrap();
+    drop(dropped);
+    // What has become free is overwritten.
+    let filled: Vec<Tensor> =
+        (0..64).map(|_| Tensor::full([1 << 18], 7, (Kind::Float, device))).collect();
+    let found = kept.run(&inputs).unwrap();
+    assert!(found.allclose(&expected, 1e-5, 1e-5, false));
+    assert!(filled.iter().all(|it| number(&it.min()) == 7.0 && number(&it.max()) == 7.0));
 }
 
 #[test]

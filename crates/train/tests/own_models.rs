@@ -320,7 +320,8 @@ fn trained(accelerator: &Accelerator, recompute: bool, precision: Precision) -> 
 }
 
 fn recomputed_as_without() {
-    let accelerator = builder().build().unwrap();
+    // cuDNN's fastest gradients of weights have other last digits in every run.
+    let accelerator = builder().deterministic(true).build().unwrap();
     for precision in [Precision::No, Precision::Bf16] {
         let plain = trained(&accelerator, false, precision);
         assert_eq!(plain, trained(&accelerator, true, precision), "{precision:?}");

@@ -4,10 +4,8 @@
 
 mod pictures;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use brigade_data::{BatchedDataset, DataLoader, TensorDataset};
-use brigade_gpukit::{fake, without_waiting};
+use brigade_gpukit::{gpu, without_waiting};
 use brigade_torch::{Device, Kind, Tensor};
 use brigade_vision::augment::{Augment, Geometric, Lighting, Mix, Padding, RandomErasing};
 use brigade_vision::transforms::{
@@ -16,20 +14,6 @@ use brigade_vision::transforms::{
 };
 use brigade_vision::{Filter, ImageDataset, Size};
 use pictures::Pictures;
-
-/// The GPU. Waits are counted for the whole process: one test at a time.
-fn gpu() -> (Device, MutexGuard<'static, ()>) {
-    static ALONE: Mutex<()> = Mutex::new(());
-    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let device = match brigade_gpukit::device() {
-        Device::Cpu => {
-            fake::install(2).unwrap();
-            Device::Cuda(0)
-        }
-        device => device,
-    };
-    (device, alone)
-}
 
 fn augments() -> Vec<Augment> {
     let cifar = Augment::new()

@@ -1,8 +1,8 @@
 //! Several tensors in one operation: what one after another would give, the same bits.
 
-use brigade_gpukit::{numeric_device, on_device};
+use brigade_gpukit::{gpu, numeric_device, on_device};
 use brigade_testkit::{World, dist_test};
-use brigade_torch::{Device, Fault, GroupOptions, Kind, ProcessGroup, ReduceOp, Tensor};
+use brigade_torch::{Device, DeviceExt, Fault, GroupOptions, Kind, ProcessGroup, ReduceOp, Tensor};
 
 use crate::rendezvous::{self, LIMIT, assert_fault, values};
 
@@ -116,20 +116,23 @@ dist_test!(world = 2, dist_what_cannot_be_one_operation_is_named, |world| {
     let odd = group.reduce_scatter_flat_coalesced(&[integer(), float()], ReduceOp::Sum);
     let error = assert_fault(odd, Fault::Invalid);
     assert!(error.to_string().contains("shape [3] has no equal parts for 2 ranks"), "{error}");
-    brigade_gpukit::fake::install(2).unwrap();
-    let device = Device::Cuda(1);
-    let apart =
-        [Tensor::zeros([2], (Kind::Float, device)), Tensor::zeros([2], (Kind::Float, Device::Cpu))];
-    let error = assert_fault(group.all_gather_flat_coalesced(&apart), Fault::Invalid);
-    assert!(error.to_string().contains("tensors on cuda:1 and cpu"), "{error}");
-    // On a GPU, by the host's memory.
-    let mut sums = apart.map(|it| it.to_device(device) + 1.0);
-    group.all_reduce_coalesced(&mut sums, ReduceOp::Sum).unwrap();
-    assert_eq!((values(&sums[0]), sums[1].device()), (vec![2.0, 2.0], device));
     // A peer that does not come.
     if group.rank() == 0 {
         let lost = group.all_reduce_coalesced(&mut [float(), integer()], ReduceOp::Sum);
         let error = assert_fault(lost, Fault::PeerLost);
         assert!(error.to_string().contains("all_reduce_coalesced on group"), "{error}");
     }
+});
+
+dist_test!(world = 2, dist_tensors_of_a_gpu_go_by_the_hosts_memory, |world| {
+    let group = rendezvous::group(&world);
+    let (device, _alone) = gpu();
+    let zeros = |device| Tensor::zeros([2], (Kind::Float, device));
+    let apart = [zeros(device), zeros(Device::Cpu)];
+    let error = assert_fault(group.all_gather_flat_coalesced(&apart), Fault::Invalid);
+    let both = format!("tensors on {} and cpu", device.label());
+    assert!(error.to_string().contains(&both), "{error}");
+    let mut sums = apart.map(|it| it.to_device(device) + 1.0);
+    group.all_reduce_coalesced(&mut sums, ReduceOp::Sum).unwrap();
+    assert_eq!((values(&sums[0]), sums[1].device()), (vec![2.0, 2.0], device));
 });

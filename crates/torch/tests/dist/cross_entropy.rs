@@ -331,10 +331,13 @@ fn what_does_not_fit_is_named() {
     let with = |targets: &Tensor, weight: &Tensor| {
         fault_of(linear_cross_entropy(&case.hidden, weight, None, targets, &options))
     };
-    for (wrong, word) in [([0_i64, 3, 1, 2], "target 3"), ([0, -1, 1, 2], "target -1")] {
-        let (fault, detail) = with(&on_device(&Tensor::from_slice(&wrong)), &case.weight);
-        assert_eq!(fault, Fault::Invalid);
-        assert!(detail.contains(word) && detail.contains("classes 0 to 2"), "{detail}");
+    // On a GPU the kernel finds them, and ends all work of the process on it.
+    if numeric_device() == Device::Cpu {
+        for (wrong, word) in [([0_i64, 3, 1, 2], "target 3"), ([0, -1, 1, 2], "target -1")] {
+            let (fault, detail) = with(&Tensor::from_slice(&wrong), &case.weight);
+            assert_eq!(fault, Fault::Invalid);
+            assert!(detail.contains(word) && detail.contains("classes 0 to 2"), "{detail}");
+        }
     }
     let three = with(&case.targets.narrow(0, 0, 3), &case.weight).1;
     assert!(three.contains("targets are [3]"), "{three}");
