@@ -1,6 +1,6 @@
 //! What a reading thread computes on a GPU, beside the thread that trains.
 
-use brigade_torch::{Device, DeviceExt, SideStream, StreamEvent};
+use brigade_torch::{Device, DeviceExt, SideStream, StreamEvent, TensorTree};
 
 use crate::DataError;
 
@@ -49,5 +49,36 @@ impl OnStream {
             (Ok(Some(_)), Some(device)) => Ok((work()?, StreamEvent::record(device)?)),
             (Ok(_), _) => Ok((work()?, None)),
         }
+    }
+}
+
+/// Puts this thread's stream behind the one that computes a thread's batch.
+///
+/// # Errors
+/// [`DataError::Options`] for a batch on a GPU from a thread that has no stream there: it was computed on the default
+/// stream, which nothing waits for.
+pub(crate) fn take_over<T: TensorTree + ?Sized>(
+    batch: &T,
+    computed: Option<&StreamEvent>,
+) -> Result<(), DataError> {
+    if let Some(computed) = computed {
+        return Ok(computed.take_over(batch)?);
+    }
+    let mut on_gpu = None;
+    batch.visit(&mut |tensor| {
+        let device = tensor.device();
+        if device.device_kind().is_some() {
+            on_gpu.get_or_insert(device);
+        }
+    });
+    match on_gpu {
+        None => Ok(()),
+        Some(device) => Err(DataError::Options {
+            message: format!(
+                "a reading thread has made a batch on {0}, and the loader does not know of it: name the device \
+                 (`DataLoader::device`), or prepare the loader with an Accelerator of {0}",
+                device.label()
+            ),
+        }),
     }
 }

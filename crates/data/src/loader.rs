@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use brigade_plan::{Order, Sampler, ShardOptions, Shards, Shuffle};
 use brigade_torch::{Device, StreamEvent, TensorTree};
 
+use crate::beside::take_over;
 use crate::options::{Progress, ShardPosition, Start, loader_methods};
 use crate::workers::{Work, Workers, guarded};
 use crate::{Batch, BatchContext, BatchedDataset, DataError, Epoch, LoaderOptions};
@@ -448,11 +449,8 @@ impl<T: TensorTree + Send + 'static> Iterator for MapBatches<T> {
     }
 }
 
-/// The batch, with this thread's stream behind the one that computes it.
 fn taken_over<T: TensorTree>((data, computed): (T, Option<StreamEvent>)) -> Result<T, DataError> {
-    if let Some(computed) = computed {
-        computed.take_over(&data)?;
-    }
+    take_over(&data, computed.as_ref())?;
     Ok(data)
 }
 

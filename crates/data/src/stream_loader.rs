@@ -10,7 +10,7 @@ use brigade_plan::{Round, ShardOptions, StreamBatch, StreamShard};
 use brigade_torch::{Device, StreamEvent, TensorTree};
 use crossbeam_channel::{Receiver, bounded};
 
-use crate::beside::Beside;
+use crate::beside::{Beside, take_over};
 use crate::dataset::SampleStream;
 use crate::loader::at_batch;
 use crate::options::{Progress, ShardPosition, Start, loader_methods};
@@ -349,8 +349,7 @@ impl<T: TensorTree> Iterator for Reader<T> {
             Ok(read) => read,
             Err(error) => return Some(Err(error)),
         };
-        let taken = computed.map_or(Ok(()), |computed| computed.take_over(&*batch));
-        Some(taken.map(|()| batch).map_err(DataError::from))
+        Some(take_over(&*batch, computed.as_ref()).map(|()| batch))
     }
 }
 

@@ -199,7 +199,9 @@ impl Module<&Tensor> for Pool {
         if !self.concat {
             return Ok(means);
         }
-        let (largest, _) = maps.f_adaptive_max_pool2d([1, 1])?;
+        // As adaptive_max_pool2d, whose backward on a GPU has no deterministic form.
+        let (largest, _) = maps.f_flatten(2, -1)?.f_max_dim(-1, false)?;
+        let largest = largest.f_view_as(&means)?;
         Ok(Tensor::f_cat(&[largest, means], 1)?)
     }
 }

@@ -244,7 +244,9 @@ impl Shuffle {
         if !self.blur {
             return Ok(larger);
         }
-        let padded = larger.f_replication_pad2d([1, 0, 1, 0])?;
+        // As replication_pad2d with 1 at the left and at the top, whose backward on a GPU has no deterministic form.
+        let left = Tensor::f_cat(&[&larger.f_narrow(3, 0, 1)?, &larger], 3)?;
+        let padded = Tensor::f_cat(&[&left.f_narrow(2, 0, 1)?, &left], 2)?;
         Ok(padded.f_avg_pool2d([2, 2], [1, 1], [0, 0], false, true, None::<i64>)?)
     }
 }

@@ -7,6 +7,9 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <cstdlib>
+#include <map>
+#include <mutex>
+#include <vector>
 
 namespace brigade {
 
@@ -54,21 +57,50 @@ void use_streams(rust::Slice<const int32_t> gpus, rust::Slice<const int64_t> str
   }
 }
 
+namespace {
+
+// Side streams that nothing uses, by GPU. An allocator gives a stream's memory to that stream alone: threads that took a
+// new stream for each epoch would leave as much unused memory behind for each of libtorch's 32.
+struct UnusedStreams {
+  std::mutex mutex;
+  std::map<int32_t, std::vector<int64_t>> of;
+};
+
+UnusedStreams& unused_streams() {
+  static UnusedStreams streams;
+  return streams;
+}
+
+} // namespace
+
 int64_t enter_side_stream(int32_t index) {
-  // From libtorch's pool, whose streams live as long as the process: a new one for each epoch costs nothing. From
-  // that of high priority, which is another one than those that compute are from: a stream that is recorded in a
-  // graph may not get work of another thread.
-  const auto stream = guard().getStreamFromGlobalPool(gpu(index), /*isHighPriority=*/true);
+  auto& unused = unused_streams();
+  const std::lock_guard lock(unused.mutex);
+  auto& of_gpu = unused.of[index];
+  // From libtorch's pool, whose streams live as long as the process. From that of high priority, which is another one
+  // than those that compute are from: a stream that is recorded in a graph may not get work of another thread.
+  const auto stream = of_gpu.empty()
+      ? guard().getStreamFromGlobalPool(gpu(index), /*isHighPriority=*/true)
+      : c10::Stream(c10::Stream::UNSAFE, gpu(index), of_gpu.back());
   guard().exchangeStream(stream);
+  if (!of_gpu.empty()) {
+    of_gpu.pop_back();
+  }
   return stream.id();
 }
 
-void finish_stream(int32_t index, int64_t id) {
+void leave_side_stream(int32_t index, int64_t id) {
   const c10::Stream stream(c10::Stream::UNSAFE, gpu(index), id);
   // Asked first: the question does not wait, and most often there is nothing to wait for.
   if (!guard().queryStream(stream)) {
     guard().synchronizeStream(stream);
   }
+  if (guard().getStream(gpu(index)) == stream) {
+    guard().exchangeStream(guard().getDefaultStream(gpu(index)));
+  }
+  auto& unused = unused_streams();
+  const std::lock_guard lock(unused.mutex);
+  unused.of[index].push_back(id);
 }
 
 std::unique_ptr<StreamEvent> record_event(int32_t index) {

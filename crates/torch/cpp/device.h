@@ -24,10 +24,10 @@ void use_pool_stream(int32_t gpu);
 // The current streams of this thread on some GPUs, as numbers, and the same streams for another thread.
 rust::Vec<int64_t> current_streams(rust::Slice<const int32_t> gpus);
 void use_streams(rust::Slice<const int32_t> gpus, rust::Slice<const int64_t> streams);
-// Makes a stream of the pool of high priority, which no stream that computes is from, this thread's.
+// Makes a stream that no other thread has, and that is none of those which compute, this thread's.
 int64_t enter_side_stream(int32_t gpu);
-// Waits for a stream that has work left, and returns at once for one that has none.
-void finish_stream(int32_t gpu, int64_t stream);
+// Waits for the stream where it has work left, and keeps it for the next thread; this one has the default stream then.
+void leave_side_stream(int32_t gpu, int64_t stream);
 // Waits for everything that the GPU was given.
 void synchronize_gpu(int32_t index);
 // As the driver counts them.

@@ -168,6 +168,12 @@ void group_abort(const Group& group) {
   }
 }
 
+void group_finish(const Group& group) {
+  if (group.finish && !is_fork()) {
+    group.finish();
+  }
+}
+
 void group_backward(const Group& group, const Tensor& loss, bool retain_graph, bool create_graph) {
   group.live();
   backward(loss, retain_graph, create_graph);

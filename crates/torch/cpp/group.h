@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -29,6 +30,8 @@ struct Group {
   bool shares_memory = false;
   // Whether tensors on GPUs go by NCCL: on a stream, without the host.
   bool has_nccl = false;
+  // Ends what NCCL has in flight; undefined for other groups.
+  std::function<void()> finish;
 
  private:
   c10::intrusive_ptr<c10d::ProcessGroup> group;
@@ -53,6 +56,8 @@ std::unique_ptr<Group> nccl_group(
     int32_t rank,
     int32_t size,
     const GlooOptions& options);
+// Before it is dropped: waits some seconds for what is in flight on a GPU. Nothing for other groups.
+void group_finish(const Group& group);
 std::unique_ptr<Group> fake_group(const Store& store, int32_t rank, int32_t size, rust::Str name);
 
 struct ServedDevice {

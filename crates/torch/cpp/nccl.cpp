@@ -5,10 +5,40 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
+#include <chrono>
 #include <cstdlib>
+#include <future>
+#include <memory>
 #include <string_view>
+#include <thread>
 
 namespace brigade {
+
+namespace {
+
+// What a group that is dropped has in flight gets these seconds, as with Gloo.
+constexpr std::chrono::seconds kFinish{5};
+
+// A wait for an operation has the stream wait, and the host goes on; then the destructor of the backend would abort
+// what has not run yet, such as the last step's all-reduce. The backend's own wait has no limit: a thread takes it, which
+// ends when the abort has ended the operations.
+void finish(const c10::intrusive_ptr<c10d::ProcessGroupNCCL>& nccl) {
+  auto done = std::make_shared<std::promise<void>>();
+  auto finished = done->get_future();
+  std::thread([nccl, done] {
+    try {
+      nccl->waitForPendingWorks();
+    } catch (const std::exception&) {
+      // Of an operation that has failed: there is nothing left to wait for.
+    }
+    done->set_value();
+  }).detach();
+  if (finished.wait_for(kFinish) != std::future_status::ready) {
+    nccl->abort();
+  }
+}
+
+} // namespace
 
 std::unique_ptr<Group> nccl_group(
     const Store& nccl_store,
@@ -26,6 +56,10 @@ std::unique_ptr<Group> nccl_group(
   if (chosen == nullptr || std::string_view(chosen) == "1") {
     setenv(kHandling, "2", /*overwrite=*/1);
   }
+  // And before it aborts, it waits a minute for a dump of what every rank was doing; its monitor ends the process some
+  // minutes later. The error that comes of the abort names the call.
+  setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", /*overwrite=*/0);
+  setenv("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "250", /*overwrite=*/0);
   // Connects all ranks, which NCCL does at its first collective only: who is missing is known by now.
   const auto [gloo, shares_memory] = gloo_backend(gloo_store, rank, size, options);
   auto opts = Nccl::Options::create();
@@ -40,6 +74,7 @@ std::unique_ptr<Group> nccl_group(
       {{c10::DeviceType::CUDA, Type::NCCL, nccl}, {c10::DeviceType::CPU, Type::GLOO, gloo}});
   group->shares_memory = shares_memory;
   group->has_nccl = true;
+  group->finish = [nccl] { finish(nccl); };
   return group;
 }
 

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/CachingDeviceAllocator.h>
 
@@ -124,6 +125,7 @@ void clamp_all(rust::Slice<const TensorRef> tensors, double limit) {
 void release_memory(bool cuda) {
   if (cuda) {
     at::getDeviceAllocator(at::kCUDA)->emptyCache();
+    at::getHostAllocator(at::kCUDA)->empty_cache();
   }
   release_freed_memory();
 }

@@ -504,7 +504,7 @@ pub(crate) mod ffi {
         fn current_streams(gpus: &[i32]) -> Result<Vec<i64>>;
         fn use_streams(gpus: &[i32], streams: &[i64]) -> Result<()>;
         fn enter_side_stream(gpu: i32) -> Result<i64>;
-        fn finish_stream(gpu: i32, stream: i64) -> Result<()>;
+        fn leave_side_stream(gpu: i32, stream: i64) -> Result<()>;
 
         type StreamEvent;
         fn record_event(gpu: i32) -> Result<UniquePtr<StreamEvent>>;
@@ -562,6 +562,7 @@ pub(crate) mod ffi {
             options: &GlooOptions<'_>,
         ) -> Result<UniquePtr<Group>>;
         fn fake_group(store: &Store, rank: i32, size: i32, name: &str) -> Result<UniquePtr<Group>>;
+        fn group_finish(group: &Group) -> Result<()>;
         fn group_set_timeout(group: &Group, timeout_ms: i64) -> Result<()>;
         fn group_abort(group: &Group) -> Result<()>;
         fn group_backward(

@@ -529,11 +529,16 @@ impl Inner {
 
 impl Drop for Inner {
     /// After a failure the connections are closed at once. Otherwise what is in flight gets a few seconds
-    /// to end, then is closed as well: see `cpp/gloo.cpp`.
+    /// to end, then is closed as well: see `cpp/gloo.cpp` and `cpp/nccl.cpp`.
     fn drop(&mut self) {
-        if self.failed.load(Ordering::Relaxed) && !self.aborted.load(Ordering::Relaxed) {
-            // Nothing better can be done when even that fails, and a drop must not panic.
+        if self.aborted.load(Ordering::Relaxed) {
+            return;
+        }
+        // Nothing better can be done when even that fails, and a drop must not panic.
+        if self.failed.load(Ordering::Relaxed) {
             let _ = self.abort();
+        } else {
+            let _ = ffi::group_finish(&self.group.0);
         }
     }
 }

@@ -538,6 +538,7 @@ impl AcceleratorBuilder {
         }
         let shared = self.sharing.as_ref().filter(|_| self.watch.is_default());
         let shared = shared.map(|other| Arc::clone(&other.watch));
+        let joins = self.processes.is_none() && self.sharing.is_none();
         let processes = match (self.processes, self.sharing) {
             (Some(processes), _) => processes,
             (None, Some(other)) => Processes::of(other.processes.job),
@@ -551,7 +552,9 @@ impl AcceleratorBuilder {
         };
         let job = &processes.job;
         let math = self.numerics.math;
-        if job.device.device_kind().is_some() || math.deterministic {
+        // They are the process's: a further Accelerator of a job leaves them as they are, unless it names others.
+        let applies = joins || math != NumericsOptions::default().math;
+        if applies && (job.device.device_kind().is_some() || math.deterministic) {
             math.apply();
         }
         let numerics = Arc::new(self.numerics.decide(job)?);

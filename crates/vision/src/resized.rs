@@ -167,17 +167,26 @@ fn finished(
     Ok(image)
 }
 
+/// Images that are reduced by more are resized in one direction after the other: CUDA's kernel holds the weights of both
+/// in 48 KB, which are full at 47 times with bicubic filters.
+const MOST_AT_ONCE: i64 = 32;
+
 /// Resizes bytes as Pillow does: sums in floating point, and rounded to bytes at the end.
 fn resized(image: &Tensor, size: Size, cubic: bool) -> Result<Tensor, TchError> {
     let to = [i64::from(size.height), i64::from(size.width)];
     if image.size()[1..] == to {
         return Ok(image.shallow_clone());
     }
-    let numbers = image.f_unsqueeze(0)?.f_to_kind(Kind::Float)?;
-    let numbers = match cubic {
-        false => numbers.f_internal_upsample_bilinear2d_aa(to, false, None, None)?,
-        true => numbers.f_internal_upsample_bicubic2d_aa(to, false, None, None)?,
+    let to_size = |numbers: &Tensor, to: [i64; 2]| match cubic {
+        false => numbers.f_internal_upsample_bilinear2d_aa(to, false, None, None),
+        true => numbers.f_internal_upsample_bicubic2d_aa(to, false, None, None),
     };
+    let mut numbers = image.f_unsqueeze(0)?.f_to_kind(Kind::Float)?;
+    let (rows, columns) = (image.size()[1], image.size()[2]);
+    if rows > MOST_AT_ONCE * to[0] || columns > MOST_AT_ONCE * to[1] {
+        numbers = to_size(&numbers, [rows, to[1]])?;
+    }
+    let numbers = to_size(&numbers, to)?;
     let rounded = numbers.f_add_scalar(0.5)?.f_floor()?.f_clamp(0, 255)?;
     rounded.f_squeeze_dim(0)?.f_to_kind(Kind::Uint8)
 }

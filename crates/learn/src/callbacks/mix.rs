@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use brigade_torch::copy_to_device;
 use brigade_vision::transforms::SampleRng;
 use tch::Tensor;
 
@@ -128,8 +129,8 @@ impl Callback for MixUp {
         let rows = learner.batch_rows();
         let MixDraw { lambda, partners, .. } = self.0.draw(learner, rows, rows);
         let share: Vec<f32> = lambda.iter().map(|share| share.max(1.0 - share) as f32).collect();
-        let share = Tensor::f_from_slice(&share)?.f_to_device(learner.device())?;
-        let partners = Tensor::f_from_slice(&partners)?.f_to_device(learner.device())?;
+        let share = copy_to_device(&Tensor::f_from_slice(&share)?, learner.device())?;
+        let partners = copy_to_device(&Tensor::f_from_slice(&partners)?, learner.device())?;
         let mixed = |input: &Tensor| -> Result<Tensor> {
             if !input.is_floating_point() {
                 return Ok(input.shallow_clone());
@@ -198,7 +199,7 @@ impl Callback for CutMix {
             (low, high - low)
         };
         let ((left, wide), (top, tall)) = (side(width, center[0]), side(height, center[1]));
-        let partners = Tensor::f_from_slice(&partners)?.f_to_device(learner.device())?;
+        let partners = copy_to_device(&Tensor::f_from_slice(&partners)?, learner.device())?;
         // The loader's memory stays as it is.
         let cut_out = |images: &Tensor| images.f_narrow(2, top, tall)?.f_narrow(3, left, wide);
         let mut mixed = images.f_empty_like()?;
@@ -211,7 +212,7 @@ impl Callback for CutMix {
         learner.set_inputs(inputs);
         let own = 1.0 - (tall * wide) as f64 / (height * width) as f64;
         let share = vec![own as f32; rows];
-        let share = Tensor::f_from_slice(&share)?.f_to_device(learner.device())?;
+        let share = copy_to_device(&Tensor::f_from_slice(&share)?, learner.device())?;
         mix_targets(learner, &partners, &share)
     }
 }

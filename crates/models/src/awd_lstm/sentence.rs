@@ -3,6 +3,7 @@
 use std::borrow::Borrow;
 
 use brigade_nn::{Error, Module, ParamPath, Result};
+use brigade_torch::copy_to_device;
 use tch::Tensor;
 
 use super::{AwdLstm, AwdLstmOptions};
@@ -87,7 +88,8 @@ impl Module<&Tensor> for SentenceEncoder {
         layout.check(first_kept, self.encoder.padding)?;
 
         let order =
-            layout.order().map(|order| Tensor::from_slice(&order).to_device(words.device()));
+            layout.order().map(|order| copy_to_device(&Tensor::from_slice(&order), words.device()));
+        let order = order.transpose().map_err(Error::custom)?;
         let sorted = match &order {
             Some(order) => words.f_index_select(0, order)?,
             None => words.shallow_clone(),

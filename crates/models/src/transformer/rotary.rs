@@ -1,10 +1,12 @@
 //! Positions as rotations of queries and keys.
 
 use std::f64::consts::PI;
+use std::sync::{Mutex, PoisonError};
 
-use brigade_nn::Result;
+use brigade_nn::{Error, Result};
+use brigade_torch::copy_to_device;
 use serde::{Deserialize, Serialize};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 /// How a rotary embedding's frequencies are stretched for texts that are longer than those of the first
 /// training (`rope_type` `llama3`).
@@ -24,21 +26,23 @@ pub struct Llama3Scaling {
 #[derive(Debug)]
 pub(super) struct Rotary {
     frequencies: Vec<f64>,
+    /// Them on the devices and in the kinds in which they were asked for: a copy in each forward would be one that a
+    /// recorded step cannot have.
+    copies: Mutex<Vec<Tensor>>,
 }
 
 impl Rotary {
     pub(super) fn new(width: i64, theta: f64, scaling: Option<&Llama3Scaling>) -> Self {
         let plain = (0..width / 2).map(|pair| theta.powf(-2.0 * pair as f64 / width as f64));
         let scaled = |frequency: f64| scaling.map_or(frequency, |it| it.scaled(frequency));
-        Self { frequencies: plain.map(scaled).collect() }
+        Self { frequencies: plain.map(scaled).collect(), copies: Mutex::default() }
     }
 
     /// The rotations at positions `[batch or 1, tokens]`, for heads of this kind. The angles are of 32 bits, as in
     /// transformers, and of 64 for numbers of 64.
     pub(super) fn at(&self, positions: &Tensor, kind: Kind) -> Result<Rotation> {
         let exact = if kind == Kind::Double { Kind::Double } else { Kind::Float };
-        let frequencies = Tensor::f_from_slice(&self.frequencies)?;
-        let frequencies = frequencies.f_to_device(positions.device())?.f_to_kind(exact)?;
+        let frequencies = self.on(positions.device(), exact)?;
         let angles = positions.f_to_kind(exact)?.f_unsqueeze(-1)?.f_mul(&frequencies)?;
         // Over heads, and both halves of a head.
         let angles = Tensor::f_cat(&[&angles, &angles], -1)?.f_unsqueeze(1)?;
@@ -46,6 +50,18 @@ impl Rotary {
             cos: angles.f_cos()?.f_to_kind(kind)?,
             sin: angles.f_sin()?.f_to_kind(kind)?,
         })
+    }
+
+    fn on(&self, device: Device, kind: Kind) -> Result<Tensor> {
+        let mut copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(copy) = copies.iter().find(|it| (it.device(), it.kind()) == (device, kind)) {
+            return Ok(copy.shallow_clone());
+        }
+        // Rounded on the host: the values are the same on every device.
+        let copy = Tensor::f_from_slice(&self.frequencies)?.f_to_kind(kind)?;
+        let copy = copy_to_device(&copy, device).map_err(Error::custom)?;
+        copies.push(copy.shallow_clone());
+        Ok(copy)
     }
 }
 

@@ -1,6 +1,7 @@
 //! The streams of a thread, and points in their work that other streams come behind.
 
 use std::fmt;
+use std::marker::PhantomData;
 
 use cxx::UniquePtr;
 use tch::{Device, Tensor};
@@ -52,15 +53,18 @@ impl Streams {
 /// work in order.
 ///
 /// Dropped, it waits until the device has done what the stream was given: what its kernels read, and other streams have
-/// allocated, is to be dropped later. The stream stays this thread's.
+/// allocated, is to be dropped later. The stream, with the memory that libtorch keeps for it, is that of the next one
+/// then.
 #[derive(Debug)]
 pub struct SideStream {
     gpu: i32,
     stream: i64,
+    /// It is left in the thread that has it.
+    of_this_thread: PhantomData<*const ()>,
 }
 
 impl SideStream {
-    /// Takes a stream of the device's pool, and makes it and the device current in this thread; what the thread gives
+    /// Takes a stream that no other thread has, and makes it and the device current in this thread; what the thread gives
     /// the device comes behind the event. `None` for the CPU.
     ///
     /// ```
@@ -79,14 +83,14 @@ impl SideStream {
         if let Some(event) = behind {
             event.follow()?;
         }
-        Ok(Some(Self { gpu, stream }))
+        Ok(Some(Self { gpu, stream, of_this_thread: PhantomData }))
     }
 }
 
 impl Drop for SideStream {
     fn drop(&mut self) {
         // A kernel that has failed is an error of what comes next on the device.
-        let _ = ffi::finish_stream(self.gpu, self.stream);
+        let _ = ffi::leave_side_stream(self.gpu, self.stream);
     }
 }
 
