@@ -52,10 +52,11 @@ pub(crate) fn all() -> Vec<Comparison> {
         Comparison { name: "checkpoint-files", run: checkpoint::files },
         Comparison { name: "checkpoint-background", run: checkpoint::background },
         Comparison { name: "gpu-cnn", run: gpu::cnn },
-        Comparison { name: "gpu-resnet50", run: gpu::resnet50 },
         Comparison { name: "gpu-gpt2", run: gpu::gpt2 },
-        Comparison { name: "gpu-first-step", run: gpu::first_step },
         Comparison { name: "gpu-imagenette", run: gpu::imagenette },
+        Comparison { name: "gpu-first-step", run: gpu::first_step },
+        Comparison { name: "gpu-resnet50", run: gpu::resnet50 },
+        Comparison { name: "gpu-resnet50-compiled", run: gpu::resnet50_compiled },
     ]
 }
 

@@ -118,7 +118,7 @@ impl Environment {
     pub(crate) fn of(checkout: &Checkout, need: Need) -> Option<Self> {
         let packages: &[&str] = match need {
             // PyTorch is the libtorch of this checkout, so a ratio compares loops and not kernels.
-            Need::Pytorch | Need::TorchModels | Need::Fastai => &[
+            Need::Torch | Need::Pytorch | Need::TorchModels | Need::Fastai => &[
                 "torch==2.13.0",
                 "accelerate==1.15.0",
                 "torchvision==0.28.0",

@@ -386,12 +386,7 @@ impl Pictures {
             .weight_decay(0.01)
             .no_decay_on_norms_and_biases(true)
             .build(&model)?;
-        // A momentum that changes would have the step recorded again.
-        let cycle = OneCycle {
-            base_momentum: 0.9,
-            max_momentum: 0.9,
-            ..OneCycle::new(lr, (Self::EPOCHS * steps) as u64)
-        };
+        let cycle = OneCycle::new(lr, (Self::EPOCHS * steps) as u64);
         let scheduler = Scheduler::new(&optimizer, Schedule::one_cycle(cycle)?);
         let data = self.augment().dataset(Arc::clone(&self.train)).applied();
         let loader = DataLoader::new(data.map(|(images, labels, _), _| Ok((images, labels))));

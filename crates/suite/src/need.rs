@@ -30,6 +30,8 @@ pub enum Need {
     Ipv6,
     /// Python with pip.
     Python,
+    /// Python with PyTorch.
+    Torch,
     /// Python with PyTorch and Accelerate.
     Pytorch,
     /// Python with PyTorch, timm and transformers.
@@ -105,7 +107,7 @@ impl fmt::Display for Lack {
 
 impl Need {
     /// All of them. Where a test lacks several, it is counted under the first.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Hosts,
         Self::Shaping,
         Self::Etcd,
@@ -116,6 +118,7 @@ impl Need {
         Self::MemoryGroups,
         Self::Ipv6,
         Self::Python,
+        Self::Torch,
         Self::Pytorch,
         Self::TorchModels,
         Self::Fastai,
@@ -147,6 +150,7 @@ impl Need {
             Self::MemoryGroups => "memory-groups",
             Self::Ipv6 => "ipv6",
             Self::Python => "python",
+            Self::Torch => "torch",
             Self::Pytorch => "pytorch",
             Self::TorchModels => "torch-models",
             Self::Fastai => "fastai",
@@ -172,6 +176,7 @@ impl Need {
             Self::MemoryGroups => "a control group with a limit on memory",
             Self::Ipv6 => "IPv6",
             Self::Python => "Python with pip",
+            Self::Torch => "PyTorch",
             Self::Pytorch => "PyTorch and Accelerate",
             Self::TorchModels => "PyTorch with timm and transformers",
             Self::Fastai => "PyTorch with fastai",
@@ -234,6 +239,7 @@ impl Need {
                 let ask = Command::new("python3").args(["-c", "import sys, pip"]).output();
                 (!succeeded(ask)).then(|| Lack::missing(self, "pip"))
             }
+            Self::Torch => (python(self).is_none()).then(|| Lack::missing(self, "PyTorch")),
             Self::Pytorch => {
                 (python(self).is_none()).then(|| Lack::missing(self, "PyTorch with Accelerate"))
             }
@@ -259,6 +265,7 @@ impl Need {
     /// The modules that its Python must have, and the variable that names such a Python.
     fn modules(self) -> Option<(&'static str, &'static [&'static str])> {
         match self {
+            Self::Torch => Some(("BRIGADE_PEER_PYTHON", &["torch"])),
             Self::Pytorch => Some(("BRIGADE_PEER_PYTHON", &["torch", "accelerate"])),
             Self::TorchModels => {
                 Some(("BRIGADE_PEER_PYTHON", &["torch", "timm", "transformers", "safetensors"]))
@@ -277,7 +284,7 @@ impl Need {
     #[must_use]
     pub fn environment(self) -> Option<&'static str> {
         match self {
-            Self::Pytorch | Self::TorchModels | Self::Fastai => Some("peers"),
+            Self::Torch | Self::Pytorch | Self::TorchModels | Self::Fastai => Some("peers"),
             Self::Trackers => Some("peers-trackers"),
             Self::Jupyter | Self::RustKernel => Some("notebooks-env/jupyter"),
             _ => None,
