@@ -124,9 +124,9 @@ std::unique_ptr<Graph> graph_begin(int32_t index, const Graph* shared) {
   const WaitingAllowed waits;
   if (shared == nullptr) {
     // What earlier steps have left in the cache is of no use to the graph's own pool, and libtorch gives nothing back
-    // while it records.
+    // while it records: also not while another thread does, which is an error then.
     c10::cuda::device_synchronize();
-    c10::cuda::CUDACachingAllocator::emptyCache();
+    quietly([] { c10::cuda::CUDACachingAllocator::emptyCache(); });
   }
   auto state = std::make_unique<GraphState>();
   state->device = device;
