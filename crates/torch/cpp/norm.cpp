@@ -114,8 +114,10 @@ struct Normalise : public torch::autograd::Function<Normalise> {
     at::Tensor dy;
     if (input.numel() > 0) {
       dy = gradient.contiguous(input.suggest_memory_format());
+      // CUDA's kernel takes what an evaluation's forward gives it: saved statistics without numbers.
+      const auto none = at::empty({0}, mean.options());
       std::tie(std::ignore, product, sum) = at::native_batch_norm_backward(
-          dy, input, weight, mean, variance, {}, {}, /*train=*/false, eps, {false, true, true});
+          dy, input, weight, mean, variance, none, none, /*train=*/false, eps, {false, true, true});
     }
     variable_list out(6);
     if (affine && context->needs_input_grad(1)) {

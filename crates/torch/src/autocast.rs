@@ -58,6 +58,24 @@ impl Autocast {
             .map_err(|error| Error::libtorch("autocast", &error))?;
         Ok(Self { device, before, _here: PhantomData })
     }
+
+    /// Returns the type in which operations computed before the scope; `None` where autocast was off.
+    ///
+    /// ```
+    /// use brigade_torch::{Autocast, Device, Kind};
+    /// let _short = Autocast::enter(Device::Cpu, Kind::BFloat16, true)?;
+    /// let exact = Autocast::enter(Device::Cpu, Kind::Float, true)?;
+    /// assert_eq!(exact.outer_kind(), Some(Kind::BFloat16));
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn outer_kind(&self) -> Option<Kind> {
+        match (self.before.enabled, self.before.dtype) {
+            (true, 5) => Some(Kind::Half),
+            (true, 15) => Some(Kind::BFloat16),
+            _ => None,
+        }
+    }
 }
 
 impl Drop for Autocast {

@@ -68,7 +68,7 @@ fn the_regularization_is_fastais() {
         let outputs = RnnOutputs { raw: values(311), dropped: values(310) };
         let added = outputs.regularization(number("alpha"), number("beta")).unwrap();
         let loss = number("loss_before") + added.double_value(&[]);
-        assert_close(&[loss], &numbers(&case["loss_after"]), super::NOISE, "loss_after");
+        assert_close(&[loss], &numbers(&case["loss_after"]), super::noise(), "loss_after");
     }
 }
 

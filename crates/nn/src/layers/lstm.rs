@@ -3,7 +3,7 @@
 use std::borrow::Borrow;
 
 use brigade_torch::{Autocast, emulated_kind};
-use tch::{Kind, TchError, Tensor};
+use tch::{Device, Kind, TchError, Tensor};
 
 use crate::layer_context::LayerContext;
 use crate::{Init, Module, ParamPath, Result, Training};
@@ -179,7 +179,16 @@ impl LstmOptions {
                 let scope = Autocast::enter(input.device(), Kind::Float, true);
                 (Kind::Float, Some(scope.map_err(refused)?))
             }
-            None => (input.f_kind()?, None),
+            None if input.device() == Device::Cpu => (input.f_kind()?, None),
+            None => {
+                // Of autocast's types cuDNN's LSTM is given float16 alone, whatever was asked for.
+                let scope = Autocast::enter(input.device(), Kind::Float, true).map_err(refused)?;
+                let kind = match (scope.outer_kind(), input.f_kind()?) {
+                    (_, Kind::Double) | (None, _) => input.f_kind()?,
+                    (Some(kind), _) => kind,
+                };
+                (kind, Some(scope))
+            }
         };
         let as_input = |tensor: &Tensor| tensor.f_to_kind(kind);
         // What autocast does for products, which it does not do for all of an LSTM's kernels.

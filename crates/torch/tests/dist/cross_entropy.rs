@@ -171,8 +171,9 @@ fn sixteen_bits_are_as_close_to_float64_as_the_operations_are() {
             for (index, (fused, exact)) in fused.iter().zip(&exact).enumerate() {
                 // Slopes and result are each rounded to 16 bits; where the processor multiplies in bfloat16 (AMX),
                 // a sum of rounded slopes lies a little beyond twice the rounding of one.
-                // A GPU, where it is three operations, rounds the slopes before it sums them for the bias.
-                let roundings = if rounded.hidden.device() == Device::Cpu { 1.5 } else { 2.0 };
+                // A GPU, where it is three operations, rounds the slopes before it sums them for the bias, and its
+                // products may add parts up in 16 bits.
+                let roundings = if rounded.hidden.device() == Device::Cpu { 1.5 } else { 3.0 };
                 let allowed = (roundings * 2_f64.powi(-8)).max(1.1 * apart(&plain[index], exact));
                 let found = apart(fused, exact);
                 assert!(found <= allowed, "{kind:?}, {options:?}, {index}: {found}");
