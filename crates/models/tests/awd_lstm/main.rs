@@ -140,10 +140,13 @@ fn assert_digest(found: &Tensor, expected: &Value, what: &str) {
     let all = values(found);
     // Errors of the numbers add up as a random walk does; here as if all had one sign.
     let sums = [all.iter().sum(), all.iter().map(|value| value.abs()).sum::<f64>()];
-    let noise = noise() * all.len() as f64;
+    let allowed = noise() * all.len() as f64;
     for (found, name) in sums.into_iter().zip(["sum", "abs_sum"]) {
         let expected = expected[name].as_f64().unwrap();
-        assert!((found - expected).abs() <= noise, "{what}: {name} {found}, fastai has {expected}");
+        assert!(
+            (found - expected).abs() <= allowed,
+            "{what}: {name} {found}, fastai has {expected}"
+        );
     }
     let first = numbers(&expected["first"]);
     assert_close(&all[..first.len()], &first, noise(), what);
