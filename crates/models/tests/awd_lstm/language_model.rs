@@ -197,5 +197,5 @@ fn default_sizes_are_fastais() {
     super::assert_group_ends(&model, &expected["groups"]);
     let words = model.parameters().remove(0).tensor;
     assert!(words.select(0, 1).abs().max().double_value(&[]) > 0.0);
-    assert!(words.abs().max().double_value(&[]) <= 0.1);
+    assert!(words.abs().max().double_value(&[]) <= f64::from(0.1_f32));
 }
