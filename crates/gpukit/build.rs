@@ -14,7 +14,8 @@ fn main() {
     let mut build = cc::Build::new();
     build
         .cpp(true)
-        .files(["cpp/device.cpp", "cpp/operators.cpp"])
+        .files(["cpp/device.cpp", "cpp/operators.cpp", "cpp/kernels.cpp"])
+        .include("../torch/cpp")
         // As libtorch's own headers need from 2.11 on.
         .std("c++20")
         // Their headers warn; with `isystem` ours still would not.
@@ -38,6 +39,8 @@ fn main() {
     println!("cargo::rustc-link-arg=-Wl,-rpath,{}", lib.display());
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=cpp");
+    println!("cargo::rerun-if-changed=../torch/cpp/norm_relu.cu");
+    println!("cargo::rerun-if-changed=../torch/cpp/norm_relu_gpu.h");
     println!("cargo::rerun-if-env-changed=LIBTORCH_INCLUDE");
     println!("cargo::rerun-if-env-changed=LIBTORCH_CXX11_ABI");
 }

@@ -13,6 +13,7 @@ const UNITS: [(&str, &[&str]); 3] = [
         &[
             "norm.cpp",
             "norm_relu.cpp",
+            "norm_relu_gpu.cpp",
             "max_pool.cpp",
             "cross_entropy.cpp",
             "dropout.cpp",
@@ -51,7 +52,8 @@ const UNITS: [(&str, &[&str]); 3] = [
     ("script", &["script.cpp"]),
 ];
 /// Needs CUDA's headers.
-const CUDA_UNIT: (&str, &[&str]) = ("cuda", &["cuda.cpp", "graph.cpp", "nccl.cpp"]);
+const CUDA_UNIT: (&str, &[&str]) =
+    ("cuda", &["cuda.cpp", "graph.cpp", "gpu_program.cpp", "nccl.cpp"]);
 
 fn main() {
     let (lib, include) = libtorch();
@@ -85,7 +87,8 @@ fn main() {
              own checkout `cargo xtask setup --cuda`), or name one for CUDA",
             torch.display()
         );
-        build.define("BRIGADE_CUDA", None).file(unit(CUDA_UNIT.0, CUDA_UNIT.1));
+        build.define("BRIGADE_CUDA", None);
+        build.file(unit(CUDA_UNIT.0, CUDA_UNIT.1)).file(kernels());
         for folder in cuda_headers(torch) {
             build.flag("-isystem").flag(folder.to_str().expect("path is UTF-8"));
         }
@@ -168,6 +171,18 @@ fn unit(name: &str, files: &[&str]) -> PathBuf {
     let include = |file: &&str| format!("#include {:?}\n", folder.join(file));
     let path = variable("OUT_DIR").join(name).with_extension("cpp");
     let text: String = files.iter().map(include).collect();
+    fs::write(&path, text).expect("cargo's OUT_DIR can be written");
+    path
+}
+
+/// Writes a file with the text of the kernels, which NVRTC compiles on the machine with the GPU; its path.
+fn kernels() -> PathBuf {
+    let text = fs::read_to_string("cpp/norm_relu.cu").expect("the crate's own file can be read");
+    let path = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it")).join("kernels.cpp");
+    let text = format!(
+        "namespace brigade {{\nextern const char* const kNormReluSource;\n\
+         const char* const kNormReluSource = R\"cuda({text})cuda\";\n}}\n"
+    );
     fs::write(&path, text).expect("cargo's OUT_DIR can be written");
     path
 }

@@ -41,6 +41,13 @@ unsafe extern "C" {
     pub(crate) fn gpukit_replay(graph: *mut c_void) -> *mut c_char;
     pub(crate) fn gpukit_free_graph(graph: *mut c_void);
     pub(crate) fn gpukit_is_capturing(device: i32) -> bool;
+    pub(crate) fn gpukit_norm_relu(
+        inputs: *const *const c_void,
+        outputs: *const *mut c_void,
+        momentum: f64,
+        eps: f64,
+        relu: bool,
+    ) -> *mut c_char;
     pub(crate) fn gpukit_graphs() -> *const c_void;
 }
 

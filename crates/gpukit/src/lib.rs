@@ -12,6 +12,7 @@
 pub mod fake;
 mod ffi;
 mod graphs;
+pub mod kernels;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,5 +1,6 @@
 #include "brigade-torch/src/bridge.rs.h"
 
+#include "norm_relu_gpu.h"
 #include "rows.h"
 
 #include <ATen/ATen.h>
@@ -10,8 +11,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
+#include <tuple>
 #include <vector>
 
 namespace brigade {
@@ -183,20 +184,19 @@ struct RowBlocks {
   }
 };
 
-struct Running {
-  at::Tensor mean;
-  at::Tensor variance;
-  double momentum;
-  double eps;
-};
-
 bool is_vector(const at::Tensor& t, const at::Tensor& x) {
   return t.defined() && t.device() == x.device() && t.scalar_type() == at::kFloat && t.dim() == 1 &&
       t.size(0) == x.size(1) && t.is_contiguous() && !t.is_neg();
 }
 
-// For gradients of gradients: those of a batch normalisation's input, weight and bias, the context's first three inputs,
-// from libtorch's operations, which are recorded.
+// Of another tensor, so that the same loops read both.
+bool lies_as(const at::Tensor& t, const at::Tensor& x) {
+  return t.scalar_type() == x.scalar_type() && t.device() == x.device() && t.sizes() == x.sizes() &&
+      (x.is_cpu() ? lies_in_rows(t) : fits_norm_kernels(t));
+}
+
+// The gradients of a batch normalisation's input, weight and bias, the context's first three inputs, from libtorch's
+// operations, which are recorded.
 void recorded_gradients(
     AutogradContext* context, const variable_list& candidates, const at::Tensor& dy, variable_list& out) {
   variable_list inputs;
@@ -220,230 +220,210 @@ void recorded_gradients(
   }
 }
 
+using Forward = std::tuple<at::Tensor, at::Tensor>;
+using Backward = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+
 template <typename T>
-struct NormRelu : public torch::autograd::Function<NormRelu<T>> {
+Forward forward_rows(
+    const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const std::optional<at::Tensor>& shortcut,
+    const at::Tensor& running_mean_tensor, const at::Tensor& running_var_tensor, double momentum, double eps) {
+  const RowBlocks all(x);
+  const auto channels = all.channels;
+  const T* from = x.const_data_ptr<T>();
+  std::vector<float> means(all.blocks * channels), squares(all.blocks * channels);
+  all.each_block([&](int64_t block, int64_t at, int64_t rows) {
+    row_statistics(from + at, rows, channels, &means[block * channels], &squares[block * channels]);
+  });
+
+  auto statistics = at::empty({4, channels}, weight.options().memory_format(std::nullopt));
+  float* mean_out = statistics.mutable_data_ptr<float>();
+  float* inverse_out = mean_out + channels;
+  float* slope = mean_out + 2 * channels;
+  float* offset = mean_out + 3 * channels;
+  float* running_mean = running_mean_tensor.mutable_data_ptr<float>();
+  float* running_var = running_var_tensor.mutable_data_ptr<float>();
+  const float* weights = weight.const_data_ptr<float>();
+  const float* biases = bias.const_data_ptr<float>();
+  const auto count = static_cast<double>(all.rows);
+  std::vector<double> middles(channels), spreads(channels);
+  all.in_order([&](double rows, const float* of_block, int64_t c) {
+    middles[c] += of_block[c] * rows;
+  }, means);
+  for (auto& middle : middles) {
+    middle /= count;
+  }
+  all.in_order([&](double rows, const float* of_block, int64_t c) {
+    const double apart = of_block[c] - middles[c];
+    spreads[c] += apart * apart * rows;
+  }, means);
+  all.in_order([&](double, const float* of_block, int64_t c) {
+    spreads[c] += of_block[c];
+  }, squares);
+  for (int64_t c = 0; c < channels; ++c) {
+    const double middle = middles[c], spread = spreads[c];
+    const double invert = 1 / std::sqrt(spread / count + eps);
+    mean_out[c] = static_cast<float>(middle);
+    inverse_out[c] = static_cast<float>(invert);
+    slope[c] = static_cast<float>(weights[c] * invert);
+    // With the slope as it was rounded: else its error, times the mean, would stay.
+    offset[c] = static_cast<float>(biases[c] - middle * slope[c]);
+    running_mean[c] = static_cast<float>((1 - momentum) * running_mean[c] + momentum * middle);
+    running_var[c] = static_cast<float>(
+        (1 - momentum) * running_var[c] + momentum * spread / (count - 1));
+  }
+
+  auto y = at::empty_like(x);
+  T* to = y.mutable_data_ptr<T>();
+  const T* beside = shortcut ? shortcut->const_data_ptr<T>() : nullptr;
+  all.each_block([&](int64_t, int64_t at, int64_t rows) {
+    activate_rows(
+        from + at, beside == nullptr ? nullptr : beside + at, slope, offset, rows, channels,
+        to + at);
+  });
+  return {y, statistics};
+}
+
+template <typename T>
+Backward backward_rows(
+    const at::Tensor& gradients, const at::Tensor& x, const at::Tensor& y, const at::Tensor& weight,
+    const at::Tensor& statistics, bool shortcut, bool wants_x) {
+  const auto dy = gradients.contiguous(at::MemoryFormat::ChannelsLast);
+  const RowBlocks all(x);
+  const auto channels = all.channels;
+  const T* gradient = dy.const_data_ptr<T>();
+  const T* inputs = x.const_data_ptr<T>();
+  const T* outputs = y.const_data_ptr<T>();
+  const float* mean = statistics.const_data_ptr<float>();
+  const float* inverse = mean + channels;
+  const float* y_slope = mean + 2 * channels;
+  const float* y_offset = mean + 3 * channels;
+  const float* weights = weight.const_data_ptr<float>();
+  const auto let_through = shortcut ? at::empty_like(y) : at::Tensor();
+  T* through = shortcut ? let_through.mutable_data_ptr<T>() : nullptr;
+  std::vector<float> sums(all.blocks * channels), products(all.blocks * channels);
+  all.each_block([&](int64_t block, int64_t at, int64_t rows) {
+    float* sum = &sums[block * channels];
+    float* product = &products[block * channels];
+    if (shortcut) {
+      shortcut_gradient_sums(
+          gradient + at, outputs + at, inputs + at, mean, rows, channels, through + at, sum, product);
+    } else {
+      gradient_sums(
+          gradient + at, inputs + at, mean, y_slope, y_offset, rows, channels, sum, product);
+    }
+  });
+
+  auto dweight = at::empty_like(weight), dbias = at::empty_like(weight);
+  float* of_weight = dweight.mutable_data_ptr<float>();
+  float* of_bias = dbias.mutable_data_ptr<float>();
+  std::vector<float> scale(channels), slope(channels), offset(channels);
+  const auto count = static_cast<double>(all.rows);
+  std::vector<double> whole_sums(channels), whole_products(channels);
+  all.in_order([&](double, const float* of_block, int64_t c) {
+    whole_sums[c] += of_block[c];
+  }, sums);
+  all.in_order([&](double, const float* of_block, int64_t c) {
+    whole_products[c] += of_block[c];
+  }, products);
+  for (int64_t c = 0; c < channels; ++c) {
+    const double sum = whole_sums[c], product = whole_products[c];
+    const double invert = inverse[c];
+    of_weight[c] = static_cast<float>(product * invert);
+    of_bias[c] = static_cast<float>(sum);
+    scale[c] = static_cast<float>(weights[c] * invert);
+    slope[c] = static_cast<float>(product * invert * invert / count);
+    offset[c] = static_cast<float>(sum / count);
+  }
+  at::Tensor dx_tensor;
+  if (wants_x) {
+    dx_tensor = at::empty_like(x);
+    T* dx = dx_tensor.mutable_data_ptr<T>();
+    all.each_block([&](int64_t, int64_t at, int64_t rows) {
+      if (shortcut) {
+        shortcut_gradient_rows(
+            through + at, inputs + at, mean, scale.data(), slope.data(), offset.data(), rows,
+            channels, dx + at);
+      } else {
+        gradient_rows(
+            gradient + at, inputs + at, mean, y_slope, y_offset, scale.data(), slope.data(),
+            offset.data(), rows, channels, dx + at);
+      }
+    });
+  }
+  return {dx_tensor, dweight, dbias, let_through};
+}
+
+struct NormRelu : public torch::autograd::Function<NormRelu> {
   static at::Tensor forward(
       AutogradContext* context,
       const at::Tensor& x,
       const at::Tensor& weight,
       const at::Tensor& bias,
       const std::optional<at::Tensor>& shortcut,
-      const Running& running) {
+      const at::Tensor& running_mean,
+      const at::Tensor& running_var,
+      double momentum,
+      double eps,
+      bool relu) {
     RECORD_FUNCTION("brigade::batch_norm_relu", {});
-    const RowBlocks all(x);
-    const auto channels = all.channels;
-    const T* from = x.const_data_ptr<T>();
-    std::vector<float> means(all.blocks * channels), squares(all.blocks * channels);
-    all.each_block([&](int64_t block, int64_t at, int64_t rows) {
-      row_statistics(
-          from + at, rows, channels, &means[block * channels], &squares[block * channels]);
-    });
-
-    auto mean = at::empty({channels}, weight.options().memory_format(std::nullopt));
-    auto inverse = at::empty_like(mean);
-    auto slopes = at::empty_like(mean);
-    auto offsets = at::empty_like(mean);
-    float* slope = slopes.mutable_data_ptr<float>();
-    float* offset = offsets.mutable_data_ptr<float>();
-    float* mean_out = mean.mutable_data_ptr<float>();
-    float* inverse_out = inverse.mutable_data_ptr<float>();
-    float* running_mean = running.mean.mutable_data_ptr<float>();
-    float* running_var = running.variance.mutable_data_ptr<float>();
-    const float* weights = weight.const_data_ptr<float>();
-    const float* biases = bias.const_data_ptr<float>();
-    const auto count = static_cast<double>(all.rows);
-    std::vector<double> middles(channels), spreads(channels);
-    all.in_order([&](double rows, const float* of_block, int64_t c) {
-      middles[c] += of_block[c] * rows;
-    }, means);
-    for (auto& middle : middles) {
-      middle /= count;
+    at::Tensor y, statistics;
+    if (auto* kernels = norm_kernels(x)) {
+      std::tie(y, statistics) = norm_relu_forward_gpu(
+          *kernels, x, shortcut, weight, bias, running_mean, running_var, momentum, eps, relu);
+    } else {
+      const auto rows =
+          x.scalar_type() == at::kFloat ? &forward_rows<float> : &forward_rows<at::BFloat16>;
+      std::tie(y, statistics) =
+          rows(x, weight, bias, shortcut, running_mean, running_var, momentum, eps);
     }
-    all.in_order([&](double rows, const float* of_block, int64_t c) {
-      const double apart = of_block[c] - middles[c];
-      spreads[c] += apart * apart * rows;
-    }, means);
-    all.in_order([&](double, const float* of_block, int64_t c) {
-      spreads[c] += of_block[c];
-    }, squares);
-    for (int64_t c = 0; c < channels; ++c) {
-      const double middle = middles[c], spread = spreads[c];
-      const double invert = 1 / std::sqrt(spread / count + running.eps);
-      mean_out[c] = static_cast<float>(middle);
-      inverse_out[c] = static_cast<float>(invert);
-      slope[c] = static_cast<float>(weights[c] * invert);
-      // With the slope as it was rounded: else its error, times the mean, would stay.
-      offset[c] = static_cast<float>(biases[c] - middle * slope[c]);
-      const double momentum = running.momentum;
-      running_mean[c] =
-          static_cast<float>((1 - momentum) * running_mean[c] + momentum * middle);
-      running_var[c] = static_cast<float>(
-          (1 - momentum) * running_var[c] + momentum * spread / (count - 1));
-    }
-    running.mean.unsafeGetTensorImpl()->bump_version();
-    running.variance.unsafeGetTensorImpl()->bump_version();
-
-    auto y = at::empty_like(x);
-    T* to = y.mutable_data_ptr<T>();
-    const T* beside = shortcut ? shortcut->const_data_ptr<T>() : nullptr;
-    all.each_block([&](int64_t, int64_t at, int64_t rows) {
-      activate_rows(
-          from + at, beside == nullptr ? nullptr : beside + at, slope, offset, rows, channels,
-          to + at);
-    });
-    context->save_for_backward({x, y, weight, bias, mean, inverse, slopes, offsets});
+    running_mean.unsafeGetTensorImpl()->bump_version();
+    running_var.unsafeGetTensorImpl()->bump_version();
+    // Without ReLU nothing needs the output.
+    context->save_for_backward({x, relu ? y : at::Tensor(), weight, bias, statistics});
     context->saved_data["shortcut"] = shortcut.has_value();
-    context->saved_data["eps"] = running.eps;
+    context->saved_data["relu"] = relu;
+    context->saved_data["eps"] = eps;
     return y;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     RECORD_FUNCTION("brigade::batch_norm_relu_backward", {});
     const auto saved = context->get_saved_variables();
-    const bool has_shortcut = context->saved_data["shortcut"].toBool();
-    const bool wants_shortcut = has_shortcut && context->needs_input_grad(3);
-    variable_list out(5);
+    const auto &x = saved[0], &y = saved[1], &weight = saved[2], &statistics = saved[4];
+    const bool shortcut = context->saved_data["shortcut"].toBool();
+    const bool relu = context->saved_data["relu"].toBool();
+    const bool wants_x = context->needs_input_grad(0);
+    const bool wants_shortcut = shortcut && context->needs_input_grad(3);
+    variable_list out(9);
     if (at::GradMode::is_enabled()) {
-      differentiable(context, saved, gradients[0], wants_shortcut, out);
+      // For gradients of gradients: the same from libtorch's operations, which are recorded.
+      const auto through = relu ? at::threshold_backward(gradients[0], y, 0) : gradients[0];
+      if (wants_shortcut) {
+        out[3] = through;
+      }
+      recorded_gradients(context, {x, weight, saved[3]}, through, out);
       return out;
     }
-    const auto &x = saved[0], &y = saved[1];
-    const auto dy = gradients[0].contiguous(at::MemoryFormat::ChannelsLast);
-    const RowBlocks all(x);
-    const auto channels = all.channels;
-    const T* gradient = dy.const_data_ptr<T>();
-    const T* inputs = x.const_data_ptr<T>();
-    const T* outputs = y.const_data_ptr<T>();
-    const float* mean = saved[4].const_data_ptr<float>();
-    const float* inverse = saved[5].const_data_ptr<float>();
-    const float* weights = saved[2].const_data_ptr<float>();
-    const float* y_slope = saved[6].const_data_ptr<float>();
-    const float* y_offset = saved[7].const_data_ptr<float>();
-    const auto let_through = has_shortcut ? at::empty_like(y) : at::Tensor();
-    T* through = has_shortcut ? let_through.mutable_data_ptr<T>() : nullptr;
-    if (wants_shortcut) {
-      out[3] = let_through;
+    at::Tensor through;
+    if (auto* kernels = norm_kernels(x)) {
+      std::tie(out[0], out[1], out[2], through) = norm_relu_backward_gpu(
+          *kernels, gradients[0], x, y, statistics, shortcut, relu, wants_x);
+    } else {
+      const auto rows =
+          x.scalar_type() == at::kFloat ? &backward_rows<float> : &backward_rows<at::BFloat16>;
+      std::tie(out[0], out[1], out[2], through) =
+          rows(gradients[0], x, y, weight, statistics, shortcut, wants_x);
     }
-    std::vector<float> sums(all.blocks * channels), products(all.blocks * channels);
-    all.each_block([&](int64_t block, int64_t at, int64_t rows) {
-      float* sum = &sums[block * channels];
-      float* product = &products[block * channels];
-      if (has_shortcut) {
-        shortcut_gradient_sums(
-            gradient + at, outputs + at, inputs + at, mean, rows, channels, through + at, sum,
-            product);
-      } else {
-        gradient_sums(
-            gradient + at, inputs + at, mean, y_slope, y_offset, rows, channels, sum, product);
-      }
-    });
-
-    out[1] = at::empty_like(saved[2]);
-    out[2] = at::empty_like(saved[3]);
-    float* of_weight = out[1].mutable_data_ptr<float>();
-    float* of_bias = out[2].mutable_data_ptr<float>();
-    std::vector<float> scale(channels), slope(channels), offset(channels);
-    const auto count = static_cast<double>(all.rows);
-    std::vector<double> whole_sums(channels), whole_products(channels);
-    all.in_order([&](double, const float* of_block, int64_t c) {
-      whole_sums[c] += of_block[c];
-    }, sums);
-    all.in_order([&](double, const float* of_block, int64_t c) {
-      whole_products[c] += of_block[c];
-    }, products);
-    for (int64_t c = 0; c < channels; ++c) {
-      const double sum = whole_sums[c], product = whole_products[c];
-      const double invert = inverse[c];
-      of_weight[c] = static_cast<float>(product * invert);
-      of_bias[c] = static_cast<float>(sum);
-      scale[c] = static_cast<float>(weights[c] * invert);
-      slope[c] = static_cast<float>(product * invert * invert / count);
-      offset[c] = static_cast<float>(sum / count);
-    }
-    if (context->needs_input_grad(0)) {
-      out[0] = at::empty_like(x);
-      T* dx = out[0].mutable_data_ptr<T>();
-      all.each_block([&](int64_t, int64_t at, int64_t rows) {
-        if (has_shortcut) {
-          shortcut_gradient_rows(
-              through + at, inputs + at, mean, scale.data(), slope.data(), offset.data(), rows,
-              channels, dx + at);
-        } else {
-          gradient_rows(
-              gradient + at, inputs + at, mean, y_slope, y_offset, scale.data(), slope.data(),
-              offset.data(), rows, channels, dx + at);
-        }
-      });
-    }
-    return out;
-  }
-
- private:
-  // For gradients of gradients: the same from libtorch's operations, which are recorded.
-  static void differentiable(
-      AutogradContext* context, const variable_list& saved, const at::Tensor& dy,
-      bool wants_shortcut, variable_list& out) {
-    const auto through = at::threshold_backward(dy, saved[1], 0);
     if (wants_shortcut) {
       out[3] = through;
     }
-    recorded_gradients(context, {saved[0], saved[2], saved[3]}, through, out);
-  }
-};
-
-// On a GPU, of 16-bit images in channels_last: statistics from the sums of the values and of their squares, two
-// reductions that run as fast as memory is read. libtorch's kernel updates a mean and a deviation value by value, which
-// takes twice as long, and a sixth of ResNet-50's step. What the subtraction of the squares loses of float32 is less
-// than what 16 bits have lost of the values: theirs are 2^-9 or 2^-12 of the mean, and float32's 2^-24 of its square.
-struct ShortNorm : public torch::autograd::Function<ShortNorm> {
-  static at::Tensor forward(
-      AutogradContext* context,
-      const at::Tensor& x,
-      const at::Tensor& weight,
-      const at::Tensor& bias,
-      const Running& running) {
-    c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    constexpr std::array<int64_t, 3> kPixels{0, 2, 3};
-    const auto count = static_cast<double>(x.numel() / x.size(1));
-    const auto mean = at::sum(x, kPixels, /*keepdim=*/false, at::kFloat).div_(count);
-    const auto length = at::linalg_vector_norm(x, 2, kPixels, /*keepdim=*/false, at::kFloat);
-    const auto variance = length.square().div_(count).sub_(mean.square()).clamp_min_(0);
-    running.mean.lerp_(mean, running.momentum);
-    running.variance.lerp_(variance * (count / (count - 1)), running.momentum);
-    context->save_for_backward({x, weight, bias, mean, (variance + running.eps).rsqrt_()});
-    context->saved_data["eps"] = running.eps;
-    // The kernel of the evaluation.
-    return std::get<0>(at::native_batch_norm(
-        x, weight, bias, mean, variance, /*training=*/false, 0.0, running.eps));
-  }
-
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const auto saved = context->get_saved_variables();
-    variable_list out(4);
-    if (at::GradMode::is_enabled()) {
-      recorded_gradients(context, {saved[0], saved[1], saved[2]}, gradients[0], out);
-      return out;
-    }
-    const auto dy = gradients[0].contiguous(at::MemoryFormat::ChannelsLast);
-    std::tie(out[0], out[1], out[2]) = at::native_batch_norm_backward(
-        dy, saved[0], saved[1], {}, {}, saved[3], saved[4], /*train=*/true,
-        context->saved_data["eps"].toDouble(),
-        {context->needs_input_grad(0), context->needs_input_grad(1), context->needs_input_grad(2)});
     return out;
   }
 };
 
-bool has_short_pixels(const at::Tensor& x) {
-  const bool short_values = x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf;
-  return x.is_cuda() && short_values && x.layout() == at::kStrided && x.dim() == 4 &&
-      x.is_contiguous(at::MemoryFormat::ChannelsLast);
-}
-
-template <typename T>
-at::Tensor apply_to(
-    const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-    const std::optional<at::Tensor>& shortcut, const Running& running) {
-  return NormRelu<T>::apply(x, weight, bias, shortcut, running);
+// On the CPU without ReLU libtorch's is as fast.
+bool is_one_pass(const at::Tensor& x, bool relu) {
+  return x.is_cpu() ? relu && lies_in_rows(x) : fits_norm_kernels(x) && norm_kernels(x) != nullptr;
 }
 
 } // namespace
@@ -457,30 +437,26 @@ std::unique_ptr<Tensor> batch_norm_relu(
     rust::Slice<const TensorRef> running_var,
     bool training,
     double momentum,
-    double eps) {
+    double eps,
+    bool relu) {
   const auto& x = input;
   const auto is_mine = [&](rust::Slice<const TensorRef> t) {
     return !t.empty() && is_vector(t[0].tensor, x);
   };
-  const bool plain = training && x.dim() > 1 && x.numel() > x.size(1) && is_mine(weight) &&
-      is_mine(bias) && is_mine(running_mean) && is_mine(running_var);
-  const auto running = [&] {
-    return Running{running_mean[0].tensor, running_var[0].tensor, momentum, eps};
-  };
-  const bool one_pass = plain && lies_in_rows(x) &&
-      (shortcut.empty() ||
-       (lies_in_rows(shortcut[0].tensor) && shortcut[0].tensor.sizes() == x.sizes() &&
-        shortcut[0].tensor.scalar_type() == x.scalar_type()));
+  const bool one_pass = training && is_one_pass(x, relu) && x.numel() > x.size(1) &&
+      is_mine(weight) && is_mine(bias) && is_mine(running_mean) && is_mine(running_var) &&
+      (shortcut.empty() || lies_as(shortcut[0].tensor, x));
   if (one_pass) {
-    const auto apply = x.scalar_type() == at::kFloat ? &apply_to<float> : &apply_to<at::BFloat16>;
-    return std::make_unique<Tensor>(apply(
-        x, weight[0].tensor, bias[0].tensor, optional_handle(shortcut), running()));
+    return std::make_unique<Tensor>(NormRelu::apply(
+        x, weight[0].tensor, bias[0].tensor, optional_handle(shortcut), running_mean[0].tensor,
+        running_var[0].tensor, momentum, eps, relu));
   }
-  auto y = plain && has_short_pixels(x)
-      ? ShortNorm::apply(x, weight[0].tensor, bias[0].tensor, running())
-      : at::batch_norm(
-            x, optional_handle(weight), optional_handle(bias), optional_handle(running_mean),
-            optional_handle(running_var), training, momentum, eps, /*cudnn_enabled=*/true);
+  auto y = at::batch_norm(
+      x, optional_handle(weight), optional_handle(bias), optional_handle(running_mean), optional_handle(running_var), training,
+      momentum, eps, /*cudnn_enabled=*/true);
+  if (!relu) {
+    return std::make_unique<Tensor>(std::move(y));
+  }
   // In place: nothing else holds y, and the normalisation's backward does not look at it.
   if (!shortcut.empty()) {
     y.add_(shortcut[0].tensor);

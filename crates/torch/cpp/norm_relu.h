@@ -5,7 +5,7 @@
 
 namespace brigade {
 
-// relu(batch_norm(input) + shortcut). Lists have one tensor or none; the running statistics are
+// relu(batch_norm(input) + shortcut), or batch_norm(input) without `relu`. Lists have one tensor or none; the running statistics are
 // changed in place by training. A new tensor.
 std::unique_ptr<Tensor> batch_norm_relu(
     const Tensor& input,
@@ -16,6 +16,7 @@ std::unique_ptr<Tensor> batch_norm_relu(
     rust::Slice<const TensorRef> running_var,
     bool training,
     double momentum,
-    double eps);
+    double eps,
+    bool relu);
 
 } // namespace brigade

@@ -728,6 +728,7 @@ pub(crate) mod ffi {
             training: bool,
             momentum: f64,
             eps: f64,
+            relu: bool,
         ) -> Result<UniquePtr<Tensor>>;
 
         fn max_pool2d(

@@ -86,7 +86,7 @@ pub use memory::{
     shift_allocations,
 };
 pub use memory_format::{channels_last, has_onednn, is_channels_last};
-pub use norm::{BatchNormState, batch_norm_relu, sync_batch_norm};
+pub use norm::{BatchNormState, batch_norm, batch_norm_relu, sync_batch_norm};
 pub use parameters::{NamedTensor, Trainable};
 pub use profiler::{ProfiledEvent, ProfilerOptions, Recording, Scope};
 pub use random::{rng_state, set_rng_state};

@@ -75,13 +75,40 @@ pub fn sync_batch_norm(
     }
 }
 
+/// [`batch_norm`](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.batch_norm.html) of
+/// `[n, channels, …]`.
+///
+/// In training, on an NVIDIA GPU of compute capability 8.0 or newer, with an input of bfloat16 or float16 in
+/// channels_last, a multiple of eight channels, and all parameters and running statistics in float32, it runs
+/// kernels of its own, which read the input twice and write the output once. Elsewhere it is libtorch's.
+///
+/// # Errors
+/// [`Error::Libtorch`] when shapes, kinds or devices do not fit.
+///
+/// ```
+/// use brigade_torch::{BatchNormState, Device, Kind, Tensor, batch_norm};
+/// let input = Tensor::randn([4, 32, 8, 8], (Kind::Float, Device::Cpu));
+/// let output = batch_norm(&input, BatchNormState::default(), true, 0.1, 1e-5)?;
+/// assert!(output.mean(Kind::Float).abs().double_value(&[]) < 1e-6);
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+pub fn batch_norm(
+    input: &Tensor,
+    state: BatchNormState<'_>,
+    training: bool,
+    momentum: f64,
+    eps: f64,
+) -> Result<Tensor, Error> {
+    normalize(input, None, state, training, momentum, eps, false)
+}
+
 /// `relu(batch_norm(input) + shortcut)`, for the place where a convolutional network has all three.
 ///
-/// In training, on the CPU, with an input of float32 or bfloat16 in channels_last and all parameters and
-/// running statistics in float32, it is one operation: the input is read twice and the output written
-/// once (apart: read five times and written three times with a shortcut), and the backward has no pass
-/// for ReLU. Results equal those of the operations to rounding, and do not depend on the number of
-/// threads. Elsewhere it calls the operations.
+/// It is one operation in training with all parameters and running statistics in float32 and the input in
+/// channels_last: of float32 or bfloat16 on the CPU, of bfloat16 or float16 on a GPU that [`batch_norm`] has kernels
+/// for. The input is read twice and the output written once (apart: read five times and written three times with a
+/// shortcut), and the backward has no pass for ReLU. Results equal those of the operations to rounding, and do not
+/// depend on the number of threads. Elsewhere it calls the operations.
 ///
 /// # Errors
 /// [`Error::Libtorch`] when shapes, kinds or devices do not fit.
@@ -101,6 +128,18 @@ pub fn batch_norm_relu(
     momentum: f64,
     eps: f64,
 ) -> Result<Tensor, Error> {
+    normalize(input, shortcut, state, training, momentum, eps, true)
+}
+
+fn normalize(
+    input: &Tensor,
+    shortcut: Option<&Tensor>,
+    state: BatchNormState<'_>,
+    training: bool,
+    momentum: f64,
+    eps: f64,
+    relu: bool,
+) -> Result<Tensor, Error> {
     let BatchNormState { weight, bias, running_mean, running_var } = state;
     ffi::batch_norm_relu(
         borrow(input),
@@ -112,7 +151,8 @@ pub fn batch_norm_relu(
         training,
         momentum,
         eps,
+        relu,
     )
     .map(own)
-    .map_err(|error| Error::libtorch("batch_norm_relu", &error))
+    .map_err(|error| Error::libtorch(if relu { "batch_norm_relu" } else { "batch_norm" }, &error))
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use brigade_torch::{
-    BatchNormState, ProcessGroup, batch_norm_relu, is_recomputing, sync_batch_norm,
+    BatchNormState, ProcessGroup, batch_norm, batch_norm_relu, is_recomputing, sync_batch_norm,
 };
 use tch::{Device, Kind, TchError, Tensor};
 
@@ -93,9 +93,9 @@ macro_rules! batch_norm {
 }
 
 impl BatchNorm2d {
-    /// `relu(forward(input) + shortcut)`, in one operation where there is one: training in float32 and
-    /// channels_last on the CPU, where it saves half of the passes over memory. Elsewhere, and with the
-    /// statistics of several ranks, the three operations run one after the other.
+    /// `relu(forward(input) + shortcut)`, in one operation where there is one, which saves half of the passes over
+    /// memory: training in channels_last, in float32 or bfloat16 on the CPU, in bfloat16 or float16 on a GPU.
+    /// Elsewhere, and with the statistics of several ranks, the three operations run one after the other.
     ///
     /// `input` and `shortcut` are `[n, features, h, w]`.
     ///
@@ -220,18 +220,9 @@ impl BatchNorm {
         if let Some(group) = group {
             return Ok(self.context.output(self.over_ranks(&group, input, newest)?));
         }
-        let (running_mean, running_var) = self.running();
-        let output = input.f_batch_norm(
-            self.weight.as_ref(),
-            self.bias.as_ref(),
-            Some(&running_mean),
-            Some(&running_var),
-            training,
-            newest,
-            self.options.eps,
-            true,
-        );
-        self.context.finish(output, input)
+        let running = self.running();
+        let output = batch_norm(input, self.state(&running), training, newest, self.options.eps);
+        self.context.finish(output.map_err(|error| TchError::Torch(error.to_string())), input)
     }
 
     fn forward_relu(&self, input: &Tensor, shortcut: Option<&Tensor>) -> Result<Tensor> {

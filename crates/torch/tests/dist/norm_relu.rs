@@ -1,7 +1,7 @@
 //! Normalisation, shortcut and ReLU as one operation, against the operations.
 
 use brigade_gpukit::numeric_device;
-use brigade_torch::{BatchNormState, Device, Kind, Tensor, batch_norm_relu};
+use brigade_torch::{BatchNormState, Device, Kind, Tensor, batch_norm, batch_norm_relu};
 use tch::{get_num_threads, set_num_threads};
 
 const EPS: f64 = 1e-5;
@@ -15,6 +15,7 @@ struct Case {
     shortcut: Option<Tensor>,
     upstream: Tensor,
     channels: i64,
+    relu: bool,
 }
 
 impl Case {
@@ -27,7 +28,12 @@ impl Case {
             shortcut: shortcut.then(random),
             upstream: random(),
             channels: shape[1],
+            relu: true,
         }
+    }
+
+    fn without_relu(shape: [i64; 4]) -> Self {
+        Self { relu: false, ..Self::new(shape, false) }
     }
 
     fn on(self, device: Device) -> Self {
@@ -39,9 +45,9 @@ impl Case {
         }
     }
 
-    /// With values that bfloat16 has.
-    fn in_bfloat16(self) -> Self {
-        let rounded = |tensor: Tensor| tensor.to_kind(Kind::BFloat16).to_kind(Kind::Float);
+    /// With values that the type has.
+    fn rounded_to(self, kind: Kind) -> Self {
+        let rounded = |tensor: Tensor| tensor.to_kind(kind).to_kind(Kind::Float);
         Self {
             input: rounded(self.input),
             shortcut: self.shortcut.map(rounded),
@@ -52,7 +58,7 @@ impl Case {
 
     fn run(&self, kind: Kind, fused: bool) -> Results {
         // As under autocast.
-        let of_parameters = if kind == Kind::BFloat16 { Kind::Float } else { kind };
+        let of_parameters = if kind == Kind::Double { kind } else { Kind::Float };
         let leaf = |tensor: &Tensor| tensor.detach().to_kind(kind).set_requires_grad(true);
         let vector = |from: f64| {
             Tensor::linspace(from, from + 1.0, self.channels, (Kind::Double, self.input.device()))
@@ -69,7 +75,11 @@ impl Case {
                 running_mean: Some(&running_mean),
                 running_var: Some(&running_var),
             };
-            batch_norm_relu(&input, shortcut.as_ref(), state, true, MOMENTUM, EPS).unwrap()
+            let output = match self.relu {
+                true => batch_norm_relu(&input, shortcut.as_ref(), state, true, MOMENTUM, EPS),
+                false => batch_norm(&input, state, true, MOMENTUM, EPS),
+            };
+            output.unwrap()
         } else {
             let normal = input.batch_norm(
                 Some(&weight),
@@ -83,7 +93,8 @@ impl Case {
             );
             match &shortcut {
                 Some(shortcut) => (normal + shortcut).relu(),
-                None => normal.relu(),
+                None if self.relu => normal.relu(),
+                None => normal,
             }
         };
         (&output * self.upstream.to_kind(kind)).sum(of_parameters).backward();
@@ -125,20 +136,27 @@ fn it_equals_the_operations_in_float64() {
 }
 
 #[test]
-fn bfloat16_is_as_close_to_float64_as_the_operations_are() {
-    for shape in [[2, 16, 3, 3], [8, 64, 23, 17], [1, 2048, 1, 2]] {
-        for shortcut in [false, true] {
-            let case = Case::new(shape, shortcut).in_bfloat16();
-            let (fused, exact) = (case.run(Kind::BFloat16, true), case.run(Kind::Double, false));
-            let plain = case.run(Kind::BFloat16, false);
-            for (index, (fused, exact)) in fused.iter().zip(&exact).enumerate() {
-                assert_eq!(fused.kind(), plain[index].kind());
-                // Half of bfloat16's last digit where libtorch's result happens to be closer.
-                let allowed = 2_f64.powi(-8).max(1.1 * apart(&plain[index], exact));
-                let found = apart(fused, exact);
-                assert!(found <= allowed, "{shape:?}, shortcut {shortcut}, {index}: {found}");
+fn sixteen_bits_are_as_close_to_float64_as_the_operations_are() {
+    // Half of the type's last digit where libtorch's result happens to be closer.
+    for (kind, digit) in [(Kind::BFloat16, 2_f64.powi(-8)), (Kind::Half, 2_f64.powi(-11))] {
+        for shape in [[2, 16, 3, 3], [8, 64, 23, 17], [1, 2048, 1, 2]] {
+            let cases =
+                [Case::new(shape, false), Case::new(shape, true), Case::without_relu(shape)];
+            for (number, case) in cases.into_iter().enumerate() {
+                let case = case.rounded_to(kind);
+                let (fused, exact) = (case.run(kind, true), case.run(Kind::Double, false));
+                let plain = case.run(kind, false);
+                for (index, (fused, exact)) in fused.iter().zip(&exact).enumerate() {
+                    assert_eq!(fused.kind(), plain[index].kind());
+                    let allowed = digit.max(1.1 * apart(&plain[index], exact));
+                    let found = apart(fused, exact);
+                    assert!(
+                        found <= allowed,
+                        "{kind:?}, {shape:?}, {number}, {index}: {found}, allowed {allowed}"
+                    );
+                }
+                assert_eq!(fused[0].stride(), case.input.stride());
             }
-            assert_eq!(fused[0].stride(), case.input.stride());
         }
     }
 }
@@ -168,6 +186,7 @@ fn where_it_cannot_be_one_operation_it_is_three() {
         shortcut: case.shortcut.as_ref().map(Tensor::contiguous),
         upstream: case.upstream.contiguous(),
         channels: 16,
+        relu: true,
     };
     for (case, kind) in [
         (&plain, Kind::Float),
