@@ -1,6 +1,6 @@
 //! The kernels that brigade-torch compiles on a GPU, compiled for the CPU.
 
-use std::ptr;
+use std::{array, ptr};
 
 use tch::Tensor;
 
@@ -50,7 +50,7 @@ impl NormRelu<'_> {
             handle(self.running_var),
             handle(self.upstream),
         ];
-        let mut outputs = [const { () }; 5].map(|()| Tensor::new());
+        let mut outputs: [Tensor; 5] = array::from_fn(|_| Tensor::new());
         let places = outputs.each_mut().map(|tensor| tensor.as_mut_ptr().cast());
         // SAFETY: all are handles of tensors that live here, as many as the function takes, and it keeps none.
         let message = unsafe {

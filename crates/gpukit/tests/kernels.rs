@@ -84,7 +84,7 @@ impl Case {
             false,
         );
         if let Some(shortcut) = &shortcut {
-            output = output + shortcut;
+            output = &output + shortcut;
         }
         if self.relu {
             output = output.relu();

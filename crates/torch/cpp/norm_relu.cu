@@ -124,8 +124,8 @@ struct Place {
   }
 };
 
-// Calls `load(slot, at)` for `depth` rows, whose reads are under way together, then `use(slot, at)` for each: with one
-// row at a time there are too few reads to keep memory busy.
+// Calls `load(slot, at)` for `depth` rows, whose reads are under way together, then `use(slot, at)` for each: with few
+// rows at a time there are too few reads to keep memory busy.
 template <int depth, typename Load, typename Use>
 __device__ __forceinline__ void each_row(const Place& place, const Load& load, const Use& use) {
   for (long long row = place.first; row < place.rows; row += depth * place.step) {
@@ -178,7 +178,7 @@ enum Mode { kPlain, kRelu, kShortcut };
 
 template <Mode mode>
 __device__ __forceinline__ void activate(const NormArguments& a) {
-  constexpr int depth = mode == kShortcut ? 2 : 4;
+  constexpr int depth = mode == kShortcut ? 4 : 8;
   const Place place(a);
   if (place.rows == 0) {
     return;
@@ -231,7 +231,7 @@ __device__ __forceinline__ void let_through(
 // With a shortcut it keeps what ReLU lets through of the gradient, for the shortcut and for `gradient_rows`.
 template <Mode mode>
 __device__ __forceinline__ void gradient_sums(const NormArguments& a) {
-  constexpr int depth = 2;
+  constexpr int depth = 4;
   __shared__ float sums[kNormVector * kNormThreads];
   __shared__ float products[kNormVector * kNormThreads];
   const Place place(a);
@@ -293,7 +293,7 @@ __device__ __forceinline__ void gradient_sums(const NormArguments& a) {
 
 template <Mode mode>
 __device__ __forceinline__ void gradient_rows(const NormArguments& a) {
-  constexpr int depth = 2;
+  constexpr int depth = 4;
   const Place place(a);
   if (place.rows == 0) {
     return;
@@ -325,7 +325,7 @@ __device__ __forceinline__ void gradient_rows(const NormArguments& a) {
 }  // namespace
 
 BRIGADE_KERNEL statistics(NormArguments a) {
-  constexpr int depth = 4;
+  constexpr int depth = 8;
   __shared__ float means[kNormVector * kNormThreads];
   __shared__ float squares[kNormVector * kNormThreads];
   __shared__ float counts[kNormThreads];

@@ -12,8 +12,9 @@ namespace brigade {
 
 namespace {
 
-// Of 256 threads each, on a processor at a time: with fewer, memory waits.
-constexpr int64_t kNormBlocks = 4;
+// Of 256 threads each, for each of the GPU's processors. ResNet-50's step on an H200, at batch 256: 41.4 ms with one,
+// 37.5 with two, 38.6 with four, 40.6 with eight, which leave more parts to add up.
+constexpr int64_t kNormBlocks = 2;
 // With fewer rows, what a thread does before its first and after its last one costs as much as they do.
 constexpr int64_t kFewestNormRows = 4;
 // Threads along the channels, of the kernels that finish sums.

@@ -425,6 +425,7 @@ pub(crate) mod ffi {
         include!("brigade-torch/cpp/cuda.h");
         #[cfg(feature = "cuda")]
         include!("brigade-torch/cpp/graph.h");
+        include!("brigade-torch/cpp/warnings.h");
 
         type Tensor;
         fn copy_handle(tensor: &Tensor) -> UniquePtr<Tensor>;
@@ -786,6 +787,9 @@ pub(crate) mod ffi {
         fn profiler_stop(path: &str) -> Result<Vec<ProfiledEvent>>;
         type Scope;
         fn enter_scope(name: &str) -> Result<UniquePtr<Scope>>;
+
+        type WarningFilter;
+        fn filter_warnings(text: &str) -> Result<UniquePtr<WarningFilter>>;
 
         fn fused_adam(
             parameters: &[TensorRef<'_>],

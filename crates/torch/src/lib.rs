@@ -46,6 +46,7 @@ mod split;
 mod store;
 mod tensor_file;
 mod tensor_tree;
+mod warnings;
 mod work;
 
 pub use attention::{AttentionOptions, attention};
@@ -99,6 +100,7 @@ pub use store::{DEFAULT_STORE_TIMEOUT, Store, TcpStore, inherited_socket};
 pub use tch::{Device, Kind, Tensor};
 pub use tensor_file::TensorFile;
 pub use tensor_tree::{TensorTree, TreeSpec};
+pub use warnings::WarningFilter;
 pub use work::Work;
 
 /// The result of the border's functions.

@@ -54,7 +54,7 @@ impl Words {
     }
 }
 
-const READ: [&str; 5] = [".rs", ".md", ".toml", ".cpp", ".h"];
+const READ: [&str; 6] = [".rs", ".md", ".toml", ".cpp", ".cu", ".h"];
 
 /// The lines from the glossary's heading to the next one.
 fn section(architecture: &str) -> impl Iterator<Item = &str> {

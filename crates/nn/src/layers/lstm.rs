@@ -2,7 +2,7 @@
 
 use std::borrow::Borrow;
 
-use brigade_torch::{Autocast, emulated_kind};
+use brigade_torch::{Autocast, WarningFilter, emulated_kind};
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::layer_context::LayerContext;
@@ -196,6 +196,12 @@ impl LstmOptions {
         let weight_as_input = |weight: &Tensor| match short {
             true => as_input(weight),
             false => Ok(weight.shallow_clone()),
+        };
+        // cuDNN wants them in one piece, and libtorch copies them there: they have places of their own, so that
+        // AWD-LSTM's can be made anew in each step. The copies are small beside the products, the warnings are not.
+        let _filter = match input.device() {
+            Device::Cpu => None,
+            _ => Some(WarningFilter::enter("single contiguous chunk of memory").map_err(refused)?),
         };
         let weights = weights.iter().map(weight_as_input).collect::<Result<Vec<_>, TchError>>()?;
         let (output, hidden, cell) = as_input(input)?.f_lstm(

@@ -27,4 +27,5 @@ mod shared_memory;
 mod store;
 mod subgroup;
 mod sync_batch_norm;
+mod warnings;
 mod work;
