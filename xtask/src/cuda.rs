@@ -23,6 +23,9 @@ pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
     eprintln!("{}", libtorch.description());
     let begun = Instant::now();
     let mut failed = Vec::new();
+    if !kernels(checkout, &libtorch)? {
+        failed.push("kernels");
+    }
     for (name, arguments) in STEPS {
         let started = Instant::now();
         let status = cargo::run(&mut command(checkout, &libtorch, arguments)?)?;
@@ -44,6 +47,19 @@ pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
     }
     eprintln!("check --cuda: failed, in {seconds} s: {}", failed.join(", "));
     Ok(ExitCode::FAILURE)
+}
+
+/// Compiles the kernels that programs compile on a GPU: a build only carries their text.
+fn kernels(checkout: &Checkout, libtorch: &Libtorch) -> Result<bool> {
+    let mut python = Command::new("python3");
+    python
+        .args(["-c", include_str!("kernels.py")])
+        .arg(libtorch.folder())
+        .arg(checkout.root().join("crates/torch/cpp/norm_relu.cu"));
+    let started = Instant::now();
+    let status = python.status().context("cannot start python3, which calls NVRTC")?;
+    eprintln!("kernels: {} s", started.elapsed().as_secs());
+    Ok(status.success())
 }
 
 /// Cargo with that libtorch, in a folder of its own: the other one's builds stay.

@@ -94,8 +94,8 @@ enum Command {
     },
     /// Lint: formatting, tidy, clippy and rustdoc, warnings as errors
     Check {
-        /// Instead, check the feature `cuda`: clippy, a build of all programs and tests, linked with
-        /// libtorch's CUDA libraries, and the tests that need no GPU
+        /// Instead, check the feature `cuda`: that NVRTC compiles the kernels, clippy, a build of all
+        /// programs and tests, linked with libtorch's CUDA libraries, and the tests that need no GPU
         ///
         /// Needs no GPU. Builds in target/cuda, with the libtorch that `setup --cuda` has fetched, or the
         /// one that LIBTORCH or LIBTORCH_USE_PYTORCH=1 names.
