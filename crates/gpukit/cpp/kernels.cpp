@@ -101,7 +101,7 @@ class Emulated : public NormKernels {
     return 2;
   }
 
-  void launch(const char* name, const NormGrid& grid, const ::NormArguments& arguments) override {
+  void launch(const std::string& name, const NormGrid& grid, const ::NormArguments& arguments) override {
     const Kernel kernel = kernels_.at(name);
     const unsigned count = grid.threads_x * grid.threads_y;
     TORCH_CHECK(count > 0 && count <= kNormThreads, name, ": ", count, " threads in a block");

@@ -34,7 +34,7 @@ Function* function_of(void* library, const char* name) {
 
 #define BRIGADE_RUNTIME(name) function_of<decltype(name)>(RTLD_DEFAULT, #name)
 
-void check(cudaError_t error, const char* what) {
+void check(cudaError_t error, const std::string& what) {
   if (error != cudaSuccess) {
     // The runtime keeps it for the next one to ask.
     BRIGADE_RUNTIME(cudaGetLastError)();
@@ -113,7 +113,7 @@ class GpuProgram : public NormKernels {
     return properties_.multiProcessorCount;
   }
 
-  void launch(const char* kernel, const NormGrid& grid, const NormArguments& arguments) override {
+  void launch(const std::string& kernel, const NormGrid& grid, const NormArguments& arguments) override {
     const c10::DeviceGuard guard(device_);
     NormArguments copy = arguments;
     void* values[] = {&copy};
@@ -126,12 +126,11 @@ class GpuProgram : public NormKernels {
   }
 
  private:
-  const void* handle(const char* name) {
+  const void* handle(const std::string& name) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    // Names are literals.
     auto& found = kernels_[name];
     if (found == nullptr) {
-      check(BRIGADE_RUNTIME(cudaLibraryGetKernel)(&found, library_, name), name);
+      check(BRIGADE_RUNTIME(cudaLibraryGetKernel)(&found, library_, name.c_str()), name);
     }
     return found;
   }

@@ -1,9 +1,9 @@
 // Batch normalisation of 16-bit images in channels_last, the addition of a shortcut and ReLU, for NVIDIA GPUs from
 // compute capability 8.0 on. norm_relu_gpu.cpp launches these kernels; gpu_program.cpp compiles them when a program
-// first needs them. brigade-gpukit compiles them for the CPU, for tests, and its
-// cpp/kernels.cpp has what they use of CUDA.
+// first needs them. brigade-gpukit compiles them for the CPU, for tests, and its cpp/kernels.cpp has what they use of
+// CUDA.
 //
-// An image is rows of channels. A thread has kVector channels of every so many-th row; a block of up to 256 threads is
+// An image is rows of channels. A thread has kNormVector channels of every so many-th row; a block of up to 256 threads is
 // threadIdx.x along the channels and threadIdx.y along the rows; blockIdx.y are the parts of the rows whose sums a
 // second kernel adds up. The order of all additions depends on the shape and on the number of the GPU's processors
 // alone, so that results are the same bits in each run.
@@ -174,6 +174,28 @@ __device__ __forceinline__ void over_columns(const Add& add) {
   }
 }
 
+// Where the sums of a part and a channel lie: the first ones, and behind those of all parts the second ones.
+struct PartPlace {
+  long long first;
+  long long second;
+
+  __device__ __forceinline__ PartPlace(const NormArguments& a, int part, int channel)
+      : first(static_cast<long long>(part) * a.channels + channel),
+        second(first + static_cast<long long>(a.parts) * a.channels) {}
+};
+
+// Keeps the sums of a block, which the first thread of each column has.
+__device__ __forceinline__ void keep_part(
+    const NormArguments& a, const Place& place, const float* first, const float* second) {
+  if (threadIdx.y == 0 && place.rows > 0) {
+    const PartPlace at(a, blockIdx.y, place.channel);
+    for (int v = 0; v < kNormVector; ++v) {
+      a.sums[at.first + v] = first[v * kNormThreads + threadIdx.x];
+      a.sums[at.second + v] = second[v * kNormThreads + threadIdx.x];
+    }
+  }
+}
+
 enum Mode { kPlain, kRelu, kShortcut };
 
 template <Mode mode>
@@ -281,14 +303,7 @@ __device__ __forceinline__ void gradient_sums(const NormArguments& a) {
       products[v + to] += products[v + from];
     }
   });
-  if (threadIdx.y == 0 && place.rows > 0) {
-    const long long at = static_cast<long long>(blockIdx.y) * a.channels + place.channel;
-    const long long all = static_cast<long long>(a.parts) * a.channels;
-    for (int v = 0; v < kNormVector; ++v) {
-      a.sums[at + v] = sums[v * kNormThreads + thread];
-      a.sums[all + at + v] = products[v * kNormThreads + thread];
-    }
-  }
+  keep_part(a, place, sums, products);
 }
 
 template <Mode mode>
@@ -371,16 +386,9 @@ BRIGADE_KERNEL statistics(NormArguments a) {
     }
     counts[to] = all.count;
   });
-  if (threadIdx.y == 0 && place.rows > 0) {
-    const long long at = static_cast<long long>(blockIdx.y) * a.channels + place.channel;
-    const long long all = static_cast<long long>(a.parts) * a.channels;
-    for (int v = 0; v < kNormVector; ++v) {
-      a.sums[at + v] = means[v * kNormThreads + thread];
-      a.sums[all + at + v] = squares[v * kNormThreads + thread];
-    }
-    if (place.channel == 0) {
-      a.counts[blockIdx.y] = counts[thread];
-    }
+  keep_part(a, place, means, squares);
+  if (threadIdx.y == 0 && place.channel == 0) {
+    a.counts[blockIdx.y] = counts[thread];
   }
 }
 
@@ -392,9 +400,8 @@ BRIGADE_KERNEL finish_statistics(NormArguments a) {
   Moments all{0, 0, 0};
   if (channel < a.channels) {
     for (int part = threadIdx.y; part < a.parts; part += blockDim.y) {
-      const long long at = static_cast<long long>(part) * a.channels + channel;
-      const long long squares = at + static_cast<long long>(a.parts) * a.channels;
-      all = all.merged({a.sums[at], a.sums[squares], a.counts[part]});
+      const PartPlace at(a, part, channel);
+      all = all.merged({a.sums[at.first], a.sums[at.second], a.counts[part]});
     }
   }
   found[thread] = all;
@@ -423,9 +430,9 @@ BRIGADE_KERNEL finish_gradients(NormArguments a) {
   float sum = 0, product = 0;
   if (channel < a.channels) {
     for (int part = threadIdx.y; part < a.parts; part += blockDim.y) {
-      const long long at = static_cast<long long>(part) * a.channels + channel;
-      sum += a.sums[at];
-      product += a.sums[at + static_cast<long long>(a.parts) * a.channels];
+      const PartPlace at(a, part, channel);
+      sum += a.sums[at.first];
+      product += a.sums[at.second];
     }
   }
   sums[thread] = sum;
@@ -445,32 +452,15 @@ BRIGADE_KERNEL finish_gradients(NormArguments a) {
   }
 }
 
-BRIGADE_KERNEL activate_plain(NormArguments a) {
-  activate<kPlain>(a);
-}
-BRIGADE_KERNEL activate_relu(NormArguments a) {
-  activate<kRelu>(a);
-}
-BRIGADE_KERNEL activate_shortcut(NormArguments a) {
-  activate<kShortcut>(a);
-}
-BRIGADE_KERNEL gradient_sums_plain(NormArguments a) {
-  gradient_sums<kPlain>(a);
-}
-BRIGADE_KERNEL gradient_sums_relu(NormArguments a) {
-  gradient_sums<kRelu>(a);
-}
-BRIGADE_KERNEL gradient_sums_shortcut(NormArguments a) {
-  gradient_sums<kShortcut>(a);
-}
-BRIGADE_KERNEL gradient_rows_plain(NormArguments a) {
-  gradient_rows<kPlain>(a);
-}
-BRIGADE_KERNEL gradient_rows_relu(NormArguments a) {
-  gradient_rows<kRelu>(a);
-}
-BRIGADE_KERNEL gradient_rows_shortcut(NormArguments a) {
-  gradient_rows<kShortcut>(a);
-}
+#define BRIGADE_MODES(name)                                             \
+  BRIGADE_KERNEL name##_plain(NormArguments a) { name<kPlain>(a); }     \
+  BRIGADE_KERNEL name##_relu(NormArguments a) { name<kRelu>(a); }       \
+  BRIGADE_KERNEL name##_shortcut(NormArguments a) { name<kShortcut>(a); }
+
+BRIGADE_MODES(activate)
+BRIGADE_MODES(gradient_sums)
+BRIGADE_MODES(gradient_rows)
+
+#undef BRIGADE_MODES
 
 #endif

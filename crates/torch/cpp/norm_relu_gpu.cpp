@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 
 namespace brigade {
 
@@ -68,6 +69,10 @@ at::Tensor room_for_sums(const at::Tensor& like, const NormGrid& grid, NormArgum
   return room;
 }
 
+std::string mode_of(bool shortcut, bool relu) {
+  return shortcut ? "_shortcut" : relu ? "_relu" : "_plain";
+}
+
 bool is_aligned(const at::Tensor& t) {
   return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % (kNormVector * 2) == 0;
 }
@@ -108,17 +113,17 @@ std::tuple<at::Tensor, at::Tensor> norm_relu_forward_gpu(
   const auto room = room_for_sums(x, grid, a);
   kernels.launch("statistics", grid, a);
   kernels.launch("finish_statistics", finishing_grid(a), a);
-  kernels.launch(
-      shortcut    ? "activate_shortcut"
-          : relu ? "activate_relu"
-                 : "activate_plain",
-      grid, a);
+  kernels.launch("activate" + mode_of(shortcut.has_value(), relu), grid, a);
   return {y, statistics};
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> norm_relu_backward_gpu(
     NormKernels& kernels, const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& y,
     const at::Tensor& statistics, bool shortcut, bool relu, bool wants_x) {
+  TORCH_CHECK(
+      gradient.sizes() == x.sizes() && gradient.scalar_type() == x.scalar_type(),
+      "a gradient of ", gradient.sizes(), " and ", gradient.scalar_type(), " for an output of ",
+      x.sizes(), " and ", x.scalar_type());
   auto dy = gradient.contiguous(at::MemoryFormat::ChannelsLast);
   if (!is_aligned(dy)) {
     dy = dy.clone();
@@ -139,20 +144,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> norm_relu_backward_gp
   }
   const auto grid = grid_of(a, kernels.processors());
   const auto room = room_for_sums(x, grid, a);
-  kernels.launch(
-      shortcut    ? "gradient_sums_shortcut"
-          : relu ? "gradient_sums_relu"
-                 : "gradient_sums_plain",
-      grid, a);
+  kernels.launch("gradient_sums" + mode_of(shortcut, relu), grid, a);
   kernels.launch("finish_gradients", finishing_grid(a), a);
   if (wants_x) {
     dx = at::empty_like(x);
     a.dx = dx.mutable_data_ptr();
-    kernels.launch(
-        shortcut    ? "gradient_rows_shortcut"
-            : relu ? "gradient_rows_relu"
-                   : "gradient_rows_plain",
-        grid, a);
+    kernels.launch("gradient_rows" + mode_of(shortcut, relu), grid, a);
   }
   return {dx, dweight, dbias, through};
 }

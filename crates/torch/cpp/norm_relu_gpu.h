@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <string>
 #include <tuple>
 
 struct NormArguments;
@@ -24,7 +25,7 @@ class NormKernels {
   virtual ~NormKernels() = default;
   // Of the GPU; so many blocks are made that all are busy.
   virtual int processors() = 0;
-  virtual void launch(const char* kernel, const NormGrid& grid, const NormArguments& arguments) = 0;
+  virtual void launch(const std::string& kernel, const NormGrid& grid, const NormArguments& arguments) = 0;
 };
 
 // Those for a tensor's device and type; null on a CPU, and where the GPU or the installation cannot have them.

@@ -1,5 +1,6 @@
 //! Normalisation, shortcut and ReLU as one operation, against the operations.
 
+use brigade_gpukit::kernels::NormRelu;
 use brigade_gpukit::numeric_device;
 use brigade_torch::{BatchNormState, Device, Kind, Tensor, batch_norm, batch_norm_relu};
 use tch::{get_num_threads, set_num_threads};
@@ -10,6 +11,23 @@ const MOMENTUM: f64 = 0.1;
 /// Output, running statistics, and gradients of input, weight, bias and shortcut.
 type Results = Vec<Tensor>;
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Plain,
+    Relu,
+    Shortcut,
+}
+
+/// What computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum By {
+    /// libtorch's operations, one after the other.
+    Operations,
+    Brigade,
+    /// The kernels for GPUs, compiled for the CPU.
+    Kernels,
+}
+
 struct Case {
     input: Tensor,
     shortcut: Option<Tensor>,
@@ -19,21 +37,17 @@ struct Case {
 }
 
 impl Case {
-    fn new(shape: [i64; 4], shortcut: bool) -> Self {
+    fn new(shape: [i64; 4], mode: Mode) -> Self {
         tch::manual_seed(7);
         let random = || channels_last(&Tensor::randn(shape, (Kind::Float, numeric_device())));
         Self {
             // A mean far from zero: sums of squares would lose half of their digits.
             input: random() * 2.0 + 5.0,
-            shortcut: shortcut.then(random),
+            shortcut: (mode == Mode::Shortcut).then(random),
             upstream: random(),
             channels: shape[1],
-            relu: true,
+            relu: mode != Mode::Plain,
         }
-    }
-
-    fn without_relu(shape: [i64; 4]) -> Self {
-        Self { relu: false, ..Self::new(shape, false) }
     }
 
     fn on(self, device: Device) -> Self {
@@ -56,7 +70,7 @@ impl Case {
         }
     }
 
-    fn run(&self, kind: Kind, fused: bool) -> Results {
+    fn run(&self, kind: Kind, by: By) -> Results {
         // As under autocast.
         let of_parameters = if kind == Kind::Double { kind } else { Kind::Float };
         let leaf = |tensor: &Tensor| tensor.detach().to_kind(kind).set_requires_grad(true);
@@ -68,36 +82,55 @@ impl Case {
         let (weight, bias) = (vector(0.5), vector(-0.5));
         let [weight, bias] = [weight, bias].map(|vector| vector.set_requires_grad(true));
         let (running_mean, running_var) = (vector(0.0), vector(1.0));
-        let output = if fused {
-            let state = BatchNormState {
-                weight: Some(&weight),
-                bias: Some(&bias),
-                running_mean: Some(&running_mean),
-                running_var: Some(&running_var),
-            };
-            let output = match self.relu {
-                true => batch_norm_relu(&input, shortcut.as_ref(), state, true, MOMENTUM, EPS),
-                false => batch_norm(&input, state, true, MOMENTUM, EPS),
-            };
-            output.unwrap()
-        } else {
-            let normal = input.batch_norm(
-                Some(&weight),
-                Some(&bias),
-                Some(&running_mean),
-                Some(&running_var),
-                true,
-                MOMENTUM,
-                EPS,
-                false,
-            );
-            match &shortcut {
-                Some(shortcut) => (normal + shortcut).relu(),
-                None if self.relu => normal.relu(),
-                None => normal,
+        let upstream = self.upstream.to_kind(kind);
+        let state = BatchNormState {
+            weight: Some(&weight),
+            bias: Some(&bias),
+            running_mean: Some(&running_mean),
+            running_var: Some(&running_var),
+        };
+        let output = match by {
+            By::Brigade if self.relu => {
+                batch_norm_relu(&input, shortcut.as_ref(), state, true, MOMENTUM, EPS).unwrap()
+            }
+            By::Brigade => batch_norm(&input, state, true, MOMENTUM, EPS).unwrap(),
+            By::Operations => {
+                let normal = input.batch_norm(
+                    Some(&weight),
+                    Some(&bias),
+                    Some(&running_mean),
+                    Some(&running_var),
+                    true,
+                    MOMENTUM,
+                    EPS,
+                    false,
+                );
+                match &shortcut {
+                    Some(shortcut) => (normal + shortcut).relu(),
+                    None if self.relu => normal.relu(),
+                    None => normal,
+                }
+            }
+            By::Kernels => {
+                let mut results = NormRelu {
+                    input: &input,
+                    shortcut: shortcut.as_ref(),
+                    weight: &weight,
+                    bias: &bias,
+                    running_mean: &running_mean,
+                    running_var: &running_var,
+                    upstream: &upstream,
+                    momentum: MOMENTUM,
+                    eps: EPS,
+                    relu: self.relu,
+                }
+                .run()
+                .unwrap();
+                results.splice(1..1, [running_mean, running_var]);
+                return results;
             }
         };
-        (&output * self.upstream.to_kind(kind)).sum(of_parameters).backward();
+        (&output * upstream).sum(of_parameters).backward();
         let mut results = vec![output, running_mean, running_var];
         results.extend([&input, &weight, &bias].map(Tensor::grad));
         results.extend(shortcut.as_ref().map(Tensor::grad));
@@ -120,15 +153,43 @@ fn apart(one: &Tensor, other: &Tensor) -> f64 {
 fn it_equals_the_operations_in_float64() {
     // Fewer rows than a block has, a last block that is not full, many channels.
     for shape in [[2, 16, 3, 3], [8, 64, 23, 17], [4, 512, 4, 4], [1, 2048, 1, 2]] {
-        for shortcut in [false, true] {
-            let case = Case::new(shape, shortcut);
-            let (fused, exact) = (case.run(Kind::Float, true), case.run(Kind::Double, false));
-            let plain = case.run(Kind::Float, false);
+        for mode in [Mode::Relu, Mode::Shortcut] {
+            let case = Case::new(shape, mode);
+            let fused = case.run(Kind::Float, By::Brigade);
+            let [exact, plain] = [Kind::Double, Kind::Float].map(|it| case.run(it, By::Operations));
             for (index, (fused, exact)) in fused.iter().zip(&exact).enumerate() {
                 // No further off than libtorch's own float32, which a few values decide.
                 let allowed = 2e-6_f64.max(2.0 * apart(&plain[index], exact));
                 let found = apart(fused, exact);
-                assert!(found <= allowed, "{shape:?}, shortcut {shortcut}, {index}: {found}");
+                assert!(found <= allowed, "{shape:?}, {mode:?}, {index}: {found}");
+            }
+            assert_eq!(fused[0].stride(), case.input.stride());
+        }
+    }
+}
+
+fn assert_as_close_as_the_operations(by: By, kind: Kind, shapes: &[[i64; 4]]) {
+    for &shape in shapes {
+        for mode in [Mode::Plain, Mode::Relu, Mode::Shortcut] {
+            let mut case = Case::new(shape, mode).rounded_to(kind);
+            if by == By::Kernels {
+                case = case.on(Device::Cpu);
+            }
+            let fused = case.run(kind, by);
+            let [exact, plain] = [Kind::Double, kind].map(|kind| case.run(kind, By::Operations));
+            assert_eq!(fused.len(), exact.len());
+            for (index, (fused, exact)) in fused.iter().zip(&exact).enumerate() {
+                assert_eq!(fused.kind(), plain[index].kind());
+                // Half of the type's last digit; of float32, what a few values decide.
+                let least = match fused.kind() {
+                    Kind::BFloat16 => 2_f64.powi(-8),
+                    Kind::Half => 2_f64.powi(-11),
+                    _ => 2e-6,
+                };
+                let allowed = least.max(1.1 * apart(&plain[index], exact));
+                let found = apart(fused, exact);
+                let what = format!("{by:?}, {kind:?}, {shape:?}, {mode:?}, {index}");
+                assert!(found <= allowed, "{what}: {found}, allowed {allowed}");
             }
             assert_eq!(fused[0].stride(), case.input.stride());
         }
@@ -137,26 +198,46 @@ fn it_equals_the_operations_in_float64() {
 
 #[test]
 fn sixteen_bits_are_as_close_to_float64_as_the_operations_are() {
-    // Half of the type's last digit where libtorch's result happens to be closer.
-    for (kind, digit) in [(Kind::BFloat16, 2_f64.powi(-8)), (Kind::Half, 2_f64.powi(-11))] {
-        for shape in [[2, 16, 3, 3], [8, 64, 23, 17], [1, 2048, 1, 2]] {
-            let cases =
-                [Case::new(shape, false), Case::new(shape, true), Case::without_relu(shape)];
-            for (number, case) in cases.into_iter().enumerate() {
-                let case = case.rounded_to(kind);
-                let (fused, exact) = (case.run(kind, true), case.run(Kind::Double, false));
-                let plain = case.run(kind, false);
-                for (index, (fused, exact)) in fused.iter().zip(&exact).enumerate() {
-                    assert_eq!(fused.kind(), plain[index].kind());
-                    let allowed = digit.max(1.1 * apart(&plain[index], exact));
-                    let found = apart(fused, exact);
-                    assert!(
-                        found <= allowed,
-                        "{kind:?}, {shape:?}, {number}, {index}: {found}, allowed {allowed}"
-                    );
-                }
-                assert_eq!(fused[0].stride(), case.input.stride());
-            }
+    for kind in [Kind::BFloat16, Kind::Half] {
+        let shapes = [[2, 16, 3, 3], [8, 64, 23, 17], [1, 2048, 1, 2]];
+        assert_as_close_as_the_operations(By::Brigade, kind, &shapes);
+    }
+}
+
+#[test]
+fn kernels_for_gpus_are_as_close_to_float64_as_the_operations_are() {
+    // Two rows, rows that no number of threads divides, more channels than a block has threads for, a number of
+    // channels that fills no warp.
+    let shapes = [
+        [1, 2048, 1, 2],
+        [2, 16, 3, 3],
+        [8, 64, 23, 17],
+        [4, 512, 5, 3],
+        [3, 24, 9, 7],
+        [2, 296, 6, 5],
+    ];
+    assert_as_close_as_the_operations(By::Kernels, Kind::BFloat16, &shapes);
+    assert_as_close_as_the_operations(By::Kernels, Kind::Half, &shapes[3..]);
+}
+
+#[test]
+fn kernels_for_gpus_give_the_same_bits_in_each_run() {
+    let case = Case::new([8, 64, 23, 17], Mode::Shortcut).on(Device::Cpu);
+    let [one, other] = [(); 2].map(|()| case.run(Kind::BFloat16, By::Kernels));
+    assert!(one.iter().zip(&other).all(|(one, other)| one.equal(other)));
+}
+
+#[test]
+fn kernels_for_gpus_keep_nan_in_its_channel() {
+    // The value that distances are measured from, and another one.
+    for image in [0, 7] {
+        let case = Case::new([8, 16, 12, 12], Mode::Relu).on(Device::Cpu);
+        let _ = case.input.get(image).get(3).get(0).get(0).fill_(f64::NAN);
+        let found = case.run(Kind::BFloat16, By::Kernels);
+        let expected = case.run(Kind::Float, By::Operations);
+        assert!(bool::try_from(found[0].isnan().any()).unwrap());
+        for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            assert!(found.isnan().equal(&expected.isnan()), "{image}, {index}");
         }
     }
 }
@@ -164,11 +245,11 @@ fn sixteen_bits_are_as_close_to_float64_as_the_operations_are() {
 #[test]
 fn the_number_of_threads_changes_no_bit() {
     let before = get_num_threads();
-    let case = Case::new([8, 64, 23, 17], true).on(Device::Cpu);
+    let case = Case::new([8, 64, 23, 17], Mode::Shortcut).on(Device::Cpu);
     for kind in [Kind::Float, Kind::BFloat16] {
         let runs = [1, 2, 3].map(|threads| {
             set_num_threads(threads);
-            case.run(kind, true)
+            case.run(kind, By::Brigade)
         });
         for (first, other) in runs[0].iter().zip(runs[1].iter().chain(&runs[2])) {
             assert!(first.equal(other), "{kind:?}");
@@ -180,7 +261,7 @@ fn the_number_of_threads_changes_no_bit() {
 #[test]
 fn where_it_cannot_be_one_operation_it_is_three() {
     // The usual layout, few channels, float64, evaluation without gradients.
-    let case = Case::new([3, 16, 5, 5], true);
+    let case = Case::new([3, 16, 5, 5], Mode::Shortcut);
     let plain = Case {
         input: case.input.contiguous(),
         shortcut: case.shortcut.as_ref().map(Tensor::contiguous),
@@ -190,11 +271,12 @@ fn where_it_cannot_be_one_operation_it_is_three() {
     };
     for (case, kind) in [
         (&plain, Kind::Float),
-        (&Case::new([4, 3, 6, 6], false), Kind::Float),
+        (&Case::new([4, 3, 6, 6], Mode::Relu), Kind::Float),
         (&case, Kind::Double),
     ] {
-        for (fused, apart) in case.run(kind, true).iter().zip(case.run(kind, false)) {
-            assert!(fused.allclose(&apart, 1e-6, 1e-6, false));
+        let [fused, apart] = [By::Brigade, By::Operations].map(|by| case.run(kind, by));
+        for (fused, apart) in fused.iter().zip(&apart) {
+            assert!(fused.allclose(apart, 1e-6, 1e-6, false));
         }
     }
     let state = BatchNormState::default();
@@ -204,10 +286,10 @@ fn where_it_cannot_be_one_operation_it_is_three() {
 
 #[test]
 fn nan_stays_nan_and_is_not_hidden_by_relu() {
-    let case = Case::new([2, 16, 4, 4], false);
+    let case = Case::new([2, 16, 4, 4], Mode::Relu);
     let _ = case.input.get(0).get(3).get(0).get(0).fill_(f64::NAN);
     for kind in [Kind::Float, Kind::BFloat16] {
-        let output = &case.run(kind, true)[0];
+        let output = &case.run(kind, By::Brigade)[0];
         let of_channel = |channel| output.select(1, channel).isnan();
         assert!(bool::try_from(of_channel(3).all()).unwrap(), "{kind:?}");
         assert!(!bool::try_from(of_channel(4).any()).unwrap(), "{kind:?}");
@@ -216,7 +298,7 @@ fn nan_stays_nan_and_is_not_hidden_by_relu() {
 
 #[test]
 fn a_gradient_has_a_gradient() {
-    let case = Case::new([2, 16, 4, 4], true);
+    let case = Case::new([2, 16, 4, 4], Mode::Shortcut);
     let second = |fused: bool| {
         let input = case.input.detach().set_requires_grad(true);
         let ones = Tensor::ones([16], (Kind::Float, numeric_device())).set_requires_grad(true);
