@@ -75,8 +75,9 @@ pub fn sync_batch_norm(
     }
 }
 
-/// [`batch_norm`](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.batch_norm.html) of
-/// `[n, channels, …]`.
+/// Normalises `[n, channels, …]` over the batch, as PyTorch's
+/// [`batch_norm`](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.batch_norm.html): with the
+/// statistics of this batch in training, with the running ones otherwise.
 ///
 /// In training, on an NVIDIA GPU of compute capability 8.0 or newer, with an input of bfloat16 or float16 in
 /// channels_last, a multiple of eight channels, and all parameters and running statistics in float32, it runs
@@ -102,7 +103,7 @@ pub fn batch_norm(
     normalize(input, None, state, training, momentum, eps, false)
 }
 
-/// `relu(batch_norm(input) + shortcut)`, for the place where a convolutional network has all three.
+/// Computes `relu(batch_norm(input) + shortcut)`, for the place where a convolutional network has all three.
 ///
 /// It is one operation in training with all parameters and running statistics in float32 and the input in
 /// channels_last: of float32 or bfloat16 on the CPU, of bfloat16 or float16 on a GPU that [`batch_norm`] has kernels

@@ -93,8 +93,8 @@ macro_rules! batch_norm {
 }
 
 impl BatchNorm2d {
-    /// `relu(forward(input) + shortcut)`, in one operation where there is one, which saves half of the passes over
-    /// memory: training in channels_last, in float32 or bfloat16 on the CPU, in bfloat16 or float16 on a GPU.
+    /// Computes `relu(forward(input) + shortcut)`, in one operation where there is one, which saves half of the passes
+    /// over memory: training in channels_last, in float32 or bfloat16 on the CPU, in bfloat16 or float16 on a GPU.
     /// Elsewhere, and with the statistics of several ranks, the three operations run one after the other.
     ///
     /// `input` and `shortcut` are `[n, features, h, w]`.
