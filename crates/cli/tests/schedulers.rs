@@ -135,7 +135,7 @@ fn launchers_under_slurm() {
 }
 
 fn the_emitted_script_runs() {
-    let cluster = Cluster::slurm();
+    let mut cluster = Cluster::slurm();
     let emit = "brigade emit slurm --nproc 2 --nnodes 1 --cpus-per-node 2 --time-limit 90m \
                 --job-name hard --env NOTE=it's";
     let program = ["sh", "-c", "echo \"$RANK of $WORLD_SIZE: $1 $NOTE\"", "sh", "a 'b' $c"];
@@ -168,20 +168,27 @@ fn the_emitted_script_runs() {
 
     // What Slurm sends before the time limit (`#SBATCH --signal`) reaches the launcher, the ranks stop,
     // and the script waits for them and for their last lines. slurmstepd sends it to every process
-    // of the step, one after the other: `sleep` may end before its shell has been told, and the
-    // shell may be told twice, by the launcher, too.
-    let stopped = "trap 'echo $RANK stops; exit 0' TERM; touch ready.$RANK; \
-                   while :; do sleep 1000 & wait; done";
+    // of the step, one after the other: `sleep` may end before its shell has been told, the shell
+    // may be told twice, by the launcher, too, and before the launcher, which says nothing when all
+    // ranks have ended by then. So they end when it has spoken.
+    let stopped = "trap 'until [ -e told ]; do sleep 0.05; done; echo $RANK stops; exit 0' TERM; \
+                   touch ready.$RANK; while :; do sleep 1000 & wait; done";
     let emit = "brigade emit slurm --nproc 2 sh -c";
     let words: Vec<&str> = emit.split_whitespace().chain([stopped]).collect();
     let job = cluster.submit(&cluster.run(&words).stdout, "");
-    while !(0..2).all(|rank| cluster.folder().join(format!("ready.{rank}")).exists()) {
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
+    cluster.wait_until("both ranks are ready", |cluster| {
+        (0..2).all(|rank| cluster.folder().join(format!("ready.{rank}")).exists())
+    });
     assert_eq!(cluster.run(&["scancel", "--signal=TERM", &job]).code, 0);
+    let spoken = "brigade: SIGTERM: waiting up to 30 s";
+    cluster.wait_until(spoken, |cluster| {
+        let output = fs::read_to_string(cluster.folder().join(format!("batch.{job}")));
+        output.unwrap_or_default().contains(spoken)
+    });
+    fs::write(cluster.folder().join("told"), "").unwrap();
     let (code, output) = cluster.outcome(&job);
     assert_eq!(code, 0, "{output}");
-    for line in ["brigade: SIGTERM: waiting up to 30 s", "[0] 0 stops\n", "[1] 1 stops\n"] {
+    for line in ["[0] 0 stops\n", "[1] 1 stops\n"] {
         assert!(output.contains(line), "{line}: {output}");
     }
 

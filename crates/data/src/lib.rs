@@ -30,6 +30,7 @@ mod epoch;
 mod error;
 mod loader;
 mod options;
+mod seed;
 mod stream_loader;
 mod tensors;
 mod workers;
@@ -111,6 +112,7 @@ pub use epoch::Epoch;
 pub use error::DataError;
 pub use loader::{BatchSampler, DataLoader};
 pub use options::LoaderOptions;
+pub use seed::{draw_seed, set_thread_seed};
 pub use stream_loader::StreamLoader;
 pub use tensors::TensorDataset;
 

@@ -82,7 +82,7 @@ impl<D: BatchedDataset> DataLoader<D> {
         Self {
             dataset: Arc::new(dataset),
             order: OrderRule::Plain,
-            options: LoaderOptions::with_random_seed(),
+            options: LoaderOptions::with_drawn_seed(),
             position: ShardPosition::alone(),
             progress: Arc::default(),
             upcoming: Arc::default(),

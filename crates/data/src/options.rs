@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use brigade_plan::ShardOptions;
 use brigade_torch::Device;
 
-use crate::DataError;
+use crate::{DataError, draw_seed};
 
 /// The settings of a loader. The builder methods of [`DataLoader`](crate::DataLoader) and
 /// [`StreamLoader`](crate::StreamLoader) set them.
@@ -16,8 +16,8 @@ pub struct LoaderOptions {
     pub batch_size: usize,
     /// Whether the order is new in each epoch.
     pub shuffle: bool,
-    /// What the order and all other random choices follow from. Drawn at random for each loader
-    /// unless it is given; all ranks must agree on it.
+    /// What the order and all other random choices follow from. Drawn for each loader
+    /// ([`draw_seed`]) unless it is given; all ranks must agree on it.
     pub seed: u64,
     /// Whether a smaller last batch is left out.
     pub drop_last: bool,
@@ -32,11 +32,11 @@ pub struct LoaderOptions {
 }
 
 impl LoaderOptions {
-    pub(crate) fn with_random_seed() -> Self {
+    pub(crate) fn with_drawn_seed() -> Self {
         Self {
             batch_size: 1,
             shuffle: false,
-            seed: rand::random(),
+            seed: draw_seed(),
             drop_last: false,
             threads: 0,
             prefetch: None,
@@ -170,7 +170,9 @@ macro_rules! loader_methods {
             self
         }
 
-        /// Sets the seed of all random choices. Without, each loader draws its own at random.
+        /// Sets the seed of all random choices. Without, each loader draws its own when it
+        /// is made: at random, or from the thread's seed ([`set_thread_seed`](crate::set_thread_seed),
+        /// `Accelerator::set_seed`).
         #[must_use]
         pub fn seed(mut self, seed: u64) -> Self {
             self.options.seed = seed;

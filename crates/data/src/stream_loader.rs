@@ -49,7 +49,7 @@ impl<I: IterableDataset> StreamLoader<I> {
     /// A loader of batches of one sample, of which two are made ahead.
     pub fn new(dataset: I) -> Self {
         let options =
-            LoaderOptions { threads: 1, prefetch: Some(2), ..LoaderOptions::with_random_seed() };
+            LoaderOptions { threads: 1, prefetch: Some(2), ..LoaderOptions::with_drawn_seed() };
         let dataset = Arc::new(dataset);
         Self { dataset, options, position: ShardPosition::alone(), progress: Progress::default() }
     }

@@ -478,7 +478,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   bool isStreamCapturing(const Stream& on) const { return gpukit::capturing(on.device_index()); }
 
   void synchronizeEvent(void* event) const override {
-    synchronization("synchronize: event");
+    auto* recorded = static_cast<Event*>(event);
+    bool own = recorded != nullptr && recorded->stream != 0 && recorded->stream == this_stream[recorded->device];
+    synchronization(own ? "synchronize: side stream" : "synchronize: event");
     wait(event);
   }
 

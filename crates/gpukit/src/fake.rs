@@ -72,12 +72,17 @@ pub fn is_installed() -> bool {
     INSTALLED.load(Ordering::Relaxed)
 }
 
+/// The name of a thread's wait for the stream that it computes on beside those that train, which is not the default
+/// one: a thread that reads data waits so when it ends, and no step of a training waits for it.
+pub const SIDE_STREAM: &str = "synchronize: side stream";
+
 /// Returns the names of the points at which the host waited for a device while the function ran, on any thread.
 ///
 /// They are those of real CUDA: operators with their names (`aten::nonzero`, and `aten::_local_scalar_dense` for
 /// `item`), `copy: host to device` and `copy: device to host` for copies that are not both `non_blocking` and with
-/// pinned memory, and `synchronize: stream`, `synchronize: event`, `synchronize: device`. With
-/// `BRIGADE_GPUKIT_BACKTRACE` in the environment each writes its backtrace to stderr.
+/// pinned memory, and `synchronize: stream`, `synchronize: event`, `synchronize: device`. [`SIDE_STREAM`] is that of a
+/// thread for an event of its own stream. With `BRIGADE_GPUKIT_BACKTRACE` in the environment each writes its backtrace
+/// to stderr.
 pub fn synchronizations(function: impl FnOnce()) -> Vec<String> {
     struct Listening(Option<u64>);
     impl Listening {

@@ -93,7 +93,11 @@ void leave_side_stream(int32_t index, int64_t id) {
   const c10::Stream stream(c10::Stream::UNSAFE, gpu(index), id);
   // Asked first: the question does not wait, and most often there is nothing to wait for.
   if (!guard().queryStream(stream)) {
-    guard().synchronizeStream(stream);
+    // By an event: libtorch refuses to wait for a stream while a thread has waits forbidden, which are the waits of
+    // those that train.
+    c10::Event done(c10::kCUDA);
+    done.record(stream);
+    done.synchronize();
   }
   if (guard().getStream(gpu(index)) == stream) {
     guard().exchangeStream(guard().getDefaultStream(gpu(index)));

@@ -324,14 +324,32 @@ impl Accelerator {
         }
     }
 
-    /// Seeds libtorch's random numbers, the same on every rank: for weights and dropout.
+    /// Seeds the random numbers of this rank, the same on every rank: libtorch's, for weights and dropout, and the
+    /// seeds of loaders that this thread makes from then on and gives none ([`brigade_data::draw_seed`]).
+    ///
+    /// ```
+    /// use brigade_data::{DataLoader, TensorDataset};
+    /// use brigade_train::{Accelerator, Tensor};
+    ///
+    /// let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
+    /// let order = || {
+    ///     accelerator.set_seed(42);
+    ///     let data = TensorDataset::new(Tensor::from_slice(&[1f32, 2., 3., 4., 5., 6.]))?;
+    ///     let loader = accelerator.prepare(DataLoader::new(data).batch_size(6).shuffle(true))?;
+    ///     let batch = loader.iter().next().expect("one batch")?;
+    ///     Ok::<_, brigade_train::Error>(batch.into_data())
+    /// };
+    /// assert_eq!(order()?, order()?);
+    /// # Ok::<(), brigade_train::Error>(())
+    /// ```
     pub fn set_seed(&self, seed: i64) {
         tch::manual_seed(seed);
+        brigade_data::set_thread_seed(seed as u64);
     }
 
-    /// Seeds libtorch's random numbers with `seed + rank`.
+    /// As [`Accelerator::set_seed`], with `seed + rank`. What a loader draws is rank 0's when it is prepared.
     pub fn set_seed_per_process(&self, seed: i64) {
-        tch::manual_seed(seed.wrapping_add(self.process_index() as i64));
+        self.set_seed(seed.wrapping_add(self.process_index() as i64));
     }
 }
 

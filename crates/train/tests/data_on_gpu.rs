@@ -83,7 +83,7 @@ fn a_data_set_on_the_gpu_feeds_steps_that_do_not_wait() {
         }
         // No step waits, and a reading thread does at the end of its epoch.
         assert!(waits.len() <= 2 * threads, "{waits:?}");
-        assert!(waits.iter().all(|it| it == "synchronize: stream"), "{waits:?}");
+        assert!(waits.iter().all(|it| it == fake::SIDE_STREAM), "{waits:?}");
         seen.into_iter().map(on_cpu).collect::<Vec<_>>()
     };
     let expected = epochs(Device::Cpu, false, 0);
@@ -171,6 +171,24 @@ fn threads_that_come_later_have_the_streams_of_those_that_have_ended() {
     assert!(first[0] != first[1] && first[1] != first[2], "each has its own: {first:?}");
     for _ in 0..40 {
         assert_eq!(streams(3), first);
+    }
+}
+
+#[test]
+fn a_thread_that_ends_waits_for_its_own_stream_and_no_training_for_it() {
+    let (device, _alone) = gpu();
+    let numbers = || Tensor::arange(3, (Kind::Float, Device::Cpu));
+    let read = || {
+        let read = thread::spawn(move || {
+            let _side = SideStream::enter(device, None).unwrap();
+            copy_to_device(&numbers(), device).unwrap()
+        });
+        read.join().unwrap()
+    };
+    assert_eq!(without_waiting(read).to_device(Device::Cpu), numbers());
+    if fake::is_installed() {
+        let waits = fake::synchronizations(|| drop(read()));
+        assert_eq!(waits, [fake::SIDE_STREAM], "its copy was under way");
     }
 }
 

@@ -94,7 +94,7 @@ impl Cluster {
         cluster
     }
 
-    fn wait_until(&mut self, what: &str, condition: impl Fn(&Self) -> bool) {
+    pub(crate) fn wait_until(&mut self, what: &str, condition: impl Fn(&Self) -> bool) {
         let start = Instant::now();
         while !condition(self) {
             let ended = self.unshare.try_wait().unwrap();

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use brigade_data::{BatchContext, BatchedDataset, DataLoader};
+use brigade_data::{BatchContext, BatchedDataset, DataLoader, draw_seed};
 use brigade_plan::Weighted;
 use brigade_train::Accelerator;
 use brigade_vision::VisionError;
@@ -242,7 +242,7 @@ pub(super) fn loaders(
     path: &Path,
     batch_size: usize,
 ) -> Result<Loaders<Tensor>> {
-    let seed = block.options.seed.unwrap_or_else(rand::random);
+    let seed = block.options.seed.unwrap_or_else(draw_seed);
     let seed = accelerator.broadcast_object(seed, 0)?;
     let prepared = BatchPipeline::new(&block.options.batch_transforms)
         .and_then(|pipeline| Ok((block.find(path, seed)?, pipeline)));

@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::thread;
 
-use brigade_data::{BatchedDataset, Collate, DataLoader};
+use brigade_data::{BatchedDataset, Collate, DataLoader, draw_seed};
 use brigade_tokens::{ParallelOptions, TextSource, TokenCorpus};
 use brigade_train::Accelerator;
 use tch::Tensor;
@@ -24,7 +24,7 @@ pub(super) fn loaders(
     accelerator: &Accelerator,
     batch_size: usize,
 ) -> Result<TextDataLoaders> {
-    let seed = options.seed.unwrap_or_else(rand::random);
+    let seed = options.seed.unwrap_or_else(draw_seed);
     let seed = accelerator.broadcast_object(seed, 0)?;
     // From here on ranks meet before the first error is returned.
     let source = origin.open(&options.part).map_err(Error::from);
