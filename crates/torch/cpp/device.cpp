@@ -113,6 +113,10 @@ std::unique_ptr<StreamEvent> record_event(int32_t index) {
   return std::make_unique<StreamEvent>(StreamEvent{std::move(event), gpu(index)});
 }
 
+bool event_is_done(const StreamEvent& event) {
+  return event.event.query();
+}
+
 void follow_event(const StreamEvent& event, rust::Slice<const TensorRef> tensors) {
   const auto current = guard().getStream(event.device);
   event.event.block(current);
@@ -153,14 +157,20 @@ DeviceMemory device_memory(int32_t gpu) {
       static_cast<uint64_t>(stats.reserved_bytes[all].current)};
 }
 
-void set_gpu_math(bool tf32, bool benchmark, bool deterministic) noexcept {
+GpuMath gpu_math() {
+  const auto& context = at::globalContext();
+  return {
+      context.allowTF32CuBLAS() && context.allowTF32CuDNN(), context.benchmarkCuDNN(), context.deterministicAlgorithms()};
+}
+
+void set_gpu_math(GpuMath math) noexcept {
   auto& context = at::globalContext();
-  context.setAllowTF32CuBLAS(tf32);
-  context.setAllowTF32CuDNN(tf32);
-  context.setBenchmarkCuDNN(benchmark);
-  context.setDeterministicCuDNN(deterministic);
-  context.setDeterministicAlgorithms(deterministic, /*warn_only=*/false);
-  if (deterministic) {
+  context.setAllowTF32CuBLAS(math.tf32);
+  context.setAllowTF32CuDNN(math.tf32);
+  context.setBenchmarkCuDNN(math.benchmark);
+  context.setDeterministicCuDNN(math.deterministic);
+  context.setDeterministicAlgorithms(math.deterministic, /*warn_only=*/false);
+  if (math.deterministic) {
     // cuBLAS and libtorch read it at the first product on a GPU.
     setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
   }

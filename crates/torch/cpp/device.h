@@ -12,6 +12,7 @@
 
 namespace brigade {
 
+struct GpuMath;
 struct MemoryInfo;
 struct DeviceMemory;
 
@@ -37,7 +38,8 @@ DeviceMemory device_memory(int32_t gpu);
 rust::String gpu_hardware(int32_t index);
 // Whether its matrix units have bfloat16.
 bool gpu_has_bf16(int32_t index);
-void set_gpu_math(bool tf32, bool benchmark, bool deterministic) noexcept;
+GpuMath gpu_math();
+void set_gpu_math(GpuMath math) noexcept;
 
 // A point in the work of a stream.
 struct StreamEvent {
@@ -47,6 +49,8 @@ struct StreamEvent {
 
 // Behind what this thread's current stream was given.
 std::unique_ptr<StreamEvent> record_event(int32_t gpu);
+// Whether the device has done what comes before it.
+bool event_is_done(const StreamEvent& event);
 // Makes this thread's current stream wait for the event, and use the tensors from then on; the host does not wait.
 void follow_event(const StreamEvent& event, rust::Slice<const TensorRef> tensors);
 // Begins a copy to a GPU through pinned memory, on this thread's current stream.

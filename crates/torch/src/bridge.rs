@@ -321,6 +321,12 @@ pub(crate) mod ffi {
         count: UniquePtr<Tensor>,
     }
 
+    struct GpuMath {
+        tf32: bool,
+        benchmark: bool,
+        deterministic: bool,
+    }
+
     struct AttentionOptions {
         dropout: f64,
         causal: bool,
@@ -509,6 +515,7 @@ pub(crate) mod ffi {
 
         type StreamEvent;
         fn record_event(gpu: i32) -> Result<UniquePtr<StreamEvent>>;
+        fn event_is_done(event: &StreamEvent) -> Result<bool>;
         fn follow_event(event: &StreamEvent, tensors: &[TensorRef<'_>]) -> Result<()>;
 
         #[cfg(feature = "cuda")]
@@ -830,7 +837,8 @@ pub(crate) mod ffi {
         fn has_onednn() -> bool;
         fn make_products_reproducible() -> Products;
         fn cpu_kernels() -> String;
-        fn set_gpu_math(tf32: bool, benchmark: bool, deterministic: bool);
+        fn gpu_math() -> Result<GpuMath>;
+        fn set_gpu_math(math: GpuMath);
 
         fn fused_adagrad(
             parameters: &[TensorRef<'_>],

@@ -151,6 +151,25 @@ pub struct GpuMath {
 }
 
 impl GpuMath {
+    /// Returns the settings as they are.
+    ///
+    /// ```
+    /// use brigade_torch::GpuMath;
+    /// let math = GpuMath { tf32: false, benchmark: true, deterministic: false };
+    /// math.apply();
+    /// assert_eq!(GpuMath::current()?, math);
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Libtorch`] when something has set TF32 through one of libtorch's two interfaces for it and through
+    /// the other one to something else.
+    pub fn current() -> Result<Self, Error> {
+        let math = ffi::gpu_math().map_err(|error| Error::libtorch("settings of GPUs", &error))?;
+        let ffi::GpuMath { tf32, benchmark, deterministic } = math;
+        Ok(Self { tf32, benchmark, deterministic })
+    }
+
     /// Applies the settings. Before the first operation on a GPU: cuBLAS reads its variable once.
     ///
     /// ```
@@ -159,7 +178,7 @@ impl GpuMath {
     /// ```
     pub fn apply(self) {
         let Self { tf32, benchmark, deterministic } = self;
-        ffi::set_gpu_math(tf32, benchmark, deterministic);
+        ffi::set_gpu_math(ffi::GpuMath { tf32, benchmark, deterministic });
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::panic::Location;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use cxx::UniquePtr;
@@ -15,6 +15,7 @@ use crate::bridge::{NO_LIMIT_OF_ITS_OWN, borrow, ffi};
 use crate::error::{CollectiveError, Error, Fault, Thrown};
 use crate::missing_ranks::MissingRanks;
 use crate::store::{Store, milliseconds};
+use crate::watched::Watched;
 use crate::work;
 
 /// c10d's default time limit for collectives on CPU.
@@ -105,6 +106,8 @@ pub(crate) struct Inner {
     sequence: AtomicU64,
     /// Sends and receives that nothing waits for.
     messages: Mutex<Vec<work::Handle>>,
+    /// What a device does for all ranks, with the thread that watches it.
+    pub(crate) watched: Arc<Watched>,
     failed: AtomicBool,
     aborted: AtomicBool,
     /// Of a communication hook in the backward or shadow that runs: on its way through C++ an error keeps its
@@ -217,6 +220,7 @@ impl ProcessGroup {
                 subgroups: AtomicUsize::new(0),
                 sequence: AtomicU64::new(0),
                 messages: Mutex::new(Vec::new()),
+                watched: Arc::default(),
                 failed: AtomicBool::new(false),
                 aborted: AtomicBool::new(false),
                 hook_error: Mutex::new(None),
@@ -379,6 +383,18 @@ impl ProcessGroup {
         &self.inner
     }
 
+    pub(crate) fn downgrade(&self) -> Weak<Inner> {
+        Arc::downgrade(&self.inner)
+    }
+
+    pub(crate) fn upgrade(inner: &Weak<Inner>) -> Option<Self> {
+        Some(Self { inner: inner.upgrade()?, limit: None, checks: false, site: None })
+    }
+
+    pub(crate) fn is_aborted(&self) -> bool {
+        self.inner.aborted.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn raw(&self) -> &ffi::Group {
         &self.inner.group.0
     }
@@ -479,7 +495,7 @@ impl ProcessGroup {
             waited: begun.map(|begun| begun.elapsed()),
         });
         let mut missing = Vec::new();
-        if inner.aborted.load(Ordering::Relaxed) {
+        if self.is_aborted() {
             fault = Fault::Aborted;
             if let Some(notes) = notes {
                 notes.answer();
@@ -531,6 +547,7 @@ impl Drop for Inner {
     /// After a failure the connections are closed at once. Otherwise what is in flight gets a few seconds
     /// to end, then is closed as well: see `cpp/gloo.cpp` and `cpp/nccl.cpp`.
     fn drop(&mut self) {
+        self.watched.close();
         if self.aborted.load(Ordering::Relaxed) {
             return;
         }

@@ -47,6 +47,7 @@ mod store;
 mod tensor_file;
 mod tensor_tree;
 mod warnings;
+mod watched;
 mod work;
 
 pub use attention::{AttentionOptions, attention};

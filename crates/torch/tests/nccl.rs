@@ -7,8 +7,8 @@ use std::time::Duration;
 use brigade_suite::suite;
 use brigade_testkit::DistTest;
 use brigade_torch::{
-    Backend, Device, DeviceExt, Error, Fault, GroupOptions, Kind, ProcessGroup, ReduceOp, Store,
-    TcpStore, Tensor, inherited_socket,
+    Backend, Device, DeviceExt, Error, Fault, Graph, GroupOptions, Kind, ProcessGroup, ReduceOp,
+    Store, StreamEvent, TcpStore, Tensor, inherited_socket,
 };
 use brigade_world::{StoreHost, World};
 
@@ -21,6 +21,7 @@ suite! {
         nccl_two_ranks_move_values,
         nccl_two_ranks_split_into_groups,
         nccl_a_hang_ends_at_the_time_limit,
+        nccl_a_replay_that_hangs_ends_at_the_time_limit,
         nccl_an_abort_ends_what_is_in_flight;
 }
 
@@ -191,6 +192,39 @@ fn nccl_a_hang_ends_at_the_time_limit() {
         assert!(error.to_string().contains("all_reduce"), "{error}");
         let Error::Collective(error) = error else { panic!("{error}") };
         assert!(matches!(error.fault, Fault::Timeout | Fault::Aborted), "{error}");
+    });
+}
+
+fn nccl_a_replay_that_hangs_ends_at_the_time_limit() {
+    two("nccl_a_replay_that_hangs_ends_at_the_time_limit", |world| {
+        let group = of(&world, Duration::from_secs(5));
+        let device = Device::Cuda(group.rank());
+        let mut numbers = tensor(&group, &[1.0]);
+        group.all_reduce(&mut numbers, ReduceOp::Max).unwrap();
+        let step = || group.all_reduce(&mut numbers, ReduceOp::Sum);
+        let (mut graph, ()) = Graph::record(device, None, step).unwrap();
+        let replay = |graph: &mut Graph| {
+            graph.replay()?;
+            let done = StreamEvent::record(device)?.unwrap();
+            group.watch("replay", move || done.is_done())
+        };
+        replay(&mut graph).unwrap();
+        assert_eq!(values(&numbers), [2.0]);
+        if group.rank() == 1 {
+            group.store().wait(&["has ended"], LIMIT).unwrap();
+            return;
+        }
+        let mut outcome = replay(&mut graph);
+        while outcome.is_ok() {
+            std::thread::sleep(Duration::from_millis(50));
+            outcome = group.watched();
+        }
+        group.store().set("has ended", b"1").unwrap();
+        let Err(Error::Collective(error)) = outcome else { panic!("{outcome:?}") };
+        assert_eq!((error.operation, error.fault), ("replay", Fault::Timeout), "{error}");
+        assert_eq!(error.missing, [1], "{error}");
+        // The abort has ended its kernel.
+        device.synchronize().unwrap();
     });
 }
 

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 use brigade_torch::{
-    Backend, CudaUnavailable, Device, DeviceExt, GlooDevice, ProcessGroup, Products,
-    ReducerOptions, Store, keep_freed_memory,
+    Backend, CudaUnavailable, Device, GlooDevice, ProcessGroup, Products, ReducerOptions, Store,
+    keep_freed_memory,
 };
 use brigade_world::World;
 
@@ -569,13 +569,8 @@ impl AcceleratorBuilder {
             }
         };
         let job = &processes.job;
-        let math = self.numerics.math;
-        // They are the process's: a further Accelerator of a job leaves them as they are, unless it names others.
-        let applies = joins || math != NumericsOptions::default().math;
-        if applies && (job.device.device_kind().is_some() || math.deterministic) {
-            math.apply();
-        }
-        let numerics = Arc::new(self.numerics.decide(job)?);
+        let tf32 = self.numerics.math.apply(joins, job.device)?;
+        let numerics = Arc::new(self.numerics.decide(job, tf32)?);
         let checks = self.loss_check.on && numerics.scaler.is_none();
         let check = || Arc::new(LossCheck::new(job, self.loss_check));
         let loss_check = checks.then(check);

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use brigade_torch::{
-    Backend, Device, Graph, GraphRecording, Kind, Tensor, TensorTree, records_graphs,
+    Backend, Device, Graph, GraphRecording, Kind, ProcessGroup, StreamEvent, Tensor, TensorTree,
+    records_graphs,
 };
 
 use crate::accelerator::{Accelerator, Job};
@@ -214,8 +215,7 @@ impl Accelerator {
 
     /// Why steps run as they are; `None` where they can be recorded.
     fn cannot_record(&self) -> Option<String> {
-        let gloo =
-            |group: &brigade_torch::ProcessGroup| matches!(group.backend(), Backend::Gloo(_));
+        let gloo = |group: &ProcessGroup| matches!(group.backend(), Backend::Gloo(_));
         let reason = if !records_graphs(self.device()) {
             "the device records no graphs"
         } else if self.accumulator.steps() > 1 {
@@ -276,6 +276,8 @@ where
     ///
     /// # Errors
     /// Those of the body, and of [`crate::PreparedOptimizer::step`]: a non-finite loss of an earlier step among them.
+    /// [`crate::Error::Torch`] where an earlier replay was not done within the job's time limit, with the ranks that did
+    /// not come.
     pub fn run(&mut self, batch: &B) -> Result<R> {
         if self.plain.is_some() {
             return (self.body)(batch);
@@ -314,6 +316,7 @@ where
     }
 
     fn replay(&mut self, forms: &[Form], batch: &B) -> Result<Option<R>> {
+        let job = Arc::clone(&self.accelerator.processes.job);
         // Schedules that had to wait for the last step come first: they may change what was recorded by value.
         self.accelerator.accumulator.settle()?;
         let Some(recording) = self.recordings.get_mut(forms) else { return Ok(None) };
@@ -324,7 +327,13 @@ where
         }
         let Some(recording) = self.recordings.get_mut(forms) else { return Ok(None) };
         if let Some(recorded) = &mut recording.recorded {
+            let group = self.accelerator.group();
+            // Its last collectives may never end, or have been aborted.
+            group.as_ref().map_or(Ok(()), ProcessGroup::watched)?;
             recorded.replay()?;
+            if let (Some(group), Some(done)) = (group, StreamEvent::record(job.device)?) {
+                group.watch("replay", move || done.is_done())?;
+            }
         }
         // The next replay writes over them.
         copied(&recording.results).map(Some)

@@ -122,7 +122,42 @@ pub(crate) struct NumericsOptions {
     pub(crate) float32_outputs: bool,
     pub(crate) channels_last: Option<bool>,
     pub(crate) scaler: GradScalerOptions,
-    pub(crate) math: GpuMath,
+    pub(crate) math: MathOptions,
+}
+
+/// Settings of the whole process; `None` leaves one as it is.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct MathOptions {
+    tf32: Option<bool>,
+    benchmark: Option<bool>,
+    deterministic: Option<bool>,
+}
+
+impl MathOptions {
+    /// Applies the settings, for the first Accelerator of a job or a further one, and returns whether GPUs compute in
+    /// TF32 then.
+    pub(crate) fn apply(self, first: bool, device: Device) -> Result<bool> {
+        let Self { tf32, benchmark, deterministic } = self;
+        let before = GpuMath::current()?;
+        if device.device_kind().is_none() {
+            // libtorch may round products of some CPUs to TF32, too: here it is not turned on.
+            if let Some(deterministic) = deterministic {
+                GpuMath { deterministic, ..before }.apply();
+            }
+            return Ok(before.tf32);
+        }
+        let unless_set = match first {
+            true => GpuMath { tf32: true, benchmark: false, deterministic: false },
+            false => before,
+        };
+        let math = GpuMath {
+            tf32: tf32.unwrap_or(unless_set.tf32),
+            benchmark: benchmark.unwrap_or(unless_set.benchmark),
+            deterministic: deterministic.unwrap_or(unless_set.deterministic),
+        };
+        math.apply();
+        Ok(math.tf32)
+    }
 }
 
 impl Default for NumericsOptions {
@@ -133,13 +168,13 @@ impl Default for NumericsOptions {
             float32_outputs: true,
             channels_last: None,
             scaler: GradScalerOptions::default(),
-            math: GpuMath { tf32: true, benchmark: false, deterministic: false },
+            math: MathOptions::default(),
         }
     }
 }
 
 impl NumericsOptions {
-    pub(crate) fn decide(&self, job: &Arc<Job>) -> Result<Numerics> {
+    pub(crate) fn decide(&self, job: &Arc<Job>, tf32: bool) -> Result<Numerics> {
         let precision = match self.precision {
             Some(precision) => precision,
             None => from_env()?.unwrap_or_default(),
@@ -152,7 +187,7 @@ impl NumericsOptions {
             autocast: AutocastOptions { precision, cache: self.cache },
             float32_outputs: self.float32_outputs,
             channels_last: self.channels_last,
-            tf32: self.math.tf32,
+            tf32,
             scaler,
         })
     }
@@ -205,13 +240,14 @@ impl AcceleratorBuilder {
     }
 }
 
-/// Settings of the whole process, which libtorch and cuBLAS have once: the last Accelerator's count.
+/// Settings of the whole process, which libtorch and cuBLAS have once: the last Accelerator's count. One that shares
+/// another's place changes those that it names.
 impl AcceleratorBuilder {
     /// Whether GPUs round the operands of float32 products and convolutions to TF32, whose 10 bits are those of
     /// fp16 and whose range is that of float32: several times faster from Ampere on. On unless set; PyTorch has
     /// it on for convolutions and off for products. Other types are not changed.
     pub fn tf32(mut self, on: bool) -> Self {
-        self.numerics.math.tf32 = on;
+        self.numerics.math.tf32 = Some(on);
         self
     }
 
@@ -219,7 +255,7 @@ impl AcceleratorBuilder {
     /// (`torch.backends.cudnn.benchmark`): for inputs whose shapes repeat. Runs may differ in last digits then.
     /// Off unless set.
     pub fn benchmark_kernels(mut self, on: bool) -> Self {
-        self.numerics.math.benchmark = on;
+        self.numerics.math.benchmark = Some(on);
         self
     }
 
@@ -233,7 +269,7 @@ impl AcceleratorBuilder {
     /// # Ok::<(), brigade_train::Error>(())
     /// ```
     pub fn deterministic(mut self, on: bool) -> Self {
-        self.numerics.math.deterministic = on;
+        self.numerics.math.deterministic = Some(on);
         self
     }
 }
@@ -266,11 +302,11 @@ impl Accelerator {
             cache: before.autocast.cache,
             float32_outputs: before.float32_outputs,
             channels_last: before.channels_last,
-            math: GpuMath { tf32: before.tf32, ..NumericsOptions::default().math },
+            math: MathOptions::default(),
             scaler: before.scaler.as_ref().map(GradScaler::options).unwrap_or_default(),
         };
         let job = &self.processes.job;
-        let numerics = Arc::new(options.decide(job)?);
+        let numerics = Arc::new(options.decide(job, before.tf32)?);
         let loss_check = match (&numerics.scaler, before.scaler.is_some()) {
             (Some(scaler), _) => {
                 self.checkpoints.register(scaler);

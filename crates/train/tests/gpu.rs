@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used)] // also in what the tests share
 
+use std::time::Duration;
+
 use brigade_data::{DataError, DataLoader, TensorDataset};
 use brigade_gpukit::{fake, gpu, without_waiting};
 use brigade_models::{Gpt2LmHead, Gpt2Options, Labelled};
@@ -10,12 +12,13 @@ use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Linear, Model, Mod
 use brigade_optim::Step;
 use brigade_optim::schedule::Schedule;
 use brigade_testkit::dist_test;
-use brigade_torch::{Backend, DeviceExt, DeviceMemory, Store};
+use brigade_torch::{Backend, DeviceExt, DeviceMemory, GpuMath, Store};
 use brigade_train::{
     Accelerator, AcceleratorBuilder, Accuracy, Adam, AdamW, CapturedStep, Device, Error, FBeta,
     GradScalerOptions, Kind, Lamb, Mean, Metric, Optimizer, Precision, PreparedModel,
     PreparedOptimizer, Result, Rule, Scheduler, Sgd, Tensor, TopK,
 };
+use brigade_world::{StoreEndpoint, World, WorldSize};
 
 /// Without TF32, whose products differ from a CPU's in the fourth digit.
 fn builder(device: Device) -> AcceleratorBuilder {
@@ -129,6 +132,32 @@ fn batches_come_through_pinned_memory_and_no_step_waits() {
     if fake::is_installed() {
         assert_eq!(fake::contexts(), [1], "no rank opens a context on another's GPU");
     }
+}
+
+#[test]
+fn an_accelerator_that_shares_changes_the_settings_of_gpus_that_it_names() {
+    let (device, _alone) = gpu();
+    let before = GpuMath::current().unwrap();
+    let _first = Accelerator::builder().device(device).quiet(true).build().unwrap();
+    let math = |tf32, benchmark, deterministic| GpuMath { tf32, benchmark, deterministic };
+    assert_eq!(GpuMath::current().unwrap(), math(true, false, false));
+    let first = builder(device).build().unwrap();
+    let shared = |set: fn(AcceleratorBuilder) -> AcceleratorBuilder| {
+        let _ = set(Accelerator::builder().sharing(&first).quiet(true)).build().unwrap();
+        GpuMath::current().unwrap()
+    };
+    assert_eq!(shared(|it| it), math(false, false, false));
+    assert_eq!(shared(|it| it.benchmark_kernels(true)), math(false, true, false));
+    assert_eq!(shared(|it| it.tf32(true)), math(true, true, false));
+    assert_eq!(shared(|it| it.deterministic(true)), math(true, true, true));
+    assert_eq!(
+        shared(|it| it.benchmark_kernels(false).deterministic(false)),
+        math(true, false, false)
+    );
+    // An Accelerator of the CPU leaves those of GPUs.
+    let _ = Accelerator::builder().cpu(true).tf32(false).quiet(true).build().unwrap();
+    assert_eq!(GpuMath::current().unwrap(), math(true, false, false));
+    before.apply();
 }
 
 #[test]
@@ -504,6 +533,45 @@ fn other_shapes_and_momenta_are_recorded_and_what_waits_runs_as_it_is() {
     assert!(step.records().is_err());
     assert_eq!(cell.borrow().steps(), before + 3, "a recording that failed has not stepped");
     assert_eq!(cell.borrow().launched_steps(), before + 3);
+}
+
+#[test]
+fn a_recorded_step_of_several_ranks_has_their_time_limit() {
+    let (device, _alone) = gpu();
+    let world = World::on_one_host(0, WorldSize::new(2).unwrap(), StoreEndpoint::alone()).unwrap();
+    let builder = builder(device).world(world).store(Store::hash().unwrap());
+    let accelerator = builder.backend(Backend::Fake).build().unwrap();
+    let model = Model::new(|p| Linear::new(p, 6, 3)).unwrap();
+    let optimizer = Sgd::new(0.1).build(&model).unwrap();
+    let (model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();
+    let mut step = accelerator.capture(|(inputs, labels): &(Tensor, Tensor)| {
+        let loss = model.forward(inputs)?.cross_entropy_for_logits(labels);
+        optimizer.zero_grad()?;
+        accelerator.backward(&loss)?;
+        optimizer.step()?;
+        Ok(loss)
+    });
+    let (inputs, labels) = data(8);
+    let batch = (inputs.to_device(device), labels.to_device(device));
+    let mut last = f64::INFINITY;
+    for _ in 0..8 {
+        let loss = number(&step.run(&batch).unwrap());
+        assert!(loss < last, "{loss} after {last}");
+        last = loss;
+    }
+    step.records().unwrap();
+    // A replay in which the other rank does not come.
+    let group = accelerator.group().unwrap();
+    group.within(Duration::from_millis(100)).watch("replay", || Ok(false)).unwrap();
+    let error = loop {
+        match step.run(&batch) {
+            Ok(_) => std::thread::sleep(Duration::from_millis(10)),
+            Err(error) => break error.to_string(),
+        }
+    };
+    assert!(error.contains("timed out") && error.contains("rank 1 had not arrived"), "{error}");
+    let error = step.run(&batch).unwrap_err().to_string();
+    assert!(error.contains("aborted"), "{error}");
 }
 
 #[test]

@@ -121,6 +121,14 @@ impl StreamEvent {
         event.map(|event| Some(Self { event })).map_err(|error| Error::libtorch("event", &error))
     }
 
+    /// Returns whether the device has done what it was given before the event. Does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Libtorch`] when the device has failed.
+    pub fn is_done(&self) -> Result<bool, Error> {
+        ffi::event_is_done(&self.event).map_err(|error| Error::libtorch("event", &error))
+    }
+
     /// Has what this thread gives the device from now on come behind the event.
     ///
     /// # Errors

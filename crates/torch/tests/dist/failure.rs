@@ -1,11 +1,15 @@
 //! Time limits, lost peers and aborts: errors that name operation, place and ranks, and no hang.
 
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use brigade_testkit::{dist_test, step};
-use brigade_torch::{Device, Error, Fault, Kind, ProcessGroup, ReduceOp, Tensor};
+use brigade_torch::{
+    Backend, Device, Error, Fault, GlooDevice, GroupOptions, Kind, ProcessGroup, ReduceOp, Store,
+    Tensor,
+};
 
 use crate::rendezvous::{self, LIMIT, assert_fault, meet, missing};
 
@@ -162,6 +166,76 @@ dist_test!(world = 2, dist_a_peer_killed_inside_a_collective, |world| {
     drop(group);
     assert!(begun.elapsed() < LIMIT);
 });
+
+dist_test!(world = 2, dist_work_of_a_device_has_a_limit, |world| {
+    let group = rendezvous::group(&world);
+    let others = group.subgroup(&[0, 1]).unwrap().unwrap();
+    if group.rank() == 0 {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let hasty = others.within(SHORT);
+        for until in [1, 2, usize::MAX] {
+            let asked = Arc::clone(&asked);
+            let mut times = 0;
+            let is_done = move || {
+                asked.fetch_add(1, Ordering::Relaxed);
+                times += 1;
+                Ok(times == until)
+            };
+            hasty.watch("replay", is_done).unwrap();
+        }
+        let error = loop {
+            match others.watched() {
+                Ok(()) => thread::sleep(Duration::from_millis(10)),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!((error.fault(), missing(&error)), (Some(Fault::Timeout), vec![1]), "{error}");
+        assert!(error.to_string().starts_with("replay on group"), "{error}");
+        assert!(asked.load(Ordering::Relaxed) > 3, "one, two and some questions");
+        while Arc::strong_count(&asked) > 1 {
+            thread::sleep(Duration::from_millis(10));
+        }
+        assert_fault(others.watched(), Fault::Aborted);
+        assert_fault(others.watch("replay", || Ok(true)), Fault::Aborted);
+        assert_fault(others.barrier(), Fault::Aborted);
+        meet(&group, "given up", 2);
+    } else {
+        meet(&group, "given up", 2);
+        assert_fault(others.barrier(), Fault::PeerLost);
+    }
+    group.barrier().unwrap();
+});
+
+#[test]
+fn work_of_a_device_is_watched_until_its_group_ends() {
+    let group = || {
+        let gloo = Backend::Gloo(GlooDevice::default());
+        ProcessGroup::new(&Store::hash().unwrap(), 0, 1, gloo, GroupOptions::default()).unwrap()
+    };
+    let failed = group();
+    failed
+        .watch("replay", || Err(Error::InvalidArgument("the device is gone".to_owned())))
+        .unwrap();
+    let error = loop {
+        match failed.watched() {
+            Ok(()) => thread::sleep(Duration::from_millis(10)),
+            Err(error) => break error,
+        }
+    };
+    assert!(error.to_string().contains("the device is gone"), "{error}");
+    failed.barrier().unwrap();
+
+    let (ends, token) = (group(), Arc::new(()));
+    for _ in 0..2 {
+        let token = Arc::clone(&token);
+        ends.watch("replay", move || Ok(Arc::strong_count(&token) == 0)).unwrap();
+    }
+    assert_eq!(Arc::strong_count(&token), 3);
+    drop(ends);
+    while Arc::strong_count(&token) > 1 {
+        thread::sleep(Duration::from_millis(10));
+    }
+}
 
 dist_test!(world = 2, dist_abort_ends_waiting_operations, |world| {
     let group = rendezvous::group(&world);

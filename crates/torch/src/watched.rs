@@ -1,0 +1,175 @@
+//! The time limit of what a device does for all ranks, and c10d's watchdog does not see: [`ProcessGroup::watch`].
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Fault};
+use crate::group::{Inner, ProcessGroup, Started};
+
+/// The pause between two questions whether work is done.
+const PAUSE: Duration = Duration::from_millis(50);
+
+type Question = Box<dyn FnMut() -> Result<bool, Error> + Send>;
+
+struct Watch {
+    started: Started,
+    begun: Instant,
+    limit: Duration,
+    is_done: Question,
+}
+
+/// The work of a group that is watched, shared with the thread that watches.
+#[derive(Default)]
+pub(crate) struct Watched {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: VecDeque<Watch>,
+    /// Whether there is a thread.
+    runs: bool,
+    closed: bool,
+    failure: Option<Error>,
+}
+
+impl ProcessGroup {
+    /// Gives a device's work in which all ranks meet the group's time limit, where c10d does not watch it, such as a
+    /// replayed graph with collectives. Does not wait.
+    ///
+    /// A thread asks `is_done` ([`StreamEvent::is_done`](crate::StreamEvent::is_done), say) every 50 ms. Work that is
+    /// not done within the limit, counted from this call or from the end of the work before it, fails: the thread
+    /// aborts the group, which ends NCCL's kernels, and the next `watch` or [`ProcessGroup::watched`] returns the error.
+    /// It is numbered as a collective, so that the error names ranks that had not come; all ranks call it in the same
+    /// order.
+    ///
+    /// ```
+    /// # use brigade_torch::{Backend, Device, ProcessGroup, Store, StreamEvent};
+    /// # let gloo = Backend::Gloo(Default::default());
+    /// # let group = &ProcessGroup::new(&Store::hash()?, 0, 1, gloo, Default::default())?;
+    /// # let device = Device::Cpu;
+    /// // After a graph was replayed on the device:
+    /// if let Some(event) = StreamEvent::record(device)? {
+    ///     group.watch("replay", move || event.is_done())?;
+    /// }
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`ProcessGroup::watched`].
+    pub fn watch(
+        &self,
+        operation: &'static str,
+        is_done: impl FnMut() -> Result<bool, Error> + Send + 'static,
+    ) -> Result<(), Error> {
+        self.watched()?;
+        let started = self.exclusively(|_| self.next_collective(operation));
+        let watched = &self.inner().watched;
+        let mut state = watched.lock();
+        let (begun, limit) = (Instant::now(), self.timeout());
+        state.waiting.push_back(Watch { started, begun, limit, is_done: Box::new(is_done) });
+        if !state.runs {
+            let (group, shared) = (self.downgrade(), Arc::clone(watched));
+            let watcher = thread::Builder::new().name("group-watch".into());
+            // Without a thread there is no limit, as before this call.
+            state.runs = watcher.spawn(move || shared.run(&group)).is_ok();
+        }
+        drop(state);
+        watched.changed.notify_all();
+        Ok(())
+    }
+
+    /// Returns whether all watched work was done in time so far ([`ProcessGroup::watch`]), once with its own error.
+    ///
+    /// # Errors
+    /// [`Error::Collective`] with [`Fault::Timeout`] for work that was not, then with [`Fault::Aborted`]; the error of
+    /// the question, where the device has failed.
+    pub fn watched(&self) -> Result<(), Error> {
+        let failure = self.inner().watched.lock().failure.take();
+        match failure {
+            Some(error) => Err(error),
+            None if self.is_aborted() => {
+                let detail = "the group was aborted".to_owned();
+                Err(self.failure_of(Started::unnumbered("watch"), Fault::Aborted, detail))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl Watched {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the thread.
+    pub(crate) fn close(&self) {
+        let mut state = self.lock();
+        state.closed = true;
+        state.waiting.clear();
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// The next work to watch; `None` once it is closed.
+    fn next(&self) -> Option<Watch> {
+        let mut state = self.lock();
+        while !state.closed {
+            if let Some(watch) = state.waiting.pop_front() {
+                return Some(watch);
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        None
+    }
+
+    /// Waits for a moment; false once it is closed.
+    fn pause(&self) -> bool {
+        let state = self.lock();
+        let (state, _) = self
+            .changed
+            .wait_timeout_while(state, PAUSE, |state| !state.closed)
+            .unwrap_or_else(PoisonError::into_inner);
+        !state.closed
+    }
+
+    fn run(&self, group: &Weak<Inner>) {
+        let mut last_end = Instant::now();
+        while let Some(mut watch) = self.next() {
+            let begun = watch.begun.max(last_end);
+            loop {
+                match (watch.is_done)() {
+                    Ok(true) => break,
+                    Ok(false) => {}
+                    Err(error) => {
+                        self.lock().failure = Some(error);
+                        break;
+                    }
+                }
+                if begun.elapsed() > watch.limit {
+                    let Some(group) = ProcessGroup::upgrade(group) else { return };
+                    let detail = format!("the device has not done it within {:?}", watch.limit);
+                    let error = group.failure_of(watch.started, Fault::Timeout, detail);
+                    // Before the abort, which can last until the graphs that use the communicator are dropped.
+                    self.lock().failure = Some(error);
+                    let _ = group.abort();
+                    return;
+                }
+                if !self.pause() {
+                    return;
+                }
+            }
+            last_end = Instant::now();
+        }
+    }
+}
+
+impl fmt::Debug for Watched {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watched").finish_non_exhaustive()
+    }
+}
