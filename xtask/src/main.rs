@@ -61,11 +61,17 @@ enum Command {
         /// Install nothing
         #[arg(long)]
         no_install: bool,
-        /// Run the tests of numbers alone, with the kernels of a processor that has AVX2 but not AVX-512
+        /// Run the tests of numbers alone, with the kernels of another processor: avx2 (one without AVX-512), sse4
+        /// (one without AVX), avx512 (one without instructions for bfloat16)
         ///
         /// Sums are made in another order there: a tolerance that fits one processor's rounding fails.
-        #[arg(long, conflicts_with = "runner_arguments")]
-        older_processor: bool,
+        #[arg(
+            long,
+            value_name = "INSTRUCTIONS",
+            value_parser = suite::PROCESSORS.map(|it| it.0),
+            conflicts_with = "runner_arguments"
+        )]
+        processor: Option<String>,
         /// Run the tests of numbers alone, on another device: fake, a GPU made of host memory
         ///
         /// It shows where tensors are, not what a GPU computes. `gpu` runs the tests on a real one.
@@ -73,7 +79,7 @@ enum Command {
             long,
             value_name = "DEVICE",
             value_parser = ["fake"],
-            conflicts_with_all = ["runner_arguments", "older_processor"]
+            conflicts_with_all = ["runner_arguments", "processor"]
         )]
         device: Option<String>,
         /// For the runner: a part of a test's name, or options such as `-p brigade-plan`.
@@ -154,9 +160,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Setup { cuda, pins } => setup::run(&checkout, cuda, pins.as_deref()),
         Command::Demo => demo::run(&checkout),
         Command::Test { device: Some(device), .. } => suite::run_on(&checkout, &device),
-        Command::Test { older_processor: true, .. } => {
-            suite::run_as_on_an_older_processor(&checkout)
-        }
+        Command::Test { processor: Some(processor), .. } => suite::run_as_on(&checkout, &processor),
         Command::Test { no_install, runner_arguments, .. } => {
             suite::run(&checkout, &runner_arguments, &[], !no_install)
         }

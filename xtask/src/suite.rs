@@ -79,11 +79,35 @@ pub(crate) fn run(
     Ok(cargo::exit_code(status))
 }
 
-/// Runs the test programs whose results are numbers with the kernels of libtorch and oneDNN for AVX2.
-pub(crate) fn run_as_on_an_older_processor(checkout: &Checkout) -> Result<ExitCode> {
+/// Processors by their instructions, with the variables by which libtorch, oneDNN and MKL take the kernels for them.
+///
+/// `MKL_ENABLE_INSTRUCTIONS` has an effect on Intel's processors alone; `MKL_CBWR=COMPATIBLE` on all, and is one of
+/// MKL's reproducible modes.
+pub(crate) const PROCESSORS: [(&str, &[(&str, &str)]); 3] = [
+    (
+        "avx2",
+        &[
+            ("ATEN_CPU_CAPABILITY", "avx2"),
+            ("ONEDNN_MAX_CPU_ISA", "AVX2"),
+            ("MKL_ENABLE_INSTRUCTIONS", "AVX2"),
+        ],
+    ),
+    (
+        "sse4",
+        &[
+            ("ATEN_CPU_CAPABILITY", "default"),
+            ("ONEDNN_MAX_CPU_ISA", "SSE41"),
+            ("MKL_CBWR", "COMPATIBLE"),
+        ],
+    ),
+    ("avx512", &[("ONEDNN_MAX_CPU_ISA", "AVX512_CORE"), ("MKL_ENABLE_INSTRUCTIONS", "AVX512")]),
+];
+
+/// Runs the test programs whose results are numbers with the kernels for one of [`PROCESSORS`].
+pub(crate) fn run_as_on(checkout: &Checkout, processor: &str) -> Result<ExitCode> {
     let programs = NUMERIC.iter().flat_map(|program| ["--test".to_owned(), (*program).to_owned()]);
-    let variables = [("ATEN_CPU_CAPABILITY", "avx2"), ("ONEDNN_MAX_CPU_ISA", "AVX2")];
-    run(checkout, &programs.collect::<Vec<_>>(), &variables, false)
+    let variables = PROCESSORS.iter().find(|it| it.0 == processor).map_or(&[][..], |it| it.1);
+    run(checkout, &programs.collect::<Vec<_>>(), variables, false)
 }
 
 /// Runs the test programs that take their tensors' device from `brigade-gpukit`, on that device.
@@ -143,9 +167,10 @@ const ON_ANY_DEVICE: [&str; 23] = [
     "weights",
 ];
 
-/// The test programs that compare numbers, of `models`, `torch`, `train` and the examples.
-const NUMERIC: [&str; 17] = [
+/// The test programs that compare numbers, of `learn`, `models`, `nn`, `text`, `torch`, `train` and the examples.
+const NUMERIC: [&str; 24] = [
     "accumulate",
+    "awd_lstm",
     "checkpoint",
     "cnn",
     "comm_hooks",
@@ -153,12 +178,18 @@ const NUMERIC: [&str; 17] = [
     "dropped",
     "example",
     "from_accelerate",
+    "golden",
     "layers",
+    "learner",
+    "learners",
+    "losses",
+    "lstm",
     "metrics",
     "numerics",
     "optimizers",
     "reproducible",
     "resnet",
+    "rounding",
     "seed",
     "sync_batch_norm",
     "uneven",

@@ -8,16 +8,21 @@
 //!
 //! [`device`] is the device that the variable `BRIGADE_TEST_DEVICE` names, so that one test runs on the CPU, on such
 //! GPUs, and on a real one.
+//!
+//! [`perturb`] and [`changes`] measure, on the processor of the test, how far rounding can move results.
 
 pub mod fake;
 mod ffi;
 mod graphs;
 pub mod kernels;
+mod rounding;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use brigade_torch::GpuMath;
 use tch::{Device, Kind, Tensor};
+
+pub use rounding::{changes, perturb};
 
 /// Runs something that may not have the host wait for a GPU, and fails where it does: with the names of what waited on
 /// GPUs made of host memory, with libtorch's own check on real ones. On the CPU it only runs it.

@@ -14,6 +14,8 @@ mod events;
 mod fill;
 #[path = "golden/noter.rs"]
 mod noter;
+#[path = "golden/perturbed.rs"]
+mod perturbed;
 #[path = "golden/recipe.rs"]
 mod recipe;
 #[path = "golden/runs.rs"]

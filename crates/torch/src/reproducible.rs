@@ -14,7 +14,8 @@ pub use crate::bridge::ffi::Products;
 /// and models make it.
 ///
 /// Still other last digits come with another number of threads, another generation of processors, and
-/// another version of libtorch.
+/// another version of libtorch. A row of a product may have other last digits among other rows, since MKL
+/// chooses kernels by the number of rows: one sample alone, and the same sample in a batch.
 ///
 /// ```
 /// use brigade_torch::make_products_reproducible;

@@ -1,19 +1,21 @@
-//! How numbers of ours are compared with the golden file's: within each run's own noise.
+//! How numbers of ours are compared with the golden file's: within what the rounding of each run can change, which
+//! runs with perturbed weights show on the processor of the test.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::path::Path;
 
+use brigade_gpukit::changes;
 use brigade_learn::{GroupHypers, Learner, Suggestion};
 use serde_json::Value;
 use tch::{Kind, Tensor};
 
 use crate::noter::FitNotes;
+use crate::perturbed::{PERTURBED_RUNS, perturbed};
 use crate::recipe::{number, numbers};
 use crate::runs::{Found, Outcome};
 
-/// How close two numbers must be: so many times the run's own noise, and a share of the number for the arithmetic
-/// in `f32` of what is compared with.
+/// How close two numbers must be.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tolerance {
     pub(crate) absolute: f64,
@@ -28,39 +30,71 @@ pub(crate) fn of_schedule(largest: f64) -> Tolerance {
 
 /// Metrics, which fastai keeps in `f32`.
 const METRIC: Tolerance = Tolerance { absolute: 2e-7, relative: 1e-6 };
-/// Times the noise of a run: the golden run's rounding and ours are both somewhere in it.
+/// How many times the change in perturbed runs is allowed: the golden run was rounded otherwise, and so is ours.
 const TIMES: f64 = 5.0;
-/// The same for a search, whose losses explode at its end, and rounding with them.
-const TIMES_OF_SEARCHES: f64 = 20.0;
-/// Predictions, which are of the order of 1.
-const PREDICTION: Tolerance = Tolerance { absolute: 5e-7, relative: 3e-6 };
 
 /// Collects what differs, so that a failure shows all of it.
 pub(crate) struct Check {
     pub(crate) name: String,
+    perturbed: Vec<Outcome>,
+    /// The largest changes in the perturbed runs: of a loss, and of a final sum relative to its sum of absolute values.
     noise: [f64; 2],
-    times: f64,
     pub(crate) wrong: Vec<String>,
     /// The largest deviation, in units of the noise, of losses and of final sums.
     pub(crate) largest: [f64; 2],
 }
 
+/// The sum and the sum of absolute values of each parameter and buffer.
+fn sums_of(learner: &Learner) -> BTreeMap<String, [f64; 2]> {
+    let sums = |tensor: &Tensor| {
+        let tensor = tensor.to_kind(Kind::Double);
+        [tensor.sum(None), tensor.abs().sum(None)].map(|it| it.double_value(&[]))
+    };
+    learner.state_dict().iter().map(|(name, tensor)| (name.to_owned(), sums(tensor))).collect()
+}
+
 impl Check {
-    pub(crate) fn new(run: &Value) -> Self {
-        let noise = |name: &str| run["noise"][name].as_f64().unwrap_or(0.0);
+    /// A check of `ours`, the outcome of `run`, which is made again with perturbed weights.
+    pub(crate) fn new(run: &Value, ours: &Outcome) -> Self {
+        let perturbed: Vec<Outcome> =
+            (1..=PERTURBED_RUNS).map(|seed| perturbed(run, seed)).collect();
+        let mut noise = [0.0_f64; 2];
+        for (at, fit) in ours.fits.iter().enumerate() {
+            for list in [FitNotes::loss, FitNotes::valid_batch_loss] {
+                let others = perturbed.iter().filter_map(|it| it.fits.get(at)).map(list);
+                let changes = changes(list(fit), &others.collect::<Vec<_>>());
+                noise[0] = noise[0].max(changes.last().copied().unwrap_or(0.0));
+            }
+        }
+        for (at, validation) in ours.validations.iter().enumerate() {
+            for other in perturbed.iter().filter_map(|it| it.validations.get(at)) {
+                noise[0] = noise[0].max((validation.loss - other.loss).abs());
+            }
+        }
+        let sums = sums_of(&ours.learner);
+        for other in &perturbed {
+            for (name, [sum, absolute]) in sums_of(&other.learner) {
+                let [expected, magnitude] = sums[&name];
+                let apart = (sum - expected).abs().max((absolute - magnitude).abs()) / magnitude;
+                if apart.is_finite() {
+                    noise[1] = noise[1].max(apart);
+                }
+            }
+        }
         Self {
             name: run["name"].as_str().unwrap_or_default().to_owned(),
-            noise: [noise("loss"), noise("final")],
-            times: if run["lr_find"].is_null() { TIMES } else { TIMES_OF_SEARCHES },
+            perturbed,
+            noise,
             wrong: Vec::new(),
             largest: [0.0; 2],
         }
     }
 
-    /// A loss may differ by a few times the noise, and never by more than 1e-4 of it.
-    fn loss_tolerance(&self, theirs: f64) -> Tolerance {
+    /// What a loss may differ by where perturbed runs are `change` apart; never more than 1 % of it, which would
+    /// compare nothing.
+    fn allowed(change: f64, theirs: f64) -> Tolerance {
         let rounding = 2.0 * f64::from(f32::EPSILON) * theirs.abs();
-        let absolute = (self.times * self.noise[0] + rounding).min(1e-4 * theirs.abs());
+        let absolute = (TIMES * change + rounding).min(0.01 * theirs.abs());
         Tolerance { absolute, relative: 0.0 }
     }
 
@@ -83,26 +117,31 @@ impl Check {
         }
     }
 
-    /// Compares lists of losses.
-    pub(crate) fn losses(&mut self, what: &str, ours: &[f64], theirs: &Value) {
+    /// Compares a list of losses of the fit with this number.
+    pub(crate) fn losses(
+        &mut self,
+        what: &str,
+        fit: usize,
+        list: fn(&FitNotes) -> &[f64],
+        ours: &[f64],
+        theirs: &Value,
+    ) {
         let theirs = numbers(theirs);
         self.equal(format_args!("{what}: how many"), &ours.len(), &theirs.len());
-        for (at, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
-            self.loss(format_args!("{what}[{at}]"), *ours, theirs);
+        let others = self.perturbed.iter().filter_map(|it| it.fits.get(fit)).map(list);
+        let changes = changes(ours, &others.collect::<Vec<_>>());
+        for (at, ((ours, theirs), change)) in ours.iter().zip(theirs).zip(changes).enumerate() {
+            if change > 0.0 {
+                self.largest[0] = self.largest[0].max((ours - theirs).abs() / change);
+            }
+            let by = Self::allowed(change, theirs);
+            self.near(format_args!("{what}[{at}]"), *ours, theirs, by);
         }
-    }
-
-    pub(crate) fn loss(&mut self, what: impl fmt::Display, ours: f64, theirs: f64) {
-        if self.noise[0] > 0.0 {
-            self.largest[0] = self.largest[0].max((ours - theirs).abs() / self.noise[0]);
-        }
-        let tolerance = self.loss_tolerance(theirs);
-        self.near(what, ours, theirs, tolerance);
     }
 
     /// Compares losses that fastai has averaged in `f32`.
     fn smooth(&mut self, what: impl fmt::Display, ours: f64, theirs: f64) {
-        let by = Tolerance { relative: 3e-6, ..self.loss_tolerance(theirs) };
+        let by = Tolerance { relative: 3e-6, ..Self::allowed(self.noise[0], theirs) };
         self.near(what, ours, theirs, by);
     }
 
@@ -119,7 +158,7 @@ impl Check {
         let fits = run["fits"].as_array().unwrap();
         self.equal("fits", &ours.fits.len(), &fits.len());
         for (at, (ours, theirs)) in ours.fits.iter().zip(fits).enumerate() {
-            self.fit(&format!("fit {at}, "), ours, theirs);
+            self.fit(at, ours, theirs);
         }
         self.found(&ours.found, &run["lr_find"]);
         self.passes(ours, run);
@@ -136,9 +175,10 @@ impl Check {
         }
     }
 
-    pub(crate) fn fit(&mut self, at: &str, ours: &FitNotes, theirs: &Value) {
+    pub(crate) fn fit(&mut self, fit: usize, ours: &FitNotes, theirs: &Value) {
+        let at = &format!("fit {fit}, ");
         let field = |name: &str| format!("{at}{name}");
-        self.batches(at, ours, theirs);
+        self.batches(fit, at, ours, theirs);
         self.names(field("trainable"), &ours.trainable, &theirs["trainable"]);
         if let Some(first) = ours.hypers.first() {
             let exact = of_schedule(0.0);
@@ -155,18 +195,20 @@ impl Check {
                 self.names(format_args!("{at}changed[{epoch}]"), ours, theirs);
             }
         }
-        for (name, norms) in
-            [("grad_norm_before", &ours.norm_before), ("grad_norm_after", &ours.norm_after)]
-        {
+        let norms: [(&str, fn(&FitNotes) -> &[f64]); 2] = [
+            ("grad_norm_before", |notes| &notes.norm_before),
+            ("grad_norm_after", |notes| &notes.norm_after),
+        ];
+        for (name, list) in norms {
             if let Some(theirs) = theirs.get(name) {
-                self.losses(&field(name), norms, theirs);
+                self.losses(&field(name), fit, list, list(ours), theirs);
             }
         }
         self.recorder(at, ours, theirs);
     }
 
     /// Compares what is noted of each batch.
-    pub(crate) fn batches(&mut self, at: &str, ours: &FitNotes, theirs: &Value) {
+    fn batches(&mut self, fit: usize, at: &str, ours: &FitNotes, theirs: &Value) {
         let field = |name: &str| format!("{at}{name}");
         for (name, of) in [("lr", 0), ("mom", 1)] {
             let theirs = theirs[name].as_array().unwrap();
@@ -180,16 +222,17 @@ impl Check {
                 }
             }
         }
-        self.losses(&field("loss"), &ours.loss, &theirs["loss"]);
+        self.losses(&field("loss"), fit, FitNotes::loss, &ours.loss, &theirs["loss"]);
         let backward = theirs.get("backward_loss").unwrap_or_else(|| &theirs["loss"]);
-        self.losses(&field("backward_loss"), &ours.backward_loss, backward);
+        let list: fn(&FitNotes) -> &[f64] = |notes| &notes.backward_loss;
+        self.losses(&field("backward_loss"), fit, list, &ours.backward_loss, backward);
         let stepped = match theirs.get("stepped") {
             Some(stepped) => serde_json::from_value(stepped.clone()).unwrap(),
             None => (0..ours.loss.len()).collect::<Vec<usize>>(),
         };
         self.equal(field("stepped"), &ours.stepped, &stepped);
-        let valid = field("valid_batch_loss");
-        self.losses(&valid, &ours.valid_batch_loss, &theirs["valid_batch_loss"]);
+        let (valid, list) = (field("valid_batch_loss"), FitNotes::valid_batch_loss);
+        self.losses(&valid, fit, list, &ours.valid_batch_loss, &theirs["valid_batch_loss"]);
     }
 
     pub(crate) fn recorder(&mut self, at: &str, ours: &FitNotes, theirs: &Value) {
@@ -284,18 +327,15 @@ impl Check {
         let mut expected: Vec<&str> = theirs.keys().map(String::as_str).collect();
         expected.sort_unstable();
         self.equal("names of parameters and buffers", &names, &expected);
-        for (name, tensor) in state.iter() {
-            let Some(theirs) = theirs.get(name) else { continue };
-            let [sum, absolute] = numbers(theirs).try_into().unwrap();
-            let tensor = tensor.to_kind(Kind::Double);
-            let allowed = (TIMES * self.noise[1] + f64::from(f32::EPSILON)) * absolute;
+        for (name, ours) in sums_of(learner) {
+            let Some(theirs) = theirs.get(&name) else { continue };
+            let theirs: [f64; 2] = numbers(theirs).try_into().unwrap();
+            let magnitude = theirs[1];
+            let allowed = (TIMES * self.noise[1] + f64::from(f32::EPSILON)) * magnitude;
             let by = Tolerance { absolute: allowed, relative: 0.0 };
-            for (what, ours, theirs) in
-                [("sum", tensor.sum(None), sum), ("absolute sum", tensor.abs().sum(None), absolute)]
-            {
-                let ours = ours.double_value(&[]);
-                if self.noise[1] > 0.0 && absolute > 0.0 {
-                    let apart = (ours - theirs).abs() / absolute / self.noise[1];
+            for ((what, ours), theirs) in ["sum", "absolute sum"].iter().zip(ours).zip(theirs) {
+                if self.noise[1] > 0.0 && magnitude > 0.0 {
+                    let apart = (ours - theirs).abs() / magnitude / self.noise[1];
                     self.largest[1] = self.largest[1].max(apart);
                 }
                 self.near(format_args!("final {what} of {name}"), ours, theirs, by);
@@ -338,29 +378,32 @@ impl Check {
             }
         }
         self.equal("predictions", &ours.predictions.len(), &list("get_preds").len());
-        for (ours, (call, theirs)) in ours.predictions.iter().zip(
-            run["calls"]
-                .as_array()
-                .unwrap()
-                .iter()
-                .filter(|it| it[0] == "get_preds")
-                .zip(list("get_preds")),
-        ) {
+        let calls = run["calls"].as_array().unwrap().iter().filter(|it| it[0] == "get_preds");
+        for (at, (call, theirs)) in calls.zip(list("get_preds")).enumerate() {
             // Inputs come first where they are asked for, and decisions only where they are.
-            let parts = theirs.as_array().unwrap().as_slice();
-            let parts = if call[1]["with_input"] == true { &parts[1..] } else { parts };
-            let decoded = (call[1]["with_decoded"] == true).then_some(&ours.decoded);
-            let found =
-                [Some(&ours.predictions), ours.targets.as_ref(), decoded, ours.losses.as_ref()];
-            let found: Vec<&Tensor> = found.into_iter().flatten().collect();
-            self.equal("parts of the predictions", &found.len(), &parts.len());
-            for (part, (ours, theirs)) in found.into_iter().zip(parts).enumerate() {
-                let ours = ours.to_kind(Kind::Double).flatten(0, -1);
-                let ours = Vec::<f64>::try_from(&ours).unwrap();
+            let theirs = theirs.as_array().unwrap().as_slice();
+            let theirs = if call[1]["with_input"] == true { &theirs[1..] } else { theirs };
+            let parts = |outcome: &Outcome| -> Vec<Vec<f64>> {
+                let Some(all) = outcome.predictions.get(at) else { return Vec::new() };
+                let decoded = (call[1]["with_decoded"] == true).then_some(&all.decoded);
+                let tensors =
+                    [Some(&all.predictions), all.targets.as_ref(), decoded, all.losses.as_ref()];
+                let doubles = |it: &Tensor| it.to_kind(Kind::Double).flatten(0, -1);
+                let tensors = tensors.into_iter().flatten().map(doubles);
+                tensors.map(|it| Vec::try_from(&it).unwrap()).collect()
+            };
+            let ours = parts(ours);
+            let others: Vec<Vec<Vec<f64>>> = self.perturbed.iter().map(parts).collect();
+            self.equal("parts of the predictions", &ours.len(), &theirs.len());
+            for (part, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
                 let theirs = flat(theirs);
                 self.equal(format_args!("predictions {part}"), &ours.len(), &theirs.len());
-                for (ours, theirs) in ours.into_iter().zip(theirs) {
-                    self.near(format_args!("predictions {part}"), ours, theirs, PREDICTION);
+                let others: Vec<&Vec<f64>> = others.iter().filter_map(|it| it.get(part)).collect();
+                let change = changes(ours, &others).last().copied().unwrap_or(0.0);
+                let by =
+                    Tolerance { absolute: TIMES * change, relative: 2.0 * f64::from(f32::EPSILON) };
+                for (ours, theirs) in ours.iter().zip(theirs) {
+                    self.near(format_args!("predictions {part}"), *ours, theirs, by);
                 }
             }
         }

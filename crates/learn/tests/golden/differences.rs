@@ -5,7 +5,8 @@ use brigade_learn::{Learner, LearnerState};
 use serde_json::Value;
 
 use crate::check::{Check, of_schedule};
-use crate::recipe::{learner, number, numbers};
+use crate::noter::FitNotes;
+use crate::recipe::{learner, number};
 use crate::runs::{Outcome, is_not_finite, make, run};
 
 /// The runs of this file.
@@ -34,7 +35,7 @@ fn flat_cos_honours_start_epoch() {
     let run = run("flat_cos_start_epoch");
     let ours = make(run);
     ours.result.as_ref().unwrap();
-    let mut check = Check::new(run);
+    let mut check = Check::new(run, &ours);
     let theirs = run["fits"][0]["lr"].as_array().unwrap();
     let [fit] = ours.fits.as_slice() else { panic!("{} fits", ours.fits.len()) };
     assert_eq!(fit.hypers.len(), 9);
@@ -42,7 +43,7 @@ fn flat_cos_honours_start_epoch() {
         check.near("lr", ours[0].lr, number(&theirs[0]), of_schedule(0.01));
     }
     // The weights are the first ones: so are the losses, while the rate is flat.
-    check.losses("loss", &fit.loss[..5], &first(&run["fits"][0]["loss"], 5));
+    check.losses("loss", 0, FitNotes::loss, &fit.loss[..5], &first(&run["fits"][0]["loss"], 5));
     assert_eq!(fit.recorder.iters(), [0, 9]);
     assert!(fit.recorder.rows()[0].values.iter().all(Option::is_none));
     assert!(fit.recorder.rows()[1].values.iter().all(Option::is_some));
@@ -72,12 +73,9 @@ fn after_four_batches(run: &Value) -> Learner {
 
 /// What holds of both ways to end at a loss that is NaN.
 fn ended_before_the_nan(run: &Value, ours: &Outcome, losses: &[f64]) {
-    let theirs = numbers(&run["fits"][0]["loss"]);
-    let mut check = Check::new(run);
+    let mut check = Check::new(run, ours);
     assert_eq!(losses.len(), 5);
-    for (ours, theirs) in losses.iter().zip(&theirs) {
-        check.loss("loss", *ours, *theirs);
-    }
+    check.losses("loss", 0, FitNotes::loss, losses, &first(&run["fits"][0]["loss"], 5));
     assert!(losses[4].is_nan());
     let recorder = ours.learner.recorder();
     assert_eq!((recorder.losses().len(), recorder.rows().len()), (4, 0));
@@ -113,7 +111,7 @@ fn restarts_come_at_their_batch() {
     let run = run("sgdr_three");
     let ours = make(run);
     ours.result.as_ref().unwrap();
-    let mut check = Check::new(run);
+    let mut check = Check::new(run, &ours);
     let (fit, theirs) = (&ours.fits[0], &run["fits"][0]);
     let rates = theirs["lr"].as_array().unwrap();
     assert_eq!(fit.hypers.len(), rates.len());
@@ -125,7 +123,7 @@ fn restarts_come_at_their_batch() {
             check.near(format_args!("lr[{batch}]"), ours[0].lr, theirs, of_schedule(0.01));
         }
     }
-    check.losses("loss", &fit.loss[..28], &first(&theirs["loss"], 28));
+    check.losses("loss", 0, FitNotes::loss, &fit.loss[..28], &first(&theirs["loss"], 28));
     assert_agrees(check);
 }
 
@@ -135,10 +133,10 @@ fn groups_frozen_after_a_fit_do_not_decay() {
     let run = run("unfrozen_then_frozen");
     let ours = make(run);
     ours.result.as_ref().unwrap();
-    let mut check = Check::new(run);
-    check.fit("fit 0, ", &ours.fits[0], &run["fits"][0]);
+    let mut check = Check::new(run, &ours);
+    check.fit(0, &ours.fits[0], &run["fits"][0]);
     let (fit, theirs) = (&ours.fits[1], &run["fits"][1]);
-    check.losses("loss", &fit.loss[..1], &first(&theirs["loss"], 1));
+    check.losses("loss", 1, FitNotes::loss, &fit.loss[..1], &first(&theirs["loss"], 1));
     let mut theirs: Vec<String> = serde_json::from_value(theirs["changed"][0].clone()).unwrap();
     theirs.retain(|name| name != "0.weight");
     let mut changed = fit.changed[0].clone();

@@ -25,6 +25,16 @@ pub(crate) struct FitNotes {
     pub(crate) recorder: brigade_learn::Recorder,
 }
 
+impl FitNotes {
+    pub(crate) fn loss(&self) -> &[f64] {
+        &self.loss
+    }
+
+    pub(crate) fn valid_batch_loss(&self) -> &[f64] {
+        &self.valid_batch_loss
+    }
+}
+
 pub(crate) type Notes = Rc<RefCell<Vec<FitNotes>>>;
 
 /// Notes everything but the gradients' norms. Comes before all callbacks that change something.

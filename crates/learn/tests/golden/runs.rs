@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use crate::check::Check;
 use crate::noter::{FitNotes, Norm, Noter, Notes};
+use crate::perturbed::Perturbation;
 use crate::recipe::{learner, numbers, rates};
 
 static FILE: LazyLock<Value> =
@@ -49,10 +50,24 @@ pub(crate) fn make(run: &Value) -> Outcome {
     make_with(run, true)
 }
 
+/// Makes all calls of a run with perturbed weights.
+pub(crate) fn make_perturbed(run: &Value, perturbation: Perturbation) -> Outcome {
+    make_of(run, true, Some(perturbation))
+}
+
 pub(crate) fn make_with(run: &Value, quiet: bool) -> Outcome {
+    make_of(run, quiet, None)
+}
+
+fn make_of(run: &Value, quiet: bool, perturbation: Option<Perturbation>) -> Outcome {
+    // So small that threads only wait for each other; fastai's runs had one thread, too.
+    tch::set_num_threads(1);
     let folder = tempfile::tempdir().unwrap();
     let (notes, epoch) = (Notes::default(), Arc::default());
     let mut learner = learner(run, folder.path(), &epoch).quiet(quiet);
+    if let Some(perturbation) = perturbation {
+        perturbation.begin(&mut learner);
+    }
     learner.add(Noter::new(&notes, &epoch));
     if run["flags"].as_array().is_some_and(|flags| flags.iter().any(|flag| flag == "norms")) {
         learner.add((
@@ -163,8 +178,9 @@ pub(crate) fn agree(names: &[&str]) {
         .iter()
         .flat_map(|name| {
             let run = run(name);
-            let mut check = Check::new(run);
-            check.outcome(run, &make(run));
+            let ours = make(run);
+            let mut check = Check::new(run, &ours);
+            check.outcome(run, &ours);
             check.finish()
         })
         .collect();

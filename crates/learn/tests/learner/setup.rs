@@ -84,9 +84,12 @@ pub(crate) fn learner_of(accelerator: &Accelerator, loaders: Loaders) -> Learner
 }
 
 /// The bits of a tensor, whatever its type.
+pub(crate) fn values(tensor: &Tensor) -> Vec<f64> {
+    Vec::try_from(tensor.to_kind(Kind::Double).contiguous().view([-1])).unwrap()
+}
+
 pub(crate) fn bits(tensor: &Tensor) -> Vec<u64> {
-    let numbers = tensor.to_kind(Kind::Double).contiguous().view([-1]);
-    Vec::<f64>::try_from(&numbers).unwrap().into_iter().map(f64::to_bits).collect()
+    values(tensor).into_iter().map(f64::to_bits).collect()
 }
 
 /// The bits of all parameters and buffers.
