@@ -62,7 +62,7 @@ mod tests {
         let plain =
             (0.1 + 0.2, 7.205_759_403_792_794e16, i64::MAX, "text".to_owned(), [Some(1), None]);
         let value: Value<()> = Value::from_plain(&plain).unwrap();
-        let text = value.clone().try_map(&mut |_, ()| Err(())).unwrap().to_json().to_string();
+        let text = value.try_map(&mut |_, ()| Err(())).unwrap().to_json().to_string();
         let read = Value::from_json(&serde_json::from_str(&text).unwrap()).unwrap();
         assert_eq!(read.to_plain(), Some(plain));
     }

@@ -352,8 +352,8 @@ fn converted(
     Ok((theirs, report))
 }
 
-fn state(file: PathBuf) -> Value<StoredTensor> {
-    PthFile::open(&file).unwrap().value().unwrap()
+fn state(file: &Path) -> Value<StoredTensor> {
+    PthFile::open(file).unwrap().value().unwrap()
 }
 
 fn ints<'v>(state: &'v Value<StoredTensor>, keys: &[&'v str]) -> Vec<Option<i64>> {
@@ -372,7 +372,7 @@ fn a_state_says_the_whole_schedule() {
     let folder = tempfile::tempdir().unwrap();
     let run = AccelerateRun::default();
     let cosine = Schedule::cosine(0.1, 0.0, 8).unwrap();
-    let definition = Definition::All(Described::of(&cosine.clone().warmup(3, 0.25).unwrap()));
+    let definition = Definition::All(Described::of(&cosine.warmup(3, 0.25).unwrap()));
     let (theirs, report) = converted(&at(&definition, 2, 5, 5), folder.path(), 0, run).unwrap();
     assert_eq!(
         report.changed,
@@ -381,7 +381,7 @@ fn a_state_says_the_whole_schedule() {
           steps, and Accelerate steps it once for each of 2 processes"
         ]
     );
-    let scheduler = state(theirs.join("scheduler.bin"));
+    let scheduler = state(&theirs.join("scheduler.bin"));
     assert_eq!(ints(&scheduler, &["last_epoch", "_step_count"]), [Some(10), Some(11)]);
     let rates = [0.08, 0.04].map(Value::Float).to_vec();
     assert_eq!(scheduler.get("_last_lr"), Some(&Value::List(rates)));
@@ -396,9 +396,9 @@ fn a_state_says_the_whole_schedule() {
     let cycle = Schedule::one_cycle(OneCycle::new(0.3, 41)).unwrap();
     let definition = Definition::All(Described::of(&cycle));
     let (theirs, _) = converted(&at(&definition, 1, 5, 5), folder.path(), 1, run).unwrap();
-    let scheduler = state(theirs.join("scheduler.bin"));
+    let scheduler = state(&theirs.join("scheduler.bin"));
     assert_eq!(ints(&scheduler, &["last_epoch", "total_steps"]), [Some(5), Some(41)]);
-    let optimizer = state(theirs.join("optimizer.bin"));
+    let optimizer = state(&theirs.join("optimizer.bin"));
     let groups = optimizer.get("param_groups").and_then(Value::as_items).unwrap();
     for (group, rate) in groups.iter().zip([0.3, 0.15]) {
         let number = |key: &str| group.get(key).and_then(Value::as_float).unwrap();
@@ -429,7 +429,7 @@ fn a_count_of_each_rank_or_of_epochs_stays() {
     for (index, (ranks, position, steps, run, (count, size))) in table.into_iter().enumerate() {
         let saved = at(&definition, ranks, position, steps);
         let (theirs, report) = converted(&saved, folder.path(), index, run).unwrap();
-        let scheduler = state(theirs.join("scheduler.bin"));
+        let scheduler = state(&theirs.join("scheduler.bin"));
         let found = ints(&scheduler, &["last_epoch", "step_size"]);
         assert_eq!(found, [Some(count), Some(size)], "{index}: {report:?}");
     }
@@ -451,7 +451,7 @@ fn what_pytorch_has_no_counterpart_of_is_named() {
     let constant = Schedule::constant(0.1).unwrap();
     let table = [
         (all(Schedule::fit_one_cycle(FitOneCycle::new(0.1, 8)).unwrap()), 1, "fit_one_cycle"),
-        (all(constant.clone().with_momentum(constant.clone())), 1, "with_momentum"),
+        (all(constant.clone().with_momentum(constant)), 1, "with_momentum"),
         (all(Schedule::sequence(vec![cycle(), cycle()], &[41]).unwrap()), 1, "several one-cycle"),
         (
             Definition::All(Described::of(&Moving)),
