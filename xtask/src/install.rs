@@ -118,13 +118,14 @@ impl Environment {
     pub(crate) fn of(checkout: &Checkout, need: Need) -> Option<Self> {
         let packages: &[&str] = match need {
             // PyTorch is the libtorch of this checkout, so a ratio compares loops and not kernels.
-            Need::Torch | Need::Pytorch | Need::TorchModels | Need::Fastai => &[
+            Need::Torch | Need::Pytorch | Need::TorchModels | Need::Trainers | Need::Fastai => &[
                 "torch==2.13.0",
                 "accelerate==1.15.0",
                 "torchvision==0.28.0",
                 "numpy",
                 "timm==1.0.31",
                 "transformers==5.23.0",
+                "lightning==2.6.6",
                 "fastai==2.8.12",
                 "fastprogress==1.0.3",
             ],

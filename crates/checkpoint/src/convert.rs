@@ -1,4 +1,5 @@
-//! From one layout of weights and states to another: Brigade's, PyTorch's, Accelerate's.
+//! From one layout of weights and states to another: Brigade's, PyTorch's, Accelerate's, those of Hugging
+//! Face's Trainer and of Lightning.
 //!
 //! Tensors are copied from file to file in pieces; no model is ever in memory as a whole.
 
@@ -9,13 +10,17 @@ mod scaler;
 mod scheduler;
 mod tensor;
 mod tied;
+mod torch_scheduler;
+mod trainer_state;
 mod weights;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-pub use like::convert_like;
+pub use accelerate::AccelerateRun;
+pub use like::{StateKind, convert_like};
 pub use tensor::FileTensor;
+pub use trainer_state::TrainerState;
 pub use weights::{Weights, read_weights};
 
 use crate::error::Error;
@@ -23,6 +28,7 @@ use crate::layout::{Checkpoint, ChecksumWriter, FileFacts, MANIFEST, Object};
 use crate::pth;
 use crate::safetensors::layout;
 use crate::value::Value;
+use crate::wrapper_prefix::owner_prefix;
 
 /// What to make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +38,7 @@ pub enum Target {
     /// One file of `torch.save` with a model's state dictionary.
     Torch,
     /// A folder in the layout of Accelerate's `save_state`.
-    Accelerate,
+    Accelerate(AccelerateRun),
 }
 
 /// What a conversion has made, and what it could not carry.
@@ -44,7 +50,7 @@ pub struct Report {
     pub left_out: Vec<String>,
     /// What stays as it is in the checkpoint that was the model of [`convert_like`]: one line each.
     pub kept: Vec<String>,
-    /// What [`convert_like`] has brought into our form, or filled in: one line each.
+    /// What has been brought into the other's form, or filled in: one line each.
     pub changed: Vec<String>,
 }
 
@@ -68,13 +74,13 @@ pub fn convert(from: &Path, to: &Path, target: Target) -> Result<Report, Error> 
     let checkpoint =
         if from.join(MANIFEST).is_file() { Some(Checkpoint::open(from)?) } else { None };
     let made = match (target, &checkpoint) {
-        (Target::Accelerate, Some(checkpoint)) => {
+        (Target::Accelerate(run), Some(checkpoint)) => {
             let made = partial.path().join("accelerate");
             fs::create_dir(&made).map_err(Error::io("make", &made))?;
-            accelerate::write(checkpoint, &made, &mut report)?;
+            accelerate::write(checkpoint, &made, run, &mut report)?;
             made
         }
-        (Target::Accelerate, None) => {
+        (Target::Accelerate(_), None) => {
             return Err(Error::NotACheckpoint {
                 path: from.to_owned(),
                 fact: format!(

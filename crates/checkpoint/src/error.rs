@@ -114,6 +114,24 @@ pub enum Error {
         fact: String,
     },
 
+    /// States that a source lacks would come from the checkpoint that says what goes where.
+    #[error(
+        "{} has no state for all that {} holds, and these would come from the latter: {states}. Where that is \
+         meant, give `--keep-state {kinds}`; nothing was written",
+        path.display(),
+        like.display()
+    )]
+    MissingStates {
+        /// The source.
+        path: PathBuf,
+        /// The checkpoint.
+        like: PathBuf,
+        /// The objects, each with the reason.
+        states: String,
+        /// The kinds of states to keep, separated by commas.
+        kinds: String,
+    },
+
     /// A file was to be written under something that is not a file's name.
     #[error("{0}")]
     FileName(#[source] InvalidFileName),

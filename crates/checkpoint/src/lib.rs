@@ -4,7 +4,7 @@
 //! - [`safetensors`]: headers, in and out. [`shards`]: several files of a maximal size and their
 //!   index, in Hugging Face's layout.
 //! - [`layout`]: a checkpoint as a folder that is there whole or not at all.
-//! - [`convert`]: to and from the layouts of PyTorch and Accelerate.
+//! - [`convert`]: to and from the layouts of PyTorch, Accelerate, Hugging Face's Trainer and Lightning.
 //! - [`torch_optimizer`]: the state of an optimizer in PyTorch's form, in and out.
 //! - [`Value`]: the states of optimizers and schedules as trees of plain values.
 
@@ -15,6 +15,7 @@ mod fault;
 mod file_name;
 mod format;
 pub mod layout;
+mod plain;
 pub mod pth;
 pub mod safetensors;
 pub mod shards;

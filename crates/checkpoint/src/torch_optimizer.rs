@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 
 use crate::value::Value;
-use crate::wrapper_prefix;
+use crate::wrapper_prefix::{owner_prefix, wrapper_prefix};
 
 /// A tensor of a state, whether in memory or in a file.
 pub trait StateTensor: Clone {
@@ -211,7 +211,10 @@ fn names<T>(
     let params = group.get("params").and_then(Value::as_items);
     let params = params.ok_or_else(|| layout("a list `params` in each group", group))?;
     let theirs = strings(group.get("param_names")).map(|mut names| {
-        let prefix = wrapper_prefix(&names, own);
+        let mut prefix = wrapper_prefix(&names, own);
+        if prefix.is_empty() {
+            prefix = owner_prefix(&names, own);
+        }
         names.iter_mut().for_each(|name| drop(name.drain(..prefix.len())));
         names
     });

@@ -1,5 +1,7 @@
 //! The prefixes that PyTorch's wrappers put before the names of a model's tensors.
 
+use std::collections::HashSet;
+
 /// Returns the prefix of DistributedDataParallel (`module.`), of `torch.compile` (`_orig_mod.`), or of one
 /// around the other, that all `names` have; empty where one name lacks it, and where one of the model's
 /// `own` names begins with it too. Something is left of every name without it.
@@ -25,6 +27,23 @@ pub fn wrapper_prefix(names: &[impl AsRef<str>], own: &[impl AsRef<str>]) -> Str
     prefix
 }
 
+/// Returns the path of the modules around a model (`model.`) that all `names` have before one of the model's
+/// `own` names; empty where some name has none, or is the model's own without it.
+pub(crate) fn owner_prefix(names: &[impl AsRef<str>], own: &[impl AsRef<str>]) -> String {
+    let own: HashSet<&str> = own.iter().map(AsRef::as_ref).collect();
+    let Some(first) = names.first().map(AsRef::as_ref) else { return String::new() };
+    let fits = |prefix: &&str| {
+        names
+            .iter()
+            .all(|name| name.as_ref().strip_prefix(*prefix).is_some_and(|rest| own.contains(rest)))
+    };
+    if names.iter().any(|name| own.contains(name.as_ref())) {
+        return String::new();
+    }
+    let prefixes = first.match_indices('.').map(|(dot, _)| &first[..=dot]);
+    prefixes.into_iter().find(fits).unwrap_or_default().to_owned()
+}
+
 /// Whether `name` is more than the prefix it begins with.
 fn has(name: &str, prefix: &str) -> bool {
     name.len() > prefix.len() && name.starts_with(prefix)
@@ -35,6 +54,24 @@ const WRAPPERS: [&str; 2] = ["module.", "_orig_mod."];
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_modules_around_a_model_go_only_when_all_names_fit_then() {
+        let own = ["0.weight", "0.bias", "head.weight"];
+        let prefix = |names: &[&str]| owner_prefix(names, &own);
+        assert_eq!(prefix(&["model.0.weight", "model.0.bias"]), "model.");
+        assert_eq!(prefix(&["net.model.0.weight", "net.model.head.weight"]), "net.model.");
+        for kept in [
+            &["0.weight", "0.bias"][..],
+            &["model.0.weight", "loss.weight"],
+            &["model.0.weight", "0.bias"],
+            &["model.1.weight"],
+            &["model0.weight"],
+            &[],
+        ] {
+            assert_eq!(prefix(kept), "", "{kept:?}");
+        }
+    }
 
     #[test]
     fn a_prefix_goes_only_when_all_names_have_it_and_the_model_does_not() {

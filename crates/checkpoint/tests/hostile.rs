@@ -237,7 +237,7 @@ fn a_foreign_like_writes_nothing_elsewhere() {
     let from = folder.path().join("in.pth");
     fs::write(&from, weights(1, &[])).unwrap();
     let to = folder.path().join("x/y/out");
-    let error = convert_like(&from, &to, &like).unwrap_err().to_string();
+    let error = convert_like(&from, &to, &like, &[]).unwrap_err().to_string();
     assert!(error.contains("not a file name"), "{error}");
     assert_eq!(names(folder.path()), ["in.pth", "x"]);
     assert_eq!(names(&folder.path().join("x")), ["y"]);

@@ -3,7 +3,8 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use brigade_checkpoint::convert::{Target, convert, convert_like};
+use brigade_checkpoint::convert::{AccelerateRun, StateKind, Target, convert, convert_like};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum};
 
 mod inspect;
@@ -46,15 +47,15 @@ pub(crate) struct VerifyArgs {
 /// The target appears whole or not at all, and must not be there yet. What cannot be carried is
 /// named.
 ///
-/// To resume a PyTorch or Accelerate run in your program, save a checkpoint right after `prepare` and
-/// pass it as --like; it defines the layout.
+/// To resume a run of PyTorch, Accelerate, Lightning or Hugging Face's Trainer in your program, save a
+/// checkpoint right after `prepare` and pass it as --like; it defines the layout.
 #[derive(Debug, Args)]
 #[command(after_help = CONVERT_EXAMPLES)]
 pub(crate) struct ConvertArgs {
     /// Checkpoint, weights file, or folder or index of weights
     ///
-    /// With --like a folder of Accelerate's save_state, or a dictionary of torch.save with `model`,
-    /// `optimizer`, `scheduler`
+    /// With --like a folder of Accelerate's save_state or of Trainer, a .ckpt of Lightning, or a dictionary
+    /// of torch.save with `model`, `optimizer`, `scheduler`
     from: PathBuf,
 
     /// What to make
@@ -71,6 +72,33 @@ pub(crate) struct ConvertArgs {
     /// The program has saved it right after `prepare`; it gets the states of FROM
     #[arg(long, value_name = "CHECKPOINT", conflicts_with = "layout")]
     like: Option<PathBuf>,
+
+    /// States that may come from --like where FROM has none
+    ///
+    /// Several with commas between: model, optimizer, scheduler, scaler, loader (the position in the data),
+    /// random (the states of generators), custom, files. Without it, a state that FROM lacks is an error
+    #[arg(long, value_name = "KIND", value_delimiter = ',', requires = "like")]
+    #[arg(value_parser = state_kinds(), hide_possible_values = true)]
+    keep_state: Vec<StateKind>,
+
+    /// Processes of the Accelerate run that loads TO
+    ///
+    /// Accelerate steps a scheduler once for each. By default as many as the checkpoint has ranks
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(conflicts_with = "like")]
+    num_processes: Option<u32>,
+
+    /// The Accelerate run steps its schedulers once per optimizer step
+    ///
+    /// With split_batches=True or step_scheduler_with_optimizer=False
+    #[arg(long, conflicts_with = "like")]
+    split_batches: bool,
+}
+
+fn state_kinds() -> impl TypedValueParser<Value = StateKind> {
+    PossibleValuesParser::new(StateKind::ALL.map(StateKind::name)).try_map(|name| {
+        StateKind::ALL.into_iter().find(|kind| kind.name() == name).ok_or("no kind of state")
+    })
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -100,7 +128,7 @@ pub(crate) fn run(question: &Checkpoint, out: impl Write) -> anyhow::Result<u8> 
 impl ConvertArgs {
     fn convert(&self) -> anyhow::Result<String> {
         let report = match &self.like {
-            Some(like) => convert_like(&self.from, &self.to, like)?,
+            Some(like) => convert_like(&self.from, &self.to, like, &self.keep_state)?,
             None => convert(&self.from, &self.to, self.target()?)?,
         };
         let mut text = String::new();
@@ -121,14 +149,25 @@ impl ConvertArgs {
 
     fn target(&self) -> anyhow::Result<Target> {
         let ending = self.to.extension().and_then(|ending| ending.to_str());
-        Ok(match (self.layout, ending) {
+        let target = match (self.layout, ending) {
             (Some(Layout::Safetensors), _) | (None, Some("safetensors")) => Target::Safetensors,
             (Some(Layout::Torch), _) | (None, Some("pth" | "pt" | "bin")) => Target::Torch,
-            (Some(Layout::Accelerate), _) | (None, None) => Target::Accelerate,
+            (Some(Layout::Accelerate), _) | (None, None) => Target::Accelerate(AccelerateRun {
+                num_processes: self.num_processes.map(|processes| processes as usize),
+                split_batches: self.split_batches,
+            }),
             (None, Some(ending)) => anyhow::bail!(
                 "the ending .{ending} names no layout: give --to safetensors, torch or accelerate"
             ),
-        })
+        };
+        if (self.num_processes.is_some() || self.split_batches)
+            && !matches!(target, Target::Accelerate(_))
+        {
+            anyhow::bail!(
+                "--num-processes and --split-batches are about a run of Accelerate: give --to accelerate"
+            );
+        }
+        Ok(target)
     }
 }
 

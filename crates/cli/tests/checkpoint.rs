@@ -19,6 +19,7 @@ brigade_suite::suite! {
         inspect_shows_what_is_there,
         inspect_shows_what_pytorch_has_saved,
         accelerates_states_need_a_checkpoint_to_go_into,
+        states_of_another_run_are_kept_only_when_asked_for,
         verify_says_what_is_wrong_and_exits_with_1,
         weights_go_to_pytorch_and_back,
         accelerates_layout_is_written;
@@ -209,6 +210,36 @@ fn accelerates_states_need_a_checkpoint_to_go_into() {
     let said = failed(&["convert", theirs, "out", "--like", "checkpoint_3"]);
     assert!(said.contains("does not fit checkpoint_3: model.safetensors: "), "{said}");
     assert!(!folder.path().join("out").exists());
+}
+
+fn states_of_another_run_are_kept_only_when_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let ours = make(folder.path());
+    let theirs = folder.path().join("theirs");
+    fs::create_dir(&theirs).unwrap();
+    fs::copy(ours.join("model.safetensors"), theirs.join("model.safetensors")).unwrap();
+    let run = |arguments: &[&str]| {
+        let like = ["convert", "theirs", "out", "--like", "checkpoint_3"];
+        brigade(&[&like[..], arguments].concat(), folder.path())
+    };
+    let output = run(&["--keep-state", "optimizer"]);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("theirs has no state for all that checkpoint_3 holds"), "{said}");
+    assert!(said.contains("scheduler: there is no schedule for it; "), "{said}");
+    let flag = "--keep-state files,loader,optimizer,random,scheduler";
+    assert!(said.contains(&format!("give `{flag}`")), "{said}");
+    assert!(!folder.path().join("out").exists());
+    let output = run(&flag.split(' ').collect::<Vec<_>>());
+    let said = text(&output.stdout);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    for kept in ["optimizer: ", "scheduler: ", "loader: ", "rank_0: ", "notes.txt: "] {
+        assert!(said.contains(&format!("kept {kept}")), "{said}");
+    }
+    let output = run(&["--keep-state", "nothing"]);
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+    let output = brigade(&["convert", "checkpoint_3", "a.pth", "--split-batches"], folder.path());
+    assert!(text(&output.stderr).contains("give --to accelerate"), "{}", text(&output.stderr));
 }
 
 fn verify_says_what_is_wrong_and_exits_with_1() {

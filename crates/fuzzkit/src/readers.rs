@@ -7,6 +7,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use brigade_checkpoint::convert::TrainerState;
 use brigade_checkpoint::layout::{Checkpoint, MANIFEST, Manifest};
 use brigade_checkpoint::pth::{PthFile, StoredTensor};
 use brigade_checkpoint::safetensors::Header;
@@ -14,6 +15,7 @@ use brigade_checkpoint::shards::Index;
 use brigade_checkpoint::{Format, Value};
 use brigade_remote::HostSpec;
 use brigade_rendezvous::{Decoder, FromAgent, ToAgent};
+use brigade_schedule::{Definition, Described};
 use brigade_testkit::archive;
 use brigade_track::reader::Line;
 use brigade_world::devices::fault_in;
@@ -110,6 +112,21 @@ pub(crate) const TARGETS: &[Target] = &[
         bytes_per_byte: TREE,
         free_bytes: FREE,
         read: state,
+    },
+    Target {
+        name: "trainer_state",
+        reads: "trainer_state.json of a Trainer",
+        words: &[
+            "\"global_step\":",
+            "\"epoch\":",
+            "NaN",
+            "-Infinity",
+            "\\\"",
+            "{\"log_history\":[",
+        ],
+        bytes_per_byte: TREE,
+        free_bytes: FREE,
+        read: trainer_state,
     },
     #[cfg(feature = "idx")]
     Target {
@@ -540,6 +557,11 @@ fn index(input: &[u8]) {
     }
 }
 
+fn trainer_state(input: &[u8]) {
+    let Ok(state) = TrainerState::parse(input) else { return };
+    assert!(state.epoch.is_none_or(f64::is_finite), "{state:?}");
+}
+
 fn state(input: &[u8]) {
     let Ok(json) = serde_json::from_slice(input) else { return };
     let Ok(value) = Value::from_json(&json) else { return };
@@ -547,6 +569,12 @@ fn state(input: &[u8]) {
     let again = Value::from_json(&value.to_json()).expect("our own form is known");
     // NaN is not equal to itself.
     assert_eq!(format!("{again:?}"), format!("{value:?}"));
+    // What it says of a schedule, of which no number divides by zero.
+    if let Some(Definition::All(Described::Known(schedule))) = value.to_plain() {
+        for step in [0, 1, 7, u64::MAX] {
+            let _ = (schedule.lr(step), schedule.momentum(step), schedule.curve().period(step));
+        }
+    }
 }
 
 #[cfg(feature = "idx")]

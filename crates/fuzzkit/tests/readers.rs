@@ -182,6 +182,7 @@ readers!(
     manifest,
     index,
     state,
+    trainer_state,
     idx,
     archive,
     image,

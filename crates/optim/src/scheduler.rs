@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use brigade_checkpoint::Value;
-use brigade_schedule::{LrSchedule, Plateau, PlateauState};
+use brigade_schedule::{Definition, Described, LrSchedule, Plateau, PlateauState};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -202,6 +202,33 @@ impl Scheduler {
     #[must_use]
     pub fn state(&self) -> SchedulerState {
         *self.inner.lock()
+    }
+
+    /// Returns what sets the learning rates, as checkpoints say it.
+    #[must_use]
+    pub fn definition(&self) -> Definition {
+        match &self.inner.plan {
+            Plan::Steps(schedule) => Definition::All(Described::of(schedule)),
+            Plan::Groups(schedules) => {
+                Definition::Groups(schedules.iter().map(|it| Described::of(it)).collect())
+            }
+            Plan::Metric(plateau) => Definition::Plateau(*plateau),
+        }
+    }
+
+    /// Returns the state as a tree, in the form that checkpoints keep: that of [`SchedulerState::to_value`],
+    /// and `definition`, which a load does not use.
+    #[must_use]
+    pub fn to_value<T>(&self) -> Value<T> {
+        let state = self.state().to_value(self.lr());
+        let definition = Value::from_plain(&self.definition()).unwrap_or(Value::None);
+        match state {
+            Value::Dict(mut entries) => {
+                entries.push((Value::Str("definition".to_owned()), definition));
+                Value::Dict(entries)
+            }
+            state => state,
+        }
     }
 
     /// Says whether a state is of the same kind of scheduler.

@@ -2,74 +2,173 @@
 
 use std::f64::consts::PI;
 
+use serde::{Deserialize, Serialize};
+
 use super::Schedule;
+use super::error::ScheduleError;
 use super::one_cycle::{FitOneCycle, OneCycle, two_cosines};
 
-#[derive(Debug, Clone, PartialEq)]
-pub(super) enum Curve {
+/// What a [`Schedule`] is made of, as checkpoints describe it: the numbers that its constructor was given.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+#[non_exhaustive]
+pub enum Curve {
+    /// [`Schedule::constant`].
     Constant {
+        /// The rate.
         lr: f64,
     },
+    /// [`Schedule::linear`].
     Linear {
+        /// The first rate.
         start: f64,
+        /// The last rate.
         end: f64,
+        /// Optimizer steps from one to the other.
         steps: u64,
     },
+    /// [`Schedule::cosine`].
     Cosine {
+        /// The first rate.
         start: f64,
+        /// The lowest rate.
         end: f64,
+        /// Optimizer steps from one to the other.
         steps: u64,
     },
+    /// [`Schedule::cosine_restarts`].
     Restarts {
+        /// The first rate of each period.
         start: f64,
+        /// The rate that each period falls towards.
         end: f64,
+        /// Optimizer steps of the first period.
         first: u64,
+        /// How many times as long each period is as the one before.
         factor: u64,
     },
+    /// [`Schedule::flat_cosine`].
     FlatCosine {
+        /// The first rate.
         lr: f64,
+        /// The last rate.
         end: f64,
+        /// Optimizer steps in all.
         steps: u64,
+        /// The part of the steps in which the rate stays.
         pct_start: f64,
     },
+    /// [`Schedule::polynomial`].
     Polynomial {
+        /// The first rate.
         start: f64,
+        /// The last rate.
         end: f64,
+        /// Optimizer steps from one to the other.
         steps: u64,
+        /// The exponent.
         power: f64,
     },
+    /// [`Schedule::exponential`].
+    Exponential {
+        /// The first rate.
+        lr: f64,
+        /// What it is multiplied by at each step.
+        gamma: f64,
+    },
+    /// [`Schedule::step`].
     Step {
+        /// The first rate.
         lr: f64,
+        /// Optimizer steps between two changes.
         every: u64,
+        /// What the rate is multiplied by.
         gamma: f64,
     },
+    /// [`Schedule::multi_step`].
     MultiStep {
+        /// The first rate.
         lr: f64,
+        /// The steps at which the rate changes.
         milestones: Vec<u64>,
+        /// What the rate is multiplied by.
         gamma: f64,
     },
+    /// [`Schedule::inverse_sqrt`].
     InverseSqrt {
+        /// The first rate.
         lr: f64,
+        /// A third of the steps after which the rate is halved.
         timescale: u64,
     },
+    /// [`Schedule::one_cycle`].
     OneCycle(OneCycle),
+    /// [`Schedule::fit_one_cycle`].
     FitOneCycle(FitOneCycle),
-    /// A rise from `factor` times the schedule's first rate, then the schedule.
+    /// [`Schedule::warmup`]: a rise from `factor` times the schedule's first rate, then the schedule.
     Warmup {
+        /// Optimizer steps of the rise.
         steps: u64,
+        /// The part of the schedule's first rate at which it begins.
         factor: f64,
+        /// The schedule after it.
         then: Box<Schedule>,
     },
-    /// Each with the step at which it begins, the first at 0, in rising order.
+    /// [`Schedule::sequence`]: each with the step at which it begins, the first at 0, in rising order.
     Sequence(Vec<(u64, Schedule)>),
-    /// The rate of the first, and the values of the second as momentum.
+    /// [`Schedule::with_momentum`].
     Momentum {
+        /// The rate.
         rate: Box<Schedule>,
+        /// Its values are the momentum.
         momentum: Box<Schedule>,
     },
 }
 
 impl Curve {
+    /// The same through the constructors, which check its numbers.
+    pub(super) fn checked(self) -> Result<Schedule, ScheduleError> {
+        match self {
+            Self::Constant { lr } => Schedule::constant(lr),
+            Self::Linear { start, end, steps } => Schedule::linear(start, end, steps),
+            Self::Cosine { start, end, steps } => Schedule::cosine(start, end, steps),
+            Self::Restarts { start, end, first, factor } => {
+                Schedule::cosine_restarts(start, end, first, factor)
+            }
+            Self::FlatCosine { lr, end, steps, pct_start } => {
+                Schedule::flat_cosine(lr, end, steps, pct_start)
+            }
+            Self::Polynomial { start, end, steps, power } => {
+                Schedule::polynomial(start, end, steps, power)
+            }
+            Self::Exponential { lr, gamma } => Schedule::exponential(lr, gamma),
+            Self::Step { lr, every, gamma } => Schedule::step(lr, every, gamma),
+            Self::MultiStep { lr, milestones, gamma } => {
+                Schedule::multi_step(lr, &milestones, gamma)
+            }
+            Self::InverseSqrt { lr, timescale } => Schedule::inverse_sqrt(lr, timescale),
+            Self::OneCycle(cycle) => Schedule::one_cycle(cycle),
+            Self::FitOneCycle(cycle) => Schedule::fit_one_cycle(cycle),
+            Self::Warmup { steps, factor, then } => then.warmup(steps, factor),
+            Self::Sequence(parts) => {
+                let (begins, schedules): (Vec<u64>, Vec<Schedule>) = parts.into_iter().unzip();
+                Schedule::sequence(schedules, begins.get(1..).unwrap_or_default())
+            }
+            Self::Momentum { rate, momentum } => Ok(rate.with_momentum(*momentum)),
+        }
+    }
+}
+
+impl Curve {
+    /// Returns how far a step is in its period, and how long that is. `None` for schedules without restarts.
+    #[must_use]
+    pub fn period(&self, step: u64) -> Option<(u64, u64)> {
+        match *self {
+            Self::Restarts { first, factor, .. } => Some(in_period(step, first, factor)),
+            _ => None,
+        }
+    }
+
     pub(super) fn lr(&self, step: u64) -> f64 {
         match *self {
             Self::Constant { lr } => lr,
@@ -89,6 +188,7 @@ impl Curve {
             Self::Polynomial { start, end, steps, power } => {
                 end + (start - end) * (1.0 - part(step, steps)).powf(power)
             }
+            Self::Exponential { lr, gamma } => lr * gamma.powf(step as f64),
             Self::Step { lr, every, gamma } => lr * gamma.powf((step / every) as f64),
             Self::MultiStep { lr, ref milestones, gamma } => {
                 let passed = milestones.partition_point(|&milestone| milestone <= step);

@@ -8,6 +8,7 @@
 mod annealing;
 mod bounds;
 mod curve;
+mod definition;
 mod error;
 mod lr_schedule;
 mod one_cycle;
@@ -16,9 +17,11 @@ mod plateau;
 mod tests;
 
 use bounds::{bad, count, rate, rising};
-use curve::Curve;
+use serde::{Deserialize, Deserializer, Serialize, de};
 
 pub use annealing::Annealing;
+pub use curve::Curve;
+pub use definition::{Definition, Described};
 pub use error::ScheduleError;
 pub use lr_schedule::LrSchedule;
 pub use one_cycle::{Anneal, FitOneCycle, OneCycle};
@@ -35,7 +38,8 @@ pub use plateau::{Mode, Plateau, PlateauState, Threshold};
 /// assert!((schedule.lr(60) - 0.05).abs() < 1e-12); // half of the cosine
 /// # Ok::<(), brigade_schedule::ScheduleError>(())
 /// ```
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(transparent)]
 pub struct Schedule {
     curve: Curve,
 }
@@ -129,7 +133,9 @@ impl Schedule {
     /// # Errors
     /// A rate or factor that is negative or not finite.
     pub fn exponential(lr: f64, gamma: f64) -> Result<Self, ScheduleError> {
-        Self::step(lr, 1, gamma)
+        rate("rate", lr)?;
+        rate("factor", gamma)?;
+        Ok(Curve::Exponential { lr, gamma }.into())
     }
 
     /// `lr`, multiplied by `gamma` after every `every` steps. torch's `StepLR`.
@@ -257,6 +263,12 @@ impl Schedule {
         Curve::Momentum { rate, momentum: Box::new(momentum) }.into()
     }
 
+    /// Returns the numbers that the schedule was made of.
+    #[must_use]
+    pub fn curve(&self) -> &Curve {
+        &self.curve
+    }
+
     /// The learning rate of optimizer step `step`, counted from 0.
     #[must_use]
     pub fn lr(&self, step: u64) -> f64 {
@@ -275,6 +287,13 @@ impl Schedule {
 impl From<Curve> for Schedule {
     fn from(curve: Curve) -> Self {
         Self { curve }
+    }
+}
+
+/// Checks the numbers as the constructors do.
+impl<'de> Deserialize<'de> for Schedule {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Curve::deserialize(deserializer)?.checked().map_err(de::Error::custom)
     }
 }
 

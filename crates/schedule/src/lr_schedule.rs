@@ -40,6 +40,12 @@ pub trait LrSchedule: Send + Sync {
     fn momentum(&self, _step: u64) -> Option<f64> {
         None
     }
+
+    /// Returns the [`Schedule`](crate::Schedule) that it is, for checkpoints to say so; `None`, the default,
+    /// for a function of the program's own.
+    fn definition(&self) -> Option<crate::Schedule> {
+        None
+    }
 }
 
 impl<F: Fn(u64) -> f64 + Send + Sync> LrSchedule for F {
@@ -56,6 +62,10 @@ impl LrSchedule for crate::Schedule {
     fn momentum(&self, step: u64) -> Option<f64> {
         Self::momentum(self, step)
     }
+
+    fn definition(&self) -> Option<crate::Schedule> {
+        Some(self.clone())
+    }
 }
 
 impl LrSchedule for Box<dyn LrSchedule> {
@@ -65,5 +75,9 @@ impl LrSchedule for Box<dyn LrSchedule> {
 
     fn momentum(&self, step: u64) -> Option<f64> {
         (**self).momentum(step)
+    }
+
+    fn definition(&self) -> Option<crate::Schedule> {
+        (**self).definition()
     }
 }

@@ -1,5 +1,7 @@
 //! One cycle: the rate up and down again, the momentum the other way round.
 
+use serde::{Deserialize, Serialize};
+
 use super::bounds::{bad, count, rate};
 use super::curve::{half_cosine, line};
 use crate::ScheduleError;
@@ -18,7 +20,7 @@ use crate::ScheduleError;
 /// assert_eq!(schedule.momentum(0), Some(0.95));
 /// # Ok::<(), brigade_schedule::ScheduleError>(())
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct OneCycle {
     /// The highest rate.
     pub max_lr: f64,
@@ -42,7 +44,8 @@ pub struct OneCycle {
 }
 
 /// The shape of the way from one value to another.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Anneal {
     /// Half a cosine.
     #[default]
@@ -168,7 +171,7 @@ struct Phase {
 /// assert_eq!(schedule.momentum(2), Some(0.85));
 /// # Ok::<(), brigade_schedule::ScheduleError>(())
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct FitOneCycle {
     /// The highest rate.
     pub max_lr: f64,

@@ -23,7 +23,7 @@ use crate::ScheduleError;
 /// assert_eq!(state.lr, 0.05);
 /// # Ok::<(), brigade_schedule::ScheduleError>(())
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Plateau {
     /// The first rate.
     pub lr: f64,
@@ -44,7 +44,8 @@ pub struct Plateau {
 }
 
 /// Which metric is better.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Mode {
     /// The lower one: a loss.
     #[default]
@@ -54,7 +55,8 @@ pub enum Mode {
 }
 
 /// How much better than the best a metric must be to count.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Threshold {
     /// By this part of the best.
     Relative(f64),

@@ -134,3 +134,43 @@ fn a_plateau_counts_as_torch_does() {
     assert!(text(Plateau { lr: f64::NAN, ..plateau }).contains("rate is NaN"));
     assert!(plateau.check().is_ok());
 }
+
+#[test]
+fn a_definition_is_read_back_and_checked() {
+    let cosine = || Schedule::cosine(0.1, 0.01, 9).unwrap();
+    let cycle = OneCycle { anneal: Anneal::Linear, three_phase: true, ..OneCycle::new(0.3, 41) };
+    let schedules = [
+        Schedule::constant(0.1).unwrap(),
+        Schedule::linear(0.0, 0.1, 3).unwrap(),
+        cosine(),
+        Schedule::cosine_restarts(0.1, 0.0, 5, 2).unwrap(),
+        Schedule::flat_cosine(0.1, 0.0, 8, 0.75).unwrap(),
+        Schedule::polynomial(0.1, 0.01, 8, 2.0).unwrap(),
+        Schedule::exponential(0.1, 0.9).unwrap(),
+        Schedule::step(0.1, 3, 0.5).unwrap(),
+        Schedule::multi_step(0.1, &[3, 7], 0.5).unwrap(),
+        Schedule::inverse_sqrt(0.1, 10).unwrap(),
+        Schedule::one_cycle(cycle).unwrap(),
+        Schedule::fit_one_cycle(FitOneCycle::new(0.1, 8)).unwrap(),
+        Schedule::sequence(vec![cosine(), Schedule::constant(0.2).unwrap()], &[4]).unwrap(),
+        cosine().with_momentum(Schedule::linear(0.8, 0.9, 5).unwrap()).warmup(4, 0.1).unwrap(),
+    ];
+    for schedule in schedules {
+        let definition = Definition::All(Described::of(&schedule));
+        let text = serde_json::to_string(&definition).unwrap();
+        assert_eq!(serde_json::from_str::<Definition>(&text).unwrap(), definition, "{text}");
+        assert_eq!(definition, Definition::All(Described::Known(schedule)));
+    }
+    assert_eq!(Described::of(&|_: u64| 0.1), Described::Function { momentum: false });
+    // Numbers that would divide by zero, or that no constructor takes.
+    for text in [
+        r#"{"cosine":{"start":0.1,"end":0.0,"steps":0}}"#,
+        r#"{"restarts":{"start":0.1,"end":0.0,"first":3,"factor":0}}"#,
+        r#"{"sequence":[]}"#,
+        r#"{"warmup":{"steps":3,"factor":2.0,"then":{"constant":{"lr":0.1}}}}"#,
+        r#"{"constant":{"lr":-1.0}}"#,
+        r#"{"nothing":{}}"#,
+    ] {
+        assert!(serde_json::from_str::<Schedule>(text).is_err(), "{text}");
+    }
+}

@@ -36,6 +36,8 @@ pub enum Need {
     Pytorch,
     /// Python with PyTorch, timm and transformers.
     TorchModels,
+    /// Python with Hugging Face's Trainer and Lightning.
+    Trainers,
     /// Python with PyTorch and fastai.
     Fastai,
     /// Python with TensorBoard and MLflow.
@@ -107,7 +109,7 @@ impl fmt::Display for Lack {
 
 impl Need {
     /// All of them. Where a test lacks several, it is counted under the first.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::Hosts,
         Self::Shaping,
         Self::Etcd,
@@ -121,6 +123,7 @@ impl Need {
         Self::Torch,
         Self::Pytorch,
         Self::TorchModels,
+        Self::Trainers,
         Self::Fastai,
         Self::Trackers,
         Self::Jupyter,
@@ -153,6 +156,7 @@ impl Need {
             Self::Torch => "torch",
             Self::Pytorch => "pytorch",
             Self::TorchModels => "torch-models",
+            Self::Trainers => "trainers",
             Self::Fastai => "fastai",
             Self::Trackers => "trackers",
             Self::Jupyter => "jupyter",
@@ -179,6 +183,7 @@ impl Need {
             Self::Torch => "PyTorch",
             Self::Pytorch => "PyTorch and Accelerate",
             Self::TorchModels => "PyTorch with timm and transformers",
+            Self::Trainers => "Hugging Face's Trainer and Lightning",
             Self::Fastai => "PyTorch with fastai",
             Self::Trackers => "TensorBoard and MLflow",
             Self::Jupyter => "Jupyter with IPython",
@@ -246,6 +251,9 @@ impl Need {
             Self::TorchModels => python(self)
                 .is_none()
                 .then(|| Lack::missing(self, "PyTorch with timm and transformers")),
+            Self::Trainers => python(self).is_none().then(|| {
+                Lack::missing(self, "PyTorch with Accelerate, transformers and Lightning")
+            }),
             Self::Fastai => {
                 (python(self).is_none()).then(|| Lack::missing(self, "PyTorch with fastai"))
             }
@@ -270,6 +278,9 @@ impl Need {
             Self::TorchModels => {
                 Some(("BRIGADE_PEER_PYTHON", &["torch", "timm", "transformers", "safetensors"]))
             }
+            Self::Trainers => {
+                Some(("BRIGADE_PEER_PYTHON", &["torch", "accelerate", "transformers", "lightning"]))
+            }
             Self::Fastai => Some(("BRIGADE_PEER_PYTHON", &["torch", "fastai", "safetensors"])),
             Self::Trackers => Some(("BRIGADE_TRACK_PYTHON", &["tensorboard", "mlflow"])),
             Self::Jupyter => {
@@ -284,7 +295,9 @@ impl Need {
     #[must_use]
     pub fn environment(self) -> Option<&'static str> {
         match self {
-            Self::Torch | Self::Pytorch | Self::TorchModels | Self::Fastai => Some("peers"),
+            Self::Torch | Self::Pytorch | Self::TorchModels | Self::Trainers | Self::Fastai => {
+                Some("peers")
+            }
             Self::Trackers => Some("peers-trackers"),
             Self::Jupyter | Self::RustKernel => Some("notebooks-env/jupyter"),
             _ => None,

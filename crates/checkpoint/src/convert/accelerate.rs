@@ -1,19 +1,33 @@
 //! The layout of Accelerate's `save_state`.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
+use super::torch_scheduler::{self, Steps, TorchScheduler};
 use super::weights::of_object;
-use super::{FileTensor, Report, read, scaler, scheduler, write_pth, write_safetensors};
+use super::{FileTensor, Report, read, scaler, write_pth, write_safetensors};
 use crate::error::Error;
 use crate::layout::{Checkpoint, Object};
 use crate::torch_optimizer::to_torch;
 use crate::value::Value;
 
+/// The run of Accelerate that loads what is written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct AccelerateRun {
+    /// Its number of processes. Defaults to the checkpoint's ranks.
+    pub num_processes: Option<usize>,
+    /// Whether it steps a scheduler once at each optimizer step (`split_batches=True`, or
+    /// `step_scheduler_with_optimizer=False`), and not once for each process.
+    pub split_batches: bool,
+}
+
 pub(super) fn write(
     checkpoint: &Checkpoint,
     folder: &Path,
+    run: AccelerateRun,
     report: &mut Report,
 ) -> Result<(), Error> {
+    let schedulers = schedulers(checkpoint, run)?;
     let left_out = &mut report.left_out;
     for object in &checkpoint.manifest().objects {
         let number = object.name.rsplit_once('_').map_or("", |(_, number)| number);
@@ -28,24 +42,28 @@ pub(super) fn write(
             }
             "optimizer" => {
                 let state = read(checkpoint, object)?;
+                let scheduler = schedulers
+                    .iter()
+                    .find(|made| made.optimizer.is_some_and(|it| it.name == object.name));
                 match to_torch(&state, left_out) {
-                    Some(state) => write_pth(&numbered("optimizer", "bin"), &state)?,
-                    None => left_out.push(format!("{}: its state is not understood", object.name)),
+                    Some(state) => {
+                        let groups = scheduler.map_or(&[][..], |made| &made.torch.groups);
+                        write_pth(&numbered("optimizer", "bin"), &with_group_keys(state, groups))?;
+                    }
+                    None => return Err(not_understood(checkpoint, object)),
                 }
             }
             "scheduler" => {
-                let state = read(checkpoint, object)?;
-                match scheduler::to_torch(&state) {
-                    Some(state) => write_pth(&numbered("scheduler", "bin"), &state)?,
-                    None => left_out.push(format!(
-                        "{}: a schedule that watches a metric has no common form in PyTorch",
-                        object.name
-                    )),
+                let made = schedulers.iter().find(|made| made.object.name == object.name);
+                if let Some(Scheduler { torch, .. }) = made {
+                    write_pth(&numbered("scheduler", "bin"), &torch.state)?;
+                    let TorchScheduler { class, count, .. } = torch;
+                    report.changed.push(format!("{}: for {class}, at {count}", object.name));
                 }
             }
             "scaler" => match scaler::to_torch(&read(checkpoint, object)?) {
                 Some(state) => write_pth(&folder.join("scaler.pt"), &state)?,
-                None => left_out.push(format!("{}: its state is not understood", object.name)),
+                None => return Err(not_understood(checkpoint, object)),
             },
             "rank" => rank(checkpoint, object, number, folder, left_out)?,
             "loader" => left_out.push(format!(
@@ -65,6 +83,81 @@ pub(super) fn write(
             .into(),
     );
     Ok(())
+}
+
+fn not_understood(checkpoint: &Checkpoint, object: &Object) -> Error {
+    Error::Damaged {
+        path: checkpoint.folder().to_owned(),
+        fact: format!("the state of {} has not the form of its kind, {}", object.name, object.kind),
+    }
+}
+
+/// A scheduler of the checkpoint, and the optimizer whose rates it sets.
+struct Scheduler<'c> {
+    object: &'c Object,
+    optimizer: Option<&'c Object>,
+    torch: TorchScheduler,
+}
+
+fn schedulers(checkpoint: &Checkpoint, run: AccelerateRun) -> Result<Vec<Scheduler<'_>>, Error> {
+    let manifest = checkpoint.manifest();
+    let optimizers = manifest.of_kind("optimizer");
+    let optimizers = optimizers.map(|object| Ok((object, read(checkpoint, object)?)));
+    let optimizers = optimizers.collect::<Result<Vec<_>, Error>>()?;
+    let number = |state: &Value<FileTensor>, key: &str| state.get(key).and_then(Value::as_float);
+    let mut made = Vec::new();
+    for (index, object) in manifest.of_kind("scheduler").enumerate() {
+        let state = read(checkpoint, object)?;
+        // As they were prepared, unless the rates say otherwise: a scheduler has set its optimizer's.
+        let same = |(_, optimizer): &&(_, Value<FileTensor>)| {
+            number(optimizer, "lr") == number(&state, "lr")
+        };
+        let own = optimizers.get(index).filter(same);
+        let own = own.or_else(|| optimizers.iter().find(same));
+        let own = own.or_else(|| optimizers.get(index)).or_else(|| optimizers.first());
+        let taken = own.and_then(|(_, optimizer)| optimizer.get("steps")?.as_int());
+        let taken = taken.and_then(|steps| u64::try_from(steps).ok());
+        let ranks = manifest.world_size;
+        let steps = Steps {
+            run: taken.unwrap_or(manifest.step),
+            ranks: ranks as u64,
+            stride: match run.split_batches {
+                true => 1,
+                false => run.num_processes.unwrap_or(ranks) as u64,
+            },
+        };
+        let torch = torch_scheduler::to_torch(&state, own.map(|(_, state)| state), steps);
+        let torch = torch.map_err(|fact| Error::Unsupported {
+            path: checkpoint.folder().to_owned(),
+            fact: format!(
+                "{} has no counterpart in torch.optim.lr_scheduler: {fact}; nothing was written. Without its \
+                 states, the model goes to --to safetensors or --to torch",
+                object.name
+            ),
+        })?;
+        made.push(Scheduler { object, optimizer: own.map(|(object, _)| *object), torch });
+    }
+    Ok(made)
+}
+
+/// PyTorch's state of an optimizer, with numbers that its scheduler reads in its groups.
+fn with_group_keys(
+    state: Value<FileTensor>,
+    keys: &[BTreeMap<&'static str, f64>],
+) -> Value<FileTensor> {
+    let Value::Dict(mut entries) = state else { return state };
+    for (key, groups) in &mut entries {
+        let (Some("param_groups"), Value::List(groups)) = (key.as_str(), groups) else { continue };
+        for (group, keys) in groups.iter_mut().zip(keys) {
+            let Value::Dict(numbers) = group else { continue };
+            numbers.retain(|(key, _)| !key.as_str().is_some_and(|key| keys.contains_key(key)));
+            let keys = keys.iter();
+            numbers.extend(
+                keys.map(|(key, number)| (Value::Str((*key).to_owned()), Value::Float(*number))),
+            );
+        }
+    }
+    Value::Dict(entries)
 }
 
 fn rank(

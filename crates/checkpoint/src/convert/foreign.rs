@@ -1,5 +1,5 @@
-//! The states of a run of PyTorch's, wherever they lie: a folder of Accelerate's `save_state`, or one
-//! dictionary that `torch.save` has written.
+//! The states of a run of PyTorch's, wherever they lie: a folder of Accelerate's `save_state` or of Hugging
+//! Face's Trainer, or one dictionary that `torch.save` has written, Lightning's among them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use super::FileTensor;
+use super::trainer_state::TrainerState;
 use super::weights::{Weights, is_weights, read_weights, strip_wrapper};
 use crate::error::Error;
 use crate::pth::PthFile;
@@ -27,14 +28,23 @@ pub(super) struct Foreign {
     pub(super) optimizers: Vec<State>,
     pub(super) schedulers: Vec<State>,
     pub(super) scaler: Option<State>,
-    /// By rank.
+    /// By rank, under Accelerate's names.
     pub(super) random: BTreeMap<usize, State>,
+    /// Optimizer steps, where something other than an optimizer's state tells them, and what does.
+    pub(super) steps: Option<Part<u64>>,
+    /// Whether a scheduler was stepped once for each process at every optimizer step, unless told otherwise.
+    pub(super) steps_per_process: bool,
     /// What has no place in a checkpoint of ours, with the reason.
     pub(super) left_out: Vec<String>,
 }
 
 pub(super) fn read(from: &Path) -> Result<Foreign, Error> {
-    if from.is_dir() { of_folder(from) } else { of_dictionary(from) }
+    let mut foreign = if from.is_dir() { of_folder(from) } else { of_dictionary(from) }?;
+    // One that is off has an empty dictionary.
+    foreign.scaler = foreign
+        .scaler
+        .filter(|scaler| scaler.value.as_dict().is_none_or(|entries| !entries.is_empty()));
+    Ok(foreign)
 }
 
 fn of_folder(folder: &Path) -> Result<Foreign, Error> {
@@ -77,13 +87,43 @@ fn of_folder(folder: &Path) -> Result<Foreign, Error> {
     foreign.optimizers = states("optimizer", "bin")?;
     foreign.schedulers = states("scheduler", "bin")?;
     foreign.scaler = states("scaler", "pt")?.pop();
+    foreign.steps_per_process = !foreign.schedulers.is_empty();
+    // Trainer's. Both write `scaler.pt`.
+    for (kind, name) in
+        [(&mut foreign.optimizers, "optimizer.pt"), (&mut foreign.schedulers, "scheduler.pt")]
+    {
+        if kind.is_empty() && files.iter().any(|file| file == name) {
+            used.push(name.to_owned());
+            kind.push(Part { name: name.to_owned(), value: tree(&folder.join(name))? });
+        }
+    }
     for name in &files {
-        let rank = name.strip_prefix("random_states_").and_then(|rest| rest.strip_suffix(".pkl"));
-        if let Some(rank) = rank.and_then(|rank| rank.parse().ok()) {
+        let numbered = |start: &str, end: &str| {
+            name.strip_prefix(start)?.strip_suffix(end)?.parse::<usize>().ok()
+        };
+        let trainers = match name.as_str() {
+            "rng_state.pth" => Some(0),
+            _ => numbered("rng_state_", ".pth"),
+        };
+        let rank = numbered("random_states_", ".pkl").or(trainers);
+        if let Some(rank) = rank
+            && !foreign.random.contains_key(&rank)
+        {
             used.push(name.clone());
             let value = tree(&folder.join(name))?;
+            let value = if trainers.is_some() { accelerates_names(value) } else { value };
             foreign.random.insert(rank, Part { name: name.clone(), value });
         }
+    }
+    if files.iter().any(|file| file == TRAINER_STATE) {
+        used.push(TRAINER_STATE.to_owned());
+        let TrainerState { global_step, epoch } = TrainerState::read(&folder.join(TRAINER_STATE))?;
+        foreign.steps = Some(Part { name: TRAINER_STATE.to_owned(), value: global_step });
+        let epoch = epoch.map(|epoch| format!("the epoch {epoch} and ")).unwrap_or_default();
+        foreign.left_out.push(format!(
+            "{TRAINER_STATE}: {epoch}the history, which have no place in a checkpoint; \
+             skip_first_batches moves the position in the data"
+        ));
     }
     if foreign.models.is_empty() {
         return Err(Error::UnknownFormat {
@@ -96,6 +136,25 @@ fn of_folder(folder: &Path) -> Result<Foreign, Error> {
     Ok(foreign)
 }
 
+/// The random states of a Trainer's rank under Accelerate's names.
+fn accelerates_names(state: Value<FileTensor>) -> Value<FileTensor> {
+    let Value::Dict(entries) = state else { return state };
+    let renamed = entries.into_iter().map(|(key, value)| {
+        let name = match key.as_str() {
+            Some("cpu") => "torch_manual_seed",
+            Some("cuda") => "torch_cuda_manual_seed",
+            _ => return (key, value),
+        };
+        // One process has one state, several have those of all devices.
+        let value = match value {
+            Value::Tensor(_) if name == "torch_cuda_manual_seed" => Value::List(vec![value]),
+            value => value,
+        };
+        (Value::Str(name.to_owned()), value)
+    });
+    Value::Dict(renamed.collect())
+}
+
 /// What is in a file of Accelerate's that is not carried. `None` for the parts of an index.
 fn why_not(name: &str) -> Option<String> {
     let reason = match name {
@@ -106,12 +165,13 @@ fn why_not(name: &str) -> Option<String> {
             "Python's data loader counts its batches in another way; use skip_first_batches"
         }
         name if name.starts_with("custom_checkpoint") => "an object of the program's own",
+        "training_args.bin" => "the options of a Trainer, which are objects of Python",
         name if is_weights(name)
             || (name.starts_with("pytorch_model-") && name.ends_with(".bin")) =>
         {
             return None;
         }
-        _ => "not a file of Accelerate's save_state",
+        _ => "not a state of Accelerate's save_state or of a Trainer",
     };
     Some(format!("{name}: {reason}"))
 }
@@ -129,11 +189,14 @@ fn of_dictionary(path: &Path) -> Result<Foreign, Error> {
             let value = weights(value).map_err(|fact| refuse(format!("its `{name}` {fact}")))?;
             foreign.models.push(Part { name, value });
         } else if is(&OPTIMIZERS) {
-            foreign.optimizers.push(Part { name, value });
+            foreign.optimizers.extend(each(name, value));
         } else if is(&SCHEDULERS) {
-            foreign.schedulers.push(Part { name, value });
+            foreign.schedulers.extend(each(name, value));
         } else if is(&SCALERS) {
             foreign.scaler = Some(Part { name, value });
+        } else if is(&RANDOM) && matches!(value, Value::Tensor(_)) {
+            let value = Value::dict([("torch_manual_seed", value)]);
+            foreign.random.insert(0, Part { name, value });
         } else {
             let what = match &value {
                 Value::Int(number) => format!("the integer {number}"),
@@ -141,8 +204,29 @@ fn of_dictionary(path: &Path) -> Result<Foreign, Error> {
                 Value::Str(text) if text.len() <= MAX_SHOWN => format!("the text {text:?}"),
                 value => value.describe().to_owned(),
             };
+            if name == "loops"
+                && let Some(batches) = batches_of_epoch(&value).filter(|batches| *batches > 0)
+            {
+                foreign.left_out.push(format!(
+                    "`loops`: {batches} batches of its epoch, which skip_first_batches passes over"
+                ));
+                continue;
+            }
+            if name == "global_step"
+                && let Some(steps) = value.as_int().and_then(|steps| u64::try_from(steps).ok())
+            {
+                foreign.steps = Some(Part { name, value: steps });
+                continue;
+            }
             foreign.left_out.push(format!("`{name}`: {what}, which has no place in a checkpoint"));
         }
+    }
+    // Lightning adds the steps of all optimizers up.
+    if foreign.optimizers.len() > 1
+        && let Some(steps) = foreign.steps.take()
+    {
+        let line = format!("`{}`: {} steps of all optimizers together", steps.name, steps.value);
+        foreign.left_out.push(line);
     }
     if foreign.models.is_empty() {
         return Err(refuse(format!(
@@ -151,6 +235,26 @@ fn of_dictionary(path: &Path) -> Result<Foreign, Error> {
         )));
     }
     Ok(foreign)
+}
+
+/// A state, or each of a list of them, as Lightning keeps optimizers and schedulers.
+fn each(name: String, value: Value<FileTensor>) -> Vec<State> {
+    match value {
+        Value::List(items) | Value::Tuple(items) => {
+            let items = items.into_iter().enumerate();
+            items.map(|(index, value)| Part { name: format!("{name}[{index}]"), value }).collect()
+        }
+        value => vec![Part { name, value }],
+    }
+}
+
+/// The batches of the epoch that Lightning's loops had trained on.
+fn batches_of_epoch(loops: &Value<FileTensor>) -> Option<i64> {
+    let progress = loops.get("fit_loop")?.get("epoch_loop.batch_progress")?;
+    if progress.get("is_last_batch").and_then(Value::as_bool) == Some(true) {
+        return None;
+    }
+    progress.get("current")?.get("processed")?.as_int()
 }
 
 fn weights(value: Value<FileTensor>) -> Result<Weights, String> {
@@ -180,13 +284,54 @@ fn tree(path: &Path) -> Result<Value<FileTensor>, Error> {
 
 /// Keys that people and frameworks use.
 const MODELS: [&str; 5] = ["model", "model_state_dict", "state_dict", "model_state", "net"];
-const OPTIMIZERS: [&str; 4] = ["optimizer", "optimizer_state_dict", "optimizer_state", "optim"];
-const SCHEDULERS: [&str; 5] = [
+const OPTIMIZERS: [&str; 6] = [
+    "optimizer",
+    "optimizer_state_dict",
+    "optimizer_state",
+    "optim",
+    "optimizers",
+    "optimizer_states",
+];
+const SCHEDULERS: [&str; 7] = [
+    "schedulers",
+    "lr_schedulers",
     "scheduler",
     "scheduler_state_dict",
     "lr_scheduler",
     "lr_scheduler_state_dict",
     "scheduler_state",
 ];
-const SCALERS: [&str; 4] = ["scaler", "scaler_state_dict", "grad_scaler", "scaler_state"];
+const SCALERS: [&str; 6] = [
+    "scaler",
+    "scaler_state_dict",
+    "grad_scaler",
+    "scaler_state",
+    // Lightning's plugins.
+    "MixedPrecision",
+    "MixedPrecisionPlugin",
+];
+/// The state of PyTorch's generator on the CPU.
+const RANDOM: [&str; 3] = ["rng_state", "torch_rng_state", "cpu_rng_state"];
+const TRAINER_STATE: &str = "trainer_state.json";
 const MAX_SHOWN: usize = 60;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn random_states_of_trainers_have_accelerates_names() {
+        let bytes = |byte| Value::Tensor(FileTensor::bytes(&[byte]));
+        let first = |state: &Value<FileTensor>| {
+            let devices = state.get("torch_cuda_manual_seed").and_then(Value::as_items).unwrap();
+            (devices.len(), devices[0].as_tensor().unwrap().read().unwrap())
+        };
+        let one = accelerates_names(Value::dict([("cpu", bytes(1)), ("cuda", bytes(2))]));
+        assert!(one.get("torch_manual_seed").is_some());
+        assert_eq!(first(&one), (1, vec![2]));
+        let all = Value::List(vec![bytes(3), bytes(4)]);
+        let several = accelerates_names(Value::dict([("python", Value::None), ("cuda", all)]));
+        assert_eq!(first(&several), (2, vec![3]));
+        assert!(several.get("python").is_some());
+    }
+}

@@ -4,13 +4,16 @@
 //! PyTorch numbers an optimizer's parameters and Brigade names them, a program of ours has loaders and
 //! objects that no file of PyTorch's knows: all of that is taken from the checkpoint `like`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
 use super::foreign::{self, Foreign, State};
 use super::weights::{Weights, of_object};
-use super::{FileTensor, Report, must_be_free, read, scaler, scheduler, tied, write_safetensors};
+use super::{
+    FileTensor, Report, must_be_free, owner_prefix, read, scaler, scheduler, tied,
+    write_safetensors,
+};
 use crate::error::Error;
 use crate::file_name::FileName;
 use crate::layout::{
@@ -20,14 +23,71 @@ use crate::pth::TensorData;
 use crate::value::Value;
 use crate::{shards, torch_optimizer};
 
-/// Makes a checkpoint for `load_state` of a folder of Accelerate's `save_state`, or of a dictionary that
-/// `torch.save` has written, for the program that has saved `like`. `to` must not be there yet; it appears
-/// whole or not at all.
+/// States of a checkpoint, by kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum StateKind {
+    /// A model's weights.
+    Model,
+    /// An optimizer's state.
+    Optimizer,
+    /// A schedule's position.
+    Scheduler,
+    /// A gradient scaler's scale.
+    Scaler,
+    /// The position in the data.
+    Loader,
+    /// The states of random generators.
+    Random,
+    /// Objects of the program's own, and communication hooks.
+    Custom,
+    /// Files of the program's own.
+    Files,
+}
+
+impl StateKind {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Model,
+        Self::Optimizer,
+        Self::Scheduler,
+        Self::Scaler,
+        Self::Loader,
+        Self::Random,
+        Self::Custom,
+        Self::Files,
+    ];
+
+    /// Returns its name on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Model => "model",
+            Self::Optimizer => "optimizer",
+            Self::Scheduler => "scheduler",
+            Self::Scaler => "scaler",
+            Self::Loader => "loader",
+            Self::Random => "random",
+            Self::Custom => "custom",
+            Self::Files => "files",
+        }
+    }
+}
+
+/// Makes a checkpoint for `load_state` of a folder of Accelerate's `save_state` or of Hugging Face's Trainer,
+/// or of a dictionary that `torch.save` or Lightning has written, for the program that has saved `like`. `to`
+/// must not be there yet; it appears whole or not at all. States of the kinds `keep` come from `like` where
+/// `from` has none.
 ///
 /// # Errors
-/// [`Error::Unlike`] when the two do not fit; [`Error::Occupied`]; what is wrong with the files;
-/// [`Error::Io`].
-pub fn convert_like(from: &Path, to: &Path, like: &Path) -> Result<Report, Error> {
+/// [`Error::MissingStates`] when a state of another kind would come from `like`; [`Error::Unlike`] when the
+/// two do not fit; [`Error::Occupied`]; what is wrong with the files; [`Error::Io`].
+pub fn convert_like(
+    from: &Path,
+    to: &Path,
+    like: &Path,
+    keep: &[StateKind],
+) -> Result<Report, Error> {
     must_be_free(to)?;
     if from.join(MANIFEST).is_file() {
         return Err(Error::Unsupported {
@@ -49,8 +109,20 @@ pub fn convert_like(from: &Path, to: &Path, like: &Path) -> Result<Report, Error
         objects: Vec::new(),
         report: Report { left_out: foreign.left_out.clone(), ..Report::default() },
         steps: 0,
+        keep,
+        missing: BTreeMap::new(),
     };
     made.all(&foreign, &unlike)?;
+    if !made.missing.is_empty() {
+        let kinds = keep.iter().copied().chain(made.missing.keys().copied());
+        let kinds: BTreeSet<&str> = kinds.map(StateKind::name).collect();
+        return Err(Error::MissingStates {
+            path: from.to_owned(),
+            like: like.to_owned(),
+            states: made.missing.into_values().flatten().collect::<Vec<_>>().join("; "),
+            kinds: kinds.into_iter().collect::<Vec<_>>().join(","),
+        });
+    }
     let Made { files, objects, mut report, steps, .. } = made;
     let manifest = Manifest {
         step: steps,
@@ -71,6 +143,9 @@ struct Made<'a> {
     objects: Vec<Object>,
     report: Report,
     steps: u64,
+    keep: &'a [StateKind],
+    /// What would come from `like` without leave.
+    missing: BTreeMap<StateKind, Vec<String>>,
 }
 
 impl Made<'_> {
@@ -85,27 +160,46 @@ impl Made<'_> {
                     Some(part) => {
                         let ours = of_object(like, object)?;
                         let mut theirs = part.value.clone();
+                        let prefix = strip_owner(&ours, &mut theirs);
+                        if !prefix.is_empty() {
+                            self.report.changed.push(format!(
+                                "{name}: the names of {} without `{prefix}`",
+                                part.name
+                            ));
+                        }
                         self.report.changed.extend(tied::fill(name, &ours, &mut theirs)?);
                         let weights = fitting(&ours, &theirs)
                             .map_err(|fact| unlike(format!("{}: {fact}", part.name)))?;
                         self.tensors(object, &weights, None)?;
                     }
-                    None => self.keep(object, "there is no model for it")?,
+                    None => self.keep(StateKind::Model, object, "there is no model for it")?,
                 },
                 "optimizer" => match optimizers.next() {
                     Some(State { name: from, value }) => {
                         let ours = read(like, object)?;
                         let (state, steps) = torch_optimizer::from_torch(value, &ours)
                             .map_err(|fact| unlike(format!("{from}: {fact}")))?;
+                        let (state, steps) = match &foreign.steps {
+                            Some(told) if steps == 0 && told.value > 0 => {
+                                self.report.changed.push(format!(
+                                    "{name}: {} steps, of {}: {from} does not tell its own",
+                                    told.value, told.name
+                                ));
+                                (with_steps(state, told.value), told.value)
+                            }
+                            _ => (state, steps),
+                        };
                         if steps == 0 {
-                            self.report.kept.push(format!(
+                            self.report.changed.push(format!(
                                 "{name}: its count of steps, which {from} does not tell; it begins at 0"
                             ));
                         }
                         self.steps = self.steps.max(steps);
                         self.state(object, state)?;
                     }
-                    None => self.keep(object, "there is no optimizer for it")?,
+                    None => {
+                        self.keep(StateKind::Optimizer, object, "there is no optimizer for it")?;
+                    }
                 },
                 "scheduler" => match schedulers.next() {
                     Some(State { name: from, value }) => {
@@ -124,7 +218,9 @@ impl Made<'_> {
                         }
                         self.state(object, state)?;
                     }
-                    None => self.keep(object, "there is no schedule for it")?,
+                    None => {
+                        self.keep(StateKind::Scheduler, object, "there is no schedule for it")?;
+                    }
                 },
                 "scaler" => match scaler.next() {
                     Some(State { name: from, value }) => {
@@ -133,7 +229,7 @@ impl Made<'_> {
                         })?;
                         self.state(object, state)?;
                     }
-                    None => self.keep(object, "there is no scaler for it")?,
+                    None => self.keep(StateKind::Scaler, object, "there is no scaler for it")?,
                 },
                 "rank" => self.rank(object, foreign, unlike)?,
                 "run" => {
@@ -149,10 +245,20 @@ impl Made<'_> {
                     self.copy(object)?;
                 }
                 "loader" => {
-                    self.keep(object, "the position in the data; skip_first_batches moves it")?;
+                    self.keep(
+                        StateKind::Loader,
+                        object,
+                        "the position in the data; skip_first_batches moves it",
+                    )?;
                 }
-                _ => self.keep(object, "nothing is known for it")?,
+                _ => self.keep(StateKind::Custom, object, "nothing is known for it")?,
             }
+        }
+        if let Some(told) = foreign.steps.as_ref().filter(|told| told.value != self.steps) {
+            self.report.left_out.push(format!(
+                "{}: {} steps, where the optimizer has counted {}",
+                told.name, told.value, self.steps
+            ));
         }
         let left = models.map(|part| &part.name).chain(optimizers.map(|part| &part.name));
         let left =
@@ -177,7 +283,7 @@ impl Made<'_> {
             .collect();
         for file in others {
             self.file(file)?;
-            self.report.kept.push(format!("{file}: a file of the program's own"));
+            self.kept(StateKind::Files, format!("{file}: a file of the program's own"));
         }
         Ok(())
     }
@@ -202,7 +308,7 @@ impl Made<'_> {
         let Some(State { name: from, value: theirs }) =
             rank.and_then(|rank| foreign.random.get(&rank))
         else {
-            return self.keep(object, "there are no random states for it");
+            return self.keep(StateKind::Random, object, "there are no random states for it");
         };
         let bytes =
             |tensor: Option<&Value<FileTensor>>| -> Result<Option<Value<FileTensor>>, Error> {
@@ -211,18 +317,22 @@ impl Made<'_> {
                 Ok(Some(Value::Bytes(bytes)))
             };
         let ours = read(self.like, object)?;
-        let mut random = Vec::new();
+        let (mut random, mut kept) = (Vec::new(), Vec::new());
         let theirs_of = |key: &str| theirs.get(key);
         for (key, value) in ours.get("random").and_then(Value::as_dict).unwrap_or_default() {
             let taken = match key.as_str() {
                 Some("cpu") => bytes(theirs_of("torch_manual_seed"))?,
                 Some("cuda") => {
                     let all = theirs_of("torch_cuda_manual_seed").and_then(Value::as_items);
-                    // One process drives one device: its own is the first it sees.
-                    bytes(all.and_then(<[_]>::first))?
+                    // One process drives one device: that of its number on its host, or the only one it sees.
+                    let own = rank.unwrap_or_default().checked_rem(all.map_or(0, <[_]>::len));
+                    bytes(own.and_then(|own| all?.get(own)))?
                 }
                 _ => None,
             };
+            if taken.is_none() {
+                kept.push(key.as_str().unwrap_or("a device").to_owned());
+            }
             random.push((key.clone(), taken.unwrap_or_else(|| value.clone())));
         }
         let foreign_only = theirs.as_dict().unwrap_or_default().iter();
@@ -235,8 +345,15 @@ impl Made<'_> {
                 .left_out
                 .push(format!("{from}: {}, which Brigade does not use", lost.join(", ")));
         }
+        if !kept.is_empty() {
+            let kept = kept.join(", ");
+            self.kept(StateKind::Random, format!("{}: {from} has none for {kept}", object.name));
+        }
+        if ours.get("own").and_then(Value::as_dict).is_some_and(|own| !own.is_empty()) {
+            self.kept(StateKind::Custom, format!("{}: its communication hook", object.name));
+        }
         let Value::Dict(entries) = ours else {
-            return self.keep(object, "it has no random states");
+            return self.keep(StateKind::Random, object, "it has no random states");
         };
         let entries = entries.into_iter().map(|(key, value)| match key.as_str() {
             Some("random") => (key, Value::Dict(random.clone())),
@@ -284,9 +401,17 @@ impl Made<'_> {
         Ok(())
     }
 
-    fn keep(&mut self, object: &Object, why: &str) -> Result<(), Error> {
-        self.report.kept.push(format!("{}: {why}", object.name));
+    fn keep(&mut self, kind: StateKind, object: &Object, why: &str) -> Result<(), Error> {
+        self.kept(kind, format!("{}: {why}", object.name));
         self.copy(object)
+    }
+
+    /// Says what comes from `like`, or that it may not.
+    fn kept(&mut self, kind: StateKind, line: String) {
+        match self.keep.contains(&kind) {
+            true => self.report.kept.push(line),
+            false => self.missing.entry(kind).or_default().push(line),
+        }
     }
 
     fn copy(&mut self, object: &Object) -> Result<(), Error> {
@@ -301,6 +426,27 @@ impl Made<'_> {
         self.files.insert(name.clone(), FileFacts::of(&to, true)?);
         Ok(())
     }
+}
+
+/// Takes off the names of the modules around the model, as Lightning's have them, and returns them.
+fn strip_owner(ours: &Weights, theirs: &mut Weights) -> String {
+    let names = |weights: &Weights| -> Vec<String> {
+        weights.iter().map(|(name, _)| name.clone()).collect()
+    };
+    let prefix = owner_prefix(&names(theirs), &names(ours));
+    for (name, _) in theirs {
+        name.drain(..prefix.len());
+    }
+    prefix
+}
+
+fn with_steps(state: Value<FileTensor>, steps: u64) -> Value<FileTensor> {
+    let Value::Dict(entries) = state else { return state };
+    let entries = entries.into_iter().map(|(key, value)| match key.as_str() {
+        Some("steps") => (key, Value::Int(steps.cast_signed())),
+        _ => (key, value),
+    });
+    Value::Dict(entries.collect())
 }
 
 /// Their weights under our names, when they are the same in name, shape and type.

@@ -1,23 +1,8 @@
-//! A schedule's place, ours and PyTorch's.
+//! A schedule's place as PyTorch keeps it, made ours. The other way is `torch_scheduler.rs`.
 
 use super::FileTensor;
 use super::foreign::Foreign;
 use crate::value::Value;
-
-/// What every scheduler of PyTorch has in common; the program makes the scheduler itself. `None` for one
-/// that watches a metric, whose forms have nothing in common.
-pub(super) fn to_torch(state: &Value<FileTensor>) -> Option<Value<FileTensor>> {
-    if !matches!(state.get("plateau"), None | Some(Value::None)) {
-        return None;
-    }
-    let position = state.get("position")?.as_int()?;
-    let lr = state.get("lr").and_then(Value::as_float).map(Value::Float);
-    Some(Value::dict([
-        ("last_epoch", Value::Int(position)),
-        ("_step_count", Value::Int(position + 1)),
-        ("_last_lr", Value::List(lr.into_iter().collect())),
-    ]))
-}
 
 /// PyTorch's place in a schedule, and the names of what else it has: the definition of the schedule,
 /// which a program of ours sets itself.
@@ -51,7 +36,10 @@ pub(super) fn from_torch(
     let others = theirs.as_dict().unwrap_or_default().iter();
     let others = others.filter_map(|(key, _)| key.as_str()).filter(|key| !taken.contains(key));
     let others = others.filter(|key| !key.starts_with('_')).map(str::to_owned).collect();
-    Ok((Value::dict([("position", position), ("lr", lr), ("plateau", plateau)]), others))
+    let definition = like.get("definition").cloned().unwrap_or(Value::None);
+    let state =
+        [("position", position), ("lr", lr), ("plateau", plateau), ("definition", definition)];
+    Ok((Value::dict(state), others))
 }
 
 /// Accelerate steps a schedule once for every process at each optimizer step (unless told
@@ -62,7 +50,11 @@ pub(super) fn in_our_steps(
     state: Value<FileTensor>,
     foreign: &Foreign,
 ) -> (Value<FileTensor>, Option<String>) {
-    let ranks = foreign.random.len() as i64;
+    let ranks = match foreign.steps_per_process {
+        true => foreign.random.len() as i64,
+        // A Trainer steps a schedule once at each of its own steps.
+        false => 1,
+    };
     let count = state.get("position").and_then(Value::as_int).filter(|count| *count > 0);
     let (Some(count), true) = (count, ranks > 1) else { return (state, None) };
     let steps: Vec<i64> =

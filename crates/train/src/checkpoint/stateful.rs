@@ -135,7 +135,7 @@ impl Stateful for Optimizer {
 
 impl Stateful for Scheduler {
     fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
-        Ok(self.state().to_value(self.lr()))
+        Ok(self.to_value())
     }
 
     fn check_state_dict(&self, state: &Value<TensorInfo>) -> Result<(), String> {

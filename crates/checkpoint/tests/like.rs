@@ -1,0 +1,283 @@
+//! Runs of Hugging Face's Trainer and of Lightning become checkpoints, and what would come from the checkpoint
+//! that says what goes where is refused unless it is asked for. `fixtures/make_trainer.py` has made the inputs.
+
+#![allow(clippy::unwrap_used)] // also in what the tests share
+
+mod saved;
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use brigade_checkpoint::convert::{Report, StateKind, convert_like};
+use brigade_checkpoint::layout::Checkpoint;
+use brigade_checkpoint::pth::{PthFile, TensorData, write};
+use brigade_checkpoint::{Dtype, Error, TensorInfo, Value};
+use serde_json::json;
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+/// The program of the fixtures, as it is right after `prepare`; `kind` of optimizer `Adam` or `SGD`.
+fn program(folder: &Path, kind: &str, ranks: usize) {
+    let weights = [
+        ("0.weight", vec![5, 4]),
+        ("0.bias", vec![5]),
+        ("2.weight", vec![3, 5]),
+        ("2.bias", vec![3]),
+    ];
+    let numbers = |decay: f64| match kind {
+        "SGD" => json!({ "lr": 0.02, "initial_lr": 0.02, "momentum": 0.0, "weight_decay": decay }),
+        _ => json!({
+            "lr": 0.02, "initial_lr": 0.02, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8,
+            "weight_decay": decay, "amsgrad": 0.0
+        }),
+    };
+    let optimizer = json!({
+        "kind": kind, "steps": 0, "initial_lr": 0.02, "lr": 0.02,
+        "groups": [
+            { "numbers": numbers(0.05), "parameters": ["0.weight", "2.weight"] },
+            { "numbers": numbers(0.0), "parameters": ["0.bias", "2.bias"] },
+        ],
+        "parameters": ["0.weight", "0.bias", "2.weight", "2.bias"], "state": {},
+    });
+    let definition = json!({ "all": { "function": { "momentum": false } } });
+    let scheduler = json!({ "position": 0, "lr": 0.0, "plateau": null, "definition": definition });
+    let loader = json!({
+        "seed": 7, "epoch": 0, "base": 0, "batches": 0, "samples": 0, "total_samples": 0
+    });
+    let entries = [
+        ("model", "model", None, weights.to_vec()),
+        ("optimizer", "optimizer", Some(optimizer), Vec::new()),
+        ("scheduler", "scheduler", Some(scheduler), Vec::new()),
+        ("loader", "loader", Some(loader), Vec::new()),
+    ];
+    saved::write(folder, ranks, 0, &entries);
+}
+
+struct Made {
+    /// Keeps the files.
+    folder: tempfile::TempDir,
+    report: Report,
+}
+
+impl Made {
+    fn state(&self, object: &str) -> Value<()> {
+        let checkpoint = Checkpoint::open(self.folder.path().join("made")).unwrap();
+        let objects = &checkpoint.manifest().objects;
+        let object = objects.iter().find(|it| *it.name == *object).unwrap();
+        let state = checkpoint.state(object).unwrap().unwrap();
+        state.try_map(&mut |_, _| Ok::<_, ()>(())).unwrap()
+    }
+
+    fn count(&self, object: &str, key: &str) -> Option<i64> {
+        self.state(object).get(key)?.as_int()
+    }
+
+    fn step(&self) -> u64 {
+        Checkpoint::open(self.folder.path().join("made")).unwrap().manifest().step
+    }
+}
+
+fn made(from: &Path, kind: &str, ranks: usize, keep: &[StateKind]) -> Result<Made, Error> {
+    let folder = tempfile::tempdir().unwrap();
+    let (like, made) = (folder.path().join("like"), folder.path().join("made"));
+    program(&like, kind, ranks);
+    match convert_like(from, &made, &like, keep) {
+        Ok(report) => Ok(Made { folder, report }),
+        Err(error) => {
+            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "{error}");
+            Err(error)
+        }
+    }
+}
+
+/// What is refused, and the flag that allows it.
+fn refused(from: &Path, keep: &[StateKind]) -> (String, String) {
+    let error = made(from, "Adam", 1, keep).err().unwrap();
+    let text = error.to_string();
+    let Error::MissingStates { states, kinds, .. } = error else { panic!("{text}") };
+    assert!(text.contains(&format!("--keep-state {kinds}`; nothing was written")), "{text}");
+    (states, kinds)
+}
+
+#[test]
+fn a_folder_of_trainers_is_read_whole() {
+    let from = fixture("trainer");
+    let (states, kinds) = refused(&from, &[]);
+    assert_eq!(kinds, "loader");
+    assert!(states.starts_with("loader: the position in the data"), "{states}");
+    let made = made(&from, "Adam", 1, &[StateKind::Loader]).unwrap();
+    assert_eq!(made.step(), 5);
+    assert_eq!(
+        (made.count("optimizer", "steps"), made.count("scheduler", "position")),
+        (Some(5), Some(5))
+    );
+    let optimizer = made.state("optimizer");
+    let states = optimizer.get("state").and_then(Value::as_dict).unwrap();
+    assert_eq!(states.len(), 4);
+    let numbers =
+        optimizer.get("groups").and_then(Value::as_items).unwrap()[0].get("numbers").unwrap();
+    let rate = numbers.get("lr").and_then(Value::as_float).unwrap();
+    assert!((rate - 0.017_660_444_431_189_78).abs() < 1e-15, "{rate}");
+    let Some(Value::Bytes(random)) =
+        made.state("rank_0").get("random").unwrap().get("cpu").cloned()
+    else {
+        panic!("no random state")
+    };
+    assert_eq!(random.len(), 5056);
+    let report = &made.report;
+    assert_eq!(report.kept.len(), 1, "{report:?}");
+    assert!(
+        report.changed.contains(&"model: the names of model.safetensors without `net.`".into())
+    );
+    let left = report.left_out.join("\n");
+    assert!(left.contains("trainer_state.json: the epoch 0.41666"), "{left}");
+    assert!(left.contains("rng_state.pth: python, numpy, which Brigade does not use"), "{left}");
+    assert!(!left.contains("optimizer.pt") && !left.contains("scheduler.pt: not"), "{left}");
+}
+
+#[test]
+fn a_dictionary_of_lightnings_is_read_whole() {
+    let from = fixture("lightning.ckpt");
+    // Lightning keeps no random states.
+    let (states, kinds) = refused(&from, &[StateKind::Custom]);
+    assert_eq!(kinds, "custom,loader,random");
+    assert!(states.contains("rank_0: there are no random states for it"), "{states}");
+    let made = made(&from, "Adam", 1, &[StateKind::Loader, StateKind::Random]).unwrap();
+    assert_eq!(made.step(), 5);
+    assert_eq!(
+        (made.count("optimizer", "steps"), made.count("scheduler", "position")),
+        (Some(5), Some(5))
+    );
+    assert_eq!(made.state("optimizer").get("state").and_then(Value::as_dict).unwrap().len(), 4);
+    let report = &made.report;
+    assert!(report.changed.contains(&"model: the names of state_dict without `net.`".into()));
+    let left = report.left_out.join("\n");
+    assert!(left.contains("`loops`: 5 batches of its epoch"), "{left}");
+    for key in ["`epoch`: the integer 0", "`callbacks`", "`pytorch-lightning_version`"] {
+        assert!(left.contains(key), "{left}");
+    }
+}
+
+/// The weights of one run under the optimizer of another would train on without a word.
+#[test]
+fn states_that_a_source_lacks_are_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::copy(fixture("trainer/model.safetensors"), folder.path().join("model.safetensors"))
+        .unwrap();
+    let (states, kinds) = refused(folder.path(), &[]);
+    assert_eq!(kinds, "loader,optimizer,random,scheduler");
+    for object in ["optimizer: there is no", "scheduler: there is no", "loader: ", "rank_0: "] {
+        assert!(states.contains(object), "{states}");
+    }
+    let (states, kinds) = refused(folder.path(), &[StateKind::Optimizer, StateKind::Loader]);
+    assert_eq!(kinds, "loader,optimizer,random,scheduler");
+    assert!(!states.contains("optimizer: ") && states.contains("scheduler: "), "{states}");
+    let made = made(folder.path(), "Adam", 1, &StateKind::ALL).unwrap();
+    assert_eq!((made.step(), made.report.kept.len()), (0, 4));
+    // Accelerate's, plain PyTorch's: the same.
+    fs::copy(fixture("trainer/optimizer.pt"), folder.path().join("optimizer.bin")).unwrap();
+    assert_eq!(refused(folder.path(), &[]).1, "loader,random,scheduler");
+}
+
+#[test]
+fn several_processes_of_trainers_step_a_schedule_once() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json"] {
+        fs::copy(fixture("trainer").join(name), folder.path().join(name)).unwrap();
+    }
+    for rank in 0..2 {
+        let name = format!("rng_state_{rank}.pth");
+        fs::copy(fixture("trainer/rng_state.pth"), folder.path().join(name)).unwrap();
+    }
+    let made = made(folder.path(), "Adam", 2, &[StateKind::Loader]).unwrap();
+    assert_eq!((made.step(), made.count("scheduler", "position")), (5, Some(5)));
+    // A rank without a file.
+    fs::remove_file(folder.path().join("rng_state_1.pth")).unwrap();
+    let error = self::made(folder.path(), "Adam", 2, &[StateKind::Loader]).err().unwrap();
+    assert!(error.to_string().contains("rank_1: there are no random states"), "{error}");
+}
+
+#[test]
+fn a_damaged_state_of_a_trainer_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["model.safetensors", "optimizer.pt"] {
+        fs::copy(fixture("trainer").join(name), folder.path().join(name)).unwrap();
+    }
+    fs::write(folder.path().join("trainer_state.json"), "{\"epoch\": 1.0").unwrap();
+    let error = made(folder.path(), "Adam", 1, &StateKind::ALL).err().unwrap();
+    assert!(error.to_string().contains("it is not the state of a Trainer: "), "{error}");
+}
+
+struct Zeros(TensorInfo);
+
+impl TensorData for Zeros {
+    fn info(&self) -> TensorInfo {
+        self.0.clone()
+    }
+
+    fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
+        out.write_all(&vec![0; self.0.bytes().unwrap() as usize])
+    }
+}
+
+/// SGD counts no steps; `global_step` does.
+#[test]
+fn steps_are_taken_from_what_tells_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let from = folder.path().join("run.ckpt");
+    let zeros = |shape: &[u64]| {
+        Value::Tensor(Zeros(TensorInfo { dtype: Dtype::F32, shape: shape.to_vec() }))
+    };
+    let dictionary = |more: Vec<(&'static str, Value<Zeros>)>| {
+        let model = Value::dict([
+            ("module.0.weight", zeros(&[5, 4])),
+            ("module.0.bias", zeros(&[5])),
+            ("module.2.weight", zeros(&[3, 5])),
+            ("module.2.bias", zeros(&[3])),
+        ]);
+        let group = |decay: f64, params: [i64; 2]| {
+            Value::dict([
+                ("lr", Value::Float(0.01)),
+                ("initial_lr", Value::Float(0.02)),
+                ("momentum", Value::Float(0.0)),
+                ("weight_decay", Value::Float(decay)),
+                ("params", Value::List(params.map(Value::Int).into())),
+            ])
+        };
+        let groups = Value::List(vec![group(0.05, [0, 1]), group(0.0, [2, 3])]);
+        let optimizer = Value::dict([("state", Value::Dict(Vec::new())), ("param_groups", groups)]);
+        let scheduler =
+            Value::dict([("last_epoch", Value::Int(7)), ("_last_lr", Value::List(vec![]))]);
+        let states = [
+            ("state_dict", model),
+            ("optimizer_states", Value::List(vec![optimizer])),
+            ("lr_schedulers", Value::List(vec![scheduler])),
+            // A scaler that is off.
+            ("MixedPrecision", Value::Dict(Vec::new())),
+        ];
+        Value::dict(states.into_iter().chain(more))
+    };
+    let put = |value: &Value<Zeros>| {
+        let mut bytes = io::Cursor::new(Vec::new());
+        write(&mut bytes, value).unwrap();
+        File::create(&from).unwrap().write_all(&bytes.into_inner()).unwrap();
+        assert!(PthFile::open(&from).is_ok());
+    };
+    let keep = [StateKind::Loader, StateKind::Random];
+    put(&dictionary(vec![("global_step", Value::Int(7))]));
+    let told = made(&from, "SGD", 1, &keep).unwrap();
+    assert_eq!((told.step(), told.count("optimizer", "steps")), (7, Some(7)));
+    let line = "optimizer: 7 steps, of global_step: optimizer_states[0] does not tell its own";
+    assert!(told.report.changed.contains(&line.to_owned()), "{:?}", told.report);
+    put(&dictionary(vec![]));
+    let untold = made(&from, "SGD", 1, &keep).unwrap();
+    assert_eq!((untold.step(), untold.count("scheduler", "position")), (0, Some(7)));
+    let said = untold.report.changed.join("\n");
+    assert!(
+        said.contains("optimizer: its count of steps, which optimizer_states[0] does not tell"),
+        "{said}"
+    );
+}
