@@ -65,6 +65,7 @@ pub fn printable_lines(text: &str) -> String {
 /// let name = "weights\r\x1b[2K";
 /// assert_eq!(format!("no tensor {}", escaped(name)), r"no tensor weights\r\u{1b}[2K");
 /// ```
+#[must_use]
 pub fn escaped<T: Display>(value: T) -> Escaped<T> {
     Escaped(value)
 }
