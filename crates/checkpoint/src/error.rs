@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use brigade_world::text::escaped;
+
 use crate::file_name::InvalidFileName;
 
 /// Why a file could not be read or written, or a checkpoint is none.
@@ -9,7 +11,7 @@ use crate::file_name::InvalidFileName;
 #[non_exhaustive]
 pub enum Error {
     /// The system refused.
-    #[error("cannot {doing} {}: {source}", path.display())]
+    #[error("cannot {doing} {}: {source}", escaped(path.display()))]
     Io {
         /// `read`, `write`, …
         doing: &'static str,
@@ -22,7 +24,8 @@ pub enum Error {
     /// Neither safetensors nor a file of `torch.save`.
     #[error(
         "{} is neither a safetensors file nor a .pth file of torch.save: {fact}",
-        path.display()
+        escaped(path.display()),
+        fact = escaped(fact)
     )]
     UnknownFormat {
         /// The file.
@@ -32,7 +35,7 @@ pub enum Error {
     },
 
     /// The file contradicts itself: truncated, damaged, or made to deceive.
-    #[error("{} is damaged: {fact}", path.display())]
+    #[error("{} is damaged: {fact}", escaped(path.display()), fact = escaped(fact))]
     Damaged {
         /// The file.
         path: PathBuf,
@@ -41,7 +44,7 @@ pub enum Error {
     },
 
     /// A well-formed file that uses something this reader does not know.
-    #[error("{}: {fact}", path.display())]
+    #[error("{}: {fact}", escaped(path.display()), fact = escaped(fact))]
     Unsupported {
         /// The file, or the place it would have been written to.
         path: PathBuf,
@@ -53,7 +56,8 @@ pub enum Error {
     #[error(
         "{} refers to `{global}`, which is not among the few names that tensors need; nothing was \
          executed. Save the `state_dict()` alone, without the objects around it",
-        path.display()
+        escaped(path.display()),
+        global = escaped(global)
     )]
     ForbiddenGlobal {
         /// The file.
@@ -63,7 +67,7 @@ pub enum Error {
     },
 
     /// A folder that is not a checkpoint of Brigade's.
-    #[error("{} is not a checkpoint: {fact}", path.display())]
+    #[error("{} is not a checkpoint: {fact}", escaped(path.display()), fact = escaped(fact))]
     NotACheckpoint {
         /// The folder.
         path: PathBuf,
@@ -76,7 +80,7 @@ pub enum Error {
         "{} is a checkpoint of manifest version {found}, this program reads versions 1 to {known}; update \
          Brigade (the dependency of the program, and the command `brigade`) to the version that wrote it or a \
          newer one",
-        path.display()
+        escaped(path.display())
     )]
     Version {
         /// The folder.
@@ -90,7 +94,8 @@ pub enum Error {
     /// A checkpoint would replace something else.
     #[error(
         "{} cannot become a checkpoint: {fact}; nothing was changed, choose another name",
-        path.display()
+        escaped(path.display()),
+        fact = escaped(fact)
     )]
     Occupied {
         /// The place.
@@ -102,8 +107,9 @@ pub enum Error {
     /// A state from elsewhere does not fit the checkpoint that it was to be put into.
     #[error(
         "{} does not fit {}: {fact}; nothing was written",
-        path.display(),
-        like.display()
+        escaped(path.display()),
+        escaped(like.display()),
+        fact = escaped(fact)
     )]
     Unlike {
         /// The state.
@@ -139,7 +145,7 @@ pub enum Error {
     /// The format that `torch.save` wrote before PyTorch 1.6.
     #[error(
         "{} is in the format of torch.save before PyTorch 1.6; load it in PyTorch and save it again",
-        path.display()
+        escaped(path.display())
     )]
     LegacyPth {
         /// The file.

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use brigade_checkpoint::convert::{AccelerateRun, StateKind, Target, convert, convert_like};
+use brigade_world::text::escaped;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum};
 
@@ -133,16 +134,16 @@ impl ConvertArgs {
         };
         let mut text = String::new();
         for file in report.written {
-            text.push_str(&format!("wrote {}\n", file.display()));
+            text.push_str(&format!("wrote {}\n", escaped(file.display())));
         }
         for line in report.changed {
-            text.push_str(&format!("changed {line}\n"));
+            text.push_str(&format!("changed {}\n", escaped(line)));
         }
         for line in report.kept {
-            text.push_str(&format!("kept {line}\n"));
+            text.push_str(&format!("kept {}\n", escaped(line)));
         }
         for line in report.left_out {
-            text.push_str(&format!("left out {line}\n"));
+            text.push_str(&format!("left out {}\n", escaped(line)));
         }
         Ok(text)
     }

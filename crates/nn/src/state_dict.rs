@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use brigade_world::text::escaped;
 use indexmap::IndexMap;
 use tch::Tensor;
 
@@ -161,7 +162,7 @@ impl fmt::Display for LoadReport {
         ] {
             if !names.is_empty() {
                 let (shown, rest) = names.split_at(names.len().min(NAMES_SHOWN));
-                write!(f, "; {title}: {}", shown.join(", "))?;
+                write!(f, "; {title}: {}", escaped(shown.join(", ")))?;
                 if !rest.is_empty() {
                     write!(f, " and {} more", rest.len())?;
                 }

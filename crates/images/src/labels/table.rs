@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::path::Path;
 
+use brigade_world::text::counted;
 use csv::{ReaderBuilder, StringRecord};
 
 use super::{Categories, Labelled, Split};
@@ -222,8 +223,8 @@ impl CsvOptions {
             let field = |column: usize| {
                 record.get(column).map(str::trim).ok_or_else(|| {
                     damaged(format!(
-                        "line {line} has {} columns, and column {column} from 0 is asked for",
-                        record.len()
+                        "line {line} has {}, and column {column} from 0 is asked for",
+                        counted(record.len(), "column")
                     ))
                 })
             };
@@ -282,7 +283,7 @@ mod tests {
     fn files_that_do_not_fit_say_where() {
         let table: [(CsvOptions, &str, &str); 5] = [
             (CsvOptions::new(), "a,b\n1.jpg\n", "line: 2"),
-            (CsvOptions::new(), "a\n1.jpg\n", "line 2 has 1 columns, and column 1"),
+            (CsvOptions::new(), "a\n1.jpg\n", "line 2 has 1 column, and column 1"),
             (CsvOptions::new().columns("a", "c"), "a,b\n", "no column \"c\"; its columns are"),
             (CsvOptions::new().columns("0", "7"), "a,b\n1,2\n", "column 7 from 0"),
             (CsvOptions::new().valid_column("b"), "a,b\n1,yes\n", "line 2 says \"yes\""),

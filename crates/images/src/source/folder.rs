@@ -230,7 +230,7 @@ mod tests {
 
         let unknown = folder(&["train/a/1.jpg", "valid/z/3.jpg"]);
         let error = ImageFolder::open_train_valid(unknown.path()).unwrap_err().to_string();
-        assert_eq!(error, "the label \"z\" is not among the 1 classes: a");
+        assert_eq!(error, "the label \"z\" is not among the 1 class: a");
         let alone = folder(&["train/a/1.jpg"]);
         let error = ImageFolder::open_train_valid(alone.path()).unwrap_err().to_string();
         assert!(error.contains("none of valid, val, validation, test"), "{error}");
