@@ -4,7 +4,10 @@
 //! from crowding each other (.config/nextest.toml); a fresh machine has only `cargo test`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::fs::{self, Permissions};
 use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
@@ -13,6 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use brigade_suite::{Missed, Need, REPORT, descendants, required};
 use serde::Deserialize;
+use tempfile::TempDir;
 
 use crate::cargo::{self, Cargo};
 use crate::checkout::Checkout;
@@ -45,14 +49,15 @@ pub(crate) fn run(
     }
     let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
     let report = folder.path().join("report");
+    let temporary = Temporary::new()?;
     if has_nextest() {
         // Doc tests, which nextest does not run, go first: its summary is the last word then.
         let documents = whole.then(|| {
             let mut command = cargo.command(&["test", "--workspace", "--doc", "--no-fail-fast"]);
-            run_cargo_test(&mut command)
+            run_cargo_test(command.env(TMPDIR, temporary.path()))
         });
         let mut command = cargo.command(&["nextest", "run", "--no-fail-fast"]);
-        command.envs(variables.iter().copied());
+        command.envs(variables.iter().copied()).env(TMPDIR, temporary.path());
         let tests = cargo::run(command.args(&arguments).env(REPORT, &report))?;
         let mut missed = Missed::read(&report)?;
         if !whole && !missed.is_empty() {
@@ -70,14 +75,72 @@ pub(crate) fn run(
             eprintln!("error: doc tests failed");
             return Ok(cargo::exit_code(documents));
         }
-        return Ok(cargo::exit_code(tests));
+        return temporary.check(tests);
     }
     let mut command = cargo.command(&["test", "--no-fail-fast"]);
-    command.envs(variables.iter().copied());
+    command.envs(variables.iter().copied()).env(TMPDIR, temporary.path());
     let status = run_cargo_test(command.args(&arguments).env(REPORT, &report))?;
     tell(&Missed::read(&report)?);
-    Ok(cargo::exit_code(status))
+    temporary.check(status)
 }
+
+/// The folder for temporary files of a run of the suite, so that what a test leaves in it is seen.
+struct Temporary(TempDir);
+
+impl Temporary {
+    fn new() -> Result<Self> {
+        // Other users' processes, such as those of sshd, may have to come through it.
+        let permissions = Permissions::from_mode(0o1777);
+        let mut folder = tempfile::Builder::new();
+        let folder = folder.prefix("suite-").permissions(permissions.clone()).tempdir();
+        let folder = folder.context("cannot make a temporary folder")?;
+        // The user's mask has taken its part.
+        fs::set_permissions(folder.path(), permissions)
+            .context("cannot open the temporary folder to all")?;
+        Ok(Self(folder))
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// The exit code: that of the tests, else failure where they have left folders of Brigade's behind.
+    fn check(&self, tests: ExitStatus) -> Result<ExitCode> {
+        let left = leftovers(self.path())?;
+        for name in &left {
+            eprintln!("error: tests left {name} in the folder for temporary files");
+        }
+        let is_clean = left.is_empty() || !tests.success();
+        Ok(if is_clean { cargo::exit_code(tests) } else { ExitCode::FAILURE })
+    }
+}
+
+/// Folders and files of Brigade's: each with what lies in it, which says where it is from.
+fn leftovers(folder: &Path) -> Result<Vec<String>> {
+    let mut left = Vec::new();
+    let entries = fs::read_dir(folder).context("cannot read the folder for temporary files")?;
+    for entry in entries {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if !name.starts_with("brigade-") {
+            continue;
+        }
+        let inside = fs::read_dir(entry.path()).into_iter().flatten().flatten();
+        let mut inside: Vec<String> =
+            inside.map(|it| it.file_name().to_string_lossy().into_owned()).collect();
+        inside.sort();
+        inside.truncate(5);
+        left.push(match inside.as_slice() {
+            [] => name,
+            inside => format!("{name} (with {})", inside.join(", ")),
+        });
+    }
+    left.sort();
+    Ok(left)
+}
+
+/// The variable that names the folder for temporary files.
+const TMPDIR: &str = "TMPDIR";
 
 /// Runs the test programs whose results are numbers with the kernels of libtorch and oneDNN for AVX2.
 pub(crate) fn run_as_on_an_older_processor(checkout: &Checkout) -> Result<ExitCode> {
@@ -354,6 +417,23 @@ impl Totals {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_tests_leave_is_named() {
+        let temporary = Temporary::new().unwrap();
+        assert_eq!(leftovers(temporary.path()).unwrap(), Vec::<String>::new());
+        let folder = temporary.path().join("brigade-1-2");
+        fs::create_dir_all(folder.join("attempt_0")).unwrap();
+        fs::create_dir(temporary.path().join(".tmpAbc")).unwrap();
+        fs::write(temporary.path().join("brigade-x"), "").unwrap();
+        let expected = ["brigade-1-2 (with attempt_0)", "brigade-x"];
+        assert_eq!(leftovers(temporary.path()).unwrap(), expected);
+        let code = |words: &[&str]| Command::new("sh").args(words).status().unwrap();
+        let failure = format!("{:?}", ExitCode::FAILURE);
+        let checked = |status| format!("{:?}", temporary.check(status).unwrap());
+        assert_eq!(checked(code(&["-c", "exit 0"])), failure);
+        assert_ne!(checked(code(&["-c", "exit 100"])), failure);
+    }
 
     #[test]
     fn closing_lines_add_up() {

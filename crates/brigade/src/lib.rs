@@ -71,6 +71,7 @@ pub use brigade_train as train;
 #[cfg(feature = "vision")]
 pub use brigade_vision as vision;
 pub use brigade_world as world;
+pub use brigade_world::{MainError, MainResult};
 pub use tch;
 
 /// What a training loop uses. A model's own forward returns `nn::Result`.
@@ -91,5 +92,6 @@ pub mod prelude {
         ProfileSchedule, ProjectConfiguration, RAdam, ReduceOp, Result, RmsProp, Scheduler, Sgd,
         TopK,
     };
+    pub use crate::world::MainResult;
     pub use tch::{Device, Kind, Tensor, no_grad};
 }

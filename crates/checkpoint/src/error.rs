@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use brigade_world::text::escaped;
+
 use crate::file_name::InvalidFileName;
 use crate::pth::shown;
 
@@ -10,7 +12,7 @@ use crate::pth::shown;
 #[non_exhaustive]
 pub enum Error {
     /// The system refused.
-    #[error("cannot {doing} {}: {source}", path.display())]
+    #[error("cannot {doing} {}: {source}", escaped(path.display()))]
     Io {
         /// `read`, `write`, …
         doing: &'static str,
@@ -23,7 +25,8 @@ pub enum Error {
     /// Neither safetensors nor a file of `torch.save`.
     #[error(
         "{} is neither a safetensors file nor a .pth file of torch.save: {fact}",
-        path.display()
+        escaped(path.display()),
+        fact = escaped(fact)
     )]
     UnknownFormat {
         /// The file.
@@ -33,7 +36,7 @@ pub enum Error {
     },
 
     /// The file contradicts itself: truncated, damaged, or made to deceive.
-    #[error("{} is damaged: {fact}", path.display())]
+    #[error("{} is damaged: {fact}", escaped(path.display()), fact = escaped(fact))]
     Damaged {
         /// The file.
         path: PathBuf,
@@ -42,7 +45,7 @@ pub enum Error {
     },
 
     /// A well-formed file that uses something this reader does not know.
-    #[error("{}: {fact}", path.display())]
+    #[error("{}: {fact}", escaped(path.display()), fact = escaped(fact))]
     Unsupported {
         /// The file, or the place it would have been written to.
         path: PathBuf,
@@ -53,7 +56,8 @@ pub enum Error {
     /// A file of `torch.save` without the weights of a model.
     #[error(
         "{} holds {found}; a state dictionary (tensors by name) is not in it",
-        path.display()
+        escaped(path.display()),
+        found = escaped(found)
     )]
     NoStateDict {
         /// The file.
@@ -66,7 +70,7 @@ pub enum Error {
     #[error(
         "{} holds {} state dictionaries: {}; choose one (`--key` on the command line, \
          `weights::load_entry` and `Model::load_entry` in a program)",
-        path.display(),
+        escaped(path.display()),
         keys.len(),
         listed(keys)
     )]
@@ -80,7 +84,7 @@ pub enum Error {
     /// No dictionary lies under a key.
     #[error(
         "{} has no dictionary under `{}`{}",
-        path.display(),
+        escaped(path.display()),
         shown(key),
         if keys.is_empty() { String::new() } else { format!("; its state dictionaries are {}", listed(keys)) }
     )]
@@ -94,7 +98,7 @@ pub enum Error {
     },
 
     /// A folder that is not a checkpoint of Brigade's.
-    #[error("{} is not a checkpoint: {fact}", path.display())]
+    #[error("{} is not a checkpoint: {fact}", escaped(path.display()), fact = escaped(fact))]
     NotACheckpoint {
         /// The folder.
         path: PathBuf,
@@ -107,7 +111,7 @@ pub enum Error {
         "{} is a checkpoint of manifest version {found}, this program reads versions 1 to {known}; update \
          Brigade (the dependency of the program, and the command `brigade`) to the version that wrote it or a \
          newer one",
-        path.display()
+        escaped(path.display())
     )]
     Version {
         /// The folder.
@@ -121,7 +125,8 @@ pub enum Error {
     /// A checkpoint would replace something else.
     #[error(
         "{} cannot become a checkpoint: {fact}; nothing was changed, choose another name",
-        path.display()
+        escaped(path.display()),
+        fact = escaped(fact)
     )]
     Occupied {
         /// The place.
@@ -133,8 +138,9 @@ pub enum Error {
     /// A state from elsewhere does not fit the checkpoint that it was to be put into.
     #[error(
         "{} does not fit {}: {fact}; nothing was written",
-        path.display(),
-        like.display()
+        escaped(path.display()),
+        escaped(like.display()),
+        fact = escaped(fact)
     )]
     Unlike {
         /// The state.

@@ -8,6 +8,8 @@
 
 use std::collections::HashMap;
 
+use brigade_world::text::counted;
+
 use crate::value::Value;
 use crate::wrapper_prefix;
 
@@ -41,7 +43,10 @@ pub enum TorchStateError {
         found: usize,
     },
     /// A group of another number of parameters.
-    #[error("group {group} has {found} parameters, that of the program's optimizer {expected}")]
+    #[error(
+        "group {group} has {}, that of the program's optimizer {expected}",
+        counted(found, "parameter")
+    )]
     Sizes {
         /// The group.
         group: usize,

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use brigade_checkpoint::Dtype;
 use brigade_checkpoint::convert::{Target, WeightsOptions, convert_like, convert_with};
+use brigade_world::text::escaped;
 use clap::{Args, Subcommand, ValueEnum};
 
 mod inspect;
@@ -137,19 +138,19 @@ impl ConvertArgs {
         };
         let mut text = String::new();
         for line in report.read {
-            text.push_str(&format!("read {line}\n"));
+            text.push_str(&format!("read {}\n", escaped(line)));
         }
         for file in report.written {
-            text.push_str(&format!("wrote {}\n", file.display()));
+            text.push_str(&format!("wrote {}\n", escaped(file.display())));
         }
         for line in report.changed {
-            text.push_str(&format!("changed {line}\n"));
+            text.push_str(&format!("changed {}\n", escaped(line)));
         }
         for line in report.kept {
-            text.push_str(&format!("kept {line}\n"));
+            text.push_str(&format!("kept {}\n", escaped(line)));
         }
         for line in report.left_out {
-            text.push_str(&format!("left out {line}\n"));
+            text.push_str(&format!("left out {}\n", escaped(line)));
         }
         Ok(text)
     }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use anyhow::Context;
+use brigade_config::edit::{self, SettingName};
 use brigade_config::store::Existing;
 use brigade_config::value::Precision;
 use brigade_config::{
@@ -13,6 +14,8 @@ use brigade_config::{
 };
 use brigade_launch::{NprocSpec, PlacementFacts, PlacementOptions};
 use clap::{Args, Subcommand, ValueEnum};
+
+use crate::output::{self, Answer};
 
 mod ask;
 pub(crate) mod show;
@@ -60,6 +63,31 @@ enum ConfigCommand {
         /// Show as JSON
         #[arg(long)]
         json: bool,
+    },
+    /// Print the value of a setting: a flag's name, or env.NAME
+    ///
+    /// The value that `brigade launch` would use: of a variable, else of the settings file, else the
+    /// default. Exits with 1 where there is none.
+    Get {
+        /// The setting: `nproc`, `env.NCCL_DEBUG`
+        name: String,
+
+        #[command(flatten)]
+        file: FileArgs,
+    },
+    /// Write the value of a setting into the settings file
+    ///
+    /// The rest of the file stays as it is. Without a settings file, one is made.
+    Set {
+        /// The setting: `nproc`, `env.NCCL_DEBUG`
+        name: String,
+
+        /// Its value, as the flag of `brigade launch` takes it; true or false for a switch
+        #[arg(allow_hyphen_values = true)]
+        value: String,
+
+        #[command(flatten)]
+        file: FileArgs,
     },
     /// Rewrite an old settings file, or one of Accelerate's, as a current one
     ///
@@ -119,6 +147,16 @@ pub(crate) fn run(args: &ConfigArgs) -> anyhow::Result<u8> {
             }
             say(String::from_utf8_lossy(&text).trim_end())
         }
+        Some(ConfigCommand::Get { name, file }) => {
+            let name = SettingName::parse(name)?;
+            let loaded = load(file.config.as_deref(), &variables)?;
+            let layers = conflicts::resolve(loaded.layer)?;
+            match name.value(&layers) {
+                Some(value) => say(&value),
+                None => anyhow::bail!("{name} is not set"),
+            }
+        }
+        Some(ConfigCommand::Set { name, value, file }) => set(name, value, file, &variables),
         Some(ConfigCommand::Update { file, force }) => update(file, *force, &variables),
     }
 }
@@ -135,11 +173,32 @@ fn questionnaire(args: &ConfigArgs, variables: &Variables) -> anyhow::Result<u8>
     make_folder(&place)?;
     store::check(&place.path)?;
     let Some(settings) = ask::ask(&place.path, args.force, this_machine())? else {
-        say_on_stderr("nothing was written");
+        output::say("nothing was written");
         return Ok(INTERRUPTED);
     };
     write(&place, &settings, "Made by `brigade config`.", Existing::KeepBeside)?;
     say(&format!("wrote {}", place.path.display()))
+}
+
+fn set(name: &str, value: &str, file: &FileArgs, variables: &Variables) -> anyhow::Result<u8> {
+    let name = SettingName::parse(name)?;
+    let place = file.to_write(variables)?;
+    let text = if place.path.exists() { read_text(&place)? } else { String::new() };
+    if text.is_empty()
+        && let Ok(other) = file.to_read(variables)
+        && brigade_config::is_accelerates(&other.path)
+    {
+        // A file of Brigade's own would hide all that is in it.
+        anyhow::bail!(Usage(format!(
+            "the settings are in {}, a file of Accelerate's: `brigade config update` makes one of \
+             Brigade's own of it, which can be changed",
+            other.path.display()
+        )));
+    }
+    let text = edit::set(&place.path, &text, &name, value)?;
+    make_folder(&place)?;
+    store::write(&place.path, &text, Existing::Replace)?;
+    say(&format!("{name} is {value} in {}", place.path.display()))
 }
 
 fn update(file: &FileArgs, force: bool, variables: &Variables) -> anyhow::Result<u8> {
@@ -226,14 +285,10 @@ fn this_machine() -> Machine {
 
 /// Said on stdout, in whole lines.
 fn say(words: &str) -> anyhow::Result<u8> {
-    match io::stdout().write_all(format!("{words}\n").as_bytes()) {
+    match Answer::new(io::stdout().lock()).write_all(format!("{words}\n").as_bytes()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(0),
     }
-}
-
-fn say_on_stderr(words: &str) {
-    let _ = io::stderr().write_all(format!("brigade: {words}\n").as_bytes());
 }
 
 /// What a user can mend by another command line.
@@ -257,6 +312,8 @@ Examples:
   brigade config
   brigade config default --mixed-precision bf16
   brigade config show
+  brigade config set nproc 2
+  brigade config get nproc
   brigade config update --config old.yaml
 
 Exit codes:

@@ -19,6 +19,7 @@ use brigade_images::source::{
     ImageFiles, ImageFolder, ImageFolderOptions, ImageSource, WebDatasetOptions,
 };
 use brigade_images::{ImageError, PackedImages};
+use brigade_world::text::escaped;
 use clap::{Args, Subcommand};
 
 use crate::config::Usage;
@@ -173,25 +174,15 @@ fn broken_lines(source: &dyn ImageSource, broken: &[(usize, String)]) -> String 
         // Most reasons begin with the name.
         let name = source.name(*index);
         if reason.contains(&*name) {
-            text.push_str(&format!("  {reason}\n"));
+            text.push_str(&format!("  {}\n", escaped(reason)));
         } else {
-            text.push_str(&format!("  {name}: {reason}\n"));
+            text.push_str(&format!("  {}: {}\n", escaped(name), escaped(reason)));
         }
     }
     if broken.len() > SHOWN {
         text.push_str(&format!("  and {} more; --json lists all\n", broken.len() - SHOWN));
     }
     text
-}
-
-/// "1 image", "2 images".
-fn count(number: usize, noun: &str) -> String {
-    let plural = match (number, noun) {
-        (1, _) => "",
-        (_, "class") => "es",
-        _ => "s",
-    };
-    format!("{number} {noun}{plural}")
 }
 
 /// The path with a part's name before its extension.

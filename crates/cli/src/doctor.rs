@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use brigade_doctor::{Examination, HostToExamine, Question, Report, Sources, Style, Verdict};
+use brigade_launch::{Color, ColorFacts};
 use brigade_remote::{
     HostAccess, HostListError, HostSpec, LocalFacts, RemoteError, TimeLimits, forwarded_variables,
 };
@@ -20,6 +21,8 @@ use clap::Args;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use crate::output::Answer;
 
 /// Find what would stop a job, on this host or on several
 ///
@@ -104,8 +107,11 @@ pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
     let stdout = io::stdout();
     let style = style(&stdout);
     let mut out = io::BufWriter::new(stdout.lock());
-    let written =
-        if args.json { report.write_json(&mut out) } else { report.write_table(&mut out, style) };
+    let written = if args.json {
+        report.write_json(&mut Answer::new(&mut out))
+    } else {
+        report.write_table(&mut out, style)
+    };
     match written.and_then(|()| out.flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
         written => written?,
@@ -219,10 +225,9 @@ fn range(text: &str) -> Result<(u16, u16), String> {
 }
 
 fn style(stdout: &io::Stdout) -> Style {
-    let terminal = stdout.is_terminal();
     let columns = terminal_size::terminal_size_of(stdout).map(|(width, _)| usize::from(width.0));
-    let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    Style { width: columns.unwrap_or(WIDTH).min(WIDTH), colour: terminal && !no_colour }
+    let [colour, _] = Color::Auto.resolve(ColorFacts::gather());
+    Style { width: columns.unwrap_or(WIDTH).min(WIDTH), colour }
 }
 
 /// One line on a terminal, which what follows replaces.

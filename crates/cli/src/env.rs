@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use brigade_doctor::{Facts, Question, Sources};
+use brigade_world::text::escaped;
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -95,7 +96,7 @@ fn text(facts: &Facts, tools: &[(&str, Option<String>)]) -> String {
     for (name, value) in &facts.variables {
         lines.push(("variable", format!("{name}={value}")));
     }
-    lines.iter().map(|(name, value)| format!("{name:<12}{value}\n")).collect()
+    lines.iter().map(|(name, value)| format!("{name:<12}{}\n", escaped(value))).collect()
 }
 
 /// A program whose version matters.

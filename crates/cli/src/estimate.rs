@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::bail;
 use brigade_plan::{Memory, MicroBatch, ModelSize, OptimizerState, Precision, Shape};
+use brigade_world::text::{counted, escaped};
 use clap::{Args, ValueEnum};
 use serde_json::json;
 
@@ -112,11 +113,7 @@ impl EstimateArgs {
                 .map(|(dtype, count)| format!("{} {dtype}", short(*count)))
                 .collect();
             let mut notes = weights.notes;
-            notes.push(format!(
-                "{}: {}",
-                count(weights.tensors as u64, "tensor"),
-                types.join(", ")
-            ));
+            notes.push(format!("{}: {}", counted(weights.tensors, "tensor"), types.join(", ")));
             if weights.size.shape.is_none() {
                 notes.push(UNKNOWN_SHAPE.to_owned());
             }
@@ -164,18 +161,18 @@ impl EstimateArgs {
         writeln!(
             out,
             "{}: {} parameters, the largest tensor {}",
-            subject.title,
+            escaped(&subject.title),
             short(size.parameters),
             short(size.largest)
         )?;
         for note in &subject.notes {
-            writeln!(out, "{note}")?;
+            writeln!(out, "{}", escaped(note))?;
         }
         let batch = match size.shape {
             Some(Shape::Transformer { .. }) => {
                 format!("{} x {} tokens", self.batch_size, self.seq_len)
             }
-            _ => count(self.batch_size, "sample"),
+            _ => counted(self.batch_size, "sample"),
         };
         writeln!(out, "a step of one rank: {batch}, states of {}\n", self.optimizer.name())?;
 
@@ -282,11 +279,6 @@ fn positive(text: &str) -> Result<u64, String> {
         Ok(number) => Ok(number),
         Err(_) => Err("not a whole number from 1".to_owned()),
     }
-}
-
-/// `1 sample`, `3 samples`
-fn count(number: u64, noun: &str) -> String {
-    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
 /// `124.4 M`

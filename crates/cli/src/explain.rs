@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use brigade_plan::{Order, Scheme, ShardOptions, Shards};
+use brigade_world::text::counted;
 use clap::{Args, Subcommand, ValueEnum};
 
 pub(crate) use schedule::number;
@@ -150,7 +151,7 @@ fn text(args: &ShardsArgs, shards: &Shards, out: &mut impl Write) -> io::Result<
     writeln!(
         out,
         "{}: {} seen, {} repeated, {} dropped; {}",
-        counted(args.samples, "sample", "samples"),
+        counted(args.samples, "sample"),
         totals.seen,
         totals.duplicated,
         totals.dropped,
@@ -162,7 +163,7 @@ fn text(args: &ShardsArgs, shards: &Shards, out: &mut impl Write) -> io::Result<
 fn batches_per_rank(shards: &Shards) -> String {
     let (most, world) = (shards.num_batches(0), shards.world());
     let with_most = (0..world).take_while(|&rank| shards.num_batches(rank) == most).count();
-    let batches = |count| counted(count, "batch", "batches");
+    let batches = |count| counted(count, "batch");
     let ranks = |from: usize, to: usize| {
         if from == to { format!("rank {from}") } else { format!("ranks {from}-{to}") }
     };
@@ -179,10 +180,6 @@ fn batches_per_rank(shards: &Shards) -> String {
             ranks(with_most, world - 1),
         )
     }
-}
-
-fn counted(count: usize, one: &str, many: &str) -> String {
-    format!("{count} {}", if count == 1 { one } else { many })
 }
 
 fn count(text: &str) -> Result<usize, String> {

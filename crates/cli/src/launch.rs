@@ -1,6 +1,6 @@
 //! `brigade launch`: the flags and their way to the launcher; [`JobArgs`] are those of `brigade emit`, too.
 
-use std::io::{self, Write};
+use std::io;
 use std::path::PathBuf;
 
 use brigade_config::{
@@ -10,6 +10,8 @@ use brigade_launch::hosts::{HostsError, HostsPlan};
 use brigade_launch::{HostFacts, LaunchError, LaunchPlan, Surroundings, agent};
 use brigade_remote::{LocalFacts, VariableFile};
 use clap::Args;
+
+use crate::output;
 
 use explain::Explanation;
 use flags::SettingFlags;
@@ -103,7 +105,7 @@ pub(crate) fn run(args: &LaunchArgs) -> anyhow::Result<u8> {
     if args.explain {
         let explanation =
             Explanation { layers: &layers, file: file.as_ref(), options: &options, job: &job };
-        explanation.write(args.json, io::stdout().lock())?;
+        explanation.write(args.json, output::Answer::new(io::stdout().lock()))?;
         return Ok(0);
     }
     if !options.output.quiet {
@@ -123,17 +125,16 @@ pub(crate) fn run(args: &LaunchArgs) -> anyhow::Result<u8> {
 
 fn say_lines(lines: impl IntoIterator<Item = String>) {
     for line in lines {
-        let _ = io::stderr().write_all(format!("brigade: {line}\n").as_bytes());
+        output::say(&line);
     }
 }
 
 fn say_warnings(layers: &Layer) {
     for note in layers.notes.iter().filter(|note| note.is_warning) {
-        let line = match note.source {
-            Source::Scheduler(_) => format!("brigade: note: {}\n", note.text),
-            _ => format!("brigade: warning: {note}\n"),
-        };
-        let _ = io::stderr().write_all(line.as_bytes());
+        output::say(&match note.source {
+            Source::Scheduler(_) => format!("note: {}", note.text),
+            _ => format!("warning: {note}"),
+        });
     }
 }
 

@@ -3,14 +3,17 @@
 //! Thin on purpose: arguments in, a library's answer out, and the one place where exit codes are
 //! decided.
 
-use std::io::{self, Write};
+use std::io;
 use std::process::ExitCode;
 
 use brigade_config::ConfigError;
 use brigade_launch::emit::EmitError;
 use brigade_launch::{LaunchError, ProgramError, SecretError, role};
 use brigade_remote::{HostListError, RemoteError};
+use brigade_world::with_causes;
 use clap::{CommandFactory, Parser, Subcommand};
+
+use output::Answer;
 
 #[cfg(test)]
 mod book;
@@ -26,6 +29,7 @@ mod kernel;
 mod launch;
 mod new;
 mod notebook;
+mod output;
 mod pages;
 mod report;
 mod secrets;
@@ -50,6 +54,7 @@ enum Command {
     #[command(subcommand)]
     Emit(emit::Emit),
     New(new::NewArgs),
+    Init(new::InitArgs),
     Setup(setup::SetupArgs),
     Config(Box<config::ConfigArgs>),
     Doctor(doctor::DoctorArgs),
@@ -77,6 +82,8 @@ enum Command {
     Report(report::ReportArgs),
     Completions(pages::CompletionsArgs),
     Man(pages::ManArgs),
+    /// Print the version, as --version does
+    Version,
 }
 
 fn main() -> ExitCode {
@@ -90,7 +97,7 @@ fn main() -> ExitCode {
             if let Some(line) = launch::refusal(&answer, std::env::args_os().skip(1))
                 .or_else(|| usage::line(&answer))
             {
-                let _ = io::stderr().write_all(format!("brigade: {line}\n").as_bytes());
+                output::say(&line);
                 return ExitCode::from(USAGE);
             }
             // Help and versions are answers, too; `| head` may cut them short.
@@ -98,43 +105,42 @@ fn main() -> ExitCode {
             return ExitCode::from(if answer.use_stderr() { USAGE } else { 0 });
         }
     };
+    let out = || Answer::new(io::stdout().lock());
     let result = match &cli.command {
         Command::Launch(args) => launch::run(args),
         Command::Emit(scheduler) => emit::run(scheduler, io::stdout().lock()).map(|()| 0),
-        Command::New(args) => new::run(args, io::stdout().lock()).map(|()| 0),
-        Command::Setup(args) => setup::run(args, io::stdout().lock()).map(|()| 0),
+        Command::New(args) => new::run(args, out()).map(|()| 0),
+        Command::Init(args) => new::init(args, out()).map(|()| 0),
+        Command::Setup(args) => setup::run(args, out()).map(|()| 0),
         Command::Config(args) => config::run(args),
-        Command::Estimate(args) => estimate::run(args, io::stdout().lock()).map(|()| 0),
-        Command::Checkpoint(question) => checkpoint::run(question, io::stdout().lock()),
-        Command::Data(question) => data::run(question, io::stdout().lock()).map(|()| 0),
-        Command::Report(args) => report::run(args, io::stdout()).map(|()| 0),
-        Command::Kernel(kernel) => kernel::run(kernel, io::stdout().lock()).map(|()| 0),
+        Command::Estimate(args) => estimate::run(args, out()).map(|()| 0),
+        Command::Checkpoint(question) => checkpoint::run(question, out()),
+        Command::Data(question) => data::run(question, out()).map(|()| 0),
+        Command::Report(args) => report::run(args, out()).map(|()| 0),
+        Command::Kernel(kernel) => kernel::run(kernel, out()).map(|()| 0),
         Command::Watch(args) => watch::run(args, io::stdout()),
         Command::Completions(args) => pages::completions(Cli::command(), args),
         Command::Man(args) => pages::man(Cli::command(), args),
+        Command::Version => pages::version(&Cli::command()),
         Command::Doctor(args) => doctor::run(args),
         Command::Test(args) => selftest::run(args),
-        Command::Env(args) => env::run(args, io::stdout().lock()).map(|()| 0),
+        Command::Env(args) => env::run(args, out()).map(|()| 0),
         Command::DoctorsRole => doctor::play(),
         Command::NotebookAgent(args) => notebook::launch(args),
         Command::NotebookRank(args) => notebook::call(args),
-        Command::Explain(question) => explain::run(question, io::stdout().lock()).map(|()| 0),
+        Command::Explain(question) => explain::run(question, out()).map(|()| 0),
     };
     match result {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            // One write, whole: several commands may share a terminal.
-            let _ = io::stderr().write_all(format!("brigade: {}\n", line(&error)).as_bytes());
+            match error.downcast_ref() {
+                // A line for each host.
+                Some(LaunchError::Hosts(_)) => output::say_lines(&with_causes(error.as_ref())),
+                _ => output::say(&with_causes(error.as_ref())),
+            }
             ExitCode::from(exit_code(&error))
         }
     }
-}
-
-/// An error and its causes, but for those whose words it has already.
-fn line(error: &anyhow::Error) -> String {
-    error.chain().skip(1).map(ToString::to_string).fold(error.to_string(), |line, cause| {
-        if line.ends_with(&cause) { line } else { format!("{line}: {cause}") }
-    })
 }
 
 /// The shell's codes for what a user can mend, 1 for the rest. A job that was started exits with

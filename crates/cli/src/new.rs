@@ -1,4 +1,4 @@
-//! `brigade new`: a small project that trains at once.
+//! `brigade new` and `brigade init`: a small project that trains at once.
 
 mod notebook;
 
@@ -27,6 +27,31 @@ pub(crate) struct NewArgs {
     /// The folder to make; its last part is the package's name
     #[arg(value_name = "NAME")]
     path: PathBuf,
+
+    #[command(flatten)]
+    project: ProjectArgs,
+}
+
+/// Make a project in a folder that is there, as `brigade new` makes one in a new folder
+///
+/// What is in the folder stays: a README is kept, and lines are added to .gitignore. A folder that has a
+/// Cargo package needs `brigade setup` alone.
+#[derive(Debug, Args)]
+#[command(after_help = INIT_EXAMPLES)]
+pub(crate) struct InitArgs {
+    /// The folder
+    #[arg(value_name = "FOLDER", default_value = ".", hide_default_value = true)]
+    path: PathBuf,
+
+    #[command(flatten)]
+    project: ProjectArgs,
+}
+
+#[derive(Debug, Args)]
+struct ProjectArgs {
+    /// Name of the package [default: that of the folder]
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
 
     /// Program
     #[arg(long, value_name = "NAME", value_enum, default_value_t, hide_default_value = true)]
@@ -62,26 +87,61 @@ enum Template {
     Notebook,
 }
 
-/// Makes the project, and says what to do next.
-pub(crate) fn run(args: &NewArgs, mut out: impl Write) -> anyhow::Result<()> {
+/// Makes a folder with the project, and says what to do next.
+pub(crate) fn run(args: &NewArgs, out: impl Write) -> anyhow::Result<()> {
+    let path = &args.path;
+    // `brigade new .` can only mean the folder that is there, and an empty one is as good as none.
+    if path.as_path() == Path::new(".") || is_empty_folder(path) {
+        return make(path, "init", &args.project, out);
+    }
+    if path.is_dir() && !path.join("Cargo.toml").exists() {
+        let shown = path.display();
+        let text = format!("{shown} is there: `brigade init {shown}` makes a project in it");
+        return Err(Usage(text).into());
+    }
+    make(path, "new", &args.project, out)
+}
+
+/// Makes the project in a folder that is there, and says what to do next.
+pub(crate) fn init(args: &InitArgs, out: impl Write) -> anyhow::Result<()> {
+    if !args.path.is_dir() {
+        let shown = args.path.display();
+        let text = format!("there is no folder {shown}: `brigade new {shown}` makes one");
+        return Err(Usage(text).into());
+    }
+    make(&args.path, "init", &args.project, out)
+}
+
+fn is_empty_folder(path: &Path) -> bool {
+    fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none())
+}
+
+fn make(path: &Path, command: &str, args: &ProjectArgs, mut out: impl Write) -> anyhow::Result<()> {
     let brigade = match &args.brigade {
         Some(folder) => Source::checkout(folder)?,
         None => Source::of_this_program()?,
     };
-    make_package(&args.path)?;
-    let project = Project::at(&fs::canonicalize(&args.path)?);
-    let name = fill(project.root(), args.template, &brigade)?;
-    writeln!(out, "made {}: {}", args.path.display(), args.template.description())?;
+    make_package(path, command, args.name.as_deref())?;
+    let project = Project::at(&fs::canonicalize(path)?);
+    let Filled { name, kept } = fill(project.root(), args.template, &brigade)?;
+    writeln!(out, "made {}: {}", path.display(), args.template.description())?;
+    for file in kept {
+        writeln!(out, "kept {file}, which was there")?;
+    }
     if args.no_setup {
         writeln!(out, "`brigade setup` in it finds or fetches libtorch")?;
     } else {
         let ready = setup::set_up(&project, &args.libtorch, &mut out);
         ready.with_context(|| {
-            let path = args.path.display();
+            let path = path.display();
             format!("the project is made, but has no libtorch: run `brigade setup` in {path}")
         })?;
     }
-    writeln!(out, "\nNext:\n  cd {}", args.path.display())?;
+    writeln!(out, "\nNext:")?;
+    let is_here = path == Path::new(".");
+    if !is_here {
+        writeln!(out, "  cd {}", path.display())?;
+    }
     if matches!(args.template, Template::Notebook) {
         for line in jupyter(&name).lines() {
             writeln!(out, "  {line}")?;
@@ -93,15 +153,28 @@ pub(crate) fn run(args: &NewArgs, mut out: impl Write) -> anyhow::Result<()> {
     if !matches!(args.template, Template::Single) {
         writeln!(out, "  brigade launch --nproc 2 --release")?;
     }
-    writeln!(out, "{name}/src/main.rs is the program, README.md says more.")?;
+    let program = if is_here { PathBuf::new() } else { path.to_owned() }.join("src/main.rs");
+    writeln!(out, "{} is the program, README.md says more.", program.display())?;
     Ok(())
 }
 
 /// An empty package, by Cargo: it knows which names are allowed, which edition there is, and whether
 /// the folder belongs to a workspace or a repository.
-fn make_package(path: &Path) -> anyhow::Result<()> {
+fn make_package(path: &Path, command: &str, name: Option<&str>) -> anyhow::Result<()> {
+    let setup = "`brigade setup` in it sets up a project that is there";
+    let shown = path.display();
+    for file in ["Cargo.toml", "src/main.rs", "src/lib.rs"] {
+        if command == "init" && path.join(file).exists() {
+            let is_project = if file == "Cargo.toml" { setup } else { "move it away first" };
+            let text = format!("{shown} has a {file}, and nothing was written; {is_project}");
+            return Err(Usage(text).into());
+        }
+    }
     let mut cargo = Command::new("cargo");
-    cargo.args(["new", "--quiet", "--bin"]).arg(path).stdin(Stdio::null());
+    cargo.args([command, "--quiet", "--bin"]).arg(path).stdin(Stdio::null());
+    if let Some(name) = name {
+        cargo.args(["--name", name]);
+    }
     let output = cargo.output().context("cannot start cargo, which makes the package")?;
     if output.status.success() {
         return Ok(());
@@ -109,13 +182,25 @@ fn make_package(path: &Path) -> anyhow::Result<()> {
     let text = String::from_utf8_lossy(&output.stderr);
     let reason = text.lines().next().unwrap_or("cargo new fails");
     let reason = reason.strip_prefix("error: ").unwrap_or(reason);
-    let hint =
-        if path.exists() { "; `brigade setup` in it sets up a project that is there" } else { "" };
+    let hint = match command {
+        // Cargo's errors about names have their remedy on another line.
+        _ if text.contains("--name") => "; give the package another name with --name".to_owned(),
+        "new" if path.exists() => format!("; {setup}"),
+        _ => String::new(),
+    };
     Err(Usage(format!("{reason}{hint}")).into())
 }
 
-/// Writes the template over the empty package; the package's name.
-fn fill(root: &Path, template: Template, brigade: &Source) -> anyhow::Result<String> {
+/// What [`fill`] has done.
+struct Filled {
+    /// The package's name.
+    name: String,
+    /// Files that were there.
+    kept: Vec<&'static str>,
+}
+
+/// Writes the template over the empty package.
+fn fill(root: &Path, template: Template, brigade: &Source) -> anyhow::Result<Filled> {
     let manifest = root.join("Cargo.toml");
     let text = read(&manifest)?;
     let mut document: DocumentMut =
@@ -136,7 +221,13 @@ fn fill(root: &Path, template: Template, brigade: &Source) -> anyhow::Result<Str
     }
     write(&manifest, &text)?;
     write(&root.join("src/main.rs"), template.program())?;
-    write(&root.join("README.md"), &template.readme(&name))?;
+    let mut kept = Vec::new();
+    let readme = root.join("README.md");
+    if readme.exists() {
+        kept.push("README.md");
+    } else {
+        write(&readme, &template.readme(&name))?;
+    }
     if matches!(template, Template::Notebook) {
         let dependency = document["dependencies"]["brigade"].to_string();
         let text = notebook::of_program(&name, dependency.trim(), template.program());
@@ -148,7 +239,7 @@ fn fill(root: &Path, template: Template, brigade: &Source) -> anyhow::Result<Str
         let text = read(&ignored)?;
         write(&ignored, &format!("{text}{}", template.made()))?;
     }
-    Ok(name)
+    Ok(Filled { name, kept })
 }
 
 /// The commands by which Jupyter opens the project's notebook.
@@ -439,6 +530,12 @@ Examples:
   brigade new reviews --template text
   brigade new digits --template notebook
   brigade new digits --libtorch /opt/libtorch";
+
+const INIT_EXAMPLES: &str = "\
+Examples:
+  brigade init
+  brigade init experiments/digits --template complete
+  brigade init --name digits";
 
 #[cfg(test)]
 mod tests {

@@ -32,14 +32,30 @@ pub(crate) struct ManArgs {
 }
 
 /// Prints the script.
-pub(crate) fn completions(mut cli: Command, args: &CompletionsArgs) -> anyhow::Result<u8> {
+pub(crate) fn completions(cli: Command, args: &CompletionsArgs) -> anyhow::Result<u8> {
     let shell = args.shell.or_else(Shell::from_env).context(
         "the shell is not known: SHELL names none that completions exist for; name one, as in \
          `brigade completions bash`",
     )?;
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut cli, NAME, &mut script);
+    clap_complete::generate(shell, &mut for_users(&cli), NAME, &mut script);
     print(&script)
+}
+
+/// The command line without hidden commands, which clap_complete would offer.
+fn for_users(cli: &Command) -> Command {
+    let commands = cli.get_subcommands().filter(|it| !it.is_hide_set()).map(for_users);
+    let mut visible = Command::new(cli.get_name().to_owned())
+        .args(cli.get_arguments().cloned())
+        .subcommands(commands)
+        .disable_help_subcommand(cli.is_disable_help_subcommand_set());
+    if let Some(about) = cli.get_about() {
+        visible = visible.about(about.clone());
+    }
+    if let Some(version) = cli.get_version() {
+        visible = visible.version(version.to_owned());
+    }
+    visible
 }
 
 /// Prints or writes the pages.
@@ -65,6 +81,11 @@ pub(crate) fn man(mut cli: Command, args: &ManArgs) -> anyhow::Result<u8> {
         format!("there is no command `{}`; there are: {}", args.command.join(" "), names.join(", "))
     })?;
     print(&render(&page.0, page.1)?)
+}
+
+/// Prints what `--version` prints.
+pub(crate) fn version(cli: &Command) -> anyhow::Result<u8> {
+    print(cli.render_version().as_bytes())
 }
 
 fn collect<'a>(command: &'a Command, name: &str, pages: &mut Vec<(String, &'a Command)>) {

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use brigade_track::reader::find_run;
+use brigade_world::text::escaped;
 use clap::{Args, ValueEnum};
 
 use crate::config::Usage;
@@ -91,7 +92,7 @@ pub(crate) fn run(args: &ReportArgs, mut out: impl Write) -> anyhow::Result<()> 
     let choice = record.best(args.monitor.as_deref(), args.mode).map_err(Usage)?;
     let page = page::page(&record, &choice, &pictures::of_run(&path, &record));
     fs::write(&output, page).with_context(|| format!("cannot write {}", output.display()))?;
-    writeln!(out, "{}", output.display())?;
+    writeln!(out, "{}", escaped(output.display()))?;
     Ok(())
 }
 

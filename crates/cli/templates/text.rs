@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use brigade::MainResult;
 use brigade::data::DataError;
 use brigade::learn::prelude::*;
 use brigade::text::{TextLearnerOptions, TextLoaders, text_classifier_learner};
@@ -31,7 +32,7 @@ struct Options {
     text: String,
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> MainResult {
     let options = Options::parse();
     // What `brigade launch` has set up; started alone, one process.
     let accelerator = Accelerator::new()?;

@@ -43,7 +43,7 @@ struct Options {
     max_lr: f64,
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> MainResult {
     let options = Options::parse();
     // What `brigade launch` has set up; started alone, one process.
     let accelerator = Accelerator::new()?;

@@ -46,6 +46,44 @@ fn default_writes_a_file_that_launch_reads() {
 }
 
 #[test]
+fn one_setting_is_written_and_read() {
+    let home = Home::new();
+    assert_eq!(home.answer(&["config", "get", "role"]), "default\n");
+    assert_eq!(home.refusal(&["config", "get", "nproc"], 1), "brigade: nproc is not set");
+    let said = home.answer(&["config", "set", "nproc", "2"]);
+    assert_eq!(said, "nproc is 2 in ~/.config/brigade/config.toml\n");
+    home.answer(&["config", "set", "env.NCCL_DEBUG", "WARN"]);
+    home.answer(&["config", "set", "max_restarts", "3"]);
+    assert_eq!(home.answer(&["config", "get", "nproc"]), "2\n");
+    assert_eq!(home.answer(&["config", "get", "env.NCCL_DEBUG"]), "WARN\n");
+    // As `brigade launch` would have it: a variable goes before the file.
+    let mut command = home.command(&["config", "get", "max-restarts"]);
+    command.env("BRIGADE_MAX_RESTARTS", "1");
+    assert_eq!(command.output().unwrap().stdout, b"1\n");
+
+    let file = home.file("job.toml", "version = 1\n[ranks]\nnproc = 2 # mine\n");
+    home.answer(&["config", "set", "nproc", "4", "--config", &file]);
+    let text = fs::read_to_string(&file).unwrap();
+    assert_eq!(text, "version = 1\n[ranks]\nnproc = 4 # mine\n");
+    let error = home.refusal(&["config", "set", "nproc", "0", "--config", &file], 2);
+    assert!(error.starts_with("brigade: nproc is `0`: expected a whole number"), "{error}");
+    let error = home.refusal(&["config", "get", "nprc"], 2);
+    assert_eq!(error, "brigade: no setting is called `nprc`: did you mean `nproc`?");
+    assert_eq!(fs::read_to_string(&file).unwrap(), text);
+}
+
+#[test]
+fn a_file_of_accelerates_is_not_hidden() {
+    let home = Home::new();
+    let accelerate = ".cache/huggingface/accelerate/default_config.yaml";
+    home.file(accelerate, "num_processes: 2\ndistributed_type: MULTI_CPU\n");
+    assert_eq!(home.answer(&["config", "get", "nproc"]), "2\n");
+    let error = home.refusal(&["config", "set", "nproc", "4"], 2);
+    assert!(error.contains("a file of Accelerate's: `brigade config update`"), "{error}");
+    assert!(!home.own().exists());
+}
+
+#[test]
 fn the_last_layer_wins() {
     let home = Home::new();
     let text =

@@ -45,7 +45,7 @@ fn a_short_help_has_one_line_for_each_option() {
 
 #[test]
 fn help_texts_are_those_on_file() {
-    let pages: [(&str, &[&str]); 50] = [
+    let pages: [(&str, &[&str]); 53] = [
         ("brigade", &["--help"]),
         ("launch", &["launch", "--help"]),
         ("launch-short", &["launch", "-h"]),
@@ -55,6 +55,7 @@ fn help_texts_are_those_on_file() {
         ("emit-k8s-short", &["emit", "k8s", "-h"]),
         ("emit-jobset-short", &["emit", "jobset", "-h"]),
         ("new", &["new", "--help"]),
+        ("init", &["init", "--help"]),
         ("data", &["data", "--help"]),
         ("data-show", &["data", "show", "--help"]),
         ("data-stats", &["data", "stats", "--help"]),
@@ -72,6 +73,8 @@ fn help_texts_are_those_on_file() {
         ("config", &["config", "--help"]),
         ("config-default", &["config", "default", "--help"]),
         ("config-show", &["config", "show", "--help"]),
+        ("config-get", &["config", "get", "--help"]),
+        ("config-set", &["config", "set", "--help"]),
         ("config-update", &["config", "update", "--help"]),
         ("doctor", &["doctor", "--help"]),
         ("env", &["env", "--help"]),

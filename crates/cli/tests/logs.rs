@@ -365,9 +365,14 @@ fn one_rank_has_the_terminal() {
     person.expect("hello ada");
     assert_eq!(person.ends(), 0);
 
+    let folder = tempfile::tempdir().unwrap();
+    let logs = format!("--log-dir={}", folder.path().display());
     // What asks for lines, or says no, has them.
     for flag in ["--no-raw", "--prefix=[$rank] ", "--tee=3"] {
-        let mut person = on_a_terminal(&[flag], "[ ! -t 0 ] && [ ! -t 1 ] && echo none");
+        // Else --tee would keep its files among the temporary ones.
+        let flags = [flag, logs.as_str()];
+        let flags = if flag.starts_with("--tee") { &flags[..] } else { &flags[..1] };
+        let mut person = on_a_terminal(flags, "[ ! -t 0 ] && [ ! -t 1 ] && echo none");
         person.expect("none\r\n");
         assert_eq!(person.ends(), 0, "{flag}");
     }

@@ -35,6 +35,62 @@ fn bash_completes_commands_and_flags() {
     assert!(words.lines().any(|word| word == "--nproc"), "{words}");
 }
 
+/// What bash offers after these words.
+fn offered(words: &[&str]) -> Vec<String> {
+    let script = brigade(&["completions", "bash"]);
+    let (last, before) = (words[words.len() - 1], words[words.len() - 2]);
+    let ask = format!(
+        "COMP_WORDS=({}); COMP_CWORD={}; _brigade brigade '{last}' '{before}'; printf '%s\\n' \
+         \"${{COMPREPLY[@]}}\"",
+        words.iter().map(|word| format!("'{word}' ")).collect::<String>(),
+        words.len() - 1
+    );
+    let mut bash = Command::new("bash")
+        .args(["--noprofile", "--norc", "-s"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = bash.stdin.take().unwrap();
+    stdin.write_all(&script.stdout).unwrap();
+    stdin.write_all(ask.as_bytes()).unwrap();
+    drop(stdin);
+    let output = bash.wait_with_output().unwrap();
+    String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn bash_completes_values_and_only_commands_for_users() {
+    let values: [(&[&str], &[&str]); 5] = [
+        (&["brigade", "launch", "--mixed-precision", ""], &["no", "fp16", "bf16", "fp8"]),
+        (&["brigade", "launch", "--color", ""], &["auto", "always", "never"]),
+        (&["brigade", "launch", "--bind", "co"], &["cores", "core-complex"]),
+        (&["brigade", "new", "--template", "co"], &["complete"]),
+        (&["brigade", "checkpoint", "convert", "--to", "s"], &["safetensors"]),
+    ];
+    for (words, expected) in values {
+        assert_eq!(offered(words), expected, "{words:?}");
+    }
+    let commands = offered(&["brigade", ""]);
+    assert!(commands.iter().any(|it| it == "launch"), "{commands:?}");
+    let hidden = |it: &String| it.starts_with("__") || it.starts_with("notebook-");
+    assert!(!commands.iter().any(hidden), "{commands:?}");
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = String::from_utf8(brigade(&["completions", shell]).stdout).unwrap();
+        // bash's names of functions have "__" between those of commands.
+        for name in [" __doctor", "'__doctor", "notebook-agent", "notebook-rank"] {
+            assert!(!script.contains(name), "{shell}: {name}");
+        }
+    }
+}
+
+#[test]
+fn the_version_is_a_command_too() {
+    let version = brigade(&["version"]);
+    assert!(version.status.success());
+    assert_eq!(version.stdout, brigade(&["--version"]).stdout);
+}
+
 #[test]
 fn every_shell_has_a_script() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {

@@ -276,7 +276,7 @@ fn a_large_run_is_a_small_page() {
     let page = page(&lines);
     assert!(page.len() < 1_000_000, "{} bytes", page.len());
     assert!(page.contains("<td class=\"n\">777</td><td class=\"n\">123456</td>"));
-    assert!(page.contains("102 values under further names are left out"));
+    assert!(page.contains("102 values under further names: left out"));
 }
 
 #[test]

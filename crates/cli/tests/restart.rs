@@ -50,12 +50,8 @@ fn restarts_come_to_an_end() {
     assert_eq!(run.code, 5, "the last attempt decides");
     assert!(run.stderr.contains("failed: exit code 3; restart 1 of 2\n"), "{}", run.stderr);
     assert!(run.stderr.contains("failed: exit code 4; restart 2 of 2\n"), "{}", run.stderr);
-    assert!(
-        run.stderr
-            .ends_with("failed: exit code 5\nbrigade: its last lines on stderr:\n  attempt 2\n"),
-        "{}",
-        run.stderr
-    );
+    assert!(run.stderr.ends_with("failed: exit code 5\n"), "{}", run.stderr);
+    assert_eq!(run.stderr.matches("attempt 2\n").count(), 1, "{}", run.stderr);
 }
 
 #[test]
@@ -136,18 +132,45 @@ fn an_error_file_is_shown() {
     assert_eq!(run.code, 1);
     assert!(
         run.stderr.ends_with(
-            "failed: exit code 1\n\
-             brigade: its error: ValueError: no such layer\n  \
+            " error: ValueError: no such layer\n  \
              Traceback (most recent call last):\n    \
-             File \"train.py\", line 7\n  \
-             ValueError: no such layer\n"
+             File \"train.py\", line 7\n"
         ),
         "{}",
         run.stderr
     );
+    assert_eq!(run.stderr.matches("failed: exit code 1").count(), 1, "{}", run.stderr);
     let plain = r#"printf '{"message": "out of layers"}' > $TORCHELASTIC_ERROR_FILE; exit 1"#;
     let run = Job::new(1).sh(plain).run();
     assert!(run.stderr.ends_with("brigade: its error: out of layers\n"), "{}", run.stderr);
+}
+
+/// As programs print their errors themselves before they leave them.
+#[test]
+fn an_error_that_the_program_has_printed_is_not_repeated() {
+    let traceback = "printf 'Traceback (most recent call last):\\n  File \"train.py\", line 7\\n\
+                     ValueError: no such layer\\n' >&2";
+    let script = format!("[ $RANK = 1 ] || exec sleep 1000; {traceback}; {LEAVE}; exit 1");
+    let run = recorded(2, &script).run();
+    assert_eq!(run.code, 1);
+    for once in ["Traceback", "no such layer", "failed: exit code 1"] {
+        assert_eq!(run.stderr.matches(once).count(), 1, "{once}: {}", run.stderr);
+    }
+    // What anyhow prints, and what `brigade_world::record` leaves of it.
+    let message = "cannot open data: no disk (os error 5)";
+    let debug = "cannot open data\\n\\nCaused by:\\n    no disk (os error 5)";
+    let record = format!(
+        r#"{{"message": {{"message": "{message}", "extraInfo": {{"py_callstack": "{debug}"}}}}}}"#
+    );
+    for printed in [&format!("Error: {message}"), &format!("Error: {debug}")] {
+        let mut job = Job::new(1).sh(&format!("printf '{printed}\\n' >&2; {LEAVE}; exit 1"));
+        job.command.env("RECORD", &record);
+        let run = job.run();
+        assert_eq!(run.code, 1);
+        for once in ["cannot open data", "no disk", "failed: exit code 1"] {
+            assert_eq!(run.stderr.matches(once).count(), 1, "{once}: {}", run.stderr);
+        }
+    }
 }
 
 #[test]
@@ -163,7 +186,8 @@ fn a_broken_error_file_changes_nothing() {
     ] {
         let run = Job::new(1).sh(&format!("echo the reason >&2; {broken}; exit 7")).run();
         assert_eq!(run.code, 7, "{broken}");
-        assert!(run.stderr.ends_with("on stderr:\n  the reason\n"), "{broken}: {}", run.stderr);
+        assert!(run.stderr.ends_with("failed: exit code 7\n"), "{broken}: {}", run.stderr);
+        assert_eq!(run.stderr.matches("the reason\n").count(), 1, "{broken}: {}", run.stderr);
     }
 }
 
@@ -177,7 +201,7 @@ fn the_cause_is_the_error_that_was_written_first() {
     let run = recorded(2, &script).run();
     assert_eq!(run.code, 3, "{}", run.stderr);
     assert!(run.stderr.contains("brigade: rank 1 on "), "{}", run.stderr);
-    assert!(run.stderr.contains("its error: ValueError: no such layer\n"), "{}", run.stderr);
+    assert!(run.stderr.contains(" error: ValueError: no such layer\n"), "{}", run.stderr);
 }
 
 #[test]
@@ -193,7 +217,11 @@ fn a_rank_on_its_way_out_is_left_to_end() {
         let run = recorded(2, &script).run();
         assert_eq!(run.code, code, "{}", run.stderr);
         // The report; on a busy machine no rank has been stopped before it.
-        let report = run.stderr.lines().rfind(|line| line.starts_with("brigade: rank ")).unwrap();
+        let report = run
+            .stderr
+            .lines()
+            .rfind(|line| line.starts_with("brigade: rank ") && line.contains(" failed: "));
+        let report = report.unwrap();
         assert!(report.starts_with(&format!("brigade: rank {cause} on ")), "{}", run.stderr);
     }
 }
@@ -223,11 +251,9 @@ fn an_outer_launcher_is_told_the_cause() {
     job.command.env("INNER", format!("{LEAVE}; exit 3"));
     let run = job.run();
     assert_eq!(run.code, 3);
-    assert!(
-        run.stderr.contains("\nbrigade: its error: ValueError: no such layer\n"),
-        "{}",
-        run.stderr
-    );
+    // The inner one has said it.
+    assert!(run.stderr.contains("error: ValueError: no such layer\n"), "{}", run.stderr);
+    assert_eq!(run.stderr.matches("ValueError").count(), 1, "{}", run.stderr);
 }
 
 #[test]

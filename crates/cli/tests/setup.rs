@@ -106,6 +106,50 @@ fn a_new_project_is_a_package_that_knows_its_libtorch() {
     }
 }
 
+#[test]
+fn a_project_in_a_folder_that_is_there() {
+    let fixture = Fixture::new("2.13.0");
+    let folder = |name: &str| {
+        let folder = fixture.folder().join(name);
+        fs::create_dir(&folder).unwrap();
+        folder
+    };
+    let digits = folder("digits");
+    fs::write(digits.join("README.md"), "mine\n").unwrap();
+    fs::write(digits.join(".gitignore"), "/data\n").unwrap();
+    let (code, said) = fixture.fails(".", &["new", "digits", "--no-setup"]);
+    assert_eq!(code, 2);
+    assert_eq!(said, "brigade: digits is there: `brigade init digits` makes a project in it");
+    let said = fixture.succeeds("digits", &["init", "--no-setup"]);
+    assert!(said.contains("kept README.md, which was there\n"), "{said}");
+    assert!(said.contains("\nNext:\n  cargo run --release\n"), "{said}");
+    assert!(said.contains("\nsrc/main.rs is the program"), "{said}");
+    assert_eq!(fs::read_to_string(digits.join("README.md")).unwrap(), "mine\n");
+    let ignored = fs::read_to_string(digits.join(".gitignore")).unwrap();
+    assert!(ignored.starts_with("/data\n") && ignored.contains("/target"), "{ignored}");
+    assert_eq!(metadata(&digits)["packages"][0]["name"], "digits");
+    for words in [["init", "."], ["new", "."]] {
+        let (code, said) = fixture.fails("digits", &words);
+        assert_eq!(code, 2);
+        assert!(
+            said.contains("has a Cargo.toml, and nothing was written; `brigade setup`"),
+            "{said}"
+        );
+    }
+
+    folder("empty");
+    let said = fixture.succeeds("empty", &["new", ".", "--no-setup"]);
+    assert!(said.starts_with("made .: the training loop"), "{said}");
+    let odd = folder("2 digits");
+    let (_, said) = fixture.fails("2 digits", &["init", "--no-setup"]);
+    assert!(said.ends_with("give the package another name with --name"), "{said}");
+    fixture.succeeds("2 digits", &["init", "--no-setup", "--name", "two-digits"]);
+    assert_eq!(metadata(&odd)["packages"][0]["name"], "two-digits");
+    let (code, said) = fixture.fails(".", &["init", "none"]);
+    assert_eq!(code, 2);
+    assert_eq!(said, "brigade: there is no folder none: `brigade new none` makes one");
+}
+
 /// The notebook depends on what the package depends on, and has the program's function in a cell.
 #[test]
 fn a_new_notebook_has_the_programs_function() {
@@ -116,6 +160,7 @@ fn a_new_notebook_has_the_programs_function() {
     let notebook = fs::read(project.join("digits.ipynb")).unwrap();
     let notebook: serde_json::Value = serde_json::from_slice(&notebook).unwrap();
     assert_eq!(notebook["metadata"]["kernelspec"]["name"], "brigade");
+    assert_eq!(notebook["metadata"]["language_info"]["file_extension"], ".rs");
     let cells = notebook["cells"].as_array().unwrap();
     let code = cells.iter().filter(|it| it["cell_type"] == "code");
     let code: Vec<&str> = code.map(|it| it["source"].as_str().unwrap()).collect();
@@ -143,6 +188,7 @@ fn a_project_in_a_workspace_leaves_profiles_to_it() {
 fn a_name_that_is_taken_or_not_allowed_is_refused() {
     let fixture = Fixture::new("2.13.0");
     fs::create_dir(fixture.folder().join("there")).unwrap();
+    fs::write(fixture.folder().join("there/Cargo.toml"), "").unwrap();
     let (code, line) = fixture.fails(".", &["new", "there", "--no-setup"]);
     assert_eq!(code, 2, "{line}");
     assert!(line.contains("already exists"), "{line}");

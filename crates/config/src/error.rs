@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use brigade_world::text::{escaped, printable_within};
+
 use crate::settings::Setting;
 use crate::source::Source;
 
@@ -11,7 +13,7 @@ use crate::source::Source;
 #[non_exhaustive]
 pub enum ConfigError {
     /// A file that was asked for cannot be read.
-    #[error("cannot read {} ({asked_by}): {source}", path.display())]
+    #[error("cannot read {} ({asked_by}): {source}", escaped(path.display()))]
     Unreadable {
         /// The file.
         path: PathBuf,
@@ -21,7 +23,7 @@ pub enum ConfigError {
         source: io::Error,
     },
     /// A file is not what its ending says.
-    #[error("{}:{line}: this is not {format}: {message}", path.display())]
+    #[error("{}:{line}: this is not {format}: {message}", escaped(path.display()), message = escaped(message))]
     Syntax {
         /// The file.
         path: PathBuf,
@@ -33,7 +35,7 @@ pub enum ConfigError {
         message: String,
     },
     /// A file is of another version.
-    #[error("{}:{line}: {message}", path.display())]
+    #[error("{}:{line}: {message}", escaped(path.display()), message = escaped(message))]
     Version {
         /// The file.
         path: PathBuf,
@@ -43,7 +45,7 @@ pub enum ConfigError {
         message: String,
     },
     /// A file has a key that means nothing, or stands in the wrong place.
-    #[error("{at}: unknown key `{key}`{hint}")]
+    #[error("{at}: unknown key `{key}`{hint}", at = escaped(at), key = escaped(key))]
     UnknownKey {
         /// Where.
         at: Source,
@@ -53,7 +55,7 @@ pub enum ConfigError {
         hint: String,
     },
     /// A key is there twice.
-    #[error("{at}: `{key}` is there a second time")]
+    #[error("{at}: `{key}` is there a second time", at = escaped(at), key = escaped(key))]
     Twice {
         /// Where.
         at: Source,
@@ -61,7 +63,7 @@ pub enum ConfigError {
         key: String,
     },
     /// A value is not what its setting expects.
-    #[error("{source_of}: {name} is {found}, {wrong}")]
+    #[error("{}", escaped(format_args!("{source_of}: {name} is {found}, {wrong}")))]
     Value {
         /// Where it was set.
         source_of: Source,
@@ -73,7 +75,7 @@ pub enum ConfigError {
         wrong: String,
     },
     /// A variable for the ranks that cannot be one.
-    #[error("{source_of}: {name} {reason}")]
+    #[error("{}", escaped(format_args!("{source_of}: {name} {reason}")))]
     Variable {
         /// Where it was set.
         source_of: Source,
@@ -83,7 +85,7 @@ pub enum ConfigError {
         reason: &'static str,
     },
     /// A file of Accelerate's asks for what is not here.
-    #[error("{} cannot be used: {}", path.display(), reasons.join("; "))]
+    #[error("{} cannot be used: {}", escaped(path.display()), escaped(reasons.join("; ")))]
     NotHonoured {
         /// The file.
         path: PathBuf,
@@ -91,13 +93,13 @@ pub enum ConfigError {
         reasons: Vec<String>,
     },
     /// Settings that cannot hold together.
-    #[error("{0}")]
+    #[error("{}", escaped(.0))]
     Contradiction(String),
     /// A file exists and must not be overwritten.
-    #[error("{} already exists: --force writes over it", .0.display())]
+    #[error("{} already exists: --force writes over it", escaped(.0.display()))]
     Exists(PathBuf),
     /// A file could not be written.
-    #[error("cannot write {}: {reason}", path.display())]
+    #[error("cannot write {}: {reason}", escaped(path.display()))]
     Unwritable {
         /// The file.
         path: PathBuf,
@@ -124,8 +126,7 @@ impl ConfigError {
     ) -> Self {
         let line = line.max(1);
         let shown = text.lines().nth(line - 1).unwrap_or_default().trim();
-        let plain = |it: char| if it.is_control() { ' ' } else { it };
-        let shown: String = shown.chars().take(SHOWN_CHARACTERS).map(plain).collect();
+        let shown = printable_within(shown, SHOWN_CHARACTERS);
         let message =
             if shown.is_empty() { message.to_owned() } else { format!("{message}, in `{shown}`") };
         Self::Syntax { path: path.to_owned(), line, format, message }

@@ -23,12 +23,13 @@
 //! ```
 //!
 //! [`load`] does the reading, [`accelerate`] reads the files of Hugging Face's Accelerate, and
-//! [`migrate`], [`document`], [`store`] and [`questions`] make files. All but `load` and `store` are
+//! [`migrate`], [`document`], [`edit`], [`store`] and [`questions`] make files. All but `load` and `store` are
 //! pure.
 
 pub mod accelerate;
 pub mod conflicts;
 pub mod document;
+pub mod edit;
 mod error;
 pub mod file;
 mod layer;

@@ -33,6 +33,8 @@ pub struct Setting {
     pub also: &'static [&'static str],
     /// What a value is, in words.
     pub expected: &'static str,
+    /// The words that a value may be; none where it is not one of a few.
+    pub words: &'static [&'static str],
     /// It is true or false: the flag needs no value.
     pub is_switch: bool,
     meaning: &'static [&'static str],
@@ -130,6 +132,7 @@ macro_rules! settings {
                 variables: &[$($($variable,)*)?],
                 also: &[$($($also,)*)?],
                 expected: <$type as Value>::EXPECTED,
+                words: <$type as Value>::WORDS,
                 is_switch: <$type as Value>::IS_SWITCH,
                 meaning: &[$($meaning,)*],
                 fault: <$type as Value>::fault,
@@ -464,6 +467,16 @@ mod tests {
                 assert!(seen.insert(name), "{name} is there twice");
             }
         }
+    }
+
+    #[test]
+    fn words_are_values() {
+        for setting in TABLE {
+            for word in setting.words {
+                assert!(Settings::default().set(setting.name, word), "{}: {word}", setting.name);
+            }
+        }
+        assert_eq!(Setting::named("color").unwrap().words, ["auto", "always", "never"]);
     }
 
     #[test]

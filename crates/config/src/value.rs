@@ -24,6 +24,9 @@ pub trait Value: Clone + PartialEq + Sized {
     /// A flag needs no value to mean something.
     const IS_SWITCH: bool = false;
 
+    /// The words that a value may be; none where it is not one of a few.
+    const WORDS: &'static [&'static str] = &[];
+
     /// A file may have a list in brackets.
     const IS_LIST: bool = false;
 
@@ -334,9 +337,10 @@ impl Value for Pairs {
 
 /// For types that are one word: the word is all there is.
 macro_rules! words {
-    ($($type:ty: $expected:literal;)*) => {$(
+    ($($type:ty: $expected:literal $(, $words:expr)?;)*) => {$(
         impl $crate::value::Value for $type {
             const EXPECTED: &'static str = $expected;
+            $(const WORDS: &'static [&'static str] = $words;)?
 
             fn parse(text: &str) -> Option<Self> {
                 text.parse().ok()

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use brigade_remote::Child;
 use brigade_remote::wire::{self, Limit, WireError};
+use brigade_world::text::printable;
 
 use crate::cluster::Lost;
 use crate::protocol::{Answer, GREETING, PROTOCOL, Request};
@@ -119,8 +120,7 @@ fn last_lines(text: &str) -> Vec<String> {
 }
 
 fn text(line: &str) -> String {
-    let text: String = line.chars().filter(|it| !it.is_control()).collect();
-    text.trim().to_owned()
+    printable(line.trim())
 }
 
 fn foreign() -> Broken {

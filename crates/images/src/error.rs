@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use brigade_world::text::{counted, escaped};
+
 /// The result of a function of this crate.
 pub type Result<T, E = ImageError> = std::result::Result<T, E>;
 
@@ -11,7 +13,7 @@ pub type Result<T, E = ImageError> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum ImageError {
     /// The system could not read a file or a folder.
-    #[error("cannot read {}: {cause}", path.display())]
+    #[error("cannot read {}: {cause}", escaped(path.display()))]
     Read {
         /// The file or folder.
         path: PathBuf,
@@ -19,7 +21,7 @@ pub enum ImageError {
         cause: io::Error,
     },
     /// The bytes of an image could not be decoded.
-    #[error("cannot decode {name}: {detail}")]
+    #[error("cannot decode {name}: {detail}", detail = escaped(detail), name = escaped(name))]
     Decode {
         /// The image's path, or its name in an archive.
         name: String,
@@ -29,7 +31,8 @@ pub enum ImageError {
     /// An image has more pixels than the limit allows.
     #[error(
         "{name} has {width} x {height} pixels, more than the limit of {limit} in all; leave it out, \
-         or raise `max_pixels`"
+         or raise `max_pixels`",
+        name = escaped(name)
     )]
     TooLarge {
         /// The image's path, or its name in an archive.
@@ -42,7 +45,7 @@ pub enum ImageError {
         limit: u64,
     },
     /// An archive or a table cannot be read as what it should be.
-    #[error("{} is damaged or of another kind: {detail}", path.display())]
+    #[error("{} is damaged or of another kind: {detail}", escaped(path.display()), detail = escaped(detail))]
     Format {
         /// The file.
         path: PathBuf,
@@ -50,7 +53,7 @@ pub enum ImageError {
         detail: String,
     },
     /// The name of an image does not tell its label.
-    #[error("{name} has no label: {detail}")]
+    #[error("{name} has no label: {detail}", detail = escaped(detail), name = escaped(name))]
     NoLabel {
         /// The image's path, or its name in an archive.
         name: String,
@@ -58,7 +61,7 @@ pub enum ImageError {
         detail: String,
     },
     /// A label is none of the classes.
-    #[error("the label {label:?} is not among the {classes} classes: {known}")]
+    #[error("the label {label:?} is not among the {}: {known}", counted(classes, "class"), known = escaped(known))]
     UnknownLabel {
         /// The label.
         label: String,
@@ -68,6 +71,6 @@ pub enum ImageError {
         known: String,
     },
     /// A value that was given cannot be used.
-    #[error("{0}")]
+    #[error("{}", escaped(.0))]
     InvalidArgument(String),
 }

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
+use brigade_world::text::counted;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -464,9 +465,9 @@ impl PackedImages {
         }
         if words.names.len() != entries.len() {
             return Err(unfit(format!(
-                "it has {} names for {} images",
-                words.names.len(),
-                entries.len()
+                "it has {} for {}",
+                counted(words.names.len(), "name"),
+                counted(entries.len(), "image")
             )));
         }
         let verified = (0..entries.len().div_ceil(64)).map(|_| AtomicU64::new(0)).collect();

@@ -9,6 +9,8 @@ use std::cell::RefCell;
 use std::fmt;
 use std::sync::OnceLock;
 
+use brigade_world::text::counted;
+
 use self::broken::Broken;
 use self::cache::Cache;
 pub use self::cache::CacheOptions;
@@ -86,8 +88,8 @@ impl<S: ImageSource> ImageSamples<S> {
     pub fn new(source: S, labels: Vec<i64>) -> Result<Self> {
         if source.len() != labels.len() {
             return Err(ImageError::InvalidArgument(format!(
-                "a data set of {} images needs as many labels, found {}",
-                source.len(),
+                "a data set of {} needs as many labels, found {}",
+                counted(source.len(), "image"),
                 labels.len()
             )));
         }
@@ -303,8 +305,8 @@ impl<S: ImageSource> ImageSamples<S> {
         }
         Err(first_error.unwrap_or_else(|| {
             ImageError::InvalidArgument(format!(
-                "none of the {} images can be read; the log names the reason for each",
-                self.labels.len()
+                "none of the {} can be read; the log names the reason for each",
+                counted(self.labels.len(), "image")
             ))
         }))
     }

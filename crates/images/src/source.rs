@@ -27,6 +27,8 @@ pub use self::folder::{ImageFolder, ImageFolderOptions};
 #[cfg(feature = "parquet")]
 pub use self::parquet::{ParquetImages, ParquetOptions};
 pub use self::webdataset::{WebDataset, WebDatasetOptions};
+use brigade_world::text::counted;
+
 use crate::Result;
 
 /// Encoded images by index: the files of a folder, the members of archives, the rows of tables.
@@ -111,6 +113,7 @@ fn reserve(buffer: &mut Vec<u8>, bytes: u64, name: &str) -> Result<()> {
 /// There is no image of this number.
 fn no_image(index: usize, len: usize) -> crate::ImageError {
     crate::ImageError::InvalidArgument(format!(
-        "image {index} was asked for, but the source has {len} images"
+        "image {index} was asked for, but the source has {}",
+        counted(len, "image")
     ))
 }

@@ -33,7 +33,7 @@ use nix::sys::signalfd::SignalFd;
 use nix::unistd::{Pid, getpid};
 
 pub use outcome::Outcome;
-pub use report::text as report;
+pub(crate) use report::Report;
 pub(crate) use signals::with_signals;
 
 use crate::leftovers::Descendants;
@@ -508,9 +508,9 @@ impl<'p> Agent<'p> {
         if let Ok(outcome) = &result {
             // Else it is told at the other end of the connection.
             if self.forwarder.is_none()
-                && let Some(text) = report::text(outcome)
+                && let Some(report) = Report::of(outcome)
             {
-                self.output.warn(&text);
+                self.output.report(report);
             }
             if let Some(failure) = outcome.failure() {
                 let ranks = self.ranks.as_ref().filter(|ranks| {

@@ -11,6 +11,7 @@ mod live;
 mod plan;
 mod prefix;
 mod pump;
+mod recent;
 mod show;
 mod streams;
 #[cfg(test)]
@@ -26,10 +27,12 @@ pub(crate) use live::{BETWEEN_DRAWS, LiveLine, Reports};
 pub use plan::{LogFolder, OutputFacts, OutputOptions, OutputPlan};
 pub use prefix::{Prefix, PrefixFacts};
 use pump::{Attempt, Order, Pump};
+pub(crate) use recent::Recent;
 pub(crate) use show::{Show, Terminal, write_all};
 pub use streams::{LineFilter, LocalRanks, StreamMode, StreamModes};
 
 use crate::LaunchError;
+use crate::agent::Report;
 
 /// The agent's side of the thread. Dropping it gives up what is not written yet; [`Output::end`]
 /// does not.
@@ -122,6 +125,11 @@ impl Output {
     /// The same, even if it is to be quiet.
     pub(crate) fn warn(&self, text: &str) {
         self.order(Order::Say(format!("brigade: {text}\n")));
+    }
+
+    /// Says how the job ended, even if it is to be quiet.
+    pub(crate) fn report(&self, report: Report) {
+        self.order(Order::Report(report));
     }
 
     /// Readable when there is a notice.

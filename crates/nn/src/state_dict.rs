@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use brigade_world::text::escaped;
 use indexmap::IndexMap;
 use tch::Tensor;
 
@@ -195,7 +196,7 @@ impl LoadReport {
 /// Writes the first of several names, and how many more there are.
 fn list(out: &mut impl fmt::Write, names: &[String]) -> fmt::Result {
     let (shown, rest) = names.split_at(names.len().min(NAMES_SHOWN));
-    write!(out, "{}", shown.join(", "))?;
+    write!(out, "{}", escaped(shown.join(", ")))?;
     if rest.is_empty() { Ok(()) } else { write!(out, " and {} more", rest.len()) }
 }
 

@@ -11,6 +11,7 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 
+use brigade_world::text::escaped;
 use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
 use parquet::data_type::{ByteArray, DataType};
 use parquet::file::reader::{FileReader, SerializedFileReader};
@@ -20,7 +21,7 @@ use parquet::file::reader::{FileReader, SerializedFileReader};
 #[non_exhaustive]
 pub enum Error {
     /// The system could not read the file.
-    #[error("cannot read {}: {cause}", path.display())]
+    #[error("cannot read {}: {cause}", escaped(path.display()))]
     Read {
         /// The file.
         path: PathBuf,
@@ -28,7 +29,7 @@ pub enum Error {
         cause: io::Error,
     },
     /// The file is no table, or is damaged.
-    #[error("{} is damaged or of another kind: {detail}", path.display())]
+    #[error("{} is damaged or of another kind: {detail}", escaped(path.display()), detail = escaped(detail))]
     Damaged {
         /// The file.
         path: PathBuf,

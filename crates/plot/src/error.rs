@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use brigade_world::text::counted;
+
 /// A plot that cannot be made or kept.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -30,7 +32,7 @@ pub enum PlotError {
         found: usize,
     },
     /// Labels of another number than the matrix has rows or columns.
-    #[error("{found} labels were given for {expected} {of} of the matrix: one each, or none")]
+    #[error("{} given for {expected} {of} of the matrix: one each, or none", counted(.found, "label"))]
     Labels {
         /// Rows or columns.
         of: &'static str,

@@ -296,7 +296,7 @@ mod tests {
         let error = Heatmap::new(1, 2, vec![0.0; 2]).unwrap().column_labels(["a"]).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "1 labels were given for 2 columns of the matrix: one each, or none"
+            "1 label given for 2 columns of the matrix: one each, or none"
         );
     }
 

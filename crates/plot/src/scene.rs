@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use brigade_world::text::escaped;
+
 use crate::color::Color;
 use crate::{Size, font};
 
@@ -183,13 +185,7 @@ impl Place {
     }
 }
 
-/// The text in one line, without what XML and terminals do not allow.
+/// The text in one line, with everything escaped that XML or terminals do not allow.
 pub(crate) fn printable(text: &str) -> String {
-    let allowed = |letter: char| match letter {
-        '\n' | '\r' | '\t' => ' ',
-        '\u{fffe}' | '\u{ffff}' => '\u{fffd}',
-        _ if letter.is_control() => '\u{fffd}',
-        _ => letter,
-    };
-    text.chars().map(allowed).collect()
+    escaped(text.replace(['\n', '\r', '\t'], " ")).to_string()
 }

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use brigade_world::text::escaped;
+
 use crate::ExecutableError;
 
 /// Returned before any host is connected to.
@@ -39,7 +41,7 @@ pub enum RemoteError {
         name: String,
     },
     /// A line of DeepSpeed's file of variables cannot be read.
-    #[error("{}, line {line}: `{found}`: {expected}", path.display())]
+    #[error("{}", escaped(format_args!("{}, line {line}: `{found}`: {expected}", path.display())))]
     EnvironmentFile {
         /// The file.
         path: PathBuf,

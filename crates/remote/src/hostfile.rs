@@ -14,6 +14,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use brigade_world::text::escaped;
+
 /// A host and its number of ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostSpec {
@@ -32,7 +34,7 @@ pub struct HostSpec {
 #[non_exhaustive]
 pub enum HostListError {
     /// The file does not exist or cannot be read.
-    #[error("cannot read the hostfile {}: {reason}", path.display())]
+    #[error("cannot read the hostfile {}: {reason}", escaped(path.display()))]
     Unreadable {
         /// The file.
         path: PathBuf,
@@ -40,7 +42,7 @@ pub enum HostListError {
         reason: String,
     },
     /// An item cannot be read.
-    #[error("{place}: `{found}`: {expected}")]
+    #[error("{}", escaped(format_args!("{place}: `{found}`: {expected}")))]
     Malformed {
         /// Its place.
         place: Place,
@@ -60,7 +62,7 @@ pub enum HostListError {
         expected: String,
     },
     /// The list is empty.
-    #[error("{origin}: no host is named; one line for each, as in `node1 slots=4`")]
+    #[error("{}: no host is named; one line for each, as in `node1 slots=4`", escaped(origin))]
     Empty {
         /// The file, or the option.
         origin: String,

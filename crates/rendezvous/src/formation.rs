@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::mem;
 use std::time::Duration;
 
+use brigade_world::text::counted;
 use nix::sys::signal::Signal;
 
 use crate::{Cause, ExitStatus, FromAgent, JobResult, Join, PROTOCOL, RankFailure, ToAgent};
@@ -356,7 +357,7 @@ impl Formation {
         {
             return Some(format!(
                 "{host} has node rank {wanted}, but with {} the highest is {}",
-                hosts(self.rules.max_nodes),
+                counted(self.rules.max_nodes, "host"),
                 self.rules.max_nodes - 1,
             ));
         }
@@ -979,10 +980,6 @@ impl Formation {
     fn say(&mut self, line: String) {
         self.actions.push(Action::Say(line));
     }
-}
-
-fn hosts(count: usize) -> String {
-    if count == 1 { "1 host".into() } else { format!("{count} hosts") }
 }
 
 #[cfg(test)]

@@ -2,10 +2,9 @@
 //!
 //! Fields travel with their names, so that a newer reader understands an older writer.
 
+use brigade_world::text::printable;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-
-use crate::printable;
 
 /// A peer that is not one of ours, or a broken one.
 #[derive(Debug, thiserror::Error)]

@@ -22,11 +22,12 @@
 
 use std::fmt;
 
+use brigade_world::text::printable;
 use snow::HandshakeState;
 
+use crate::PROTOCOL;
 use crate::channel::Channel;
 use crate::secret::Secret;
-use crate::{PROTOCOL, printable};
 
 /// The body of a record of the handshake, from either side.
 #[derive(Clone, Debug, PartialEq, Eq)]

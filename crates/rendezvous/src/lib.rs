@@ -12,7 +12,7 @@
 //! - [`Rendezvous`] finds the coordinator, or makes this host the one that has it: at an address that
 //!   all know, or elected by an etcd.
 //! - [`Secret`] is the pre-shared key of connections over TCP, which are encrypted.
-//! - [`printable`] is what text from a peer goes through before it is shown.
+//! - Text from a peer goes through [`printable`](brigade_world::text::printable) before it is shown.
 //!
 //! A failure, a lost host or a new one costs each agent the same few messages however many there
 //! are: a stop, its answer, a start. No message lists the hosts. The example `reforming` prints it.
@@ -33,7 +33,6 @@ mod listener;
 mod masked_thread;
 mod message;
 mod secret;
-mod text;
 
 pub use connection::LinkError;
 pub use coordinator::{Coordinator, OutputSink, Piece, SessionId};
@@ -53,7 +52,6 @@ pub use message::{
     Stream, ToAgent,
 };
 pub use secret::{Secret, SecretError, private_text, random_name};
-pub use text::{MAX_SHOWN, printable, printable_within};
 
 /// "connection refused": what the system says of an error, without its number.
 fn plain_text(error: &std::io::Error) -> String {

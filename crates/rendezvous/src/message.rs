@@ -9,10 +9,8 @@ use std::fmt;
 use std::os::unix::process::ExitStatusExt;
 
 use brigade_world::devices::DeviceFault;
+use brigade_world::text::{printable, printable_lines};
 use serde::{Deserialize, Serialize};
-
-use crate::printable;
-use crate::text::printable_lines;
 
 /// Version of this protocol; both sides must have the same.
 pub const PROTOCOL: u32 = 3;

@@ -10,6 +10,8 @@ use std::sync::Arc;
 
 pub(crate) use self::builder::{Builder, Key, Sink, content_of, widened};
 pub(crate) use self::store::{Store, Width};
+use brigade_world::text::counted;
+
 use crate::{
     Error, ParallelOptions, Result, TextSource, TokenCounts, TokenList, Tokenizer, Vocabulary,
 };
@@ -223,8 +225,10 @@ impl Parts {
         let length = range.end - range.start;
         if part.start > part.end || part.end as u64 > length {
             return Err(Error::InvalidArgument(format!(
-                "text {text} has {length} tokens, and {} to {} are asked for",
-                part.start, part.end
+                "text {text} has {}, and {} to {} are asked for",
+                counted(length, "token"),
+                part.start,
+                part.end
             )));
         }
         let first = range.start + part.start as u64;

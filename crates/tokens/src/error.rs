@@ -2,12 +2,14 @@
 
 use std::path::PathBuf;
 
+use brigade_world::text::escaped;
+
 /// What can go wrong with texts and tokens.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A file or folder could not be read or written.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {source}", escaped(path.display()))]
     Io {
         /// The file or folder.
         path: PathBuf,
@@ -15,7 +17,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// A file is damaged, or of another kind than expected.
-    #[error("{} is damaged or of another kind: {detail}", path.display())]
+    #[error("{} is damaged or of another kind: {detail}", escaped(path.display()), detail = escaped(detail))]
     Format {
         /// The file.
         path: PathBuf,
@@ -28,7 +30,8 @@ pub enum Error {
     /// A text is not UTF-8.
     #[error(
         "{name} is not UTF-8: the byte at offset {offset} cannot be there; convert it, for example with `iconv -t \
-         UTF-8`, or leave it out"
+         UTF-8`, or leave it out",
+        name = escaped(name)
     )]
     NotUtf8 {
         /// The file, and the row and column where it has several texts.
@@ -38,7 +41,7 @@ pub enum Error {
         offset: u64,
     },
     /// A table has no such column.
-    #[error("{} has no column {column:?}; its columns are {columns:?}", path.display())]
+    #[error("{} has no column {column:?}; its columns are {columns:?}", escaped(path.display()))]
     MissingColumn {
         /// The table.
         path: PathBuf,
@@ -48,7 +51,7 @@ pub enum Error {
         columns: Vec<String>,
     },
     /// A row of a table or of a file of lines cannot be used.
-    #[error("{}, line {line}: {detail}", path.display())]
+    #[error("{}, line {line}: {detail}", escaped(path.display()), detail = escaped(detail))]
     Row {
         /// The file.
         path: PathBuf,
@@ -58,7 +61,7 @@ pub enum Error {
         detail: String,
     },
     /// There are no texts.
-    #[error("{name} has no texts: {detail}")]
+    #[error("{name} has no texts: {detail}", detail = escaped(detail), name = escaped(name))]
     NoTexts {
         /// The file, folder or list.
         name: String,
@@ -66,7 +69,7 @@ pub enum Error {
         detail: String,
     },
     /// A text could not be split into tokens.
-    #[error("{name}: {source}")]
+    #[error("{name}: {source}", name = escaped(name))]
     Text {
         /// The text: its file, its row, or its number from 0.
         name: String,
@@ -74,10 +77,10 @@ pub enum Error {
         source: Box<Self>,
     },
     /// A tokenizer of Hugging Face's refuses its file, a text, or ids.
-    #[error("the tokenizer refuses: {0}")]
+    #[error("the tokenizer refuses: {}", escaped(.0))]
     Refused(String),
     /// The tokenizer panicked.
-    #[error("the tokenizer panicked: {0}; leave the text out and report the tokenizer's fault")]
+    #[error("the tokenizer panicked: {}; leave the text out and report the tokenizer's fault", escaped(.0))]
     Panicked(String),
     /// A token that a vocabulary neither has nor has a number for.
     #[error(
@@ -89,9 +92,33 @@ pub enum Error {
         token: String,
     },
     /// A call that its documentation excludes.
-    #[error("{0}")]
+    #[error("{}", escaped(.0))]
     InvalidArgument(String),
 }
 
 /// A result with this crate's error.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_file_holds_is_escaped() {
+        let utf_16 = "t\0e\0x\0t\0\x1b[2J".to_owned();
+        let path = PathBuf::from("a\nb.csv");
+        let shown = [
+            Error::MissingColumn {
+                path: path.clone(),
+                column: "text".to_owned(),
+                columns: vec![utf_16.clone()],
+            },
+            Error::Row { path, line: 1, detail: utf_16.clone() },
+            Error::NoTexts { name: utf_16.clone(), detail: utf_16.clone() },
+            Error::InvalidArgument(utf_16),
+        ]
+        .map(|error| error.to_string());
+        assert!(shown[1].starts_with("a\\nb.csv, line 1: t\\0e"), "{}", shown[1]);
+        assert!(!shown.concat().contains(char::is_control), "{shown:?}");
+    }
+}

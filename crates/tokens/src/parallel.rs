@@ -7,6 +7,8 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
+use brigade_world::text::counted;
+
 use crate::source::Unread;
 use crate::{Error, Result, TextSource, TokenList, Tokenizer};
 
@@ -189,8 +191,9 @@ pub(crate) fn each_row<T: Send>(
             return Ok(());
         }
         Err(Error::InvalidArgument(format!(
-            "the source gave {} texts and had {} before; it was changed meanwhile",
-            told.texts, told.of
+            "the source gave {} and had {} before; it was changed meanwhile",
+            counted(told.texts, "text"),
+            told.of
         )))
     })
 }

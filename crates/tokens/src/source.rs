@@ -16,6 +16,8 @@ pub use self::lines::LinesOptions;
 #[cfg(feature = "parquet")]
 pub use self::parquet::ParquetOptions;
 pub use self::table::CsvOptions;
+use brigade_world::text::counted;
+
 use crate::files::io_error;
 use crate::{Error, Result};
 
@@ -168,7 +170,10 @@ impl TextSource {
         if given == self.len {
             return Ok(());
         }
-        Err(Error::InvalidArgument(format!("there are {given} {what} for {} texts", self.len)))
+        Err(Error::InvalidArgument(format!(
+            "there are {given} {what} for {}",
+            counted(self.len, "text")
+        )))
     }
 
     /// Sets whether the fields of a text are marked where they become one: `xxfld 1 first xxfld 2 second`, or

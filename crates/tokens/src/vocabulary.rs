@@ -7,6 +7,8 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 pub use self::counts::TokenCounts;
+use brigade_world::text::counted;
+
 use crate::{Error, Result, TokenList};
 
 /// fastai's special tokens, in the order in which they begin a vocabulary: unknown, padding, the beginning and the end
@@ -228,8 +230,8 @@ impl Vocabulary {
     pub fn tokens_of<'a>(&'a self, ids: &'a [u32]) -> Result<impl Iterator<Item = &'a str>> {
         if let Some(id) = ids.iter().find(|id| **id as usize >= self.len()) {
             return Err(Error::InvalidArgument(format!(
-                "the vocabulary of {} tokens has none with number {id}",
-                self.len()
+                "the vocabulary of {} has none with number {id}",
+                counted(self.len(), "token")
             )));
         }
         Ok(ids.iter().filter_map(|id| self.token(*id)))

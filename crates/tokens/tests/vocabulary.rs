@@ -166,7 +166,7 @@ fn files_that_are_no_vocabulary_say_so() {
         ),
         (
             br#"{"format":"brigade-vocabulary","version":1,"unknown":3,"filled":false,"tokens":["a"]}"#,
-            "its unknown token has number 3, and there are 1 tokens",
+            "its unknown token has number 3, and it has 1 token",
         ),
     ];
     for (bytes, expected) in table {

@@ -3,12 +3,14 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use brigade_world::text::{counted, escaped};
+
 /// A tracker that cannot do what it was asked.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrackError {
     /// A file could not be written or read.
-    #[error("{action} {path}: {source}", path = .path.display())]
+    #[error("{action} {path}: {source}", path = escaped(.path.display()))]
     File {
         /// What was tried.
         action: &'static str,
@@ -20,7 +22,7 @@ pub enum TrackError {
     /// A file of an earlier run is none that this tracker has written.
     #[error(
         "{path} is not a file of this tracker ({reason}): choose another project or folder, or move it away",
-        path = .path.display()
+        path = escaped(.path.display())
     )]
     Foreign {
         /// The file.
@@ -31,7 +33,7 @@ pub enum TrackError {
     /// A folder in which no run was found.
     #[error(
         "{folder} holds no run: a run is a file .jsonl, as the tracker JsonLines writes it",
-        folder = .folder.display()
+        folder = escaped(.folder.display())
     )]
     NoRun {
         /// The folder.
@@ -84,7 +86,11 @@ pub enum TrackError {
         found: u64,
     },
     /// A row of another length than the table has columns.
-    #[error("row {row} of the table has {found} cells, and there are {expected} columns")]
+    #[error(
+        "row {row} of the table has {}, and the table {}",
+        counted(.found, "cell"),
+        counted(.expected, "column")
+    )]
     Row {
         /// The row, from 0.
         row: usize,
@@ -131,7 +137,7 @@ pub enum TrackError {
         reason: String,
     },
     /// A file that should hold certificates.
-    #[error("{path} holds no certificates in PEM that can be used: {reason}", path = .path.display())]
+    #[error("{path} holds no certificates in PEM that can be used: {reason}", path = escaped(.path.display()))]
     Certificate {
         /// The file.
         path: PathBuf,
@@ -179,7 +185,10 @@ pub enum TrackError {
         reason: String,
     },
     /// Points that never arrived.
-    #[error("{lost} values were not sent to the MLflow server at {url}; the last error: {reason}")]
+    #[error(
+        "the MLflow server at {url} has not got {}; the last error: {reason}",
+        counted(.lost, "value")
+    )]
     Lost {
         /// Its address.
         url: String,

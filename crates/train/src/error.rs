@@ -1,6 +1,5 @@
 //! What can go wrong in a training loop.
 
-use std::error::Error as _;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -226,18 +225,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut text = self.to_string();
-        let mut cause = self.source();
-        while let Some(error) = cause {
-            let more = error.to_string();
-            // Many texts have their cause in them.
-            if !text.contains(&more) {
-                text.push_str(": ");
-                text.push_str(&more);
-            }
-            cause = error.source();
-        }
-        f.write_str(&text)
+        f.write_str(&brigade_world::with_causes(self))
     }
 }
 

@@ -5,7 +5,8 @@
 //! under `brigade launch`. [`env::TABLE`] is the whole contract; [`World`] is what a program reads
 //! from it and what a launcher writes to it. A program that Slurm, MPI or Kubeflow starts without a
 //! launcher finds its place in their own variables ([`scheduler`]). What the host gives its ranks, its
-//! accelerators and the network cards near them, is found by [`devices`].
+//! accelerators and the network cards near them, is found by [`devices`]. What files and other hosts say
+//! is made fit for a terminal by [`text`].
 //!
 //! ```
 //! use brigade_world::World;
@@ -24,10 +25,12 @@ pub mod env;
 mod error;
 mod error_file;
 mod kernel_log;
+mod main_error;
 mod progress;
 mod rank;
 pub mod scheduler;
 mod store;
+pub mod text;
 mod timestamp;
 mod vars;
 mod world;
@@ -35,6 +38,7 @@ mod world;
 pub use error::WorldError;
 pub use error_file::{ErrorRecord, record};
 pub use kernel_log::{KMSG, KernelLog, KernelMessage};
+pub use main_error::{MainError, MainResult, with_causes};
 pub use progress::{MAX_REPORT_LEN, Pace, ProgressPipe, ProgressReport};
 pub use rank::{LocalRank, Rank, WorldSize};
 pub use store::{StoreEndpoint, StoreHost, own_address};

@@ -15,6 +15,7 @@ use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::env;
+use crate::text::printable_within;
 
 /// Bytes of a report with its end of line: what a pipe takes in one piece.
 pub const MAX_REPORT_LEN: usize = 4096;
@@ -280,7 +281,7 @@ fn clock(seconds: f64) -> String {
 }
 
 fn cut(text: &str, longest: usize) -> String {
-    text.chars().filter(|it| !it.is_control()).take(longest).collect()
+    printable_within(text, longest)
 }
 
 /// Characters; with the escapes of JSON all of them together stay below [`MAX_REPORT_LEN`].

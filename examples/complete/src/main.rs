@@ -30,7 +30,7 @@ struct Options {
     max_lr: f64,
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> MainResult {
     let options = Options::parse();
     // The precision is that of `brigade launch --mixed-precision`, or of the settings file.
     let accelerator = Accelerator::builder()

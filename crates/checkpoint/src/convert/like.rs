@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use brigade_world::text::counted;
+
 use super::foreign::{self, Foreign, State};
 use super::weights::{Weights, of_object};
 use super::{FileTensor, Report, must_be_free, read, scaler, scheduler, tied, write_safetensors};
@@ -165,9 +167,10 @@ impl Made<'_> {
         let ranks = like.manifest().world_size;
         for (_, part) in foreign.random.range(ranks..) {
             self.report.left_out.push(format!(
-                "{}: {} is of {ranks} ranks",
+                "{}: {} is of {}",
                 part.name,
-                like.folder().display()
+                like.folder().display(),
+                counted(ranks, "rank")
             ));
         }
         // What hooks have written.

@@ -5,6 +5,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
 
+use brigade_world::text::counted;
 use serde::{Deserialize, Serialize};
 use serde_json::ser::{Formatter, PrettyFormatter};
 
@@ -250,7 +251,10 @@ impl Manifest {
         let ranks = self.mesh.iter().try_fold(1usize, |ranks, axis| ranks.checked_mul(axis.size));
         if ranks != Some(self.world_size) {
             let sizes: Vec<usize> = self.mesh.iter().map(|axis| axis.size).collect();
-            return Err(format!("its mesh of {sizes:?} is not one of {} ranks", self.world_size));
+            return Err(format!(
+                "its mesh of {sizes:?} is not one of {}",
+                counted(self.world_size, "rank")
+            ));
         }
         Ok(())
     }

@@ -7,6 +7,7 @@ use brigade_checkpoint::convert::{WeightsOptions, find_weights};
 use brigade_checkpoint::layout::{Checkpoint, MANIFEST, MeshAxis, Object, Placement, TensorEntry};
 use brigade_checkpoint::pth::{PthFile, TensorData};
 use brigade_checkpoint::{Error, TensorInfo};
+use brigade_world::text::{counted, escaped};
 use serde_json::{Value, json};
 
 use super::bytes;
@@ -31,7 +32,7 @@ pub(super) fn answer(path: &Path, json: bool) -> anyhow::Result<String> {
         return Ok(if json {
             format!("{:#}\n", json!({ "tensors": tensors_json(&tensors) }))
         } else {
-            format!("{}: weights\n{}", path.display(), table(&tensors))
+            format!("{}: weights\n{}", escaped(path.display()), table(&tensors))
         });
     }
     let checkpoint = Checkpoint::open(path)?;
@@ -50,7 +51,7 @@ fn states(path: &Path, json: bool) -> anyhow::Result<String> {
     if json {
         return Ok(format!("{:#}\n", json!({ "state": state, "tensors": tensors_json(&tensors) })));
     }
-    let mut text = format!("{}: {} of torch.save\n", path.display(), tree.describe());
+    let mut text = format!("{}: {} of torch.save\n", escaped(path.display()), tree.describe());
     lines(&mut text, &state, "  ")?;
     if !tensors.is_empty() {
         text.push_str(&table(&tensors));
@@ -67,35 +68,31 @@ fn has_weights(folder: &Path) -> bool {
 fn as_text(checkpoint: &Checkpoint) -> anyhow::Result<String> {
     let manifest = checkpoint.manifest();
     let mut text = String::new();
-    let plural = |count: u64, what: &str| match count {
-        1 => format!("1 {what}"),
-        count => format!("{count} {what}s"),
-    };
     writeln!(
         text,
         "{}: manifest version {}, made by {}",
-        checkpoint.folder().display(),
+        escaped(checkpoint.folder().display()),
         manifest.version,
-        manifest.made_by
+        escaped(&manifest.made_by)
     )?;
     writeln!(
         text,
         "{}, {}, {}; {} in {}",
-        plural(manifest.step, "optimizer step"),
-        plural(manifest.samples, "sample"),
-        plural(manifest.world_size as u64, "rank"),
+        counted(manifest.step, "optimizer step"),
+        counted(manifest.samples, "sample"),
+        counted(manifest.world_size, "rank"),
         bytes(manifest.bytes()),
-        plural(manifest.files.len() as u64, "file"),
+        counted(manifest.files.len(), "file"),
     )?;
     if manifest.mesh.len() > 1 {
         let axis = |axis: &MeshAxis| format!("{} {}", axis.name, axis.size);
         let axes: Vec<String> = manifest.mesh.iter().map(axis).collect();
-        writeln!(text, "mesh of ranks: {}", axes.join(" x "))?;
+        writeln!(text, "mesh of ranks: {}", escaped(axes.join(" x ")))?;
     }
     let mut used = Vec::new();
     for object in &manifest.objects {
         used.extend(object.files());
-        writeln!(text, "\n{}", object.name)?;
+        writeln!(text, "\n{}", escaped(&object.name))?;
         if let Some(state) = checkpoint.state(object)? {
             lines(&mut text, &state.to_json(), "  ")?;
         }
@@ -109,9 +106,10 @@ fn as_text(checkpoint: &Checkpoint) -> anyhow::Result<String> {
                 tensor.placements.iter().map(ToString::to_string).collect();
             writeln!(
                 text,
-                "  {name}: {} over the mesh, stored in {}",
+                "  {}: {} over the mesh, stored in {}",
+                escaped(name),
                 placements.join(" "),
-                plural(tensor.chunks.len() as u64, "chunk")
+                counted(tensor.chunks.len(), "chunk")
             )?;
         }
     }
@@ -122,7 +120,7 @@ fn as_text(checkpoint: &Checkpoint) -> anyhow::Result<String> {
         .map(|name| name.as_str())
         .collect();
     if !others.is_empty() {
-        writeln!(text, "\nother files: {}", others.join(", "))?;
+        writeln!(text, "\nother files: {}", escaped(others.join(", ")))?;
     }
     Ok(text)
 }
@@ -131,6 +129,7 @@ fn as_text(checkpoint: &Checkpoint) -> anyhow::Result<String> {
 fn lines(text: &mut String, state: &Value, indent: &str) -> std::fmt::Result {
     let Value::Object(entries) = state else { return Ok(()) };
     for (key, value) in entries {
+        let key = escaped(key);
         match value {
             Value::Object(inner) if inner.contains_key("$tensor") => {}
             Value::Object(inner) => match inner.get("$bytes").and_then(Value::as_str) {
@@ -146,11 +145,11 @@ fn lines(text: &mut String, state: &Value, indent: &str) -> std::fmt::Result {
             },
             Value::Array(items) => match items.len() {
                 0..=3 if items.iter().all(|item| !item.is_object()) => {
-                    writeln!(text, "{indent}{key}: {value}")?;
+                    writeln!(text, "{indent}{key}: {}", escaped(value))?;
                 }
                 _ => {
                     let plain = items.iter().all(|item| !item.is_object());
-                    writeln!(text, "{indent}{key}: {} items", items.len())?;
+                    writeln!(text, "{indent}{key}: {}", counted(items.len(), "item"))?;
                     for (place, item) in items.iter().enumerate().filter(|_| !plain) {
                         writeln!(text, "{indent}  {place}:")?;
                         lines(text, item, &format!("{indent}    "))?;
@@ -158,7 +157,7 @@ fn lines(text: &mut String, state: &Value, indent: &str) -> std::fmt::Result {
                 }
             },
             Value::Null => {}
-            value => writeln!(text, "{indent}{key}: {value}")?,
+            value => writeln!(text, "{indent}{key}: {}", escaped(value))?,
         }
     }
     Ok(())
@@ -177,10 +176,11 @@ fn table(tensors: &[(String, TensorInfo)]) -> String {
     let widest = |lengths: &mut dyn Iterator<Item = usize>| {
         lengths.max().unwrap_or_default().min(MAX_COLUMN)
     };
-    let wide = widest(&mut tensors.iter().map(|(name, _)| name.len()));
+    let names: Vec<String> = tensors.iter().map(|(name, _)| escaped(name).to_string()).collect();
+    let wide = widest(&mut names.iter().map(|name| name.chars().count()));
     let shape_wide = widest(&mut shapes.iter().map(String::len));
     let mut text = String::new();
-    for ((name, info), shape) in tensors.iter().zip(&shapes) {
+    for (((_, info), name), shape) in tensors.iter().zip(&names).zip(&shapes) {
         let size = bytes(info.bytes().unwrap_or_default());
         text.push_str(&format!(
             "  {name:wide$}  {shape:shape_wide$}  {:4}  {size:>9}\n",
@@ -189,7 +189,7 @@ fn table(tensors: &[(String, TensorInfo)]) -> String {
     }
     let sizes = tensors.iter().filter_map(|(_, info)| info.bytes());
     let total = sizes.fold(0u64, u64::saturating_add);
-    text.push_str(&format!("  {} tensors, {}\n", tensors.len(), bytes(total)));
+    text.push_str(&format!("  {}, {}\n", counted(tensors.len(), "tensor"), bytes(total)));
     text
 }
 

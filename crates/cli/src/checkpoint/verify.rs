@@ -4,6 +4,7 @@ use std::path::Path;
 
 use brigade_checkpoint::Error;
 use brigade_checkpoint::layout::Checkpoint;
+use brigade_world::text::{counted, escaped};
 
 use super::bytes;
 
@@ -18,10 +19,11 @@ pub(super) fn answer(path: &Path) -> anyhow::Result<(u8, String)> {
     let faults = checkpoint.verify();
     if faults.is_empty() {
         let manifest = checkpoint.manifest();
-        let (files, size) = (manifest.files.len(), bytes(manifest.bytes()));
-        return Ok((0, format!("{}: {files} files, {size}, all as written\n", path.display())));
+        let (files, size) = (counted(manifest.files.len(), "file"), bytes(manifest.bytes()));
+        return Ok((0, format!("{}: {files}, {size}, all as written\n", escaped(path.display()))));
     }
-    let mut lines: Vec<String> = faults.iter().map(|fault| format!("{fault}\n")).collect();
+    let mut lines: Vec<String> =
+        faults.iter().map(|fault| format!("{}\n", escaped(fault))).collect();
     lines.sort();
     Ok((1, lines.concat()))
 }

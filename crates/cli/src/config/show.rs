@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use brigade_config::{Layer, Settings, SettingsPath, Source, TABLE};
+use brigade_world::text::escaped;
 use serde_json::{Map, Value, json};
 
 use crate::secrets::shown;
@@ -27,7 +28,7 @@ pub(crate) fn text(
     match file {
         Some(place) => {
             let reason = place.chosen_by.reason();
-            writeln!(out, "settings file: {} ({reason})\n", place.path.display())?;
+            writeln!(out, "settings file: {} ({reason})\n", escaped(place.path.display()))?;
         }
         None => writeln!(out, "settings file: none\n")?,
     }
@@ -36,13 +37,13 @@ pub(crate) fn text(
         rows.iter().map(|row| row[column].chars().count().min(MAX_WIDTH)).max().unwrap_or(0)
     });
     for [name, value, source] in &rows {
-        writeln!(out, "{name:0$}  {value:1$}  {source}", widths[0], widths[1])?;
+        writeln!(out, "{name:0$}  {value:1$}  {2}", widths[0], widths[1], escaped(source))?;
     }
     if !layers.notes.is_empty() {
         writeln!(out, "\nnotes")?;
     }
     for note in &layers.notes {
-        writeln!(out, "  {note}")?;
+        writeln!(out, "  {}", escaped(note))?;
     }
     Ok(())
 }
@@ -52,7 +53,7 @@ fn rows(layers: &Layer, which: Which) -> Vec<[String; 3]> {
     for setting in TABLE {
         match (layers.settings.text(setting.name), layers.source(setting.name)) {
             (Some(value), Some(source)) => {
-                let value = value.escape_debug().to_string();
+                let value = escaped(value).to_string();
                 rows.push([setting.name.to_owned(), value, source.to_string()]);
             }
             _ if which == Which::All => {
@@ -64,10 +65,10 @@ fn rows(layers: &Layer, which: Which) -> Vec<[String; 3]> {
     let tables = [("accelerate", &layers.settings.accelerate), ("env", &layers.settings.env)];
     for (table, values) in tables {
         for (name, value) in values {
-            let value = shown(name, value).escape_debug().to_string();
+            let value = escaped(shown(name, value)).to_string();
             let name = format!("{table}.{name}");
             let source = layers.source(&name).map(ToString::to_string).unwrap_or_default();
-            rows.push([name, value, source]);
+            rows.push([escaped(name).to_string(), value, source]);
         }
     }
     rows

@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 
 use brigade_images::transforms::Compose;
 use brigade_images::{ImageError, OnBroken, Packer};
+use brigade_world::text::{counted, escaped};
 use clap::Args;
 
-use super::{Progress, SourceArgs, broken_lines, count, transforms, with_part};
+use super::{Progress, SourceArgs, broken_lines, transforms, with_part};
 use crate::config::Usage;
 
 /// Write images, decoded and transformed once, into one file
@@ -56,9 +57,9 @@ impl PackArgs {
             let _ = writeln!(
                 text,
                 "{}: {} in {}, {}",
-                path.display(),
-                count(report.images, "image"),
-                count(part.images.categories().len(), "class"),
+                escaped(path.display()),
+                counted(report.images, "image"),
+                counted(part.images.categories().len(), "class"),
                 megabytes(report.bytes)
             );
             if !report.broken.is_empty() {

@@ -7,10 +7,11 @@ use brigade_images::source::ImageSource;
 use brigade_images::transforms::{Compose, Phase};
 use brigade_images::{Image, ImageSamples, OnBroken, Size};
 use brigade_plan::{Sampler, Shuffle};
+use brigade_world::text::{counted, escaped};
 use clap::{Args, ValueEnum};
 
 use super::grid::{Grid, MAX_PIXELS};
-use super::{SourceArgs, count, transforms};
+use super::{SourceArgs, transforms};
 use crate::config::Usage;
 
 /// Write a grid of samples with their labels as a PNG file
@@ -120,10 +121,14 @@ impl ShowArgs {
         let png = grid.png().map_err(std::io::Error::other).map_err(failed)?;
         let mut file = std::fs::File::create(&self.output).map_err(failed)?;
         file.write_all(&png).map_err(failed)?;
-        let mut text = format!("{}: {} of {len}\n", self.output.display(), count(shown, "sample"));
+        let mut text =
+            format!("{}: {} of {len}\n", escaped(self.output.display()), counted(shown, "sample"));
         for index in samples.broken() {
             let name = samples.source().name(index);
-            text.push_str(&format!("cannot be read, another is shown in its place: {name}\n"));
+            text.push_str(&format!(
+                "cannot be read, another is shown in its place: {}\n",
+                escaped(name)
+            ));
         }
         Ok(text)
     }

@@ -4,10 +4,11 @@ use std::fmt::Write;
 
 use brigade_images::ImageStats;
 use brigade_images::decode::DecodeOptions;
+use brigade_world::text::{counted, escaped};
 use clap::Args;
 use serde_json::json;
 
-use super::{Part, Progress, SourceArgs, broken_lines, count, threads};
+use super::{Part, Progress, SourceArgs, broken_lines, threads};
 
 /// Print classes, sizes, formats, broken files, mean and deviation of a set of images
 ///
@@ -45,20 +46,21 @@ impl StatsArgs {
 
     fn text(&self, part: &Part, stats: &ImageStats) -> String {
         let images = &part.images;
-        let mut text = self.source.images.clone();
+        let mut text = escaped(&self.source.images).to_string();
         if let Some(name) = part.name {
             let _ = write!(text, ", {name}");
         }
         let _ = writeln!(
             text,
             ": {} in {}",
-            count(images.len(), "image"),
-            count(images.categories().len(), "class")
+            counted(images.len(), "image"),
+            counted(images.categories().len(), "class")
         );
         let counts = images.class_counts();
-        let width = images.categories().names().iter().map(|name| name.chars().count()).max();
-        let width = width.unwrap_or(0).min(40);
-        let listed = images.categories().names().iter().zip(&counts);
+        let names: Vec<String> =
+            images.categories().names().iter().map(|name| escaped(name).to_string()).collect();
+        let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0).min(40);
+        let listed = names.iter().zip(&counts);
         for (name, count) in listed.take(SHOWN) {
             let _ = writeln!(text, "  {name:width$}  {count:>7}");
         }
@@ -68,7 +70,7 @@ impl StatsArgs {
             let _ = writeln!(
                 text,
                 "  and {} more, of {least} to {most} images; --json lists all",
-                count(rest.len(), "class")
+                counted(rest.len(), "class")
             );
         }
         let formats: Vec<String> =

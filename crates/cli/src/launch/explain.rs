@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use brigade_config::{Layer, SettingsPath};
 use brigade_launch::LaunchOptions;
+use brigade_world::text::escaped;
 use serde_json::Value;
 
 use here::Here;
@@ -64,6 +65,6 @@ fn quoted(value: &str) -> String {
     if (value.contains(char::is_whitespace) && !is_words_of_ours) || value.is_empty() {
         format!("{value:?}")
     } else {
-        value.to_owned()
+        escaped(value).to_string()
     }
 }

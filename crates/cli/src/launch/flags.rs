@@ -1,6 +1,9 @@
 //! The flags that are settings, made from the table of settings.
 
+use std::ffi::OsStr;
+
 use brigade_config::{Layer, Setting, Settings, Source, TABLE};
+use clap::builder::{PossibleValue, TypedValueParser};
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
 
 use super::foreign::COMPATIBILITY;
@@ -66,12 +69,38 @@ fn flag(setting: &'static Setting) -> Arg {
     if setting.is_switch {
         return arg.action(ArgAction::SetTrue).overrides_with(negated(setting.name));
     }
-    arg.value_name(setting.value_name).allow_negative_numbers(true).value_parser(
-        move |text: &str| {
+    // The help has them in its sentence.
+    let arg = arg.hide_possible_values(true);
+    arg.value_name(setting.value_name)
+        .allow_negative_numbers(true)
+        .value_parser(SettingParser(setting))
+}
+
+/// Checks what a flag says, and knows the words that shells offer.
+#[derive(Clone, Copy)]
+struct SettingParser(&'static Setting);
+
+impl TypedValueParser for SettingParser {
+    type Value = String;
+
+    fn parse_ref(
+        &self,
+        command: &Command,
+        arg: Option<&Arg>,
+        value: &OsStr,
+    ) -> Result<String, Error> {
+        let setting = self.0;
+        let parse = move |text: &str| {
             let is_good = Settings::default().set(setting.name, text);
             if is_good { Ok(text.to_owned()) } else { Err(setting.fault(text)) }
-        },
-    )
+        };
+        parse.parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        let words = self.0.words;
+        (!words.is_empty()).then(|| Box::new(words.iter().map(PossibleValue::new)) as Box<_>)
+    }
 }
 
 /// A switch that a file or a variable has set must be one that a flag can unset.

@@ -46,7 +46,11 @@ pub(super) fn of_program(name: &str, brigade: &str, program: &str) -> String {
             "kernelspec": {
                 "display_name": "Rust (Brigade)", "language": "rust", "name": "brigade",
             },
-            "language_info": { "name": "rust" },
+            // As the kernel says of itself: without it, nbconvert knows neither the ending nor the colours.
+            "language_info": {
+                "codemirror_mode": "rust", "file_extension": ".rs", "mimetype": "text/rust", "name": "Rust",
+                "pygments_lexer": "rust", "version": "",
+            },
         },
         "nbformat": 4,
         "nbformat_minor": 5,

@@ -6,6 +6,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use brigade_plot::{Chart, Plot, escape_markup};
 use brigade_track::Outcome;
+use brigade_world::text::counted;
 
 use super::Mode;
 use super::charts;
@@ -187,7 +188,11 @@ fn tables(record: &Record) -> String {
         html += &table.html();
         if rows.len() > MOST_ROWS || columns.len() > MOST_COLUMNS {
             let (rows, columns) = (rows.len(), columns.len());
-            html += &note(&format!("The first of {rows} rows and {columns} columns."));
+            html += &note(&format!(
+                "The first of {} and {}.",
+                counted(rows, "row"),
+                counted(columns, "column")
+            ));
         }
     }
     html
@@ -262,12 +267,13 @@ fn notes(record: &Record) -> String {
     }
     let more = record.broken_count - record.broken.len() as u64;
     if more > 0 {
-        html += &note(&format!("{more} more lines cannot be read."));
+        html += &note(&format!("{} cannot be read.", counted(more, "more line")));
     }
     if record.left_out > 0 {
         let count = record.left_out;
         html += &note(&format!(
-            "{count} values under further names are left out: there are too many names."
+            "{} under further names: left out, because there are too many names.",
+            counted(count, "value")
         ));
     }
     html

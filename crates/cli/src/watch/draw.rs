@@ -4,6 +4,7 @@ mod chart;
 
 use std::time::Duration;
 
+use brigade_world::text::counted;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style, Stylize};
@@ -230,7 +231,7 @@ fn settings(frame: &mut Frame<'_>, area: Rect, model: &Model) {
     if model.left_out > 0 {
         lines.push(Line::from(format!(
             "{} of too many names left out",
-            text::count(model.left_out, "value")
+            counted(model.left_out, "value")
         )));
     }
     page(frame, area, "settings", lines);

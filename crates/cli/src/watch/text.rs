@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use brigade_track::{Table, Value};
+use brigade_world::text::counted;
 use ratatui::text::Span;
 
 use super::model::{Goal, Model, State};
@@ -30,11 +31,6 @@ pub(super) fn duration(seconds: f64) -> String {
         (0, 1..) => format!("{minutes} min {} s", seconds % 60),
         (0, 0) => format!("{seconds} s"),
     }
-}
-
-/// "1 line", "2 lines".
-pub(super) fn count(number: u64, noun: &str) -> String {
-    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
 /// Columns on the terminal.
@@ -121,14 +117,14 @@ pub(super) fn place(model: &Model) -> Vec<String> {
         });
         parts.push(format!("step {}{}", model.step(), all.unwrap_or_default()));
     } else if model.step() > 0.0 {
-        parts.push(count(model.step() as u64, "line"));
+        parts.push(counted(model.step(), "line"));
     }
     parts.extend(model.elapsed().filter(|seconds| *seconds > 0.0).map(duration));
     if model.starts > 1 {
         parts.push(format!("start {}", model.starts));
     }
     if model.broken > 0 {
-        parts.push(format!("{} unreadable", count(model.broken, "line")));
+        parts.push(format!("{} unreadable", counted(model.broken, "line")));
     }
     parts
 }

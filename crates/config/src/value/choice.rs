@@ -48,7 +48,7 @@ macro_rules! choices {
         }
 
         super::words! {
-            $name: $expected;
+            $name: $expected, Self::WORDS;
         }
     )*};
 }

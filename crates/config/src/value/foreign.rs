@@ -66,9 +66,10 @@ impl Value for HostList {
 }
 
 macro_rules! values {
-    ($($type:ty: $is_list:literal $expected:literal;)*) => {$(
+    ($($type:ty: $is_list:literal $expected:literal $([$($word:literal)*])?;)*) => {$(
         impl Value for $type {
             const EXPECTED: &'static str = $expected;
+            $(const WORDS: &'static [&'static str] = &[$($word,)*];)?
             const IS_LIST: bool = $is_list;
 
             fn parse(text: &str) -> Option<Self> {
@@ -90,8 +91,9 @@ macro_rules! values {
 }
 
 values! {
-    BindMode: false "none, cores, numa, socket or core-complex";
-    Color: false "auto, always or never";
+    BindMode: false "none, cores, numa, socket or core-complex"
+        ["none" "cores" "numa" "socket" "core-complex"];
+    Color: false "auto, always or never" ["auto" "always" "never"];
     DeviceList: true "all, or numbers or UUIDs such as 0,2";
     EventsTarget: false "a file, or fd:N with the number of a descriptor";
     LineFilter: true "words with commas between them";

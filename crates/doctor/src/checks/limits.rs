@@ -1,5 +1,7 @@
 //! Limits of a process that training programs run into.
 
+use brigade_world::text::counted;
+
 use crate::cluster::Cluster;
 use crate::facts::{Facts, Limit};
 use crate::finding::{Finding, Subject};
@@ -25,7 +27,7 @@ fn of_host(facts: &Facts) -> Vec<Finding> {
     let mut findings = Vec::new();
     let soft = |limit: Option<Limit>| limit.and_then(|it| it.soft);
     if let Some(files) = soft(limits.open_files).filter(|it| *it < FILES) {
-        let found = format!("a process may open only {files} files");
+        let found = format!("a process may open only {}", counted(files, "file"));
         let finding = if files < FEWEST_FILES {
             Finding::fail(Subject::Limits, found)
         } else {

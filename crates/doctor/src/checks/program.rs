@@ -1,5 +1,7 @@
 //! The job's program: there, startable, with its libraries, and the same on every host.
 
+use std::path::Path;
+
 use super::{groups, who_has_what};
 use crate::cluster::{Cluster, HostReport};
 use crate::facts::{Missing, Program, ProgramState};
@@ -10,9 +12,20 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
         .examined()
         .filter_map(|(_, host, facts)| Some((host, facts.program.as_ref()?)))
         .collect();
+    let Some((_, first)) = programs.first() else { return Vec::new() };
+    let is_missing = |program: &Program| program.state == ProgramState::Missing;
+    if programs.iter().all(|(_, program)| is_missing(program)) {
+        let place = if programs.len() > 1 { " on any of the hosts" } else { "" };
+        let asked = first.asked.display();
+        return vec![
+            Finding::fail(Subject::Program, format!("there is no {asked}{place}"))
+                .remedy("build it, or name it as it is called: a path, or a name in PATH"),
+        ];
+    }
+    let here = programs.iter().find(|(host, program)| host.here && !is_missing(program));
+    let source = here.and_then(|(_, program)| program.path.as_deref());
     let mut findings: Vec<Finding> =
-        programs.iter().flat_map(|(host, program)| of_host(host, program)).collect();
-    let Some((_, first)) = programs.first() else { return findings };
+        programs.iter().flat_map(|(host, program)| of_host(host, program, source)).collect();
     let machines: Vec<&str> =
         cluster.examined().map(|(_, _, facts)| facts.host.machine.as_str()).collect();
     let one_machine = machines.iter().all(|it| *it == machines[0]);
@@ -50,7 +63,8 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
     findings
 }
 
-fn of_host(host: &HostReport, program: &Program) -> Vec<Finding> {
+/// What is wrong with the program on one host; `source` is where this host has it.
+fn of_host(host: &HostReport, program: &Program, source: Option<&Path>) -> Vec<Finding> {
     let asked = program.asked.display();
     let fail = |found: String| Finding::fail(Subject::Program, found).on(&host.name);
     let path = program.path.as_deref().unwrap_or(&program.asked).display();
@@ -58,9 +72,18 @@ fn of_host(host: &HostReport, program: &Program) -> Vec<Finding> {
         ProgramState::Binary | ProgramState::Script(_) => {
             return missing(&program.missing).into_iter().map(|it| it.on(&host.name)).collect();
         }
-        ProgramState::Missing => fail(format!("there is no {asked}"))
-            .remedy("build it, copy it there, or launch with --sync")
-            .command(format!("scp {asked} {}:", host.name)),
+        ProgramState::Missing if host.here => {
+            fail(format!("there is no {asked}")).remedy("build it here, too")
+        }
+        ProgramState::Missing => {
+            let missing = fail(format!("there is no {asked}"));
+            match source {
+                Some(path) => missing
+                    .remedy("build it, copy it there, or launch with --sync")
+                    .command(format!("scp {0} {1}:{0}", path.display(), host.name)),
+                None => missing.remedy("build it, or copy it there"),
+            }
+        }
         ProgramState::NotAFile => {
             fail(format!("{path} is not a file")).remedy("name the program itself")
         }
@@ -144,6 +167,30 @@ mod tests {
             assert_eq!((verdict, hosts.as_str()), (Verdict::Fail, "node2"));
             assert!(found.contains(expected), "{found}");
         }
+    }
+
+    #[test]
+    fn a_program_that_is_missing_is_copied_from_where_it_is() {
+        let missing = |hosts: &[usize]| {
+            let mut cluster = fixtures::cluster(3);
+            for host in hosts {
+                let facts = fixtures::facts(&mut cluster, *host);
+                let program = facts.program.as_mut().unwrap();
+                (program.state, program.path) = (ProgramState::Missing, None);
+                program.sha256 = None;
+            }
+            check(&cluster)
+        };
+        let [found] = missing(&[1]).try_into().unwrap();
+        assert_eq!(found.command, "scp /srv/train node2:/srv/train");
+        // The first host is the one that the doctor runs on.
+        let [found] = missing(&[0]).try_into().unwrap();
+        assert_eq!((found.command.as_str(), found.remedy.as_str()), ("", "build it here, too"));
+        let found = missing(&[0, 2]);
+        assert!(found.iter().all(|it| it.command.is_empty()), "{found:?}");
+        let [found] = missing(&[0, 1, 2]).try_into().unwrap();
+        assert_eq!(found.found, "there is no ./train on any of the hosts");
+        assert!(found.command.is_empty() && found.remedy.starts_with("build it, or name it"));
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use std::io::{self, Write};
 
+use brigade_world::text::escaped;
+
 use crate::cluster::{Cluster, Route};
 use crate::examine::ALL_PAIRS;
 use crate::quantity::{bandwidth, duration};
@@ -14,9 +16,9 @@ pub(super) fn write(to: &mut impl Write, cluster: &Cluster) -> io::Result<()> {
         return Ok(());
     }
     let mut cells = vec![vec![String::new()]];
-    cells[0].extend(cluster.hosts.iter().map(|host| format!("to {}", host.name)));
+    cells[0].extend(cluster.hosts.iter().map(|host| format!("to {}", escaped(&host.name))));
     for (from, host) in cluster.hosts.iter().enumerate() {
-        let mut row = vec![host.name.clone()];
+        let mut row = vec![escaped(&host.name).to_string()];
         row.extend((0..count).map(|to| match cluster.route(from, to) {
             _ if from == to => String::new(),
             Some(route) => text(route),

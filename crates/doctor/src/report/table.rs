@@ -2,6 +2,8 @@
 
 use std::io::{self, Write};
 
+use brigade_world::text::escaped;
+
 use super::Style;
 use crate::cluster::Cluster;
 use crate::finding::{Finding, Verdict};
@@ -13,10 +15,12 @@ pub(super) fn write(
     findings: &[Finding],
     style: Style,
 ) -> io::Result<()> {
-    writeln!(to, "brigade doctor: {}\n", title(cluster))?;
+    writeln!(to, "brigade doctor: {}\n", escaped(title(cluster)))?;
     let several = cluster.hosts.len() > 1;
-    let rows: Vec<(&Finding, String)> =
-        findings.iter().map(|it| (it, if several { place(it) } else { String::new() })).collect();
+    let rows: Vec<(&Finding, String)> = findings
+        .iter()
+        .map(|it| (it, if several { escaped(place(it)).to_string() } else { String::new() }))
+        .collect();
     let widest = |texts: &mut dyn Iterator<Item = usize>| texts.max().unwrap_or_default();
     let verdicts = widest(&mut findings.iter().map(|it| it.verdict.word().len()));
     let subjects = widest(&mut findings.iter().map(|it| it.subject.word().len()));
@@ -37,7 +41,9 @@ pub(super) fn write(
         lines.extend(wrapped(&finding.means, room, ""));
         lines.extend(wrapped(&finding.remedy, room, "do: "));
         // Whole, so that it can be copied.
-        lines.extend((!finding.command.is_empty()).then(|| format!("$ {}", finding.command)));
+        lines.extend(
+            (!finding.command.is_empty()).then(|| format!("$ {}", escaped(&finding.command))),
+        );
         for (index, line) in lines.iter().enumerate() {
             let before = if index == 0 { 0 } else { indent };
             writeln!(to, "{:before$}{line}", "")?;
@@ -85,9 +91,10 @@ fn wrapped(text: &str, width: usize, first: &str) -> Vec<String> {
     if text.is_empty() {
         return Vec::new();
     }
+    let text = escaped(text).to_string();
     let later = " ".repeat(first.len());
     let options = textwrap::Options::new(width).initial_indent(first).subsequent_indent(&later);
-    textwrap::wrap(text, options).into_iter().map(std::borrow::Cow::into_owned).collect()
+    textwrap::wrap(&text, options).into_iter().map(std::borrow::Cow::into_owned).collect()
 }
 
 impl Style {

@@ -4,6 +4,8 @@ use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
 
+use brigade_world::text::counted;
+
 use super::{Categories, Labeller, Split};
 use crate::source::{Fingerprint, Hasher, ImageSource};
 use crate::{ImageError, Result};
@@ -35,9 +37,9 @@ impl<S: ImageSource> Labelled<S> {
     pub fn new(source: S, labels: Vec<i64>, categories: Categories) -> Result<Self> {
         if source.len() != labels.len() {
             return Err(ImageError::InvalidArgument(format!(
-                "{} labels were given for {} images",
-                labels.len(),
-                source.len()
+                "labels and images differ in number: {} for {}",
+                counted(labels.len(), "label"),
+                counted(source.len(), "image")
             )));
         }
         let wrong = labels.iter().position(|label| categories.name(*label).is_none());
@@ -208,7 +210,8 @@ impl<S: ImageSource> Subset<S> {
         let len = source.len();
         if let Some(index) = indices.iter().find(|index| **index >= len) {
             return Err(ImageError::InvalidArgument(format!(
-                "image {index} is part of a subset of {len} images, expected 0 to {}",
+                "image {index} is part of a subset of {}, expected 0 to {}",
+                counted(len, "image"),
                 len.saturating_sub(1)
             )));
         }
@@ -278,7 +281,7 @@ mod tests {
     fn labels_that_do_not_fit_are_refused() {
         let classes = Categories::sorted(["a", "b"]);
         let error = Labelled::new(files(), vec![0], classes.clone()).unwrap_err().to_string();
-        assert_eq!(error, "1 labels were given for 3 images");
+        assert_eq!(error, "labels and images differ in number: 1 label for 3 images");
         for label in [2, -1] {
             let error = Labelled::new(files(), vec![0, label, 0], classes.clone()).unwrap_err();
             let expected = format!("r/cat/2.jpg has the label {label}, expected 0 to 1");

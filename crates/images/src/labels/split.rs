@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use brigade_plan::{Sampler, Shuffle};
+use brigade_world::text::counted;
 
 use super::ends;
 use crate::source::ImageSource;
@@ -68,7 +69,8 @@ impl Split {
         for index in valid {
             let Some(slot) = is_valid.get_mut(index) else {
                 return Err(ImageError::InvalidArgument(format!(
-                    "image {index} cannot be split off from {len} images"
+                    "image {index} cannot be split off from {}",
+                    counted(len, "image")
                 )));
             };
             *slot = true;
@@ -109,8 +111,8 @@ impl Split {
         for (part, names) in [(&split.train, train), (&split.valid, valid)] {
             if part.is_empty() {
                 return Err(ImageError::InvalidArgument(format!(
-                    "none of the {} images is in a folder of a folder named {}",
-                    source.len(),
+                    "none of the {} is in a folder of a folder named {}",
+                    counted(source.len(), "image"),
                     names.join(" or ")
                 )));
             }
@@ -147,11 +149,11 @@ impl Split {
             listed.iter().filter(|(_, met)| !**met).map(|(line, _)| *line).collect();
         if let Some(first) = unmet.first() {
             return Err(ImageError::InvalidArgument(format!(
-                "{} lists {} names that are not among the {} images, as {first}; lines are the ends \
+                "{} lists {} not among the {}, as {first}; lines are the ends \
                  of paths, with the extension",
                 path.display(),
-                unmet.len(),
-                source.len()
+                counted(unmet.len(), "name"),
+                counted(source.len(), "image")
             )));
         }
         Ok(Self::partition(&is_valid))
@@ -229,10 +231,7 @@ mod tests {
         assert_eq!(split("2.jpg\r\n\n").unwrap(), [1, 2]);
         assert_eq!(split("b/2.jpg\n1.jpg").unwrap(), [0, 2]);
         let error = split("1.jpg\n9.jpg\n8.jpg").unwrap_err().to_string();
-        assert!(
-            error.contains("lists 2 names that are not among the 4 images, as 8.jpg"),
-            "{error}"
-        );
+        assert!(error.contains("lists 2 names not among the 4 images, as 8.jpg"), "{error}");
         fs::write(&list, b"\xff").unwrap();
         assert!(matches!(Split::by_list(&files, &list), Err(ImageError::Read { .. })));
     }

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::path::Path;
 
+use brigade_world::text::counted;
 use csv::{ReaderBuilder, StringRecord};
 
 use super::{Categories, Labelled, Split};
@@ -222,8 +223,8 @@ impl CsvOptions {
             let field = |column: usize| {
                 record.get(column).map(str::trim).ok_or_else(|| {
                     damaged(format!(
-                        "line {line} has {} columns, and column {column} from 0 is asked for",
-                        record.len()
+                        "line {line} has {}, and column {column} from 0 is asked for",
+                        counted(record.len(), "column")
                     ))
                 })
             };

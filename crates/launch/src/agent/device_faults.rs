@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use brigade_rendezvous::printable;
 use brigade_world::devices::{self, DeviceFault, Fault};
+use brigade_world::text::printable;
 use brigade_world::{KMSG, KernelLog};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 

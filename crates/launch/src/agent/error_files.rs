@@ -28,8 +28,7 @@ impl ErrorFile {
 }
 
 fn text(error: &ErrorRecord) -> String {
-    let callstack = error.callstack.as_deref().unwrap_or_default();
-    let mut lines: Vec<&str> = callstack.lines().collect();
+    let mut lines = stack(error);
     let cut = lines.len().saturating_sub(SHOWN_LINES);
     lines.drain(..cut);
     lines.insert(0, error.message.trim());
@@ -41,6 +40,27 @@ fn text(error: &ErrorRecord) -> String {
     }
     text.truncate(text.trim_end().len());
     text
+}
+
+/// What led to the error, without the error itself: Python's traceback ends with it, and the `Debug` of a
+/// Rust error is it, perhaps with a stack below.
+fn stack(error: &ErrorRecord) -> Vec<&str> {
+    let message = error.message.trim();
+    let callstack = error.callstack.as_deref().unwrap_or_default().trim_end();
+    let mut lines: Vec<&str> = callstack.lines().collect();
+    if let Some(at) = lines.iter().position(|line| *line == "Stack backtrace:") {
+        return lines.split_off(at);
+    }
+    let first = lines.first().copied().unwrap_or_default().trim();
+    if lines.len() == 1 || (!first.is_empty() && message.starts_with(first)) {
+        return Vec::new();
+    }
+    let repeated: Vec<&str> = message.lines().map(str::trim_end).collect();
+    let ends = lines.iter().map(|line| line.trim_end()).rev().take(repeated.len());
+    if ends.eq(repeated.iter().rev().copied()) {
+        lines.truncate(lines.len() - repeated.len());
+    }
+    lines
 }
 
 /// Passes the job's failure on to the launcher that has started this one, if one has.
@@ -86,6 +106,21 @@ mod tests {
         let lines: Vec<&str> = shown.lines().collect();
         assert_eq!(lines.len(), 21);
         assert_eq!((lines[0], lines[1], lines[20]), ("no disk", "  line 80", "  line 99"));
+
+        let of = |message: &str, callstack: &str| {
+            let (message, callstack) = (message.to_owned(), Some(callstack.to_owned()));
+            text(&ErrorRecord { message, callstack, code: None })
+        };
+        let traceback = "Traceback (most recent call last):\n  f()\nValueError: a\nb\n";
+        let expected = "ValueError: a\nb\nTraceback (most recent call last):\n  f()";
+        assert_eq!(of("ValueError: a\nb", traceback), expected);
+        // The Debug of anyhow's errors, without and with RUST_BACKTRACE, and of a struct.
+        let causes = "cannot open data\n\nCaused by:\n    no disk";
+        assert_eq!(of("cannot open data: no disk", causes), "cannot open data: no disk");
+        let stack = format!("{causes}\n\nStack backtrace:\n   0: f");
+        let expected = "cannot open data: no disk\nStack backtrace:\n   0: f";
+        assert_eq!(of("cannot open data: no disk", &stack), expected);
+        assert_eq!(of("no disk", "Io { path: \"data\" }"), "no disk");
 
         let wide = ErrorRecord { message: "é".repeat(5000), ..ErrorRecord::default() };
         assert_eq!(text(&wide).chars().count(), MAX_LINE_LEN);

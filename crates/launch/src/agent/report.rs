@@ -3,86 +3,149 @@
 use std::fmt::Write as _;
 
 use brigade_rendezvous::{Cause, ExitStatus, JobResult, RankFailure};
+use brigade_world::text::counted;
 use nix::sys::signal::Signal;
 
 use super::Outcome;
+use crate::output::Recent;
 
-/// `1 rank`, `3 ranks`
-pub(super) fn count(number: usize, noun: &str) -> String {
-    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+/// Why the job did not simply finish.
+#[derive(Debug)]
+pub(crate) struct Report {
+    /// One sentence.
+    sentence: String,
+    /// What else the launcher has to say: lines, of which some belong to the one before and are indented.
+    notes: Vec<String>,
+    /// What the rank that failed has said.
+    quote: Option<Quote>,
 }
 
-/// Why the job did not simply finish: lines for the user, of which the launcher's own begin with
-/// `brigade: `, except for the very first one. `None` when there is nothing to say.
-#[must_use]
-pub fn text(outcome: &Outcome) -> Option<String> {
-    let mut said = match outcome {
-        Outcome::OutputClosed => "stopped: the reader of the output has gone".to_owned(),
-        Outcome::Stopped { signal } => format!("stopped by {}", name(*signal)),
-        Outcome::Left { signal } => {
-            format!("stopped by {}: this host has left the job", name(*signal))
+/// What a failed rank has said.
+#[derive(Debug)]
+struct Quote {
+    rank: usize,
+    said: Said,
+}
+
+#[derive(Debug)]
+enum Said {
+    Nothing,
+    /// Its error file.
+    Error(String),
+    /// The stream's name, and its last lines.
+    LastLines(&'static str, Vec<String>),
+}
+
+impl Report {
+    /// Says how the job ended. `None` when there is nothing to say.
+    pub(crate) fn of(outcome: &Outcome) -> Option<Self> {
+        let plain = |sentence: String| Self { sentence, notes: Vec::new(), quote: None };
+        let mut report = match outcome {
+            Outcome::OutputClosed => plain("stopped: the reader of the output has gone".to_owned()),
+            Outcome::Stopped { signal } => plain(format!("stopped by {}", name(*signal))),
+            Outcome::Left { signal } => {
+                plain(format!("stopped by {}: this host has left the job", name(*signal)))
+            }
+            Outcome::Stuck { ranks, otherwise } => match otherwise.as_deref().and_then(Self::of) {
+                Some(mut other) => {
+                    other.notes.push(ranks.clone());
+                    other
+                }
+                None => plain(ranks.clone()),
+            },
+            Outcome::Lost { coordinator, how, replaceable } => plain(format!(
+                "the connection to {coordinator}, where the job is coordinated, is lost: {how}; the \
+                 ranks of this host have been stopped; {}",
+                if *replaceable {
+                    "no restart was left for another host to take over: give more with --max-restarts"
+                } else {
+                    "a job that is to outlive any of its hosts needs --rdzv-backend etcd and \
+                     --max-restarts"
+                }
+            )),
+            Outcome::Over(JobResult { cause, .. }) => match cause.as_ref()? {
+                Cause::Failed(failure) => failed(failure),
+                Cause::Interrupted { signal, failure: None } => {
+                    plain(format!("stopped by {}", name(*signal)))
+                }
+                Cause::Interrupted { signal, failure: Some(failure) } => plain(format!(
+                    "stopped by {}; the first to fail: {}",
+                    name(*signal),
+                    failure.summary()
+                )),
+                Cause::HostLost { host, how } => plain(format!("{host} is lost: {how}")),
+                Cause::TooFewHosts { have, need, seconds } => plain(format!(
+                    "only {have} of {} came within {seconds} s: start the others sooner, or give more \
+                     time (--rdzv-conf join_timeout=SECONDS)",
+                    counted(need, "host")
+                )),
+            },
+        };
+        report.sentence.truncate(report.sentence.trim_end().len());
+        Some(report)
+    }
+
+    /// Gives lines for the user, without what has been shown a moment ago: the launcher's own sentence, the
+    /// rank's last lines or its error. Each line of the launcher's own begins with `brigade: `, except for
+    /// the very first one. `None` when nothing is left.
+    pub(crate) fn text(&self, recent: &Recent) -> Option<String> {
+        let mut lines = Vec::new();
+        let is_said = recent.has_sentence(&self.sentence);
+        if !is_said {
+            lines.push(self.sentence.clone());
         }
-        Outcome::Stuck { ranks, otherwise } => match otherwise.as_deref().and_then(text) {
-            Some(other) => format!("{other}\nbrigade: {ranks}"),
-            None => ranks.clone(),
-        },
-        Outcome::Lost { coordinator, how, replaceable } => format!(
-            "the connection to {coordinator}, where the job is coordinated, is lost: {how}; the \
-             ranks of this host have been stopped; {}",
-            if *replaceable {
-                "no restart was left for another host to take over: give more with --max-restarts"
-            } else {
-                "a job that is to outlive any of its hosts needs --rdzv-backend etcd and \
-                 --max-restarts"
+        lines.extend(self.notes.iter().cloned());
+        if let Some(Quote { rank, said }) = &self.quote {
+            // With other lines in between, "its" would say nothing.
+            let its = if is_said { format!("rank {rank}'s") } else { "its".to_owned() };
+            match said {
+                Said::Nothing if is_said => lines.push(format!("rank {rank} printed nothing")),
+                Said::Nothing => lines.push("it printed nothing".to_owned()),
+                Said::Error(error)
+                    if recent.has_error(error.lines().next().unwrap_or_default()) => {}
+                Said::Error(error) => {
+                    let mut error = error.lines();
+                    lines.push(format!("{its} error: {}", error.next().unwrap_or_default()));
+                    lines.extend(error.map(indented));
+                }
+                Said::LastLines(_, last) if recent.has_lines(last.iter().map(String::as_str)) => {}
+                Said::LastLines(stream, last) => {
+                    lines.push(format!("{its} last lines on {stream}:"));
+                    lines.extend(last.iter().map(|line| indented(line)));
+                }
             }
-        ),
-        Outcome::Over(JobResult { cause, .. }) => match cause.as_ref()? {
-            Cause::Failed(failure) => return Some(failed(failure)),
-            Cause::Interrupted { signal, failure: None } => format!("stopped by {}", name(*signal)),
-            Cause::Interrupted { signal, failure: Some(failure) } => {
-                format!("stopped by {}; the first to fail: {}", name(*signal), failure.summary())
-            }
-            Cause::HostLost { host, how } => format!("{host} is lost: {how}"),
-            Cause::TooFewHosts { have, need, seconds } => format!(
-                "only {have} of {} came within {seconds} s: start the others sooner, or give more \
-                 time (--rdzv-conf join_timeout=SECONDS)",
-                count(*need, "host")
-            ),
-        },
-    };
-    said.truncate(said.trim_end().len());
-    Some(said)
+        }
+        let mut lines = lines.into_iter();
+        let mut text = lines.next()?;
+        for line in lines {
+            let prefix = if line.starts_with(INDENT) { "" } else { "brigade: " };
+            let _ = write!(text, "\n{prefix}{line}");
+        }
+        Some(text)
+    }
 }
 
-fn failed(failure: &RankFailure) -> String {
-    let mut text = failure.summary();
+fn failed(failure: &RankFailure) -> Report {
     let hint = failure.hint.clone().or_else(|| meaning(failure.exit_status).map(str::to_owned));
-    if let Some(hint) = hint {
-        let _ = write!(text, "\nbrigade: {hint}");
-    }
+    let mut notes: Vec<String> = hint.into_iter().collect();
     for fault in &failure.device_faults {
-        let _ = write!(text, "\nbrigade: {fault}");
-        indent(&mut text, &fault.message);
+        notes.extend([fault.to_string(), indented(&fault.message)]);
     }
-    match &failure.error {
-        Some(error) => {
-            let mut lines = error.lines();
-            let _ = write!(text, "\nbrigade: its error: {}", lines.next().unwrap_or_default());
-            lines.for_each(|line| indent(&mut text, line));
-        }
-        None if failure.last_lines.is_empty() => text.push_str("\nbrigade: it printed nothing"),
-        None => {
-            let name = failure.stream.name();
-            let _ = write!(text, "\nbrigade: its last lines on {name}:");
-            failure.last_lines.iter().for_each(|line| indent(&mut text, line));
-        }
-    }
-    text
+    let said = match &failure.error {
+        Some(error) => Said::Error(error.clone()),
+        None if failure.last_lines.is_empty() => Said::Nothing,
+        None => Said::LastLines(failure.stream.name(), failure.last_lines.clone()),
+    };
+    let quote = Some(Quote { rank: failure.rank, said });
+    Report { sentence: failure.summary(), notes, quote }
 }
 
-fn indent(text: &mut String, line: &str) {
-    let _ = write!(text, "\n  {line}");
+fn indented(line: &str) -> String {
+    format!("{INDENT}{line}")
 }
+
+/// Before lines that are quoted.
+const INDENT: &str = "  ";
 
 /// What people do not know by heart.
 fn meaning(exit_status: ExitStatus) -> Option<&'static str> {
@@ -159,6 +222,10 @@ mod tests {
         Outcome::Over(JobResult { code, cause: Some(cause) })
     }
 
+    fn text(outcome: &Outcome) -> Option<String> {
+        Report::of(outcome)?.text(&Recent::new())
+    }
+
     fn shown(failure: RankFailure) -> String {
         text(&over(1, Cause::Failed(failure))).unwrap()
     }
@@ -212,6 +279,35 @@ mod tests {
             NVRM: Xid (PCI:0000:3b:00): 79\n\
             brigade: it printed nothing";
         assert!(shown(broken.clone()).ends_with(expected), "{}", shown(broken));
+    }
+
+    #[test]
+    fn what_has_been_shown_is_not_repeated() {
+        let lines = ["first".to_owned(), "last".to_owned()];
+        let failed = RankFailure { last_lines: lines.to_vec(), ..failure(ExitStatus::Code(3)) };
+        let told = RankFailure {
+            error: Some("cannot open data: no disk\n  Traceback".to_owned()),
+            ..failed.clone()
+        };
+        let after = |failure: &RankFailure, lines: &[&str]| {
+            let mut recent = Recent::new();
+            for line in lines {
+                recent.note(Stream::Stderr, format!("{line}\n").as_bytes());
+            }
+            Report::of(&over(1, Cause::Failed(failure.clone()))).unwrap().text(&recent)
+        };
+        let sentence = "rank 1 on node1 (pid 42) failed: exit code 3";
+        let news = format!("brigade: {sentence}; stopping 1 rank");
+        assert_eq!(after(&failed, &["[1] first", "[0] x", "[1] last"]).as_deref(), Some(sentence));
+        assert_eq!(after(&failed, &["[1] first", "[1] last", &news]), None);
+        let expected = "rank 1's last lines on stderr:\n  first\n  last";
+        assert_eq!(after(&failed, &["[1] last", &news, "[0] y"]).as_deref(), Some(expected));
+        let printed = ["[1] Error: cannot open data", "[1] Caused by:", "[1]     no disk"];
+        assert_eq!(after(&told, &printed).as_deref(), Some(sentence));
+        let expected = "rank 1's error: cannot open data: no disk\n    Traceback";
+        assert_eq!(after(&told, &[&news]).as_deref(), Some(expected));
+        let silent = RankFailure { last_lines: Vec::new(), ..failed };
+        assert_eq!(after(&silent, &[&news]).as_deref(), Some("rank 1 printed nothing"));
     }
 
     #[test]

@@ -16,9 +16,10 @@ use std::mem;
 use std::time::Duration;
 
 use brigade_rendezvous::{Assignment, FromAgent, RankFailure, TimeLimits, ToAgent};
+use brigade_world::text::counted;
 use nix::sys::signal::Signal;
 
-use super::{Outcome, report};
+use super::Outcome;
 use crate::LaunchError;
 
 pub(super) use event::{Action, Event, JoinRequest};
@@ -310,7 +311,7 @@ impl AgentState {
         }
         let goes_on = self.restarts.0 < self.restarts.1 || self.hosts > 1;
         let said = self.reason.as_ref() == Some(&reason);
-        let stopping = || format!("stopping {}", report::count(running, "rank"));
+        let stopping = || format!("stopping {}", counted(running, "rank"));
         match (said, running) {
             (true, 0) => {}
             (true, _) => self.say(stopping()),

@@ -21,8 +21,9 @@ use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 
 use super::run::next_signal;
+use crate::agent::Report;
 use crate::events::EventSender;
-use crate::output::{BETWEEN_DRAWS, LiveLine, Reports, write_all};
+use crate::output::{BETWEEN_DRAWS, LiveLine, Recent, Reports, write_all};
 
 /// The launcher's end of the thread.
 pub(crate) struct Output {
@@ -40,7 +41,7 @@ enum Order {
     Progress(Arc<str>, Vec<(usize, String)>),
     /// Not shown with `--quiet`.
     Line(String),
-    Report(String),
+    Report(Report),
 }
 
 /// The begin of a line of a host, whose end comes in another piece.
@@ -73,9 +74,9 @@ impl Output {
         let _ = self.sender.send(Order::Line(line.to_owned()));
     }
 
-    /// How the job ended: lines, of which the first may be the last that was said.
-    pub(crate) fn report(&self, text: String) {
-        let _ = self.sender.send(Order::Report(text));
+    /// Says how the job ended, without what has been shown a moment ago.
+    pub(crate) fn report(&self, report: Report) {
+        let _ = self.sender.send(Order::Report(report));
     }
 
     /// Readable when the reader of our output has gone.
@@ -151,6 +152,7 @@ impl OutputSink for Sink {
 struct Writer {
     /// Stdout and stderr of this process.
     sinks: [File; 2],
+    recent: Recent,
     lossy: [bool; 2],
     closed: [bool; 2],
     begun: Begun,
@@ -169,6 +171,7 @@ impl Writer {
     fn new(sinks: [File; 2], reader_gone: Arc<Flag>, quiet: bool) -> Self {
         Self {
             sinks,
+            recent: Recent::new(),
             lossy: [false; 2],
             closed: [false; 2],
             begun: Begun::new(),
@@ -182,8 +185,6 @@ impl Writer {
     }
 
     fn run(mut self, inbox: &Receiver<Order>) {
-        // The launcher's own line, if it is the last that was written.
-        let mut said = String::new();
         loop {
             let order = match self.next_draw {
                 None => inbox.recv().map_err(RecvTimeoutError::from),
@@ -199,29 +200,18 @@ impl Writer {
             };
             match order {
                 Order::Piece(piece) => self.show(&piece),
-                Order::Progress(host, ranks) => {
-                    self.progress(host, ranks, Instant::now());
-                    continue;
-                }
+                Order::Progress(host, ranks) => self.progress(host, ranks, Instant::now()),
                 Order::Line(_) if self.quiet => {}
                 Order::Line(line) => {
                     self.write(Stream::Stderr, format!("brigade: {line}\n").as_bytes());
-                    said = line;
-                    continue;
                 }
-                Order::Report(text) => {
+                Order::Report(report) => {
                     self.live.clear();
-                    // A job that ends at once because of what was just said does not say it twice.
-                    let text = match text.strip_prefix(&said) {
-                        Some("") if !said.is_empty() => continue,
-                        Some(rest) if !said.is_empty() => rest.strip_prefix("\nbrigade: "),
-                        _ => None,
+                    if let Some(text) = report.text(&self.recent) {
+                        self.write(Stream::Stderr, format!("brigade: {text}\n").as_bytes());
                     }
-                    .unwrap_or(&text);
-                    self.write(Stream::Stderr, format!("brigade: {text}\n").as_bytes());
                 }
             }
-            said.clear();
         }
         self.live.clear();
         // What a host that is lost had begun.
@@ -285,7 +275,8 @@ impl Writer {
         if self.closed[index] || bytes.is_empty() {
             return;
         }
-        let Self { sinks, live, .. } = self;
+        let Self { sinks, live, recent, .. } = self;
+        recent.note(stream, bytes);
         let written = live.around(|| write_all(&mut sinks[index], bytes));
         let Err(error) = written else { return };
         if error.kind() == io::ErrorKind::BrokenPipe {

@@ -19,7 +19,7 @@ use super::connect_all::{self, Answer};
 use super::output::Output;
 use super::plan::HostsPlan;
 use super::session::{LaunchRequest, Session};
-use crate::agent::{report, with_signals};
+use crate::agent::{Report, with_signals};
 use crate::events::{EventLog, EventSender};
 use crate::open_files::OpenFiles;
 use crate::plan::new_name;
@@ -269,8 +269,8 @@ impl Job {
         if let Some(line) = self.events.and_then(EventLog::finish) {
             self.output.say(&line);
         }
-        if let Some(text) = report(&outcome) {
-            self.output.report(text);
+        if let Some(report) = Report::of(&outcome) {
+            self.output.report(report);
         }
         self.output.finish(&self.signals, self.impatient);
         Ok(outcome)

@@ -10,7 +10,7 @@ use std::time::Duration;
 use brigade_remote::remote_command::{self, AGENT, GREETING, IS_MISSING, IS_UNSAFE, IS_WANTED};
 use brigade_remote::wire::{self, WireError};
 use brigade_remote::{Child, HostSpec, ssh};
-use brigade_rendezvous::{printable, printable_within};
+use brigade_world::text::{printable, printable_within};
 
 use super::agent_side;
 use super::bundle::Bundle;

@@ -5,6 +5,7 @@ use std::fmt;
 use std::io::{self, IsTerminal};
 use std::str::FromStr;
 
+use brigade_world::scheduler::MpiKind;
 use serde::{Deserialize, Serialize};
 
 use crate::ValueError;
@@ -24,7 +25,7 @@ pub enum Color {
 /// What decides about [`Color::Auto`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ColorFacts {
-    /// Stdout and stderr are terminals.
+    /// Stdout and stderr are terminals of a user's.
     pub terminal: [bool; 2],
     /// `NO_COLOR` is set (<https://no-color.org>).
     pub no_color: bool,
@@ -40,12 +41,22 @@ impl ColorFacts {
     pub fn gather() -> Self {
         let var = |name| env::var_os(name).filter(|value| !value.is_empty());
         Self {
-            terminal: [io::stdout().is_terminal(), io::stderr().is_terminal()],
+            terminal: [is_users_terminal(&io::stdout()), is_users_terminal(&io::stderr())],
             no_color: var("NO_COLOR").is_some(),
             forced: var("CLICOLOR_FORCE").is_some_and(|value| value != "0"),
             dumb: var("TERM").is_some_and(|value| value == "dumb"),
         }
     }
+}
+
+/// Whether a stream of this process is a terminal that a user looks at. Open MPI gives its processes a
+/// pseudo-terminal as stdout and passes on what they write, to a file as well as to a terminal.
+pub(crate) fn is_users_terminal(stream: &impl IsTerminal) -> bool {
+    stream.is_terminal() && !is_open_mpis(&|name| env::var(name).ok())
+}
+
+fn is_open_mpis(vars: &dyn Fn(&str) -> Option<String>) -> bool {
+    vars(MpiKind::OpenMpi.names().rank).is_some()
 }
 
 impl Color {
@@ -132,6 +143,13 @@ mod tests {
         }
         let wrong = "yes".parse::<Color>().unwrap_err().to_string();
         assert_eq!(wrong, "expected auto, always or never, found \"yes\"");
+    }
+
+    #[test]
+    fn the_terminal_of_mpirun_is_no_users() {
+        let mpirun = |name: &str| (name == "OMPI_COMM_WORLD_RANK").then(|| "0".to_owned());
+        assert!(is_open_mpis(&mpirun));
+        assert!(!is_open_mpis(&|_| None));
     }
 
     #[test]

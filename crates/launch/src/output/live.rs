@@ -3,11 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::env;
-use std::io::{self, IsTerminal};
+use std::io;
 use std::time::{Duration, Instant};
 
 use brigade_world::{Pace, ProgressReport};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::color::is_users_terminal;
 
 /// What the ranks have reported last, by rank.
 pub(crate) type Reports = BTreeMap<usize, ProgressReport>;
@@ -27,7 +29,7 @@ pub(crate) struct LiveLine {
 impl LiveLine {
     pub(crate) fn new(quiet: bool) -> Self {
         let is_dumb = env::var_os("TERM").is_none_or(|term| term == "dumb" || term.is_empty());
-        let is_terminal = !is_dumb && io::stderr().is_terminal();
+        let is_terminal = !is_dumb && is_users_terminal(&io::stderr());
         Self { is_terminal, bar: None, pace: Pace::new(Instant::now()), quiet }
     }
 

@@ -15,10 +15,12 @@ use super::folder::{AttemptFiles, LogFile};
 use super::lines::Lines;
 use super::live::{BETWEEN_DRAWS, Reports};
 use super::plan::OutputPlan;
+use super::recent::Recent;
 use super::show::Show;
 use super::streams::LineFilter;
 use super::{Notice, Streams, Tail};
 use crate::LaunchError;
+use crate::agent::Report;
 
 /// What the agent asks the thread to do.
 #[derive(Debug)]
@@ -26,6 +28,8 @@ pub(super) enum Order {
     Attach(Attempt),
     /// A whole line for stderr.
     Say(String),
+    /// How the job ended, for stderr.
+    Report(Report),
     Tail(usize),
     Drain,
     /// Write what is there, and end.
@@ -115,6 +119,7 @@ pub(super) struct Pump {
     attempt: Attempt,
     filters: [Option<LineFilter>; 2],
     console: Console,
+    recent: Recent,
     /// How far the ranks are.
     reports: Reports,
     /// Bars of Python's tqdm become reports.
@@ -169,6 +174,7 @@ impl Pump {
             attempt: Attempt::default(),
             filters: plan.duplicate.clone(),
             console: Console { show, state: [State::Open; 2] },
+            recent: Recent::new(),
             reports: Reports::new(),
             reads_bars: !plan.quiet,
             show_at: None,
@@ -225,6 +231,11 @@ impl Pump {
                     self.attempt = attempt;
                 }
                 Order::Say(text) => self.show(Stream::Stderr, text.as_bytes()),
+                Order::Report(report) => {
+                    if let Some(text) = report.text(&self.recent) {
+                        self.show(Stream::Stderr, format!("brigade: {text}\n").as_bytes());
+                    }
+                }
                 Order::Tail(local_rank) => self.answer_tail(local_rank),
                 Order::Drain => {
                     let tails = self.drain();
@@ -392,6 +403,7 @@ impl Pump {
     }
 
     fn show(&mut self, stream: Stream, lines: &[u8]) {
+        self.recent.note(stream, lines);
         match self.console.show(stream, lines) {
             WriteFailure::Nothing => {}
             WriteFailure::Closed => self.notify(Notice::Closed),

@@ -4,6 +4,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
+use brigade_world::text::printable;
 use nix::poll::PollFlags;
 
 use super::backoff::RetryPolicy;
@@ -12,7 +13,7 @@ use super::{RendezvousError, RendezvousNotice, RendezvousPlan};
 use crate::connection::{Connection, LinkError};
 use crate::handshake::{ClientHandshake, Denial, MAX_GREETING};
 use crate::listener::{BindAddress, Listener, is_own, prepared};
-use crate::{Link, MAX_FRAME_LEN, TimeLimits, printable};
+use crate::{Link, MAX_FRAME_LEN, TimeLimits};
 
 /// Serves at this port, or says why not.
 pub(super) fn serve(

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use brigade_world::text::printable;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -12,7 +13,6 @@ use ureq::Agent;
 
 use super::access::{EtcdAccess, EtcdError};
 use crate::discovery::{Failure, RendezvousError};
-use crate::printable;
 
 /// One or several members of an etcd; any of them will do.
 #[derive(Clone, Debug)]

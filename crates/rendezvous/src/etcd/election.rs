@@ -3,6 +3,7 @@
 use std::net::{IpAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
+use brigade_world::text::printable;
 use serde::{Deserialize, Serialize};
 
 use super::access::EtcdAccess;
@@ -12,7 +13,6 @@ use crate::discovery::{
     Endpoint, Failure, Notices, RendezvousError, RendezvousNotice, RendezvousPlan, RetryPolicy,
 };
 use crate::listener::{BindAddress, Listener};
-use crate::printable;
 
 /// The keys of a job.
 #[derive(Clone, Debug)]

@@ -4,11 +4,13 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use brigade_world::text::counted;
+
 use super::admission::JOINED_LATELY;
 use super::failures::{self, Failures, HostLoss};
 use super::member::{Member, Part};
 use super::rules::REGROUP;
-use super::{Action, AgentId, Formation, HostPart, JobEvent, Rules, State, hosts};
+use super::{Action, AgentId, Formation, HostPart, JobEvent, Rules, State};
 use crate::{Assignment, Cause, ToAgent};
 
 /// Waiting for enough hosts.
@@ -57,9 +59,9 @@ impl Gathering {
 impl Rules {
     pub(super) fn wanted(&self) -> String {
         if self.min_nodes == self.max_nodes {
-            hosts(self.min_nodes)
+            counted(self.min_nodes, "host")
         } else {
-            format!("{} to {}", self.min_nodes, hosts(self.max_nodes))
+            format!("{} to {}", self.min_nodes, counted(self.max_nodes, "host"))
         }
     }
 }
@@ -131,7 +133,7 @@ impl Formation {
             self.say(format!(
                 "waiting up to {} s for {} more",
                 limit.as_secs_f64(),
-                hosts(need - have)
+                counted(need - have, "host")
             ));
         }
     }
@@ -207,10 +209,11 @@ impl Formation {
         if attempt > 0 {
             let restarts = (self.restarts, self.rules.max_restarts);
             self.say(format!(
-                "attempt {attempt} starts: {}, {world_size} ranks, {} of {} restarts used",
-                hosts(order.len()),
+                "attempt {attempt} starts: {}, {}, {} of {} used",
+                counted(order.len(), "host"),
+                counted(world_size, "rank"),
                 restarts.0,
-                restarts.1,
+                counted(restarts.1, "restart"),
             ));
         }
     }

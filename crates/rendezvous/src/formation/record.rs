@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use brigade_world::devices::DeviceFault;
+use brigade_world::text::counted;
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 
@@ -217,7 +218,10 @@ impl JobCause {
             },
             Cause::TooFewHosts { have, need, seconds } => Self {
                 cause: CauseKind::TooFewHosts,
-                message: format!("only {have} of {need} hosts came within {seconds} s"),
+                message: format!(
+                    "only {have} of {} came within {seconds} s",
+                    counted(need, "host")
+                ),
                 ..this
             },
         }

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
+use brigade_world::text::counted;
 use csv::{ByteRecord, ReaderBuilder};
 
 use super::{Found, Reader, TextSource, Unread, open_at, to_bool, to_utf8};
@@ -221,8 +222,8 @@ fn field(path: &Path, record: &ByteRecord, row: Row, column: usize, name: &str) 
         path: path.into(),
         line: row.line,
         detail: format!(
-            "it has {} columns, and column {name:?} is number {column} from 0",
-            record.len()
+            "it has {}, and column {name:?} is number {column} from 0",
+            counted(record.len(), "column")
         ),
     })?;
     to_utf8(bytes.to_vec(), || format!("{}, line {}, column {name:?}", path.display(), row.line))
@@ -234,7 +235,10 @@ fn refuse(path: &Path, error: &csv::Error) -> Error {
         csv::ErrorKind::UnequalLengths { pos, expected_len, len } => Error::Row {
             path: path.into(),
             line: pos.as_ref().map_or(0, csv::Position::line),
-            detail: format!("it has {len} columns, and the lines before have {expected_len}"),
+            detail: format!(
+                "it has {}, and the lines before have {expected_len}",
+                counted(len, "column")
+            ),
         },
         _ => Error::Format { path: path.into(), detail: error.to_string() },
     }

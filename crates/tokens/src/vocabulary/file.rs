@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use brigade_checkpoint::pth::strings;
+use brigade_world::text::counted;
 use serde::{Deserialize, Serialize};
 
 use super::{FILLER, Vocabulary};
@@ -101,8 +102,8 @@ impl Vocabulary {
         vocabulary.unknown = written.unknown;
         match written.unknown {
             Some(id) if id as usize >= vocabulary.len() => refuse(format!(
-                "its unknown token has number {id}, and there are {} tokens",
-                vocabulary.len()
+                "its unknown token has number {id}, and it has {}",
+                counted(vocabulary.len(), "token")
             )),
             _ => Ok(vocabulary),
         }

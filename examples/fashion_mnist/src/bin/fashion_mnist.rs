@@ -8,7 +8,7 @@ use brigade::prelude::*;
 use clap::Parser;
 use fashion_mnist::Options;
 
-fn main() -> anyhow::Result<()> {
+fn main() -> MainResult {
     let options = Options::parse();
     let mut accelerator = Accelerator::builder();
     if options.nchw {

@@ -9,7 +9,7 @@ use brigade::prelude::*;
 use clap::Parser;
 use fashion_mnist::Options;
 
-fn main() -> anyhow::Result<()> {
+fn main() -> MainResult {
     let options = Options::parse();
     tch::manual_seed(options.seed.into());
 

@@ -21,7 +21,7 @@ struct Options {
     lr: f64,
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> MainResult {
     let Options { common, lr } = Options::parse();
     let accelerator = Accelerator::new()?;
     accelerator.set_seed(common.seed.into());

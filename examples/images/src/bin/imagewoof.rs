@@ -28,7 +28,7 @@ struct Options {
     mixup: f64,
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> MainResult {
     let Options { common, lr, mixup } = Options::parse();
     let accelerator = Accelerator::new()?;
     accelerator.set_seed(common.seed.into());

@@ -36,7 +36,7 @@ struct Options {
 /// The weights on the Hugging Face hub.
 const WEIGHTS: &str = "timm/resnet50d.ra2_in1k";
 
-fn main() -> anyhow::Result<()> {
+fn main() -> MainResult {
     let Options { common, weights, download, lr } = Options::parse();
     let accelerator = Accelerator::new()?;
     accelerator.set_seed(common.seed.into());

@@ -4,6 +4,7 @@
 
 use std::path::PathBuf;
 
+use brigade::MainResult;
 use brigade::learn::prelude::*;
 use brigade::train::Precision;
 use clap::Parser;
@@ -38,7 +39,7 @@ struct Options {
     precision: Option<Precision>,
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> MainResult {
     let options = Options::parse();
     let common = &options.common;
     let accelerator = common.accelerator()?;

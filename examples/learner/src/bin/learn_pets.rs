@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 
 use anyhow::Context;
+use brigade::MainResult;
 use brigade::learn::prelude::*;
 use brigade::models::TransferModel;
 use brigade::nn::ParamPath;
@@ -40,7 +41,7 @@ struct Options {
     export: PathBuf,
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> MainResult {
     let options = Options::parse();
     let common = &options.common;
     let accelerator = common.accelerator()?;

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use brigade::MainResult;
 use brigade::data::DataError;
 use brigade::learn::prelude::*;
 use brigade::models::ResNetOptions;
@@ -34,7 +35,7 @@ struct Options {
     lr: f64,
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> MainResult {
     let options = Options::parse();
     let common = &options.common;
     let accelerator = common.accelerator()?;

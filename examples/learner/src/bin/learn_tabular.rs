@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use brigade::MainResult;
 use brigade::data::{DataError, DataLoader, TensorDataset};
 use brigade::learn::Item;
 use brigade::learn::prelude::*;
@@ -34,7 +35,7 @@ struct Options {
     best: PathBuf,
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> MainResult {
     let options = Options::parse();
     let common = &options.common;
     let accelerator = common.accelerator()?;

@@ -61,7 +61,7 @@ struct Options {
     width: u32,
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> MainResult {
     let options = Options::parse();
     let (common, training) = (&options.common, &options.training);
     let accelerator = training.accelerator(common)?;

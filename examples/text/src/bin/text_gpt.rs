@@ -74,7 +74,7 @@ struct Options {
 
 type Lines = SequenceData<Blocks<Subset<TokenIds>>>;
 
-fn main() -> anyhow::Result<()> {
+fn main() -> MainResult {
     let options = Options::parse();
     let (common, training) = (&options.common, &options.training);
     let accelerator = training.accelerator(common)?;

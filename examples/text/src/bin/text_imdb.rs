@@ -3,6 +3,7 @@
 #![allow(clippy::print_stdout)] // the program's answer
 
 use anyhow::Context;
+use brigade::MainResult;
 use brigade::learn::prelude::*;
 use brigade::text::{TextLoaders, text_classifier_learner};
 use clap::Parser;
@@ -27,7 +28,7 @@ struct Options {
     review: String,
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> MainResult {
     let options = Options::parse();
     let args = &options.model;
     let accelerator = args.accelerator()?;

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use brigade::MainResult;
 use brigade::data::DataError;
 use brigade::learn::prelude::*;
 use brigade::text::tokens::FolderOptions;
@@ -47,7 +48,7 @@ struct Options {
     save: PathBuf,
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> MainResult {
     let options = Options::parse();
     let Options { model: args, lr, save, .. } = &options;
     let accelerator = args.accelerator()?;

@@ -8,6 +8,7 @@ use brigade_launch::{
     Assignment, Device, Devices, LaunchPlan, LogFolder, NodeRange, RendezvousMode,
 };
 use brigade_world::devices::{NearNic, nearest};
+use brigade_world::text::escaped;
 use brigade_world::{StoreHost, env};
 use serde_json::{Map, Value, json};
 
@@ -29,10 +30,10 @@ impl Here<'_> {
         if let [first, _, ..] = ranks.as_slice() {
             writeln!(out, "  every rank")?;
             if is_one_command {
-                writeln!(out, "    {}", first.command.join(" "))?;
+                writeln!(out, "    {}", escaped(first.command.join(" ")))?;
             }
             for (name, value) in &shared {
-                writeln!(out, "    {name}={}", quoted(value))?;
+                writeln!(out, "    {}={}", escaped(name), quoted(value))?;
             }
         }
         for rank in &ranks {
@@ -41,7 +42,7 @@ impl Here<'_> {
                 None => writeln!(out, "  local rank {}", rank.local_rank)?,
             }
             if !is_one_command {
-                writeln!(out, "    {}", rank.command.join(" "))?;
+                writeln!(out, "    {}", escaped(rank.command.join(" ")))?;
             }
             if let Some(cpus) = &rank.cpus {
                 writeln!(out, "    on processors {cpus}")?;
@@ -50,7 +51,7 @@ impl Here<'_> {
                 writeln!(out, "    {}", gpu.text())?;
             }
             for (name, value) in rank.env.iter().filter(|it| !shared.contains(it)) {
-                writeln!(out, "    {name}={}", quoted(value))?;
+                writeln!(out, "    {}={}", escaped(name), quoted(value))?;
             }
         }
         Ok(())

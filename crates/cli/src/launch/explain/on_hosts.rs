@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use brigade_launch::hosts::{HostsPlan, PlannedHost};
 use brigade_launch::{LaunchOptions, NprocSpec, Program};
 use brigade_remote::VariableFile;
+use brigade_world::text::escaped;
 use serde_json::{Map, Value, json};
 
 use super::{built, quoted};
@@ -39,7 +40,7 @@ impl OnHosts<'_> {
         writeln!(out, "every rank\n  {}", self.command().join(" "))?;
         writeln!(out, "  in {}", self.plan.workdir.display())?;
         for (name, value) in &self.options.env {
-            writeln!(out, "  {name}={}", quoted(shown(name, value)))?;
+            writeln!(out, "  {}={}", escaped(name), quoted(shown(name, value)))?;
         }
         let of_files: Vec<&String> =
             self.plan.variable_files.iter().flat_map(|it| &it.names).collect();

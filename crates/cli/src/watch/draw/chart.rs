@@ -1,5 +1,6 @@
 //! A chart of the curves of one family, drawn in dots of Braille characters.
 
+use brigade_world::text::counted;
 use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style, Stylize};
@@ -106,7 +107,7 @@ fn legend(name: &str, curve: &Curve, style: Style, is_next: bool) -> Vec<Span<'s
         Span::styled(format!("{last} "), style.add_modifier(Modifier::BOLD)),
     ];
     if curve.non_finite() > 0 {
-        let count = text::count(curve.non_finite(), "value");
+        let count = counted(curve.non_finite(), "value");
         spans.push(Span::from(format!("({count} not finite) ")).fg(Color::Red));
     }
     spans

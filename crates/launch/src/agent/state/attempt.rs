@@ -7,12 +7,12 @@ use brigade_rendezvous::{
 };
 use brigade_world::devices::DeviceFault;
 use brigade_world::is_loopback;
+use brigade_world::text::counted;
 use nix::sys::signal::Signal;
 
 use super::AgentState;
 use super::event::Action;
 use crate::LaunchError;
-use crate::agent::report;
 use crate::output::Tail;
 
 /// Ranks that are started together and stopped together.
@@ -503,7 +503,7 @@ impl AgentState {
             (Phase::Running, _) if running == 0 && group.failures.is_empty() => self.sweep(),
             (Phase::Running, Stopping::Until(at)) if running > 0 && at <= now => {
                 self.kill();
-                let ranks = report::count(running, "rank");
+                let ranks = counted(running, "rank");
                 let limit = self.facts.limits.shutdown_timeout().as_secs_f64();
                 self.say(format!("{ranks} did not stop within {limit} s: killed"));
             }

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use brigade_world::text::counted;
 use nix::sys::signal::Signal;
 
 use super::event::{Action, Event};
 use super::{AgentState, Kind};
 use crate::LaunchError;
-use crate::agent::{Outcome, report};
+use crate::agent::Outcome;
 
 /// How far an agent has come with leaving.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +72,7 @@ impl AgentState {
         self.ask_to_stop(signal);
         let running = self.group.as_ref().map(super::Group::running);
         if !stopping && let Some(running) = running {
-            let ranks = report::count(running, "rank");
+            let ranks = counted(running, "rank");
             self.say(format!(
                 "{signal}: {}waiting up to {} s for {ranks} to stop; SIGINT (Ctrl-C) kills now",
                 if leaves { "this host leaves the job; " } else { "" },
