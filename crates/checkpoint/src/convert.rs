@@ -17,7 +17,9 @@ use std::path::{Path, PathBuf};
 
 pub use like::convert_like;
 pub use tensor::FileTensor;
-pub use weights::{FoundWeights, Weights, WeightsOptions, find_weights, read_weights};
+pub use weights::{
+    FoundWeights, Weights, WeightsOptions, find_weights, read_weights, weights_file,
+};
 
 use crate::error::Error;
 use crate::layout::{Checkpoint, ChecksumWriter, FileFacts, MANIFEST, Object};
@@ -79,7 +81,19 @@ pub fn convert_with(
         .prefix(".")
         .suffix(".partial")
         .tempdir_in(folder)
-        .map_err(Error::io("write", folder))?;
+        .map_err(Error::temporary(to, folder))?;
+    convert_in(partial.path(), from, to, target, options)
+        .map_err(|error| error.renamed(partial.path(), to))
+}
+
+/// Makes the target in the folder `partial`, and renames it.
+fn convert_in(
+    partial: &Path,
+    from: &Path,
+    to: &Path,
+    target: Target,
+    options: &WeightsOptions,
+) -> Result<Report, Error> {
     let mut report = Report::default();
     let checkpoint =
         if from.join(MANIFEST).is_file() { Some(Checkpoint::open(from)?) } else { None };
@@ -93,7 +107,7 @@ pub fn convert_with(
             });
         }
         (Target::Accelerate, Some(checkpoint)) => {
-            let made = partial.path().join("accelerate");
+            let made = partial.join("accelerate");
             fs::create_dir(&made).map_err(Error::io("make", &made))?;
             accelerate::write(checkpoint, &made, &mut report)?;
             made
@@ -119,9 +133,17 @@ pub fn convert_with(
             report.read.append(&mut weights.read);
             report.left_out.append(&mut weights.left_out);
             let weights = weights.tensors;
-            let made = partial.path().join("weights");
+            let made = partial.join("weights");
             match target {
-                Target::Torch => write_pth(&made, &state_dict(weights.clone()))?,
+                Target::Torch => {
+                    for (name, tensor) in &weights {
+                        if let Some(fact) = pth::refusal(tensor) {
+                            let (path, fact) = (to.to_owned(), format!("`{name}`: {fact}"));
+                            return Err(Error::Unsupported { path, fact });
+                        }
+                    }
+                    write_pth(&made, &state_dict(weights.clone()))?;
+                }
                 _ => write_safetensors(&made, &weights).map(drop)?,
             }
             report.changed.extend(weights.iter().filter_map(overflow));

@@ -1,6 +1,6 @@
 //! What can be wrong with a file or a checkpoint, as facts.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use brigade_world::text::escaped;
 
@@ -175,11 +175,52 @@ impl From<InvalidFileName> for Error {
 }
 
 impl Error {
+    /// The error of the system about a path; what an [`std::io::Error`] is around where it is one of these.
     pub(crate) fn io(
         doing: &'static str,
         path: impl Into<PathBuf>,
     ) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
-        move |source| Self::Io { doing, path, source }
+        move |source| source.downcast().unwrap_or_else(|source| Self::Io { doing, path, source })
+    }
+
+    /// The error of a temporary file in `folder`, from which `to` was to be made, without its name.
+    pub(crate) fn temporary(to: &Path, folder: &Path) -> impl FnOnce(std::io::Error) -> Self {
+        move |error| {
+            let source = folder.metadata().err().unwrap_or_else(|| error.kind().into());
+            Self::Io { doing: "write", path: to.to_owned(), source }
+        }
+    }
+
+    /// Names `to`, and what is to be in it, where the path is that of a folder in the temporary folder `partial`.
+    pub(crate) fn renamed(mut self, partial: &Path, to: &Path) -> Self {
+        if let Some(path) = self.path_mut()
+            && let Ok(rest) = path.strip_prefix(partial)
+        {
+            let mut rest = rest.components();
+            rest.next();
+            *path = match rest.as_path() {
+                rest if rest.as_os_str().is_empty() => to.to_owned(),
+                rest => to.join(rest),
+            };
+        }
+        self
+    }
+
+    fn path_mut(&mut self) -> Option<&mut PathBuf> {
+        match self {
+            Self::Io { path, .. }
+            | Self::UnknownFormat { path, .. }
+            | Self::Damaged { path, .. }
+            | Self::Unsupported { path, .. }
+            | Self::NoStateDict { path, .. }
+            | Self::SeveralStateDicts { path, .. }
+            | Self::NoSuchKey { path, .. }
+            | Self::NotACheckpoint { path, .. }
+            | Self::Version { path, .. }
+            | Self::Occupied { path, .. }
+            | Self::Unlike { path, .. } => Some(path),
+            Self::FileName(_) => None,
+        }
     }
 }

@@ -5,7 +5,8 @@ use std::io::Read;
 use std::path::Path;
 
 use crate::error::Error;
-use crate::pth::{START_BYTES, begins_legacy, begins_tar};
+use crate::other_format::{START_BYTES, describe};
+use crate::pth::{begins_legacy, begins_tar};
 
 /// A format of weights files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,19 +37,22 @@ impl Format {
         let header_begins = start.get(8) == Some(&b'{');
         let is_length = start.get(4..8) == Some(&[0; 4]);
         let is_pickle = start.first() == Some(&PICKLE_PROTOCOL);
-        if header_begins && (is_length || !is_pickle) {
+        let is_text =
+            start.iter().take(8).all(|byte| byte.is_ascii_graphic() || byte.is_ascii_whitespace());
+        if header_begins && (is_length || !is_pickle && !is_text) {
             return Ok(Self::Safetensors);
         }
-        let fact = match start.as_slice() {
-            [] => "it is empty".to_owned(),
-            _ if is_pickle => "it is a pickle, but not one that torch.save has written".to_owned(),
-            bytes => format!("it begins with the bytes {:02x?}", &bytes[..bytes.len().min(SHOWN)]),
+        let fact = match is_pickle {
+            true => "it is a pickle, but not one that torch.save has written".to_owned(),
+            false => {
+                let length = file.metadata().map_err(Error::io("read", path))?.len();
+                describe(&start, length)
+            }
         };
         Err(Error::UnknownFormat { path: path.to_owned(), fact })
     }
 }
 
-const SHOWN: usize = 9;
 const ZIP_MAGIC: &[u8] = b"PK\x03\x04";
 /// The first byte of a pickle.
 const PICKLE_PROTOCOL: u8 = 0x80;

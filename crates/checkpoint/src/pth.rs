@@ -1,13 +1,17 @@
 //! The files of `torch.save`: a pickle and the storages of its tensors, in a zip archive since PyTorch 1.6,
-//! and one after the other before.
+//! and one after the other before. Also the state dictionaries in the archives of TorchScript (`torch.jit.save`) and
+//! of `torch.export.save`.
 //!
 //! Nothing in a file is ever executed, and no file, however made, costs memory or disk out of proportion to
 //! its size: a tensor may be a view of a storage, but not of many times more elements than the storage has
 //! (stride 0, as `expand` makes it), and all tensors together may not be many times the file.
 
 mod archive;
+mod exported;
 mod legacy;
 mod pickle;
+mod quantizer;
+mod script;
 mod state_dict;
 mod strings;
 mod write;
@@ -17,9 +21,11 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-pub(crate) use legacy::{START_BYTES, begins_legacy, begins_tar};
+pub(crate) use legacy::{begins_legacy, begins_tar};
+pub use quantizer::Quantizer;
 pub use state_dict::StoredStateDict;
 pub use strings::strings;
+pub(crate) use write::refusal;
 pub use write::{TensorData, write};
 
 use crate::dtype::{Dtype, TensorInfo};
@@ -44,11 +50,22 @@ use pickle::{Dialect, Node, Pickle, Storage, TensorSpec, Value as Raw};
 pub struct PthFile {
     path: PathBuf,
     container: Container,
-    code: Vec<u8>,
+    content: Content,
     /// Storages whose checksum was verified: parts of these are read without reading all of them again.
     verified: HashSet<String>,
     /// The storage that a view with gaps or in another order was last gathered from.
     last: Option<(String, Vec<u8>)>,
+}
+
+/// What was saved.
+#[derive(Debug)]
+enum Content {
+    /// A pickle of `torch.save`.
+    Pickle(Vec<u8>),
+    /// A TorchScript module, whose state dictionary is read.
+    Script(script::Script),
+    /// A program of `torch.export`, whose state dictionary is read.
+    Exported(Vec<exported::Config>),
 }
 
 /// Where the storages of a file lie.
@@ -104,11 +121,15 @@ impl Container {
 }
 
 fn entry(folder: &str, key: &str) -> String {
-    format!("{folder}/data/{key}")
+    match key.starts_with(script::CONSTANTS) {
+        true => format!("{folder}/{key}"),
+        false => format!("{folder}/data/{key}"),
+    }
 }
 
-/// A tensor in a file: a view of a storage. Offset and strides count elements.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A tensor in a file: a view of a storage. Offset and strides count elements, of `float4_e2m1fn_x2` pairs of
+/// them, as PyTorch does.
+#[derive(Debug, Clone, PartialEq)]
 pub struct StoredTensor {
     /// The storage that holds its elements.
     pub storage: StorageKey,
@@ -118,6 +139,8 @@ pub struct StoredTensor {
     pub size: Vec<i64>,
     /// Its strides, as many as sizes.
     pub stride: Vec<i64>,
+    /// Scale and zero point of a quantized tensor.
+    pub quantizer: Option<Box<Quantizer<Self>>>,
 }
 
 /// A storage of a file.
@@ -127,7 +150,7 @@ pub struct StorageKey {
     pub key: String,
     /// The type of its elements.
     pub dtype: Dtype,
-    /// Their number.
+    /// Their number; of types of less than a byte that of bytes, as in PyTorch.
     pub elements: i64,
 }
 
@@ -135,17 +158,18 @@ impl PthFile {
     /// Opens a file and reads its directory; no tensor yet.
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::UnknownFormat`], [`Error::Damaged`]; [`Error::Unsupported`] for TorchScript
-    /// and other archives, and for the tar archives of PyTorch before 0.1.10.
+    /// [`Error::Io`], [`Error::UnknownFormat`], [`Error::Damaged`]; [`Error::Unsupported`] for archives
+    /// that PyTorch has not written, for the tar archives of PyTorch before 0.1.10, and for safetensors files.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         let file = File::open(path).map_err(Error::io("read", path))?;
         match crate::Format::of(path, &file)? {
             crate::Format::Pth => {}
             crate::Format::Safetensors => {
-                return Err(Error::UnknownFormat {
+                return Err(Error::Unsupported {
                     path: path.to_owned(),
-                    fact: "it is a safetensors file".into(),
+                    fact: "it is a safetensors file, and a file of torch.save is expected here"
+                        .into(),
                 });
             }
         }
@@ -164,52 +188,64 @@ impl PthFile {
     fn read(path: &Path, mut file: File, length: u64) -> Result<Self, Fault> {
         let mut start = [0];
         read_at(&mut file, 0, &mut start)?;
-        let (container, code) = if start == *b"P" {
+        let (container, content) = if start == *b"P" {
             Self::read_zip(file, length)?
         } else {
             let (legacy, code) = Legacy::open(file, length)?;
-            (Container::Legacy(legacy), code)
+            (Container::Legacy(legacy), Content::Pickle(code))
         };
         let path = path.to_owned();
-        Ok(Self { path, container, code, verified: HashSet::new(), last: None })
+        Ok(Self { path, container, content, verified: HashSet::new(), last: None })
     }
 
-    fn read_zip(file: File, length: u64) -> Result<(Container, Vec<u8>), Fault> {
+    fn read_zip(file: File, length: u64) -> Result<(Container, Content), Fault> {
         let mut archive = Archive::open(file, length)?;
+        if let Some(inner) = exported::saved_state_dict(&mut archive)? {
+            archive = inner;
+        }
         let folder = archive.folder().to_owned();
-        if archive.has(&format!("{folder}/constants.pkl")) {
-            return Err(Fault::unsupported(
-                "it is a TorchScript archive; load it in PyTorch and save its state_dict()",
-            ));
-        }
-        if !archive.has(&format!("{folder}/data.pkl")) {
-            return Err(Fault::unsupported("it is a zip archive, but not one of torch.save"));
-        }
         let order = format!("{folder}/byteorder");
         if archive.has(&order) && archive.read(&order)? != b"little" {
             return Err(Fault::unsupported(
                 "its bytes are in big-endian order; save it again on a little-endian machine",
             ));
         }
-        let code = archive.read(&format!("{folder}/data.pkl"))?;
-        Ok((Container::Zip(archive, folder), code))
+        let pickle = format!("{folder}/data.pkl");
+        let content = if !archive.has(&pickle) {
+            let configs = exported::configs(&mut archive, &folder)?;
+            if configs.is_empty() {
+                return Err(other_archive(&archive));
+            }
+            Content::Exported(configs)
+        } else if archive.has(&format!("{folder}/constants.pkl")) {
+            Content::Script(script::Script::read(&mut archive, &folder)?)
+        } else {
+            Content::Pickle(archive.read(&pickle)?)
+        };
+        Ok((Container::Zip(archive, folder), content))
     }
 
-    /// Reads all that was saved. Nothing is executed: of objects that are neither tensors nor plain values
-    /// the names alone are read, and stand in the tree as [`Value::Foreign`].
+    /// Reads all that was saved; of a TorchScript module and of an exported program the state dictionary. Nothing is
+    /// executed: of objects that are neither tensors nor plain values the names alone are read, and stand in the
+    /// tree as [`Value::Foreign`].
     ///
     /// # Errors
     /// [`Error::Damaged`], also for a tensor outside its storage; [`Error::Unsupported`], also for tensors
     /// that would take many times the file's size.
     pub fn value(&self) -> Result<Value<StoredTensor>, Error> {
         let tree = || {
-            let pickle = Pickle::read(&self.code, Dialect::Torch)?;
-            let mut builder = TreeBuilder {
-                pickle: &pickle,
-                values: 2 * self.code.len() + 1024,
-                text_bytes: MAX_COPIES * self.code.len() as u64 + FREE_BYTES,
+            let tree = match (&self.content, &self.container) {
+                (Content::Pickle(code), _) => {
+                    let pickle = Pickle::read(code, Dialect::Torch)?;
+                    TreeBuilder::new(&pickle, code.len()).plant(pickle.root(), 0)?
+                }
+                (Content::Script(script), _) => script.state_dict()?,
+                (Content::Exported(configs), Container::Zip(archive, folder)) => {
+                    exported::state_dict(archive, folder, configs)?
+                }
+                // Not made: only archives are programs.
+                (Content::Exported(_), Container::Legacy(_)) => Value::None,
             };
-            let tree = builder.plant(pickle.root(), 0)?;
             let mut left = MAX_COPIES * self.container.length() + FREE_BYTES;
             tree.try_map(&mut |place, tensor| {
                 self.check_tensor(&tensor, &mut left).map_err(|fault| fault.about(place))?;
@@ -225,6 +261,12 @@ impl PthFile {
         self.check_storage(&tensor.storage)?;
         tensor.check()?;
         tensor.check_cost()?;
+        if let Some(quantizer) = &tensor.quantizer
+            && let Quantizer::PerChannel { scales, zero_points, .. } = &**quantizer
+        {
+            self.check_tensor(scales, left)?;
+            self.check_tensor(zero_points, left)?;
+        }
         let rest = tensor.info().bytes().and_then(|bytes| left.checked_sub(bytes));
         *left = rest.ok_or_else(|| {
             Fault::unsupported(format_args!(
@@ -293,6 +335,12 @@ impl PthFile {
                 self.verified.insert(key.clone());
                 return Ok(());
             }
+            if tensor.is_packed() {
+                return Err(Fault::unsupported(format_args!(
+                    "a {} tensor of size {:?} has the strides {:?}; save it again with `.contiguous()` tensors",
+                    tensor.storage.dtype, tensor.size, tensor.stride
+                )));
+            }
             if self.last.as_ref().is_none_or(|(last, _)| last != key) {
                 self.last = None;
                 self.last = Some((key.clone(), self.container.read(key)?));
@@ -311,7 +359,9 @@ impl PthFile {
         let bytes = self.container.bytes(key)?;
         let declared = u64::try_from(*elements).ok();
         let declared = declared.and_then(|n| n.checked_mul(dtype.bytes()));
-        if declared != Some(bytes) {
+        // A storage without a type may end in the middle of an element.
+        let fits = |declared: u64| declared <= bytes && bytes - declared < dtype.bytes();
+        if !declared.is_some_and(fits) {
             return Err(Fault::damaged(format_args!(
                 "storage {key} is declared as {elements} elements of {dtype} but has {bytes} bytes"
             )));
@@ -324,8 +374,19 @@ impl StoredTensor {
     /// Type and shape.
     #[must_use]
     pub fn info(&self) -> TensorInfo {
-        let shape = self.size.iter().map(|size| size.unsigned_abs()).collect();
+        let mut shape: Vec<u64> = self.size.iter().map(|size| size.unsigned_abs()).collect();
+        if self.storage.dtype == Dtype::F4 {
+            match shape.last_mut() {
+                Some(row) => *row = row.saturating_mul(2),
+                None => shape.push(2),
+            }
+        }
         TensorInfo { dtype: self.storage.dtype, shape }
+    }
+
+    /// Whether PyTorch counts elements of less than a byte one by one, so that strides have no meaning in bytes.
+    fn is_packed(&self) -> bool {
+        self.storage.dtype.is_quantized() && self.storage.dtype.bits() < 8
     }
 
     /// Says whether every element lies in the storage, and shape and strides make sense.
@@ -337,7 +398,7 @@ impl StoredTensor {
     }
 
     fn check(&self) -> Result<(), Fault> {
-        let Self { storage, offset, size, stride } = self;
+        let Self { storage, offset, size, stride, .. } = self;
         let outside = || {
             Fault::damaged(format_args!(
                 "size {size:?}, stride {stride:?} and offset {offset} reach outside its storage of \
@@ -353,6 +414,13 @@ impl StoredTensor {
         }
         if size.contains(&0) {
             return if *offset <= storage.elements { Ok(()) } else { Err(outside()) };
+        }
+        if self.is_packed() {
+            let bytes = self.info().bytes().and_then(|bytes| i64::try_from(bytes).ok());
+            return match bytes {
+                Some(bytes) if bytes <= storage.elements && *offset == 0 => Ok(()),
+                _ => Err(outside()),
+            };
         }
         let last = size.iter().zip(stride).try_fold(*offset, |last, (&size, &stride)| {
             (size - 1).checked_mul(stride).and_then(|step| last.checked_add(step))
@@ -372,9 +440,9 @@ impl StoredTensor {
 
     /// Refuses a view that repeats the elements of its storage until they are out of proportion to it.
     fn check_cost(&self) -> Result<(), Fault> {
-        let info = self.info();
-        let repeats = info.elements().is_none_or(|n| n > self.storage.elements.unsigned_abs());
-        if repeats && info.bytes().is_none_or(|bytes| bytes > FREE_BYTES) {
+        let bytes = self.info().bytes();
+        let whole = self.storage.elements.unsigned_abs().saturating_mul(self.storage.dtype.bytes());
+        if bytes.is_none_or(|bytes| bytes > whole && bytes > FREE_BYTES) {
             return Err(Fault::unsupported(format_args!(
                 "a tensor of size {:?} and stride {:?} repeats the {} elements of its storage; load the \
                  file in PyTorch and save it again with `.contiguous()` tensors, if that size is meant",
@@ -424,7 +492,16 @@ struct TreeBuilder<'p, 'a> {
     text_bytes: u64,
 }
 
-impl TreeBuilder<'_, '_> {
+impl<'p, 'a> TreeBuilder<'p, 'a> {
+    /// For a pickle of so many bytes.
+    fn new(pickle: &'p Pickle<'a>, bytes: usize) -> Self {
+        Self {
+            pickle,
+            values: 2 * bytes + 1024,
+            text_bytes: MAX_COPIES * bytes as u64 + FREE_BYTES,
+        }
+    }
+
     fn plant(&mut self, value: Raw<'_>, depth: usize) -> Result<Value<StoredTensor>, Fault> {
         self.values = self.values.saturating_sub(1);
         if depth > MAX_DEPTH || self.values == 0 {
@@ -505,9 +582,22 @@ impl TreeBuilder<'_, '_> {
     }
 
     fn tensor(&mut self, tensor: &TensorSpec<'_>) -> Result<StoredTensor, Fault> {
-        let Storage { key, dtype, numel, view } = tensor.storage;
+        let Storage { key, dtype: typed, numel, view } = tensor.storage;
+        let pickle = self.pickle;
+        let quantizer = tensor.quantizer.clone().map(|quantizer| {
+            quantizer.try_map(|index| match pickle.node(index) {
+                // Not another quantized tensor: that could be this one.
+                Some(Node::Tensor(part)) if part.quantizer.is_none() => self.tensor(part),
+                _ => Err(Fault::damaged("a quantizer of its pickle has no tensor of scales")),
+            })
+        });
+        let dtype = tensor.dtype;
+        let width = dtype.bytes().cast_signed();
+        // A storage without a type counts bytes.
+        let elements = if typed.is_some() { numel } else { numel / width };
         let mut stored = StoredTensor {
-            storage: StorageKey { key: self.text(key)?, dtype, elements: numel },
+            quantizer: quantizer.transpose()?.map(Box::new),
+            storage: StorageKey { key: self.text(key)?, dtype, elements },
             offset: tensor.offset,
             size: tensor.size.clone(),
             stride: tensor.stride.clone(),
@@ -536,6 +626,21 @@ pub(crate) fn shown(name: &str) -> String {
     }
 }
 
+/// The error for an archive that PyTorch has not written.
+fn other_archive(archive: &Archive) -> Fault {
+    let weights = archive.names().filter(|name| {
+        let ending = name.rsplit_once('.').map_or("", |(_, ending)| ending);
+        WEIGHTS_ENDINGS.contains(&ending)
+    });
+    match weights.min() {
+        Some(name) => Fault::unsupported(format_args!(
+            "it is a zip archive around weights; unpack it (`unzip`) and take the file `{}` in it",
+            shown(name)
+        )),
+        None => Fault::unsupported("it is a zip archive, but not one of torch.save"),
+    }
+}
+
 /// More than any tensor of a model has; some of libtorch's loops are exponential in them.
 const MAX_DIMENSIONS: usize = 32;
 const MAX_DEPTH: usize = 64;
@@ -546,3 +651,5 @@ const MAX_COPIES: u64 = 16;
 const FREE_BYTES: u64 = 1 << 20;
 const PIECE_BYTES: usize = 1 << 20;
 const MAX_SHOWN: usize = 120;
+/// How files of weights end.
+const WEIGHTS_ENDINGS: [&str; 6] = ["safetensors", "pth", "pt", "bin", "ckpt", "pt2"];

@@ -336,8 +336,8 @@ fn a_manifest_that_contradicts_itself_or_its_files_is_refused() {
         ),
         (MESH, entry("[4]", replicated, &[&whole, &chunk("", "[2]", "[2]")]), "another chunk"),
         (&two, good.clone(), "two axes"),
-        (seven, good.clone(), "not one of 1 ranks"),
-        (&huge, good.clone(), "not one of 1 ranks"),
+        (seven, good.clone(), "not one of 1 rank"),
+        (&huge, good.clone(), "not one of 1 rank"),
     ] {
         let error = model(folder.path(), mesh, &entry).unwrap_err();
         assert!(matches!(error, Error::Damaged { .. }), "{expected}: {error}");

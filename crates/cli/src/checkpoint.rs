@@ -21,13 +21,18 @@ pub(crate) enum Checkpoint {
 
 /// Show what a checkpoint or weights file holds
 ///
-/// A folder that a run has saved, a safetensors file, an index of several, or a file of torch.save.
-/// Tensors are not read, and nothing in a file is ever executed.
+/// A folder that a run has saved, a safetensors file, an index of several, or a file of torch.save,
+/// torch.jit.save or torch.export.save. Of a project's folder the newest checkpoint is shown. Tensors
+/// are not read, and nothing in a file is ever executed.
 #[derive(Debug, Args)]
 #[command(after_help = INSPECT_EXAMPLES)]
 pub(crate) struct InspectArgs {
     /// The folder or file
     path: PathBuf,
+
+    /// Print names and sizes by object, without the tensors of each
+    #[arg(long, conflicts_with = "json")]
+    short: bool,
 
     /// Print all that is known as JSON
     #[arg(long)]
@@ -120,13 +125,23 @@ enum Layout {
 pub(crate) fn run(question: &Checkpoint, out: impl Write) -> anyhow::Result<u8> {
     let mut out = io::BufWriter::new(out);
     let (code, text) = match question {
-        Checkpoint::Inspect(args) => (0, inspect::answer(&args.path, args.json)?),
+        Checkpoint::Inspect(args) => (0, inspect::answer(&args.path, args.form())?),
         Checkpoint::Verify(args) => verify::answer(&args.path)?,
         Checkpoint::Convert(args) => (0, args.convert()?),
     };
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(code),
         written => Ok(written.map(|()| code)?),
+    }
+}
+
+impl InspectArgs {
+    fn form(&self) -> inspect::Form {
+        match (self.json, self.short) {
+            (true, _) => inspect::Form::Json,
+            (false, true) => inspect::Form::Short,
+            (false, false) => inspect::Form::Full,
+        }
     }
 }
 
@@ -196,6 +211,7 @@ fn bytes(bytes: u64) -> String {
 const INSPECT_EXAMPLES: &str = "\
 Examples:
   brigade checkpoint inspect runs/first/checkpoints/checkpoint_3
+  brigade checkpoint inspect runs/first --short
   brigade checkpoint inspect model.safetensors --json";
 const CONVERT_EXAMPLES: &str = "\
 Examples:

@@ -67,6 +67,38 @@ pub(crate) const TARGETS: &[Target] = &[
         read: pickle,
     },
     Target {
+        name: "script",
+        reads: "the code of a TorchScript archive, a NUL and its pickle",
+        words: &[
+            "class Linear(Module):\n",
+            "  __parameters__ = [\"weight\", ]\n",
+            "  __buffers__ = [\"mean\", ]\n",
+            "c__torch__\nOuter\n",
+            "X\x06\0\0\0weight",
+            "(u}b",
+            "h\x01",
+        ],
+        bytes_per_byte: TREE,
+        free_bytes: FREE + PTH_FREE,
+        read: script,
+    },
+    Target {
+        name: "exported",
+        reads: "the list of weights of an exported program",
+        words: &[
+            "\"config\"",
+            "\"path_name\"",
+            "\"weight_0\"",
+            "\"tensor_meta\"",
+            "\"sizes\"",
+            "\"strides\"",
+            "{\"as_int\":",
+        ],
+        bytes_per_byte: TREE,
+        free_bytes: FREE + PTH_FREE,
+        read: exported,
+    },
+    Target {
         name: "legacy",
         reads: "a .pth file in the format before PyTorch 1.6",
         words: &[
@@ -445,6 +477,33 @@ fn copy_tensors(file: &mut PthFile, value: Value<StoredTensor>, length: usize) {
     });
     let Ok(_) = copied;
     assert!(sink.0 <= 16 * length as u64 + (1 << 20), "{} bytes of {length}", sink.0);
+}
+
+/// With storages of the sizes that the module of the corpus has.
+fn script(input: &[u8]) {
+    let end = input.iter().position(|&byte| byte == 0).unwrap_or(input.len());
+    let (code, pickle) = (&input[..end], input.get(end + 1..).unwrap_or_default());
+    let bytes = [0; 20];
+    pth(&archive(&[
+        ("data/0", &bytes[..4]),
+        ("data/1", &bytes[..8]),
+        ("data/2", &bytes[..4]),
+        ("data/3", &bytes),
+        ("data/4", &bytes[..16]),
+        ("data.pkl", pickle),
+        ("constants.pkl", b")."),
+        ("code/__torch__.py", code),
+    ]));
+}
+
+fn exported(input: &[u8]) {
+    let bytes = [0; 16];
+    pth(&archive(&[
+        ("data/weights/weight_0", &bytes),
+        ("data/weights/weight_1", &bytes[..8]),
+        ("data/weights/weight_2", &bytes[..8]),
+        ("data/weights/model_weights_config.json", input),
+    ]));
 }
 
 /// A pickle in the old format, with two storages after it.

@@ -179,6 +179,8 @@ readers!(
     safetensors,
     zip,
     pickle,
+    script,
+    exported,
     legacy,
     manifest,
     index,

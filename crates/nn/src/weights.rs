@@ -16,7 +16,8 @@ use brigade_checkpoint::pth::PthFile;
 use crate::{Error, LoadReport, Model, StateDict};
 
 /// Reads a safetensors file, or a `.pth`, `.pt`, `.bin` or `.ckpt` file of `torch.save` that holds one state
-/// dictionary, alone or in a dictionary ([`PthFile::state_dict`] has the rule).
+/// dictionary, alone or in a dictionary ([`PthFile::state_dict`] has the rule); also the state dictionary of an archive
+/// of TorchScript or of `torch.export.save`.
 ///
 /// Tensors come to the CPU in the kind and shape they were saved in. Names are as in the file;
 /// [`Model::load_state_dict`] takes the prefixes of wrappers off.
@@ -36,8 +37,8 @@ use crate::{Error, LoadReport, Model, StateDict};
 ///
 /// # Errors
 /// [`Error::File`] with what is wrong with it: unreadable, of an unknown format, damaged, with types of
-/// elements that are not known here, without a state dictionary, or with several of which [`load_entry`]
-/// chooses one.
+/// elements that tensors of a model cannot have (floats of 8 bits, quantized integers and others), without a state
+/// dictionary, or with several of which [`load_entry`] chooses one.
 pub fn load(path: impl AsRef<Path>) -> Result<StateDict, Error> {
     read(path.as_ref(), None)
 }
@@ -175,6 +176,10 @@ fn open(path: &Path) -> Result<(File, Format), Error> {
 
 fn io(doing: &'static str, path: &Path, source: std::io::Error) -> Error {
     Error::File(brigade_checkpoint::Error::Io { doing, path: path.to_owned(), source })
+}
+
+fn unsupported(path: &Path, fact: String) -> Error {
+    Error::File(brigade_checkpoint::Error::Unsupported { path: path.to_owned(), fact })
 }
 
 fn damaged(path: &Path, fact: String) -> Error {

@@ -257,10 +257,63 @@ fn what_wraps_a_model_goes_where_all_of_the_model_fits() {
     assert_eq!(load(&[("weight", weight), ("bias", bias)]).unwrap().remark(), None);
 }
 
+/// A module of TorchScript and a program of `torch.export` have a state dictionary, too.
+#[test]
+fn state_dictionaries_of_exported_modules_are_read() {
+    let state = weights::load(fixture("torchscript.pt")).unwrap();
+    assert_eq!(state.names().collect::<Vec<_>>(), ["weight", "bias"]);
+    let mut model = Model::new(|p| Linear::new(p, 1, 1)).unwrap();
+    assert_eq!(model.load_weights(fixture("torchscript.pt")).unwrap().loaded, 2);
+    assert_eq!(
+        values(&model.state_dict().get("weight").unwrap().shallow_clone()),
+        values(state.get("weight").unwrap())
+    );
+    let state = weights::load(format("exported.pt2")).unwrap();
+    let tied = state.get("tied.weight").unwrap();
+    assert_eq!(tied.size(), [2, 2]);
+    assert_eq!(tied.data_ptr(), state.get("linear.weight").unwrap().data_ptr(), "one storage");
+}
+
+/// `tests/fixtures/make_formats.py` of the crate checkpoint has made these.
+fn format(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/fixtures/formats").join(name)
+}
+
+#[test]
+fn dtypes_that_a_model_cannot_have_are_named_with_a_remedy() {
+    // The same file as the test of every dtype has: the first of its tensors that cannot be loaded is named.
+    for (name, tensors) in [
+        ("dtypes.safetensors", &["is F8_E", "is F4", "is U"][..]),
+        ("dtypes.pth", &["is bits16"]),
+        ("quantized.pth", &["is qint8"]),
+    ] {
+        let said = weights::load(format(name)).unwrap_err().to_string();
+        assert!(tensors.iter().any(|it| said.contains(it)), "{said}");
+        assert!(said.contains(&format!("{name}: `")), "the file and the tensor: {said}");
+        assert!(
+            said.contains(
+                "which tensors of a model cannot be; save it in another dtype in PyTorch: `tensor."
+            ),
+            "{said}"
+        );
+    }
+    // A model that fits in names and shapes, and its values are as they were.
+    let mut model = Model::new(|p| {
+        p.parameter("transposed", &[4, 3], brigade_nn::Init::Zeros);
+        p.parameter("part", &[2, 2], brigade_nn::Init::Zeros);
+    })
+    .unwrap();
+    let said = model.load_weights(format("views.pth")).unwrap_err().to_string();
+    assert!(
+        said.contains("`transposed` is F8_E4M3") && said.contains("tensor.to(torch.float32)"),
+        "{said}"
+    );
+    assert_eq!(values(&model.state_dict().get("part").unwrap().shallow_clone()), [0.0; 4]);
+}
+
 #[test]
 fn other_files_of_torch_are_refused_by_name() {
     for (name, expected) in [
-        ("torchscript.pt", "it is a TorchScript archive"),
         ("list.pth", "holds a list; a state dictionary (tensors by name) is not in it"),
         ("README.md", "is neither a safetensors file nor a .pth file"),
     ] {

@@ -8,8 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::cast::{Cast, is_float};
 use crate::dtype::{Dtype, TensorInfo};
+use crate::error::Error;
 use crate::layout::TensorLocation;
-use crate::pth::{PthFile, StoredTensor, TensorData};
+use crate::pth::{PthFile, Quantizer, StoredTensor, TensorData};
 use crate::torch_optimizer::StateTensor;
 
 /// A tensor in a file of some format, or small enough to be in memory.
@@ -104,6 +105,12 @@ impl TensorData for FileTensor {
         }
     }
 
+    fn quantizer(&self) -> Option<Quantizer<Self>> {
+        let Source::Stored(file, tensor) = &self.0 else { return None };
+        let stored = |part| Ok::<_, std::convert::Infallible>(Self::stored(file, part));
+        tensor.quantizer.clone()?.try_map(stored).ok()
+    }
+
     fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
         match &self.0 {
             Source::Memory(_, bytes) => out.write_all(bytes),
@@ -118,12 +125,13 @@ impl TensorData for FileTensor {
                 file.copy_tensor(tensor, out).map_err(io::Error::other)
             }
             Source::Placed(place) => {
-                let file = File::open(&place.path)?;
+                let unread = |error| io::Error::other(Error::io("read", &place.path)(error));
+                let file = File::open(&place.path).map_err(unread)?;
                 let mut left = place.info.bytes().unwrap_or_default();
                 let (mut at, mut piece) = (place.offset, vec![0; PIECE_BYTES.min(left as usize)]);
                 while left > 0 {
                     let now = left.min(PIECE_BYTES as u64) as usize;
-                    file.read_exact_at(&mut piece[..now], at)?;
+                    file.read_exact_at(&mut piece[..now], at).map_err(unread)?;
                     out.write_all(&piece[..now])?;
                     (at, left) = (at + now as u64, left - now as u64);
                 }

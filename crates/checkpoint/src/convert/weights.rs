@@ -165,12 +165,18 @@ pub(super) fn of_object(checkpoint: &Checkpoint, model: &Object) -> Result<Weigh
 }
 
 pub(super) fn is_weights(name: &str) -> bool {
-    name.ends_with(".safetensors") || NAMES.contains(&name)
+    let is_part = name.starts_with("pytorch_model-") && name.ends_with(".bin");
+    name.ends_with(".safetensors") || is_part || NAMES.contains(&name)
+}
+
+/// The file of weights in a folder, or the index of several: `model.safetensors`, `pytorch_model.bin` and the like.
+#[must_use]
+pub fn weights_file(folder: &Path) -> Option<PathBuf> {
+    NAMES.iter().map(|name| folder.join(name)).find(|file| file.is_file())
 }
 
 fn in_folder(folder: &Path) -> Result<PathBuf, Error> {
-    let found = NAMES.iter().map(|name| folder.join(name)).find(|file| file.is_file());
-    found.ok_or_else(|| Error::UnknownFormat {
+    weights_file(folder).ok_or_else(|| Error::UnknownFormat {
         path: folder.to_owned(),
         fact: format!("the folder holds none of {}", NAMES.join(", ")),
     })
@@ -209,10 +215,12 @@ fn of_file(path: &Path, key: Option<&str>, found: &mut FoundWeights) -> Result<(
 }
 
 /// In the order in which they are looked for.
-const NAMES: [&str; 4] = [
+const NAMES: [&str; 6] = [
     "model.safetensors",
     "model.safetensors.index.json",
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
+    "diffusion_pytorch_model.safetensors",
+    "diffusion_pytorch_model.bin",
 ];
 const MAX_PREFIXES: usize = 10;

@@ -13,6 +13,7 @@ use std::io::{self, Write};
 use super::archive::{read_at, read_pieces};
 use super::pickle::{Dialect, MAX_BYTES, Node, Pickle, Value, too_long};
 use super::shown;
+use crate::dtype::Dtype;
 use crate::fault::Fault;
 
 /// An open file in the old format.
@@ -24,7 +25,7 @@ pub(super) struct Legacy {
     storages: HashMap<String, (u64, u64)>,
 }
 
-/// Whether a file that begins with these bytes is in the old format. [`START_BYTES`] are enough to tell.
+/// Whether a file that begins with these bytes is in the old format. 262 are enough to tell.
 pub(crate) fn begins_legacy(start: &[u8]) -> bool {
     let Some(([0x80, _protocol], rest)) = start.split_at_checked(2) else { return false };
     // The length of a frame, which protocols 4 and 5 have.
@@ -67,7 +68,9 @@ impl Legacy {
         let mut declared = HashMap::new();
         let pickle = Pickle::read(&code, Dialect::Torch)?;
         for storage in pickle.storages() {
-            declared.entry(storage.key).or_insert((storage.numel, storage.dtype.bytes()));
+            declared
+                .entry(storage.key)
+                .or_insert_with(|| (storage.numel, storage.dtype.map_or(1, Dtype::bytes)));
         }
         let mut storages = HashMap::with_capacity(keys.len());
         for key in keys {
@@ -230,7 +233,6 @@ fn strings(pickle: &Pickle<'_>) -> Result<Vec<String>, Fault> {
 }
 
 /// What tells the old formats from others.
-pub(crate) const START_BYTES: usize = 262;
 /// LONG1 of 0x1950a86a20f9469cfc6c, and STOP.
 const MAGIC: &[u8] = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.";
 const VERSION: i64 = 1001;

@@ -13,8 +13,8 @@ use std::collections::HashMap;
 use std::fmt;
 
 use super::archive::Fields;
-use super::{MAX_DIMENSIONS, shown};
-use crate::dtype::Dtype;
+use super::{MAX_DIMENSIONS, Quantizer, shown};
+use crate::dtype::{Dtype, TorchType};
 use crate::fault::Fault;
 
 /// What a pickle holds.
@@ -22,6 +22,7 @@ use crate::fault::Fault;
 pub(super) struct Pickle<'a> {
     root: Value<'a>,
     nodes: Vec<Node<'a>>,
+    states: HashMap<usize, Value<'a>>,
     /// Bytes up to the end of its last instruction.
     length: usize,
 }
@@ -57,7 +58,8 @@ pub(super) enum Node<'a> {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Storage<'a> {
     pub(super) key: &'a str,
-    pub(super) dtype: Dtype,
+    /// `None`: the tensors know it, and `numel` counts bytes.
+    pub(super) dtype: Option<Dtype>,
     pub(super) numel: i64,
     /// First element and number of elements, where it is a part of the storage of that key. PyTorch wrote
     /// this until 0.3.
@@ -68,9 +70,12 @@ pub(super) struct Storage<'a> {
 #[derive(Debug, Clone)]
 pub(super) struct TensorSpec<'a> {
     pub(super) storage: Storage<'a>,
+    pub(super) dtype: Dtype,
     pub(super) offset: i64,
     pub(super) size: Vec<i64>,
     pub(super) stride: Vec<i64>,
+    /// Scales and zero points are indices of tensors in the arena.
+    pub(super) quantizer: Option<Quantizer<usize>>,
 }
 
 /// The names that are known.
@@ -80,20 +85,32 @@ pub(super) enum Global<'a> {
     RebuildTensor,
     /// The same of PyTorch before 0.4, with fewer arguments.
     RebuildTensorV1,
+    /// The same for types that storages do not know, with the type after the others.
+    RebuildUntyped,
+    RebuildQuantized,
     RebuildParameter,
     RebuildParameterWithState,
     /// Calls another of these, for a tensor with attributes or of a subclass.
     RebuildFromType,
     Storage(Dtype),
+    UntypedStorage,
+    Dtype(Dtype),
+    PerTensor,
+    PerChannel,
     /// Any other.
     Foreign(&'a str, &'a str),
 }
 
 /// Those that are known under one name, with their modules.
-const GLOBALS: [(&str, &str, Global<'static>); 6] = [
+const GLOBALS: [(&str, &str, Global<'static>); 11] = [
     ("collections", "OrderedDict", Global::OrderedDict),
     ("torch._utils", "_rebuild_tensor_v2", Global::RebuildTensor),
     ("torch._utils", "_rebuild_tensor", Global::RebuildTensorV1),
+    ("torch._utils", "_rebuild_tensor_v3", Global::RebuildUntyped),
+    ("torch._utils", "_rebuild_qtensor", Global::RebuildQuantized),
+    ("torch", "per_tensor_affine", Global::PerTensor),
+    ("torch", "per_channel_affine", Global::PerChannel),
+    ("torch.storage", "UntypedStorage", Global::UntypedStorage),
     ("torch._utils", "_rebuild_parameter", Global::RebuildParameter),
     ("torch._utils", "_rebuild_parameter_with_state", Global::RebuildParameterWithState),
     ("torch._tensor", "_rebuild_from_type_v2", Global::RebuildFromType),
@@ -104,17 +121,22 @@ impl<'a> Global<'a> {
         if let Some((.., global)) = GLOBALS.iter().find(|(m, n, _)| (*m, *n) == (module, name)) {
             return *global;
         }
-        match Dtype::from_storage(name) {
-            Some(dtype) if module == "torch" => Self::Storage(dtype),
-            _ => Self::Foreign(module, name),
+        if module != "torch" {
+            return Self::Foreign(module, name);
         }
+        let storage = Dtype::from_storage(name).map(Self::Storage);
+        let dtype = || Dtype::from_untyped(name).map(Self::Dtype);
+        storage.or_else(dtype).unwrap_or(Self::Foreign(module, name))
     }
 
     /// Module and name.
     fn names(self) -> (&'a str, &'a str) {
         match self {
             Self::Foreign(module, name) => (module, name),
-            Self::Storage(dtype) => ("torch", dtype.storage()),
+            Self::Storage(dtype) | Self::Dtype(dtype) => match dtype.torch() {
+                Some(TorchType::Storage(name) | TorchType::Untyped(name)) => ("torch", name),
+                None => ("torch", dtype.name()),
+            },
             known => {
                 let row = GLOBALS.iter().find(|(.., global)| *global == known);
                 row.map_or(("", ""), |(module, name, _)| (module, name))
@@ -153,12 +175,13 @@ impl<'a> Pickle<'a> {
             marks: Vec::new(),
             memo: HashMap::new(),
             nodes: Vec::new(),
+            states: HashMap::new(),
             dialect,
         };
         for _ in 0..MAX_INSTRUCTIONS {
             if let Some(root) = machine.step()? {
                 let length = bytes.len() - machine.code.0.len();
-                return Ok(Self { root, nodes: machine.nodes, length });
+                return Ok(Self { root, nodes: machine.nodes, states: machine.states, length });
             }
         }
         Err(Fault::unsupported(format_args!("its pickle has over {MAX_INSTRUCTIONS} instructions")))
@@ -197,6 +220,11 @@ impl<'a> Pickle<'a> {
         items.iter().map(pair).collect()
     }
 
+    /// What the object of this index was given as its attributes.
+    pub(super) fn state(&self, index: usize) -> Option<Value<'a>> {
+        self.states.get(&index).copied()
+    }
+
     /// The container of this index.
     pub(super) fn node(&self, index: usize) -> Option<&Node<'a>> {
         self.nodes.get(index)
@@ -211,6 +239,8 @@ struct Machine<'a> {
     /// A map: an index of 2^32 - 1 costs no more than 0.
     memo: HashMap<u32, Value<'a>>,
     nodes: Vec<Node<'a>>,
+    /// Attributes of objects of which only the names are known, by index.
+    states: HashMap<usize, Value<'a>>,
     dialect: Dialect,
 }
 
@@ -481,12 +511,18 @@ impl<'a> Machine<'a> {
             }
             [
                 Value::Str("storage"),
-                Value::Global(Global::Storage(dtype)),
+                Value::Global(kind @ (Global::Storage(_) | Global::UntypedStorage)),
                 Value::Str(key),
                 Value::Str(_device),
                 Value::Int(numel),
                 ref view @ ..,
-            ] => (dtype, key, numel, view.to_vec()),
+            ] => {
+                let dtype = match kind {
+                    Global::Storage(dtype) => Some(dtype),
+                    _ => None,
+                };
+                (dtype, key, numel, view.to_vec())
+            }
             _ => return Err(unlike_storage()),
         };
         let view = match *view {
@@ -534,11 +570,36 @@ impl<'a> Machine<'a> {
                 Global::RebuildTensor | Global::RebuildTensorV1,
                 &[Value::Node(storage), Value::Int(offset), size, stride, ..],
             ) => {
-                let Some(&Node::Storage(storage)) = self.nodes.get(storage) else {
-                    return Err(Fault::damaged("a tensor of its pickle has no storage"));
-                };
-                let (size, stride) = (self.integers(size)?, self.integers(stride)?);
-                self.push(Node::Tensor(TensorSpec { storage, offset, size, stride }));
+                let dtype = self.storage_of(storage)?.dtype.ok_or_else(|| {
+                    Fault::damaged("a tensor of its pickle has a storage without a type")
+                })?;
+                self.rebuild(storage, dtype, offset, [size, stride], None)?;
+            }
+            // as above, with the type before metadata
+            (
+                Global::RebuildUntyped,
+                &[
+                    Value::Node(storage),
+                    Value::Int(offset),
+                    size,
+                    stride,
+                    _,
+                    _,
+                    Value::Global(Global::Dtype(dtype)),
+                    ..,
+                ],
+            ) => self.rebuild(storage, dtype, offset, [size, stride], None)?,
+            // as above, with the quantizer before requires_grad
+            (
+                Global::RebuildQuantized,
+                &[Value::Node(storage), Value::Int(offset), size, stride, quantizer, ..],
+            ) => {
+                let dtype = self.storage_of(storage)?.dtype;
+                let dtype = dtype.filter(|dtype| dtype.is_quantized()).ok_or_else(|| {
+                    Fault::damaged("a quantized tensor of its pickle has a storage of another type")
+                })?;
+                let quantizer = self.quantizer(quantizer)?;
+                self.rebuild(storage, dtype, offset, [size, stride], quantizer)?;
             }
             (
                 Global::RebuildParameter | Global::RebuildParameterWithState,
@@ -560,6 +621,55 @@ impl<'a> Machine<'a> {
             }
         }
         Ok(())
+    }
+
+    fn rebuild(
+        &mut self,
+        storage: usize,
+        dtype: Dtype,
+        offset: i64,
+        [size, stride]: [Value<'a>; 2],
+        quantizer: Option<Quantizer<usize>>,
+    ) -> Result<(), Fault> {
+        let storage = self.storage_of(storage)?;
+        let (size, stride) = (self.integers(size)?, self.integers(stride)?);
+        self.push(Node::Tensor(TensorSpec { storage, dtype, offset, size, stride, quantizer }));
+        Ok(())
+    }
+
+    fn storage_of(&self, index: usize) -> Result<Storage<'a>, Fault> {
+        match self.nodes.get(index) {
+            Some(Node::Storage(storage)) => Ok(*storage),
+            _ => Err(Fault::damaged("a tensor of its pickle has no storage")),
+        }
+    }
+
+    /// `(per_tensor_affine, scale, zero point)` or `(per_channel_affine, scales, zero points, axis)`. `None` where
+    /// scales are lists and not tensors, as PyTorch once wrote them.
+    fn quantizer(&self, value: Value<'a>) -> Result<Option<Quantizer<usize>>, Fault> {
+        Ok(match *self.tuple(value)? {
+            [Value::Global(Global::PerTensor), Value::Float(scale), Value::Int(zero_point)] => {
+                Some(Quantizer::PerTensor { scale, zero_point })
+            }
+            [
+                Value::Global(Global::PerChannel),
+                Value::Node(scales),
+                Value::Node(zero_points),
+                Value::Int(axis),
+            ] => {
+                let is_plain = |index: usize| match self.nodes.get(index) {
+                    Some(Node::Tensor(tensor)) => !tensor.dtype.is_quantized(),
+                    _ => false,
+                };
+                let plain = is_plain(scales) && is_plain(zero_points);
+                plain.then_some(Quantizer::PerChannel { scales, zero_points, axis })
+            }
+            _ => {
+                return Err(Fault::damaged(
+                    "a quantizer of its pickle is not as PyTorch writes it",
+                ));
+            }
+        })
     }
 
     /// What calling `callee` stands for: an object of that name.
@@ -599,6 +709,11 @@ impl<'a> Machine<'a> {
         {
             *top = *items;
             return Ok(());
+        }
+        if self.foreign(target).is_some()
+            && let Value::Node(index) = target
+        {
+            self.states.insert(index, state);
         }
         match self.node(target) {
             Some(Node::Tuple(_) | Node::Storage(_)) | None => {

@@ -14,7 +14,7 @@ use super::damaged;
 use super::safetensors::{CHUNK_BYTES, write_whole};
 use crate::model::Shapes;
 use crate::{Error, LoadReport, Model, StateDict};
-use brigade_torch::{bytes, dtype_of, tensor_from_bytes};
+use brigade_torch::{bytes, dtype_of, loaded_kind, tensor_from_bytes};
 
 /// The file's only state dictionary, or the one at `key`.
 pub(super) fn load(path: &Path, file: File, key: Option<&str>) -> Result<StateDict, Error> {
@@ -23,6 +23,7 @@ pub(super) fn load(path: &Path, file: File, key: Option<&str>) -> Result<StateDi
     let mut storages = HashMap::new();
     let mut state = StateDict::under(found.key);
     for (name, spec) in found.tensors {
+        check_kind(path, &name, &spec)?;
         let view = view(&mut file, &mut storages, &spec).map_err(|error| about(error, &name))?;
         state.insert(name, view)?;
     }
@@ -44,6 +45,9 @@ pub(super) fn load_into<M>(
         tensors.iter().map(|(name, spec)| (name.clone(), spec.size.clone())).collect();
     let mut plan = model.plan(&shapes).complete()?;
     plan.report.key = found.key;
+    for (name, spec) in &tensors {
+        check_kind(path, name, spec)?;
+    }
     let mut storages = HashMap::new();
     for (name, spec) in &tensors {
         // Of tensors that share one it stays until another is asked for.
@@ -61,6 +65,11 @@ pub(super) fn load_into<M>(
             .map_err(interrupted)?;
     }
     Ok(plan.report)
+}
+
+fn check_kind(path: &Path, name: &str, spec: &StoredTensor) -> Result<(), Error> {
+    let kind = loaded_kind(name, spec.storage.dtype);
+    kind.map(drop).map_err(|fact| super::unsupported(path, fact))
 }
 
 /// One tensor of a state dictionary, as it is written.
@@ -110,7 +119,7 @@ fn view(
     spec: &StoredTensor,
 ) -> Result<Tensor, Error> {
     let damaged = |file: &PthFile, fact: String| damaged(file.path(), fact);
-    let StoredTensor { storage, offset, size, stride } = spec;
+    let StoredTensor { storage, offset, size, stride, .. } = spec;
     if !storages.contains_key(&storage.key) {
         let mut bytes = file.storage(storage)?;
         let read = tensor_from_bytes(&mut bytes, &[storage.elements], storage.dtype)
