@@ -4,6 +4,7 @@
 //! Tensors are copied from file to file in pieces; no model is ever in memory as a whole.
 
 mod accelerate;
+mod cast;
 mod foreign;
 mod like;
 mod scaler;
@@ -21,7 +22,9 @@ pub use accelerate::AccelerateRun;
 pub use like::{StateKind, convert_like};
 pub use tensor::FileTensor;
 pub use trainer_state::TrainerState;
-pub use weights::{Weights, read_weights};
+pub use weights::{
+    FoundWeights, Weights, WeightsOptions, find_weights, read_weights, weights_file,
+};
 
 use crate::error::Error;
 use crate::layout::{Checkpoint, ChecksumWriter, FileFacts, MANIFEST, Object};
@@ -46,6 +49,8 @@ pub enum Target {
 pub struct Report {
     /// The files that were written.
     pub written: Vec<PathBuf>,
+    /// Which state dictionary of the source was read, and which prefix its names had: one line each.
+    pub read: Vec<String>,
     /// What the target has no place for, or the source no form that is understood: one line each.
     pub left_out: Vec<String>,
     /// What stays as it is in the checkpoint that was the model of [`convert_like`]: one line each.
@@ -60,6 +65,19 @@ pub struct Report {
 /// # Errors
 /// [`Error::Occupied`]; what is wrong with the source; [`Error::Io`].
 pub fn convert(from: &Path, to: &Path, target: Target) -> Result<Report, Error> {
+    convert_with(from, to, target, &WeightsOptions::default())
+}
+
+/// As [`convert`], of the weights that `options` choose; Accelerate's layout takes no options.
+///
+/// # Errors
+/// As there, and those of [`find_weights`].
+pub fn convert_with(
+    from: &Path,
+    to: &Path,
+    target: Target,
+    options: &WeightsOptions,
+) -> Result<Report, Error> {
     must_be_free(to)?;
     let folder = match to.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
@@ -69,13 +87,33 @@ pub fn convert(from: &Path, to: &Path, target: Target) -> Result<Report, Error> 
         .prefix(".")
         .suffix(".partial")
         .tempdir_in(folder)
-        .map_err(Error::io("write", folder))?;
+        .map_err(Error::temporary(to, folder))?;
+    convert_in(partial.path(), from, to, target, options)
+        .map_err(|error| error.renamed(partial.path(), to))
+}
+
+/// Makes the target in the folder `partial`, and renames it.
+fn convert_in(
+    partial: &Path,
+    from: &Path,
+    to: &Path,
+    target: Target,
+    options: &WeightsOptions,
+) -> Result<Report, Error> {
     let mut report = Report::default();
     let checkpoint =
         if from.join(MANIFEST).is_file() { Some(Checkpoint::open(from)?) } else { None };
     let made = match (target, &checkpoint) {
+        (Target::Accelerate(_), _) if *options != WeightsOptions::default() => {
+            return Err(Error::Unsupported {
+                path: from.to_owned(),
+                fact: "Accelerate's layout has all of a checkpoint as it is: a key, a prefix and a type \
+                       are for one file of weights"
+                    .into(),
+            });
+        }
         (Target::Accelerate(run), Some(checkpoint)) => {
-            let made = partial.path().join("accelerate");
+            let made = partial.join("accelerate");
             fs::create_dir(&made).map_err(Error::io("make", &made))?;
             accelerate::write(checkpoint, &made, run, &mut report)?;
             made
@@ -91,18 +129,30 @@ pub fn convert(from: &Path, to: &Path, target: Target) -> Result<Report, Error> 
             });
         }
         (Target::Safetensors | Target::Torch, checkpoint) => {
-            let weights = match checkpoint {
-                Some(checkpoint) => of_model(checkpoint, &mut report)?,
+            let mut weights = match checkpoint {
+                Some(checkpoint) => of_model(checkpoint, options, &mut report)?,
                 None => {
                     name_other_files(from, &mut report);
-                    read_weights(from)?
+                    find_weights(from, options)?
                 }
             };
-            let made = partial.path().join("weights");
+            report.read.append(&mut weights.read);
+            report.left_out.append(&mut weights.left_out);
+            let weights = weights.tensors;
+            let made = partial.join("weights");
             match target {
-                Target::Torch => write_pth(&made, &state_dict(weights))?,
+                Target::Torch => {
+                    for (name, tensor) in &weights {
+                        if let Some(fact) = pth::refusal(tensor) {
+                            let (path, fact) = (to.to_owned(), format!("`{name}`: {fact}"));
+                            return Err(Error::Unsupported { path, fact });
+                        }
+                    }
+                    write_pth(&made, &state_dict(weights.clone()))?;
+                }
                 _ => write_safetensors(&made, &weights).map(drop)?,
             }
+            report.changed.extend(weights.iter().filter_map(overflow));
             made
         }
     };
@@ -135,13 +185,38 @@ fn must_be_free(to: &Path) -> Result<(), Error> {
     }
 }
 
-/// The first model of a checkpoint, alone.
-fn of_model(checkpoint: &Checkpoint, report: &mut Report) -> Result<Weights, Error> {
-    let mut models = checkpoint.manifest().of_kind("model");
-    let Some(model) = models.next() else {
-        return Err(Error::NotACheckpoint {
-            path: checkpoint.folder().to_owned(),
-            fact: "it holds no model".into(),
+/// A line about values that do not fit the type in which they were written.
+fn overflow((name, tensor): &(String, FileTensor)) -> Option<String> {
+    use crate::pth::TensorData;
+    let values = match tensor.overflowed() {
+        0 => return None,
+        1 => "1 value is infinite".to_owned(),
+        values => format!("{values} values are infinite"),
+    };
+    Some(format!(
+        "`{}`: {values}, being too large for {}",
+        name.escape_debug(),
+        tensor.info().dtype
+    ))
+}
+
+/// The first model of a checkpoint or that of the name `options.key`, alone.
+fn of_model(
+    checkpoint: &Checkpoint,
+    options: &WeightsOptions,
+    report: &mut Report,
+) -> Result<FoundWeights, Error> {
+    let path = checkpoint.folder().to_owned();
+    let chosen = |object: &&Object| options.key.as_ref().is_none_or(|key| *object.name == **key);
+    let models = || checkpoint.manifest().of_kind("model");
+    let Some(model) = models().find(chosen) else {
+        return Err(match &options.key {
+            Some(key) => Error::NoSuchKey {
+                path,
+                key: key.clone(),
+                keys: models().map(|object| object.name.to_string()).collect(),
+            },
+            None => Error::NotACheckpoint { path, fact: "it holds no model".into() },
         });
     };
     let others = checkpoint.manifest().objects.iter().filter(|object| object.name != model.name);
@@ -150,7 +225,10 @@ fn of_model(checkpoint: &Checkpoint, report: &mut Report) -> Result<Weights, Err
             format!("{}: a weights file holds one model and nothing else", object.name)
         }),
     );
-    weights::of_object(checkpoint, model)
+    let mut found =
+        FoundWeights { tensors: weights::of_object(checkpoint, model)?, ..FoundWeights::default() };
+    found.take(options).map_err(|fact| Error::Unsupported { path, fact })?;
+    Ok(found)
 }
 
 /// The files of a foreign checkpoint beside its weights.

@@ -5,8 +5,9 @@ use std::fmt;
 use safetensors::Dtype as Safe;
 use serde::{Deserialize, Serialize};
 
-/// The type of a tensor's elements.
+/// The type of a tensor's elements: those of safetensors and those of PyTorch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
 pub enum Dtype {
     /// 64-bit float.
     F64,
@@ -27,69 +28,191 @@ pub enum Dtype {
     /// Byte.
     U8,
     /// One byte, 0 or 1.
-    #[serde(rename = "BOOL")]
     Bool,
     /// Two 32-bit floats.
     C64,
     /// Two 64-bit floats; safetensors lacks it.
     C128,
+    /// Two 16-bit floats; safetensors lacks it.
+    C32,
+    /// 64-bit integer without a sign.
+    U64,
+    /// 32-bit integer without a sign.
+    U32,
+    /// 16-bit integer without a sign.
+    U16,
+    /// 8-bit float, PyTorch's `float8_e4m3fn`.
+    #[serde(rename = "F8_E4M3")]
+    F8E4M3,
+    /// 8-bit float, PyTorch's `float8_e5m2`.
+    #[serde(rename = "F8_E5M2")]
+    F8E5M2,
+    /// 8-bit exponent, a scale of other values: PyTorch's `float8_e8m0fnu`.
+    #[serde(rename = "F8_E8M0")]
+    F8E8M0,
+    /// 8-bit float without infinities and negative zero, `float8_e4m3fnuz`.
+    #[serde(rename = "F8_E4M3FNUZ")]
+    F8E4M3Fnuz,
+    /// 8-bit float without infinities and negative zero, `float8_e5m2fnuz`.
+    #[serde(rename = "F8_E5M2FNUZ")]
+    F8E5M2Fnuz,
+    /// 4-bit float; PyTorch's `float4_e2m1fn_x2` counts two of them as one element.
+    F4,
+    /// 6-bit float; PyTorch lacks it.
+    #[serde(rename = "F6_E2M3")]
+    F6E2M3,
+    /// 6-bit float; PyTorch lacks it.
+    #[serde(rename = "F6_E3M2")]
+    F6E3M2,
+    /// Quantized 8-bit integer; safetensors lacks it, and the types that follow.
+    #[serde(rename = "qint8")]
+    QInt8,
+    /// Quantized byte.
+    #[serde(rename = "quint8")]
+    QUInt8,
+    /// Quantized 32-bit integer.
+    #[serde(rename = "qint32")]
+    QInt32,
+    /// Quantized 4-bit integer. Every row begins at a byte.
+    #[serde(rename = "quint4x2")]
+    QUInt4x2,
+    /// Quantized 2-bit integer. Every row begins at a byte.
+    #[serde(rename = "quint2x4")]
+    QUInt2x4,
+    /// A byte without a meaning.
+    #[serde(rename = "bits8")]
+    Bits8,
+    /// Two bytes without a meaning.
+    #[serde(rename = "bits16")]
+    Bits16,
+    /// A byte of eight values.
+    #[serde(rename = "bits1x8")]
+    Bits1x8,
+    /// A byte of four values.
+    #[serde(rename = "bits2x4")]
+    Bits2x4,
+    /// A byte of two values.
+    #[serde(rename = "bits4x2")]
+    Bits4x2,
 }
 
 struct Row {
     dtype: Dtype,
     name: &'static str,
-    bytes: u64,
-    /// PyTorch's type of storage.
-    storage: &'static str,
+    bits: u64,
+    torch: Option<TorchType>,
     safe: Option<Safe>,
 }
+
+/// How files of `torch.save` name a type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TorchType {
+    /// A type of storage: `FloatStorage`.
+    Storage(&'static str),
+    /// A type that storages do not know; the tensor has its name: `float8_e4m3fn`.
+    Untyped(&'static str),
+}
+
+use TorchType::{Storage, Untyped};
 
 const fn row(
     dtype: Dtype,
     name: &'static str,
-    bytes: u64,
-    storage: &'static str,
+    bits: u64,
+    torch: Option<TorchType>,
     safe: Option<Safe>,
 ) -> Row {
-    Row { dtype, name, bytes, storage, safe }
+    Row { dtype, name, bits, torch, safe }
 }
 
 /// In the order of the enum.
-const ROWS: [Row; 12] = [
-    row(Dtype::F64, "F64", 8, "DoubleStorage", Some(Safe::F64)),
-    row(Dtype::F32, "F32", 4, "FloatStorage", Some(Safe::F32)),
-    row(Dtype::F16, "F16", 2, "HalfStorage", Some(Safe::F16)),
-    row(Dtype::BF16, "BF16", 2, "BFloat16Storage", Some(Safe::BF16)),
-    row(Dtype::I64, "I64", 8, "LongStorage", Some(Safe::I64)),
-    row(Dtype::I32, "I32", 4, "IntStorage", Some(Safe::I32)),
-    row(Dtype::I16, "I16", 2, "ShortStorage", Some(Safe::I16)),
-    row(Dtype::I8, "I8", 1, "CharStorage", Some(Safe::I8)),
-    row(Dtype::U8, "U8", 1, "ByteStorage", Some(Safe::U8)),
-    row(Dtype::Bool, "BOOL", 1, "BoolStorage", Some(Safe::BOOL)),
-    row(Dtype::C64, "C64", 8, "ComplexFloatStorage", Some(Safe::C64)),
-    row(Dtype::C128, "C128", 16, "ComplexDoubleStorage", None),
+const ROWS: [Row; 34] = [
+    row(Dtype::F64, "F64", 64, Some(Storage("DoubleStorage")), Some(Safe::F64)),
+    row(Dtype::F32, "F32", 32, Some(Storage("FloatStorage")), Some(Safe::F32)),
+    row(Dtype::F16, "F16", 16, Some(Storage("HalfStorage")), Some(Safe::F16)),
+    row(Dtype::BF16, "BF16", 16, Some(Storage("BFloat16Storage")), Some(Safe::BF16)),
+    row(Dtype::I64, "I64", 64, Some(Storage("LongStorage")), Some(Safe::I64)),
+    row(Dtype::I32, "I32", 32, Some(Storage("IntStorage")), Some(Safe::I32)),
+    row(Dtype::I16, "I16", 16, Some(Storage("ShortStorage")), Some(Safe::I16)),
+    row(Dtype::I8, "I8", 8, Some(Storage("CharStorage")), Some(Safe::I8)),
+    row(Dtype::U8, "U8", 8, Some(Storage("ByteStorage")), Some(Safe::U8)),
+    row(Dtype::Bool, "BOOL", 8, Some(Storage("BoolStorage")), Some(Safe::BOOL)),
+    row(Dtype::C64, "C64", 64, Some(Storage("ComplexFloatStorage")), Some(Safe::C64)),
+    row(Dtype::C128, "C128", 128, Some(Storage("ComplexDoubleStorage")), None),
+    row(Dtype::C32, "C32", 32, Some(Untyped("complex32")), None),
+    row(Dtype::U64, "U64", 64, Some(Untyped("uint64")), Some(Safe::U64)),
+    row(Dtype::U32, "U32", 32, Some(Untyped("uint32")), Some(Safe::U32)),
+    row(Dtype::U16, "U16", 16, Some(Untyped("uint16")), Some(Safe::U16)),
+    row(Dtype::F8E4M3, "F8_E4M3", 8, Some(Untyped("float8_e4m3fn")), Some(Safe::F8_E4M3)),
+    row(Dtype::F8E5M2, "F8_E5M2", 8, Some(Untyped("float8_e5m2")), Some(Safe::F8_E5M2)),
+    row(Dtype::F8E8M0, "F8_E8M0", 8, Some(Untyped("float8_e8m0fnu")), Some(Safe::F8_E8M0)),
+    row(
+        Dtype::F8E4M3Fnuz,
+        "F8_E4M3FNUZ",
+        8,
+        Some(Untyped("float8_e4m3fnuz")),
+        Some(Safe::F8_E4M3FNUZ),
+    ),
+    row(
+        Dtype::F8E5M2Fnuz,
+        "F8_E5M2FNUZ",
+        8,
+        Some(Untyped("float8_e5m2fnuz")),
+        Some(Safe::F8_E5M2FNUZ),
+    ),
+    row(Dtype::F4, "F4", 4, Some(Untyped("float4_e2m1fn_x2")), Some(Safe::F4)),
+    row(Dtype::F6E2M3, "F6_E2M3", 6, None, Some(Safe::F6_E2M3)),
+    row(Dtype::F6E3M2, "F6_E3M2", 6, None, Some(Safe::F6_E3M2)),
+    row(Dtype::QInt8, "qint8", 8, Some(Storage("QInt8Storage")), None),
+    row(Dtype::QUInt8, "quint8", 8, Some(Storage("QUInt8Storage")), None),
+    row(Dtype::QInt32, "qint32", 32, Some(Storage("QInt32Storage")), None),
+    row(Dtype::QUInt4x2, "quint4x2", 4, Some(Storage("QUInt4x2Storage")), None),
+    row(Dtype::QUInt2x4, "quint2x4", 2, Some(Storage("QUInt2x4Storage")), None),
+    row(Dtype::Bits8, "bits8", 8, Some(Untyped("bits8")), None),
+    row(Dtype::Bits16, "bits16", 16, Some(Untyped("bits16")), None),
+    row(Dtype::Bits1x8, "bits1x8", 8, Some(Untyped("bits1x8")), None),
+    row(Dtype::Bits2x4, "bits2x4", 8, Some(Untyped("bits2x4")), None),
+    row(Dtype::Bits4x2, "bits4x2", 8, Some(Untyped("bits4x2")), None),
 ];
 
 impl Dtype {
-    /// Bytes of one element.
+    /// Bits of one element.
     #[must_use]
-    pub fn bytes(self) -> u64 {
-        self.row().bytes
+    pub fn bits(self) -> u64 {
+        self.row().bits
     }
 
-    /// The name in safetensors files.
+    /// Bytes of one element; 1 for the types that take less than a byte.
+    #[must_use]
+    pub fn bytes(self) -> u64 {
+        self.bits().div_ceil(8)
+    }
+
+    /// The name in safetensors files, and PyTorch's for the types that safetensors lacks.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.row().name
     }
 
-    /// PyTorch's type of storage, `FloatStorage`.
-    pub(crate) fn storage(self) -> &'static str {
-        self.row().storage
+    /// The name in files of `torch.save`; `None` for the types that PyTorch lacks.
+    pub(crate) fn torch(self) -> Option<TorchType> {
+        self.row().torch
     }
 
     pub(crate) fn from_storage(name: &str) -> Option<Self> {
-        ROWS.iter().find(|row| row.storage == name).map(|row| row.dtype)
+        let has = |row: &&Row| matches!(row.torch, Some(Storage(known)) if known == name);
+        ROWS.iter().find(has).map(|row| row.dtype)
+    }
+
+    /// By a name that storages do not know.
+    pub(crate) fn from_untyped(name: &str) -> Option<Self> {
+        let has = |row: &&Row| matches!(row.torch, Some(Untyped(known)) if known == name);
+        ROWS.iter().find(has).map(|row| row.dtype)
+    }
+
+    /// Whether elements are integers to be multiplied with a scale that the tensor has beside them.
+    pub(crate) fn is_quantized(self) -> bool {
+        matches!(self, Self::QInt8 | Self::QUInt8 | Self::QInt32 | Self::QUInt4x2 | Self::QUInt2x4)
     }
 
     pub(crate) fn to_safetensors(self) -> Option<Safe> {
@@ -134,7 +257,18 @@ impl TensorInfo {
     /// The number of bytes; `None` when it has no place in 64 bits.
     #[must_use]
     pub fn bytes(&self) -> Option<u64> {
-        self.elements()?.checked_mul(self.dtype.bytes())
+        let elements = self.elements()?;
+        let bits = self.dtype.bits();
+        if bits.is_multiple_of(8) {
+            return elements.checked_mul(bits / 8);
+        }
+        match self.shape.last() {
+            // Every row begins at a byte.
+            Some(&row) if self.dtype.is_quantized() && row > 0 => {
+                (elements / row).checked_mul(row.checked_mul(bits)?.div_ceil(8))
+            }
+            _ => Some(elements.checked_mul(bits)?.div_ceil(8)),
+        }
     }
 }
 
@@ -154,6 +288,34 @@ mod tests {
             assert_eq!(row.dtype as usize, place);
             assert_eq!(row.dtype.row().name, row.name);
         }
+    }
+
+    #[test]
+    fn every_type_has_one_name_in_each_format() {
+        for row in &ROWS {
+            let json = serde_json::to_value(row.dtype).unwrap();
+            assert_eq!(json, row.name);
+            assert_eq!(serde_json::from_value::<Dtype>(json).unwrap(), row.dtype);
+            let same = |other: &&Row| other.torch == row.torch && row.torch.is_some();
+            assert_eq!(ROWS.iter().filter(same).count(), usize::from(row.torch.is_some()));
+            if let Some(safe) = row.safe {
+                assert_eq!(Dtype::from_safetensors(safe), Some(row.dtype));
+                assert_eq!((safe.to_string(), safe.bitsize() as u64), (row.name.into(), row.bits));
+            }
+        }
+    }
+
+    #[test]
+    fn elements_of_less_than_a_byte_are_packed() {
+        let bytes = |dtype, shape: &[u64]| TensorInfo { dtype, shape: shape.to_vec() }.bytes();
+        assert_eq!(bytes(Dtype::F4, &[3, 6]), Some(9));
+        assert_eq!(bytes(Dtype::F6E2M3, &[2, 4]), Some(6));
+        // Measured in PyTorch: rows of 5 take 3 bytes.
+        assert_eq!(bytes(Dtype::QUInt4x2, &[3, 5]), Some(9));
+        assert_eq!(bytes(Dtype::QUInt2x4, &[3, 5]), Some(6));
+        assert_eq!(bytes(Dtype::QUInt4x2, &[0, 5]), Some(0));
+        assert_eq!(bytes(Dtype::QUInt4x2, &[]), Some(1));
+        assert_eq!(bytes(Dtype::F4, &[u64::MAX]), None);
     }
 
     #[test]

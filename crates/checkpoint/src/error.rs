@@ -1,10 +1,11 @@
 //! What can be wrong with a file or a checkpoint, as facts.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use brigade_world::text::escaped;
 
 use crate::file_name::InvalidFileName;
+use crate::pth::shown;
 
 /// Why a file could not be read or written, or a checkpoint is none.
 #[derive(Debug, thiserror::Error)]
@@ -52,18 +53,48 @@ pub enum Error {
         fact: String,
     },
 
-    /// A pickle that names something other than what tensors need.
+    /// A file of `torch.save` without the weights of a model.
     #[error(
-        "{} refers to `{global}`, which is not among the few names that tensors need; nothing was \
-         executed. Save the `state_dict()` alone, without the objects around it",
+        "{} holds {found}; a state dictionary (tensors by name) is not in it",
         escaped(path.display()),
-        global = escaped(global)
+        found = escaped(found)
     )]
-    ForbiddenGlobal {
+    NoStateDict {
         /// The file.
         path: PathBuf,
-        /// Python's name of the object, as `module.name`.
-        global: String,
+        /// What it holds.
+        found: String,
+    },
+
+    /// A file of `torch.save` with the weights of several models.
+    #[error(
+        "{} holds {} state dictionaries: {}; choose one (`--key` on the command line, \
+         `weights::load_entry` and `Model::load_entry` in a program)",
+        escaped(path.display()),
+        keys.len(),
+        listed(keys)
+    )]
+    SeveralStateDicts {
+        /// The file.
+        path: PathBuf,
+        /// Their keys.
+        keys: Vec<String>,
+    },
+
+    /// No dictionary lies under a key.
+    #[error(
+        "{} has no dictionary under `{}`{}",
+        escaped(path.display()),
+        shown(key),
+        if keys.is_empty() { String::new() } else { format!("; its state dictionaries are {}", listed(keys)) }
+    )]
+    NoSuchKey {
+        /// The file.
+        path: PathBuf,
+        /// The key that was asked for.
+        key: String,
+        /// The keys of its state dictionaries.
+        keys: Vec<String>,
     },
 
     /// A folder that is not a checkpoint of Brigade's.
@@ -141,17 +172,19 @@ pub enum Error {
     /// A file was to be written under something that is not a file's name.
     #[error("{0}")]
     FileName(#[source] InvalidFileName),
-
-    /// The format that `torch.save` wrote before PyTorch 1.6.
-    #[error(
-        "{} is in the format of torch.save before PyTorch 1.6; load it in PyTorch and save it again",
-        escaped(path.display())
-    )]
-    LegacyPth {
-        /// The file.
-        path: PathBuf,
-    },
 }
+
+/// Keys of a file, for a message.
+fn listed(keys: &[String]) -> String {
+    let mut shown: Vec<String> =
+        keys.iter().take(MAX_LISTED).map(|key| format!("`{}`", shown(key))).collect();
+    if keys.len() > MAX_LISTED {
+        shown.push(format!("{} more", keys.len() - MAX_LISTED));
+    }
+    shown.join(", ")
+}
+
+const MAX_LISTED: usize = 20;
 
 impl From<InvalidFileName> for Error {
     fn from(error: InvalidFileName) -> Self {
@@ -160,11 +193,52 @@ impl From<InvalidFileName> for Error {
 }
 
 impl Error {
+    /// The error of the system about a path; what an [`std::io::Error`] is around where it is one of these.
     pub(crate) fn io(
         doing: &'static str,
         path: impl Into<PathBuf>,
     ) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
-        move |source| Self::Io { doing, path, source }
+        move |source| source.downcast().unwrap_or_else(|source| Self::Io { doing, path, source })
+    }
+
+    /// The error of a temporary file in `folder`, from which `to` was to be made, without its name.
+    pub(crate) fn temporary(to: &Path, folder: &Path) -> impl FnOnce(std::io::Error) -> Self {
+        move |error| {
+            let source = folder.metadata().err().unwrap_or_else(|| error.kind().into());
+            Self::Io { doing: "write", path: to.to_owned(), source }
+        }
+    }
+
+    /// Names `to`, and what is to be in it, where the path is that of a folder in the temporary folder `partial`.
+    pub(crate) fn renamed(mut self, partial: &Path, to: &Path) -> Self {
+        if let Some(path) = self.path_mut()
+            && let Ok(rest) = path.strip_prefix(partial)
+        {
+            let mut rest = rest.components();
+            rest.next();
+            *path = match rest.as_path() {
+                rest if rest.as_os_str().is_empty() => to.to_owned(),
+                rest => to.join(rest),
+            };
+        }
+        self
+    }
+
+    fn path_mut(&mut self) -> Option<&mut PathBuf> {
+        match self {
+            Self::Io { path, .. }
+            | Self::UnknownFormat { path, .. }
+            | Self::Damaged { path, .. }
+            | Self::Unsupported { path, .. }
+            | Self::NoStateDict { path, .. }
+            | Self::SeveralStateDicts { path, .. }
+            | Self::NoSuchKey { path, .. }
+            | Self::NotACheckpoint { path, .. }
+            | Self::Version { path, .. }
+            | Self::Occupied { path, .. }
+            | Self::Unlike { path, .. } => Some(path),
+            Self::FileName(_) => None,
+        }
     }
 }

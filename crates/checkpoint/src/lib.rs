@@ -4,6 +4,7 @@
 //! - [`safetensors`]: headers, in and out. [`shards`]: several files of a maximal size and their
 //!   index, in Hugging Face's layout.
 //! - [`layout`]: a checkpoint as a folder that is there whole or not at all.
+//! - [`hub_cache`]: what Hugging Face's tools have downloaded.
 //! - [`convert`]: to and from the layouts of PyTorch, Accelerate, Hugging Face's Trainer and Lightning.
 //! - [`torch_optimizer`]: the state of an optimizer in PyTorch's form, in and out.
 //! - [`Value`]: the states of optimizers and schedules as trees of plain values.
@@ -14,7 +15,9 @@ mod error;
 mod fault;
 mod file_name;
 mod format;
+pub mod hub_cache;
 pub mod layout;
+mod other_format;
 mod plain;
 pub mod pth;
 pub mod safetensors;
@@ -28,4 +31,4 @@ pub use error::Error;
 pub use file_name::{FileName, InvalidFileName};
 pub use format::Format;
 pub use value::Value;
-pub use wrapper_prefix::wrapper_prefix;
+pub use wrapper_prefix::{prefix_candidates, wrapper_prefix};

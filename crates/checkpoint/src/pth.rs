@@ -1,11 +1,18 @@
-//! The files of `torch.save` since PyTorch 1.6: a zip archive of a pickle and of storages.
+//! The files of `torch.save`: a pickle and the storages of its tensors, in a zip archive since PyTorch 1.6,
+//! and one after the other before. Also the state dictionaries in the archives of TorchScript (`torch.jit.save`) and
+//! of `torch.export.save`.
 //!
 //! Nothing in a file is ever executed, and no file, however made, costs memory or disk out of proportion to
 //! its size: a tensor may be a view of a storage, but not of many times more elements than the storage has
 //! (stride 0, as `expand` makes it), and all tensors together may not be many times the file.
 
 mod archive;
+mod exported;
+mod legacy;
 mod pickle;
+mod quantizer;
+mod script;
+mod state_dict;
 mod strings;
 mod write;
 
@@ -14,15 +21,20 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+pub(crate) use legacy::{begins_legacy, begins_tar};
+pub use quantizer::Quantizer;
+pub use state_dict::StoredStateDict;
 pub use strings::strings;
+pub(crate) use write::refusal;
 pub use write::{TensorData, write};
 
 use crate::dtype::{Dtype, TensorInfo};
 use crate::error::Error;
 use crate::fault::Fault;
 use crate::value::Value;
-use archive::Archive;
-use pickle::{Dialect, Node, Pickle, TensorSpec, Value as Raw};
+use archive::{Archive, read_at};
+use legacy::Legacy;
+use pickle::{Dialect, Node, Pickle, Storage, TensorSpec, Value as Raw};
 
 /// An open file of `torch.save`.
 ///
@@ -37,17 +49,87 @@ use pickle::{Dialect, Node, Pickle, TensorSpec, Value as Raw};
 #[derive(Debug)]
 pub struct PthFile {
     path: PathBuf,
-    archive: Archive,
-    folder: String,
-    code: Vec<u8>,
+    container: Container,
+    content: Content,
     /// Storages whose checksum was verified: parts of these are read without reading all of them again.
     verified: HashSet<String>,
     /// The storage that a view with gaps or in another order was last gathered from.
     last: Option<(String, Vec<u8>)>,
 }
 
-/// A tensor in a file: a view of a storage. Offset and strides count elements.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// What was saved.
+#[derive(Debug)]
+enum Content {
+    /// A pickle of `torch.save`.
+    Pickle(Vec<u8>),
+    /// A TorchScript module, whose state dictionary is read.
+    Script(script::Script),
+    /// A program of `torch.export`, whose state dictionary is read.
+    Exported(Vec<exported::Config>),
+}
+
+/// Where the storages of a file lie.
+#[derive(Debug)]
+enum Container {
+    /// Entries of an archive, in a folder.
+    Zip(Archive, String),
+    Legacy(Legacy),
+}
+
+impl Container {
+    /// The size of the whole file.
+    fn length(&self) -> u64 {
+        match self {
+            Self::Zip(archive, _) => archive.length(),
+            Self::Legacy(legacy) => legacy.length(),
+        }
+    }
+
+    /// The size of a storage.
+    fn bytes(&self, key: &str) -> Result<u64, Fault> {
+        match self {
+            Self::Zip(archive, folder) => archive.bytes(&entry(folder, key)),
+            Self::Legacy(legacy) => legacy.bytes(key),
+        }
+    }
+
+    /// Reads a storage, and verifies its checksum where it has one.
+    fn read(&mut self, key: &str) -> Result<Vec<u8>, Fault> {
+        match self {
+            Self::Zip(archive, folder) => archive.read(&entry(folder, key)),
+            Self::Legacy(legacy) => legacy.read(key),
+        }
+    }
+
+    /// Copies `bytes` of a storage from `first` on to `out`, in pieces. With `verify` the checksum of the
+    /// whole storage is verified before, where it has one.
+    fn copy(
+        &mut self,
+        key: &str,
+        verify: bool,
+        first: u64,
+        bytes: u64,
+        out: &mut dyn Write,
+    ) -> Result<(), Fault> {
+        match self {
+            Self::Zip(archive, folder) => {
+                archive.copy(&entry(folder, key), verify, first, bytes, out)
+            }
+            Self::Legacy(legacy) => legacy.copy(key, first, bytes, out),
+        }
+    }
+}
+
+fn entry(folder: &str, key: &str) -> String {
+    match key.starts_with(script::CONSTANTS) {
+        true => format!("{folder}/{key}"),
+        false => format!("{folder}/data/{key}"),
+    }
+}
+
+/// A tensor in a file: a view of a storage. Offset and strides count elements, of `float4_e2m1fn_x2` pairs of
+/// them, as PyTorch does.
+#[derive(Debug, Clone, PartialEq)]
 pub struct StoredTensor {
     /// The storage that holds its elements.
     pub storage: StorageKey,
@@ -57,6 +139,8 @@ pub struct StoredTensor {
     pub size: Vec<i64>,
     /// Its strides, as many as sizes.
     pub stride: Vec<i64>,
+    /// Scale and zero point of a quantized tensor.
+    pub quantizer: Option<Box<Quantizer<Self>>>,
 }
 
 /// A storage of a file.
@@ -66,7 +150,7 @@ pub struct StorageKey {
     pub key: String,
     /// The type of its elements.
     pub dtype: Dtype,
-    /// Their number.
+    /// Their number; of types of less than a byte that of bytes, as in PyTorch.
     pub elements: i64,
 }
 
@@ -74,17 +158,18 @@ impl PthFile {
     /// Opens a file and reads its directory; no tensor yet.
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::UnknownFormat`], [`Error::LegacyPth`], [`Error::Damaged`];
-    /// [`Error::Unsupported`] for TorchScript and other archives.
+    /// [`Error::Io`], [`Error::UnknownFormat`], [`Error::Damaged`]; [`Error::Unsupported`] for archives
+    /// that PyTorch has not written, for the tar archives of PyTorch before 0.1.10, and for safetensors files.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         let file = File::open(path).map_err(Error::io("read", path))?;
         match crate::Format::of(path, &file)? {
             crate::Format::Pth => {}
             crate::Format::Safetensors => {
-                return Err(Error::UnknownFormat {
+                return Err(Error::Unsupported {
                     path: path.to_owned(),
-                    fact: "it is a safetensors file".into(),
+                    fact: "it is a safetensors file, and a file of torch.save is expected here"
+                        .into(),
                 });
             }
         }
@@ -100,63 +185,68 @@ impl PthFile {
         Self::read(path, file, length).map_err(|fault| fault.at(path))
     }
 
-    fn read(path: &Path, file: File, length: u64) -> Result<Self, Fault> {
+    fn read(path: &Path, mut file: File, length: u64) -> Result<Self, Fault> {
+        let mut start = [0];
+        read_at(&mut file, 0, &mut start)?;
+        let (container, content) = if start == *b"P" {
+            Self::read_zip(file, length)?
+        } else {
+            let (legacy, code) = Legacy::open(file, length)?;
+            (Container::Legacy(legacy), Content::Pickle(code))
+        };
+        let path = path.to_owned();
+        Ok(Self { path, container, content, verified: HashSet::new(), last: None })
+    }
+
+    fn read_zip(file: File, length: u64) -> Result<(Container, Content), Fault> {
         let mut archive = Archive::open(file, length)?;
+        if let Some(inner) = exported::saved_state_dict(&mut archive)? {
+            archive = inner;
+        }
         let folder = archive.folder().to_owned();
-        if archive.has(&format!("{folder}/constants.pkl")) {
-            return Err(Fault::unsupported(
-                "it is a TorchScript archive; load it in PyTorch and save its state_dict()",
-            ));
-        }
-        if !archive.has(&format!("{folder}/data.pkl")) {
-            return Err(Fault::unsupported("it is a zip archive, but not one of torch.save"));
-        }
         let order = format!("{folder}/byteorder");
         if archive.has(&order) && archive.read(&order)? != b"little" {
             return Err(Fault::unsupported(
                 "its bytes are in big-endian order; save it again on a little-endian machine",
             ));
         }
-        let code = archive.read(&format!("{folder}/data.pkl"))?;
-        Ok(Self {
-            path: path.to_owned(),
-            archive,
-            folder,
-            code,
-            verified: HashSet::new(),
-            last: None,
-        })
+        let pickle = format!("{folder}/data.pkl");
+        let content = if !archive.has(&pickle) {
+            let configs = exported::configs(&mut archive, &folder)?;
+            if configs.is_empty() {
+                return Err(other_archive(&archive));
+            }
+            Content::Exported(configs)
+        } else if archive.has(&format!("{folder}/constants.pkl")) {
+            Content::Script(script::Script::read(&mut archive, &folder)?)
+        } else {
+            Content::Pickle(archive.read(&pickle)?)
+        };
+        Ok((Container::Zip(archive, folder), content))
     }
 
-    /// Reads all that was saved. A pickle that names objects other than tensors and plain values is refused.
+    /// Reads all that was saved; of a TorchScript module and of an exported program the state dictionary. Nothing is
+    /// executed: of objects that are neither tensors nor plain values the names alone are read, and stand in the
+    /// tree as [`Value::Foreign`].
     ///
     /// # Errors
     /// [`Error::Damaged`], also for a tensor outside its storage; [`Error::Unsupported`], also for tensors
-    /// that would take many times the file's size; [`Error::ForbiddenGlobal`].
+    /// that would take many times the file's size.
     pub fn value(&self) -> Result<Value<StoredTensor>, Error> {
-        self.tree(false)
-    }
-
-    /// As [`PthFile::value`], with [`Value::Foreign`] in place of every other object. Nothing is
-    /// executed here either: of such an object nothing but the name is known.
-    ///
-    /// # Errors
-    /// [`Error::Damaged`], [`Error::Unsupported`].
-    pub fn value_with_foreign(&self) -> Result<Value<StoredTensor>, Error> {
-        self.tree(true)
-    }
-
-    fn tree(&self, foreign: bool) -> Result<Value<StoredTensor>, Error> {
         let tree = || {
-            let dialect = if foreign { Dialect::Foreign } else { Dialect::Tensors };
-            let pickle = Pickle::read(&self.code, dialect)?;
-            let mut builder = TreeBuilder {
-                pickle: &pickle,
-                values: 2 * self.code.len() + 1024,
-                text_bytes: MAX_COPIES * self.code.len() as u64 + FREE_BYTES,
+            let tree = match (&self.content, &self.container) {
+                (Content::Pickle(code), _) => {
+                    let pickle = Pickle::read(code, Dialect::Torch)?;
+                    TreeBuilder::new(&pickle, code.len()).plant(pickle.root(), 0)?
+                }
+                (Content::Script(script), _) => script.state_dict()?,
+                (Content::Exported(configs), Container::Zip(archive, folder)) => {
+                    exported::state_dict(archive, folder, configs)?
+                }
+                // Not made: only archives are programs.
+                (Content::Exported(_), Container::Legacy(_)) => Value::None,
             };
-            let tree = builder.plant(pickle.root(), 0)?;
-            let mut left = MAX_COPIES * self.archive.length() + FREE_BYTES;
+            let mut left = MAX_COPIES * self.container.length() + FREE_BYTES;
             tree.try_map(&mut |place, tensor| {
                 self.check_tensor(&tensor, &mut left).map_err(|fault| fault.about(place))?;
                 Ok(tensor)
@@ -171,6 +261,12 @@ impl PthFile {
         self.check_storage(&tensor.storage)?;
         tensor.check()?;
         tensor.check_cost()?;
+        if let Some(quantizer) = &tensor.quantizer
+            && let Quantizer::PerChannel { scales, zero_points, .. } = &**quantizer
+        {
+            self.check_tensor(scales, left)?;
+            self.check_tensor(zero_points, left)?;
+        }
         let rest = tensor.info().bytes().and_then(|bytes| left.checked_sub(bytes));
         *left = rest.ok_or_else(|| {
             Fault::unsupported(format_args!(
@@ -187,14 +283,14 @@ impl PthFile {
         &self.path
     }
 
-    /// Reads the bytes of a storage and verifies their checksum.
+    /// Reads the bytes of a storage, and verifies their checksum where the format has one.
     ///
     /// # Errors
     /// [`Error::Damaged`] when they are not those that were written, or not as many as declared.
     pub fn storage(&mut self, storage: &StorageKey) -> Result<Vec<u8>, Error> {
         let mut read = || {
             self.check_storage(storage)?;
-            self.archive.read(&self.entry(storage))
+            self.container.read(&storage.key)
         };
         let bytes = read().map_err(|fault| fault.at(&self.path))?;
         self.verified.insert(storage.key.clone());
@@ -226,7 +322,7 @@ impl PthFile {
             tensor.check()?;
             tensor.check_cost()?;
             self.check_storage(&tensor.storage)?;
-            let name = self.entry(&tensor.storage);
+            let key = &tensor.storage.key;
             let width = tensor.storage.dtype.bytes();
             let bytes = tensor.info().bytes().unwrap_or_default();
             if bytes == 0 {
@@ -234,14 +330,20 @@ impl PthFile {
             }
             if tensor.is_contiguous() {
                 let first = tensor.offset.unsigned_abs() * width;
-                let verify = !self.verified.contains(&tensor.storage.key);
-                self.archive.copy(&name, verify, first, bytes, out)?;
-                self.verified.insert(tensor.storage.key.clone());
+                let verify = !self.verified.contains(key);
+                self.container.copy(key, verify, first, bytes, out)?;
+                self.verified.insert(key.clone());
                 return Ok(());
             }
-            if self.last.as_ref().is_none_or(|(key, _)| *key != tensor.storage.key) {
+            if tensor.is_packed() {
+                return Err(Fault::unsupported(format_args!(
+                    "a {} tensor of size {:?} has the strides {:?}; save it again with `.contiguous()` tensors",
+                    tensor.storage.dtype, tensor.size, tensor.stride
+                )));
+            }
+            if self.last.as_ref().is_none_or(|(last, _)| last != key) {
                 self.last = None;
-                self.last = Some((tensor.storage.key.clone(), self.archive.read(&name)?));
+                self.last = Some((key.clone(), self.container.read(key)?));
             }
             match &self.last {
                 Some((_, storage)) => tensor.gather(storage, out).map_err(Fault::Write),
@@ -251,17 +353,15 @@ impl PthFile {
         copy().map_err(|fault| fault.at(&self.path))
     }
 
-    fn entry(&self, storage: &StorageKey) -> String {
-        format!("{}/data/{}", self.folder, storage.key)
-    }
-
     /// Whether the file has the storage, with as many bytes as the pickle declares.
     fn check_storage(&self, storage: &StorageKey) -> Result<(), Fault> {
         let StorageKey { key, dtype, elements } = storage;
-        let bytes = self.archive.bytes(&self.entry(storage))?;
+        let bytes = self.container.bytes(key)?;
         let declared = u64::try_from(*elements).ok();
         let declared = declared.and_then(|n| n.checked_mul(dtype.bytes()));
-        if declared != Some(bytes) {
+        // A storage without a type may end in the middle of an element.
+        let fits = |declared: u64| declared <= bytes && bytes - declared < dtype.bytes();
+        if !declared.is_some_and(fits) {
             return Err(Fault::damaged(format_args!(
                 "storage {key} is declared as {elements} elements of {dtype} but has {bytes} bytes"
             )));
@@ -274,8 +374,19 @@ impl StoredTensor {
     /// Type and shape.
     #[must_use]
     pub fn info(&self) -> TensorInfo {
-        let shape = self.size.iter().map(|size| size.unsigned_abs()).collect();
+        let mut shape: Vec<u64> = self.size.iter().map(|size| size.unsigned_abs()).collect();
+        if self.storage.dtype == Dtype::F4 {
+            match shape.last_mut() {
+                Some(row) => *row = row.saturating_mul(2),
+                None => shape.push(2),
+            }
+        }
         TensorInfo { dtype: self.storage.dtype, shape }
+    }
+
+    /// Whether PyTorch counts elements of less than a byte one by one, so that strides have no meaning in bytes.
+    fn is_packed(&self) -> bool {
+        self.storage.dtype.is_quantized() && self.storage.dtype.bits() < 8
     }
 
     /// Says whether every element lies in the storage, and shape and strides make sense.
@@ -287,7 +398,7 @@ impl StoredTensor {
     }
 
     fn check(&self) -> Result<(), Fault> {
-        let Self { storage, offset, size, stride } = self;
+        let Self { storage, offset, size, stride, .. } = self;
         let outside = || {
             Fault::damaged(format_args!(
                 "size {size:?}, stride {stride:?} and offset {offset} reach outside its storage of \
@@ -303,6 +414,13 @@ impl StoredTensor {
         }
         if size.contains(&0) {
             return if *offset <= storage.elements { Ok(()) } else { Err(outside()) };
+        }
+        if self.is_packed() {
+            let bytes = self.info().bytes().and_then(|bytes| i64::try_from(bytes).ok());
+            return match bytes {
+                Some(bytes) if bytes <= storage.elements && *offset == 0 => Ok(()),
+                _ => Err(outside()),
+            };
         }
         let last = size.iter().zip(stride).try_fold(*offset, |last, (&size, &stride)| {
             (size - 1).checked_mul(stride).and_then(|step| last.checked_add(step))
@@ -322,9 +440,9 @@ impl StoredTensor {
 
     /// Refuses a view that repeats the elements of its storage until they are out of proportion to it.
     fn check_cost(&self) -> Result<(), Fault> {
-        let info = self.info();
-        let repeats = info.elements().is_none_or(|n| n > self.storage.elements.unsigned_abs());
-        if repeats && info.bytes().is_none_or(|bytes| bytes > FREE_BYTES) {
+        let bytes = self.info().bytes();
+        let whole = self.storage.elements.unsigned_abs().saturating_mul(self.storage.dtype.bytes());
+        if bytes.is_none_or(|bytes| bytes > whole && bytes > FREE_BYTES) {
             return Err(Fault::unsupported(format_args!(
                 "a tensor of size {:?} and stride {:?} repeats the {} elements of its storage; load the \
                  file in PyTorch and save it again with `.contiguous()` tensors, if that size is meant",
@@ -374,7 +492,16 @@ struct TreeBuilder<'p, 'a> {
     text_bytes: u64,
 }
 
-impl TreeBuilder<'_, '_> {
+impl<'p, 'a> TreeBuilder<'p, 'a> {
+    /// For a pickle of so many bytes.
+    fn new(pickle: &'p Pickle<'a>, bytes: usize) -> Self {
+        Self {
+            pickle,
+            values: 2 * bytes + 1024,
+            text_bytes: MAX_COPIES * bytes as u64 + FREE_BYTES,
+        }
+    }
+
     fn plant(&mut self, value: Raw<'_>, depth: usize) -> Result<Value<StoredTensor>, Fault> {
         self.values = self.values.saturating_sub(1);
         if depth > MAX_DEPTH || self.values == 0 {
@@ -389,6 +516,10 @@ impl TreeBuilder<'_, '_> {
             Raw::Int(number) => return Ok(Value::Int(number)),
             Raw::Float(number) => return Ok(Value::Float(number)),
             Raw::Str(text) => return Ok(Value::Str(self.text(text)?)),
+            Raw::Bytes(bytes) => {
+                self.count(bytes.len())?;
+                return Ok(Value::Bytes(bytes.to_owned()));
+            }
             Raw::Global(global) => return Ok(Value::Foreign(self.text(&global.to_string())?)),
             Raw::Node(index) => index,
         };
@@ -404,46 +535,109 @@ impl TreeBuilder<'_, '_> {
             Node::Tuple(tuple) => Value::Tuple(items(tuple)?),
             Node::Storage(_) => Value::Foreign("torch.storage".into()),
             Node::Foreign(module, name) => Value::Foreign(self.text(&format!("{module}.{name}"))?),
-            Node::Dict(entries) => {
-                // Of equal keys the last counts, in the place of the first, as in Python.
-                let mut places = HashMap::new();
-                let mut dict: Vec<(Value<StoredTensor>, _)> = Vec::with_capacity(entries.len());
-                for &(key, value) in entries {
-                    let value = self.plant(value, depth + 1)?;
-                    if let Raw::Str(name) = key
-                        && let Some(place) = places.insert(name, dict.len())
-                    {
-                        places.insert(name, place);
-                        dict[place].1 = value;
-                        continue;
-                    }
-                    dict.push((self.plant(key, depth + 1)?, value));
-                }
-                Value::Dict(dict)
+            Node::Pairs(list) => {
+                let pairs = pickle.pairs(*list).ok_or_else(|| {
+                    Fault::damaged("a dictionary of its pickle is not made of pairs")
+                })?;
+                self.dict(&pairs, depth)?
             }
+            Node::Dict(entries) => self.dict(entries, depth)?,
             Node::Tensor(tensor) => Value::Tensor(self.tensor(tensor)?),
         })
     }
 
+    fn dict(
+        &mut self,
+        entries: &[(Raw<'_>, Raw<'_>)],
+        depth: usize,
+    ) -> Result<Value<StoredTensor>, Fault> {
+        // Of equal keys the last counts, in the place of the first, as in Python.
+        let mut places = HashMap::new();
+        let mut dict: Vec<(Value<StoredTensor>, _)> = Vec::with_capacity(entries.len());
+        for &(key, value) in entries {
+            let value = self.plant(value, depth + 1)?;
+            if let Raw::Str(name) = key
+                && let Some(place) = places.insert(name, dict.len())
+            {
+                places.insert(name, place);
+                dict[place].1 = value;
+                continue;
+            }
+            dict.push((self.plant(key, depth + 1)?, value));
+        }
+        Ok(Value::Dict(dict))
+    }
+
     fn text(&mut self, text: &str) -> Result<String, Fault> {
-        let left = self.text_bytes.checked_sub(text.len() as u64);
-        self.text_bytes = left.ok_or_else(|| {
-            Fault::unsupported("its pickle repeats long strings until they are many times its size")
-        })?;
+        self.count(text.len())?;
         Ok(text.to_owned())
     }
 
+    fn count(&mut self, bytes: usize) -> Result<(), Fault> {
+        let left = self.text_bytes.checked_sub(bytes as u64);
+        self.text_bytes = left.ok_or_else(|| {
+            Fault::unsupported("its pickle repeats long strings until they are many times its size")
+        })?;
+        Ok(())
+    }
+
     fn tensor(&mut self, tensor: &TensorSpec<'_>) -> Result<StoredTensor, Fault> {
-        Ok(StoredTensor {
-            storage: StorageKey {
-                key: self.text(tensor.storage.key)?,
-                dtype: tensor.storage.dtype,
-                elements: tensor.storage.numel,
-            },
+        let Storage { key, dtype: typed, numel, view } = tensor.storage;
+        let pickle = self.pickle;
+        let quantizer = tensor.quantizer.clone().map(|quantizer| {
+            quantizer.try_map(|index| match pickle.node(index) {
+                // Not another quantized tensor: that could be this one.
+                Some(Node::Tensor(part)) if part.quantizer.is_none() => self.tensor(part),
+                _ => Err(Fault::damaged("a quantizer of its pickle has no tensor of scales")),
+            })
+        });
+        let dtype = tensor.dtype;
+        let width = dtype.bytes().cast_signed();
+        // A storage without a type counts bytes.
+        let elements = if typed.is_some() { numel } else { numel / width };
+        let mut stored = StoredTensor {
+            quantizer: quantizer.transpose()?.map(Box::new),
+            storage: StorageKey { key: self.text(key)?, dtype, elements },
             offset: tensor.offset,
             size: tensor.size.clone(),
             stride: tensor.stride.clone(),
-        })
+        };
+        let Some((first, elements)) = view else { return Ok(stored) };
+        let end = first.checked_add(elements);
+        if first < 0 || elements < 0 || end.is_none_or(|end| end > numel) {
+            return Err(Fault::damaged(format_args!(
+                "a view of {elements} elements from {first} on reaches outside its storage of {numel}"
+            )));
+        }
+        // The tensor lies in the view, and the view in the storage.
+        stored.storage.elements = elements;
+        stored.check()?;
+        stored.storage.elements = numel;
+        stored.offset += first;
+        Ok(stored)
+    }
+}
+
+/// A name from a file, for a message: escaped, and not longer than a line or two.
+pub(crate) fn shown(name: &str) -> String {
+    match name.char_indices().nth(MAX_SHOWN) {
+        Some((end, _)) => format!("{}…", name[..end].escape_debug()),
+        None => name.escape_debug().to_string(),
+    }
+}
+
+/// The error for an archive that PyTorch has not written.
+fn other_archive(archive: &Archive) -> Fault {
+    let weights = archive.names().filter(|name| {
+        let ending = name.rsplit_once('.').map_or("", |(_, ending)| ending);
+        WEIGHTS_ENDINGS.contains(&ending)
+    });
+    match weights.min() {
+        Some(name) => Fault::unsupported(format_args!(
+            "it is a zip archive around weights; unpack it (`unzip`) and take the file `{}` in it",
+            shown(name)
+        )),
+        None => Fault::unsupported("it is a zip archive, but not one of torch.save"),
     }
 }
 
@@ -456,3 +650,6 @@ const MAX_COPIES: u64 = 16;
 /// What is not counted: so much costs nothing, whatever the size of the file is.
 const FREE_BYTES: u64 = 1 << 20;
 const PIECE_BYTES: usize = 1 << 20;
+const MAX_SHOWN: usize = 120;
+/// How files of weights end.
+const WEIGHTS_ENDINGS: [&str; 6] = ["safetensors", "pth", "pt", "bin", "ckpt", "pt2"];

@@ -61,22 +61,25 @@ fn read(file: &File, length: u64) -> Result<Header, Fault> {
         .checked_sub(LENGTH_BYTES as u64)
         .and_then(|rest| rest.checked_sub(header_bytes))
         .filter(|_| header_bytes <= MAX_HEADER_BYTES)
-        .ok_or_else(|| {
-            Fault::damaged(format_args!(
+        .ok_or_else(|| match header_bytes <= MAX_HEADER_BYTES {
+            true => cut_short(format_args!(
+                "it declares a header of {header_bytes} bytes, the file has {length}"
+            )),
+            false => Fault::damaged(format_args!(
                 "it declares a header of {header_bytes} bytes, the file has {length} and headers \
-                 are at most {MAX_HEADER_BYTES}"
-            ))
+                     are at most {MAX_HEADER_BYTES}"
+            )),
         })?;
     let mut header = vec![0; header_bytes as usize];
     file.read_exact_at(&mut header, LENGTH_BYTES as u64)?;
     // Checks that the tensors follow each other without gaps and are as large as they say.
     let header: Metadata = serde_json::from_slice(&header)
         .map_err(|error| Fault::damaged(format_args!("its header is wrong: {error}")))?;
-    if header.data_len() as u64 != data_bytes {
-        return Err(Fault::damaged(format_args!(
-            "its header promises {} bytes of tensors, the file has {data_bytes}",
-            header.data_len()
-        )));
+    let promised = header.data_len() as u64;
+    if promised != data_bytes {
+        let fact =
+            format!("its header promises {promised} bytes of tensors, the file has {data_bytes}");
+        return Err(if data_bytes < promised { cut_short(fact) } else { Fault::damaged(fact) });
     }
     let begin = LENGTH_BYTES as u64 + header_bytes;
     let mut tensors = Vec::new();
@@ -90,6 +93,12 @@ fn read(file: &File, length: u64) -> Result<Header, Fault> {
         tensors.push(Entry { name, info: TensorInfo { dtype, shape }, range });
     }
     Ok(Header { tensors, metadata: header.metadata().clone().unwrap_or_default() })
+}
+
+fn cut_short(fact: impl std::fmt::Display) -> Fault {
+    Fault::damaged(format_args!(
+        "{fact}: it was cut short, as by a download that ended early; download or copy it again"
+    ))
 }
 
 /// A header to write, and in which order the tensors follow it.
@@ -111,14 +120,22 @@ pub struct Layout {
 pub fn layout(path: &Path, tensors: &[(&str, TensorInfo)]) -> Result<Layout, Error> {
     let unsupported = |fact| Error::Unsupported { path: path.to_owned(), fact };
     let mut order: Vec<usize> = (0..tensors.len()).collect();
-    order.sort_by_key(|&place| std::cmp::Reverse(tensors[place].1.dtype.bytes()));
+    order.sort_by_key(|&place| std::cmp::Reverse(tensors[place].1.dtype.bits()));
     let mut end = 0usize;
     let mut infos = Vec::with_capacity(tensors.len());
     for &place in &order {
         let (name, info) = &tensors[place];
         let refuse = || unsupported(format!("safetensors cannot hold `{name}` of {}", info.dtype));
-        let dtype = info.dtype.to_safetensors().filter(|_| *name != RESERVED_NAME);
-        let dtype = dtype.ok_or_else(refuse)?;
+        if *name == RESERVED_NAME {
+            return Err(refuse());
+        }
+        let dtype = info.dtype.to_safetensors().ok_or_else(|| {
+            let remedy = match info.dtype.is_quantized() {
+                true => "write a .pth file, or call `dequantize()` on it in PyTorch",
+                false => "write a .pth file",
+            };
+            unsupported(format!("safetensors cannot hold `{name}` of {}; {remedy}", info.dtype))
+        })?;
         let begin = end;
         let bytes = info.bytes().and_then(|bytes| usize::try_from(bytes).ok());
         end = bytes.and_then(|bytes| end.checked_add(bytes)).ok_or_else(refuse)?;

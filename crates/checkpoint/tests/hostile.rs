@@ -141,7 +141,7 @@ fn repetitions_in_a_pickle_cost_no_memory() {
     ];
     for pickle in [strings.concat(), foreign.concat()] {
         fs::write(&path, archive(&[("data.pkl", &pickle)])).unwrap();
-        let error = PthFile::open(&path).unwrap().value_with_foreign().unwrap_err().to_string();
+        let error = PthFile::open(&path).unwrap().value().unwrap_err().to_string();
         assert!(error.contains("repeats long strings"), "{error}");
     }
     // One tuple of many numbers is the size of many tensors.
@@ -336,8 +336,8 @@ fn a_manifest_that_contradicts_itself_or_its_files_is_refused() {
         ),
         (MESH, entry("[4]", replicated, &[&whole, &chunk("", "[2]", "[2]")]), "another chunk"),
         (&two, good.clone(), "two axes"),
-        (seven, good.clone(), "not one of 1 ranks"),
-        (&huge, good.clone(), "not one of 1 ranks"),
+        (seven, good.clone(), "not one of 1 rank"),
+        (&huge, good.clone(), "not one of 1 rank"),
     ] {
         let error = model(folder.path(), mesh, &entry).unwrap_err();
         assert!(matches!(error, Error::Damaged { .. }), "{expected}: {error}");

@@ -3,7 +3,10 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use brigade_checkpoint::convert::{AccelerateRun, StateKind, Target, convert, convert_like};
+use brigade_checkpoint::Dtype;
+use brigade_checkpoint::convert::{
+    AccelerateRun, StateKind, Target, WeightsOptions, convert_like, convert_with,
+};
 use brigade_world::text::escaped;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum};
@@ -21,13 +24,18 @@ pub(crate) enum Checkpoint {
 
 /// Show what a checkpoint or weights file holds
 ///
-/// A folder that a run has saved, a safetensors file, an index of several, or a file of torch.save.
-/// Tensors are not read, and nothing in a file is ever executed.
+/// A folder that a run has saved, a safetensors file, an index of several, or a file of torch.save,
+/// torch.jit.save or torch.export.save. Of a project's folder the newest checkpoint is shown. Tensors
+/// are not read, and nothing in a file is ever executed.
 #[derive(Debug, Args)]
 #[command(after_help = INSPECT_EXAMPLES)]
 pub(crate) struct InspectArgs {
     /// The folder or file
     path: PathBuf,
+
+    /// Print names and sizes by object, without the tensors of each
+    #[arg(long, conflicts_with = "json")]
+    short: bool,
 
     /// Print all that is known as JSON
     #[arg(long)]
@@ -94,12 +102,43 @@ pub(crate) struct ConvertArgs {
     /// With split_batches=True or step_scheduler_with_optimizer=False
     #[arg(long, conflicts_with = "like")]
     split_batches: bool,
+
+    /// State dictionary of FROM, where it has several
+    ///
+    /// Keys of nested dictionaries with dots between them (model_ema, model.state_dict); of a checkpoint, the
+    /// name of the model. By default the only one
+    #[arg(long, value_name = "KEY", conflicts_with = "like")]
+    key: Option<String>,
+
+    /// Take this off all names
+    ///
+    /// Tensors whose names do not begin with it are left out. By default `module.` and `_orig_mod.` are taken off, where all names have them
+    #[arg(long, value_name = "PREFIX", conflicts_with = "like")]
+    prefix: Option<String>,
+
+    /// Type of floats
+    ///
+    /// Other tensors stay as they are. By default each has its own type
+    #[arg(long, value_enum, value_name = "TYPE", conflicts_with = "like")]
+    dtype: Option<Float>,
 }
 
 fn state_kinds() -> impl TypedValueParser<Value = StateKind> {
     PossibleValuesParser::new(StateKind::ALL.map(StateKind::name)).try_map(|name| {
         StateKind::ALL.into_iter().find(|kind| kind.name() == name).ok_or("no kind of state")
     })
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Float {
+    #[value(alias = "f64")]
+    Float64,
+    #[value(alias = "f32", alias = "float")]
+    Float32,
+    #[value(alias = "f16", alias = "half", alias = "fp16")]
+    Float16,
+    #[value(alias = "bf16")]
+    Bfloat16,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -116,7 +155,7 @@ enum Layout {
 pub(crate) fn run(question: &Checkpoint, out: impl Write) -> anyhow::Result<u8> {
     let mut out = io::BufWriter::new(out);
     let (code, text) = match question {
-        Checkpoint::Inspect(args) => (0, inspect::answer(&args.path, args.json)?),
+        Checkpoint::Inspect(args) => (0, inspect::answer(&args.path, args.form())?),
         Checkpoint::Verify(args) => verify::answer(&args.path)?,
         Checkpoint::Convert(args) => (0, args.convert()?),
     };
@@ -126,13 +165,26 @@ pub(crate) fn run(question: &Checkpoint, out: impl Write) -> anyhow::Result<u8> 
     }
 }
 
+impl InspectArgs {
+    fn form(&self) -> inspect::Form {
+        match (self.json, self.short) {
+            (true, _) => inspect::Form::Json,
+            (false, true) => inspect::Form::Short,
+            (false, false) => inspect::Form::Full,
+        }
+    }
+}
+
 impl ConvertArgs {
     fn convert(&self) -> anyhow::Result<String> {
         let report = match &self.like {
             Some(like) => convert_like(&self.from, &self.to, like, &self.keep_state)?,
-            None => convert(&self.from, &self.to, self.target()?)?,
+            None => convert_with(&self.from, &self.to, self.target()?, &self.options())?,
         };
         let mut text = String::new();
+        for line in report.read {
+            text.push_str(&format!("read {}\n", escaped(line)));
+        }
         for file in report.written {
             text.push_str(&format!("wrote {}\n", escaped(file.display())));
         }
@@ -146,6 +198,19 @@ impl ConvertArgs {
             text.push_str(&format!("left out {}\n", escaped(line)));
         }
         Ok(text)
+    }
+
+    fn options(&self) -> WeightsOptions {
+        WeightsOptions {
+            key: self.key.clone(),
+            prefix: self.prefix.clone(),
+            dtype: self.dtype.map(|dtype| match dtype {
+                Float::Float64 => Dtype::F64,
+                Float::Float32 => Dtype::F32,
+                Float::Float16 => Dtype::F16,
+                Float::Bfloat16 => Dtype::BF16,
+            }),
+        }
     }
 
     fn target(&self) -> anyhow::Result<Target> {
@@ -187,10 +252,13 @@ fn bytes(bytes: u64) -> String {
 const INSPECT_EXAMPLES: &str = "\
 Examples:
   brigade checkpoint inspect runs/first/checkpoints/checkpoint_3
+  brigade checkpoint inspect runs/first --short
   brigade checkpoint inspect model.safetensors --json";
 const CONVERT_EXAMPLES: &str = "\
 Examples:
   brigade checkpoint convert checkpoint_3 model.pth
   brigade checkpoint convert checkpoint_3 for_accelerate --to accelerate
   brigade checkpoint convert pytorch_model.bin model.safetensors
+  brigade checkpoint convert dino.pth model.safetensors --key teacher --prefix backbone.
+  brigade checkpoint convert lightning.ckpt model.safetensors --prefix model. --dtype bfloat16
   brigade checkpoint convert accelerates_folder checkpoint_0 --like run/checkpoints/checkpoint_0";

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::bail;
+use brigade_checkpoint::hub_cache;
 use brigade_plan::{Memory, MicroBatch, ModelSize, OptimizerState, Precision, Shape};
 use brigade_world::text::{counted, escaped};
 use clap::{Args, ValueEnum};
@@ -21,11 +22,19 @@ mod weights_file;
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct EstimateArgs {
-    /// Weights file, number of parameters (350M, 7B), or name of a known model
+    /// Weights file, number of parameters (350M, 7B), or name of a model
     ///
-    /// A weights file is a safetensors file, or a folder or an index of several
+    /// A weights file is a safetensors file, one of torch.save (.pth, .bin, .ckpt), torch.jit.save or
+    /// torch.export.save, or a folder or an index of several. A model of the Hugging Face hub
+    /// (google-bert/bert-base-uncased) is found in the local cache
     #[arg(value_name = "MODEL|FILE")]
     model: String,
+
+    /// State dictionary of a file of torch.save, where it has several
+    ///
+    /// Keys of nested dictionaries with dots between them (model_ema, model.state_dict)
+    #[arg(long, value_name = "KEY")]
+    key: Option<String>,
 
     /// Samples of one rank in a step
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = positive)]
@@ -99,18 +108,7 @@ impl EstimateArgs {
         }
         let path = Path::new(name);
         if path.exists() {
-            let weights = weights_file::read(path, self.image_size)?;
-            let types: Vec<_> = weights
-                .types
-                .iter()
-                .map(|(dtype, count)| format!("{} {dtype}", short(*count)))
-                .collect();
-            let mut notes =
-                vec![format!("{}: {}", counted(weights.tensors, "tensor"), types.join(", "))];
-            if weights.size.shape.is_none() {
-                notes.push(UNKNOWN_SHAPE.to_owned());
-            }
-            return Ok(Subject { title: name.to_owned(), size: weights.size, notes });
+            return self.of_weights(path, None);
         }
         if let Some(parameters) = count_of(name) {
             let notes = vec![
@@ -120,11 +118,35 @@ impl EstimateArgs {
             ];
             return Ok(Subject { title: name.to_owned(), size: usual(parameters), notes });
         }
+        if let Some(snapshot) = hub_cache::model(name) {
+            let note = format!("weights in {}", snapshot.display());
+            return self.of_weights(&snapshot, Some(note));
+        }
         let names: Vec<_> = known::names().collect();
+        let cache = hub_cache::folder();
+        let cache = cache.map_or_else(String::new, |folder| format!(" ({})", folder.display()));
         bail!(Usage(format!(
-            "{name} is not a file, a number of parameters (350M, 7B) or a known model: {}",
-            names.join(", ")
+            "{name} is not a file, a number of parameters (350M, 7B) or a known model ({}), and Hugging Face's \
+             cache{cache} has no model of this name: `hf download {name}` puts one of the hub there",
+            names.join(", "),
         )))
+    }
+
+    /// A model in a weights file, or in a folder of the hub's cache.
+    fn of_weights(&self, path: &Path, note: Option<String>) -> anyhow::Result<Subject> {
+        let weights = weights_file::read(path, self.key.as_deref(), self.image_size)?;
+        let types: Vec<_> = weights
+            .types
+            .iter()
+            .map(|(dtype, count)| format!("{} {dtype}", short(*count)))
+            .collect();
+        let mut notes: Vec<String> = note.into_iter().collect();
+        notes.extend(weights.read);
+        notes.push(format!("{}: {}", counted(weights.tensors, "tensor"), types.join(", ")));
+        if weights.size.shape.is_none() {
+            notes.push(UNKNOWN_SHAPE.to_owned());
+        }
+        Ok(Subject { title: self.model.clone(), size: weights.size, notes })
     }
 
     fn rows(&self, size: &ModelSize) -> anyhow::Result<Vec<(&'static str, Memory)>> {
@@ -309,6 +331,7 @@ const UNKNOWN_SHAPE: &str = "activations unknown: the tensors' names and shapes 
 const EXAMPLES: &str = "\
 Examples:
   brigade estimate model.safetensors --batch-size 8
+  brigade estimate google-bert/bert-base-uncased --batch-size 32 --seq-len 128
   brigade estimate gpt2 --seq-len 512 --fused-attention
   brigade estimate resnet18 --image-size 32 --batch-size 128 --optimizer momentum
   brigade estimate 7B --world-size 1,8";

@@ -18,10 +18,16 @@ brigade_suite::suite! {
         a_small_file_does_not_fill_the_disk,
         inspect_shows_what_is_there,
         inspect_shows_what_pytorch_has_saved,
+        inspect_has_a_short_form,
+        inspect_shows_the_newest_checkpoint_of_a_project,
+        inspect_shows_every_dtype_and_the_metadata,
+        files_that_are_something_else_are_named,
+        a_checkpoint_of_every_dtype_is_verified_and_copied,
         accelerates_states_need_a_checkpoint_to_go_into,
         states_of_another_run_are_kept_only_when_asked_for,
         verify_says_what_is_wrong_and_exits_with_1,
         weights_go_to_pytorch_and_back,
+        convert_says_which_state_dictionary_it_took,
         accelerates_layout_is_written;
     needs Pytorch: peer_accelerates_layout_is_loaded_by_pytorch;
 }
@@ -194,6 +200,156 @@ fn inspect_shows_what_pytorch_has_saved() {
     assert!(said.contains("torch_manual_seed  [5056]  U8"), "{said}");
 }
 
+fn inspect_has_a_short_form() {
+    let folder = tempfile::tempdir().unwrap();
+    make(folder.path());
+    let shown = |path: &str| {
+        let output = brigade(&["inspect", "--short", path], folder.path());
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let said = shown("checkpoint_3");
+    let rows: Vec<Vec<&str>> =
+        said.lines().skip(2).map(|row| row.split_whitespace().collect()).collect();
+    assert_eq!(rows[0][..3], ["model", "2", "tensors"], "{said}");
+    assert_eq!(rows[1][..3], ["optimizer", "6", "tensors"], "{said}");
+    assert_eq!(rows.len(), 6, "{said}");
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/fixtures");
+    let said = shown(fixtures.join("formats/bin").to_str().unwrap());
+    assert!(
+        said.contains("  embed   1 tensor       24 B\n  head   2 tensors       12 B\n"),
+        "{said}"
+    );
+    assert!(said.ends_with("  3 tensors, 36 B\n"), "{said}");
+}
+
+fn inspect_shows_the_newest_checkpoint_of_a_project() {
+    let folder = tempfile::tempdir().unwrap();
+    let made = make(folder.path());
+    let checkpoints = folder.path().join("run/checkpoints");
+    fs::create_dir_all(&checkpoints).unwrap();
+    for number in [1, 2] {
+        let copy = checkpoints.join(format!("checkpoint_{number}"));
+        fs::create_dir(&copy).unwrap();
+        for file in fs::read_dir(&made).unwrap() {
+            let file = file.unwrap();
+            fs::copy(file.path(), copy.join(file.file_name())).unwrap();
+        }
+    }
+    fs::rename(&made, checkpoints.join("checkpoint_10")).unwrap();
+    for path in ["run", "run/checkpoints"] {
+        let output = brigade(&["inspect", path], folder.path());
+        let said = text(&output.stdout);
+        let heading = "run/checkpoints: 3 checkpoints, the newest is shown; the others: checkpoint_1, checkpoint_2\n\n\
+                       run/checkpoints/checkpoint_10: manifest version";
+        assert!(said.starts_with(heading), "{said}{}", text(&output.stderr));
+        let output = brigade(&["inspect", path, "--json"], folder.path());
+        let all: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(all["path"], "run/checkpoints/checkpoint_10");
+        assert_eq!(
+            all["others"],
+            json!(["run/checkpoints/checkpoint_1", "run/checkpoints/checkpoint_2"])
+        );
+    }
+    // The newest one is the one that is asked for, also where it is damaged.
+    fs::remove_file(checkpoints.join("checkpoint_10/model.safetensors")).unwrap();
+    let output = brigade(&["inspect", "run"], folder.path());
+    assert_eq!(output.status.code(), Some(1));
+    let said = text(&output.stderr);
+    assert!(
+        said.contains("checkpoint_10 is damaged") && said.contains("checkpoint_1, checkpoint_2"),
+        "{said}"
+    );
+}
+
+fn inspect_shows_every_dtype_and_the_metadata() {
+    let formats =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/fixtures/formats");
+    let shown = |name: &str| {
+        let output = brigade(&["inspect", name], &formats);
+        assert!(output.status.success(), "{name}: {}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let said = shown("dtypes.safetensors");
+    assert!(said.contains("  metadata:\n    format: pt\n    made by: make_formats.py\n"), "{said}");
+    let row = |said: &str, name: &str| -> String {
+        let row = said.lines().find(|line| line.trim_start().starts_with(&format!("{name} ")));
+        row.unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(row(&said, "float8_e4m3fn"), "float8_e4m3fn [2, 3] F8_E4M3 6 B");
+    assert_eq!(row(&said, "float4_e2m1fn_x2"), "float4_e2m1fn_x2 [2, 6] F4 6 B");
+    assert_eq!(row(&shown("dtypes.pth"), "uint64"), "uint64 [2, 3] U64 48 B");
+    assert_eq!(row(&shown("quantized.pth"), "quint4x2"), "quint4x2 [3, 5] quint4x2 9 B");
+    assert_eq!(row(&shown("script.jit"), "inner.mean"), "inner.mean [2] F32 8 B");
+    assert_eq!(row(&shown("exported.pt2"), "tied.bias"), "tied.bias [2] F32 8 B");
+    assert_eq!(row(&shown("bin"), "head.weight"), "head.weight [1, 2] F32 8 B");
+    let output = brigade(&["inspect", "--json", "dtypes.safetensors"], &formats);
+    let all: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(all["metadata"], json!({ "format": "pt", "made by": "make_formats.py" }));
+}
+
+fn files_that_are_something_else_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1\n\
+                   size 497774208\n";
+    let formats =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/fixtures/formats");
+    let mut cut = fs::read(formats.join("dtypes.safetensors")).unwrap();
+    cut.pop();
+    for (name, content, expected) in [
+        ("pointer", pointer.as_bytes(), "a Git LFS pointer to 497774208 bytes; run `git lfs pull`"),
+        ("page", b"<!doctype html>\n<title>404</title>", "a page of HTML"),
+        ("gzip", b"\x1f\x8b\x08\0\0\0\0\0", "compressed with gzip; unpack it first (`gunzip`"),
+        ("empty", b"", "it is empty; download or copy it again"),
+        ("cut", &cut, "the file has 365: it was cut short, as by a download that ended early"),
+    ] {
+        for ending in ["safetensors", "pth"] {
+            let name = format!("{name}.{ending}");
+            fs::write(folder.path().join(&name), content).unwrap();
+            for arguments in [&["inspect", &name][..], &["convert", &name, "out.safetensors"]] {
+                let output = brigade(arguments, folder.path());
+                assert_eq!(output.status.code(), Some(1));
+                let said = text(&output.stderr);
+                assert!(said.contains(&name) && said.contains(expected), "{said}");
+                assert!(!said.contains(".partial"), "{said}");
+                assert_eq!(said.lines().count(), 1, "{said}");
+            }
+        }
+    }
+}
+
+/// A checkpoint whose model has tensors of types that a program cannot compute with.
+fn a_checkpoint_of_every_dtype_is_verified_and_copied() {
+    let folder = tempfile::tempdir().unwrap();
+    let formats =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/fixtures/formats");
+    let from = fs::read(formats.join("dtypes.safetensors")).unwrap();
+    let path = folder.path().join("checkpoint_0");
+    let staging = Staging::create(&path, "test").unwrap();
+    let mut maker = Maker { staging, files: BTreeMap::new(), objects: vec![] };
+    maker.file("model.safetensors", &from);
+    let file = fs::File::open(formats.join("dtypes.safetensors")).unwrap();
+    let header = brigade_checkpoint::safetensors::Header::read(Path::new("it"), &file).unwrap();
+    let infos = header.tensors.iter().map(|entry| (entry.name.as_str(), entry.info.clone()));
+    let mut object = Object::new("model", FileName::new("model").unwrap());
+    object.add_file(&FileName::new("model.safetensors").unwrap(), infos, &[Placement::Replicate]);
+    let manifest =
+        Manifest { objects: vec![object], files: maker.files, ..Manifest::new("a test", 1) };
+    maker.staging.commit(&manifest, false).unwrap();
+    for arguments in [
+        &["verify", "checkpoint_0"][..],
+        &["inspect", "checkpoint_0"],
+        &["convert", "checkpoint_0", "copy.safetensors"],
+        &["convert", "checkpoint_0", "copy.pth"],
+        &["convert", "copy.pth", "back.safetensors"],
+    ] {
+        let output = brigade(arguments, folder.path());
+        assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+    }
+    let bytes = |name: &str| fs::read(folder.path().join(name)).unwrap();
+    assert_eq!(bytes("copy.safetensors"), bytes("back.safetensors"));
+}
+
 fn accelerates_states_need_a_checkpoint_to_go_into() {
     let folder = tempfile::tempdir().unwrap();
     let theirs =
@@ -330,6 +486,72 @@ assert states["step"] == 0 and states["torch_manual_seed"].tolist() == [0, 1, 2,
     let output =
         Command::new(python).args(["-c", script]).current_dir(folder.path()).output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
+fn convert_says_which_state_dictionary_it_took() {
+    let folder = tempfile::tempdir().unwrap();
+    let fixtures =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/fixtures/weights");
+    let fixture = |name: &str| fixtures.join(name).to_str().unwrap().to_owned();
+    let said = |arguments: &[&str]| {
+        let output = brigade(arguments, folder.path());
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let refused = |arguments: &[&str], code: i32| {
+        let output = brigade(arguments, folder.path());
+        assert_eq!(output.status.code(), Some(code), "{}", text(&output.stdout));
+        text(&output.stderr)
+    };
+    let lightning = fixture("lightning.ckpt");
+    let answer =
+        said(&["convert", &lightning, "a.safetensors", "--prefix", "model", "--dtype", "bf16"]);
+    for line in [
+        "read the state dictionary under `state_dict`",
+        "read 2 names, without the prefix `model.`",
+        "left out `epoch`: the integer 1, which is not among the weights",
+        "left out `loss.weight`: its name does not begin with `model.`",
+        "wrote a.safetensors",
+    ] {
+        assert!(answer.lines().any(|it| it == line), "{line}: {answer}");
+    }
+    assert!(said(&["inspect", "a.safetensors"]).contains("weight  [2, 2]  BF16"));
+    // All of the file is shown, not only its state dictionary.
+    let answer = said(&["inspect", &lightning]);
+    assert!(
+        answer.contains("global_step: 7") && answer.contains("state_dict.model.weight"),
+        "{answer}"
+    );
+
+    let several = fixture("several.pth");
+    let error = refused(&["convert", &several, "b.pth"], 1);
+    assert!(
+        error.contains("2 state dictionaries: `model`, `model_ema`; choose one (`--key`"),
+        "{error}"
+    );
+    let answer = said(&["convert", &several, "b.pth", "--key", "model_ema"]);
+    assert!(answer.starts_with("read the state dictionary under `model_ema`\n"), "{answer}");
+    let error = refused(&["convert", &several, "c.pth", "--key", "ema"], 1);
+    assert!(
+        error.contains("no dictionary under `ema`; its state dictionaries are `model`"),
+        "{error}"
+    );
+
+    // A checkpoint has models by name.
+    make(folder.path());
+    said(&["convert", "checkpoint_3", "d.safetensors", "--key", "model", "--dtype", "float16"]);
+    let error = refused(&["convert", "checkpoint_3", "e.safetensors", "--key", "other"], 1);
+    assert!(
+        error.contains("no dictionary under `other`; its state dictionaries are `model`"),
+        "{error}"
+    );
+    let error = refused(&["convert", "checkpoint_3", "e", "--key", "model"], 1);
+    assert!(error.contains("are for one file of weights"), "{error}");
+    let error = refused(&["convert", &several, "e", "--key", "model", "--like", "checkpoint_3"], 2);
+    assert!(error.contains("cannot be used with"), "{error}");
+    for name in ["c.pth", "e", "e.safetensors"] {
+        assert!(!folder.path().join(name).exists(), "{name}");
+    }
 }
 
 /// `torch.save({"w": torch.as_strided(torch.rand(1), (100000, 100000), (0, 0))}, "stride_0.pth")`: 1.5 kB that

@@ -24,16 +24,27 @@ fn answer(arguments: &[&str]) -> Value {
     serde_json::from_str(&stdout).unwrap()
 }
 
-/// A safetensors file of which only the header is there: no more is read.
+/// A safetensors file whose tensors take no space on the disk: only the header is read.
 fn write_header(path: &Path, tensors: &[(&str, &[u64])]) {
     let mut header = json!({"__metadata__": {"format": "pt"}});
+    let mut end = 0;
     for (name, shape) in tensors {
-        header[*name] = json!({"dtype": "F32", "shape": shape, "data_offsets": [0, 0]});
+        let begin = end;
+        end += 4 * shape
+            .iter()
+            .fold(1, |product: u64, size| product.saturating_mul(*size) % (1 << 40));
+        header[*name] = json!({"dtype": "F32", "shape": shape, "data_offsets": [begin, end]});
     }
     let text = header.to_string();
     let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
     bytes.extend(text.as_bytes());
-    fs::write(path, bytes).unwrap();
+    fs::write(path, &bytes).unwrap();
+    fs::OpenOptions::new()
+        .write(true)
+        .open(path)
+        .unwrap()
+        .set_len(bytes.len() as u64 + end)
+        .unwrap();
 }
 
 const GPT: [(&str, &[u64]); 8] = [
@@ -107,6 +118,74 @@ fn a_file_a_folder_and_an_index() {
 }
 
 #[test]
+fn a_file_of_torch_save_has_its_state_dictionary_estimated() {
+    let fixtures =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/fixtures/weights");
+    let fixture = |name: &str| fixtures.join(name).to_str().unwrap().to_owned();
+    for name in ["nested_state_dict.pth", "lightning_legacy.ckpt"] {
+        assert_eq!(answer(&[&fixture(name)])["parameters"], 18 + 2 + 2 + 2 + 6 + 2 + 6 + 18 + 1);
+    }
+    let (_, stdout, _) = ask(&[&fixture("nested_state_dict.pth")]);
+    assert!(stdout.contains("read the state dictionary under `model.state_dict`\n"), "{stdout}");
+    let (code, _, stderr) = ask(&[&fixture("several.pth")]);
+    assert!(code == 1 && stderr.contains("choose one (`--key`"), "{stderr}");
+    assert_eq!(answer(&[&fixture("several.pth"), "--key", "model_ema"])["parameters"], 6);
+}
+
+#[test]
+fn what_pytorch_has_saved() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/fixtures");
+    let parameters = |name: &str| {
+        let path = fixtures.join(name);
+        answer(&[path.to_str().unwrap()])["parameters"].clone()
+    };
+    assert_eq!(parameters("formats/bin"), 6 + 2 + 1, "shards of .bin");
+    assert_eq!(parameters("formats/script.jit"), 1 + 2 + 1 + 4 + 4, "TorchScript");
+    assert_eq!(parameters("formats/exported.pt2"), 2 * (4 + 2) + 2, "torch.export");
+    assert_eq!(
+        parameters("formats/dtypes.pth"),
+        26 * 6 + 12,
+        "every dtype; two values in a byte of F4"
+    );
+    let (_, stdout, _) = ask(&[fixtures.join("formats/quantized.pth").to_str().unwrap()]);
+    assert!(stdout.contains("4 tensors: 15 qint32, 15 qint8, 15 quint4x2, 15 quint8"), "{stdout}");
+}
+
+#[test]
+fn a_model_of_the_hub_is_found_in_the_cache() {
+    let cache = tempfile::tempdir().unwrap();
+    let repository = cache.path().join("models--google-bert--bert-base-uncased");
+    let snapshot = repository.join("snapshots/0123abcd");
+    fs::create_dir_all(&snapshot).unwrap();
+    fs::create_dir(repository.join("refs")).unwrap();
+    fs::write(repository.join("refs/main"), "0123abcd").unwrap();
+    write_header(&snapshot.join("model.safetensors"), &GPT);
+    let config = json!({"hidden_size": 768, "num_hidden_layers": 2, "num_attention_heads": 12, "vocab_size": 50_257});
+    fs::write(snapshot.join("config.json"), config.to_string()).unwrap();
+    let ask = |name: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_brigade"));
+        command.args(["estimate", name]).env("HF_HUB_CACHE", cache.path()).output().unwrap()
+    };
+    let output = ask("google-bert/bert-base-uncased");
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        output.status.success()
+            && text.starts_with("google-bert/bert-base-uncased: 46.9 M parameters"),
+        "{text}"
+    );
+    assert!(text.contains("weights in ") && text.contains("snapshots/0123abcd"), "{text}");
+    assert!(text.contains("1 x 1024 tokens"), "{text}");
+    let output = ask("google-bert/bert-large-uncased");
+    assert_eq!(output.status.code(), Some(2));
+    let text = String::from_utf8(output.stderr).unwrap();
+    let cache = cache.path().display().to_string();
+    assert!(
+        text.contains("`hf download google-bert/bert-large-uncased`") && text.contains(&cache),
+        "{text}"
+    );
+}
+
+#[test]
 fn the_shape_in_config_json_is_believed() {
     let folder = tempfile::tempdir().unwrap();
     write_header(&folder.path().join("model.safetensors"), &[("x.weight", &[1000, 1000])]);
@@ -160,15 +239,15 @@ fn parts_without_an_estimate_are_named() {
     fs::write(path("lost.json"), index).unwrap();
     fs::create_dir(path("bare")).unwrap();
     let table = [
-        ("short.safetensors", "shorter than the header"),
-        ("foreign.safetensors", "it is not a safetensors file"),
-        ("cut.safetensors", "it is cut short"),
-        ("garbage.safetensors", "its header is not JSON"),
+        ("short.safetensors", "it begins with the bytes [01, 02, 03]"),
+        ("foreign.safetensors", "is neither a safetensors file"),
+        ("cut.safetensors", "it was cut short"),
+        ("garbage.safetensors", "is neither a safetensors file"),
         ("empty.safetensors", "has no tensors"),
-        ("huge.safetensors", "is impossible"),
-        ("model.pth", "write it as safetensors first"),
+        ("huge.safetensors", "its header is wrong"),
+        ("model.pth", "it is empty; download or copy it again"),
         ("lost.json", "gone.safetensors"),
-        ("bare", "holds neither model.safetensors nor"),
+        ("bare", "the folder holds none of model.safetensors"),
     ];
     for (name, expected) in table {
         let (code, stdout, stderr) = ask(&[&path(name)]);
@@ -177,7 +256,12 @@ fn parts_without_an_estimate_are_named() {
         assert!(stderr.contains(expected), "{name}: {stderr}");
     }
     let (code, _, stderr) = ask(&["resnet19"]);
-    assert!(code == 2 && stderr.contains("or a known model: cnn, resnet18"), "{stderr}");
+    assert!(
+        code == 2
+            && stderr.contains("or a known model (cnn, resnet18")
+            && stderr.contains("`hf download resnet19`"),
+        "{stderr}"
+    );
     let (code, _, stderr) = ask(&["gpt2", "--batch-size", "0"]);
     assert!(code == 2 && stderr.contains("must be at least 1"), "{stderr}");
     let (code, _, stderr) = ask(&["gpt2", "--batch-size", "18446744073709551615"]);

@@ -69,6 +69,57 @@ pub(crate) const TARGETS: &[Target] = &[
         read: pickle,
     },
     Target {
+        name: "script",
+        reads: "the code of a TorchScript archive, a NUL and its pickle",
+        words: &[
+            "class Linear(Module):\n",
+            "  __parameters__ = [\"weight\", ]\n",
+            "  __buffers__ = [\"mean\", ]\n",
+            "c__torch__\nOuter\n",
+            "X\x06\0\0\0weight",
+            "(u}b",
+            "h\x01",
+        ],
+        bytes_per_byte: TREE,
+        free_bytes: FREE + PTH_FREE,
+        read: script,
+    },
+    Target {
+        name: "exported",
+        reads: "the list of weights of an exported program",
+        words: &[
+            "\"config\"",
+            "\"path_name\"",
+            "\"weight_0\"",
+            "\"tensor_meta\"",
+            "\"sizes\"",
+            "\"strides\"",
+            "{\"as_int\":",
+        ],
+        bytes_per_byte: TREE,
+        free_bytes: FREE + PTH_FREE,
+        read: exported,
+    },
+    Target {
+        name: "legacy",
+        reads: "a .pth file in the format before PyTorch 1.6",
+        words: &[
+            "ctorch._utils\n_rebuild_tensor\n",
+            "ctorch._utils\n_rebuild_tensor_v2\n",
+            "ctorch\nLongStorage\n",
+            "ccollections\nOrderedDict\n",
+            "X\x01\0\0\x000",
+            "U\x07storage",
+            "NtQ",
+            "tQ",
+            "]e.",
+            "\x01\0\0\0\0\0\0\0",
+        ],
+        bytes_per_byte: TREE,
+        free_bytes: FREE + PTH_FREE,
+        read: pth,
+    },
+    Target {
         name: "manifest",
         reads: "the manifest of a checkpoint",
         words: &[
@@ -423,9 +474,10 @@ fn pth(input: &[u8]) {
     let file = file(input);
     let _ = Format::of(path, &file);
     let Ok(mut file) = PthFile::from_file(path, file) else { return };
-    for value in [file.value(), file.value_with_foreign()] {
-        let Ok(value) = value else { continue };
-        copy_tensors(&mut file, value, input.len());
+    let Ok(value) = file.value() else { return };
+    copy_tensors(&mut file, value, input.len());
+    for key in [None, Some("model"), Some("a.0")] {
+        let _ = file.state_dict(key);
     }
 }
 
@@ -444,7 +496,46 @@ fn copy_tensors(file: &mut PthFile, value: Value<StoredTensor>, length: usize) {
     assert!(sink.0 <= 16 * length as u64 + (1 << 20), "{} bytes of {length}", sink.0);
 }
 
+/// With storages of the sizes that the module of the corpus has.
+fn script(input: &[u8]) {
+    let end = input.iter().position(|&byte| byte == 0).unwrap_or(input.len());
+    let (code, pickle) = (&input[..end], input.get(end + 1..).unwrap_or_default());
+    let bytes = [0; 20];
+    pth(&archive(&[
+        ("data/0", &bytes[..4]),
+        ("data/1", &bytes[..8]),
+        ("data/2", &bytes[..4]),
+        ("data/3", &bytes),
+        ("data/4", &bytes[..16]),
+        ("data.pkl", pickle),
+        ("constants.pkl", b")."),
+        ("code/__torch__.py", code),
+    ]));
+}
+
+fn exported(input: &[u8]) {
+    let bytes = [0; 16];
+    pth(&archive(&[
+        ("data/weights/weight_0", &bytes),
+        ("data/weights/weight_1", &bytes[..8]),
+        ("data/weights/weight_2", &bytes[..8]),
+        ("data/weights/model_weights_config.json", input),
+    ]));
+}
+
+/// A pickle in the old format, with two storages after it.
+fn legacy_pickle(input: &[u8]) {
+    let mut file = LEGACY_HEAD.to_vec();
+    file.extend(input);
+    file.extend(b"\x80\x02](X\x01\0\0\x000X\x01\0\0\x001e.");
+    file.extend(64u64.to_le_bytes());
+    file.extend((0..64u8).flat_map(|i| f32::from(i).to_le_bytes()));
+    file.extend(0u64.to_le_bytes());
+    pth(&file);
+}
+
 fn pickle(input: &[u8]) {
+    legacy_pickle(input);
     let floats: Vec<u8> = (0..64u8).flat_map(|i| f32::from(i).to_le_bytes()).collect();
     pth(&archive(&[("data.pkl", input), ("data/0", &floats), ("data/1", &[])]));
 }
@@ -908,6 +999,10 @@ fn run(input: &[u8]) {
         }
     }
 }
+
+/// Magic number, version and no facts of the system.
+const LEGACY_HEAD: &[u8] =
+    b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.\x80\x02}.";
 
 /// A file in memory with these bytes, at its beginning.
 fn file(bytes: &[u8]) -> File {

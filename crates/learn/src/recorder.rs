@@ -506,7 +506,10 @@ pub(crate) fn in_data_order(
     let most = counts.iter().copied().max().unwrap_or(0);
     let mut padded_shape = vec![most];
     padded_shape.extend(&rest);
-    let padded = Tensor::f_zeros(&padded_shape, (kind_of(kind), group.device()))?;
+    let kind = kind_of(kind).ok_or_else(|| {
+        Error::Internal(format!("another rank's rows are of {kind}, which tensors cannot be"))
+    })?;
+    let padded = Tensor::f_zeros(&padded_shape, (kind, group.device()))?;
     if let Some(mine) = &mine {
         padded.f_narrow(0, 0, mine.size()[0])?.f_copy_(mine)?;
     }

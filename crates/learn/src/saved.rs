@@ -134,7 +134,7 @@ pub(crate) fn broadcast(
     let (json, infos) = description.ok_or_else(|| unknown("it sent none"))?;
     if !accelerator.is_main_process() {
         for (size, dtype) in infos {
-            let kind = kind_of(dtype.ok_or_else(|| unknown("a tensor has no type"))?);
+            let kind = dtype.and_then(kind_of).ok_or_else(|| unknown("a tensor has no type"))?;
             tensors.push(Tensor::f_zeros(size, (kind, accelerator.device()))?);
         }
     }

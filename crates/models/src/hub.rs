@@ -6,9 +6,9 @@ mod download;
 #[cfg(feature = "hub")]
 mod transformer;
 
-use std::env;
-use std::fs;
 use std::path::{Path, PathBuf};
+
+use brigade_checkpoint::hub_cache;
 
 #[cfg(feature = "hub")]
 pub use self::download::{Hub, HubError};
@@ -28,28 +28,12 @@ const WEIGHTS: [&str; 2] = ["model.safetensors", "pytorch_model.bin"];
 /// ```
 #[must_use]
 pub fn cached_hub_file(repository: &str) -> Option<PathBuf> {
-    let folder = repository_folder(&cache_folder()?, repository);
+    let folder = hub_cache::repository(&hub_cache::folder()?, repository);
     WEIGHTS.iter().find_map(|name| cached(&folder, "main", name))
-}
-
-/// The cache that Hugging Face's tools use.
-fn cache_folder() -> Option<PathBuf> {
-    let variable = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    variable("HF_HUB_CACHE")
-        .or_else(|| variable("HUGGINGFACE_HUB_CACHE"))
-        .or_else(|| Some(variable("HF_HOME")?.join("hub")))
-        .or_else(|| Some(variable("XDG_CACHE_HOME")?.join("huggingface/hub")))
-        .or_else(|| Some(variable("HOME")?.join(".cache/huggingface/hub")))
-}
-
-fn repository_folder(cache: &Path, repository: &str) -> PathBuf {
-    cache.join(format!("models--{}", repository.replace('/', "--")))
 }
 
 /// A file of the snapshot that a branch or a commit stands for, if it is there.
 fn cached(folder: &Path, revision: &str, name: &str) -> Option<PathBuf> {
-    let commit = fs::read_to_string(folder.join("refs").join(revision));
-    let commit = commit.as_deref().map_or(revision, str::trim);
-    let file = folder.join("snapshots").join(commit).join(name);
+    let file = hub_cache::snapshot(folder, revision).join(name);
     file.is_file().then_some(file)
 }

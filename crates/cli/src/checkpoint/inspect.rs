@@ -1,51 +1,109 @@
 //! What a checkpoint holds, as a table or as JSON.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::path::Path;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 
-use brigade_checkpoint::convert::read_weights;
-use brigade_checkpoint::layout::{Checkpoint, MANIFEST, MeshAxis, Object, Placement, TensorEntry};
+use anyhow::Context;
+use brigade_checkpoint::convert::{WeightsOptions, find_weights, weights_file};
+use brigade_checkpoint::layout::{
+    Checkpoint, MANIFEST, MeshAxis, Object, Placement, TensorEntry, latest, numbered, numbered_path,
+};
 use brigade_checkpoint::pth::{PthFile, TensorData};
-use brigade_checkpoint::{Error, TensorInfo};
-use brigade_world::text::{counted, escaped};
+use brigade_checkpoint::safetensors::Header;
+use brigade_checkpoint::{Error, Format, TensorInfo};
+use brigade_world::text::{counted, escaped, printable};
 use serde_json::{Value, json};
 
 use super::bytes;
 
-pub(super) fn answer(path: &Path, json: bool) -> anyhow::Result<String> {
-    let is_checkpoint = path.is_dir() && (path.join(MANIFEST).exists() || !has_weights(path));
-    if !is_checkpoint {
-        let weights = match read_weights(path) {
-            Err(Error::Unsupported { .. } | Error::ForbiddenGlobal { .. }) if path.is_file() => {
-                return states(path, json);
-            }
-            weights => weights?,
-        };
-        let tensors: Vec<(String, TensorInfo)> =
-            weights.into_iter().map(|(name, tensor)| (name, tensor.info())).collect();
-        return Ok(if json {
-            format!("{:#}\n", json!({ "tensors": tensors_json(&tensors) }))
-        } else {
-            format!("{}: weights\n{}", escaped(path.display()), table(&tensors))
-        });
+/// How much is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    Full,
+    /// A line for each object.
+    Short,
+    Json,
+}
+
+pub(super) fn answer(path: &Path, form: Form) -> anyhow::Result<String> {
+    if path.is_dir() && !path.join(MANIFEST).exists() {
+        if let Some(project) = Project::find(path)? {
+            return project.answer(form);
+        }
+        if let Some(file) = weights_file(path) {
+            return weights(path, &file, form);
+        }
     }
-    let checkpoint = Checkpoint::open(path)?;
-    if json { as_json(&checkpoint) } else { as_text(&checkpoint) }
+    match path.is_dir() {
+        true => checkpoint(&Checkpoint::open(path)?, form, None),
+        false => weights(path, path, form),
+    }
+}
+
+/// The weights at `path`, which are in `file`: it, or the file of a folder.
+fn weights(path: &Path, file: &Path, form: Form) -> anyhow::Result<String> {
+    let found = match find_weights(path, &WeightsOptions::default()) {
+        // All of the file is shown, not one dictionary of it.
+        Ok(found) if path.is_file() && !(found.key.is_empty() && found.left_out.is_empty()) => {
+            return states(path, form);
+        }
+        Err(
+            Error::Unsupported { .. } | Error::NoStateDict { .. } | Error::SeveralStateDicts { .. },
+        ) if path.is_file() => return states(path, form),
+        found => found?,
+    };
+    let tensors = found.tensors.into_iter().map(|(name, tensor)| (name, tensor.info()));
+    let tensors: Vec<(String, TensorInfo)> = tensors.collect();
+    let metadata = metadata(file)?;
+    if form == Form::Json {
+        let all = json!({ "tensors": tensors_json(&tensors), "metadata": metadata });
+        return Ok(format!("{all:#}\n"));
+    }
+    let mut text = format!("{}: weights\n", escaped(path.display()));
+    if !metadata.is_empty() {
+        text.push_str("  metadata:\n");
+        for (key, value) in &metadata {
+            writeln!(text, "    {}: {}", printable(key), printable(value))?;
+        }
+    }
+    text.push_str(&match form {
+        Form::Short => groups(&tensors),
+        _ => table(&tensors),
+    });
+    Ok(text)
+}
+
+/// What the user of a safetensors file has written into it. Nothing for other files.
+fn metadata(path: &Path) -> anyhow::Result<BTreeMap<String, String>> {
+    if path.extension().is_some_and(|extension| extension == "json") {
+        return Ok(BTreeMap::new());
+    }
+    let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(match Format::of(path, &file)? {
+        Format::Safetensors => Header::read(path, &file)?.metadata.into_iter().collect(),
+        Format::Pth => BTreeMap::new(),
+    })
 }
 
 /// A file of torch.save with more than weights: an optimizer's state, a dictionary of several. Objects
 /// that are not plain values are shown by their names.
-fn states(path: &Path, json: bool) -> anyhow::Result<String> {
+fn states(path: &Path, form: Form) -> anyhow::Result<String> {
     let mut tensors = Vec::new();
-    let tree = PthFile::open(path)?.value_with_foreign()?.try_map(&mut |place, tensor| {
+    let tree = PthFile::open(path)?.value()?.try_map(&mut |place, tensor| {
         tensors.push((place.to_owned(), tensor.info()));
         Ok::<_, Error>(place.to_owned())
     })?;
     let state = tree.to_json();
-    if json {
+    if form == Form::Json {
         return Ok(format!("{:#}\n", json!({ "state": state, "tensors": tensors_json(&tensors) })));
     }
     let mut text = format!("{}: {} of torch.save\n", escaped(path.display()), tree.describe());
+    if form == Form::Short {
+        text.push_str(&groups(&tensors));
+        return Ok(text);
+    }
     lines(&mut text, &state, "  ")?;
     if !tensors.is_empty() {
         text.push_str(&table(&tensors));
@@ -53,13 +111,124 @@ fn states(path: &Path, json: bool) -> anyhow::Result<String> {
     Ok(text)
 }
 
-fn has_weights(folder: &Path) -> bool {
-    ["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"]
-        .iter()
-        .any(|name| folder.join(name).is_file())
+/// The checkpoints of a project's folder.
+struct Project {
+    /// The folder that they are in.
+    folder: PathBuf,
+    newest: PathBuf,
+    /// The others, the oldest first.
+    others: Vec<PathBuf>,
 }
 
-fn as_text(checkpoint: &Checkpoint) -> anyhow::Result<String> {
+impl Project {
+    /// Looks in a folder and in its `checkpoints`; `None` where neither holds a checkpoint.
+    fn find(path: &Path) -> Result<Option<Self>, Error> {
+        for folder in [path.join(CHECKPOINTS), path.to_owned()] {
+            let numbers = numbered(&folder)?;
+            let newest = match latest(&folder) {
+                Ok(newest) => newest,
+                Err(Error::NotACheckpoint { .. }) => continue,
+                Err(error) => return Err(error),
+            };
+            let others = numbers.into_iter().map(|number| numbered_path(&folder, number));
+            let is_other = |path: &PathBuf| *path != newest && path.join(MANIFEST).is_file();
+            let others = others.filter(is_other).collect();
+            return Ok(Some(Self { folder, newest, others }));
+        }
+        Ok(None)
+    }
+
+    fn answer(&self, form: Form) -> anyhow::Result<String> {
+        let others: Vec<String> = self
+            .others
+            .iter()
+            .filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned()))
+            .collect();
+        let mut heading = format!(
+            "{}: {}",
+            escaped(self.folder.display()),
+            counted(1 + others.len(), "checkpoint")
+        );
+        if !others.is_empty() {
+            write!(heading, ", the newest is shown; the others: {}", escaped(others.join(", ")))?;
+        }
+        let opened = Checkpoint::open(&self.newest).with_context(|| heading.clone())?;
+        let answer = checkpoint(&opened, form, Some(&self.others))?;
+        Ok(match form {
+            Form::Json => answer,
+            Form::Full | Form::Short => format!("{heading}\n\n{answer}"),
+        })
+    }
+}
+
+/// A checkpoint; `others` are those beside it in a project's folder.
+fn checkpoint(
+    checkpoint: &Checkpoint,
+    form: Form,
+    others: Option<&[PathBuf]>,
+) -> anyhow::Result<String> {
+    match form {
+        Form::Json => as_json(checkpoint, others),
+        Form::Full => as_text(checkpoint),
+        Form::Short => {
+            let manifest = checkpoint.manifest();
+            let rows = manifest.objects.iter().map(|object| {
+                let files = object.files().filter_map(|name| manifest.files.get(name));
+                let bytes = files.fold(0u64, |sum, facts| sum.saturating_add(facts.bytes));
+                Group { name: object.name.to_string(), tensors: object.tensors.len(), bytes }
+            });
+            Ok(heading(checkpoint)? + &rows_of(&rows.collect::<Vec<_>>()))
+        }
+    }
+}
+
+/// Tensors that belong together.
+struct Group {
+    name: String,
+    tensors: usize,
+    bytes: u64,
+}
+
+/// Tensors by the first part of their names, in the order of the first ones, and the sum.
+fn groups(tensors: &[(String, TensorInfo)]) -> String {
+    let mut groups: Vec<Group> = Vec::new();
+    let mut places: BTreeMap<&str, usize> = BTreeMap::new();
+    for (name, info) in tensors {
+        let first = name.split('.').next().unwrap_or(name);
+        let place = *places.entry(first).or_insert_with(|| {
+            groups.push(Group { name: first.to_owned(), tensors: 0, bytes: 0 });
+            groups.len() - 1
+        });
+        groups[place].tensors += 1;
+        groups[place].bytes = groups[place].bytes.saturating_add(info.bytes().unwrap_or_default());
+    }
+    rows_of(&groups) + &total(tensors)
+}
+
+fn rows_of(groups: &[Group]) -> String {
+    let names: Vec<String> = groups.iter().map(|group| escaped(&group.name).to_string()).collect();
+    let counts: Vec<String> = groups.iter().map(|group| counted(group.tensors, "tensor")).collect();
+    let wide = widest(names.iter().map(|name| name.chars().count()));
+    let count_wide = widest(counts.iter().map(String::len));
+    let rows = groups.iter().zip(&names).zip(&counts).map(|((group, name), count)| {
+        format!("  {name:wide$}  {count:>count_wide$}  {:>9}\n", bytes(group.bytes))
+    });
+    rows.collect()
+}
+
+/// One long name does not widen all lines.
+fn widest(lengths: impl Iterator<Item = usize>) -> usize {
+    lengths.max().unwrap_or_default().min(MAX_COLUMN)
+}
+
+fn total(tensors: &[(String, TensorInfo)]) -> String {
+    let sizes = tensors.iter().filter_map(|(_, info)| info.bytes());
+    let total = sizes.fold(0u64, u64::saturating_add);
+    format!("  {}, {}\n", counted(tensors.len(), "tensor"), bytes(total))
+}
+
+/// What a checkpoint says of the whole.
+fn heading(checkpoint: &Checkpoint) -> Result<String, std::fmt::Error> {
     let manifest = checkpoint.manifest();
     let mut text = String::new();
     writeln!(
@@ -83,6 +252,12 @@ fn as_text(checkpoint: &Checkpoint) -> anyhow::Result<String> {
         let axes: Vec<String> = manifest.mesh.iter().map(axis).collect();
         writeln!(text, "mesh of ranks: {}", escaped(axes.join(" x ")))?;
     }
+    Ok(text)
+}
+
+fn as_text(checkpoint: &Checkpoint) -> anyhow::Result<String> {
+    let manifest = checkpoint.manifest();
+    let mut text = heading(checkpoint)?;
     let mut used = Vec::new();
     for object in &manifest.objects {
         used.extend(object.files());
@@ -166,25 +341,19 @@ fn only_tensors(value: &Value) -> bool {
 
 fn table(tensors: &[(String, TensorInfo)]) -> String {
     let shapes: Vec<String> = tensors.iter().map(|(_, info)| format!("{:?}", info.shape)).collect();
-    // One long name does not widen all lines.
-    let widest = |lengths: &mut dyn Iterator<Item = usize>| {
-        lengths.max().unwrap_or_default().min(MAX_COLUMN)
-    };
     let names: Vec<String> = tensors.iter().map(|(name, _)| escaped(name).to_string()).collect();
-    let wide = widest(&mut names.iter().map(|name| name.chars().count()));
-    let shape_wide = widest(&mut shapes.iter().map(String::len));
+    let wide = widest(names.iter().map(|name| name.chars().count()));
+    let shape_wide = widest(shapes.iter().map(String::len));
+    let dtype_wide = widest(tensors.iter().map(|(_, info)| info.dtype.name().len())).max(4);
     let mut text = String::new();
     for (((_, info), name), shape) in tensors.iter().zip(&names).zip(&shapes) {
         let size = bytes(info.bytes().unwrap_or_default());
         text.push_str(&format!(
-            "  {name:wide$}  {shape:shape_wide$}  {:4}  {size:>9}\n",
+            "  {name:wide$}  {shape:shape_wide$}  {:dtype_wide$}  {size:>9}\n",
             info.dtype
         ));
     }
-    let sizes = tensors.iter().filter_map(|(_, info)| info.bytes());
-    let total = sizes.fold(0u64, u64::saturating_add);
-    text.push_str(&format!("  {}, {}\n", counted(tensors.len(), "tensor"), bytes(total)));
-    text
+    text + &total(tensors)
 }
 
 /// The tensors of an object, by name, with their global shapes.
@@ -197,7 +366,7 @@ fn is_sharded(tensor: &TensorEntry) -> bool {
         || tensor.placements.iter().any(|placement| *placement != Placement::Replicate)
 }
 
-fn as_json(checkpoint: &Checkpoint) -> anyhow::Result<String> {
+fn as_json(checkpoint: &Checkpoint, others: Option<&[PathBuf]>) -> anyhow::Result<String> {
     let manifest = checkpoint.manifest();
     let mut objects = Vec::new();
     for object in &manifest.objects {
@@ -222,7 +391,7 @@ fn as_json(checkpoint: &Checkpoint) -> anyhow::Result<String> {
             "tensors": tensors,
         }));
     }
-    let all = json!({
+    let mut all = json!({
         "format": manifest.format,
         "version": manifest.version,
         "made_by": manifest.made_by,
@@ -234,6 +403,11 @@ fn as_json(checkpoint: &Checkpoint) -> anyhow::Result<String> {
         "files": manifest.files,
         "objects": objects,
     });
+    if let Some(others) = others {
+        let path = |path: &PathBuf| path.display().to_string();
+        all["path"] = json!(path(&checkpoint.folder().to_owned()));
+        all["others"] = others.iter().map(path).collect();
+    }
     Ok(format!("{all:#}\n"))
 }
 
@@ -243,3 +417,5 @@ fn tensors_json(tensors: &[(String, TensorInfo)]) -> Value {
 }
 
 const MAX_COLUMN: usize = 100;
+/// The folder of a project's checkpoints.
+const CHECKPOINTS: &str = "checkpoints";

@@ -1,109 +1,58 @@
-//! Sizes of a model from its weights file, of which only the header is read.
+//! Sizes of a model from its weights file, of which no tensor is read.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::fs;
+use std::path::Path;
 
-use anyhow::{Context, bail, ensure};
-use brigade_checkpoint::shards::Index;
+use anyhow::{Context, ensure};
+use brigade_checkpoint::convert::{WeightsOptions, find_weights};
+use brigade_checkpoint::pth::TensorData;
 use brigade_plan::{ModelSize, Shape};
 use serde::Deserialize;
 
-/// What the header of a weights file tells.
+/// What a weights file tells without its tensors.
 #[derive(Debug)]
 pub(super) struct Weights {
     pub(super) size: ModelSize,
     pub(super) tensors: usize,
     /// How many values of each type there are.
     pub(super) types: BTreeMap<String, u64>,
+    /// Which state dictionary was read, a line each.
+    pub(super) read: Vec<String>,
 }
 
-/// Reads a safetensors file, the index of several, or a folder with either.
-pub(super) fn read(path: &Path, side: Option<u64>) -> anyhow::Result<Weights> {
-    let file = if path.is_dir() { in_folder(path)? } else { path.to_owned() };
+/// Reads a weights file of any format, the index of several, or a folder with either; of a file of `torch.save` the
+/// state dictionary at `key`, or the only one.
+pub(super) fn read(path: &Path, key: Option<&str>, side: Option<u64>) -> anyhow::Result<Weights> {
+    let options = WeightsOptions { key: key.map(str::to_owned), ..WeightsOptions::default() };
+    let found = find_weights(path, &options)?;
     let mut shapes = Vec::new();
     let mut types = BTreeMap::new();
-    for shard in shards(&file)? {
-        let header = header(&shard).with_context(|| format!("cannot read {}", shard.display()))?;
-        for (name, tensor) in header {
-            let Entry::Tensor { dtype, shape } = tensor else { continue };
-            let count = shape.iter().try_fold(1_u64, |product, size| product.checked_mul(*size));
-            let count = count.with_context(|| {
-                format!("{}: the shape {shape:?} of {name} is impossible", shard.display())
-            })?;
-            let known = types.entry(dtype).or_insert(0_u64);
-            *known = known.saturating_add(count);
-            shapes.push((name, shape, count));
-        }
+    for (name, tensor) in found.tensors {
+        let info = tensor.info();
+        let count = info.elements().with_context(|| {
+            format!("{}: the shape {:?} of {name} is impossible", path.display(), info.shape)
+        })?;
+        let known = types.entry(info.dtype.name().to_owned()).or_insert(0_u64);
+        *known = known.saturating_add(count);
+        shapes.push((name, info.shape, count));
     }
-    ensure!(!shapes.is_empty(), "{} has no tensors", file.display());
+    ensure!(!shapes.is_empty(), "{} has no tensors", path.display());
     let learned = |name: &str| !BUFFERS.iter().any(|ending| name.ends_with(ending));
     let parameters: Vec<_> = shapes.iter().filter(|(name, ..)| learned(name)).collect();
     let size = ModelSize {
         parameters: parameters.iter().fold(0, |sum, (.., count)| sum.saturating_add(*count)),
         largest: parameters.iter().map(|(.., count)| *count).max().unwrap_or(0),
-        shape: transformer(&file, &shapes)?.or_else(|| convolutional(&shapes, side)),
+        shape: transformer(path, &shapes)?.or_else(|| convolutional(&shapes, side)),
     };
-    Ok(Weights { size, tensors: shapes.len(), types })
+    let read = found.read.into_iter().map(|line| format!("read {line}")).collect();
+    Ok(Weights { size, tensors: shapes.len(), types, read })
 }
 
 type Tensor = (String, Vec<u64>, u64);
 
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Entry {
-    Tensor {
-        dtype: String,
-        shape: Vec<u64>,
-    },
-    /// `__metadata__`.
-    Other(serde::de::IgnoredAny),
-}
-
-fn in_folder(folder: &Path) -> anyhow::Result<PathBuf> {
-    for name in ["model.safetensors", INDEX, "diffusion_pytorch_model.safetensors"] {
-        let file = folder.join(name);
-        if file.is_file() {
-            return Ok(file);
-        }
-    }
-    bail!("{} holds neither model.safetensors nor {INDEX}", folder.display())
-}
-
-fn shards(file: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    match file.extension().and_then(|extension| extension.to_str()) {
-        Some("safetensors") => Ok(vec![file.to_owned()]),
-        Some("json") => {
-            let index = Index::read(file)?;
-            Ok(index.files().into_iter().map(|name| file.with_file_name(name)).collect())
-        }
-        _ => bail!(
-            "{} is not a safetensors file: a .pth file would have to be unpickled; write it as \
-             safetensors first",
-            file.display()
-        ),
-    }
-}
-
-fn header(file: &Path) -> anyhow::Result<BTreeMap<String, Entry>> {
-    let mut file = File::open(file)?;
-    let mut length = [0; 8];
-    file.read_exact(&mut length).context("it is shorter than the header of a safetensors file")?;
-    let length = u64::from_le_bytes(length);
-    ensure!(
-        length <= MAX_HEADER_LEN,
-        "its header would have {length} bytes, at most {MAX_HEADER_LEN} are allowed: it is not a \
-         safetensors file"
-    );
-    let mut text = Vec::new();
-    file.take(length).read_to_end(&mut text)?;
-    ensure!(text.len() as u64 == length, "it ends inside its header: it is cut short");
-    serde_json::from_slice(&text).context("its header is not JSON: it is not a safetensors file")
-}
-
 /// The shape that Hugging Face's config.json beside the file tells, or the tensors' names.
-fn transformer(file: &Path, tensors: &[Tensor]) -> anyhow::Result<Option<Shape>> {
+fn transformer(path: &Path, tensors: &[Tensor]) -> anyhow::Result<Option<Shape>> {
     #[derive(Deserialize)]
     struct Config {
         #[serde(alias = "n_embd", alias = "d_model", alias = "dim")]
@@ -114,7 +63,10 @@ fn transformer(file: &Path, tensors: &[Tensor]) -> anyhow::Result<Option<Shape>>
         num_attention_heads: Option<u64>,
         vocab_size: Option<u64>,
     }
-    let config = file.with_file_name("config.json");
+    let config = match path.is_dir() {
+        true => path.join("config.json"),
+        false => path.with_file_name("config.json"),
+    };
     if let Ok(text) = fs::read_to_string(&config) {
         let config: Config = serde_json::from_str(&text)
             .with_context(|| format!("cannot understand {}", config.display()))?;
@@ -176,9 +128,6 @@ fn convolutional(tensors: &[Tensor], side: Option<u64>) -> Option<Shape> {
     Some(Shape::Convolutional { outputs: outputs.fold(0, u64::saturating_add) })
 }
 
-const INDEX: &str = "model.safetensors.index.json";
-/// What the format itself allows.
-const MAX_HEADER_LEN: u64 = 100_000_000;
 /// Width of an attention head in most models.
 const USUAL_HEAD: u64 = 64;
 /// Names of values that are not learned.

@@ -8,12 +8,13 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use brigade_checkpoint::hub_cache;
 use sha2::{Digest, Sha256};
 use tempfile::NamedTempFile;
 use ureq::http::{HeaderMap, Response, StatusCode};
 use ureq::{Agent, Body};
 
-use super::{WEIGHTS, cache_folder, cached, repository_folder};
+use super::{WEIGHTS, cached};
 
 /// Downloads files of models from the Hugging Face hub, each once, into the cache that Hugging Face's own
 /// tools use.
@@ -121,7 +122,7 @@ impl Hub {
     /// When there is no folder for the cache.
     pub fn from_env() -> Result<Self> {
         let variable = |name| env::var(name).ok().filter(|value| !value.is_empty());
-        let cache = cache_folder().ok_or_else(|| {
+        let cache = hub_cache::folder().ok_or_else(|| {
             HubError::InvalidArgument(
                 "there is no home folder for the hub's cache: set HOME or HF_HOME".into(),
             )
@@ -190,7 +191,7 @@ impl Hub {
         check_path("the name of a model", repository)?;
         check_path("the name of a file", file)?;
         check_path("the revision", &self.revision)?;
-        let folder = repository_folder(&self.cache, repository);
+        let folder = hub_cache::repository(&self.cache, repository);
         let known = cached(&folder, &self.revision, file);
         // What a commit has does not change.
         let is_commit = self.revision.len() == 40 && self.revision.bytes().all(is_hexadecimal);

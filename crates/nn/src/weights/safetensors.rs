@@ -11,12 +11,12 @@ use std::path::Path;
 use brigade_checkpoint::TensorInfo;
 use brigade_checkpoint::safetensors::{Entry, Header, layout};
 use brigade_torch::{TensorFile, bytes};
-use tch::{Device, TchError, Tensor};
+use tch::{Device, Kind, TchError, Tensor};
 
 use super::{damaged, io};
 use crate::model::Shapes;
 use crate::{Error, LoadReport, Model, StateDict};
-use brigade_torch::{dtype_of, kind_of};
+use brigade_torch::{dtype_of, loaded_kind};
 
 /// What is copied out of a tensor at a time: small enough for a processor's cache.
 pub(super) const CHUNK_BYTES: usize = 256 << 10;
@@ -26,7 +26,7 @@ pub(super) fn load(path: &Path, file: File) -> Result<StateDict, Error> {
     let entries = Header::read(path, &file)?.tensors;
     let file = tensor_file(path, file)?;
     for entry in entries {
-        let form = (kind_of(entry.info.dtype), Device::Cpu);
+        let form = (kind(path, &entry)?, Device::Cpu);
         let refused =
             |error: TchError| damaged(path, format!("libtorch refuses a tensor of it: {error}"));
         let mut tensor = Tensor::f_empty(shape(path, &entry)?, form).map_err(refused)?;
@@ -49,11 +49,18 @@ pub(super) fn load_into<M>(model: &Model<M>, path: &Path, file: File) -> Result<
         |source| Error::Interrupted { path: path.to_owned(), source: Box::new(source) };
     let entries: HashMap<&str, &Entry> =
         header.tensors.iter().map(|entry| (entry.name.as_str(), entry)).collect();
+    for entry in &header.tensors {
+        kind(path, entry)?;
+    }
     for (name, mut tensor) in plan.values {
         let Some(entry) = entries.get(name.as_str()) else { continue };
         fill(&file, entry, &mut tensor).map_err(interrupted)?;
     }
     Ok(plan.report)
+}
+
+fn kind(path: &Path, entry: &Entry) -> Result<Kind, Error> {
+    loaded_kind(&entry.name, entry.info.dtype).map_err(|fact| super::unsupported(path, fact))
 }
 
 fn shape(path: &Path, entry: &Entry) -> Result<Vec<i64>, Error> {
@@ -66,7 +73,7 @@ fn tensor_file(path: &Path, file: File) -> Result<TensorFile, Error> {
 }
 
 fn fill(file: &TensorFile, entry: &Entry, tensor: &mut Tensor) -> Result<(), Error> {
-    let filled = file.convert_into(entry.range.start, kind_of(entry.info.dtype), tensor);
+    let filled = file.convert_into(entry.range.start, kind(file.path(), entry)?, tensor);
     filled.map_err(|error| unread(file.path(), error))
 }
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_checkpoint::layout::{self, Checkpoint, Object, TensorLocation};
 use brigade_checkpoint::{Error as FileError, Value};
-use brigade_nn::weights::kind_of;
+use brigade_torch::loaded_kind;
 use brigade_torch::{Device, Tensor, TensorFile};
 
 use super::ranks::{self, Named};
@@ -327,9 +327,13 @@ impl<'c> Files<'c> {
     }
 
     fn read_all(&mut self, state: Value<TensorLocation>) -> Result<Value<Tensor>> {
-        state.try_map(&mut |_, place| {
+        state.try_map(&mut |name, place| {
+            let kind = loaded_kind(name, place.info.dtype).map_err(|fact| {
+                let path = place.path.clone();
+                brigade_nn::Error::File(brigade_checkpoint::Error::Unsupported { path, fact })
+            })?;
             let shape: Vec<i64> = place.info.shape.iter().map(|size| size.cast_signed()).collect();
-            let mut tensor = Tensor::f_empty(shape, (kind_of(place.info.dtype), Device::Cpu))?;
+            let mut tensor = Tensor::f_empty(shape, (kind, Device::Cpu))?;
             self.open(&place.path)?.read_into(place.offset, &mut tensor)?;
             Ok(tensor)
         })

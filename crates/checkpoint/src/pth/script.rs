@@ -1,0 +1,205 @@
+//! State dictionaries of TorchScript: archives of `torch.jit.save`.
+//!
+//! The pickle of such an archive is a tree of modules with their attributes. Which of these are parameters and
+//! buffers stands in the code beside it, of which two lines of each class are read:
+//!
+//! ```text
+//! class Linear(Module):
+//!   __parameters__ = ["weight", "bias", ]
+//!   __buffers__ = []
+//! ```
+
+use std::collections::HashMap;
+
+use super::archive::Archive;
+use super::pickle::{Dialect, Node, Pickle, Value as Raw};
+use super::{FREE_BYTES, MAX_DEPTH, StoredTensor, TreeBuilder};
+use crate::fault::Fault;
+use crate::value::Value;
+
+/// The module of an archive, before its pickle is interpreted.
+#[derive(Debug)]
+pub(super) struct Script {
+    pickle: Vec<u8>,
+    /// A tuple of the tensors that the code refers to.
+    constants: Vec<u8>,
+    /// By module and name: `__torch__.torch.nn.modules.linear.Linear`.
+    classes: HashMap<String, Class>,
+}
+
+/// A class of modules. The names are in the order in which `state_dict()` has them.
+#[derive(Debug, Default)]
+struct Class {
+    parameters: Vec<String>,
+    /// `None` in archives of before PyTorch 1.5, which do not tell buffers from other tensors.
+    buffers: Option<Vec<String>>,
+}
+
+impl Script {
+    /// Reads pickles and code of an archive that has a `constants.pkl`.
+    pub(super) fn read(archive: &mut Archive, folder: &str) -> Result<Self, Fault> {
+        let code = format!("{folder}/code/");
+        let files = archive.names().filter_map(|name| {
+            let module = name.strip_prefix(&code)?.strip_suffix(".py")?;
+            Some((name.to_owned(), module.replace('/', ".")))
+        });
+        let mut files: Vec<_> = files.collect();
+        files.sort();
+        let mut classes = HashMap::new();
+        // Of code that is packed: far more than programs come to.
+        let mut left = MAX_UNPACKED.saturating_mul(archive.length()).saturating_add(FREE_BYTES);
+        for (name, module) in files {
+            let text = archive.unpack(&name, left)?;
+            left -= text.len() as u64;
+            read_classes(&module, &String::from_utf8_lossy(&text), &mut classes);
+        }
+        Ok(Self {
+            pickle: archive.read(&format!("{folder}/data.pkl"))?,
+            constants: archive.read(&format!("{folder}/constants.pkl"))?,
+            classes,
+        })
+    }
+
+    /// The parameters and buffers of all modules under the names of `state_dict()`. Of a frozen module, which has
+    /// none, the constants of its code under the names that the code has for them: `CONSTANTS.c0`.
+    pub(super) fn state_dict(&self) -> Result<Value<StoredTensor>, Fault> {
+        let pickle = Pickle::read(&self.pickle, Dialect::Torch)?;
+        let mut walk = Walk {
+            classes: &self.classes,
+            builder: TreeBuilder::new(&pickle, self.pickle.len()),
+            tensors: Vec::new(),
+        };
+        if let Raw::Node(root) = pickle.root() {
+            walk.module(root, "", 0)?;
+        }
+        if walk.tensors.is_empty() {
+            return self.constants();
+        }
+        Ok(Value::Dict(walk.tensors))
+    }
+
+    fn constants(&self) -> Result<Value<StoredTensor>, Fault> {
+        let pickle = Pickle::read(&self.constants, Dialect::Torch)?;
+        let tree = TreeBuilder::new(&pickle, self.constants.len()).plant(pickle.root(), 0)?;
+        let Value::Tuple(items) = tree else {
+            return Err(Fault::damaged("its constants are not a tuple"));
+        };
+        let tensors = items.into_iter().enumerate().filter_map(|(place, item)| match item {
+            Value::Tensor(mut tensor) => {
+                tensor.storage.key.insert_str(0, CONSTANTS);
+                Some((format!("CONSTANTS.c{place}"), Value::Tensor(tensor)))
+            }
+            _ => None,
+        });
+        Ok(Value::dict(tensors))
+    }
+}
+
+struct Walk<'p, 'a> {
+    classes: &'p HashMap<String, Class>,
+    builder: TreeBuilder<'p, 'a>,
+    tensors: Vec<(Value<StoredTensor>, Value<StoredTensor>)>,
+}
+
+impl Walk<'_, '_> {
+    fn module(&mut self, index: usize, prefix: &str, depth: usize) -> Result<(), Fault> {
+        if depth > MAX_DEPTH {
+            return Err(Fault::unsupported(format_args!(
+                "its modules lie over {MAX_DEPTH} deep, or contain themselves"
+            )));
+        }
+        let pickle = self.builder.pickle;
+        let Some(&Node::Foreign(module, name)) = pickle.node(index) else { return Ok(()) };
+        let Some(class) = self.classes.get(&format!("{module}.{name}")) else { return Ok(()) };
+        let state = match pickle.state(index) {
+            Some(Raw::Node(state)) => pickle.node(state),
+            _ => None,
+        };
+        let Some(Node::Dict(state)) = state else { return Ok(()) };
+        let attributes: HashMap<&str, usize> = state
+            .iter()
+            .filter_map(|(key, value)| match (key, value) {
+                (Raw::Str(key), Raw::Node(value)) => Some((*key, *value)),
+                _ => None,
+            })
+            .collect();
+        let is_tensor = |index: usize| matches!(pickle.node(index), Some(Node::Tensor(_)));
+        let buffers: Vec<&str> = match &class.buffers {
+            Some(buffers) => buffers.iter().map(String::as_str).collect(),
+            None => {
+                let names = state.iter().filter_map(|(key, _)| match key {
+                    Raw::Str(key) => Some(*key),
+                    _ => None,
+                });
+                names.filter(|name| !class.parameters.iter().any(|it| it == name)).collect()
+            }
+        };
+        for name in class.parameters.iter().map(String::as_str).chain(buffers) {
+            if let Some(&value) = attributes.get(name).filter(|index| is_tensor(**index)) {
+                let key = self.builder.text(&format!("{prefix}{name}"))?;
+                let tensor = self.builder.plant(Raw::Node(value), depth)?;
+                self.tensors.push((Value::Str(key), tensor));
+            }
+        }
+        for (key, value) in state {
+            if let (Raw::Str(key), Raw::Node(value)) = (key, value)
+                && matches!(pickle.node(*value), Some(Node::Foreign(..)))
+            {
+                // A module that is used under many names counts under each.
+                let prefix = self.builder.text(&format!("{prefix}{key}."))?;
+                self.module(*value, &prefix, depth + 1)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Puts the classes of modules of a file of code into `classes`.
+fn read_classes(module: &str, text: &str, classes: &mut HashMap<String, Class>) {
+    let mut current = None;
+    for line in text.lines() {
+        if let Some(rest) = line.strip_prefix("class ") {
+            current = rest.strip_suffix("(Module):").map(|name| {
+                let class = classes.entry(format!("{module}.{name}")).or_default();
+                *class = Class::default();
+                class
+            });
+        } else if let Some(class) = &mut current {
+            if let Some(list) = line.strip_prefix("  __parameters__ = ") {
+                class.parameters = quoted(list);
+            } else if let Some(list) = line.strip_prefix("  __buffers__ = ") {
+                class.buffers = Some(quoted(list));
+            }
+        }
+    }
+}
+
+/// The strings of a list: names of attributes, which need no escapes.
+fn quoted(list: &str) -> Vec<String> {
+    list.split('"').skip(1).step_by(2).map(ToOwned::to_owned).collect()
+}
+
+/// What the keys of storages begin with that are constants of the code.
+pub(super) const CONSTANTS: &str = "constants/";
+/// Bytes of code for each byte of the archive.
+const MAX_UNPACKED: u64 = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_are_read_from_code() {
+        let code = "class A(Module):\n  __parameters__ = [\"weight\", \"0\", ]\n  __buffers__ = []\n  weight : Tensor\n\
+                    class B(NamedTuple):\n  __parameters__ = [\"x\", ]\n\
+                    class C(Module):\n  __parameters__ = []\n  def forward(self) -> Tensor:\n    return self.x\n";
+        let mut classes = HashMap::new();
+        read_classes("__torch__.m", code, &mut classes);
+        let mut names: Vec<_> = classes.keys().map(String::as_str).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["__torch__.m.A", "__torch__.m.C"]);
+        assert_eq!(classes["__torch__.m.A"].parameters, ["weight", "0"]);
+        assert_eq!(classes["__torch__.m.A"].buffers.as_deref(), Some(&[][..]));
+        assert_eq!(classes["__torch__.m.C"].buffers, None);
+    }
+}
