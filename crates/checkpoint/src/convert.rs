@@ -3,6 +3,7 @@
 //! Tensors are copied from file to file in pieces; no model is ever in memory as a whole.
 
 mod accelerate;
+mod cast;
 mod foreign;
 mod like;
 mod scaler;
@@ -16,7 +17,7 @@ use std::path::{Path, PathBuf};
 
 pub use like::convert_like;
 pub use tensor::FileTensor;
-pub use weights::{Weights, read_weights};
+pub use weights::{FoundWeights, Weights, WeightsOptions, find_weights, read_weights};
 
 use crate::error::Error;
 use crate::layout::{Checkpoint, ChecksumWriter, FileFacts, MANIFEST, Object};
@@ -40,6 +41,8 @@ pub enum Target {
 pub struct Report {
     /// The files that were written.
     pub written: Vec<PathBuf>,
+    /// Which state dictionary of the source was read, and which prefix its names had: one line each.
+    pub read: Vec<String>,
     /// What the target has no place for, or the source no form that is understood: one line each.
     pub left_out: Vec<String>,
     /// What stays as it is in the checkpoint that was the model of [`convert_like`]: one line each.
@@ -54,6 +57,19 @@ pub struct Report {
 /// # Errors
 /// [`Error::Occupied`]; what is wrong with the source; [`Error::Io`].
 pub fn convert(from: &Path, to: &Path, target: Target) -> Result<Report, Error> {
+    convert_with(from, to, target, &WeightsOptions::default())
+}
+
+/// As [`convert`], of the weights that `options` choose; Accelerate's layout takes no options.
+///
+/// # Errors
+/// As there, and those of [`find_weights`].
+pub fn convert_with(
+    from: &Path,
+    to: &Path,
+    target: Target,
+    options: &WeightsOptions,
+) -> Result<Report, Error> {
     must_be_free(to)?;
     let folder = match to.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
@@ -68,6 +84,14 @@ pub fn convert(from: &Path, to: &Path, target: Target) -> Result<Report, Error> 
     let checkpoint =
         if from.join(MANIFEST).is_file() { Some(Checkpoint::open(from)?) } else { None };
     let made = match (target, &checkpoint) {
+        (Target::Accelerate, _) if *options != WeightsOptions::default() => {
+            return Err(Error::Unsupported {
+                path: from.to_owned(),
+                fact: "Accelerate's layout has all of a checkpoint as it is: a key, a prefix and a type \
+                       are for one file of weights"
+                    .into(),
+            });
+        }
         (Target::Accelerate, Some(checkpoint)) => {
             let made = partial.path().join("accelerate");
             fs::create_dir(&made).map_err(Error::io("make", &made))?;
@@ -85,18 +109,22 @@ pub fn convert(from: &Path, to: &Path, target: Target) -> Result<Report, Error> 
             });
         }
         (Target::Safetensors | Target::Torch, checkpoint) => {
-            let weights = match checkpoint {
-                Some(checkpoint) => of_model(checkpoint, &mut report)?,
+            let mut weights = match checkpoint {
+                Some(checkpoint) => of_model(checkpoint, options, &mut report)?,
                 None => {
                     name_other_files(from, &mut report);
-                    read_weights(from)?
+                    find_weights(from, options)?
                 }
             };
+            report.read.append(&mut weights.read);
+            report.left_out.append(&mut weights.left_out);
+            let weights = weights.tensors;
             let made = partial.path().join("weights");
             match target {
-                Target::Torch => write_pth(&made, &state_dict(weights))?,
+                Target::Torch => write_pth(&made, &state_dict(weights.clone()))?,
                 _ => write_safetensors(&made, &weights).map(drop)?,
             }
+            report.changed.extend(weights.iter().filter_map(overflow));
             made
         }
     };
@@ -129,13 +157,38 @@ fn must_be_free(to: &Path) -> Result<(), Error> {
     }
 }
 
-/// The first model of a checkpoint, alone.
-fn of_model(checkpoint: &Checkpoint, report: &mut Report) -> Result<Weights, Error> {
-    let mut models = checkpoint.manifest().of_kind("model");
-    let Some(model) = models.next() else {
-        return Err(Error::NotACheckpoint {
-            path: checkpoint.folder().to_owned(),
-            fact: "it holds no model".into(),
+/// A line about values that do not fit the type in which they were written.
+fn overflow((name, tensor): &(String, FileTensor)) -> Option<String> {
+    use crate::pth::TensorData;
+    let values = match tensor.overflowed() {
+        0 => return None,
+        1 => "1 value is infinite".to_owned(),
+        values => format!("{values} values are infinite"),
+    };
+    Some(format!(
+        "`{}`: {values}, being too large for {}",
+        name.escape_debug(),
+        tensor.info().dtype
+    ))
+}
+
+/// The first model of a checkpoint or that of the name `options.key`, alone.
+fn of_model(
+    checkpoint: &Checkpoint,
+    options: &WeightsOptions,
+    report: &mut Report,
+) -> Result<FoundWeights, Error> {
+    let path = checkpoint.folder().to_owned();
+    let chosen = |object: &&Object| options.key.as_ref().is_none_or(|key| *object.name == **key);
+    let models = || checkpoint.manifest().of_kind("model");
+    let Some(model) = models().find(chosen) else {
+        return Err(match &options.key {
+            Some(key) => Error::NoSuchKey {
+                path,
+                key: key.clone(),
+                keys: models().map(|object| object.name.to_string()).collect(),
+            },
+            None => Error::NotACheckpoint { path, fact: "it holds no model".into() },
         });
     };
     let others = checkpoint.manifest().objects.iter().filter(|object| object.name != model.name);
@@ -144,7 +197,10 @@ fn of_model(checkpoint: &Checkpoint, report: &mut Report) -> Result<Weights, Err
             format!("{}: a weights file holds one model and nothing else", object.name)
         }),
     );
-    weights::of_object(checkpoint, model)
+    let mut found =
+        FoundWeights { tensors: weights::of_object(checkpoint, model)?, ..FoundWeights::default() };
+    found.take(options).map_err(|fact| Error::Unsupported { path, fact })?;
+    Ok(found)
 }
 
 /// The files of a foreign checkpoint beside its weights.

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::file_name::InvalidFileName;
+use crate::pth::shown;
 
 /// Why a file could not be read or written, or a checkpoint is none.
 #[derive(Debug, thiserror::Error)]
@@ -49,17 +50,47 @@ pub enum Error {
         fact: String,
     },
 
-    /// A pickle that names something other than what tensors need.
+    /// A file of `torch.save` without the weights of a model.
     #[error(
-        "{} refers to `{global}`, which is not among the few names that tensors need; nothing was \
-         executed. Save the `state_dict()` alone, without the objects around it",
+        "{} holds {found}; a state dictionary (tensors by name) is not in it",
         path.display()
     )]
-    ForbiddenGlobal {
+    NoStateDict {
         /// The file.
         path: PathBuf,
-        /// Python's name of the object, as `module.name`.
-        global: String,
+        /// What it holds.
+        found: String,
+    },
+
+    /// A file of `torch.save` with the weights of several models.
+    #[error(
+        "{} holds {} state dictionaries: {}; choose one (`--key` on the command line, \
+         `weights::load_entry` and `Model::load_entry` in a program)",
+        path.display(),
+        keys.len(),
+        listed(keys)
+    )]
+    SeveralStateDicts {
+        /// The file.
+        path: PathBuf,
+        /// Their keys.
+        keys: Vec<String>,
+    },
+
+    /// No dictionary lies under a key.
+    #[error(
+        "{} has no dictionary under `{}`{}",
+        path.display(),
+        shown(key),
+        if keys.is_empty() { String::new() } else { format!("; its state dictionaries are {}", listed(keys)) }
+    )]
+    NoSuchKey {
+        /// The file.
+        path: PathBuf,
+        /// The key that was asked for.
+        key: String,
+        /// The keys of its state dictionaries.
+        keys: Vec<String>,
     },
 
     /// A folder that is not a checkpoint of Brigade's.
@@ -117,17 +148,19 @@ pub enum Error {
     /// A file was to be written under something that is not a file's name.
     #[error("{0}")]
     FileName(#[source] InvalidFileName),
-
-    /// The format that `torch.save` wrote before PyTorch 1.6.
-    #[error(
-        "{} is in the format of torch.save before PyTorch 1.6; load it in PyTorch and save it again",
-        path.display()
-    )]
-    LegacyPth {
-        /// The file.
-        path: PathBuf,
-    },
 }
+
+/// Keys of a file, for a message.
+fn listed(keys: &[String]) -> String {
+    let mut shown: Vec<String> =
+        keys.iter().take(MAX_LISTED).map(|key| format!("`{}`", shown(key))).collect();
+    if keys.len() > MAX_LISTED {
+        shown.push(format!("{} more", keys.len() - MAX_LISTED));
+    }
+    shown.join(", ")
+}
+
+const MAX_LISTED: usize = 20;
 
 impl From<InvalidFileName> for Error {
     fn from(error: InvalidFileName) -> Self {

@@ -12,8 +12,8 @@ pub(crate) enum Fault {
     Damaged(String),
     /// They use something that is not known here.
     Unsupported(String),
-    /// They name a Python object that is not allowed.
-    Forbidden(String),
+    /// A record goes on after the last of them.
+    Ended,
     /// They could not be read.
     Io(std::io::Error),
     /// What was read from them could not be written.
@@ -45,7 +45,7 @@ impl Fault {
         match self {
             Self::Damaged(fact) => Error::Damaged { path, fact },
             Self::Unsupported(fact) => Error::Unsupported { path, fact },
-            Self::Forbidden(global) => Error::ForbiddenGlobal { path, global },
+            Self::Ended => Error::Damaged { path, fact: "a record ends too early".into() },
             Self::Io(source) => Error::Io { doing: "read", path, source },
             Self::Write(source) => Error::Io { doing: "write a tensor of", path, source },
         }

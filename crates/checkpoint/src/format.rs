@@ -5,6 +5,7 @@ use std::io::Read;
 use std::path::Path;
 
 use crate::error::Error;
+use crate::pth::{START_BYTES, begins_legacy, begins_tar};
 
 /// A format of weights files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,13 +20,17 @@ impl Format {
     /// The format of an open file that was not read from yet.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::UnknownFormat`]; [`Error::LegacyPth`].
+    /// [`Error::Io`]; [`Error::UnknownFormat`]; [`Error::Unsupported`] for the tar archives of PyTorch before
+    /// 0.1.10.
     pub fn of(path: &Path, file: &File) -> Result<Self, Error> {
         let mut start = Vec::with_capacity(START_BYTES);
         let mut reader = file.take(START_BYTES as u64);
         reader.read_to_end(&mut start).map_err(Error::io("read", path))?;
-        if start.starts_with(ZIP_MAGIC) {
+        if start.starts_with(ZIP_MAGIC) || begins_legacy(&start) {
             return Ok(Self::Pth);
+        }
+        if begins_tar(&start) {
+            return Err(Error::Unsupported { path: path.to_owned(), fact: TAR.into() });
         }
         // A safetensors file begins with the length of its header, whose lowest byte is any.
         let header_begins = start.get(8) == Some(&b'{');
@@ -34,21 +39,22 @@ impl Format {
         if header_begins && (is_length || !is_pickle) {
             return Ok(Self::Safetensors);
         }
-        if is_pickle {
-            return Err(Error::LegacyPth { path: path.to_owned() });
-        }
         let fact = match start.as_slice() {
             [] => "it is empty".to_owned(),
-            bytes => format!("it begins with the bytes {bytes:02x?}"),
+            _ if is_pickle => "it is a pickle, but not one that torch.save has written".to_owned(),
+            bytes => format!("it begins with the bytes {:02x?}", &bytes[..bytes.len().min(SHOWN)]),
         };
         Err(Error::UnknownFormat { path: path.to_owned(), fact })
     }
 }
 
-const START_BYTES: usize = 9;
+const SHOWN: usize = 9;
 const ZIP_MAGIC: &[u8] = b"PK\x03\x04";
-/// The first byte of a pickle, and so of torch.save's old format.
+/// The first byte of a pickle.
 const PICKLE_PROTOCOL: u8 = 0x80;
+const TAR: &str = "it is in the tar format of torch.save before PyTorch 0.1.10, which only PyTorch reads; \
+                   if you trust it, load it there with `torch.load(path, weights_only=False)`, and \
+                   `torch.save` its state dictionary again";
 
 #[cfg(test)]
 mod tests {
@@ -74,10 +80,24 @@ mod tests {
 
     #[test]
     fn pickles_without_a_zip_archive_are_told_apart() {
-        // torch.save's magic number; and a pickle whose ninth byte is a brace.
-        for start in [&b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."[..], b"\x80\x04\x95\x01abcd{"]
-        {
-            assert!(matches!(format(start), Err(Error::LegacyPth { .. })), "{start:?}");
+        // torch.save's magic number, in protocols 2 and 4.
+        let magic = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.";
+        for start in [&b"\x80\x02"[..], b"\x80\x04\x95\x0d\0\0\0\0\0\0\0"] {
+            assert!(matches!(format(&[start, magic].concat()), Ok(Format::Pth)), "{start:?}");
         }
+        // A pickle whose ninth byte is a brace.
+        let error = format(b"\x80\x04\x95\x01abcd{").unwrap_err().to_string();
+        assert!(error.contains("a pickle, but not one that torch.save has written"), "{error}");
+    }
+
+    #[test]
+    fn a_tar_archive_is_named() {
+        let mut tar = b"sys_info".to_vec();
+        tar.resize(257, 0);
+        tar.extend(b"ustar  \0");
+        let error = format(&tar).unwrap_err().to_string();
+        assert!(error.contains("before PyTorch 0.1.10") && error.contains("weights_only=False"));
+        tar[..8].copy_from_slice(b"data.txt");
+        assert!(matches!(format(&tar), Err(Error::UnknownFormat { .. })));
     }
 }

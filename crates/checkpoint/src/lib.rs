@@ -27,4 +27,4 @@ pub use error::Error;
 pub use file_name::{FileName, InvalidFileName};
 pub use format::Format;
 pub use value::Value;
-pub use wrapper_prefix::wrapper_prefix;
+pub use wrapper_prefix::{prefix_candidates, wrapper_prefix};

@@ -1,11 +1,14 @@
-//! The files of `torch.save` since PyTorch 1.6: a zip archive of a pickle and of storages.
+//! The files of `torch.save`: a pickle and the storages of its tensors, in a zip archive since PyTorch 1.6,
+//! and one after the other before.
 //!
 //! Nothing in a file is ever executed, and no file, however made, costs memory or disk out of proportion to
 //! its size: a tensor may be a view of a storage, but not of many times more elements than the storage has
 //! (stride 0, as `expand` makes it), and all tensors together may not be many times the file.
 
 mod archive;
+mod legacy;
 mod pickle;
+mod state_dict;
 mod strings;
 mod write;
 
@@ -14,6 +17,8 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+pub(crate) use legacy::{START_BYTES, begins_legacy, begins_tar};
+pub use state_dict::StoredStateDict;
 pub use strings::strings;
 pub use write::{TensorData, write};
 
@@ -21,8 +26,9 @@ use crate::dtype::{Dtype, TensorInfo};
 use crate::error::Error;
 use crate::fault::Fault;
 use crate::value::Value;
-use archive::Archive;
-use pickle::{Dialect, Node, Pickle, TensorSpec, Value as Raw};
+use archive::{Archive, read_at};
+use legacy::Legacy;
+use pickle::{Dialect, Node, Pickle, Storage, TensorSpec, Value as Raw};
 
 /// An open file of `torch.save`.
 ///
@@ -37,13 +43,68 @@ use pickle::{Dialect, Node, Pickle, TensorSpec, Value as Raw};
 #[derive(Debug)]
 pub struct PthFile {
     path: PathBuf,
-    archive: Archive,
-    folder: String,
+    container: Container,
     code: Vec<u8>,
     /// Storages whose checksum was verified: parts of these are read without reading all of them again.
     verified: HashSet<String>,
     /// The storage that a view with gaps or in another order was last gathered from.
     last: Option<(String, Vec<u8>)>,
+}
+
+/// Where the storages of a file lie.
+#[derive(Debug)]
+enum Container {
+    /// Entries of an archive, in a folder.
+    Zip(Archive, String),
+    Legacy(Legacy),
+}
+
+impl Container {
+    /// The size of the whole file.
+    fn length(&self) -> u64 {
+        match self {
+            Self::Zip(archive, _) => archive.length(),
+            Self::Legacy(legacy) => legacy.length(),
+        }
+    }
+
+    /// The size of a storage.
+    fn bytes(&self, key: &str) -> Result<u64, Fault> {
+        match self {
+            Self::Zip(archive, folder) => archive.bytes(&entry(folder, key)),
+            Self::Legacy(legacy) => legacy.bytes(key),
+        }
+    }
+
+    /// Reads a storage, and verifies its checksum where it has one.
+    fn read(&mut self, key: &str) -> Result<Vec<u8>, Fault> {
+        match self {
+            Self::Zip(archive, folder) => archive.read(&entry(folder, key)),
+            Self::Legacy(legacy) => legacy.read(key),
+        }
+    }
+
+    /// Copies `bytes` of a storage from `first` on to `out`, in pieces. With `verify` the checksum of the
+    /// whole storage is verified before, where it has one.
+    fn copy(
+        &mut self,
+        key: &str,
+        verify: bool,
+        first: u64,
+        bytes: u64,
+        out: &mut dyn Write,
+    ) -> Result<(), Fault> {
+        match self {
+            Self::Zip(archive, folder) => {
+                archive.copy(&entry(folder, key), verify, first, bytes, out)
+            }
+            Self::Legacy(legacy) => legacy.copy(key, first, bytes, out),
+        }
+    }
+}
+
+fn entry(folder: &str, key: &str) -> String {
+    format!("{folder}/data/{key}")
 }
 
 /// A tensor in a file: a view of a storage. Offset and strides count elements.
@@ -74,8 +135,8 @@ impl PthFile {
     /// Opens a file and reads its directory; no tensor yet.
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::UnknownFormat`], [`Error::LegacyPth`], [`Error::Damaged`];
-    /// [`Error::Unsupported`] for TorchScript and other archives.
+    /// [`Error::Io`], [`Error::UnknownFormat`], [`Error::Damaged`]; [`Error::Unsupported`] for TorchScript
+    /// and other archives, and for the tar archives of PyTorch before 0.1.10.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         let file = File::open(path).map_err(Error::io("read", path))?;
@@ -100,7 +161,20 @@ impl PthFile {
         Self::read(path, file, length).map_err(|fault| fault.at(path))
     }
 
-    fn read(path: &Path, file: File, length: u64) -> Result<Self, Fault> {
+    fn read(path: &Path, mut file: File, length: u64) -> Result<Self, Fault> {
+        let mut start = [0];
+        read_at(&mut file, 0, &mut start)?;
+        let (container, code) = if start == *b"P" {
+            Self::read_zip(file, length)?
+        } else {
+            let (legacy, code) = Legacy::open(file, length)?;
+            (Container::Legacy(legacy), code)
+        };
+        let path = path.to_owned();
+        Ok(Self { path, container, code, verified: HashSet::new(), last: None })
+    }
+
+    fn read_zip(file: File, length: u64) -> Result<(Container, Vec<u8>), Fault> {
         let mut archive = Archive::open(file, length)?;
         let folder = archive.folder().to_owned();
         if archive.has(&format!("{folder}/constants.pkl")) {
@@ -118,45 +192,25 @@ impl PthFile {
             ));
         }
         let code = archive.read(&format!("{folder}/data.pkl"))?;
-        Ok(Self {
-            path: path.to_owned(),
-            archive,
-            folder,
-            code,
-            verified: HashSet::new(),
-            last: None,
-        })
+        Ok((Container::Zip(archive, folder), code))
     }
 
-    /// Reads all that was saved. A pickle that names objects other than tensors and plain values is refused.
+    /// Reads all that was saved. Nothing is executed: of objects that are neither tensors nor plain values
+    /// the names alone are read, and stand in the tree as [`Value::Foreign`].
     ///
     /// # Errors
     /// [`Error::Damaged`], also for a tensor outside its storage; [`Error::Unsupported`], also for tensors
-    /// that would take many times the file's size; [`Error::ForbiddenGlobal`].
+    /// that would take many times the file's size.
     pub fn value(&self) -> Result<Value<StoredTensor>, Error> {
-        self.tree(false)
-    }
-
-    /// As [`PthFile::value`], with [`Value::Foreign`] in place of every other object. Nothing is
-    /// executed here either: of such an object nothing but the name is known.
-    ///
-    /// # Errors
-    /// [`Error::Damaged`], [`Error::Unsupported`].
-    pub fn value_with_foreign(&self) -> Result<Value<StoredTensor>, Error> {
-        self.tree(true)
-    }
-
-    fn tree(&self, foreign: bool) -> Result<Value<StoredTensor>, Error> {
         let tree = || {
-            let dialect = if foreign { Dialect::Foreign } else { Dialect::Tensors };
-            let pickle = Pickle::read(&self.code, dialect)?;
+            let pickle = Pickle::read(&self.code, Dialect::Torch)?;
             let mut builder = TreeBuilder {
                 pickle: &pickle,
                 values: 2 * self.code.len() + 1024,
                 text_bytes: MAX_COPIES * self.code.len() as u64 + FREE_BYTES,
             };
             let tree = builder.plant(pickle.root(), 0)?;
-            let mut left = MAX_COPIES * self.archive.length() + FREE_BYTES;
+            let mut left = MAX_COPIES * self.container.length() + FREE_BYTES;
             tree.try_map(&mut |place, tensor| {
                 self.check_tensor(&tensor, &mut left).map_err(|fault| fault.about(place))?;
                 Ok(tensor)
@@ -187,14 +241,14 @@ impl PthFile {
         &self.path
     }
 
-    /// Reads the bytes of a storage and verifies their checksum.
+    /// Reads the bytes of a storage, and verifies their checksum where the format has one.
     ///
     /// # Errors
     /// [`Error::Damaged`] when they are not those that were written, or not as many as declared.
     pub fn storage(&mut self, storage: &StorageKey) -> Result<Vec<u8>, Error> {
         let mut read = || {
             self.check_storage(storage)?;
-            self.archive.read(&self.entry(storage))
+            self.container.read(&storage.key)
         };
         let bytes = read().map_err(|fault| fault.at(&self.path))?;
         self.verified.insert(storage.key.clone());
@@ -226,7 +280,7 @@ impl PthFile {
             tensor.check()?;
             tensor.check_cost()?;
             self.check_storage(&tensor.storage)?;
-            let name = self.entry(&tensor.storage);
+            let key = &tensor.storage.key;
             let width = tensor.storage.dtype.bytes();
             let bytes = tensor.info().bytes().unwrap_or_default();
             if bytes == 0 {
@@ -234,14 +288,14 @@ impl PthFile {
             }
             if tensor.is_contiguous() {
                 let first = tensor.offset.unsigned_abs() * width;
-                let verify = !self.verified.contains(&tensor.storage.key);
-                self.archive.copy(&name, verify, first, bytes, out)?;
-                self.verified.insert(tensor.storage.key.clone());
+                let verify = !self.verified.contains(key);
+                self.container.copy(key, verify, first, bytes, out)?;
+                self.verified.insert(key.clone());
                 return Ok(());
             }
-            if self.last.as_ref().is_none_or(|(key, _)| *key != tensor.storage.key) {
+            if self.last.as_ref().is_none_or(|(last, _)| last != key) {
                 self.last = None;
-                self.last = Some((tensor.storage.key.clone(), self.archive.read(&name)?));
+                self.last = Some((key.clone(), self.container.read(key)?));
             }
             match &self.last {
                 Some((_, storage)) => tensor.gather(storage, out).map_err(Fault::Write),
@@ -251,14 +305,10 @@ impl PthFile {
         copy().map_err(|fault| fault.at(&self.path))
     }
 
-    fn entry(&self, storage: &StorageKey) -> String {
-        format!("{}/data/{}", self.folder, storage.key)
-    }
-
     /// Whether the file has the storage, with as many bytes as the pickle declares.
     fn check_storage(&self, storage: &StorageKey) -> Result<(), Fault> {
         let StorageKey { key, dtype, elements } = storage;
-        let bytes = self.archive.bytes(&self.entry(storage))?;
+        let bytes = self.container.bytes(key)?;
         let declared = u64::try_from(*elements).ok();
         let declared = declared.and_then(|n| n.checked_mul(dtype.bytes()));
         if declared != Some(bytes) {
@@ -389,6 +439,10 @@ impl TreeBuilder<'_, '_> {
             Raw::Int(number) => return Ok(Value::Int(number)),
             Raw::Float(number) => return Ok(Value::Float(number)),
             Raw::Str(text) => return Ok(Value::Str(self.text(text)?)),
+            Raw::Bytes(bytes) => {
+                self.count(bytes.len())?;
+                return Ok(Value::Bytes(bytes.to_owned()));
+            }
             Raw::Global(global) => return Ok(Value::Foreign(self.text(&global.to_string())?)),
             Raw::Node(index) => index,
         };
@@ -404,46 +458,81 @@ impl TreeBuilder<'_, '_> {
             Node::Tuple(tuple) => Value::Tuple(items(tuple)?),
             Node::Storage(_) => Value::Foreign("torch.storage".into()),
             Node::Foreign(module, name) => Value::Foreign(self.text(&format!("{module}.{name}"))?),
-            Node::Dict(entries) => {
-                // Of equal keys the last counts, in the place of the first, as in Python.
-                let mut places = HashMap::new();
-                let mut dict: Vec<(Value<StoredTensor>, _)> = Vec::with_capacity(entries.len());
-                for &(key, value) in entries {
-                    let value = self.plant(value, depth + 1)?;
-                    if let Raw::Str(name) = key
-                        && let Some(place) = places.insert(name, dict.len())
-                    {
-                        places.insert(name, place);
-                        dict[place].1 = value;
-                        continue;
-                    }
-                    dict.push((self.plant(key, depth + 1)?, value));
-                }
-                Value::Dict(dict)
+            Node::Pairs(list) => {
+                let pairs = pickle.pairs(*list).ok_or_else(|| {
+                    Fault::damaged("a dictionary of its pickle is not made of pairs")
+                })?;
+                self.dict(&pairs, depth)?
             }
+            Node::Dict(entries) => self.dict(entries, depth)?,
             Node::Tensor(tensor) => Value::Tensor(self.tensor(tensor)?),
         })
     }
 
+    fn dict(
+        &mut self,
+        entries: &[(Raw<'_>, Raw<'_>)],
+        depth: usize,
+    ) -> Result<Value<StoredTensor>, Fault> {
+        // Of equal keys the last counts, in the place of the first, as in Python.
+        let mut places = HashMap::new();
+        let mut dict: Vec<(Value<StoredTensor>, _)> = Vec::with_capacity(entries.len());
+        for &(key, value) in entries {
+            let value = self.plant(value, depth + 1)?;
+            if let Raw::Str(name) = key
+                && let Some(place) = places.insert(name, dict.len())
+            {
+                places.insert(name, place);
+                dict[place].1 = value;
+                continue;
+            }
+            dict.push((self.plant(key, depth + 1)?, value));
+        }
+        Ok(Value::Dict(dict))
+    }
+
     fn text(&mut self, text: &str) -> Result<String, Fault> {
-        let left = self.text_bytes.checked_sub(text.len() as u64);
-        self.text_bytes = left.ok_or_else(|| {
-            Fault::unsupported("its pickle repeats long strings until they are many times its size")
-        })?;
+        self.count(text.len())?;
         Ok(text.to_owned())
     }
 
+    fn count(&mut self, bytes: usize) -> Result<(), Fault> {
+        let left = self.text_bytes.checked_sub(bytes as u64);
+        self.text_bytes = left.ok_or_else(|| {
+            Fault::unsupported("its pickle repeats long strings until they are many times its size")
+        })?;
+        Ok(())
+    }
+
     fn tensor(&mut self, tensor: &TensorSpec<'_>) -> Result<StoredTensor, Fault> {
-        Ok(StoredTensor {
-            storage: StorageKey {
-                key: self.text(tensor.storage.key)?,
-                dtype: tensor.storage.dtype,
-                elements: tensor.storage.numel,
-            },
+        let Storage { key, dtype, numel, view } = tensor.storage;
+        let mut stored = StoredTensor {
+            storage: StorageKey { key: self.text(key)?, dtype, elements: numel },
             offset: tensor.offset,
             size: tensor.size.clone(),
             stride: tensor.stride.clone(),
-        })
+        };
+        let Some((first, elements)) = view else { return Ok(stored) };
+        let end = first.checked_add(elements);
+        if first < 0 || elements < 0 || end.is_none_or(|end| end > numel) {
+            return Err(Fault::damaged(format_args!(
+                "a view of {elements} elements from {first} on reaches outside its storage of {numel}"
+            )));
+        }
+        // The tensor lies in the view, and the view in the storage.
+        stored.storage.elements = elements;
+        stored.check()?;
+        stored.storage.elements = numel;
+        stored.offset += first;
+        Ok(stored)
+    }
+}
+
+/// A name from a file, for a message: escaped, and not longer than a line or two.
+pub(crate) fn shown(name: &str) -> String {
+    match name.char_indices().nth(MAX_SHOWN) {
+        Some((end, _)) => format!("{}…", name[..end].escape_debug()),
+        None => name.escape_debug().to_string(),
     }
 }
 
@@ -456,3 +545,4 @@ const MAX_COPIES: u64 = 16;
 /// What is not counted: so much costs nothing, whatever the size of the file is.
 const FREE_BYTES: u64 = 1 << 20;
 const PIECE_BYTES: usize = 1 << 20;
+const MAX_SHOWN: usize = 120;

@@ -25,12 +25,46 @@ pub fn wrapper_prefix(names: &[impl AsRef<str>], own: &[impl AsRef<str>]) -> Str
     prefix
 }
 
+/// Returns the prefixes that wrappers and other modules may have put before a model's names in `names`: those of
+/// [`wrapper_prefix`], `model.` (Lightning's modules) and `backbone.`, and each around the others, up to four
+/// deep. Some of the names have each of them.
+///
+/// Which of them is one shows only in the model: it is the one with which all of its tensors fit.
+///
+/// ```
+/// use brigade_checkpoint::prefix_candidates;
+///
+/// let names = ["model.module.a", "model.module.b", "loss.weight"];
+/// assert_eq!(prefix_candidates(&names), ["model.", "model.module."]);
+/// ```
+pub fn prefix_candidates(names: &[impl AsRef<str>]) -> Vec<String> {
+    let mut candidates = vec![String::new()];
+    let mut at = 0;
+    while let Some(prefix) = candidates.get(at).cloned() {
+        at += 1;
+        if prefix.matches('.').count() == MAX_DEPTH {
+            continue;
+        }
+        for more in WRAPPERS.iter().chain(&CONTAINERS) {
+            let longer =
+                |name: &str| name.strip_prefix(&prefix).is_some_and(|rest| has(rest, more));
+            if names.iter().any(|name| longer(name.as_ref())) {
+                candidates.push(format!("{prefix}{more}"));
+            }
+        }
+    }
+    candidates.split_off(1)
+}
+
 /// Whether `name` is more than the prefix it begins with.
 fn has(name: &str, prefix: &str) -> bool {
     name.len() > prefix.len() && name.starts_with(prefix)
 }
 
 const WRAPPERS: [&str; 2] = ["module.", "_orig_mod."];
+/// Names that programs give a model inside of another module.
+const CONTAINERS: [&str; 2] = ["model.", "backbone."];
+const MAX_DEPTH: usize = 4;
 
 #[cfg(test)]
 mod tests {

@@ -3,7 +3,8 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use brigade_checkpoint::convert::{Target, convert, convert_like};
+use brigade_checkpoint::Dtype;
+use brigade_checkpoint::convert::{Target, WeightsOptions, convert_like, convert_with};
 use clap::{Args, Subcommand, ValueEnum};
 
 mod inspect;
@@ -71,6 +72,37 @@ pub(crate) struct ConvertArgs {
     /// The program has saved it right after `prepare`; it gets the states of FROM
     #[arg(long, value_name = "CHECKPOINT", conflicts_with = "layout")]
     like: Option<PathBuf>,
+
+    /// State dictionary of FROM, where it has several
+    ///
+    /// Keys of nested dictionaries with dots between them (model_ema, model.state_dict); of a checkpoint, the
+    /// name of the model. By default the only one
+    #[arg(long, value_name = "KEY", conflicts_with = "like")]
+    key: Option<String>,
+
+    /// Take this off all names
+    ///
+    /// Tensors whose names do not begin with it are left out. By default `module.` and `_orig_mod.` are taken off, where all names have them
+    #[arg(long, value_name = "PREFIX", conflicts_with = "like")]
+    prefix: Option<String>,
+
+    /// Type of floats
+    ///
+    /// Other tensors stay as they are. By default each has its own type
+    #[arg(long, value_enum, value_name = "TYPE", conflicts_with = "like")]
+    dtype: Option<Float>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Float {
+    #[value(alias = "f64")]
+    Float64,
+    #[value(alias = "f32", alias = "float")]
+    Float32,
+    #[value(alias = "f16", alias = "half", alias = "fp16")]
+    Float16,
+    #[value(alias = "bf16")]
+    Bfloat16,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -101,9 +133,12 @@ impl ConvertArgs {
     fn convert(&self) -> anyhow::Result<String> {
         let report = match &self.like {
             Some(like) => convert_like(&self.from, &self.to, like)?,
-            None => convert(&self.from, &self.to, self.target()?)?,
+            None => convert_with(&self.from, &self.to, self.target()?, &self.options())?,
         };
         let mut text = String::new();
+        for line in report.read {
+            text.push_str(&format!("read {line}\n"));
+        }
         for file in report.written {
             text.push_str(&format!("wrote {}\n", file.display()));
         }
@@ -117,6 +152,19 @@ impl ConvertArgs {
             text.push_str(&format!("left out {line}\n"));
         }
         Ok(text)
+    }
+
+    fn options(&self) -> WeightsOptions {
+        WeightsOptions {
+            key: self.key.clone(),
+            prefix: self.prefix.clone(),
+            dtype: self.dtype.map(|dtype| match dtype {
+                Float::Float64 => Dtype::F64,
+                Float::Float32 => Dtype::F32,
+                Float::Float16 => Dtype::F16,
+                Float::Bfloat16 => Dtype::BF16,
+            }),
+        }
     }
 
     fn target(&self) -> anyhow::Result<Target> {
@@ -153,4 +201,6 @@ Examples:
   brigade checkpoint convert checkpoint_3 model.pth
   brigade checkpoint convert checkpoint_3 for_accelerate --to accelerate
   brigade checkpoint convert pytorch_model.bin model.safetensors
+  brigade checkpoint convert dino.pth model.safetensors --key teacher --prefix backbone.
+  brigade checkpoint convert lightning.ckpt model.safetensors --prefix model. --dtype bfloat16
   brigade checkpoint convert accelerates_folder checkpoint_0 --like run/checkpoints/checkpoint_0";

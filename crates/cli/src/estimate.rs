@@ -22,9 +22,16 @@ mod weights_file;
 pub(crate) struct EstimateArgs {
     /// Weights file, number of parameters (350M, 7B), or name of a known model
     ///
-    /// A weights file is a safetensors file, or a folder or an index of several
+    /// A weights file is a safetensors file or one of torch.save (.pth, .bin, .ckpt), or a folder or an index of
+    /// several
     #[arg(value_name = "MODEL|FILE")]
     model: String,
+
+    /// State dictionary of a file of torch.save, where it has several
+    ///
+    /// Keys of nested dictionaries with dots between them (model_ema, model.state_dict)
+    #[arg(long, value_name = "KEY")]
+    key: Option<String>,
 
     /// Samples of one rank in a step
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = positive)]
@@ -98,14 +105,18 @@ impl EstimateArgs {
         }
         let path = Path::new(name);
         if path.exists() {
-            let weights = weights_file::read(path, self.image_size)?;
+            let weights = weights_file::read(path, self.key.as_deref(), self.image_size)?;
             let types: Vec<_> = weights
                 .types
                 .iter()
                 .map(|(dtype, count)| format!("{} {dtype}", short(*count)))
                 .collect();
-            let mut notes =
-                vec![format!("{}: {}", count(weights.tensors as u64, "tensor"), types.join(", "))];
+            let mut notes = weights.notes;
+            notes.push(format!(
+                "{}: {}",
+                count(weights.tensors as u64, "tensor"),
+                types.join(", ")
+            ));
             if weights.size.shape.is_none() {
                 notes.push(UNKNOWN_SHAPE.to_owned());
             }

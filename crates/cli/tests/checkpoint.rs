@@ -21,6 +21,7 @@ brigade_suite::suite! {
         accelerates_states_need_a_checkpoint_to_go_into,
         verify_says_what_is_wrong_and_exits_with_1,
         weights_go_to_pytorch_and_back,
+        convert_says_which_state_dictionary_it_took,
         accelerates_layout_is_written;
     needs Pytorch: peer_accelerates_layout_is_loaded_by_pytorch;
 }
@@ -299,6 +300,72 @@ assert states["step"] == 0 and states["torch_manual_seed"].tolist() == [0, 1, 2,
     let output =
         Command::new(python).args(["-c", script]).current_dir(folder.path()).output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
+fn convert_says_which_state_dictionary_it_took() {
+    let folder = tempfile::tempdir().unwrap();
+    let fixtures =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/fixtures/weights");
+    let fixture = |name: &str| fixtures.join(name).to_str().unwrap().to_owned();
+    let said = |arguments: &[&str]| {
+        let output = brigade(arguments, folder.path());
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let refused = |arguments: &[&str], code: i32| {
+        let output = brigade(arguments, folder.path());
+        assert_eq!(output.status.code(), Some(code), "{}", text(&output.stdout));
+        text(&output.stderr)
+    };
+    let lightning = fixture("lightning.ckpt");
+    let answer =
+        said(&["convert", &lightning, "a.safetensors", "--prefix", "model", "--dtype", "bf16"]);
+    for line in [
+        "read the state dictionary under `state_dict`",
+        "read 2 names, without the prefix `model.`",
+        "left out `epoch`: the integer 1, which is not among the weights",
+        "left out `loss.weight`: its name does not begin with `model.`",
+        "wrote a.safetensors",
+    ] {
+        assert!(answer.lines().any(|it| it == line), "{line}: {answer}");
+    }
+    assert!(said(&["inspect", "a.safetensors"]).contains("weight  [2, 2]  BF16"));
+    // All of the file is shown, not only its state dictionary.
+    let answer = said(&["inspect", &lightning]);
+    assert!(
+        answer.contains("global_step: 7") && answer.contains("state_dict.model.weight"),
+        "{answer}"
+    );
+
+    let several = fixture("several.pth");
+    let error = refused(&["convert", &several, "b.pth"], 1);
+    assert!(
+        error.contains("2 state dictionaries: `model`, `model_ema`; choose one (`--key`"),
+        "{error}"
+    );
+    let answer = said(&["convert", &several, "b.pth", "--key", "model_ema"]);
+    assert!(answer.starts_with("read the state dictionary under `model_ema`\n"), "{answer}");
+    let error = refused(&["convert", &several, "c.pth", "--key", "ema"], 1);
+    assert!(
+        error.contains("no dictionary under `ema`; its state dictionaries are `model`"),
+        "{error}"
+    );
+
+    // A checkpoint has models by name.
+    make(folder.path());
+    said(&["convert", "checkpoint_3", "d.safetensors", "--key", "model", "--dtype", "float16"]);
+    let error = refused(&["convert", "checkpoint_3", "e.safetensors", "--key", "other"], 1);
+    assert!(
+        error.contains("no dictionary under `other`; its state dictionaries are `model`"),
+        "{error}"
+    );
+    let error = refused(&["convert", "checkpoint_3", "e", "--key", "model"], 1);
+    assert!(error.contains("are for one file of weights"), "{error}");
+    let error = refused(&["convert", &several, "e", "--key", "model", "--like", "checkpoint_3"], 2);
+    assert!(error.contains("cannot be used with"), "{error}");
+    for name in ["c.pth", "e", "e.safetensors"] {
+        assert!(!folder.path().join(name).exists(), "{name}");
+    }
 }
 
 /// `torch.save({"w": torch.as_strided(torch.rand(1), (100000, 100000), (0, 0))}, "stride_0.pth")`: 1.5 kB that

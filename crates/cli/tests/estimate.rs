@@ -107,6 +107,21 @@ fn a_file_a_folder_and_an_index() {
 }
 
 #[test]
+fn a_file_of_torch_save_has_its_state_dictionary_estimated() {
+    let fixtures =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/fixtures/weights");
+    let fixture = |name: &str| fixtures.join(name).to_str().unwrap().to_owned();
+    for name in ["nested_state_dict.pth", "lightning_legacy.ckpt"] {
+        assert_eq!(answer(&[&fixture(name)])["parameters"], 18 + 2 + 2 + 2 + 6 + 2 + 6 + 18 + 1);
+    }
+    let (_, stdout, _) = ask(&[&fixture("nested_state_dict.pth")]);
+    assert!(stdout.contains("read the state dictionary under `model.state_dict`\n"), "{stdout}");
+    let (code, _, stderr) = ask(&[&fixture("several.pth")]);
+    assert!(code == 1 && stderr.contains("choose one (`--key`"), "{stderr}");
+    assert_eq!(answer(&[&fixture("several.pth"), "--key", "model_ema"])["parameters"], 6);
+}
+
+#[test]
 fn the_shape_in_config_json_is_believed() {
     let folder = tempfile::tempdir().unwrap();
     write_header(&folder.path().join("model.safetensors"), &[("x.weight", &[1000, 1000])]);
@@ -166,9 +181,9 @@ fn parts_without_an_estimate_are_named() {
         ("garbage.safetensors", "its header is not JSON"),
         ("empty.safetensors", "has no tensors"),
         ("huge.safetensors", "is impossible"),
-        ("model.pth", "write it as safetensors first"),
+        ("model.pth", "it is empty"),
         ("lost.json", "gone.safetensors"),
-        ("bare", "holds neither model.safetensors nor"),
+        ("bare", "holds none of model.safetensors, "),
     ];
     for (name, expected) in table {
         let (code, stdout, stderr) = ask(&[&path(name)]);

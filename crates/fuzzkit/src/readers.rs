@@ -67,6 +67,25 @@ pub(crate) const TARGETS: &[Target] = &[
         read: pickle,
     },
     Target {
+        name: "legacy",
+        reads: "a .pth file in the format before PyTorch 1.6",
+        words: &[
+            "ctorch._utils\n_rebuild_tensor\n",
+            "ctorch._utils\n_rebuild_tensor_v2\n",
+            "ctorch\nLongStorage\n",
+            "ccollections\nOrderedDict\n",
+            "X\x01\0\0\x000",
+            "U\x07storage",
+            "NtQ",
+            "tQ",
+            "]e.",
+            "\x01\0\0\0\0\0\0\0",
+        ],
+        bytes_per_byte: TREE,
+        free_bytes: FREE + PTH_FREE,
+        read: pth,
+    },
+    Target {
         name: "manifest",
         reads: "the manifest of a checkpoint",
         words: &[
@@ -406,9 +425,10 @@ fn pth(input: &[u8]) {
     let file = file(input);
     let _ = Format::of(path, &file);
     let Ok(mut file) = PthFile::from_file(path, file) else { return };
-    for value in [file.value(), file.value_with_foreign()] {
-        let Ok(value) = value else { continue };
-        copy_tensors(&mut file, value, input.len());
+    let Ok(value) = file.value() else { return };
+    copy_tensors(&mut file, value, input.len());
+    for key in [None, Some("model"), Some("a.0")] {
+        let _ = file.state_dict(key);
     }
 }
 
@@ -427,7 +447,19 @@ fn copy_tensors(file: &mut PthFile, value: Value<StoredTensor>, length: usize) {
     assert!(sink.0 <= 16 * length as u64 + (1 << 20), "{} bytes of {length}", sink.0);
 }
 
+/// A pickle in the old format, with two storages after it.
+fn legacy_pickle(input: &[u8]) {
+    let mut file = LEGACY_HEAD.to_vec();
+    file.extend(input);
+    file.extend(b"\x80\x02](X\x01\0\0\x000X\x01\0\0\x001e.");
+    file.extend(64u64.to_le_bytes());
+    file.extend((0..64u8).flat_map(|i| f32::from(i).to_le_bytes()));
+    file.extend(0u64.to_le_bytes());
+    pth(&file);
+}
+
 fn pickle(input: &[u8]) {
+    legacy_pickle(input);
     let floats: Vec<u8> = (0..64u8).flat_map(|i| f32::from(i).to_le_bytes()).collect();
     pth(&archive(&[("data.pkl", input), ("data/0", &floats), ("data/1", &[])]));
 }
@@ -880,6 +912,10 @@ fn run(input: &[u8]) {
         }
     }
 }
+
+/// Magic number, version and no facts of the system.
+const LEGACY_HEAD: &[u8] =
+    b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.\x80\x02}.";
 
 /// A file in memory with these bytes, at its beginning.
 fn file(bytes: &[u8]) -> File {

@@ -179,6 +179,7 @@ readers!(
     safetensors,
     zip,
     pickle,
+    legacy,
     manifest,
     index,
     state,

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use brigade_checkpoint::wrapper_prefix;
+use brigade_checkpoint::{Error as FileError, prefix_candidates, wrapper_prefix};
 use brigade_nn::{Error, LoadReport, Model, Result, StateDict, weights};
 use tch::{Kind, Tensor};
 
@@ -16,6 +16,7 @@ use crate::classifier::is_below;
 /// - A first convolution for another number of channels is computed: [`InputChannels`].
 /// - Names that other libraries or older versions use are mapped: [`ImageClassifier::renamed`].
 /// - Positions of a vision transformer for another size of image are interpolated.
+/// - What wrappers and other modules have put before all names (`module.`, `model.`, `backbone.`) is taken off.
 /// - Counters of batches (`num_batches_tracked`), which old files lack, stay 0.
 ///
 /// Everything else has to fit, or nothing is changed.
@@ -66,8 +67,19 @@ pub struct PretrainedReport {
     pub adapted: Vec<String>,
     /// The number of names that were mapped.
     pub renamed: usize,
-    /// Names of the file that are a head's which the model lacks.
+    /// Names of the file that are a head's which the model lacks, and those without `prefix`.
     pub unused: Vec<String>,
+    /// The key of the state dictionary in its file; empty where it was all of the file.
+    pub key: String,
+    /// What was taken off the file's names, such as `module.` or `backbone.`.
+    pub prefix: String,
+}
+
+/// A file's values under the model's names.
+struct Fit {
+    values: StateDict,
+    report: PretrainedReport,
+    problems: LoadReport,
 }
 
 impl Pretrained {
@@ -83,8 +95,8 @@ impl Pretrained {
         Self { channels: Some(rule), ..self }
     }
 
-    /// Takes the dictionary under this key of a `.pth` file. Without it `model`, `state_dict`, `model_ema`
-    /// and `state_dict_ema` are looked for, in this order, where the file is not a state dictionary itself.
+    /// Takes the state dictionary at this key of a `.pth` file. Defaults to the only one; of several to the first of
+    /// `model`, `state_dict`, `model_ema` and `state_dict_ema` that is there.
     #[must_use]
     pub fn entry(self, key: impl Into<String>) -> Self {
         Self { entry: Some(key.into()), ..self }
@@ -113,20 +125,47 @@ impl Pretrained {
         model: &mut Model<M>,
         state: StateDict,
     ) -> Result<PretrainedReport> {
+        let names: Vec<&str> = state.names().collect();
         let own = model.state_dict();
-        let mut report = PretrainedReport::default();
-        let theirs: Vec<&str> = state.names().collect();
-        let names: Vec<&str> = own.names().collect();
-        let prefix = wrapper_prefix(&theirs, &names);
-        let state = if prefix.is_empty() { state } else { state.strip_prefix(&prefix) };
+        let usual = wrapper_prefix(&names, &own.names().collect::<Vec<_>>());
+        let mut fit = self.fit(model.module(), &own, &state, &usual)?;
+        if !fit.problems.is_complete() {
+            for prefix in prefix_candidates(&names) {
+                let other = self.fit(model.module(), &own, &state, &prefix)?;
+                if other.problems.is_complete() {
+                    fit = other;
+                    break;
+                }
+            }
+        }
+        if !fit.problems.is_complete() {
+            fit.problems.loaded = fit.values.len();
+            return Err(Error::Mismatch(fit.problems));
+        }
+        fit.report.loaded = model.load_matching(&fit.values)?.loaded;
+        state.key().clone_into(&mut fit.report.key);
+        Ok(fit.report)
+    }
 
-        let module = model.module();
+    /// Compares the names that begin with `prefix`, without it. The others are unused, as a head is.
+    fn fit<M: ImageClassifier>(
+        &self,
+        module: &M,
+        own: &StateDict,
+        state: &StateDict,
+        prefix: &str,
+    ) -> Result<Fit> {
+        let mut report =
+            PretrainedReport { prefix: prefix.to_owned(), ..PretrainedReport::default() };
         let first = module.first_convolution();
         let channels = self.channels.unwrap_or_else(|| module.input_channels());
         let mut fitting = StateDict::new();
         let mut problems = LoadReport::default();
-        for (name, values) in state.iter() {
-            let mut name = name.to_owned();
+        for (full, values) in state.iter() {
+            let Some(mut name) = full.strip_prefix(prefix).map(str::to_owned) else {
+                report.unused.push(full.to_owned());
+                continue;
+            };
             if own.get(&name).is_none()
                 && let Some(mapped) = module.renamed(&name)
             {
@@ -174,12 +213,7 @@ impl Pretrained {
                 problems.missing.push(name.to_owned());
             }
         }
-        if !problems.is_complete() {
-            problems.loaded = fitting.len();
-            return Err(Error::Mismatch(problems));
-        }
-        report.loaded = model.load_matching(&fitting)?.loaded;
-        Ok(report)
+        Ok(Fit { values: fitting, report, problems })
     }
 
     fn read(&self, path: &Path) -> Result<StateDict> {
@@ -190,15 +224,14 @@ impl Pretrained {
     }
 }
 
-/// Reads a state dictionary that may lie under one of the keys which libraries use.
+/// Reads a file's only state dictionary; of several the first under a key that libraries use.
 pub(crate) fn read_state_dict(path: &Path) -> Result<StateDict> {
     const USUAL: [&str; 4] = ["model", "state_dict", "model_ema", "state_dict_ema"];
     match weights::load(path) {
-        Err(Error::NotAStateDict { path, found, dictionaries }) => {
-            let usual = USUAL.iter().find(|key| dictionaries.iter().any(|it| it == *key));
-            match usual {
+        Err(Error::File(FileError::SeveralStateDicts { path, keys })) => {
+            match USUAL.iter().find(|usual| keys.iter().any(|key| key == *usual)) {
                 Some(key) => weights::load_entry(path, key),
-                None => Err(Error::NotAStateDict { path, found, dictionaries }),
+                None => Err(Error::File(FileError::SeveralStateDicts { path, keys })),
             }
         }
         other => other,

@@ -10,7 +10,9 @@ use brigade_models::{
     ResNet, ResNetOptions, TransferModel, UNet, UNetOptions, VisionTransformer,
     VisionTransformerOptions, resnet18, resnet34, xresnet18,
 };
-use brigade_nn::{IntoModel, Kind, Layer, Model, ModelBuilder, ParamPath, Tensor};
+use brigade_nn::{
+    Device, IntoModel, Kind, Layer, Model, ModelBuilder, ParamPath, StateDict, Tensor, weights,
+};
 use fill::{fill, filled};
 use serde_json::{Value, json};
 
@@ -334,6 +336,29 @@ fn files_of_whole_architectures_load() {
         |path: &ParamPath<'_>| VisionTransformer::new(path, 10, options),
         &["1.head.weight", "1.head.bias"],
     );
+}
+
+#[test]
+fn a_file_may_have_its_model_inside_of_another_module() {
+    let options = ResNetOptions::basic([1, 1, 1, 1]);
+    let whole = builder().build(|path| ResNet::new(path, 10, options)).unwrap();
+    let mut state = StateDict::new();
+    for (name, values) in whole.state_dict().iter() {
+        state.insert(format!("module.backbone.{name}"), values.copy()).unwrap();
+    }
+    state.insert("loss.weight", Tensor::ones([3], (Kind::Float, Device::Cpu))).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("student.pth");
+    weights::save_pth(&state, &file).unwrap();
+
+    let mut model = builder().build(|path| ResNet::new(path, 3, options)).unwrap();
+    let report = Pretrained::new().load(&mut model, &file).unwrap();
+    assert_eq!((report.prefix.as_str(), report.key.as_str()), ("module.backbone.", ""));
+    assert_eq!(report.unused, ["loss.weight"]);
+    assert_eq!(report.head, ["fc.weight", "fc.bias"]);
+    assert_eq!(report.loaded + 2, whole.state_dict().len());
+    let (own, theirs) = (model.state_dict(), whole.state_dict());
+    assert_eq!(own.get("layer2.0.conv1.weight"), theirs.get("layer2.0.conv1.weight"));
 }
 
 #[test]

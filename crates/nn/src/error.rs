@@ -164,28 +164,6 @@ pub enum Error {
         source: Box<Self>,
     },
 
-    /// The file holds something other than a dictionary of tensors.
-    #[error("{} holds {found}, not a dictionary of tensors{}", path.display(), choices(dictionaries))]
-    NotAStateDict {
-        /// The file.
-        path: PathBuf,
-        /// What it holds.
-        found: String,
-        /// The keys at the top under which dictionaries lie: one of them may be meant.
-        dictionaries: Vec<String>,
-    },
-
-    /// No such key at the top of the file.
-    #[error("{} has no dictionary under `{entry}`{}", path.display(), choices(dictionaries))]
-    NoSuchEntry {
-        /// The file.
-        path: PathBuf,
-        /// The key that was asked for.
-        entry: String,
-        /// The keys under which dictionaries lie.
-        dictionaries: Vec<String>,
-    },
-
     /// libtorch refused.
     #[error("libtorch could not {doing}: {source}")]
     Torch {
@@ -254,11 +232,4 @@ fn reason(error: TchError) -> String {
         TchError::Torch(text) => text,
         other => other.to_string(),
     }
-}
-
-fn choices(dictionaries: &[String]) -> String {
-    if dictionaries.is_empty() {
-        return String::new();
-    }
-    format!("; choose one of its dictionaries: {}", dictionaries.join(", "))
 }

@@ -21,6 +21,8 @@ use crate::Error;
 #[derive(Debug, Default)]
 pub struct StateDict {
     entries: IndexMap<String, Tensor>,
+    /// Where it lay in its file; empty for all of a file, and without one.
+    key: String,
 }
 
 impl StateDict {
@@ -28,6 +30,18 @@ impl StateDict {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// An empty one for the tensors that lie at a key of a file.
+    pub(crate) fn under(key: String) -> Self {
+        Self { key, ..Self::default() }
+    }
+
+    /// The key of the dictionary in the `.pth` file that it was read from, with dots between the keys of nested
+    /// dictionaries; empty where it was all of the file, and without a file.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        &self.key
     }
 
     /// Adds a tensor at the end.
@@ -83,7 +97,8 @@ impl StateDict {
         };
         let copies: Result<_, tch::TchError> =
             tch::no_grad(|| self.entries.iter().map(copy).collect());
-        Ok(Self { entries: copies.map_err(Error::torch("copy a state dictionary"))? })
+        let entries = copies.map_err(Error::torch("copy a state dictionary"))?;
+        Ok(Self { entries, key: self.key.clone() })
     }
 
     /// Takes `prefix` off every name when every name has it and something is left of each; else
@@ -96,7 +111,7 @@ impl StateDict {
             return self;
         }
         let strip = |(name, tensor): (String, Tensor)| (name[prefix.len()..].to_owned(), tensor);
-        Self { entries: self.entries.into_iter().map(strip).collect() }
+        Self { entries: self.entries.into_iter().map(strip).collect(), key: self.key }
     }
 }
 
@@ -128,6 +143,13 @@ pub struct LoadReport {
     pub unexpected: Vec<String>,
     /// Names that both have, in different shapes.
     pub mismatched: Vec<ShapeMismatch>,
+    /// The key of the dictionary in its file ([`StateDict::key`]).
+    pub key: String,
+    /// What was taken off the dictionary's names, such as `module.`; empty where they were taken as they are.
+    pub prefix: String,
+    /// Names of the dictionary that do not begin with `prefix`, such as those of a loss, while the whole model fits
+    /// the others. They were left out.
+    pub outside: Vec<String>,
 }
 
 /// One name with two shapes.
@@ -149,6 +171,34 @@ impl LoadReport {
     }
 }
 
+impl LoadReport {
+    /// How the weights were taken from their file, where it was not as they are: the key of the dictionary, the
+    /// prefix of the names, and the names that were left out.
+    #[must_use]
+    pub fn remark(&self) -> Option<String> {
+        let mut parts = Vec::new();
+        if !self.key.is_empty() {
+            parts.push(format!("the weights are those under `{}`", self.key.escape_debug()));
+        }
+        if !self.prefix.is_empty() {
+            parts.push(format!("`{}` was taken off the names", self.prefix.escape_debug()));
+        }
+        if !self.outside.is_empty() {
+            let mut text = "left out, without that prefix: ".to_owned();
+            list(&mut text, &self.outside).ok()?;
+            parts.push(text);
+        }
+        if parts.is_empty() { None } else { Some(parts.join("; ")) }
+    }
+}
+
+/// Writes the first of several names, and how many more there are.
+fn list(out: &mut impl fmt::Write, names: &[String]) -> fmt::Result {
+    let (shown, rest) = names.split_at(names.len().min(NAMES_SHOWN));
+    write!(out, "{}", shown.join(", "))?;
+    if rest.is_empty() { Ok(()) } else { write!(out, " and {} more", rest.len()) }
+}
+
 impl fmt::Display for LoadReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plural = if self.loaded == 1 { "tensor fits" } else { "tensors fit" };
@@ -160,14 +210,11 @@ impl fmt::Display for LoadReport {
             ("different in shape", &mismatched),
         ] {
             if !names.is_empty() {
-                let (shown, rest) = names.split_at(names.len().min(NAMES_SHOWN));
-                write!(f, "; {title}: {}", shown.join(", "))?;
-                if !rest.is_empty() {
-                    write!(f, " and {} more", rest.len())?;
-                }
+                write!(f, "; {title}: ")?;
+                list(f, names)?;
             }
         }
-        Ok(())
+        self.remark().map_or(Ok(()), |remark| write!(f, "; {remark}"))
     }
 }
 
@@ -201,6 +248,19 @@ mod tests {
         assert!(text.starts_with("1 tensor fits; missing in the weights: a, b; unexpected"));
         assert!(text.contains("x19 and 3 more;"));
         assert!(text.ends_with("head.weight ([10, 64] in the model, [1000, 64] in the weights)"));
+        let report = LoadReport {
+            loaded: 2,
+            key: "state_dict".into(),
+            prefix: "model.".into(),
+            outside: vec!["loss.weight".into()],
+            ..Default::default()
+        };
+        assert!(report.is_complete());
+        assert_eq!(
+            report.to_string(),
+            "2 tensors fit; the weights are those under `state_dict`; `model.` was taken off the names; left out, \
+             without that prefix: loss.weight"
+        );
     }
 
     #[test]

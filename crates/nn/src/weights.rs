@@ -1,4 +1,4 @@
-//! Weights files: safetensors out and in, PyTorch's `.pth` in.
+//! Weights files: safetensors and PyTorch's `.pth`, out and in.
 //!
 //! The format is told from the first bytes, not from the file's name. Nothing in a file is ever
 //! executed, and no file, however made, costs memory out of proportion to its size.
@@ -10,11 +10,13 @@ use std::fs::File;
 use std::path::Path;
 
 use brigade_checkpoint::Format;
+#[cfg(doc)]
+use brigade_checkpoint::pth::PthFile;
 
 use crate::{Error, LoadReport, Model, StateDict};
 
-/// Reads a safetensors file, or a `.pth` or `.pt` file of `torch.save` that holds a state
-/// dictionary.
+/// Reads a safetensors file, or a `.pth`, `.pt`, `.bin` or `.ckpt` file of `torch.save` that holds one state
+/// dictionary, alone or in a dictionary ([`PthFile::state_dict`] has the rule).
 ///
 /// Tensors come to the CPU in the kind and shape they were saved in. Names are as in the file;
 /// [`Model::load_state_dict`] takes the prefixes of wrappers off.
@@ -34,22 +36,23 @@ use crate::{Error, LoadReport, Model, StateDict};
 ///
 /// # Errors
 /// [`Error::File`] with what is wrong with it: unreadable, of an unknown format, damaged, with types of
-/// elements that are not known here, or a pickle of other objects; [`Error::NotAStateDict`] where the
-/// tensors lie deeper: see [`load_entry`].
+/// elements that are not known here, without a state dictionary, or with several of which [`load_entry`]
+/// chooses one.
 pub fn load(path: impl AsRef<Path>) -> Result<StateDict, Error> {
     read(path.as_ref(), None)
 }
 
-/// Reads the state dictionary under one key of a `.pth` file, such as `model` in
-/// `{"model": {…}, "epoch": 3}`. The other tensors of the file are not read.
+/// Reads the state dictionary at one key of a `.pth` file, such as `model_ema` in
+/// `{"model": {…}, "model_ema": {…}, "epoch": 3}`. Keys of nested dictionaries have dots between them. The other
+/// tensors of the file are not read.
 ///
 /// ```no_run
-/// let state = brigade_nn::weights::load_entry("checkpoint.pth", "model")?;
+/// let state = brigade_nn::weights::load_entry("checkpoint.pth", "model_ema")?;
 /// # Ok::<(), brigade_nn::Error>(())
 /// ```
 ///
 /// # Errors
-/// [`Error::NoSuchEntry`], and those of [`load`].
+/// Those of [`load`], also where nothing lies under the key.
 pub fn load_entry(path: impl AsRef<Path>, entry: &str) -> Result<StateDict, Error> {
     read(path.as_ref(), Some(entry))
 }
@@ -111,11 +114,32 @@ impl<M> Model<M> {
     /// Those of [`load`] and of [`Model::load_state_dict`]; nothing was changed then.
     /// [`Error::Interrupted`] when the disk fails after all was looked at.
     pub fn load_weights(&mut self, path: impl AsRef<Path>) -> Result<LoadReport, Error> {
-        let path = path.as_ref();
+        self.load_file(path.as_ref(), None)
+    }
+
+    /// As [`Model::load_weights`], of the state dictionary at one key of a `.pth` file, see
+    /// [`load_entry`].
+    ///
+    /// ```no_run
+    /// # use brigade_nn::{Linear, Model};
+    /// # let mut model = Model::new(|p| Linear::new(p, 784, 10))?;
+    /// let report = model.load_entry("checkpoint.pth", "model_ema")?;
+    /// println!("{report}");
+    /// # Ok::<(), brigade_nn::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`load_entry`] and of [`Model::load_weights`].
+    pub fn load_entry(&mut self, path: impl AsRef<Path>, key: &str) -> Result<LoadReport, Error> {
+        self.load_file(path.as_ref(), Some(key))
+    }
+
+    fn load_file(&mut self, path: &Path, key: Option<&str>) -> Result<LoadReport, Error> {
         let (file, format) = open(path)?;
-        match format {
-            Format::Safetensors => safetensors::load_into(self, path, file),
-            Format::Pth => pth::load_into(self, path, file),
+        match (format, key) {
+            (Format::Safetensors, None) => safetensors::load_into(self, path, file),
+            (Format::Safetensors, Some(key)) => Err(no_keys(path, key)),
+            (Format::Pth, key) => pth::load_into(self, path, file, key),
         }
     }
 
@@ -133,12 +157,14 @@ fn read(path: &Path, entry: Option<&str>) -> Result<StateDict, Error> {
     match (format, entry) {
         (Format::Pth, _) => pth::load(path, file, entry),
         (Format::Safetensors, None) => safetensors::load(path, file),
-        (Format::Safetensors, Some(entry)) => Err(Error::NoSuchEntry {
-            path: path.to_owned(),
-            entry: entry.to_owned(),
-            dictionaries: Vec::new(),
-        }),
+        (Format::Safetensors, Some(key)) => Err(no_keys(path, key)),
     }
+}
+
+/// A safetensors file has names alone.
+fn no_keys(path: &Path, key: &str) -> Error {
+    let (path, key) = (path.to_owned(), key.to_owned());
+    Error::File(brigade_checkpoint::Error::NoSuchKey { path, key, keys: Vec::new() })
 }
 
 fn open(path: &Path) -> Result<(File, Format), Error> {

@@ -38,26 +38,19 @@ fn small(p: &brigade_nn::ParamPath<'_>) {
 #[test]
 fn one_dictionary_of_a_checkpoint_can_be_picked() {
     let path = fixture("checkpoint.pth");
-    let error = weights::load(&path).unwrap_err();
-    assert!(
-        error.to_string().ends_with(
-            "holds a dictionary under `model`, not a dictionary of tensors; choose one of its \
-             dictionaries: model, optimizer"
-        ),
-        "{error}"
-    );
     let mut model = Model::builder().device(numeric_device()).build(small).unwrap();
-    let state = weights::load_entry(&path, "model").unwrap();
-    assert_eq!(model.load_state_dict(&state).unwrap().loaded, 10);
+    for state in [weights::load(&path), weights::load_entry(&path, "model")] {
+        let report = model.load_state_dict(&state.unwrap()).unwrap();
+        assert_eq!((report.loaded, report.key.as_str()), (10, "model"));
+    }
+    let report = model.load_weights(&path).unwrap();
+    assert_eq!(report.to_string(), "10 tensors fit; the weights are those under `model`");
+    assert_eq!(model.load_entry(&path, "model").unwrap(), report);
 
     for (entry, expected) in [
-        ("ema", "has no dictionary under `ema`; choose one of its dictionaries: model, optimizer"),
-        ("epoch", "has no dictionary under `epoch`; choose one"),
-        (
-            "optimizer",
-            "holds a dictionary under `state`, not a dictionary of tensors; choose one of \
-          its dictionaries: state",
-        ),
+        ("ema", "has no dictionary under `ema`; its state dictionaries are `model`"),
+        ("epoch", "has no dictionary under `epoch`; its state"),
+        ("optimizer", "a state dictionary (tensors by name) is not in it"),
     ] {
         let error = weights::load_entry(&path, entry).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
@@ -104,6 +97,24 @@ fn every_kind_of_a_pth_file_is_read_with_its_strides() {
     assert_eq!(values(get("parameter")), [5.0, 6.0]);
     // One storage in the file is one here.
     assert_eq!(get("transposed").data_ptr(), get("base").data_ptr());
+}
+
+#[test]
+fn other_formats_of_torch_save_are_read() {
+    for name in ["legacy.pth", "protocol4.pth"] {
+        let state = weights::load(fixture(name)).unwrap();
+        assert_eq!(values(state.get("weight").unwrap()), [0.0, 0.0], "{name}");
+    }
+    // One storage in an old file is one here, too.
+    let old = Path::new(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/fixtures/weights");
+    let state = weights::load(old.join("kinds_legacy.pth")).unwrap();
+    let get = |name| state.get(name).unwrap();
+    assert_eq!(get("transposed").data_ptr(), get("base").data_ptr());
+    assert_eq!(values(&get("transposed").narrow(0, 1, 1)), [2.0, 6.0, 10.0]);
+    assert_eq!(values(get("column")), [7.0, 11.0]);
+    let state = weights::load(old.join("python_2.pth")).unwrap();
+    assert_eq!(values(state.get("viewed").unwrap()), [4.0, 5.0, 6.0]);
+    assert_eq!(state.key(), "state_dict");
 }
 
 #[test]
@@ -188,32 +199,76 @@ fn saving_replaces_whole_files_and_leaves_nothing_else() {
 }
 
 #[test]
-fn objects_in_a_pickle_are_named_and_not_made() {
-    let error = refusal("os_system.pth");
+fn objects_in_a_pickle_are_not_made() {
+    // Beside the weights they do no harm.
+    let state = weights::load(fixture("os_system.pth")).unwrap();
+    assert_eq!(state.names().collect::<Vec<_>>(), ["weight"]);
+    assert!(!Path::new("brigade_was_here").exists());
+    let error = refusal("whole_module.pth").to_string();
     assert!(
-        error.to_string().contains("refers to `posix.system`, which is not among the few names"),
+        error.contains("an object of Python (`__main__.Small`), of which nothing was executed"),
         "{error}"
     );
-    assert!(error.to_string().contains("nothing was executed"), "{error}");
-    assert!(!Path::new("brigade_was_here").exists());
-    let error = refusal("whole_module.pth");
-    assert!(error.to_string().contains("refers to `__main__.Small`"), "{error}");
+}
+
+#[test]
+fn what_wraps_a_model_goes_where_all_of_the_model_fits() {
+    let folder = tempfile::tempdir().unwrap();
+    let linear = |p: &brigade_nn::ParamPath<'_>| Linear::new(p, 2, 1);
+    let mut model = Model::builder().device(numeric_device()).build(linear).unwrap();
+    let mut load = |names: &[(&str, &[i64])]| {
+        let mut state = StateDict::new();
+        for (name, shape) in names {
+            state.insert(*name, Tensor::ones(*shape, (Kind::Float, Device::Cpu))).unwrap();
+        }
+        let path = folder.path().join("in.pth");
+        weights::save_pth(&state, &path).unwrap();
+        let report = model.load_state_dict(&state);
+        assert_eq!(format!("{report:?}"), format!("{:?}", model.load_weights(&path)));
+        report
+    };
+    let (weight, bias): (&[i64], &[i64]) = (&[1, 2], &[1]);
+    for prefix in
+        ["module.", "model.", "_orig_mod.", "backbone.", "model.module.", "module.backbone."]
+    {
+        let names = [format!("{prefix}weight"), format!("{prefix}bias")];
+        let own = [(names[0].as_str(), weight), (names[1].as_str(), bias)];
+        let report = load(&own).unwrap();
+        assert_eq!((report.loaded, report.prefix.as_str()), (2, prefix));
+        // A loss or a head beside it is left out, and named.
+        let report = load(&[own[0], own[1], ("loss.weight", &[3])]).unwrap();
+        assert_eq!(
+            report.remark().unwrap(),
+            format!(
+                "`{prefix}` was taken off the names; left out, without that prefix: loss.weight"
+            )
+        );
+    }
+    // Not in part: a name is missing, has another shape, or is one too many.
+    for names in [
+        &[("model.weight", weight)][..],
+        &[("model.weight", weight), ("model.bias", &[2])],
+        &[("model.weight", weight), ("model.bias", bias), ("model.more", bias)],
+        &[("weight", weight), ("model.bias", bias)],
+        &[("encoder.weight", weight), ("encoder.bias", bias)],
+    ] {
+        assert!(matches!(load(names), Err(Error::Mismatch(_))), "{names:?}");
+    }
+    assert_eq!(load(&[("weight", weight), ("bias", bias)]).unwrap().remark(), None);
 }
 
 #[test]
 fn other_files_of_torch_are_refused_by_name() {
-    assert!(matches!(refusal("legacy.pth"), Error::File(FileError::LegacyPth { .. })));
     for (name, expected) in [
-        ("protocol4.pth", "it is pickled in protocol 4; save it with torch.save's default, 2"),
         ("torchscript.pt", "it is a TorchScript archive"),
-        ("list.pth", "holds a list, not a dictionary of tensors"),
+        ("list.pth", "holds a list; a state dictionary (tensors by name) is not in it"),
         ("README.md", "is neither a safetensors file nor a .pth file"),
     ] {
         let error = refusal(name).to_string();
         assert!(error.contains(expected), "{name}: {error}");
     }
     let error = weights::load_entry(fixture("kinds.safetensors"), "model").unwrap_err();
-    assert!(matches!(error, Error::NoSuchEntry { .. }), "{error}");
+    assert!(matches!(error, Error::File(FileError::NoSuchKey { .. })), "{error}");
     let error = weights::load(fixture("absent.pth")).unwrap_err();
     assert!(matches!(error, Error::File(FileError::Io { doing: "read", .. })), "{error}");
 }

@@ -30,8 +30,8 @@ mod seed;
 pub use harness::{Group, Part, run};
 pub use limit::{TimeLimit, descendants};
 pub use need::{
-    Lack, Need, Package, Remedy, SYSTEM_PATH, UnknownNeed, evcxr, installed, is_root, needs,
-    python, required, with_mounts,
+    Lack, Need, PUBLISHED_WEIGHTS, Package, Remedy, SYSTEM_PATH, UnknownNeed, evcxr, installed,
+    is_root, needs, python, required, with_mounts,
 };
 pub use report::{Missed, REPORT, is_missed};
 pub use seed::{SEED, random};

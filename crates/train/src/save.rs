@@ -45,8 +45,9 @@ impl Accelerator {
     }
 
     /// Reads a model's parameters and buffers on rank 0 and sends them to the others, so that only rank
-    /// 0 needs the file: safetensors, or a state dictionary of `torch.save`. Every name and shape must
-    /// fit.
+    /// 0 needs the file: safetensors, or a file of `torch.save` with one state dictionary, alone or in a
+    /// dictionary. Every name and shape must fit, where need be without a prefix
+    /// ([`Model::load_state_dict`](brigade_nn::Model::load_state_dict)); a line on standard error says so.
     ///
     /// # Errors
     /// On every rank when rank 0 cannot read the file or it does not fit; the model is unchanged then.
@@ -55,11 +56,39 @@ impl Accelerator {
         model: &mut PreparedModel<M>,
         path: impl AsRef<Path>,
     ) -> Result<()> {
-        let path = path.as_ref();
-        self.on_main_process(|| {
+        self.load_weights(model, path.as_ref(), None)
+    }
+
+    /// As [`Accelerator::load_model`], of the state dictionary at one key of a file of `torch.save`
+    /// ([`weights::load_entry`]).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn load_model_entry<M>(
+        &self,
+        model: &mut PreparedModel<M>,
+        path: impl AsRef<Path>,
+        key: &str,
+    ) -> Result<()> {
+        self.load_weights(model, path.as_ref(), Some(key))
+    }
+
+    fn load_weights<M>(
+        &self,
+        model: &mut PreparedModel<M>,
+        path: &Path,
+        key: Option<&str>,
+    ) -> Result<()> {
+        let report = self.on_main_process(|| {
             let file = if path.is_dir() { path.join(MODEL_FILE) } else { path.to_owned() };
-            model.inner_mut().load_weights(file)
+            match key {
+                Some(key) => model.inner_mut().load_entry(file, key),
+                None => model.inner_mut().load_weights(file),
+            }
         })?;
+        if let Some(remark) = report.and_then(|report| report.remark()) {
+            self.warn(&format!("{}: {remark}", path.display()));
+        }
         let Some(group) = self.group() else { return Ok(()) };
         broadcast_all(&group, &model.inner().parameters())?;
         broadcast_all(&group, &model.inner().buffers())

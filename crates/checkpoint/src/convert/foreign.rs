@@ -173,7 +173,7 @@ fn weights(value: Value<FileTensor>) -> Result<Weights, String> {
 /// All of a file of `torch.save`; of objects that are not plain values only the names.
 fn tree(path: &Path) -> Result<Value<FileTensor>, Error> {
     let file = PthFile::open(path)?;
-    let value = file.value_with_foreign()?;
+    let value = file.value()?;
     let file = Arc::new(Mutex::new(file));
     value.try_map(&mut |_, tensor| Ok(FileTensor::stored(&file, tensor)))
 }

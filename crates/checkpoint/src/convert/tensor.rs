@@ -3,8 +3,10 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::cast::{Cast, is_float};
 use crate::dtype::{Dtype, TensorInfo};
 use crate::layout::TensorLocation;
 use crate::pth::{PthFile, StoredTensor, TensorData};
@@ -19,6 +21,8 @@ enum Source {
     Placed(TensorLocation),
     Stored(Arc<Mutex<PthFile>>, StoredTensor),
     Memory(TensorInfo, Arc<[u8]>),
+    /// Another float tensor, written as this type, and how many of its values became infinite.
+    Cast(Box<FileTensor>, Dtype, Arc<AtomicU64>),
 }
 
 impl FileTensor {
@@ -34,6 +38,23 @@ impl FileTensor {
     pub(crate) fn bytes(bytes: &[u8]) -> Self {
         let info = TensorInfo { dtype: Dtype::U8, shape: vec![bytes.len() as u64] };
         Self(Source::Memory(info, bytes.into()))
+    }
+
+    /// The tensor in another type of floats; the same tensor where either type is no plain float.
+    pub(super) fn cast(self, to: Dtype) -> Self {
+        let from = self.info().dtype;
+        if from == to || !is_float(from) || !is_float(to) {
+            return self;
+        }
+        Self(Source::Cast(Box::new(self), to, Arc::default()))
+    }
+
+    /// How many finite values became infinite in its type, once it was written.
+    pub(super) fn overflowed(&self) -> u64 {
+        match &self.0 {
+            Source::Cast(_, _, count) => count.load(Ordering::Relaxed),
+            _ => 0,
+        }
     }
 
     /// All its bytes.
@@ -79,12 +100,19 @@ impl TensorData for FileTensor {
             Source::Placed(place) => place.info.clone(),
             Source::Stored(_, tensor) => tensor.info(),
             Source::Memory(info, _) => info.clone(),
+            Source::Cast(tensor, to, _) => TensorInfo { dtype: *to, ..tensor.info() },
         }
     }
 
     fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
         match &self.0 {
             Source::Memory(_, bytes) => out.write_all(bytes),
+            Source::Cast(tensor, to, overflowed) => {
+                let mut cast = Cast::new(tensor.info().dtype, *to, out);
+                tensor.write_to(&mut cast)?;
+                overflowed.store(cast.overflowed, Ordering::Relaxed);
+                Ok(())
+            }
             Source::Stored(file, tensor) => {
                 let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
                 file.copy_tensor(tensor, out).map_err(io::Error::other)

@@ -5,45 +5,154 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use super::FileTensor;
+use super::cast::is_float;
+use crate::dtype::Dtype;
 use crate::error::Error;
 use crate::format::Format;
 use crate::layout::{Checkpoint, Object, TensorLocation};
-use crate::pth::PthFile;
+use crate::pth::{PthFile, shown};
 use crate::safetensors::Header;
 use crate::shards::Index;
-use crate::value::Value;
 use crate::wrapper_prefix;
 
 /// Names and tensors of one model, in order.
 pub type Weights = Vec<(String, FileTensor)>;
 
-/// Reads the names of a weights file, of an index of several, or of a folder of either: safetensors, or
-/// a state dictionary of `torch.save`. The prefixes of DistributedDataParallel and `torch.compile` are
-/// taken off.
-///
-/// # Errors
-/// What is wrong with the files; [`Error::UnknownFormat`] for a folder without weights.
-pub fn read_weights(path: &Path) -> Result<Weights, Error> {
-    let file = if path.is_dir() { in_folder(path)? } else { path.to_owned() };
-    let mut weights = Vec::new();
-    if file.extension().is_some_and(|extension| extension == "json") {
-        for shard in Index::read(&file)?.files() {
-            of_file(&file.with_file_name(shard), &mut weights)?;
-        }
-    } else {
-        of_file(&file, &mut weights)?;
-    }
-    strip_wrapper(&mut weights);
-    Ok(weights)
+/// Which weights of a file are meant, and in which form.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct WeightsOptions {
+    /// The key of the state dictionary in a file of `torch.save`, see
+    /// [`PthFile::state_dict`]; of a checkpoint, the name of the model. Defaults to the only state dictionary,
+    /// and to the first model.
+    pub key: Option<String>,
+    /// What is taken off the names; tensors of other names are left out. Defaults to the prefixes of
+    /// PyTorch's wrappers, where all names have them.
+    pub prefix: Option<String>,
+    /// The type of the floating-point tensors: F64, F32, F16 or BF16. Defaults to that of each tensor.
+    pub dtype: Option<Dtype>,
 }
 
-/// Takes off what PyTorch's wrappers put before every name.
-pub(super) fn strip_wrapper(weights: &mut Weights) {
+/// Weights, and how they were found.
+#[derive(Debug, Default)]
+pub struct FoundWeights {
+    /// Names and tensors.
+    pub tensors: Weights,
+    /// The key of the state dictionary in its file; empty where it is all of the file.
+    pub key: String,
+    /// What was done: one line each.
+    pub read: Vec<String>,
+    /// What lies beside the tensors: one line each.
+    pub left_out: Vec<String>,
+}
+
+/// Reads the names of a weights file, of an index of several, or of a folder of either: safetensors, or
+/// a state dictionary of `torch.save`, which may lie in a dictionary. The prefixes of
+/// DistributedDataParallel and `torch.compile` are taken off.
+///
+/// # Errors
+/// What is wrong with the files; [`Error::UnknownFormat`] for a folder without weights;
+/// [`Error::NoStateDict`], [`Error::SeveralStateDicts`].
+pub fn read_weights(path: &Path) -> Result<Weights, Error> {
+    Ok(find_weights(path, &WeightsOptions::default())?.tensors)
+}
+
+/// As [`read_weights`], with options, and with what was done.
+///
+/// # Errors
+/// As there; [`Error::NoSuchKey`]; [`Error::Unsupported`] where no name has the prefix, or a tensor cannot
+/// have the type.
+pub fn find_weights(path: &Path, options: &WeightsOptions) -> Result<FoundWeights, Error> {
+    let file = if path.is_dir() { in_folder(path)? } else { path.to_owned() };
+    let mut found = FoundWeights::default();
+    let key = options.key.as_deref();
+    if file.extension().is_some_and(|extension| extension == "json") {
+        for shard in Index::read(&file)?.files() {
+            of_file(&file.with_file_name(shard), key, &mut found)?;
+        }
+    } else {
+        of_file(&file, key, &mut found)?;
+    }
+    if !found.key.is_empty() {
+        found.read.push(format!("the state dictionary under `{}`", shown(&found.key)));
+    }
+    found.take(options).map_err(|fact| Error::Unsupported { path: path.to_owned(), fact })?;
+    Ok(found)
+}
+
+impl FoundWeights {
+    /// Brings names and types into the form that `options` ask for.
+    pub(super) fn take(&mut self, options: &WeightsOptions) -> Result<(), String> {
+        if let Some(prefix) = &options.prefix {
+            self.take_prefix(prefix)?;
+        }
+        let stripped = strip_wrapper(&mut self.tensors);
+        if !stripped.is_empty() {
+            self.read.push(names_without(&stripped, self.tensors.len()));
+        }
+        let Some(dtype) = options.dtype else { return Ok(()) };
+        if !is_float(dtype) {
+            return Err(format!(
+                "tensors cannot be converted to {dtype}: F64, F32, F16 and BF16 are possible"
+            ));
+        }
+        let tensors = std::mem::take(&mut self.tensors).into_iter();
+        self.tensors = tensors.map(|(name, tensor)| (name, tensor.cast(dtype))).collect();
+        Ok(())
+    }
+
+    fn take_prefix(&mut self, prefix: &str) -> Result<(), String> {
+        let has = |prefix: &str| {
+            self.tensors
+                .iter()
+                .any(|(name, _)| name.len() > prefix.len() && name.starts_with(prefix))
+        };
+        let prefix = match prefix.ends_with('.') {
+            false if has(&format!("{prefix}.")) => format!("{prefix}."),
+            _ => prefix.to_owned(),
+        };
+        if !has(&prefix) {
+            let mut first: Vec<&str> =
+                self.tensors.iter().filter_map(|(name, _)| name.split('.').next()).collect();
+            first.dedup();
+            first.truncate(MAX_PREFIXES);
+            let first: Vec<String> =
+                first.into_iter().map(|it| format!("`{}`", shown(it))).collect();
+            return Err(format!(
+                "no name begins with `{prefix}`; names begin with {}",
+                first.join(", ")
+            ));
+        }
+        let mut taken = Vec::with_capacity(self.tensors.len());
+        for (name, tensor) in std::mem::take(&mut self.tensors) {
+            match name.strip_prefix(&prefix).filter(|rest| !rest.is_empty()) {
+                Some(rest) => taken.push((rest.to_owned(), tensor)),
+                None => self
+                    .left_out
+                    .push(format!("`{}`: its name does not begin with `{prefix}`", shown(&name))),
+            }
+        }
+        self.read.push(names_without(&prefix, taken.len()));
+        self.tensors = taken;
+        Ok(())
+    }
+}
+
+fn names_without(prefix: &str, names: usize) -> String {
+    let prefix = shown(prefix);
+    match names {
+        1 => format!("1 name, without the prefix `{prefix}`"),
+        names => format!("{names} names, without the prefix `{prefix}`"),
+    }
+}
+
+/// Takes off what PyTorch's wrappers put before every name, and returns it.
+pub(super) fn strip_wrapper(weights: &mut Weights) -> String {
     let names: Vec<&str> = weights.iter().map(|(name, _)| name.as_str()).collect();
     let prefix = wrapper_prefix(&names, &[""; 0]);
     for (name, _) in weights {
         name.drain(..prefix.len());
     }
+    prefix
 }
 
 /// A checkpoint's model.
@@ -67,48 +176,36 @@ fn in_folder(folder: &Path) -> Result<PathBuf, Error> {
     })
 }
 
-fn of_file(path: &Path, weights: &mut Weights) -> Result<(), Error> {
+fn of_file(path: &Path, key: Option<&str>, found: &mut FoundWeights) -> Result<(), Error> {
     let file = File::open(path).map_err(Error::io("read", path))?;
-    match Format::of(path, &file)? {
-        Format::Safetensors => {
+    match (Format::of(path, &file)?, key) {
+        (Format::Safetensors, Some(key)) => {
+            Err(Error::NoSuchKey { path: path.to_owned(), key: key.to_owned(), keys: Vec::new() })
+        }
+        (Format::Safetensors, None) => {
             for entry in Header::read(path, &file)?.tensors {
                 let place = TensorLocation {
                     path: path.to_owned(),
                     offset: entry.range.start,
                     info: entry.info,
                 };
-                weights.push((entry.name, FileTensor::placed(place)));
+                found.tensors.push((entry.name, FileTensor::placed(place)));
             }
+            Ok(())
         }
-        Format::Pth => {
-            let file = PthFile::open(path)?;
-            let value = file.value()?;
+        (Format::Pth, key) => {
+            let file = PthFile::from_file(path, file)?;
+            let state = file.state_dict(key)?;
             let file = Arc::new(Mutex::new(file));
-            let refuse = |fact: String| Error::Unsupported { path: path.to_owned(), fact };
-            let Value::Dict(entries) = value else {
-                return Err(refuse(format!(
-                    "it holds {}, not a state dictionary of a model",
-                    value.describe()
-                )));
-            };
-            for (key, value) in entries {
-                match (key, value) {
-                    (Value::Str(name), Value::Tensor(tensor)) => {
-                        weights.push((name, FileTensor::stored(&file, tensor)));
-                    }
-                    (key, value) => {
-                        return Err(refuse(format!(
-                            "it holds {} under `{}`, not only tensors: save `model.state_dict()` \
-                             alone, or bring all of it in with `brigade checkpoint convert --like`",
-                            value.describe(),
-                            key.as_str().unwrap_or("a key that is not a string"),
-                        )));
-                    }
-                }
-            }
+            let tensors = state.tensors.into_iter();
+            found
+                .tensors
+                .extend(tensors.map(|(name, tensor)| (name, FileTensor::stored(&file, tensor))));
+            found.key = state.key;
+            found.left_out.extend(state.left_out);
+            Ok(())
         }
     }
-    Ok(())
 }
 
 /// In the order in which they are looked for.
@@ -118,3 +215,4 @@ const NAMES: [&str; 4] = [
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 ];
+const MAX_PREFIXES: usize = 10;

@@ -112,26 +112,15 @@ impl Archive {
         if first.checked_add(bytes).is_none_or(|end| end > entry.bytes) {
             return Err(Fault::damaged(format_args!("the entry {name} is too short")));
         }
-        let mut piece = vec![0; PIECE_BYTES.min(entry.bytes as usize)];
-        let mut pieces = |from: u64, bytes: u64, each: &mut dyn FnMut(&[u8]) -> io::Result<()>| {
-            let (mut at, end) = (begin + from, begin + from + bytes);
-            while at < end {
-                let now = (end - at).min(PIECE_BYTES as u64) as usize;
-                read_at(&mut self.file, at, &mut piece[..now])?;
-                each(&piece[..now]).map_err(Fault::Write)?;
-                at += now as u64;
-            }
-            Ok::<(), Fault>(())
-        };
         if verify {
             let mut crc = crc32fast::Hasher::new();
-            pieces(0, entry.bytes, &mut |piece| {
+            read_pieces(&mut self.file, begin, entry.bytes, &mut |piece| {
                 crc.update(piece);
                 Ok(())
             })?;
             compare(name, crc.finalize(), entry.crc32)?;
         }
-        pieces(first, bytes, &mut |piece| out.write_all(piece))
+        read_pieces(&mut self.file, begin + first, bytes, &mut |piece| out.write_all(piece))
     }
 
     /// An entry, and where its content begins.
@@ -259,9 +248,27 @@ fn read_entry(fields: &mut Fields<'_>) -> Result<(String, Entry), Fault> {
     Ok((name, Entry { header, bytes: packed, crc32, plain, end: 0 }))
 }
 
-fn read_at(file: &mut File, offset: u64, into: &mut [u8]) -> Result<(), Fault> {
+pub(super) fn read_at(file: &mut File, offset: u64, into: &mut [u8]) -> Result<(), Fault> {
     file.seek(SeekFrom::Start(offset))?;
     Ok(file.read_exact(into)?)
+}
+
+/// Reads `bytes` bytes from `at` on in pieces.
+pub(super) fn read_pieces(
+    file: &mut File,
+    mut at: u64,
+    bytes: u64,
+    each: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+) -> Result<(), Fault> {
+    let end = at + bytes;
+    let mut piece = vec![0; PIECE_BYTES.min(bytes as usize)];
+    while at < end {
+        let now = (end - at).min(PIECE_BYTES as u64) as usize;
+        read_at(file, at, &mut piece[..now])?;
+        each(&piece[..now]).map_err(Fault::Write)?;
+        at += now as u64;
+    }
+    Ok(())
 }
 
 /// Little-endian fields one after another.
@@ -270,7 +277,7 @@ pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 impl<'a> Fields<'a> {
     pub(super) fn slice(&mut self, bytes: usize) -> Result<&'a [u8], Fault> {
         let parts = self.0.split_at_checked(bytes);
-        let (taken, rest) = parts.ok_or_else(|| Fault::damaged("a record ends too early"))?;
+        let (taken, rest) = parts.ok_or(Fault::Ended)?;
         self.0 = rest;
         Ok(taken)
     }

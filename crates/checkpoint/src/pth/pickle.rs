@@ -1,18 +1,19 @@
-//! An interpreter of the few pickle instructions that `torch.save` writes for tensors.
+//! An interpreter of pickles in protocols 2 to 5.
 //!
-//! It calls nothing. A pickle may name `collections.OrderedDict`, the functions that rebuild
-//! tensors and parameters, and the storage types; each stands for a constant here. Any other name
-//! ends the reading ([`Fault::Forbidden`]), as does any instruction that `torch.save` has no use
-//! for. Containers lie in one arena and refer to each other by index, so that no nesting, sharing
-//! or cycle can make the reader recurse or copy; the number of instructions bounds the memory.
+//! It calls nothing. `collections.OrderedDict`, the functions that rebuild tensors and parameters, and
+//! the storage types stand for constants here. What Python would make with any other name is an object
+//! of which nothing but the name is known ([`Node::Foreign`]); items that are put into one, as into a
+//! subclass of `dict` or `list`, are kept. Containers lie in one arena and refer to each other by index,
+//! so that no nesting, sharing or cycle can make the reader recurse or copy; the number of instructions
+//! bounds the memory.
 //!
 //! Instructions: <https://github.com/python/cpython/blob/main/Lib/pickletools.py>.
 
 use std::collections::HashMap;
 use std::fmt;
 
-use super::MAX_DIMENSIONS;
 use super::archive::Fields;
+use super::{MAX_DIMENSIONS, shown};
 use crate::dtype::Dtype;
 use crate::fault::Fault;
 
@@ -21,6 +22,8 @@ use crate::fault::Fault;
 pub(super) struct Pickle<'a> {
     root: Value<'a>,
     nodes: Vec<Node<'a>>,
+    /// Bytes up to the end of its last instruction.
+    length: usize,
 }
 
 /// A value; containers are indices into the arena.
@@ -31,6 +34,7 @@ pub(super) enum Value<'a> {
     Int(i64),
     Float(f64),
     Str(&'a str),
+    Bytes(&'a [u8]),
     Global(Global<'a>),
     Node(usize),
 }
@@ -41,6 +45,8 @@ pub(super) enum Node<'a> {
     List(Vec<Value<'a>>),
     Tuple(Vec<Value<'a>>),
     Dict(Vec<(Value<'a>, Value<'a>)>),
+    /// A dictionary made of the list of pairs at this index, as Python 2 wrote an `OrderedDict`.
+    Pairs(usize),
     Storage(Storage<'a>),
     Tensor(TensorSpec<'a>),
     /// An object of Python that only its name is known of.
@@ -53,6 +59,9 @@ pub(super) struct Storage<'a> {
     pub(super) key: &'a str,
     pub(super) dtype: Dtype,
     pub(super) numel: i64,
+    /// First element and number of elements, where it is a part of the storage of that key. PyTorch wrote
+    /// this until 0.3.
+    pub(super) view: Option<(i64, i64)>,
 }
 
 /// A view of a storage; offset and strides count elements.
@@ -69,44 +78,74 @@ pub(super) struct TensorSpec<'a> {
 pub(super) enum Global<'a> {
     OrderedDict,
     RebuildTensor,
+    /// The same of PyTorch before 0.4, with fewer arguments.
+    RebuildTensorV1,
     RebuildParameter,
+    RebuildParameterWithState,
+    /// Calls another of these, for a tensor with attributes or of a subclass.
+    RebuildFromType,
     Storage(Dtype),
-    /// Any other, where they are passed over.
+    /// Any other.
     Foreign(&'a str, &'a str),
+}
+
+/// Those that are known under one name, with their modules.
+const GLOBALS: [(&str, &str, Global<'static>); 6] = [
+    ("collections", "OrderedDict", Global::OrderedDict),
+    ("torch._utils", "_rebuild_tensor_v2", Global::RebuildTensor),
+    ("torch._utils", "_rebuild_tensor", Global::RebuildTensorV1),
+    ("torch._utils", "_rebuild_parameter", Global::RebuildParameter),
+    ("torch._utils", "_rebuild_parameter_with_state", Global::RebuildParameterWithState),
+    ("torch._tensor", "_rebuild_from_type_v2", Global::RebuildFromType),
+];
+
+impl<'a> Global<'a> {
+    fn of(module: &'a str, name: &'a str) -> Self {
+        if let Some((.., global)) = GLOBALS.iter().find(|(m, n, _)| (*m, *n) == (module, name)) {
+            return *global;
+        }
+        match Dtype::from_storage(name) {
+            Some(dtype) if module == "torch" => Self::Storage(dtype),
+            _ => Self::Foreign(module, name),
+        }
+    }
+
+    /// Module and name.
+    fn names(self) -> (&'a str, &'a str) {
+        match self {
+            Self::Foreign(module, name) => (module, name),
+            Self::Storage(dtype) => ("torch", dtype.storage()),
+            known => {
+                let row = GLOBALS.iter().find(|(.., global)| *global == known);
+                row.map_or(("", ""), |(module, name, _)| (module, name))
+            }
+        }
+    }
 }
 
 impl fmt::Display for Global<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::OrderedDict => f.write_str("collections.OrderedDict"),
-            Self::RebuildTensor => f.write_str("torch._utils._rebuild_tensor_v2"),
-            Self::RebuildParameter => f.write_str("torch._utils._rebuild_parameter"),
-            Self::Storage(dtype) => write!(f, "torch.{}", dtype.storage()),
-            Self::Foreign(module, name) => write!(f, "{module}.{name}"),
-        }
+        let (module, name) = self.names();
+        write!(f, "{module}.{name}")
     }
 }
 
 /// Which pickles are read.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Dialect {
-    /// Those of `torch.save`, with the names that tensors need.
-    Tensors,
-    /// Those of `torch.save`. Other names than those known stand for themselves, and what Python would make with them
-    /// is an object of which nothing but the name is known.
-    Foreign,
-    /// Those of a list of strings, in protocols 2 to 5, and of fastcore's `L` around it.
+    /// Those of `torch.save`.
+    Torch,
+    /// Those of a list of strings, and of fastcore's `L` around it; any other name is refused.
     Strings,
 }
 
 impl<'a> Pickle<'a> {
-    /// Runs the instructions.
+    /// Runs the instructions up to the first STOP.
+    ///
+    /// [`Fault::Ended`] where there is none: only then would more bytes give another result.
     pub(super) fn read(bytes: &'a [u8], dialect: Dialect) -> Result<Self, Fault> {
         if bytes.len() > MAX_BYTES {
-            return Err(Fault::unsupported(format_args!(
-                "its pickle has {} bytes, more than the {MAX_BYTES} that tensors can need",
-                bytes.len()
-            )));
+            return Err(too_long(bytes.len()));
         }
         let mut machine = Machine {
             code: Fields(bytes),
@@ -118,7 +157,8 @@ impl<'a> Pickle<'a> {
         };
         for _ in 0..MAX_INSTRUCTIONS {
             if let Some(root) = machine.step()? {
-                return Ok(Self { root, nodes: machine.nodes });
+                let length = bytes.len() - machine.code.0.len();
+                return Ok(Self { root, nodes: machine.nodes, length });
             }
         }
         Err(Fault::unsupported(format_args!("its pickle has over {MAX_INSTRUCTIONS} instructions")))
@@ -126,6 +166,35 @@ impl<'a> Pickle<'a> {
 
     pub(super) fn root(&self) -> Value<'a> {
         self.root
+    }
+
+    /// Bytes up to the end of its last instruction.
+    pub(super) fn length(&self) -> usize {
+        self.length
+    }
+
+    /// The storages that it refers to, in the order of their first use.
+    pub(super) fn storages(&self) -> impl Iterator<Item = &Storage<'a>> {
+        self.nodes.iter().filter_map(|node| match node {
+            Node::Storage(storage) => Some(storage),
+            _ => None,
+        })
+    }
+
+    /// The entries of a dictionary that is a list of pairs; `None` for another node.
+    pub(super) fn pairs(&self, index: usize) -> Option<Vec<(Value<'a>, Value<'a>)>> {
+        let Some(Node::List(items)) = self.node(index) else { return None };
+        let pair = |item: &Value<'a>| match item {
+            Value::Node(index) => match self.node(*index) {
+                Some(Node::List(pair) | Node::Tuple(pair)) => match pair[..] {
+                    [key, value] => Some((key, value)),
+                    _ => None,
+                },
+                _ => None,
+            },
+            _ => None,
+        };
+        items.iter().map(pair).collect()
     }
 
     /// The container of this index.
@@ -168,14 +237,51 @@ impl<'a> Machine<'a> {
                 let int = i32::from_le_bytes(self.code.take()?).into();
                 self.stack.push(Value::Int(int));
             }
-            0x8a => self.long()?,
+            0x8a => {
+                let [bytes] = self.code.take()?;
+                self.long(bytes.into())?;
+            }
+            0x8b => {
+                let bytes = self.code.u32()?;
+                self.long(bytes as usize)?;
+            }
             b'G' => {
                 let float = f64::from_be_bytes(self.code.take()?);
                 self.stack.push(Value::Float(float));
             }
+            b'I' => self.decimal()?,
             b'X' => {
                 let bytes = self.code.u32()?;
                 self.string(bytes.into())?;
+            }
+            0x8c => {
+                let [bytes] = self.code.take()?;
+                self.string(bytes.into())?;
+            }
+            0x8d => {
+                let bytes = self.code.u64()?;
+                self.string(bytes)?;
+            }
+            // Python 2 wrote its strings with these two, whether they were text or not.
+            b'U' => {
+                let [bytes] = self.code.take()?;
+                self.text_or_bytes(bytes.into())?;
+            }
+            b'T' => {
+                let bytes = self.code.u32()?;
+                self.text_or_bytes(bytes as usize)?;
+            }
+            b'C' => {
+                let [bytes] = self.code.take()?;
+                self.bytes(bytes.into())?;
+            }
+            b'B' => {
+                let bytes = self.code.u32()?;
+                self.bytes(bytes.into())?;
+            }
+            0x8e | 0x96 => {
+                let bytes = self.code.u64()?;
+                self.bytes(bytes)?;
             }
             b']' => self.push(Node::List(Vec::new())),
             b'}' => self.push(Node::Dict(Vec::new())),
@@ -221,45 +327,64 @@ impl<'a> Machine<'a> {
                 self.recall(index)?;
             }
             b'c' => self.global()?,
-            b'Q' => self.storage()?,
-            b'R' => self.reduce()?,
-            0x81 => self.new_object()?,
-            b'b' => self.build()?,
-            0x8c..=0x8d | 0x93..=0x95 if self.dialect == Dialect::Strings => self.newer(opcode)?,
-            other => {
-                return Err(Fault::unsupported(format_args!(
-                    "its pickle uses instruction 0x{other:02x}, which tensors in the default \
-                     protocol do not need; nothing was executed"
-                )));
-            }
-        }
-        Ok(None)
-    }
-
-    /// Instructions of protocol 4.
-    fn newer(&mut self, opcode: u8) -> Result<(), Fault> {
-        match opcode {
-            0x8c => {
-                let [bytes] = self.code.take()?;
-                self.string(bytes.into())
-            }
-            0x8d => {
-                let bytes = self.code.u64()?;
-                self.string(bytes)
-            }
             0x93 => {
                 let [Value::Str(module), Value::Str(name)] = *self.pop_many(2)? else {
                     return Err(Fault::damaged("a name of its pickle is not a string"));
                 };
-                self.name(module, name)
+                self.name(module, name)?;
             }
             0x94 => {
                 let index = u32::try_from(self.memo.len()).unwrap_or(u32::MAX);
-                self.put(index)
+                self.put(index)?;
             }
             // The length of what follows, which its end tells, too.
-            _ => self.code.u64().map(drop),
+            0x95 => self.code.u64().map(drop)?,
+            b'Q' => self.storage()?,
+            b'R' => self.reduce()?,
+            0x81 => {
+                let [class, _arguments] = *self.pop_many(2)? else { return Err(underflow()) };
+                self.object(class)?;
+            }
+            0x92 => {
+                let [class, _arguments, _named] = *self.pop_many(3)? else {
+                    return Err(underflow());
+                };
+                self.object(class)?;
+            }
+            // A class of Python 2, and the arguments.
+            b'o' => {
+                let class = self.pop_to_mark()?.first().copied().ok_or_else(underflow)?;
+                self.object(class)?;
+            }
+            b'b' => self.build()?,
+            0x8f => self.push(Node::Foreign("builtins", "set")),
+            0x90 => {
+                self.pop_to_mark()?;
+                let set = *self.top()?;
+                if self.foreign(set).is_none() {
+                    return Err(Fault::damaged("its pickle adds to something that is not a set"));
+                }
+            }
+            0x91 => {
+                self.pop_to_mark()?;
+                self.push(Node::Foreign("builtins", "frozenset"));
+            }
+            // A mark, where nothing lies on it.
+            b'0' if self.marks.last() == Some(&self.stack.len()) => drop(self.marks.pop()),
+            b'0' => self.pop().map(drop)?,
+            b'1' => self.pop_to_mark().map(drop)?,
+            b'2' => {
+                let top = *self.top()?;
+                self.stack.push(top);
+            }
+            other => {
+                return Err(Fault::unsupported(format_args!(
+                    "its pickle uses instruction 0x{other:02x}, which Python does not write in \
+                     protocols 2 to 5; nothing was executed"
+                )));
+            }
         }
+        Ok(None)
     }
 
     fn string(&mut self, bytes: u64) -> Result<(), Fault> {
@@ -270,24 +395,54 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
+    fn bytes(&mut self, bytes: u64) -> Result<(), Fault> {
+        let bytes = self.code.slice(usize::try_from(bytes).unwrap_or(usize::MAX))?;
+        self.stack.push(Value::Bytes(bytes));
+        Ok(())
+    }
+
+    fn text_or_bytes(&mut self, bytes: usize) -> Result<(), Fault> {
+        let bytes = self.code.slice(bytes)?;
+        let text = std::str::from_utf8(bytes).map_or(Value::Bytes(bytes), Value::Str);
+        self.stack.push(text);
+        Ok(())
+    }
+
     fn protocol(&mut self) -> Result<(), Fault> {
         match self.code.take()? {
-            [2] => Ok(()),
-            [3..=5] if self.dialect == Dialect::Strings => Ok(()),
+            [2..=5] => Ok(()),
             [version] => Err(Fault::unsupported(format_args!(
-                "it is pickled in protocol {version}; save it with torch.save's default, 2"
+                "it is pickled in protocol {version}; protocols 2 to 5 are known, and torch.save's \
+                 default is 2"
             ))),
         }
     }
 
-    fn long(&mut self) -> Result<(), Fault> {
-        let [bytes] = self.code.take()?;
-        let digits = self.code.slice(bytes.into())?;
+    /// An integer in little-endian bytes.
+    fn long(&mut self, bytes: usize) -> Result<(), Fault> {
+        let digits = self.code.slice(bytes)?;
         let mut wide = [if digits.last().is_some_and(|top| top & 0x80 != 0) { 0xff } else { 0 }; 8];
-        let low = wide.get_mut(..digits.len());
-        low.ok_or_else(|| Fault::damaged("an integer of its pickle has more than 64 bits"))?
-            .copy_from_slice(digits);
-        self.stack.push(Value::Int(i64::from_le_bytes(wide)));
+        match wide.get_mut(..digits.len()) {
+            Some(low) => {
+                low.copy_from_slice(digits);
+                self.stack.push(Value::Int(i64::from_le_bytes(wide)));
+            }
+            // NumPy's generators have some of 128 bits.
+            None => self.push(Node::Foreign("builtins", "int")),
+        }
+        Ok(())
+    }
+
+    /// An integer in digits: Python 2 wrote those of over 32 bits so.
+    fn decimal(&mut self) -> Result<(), Fault> {
+        let value = match self.line()? {
+            "00" => Value::Bool(false),
+            "01" => Value::Bool(true),
+            digits => Value::Int(digits.parse().map_err(|_| {
+                Fault::damaged("an integer of its pickle is not one, or has more than 64 bits")
+            })?),
+        };
+        self.stack.push(value);
         Ok(())
     }
 
@@ -297,139 +452,146 @@ impl<'a> Machine<'a> {
     }
 
     fn name(&mut self, module: &'a str, name: &'a str) -> Result<(), Fault> {
-        let global = match (module, name) {
-            FASTCORE_LIST if self.dialect == Dialect::Strings => Global::Foreign(module, name),
-            _ if self.dialect == Dialect::Strings => {
-                return Err(Fault::unsupported(format_args!(
-                    "its pickle refers to `{}`, which a list of strings does not need; nothing was executed",
-                    shortened(module, name)
-                )));
-            }
-            ("collections", "OrderedDict") => Global::OrderedDict,
-            ("torch._utils", "_rebuild_tensor_v2") => Global::RebuildTensor,
-            ("torch._utils", "_rebuild_parameter") => Global::RebuildParameter,
-            ("torch", storage) if let Some(dtype) = Dtype::from_storage(storage) => {
-                Global::Storage(dtype)
-            }
-            _ if self.dialect == Dialect::Foreign => Global::Foreign(module, name),
-            _ => return Err(Fault::Forbidden(shortened(module, name))),
-        };
-        self.stack.push(Value::Global(global));
+        if self.dialect == Dialect::Strings && (module, name) != FASTCORE_LIST {
+            return Err(Fault::unsupported(format_args!(
+                "its pickle refers to `{}`, which a list of strings does not need; nothing was executed",
+                shown(&format!("{module}.{name}"))
+            )));
+        }
+        self.stack.push(Value::Global(Global::of(module, name)));
         Ok(())
     }
 
     fn line(&mut self) -> Result<&'a str, Fault> {
         let end = self.code.0.iter().position(|&byte| byte == b'\n');
-        let end = end.ok_or_else(|| Fault::damaged("a name of its pickle has no end"))?;
+        let end = end.ok_or(Fault::Ended)?;
         let line = self.code.slice(end)?;
         let [_newline] = self.code.take()?;
         std::str::from_utf8(line).map_err(|_| Fault::damaged("a name of its pickle is not UTF-8"))
     }
 
-    /// BINPERSID: `('storage', type, key, device, elements)`.
+    /// BINPERSID: `('storage', type, key, device, elements)`, in the old format with a view of the storage or
+    /// None after these; there also `('module', class, file, source)`, which stands for the class.
     fn storage(&mut self) -> Result<(), Fault> {
         let id = self.pop()?;
-        let storage = match self.tuple(id)? {
+        let (dtype, key, numel, view) = match *self.tuple(id)? {
+            [Value::Str("module"), class, ..] => {
+                self.stack.push(class);
+                return Ok(());
+            }
             [
                 Value::Str("storage"),
                 Value::Global(Global::Storage(dtype)),
                 Value::Str(key),
                 Value::Str(_device),
                 Value::Int(numel),
-            ] => Storage { key, dtype: *dtype, numel: *numel },
-            _ => {
-                return Err(Fault::damaged("a reference to a storage is not as PyTorch writes it"));
-            }
+                ref view @ ..,
+            ] => (dtype, key, numel, view.to_vec()),
+            _ => return Err(unlike_storage()),
         };
-        self.push(Node::Storage(storage));
+        let view = match *view {
+            [] | [Value::None] => None,
+            [view] => match *self.tuple(view)? {
+                [Value::Str(_key), Value::Int(first), Value::Int(elements)] => {
+                    Some((first, elements))
+                }
+                _ => return Err(unlike_storage()),
+            },
+            _ => return Err(unlike_storage()),
+        };
+        self.push(Node::Storage(Storage { key, dtype, numel, view }));
         Ok(())
     }
 
     fn reduce(&mut self) -> Result<(), Fault> {
         let arguments = self.pop()?;
         let callee = self.pop()?;
-        if let Some(object) = self.foreign_object(callee) {
-            self.push(object);
-            return Ok(());
+        match callee {
+            Value::Global(function) if !matches!(function, Global::Foreign(..)) => {
+                self.call(function, arguments, 0)
+            }
+            callee => self.object(callee),
         }
-        let Value::Global(function) = callee else {
-            return Err(Fault::damaged("its pickle calls something that is not a function"));
-        };
+    }
+
+    fn call(
+        &mut self,
+        function: Global<'a>,
+        arguments: Value<'a>,
+        depth: usize,
+    ) -> Result<(), Fault> {
         let arguments = self.tuple(arguments)?;
         match (function, arguments) {
             (Global::OrderedDict, []) => self.push(Node::Dict(Vec::new())),
+            // Not copied: a pickle recalls a long list with two bytes.
+            (Global::OrderedDict, &[Value::Node(list)])
+                if matches!(self.nodes.get(list), Some(Node::List(_))) =>
+            {
+                self.push(Node::Pairs(list));
+            }
             // storage, offset, size, stride, requires_grad, hooks, and since 2.1 metadata
             (
-                Global::RebuildTensor,
-                [Value::Node(storage), Value::Int(offset), size, stride, Value::Bool(_), _]
-                | [Value::Node(storage), Value::Int(offset), size, stride, Value::Bool(_), _, _],
+                Global::RebuildTensor | Global::RebuildTensorV1,
+                &[Value::Node(storage), Value::Int(offset), size, stride, ..],
             ) => {
-                let Some(Node::Storage(storage)) = self.nodes.get(*storage) else {
+                let Some(&Node::Storage(storage)) = self.nodes.get(storage) else {
                     return Err(Fault::damaged("a tensor of its pickle has no storage"));
                 };
-                let tensor = TensorSpec {
-                    storage: *storage,
-                    offset: *offset,
-                    size: self.integers(*size)?,
-                    stride: self.integers(*stride)?,
-                };
-                self.push(Node::Tensor(tensor));
+                let (size, stride) = (self.integers(size)?, self.integers(stride)?);
+                self.push(Node::Tensor(TensorSpec { storage, offset, size, stride }));
             }
-            (Global::RebuildParameter, [tensor @ Value::Node(index), Value::Bool(_), _])
-                if matches!(self.nodes.get(*index), Some(Node::Tensor(_))) =>
-            {
-                let tensor = *tensor;
-                self.stack.push(tensor);
-            }
+            (
+                Global::RebuildParameter | Global::RebuildParameterWithState,
+                &[tensor @ Value::Node(index), ..],
+            ) if matches!(self.nodes.get(index), Some(Node::Tensor(_))) => self.stack.push(tensor),
+            // function, type, arguments, state
+            (Global::RebuildFromType, &[function, _, arguments, _]) => match function {
+                Value::Global(function)
+                    if depth == 0 && !matches!(function, Global::Foreign(..)) =>
+                {
+                    self.call(function, arguments, 1)?;
+                }
+                function => self.object(function)?,
+            },
             _ => {
                 return Err(Fault::damaged(format_args!(
-                    "its pickle calls {function:?} with arguments that PyTorch does not write"
+                    "its pickle calls {function} with arguments that PyTorch does not write"
                 )));
             }
         }
         Ok(())
     }
 
-    fn new_object(&mut self) -> Result<(), Fault> {
-        let _arguments = self.pop()?;
-        let class = self.pop()?;
-        let object = self.foreign_object(class).ok_or_else(|| {
-            Fault::unsupported(
-                "its pickle uses instruction 0x81, which tensors in the default protocol do not \
-                 need; nothing was executed",
-            )
-        })?;
-        self.push(object);
+    /// What calling `callee` stands for: an object of that name.
+    fn object(&mut self, callee: Value<'a>) -> Result<(), Fault> {
+        let (module, name) = match callee {
+            Value::Global(global) => global.names(),
+            callee => self.foreign(callee).ok_or_else(|| {
+                Fault::damaged("its pickle calls something that is not a function")
+            })?,
+        };
+        self.push(Node::Foreign(module, name));
         Ok(())
     }
 
-    /// What calling `callee` stands for, where it is a name that is passed over.
-    fn foreign_object(&self, callee: Value<'a>) -> Option<Node<'a>> {
-        match callee {
-            Value::Global(Global::Foreign(module, name)) => Some(Node::Foreign(module, name)),
+    /// Module and name of an object of which nothing else is known.
+    fn foreign(&self, value: Value<'a>) -> Option<(&'a str, &'a str)> {
+        match value {
             Value::Node(index) => match self.nodes.get(index) {
-                Some(&Node::Foreign(module, name)) => Some(Node::Foreign(module, name)),
+                Some(&Node::Foreign(module, name)) => Some((module, name)),
                 _ => None,
             },
             _ => None,
         }
     }
 
-    /// Sets attributes: PyTorch's `_metadata` on an OrderedDict, of which nothing is needed.
+    /// Sets attributes, such as PyTorch's `_metadata` on an OrderedDict, of which nothing is needed.
     fn build(&mut self) -> Result<(), Fault> {
         let state = self.pop()?;
         let target = *self.top()?;
-        let is_dict = |value| match value {
-            Value::Node(index) => matches!(self.nodes.get(index), Some(Node::Dict(_))),
-            _ => false,
-        };
-        let foreign = match target {
-            Value::Node(index) => matches!(self.nodes.get(index), Some(Node::Foreign(..))),
-            _ => false,
-        };
         // An `L` is the list that it is around.
-        if foreign
-            && self.dialect == Dialect::Strings
+        if self.dialect == Dialect::Strings
+            && self.foreign(target).is_some()
             && let Value::Node(index) = state
             && let Some(Node::Dict(entries)) = self.nodes.get(index)
             && let Some((_, items)) = entries.iter().find(|(key, _)| *key == Value::Str("items"))
@@ -438,10 +600,11 @@ impl<'a> Machine<'a> {
             *top = *items;
             return Ok(());
         }
-        if foreign || is_dict(target) && is_dict(state) {
-            Ok(())
-        } else {
-            Err(Fault::damaged("its pickle sets the state of something that has none"))
+        match self.node(target) {
+            Some(Node::Tuple(_) | Node::Storage(_)) | None => {
+                Err(Fault::damaged("its pickle sets the state of something that has none"))
+            }
+            Some(_) => Ok(()),
         }
     }
 
@@ -452,6 +615,11 @@ impl<'a> Machine<'a> {
                 list.append(&mut items);
                 Ok(())
             }
+            // A subclass of `list`.
+            Some(object @ Node::Foreign(..)) => {
+                *object = Node::List(items);
+                Ok(())
+            }
             _ => Err(Fault::damaged("its pickle appends to something that is not a list")),
         }
     }
@@ -459,9 +627,15 @@ impl<'a> Machine<'a> {
     fn set_items(&mut self, items: &[Value<'a>]) -> Result<(), Fault> {
         let target = *self.top()?;
         let (pairs, rest) = items.as_chunks::<2>();
+        let pairs = pairs.iter().map(|&[key, value]| (key, value));
         match self.node(target) {
             Some(Node::Dict(entries)) if rest.is_empty() => {
-                entries.extend(pairs.iter().map(|&[key, value]| (key, value)));
+                entries.extend(pairs);
+                Ok(())
+            }
+            // A subclass of `dict`.
+            Some(object @ Node::Foreign(..)) if rest.is_empty() => {
+                *object = Node::Dict(pairs.collect());
                 Ok(())
             }
             _ => Err(Fault::damaged("its pickle sets items of something that is not a dictionary")),
@@ -539,17 +713,19 @@ impl<'a> Machine<'a> {
     }
 }
 
-fn underflow() -> Fault {
-    Fault::damaged("its pickle takes more values than it has")
+/// A pickle of too many bytes.
+pub(super) fn too_long(bytes: usize) -> Fault {
+    Fault::unsupported(format_args!(
+        "its pickle has {bytes} bytes, more than the {MAX_BYTES} that tensors can need"
+    ))
 }
 
-fn shortened(module: &str, name: &str) -> String {
-    let mut global = format!("{module}.{name}");
-    if let Some((end, _)) = global.char_indices().nth(MAX_SHOWN) {
-        global.truncate(end);
-        global.push('…');
-    }
-    global.escape_debug().to_string()
+fn unlike_storage() -> Fault {
+    Fault::damaged("a reference to a storage is not as PyTorch writes it")
+}
+
+fn underflow() -> Fault {
+    Fault::damaged("its pickle takes more values than it has")
 }
 
 /// fastai's list.
@@ -557,6 +733,5 @@ const FASTCORE_LIST: (&str, &str) = ("fastcore.foundation", "L");
 
 /// A tensor takes about 150 bytes and 40 instructions: room for a hundred thousand of them, in
 /// some hundred megabytes at worst.
-const MAX_BYTES: usize = 64 << 20;
+pub(super) const MAX_BYTES: usize = 64 << 20;
 const MAX_INSTRUCTIONS: usize = 4 << 20;
-const MAX_SHOWN: usize = 120;

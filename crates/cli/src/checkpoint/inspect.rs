@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use brigade_checkpoint::convert::read_weights;
+use brigade_checkpoint::convert::{WeightsOptions, find_weights};
 use brigade_checkpoint::layout::{Checkpoint, MANIFEST, MeshAxis, Object, Placement, TensorEntry};
 use brigade_checkpoint::pth::{PthFile, TensorData};
 use brigade_checkpoint::{Error, TensorInfo};
@@ -14,14 +14,20 @@ use super::bytes;
 pub(super) fn answer(path: &Path, json: bool) -> anyhow::Result<String> {
     let is_checkpoint = path.is_dir() && (path.join(MANIFEST).exists() || !has_weights(path));
     if !is_checkpoint {
-        let weights = match read_weights(path) {
-            Err(Error::Unsupported { .. } | Error::ForbiddenGlobal { .. }) if path.is_file() => {
+        let weights = match find_weights(path, &WeightsOptions::default()) {
+            // All of the file is shown, not one dictionary of it.
+            Ok(found) if path.is_file() && !(found.key.is_empty() && found.left_out.is_empty()) => {
                 return states(path, json);
             }
+            Err(
+                Error::Unsupported { .. }
+                | Error::NoStateDict { .. }
+                | Error::SeveralStateDicts { .. },
+            ) if path.is_file() => return states(path, json),
             weights => weights?,
         };
-        let tensors: Vec<(String, TensorInfo)> =
-            weights.into_iter().map(|(name, tensor)| (name, tensor.info())).collect();
+        let tensors = weights.tensors.into_iter().map(|(name, tensor)| (name, tensor.info()));
+        let tensors: Vec<(String, TensorInfo)> = tensors.collect();
         return Ok(if json {
             format!("{:#}\n", json!({ "tensors": tensors_json(&tensors) }))
         } else {
@@ -36,7 +42,7 @@ pub(super) fn answer(path: &Path, json: bool) -> anyhow::Result<String> {
 /// that are not plain values are shown by their names.
 fn states(path: &Path, json: bool) -> anyhow::Result<String> {
     let mut tensors = Vec::new();
-    let tree = PthFile::open(path)?.value_with_foreign()?.try_map(&mut |place, tensor| {
+    let tree = PthFile::open(path)?.value()?.try_map(&mut |place, tensor| {
         tensors.push((place.to_owned(), tensor.info()));
         Ok::<_, Error>(place.to_owned())
     })?;

@@ -1,4 +1,4 @@
-//! Sizes of a model from its weights file, of which only the header is read.
+//! Sizes of a model from its weights file, of which no tensor is read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -6,6 +6,8 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
+use brigade_checkpoint::convert::{WeightsOptions, find_weights};
+use brigade_checkpoint::pth::TensorData;
 use brigade_checkpoint::shards::Index;
 use brigade_plan::{ModelSize, Shape};
 use serde::Deserialize;
@@ -17,24 +19,43 @@ pub(super) struct Weights {
     pub(super) tensors: usize,
     /// How many values of each type there are.
     pub(super) types: BTreeMap<String, u64>,
+    /// Which state dictionary was read, a line each.
+    pub(super) notes: Vec<String>,
 }
 
-/// Reads a safetensors file, the index of several, or a folder with either.
-pub(super) fn read(path: &Path, side: Option<u64>) -> anyhow::Result<Weights> {
+/// Reads a weights file, the index of several, or a folder with either; of a file of `torch.save` the state
+/// dictionary at `key`, or the only one.
+pub(super) fn read(path: &Path, key: Option<&str>, side: Option<u64>) -> anyhow::Result<Weights> {
     let file = if path.is_dir() { in_folder(path)? } else { path.to_owned() };
     let mut shapes = Vec::new();
     let mut types = BTreeMap::new();
+    let mut notes = Vec::new();
+    let mut add = |file: &Path, name: String, dtype: String, shape: Vec<u64>| {
+        let count = shape.iter().try_fold(1_u64, |product, size| product.checked_mul(*size));
+        let count = count.with_context(|| {
+            format!("{}: the shape {shape:?} of {name} is impossible", file.display())
+        })?;
+        let known = types.entry(dtype).or_insert(0_u64);
+        *known = known.saturating_add(count);
+        shapes.push((name, shape, count));
+        anyhow::Ok(())
+    };
     for shard in shards(&file)? {
-        let header = header(&shard).with_context(|| format!("cannot read {}", shard.display()))?;
-        for (name, tensor) in header {
-            let Entry::Tensor { dtype, shape } = tensor else { continue };
-            let count = shape.iter().try_fold(1_u64, |product, size| product.checked_mul(*size));
-            let count = count.with_context(|| {
-                format!("{}: the shape {shape:?} of {name} is impossible", shard.display())
-            })?;
-            let known = types.entry(dtype).or_insert(0_u64);
-            *known = known.saturating_add(count);
-            shapes.push((name, shape, count));
+        if key.is_none() && shard.extension().is_some_and(|extension| extension == "safetensors") {
+            let header =
+                header(&shard).with_context(|| format!("cannot read {}", shard.display()))?;
+            for (name, tensor) in header {
+                let Entry::Tensor { dtype, shape } = tensor else { continue };
+                add(&shard, name, dtype, shape)?;
+            }
+            continue;
+        }
+        let options = WeightsOptions { key: key.map(str::to_owned), ..WeightsOptions::default() };
+        let found = find_weights(&shard, &options)?;
+        notes.extend(found.read.into_iter().map(|line| format!("read {line}")));
+        for (name, tensor) in found.tensors {
+            let info = tensor.info();
+            add(&shard, name, info.dtype.to_string(), info.shape)?;
         }
     }
     ensure!(!shapes.is_empty(), "{} has no tensors", file.display());
@@ -45,7 +66,7 @@ pub(super) fn read(path: &Path, side: Option<u64>) -> anyhow::Result<Weights> {
         largest: parameters.iter().map(|(.., count)| *count).max().unwrap_or(0),
         shape: transformer(&file, &shapes)?.or_else(|| convolutional(&shapes, side)),
     };
-    Ok(Weights { size, tensors: shapes.len(), types })
+    Ok(Weights { size, tensors: shapes.len(), types, notes })
 }
 
 type Tensor = (String, Vec<u64>, u64);
@@ -62,27 +83,22 @@ enum Entry {
 }
 
 fn in_folder(folder: &Path) -> anyhow::Result<PathBuf> {
-    for name in ["model.safetensors", INDEX, "diffusion_pytorch_model.safetensors"] {
+    for name in FILES {
         let file = folder.join(name);
         if file.is_file() {
             return Ok(file);
         }
     }
-    bail!("{} holds neither model.safetensors nor {INDEX}", folder.display())
+    bail!("{} holds none of {}", folder.display(), FILES.join(", "))
 }
 
 fn shards(file: &Path) -> anyhow::Result<Vec<PathBuf>> {
     match file.extension().and_then(|extension| extension.to_str()) {
-        Some("safetensors") => Ok(vec![file.to_owned()]),
         Some("json") => {
             let index = Index::read(file)?;
             Ok(index.files().into_iter().map(|name| file.with_file_name(name)).collect())
         }
-        _ => bail!(
-            "{} is not a safetensors file: a .pth file would have to be unpickled; write it as \
-             safetensors first",
-            file.display()
-        ),
+        _ => Ok(vec![file.to_owned()]),
     }
 }
 
@@ -176,7 +192,14 @@ fn convolutional(tensors: &[Tensor], side: Option<u64>) -> Option<Shape> {
     Some(Shape::Convolutional { outputs: outputs.fold(0, u64::saturating_add) })
 }
 
-const INDEX: &str = "model.safetensors.index.json";
+/// In the order in which they are looked for.
+const FILES: [&str; 5] = [
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "diffusion_pytorch_model.safetensors",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+];
 /// What the format itself allows.
 const MAX_HEADER_LEN: u64 = 100_000_000;
 /// Width of an attention head in most models.

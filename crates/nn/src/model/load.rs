@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use brigade_checkpoint::wrapper_prefix;
+use brigade_checkpoint::{prefix_candidates, wrapper_prefix};
 use indexmap::IndexMap;
 use tch::Tensor;
 
@@ -31,14 +31,17 @@ impl<M> Model<M> {
     ///
     /// Kinds are converted and devices crossed. The prefixes that PyTorch's wrappers leave
     /// (`module.` of DistributedDataParallel, `_orig_mod.` of `torch.compile`) are taken off where
-    /// all names have them and none of the model's does. Of the names of a shared parameter one is
-    /// enough.
+    /// all names have them and none of the model's does. They and the prefixes of a model in another module
+    /// (`model.`, `backbone.`) are taken off, too, where the whole model fits the names that have them; names without
+    /// them, such as those of a loss, are left out then. The report says so. Of the names of a shared parameter one
+    /// is enough.
     ///
     /// # Errors
     /// [`Error::Mismatch`] with the report: nothing was changed. [`Error::Torch`] when libtorch
     /// cannot copy.
     pub fn load_state_dict(&mut self, state: &StateDict) -> Result<LoadReport, Error> {
-        let plan = self.plan(&shapes(state)).complete()?;
+        let mut plan = self.plan(&shapes(state)).complete()?;
+        plan.report.key = state.key().to_owned();
         plan.copy(state)
     }
 
@@ -48,15 +51,32 @@ impl<M> Model<M> {
     /// # Errors
     /// [`Error::Torch`] when libtorch cannot copy.
     pub fn load_matching(&mut self, state: &StateDict) -> Result<LoadReport, Error> {
-        self.plan(&shapes(state)).copy(state)
+        let mut plan = self.plan(&shapes(state));
+        plan.report.key = state.key().to_owned();
+        plan.copy(state)
     }
 
     /// Compares names and shapes with the model's.
     pub(crate) fn plan(&self, weights: &Shapes) -> LoadPlan {
         let theirs: Vec<&String> = weights.keys().collect();
         let own: Vec<&String> = self.entries.iter().map(|entry| &entry.name).collect();
-        let prefix = wrapper_prefix(&theirs, &own);
-        let mut report = LoadReport::default();
+        let plan = self.plan_without(&wrapper_prefix(&theirs, &own), weights);
+        if plan.report.is_complete() {
+            return plan;
+        }
+        let others = prefix_candidates(&theirs).into_iter().map(|prefix| {
+            let mut plan = self.plan_without(&prefix, weights);
+            let unexpected = std::mem::take(&mut plan.report.unexpected).into_iter();
+            (plan.report.unexpected, plan.report.outside) =
+                unexpected.partition(|name| name.starts_with(&prefix));
+            plan
+        });
+        others.into_iter().find(|other| other.report.is_complete()).unwrap_or(plan)
+    }
+
+    /// Compares the names that begin with `prefix`, without it.
+    fn plan_without(&self, prefix: &str, weights: &Shapes) -> LoadPlan {
+        let mut report = LoadReport { prefix: prefix.to_owned(), ..LoadReport::default() };
         let mut values = Vec::new();
         let name_of = |entry: &Entry| format!("{prefix}{}", entry.name);
         for (index, entry) in self.entries.iter().enumerate() {
@@ -85,7 +105,9 @@ impl<M> Model<M> {
             }
         }
         let known: HashSet<_> = self.saved().map(|e| e.name.as_str()).collect();
-        let unexpected = weights.keys().filter(|name| !known.contains(&name[prefix.len()..]));
+        let unexpected = weights
+            .keys()
+            .filter(|name| name.strip_prefix(prefix).is_none_or(|rest| !known.contains(rest)));
         report.unexpected = unexpected.cloned().collect();
         LoadPlan { values, report }
     }

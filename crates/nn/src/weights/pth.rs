@@ -16,17 +16,14 @@ use crate::model::Shapes;
 use crate::{Error, LoadReport, Model, StateDict};
 use brigade_torch::{bytes, dtype_of, tensor_from_bytes};
 
-type Tree = Value<StoredTensor>;
-
-/// The state dictionary of the file, or the one under the key `entry` at its top.
-pub(super) fn load(path: &Path, file: File, entry: Option<&str>) -> Result<StateDict, Error> {
+/// The file's only state dictionary, or the one at `key`.
+pub(super) fn load(path: &Path, file: File, key: Option<&str>) -> Result<StateDict, Error> {
     let mut file = PthFile::from_file(path, file)?;
-    let root = file.value()?;
-    let chosen = choose(path, &root, entry)?;
+    let found = file.state_dict(key)?;
     let mut storages = HashMap::new();
-    let mut state = StateDict::new();
-    for (name, spec) in tensors(path, chosen)? {
-        let view = view(&mut file, &mut storages, spec).map_err(|error| about(error, name))?;
+    let mut state = StateDict::under(found.key);
+    for (name, spec) in found.tensors {
+        let view = view(&mut file, &mut storages, &spec).map_err(|error| about(error, &name))?;
         state.insert(name, view)?;
     }
     Ok(state)
@@ -34,13 +31,19 @@ pub(super) fn load(path: &Path, file: File, entry: Option<&str>) -> Result<State
 
 /// Into the model's tensors, when all fit: every storage is read to see that it is sound, and again for
 /// its values, so that only one is in memory at a time.
-pub(super) fn load_into<M>(model: &Model<M>, path: &Path, file: File) -> Result<LoadReport, Error> {
+pub(super) fn load_into<M>(
+    model: &Model<M>,
+    path: &Path,
+    file: File,
+    key: Option<&str>,
+) -> Result<LoadReport, Error> {
     let mut file = PthFile::from_file(path, file)?;
-    let root = file.value()?;
-    let tensors = tensors(path, &root)?;
+    let found = file.state_dict(key)?;
+    let tensors: IndexMap<String, StoredTensor> = found.tensors.into_iter().collect();
     let shapes: Shapes =
-        tensors.iter().map(|(name, spec)| ((*name).to_owned(), spec.size.clone())).collect();
-    let plan = model.plan(&shapes).complete()?;
+        tensors.iter().map(|(name, spec)| (name.clone(), spec.size.clone())).collect();
+    let mut plan = model.plan(&shapes).complete()?;
+    plan.report.key = found.key;
     let mut storages = HashMap::new();
     for (name, spec) in &tensors {
         // Of tensors that share one it stays until another is asked for.
@@ -100,43 +103,6 @@ pub(super) fn save(state: &StateDict, path: &Path) -> Result<(), Error> {
     .map_err(|source| super::io("write", path, source))
 }
 
-fn choose<'v>(path: &Path, root: &'v Tree, entry: Option<&str>) -> Result<&'v Tree, Error> {
-    let Some(entry) = entry else { return Ok(root) };
-    match root.get(entry) {
-        Some(value) if value.as_dict().is_some() => Ok(value),
-        _ => Err(Error::NoSuchEntry {
-            path: path.to_owned(),
-            entry: entry.to_owned(),
-            dictionaries: dictionaries(root),
-        }),
-    }
-}
-
-/// Names and tensors of a dictionary that holds nothing else.
-fn tensors<'v>(path: &Path, value: &'v Tree) -> Result<IndexMap<&'v str, &'v StoredTensor>, Error> {
-    let refuse = |found: String| Error::NotAStateDict {
-        path: path.to_owned(),
-        found,
-        dictionaries: dictionaries(value),
-    };
-    let entries = value.as_dict().ok_or_else(|| refuse(value.describe().to_owned()))?;
-    let entry = |(key, value): &'v (Tree, Tree)| match (key, value) {
-        (Value::Str(name), Value::Tensor(tensor)) => Ok((name.as_str(), tensor)),
-        (Value::Str(name), value) => Err(refuse(format!("{} under `{name}`", value.describe()))),
-        (key, _) => Err(refuse(format!("a dictionary with {} for a key", key.describe()))),
-    };
-    entries.iter().map(entry).collect()
-}
-
-fn dictionaries(value: &Tree) -> Vec<String> {
-    let entries = value.as_dict().unwrap_or_default().iter();
-    let named = entries.filter_map(|(key, value)| match key {
-        Value::Str(name) => value.as_dict().map(|_| name.clone()),
-        _ => None,
-    });
-    named.take(MAX_SHOWN).collect()
-}
-
 /// A view of its storage, which is read when its first tensor is asked for.
 fn view(
     file: &mut PthFile,
@@ -176,6 +142,3 @@ fn about(error: Error, name: &str) -> Error {
         other => other,
     }
 }
-
-/// Of the keys that a message lists.
-const MAX_SHOWN: usize = 20;

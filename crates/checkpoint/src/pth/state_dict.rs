@@ -1,0 +1,253 @@
+//! State dictionaries, wherever they lie in what was saved.
+//!
+//! Programs save a model's weights alone, or in a dictionary beside the epoch, the optimizer and the
+//! program's settings (`{"model": {…}, "epoch": 3}`), or deeper. One rule finds them for all that loads or
+//! converts weights.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use super::{PthFile, StoredTensor, shown};
+use crate::dtype::Dtype;
+use crate::error::Error;
+use crate::value::Value;
+
+type Tree = Value<StoredTensor>;
+
+/// A state dictionary of a file.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StoredStateDict {
+    /// The keys from the file's top to the dictionary, joined by dots; empty where it is all of the file.
+    pub key: String,
+    /// Names and tensors, in order.
+    pub tensors: Vec<(String, StoredTensor)>,
+    /// What lies beside the tensors in the file: a line each, with its key.
+    pub left_out: Vec<String>,
+}
+
+impl PthFile {
+    /// Finds the model's weights: the file's only state dictionary, or the one at `key`.
+    ///
+    /// A state dictionary is a dictionary of tensors by name. Other values may be among them while they are not
+    /// more than the tensors. Where dictionaries that hold tensors lie in it, those are meant. States of
+    /// optimizers and of random generators, and what Lightning saves beside the weights, are no state
+    /// dictionaries unless `key` names them.
+    ///
+    /// `key` has dots between the keys of nested dictionaries and the indices of lists (`model.state_dict`).
+    /// The dictionary there may be around the weights, too.
+    ///
+    /// ```no_run
+    /// let file = brigade_checkpoint::pth::PthFile::open("checkpoint.ckpt")?;
+    /// let weights = file.state_dict(None)?;
+    /// println!("{} tensors under `{}`", weights.tensors.len(), weights.key); // under `state_dict`
+    /// # Ok::<(), brigade_checkpoint::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`PthFile::value`]; [`Error::NoStateDict`], [`Error::SeveralStateDicts`],
+    /// [`Error::NoSuchKey`].
+    pub fn state_dict(&self, key: Option<&str>) -> Result<StoredStateDict, Error> {
+        choose(self.path(), &self.value()?, key)
+    }
+}
+
+fn choose(path: &Path, root: &Tree, key: Option<&str>) -> Result<StoredStateDict, Error> {
+    let start = match key {
+        None => Some((root, String::new())),
+        Some(key) => descend(root, key).map(|value| (value, key.to_owned())),
+    };
+    let Some((start, at)) = start.filter(|(value, _)| key.is_none() || value.as_dict().is_some())
+    else {
+        return Err(Error::NoSuchKey {
+            path: path.to_owned(),
+            key: key.unwrap_or_default().to_owned(),
+            keys: found_in(root, ""),
+        });
+    };
+    let mut found = Vec::new();
+    find(start, &at, key.is_some(), &mut found);
+    let chosen = match (found.pop(), found.is_empty()) {
+        (Some(one), true) => one,
+        (Some(last), false) => {
+            found.push(last);
+            let keys = found.iter().map(|(key, _)| key.clone()).collect();
+            return Err(Error::SeveralStateDicts { path: path.to_owned(), keys });
+        }
+        // A model without a parameter.
+        (None, _) if start.as_dict().is_some_and(<[_]>::is_empty) => (at, start),
+        (None, _) => {
+            return Err(Error::NoStateDict { path: path.to_owned(), found: describe(start) });
+        }
+    };
+    let (key, dictionary) = chosen;
+    let mut chosen = StoredStateDict { key, tensors: Vec::new(), left_out: Vec::new() };
+    beside(root, "", dictionary, &mut chosen.left_out);
+    for (name, value) in dictionary.as_dict().unwrap_or_default() {
+        match (name, value) {
+            (Value::Str(name), Value::Tensor(tensor)) => {
+                chosen.tensors.push((name.clone(), tensor.clone()));
+            }
+            (name, value) => chosen.left_out.push(line(&below(&chosen.key, name), value)),
+        }
+    }
+    Ok(chosen)
+}
+
+/// The value at the keys of `key`, which may have dots of their own.
+fn descend<'v>(value: &'v Tree, key: &str) -> Option<&'v Tree> {
+    let item = |key: &str| match value {
+        Value::List(items) | Value::Tuple(items) => items.get(key.parse::<usize>().ok()?),
+        Value::Dict(entries) => entries.iter().rev().find_map(|(known, value)| match known {
+            Value::Str(known) if known == key => Some(value),
+            Value::Int(known) if key.parse() == Ok(*known) => Some(value),
+            _ => None,
+        }),
+        _ => None,
+    };
+    item(key).or_else(|| {
+        let dots = key.match_indices('.');
+        dots.map(|(dot, _)| (&key[..dot], &key[dot + 1..]))
+            .find_map(|(first, rest)| descend(item(first)?, rest))
+    })
+}
+
+/// The state dictionaries in `value`, with their keys. `named` says that the user has chosen it.
+fn find<'v>(value: &'v Tree, at: &str, named: bool, found: &mut Vec<(String, &'v Tree)>) {
+    let Some(entries) = value.as_dict() else { return };
+    let is_optimizer = value.get("param_groups").is_some() && value.get("state").is_some();
+    if is_optimizer && !named {
+        return;
+    }
+    let before = found.len();
+    for (key, value) in entries {
+        if let Value::Str(name) = key
+            && !BESIDE.contains(&name.as_str())
+            && !name.ends_with(EXTRA_STATE)
+        {
+            find(value, &below(at, key), false, found);
+        }
+    }
+    let tensors = || entries.iter().filter_map(|(_, value)| value.as_tensor());
+    let count = tensors().count();
+    let others = entries.iter().filter(|(key, value)| match (key, value) {
+        (Value::Str(name), value) => {
+            !matches!(value, Value::Tensor(_) | Value::None) && !name.ends_with(EXTRA_STATE)
+        }
+        _ => true,
+    });
+    // PyTorch keeps the states of its generators as vectors of bytes.
+    let is_random =
+        tensors().all(|tensor| tensor.storage.dtype == Dtype::U8 && tensor.size.len() == 1);
+    let is_state_dict = count > 0 && others.count() <= count && (named || !is_random);
+    if found.len() == before && is_state_dict {
+        found.push((at.to_owned(), value));
+    }
+}
+
+/// What lies beside `chosen` on the way to it. Whether it lies in `value`.
+fn beside(value: &Tree, at: &str, chosen: &Tree, lines: &mut Vec<String>) -> bool {
+    if std::ptr::eq(value, chosen) {
+        return true;
+    }
+    let items: Vec<(String, &Tree)> = match value {
+        Value::Dict(entries) => {
+            entries.iter().map(|(key, value)| (below(at, key), value)).collect()
+        }
+        Value::List(items) | Value::Tuple(items) => {
+            let items = items.iter().enumerate();
+            items.map(|(i, item)| (below(at, &Value::Int(i as i64)), item)).collect()
+        }
+        _ => return false,
+    };
+    let mut others = Vec::new();
+    let mut is_in = false;
+    for (key, value) in items {
+        if !is_in && beside(value, &key, chosen, lines) {
+            is_in = true;
+        } else {
+            others.push(line(&key, value));
+        }
+    }
+    if is_in {
+        lines.append(&mut others);
+    }
+    is_in
+}
+
+/// The keys of all state dictionaries in a value.
+fn found_in(value: &Tree, at: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    find(value, at, false, &mut found);
+    found.into_iter().map(|(key, _)| key).filter(|key| !key.is_empty()).collect()
+}
+
+fn below(at: &str, key: &Tree) -> String {
+    let key = match key {
+        Value::Str(name) => name.clone(),
+        Value::Int(number) => number.to_string(),
+        key => format!("({})", key.describe()),
+    };
+    if at.is_empty() { key } else { format!("{at}.{key}") }
+}
+
+/// A line about a value that no weights file has a place for.
+fn line(key: &str, value: &Tree) -> String {
+    let what = match value {
+        Value::Int(number) => format!("the integer {number}"),
+        Value::Float(number) => format!("the number {number}"),
+        Value::Str(text) if text.len() <= MAX_TEXT => format!("the text {text:?}"),
+        Value::Foreign(name) => format!("an object of Python (`{}`)", shown(name)),
+        value => value.describe().to_owned(),
+    };
+    format!("`{}`: {what}, which is not among the weights", shown(key))
+}
+
+/// What a value is that holds no state dictionary, with its first entries.
+fn describe(value: &Tree) -> String {
+    let object = |name: &str| {
+        format!(
+            "an object of Python (`{}`), of which nothing was executed: in Python, save its \
+             `state_dict()` instead",
+            shown(name)
+        )
+    };
+    let entries = match value {
+        Value::Foreign(name) => return object(name),
+        Value::Dict(entries) => entries,
+        value => return value.describe().to_owned(),
+    };
+    let mut text = "a dictionary of".to_owned();
+    for (place, (key, value)) in entries.iter().take(MAX_KEYS).enumerate() {
+        let comma = if place == 0 { "" } else { "," };
+        let key = below("", key);
+        let what = match value {
+            Value::Foreign(name) => object(name),
+            value => value.describe().to_owned(),
+        };
+        let _ = write!(text, "{comma} `{}` ({what})", shown(&key));
+    }
+    if entries.len() > MAX_KEYS {
+        let _ = write!(text, " and {} more", entries.len() - MAX_KEYS);
+    }
+    text
+}
+
+/// Keys under which no model lies: hyperparameters with tensors in them, optimizers, and what Lightning has
+/// beside the weights.
+const BESIDE: [&str; 11] = [
+    "hyper_parameters",
+    "datamodule_hyper_parameters",
+    "hparams",
+    "callbacks",
+    "loops",
+    "optimizer",
+    "optimizer_state",
+    "optimizer_state_dict",
+    "optimizer_states",
+    "lr_schedulers",
+    "rng_state",
+];
+/// The end of a name under which a module keeps what is no tensor (`Module.get_extra_state`).
+const EXTRA_STATE: &str = "_extra_state";
+const MAX_TEXT: usize = 60;
+const MAX_KEYS: usize = 5;

@@ -1,0 +1,4 @@
+//! See brigade-fuzzkit.
+#![no_main]
+
+brigade_fuzz::fuzz!("legacy");
