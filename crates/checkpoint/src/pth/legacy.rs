@@ -67,7 +67,8 @@ impl Legacy {
         let mut declared = HashMap::new();
         let pickle = Pickle::read(&code, Dialect::Torch)?;
         for storage in pickle.storages() {
-            declared.entry(storage.key).or_insert((storage.numel, storage.dtype.bytes()));
+            let width = storage.dtype.bytes();
+            declared.entry(storage.key).or_insert((storage.numel, width));
         }
         let mut storages = HashMap::with_capacity(keys.len());
         for key in keys {
