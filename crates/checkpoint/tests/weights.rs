@@ -20,16 +20,18 @@ fn fixture(name: &str) -> PathBuf {
 /// Names, types with shapes, and bytes.
 type Known = BTreeMap<String, (TensorInfo, Vec<u8>)>;
 
+/// The same in a file of JSON, the bytes in hexadecimal.
+type Hex = BTreeMap<String, (Dtype, Vec<u64>, String)>;
+
 /// What PyTorch reads.
 fn expected() -> BTreeMap<String, Known> {
     let text = fs::read(fixture("weights.json")).unwrap();
-    let files: BTreeMap<String, BTreeMap<String, (Dtype, Vec<u64>, String)>> =
-        serde_json::from_slice(&text).unwrap();
+    let files: BTreeMap<String, Hex> = serde_json::from_slice(&text).unwrap();
     let bytes = |hex: &str| -> Vec<u8> {
         let digits = hex.as_bytes().chunks(2);
         digits.map(|it| u8::from_str_radix(std::str::from_utf8(it).unwrap(), 16).unwrap()).collect()
     };
-    let known = |tensors: BTreeMap<String, (Dtype, Vec<u64>, String)>| {
+    let known = |tensors: Hex| {
         let tensors = tensors.into_iter();
         tensors
             .map(|(name, (dtype, shape, hex))| (name, (TensorInfo { dtype, shape }, bytes(&hex))))
