@@ -293,6 +293,9 @@ settings! {
         master_addr: String = "master-addr" "HOST"
             env "PET_MASTER_ADDR" also "main-process-ip";
         /// Port on host 0 where the launchers meet [default: 29500]
+        ///
+        /// On one host it is MASTER_PORT of the ranks, and the variable MASTER_PORT says the same
+        /// [default: a free port for each attempt]
         master_port: u16 = "master-port" "PORT"
             env "PET_MASTER_PORT" also "main-process-port";
         /// Address of this host, for the others
