@@ -64,10 +64,7 @@ enum Template {
 
 /// Makes the project, and says what to do next.
 pub(crate) fn run(args: &NewArgs, mut out: impl Write) -> anyhow::Result<()> {
-    let brigade = match &args.brigade {
-        Some(folder) => Source::checkout(folder)?,
-        None => Source::of_this_program()?,
-    };
+    let brigade = Source::new(args.brigade.as_deref())?;
     make_package(&args.path)?;
     let project = Project::at(&fs::canonicalize(&args.path)?);
     let name = fill(project.root(), args.template, &brigade)?;
@@ -332,7 +329,7 @@ impl Template {
 }
 
 /// Where a project takes Brigade from.
-enum Source {
+pub(crate) enum Source {
     /// A checkout: paths.
     Checkout(PathBuf),
     /// A repository at a commit.
@@ -342,6 +339,11 @@ enum Source {
 }
 
 impl Source {
+    /// The checkout that the user names, else where this program was built from.
+    pub(crate) fn new(checkout: Option<&Path>) -> anyhow::Result<Self> {
+        checkout.map_or_else(Self::of_this_program, Self::checkout)
+    }
+
     /// Where this program was built from: `cargo install --path`, `--git`, or by name.
     fn of_this_program() -> anyhow::Result<Self> {
         let package = Path::new(env!("CARGO_MANIFEST_DIR"));
