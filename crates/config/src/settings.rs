@@ -410,7 +410,7 @@ settings! {
     ["training"] {
         /// Precision of computations: no, fp16 or bf16
         ///
-        /// no is the model's own type
+        /// no is the model's own type; fp8 is for Python programs that use Accelerate
         mixed_precision: Precision = "mixed-precision" "TYPE"
             default "no" env "ACCELERATE_MIXED_PRECISION";
         /// Batches whose gradients are added up for one step
@@ -442,8 +442,8 @@ settings! {
 /// Arguments of `accelerate launch` that are not settings.
 pub(crate) const ACCELERATE: Table = Table {
     name: "accelerate",
-    meaning: " Arguments of `accelerate launch` for FSDP, DeepSpeed and axes of parallelism, for Python \
-              programs that use Accelerate.",
+    meaning: " Arguments of `accelerate launch` for FSDP, DeepSpeed, Megatron-LM, axes of parallelism \
+              and fp8, for Python programs that use Accelerate.",
 };
 /// The last table: variables for the ranks.
 pub(crate) const ENV: Table = Table { name: "env", meaning: " Variables for every rank." };

@@ -82,7 +82,8 @@ pub(crate) fn join(options: ConnectOptions, debug: bool) -> Result<Job> {
                 )));
             }
             None if world.store.host == StoreHost::Agent => {
-                let (attempt, store) = Attempt::enter(open_store(&world, timeout)?, &world)?;
+                let (attempt, store) =
+                    Attempt::enter(open_store(&world, timeout)?, &world, timeout)?;
                 (Some(attempt), store)
             }
             None => (None, open_store(&world, timeout)?),
