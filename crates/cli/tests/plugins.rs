@@ -110,7 +110,7 @@ fn compare(mut found: BTreeMap<String, String>, expected: &Value, folder: &str, 
             // Its text in YAML is `(false, false, false)`, of which Accelerate makes these, which no
             // program of its own takes.
             Some(ours) if ["(", "f", "a"].contains(&value) => {
-                assert_eq!(ours, "False", "{case}: {name}")
+                assert_eq!(ours, "False", "{case}: {name}");
             }
             Some(ours) => assert_eq!(ours, value, "{case}: {name}"),
             None => {

@@ -97,7 +97,8 @@ impl Plugin {
 
     /// The flags that turn it on.
     fn flag(self) -> String {
-        self.switch().map_or("--mixed-precision fp8".to_owned(), |switch| format!("--{switch}"))
+        let of_fp8 = || "--mixed-precision fp8".to_owned();
+        self.switch().map_or_else(of_fp8, |switch| format!("--{switch}"))
     }
 }
 
