@@ -95,6 +95,11 @@ fn install(words: &[OsString], libtorch: &Libtorch, folder: &Path) -> anyhow::Re
     // Optimised only as far as it shortens the build: what takes time in the test is libtorch.
     cargo.args(["--config", "profile.release.opt-level=1"]);
     cargo.env("LIBTORCH", libtorch.folder()).env_remove("LIBTORCH_USE_PYTORCH");
+    // Else cargo warns that a shell does not find the program there.
+    let path = env::var_os("PATH").unwrap_or_default();
+    if let Ok(path) = env::join_paths(env::split_paths(&path).chain([folder.join("bin")])) {
+        cargo.env("PATH", path);
+    }
     if libtorch.bypasses_version_check() {
         cargo.env("LIBTORCH_BYPASS_VERSION_CHECK", "1");
     }
