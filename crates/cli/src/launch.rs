@@ -9,6 +9,7 @@ use brigade_config::{
 use brigade_launch::hosts::{HostsError, HostsPlan};
 use brigade_launch::{HostFacts, LaunchError, LaunchPlan, Surroundings, agent};
 use brigade_remote::{LocalFacts, VariableFile};
+use brigade_world::env;
 use clap::Args;
 
 use crate::output;
@@ -147,7 +148,7 @@ fn file_in_use(
     let place = file.filter(|place| {
         place.chosen_by != ChosenBy::Flag
             && is_accelerates(&place.path)
-            && layers.has_source_in(&place.path)
+            && (layers.has_source_in(&place.path) || unused_plugins.is_some())
     })?;
     let reason = place.chosen_by.reason();
     let mut line = format!("settings are from {} ({reason})", place.path.display());
@@ -191,8 +192,37 @@ impl JobArgs {
             surround(&mut given)?;
         }
         let mut layers = conflicts::resolve(given)?;
+        if is_started {
+            self.choose_port(&mut layers, variables)?;
+        }
         self.foreign.share_out(&mut layers).map_err(ConfigError::Contradiction)?;
         Ok((layers, loaded.file))
+    }
+
+    /// The port of the ranks' store on one host: torchrun's flag for a job that is alone has it free, and
+    /// without another choice it is `MASTER_PORT`, unless that is from a job around this launcher.
+    fn choose_port(&self, layers: &mut Layer, variables: &Variables) -> Result<(), ConfigError> {
+        let is_given = layers.is_given("master-port");
+        let by_variable = variables.value("PET_STANDALONE").is_some_and(|it| it == "1");
+        if self.foreign.is_standalone() || by_variable {
+            if let Some(source) = layers.source("master-port").filter(|_| is_given).cloned() {
+                layers.reset("master-port");
+                layers.note(source, "master-port gives way to standalone, as in torchrun");
+            }
+            return Ok(());
+        }
+        let is_one_host = layers.settings.nnodes.unwrap_or_default().max == 1
+            && !layers.is_given("hosts")
+            && !layers.is_given("hostfile");
+        let of_an_outer_job = [env::RANK, env::TORCHELASTIC_RUN_ID, env::BRIGADE_AGENT];
+        let is_within_a_job = of_an_outer_job.iter().any(|it| variables.value(it).is_some());
+        match variables.value(env::MASTER_PORT) {
+            Some(port) if is_one_host && !is_given && !is_within_a_job => {
+                let source = Source::Variable(env::MASTER_PORT.to_owned());
+                layers.set("master-port", &port.to_string_lossy(), source)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Adds `--env`.

@@ -117,10 +117,7 @@ fn is_empty_folder(path: &Path) -> bool {
 }
 
 fn make(path: &Path, command: &str, args: &ProjectArgs, mut out: impl Write) -> anyhow::Result<()> {
-    let brigade = match &args.brigade {
-        Some(folder) => Source::checkout(folder)?,
-        None => Source::of_this_program()?,
-    };
+    let brigade = Source::new(args.brigade.as_deref())?;
     make_package(path, command, args.name.as_deref())?;
     let project = Project::at(&fs::canonicalize(path)?);
     let Filled { name, kept } = fill(project.root(), args.template, &brigade)?;
@@ -423,7 +420,7 @@ impl Template {
 }
 
 /// Where a project takes Brigade from.
-enum Source {
+pub(crate) enum Source {
     /// A checkout: paths.
     Checkout(PathBuf),
     /// A repository at a commit.
@@ -433,6 +430,11 @@ enum Source {
 }
 
 impl Source {
+    /// The checkout that the user names, else where this program was built from.
+    pub(crate) fn new(checkout: Option<&Path>) -> anyhow::Result<Self> {
+        checkout.map_or_else(Self::of_this_program, Self::checkout)
+    }
+
     /// Where this program was built from: `cargo install --path`, `--git`, or by name.
     fn of_this_program() -> anyhow::Result<Self> {
         let package = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -1,5 +1,7 @@
 //! Which values are not shown.
 
+use brigade_config::plugins::ARGUMENTS;
+
 /// The value of a variable, or what is shown instead where its name says that it is a secret: what
 /// `--explain` prints is pasted into reports of bugs.
 pub(crate) fn shown<'a>(name: &str, value: &'a str) -> &'a str {
@@ -8,7 +10,9 @@ pub(crate) fn shown<'a>(name: &str, value: &'a str) -> &'a str {
         let singular = word.strip_suffix('S').unwrap_or(&word);
         SECRET_WORDS.contains(&word.as_str()) || SECRET_WORDS.contains(&singular)
     });
-    if is_secret && !value.is_empty() { NOT_SHOWN } else { value }
+    // `MEGATRON_LM_CALCULATE_PER_TOKEN_LOSS` and its like.
+    let is_known = ARGUMENTS.iter().any(|it| it.variable == Some(name));
+    if is_secret && !is_known && !value.is_empty() { NOT_SHOWN } else { value }
 }
 
 const NOT_SHOWN: &str = "(not shown: its name says that it is a secret)";
@@ -38,7 +42,14 @@ mod tests {
         for name in ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "db_passwords", "PASS"] {
             assert_eq!(shown(name, "abc"), NOT_SHOWN, "{name}");
         }
-        for name in ["NCCL_DEBUG", "KEYBOARD", "MONKEY", "PASSES", "TOKENIZERS_PARALLELISM"] {
+        for name in [
+            "NCCL_DEBUG",
+            "KEYBOARD",
+            "MONKEY",
+            "PASSES",
+            "TOKENIZERS_PARALLELISM",
+            "MEGATRON_LM_CALCULATE_PER_TOKEN_LOSS",
+        ] {
             assert_eq!(shown(name, "abc"), "abc", "{name}");
         }
         assert_eq!(shown("HF_TOKEN", ""), "");

@@ -1,6 +1,8 @@
 //! `brigade test`: the self-test, started as any other program.
 
-use std::ffi::OsString;
+mod build;
+
+use std::ffi::{OsStr, OsString};
 use std::iter;
 use std::path::PathBuf;
 
@@ -9,6 +11,8 @@ use clap::{Args, Parser};
 
 use crate::config::Usage;
 use crate::launch::{self, LaunchArgs};
+use crate::new::Source;
+use crate::setup::SourceArgs;
 use crate::usage;
 
 /// Run a self-test with the current launch settings
@@ -16,12 +20,24 @@ use crate::usage;
 /// Starts a small program as `brigade launch` would, with the same settings and flags, on this host or
 /// on many: every collective, a training step, metrics, weights and a checkpoint. Each result is
 /// compared with the expected one.
+///
+/// The program links libtorch, so it is built with cargo at the first test, into ~/.cache/brigade
+/// (XDG_CACHE_HOME), which takes some minutes: for the libtorch that `brigade setup` has given the Cargo
+/// project here, else for the one that it would fetch.
 #[derive(Debug, Args)]
 #[command(override_usage = USAGE, after_help = EXAMPLES)]
 pub(crate) struct TestArgs {
-    /// Program of the self-test [default: brigade-selftest beside this one]
+    /// Program of the self-test [default: beside this one, else built]
     #[arg(long, value_name = "PATH")]
+    #[arg(conflicts_with_all = ["cuda", "libtorch", "pytorch", "brigade"])]
     program: Option<PathBuf>,
+
+    #[command(flatten)]
+    libtorch: SourceArgs,
+
+    /// Checkout of Brigade to build it from [default: this one's]
+    #[arg(long, value_name = "DIR")]
+    brigade: Option<PathBuf>,
 
     /// Flags of `brigade launch`
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FLAGS")]
@@ -38,39 +54,44 @@ struct Launch {
 
 /// Runs the test and gives its exit code.
 pub(crate) fn run(args: &TestArgs) -> anyhow::Result<u8> {
-    let program = args.program()?.into_os_string();
-    let words = iter::once(OsString::from("brigade test"))
-        .chain(args.flags.iter().cloned())
-        .chain(["--no-python".into(), "--".into(), program]);
-    let launch = Launch::try_parse_from(words).map_err(|error| {
-        Usage(usage::line(&error).unwrap_or_else(|| error.render().to_string()))
-    })?;
-    launch::run(&launch.args)
+    // Wrong flags are answered before minutes go into a build.
+    args.launch(NAME.as_ref())?;
+    launch::run(&args.launch(args.program()?.as_os_str())?)
 }
 
 impl TestArgs {
+    fn launch(&self, program: &OsStr) -> anyhow::Result<LaunchArgs> {
+        let words = iter::once(OsString::from("brigade test"))
+            .chain(self.flags.iter().cloned())
+            .chain(["--no-python".into(), "--".into(), program.to_owned()]);
+        let launch = Launch::try_parse_from(words).map_err(|error| {
+            let words = iter::once("test".into()).chain(self.flags.iter().cloned());
+            let line = launch::refusal(&error, words).or_else(|| usage::line(&error));
+            Usage(line.unwrap_or_else(|| error.render().to_string()))
+        })?;
+        Ok(launch.args)
+    }
+
     fn program(&self) -> anyhow::Result<PathBuf> {
         if let Some(path) = &self.program {
             return Ok(path.clone());
         }
         let this = std::env::current_exe().context("cannot find this program's own file")?;
         let beside = this.with_file_name(NAME);
-        anyhow::ensure!(
-            beside.is_file(),
-            "{} is not there: build it with `cargo build -p {NAME}`, with --release if this program \
-             was, or name it with --program",
-            beside.display()
-        );
-        Ok(beside)
+        if self.brigade.is_none() && !self.libtorch.is_given() && beside.is_file() {
+            return Ok(beside);
+        }
+        build::built(&self.libtorch, &Source::new(self.brigade.as_deref())?)
     }
 }
 
 const NAME: &str = "brigade-selftest";
 
-const USAGE: &str = "brigade test [--program <PATH>] [FLAGS OF LAUNCH]...";
+const USAGE: &str = "brigade test [OPTIONS] [FLAGS OF LAUNCH]...";
 
 const EXAMPLES: &str = "\
 Examples:
   brigade test --nproc 2
   brigade test --hosts node1:4,node2:4
-  brigade test --config cluster.toml";
+  brigade test --config cluster.toml
+  brigade test --cuda --nproc gpu";

@@ -88,20 +88,31 @@ pub(crate) fn set_up(
 }
 
 impl SourceArgs {
-    fn wanted(&self) -> Wanted {
+    /// What the flags ask for, else the environment, else the fetched one.
+    pub(crate) fn wanted(&self) -> Wanted {
+        self.named().unwrap_or(Wanted::Fetched(Kind::Cpu))
+    }
+
+    /// Whether a flag says which.
+    pub(crate) fn is_given(&self) -> bool {
+        self.cuda || self.pytorch || self.libtorch.is_some()
+    }
+
+    /// What the flags ask for, else the environment.
+    pub(crate) fn named(&self) -> Option<Wanted> {
         if let Some(folder) = &self.libtorch {
             let named = format!("--libtorch {}", folder.display());
             // `absolute` refuses an empty path, which `Libtorch` has its own words for.
             let path = std::path::absolute(folder).unwrap_or_else(|_| Path::new("").to_owned());
-            return Wanted::Folder { path, named };
+            return Some(Wanted::Folder { path, named });
         }
         if self.pytorch {
-            return Wanted::PyTorch { named: "--pytorch".to_owned() };
+            return Some(Wanted::PyTorch { named: "--pytorch".to_owned() });
         }
         if self.cuda {
-            return Wanted::Fetched(Kind::Cuda);
+            return Some(Wanted::Fetched(Kind::Cuda));
         }
-        Wanted::by_environment().unwrap_or(Wanted::Fetched(Kind::Cpu))
+        Wanted::by_environment()
     }
 }
 

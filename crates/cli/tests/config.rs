@@ -117,7 +117,7 @@ fn settings_reach_the_ranks() {
     let script = "echo $GREETING $OMP_NUM_THREADS $ACCELERATE_MIXED_PRECISION $ACCELERATE_USE_CPU \
                   $ACCELERATE_DYNAMO_BACKEND $ACCELERATE_DEBUG_MODE $ACCELERATE_DYNAMO_MODE.";
     let stdout = home.answer_of_ranks(&["launch", "--", "sh", "-c", script]);
-    let line = "hello 7 bf16 true INDUCTOR true .";
+    let line = "hello 7 bf16 True INDUCTOR true .";
     assert_eq!(stdout, [format!("[0] {line}"), format!("[1] {line}")]);
 }
 
@@ -149,13 +149,13 @@ fn accelerates_file_is_read_without_another_one() {
 fn an_unusable_default_file_is_a_warning() {
     let home = Home::new();
     let path = ".cache/huggingface/accelerate/default_config.yaml";
-    let file = home.file(path, "distributed_type: MEGATRON_LM\nnum_processes: 8\n");
+    let file = home.file(path, "distributed_type: XLA\nnum_processes: 8\n");
     let output = home.run(&["launch", "--nproc", "1", "true"]);
     assert_eq!(output.status.code(), Some(0));
     let stderr = home.without_home(&output.stderr);
     let expected = format!(
-        "brigade: warning: ~/{path}:1: not used: ~/{path} cannot be used: line 1: distributed_type: Megatron-LM \
-         shards a model over the ranks, which Brigade does not do"
+        "brigade: warning: ~/{path}:1: not used: ~/{path} cannot be used: line 1: distributed_type: Brigade does \
+         not run on TPUs"
     );
     assert!(stderr.starts_with(&expected), "{stderr}");
 

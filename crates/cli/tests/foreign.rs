@@ -90,28 +90,29 @@ fn all_flags_of_accelerate() {
         --fsdp_use_orig_params=true --fsdp_cpu_ram_efficient_loading=true \
         --fsdp_sync_module_states=true --fsdp_activation_checkpointing=true \
         --fsdp_activation_checkpointing_offload=true --parallelism_config_dp_replicate_size=2 \
-        --parallelism_config_tp_size=2 --parallelism_config_sp_attn_implementation=sdpa";
+        --parallelism_config_tp_size=2 --parallelism_config_sp_attn_implementation=sdpa \
+        --megatron_lm_tp_degree=2 --megatron_lm_use_custom_fsdp=true --megatron_lm_pp_degree=2 \
+        --megatron_lm_num_micro_batches=2 --megatron_lm_gradient_clipping=1 --fp8_backend=te \
+        --fp8_use_autocast_during_eval --fp8_margin=1 --fp8_interval=1 --fp8_format=E4M3 \
+        --fp8_amax_history_len=16 --fp8_amax_compute_algo=max --fp8_opt_level=O1 \
+        --fp8_override_linear_precision=true,false,false --fp8_pad_inner_dim=true \
+        --fp8_enable_fsdp_float8_all_gather=false";
     for flag in of_plugins.split_whitespace() {
         for flag in [flag.to_owned(), other_dashes(flag)] {
             let shown = stdout(&["--nproc=1", &flag]);
             let name = flag.split('=').next().unwrap().replace('_', "-");
-            assert!(
-                shown.contains(&format!("flag {name}: does nothing without --use-")),
-                "{shown}"
-            );
+            let without =
+                if name.starts_with("--fp8") { "--mixed-precision fp8" } else { "--use-" };
+            let expected = format!("flag {name}: does nothing without {without}");
+            assert!(shown.contains(&expected), "{shown}");
         }
     }
     let gpus = explain(&["--nproc=1", "--gpu_ids=all"]);
     assert!(gpus.status.success());
 
     let refused = "\
-        --tpu --tpu_cluster --tpu_use_sudo --vm --downcast_bf16 --use_megatron_lm \
-        --megatron_lm_tp_degree --megatron_lm_use_custom_fsdp --megatron_lm_pp_degree \
-        --megatron_lm_num_micro_batches --megatron_lm_gradient_clipping --fp8_backend \
-        --fp8_use_autocast_during_eval --fp8_margin --fp8_interval --fp8_format \
-        --fp8_amax_history_len --fp8_amax_compute_algo --fp8_override_linear_precision \
-        --fp8_opt_level --fp8_enable_fsdp_float8_all_gather --fp8_pad_inner_dim \
-        --aws_access_key_id --aws_secret_access_key";
+        --tpu --tpu_cluster --tpu_use_sudo --vm --downcast_bf16 --aws_access_key_id \
+        --aws_secret_access_key";
     for flag in refused.split_whitespace() {
         for flag in [format!("{flag}=x"), other_dashes(flag)] {
             let output = explain(&[&flag]);

@@ -136,10 +136,85 @@ fn the_store_has_the_port_that_a_firewall_lets_through() {
     assert!((taken + 1..=taken + 40).contains(&chosen), "{chosen}");
     let run = port(&taken.to_string(), &[], "echo started");
     assert_eq!((run.code, run.stdout.as_str()), (1, ""));
-    let said = format!("brigade: cannot use port {taken} for the ranks' store (--store-port): ");
+    let said =
+        format!("brigade: cannot use port {taken} for the ranks' store (flag --store-port): ");
     assert!(run.stderr.contains(&said), "{}", run.stderr);
     let run = port("0", &[], "echo started");
     assert_eq!(run.code, 2);
+}
+
+#[test]
+fn the_store_of_one_host_has_the_port_that_torchrun_would_give_it() {
+    let held = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let taken = held.local_addr().unwrap().port().to_string();
+    // One that is given to no program that asks for any port: the range for these lies higher.
+    let free = loop {
+        let port = fastrand::u16(20_000..30_000);
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            break port.to_string();
+        }
+    };
+    let script = "echo $MASTER_PORT; exit $((1 - TORCHELASTIC_RESTART_COUNT))";
+    let run = |port: Option<&str>, variables: &[(&str, &str)], more: &[&str]| {
+        let mut job = Job::new(2).flag("--max-restarts=1");
+        job = port.iter().fold(job, |job, port| job.flag(&format!("--master-port={port}")));
+        job = more.iter().fold(job, |job, flag| job.flag(flag)).sh(script);
+        job.command.envs(variables.iter().copied());
+        job.run()
+    };
+    let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
+    fs::write(&file, format!("distributed_type: MULTI_CPU\nmain_process_port: {free}\n")).unwrap();
+    let config = format!("--config={}", file.path().display());
+    for (port, variables, more) in [
+        (Some(&*free), &[][..], &[][..]),
+        (None, &[("MASTER_PORT", &*free)], &[]),
+        (None, &[("PET_MASTER_PORT", &*free)], &[]),
+        (Some(&*free), &[("MASTER_PORT", &*taken)], &[]),
+        (None, &[], &[&*config]),
+    ] {
+        let run = run(port, variables, more);
+        assert_eq!(run.code, 0, "{}", run.stderr);
+        for rank in 0..2 {
+            let lines = run.lines_of(rank);
+            assert!(!lines.is_empty() && lines.iter().all(|it| *it == free), "{lines:?}");
+        }
+    }
+    for (port, variables, source) in [
+        (Some(&*taken), &[][..], "flag --master-port"),
+        (None, &[("MASTER_PORT", &*taken)], "environment MASTER_PORT"),
+        (None, &[("PET_MASTER_PORT", &*taken)], "environment PET_MASTER_PORT"),
+    ] {
+        let run = run(port, variables, &[]);
+        assert_eq!((run.code, run.stdout.as_str()), (1, ""));
+        let said = format!("brigade: cannot use port {taken} for the ranks' store ({source}): ");
+        assert!(run.stderr.contains(&said), "{}", run.stderr);
+        assert!(
+            run.stderr.contains("without a choice each attempt has a free one"),
+            "{}",
+            run.stderr
+        );
+    }
+    // The port of a job around the launcher is that job's, and these ask for any.
+    for (port, variables, more) in [
+        (None, &[("MASTER_PORT", &*taken), ("RANK", "0"), ("WORLD_SIZE", "1")][..], &[][..]),
+        (Some("0"), &[], &[]),
+        (Some(&*taken), &[], &["--standalone"]),
+        (None, &[("PET_MASTER_PORT", &*taken), ("PET_STANDALONE", "1")], &[]),
+    ] {
+        let run = run(port, variables, more);
+        assert_eq!(run.code, 0, "{}", run.stderr);
+        let lines = run.lines_of(0);
+        assert!(
+            !lines.is_empty() && lines.iter().all(|it| **it != *taken && **it != *free),
+            "{lines:?}"
+        );
+    }
+    let mut job = Job::new(1).sh("true");
+    job.command.env("MASTER_PORT", "none");
+    let run = job.run();
+    let said = "brigade: environment MASTER_PORT: master-port is `none`, expected a port";
+    assert_eq!(run.code, 2);
+    assert!(run.stderr.starts_with(said), "{}", run.stderr);
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! FSDP and DeepSpeed under `brigade launch`: a Python program gets the variables that `accelerate
-//! launch` sets, and any other program is refused.
+//! FSDP, DeepSpeed, Megatron-LM and fp8 under `brigade launch`: a Python program gets the variables that
+//! `accelerate launch` sets, and any other program is refused.
 
 #![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
 
@@ -67,9 +67,11 @@ impl Work {
 
 /// Variables that only a launch with plugins has.
 fn is_of_plugins(name: &str) -> bool {
-    const BEGINNINGS: [&str; 6] = [
+    const BEGINNINGS: [&str; 8] = [
         "FSDP_",
+        "MEGATRON_LM_",
         "PARALLELISM_CONFIG_",
+        "ACCELERATE_FP8_",
         "ACCELERATE_USE_",
         "ACCELERATE_DEEPSPEED_",
         "ACCELERATE_CONFIG_",
@@ -79,12 +81,57 @@ fn is_of_plugins(name: &str) -> bool {
         && (name == "PYTHONPATH" || BEGINNINGS.iter().any(|it| name.starts_with(it)))
 }
 
+/// Without such a variable Accelerate takes this value.
+fn is_default(name: &str, value: &str) -> bool {
+    const DEFAULTS: [(&str, &str); 8] = [
+        ("ACCELERATE_USE_CPU", "False"),
+        ("ACCELERATE_DEBUG_MODE", "false"),
+        ("ACCELERATE_MIXED_PRECISION", "no"),
+        ("ACCELERATE_DYNAMO_BACKEND", "NO"),
+        ("ACCELERATE_DYNAMO_MODE", "default"),
+        ("ACCELERATE_DYNAMO_USE_DYNAMIC", "False"),
+        ("ACCELERATE_DYNAMO_USE_FULLGRAPH", "False"),
+        ("ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION", "False"),
+    ];
+    DEFAULTS.contains(&(name, value))
+}
+
+/// Compares what a rank gets with the variables of `accelerate launch`. What was not asked for may be
+/// unset where that is the program's default, too.
+fn compare(mut found: BTreeMap<String, String>, expected: &Value, folder: &str, case: &str) {
+    if let Some(path) = found.get_mut("PYTHONPATH") {
+        *path = path.replace(folder, "FOLDER");
+    }
+    let expected = expected.as_object().unwrap();
+    let has_plugins = expected.keys().any(|it| is_of_plugins(it));
+    for (name, value) in expected {
+        let value = value.as_str().unwrap();
+        match found.get(name) {
+            // Its text in YAML is `(false, false, false)`, of which Accelerate makes these, which no
+            // program of its own takes.
+            Some(ours) if ["(", "f", "a"].contains(&value) => {
+                assert_eq!(ours, "False", "{case}: {name}");
+            }
+            Some(ours) => assert_eq!(ours, value, "{case}: {name}"),
+            None => {
+                let may_be_unset = !has_plugins || name == "ACCELERATE_USE_CPU";
+                assert!(may_be_unset && is_default(name, value), "{case}: {name} is not set");
+            }
+        }
+    }
+    let is_accelerates = |name: &str| is_of_plugins(name) || name.starts_with("ACCELERATE_");
+    let more = found.iter().find(|(name, value)| {
+        is_accelerates(name) && !expected.contains_key(*name) && !is_default(name, value)
+    });
+    assert_eq!(more, None, "{case}");
+}
+
 #[test]
 fn python_programs_get_what_accelerate_sets() {
     let work = Work::new();
     let golden: Value = serde_json::from_str(GOLDEN).unwrap();
     let launches = golden["launches"].as_array().unwrap();
-    assert!(launches.len() > 20);
+    assert!(launches.len() > 60);
     for launch in launches {
         let arguments = launch["arguments"].as_str().unwrap();
         let mut words: Vec<&str> = arguments.split_whitespace().collect();
@@ -97,23 +144,37 @@ fn python_programs_get_what_accelerate_sets() {
         if !words.contains(&"--cpu") {
             words.push("--nproc=2");
         }
-        let mut found = work.variables(&[&words, &["train.py"][..]].concat());
-        let folder = work.path();
-        if let Some(path) = found.get_mut("PYTHONPATH") {
-            *path = path.replace(folder.to_str().unwrap(), "FOLDER");
+        let found = work.variables(&[&words, &["train.py"][..]].concat());
+        let case = format!("{arguments}, {}", launch["file"]);
+        compare(found, &launch["variables"], work.path().to_str().unwrap(), &case);
+    }
+}
+
+/// Every settings file of Accelerate's repository.
+#[test]
+fn accelerates_own_files_set_what_accelerate_sets() {
+    let work = Work::new();
+    let golden: Value = serde_json::from_str(GOLDEN).unwrap();
+    let files = golden["files"].as_array().unwrap();
+    assert!(files.len() > 20);
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/tests/accelerate/files");
+    for row in files {
+        let file = format!("{folder}/{}", row["file"].as_str().unwrap());
+        let mut words: Vec<&str> = row["arguments"].as_str().unwrap().split_whitespace().collect();
+        // Some files are for several machines, which are not there.
+        words.extend(["--config", &file, "--nnodes=1"]);
+        if !words.contains(&"--num_processes") {
+            words.push("--nproc=2");
         }
-        let has_plugins =
-            launch["variables"].as_object().unwrap().keys().any(|it| is_of_plugins(it));
-        // Without a plugin, what was not asked for stays unset: it is the program's default.
-        let expected = launch["variables"].as_object().unwrap().iter().filter(|_| has_plugins);
-        for (name, value) in expected {
-            let found = found.get(name).map(String::as_str);
-            assert_eq!(found, value.as_str(), "{arguments}, {}: {name}", launch["file"]);
+        words.push("train.py");
+        if row["variables"].is_null() {
+            let said = work.refusal(&words);
+            let reasons = ["unknown key `invalid_key`", "does not start jobs on Amazon SageMaker"];
+            assert!(reasons.iter().any(|it| said.contains(it)), "{said}");
+        } else {
+            let found = work.variables(&words);
+            compare(found, &row["variables"], work.path().to_str().unwrap(), &file);
         }
-        let more = found
-            .keys()
-            .find(|name| is_of_plugins(name) && launch["variables"].get(name.as_str()).is_none());
-        assert_eq!(more, None, "{arguments}, {}", launch["file"]);
     }
 }
 
@@ -132,10 +193,21 @@ fn another_program_is_refused() {
     for (flags, what) in [
         (&["--use-fsdp"][..], "FSDP (flag --use-fsdp)"),
         (&["--use_deepspeed", "--zero_stage", "3"], "DeepSpeed (flag --use-deepspeed)"),
+        (&["--use_megatron_lm"], "Megatron-LM (flag --use-megatron-lm)"),
+        (&["--mixed_precision=fp8", "--fp8_backend=te"], "fp8 (flag --mixed-precision)"),
+        (
+            &["--use_fsdp", "--mixed-precision=fp8"],
+            "FSDP (flag --use-fsdp) and fp8 (flag --mixed-precision)",
+        ),
     ] {
         let said = work.refusal(&[flags, &[brigade]].concat());
         let expected = format!("brigade: {what} needs a Python program that uses Accelerate, and ");
         assert!(said.starts_with(&expected), "{said}");
+        let remedy = match what.starts_with("fp8") {
+            true => "use --mixed-precision bf16: Brigade has no kernels for fp8",
+            false => "leave it out: a Brigade program has a whole model on each rank",
+        };
+        assert!(said.trim_end().ends_with(remedy), "{said}");
     }
     let file = work.path().join("config.yaml");
     fs::write(&file, "distributed_type: FSDP\n").unwrap();
@@ -171,6 +243,11 @@ fn exclusive_flags_are_refused() {
         ),
         (&["--use-fsdp", "--fsdp-version", "3"], "--fsdp-version <"),
         (&["--use-deepspeed", "--zero-stage", "x"], "--zero-stage <"),
+        (&["--mixed-precision=fp8", "--fp8-backend", "cuda"], "--fp8-backend <"),
+        (
+            &["--mixed-precision=fp8", "--fp8-override-linear-precision", "true"],
+            "expected true or false three times",
+        ),
     ] {
         let said = work.refusal(&[words, &["train.py"]].concat());
         assert!(said.contains(expected), "{words:?}: {said}");
@@ -184,6 +261,11 @@ fn exclusive_flags_are_refused() {
     assert!(explained(&config).contains("fsdp.yaml:1: FSDP gives way to flag --cpu"));
     let idle = explained(&["--fsdp-version=2"]);
     assert!(idle.contains("flag --fsdp-version: does nothing without --use-fsdp"), "{idle}");
+    let idle = explained(&["--fp8-margin=2", "--megatron-lm-tp-degree=2"]);
+    let expected = "flag --fp8-margin: does nothing without --mixed-precision fp8";
+    assert!(idle.contains(expected), "{idle}");
+    let expected = "flag --megatron-lm-tp-degree: does nothing without --use-megatron-lm";
+    assert!(idle.contains(expected), "{idle}");
 }
 
 /// A file in Accelerate's own place is read without being asked for.
@@ -218,6 +300,18 @@ fn accelerates_own_file_is_named_and_turns_nothing_on_for_others() {
     assert_eq!(err, line);
     let (_, err) = emitted(&["--nproc=1", "--quiet", "/usr/bin/env"]);
     assert_eq!(err, "");
+    // fp8 is no precision of other programs, neither here nor in the launchers of a job file.
+    fs::write(&file, "distributed_type: 'NO'\nmixed_precision: fp8\n").unwrap();
+    assert_eq!(work.variables(&["train.py"])["ACCELERATE_MIXED_PRECISION"], "fp8");
+    let line = line.replace("its FSDP is", "its fp8 is");
+    let (out, err) = started(&["--nproc=1", "/usr/bin/env"]);
+    assert!(!out.contains("ACCELERATE_MIXED_PRECISION"), "{out}");
+    assert_eq!(err, line);
+    let (out, err) = emitted(&["--nproc=1", "/usr/bin/env"]);
+    assert!(!out.contains("fp8"), "{out}");
+    assert_eq!(err, line);
+    let (out, _) = emitted(&["--nproc=1", "--fp8-backend=te", "train.py"]);
+    assert!(out.contains("--mixed-precision fp8") && out.contains("--fp8-backend te"), "{out}");
     // Named on the command line, it needs no naming.
     fs::write(&file, "distributed_type: 'NO'\nmixed_precision: bf16\n").unwrap();
     let (_, err) = started(&["--nproc=1", "--config", file.to_str().unwrap(), "/usr/bin/env"]);

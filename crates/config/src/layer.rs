@@ -191,7 +191,7 @@ impl Layer {
     }
 
     /// Puts a setting back to its default.
-    pub(crate) fn reset(&mut self, name: &str) {
+    pub fn reset(&mut self, name: &str) {
         self.settings.unset(name);
         self.sources.remove(name);
         if let Some(default) = Setting::named(name).and_then(|it| it.default) {

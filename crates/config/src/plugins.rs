@@ -1,10 +1,11 @@
-//! Accelerate's plugins for sharded training: arguments of `accelerate launch` that become variables
-//! for Python programs.
+//! Accelerate's plugins for sharded training and for fp8: arguments of `accelerate launch` that become
+//! variables for Python programs.
 //!
-//! Brigade keeps a whole model on each rank, so these are not settings of its own. A Python program
-//! that uses Accelerate reads them from its environment, under the names and with the defaults that
-//! `accelerate launch` gives them; the table below is its code (`prepare_multi_gpu_env`,
-//! `prepare_deepspeed_cmd_env`, `prepare_extend_env_parallelism_config`, version 1.15).
+//! Brigade keeps a whole model on each rank, and has no kernels for fp8, so these are not settings of
+//! its own. A Python program that uses Accelerate reads them from its environment, under the names and
+//! with the defaults that `accelerate launch` gives them; the table below is its code
+//! (`prepare_multi_gpu_env`, `prepare_deepspeed_cmd_env`, `prepare_extend_env_parallelism_config`,
+//! `setup_fp8_env`, version 1.15).
 
 use crate::error::ConfigError;
 use crate::layer::{Layer, PLUGIN_PREFIX};
@@ -22,26 +23,32 @@ pub struct PluginArgument {
     pub kind: Kind,
     /// Its value where nothing is said; `None`: its variable is not set then.
     pub default: Option<&'static str>,
-    /// The variable that it becomes; `None` where it becomes none by itself.
+    /// The variable that it becomes, or how the names of several begin; `None` where it becomes none
+    /// by itself.
     pub variable: Option<&'static str>,
     /// Accelerate writes its value in small letters.
     is_lower: bool,
 }
 
-/// A way of sharding a model.
+/// A way of training that Accelerate has and Brigade has not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plugin {
     /// PyTorch's `FullyShardedDataParallel` and `fully_shard`.
     Fsdp,
     /// DeepSpeed.
     DeepSpeed,
+    /// Megatron-LM.
+    Megatron,
     /// Axes of parallelism besides data: tensors, contexts, sequences.
     Parallelism,
+    /// Products in numbers of eight bits.
+    Fp8,
 }
 
 impl Plugin {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Fsdp, Self::DeepSpeed, Self::Parallelism];
+    pub const ALL: [Self; 5] =
+        [Self::Fsdp, Self::DeepSpeed, Self::Megatron, Self::Parallelism, Self::Fp8];
 
     /// Its name in prose.
     #[must_use]
@@ -49,31 +56,68 @@ impl Plugin {
         match self {
             Self::Fsdp => "FSDP",
             Self::DeepSpeed => "DeepSpeed",
+            Self::Megatron => "Megatron-LM",
+            Self::Fp8 => "fp8",
             Self::Parallelism => "the parallelism config",
         }
     }
 
-    /// The argument that turns it on.
+    /// The argument that turns it on; `None` for fp8, which is a value of the setting
+    /// `mixed-precision`.
     #[must_use]
-    pub fn switch(self) -> &'static str {
+    pub fn switch(self) -> Option<&'static str> {
         match self {
-            Self::Fsdp => "use-fsdp",
-            Self::DeepSpeed => "use-deepspeed",
-            Self::Parallelism => "use-parallelism-config",
+            Self::Fsdp => Some("use-fsdp"),
+            Self::DeepSpeed => Some("use-deepspeed"),
+            Self::Megatron => Some("use-megatron-lm"),
+            Self::Parallelism => Some("use-parallelism-config"),
+            Self::Fp8 => None,
         }
+    }
+
+    /// Every argument that turns one of them on.
+    pub fn switches() -> impl Iterator<Item = &'static str> {
+        Self::ALL.into_iter().filter_map(Self::switch)
+    }
+
+    fn is_on(self, layer: &Layer) -> bool {
+        match self.switch() {
+            Some(switch) => value(layer, switch) == Some("true"),
+            None => layer.settings.mixed_precision == Some(Precision::Fp8),
+        }
+    }
+
+    /// Where it was turned on, or off.
+    fn source(self, layer: &Layer) -> Source {
+        match self.switch() {
+            Some(switch) => source(layer, switch),
+            None => layer.source("mixed-precision").cloned().unwrap_or(Source::Default),
+        }
+    }
+
+    /// The flags that turn it on.
+    fn flag(self) -> String {
+        let of_fp8 = || "--mixed-precision fp8".to_owned();
+        self.switch().map_or_else(of_fp8, |switch| format!("--{switch}"))
     }
 }
 
 /// What the value of an argument is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// No value: it is there or not.
+    /// No value: it is there or not, and turns a plugin on.
     Switch,
+    /// No value: Python's `True` where it is there.
+    Flag,
+    /// True or false, of which Accelerate's parser makes 1 and 0.
+    OneOrZero,
+    /// Three of the same kind, with commas between them.
+    ThreeOnesOrZeros,
     /// A whole number.
     Integer,
     /// Any number.
     Float,
-    /// One of these words.
+    /// One of these words, in small or capital letters: Accelerate's files have both.
     Choice(&'static [&'static str]),
     /// True or false, as Python prints it. Accelerate's own parser takes every text for true here.
     Bool,
@@ -82,11 +126,20 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// Whether a flag for it stands without a value.
+    #[must_use]
+    pub fn is_switch(self) -> bool {
+        matches!(self, Self::Switch | Self::Flag)
+    }
+
     /// For errors and for help.
     #[must_use]
     pub fn expected(self) -> String {
         match self {
-            Self::Switch | Self::Bool => "true or false".to_owned(),
+            Self::ThreeOnesOrZeros => {
+                "true or false three times, as in true,false,false".to_owned()
+            }
+            Self::Switch | Self::Flag | Self::OneOrZero | Self::Bool => "true or false".to_owned(),
             Self::Integer => "a whole number".to_owned(),
             Self::Float => "a number, or auto".to_owned(),
             Self::Choice(words) => words.join(" or "),
@@ -102,8 +155,12 @@ impl Kind {
             // DeepSpeed's word for: as the program's own configuration says.
             Self::Float if text == "auto" => Some(text.to_owned()),
             Self::Float => text.trim().parse::<f64>().ok().map(python_float),
-            Self::Bool => bool::parse(text).map(|it| python_bool(it).to_owned()),
-            Self::Choice(words) => words.contains(&text).then(|| text.to_owned()),
+            Self::Flag | Self::Bool => bool::parse(text).map(|it| python_bool(it).to_owned()),
+            Self::OneOrZero => bool::parse(text.trim()).map(|it| u8::from(it).to_string()),
+            Self::ThreeOnesOrZeros => three(text, |it| u8::from(it).to_string()),
+            Self::Choice(words) => {
+                words.iter().any(|it| it.eq_ignore_ascii_case(text)).then(|| text.to_owned())
+            }
             Self::Text => Some(text.to_owned()),
         }
     }
@@ -123,15 +180,35 @@ impl PluginArgument {
     pub fn parse(&self, text: &str) -> Result<String, String> {
         self.kind.normal(text).ok_or_else(|| format!("expected {}", self.kind.expected()))
     }
+
+    /// The value of a file of Accelerate's as it is kept. Accelerate does not look at a number there,
+    /// DeepSpeed knows the word auto, and its parser of flags does not see true and false.
+    pub(crate) fn of_file(&self, text: String) -> String {
+        match self.kind {
+            Flag | OneOrZero | Float => text,
+            // Without brackets it is a list in YAML's eyes, within round ones a text.
+            ThreeOnesOrZeros => {
+                let items = text.trim_matches(|it: char| "()[] ".contains(it));
+                three(items, |it| python_bool(it).to_owned()).unwrap_or(text)
+            }
+            _ => self.parse(&text).unwrap_or(text),
+        }
+    }
+}
+
+/// Three truths, each written in the same way.
+fn three(text: &str, write: impl Fn(bool) -> String) -> Option<String> {
+    let items: Vec<bool> =
+        text.split(',').map(|it| bool::parse(it.trim())).collect::<Option<_>>()?;
+    let words: Vec<String> = items.into_iter().map(write).collect();
+    (words.len() == 3).then(|| words.join(","))
 }
 
 /// What the plugins of a launch come to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plugins {
-    /// Which are on.
-    pub on: Vec<Plugin>,
-    /// Where the first of them was turned on.
-    pub source: Source,
+    /// Which are on, and where each was turned on.
+    pub on: Vec<(Plugin, Source)>,
     /// Their variables.
     pub variables: Vec<(String, String)>,
     /// DeepSpeed has the folder of the launch appended to `PYTHONPATH`.
@@ -142,14 +219,25 @@ impl Plugins {
     /// Which are on, in prose.
     #[must_use]
     pub fn names(&self) -> String {
-        let names: Vec<&str> = self.on.iter().map(|it| it.name()).collect();
+        let names: Vec<&str> = self.on.iter().map(|it| it.0.name()).collect();
         names.join(" and ")
     }
 
-    /// Which are on, and where the first of them was turned on: `FSDP (flag --use-fsdp)`.
+    /// Which are on, and where each was turned on: `FSDP (flag --use-fsdp)`.
     #[must_use]
     pub fn what(&self) -> String {
-        format!("{} ({})", self.names(), self.source)
+        let named = |(plugin, source): &(Plugin, Source)| format!("{} ({source})", plugin.name());
+        self.on.iter().map(named).collect::<Vec<_>>().join(" and ")
+    }
+
+    /// What to do instead with a program that none of them is for.
+    #[must_use]
+    pub fn remedy(&self) -> &'static str {
+        if self.on.iter().all(|it| it.0 == Plugin::Fp8) {
+            "use --mixed-precision bf16: Brigade has no kernels for fp8"
+        } else {
+            "leave it out: a Brigade program has a whole model on each rank"
+        }
     }
 }
 
@@ -159,10 +247,9 @@ impl Plugins {
 /// # Errors
 /// Two plugins, or a plugin and `--cpu`, exclude each other.
 pub fn resolve(layer: &mut Layer) -> Result<Option<Plugins>, ConfigError> {
-    let is_on = |layer: &Layer, plugin: Plugin| value(layer, plugin.switch()) == Some("true");
-    let source = |layer: &Layer, plugin: Plugin| source(layer, plugin.switch());
+    let is_on = |layer: &Layer, plugin: Plugin| plugin.is_on(layer);
     let said =
-        |layer: &Layer, plugin: Plugin| format!("{} ({})", plugin.name(), source(layer, plugin));
+        |layer: &Layer, plugin: Plugin| format!("{} ({})", plugin.name(), plugin.source(layer));
     let contradiction = |one: String, other: String| {
         ConfigError::Contradiction(format!(
             "{one} and {other} exclude each other, as in Accelerate"
@@ -173,39 +260,50 @@ pub fn resolve(layer: &mut Layer) -> Result<Option<Plugins>, ConfigError> {
     }
     if is_on(layer, Plugin::Parallelism)
         && !is_on(layer, Plugin::Fsdp)
-        && let flag @ Source::Flag(_) = source(layer, Plugin::Parallelism)
+        && let flag @ Source::Flag(_) = Plugin::Parallelism.source(layer)
     {
         return Err(ConfigError::Contradiction(format!(
             "the parallelism config ({flag}) needs --use-fsdp and --fsdp-version 2, as in Accelerate"
         )));
     }
+    if is_on(layer, Plugin::Megatron) && is_on(layer, Plugin::DeepSpeed) {
+        let winner = format!("{}, as in Accelerate", said(layer, Plugin::DeepSpeed));
+        turn_off(layer, Plugin::Megatron, &winner);
+    }
     // `use_cpu` of a file is a default of Accelerate's; the flag is a choice.
     if let Some(cpu @ Source::Flag(_)) = layer.source("cpu").cloned()
         && layer.settings.cpu == Some(true)
     {
-        for plugin in [Plugin::Fsdp, Plugin::DeepSpeed] {
-            match source(layer, plugin) {
+        for plugin in [Plugin::Fsdp, Plugin::DeepSpeed, Plugin::Megatron, Plugin::Parallelism] {
+            // Accelerate refuses the first two, and takes no notice of the others.
+            let is_refused = matches!(plugin, Plugin::Fsdp | Plugin::DeepSpeed);
+            match plugin.source(layer) {
                 _ if !is_on(layer, plugin) => {}
-                Source::Flag(_) => {
+                Source::Flag(_) if is_refused => {
                     return Err(contradiction(said(layer, plugin), format!("cpu ({cpu})")));
                 }
-                lower => {
-                    layer.reset_plugin(plugin.switch());
-                    layer.note(lower, format!("{} gives way to {cpu}", plugin.name()));
-                }
+                _ => turn_off(layer, plugin, &cpu.to_string()),
             }
         }
     }
     let on: Vec<Plugin> = Plugin::ALL.into_iter().filter(|it| is_on(layer, *it)).collect();
     note_what_is_off(layer, &on);
     warn_of_what_is_lost(layer, &on);
-    let Some(first) = on.first() else { return Ok(None) };
+    if on.is_empty() {
+        return Ok(None);
+    }
     Ok(Some(Plugins {
-        source: source(layer, *first),
         variables: variables(layer, &on),
         adds_python_path: on.contains(&Plugin::DeepSpeed),
-        on,
+        on: on.into_iter().map(|plugin| (plugin, plugin.source(layer))).collect(),
     }))
+}
+
+fn turn_off(layer: &mut Layer, plugin: Plugin, winner: &str) {
+    let Some(switch) = plugin.switch() else { return };
+    let source = plugin.source(layer);
+    layer.reset_plugin(switch);
+    layer.note(source, format!("{} gives way to {winner}", plugin.name()));
 }
 
 /// The arguments that are given, with their values, as flags would say them on a host that has not the
@@ -238,7 +336,7 @@ fn note_what_is_off(layer: &mut Layer, on: &[Plugin]) {
     };
     let idle: Vec<&PluginArgument> = ARGUMENTS.iter().filter(idle).collect();
     for argument in idle {
-        let text = format!("does nothing without --{}", argument.plugin.switch());
+        let text = format!("does nothing without {}", argument.plugin.flag());
         let text = match source(layer, argument.name) {
             Source::Flag(_) => text,
             _ => format!("{} {text}", argument.name),
@@ -279,7 +377,14 @@ fn variables(layer: &Layer, on: &[Plugin]) -> Vec<(String, String)> {
         for argument in arguments {
             let text = value(layer, argument.name).or(argument.default);
             let (Some(variable), Some(text)) = (argument.variable, text) else { continue };
-            if argument.kind == Switch || is_for_its_axis(layer, argument) {
+            if argument.kind == ThreeOnesOrZeros {
+                // One variable for each product of a linear layer.
+                let products = ["FPROP", "DGRAD", "WGRAD"].into_iter().zip(text.split(','));
+                variables.extend(
+                    products
+                        .map(|(product, text)| (format!("{variable}_{product}"), text.to_owned())),
+                );
+            } else if argument.kind == Switch || is_for_its_axis(layer, argument) {
                 let text = if argument.is_lower { text.to_lowercase() } else { text.to_owned() };
                 variables.push((variable.to_owned(), text));
             }
@@ -350,7 +455,7 @@ pub(crate) fn python_bool(value: bool) -> &'static str {
 }
 
 /// A number as Python prints it: `1.0`, `1e-05`, `1e+16`.
-fn python_float(number: f64) -> String {
+pub(crate) fn python_float(number: f64) -> String {
     let text = format!("{number:?}");
     let Some((digits, exponent)) = text.split_once('e') else { return text };
     let digits = digits.strip_suffix(".0").unwrap_or(digits);
@@ -385,7 +490,7 @@ macro_rules! arguments {
     (@is_lower) => { false };
 }
 
-use Kind::{Bool, Choice, Float, Integer, Switch, Text};
+use Kind::{Bool, Choice, Flag, Float, Integer, OneOrZero, Switch, Text, ThreeOnesOrZeros};
 
 /// Every argument, in the order in which `accelerate launch` sets the variables.
 pub const ARGUMENTS: &[PluginArgument] = arguments! {
@@ -427,6 +532,40 @@ pub const ARGUMENTS: &[PluginArgument] = arguments! {
         "deepspeed-gradient-accumulation-steps" Text;
         "deepspeed-fields-from-accelerate-config" Text;
     }
+    Megatron {
+        "use-megatron-lm" Switch => "ACCELERATE_USE_MEGATRON_LM";
+        "megatron-lm-tp-degree" Integer, default "1" => "MEGATRON_LM_TP_DEGREE";
+        "megatron-lm-use-custom-fsdp" Bool, default "False" => "MEGATRON_LM_USE_CUSTOM_FSDP";
+        "megatron-lm-no-load-optim" Bool, default "False" => "MEGATRON_LM_NO_LOAD_OPTIM";
+        "megatron-lm-eod-mask-loss" Bool, default "False" => "MEGATRON_LM_EOD_MASK_LOSS";
+        "megatron-lm-no-save-optim" Bool, default "False" => "MEGATRON_LM_NO_SAVE_OPTIM";
+        "megatron-lm-optimizer-cpu-offload" Bool, default "False" => "MEGATRON_LM_OPTIMIZER_CPU_OFFLOAD";
+        "megatron-lm-use-precision-aware-optimizer" Bool, default "False"
+            => "MEGATRON_LM_USE_PRECISION_AWARE_OPTIMIZER";
+        "megatron-lm-overlap-cpu-optimizer-d2h-h2d" Bool, default "False"
+            => "MEGATRON_LM_OVERLAP_CPU_OPTIMIZER_D2H_H2D";
+        "megatron-lm-decoder-last-pipeline-num-layers" Integer
+            => "MEGATRON_LM_DECODER_LAST_PIPELINE_NUM_LAYERS";
+        "megatron-lm-pp-degree" Integer, default "1" => "MEGATRON_LM_PP_DEGREE";
+        "megatron-lm-gradient-clipping" Float, default "1.0" => "MEGATRON_LM_GRADIENT_CLIPPING";
+        "megatron-lm-num-micro-batches" Integer => "MEGATRON_LM_NUM_MICRO_BATCHES";
+        "megatron-lm-sequence-parallelism" Text => "MEGATRON_LM_SEQUENCE_PARALLELISM";
+        "megatron-lm-recompute-activations" Text => "MEGATRON_LM_RECOMPUTE_ACTIVATIONS";
+        "megatron-lm-use-distributed-optimizer" Text => "MEGATRON_LM_USE_DISTRIBUTED_OPTIMIZER";
+        "megatron-lm-recompute-granularity" Text => "MEGATRON_LM_RECOMPUTE_GRANULARITY";
+        "megatron-lm-recompute-method" Text => "MEGATRON_LM_RECOMPUTE_METHOD";
+        "megatron-lm-recompute-num-layers" Integer => "MEGATRON_LM_RECOMPUTE_NUM_LAYERS";
+        "megatron-lm-attention-backend" Text => "MEGATRON_LM_ATTENTION_BACKEND";
+        "megatron-lm-expert-model-parallel-size" Integer => "MEGATRON_LM_EXPERT_MODEL_PARALLEL_SIZE";
+        "megatron-lm-context-parallel-size" Integer => "MEGATRON_LM_CONTEXT_PARALLEL_SIZE";
+        "megatron-lm-attention-dropout" Float => "MEGATRON_LM_ATTENTION_DROPOUT";
+        "megatron-lm-hidden-dropout" Float => "MEGATRON_LM_HIDDEN_DROPOUT";
+        "megatron-lm-attention-softmax-in-fp32" Text => "MEGATRON_LM_ATTENTION_SOFTMAX_IN_FP32";
+        "megatron-lm-expert-tensor-parallel-size" Integer => "MEGATRON_LM_EXPERT_TENSOR_PARALLEL_SIZE";
+        "megatron-lm-calculate-per-token-loss" Text => "MEGATRON_LM_CALCULATE_PER_TOKEN_LOSS";
+        "megatron-lm-use-rotary-position-embeddings" Text
+            => "MEGATRON_LM_USE_ROTARY_POSITION_EMBEDDINGS";
+    }
     Parallelism {
         "use-parallelism-config" Switch => "ACCELERATE_USE_PARALLELISM_CONFIG";
         "parallelism-config-dp-replicate-size" Integer, default "1" => "PARALLELISM_CONFIG_DP_REPLICATE_SIZE";
@@ -443,6 +582,22 @@ pub const ARGUMENTS: &[PluginArgument] = arguments! {
             => "PARALLELISM_CONFIG_SP_SEQ_LENGTH_IS_VARIABLE";
         "parallelism-config-sp-attn-implementation" Text, default "sdpa"
             => "PARALLELISM_CONFIG_SP_ATTN_IMPLEMENTATION";
+    }
+    Fp8 {
+        "fp8-backend" Choice(&["ao", "te", "msamp"]) => "ACCELERATE_FP8_BACKEND";
+        "fp8-use-autocast-during-eval" Flag, default "False" => "ACCELERATE_FP8_USE_AUTOCAST_DURING_EVAL";
+        "fp8-margin" Integer, default "0" => "ACCELERATE_FP8_MARGIN";
+        "fp8-interval" Integer, default "1" => "ACCELERATE_FP8_INTERVAL";
+        "fp8-format" Choice(&["HYBRID", "E4M3", "E5M2"]), default "HYBRID" => "ACCELERATE_FP8_FORMAT";
+        "fp8-amax-history-len" Integer, default "1024" => "ACCELERATE_FP8_AMAX_HISTORY_LEN";
+        "fp8-amax-compute-algo" Choice(&["max", "most_recent"]), default "most_recent"
+            => "ACCELERATE_FP8_AMAX_COMPUTE_ALGO";
+        "fp8-override-linear-precision" ThreeOnesOrZeros, default "False,False,False"
+            => "ACCELERATE_FP8_OVERRIDE";
+        "fp8-opt-level" Choice(&["O1", "O2"]), default "O2" => "ACCELERATE_FP8_OPT_LEVEL";
+        "fp8-enable-fsdp-float8-all-gather" OneOrZero, default "1"
+            => "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER";
+        "fp8-pad-inner-dim" OneOrZero, default "1" => "ACCELERATE_FP8_PAD_INNER_DIM";
     }
 };
 

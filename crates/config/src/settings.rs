@@ -296,6 +296,9 @@ settings! {
         master_addr: String = "master-addr" "HOST"
             env "PET_MASTER_ADDR" also "main-process-ip";
         /// Port on host 0 where the launchers meet [default: 29500]
+        ///
+        /// On one host it is MASTER_PORT of the ranks, and the variable MASTER_PORT says the same
+        /// [default: a free port for each attempt]
         master_port: u16 = "master-port" "PORT"
             env "PET_MASTER_PORT" also "main-process-port";
         /// Address of this host, for the others
@@ -410,7 +413,7 @@ settings! {
     ["training"] {
         /// Precision of computations: no, fp16 or bf16
         ///
-        /// no is the model's own type
+        /// no is the model's own type; fp8 is for Python programs that use Accelerate
         mixed_precision: Precision = "mixed-precision" "TYPE"
             default "no" env "ACCELERATE_MIXED_PRECISION";
         /// Batches whose gradients are added up for one step
@@ -442,8 +445,8 @@ settings! {
 /// Arguments of `accelerate launch` that are not settings.
 pub(crate) const ACCELERATE: Table = Table {
     name: "accelerate",
-    meaning: " Arguments of `accelerate launch` for FSDP, DeepSpeed and axes of parallelism, for Python \
-              programs that use Accelerate.",
+    meaning: " Arguments of `accelerate launch` for FSDP, DeepSpeed, Megatron-LM, axes of parallelism \
+              and fp8, for Python programs that use Accelerate.",
 };
 /// The last table: variables for the ranks.
 pub(crate) const ENV: Table = Table { name: "env", meaning: " Variables for every rank." };

@@ -561,10 +561,15 @@ fn reserve_port(plan: &LaunchPlan, interfaces: Interfaces) -> Result<StorePort, 
         }
         _ => true,
     };
-    match plan.options.store_port.filter(|_| is_first) {
-        Some(range) => StorePort::reserve_in(interfaces, range).map_err(LaunchError::system(
-            format!("use port {range} for the ranks' store (--store-port)"),
-        )),
+    match plan.options.store_port.as_ref().filter(|_| is_first) {
+        Some(chosen) => StorePort::reserve_in(interfaces, chosen.ports).map_err(|cause| {
+            LaunchError::StorePort {
+                ports: chosen.ports.to_string(),
+                source_of: chosen.source.clone(),
+                cause,
+                needs_one: interfaces == Interfaces::All,
+            }
+        }),
         None => StorePort::reserve(interfaces).map_err(LaunchError::system("reserve a port")),
     }
 }

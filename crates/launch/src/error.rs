@@ -47,10 +47,25 @@ pub enum LaunchError {
         /// Why. The message has it; as its `source`, a printed chain would say it twice.
         cause: io::Error,
     },
+    /// The ports that the user has chosen for the ranks' store cannot be had.
+    #[error(
+        "cannot use port {ports} for the ranks' store ({source_of}): {cause}; end the program that listens \
+         there, or choose another port{}",
+        if *needs_one { "" } else { "; without a choice each attempt has a free one" }
+    )]
+    StorePort {
+        /// The port, or the first and the last one.
+        ports: String,
+        /// Where they were chosen.
+        source_of: String,
+        /// Why. The message has it; as its `source`, a printed chain would say it twice.
+        cause: io::Error,
+        /// Other hosts have to reach it.
+        needs_one: bool,
+    },
     /// What only Python programs understand was asked for another program.
     #[error(
-        "{what} needs a Python program that uses Accelerate, and {} is not a Python program; leave it \
-         out: a Brigade program has a whole model on each rank",
+        "{what} needs a Python program that uses Accelerate, and {} is not a Python program; {remedy}",
         program.display()
     )]
     ForPython {
@@ -58,6 +73,8 @@ pub enum LaunchError {
         what: String,
         /// The program.
         program: OsString,
+        /// What to do instead.
+        remedy: String,
     },
     /// The devices are not as asked for.
     #[error(transparent)]

@@ -73,5 +73,5 @@ pub use plan::{HostFacts, LaunchPlan};
 pub use program::{CargoKind, CargoTarget, Invocation, Program, ProgramError};
 pub use rendezvous::{Endpoint, NodeRange, RendezvousMode, RendezvousTimeouts};
 pub use scheduler::{Found, SchedulerError, Surroundings};
-pub use store_port::{Interfaces, PortRange, StorePort};
+pub use store_port::{ChosenPorts, Interfaces, PortRange, StorePort};
 pub use value::ValueError;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::events::EventsTarget;
 use crate::{
-    NodeRange, NprocSpec, OutputOptions, PlacementOptions, PortRange, Program, RendezvousMode,
+    ChosenPorts, NodeRange, NprocSpec, OutputOptions, PlacementOptions, Program, RendezvousMode,
     RendezvousTimeouts,
 };
 
@@ -57,7 +57,7 @@ pub struct LaunchOptions {
     /// Name or address under which other hosts reach this one. Default: as they see it.
     pub local_addr: Option<String>,
     /// Among which ports the ranks' store has its own. Default: any that is free.
-    pub store_port: Option<PortRange>,
+    pub store_port: Option<ChosenPorts>,
     /// How long agents wait for each other.
     pub timeouts: RendezvousTimeouts,
     /// `ROLE_NAME` of each rank.
@@ -77,6 +77,8 @@ pub struct LaunchOptions {
 pub struct ForPython {
     /// What the user has asked for, and where: `FSDP (flag --use-fsdp)`.
     pub what: String,
+    /// What to do with a program that is not a Python program.
+    pub remedy: String,
     /// The variables. Those of [`LaunchOptions::env`] go before them.
     pub variables: Vec<(String, String)>,
 }

@@ -146,9 +146,10 @@ impl LaunchPlan {
         options.rendezvous.check(options.nodes)?;
         let Invocation { file, name, mut args } = facts.program.clone()?;
         let mut user_env = options.env.clone();
-        if let Some(ForPython { what, variables }) = &options.for_python {
+        if let Some(ForPython { what, remedy, variables }) = &options.for_python {
             if !facts.is_python {
-                return Err(LaunchError::ForPython { what: what.clone(), program: name });
+                let (what, remedy) = (what.clone(), remedy.clone());
+                return Err(LaunchError::ForPython { what, program: name, remedy });
             }
             let is_free = |name: &String| options.env.iter().all(|own| own.0 != *name);
             user_env.extend(variables.iter().filter(|it| is_free(&it.0)).cloned());
@@ -377,13 +378,16 @@ mod tests {
             ),
             "--threads-per-rank 0 is not possible: a rank needs at least one thread"
         );
-        let for_python =
-            Some(ForPython { what: "FSDP (flag --use-fsdp)".into(), variables: vec![] });
+        let for_python = Some(ForPython {
+            what: "FSDP (flag --use-fsdp)".into(),
+            remedy: "leave it out".into(),
+            variables: vec![],
+        });
         let options = LaunchOptions { for_python, ..Default::default() };
         assert_eq!(
             refuse(options.clone(), facts(8, &[])),
             "FSDP (flag --use-fsdp) needs a Python program that uses Accelerate, and train is not a \
-             Python program; leave it out: a Brigade program has a whole model on each rank"
+             Python program; leave it out"
         );
         let python = HostFacts { is_python: true, ..facts(8, &[]) };
         assert!(LaunchPlan::resolve(&options, &python).is_ok());

@@ -64,6 +64,15 @@ impl fmt::Display for PortRange {
     }
 }
 
+/// Ports that the user has chosen for the ranks' store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChosenPorts {
+    /// One of these.
+    pub ports: PortRange,
+    /// Where they were chosen, for errors: `flag --store-port`.
+    pub source: String,
+}
+
 /// A free port, held for as long as this value lives.
 ///
 /// The socket behind it is bound with `SO_REUSEADDR` and never listens. On Linux that keeps the

@@ -1,5 +1,6 @@
 //! The Accelerator: one process's view of the job.
 
+mod attempt;
 mod banner;
 mod checkpoints;
 pub(crate) mod connect;

@@ -5,7 +5,7 @@
 
 use std::ffi::OsString;
 
-use brigade_config::plugins::{ARGUMENTS, Kind, Plugin, PluginArgument};
+use brigade_config::plugins::{ARGUMENTS, Plugin, PluginArgument};
 use brigade_config::{ConfigError, Layer, Note, Source};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
@@ -71,23 +71,20 @@ impl ForeignFlags {
 
     /// A flag that chooses a plugin, or none of them, goes before what a file chooses.
     fn choose_plugin(&self, flags: &mut Layer) -> Result<(), ConfigError> {
-        let switches = [Plugin::Fsdp.switch(), Plugin::DeepSpeed.switch()];
         let is_given = |name: &str| flags.settings.accelerate.contains_key(name);
         let is_multi_gpu = self.idle.iter().any(|it| it.name == MULTI_GPU);
-        let multi_gpu = is_multi_gpu.then_some(MULTI_GPU);
-        let chosen: Vec<&str> =
-            switches.into_iter().filter(|it| is_given(it)).chain(multi_gpu).collect();
-        match chosen.as_slice() {
-            [] => return Ok(()),
-            [_] => {}
-            [one, other, ..] => {
-                return Err(ConfigError::Contradiction(format!(
-                    "--{one} and --{other} exclude each other, as in Accelerate"
-                )));
-            }
+        let exclusive = [Plugin::Fsdp, Plugin::DeepSpeed].into_iter().filter_map(Plugin::switch);
+        let mut chosen: Vec<&str> = exclusive.filter(|it| is_given(it)).collect();
+        chosen.extend(is_multi_gpu.then_some(MULTI_GPU));
+        if let [one, other, ..] = chosen.as_slice() {
+            return Err(ConfigError::Contradiction(format!(
+                "--{one} and --{other} exclude each other, as in Accelerate"
+            )));
         }
-        let source = Source::Flag(chosen[0].to_owned());
-        for switch in switches.into_iter().chain([Plugin::Parallelism.switch()]) {
+        chosen.extend(Plugin::Megatron.switch().filter(|it| is_given(it)));
+        let Some(first) = chosen.first() else { return Ok(()) };
+        let source = Source::Flag((*first).to_owned());
+        for switch in Plugin::switches() {
             if !flags.settings.accelerate.contains_key(switch) {
                 flags.set_plugin(switch, "false", source.clone())?;
             }
@@ -144,7 +141,8 @@ pub(crate) fn refusal(error: &Error, args: impl Iterator<Item = OsString>) -> Op
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return None };
     let flag = flag.split('=').next().unwrap_or(flag);
     let name = flag.trim_start_matches('-').replace('_', "-");
-    if let Some(reason) = moved_to_emit(&name, args) {
+    let args: Vec<String> = args.map(|it| it.to_string_lossy().into_owned()).collect();
+    if let Some(reason) = moved_to_emit(&name, &args).or_else(|| number_of_ranks(flag, &args)) {
         return Some(reason);
     }
     let begins = |prefix: &&str| match prefix.strip_suffix('*') {
@@ -156,11 +154,10 @@ pub(crate) fn refusal(error: &Error, args: impl Iterator<Item = OsString>) -> Op
 }
 
 /// Names the command that prints job files, for `brigade launch --emit slurm` and the like.
-fn moved_to_emit(flag: &str, args: impl Iterator<Item = OsString>) -> Option<String> {
+fn moved_to_emit(flag: &str, args: &[String]) -> Option<String> {
     if flag != EMIT && !JOB_FILE_FLAGS.contains(&flag) {
         return None;
     }
-    let args: Vec<String> = args.map(|it| it.to_string_lossy().into_owned()).collect();
     if args.first().is_none_or(|command| command != "launch") {
         return None;
     }
@@ -177,6 +174,25 @@ fn moved_to_emit(flag: &str, args: impl Iterator<Item = OsString>) -> Option<Str
     Some(format!(
         "--{flag} is not an option of `brigade launch`: {command} prints a job file, with the same \
          options for the job"
+    ))
+}
+
+/// Answers mpirun's flags for the number of ranks, `-n 4`, `-n4`, `-np 4` and `--np=4`, with ours.
+fn number_of_ranks(flag: &str, args: &[String]) -> Option<String> {
+    if !["-n", "--n", "--np"].contains(&flag) {
+        return None;
+    }
+    let starts = args.first().is_some_and(|it| ["launch", "test", "emit"].contains(&it.as_str()));
+    let place = args.iter().position(|it| it.starts_with(flag)).filter(|_| starts)?;
+    let word = args[place].trim_start_matches('-').trim_start_matches('n').trim_start_matches('p');
+    let spelled = if args[place].starts_with("-np") { "-np" } else { flag };
+    let number = match word.trim_start_matches('=') {
+        "" => args.get(place + 1).map_or("N", String::as_str),
+        joined => joined,
+    };
+    let number = if number.parse::<u64>().is_ok() { number } else { "N" };
+    Some(format!(
+        "{spelled} is a flag of mpirun: give --nproc {number}, the number of ranks on each host"
     ))
 }
 
@@ -198,11 +214,10 @@ impl Args for ForeignFlags {
         });
         ARGUMENTS.iter().fold(command, |command, argument| {
             let arg = foreign(argument.name).hide(true);
-            command.arg(match argument.kind {
-                Kind::Switch => arg.action(ArgAction::SetTrue),
-                _ => {
-                    arg.allow_negative_numbers(true).value_parser(|text: &str| argument.parse(text))
-                }
+            command.arg(if argument.kind.is_switch() {
+                arg.action(ArgAction::SetTrue)
+            } else {
+                arg.allow_negative_numbers(true).value_parser(|text: &str| argument.parse(text))
             })
         })
     }
@@ -225,9 +240,13 @@ impl FromArgMatches for ForeignFlags {
         let is_there = |idle: &&Idle| {
             matches.value_source(idle.name) == Some(clap::parser::ValueSource::CommandLine)
         };
-        let plugins = ARGUMENTS.iter().filter_map(|argument| match argument.kind {
-            Kind::Switch => matches.get_flag(argument.name).then(|| (argument, "true".to_owned())),
-            _ => Some((argument, matches.get_one::<String>(argument.name)?.clone())),
+        let plugins = ARGUMENTS.iter().filter_map(|argument| {
+            let text = if argument.kind.is_switch() {
+                matches.get_flag(argument.name).then(|| "true".to_owned())
+            } else {
+                matches.get_one::<String>(argument.name).cloned()
+            };
+            Some((argument, text?))
         });
         let total = matches.get_one::<u64>(TOTAL).and_then(|it| usize::try_from(*it).ok());
         Ok(Self {
@@ -284,14 +303,8 @@ const JOB_FILE_FLAGS: [&str; 7] =
 /// Flags of Accelerate's by their beginnings, and why they are refused.
 const REFUSED: &[(&[&str], &str)] = &[
     (
-        &["use-megatron-lm", "megatron-lm-*"],
-        "Megatron-LM shards a model over the ranks, which Brigade does not do: use `accelerate \
-         launch`, or leave its flags out for a whole model on each rank",
-    ),
-    (
         &["tpu", "tpu-*", "vm", "downcast-bf16"],
         "Brigade does not run on TPUs: use `accelerate launch`",
     ),
-    (&["fp8-*"], "fp8 needs kernels that Brigade does not have: use --mixed-precision bf16"),
     (&["aws-*"], "Brigade does not start jobs on Amazon SageMaker: use `accelerate launch`"),
 ];

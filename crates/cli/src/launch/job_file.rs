@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 
-use brigade_config::plugins::{self, Kind, PluginArgument};
+use brigade_config::plugins::{self, PluginArgument};
 use brigade_config::{Layer, Source, TABLE, Variables};
 use brigade_launch::emit::JobFile;
 use brigade_launch::events::EventsTarget;
@@ -47,11 +47,12 @@ impl JobArgs {
         }
         let (for_python, unused) = options::plugins(layers, &self.program, variables)?;
         let program = self.program.program(variables)?;
-        if let Some(ForPython { what, .. }) = &for_python
+        if let Some(ForPython { what, remedy, .. }) = &for_python
             && program.is_python_here() == Some(false)
         {
             let program = self.program.words().first().cloned().unwrap_or_default();
-            return Err(LaunchError::ForPython { what: what.clone(), program }.into());
+            let (what, remedy) = (what.clone(), remedy.clone());
+            return Err(LaunchError::ForPython { what, program, remedy }.into());
         }
         let mut flags = settings_as_flags(layers);
         if for_python.is_some() {
@@ -123,7 +124,8 @@ fn settings_as_flags(layers: &mut Layer) -> Vec<OsString> {
 /// The same of the arguments of Accelerate's plugins.
 fn plugins_as_flags(layers: &Layer) -> Vec<OsString> {
     let flag = |(argument, text): (&PluginArgument, String)| {
-        let is_switch = argument.kind == Kind::Switch;
+        let is_switch = argument.kind.is_switch();
+        let text = if is_switch { text.to_lowercase() } else { text };
         (!is_switch || text == "true").then(|| as_flag(argument.name, text, is_switch))
     };
     plugins::given(layers).into_iter().filter_map(flag).flatten().collect()

@@ -1,11 +1,13 @@
 //! From settings to what the launcher is asked for.
 
+use brigade_config::plugins::{self, Plugin};
 use brigade_config::value::{Precision, Value as _};
-use brigade_config::{ConfigError, Layer, Source, Variables, of_the_launcher, plugins};
+use brigade_config::{ConfigError, Layer, Source, Variables, of_the_launcher};
 use brigade_launch::{
-    ForPython, GuardSources, LaunchOptions, NprocSpec, OutputOptions, PlacementFacts,
-    PlacementOptions, RendezvousMode, Secret, SecretError,
+    ChosenPorts, ForPython, GuardSources, LaunchOptions, NprocSpec, OutputOptions, PlacementFacts,
+    PlacementOptions, PortRange, RendezvousMode, Secret, SecretError,
 };
+use brigade_world::env::ACCELERATE_MIXED_PRECISION;
 
 use super::program::ProgramArgs;
 use super::rendezvous::{self, Decided, Route};
@@ -46,7 +48,7 @@ pub(super) fn options(
     };
     let (for_python, unused) = plugins(layers, program, variables)?;
     // What a setting says goes before what another one implies.
-    let mut env = training(layers)?;
+    let mut env = training(layers);
     if let Some(ForPython { variables, .. }) = &for_python {
         // They say the same, in Accelerate's own spelling.
         env.retain(|(name, _)| variables.iter().all(|it| it.0 != *name));
@@ -56,6 +58,7 @@ pub(super) fn options(
 
     let secret = secret(layers, &rendezvous, variables)?;
     let etcd = rendezvous::etcd_access(layers, &rendezvous, variables)?;
+    let store_port = store_port(layers, &rendezvous, is_on_hosts);
     let settings = &layers.settings;
     let default = LaunchOptions::default();
     let options = LaunchOptions {
@@ -91,7 +94,7 @@ pub(super) fn options(
         env,
         withheld: of_the_launcher(),
         for_python,
-        store_port: settings.store_port,
+        store_port,
     };
     Ok((options, unused))
 }
@@ -106,13 +109,18 @@ pub(super) fn plugins(
     variables: &Variables,
 ) -> anyhow::Result<(Option<ForPython>, Option<String>)> {
     let Some(plugins) = plugins::resolve(layers)? else { return Ok((None, None)) };
-    let is_asked_for = !variables.is_accelerates_default(&plugins.source);
+    let is_asked_for = plugins.on.iter().any(|it| !variables.is_accelerates_default(&it.1));
     if !is_asked_for && program.program(variables)?.is_python_here() == Some(false) {
         let names = plugins.names();
-        layers.note(plugins.source, format!("{names} is for Python programs and not used"));
+        for (plugin, source) in plugins.on {
+            layers.note(source, format!("{} is for Python programs and not used", plugin.name()));
+            if plugin == Plugin::Fp8 {
+                layers.reset("mixed-precision");
+            }
+        }
         return Ok((None, Some(names)));
     }
-    let what = plugins.what();
+    let (what, remedy) = (plugins.what(), plugins.remedy().to_owned());
     let mut values = plugins.variables;
     if plugins.adds_python_path {
         let folder = layers.settings.workdir.clone().map_or_else(std::env::current_dir, Ok)?;
@@ -121,7 +129,24 @@ pub(super) fn plugins(
         let paths = std::env::join_paths(before.chain([folder]))?;
         values.push((PYTHONPATH.to_owned(), paths.to_string_lossy().into_owned()));
     }
-    Ok((Some(ForPython { what, variables: values }), None))
+    Ok((Some(ForPython { what, remedy, variables: values }), None))
+}
+
+/// The port of the ranks' store, where the user has chosen it: by its own setting, or on one host by
+/// torchrun's. Port 0 is any free one.
+fn store_port(
+    layers: &Layer,
+    rendezvous: &RendezvousMode,
+    is_on_hosts: bool,
+) -> Option<ChosenPorts> {
+    let source = |name| layers.source(name).map(ToString::to_string).unwrap_or_default();
+    if let Some(ports) = layers.settings.store_port {
+        return Some(ChosenPorts { ports, source: source("store-port") });
+    }
+    let is_one_host = *rendezvous == RendezvousMode::OneHost && !is_on_hosts;
+    let port = layers.settings.master_port.filter(|port| is_one_host && *port != 0)?;
+    let ports = PortRange { first: port, last: port };
+    Some(ChosenPorts { ports, source: source("master-port") })
 }
 
 /// What the launchers of all hosts have to know, where one command is started on each.
@@ -173,37 +198,51 @@ fn count(layers: &mut Layer, placement: &PlacementOptions) -> NprocSpec {
     NprocSpec::Count(gpus.max(1))
 }
 
-/// What the ranks of Python programs with Accelerate read. Only what was set: the rest is
-/// their default, too.
-///
-/// Errors for what no rank can do.
-pub(super) fn training(layers: &Layer) -> Result<Vec<(String, String)>, ConfigError> {
+/// What the ranks read, Brigade programs and Python programs with Accelerate, in the spelling of
+/// `accelerate launch`. Only what was set: the rest is their default, too.
+pub(super) fn training(layers: &Layer) -> Vec<(String, String)> {
     let settings = &layers.settings;
-    if settings.mixed_precision == Some(Precision::Fp8) {
-        let source = layers.source("mixed-precision").map(ToString::to_string).unwrap_or_default();
-        return Err(ConfigError::Contradiction(format!(
-            "mixed-precision fp8 ({source}): fp8 needs kernels that Brigade does not have; use bf16"
-        )));
-    }
+    let python = |is_on: Option<bool>| is_on.map(|it| if it { "True" } else { "False" }.to_owned());
     let rows = [
-        ("cpu", "ACCELERATE_USE_CPU"),
-        ("mixed-precision", "ACCELERATE_MIXED_PRECISION"),
-        ("gradient-accumulation-steps", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"),
-        ("dynamo-mode", "ACCELERATE_DYNAMO_MODE"),
-        ("dynamo-use-fullgraph", "ACCELERATE_DYNAMO_USE_FULLGRAPH"),
-        ("dynamo-use-dynamic", "ACCELERATE_DYNAMO_USE_DYNAMIC"),
-        ("dynamo-use-regional-compilation", "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"),
-        ("debug-collectives", "ACCELERATE_DEBUG_MODE"),
+        ("cpu", "ACCELERATE_USE_CPU", python(settings.cpu)),
+        // Of fp8 the plugin says it, to Python programs alone.
+        (
+            "mixed-precision",
+            ACCELERATE_MIXED_PRECISION,
+            settings.mixed_precision.filter(|it| *it != Precision::Fp8).map(|it| it.text()),
+        ),
+        (
+            "gradient-accumulation-steps",
+            "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+            settings.text("gradient-accumulation-steps"),
+        ),
+        (
+            "dynamo-backend",
+            "ACCELERATE_DYNAMO_BACKEND",
+            settings.dynamo_backend.map(|it| it.text().to_uppercase()),
+        ),
+        ("dynamo-mode", "ACCELERATE_DYNAMO_MODE", settings.text("dynamo-mode")),
+        (
+            "dynamo-use-fullgraph",
+            "ACCELERATE_DYNAMO_USE_FULLGRAPH",
+            python(settings.dynamo_use_fullgraph),
+        ),
+        (
+            "dynamo-use-dynamic",
+            "ACCELERATE_DYNAMO_USE_DYNAMIC",
+            python(settings.dynamo_use_dynamic),
+        ),
+        (
+            "dynamo-use-regional-compilation",
+            "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION",
+            python(settings.dynamo_use_regional_compilation),
+        ),
+        ("debug-collectives", "ACCELERATE_DEBUG_MODE", settings.text("debug-collectives")),
     ];
-    let given = |(setting, variable): (&str, &str)| {
-        let text = settings.text(setting).filter(|_| layers.is_given(setting))?;
-        Some((variable.to_owned(), text))
+    let given = |(setting, variable, text): (&str, &str, Option<String>)| {
+        Some((variable.to_owned(), text.filter(|_| layers.is_given(setting))?))
     };
-    let mut variables: Vec<(String, String)> = rows.into_iter().filter_map(given).collect();
-    if let Some(backend) = settings.dynamo_backend.filter(|_| layers.is_given("dynamo-backend")) {
-        variables.push(("ACCELERATE_DYNAMO_BACKEND".to_owned(), backend.text().to_uppercase()));
-    }
-    Ok(variables)
+    rows.into_iter().filter_map(given).collect()
 }
 
 const PYTHONPATH: &str = "PYTHONPATH";

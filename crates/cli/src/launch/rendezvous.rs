@@ -43,7 +43,6 @@ pub(super) fn decide(layers: &mut Layer) -> Result<Decided, ConfigError> {
             &[
                 "node-rank",
                 "master-addr",
-                "master-port",
                 "local-addr",
                 "rdzv-backend",
                 "rdzv-endpoint",
@@ -51,7 +50,7 @@ pub(super) fn decide(layers: &mut Layer) -> Result<Decided, ConfigError> {
                 "rdzv-secret-file",
                 "heartbeat-timeout",
             ],
-            "there is one host, and each attempt has a free port",
+            "there is one host",
         ),
         Route::Hosts | Route::Here(RendezvousMode::Launcher { .. }) => (
             &["node-rank", "master-port", "rdzv-conf", "rdzv-secret-file"],
@@ -76,6 +75,9 @@ pub(super) fn decide(layers: &mut Layer) -> Result<Decided, ConfigError> {
         if !is_used && !is_wait {
             idle_note(layers, name, reason);
         }
+    }
+    if way == Route::Here(RendezvousMode::OneHost) && layers.settings.store_port.is_some() {
+        idle_note(layers, "master-port", "store-port says which port the ranks' store has");
     }
     if way != Route::Hosts {
         for name in OF_A_LIST {

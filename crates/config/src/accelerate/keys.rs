@@ -5,7 +5,9 @@ use std::path::Path;
 use super::{Entry, KeyOutcome};
 use crate::error::ConfigError;
 use crate::layer::PLUGIN_PREFIX;
-use crate::plugins::{ARGUMENTS, FIELDS, Plugin, PluginArgument, STEPS, python_bool};
+use crate::plugins::{
+    ARGUMENTS, FIELDS, Kind, Plugin, PluginArgument, STEPS, python_bool, python_float,
+};
 use crate::source::Source;
 use crate::suggest;
 use crate::value::{Backend, DynamoBackend, Precision, Raw, Value};
@@ -81,17 +83,8 @@ impl<'a> Keys<'a> {
             }
             "fsdp_config" => self.plugin(entry, Plugin::Fsdp, "fsdp-")?,
             "deepspeed_config" => self.plugin(entry, Plugin::DeepSpeed, "")?,
-            "megatron_lm_config" if self.is_kind("MEGATRON_LM") => {
-                // The refusal is for distributed_type.
-                KeyOutcome::Nothing
-            }
-            "megatron_lm_config" => {
-                self.unless_empty(entry, || KeyOutcome::Idle(format!("{KIND} is not MEGATRON_LM")))
-            }
-            "fp8_config" => self.unless_empty(entry, || {
-                // With fp8 the file is refused for its mixed_precision.
-                KeyOutcome::Idle("mixed_precision is not fp8".to_owned())
-            }),
+            "megatron_lm_config" => self.plugin(entry, Plugin::Megatron, "")?,
+            "fp8_config" => self.plugin(entry, Plugin::Fp8, "fp8-")?,
             "parallelism_config" => self.plugin(entry, Plugin::Parallelism, "")?,
             "ipex_config" => self.unless_empty(entry, || {
                 KeyOutcome::LeftOut("Brigade does not use Intel's extension for PyTorch".to_owned())
@@ -117,13 +110,9 @@ impl<'a> Keys<'a> {
         let kind = self.word(entry)?;
         Ok(match kind.as_str() {
             "NO" | "MULTI_CPU" | "MULTI_GPU" => KeyOutcome::Nothing,
-            "FSDP" => becomes_plugin(Plugin::Fsdp.switch(), "true"),
-            "DEEPSPEED" => becomes_plugin(Plugin::DeepSpeed.switch(), "true"),
-            "MEGATRON_LM" => KeyOutcome::Refused(
-                "Megatron-LM shards a model over the ranks, which Brigade does not do: use \
-                 `accelerate launch` for this file, or MULTI_GPU for a whole model on each rank"
-                    .to_owned(),
-            ),
+            "FSDP" => turns_on(Plugin::Fsdp),
+            "DEEPSPEED" => turns_on(Plugin::DeepSpeed),
+            "MEGATRON_LM" => turns_on(Plugin::Megatron),
             "XLA" | "TPU" => KeyOutcome::Refused(
                 "Brigade does not run on TPUs: use `accelerate launch` for this file".to_owned(),
             ),
@@ -145,12 +134,7 @@ impl<'a> Keys<'a> {
                 .ok_or_else(|| self.wrong(entry, word, Precision::EXPECTED))?,
             other => return Err(self.wrong(entry, &other.shown(), Precision::EXPECTED)),
         };
-        Ok(match precision {
-            Precision::Fp8 => KeyOutcome::Refused(
-                "fp8 needs kernels that Brigade does not have: choose bf16".to_owned(),
-            ),
-            other => becomes("mixed-precision", other.word()),
-        })
+        Ok(becomes("mixed-precision", precision.word()))
     }
 
     /// How it was said before there was `mixed_precision`, which goes before it.
@@ -232,9 +216,10 @@ impl<'a> Keys<'a> {
             return Ok(KeyOutcome::Idle(reason.to_owned()));
         }
         if self.number_of_machines()? == 1 {
-            return Ok(KeyOutcome::Idle(
-                "it is for several machines; on one, each attempt has a free port".to_owned(),
-            ));
+            return Ok(match is_port {
+                true => becomes("master-port", &text),
+                false => KeyOutcome::Idle("it is for several machines".to_owned()),
+            });
         }
         Ok(match (self.meets_by_rendezvous(), is_port) {
             (false, true) => becomes("master-port", &text),
@@ -360,9 +345,15 @@ impl<'a> Keys<'a> {
             other => return Err(self.wrong(entry, &other.shown(), "keys and values")),
         };
         let mut settings = Vec::new();
-        // Any axis turns them on, also where each has one rank only.
-        if plugin == Plugin::Parallelism && !table.is_empty() {
-            settings.push((format!("{PLUGIN_PREFIX}{}", plugin.switch()), "true".to_owned()));
+        // Any axis turns them on, also where each has one rank only; but Accelerate's launcher for CPUs
+        // and for one process has none.
+        if plugin == Plugin::Parallelism
+            && !table.is_empty()
+            && !self.is_kind("NO")
+            && !self.is_kind("MULTI_CPU")
+            && let KeyOutcome::Becomes(on) = turns_on(plugin)
+        {
+            settings.extend(on);
         }
         for (key, value) in table.iter().filter(|(_, value)| **value != Raw::Null) {
             let name = key.replace('_', "-");
@@ -388,11 +379,19 @@ impl<'a> Keys<'a> {
             let text = match value {
                 Raw::Bool(value) => python_bool(*value).to_owned(),
                 Raw::Text(text) => text.clone(),
-                Raw::Integer(_) | Raw::Float(_) => value.shown(),
+                Raw::Integer(number) => number.to_string(),
+                Raw::Float(number) => python_float(*number),
+                Raw::List(items) if argument.kind == Kind::ThreeOnesOrZeros => {
+                    items.iter().map(Raw::shown).collect::<Vec<_>>().join(",")
+                }
                 other => return Err(self.wrong(entry, &other.shown(), "texts and numbers")),
             };
-            // A file's number is not looked at by Accelerate, and DeepSpeed knows the word auto.
-            let text = argument.parse(&text).unwrap_or(text);
+            let text = argument.of_file(text);
+            if argument.kind == Kind::ThreeOnesOrZeros {
+                argument
+                    .parse(&text)
+                    .map_err(|_| self.wrong(entry, &text, &argument.kind.expected()))?;
+            }
             settings.push((format!("{PLUGIN_PREFIX}{}", argument.name), text));
         }
         if plugin == Plugin::DeepSpeed && !table.is_empty() {
@@ -403,7 +402,7 @@ impl<'a> Keys<'a> {
     }
 
     fn is_kind(&self, kind: &str) -> bool {
-        self.entry(KIND).is_some_and(|it| it.value == Raw::Text(kind.to_owned()))
+        self.entry(KIND).is_some_and(|it| self.word(it).is_ok_and(|word| word == kind))
     }
 
     fn unless_empty(&self, entry: &Entry, outcome: impl Fn() -> KeyOutcome) -> KeyOutcome {
@@ -491,8 +490,9 @@ fn becomes(name: &str, value: &str) -> KeyOutcome {
     KeyOutcome::Becomes(vec![(name.to_owned(), value.to_owned())])
 }
 
-fn becomes_plugin(name: &str, value: &str) -> KeyOutcome {
-    becomes(&format!("{PLUGIN_PREFIX}{name}"), value)
+fn turns_on(plugin: Plugin) -> KeyOutcome {
+    let on = |switch| becomes(&format!("{PLUGIN_PREFIX}{switch}"), "true");
+    plugin.switch().map_or(KeyOutcome::Nothing, on)
 }
 
 /// Null, false, nothing in it, or the word for it.

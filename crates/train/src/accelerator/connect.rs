@@ -11,6 +11,7 @@ use brigade_torch::{
 use brigade_world::{StoreEndpoint, StoreHost, World, own_address};
 
 use crate::accelerator::Job;
+use crate::accelerator::attempt::Attempt;
 use crate::accelerator::groups::Groups;
 use crate::capture::Recorder;
 use crate::error::{Error, Result};
@@ -71,8 +72,8 @@ pub(crate) fn join(options: ConnectOptions, debug: bool) -> Result<Job> {
             (None, _, Some((kind, _))) => kind.default_backend(),
             (None, _, None) => Backend::Gloo(listens.clone()),
         };
-        let store = match store {
-            Some(store) => store,
+        let (attempt, store) = match store {
+            Some(store) => (None, store),
             None if world.store.port == 0 => {
                 return Err(Error::InvalidArgument(format!(
                     "a world of {} ranks was given without a store and without the port of one: give \
@@ -80,9 +81,16 @@ pub(crate) fn join(options: ConnectOptions, debug: bool) -> Result<Job> {
                     world.world_size.as_usize()
                 )));
             }
-            None => open_store(&world, timeout)?,
+            None if world.store.host == StoreHost::Agent => {
+                let (attempt, store) =
+                    Attempt::enter(open_store(&world, timeout)?, &world, timeout)?;
+                (Some(attempt), store)
+            }
+            None => (None, open_store(&world, timeout)?),
         };
-        Some(Groups::connect(store, &world, backend, listens, timeout, debug)?)
+        let groups = Groups::connect(store, &world, backend, listens, timeout, debug)?;
+        attempt.iter().try_for_each(Attempt::connected)?;
+        Some(groups)
     };
     Ok(Job {
         world,

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use brigade_launch::{
-    Assignment, Device, Devices, LaunchPlan, LogFolder, NodeRange, RendezvousMode,
+    Assignment, ChosenPorts, Device, Devices, LaunchPlan, LogFolder, NodeRange, RendezvousMode,
 };
 use brigade_world::devices::{NearNic, nearest};
 use brigade_world::text::escaped;
@@ -101,11 +101,11 @@ impl Here<'_> {
         };
         let place = plan.told(world.clone()).to_env().into_iter().map(|(name, value)| {
             let value = if name == env::MASTER_PORT {
-                plan.options.store_port.map_or_else(
+                plan.options.store_port.as_ref().map_or_else(
                     || "(a free port for each attempt)".to_owned(),
-                    |range| match range.first == range.last {
-                        true => range.to_string(),
-                        false => format!("(a free one of {range} for each attempt)"),
+                    |ChosenPorts { ports, .. }| match ports.first == ports.last {
+                        true => ports.to_string(),
+                        false => format!("(a free one of {ports} for each attempt)"),
                     },
                 )
             } else if open.contains(&name) {

@@ -164,13 +164,14 @@ fn contradictions_and_missing_settings_are_errors() {
 #[test]
 fn settings_without_effect_are_noted() {
     type Case<'a> = (&'a [(&'a str, &'a str)], &'a [&'a str]);
-    let table: [Case<'_>; 9] = [
+    let table: [Case<'_>; 10] = [
         (&[], &[]),
         (&[("node-rank", "0")], &[]),
+        (&[("master-port", "29501")], &[]),
         (
-            &[("master-port", "29501")],
+            &[("master-port", "29501"), ("store-port", "29502")],
             &[
-                "flag --master-port: master-port 29501 changes nothing: there is one host, and each attempt has a free port",
+                "flag --master-port: master-port 29501 changes nothing: store-port says which port the ranks' store has",
             ],
         ),
         (
@@ -194,9 +195,7 @@ fn settings_without_effect_are_noted() {
         ),
         (
             &[("heartbeat-timeout", "60")],
-            &[
-                "flag --heartbeat-timeout: heartbeat-timeout 60 changes nothing: there is one host, and each attempt has a free port",
-            ],
+            &["flag --heartbeat-timeout: heartbeat-timeout 60 changes nothing: there is one host"],
         ),
         (
             &[("hosts", "a,b"), ("rdzv-conf", "keep_alive_interval=10")],

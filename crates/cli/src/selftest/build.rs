@@ -1,0 +1,144 @@
+//! Builds the self-test with cargo, once for each libtorch: it links libtorch, which `brigade` does not.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, bail};
+use brigade_setup::{Cache, Libtorch, Pins, Project, Wanted};
+
+use super::NAME;
+use crate::new::Source;
+use crate::setup::SourceArgs;
+
+/// Returns the self-test for the libtorch that is asked for, else for that of the Cargo project in the
+/// working folder, else for the fetched one. It is built where it is not there yet, or was built by
+/// another `brigade`.
+///
+/// # Errors
+/// There is no libtorch and none can be fetched, no cargo, no room, or the build fails.
+pub(super) fn built(libtorch: &SourceArgs, source: &Source) -> anyhow::Result<PathBuf> {
+    let cache = Cache::of_user()?;
+    let libtorch = find_libtorch(libtorch, &cache)?;
+    let folder = cache.root().with_file_name("selftest").join(name_of(libtorch.folder()));
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    // Another `brigade test` may be building it. Closing the file ends the lock.
+    let lock = folder.join("lock");
+    let _lock = File::create(&lock)
+        .and_then(|file| file.lock().map(|()| file))
+        .with_context(|| format!("cannot lock {}", lock.display()))?;
+    let program = folder.join("bin").join(NAME);
+    let stamp = folder.join("built-by");
+    let words = words(source, &libtorch);
+    let identity = identity(&words)?;
+    if program.is_file() && fs::read_to_string(&stamp).is_ok_and(|it| it == identity) {
+        return Ok(program);
+    }
+    // `description` has a note in a line of its own for some versions.
+    let line = format!(
+        "brigade: {}\nbrigade: cargo builds the self-test for it, which takes some minutes, once: into {}\n",
+        libtorch.description(),
+        folder.display()
+    );
+    let _ = io::stderr().write_all(line.as_bytes());
+    install(&words, &libtorch, &folder)?;
+    fs::write(&stamp, identity).with_context(|| format!("cannot write {}", stamp.display()))?;
+    Ok(program)
+}
+
+fn find_libtorch(asked: &SourceArgs, cache: &Cache) -> anyhow::Result<Libtorch> {
+    let of_project = || {
+        let project = Project::find(&env::current_dir().ok()?).ok()?;
+        let path = project.libtorch().ok()??;
+        let named = format!("{} of this project", path.display());
+        Some(Wanted::Folder { path, named })
+    };
+    let wanted = asked.named().or_else(of_project).unwrap_or_else(|| asked.wanted());
+    Libtorch::find_or_fetch(&wanted, cache, &Pins::embedded()?)
+}
+
+/// What cargo installs from where, and with which features.
+fn words(source: &Source, libtorch: &Libtorch) -> Vec<OsString> {
+    let mut words: Vec<OsString> = match source {
+        Source::Checkout(root) => vec!["--path".into(), root.join("crates/selftest").into()],
+        Source::Git { url, commit } => {
+            vec!["--git".into(), url.into(), "--rev".into(), commit.into(), NAME.into()]
+        }
+        Source::Registry => {
+            let version = concat!("=", env!("CARGO_PKG_VERSION"));
+            vec![NAME.into(), "--version".into(), version.into()]
+        }
+    };
+    if libtorch.folder().join("lib/libtorch_cuda.so").exists() {
+        words.extend(["--features".into(), "cuda".into()]);
+    }
+    words
+}
+
+/// What a self-test is built by: when this program was installed anew, so is the self-test.
+fn identity(words: &[OsString]) -> anyhow::Result<String> {
+    let this = env::current_exe().context("cannot find this program's own file")?;
+    let file = fs::metadata(&this).with_context(|| format!("cannot read {}", this.display()))?;
+    Ok(format!("{:?} {} {:?}\n", file.modified().ok(), file.len(), words))
+}
+
+/// Runs `cargo install`, whose messages go to the terminal. What was compiled is removed afterwards: it is
+/// ten times as large as the program.
+fn install(words: &[OsString], libtorch: &Libtorch, folder: &Path) -> anyhow::Result<()> {
+    let target = folder.join("target");
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(["install", "--locked", "--force", "--no-track", "--root"]).arg(folder);
+    cargo.arg("--target-dir").arg(&target).args(words);
+    // Optimised only as far as it shortens the build: what takes time in the test is libtorch.
+    cargo.args(["--config", "profile.release.opt-level=1"]);
+    cargo.env("LIBTORCH", libtorch.folder()).env_remove("LIBTORCH_USE_PYTORCH");
+    // Else cargo warns that a shell does not find the program there.
+    let path = env::var_os("PATH").unwrap_or_default();
+    if let Ok(path) = env::join_paths(env::split_paths(&path).chain([folder.join("bin")])) {
+        cargo.env("PATH", path);
+    }
+    if libtorch.bypasses_version_check() {
+        cargo.env("LIBTORCH_BYPASS_VERSION_CHECK", "1");
+    }
+    let status = match cargo.stdin(Stdio::null()).stdout(Stdio::null()).status() {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            bail!(
+                "cargo is missing, which builds the self-test: install Rust (https://rustup.rs), or name \
+                 a self-test that is built already with --program"
+            )
+        }
+        other => other.context("cannot start cargo")?,
+    };
+    if !status.success() {
+        bail!("the self-test could not be built: cargo's messages are above");
+    }
+    fs::remove_dir_all(&target).or_else(|error| match error.kind() {
+        ErrorKind::NotFound => Ok(()),
+        _ => Err(error),
+    })?;
+    Ok(())
+}
+
+/// A folder's name for a libtorch: its path, in letters that a name of a file may have.
+fn name_of(libtorch: &Path) -> String {
+    let plain = |it: char| if it.is_ascii_alphanumeric() || ".-".contains(it) { it } else { '_' };
+    let name: String = libtorch.to_string_lossy().chars().map(plain).collect();
+    // A name has 255 bytes at most; the end of a path tells more than its beginning.
+    name[name.len().saturating_sub(200)..].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_libtorch_has_a_folder_of_its_own() {
+        assert_eq!(name_of(Path::new("/opt/libtorch 2.13/é")), "_opt_libtorch_2.13__");
+        let long = format!("/{}/end", "a".repeat(300));
+        let name = name_of(Path::new(&long));
+        assert!(name.len() == 200 && name.ends_with("a_end"), "{name}");
+    }
+}

@@ -1,0 +1,253 @@
+//! The part of a launcher's store that belongs to one attempt of a job.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use brigade_torch::Store;
+use brigade_world::World;
+
+use crate::error::Result;
+
+/// One attempt in a store that the launcher serves (`TORCHELASTIC_USE_AGENT_STORE`).
+///
+/// torchrun keeps one store for all attempts of a job. Process groups of a later attempt would find the
+/// addresses of ranks that have ended, and fail or hang: PyTorch 2.13 has no prefix for attempts, and its
+/// own ranks do so. The ranks of a first attempt use PyTorch's keys, so that ranks of Python's can be
+/// among them; those of a later one have keys of their own, unless ranks of Python's were in the group
+/// before.
+///
+/// `TORCHELASTIC_RESTART_COUNT` does not number the attempts: each host counts its own failures, and a
+/// start because a host has joined is none. Rank 0 numbers them in the store. A number is taken over only
+/// once that rank 0 has answered, since the store may still have the number of one that has ended.
+pub(crate) struct Attempt {
+    store: Store,
+    world_size: usize,
+}
+
+impl Attempt {
+    /// Enters the attempt of `world`, and returns the store whose keys it uses. In a later attempt all
+    /// ranks wait for rank 0, and it waits for them.
+    ///
+    /// # Errors
+    /// A rank did not come within the time limit, or the store is gone.
+    pub(crate) fn enter(store: Store, world: &World, timeout: Duration) -> Result<(Self, Store)> {
+        let (rank, world_size) = (world.rank.as_usize(), world.world_size.as_usize());
+        let this = Self { store, world_size };
+        let times = this.store.add(&entered(rank), 1)?;
+        let before = this.group_before()?;
+        let is_first = world.restart_count == 0
+            && times == 1
+            && before.is_none()
+            && !this.store.contains(&[AGAIN])?;
+        if is_first {
+            let keys = this.store.clone();
+            return Ok((this, keys));
+        }
+        // For a rank of a host that was not there before.
+        this.store.set(AGAIN, "")?;
+        if let Some(size) = before
+            && this.had_others(size)?
+        {
+            let keys = this.store.clone();
+            return Ok((this, keys));
+        }
+        let deadline = Instant::now() + timeout;
+        let number = match rank {
+            0 => this.begin(deadline)?,
+            _ => this.join(rank, deadline)?,
+        };
+        let keys = this.store.prefix(&prefix(number))?;
+        Ok((this, keys))
+    }
+
+    /// Keeps for later attempts that the group of this one was made.
+    pub(crate) fn connected(&self) -> Result<()> {
+        Ok(self.store.set(CONNECTED, self.world_size.to_string())?)
+    }
+
+    /// The size of the last group that was made over this store.
+    fn group_before(&self) -> Result<Option<usize>> {
+        if !self.store.contains(&[CONNECTED])? {
+            return Ok(None);
+        }
+        Ok(String::from_utf8_lossy(&self.store.get(CONNECTED)?).parse().ok())
+    }
+
+    /// Whether ranks of another library's were in the group of that size.
+    fn had_others(&self, size: usize) -> Result<bool> {
+        for rank in 0..size {
+            if !self.store.contains(&[&entered(rank)])? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Rank 0: takes a number that no attempt had, and answers each of the others.
+    fn begin(&self, deadline: Instant) -> Result<i64> {
+        let number = self.store.add(NUMBER, 1)?;
+        for rank in 1..self.world_size {
+            let asked = asked(number, rank);
+            self.store.wait(&[&asked], left(deadline))?;
+            self.store.set(&answered(number, rank), self.store.get(&asked)?)?;
+        }
+        Ok(number)
+    }
+
+    /// Another rank: asks the rank 0 of the newest number until it answers, or a newer one has begun.
+    fn join(&self, rank: usize, deadline: Instant) -> Result<i64> {
+        // No other process asks with the same words.
+        let question = rand::random::<u64>().to_string();
+        let mut known = 0;
+        let mut pause = SHORTEST_PAUSE;
+        loop {
+            let number = self.store.add(NUMBER, 0)?;
+            if number > known {
+                self.store.set(&asked(number, rank), &question)?;
+                (known, pause) = (number, SHORTEST_PAUSE);
+            }
+            let answered = answered(number, rank);
+            if number > 0
+                && self.store.contains(&[&answered])?
+                && self.store.get(&answered)? == question.as_bytes()
+            {
+                return Ok(number);
+            }
+            if Instant::now() >= deadline {
+                // The error of a wait that took too long.
+                self.store.wait(&[&format!("{answered}/in_time")], left(deadline))?;
+            }
+            thread::sleep(pause);
+            pause = (2 * pause).min(LONGEST_PAUSE);
+        }
+    }
+}
+
+fn left(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
+}
+
+fn entered(rank: usize) -> String {
+    format!("brigade/entered/{rank}")
+}
+
+fn prefix(number: i64) -> String {
+    format!("brigade/attempt_{number}")
+}
+
+fn asked(number: i64, rank: usize) -> String {
+    format!("{}/asked/{rank}", prefix(number))
+}
+
+fn answered(number: i64, rank: usize) -> String {
+    format!("{}/answered/{rank}", prefix(number))
+}
+
+/// The number of the newest later attempt.
+const NUMBER: &str = "brigade/attempts";
+/// There is a later attempt.
+const AGAIN: &str = "brigade/again";
+/// The size of the last group.
+const CONNECTED: &str = "brigade/connected";
+const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+mod tests {
+    use brigade_world::{Rank, WorldSize};
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    /// A rank of a job and how often its host has restarted; `None`: not a rank of Brigade's.
+    type Ranks<'a> = &'a [Option<u32>];
+
+    /// An attempt of all ranks at once; the prefixes of their keys.
+    fn attempt(store: &Store, ranks: Ranks<'_>, connects: bool) -> Vec<String> {
+        let enter = |rank: usize, restarts: u32| {
+            let world_size = WorldSize::new(ranks.len()).unwrap();
+            let mut world = World::alone();
+            (world.rank, world.world_size) = (Rank::new(rank, world_size).unwrap(), world_size);
+            world.restart_count = restarts;
+            let (this, keys) = Attempt::enter(store.clone(), &world, LIMIT).unwrap();
+            (this, format!("{keys:?}"))
+        };
+        let entered: Vec<(Attempt, String)> = thread::scope(|scope| {
+            let started: Vec<_> = ranks
+                .iter()
+                .enumerate()
+                .filter_map(|(rank, restarts)| Some((rank, (*restarts)?)))
+                .map(|(rank, restarts)| scope.spawn(move || enter(rank, restarts)))
+                .collect();
+            started.into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        if connects {
+            entered[0].0.connected().unwrap();
+        }
+        entered.into_iter().map(|it| it.1).collect()
+    }
+
+    /// Keys of their own, of attempt `number`.
+    fn own(number: i64, ranks: usize) -> Vec<String> {
+        vec![format!("Store(hash/brigade/attempt_{number})"); ranks]
+    }
+
+    fn pytorchs(ranks: usize) -> Vec<String> {
+        vec!["Store(hash)".to_owned(); ranks]
+    }
+
+    #[test]
+    fn later_attempts_have_keys_of_their_own() {
+        let store = Store::hash().unwrap();
+        assert_eq!(attempt(&store, &[Some(0), Some(0)], true), pytorchs(2));
+        for number in 1..4 {
+            let restarts = u32::try_from(number).ok();
+            assert_eq!(attempt(&store, &[restarts, restarts], true), own(number, 2));
+        }
+    }
+
+    #[test]
+    fn hosts_count_their_own_failures() {
+        let store = Store::hash().unwrap();
+        assert_eq!(attempt(&store, &[Some(0), Some(0)], true), pytorchs(2));
+        // Rank 1 has failed, then rank 0; a third host joins, which is no failure; it leaves again.
+        assert_eq!(attempt(&store, &[Some(0), Some(1)], true), own(1, 2));
+        assert_eq!(attempt(&store, &[Some(1), Some(1)], true), own(2, 2));
+        assert_eq!(attempt(&store, &[Some(1), Some(1), Some(0)], true), own(3, 3));
+        assert_eq!(attempt(&store, &[Some(1), Some(1)], true), own(4, 2));
+    }
+
+    #[test]
+    fn a_rank_that_has_ended_answers_none() {
+        let store = Store::hash().unwrap();
+        // Rank 0 came and took a number, and the attempt ended before rank 1 had come.
+        let world_size = WorldSize::new(2).unwrap();
+        let mut world = World::alone();
+        (world.world_size, world.restart_count) = (world_size, 1);
+        let limit = Duration::from_millis(50);
+        assert!(Attempt::enter(store.clone(), &world, limit).is_err());
+        assert_eq!(attempt(&store, &[Some(2), Some(2)], true), own(2, 2));
+        // Rank 1 alone waits, and gives up.
+        world.rank = Rank::new(1, world_size).unwrap();
+        let error = Attempt::enter(store.clone(), &world, limit).err().unwrap();
+        assert!(error.to_string().contains("brigade/attempt_2/answered/1"), "{error}");
+        assert_eq!(attempt(&store, &[Some(3), Some(3)], true), own(3, 2));
+    }
+
+    #[test]
+    fn an_attempt_without_a_group_was_one() {
+        let store = Store::hash().unwrap();
+        assert_eq!(attempt(&store, &[Some(0), Some(0)], false), pytorchs(2));
+        assert_eq!(attempt(&store, &[Some(1), Some(1)], false), own(1, 2));
+    }
+
+    #[test]
+    fn ranks_of_pythons_are_met_under_pytorchs_keys() {
+        let store = Store::hash().unwrap();
+        for restarts in 0..3 {
+            let ranks = [None, Some(restarts), Some(restarts)];
+            assert_eq!(attempt(&store, &ranks, true), pytorchs(2));
+        }
+    }
+}
