@@ -18,6 +18,9 @@ mod paths;
 mod webdataset;
 
 use std::borrow::Cow;
+use std::fs::{self, Metadata};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::Arc;
 
 pub use self::files::{FindFiles, IMAGE_EXTENSIONS, ImageFiles};
@@ -51,6 +54,14 @@ pub trait ImageSource: Send + Sync {
     /// Returns what errors call the image `index`: a path, or an archive and the name of a member.
     fn name(&self, index: usize) -> Cow<'_, str>;
 
+    /// Returns a number that is another one when an image was replaced, if only by as many bytes: what a
+    /// cache on this host compares before it gives out an image that was decoded in an earlier run. Here
+    /// it is 0 for all; sources of files take the [version](file_version) of each.
+    fn version(&self, index: usize) -> u64 {
+        let _ = index;
+        0
+    }
+
     /// Returns a hash that tells whether two processes see the same images in the same order. Here
     /// it is one of the names; sources that know the sizes of their images add them.
     ///
@@ -80,6 +91,10 @@ macro_rules! delegate {
                 (**self).name(index)
             }
 
+            fn version(&self, index: usize) -> u64 {
+                (**self).version(index)
+            }
+
             fn fingerprint(&self) -> Result<Fingerprint> {
                 (**self).fingerprint()
             }
@@ -92,6 +107,27 @@ delegate!(&S, Box<S>, Arc<S>);
 /// The most bytes that an encoded image may have: 1 GiB. What is longer is not an image that a
 /// decoder would accept, and would be in memory as a whole.
 pub const MAX_ENCODED_BYTES: u64 = 1 << 30;
+
+/// Returns a number that is another one when a file was written to or replaced: of its inode, its size and the
+/// times, in nanoseconds, of the last change of its contents and of the inode. The last of these cannot be set
+/// back, so that a copy that keeps times (`cp -p`, `rsync -t`) is noticed, too; a change of owner, mode or
+/// number of links makes another number as well. Costs one question to the system. 0 for a file that is not
+/// there.
+#[must_use]
+pub fn file_version(path: &Path) -> u64 {
+    fs::metadata(path).map_or(0, |metadata| version_of(&metadata))
+}
+
+fn version_of(metadata: &Metadata) -> u64 {
+    let mut hasher = Hasher::new("version");
+    hasher.number(metadata.dev());
+    hasher.number(metadata.ino());
+    hasher.number(metadata.size());
+    for time in [metadata.mtime(), metadata.mtime_nsec(), metadata.ctime(), metadata.ctime_nsec()] {
+        hasher.number(time as u64);
+    }
+    hasher.finish().number()
+}
 
 /// Makes `buffer` one of `bytes` bytes, which are any.
 fn reserve(buffer: &mut Vec<u8>, bytes: u64, name: &str) -> Result<()> {
