@@ -175,6 +175,24 @@ fn shards(folder: &Path) {
 }
 
 #[test]
+fn damaged_images_are_counted() {
+    let folder = photos();
+    let golden =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../images/tests/golden/decode/420.jpg");
+    let mut jpeg = fs::read(golden).unwrap();
+    // The end comes early.
+    let middle = jpeg.len() / 2;
+    jpeg.splice(middle..middle, [0xFF, 0xD9]);
+    fs::write(folder.path().join("photos/train/red/red_9.jpg"), jpeg).unwrap();
+    let text = answer(folder.path(), &["stats", "photos/train"]);
+    let expected = "broken   0\ndamaged  1, read with wrong pixels\n  photos/train/red/red_9.jpg: coded data that ends";
+    assert!(text.contains(expected), "{text}");
+    let json = answer(folder.path(), &["stats", "photos/train", "--json"]);
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["parts"][0]["damaged"][0]["image"], "photos/train/red/red_9.jpg");
+}
+
+#[test]
 fn shards_have_their_classes_in_members() {
     let folder = photos();
     shards(folder.path());
