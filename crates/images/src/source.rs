@@ -150,3 +150,52 @@ fn no_image(index: usize, len: usize) -> crate::ImageError {
         "image {index} was asked for, but the source has {len} images"
     ))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+    use crate::labels::{Labelled, Labeller};
+    use crate::{CacheOptions, ImageSamples};
+
+    /// Puts other bytes, as many and as old, in the place of a file.
+    fn replace(path: &Path, bytes: &[u8]) {
+        let modified = fs::metadata(path).unwrap().modified().unwrap();
+        let other = path.with_extension("new");
+        fs::write(&other, bytes).unwrap();
+        File::options().write(true).open(&other).unwrap().set_modified(modified).unwrap();
+        fs::rename(&other, path).unwrap();
+    }
+
+    #[test]
+    fn a_cache_notices_that_a_file_was_replaced_by_one_as_long_and_as_old() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("images");
+        fs::create_dir_all(root.join("a")).unwrap();
+        let pixel = |value: u8| format!("P2 1 1 255 {value:3}\n").into_bytes();
+        for (name, value) in [("a/1.pgm", 10), ("a/2.pgm", 20)] {
+            fs::write(root.join(name), pixel(value)).unwrap();
+        }
+        let read = |epoch: u64| {
+            let files = ImageFiles::find(&root).unwrap();
+            let images = Labelled::of(files, &Labeller::parent()).unwrap();
+            let cache = CacheOptions::new(folder.path().join("cache"));
+            let samples = ImageSamples::from(images).cache(cache);
+            samples.begin_epoch(epoch).unwrap();
+            let mut reader = samples.reader();
+            [0, 1].map(|index| {
+                samples.read(&mut reader, index, epoch, 1).unwrap();
+                reader.image().0.pixel(0, 0).unwrap()[0]
+            })
+        };
+        assert_eq!((read(0), read(0)), ([10, 20], [10, 20]));
+        let before = file_version(&root.join("a/2.pgm"));
+        replace(&root.join("a/2.pgm"), &pixel(99));
+        assert_ne!(file_version(&root.join("a/2.pgm")), before);
+        assert_eq!((read(0), read(0)), ([10, 99], [10, 99]));
+        // One file: the other image is still in it.
+        assert_eq!(fs::read_dir(folder.path().join("cache")).unwrap().count(), 1);
+        assert_eq!(file_version(&root.join("a/3.pgm")), 0);
+    }
+}
