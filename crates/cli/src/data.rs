@@ -6,6 +6,8 @@ mod show;
 mod stats;
 mod transforms;
 
+use std::borrow::Cow;
+use std::env;
 use std::io::{self, IsTerminal, Write};
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
@@ -16,11 +18,13 @@ use std::time::{Duration, Instant};
 
 use brigade_images::labels::{Labelled, Labeller};
 use brigade_images::source::{
-    ImageFiles, ImageFolder, ImageFolderOptions, ImageSource, WebDatasetOptions,
+    Fingerprint, ImageFiles, ImageFolder, ImageFolderOptions, ImageSource, ParquetImages,
+    ParquetOptions, WebDatasetOptions,
 };
 use brigade_images::{ImageError, PackedImages};
 use brigade_world::text::escaped;
 use clap::{Args, Subcommand};
+use tempfile::TempDir;
 
 use crate::config::Usage;
 
@@ -47,16 +51,30 @@ pub(crate) fn run(question: &Data, mut out: impl Write) -> anyhow::Result<()> {
 /// Where images and their labels come from.
 #[derive(Debug, Args)]
 struct SourceArgs {
-    /// Folder of images, pack, or tar shards (`shards-{000..009}.tar`)
+    /// Folder, pack, tar shards (`{00..09}.tar`) or tables (`.parquet`)
     ///
     /// A folder has a folder for each class, or `train` and `valid` (`val`, `validation`, `test`)
-    /// with a folder for each class. Tables of Parquet are read by programs alone.
+    /// with a folder for each class. Shards may be compressed (`.tar.gz`). The images of tables are
+    /// copied into the temporary folder (`TMPDIR`) until the command ends.
     #[arg(value_name = "FOLDER|FILE")]
     images: String,
 
     /// Class from each file's name: the first group of a regular expression
     #[arg(long, value_name = "REGEX")]
     label: Option<String>,
+
+    /// Images: a member of shards (`input.jpg`) or a column [default: image]
+    ///
+    /// Without it, the member of each sample of tar shards that ends as images do.
+    #[arg(long, value_name = "NAME")]
+    image_from: Option<String>,
+
+    /// Classes: a member (`txt`, `json:FIELD`) or a column [default: label]
+    ///
+    /// The default of tar shards is the member `cls`. Members that `webdataset` decodes as numbers (cls,
+    /// cls2, class, count, index, inx, id) are numbers of classes, others their names.
+    #[arg(long, value_name = "NAME")]
+    label_from: Option<String>,
 }
 
 type Images = Labelled<Box<dyn ImageSource>>;
@@ -88,9 +106,16 @@ impl SourceArgs {
     fn parts(&self, path: &Path) -> Result<Vec<Part>, ImageError> {
         let one = |images| Ok(vec![Part { name: None, images }]);
         let ends = |ending: &str| self.images.ends_with(ending);
+        let (shards, table) = ([".tar", ".tar.gz", ".tgz"].into_iter().any(ends), ends(".parquet"));
+        if (self.image_from.is_some() || self.label_from.is_some()) && !shards && !table {
+            return Err(ImageError::InvalidArgument(format!(
+                "--image-from and --label-from are for tar shards and tables; {} is neither",
+                self.images
+            )));
+        }
         if let Some(pattern) = &self.label {
             let labeller = Labeller::regex(pattern)?;
-            if ends(".tar") || ends(".pack") {
+            if shards || table || ends(".pack") {
                 return Err(ImageError::InvalidArgument(format!(
                     "--label is for folders of files; {} has labels of its own",
                     self.images
@@ -101,15 +126,11 @@ impl SourceArgs {
         if ends(".pack") {
             return one(boxed(PackedImages::labelled(path)?)?);
         }
-        if ends(".tar") {
-            return one(boxed(WebDatasetOptions::new().open(&self.images)?.labelled()?)?);
+        if shards {
+            return one(boxed(self.shards().open(&self.images)?.labelled()?)?);
         }
-        if ends(".parquet") {
-            return Err(ImageError::InvalidArgument(format!(
-                "{} is a table: this command reads folders, packs and tar shards; a program reads \
-                 tables with `ParquetImages`",
-                self.images
-            )));
+        if table {
+            return one(self.table()?);
         }
         let has = |name: &&str| path.join(name).is_dir();
         if has(&"train") && ["valid", "val", "validation", "test"].iter().any(has) {
@@ -120,6 +141,71 @@ impl SourceArgs {
             ]);
         }
         one(boxed(ImageFolderOptions::new().open(path)?)?)
+    }
+}
+
+impl SourceArgs {
+    /// Says where tar shards have images and labels.
+    fn shards(&self) -> WebDatasetOptions {
+        let mut options = WebDatasetOptions::new();
+        if let Some(member) = &self.image_from {
+            options = options.images([member]);
+        }
+        let Some(member) = &self.label_from else { return options };
+        if let Some((member, field)) = member.split_once(':') {
+            return options.json_label(member, field);
+        }
+        // Those that `webdataset` decodes as numbers.
+        let last = member.rsplit('.').next().unwrap_or(member);
+        match last.to_ascii_lowercase().as_str() {
+            "cls" | "cls2" | "class" | "count" | "index" | "inx" | "id" => {
+                options.number_label(member)
+            }
+            _ => options.text_label(member),
+        }
+    }
+
+    /// Opens tables, whose images are copied into a folder that is gone with them.
+    fn table(&self) -> Result<Images, ImageError> {
+        let mut options = ParquetOptions::new();
+        if let Some(column) = &self.image_from {
+            options = options.image(column);
+        }
+        if let Some(column) = &self.label_from {
+            options = options.label(column);
+        }
+        let folder = tempfile::Builder::new().prefix("brigade-data-").tempdir();
+        let folder = folder.map_err(|cause| ImageError::Read { path: env::temp_dir(), cause })?;
+        let (images, labels, categories) = options.open(&self.images, folder.path())?.into_parts();
+        Labelled::new(Box::new(Copied { images, _folder: folder }), labels, categories)
+    }
+}
+
+/// Images of tables, and the folder with the copy of them.
+struct Copied {
+    images: ParquetImages,
+    _folder: TempDir,
+}
+
+impl ImageSource for Copied {
+    fn len(&self) -> usize {
+        self.images.len()
+    }
+
+    fn read(&self, index: usize, buffer: &mut Vec<u8>) -> Result<(), ImageError> {
+        self.images.read(index, buffer)
+    }
+
+    fn name(&self, index: usize) -> Cow<'_, str> {
+        self.images.name(index)
+    }
+
+    fn version(&self, index: usize) -> u64 {
+        self.images.version(index)
+    }
+
+    fn fingerprint(&self) -> Result<Fingerprint, ImageError> {
+        self.images.fingerprint()
     }
 }
 

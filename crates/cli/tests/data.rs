@@ -153,6 +153,114 @@ fn samples_as_a_picture() {
     assert_ne!(picture(&folder.path().join("samples.png")), first);
 }
 
+/// Images of a folder with a member for the class of each, as text and in JSON.
+fn shards(folder: &Path) {
+    let file = fs::File::create(folder.join("shard.tar.gz")).unwrap();
+    let gzip = flate2::write::GzEncoder::new(file, flate2::Compression::fast());
+    let mut tar = tar::Builder::new(gzip);
+    let mut add = |name: &str, bytes: &[u8]| {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(bytes.len() as u64);
+        header.set_mode(0o644);
+        tar.append_data(&mut header, name, bytes).unwrap();
+    };
+    for (number, class) in ["red", "blue", "red"].into_iter().enumerate() {
+        let image = fs::read(folder.join(format!("photos/train/{class}/{class}_0.png"))).unwrap();
+        add(&format!("{number}.input.png"), &image);
+        add(&format!("{number}.txt"), format!("{class}\n").as_bytes());
+        add(&format!("{number}.json"), format!("{{\"colour\": \"{class}!\"}}").as_bytes());
+        add(&format!("{number}.cls"), b"1");
+    }
+    tar.into_inner().unwrap().finish().unwrap();
+}
+
+#[test]
+fn damaged_images_are_counted() {
+    let folder = photos();
+    let golden =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../images/tests/golden/decode/420.jpg");
+    let mut jpeg = fs::read(golden).unwrap();
+    // The end comes early.
+    let middle = jpeg.len() / 2;
+    jpeg.splice(middle..middle, [0xFF, 0xD9]);
+    fs::write(folder.path().join("photos/train/red/red_9.jpg"), jpeg).unwrap();
+    let text = answer(folder.path(), &["stats", "photos/train"]);
+    let expected = "broken   0\ndamaged  1, read with wrong pixels\n  photos/train/red/red_9.jpg: coded data that ends";
+    assert!(text.contains(expected), "{text}");
+    let json = answer(folder.path(), &["stats", "photos/train", "--json"]);
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["parts"][0]["damaged"][0]["image"], "photos/train/red/red_9.jpg");
+}
+
+#[test]
+fn shards_have_their_classes_in_members() {
+    let folder = photos();
+    shards(folder.path());
+    let shard = "shard.tar.gz";
+    let stats = |more: &[&str]| answer(folder.path(), &[&["stats", shard], more].concat());
+    assert!(
+        stats(&[]).starts_with("shard.tar.gz: 3 images in 2 classes\n  0        0\n  1        3\n")
+    );
+    let text = stats(&["--label-from", "txt"]);
+    assert!(text.starts_with("shard.tar.gz: 3 images in 2 classes\n  blue        1\n"), "{text}");
+    let json = stats(&["--label-from", "json:colour", "--image-from", "input.png"]);
+    assert!(json.contains("\n  red!         2\nformats  3 PNG\n"), "{json}");
+    answer(folder.path(), &["pack", shard, "--label-from", "txt", "-o", "shard.pack"]);
+    let packed = PackedImages::labelled(folder.path().join("shard.pack")).unwrap();
+    assert_eq!((packed.labels(), packed.categories().names().len()), (&[1, 0, 1][..], 2));
+}
+
+#[test]
+fn tables_are_read_as_folders_are() {
+    use parquet::data_type::{ByteArray, ByteArrayType};
+    use parquet::file::writer::SerializedFileWriter;
+
+    let folder = photos();
+    let schema = "message schema {
+        required group picture { required binary bytes; required binary path (UTF8); }
+        required binary kind (UTF8);
+    }";
+    let schema = parquet::schema::parser::parse_message_type(schema).unwrap();
+    let file = fs::File::create(folder.path().join("table.parquet")).unwrap();
+    let mut writer = SerializedFileWriter::new(file, schema.into(), Default::default()).unwrap();
+    let mut group = writer.next_row_group().unwrap();
+    let read = |class: &str| {
+        fs::read(folder.path().join(format!("photos/train/{class}/{class}_1.png"))).unwrap()
+    };
+    let images = ["red", "blue", "blue"].map(|class| ByteArray::from(read(class)));
+    let names = ["red", "blue", "blue"].map(ByteArray::from);
+    for column in [&images, &names, &names] {
+        let mut writer = group.next_column().unwrap().unwrap();
+        writer.typed::<ByteArrayType>().write_batch(column, None, None).unwrap();
+        writer.close().unwrap();
+    }
+    group.close().unwrap();
+    writer.close().unwrap();
+
+    let temporary = folder.path().join("temporary");
+    fs::create_dir(&temporary).unwrap();
+    let columns = ["--image-from", "picture", "--label-from", "kind"];
+    for (command, expected) in [
+        (
+            &["stats", "table.parquet"][..],
+            "table.parquet: 3 images in 2 classes\n  blue        2\n",
+        ),
+        (&["show", "table.parquet", "-o", "rows.png"], "rows.png: 3 samples of 3\n"),
+        (&["pack", "table.parquet", "-o", "rows.pack"], "rows.pack: 3 images"),
+    ] {
+        let mut brigade = Command::new(env!("CARGO_BIN_EXE_brigade"));
+        brigade.current_dir(folder.path()).arg("data").args(command).args(columns);
+        let output = brigade.env("TMPDIR", &temporary).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert!(text.starts_with(expected), "{command:?}: {text}{errors}");
+        assert_eq!(fs::read_dir(&temporary).unwrap().count(), 0, "{command:?}");
+    }
+    let (code, _, stderr) = ask(folder.path(), &["stats", "table.parquet"]);
+    assert_eq!(code, 2, "{stderr}");
+    assert!(stderr.contains("has no column"), "{stderr}");
+}
+
 #[test]
 fn mistakes_are_named() {
     let folder = photos();
@@ -162,7 +270,10 @@ fn mistakes_are_named() {
         (&["show", "photos/val", "--part", "valid"], 2, "photos/val has one part only"),
         (&["show", "photos", "-o", "no/folder/a.png"], 1, "cannot write no/folder/a.png: "),
         (&["stats", "photos/train/red"], 2, "photos/train/red"),
-        (&["stats", "table.parquet"], 2, "a program reads tables with `ParquetImages`"),
+        (&["stats", "table.parquet"], 1, "cannot read table.parquet: "),
+        (&["stats", "table.parquet", "--label", "(.)"], 2, "table.parquet has labels of its own"),
+        (&["stats", "photos", "--label-from", "txt"], 2, "photos is neither"),
+        (&["stats", "nothing.tar.gz"], 1, "cannot read nothing.tar.gz: "),
         (&["stats", "nothing.pack"], 1, "cannot read nothing.pack: "),
         (&["stats", "shard.tar", "--label", "(.)"], 2, "shard.tar has labels of its own"),
         (&["pack", "photos", "--label", "("], 2, "("),

@@ -9,6 +9,8 @@ mod gif;
 mod jpeg;
 mod orientation;
 mod png;
+mod pnm;
+mod tiff;
 mod webp;
 
 use std::fmt;
@@ -80,6 +82,10 @@ pub enum ImageFormat {
     Bmp,
     /// GIF.
     Gif,
+    /// TIFF and BigTIFF.
+    Tiff,
+    /// PBM, PGM and PPM, plain or binary.
+    Pnm,
 }
 
 impl ImageFormat {
@@ -104,6 +110,10 @@ impl ImageFormat {
             Some(Self::Gif)
         } else if begins(b"BM") {
             Some(Self::Bmp)
+        } else if tiff::is_magic(bytes) {
+            Some(Self::Tiff)
+        } else if pnm::is_magic(bytes) {
+            Some(Self::Pnm)
         } else {
             None
         }
@@ -118,6 +128,8 @@ impl fmt::Display for ImageFormat {
             Self::WebP => "WebP",
             Self::Bmp => "BMP",
             Self::Gif => "GIF",
+            Self::Tiff => "TIFF",
+            Self::Pnm => "PNM",
         })
     }
 }
@@ -139,7 +151,8 @@ pub struct Header {
     pub format: ImageFormat,
     /// Width and height as they are decoded: turned, if [`DecodeOptions::exif_orientation`] is on.
     pub size: Size,
-    /// How the decoder turns the stored pixels; [`Orientation::Normal`] unless that option is on.
+    /// How the decoder turns the stored pixels; [`Orientation::Normal`] unless that option is on or the
+    /// format is TIFF, which Pillow always turns.
     pub orientation: Orientation,
 }
 
@@ -159,6 +172,7 @@ pub struct Decoder {
     options: DecodeOptions,
     /// The pixels as they are stored, while they are turned.
     stored: Image,
+    warning: Option<String>,
 }
 
 /// What a format's decoder has found: a size, and the orientation in EXIF data.
@@ -171,7 +185,15 @@ impl Decoder {
     /// Makes a decoder.
     #[must_use]
     pub fn new(options: DecodeOptions) -> Self {
-        Self { options, stored: Image::scratch() }
+        Self { options, stored: Image::scratch(), warning: None }
+    }
+
+    /// Returns what was wrong with the last image if it was damaged and could be read nonetheless: a JPEG that
+    /// libjpeg, and so Pillow, reads with a warning, such as one with a wrong Huffman code. Its pixels are
+    /// those of libjpeg, some of them wrong.
+    #[must_use]
+    pub fn warning(&self) -> Option<&str> {
+        self.warning.as_deref()
     }
 
     /// Reads the format and the size of an image, without its pixels. `name` is what errors call it.
@@ -187,6 +209,8 @@ impl Decoder {
             ImageFormat::WebP => webp::header(bytes),
             ImageFormat::Bmp => bmp::header(bytes),
             ImageFormat::Gif => gif::header(bytes),
+            ImageFormat::Tiff => tiff::header(bytes),
+            ImageFormat::Pnm => pnm::header(bytes),
         })?;
         let Size { width, height } = found.size;
         let limit = self.options.max_pixels;
@@ -196,8 +220,9 @@ impl Decoder {
         if width == 0 || height == 0 {
             return Err(broken(name, format, &format!("it is {} pixels", found.size)));
         }
-        let orientation =
-            if self.options.exif_orientation { found.orientation } else { Orientation::Normal };
+        // Pillow turns TIFF whether it is asked or not.
+        let turned = self.options.exif_orientation || format == ImageFormat::Tiff;
+        let orientation = if turned { found.orientation } else { Orientation::Normal };
         Ok(Header { format, size: orientation.size_after(found.size), orientation })
     }
 
@@ -219,11 +244,13 @@ impl Decoder {
         target: &mut Image,
     ) -> Result<()> {
         let Header { format, size, orientation } = header;
+        self.warning = None;
         if orientation == Orientation::Normal {
-            return decode_stored(name, format, bytes, size, target);
+            self.warning = decode_stored(name, format, bytes, size, target)?;
+            return Ok(());
         }
         let stored = orientation.size_before(size);
-        decode_stored(name, format, bytes, stored, &mut self.stored)?;
+        self.warning = decode_stored(name, format, bytes, stored, &mut self.stored)?;
         orientation.apply(self.stored.view(), target)?;
         Ok(())
     }
@@ -239,7 +266,7 @@ impl Decoder {
     }
 
     /// Decodes a mask, whose pixels are numbers of classes: grey values, or the places of colours in the
-    /// palette of a PNG file, as Pillow gives them without a conversion. All three bytes of a pixel of
+    /// palette of a PNG, TIFF or BMP file, as Pillow gives them without a conversion. All three bytes of a pixel of
     /// the result are its class.
     ///
     /// # Errors
@@ -257,15 +284,23 @@ impl Decoder {
         let Header { format, size, orientation } = self.header(name, bytes)?;
         let mut mask = Image::scratch();
         let stored = orientation.size_before(size);
-        let numbers = format == ImageFormat::Png
-            && guarded(name, format, || png::decode_numbers(bytes, stored, &mut mask))?;
+        let numbers = guarded(name, format, || match format {
+            ImageFormat::Png => png::decode_numbers(bytes, stored, &mut mask),
+            ImageFormat::Bmp => bmp::decode(bytes, &mut mask, true),
+            ImageFormat::Tiff => tiff::decode(bytes, &mut mask, true),
+            ImageFormat::Pnm if pnm::is_wide(bytes)? => {
+                Err(Problem("it has 16 bits a pixel, a mask of classes 8 at most".to_owned()))
+            }
+            _ => Ok(false),
+        })?;
+        self.warning = None;
         if !numbers {
-            decode_stored(name, format, bytes, stored, &mut mask)?;
+            self.warning = decode_stored(name, format, bytes, stored, &mut mask)?;
             let coloured = |pixel: &&[u8; 3]| pixel[0] != pixel[1] || pixel[0] != pixel[2];
             if let Some(pixel) = mask.pixels().as_chunks::<3>().0.iter().find(coloured) {
                 let detail = format!(
                     "it is no mask: a pixel is of the colour {pixel:?}, where grey values or a \
-                     palette of PNG are the classes"
+                     palette of PNG, TIFF or BMP are the classes"
                 );
                 return Err(broken(name, format, &detail));
             }
@@ -328,8 +363,10 @@ impl Decoder {
             Orientation::Normal => &mut *target,
             _ => &mut self.stored,
         };
-        let place =
+        self.warning = None;
+        let (place, warning) =
             guarded(name, format, || jpeg::decode_region(bytes, whole, stored, at_least, into))?;
+        self.warning = warning;
         if orientation == Orientation::Normal {
             return Ok(place);
         }
@@ -344,15 +381,21 @@ fn decode_stored(
     bytes: &[u8],
     size: Size,
     target: &mut Image,
-) -> Result<()> {
-    guarded(name, format, || match format {
-        ImageFormat::Jpeg => {
-            jpeg::decode_region(bytes, size, Region::whole(size), None, target).map(|_whole| ())
+) -> Result<Option<String>> {
+    guarded(name, format, || {
+        match format {
+            ImageFormat::Jpeg => {
+                let whole = Region::whole(size);
+                return Ok(jpeg::decode_region(bytes, size, whole, None, target)?.1);
+            }
+            ImageFormat::Png => png::decode(bytes, size, target)?,
+            ImageFormat::WebP => webp::decode(bytes, size, target)?,
+            ImageFormat::Bmp => bmp::decode(bytes, target, false).map(drop)?,
+            ImageFormat::Gif => gif::decode(bytes, size, target)?,
+            ImageFormat::Tiff => tiff::decode(bytes, target, false).map(drop)?,
+            ImageFormat::Pnm => pnm::decode(bytes, target)?,
         }
-        ImageFormat::Png => png::decode(bytes, size, target),
-        ImageFormat::WebP => webp::decode(bytes, size, target),
-        ImageFormat::Bmp => bmp::decode(bytes, size, target),
-        ImageFormat::Gif => gif::decode(bytes, size, target),
+        Ok(None)
     })
 }
 
@@ -360,12 +403,34 @@ fn format_of(name: &str, bytes: &[u8]) -> Result<ImageFormat> {
     ImageFormat::of(bytes).ok_or_else(|| {
         let detail = if bytes.is_empty() {
             "the file is empty".to_owned()
+        } else if let Some((format, endings)) = refused(bytes) {
+            format!(
+                "it is {format}, which is not read; convert it: `magick mogrify -format png {endings}`"
+            )
         } else {
             let begin = bytes.get(..12).unwrap_or(bytes).escape_ascii();
-            format!("it begins with \"{begin}\", which is not a JPEG, PNG, WebP, BMP or GIF file")
+            format!("it begins with \"{begin}\", which is not a JPEG, PNG, WebP, BMP, GIF, TIFF \
+                     or PNM file")
         };
         ImageError::Decode { name: name.to_owned(), detail }
     })
+}
+
+/// The name of a format of photographs that is not decoded, and how its files are mostly called.
+fn refused(bytes: &[u8]) -> Option<(&'static str, &'static str)> {
+    if bytes.starts_with(b"\0\0\0\x0cjP  \r\n\x87\n") || bytes.starts_with(b"\xff\x4f\xff\x51") {
+        return Some(("JPEG 2000", "*.jp2"));
+    }
+    if bytes.starts_with(b"\xff\x0a") || bytes.starts_with(b"\0\0\0\x0cJXL \r\n\x87\n") {
+        return Some(("JPEG XL", "*.jxl"));
+    }
+    match (bytes.get(4..8)?, bytes.get(8..12)?) {
+        (b"ftyp", b"avif" | b"avis") => Some(("AVIF", "*.avif")),
+        (b"ftyp", b"heic" | b"heix" | b"heim" | b"heis" | b"hevc" | b"mif1" | b"msf1") => {
+            Some(("HEIF", "*.heic"))
+        }
+        _ => None,
+    }
 }
 
 /// Runs a decoder. One that panics has met damage that it does not know, which is an error like any

@@ -189,6 +189,14 @@ impl<S> ImageSamples<S> {
         self.broken.images()
     }
 
+    /// Returns the images that are damaged and were read nonetheless so far, in their order: JPEG files that libjpeg
+    /// reads with a warning, whose pixels are wrong in part. Only those that this process decoded. Each is also logged
+    /// once.
+    #[must_use]
+    pub fn damaged(&self) -> Vec<usize> {
+        self.broken.damaged()
+    }
+
     /// Returns how many samples of an epoch another image took the place of in this process. The
     /// count is also logged once the next epoch begins or the data set is dropped.
     #[must_use]
@@ -358,7 +366,12 @@ impl<S: ImageSource> ImageSamples<S> {
         plan: impl FnOnce(Size) -> Result<Plan>,
     ) -> Result<()> {
         self.source.read(index, reader.buffer())?;
-        reader.transform(&self.source.name(index), self.reducing_gap, plan)
+        let name = self.source.name(index);
+        reader.transform(&name, self.reducing_gap, plan)?;
+        if let Some(warning) = reader.warning() {
+            self.broken.add_damaged(index, &name, warning);
+        }
+        Ok(())
     }
 
     /// Returns the transforms, and the cache, which is opened once.
@@ -379,7 +392,9 @@ impl<S: ImageSource> ImageSamples<S> {
             let rest = format!("{:?} {:?} {:?}", self.phase, self.decode, self.reducing_gap);
             key.bytes(rest.as_bytes());
             let key = key.finish();
-            cached = Some((Cache::open(options, key, self.source.len())?, fixed));
+            let versions: Vec<u64> =
+                (0..self.source.len()).map(|image| self.source.version(image)).collect();
+            cached = Some((Cache::open(options, key, &versions)?, fixed));
         }
         Ok(self.stages.get_or_init(|| Stages { transforms, cached }))
     }

@@ -39,6 +39,9 @@ pub struct ImageStats {
     pub formats: BTreeMap<String, usize>,
     /// The images that cannot be read, with the reasons.
     pub broken: Vec<(usize, String)>,
+    /// The images that are damaged and can be read nonetheless, with the reasons: JPEG files that libjpeg reads with a
+    /// warning.
+    pub damaged: Vec<(usize, String)>,
     /// Mean of red, green and blue over all pixels, 0 to 1: what `Normalize` takes away.
     pub mean: [f64; 3],
     /// Standard deviation of the same, what `Normalize` divides by.
@@ -51,6 +54,7 @@ struct Sums {
     sizes: Vec<(usize, Size)>,
     formats: BTreeMap<String, usize>,
     broken: Vec<(usize, String)>,
+    damaged: Vec<(usize, String)>,
     pixels: u64,
     values: [u64; 3],
     /// A byte's square has 16 bits, so this is exact for 2^112 pixels.
@@ -130,6 +134,9 @@ impl Sums {
             self.broken.push((index, error.to_string()));
             return;
         }
+        if let Some(warning) = reader.warning() {
+            self.damaged.push((index, warning.to_owned()));
+        }
         let format = ImageFormat::of(reader.buffer());
         let format = format.map_or_else(|| "pack".to_owned(), |format| format.to_string());
         *self.formats.entry(format).or_default() += 1;
@@ -155,6 +162,7 @@ impl Sums {
     fn merge(&mut self, other: Self) {
         self.sizes.extend(other.sizes);
         self.broken.extend(other.broken);
+        self.damaged.extend(other.damaged);
         for (format, count) in other.formats {
             *self.formats.entry(format).or_default() += count;
         }
@@ -168,6 +176,7 @@ impl Sums {
     fn finish(mut self) -> ImageStats {
         self.sizes.sort_unstable_by_key(|(index, _)| *index);
         self.broken.sort_unstable_by_key(|(index, _)| *index);
+        self.damaged.sort_unstable_by_key(|(index, _)| *index);
         let pixels = self.pixels.max(1) as f64;
         let mean = self.values.map(|sum| sum as f64 / pixels);
         let std = std::array::from_fn(|channel| {
@@ -178,6 +187,7 @@ impl Sums {
             sizes: self.sizes.into_iter().map(|(_, size)| size).collect(),
             formats: self.formats,
             broken: self.broken,
+            damaged: self.damaged,
             mean: mean.map(|mean| mean / 255.0),
             std,
         }

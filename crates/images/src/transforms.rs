@@ -39,7 +39,7 @@ mod resize;
 
 pub use augment::{RandAugment, TrivialAugmentWide};
 pub use compose::{Compose, Phase, Plan, Transform};
-pub use crop::{CenterCrop, RandomCrop, RandomResizedCrop};
+pub use crop::{CenterCrop, Crop, RandomCrop, RandomResizedCrop};
 pub use flip::{RandomHorizontalFlip, RandomVerticalFlip};
 pub use jitter::ColorJitter;
 pub use operation::{Operation, PadMode};

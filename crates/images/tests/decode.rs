@@ -14,7 +14,7 @@ use brigade_suite::Need;
 use serde::Deserialize;
 
 brigade_suite::suite! {
-    always: as_pillow_reads_them, a_region_is_a_part_of_the_whole,
+    always: as_pillow_reads_them, damaged_jpegs_are_read_as_pillow_reads_them, a_region_is_a_part_of_the_whole,
         a_scaled_region_is_a_part_of_the_scaled_whole, what_is_not_an_image,
         a_cut_file_is_an_error_or_an_image, a_damaged_file_is_an_error_or_an_image,
         sizes_beyond_the_limit, headers_that_promise_too_much, a_region_outside_is_refused;
@@ -106,6 +106,42 @@ fn peer_as_this_machines_pillow_reads_larger_ones() {
     compare(made.path());
 }
 
+/// A JPEG with some bytes in place of others, and the pixels that Pillow makes of it; `None` where it refuses.
+type Damage = (String, usize, usize, String, Option<u32>);
+
+fn damaged_jpegs_are_read_as_pillow_reads_them() {
+    let text = fs::read_to_string(folder().join("damaged.json")).unwrap();
+    let damages: Vec<Damage> = serde_json::from_str(&text).unwrap();
+    let (mut wrong, mut warned, mut refused) = (Vec::new(), 0, 0);
+    for (name, at, gone, new, wanted) in &damages {
+        let whole = fs::read(folder().join(name)).unwrap();
+        let new: Vec<u8> = (0..new.len() / 2)
+            .map(|place| u8::from_str_radix(&new[2 * place..2 * place + 2], 16).unwrap())
+            .collect();
+        let bytes = [&whole[..*at], &new, &whole[at + gone..]].concat();
+        let mut decoder = decoder();
+        let found = decoder.decode_new(name, &bytes);
+        let crc = found.as_ref().ok().map(|image| crc32fast::hash(image.pixels()));
+        // Of progressive files, only the end of coded data is read as libjpeg does; others are refused, but for
+        // one with a scan that refines bits that were not there. Pillow refuses a file without its two last bytes,
+        // which has all pixels.
+        let is_refused = name == "progressive.jpg" && (found.is_err() || wanted.is_none());
+        let is_whole = new.is_empty() && (*at, *gone) == (whole.len() - 2, 2);
+        if crc != *wanted && !is_refused && !is_whole {
+            wrong.push(format!(
+                "{name} {at} {gone} {new:x?}: {crc:?}, not {wanted:?}; {:?}",
+                found.err()
+            ));
+        } else if decoder.warning().is_some() {
+            warned += 1;
+        } else if wanted.is_none() {
+            refused += 1;
+        }
+    }
+    assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), damages.len(), wrong.join("\n"));
+    assert!(warned > 80 && refused > 20, "{warned} {refused}");
+}
+
 fn a_region_is_a_part_of_the_whole() {
     let mut decoder = decoder();
     let mut target = Image::new(1, 1, vec![0; 3]).unwrap();
@@ -172,9 +208,18 @@ fn what_is_not_an_image() {
     assert_eq!(refusal("a.jpg", b""), "cannot decode a.jpg: the file is empty");
     assert_eq!(
         refusal("b.jpg", b"hello, world\n"),
-        "cannot decode b.jpg: it begins with \"hello, world\", which is not a JPEG, PNG, WebP, BMP \
-         or GIF file"
+        "cannot decode b.jpg: it begins with \"hello, world\", which is not a JPEG, PNG, WebP, BMP, \
+         GIF, TIFF or PNM file"
     );
+    assert_eq!(
+        refusal("d.avif", b"\0\0\0\x20ftypavif\0\0\0\0"),
+        "cannot decode d.avif: it is AVIF, which is not read; convert it: `magick mogrify -format png \
+         *.avif`"
+    );
+    let jp2 = b"\0\0\0\x0cjP  \r\n\x87\n\0\0\0\x14ftypjp2 ";
+    assert!(refusal("e.jp2", jp2).contains("it is JPEG 2000, which is not read; convert it"));
+    assert!(refusal("f.j2k", b"\xff\x4f\xff\x51\0").contains("it is JPEG 2000"));
+    assert!(refusal("g.heic", b"\0\0\0\x18ftypheic\0\0\0\0").contains("it is HEIF"));
     assert!(refusal("c.jpg", b"\xff\xd8\xff").starts_with("cannot decode c.jpg: as JPEG: "));
 }
 

@@ -1,6 +1,7 @@
 //! The headers of the pages of a column, looked at before the reader takes the memory that they claim.
 
 use std::fs::File;
+use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -18,7 +19,7 @@ pub(crate) fn check(path: &Path, chunk: &ColumnChunkMetaData) -> Result<(), Stri
     while offset < end {
         let (header, size) = read(&file, offset, end, &mut window)?;
         let rest = end - offset - size as u64;
-        let Header { uncompressed, compressed } = header;
+        let Header { uncompressed, compressed, levels } = header;
         if u64::from(compressed) > rest {
             return Err(format!(
                 "a page at {offset} claims {compressed} bytes, and {rest} follow in its column"
@@ -30,6 +31,21 @@ pub(crate) fn check(path: &Path, chunk: &ColumnChunkMetaData) -> Result<(), Stri
                 "a page at {offset} claims {uncompressed} bytes from {compressed}, which {} cannot hold",
                 chunk.compression()
             ));
+        }
+        if matches!(chunk.compression(), Compression::BROTLI(_)) {
+            // Ten bytes may hold 16 MiB, and the reader takes whatever comes.
+            let mut page = vec![0; compressed as usize];
+            file.read_exact_at(&mut page, offset + size as u64)
+                .map_err(|error| format!("a page at {offset}: {error}"))?;
+            let data = page.get(levels as usize..).unwrap_or_default();
+            let limit = u64::from(uncompressed) + 1;
+            let reader = brotli_decompressor::Decompressor::new(data, 4096);
+            let length = io::copy(&mut reader.take(limit), &mut io::sink());
+            if length.is_ok_and(|length| length + u64::from(levels) >= limit) {
+                return Err(format!(
+                    "a page at {offset} holds more than the {uncompressed} bytes it claims"
+                ));
+            }
         }
         offset += size as u64 + u64::from(compressed);
     }
@@ -46,15 +62,22 @@ fn limit(compression: Compression, bytes: u64) -> u64 {
         Compression::LZ4 | Compression::LZ4_RAW | Compression::LZO => 256,
         Compression::GZIP(_) => 1_040,
         // A block of 128 KiB of one byte takes four.
-        Compression::ZSTD(_) | Compression::BROTLI(_) => 43_691,
+        Compression::ZSTD(_) => 43_691,
+        // A copy of 16 MiB takes some ten bytes: a page is a megabyte unless it has one value of more.
+        Compression::BROTLI(_) => return BROTLI_COPY.saturating_add(bytes.saturating_mul(43_691)),
     };
     64 + bytes.saturating_mul(times)
 }
+
+/// What a few bytes of Brotli can hold.
+const BROTLI_COPY: u64 = 16 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Header {
     uncompressed: u32,
     compressed: u32,
+    /// Bytes before the compressed ones, in pages of the second kind.
+    levels: u32,
 }
 
 /// Reads the header at `offset` and returns it with its size.
@@ -92,7 +115,7 @@ enum Bad {
     Other,
 }
 
-/// Thrift's compact protocol, as far as the structure `PageHeader` needs it: two numbers are taken, the
+/// Thrift's compact protocol, as far as the structure `PageHeader` needs it: four numbers are taken, the
 /// rest is passed over.
 struct Compact<'a> {
     bytes: &'a [u8],
@@ -102,17 +125,29 @@ struct Compact<'a> {
 impl Compact<'_> {
     fn header(&mut self) -> Result<Header, Bad> {
         let (mut uncompressed, mut compressed) = (None, None);
+        let mut levels = 0_i64;
         let mut field = 0;
         while let Some(kind) = self.field(&mut field)? {
             match (field, kind) {
                 (2, 5) => uncompressed = Some(self.signed()?),
                 (3, 5) => compressed = Some(self.signed()?),
+                (8, 12) => {
+                    let mut field = 0;
+                    while let Some(kind) = self.field(&mut field)? {
+                        match (field, kind) {
+                            (5 | 6, 5) => levels = levels.saturating_add(self.signed()?),
+                            _ => self.pass(kind, 1)?,
+                        }
+                    }
+                }
                 _ => self.pass(kind, 0)?,
             }
         }
         let size = |number: Option<i64>| number.and_then(|it| u32::try_from(it).ok());
-        match (size(uncompressed), size(compressed)) {
-            (Some(uncompressed), Some(compressed)) => Ok(Header { uncompressed, compressed }),
+        match (size(uncompressed), size(compressed), size(Some(levels))) {
+            (Some(uncompressed), Some(compressed), Some(levels)) => {
+                Ok(Header { uncompressed, compressed, levels })
+            }
             _ => Err(Bad::Other),
         }
     }

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use brigade_parquet::{Error, Table, Value};
+use parquet::basic::{BrotliLevel, Compression, GzipLevel};
 use parquet::data_type::{
     BoolType, ByteArray, ByteArrayType, DataType, DoubleType, FloatType, Int32Type, Int64Type,
     Int96Type,
@@ -92,6 +93,52 @@ fn values_of_every_type_come_row_by_row() {
     });
     read.unwrap();
     assert_eq!(second, [true, false]);
+}
+
+/// What pyarrow has written, by `golden/make.py`.
+#[test]
+fn every_compression_is_read() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let expected = |row: usize| format!("row {row}: {}", "word ".repeat(3 * row));
+    for name in ["none", "snappy", "gzip", "brotli", "lz4", "zstd"] {
+        let table = Table::open(golden.join(format!("{name}.parquet"))).unwrap();
+        let texts = shown(&table, &["text"]);
+        assert_eq!(texts, (0..8).map(expected).collect::<Vec<_>>(), "{name}");
+        assert_eq!(shown(&table, &["number"])[7], "Int(7)", "{name}");
+    }
+}
+
+/// Both kinds of LZ4, and a page of which a few bytes of Brotli become megabytes.
+#[test]
+fn what_is_written_compressed_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.parquet");
+    let level = |level| BrotliLevel::try_new(level).unwrap();
+    for compression in [
+        Compression::LZ4,
+        Compression::LZ4_RAW,
+        Compression::GZIP(GzipLevel::default()),
+        Compression::BROTLI(level(1)),
+        Compression::BROTLI(level(9)),
+        Compression::ZSTD(Default::default()),
+        Compression::SNAPPY,
+    ] {
+        let schema = parse_message_type("message schema { required binary a; }").unwrap();
+        let properties = WriterProperties::builder().set_compression(compression);
+        let properties = properties.set_dictionary_enabled(false).build();
+        let file = File::create(&path).unwrap();
+        let mut writer =
+            SerializedFileWriter::new(file, Arc::new(schema), Arc::new(properties)).unwrap();
+        let mut group = writer.next_row_group().unwrap();
+        let values = ["some", "words", &"w".repeat(2 << 20)].map(ByteArray::from);
+        column::<ByteArrayType>(&mut group, &values, None, None);
+        group.close().unwrap();
+        writer.close().unwrap();
+        let table = Table::open(&path).unwrap();
+        let texts = shown(&table, &["a"]);
+        assert_eq!(texts[..2], ["some", "words"], "{compression}");
+        assert_eq!(texts[2].len(), 2 << 20, "{compression}");
+    }
 }
 
 #[test]

@@ -89,6 +89,10 @@ impl StatsArgs {
         }
         let _ = writeln!(text, "broken   {}", stats.broken.len());
         text.push_str(&broken_lines(images.source(), &stats.broken));
+        if !stats.damaged.is_empty() {
+            let _ = writeln!(text, "damaged  {}, read with wrong pixels", stats.damaged.len());
+            text.push_str(&broken_lines(images.source(), &stats.damaged));
+        }
         text
     }
 }
@@ -103,11 +107,10 @@ fn as_json(part: &Part, stats: &ImageStats) -> serde_json::Value {
         .zip(images.class_counts())
         .map(|(name, count)| json!({ "name": name, "images": count }))
         .collect();
-    let broken: Vec<_> = stats
-        .broken
-        .iter()
-        .map(|(index, reason)| json!({ "image": images.source().name(*index), "reason": reason }))
-        .collect();
+    let listed = |images_with_reasons: &[(usize, String)]| -> Vec<_> {
+        let named = |(index, reason): &(usize, String)| json!({ "image": images.source().name(*index), "reason": reason });
+        images_with_reasons.iter().map(named).collect()
+    };
     let spread = stats.spread().map(|(width, height)| {
         let of = |[min, median, max]: [u32; 3]| json!({ "min": min, "median": median, "max": max });
         (of(width), of(height))
@@ -121,7 +124,8 @@ fn as_json(part: &Part, stats: &ImageStats) -> serde_json::Value {
         "height": spread.as_ref().map(|spread| &spread.1),
         "mean": stats.mean,
         "std": stats.std,
-        "broken": broken,
+        "broken": listed(&stats.broken),
+        "damaged": listed(&stats.damaged),
     })
 }
 

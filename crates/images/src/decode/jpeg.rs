@@ -2,7 +2,9 @@
 //! an assembler to build it. It can leave out blocks and decode at a fraction of the size, which
 //! zune-jpeg cannot, and zune-jpeg's pixels differ from Pillow's by some grey levels.
 
-use libjpeg_turbo_rs::{ColorSpace, DecodeLimits, PixelFormat, ScalingFactor};
+mod repair;
+
+use libjpeg_turbo_rs::{ColorSpace, DecodeLimits, DecodeWarning, PixelFormat, ScalingFactor};
 
 use super::{Found, Orientation, Problem};
 use crate::image::{CropBox, Image, Region, Size};
@@ -22,20 +24,53 @@ pub(super) fn header(bytes: &[u8]) -> Result<Found, Problem> {
     Ok(Found { size, orientation: orientation.unwrap_or(Orientation::Normal) })
 }
 
+/// A region's place in what was decoded, and what was wrong with a file that was read nonetheless.
+pub(super) type Decoded = (CropBox, Option<String>);
+
 /// Decodes a region, which lies in the image of the size `whole`, at the scale that `at_least` allows,
-/// with what lies around it up to the ends of blocks. Returns its place.
+/// with what lies around it up to the ends of blocks. What libjpeg reads with a warning is read as it
+/// reads it.
 pub(super) fn decode_region(
     bytes: &[u8],
     whole: Size,
     region: Region,
     at_least: Option<Size>,
     target: &mut Image,
-) -> Result<CropBox, Problem> {
+) -> Result<Decoded, Problem> {
+    let refused = match decode_sound(bytes, whole, region, at_least, false, target) {
+        Ok(decoded) => return Ok(decoded),
+        Err(refused) => refused,
+    };
+    if let Some(repair::Repaired { jpeg, warning }) = repair::repair(bytes) {
+        let (place, _) = decode_sound(&jpeg, whole, region, at_least, false, target)?;
+        return Ok((place, Some(warning)));
+    }
+    // A progressive file whose coded data ends early, but whose end is there: the decoder does then what
+    // libjpeg does. It does not where a Huffman code is wrong.
+    if bytes.ends_with(&[0xFF, 0xD9])
+        && repair::is_progressive_with_known_markers(bytes)
+        && let Ok(decoded @ (_, Some(_))) =
+            decode_sound(bytes, whole, region, at_least, true, target)
+    {
+        return Ok(decoded);
+    }
+    Err(refused)
+}
+
+fn decode_sound(
+    bytes: &[u8],
+    whole: Size,
+    region: Region,
+    at_least: Option<Size>,
+    lenient: bool,
+    target: &mut Image,
+) -> Result<Decoded, Problem> {
     let scale = at_least.map_or(1, |least| scale(region, least));
     let (_, last) = around(region.top, region.height, scale, whole.height.div_ceil(scale));
     let shorter = shortened(bytes, whole.height, last.saturating_mul(scale));
     let bytes = shorter.as_deref().unwrap_or(bytes);
     let mut decoder = decoder(bytes)?;
+    decoder.set_lenient(lenient);
     let whole = size(&decoder)?;
     decoder.set_scale(ScalingFactor::try_new(1, scale).map_err(Problem::new)?);
     let is_cmyk = matches!(decoder.jpeg_color_space(), ColorSpace::Cmyk | ColorSpace::Ycck);
@@ -59,29 +94,43 @@ pub(super) fn decode_region(
     if size.height < scaled.height {
         decoder.set_crop_y(rows.0 as usize, size.rows());
     }
-    if is_cmyk {
+    let warnings = if is_cmyk {
         let image = decoder.decode_image().map_err(Problem::new)?;
         expect(image.width, image.height, size)?;
         let pixels = target.reset(size)?;
         for (cmyk, rgb) in image.data.chunks_exact(4).zip(pixels.chunks_exact_mut(3)) {
             rgb.copy_from_slice(&of_cmyk(cmyk));
         }
+        image.warnings
     } else if size.height < scaled.height {
         // With a crop of rows, the decoder writes into memory of its own first.
         let image = decoder.decode_image().map_err(Problem::new)?;
         expect(image.width, image.height, size)?;
         target.replace(size, image.data).ok_or_else(|| missing(size))?;
+        image.warnings
     } else {
         let info = decoder.decode_image_into(target.reset(size)?).map_err(Problem::new)?;
         expect(info.width, info.height, size)?;
+        info.warnings
+    };
+    let other = |warning: &DecodeWarning| {
+        !matches!(
+            warning,
+            DecodeWarning::TruncatedData { .. } | DecodeWarning::ExtraneousData { .. }
+        )
+    };
+    if let Some(warning) = warnings.iter().find(|warning| other(warning)) {
+        return Err(Problem::new(warning));
     }
+    let warning = warnings.first().map(ToString::to_string);
     let scale = f64::from(scale);
-    Ok(CropBox {
+    let place = CropBox {
         left: f64::from(region.left) / scale - f64::from(columns.0),
         top: f64::from(region.top) / scale - f64::from(rows.0),
         width: f64::from(region.width) / scale,
         height: f64::from(region.height) / scale,
-    })
+    };
+    Ok((place, warning))
 }
 
 /// Copies a file and makes its header one of `rows` rows, so that the decoder ends there instead of
@@ -120,9 +169,45 @@ fn shortened(bytes: &[u8], height: u32, rows: u32) -> Option<Vec<u8>> {
     Some(shorter)
 }
 
+/// Decodes a strip or tile of a TIFF file, whose tables may lie elsewhere, to bytes of `samples` a pixel: the rows
+/// of `visible`. Three are made into RGB if they are YCbCr, others stay as they are.
+pub(super) fn decode_samples(
+    tables: &[u8],
+    data: &[u8],
+    visible: Size,
+    samples: usize,
+    ycbcr: bool,
+) -> Result<Vec<u8>, Problem> {
+    let format = match samples {
+        1 => PixelFormat::Grayscale,
+        3 => PixelFormat::Rgb,
+        4 => PixelFormat::Cmyk,
+        _ => return Err(Problem(format!("JPEG of {samples} samples a pixel is not read"))),
+    };
+    // Adobe's marker says which colours these are: the directory of the TIFF file knows, not the strip.
+    let adobe = *b"\xff\xd8\xff\xee\x00\x0eAdobe\x00\x64\x00\x00\x00\x00";
+    let tables = tables.get(2..tables.len().saturating_sub(2)).unwrap_or_default();
+    let data = data.strip_prefix(b"\xff\xd8").unwrap_or(data);
+    let stream = [&adobe[..], &[u8::from(ycbcr)], tables, data].concat();
+    let found = header(&stream)?.size;
+    if found.width != visible.width || found.height < visible.height {
+        return Err(Problem(format!("a strip or tile of {visible} pixels has {found} as JPEG")));
+    }
+    let mut decoder = decoder(&stream)?;
+    decoder.set_output_format(format);
+    let image = decoder.decode_image().map_err(Problem::new)?;
+    let mut pixels = image.data;
+    pixels.truncate(samples * visible.columns() * visible.rows());
+    Ok(pixels)
+}
+
 fn decoder(bytes: &[u8]) -> Result<libjpeg_turbo_rs::Decoder<'_>, Problem> {
     let limits = DecodeLimits { max_scans: MAX_SCANS, ..DecodeLimits::default() };
-    libjpeg_turbo_rs::Decoder::new_with_limits(bytes, limits).map_err(Problem::new)
+    let mut decoder =
+        libjpeg_turbo_rs::Decoder::new_with_limits(bytes, limits).map_err(Problem::new)?;
+    // libjpeg's default; it concerns progressive files whose last scans are not there.
+    decoder.set_block_smoothing(true);
+    Ok(decoder)
 }
 
 fn size(decoder: &libjpeg_turbo_rs::Decoder<'_>) -> Result<Size, Problem> {
@@ -163,7 +248,7 @@ fn missing(size: Size) -> Problem {
 }
 
 /// Pillow takes all files with four colours for Adobe's, which are inverted.
-fn of_cmyk(pixel: &[u8]) -> [u8; 3] {
+pub(super) fn of_cmyk(pixel: &[u8]) -> [u8; 3] {
     let &[cyan, magenta, yellow, black] = pixel else { return [0; 3] };
     let rest = u32::from(black);
     let colour = |inverted: u8| {

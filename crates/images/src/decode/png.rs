@@ -36,7 +36,9 @@ pub(super) fn decode(bytes: &[u8], size: Size, target: &mut Image) -> Result<(),
     let reader = reader(bytes, Transformations::EXPAND)?;
     let (colour, depth) = reader.output_color_type();
     let wide = depth == BitDepth::Sixteen;
-    read(reader, size, target, |from, to| convert(from, to, colour, wide))
+    // A transparent grey is an alpha behind each pixel then, and none for Pillow.
+    let plain = reader.info().color_type == ColorType::Grayscale;
+    read(reader, size, target, |from, to| convert(from, to, colour, wide, plain))
 }
 
 /// Decodes grey values and places in a palette as they are stored, three times each; `false` when the
@@ -118,12 +120,12 @@ fn no_rows(size: Size) -> Problem {
 
 /// Of 16 bits, Pillow takes the upper eight of colours and of grey with alpha, but limits plain grey
 /// to 255.
-fn convert(from: &[u8], to: &mut [u8], colour: ColorType, wide: bool) {
+fn convert(from: &[u8], to: &mut [u8], colour: ColorType, wide: bool, plain: bool) {
     let bytes = if wide { 2 } else { 1 };
     let samples = colour.samples() * bytes;
     for (from, to) in from.chunks_exact(samples).zip(to.chunks_exact_mut(3)) {
         match (colour, from) {
-            (ColorType::Grayscale, [high, low]) if wide => {
+            (_, [high, low, ..]) if wide && plain => {
                 to.fill(if *high == 0 { *low } else { 255 });
             }
             (ColorType::Grayscale | ColorType::GrayscaleAlpha, [grey, ..]) => to.fill(*grey),

@@ -249,6 +249,10 @@ impl<S: ImageSource> ImageSource for Subset<S> {
         self.source.name(self.whole_index(index))
     }
 
+    fn version(&self, index: usize) -> u64 {
+        self.source.version(self.whole_index(index))
+    }
+
     fn fingerprint(&self) -> Result<Fingerprint> {
         let mut hasher = Hasher::new("subset");
         hasher.bytes(self.source.fingerprint()?.as_bytes());

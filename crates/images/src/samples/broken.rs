@@ -14,6 +14,8 @@ pub(super) struct Broken {
 #[derive(Debug, Default)]
 struct State {
     images: BTreeSet<usize>,
+    /// Those that were damaged and read nonetheless.
+    damaged: BTreeSet<usize>,
     skipped: BTreeMap<u64, usize>,
     /// The epoch whose count was not logged yet.
     current: Option<u64>,
@@ -42,6 +44,22 @@ impl Broken {
         if self.state().images.insert(image) {
             tracing::warn!(image, name, %error, "skipping an image that cannot be read");
         }
+    }
+
+    /// Notes an image that is damaged and was read nonetheless, and logs why.
+    pub(super) fn add_damaged(&self, image: usize, name: &str, warning: &str) {
+        if self.state().damaged.insert(image) {
+            tracing::warn!(
+                image,
+                name,
+                warning,
+                "a damaged image was read, some of its pixels are wrong"
+            );
+        }
+    }
+
+    pub(super) fn damaged(&self) -> Vec<usize> {
+        self.state().damaged.iter().copied().collect()
     }
 
     /// Counts a sample whose place another image took.

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::image::{CropBox, Image, ImageView, Region, Size};
-use crate::source::Fingerprint;
+use crate::source::{Fingerprint, Hasher};
 use crate::transforms::RegionReader;
 use crate::{ImageError, Result};
 
@@ -33,8 +33,10 @@ use crate::{ImageError, Result};
 /// with an empty cache, a full one and one that has no room for all images.
 ///
 /// The file is one for the source's [fingerprint](crate::source::ImageSource::fingerprint) and the
-/// transforms. An image that is replaced by another of the same name and as many bytes does not
-/// change the fingerprint; remove the file then.
+/// transforms. An image that was replaced by another of the same name and as many bytes is decoded
+/// anew: with each image its [version](crate::source::ImageSource::version) is kept, for which the
+/// system is asked once for each file, some microseconds, when the first sample is read. A file that
+/// is replaced while a run reads it is noticed by the next run. The bytes of the old image stay taken.
 ///
 /// ```
 /// use brigade_images::CacheOptions;
@@ -79,7 +81,7 @@ impl CacheOptions {
 }
 
 const MAGIC: &[u8; 8] = b"BRIGIMGC";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const HEADER: usize = 64;
 /// Where the counter of taken bytes is.
 const USED: u64 = 64;
@@ -91,7 +93,8 @@ const ENTRY: usize = 32;
 pub(super) struct Cache {
     file: File,
     path: PathBuf,
-    images: usize,
+    /// Of each image its number and version, as one.
+    stamps: Vec<u64>,
     max_bytes: u64,
     /// A bit for each image whose pixels this process has compared with their checksum.
     verified: Vec<AtomicU64>,
@@ -125,8 +128,10 @@ pub(super) struct StoredImage<'a> {
 }
 
 impl Cache {
-    /// Opens or makes the file for `images` images that `key` stands for, with what is done to them.
-    pub(super) fn open(options: &CacheOptions, key: Fingerprint, images: usize) -> Result<Self> {
+    /// Opens or makes the file for images of these versions, which `key` stands for with what is done to
+    /// them.
+    pub(super) fn open(options: &CacheOptions, key: Fingerprint, versions: &[u64]) -> Result<Self> {
+        let images = versions.len();
         let path = options.folder.join(format!("{key}.images"));
         let failed = |error| {
             ImageError::InvalidArgument(format!(
@@ -145,7 +150,7 @@ impl Cache {
         let cache = Self {
             file,
             path: path.clone(),
-            images,
+            stamps: (0..).zip(versions).map(|(image, version)| stamp(image, *version)).collect(),
             max_bytes: options.max_bytes,
             verified: (0..images.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
             taking: Mutex::new(()),
@@ -172,7 +177,7 @@ impl Cache {
 
     /// Where pixels begin, on a page of its own.
     fn data_start(&self) -> u64 {
-        (TABLE + self.images as u64 * ENTRY as u64).next_multiple_of(4096)
+        (TABLE + self.stamps.len() as u64 * ENTRY as u64).next_multiple_of(4096)
     }
 
     /// Finds an image. One that this process reads for the first time is read whole, into `memory`,
@@ -200,11 +205,9 @@ impl Cache {
 
     fn entry(&self, image: usize) -> Option<Entry> {
         let mut bytes = [0; ENTRY];
-        if image >= self.images {
-            return None;
-        }
+        let stamp = *self.stamps.get(image)?;
         self.file.read_exact_at(&mut bytes, Self::entry_offset(image)).ok()?;
-        let entry = Entry::from_bytes(&bytes, image)?;
+        let entry = Entry::from_bytes(&bytes, stamp)?;
         // Nothing is allocated that the file does not hold.
         let end = entry.offset.checked_add(entry.size.bytes()? as u64)?;
         let inside = entry.offset >= self.data_start() && end <= self.file.metadata().ok()?.len();
@@ -229,12 +232,13 @@ impl Cache {
 
     /// Writes an image; `false` when there is no room.
     fn write(&self, image: usize, pixels: ImageView<'_>) -> io::Result<bool> {
+        let Some(stamp) = self.stamps.get(image) else { return Ok(false) };
         let (size, pixels) = (pixels.size(), pixels.pixels());
         let Some(taken) = self.take(pixels.len() as u64)? else { return Ok(false) };
         let offset = self.data_start() + taken;
         self.file.write_all_at(pixels, offset)?;
         let entry = Entry { offset, size, checksum: crc32fast::hash(pixels) };
-        self.file.write_all_at(&entry.to_bytes(image), Self::entry_offset(image))?;
+        self.file.write_all_at(&entry.to_bytes(*stamp), Self::entry_offset(image))?;
         Ok(true)
     }
 
@@ -265,20 +269,21 @@ impl Cache {
 }
 
 impl Entry {
-    fn to_bytes(self, image: usize) -> [u8; ENTRY] {
+    fn to_bytes(self, stamp: u64) -> [u8; ENTRY] {
         let mut bytes = [0; ENTRY];
         bytes[..8].copy_from_slice(&self.offset.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.size.width.to_le_bytes());
         bytes[12..16].copy_from_slice(&self.size.height.to_le_bytes());
         bytes[16..20].copy_from_slice(&self.checksum.to_le_bytes());
-        bytes[20..28].copy_from_slice(&(image as u64).to_le_bytes());
+        bytes[20..28].copy_from_slice(&stamp.to_le_bytes());
         let checksum = crc32fast::hash(&bytes[..28]);
         bytes[28..].copy_from_slice(&checksum.to_le_bytes());
         bytes
     }
 
-    /// Reads an entry; `None` for one that was never written, or not wholly.
-    fn from_bytes(bytes: &[u8; ENTRY], image: usize) -> Option<Self> {
+    /// Reads an entry; `None` for one that was never written, or not wholly, or for another version of
+    /// the image.
+    fn from_bytes(bytes: &[u8; ENTRY], stamp: u64) -> Option<Self> {
         let word = |start: usize| {
             let mut word = [0; 4];
             word.copy_from_slice(&bytes[start..start + 4]);
@@ -286,8 +291,16 @@ impl Entry {
         };
         let offset = u64::from(word(0)) | u64::from(word(4)) << 32;
         let entry = Self { offset, size: Size::new(word(8), word(12)), checksum: word(16) };
-        (entry.size.pixels() > 0 && entry.to_bytes(image) == *bytes).then_some(entry)
+        (entry.size.pixels() > 0 && entry.to_bytes(stamp) == *bytes).then_some(entry)
     }
+}
+
+/// An image's number and version as one number.
+fn stamp(image: u64, version: u64) -> u64 {
+    let mut hasher = Hasher::new("stamp");
+    hasher.number(image);
+    hasher.number(version);
+    hasher.finish().number()
 }
 
 fn header(key: Fingerprint, images: usize) -> [u8; HEADER] {
@@ -324,7 +337,6 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::source::Hasher;
 
     fn key(name: &str) -> Fingerprint {
         Hasher::new(name).finish()
@@ -332,7 +344,24 @@ mod tests {
 
     fn open(folder: &Path, max_bytes: u64) -> Cache {
         let options = CacheOptions::new(folder).max_bytes(max_bytes);
-        Cache::open(&options, key("one"), 100).unwrap()
+        Cache::open(&options, key("one"), &[7; 100]).unwrap()
+    }
+
+    #[test]
+    fn another_version_of_an_image_is_not_the_one_that_was_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let before = open(folder.path(), 1 << 20);
+        before.keep(3, image(1).view());
+        before.keep(4, image(2).view());
+        let mut versions = [7; 100];
+        versions[3] = 8;
+        let options = CacheOptions::new(folder.path());
+        let after = Cache::open(&options, key("one"), &versions).unwrap();
+        assert_eq!((found(&after, 3), found(&after, 4)), (None, Some(image(2))));
+        after.keep(3, image(5).view());
+        assert_eq!(found(&after, 3), Some(image(5)));
+        // It is not the earlier version's, either.
+        assert_eq!(found(&open(folder.path(), 1 << 20), 3), None);
     }
 
     fn image(value: u8) -> Image {
@@ -376,7 +405,7 @@ mod tests {
         assert_eq!(memory.pixel(2, 0), image(1).pixel(2, 1));
 
         let options = CacheOptions::new(folder.path());
-        let others = Cache::open(&options, key("other"), 100).unwrap();
+        let others = Cache::open(&options, key("other"), &[7; 100]).unwrap();
         assert_eq!(found(&others, 7), None);
         assert_ne!(others.path(), one.path());
     }

@@ -20,6 +20,8 @@ pub struct SampleReader {
     renderer: Renderer,
     /// The size of the last image before all transforms, where it did not come from a cache.
     decoded_size: Option<Size>,
+    /// Whether the decoder read the last image.
+    is_decoded: bool,
 }
 
 impl SampleReader {
@@ -30,7 +32,13 @@ impl SampleReader {
             decoder: Decoder::new(options.clone()),
             renderer: Renderer::new(),
             decoded_size: None,
+            is_decoded: false,
         }
+    }
+
+    /// Returns what was wrong with the last image if it was read nonetheless; see [`Decoder::warning`].
+    pub(crate) fn warning(&self) -> Option<&str> {
+        self.is_decoded.then(|| self.decoder.warning()).flatten()
     }
 
     /// Lends the memory for encoded bytes.
@@ -45,6 +53,7 @@ impl SampleReader {
         reducing_gap: Option<f64>,
         plan: impl FnOnce(Size) -> Result<Plan>,
     ) -> Result<()> {
+        self.is_decoded = false;
         if let Some(view) = raw::view(name, &self.bytes) {
             let view = view?;
             self.decoded_size = Some(view.size());
@@ -55,7 +64,9 @@ impl SampleReader {
         let plan = plan(header.size)?;
         self.renderer.reducing_gap = reducing_gap;
         let mut encoded = Encoded { name, bytes: &self.bytes, header, decoder: &mut self.decoder };
-        self.renderer.render(Pixels::Reader(&mut encoded), &plan)
+        self.renderer.render(Pixels::Reader(&mut encoded), &plan)?;
+        self.is_decoded = true;
+        Ok(())
     }
 
     /// Reads an image of a source, decodes it and transforms it as in validation.

@@ -10,13 +10,14 @@ use std::path::{Path, PathBuf};
 use walkdir::WalkDir;
 
 use super::names::Names;
-use super::{Fingerprint, Hasher, ImageSource, no_image, reserve};
+use super::{Fingerprint, Hasher, ImageSource, file_version, no_image, reserve};
 use crate::{ImageError, Result};
 
 /// The extensions of files that are taken for images, in small letters: those of torchvision's
-/// `IMG_EXTENSIONS`, and `gif`, which it leaves out. Large letters in a file's name count as small.
-pub const IMAGE_EXTENSIONS: [&str; 10] =
-    ["jpg", "jpeg", "png", "ppm", "bmp", "pgm", "tif", "tiff", "webp", "gif"];
+/// `IMG_EXTENSIONS`, and `gif`, `pbm` and `mpo`, which it leaves out. Large letters in a file's name count
+/// as small.
+pub const IMAGE_EXTENSIONS: [&str; 12] =
+    ["jpg", "jpeg", "png", "ppm", "bmp", "pgm", "tif", "tiff", "webp", "gif", "pbm", "mpo"];
 
 /// Image files: all below a folder, or those of a list.
 ///
@@ -107,6 +108,11 @@ impl ImageSource for ImageFiles {
                 .into_string()
                 .unwrap_or_else(|path| path.to_string_lossy().into_owned()),
         )
+    }
+
+    /// Asks the system for the file.
+    fn version(&self, index: usize) -> u64 {
+        self.path(index).map_or(0, |path| file_version(&path))
     }
 
     /// Hashes the paths from the root on, so that copies of a folder in different places are equal,

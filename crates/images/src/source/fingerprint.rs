@@ -35,6 +35,11 @@ impl Fingerprint {
         hasher.finish()
     }
 
+    /// Returns the first eight bytes of the hash.
+    pub(crate) fn number(&self) -> u64 {
+        self.0.iter().take(8).fold(0, |sum, byte| sum << 8 | u64::from(*byte))
+    }
+
     /// Returns the bytes of the hash.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8; 32] {

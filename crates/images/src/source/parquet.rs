@@ -82,6 +82,10 @@ impl ImageSource for ParquetImages {
         }
     }
 
+    fn version(&self, index: usize) -> u64 {
+        self.images.version(index)
+    }
+
     fn fingerprint(&self) -> Result<Fingerprint> {
         self.images.fingerprint()
     }
@@ -158,7 +162,7 @@ impl ParquetOptions {
     }
 
     fn tables(&self, pattern: &str) -> Result<Vec<Table>> {
-        let tables: Vec<Table> = paths::of_pattern(pattern, "parquet")?
+        let tables: Vec<Table> = paths::of_pattern(pattern, &[".parquet"])?
             .into_iter()
             .map(Table::open)
             .collect::<Result<_>>()?;

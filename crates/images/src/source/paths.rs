@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use crate::{ImageError, Result};
 
-/// Returns the files of a pattern: those of a folder with this extension, by the order of bytes, or
+/// Returns the files of a pattern: those of a folder with one of these endings, by the order of bytes, or
 /// what its braces stand for.
-pub(super) fn of_pattern(pattern: &str, extension: &str) -> Result<Vec<PathBuf>> {
+pub(super) fn of_pattern(pattern: &str, endings: &[&str]) -> Result<Vec<PathBuf>> {
     let folder = Path::new(pattern);
     if !folder.is_dir() {
         return Ok(expand(pattern)?.into_iter().map(PathBuf::from).collect());
@@ -16,7 +16,8 @@ pub(super) fn of_pattern(pattern: &str, extension: &str) -> Result<Vec<PathBuf>>
     let mut paths = Vec::new();
     for entry in fs::read_dir(folder).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
-        if path.extension().is_some_and(|found| found == extension) {
+        let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+        if endings.iter().any(|ending| name.ends_with(ending.as_bytes())) {
             paths.push(path);
         }
     }

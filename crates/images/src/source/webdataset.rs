@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use self::index::{Rules, ShardIndex, Span};
-use self::shards::Shards;
+use self::shards::{Shards, Unpacked};
 use super::names::Names;
 use super::{Fingerprint, Hasher, IMAGE_EXTENSIONS, ImageSource, no_image, paths};
 use crate::labels::{Categories, Labelled};
@@ -18,6 +18,10 @@ use crate::{ImageError, Result};
 /// Images in tar archives, as the Python package `webdataset` lays them out: members whose names are
 /// equal up to the first dot of the file name are one sample, such as `n01440764/12.jpg` and
 /// `n01440764/12.cls`. What comes after the dot says what a member is; large letters count as small.
+///
+/// An archive that is compressed by gzip (`.tar.gz`, `.tgz`) is unpacked when it is opened, its images and labels
+/// alone, into a file without a name in the system's temporary folder (`TMPDIR`): each process has one for
+/// itself, as large as the images, until it ends. Where that is much, `gunzip` the archives once.
 ///
 /// The archives are files of this host. Opening them reads the headers of their members, one of 512
 /// bytes for each, and nothing of the members; images are then read at their places, in any order,
@@ -67,7 +71,7 @@ impl WebDataset {
     ///
     /// `pattern` is the path of an archive, or of many with braces: `{000..146}` counts, and
     /// `{train,extra}` lists, as in a shell. The path of a folder stands for all files in it whose
-    /// names end in `.tar`, by the order of bytes.
+    /// names end in `.tar`, `.tar.gz` or `.tgz`, by the order of bytes.
     ///
     /// # Errors
     /// As [`WebDatasetOptions::open`].
@@ -161,6 +165,11 @@ impl ImageSource for WebDataset {
         self.shards.read(place.shard, place.span, &self.name(index), buffer)
     }
 
+    /// The version of the archive, as it was when it was opened.
+    fn version(&self, index: usize) -> u64 {
+        self.images.get(index).map_or(0, |place| self.shards.version(place.shard))
+    }
+
     fn name(&self, index: usize) -> Cow<'_, str> {
         let shard = self.images.get(index).and_then(|place| self.shards.path(place.shard));
         let member = String::from_utf8_lossy(self.names.get(index).unwrap_or_default());
@@ -175,7 +184,8 @@ impl ImageSource for WebDataset {
         for (name, Place { shard, span }) in self.names.iter().zip(&self.images) {
             hasher.bytes(name);
             hasher.number(u64::from(*shard));
-            hasher.number(span.offset);
+            // Where an image of a compressed archive lies depends on when it was unpacked.
+            hasher.number(if self.shards.is_unpacked(*shard) { 0 } else { span.offset });
             hasher.number(span.bytes);
         }
         Ok(hasher.finish())
@@ -204,6 +214,8 @@ impl ImageSource for WebDataset {
 #[derive(Clone, Debug)]
 pub struct WebDatasetOptions {
     images: Vec<String>,
+    /// Whether the images were named by the caller.
+    named: bool,
     label: LabelMember,
 }
 
@@ -214,11 +226,13 @@ impl Default for WebDatasetOptions {
 }
 
 impl WebDatasetOptions {
-    /// Takes members with [`IMAGE_EXTENSIONS`] for images, and numbers in members `.cls` for labels.
+    /// Takes members with [`IMAGE_EXTENSIONS`] for images, or, in a sample without these, the one that ends in
+    /// one of them behind a dot, as `0001.input.jpg` does; and numbers in members `.cls` for labels.
     #[must_use]
     pub fn new() -> Self {
         Self {
             images: IMAGE_EXTENSIONS.map(str::to_owned).to_vec(),
+            named: false,
             label: LabelMember { extension: "cls".to_owned(), kind: Kind::Number },
         }
     }
@@ -228,6 +242,7 @@ impl WebDatasetOptions {
     #[must_use]
     pub fn images<E: AsRef<str>>(mut self, extensions: impl IntoIterator<Item = E>) -> Self {
         self.images = extensions.into_iter().map(|text| extension(text.as_ref())).collect();
+        self.named = true;
         self
     }
 
@@ -256,10 +271,11 @@ impl WebDatasetOptions {
     /// Opens the archives of a pattern, as [`WebDataset::open`] says.
     ///
     /// # Errors
-    /// When an archive cannot be read, is damaged or compressed, or ends before one of its members
-    /// does; when there are no images.
+    /// When an archive cannot be read, is damaged, compressed by something else than gzip, or ends before
+    /// one of its members does; when there are no images, or a sample has several and none was chosen by
+    /// [`images`](Self::images).
     pub fn open(&self, pattern: impl AsRef<str>) -> Result<WebDataset> {
-        self.open_shards(paths::of_pattern(pattern.as_ref(), "tar")?)
+        self.open_shards(paths::of_pattern(pattern.as_ref(), &[".tar", ".tar.gz", ".tgz"])?)
     }
 
     /// Opens archives by their paths.
@@ -271,13 +287,14 @@ impl WebDatasetOptions {
         paths: impl IntoIterator<Item = P>,
     ) -> Result<WebDataset> {
         let paths: Vec<PathBuf> = paths.into_iter().map(Into::into).collect();
-        let rules = Rules { images: &self.images, label: &self.label.extension };
-        let indices = index::all(&paths, &rules)?;
+        let rules = Rules { images: &self.images, named: self.named, label: &self.label.extension };
+        let unpacked = Unpacked::default();
+        let indices = index::all(&paths, &rules, &unpacked)?;
         let (mut names, mut images, mut labels) = (Names::default(), Vec::new(), Vec::new());
-        let (mut sizes, mut without_image) = (Vec::with_capacity(paths.len()), 0);
+        let (mut facts, mut without_image) = (Vec::with_capacity(paths.len()), 0);
         for (shard, index) in (0_u32..).zip(indices) {
-            let ShardIndex { bytes, samples, incomplete } = index;
-            sizes.push(bytes);
+            let ShardIndex { facts: of_shard, samples, incomplete } = index;
+            facts.push(of_shard);
             without_image += incomplete;
             for sample in samples {
                 names.push(&sample.name);
@@ -296,7 +313,7 @@ impl WebDatasetOptions {
         if without_image > 0 {
             tracing::warn!(samples = without_image, "left out samples without an image");
         }
-        let shards = Shards::new(paths, sizes);
+        let shards = Shards::new(paths, facts, unpacked.into_file());
         Ok(WebDataset { shards, names, images, labels, label: self.label.clone() })
     }
 }

@@ -189,11 +189,19 @@ impl Plan {
         phase: Phase,
         seed: u64,
     ) -> Result<()> {
-        let known = self.operations.len();
         let mut random = SampleRng::new(seed, place);
-        transform.draw(self.output, phase, &mut random, &mut self.operations)?;
-        for operation in self.operations.iter().skip(known) {
+        let mut drawn = Vec::new();
+        transform.draw(self.output, phase, &mut random, &mut drawn)?;
+        for operation in drawn {
+            // What lies outside of the image is black, as for torchvision's and fastai's crops.
+            if let Operation::Crop(region) = operation
+                && let Some(pad) = region.padding(self.output)
+            {
+                self.output = pad.size_after(self.output)?;
+                self.operations.push(pad);
+            }
             self.output = operation.size_after(self.output)?;
+            self.operations.push(operation);
         }
         Ok(())
     }

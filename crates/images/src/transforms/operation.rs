@@ -43,7 +43,8 @@ impl PadMode {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Operation {
-    /// Keeps a region.
+    /// Keeps a region. A [`Compose`](super::Compose) adds black pixels first where a transform asks for one that
+    /// goes over the right or the lower edge.
     Crop(Region),
     /// Adds pixels on the four sides.
     Pad {
@@ -225,6 +226,18 @@ pub(super) fn refuse_above(step: &dyn fmt::Display, size: Size, limit: u64) -> R
     Err(ImageError::InvalidArgument(format!(
         "{step} would make an image of {size} pixels, more than {limit} in all"
     )))
+}
+
+impl Region {
+    /// Returns the black border that an image of `size` needs for the region to lie in it, where one is needed.
+    pub(super) fn padding(self, size: Size) -> Option<Operation> {
+        let over =
+            |start: u32, length: u32, side: u32| start.saturating_add(length).saturating_sub(side);
+        let right = over(self.left, self.width, size.width);
+        let bottom = over(self.top, self.height, size.height);
+        let pad = Operation::Pad { left: 0, top: 0, right, bottom, mode: PadMode::ZEROS };
+        (right > 0 || bottom > 0).then_some(pad)
+    }
 }
 
 impl fmt::Display for Operation {

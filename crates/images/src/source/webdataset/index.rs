@@ -4,13 +4,16 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use flate2::read::MultiGzDecoder;
 use tar::Archive;
 
+use super::shards::{ShardFacts, Unpacked};
+use crate::source::{MAX_ENCODED_BYTES, version_of};
 use crate::{ImageError, Result};
 
 /// A stretch of a file.
@@ -24,14 +27,15 @@ pub(super) struct Span {
 #[derive(Clone, Copy)]
 pub(super) struct Rules<'a> {
     pub(super) images: &'a [String],
+    /// Whether the caller chose these, so that no others will do.
+    pub(super) named: bool,
     pub(super) label: &'a str,
 }
 
 /// The samples of one archive.
 #[derive(Debug, Default)]
 pub(super) struct ShardIndex {
-    /// The size of the archive.
-    pub(super) bytes: u64,
+    pub(super) facts: ShardFacts,
     /// In the order of their first members.
     pub(super) samples: Vec<Sample>,
     /// How many others have no image.
@@ -47,14 +51,18 @@ pub(super) struct Sample {
 }
 
 /// Reads the headers of all archives, several at a time: most of it is waiting for the disk.
-pub(super) fn all(paths: &[PathBuf], rules: &Rules<'_>) -> Result<Vec<ShardIndex>> {
+pub(super) fn all(
+    paths: &[PathBuf],
+    rules: &Rules<'_>,
+    unpacked: &Unpacked,
+) -> Result<Vec<ShardIndex>> {
     let next = AtomicUsize::new(0);
     let work = || {
         let mut found = Vec::new();
         while let number = next.fetch_add(1, Ordering::Relaxed)
             && let Some(path) = paths.get(number)
         {
-            found.push((number, shard(path, rules)));
+            found.push((number, shard(path, rules, unpacked)));
         }
         found
     };
@@ -75,18 +83,25 @@ pub(super) fn all(paths: &[PathBuf], rules: &Rules<'_>) -> Result<Vec<ShardIndex
 }
 
 /// Reads the headers of one archive.
-fn shard(path: &Path, rules: &Rules<'_>) -> Result<ShardIndex> {
+fn shard(path: &Path, rules: &Rules<'_>, unpacked: &Unpacked) -> Result<ShardIndex> {
     let failed = |cause| ImageError::Read { path: path.into(), cause };
     let damaged = |detail: String| ImageError::Format { path: path.into(), detail };
     let mut file = File::open(path).map_err(failed)?;
-    let bytes = file.metadata().map_err(failed)?.len();
-    if let Some(format) = compression(&mut file).map_err(failed)? {
-        return Err(damaged(format!(
-            "it is compressed by {format}, so that its members cannot be read in any order; unpack \
-             it to a .tar"
-        )));
+    let metadata = file.metadata().map_err(failed)?;
+    let bytes = metadata.len();
+    let facts = ShardFacts { bytes, version: version_of(&metadata), unpacked: false };
+    match compression(&mut file).map_err(failed)? {
+        Some("gzip") => return compressed(path, &file, facts, rules, unpacked),
+        Some(format) => {
+            return Err(damaged(format!(
+                "it is compressed by {format}, so that its members cannot be read in any order; \
+                 unpack it to a .tar"
+            )));
+        }
+        None => {}
     }
-    let reader = Bounded { file: &file, since_seek: Cell::new(0) };
+    let since_seek = Cell::new(0);
+    let reader = Bounded { file: &file, since_seek: &since_seek };
     let mut archive = Archive::new(reader);
     let mut groups = Groups::default();
     let mut end = 0;
@@ -115,7 +130,84 @@ fn shard(path: &Path, rules: &Rules<'_>) -> Result<ShardIndex> {
             groups.add(&name, span, rules).map_err(damaged)?;
         }
     }
-    Ok(groups.finish(bytes))
+    groups.finish(facts).map_err(damaged)
+}
+
+/// Reads a compressed archive from its beginning to its end, and writes its images and labels to where they can
+/// be read in any order.
+fn compressed(
+    path: &Path,
+    file: &File,
+    facts: ShardFacts,
+    rules: &Rules<'_>,
+    unpacked: &Unpacked,
+) -> Result<ShardIndex> {
+    let damaged = |detail: String| ImageError::Format { path: path.into(), detail };
+    let stream = BufReader::with_capacity(1 << 20, file);
+    let since_member = Cell::new(0);
+    let reader = Bounded { file: MultiGzDecoder::new(stream), since_seek: &since_member };
+    let mut archive = Archive::new(reader);
+    let mut groups = Groups::default();
+    let mut buffer = Vec::new();
+    let unread = |error: io::Error| match error.raw_os_error() {
+        Some(_) => ImageError::Read { path: path.into(), cause: error },
+        None => damaged(format!("as gzip: {error}")),
+    };
+    for entry in archive.entries().map_err(unread)? {
+        let mut entry = entry.map_err(unread)?;
+        let name = entry.path_bytes().into_owned();
+        let kind = entry.header().entry_type();
+        if kind.is_gnu_sparse() {
+            let name = String::from_utf8_lossy(&name);
+            return Err(damaged(format!("the member {name} has holes; pack it without --sparse")));
+        }
+        since_member.set(UNCOUNTED);
+        if kind.is_file() && rules.wants(&name) {
+            buffer.clear();
+            let claimed = entry.size();
+            if claimed > MAX_ENCODED_BYTES {
+                return Err(damaged(format!(
+                    "the member {} has {claimed} bytes, more than an image may have",
+                    String::from_utf8_lossy(&name)
+                )));
+            }
+            // Memory grows with what is there, not with what the header claims.
+            entry.read_to_end(&mut buffer).map_err(unread)?;
+            let span = unpacked.add(&buffer).map_err(|error| {
+                ImageError::InvalidArgument(format!(
+                    "cannot unpack {} into the temporary folder: {error}; give another by TMPDIR, or \
+                     unpack the archive to a .tar",
+                    path.display()
+                ))
+            })?;
+            groups.add(&name, span, rules).map_err(damaged)?;
+        }
+        // The rest of a member that is not wanted is passed over before the next header.
+        io::copy(&mut entry, &mut io::sink()).map_err(unread)?;
+        since_member.set(0);
+    }
+    groups.finish(ShardFacts { unpacked: true, ..facts }).map_err(damaged)
+}
+
+impl Rules<'_> {
+    /// The place of an extension among those of images; behind them are the last parts of longer ones.
+    fn rank(&self, extension: &[u8]) -> Option<usize> {
+        let find = |extension: &[u8]| {
+            self.images.iter().position(|it| extension.eq_ignore_ascii_case(it.as_bytes()))
+        };
+        let last = || {
+            let dot = extension.iter().rposition(|byte| *byte == b'.').filter(|_| !self.named)?;
+            Some(self.images.len() + find(extension.get(dot + 1..)?)?)
+        };
+        find(extension).or_else(last)
+    }
+
+    /// Whether a member is an image or a label.
+    fn wants(&self, name: &[u8]) -> bool {
+        key_and_extension(name).is_some_and(|(_, extension)| {
+            self.rank(extension).is_some() || extension.eq_ignore_ascii_case(self.label.as_bytes())
+        })
+    }
 }
 
 /// The samples as their members are met.
@@ -129,6 +221,8 @@ struct Groups {
 struct Group {
     /// The image, with its place among the extensions that are images.
     image: Option<(usize, Vec<u8>, Span)>,
+    /// Another image of the same place.
+    other: Option<(usize, Vec<u8>)>,
     label: Option<Span>,
 }
 
@@ -146,9 +240,17 @@ impl Groups {
         let Some(group) = self.groups.get_mut(number) else { return Ok(()) };
         let is = |known: &str| extension.eq_ignore_ascii_case(known.as_bytes());
         let twice = || Err(format!("the member {} is there twice", String::from_utf8_lossy(name)));
-        if let Some(rank) = rules.images.iter().position(|known| is(known)) {
+        // A label may have a name that ends like an image's.
+        if let Some(rank) =
+            rules.rank(extension).filter(|rank| *rank < rules.images.len() || !is(rules.label))
+        {
             match &group.image {
-                Some((known, ..)) if *known == rank => return twice(),
+                Some((known, same, _)) if *known == rank => {
+                    if rank < rules.images.len() || same == name {
+                        return twice();
+                    }
+                    group.other = Some((rank, name.to_vec()));
+                }
                 Some((known, ..)) if *known < rank => {}
                 _ => group.image = Some((rank, name.to_vec(), span)),
             }
@@ -158,15 +260,27 @@ impl Groups {
         Ok(())
     }
 
-    fn finish(self, bytes: u64) -> ShardIndex {
-        let mut index = ShardIndex { bytes, ..ShardIndex::default() };
-        for Group { image, label } in self.groups {
+    /// Makes the samples; the error names one with two images of which none is the first choice.
+    fn finish(self, facts: ShardFacts) -> Result<ShardIndex, String> {
+        let mut index = ShardIndex { facts, ..ShardIndex::default() };
+        for Group { image, other, label } in self.groups {
+            if let (Some((rank, name, _)), Some((same, other))) = (&image, other)
+                && *rank == same
+            {
+                let extension = key_and_extension(name).map_or(&[][..], |(_, extension)| extension);
+                let [name, other, extension] =
+                    [name, &other, extension].map(String::from_utf8_lossy);
+                return Err(format!(
+                    "{name} and {other} are images of one sample; choose one: \
+                     `images([{extension:?}])`, or --image-from {extension}"
+                ));
+            }
             match image {
                 Some((_, name, image)) => index.samples.push(Sample { name, image, label }),
                 None => index.incomplete += 1,
             }
         }
-        index
+        Ok(index)
     }
 }
 
@@ -195,14 +309,21 @@ fn compression(file: &mut File) -> io::Result<Option<&'static str>> {
 }
 
 /// A file of which at most [`MAX_HEADER_BYTES`] are read in one go. The archive's reader takes a long
-/// name, or a list of attributes, into memory whole, and seeks before each header.
-struct Bounded<'a> {
-    file: &'a File,
-    since_seek: Cell<u64>,
+/// name, or a list of attributes, into memory whole, and seeks before each header; of a stream, which cannot
+/// seek, the count is set back by who reads its members.
+struct Bounded<'a, R> {
+    file: R,
+    since_seek: &'a Cell<u64>,
 }
 
-impl Read for Bounded<'_> {
+/// While a member is read, of which any length is allowed.
+const UNCOUNTED: u64 = u64::MAX;
+
+impl<R: Read> Read for Bounded<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.since_seek.get() == UNCOUNTED {
+            return self.file.read(buffer);
+        }
         if self.since_seek.get() > MAX_HEADER_BYTES {
             let message =
                 format!("a name or its attributes have more than {MAX_HEADER_BYTES} bytes");
@@ -214,7 +335,7 @@ impl Read for Bounded<'_> {
     }
 }
 
-impl Seek for Bounded<'_> {
+impl<R: Seek> Seek for Bounded<'_, R> {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
         self.since_seek.set(0);
         self.file.seek(to)

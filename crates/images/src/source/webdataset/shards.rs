@@ -15,7 +15,9 @@ use crate::{ImageError, Result};
 #[derive(Debug)]
 pub(super) struct Shards {
     paths: Vec<PathBuf>,
-    sizes: Vec<u64>,
+    facts: Vec<ShardFacts>,
+    /// What is in the archives that are compressed.
+    unpacked: Option<Arc<File>>,
     /// An archive is open in the slot of its number modulo their count, or not at all.
     open: Vec<Slot>,
 }
@@ -23,9 +25,18 @@ pub(super) struct Shards {
 type Slot = Mutex<Option<(u32, Arc<File>)>>;
 
 impl Shards {
-    pub(super) fn new(paths: Vec<PathBuf>, sizes: Vec<u64>) -> Self {
+    pub(super) fn new(paths: Vec<PathBuf>, facts: Vec<ShardFacts>, unpacked: Option<File>) -> Self {
+        let unpacked = unpacked.map(Arc::new);
         let open = (0..paths.len().min(MAX_OPEN)).map(|_| Mutex::default()).collect();
-        Self { paths, sizes, open }
+        Self { paths, facts, unpacked, open }
+    }
+
+    pub(super) fn version(&self, shard: u32) -> u64 {
+        self.facts.get(shard as usize).map_or(0, |facts| facts.version)
+    }
+
+    pub(super) fn is_unpacked(&self, shard: u32) -> bool {
+        self.facts.get(shard as usize).is_some_and(|facts| facts.unpacked)
     }
 
     pub(super) fn path(&self, shard: u32) -> Option<&Path> {
@@ -49,6 +60,9 @@ impl Shards {
 
     /// Returns an archive, open.
     fn file(&self, shard: u32) -> std::io::Result<Arc<File>> {
+        if let (true, Some(file)) = (self.is_unpacked(shard), &self.unpacked) {
+            return Ok(Arc::clone(file));
+        }
         let slot = self.open.get(shard as usize % self.open.len().max(1));
         let (Some(slot), Some(path)) = (slot, self.path(shard)) else {
             return Err(std::io::ErrorKind::NotFound.into());
@@ -65,10 +79,47 @@ impl Shards {
     }
 
     pub(super) fn hash(&self, hasher: &mut Hasher) {
-        for (path, size) in self.paths.iter().zip(&self.sizes) {
+        for (path, facts) in self.paths.iter().zip(&self.facts) {
             hasher.bytes(path.file_name().unwrap_or_default().as_bytes());
-            hasher.number(*size);
+            hasher.number(facts.bytes);
         }
+    }
+}
+
+/// What is known of an archive since it was opened.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ShardFacts {
+    /// Of its file.
+    pub(super) bytes: u64,
+    pub(super) version: u64,
+    /// Whether its members are in the file of [`Unpacked`], not in its own.
+    pub(super) unpacked: bool,
+}
+
+/// A file without a name for the members of compressed archives.
+#[derive(Debug, Default)]
+pub(super) struct Unpacked {
+    /// With the bytes that are written.
+    file: Mutex<Option<(File, u64)>>,
+}
+
+impl Unpacked {
+    /// Writes a member, and returns where it lies.
+    pub(super) fn add(&self, bytes: &[u8]) -> std::io::Result<Span> {
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let (file, end) = match &mut *file {
+            Some(file) => file,
+            empty => empty.insert((tempfile::tempfile()?, 0)),
+        };
+        let span = Span { offset: *end, bytes: bytes.len() as u64 };
+        file.write_all_at(bytes, span.offset)?;
+        *end += span.bytes;
+        Ok(span)
+    }
+
+    pub(super) fn into_file(self) -> Option<File> {
+        let file = self.file.into_inner().unwrap_or_else(PoisonError::into_inner);
+        file.map(|(file, _)| file)
     }
 }
 

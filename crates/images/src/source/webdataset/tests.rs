@@ -99,6 +99,85 @@ fn labels_are_numbers_names_or_fields() {
     }
 }
 
+/// Compresses an archive, whole and as two streams behind each other.
+fn gzip(path: &Path, to: &str, streams: usize) -> PathBuf {
+    use std::io::Write;
+
+    let whole = std::fs::read(path).unwrap();
+    let mut bytes = Vec::new();
+    for part in whole.chunks(whole.len().div_ceil(streams)) {
+        let mut encoder = flate2::write::GzEncoder::new(bytes, flate2::Compression::fast());
+        encoder.write_all(part).unwrap();
+        bytes = encoder.finish().unwrap();
+    }
+    let path = path.with_file_name(to);
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
+#[test]
+fn compressed_archives_are_as_the_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let long = format!("{}.jpg", "f".repeat(200));
+    let members = [
+        ("a.jpg", "image a"),
+        ("a.cls", "1"),
+        ("a.unwanted", &*"x".repeat(3 << 20)),
+        ("b.cls", "0"),
+        ("b.png", "image b"),
+        (&long, "long"),
+    ];
+    let tar = archive(&folder, "s-0.tar", &members[..5]);
+    let plain = open(&tar).unwrap();
+    let first = gzip(&tar, "s-1.tar.gz", 1);
+    let second = gzip(&archive(&folder, "more.tar", &members), "s-2.tgz", 2);
+    let packed = open(&first).unwrap();
+    assert_eq!(
+        (packed.len(), bytes(&packed, 0), bytes(&packed, 1)),
+        (2, bytes(&plain, 0), bytes(&plain, 1))
+    );
+    assert!(packed.name(0).ends_with("s-1.tar.gz/a.jpg"), "{}", packed.name(0));
+    let labelled = packed.labelled().unwrap();
+    assert_eq!(labelled.labels(), [1, 0]);
+    let mixed = WebDatasetOptions::new().open_shards([&second, &tar, &first]).unwrap();
+    let found: Vec<_> = (0..mixed.len()).map(|index| bytes(&mixed, index)).collect();
+    assert_eq!(found[2], "long");
+    assert_eq!(found[3..], ["image a", "image b", "image a", "image b"]);
+    let again = WebDatasetOptions::new().open_shards([&second, &tar, &first]).unwrap();
+    assert_eq!(again.fingerprint().unwrap(), mixed.fingerprint().unwrap());
+
+    // A folder stands for all of them.
+    std::fs::remove_file(folder.path().join("more.tar")).unwrap();
+    let all = WebDataset::open(folder.path().to_str().unwrap()).unwrap();
+    assert_eq!(all.len(), 2 + 2 + 3);
+
+    let whole = std::fs::read(&first).unwrap();
+    std::fs::write(&first, &whole[..whole.len() / 2]).unwrap();
+    let error = open(&first).unwrap_err();
+    assert!(error.contains("s-1.tar.gz is damaged or of another kind: as gzip: "), "{error}");
+}
+
+#[test]
+fn images_with_longer_names_are_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let members =
+        [("0001.input.jpg", "in"), ("0001.cls", "3"), ("0002.seg.png", "no"), ("0002.jpg", "yes")];
+    let images = open(&archive(&folder, "a.tar", &members)).unwrap();
+    assert_eq!((bytes(&images, 0), bytes(&images, 1)), ("in".to_owned(), "yes".to_owned()));
+    assert!(images.name(0).ends_with("a.tar/0001.input.jpg"));
+
+    let two = [("d/1.input.jpg", "in"), ("d/1.target.jpg", "out"), ("d/1.cls", "1")];
+    let path = archive(&folder, "b.tar", &two);
+    let error = open(&path).unwrap_err();
+    let expected = "d/1.input.jpg and d/1.target.jpg are images of one sample; choose one: \
+                    `images([\"input.jpg\"])`, or --image-from input.jpg";
+    assert!(error.ends_with(expected), "{error}");
+    let chosen = WebDatasetOptions::new().images(["target.jpg"]).open_shards([&path]).unwrap();
+    assert_eq!(bytes(&chosen, 0), "out");
+    let error = WebDatasetOptions::new().images(["jpg"]).open_shards([&path]).unwrap_err();
+    assert!(error.to_string().contains("there are no images in 1 archives"), "{error}");
+}
+
 #[test]
 fn labels_do_not_command_memory() {
     let folder = tempfile::tempdir().unwrap();
@@ -187,7 +266,10 @@ fn damaged_archives_say_where() {
             file.set_len(2500).unwrap();
         }),
         ("after byte 1512: failed to read entire block", &|file| file.set_len(1600).unwrap()),
-        ("it is compressed by gzip", &|file| file.write_all_at(&[0x1f, 0x8b], 0).unwrap()),
+        ("as gzip: ", &|file| file.write_all_at(&[0x1f, 0x8b], 0).unwrap()),
+        ("it is compressed by zstd", &|file| {
+            file.write_all_at(&[0x28, 0xb5, 0x2f, 0xfd], 0).unwrap();
+        }),
         ("there are no images in 1 archives", &|file| file.set_len(0).unwrap()),
         (
             "the member a.jpg has 8589934591 bytes from byte 512, and the file ends at 4096",

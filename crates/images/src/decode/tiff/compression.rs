@@ -1,0 +1,184 @@
+//! How the strips and tiles of a TIFF file are packed.
+
+use std::convert::Infallible;
+use std::io::Read;
+
+use fax::Color;
+use fax::decoder::{DecodeStatus, Group3Decoder};
+use flate2::read::ZlibDecoder;
+use weezl::BitOrder;
+use weezl::decode::Configuration;
+
+use super::super::Problem;
+use crate::image::{NoMemory, Size};
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Compression {
+    None,
+    Fax3,
+    Fax4,
+    Lzw,
+    Jpeg,
+    Deflate,
+    PackBits,
+}
+
+impl Compression {
+    /// The compression of a number, with the options of fax.
+    pub(super) fn of(number: u64, fax: u64) -> Result<Self, Problem> {
+        let name = match number {
+            1 => return Ok(Self::None),
+            3 if fax & 1 == 0 => return Ok(Self::Fax3),
+            4 => return Ok(Self::Fax4),
+            5 => return Ok(Self::Lzw),
+            7 => return Ok(Self::Jpeg),
+            8 | 32_946 => return Ok(Self::Deflate),
+            32_773 => return Ok(Self::PackBits),
+            2 => "CCITT's run lengths",
+            3 => "two-dimensional Group 3 fax",
+            6 => "JPEG of the old kind",
+            34_925 => "LZMA",
+            50_000 => "zstd",
+            50_001 => "WebP",
+            _ => "another method",
+        };
+        Err(Problem(format!(
+            "it is compressed by {name} (number {number}), which is not read; convert it: \
+             `tiffcp -c lzw FILE NEW.tif`"
+        )))
+    }
+
+    pub(super) fn has_predictor(self) -> bool {
+        matches!(self, Self::Lzw | Self::Deflate)
+    }
+
+    /// The most pixels of so many bits that a file of `bytes` can hold.
+    pub(super) fn most_pixels(self, bytes: u64, bits: u64) -> u64 {
+        let times = match self {
+            Self::None => 1,
+            // A row takes a bit at least.
+            Self::Fax3 | Self::Fax4 => return bytes.saturating_mul(8 * 65_535),
+            // A code of 12 bits stands for 4096 bytes at most.
+            Self::Lzw => 4_096,
+            // A block of 64 samples takes a bit or more.
+            Self::Jpeg => return bytes.saturating_mul(8 * 64 * 4),
+            Self::Deflate => 1_040,
+            Self::PackBits => 64,
+        };
+        bytes.saturating_mul(8 * times) / bits.max(1)
+    }
+
+    /// Unpacks `length` bytes, the rows of a strip or tile; of fax, those of `size` pixels.
+    pub(super) fn unpack(self, data: &[u8], length: usize, size: Size) -> Result<Vec<u8>, Problem> {
+        let mut out = Vec::new();
+        out.try_reserve_exact(length).map_err(|_| NoMemory(size))?;
+        match self {
+            Self::None | Self::Jpeg => out.extend(data.iter().take(length)),
+            Self::Lzw => {
+                // Before version 6 the codes began at the lowest bit, and their width grew later.
+                let old = matches!(data, [0, second, ..] if second & 1 == 1);
+                let decoder = match old {
+                    true => Configuration::new(BitOrder::Lsb, 8),
+                    false => Configuration::with_tiff_size_switch(BitOrder::Msb, 8),
+                };
+                let mut decoder = decoder.with_yield_on_full_buffer(true).build();
+                out.resize(length, 0);
+                let (mut read, mut written) = (0, 0);
+                while written < length {
+                    let rest = data.get(read..).unwrap_or_default();
+                    let result =
+                        decoder.decode_bytes(rest, out.get_mut(written..).unwrap_or_default());
+                    read += result.consumed_in;
+                    written += result.consumed_out;
+                    result.status.map_err(Problem::new)?;
+                    if result.consumed_in == 0 && result.consumed_out == 0 {
+                        break;
+                    }
+                }
+                out.truncate(written);
+            }
+            Self::Deflate => {
+                let reader = ZlibDecoder::new(data);
+                reader.take(length as u64).read_to_end(&mut out).map_err(Problem::new)?;
+            }
+            Self::PackBits => pack_bits(data, length, &mut out),
+            Self::Fax3 | Self::Fax4 => self.fax(data, size, &mut out)?,
+        }
+        if out.len() < length {
+            return Err(Problem("its strips or tiles end too early".to_owned()));
+        }
+        out.truncate(length);
+        Ok(out)
+    }
+
+    /// Black is 1, the first pixel in the highest bit.
+    fn fax(self, data: &[u8], size: Size, out: &mut Vec<u8>) -> Result<(), Problem> {
+        let sides = (u16::try_from(size.width), u16::try_from(size.height));
+        let (Ok(width), Ok(height)) = sides else {
+            return Err(Problem(format!("fax of {size} pixels is not read")));
+        };
+        let line = size.columns().div_ceil(8);
+        let all = line * size.rows();
+        let mut row = |changes: &[u16]| {
+            if out.len() >= all {
+                return;
+            }
+            let start = out.len();
+            out.resize(start + line, 0);
+            let row = out.get_mut(start..).unwrap_or_default();
+            for (x, colour) in fax::decoder::pels(changes, width).enumerate() {
+                if let (Color::Black, Some(byte)) = (colour, row.get_mut(x / 8)) {
+                    *byte |= 128 >> (x % 8);
+                }
+            }
+        };
+        let decoded = match self {
+            Self::Fax4 => {
+                fax::decoder::decode_g4(data.iter().copied(), width, Some(height), &mut row)
+            }
+            _ => group_3(data, width, &mut row),
+        };
+        decoded.ok_or_else(|| Problem("its fax codes are damaged".to_owned()))
+    }
+}
+
+/// Group 3 as libtiff writes it: with a mark at the beginning of each row, and none behind the last.
+fn group_3(data: &[u8], width: u16, row: &mut impl FnMut(&[u16])) -> Option<()> {
+    let mut decoder = Group3Decoder::new(data.iter().copied().map(Ok::<u8, Infallible>)).ok()?;
+    loop {
+        let status = decoder.advance();
+        let whole = decoder.transitions().last() == Some(&width);
+        match status {
+            Ok(DecodeStatus::Incomplete) => row(decoder.transitions()),
+            // Whether all rows are there is seen by the caller.
+            Ok(DecodeStatus::End) | Err(_) => {
+                if whole {
+                    row(decoder.transitions());
+                }
+                return Some(());
+            }
+        }
+    }
+}
+
+fn pack_bits(data: &[u8], length: usize, out: &mut Vec<u8>) {
+    let mut at = 0;
+    while out.len() < length
+        && let Some(&count) = data.get(at)
+    {
+        at += 1;
+        match count {
+            0..128 => {
+                let end = (at + usize::from(count) + 1).min(data.len());
+                out.extend(data.get(at..end).unwrap_or_default());
+                at = end;
+            }
+            128 => {}
+            129.. => {
+                let Some(&byte) = data.get(at) else { return };
+                at += 1;
+                out.resize(out.len() + 257 - usize::from(count), byte);
+            }
+        }
+    }
+}
