@@ -80,7 +80,7 @@ fn captions(gallery: &Gallery) -> Vec<Vec<(&str, bool)>> {
 #[test]
 fn the_graph_of_losses_is_drawn_after_each_epoch() {
     let folder = photos();
-    let mut learner = learner(&accelerator(), folder.path());
+    let mut learner = learner(&alone(), folder.path());
     let charts = Rc::new(RefCell::new(Vec::new()));
     let kept = Rc::clone(&charts);
     let show = ShowGraph::with(move |chart| {
