@@ -89,8 +89,8 @@ pub mod prelude {
         BackwardOptions, ClipNorm, CommHook, Error, FBeta, GradientAccumulation, Group, JoinInputs,
         Lamb, Lars, LocalSgd, Lookahead, Mean, Metric, Muon, Optimizer, Precision, PreparedLoader,
         PreparedModel, PreparedOptimizer, PreparedScheduler, Processes, ProfileOptions,
-        ProfileSchedule, ProjectConfiguration, RAdam, ReduceOp, Result, RmsProp, Scheduler, Sgd,
-        TopK,
+        ProfileSchedule, ProjectConfiguration, QHAdam, RAdam, ReduceOp, Result, RmsProp, Scheduler,
+        Sgd, TopK,
     };
     pub use crate::world::MainResult;
     pub use tch::{Device, Kind, Tensor, no_grad};

@@ -851,8 +851,9 @@ const TRANSFORMED_BYTES: usize = 3 << 20;
 /// plan says, and none fails in another way than by an error.
 fn transforms(input: &[u8]) {
     use brigade_images::transforms::{
-        CenterCrop, ColorJitter, Compose, PadMode, Phase, RandAugment, RandomCrop,
-        RandomHorizontalFlip, RandomResizedCrop, RandomVerticalFlip, Resize, TrivialAugmentWide,
+        AugMix, AutoAugment, AutoAugmentPolicy, CenterCrop, ColorJitter, Compose, Interpolation,
+        PadMode, Phase, RandAugment, RandomCrop, RandomHorizontalFlip, RandomResizedCrop,
+        RandomVerticalFlip, Resize, TrivialAugmentWide,
     };
     use brigade_images::{Filter, Image, Size};
 
@@ -863,7 +864,7 @@ fn transforms(input: &[u8]) {
     let seed = u64::from(side(false)) << 32 | u64::from(side(true));
     let mut compose = Compose::new();
     for _ in 0..(side(false) % 6) {
-        let (kind, size) = (side(false) % 12, Size::new(side(false), side(false)));
+        let (kind, size) = (side(false) % 15, Size::new(side(false), side(false)));
         let filters =
             [Filter::Nearest, Filter::Box, Filter::Bilinear, Filter::Bicubic, Filter::Lanczos];
         let filter = filters[size.width as usize % filters.len()];
@@ -880,7 +881,10 @@ fn transforms(input: &[u8]) {
             8 => compose.then(RandomHorizontalFlip::new(part)).then(RandomVerticalFlip::new(part)),
             9 => compose.then(ColorJitter::new().brightness(part).contrast(part).hue(part / 2.0)),
             10 => compose.then(RandAugment::default()),
-            _ => compose.then(TrivialAugmentWide::default()),
+            11 => compose.then(TrivialAugmentWide::default()),
+            12 => compose.then(AutoAugment::new(AutoAugmentPolicy::Svhn)),
+            13 => compose.then(AugMix::default().alpha(part).severity(10)),
+            _ => compose.then(RandAugment::default().interpolation(Interpolation::Bicubic)),
         };
     }
     let mut pixels: Vec<u8> = bytes.collect();

@@ -24,7 +24,9 @@
 //! ```
 
 mod affine;
+mod aug_mix;
 mod augment;
+mod auto_augment;
 mod compose;
 mod crop;
 mod flip;
@@ -37,12 +39,14 @@ mod random;
 mod render;
 mod resize;
 
+pub use aug_mix::AugMix;
 pub use augment::{RandAugment, TrivialAugmentWide};
+pub use auto_augment::{AutoAugment, AutoAugmentPolicy};
 pub use compose::{Compose, Phase, Plan, Transform};
 pub use crop::{CenterCrop, Crop, RandomCrop, RandomResizedCrop};
 pub use flip::{RandomHorizontalFlip, RandomVerticalFlip};
 pub use jitter::ColorJitter;
-pub use operation::{Operation, PadMode};
+pub use operation::{Interpolation, Operation, PadMode};
 pub use random::SampleRng;
 pub use render::Flips;
 pub(crate) use render::{Pixels, RegionReader, Renderer};

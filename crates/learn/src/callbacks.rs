@@ -9,6 +9,7 @@ mod measure;
 mod mix;
 mod param_scheduler;
 mod progress;
+mod show_graph;
 mod trackers;
 
 pub use average::{Ema, Swa};
@@ -20,4 +21,5 @@ pub use measure::{ActivationStats, BINS, LayerStats, RANGE, Times, Timing};
 pub use mix::{CutMix, MixDraw, MixSource, MixUp};
 pub use param_scheduler::ParamScheduler;
 pub use progress::Progress;
+pub use show_graph::ShowGraph;
 pub use trackers::{Better, EarlyStopping, ReduceLrOnPlateau, SaveModel};

@@ -28,17 +28,18 @@ mod tests;
 mod unlabelled;
 
 pub use batch_transforms::{
-    AugTransforms, BatchTransform, Normalize, aug_transforms, random_erasing,
+    AugTransforms, BatchTransform, Normalize, aug_transforms, hue, random_erasing, saturation,
 };
 pub use block::DataBlock;
 pub use blocks::{
     CategoryBlock, ImageBlock, MaskBlock, MultiCategoryBlock, NumberBlock, PointBlock, TargetBlock,
     categories, grey_images, images, masks, multi_categories, numbers, points,
 };
-pub use brigade_vision::augment::{Augment, Padding, RandomErasing};
+pub use brigade_vision::augment::{Augment, Hue, Lighting, Padding, RandomErasing};
 pub use brigade_vision::labels::Split;
 pub use brigade_vision::transforms::{
-    CenterCrop, ColorJitter, RandAugment, RandomCrop, RandomVerticalFlip, TrivialAugmentWide,
+    AugMix, AutoAugment, AutoAugmentPolicy, CenterCrop, ColorJitter, RandAugment, RandomCrop,
+    RandomVerticalFlip, TrivialAugmentWide,
 };
 pub use brigade_vision::{CacheOptions, OnBroken, Size};
 pub use codec::codec_from;

@@ -26,6 +26,7 @@
 mod accuracy;
 mod adapt;
 mod agreement;
+mod bleu;
 mod counts;
 mod into;
 mod probability;
@@ -43,6 +44,7 @@ use crate::error::Result;
 pub use accuracy::{Accuracy, AccuracyMulti, ErrorRate, HammingLoss, HammingLossMulti, TopK};
 pub use adapt::{ClassesLast, FoldFn, MeanOf, Renamed, RowsFn, Summed, fold, mean_of, of_rows};
 pub use agreement::{BalancedAccuracy, CohenKappa, KappaWeights, Matthews};
+pub use bleu::CorpusBleu;
 pub use counts::{
     Average, F1, F1Multi, FBeta, FBetaMulti, Jaccard, JaccardMulti, Precision, PrecisionMulti,
     Recall, RecallMulti,

@@ -241,7 +241,13 @@ fn splitters_divide_by_their_rule() {
 fn a_codec_reads_as_validation_does_and_can_be_written_down() {
     let folder = photos(2, 5);
     let data = woofs()
-        .batch_transforms((aug_transforms().size(24), Normalize::imagenet(), random_erasing(1.0)))
+        .batch_transforms((
+            aug_transforms().size(24),
+            saturation(0.2),
+            hue(0.1),
+            Normalize::imagenet(),
+            random_erasing(1.0),
+        ))
         .loaders(&accelerator(), folder.path(), 4)
         .unwrap();
     let (inputs, target) = data.one_valid_batch(1).unwrap();

@@ -11,12 +11,12 @@ use std::sync::Arc;
 
 use brigade_learn::metrics::{
     Accuracy, AccuracyMulti, Average, AveragePrecision, AveragePrecisionMulti, BalancedAccuracy,
-    Brier, ClassesLast, CohenKappa, Dice, DiceMulti, ErrorRate, ExpRmspe, ExplainedVariance, F1,
-    F1Multi, FBeta, FBetaMulti, Folded, ForegroundAccuracy, HammingLoss, HammingLossMulti, IGNORED,
-    IntoMetrics, Jaccard, JaccardCoeff, JaccardCoeffMulti, JaccardMulti, KappaWeights, Mae,
-    Matthews, Metric, Mse, Msle, MultiClass, Pearson, Perplexity, Precision, PrecisionMulti, R2,
-    Recall, RecallMulti, Rmse, RocAuc, RocAucBinary, RocAucMulti, Spearman, Summed, TopK, mean_of,
-    of_rows,
+    Brier, ClassesLast, CohenKappa, CorpusBleu, Dice, DiceMulti, ErrorRate, ExpRmspe,
+    ExplainedVariance, F1, F1Multi, FBeta, FBetaMulti, Folded, ForegroundAccuracy, HammingLoss,
+    HammingLossMulti, IGNORED, IntoMetrics, Jaccard, JaccardCoeff, JaccardCoeffMulti, JaccardMulti,
+    KappaWeights, Mae, Matthews, Metric, Mse, Msle, MultiClass, Pearson, Perplexity, Precision,
+    PrecisionMulti, R2, Recall, RecallMulti, Rmse, RocAuc, RocAucBinary, RocAucMulti, Spearman,
+    Summed, TopK, mean_of, of_rows,
 };
 use brigade_testkit::assert_close;
 use serde_json::Value;
@@ -121,6 +121,7 @@ fn metric(row: &Value) -> Arc<dyn Metric> {
         "foreground_acc" => {
             Arc::new(ForegroundAccuracy::new().background(args["bkg_idx"].as_i64().unwrap_or(0)))
         }
+        "CorpusBLEUMetric" => Arc::new(CorpusBleu),
         "mse" | "Mse" => Arc::new(Mse),
         "mae" | "Mae" => Arc::new(Mae),
         "msle" => Arc::new(Msle),
@@ -206,9 +207,6 @@ fn fastai_golden() {
         let size = case["sizes"]["bs"].as_i64().unwrap();
         for row in case["metrics"].as_array().unwrap() {
             let called = row["metric"].as_str().unwrap();
-            if called == "CorpusBLEUMetric" {
-                continue; // of texts
-            }
             let metric = metric(row);
             let found = if data == "language" {
                 value(&ClassesLast(metric.clone()), &listed, &targets, size, 1)
@@ -236,7 +234,7 @@ fn fastai_golden() {
             compared += 1;
         }
     }
-    assert_eq!(compared, 94);
+    assert_eq!(compared, 95);
 }
 
 fn mean_of_batches(metric: &dyn Metric, predictions: &Tensor, targets: &Tensor, size: i64) -> f64 {
@@ -294,6 +292,52 @@ fn scikit_learn_golden() {
     assert!(compared > 500, "{compared}");
 }
 
+/// Scores whose largest is each token: `[n, vocabulary, tokens]`.
+fn scores_of(tokens: &Tensor, vocabulary: i64) -> Tensor {
+    tokens.one_hot(vocabulary).movedim_int(-1, 1).to_kind(Kind::Float)
+}
+
+#[test]
+fn bleu_golden() {
+    fn rows(value: &Value) -> Tensor {
+        let rows: Vec<Vec<i64>> = serde_json::from_value(value.clone()).unwrap();
+        Tensor::from_slice2(&rows)
+    }
+    let mut compared = 0;
+    for case in golden(include_str!("golden/bleu.json")) {
+        let [predicted, targets] = ["predicted", "targets"].map(|name| rows(&case[name]));
+        let scores = scores_of(&predicted, case["vocab_sz"].as_i64().unwrap());
+        for size in [1, 3, 100] {
+            for ranks in [1, 2, 3] {
+                let found = value(&CorpusBleu, &scores, &targets, size, ranks).unwrap();
+                let expected = case["value"].as_f64().unwrap_or(f64::NAN);
+                let close =
+                    (found - expected).abs() <= 1e-15 || found.is_nan() && expected.is_nan();
+                assert!(close, "{}: {found}, not {expected}", case["name"]);
+            }
+        }
+        // Padding whose target is ignored.
+        let padded = |tokens: &Tensor, with: i64| {
+            tokens.constant_pad_nd([0, 2].as_slice()) + {
+                let columns = Tensor::arange(tokens.size()[1] + 2, (Kind::Int64, Device::Cpu));
+                columns.ge(tokens.size()[1]).to_kind(Kind::Int64) * with
+            }
+        };
+        if predicted.size() == targets.size() {
+            let scores = scores_of(&padded(&predicted, 1), case["vocab_sz"].as_i64().unwrap());
+            let ignored = value(&CorpusBleu, &scores, &padded(&targets, IGNORED), 3, 1).unwrap();
+            let plain = scores_of(&predicted, case["vocab_sz"].as_i64().unwrap());
+            let plain = value(&CorpusBleu, &plain, &targets, 3, 1).unwrap();
+            assert_eq!(ignored.to_bits(), plain.to_bits(), "{}", case["name"]);
+        }
+        compared += 1;
+    }
+    assert_eq!(compared, 6);
+    let scores = Tensor::zeros([2, 5], (Kind::Float, Device::Cpu));
+    let error = CorpusBleu.fold(&scores, &classes(&[2], 5, 1)).unwrap_err().to_string();
+    assert!(error.contains("[2, 5]") && error.contains("ClassesLast"), "{error}");
+}
+
 /// Metrics, with predictions and targets that they take.
 type Taken = (Vec<Arc<dyn Metric>>, Tensor, Tensor);
 
@@ -329,7 +373,13 @@ fn one_of_each() -> Vec<Taken> {
     let of_numbers = ((Mse, Mae, Rmse, Msle, ExpRmspe), (R2, ExplainedVariance, Pearson, Spearman));
     let mut numbers_of_each = of_numbers.0.into_metrics();
     numbers_of_each.extend(of_numbers.1.into_metrics());
+    let sentences = classes(&[41, 9], 4, 9);
     vec![
+        (
+            vec![Arc::new(CorpusBleu) as Arc<dyn Metric>],
+            toward(&uniform_tensor(&[41, 4, 9], -2.0, 2.0, 8), &sentences),
+            sentences,
+        ),
         (classes_of_each, toward(&uniform_tensor(&[41, 5], -2.0, 2.0, 0), &targets), targets),
         (of_two.into_metrics(), toward(&uniform_tensor(&[41, 2], -2.0, 2.0, 2), &two), two),
         (of_labels.into_metrics(), uniform_tensor(&[41, 3], -2.0, 2.0, 4), labels),
@@ -366,7 +416,7 @@ fn ranks_and_batches() {
             seen += 1;
         }
     }
-    assert_eq!(seen, 33);
+    assert_eq!(seen, 34);
 }
 
 #[test]

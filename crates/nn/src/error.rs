@@ -118,6 +118,23 @@ pub enum Error {
         input: Vec<i64>,
     },
 
+    /// An embedding has no row for an id, as of a token beyond the vocabulary.
+    #[error(
+        "{layer}: id {id} at {position:?} is beyond its table, which has the ids 0 to {} (of tokens, vocab_size \
+         is {rows}); take the tokenizer that belongs to the model, or a model of a larger vocabulary",
+        rows - 1
+    )]
+    OutsideTable {
+        /// The layer's full name.
+        layer: String,
+        /// The first id that has no row.
+        id: i64,
+        /// Its place in the input, an index for each dimension.
+        position: Vec<i64>,
+        /// The rows of the table.
+        rows: i64,
+    },
+
     /// An operation between a module's layers failed.
     #[error("a tensor operation of the forward failed: {reason}")]
     Operation {

@@ -4,7 +4,7 @@
 
 use brigade_gpukit::{numeric_device, on_device};
 use brigade_nn::{
-    BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, Dropout, Embedding,
+    BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, Device, Dropout, Embedding,
     EmbeddingOptions, Error, Flatten, Kind, LayerNorm, LayerNormOptions, Linear, LinearOptions,
     MaxPool2d, Model, Module, ParamPath, Recompute, Relu, Sequential, Tensor,
 };
@@ -129,6 +129,30 @@ fn embeddings() {
     let fresh = build(|p| Embedding::with_options(p, 4, 2, options)).unwrap();
     let row = fresh.forward(&on_device(&Tensor::from_slice(&[1i64]))).unwrap();
     assert_eq!(Vec::<f32>::try_from(row.flatten(0, -1)).unwrap(), [0.0, 0.0]);
+}
+
+#[test]
+fn embeddings_name_an_index_that_has_no_row() {
+    // On a GPU such an index would end the tests.
+    let model = Model::builder().device(Device::Cpu).build(|p| Embedding::new(p / "words", 4, 2));
+    let model = model.unwrap();
+    for (indices, id, position) in [([0i64, 3, 4, 9], 4, [1, 0]), ([0, -1, 2, 3], -1, [0, 1])] {
+        for kind in [Kind::Int64, Kind::Int] {
+            let input = Tensor::from_slice(&indices).view([2, 2]).to_kind(kind);
+            let error = model.forward(&input).unwrap_err();
+            assert_eq!(
+                error.to_string(),
+                format!(
+                    "words: id {id} at {position:?} is beyond its table, which has the ids 0 to 3 (of tokens, \
+                     vocab_size is 4); take the tokenizer that belongs to the model, or a model of a larger \
+                     vocabulary"
+                )
+            );
+        }
+    }
+    // Of what is wrong otherwise libtorch tells.
+    let fractions = Tensor::from_slice(&[0.5f32]);
+    assert!(matches!(model.forward(&fractions).unwrap_err(), Error::Layer { .. }));
 }
 
 #[test]

@@ -46,6 +46,8 @@ use crate::call;
 pub use content::Content;
 pub use curves::{Curves, curve, schedule_plot};
 pub use images::{Images, ImagesError, images};
+#[cfg(feature = "learn")]
+pub use learn::show_graph;
 
 /// A value that a notebook's cell shows as a table or a picture.
 ///

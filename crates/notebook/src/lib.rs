@@ -42,6 +42,8 @@ pub use launcher::{NotebookLauncher, debug_launcher, notebook_launcher};
 
 /// What a notebook uses, for `use brigade::notebook::prelude::*`.
 pub mod prelude {
+    #[cfg(feature = "learn")]
+    pub use crate::display::show_graph;
     pub use crate::display::{CellDisplay, curve, images, schedule_plot};
     pub use crate::{NotebookError, NotebookLauncher, debug_launcher, notebook_launcher};
 }

@@ -63,6 +63,7 @@ pub use rules::adam::{Adam, AdamW};
 pub use rules::lamb::Lamb;
 pub use rules::lars::Lars;
 pub use rules::muon::{Muon, MuonRate};
+pub use rules::qhadam::QHAdam;
 pub use rules::radam::RAdam;
 pub use rules::rmsprop::RmsProp;
 pub use rules::sgd::Sgd;

@@ -6,6 +6,7 @@ pub(crate) mod adam;
 pub(crate) mod lamb;
 pub(crate) mod lars;
 pub(crate) mod muon;
+pub(crate) mod qhadam;
 pub(crate) mod radam;
 pub(crate) mod rmsprop;
 pub(crate) mod sgd;

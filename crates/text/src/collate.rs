@@ -180,6 +180,7 @@ pub struct SequenceCollator {
     side: Side,
     length: Option<usize>,
     multiple_of: usize,
+    vocab_size: Option<i64>,
     objective: Objective,
 }
 
@@ -202,6 +203,7 @@ impl SequenceCollator {
             side: Side::Right,
             length: None,
             multiple_of: 1,
+            vocab_size: None,
             objective: Objective::Given,
         }
     }
@@ -231,6 +233,22 @@ impl SequenceCollator {
     #[must_use]
     pub fn multiple_of(mut self, tokens: usize) -> Self {
         self.multiple_of = tokens.max(1);
+        self
+    }
+
+    /// Sets how many tokens the model has, so that one beyond them is an error that names it. On the CPU a model tells
+    /// itself; a GPU stops, and the program with it. This check is the host's, where batches are made.
+    ///
+    /// ```
+    /// use brigade_text::{Sequence, SequenceCollator};
+    ///
+    /// let sequences = [Sequence::new(vec![5, 6]), Sequence::new(vec![8, 50257])];
+    /// let error = SequenceCollator::new(0).vocab_size(50257).collate(&sequences, &[]).unwrap_err();
+    /// assert!(error.to_string().starts_with("token 50257 at place 1 of sequence 1 of the batch is beyond"));
+    /// ```
+    #[must_use]
+    pub fn vocab_size(mut self, tokens: i64) -> Self {
+        self.vocab_size = Some(tokens);
         self
     }
 
@@ -301,6 +319,7 @@ impl SequenceCollator {
                 ),
             });
         }
+        self.check_vocabulary(sequences)?;
         let table = |pad: i64, row: &dyn Fn(&Sequence) -> Option<Vec<i64>>| {
             let mut cells = Vec::with_capacity(sequences.len() * width);
             for (position, sequence) in sequences.iter().enumerate() {
@@ -335,6 +354,35 @@ impl SequenceCollator {
             token_type_ids: types.transpose()?,
             labels,
         })
+    }
+}
+
+impl SequenceCollator {
+    /// Refuses tokens that the model does not have.
+    fn check_vocabulary(&self, sequences: &[Sequence]) -> Result<(), DataError> {
+        let Some(tokens) = self.vocab_size else { return Ok(()) };
+        let beyond = |id: &i64| !(0..tokens).contains(id);
+        let refuse = |what: String| {
+            Err(DataError::Unfit {
+                message: format!(
+                    "{what} is beyond the model's vocabulary of {tokens} tokens (vocab_size), 0 to {}: take the \
+                     tokenizer that belongs to the model, or a model of a larger vocabulary",
+                    tokens - 1
+                ),
+            })
+        };
+        for (index, sequence) in sequences.iter().enumerate() {
+            if let Some(place) = sequence.ids.iter().position(beyond) {
+                let id = sequence.ids[place];
+                return refuse(format!(
+                    "token {id} at place {place} of sequence {index} of the batch"
+                ));
+            }
+        }
+        if beyond(&self.pad_id) {
+            return refuse(format!("the padding's token {}", self.pad_id));
+        }
+        Ok(())
     }
 }
 

@@ -89,6 +89,7 @@ struct Host {
   double keep;
   double size = 0;
   double mean_scale = 1;
+  double square_scale = 1;
   double root_scale = 1;
   bool adaptive = false;
 };
@@ -130,7 +131,7 @@ BRIGADE_INLINE void rmsprop_range(
   }
 }
 
-// ---- moments, for RAdam and LAMB
+// ---- moments, for RAdam, QHAdam and LAMB
 
 template <typename T>
 BRIGADE_INLINE void rectified_range(
@@ -149,6 +150,27 @@ BRIGADE_INLINE void rectified_range(
     square[i] = squared;
     const T denominator = adaptive ? std::sqrt(squared) * root_scale + eps : T(1);
     parameter[i] = weight - size * (moved / denominator);
+  }
+}
+
+template <typename T>
+BRIGADE_INLINE void qhadam_range(
+    T* __restrict parameter, const T* __restrict gradient, T* __restrict mean, T* __restrict square,
+    int64_t count, const Host<QhAdamStep>& step) {
+  const T first = 1 - step.of.beta1, beta2 = step.of.beta2, second = 1 - step.of.beta2,
+          mean_scale = step.mean_scale, square_scale = step.square_scale, eps = step.of.eps,
+          slope_part = 1 - step.of.nu1, square_part = 1 - step.of.nu2, lr = step.of.lr,
+          decay = step.l2, keep = step.keep, sign = step.of.maximize ? -1 : 1;
+  for (int64_t i = 0; i < count; ++i) {
+    const T weight = parameter[i] * keep;
+    const T slope = sign * gradient[i] + decay * weight;
+    const T moved = mean[i] + first * (slope - mean[i]);
+    const T squared = beta2 * square[i] + second * (slope * slope);
+    mean[i] = moved;
+    square[i] = squared;
+    const T numerator = slope_part * slope + moved * mean_scale;
+    const T denominator = std::sqrt(square_part * (slope * slope) + squared * square_scale) + eps;
+    parameter[i] = weight - lr * (numerator / denominator);
   }
 }
 
@@ -250,6 +272,10 @@ BRIGADE_INLINE void look_ahead_range(T* __restrict fast, T* __restrict slow, int
   BRIGADE_EVERY_CPU void run_rectified(                                                            \
       T* p, const T* g, T* m, T* s, int64_t n, const Host<RectifiedStep>& step) {                        \
     rectified_range<T>(p, g, m, s, n, step);                                                       \
+  }                                                                                                \
+  BRIGADE_EVERY_CPU void run_qhadam(                                                               \
+      T* p, const T* g, T* m, T* s, int64_t n, const Host<QhAdamStep>& step) {                     \
+    qhadam_range<T>(p, g, m, s, n, step);                                                          \
   }                                                                                                \
   BRIGADE_EVERY_CPU Norms run_lamb_moments(                                                        \
       T* p, const T* g, T* m, T* s, int64_t n, const Host<LambStep>& step) {                             \
@@ -470,6 +496,45 @@ void rectified(
         squares, where_above(how.adaptive, 0, how.root_scale, 0),
         where_above(how.adaptive, 0, step.eps, 1));
     descend_quotients(p, means, std::move(denominators), how.size, now);
+  });
+}
+
+void qhadam(
+    rust::Slice<const TensorRef> tensors, size_t count, const QhAdamStep& step,
+    rust::Slice<const TensorRef> device, bool operations) {
+  at::NoGradGuard no_grad;
+  auto roles = roles_of(tensors, count, 4, 4, "QHAdam");
+  const auto ways = split(roles, device, operations);
+  const auto mean_scale = [&](const Number& steps) {
+    return step.nu1 / (1 - power(step.beta1, steps));
+  };
+  const auto square_scale = [&](const Number& steps) {
+    return step.nu2 / (1 - power(step.beta2, steps));
+  };
+  Host<QhAdamStep> numbers(step);
+  numbers.mean_scale = mean_scale(step.steps).host();
+  numbers.square_scale = square_scale(step.steps).host();
+  loop(roles, ways.loops, [&](const auto& t, int64_t numel) {
+    each_block(numel, [&](int64_t, int64_t i, int64_t end) {
+      run_qhadam(t[0] + i, t[1] + i, t[2] + i, t[3] + i, end - i, numbers);
+    });
+  });
+  each_piece(chosen(roles, ways.operations), kGradient, [&](Piece& piece) {
+    const StepNumbers now(device, piece.device, step.lr, step.steps);
+    const auto &p = piece.roles[0], &means = piece.roles[2], &squares = piece.roles[3];
+    const auto slopes = decay_and_slopes(
+        p, piece.roles[1], step.maximize, step.weight_decay, step.decoupled, now);
+    move_means(means, slopes.list, 1 - step.beta1, now);
+    move_squares(squares, slopes.list, step.beta2, now);
+    Scratch numerators(p, p[0].scalar_type()), denominators(p, p[0].scalar_type());
+    numerators.copy(means);
+    numerators.multiply(mean_scale(now.steps));
+    at::_foreach_add_(numerators.views, slopes.list, 1 - step.nu1);
+    denominators.copy(squares);
+    denominators.multiply(square_scale(now.steps));
+    at::_foreach_addcmul_(denominators.views, slopes.list, slopes.list, 1 - step.nu2);
+    denominators.block.sqrt_().add_(step.eps);
+    descend_quotients(p, numerators.views, std::move(denominators), now.lr, now);
   });
 }
 

@@ -14,6 +14,7 @@ namespace brigade {
 
 struct RmsPropStep;
 struct RectifiedStep;
+struct QhAdamStep;
 struct LambStep;
 struct LarcStep;
 struct LookAheadStep;
@@ -25,6 +26,10 @@ void rmsprop(
 // parameter, gradient, exp_avg, exp_avg_sq
 void rectified(
     rust::Slice<const TensorRef> tensors, size_t count, const RectifiedStep& step,
+    rust::Slice<const TensorRef> device, bool operations);
+// parameter, gradient, exp_avg, exp_avg_sq
+void qhadam(
+    rust::Slice<const TensorRef> tensors, size_t count, const QhAdamStep& step,
     rust::Slice<const TensorRef> device, bool operations);
 // parameter, gradient, exp_avg, exp_avg_sq
 void lamb(

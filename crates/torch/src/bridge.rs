@@ -257,6 +257,19 @@ pub(crate) mod ffi {
         maximize: bool,
     }
 
+    struct QhAdamStep {
+        lr: f64,
+        steps: f64,
+        beta1: f64,
+        beta2: f64,
+        nu1: f64,
+        nu2: f64,
+        eps: f64,
+        weight_decay: f64,
+        decoupled: bool,
+        maximize: bool,
+    }
+
     struct LambStep {
         lr: f64,
         steps: f64,
@@ -859,6 +872,13 @@ pub(crate) mod ffi {
             tensors: &[TensorRef<'_>],
             count: usize,
             step: &RectifiedStep,
+            device: &[TensorRef<'_>],
+            operations: bool,
+        ) -> Result<()>;
+        fn qhadam(
+            tensors: &[TensorRef<'_>],
+            count: usize,
+            step: &QhAdamStep,
             device: &[TensorRef<'_>],
             operations: bool,
         ) -> Result<()>;

@@ -178,6 +178,76 @@ pub fn rectified(
     })
 }
 
+/// The numbers of one QHAdam step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct QhAdamStep {
+    /// Learning rate.
+    pub lr: f64,
+    /// How many steps the parameters have taken, this one included.
+    pub steps: f64,
+    /// Decay of the gradient's running mean.
+    pub beta1: f64,
+    /// Decay of the squared gradient's running mean.
+    pub beta2: f64,
+    /// The share of the gradient's running mean in the numerator; the rest is the gradient's own.
+    pub nu1: f64,
+    /// The share of the squared gradient's running mean in the denominator; the rest is the squared gradient's own.
+    pub nu2: f64,
+    /// Added to the denominator.
+    pub eps: f64,
+    /// Weight decay.
+    pub weight_decay: f64,
+    /// Whether it is decoupled.
+    pub decoupled: bool,
+    /// Ascend instead of descend.
+    pub maximize: bool,
+}
+
+/// One QHAdam step (Ma and Yarats, 2019), in place: Adam's, with a share of the gradient itself beside its running
+/// mean, and of its square beside that one's.
+///
+/// # Errors
+/// [`Error::Libtorch`] when shapes, kinds or devices differ; [`Error::InvalidArgument`] when lists do.
+///
+/// ```
+/// use brigade_torch::{DeviceNumbers, Tensor, flat};
+/// let (weight, gradient) = (Tensor::from(1f32), Tensor::from(2f32));
+/// let (mean, square) = (Tensor::from(0f32), Tensor::from(0f32));
+/// let step = flat::QhAdamStep {
+///     lr: 0.25, steps: 1.0, beta1: 0.9, beta2: 0.999, nu1: 0.7, nu2: 1.0, eps: 0.0,
+///     weight_decay: 0.0, decoupled: false, maximize: false,
+/// };
+/// flat::qhadam(&[&weight], &[&gradient], &[&mean], &[&square], &step, &DeviceNumbers::default())?;
+/// assert!((weight.double_value(&[]) - 0.75).abs() < 1e-6); // a first step is as long as the rate
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+pub fn qhadam(
+    parameters: &[&Tensor],
+    gradients: &[&Tensor],
+    exp_avgs: &[&Tensor],
+    exp_avg_sqs: &[&Tensor],
+    step: &QhAdamStep,
+    device: &DeviceNumbers<'_>,
+) -> Result<(), Error> {
+    let QhAdamStep { lr, steps, beta1, beta2, nu1, nu2, eps, weight_decay, decoupled, maximize } =
+        *step;
+    let step = ffi::QhAdamStep {
+        lr,
+        steps,
+        beta1,
+        beta2,
+        nu1,
+        nu2,
+        eps,
+        weight_decay,
+        decoupled,
+        maximize,
+    };
+    lend_roles("QHAdam step", &[parameters, gradients, exp_avgs, exp_avg_sqs], |tensors, count| {
+        device.lend(|device| ffi::qhadam(tensors, count, &step, device, false))
+    })
+}
+
 /// The numbers of one LAMB step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LambStep {

@@ -163,6 +163,33 @@ fn radam_is_the_same_in_one_pass_and_by_operations() {
 }
 
 #[test]
+fn qhadam_is_the_same_in_one_pass_and_by_operations() {
+    for (weight_decay, decoupled, maximize) in DECAYS {
+        for (nu1, nu2) in [(0.7, 1.0), (0.4, 0.6)] {
+            let step = ffi::QhAdamStep {
+                lr: 0.01,
+                steps: 5.0,
+                beta1: 0.9,
+                beta2: 0.99,
+                nu1,
+                nu2,
+                eps: 1e-3,
+                weight_decay,
+                decoupled,
+                maximize,
+            };
+            let run = |tensors: &[ffi::TensorRef<'_>], count, operations| {
+                ffi::qhadam(tensors, count, &step, &[], operations)
+            };
+            same(4, 3, &run);
+            if maximize {
+                operations_do_not_grow(4, 3, &run);
+            }
+        }
+    }
+}
+
+#[test]
 fn lamb_is_the_same_in_one_pass_and_by_operations() {
     for (weight_decay, decoupled, maximize) in DECAYS {
         let step = ffi::LambStep {

@@ -35,8 +35,8 @@ pub use brigade_checkpoint::{TensorInfo, Value};
 pub use brigade_data::__derive;
 pub use brigade_optim::{
     Adafactor, Adagrad, Adam, AdamW, Group, GroupState, Lamb, Lars, Lookahead, LrSchedule, Muon,
-    MuonRate, Optimizer, OptimizerState, ParameterGroup, ParameterState, RAdam, RmsProp, Rule,
-    Scheduler, SchedulerState, Sgd, StateMismatch, Trainable,
+    MuonRate, Optimizer, OptimizerState, ParameterGroup, ParameterState, QHAdam, RAdam, RmsProp,
+    Rule, Scheduler, SchedulerState, Sgd, StateMismatch, Trainable,
 };
 pub use brigade_torch::{
     BackwardOptions, Bucket, Compression, Device, GradientHook, Kind, ReduceOp, ReducerOptions,

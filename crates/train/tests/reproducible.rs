@@ -12,7 +12,8 @@ use brigade_testkit::{World, dist_test};
 use brigade_torch::shift_allocations;
 use brigade_train::{
     Accelerator, Adafactor, Adagrad, Adam, AdamW, CommHook, Compression, Device, Kind, Lamb, Lars,
-    Muon, Optimizer, PowerSgd, Precision, RAdam, ReducerOptions, Result, RmsProp, Sgd, Tensor,
+    Muon, Optimizer, PowerSgd, Precision, QHAdam, RAdam, ReducerOptions, Result, RmsProp, Sgd,
+    Tensor,
 };
 use transformer::Block;
 
@@ -127,7 +128,7 @@ fn a_step_of_every_optimizer() {
     let _alone = PROCESS.lock().unwrap();
     let accelerator = Accelerator::builder().cpu(true).build().unwrap();
     type Build = fn(&Model<Odd>) -> brigade_optim::Result<Optimizer>;
-    let rules: [(&str, Build); 10] = [
+    let rules: [(&str, Build); 11] = [
         ("SGD", |m| Sgd::new(0.1).momentum(0.9).build(m)),
         ("Adam", |m| Adam::default().build(m)),
         ("AdamW", |m| AdamW::default().build(m)),
@@ -135,6 +136,7 @@ fn a_step_of_every_optimizer() {
         ("Adagrad", |m| Adagrad::default().build(m)),
         ("LAMB", |m| Lamb::default().build(m)),
         ("LARS", |m| Lars::new(0.1).build(m)),
+        ("QHAdam", |m| QHAdam::default().build(m)),
         ("RAdam", |m| RAdam::default().build(m)),
         ("Adafactor", |m| Adafactor::default().build(m)),
         ("Muon", |m| Muon::default().only("*.weight").build(m)),

@@ -1,4 +1,4 @@
-//! What is done to a batch of images on its device: one resampling for all maps of the plane, lighting,
+//! What is done to a batch of images on its device: one resampling for all maps of the plane, lighting, hue,
 //! normalisation, erasing, mixing.
 //!
 //! A loader's thread draws the numbers, a row for each sample, from the sample's seed; they travel with the
@@ -7,6 +7,8 @@
 //! arithmetic is the step's, by [`Augment::apply`], or a loader's thread does it on the GPU beside the step
 //! ([`AugmentedDataset::applied`]).
 
+mod color;
+mod erasing;
 mod geometry;
 mod mix;
 
@@ -15,13 +17,16 @@ use brigade_torch::{Kind, Tensor, copy_to_device};
 use serde::{Deserialize, Serialize};
 use tch::TchError;
 
+use self::color::Light;
+pub use self::color::{Hue, Lighting};
+pub use self::erasing::RandomErasing;
 pub use self::geometry::Geometric;
 use self::geometry::{Homography, moves_whole_pixels};
 pub use self::mix::{Mix, MixedLabels, beta};
 use crate::transforms::{Normalize, SampleRng};
 use crate::{Result, Size, VisionError};
 
-/// The transforms of a batch, in the order of fastai: maps of the plane, lighting, normalisation, erasing,
+/// The transforms of a batch, in the order of fastai: maps of the plane, lighting, hue, normalisation, erasing,
 /// mixing. Each image is resampled once, whatever the number of maps.
 ///
 /// ```
@@ -42,6 +47,7 @@ pub struct Augment {
     size: Option<Size>,
     padding: Padding,
     lighting: Vec<Lighting>,
+    hue: Option<Hue>,
     normalize: Option<Normalize>,
     erasing: Option<RandomErasing>,
     mix: Option<Mix>,
@@ -59,53 +65,17 @@ pub enum Padding {
     Zeros,
 }
 
-/// A change of lighting in logits, by fastai's rules: `sigmoid(contrast · (logit(x) + brightness))`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Lighting {
-    /// fastai's `Brightness`: the logit of a number uniform in `0.5 · (1 ± max)` is added.
-    Brightness {
-        /// `max_lighting`; 0.2.
-        max: f64,
-        /// The probability; 0.75.
-        p: f64,
-    },
-    /// fastai's `Contrast`: multiplies by a number log-uniform from `1 − max` to its inverse.
-    Contrast {
-        /// `max_lighting`; 0.2.
-        max: f64,
-        /// The probability; 0.75.
-        p: f64,
-    },
-}
-
-/// torchvision's `RandomErasing`: a rectangle of each chosen image gets one value, after normalisation.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RandomErasing {
-    /// The probability; 0.5.
-    pub p: f64,
-    /// Lowest and highest share of the area; 0.02 and 0.33.
-    pub scale: [f64; 2],
-    /// Lowest and highest ratio of height to width, log-uniform; 0.3 and 3.3.
-    pub ratio: [f64; 2],
-    /// The value; 0, which is the mean where images are normalised.
-    pub value: f64,
-}
-
-impl Default for RandomErasing {
-    fn default() -> Self {
-        Self { p: 0.5, scale: [0.02, 0.33], ratio: [0.3, 3.3], value: 0.0 }
-    }
-}
-
-/// Columns of what is drawn for a sample: a map (row by row), brightness, contrast, a rectangle (left, top,
-/// right, bottom), the share of the sample itself in a mixture, its partner, the rectangle that is the
-/// partner's.
-const COLUMNS: usize = 21;
+/// Columns of what is drawn for a sample: a map (row by row), brightness, contrast, the part of its grey, the turn of its
+/// hue, a rectangle (left, top, right, bottom), the keys of its noise, the share of the sample itself in a mixture, its
+/// partner, the rectangle that is the partner's.
+const COLUMNS: usize = 25;
 const LIGHT: i64 = 9;
-const ERASE: i64 = 11;
-const SHARE: i64 = 15;
-const PARTNER: i64 = 16;
-const CUT: i64 = 17;
+const HUE: i64 = 12;
+const ERASE: i64 = 13;
+const NOISE: i64 = 17;
+const SHARE: i64 = 19;
+const PARTNER: i64 = 20;
+const CUT: i64 = 21;
 
 impl Augment {
     /// Nothing at all.
@@ -139,6 +109,13 @@ impl Augment {
     #[must_use]
     pub fn lighting(mut self, lighting: Lighting) -> Self {
         self.lighting.push(lighting);
+        self
+    }
+
+    /// Turns hues.
+    #[must_use]
+    pub fn hue(mut self, hue: Hue) -> Self {
+        self.hue = Some(hue);
         self
     }
 
@@ -219,13 +196,13 @@ impl Augment {
     }
 
     /// Wraps a data set, so that its batches have a third tensor with the numbers drawn: images, labels,
-    /// `[n, 21]`.
+    /// `[n, 25]`.
     #[must_use]
     pub fn dataset<D>(&self, dataset: D) -> AugmentedDataset<D> {
         AugmentedDataset { dataset, augment: self.clone() }
     }
 
-    /// Draws the numbers of a batch `[n, c, h, w]`, `[n, 21]` in `f32` on the CPU: a row follows from its
+    /// Draws the numbers of a batch `[n, c, h, w]`, `[n, 25]` in `f32` on the CPU: a row follows from its
     /// sample's seed, but for the numbers of a mixture, which follow from all of them.
     ///
     /// # Errors
@@ -262,26 +239,10 @@ impl Augment {
             };
             let map = Homography::drawn(&self.geometric, from, to, &mut next);
             numbers.extend(map.numbers().map(|number| number as f32));
-            let (mut brightness, mut contrast) = (0.0, 1.0);
-            for lighting in &self.lighting {
-                let mut random = next();
-                match *lighting {
-                    Lighting::Brightness { max, p } => {
-                        let change = random.uniform(0.5 * (1.0 - max), 0.5 * (1.0 + max));
-                        if random.chance(p) {
-                            brightness += (change / (1.0 - change)).ln() / contrast;
-                        }
-                    }
-                    Lighting::Contrast { max, p } => {
-                        let change = random.uniform((1.0 - max).ln(), -(1.0 - max).ln()).exp();
-                        if random.chance(p) {
-                            contrast *= change;
-                        }
-                    }
-                }
-            }
-            numbers.extend([brightness as f32, contrast as f32]);
+            let Light { brightness, contrast, grey } = Light::drawn(&self.lighting, &mut next);
             let erased = self.erasing.map(|erasing| erasing.draw(to, &mut next()));
+            let turn = self.hue.map_or(0.0, |hue| hue.drawn(&mut next()));
+            numbers.extend([brightness, contrast, grey, turn].map(|number| number as f32));
             numbers.extend(erased.unwrap_or_default());
             match mixed.as_ref().and_then(|mixed| mixed.get(index)) {
                 Some(mixed) => numbers.extend(mixed),
@@ -299,6 +260,13 @@ impl Augment {
     /// When the two do not belong together, or libtorch refuses.
     pub fn apply(&self, images: &Tensor, drawn: &Tensor) -> Result<Tensor> {
         let drawn = self.checked(images, drawn)?;
+        let size = images.size();
+        if (self.saturates() || self.hue.is_some()) && ![Some(&1), Some(&3)].contains(&size.get(1))
+        {
+            return Err(VisionError::InvalidArgument(format!(
+                "saturation and hue are of images [n, c, h, w] with 3 channels, or 1, not of {size:?}"
+            )));
+        }
         self.transformed(images, &drawn).map_err(refused)
     }
 
@@ -421,13 +389,17 @@ impl Augment {
         if !whole {
             images = self.resampled(&images, drawn, Sampling::Bilinear)?;
         }
+        let kind = images.kind();
         let column = |index: i64| -> Result<Tensor, TchError> {
-            drawn.f_narrow(1, index, 1)?.f_view([-1, 1, 1, 1])?.f_to_kind(images.kind())
+            drawn.f_narrow(1, index, 1)?.f_view([-1, 1, 1, 1])?.f_to_kind(kind)
         };
         if !self.lighting.is_empty() {
             let (brightness, contrast) = (column(LIGHT)?, column(LIGHT + 1)?);
-            let logits = images.f_logit(1e-7)?.f_add(&brightness)?.f_mul(&contrast)?;
-            images = logits.f_sigmoid()?;
+            let grey = if self.saturates() { Some(column(LIGHT + 2)?) } else { None };
+            images = Light::apply(&images, &brightness, &contrast, grey.as_ref())?;
+        }
+        if self.hue.is_some() {
+            images = Hue::apply(&images, &column(HUE)?)?;
         }
         if let Some(Normalize { mean, std }) = &self.normalize {
             // Written by kernels: a copy from the host would be waited for, and a recorded step would not repeat it.
@@ -444,7 +416,9 @@ impl Augment {
             images = images.f_sub(&constant(mean)?)?.f_div(&constant(std)?)?;
         }
         if let Some(erasing) = &self.erasing {
-            images = images.f_masked_fill(&inside(&images, drawn, ERASE)?, erasing.value)?;
+            let keys = [drawn.f_select(1, NOISE)?, drawn.f_select(1, NOISE + 1)?];
+            let erased = inside(&images, drawn, ERASE)?;
+            images = erasing.fill(&images, &erased, keys.each_ref())?;
         }
         if let Some(mix) = &self.mix {
             let others = images.f_index_select(0, &partners(drawn)?)?;
@@ -459,6 +433,11 @@ impl Augment {
             };
         }
         Ok(images)
+    }
+
+    /// Whether a change of lighting needs the grey of the images.
+    fn saturates(&self) -> bool {
+        self.lighting.iter().any(|change| matches!(change, Lighting::Saturation { .. }))
     }
 
     /// Whether every pixel of the output is one of the image's, or lies outside of it.
@@ -577,26 +556,6 @@ fn places(drawn: &Tensor, to: Size2, kind: Kind) -> Result<[Tensor; 2], TchError
 enum Sampling {
     Bilinear = 0,
     Nearest = 1,
-}
-
-impl RandomErasing {
-    fn draw(&self, [width, height]: [f64; 2], random: &mut SampleRng) -> [f32; 4] {
-        if !random.chance(self.p) {
-            return [0.0; 4];
-        }
-        for _ in 0..10 {
-            let area = width * height * random.uniform(self.scale[0], self.scale[1]);
-            let ratio = random.uniform(self.ratio[0].ln(), self.ratio[1].ln()).exp();
-            let tall = (area * ratio).sqrt().round_ties_even();
-            let wide = (area / ratio).sqrt().round_ties_even();
-            if tall < height && wide < width {
-                let top = random.below((height - tall) as u64 + 1) as f64;
-                let left = random.below((width - wide) as u64 + 1) as f64;
-                return [left, top, left + wide, top + tall].map(|it| it as f32);
-            }
-        }
-        [0.0; 4]
-    }
 }
 
 /// Whether each pixel lies in its sample's rectangle at these columns: `[n, 1, h, w]`.

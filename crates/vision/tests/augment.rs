@@ -4,7 +4,7 @@
 
 use brigade_torch::{Device, Kind, Tensor};
 use brigade_vision::Size;
-use brigade_vision::augment::{Augment, Geometric, Mix, Padding, RandomErasing};
+use brigade_vision::augment::{Augment, Geometric, Hue, Lighting, Mix, Padding, RandomErasing};
 use brigade_vision::transforms::Normalize;
 
 fn images(rows: i64) -> Tensor {
@@ -14,14 +14,17 @@ fn images(rows: i64) -> Tensor {
 
 #[test]
 fn rows_follow_from_their_seeds_wherever_they_are() {
-    let augment =
-        Augment::fastai().erasing(RandomErasing::default()).normalize(Normalize::IMAGENET);
+    let augment = Augment::fastai()
+        .lighting(Lighting::Saturation { max: 0.3, p: 0.9 })
+        .hue(Hue::default())
+        .erasing(RandomErasing { p: 1.0, ..RandomErasing::fastai() })
+        .normalize(Normalize::IMAGENET);
     let images = images(4);
     let whole = augment.draw(&[11, 12, 13, 14], &images).unwrap();
     let result = augment.apply(&images, &whole).unwrap();
     // The last column before the mixture's: a row's own place is part of that.
     let half = augment.draw(&[13, 14], &images.narrow(0, 2, 2)).unwrap();
-    assert_eq!(half.narrow(1, 0, 16), whole.narrow(0, 2, 2).narrow(1, 0, 16));
+    assert_eq!(half.narrow(1, 0, 20), whole.narrow(0, 2, 2).narrow(1, 0, 20));
     let part = augment.apply(&images.narrow(0, 2, 2), &half).unwrap();
     assert_eq!(part, result.narrow(0, 2, 2));
     assert_ne!(whole.get(0), whole.get(1));
@@ -110,6 +113,78 @@ fn erased_rectangles_have_their_area_and_chance() {
 }
 
 #[test]
+fn erased_rectangles_are_noise_of_their_mean_and_deviation() {
+    let noise = RandomErasing {
+        p: 1.0,
+        scale: [0.2, 0.3],
+        value: 5.0,
+        deviation: 2.0,
+        ..RandomErasing::fastai()
+    };
+    let augment = Augment::new().erasing(noise);
+    let images = Tensor::full([200, 3, 24, 32], -100.0, (Kind::Float, Device::Cpu));
+    let seeds: Vec<u64> = (0..200).collect();
+    let drawn = augment.draw(&seeds, &images).unwrap();
+    let erased = augment.apply(&images, &drawn).unwrap();
+    let mask = erased.ne(-100.0);
+    // The channels of a place are erased together.
+    assert_eq!(mask.select(1, 0), mask.select(1, 2));
+    let values = erased.masked_select(&mask).to_kind(Kind::Double);
+    let count = values.numel() as f64;
+    assert!((85_000.0..115_000.0).contains(&count), "{count}");
+    let (mean, deviation) = (values.mean(Kind::Double), values.std(true));
+    assert!((mean.double_value(&[]) - 5.0).abs() < 0.03, "{mean:?}");
+    assert!((deviation.double_value(&[]) - 2.0).abs() < 0.02, "{deviation:?}");
+    let standard: Tensor = (values - 5.0) / 2.0;
+    let share = |inside: f64| {
+        standard.abs().lt(inside).to_kind(Kind::Double).mean(Kind::Double).double_value(&[])
+    };
+    for (inside, expected) in [(0.5, 0.3829), (1.0, 0.6827), (2.0, 0.9545), (3.0, 0.9973)] {
+        assert!((share(inside) - expected).abs() < 0.006, "{inside}: {}", share(inside));
+    }
+    // Neighbours and channels have nothing to do with each other.
+    let filled =
+        Augment::new().erasing(RandomErasing { scale: [0.9, 0.9], ratio: [1.0, 1.0], ..noise });
+    let square = Tensor::zeros([60, 3, 32, 32], (Kind::Float, Device::Cpu));
+    let drawn = filled.draw(&seeds[..60], &square).unwrap();
+    let noise: Tensor = (filled.apply(&square, &drawn).unwrap() - 5.0) / 2.0;
+    let inner = noise.narrow(2, 4, 24).narrow(3, 4, 24);
+    let pairs = [
+        (inner.narrow(3, 0, 23), inner.narrow(3, 1, 23)),
+        (inner.narrow(2, 0, 23), inner.narrow(2, 1, 23)),
+        (inner.narrow(1, 0, 2), inner.narrow(1, 1, 2)),
+        (inner.narrow(0, 0, 59), inner.narrow(0, 1, 59)),
+    ];
+    for (first, second) in pairs {
+        let correlation = (first * second).mean(Kind::Double).double_value(&[]);
+        assert!(correlation.abs() < 0.02, "{correlation}");
+    }
+}
+
+#[test]
+fn colours_of_grey_images_and_of_others_than_rgb() {
+    let images = images(3);
+    let colours = Augment::new()
+        .lighting(Lighting::Saturation { max: 0.5, p: 1.0 })
+        .hue(Hue { max: 0.4, p: 1.0 });
+    let drawn = colours.draw(&[1, 2, 3], &images).unwrap();
+    let changed = colours.apply(&images, &drawn).unwrap();
+    assert!((&changed - &images).abs().max().double_value(&[]) > 0.1);
+    assert!(changed.min().double_value(&[]) >= 0.0 && changed.max().double_value(&[]) <= 1.0);
+    // Grey has no hue, and is almost its own grey (fastai's shares add up to 0.9999).
+    for grey in [images.narrow(1, 0, 1), images.narrow(1, 0, 1).expand_as(&images)] {
+        let changed = colours.apply(&grey, &drawn).unwrap();
+        assert!((changed - &grey).abs().max().double_value(&[]) < 1e-3);
+    }
+    let four = images.narrow(1, 0, 1).expand([3, 4, 24, 32], false);
+    let error = colours.apply(&four, &drawn).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "saturation and hue are of images [n, c, h, w] with 3 channels, or 1, not of [3, 4, 24, 32]"
+    );
+}
+
+#[test]
 fn what_does_not_belong_together_is_refused() {
     let augment = Augment::fastai();
     let images = images(3);
@@ -119,7 +194,7 @@ fn what_does_not_belong_together_is_refused() {
     let error = augment.apply(&images.narrow(0, 0, 2), &drawn).unwrap_err().to_string();
     assert_eq!(
         error,
-        "numbers of shape [3, 21] were not drawn for a batch of shape [2, 3, 24, 32]"
+        "numbers of shape [3, 25] were not drawn for a batch of shape [2, 3, 24, 32]"
     );
 }
 

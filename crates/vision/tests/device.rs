@@ -7,7 +7,7 @@ mod pictures;
 use brigade_data::{BatchedDataset, DataLoader, TensorDataset};
 use brigade_gpukit::{assert_same, gpu, without_waiting};
 use brigade_torch::{Device, Kind, Tensor};
-use brigade_vision::augment::{Augment, Geometric, Lighting, Mix, Padding, RandomErasing};
+use brigade_vision::augment::{Augment, Geometric, Hue, Lighting, Mix, Padding, RandomErasing};
 use brigade_vision::transforms::{
     CenterCrop, ColorJitter, Compose, Normalize, Phase, RandomHorizontalFlip, RandomResizedCrop,
     RandomVerticalFlip, Resize, ToTensor,
@@ -32,6 +32,12 @@ fn augments() -> Vec<Augment> {
             .lighting(Lighting::Contrast { max: 0.1, p: 1.0 })
             .normalize(Normalize::IMAGENET)
             .erasing(RandomErasing::default()),
+    );
+    all.push(
+        Augment::new()
+            .lighting(Lighting::Saturation { max: 0.3, p: 1.0 })
+            .hue(Hue::default())
+            .erasing(RandomErasing::fastai()),
     );
     all
 }

@@ -164,7 +164,8 @@ Names separated by commas, each with its value:
   fastai-crop=N|WxH        the same with fastai's rules
   flip[=P], vertical-flip[=P]
   color-jitter[=AMOUNT]
-  rand-augment[=MAGNITUDE], trivial-augment";
+  auto-augment[=imagenet|cifar10|svhn]
+  rand-augment[=MAGNITUDE], trivial-augment, aug-mix[=SEVERITY]";
 
 const EXAMPLES: &str = "\
 Examples:

@@ -2,8 +2,9 @@
 
 use brigade_images::Size;
 use brigade_images::transforms::{
-    CenterCrop, ColorJitter, Compose, PadMode, RandAugment, RandomCrop, RandomHorizontalFlip,
-    RandomResizedCrop, RandomVerticalFlip, Resize, TrivialAugmentWide,
+    AugMix, AutoAugment, AutoAugmentPolicy, CenterCrop, ColorJitter, Compose, PadMode, RandAugment,
+    RandomCrop, RandomHorizontalFlip, RandomResizedCrop, RandomVerticalFlip, Resize,
+    TrivialAugmentWide,
 };
 
 /// Reads a list such as `random-resized-crop=160,flip`.
@@ -37,6 +38,19 @@ fn add(compose: Compose, name: &str, value: Option<&str>) -> Result<Compose, Str
             let jitter = ColorJitter::new().brightness(amount).contrast(amount).saturation(amount);
             compose.then(jitter)
         }
+        "auto-augment" => compose.then(AutoAugment::new(match value {
+            None | Some("imagenet") => AutoAugmentPolicy::ImageNet,
+            Some("cifar10") => AutoAugmentPolicy::Cifar10,
+            Some("svhn") => AutoAugmentPolicy::Svhn,
+            Some(_) => return Err("its policies are imagenet, cifar10 and svhn".into()),
+        })),
+        "aug-mix" => {
+            let mixing = AugMix::default();
+            compose.then(match value {
+                None => mixing,
+                Some(value) => mixing.severity(whole(value)? as usize),
+            })
+        }
         "rand-augment" => {
             let augment = RandAugment::default();
             compose.then(match value {
@@ -52,8 +66,8 @@ fn add(compose: Compose, name: &str, value: Option<&str>) -> Result<Compose, Str
 
 /// The names, for messages and the help.
 pub(super) const NAMES: &str = "resize, squish, crop-resize, pad-resize, center-crop, random-crop, \
-random-resized-crop, fastai-crop, flip, vertical-flip, color-jitter, rand-augment and \
-trivial-augment";
+random-resized-crop, fastai-crop, flip, vertical-flip, color-jitter, auto-augment, rand-augment, \
+trivial-augment and aug-mix";
 
 fn whole(text: &str) -> Result<u32, String> {
     text.parse().map_err(|_| format!("{text:?} is not a whole number"))
@@ -117,6 +131,7 @@ mod tests {
             ("flip=2", "\"2\" is not a number between 0 and 1"),
             ("flip,blur=3", "blur=3: it is not a transform; known are resize"),
             ("trivial-augment=3", "it takes no value"),
+            ("auto-augment=coco", "its policies are imagenet, cifar10 and svhn"),
         ] {
             let error = parse(list).unwrap_err();
             assert!(error.contains(expected), "{list}: {error}");

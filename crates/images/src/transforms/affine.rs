@@ -1,5 +1,6 @@
-//! Affine maps with nearest interpolation.
+//! Affine maps, with the arithmetic of Pillow.
 
+use super::Interpolation;
 use crate::ImageView;
 
 /// Returns the map of torchvision's `affine` with a shear alone about the corner: `x` is how many
@@ -17,9 +18,9 @@ pub(super) fn translate(x: f64, y: f64, centre: (f64, f64)) -> [f64; 6] {
 
 /// Returns the map of Pillow's `rotate`, by degrees counterclockwise.
 pub(super) fn rotate(degrees: f64, (x, y): (f64, f64)) -> [f64; 6] {
-    // Python's `%` and `round(value, 15)`.
+    // Python's `%` and `round(value, 15)`, which rounds the decimal number: a product of 1e15 is already rounded.
     let angle = -degrees.rem_euclid(360.0).to_radians();
-    let round = |value: f64| (value * 1e15).round_ties_even() / 1e15;
+    let round = |value: f64| format!("{value:.15}").parse().unwrap_or(value);
     let (cos, sin) = (round(angle.cos()), round(angle.sin()));
     let sine = round(-angle.sin());
     [cos, sin, cos * -x + sin * -y + x, sine, cos, sine * -x + cos * -y + y]
@@ -38,9 +39,78 @@ fn inverse(x: f64, y: f64, shift: (f64, f64), centre: (f64, f64)) -> [f64; 6] {
     matrix
 }
 
-/// Writes the image under the map to `out`, which has as many pixels, as Pillow: in 16.16 fixed
-/// point where all of the map fits.
-pub(super) fn nearest(image: ImageView<'_>, matrix: &[f64; 6], fill: [u8; 3], out: &mut [u8]) {
+/// Writes the image under the map to `out`, which has as many pixels.
+pub(super) fn transform(
+    image: ImageView<'_>,
+    matrix: &[f64; 6],
+    interpolation: Interpolation,
+    fill: [u8; 3],
+    out: &mut [u8],
+) {
+    match interpolation {
+        Interpolation::Nearest => nearest(image, matrix, fill, out),
+        Interpolation::Bilinear => interpolated(image, matrix, fill, out, [0, 1], |values, at| {
+            let [left, right] = values;
+            left + (right - left) * at
+        }),
+        Interpolation::Bicubic => {
+            interpolated(image, matrix, fill, out, [-1, 0, 1, 2], |values, at| {
+                let [before, left, right, after] = values;
+                let linear = right - before;
+                let square = 2.0 * (before - left) + right - after;
+                let cube = left - before - right + after;
+                left + at * (linear + at * (square + at * cube))
+            });
+        }
+    }
+}
+
+/// Writes the image under the map, each value from `N` by `N` pixels around its place: those at
+/// `offsets` from the pixel whose centre lies before it, along rows and then across them. Pixels
+/// beyond the edge are those at the edge; places beyond it are `fill`.
+fn interpolated<const N: usize>(
+    image: ImageView<'_>,
+    [a, b, c, d, e, f]: &[f64; 6],
+    fill: [u8; 3],
+    out: &mut [u8],
+    offsets: [i64; N],
+    between: impl Fn([f64; N], f64) -> f64,
+) {
+    let size = image.size();
+    let (width, height) = (f64::from(size.width), f64::from(size.height));
+    let pixels = image.pixels().as_chunks::<3>().0;
+    let near = |place: i64, side: u32| place.clamp(0, i64::from(side) - 1) as usize;
+    let rows = out.chunks_exact_mut(3 * size.columns().max(1));
+    for (row, y) in rows.zip(0_u32..) {
+        let y = f64::from(y) + 0.5;
+        for (out, x) in row.as_chunks_mut::<3>().0.iter_mut().zip(0_u32..) {
+            let x = f64::from(x) + 0.5;
+            let (from_x, from_y) = (a * x + b * y + c, d * x + e * y + f);
+            if !(0.0..width).contains(&from_x) || !(0.0..height).contains(&from_y) {
+                *out = fill;
+                continue;
+            }
+            let (from_x, from_y) = (from_x - 0.5, from_y - 0.5);
+            let (left, top) = (from_x.floor(), from_y.floor());
+            let columns = offsets.map(|offset| near(left as i64 + offset, size.width));
+            let lines = offsets.map(|offset| near(top as i64 + offset, size.height));
+            *out = std::array::from_fn(|channel| {
+                let value = |line: usize, column: usize| {
+                    let pixel = pixels.get(line * size.columns() + column);
+                    f64::from(pixel.map_or(0, |pixel| pixel[channel]))
+                };
+                let along = lines
+                    .map(|line| between(columns.map(|column| value(line, column)), from_x - left));
+                // A cast cuts off the fraction and brings the rest into 0 to 255.
+                between(along, from_y - top) as u8
+            });
+        }
+    }
+}
+
+/// Writes the image under the map, the nearest pixel of each place, as Pillow: in 16.16 fixed point
+/// where all of the map fits.
+fn nearest(image: ImageView<'_>, matrix: &[f64; 6], fill: [u8; 3], out: &mut [u8]) {
     let [a, b, c, d, e, f] = *matrix;
     let size = image.size();
     let (width, height) = (f64::from(size.width), f64::from(size.height));

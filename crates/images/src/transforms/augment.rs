@@ -2,11 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Operation, Phase, SampleRng, Transform, affine};
+use super::{Interpolation, Operation, Phase, SampleRng, Transform, affine};
 use crate::{ImageError, Result, Size};
 
 /// Applies some operations of one strength, drawn anew for each image, in training: torchvision's
-/// `RandAugment` on PIL images, with nearest interpolation.
+/// `RandAugment` on PIL images.
 ///
 /// ```
 /// use brigade_images::Size;
@@ -22,6 +22,8 @@ pub struct RandAugment {
     operations: usize,
     magnitude: usize,
     bins: usize,
+    #[serde(default)]
+    interpolation: Interpolation,
     fill: [u8; 3],
 }
 
@@ -47,6 +49,13 @@ impl RandAugment {
         self
     }
 
+    /// Sets how affine maps find values between pixels. Defaults to the nearest pixel.
+    #[must_use]
+    pub const fn interpolation(mut self, interpolation: Interpolation) -> Self {
+        self.interpolation = interpolation;
+        self
+    }
+
     /// Sets the colour of what comes from outside of the image; black unless set.
     #[must_use]
     pub const fn fill(mut self, colour: [u8; 3]) -> Self {
@@ -58,12 +67,18 @@ impl RandAugment {
 /// With 2 operations of strength 9 of 31, as torchvision's.
 impl Default for RandAugment {
     fn default() -> Self {
-        Self { operations: 2, magnitude: 9, bins: 31, fill: [0; 3] }
+        Self {
+            operations: 2,
+            magnitude: 9,
+            bins: 31,
+            interpolation: Interpolation::Nearest,
+            fill: [0; 3],
+        }
     }
 }
 
 /// Applies one operation of random strength to each image, in training: torchvision's
-/// `TrivialAugmentWide` on PIL images, with nearest interpolation.
+/// `TrivialAugmentWide` on PIL images.
 ///
 /// ```
 /// use brigade_images::Size;
@@ -77,6 +92,8 @@ impl Default for RandAugment {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrivialAugmentWide {
     bins: usize,
+    #[serde(default)]
+    interpolation: Interpolation,
     fill: [u8; 3],
 }
 
@@ -85,6 +102,13 @@ impl TrivialAugmentWide {
     #[must_use]
     pub const fn bins(mut self, bins: usize) -> Self {
         self.bins = bins;
+        self
+    }
+
+    /// Sets how affine maps find values between pixels. Defaults to the nearest pixel.
+    #[must_use]
+    pub const fn interpolation(mut self, interpolation: Interpolation) -> Self {
+        self.interpolation = interpolation;
         self
     }
 
@@ -99,48 +123,123 @@ impl TrivialAugmentWide {
 /// With 31 strengths, as torchvision's.
 impl Default for TrivialAugmentWide {
     fn default() -> Self {
-        Self { bins: 31, fill: [0; 3] }
+        Self { bins: 31, interpolation: Interpolation::Nearest, fill: [0; 3] }
     }
 }
 
-/// The operations of both, in torchvision's order.
-const KINDS: u64 = 14;
+/// An operation that torchvision's automatic augmentations choose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Identity,
+    ShearX,
+    ShearY,
+    TranslateX,
+    TranslateY,
+    Rotate,
+    Brightness,
+    Color,
+    Contrast,
+    Sharpness,
+    Posterize,
+    Solarize,
+    AutoContrast,
+    Equalize,
+    Invert,
+}
 
-/// How strong each operation is at its strongest.
+impl Kind {
+    /// Those of `RandAugment` and `TrivialAugmentWide`, in torchvision's order.
+    pub(super) const WIDE: [Self; 14] = [
+        Self::Identity,
+        Self::ShearX,
+        Self::ShearY,
+        Self::TranslateX,
+        Self::TranslateY,
+        Self::Rotate,
+        Self::Brightness,
+        Self::Color,
+        Self::Contrast,
+        Self::Sharpness,
+        Self::Posterize,
+        Self::Solarize,
+        Self::AutoContrast,
+        Self::Equalize,
+    ];
+
+    /// Draws one of a list, which must not be empty.
+    pub(super) fn draw(kinds: &[Self], random: &mut SampleRng) -> Self {
+        let index = random.below(kinds.len() as u64) as usize;
+        kinds.get(index).copied().unwrap_or(Self::Identity)
+    }
+
+    /// Whether an operation of this kind goes either way.
+    pub(super) fn is_signed(self) -> bool {
+        use Kind::{AutoContrast, Equalize, Identity, Invert, Posterize, Solarize};
+
+        !matches!(self, Identity | Posterize | Solarize | AutoContrast | Equalize | Invert)
+    }
+}
+
+/// How strong each operation is at its strongest, and what its pixels are taken from.
 pub(super) struct Space {
     shear: f32,
     /// Pixels across and down.
     translate: (f32, f32),
     rotate: f32,
     colour: f32,
-    /// Bits that posterizing takes away.
-    bits: f32,
+    /// Bits that posterizing leaves at its weakest.
+    kept_bits: u8,
+    /// Bits that posterizing takes of these at its strongest.
+    taken_bits: f32,
+    interpolation: Interpolation,
     /// What comes from outside of the image.
     fill: [u8; 3],
 }
 
 impl Space {
-    pub(super) fn rand_augment(size: Size, fill: [u8; 3]) -> Self {
+    /// The strengths of torchvision's `RandAugment` and `AutoAugment`.
+    pub(super) fn rand_augment(size: Size, interpolation: Interpolation, fill: [u8; 3]) -> Self {
         let across = |side: u32| (150.0 / 331.0 * f64::from(side)) as f32;
         Self {
             shear: 0.3,
             translate: (across(size.width), across(size.height)),
             rotate: 30.0,
             colour: 0.9,
-            bits: 4.0,
+            kept_bits: 8,
+            taken_bits: 4.0,
+            interpolation,
             fill,
         }
     }
 
-    pub(super) fn trivial_augment(fill: [u8; 3]) -> Self {
-        let translate = (32.0, 32.0);
-        Self { shear: 0.99, translate, rotate: 135.0, colour: 0.99, bits: 6.0, fill }
+    /// The strengths of torchvision's `TrivialAugmentWide`.
+    pub(super) fn trivial_augment(interpolation: Interpolation, fill: [u8; 3]) -> Self {
+        Self {
+            shear: 0.99,
+            translate: (32.0, 32.0),
+            rotate: 135.0,
+            colour: 0.99,
+            kept_bits: 8,
+            taken_bits: 6.0,
+            interpolation,
+            fill,
+        }
+    }
+
+    /// The strengths of torchvision's `AugMix`.
+    pub(super) fn aug_mix(size: Size, interpolation: Interpolation, fill: [u8; 3]) -> Self {
+        let across = |side: u32| (f64::from(side) / 3.0) as f32;
+        Self {
+            translate: (across(size.width), across(size.height)),
+            kept_bits: 4,
+            ..Self::rand_augment(size, interpolation, fill)
+        }
     }
 
     /// Returns the operation of a kind at a strength; `None` for the one that does nothing.
     pub(super) fn operation(
         &self,
-        kind: u64,
+        kind: Kind,
         magnitude: usize,
         bins: usize,
         negative: bool,
@@ -152,31 +251,36 @@ impl Space {
         };
         let factor = || (1.0 + signed(self.colour)) as f32;
         let centre = (f64::from(size.width) * 0.5, f64::from(size.height) * 0.5);
-        let affine = |matrix| Some(Operation::Affine { matrix, fill: self.fill });
-        match kind {
-            1 => affine(affine::shear(signed(self.shear), 0.0)),
-            2 => affine(affine::shear(0.0, signed(self.shear))),
-            3 => affine(affine::translate(signed(self.translate.0).trunc(), 0.0, centre)),
-            4 => affine(affine::translate(0.0, signed(self.translate.1).trunc(), centre)),
-            5 => affine(affine::rotate(signed(self.rotate), centre)),
-            6 => Some(Operation::Brightness(factor())),
-            7 => Some(Operation::Saturation(factor())),
-            8 => Some(Operation::Contrast(factor())),
-            9 => Some(Operation::Sharpness(factor())),
-            10 => {
-                let taken = magnitude as f32 / ((bins.max(2) - 1) as f32 / self.bits);
-                Some(Operation::Posterize(8 - (taken.round_ties_even() as u8).min(8)))
+        let affine = |matrix| Operation::Affine {
+            matrix,
+            interpolation: self.interpolation,
+            fill: self.fill,
+        };
+        Some(match kind {
+            Kind::Identity => return None,
+            Kind::ShearX => affine(affine::shear(signed(self.shear), 0.0)),
+            Kind::ShearY => affine(affine::shear(0.0, signed(self.shear))),
+            Kind::TranslateX => {
+                affine(affine::translate(signed(self.translate.0).trunc(), 0.0, centre))
             }
-            11 => Some(Operation::Solarize(linspace(255.0, 0.0, bins, magnitude))),
-            12 => Some(Operation::AutoContrast),
-            13 => Some(Operation::Equalize),
-            _ => None,
-        }
-    }
-
-    /// Whether an operation of this kind goes either way.
-    fn is_signed(kind: u64) -> bool {
-        (1..=9).contains(&kind)
+            Kind::TranslateY => {
+                affine(affine::translate(0.0, signed(self.translate.1).trunc(), centre))
+            }
+            Kind::Rotate => affine(affine::rotate(signed(self.rotate), centre)),
+            Kind::Brightness => Operation::Brightness(factor()),
+            Kind::Color => Operation::Saturation(factor()),
+            Kind::Contrast => Operation::Contrast(factor()),
+            Kind::Sharpness => Operation::Sharpness(factor()),
+            Kind::Posterize => {
+                let taken = magnitude as f32 / ((bins.max(2) - 1) as f32 / self.taken_bits);
+                let taken = (taken.round_ties_even() as u8).min(self.kept_bits);
+                Operation::Posterize(self.kept_bits - taken)
+            }
+            Kind::Solarize => Operation::Solarize(linspace(255.0, 0.0, bins, magnitude)),
+            Kind::AutoContrast => Operation::AutoContrast,
+            Kind::Equalize => Operation::Equalize,
+            Kind::Invert => Operation::Invert,
+        })
     }
 }
 
@@ -215,10 +319,10 @@ impl Transform for RandAugment {
         if phase == Phase::Valid {
             return Ok(());
         }
-        let space = Space::rand_augment(size, self.fill);
+        let space = Space::rand_augment(size, self.interpolation, self.fill);
         for _ in 0..self.operations {
-            let kind = random.below(KINDS);
-            let negative = Space::is_signed(kind) && random.chance(0.5);
+            let kind = Kind::draw(&Kind::WIDE, random);
+            let negative = kind.is_signed() && random.chance(0.5);
             operations.extend(space.operation(kind, self.magnitude, self.bins, negative, size));
         }
         Ok(())
@@ -241,10 +345,10 @@ impl Transform for TrivialAugmentWide {
         if phase == Phase::Valid {
             return Ok(());
         }
-        let space = Space::trivial_augment(self.fill);
-        let kind = random.below(KINDS);
+        let space = Space::trivial_augment(self.interpolation, self.fill);
+        let kind = Kind::draw(&Kind::WIDE, random);
         let magnitude = random.below(self.bins as u64) as usize;
-        let negative = Space::is_signed(kind) && random.chance(0.5);
+        let negative = kind.is_signed() && random.chance(0.5);
         operations.extend(space.operation(kind, magnitude, self.bins, negative, size));
         Ok(())
     }

@@ -176,7 +176,6 @@ impl Plan {
     }
 
     /// Makes the plan of some operations.
-    #[cfg(test)]
     pub(crate) fn of(size: Size, operations: Vec<Operation>) -> Result<Self> {
         let output = operations.iter().try_fold(size, |size, next| next.size_after(size))?;
         Ok(Self { input: size, output, operations })

@@ -3,7 +3,11 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Operation, PadMode, Plan, Renderer, affine};
+use super::augment::{Kind, Space};
+use super::{
+    AugMix, AutoAugment, AutoAugmentPolicy, Interpolation, Operation, PadMode, Plan, Renderer,
+    affine,
+};
 use crate::{CropBox, Filter, Image, ImageView, Region, Resizer, Size};
 
 #[derive(Deserialize)]
@@ -183,7 +187,7 @@ fn operations_are_pillows_to_the_bit() {
                     "Rotate" => affine::rotate(magnitude, centre),
                     other => panic!("{other}"),
                 };
-                Operation::Affine { matrix, fill: [0; 3] }
+                Operation::Affine { matrix, interpolation: Interpolation::Nearest, fill: [0; 3] }
             }
         };
         let found = applied(image.view(), vec![operation.clone()]);
@@ -198,8 +202,8 @@ fn strengths_are_torchvisions() {
     let tables = tables("augment.json");
     let size = Size::new(tables.width, tables.height);
     for (kinds, space, posterize) in [
-        (&tables.rand_augment, super::augment::Space::rand_augment(size, [0; 3]), 4),
-        (&tables.trivial_augment_wide, super::augment::Space::trivial_augment([0; 3]), 6),
+        (&tables.rand_augment, Space::rand_augment(size, Interpolation::Nearest, [0; 3]), 4),
+        (&tables.trivial_augment_wide, Space::trivial_augment(Interpolation::Nearest, [0; 3]), 6),
     ] {
         assert_eq!(kinds["Posterize"].last(), Some(&f64::from(8 - posterize)));
         (0..31).for_each(|bin| {
@@ -210,20 +214,163 @@ fn strengths_are_torchvisions() {
                 other => panic!("{other:?}"),
             };
             let centre = (f64::from(size.width) * 0.5, f64::from(size.height) * 0.5);
-            assert_eq!(matrix(1), affine::shear(strength("ShearX"), 0.0));
-            assert_eq!(matrix(2), affine::shear(0.0, strength("ShearY")));
+            assert_eq!(matrix(Kind::ShearX), affine::shear(strength("ShearX"), 0.0));
+            assert_eq!(matrix(Kind::ShearY), affine::shear(0.0, strength("ShearY")));
             let across = strength("TranslateX").trunc();
-            assert_eq!(matrix(3), affine::translate(across, 0.0, centre));
+            assert_eq!(matrix(Kind::TranslateX), affine::translate(across, 0.0, centre));
             let down = strength("TranslateY").trunc();
-            assert_eq!(matrix(4), affine::translate(0.0, down, centre));
-            assert_eq!(matrix(5), affine::rotate(strength("Rotate"), centre));
+            assert_eq!(matrix(Kind::TranslateY), affine::translate(0.0, down, centre));
+            assert_eq!(matrix(Kind::Rotate), affine::rotate(strength("Rotate"), centre));
             let factor = |name: &str| (1.0 + strength(name)) as f32;
-            assert_eq!(drawn(6), Some(Operation::Brightness(factor("Brightness"))));
-            assert_eq!(drawn(7), Some(Operation::Saturation(factor("Color"))));
-            assert_eq!(drawn(8), Some(Operation::Contrast(factor("Contrast"))));
-            assert_eq!(drawn(9), Some(Operation::Sharpness(factor("Sharpness"))));
-            assert_eq!(drawn(10), Some(Operation::Posterize(strength("Posterize") as u8)));
-            assert_eq!(drawn(11), Some(Operation::Solarize(strength("Solarize") as f32)));
+            assert_eq!(drawn(Kind::Brightness), Some(Operation::Brightness(factor("Brightness"))));
+            assert_eq!(drawn(Kind::Color), Some(Operation::Saturation(factor("Color"))));
+            assert_eq!(drawn(Kind::Contrast), Some(Operation::Contrast(factor("Contrast"))));
+            assert_eq!(drawn(Kind::Sharpness), Some(Operation::Sharpness(factor("Sharpness"))));
+            assert_eq!(
+                drawn(Kind::Posterize),
+                Some(Operation::Posterize(strength("Posterize") as u8))
+            );
+            assert_eq!(
+                drawn(Kind::Solarize),
+                Some(Operation::Solarize(strength("Solarize") as f32))
+            );
         });
     }
+}
+
+/// What `make_auto_augment.py` writes.
+#[derive(Deserialize)]
+struct Automatic {
+    width: u32,
+    height: u32,
+    fill: [u8; 3],
+    image: Vec<u8>,
+    auto_augment: std::collections::BTreeMap<String, Policy>,
+    /// The space, the operation, the place of its strength, whether it is negative, the filter, and
+    /// the checksum of the pixels.
+    interpolated: Vec<(String, String, usize, bool, String, u32)>,
+    aug_mix_space: std::collections::BTreeMap<String, (Value, bool)>,
+    aug_mix_few: Vec<String>,
+    aug_mix: Vec<Mixed>,
+}
+
+#[derive(Deserialize)]
+struct Policy {
+    policies: Vec<[(String, f64, Option<usize>); 2]>,
+    /// torchvision's signs, of which 0 is negative, and the checksum of the pixels.
+    outputs: Vec<([u8; 2], u32)>,
+}
+
+#[derive(Deserialize)]
+struct Mixed {
+    bilinear: bool,
+    all_ops: bool,
+    weights: [Vec<f32>; 2],
+    chains: Vec<Vec<(String, usize, bool)>>,
+    output: u32,
+}
+
+fn automatic() -> (Automatic, Image) {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/auto_augment.json");
+    let mut tables: Automatic =
+        serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let pixels = std::mem::take(&mut tables.image);
+    let image = Image::new(tables.width, tables.height, pixels).unwrap();
+    (tables, image)
+}
+
+fn kind(name: &str) -> Kind {
+    let mut known = Kind::WIDE.into_iter().chain([Kind::Invert]);
+    known.find(|kind| format!("{kind:?}") == name).unwrap()
+}
+
+fn checksum(image: &Image) -> u32 {
+    crc32fast::hash(image.pixels())
+}
+
+#[test]
+fn auto_augment_is_torchvisions_to_the_bit() {
+    let (tables, image) = automatic();
+    for (name, expected) in &tables.auto_augment {
+        let policy: AutoAugmentPolicy = serde_json::from_value(name.as_str().into()).unwrap();
+        let augment = AutoAugment::new(policy);
+        assert_eq!(policy.pairs().len(), expected.policies.len());
+        for (index, (pair, theirs)) in policy.pairs().iter().zip(&expected.policies).enumerate() {
+            for (ours, (name, probability, magnitude)) in pair.iter().zip(theirs) {
+                let theirs = (kind(name), *probability, magnitude.unwrap_or(0));
+                assert_eq!(*ours, theirs, "{policy:?}: pair {index}");
+            }
+            for (signs, output) in &expected.outputs[2 * index..2 * index + 2] {
+                let operations = pair.iter().zip(signs).filter_map(|(drawn, sign)| {
+                    let negative = drawn.0.is_signed() && *sign == 0;
+                    augment.operation(drawn.0, drawn.2, negative, image.size())
+                });
+                let found = applied(image.view(), operations.collect());
+                assert_eq!(checksum(&found), *output, "{policy:?}: pair {index}, {signs:?}");
+            }
+        }
+    }
+    assert_eq!(tables.auto_augment.len(), 3);
+}
+
+#[test]
+fn affine_maps_between_pixels_are_pillows_to_the_bit() {
+    let (tables, image) = automatic();
+    for (space, name, place, negative, filter, output) in &tables.interpolated {
+        let interpolation = match filter.as_str() {
+            "bilinear" => Interpolation::Bilinear,
+            "bicubic" => Interpolation::Bicubic,
+            other => panic!("{other}"),
+        };
+        let drawn = match space.as_str() {
+            "rand_augment" => Space::rand_augment(image.size(), interpolation, tables.fill),
+            _ => Space::trivial_augment(interpolation, tables.fill),
+        };
+        let operation = drawn.operation(kind(name), *place, 31, *negative, image.size()).unwrap();
+        let found = applied(image.view(), vec![operation.clone()]);
+        assert_eq!(checksum(&found), *output, "{space}: {operation:?}");
+    }
+    assert_eq!(tables.interpolated.len(), 120);
+}
+
+#[test]
+fn aug_mix_is_torchvisions_on_pillows_pixels() {
+    let (tables, image) = automatic();
+    let names = |transform: AugMix| -> Vec<String> {
+        transform.kinds().iter().map(|kind| format!("{kind:?}")).collect()
+    };
+    let few = names(AugMix::default().all_operations(false));
+    assert_eq!(few, tables.aug_mix_few);
+    let all = names(AugMix::default());
+    assert_eq!((all.len(), all[..few.len()].to_vec()), (tables.aug_mix_space.len(), few));
+    for (name, (strengths, signed)) in &tables.aug_mix_space {
+        assert!(all.contains(name), "{name}");
+        assert_eq!(kind(name).is_signed(), *signed, "{name}");
+        if *name != "Posterize" {
+            continue;
+        }
+        for (place, bits) in strengths.as_array().unwrap().iter().enumerate() {
+            let drawn = AugMix::default().operation(Kind::Posterize, place, false, image.size());
+            assert_eq!(drawn, Some(Operation::Posterize(bits.as_u64().unwrap() as u8)));
+        }
+    }
+    for (index, mixed) in tables.aug_mix.iter().enumerate() {
+        let interpolation =
+            if mixed.bilinear { Interpolation::Bilinear } else { Interpolation::Nearest };
+        let transform = AugMix::default()
+            .fill(tables.fill)
+            .interpolation(interpolation)
+            .all_operations(mixed.all_ops);
+        let chains = mixed.weights[1].iter().zip(&mixed.chains).map(|(weight, chain)| {
+            let operations = chain.iter().map(|(name, place, negative)| {
+                assert!(transform.kinds().contains(&kind(name)), "{name}");
+                transform.operation(kind(name), *place, *negative, image.size()).unwrap()
+            });
+            (weight * mixed.weights[0][1], operations.collect())
+        });
+        let mix = Operation::Mix { weight: mixed.weights[0][0], chains: chains.collect() };
+        let found = applied(image.view(), vec![mix]);
+        assert_eq!(checksum(&found), mixed.output, "number {index}");
+    }
+    assert_eq!(tables.aug_mix.len(), 4);
 }

@@ -4,9 +4,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::image::{Image, Region, Size};
+use crate::image::{Image, ImageView, NoMemory, Region, Size};
 use crate::resize::Filter;
-use crate::transforms::{affine, pixels};
+use crate::transforms::{Plan, Renderer, affine, pixels};
 use crate::{ImageError, Result};
 
 /// What pixels that are added beside an image hold.
@@ -26,6 +26,18 @@ pub enum PadMode {
 impl PadMode {
     /// Black pixels.
     pub const ZEROS: Self = Self::Constant([0; 3]);
+}
+
+/// How an affine map finds a value between pixels: Pillow's filters of `Image.transform`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Interpolation {
+    /// The nearest pixel.
+    #[default]
+    Nearest,
+    /// Between 2 x 2 pixels.
+    Bilinear,
+    /// Between 4 x 4 pixels.
+    Bicubic,
 }
 
 /// One step of what is done to an image, with all that was drawn for it.
@@ -70,12 +82,14 @@ pub enum Operation {
     FlipHorizontal,
     /// Mirrors top and bottom.
     FlipVertical,
-    /// Takes each pixel from where an affine map leads, the nearest one there:
-    /// Pillow's `Image.transform(AFFINE, NEAREST)`. The centre of pixel `(x, y)` is
-    /// `(x + 0.5, y + 0.5)` and comes from `(a x + b y + c, d x + e y + f)`.
+    /// Takes each pixel from where an affine map leads: Pillow's `Image.transform(AFFINE)`. The
+    /// centre of pixel `(x, y)` is `(x + 0.5, y + 0.5)` and comes from
+    /// `(a x + b y + c, d x + e y + f)`.
     Affine {
         /// `[a, b, c, d, e, f]`.
         matrix: [f64; 6],
+        /// What lies between pixels.
+        interpolation: Interpolation,
         /// What comes from outside of the image.
         fill: [u8; 3],
     },
@@ -99,6 +113,14 @@ pub enum Operation {
     Equalize,
     /// Inverts all values: Pillow's `ImageOps.invert`.
     Invert,
+    /// Adds up the image and what chains of operations make of it, each times its weight, in `f32`,
+    /// and cuts off fractions: the mixture of AugMix. A chain must keep the size.
+    Mix {
+        /// The weight of the image itself.
+        weight: f32,
+        /// The weight of each chain's result, and its operations.
+        chains: Vec<(f32, Vec<Self>)>,
+    },
 }
 
 impl Operation {
@@ -114,6 +136,11 @@ impl Operation {
                 | Self::FlipVertical
                 | Self::Affine { .. }
         )
+    }
+
+    /// Whether the mirror image of its result is not what it makes of the mirror image.
+    pub(super) fn depends_on_orientation(&self) -> bool {
+        self.is_geometric() || matches!(self, Self::Mix { .. })
     }
 
     /// Returns where a point of an image of `size` is afterwards, in pixels from its upper left corner. A map that
@@ -147,7 +174,12 @@ impl Operation {
     /// When an image of that size does not allow the operation, or it would become larger than any
     /// image that is decoded.
     pub fn size_after(&self, size: Size) -> Result<Size> {
+        let keeps_size = |(_, chain): &(f32, Vec<Self>)| {
+            let after = chain.iter().try_fold(size, |size, next| next.size_after(size));
+            after.is_ok_and(|after| after == size)
+        };
         let after = match *self {
+            Self::Mix { ref chains, .. } if !chains.iter().all(keeps_size) => Size::new(0, 0),
             Self::Crop(region) if region.lies_in(size) => region.size(),
             Self::Pad { left, top, right, bottom, .. } => {
                 let length = |before: u32, length: u32, after: u32| {
@@ -173,7 +205,9 @@ impl Operation {
         let fill = [outside; 3];
         match *self {
             Self::Resize { size, .. } => Some(Self::Resize { size, filter: Filter::Nearest }),
-            Self::Affine { matrix, .. } => Some(Self::Affine { matrix, fill }),
+            Self::Affine { matrix, .. } => {
+                Some(Self::Affine { matrix, interpolation: Interpolation::Nearest, fill })
+            }
             Self::Pad { left, top, right, bottom, mode: PadMode::Constant(_) } => {
                 Some(Self::Pad { left, top, right, bottom, mode: PadMode::Constant(fill) })
             }
@@ -191,8 +225,13 @@ impl Operation {
                 pixels::pad(image.view(), [left, top, right, bottom], mode, spare.reset(size)?);
                 std::mem::swap(image, spare);
             }
-            Self::Affine { matrix, fill } => {
-                affine::nearest(image.view(), &matrix, fill, spare.reset(image.size())?);
+            Self::Affine { matrix, interpolation, fill } => {
+                let out = spare.reset(image.size())?;
+                affine::transform(image.view(), &matrix, interpolation, fill, out);
+                std::mem::swap(image, spare);
+            }
+            Self::Mix { weight, ref chains } => {
+                mix(image.view(), weight, chains, spare)?;
                 std::mem::swap(image, spare);
             }
             Self::Sharpness(factor) => {
@@ -212,6 +251,32 @@ impl Operation {
         }
         Ok(())
     }
+}
+
+/// Makes `out` the mixture of an image and of the results of chains.
+fn mix(
+    image: ImageView<'_>,
+    weight: f32,
+    chains: &[(f32, Vec<Operation>)],
+    out: &mut Image,
+) -> Result<()> {
+    let size = image.size();
+    let mut sums = Vec::new();
+    sums.try_reserve_exact(image.pixels().len()).map_err(|_| NoMemory(size))?;
+    sums.extend(image.pixels().iter().map(|value| weight * f32::from(*value)));
+    let mut renderer = Renderer::new();
+    for (weight, chain) in chains {
+        renderer.render(image, &Plan::of(size, chain.clone())?)?;
+        renderer.swap_image(out);
+        for (sum, value) in sums.iter_mut().zip(out.pixels()) {
+            *sum += weight * f32::from(*value);
+        }
+    }
+    for (value, sum) in out.reset(size)?.iter_mut().zip(sums) {
+        // A cast cuts off the fraction.
+        *value = sum as u8;
+    }
+    Ok(())
 }
 
 /// Pixels of the largest image that a step may make: 400 MB. A header can promise a side of 65,535
@@ -248,6 +313,7 @@ impl fmt::Display for Operation {
                 write!(f, "padding by {left}, {top}, {right} and {bottom}")
             }
             Self::Resize { size, .. } => write!(f, "a resize to {size}"),
+            Self::Mix { chains, .. } => write!(f, "a mixture of {} chains", chains.len()),
             other => write!(f, "{other:?}"),
         }
     }

@@ -149,7 +149,7 @@ impl Renderer {
                 rest = others;
                 continue;
             }
-            if operation.is_geometric() {
+            if operation.depends_on_orientation() {
                 mem::take(&mut self.flips).apply(&mut self.image);
             }
             operation.apply(&mut self.image, &mut self.spare)?;
@@ -358,7 +358,7 @@ fn outline(place: CropBox, size: Size) -> Region {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transforms::PadMode;
+    use crate::transforms::{Interpolation, PadMode};
 
     /// Columns and rows that are all different, with waves that a resize leaves something of.
     fn picture(width: u32, height: u32) -> Image {
@@ -434,7 +434,15 @@ mod tests {
     fn lists() -> Vec<Vec<Operation>> {
         use Operation::{Affine, Contrast, FlipHorizontal, FlipVertical, Pad};
 
-        let shift = Affine { matrix: [1.0, 0.0, -3.0, 0.0, 1.0, 5.0], fill: [9; 3] };
+        let shift = Affine {
+            matrix: [1.0, 0.0, -3.0, 0.0, 1.0, 5.0],
+            interpolation: Interpolation::Nearest,
+            fill: [9; 3],
+        };
+        let mix = Operation::Mix {
+            weight: 0.5,
+            chains: vec![(0.25, vec![shift.clone(), FlipVertical]), (0.25, vec![Contrast(1.5)])],
+        };
         let pad = Pad { left: 3, top: 0, right: 1, bottom: 2, mode: PadMode::Reflect };
         vec![
             vec![],
@@ -445,6 +453,7 @@ mod tests {
             vec![FlipHorizontal, shift, FlipVertical, crop(4, 4, 20, 20)],
             vec![crop(0, 1, 33, 29), FlipHorizontal, pad, resize(15, 15), Contrast(1.5)],
             vec![crop(9, 2, 24, 24), resize(24, 24), FlipHorizontal, FlipHorizontal],
+            vec![FlipHorizontal, mix, crop(4, 4, 20, 20)],
         ]
     }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use brigade_vision::Size;
-use brigade_vision::augment::{Augment, Geometric, Lighting, Padding, RandomErasing};
+use brigade_vision::augment::{Augment, Geometric, Hue, Lighting, Padding, RandomErasing};
 use brigade_vision::transforms as images;
 use tch::Tensor;
 
@@ -170,17 +170,31 @@ impl AugTransforms {
     }
 }
 
-/// Erases rectangles of the batch's images in training, with probability `p`: torchvision's and fastai's
-/// `RandomErasing`, after normalisation.
+/// Erases a rectangle of the batch's images in training, each with probability `p`, by noise of mean 0 and deviation 1
+/// after normalisation: fastai's `RandomErasing`. `RandomErasing::default()` has torchvision's options.
 #[must_use]
 pub fn random_erasing(p: f64) -> RandomErasing {
-    RandomErasing { p, ..RandomErasing::default() }
+    RandomErasing { p, ..RandomErasing::fastai() }
+}
+
+/// Changes the saturation of the batch's images in training by up to `max`, 0.2 in fastai, with a probability of 0.75:
+/// fastai's `Saturation`. [`Lighting`] has the probability as an option.
+#[must_use]
+pub fn saturation(max: f64) -> Lighting {
+    Lighting::Saturation { max, p: 0.75 }
+}
+
+/// Turns the hue of the batch's images in training by up to `max`, 0.1 in fastai, with a probability of 0.75: fastai's
+/// `Hue`.
+#[must_use]
+pub fn hue(max: f64) -> Hue {
+    Hue { max, ..Hue::default() }
 }
 
 type Function = dyn Fn(&Tensor) -> Result<Tensor> + Send + Sync;
 
-/// One transform of batches: [`Normalize`], [`AugTransforms`], an [`Augment`] of one's own, a
-/// [`RandomErasing`], a [function](Self::function).
+/// One transform of batches: [`Normalize`], [`AugTransforms`], an [`Augment`] of one's own, a [`Lighting`] or
+/// [`Hue`], a [`RandomErasing`], a [function](Self::function).
 #[derive(Clone)]
 pub struct BatchTransform(Kind);
 
@@ -189,6 +203,8 @@ enum Kind {
     Normalize(Normalize),
     AugTransforms(AugTransforms),
     Augment(Augment),
+    Lighting(Lighting),
+    Hue(Hue),
     Erasing(RandomErasing),
     Function(Arc<Function>),
 }
@@ -207,6 +223,8 @@ impl fmt::Debug for BatchTransform {
             Kind::Normalize(part) => part.fmt(f),
             Kind::AugTransforms(part) => part.fmt(f),
             Kind::Augment(part) => part.fmt(f),
+            Kind::Lighting(part) => part.fmt(f),
+            Kind::Hue(part) => part.fmt(f),
             Kind::Erasing(part) => part.fmt(f),
             Kind::Function(_) => f.write_str("a function"),
         }
@@ -229,6 +247,8 @@ parts! {
     Normalize => Normalize;
     AugTransforms => AugTransforms;
     Augment => Augment;
+    Lighting => Lighting;
+    Hue => Hue;
     RandomErasing => Erasing;
 }
 
@@ -240,7 +260,7 @@ impl Part for BatchTransform {
     }
 }
 
-/// Transforms of batches, joined: one resampling, then lighting, normalisation, erasing, as fastai orders them,
+/// Transforms of batches, joined: one resampling, then lighting, hue, normalisation, erasing, as fastai orders them,
 /// then functions.
 #[derive(Clone, Default)]
 pub(super) struct BatchPipeline {
@@ -269,6 +289,8 @@ impl BatchPipeline {
         for transform in transforms {
             match &transform.0 {
                 Kind::AugTransforms(part) => augment = part.add_to(augment)?,
+                Kind::Lighting(part) => augment = augment.lighting(*part),
+                Kind::Hue(part) => augment = augment.hue(*part),
                 Kind::Erasing(part) => augment = augment.erasing(*part),
                 Kind::Normalize(Normalize(Some(statistics))) => {
                     (augment, by_batch) = (augment.normalize(*statistics), false);

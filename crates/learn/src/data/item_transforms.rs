@@ -6,8 +6,8 @@ use std::sync::Arc;
 use brigade_vision::Size;
 use brigade_vision::transforms as images;
 use brigade_vision::transforms::{
-    CenterCrop, ColorJitter, Compose, PadMode, RandAugment, RandomCrop, RandomHorizontalFlip,
-    RandomVerticalFlip, Transform, TrivialAugmentWide,
+    AugMix, AutoAugment, CenterCrop, ColorJitter, Compose, PadMode, RandAugment, RandomCrop,
+    RandomHorizontalFlip, RandomVerticalFlip, Transform, TrivialAugmentWide,
 };
 use serde::{Deserialize, Serialize};
 
@@ -220,6 +220,8 @@ known! {
     RandomResizedCrop(images::RandomResizedCrop) = 1;
     Resize(images::Resize) = 1;
     ColorJitter(ColorJitter) = 2;
+    AugMix(AugMix) = 2;
+    AutoAugment(AutoAugment) = 2;
     RandAugment(RandAugment) = 2;
     TrivialAugmentWide(TrivialAugmentWide) = 2;
 }

@@ -102,7 +102,7 @@ macro_rules! block_methods {
         }
 
         /// Sets what is done to each batch on its device: a transform, or a tuple or vector of them. They run in
-        /// fastai's order: maps of the plane, lighting, normalisation, erasing.
+        /// fastai's order: maps of the plane, lighting, hue, normalisation, erasing.
         #[must_use]
         pub fn batch_transforms(mut $self, transforms: impl Parts<BatchTransform>) -> Self {
             $block.options.batch_transforms = transforms.parts();

@@ -22,7 +22,7 @@ use brigade_nn::{
     BatchNorm1d, BatchNorm2d, Conv2d, Conv2dOptions, Flatten, Linear, LinearOptions, ParamPath,
     Relu, Sequential,
 };
-use brigade_optim::{Adam, AdamW, Lamb, Lars, RAdam, RmsProp, Sgd};
+use brigade_optim::{Adam, AdamW, Lamb, Lars, QHAdam, RAdam, RmsProp, Sgd};
 use brigade_schedule::Annealing;
 use brigade_train::Accelerator;
 use serde_json::Value;
@@ -266,6 +266,7 @@ fn with_optimizer(learner: Learner, value: &Value) -> Learner {
             learner.optimizer(rms.decoupled_weight_decay(true))
         }
         "RAdam" => learner.optimizer(RAdam::fastai()),
+        "QHAdam" => learner.optimizer(QHAdam::default()),
         "Lamb" => learner.optimizer(Lamb::default()),
         "Larc" => learner.optimizer(Lars::larc(lr)),
         "ranger" => learner.optimizer(RAdam::ranger()),

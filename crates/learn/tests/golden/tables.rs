@@ -6,7 +6,8 @@ use brigade_learn::Error;
 use brigade_learn::callback::{Callback, Phases};
 use brigade_learn::callbacks::{
     ActivationStats, CsvLog, CutMix, EarlyStopping, GradientAccumulation, GradientClip, MixUp,
-    NormFreeze, ParamScheduler, Progress, ReduceLrOnPlateau, SaveModel, ShortEpoch, TerminateOnNan,
+    NormFreeze, ParamScheduler, Progress, ReduceLrOnPlateau, SaveModel, ShortEpoch, ShowGraph,
+    TerminateOnNan,
 };
 use brigade_learn::{Hyper, Learner, Suggestion};
 use brigade_schedule::Annealing;
@@ -35,6 +36,7 @@ fn callbacks_have_fastais_places() {
         ("CSVLogger", Box::new(CsvLog::new("history.csv"))),
         ("ParamScheduler", Box::new(ParamScheduler::new(Hyper::Lr, Annealing::Constant(1.0)))),
         ("ProgressCallback", Box::new(Progress::new())),
+        ("ShowGraphCallback", Box::new(ShowGraph::new())),
         ("SaveModelCallback", Box::new(SaveModel::new("model.pth"))),
         ("ReduceLROnPlateau", Box::new(ReduceLrOnPlateau::new(1))),
         ("EarlyStoppingCallback", Box::new(EarlyStopping::new(1))),

@@ -1,10 +1,12 @@
 //! Pictures as data, predictions of photographs, and what a model gets wrong.
 
+use std::cell::RefCell;
 use std::fs;
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::Arc;
 
-use brigade_learn::callbacks::ActivationStats;
+use brigade_learn::callbacks::{ActivationStats, ShowGraph};
 use brigade_learn::data::{
     DataBlock, Flip, Normalize, Resize, categories, grandparent, images, masks, parent_name,
 };
@@ -73,6 +75,45 @@ fn captions(gallery: &Gallery) -> Vec<Vec<(&str, bool)>> {
         picture.captions.iter().map(|caption| (caption.text.as_str(), caption.wrong)).collect()
     });
     lines.collect()
+}
+
+#[test]
+fn the_graph_of_losses_is_drawn_after_each_epoch() {
+    let folder = photos();
+    let mut learner = learner(&alone(), folder.path());
+    let charts = Rc::new(RefCell::new(Vec::new()));
+    let kept = Rc::clone(&charts);
+    let show = ShowGraph::with(move |chart| {
+        kept.borrow_mut().push(chart.clone());
+        Ok(())
+    });
+    let (text, png) = (folder.path().join("graphs/loss.txt"), folder.path().join("loss.png"));
+    let callbacks = (show, ShowGraph::file(&text), ShowGraph::file(&png), ShowGraph::new());
+    learner.fit(3, 1e-3, callbacks).unwrap();
+    // A pass that is no fit draws nothing.
+    learner.validate().unwrap();
+    let charts = charts.borrow();
+    assert_eq!(charts.len(), 3);
+    let recorder = learner.recorder();
+    let per_epoch = recorder.iters()[0];
+    for (epoch, chart) in charts.iter().enumerate() {
+        assert_eq!(chart.x.range, Some((0.0, 3.0 * per_epoch as f64)));
+        let lengths: Vec<usize> = chart.series.iter().map(|series| series.points.len()).collect();
+        assert_eq!(lengths, [(epoch + 1) * per_epoch, epoch + 1]);
+    }
+    let last = charts.last().unwrap();
+    let losses = recorder
+        .smooth_losses()
+        .iter()
+        .copied()
+        .chain(recorder.column("valid_loss").into_iter().flatten());
+    assert_eq!(last.y.range, Some((0.0, losses.fold(0.0, f64::max))));
+    assert_eq!(fs::read_to_string(text).unwrap(), last.to_text(100, 30));
+    assert_eq!(fs::read(png).unwrap(), last.to_png().unwrap());
+
+    let error = learner.fit(1, 1e-3, ShowGraph::file("loss.doc")).unwrap_err().to_string();
+    assert!(error.contains("loss.doc"), "{error}");
+    assert!(learner.recorder().losses().is_empty(), "a batch was trained before");
 }
 
 #[test]

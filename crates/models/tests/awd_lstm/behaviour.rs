@@ -4,7 +4,7 @@ use brigade_gpukit::{numeric_device, on_device};
 use brigade_models::{
     AwdLstm, AwdLstmDropout, AwdLstmOptions, LanguageModel, LanguageModelOptions,
 };
-use brigade_nn::{Kind, LstmState, Tensor};
+use brigade_nn::{Device, Kind, LstmState, Model, Tensor};
 use brigade_torch::Autocast;
 
 use super::{build, doc, small, small_language_model};
@@ -178,4 +178,13 @@ fn a_word_outside_of_the_vocabulary_is_named_with_its_layer() {
         error.starts_with("0.encoder cannot take an input of [1, 1]: index out of range"),
         "{error}"
     );
+}
+
+#[test]
+fn words_beyond_the_vocabulary_are_named() {
+    // On a GPU they would end the tests.
+    let model = Model::builder().device(Device::Cpu).build(|path| AwdLstm::new(path, 26, &small()));
+    let ids = Tensor::from_slice(&[7i64, 8, 9, 25, 3, 26]).view([2, 3]);
+    let error = model.unwrap().forward(&ids).unwrap_err().to_string();
+    assert!(error.starts_with("encoder: id 26 at [1, 2] is beyond its table"), "{error}");
 }

@@ -6,7 +6,7 @@ use brigade_models::{
     Gpt2LmHead, Gpt2Options, IGNORED_LABEL, LlamaForCausalLm, LlamaOptions, ProblemType, TokenLoss,
     Tokens, TransformerOptions, causal_lm_loss, no_decay_parameters, sequence_loss, token_loss,
 };
-use brigade_nn::{Kind, Model, Tensor};
+use brigade_nn::{Device, Kind, Model, Module, Tensor};
 use brigade_torch::Autocast;
 use serde_json::Value;
 
@@ -319,4 +319,48 @@ fn inputs_that_do_not_fit_are_named() {
     gpt2.forward((&inputs.ids, &mask)).unwrap().narrow(0, 0, 2).sum(Kind::Float).backward();
     let gradient = gpt2.parameters()[0].tensor.grad();
     assert_eq!(gradient.isfinite().all().int64_value(&[]), 1);
+}
+
+#[test]
+fn tokens_beyond_the_vocabulary_are_named() {
+    // On a GPU they would end the tests.
+    fn refused<M>(model: &Model<M>, layer: &str)
+    where
+        M: for<'t> Module<Tokens<'t>, Output = Tensor>,
+    {
+        let ids = Tensor::from_slice(&[7i64, 8, 9, 49, 50, 3]).view([2, 3]);
+        let error = model.forward(Tokens::from(&ids)).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            format!(
+                "{layer}: id 50 at [1, 1] is beyond its table, which has the ids 0 to 49 (of tokens, vocab_size is \
+                 50); take the tokenizer that belongs to the model, or a model of a larger vocabulary"
+            )
+        );
+    }
+
+    let cpu = || Model::builder().device(Device::Cpu);
+    let options =
+        Gpt2Options { vocab_size: 50, n_embd: 32, n_head: 4, n_layer: 1, ..Default::default() };
+    let gpt2 = cpu().build(|path| Gpt2LmHead::new(path, &options)).unwrap();
+    refused(&gpt2, "transformer.wte");
+    let options = BertOptions {
+        vocab_size: 50,
+        hidden_size: 32,
+        num_attention_heads: 4,
+        num_hidden_layers: 1,
+        ..Default::default()
+    };
+    let bert = cpu().build(|path| BertForMaskedLm::new(path, &options)).unwrap();
+    refused(&bert, "bert.embeddings.word_embeddings");
+    let options = LlamaOptions {
+        vocab_size: 50,
+        hidden_size: 32,
+        intermediate_size: 64,
+        num_hidden_layers: 1,
+        num_attention_heads: 4,
+        ..Default::default()
+    };
+    let llama = cpu().build(|path| LlamaForCausalLm::new(path, &options)).unwrap();
+    refused(&llama, "model.embed_tokens");
 }

@@ -2,12 +2,16 @@
 
 use std::borrow::Borrow;
 
-use tch::Tensor;
+use tch::{Device, Kind, TchError, Tensor};
 
 use crate::layer_context::LayerContext;
-use crate::{Init, Module, ParamPath, Result};
+use crate::{Error, Init, Module, ParamPath, Result};
 
 /// Row `i` of a table for every index `i`: from integers `[…]` to `[…, width]`.
+///
+/// An index that has no row is [`Error::OutsideTable`] on the CPU, where libtorch looks at each one anyway. On a GPU its
+/// kernel stops the device ("device-side assert triggered"): a check here would have the host wait in every step. Ids
+/// are checked where the host makes them.
 ///
 /// Parameter: `weight` `[rows, width]`, normal with mean 0 and deviation 1
 /// ([torch.nn.Embedding](https://docs.pytorch.org/docs/stable/generated/torch.nn.Embedding.html)).
@@ -73,7 +77,32 @@ impl Module<&Tensor> for Embedding {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let padding = self.padding.unwrap_or(NO_PADDING);
         let output = Tensor::f_embedding(&self.weight, input, padding, false, false);
+        if output.is_err()
+            && let Ok(Some(error)) = self.outside(input)
+        {
+            return Err(error);
+        }
         self.context.finish(output, input)
+    }
+}
+
+impl Embedding {
+    /// The error for the first index that has no row, after libtorch has refused them. A GPU that has stopped cannot
+    /// be asked.
+    fn outside(&self, input: &Tensor) -> Result<Option<Error>, TchError> {
+        let rows = self.weight.size().first().copied().unwrap_or_default();
+        let is_whole = matches!(input.f_kind()?, Kind::Int64 | Kind::Int);
+        if input.device() != Device::Cpu || !is_whole {
+            return Ok(None);
+        }
+        let outside = input.f_lt(0)?.f_logical_or(&input.f_ge(rows)?)?.f_nonzero()?;
+        if outside.size().first() == Some(&0) {
+            return Ok(None);
+        }
+        let position = Vec::<i64>::try_from(&outside.f_get(0)?)?;
+        let id = input.f_int64_value(&position)?;
+        let layer = self.context.shown_name();
+        Ok(Some(Error::OutsideTable { layer, id, position, rows }))
     }
 }
 

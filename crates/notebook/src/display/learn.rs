@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use brigade_learn::callbacks::ShowGraph;
 use brigade_learn::interpretation::ClassInterpretation;
 use brigade_learn::{EpochRow, Learner, LrFinding, Recorder, Suggestion};
 
@@ -43,6 +44,20 @@ fn time(time: Duration) -> String {
     let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
     let rest = format!("{minutes:02}:{:02}", seconds % 60);
     if hours > 0 { format!("{hours}:{rest}") } else { rest }
+}
+
+/// Makes a callback that shows the losses in the cell after each epoch: fastai's `ShowGraphCallback`.
+///
+/// ```
+/// let callback = brigade_notebook::display::show_graph();
+/// # let _ = callback;
+/// ```
+#[must_use]
+pub fn show_graph() -> ShowGraph {
+    ShowGraph::with(|chart| {
+        chart.evcxr_display();
+        Ok(())
+    })
 }
 
 /// Shows the losses by the learning rate, with all suggestions that the curve allows.

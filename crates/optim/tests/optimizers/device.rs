@@ -5,7 +5,7 @@ use brigade_gpukit::numeric_device;
 use brigade_nn::Model;
 use brigade_optim::{
     Adafactor, Adagrad, Adam, AdamW, DeviceScalars, Error, Group, Lamb, Lars, Lookahead, Muon,
-    Optimizer, RAdam, Result, RmsProp, Rule, Sgd, Step,
+    Optimizer, QHAdam, RAdam, Result, RmsProp, Rule, Sgd, Step,
 };
 use brigade_torch::{ProfiledEvent, ProfilerOptions, Recording, set_gradient};
 use tch::{Device, Kind, Tensor};
@@ -35,7 +35,7 @@ const FUSED: [(&str, Build); 8] = [
     }),
 ];
 
-const OPERATIONS: [(&str, Build); 16] = [
+const OPERATIONS: [(&str, Build); 18] = [
     ("SGD with dampening", |model| {
         let sgd = Sgd::new(0.125).momentum(0.9).dampening(0.25);
         sgd.weight_decay(0.01).maximize(true).build(model)
@@ -57,6 +57,11 @@ const OPERATIONS: [(&str, Build); 16] = [
     ("Ranger", |model| {
         let lookahead = Lookahead::default().every(2).alpha(0.75);
         RAdam::ranger().lookahead(lookahead).build(model)
+    }),
+    ("QHAdam", |model| QHAdam::default().weight_decay(0.1).build(model)),
+    ("QHAdam upwards", |model| {
+        let qhadam = QHAdam::default().betas(0.9, 0.9).nus(0.4, 0.6).weight_decay(0.1);
+        qhadam.decoupled_weight_decay(false).maximize(true).build(model)
     }),
     ("LAMB", |model| Lamb::default().weight_decay(0.1).build(model)),
     ("LAMB upwards", |model| {

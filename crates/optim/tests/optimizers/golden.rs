@@ -3,7 +3,7 @@
 use brigade_nn::Model;
 use brigade_optim::{
     Adafactor, Adagrad, Adam, AdamW, Group, Lamb, Lars, Lookahead, Muon, MuonRate, Optimizer,
-    RAdam, Result, RmsProp, Sgd,
+    QHAdam, RAdam, Result, RmsProp, Sgd,
 };
 use serde_json::Value;
 
@@ -15,7 +15,11 @@ use crate::filled::{
 };
 
 fn follows(case: &str, build: impl Fn(&Model<Filled>) -> Result<Optimizer>) {
-    let golden: Value = serde_json::from_str(include_str!("../golden/optimizers.json")).unwrap();
+    follows_in(include_str!("../golden/optimizers.json"), case, build);
+}
+
+fn follows_in(file: &str, case: &str, build: impl Fn(&Model<Filled>) -> Result<Optimizer>) {
+    let golden: Value = serde_json::from_str(file).unwrap();
     let case = &golden["cases"][case];
     let model = model();
     let mut optimizer = build(&model).unwrap();
@@ -119,6 +123,31 @@ fn radam() {
 #[test]
 fn ranger() {
     follows("fastai_ranger", |model| RAdam::ranger().lr(0.01).build(model));
+}
+
+#[test]
+fn qhadam() {
+    let follows = |case, build: fn(&Model<Filled>) -> Result<Optimizer>| {
+        follows_in(include_str!("../golden/fastai_optimizers.json"), case, build);
+    };
+    follows("qhadam", |model| QHAdam::default().lr(0.01).build(model));
+    follows("qhadam_options", |model| {
+        let qhadam = QHAdam::default().lr(0.02).betas(0.9, 0.99).nus(0.4, 0.6).eps(1e-5);
+        qhadam.weight_decay(0.1).build(model)
+    });
+    follows("qhadam_l2", |model| {
+        let qhadam = QHAdam::default().lr(0.01).weight_decay(0.1);
+        qhadam.decoupled_weight_decay(false).build(model)
+    });
+}
+
+#[test]
+fn qhadam_without_the_gradients_own_share_is_adam() {
+    let (ours, adam) = (model(), model());
+    let qhadam = QHAdam::default().lr(0.01).betas(0.9, 0.999).nus(1.0, 1.0);
+    take(&ours, &mut qhadam.build(&ours).unwrap(), 0..6);
+    take(&adam, &mut Adam::default().lr(0.01).build(&adam).unwrap(), 0..6);
+    assert_all_close(&values(&ours), &values(&adam), 2e-6, 2e-7);
 }
 
 #[test]

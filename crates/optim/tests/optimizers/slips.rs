@@ -1,7 +1,7 @@
 //! What is refused, and parameters without gradients.
 
 use brigade_nn::{Model, ParamPath};
-use brigade_optim::{Adafactor, Adam, Group, Lars, Lookahead, Muon, RAdam, RmsProp, Sgd};
+use brigade_optim::{Adafactor, Adam, Group, Lars, Lookahead, Muon, QHAdam, RAdam, RmsProp, Sgd};
 
 use tch::Kind;
 
@@ -19,6 +19,7 @@ fn numbers_out_of_range_are_named() {
         (Adam::default().betas(f64::NAN, 0.9).build(&model), "the first beta is NaN"),
         (Adam::default().weight_decay(-1.0).build(&model), "the weight decay is -1"),
         (RmsProp::default().alpha(1.5).build(&model), "alpha is 1.5"),
+        (QHAdam::default().nus(0.5, 1.5).build(&model), "the second nu is 1.5"),
         (RAdam::default().eps(-1.0).build(&model), "eps is -1"),
         (Lars::new(0.1).trust(f64::INFINITY).build(&model), "the trust is inf"),
         (Adafactor::default().threshold(0.5).build(&model), "the threshold is 0.5"),

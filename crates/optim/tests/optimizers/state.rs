@@ -2,8 +2,8 @@
 
 use brigade_nn::Model;
 use brigade_optim::{
-    Adafactor, Adagrad, Adam, AdamW, Error, Group, Lamb, Lars, Lookahead, Muon, Optimizer, RAdam,
-    Result, RmsProp, Sgd, StateMismatch,
+    Adafactor, Adagrad, Adam, AdamW, Error, Group, Lamb, Lars, Lookahead, Muon, Optimizer, QHAdam,
+    RAdam, Result, RmsProp, Sgd, StateMismatch,
 };
 
 use tch::{Kind, Tensor};
@@ -13,7 +13,7 @@ use crate::filled::{Filled, MATRICES, SHAPES, model, model_of, take, values};
 type Build = fn(&Model<Filled>) -> Result<Optimizer>;
 
 /// Every kind of state.
-const KINDS: [(&str, Build); 14] = [
+const KINDS: [(&str, Build); 15] = [
     ("sgd", |m| Sgd::new(0.1).build(m)),
     ("sgd with momentum", |m| Sgd::new(0.1).momentum(0.9).build(m)),
     ("adam", |m| Adam::default().build(m)),
@@ -25,6 +25,7 @@ const KINDS: [(&str, Build); 14] = [
     ("rmsprop, all on", |m| RmsProp::default().centered(true).momentum(0.9).build(m)),
     ("adagrad", |m| Adagrad::default().lr_decay(0.1).initial_accumulator_value(0.1).build(m)),
     ("radam", |m| RAdam::default().betas(0.9, 0.9).build(m)),
+    ("qhadam", |m| QHAdam::default().build(m)),
     ("ranger", |m| RAdam::ranger().build(m)),
     ("sgd with lookahead", |m| Sgd::new(0.1).lookahead(Lookahead::default().every(4)).build(m)),
     ("lamb", |m| Lamb::default().build(m)),

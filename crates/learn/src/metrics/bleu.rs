@@ -1,0 +1,126 @@
+//! How many runs of words translations share with their references.
+
+use std::collections::HashMap;
+
+use tch::{Device, Kind, Tensor};
+
+use super::read::{self, IGNORED};
+use super::{Fold, Folded, Metric};
+use crate::error::Result;
+
+/// The BLEU score of a corpus (Papineni et al., 2002), fastai's `CorpusBLEUMetric`: the geometric mean of the shares
+/// of runs of one to four tokens that predictions have in common with their targets, times
+/// `exp(1 - targets / predictions)` where predictions have fewer tokens in all.
+///
+/// Predictions `[n, tokens, tokens predicted]`, of which the largest score of dimension 1 is the token, and targets
+/// `[n, tokens]` of as many tokens or of another number; a language model's `[n, tokens predicted, tokens]`, which are
+/// what fastai's default axis of -1 reads, are read by [`ClassesLast`](super::ClassesLast). A sample without a common
+/// run of some length counts half a run, the next such length a quarter, and so on (Chen and Cherry, 2014, method 3).
+/// It is NaN where no prediction has four tokens, for which fastai's divides by zero.
+///
+/// Runs are counted as they are, so there is no need for fastai's `vocab_sz`, the base of its hash. A place whose
+/// target is [`IGNORED`] is left out of both. Each batch waits for the device, to count on the CPU.
+///
+/// ```
+/// use brigade_learn::metrics::{ClassesLast, CorpusBleu, Metric};
+///
+/// assert_eq!(ClassesLast(CorpusBleu).name(), "corpus_bleu");
+/// ```
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[doc(alias = "CorpusBLEUMetric")]
+pub struct CorpusBleu;
+
+/// The longest runs that are counted.
+const LONGEST: usize = 4;
+
+/// What is kept of batches: tokens of predictions and of targets, then for each length of a run those that are common
+/// and those of predictions.
+const SUMS: usize = 2 + 2 * LONGEST;
+
+impl Metric for CorpusBleu {
+    fn name(&self) -> String {
+        "corpus_bleu".to_owned()
+    }
+
+    fn fold(&self, predictions: &Tensor, targets: &Tensor) -> Result<Fold> {
+        let (shape, found) = (predictions.size(), targets.size());
+        let (&[rows, _, predicted_tokens], &[samples, target_tokens]) = (&shape[..], &found[..])
+        else {
+            return Err(unfit(&shape, &found));
+        };
+        if rows != samples {
+            return Err(unfit(&shape, &found));
+        }
+        let mut sums = [0.0; SUMS];
+        if rows > 0 && predicted_tokens > 0 {
+            let predicted = tokens(&predictions.f_detach()?.f_argmax(1, false)?)?;
+            let targets = tokens(targets)?;
+            let rows = predicted.chunks_exact(predicted_tokens as usize);
+            for (index, predicted) in rows.enumerate() {
+                let length = target_tokens as usize;
+                let targets = targets.get(index * length..(index + 1) * length).unwrap_or_default();
+                add_sample(predicted, targets, &mut sums);
+            }
+        }
+        Ok(Fold::Sums(Tensor::from_slice(&sums).f_to_device(predictions.device())?))
+    }
+
+    fn value(&self, folded: &Folded) -> Result<f64> {
+        let sums: [f64; SUMS] = read::numbers(&self.name(), folded)?;
+        let ([predicted, targets], runs) = ([sums[0], sums[1]], &sums[2..]);
+        let (common, all) = runs.split_at(LONGEST);
+        let shares: f64 = common.iter().zip(all).map(|(common, all)| common / all).product();
+        let penalty = if predicted < targets { (1.0 - targets / predicted).exp() } else { 1.0 };
+        Ok(if all.contains(&0.0) { f64::NAN } else { penalty * shares.powf(1.0 / LONGEST as f64) })
+    }
+}
+
+fn unfit(shape: &[i64], found: &[i64]) -> crate::Error {
+    read::failed(
+        "corpus_bleu",
+        format!(
+            "predictions have shape {shape:?} and targets {found:?}; expected [n, classes, tokens] and [n, tokens]; \
+             `ClassesLast` reads classes in the last dimension"
+        ),
+    )
+}
+
+fn tokens(tensor: &Tensor) -> Result<Vec<i64>> {
+    let tensor = tensor.f_detach()?.f_to_kind(Kind::Int64)?.f_to_device(Device::Cpu)?;
+    Ok(Vec::try_from(&tensor.f_reshape([-1])?)?)
+}
+
+/// Adds what one sample has.
+fn add_sample(predicted: &[i64], targets: &[i64], sums: &mut [f64; SUMS]) {
+    let kept = |place: usize| targets.get(place) != Some(&IGNORED);
+    let [predicted, targets] = [predicted, targets].map(|tokens| -> Vec<i64> {
+        let kept = tokens.iter().enumerate().filter(|(place, _)| kept(*place));
+        kept.map(|(_, token)| *token).collect()
+    });
+    if predicted.is_empty() {
+        sums[1] += targets.len() as f64;
+        return;
+    }
+    sums[0] += predicted.len() as f64;
+    sums[1] += targets.len() as f64;
+    let mut smoothed = 1.0;
+    for length in 1..=LONGEST {
+        let mut there: HashMap<&[i64], usize> = HashMap::new();
+        for run in targets.windows(length) {
+            *there.entry(run).or_default() += 1;
+        }
+        let mut common = 0.0;
+        for run in predicted.windows(length) {
+            if let Some(left) = there.get_mut(run).filter(|left| **left > 0) {
+                *left -= 1;
+                common += 1.0;
+            }
+        }
+        if common == 0.0 {
+            smoothed /= 2.0;
+            common = smoothed;
+        }
+        sums[1 + length] += common;
+        sums[1 + LONGEST + length] += predicted.windows(length).len() as f64;
+    }
+}
