@@ -155,8 +155,9 @@ pub enum Error {
     #[error(
         "{} has no state for all that {} holds, and these would come from the latter: {states}. Where that is \
          meant, give `--keep-state {kinds}`; nothing was written",
-        path.display(),
-        like.display()
+        escaped(path.display()),
+        escaped(like.display()),
+        states = escaped(states)
     )]
     MissingStates {
         /// The source.
@@ -237,7 +238,8 @@ impl Error {
             | Self::NotACheckpoint { path, .. }
             | Self::Version { path, .. }
             | Self::Occupied { path, .. }
-            | Self::Unlike { path, .. } => Some(path),
+            | Self::Unlike { path, .. }
+            | Self::MissingStates { path, .. } => Some(path),
             Self::FileName(_) => None,
         }
     }

@@ -119,7 +119,7 @@ fn main() -> ExitCode {
         Command::Report(args) => report::run(args, out()).map(|()| 0),
         Command::Kernel(kernel) => kernel::run(kernel, out()).map(|()| 0),
         Command::Watch(args) => watch::run(args, io::stdout()),
-        Command::Completions(args) => pages::completions(Cli::command(), args),
+        Command::Completions(args) => pages::completions(&Cli::command(), args),
         Command::Man(args) => pages::man(Cli::command(), args),
         Command::Version => pages::version(&Cli::command()),
         Command::Doctor(args) => doctor::run(args),

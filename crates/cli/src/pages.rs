@@ -32,13 +32,13 @@ pub(crate) struct ManArgs {
 }
 
 /// Prints the script.
-pub(crate) fn completions(cli: Command, args: &CompletionsArgs) -> anyhow::Result<u8> {
+pub(crate) fn completions(cli: &Command, args: &CompletionsArgs) -> anyhow::Result<u8> {
     let shell = args.shell.or_else(Shell::from_env).context(
         "the shell is not known: SHELL names none that completions exist for; name one, as in \
          `brigade completions bash`",
     )?;
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut for_users(&cli), NAME, &mut script);
+    clap_complete::generate(shell, &mut for_users(cli), NAME, &mut script);
     print(&script)
 }
 

@@ -113,7 +113,7 @@ impl Pretrained {
         file: impl AsRef<Path>,
     ) -> Result<PretrainedReport> {
         let state = self.read(file.as_ref())?;
-        self.load_state_dict(model, state)
+        self.load_state_dict(model, &state)
     }
 
     /// Loads a state dictionary into the model.
@@ -123,15 +123,15 @@ impl Pretrained {
     pub fn load_state_dict<M: ImageClassifier>(
         &self,
         model: &mut Model<M>,
-        state: StateDict,
+        state: &StateDict,
     ) -> Result<PretrainedReport> {
         let names: Vec<&str> = state.names().collect();
         let own = model.state_dict();
         let usual = wrapper_prefix(&names, &own.names().collect::<Vec<_>>());
-        let mut fit = self.fit(model.module(), &own, &state, &usual)?;
+        let mut fit = self.fit(model.module(), &own, state, &usual)?;
         if !fit.problems.is_complete() {
             for prefix in prefix_candidates(&names) {
-                let other = self.fit(model.module(), &own, &state, &prefix)?;
+                let other = self.fit(model.module(), &own, state, &prefix)?;
                 if other.problems.is_complete() {
                     fit = other;
                     break;
@@ -140,7 +140,7 @@ impl Pretrained {
         }
         if !fit.problems.is_complete() {
             fit.problems.loaded = fit.values.len();
-            return Err(Error::Mismatch(fit.problems));
+            return Err(Error::Mismatch(Box::new(fit.problems)));
         }
         fit.report.loaded = model.load_matching(&fit.values)?.loaded;
         state.key().clone_into(&mut fit.report.key);

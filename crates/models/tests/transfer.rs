@@ -285,7 +285,7 @@ fn takes_the_weights<M: Layer>(
     let head = HeadOptions { dropout: vec![0.0], ..HeadOptions::new(3) };
     let mut model = builder().build(|path| TransferModel::new(path, architecture, &head)).unwrap();
     let drawn = model.state_dict().get("1.3.weight").map(Tensor::copy);
-    let report = Pretrained::new().load_state_dict(&mut model, whole.state_dict()).unwrap();
+    let report = Pretrained::new().load_state_dict(&mut model, &whole.state_dict()).unwrap();
     assert_eq!(report.unused, unused, "{architecture:?}");
     assert_eq!(report.loaded + unused.len(), whole.state_dict().len(), "{architecture:?}");
     assert_eq!(report.renamed, whole.state_dict().len());
@@ -369,7 +369,7 @@ fn another_number_of_channels_takes_the_rule_of_the_library() {
         let head = HeadOptions::new(3);
         let mut model =
             builder().build(|path| TransferModel::new(path, &architecture, &head)).unwrap();
-        let report = Pretrained::new().load_state_dict(&mut model, whole.state_dict()).unwrap();
+        let report = Pretrained::new().load_state_dict(&mut model, &whole.state_dict()).unwrap();
         assert_eq!(report.adapted, [name]);
         model.state_dict().get(name).unwrap().copy()
     };
@@ -398,11 +398,11 @@ fn positions_are_resized_in_a_transfer_model_as_in_the_whole_one() {
     let whole = |size| builder().build(move |path| VisionTransformer::new(path, 10, options(size)));
     let small = whole(64).unwrap();
     let mut large = whole(96).unwrap();
-    let _ = Pretrained::new().load_state_dict(&mut large, small.state_dict()).unwrap();
+    let _ = Pretrained::new().load_state_dict(&mut large, &small.state_dict()).unwrap();
     let architecture = Architecture::VisionTransformer(options(96));
     let head = HeadOptions::new(3);
     let mut model = builder().build(|path| TransferModel::new(path, &architecture, &head)).unwrap();
-    let report = Pretrained::new().load_state_dict(&mut model, small.state_dict()).unwrap();
+    let report = Pretrained::new().load_state_dict(&mut model, &small.state_dict()).unwrap();
     assert_eq!(report.adapted, ["0.model.pos_embed"]);
     let (found, expected) = (model.state_dict(), large.state_dict());
     assert_eq!(found.get("0.model.pos_embed"), expected.get("pos_embed"));
@@ -417,7 +417,7 @@ fn a_transfer_models_own_file_loads_with_another_number_of_classes() {
             .unwrap()
     };
     let (trained, mut model) = (build(5), build(7));
-    let report = Pretrained::new().load_state_dict(&mut model, trained.state_dict()).unwrap();
+    let report = Pretrained::new().load_state_dict(&mut model, &trained.state_dict()).unwrap();
     assert_eq!((report.head, report.renamed), (vec!["1.8.weight".to_owned()], 0));
     assert_eq!(model.state_dict().get("1.4.weight"), trained.state_dict().get("1.4.weight"));
 }
@@ -430,12 +430,12 @@ fn an_encoder_takes_a_classifiers_file_and_nothing_else() {
     };
     let mut model = builder().build(build).unwrap();
     let decoder = model.state_dict().get("layers.4.conv1.0.weight").unwrap().copy();
-    let report = Pretrained::new().load_state_dict(&mut model, whole.state_dict()).unwrap();
+    let report = Pretrained::new().load_state_dict(&mut model, &whole.state_dict()).unwrap();
     assert_eq!(report.loaded, 120);
     let state = model.state_dict();
     assert_eq!(state.get("layers.0.4.1.bn2.bias"), whole.state_dict().get("layer1.1.bn2.bias"));
     assert_eq!(state.get("layers.4.conv1.0.weight"), Some(&decoder));
     let larger = builder().build(resnet34(10)).unwrap().state_dict();
-    let error = Pretrained::new().load_state_dict(&mut model, larger).unwrap_err().to_string();
+    let error = Pretrained::new().load_state_dict(&mut model, &larger).unwrap_err().to_string();
     assert!(error.contains("layers.0.4.2.conv1.weight"), "{error}");
 }

@@ -94,7 +94,7 @@ pub enum Error {
 
     /// A strict load met a state dictionary that does not fit the model. Nothing was changed.
     #[error("the weights do not fit the model, and nothing was changed: {0}")]
-    Mismatch(LoadReport),
+    Mismatch(Box<LoadReport>),
 
     /// libtorch refused a layer's operation.
     #[error("{layer} cannot take an input of {input:?}: {reason}")]

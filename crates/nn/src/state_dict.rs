@@ -244,6 +244,7 @@ mod tests {
                 in_model: vec![10, 64],
                 in_weights: vec![1000, 64],
             }],
+            ..Default::default()
         };
         let text = report.to_string();
         assert!(text.starts_with("1 tensor fits; missing in the weights: a, b; unexpected"));

@@ -299,8 +299,8 @@ fn dtypes_that_a_model_cannot_have_are_named_with_a_remedy() {
     }
     // A model that fits in names and shapes, and its values are as they were.
     let mut model = Model::new(|p| {
-        p.parameter("transposed", &[4, 3], brigade_nn::Init::Zeros);
-        p.parameter("part", &[2, 2], brigade_nn::Init::Zeros);
+        [("transposed", [4, 3]), ("part", [2, 2])]
+            .map(|(name, shape)| p.parameter(name, &shape, brigade_nn::Init::Zeros))
     })
     .unwrap();
     let said = model.load_weights(format("views.pth")).unwrap_err().to_string();

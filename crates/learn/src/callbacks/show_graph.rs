@@ -26,10 +26,12 @@ pub struct ShowGraph {
     target: Target,
 }
 
+type Show = Box<dyn FnMut(&Chart) -> Result<()>>;
+
 enum Target {
     Terminal,
     File(PathBuf),
-    Function(Box<dyn FnMut(&Chart) -> Result<()>>),
+    Function(Show),
 }
 
 /// Columns and lines of the graph as text.

@@ -28,6 +28,9 @@ pub(crate) fn of_schedule(largest: f64) -> Tolerance {
     Tolerance { absolute: 3e-7 * largest, relative: 1e-6 }
 }
 
+/// A list of losses or norms of a fit.
+type List = fn(&FitNotes) -> &[f64];
+
 /// Metrics, which fastai keeps in `f32`.
 const METRIC: Tolerance = Tolerance { absolute: 2e-7, relative: 1e-6 };
 /// How many times the change in perturbed runs is allowed: the golden run was rounded otherwise, and so is ours.
@@ -122,7 +125,7 @@ impl Check {
         &mut self,
         what: &str,
         fit: usize,
-        list: fn(&FitNotes) -> &[f64],
+        list: List,
         ours: &[f64],
         theirs: &Value,
     ) {
@@ -195,7 +198,7 @@ impl Check {
                 self.names(format_args!("{at}changed[{epoch}]"), ours, theirs);
             }
         }
-        let norms: [(&str, fn(&FitNotes) -> &[f64]); 2] = [
+        let norms: [(&str, List); 2] = [
             ("grad_norm_before", |notes| &notes.norm_before),
             ("grad_norm_after", |notes| &notes.norm_after),
         ];
@@ -224,7 +227,7 @@ impl Check {
         }
         self.losses(&field("loss"), fit, FitNotes::loss, &ours.loss, &theirs["loss"]);
         let backward = theirs.get("backward_loss").unwrap_or_else(|| &theirs["loss"]);
-        let list: fn(&FitNotes) -> &[f64] = |notes| &notes.backward_loss;
+        let list: List = |notes| &notes.backward_loss;
         self.losses(&field("backward_loss"), fit, list, &ours.backward_loss, backward);
         let stepped = match theirs.get("stepped") {
             Some(stepped) => serde_json::from_value(stepped.clone()).unwrap(),

@@ -269,7 +269,7 @@ fn load<M: Transformer>(model: &mut Model<M>, state: StateDict) -> Result<Pretra
     }
     if !problems.is_complete() {
         problems.loaded = fitting.len();
-        return Err(Error::Mismatch(problems));
+        return Err(Error::Mismatch(Box::new(problems)));
     }
     report.loaded = model.load_matching(&fitting)?.loaded;
     Ok(report)

@@ -125,7 +125,7 @@ impl LoadPlan {
     pub(crate) fn complete(self) -> Result<Self, Error> {
         match self.report.is_complete() {
             true => Ok(self),
-            false => Err(Error::Mismatch(self.report)),
+            false => Err(Error::Mismatch(Box::new(self.report))),
         }
     }
 
