@@ -38,7 +38,7 @@ pub use blocks::{
 pub use brigade_vision::augment::{Augment, Hue, Lighting, Padding, RandomErasing};
 pub use brigade_vision::labels::Split;
 pub use brigade_vision::transforms::{
-    AugMix, AutoAugment, AutoAugmentPolicy, CenterCrop, ColorJitter, RandAugment, RandomCrop,
+    AugMix, AutoAugment, AutoAugmentPolicy, CenterCrop, ColorJitter, Crop, RandAugment, RandomCrop,
     RandomVerticalFlip, TrivialAugmentWide,
 };
 pub use brigade_vision::{CacheOptions, OnBroken, Size};

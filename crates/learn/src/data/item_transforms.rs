@@ -6,7 +6,7 @@ use std::sync::Arc;
 use brigade_vision::Size;
 use brigade_vision::transforms as images;
 use brigade_vision::transforms::{
-    AugMix, AutoAugment, CenterCrop, ColorJitter, Compose, PadMode, RandAugment, RandomCrop,
+    AugMix, AutoAugment, CenterCrop, ColorJitter, Compose, Crop, PadMode, RandAugment, RandomCrop,
     RandomHorizontalFlip, RandomVerticalFlip, Transform, TrivialAugmentWide,
 };
 use serde::{Deserialize, Serialize};
@@ -216,6 +216,7 @@ known! {
     Flip(RandomHorizontalFlip) = 0;
     VerticalFlip(RandomVerticalFlip) = 0;
     CenterCrop(CenterCrop) = 1;
+    Crop(Crop) = 1;
     RandomCrop(RandomCrop) = 1;
     RandomResizedCrop(images::RandomResizedCrop) = 1;
     Resize(images::Resize) = 1;

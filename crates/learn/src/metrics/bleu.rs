@@ -52,15 +52,19 @@ impl Metric for CorpusBleu {
             return Err(unfit(&shape, &found));
         }
         let mut sums = [0.0; SUMS];
-        if rows > 0 && predicted_tokens > 0 {
-            let predicted = tokens(&predictions.f_detach()?.f_argmax(1, false)?)?;
-            let targets = tokens(targets)?;
-            let rows = predicted.chunks_exact(predicted_tokens as usize);
-            for (index, predicted) in rows.enumerate() {
-                let length = target_tokens as usize;
-                let targets = targets.get(index * length..(index + 1) * length).unwrap_or_default();
-                add_sample(predicted, targets, &mut sums);
-            }
+        // There is no largest class of no token; the targets count all the same.
+        let predicted = match predicted_tokens {
+            0 => Vec::new(),
+            _ => tokens(&predictions.f_detach()?.f_argmax(1, false)?)?,
+        };
+        let targets = tokens(targets)?;
+        let part = |of: &[i64], index: usize, length: i64| -> Vec<i64> {
+            let length = length as usize;
+            of.get(index * length..(index + 1) * length).unwrap_or_default().to_vec()
+        };
+        for index in 0..rows as usize {
+            let predicted = part(&predicted, index, predicted_tokens);
+            add_sample(&predicted, &part(&targets, index, target_tokens), &mut sums);
         }
         Ok(Fold::Sums(Tensor::from_slice(&sums).f_to_device(predictions.device())?))
     }

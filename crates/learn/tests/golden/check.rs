@@ -42,6 +42,8 @@ pub(crate) struct Check {
     perturbed: Vec<Outcome>,
     /// The largest changes in the perturbed runs: of a loss, and of a final sum relative to its sum of absolute values.
     noise: [f64; 2],
+    /// The largest share of a number that its allowance may be.
+    most: f64,
     pub(crate) wrong: Vec<String>,
     /// The largest deviation, in units of the noise, of losses and of final sums.
     pub(crate) largest: [f64; 2],
@@ -84,20 +86,27 @@ impl Check {
                 }
             }
         }
+        let is_search = !run["lr_find"].is_null();
+        let most = if is_search { 1e-2 } else { 1e-4 };
+        let mut wrong = Vec::new();
+        if noise[1] > most {
+            wrong.push(format!("perturbed runs end too far apart to compare: {:e}", noise[1]));
+        }
         Self {
             name: run["name"].as_str().unwrap_or_default().to_owned(),
             perturbed,
             noise,
-            wrong: Vec::new(),
+            most,
+            wrong,
             largest: [0.0; 2],
         }
     }
 
-    /// What a loss may differ by where perturbed runs are `change` apart; never more than 1 % of it, which would
-    /// compare nothing.
-    fn allowed(change: f64, theirs: f64) -> Tolerance {
+    /// What a loss may differ by where perturbed runs are `change` apart; never more than 1e-4 of it, and than 1e-2 in
+    /// a search, whose losses explode at its end, and rounding with them.
+    fn allowed(&self, change: f64, theirs: f64) -> Tolerance {
         let rounding = 2.0 * f64::from(f32::EPSILON) * theirs.abs();
-        let absolute = (TIMES * change + rounding).min(0.01 * theirs.abs());
+        let absolute = (TIMES * change + rounding).min(self.most * theirs.abs());
         Tolerance { absolute, relative: 0.0 }
     }
 
@@ -137,14 +146,14 @@ impl Check {
             if change > 0.0 {
                 self.largest[0] = self.largest[0].max((ours - theirs).abs() / change);
             }
-            let by = Self::allowed(change, theirs);
+            let by = self.allowed(change, theirs);
             self.near(format_args!("{what}[{at}]"), *ours, theirs, by);
         }
     }
 
     /// Compares losses that fastai has averaged in `f32`.
     fn smooth(&mut self, what: impl fmt::Display, ours: f64, theirs: f64) {
-        let by = Tolerance { relative: 3e-6, ..Self::allowed(self.noise[0], theirs) };
+        let by = Tolerance { relative: 3e-6, ..self.allowed(self.noise[0], theirs) };
         self.near(what, ours, theirs, by);
     }
 
@@ -403,6 +412,9 @@ impl Check {
                 self.equal(format_args!("predictions {part}"), &ours.len(), &theirs.len());
                 let others: Vec<&Vec<f64>> = others.iter().filter_map(|it| it.get(part)).collect();
                 let change = changes(ours, &others).last().copied().unwrap_or(0.0);
+                if change > self.most {
+                    self.wrong.push(format!("perturbed predictions are {change:e} apart"));
+                }
                 let by =
                     Tolerance { absolute: TIMES * change, relative: 2.0 * f64::from(f32::EPSILON) };
                 for (ours, theirs) in ours.iter().zip(theirs) {

@@ -90,10 +90,10 @@ fn noise(shape: &[i64], keys: [&Tensor; 2]) -> Result<Tensor, TchError> {
     let [first, second] = keys;
     let numbers: i64 = shape.iter().skip(1).product();
     let places = Tensor::f_arange(numbers, (Kind::Int64, first.device()))?.f_view([1, -1])?;
-    // In (0, 1): numbers of 32 bits and a half.
+    // In (0, 1): numbers of 32 bits and a half. The keys are numbers of f32, so that what is mixed in place is a copy.
     let uniform = |keys: &Tensor| {
-        let keys = hash(&keys.f_to_kind(Kind::Int64)?.f_view([-1, 1])?)?;
-        let drawn = hash(&places.f_bitwise_xor_tensor(&keys)?)?;
+        let keys = hash(keys.f_to_kind(Kind::Int64)?.f_view([-1, 1])?)?;
+        let drawn = hash(places.f_bitwise_xor_tensor(&keys)?)?;
         drawn.f_to_kind(Kind::Float)?.f_add_scalar(0.5)?.f_mul_scalar(2f64.powi(-32))
     };
     // A normal variate, by the method of Box and Muller.
@@ -102,14 +102,14 @@ fn noise(shape: &[i64], keys: [&Tensor; 2]) -> Result<Tensor, TchError> {
     radius.f_mul(&angle.f_cos()?)?.f_view(shape)
 }
 
-/// Mixes the bits of numbers of 32 bits, which lie in 64 so that no product overflows.
-fn hash(numbers: &Tensor) -> Result<Tensor, TchError> {
+/// Mixes the bits of numbers of 32 bits in place, which lie in 64 so that no product overflows.
+fn hash(mut numbers: Tensor) -> Result<Tensor, TchError> {
     const FACTOR: i64 = 0x045D_9F3B;
-    let mut numbers = numbers.shallow_clone();
     for _ in 0..2 {
-        numbers =
-            numbers.f_bitwise_xor_tensor(&numbers.f_bitwise_right_shift_tensor_scalar(16)?)?;
-        numbers = numbers.f_mul_scalar(FACTOR)?.f_bitwise_and(0xFFFF_FFFF_i64)?;
+        let high = numbers.f_bitwise_right_shift_tensor_scalar(16)?;
+        let _ = numbers.f_bitwise_xor_tensor_(&high)?;
+        let _ = numbers.f_mul_scalar_(FACTOR)?.f_bitwise_and_(0xFFFF_FFFF_i64)?;
     }
-    numbers.f_bitwise_xor_tensor(&numbers.f_bitwise_right_shift_tensor_scalar(16)?)
+    let high = numbers.f_bitwise_right_shift_tensor_scalar(16)?;
+    numbers.f_bitwise_xor_tensor_(&high)
 }
