@@ -387,7 +387,7 @@ fn a_summary_names_the_step_that_fails_and_its_item() {
     let crop = RandomCrop::new(100);
     fails(
         &woofs().item_transforms(crop),
-        "RandomCrop(RandomCrop { size: Size { width: 100, height: 100 }, padding: 0, pad_if_needed: false, mode: Constant([0, 0, 0]) })",
+        "RandomCrop(RandomCrop { size: Size { width: 100, height: 100 }, padding: 0, pad_if_needed: false, mode: Constant([0, 0, 0]), over_edges: false })",
         "train/disc/0000.jpg",
     );
     // Images of several sizes cannot be one batch.

@@ -375,15 +375,15 @@ fn one_of_each() -> Vec<Taken> {
     numbers_of_each.extend(of_numbers.1.into_metrics());
     let sentences = classes(&[41, 9], 4, 9);
     vec![
+        (classes_of_each, toward(&uniform_tensor(&[41, 5], -2.0, 2.0, 0), &targets), targets),
+        (of_two.into_metrics(), toward(&uniform_tensor(&[41, 2], -2.0, 2.0, 2), &two), two),
+        (of_labels.into_metrics(), uniform_tensor(&[41, 3], -2.0, 2.0, 4), labels),
+        (numbers_of_each, &numbers * 0.8 + uniform_tensor(&[41, 1], -0.5, 0.5, 6), numbers),
         (
             vec![Arc::new(CorpusBleu) as Arc<dyn Metric>],
             toward(&uniform_tensor(&[41, 4, 9], -2.0, 2.0, 8), &sentences),
             sentences,
         ),
-        (classes_of_each, toward(&uniform_tensor(&[41, 5], -2.0, 2.0, 0), &targets), targets),
-        (of_two.into_metrics(), toward(&uniform_tensor(&[41, 2], -2.0, 2.0, 2), &two), two),
-        (of_labels.into_metrics(), uniform_tensor(&[41, 3], -2.0, 2.0, 4), labels),
-        (numbers_of_each, &numbers * 0.8 + uniform_tensor(&[41, 1], -0.5, 0.5, 6), numbers),
     ]
 }
 
