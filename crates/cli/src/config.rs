@@ -16,6 +16,7 @@ use brigade_launch::{NprocSpec, PlacementFacts, PlacementOptions};
 use clap::{Args, Subcommand, ValueEnum};
 
 use crate::output::{self, Answer};
+use crate::secrets::shown;
 
 mod ask;
 pub(crate) mod show;
@@ -198,7 +199,9 @@ fn set(name: &str, value: &str, file: &FileArgs, variables: &Variables) -> anyho
     let text = edit::set(&place.path, &text, &name, value)?;
     make_folder(&place)?;
     store::write(&place.path, &text, Existing::Replace)?;
-    say(&format!("{name} is {value} in {}", place.path.display()))
+    let name = name.to_string();
+    let variable = name.strip_prefix("env.").unwrap_or(&name);
+    say(&format!("{name} is {} in {}", shown(variable, value), place.path.display()))
 }
 
 fn update(file: &FileArgs, force: bool, variables: &Variables) -> anyhow::Result<u8> {

@@ -203,7 +203,10 @@ impl JobArgs {
     /// without another choice it is `MASTER_PORT`, unless that is from a job around this launcher.
     fn choose_port(&self, layers: &mut Layer, variables: &Variables) -> Result<(), ConfigError> {
         let is_given = layers.is_given("master-port");
-        let by_variable = variables.value("PET_STANDALONE").is_some_and(|it| it == "1");
+        let by_variable = variables.value(STANDALONE).is_some_and(|it| it == "1");
+        if by_variable {
+            layers.note(Source::Variable(STANDALONE.to_owned()), foreign::ALONE);
+        }
         if self.foreign.is_standalone() || by_variable {
             if let Some(source) = layers.source("master-port").filter(|_| is_given).cloned() {
                 layers.reset("master-port");
@@ -269,6 +272,8 @@ fn surround(given: &mut Layer) -> anyhow::Result<()> {
 
 /// Settings by which a user says how hosts meet.
 const RENDEZVOUS: [&str; 5] = ["nnodes", "node-rank", "hosts", "hostfile", "rdzv-endpoint"];
+/// torchrun's variable for a job that is alone on its host.
+const STANDALONE: &str = "PET_STANDALONE";
 const USAGE: &str = "brigade launch [OPTIONS] [--] [PROGRAM] [ARGS]...";
 
 const EXAMPLES: &str = "\

@@ -34,8 +34,8 @@ pub(crate) struct NewArgs {
 
 /// Make a project in a folder that is there, as `brigade new` makes one in a new folder
 ///
-/// What is in the folder stays: a README is kept, and lines are added to .gitignore. A folder that has a
-/// Cargo package needs `brigade setup` alone.
+/// What is in the folder stays: a README and a notebook of the project's name are kept, and lines are added
+/// to .gitignore. A folder that has a Cargo package needs `brigade setup` alone.
 #[derive(Debug, Args)]
 #[command(after_help = INIT_EXAMPLES)]
 pub(crate) struct InitArgs {
@@ -160,12 +160,12 @@ fn make(path: &Path, command: &str, args: &ProjectArgs, mut out: impl Write) -> 
 fn make_package(path: &Path, command: &str, name: Option<&str>) -> anyhow::Result<()> {
     let setup = "`brigade setup` in it sets up a project that is there";
     let shown = path.display();
-    for file in ["Cargo.toml", "src/main.rs", "src/lib.rs"] {
-        if command == "init" && path.join(file).exists() {
-            let is_project = if file == "Cargo.toml" { setup } else { "move it away first" };
-            let text = format!("{shown} has a {file}, and nothing was written; {is_project}");
-            return Err(Usage(text).into());
-        }
+    if command == "init"
+        && let Some(file) = adopted(path, name).into_iter().find(|file| path.join(file).exists())
+    {
+        let is_project = if file == "Cargo.toml" { setup } else { "move it away first" };
+        let text = format!("{shown} has a {file}, and nothing was written; {is_project}");
+        return Err(Usage(text).into());
     }
     let mut cargo = Command::new("cargo");
     cargo.args([command, "--quiet", "--bin"]).arg(path).stdin(Stdio::null());
@@ -188,12 +188,27 @@ fn make_package(path: &Path, command: &str, name: Option<&str>) -> anyhow::Resul
     Err(Usage(format!("{reason}{hint}")).into())
 }
 
+/// Files that make `cargo init` fail, or that it would take for the package's sources instead of making
+/// src/main.rs.
+fn adopted(path: &Path, name: Option<&str>) -> Vec<String> {
+    let mut files = ["Cargo.toml", "src/main.rs", "src/lib.rs", "main.rs", "lib.rs"]
+        .map(str::to_owned)
+        .to_vec();
+    // As Cargo finds the name: a link is not followed.
+    let folder = std::path::absolute(path).ok();
+    let folder = folder.as_deref().and_then(Path::file_name).map(|it| it.to_string_lossy());
+    if let Some(name) = name.or(folder.as_deref()) {
+        files.extend([format!("{name}.rs"), format!("src/{name}.rs")]);
+    }
+    files
+}
+
 /// What [`fill`] has done.
 struct Filled {
     /// The package's name.
     name: String,
     /// Files that were there.
-    kept: Vec<&'static str>,
+    kept: Vec<String>,
 }
 
 /// Writes the template over the empty package.
@@ -219,21 +234,27 @@ fn fill(root: &Path, template: Template, brigade: &Source) -> anyhow::Result<Fil
     write(&manifest, &text)?;
     write(&root.join("src/main.rs"), template.program())?;
     let mut kept = Vec::new();
-    let readme = root.join("README.md");
-    if readme.exists() {
-        kept.push("README.md");
-    } else {
-        write(&readme, &template.readme(&name))?;
-    }
+    let mut write_or_keep = |file: String, text: &str| {
+        let path = root.join(&file);
+        if path.exists() {
+            kept.push(file);
+            return Ok(());
+        }
+        write(&path, text)
+    };
+    write_or_keep("README.md".to_owned(), &template.readme(&name))?;
     if matches!(template, Template::Notebook) {
         let dependency = document["dependencies"]["brigade"].to_string();
         let text = notebook::of_program(&name, dependency.trim(), template.program());
-        write(&root.join(format!("{name}.ipynb")), &text)?;
+        write_or_keep(format!("{name}.ipynb"), &text)?;
     }
     // Where Cargo has made one, there is a repository.
     let ignored = root.join(".gitignore");
     if ignored.is_file() {
-        let text = read(&ignored)?;
+        let mut text = read(&ignored)?;
+        if !text.is_empty() && !text.ends_with('\n') {
+            text.push('\n');
+        }
         write(&ignored, &format!("{text}{}", template.made()))?;
     }
     Ok(Filled { name, kept })

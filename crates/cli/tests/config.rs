@@ -53,6 +53,13 @@ fn one_setting_is_written_and_read() {
     let said = home.answer(&["config", "set", "nproc", "2"]);
     assert_eq!(said, "nproc is 2 in ~/.config/brigade/config.toml\n");
     home.answer(&["config", "set", "env.NCCL_DEBUG", "WARN"]);
+    let said = home.answer(&["config", "set", "env.HF_TOKEN", "hf_abc"]);
+    assert_eq!(
+        said,
+        "env.HF_TOKEN is (not shown: its name says that it is a secret) in \
+         ~/.config/brigade/config.toml\n"
+    );
+    assert!(fs::read_to_string(home.own()).unwrap().contains("HF_TOKEN = \"hf_abc\"\n"));
     home.answer(&["config", "set", "max_restarts", "3"]);
     assert_eq!(home.answer(&["config", "get", "nproc"]), "2\n");
     assert_eq!(home.answer(&["config", "get", "env.NCCL_DEBUG"]), "WARN\n");
@@ -69,6 +76,11 @@ fn one_setting_is_written_and_read() {
     assert!(error.starts_with("brigade: nproc is `0`: expected a whole number"), "{error}");
     let error = home.refusal(&["config", "get", "nprc"], 2);
     assert_eq!(error, "brigade: no setting is called `nprc`: did you mean `nproc`?");
+    let error = home.refusal(&["config", "get", "accelerate.fsdp_versoin"], 2);
+    assert_eq!(
+        error,
+        "brigade: no setting is called `accelerate.fsdp_versoin`: did you mean `accelerate.fsdp-version`?"
+    );
     assert_eq!(fs::read_to_string(&file).unwrap(), text);
 }
 

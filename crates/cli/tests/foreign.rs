@@ -184,6 +184,16 @@ fn flags_that_change_nothing_say_so() {
         "\n  flag --monitor-interval: changes nothing: the end of a rank is noticed at once\n"
     ));
     assert!(shown.contains("\n  flag --signals-to-handle: changes nothing: "), "{shown}");
+    let shown = stdout(&["--nproc=1", "--standalone", "--master-port=29501"]);
+    assert!(
+        shown.contains(
+            "\n  flag --standalone: each attempt has a free port, whatever --master-port or \
+             MASTER_PORT says\n"
+        ),
+        "{shown}"
+    );
+    assert!(!shown.contains("changes nothing"), "{shown}");
+    assert!(shown.contains("MASTER_PORT=(a free port for each attempt)"), "{shown}");
     let shown = stdout(&["--nproc=1", "--signals_to_handle=SIGTERM,SIGALRM"]);
     assert!(shown.contains("\n  flag --signals-to-handle: SIGALRM is not honoured"), "{shown}");
 }

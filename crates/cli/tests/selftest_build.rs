@@ -121,6 +121,19 @@ fn cargo_builds_it_once_for_each_libtorch() {
 }
 
 #[test]
+fn another_libtorch_at_the_same_path_has_it_built_again() {
+    let home = Home::new();
+    let builds = || {
+        let output = home.test("project", &[], &["--nproc", "1"]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        home.asked().len()
+    };
+    assert_eq!((builds(), builds()), (1, 1));
+    fs::write(home.path("projects/lib/libtorch_cpu.so"), "another").unwrap();
+    assert_eq!((builds(), builds()), (2, 2));
+}
+
+#[test]
 fn failures_say_what_to_do() {
     let home = Home::new();
     let refused = |words: &[&str], launch: &[&str]| {

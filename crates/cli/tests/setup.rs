@@ -150,6 +150,57 @@ fn a_project_in_a_folder_that_is_there() {
     assert_eq!(said, "brigade: there is no folder none: `brigade new none` makes one");
 }
 
+/// Cargo would make a package of these sources, and no program of the template.
+#[test]
+fn a_folder_with_rust_sources_is_left_alone() {
+    let fixture = Fixture::new("2.13.0");
+    let digits = fixture.folder().join("digits");
+    fs::create_dir_all(digits.join("src")).unwrap();
+    let named = ["init", "--no-setup", "--name", "other"];
+    let unnamed = ["init", "--no-setup"];
+    for (file, words) in [
+        ("main.rs", &unnamed[..]),
+        ("lib.rs", &unnamed),
+        ("digits.rs", &unnamed),
+        ("src/digits.rs", &unnamed),
+        ("src/lib.rs", &unnamed),
+        ("other.rs", &named),
+        ("src/other.rs", &named),
+    ] {
+        fs::write(digits.join(file), "fn main() {}\n").unwrap();
+        let (code, said) = fixture.fails("digits", words);
+        assert_eq!(code, 2, "{said}");
+        let expected =
+            format!("brigade: . has a {file}, and nothing was written; move it away first");
+        assert_eq!(said, expected);
+        assert!(!digits.join("Cargo.toml").exists() && !digits.join("README.md").exists());
+        fs::remove_file(digits.join(file)).unwrap();
+    }
+    // A source of another name is no hindrance.
+    fs::write(digits.join("digits.rs"), "").unwrap();
+    fixture.succeeds("digits", &named);
+    assert_eq!(metadata(&digits)["packages"][0]["targets"][0]["name"], "other");
+}
+
+#[test]
+fn files_of_the_users_are_kept() {
+    let fixture = Fixture::new("2.13.0");
+    // Cargo adds lines of its own, each on a line, only where it makes a repository.
+    fs::create_dir(fixture.folder().join(".cargo")).unwrap();
+    fs::write(fixture.folder().join(".cargo/config.toml"), "[cargo-new]\nvcs = \"none\"\n")
+        .unwrap();
+    let digits = fixture.folder().join("digits");
+    fs::create_dir(&digits).unwrap();
+    fs::write(digits.join("digits.ipynb"), "mine\n").unwrap();
+    fs::write(digits.join(".gitignore"), "/data").unwrap();
+    let said = fixture.succeeds("digits", &["init", "--no-setup", "--template", "notebook"]);
+    assert!(said.contains("kept digits.ipynb, which was there\n"), "{said}");
+    assert_eq!(fs::read_to_string(digits.join("digits.ipynb")).unwrap(), "mine\n");
+    assert!(digits.join("README.md").is_file());
+    let ignored = fs::read_to_string(digits.join(".gitignore")).unwrap();
+    assert_eq!(ignored, "/data\n/jupyter\n.ipynb_checkpoints\n");
+}
+
 /// The notebook depends on what the package depends on, and has the program's function in a cell.
 #[test]
 fn a_new_notebook_has_the_programs_function() {

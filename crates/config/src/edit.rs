@@ -7,6 +7,7 @@ use toml_edit::{DocumentMut, Item, Table};
 use crate::error::ConfigError;
 use crate::file::{self, normal};
 use crate::layer::{ENV_PREFIX, Layer, PLUGIN_PREFIX};
+use crate::plugins::{ARGUMENTS, PluginArgument};
 use crate::settings::{ACCELERATE, ENV, Setting, TABLE};
 use crate::source::Source;
 use crate::{document, suggest};
@@ -24,10 +25,19 @@ impl SettingName {
     ///
     /// Errors when there is no such setting; the error names the one that may be meant.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
-        for (prefix, table) in [(ENV_PREFIX, ENV.name), (PLUGIN_PREFIX, ACCELERATE.name)] {
-            if let Some(key) = text.strip_prefix(prefix) {
-                return Ok(Self { table, key: key.to_owned() });
+        if let Some(key) = text.strip_prefix(ENV_PREFIX) {
+            return Ok(Self { table: ENV.name, key: key.to_owned() });
+        }
+        if let Some(key) = text.strip_prefix(PLUGIN_PREFIX) {
+            let key = normal(key);
+            if PluginArgument::named(&key).is_some() {
+                return Ok(Self { table: ACCELERATE.name, key });
             }
+            let hint = suggest::closest(&key, ARGUMENTS.iter().map(|it| it.name)).map_or_else(
+                || "`accelerate launch --help` lists the arguments of its plugins".to_owned(),
+                |name| format!("did you mean `{PLUGIN_PREFIX}{name}`?"),
+            );
+            return Err(unknown(text, &hint));
         }
         let name = normal(text);
         if let Some(setting) = Setting::named(&name) {
@@ -37,7 +47,7 @@ impl SettingName {
             || "`brigade config show` lists those there are".to_owned(),
             |name| format!("did you mean `{name}`?"),
         );
-        Err(ConfigError::Contradiction(format!("no setting is called `{text}`: {hint}")))
+        Err(unknown(text, &hint))
     }
 
     /// The value in a layer, as a flag or a variable would say it.
@@ -62,7 +72,7 @@ impl SettingName {
     /// A layer with this setting alone.
     fn layer(&self, value: &str) -> Result<Layer, ConfigError> {
         let mut layer = Layer::default();
-        let source = Source::Flag(self.key.clone());
+        let source = Source::Argument(self.to_string());
         if self.table == ENV.name {
             layer.set_env(&self.key, value, source)?;
         } else if self.table == ACCELERATE.name {
@@ -87,6 +97,10 @@ impl std::fmt::Display for SettingName {
     }
 }
 
+fn unknown(name: &str, hint: &str) -> ConfigError {
+    ConfigError::Contradiction(format!("no setting is called `{name}`: {hint}"))
+}
+
 /// Gives the text of a settings file with one value changed or added. Comments, order and spellings stay.
 ///
 /// Errors when the file cannot be read as settings, before or after, or the value is not what the setting
@@ -107,14 +121,15 @@ pub fn set(
     value: &str,
 ) -> Result<String, ConfigError> {
     let layer = name.layer(value)?;
-    if file::read(path, text)? == Layer::default() && !text.contains("version") {
+    file::read(path, text)?;
+    let broken =
+        |error: toml_edit::TomlError| ConfigError::syntax(path, text, 1, "TOML", error.message());
+    let mut document: DocumentMut = text.parse().map_err(broken)?;
+    if document.is_empty() {
         let made = document::write(&layer.settings, "Made by `brigade config set`.");
         // Comments of a file without settings.
         return Ok(if text.trim().is_empty() { made } else { format!("{text}\n{made}") });
     }
-    let broken =
-        |error: toml_edit::TomlError| ConfigError::syntax(path, text, 1, "TOML", error.message());
-    let mut document: DocumentMut = text.parse().map_err(broken)?;
     let row = document::write(&layer.settings, "");
     let row: DocumentMut = row.parse().map_err(broken)?;
     let new = row.get(name.table).and_then(Item::as_table).and_then(|it| it.get(&name.key));
@@ -177,13 +192,20 @@ mod tests {
             let name = SettingName::parse(name).unwrap();
             assert_eq!(name.value(&layer).as_deref(), Some(value), "{changed}");
         }
+        let argument = changed("version = 1\n", "accelerate.fsdp_version", "2").unwrap();
+        assert_eq!(argument, "version = 1\n\n[accelerate]\nfsdp-version = \"2\"\n");
+        let layer = file::read("f".as_ref(), &argument).unwrap();
+        for spelling in ["accelerate.fsdp_version", "accelerate.fsdp-version"] {
+            let name = SettingName::parse(spelling).unwrap();
+            assert_eq!(name.value(&layer).as_deref(), Some("2"), "{spelling}");
+        }
         let spelt = changed("version = 1\n[failure]\nmax_restarts = 1\n", "max-restarts", "2");
         assert_eq!(spelt.unwrap(), "version = 1\n[failure]\nmax_restarts = 2\n");
     }
 
     #[test]
     fn a_file_without_settings_becomes_one() {
-        for text in ["", "# later\n"] {
+        for text in ["", "# later\n", "# a conversion"] {
             let made = changed(text, "nproc", "2").unwrap();
             assert!(made.starts_with(text) && made.contains("nproc = 2\n"), "{made}");
             assert!(file::read("f".as_ref(), &made).is_ok(), "{made}");
@@ -197,7 +219,25 @@ mod tests {
             (text, "nprc", "2", "no setting is called `nprc`: did you mean `nproc`?"),
             (text, "learning-rate", "2", "no setting is called `learning-rate`: `brigade config "),
             (text, "nproc", "0", "nproc is `0`: expected a whole number from 1"),
-            (text, "env.RANK", "0", "flag --RANK: RANK is for the launcher to set"),
+            (text, "env.RANK", "0", "env.RANK: RANK is for the launcher to set"),
+            (
+                text,
+                "accelerate.fsdp_version",
+                "x",
+                "accelerate.fsdp-version: fsdp-version is `x`, ",
+            ),
+            (
+                text,
+                "accelerate.fsdp_versoin",
+                "2",
+                "no setting is called `accelerate.fsdp_versoin`: did you mean `accelerate.fsdp-version`?",
+            ),
+            (
+                text,
+                "accelerate.q",
+                "2",
+                "no setting is called `accelerate.q`: `accelerate launch --",
+            ),
             ("version = 2\n", "nproc", "2", "f:1: version 2 is newer"),
             ("a = [", "nproc", "2", "f:1: this is not TOML"),
         ];

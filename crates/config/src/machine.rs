@@ -1,6 +1,7 @@
 //! The settings that suit a machine.
 
 use brigade_launch::NprocSpec;
+use brigade_world::text::counted;
 
 use crate::settings::Settings;
 use crate::value::Precision;
@@ -40,7 +41,7 @@ impl Machine {
         let some = |count: usize, one: &str| match count {
             0 => format!("no {one}"),
             1 => format!("one {one}"),
-            more => format!("{more} {one}s"),
+            more => counted(more, one),
         };
         format!("{} and {}", some(self.gpus, "GPU"), some(self.cores, "core"))
     }

@@ -21,6 +21,8 @@ pub enum Source {
     Variable(String),
     /// A flag, without its dashes.
     Flag(String),
+    /// An argument of a command, which has no dashes: `env.NCCL_DEBUG`.
+    Argument(String),
 }
 
 impl Source {
@@ -32,7 +34,7 @@ impl Source {
             Self::File { .. } => 1,
             Self::Scheduler(_) => 2,
             Self::Variable(_) => 3,
-            Self::Flag(_) => 4,
+            Self::Flag(_) | Self::Argument(_) => 4,
         }
     }
 }
@@ -45,6 +47,7 @@ impl fmt::Display for Source {
             Self::Scheduler(words) => f.write_str(words),
             Self::Variable(name) => write!(f, "environment {name}"),
             Self::Flag(name) => write!(f, "flag --{name}"),
+            Self::Argument(name) => f.write_str(name),
         }
     }
 }

@@ -134,7 +134,6 @@ pub(crate) const BIND_OF_AFFINITY: &str = "numa";
 
 /// Variables of torchrun that change nothing here, and why.
 const WITHOUT_MEANING: &[(&str, &str)] = &[
-    ("PET_STANDALONE", "changes nothing: one host always meets on a free port"),
     ("PET_MONITOR_INTERVAL", "changes nothing: the end of a rank is noticed at once"),
     ("PET_START_METHOD", "changes nothing: ranks are programs, which are always started anew"),
     (

@@ -34,9 +34,9 @@ void finish(const c10::intrusive_ptr<c10d::ProcessGroupNCCL>& nccl) {
     done->set_value();
   }).detach();
   finished.wait_for(kFinish);
-  // Nothing of this rank is in flight any more, or has had its time. The destructor would abort the communicators, too,
-  // but with a warning that destroy_process_group() was not called. shutdown() would wait for the other ranks of the
-  // host, of which one may still be writing a checkpoint.
+  // Either nothing of this rank is in flight any more, or what is has had its time. The destructor would abort the
+  // communicators, too, but with a warning that destroy_process_group() was not called. shutdown() would wait for the
+  // other ranks of the host, of which one may still be writing a checkpoint.
   nccl->abort();
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Any error of the Accelerator and of what it prepared.
 ///
@@ -23,6 +24,20 @@ pub enum Error {
         port: u16,
         /// What libtorch says.
         source: brigade_torch::Error,
+    },
+    /// The ranks of a later attempt did not meet in the store that a launcher such as torchrun keeps for all
+    /// attempts.
+    #[error(
+        "rank {rank} did not {} this attempt of the job within {limit:?}: ranks of Python that failed \
+         before their first process group cannot be restarted together with ranks of Brigade; start the \
+         job anew",
+        if *.rank == 0 { "answer in" } else { "come to" }
+    )]
+    AttemptRank {
+        /// The rank that this one waited for.
+        rank: usize,
+        /// How long it waited.
+        limit: Duration,
     },
     /// A collective, a store or libtorch failed.
     #[error(transparent)]

@@ -15,6 +15,8 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
 pub(super) struct ForeignFlags {
     /// Accelerate's count of the ranks of all hosts.
     num_processes: Option<usize>,
+    /// torchrun's switch for a job that is alone on its host.
+    standalone: bool,
     /// Accelerate's switch for what has modes here.
     affinity: bool,
     /// Which signals reach the ranks.
@@ -36,7 +38,7 @@ struct Idle {
 impl ForeignFlags {
     /// torchrun's word for one host, whatever is around it.
     pub(super) fn is_standalone(&self) -> bool {
-        self.idle.iter().any(|it| it.name == STANDALONE)
+        self.standalone
     }
 
     /// Adds what they say to the other flags.
@@ -61,6 +63,9 @@ impl ForeignFlags {
                 "changes nothing: these signals reach the ranks anyway".to_owned()
             };
             flags.notes.push(Note { source: Source::Flag(SIGNALS.to_owned()), text, is_warning });
+        }
+        if self.standalone {
+            flags.note(Source::Flag(STANDALONE.to_owned()), ALONE);
         }
         for idle in &self.idle {
             let text = format!("changes nothing: {}", idle.reason);
@@ -202,12 +207,13 @@ impl Args for ForeignFlags {
             .value_name("N")
             .help("Accelerate's count of the ranks of all hosts together")
             .value_parser(clap::value_parser!(u64).range(1..));
+        let standalone = foreign(STANDALONE).action(ArgAction::SetTrue).hide(true);
         let affinity =
             foreign(AFFINITY).action(ArgAction::SetTrue).help("Accelerate's name for --bind numa");
         let signals = foreign(SIGNALS)
             .value_name("SIGNAL,..")
             .help("Ignored; the forwarded signals are always SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2");
-        let command = command.arg(total).arg(affinity).arg(signals);
+        let command = command.arg(total).arg(standalone).arg(affinity).arg(signals);
         let command = IDLE.iter().fold(command, |command, idle| {
             let arg = foreign(idle.name).hide(true);
             command.arg(if idle.takes_value { arg } else { arg.action(ArgAction::SetTrue) })
@@ -251,6 +257,7 @@ impl FromArgMatches for ForeignFlags {
         let total = matches.get_one::<u64>(TOTAL).and_then(|it| usize::try_from(*it).ok());
         Ok(Self {
             num_processes: total,
+            standalone: matches.get_flag(STANDALONE),
             affinity: matches.get_flag(AFFINITY),
             signals: matches.get_one::<String>(SIGNALS).cloned(),
             plugins: plugins.collect(),
@@ -269,6 +276,9 @@ pub(super) const COMPATIBILITY: &str = "Compatibility";
 const MULTI_GPU: &str = "multi-gpu";
 const TOTAL: &str = "num-processes";
 const STANDALONE: &str = "standalone";
+/// What it does.
+pub(super) const ALONE: &str =
+    "each attempt has a free port, whatever --master-port or MASTER_PORT says";
 const AFFINITY: &str = "enable-cpu-affinity";
 const SIGNALS: &str = "signals-to-handle";
 const HANDLED: [&str; 6] = ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"];
@@ -282,7 +292,6 @@ macro_rules! idle {
 }
 
 const IDLE: &[Idle] = idle! {
-    STANDALONE false "one host always meets on a free port";
     MULTI_GPU false "a launch has as many ranks as --nproc says";
     "same-network" false "hosts meet at the address that they are given";
     "monitor-interval" true "the end of a rank is noticed at once";

@@ -3,7 +3,7 @@
 use std::env;
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Write};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -12,11 +12,12 @@ use brigade_setup::{Cache, Libtorch, Pins, Project, Wanted};
 
 use super::NAME;
 use crate::new::Source;
+use crate::output;
 use crate::setup::SourceArgs;
 
 /// Returns the self-test for the libtorch that is asked for, else for that of the Cargo project in the
 /// working folder, else for the fetched one. It is built where it is not there yet, or was built by
-/// another `brigade`.
+/// another `brigade` or for a libtorch that was replaced since.
 ///
 /// # Errors
 /// There is no libtorch and none can be fetched, no cargo, no room, or the build fails.
@@ -33,17 +34,16 @@ pub(super) fn built(libtorch: &SourceArgs, source: &Source) -> anyhow::Result<Pa
     let program = folder.join("bin").join(NAME);
     let stamp = folder.join("built-by");
     let words = words(source, &libtorch);
-    let identity = identity(&words)?;
+    let identity = identity(&words, libtorch.folder())?;
     if program.is_file() && fs::read_to_string(&stamp).is_ok_and(|it| it == identity) {
         return Ok(program);
     }
-    // `description` has a note in a line of its own for some versions.
-    let line = format!(
-        "brigade: {}\nbrigade: cargo builds the self-test for it, which takes some minutes, once: into {}\n",
-        libtorch.description(),
+    // It has a note in a line of its own for some versions.
+    libtorch.description().lines().for_each(output::say);
+    output::say(&format!(
+        "cargo builds the self-test for it, which takes some minutes, once: into {}",
         folder.display()
-    );
-    let _ = io::stderr().write_all(line.as_bytes());
+    ));
     install(&words, &libtorch, &folder)?;
     fs::write(&stamp, identity).with_context(|| format!("cannot write {}", stamp.display()))?;
     Ok(program)
@@ -78,11 +78,16 @@ fn words(source: &Source, libtorch: &Libtorch) -> Vec<OsString> {
     words
 }
 
-/// What a self-test is built by: when this program was installed anew, so is the self-test.
-fn identity(words: &[OsString]) -> anyhow::Result<String> {
+/// What a self-test is built by and for: when this program was installed anew, or another libtorch is at
+/// that path, the self-test is built again.
+fn identity(words: &[OsString], libtorch: &Path) -> anyhow::Result<String> {
     let this = env::current_exe().context("cannot find this program's own file")?;
-    let file = fs::metadata(&this).with_context(|| format!("cannot read {}", this.display()))?;
-    Ok(format!("{:?} {} {:?}\n", file.modified().ok(), file.len(), words))
+    let [this, library] = [this, libtorch.join("lib/libtorch_cpu.so")].map(|path| {
+        let file =
+            fs::metadata(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        anyhow::Ok((file.modified().ok(), file.len()))
+    });
+    Ok(format!("{:?} {:?} {words:?}\n", this?, library?))
 }
 
 /// Runs `cargo install`, whose messages go to the terminal. What was compiled is removed afterwards: it is

@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 
 use brigade_remote::{HostListError, RemoteError};
+use brigade_world::text::counted;
 
 /// Nothing of the user's program has run on any host when one of these is returned.
 #[derive(Debug, thiserror::Error)]
@@ -26,8 +27,9 @@ pub enum HostsError {
     },
     /// `--nnodes` differs from the number of hosts in the list.
     #[error(
-        "--nnodes {nodes}, but the list has {named} hosts: give {named}, or MIN:{named} for a \
-             job that goes on with MIN of them"
+        "--nnodes {nodes}, but the list has {}: give {named}, or MIN:{named} for a job that goes on \
+         with MIN of them",
+        counted(.named, "host")
     )]
     OtherNumber {
         /// Its value.
@@ -95,4 +97,20 @@ impl fmt::Display for HostFailure {
 /// One line for each host; the first gets its prefix where the error is printed.
 fn lines(failures: &[HostFailure]) -> String {
     failures.iter().map(ToString::to_string).collect::<Vec<_>>().join("\nbrigade: ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_another_length() {
+        let said = |named| HostsError::OtherNumber { nodes: "3".to_owned(), named }.to_string();
+        assert!(
+            said(1).starts_with("--nnodes 3, but the list has 1 host: give 1, "),
+            "{}",
+            said(1)
+        );
+        assert!(said(2).starts_with("--nnodes 3, but the list has 2 hosts: "), "{}", said(2));
+    }
 }

@@ -59,12 +59,21 @@ impl Recent {
 
     /// Whether a program has printed this error: in one line, or each of its causes in a line of its own.
     pub(crate) fn has_error(&self, message: &str) -> bool {
-        if self.lines.iter().any(|line| line.ends_with(message)) {
+        if self.lines.iter().any(|line| ends_with_words(line, message)) {
             return true;
         }
         let mut shown = self.lines.iter().map(|line| line.trim_end_matches(':'));
-        message.split(": ").all(|part| shown.any(|shown| shown.ends_with(part)))
+        message.split(": ").all(|part| shown.any(|shown| ends_with_words(shown, part)))
     }
+}
+
+/// Whether a line ends with these words, of which the first is not a part of a longer one.
+fn ends_with_words(line: &str, words: &str) -> bool {
+    let is_of_a_word = |character: char| character.is_alphanumeric() || character == '_';
+    !words.is_empty()
+        && line.strip_suffix(words).is_some_and(|before| {
+            !(before.ends_with(is_of_a_word) && words.starts_with(is_of_a_word))
+        })
 }
 
 /// What tells an open file or terminal from others.
@@ -123,6 +132,9 @@ mod tests {
         let shown = recent(&["[0] ValueError: no such layer"]);
         assert!(shown.has_error("ValueError: no such layer"));
         assert!(!shown.has_error("KeyError: no such layer"));
+        assert!(!shown.has_error("Error: no such layer") && !shown.has_error(""));
+        assert!(!recent(&["[0] step 11", "[0] "]).has_error("1"));
+        assert!(recent(&["[0] Error: 1"]).has_error("1"));
         let causes =
             ["[0] Error: cannot open data", "[0] ", "[0] Caused by:", "[0]     0: no disk"];
         assert!(recent(&causes).has_error("cannot open data: no disk"));

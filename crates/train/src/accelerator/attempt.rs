@@ -3,10 +3,10 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use brigade_torch::Store;
+use brigade_torch::{Fault, Store};
 use brigade_world::World;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// One attempt in a store that the launcher serves (`TORCHELASTIC_USE_AGENT_STORE`).
 ///
@@ -26,10 +26,12 @@ pub(crate) struct Attempt {
 
 impl Attempt {
     /// Enters the attempt of `world`, and returns the store whose keys it uses. In a later attempt all
-    /// ranks wait for rank 0, and it waits for them.
+    /// ranks wait for rank 0, and it waits for them, for two minutes at most. A rank that takes the attempt
+    /// for the first one never comes: ranks of Python do so, and a rank of a host that counts no restart
+    /// where no group was made before.
     ///
     /// # Errors
-    /// A rank did not come within the time limit, or the store is gone.
+    /// A rank did not come within the time limit ([`Error::AttemptRank`]), or the store is gone.
     pub(crate) fn enter(store: Store, world: &World, timeout: Duration) -> Result<(Self, Store)> {
         let (rank, world_size) = (world.rank.as_usize(), world.world_size.as_usize());
         let this = Self { store, world_size };
@@ -51,10 +53,10 @@ impl Attempt {
             let keys = this.store.clone();
             return Ok((this, keys));
         }
-        let deadline = Instant::now() + timeout;
+        let limit = timeout.min(LONGEST_WAIT);
         let number = match rank {
-            0 => this.begin(deadline)?,
-            _ => this.join(rank, deadline)?,
+            0 => this.begin(limit)?,
+            _ => this.join(rank, limit)?,
         };
         let keys = this.store.prefix(&prefix(number))?;
         Ok((this, keys))
@@ -84,18 +86,23 @@ impl Attempt {
     }
 
     /// Rank 0: takes a number that no attempt had, and answers each of the others.
-    fn begin(&self, deadline: Instant) -> Result<i64> {
+    fn begin(&self, limit: Duration) -> Result<i64> {
+        let deadline = Instant::now() + limit;
         let number = self.store.add(NUMBER, 1)?;
         for rank in 1..self.world_size {
             let asked = asked(number, rank);
-            self.store.wait(&[&asked], left(deadline))?;
+            self.store.wait(&[&asked], left(deadline)).map_err(|error| match error.fault() {
+                Some(Fault::Timeout) => Error::AttemptRank { rank, limit },
+                _ => Error::Torch(error),
+            })?;
             self.store.set(&answered(number, rank), self.store.get(&asked)?)?;
         }
         Ok(number)
     }
 
     /// Another rank: asks the rank 0 of the newest number until it answers, or a newer one has begun.
-    fn join(&self, rank: usize, deadline: Instant) -> Result<i64> {
+    fn join(&self, rank: usize, limit: Duration) -> Result<i64> {
+        let deadline = Instant::now() + limit;
         // No other process asks with the same words.
         let question = rand::random::<u64>().to_string();
         let mut known = 0;
@@ -114,8 +121,7 @@ impl Attempt {
                 return Ok(number);
             }
             if Instant::now() >= deadline {
-                // The error of a wait that took too long.
-                self.store.wait(&[&format!("{answered}/in_time")], left(deadline))?;
+                return Err(Error::AttemptRank { rank: 0, limit });
             }
             thread::sleep(pause);
             pause = (2 * pause).min(LONGEST_PAUSE);
@@ -123,8 +129,11 @@ impl Attempt {
     }
 }
 
+/// The time until then, in whole milliseconds, as the store counts it: a wait that ends before its limit is
+/// not taken for one that has timed out.
 fn left(deadline: Instant) -> Duration {
-    deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
+    let left = deadline.saturating_duration_since(Instant::now()).as_millis();
+    Duration::from_millis(u64::try_from(left).unwrap_or(u64::MAX).max(1))
 }
 
 fn entered(rank: usize) -> String {
@@ -149,6 +158,8 @@ const NUMBER: &str = "brigade/attempts";
 const AGAIN: &str = "brigade/again";
 /// The size of the last group.
 const CONNECTED: &str = "brigade/connected";
+/// Of one rank for another in a later attempt, all of whose ranks were started together.
+const LONGEST_WAIT: Duration = Duration::from_secs(120);
 const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
@@ -188,6 +199,12 @@ mod tests {
         entered.into_iter().map(|it| it.1).collect()
     }
 
+    /// What a rank says that waits for another one for 50 ms.
+    fn refusal(store: &Store, world: &World) -> String {
+        let limit = Duration::from_millis(50);
+        Attempt::enter(store.clone(), world, limit).err().unwrap().to_string()
+    }
+
     /// Keys of their own, of attempt `number`.
     fn own(number: i64, ranks: usize) -> Vec<String> {
         vec![format!("Store(hash/brigade/attempt_{number})"); ranks]
@@ -225,14 +242,31 @@ mod tests {
         let world_size = WorldSize::new(2).unwrap();
         let mut world = World::alone();
         (world.world_size, world.restart_count) = (world_size, 1);
-        let limit = Duration::from_millis(50);
-        assert!(Attempt::enter(store.clone(), &world, limit).is_err());
+        assert_eq!(
+            refusal(&store, &world),
+            "rank 1 did not come to this attempt of the job within 50ms: ranks of Python that failed \
+             before their first process group cannot be restarted together with ranks of Brigade; start \
+             the job anew"
+        );
         assert_eq!(attempt(&store, &[Some(2), Some(2)], true), own(2, 2));
         // Rank 1 alone waits, and gives up.
         world.rank = Rank::new(1, world_size).unwrap();
-        let error = Attempt::enter(store.clone(), &world, limit).err().unwrap();
-        assert!(error.to_string().contains("brigade/attempt_2/answered/1"), "{error}");
+        let error = refusal(&store, &world);
+        let expected =
+            "rank 0 did not answer in this attempt of the job within 50ms: ranks of Python";
+        assert!(error.starts_with(expected), "{error}");
         assert_eq!(attempt(&store, &[Some(3), Some(3)], true), own(3, 2));
+    }
+
+    /// No group was made before, and rank 1 was the first to look whether there was an attempt.
+    #[test]
+    fn ranks_that_disagree_about_the_attempt_do_not_wait_for_the_groups_limit() {
+        let store = Store::hash().unwrap();
+        assert_eq!(attempt(&store, &[None, Some(0)], false), pytorchs(1));
+        let mut world = World::alone();
+        (world.world_size, world.restart_count) = (WorldSize::new(2).unwrap(), 1);
+        let error = refusal(&store, &world);
+        assert!(error.starts_with("rank 1 did not come to this attempt of the job"), "{error}");
     }
 
     #[test]

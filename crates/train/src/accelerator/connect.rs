@@ -81,7 +81,8 @@ pub(crate) fn join(options: ConnectOptions, debug: bool) -> Result<Job> {
                     world.world_size.as_usize()
                 )));
             }
-            None if world.store.host == StoreHost::Agent => {
+            // A simulated rank has no others to agree with.
+            None if world.store.host == StoreHost::Agent && backend != Backend::Fake => {
                 let (attempt, store) =
                     Attempt::enter(open_store(&world, timeout)?, &world, timeout)?;
                 (Some(attempt), store)
@@ -173,7 +174,28 @@ fn open_store(world: &World, timeout: Duration) -> Result<Store> {
 mod tests {
     use std::net::TcpStream;
 
+    use brigade_world::{Rank, WorldSize};
+
     use super::*;
+
+    #[test]
+    fn a_simulated_rank_waits_for_no_other_in_a_later_attempt() {
+        let server = TcpStore::server("127.0.0.1", 0).open().unwrap();
+        let world_size = WorldSize::new(2).unwrap();
+        let mut world = World::alone();
+        (world.rank, world.world_size) = (Rank::new(1, world_size).unwrap(), world_size);
+        world.restart_count = 1;
+        world.store.port = server.port().unwrap();
+        world.store.host = StoreHost::Agent;
+        let options = ConnectOptions {
+            cpu: true,
+            world: Some(world),
+            backend: Some(Backend::Fake),
+            timeout: Some(Duration::from_secs(1)),
+            ..ConnectOptions::default()
+        };
+        assert!(join(options, false).unwrap().groups.is_some());
+    }
 
     #[test]
     fn a_store_without_a_launcher_is_served_at_its_address_alone() {

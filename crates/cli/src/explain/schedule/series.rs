@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use anyhow::{Result, bail};
+use brigade_world::text::counted;
 
 use super::ScheduleArgs;
 use super::named::Made;
@@ -63,9 +64,7 @@ impl Series {
 
     /// The name and the number of rows.
     pub(super) fn title(&self) -> String {
-        let rows = self.rows();
-        let ending = if rows == 1 { "" } else { "s" };
-        format!("{}, {rows} {}{ending}", self.name, self.row)
+        format!("{}, {}", self.name, counted(self.rows(), self.row))
     }
 
     pub(super) fn rows(&self) -> usize {

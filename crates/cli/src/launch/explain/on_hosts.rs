@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use brigade_launch::hosts::{HostsPlan, PlannedHost};
 use brigade_launch::{LaunchOptions, NprocSpec, Program};
 use brigade_remote::VariableFile;
-use brigade_world::text::escaped;
+use brigade_world::text::{counted, escaped};
 use serde_json::{Map, Value, json};
 
 use super::{built, quoted};
@@ -115,10 +115,10 @@ fn ranks(host: &PlannedHost) -> String {
         NprocSpec::Gpu => return "a rank for each GPU".into(),
         NprocSpec::Cpu => return "a rank for each core".into(),
     };
-    let noun = if count == 1 { "rank" } else { "ranks" };
+    let ranks = counted(count, "rank");
     match host.first_rank {
-        Some(first) if count == 1 => format!("1 {noun}, number {first}"),
-        Some(first) => format!("{count} {noun}, numbers {first} to {}", first + count - 1),
-        None => format!("{count} {noun}"),
+        Some(first) if count == 1 => format!("{ranks}, number {first}"),
+        Some(first) => format!("{ranks}, numbers {first} to {}", first + count - 1),
+        None => ranks,
     }
 }
