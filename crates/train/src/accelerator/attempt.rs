@@ -26,7 +26,7 @@ pub(crate) struct Attempt {
 
 impl Attempt {
     /// Enters the attempt of `world`, and returns the store whose keys it uses. In a later attempt all
-    /// ranks wait for rank 0, and it waits for them, for two minutes at most. A rank that takes the attempt
+    /// ranks wait for rank 0, and it waits for them, for ten minutes at most. A rank that takes the attempt
     /// for the first one never comes: ranks of Python do so, and a rank of a host that counts no restart
     /// where no group was made before.
     ///
@@ -158,8 +158,9 @@ const NUMBER: &str = "brigade/attempts";
 const AGAIN: &str = "brigade/again";
 /// The size of the last group.
 const CONNECTED: &str = "brigade/connected";
-/// Of one rank for another in a later attempt, all of whose ranks were started together.
-const LONGEST_WAIT: Duration = Duration::from_secs(120);
+/// The longest wait of one rank for another in a later attempt. All its ranks were started together, but some may read
+/// data before they build their Accelerator.
+const LONGEST_WAIT: Duration = Duration::from_secs(600);
 const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
