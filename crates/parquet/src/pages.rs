@@ -328,7 +328,7 @@ mod tests {
     fn fields_that_are_read_in_two_ways_are_refused() {
         let refused = Err(true);
         for (more, what) in [
-            (&[0x05, 4, 200][..], "the size again"),
+            (&[0x05, 4, 200, 1][..], "the size again"),
             (&[0x06, 4, 2], "the size again, of 64 bits"),
             (&[0x05, 6, 2], "the compressed size again"),
             (&[0x0c, 16, 0x56, 8, 0x16, 8, 0], "levels of 64 bits before those of 32"),

@@ -86,7 +86,7 @@ impl CacheOptions {
 }
 
 const MAGIC: &[u8; 8] = b"BRIGIMGC";
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 const HEADER: usize = 64;
 /// Where the counter of taken bytes is.
 const USED: u64 = 64;
