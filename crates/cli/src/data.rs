@@ -6,8 +6,8 @@ mod show;
 mod stats;
 mod transforms;
 
-use std::borrow::Cow;
 use std::env;
+use std::fs;
 use std::io::{self, IsTerminal, Write};
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
@@ -18,13 +18,11 @@ use std::time::{Duration, Instant};
 
 use brigade_images::labels::{Labelled, Labeller};
 use brigade_images::source::{
-    Fingerprint, ImageFiles, ImageFolder, ImageFolderOptions, ImageSource, ParquetImages,
-    ParquetOptions, WebDatasetOptions,
+    ImageFiles, ImageFolder, ImageFolderOptions, ImageSource, ParquetOptions, WebDatasetOptions,
 };
 use brigade_images::{ImageError, PackedImages};
 use brigade_world::text::escaped;
 use clap::{Args, Subcommand};
-use tempfile::TempDir;
 
 use crate::config::Usage;
 
@@ -54,8 +52,9 @@ struct SourceArgs {
     /// Folder, pack, tar shards (`{00..09}.tar`) or tables (`.parquet`)
     ///
     /// A folder has a folder for each class, or `train` and `valid` (`val`, `validation`, `test`)
-    /// with a folder for each class. Shards may be compressed (`.tar.gz`). The images of tables are
-    /// copied into the temporary folder (`TMPDIR`) until the command ends.
+    /// with a folder for each class; one with tables or shards and no folders stands for these. Shards
+    /// may be compressed (`.tar.gz`). The images of tables are copied into the temporary folder
+    /// (`TMPDIR`) until the command ends.
     #[arg(value_name = "FOLDER|FILE")]
     images: String,
 
@@ -106,7 +105,16 @@ impl SourceArgs {
     fn parts(&self, path: &Path) -> Result<Vec<Part>, ImageError> {
         let one = |images| Ok(vec![Part { name: None, images }]);
         let ends = |ending: &str| self.images.ends_with(ending);
-        let (shards, table) = ([".tar", ".tar.gz", ".tgz"].into_iter().any(ends), ends(".parquet"));
+        let (shards, table) = match path.is_dir() {
+            true => (holds(path, &SHARDS)?, holds(path, &TABLES)?),
+            false => (SHARDS.into_iter().any(ends), TABLES.into_iter().any(ends)),
+        };
+        if shards && table {
+            return Err(ImageError::InvalidArgument(format!(
+                "{} holds tar shards and tables; give the files of one kind",
+                self.images
+            )));
+        }
         if (self.image_from.is_some() || self.label_from.is_some()) && !shards && !table {
             return Err(ImageError::InvalidArgument(format!(
                 "--image-from and --label-from are for tar shards and tables; {} is neither",
@@ -165,7 +173,8 @@ impl SourceArgs {
         }
     }
 
-    /// Opens tables, whose images are copied into a folder that is gone with them.
+    /// Opens tables, whose images are copied into a folder that is gone once the copy is open: it then ends with
+    /// the process, however that ends.
     fn table(&self) -> Result<Images, ImageError> {
         let mut options = ParquetOptions::new();
         if let Some(column) = &self.image_from {
@@ -176,37 +185,27 @@ impl SourceArgs {
         }
         let folder = tempfile::Builder::new().prefix("brigade-data-").tempdir();
         let folder = folder.map_err(|cause| ImageError::Read { path: env::temp_dir(), cause })?;
-        let (images, labels, categories) = options.open(&self.images, folder.path())?.into_parts();
-        Labelled::new(Box::new(Copied { images, _folder: folder }), labels, categories)
+        boxed(options.open(&self.images, folder.path())?)
     }
 }
 
-/// Images of tables, and the folder with the copy of them.
-struct Copied {
-    images: ParquetImages,
-    _folder: TempDir,
-}
+const SHARDS: [&str; 3] = [".tar", ".tar.gz", ".tgz"];
+const TABLES: [&str; 1] = [".parquet"];
 
-impl ImageSource for Copied {
-    fn len(&self) -> usize {
-        self.images.len()
+/// Whether a folder has files with one of these endings, and no folders of classes beside them.
+fn holds(folder: &Path, endings: &[&str]) -> Result<bool, ImageError> {
+    let failed = |cause| ImageError::Read { path: folder.into(), cause };
+    let mut found = false;
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+        if endings.iter().any(|ending| name.ends_with(ending.as_bytes())) {
+            found = true;
+        } else if !name.starts_with(b".") && path.is_dir() {
+            return Ok(false);
+        }
     }
-
-    fn read(&self, index: usize, buffer: &mut Vec<u8>) -> Result<(), ImageError> {
-        self.images.read(index, buffer)
-    }
-
-    fn name(&self, index: usize) -> Cow<'_, str> {
-        self.images.name(index)
-    }
-
-    fn version(&self, index: usize) -> u64 {
-        self.images.version(index)
-    }
-
-    fn fingerprint(&self) -> Result<Fingerprint, ImageError> {
-        self.images.fingerprint()
-    }
+    Ok(found)
 }
 
 fn boxed(images: Labelled<impl ImageSource + 'static>) -> Result<Images, ImageError> {

@@ -203,6 +203,18 @@ fn shards_have_their_classes_in_members() {
     );
     let text = stats(&["--label-from", "txt"]);
     assert!(text.starts_with("shard.tar.gz: 3 images in 2 classes\n  blue        1\n"), "{text}");
+    fs::create_dir(folder.path().join("folder")).unwrap();
+    fs::copy(folder.path().join(shard), folder.path().join("folder/0.tar.gz")).unwrap();
+    let text = answer(folder.path(), &["stats", "folder", "--label-from", "txt"]);
+    assert!(text.starts_with("folder: 3 images in 2 classes\n  blue        1\n"), "{text}");
+    // An archive beside folders of classes is not the images.
+    fs::copy(folder.path().join(shard), folder.path().join("photos/train/0.tar.gz")).unwrap();
+    let text = answer(folder.path(), &["stats", "photos/train"]);
+    assert!(text.starts_with("photos/train: 8 images in 2 classes\n"), "{text}");
+    fs::write(folder.path().join("folder/0.parquet"), "").unwrap();
+    let (code, _, stderr) = ask(folder.path(), &["stats", "folder"]);
+    assert_eq!(code, 2);
+    assert_eq!(stderr, "brigade: folder holds tar shards and tables; give the files of one kind\n");
     let json = stats(&["--label-from", "json:colour", "--image-from", "input.png"]);
     assert!(json.contains("\n  red!         2\nformats  3 PNG\n"), "{json}");
     answer(folder.path(), &["pack", shard, "--label-from", "txt", "-o", "shard.pack"]);
@@ -239,12 +251,20 @@ fn tables_are_read_as_folders_are() {
 
     let temporary = folder.path().join("temporary");
     fs::create_dir(&temporary).unwrap();
+    // As the hub lays them out.
+    let data = folder.path().join("data");
+    fs::create_dir(&data).unwrap();
+    for number in [0, 1] {
+        let name = format!("train-0000{number}-of-00002.parquet");
+        fs::copy(folder.path().join("table.parquet"), data.join(name)).unwrap();
+    }
     let columns = ["--image-from", "picture", "--label-from", "kind"];
     for (command, expected) in [
         (
             &["stats", "table.parquet"][..],
             "table.parquet: 3 images in 2 classes\n  blue        2\n",
         ),
+        (&["stats", "data"], "data: 6 images in 2 classes\n  blue        4\n"),
         (&["show", "table.parquet", "-o", "rows.png"], "rows.png: 3 samples of 3\n"),
         (&["pack", "table.parquet", "-o", "rows.pack"], "rows.pack: 3 images"),
     ] {

@@ -113,8 +113,8 @@ pub const MAX_ENCODED_BYTES: u64 = 1 << 30;
 /// Returns a number that is another one when a file was written to or replaced: of its inode, its size and the
 /// times, in nanoseconds, of the last change of its contents and of the inode. The last of these cannot be set
 /// back, so that a copy that keeps times (`cp -p`, `rsync -t`) is noticed, too; a change of owner, mode or
-/// number of links makes another number as well. Costs one question to the system. 0 for a file that is not
-/// there.
+/// number of links makes another number as well. The device's number is left out: it may be another one after a
+/// reboot. Costs one question to the system. 0 for a file that is not there.
 #[must_use]
 pub fn file_version(path: &Path) -> u64 {
     fs::metadata(path).map_or(0, |metadata| version_of(&metadata))
@@ -122,7 +122,6 @@ pub fn file_version(path: &Path) -> u64 {
 
 fn version_of(metadata: &Metadata) -> u64 {
     let mut hasher = Hasher::new("version");
-    hasher.number(metadata.dev());
     hasher.number(metadata.ino());
     hasher.number(metadata.size());
     for time in [metadata.mtime(), metadata.mtime_nsec(), metadata.ctime(), metadata.ctime_nsec()] {

@@ -5,6 +5,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use flate2::read::MultiGzDecoder;
 use parquet::basic::Compression;
 use parquet::file::metadata::ColumnChunkMetaData;
 
@@ -19,7 +20,7 @@ pub(crate) fn check(path: &Path, chunk: &ColumnChunkMetaData) -> Result<(), Stri
     while offset < end {
         let (header, size) = read(&file, offset, end, &mut window)?;
         let rest = end - offset - size as u64;
-        let Header { uncompressed, compressed, levels } = header;
+        let Header { uncompressed, compressed, levels, is_compressed } = header;
         if u64::from(compressed) > rest {
             return Err(format!(
                 "a page at {offset} claims {compressed} bytes, and {rest} follow in its column"
@@ -32,15 +33,20 @@ pub(crate) fn check(path: &Path, chunk: &ColumnChunkMetaData) -> Result<(), Stri
                 chunk.compression()
             ));
         }
-        if matches!(chunk.compression(), Compression::BROTLI(_)) {
-            // Ten bytes may hold 16 MiB, and the reader takes whatever comes.
+        // Of these the reader takes whatever comes: ten bytes of Brotli may hold 16 MiB.
+        let unbounded =
+            matches!(chunk.compression(), Compression::BROTLI(_) | Compression::GZIP(_));
+        if is_compressed && unbounded {
             let mut page = vec![0; compressed as usize];
             file.read_exact_at(&mut page, offset + size as u64)
                 .map_err(|error| format!("a page at {offset}: {error}"))?;
             let data = page.get(levels as usize..).unwrap_or_default();
             let limit = u64::from(uncompressed) + 1;
-            let reader = brotli_decompressor::Decompressor::new(data, 4096);
-            let length = io::copy(&mut reader.take(limit), &mut io::sink());
+            let mut reader: Box<dyn Read> = match chunk.compression() {
+                Compression::GZIP(_) => Box::new(MultiGzDecoder::new(data)),
+                _ => Box::new(brotli_decompressor::Decompressor::new(data, 4096)),
+            };
+            let length = io::copy(&mut reader.by_ref().take(limit), &mut io::sink());
             if length.is_ok_and(|length| length + u64::from(levels) >= limit) {
                 return Err(format!(
                     "a page at {offset} holds more than the {uncompressed} bytes it claims"
@@ -78,6 +84,8 @@ struct Header {
     compressed: u32,
     /// Bytes before the compressed ones, in pages of the second kind.
     levels: u32,
+    /// Whether the bytes after the levels are compressed, if those of the column are.
+    is_compressed: bool,
 }
 
 /// Reads the header at `offset` and returns it with its size.
@@ -115,8 +123,28 @@ enum Bad {
     Other,
 }
 
-/// Thrift's compact protocol, as far as the structure `PageHeader` needs it: four numbers are taken, the
-/// rest is passed over.
+/// Types of Thrift's compact protocol.
+const FALSE: u8 = 2;
+const I32: u8 = 5;
+const STRUCT: u8 = 12;
+
+/// The types of the first fields of `PageHeader` and of the structures in it, from field 1 on. The crate
+/// `parquet` reads these fields by their numbers, whatever type they say.
+const PAGE: &[u8] = &[I32, I32, I32, I32, STRUCT, STRUCT, STRUCT, STRUCT];
+const DATA_PAGE: &[u8] = &[I32; 4];
+const DICTIONARY_PAGE: &[u8] = &[I32; 2];
+const DATA_PAGE_V2: &[u8] = &[I32; 6];
+
+/// The fields of a structure that were read.
+#[derive(Default)]
+struct Fields {
+    last: i16,
+    seen: u16,
+}
+
+/// Thrift's compact protocol, as far as the structure `PageHeader` needs it: four numbers and a truth value are
+/// taken, the rest is passed over. What `parquet` would read in another way is refused: fields that come twice
+/// or are of another type, and numbers that are too large.
 struct Compact<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -125,17 +153,23 @@ struct Compact<'a> {
 impl Compact<'_> {
     fn header(&mut self) -> Result<Header, Bad> {
         let (mut uncompressed, mut compressed) = (None, None);
-        let mut levels = 0_i64;
-        let mut field = 0;
-        while let Some(kind) = self.field(&mut field)? {
-            match (field, kind) {
-                (2, 5) => uncompressed = Some(self.signed()?),
-                (3, 5) => compressed = Some(self.signed()?),
-                (8, 12) => {
-                    let mut field = 0;
-                    while let Some(kind) = self.field(&mut field)? {
-                        match (field, kind) {
-                            (5 | 6, 5) => levels = levels.saturating_add(self.signed()?),
+        let (mut levels, mut is_compressed) = (0_u32, true);
+        let mut fields = Fields::default();
+        while let Some(kind) = self.known_field(&mut fields, PAGE)? {
+            match fields.last {
+                2 => uncompressed = Some(self.size()?),
+                3 => compressed = Some(self.size()?),
+                5 => self.pass_fields(DATA_PAGE)?,
+                7 => self.pass_fields(DICTIONARY_PAGE)?,
+                8 => {
+                    let mut fields = Fields::default();
+                    while let Some(kind) = self.known_field(&mut fields, DATA_PAGE_V2)? {
+                        match fields.last {
+                            5 | 6 => levels += self.size()?,
+                            7 => {
+                                is_compressed = kind != FALSE;
+                                self.pass(kind, 1)?;
+                            }
                             _ => self.pass(kind, 1)?,
                         }
                     }
@@ -143,13 +177,43 @@ impl Compact<'_> {
                 _ => self.pass(kind, 0)?,
             }
         }
-        let size = |number: Option<i64>| number.and_then(|it| u32::try_from(it).ok());
-        match (size(uncompressed), size(compressed), size(Some(levels))) {
-            (Some(uncompressed), Some(compressed), Some(levels)) => {
-                Ok(Header { uncompressed, compressed, levels })
-            }
-            _ => Err(Bad::Other),
+        let (Some(uncompressed), Some(compressed)) = (uncompressed, compressed) else {
+            return Err(Bad::Other);
+        };
+        Ok(Header { uncompressed, compressed, levels, is_compressed })
+    }
+
+    /// Reads the beginning of a field, which is the first of its number and has the type of `types`, if it has one
+    /// there.
+    fn known_field(&mut self, fields: &mut Fields, types: &[u8]) -> Result<Option<u8>, Bad> {
+        let mut number = i64::from(fields.last);
+        let Some(kind) = self.field(&mut number)? else { return Ok(None) };
+        fields.last = i16::try_from(number).map_err(|_| Bad::Other)?;
+        let place = usize::try_from(number - 1).ok();
+        if place.and_then(|place| types.get(place)).is_some_and(|expected| *expected != kind) {
+            return Err(Bad::Other);
         }
+        if let Some(bit @ 0..16) = place {
+            if fields.seen & 1 << bit != 0 {
+                return Err(Bad::Other);
+            }
+            fields.seen |= 1 << bit;
+        }
+        Ok(Some(kind))
+    }
+
+    fn pass_fields(&mut self, types: &[u8]) -> Result<(), Bad> {
+        let mut fields = Fields::default();
+        while let Some(kind) = self.known_field(&mut fields, types)? {
+            self.pass(kind, 1)?;
+        }
+        Ok(())
+    }
+
+    /// Reads a number of 32 bits that is not negative.
+    fn size(&mut self) -> Result<u32, Bad> {
+        let number = i32::try_from(self.signed()?).ok();
+        number.and_then(|number| u32::try_from(number).ok()).ok_or(Bad::Other)
     }
 
     fn byte(&mut self) -> Result<u8, Bad> {
@@ -232,5 +296,60 @@ impl Compact<'_> {
             }
             _ => Err(Bad::Other),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A page of the second kind of 100 bytes from 50, with `more` among its fields and `inner` among those of its
+    /// own structure; 3 and 4 bytes of levels.
+    fn header(more: &[u8], inner: &[u8]) -> Result<Header, bool> {
+        let page = [0x15, 6, 0x15, 200, 1, 0x15, 100];
+        let levels = [0x15, 2, 0x15, 0, 0x15, 2, 0x15, 0, 0x15, 6, 0x15, 8];
+        let bytes = [&page, more, &[0x0c, 16], &levels, inner, &[0, 0]].concat();
+        let mut reader = Compact { bytes: &bytes, at: 0 };
+        reader.header().map_err(|bad| matches!(bad, Bad::Other))
+    }
+
+    #[test]
+    fn headers_say_what_the_reader_will_read() {
+        let expected = Header { uncompressed: 100, compressed: 50, levels: 7, is_compressed: true };
+        assert_eq!(header(&[], &[]), Ok(expected));
+        assert_eq!(header(&[0x15, 2], &[0x11]), Ok(expected));
+        let plain = Header { is_compressed: false, ..expected };
+        assert_eq!(header(&[], &[0x12]), Ok(plain));
+        // Fields that are not of this format.
+        assert_eq!(header(&[0x05, 40, 2], &[0x05, 42, 2]), Ok(expected));
+    }
+
+    #[test]
+    fn fields_that_are_read_in_two_ways_are_refused() {
+        let refused = Err(true);
+        for (more, what) in [
+            (&[0x05, 4, 200, 1][..], "the size again"),
+            (&[0x06, 4, 2], "the size again, of 64 bits"),
+            (&[0x05, 6, 2], "the compressed size again"),
+            (&[0x0c, 16, 0x56, 8, 0x16, 8, 0], "levels of 64 bits before those of 32"),
+            (&[0x0c, 16, 0x55, 8, 0], "levels twice"),
+            (&[0x18, 0], "a text for the checksum"),
+            (&[0x05, 0x84, 0x80, 8, 2], "a field whose number is 2 of 16 bits"),
+            (&[0x0c, 10, 0x18, 0, 0], "a text for the number of values"),
+            (&[0x0c, 14, 0x18, 0, 0], "a text for the number of values of a dictionary"),
+        ] {
+            assert_eq!(header(more, &[]), refused, "{what}");
+        }
+        for (inner, what) in [
+            (&[0x05, 10, 8][..], "levels again"),
+            (&[0x06, 12, 8], "levels again, of 64 bits"),
+            (&[0x11, 0x02, 14], "compressed, and not"),
+            (&[0x08, 4, 0], "a text for the number of nulls"),
+        ] {
+            assert_eq!(header(&[], inner), refused, "{what}");
+        }
+        let number = |bytes: &[u8]| Compact { bytes, at: 0 }.size().ok();
+        assert_eq!(number(&[8]), Some(4));
+        assert_eq!((number(&[7]), number(&[0x88, 0x80, 0x80, 0x80, 0x20])), (None, None));
     }
 }

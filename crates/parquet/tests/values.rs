@@ -7,13 +7,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use brigade_parquet::{Error, Table, Value};
-use parquet::basic::{BrotliLevel, Compression, GzipLevel};
+use parquet::basic::{BrotliLevel, Compression, Encoding, GzipLevel};
 use parquet::data_type::{
     BoolType, ByteArray, ByteArrayType, DataType, DoubleType, FloatType, Int32Type, Int64Type,
     Int96Type,
 };
 use parquet::file::metadata::KeyValue;
-use parquet::file::properties::WriterProperties;
+use parquet::file::properties::{WriterProperties, WriterVersion};
 use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use parquet::schema::parser::parse_message_type;
 
@@ -138,6 +138,48 @@ fn what_is_written_compressed_is_read() {
         let texts = shown(&table, &["a"]);
         assert_eq!(texts[..2], ["some", "words"], "{compression}");
         assert_eq!(texts[2].len(), 2 << 20, "{compression}");
+    }
+}
+
+/// The reader takes all that such a page becomes before it compares the size.
+#[test]
+fn pages_that_hold_more_than_they_claim_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.parquet");
+    for (compression, version) in [
+        (Compression::GZIP(GzipLevel::default()), WriterVersion::PARQUET_1_0),
+        (Compression::GZIP(GzipLevel::default()), WriterVersion::PARQUET_2_0),
+        (Compression::BROTLI(BrotliLevel::try_new(5).unwrap()), WriterVersion::PARQUET_1_0),
+        (Compression::BROTLI(BrotliLevel::try_new(5).unwrap()), WriterVersion::PARQUET_2_0),
+    ] {
+        let schema = parse_message_type("message schema { required binary a; }").unwrap();
+        let properties = WriterProperties::builder().set_compression(compression);
+        let properties = properties.set_dictionary_enabled(false).set_writer_version(version);
+        let properties = properties.set_encoding(Encoding::PLAIN).build();
+        let file = File::create(&path).unwrap();
+        let mut writer =
+            SerializedFileWriter::new(file, Arc::new(schema), Arc::new(properties)).unwrap();
+        let mut group = writer.next_row_group().unwrap();
+        let value = ByteArray::from(&*"w".repeat(2 << 20));
+        column::<ByteArrayType>(&mut group, &[value], None, None);
+        group.close().unwrap();
+        writer.close().unwrap();
+        let whole = Table::open(&path).unwrap();
+        assert_eq!(shown(&whole, &["a"])[0].len(), 2 << 20);
+
+        // The first page's kind, then its size of four bytes: 1000 takes their place.
+        let mut bytes = fs::read(&path).unwrap();
+        let size = bytes.get_mut(4..11).unwrap();
+        assert!(
+            matches!(size, [0x15, 0 | 6, 0x15, 0x80..=0xff, 0x80..=0xff, 0x80..=0xff, 0..0x80]),
+            "{size:?}"
+        );
+        size[3..].copy_from_slice(&[0x80 | 2000_u32 as u8, 0x80 | (2000_u32 >> 7) as u8, 0x80, 0]);
+        fs::write(&path, bytes).unwrap();
+        let table = Table::open(&path).unwrap();
+        let error = table.values(0, |_| Ok::<_, Error>(())).unwrap_err().to_string();
+        let expected = "a page at 4 holds more than the 1000 bytes it claims";
+        assert!(error.ends_with(expected), "{compression}: {error}");
     }
 }
 

@@ -169,12 +169,13 @@ fn shortened(bytes: &[u8], height: u32, rows: u32) -> Option<Vec<u8>> {
     Some(shorter)
 }
 
-/// Decodes a strip or tile of a TIFF file, whose tables may lie elsewhere, to bytes of `samples` a pixel: the rows
-/// of `visible`. Three are made into RGB if they are YCbCr, others stay as they are.
+/// Decodes a strip or tile of a TIFF file, whose tables may lie elsewhere, to bytes of `samples` a pixel: the first
+/// `rows` rows of a `chunk`. Three are made into RGB if they are YCbCr, others stay as they are.
 pub(super) fn decode_samples(
     tables: &[u8],
     data: &[u8],
-    visible: Size,
+    chunk: Size,
+    rows: u32,
     samples: usize,
     ycbcr: bool,
 ) -> Result<Vec<u8>, Problem> {
@@ -190,14 +191,15 @@ pub(super) fn decode_samples(
     let data = data.strip_prefix(b"\xff\xd8").unwrap_or(data);
     let stream = [&adobe[..], &[u8::from(ycbcr)], tables, data].concat();
     let found = header(&stream)?.size;
-    if found.width != visible.width || found.height < visible.height {
+    if found.width != chunk.width || !(rows..=chunk.height).contains(&found.height) {
+        let visible = Size::new(chunk.width, rows);
         return Err(Problem(format!("a strip or tile of {visible} pixels has {found} as JPEG")));
     }
     let mut decoder = decoder(&stream)?;
     decoder.set_output_format(format);
     let image = decoder.decode_image().map_err(Problem::new)?;
     let mut pixels = image.data;
-    pixels.truncate(samples * visible.columns() * visible.rows());
+    pixels.truncate(samples * chunk.columns() * rows as usize);
     Ok(pixels)
 }
 

@@ -34,8 +34,10 @@ pub(super) fn header(bytes: &[u8]) -> Result<Found, Problem> {
         (Kind::Bits, false) => u64::from(size.width.div_ceil(8)) * u64::from(size.height),
         (Kind::Bits, true) => size.pixels(),
         // A digit, and a space before the next.
-        (_, true) => (samples * size.pixels()).saturating_mul(2).saturating_sub(1),
-        (_, false) => samples * size.pixels() * if maximum > 255 { 2 } else { 1 },
+        (_, true) => size.pixels().saturating_mul(2 * samples).saturating_sub(1),
+        (_, false) => {
+            size.pixels().saturating_mul(if maximum > 255 { 2 * samples } else { samples })
+        }
     };
     if needed > left {
         return Err(Problem::too_few_bytes(size, bytes.len()));

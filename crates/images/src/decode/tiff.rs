@@ -161,6 +161,12 @@ impl<'a> Picture<'a> {
             let rows = one(tag::ROWS_PER_STRIP, u64::MAX).min(size.height.into()) as u32;
             (Size::new(size.width, rows), tag::STRIP_OFFSETS, tag::STRIP_LENGTHS)
         };
+        let most = Size::new(size.width.max(LARGEST_TILE), size.height.max(LARGEST_TILE));
+        if tiled && (chunk.width > most.width || chunk.height > most.height) {
+            return Err(Problem(format!(
+                "its tiles have {chunk} pixels, more than the {most} that are read of a picture of {size}"
+            )));
+        }
         if chunk.width == 0 || chunk.height == 0 {
             return Err(Problem(format!("its strips or tiles are {chunk} pixels")));
         }
@@ -242,8 +248,7 @@ impl<'a> Picture<'a> {
         if self.compression == Compression::Jpeg {
             let samples = if self.planar { 1 } else { self.samples };
             let ycbcr = self.colours == Colours::YCbCr;
-            let visible = Size::new(self.chunk.width, rows);
-            return jpeg::decode_samples(self.tables, data, visible, samples, ycbcr);
+            return jpeg::decode_samples(self.tables, data, self.chunk, rows, samples, ycbcr);
         }
         let mut unpacked =
             self.compression.unpack(data, length, Size::new(self.chunk.width, rows))?;
@@ -324,6 +329,9 @@ impl<'a> Picture<'a> {
     }
 }
 
+/// The most columns and rows of a tile of a smaller picture. Writers make tiles of 256 or 512.
+const LARGEST_TILE: u32 = 4096;
+
 /// Adds to each sample that of the pixel before.
 fn sum_up(row: &mut [u8], stride: usize, bits: u32, big_endian: bool) {
     let width = bits as usize / 8;
@@ -367,19 +375,26 @@ pub(super) fn decode(bytes: &[u8], target: &mut Image, numbers: bool) -> Result<
     let (chunk, columns) = (picture.chunk, size.columns());
     let across = if picture.tiled { columns.div_ceil(chunk.columns()) } else { 1 };
     let down = size.rows().div_ceil(chunk.rows());
+    let line = picture.line()?.max(1);
+    let planes = if picture.planar { picture.samples } else { 1 };
     // Each is read once; those that lie on one another would make the work as large as a file wants.
-    let stored = (0..picture.offsets.len()).map(|number| picture.stored(number));
-    let stored = stored.fold(0_u64, u64::saturating_add);
-    if picture.compression != Compression::None && stored > 4 * bytes.len() as u64 {
+    let stored = match picture.compression {
+        Compression::None => [size.rows(), across, planes, line]
+            .into_iter()
+            .fold(1_u64, |product, factor| product.saturating_mul(factor as u64)),
+        _ => {
+            let stored = (0..picture.offsets.len()).map(|number| picture.stored(number));
+            stored.fold(0, u64::saturating_add)
+        }
+    };
+    if stored > 4 * bytes.len() as u64 {
         return Err(Problem("its strips or tiles overlap".to_owned()));
     }
-    let line = picture.line()?.max(1);
     let largest = (1_u32 << picture.bits.min(8)) - 1;
     for number in 0..across * down {
         let (left, top) = (number % across * chunk.columns(), number / across * chunk.rows());
         // The rows of a strip end with the picture.
         let rows = chunk.rows().min(size.rows() - top);
-        let planes = if picture.planar { picture.samples } else { 1 };
         let planes: Vec<Vec<u8>> = (0..planes)
             .map(|plane| picture.chunk(plane * across * down + number, rows as u32))
             .collect::<Result<_, _>>()?;

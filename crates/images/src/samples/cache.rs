@@ -36,7 +36,12 @@ use crate::{ImageError, Result};
 /// transforms. An image that was replaced by another of the same name and as many bytes is decoded
 /// anew: with each image its [version](crate::source::ImageSource::version) is kept, for which the
 /// system is asked once for each file, some microseconds, when the first sample is read. A file that
-/// is replaced while a run reads it is noticed by the next run. The bytes of the old image stay taken.
+/// is replaced while a run reads it is noticed by the next run. The bytes of the old image stay taken; where
+/// no room is left because of them, a warning says that the file can be removed.
+///
+/// A version holds the inode and the time of its last change, so copies of a data set in different places, and one
+/// that was copied anew, have other versions: they do not share a cache, and one folder for both fills up with the
+/// images of each. Give each copy a cache of its own.
 ///
 /// ```
 /// use brigade_images::CacheOptions;
@@ -81,12 +86,14 @@ impl CacheOptions {
 }
 
 const MAGIC: &[u8; 8] = b"BRIGIMGC";
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 const HEADER: usize = 64;
 /// Where the counter of taken bytes is.
 const USED: u64 = 64;
 const TABLE: u64 = 128;
 const ENTRY: usize = 32;
+/// Of the table, when it is read as a whole.
+const ENTRIES_AT_ONCE: usize = 4096;
 
 /// An open cache.
 #[derive(Debug)]
@@ -221,7 +228,12 @@ impl Cache {
         }
         match self.write(image, pixels) {
             Ok(true) => {}
-            Ok(false) => self.full.store(true, Ordering::Relaxed),
+            Ok(false) => {
+                let first = !self.full.swap(true, Ordering::Relaxed);
+                if let Some(warning) = first.then(|| self.warning_of_replaced()).flatten() {
+                    tracing::warn!("{warning}");
+                }
+            }
             Err(error) => {
                 self.full.store(true, Ordering::Relaxed);
                 let path = self.path.display();
@@ -260,6 +272,32 @@ impl Cache {
         })();
         self.file.unlock()?;
         taken
+    }
+
+    /// Says that images that were replaced take the room of others, if they take an eighth of it: bytes that are
+    /// taken for images of which the entry is still to be written count like those.
+    fn warning_of_replaced(&self) -> Option<String> {
+        let mut counter = [0; 8];
+        self.file.read_exact_at(&mut counter, USED).ok()?;
+        let used = u64::from_le_bytes(counter);
+        let mut there = 0_u64;
+        let mut table = vec![0; ENTRY * self.stamps.len().min(ENTRIES_AT_ONCE)];
+        for (part, stamps) in self.stamps.chunks(ENTRIES_AT_ONCE).enumerate() {
+            let table = table.get_mut(..ENTRY * stamps.len())?;
+            self.file.read_exact_at(table, Self::entry_offset(part * ENTRIES_AT_ONCE)).ok()?;
+            for (bytes, stamp) in table.as_chunks::<ENTRY>().0.iter().zip(stamps) {
+                let size = Entry::from_bytes(bytes, *stamp).and_then(|entry| entry.size.bytes());
+                there = there.saturating_add(size.unwrap_or_default() as u64);
+            }
+        }
+        let replaced = used.saturating_sub(there);
+        (replaced > 0 && replaced >= used / 8).then(|| {
+            format!(
+                "the cache {} is full, and {replaced} of its {used} bytes hold images that were \
+                 replaced since; remove the file, and the next run makes it anew",
+                self.path.display()
+            )
+        })
     }
 
     #[cfg(test)]
@@ -420,6 +458,35 @@ mod tests {
         assert_eq!(found(&cache, 1), Some(image(1)));
         assert_eq!(found(&cache, 2), None);
         assert!(cache.path().metadata().unwrap().len() <= cache.data_start() + 150);
+    }
+
+    #[test]
+    fn a_cache_that_is_full_of_replaced_images_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = CacheOptions::new(folder.path()).max_bytes(150);
+        let before = Cache::open(&options, key("many"), &[7; 5000]).unwrap();
+        before.keep(0, image(1).view());
+        before.keep(4999, image(2).view());
+        assert_eq!(before.warning_of_replaced(), None);
+        before.keep(1, image(3).view());
+        assert!(before.full.load(Ordering::Relaxed));
+        assert_eq!(before.warning_of_replaced(), None);
+
+        let mut versions = [7; 5000];
+        versions[4999] = 8;
+        let after = Cache::open(&options, key("many"), &versions).unwrap();
+        after.keep(4999, image(2).view());
+        assert_eq!((found(&after, 0), found(&after, 4999)), (Some(image(1)), None));
+        let expected = format!(
+            "the cache {} is full, and 60 of its 120 bytes hold images that were replaced since; \
+             remove the file, and the next run makes it anew",
+            after.path().display()
+        );
+        assert_eq!(after.warning_of_replaced(), Some(expected));
+        fs::remove_file(after.path()).unwrap();
+        let anew = Cache::open(&options, key("many"), &versions).unwrap();
+        anew.keep(4999, image(2).view());
+        assert_eq!(found(&anew, 4999), Some(image(2)));
     }
 
     #[test]

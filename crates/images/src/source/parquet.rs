@@ -24,7 +24,7 @@ use crate::{ImageError, Result};
 /// each, and one reading of the tables; while it is made, memory holds some pages of a table (a few
 /// megabytes). It is found again by the names, sizes and ends of the tables: the ranks of a host
 /// share it, of which one makes it while the others wait, and so do later runs. A copy that is no
-/// longer needed is deleted by hand.
+/// longer needed is deleted by hand: what is open reads it from then on, too.
 ///
 /// ```no_run
 /// use brigade_images::source::ParquetImages;

@@ -125,6 +125,13 @@ impl WebDataset {
         Labelled::new(self, labels, categories)
     }
 
+    /// Opens the archives now, so that they can be read after they are deleted; at most
+    /// [`shards::MAX_OPEN`] of them.
+    #[cfg(feature = "parquet")]
+    pub(super) fn hold_open(&self) -> Result<()> {
+        self.shards.hold_open()
+    }
+
     /// Reads the label of each image, and forgets where they are.
     fn read_labels(&mut self) -> Result<Labels> {
         let (mut names, mut numbers) = (Vec::new(), Vec::new());

@@ -47,6 +47,7 @@ impl Spool<'_> {
                 detail: format!("it is no copy of a table with {rows} rows; delete it"),
             });
         }
+        images.hold_open()?;
         Ok(images)
     }
 

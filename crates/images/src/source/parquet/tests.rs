@@ -74,6 +74,16 @@ fn read(images: &impl ImageSource, index: usize) -> String {
 }
 
 #[test]
+fn a_copy_that_is_open_may_be_deleted() {
+    let folder = tables(Compression::SNAPPY);
+    let spool = tempfile::tempdir().unwrap();
+    let images = ParquetImages::open(folder.path().to_str().unwrap(), spool.path()).unwrap();
+    spool.close().unwrap();
+    let images = images.source();
+    assert_eq!((read(images, 3), read(images, 0)), ("d".to_owned(), "a".to_owned()));
+}
+
+#[test]
 fn tables_of_the_hub_are_images_with_classes() {
     for compression in
         [Compression::UNCOMPRESSED, Compression::SNAPPY, Compression::ZSTD(Default::default())]

@@ -12,7 +12,8 @@ use std::thread;
 use flate2::read::MultiGzDecoder;
 use tar::Archive;
 
-use super::shards::{ShardFacts, Unpacked};
+use super::MAX_LABEL_BYTES;
+use super::shards::{ShardFacts, Unpacked, Unpacking};
 use crate::source::{MAX_ENCODED_BYTES, version_of};
 use crate::{ImageError, Result};
 
@@ -130,7 +131,7 @@ fn shard(path: &Path, rules: &Rules<'_>, unpacked: &Unpacked) -> Result<ShardInd
             groups.add(&name, span, rules).map_err(damaged)?;
         }
     }
-    groups.finish(facts).map_err(damaged)
+    groups.finish(facts, rules).map_err(damaged)
 }
 
 /// Reads a compressed archive from its beginning to its end, and writes its images and labels to where they can
@@ -148,7 +149,6 @@ fn compressed(
     let reader = Bounded { file: MultiGzDecoder::new(stream), since_seek: &since_member };
     let mut archive = Archive::new(reader);
     let mut groups = Groups::default();
-    let mut buffer = Vec::new();
     let unread = |error: io::Error| match error.raw_os_error() {
         Some(_) => ImageError::Read { path: path.into(), cause: error },
         None => damaged(format!("as gzip: {error}")),
@@ -162,52 +162,76 @@ fn compressed(
             return Err(damaged(format!("the member {name} has holes; pack it without --sparse")));
         }
         since_member.set(UNCOUNTED);
-        if kind.is_file() && rules.wants(&name) {
-            buffer.clear();
-            let claimed = entry.size();
-            if claimed > MAX_ENCODED_BYTES {
-                return Err(damaged(format!(
-                    "the member {} has {claimed} bytes, more than an image may have",
-                    String::from_utf8_lossy(&name)
-                )));
-            }
-            // Memory grows with what is there, not with what the header claims.
-            entry.read_to_end(&mut buffer).map_err(unread)?;
-            let span = unpacked.add(&buffer).map_err(|error| {
-                ImageError::InvalidArgument(format!(
-                    "cannot unpack {} into the temporary folder: {error}; give another by TMPDIR, or \
-                     unpack the archive to a .tar",
-                    path.display()
-                ))
-            })?;
+        if kind.is_file()
+            && let Some(wanted) = rules.wanted(&name)
+        {
+            let bytes = entry.size();
+            let span = match wanted {
+                Wanted::Image(_) if bytes > MAX_ENCODED_BYTES => {
+                    return Err(damaged(format!(
+                        "the member {} has {bytes} bytes, more than an image may have",
+                        String::from_utf8_lossy(&name)
+                    )));
+                }
+                // An error once the labels are read, which looks at the length alone.
+                Wanted::Label if bytes > MAX_LABEL_BYTES => Span { offset: 0, bytes },
+                _ => unpacked.add(bytes, &mut entry).map_err(|error| match error {
+                    Unpacking::Read(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                        damaged(format!(
+                            "the member {} has {bytes} bytes, and the archive ends before them",
+                            String::from_utf8_lossy(&name)
+                        ))
+                    }
+                    Unpacking::Read(error) => unread(error),
+                    Unpacking::Write(error) => ImageError::InvalidArgument(format!(
+                        "cannot unpack {} into the temporary folder: {error}; give another by \
+                         TMPDIR, or unpack the archive to a .tar",
+                        path.display()
+                    )),
+                })?,
+            };
             groups.add(&name, span, rules).map_err(damaged)?;
         }
         // The rest of a member that is not wanted is passed over before the next header.
         io::copy(&mut entry, &mut io::sink()).map_err(unread)?;
         since_member.set(0);
     }
-    groups.finish(ShardFacts { unpacked: true, ..facts }).map_err(damaged)
+    groups.finish(ShardFacts { unpacked: true, ..facts }, rules).map_err(damaged)
 }
 
 impl Rules<'_> {
-    /// The place of an extension among those of images; behind them are the last parts of longer ones.
+    /// The place of an extension among those of images. Longer ones that end in one of these come behind them,
+    /// all in the same place.
     fn rank(&self, extension: &[u8]) -> Option<usize> {
         let find = |extension: &[u8]| {
             self.images.iter().position(|it| extension.eq_ignore_ascii_case(it.as_bytes()))
         };
         let last = || {
             let dot = extension.iter().rposition(|byte| *byte == b'.').filter(|_| !self.named)?;
-            Some(self.images.len() + find(extension.get(dot + 1..)?)?)
+            find(extension.get(dot + 1..)?).map(|_| self.images.len())
         };
         find(extension).or_else(last)
     }
 
-    /// Whether a member is an image or a label.
-    fn wants(&self, name: &[u8]) -> bool {
-        key_and_extension(name).is_some_and(|(_, extension)| {
-            self.rank(extension).is_some() || extension.eq_ignore_ascii_case(self.label.as_bytes())
-        })
+    /// Whether a member is an image or a label, by its extension. A label may have a name that ends like an image's.
+    fn wanted_as(&self, extension: &[u8]) -> Option<Wanted> {
+        let is_label = extension.eq_ignore_ascii_case(self.label.as_bytes());
+        match self.rank(extension) {
+            Some(rank) if rank < self.images.len() || !is_label => Some(Wanted::Image(rank)),
+            _ => is_label.then_some(Wanted::Label),
+        }
     }
+
+    fn wanted(&self, name: &[u8]) -> Option<Wanted> {
+        key_and_extension(name).and_then(|(_, extension)| self.wanted_as(extension))
+    }
+}
+
+/// What a member is.
+enum Wanted {
+    /// With its place among the extensions that are images.
+    Image(usize),
+    Label,
 }
 
 /// The samples as their members are met.
@@ -221,8 +245,8 @@ struct Groups {
 struct Group {
     /// The image, with its place among the extensions that are images.
     image: Option<(usize, Vec<u8>, Span)>,
-    /// Another image of the same place.
-    other: Option<(usize, Vec<u8>)>,
+    /// Another image of the last place, where none comes before the others.
+    other: Option<Vec<u8>>,
     label: Option<Span>,
 }
 
@@ -238,34 +262,30 @@ impl Groups {
             }
         };
         let Some(group) = self.groups.get_mut(number) else { return Ok(()) };
-        let is = |known: &str| extension.eq_ignore_ascii_case(known.as_bytes());
         let twice = || Err(format!("the member {} is there twice", String::from_utf8_lossy(name)));
-        // A label may have a name that ends like an image's.
-        if let Some(rank) =
-            rules.rank(extension).filter(|rank| *rank < rules.images.len() || !is(rules.label))
-        {
-            match &group.image {
+        match rules.wanted_as(extension) {
+            Some(Wanted::Image(rank)) => match &group.image {
                 Some((known, same, _)) if *known == rank => {
                     if rank < rules.images.len() || same == name {
                         return twice();
                     }
-                    group.other = Some((rank, name.to_vec()));
+                    group.other = Some(name.to_vec());
                 }
                 Some((known, ..)) if *known < rank => {}
                 _ => group.image = Some((rank, name.to_vec(), span)),
-            }
-        } else if is(rules.label) && group.label.replace(span).is_some() {
-            return twice();
+            },
+            Some(Wanted::Label) if group.label.replace(span).is_some() => return twice(),
+            _ => {}
         }
         Ok(())
     }
 
     /// Makes the samples; the error names one with two images of which none is the first choice.
-    fn finish(self, facts: ShardFacts) -> Result<ShardIndex, String> {
+    fn finish(self, facts: ShardFacts, rules: &Rules<'_>) -> Result<ShardIndex, String> {
         let mut index = ShardIndex { facts, ..ShardIndex::default() };
         for Group { image, other, label } in self.groups {
-            if let (Some((rank, name, _)), Some((same, other))) = (&image, other)
-                && *rank == same
+            if let (Some((rank, name, _)), Some(other)) = (&image, other)
+                && *rank == rules.images.len()
             {
                 let extension = key_and_extension(name).map_or(&[][..], |(_, extension)| extension);
                 let [name, other, extension] =

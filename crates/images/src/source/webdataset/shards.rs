@@ -1,6 +1,7 @@
 //! Archives, some of them open.
 
 use std::fs::File;
+use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -25,8 +26,11 @@ pub(super) struct Shards {
 type Slot = Mutex<Option<(u32, Arc<File>)>>;
 
 impl Shards {
-    pub(super) fn new(paths: Vec<PathBuf>, facts: Vec<ShardFacts>, unpacked: Option<File>) -> Self {
-        let unpacked = unpacked.map(Arc::new);
+    pub(super) fn new(
+        paths: Vec<PathBuf>,
+        facts: Vec<ShardFacts>,
+        unpacked: Option<Arc<File>>,
+    ) -> Self {
         let open = (0..paths.len().min(MAX_OPEN)).map(|_| Mutex::default()).collect();
         Self { paths, facts, unpacked, open }
     }
@@ -37,6 +41,12 @@ impl Shards {
 
     pub(super) fn is_unpacked(&self, shard: u32) -> bool {
         self.facts.get(shard as usize).is_some_and(|facts| facts.unpacked)
+    }
+
+    /// Returns the bytes of the file for members of compressed archives.
+    #[cfg(test)]
+    pub(super) fn unpacked_bytes(&self) -> u64 {
+        self.unpacked.as_ref().map_or(0, |file| file.metadata().unwrap().len())
     }
 
     pub(super) fn path(&self, shard: u32) -> Option<&Path> {
@@ -78,6 +88,14 @@ impl Shards {
         }
     }
 
+    #[cfg(feature = "parquet")]
+    pub(super) fn hold_open(&self) -> Result<()> {
+        for (shard, path) in (0..).zip(&self.paths) {
+            self.file(shard).map_err(|cause| ImageError::Read { path: path.clone(), cause })?;
+        }
+        Ok(())
+    }
+
     pub(super) fn hash(&self, hasher: &mut Hasher) {
         for (path, facts) in self.paths.iter().zip(&self.facts) {
             hasher.bytes(path.file_name().unwrap_or_default().as_bytes());
@@ -99,28 +117,53 @@ pub(super) struct ShardFacts {
 /// A file without a name for the members of compressed archives.
 #[derive(Debug, Default)]
 pub(super) struct Unpacked {
-    /// With the bytes that are written.
-    file: Mutex<Option<(File, u64)>>,
+    /// With the bytes that are written or set aside.
+    file: Mutex<Option<(Arc<File>, u64)>>,
 }
 
 impl Unpacked {
-    /// Writes a member, and returns where it lies.
-    pub(super) fn add(&self, bytes: &[u8]) -> std::io::Result<Span> {
+    /// Writes a member of `bytes` bytes in pieces, and returns where it lies.
+    pub(super) fn add(&self, bytes: u64, member: &mut impl Read) -> Result<Span, Unpacking> {
+        let (file, offset) = self.reserve(bytes).map_err(Unpacking::Write)?;
+        let mut piece = vec![0; bytes.min(PIECE) as usize];
+        let mut written = 0;
+        while written < bytes {
+            let length = (bytes - written).min(PIECE);
+            let piece = piece.get_mut(..length as usize).unwrap_or_default();
+            member.read_exact(piece).map_err(Unpacking::Read)?;
+            file.write_all_at(piece, offset + written).map_err(Unpacking::Write)?;
+            written += length;
+        }
+        Ok(Span { offset, bytes })
+    }
+
+    /// Sets a stretch of the file aside, and returns where it begins.
+    fn reserve(&self, bytes: u64) -> std::io::Result<(Arc<File>, u64)> {
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         let (file, end) = match &mut *file {
             Some(file) => file,
-            empty => empty.insert((tempfile::tempfile()?, 0)),
+            empty => empty.insert((Arc::new(tempfile::tempfile()?), 0)),
         };
-        let span = Span { offset: *end, bytes: bytes.len() as u64 };
-        file.write_all_at(bytes, span.offset)?;
-        *end += span.bytes;
-        Ok(span)
+        let offset = *end;
+        *end += bytes;
+        Ok((Arc::clone(file), offset))
     }
 
-    pub(super) fn into_file(self) -> Option<File> {
+    pub(super) fn into_file(self) -> Option<Arc<File>> {
         let file = self.file.into_inner().unwrap_or_else(PoisonError::into_inner);
         file.map(|(file, _)| file)
     }
 }
 
-const MAX_OPEN: usize = 128;
+/// Why a member could not be unpacked.
+#[derive(Debug)]
+pub(super) enum Unpacking {
+    /// It could not be read from the archive.
+    Read(std::io::Error),
+    /// The temporary file could not be made or written.
+    Write(std::io::Error),
+}
+
+pub(super) const MAX_OPEN: usize = 128;
+/// Bytes of a member that are in memory at a time.
+const PIECE: u64 = 1 << 20;

@@ -158,6 +158,23 @@ fn compressed_archives_are_as_the_others() {
 }
 
 #[test]
+fn members_of_compressed_archives_are_unpacked_in_pieces() {
+    let folder = tempfile::tempdir().unwrap();
+    let long: String = (0..300_000).map(|number| format!("{number:08}")).collect();
+    let tar = archive(&folder, "a.tar", &[("a.jpg", "a"), ("b.jpg", &long), ("c.jpg", "c")]);
+    let images = open(&gzip(&tar, "a.tar.gz", 1)).unwrap();
+    let found = [0, 1, 2].map(|index| bytes(&images, index));
+    assert!(found == ["a".to_owned(), long.clone(), "c".to_owned()]);
+    assert_eq!(images.shards.unpacked_bytes(), long.len() as u64 + 2);
+
+    // The tar file ends within the member, the gzip stream as it should.
+    File::options().write(true).open(&tar).unwrap().set_len(2 << 20).unwrap();
+    let error = open(&gzip(&tar, "a.tar.gz", 1)).unwrap_err();
+    let expected = "the member b.jpg has 2400000 bytes, and the archive ends before them";
+    assert!(error.ends_with(expected), "{error}");
+}
+
+#[test]
 fn images_with_longer_names_are_found() {
     let folder = tempfile::tempdir().unwrap();
     let members =
@@ -172,6 +189,21 @@ fn images_with_longer_names_are_found() {
     let expected = "d/1.input.jpg and d/1.target.jpg are images of one sample; choose one: \
                     `images([\"input.jpg\"])`, or --image-from input.jpg";
     assert!(error.ends_with(expected), "{error}");
+    // Whatever the endings are, in both orders, and with a label whose name ends as an image's does.
+    let members = [("1.rgb.png", "photo"), ("1.mask.jpg", "mask"), ("1.cls", "1")];
+    for (order, expected) in [
+        ([0, 1, 2], "1.rgb.png and 1.mask.jpg are images of one sample; choose one: "),
+        ([2, 1, 0], "1.mask.jpg and 1.rgb.png are images of one sample; choose one: "),
+    ] {
+        let error = open(&archive(&folder, "c.tar", &order.map(|it| members[it]))).unwrap_err();
+        assert!(error.contains(expected), "{error}");
+    }
+    let whole = [members[0], members[1], ("1.webp", "whole"), ("1.other.png", "x")];
+    for order in [[0, 1, 2, 3], [2, 1, 0, 3], [0, 2, 1, 3]] {
+        let images = open(&archive(&folder, "c.tar", &order.map(|it| whole[it]))).unwrap();
+        assert_eq!(bytes(&images, 0), "whole");
+    }
+
     let chosen = WebDatasetOptions::new().images(["target.jpg"]).open_shards([&path]).unwrap();
     assert_eq!(bytes(&chosen, 0), "out");
     let error = WebDatasetOptions::new().images(["jpg"]).open_shards([&path]).unwrap_err();
@@ -184,6 +216,11 @@ fn labels_do_not_command_memory() {
     let long = "1".repeat(2 << 20);
     let large = archive(&folder, "a.tar", &[("1.jpg", ""), ("1.cls", &long)]);
     let error = open(&large).unwrap().labelled().unwrap_err().to_string();
+    assert!(error.contains("its member .cls has 2097152 bytes, more than 1048576"), "{error}");
+    // Of compressed archives, such a label is not even unpacked.
+    let compressed = open(&gzip(&large, "a.tar.gz", 1)).unwrap();
+    assert_eq!(compressed.shards.unpacked_bytes(), 0);
+    let error = compressed.labelled().unwrap_err().to_string();
     assert!(error.contains("its member .cls has 2097152 bytes, more than 1048576"), "{error}");
     let many = archive(&folder, "b.tar", &[("1.jpg", ""), ("1.cls", "9223372036854775807")]);
     let error = open(&many).unwrap().labelled().unwrap_err().to_string();
