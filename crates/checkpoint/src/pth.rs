@@ -24,6 +24,7 @@ use std::path::{Path, PathBuf};
 pub(crate) use legacy::{begins_legacy, begins_tar};
 pub use quantizer::Quantizer;
 pub use state_dict::StoredStateDict;
+pub(crate) use state_dict::weights_under;
 pub use strings::strings;
 pub(crate) use write::refusal;
 pub use write::{TensorData, write};

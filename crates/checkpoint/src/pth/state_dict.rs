@@ -65,24 +65,43 @@ fn choose(path: &Path, root: &Tree, key: Option<&str>) -> Result<StoredStateDict
             keys: found_in(root, ""),
         });
     };
+    let (key, dictionary) = only(path, start, at, key.is_some())?;
+    Ok(collect(root, "", key, dictionary))
+}
+
+/// Finds the weights in a value of a file, which the user has named, by the rule of [`PthFile::state_dict`]. `at` is
+/// its key; what lies beside it in the file is not told.
+pub(crate) fn weights_under(path: &Path, value: &Tree, at: &str) -> Result<StoredStateDict, Error> {
+    let (key, dictionary) = only(path, value, at.to_owned(), true)?;
+    Ok(collect(value, at, key, dictionary))
+}
+
+/// The only state dictionary in `start`, with its key.
+fn only<'v>(
+    path: &Path,
+    start: &'v Tree,
+    at: String,
+    named: bool,
+) -> Result<(String, &'v Tree), Error> {
     let mut found = Vec::new();
-    find(start, &at, key.is_some(), &mut found);
-    let chosen = match (found.pop(), found.is_empty()) {
-        (Some(one), true) => one,
+    find(start, &at, named, &mut found);
+    match (found.pop(), found.is_empty()) {
+        (Some(one), true) => Ok(one),
         (Some(last), false) => {
             found.push(last);
             let keys = found.iter().map(|(key, _)| key.clone()).collect();
-            return Err(Error::SeveralStateDicts { path: path.to_owned(), keys });
+            Err(Error::SeveralStateDicts { path: path.to_owned(), keys })
         }
         // A model without a parameter.
-        (None, _) if start.as_dict().is_some_and(<[_]>::is_empty) => (at, start),
-        (None, _) => {
-            return Err(Error::NoStateDict { path: path.to_owned(), found: describe(start) });
-        }
-    };
-    let (key, dictionary) = chosen;
+        (None, _) if start.as_dict().is_some_and(<[_]>::is_empty) => Ok((at, start)),
+        (None, _) => Err(Error::NoStateDict { path: path.to_owned(), found: describe(start) }),
+    }
+}
+
+/// A state dictionary, and what lies beside its tensors in `root`, which is at `at`.
+fn collect(root: &Tree, at: &str, key: String, dictionary: &Tree) -> StoredStateDict {
     let (mut tensors, mut left_out) = (Vec::new(), Lines::default());
-    beside(root, dictionary, &mut left_out);
+    beside(root, at, dictionary, &mut left_out);
     for (name, value) in dictionary.as_dict().unwrap_or_default() {
         match (name, value) {
             (Value::Str(name), Value::Tensor(tensor)) => {
@@ -91,7 +110,7 @@ fn choose(path: &Path, root: &Tree, key: Option<&str>) -> Result<StoredStateDict
             (name, value) => left_out.add(&key, name, value),
         }
     }
-    Ok(StoredStateDict { key, tensors, left_out: left_out.all() })
+    StoredStateDict { key, tensors, left_out: left_out.all() }
 }
 
 /// The value at the keys of `key`, which may have dots of their own.
@@ -150,9 +169,9 @@ fn find<'v>(value: &'v Tree, at: &str, named: bool, found: &mut Vec<(String, &'v
 }
 
 /// What lies beside `chosen` on the way to it, a line each; what is nearest comes first.
-fn beside(root: &Tree, chosen: &Tree, lines: &mut Lines) {
+fn beside(root: &Tree, at: &str, chosen: &Tree, lines: &mut Lines) {
     let Some(way) = way_to(root, chosen) else { return };
-    let (mut value, mut at) = (root, String::new());
+    let (mut value, mut at) = (root, at.to_owned());
     let mut levels = Vec::with_capacity(way.len());
     for place in way.into_iter().rev() {
         let Some((key, inner)) = children(value).nth(place) else { return };
@@ -212,11 +231,11 @@ impl Lines {
     }
 }
 
-/// The keys of all state dictionaries in a value.
+/// The keys of all state dictionaries in a value; an empty one where it is one.
 fn found_in(value: &Tree, at: &str) -> Vec<String> {
     let mut found = Vec::new();
     find(value, at, false, &mut found);
-    found.into_iter().map(|(key, _)| key).filter(|key| !key.is_empty()).collect()
+    found.into_iter().map(|(key, _)| key).collect()
 }
 
 fn below(at: &str, key: &Tree) -> String {
