@@ -217,12 +217,10 @@ fn names<T>(
     let params = params.ok_or_else(|| layout("a list `params` in each group", group))?;
     let theirs = strings(group.get("param_names")).map(|mut names| {
         let mut prefix = wrapper_prefix(&names, own);
-        if prefix.is_empty() && !names.iter().any(|name| own.contains(name)) {
+        let is_own = |name: &str| own.iter().any(|own| own == name);
+        if prefix.is_empty() && names.len() == own.len() && !names.iter().any(|name| is_own(name)) {
             let fits = |prefix: &String| {
-                let own_of = |name: &str| {
-                    name.strip_prefix(prefix).map(|rest| own.iter().any(|it| it == rest))
-                };
-                names.iter().all(|name| own_of(name) == Some(true))
+                names.iter().all(|name| name.strip_prefix(prefix.as_str()).is_some_and(is_own))
             };
             prefix = prefixes_around(&names, own).into_iter().find(fits).unwrap_or_default();
         }

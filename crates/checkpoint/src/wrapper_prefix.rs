@@ -74,11 +74,13 @@ pub(crate) fn prefixes_around(names: &[impl AsRef<str>], own: &[impl AsRef<str>]
 /// The path that the most of the model's own names have before them; `None` where two have as many.
 fn path_before<'n>(names: &'n [impl AsRef<str>], own: &[impl AsRef<str>]) -> Option<&'n str> {
     let own: HashSet<&str> = own.iter().map(AsRef::as_ref).collect();
+    // A long name may have many dots.
+    let longest = own.iter().map(|name| name.len()).max().unwrap_or_default();
     let mut counts: HashMap<&str, usize> = HashMap::new();
     for name in names.iter().map(AsRef::as_ref) {
         for (dot, _) in name.match_indices('.') {
             let (path, rest) = name.split_at(dot + 1);
-            if own.contains(rest) {
+            if rest.len() <= longest && own.contains(rest) {
                 *counts.entry(path).or_default() += 1;
             }
         }

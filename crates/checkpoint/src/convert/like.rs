@@ -458,15 +458,16 @@ fn take_own(object: &str, ours: &Weights, theirs: &Weights) -> Result<Taken, Err
     let is_own: HashSet<&str> = own.iter().copied().collect();
     let mut part = None;
     for prefix in std::iter::once(String::new()).chain(prefixes_around(&names, &own)) {
+        let mut rests = names.iter().filter_map(|name| name.strip_prefix(&prefix));
+        if !rests.all(|rest| rest.is_empty() || is_own.contains(rest)) {
+            continue;
+        }
         let (mut weights, mut others) = (Vec::new(), Vec::new());
         for (name, tensor) in theirs {
             match name.strip_prefix(&prefix).filter(|rest| !rest.is_empty()) {
                 Some(rest) => weights.push((rest.to_owned(), tensor.clone())),
                 None => others.push(name.clone()),
             }
-        }
-        if !weights.iter().all(|(name, _)| is_own.contains(name.as_str())) {
-            continue;
         }
         let tied = tied::fill(object, ours, &mut weights)?;
         let is_whole = weights.len() == ours.len();
