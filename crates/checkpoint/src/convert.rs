@@ -31,7 +31,6 @@ use crate::layout::{Checkpoint, ChecksumWriter, FileFacts, MANIFEST, Object};
 use crate::pth;
 use crate::safetensors::layout;
 use crate::value::Value;
-use crate::wrapper_prefix::owner_prefix;
 
 /// What to make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -86,14 +86,14 @@ pub enum Error {
         "{} has no dictionary under `{}`{}",
         escaped(path.display()),
         shown(key),
-        if keys.is_empty() { String::new() } else { format!("; its state dictionaries are {}", listed(keys)) }
+        other_keys(keys)
     )]
     NoSuchKey {
         /// The file.
         path: PathBuf,
         /// The key that was asked for.
         key: String,
-        /// The keys of its state dictionaries.
+        /// The keys of its state dictionaries; one that is empty where all of the file is one.
         keys: Vec<String>,
     },
 
@@ -175,8 +175,20 @@ pub enum Error {
     FileName(#[source] InvalidFileName),
 }
 
+/// What there is instead of a key, for a message.
+fn other_keys(keys: &[String]) -> String {
+    match keys {
+        [] => String::new(),
+        [all] if all.is_empty() => {
+            "; all of it is one state dictionary, without a key: leave the key out (`--key` on the command line)"
+                .to_owned()
+        }
+        keys => format!("; its state dictionaries are {}", listed(keys)),
+    }
+}
+
 /// Keys of a file, for a message.
-fn listed(keys: &[String]) -> String {
+pub(crate) fn listed(keys: &[String]) -> String {
     let mut shown: Vec<String> =
         keys.iter().take(MAX_LISTED).map(|key| format!("`{}`", shown(key))).collect();
     if keys.len() > MAX_LISTED {

@@ -24,6 +24,7 @@ use std::path::{Path, PathBuf};
 pub(crate) use legacy::{begins_legacy, begins_tar};
 pub use quantizer::Quantizer;
 pub use state_dict::StoredStateDict;
+pub(crate) use state_dict::weights_under;
 pub use strings::strings;
 pub(crate) use write::refusal;
 pub use write::{TensorData, write};
@@ -490,6 +491,9 @@ struct TreeBuilder<'p, 'a> {
     values: usize,
     /// Bytes of strings to come at most.
     text_bytes: u64,
+    /// Bytes to come at most of the places of containers and tensors: all keys above them, which a reader of
+    /// the tree joins for each ([`Value::try_map`]).
+    place_bytes: u64,
 }
 
 impl<'p, 'a> TreeBuilder<'p, 'a> {
@@ -499,17 +503,34 @@ impl<'p, 'a> TreeBuilder<'p, 'a> {
             pickle,
             values: 2 * bytes + 1024,
             text_bytes: MAX_COPIES * bytes as u64 + FREE_BYTES,
+            place_bytes: MAX_PLACES * bytes as u64 + FREE_BYTES,
         }
     }
 
-    fn plant(&mut self, value: Raw<'_>, depth: usize) -> Result<Value<StoredTensor>, Fault> {
-        self.values = self.values.saturating_sub(1);
+    /// Counts values that are about to be used at this depth.
+    fn visit(&mut self, values: usize, depth: usize) -> Result<(), Fault> {
+        self.values = self.values.saturating_sub(values);
         if depth > MAX_DEPTH || self.values == 0 {
             return Err(Fault::unsupported(format_args!(
                 "its values lie over {MAX_DEPTH} deep, contain themselves, or are more than its size \
                  allows"
             )));
         }
+        Ok(())
+    }
+
+    fn plant(&mut self, value: Raw<'_>, depth: usize) -> Result<Value<StoredTensor>, Fault> {
+        self.plant_at(value, depth, 0)
+    }
+
+    /// `place` is the number of bytes of its place.
+    fn plant_at(
+        &mut self,
+        value: Raw<'_>,
+        depth: usize,
+        place: usize,
+    ) -> Result<Value<StoredTensor>, Fault> {
+        self.visit(1, depth)?;
         let index = match value {
             Raw::None => return Ok(Value::None),
             Raw::Bool(truth) => return Ok(Value::Bool(truth)),
@@ -527,8 +548,16 @@ impl<'p, 'a> TreeBuilder<'p, 'a> {
         let Some(node) = pickle.node(index) else {
             return Err(Fault::damaged("its pickle refers to a container that is not there"));
         };
+        let left = self.place_bytes.checked_sub(place as u64);
+        self.place_bytes = left.ok_or_else(|| {
+            Fault::unsupported(
+                "the keys of its dictionaries, each with those of the dictionaries around it, are many times \
+                 its size",
+            )
+        })?;
         let mut items = |items: &[Raw<'_>]| -> Result<Vec<_>, Fault> {
-            items.iter().map(|&item| self.plant(item, depth + 1)).collect()
+            let place = place + INDEX_BYTES;
+            items.iter().map(|&item| self.plant_at(item, depth + 1, place)).collect()
         };
         Ok(match node {
             Node::List(list) => Value::List(items(list)?),
@@ -539,9 +568,9 @@ impl<'p, 'a> TreeBuilder<'p, 'a> {
                 let pairs = pickle.pairs(*list).ok_or_else(|| {
                     Fault::damaged("a dictionary of its pickle is not made of pairs")
                 })?;
-                self.dict(&pairs, depth)?
+                self.dict(&pairs, depth, place)?
             }
-            Node::Dict(entries) => self.dict(entries, depth)?,
+            Node::Dict(entries) => self.dict(entries, depth, place)?,
             Node::Tensor(tensor) => Value::Tensor(self.tensor(tensor)?),
         })
     }
@@ -550,20 +579,25 @@ impl<'p, 'a> TreeBuilder<'p, 'a> {
         &mut self,
         entries: &[(Raw<'_>, Raw<'_>)],
         depth: usize,
+        place: usize,
     ) -> Result<Value<StoredTensor>, Fault> {
         // Of equal keys the last counts, in the place of the first, as in Python.
         let mut places = HashMap::new();
         let mut dict: Vec<(Value<StoredTensor>, _)> = Vec::with_capacity(entries.len());
         for &(key, value) in entries {
-            let value = self.plant(value, depth + 1)?;
+            let inside = match key {
+                Raw::Str(name) => name.len() + 1,
+                _ => INDEX_BYTES,
+            };
+            let value = self.plant_at(value, depth + 1, place + inside)?;
             if let Raw::Str(name) = key
-                && let Some(place) = places.insert(name, dict.len())
+                && let Some(first) = places.insert(name, dict.len())
             {
-                places.insert(name, place);
-                dict[place].1 = value;
+                places.insert(name, first);
+                dict[first].1 = value;
                 continue;
             }
-            dict.push((self.plant(key, depth + 1)?, value));
+            dict.push((self.plant_at(key, depth + 1, place + INDEX_BYTES)?, value));
         }
         Ok(Value::Dict(dict))
     }
@@ -647,6 +681,11 @@ const MAX_DEPTH: usize = 64;
 /// How often what is stored once may be used. Tied weights use a storage twice or four times, and layers
 /// that are the same module under several names as often as there are layers.
 const MAX_COPIES: u64 = 16;
+/// Bytes of places for each byte of a pickle: a small list in a list takes 5 bytes, and has the keys of all
+/// dictionaries around it.
+const MAX_PLACES: u64 = 64;
+/// About what an index has in a place.
+const INDEX_BYTES: usize = 8;
 /// What is not counted: so much costs nothing, whatever the size of the file is.
 const FREE_BYTES: u64 = 1 << 20;
 const PIECE_BYTES: usize = 1 << 20;

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use brigade_world::text::counted;
 
 use crate::value::Value;
-use crate::wrapper_prefix::{owner_prefix, wrapper_prefix};
+use crate::wrapper_prefix::{prefixes_around, wrapper_prefix};
 
 /// A tensor of a state, whether in memory or in a file.
 pub trait StateTensor: Clone {
@@ -217,8 +217,12 @@ fn names<T>(
     let params = params.ok_or_else(|| layout("a list `params` in each group", group))?;
     let theirs = strings(group.get("param_names")).map(|mut names| {
         let mut prefix = wrapper_prefix(&names, own);
-        if prefix.is_empty() {
-            prefix = owner_prefix(&names, own);
+        let is_own = |name: &str| own.iter().any(|own| own == name);
+        if prefix.is_empty() && names.len() == own.len() && !names.iter().any(|name| is_own(name)) {
+            let fits = |prefix: &String| {
+                names.iter().all(|name| name.strip_prefix(prefix.as_str()).is_some_and(is_own))
+            };
+            prefix = prefixes_around(&names, own).into_iter().find(fits).unwrap_or_default();
         }
         names.iter_mut().for_each(|name| drop(name.drain(..prefix.len())));
         names

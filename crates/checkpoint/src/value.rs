@@ -120,6 +120,11 @@ impl<T> Value<T> {
         }
     }
 
+    /// Whether it is neither a tensor nor a container of some.
+    fn is_plain(&self) -> bool {
+        !matches!(self, Self::Tensor(_) | Self::List(_) | Self::Tuple(_) | Self::Dict(_))
+    }
+
     /// `a dictionary`, `an integer`, … for messages.
     #[must_use]
     pub fn describe(&self) -> &'static str {
@@ -184,9 +189,19 @@ impl<T> Value<T> {
             "" => key,
             place => format!("{place}.{key}"),
         };
+        // Numbers and texts have no tensors, and there may be many of them under a long place.
+        let place_of = |value: &Self, key: &dyn Fn() -> String| match value.is_plain() {
+            true => String::new(),
+            false => below(key()),
+        };
         let mut items = |items: Vec<Self>| -> Result<Vec<Value<U>>, E> {
             let items = items.into_iter().enumerate();
-            items.map(|(i, item)| item.map_under(&below(i.to_string()), f)).collect()
+            items
+                .map(|(i, item)| {
+                    let place = place_of(&item, &|| i.to_string());
+                    item.map_under(&place, f)
+                })
+                .collect()
         };
         Ok(match self {
             Self::None => Value::None,
@@ -202,13 +217,14 @@ impl<T> Value<T> {
             Self::Dict(entries) => {
                 let mut mapped = Vec::with_capacity(entries.len());
                 for (position, (key, value)) in entries.into_iter().enumerate() {
-                    let name = match &key {
+                    let place = place_of(&value, &|| match &key {
                         Self::Str(name) => name.clone(),
                         Self::Int(number) => number.to_string(),
                         _ => position.to_string(),
-                    };
-                    let key = key.map_under(&below(format!("key-{position}")), f)?;
-                    mapped.push((key, value.map_under(&below(name), f)?));
+                    });
+                    let key_place = place_of(&key, &|| format!("key-{position}"));
+                    let key = key.map_under(&key_place, f)?;
+                    mapped.push((key, value.map_under(&place, f)?));
                 }
                 Value::Dict(mapped)
             }

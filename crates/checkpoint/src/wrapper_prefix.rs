@@ -1,6 +1,6 @@
 //! The prefixes that PyTorch's wrappers put before the names of a model's tensors.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 /// Returns the prefix of DistributedDataParallel (`module.`), of `torch.compile` (`_orig_mod.`), or of one
 /// around the other, that all `names` have; empty where one name lacks it, and where one of the model's
@@ -25,23 +25,6 @@ pub fn wrapper_prefix(names: &[impl AsRef<str>], own: &[impl AsRef<str>]) -> Str
         prefix.push_str(more);
     }
     prefix
-}
-
-/// Returns the path of the modules around a model (`model.`) that all `names` have before one of the model's
-/// `own` names; empty where some name has none, or is the model's own without it.
-pub(crate) fn owner_prefix(names: &[impl AsRef<str>], own: &[impl AsRef<str>]) -> String {
-    let own: HashSet<&str> = own.iter().map(AsRef::as_ref).collect();
-    let Some(first) = names.first().map(AsRef::as_ref) else { return String::new() };
-    let fits = |prefix: &&str| {
-        names
-            .iter()
-            .all(|name| name.as_ref().strip_prefix(*prefix).is_some_and(|rest| own.contains(rest)))
-    };
-    if names.iter().any(|name| own.contains(name.as_ref())) {
-        return String::new();
-    }
-    let prefixes = first.match_indices('.').map(|(dot, _)| &first[..=dot]);
-    prefixes.into_iter().find(fits).unwrap_or_default().to_owned()
 }
 
 /// Returns the prefixes that wrappers and other modules may have put before a model's names in `names`: those of
@@ -75,6 +58,38 @@ pub fn prefix_candidates(names: &[impl AsRef<str>]) -> Vec<String> {
     candidates.split_off(1)
 }
 
+/// Returns the [`prefix_candidates`], then the path that the most of the model's `own` names have before them
+/// (`net.`), where it is one alone. For a run whose states are taken over whole: weights alone could be of
+/// another module with the same names.
+pub(crate) fn prefixes_around(names: &[impl AsRef<str>], own: &[impl AsRef<str>]) -> Vec<String> {
+    let mut candidates = prefix_candidates(names);
+    if let Some(path) = path_before(names, own)
+        && !candidates.iter().any(|known| known == path)
+    {
+        candidates.push(path.to_owned());
+    }
+    candidates
+}
+
+/// The path that the most of the model's own names have before them; `None` where two have as many.
+fn path_before<'n>(names: &'n [impl AsRef<str>], own: &[impl AsRef<str>]) -> Option<&'n str> {
+    let own: HashSet<&str> = own.iter().map(AsRef::as_ref).collect();
+    // A long name may have many dots.
+    let longest = own.iter().map(|name| name.len()).max().unwrap_or_default();
+    let mut counts: HashMap<&str, usize> = HashMap::new();
+    for name in names.iter().map(AsRef::as_ref) {
+        for (dot, _) in name.match_indices('.') {
+            let (path, rest) = name.split_at(dot + 1);
+            if rest.len() <= longest && own.contains(rest) {
+                *counts.entry(path).or_default() += 1;
+            }
+        }
+    }
+    let most = counts.values().copied().max()?;
+    let mut paths = counts.into_iter().filter(|(_, count)| *count == most).map(|(path, _)| path);
+    paths.next().filter(|_| paths.next().is_none())
+}
+
 /// Whether `name` is more than the prefix it begins with.
 fn has(name: &str, prefix: &str) -> bool {
     name.len() > prefix.len() && name.starts_with(prefix)
@@ -90,20 +105,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_modules_around_a_model_go_only_when_all_names_fit_then() {
+    fn the_path_before_most_own_names_is_a_candidate() {
         let own = ["0.weight", "0.bias", "head.weight"];
-        let prefix = |names: &[&str]| owner_prefix(names, &own);
-        assert_eq!(prefix(&["model.0.weight", "model.0.bias"]), "model.");
-        assert_eq!(prefix(&["net.model.0.weight", "net.model.head.weight"]), "net.model.");
-        for kept in [
+        let candidates = |names: &[&str]| prefixes_around(names, &own);
+        assert_eq!(candidates(&["model.0.weight", "model.0.bias"]), ["model."]);
+        assert_eq!(candidates(&["net.model.0.weight", "net.model.head.weight"]), ["net.model."]);
+        assert_eq!(candidates(&["a.0.weight", "a.0.bias", "b.0.weight", "loss.weight"]), ["a."]);
+        for none in [
             &["0.weight", "0.bias"][..],
-            &["model.0.weight", "loss.weight"],
-            &["model.0.weight", "0.bias"],
-            &["model.1.weight"],
-            &["model0.weight"],
+            &["a.0.weight", "b.0.weight"],
+            &["a.1.weight"],
+            &["a0.weight"],
             &[],
         ] {
-            assert_eq!(prefix(kept), "", "{kept:?}");
+            assert!(candidates(none).is_empty(), "{none:?}");
         }
     }
 

@@ -165,6 +165,55 @@ fn repetitions_in_a_pickle_cost_no_memory() {
     assert!(error.contains("100000 dimensions"), "{error}");
 }
 
+/// Each value of a tree has all keys above it in its place, and each state dictionary in its key.
+#[test]
+fn long_keys_around_many_values_cost_no_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("in.pth");
+    let open = |pickle: &[u8]| {
+        fs::write(&path, archive(&[("data.pkl", pickle), ("data/0", &[0; 4])])).unwrap();
+        PthFile::open(&path).unwrap()
+    };
+    let within = |inner: &[u8]| {
+        let key = [b"}".as_slice(), &text(&"k".repeat(30_000))].concat();
+        [b"\x80\x02".as_slice(), &key.repeat(50), inner, &b"s".repeat(50), b"."].concat()
+    };
+    let many = |item: &[u8], count: usize| [b"](".as_slice(), &item.repeat(count), b"e"].concat();
+    let weight = tensor(1, &[1], &[1]);
+    for inner in [many(b"}", 200_000), many(b"]", 200_000), many(&weight, 10_000)] {
+        let file = open(&within(&inner));
+        for error in [file.value().unwrap_err(), file.state_dict(None).unwrap_err()] {
+            assert!(error.to_string().contains("the keys of its dictionaries"), "{error}");
+        }
+    }
+    // Numbers have no place.
+    let file = open(&within(&many(b"K\x01", 200_000)));
+    file.value().unwrap().try_map(&mut |_, tensor| Ok::<_, Error>(tensor)).unwrap();
+    assert!(matches!(file.state_dict(None), Err(Error::NoStateDict { .. })));
+
+    let model = [b"}".as_slice(), &text("w"), &weight, b"s"].concat();
+    let items = |count: usize, value: &[u8]| -> Vec<u8> {
+        (0..count).flat_map(|i| [text(&format!("a{i}")), value.to_vec()].concat()).collect()
+    };
+    let two = [b"\x80\x02}(".as_slice(), &items(1500, &model), b"u."].concat();
+    let Err(Error::SeveralStateDicts { keys, .. }) = open(&two).state_dict(None) else {
+        panic!("it has one")
+    };
+    assert_eq!(keys.len(), 1000);
+    let beside =
+        [b"\x80\x02}(".as_slice(), &text("m"), &model, &items(1500, b"K\x01"), b"u."].concat();
+    let left_out = open(&beside).state_dict(None).unwrap().left_out;
+    assert_eq!(left_out.len(), 1001);
+    assert_eq!(left_out[0], "`a0`: the integer 1, which is not among the weights");
+    assert!(left_out[1000].starts_with("500 more values"), "{}", left_out[1000]);
+    let long = |bytes: usize| {
+        let key = text(&"k".repeat(bytes));
+        open(&[b"\x80\x02}".as_slice(), &key, &model, b"s."].concat()).state_dict(None)
+    };
+    assert_eq!(long(900).unwrap().tensors.len(), 1);
+    assert!(matches!(long(1100), Err(Error::NoStateDict { .. })));
+}
+
 fn manifest(objects: &str, files: &str) -> String {
     format!(
         r#"{{"format":"{FORMAT}","version":{VERSION},"made_by":"a test","world_size":1,

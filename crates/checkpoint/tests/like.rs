@@ -21,6 +21,11 @@ fn fixture(name: &str) -> PathBuf {
 
 /// The program of the fixtures, as it is right after `prepare`; `kind` of optimizer `Adam` or `SGD`.
 fn program(folder: &Path, kind: &str, ranks: usize) {
+    program_after(0, folder, kind, ranks);
+}
+
+/// The same with an optimizer that has made so many steps, and a schedule that has made as many for each rank.
+fn program_after(steps: u64, folder: &Path, kind: &str, ranks: usize) {
     let weights = [
         ("0.weight", vec![5, 4]),
         ("0.bias", vec![5]),
@@ -35,7 +40,7 @@ fn program(folder: &Path, kind: &str, ranks: usize) {
         }),
     };
     let optimizer = json!({
-        "kind": kind, "steps": 0, "initial_lr": 0.02, "lr": 0.02,
+        "kind": kind, "steps": steps, "initial_lr": 0.02, "lr": 0.02,
         "groups": [
             { "numbers": numbers(0.05), "parameters": ["0.weight", "2.weight"] },
             { "numbers": numbers(0.0), "parameters": ["0.bias", "2.bias"] },
@@ -43,7 +48,9 @@ fn program(folder: &Path, kind: &str, ranks: usize) {
         "parameters": ["0.weight", "0.bias", "2.weight", "2.bias"], "state": {},
     });
     let definition = json!({ "all": { "function": { "momentum": false } } });
-    let scheduler = json!({ "position": 0, "lr": 0.0, "plateau": null, "definition": definition });
+    let position = steps * ranks as u64;
+    let scheduler =
+        json!({ "position": position, "lr": 0.0, "plateau": null, "definition": definition });
     let loader = json!({
         "seed": 7, "epoch": 0, "base": 0, "batches": 0, "samples": 0, "total_samples": 0
     });
@@ -53,7 +60,7 @@ fn program(folder: &Path, kind: &str, ranks: usize) {
         ("scheduler", "scheduler", Some(scheduler), Vec::new()),
         ("loader", "loader", Some(loader), Vec::new()),
     ];
-    saved::write(folder, ranks, 0, &entries);
+    saved::write(folder, ranks, steps, &entries);
 }
 
 struct Made {
@@ -82,8 +89,14 @@ impl Made {
 
 fn made(from: &Path, kind: &str, ranks: usize, keep: &[StateKind]) -> Result<Made, Error> {
     let folder = tempfile::tempdir().unwrap();
-    let (like, made) = (folder.path().join("like"), folder.path().join("made"));
+    let like = folder.path().join("like");
     program(&like, kind, ranks);
+    made_like(folder, from, keep)
+}
+
+/// From the program that has saved `like` in the folder.
+fn made_like(folder: tempfile::TempDir, from: &Path, keep: &[StateKind]) -> Result<Made, Error> {
+    let (like, made) = (folder.path().join("like"), folder.path().join("made"));
     match convert_like(from, &made, &like, keep) {
         Ok(report) => Ok(Made { folder, report }),
         Err(error) => {
@@ -280,4 +293,107 @@ fn steps_are_taken_from_what_tells_them() {
         said.contains("optimizer: its count of steps, which optimizer_states[0] does not tell"),
         "{said}"
     );
+}
+
+#[test]
+fn the_steps_of_an_optimizer_that_is_kept_are_those_of_the_run() {
+    let weights = tempfile::tempdir().unwrap();
+    fs::copy(fixture("trainer/model.safetensors"), weights.path().join("model.safetensors"))
+        .unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    program_after(6, &folder.path().join("like"), "Adam", 1);
+    let made = made_like(folder, weights.path(), &StateKind::ALL).unwrap();
+    assert_eq!((made.step(), made.count("optimizer", "steps")), (6, Some(6)));
+}
+
+/// Accelerate's folder of two processes whose optimizer has made 5 steps.
+#[test]
+fn a_schedule_stepped_per_process_needs_a_program_after_its_first_step() {
+    let from = tempfile::tempdir().unwrap();
+    let to = |name: &str| from.path().join(name);
+    fs::copy(fixture("trainer/model.safetensors"), to("model.safetensors")).unwrap();
+    fs::copy(fixture("trainer/optimizer.pt"), to("optimizer.bin")).unwrap();
+    let state = Value::<Zeros>::dict([
+        ("last_epoch", Value::Int(10)),
+        ("_last_lr", Value::List(vec![Value::Float(0.01)])),
+    ]);
+    let mut bytes = io::Cursor::new(Vec::new());
+    write(&mut bytes, &state).unwrap();
+    fs::write(to("scheduler.bin"), bytes.into_inner()).unwrap();
+    for rank in 0..2 {
+        fs::copy(fixture("trainer/rng_state.pth"), to(&format!("rng_state_{rank}.pth"))).unwrap();
+    }
+    let first = made(from.path(), "Adam", 2, &StateKind::ALL).unwrap();
+    assert_eq!(first.count("scheduler", "position"), Some(5));
+    let said = first.report.changed.join("\n");
+    let expected = "once for each of 2 processes; for a program with step_per_process(true), give a --like that \
+                    was saved after its first step";
+    assert!(said.contains(expected), "{said}");
+    // One that has shown how it counts.
+    let folder = tempfile::tempdir().unwrap();
+    program_after(1, &folder.path().join("like"), "Adam", 2);
+    let later = made_like(folder, from.path(), &StateKind::ALL).unwrap();
+    assert_eq!(later.count("scheduler", "position"), Some(10));
+    let said = later.report.changed.join("\n");
+    assert!(!said.contains("step_per_process"), "{said}");
+}
+
+/// What lies beside a model's tensors, and around it, is left out, as `find_weights` does.
+#[test]
+fn weights_are_found_as_everywhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let from = folder.path().join("run.ckpt");
+    let zeros = |shape: &[u64]| {
+        Value::Tensor(Zeros(TensorInfo { dtype: Dtype::F32, shape: shape.to_vec() }))
+    };
+    let model = |prefix: &str, more: Vec<(&str, Value<Zeros>)>| {
+        let names = ["0.weight", "0.bias", "2.weight", "2.bias"];
+        let shapes: [&[u64]; 4] = [&[5, 4], &[5], &[3, 5], &[3]];
+        let tensors = names.into_iter().zip(shapes);
+        let tensors = tensors.map(|(name, shape)| (format!("{prefix}{name}"), zeros(shape)));
+        Value::dict(tensors.chain(more.into_iter().map(|(name, value)| (name.to_owned(), value))))
+    };
+    let converted = |value: &Value<Zeros>| {
+        let mut bytes = io::Cursor::new(Vec::new());
+        write(&mut bytes, value).unwrap();
+        fs::write(&from, bytes.into_inner()).unwrap();
+        made(&from, "Adam", 1, &StateKind::ALL)
+    };
+    let beside = vec![
+        ("loss.weight", zeros(&[2])),
+        ("model._extra_state", Value::Int(3)),
+        ("model.nothing", Value::None),
+    ];
+    let lightning = Value::dict([
+        ("model", Value::Str("resnet50".into())),
+        ("state_dict", model("model.", beside)),
+    ]);
+    let report = converted(&lightning).unwrap().report;
+    let stripped = "model: the names of state_dict without `model.`";
+    assert!(report.changed.contains(&stripped.to_owned()), "{report:?}");
+    for line in [
+        "`model`: the text \"resnet50\", which has no place in a checkpoint",
+        "state_dict: `loss.weight`: its name does not begin with `model.`",
+        "`state_dict.model._extra_state`: the integer 3, which is not among the weights",
+        "`state_dict.model.nothing`: None, which is not among the weights",
+    ] {
+        assert!(report.left_out.contains(&line.to_owned()), "{line}: {report:?}");
+    }
+    // Deeper, and under the settings of a model.
+    let settings = Value::dict([("depth", Value::Int(50))]);
+    let inside = Value::dict([("state_dict", model("net.", Vec::new()))]);
+    let report = converted(&Value::dict([("model", settings), ("net", inside)])).unwrap().report;
+    let line = "`model`: a dictionary, which has no place in a checkpoint";
+    assert!(report.left_out.contains(&line.to_owned()), "{report:?}");
+    // A part of the model under a prefix is no model.
+    let part = Value::dict([("model.0.weight", zeros(&[5, 4])), ("loss.weight", zeros(&[2]))]);
+    let error = converted(&Value::dict([("state_dict", part)])).err().unwrap().to_string();
+    assert!(error.contains("state_dict: it lacks `0.bias`"), "{error}");
+    // Several, of which none is meant.
+    let both = Value::dict([("a", model("", Vec::new())), ("b", model("", Vec::new()))]);
+    let error = converted(&Value::dict([("model", both)])).err().unwrap().to_string();
+    let expected = "it holds 2 state dictionaries where those of one model belong: `model.a`, `model.b`; convert \
+                    the one that is meant alone first (`brigade checkpoint convert run.ckpt model.safetensors \
+                    --key KEY`)";
+    assert!(error.contains(expected), "{error}");
 }

@@ -415,6 +415,8 @@ fn a_count_of_each_rank_or_of_epochs_stays() {
     let definition = Definition::All(Described::of(&Schedule::step(0.1, 3, 0.5).unwrap()));
     let split = AccelerateRun { split_batches: true, num_processes: None };
     let four = AccelerateRun { split_batches: false, num_processes: Some(4) };
+    let [one, two] = [1, 2]
+        .map(|processes| AccelerateRun { split_batches: false, num_processes: Some(processes) });
     let usual = AccelerateRun::default();
     // Ranks, position, optimizer steps, the run; its count and its `step_size`.
     let table = [
@@ -424,7 +426,10 @@ fn a_count_of_each_rank_or_of_epochs_stays() {
         (1, 5, 5, usual, (5, 3)),
         // `step_per_process`, and a schedule of epochs.
         (2, 10, 5, usual, (10, 3)),
-        (2, 2, 50, usual, (2, 3)),
+        (2, 10, 5, two, (10, 3)),
+        (2, 2, 50, split, (2, 3)),
+        (2, 2, 50, one, (2, 3)),
+        (1, 2, 50, usual, (2, 3)),
     ];
     for (index, (ranks, position, steps, run, (count, size))) in table.into_iter().enumerate() {
         let saved = at(&definition, ranks, position, steps);
@@ -432,6 +437,23 @@ fn a_count_of_each_rank_or_of_epochs_stays() {
         let scheduler = state(&theirs.join("scheduler.bin"));
         let found = ints(&scheduler, &["last_epoch", "step_size"]);
         assert_eq!(found, [Some(count), Some(size)], "{index}: {report:?}");
+    }
+    // Those that Accelerate would step at another pace.
+    let folder = tempfile::tempdir().unwrap();
+    let leave_out = "Leave out --num-processes and --split-batches, and go on with 2 processes";
+    let refused = [
+        (2, 10, 5, split, leave_out),
+        (2, 10, 5, four, leave_out),
+        (2, 10, 5, one, leave_out),
+        (2, 2, 50, usual, "Give --split-batches where"),
+        (1, 2, 50, four, "Give --split-batches where"),
+        (2, 0, 50, usual, "its count of 0 is not that of the 50 optimizer steps"),
+    ];
+    for (index, (ranks, position, steps, run, expected)) in refused.into_iter().enumerate() {
+        let saved = at(&definition, ranks, position, steps);
+        let error = converted(&saved, folder.path(), index, run).unwrap_err().to_string();
+        assert!(error.contains(expected), "{index}: {error}");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), index + 1, "{error}");
     }
 }
 

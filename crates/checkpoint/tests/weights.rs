@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use brigade_checkpoint::convert::{
     Target, Weights, WeightsOptions, convert, convert_with, find_weights, read_weights,
 };
-use brigade_checkpoint::pth::{PthFile, TensorData};
+use brigade_checkpoint::pth::{PthFile, TensorData, write};
 use brigade_checkpoint::{Dtype, Error, TensorInfo, Value};
 
 fn fixture(name: &str) -> PathBuf {
@@ -329,4 +329,79 @@ fn no_file_stays_of_a_conversion_that_fails() {
         convert(&fixture(name), &to, Target::Safetensors).unwrap_err();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "{name}");
     }
+}
+
+#[test]
+fn shards_hold_what_their_index_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let index = folder.path().join("model.safetensors.index.json");
+    let shard = |name: &str, tensors: &[&str]| {
+        let entries = tensors.iter().enumerate().map(|(i, tensor)| {
+            let (begin, end) = (4 * i, 4 * i + 4);
+            format!(r#""{tensor}":{{"dtype":"F32","shape":[1],"data_offsets":[{begin},{end}]}}"#)
+        });
+        let header = format!("{{{}}}", entries.collect::<Vec<_>>().join(","));
+        let length = (header.len() as u64).to_le_bytes();
+        let bytes = [&length[..], header.as_bytes(), &vec![0; 4 * tensors.len()]].concat();
+        fs::write(folder.path().join(name), bytes).unwrap();
+    };
+    let map = r#"{"weight_map":{"a":"1.safetensors","b":"2.safetensors"}}"#;
+    fs::write(&index, map).unwrap();
+    let read = || read_weights(&index).map_err(|error| error.to_string());
+    shard("1.safetensors", &["a"]);
+    shard("2.safetensors", &["b"]);
+    assert_eq!(read().unwrap().len(), 2);
+    shard("2.safetensors", &["c"]);
+    let error = read().unwrap_err();
+    assert!(error.ends_with("`b` is not in 2.safetensors, where it is to be"), "{error}");
+    shard("2.safetensors", &["a", "b"]);
+    let error = read().unwrap_err();
+    assert!(error.ends_with("`a` is in two shards, 1.safetensors and 2.safetensors"), "{error}");
+    shard("1.safetensors", &["a", "b"]);
+    shard("2.safetensors", &[]);
+    let error = read().unwrap_err();
+    assert!(error.ends_with("`b` is not in 2.safetensors, where it is to be"), "{error}");
+    // Files of torch.save, one of which has its weights in a dictionary.
+    for (name, key, tensor) in [("1.bin", "state_dict", "weight"), ("2.bin", "model", "bias")] {
+        let weights = find_weights(&fixture("lightning.ckpt"), &WeightsOptions::default()).unwrap();
+        let (_, value) = weights.tensors.into_iter().next().unwrap();
+        let state = Value::dict([(tensor, Value::Tensor(value))]);
+        let mut bytes = std::io::Cursor::new(Vec::new());
+        write(&mut bytes, &Value::dict([(key, state)])).unwrap();
+        fs::write(folder.path().join(name), bytes.into_inner()).unwrap();
+    }
+    fs::write(&index, r#"{"weight_map":{"weight":"1.bin","bias":"2.bin"}}"#).unwrap();
+    let error = read().unwrap_err();
+    let expected =
+        "the state dictionary of 1.bin is under the key `state_dict`, that of 2.bin under `model`";
+    assert!(error.ends_with(expected), "{error}");
+}
+
+#[test]
+fn a_file_that_is_one_state_dictionary_has_no_keys() {
+    let safe =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/trainer/model.safetensors");
+    let options = WeightsOptions { key: Some("model".into()), ..WeightsOptions::default() };
+    for path in [safe, fixture("legacy_state_dict.pth")] {
+        let error = find_weights(&path, &options).unwrap_err().to_string();
+        let expected = "has no dictionary under `model`; all of it is one state dictionary, without a key: leave \
+                        the key out (`--key` on the command line)";
+        assert!(error.ends_with(expected), "{error}");
+    }
+}
+
+/// Of a pickle that is too long for what it says, the size of the file is not the size.
+#[test]
+fn an_old_file_whose_pickle_does_not_end_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("in.pth");
+    let whole = fs::read(fixture("legacy_state_dict.pth")).unwrap();
+    // The first pickle is the magic number; the second one goes on to the end of the file.
+    let end = whole.iter().position(|byte| *byte == b'.').unwrap() + 1;
+    let mut long = whole[..end].to_vec();
+    long.extend([b"\x80\x02T".as_slice(), &(80u32 << 20).to_le_bytes()].concat());
+    long.resize(90 << 20, 0);
+    fs::write(&path, long).unwrap();
+    let error = PthFile::open(&path).and_then(|file| file.value()).unwrap_err().to_string();
+    assert!(error.contains("does not end within the 67108864 bytes"), "{error}");
 }

@@ -81,6 +81,8 @@ enum OptimizerArg {
 struct Subject {
     size: ModelSize,
     title: String,
+    /// What was read of its weights file, a line each.
+    read: Vec<String>,
     notes: Vec<String>,
 }
 
@@ -104,7 +106,8 @@ impl EstimateArgs {
     fn subject(&self) -> anyhow::Result<Subject> {
         let name = self.model.as_str();
         if let Some(size) = known::find(name, self.image_size) {
-            return Ok(Subject { title: name.to_owned(), size, notes: Vec::new() });
+            let (read, notes) = (Vec::new(), Vec::new());
+            return Ok(Subject { title: name.to_owned(), size, read, notes });
         }
         let path = Path::new(name);
         if path.exists() {
@@ -116,7 +119,8 @@ impl EstimateArgs {
                  embedding"
                     .to_owned(),
             ];
-            return Ok(Subject { title: name.to_owned(), size: usual(parameters), notes });
+            let (title, size) = (name.to_owned(), usual(parameters));
+            return Ok(Subject { title, size, read: Vec::new(), notes });
         }
         if let Some(snapshot) = hub_cache::model(name) {
             let note = format!("weights in {}", snapshot.display());
@@ -141,12 +145,13 @@ impl EstimateArgs {
             .map(|(dtype, count)| format!("{} {dtype}", short(*count)))
             .collect();
         let mut notes: Vec<String> = note.into_iter().collect();
-        notes.extend(weights.read);
+        notes.extend(weights.read.iter().map(|line| format!("read {line}")));
         notes.push(format!("{}: {}", counted(weights.tensors, "tensor"), types.join(", ")));
         if weights.size.shape.is_none() {
             notes.push(UNKNOWN_SHAPE.to_owned());
         }
-        Ok(Subject { title: self.model.clone(), size: weights.size, notes })
+        let (title, size, read) = (self.model.clone(), weights.size, weights.read);
+        Ok(Subject { title, size, read, notes })
     }
 
     fn rows(&self, size: &ModelSize) -> anyhow::Result<Vec<(&'static str, Memory)>> {
@@ -245,6 +250,7 @@ impl EstimateArgs {
             .collect();
         let answer = json!({
             "model": subject.title,
+            "read": subject.read,
             "parameters": subject.size.parameters,
             "largest": subject.size.largest,
             "batch_size": self.batch_size,

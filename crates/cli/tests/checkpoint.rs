@@ -28,6 +28,7 @@ brigade_suite::suite! {
         verify_says_what_is_wrong_and_exits_with_1,
         weights_go_to_pytorch_and_back,
         convert_says_which_state_dictionary_it_took,
+        inspect_says_what_was_read_of_shards,
         accelerates_layout_is_written;
     needs Pytorch: peer_accelerates_layout_is_loaded_by_pytorch;
 }
@@ -552,6 +553,45 @@ fn convert_says_which_state_dictionary_it_took() {
     for name in ["c.pth", "e", "e.safetensors"] {
         assert!(!folder.path().join(name).exists(), "{name}");
     }
+}
+
+/// The weights of an index are shown, whatever lies beside them in a shard.
+fn inspect_says_what_was_read_of_shards() {
+    let folder = tempfile::tempdir().unwrap();
+    let shard = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../checkpoint/tests/fixtures/weights/lightning.ckpt");
+    fs::copy(shard, folder.path().join("pytorch_model-00001-of-00001.bin")).unwrap();
+    let names = ["model.weight", "model.bias", "loss.weight"];
+    let map: BTreeMap<&str, &str> =
+        names.into_iter().map(|name| (name, "pytorch_model-00001-of-00001.bin")).collect();
+    let index = "pytorch_model.bin.index.json";
+    fs::write(folder.path().join(index), json!({ "weight_map": map }).to_string()).unwrap();
+    let said = |arguments: &[&str]| {
+        let output = brigade(arguments, folder.path());
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    for path in [index, "."] {
+        let answer = said(&["inspect", path]);
+        for line in [
+            "  read the state dictionary under `state_dict`",
+            "  left out `epoch`: the integer 1, which is not among the weights",
+        ] {
+            assert!(answer.lines().any(|it| it == line), "{line}: {answer}");
+        }
+        assert!(answer.contains("model.weight  [2, 2]"), "{answer}");
+        let all: Value = serde_json::from_str(&said(&["inspect", path, "--json"])).unwrap();
+        assert_eq!(all["read"], json!(["the state dictionary under `state_dict`"]));
+        assert_eq!(all["tensors"].as_array().unwrap().len(), 3);
+    }
+    let estimate = Command::new(env!("CARGO_BIN_EXE_brigade"))
+        .args(["estimate", index, "--json"])
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    assert!(estimate.status.success(), "{}", text(&estimate.stderr));
+    let all: Value = serde_json::from_slice(&estimate.stdout).unwrap();
+    assert_eq!(all["read"], json!(["the state dictionary under `state_dict`"]));
 }
 
 /// `torch.save({"w": torch.as_strided(torch.rand(1), (100000, 100000), (0, 0))}, "stride_0.pth")`: 1.5 kB that

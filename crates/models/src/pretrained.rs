@@ -16,7 +16,9 @@ use crate::classifier::is_below;
 /// - A first convolution for another number of channels is computed: [`InputChannels`].
 /// - Names that other libraries or older versions use are mapped: [`ImageClassifier::renamed`].
 /// - Positions of a vision transformer for another size of image are interpolated.
-/// - What wrappers and other modules have put before all names (`module.`, `model.`, `backbone.`) is taken off.
+/// - What wrappers have put before all names (`module.`, `_orig_mod.`) is taken off. They and those of
+///   other modules (`model.`, `backbone.`) are taken off, too, where the whole model fits the names that have them; the
+///   other names are unused then.
 /// - Counters of batches (`num_batches_tracked`), which old files lack, stay 0.
 ///
 /// Everything else has to fit, or nothing is changed.
@@ -83,7 +85,8 @@ struct Fit {
 }
 
 impl Pretrained {
-    /// The defaults: the architecture's rule for channels ([`ImageClassifier::input_channels`]), and the dictionary under the file's only usual key.
+    /// Returns the defaults: the architecture's rule for channels ([`ImageClassifier::input_channels`]), and of a
+    /// `.pth` file the state dictionary that [`Pretrained::entry`] says.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

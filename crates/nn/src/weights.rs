@@ -164,8 +164,8 @@ fn read(path: &Path, entry: Option<&str>) -> Result<StateDict, Error> {
 
 /// A safetensors file has names alone.
 fn no_keys(path: &Path, key: &str) -> Error {
-    let (path, key) = (path.to_owned(), key.to_owned());
-    Error::File(brigade_checkpoint::Error::NoSuchKey { path, key, keys: Vec::new() })
+    let (path, key, keys) = (path.to_owned(), key.to_owned(), vec![String::new()]);
+    Error::File(brigade_checkpoint::Error::NoSuchKey { path, key, keys })
 }
 
 fn open(path: &Path) -> Result<(File, Format), Error> {

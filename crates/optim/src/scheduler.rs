@@ -15,9 +15,9 @@ use crate::optimizer::Optimizer;
 /// [`LrSchedule`].
 ///
 /// The schedule is counted in optimizer steps. A group with a learning rate of its own keeps its ratio to
-/// the optimizer's, unless each group has a schedule ([`Scheduler::per_group`]). What a checkpoint keeps is
-/// the step alone: a resumed program makes the same schedule and continues at that step. A clone is a second
-/// handle of the same scheduler.
+/// the optimizer's, unless each group has a schedule ([`Scheduler::per_group`]). A checkpoint keeps the step, where a
+/// schedule that watches a metric stands, and what the schedule is, which a conversion to PyTorch reads. A resumed
+/// program makes the same schedule and continues at that step. A clone is a second handle of the same scheduler.
 ///
 /// ```
 /// use brigade_optim::schedule::Schedule;

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex};
 
 use super::FileTensor;
 use super::trainer_state::TrainerState;
-use super::weights::{Weights, is_weights, read_weights, strip_wrapper};
-use crate::error::Error;
-use crate::pth::PthFile;
+use super::weights::{Weights, WeightsOptions, find_weights, is_weights, strip_wrapper};
+use crate::error::{Error, listed};
+use crate::pth::{PthFile, weights_under};
 use crate::value::Value;
 
 /// Something with the name of its file, or its key.
@@ -68,9 +68,11 @@ fn of_folder(folder: &Path) -> Result<Foreign, Error> {
             numbered("pytorch_model", "bin.index.json", number),
         ];
         let Some(name) = names.into_iter().find(|name| files.contains(name)) else { break };
-        let value = read_weights(&folder.join(&name))?;
+        let found = find_weights(&folder.join(&name), &WeightsOptions::default());
+        let found = found.map_err(one_alone)?;
         used.push(name.clone());
-        foreign.models.push(Part { name, value });
+        foreign.left_out.extend(found.left_out.into_iter().map(|line| format!("{name}: {line}")));
+        foreign.models.push(Part { name, value: found.tensors });
     }
     let mut states = |stem: &str, ending: &str| -> Result<Vec<State>, Error> {
         let mut found = Vec::new();
@@ -178,17 +180,35 @@ fn why_not(name: &str) -> Option<String> {
 
 fn of_dictionary(path: &Path) -> Result<Foreign, Error> {
     let refuse = |fact: String| Error::Unsupported { path: path.to_owned(), fact };
-    let Value::Dict(entries) = tree(path)? else {
+    let file = PthFile::open(path)?;
+    let Value::Dict(entries) = file.value()? else {
         return Err(refuse("it holds no dictionary".into()));
     };
+    let file = Arc::new(Mutex::new(file));
     let mut foreign = Foreign::default();
     for (key, value) in entries {
         let name = key.as_str().unwrap_or("a key that is not a string").to_owned();
         let is = |names: &[&str]| names.contains(&name.as_str());
-        if is(&MODELS) {
-            let value = weights(value).map_err(|fact| refuse(format!("its `{name}` {fact}")))?;
-            foreign.models.push(Part { name, value });
-        } else if is(&OPTIMIZERS) {
+        if is(&MODELS) && value.as_dict().is_some() {
+            match weights_under(path, &value, &name) {
+                Ok(state) => {
+                    let tensors = state.tensors.into_iter();
+                    let mut value: Weights = tensors
+                        .map(|(name, tensor)| (name, FileTensor::stored(&file, tensor)))
+                        .collect();
+                    strip_wrapper(&mut value);
+                    foreign.left_out.extend(state.left_out);
+                    foreign.models.push(Part { name, value });
+                    continue;
+                }
+                // The settings of a model, beside its weights.
+                Err(Error::NoStateDict { .. }) => {}
+                Err(error) => return Err(one_alone(error)),
+            }
+        }
+        let value =
+            value.try_map(&mut |_, tensor| Ok::<_, Error>(FileTensor::stored(&file, tensor)))?;
+        if is(&OPTIMIZERS) {
             foreign.optimizers.extend(each(name, value));
         } else if is(&SCHEDULERS) {
             foreign.schedulers.extend(each(name, value));
@@ -257,21 +277,21 @@ fn batches_of_epoch(loops: &Value<FileTensor>) -> Option<i64> {
     progress.get("current")?.get("processed")?.as_int()
 }
 
-fn weights(value: Value<FileTensor>) -> Result<Weights, String> {
-    let Value::Dict(entries) = value else {
-        return Err(format!("is {}, not a state dictionary", value.describe()));
-    };
-    let entries = entries.into_iter().map(|entry| match entry {
-        (Value::Str(name), Value::Tensor(tensor)) => Ok((name, tensor)),
-        (key, value) => Err(format!(
-            "has {} under `{}`, not only tensors",
-            value.describe(),
-            key.as_str().unwrap_or("a key that is not a string")
-        )),
-    });
-    let mut weights: Weights = entries.collect::<Result<_, _>>()?;
-    strip_wrapper(&mut weights);
-    Ok(weights)
+/// Of several state dictionaries one has to be chosen, for which a conversion of all states has no option.
+fn one_alone(error: Error) -> Error {
+    match error {
+        Error::SeveralStateDicts { path, keys } => Error::Unsupported {
+            fact: format!(
+                "it holds {} state dictionaries where those of one model belong: {}; convert the one that is \
+                 meant alone first (`brigade checkpoint convert {} model.safetensors --key KEY`)",
+                keys.len(),
+                listed(&keys),
+                path.file_name().unwrap_or_default().display()
+            ),
+            path,
+        },
+        error => error,
+    }
 }
 
 /// All of a file of `torch.save`; of objects that are not plain values only the names.

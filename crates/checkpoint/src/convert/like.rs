@@ -4,7 +4,7 @@
 //! PyTorch numbers an optimizer's parameters and Brigade names them, a program of ours has loaders and
 //! objects that no file of PyTorch's knows: all of that is taken from the checkpoint `like`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs;
 use std::path::Path;
 
@@ -12,17 +12,15 @@ use brigade_world::text::counted;
 
 use super::foreign::{self, Foreign, State};
 use super::weights::{Weights, of_object};
-use super::{
-    FileTensor, Report, must_be_free, owner_prefix, read, scaler, scheduler, tied,
-    write_safetensors,
-};
+use super::{FileTensor, Report, must_be_free, read, scaler, scheduler, tied, write_safetensors};
 use crate::error::Error;
 use crate::file_name::FileName;
 use crate::layout::{
     Checkpoint, ChecksumWriter, FileFacts, MANIFEST, Manifest, Object, Placement, Staging,
 };
-use crate::pth::TensorData;
+use crate::pth::{TensorData, shown};
 use crate::value::Value;
+use crate::wrapper_prefix::prefixes_around;
 use crate::{shards, torch_optimizer};
 
 /// States of a checkpoint, by kind.
@@ -161,16 +159,21 @@ impl Made<'_> {
                 "model" => match models.next() {
                     Some(part) => {
                         let ours = of_object(like, object)?;
-                        let mut theirs = part.value.clone();
-                        let prefix = strip_owner(&ours, &mut theirs);
+                        let Taken { weights, prefix, tied, others } =
+                            take_own(name, &ours, &part.value)?;
                         if !prefix.is_empty() {
                             self.report.changed.push(format!(
                                 "{name}: the names of {} without `{prefix}`",
                                 part.name
                             ));
                         }
-                        self.report.changed.extend(tied::fill(name, &ours, &mut theirs)?);
-                        let weights = fitting(&ours, &theirs)
+                        self.report.changed.extend(tied);
+                        let others = others.iter().map(|other| {
+                            let (from, other) = (&part.name, shown(other));
+                            format!("{from}: `{other}`: its name does not begin with `{prefix}`")
+                        });
+                        self.report.left_out.extend(others);
+                        let weights = fitting(&ours, &weights)
                             .map_err(|fact| unlike(format!("{}: {fact}", part.name)))?;
                         self.tensors(object, &weights, None)?;
                     }
@@ -200,6 +203,9 @@ impl Made<'_> {
                         self.state(object, state)?;
                     }
                     None => {
+                        let steps = read(like, object)?.get("steps").and_then(Value::as_int);
+                        let steps = steps.and_then(|steps| u64::try_from(steps).ok());
+                        self.steps = self.steps.max(steps.unwrap_or_default());
                         self.keep(StateKind::Optimizer, object, "there is no optimizer for it")?;
                     }
                 },
@@ -209,7 +215,9 @@ impl Made<'_> {
                             .map_err(|fact| unlike(format!("{from}: {fact}")))?;
                         let (state, changed) = match self.counts_as_theirs(object)? {
                             true => (state, None),
-                            false => scheduler::in_our_steps(state, foreign),
+                            false => {
+                                scheduler::in_our_steps(state, foreign, like.manifest().step > 0)
+                            }
                         };
                         self.report.changed.extend(changed.map(|fact| format!("{name}: {fact}")));
                         if !others.is_empty() {
@@ -431,16 +439,50 @@ impl Made<'_> {
     }
 }
 
-/// Takes off the names of the modules around the model, as Lightning's have them, and returns them.
-fn strip_owner(ours: &Weights, theirs: &mut Weights) -> String {
-    let names = |weights: &Weights| -> Vec<String> {
-        weights.iter().map(|(name, _)| name.clone()).collect()
-    };
-    let prefix = owner_prefix(&names(theirs), &names(ours));
-    for (name, _) in theirs {
-        name.drain(..prefix.len());
+/// Their weights under the names of `ours`.
+struct Taken {
+    weights: Weights,
+    /// What was taken off the names.
+    prefix: String,
+    /// A line for each tensor that another name has, too.
+    tied: Vec<String>,
+    /// Names without the prefix.
+    others: Vec<String>,
+}
+
+/// Takes the prefix off their names with which the whole model fits, or else one with which some of it does; none
+/// where it fits as it is.
+fn take_own(object: &str, ours: &Weights, theirs: &Weights) -> Result<Taken, Error> {
+    let own: Vec<&str> = ours.iter().map(|(name, _)| name.as_str()).collect();
+    let names: Vec<&str> = theirs.iter().map(|(name, _)| name.as_str()).collect();
+    let is_own: HashSet<&str> = own.iter().copied().collect();
+    let mut part = None;
+    for prefix in std::iter::once(String::new()).chain(prefixes_around(&names, &own)) {
+        let mut rests = names.iter().filter_map(|name| name.strip_prefix(&prefix));
+        if !rests.all(|rest| rest.is_empty() || is_own.contains(rest)) {
+            continue;
+        }
+        let (mut weights, mut others) = (Vec::new(), Vec::new());
+        for (name, tensor) in theirs {
+            match name.strip_prefix(&prefix).filter(|rest| !rest.is_empty()) {
+                Some(rest) => weights.push((rest.to_owned(), tensor.clone())),
+                None => others.push(name.clone()),
+            }
+        }
+        let tied = tied::fill(object, ours, &mut weights)?;
+        let is_whole = weights.len() == ours.len();
+        let taken = Taken { weights, prefix, tied, others };
+        if is_whole {
+            return Ok(taken);
+        }
+        part.get_or_insert(taken);
     }
-    prefix
+    Ok(part.unwrap_or_else(|| Taken {
+        weights: theirs.clone(),
+        prefix: String::new(),
+        tied: Vec::new(),
+        others: Vec::new(),
+    }))
 }
 
 fn with_steps(state: Value<FileTensor>, steps: u64) -> Value<FileTensor> {

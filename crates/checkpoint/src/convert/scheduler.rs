@@ -45,10 +45,12 @@ pub(super) fn from_torch(
 /// Accelerate steps a schedule once for every process at each optimizer step (unless told
 /// `split_batches` or `step_scheduler_with_optimizer=False`), so its count is that of the optimizer times
 /// the processes. Ours is the optimizer's. Where the optimizers tell their steps, they decide; where they
-/// count none, as SGD, Accelerate's default is taken for granted, and the line says so.
+/// count none, as SGD, Accelerate's default is taken for granted, and the line says so. A checkpoint of the program
+/// shows that it counts as Accelerate does (`step_per_process`) only where it has made a step.
 pub(super) fn in_our_steps(
     state: Value<FileTensor>,
     foreign: &Foreign,
+    like_has_steps: bool,
 ) -> (Value<FileTensor>, Option<String>) {
     let ranks = match foreign.steps_per_process {
         true => foreign.random.len() as i64,
@@ -72,9 +74,15 @@ pub(super) fn in_our_steps(
     }
     let ours = count / ranks;
     let known = if steps.is_empty() { ", as it does unless told otherwise" } else { "" };
+    let unseen = match like_has_steps {
+        true => "",
+        false => {
+            "; for a program with step_per_process(true), give a --like that was saved after its first step"
+        }
+    };
     let fact = format!(
         "its count {count} became {ours} optimizer steps: Accelerate has stepped it once for each of \
-         {ranks} processes{known}"
+         {ranks} processes{known}{unseen}"
     );
     let Value::Dict(entries) = state else { return (state, None) };
     let entries = entries.into_iter().map(|(key, value)| match (key.as_str(), &value) {

@@ -68,12 +68,15 @@ pub(super) fn to_torch(
     }
 
     // The program of the checkpoint counts optimizer steps, or as Accelerate does, or something else, as
-    // epochs, which Accelerate steps once (`step_scheduler_with_optimizer=False`).
+    // epochs, which goes on as it is only where Accelerate steps the scheduler once at each call.
     let counts_theirs =
         steps.ranks > 1 && position > 0 && Some(position) == steps.run.checked_mul(steps.ranks);
-    let scale = match position == steps.run && !counts_theirs {
-        true => steps.stride,
-        false => 1,
+    let scale = match (counts_theirs, position == steps.run) {
+        (true, _) if steps.stride != steps.ranks => return Err(other_processes(position, steps)),
+        (true, _) => 1,
+        (false, true) => steps.stride,
+        (false, false) if steps.stride > 1 => return Err(other_count(position, steps)),
+        (false, false) => 1,
     };
     let at = Position { ours: position, scale };
     let last = at.theirs(position)?;
@@ -515,6 +518,24 @@ fn one_cycle(
     Ok(Counterpart::One { class: "OneCycleLR", numbers, base: Some(first), base_counts: false })
 }
 
+/// Why a schedule of a program with `step_per_process(true)` does not go on with another number of processes: its
+/// length is in steps of so many ranks.
+fn other_processes(position: u64, Steps { run, ranks, stride }: Steps) -> String {
+    format!(
+        "its count of {position} is that of {ranks} ranks at each of {run} optimizer steps \
+         (step_per_process), and Accelerate would step it {stride} at a time. Leave out --num-processes and \
+         --split-batches, and go on with {ranks} processes"
+    )
+}
+
+/// Why a schedule that is not stepped with the optimizer, as one of epochs, does not go on.
+fn other_count(position: u64, Steps { run, stride, .. }: Steps) -> String {
+    format!(
+        "its count of {position} is not that of the {run} optimizer steps, and Accelerate steps a scheduler \
+         once for each of {stride} processes at every call, so that it would run ahead. {SPLIT_BATCHES}"
+    )
+}
+
 /// The state of a `ReduceLROnPlateau`. A checkpoint of an older version does not say the plateau's numbers,
 /// and the program's stay.
 fn on_plateau(
@@ -526,8 +547,7 @@ fn on_plateau(
     if steps.stride > 1 {
         return Err(format!(
             "it follows a metric, and Accelerate steps a ReduceLROnPlateau once for each of {} processes \
-             at every metric, so that its patience ends early. Give --split-batches where the program has \
-             split_batches=True or step_scheduler_with_optimizer=False",
+             at every metric, so that its patience ends early. {SPLIT_BATCHES}",
             steps.stride
         ));
     }
@@ -574,3 +594,6 @@ fn on_plateau(
         count: "the metrics seen".into(),
     })
 }
+
+const SPLIT_BATCHES: &str = "Give --split-batches where the program has split_batches=True or \
+                             step_scheduler_with_optimizer=False";

@@ -1,5 +1,6 @@
 //! A model's weights, wherever they lie.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -8,6 +9,7 @@ use super::FileTensor;
 use super::cast::is_float;
 use crate::dtype::Dtype;
 use crate::error::Error;
+use crate::file_name::FileName;
 use crate::format::Format;
 use crate::layout::{Checkpoint, Object, TensorLocation};
 use crate::pth::{PthFile, shown};
@@ -60,15 +62,14 @@ pub fn read_weights(path: &Path) -> Result<Weights, Error> {
 ///
 /// # Errors
 /// As there; [`Error::NoSuchKey`]; [`Error::Unsupported`] where no name has the prefix, or a tensor cannot
-/// have the type.
+/// have the type; [`Error::Damaged`] where shards hold something else than their
+/// index says.
 pub fn find_weights(path: &Path, options: &WeightsOptions) -> Result<FoundWeights, Error> {
     let file = if path.is_dir() { in_folder(path)? } else { path.to_owned() };
     let mut found = FoundWeights::default();
     let key = options.key.as_deref();
     if file.extension().is_some_and(|extension| extension == "json") {
-        for shard in Index::read(&file)?.files() {
-            of_file(&file.with_file_name(shard), key, &mut found)?;
-        }
+        of_shards(&file, key, &mut found)?;
     } else {
         of_file(&file, key, &mut found)?;
     }
@@ -182,11 +183,47 @@ fn in_folder(folder: &Path) -> Result<PathBuf, Error> {
     })
 }
 
+/// The shards of an index, which hold what it says, each tensor once.
+fn of_shards(path: &Path, key: Option<&str>, found: &mut FoundWeights) -> Result<(), Error> {
+    let index = Index::read(path)?;
+    let damaged = |fact: String| Error::Damaged { path: path.to_owned(), fact };
+    let mut holders: HashMap<String, &FileName> = HashMap::new();
+    let mut first: Option<(&FileName, String)> = None;
+    for shard in index.files() {
+        let before = found.tensors.len();
+        of_file(&path.with_file_name(shard), key, found)?;
+        match &first {
+            None => first = Some((shard, found.key.clone())),
+            Some((first, key)) if *key != found.key => {
+                return Err(damaged(format!(
+                    "the state dictionary of {first} is under the key `{}`, that of {shard} under `{}`",
+                    shown(key),
+                    shown(&found.key)
+                )));
+            }
+            Some(_) => {}
+        }
+        for (name, _) in &found.tensors[before..] {
+            if let Some(other) = holders.insert(name.clone(), shard) {
+                let name = shown(name);
+                return Err(damaged(format!("`{name}` is in two shards, {other} and {shard}")));
+            }
+        }
+    }
+    match index.weight_map.iter().find(|(name, shard)| holders.get(*name) != Some(shard)) {
+        Some((name, shard)) => {
+            Err(damaged(format!("`{}` is not in {shard}, where it is to be", shown(name))))
+        }
+        None => Ok(()),
+    }
+}
+
 fn of_file(path: &Path, key: Option<&str>, found: &mut FoundWeights) -> Result<(), Error> {
     let file = File::open(path).map_err(Error::io("read", path))?;
     match (Format::of(path, &file)?, key) {
         (Format::Safetensors, Some(key)) => {
-            Err(Error::NoSuchKey { path: path.to_owned(), key: key.to_owned(), keys: Vec::new() })
+            let (path, key, keys) = (path.to_owned(), key.to_owned(), vec![String::new()]);
+            Err(Error::NoSuchKey { path, key, keys })
         }
         (Format::Safetensors, None) => {
             for entry in Header::read(path, &file)?.tensors {

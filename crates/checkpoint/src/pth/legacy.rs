@@ -11,7 +11,7 @@ use std::fs::File;
 use std::io::{self, Write};
 
 use super::archive::{read_at, read_pieces};
-use super::pickle::{Dialect, MAX_BYTES, Node, Pickle, Value, too_long};
+use super::pickle::{Dialect, MAX_BYTES, Node, Pickle, Value};
 use super::shown;
 use crate::dtype::Dtype;
 use crate::fault::Fault;
@@ -155,7 +155,9 @@ impl Stream {
                     return Err(Fault::damaged(format_args!("it ends within its {what}")));
                 }
                 Err(Fault::Ended) if bytes >= MAX_BYTES as u64 => {
-                    return Err(too_long(rest as usize));
+                    return Err(Fault::unsupported(format_args!(
+                        "its {what} does not end within the {MAX_BYTES} bytes that tensors can need"
+                    )));
                 }
                 Err(Fault::Ended) => bytes = (4 * bytes).min(rest).min(MAX_BYTES as u64),
                 Err(fault) => return Err(fault),

@@ -167,7 +167,10 @@ impl<'a> Pickle<'a> {
     /// [`Fault::Ended`] where there is none: only then would more bytes give another result.
     pub(super) fn read(bytes: &'a [u8], dialect: Dialect) -> Result<Self, Fault> {
         if bytes.len() > MAX_BYTES {
-            return Err(too_long(bytes.len()));
+            return Err(Fault::unsupported(format_args!(
+                "its pickle has {} bytes, more than the {MAX_BYTES} that tensors can need",
+                bytes.len()
+            )));
         }
         let mut machine = Machine {
             code: Fields(bytes),
@@ -521,19 +524,24 @@ impl<'a> Machine<'a> {
                     Global::Storage(dtype) => Some(dtype),
                     _ => None,
                 };
-                (dtype, key, numel, view.to_vec())
+                // Not copied: a pickle recalls a long tuple with two bytes.
+                let view = match *view {
+                    [] | [Value::None] => None,
+                    [view] => Some(view),
+                    _ => return Err(unlike_storage()),
+                };
+                (dtype, key, numel, view)
             }
             _ => return Err(unlike_storage()),
         };
-        let view = match *view {
-            [] | [Value::None] => None,
-            [view] => match *self.tuple(view)? {
+        let view = match view {
+            None => None,
+            Some(view) => match *self.tuple(view)? {
                 [Value::Str(_key), Value::Int(first), Value::Int(elements)] => {
                     Some((first, elements))
                 }
                 _ => return Err(unlike_storage()),
             },
-            _ => return Err(unlike_storage()),
         };
         self.push(Node::Storage(Storage { key, dtype, numel, view }));
         Ok(())
@@ -826,13 +834,6 @@ impl<'a> Machine<'a> {
         }
         items.iter().map(integer).collect()
     }
-}
-
-/// A pickle of too many bytes.
-pub(super) fn too_long(bytes: usize) -> Fault {
-    Fault::unsupported(format_args!(
-        "its pickle has {bytes} bytes, more than the {MAX_BYTES} that tensors can need"
-    ))
 }
 
 fn unlike_storage() -> Fault {

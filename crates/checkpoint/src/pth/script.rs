@@ -9,11 +9,11 @@
 //!   __buffers__ = []
 //! ```
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::archive::Archive;
 use super::pickle::{Dialect, Node, Pickle, Value as Raw};
-use super::{FREE_BYTES, MAX_DEPTH, StoredTensor, TreeBuilder};
+use super::{FREE_BYTES, MAX_DEPTH, Quantizer, StoredTensor, TreeBuilder};
 use crate::fault::Fault;
 use crate::value::Value;
 
@@ -86,12 +86,22 @@ impl Script {
         };
         let tensors = items.into_iter().enumerate().filter_map(|(place, item)| match item {
             Value::Tensor(mut tensor) => {
-                tensor.storage.key.insert_str(0, CONSTANTS);
+                among_constants(&mut tensor);
                 Some((format!("CONSTANTS.c{place}"), Value::Tensor(tensor)))
             }
             _ => None,
         });
         Ok(Value::dict(tensors))
+    }
+}
+
+/// Says that the storages of a tensor lie with the constants.
+fn among_constants(tensor: &mut StoredTensor) {
+    tensor.storage.key.insert_str(0, CONSTANTS);
+    if let Some(Quantizer::PerChannel { scales, zero_points, .. }) = tensor.quantizer.as_deref_mut()
+    {
+        among_constants(scales);
+        among_constants(zero_points);
     }
 }
 
@@ -110,12 +120,16 @@ impl Walk<'_, '_> {
         }
         let pickle = self.builder.pickle;
         let Some(&Node::Foreign(module, name)) = pickle.node(index) else { return Ok(()) };
+        self.builder.count(module.len() + name.len())?;
         let Some(class) = self.classes.get(&format!("{module}.{name}")) else { return Ok(()) };
         let state = match pickle.state(index) {
             Some(Raw::Node(state)) => pickle.node(state),
             _ => None,
         };
         let Some(Node::Dict(state)) = state else { return Ok(()) };
+        // A module that is used under many names is looked through for each of them.
+        let named = class.parameters.len() + class.buffers.as_ref().map_or(0, Vec::len);
+        self.builder.visit(state.len() + named, depth)?;
         let attributes: HashMap<&str, usize> = state
             .iter()
             .filter_map(|(key, value)| match (key, value) {
@@ -127,11 +141,13 @@ impl Walk<'_, '_> {
         let buffers: Vec<&str> = match &class.buffers {
             Some(buffers) => buffers.iter().map(String::as_str).collect(),
             None => {
+                let parameters: HashSet<&str> =
+                    class.parameters.iter().map(String::as_str).collect();
                 let names = state.iter().filter_map(|(key, _)| match key {
                     Raw::Str(key) => Some(*key),
                     _ => None,
                 });
-                names.filter(|name| !class.parameters.iter().any(|it| it == name)).collect()
+                names.filter(|name| !parameters.contains(name)).collect()
             }
         };
         for name in class.parameters.iter().map(String::as_str).chain(buffers) {
@@ -201,5 +217,66 @@ mod tests {
         assert_eq!(classes["__torch__.m.A"].parameters, ["weight", "0"]);
         assert_eq!(classes["__torch__.m.A"].buffers.as_deref(), Some(&[][..]));
         assert_eq!(classes["__torch__.m.C"].buffers, None);
+    }
+
+    fn text(text: &str) -> Vec<u8> {
+        [b"X".as_slice(), &(text.len() as u32).to_le_bytes(), text.as_bytes()].concat()
+    }
+
+    fn script(pickle: Vec<u8>, constants: Vec<u8>) -> Script {
+        let classes = ["__torch__.m.A", "__torch__.m.B"].map(|name| {
+            let class = Class { parameters: vec!["weight".into()], buffers: Some(Vec::new()) };
+            (name.to_owned(), class)
+        });
+        Script { pickle, constants, classes: HashMap::from(classes) }
+    }
+
+    #[test]
+    fn a_module_used_under_many_names_is_not_looked_through_forever() {
+        let entries: Vec<u8> =
+            (0..1000).flat_map(|i| [text(&i.to_string()), b"N".to_vec()].concat()).collect();
+        let inner = [b"c__torch__.m\nB\n)\x81}(".as_slice(), &entries, b"ubq\x01"].concat();
+        let read = |uses: usize| {
+            let uses: Vec<u8> = (0..uses)
+                .flat_map(|i| [text(&format!("m{i}")), b"h\x01".to_vec()].concat())
+                .collect();
+            let start = b"\x80\x02c__torch__.m\nA\n)\x81}(".as_slice();
+            let pickle = [start, &text("first"), &inner, &uses, b"ub."].concat();
+            script(pickle, b"\x80\x02).".to_vec()).state_dict()
+        };
+        assert!(read(4).is_ok());
+        let Err(Fault::Unsupported(fact)) = read(5000) else { panic!("it is read") };
+        assert!(fact.contains("more than its size allows"), "{fact}");
+    }
+
+    #[test]
+    fn scales_of_constants_lie_with_the_constants() {
+        let storage = |kind: &str, key: &str| {
+            let kind = format!("ctorch\n{kind}\n");
+            let parts = [b"(".to_vec(), text("storage"), kind.into_bytes(), text(key), text("cpu")];
+            [parts.concat(), b"K\x02tQK\0K\x02\x85K\x01\x85".to_vec()].concat()
+        };
+        let vector = |kind: &str, key: &str| {
+            let storage = storage(kind, key);
+            let end = b"\x89ccollections\nOrderedDict\n)RtR".as_slice();
+            [b"ctorch._utils\n_rebuild_tensor_v2\n(".as_slice(), &storage, end].concat()
+        };
+        let constants = [
+            b"\x80\x02ctorch._utils\n_rebuild_qtensor\n(".as_slice(),
+            &storage("QInt8Storage", "0"),
+            b"(ctorch\nper_channel_affine\n",
+            &vector("DoubleStorage", "1"),
+            &vector("LongStorage", "2"),
+            b"K\0t\x89ccollections\nOrderedDict\n)RtR\x85.",
+        ];
+        let read = script(b"\x80\x02N.".to_vec(), constants.concat()).state_dict().unwrap();
+        let tensor = read.get("CONSTANTS.c0").and_then(Value::as_tensor).unwrap();
+        assert_eq!(tensor.storage.key, "constants/0");
+        let Some(Quantizer::PerChannel { scales, zero_points, axis: 0 }) =
+            tensor.quantizer.as_deref()
+        else {
+            panic!("{:?}", tensor.quantizer)
+        };
+        assert_eq!([&scales.storage.key, &zero_points.storage.key], ["constants/1", "constants/2"]);
     }
 }

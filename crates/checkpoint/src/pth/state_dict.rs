@@ -4,6 +4,7 @@
 //! program's settings (`{"model": {…}, "epoch": 3}`), or deeper. One rule finds them for all that loads or
 //! converts weights.
 
+use std::borrow::Cow;
 use std::fmt::Write;
 use std::path::Path;
 
@@ -64,33 +65,52 @@ fn choose(path: &Path, root: &Tree, key: Option<&str>) -> Result<StoredStateDict
             keys: found_in(root, ""),
         });
     };
+    let (key, dictionary) = only(path, start, at, key.is_some())?;
+    Ok(collect(root, "", key, dictionary))
+}
+
+/// Finds the weights in a value of a file, which the user has named, by the rule of [`PthFile::state_dict`]. `at` is
+/// its key; what lies beside it in the file is not told.
+pub(crate) fn weights_under(path: &Path, value: &Tree, at: &str) -> Result<StoredStateDict, Error> {
+    let (key, dictionary) = only(path, value, at.to_owned(), true)?;
+    Ok(collect(value, at, key, dictionary))
+}
+
+/// The only state dictionary in `start`, with its key.
+fn only<'v>(
+    path: &Path,
+    start: &'v Tree,
+    at: String,
+    named: bool,
+) -> Result<(String, &'v Tree), Error> {
     let mut found = Vec::new();
-    find(start, &at, key.is_some(), &mut found);
-    let chosen = match (found.pop(), found.is_empty()) {
-        (Some(one), true) => one,
+    find(start, &at, named, &mut found);
+    match (found.pop(), found.is_empty()) {
+        (Some(one), true) => Ok(one),
         (Some(last), false) => {
             found.push(last);
             let keys = found.iter().map(|(key, _)| key.clone()).collect();
-            return Err(Error::SeveralStateDicts { path: path.to_owned(), keys });
+            Err(Error::SeveralStateDicts { path: path.to_owned(), keys })
         }
         // A model without a parameter.
-        (None, _) if start.as_dict().is_some_and(<[_]>::is_empty) => (at, start),
-        (None, _) => {
-            return Err(Error::NoStateDict { path: path.to_owned(), found: describe(start) });
-        }
-    };
-    let (key, dictionary) = chosen;
-    let mut chosen = StoredStateDict { key, tensors: Vec::new(), left_out: Vec::new() };
-    beside(root, "", dictionary, &mut chosen.left_out);
+        (None, _) if start.as_dict().is_some_and(<[_]>::is_empty) => Ok((at, start)),
+        (None, _) => Err(Error::NoStateDict { path: path.to_owned(), found: describe(start) }),
+    }
+}
+
+/// A state dictionary, and what lies beside its tensors in `root`, which is at `at`.
+fn collect(root: &Tree, at: &str, key: String, dictionary: &Tree) -> StoredStateDict {
+    let (mut tensors, mut left_out) = (Vec::new(), Lines::default());
+    beside(root, at, dictionary, &mut left_out);
     for (name, value) in dictionary.as_dict().unwrap_or_default() {
         match (name, value) {
             (Value::Str(name), Value::Tensor(tensor)) => {
-                chosen.tensors.push((name.clone(), tensor.clone()));
+                tensors.push((name.clone(), tensor.clone()));
             }
-            (name, value) => chosen.left_out.push(line(&below(&chosen.key, name), value)),
+            (name, value) => left_out.add(&key, name, value),
         }
     }
-    Ok(chosen)
+    StoredStateDict { key, tensors, left_out: left_out.all() }
 }
 
 /// The value at the keys of `key`, which may have dots of their own.
@@ -123,6 +143,10 @@ fn find<'v>(value: &'v Tree, at: &str, named: bool, found: &mut Vec<(String, &'v
         if let Value::Str(name) = key
             && !BESIDE.contains(&name.as_str())
             && !name.ends_with(EXTRA_STATE)
+            && value.as_dict().is_some()
+            // Each of them has the whole path in its key.
+            && at.len() + name.len() < MAX_KEY_BYTES
+            && found.len() < MAX_FOUND
         {
             find(value, &below(at, key), false, found);
         }
@@ -139,55 +163,88 @@ fn find<'v>(value: &'v Tree, at: &str, named: bool, found: &mut Vec<(String, &'v
     let is_random =
         tensors().all(|tensor| tensor.storage.dtype == Dtype::U8 && tensor.size.len() == 1);
     let is_state_dict = count > 0 && others.count() <= count && (named || !is_random);
-    if found.len() == before && is_state_dict {
+    if found.len() == before && is_state_dict && found.len() < MAX_FOUND {
         found.push((at.to_owned(), value));
     }
 }
 
-/// What lies beside `chosen` on the way to it. Whether it lies in `value`.
-fn beside(value: &Tree, at: &str, chosen: &Tree, lines: &mut Vec<String>) -> bool {
-    if std::ptr::eq(value, chosen) {
-        return true;
+/// What lies beside `chosen` on the way to it, a line each; what is nearest comes first.
+fn beside(root: &Tree, at: &str, chosen: &Tree, lines: &mut Lines) {
+    let Some(way) = way_to(root, chosen) else { return };
+    let (mut value, mut at) = (root, at.to_owned());
+    let mut levels = Vec::with_capacity(way.len());
+    for place in way.into_iter().rev() {
+        let Some((key, inner)) = children(value).nth(place) else { return };
+        let next = below(&at, &key);
+        levels.push((value, std::mem::replace(&mut at, next), place));
+        value = inner;
     }
-    let items: Vec<(String, &Tree)> = match value {
-        Value::Dict(entries) => {
-            entries.iter().map(|(key, value)| (below(at, key), value)).collect()
-        }
-        Value::List(items) | Value::Tuple(items) => {
-            let items = items.iter().enumerate();
-            items.map(|(i, item)| (below(at, &Value::Int(i as i64)), item)).collect()
-        }
-        _ => return false,
-    };
-    let mut others = Vec::new();
-    let mut is_in = false;
-    for (key, value) in items {
-        if !is_in && beside(value, &key, chosen, lines) {
-            is_in = true;
-        } else {
-            others.push(line(&key, value));
+    for (value, at, place) in levels.into_iter().rev() {
+        for (other, (key, value)) in children(value).enumerate() {
+            if other != place {
+                lines.add(&at, &key, value);
+            }
         }
     }
-    if is_in {
-        lines.append(&mut others);
-    }
-    is_in
 }
 
-/// The keys of all state dictionaries in a value.
+/// The places on the way from `value` to `chosen` in it, the last first.
+fn way_to(value: &Tree, chosen: &Tree) -> Option<Vec<usize>> {
+    if std::ptr::eq(value, chosen) {
+        return Some(Vec::new());
+    }
+    children(value).enumerate().find_map(|(place, (_, inner))| {
+        let mut way = way_to(inner, chosen)?;
+        way.push(place);
+        Some(way)
+    })
+}
+
+/// The entries of a dictionary, or the items of a list under their indices.
+fn children(value: &Tree) -> impl Iterator<Item = (Cow<'_, Tree>, &Tree)> {
+    let entries = value.as_dict().unwrap_or_default().iter();
+    let items = value.as_items().unwrap_or_default().iter().enumerate();
+    let items = items.map(|(index, item)| (Cow::Owned(Value::Int(index as i64)), item));
+    entries.map(|(key, value)| (Cow::Borrowed(key), value)).chain(items)
+}
+
+/// Lines about values that are left out, so many at most.
+#[derive(Default)]
+struct Lines {
+    lines: Vec<String>,
+    more: usize,
+}
+
+impl Lines {
+    fn add(&mut self, at: &str, key: &Tree, value: &Tree) {
+        match self.lines.len() < MAX_FOUND {
+            true => self.lines.push(line(&below(at, key), value)),
+            false => self.more += 1,
+        }
+    }
+
+    fn all(mut self) -> Vec<String> {
+        if self.more > 0 {
+            self.lines.push(format!("{} more values, which are not among the weights", self.more));
+        }
+        self.lines
+    }
+}
+
+/// The keys of all state dictionaries in a value; an empty one where it is one.
 fn found_in(value: &Tree, at: &str) -> Vec<String> {
     let mut found = Vec::new();
     find(value, at, false, &mut found);
-    found.into_iter().map(|(key, _)| key).filter(|key| !key.is_empty()).collect()
+    found.into_iter().map(|(key, _)| key).collect()
 }
 
 fn below(at: &str, key: &Tree) -> String {
     let key = match key {
-        Value::Str(name) => name.clone(),
-        Value::Int(number) => number.to_string(),
-        key => format!("({})", key.describe()),
+        Value::Str(name) => Cow::Borrowed(name.as_str()),
+        Value::Int(number) => Cow::Owned(number.to_string()),
+        key => Cow::Owned(format!("({})", key.describe())),
     };
-    if at.is_empty() { key } else { format!("{at}.{key}") }
+    if at.is_empty() { key.into_owned() } else { format!("{at}.{key}") }
 }
 
 /// A line about a value that no weights file has a place for.
@@ -250,4 +307,8 @@ const BESIDE: [&str; 11] = [
 /// The end of a name under which a module keeps what is no tensor (`Module.get_extra_state`).
 const EXTRA_STATE: &str = "_extra_state";
 const MAX_TEXT: usize = 60;
+/// State dictionaries lie under shorter keys.
+const MAX_KEY_BYTES: usize = 1000;
+/// So many state dictionaries are looked for, and so many lines say what is left out.
+const MAX_FOUND: usize = 1000;
 const MAX_KEYS: usize = 5;

@@ -44,24 +44,37 @@ pub(super) fn answer(path: &Path, form: Form) -> anyhow::Result<String> {
 
 /// The weights at `path`, which are in `file`: it, or the file of a folder.
 fn weights(path: &Path, file: &Path, form: Form) -> anyhow::Result<String> {
+    // Of the shards of an index the weights are shown.
+    let is_one = path.is_file() && !is_index(path);
     let found = match find_weights(path, &WeightsOptions::default()) {
         // All of the file is shown, not one dictionary of it.
-        Ok(found) if path.is_file() && !(found.key.is_empty() && found.left_out.is_empty()) => {
+        Ok(found) if is_one && !(found.key.is_empty() && found.left_out.is_empty()) => {
             return states(path, form);
         }
         Err(
             Error::Unsupported { .. } | Error::NoStateDict { .. } | Error::SeveralStateDicts { .. },
-        ) if path.is_file() => return states(path, form),
+        ) if is_one => return states(path, form),
         found => found?,
     };
     let tensors = found.tensors.into_iter().map(|(name, tensor)| (name, tensor.info()));
     let tensors: Vec<(String, TensorInfo)> = tensors.collect();
     let metadata = metadata(file)?;
     if form == Form::Json {
-        let all = json!({ "tensors": tensors_json(&tensors), "metadata": metadata });
+        let all = json!({
+            "read": found.read,
+            "left_out": found.left_out,
+            "tensors": tensors_json(&tensors),
+            "metadata": metadata,
+        });
         return Ok(format!("{all:#}\n"));
     }
     let mut text = format!("{}: weights\n", escaped(path.display()));
+    for line in &found.read {
+        writeln!(text, "  read {}", escaped(line))?;
+    }
+    for line in &found.left_out {
+        writeln!(text, "  left out {}", escaped(line))?;
+    }
     if !metadata.is_empty() {
         text.push_str("  metadata:\n");
         for (key, value) in &metadata {
@@ -75,9 +88,14 @@ fn weights(path: &Path, file: &Path, form: Form) -> anyhow::Result<String> {
     Ok(text)
 }
 
+/// Whether it is the index of several files.
+fn is_index(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "json")
+}
+
 /// What the user of a safetensors file has written into it. Nothing for other files.
 fn metadata(path: &Path) -> anyhow::Result<BTreeMap<String, String>> {
-    if path.extension().is_some_and(|extension| extension == "json") {
+    if is_index(path) {
         return Ok(BTreeMap::new());
     }
     let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;

@@ -45,8 +45,7 @@ pub(super) fn read(path: &Path, key: Option<&str>, side: Option<u64>) -> anyhow:
         largest: parameters.iter().map(|(.., count)| *count).max().unwrap_or(0),
         shape: transformer(path, &shapes)?.or_else(|| convolutional(&shapes, side)),
     };
-    let read = found.read.into_iter().map(|line| format!("read {line}")).collect();
-    Ok(Weights { size, tensors: shapes.len(), types, read })
+    Ok(Weights { size, tensors: shapes.len(), types, read: found.read })
 }
 
 type Tensor = (String, Vec<u64>, u64);
