@@ -158,7 +158,7 @@ fn tables_that_do_not_fit_say_where() {
         (
             options.clone(),
             b"text,label\nx,y\nz\n",
-            "line 3: it has 1 columns, and the lines before have 2",
+            "line 3: it has 1 column, and the lines before have 2",
         ),
         (
             options.clone(),

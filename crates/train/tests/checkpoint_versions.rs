@@ -37,14 +37,18 @@ fn prepare(first: &Accelerator, seed: i64) -> (Accelerator, Run, Arc<Mutex<f64>>
     (accelerator, run, best)
 }
 
-/// A file's content; of a rank's state without what it says of this machine's arithmetic.
+/// A file's content: of a rank's state without what it says of this machine's arithmetic, of a schedule's without what
+/// it says to other libraries, which version 1 left out.
 fn content(path: &Path) -> Vec<u8> {
     let bytes = fs::read(path).unwrap();
-    if !path.file_name().unwrap().to_str().unwrap().starts_with("rank_") {
-        return bytes;
-    }
+    let name = path.file_name().unwrap().to_str().unwrap();
+    let left_out = match name {
+        "scheduler.json" => "definition",
+        name if name.starts_with("rank_") => "arithmetic",
+        _ => return bytes,
+    };
     let mut state: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
-    state.as_object_mut().unwrap().remove("arithmetic").unwrap();
+    state.as_object_mut().unwrap().remove(left_out);
     serde_json::to_vec(&state).unwrap()
 }
 
