@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import unittest
+from pathlib import Path
 
 import brigade
 from brigade.job import flags
@@ -115,6 +116,8 @@ class Stopped(TestCase):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # What a Python that is killed leaves goes with the test's folder.
+            env={**os.environ, "TMPDIR": str(self.folder)},
         )
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
@@ -142,5 +145,8 @@ class Stopped(TestCase):
     def test_a_killed_python_leaves_no_rank(self) -> None:
         script = "import brigade, sys; brigade.launch('sh', ['-c', sys.argv[1]])"
         process, ranks = self.start(script)
+        tasks = Path(f"/proc/{process.pid}/task").glob("*/children")
+        launchers = [int(pid) for task in tasks for pid in task.read_text().split()]
         process.kill()
-        until(lambda: not any(map(is_alive, ranks)))
+        # The launcher, too, which writes into the test's folder.
+        until(lambda: not any(map(is_alive, ranks + launchers)))
