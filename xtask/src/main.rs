@@ -61,8 +61,8 @@ enum Command {
         /// Install nothing
         #[arg(long)]
         no_install: bool,
-        /// Run the tests of numbers alone, with the kernels of another processor: avx2 (one without AVX-512), sse4
-        /// (one without AVX), avx512 (one without instructions for bfloat16)
+        /// Run the tests of numbers alone, with the kernels of another processor: avx2 (one without AVX-512), avx512
+        /// (one without instructions for bfloat16)
         ///
         /// Sums are made in another order there: a tolerance that fits one processor's rounding fails.
         #[arg(

@@ -144,23 +144,15 @@ const TMPDIR: &str = "TMPDIR";
 
 /// Processors by their instructions, with the variables by which libtorch, oneDNN and MKL take the kernels for them.
 ///
-/// `MKL_ENABLE_INSTRUCTIONS` has an effect on Intel's processors alone; `MKL_CBWR=COMPATIBLE` on all, and is one of
-/// MKL's reproducible modes.
-pub(crate) const PROCESSORS: [(&str, &[(&str, &str)]); 3] = [
+/// `MKL_ENABLE_INSTRUCTIONS` has an effect on Intel's processors alone. One without AVX is not among them: libtorch draws
+/// other random numbers there, and oneDNN has no LSTM for bfloat16.
+pub(crate) const PROCESSORS: [(&str, &[(&str, &str)]); 2] = [
     (
         "avx2",
         &[
             ("ATEN_CPU_CAPABILITY", "avx2"),
             ("ONEDNN_MAX_CPU_ISA", "AVX2"),
             ("MKL_ENABLE_INSTRUCTIONS", "AVX2"),
-        ],
-    ),
-    (
-        "sse4",
-        &[
-            ("ATEN_CPU_CAPABILITY", "default"),
-            ("ONEDNN_MAX_CPU_ISA", "SSE41"),
-            ("MKL_CBWR", "COMPATIBLE"),
         ],
     ),
     ("avx512", &[("ONEDNN_MAX_CPU_ISA", "AVX512_CORE"), ("MKL_ENABLE_INSTRUCTIONS", "AVX512")]),
@@ -230,10 +222,11 @@ const ON_ANY_DEVICE: [&str; 23] = [
     "weights",
 ];
 
-/// The test programs that compare numbers, of `learn`, `models`, `nn`, `text`, `torch`, `train` and the examples.
-const NUMERIC: [&str; 24] = [
+/// The test programs that compare numbers, of `learn`, `models`, `nn`, `torch`, `train` and the examples.
+///
+/// Those of LSTMs are not among them: oneDNN has none for bfloat16 without AVX-512.
+const NUMERIC: [&str; 20] = [
     "accumulate",
-    "awd_lstm",
     "checkpoint",
     "cnn",
     "comm_hooks",
@@ -241,12 +234,9 @@ const NUMERIC: [&str; 24] = [
     "dropped",
     "example",
     "from_accelerate",
-    "golden",
     "layers",
     "learner",
-    "learners",
     "losses",
-    "lstm",
     "metrics",
     "numerics",
     "optimizers",
