@@ -175,10 +175,8 @@ fn a_word_outside_of_the_vocabulary_is_named_with_its_layer() {
         .unwrap_err()
         .to_string();
     // A device is not asked for the id after an error.
-    let said = match brigade_gpukit::numeric_device() {
-        tch::Device::Cpu => {
-            "0.encoder: id 26 at [0, 0] is beyond its table, which has the ids 0 to 25"
-        }
+    let said = match numeric_device() {
+        Device::Cpu => "0.encoder: id 26 at [0, 0] is beyond its table, which has the ids 0 to 25",
         _ => "0.encoder cannot take an input of [1, 1]: index out of range",
     };
     assert!(error.starts_with(said), "{error}");
