@@ -145,7 +145,7 @@ const TMPDIR: &str = "TMPDIR";
 /// Processors by their instructions, with the variables by which libtorch, oneDNN and MKL take the kernels for them.
 ///
 /// `MKL_ENABLE_INSTRUCTIONS` has an effect on Intel's processors alone. One without AVX is not among them: libtorch draws
-/// other random numbers there, and oneDNN has no LSTM for bfloat16.
+/// other random numbers there.
 pub(crate) const PROCESSORS: [(&str, &[(&str, &str)]); 2] = [
     (
         "avx2",
@@ -222,11 +222,10 @@ const ON_ANY_DEVICE: [&str; 23] = [
     "weights",
 ];
 
-/// The test programs that compare numbers, of `learn`, `models`, `nn`, `torch`, `train` and the examples.
-///
-/// Those of LSTMs are not among them: oneDNN has none for bfloat16 without AVX-512.
-const NUMERIC: [&str; 20] = [
+/// The test programs that compare numbers, of `learn`, `models`, `nn`, `text`, `torch`, `train` and the examples.
+const NUMERIC: [&str; 24] = [
     "accumulate",
+    "awd_lstm",
     "checkpoint",
     "cnn",
     "comm_hooks",
@@ -234,9 +233,12 @@ const NUMERIC: [&str; 20] = [
     "dropped",
     "example",
     "from_accelerate",
+    "golden",
     "layers",
     "learner",
+    "learners",
     "losses",
+    "lstm",
     "metrics",
     "numerics",
     "optimizers",
