@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail};
-use brigade_suite::{Need, installed, is_root, needs};
+use brigade_suite::{Need, installed, is_root, needs_named};
 
 use crate::cargo;
 use crate::checkout::Checkout;
@@ -22,7 +22,7 @@ pub(crate) fn run(checkout: &Checkout, names: &[String]) -> Result<ExitCode> {
             MdBook::of(checkout).install(checkout)?;
             eprintln!("{BOOK}: here");
         } else {
-            wanted.extend(needs(name)?);
+            wanted.extend(needs_named(name)?);
         }
     }
     if names.is_empty() {

@@ -11,62 +11,75 @@ use crate::limit::{self, TimeLimit};
 use crate::need::{Lack, Need, required};
 use crate::report::{self, Missed};
 
-/// Tests that cannot run without the same needs: each has its path in the test program, as libtest
-/// would name it, and fails by a panic.
-pub type Group<'a> = (&'static [Need], &'a [(&'static str, fn())]);
+/// A test of a program with [`main!`](crate::main), as [`needs`](crate::needs) makes it.
+#[derive(Clone, Copy, Debug)]
+pub struct Test {
+    /// The crate's name and the path in it.
+    pub path: &'static str,
+    /// It cannot run without all of them.
+    pub needs: &'static [Need],
+    /// Fails by a panic.
+    pub body: fn(),
+}
 
-/// A function that a test program runs in a process of its own: its tests start this program once
-/// more, with the arguments `--part NAME`.
+/// A function that a test program runs in a process of its own, as [`part`](macro@crate::part) makes it.
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
-    /// Its name.
-    pub name: &'static str,
+    /// The crate's name and the path in it.
+    pub path: &'static str,
     /// What such a process does.
     pub body: fn(),
 }
 
-/// Makes the `main` of a test program with `harness = false`: lists its parts, its tests, and what
-/// they need.
+inventory::collect!(Test);
+inventory::collect!(Part);
+
+/// Makes the `main` of a test program with `harness = false`: it runs the functions of the program that are marked with
+/// [`needs`](crate::needs), and with `--part PATH` one that is marked with [`part`](macro@crate::part).
 ///
-/// A test that is not listed is dead code, which clippy refuses. `#[test]` has no effect in such a
-/// program, which `cargo xtask tidy` refuses.
+/// `#[test]` has no effect in such a program, which `cargo xtask tidy` refuses. A function without any mark is dead
+/// code, which clippy refuses.
 #[macro_export]
-macro_rules! suite {
-    (
-        $(part $part:ident;)*
-        $(always: $($test:path),+ $(,)?;)?
-        $(needs $($need:ident)+: $($needy:path),+ $(,)?;)*
-    ) => {
+macro_rules! main {
+    () => {
         fn main() -> ::std::process::ExitCode {
-            let program = ::std::concat!(
-                ::std::env!("CARGO_PKG_NAME"), "::", ::std::env!("CARGO_CRATE_NAME")
-            );
-            let parts = [$($crate::Part { name: ::std::stringify!($part), body: $part },)*];
-            let groups: &[$crate::Group<'_>] = &[
-                $((&[], &[$((::std::stringify!($test), $test),)+]),)?
-                $((
-                    &[$($crate::Need::$need,)+],
-                    &[$((::std::stringify!($needy), $needy),)+],
-                ),)*
-            ];
-            $crate::run(program, &parts, groups)
+            $crate::main(::std::concat!(
+                ::std::env!("CARGO_PKG_NAME"),
+                "::",
+                ::std::env!("CARGO_CRATE_NAME")
+            ))
         }
     };
 }
 
-/// Runs the tests, or one of the parts, as the arguments of this process say.
+/// Runs the tests of this program, or one of its parts, as the arguments of this process say.
 #[must_use]
-pub fn run(program: &str, parts: &[Part], groups: &[Group<'_>]) -> ExitCode {
+pub fn main(program: &str) -> ExitCode {
     let mut words = env::args().skip(1);
     if words.next().as_deref() == Some("--part") {
         let name = words.next().unwrap_or_default();
-        let Some(part) = parts.iter().find(|it| it.name == name) else {
+        let Some(part) = inventory::iter::<Part>.into_iter().find(|it| in_crate(it.path) == name)
+        else {
             eprintln!("{program} has no part `{name}`");
             return ExitCode::from(2);
         };
         (part.body)();
         return ExitCode::SUCCESS;
     }
+    let mut tests: Vec<Test> = inventory::iter::<Test>.into_iter().copied().collect();
+    // The linker puts them in any order.
+    tests.sort_by_key(|it| it.path);
+    run(program, &tests)
+}
+
+/// The path without the crate's name, as libtest names a test.
+fn in_crate(path: &'static str) -> &'static str {
+    path.split_once("::").map_or(path, |it| it.1)
+}
+
+/// Runs tests as the arguments of this process say.
+#[must_use]
+pub fn run(program: &str, tests: &[Test]) -> ExitCode {
     let mut arguments = Arguments::from_args();
     if arguments.test_threads.is_none() {
         arguments.test_threads = env::var("RUST_TEST_THREADS").ok().and_then(|it| it.parse().ok());
@@ -78,29 +91,25 @@ pub fn run(program: &str, parts: &[Part], groups: &[Group<'_>]) -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let needs: BTreeSet<Need> = groups.iter().flat_map(|it| it.0).copied().collect();
+    let needs: BTreeSet<Need> = tests.iter().flat_map(|it| it.needs).copied().collect();
     let lacking: BTreeMap<Need, Lack> =
         needs.into_iter().filter_map(|need| Some((need, need.lacking()?))).collect();
 
     let (mut trials, mut missed) = (Vec::new(), Vec::new());
-    for (needs, tests) in groups {
+    for Test { path, needs, body } in tests {
+        let name = in_crate(path);
         let lack = needs.iter().find_map(|need| Some((*need, lacking.get(need)?)));
-        for (name, body) in *tests {
-            let limit = if needs.contains(&Need::RustKernel) {
-                limit::OF_A_NOTEBOOK
-            } else {
-                limit::OF_A_TEST
-            };
-            let trial = trial(name, *body, limit, lack, &required);
-            if let Some((need, _)) = lack
-                && trial.has_ignored_flag()
-                && !arguments.is_filtered_out(&trial)
-            {
-                let (program, test) = (program.to_owned(), (*name).to_owned());
-                missed.push(Missed { need, program, test });
-            }
-            trials.push(trial);
+        let limit =
+            if needs.contains(&Need::RustKernel) { limit::OF_A_NOTEBOOK } else { limit::OF_A_TEST };
+        let trial = trial(name, *body, limit, lack, &required);
+        if let Some((need, _)) = lack
+            && trial.has_ignored_flag()
+            && !arguments.is_filtered_out(&trial)
+        {
+            let (program, test) = (program.to_owned(), name.to_owned());
+            missed.push(Missed { need, program, test });
         }
+        trials.push(trial);
     }
     if let Err(error) = report::write(&missed) {
         eprintln!("cannot write {}: {error}", report::REPORT);

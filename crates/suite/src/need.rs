@@ -351,7 +351,7 @@ impl FromStr for Need {
 pub fn required() -> Result<Vec<Need>, UnknownNeed> {
     let names = env::var("BRIGADE_REQUIRE").unwrap_or_default();
     let names = names.split(',').map(str::trim).filter(|it| !it.is_empty());
-    let needs: Result<Vec<_>, _> = names.map(needs).collect();
+    let needs: Result<Vec<_>, _> = names.map(needs_named).collect();
     Ok(needs?.concat())
 }
 
@@ -359,7 +359,7 @@ pub fn required() -> Result<Vec<Need>, UnknownNeed> {
 ///
 /// # Errors
 /// The name is unknown.
-pub fn needs(name: &str) -> Result<Vec<Need>, UnknownNeed> {
+pub fn needs_named(name: &str) -> Result<Vec<Need>, UnknownNeed> {
     match name {
         "schedulers" => Ok(vec![Need::Slurm, Need::OpenMpi]),
         name => Ok(vec![name.parse()?]),

@@ -10,19 +10,23 @@ use std::process::{Command, ExitCode, Output};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use brigade_suite::{Group, Missed, Need, TimeLimit, run};
+use brigade_suite::{Missed, Need, Test, TimeLimit, needs, part, run};
 
 /// This program plays the test programs that it examines.
 const PART: &str = "SUITE_PART";
 
 fn main() -> ExitCode {
-    let inner = |groups: &[Group<'_>]| run("inner::program", &[], groups);
+    let inner = |tests: &[Test]| run("inner::program", tests);
+    const ALWAYS: &[Need] = &[];
     match env::var(PART).as_deref() {
         Ok("needs etcd") => inner(&[
-            (&[], &[("passes", || {})]),
-            (&[Need::Etcd], &[("elects", || {}), ("elects_again", || {})]),
+            Test { path: "program::passes", needs: ALWAYS, body: || {} },
+            Test { path: "program::elects", needs: &[Need::Etcd], body: || {} },
+            Test { path: "program::elects_again", needs: &[Need::Etcd], body: || {} },
         ]),
-        Ok("fails") => inner(&[(&[], &[("fails", || panic!("the reason"))])]),
+        Ok("fails") => {
+            inner(&[Test { path: "program::fails", needs: ALWAYS, body: || panic!("the reason") }])
+        }
         Ok("hangs") => {
             // It is there before the time starts.
             let mut sleep = Command::new("sleep").arg("1000").spawn().unwrap();
@@ -30,18 +34,9 @@ fn main() -> ExitCode {
             let _ = sleep.wait();
             ExitCode::SUCCESS
         }
-        _ => run("brigade-suite::outcomes", &[], &[(&[], TESTS)]),
+        _ => brigade_suite::main("brigade-suite::outcomes"),
     }
 }
-
-const TESTS: &[(&str, fn())] = &[
-    ("a_test_that_cannot_run_has_not_passed", a_test_that_cannot_run_has_not_passed),
-    ("where_it_is_required_it_has_failed", where_it_is_required_it_has_failed),
-    ("lists_are_those_of_libtest", lists_are_those_of_libtest),
-    ("ignored_tests_are_reported", ignored_tests_are_reported),
-    ("a_panic_is_a_failure", a_panic_is_a_failure),
-    ("hanging_tests_are_named_and_killed", hanging_tests_are_named_and_killed),
-];
 
 /// Runs this program in a part, where no etcd is found.
 fn play(part: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Output {
@@ -57,6 +52,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
+#[needs()]
 fn a_test_that_cannot_run_has_not_passed() {
     let output = play("needs etcd", &[], &[]);
     assert_eq!(output.status.code(), Some(0));
@@ -68,6 +64,7 @@ fn a_test_that_cannot_run_has_not_passed() {
     assert!(text(&output.stderr).contains(reason), "{}", text(&output.stderr));
 }
 
+#[needs()]
 fn where_it_is_required_it_has_failed() {
     for variables in [&[("BRIGADE_REQUIRE", "hosts,etcd")][..], &[("BRIGADE_REQUIRE", " etcd , ")]]
     {
@@ -86,6 +83,7 @@ fn where_it_is_required_it_has_failed() {
     assert!(text(&output.stderr).contains("`ectd` is nothing that tests need"));
 }
 
+#[needs()]
 fn lists_are_those_of_libtest() {
     let list = |arguments: &[&str]| text(&play("needs etcd", arguments, &[]).stdout);
     let all = ["--list", "--format", "terse"];
@@ -94,6 +92,7 @@ fn lists_are_those_of_libtest() {
     assert_eq!(list(&ignored), "elects: test\nelects_again: test\n");
 }
 
+#[needs()]
 fn ignored_tests_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let report = |arguments: &[&str]| -> BTreeSet<Missed> {
@@ -116,12 +115,14 @@ fn ignored_tests_are_reported() {
     assert_eq!(Missed::read(&folder.path().join("nothing")).unwrap(), BTreeSet::new());
 }
 
+#[needs()]
 fn a_panic_is_a_failure() {
     let output = play("fails", &[], &[]);
     assert_eq!(output.status.code(), Some(101));
     assert!(text(&output.stdout).contains("the reason"));
 }
 
+#[needs()]
 fn hanging_tests_are_named_and_killed() {
     let output = play("hangs", &[], &[("PATH", "/usr/bin:/bin")]);
     assert_eq!(output.status.code(), Some(101));
@@ -141,4 +142,18 @@ fn hanging_tests_are_named_and_killed() {
         assert!(Instant::now() < deadline, "{line}: {state}");
         thread::sleep(Duration::from_millis(1));
     }
+}
+
+#[part]
+fn says_its_name() {
+    println!("a part");
+}
+
+#[needs()]
+fn a_part_runs_in_a_process_of_its_own() {
+    let output = play("none", &["--part", "says_its_name"], &[]);
+    assert_eq!((output.status.code(), &*text(&output.stdout)), (Some(0), "a part\n"));
+    let output = play("none", &["--part", "says"], &[]);
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(text(&output.stderr), "brigade-suite::outcomes has no part `says`\n");
 }
