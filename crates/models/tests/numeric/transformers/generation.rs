@@ -5,7 +5,7 @@ use brigade_models::{CausalModel, GenerationOptions, Gpt2LmHead, LlamaForCausalL
 use brigade_nn::{Kind, Model, Module, Result, Tensor};
 use serde_json::Value;
 
-use crate::common::{Inputs, close, filled, golden, more, numbers};
+use super::common::{Inputs, close, filled, golden, more, numbers};
 use crate::fill::fill;
 
 fn gpt2() -> Model<Gpt2LmHead> {
@@ -58,7 +58,7 @@ fn texts_of_unequal_lengths_are_transformers() {
     same("gpt2_eos", ending.generate(&gpt2(), &inputs.ids, Some(&inputs.left)));
     // Each alone, without padding.
     let all = greedy.generate(&llama(), &inputs.ids, Some(&inputs.left)).unwrap();
-    for (row, length) in (0..).zip(crate::common::LENGTHS) {
+    for (row, length) in (0..).zip(super::common::LENGTHS) {
         let alone = inputs.ids.narrow(0, row, 1).narrow(1, 9 - length, length);
         let alone = greedy.generate(&llama(), &alone, None).unwrap();
         assert_eq!(alone.narrow(1, length, 8), all.narrow(0, row, 1).narrow(1, 9, 8));

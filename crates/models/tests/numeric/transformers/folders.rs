@@ -8,7 +8,7 @@ use brigade_models::{
 };
 use brigade_nn::{Kind, StateDict, Tensor, weights};
 
-use crate::common::{Inputs, builder, fill_all, filled, golden, options};
+use super::common::{Inputs, builder, fill_all, filled, golden, options};
 
 #[test]
 fn whole_models_bodies_and_heads_load_from_each_other() {

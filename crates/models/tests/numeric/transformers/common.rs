@@ -11,11 +11,11 @@ use crate::fill::fill;
 pub(crate) const TOLERANCE: f64 = 2e-5;
 
 pub(crate) fn golden() -> Value {
-    serde_json::from_str(include_str!("../golden/transformers.json")).unwrap()
+    serde_json::from_str(include_str!("../../golden/transformers.json")).unwrap()
 }
 
 pub(crate) fn more() -> Value {
-    serde_json::from_str(include_str!("../golden/transformers_more.json")).unwrap()
+    serde_json::from_str(include_str!("../../golden/transformers_more.json")).unwrap()
 }
 
 pub(crate) fn options<O: TransformerOptions>(case: &Value) -> O {

@@ -1,7 +1,5 @@
 //! Weights files that torchvision and timm wrote here, and what the networks compute with them.
 
-#![allow(clippy::unwrap_used)] // also in what the tests share
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -10,14 +8,11 @@ use brigade_models::{
     VisionTransformerOptions, XResNet,
 };
 use brigade_nn::{Layer, Model, ParamPath, Tensor, weights};
-use brigade_suite::Need;
-
-brigade_suite::suite! {
-    needs TorchModels: weights_and_first_values_are_torchvisions_and_timms;
-}
+use brigade_suite::{Need, needs};
 
 const CLASSES: i64 = 10;
 
+#[needs(TorchModels)]
 fn weights_and_first_values_are_torchvisions_and_timms() {
     let folder = tempfile::tempdir().unwrap();
     let script =

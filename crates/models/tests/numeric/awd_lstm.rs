@@ -1,14 +1,9 @@
 //! AWD-LSTM against fastai: names, outputs with given weights, steps of training, files.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
 mod behaviour;
 mod classifier;
 mod encoder;
 mod files;
-#[path = "../fill/mod.rs"]
-#[allow(dead_code, reason = "models here are filled by another rule")]
-mod fill;
 mod language_model;
 
 use std::collections::BTreeMap;
@@ -18,7 +13,7 @@ use brigade_models::{AwdLstmDropout, AwdLstmOptions, LanguageModelOptions};
 use brigade_nn::{Kind, LayerGroups, Model, Tensor};
 use serde_json::Value;
 
-use fill::fill;
+use crate::fill::fill;
 
 fn golden() -> Value {
     serde_json::from_str(include_str!("../golden/awd_lstm.json")).unwrap()

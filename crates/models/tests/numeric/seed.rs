@@ -1,8 +1,4 @@
 //! First values of the CNN: for a seed they are those that PyTorch draws.
-//!
-//! libtorch has one generator per process, so this test has a file of its own.
-
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
 use brigade_models::Cnn;
 use brigade_nn::{Device, Kind, Model};
@@ -10,7 +6,7 @@ use serde_json::Value;
 
 #[test]
 fn a_seed_gives_pytorchs_first_values() {
-    let golden: Value = serde_json::from_str(include_str!("fixtures/cnn_seed.json")).unwrap();
+    let golden: Value = serde_json::from_str(include_str!("../fixtures/cnn_seed.json")).unwrap();
     tch::manual_seed(golden["seed"].as_i64().unwrap());
     let model = Model::builder().device(brigade_gpukit::device()).build(Cnn::new).unwrap();
     for (parameter, expected) in

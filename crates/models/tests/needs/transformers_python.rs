@@ -1,7 +1,5 @@
 //! Folders that transformers wrote here, and folders that it reads.
 
-#![allow(clippy::unwrap_used)] // also in what the tests share
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,12 +10,9 @@ use brigade_models::{
     TransformerOptions, no_decay_parameters,
 };
 use brigade_nn::{Kind, Model, Module, Tensor, weights};
-use brigade_suite::Need;
+use brigade_suite::{Need, needs};
 
-brigade_suite::suite! {
-    needs TorchModels: folders_go_to_transformers_and_back;
-}
-
+#[needs(TorchModels)]
 fn folders_go_to_transformers_and_back() {
     let (theirs, ours) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     python("write", theirs.path());

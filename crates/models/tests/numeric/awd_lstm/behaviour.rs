@@ -164,12 +164,12 @@ fn sixteen_bits_compute_nearly_the_same() {
 
 #[test]
 fn a_word_outside_of_the_vocabulary_is_named_with_its_layer() {
-    if crate::is_real_gpu() {
+    if super::is_real_gpu() {
         // There the kernel finds it, and ends all work of the process on the GPU.
         return;
     }
     let model =
-        crate::try_build(|path| LanguageModel::new(path, 26, &small_language_model())).unwrap();
+        super::try_build(|path| LanguageModel::new(path, 26, &small_language_model())).unwrap();
     let error = model
         .forward(&on_device(&Tensor::from_slice(&[26i64])).unsqueeze(0))
         .unwrap_err()

@@ -1,16 +1,4 @@
-//! What a seed of libtorch's gives transformers: first values, dropouts, samples. The generator belongs to the
-//! process, so these tests run one after the other.
-
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-#[allow(dead_code, reason = "of the tests of other models")]
-mod fill;
-
-#[path = "transformers/common.rs"]
-#[allow(dead_code, reason = "of the tests without seeds")]
-mod common;
-
-use std::sync::{Mutex, MutexGuard, PoisonError};
+//! What a seed of libtorch's gives transformers: first values, dropouts, samples.
 
 use brigade_models::{
     Bert, BertForMaskedLm, BertForSequenceClassification, BertForTokenClassification, BertOptions,
@@ -18,13 +6,7 @@ use brigade_models::{
 };
 use brigade_nn::{Kind, Model, ParamPath, Tensor};
 
-use crate::common::{Inputs, close, filled, golden, more, options};
-
-static GENERATOR: Mutex<()> = Mutex::new(());
-
-fn alone() -> MutexGuard<'static, ()> {
-    GENERATOR.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use crate::transformers::common::{Inputs, close, fill_all, filled, golden, more, options};
 
 fn first_values<M>(name: &str, build: impl FnOnce(&ParamPath<'_>) -> M) {
     let golden = more();
@@ -44,7 +26,6 @@ fn first_values<M>(name: &str, build: impl FnOnce(&ParamPath<'_>) -> M) {
 
 #[test]
 fn a_seed_gives_the_first_values_of_transformers() {
-    let _alone = alone();
     let golden = golden();
     let models = &golden["models"];
     let gpt2: Gpt2Options = options(&models["gpt2"]);
@@ -60,14 +41,13 @@ fn a_seed_gives_the_first_values_of_transformers() {
 
 #[test]
 fn recomputed_blocks_have_the_same_gradients_and_dropouts() {
-    let _alone = alone();
     let (golden, inputs) = (golden(), Inputs::new());
     let plain: Gpt2Options = options(&golden["models"]["gpt2"]);
     let plain = Gpt2Options { resid_pdrop: 0.2, attn_pdrop: 0.1, ..plain };
     let outcome = |recompute| {
         let options = Gpt2Options { recompute, ..plain.clone() };
         let model = Model::new(|path| Gpt2LmHead::new(path, &options)).unwrap();
-        common::fill_all(&model);
+        fill_all(&model);
         tch::manual_seed(5);
         let loss = model.module().loss(inputs.left(), &inputs.ids, 0.0).unwrap();
         loss.sum.backward();
@@ -80,7 +60,6 @@ fn recomputed_blocks_have_the_same_gradients_and_dropouts() {
 
 #[test]
 fn samples_without_a_seed_are_those_of_libtorchs_generator() {
-    let _alone = alone();
     let (golden, inputs) = (golden(), Inputs::new());
     let case = &golden["models"]["gpt2"];
     let model = filled(case, Kind::Float, |path, options| Gpt2LmHead::new(path, options));

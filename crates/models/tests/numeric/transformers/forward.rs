@@ -8,7 +8,7 @@ use brigade_models::{
 use brigade_nn::{Kind, Model, Module, Result, Tensor};
 use serde_json::Value;
 
-use crate::common::{
+use super::common::{
     Inputs, LENGTHS, TOLERANCE, attended, close, filled, flat, golden, gradients_match,
     matches_digest, names_match, numbers,
 };

@@ -156,7 +156,7 @@ fn default_sizes_are_fastais() {
     let golden = &golden["awd_lstm"]["default_sizes"];
     assert_eq!(AwdLstmOptions::classifier(), options(&golden["configs"]["clas"]));
     let options = TextClassifierOptions::default();
-    let model = crate::try_build(|path| TextClassifier::new(path, 1000, 2, &options)).unwrap();
+    let model = super::try_build(|path| TextClassifier::new(path, 1000, 2, &options)).unwrap();
     let expected = &golden["models"]["text_classifier"];
     assert_names(&model, expected);
     assert_group_ends(&model, &expected["groups"]);
@@ -206,7 +206,7 @@ fn texts_without_words_are_refused() {
     let mut short =
         classifier_options(&golden()["awd_lstm"]["classifiers"]["cases"]["plain"]["args"]);
     short.max_len = Some(2);
-    let model = crate::try_build(|path| TextClassifier::new(path, 26, 3, &short)).unwrap();
+    let model = super::try_build(|path| TextClassifier::new(path, 26, 3, &short)).unwrap();
     let error = model.forward(&input()).unwrap_err().to_string();
     assert!(
         error.contains("max_len 2 keeps none of it: choose one of seq_len, 5, at least"),
@@ -214,6 +214,6 @@ fn texts_without_words_are_refused() {
     );
     short.dropout = Some(vec![0.1, 0.2]);
     let error =
-        crate::try_build(|path| TextClassifier::new(path, 26, 3, &short)).unwrap_err().to_string();
+        super::try_build(|path| TextClassifier::new(path, 26, 3, &short)).unwrap_err().to_string();
     assert!(error.contains("3 probabilities of dropout for 2 linear layers"), "{error}");
 }

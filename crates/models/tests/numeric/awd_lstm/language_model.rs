@@ -179,7 +179,7 @@ fn default_sizes_are_fastais() {
     let config = &golden["configs"]["lm"];
     assert_eq!(LanguageModelOptions::default().encoder, options(config));
     let model =
-        crate::try_build(|path| LanguageModel::new(path, 1000, &LanguageModelOptions::default()))
+        super::try_build(|path| LanguageModel::new(path, 1000, &LanguageModelOptions::default()))
             .unwrap();
     let expected = &golden["models"]["language_model"];
     assert_names(&model, expected);

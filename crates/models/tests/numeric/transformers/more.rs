@@ -10,7 +10,7 @@ use brigade_nn::{Device, Kind, Model, Module, Tensor};
 use brigade_torch::Autocast;
 use serde_json::Value;
 
-use crate::common::{
+use super::common::{
     Inputs, TOLERANCE, attended, close, filled, flat, gradients_match, more, numbers,
 };
 
@@ -122,7 +122,7 @@ fn smoothed_losses_are_pytorchs_and_add_up() {
 
 #[test]
 fn groups_go_from_the_embeddings_to_the_head() {
-    let golden = crate::common::golden();
+    let golden = super::common::golden();
     let models = &golden["models"];
     let gpt2 = filled(&models["gpt2"], Kind::Float, |path, options| Gpt2LmHead::new(path, options));
     let groups = gpt2.param_groups().unwrap();
@@ -161,7 +161,7 @@ fn groups_go_from_the_embeddings_to_the_head() {
 
 #[test]
 fn packed_texts_do_not_see_each_other() {
-    let (golden, inputs) = (crate::common::golden(), Inputs::new());
+    let (golden, inputs) = (super::common::golden(), Inputs::new());
     let models = &golden["models"];
     let gpt2 = filled(&models["gpt2"], Kind::Float, |path, options| Gpt2LmHead::new(path, options));
     let case = &models["llama"];
@@ -196,7 +196,7 @@ fn packed_texts_do_not_see_each_other() {
 
 #[test]
 fn sixteen_bits_and_batches_without_labels_train() {
-    let (golden, inputs) = (crate::common::golden(), Inputs::new());
+    let (golden, inputs) = (super::common::golden(), Inputs::new());
     let models = &golden["models"];
     let none = inputs.ids.full_like(IGNORED_LABEL);
     fn trains<M>(
@@ -289,7 +289,7 @@ fn configs_that_cannot_be_built_are_named() {
 
 #[test]
 fn inputs_that_do_not_fit_are_named() {
-    let (golden, inputs) = (crate::common::golden(), Inputs::new());
+    let (golden, inputs) = (super::common::golden(), Inputs::new());
     let models = &golden["models"];
     let gpt2 = filled(&models["gpt2"], Kind::Float, |path, options| Gpt2LmHead::new(path, options));
     let found = gpt2.forward(&inputs.ids.get(0)).unwrap_err().to_string();

@@ -1,7 +1,5 @@
 //! AWD-LSTM beside fastai: first values and trainings with all dropouts from one seed, files both ways.
 
-#![allow(clippy::unwrap_used)] // also in what the tests share
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -10,11 +8,7 @@ use brigade_models::{
     RecurrentState, TextClassifier, TextClassifierOptions, save_encoder,
 };
 use brigade_nn::{Kind, Model, Module, ParamPath, StateDict, Tensor, weights};
-use brigade_suite::Need;
-
-brigade_suite::suite! {
-    needs Fastai: trainings_and_files_are_fastais;
-}
+use brigade_suite::{Need, needs};
 
 const WORDS: i64 = 50;
 
@@ -23,6 +17,7 @@ fn text(number: i64, rows: i64, length: i64) -> Tensor {
     Tensor::from_slice(&(0..rows * length).map(word).collect::<Vec<_>>()).view([rows, length])
 }
 
+#[needs(Fastai)]
 fn trainings_and_files_are_fastais() {
     tch::set_num_threads(1);
     let folder = tempfile::tempdir().unwrap();

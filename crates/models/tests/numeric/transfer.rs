@@ -1,9 +1,5 @@
 //! Heads, transfer models and their groups against fastai: names, shapes, first values, outputs.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-mod fill;
-
 use brigade_gpukit::{numeric_device, on_device, tolerance};
 use brigade_models::{
     Architecture, ConvNeXt, ConvNeXtOptions, Head, HeadOptions, ImageClassifier, Pretrained,
@@ -13,11 +9,12 @@ use brigade_models::{
 use brigade_nn::{
     Device, IntoModel, Kind, Layer, Model, ModelBuilder, ParamPath, StateDict, Tensor, weights,
 };
-use fill::{fill, filled};
 use serde_json::{Value, json};
 
+use crate::fill::{fill, filled};
+
 fn golden() -> Value {
-    serde_json::from_str(include_str!("golden/vision_learner.json")).unwrap()
+    serde_json::from_str(include_str!("../golden/vision_learner.json")).unwrap()
 }
 
 /// The options that the golden file's arguments stand for.

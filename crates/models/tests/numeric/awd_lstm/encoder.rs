@@ -83,7 +83,7 @@ fn a_single_time_step_has_no_change_to_punish() {
 #[test]
 fn sizes_that_cannot_be_are_refused() {
     let refused = |options: AwdLstmOptions| {
-        crate::try_build(|path| AwdLstm::new(path, 26, &options)).unwrap_err().to_string()
+        super::try_build(|path| AwdLstm::new(path, 26, &options)).unwrap_err().to_string()
     };
     let odd = AwdLstmOptions { bidirectional: true, embedding: 7, ..small() };
     assert!(refused(odd).contains("two directions share 7 and 12 numbers: both have to be even"));

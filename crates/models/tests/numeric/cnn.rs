@@ -1,7 +1,5 @@
 //! The CNN against PyTorch: its names and its loss curve.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
 use brigade_gpukit::{numeric_device, on_device};
 use brigade_models::Cnn;
 use brigade_nn::{Kind, Model, Tensor};
@@ -37,7 +35,7 @@ fn assert_close(found: f64, expected: f64, tolerance: f64, what: &str) {
 
 #[test]
 fn the_loss_curve_of_one_process_is_pytorchs() {
-    let golden = golden(include_str!("golden/ddp_cnn.json"));
+    let golden = golden(include_str!("../golden/ddp_cnn.json"));
     let cases = golden["cases"].as_array().unwrap();
     let case = cases
         .iter()
@@ -91,7 +89,7 @@ fn the_loss_curve_of_one_process_is_pytorchs() {
 #[test]
 fn names_come_in_pytorchs_order() {
     let expected: Vec<String> = serde_json::from_value(
-        golden(include_str!("golden/ddp_cnn.json"))["parameter_names"].clone(),
+        golden(include_str!("../golden/ddp_cnn.json"))["parameter_names"].clone(),
     )
     .unwrap();
     let model = Model::builder().device(numeric_device()).build(Cnn::new).unwrap();
@@ -100,7 +98,7 @@ fn names_come_in_pytorchs_order() {
     assert_eq!(model.num_parameters(), 253_706);
 
     let expected: Vec<String> = serde_json::from_value(
-        golden(include_str!("fixtures/cnn_seed.json"))["state_dict"].clone(),
+        golden(include_str!("../fixtures/cnn_seed.json"))["state_dict"].clone(),
     )
     .unwrap();
     assert_eq!(model.state_dict().names().collect::<Vec<_>>(), expected);

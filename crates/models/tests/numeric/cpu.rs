@@ -1,0 +1,5 @@
+//! What is held on the CPU alone: networks that consist of the same layers as smaller ones, and transformers' draws.
+
+mod golden;
+mod resnet;
+mod transformers_seed;
