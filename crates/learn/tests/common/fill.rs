@@ -1,7 +1,5 @@
 //! The golden files' own random numbers: splitmix64 of an index and a stream.
 
-#![allow(dead_code, reason = "each test program that includes it uses a part of it")]
-
 use tch::Tensor;
 
 /// Returns number `index` of a stream, uniform in `[0, 1)`.

@@ -1,0 +1,5 @@
+//! What is computed on the CPU, whatever the device of the tests is.
+
+mod golden;
+mod learner;
+mod losses;
