@@ -1,7 +1,5 @@
 //! Loaders against fastai's: streams of a language model, padding; shares of ranks, and what is refused.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
 use brigade_data::{BatchContext, BatchedDataset, DataError, DataLoader, ShardOptions};
 use brigade_text::{Documents, IGNORED, LabelledTexts, LanguageModelData, Padding, SortedSampler};
 use brigade_tokens::Side;
@@ -9,7 +7,7 @@ use serde_json::Value;
 use tch::Tensor;
 
 fn golden(of: &str) -> Value {
-    let text = include_str!("golden/text.json");
+    let text = include_str!("../golden/text.json");
     serde_json::from_str::<Value>(text).unwrap()[of].take()
 }
 

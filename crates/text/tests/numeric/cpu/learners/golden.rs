@@ -16,10 +16,10 @@ use brigade_train::Accelerator;
 use serde_json::Value;
 use tch::{Kind, Tensor};
 
-use crate::setup::*;
+use super::setup::*;
 
 fn golden() -> Value {
-    serde_json::from_str(include_str!("../golden/learners.json")).unwrap()
+    serde_json::from_str(include_str!("../../../golden/learners.json")).unwrap()
 }
 
 fn numbers(value: &Value) -> Vec<f64> {

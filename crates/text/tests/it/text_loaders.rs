@@ -1,8 +1,5 @@
 //! From texts to loaders: fastai's batches, bad input, ranks that fail or differ, and exported codecs.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-#[path = "text_loaders/ranks.rs"]
 mod ranks;
 
 use std::fs;
@@ -28,7 +25,7 @@ fn alone() -> Accelerator {
 }
 
 fn golden() -> Value {
-    let text = include_str!("golden/text.json");
+    let text = include_str!("../golden/text.json");
     serde_json::from_str::<Value>(text).unwrap()["pipeline"].take()
 }
 

@@ -12,7 +12,7 @@ use brigade_text::{LanguageLearnerOptions, TextLearnerOptions};
 use brigade_train::{Accelerator, Precision};
 use tch::{Kind, Tensor};
 
-use crate::setup::*;
+use super::setup::*;
 
 const TRAIN: [usize; 6] = [23, 41, 17, 60, 33, 29];
 const VALID: [usize; 3] = [30, 22, 25];

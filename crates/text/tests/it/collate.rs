@@ -1,7 +1,5 @@
 //! Collators by themselves: what is drawn, and what is refused.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
 use brigade_data::{BatchContext, BatchedDataset, DataError, DataLoader};
 use brigade_models::{Gpt2LmHead, Gpt2Options, Tokens};
 use brigade_nn::Model;

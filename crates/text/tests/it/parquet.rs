@@ -1,7 +1,5 @@
 //! Loaders of a Parquet table.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;

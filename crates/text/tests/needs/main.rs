@@ -1,0 +1,7 @@
+//! Batches beside those of transformers.
+
+#![allow(clippy::unwrap_used)] // clippy knows only functions marked as tests
+
+mod transformers;
+
+brigade_suite::main!();
