@@ -1,7 +1,5 @@
 //! Many texts on several threads.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use brigade_tokens::{

@@ -1,7 +1,5 @@
 //! Texts in Parquet tables, made here with the same library.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
 use std::fs::{self, File};
 use std::path::Path;
 use std::sync::Arc;

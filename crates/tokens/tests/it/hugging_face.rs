@@ -1,6 +1,4 @@
-//! Tokenizers of Hugging Face's against what Python's `tokenizers` says (`hugging_face/make.py`).
-
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+//! Tokenizers of Hugging Face's against what Python's `tokenizers` says (`tests/hugging_face/make.py`).
 
 use std::fs;
 use std::ops::Range;
@@ -72,7 +70,7 @@ fn expected() -> (Vec<String>, Vec<Expected>) {
     struct Corpus {
         corpus: Vec<String>,
     }
-    let mut lines = include_str!("hugging_face/expected/encodings.jsonl").lines();
+    let mut lines = include_str!("../hugging_face/expected/encodings.jsonl").lines();
     let corpus: Corpus = serde_json::from_str(lines.next().unwrap()).unwrap();
     (corpus.corpus, lines.map(|line| serde_json::from_str(line).unwrap()).collect())
 }

@@ -1,7 +1,5 @@
 //! Corpora in memory and in files.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -251,7 +249,7 @@ const DIES: &str = "BRIGADE_TEST_CACHE_DIES";
 fn a_killed_writer_leaves_nothing_that_is_taken_for_whole() {
     let folder = tempfile::tempdir().unwrap();
     let status = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "a_process_that_dies", "--test-threads=1"])
+        .args(["--exact", "cache::a_process_that_dies", "--test-threads=1"])
         .env(DIES, folder.path())
         .output()
         .unwrap()

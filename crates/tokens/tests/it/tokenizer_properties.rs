@@ -1,13 +1,10 @@
 //! What holds for the tokens of any text.
 
-#![allow(clippy::unwrap_used)]
-
-mod random_texts;
-
 use brigade_tokens::rules::Rule;
 use brigade_tokens::{English, FastaiTokenizer, TokenList, Tokenizer};
-use random_texts::RandomTexts;
 use serde_json::json;
+
+use crate::random_texts::RandomTexts;
 
 fn tokens(tokenizer: &dyn Tokenizer, text: &str) -> TokenList {
     let mut tokens = TokenList::new();

@@ -1,7 +1,5 @@
 //! Vocabularies against fastai's, and in files.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
 use std::fs;
 use std::path::Path;
 
@@ -39,7 +37,7 @@ struct PaddedLength {
 }
 
 fn golden() -> Golden {
-    serde_json::from_str(include_str!("golden/vocabulary.json")).unwrap()
+    serde_json::from_str(include_str!("../golden/vocabulary.json")).unwrap()
 }
 
 fn list(tokens: &[String]) -> TokenList {

@@ -1,13 +1,11 @@
 //! The rules and the tokens of fastai's, equal to what fastai has computed.
 
-#![allow(clippy::unwrap_used)]
-
 use brigade_tokens::rules::{self, Rule};
 use brigade_tokens::{English, FastaiTokenizer, TokenList, Tokenizer};
 use serde_json::Value;
 
 fn golden() -> Value {
-    serde_json::from_str(include_str!("golden/fastai.json")).unwrap()
+    serde_json::from_str(include_str!("../golden/fastai.json")).unwrap()
 }
 
 fn texts(value: &Value) -> Vec<&str> {

@@ -1,30 +1,24 @@
 //! fastai and spaCy themselves, on this machine: random texts give the same tokens, and the tables are theirs.
 //!
-//! `cargo test -p brigade-tokens --test fastai -- --part full` takes many more texts.
-
-#![allow(clippy::unwrap_used)]
-
-mod random_texts;
+//! `cargo test -p brigade-tokens --test needs -- --part fastai::full` takes many more texts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use brigade_suite::Need;
+use brigade_suite::{Need, needs};
 use brigade_tokens::rules::{Rule, decode_special_tokens};
 use brigade_tokens::{English, FastaiTokenizer, Result, TokenList, Tokenizer};
-use random_texts::RandomTexts;
 use serde::{Deserialize, Serialize};
 
-brigade_suite::suite! {
-    part full;
-    needs Fastai: random_texts_have_fastais_tokens, the_tables_are_spacys;
-}
+use crate::random_texts::RandomTexts;
 
+#[needs(Fastai)]
 fn random_texts_have_fastais_tokens() {
     compare(2_000);
 }
 
+#[brigade_suite::part]
 fn full() {
     compare(200_000);
 }
@@ -122,6 +116,7 @@ fn tokens(tokenizer: &dyn Tokenizer, text: &str) -> Result<TokenList> {
     Ok(tokens)
 }
 
+#[needs(Fastai)]
 fn the_tables_are_spacys() {
     let folder = tempfile::tempdir().unwrap();
     python("tables.py", folder.path());

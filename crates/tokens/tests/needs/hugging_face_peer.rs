@@ -1,22 +1,15 @@
 //! Python's `tokenizers`, on this machine: random texts have the same encodings, and it reads what is trained here.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-mod random_texts;
-
 use std::collections::HashMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use brigade_suite::Need;
+use brigade_suite::{Need, needs};
 use brigade_tokens::{BpeTrainer, HuggingFaceTokenizer, TextSource};
-use random_texts::RandomTexts;
 use serde::Deserialize;
 
-brigade_suite::suite! {
-    needs TorchModels: random_texts_have_pythons_encodings, python_reads_what_is_trained_here;
-}
+use crate::random_texts::RandomTexts;
 
 #[derive(Deserialize)]
 struct Expected {
@@ -69,10 +62,12 @@ fn texts(count: usize) -> Vec<String> {
     (0..count).map(|_| random.text()).collect()
 }
 
+#[needs(TorchModels)]
 fn random_texts_have_pythons_encodings() {
     compare(&own_folder(), 4, &texts(500));
 }
 
+#[needs(TorchModels)]
 fn python_reads_what_is_trained_here() {
     let folder = tempfile::tempdir().unwrap();
     let texts = texts(500);

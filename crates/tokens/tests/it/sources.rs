@@ -1,7 +1,5 @@
 //! Texts of folders, tables and files of lines.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
 use std::fs;
 use std::path::Path;
 
