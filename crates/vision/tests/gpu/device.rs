@@ -1,9 +1,5 @@
 //! Batches of images on a GPU: one made of host memory, or a real one where `BRIGADE_TEST_DEVICE=cuda` says so.
 
-#![allow(clippy::unwrap_used)] // also in what the tests share
-
-mod pictures;
-
 use brigade_data::{BatchedDataset, DataLoader, TensorDataset};
 use brigade_gpukit::{assert_same, gpu, without_waiting};
 use brigade_torch::{Device, Kind, Tensor};
@@ -13,7 +9,8 @@ use brigade_vision::transforms::{
     RandomVerticalFlip, Resize, ToTensor,
 };
 use brigade_vision::{Filter, ImageDataset, Size};
-use pictures::Pictures;
+
+use crate::pictures::Pictures;
 
 fn augments() -> Vec<Augment> {
     let cifar = Augment::new()

@@ -1,9 +1,5 @@
 //! Data sets of images that keep what they decoded.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-mod pictures;
-
 use std::path::Path;
 
 use brigade_data::DataLoader;
@@ -12,7 +8,8 @@ use brigade_vision::transforms::{
     CenterCrop, Compose, Phase, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize,
 };
 use brigade_vision::{CacheOptions, ImageDataset, OnBroken};
-use pictures::Pictures;
+
+use crate::pictures::Pictures;
 
 type Loader = DataLoader<ImageDataset<Pictures>>;
 

@@ -1,9 +1,5 @@
 //! Data sets of images behind a loader.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-mod pictures;
-
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
@@ -14,11 +10,12 @@ use brigade_vision::transforms::{
     RandomVerticalFlip, Resize, ToTensor, TrivialAugmentWide,
 };
 use brigade_vision::{ImageDataset, OnBroken};
-use pictures::Pictures;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::{Context, SubscriberExt};
+
+use crate::pictures::Pictures;
 
 fn busy() -> Compose {
     Compose::new()

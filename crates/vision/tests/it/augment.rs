@@ -1,7 +1,5 @@
 //! Transforms of batches: what is random follows from the samples, masks follow their images.
 
-#![allow(clippy::unwrap_used)] // tests
-
 use brigade_torch::{Device, Kind, Tensor};
 use brigade_vision::Size;
 use brigade_vision::augment::{Augment, Geometric, Hue, Lighting, Mix, Padding, RandomErasing};

@@ -1,9 +1,5 @@
 //! Images without encoding in one file.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-mod pictures;
-
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -13,7 +9,8 @@ use brigade_vision::labels::{Categories, Labelled};
 use brigade_vision::source::ImageSource;
 use brigade_vision::transforms::{Compose, RandomCrop, RandomHorizontalFlip, Resize};
 use brigade_vision::{ImageDataset, OnBroken, PackedImages, Packer, Size};
-use pictures::{Pictures, picture};
+
+use crate::pictures::{Pictures, picture};
 
 fn classes() -> Vec<String> {
     (0..40).map(|number| format!("ünïcode \"{number}\"")).collect()

@@ -1,7 +1,5 @@
 //! Images with masks behind a loader.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
 use std::fs;
 use std::path::Path;
 

@@ -1,7 +1,5 @@
-//! Decoding against Pillow, on odd images that `golden/decode/make.py` has made with it, and on damaged
+//! Decoding against Pillow, on odd images that `tests/golden/decode/make.py` has made with it, and on damaged
 //! ones.
-
-#![allow(clippy::unwrap_used)] // also in what the tests share
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,17 +8,8 @@ use std::process::Command;
 
 use brigade_images::decode::{DecodeOptions, Decoder};
 use brigade_images::{Image, ImageError, Region, Size};
-use brigade_suite::Need;
+use brigade_suite::{Need, needs};
 use serde::Deserialize;
-
-brigade_suite::suite! {
-    always: as_pillow_reads_them, damaged_jpegs_are_read_as_pillow_reads_them, a_region_is_a_part_of_the_whole,
-        a_scaled_region_is_a_part_of_the_scaled_whole, what_is_not_an_image,
-        a_cut_file_is_an_error_or_an_image, a_damaged_file_is_an_error_or_an_image,
-        sizes_beyond_the_limit, headers_that_promise_too_much,
-        tiles_that_are_too_large_or_overlap, a_region_outside_is_refused;
-    needs Pytorch: peer_as_this_machines_pillow_reads_larger_ones;
-}
 
 /// What Pillow has read.
 #[derive(Deserialize)]
@@ -93,11 +82,13 @@ fn compare(folder: &Path) {
     assert!(wrong.is_empty(), "not as Pillow {}:\n{}", expected.pillow, wrong.join("\n"));
 }
 
+#[needs()]
 fn as_pillow_reads_them() {
     compare(&folder());
 }
 
 /// With PyTorch comes torchvision, and with it Pillow.
+#[needs(Pytorch)]
 fn peer_as_this_machines_pillow_reads_larger_ones() {
     let made = tempfile::tempdir().unwrap();
     let python = brigade_suite::python(Need::Pytorch).unwrap();
@@ -110,6 +101,7 @@ fn peer_as_this_machines_pillow_reads_larger_ones() {
 /// A JPEG with some bytes in place of others, and the pixels that Pillow makes of it; `None` where it refuses.
 type Damage = (String, usize, usize, String, Option<u32>);
 
+#[needs()]
 fn damaged_jpegs_are_read_as_pillow_reads_them() {
     let text = fs::read_to_string(folder().join("damaged.json")).unwrap();
     let damages: Vec<Damage> = serde_json::from_str(&text).unwrap();
@@ -152,6 +144,7 @@ fn damaged_jpegs_are_read_as_pillow_reads_them() {
     assert_eq!((warned, refused), (83, 84));
 }
 
+#[needs()]
 fn a_region_is_a_part_of_the_whole() {
     let mut decoder = decoder();
     let mut target = Image::new(1, 1, vec![0; 3]).unwrap();
@@ -183,6 +176,7 @@ fn a_region_is_a_part_of_the_whole() {
 }
 
 /// At a fraction of the size, too, and with the orientation.
+#[needs()]
 fn a_scaled_region_is_a_part_of_the_scaled_whole() {
     let mut target = Image::new(1, 1, vec![0; 3]).unwrap();
     let mut whole = target.clone();
@@ -214,6 +208,7 @@ fn refusal(name: &str, bytes: &[u8]) -> String {
     decoder().decode_new(name, bytes).unwrap_err().to_string()
 }
 
+#[needs()]
 fn what_is_not_an_image() {
     assert_eq!(refusal("a.jpg", b""), "cannot decode a.jpg: the file is empty");
     assert_eq!(
@@ -233,6 +228,7 @@ fn what_is_not_an_image() {
     assert!(refusal("c.jpg", b"\xff\xd8\xff").starts_with("cannot decode c.jpg: as JPEG: "));
 }
 
+#[needs()]
 fn a_cut_file_is_an_error_or_an_image() {
     for name in expected(&folder()).images.keys() {
         let bytes = fs::read(folder().join(name)).unwrap();
@@ -249,6 +245,7 @@ fn a_cut_file_is_an_error_or_an_image() {
     }
 }
 
+#[needs()]
 fn a_damaged_file_is_an_error_or_an_image() {
     for name in expected(&folder()).images.keys() {
         let bytes = fs::read(folder().join(name)).unwrap();
@@ -263,6 +260,7 @@ fn a_damaged_file_is_an_error_or_an_image() {
     }
 }
 
+#[needs()]
 fn sizes_beyond_the_limit() {
     let bytes = fs::read(folder().join("rgb.png")).unwrap();
     let error = Decoder::new(DecodeOptions::new().max_pixels(1000)).decode_new("a.png", &bytes);
@@ -274,6 +272,7 @@ fn sizes_beyond_the_limit() {
 }
 
 /// Headers that promise more than their bytes can hold take no memory for it.
+#[needs()]
 fn headers_that_promise_too_much() {
     // The height and width in the frame header of a JPEG.
     let mut jpeg = fs::read(folder().join("420.jpg")).unwrap();
@@ -327,6 +326,7 @@ fn tiff(tags: &[(u16, u32)], tiles: u32, data: &[u8]) -> Vec<u8> {
 }
 
 /// What a tile holds beside the picture costs memory and time as well.
+#[needs()]
 fn tiles_that_are_too_large_or_overlap() {
     let grey = |width, height, compression, tile: [u32; 2]| {
         [
@@ -369,6 +369,7 @@ fn tiles_that_are_too_large_or_overlap() {
     assert!(error.ends_with(&found), "{error}");
 }
 
+#[needs()]
 fn a_region_outside_is_refused() {
     let bytes = fs::read(folder().join("rgb.png")).unwrap();
     let region = Region { left: 80, top: 0, width: 4, height: 1 };

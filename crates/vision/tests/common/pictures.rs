@@ -1,7 +1,5 @@
 //! A source of pictures in memory.
 
-#![allow(dead_code, reason = "each test file uses a part")]
-
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
