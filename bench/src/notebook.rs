@@ -2,7 +2,7 @@
 
 #[expect(clippy::unwrap_used, reason = "it serves the tests of the crate")]
 #[expect(dead_code, reason = "those tests look at more")]
-#[path = "../../crates/notebook/tests/jupyter/kernel.rs"]
+#[path = "../../crates/notebook/tests/needs/jupyter/kernel.rs"]
 mod kernel;
 
 use std::time::Instant;

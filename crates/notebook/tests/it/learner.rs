@@ -1,7 +1,5 @@
 //! What a cell shows of a Learner.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
 use std::fs;
 use std::path::Path;
 

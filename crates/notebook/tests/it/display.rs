@@ -1,7 +1,5 @@
 //! What a process prints in a cell, in a rank, and elsewhere; and that its forms are what they say.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
 use std::env;
 use std::io::Cursor;
 use std::process::Command;
@@ -149,7 +147,7 @@ fn shows_a_tensor() {
 fn the_environment_says_what_is_printed() {
     let printed = |variables: &[&str]| {
         let mut command = Command::new(env::current_exe().unwrap());
-        command.args(["--exact", "shows_a_tensor", "--nocapture"]);
+        command.args(["--exact", "display::shows_a_tensor", "--nocapture"]);
         command.env_remove("EVCXR_IS_RUNTIME").env_remove("BRIGADE_NOTEBOOK_CALL");
         let output = command.envs(variables.iter().map(|it| (it, "1"))).output().unwrap();
         assert!(output.status.success(), "{output:?}");

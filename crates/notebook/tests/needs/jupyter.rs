@@ -1,10 +1,6 @@
 //! Notebooks in Jupyter with the real kernel: `cargo xtask install rust-kernel` brings both.
 
-#![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
-
 mod kernel;
-#[path = "../../../../examples/launcher.rs"]
-mod launcher;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,25 +10,19 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use brigade_hostkit::Network;
-use brigade_suite::{Need, python};
+use brigade_suite::{Need, needs, python};
 use kernel::{Kernel, Setup, checkout};
 use nix::sys::signal::kill;
 use nix::unistd::Pid;
 use serde_json::Value;
 
-brigade_suite::suite! {
-    needs RustKernel:
-        a_cell_launches_is_interrupted_fails_and_goes_on,
-        a_new_notebook_trains_as_its_program_under_brigade_launch,
-        the_notebooks_of_the_examples_run;
-    needs RustKernel Hosts: notebooks_on_two_hosts_train_together;
-}
+use crate::binary::brigade_beside;
 
 /// The kernel with the `brigade` of this build.
 fn setup() -> Setup {
     let test = std::env::current_exe().unwrap();
     let built = test.parent().and_then(Path::parent).unwrap();
-    Setup::new(launcher::brigade_beside(built.join("brigade").to_str().unwrap()))
+    Setup::new(brigade_beside(built.join("brigade").to_str().unwrap()))
 }
 
 /// The first cell of the notebooks here.
@@ -43,6 +33,7 @@ fn dependency() -> String {
 
 const USE: &str = "use brigade::notebook::prelude::*;\nuse brigade::prelude::*;";
 
+#[needs(RustKernel)]
 fn a_cell_launches_is_interrupted_fails_and_goes_on() {
     let setup = setup();
     let mut kernel = setup.kernel(&checkout());
@@ -108,6 +99,7 @@ fn a_cell_launches_is_interrupted_fails_and_goes_on() {
 }
 
 /// The template's notebook and program: what the ranks print, and the last loss to the last bit.
+#[needs(RustKernel)]
 fn a_new_notebook_trains_as_its_program_under_brigade_launch() {
     let setup = setup();
     let folder = tempfile::tempdir().unwrap();
@@ -166,6 +158,7 @@ fn epochs(out: &str) -> BTreeSet<String> {
 }
 
 /// `nbconvert --execute`, as `cargo xtask notebook --execute` calls it.
+#[needs(RustKernel)]
 fn the_notebooks_of_the_examples_run() {
     let setup = setup();
     let folder = checkout().join("examples/notebooks");
@@ -193,6 +186,7 @@ fn the_notebooks_of_the_examples_run() {
 }
 
 /// One rank on each of two hosts, each with a notebook.
+#[needs(RustKernel, Hosts)]
 fn notebooks_on_two_hosts_train_together() {
     let setup = setup();
     // What the kernels compile with is fetched and built where there is a network: both have a folder of their own.

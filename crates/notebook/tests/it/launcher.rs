@@ -1,10 +1,5 @@
 //! `notebook_launcher` from a cell: a shared library that a process has loaded, as a kernel loads one.
 
-#![allow(clippy::unwrap_used)]
-
-#[path = "../../../examples/launcher.rs"]
-mod launcher;
-
 use std::fmt::Debug;
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -21,8 +16,10 @@ use nix::unistd::Pid;
 use object::{Object, ObjectSegment, ObjectSymbol};
 use tch::Tensor;
 
+use crate::binary::brigade_beside;
+
 static BRIGADE: LazyLock<PathBuf> =
-    LazyLock::new(|| launcher::brigade_beside(beside("brigade").to_str().unwrap()));
+    LazyLock::new(|| brigade_beside(beside("brigade").to_str().unwrap()));
 
 /// A file of cargo's folder for this profile.
 fn beside(name: &str) -> PathBuf {
@@ -30,7 +27,7 @@ fn beside(name: &str) -> PathBuf {
     test.parent().and_then(Path::parent).unwrap().join(name)
 }
 
-/// The example `cell`: cargo builds examples with all tests of a package, not with `--test launcher` alone.
+/// The example `cell`: cargo builds examples with all tests of a package, not with `--test it` alone.
 fn library() -> PathBuf {
     let library = beside("examples/libcell.so");
     assert!(

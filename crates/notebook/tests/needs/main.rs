@@ -1,0 +1,9 @@
+//! Notebooks with the real kernel.
+
+#![allow(clippy::unwrap_used)] // clippy knows only functions marked as tests
+
+#[path = "../../../../examples/launcher.rs"]
+mod binary;
+mod jupyter;
+
+brigade_suite::main!();
