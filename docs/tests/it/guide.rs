@@ -4,10 +4,10 @@ use std::collections::HashSet;
 
 #[test]
 fn every_public_name_is_answered() {
-    let guide = include_str!("../from-accelerate.md");
+    let guide = include_str!("../../from-accelerate.md");
     let words: HashSet<&str> =
         guide.split(|letter: char| !letter.is_alphanumeric() && letter != '_').collect();
-    let names = include_str!("golden/accelerate_names.txt").lines();
+    let names = include_str!("../golden/accelerate_names.txt").lines();
     let names: Vec<&str> = names.filter(|line| !line.starts_with('#')).collect();
     assert!(names.len() > 100, "{} names", names.len());
     let missing: Vec<&&str> = names.iter().filter(|name| !words.contains(**name)).collect();

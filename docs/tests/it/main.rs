@@ -1,0 +1,6 @@
+//! The book: its links, commands and names.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+mod book;
+mod guide;
