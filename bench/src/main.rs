@@ -10,10 +10,10 @@ mod newcomer;
 mod notebook;
 mod processes;
 #[expect(dead_code, reason = "the simulation's own tests disturb a job in more ways")]
-#[path = "../../crates/rendezvous/tests/simulated/mod.rs"]
+#[path = "../../crates/rendezvous/tests/it/simulated.rs"]
 mod simulated;
 mod table;
-#[path = "../../crates/train/tests/transformer/mod.rs"]
+#[path = "../../crates/train/tests/numeric/cpu/transformer.rs"]
 mod transformer;
 
 use std::fs::{File, OpenOptions};

@@ -9,14 +9,10 @@ use std::process::Command;
 use brigade_gpukit::numeric_device;
 use brigade_models::{Cnn, ResNet};
 use brigade_nn::{Model, Module};
-use brigade_suite::Need;
+use brigade_suite::{Need, needs};
 use brigade_torch::DeviceExt;
 use brigade_train::{Accelerator, Adam, Device, Kind, Optimizer, Precision, Sgd, Tensor};
 use tch::Reduction;
-
-brigade_suite::suite! {
-    needs Torch: peer_losses_are_pytorchs;
-}
 
 const STEPS: i64 = 8;
 
@@ -27,6 +23,7 @@ const F64: f64 = 1e-9;
 const F32: f64 = 1e-2;
 const LOW: f64 = 1e-1;
 
+#[needs(Torch)]
 fn peer_losses_are_pytorchs() {
     let device = numeric_device();
     let mut cases = vec![
@@ -153,3 +150,5 @@ fn filled(shape: &[i64], number: i64, scale: f64) -> Tensor {
     let values: Vec<f32> = (0..count).map(value).collect();
     Tensor::from_slice(&values).view(shape)
 }
+
+brigade_suite::main!();

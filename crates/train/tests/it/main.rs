@@ -1,0 +1,20 @@
+//! Tests of the Accelerator around the computation: preparing, checkpoints, errors, what is shown.
+
+#![allow(clippy::unwrap_used)] // clippy knows only functions marked as tests
+
+mod checkpoint_faults;
+mod checkpoint_kill;
+mod checkpoint_versions;
+mod checkpoint_worlds;
+mod debug;
+mod extending;
+mod forward_errors;
+mod prepare;
+mod profile;
+#[path = "../common/resume.rs"]
+mod resume;
+mod scopes;
+mod struct_batches;
+mod terminal;
+mod trainable;
+mod watching;

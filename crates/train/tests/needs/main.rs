@@ -1,0 +1,11 @@
+//! Tests that need something of the machine.
+
+#![allow(clippy::unwrap_used)] // clippy knows only functions marked as tests
+
+mod disks;
+mod numeric;
+#[path = "../common/resume.rs"]
+mod resume;
+mod torchrun;
+
+brigade_suite::main!();

@@ -1,0 +1,3 @@
+//! Tests that compare computed numbers.
+
+mod from_accelerate;

@@ -1,0 +1,20 @@
+//! Tests of computed numbers.
+
+#![allow(clippy::unwrap_used)] // clippy knows only functions marked as tests
+
+mod accumulate;
+mod checkpoint;
+mod clipping;
+mod comm_hooks;
+mod cpu;
+mod device;
+mod metrics;
+mod net;
+mod own_models;
+mod precision;
+#[path = "../common/resume.rs"]
+mod resume;
+mod scaler;
+mod sync_batch_norm;
+mod uneven;
+mod weighted;
