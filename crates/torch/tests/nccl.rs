@@ -4,26 +4,13 @@
 
 use std::time::Duration;
 
-use brigade_suite::suite;
+use brigade_suite::needs;
 use brigade_testkit::DistTest;
 use brigade_torch::{
     Backend, Device, DeviceExt, Error, Fault, Graph, GroupOptions, Kind, ProcessGroup, ReduceOp,
     Store, StreamEvent, TcpStore, Tensor, inherited_socket,
 };
 use brigade_world::{StoreHost, World};
-
-suite! {
-    needs Gpu:
-        nccl_one_rank_moves_values,
-        nccl_cpu_tensors_and_objects_go_by_gloo,
-        nccl_several_operations_are_in_flight;
-    needs Gpus:
-        nccl_two_ranks_move_values,
-        nccl_two_ranks_split_into_groups,
-        nccl_a_hang_ends_at_the_time_limit,
-        nccl_a_replay_that_hangs_ends_at_the_time_limit,
-        nccl_an_abort_ends_what_is_in_flight;
-}
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -123,10 +110,12 @@ fn coalesced(group: &ProcessGroup, mine: f64, sum: f64) {
     assert_eq!(values(&reduced[0]), [mean]);
 }
 
+#[needs(Gpu)]
 fn nccl_one_rank_moves_values() {
     every_collective(&alone());
 }
 
+#[needs(Gpu)]
 fn nccl_cpu_tensors_and_objects_go_by_gloo() {
     let group = alone();
     assert_eq!(group.device(), Device::Cpu, "the group's own messages need no GPU");
@@ -137,6 +126,7 @@ fn nccl_cpu_tensors_and_objects_go_by_gloo() {
     group.monitored_barrier().unwrap();
 }
 
+#[needs(Gpu)]
 fn nccl_several_operations_are_in_flight() {
     let group = alone();
     let works: Vec<_> = (0..8)
@@ -151,10 +141,12 @@ fn nccl_several_operations_are_in_flight() {
     assert_eq!(values(&one), [1.0]);
 }
 
+#[needs(Gpus)]
 fn nccl_two_ranks_move_values() {
     two("nccl_two_ranks_move_values", |world| every_collective(&of(&world, LIMIT)));
 }
 
+#[needs(Gpus)]
 fn nccl_two_ranks_split_into_groups() {
     two("nccl_two_ranks_split_into_groups", |world| {
         let group = of(&world, LIMIT);
@@ -169,6 +161,7 @@ fn nccl_two_ranks_split_into_groups() {
     });
 }
 
+#[needs(Gpus)]
 fn nccl_a_hang_ends_at_the_time_limit() {
     two("nccl_a_hang_ends_at_the_time_limit", |world| {
         let group = of(&world, Duration::from_secs(5));
@@ -195,6 +188,7 @@ fn nccl_a_hang_ends_at_the_time_limit() {
     });
 }
 
+#[needs(Gpus)]
 fn nccl_a_replay_that_hangs_ends_at_the_time_limit() {
     two("nccl_a_replay_that_hangs_ends_at_the_time_limit", |world| {
         let group = of(&world, Duration::from_secs(5));
@@ -228,6 +222,7 @@ fn nccl_a_replay_that_hangs_ends_at_the_time_limit() {
     });
 }
 
+#[needs(Gpus)]
 fn nccl_an_abort_ends_what_is_in_flight() {
     two("nccl_an_abort_ends_what_is_in_flight", |world| {
         let group = of(&world, LIMIT);
@@ -245,3 +240,5 @@ fn nccl_an_abort_ends_what_is_in_flight() {
         }
     });
 }
+
+brigade_suite::main!();

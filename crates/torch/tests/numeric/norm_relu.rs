@@ -5,6 +5,8 @@ use brigade_gpukit::numeric_device;
 use brigade_torch::{BatchNormState, Device, Kind, Tensor, batch_norm, batch_norm_relu};
 use tch::{get_num_threads, set_num_threads};
 
+use crate::distance::apart;
+
 const EPS: f64 = 1e-5;
 const MOMENTUM: f64 = 0.1;
 
@@ -140,13 +142,6 @@ impl Case {
 
 fn channels_last(tensor: &Tensor) -> Tensor {
     tensor.permute([0, 2, 3, 1]).contiguous().permute([0, 3, 1, 2])
-}
-
-/// The largest difference, over the largest value.
-fn apart(one: &Tensor, other: &Tensor) -> f64 {
-    let (one, other) = (one.to_kind(Kind::Double), other.to_kind(Kind::Double));
-    let size = other.abs().max().double_value(&[]);
-    (one - other).abs().max().double_value(&[]) / size
 }
 
 #[test]

@@ -7,6 +7,8 @@ use brigade_torch::{
 };
 use tch::Reduction;
 
+use crate::distance::apart;
+
 /// Loss, and gradients of hidden, weight and bias.
 type Results = [Tensor; 4];
 
@@ -96,13 +98,6 @@ fn options(reduction: Reduction, label_smoothing: f64) -> CrossEntropyOptions {
 fn all_options() -> impl Iterator<Item = CrossEntropyOptions> {
     let reductions = [Reduction::Mean, Reduction::Sum];
     reductions.into_iter().flat_map(|r| [0.0, 0.1, 1.0].map(|smoothing| options(r, smoothing)))
-}
-
-/// The largest difference, over the largest value.
-fn apart(one: &Tensor, other: &Tensor) -> f64 {
-    let (one, other) = (one.to_kind(Kind::Double), other.to_kind(Kind::Double));
-    let size = other.abs().max().double_value(&[]);
-    (one - other).abs().max().double_value(&[]) / size
 }
 
 fn fault_of(result: Result<CrossEntropyLoss, Error>) -> (Fault, String) {

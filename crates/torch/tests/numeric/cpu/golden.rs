@@ -51,7 +51,7 @@ dist_test!(world = 4, seconds = 240, dist_ddp_cnn_on_four, |world| reproduce(&wo
 
 fn reproduce(world: &World) {
     let group = rendezvous::group(world);
-    let table: Table = serde_json::from_str(include_str!("../golden/ddp_cnn.json")).unwrap();
+    let table: Table = serde_json::from_str(include_str!("../../golden/ddp_cnn.json")).unwrap();
     let mine = |case: &&Case| case.config.world == group.size() as i64;
     let mut seen = 0;
     for case in table.cases.iter().filter(mine) {

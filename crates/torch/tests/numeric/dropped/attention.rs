@@ -5,7 +5,9 @@ use brigade_torch::{
     AttentionOptions, Autocast, Device, Kind, Tensor, attention, rng_state, set_rng_state,
 };
 
-use crate::alone;
+use super::alone;
+
+use crate::distance::apart;
 
 struct Case {
     name: &'static str,
@@ -125,13 +127,6 @@ fn run(leaves: &[Tensor; 3], attend: impl Fn(&[Tensor; 3]) -> Tensor) -> Vec<Ten
     let mut results = vec![output.detach()];
     results.extend(leaves.iter().map(Tensor::grad));
     results
-}
-
-/// The largest difference, over the largest value.
-fn apart(one: &Tensor, other: &Tensor) -> f64 {
-    let (one, other) = (one.to_kind(Kind::Double), other.to_kind(Kind::Double));
-    let size = other.abs().max().double_value(&[]);
-    (one - other).abs().max().double_value(&[]) / size
 }
 
 #[test]

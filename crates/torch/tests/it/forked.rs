@@ -1,7 +1,5 @@
 //! A child of `fork` that goes on without `exec`: everything ends with an error, and nothing hangs.
 
-#![allow(clippy::unwrap_used)] // also in what the tests share
-
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -89,7 +87,7 @@ fn ones() -> Tensor {
 fn everything_is_refused_in_a_child() {
     for kept in ["1", "0"] {
         let output = Command::new(std::env::current_exe().unwrap())
-            .args(["refused_with_these_settings", "--exact", "--ignored", "--nocapture"])
+            .args(["forked::refused_with_these_settings", "--exact", "--ignored", "--nocapture"])
             .env_remove("MALLOC_TRIM_THRESHOLD_")
             .env_remove("MALLOC_MMAP_THRESHOLD_")
             .env_remove("GLIBC_TUNABLES")

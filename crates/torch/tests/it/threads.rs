@@ -1,4 +1,4 @@
-//! Our loops run on libtorch's threads. A program of its own: it counts the process's threads.
+//! Our loops run on libtorch's threads.
 
 use brigade_torch::{BatchNormState, Tensor, batch_norm_relu};
 

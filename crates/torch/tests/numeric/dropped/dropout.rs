@@ -3,7 +3,7 @@
 use brigade_gpukit::numeric_device;
 use brigade_torch::{Device, Error, Kind, Tensor, dropout, recomputed, rng_state, set_rng_state};
 
-use crate::alone;
+use super::alone;
 
 fn ones(shape: &[i64]) -> Tensor {
     Tensor::ones(shape, (Kind::Float, numeric_device()))

@@ -1,8 +1,5 @@
 //! What draws from libtorch's generator, one test at a time: it belongs to the process.
 
-// clippy.toml allows it in tests, but does not know their helpers.
-#![allow(clippy::unwrap_used)]
-
 mod attention;
 mod dropout;
 

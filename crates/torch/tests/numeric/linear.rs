@@ -3,15 +3,10 @@
 use brigade_gpukit::{assert_same, numeric_device};
 use brigade_torch::{Autocast, Kind, Tensor, gelu_linear, linear};
 
+use crate::distance::apart;
+
 fn random(shape: &[i64]) -> Tensor {
     Tensor::randn(shape, (Kind::Double, numeric_device()))
-}
-
-/// The largest difference, over the largest value.
-fn apart(one: &Tensor, other: &Tensor) -> f64 {
-    let (one, other) = (one.to_kind(Kind::Double), other.to_kind(Kind::Double));
-    let size = other.abs().max().double_value(&[]);
-    (one - other).abs().max().double_value(&[]) / size
 }
 
 /// Output, and gradients of input, weight and bias.
