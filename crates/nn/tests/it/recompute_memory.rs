@@ -1,10 +1,10 @@
 //! Gradient checkpointing lowers the peak of memory of a step. Alone in its process, whose memory it measures.
 
-#![allow(clippy::unwrap_used)] // tests
-
 use std::fs;
 
 use brigade_nn::{Device, Kind, Linear, Model, ParamPath, Recompute, Sequential, Tensor};
+
+use crate::status::status;
 
 const PARTS: usize = 5;
 const LAYERS_PER_PART: usize = 5;
@@ -12,12 +12,6 @@ const WIDTH: i64 = 256;
 const ROWS: i64 = 8192;
 /// Of one layer's output: 8 MiB. A layer and its GELU save two of these for the backward.
 const ACTIVATION: usize = (WIDTH * ROWS * 4) as usize;
-
-fn status(key: &str) -> usize {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with(key)).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 1024
-}
 
 fn net(path: &ParamPath<'_>, recompute: bool) -> Sequential {
     let part = |path: ParamPath<'_>| {

@@ -1,7 +1,5 @@
 //! Models that others wrote: variables of `tch::nn`, files of TorchScript; and what a forward can be asked for.
 
-#![allow(clippy::unwrap_used)] // tests
-
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -15,14 +13,7 @@ use brigade_torch::{Autocast, GpuMath, backward, gradient, recomputed};
 use tch::nn::{self, ModuleT};
 use tch::{Device, Kind, Tensor};
 
-fn float() -> (Kind, Device) {
-    (Kind::Float, numeric_device())
-}
-
-/// A model on the device of the tests.
-fn build<M>(constructor: impl FnOnce(&ParamPath<'_>) -> M) -> brigade_nn::Result<Model<M>> {
-    Model::builder().device(numeric_device()).build(constructor)
-}
+use crate::device::{build, float};
 
 fn fixture(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)

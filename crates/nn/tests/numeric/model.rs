@@ -1,20 +1,15 @@
 //! Registration, freezing, moving, state dictionaries.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
 use brigade_gpukit::{numeric_device, on_device};
 use brigade_nn::{
     BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Embedding, EmbeddingOptions, Error, Flatten, Init,
     Kind, Linear, MaxPool2d, Model, Module, ParamPath, Relu, Sequential, StateDict, Tensor,
 };
 
+use crate::device::build;
+
 fn names(tensors: Vec<brigade_nn::NamedTensor>) -> Vec<String> {
     tensors.into_iter().map(|named| named.name).collect()
-}
-
-/// A model on the device of the tests.
-fn build<M>(constructor: impl FnOnce(&ParamPath<'_>) -> M) -> brigade_nn::Result<Model<M>> {
-    Model::builder().device(numeric_device()).build(constructor)
 }
 
 fn values(tensor: &Tensor) -> Vec<f64> {

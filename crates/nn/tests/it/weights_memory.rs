@@ -1,16 +1,10 @@
 //! Loading weights takes no memory beside the model. Alone in its process, whose memory it measures.
 
-#![allow(clippy::unwrap_used)] // tests
-
 use std::fs;
 
 use brigade_nn::{Linear, Model, ParamPath};
 
-fn status(key: &str) -> usize {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with(key)).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 1024
-}
+use crate::status::status;
 
 #[test]
 fn weights_are_read_into_the_model() {

@@ -1,8 +1,4 @@
 //! First values: for a seed they are those that PyTorch draws.
-//!
-//! libtorch has one generator per process, so this test has a file of its own.
-
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
 use std::path::Path;
 

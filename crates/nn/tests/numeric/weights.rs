@@ -1,7 +1,5 @@
 //! Weights files: those of PyTorch and of Python's safetensors in, ours out and in.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
 use std::path::{Path, PathBuf};
 
 use brigade_checkpoint::Error as FileError;

@@ -1,11 +1,11 @@
 //! LSTMs against PyTorch's: names, first values for a seed, outputs, states and gradients.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-use brigade_gpukit::{numeric_device, on_device};
-use brigade_nn::{Error, Kind, Lstm, LstmOptions, LstmState, Model, ParamPath, Tensor};
+use brigade_gpukit::on_device;
+use brigade_nn::{Error, Kind, Lstm, LstmOptions, LstmState, Model, Tensor};
 use brigade_torch::{Autocast, emulated_kind};
 use serde_json::Value;
+
+use crate::device::build;
 
 fn numbers(value: &Value) -> Vec<f64> {
     serde_json::from_value(value.clone()).unwrap()
@@ -13,11 +13,6 @@ fn numbers(value: &Value) -> Vec<f64> {
 
 fn values(tensor: &Tensor) -> Vec<f64> {
     Vec::try_from(tensor.detach().to_kind(Kind::Double).flatten(0, -1)).unwrap()
-}
-
-/// A model on the device of the tests.
-fn build<M>(constructor: impl FnOnce(&ParamPath<'_>) -> M) -> brigade_nn::Result<Model<M>> {
-    Model::builder().device(numeric_device()).build(constructor)
 }
 
 fn assert_close(found: &[f64], expected: &[f64], what: &str) {
@@ -33,7 +28,7 @@ fn assert_close(found: &[f64], expected: &[f64], what: &str) {
 
 #[test]
 fn outputs_states_and_gradients_are_pytorchs() {
-    let golden: Value = serde_json::from_str(include_str!("fixtures/lstm.json")).unwrap();
+    let golden: Value = serde_json::from_str(include_str!("../fixtures/lstm.json")).unwrap();
     let plain = LstmOptions::default();
     let cases = [
         ("plain", plain),

@@ -1,7 +1,5 @@
 //! Weights files that are damaged or made to deceive.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
 use std::io::Write;
 use std::path::{Path, PathBuf};
 

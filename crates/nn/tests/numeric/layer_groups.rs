@@ -1,19 +1,9 @@
 //! Which parameters belong to normalisations, and a module's own groups.
 
-#![allow(clippy::unwrap_used)] // tests
+use brigade_nn::{BatchNorm2d, Init, LayerGroups, Linear, ParamPath};
+use tch::Tensor;
 
-use brigade_gpukit::numeric_device;
-use brigade_nn::{BatchNorm2d, Init, LayerGroups, Linear, Model, ParamPath};
-use tch::{Device, Kind, Tensor};
-
-fn float() -> (Kind, Device) {
-    (Kind::Float, numeric_device())
-}
-
-/// A model on the device of the tests.
-fn build<M>(constructor: impl FnOnce(&ParamPath<'_>) -> M) -> brigade_nn::Result<Model<M>> {
-    Model::builder().device(numeric_device()).build(constructor)
-}
+use crate::device::{build, float};
 
 #[test]
 fn normalisations_are_known_by_their_layer_and_of_adopted_tensors_by_their_shape() {

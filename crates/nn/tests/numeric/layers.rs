@@ -1,14 +1,14 @@
 //! Outputs, gradients and buffers of every layer against those of PyTorch.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-use brigade_gpukit::{numeric_device, on_device};
+use brigade_gpukit::on_device;
 use brigade_nn::{
     BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, Device, Dropout, Embedding,
     EmbeddingOptions, Error, Flatten, Kind, LayerNorm, LayerNormOptions, Linear, LinearOptions,
     MaxPool2d, Model, Module, ParamPath, Recompute, Relu, Sequential, Tensor,
 };
 use serde_json::Value;
+
+use crate::device::build;
 
 /// Both sides compute in 32-bit floats, in an order of their own.
 const TOLERANCE: f64 = 2e-5;
@@ -18,11 +18,6 @@ fn wave(shape: &[i64], phase: f64) -> Tensor {
     let numel = shape.iter().product::<i64>();
     let values: Vec<f32> = (0..numel).map(|i| (i as f64 + phase).sin() as f32).collect();
     on_device(&Tensor::from_slice(&values).view(shape))
-}
-
-/// A model on the device of the tests.
-fn build<M>(constructor: impl FnOnce(&ParamPath<'_>) -> M) -> brigade_nn::Result<Model<M>> {
-    Model::builder().device(numeric_device()).build(constructor)
 }
 
 fn assert_values(found: &Tensor, expected: &Value, what: &str) {
@@ -39,7 +34,7 @@ fn check<M>(case: &str, constructor: impl FnOnce(&ParamPath<'_>) -> M, input: &T
 where
     M: for<'a> Module<&'a Tensor, Output = Tensor>,
 {
-    let golden: Value = serde_json::from_str(include_str!("fixtures/layers.json")).unwrap();
+    let golden: Value = serde_json::from_str(include_str!("../fixtures/layers.json")).unwrap();
     let golden = &golden[case];
     let mut model = build(constructor).unwrap();
     let names: Vec<String> = serde_json::from_value(golden["state"].clone()).unwrap();

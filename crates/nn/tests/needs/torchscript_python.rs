@@ -1,18 +1,12 @@
 //! Files that Python's timm and transformers wrote here, and what they take back.
 
-#![allow(clippy::unwrap_used)] // tests
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use brigade_nn::{Model, Module, Tensor, TorchScript, weights};
-use brigade_suite::Need;
+use brigade_suite::{Need, needs};
 use brigade_torch::{Kind, backward, gradient};
-
-brigade_suite::suite! {
-    needs TorchModels: resnet50d_and_bert_go_there_and_back;
-}
 
 fn python(arguments: &[&Path]) {
     let script =
@@ -35,6 +29,7 @@ fn trains<M>(model: &Model<M>, loss: &Tensor, without_gradient: usize) {
     assert_eq!(missing, without_gradient);
 }
 
+#[needs(TorchModels)]
 fn resnet50d_and_bert_go_there_and_back() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);

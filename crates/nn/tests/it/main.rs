@@ -1,0 +1,8 @@
+//! Tests of damaged weights files, and of the memory that models take.
+
+#![allow(clippy::unwrap_used)] // clippy knows only functions marked as tests
+
+mod hostile_weights;
+mod recompute_memory;
+mod status;
+mod weights_memory;

@@ -1,0 +1,3 @@
+//! Tests about the CPU, whatever the device of the others is.
+
+mod rounding;

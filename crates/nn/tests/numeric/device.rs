@@ -1,0 +1,16 @@
+//! Models and tensors on the device of the tests.
+
+use brigade_gpukit::numeric_device;
+use brigade_nn::{Device, Kind, Model, ParamPath};
+
+/// A model on the device of the tests.
+pub(crate) fn build<M>(
+    constructor: impl FnOnce(&ParamPath<'_>) -> M,
+) -> brigade_nn::Result<Model<M>> {
+    Model::builder().device(numeric_device()).build(constructor)
+}
+
+/// What a tensor of 32-bit floats is made of.
+pub(crate) fn float() -> (Kind, Device) {
+    (Kind::Float, numeric_device())
+}
