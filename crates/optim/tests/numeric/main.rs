@@ -1,6 +1,6 @@
 //! The optimizers against torch.optim and fastai, their groups, and their state.
 
-#![allow(clippy::unwrap_used)] // also in what the tests share
+#![allow(clippy::unwrap_used)] // clippy knows only functions marked as tests
 
 mod device;
 mod filled;
