@@ -1,7 +1,5 @@
 //! The schedules against tables made with PyTorch and fastai.
 
-#![allow(clippy::unwrap_used)] // clippy.toml allows it in test functions, not in what they call
-
 use std::fs;
 use std::path::Path;
 

@@ -1,7 +1,5 @@
 //! The loader for data of known length: order, shards, threads, errors, shutdown.
 
-#![allow(clippy::unwrap_used)] // also in what the tests share
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

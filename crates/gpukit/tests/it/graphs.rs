@@ -1,7 +1,6 @@
 //! Graphs of GPUs made of host memory: replays are what the steps would have been.
 
 #![cfg(not(feature = "cuda"))] // libtorch's own kernels have their places
-#![allow(clippy::unwrap_used)] // also in what the tests share
 
 use std::ffi::{c_char, c_void};
 

@@ -1,7 +1,5 @@
 //! The loader for streams: shards, look-ahead, errors, shutdown.
 
-#![allow(clippy::unwrap_used)] // also in what the tests share
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

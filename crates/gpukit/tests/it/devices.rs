@@ -1,7 +1,6 @@
 //! Placement on GPUs made of host memory: which devices have contexts, memory and generators, and what may be mixed.
 
 #![cfg(not(feature = "cuda"))] // libtorch's own kernels have their places
-#![allow(clippy::unwrap_used)] // also in what the tests share
 
 use brigade_gpukit::fake;
 use tch::{Device, Kind, Reduction, Tensor};

@@ -1,7 +1,5 @@
 //! What holds for every plan, whatever the numbers.
 
-#![allow(clippy::unwrap_used)] // clippy.toml allows it in test functions, not in what they call
-
 use brigade_plan::{
     Order, Sampler, Scheme, ShardOptions, Shards, Shuffle, StreamShard, Totals, Weighted,
 };

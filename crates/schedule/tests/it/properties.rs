@@ -1,7 +1,5 @@
 //! What holds for every schedule, whatever its numbers.
 
-#![allow(clippy::unwrap_used)] // clippy.toml allows it in test functions, not in what they call
-
 use brigade_schedule::{FitOneCycle, OneCycle, Plateau, Schedule};
 use proptest::prelude::*;
 

@@ -1,7 +1,6 @@
 //! Copies on streams of GPUs made of host memory come late, and what is wrong about a program shows in its numbers.
 
 #![cfg(not(feature = "cuda"))] // libtorch's own kernels have their places
-#![allow(clippy::unwrap_used)] // also in what the tests share
 
 use brigade_gpukit::fake::{self, Stream};
 use tch::{Device, Kind, Tensor};

@@ -2,7 +2,6 @@
 //! a wait for the device.
 
 #![cfg(not(feature = "cuda"))] // libtorch's own kernels have their places
-#![allow(clippy::unwrap_used)] // also in what the tests share
 
 use brigade_gpukit::fake;
 use brigade_torch::{

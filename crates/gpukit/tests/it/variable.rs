@@ -1,7 +1,5 @@
 //! The device that `BRIGADE_TEST_DEVICE` names.
 
-#![allow(clippy::unwrap_used)] // also in what the tests share
-
 use std::process::Command;
 
 use brigade_gpukit::{assert_same, numeric_device, on_device, tolerance};
@@ -11,7 +9,7 @@ use tch::{Device, Kind, Tensor};
 fn the_variable_names_the_device() {
     let run = |value: Option<&str>| {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "shows_the_device", "--ignored", "--nocapture"]);
+        command.args(["--exact", "variable::shows_the_device", "--ignored", "--nocapture"]);
         command.env_remove(brigade_gpukit::DEVICE_VARIABLE);
         if let Some(value) = value {
             command.env(brigade_gpukit::DEVICE_VARIABLE, value);

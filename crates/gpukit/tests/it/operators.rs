@@ -1,7 +1,6 @@
 //! Operators of GPUs made of host memory give what the CPU gives, bit for bit, and on the right device.
 
 #![cfg(not(feature = "cuda"))] // libtorch's own kernels have their places
-#![allow(clippy::unwrap_used)] // also in what the tests share
 
 use brigade_gpukit::fake;
 use brigade_torch::{Autocast, DeviceNumbers, fused, gradients};
