@@ -1,6 +1,6 @@
 //! The book's commands, as this program reads them.
 
-#[path = "../tests/book/mod.rs"]
+#[path = "../tests/it/book/pages.rs"]
 mod pages;
 
 use clap::Parser;

@@ -1,0 +1,267 @@
+//! `brigade estimate`: the answers for models, numbers and files, and for files that are none.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+fn ask(arguments: &[&str]) -> (i32, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_brigade"))
+        .arg("estimate")
+        .args(arguments)
+        .output()
+        .unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+fn answer(arguments: &[&str]) -> Value {
+    let (code, stdout, stderr) = ask(&[arguments, &["--json"]].concat());
+    assert_eq!(code, 0, "{stderr}");
+    serde_json::from_str(&stdout).unwrap()
+}
+
+/// A safetensors file whose tensors take no space on the disk: only the header is read.
+fn write_header(path: &Path, tensors: &[(&str, &[u64])]) {
+    let mut header = json!({"__metadata__": {"format": "pt"}});
+    let mut end = 0;
+    for (name, shape) in tensors {
+        let begin = end;
+        end += 4 * shape
+            .iter()
+            .fold(1, |product: u64, size| product.saturating_mul(*size) % (1 << 40));
+        header[*name] = json!({"dtype": "F32", "shape": shape, "data_offsets": [begin, end]});
+    }
+    let text = header.to_string();
+    let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(text.as_bytes());
+    fs::write(path, &bytes).unwrap();
+    fs::OpenOptions::new()
+        .write(true)
+        .open(path)
+        .unwrap()
+        .set_len(bytes.len() as u64 + end)
+        .unwrap();
+}
+
+const GPT: [(&str, &[u64]); 8] = [
+    ("wte.weight", &[50_257, 768]),
+    ("h.0.ln_1.weight", &[768]),
+    ("h.0.attn.c_attn.weight", &[768, 2304]),
+    ("h.0.mlp.c_fc.weight", &[768, 3072]),
+    ("h.1.ln_1.weight", &[768]),
+    ("h.1.attn.c_attn.weight", &[768, 2304]),
+    ("h.1.mlp.c_fc.weight", &[768, 3072]),
+    ("ln_f.weight", &[768]),
+];
+
+#[test]
+fn a_known_model_as_a_table() {
+    let (code, stdout, _) = ask(&["resnet18", "--image-size", "32", "--batch-size", "128"]);
+    assert_eq!(code, 0);
+    assert!(
+        stdout.starts_with("resnet18: 11.7 M parameters, the largest tensor 2.4 M\n"),
+        "{stdout}"
+    );
+    let row = stdout.lines().find(|line| line.starts_with("fp32")).unwrap();
+    let cells: Vec<&str> = row.split_whitespace().collect();
+    // 4 bytes a weight and a gradient, 8 of states; 2 483 712 / 49 values kept twice for 128 images.
+    let expected =
+        ["fp32", "44.6", "MiB", "44.6", "MiB", "89.2", "MiB", "49.5", "MiB", "228", "MiB"];
+    assert_eq!(cells, expected);
+    assert!(stdout.contains("8                   1024"), "{stdout}");
+}
+
+#[test]
+fn a_number_of_parameters() {
+    let bytes = &answer(&["7B", "--optimizer", "momentum"])["bytes_per_rank"];
+    assert_eq!(bytes["fp32"]["weights"], 28_000_000_000_u64);
+    assert_eq!(bytes["fp32"]["optimizer"], 28_000_000_000_u64);
+    assert_eq!(bytes["int4, inference"]["total"], 3_500_000_000_u64);
+}
+
+#[test]
+fn a_file_a_folder_and_an_index() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.safetensors");
+    write_header(&file, &GPT);
+    let whole = answer(&[file.to_str().unwrap()]);
+    let parameters = 50_257 * 768 + 3 * 768 + 2 * (768 * 2304 + 768 * 3072);
+    assert_eq!(whole["parameters"], parameters);
+    assert_eq!(whole["largest"], 50_257 * 768);
+    // Two blocks, 12 heads of 64, and logits.
+    let kept = 1024 * 2 * (17 * 768 * 4 + 5 * 12 * 1024 * 2) + 8 * 50_257 * 1024_u64;
+    assert_eq!(whole["bytes_per_rank"]["fp32"]["activations"], kept);
+
+    let mut by_folder = answer(&[folder.path().to_str().unwrap()]);
+    by_folder["model"] = whole["model"].clone();
+    assert_eq!(by_folder, whole);
+
+    let shards = tempfile::tempdir().unwrap();
+    write_header(&shards.path().join("a.safetensors"), &GPT[..3]);
+    write_header(&shards.path().join("b.safetensors"), &GPT[3..]);
+    let map: serde_json::Map<_, _> = GPT
+        .iter()
+        .enumerate()
+        .map(|(i, (name, _))| {
+            ((*name).to_owned(), json!(["a.safetensors", "b.safetensors"][usize::from(i >= 3)]))
+        })
+        .collect();
+    let index = shards.path().join("model.safetensors.index.json");
+    fs::write(&index, json!({"weight_map": map}).to_string()).unwrap();
+    let mut by_index = answer(&[index.to_str().unwrap()]);
+    by_index["model"] = whole["model"].clone();
+    assert_eq!(by_index, whole);
+}
+
+#[test]
+fn a_file_of_torch_save_has_its_state_dictionary_estimated() {
+    let fixtures =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/fixtures/weights");
+    let fixture = |name: &str| fixtures.join(name).to_str().unwrap().to_owned();
+    for name in ["nested_state_dict.pth", "lightning_legacy.ckpt"] {
+        assert_eq!(answer(&[&fixture(name)])["parameters"], 18 + 2 + 2 + 2 + 6 + 2 + 6 + 18 + 1);
+    }
+    let (_, stdout, _) = ask(&[&fixture("nested_state_dict.pth")]);
+    assert!(stdout.contains("read the state dictionary under `model.state_dict`\n"), "{stdout}");
+    let (code, _, stderr) = ask(&[&fixture("several.pth")]);
+    assert!(code == 1 && stderr.contains("choose one (`--key`"), "{stderr}");
+    assert_eq!(answer(&[&fixture("several.pth"), "--key", "model_ema"])["parameters"], 6);
+}
+
+#[test]
+fn what_pytorch_has_saved() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/fixtures");
+    let parameters = |name: &str| {
+        let path = fixtures.join(name);
+        answer(&[path.to_str().unwrap()])["parameters"].clone()
+    };
+    assert_eq!(parameters("formats/bin"), 6 + 2 + 1, "shards of .bin");
+    assert_eq!(parameters("formats/script.jit"), 1 + 2 + 1 + 4 + 4, "TorchScript");
+    assert_eq!(parameters("formats/exported.pt2"), 2 * (4 + 2) + 2, "torch.export");
+    assert_eq!(
+        parameters("formats/dtypes.pth"),
+        26 * 6 + 12,
+        "every dtype; two values in a byte of F4"
+    );
+    let (_, stdout, _) = ask(&[fixtures.join("formats/quantized.pth").to_str().unwrap()]);
+    assert!(stdout.contains("4 tensors: 15 qint32, 15 qint8, 15 quint4x2, 15 quint8"), "{stdout}");
+}
+
+#[test]
+fn a_model_of_the_hub_is_found_in_the_cache() {
+    let cache = tempfile::tempdir().unwrap();
+    let repository = cache.path().join("models--google-bert--bert-base-uncased");
+    let snapshot = repository.join("snapshots/0123abcd");
+    fs::create_dir_all(&snapshot).unwrap();
+    fs::create_dir(repository.join("refs")).unwrap();
+    fs::write(repository.join("refs/main"), "0123abcd").unwrap();
+    write_header(&snapshot.join("model.safetensors"), &GPT);
+    let config = json!({"hidden_size": 768, "num_hidden_layers": 2, "num_attention_heads": 12, "vocab_size": 50_257});
+    fs::write(snapshot.join("config.json"), config.to_string()).unwrap();
+    let ask = |name: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_brigade"));
+        command.args(["estimate", name]).env("HF_HUB_CACHE", cache.path()).output().unwrap()
+    };
+    let output = ask("google-bert/bert-base-uncased");
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        output.status.success()
+            && text.starts_with("google-bert/bert-base-uncased: 46.9 M parameters"),
+        "{text}"
+    );
+    assert!(text.contains("weights in ") && text.contains("snapshots/0123abcd"), "{text}");
+    assert!(text.contains("1 x 1024 tokens"), "{text}");
+    let output = ask("google-bert/bert-large-uncased");
+    assert_eq!(output.status.code(), Some(2));
+    let text = String::from_utf8(output.stderr).unwrap();
+    let cache = cache.path().display().to_string();
+    assert!(
+        text.contains("`hf download google-bert/bert-large-uncased`") && text.contains(&cache),
+        "{text}"
+    );
+}
+
+#[test]
+fn the_shape_in_config_json_is_believed() {
+    let folder = tempfile::tempdir().unwrap();
+    write_header(&folder.path().join("model.safetensors"), &[("x.weight", &[1000, 1000])]);
+    let config = json!({"n_embd": 100, "n_layer": 3, "n_head": 5, "vocab_size": 0});
+    fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    let answer = answer(&[folder.path().to_str().unwrap(), "--seq-len", "10"]);
+    let kept = 10 * 3 * (17 * 100 * 2 + 5 * 5 * 10);
+    assert_eq!(answer["bytes_per_rank"]["bf16 throughout"]["activations"], kept);
+}
+
+#[test]
+fn convolutions_need_the_size_of_the_images() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("cnn.safetensors");
+    let tensors: [(&str, &[u64]); 4] = [
+        ("a.weight", &[32, 1, 5, 5]),
+        ("b.weight", &[64, 32, 5, 5]),
+        ("n.running_mean", &[64]),
+        ("n.num_batches_tracked", &[]),
+    ];
+    write_header(&file, &tensors);
+    let file = file.to_str().unwrap();
+    let unknown = answer(&[file]);
+    assert_eq!(unknown["parameters"], 32 * 25 + 64 * 32 * 25, "buffers are not parameters");
+    assert_eq!(unknown["bytes_per_rank"]["fp32"]["activations"], Value::Null);
+    let (_, stdout, _) = ask(&[file]);
+    assert!(stdout.contains("activations unknown") && stdout.contains("--image-size"), "{stdout}");
+    let known = answer(&[file, "--image-size", "28"]);
+    assert_eq!(
+        known["bytes_per_rank"]["fp32"]["activations"],
+        2 * 4 * (32 * 28 * 28 + 64 * 14 * 14)
+    );
+}
+
+#[test]
+fn parts_without_an_estimate_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    fs::write(path("short.safetensors"), [1, 2, 3]).unwrap();
+    fs::write(path("foreign.safetensors"), [0xff; 64]).unwrap();
+    let mut cut = 100_u64.to_le_bytes().to_vec();
+    cut.extend(b"{\"a\":");
+    fs::write(path("cut.safetensors"), cut).unwrap();
+    let mut garbage = 4_u64.to_le_bytes().to_vec();
+    garbage.extend(b"abcd");
+    fs::write(path("garbage.safetensors"), garbage).unwrap();
+    write_header(Path::new(&path("empty.safetensors")), &[]);
+    write_header(Path::new(&path("huge.safetensors")), &[("w", &[u64::MAX, 3])]);
+    fs::write(path("model.pth"), "").unwrap();
+    let index = json!({"weight_map": {"w": "gone.safetensors"}}).to_string();
+    fs::write(path("lost.json"), index).unwrap();
+    fs::create_dir(path("bare")).unwrap();
+    let table = [
+        ("short.safetensors", "it begins with the bytes [01, 02, 03]"),
+        ("foreign.safetensors", "is neither a safetensors file"),
+        ("cut.safetensors", "it was cut short"),
+        ("garbage.safetensors", "is neither a safetensors file"),
+        ("empty.safetensors", "has no tensors"),
+        ("huge.safetensors", "its header is wrong"),
+        ("model.pth", "it is empty; download or copy it again"),
+        ("lost.json", "gone.safetensors"),
+        ("bare", "the folder holds none of model.safetensors"),
+    ];
+    for (name, expected) in table {
+        let (code, stdout, stderr) = ask(&[&path(name)]);
+        assert_eq!(code, 1, "{name}");
+        assert!(stdout.is_empty() && stderr.lines().count() == 1, "{name}: {stderr}");
+        assert!(stderr.contains(expected), "{name}: {stderr}");
+    }
+    let (code, _, stderr) = ask(&["resnet19"]);
+    assert!(
+        code == 2
+            && stderr.contains("or a known model (cnn, resnet18")
+            && stderr.contains("`hf download resnet19`"),
+        "{stderr}"
+    );
+    let (code, _, stderr) = ask(&["gpt2", "--batch-size", "0"]);
+    assert!(code == 2 && stderr.contains("must be at least 1"), "{stderr}");
+    let (code, _, stderr) = ask(&["gpt2", "--batch-size", "18446744073709551615"]);
+    assert!(code == 1 && stderr.contains("check the sizes"), "{stderr}");
+}

@@ -1,0 +1,374 @@
+//! `brigade explain` as a user runs it.
+
+use std::fs;
+use std::io::Read;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn shards(args: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_brigade"));
+    command.args(["explain", "shards"]).args(args.split_whitespace());
+    command
+}
+
+fn answer(args: &str) -> String {
+    let Output { status, stdout, stderr } = shards(args).output().unwrap();
+    assert!(status.success(), "{args}: {}", String::from_utf8_lossy(&stderr));
+    String::from_utf8(stdout).unwrap()
+}
+
+/// The exit code and what is said about `args`.
+fn refusal(args: &str) -> (i32, String) {
+    let Output { status, stdout, stderr } = shards(args).output().unwrap();
+    assert!(!status.success() && stdout.is_empty(), "{args}");
+    (status.code().unwrap(), String::from_utf8(stderr).unwrap())
+}
+
+#[test]
+fn json_is_the_tables_of_accelerate_torch_and_fastai() {
+    // The whole tables are brigade-plan's tests; a process for each case would take minutes.
+    for (table, scheme, every) in [
+        ("batch_sampler_shard.json", "accelerate", 29),
+        ("distributed_dl.json", "fastai", 5),
+        ("distributed_sampler.json", "torch", 5),
+    ] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../plan/tests/golden").join(table);
+        let table: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+        for case in table["cases"].as_array().unwrap().iter().step_by(every) {
+            let (n, world) = (&case["n"], &case["world"]);
+            // torch's table is of the sampler alone: one batch that holds all of a rank.
+            let batch_size = case.get("batch_size").unwrap_or(n);
+            let mut args = format!(
+                "--json --scheme {scheme} --samples {n} --batch-size {batch_size} --nproc {world}"
+            );
+            for (key, value, flag) in [
+                ("drop_last", true, " --drop-last"),
+                ("split_batches", true, " --split-batches"),
+                ("even_batches", false, " --no-even-batches"),
+            ] {
+                if case.get(key) == Some(&Value::Bool(value)) {
+                    args += flag;
+                }
+            }
+            let mut answer: Value = serde_json::from_str(&answer(&args)).unwrap();
+            if scheme == "torch" {
+                for rank in answer["shards"].as_array_mut().unwrap() {
+                    *rank = rank.get(0).cloned().unwrap_or(Value::Array(Vec::new()));
+                }
+            }
+            assert_eq!(answer["shards"], case["shards"], "{args}");
+        }
+    }
+}
+
+#[test]
+fn a_table_shows_the_samples_of_each_rank() {
+    assert_eq!(
+        answer("--samples 50 --batch-size 12 --nproc 4"),
+        "\
+round  rank 0       rank 1   rank 2   rank 3
+0      0-11         12-23    24-35    36-47
+1      48-49 (0-9)  (10-21)  (22-33)  (34-45)
+
+(...) repeats samples to fill the batch; metrics leave them out
+50 samples: 50 seen, 46 repeated, 0 dropped; 2 batches on each of 4 ranks
+"
+    );
+    assert_eq!(
+        answer("--samples 50 --batch-size 12 --nproc 4 --no-even-batches"),
+        "\
+round  rank 0  rank 1  rank 2  rank 3
+0      0-11    12-23   24-35   36-47
+1      48-49   -       -       -
+
+not every rank has the last batch: a collective in its step would wait for those that have none
+50 samples: 50 seen, 0 repeated, 0 dropped; 2 batches on rank 0, 1 batch on ranks 1-3
+"
+    );
+    assert_eq!(
+        answer("--samples 50 --batch-size 12 --nproc 4 --scheme torch"),
+        "\
+round  rank 0   rank 1   rank 2   rank 3
+0      0,4..44  1,5..45  2,6..46  3,7..47
+1      48       49       (0)      (1)
+
+(...) repeats samples to fill the batch; metrics leave them out
+50 samples: 50 seen, 2 repeated, 0 dropped; 2 batches on each of 4 ranks
+"
+    );
+    assert_eq!(
+        answer("--samples 50 --batch-size 12 --nproc 4 --scheme fastai --drop-last"),
+        "\
+round  rank 0  rank 1  rank 2  rank 3
+0      0-11    13-24   26-37   39-49 (0)
+
+(...) repeats samples to fill the batch; metrics leave them out
+50 samples: 47 seen, 1 repeated, 3 dropped; 1 batch on each of 4 ranks
+"
+    );
+    assert_eq!(
+        answer("--samples 10 --batch-size 20 --nproc 1 --drop-last"),
+        "10 samples: 0 seen, 0 repeated, 10 dropped; 0 batches on the one rank\n"
+    );
+}
+
+#[test]
+fn a_long_table_leaves_the_middle_out_unless_asked() {
+    let args = "--samples 100000 --batch-size 64 --nproc 4";
+    let short = answer(args);
+    assert_eq!(short.lines().count(), 1 + 12 + 1 + 4 + 3);
+    assert!(short.contains("\n... 375 more rounds\n387    99072-99135"), "{short}");
+    assert!(short.contains("\n390    99840-99903  99904-99967  99968-99999 (0-31)  (32-95)\n"));
+    let all = answer(&format!("{args} --all"));
+    assert_eq!(all.lines().count(), 1 + 391 + 3);
+    assert!(!all.contains("more"), "{all}");
+}
+
+#[test]
+fn many_ranks_go_down_the_page() {
+    let args = "--samples 100000 --batch-size 64 --nproc 64";
+    let short = answer(args);
+    assert!(short.starts_with("rank  round 0    round 1 "), "{short}");
+    assert!(short.contains("  ... 19 more  round 24\n"), "{short}");
+    assert!(
+        short.contains("\n26    1664-1727  ") && short.contains("  99968-99999 (0-31)\n"),
+        "{short}"
+    );
+    assert!(short.lines().all(|line| line.len() <= 100), "{short}");
+    // In full, the rounds that do not fit stand below, each rank in each block.
+    let all = answer(&format!("{args} --all"));
+    let blocks = all.lines().filter(|line| line.starts_with("rank  round")).count();
+    let rounds = all.matches("round ").count();
+    assert_eq!((rounds, all.matches("\n63    ").count()), (25, blocks));
+    assert!(all.lines().all(|line| line.len() <= 100), "{all}");
+    // Past a page the ranks are left out as well, but not the one where the samples end.
+    let page = answer("--samples 100000 --batch-size 64 --nproc 1000");
+    assert!(page.lines().count() < 75, "{page}");
+    assert!(page.contains("\n562   35968-36031  99968-99999 (0-31)\n"), "{page}");
+}
+
+#[test]
+fn impossible_questions_get_one_clear_line() {
+    for (args, code, text) in [
+        (
+            "--samples 0 --batch-size 8 --nproc 2",
+            2,
+            "'0' for '--samples <N>': it must be at least 1",
+        ),
+        ("--samples 5 --batch-size 0 --nproc 2", 2, "'0' for '--batch-size <N>': it must be at"),
+        ("--samples 5 --batch-size 8 --nproc 0", 2, "'0' for '--nproc <N>': it must be at least 1"),
+        (
+            "--samples -5 --batch-size 8 --nproc 1",
+            2,
+            "'-5' for '--samples <N>': it must be a whole",
+        ),
+        ("--samples 5 --batch-size 8e9 --nproc 1", 2, "'8e9' for '--batch-size <N>'"),
+        ("--samples 5 --batch-size 99999999999 --nproc 1", 2, "it must be at most 16777216"),
+        ("--samples 5 --batch-size 8 --nproc 99999999999", 2, "it must be at most 1048576"),
+        ("--samples 5 --batch-size 8", 2, "--nproc <N>"),
+        ("--samples 5 --batch-size 8 --nproc 2 --scheme horovod", 2, "accelerate, torch, fastai"),
+        (
+            "--samples 5 --batch-size 8 --nproc 3 --split-batches",
+            1,
+            "8 does not divide by 3 ranks: use 6 or 9",
+        ),
+        ("--samples 5 --batch-size 8 --nproc 2 --split-batches --scheme torch", 1, "scheme torch"),
+        (
+            "--samples 5 --batch-size 8 --nproc 2 --no-even-batches --scheme fastai",
+            1,
+            "scheme fastai",
+        ),
+        ("--samples 18446744073709551615 --batch-size 8 --nproc 2", 1, "do not fit"),
+    ] {
+        let (got, said) = refusal(args);
+        assert_eq!(got, code, "{args}: {said}");
+        assert!(said.contains(text), "{args}: {said}");
+        assert!(code == 2 || said.lines().count() == 1, "{args}: {said}");
+    }
+}
+
+#[test]
+fn a_closed_reader_is_not_an_error() {
+    let mut child = shards("--samples 1000000 --batch-size 10 --nproc 4 --json")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    stdout.read_exact(&mut [0; 16]).unwrap();
+    drop(stdout);
+    let Output { status, stderr, .. } = child.wait_with_output().unwrap();
+    assert!(status.success() && stderr.is_empty(), "{}", String::from_utf8_lossy(&stderr));
+}
+
+/// The answer of `brigade explain schedule`.
+fn schedule(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_brigade"))
+        .args(["explain", "schedule"])
+        .args(args)
+        .output()
+        .unwrap()
+}
+
+fn shown(args: &str) -> String {
+    let Output { status, stdout, stderr } = schedule(&args.split_whitespace().collect::<Vec<_>>());
+    assert!(status.success(), "{args}: {}", String::from_utf8_lossy(&stderr));
+    String::from_utf8(stdout).unwrap()
+}
+
+fn refused(args: &[&str]) -> (i32, String) {
+    let Output { status, stdout, stderr } = schedule(args);
+    assert!(!status.success() && stdout.is_empty(), "{args:?}");
+    (status.code().unwrap(), String::from_utf8(stderr).unwrap())
+}
+
+#[test]
+fn a_schedule_as_json_is_the_table_of_torch_and_fastai() {
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../schedule/tests/golden/schedules.json");
+    let table: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+    for (case, args) in [
+        ("one_cycle", "one-cycle --max-lr 0.3 --steps 41"),
+        (
+            "one_cycle_linear_three_phase",
+            "OneCycleLR --max-lr 0.3 --steps 41 --pct-start 0.4 --anneal linear --three-phase",
+        ),
+        ("cosine_annealing", "cosine --lr 0.1 --end-lr 0.001 --steps 21 --show 50"),
+        ("cosine_warm_restarts", "cosine-restarts --lr 0.1 --first 6 --factor 2 --steps 50"),
+        ("step", "step --lr 0.1 --every 8 --gamma 0.5 --steps 40"),
+        ("multi_step", "multi-step --lr 0.1 --milestones 5,10,20 --gamma 0.3 --steps 40"),
+        ("exponential", "exponential --lr 0.1 --gamma 0.9 --steps 20"),
+        ("linear", "linear --start-lr 0.025 --end-lr 0.1 --steps 5 --show 20"),
+        ("polynomial", "polynomial --lr 0.1 --power 2 --steps 11 --show 20"),
+        (
+            "linear_warmup_then_cosine",
+            "cosine --lr 0.1 --steps 44 --warmup 6 --warmup-factor 0.001",
+        ),
+        (
+            "reduce_on_plateau",
+            "on-plateau --lr 0.1 --factor 0.5 --patience 2 --cooldown 1 \
+             --metrics 1,0.9,0.95,0.96,0.97,0.98,0.8,0.8,0.8,0.8,0.8,0.8,0.81,0.79999,0.7",
+        ),
+        ("fastai_flat_cos", "flat-cosine --lr 0.001 --steps 50 --show 51"),
+        ("fastai_one_cycle_lr", "fit-one-cycle --max-lr 0.01 --steps 50 --show 51"),
+    ] {
+        let answer: Value = serde_json::from_str(&shown(&format!("{args} --json"))).unwrap();
+        let expected = table["cases"][case]["lr"].as_array().unwrap();
+        assert_eq!(answer["lr"].as_array().unwrap().len(), expected.len(), "{case}");
+        for (found, expected) in answer["lr"].as_array().unwrap().iter().zip(expected) {
+            let (found, expected) = (found.as_f64().unwrap(), expected.as_f64().unwrap());
+            // fastai computes in float32.
+            let allowed = if case.starts_with("fastai") { 1e-8 } else { 1e-14 };
+            assert!((found - expected).abs() <= allowed, "{case}: {found} is not {expected}");
+        }
+    }
+}
+
+#[test]
+fn a_schedule_as_a_table() {
+    assert_eq!(
+        shown("one-cycle --max-lr 0.3 --steps 5 --pct-start 0.5"),
+        "\
+step  lr            momentum
+0     0.012         0.95
+1     0.228         0.875
+2     0.271353      0.859549
+3     0.103648      0.915451
+4     1.2e-6        0.95
+
+one-cycle, 5 steps: highest rate 0.271353 at step 2, lowest 1.2e-6 at step 4
+"
+    );
+    assert_eq!(
+        shown("constant --lr 0.1 --steps 1"),
+        "step  lr\n0     0.1\n\nconstant, 1 step: the rate is 0.1 throughout\n"
+    );
+    let long = shown("cosine --lr 0.1 --steps 1000");
+    assert_eq!(long.lines().count(), 1 + 51 + 1 + 2, "{long}");
+    assert!(long.contains("\n20    "), "{long}");
+    assert!(long.contains("\n999   "), "{long}");
+    assert!(long.contains("\none step in 20, and the last; --all shows all 1000\n"), "{long}");
+    assert_eq!(shown("cosine --lr 0.1 --steps 1000 --all").lines().count(), 1 + 1000 + 2);
+    let plateau = shown("on-plateau --lr 0.1 --patience 0 --metrics 1,1,0.5");
+    assert!(plateau.starts_with("evaluation  lr            metric\n0           0.1           1\n"));
+    // As Accelerate moves it with four processes.
+    let fast: Value = serde_json::from_str(&shown(
+        "linear --start-lr 0 --end-lr 1 --steps 8 --accelerate-nproc 4 --json",
+    ))
+    .unwrap();
+    assert_eq!(fast["lr"], serde_json::json!([0.0, 0.5]));
+}
+
+#[test]
+fn schedules_can_be_put_together() {
+    let output = schedule(&[
+        "sequence",
+        "--part",
+        "constant --lr 0.1 --steps 2",
+        "--part",
+        "linear --start-lr 0.1 --end-lr 0 --steps 2 --momentum 'constant --lr 0.9 --steps 1'",
+        "--warmup",
+        "2",
+        "--json",
+    ]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(answer["lr"], serde_json::json!([0.0, 0.05, 0.1, 0.1, 0.1, 0.05]));
+    assert_eq!(answer["momentum"], serde_json::json!([null, null, null, null, 0.9, 0.9]));
+}
+
+#[test]
+fn a_picture_is_a_well_formed_svg_with_each_curve() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("curve.svg");
+    let path = file.to_str().unwrap();
+    for (args, curves) in [
+        (vec!["one-cycle", "--max-lr", "0.3", "--steps", "41"], 2),
+        (vec!["cosine", "--lr", "0.1", "--steps", "100000"], 1),
+        (vec!["constant", "--lr", "0", "--steps", "1"], 1),
+        (vec!["on-plateau", "--lr", "0.1", "--metrics", "1,nan,2"], 2),
+    ] {
+        let output = schedule(&[&args[..], &["--plot", path]].concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let svg = fs::read_to_string(&file).unwrap();
+        assert!(svg.starts_with("<svg xmlns=") && svg.ends_with("</svg>\n"));
+        assert_eq!(svg.matches("stroke-width=\"2\"").count(), curves, "{args:?}");
+        assert_eq!(svg.matches('<').count(), svg.matches('>').count());
+        assert!(!svg.contains("NaN") && !svg.contains("inf"), "{args:?}: {svg}");
+        assert!(svg.len() < 200_000, "{args:?}: {}", svg.len());
+    }
+    let (code, error) = refused(&["constant", "--lr", "0.1", "--steps", "3", "--plot", "x.png"]);
+    assert_eq!(code, 2);
+    assert!(error.contains("let the name end in .svg"), "{error}");
+    let nowhere = folder.path().join("no/such.svg");
+    let (code, error) =
+        refused(&["constant", "--lr", "0.1", "--steps", "3", "--plot", nowhere.to_str().unwrap()]);
+    assert_eq!(code, 1);
+    assert!(error.starts_with("brigade: cannot write /"), "{error}");
+}
+
+#[test]
+fn a_schedule_that_cannot_be_says_why() {
+    let (code, error) = refused(&["one-cicle", "--max-lr", "0.3"]);
+    assert_eq!(code, 2);
+    assert_eq!(
+        error,
+        "brigade: unrecognized subcommand 'one-cicle'; some similar subcommands exist: \
+         'fit-one-cycle', 'one-cycle'\n"
+    );
+    let (code, error) = refused(&["cosine", "--lr", "-1", "--steps", "9"]);
+    assert_eq!(code, 1);
+    assert_eq!(
+        error,
+        "brigade: the schedule's start rate is -1: it must be finite and at least 0\n"
+    );
+    let (code, error) = refused(&["sequence", "--part", "cosin --lr 1 --steps 2"]);
+    assert_eq!(code, 2);
+    assert!(error.contains("'cosine'"), "{error}");
+    let (_, error) = refused(&["sequence", "--part", "on-plateau --lr 1 --metrics 1"]);
+    assert!(error.contains("follows a metric, not the step"), "{error}");
+    let (_, error) = refused(&["constant", "--lr", "0.1", "--steps", "99999999999"]);
+    assert!(error.contains("at most 16777216"), "{error}");
+}

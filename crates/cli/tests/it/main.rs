@@ -1,0 +1,39 @@
+//! The program `brigade`, started as its users start it.
+
+#![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
+
+mod binding;
+mod book;
+mod config;
+mod data;
+mod device_faults;
+mod emit;
+mod env;
+mod escaped;
+mod estimate;
+mod explain;
+mod foreign;
+mod help;
+mod hosts_explained;
+#[path = "../common/job.rs"]
+mod job;
+mod kernel;
+mod launch;
+#[path = "../common/launchers.rs"]
+mod launchers;
+mod logs;
+mod nodes;
+mod pages;
+#[path = "../common/person.rs"]
+mod person;
+mod plans;
+mod plugins;
+mod programs;
+mod report;
+mod restart;
+mod selftest_build;
+mod sessions;
+mod setup;
+mod watch;
+#[path = "../common/work.rs"]
+mod work;

@@ -1,0 +1,294 @@
+//! `brigade setup` and `brigade new`, with a made-up libtorch. The package `templates` compiles and tests what
+//! new projects contain; that they build and train is what `cargo xtask bench newcomer` measures.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+/// A folder with a libtorch of that version in it.
+struct Fixture(TempDir);
+
+impl Fixture {
+    fn new(version: &str) -> Self {
+        let fixture = Self(TempDir::new().unwrap());
+        let libtorch = fixture.libtorch();
+        for folder in ["lib", "include"] {
+            fs::create_dir_all(libtorch.join(folder)).unwrap();
+        }
+        fs::write(libtorch.join("lib/libtorch_cpu.so"), "").unwrap();
+        fs::write(libtorch.join("build-version"), version).unwrap();
+        fixture
+    }
+
+    fn folder(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn libtorch(&self) -> PathBuf {
+        self.folder().join("libtorch")
+    }
+
+    fn brigade(&self, folder: &str, arguments: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_brigade"));
+        command.args(arguments).current_dir(self.folder().join(folder));
+        command.env("XDG_CACHE_HOME", self.folder().join("cache"));
+        for name in ["LIBTORCH", "LIBTORCH_USE_PYTORCH", "RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS"] {
+            command.env_remove(name);
+        }
+        command.output().unwrap()
+    }
+
+    fn succeeds(&self, folder: &str, arguments: &[&str]) -> String {
+        let output = self.brigade(folder, arguments);
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+        text
+    }
+
+    /// The exit code, and the one line that it says.
+    fn fails(&self, folder: &str, arguments: &[&str]) -> (i32, String) {
+        let output = self.brigade(folder, arguments);
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(text.lines().count(), 1, "{text}");
+        (output.status.code().unwrap(), text.trim().to_owned())
+    }
+}
+
+/// What cargo understands of a project's manifest.
+fn metadata(project: &Path) -> serde_json::Value {
+    let mut cargo = Command::new("cargo");
+    cargo.args(["metadata", "--no-deps", "--format-version", "1", "--offline"]);
+    let output = cargo.current_dir(project).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn a_new_project_is_a_package_that_knows_its_libtorch() {
+    let fixture = Fixture::new("2.13.0");
+    for template in ["loop", "complete", "single", "vision", "text"] {
+        let libtorch = fixture.libtorch();
+        let name = format!("my-{template}");
+        let arguments = ["new", &name, "--template", template, "--libtorch"];
+        let said = fixture.succeeds(".", &[&arguments[..], &[libtorch.to_str().unwrap()]].concat());
+        assert!(said.contains(&format!("made {name}: ")), "{said}");
+        assert!(
+            said.contains("nothing is fetched") && said.contains("cargo run --release"),
+            "{said}"
+        );
+        let project = fixture.folder().join(&name);
+        let config = fs::read_to_string(project.join(".cargo/libtorch.toml")).unwrap();
+        assert!(config.contains(&format!("LIBTORCH = \"{}\"", libtorch.display())), "{config}");
+        let metadata = metadata(&project);
+        let dependencies = metadata["packages"][0]["dependencies"].as_array().unwrap();
+        let brigade = dependencies.iter().find(|it| it["name"] == "brigade").unwrap();
+        // This checkout's: where the program was built.
+        assert!(brigade["path"].as_str().unwrap().ends_with("crates/brigade"), "{brigade}");
+        let manifest = fs::read_to_string(project.join("Cargo.toml")).unwrap();
+        assert!(manifest.contains("[profile.release.package.torch-sys]"), "{manifest}");
+        assert_eq!(
+            metadata["packages"][0]["features"],
+            serde_json::json!({ "cuda": ["brigade/cuda"] }),
+            "{manifest}"
+        );
+        assert!(manifest.contains("\n# `cargo run --features cuda` for GPUs"), "{manifest}");
+        let readme = fs::read_to_string(project.join("README.md")).unwrap();
+        assert!(readme.starts_with(&format!("# {name}\n")), "{readme}");
+        let ignored = fs::read_to_string(project.join(".gitignore")).unwrap();
+        assert!(
+            ignored.contains("/target") && ignored.contains("/.cargo/libtorch.toml"),
+            "{ignored}"
+        );
+    }
+}
+
+#[test]
+fn a_project_in_a_folder_that_is_there() {
+    let fixture = Fixture::new("2.13.0");
+    let folder = |name: &str| {
+        let folder = fixture.folder().join(name);
+        fs::create_dir(&folder).unwrap();
+        folder
+    };
+    let digits = folder("digits");
+    fs::write(digits.join("README.md"), "mine\n").unwrap();
+    fs::write(digits.join(".gitignore"), "/data\n").unwrap();
+    let (code, said) = fixture.fails(".", &["new", "digits", "--no-setup"]);
+    assert_eq!(code, 2);
+    assert_eq!(said, "brigade: digits is there: `brigade init digits` makes a project in it");
+    let said = fixture.succeeds("digits", &["init", "--no-setup"]);
+    assert!(said.contains("kept README.md, which was there\n"), "{said}");
+    assert!(said.contains("\nNext:\n  cargo run --release\n"), "{said}");
+    assert!(said.contains("\nsrc/main.rs is the program"), "{said}");
+    assert_eq!(fs::read_to_string(digits.join("README.md")).unwrap(), "mine\n");
+    let ignored = fs::read_to_string(digits.join(".gitignore")).unwrap();
+    assert!(ignored.starts_with("/data\n") && ignored.contains("/target"), "{ignored}");
+    assert_eq!(metadata(&digits)["packages"][0]["name"], "digits");
+    for words in [["init", "."], ["new", "."]] {
+        let (code, said) = fixture.fails("digits", &words);
+        assert_eq!(code, 2);
+        assert!(
+            said.contains("has a Cargo.toml, and nothing was written; `brigade setup`"),
+            "{said}"
+        );
+    }
+
+    folder("empty");
+    let said = fixture.succeeds("empty", &["new", ".", "--no-setup"]);
+    assert!(said.starts_with("made .: the training loop"), "{said}");
+    let odd = folder("2 digits");
+    let (_, said) = fixture.fails("2 digits", &["init", "--no-setup"]);
+    assert!(said.ends_with("give the package another name with --name"), "{said}");
+    fixture.succeeds("2 digits", &["init", "--no-setup", "--name", "two-digits"]);
+    assert_eq!(metadata(&odd)["packages"][0]["name"], "two-digits");
+    let (code, said) = fixture.fails(".", &["init", "none"]);
+    assert_eq!(code, 2);
+    assert_eq!(said, "brigade: there is no folder none: `brigade new none` makes one");
+}
+
+/// Cargo would make a package of these sources, and no program of the template.
+#[test]
+fn a_folder_with_rust_sources_is_left_alone() {
+    let fixture = Fixture::new("2.13.0");
+    let digits = fixture.folder().join("digits");
+    fs::create_dir_all(digits.join("src")).unwrap();
+    let named = ["init", "--no-setup", "--name", "other"];
+    let unnamed = ["init", "--no-setup"];
+    for (file, words) in [
+        ("main.rs", &unnamed[..]),
+        ("lib.rs", &unnamed),
+        ("digits.rs", &unnamed),
+        ("src/digits.rs", &unnamed),
+        ("src/lib.rs", &unnamed),
+        ("other.rs", &named),
+        ("src/other.rs", &named),
+    ] {
+        fs::write(digits.join(file), "fn main() {}\n").unwrap();
+        let (code, said) = fixture.fails("digits", words);
+        assert_eq!(code, 2, "{said}");
+        let expected =
+            format!("brigade: . has a {file}, and nothing was written; move it away first");
+        assert_eq!(said, expected);
+        assert!(!digits.join("Cargo.toml").exists() && !digits.join("README.md").exists());
+        fs::remove_file(digits.join(file)).unwrap();
+    }
+    // A source of another name is no hindrance.
+    fs::write(digits.join("digits.rs"), "").unwrap();
+    fixture.succeeds("digits", &named);
+    assert_eq!(metadata(&digits)["packages"][0]["targets"][0]["name"], "other");
+}
+
+#[test]
+fn files_of_the_users_are_kept() {
+    let fixture = Fixture::new("2.13.0");
+    // Cargo adds lines of its own, each on a line, only where it makes a repository.
+    fs::create_dir(fixture.folder().join(".cargo")).unwrap();
+    fs::write(fixture.folder().join(".cargo/config.toml"), "[cargo-new]\nvcs = \"none\"\n")
+        .unwrap();
+    let digits = fixture.folder().join("digits");
+    fs::create_dir(&digits).unwrap();
+    fs::write(digits.join("digits.ipynb"), "mine\n").unwrap();
+    fs::write(digits.join(".gitignore"), "/data").unwrap();
+    let said = fixture.succeeds("digits", &["init", "--no-setup", "--template", "notebook"]);
+    assert!(said.contains("kept digits.ipynb, which was there\n"), "{said}");
+    assert_eq!(fs::read_to_string(digits.join("digits.ipynb")).unwrap(), "mine\n");
+    assert!(digits.join("README.md").is_file());
+    let ignored = fs::read_to_string(digits.join(".gitignore")).unwrap();
+    assert_eq!(ignored, "/data\n/jupyter\n.ipynb_checkpoints\n");
+}
+
+/// The notebook depends on what the package depends on, and has the program's function in a cell.
+#[test]
+fn a_new_notebook_has_the_programs_function() {
+    let fixture = Fixture::new("2.13.0");
+    let said = fixture.succeeds(".", &["new", "digits", "--template", "notebook", "--no-setup"]);
+    assert!(said.contains("  brigade kernel install --prefix jupyter\n"), "{said}");
+    let project = fixture.folder().join("digits");
+    let notebook = fs::read(project.join("digits.ipynb")).unwrap();
+    let notebook: serde_json::Value = serde_json::from_slice(&notebook).unwrap();
+    assert_eq!(notebook["metadata"]["kernelspec"]["name"], "brigade");
+    assert_eq!(notebook["metadata"]["language_info"]["file_extension"], ".rs");
+    let cells = notebook["cells"].as_array().unwrap();
+    let code = cells.iter().filter(|it| it["cell_type"] == "code");
+    let code: Vec<&str> = code.map(|it| it["source"].as_str().unwrap()).collect();
+    let manifest = fs::read_to_string(project.join("Cargo.toml")).unwrap();
+    let dependency = manifest.lines().find(|it| it.starts_with("brigade = ")).unwrap();
+    assert!(code[0].ends_with(&format!("\n:dep {dependency}")), "{}", code[0]);
+    let program = fs::read_to_string(project.join("src/main.rs")).unwrap();
+    let function = code.iter().find(|it| it.contains("fn train(")).unwrap();
+    assert!(function.ends_with("    Ok(losses)\n}") && program.contains(function), "{function}");
+    let readme = fs::read_to_string(project.join("README.md")).unwrap();
+    assert!(readme.contains("jupyter/bin/jupyter notebook digits.ipynb\n"), "{readme}");
+}
+
+/// Cargo would warn of a member's profiles in each build.
+#[test]
+fn a_project_in_a_workspace_leaves_profiles_to_it() {
+    let fixture = Fixture::new("2.13.0");
+    fs::write(fixture.folder().join("Cargo.toml"), "[workspace]\nresolver = \"3\"\n").unwrap();
+    fixture.succeeds(".", &["new", "member", "--no-setup"]);
+    let manifest = fs::read_to_string(fixture.folder().join("member/Cargo.toml")).unwrap();
+    assert!(manifest.contains("brigade") && !manifest.contains("[profile"), "{manifest}");
+}
+
+#[test]
+fn a_name_that_is_taken_or_not_allowed_is_refused() {
+    let fixture = Fixture::new("2.13.0");
+    fs::create_dir(fixture.folder().join("there")).unwrap();
+    fs::write(fixture.folder().join("there/Cargo.toml"), "").unwrap();
+    let (code, line) = fixture.fails(".", &["new", "there", "--no-setup"]);
+    assert_eq!(code, 2, "{line}");
+    assert!(line.contains("already exists"), "{line}");
+    let (code, line) = fixture.fails(".", &["new", "7 of 9", "--no-setup"]);
+    assert_eq!(code, 2, "{line}");
+    assert!(line.contains("invalid character"), "{line}");
+    let (code, line) = fixture.fails(".", &["new", "x", "--no-setup", "--brigade", "there"]);
+    assert_eq!((code, line.ends_with("no checkout of Brigade")), (2, true), "{line}");
+    assert!(!fixture.folder().join("x").exists());
+}
+
+#[test]
+fn a_project_without_a_libtorch_is_made_and_says_what_is_left_to_do() {
+    let fixture = Fixture::new("2.9.1");
+    let libtorch = fixture.libtorch();
+    let arguments = ["new", "early", "--libtorch", libtorch.to_str().unwrap()];
+    let (code, line) = fixture.fails(".", &arguments);
+    assert_eq!(code, 1);
+    assert!(line.contains("run `brigade setup` in early: --libtorch "), "{line}");
+    assert!(line.contains("is libtorch 2.9.1"), "{line}");
+    assert!(fixture.folder().join("early/src/main.rs").is_file());
+}
+
+#[test]
+fn setup_says_what_it_does_and_undoes_it() {
+    let fixture = Fixture::new("2.13.0");
+    fixture.succeeds(".", &["new", "mine", "--no-setup"]);
+    let libtorch = fixture.libtorch();
+    // From a folder inside of the project; relative paths are the user's.
+    let said = fixture.succeeds("mine/src", &["setup", "--libtorch", "../../libtorch"]);
+    let lines: Vec<&str> = said.lines().collect();
+    let first = format!("--libtorch ../../libtorch: libtorch 2.13.0 in {}", libtorch.display());
+    assert!(
+        lines[0].starts_with("--libtorch ../../libtorch: libtorch 2.13.0 in"),
+        "{first} {said}"
+    );
+    assert!(lines.contains(&"wrote .cargo/libtorch.toml"), "{said}");
+    assert!(lines.last().unwrap().starts_with("ready: "), "{said}");
+    let removed = fixture.succeeds("mine", &["setup", "--remove"]);
+    assert!(removed.contains("removed .cargo/libtorch.toml"), "{removed}");
+    let again = fixture.succeeds("mine", &["setup", "--remove"]);
+    assert!(again.ends_with("is not set up: nothing to remove\n"), "{again}");
+}
+
+#[test]
+fn setup_outside_of_a_project_and_wrong_flags() {
+    let fixture = Fixture::new("2.13.0");
+    let (code, line) = fixture.fails(".", &["setup"]);
+    assert_eq!(code, 1);
+    assert!(line.contains("cargo finds no project in"), "{line}");
+    let (code, line) = fixture.fails(".", &["setup", "--cuda", "--pytorch"]);
+    assert_eq!(code, 2);
+    assert!(line.contains("cannot be used with"), "{line}");
+}

@@ -1,0 +1,185 @@
+//! `brigade doctor` in a network of hosts that have real faults.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use brigade_hostkit::{Host, Network};
+use serde_json::Value;
+
+use crate::job::BRIGADE;
+
+/// Hosts, and a working folder that all of them see.
+pub(crate) struct Cluster {
+    pub(crate) network: Network,
+    pub(crate) folder: PathBuf,
+    /// Settings of ssh.
+    pub(crate) ssh_config: PathBuf,
+}
+
+impl Cluster {
+    pub(crate) fn new(hosts: usize) -> Self {
+        let network = Network::new(hosts);
+        let folder = network.folder().join("work");
+        fs::create_dir(&folder).unwrap();
+        let ssh_config = network.ssh_config().to_owned();
+        Self { network, folder, ssh_config }
+    }
+
+    pub(crate) fn host(&self, index: usize) -> &Host {
+        self.network.host(index)
+    }
+
+    /// `node1,node2,...`
+    fn list(&self) -> String {
+        let names: Vec<&str> = self.network.hosts().iter().map(Host::name).collect();
+        names.join(",")
+    }
+
+    /// A doctor on the first host, for all hosts.
+    pub(crate) fn doctor(&self) -> Command {
+        let mut command = self.doctor_for(&self.list());
+        command.arg("--no-speed");
+        command
+    }
+
+    pub(crate) fn doctor_for(&self, hosts: &str) -> Command {
+        let mut command = self.host(0).command_in(&self.folder, BRIGADE);
+        command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        command.env("HOME", self.host(0).home());
+        command.args(["doctor", "--json", "--hosts", hosts, "--ssh-command"]);
+        command.arg(format!("ssh -F {}", self.ssh_config.display()));
+        command
+    }
+
+    /// Examines all hosts. The doctor leaves nothing running on any of them.
+    #[track_caller]
+    pub(crate) fn examine(&self, arguments: &[&str]) -> Examined {
+        let mut command = self.doctor();
+        command.args(arguments);
+        let examined = examined(&mut command);
+        self.assert_empty();
+        examined
+    }
+
+    /// No process of ours is left on any host; a session's sshd may need a moment to go.
+    #[track_caller]
+    pub(crate) fn assert_empty(&self) {
+        for host in self.network.hosts() {
+            let mut left = host.processes();
+            for _ in 0..1000 {
+                if left.is_empty() {
+                    break;
+                }
+                std::thread::sleep(std::time::Duration::from_millis(10));
+                left = host.processes();
+            }
+            assert!(left.is_empty(), "left on {}: {left:?}", host.name());
+        }
+        let files: Vec<_> = fs::read_dir(&self.folder).unwrap().flatten().collect();
+        let ours = files.iter().filter(|it| it.file_name().to_string_lossy().contains("doctor"));
+        assert_eq!(ours.count(), 0, "{files:?}");
+    }
+
+    /// Gives a host a copy of a folder of its own, under the same path, and spoils it.
+    pub(crate) fn own_copy(&self, host: usize, folder: &Path, spoil: &str) {
+        let folder = folder.display();
+        self.host(host).sh(&format!(
+            "mkdir /run/copy; cp -a {folder}/. /run/copy; cd /run/copy; {spoil}\n\
+             cd /; mount --bind /run/copy {folder}"
+        ));
+    }
+}
+
+/// What the doctor said.
+pub(crate) struct Examined {
+    pub(crate) code: Option<i32>,
+    pub(crate) json: Value,
+}
+
+/// Runs a doctor that speaks JSON.
+#[track_caller]
+pub(crate) fn examined(command: &mut Command) -> Examined {
+    let output = run(command);
+    let json = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {output:?}"));
+    Examined { code: output.status.code(), json }
+}
+
+pub(crate) fn run(command: &mut Command) -> Output {
+    command.stdin(Stdio::null()).output().unwrap()
+}
+
+impl Examined {
+    fn findings(&self, subject: &str) -> Vec<&Value> {
+        let all = self.json["findings"].as_array().unwrap();
+        all.iter().filter(|it| it["subject"] == subject).collect()
+    }
+
+    /// There is such a line, with a remedy where something is to be done.
+    #[track_caller]
+    pub(crate) fn says(&self, verdict: &str, subject: &str, host: &str, text: &str) -> &Value {
+        let findings = self.findings(subject);
+        let alone = self.json["hosts"].as_array().is_some_and(|hosts| hosts.len() == 1);
+        let found = findings.iter().find(|it| {
+            let found = it["found"].as_str().unwrap_or_default();
+            let means = it["means"].as_str().unwrap_or_default();
+            it["verdict"] == verdict
+                && (alone || hosts(it) == host)
+                && (found.contains(text) || means.contains(text))
+        });
+        let Some(found) = found else {
+            panic!("no {verdict} about {subject} of {host:?} with {text:?}: {findings:#?}")
+        };
+        let wants_remedy = verdict == "warning" || verdict == "fail";
+        assert!(!wants_remedy || found["remedy"].is_string(), "{found:#}");
+        if verdict == "fail" {
+            assert_eq!(self.code, Some(1), "{found:#}");
+        }
+        found
+    }
+
+    /// Nothing is said against it.
+    #[track_caller]
+    pub(crate) fn is_well(&self, subject: &str) {
+        let findings = self.findings(subject);
+        let well = findings.iter().all(|it| it["verdict"] == "ok" || it["verdict"] == "note");
+        assert!(well && !findings.is_empty(), "{subject}: {findings:#?}");
+    }
+
+    /// Nothing would stop a job, but for what this machine itself may have: load, full memory.
+    #[track_caller]
+    pub(crate) fn only_fails_in(&self, subjects: &[&str]) {
+        for finding in self.json["findings"].as_array().unwrap() {
+            let subject = finding["subject"].as_str().unwrap();
+            let own = ["memory", "disk"].contains(&subject) || subjects.contains(&subject);
+            assert!(own || finding["verdict"] != "fail", "{finding:#}");
+        }
+    }
+}
+
+/// `node1,node2`, or `node1->node2`.
+fn hosts(finding: &Value) -> String {
+    let hosts: Vec<&str> =
+        finding["hosts"].as_array().unwrap().iter().map(|it| it.as_str().unwrap()).collect();
+    match finding["towards"].as_str() {
+        Some(towards) => format!("{}->{towards}", hosts.join(",")),
+        None => hosts.join(","),
+    }
+}
+
+/// A program that is linked to something called libtorch, in a folder of the shared disk.
+pub(crate) fn app(cluster: &Cluster) -> PathBuf {
+    let app = cluster.network.folder().join("app");
+    fs::create_dir_all(app.join("libtorch/lib")).unwrap();
+    fs::write(app.join("libtorch/build-version"), "2.13.0+cpu\n").unwrap();
+    let script = "echo 'int of(void) { return 0; }' >of.c
+        echo 'int of(void); int plain(void); int main(void) { return of() + plain(); }' >main.c
+        cc -shared -fPIC -o libtorch/lib/libtorch_cpu.so of.c
+        cc -shared -fPIC -Dof=plain -o libtorch/lib/libplain.so of.c
+        cc -o train main.c -Llibtorch/lib -ltorch_cpu -lplain '-Wl,--enable-new-dtags,-rpath,$ORIGIN/libtorch/lib'";
+    let made = Command::new("sh").args(["-ec", script]).current_dir(&app).output().unwrap();
+    // The workspace cannot be built without a C compiler.
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    app
+}
