@@ -1,7 +1,5 @@
 //! The kit itself: hosts reach each other, faults are faults, and nothing is left.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout)] // clippy knows only functions marked as tests
-
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -10,22 +8,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use brigade_hostkit::{Disk, Network, inner_process};
+use brigade_suite::needs;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-
-brigade_suite::suite! {
-    part victim;
-    needs Hosts:
-        every_host_reaches_every_other_over_ssh,
-        hosts_have_their_own_names_processes_and_files,
-        programs_are_found_from_outside,
-        faults,
-        sessions_are_killed_without_a_word,
-        nothing_is_left,
-        nothing_is_left_of_a_killed_test;
-    needs Hosts Shaping: slow_links;
-    needs Fuse: a_disk_that_stops_answering;
-}
 
 fn ssh(network: &Network, from: usize, to: &str) -> Command {
     let mut command = network.host(from).command("ssh");
@@ -33,6 +18,7 @@ fn ssh(network: &Network, from: usize, to: &str) -> Command {
     command
 }
 
+#[needs(Hosts)]
 fn every_host_reaches_every_other_over_ssh() {
     let network = Network::new(3);
     for from in 0..3 {
@@ -55,6 +41,7 @@ fn every_host_reaches_every_other_over_ssh() {
     }
 }
 
+#[needs(Hosts)]
 fn hosts_have_their_own_names_processes_and_files() {
     let network = Network::new(2);
     let [one, two] = network.hosts() else { panic!("two hosts") };
@@ -85,6 +72,7 @@ fn hosts_have_their_own_names_processes_and_files() {
     assert_eq!(output.stdout, b"blue\n");
 }
 
+#[needs(Hosts)]
 fn programs_are_found_from_outside() {
     let network = Network::new(1);
     let host = network.host(0);
@@ -101,6 +89,7 @@ fn programs_are_found_from_outside() {
     wait_until(|| host.processes().is_empty());
 }
 
+#[needs(Hosts)]
 fn faults() {
     let network = Network::new(2);
     let [one, two] = network.hosts() else { panic!("two hosts") };
@@ -135,6 +124,7 @@ fn faults() {
     wait_until(reaches);
 }
 
+#[needs(Hosts, Shaping)]
 fn slow_links() {
     let network = Network::new(2);
     let two = network.host(1);
@@ -151,6 +141,7 @@ fn slow_links() {
     assert!(reaches());
 }
 
+#[needs(Hosts)]
 fn sessions_are_killed_without_a_word() {
     let network = Network::new(2);
     let mut session = ssh(&network, 0, "node2");
@@ -165,6 +156,7 @@ fn sessions_are_killed_without_a_word() {
     assert!(ssh(&network, 0, "node2").arg("true").status().unwrap().success(), "sshd is there");
 }
 
+#[needs(Hosts)]
 fn nothing_is_left() {
     let network = Network::new(2);
     let folder = network.folder().to_owned();
@@ -190,9 +182,10 @@ fn nothing_is_left() {
     assert!(!folder.exists());
 }
 
+#[needs(Hosts)]
 fn nothing_is_left_of_a_killed_test() {
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--part", "victim"])
+        .args(["--part", "hosts::victim"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -216,6 +209,7 @@ fn nothing_is_left_of_a_killed_test() {
 }
 
 /// Makes a network, says where its files are, and stays until it is killed or nothing waits for it.
+#[brigade_suite::part]
 fn victim() {
     let network = Network::new(1);
     println!("{}", network.folder().display());
@@ -231,6 +225,7 @@ fn wait_until(mut condition: impl FnMut() -> bool) {
     }
 }
 
+#[needs(Fuse)]
 fn a_disk_that_stops_answering() {
     let disk = Disk::mount();
     let folder = disk.path().join("a/b");
