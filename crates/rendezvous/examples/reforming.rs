@@ -3,7 +3,7 @@
 //!
 //! `cargo run -p brigade-rendezvous --example reforming [SEED]`
 
-#[path = "../tests/simulated/mod.rs"]
+#[path = "../tests/it/simulated.rs"]
 mod simulated;
 
 use std::io::{self, Write};

@@ -1,5 +1,4 @@
 //! Attacks on a rendezvous over TCP: by hosts that do not know the secret, and from the middle.
-#![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};

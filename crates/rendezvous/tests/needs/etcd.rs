@@ -1,5 +1,6 @@
 //! Agents in processes of their own, elected by a real etcd: one is killed, one stands still.
-#![allow(clippy::unwrap_used, clippy::print_stdout)] // A test, whose agents speak by stdout.
+
+#![allow(clippy::print_stdout)] // its agents speak by stdout
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
@@ -13,16 +14,10 @@ use brigade_rendezvous::{
     Assignment, Coordinator, DiscoveryMethod, EtcdAccess, FromAgent, Join, Rendezvous,
     RendezvousNotice, RendezvousPlan, Rules, Secret, TimeLimits, ToAgent,
 };
+use brigade_suite::needs;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-
-brigade_suite::suite! {
-    part agent;
-    needs Etcd:
-        a_killed_coordinator_is_replaced,
-        a_coordinator_that_stood_still_gives_way;
-}
 
 const ENDPOINTS: &str = "BRIGADE_TEST_ETCD";
 const RUN_ID: &str = "elected";
@@ -38,7 +33,7 @@ impl Host {
     /// This test's program once more, in the part of an agent.
     fn start(etcd: &Etcd) -> Self {
         let mut process = Command::new(std::env::current_exe().unwrap())
-            .args(["--part", "agent"])
+            .args(["--part", "etcd::agent"])
             .env(ENDPOINTS, etcd.endpoint())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -96,6 +91,7 @@ fn three(etcd: &Etcd) -> [Host; 3] {
     hosts
 }
 
+#[needs(Etcd)]
 fn a_killed_coordinator_is_replaced() {
     let etcd = Etcd::start();
     let [first, mut second, mut third] = three(&etcd);
@@ -115,6 +111,7 @@ fn a_killed_coordinator_is_replaced() {
     assert!(line.contains("the job `elected` is over (exit code 0)"), "{line}");
 }
 
+#[needs(Etcd)]
 fn a_coordinator_that_stood_still_gives_way() {
     let etcd = Etcd::start();
     let [mut first, mut second, mut third] = three(&etcd);
@@ -136,6 +133,7 @@ fn a_coordinator_that_stood_still_gives_way() {
 }
 
 /// The process of an agent.
+#[brigade_suite::part]
 fn agent() {
     let endpoints = std::env::var(ENDPOINTS).unwrap();
     let (sender, finish) = channel();

@@ -1,5 +1,4 @@
 //! A real etcd with certificates and users: what is accepted, and how each refusal is named.
-#![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
 
 use std::time::Duration;
 
@@ -8,16 +7,9 @@ use brigade_rendezvous::{
     DiscoveryMethod, EtcdAccess, EtcdError, Rendezvous, RendezvousError, RendezvousNotice,
     RendezvousPlan, Secret, TimeLimits,
 };
+use brigade_suite::needs;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use ureq::tls::{ClientCert, PemItem, PrivateKey, RootCerts, TlsConfig, parse_pem};
-
-brigade_suite::suite! {
-    needs Etcd:
-        certificates_of_both_sides,
-        an_etcd_without_tls_is_named,
-        users_and_passwords,
-        files_that_hold_no_certificate;
-}
 
 /// An etcd with a certificate of this authority.
 fn etcd_of(authority: &Authority) -> Etcd {
@@ -82,6 +74,7 @@ fn refused(endpoint: &str, access: EtcdAccess) -> EtcdError {
     }
 }
 
+#[needs(Etcd)]
 fn certificates_of_both_sides() {
     let authority = Authority::new();
     let etcd = etcd_of(&authority);
@@ -121,6 +114,7 @@ fn certificates_of_both_sides() {
     assert!(error.contains("does it speak TLS only (--rdzv-conf protocol=https)?"), "{error}");
 }
 
+#[needs(Etcd)]
 fn an_etcd_without_tls_is_named() {
     let etcd = Etcd::start();
     // It might be one that is starting: it is asked again, and each time said what may be wrong.
@@ -130,6 +124,7 @@ fn an_etcd_without_tls_is_named() {
     assert!(error.ends_with("does it speak TLS?"), "{error}");
 }
 
+#[needs(Etcd)]
 fn users_and_passwords() {
     let authority = Authority::new();
     let etcd = etcd_of(&authority);
@@ -217,6 +212,7 @@ impl Admin {
     }
 }
 
+#[needs(Etcd)]
 fn files_that_hold_no_certificate() {
     let authority = Authority::new();
     let wrong = |change: &dyn Fn(&mut EtcdAccess)| {

@@ -1,11 +1,8 @@
 //! What a loss costs must not depend on how many hosts there are.
-#![allow(clippy::unwrap_used)] // A test.
-
-mod simulated;
 
 use std::time::Duration;
 
-use simulated::{Cost, Disturbance, Loss, disturb, reform};
+use crate::simulated::{Cost, Disturbance, Loss, disturb, reform};
 
 #[test]
 fn the_cost_of_a_loss_does_not_grow() {
