@@ -1,7 +1,5 @@
 //! What launchers find in the environments of real schedulers (recorded in `world`'s tests).
 
-#![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
-
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;

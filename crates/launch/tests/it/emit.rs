@@ -1,7 +1,5 @@
 //! Job files as golden files, and as what their readers make of them. After an intended change,
-//! `UPDATE_GOLDEN=1 cargo test -p brigade-launch --test emit` writes them anew.
-
-#![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
+//! `UPDATE_GOLDEN=1 cargo nextest run -p brigade-launch emit::` writes them anew.
 
 use std::ffi::OsString;
 use std::fs;

@@ -1,0 +1,6 @@
+//! What the launcher finds out about schedulers, and writes for them.
+
+#![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
+
+mod emit;
+mod scheduler;
