@@ -43,7 +43,9 @@ fn the_record_holds_what_ended_the_program() {
         let path = folder.path().join(case);
         let run = |path: Option<&std::path::Path>| {
             let mut program = Command::new(std::env::current_exe().unwrap());
-            program.args(["--exact", "play", "--include-ignored"]).env("BRIGADE_TEST_CASE", case);
+            program
+                .args(["--exact", "record::play", "--include-ignored"])
+                .env("BRIGADE_TEST_CASE", case);
             program.env_remove(env::TORCHELASTIC_ERROR_FILE);
             if let Some(path) = path {
                 program.env(env::TORCHELASTIC_ERROR_FILE, path);

@@ -1,8 +1,6 @@
 //! Places from schedulers. The files in `environments/` are what real ones set (Slurm 22.05, Open
 //! MPI 4.1, MPICH 4.0, two hosts), of each task the variables that matter or could mislead.
 
-#![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
-
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
