@@ -1,7 +1,5 @@
 //! Small files that ask for much: memory, disk, or places outside their folder.
 
-#![allow(clippy::unwrap_used)] // also in what the tests share
-
 use std::fs;
 use std::path::Path;
 

@@ -1,10 +1,6 @@
 //! Runs of Hugging Face's Trainer and of Lightning become checkpoints, and what would come from the checkpoint
 //! that says what goes where is refused unless it is asked for. `fixtures/make_trainer.py` has made the inputs.
 
-#![allow(clippy::unwrap_used)] // also in what the tests share
-
-mod saved;
-
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -14,6 +10,8 @@ use brigade_checkpoint::layout::Checkpoint;
 use brigade_checkpoint::pth::{PthFile, TensorData, write};
 use brigade_checkpoint::{Dtype, Error, TensorInfo, Value};
 use serde_json::json;
+
+use crate::saved;
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)

@@ -1,8 +1,6 @@
 //! Weights files of PyTorch's own making, and of packages that were published with them: names, types, shapes
 //! and values are those that `torch.load` gives.
 
-#![allow(clippy::unwrap_used)] // also in what the tests share
-
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
@@ -10,12 +8,7 @@ use std::process::Command;
 use brigade_checkpoint::convert::{Target, convert, read_weights};
 use brigade_checkpoint::pth::{PthFile, TensorData};
 use brigade_checkpoint::{Error, TensorInfo};
-use brigade_suite::{Need, PUBLISHED_WEIGHTS};
-
-brigade_suite::suite! {
-    needs Torch: peer_files_of_both_formats_are_read_as_pytorch_reads_them;
-    needs Torch PublishedWeights: peer_published_weights_are_read_as_pytorch_reads_them;
-}
+use brigade_suite::{Need, PUBLISHED_WEIGHTS, needs};
 
 /// Type, shape and checksum of each tensor of a file, by its place.
 type Tensors = BTreeMap<String, (TensorInfo, u32)>;
@@ -42,6 +35,7 @@ fn ours(path: &Path) -> Tensors {
 }
 
 /// Random types, shapes, views and sharing, in every protocol, in a zip archive and without one.
+#[needs(Torch)]
 fn peer_files_of_both_formats_are_read_as_pytorch_reads_them() {
     let folder = tempfile::tempdir().unwrap();
     let script = r#"
@@ -80,6 +74,7 @@ print_tensors(files)
     }
 }
 
+#[needs(Torch, PublishedWeights)]
 fn peer_published_weights_are_read_as_pytorch_reads_them() {
     let python = brigade_suite::python(Need::PublishedWeights).unwrap();
     let script = "import importlib.util as it, sys\n\

@@ -2,8 +2,6 @@
 //!
 //! `fixtures/make_formats.py` has made the files, and `expected.json` of what PyTorch reads from them.
 
-#![allow(clippy::unwrap_used)] // also in what the tests share
-
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -12,21 +10,8 @@ use std::process::Command;
 use brigade_checkpoint::convert::{Target, convert, read_weights};
 use brigade_checkpoint::pth::{PthFile, Quantizer, TensorData};
 use brigade_checkpoint::{Error, Value};
-use brigade_suite::Need;
+use brigade_suite::{Need, needs};
 use serde_json::{Value as Json, json};
-
-brigade_suite::suite! {
-    always:
-        every_dtype_and_format_is_read,
-        every_dtype_that_the_target_has_is_converted,
-        what_the_target_lacks_is_named,
-        quantizers_are_read,
-        a_frozen_script_has_the_constants_of_its_code,
-        files_that_are_cut_short_say_so,
-        archives_around_weights_are_named,
-        errors_name_the_users_file;
-    needs Pytorch: peer_pytorch_reads_what_is_converted;
-}
 
 fn formats() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/formats")
@@ -49,12 +34,14 @@ fn found(path: &Path) -> Json {
     tensors.collect::<serde_json::Map<_, _>>().into()
 }
 
+#[needs()]
 fn every_dtype_and_format_is_read() {
     for (file, expected) in expected() {
         assert_eq!(found(&formats().join(&file)), expected, "{file}");
     }
 }
 
+#[needs()]
 fn every_dtype_that_the_target_has_is_converted() {
     let folder = tempfile::tempdir().unwrap();
     for (file, expected) in expected() {
@@ -72,6 +59,7 @@ fn every_dtype_that_the_target_has_is_converted() {
     }
 }
 
+#[needs()]
 fn what_the_target_lacks_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let to = folder.path().join("out.safetensors");
@@ -97,6 +85,7 @@ fn what_the_target_lacks_is_named() {
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "nothing is left of what failed");
 }
 
+#[needs()]
 fn quantizers_are_read() {
     let mut file = PthFile::open(formats().join("quantized.pth")).unwrap();
     let tree = file.value().unwrap();
@@ -116,6 +105,7 @@ fn quantizers_are_read() {
 }
 
 /// `torch.jit.freeze` makes constants of parameters, whose names are lost.
+#[needs()]
 fn a_frozen_script_has_the_constants_of_its_code() {
     let found = found(&formats().join("frozen.jit"));
     let names: Vec<&String> = found.as_object().unwrap().keys().collect();
@@ -124,6 +114,7 @@ fn a_frozen_script_has_the_constants_of_its_code() {
     assert!(found.as_object().unwrap().values().any(|it| it == scripted), "{found}");
 }
 
+#[needs()]
 fn files_that_are_cut_short_say_so() {
     let folder = tempfile::tempdir().unwrap();
     for name in
@@ -141,6 +132,7 @@ fn files_that_are_cut_short_say_so() {
     }
 }
 
+#[needs()]
 fn archives_around_weights_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("weights.pth");
@@ -172,6 +164,7 @@ fn archives_around_weights_are_named() {
     assert!(said.contains("compressed with gzip") && said.contains("gunzip"), "{said}");
 }
 
+#[needs()]
 fn errors_name_the_users_file() {
     let folder = tempfile::tempdir().unwrap();
     let from = formats().join("views.pth");
@@ -198,6 +191,7 @@ fn errors_name_the_users_file() {
     }
 }
 
+#[needs(Pytorch)]
 fn peer_pytorch_reads_what_is_converted() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);

@@ -1,7 +1,5 @@
 //! A folder that is there whole or not at all, and what is said of those that are not whole.
 
-#![allow(clippy::unwrap_used)] // also in what the tests share
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -42,7 +40,7 @@ fn the_manifest_is_a_golden_file() {
     let folder = tempfile::tempdir().unwrap();
     let target = folder.path().join("one");
     write(&target, "a", b"{\"answer\": 42}\n").unwrap();
-    let golden = include_str!("golden/manifest.json");
+    let golden = include_str!("../golden/manifest.json");
     assert_eq!(fs::read_to_string(target.join(MANIFEST)).unwrap(), golden);
     assert_eq!(names(&target), ["custom.json", MANIFEST]);
     assert_eq!(files(&target).unwrap().len(), 2);

@@ -1,8 +1,6 @@
 //! Weights files as PyTorch's users have them: both formats of `torch.save`, objects beside the weights, and
 //! weights in dictionaries. `fixtures/weights/make.py` wrote them, and what PyTorch reads from them.
 
-#![allow(clippy::unwrap_used)] // also in what the tests share
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};

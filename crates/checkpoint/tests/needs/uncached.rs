@@ -1,32 +1,27 @@
 //! Files on a file system that has no way past the system's cache.
 
-#![allow(clippy::unwrap_used)] // clippy knows only functions marked as tests
-
 use std::fs;
 use std::path::PathBuf;
 
 use brigade_checkpoint::layout::ChecksumWriter;
-use brigade_suite::with_mounts;
-
-brigade_suite::suite! {
-    part write;
-    needs Mounts: without_direct_io_the_bytes_are_the_same;
-}
+use brigade_suite::{needs, with_mounts};
 
 const FOLDER: &str = "BRIGADE_TEST_UNCACHED";
 
+#[needs(Mounts)]
 fn without_direct_io_the_bytes_are_the_same() {
     let folder = tempfile::tempdir().unwrap();
     // Linux has such a file system everywhere: tmpfs, which needs no root, had no way past the cache
     // until 6.6, and ramfs, which only root may mount, has none.
     let script = "mount -t ramfs none \"$1\" 2>/dev/null || mount -t tmpfs none \"$1\"\n\
-                  exec \"$2\" --part write";
+                  exec \"$2\" --part uncached::write";
     let mut command = with_mounts(script);
     command.arg(folder.path()).arg(std::env::current_exe().unwrap());
     let output = command.env(FOLDER, folder.path()).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
+#[brigade_suite::part]
 fn write() {
     let folder = std::env::var_os(FOLDER).map(PathBuf::from).unwrap();
     let content: Vec<u8> = (0..17 << 20).map(|i: u32| (i % 253) as u8).collect();

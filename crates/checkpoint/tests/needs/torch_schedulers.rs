@@ -1,10 +1,6 @@
 //! Every schedule, converted for Accelerate: what is written, what its `load_state` goes on with, and what is
 //! refused because PyTorch has nothing like it.
 
-#![allow(clippy::unwrap_used)] // also in what the tests share
-
-mod saved;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,16 +12,10 @@ use brigade_schedule::{
     Anneal, Definition, Described, FitOneCycle, LrSchedule, OneCycle, Plateau, PlateauState,
     Schedule,
 };
-use brigade_suite::Need;
+use brigade_suite::{Need, needs};
 use serde_json::json;
 
-brigade_suite::suite! {
-    always:
-        a_state_says_the_whole_schedule,
-        a_count_of_each_rank_or_of_epochs_stays,
-        what_pytorch_has_no_counterpart_of_is_named;
-    needs Trainers: peer_rates_of_one_process_go_on, peer_rates_of_two_processes_go_on;
-}
+use crate::saved;
 
 /// The rates that the optimizer was built with: its own and the first group's, and the second group's.
 const BUILT: [f64; 2] = [0.1, 0.05];
@@ -247,10 +237,12 @@ fn cases() -> Vec<Case> {
     cases
 }
 
+#[needs(Trainers)]
 fn peer_rates_of_one_process_go_on() {
     rates_go_on(1);
 }
 
+#[needs(Trainers)]
 fn peer_rates_of_two_processes_go_on() {
     rates_go_on(2);
 }
@@ -368,6 +360,7 @@ fn at(definition: &Definition, ranks: usize, position: u64, steps: u64) -> Saved
     Saved { ranks, steps, position, definition, rates: [0.08, 0.04], momentum: 0.9, plateau }
 }
 
+#[needs()]
 fn a_state_says_the_whole_schedule() {
     let folder = tempfile::tempdir().unwrap();
     let run = AccelerateRun::default();
@@ -410,6 +403,7 @@ fn a_state_says_the_whole_schedule() {
     }
 }
 
+#[needs()]
 fn a_count_of_each_rank_or_of_epochs_stays() {
     let folder = tempfile::tempdir().unwrap();
     let definition = Definition::All(Described::of(&Schedule::step(0.1, 3, 0.5).unwrap()));
@@ -457,6 +451,7 @@ fn a_count_of_each_rank_or_of_epochs_stays() {
     }
 }
 
+#[needs()]
 fn what_pytorch_has_no_counterpart_of_is_named() {
     struct Moving;
     impl LrSchedule for Moving {

@@ -1,0 +1,10 @@
+//! Checkpoints and files of weights, read, written and converted.
+
+#![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
+
+mod hostile;
+mod layout;
+mod like;
+#[path = "../common/saved.rs"]
+mod saved;
+mod weights;

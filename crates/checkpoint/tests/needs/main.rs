@@ -1,0 +1,13 @@
+//! Checkpoints and files of weights with PyTorch, and on file systems without direct I/O.
+
+#![allow(clippy::unwrap_used)] // clippy knows only functions marked as tests
+
+mod formats;
+mod pth;
+#[path = "../common/saved.rs"]
+mod saved;
+mod torch_schedulers;
+mod uncached;
+mod weights_python;
+
+brigade_suite::main!();
