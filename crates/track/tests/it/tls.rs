@@ -1,6 +1,4 @@
 //! MLflow's tracker over TLS, against a server with a certificate made for the test.
-#![cfg(feature = "https")]
-#![allow(clippy::unwrap_used)] // clippy.toml allows it in test functions, not in what they call
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

@@ -2,8 +2,6 @@
 //!
 //! The Python is that in `BRIGADE_TRACK_PYTHON`, or that of `cargo xtask install trackers`.
 
-#![allow(clippy::unwrap_used)] // clippy.toml allows it in test functions, not in what they call
-
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
@@ -11,24 +9,12 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use brigade_suite::Need;
+use brigade_suite::{Need, needs};
 use brigade_track::{
     Config, Credentials, Image, Mlflow, Outcome, Run, Stamp, Table, TrackError, Tracker, Value,
     Values,
 };
 use serde_json::{Value as Json, json};
-
-brigade_suite::suite! {
-    always:
-        a_server_that_never_answers_does_not_hold_the_end,
-        a_run_that_goes_on_says_when_it_may_not,
-        a_password_in_the_address_is_sent_and_never_shown,
-        a_server_that_is_away_at_the_start_is_one_clear_error,
-        a_server_that_stumbles_gets_everything_in_the_end_and_in_batches,
-        a_server_that_goes_away_ends_no_training_unless_asked,
-        a_refused_batch_is_lost_at_once_and_said;
-    needs Trackers: a_real_server_has_all_that_was_logged;
-}
 
 /// `mlflow server` in a process group of its own: it starts workers.
 struct Server {
@@ -98,6 +84,7 @@ fn get(url: &str, path: &str) -> Option<String> {
     Some(answer)
 }
 
+#[needs(Trackers)]
 fn a_real_server_has_all_that_was_logged() {
     let server = Server::start();
     let config = json!({ "lr": 0.1, "model": { "name": "cnn", "widths": [8, 16] }, "fused": true });
@@ -256,6 +243,7 @@ fn point(value: f64) -> Values {
     vec![("loss".to_owned(), value.into())]
 }
 
+#[needs()]
 fn a_server_that_is_away_at_the_start_is_one_clear_error() {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let url = format!("http://127.0.0.1:{port}");
@@ -273,6 +261,7 @@ fn a_server_that_is_away_at_the_start_is_one_clear_error() {
     assert_eq!(locked.asked.lock().unwrap().len(), 1);
 }
 
+#[needs()]
 fn a_server_that_stumbles_gets_everything_in_the_end_and_in_batches() {
     let server = Double::start(|number, path| match number % 2 {
         0 if !path.contains("create") => (503, String::new()),
@@ -300,6 +289,7 @@ fn a_server_that_stumbles_gets_everything_in_the_end_and_in_batches() {
     assert!(asked.iter().all(|(head, _)| head.to_ascii_lowercase().contains("basic bwu6c2vjcmv0")));
 }
 
+#[needs()]
 fn a_server_that_goes_away_ends_no_training_unless_asked() {
     for strict in [false, true] {
         let server = Double::start(|_, path| match path {
@@ -329,6 +319,7 @@ fn a_server_that_goes_away_ends_no_training_unless_asked() {
     }
 }
 
+#[needs()]
 fn a_refused_batch_is_lost_at_once_and_said() {
     let refusing = Double::start(|_, path| match path {
         path if path.contains("log-batch") => {
@@ -353,6 +344,7 @@ fn a_refused_batch_is_lost_at_once_and_said() {
 
 /// The end of a run has one time limit for everything, also where the tracker is only dropped. The bound is
 /// far above it, and below the limit of one request.
+#[needs()]
 fn a_server_that_never_answers_does_not_hold_the_end() {
     for finish in [true, false] {
         let server = Double::start(|_, path| match path {
@@ -383,6 +375,7 @@ fn a_server_that_never_answers_does_not_hold_the_end() {
     }
 }
 
+#[needs()]
 fn a_run_that_goes_on_says_when_it_may_not() {
     for (status, refused) in [(400, false), (401, true), (403, true), (404, true)] {
         let server = Double::start(move |_, path| match path {
@@ -400,6 +393,7 @@ fn a_run_that_goes_on_says_when_it_may_not() {
     }
 }
 
+#[needs()]
 fn a_password_in_the_address_is_sent_and_never_shown() {
     let server = Double::start(|_, path| match path {
         path if path.contains("log-batch") => (500, String::new()),

@@ -1,7 +1,5 @@
 //! Files that a tracker writes, as their readers see them.
 
-#![allow(clippy::unwrap_used)] // clippy.toml allows it in test functions, not in what they call
-
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::Path;

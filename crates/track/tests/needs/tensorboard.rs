@@ -2,19 +2,13 @@
 //!
 //! The Python is that in `BRIGADE_TRACK_PYTHON`, or that of `cargo xtask install trackers`.
 
-#![allow(clippy::unwrap_used)] // clippy.toml allows it in test functions, not in what they call
-
 use std::process::Command;
 
-use brigade_suite::Need;
+use brigade_suite::{Need, needs};
 use brigade_track::{
     Config, Image, Outcome, Run, Stamp, Table, TensorBoard, Tracker, Value, Values,
 };
 use serde_json::{Value as Json, json};
-
-brigade_suite::suite! {
-    needs Trackers: the_real_tensorboard_reads_what_was_logged;
-}
 
 /// Reads a folder of event files, checksums included, and prints what is in them.
 const READER: &str = r#"
@@ -55,6 +49,7 @@ answer["status"] = plugin_data_pb2.HParamsPluginData.FromString(end).session_end
 print(json.dumps(answer))
 "#;
 
+#[needs(Trackers)]
 fn the_real_tensorboard_reads_what_was_logged() {
     let python = brigade_suite::python(Need::Trackers).unwrap();
     let folder = tempfile::tempdir().unwrap();

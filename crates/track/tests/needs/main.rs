@@ -1,0 +1,8 @@
+//! What trackers write, read by the real MLflow and TensorBoard.
+
+#![allow(clippy::unwrap_used)] // clippy knows only functions marked as tests
+
+mod mlflow;
+mod tensorboard;
+
+brigade_suite::main!();
