@@ -1,9 +1,8 @@
 //! Cargo as a child process, with the environment that a plain `cargo` would have.
 
 use std::env;
-use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus};
 
 use anyhow::{Context, Result};
@@ -26,8 +25,14 @@ impl<'a> Cargo<'a> {
 
     /// `cargo ARGUMENTS…` in the checkout's root.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = plain_cargo(self.checkout);
+        let mut command = self.like(&program());
         command.args(arguments);
+        command
+    }
+
+    /// Another program with the environment of cargo.
+    pub(crate) fn like(&self, program: &Path) -> Command {
+        let mut command = plain(self.checkout, program);
         if setup::is_repeated(self.checkout) {
             command.env_remove("LIBTORCH");
         }
@@ -40,9 +45,18 @@ impl<'a> Cargo<'a> {
     }
 }
 
+fn program() -> PathBuf {
+    env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from)
+}
+
 /// Cargo without any libtorch: for `cargo metadata` and `cargo fmt`.
 pub(crate) fn plain_cargo(checkout: &Checkout) -> Command {
-    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")));
+    plain(checkout, &program())
+}
+
+/// A program of cargo's without any libtorch.
+pub(crate) fn plain(checkout: &Checkout, program: &Path) -> Command {
+    let mut command = Command::new(program);
     command.current_dir(checkout.root());
     // What `cargo run` says about xtask is not true of what the child builds; build scripts that
     // watch these variables would run again.

@@ -3,11 +3,12 @@
 use std::env;
 use std::process::{Command, ExitCode};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use crate::cargo::{self, Cargo};
 use crate::checkout::Checkout;
 use crate::tidy;
+use crate::workspace::Workspace;
 
 /// Runs every lint, also after one failed, and names those that failed.
 pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
@@ -24,7 +25,7 @@ pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
     if !cargo.run(&clippy)?.success() {
         failed.push("clippy");
     }
-    if !cargo::run(&mut document(&cargo))?.success() {
+    if !cargo::run(&mut document_all(&cargo))?.success() {
         failed.push("doc");
     }
 
@@ -35,12 +36,47 @@ pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
         failed.push("semver-checks");
     }
 
+    Ok(conclude(&failed))
+}
+
+/// Lints some packages: what is checked of each file and crate, without the rules of the whole checkout.
+pub(crate) fn run_on(checkout: &Checkout, packages: &[String]) -> Result<ExitCode> {
+    let workspace = Workspace::of(checkout)?;
+    let names: Option<Vec<&str>> =
+        packages.iter().map(|it| workspace.named(it).map(|it| &*it.name)).collect();
+    let Some(names) = names else {
+        let wrong = packages.iter().find(|it| workspace.named(it).is_none());
+        bail!("{} is no package of this workspace", wrong.map_or("", |it| it));
+    };
+    let cargo = Cargo::new(checkout)?;
+    let options: Vec<&str> = names.iter().flat_map(|it| ["-p", *it]).collect();
+    let mut failed = Vec::new();
+    let with = |command: &[&str], rest: &[&str]| {
+        cargo.run(&[command, &options, rest].concat()).map(|it| it.success())
+    };
+    if !with(&["fmt"], &["--check"])? {
+        failed.push("fmt (run `cargo fmt --all`)");
+    }
+    if !with(&["clippy", "--all-targets"], &["--", "-D", "warnings"])? {
+        failed.push("clippy");
+    }
+    let mut document = document(&cargo, &["doc", "--lib", "--no-deps"]);
+    let has_library = |name: &&str| workspace.package(name).is_some_and(|it| it.has_library);
+    let libraries: Vec<&str> = names.iter().copied().filter(has_library).collect();
+    document.args(libraries.iter().flat_map(|it| ["-p", *it]));
+    if !libraries.is_empty() && !cargo::run(&mut document)?.success() {
+        failed.push("doc");
+    }
+    Ok(conclude(&failed))
+}
+
+fn conclude(failed: &[&str]) -> ExitCode {
     if failed.is_empty() {
         eprintln!("check: all is well");
-        return Ok(ExitCode::SUCCESS);
+        return ExitCode::SUCCESS;
     }
     eprintln!("check: failed: {}", failed.join(", "));
-    Ok(ExitCode::FAILURE)
+    ExitCode::FAILURE
 }
 
 /// Compares the public API with that of the last release, where cargo-semver-checks is installed and there is
@@ -64,8 +100,13 @@ fn semver_checks(checkout: &Checkout, cargo: &Cargo<'_>) -> Result<bool> {
 }
 
 /// Libraries only: the program `brigade` would write over the pages of the library `brigade`.
-pub(crate) fn document(cargo: &Cargo<'_>) -> Command {
-    let mut command = cargo.command(&["doc", "--workspace", "--lib", "--no-deps"]);
+pub(crate) fn document_all(cargo: &Cargo<'_>) -> Command {
+    document(cargo, &["doc", "--workspace", "--lib", "--no-deps"])
+}
+
+/// `cargo doc` with warnings as errors.
+fn document(cargo: &Cargo<'_>, arguments: &[&str]) -> Command {
+    let mut command = cargo.command(arguments);
     match env::var_os("RUSTDOCFLAGS") {
         // The variable replaces what the configuration says, so it must grow, not be set.
         Some(mut flags) => {

@@ -5,20 +5,17 @@ use std::env;
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use brigade_setup::Libtorch;
 
 use crate::cargo::{self, plain_cargo};
 use crate::checkout::Checkout;
-use crate::{setup, suite};
+use crate::nextest::Nextest;
+use crate::setup;
 
 /// Runs every step, also after one failed, and names those that failed.
 pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
-    // Some tests want a process of their own, and some are left out by the program they are in.
-    ensure!(
-        suite::has_nextest(),
-        "cargo-nextest is not installed: `cargo install --locked cargo-nextest`"
-    );
+    let nextest = Nextest::find_or_install(checkout)?;
     let libtorch = setup::for_cuda(checkout)?;
     eprintln!("{}", libtorch.description());
     let begun = Instant::now();
@@ -28,14 +25,16 @@ pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
     }
     for (name, arguments) in STEPS {
         let started = Instant::now();
-        let status = cargo::run(&mut command(checkout, &libtorch, arguments)?)?;
+        let status =
+            cargo::run(&mut command(checkout, &libtorch, plain_cargo(checkout), arguments)?)?;
         eprintln!("{name}: {} s", started.elapsed().as_secs());
         if !status.success() {
             failed.push(*name);
         }
     }
     let started = Instant::now();
-    let status = cargo::run(&mut command(checkout, &libtorch, TESTS)?)?;
+    let tests = nextest.plain(checkout);
+    let status = cargo::run(&mut command(checkout, &libtorch, tests, TESTS)?)?;
     eprintln!("tests: {} s", started.elapsed().as_secs());
     if !status.success() {
         failed.push("tests");
@@ -63,10 +62,14 @@ fn kernels(checkout: &Checkout, libtorch: &Libtorch) -> Result<bool> {
 }
 
 /// Cargo with that libtorch, in a folder of its own: the other one's builds stay.
-fn command(checkout: &Checkout, libtorch: &Libtorch, arguments: &[&str]) -> Result<Command> {
+fn command(
+    checkout: &Checkout,
+    libtorch: &Libtorch,
+    mut cargo: Command,
+    arguments: &[&str],
+) -> Result<Command> {
     let lib = libtorch.folder().join("lib");
     let lib = lib.to_str().with_context(|| format!("{} is not UTF-8", lib.display()))?;
-    let mut cargo = plain_cargo(checkout);
     cargo.args(arguments).args(["--features", FEATURES]);
     if arguments[0] == "clippy" {
         cargo.args(["--", "-D", "warnings"]);
@@ -98,11 +101,9 @@ const STEPS: &[(&str, &[&str])] = &[
 /// Without those of GPUs made of host memory, in whose place libtorch's own kernels for CUDA are, and without the start
 /// line in the book, where such a program says, too, why it has no GPU.
 const TESTS: &[&str] = &[
-    "nextest",
     "run",
     "--workspace",
     "--no-fail-fast",
     "-E",
-    "not (binary(gpu) | binary(data_on_gpu) | binary(device) | test(of_a_gpu_go_by_the_hosts_memory) \
-     | test(projects_print_what_the_book_shows))",
+    "not (binary(gpu) | test(of_a_gpu_go_by_the_hosts_memory) | test(projects_print_what_the_book_shows))",
 ];

@@ -6,16 +6,16 @@ use std::path::{Component, Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail};
-use serde::Deserialize;
 
 use crate::cargo::{self, Cargo, plain_cargo};
 use crate::check;
 use crate::checkout::Checkout;
+use crate::workspace::Workspace;
 
 /// Builds the book, then looks at every link of its pages.
 pub(crate) fn run(checkout: &Checkout, without_api: bool) -> Result<ExitCode> {
     let mdbook = MdBook::find(checkout)?;
-    let target = target_folder(checkout)?;
+    let target = Workspace::of(checkout)?.target;
     let source = target.join("book-source");
     copy_pages(&checkout.root().join("docs"), &source)?;
 
@@ -29,7 +29,7 @@ pub(crate) fn run(checkout: &Checkout, without_api: bool) -> Result<ExitCode> {
         return Ok(cargo::exit_code(status));
     }
     if !without_api {
-        let status = cargo::run(&mut check::document(&Cargo::new(checkout)?))?;
+        let status = cargo::run(&mut check::document_all(&Cargo::new(checkout)?))?;
         if !status.success() {
             return Ok(cargo::exit_code(status));
         }
@@ -94,23 +94,6 @@ impl MdBook {
         }
         bail!("mdBook {VERSION} is not installed: `cargo xtask install docs` installs it")
     }
-}
-
-/// What cargo says: CARGO_TARGET_DIR may be anywhere.
-fn target_folder(checkout: &Checkout) -> Result<PathBuf> {
-    #[derive(Deserialize)]
-    struct Metadata {
-        target_directory: PathBuf,
-    }
-    let mut command = plain_cargo(checkout);
-    command.args(["metadata", "--no-deps", "--format-version", "1"]);
-    let output = command.output().context("cannot start cargo")?;
-    if !output.status.success() {
-        bail!("cargo metadata fails: {}", String::from_utf8_lossy(&output.stderr).trim());
-    }
-    let metadata: Metadata =
-        serde_json::from_slice(&output.stdout).context("cannot read what cargo metadata says")?;
-    Ok(metadata.target_directory)
 }
 
 /// Copies the book's settings, and the pages into a folder of their own.

@@ -57,13 +57,14 @@ pub(crate) fn run(checkout: &Checkout, options: &Options) -> Result<ExitCode> {
         let builds = versions.iter().map(|version| Build::with_cuda(checkout, version));
         builds.collect::<Result<Vec<_>>>()?
     };
+    let tests = programs::test_programs(checkout)?;
     let mut built = Vec::new();
     for build in &builds {
         eprintln!("building for libtorch {}", build.libtorch.version());
-        let Some(programs) = build.run()? else { return Ok(ExitCode::FAILURE) };
+        let Some(programs) = build.run(&tests)? else { return Ok(ExitCode::FAILURE) };
         built.push((build, programs));
     }
-    let stage = stage::Stage::make(checkout, &folder, &built)?;
+    let stage = stage::Stage::make(checkout, &folder, &tests, &built)?;
     if !options.cpu {
         stage.holds_no_path_of(&builds)?;
     }

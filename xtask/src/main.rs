@@ -10,11 +10,14 @@ mod docs;
 mod fuzz;
 mod gpu;
 mod install;
+mod nextest;
 mod notebook;
 mod setup;
 mod suite;
 mod tidy;
+mod workspace;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -22,6 +25,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 
 use crate::checkout::Checkout;
+use crate::suite::Selection;
 
 /// Everything one does to this checkout: set up, demonstrate, test, check, measure.
 #[derive(Debug, Parser)]
@@ -56,11 +60,25 @@ enum Command {
     /// Tests that cannot run are ignored, and told at the end with the command that installs what
     /// they lack; where BRIGADE_REQUIRE=hosts,etcd,... names it, they fail.
     ///
-    /// Uses cargo-nextest where it is installed, else `cargo test`.
+    /// Uses cargo-nextest, which cargo compiles into tools/ where it is not installed. At the end: the slowest tests
+    /// and programs, and how long they waited.
     Test {
         /// Install nothing
         #[arg(long)]
         no_install: bool,
+        /// Run the tests of the packages that differ from a commit, then those of packages that depend on them,
+        /// nearest first [default: the last commit that is pushed, or HEAD]
+        #[arg(
+            long,
+            value_name = "COMMIT",
+            num_args = 0..=1,
+            require_equals = true,
+            conflicts_with = "runner_arguments"
+        )]
+        changed: Option<Option<String>>,
+        /// Also write the times of all tests and programs, as a table, to target/timings.md
+        #[arg(long)]
+        timings: bool,
         /// Run the tests of numbers alone, with the kernels of another processor: avx2 (one without AVX-512), avx512
         /// (one without instructions for bfloat16)
         ///
@@ -69,7 +87,7 @@ enum Command {
             long,
             value_name = "INSTRUCTIONS",
             value_parser = suite::PROCESSORS.map(|it| it.0),
-            conflicts_with = "runner_arguments"
+            conflicts_with_all = ["runner_arguments", "changed"]
         )]
         processor: Option<String>,
         /// Run the tests of numbers alone, on another device: fake, a GPU made of host memory
@@ -79,13 +97,19 @@ enum Command {
             long,
             value_name = "DEVICE",
             value_parser = ["fake"],
-            conflicts_with_all = ["runner_arguments", "processor"]
+            conflicts_with_all = ["runner_arguments", "changed", "processor"]
         )]
         device: Option<String>,
-        /// For the runner: a part of a test's name, or options such as `-p brigade-plan`.
-        /// Doc tests are left out then, and nothing is installed.
+        /// For cargo-nextest: a part of a test's name, or options such as `-p brigade-plan`, with which only programs
+        /// are built that these tests start or link. Doc tests are left out then, and nothing is installed.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         runner_arguments: Vec<String>,
+    },
+    /// Run a test program and add the time it took to a file: what cargo-nextest calls
+    #[command(hide = true)]
+    Measure {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<OsString>,
     },
     /// Install what tests need besides Rust
     ///
@@ -100,12 +124,15 @@ enum Command {
     },
     /// Lint: formatting, tidy, clippy and rustdoc, warnings as errors
     Check {
+        /// Lint these packages alone
+        #[arg(value_name = "PACKAGE")]
+        packages: Vec<String>,
         /// Instead, check the feature `cuda`: that NVRTC compiles the kernels, clippy, a build of all
         /// programs and tests, linked with libtorch's CUDA libraries, and the tests that need no GPU
         ///
         /// Needs no GPU. Builds in target/cuda, with the libtorch that `setup --cuda` has fetched, or the
         /// one that LIBTORCH or LIBTORCH_USE_PYTORCH=1 names.
-        #[arg(long)]
+        #[arg(long, conflicts_with = "packages")]
         cuda: bool,
     },
     /// Check the invariants of ARCHITECTURE.md that a program can check
@@ -159,14 +186,21 @@ fn run(command: Command) -> Result<ExitCode> {
     match command {
         Command::Setup { cuda, pins } => setup::run(&checkout, cuda, pins.as_deref()),
         Command::Demo => demo::run(&checkout),
-        Command::Test { device: Some(device), .. } => suite::run_on(&checkout, &device),
-        Command::Test { processor: Some(processor), .. } => suite::run_as_on(&checkout, &processor),
-        Command::Test { no_install, runner_arguments, .. } => {
-            suite::run(&checkout, &runner_arguments, &[], !no_install)
+        Command::Test { no_install, changed, timings, processor, device, runner_arguments } => {
+            let selection = match (changed, processor, device) {
+                (Some(commit), _, _) => Selection::Changed(commit),
+                (None, Some(processor), _) => Selection::OnProcessor(processor),
+                (None, None, Some(device)) => Selection::OnDevice(device),
+                (None, None, None) if runner_arguments.is_empty() => Selection::All,
+                (None, None, None) => Selection::Chosen(runner_arguments),
+            };
+            suite::run(&checkout, &selection, !no_install, timings)
         }
+        Command::Measure { command } => suite::timings::measure(&command),
         Command::Install { needs } => install::run(&checkout, &needs),
-        Command::Check { cuda: true } => cuda::run(&checkout),
-        Command::Check { cuda: false } => check::run(&checkout),
+        Command::Check { cuda: true, .. } => cuda::run(&checkout),
+        Command::Check { packages, .. } if packages.is_empty() => check::run(&checkout),
+        Command::Check { packages, .. } => check::run_on(&checkout, &packages),
         Command::Tidy => tidy::run(&checkout),
         Command::Docs { no_api } => docs::run(&checkout, no_api),
         Command::Notebook(options) => notebook::run(&checkout, &options),

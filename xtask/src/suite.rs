@@ -1,146 +1,295 @@
-//! `cargo xtask test`: the whole suite on whatever runner there is.
+//! `cargo xtask test`: the whole suite, or a part of it.
 //!
-//! cargo-nextest runs each test in its own process, limits its time and keeps multi-process tests
-//! from crowding each other (.config/nextest.toml); a fresh machine has only `cargo test`.
+//! cargo-nextest runs each test in its own process, limits its time and keeps tests that compute from crowding each
+//! other (.config/nextest.toml); `cargo test` runs the doc tests.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::fs::{self, Permissions};
-use std::io::{self, BufRead, BufReader, Write};
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
-use std::process::{Command, ExitCode, ExitStatus, Stdio};
-use std::sync::mpsc::{RecvTimeoutError, channel};
+mod changed;
+mod documents;
+mod missed;
+mod temporary;
+pub(crate) mod timings;
+
+use std::fs;
+use std::process::{ExitCode, ExitStatus};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use brigade_suite::{Missed, Need, REPORT, descendants, required};
-use serde::Deserialize;
+use brigade_suite::{Missed, REPORT, required};
 use tempfile::TempDir;
 
 use crate::cargo::{self, Cargo};
 use crate::checkout::Checkout;
 use crate::install;
+use crate::nextest::Nextest;
+use crate::workspace::Workspace;
 
-/// Builds every program and test, then runs them; the runner's closing line comes last, and after it
-/// what could not run.
+use temporary::{TMPDIR, Temporary};
+
+/// Which tests are run.
+#[derive(Debug)]
+pub(crate) enum Selection {
+    /// All of them, doc tests, too.
+    All,
+    /// What the arguments for cargo-nextest choose.
+    Chosen(Vec<String>),
+    /// Those of what differs from a commit, then of what depends on it.
+    Changed(Option<String>),
+    /// The tests of numbers, with the kernels for one of [`PROCESSORS`].
+    OnProcessor(String),
+    /// The tests that take their tensors' device from `brigade-gpukit`, on that device.
+    OnDevice(String),
+}
+
+/// Builds the programs and tests that are needed, then runs the tests; cargo-nextest's closing line comes last, after it
+/// where the time went and what could not run.
 pub(crate) fn run(
     checkout: &Checkout,
-    runner_arguments: &[String],
-    variables: &[(&str, &str)],
+    selection: &Selection,
     may_install: bool,
+    writes_timings: bool,
 ) -> Result<ExitCode> {
     // A wrong name is said now, not by each test program.
     required().context("BRIGADE_REQUIRE")?;
-    let whole = runner_arguments.is_empty();
-    if whole && may_install {
+    if may_install && matches!(selection, Selection::All) {
         install::offer();
     }
-    let cargo = Cargo::new(checkout)?;
-    // Tests start `brigade` and the examples from the target folder.
-    let built = cargo.run(&["build", "--workspace", "--bins", "--examples"])?;
-    if !built.success() {
-        return Ok(cargo::exit_code(built));
+    let mut run = Run::new(checkout)?;
+    let code = run.tests(selection)?;
+    run.tell(selection, writes_timings)?;
+    let failed = code != ExitCode::SUCCESS || !run.temporary.is_clean()?;
+    Ok(if failed && code == ExitCode::SUCCESS { ExitCode::FAILURE } else { code })
+}
+
+struct Run<'a> {
+    checkout: &'a Checkout,
+    cargo: Cargo<'a>,
+    workspace: Workspace,
+    nextest: Nextest,
+    temporary: Temporary,
+    /// What the tests report goes there.
+    reports: TempDir,
+    /// What was done and how long it took.
+    stages: Vec<(&'static str, Duration)>,
+    /// The arguments that chose the tests of the last run.
+    chosen: Vec<String>,
+}
+
+impl<'a> Run<'a> {
+    fn new(checkout: &'a Checkout) -> Result<Self> {
+        Ok(Self {
+            checkout,
+            cargo: Cargo::new(checkout)?,
+            workspace: Workspace::of(checkout)?,
+            nextest: Nextest::find_or_install(checkout)?,
+            temporary: Temporary::new()?,
+            reports: tempfile::tempdir().context("cannot make a temporary folder")?,
+            stages: Vec::new(),
+            chosen: Vec::new(),
+        })
     }
 
-    let mut arguments: Vec<&str> = runner_arguments.iter().map(String::as_str).collect();
-    if !names_packages(runner_arguments) {
-        arguments.insert(0, "--workspace");
-    }
-    let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
-    let report = folder.path().join("report");
-    let temporary = Temporary::new()?;
-    if has_nextest() {
-        // Doc tests, which nextest does not run, go first: its summary is the last word then.
-        let documents = whole.then(|| {
-            let mut command = cargo.command(&["test", "--workspace", "--doc", "--no-fail-fast"]);
-            run_cargo_test(command.env(TMPDIR, temporary.path()))
-        });
-        let mut command = cargo.command(&["nextest", "run", "--no-fail-fast"]);
-        command.envs(variables.iter().copied()).env(TMPDIR, temporary.path());
-        let tests = cargo::run(command.args(&arguments).env(REPORT, &report))?;
-        let mut missed = Missed::read(&report)?;
-        if !whole && !missed.is_empty() {
-            let words = ["nextest", "list", "--message-format", "json", "--run-ignored", "only"];
-            let mut list = cargo.command(&words);
-            // nextest has asked for all tests of the programs, whatever the filter.
-            if let Some(wanted) = wanted(list.args(&arguments)) {
-                missed.retain(|it| wanted.contains(&(it.program.clone(), it.test.clone())));
+    fn tests(&mut self, selection: &Selection) -> Result<ExitCode> {
+        let mut variables: Vec<(&str, &str)> = Vec::new();
+        let arguments = match selection {
+            Selection::Changed(commit) => return self.changed(commit.as_deref()),
+            Selection::All => vec!["--workspace".to_owned()],
+            Selection::Chosen(arguments) => {
+                let packages = packages(arguments);
+                let built = match packages.as_slice() {
+                    [] => self.build_programs(&[])?,
+                    some => self.build_started(some)?,
+                };
+                if !built.success() {
+                    return Ok(cargo::exit_code(built));
+                }
+                let mut arguments = arguments.clone();
+                if packages.is_empty() && !names_a_manifest(&arguments) {
+                    arguments.insert(0, "--workspace".to_owned());
+                }
+                return Ok(cargo::exit_code(self.nextest(arguments, &[])?));
             }
+            Selection::OnProcessor(processor) => {
+                let of_processor = PROCESSORS.iter().find(|it| it.0 == processor);
+                variables.extend(of_processor.map_or(&[][..], |it| it.1));
+                vec!["--workspace".to_owned(), "-E".to_owned(), NUMERIC.to_owned()]
+            }
+            Selection::OnDevice(device) => {
+                variables.push(("BRIGADE_TEST_DEVICE", device));
+                let filter = on_any_device(&self.workspace);
+                ["--workspace", "--test", "numeric", "-E", &filter].map(str::to_owned).to_vec()
+            }
+        };
+        let built = self.build_programs(&[])?;
+        if !built.success() {
+            return Ok(cargo::exit_code(built));
         }
-        tell(&missed);
-        if let Some(documents) = documents.transpose()?
-            && !documents.success()
-        {
+        let is_whole = matches!(selection, Selection::All);
+        // First: nextest's summary is the last word then.
+        let documents = match is_whole {
+            true => Some(self.documents(&["--workspace"])?),
+            false => None,
+        };
+        let tests = self.nextest(arguments, &variables)?;
+        if let Some(documents) = documents.filter(|it| !it.success()) {
             eprintln!("error: doc tests failed");
             return Ok(cargo::exit_code(documents));
         }
-        return temporary.check(tests);
-    }
-    let mut command = cargo.command(&["test", "--no-fail-fast"]);
-    command.envs(variables.iter().copied()).env(TMPDIR, temporary.path());
-    let status = run_cargo_test(command.args(&arguments).env(REPORT, &report))?;
-    tell(&Missed::read(&report)?);
-    temporary.check(status)
-}
-
-/// The folder for temporary files of a run of the suite, so that what a test leaves in it is seen.
-struct Temporary(TempDir);
-
-impl Temporary {
-    fn new() -> Result<Self> {
-        // Other users' processes, such as those of sshd, may have to come through it.
-        let permissions = Permissions::from_mode(0o1777);
-        let mut folder = tempfile::Builder::new();
-        let folder = folder.prefix("suite-").permissions(permissions.clone()).tempdir();
-        let folder = folder.context("cannot make a temporary folder")?;
-        // The user's mask has taken its part.
-        fs::set_permissions(folder.path(), permissions)
-            .context("cannot open the temporary folder to all")?;
-        Ok(Self(folder))
+        Ok(cargo::exit_code(tests))
     }
 
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-
-    /// The exit code: that of the tests, else failure where they have left folders of Brigade's behind.
-    fn check(&self, tests: ExitStatus) -> Result<ExitCode> {
-        let left = leftovers(self.path())?;
-        for name in &left {
-            eprintln!("error: tests left {name} in the folder for temporary files");
+    /// Stops behind the first distance at which a test fails: what is nearer is mended first.
+    fn changed(&mut self, commit: Option<&str>) -> Result<ExitCode> {
+        let commit = commit.map_or_else(|| changed::default_commit(self.checkout), str::to_owned);
+        let files = changed::files(self.checkout, &commit)?;
+        let (levels, unknown) = changed::levels(&self.workspace, &files);
+        eprintln!("{} differ from {commit}", count(files.len(), "file"));
+        for file in &unknown {
+            eprintln!("{}: no package's tests read it", file.display());
         }
-        let is_clean = left.is_empty() || !tests.success();
-        Ok(if is_clean { cargo::exit_code(tests) } else { ExitCode::FAILURE })
-    }
-}
-
-/// Folders and files of Brigade's: each with what lies in it, which says where it is from.
-fn leftovers(folder: &Path) -> Result<Vec<String>> {
-    let mut left = Vec::new();
-    let entries = fs::read_dir(folder).context("cannot read the folder for temporary files")?;
-    for entry in entries {
-        let entry = entry?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if !name.starts_with("brigade-") {
-            continue;
+        for (packages, reason) in levels.iter().flatten() {
+            eprintln!("{packages}: {reason}");
         }
-        let inside = fs::read_dir(entry.path()).into_iter().flatten().flatten();
-        let mut inside: Vec<String> =
-            inside.map(|it| it.file_name().to_string_lossy().into_owned()).collect();
-        inside.sort();
-        inside.truncate(5);
-        left.push(match inside.as_slice() {
-            [] => name,
-            inside => format!("{name} (with {})", inside.join(", ")),
-        });
+        for (distance, level) in levels.iter().enumerate() {
+            let names: Vec<&str> = level.keys().map(String::as_str).collect();
+            let mut arguments: Vec<String> =
+                names.iter().flat_map(|it| ["-p".to_owned(), (*it).to_owned()]).collect();
+            let mut status = self.build_started(&names)?;
+            if status.success() && distance == 0 {
+                let of_libraries: Vec<&str> = arguments.iter().map(String::as_str).collect();
+                status = self.documents(&of_libraries)?;
+            }
+            if status.success() {
+                arguments.push("--no-tests=pass".to_owned());
+                status = self.nextest(arguments, &[])?;
+            }
+            if !status.success() {
+                let left: usize = levels[distance + 1..].iter().map(|it| it.len()).sum();
+                if left > 0 {
+                    eprintln!(
+                        "not run: the tests of {} that depend on these",
+                        count(left, "package")
+                    );
+                }
+                return Ok(cargo::exit_code(status));
+            }
+        }
+        Ok(ExitCode::SUCCESS)
     }
-    left.sort();
-    Ok(left)
+
+    /// Builds programs of the workspace, by default all of them and all examples: tests start them from the target
+    /// folder. With the workspace's features, so that nothing is compiled twice.
+    fn build_programs(&mut self, names: &[&str]) -> Result<ExitStatus> {
+        let mut arguments = vec!["build", "--workspace"];
+        match names {
+            [] => arguments.extend(["--bins", "--examples"]),
+            names => arguments.extend(names.iter().flat_map(|it| ["--bin", *it])),
+        }
+        self.stage("programs", |run| run.cargo.run(&arguments))
+    }
+
+    fn build_started(&mut self, packages: &[&str]) -> Result<ExitStatus> {
+        let programs = self.workspace.started_by(packages);
+        if programs.is_empty() {
+            return Ok(ExitStatus::default());
+        }
+        self.build_programs(&programs.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    fn documents(&mut self, packages: &[&str]) -> Result<ExitStatus> {
+        self.stage("doc tests", |run| {
+            let mut command = run.cargo.command(&["test", "--doc", "--no-fail-fast"]);
+            command.args(packages).env(TMPDIR, run.temporary.path());
+            documents::run(&mut command)
+        })
+    }
+
+    fn nextest(
+        &mut self,
+        arguments: Vec<String>,
+        variables: &[(&str, &str)],
+    ) -> Result<ExitStatus> {
+        let built = self.stage("building tests", |run| {
+            let mut command = run.nextest.command(&run.cargo, &["run", "--no-run"]);
+            cargo::run(command.args(&arguments))
+        })?;
+        if !built.success() {
+            return Ok(built);
+        }
+        self.stage("tests", |run| {
+            let mut command = run.nextest.command(&run.cargo, &["run", "--no-fail-fast"]);
+            command.envs(variables.iter().copied()).env(TMPDIR, run.temporary.path());
+            command.env(REPORT, run.reports.path().join("missed")).env(PROGRAMS_ARE_BUILT, "1");
+            if !arguments.iter().any(|it| it.starts_with("--test-threads") || it.starts_with("-j"))
+            {
+                command.env(THREADS, threads().to_string());
+            }
+            timings::measure_tests(&mut command, &run.reports.path().join("times"))?;
+            cargo::run(command.args(&arguments))
+        })
+        .inspect(|_| self.chosen = arguments)
+    }
+
+    fn stage<T>(&mut self, name: &'static str, body: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
+        let started = Instant::now();
+        let result = body(self);
+        self.stages.push((name, started.elapsed()));
+        result
+    }
+
+    /// Says after the tests where the time went, and what could not run.
+    fn tell(&self, selection: &Selection, writes_timings: bool) -> Result<()> {
+        let times = timings::read(&self.reports.path().join("times"))?;
+        if times.len() >= MANY {
+            eprint!("\n{}", timings::summary(&times));
+        }
+        let stages = self.stages.iter().map(|it| format!("{} {} s", it.0, it.1.as_secs()));
+        eprintln!("time: {}", stages.collect::<Vec<_>>().join(", "));
+        let of_last_run = self.workspace.target.join(TIMINGS);
+        if matches!(selection, Selection::All) {
+            fs::copy(self.reports.path().join("times"), &of_last_run)
+                .with_context(|| format!("cannot write {}", of_last_run.display()))?;
+        }
+        if writes_timings {
+            let table = of_last_run.with_extension("md");
+            fs::write(&table, timings::table(&times))
+                .with_context(|| format!("cannot write {}", table.display()))?;
+            eprintln!("{}: all tests and programs", self.checkout.relative(&table).display());
+        }
+        let mut missed = Missed::read(&self.reports.path().join("missed"))?;
+        if !matches!(selection, Selection::All) && !missed.is_empty() {
+            let words = ["list", "--message-format", "json", "--run-ignored", "only"];
+            let mut list = self.nextest.command(&self.cargo, &words);
+            // nextest has asked for all tests of the programs, whatever the filter.
+            if let Some(wanted) = missed::wanted(list.args(&self.chosen)) {
+                missed.retain(|it| wanted.contains(&(it.program.clone(), it.test.clone())));
+            }
+        }
+        missed::tell(&missed);
+        Ok(())
+    }
 }
 
-/// The variable that names the folder for temporary files.
-const TMPDIR: &str = "TMPDIR";
+/// The times of the last run of the whole suite, in the target folder.
+pub(crate) const TIMINGS: &str = "timings.tsv";
+
+/// Tells tests that programs of other packages, such as `brigade`, are in the target folder as they are built now.
+const PROGRAMS_ARE_BUILT: &str = "BRIGADE_TEST_PROGRAMS_ARE_BUILT";
+
+/// How many tests run at once, cargo-nextest's variable.
+const THREADS: &str = "NEXTEST_TEST_THREADS";
+
+/// As many as there are processors for tests that compute, and as many again as the group `waiting` has for those that
+/// wait (.config/nextest.toml).
+fn threads() -> usize {
+    thread::available_parallelism().map_or(2, usize::from) + WAITING
+}
+
+/// `max-threads` of the group `waiting`.
+const WAITING: usize = 4;
+
+/// From so many tests on the slowest are named.
+const MANY: usize = 20;
 
 /// Processors by their instructions, with the variables by which libtorch, oneDNN and MKL take the kernels for them.
 ///
@@ -158,283 +307,44 @@ pub(crate) const PROCESSORS: [(&str, &[(&str, &str)]); 2] = [
     ("avx512", &[("ONEDNN_MAX_CPU_ISA", "AVX512_CORE"), ("MKL_ENABLE_INSTRUCTIONS", "AVX512")]),
 ];
 
-/// Runs the test programs whose results are numbers with the kernels for one of [`PROCESSORS`].
-pub(crate) fn run_as_on(checkout: &Checkout, processor: &str) -> Result<ExitCode> {
-    let programs = NUMERIC.iter().flat_map(|program| ["--test".to_owned(), (*program).to_owned()]);
-    let variables = PROCESSORS.iter().find(|it| it.0 == processor).map_or(&[][..], |it| it.1);
-    run(checkout, &programs.collect::<Vec<_>>(), variables, false)
+/// nextest's filter for tests that compare numbers: those of programs of that name, and of modules of that name in
+/// others.
+const NUMERIC: &str = "binary(numeric) | test(/(^|::)numeric::/)";
+
+/// nextest's filter for tests that take their tensors' device from `brigade-gpukit`: those of numbers in packages that
+/// depend on it, without modules that are about the CPU.
+fn on_any_device(workspace: &Workspace) -> String {
+    let packages = workspace.packages.iter();
+    let packages = packages.filter(|it| it.dependencies.contains("brigade-gpukit"));
+    let packages: Vec<_> = packages.map(|it| format!("package({})", it.name)).collect();
+    format!("({}) & not test(/(^|::)cpu::/)", packages.join(" | "))
 }
 
-/// Runs the test programs that take their tensors' device from `brigade-gpukit`, on that device.
-pub(crate) fn run_on(checkout: &Checkout, device: &str) -> Result<ExitCode> {
-    let programs = ON_ANY_DEVICE.iter().flat_map(|it| ["--test".to_owned(), (*it).to_owned()]);
-    let mut arguments: Vec<String> = programs.collect();
-    // `cargo test` cannot choose by module: it runs those tests, too, and they are the CPU's there.
-    if has_nextest() {
-        arguments.extend(["-E".to_owned(), not_on_a_device()]);
-    }
-    run(checkout, &arguments, &[("BRIGADE_TEST_DEVICE", device)], false)
-}
-
-/// nextest's filter without the tests of these programs that are about the CPU whatever the variable says, and without
-/// networks that consist of the same layers as smaller ones.
-fn not_on_a_device() -> String {
-    let tests = |program: &str, names: &str| format!("(binary({program}) & test(/{names}/))");
-    let dist = "^(cross_entropy|fused|linear|max_pool|norm_relu)::";
-    let only = format!("(not binary(dist) | {})", tests("dist", dist));
-    let left_out = [
-        tests("numerics", "^(batch_size|edges|losses|memory_format)::"),
-        tests("golden", "(34|50)"),
-        tests("resnet", "torchvisions"),
-        "(binary(checkpoint) & package(brigade-cli))".to_owned(),
-    ];
-    format!("{only} & not ({})", left_out.join(" | "))
-}
-
-/// The test programs that ask `brigade_gpukit::device` for their tensors' device, of `models`, `nn`, `optim`, `torch`
-/// and `train`.
-///
-/// `reproducible` is not one of them: it moves the allocations of the CPU, whose kernels take other paths by the address.
-/// A GPU's allocations begin at multiples of 512 bytes.
-const ON_ANY_DEVICE: [&str; 23] = [
-    "accumulate",
-    "awd_lstm",
-    "checkpoint",
-    "cnn",
-    "comm_hooks",
-    "dist",
-    "dropped",
-    "golden",
-    "layer_groups",
-    "layers",
-    "lstm",
-    "metrics",
-    "model",
-    "numerics",
-    "optimizers",
-    "own_models",
-    "resnet",
-    "seed",
-    "sync_batch_norm",
-    "transfer",
-    "transformers",
-    "uneven",
-    "weights",
-];
-
-/// The test programs that compare numbers, of `learn`, `models`, `nn`, `text`, `torch`, `train` and the examples.
-const NUMERIC: [&str; 24] = [
-    "accumulate",
-    "awd_lstm",
-    "checkpoint",
-    "cnn",
-    "comm_hooks",
-    "dist",
-    "dropped",
-    "example",
-    "from_accelerate",
-    "golden",
-    "layers",
-    "learner",
-    "learners",
-    "losses",
-    "lstm",
-    "metrics",
-    "numerics",
-    "optimizers",
-    "reproducible",
-    "resnet",
-    "rounding",
-    "seed",
-    "sync_batch_norm",
-    "uneven",
-];
-
-/// Says in one line for each need how many tests did not run for want of it, and what helps.
-fn tell(missed: &BTreeSet<Missed>) {
-    let mut counts: BTreeMap<Need, usize> = BTreeMap::new();
-    for test in missed {
-        *counts.entry(test.need).or_default() += 1;
-    }
-    for (need, count) in counts {
-        // Gone by now, if a user has installed it while the tests ran.
-        let lack = need.lacking().map_or_else(String::new, |lack| format!(": {lack}"));
-        let tests = if count == 1 { "test that needs" } else { "tests that need" };
-        eprintln!("not run: {count} {tests} {}{lack}", need.what());
-    }
-}
-
-/// The ignored tests that a filter of nextest's wants, with their programs; `None` where the arguments
-/// are not for a list.
-fn wanted(list: &mut Command) -> Option<HashSet<(String, String)>> {
-    #[derive(Deserialize)]
-    #[serde(rename_all = "kebab-case")]
-    struct List {
-        rust_suites: HashMap<String, Suite>,
-    }
-    #[derive(Deserialize)]
-    struct Suite {
-        testcases: HashMap<String, Case>,
-    }
-    #[derive(Deserialize)]
-    #[serde(rename_all = "kebab-case")]
-    struct Case {
-        filter_match: Match,
-    }
-    #[derive(Deserialize)]
-    struct Match {
-        status: String,
-    }
-
-    let output = list.stderr(Stdio::null()).output().ok().filter(|it| it.status.success())?;
-    let list: List = serde_json::from_slice(&output.stdout).ok()?;
-    let tests = list.rust_suites.into_iter().flat_map(|(program, suite)| {
-        let ignored =
-            suite.testcases.into_iter().filter(|it| it.1.filter_match.status == "matches");
-        ignored.map(move |(test, _)| (program.clone(), test))
-    });
-    Some(tests.collect())
-}
-
-/// With options such as `-p`, cargo must not be told `--workspace`, which overrules them.
-fn names_packages(arguments: &[String]) -> bool {
-    arguments.iter().take_while(|it| *it != "--").any(|it| {
-        let long = ["--package", "--manifest-path", "--workspace", "--all"];
-        (it.starts_with("-p") && !it.starts_with("--")) || long.iter().any(|o| it.starts_with(o))
-    })
-}
-
-pub(crate) fn has_nextest() -> bool {
-    let version = Command::new("cargo-nextest").args(["nextest", "--version"]).output();
-    version.is_ok_and(|output| output.status.success())
-}
-
-/// Runs `cargo test`, whose many closing lines it adds up to one. A test program in which a test
-/// hangs is killed: libtest has no time limit.
-fn run_cargo_test(command: &mut Command) -> Result<ExitStatus> {
-    eprintln!("$ {}", cargo::line(command));
-    // Cargo's own progress is on standard error and stays on the terminal.
-    let mut child = command.stdout(Stdio::piped()).spawn().context("cannot start cargo")?;
-    let (sender, lines) = channel();
-    if let Some(output) = child.stdout.take() {
-        thread::spawn(move || {
-            for line in BufReader::new(output).split(b'\n') {
-                if sender.send(line).is_err() {
-                    break;
-                }
-            }
-        });
-    }
-    let (mut totals, mut slow) = (Totals::default(), Slow::default());
-    let mut out = io::stdout().lock();
-    loop {
-        match lines.recv_timeout(Duration::from_secs(1)) {
-            Ok(line) => {
-                let mut line = line.context("cannot read what cargo prints")?;
-                let text = String::from_utf8_lossy(&line);
-                totals.add(&text);
-                slow.hear(&text, Instant::now());
-                line.push(b'\n');
-                out.write_all(&line).context("cannot print")?;
-            }
-            Err(RecvTimeoutError::Disconnected) => break,
-            Err(RecvTimeoutError::Timeout) => {}
-        }
-        if let Some(test) = slow.hung(Instant::now()) {
-            eprintln!("{test} hangs; its program is killed:");
-            // Cargo itself goes on with the next program.
-            let processes = descendants(child.id());
-            for (pid, description) in &processes {
-                eprintln!("  {pid}  {description}");
-            }
-            let mut kill = Command::new("kill");
-            let _ = kill.arg("-KILL").args(processes.keys().map(u32::to_string)).output();
-            slow = Slow::default();
+/// The packages that arguments for cargo name.
+fn packages(arguments: &[String]) -> Vec<&str> {
+    let mut packages = Vec::new();
+    let mut words = arguments.iter().take_while(|it| *it != "--").map(String::as_str);
+    while let Some(word) = words.next() {
+        if word == "-p" || word == "--package" {
+            packages.extend(words.next());
+        } else if let Some(name) = word.strip_prefix("--package=") {
+            packages.push(name);
+        } else if let Some(name) = word.strip_prefix("-p").filter(|_| !word.starts_with("--")) {
+            packages.push(name.trim_start_matches('='));
         }
     }
-    let status = child.wait().context("cannot wait for cargo")?;
-    writeln!(out, "{}", totals.closing_line(status.success())).context("cannot print")?;
-    Ok(status)
+    packages
 }
 
-/// What libtest says of the program that runs, to find a test that hangs.
-#[derive(Debug, Default)]
-struct Slow {
-    /// Tests of which it says that they take long. It does so with several threads only.
-    tests: HashMap<String, Instant>,
-    /// When the last line came; `None` between programs, where cargo may build.
-    heard: Option<Instant>,
+/// With one of these options cargo must not be told `--workspace`, which overrules them.
+fn names_a_manifest(arguments: &[String]) -> bool {
+    let options = ["--manifest-path", "--workspace", "--all"];
+    let mut words = arguments.iter().take_while(|it| *it != "--");
+    words.any(|it| options.iter().any(|option| it.starts_with(option)))
 }
 
-impl Slow {
-    fn hear(&mut self, line: &str, now: Instant) {
-        if self.heard.is_some() || is_start(line) {
-            self.heard = Some(now);
-        }
-        let Some(rest) = line.strip_prefix("test ") else { return };
-        if let Some((test, _)) = rest.split_once(" has been running for over ") {
-            self.tests.insert(test.to_owned(), now);
-        } else if let Some((test, _)) = rest.split_once(" ... ") {
-            self.tests.remove(test);
-        } else if rest.starts_with("result: ") {
-            *self = Self::default();
-        }
-    }
-
-    /// A test that has been running for as long as cargo-nextest lets it.
-    fn hung(&self, now: Instant) -> Option<&str> {
-        let hung = self.tests.iter().find(|it| now.duration_since(*it.1) >= LIMIT - A_MINUTE);
-        let is_silent = || self.heard.is_some_and(|heard| now.duration_since(heard) >= LIMIT);
-        hung.map(|it| it.0.as_str()).or_else(|| is_silent().then_some("a test without a name"))
-    }
-}
-
-/// `running 3 tests`, the first line of a test program.
-fn is_start(line: &str) -> bool {
-    let count = line.strip_prefix("running ").and_then(|rest| rest.split_once(" test"));
-    count.is_some_and(|(count, _)| count.parse::<u64>().is_ok())
-}
-
-/// That of `.config/nextest.toml`.
-const LIMIT: Duration = Duration::from_secs(240);
-/// After this time libtest names a test.
-const A_MINUTE: Duration = Duration::from_secs(60);
-
-/// The sum of libtest's `test result:` lines.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Totals {
-    runs: u64,
-    passed: u64,
-    failed: u64,
-    ignored: u64,
-}
-
-impl Totals {
-    /// "test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; …"
-    fn add(&mut self, line: &str) {
-        let Some(rest) = line.strip_prefix("test result: ") else { return };
-        self.runs += 1;
-        for part in rest.split(['.', ';']) {
-            let mut words = part.split_whitespace();
-            let (Some(count), Some(what)) = (words.next(), words.next()) else { continue };
-            let Ok(count) = count.parse::<u64>() else { continue };
-            match what {
-                "passed" => self.passed += count,
-                "failed" => self.failed += count,
-                "ignored" => self.ignored += count,
-                _ => {}
-            }
-        }
-    }
-
-    fn closing_line(&self, success: bool) -> String {
-        let Self { runs, passed, failed, ignored } = self;
-        let result = if success { "ok" } else { "FAILED" };
-        format!(
-            "total result: {result}. {passed} passed; {failed} failed; {ignored} ignored; \
-             in {runs} test programs"
-        )
-    }
+fn count(number: usize, what: &str) -> String {
+    if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
 }
 
 #[cfg(test)]
@@ -442,76 +352,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_tests_leave_is_named() {
-        let temporary = Temporary::new().unwrap();
-        assert_eq!(leftovers(temporary.path()).unwrap(), Vec::<String>::new());
-        let folder = temporary.path().join("brigade-1-2");
-        fs::create_dir_all(folder.join("attempt_0")).unwrap();
-        fs::create_dir(temporary.path().join(".tmpAbc")).unwrap();
-        fs::write(temporary.path().join("brigade-x"), "").unwrap();
-        let expected = ["brigade-1-2 (with attempt_0)", "brigade-x"];
-        assert_eq!(leftovers(temporary.path()).unwrap(), expected);
-        let code = |words: &[&str]| Command::new("sh").args(words).status().unwrap();
-        let failure = format!("{:?}", ExitCode::FAILURE);
-        let checked = |status| format!("{:?}", temporary.check(status).unwrap());
-        assert_eq!(checked(code(&["-c", "exit 0"])), failure);
-        assert_ne!(checked(code(&["-c", "exit 100"])), failure);
-    }
-
-    #[test]
-    fn closing_lines_add_up() {
-        let mut totals = Totals::default();
-        for line in [
-            "test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.52s",
-            "test tests::x ... ok",
-            "test result: FAILED. 40 passed; 2 failed; 0 ignored; 0 measured; 7 filtered out; finished in 1s",
-        ] {
-            totals.add(line);
-        }
-        assert_eq!(totals, Totals { runs: 2, passed: 43, failed: 2, ignored: 1 });
-        assert_eq!(
-            totals.closing_line(false),
-            "total result: FAILED. 43 passed; 2 failed; 1 ignored; in 2 test programs"
-        );
-    }
-
-    #[test]
-    fn a_test_of_four_minutes_counts_as_hanging() {
-        let (mut slow, start) = (Slow::default(), Instant::now());
-        let long = start + (LIMIT - A_MINUTE);
-        slow.hear("test a::b has been running for over 60 seconds", start);
-        assert_eq!(slow.hung(start), None);
-        assert_eq!(slow.hung(long), Some("a::b"));
-        slow.hear("test a::b ... ok", long);
-        assert_eq!(slow.hung(long), None);
-        slow.hear("test src/lib.rs - x (line 3) has been running for over 60 seconds", start);
-        assert_eq!(slow.hung(long), Some("src/lib.rs - x (line 3)"));
-        slow.hear("test result: ok. 3 passed; 0 failed", long);
-        assert_eq!(slow.hung(long), None);
-    }
-
-    /// With one thread libtest names no test that takes long.
-    #[test]
-    fn a_program_that_is_silent_for_four_minutes_hangs() {
-        let (mut slow, start) = (Slow::default(), Instant::now());
-        let half = start + LIMIT / 2;
-        assert_eq!(slow.hung(start + LIMIT), None, "cargo builds");
-        slow.hear("running 2 tests", start);
-        slow.hear("test a ... ok", half);
-        assert_eq!(slow.hung(start + LIMIT), None);
-        assert!(slow.hung(half + LIMIT).is_some());
-        slow.hear("test result: ok. 2 passed; 0 failed", half + LIMIT);
-        assert_eq!(slow.hung(half + 2 * LIMIT), None);
-    }
-
-    #[test]
     fn package_options_are_seen() {
-        let names =
-            |text: &str| names_packages(&text.split(' ').map(str::to_owned).collect::<Vec<_>>());
-        assert!(names("-p brigade-plan"));
-        assert!(names("some_test --package=xtask"));
-        assert!(!names("some_test"));
-        assert!(!names("--profile ci"));
-        assert!(!names("some_test -- -p"));
+        let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        let names = |text: &str| packages(&words(text)).join(" ");
+        assert_eq!(names("-p brigade-plan"), "brigade-plan");
+        assert_eq!(
+            names("some_test --package=xtask -pbrigade -p=a --package b"),
+            "xtask brigade a b"
+        );
+        for none in ["some_test", "--profile ci", "some_test -- -p x", "--no-capture"] {
+            assert_eq!(names(none), "");
+        }
+        assert!(names_a_manifest(&words("--manifest-path x")));
+        assert!(!names_a_manifest(&words("some_test -- --all")));
+    }
+
+    #[test]
+    fn tests_of_every_device_are_those_of_packages_that_ask_for_it() {
+        let filter = on_any_device(&Workspace::of(&Checkout::find().unwrap()).unwrap());
+        assert!(
+            filter.contains("package(brigade-nn)") && !filter.contains("package(brigade-plan)")
+        );
     }
 }

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use brigade_setup::Libtorch;
 use serde::Deserialize;
 
-use super::programs::{PROGRAMS, RUNNER, SHORT, TESTS};
+use super::programs::{PROGRAMS, RUNNER, TestProgram};
 use crate::cargo::{self, Cargo, plain_cargo};
 use crate::checkout::Checkout;
 use crate::setup;
@@ -60,9 +60,9 @@ impl<'a> Build<'a> {
     }
 
     /// Builds all; `None` where cargo has failed and said why.
-    pub(super) fn run(&self) -> Result<Option<Vec<Built>>> {
+    pub(super) fn run(&self, tests: &[TestProgram]) -> Result<Option<Vec<Built>>> {
         let mut built = Vec::new();
-        for mut command in self.commands()? {
+        for mut command in self.commands(tests)? {
             command.arg("--message-format=json-render-diagnostics").stdout(Stdio::piped());
             eprintln!("$ {}", cargo::line(&command));
             let output = command.stderr(Stdio::inherit()).output().context("cannot start cargo")?;
@@ -71,41 +71,35 @@ impl<'a> Build<'a> {
             }
             built.extend(self.programs(&String::from_utf8_lossy(&output.stdout)));
         }
-        for (_, folder, tests) in TESTS {
-            for test in *tests {
-                let is_it = |it: &Built| it.is_test && it.package == *folder && it.target == *test;
-                let wanted = self.cuda || is_short(folder, test);
-                if wanted && !built.iter().any(is_it) {
-                    bail!("cargo has built no test program {test} of {folder}");
-                }
+        for test in tests {
+            let is_it =
+                |it: &Built| it.is_test && it.package == test.folder && it.target == test.name;
+            if (self.cuda || test.is_short) && !built.iter().any(is_it) {
+                bail!("cargo has built no test program {} of {}", test.name, test.folder);
             }
         }
         Ok(Some(built))
     }
 
-    fn commands(&self) -> Result<Vec<Command>> {
+    fn commands(&self, tests: &[TestProgram]) -> Result<Vec<Command>> {
         if !self.cuda {
             // Word for word what the suite builds with, or cargo would build other features anew.
             let cargo = Cargo::new(self.checkout)?;
             let programs = cargo.command(&["build", "--workspace", "--bins", "--examples"]);
-            let mut tests = cargo.command(&["test", "--workspace", "--no-run"]);
-            for (_, folder, targets) in TESTS {
-                for target in targets.iter().filter(|target| is_short(folder, target)) {
-                    tests.args(["--test", target]);
-                }
-            }
-            return Ok(vec![programs, tests]);
+            let mut build = cargo.command(&["test", "--workspace", "--no-run"]);
+            let names: BTreeSet<_> =
+                tests.iter().filter(|it| it.is_short).map(|it| &it.name).collect();
+            build.args(names.into_iter().flat_map(|it| ["--test", it]));
+            return Ok(vec![programs, build]);
         }
         let mut cargo = plain_cargo(self.checkout);
         cargo.current_dir(&self.root).args(["build", "--profile", "gpu", "--bins"]);
-        let packages = TESTS.iter().map(|it| it.0).chain(PROGRAMS.iter().map(|it| it.0));
+        let packages = tests.iter().map(|it| &*it.package).chain(PROGRAMS.iter().map(|it| it.0));
         for package in packages.chain([RUNNER.0, "brigade"]).collect::<BTreeSet<_>>() {
             cargo.args(["-p", package]);
         }
-        let targets: BTreeSet<_> = TESTS.iter().flat_map(|it| it.2).copied().collect();
-        for target in targets {
-            cargo.args(["--test", target]);
-        }
+        let targets: BTreeSet<_> = tests.iter().map(|it| &it.name).collect();
+        cargo.args(targets.into_iter().flat_map(|it| ["--test", it]));
         cargo.args(["--features", "brigade/cuda,brigade-torch/cuda,brigade-train/cuda"]);
         self.fit_for_another_machine(&mut cargo)?;
         Ok(vec![cargo])
@@ -219,11 +213,6 @@ fn with_older_tch(checkout: &Checkout, folder: &Path) -> Result<PathBuf> {
 
 /// The tch for libtorch 2.11.
 const TCH: &str = "0.24.0";
-
-pub(super) fn is_short(folder: &str, test: &str) -> bool {
-    let package = folder.rsplit('/').next().unwrap_or(folder);
-    SHORT.iter().any(|it| it.split_once("::") == Some((package, test)))
-}
 
 fn cargo_home() -> Result<PathBuf> {
     let named = env::var_os("CARGO_HOME").map(PathBuf::from);

@@ -1,46 +1,44 @@
 //! Which programs run on a GPU.
 
-/// Packages with tests that take their tensors' device from `brigade-gpukit`, or are of GPUs alone: cargo's name, the
-/// folder, and the test programs. In this order they run, those first whose results no CPU has shown.
-///
-/// Without those of `brigade-gpukit`: its GPUs made of host memory have no place in a program that is linked with CUDA.
-pub(super) const TESTS: &[(&str, &str, &[&str])] = &[
-    (
-        "brigade-train",
-        "crates/train",
-        &[
-            "gpu",
-            "data_on_gpu",
-            "torch_losses",
-            "numerics",
-            "accumulate",
-            "checkpoint",
-            "sync_batch_norm",
-            "comm_hooks",
-            "metrics",
-            "own_models",
-            "uneven",
-            "without_gpu",
-        ],
-    ),
-    ("brigade-vision", "crates/vision", &["device"]),
-    ("brigade-learn", "crates/learn", &["device"]),
-    ("brigade-optim", "crates/optim", &["optimizers"]),
-    (
-        "brigade-nn",
-        "crates/nn",
-        &["layers", "lstm", "model", "own_models", "weights", "seed", "layer_groups"],
-    ),
-    (
-        "brigade-models",
-        "crates/models",
-        &["awd_lstm", "cnn", "golden", "resnet", "seed", "transfer", "transformers"],
-    ),
-    ("brigade-torch", "crates/torch", &["nccl", "dropped", "dist"]),
-];
+use anyhow::Result;
 
-/// Those that also run where there is no GPU, by their names in the report: seconds, on one processor.
-pub(super) const SHORT: &[&str] = &["nn::layers", "optim::optimizers", "torch::dropped"];
+use crate::checkout::Checkout;
+use crate::workspace::Workspace;
+
+/// A test program that runs on a GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct TestProgram {
+    /// Cargo's name of the package.
+    pub(super) package: String,
+    /// The folder of the package, from the root.
+    pub(super) folder: String,
+    pub(super) name: String,
+    /// Also runs where there is no GPU: seconds, on one processor.
+    pub(super) is_short: bool,
+}
+
+/// The test programs that packages name in `[package.metadata.brigade]`: those of GPUs alone first, whose results no CPU
+/// has shown.
+pub(super) fn test_programs(checkout: &Checkout) -> Result<Vec<TestProgram>> {
+    let mut programs = Vec::new();
+    for package in Workspace::of(checkout)?.packages {
+        for name in package.settings.on_gpus {
+            anyhow::ensure!(
+                package.tests.contains(&name),
+                "{}/Cargo.toml: `on-gpus` names {name}, which is no test program of the package",
+                package.folder.display()
+            );
+            programs.push(TestProgram {
+                package: package.name.clone(),
+                folder: package.folder.display().to_string(),
+                is_short: package.settings.short.contains(&name),
+                name,
+            });
+        }
+    }
+    programs.sort_by_key(|it| it.name == "numeric");
+    Ok(programs)
+}
 
 /// Programs besides tests: cargo's name of the package, the folder and the program.
 pub(super) const PROGRAMS: &[(&str, &str, &str)] = &[

@@ -7,8 +7,8 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use brigade_gpu::{FACTS_SCRIPT, Pack, Program, SCRIPT};
 
-use super::build::{Build, Built, is_short};
-use super::programs::{FILES, PROGRAMS, RUNNER, TESTS};
+use super::build::{Build, Built};
+use super::programs::{FILES, PROGRAMS, RUNNER, TestProgram};
 use crate::checkout::Checkout;
 
 /// The folder.
@@ -24,6 +24,7 @@ impl Stage {
     pub(super) fn make(
         checkout: &Checkout,
         parent: &Path,
+        tests: &[TestProgram],
         built: &[(&Build<'_>, Vec<Built>)],
     ) -> Result<Self> {
         let cuda = built.iter().any(|it| it.0.cuda);
@@ -41,7 +42,7 @@ impl Stage {
                     it.is_test == is_test && it.package == package && it.target == target
                 })
             };
-            for program in test_programs() {
+            for program in tests.iter().map(in_archive) {
                 if let Some(found) = find(true, &program.package, &program.target) {
                     let name = brigade_gpu::file_name(&program);
                     stage.link(&found.path, &place.join("tests").join(name))?;
@@ -70,7 +71,7 @@ impl Stage {
                     cuda: build.cuda,
                 })
                 .collect(),
-            programs: test_programs().filter(|it| cuda || it.short).collect(),
+            programs: tests.iter().map(in_archive).filter(|it| cuda || it.short).collect(),
         };
         let list = serde_json::to_string_pretty(&pack).context("cannot write the list")?;
         let texts =
@@ -129,14 +130,9 @@ fn holds(bytes: &[u8], text: &[u8]) -> bool {
     false
 }
 
-fn test_programs() -> impl Iterator<Item = Program> {
-    TESTS.iter().flat_map(|(_, folder, tests)| {
-        tests.iter().map(|test| Program {
-            package: (*folder).to_owned(),
-            target: (*test).to_owned(),
-            short: is_short(folder, test),
-        })
-    })
+/// A test program as the runner knows it.
+fn in_archive(test: &TestProgram) -> Program {
+    Program { package: test.folder.clone(), target: test.name.clone(), short: test.is_short }
 }
 
 fn copy(from: &Path, to: &Path) -> Result<()> {
@@ -187,8 +183,10 @@ mod tests {
     }
 
     #[test]
-    fn short_programs_are_among_the_tests() {
-        let short = test_programs().filter(|it| it.short).count();
-        assert_eq!(short, super::super::programs::SHORT.len());
+    fn the_programs_for_gpus_are_named_by_their_packages() {
+        let tests = super::super::programs::test_programs(&Checkout::find().unwrap()).unwrap();
+        let first = tests.iter().position(|it| it.name == "numeric").unwrap();
+        assert!(first > 0 && tests[first..].iter().all(|it| it.name == "numeric"), "{tests:?}");
+        assert!(tests.iter().any(|it| it.is_short) && !tests.iter().all(|it| it.is_short));
     }
 }

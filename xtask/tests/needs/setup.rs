@@ -2,41 +2,14 @@
 //!
 //! The wheels come from a folder, so nothing here uses a network.
 
-#![expect(clippy::unwrap_used, reason = "a fixture that cannot be set fails its test")]
-
 mod fixture;
 
 use std::fs;
 
+use brigade_suite::needs;
 use fixture::{Block, Fixture};
 
-brigade_suite::suite! {
-    needs Python:
-        a_fetch_makes_an_install_and_the_second_run_does_nothing,
-        cargos_own_libtorch_variable_does_not_override,
-        cuda_serves_where_cpu_is_wanted,
-        another_version_has_a_folder_of_its_own,
-        a_damaged_library_is_fetched_anew,
-        another_package_of_the_same_libtorch_is_fetched_anew,
-        a_folder_that_was_not_fetched_is_left_alone,
-        without_its_variable_the_cache_is_in_the_home_folder,
-        no_python,
-        no_pip,
-        a_python_that_does_not_run,
-        no_network,
-        a_package_that_the_index_does_not_have,
-        a_wheel_with_another_checksum,
-        too_little_disk_is_seen_before_anything_is_fetched,
-        killed_while_pip_downloads,
-        killed_while_unpacking,
-        two_at_once_fetch_once,
-        libtorch_of_the_user_wins,
-        an_older_libtorch_of_the_user_passes_tchs_version_check,
-        folders_without_a_libtorch_are_refused,
-        pytorch_of_the_user_wins;
-    needs Python Mounts: a_disk_that_fills_while_unpacking;
-}
-
+#[needs(Python)]
 fn a_fetch_makes_an_install_and_the_second_run_does_nothing() {
     let fixture = Fixture::new();
     let first = fixture.setup().run();
@@ -70,6 +43,7 @@ fn a_fetch_makes_an_install_and_the_second_run_does_nothing() {
     assert!(!second.text.contains("fetching"), "{}", second.text);
 }
 
+#[needs(Python)]
 fn cargos_own_libtorch_variable_does_not_override() {
     let fixture = Fixture::new();
     let own = fixture.fetched("2.13.0-cpu/torch");
@@ -83,6 +57,7 @@ fn cargos_own_libtorch_variable_does_not_override() {
     assert!(fixture.read(".cargo/libtorch.toml").contains(theirs.to_str().unwrap()));
 }
 
+#[needs(Python)]
 fn cuda_serves_where_cpu_is_wanted() {
     let fixture = Fixture::new();
     fixture.setup().cuda().run().succeeds_saying("libtorch 2.13.0 (cuda) is in");
@@ -98,6 +73,7 @@ fn cuda_serves_where_cpu_is_wanted() {
     );
 }
 
+#[needs(Python)]
 fn another_version_has_a_folder_of_its_own() {
     let fixture = Fixture::with_version("2.12.0");
     fixture.setup().run().succeeds_saying("libtorch 2.12.0 (cpu)");
@@ -107,6 +83,7 @@ fn another_version_has_a_folder_of_its_own() {
     assert!(fixture.read(".cargo/libtorch.toml").contains("2.13.0-cpu/torch\""));
 }
 
+#[needs(Python)]
 fn a_damaged_library_is_fetched_anew() {
     let fixture = Fixture::new();
     fixture.setup().run().succeeds_saying("fetching");
@@ -115,6 +92,7 @@ fn a_damaged_library_is_fetched_anew() {
     repair.succeeds_saying("libtorch_cpu.so in it has 5 bytes instead of 3000000");
 }
 
+#[needs(Python)]
 fn another_package_of_the_same_libtorch_is_fetched_anew() {
     let fixture = Fixture::new();
     fixture.setup().run().succeeds_saying("fetching");
@@ -125,6 +103,7 @@ fn another_package_of_the_same_libtorch_is_fetched_anew() {
     update.succeeds_saying("it has nvidia-cuda-runtime==13.0.95 instead of");
 }
 
+#[needs(Python)]
 fn a_folder_that_was_not_fetched_is_left_alone() {
     let fixture = Fixture::new();
     let folder = fixture.fetched("2.13.0-cpu");
@@ -134,6 +113,7 @@ fn a_folder_that_was_not_fetched_is_left_alone() {
     assert_eq!(fs::read_to_string(folder.join("mine")).unwrap(), "mine");
 }
 
+#[needs(Python)]
 fn without_its_variable_the_cache_is_in_the_home_folder() {
     let fixture = Fixture::new();
     let home = fixture.root();
@@ -144,12 +124,14 @@ fn without_its_variable_the_cache_is_in_the_home_folder() {
     fixture.installs_nothing();
 }
 
+#[needs(Python)]
 fn no_python() {
     let fixture = Fixture::new();
     fixture.setup().path("").run().fails_saying("python3 is missing");
     fixture.installs_nothing();
 }
 
+#[needs(Python)]
 fn no_pip() {
     let fixture = Fixture::new();
     // -S: without the folder in which pip is installed.
@@ -158,6 +140,7 @@ fn no_pip() {
     fixture.installs_nothing();
 }
 
+#[needs(Python)]
 fn a_python_that_does_not_run() {
     let fixture = Fixture::new();
     fixture.fake_python("echo 'no version is selected' >&2; exit 127");
@@ -165,6 +148,7 @@ fn a_python_that_does_not_run() {
     fixture.installs_nothing();
 }
 
+#[needs(Python)]
 fn no_network() {
     let fixture = Fixture::new();
     // A port on which nothing listens.
@@ -174,6 +158,7 @@ fn no_network() {
     fixture.installs_nothing();
 }
 
+#[needs(Python)]
 fn a_package_that_the_index_does_not_have() {
     let fixture = Fixture::new();
     fixture
@@ -185,6 +170,7 @@ fn a_package_that_the_index_does_not_have() {
     fixture.installs_nothing();
 }
 
+#[needs(Python)]
 fn a_wheel_with_another_checksum() {
     let fixture = Fixture::new();
     let pins = fixture.pins();
@@ -196,6 +182,7 @@ fn a_wheel_with_another_checksum() {
     fixture.installs_nothing();
 }
 
+#[needs(Python)]
 fn too_little_disk_is_seen_before_anything_is_fetched() {
     let fixture = Fixture::new();
     let pins = fixture.pins();
@@ -208,6 +195,7 @@ fn too_little_disk_is_seen_before_anything_is_fetched() {
     fixture.installs_nothing();
 }
 
+#[needs(Python, Mounts)]
 fn a_disk_that_fills_while_unpacking() {
     let fixture = Fixture::new();
     // 2 MB: the wheels fit, the 3 MB library in one of them does not. The pins must not say so.
@@ -220,10 +208,12 @@ fn a_disk_that_fills_while_unpacking() {
     outcome.fails_saying("torch==2.13.0: the disk is full");
 }
 
+#[needs(Python)]
 fn killed_while_pip_downloads() {
     killed(Block::Download);
 }
 
+#[needs(Python)]
 fn killed_while_unpacking() {
     killed(Block::Unpack);
 }
@@ -242,6 +232,7 @@ fn killed(block: Block) {
     assert_eq!(fixture.in_cache(), ["2.13.0-cpu"]);
 }
 
+#[needs(Python)]
 fn two_at_once_fetch_once() {
     let fixture = Fixture::new();
     let mut first = fixture.setup().block_in(Block::Download).start();
@@ -256,6 +247,7 @@ fn two_at_once_fetch_once() {
     assert_eq!(fixture.in_cache(), ["2.13.0-cpu"]);
 }
 
+#[needs(Python)]
 fn libtorch_of_the_user_wins() {
     let fixture = Fixture::new();
     let theirs = fixture.users_libtorch("2.13.0+cpu");
@@ -273,6 +265,7 @@ fn libtorch_of_the_user_wins() {
     assert!(fixture.read(".cargo/libtorch.toml").contains(theirs.to_str().unwrap()));
 }
 
+#[needs(Python)]
 fn an_older_libtorch_of_the_user_passes_tchs_version_check() {
     let fixture = Fixture::new();
     let theirs = fixture.users_libtorch("2.11.0");
@@ -281,6 +274,7 @@ fn an_older_libtorch_of_the_user_passes_tchs_version_check() {
     assert!(fixture.read(".cargo/libtorch.toml").contains("LIBTORCH_BYPASS_VERSION_CHECK = \"1\""));
 }
 
+#[needs(Python)]
 fn folders_without_a_libtorch_are_refused() {
     let fixture = Fixture::new();
     let with = |value: &str| fixture.setup().env("LIBTORCH", value).run();
@@ -295,6 +289,7 @@ fn folders_without_a_libtorch_are_refused() {
     fixture.installs_nothing();
 }
 
+#[needs(Python)]
 fn pytorch_of_the_user_wins() {
     let fixture = Fixture::new();
     let packages = fixture.users_pytorch("2.13.0+cu130");

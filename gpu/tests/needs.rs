@@ -10,21 +10,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use brigade_gpu::{Build, Outcome, Pack, Part, Program, Report, SCRIPT};
+use brigade_suite::needs;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-brigade_suite::suite! {
-    needs Python:
-        a_run_tells_what_passed_failed_and_hung,
-        a_part_that_exceeds_its_share_is_ended,
-        a_signal_ends_everything,
-        one_part_alone,
-        with_gpus_the_tests_get_the_device,
-        python_finds_its_own_libraries,
-        a_libtorch_with_which_nothing_starts,
-        a_folder_that_is_not_a_libtorch;
-}
 
 /// A folder as the archive is unpacked to.
 struct Fixture {
@@ -160,6 +150,7 @@ case "$*" in
 esac
 "#;
 
+#[needs(Python)]
 fn a_run_tells_what_passed_failed_and_hung() {
     let fixture = Fixture::new(0);
     let (output, report) = fixture.run(&["--test-limit", "2s", "--jobs", "2"]);
@@ -188,6 +179,7 @@ fn a_run_tells_what_passed_failed_and_hung() {
     assert!(markdown.contains("| a row | 1 ms | - | - | - | yes |"), "{markdown}");
 }
 
+#[needs(Python)]
 fn a_part_that_exceeds_its_share_is_ended() {
     let fixture = Fixture::new(0);
     let started = Instant::now();
@@ -205,6 +197,7 @@ fn a_part_that_exceeds_its_share_is_ended() {
     assert!(markdown.contains(not_run), "{markdown}");
 }
 
+#[needs(Python)]
 fn a_signal_ends_everything() {
     let fixture = Fixture::new(0);
     let mut command = fixture.command(&["--only", "tests", "--jobs", "1"]);
@@ -221,6 +214,7 @@ fn a_signal_ends_everything() {
     assert_eq!(outcome(&report, "tests", "torch::dist hangs"), Outcome::Stopped);
 }
 
+#[needs(Python)]
 fn one_part_alone() {
     let fixture = Fixture::new(0);
     let (output, report) = fixture.run(&["--only", "nccl"]);
@@ -237,6 +231,7 @@ fn one_part_alone() {
     assert_eq!(wrong.status.code(), Some(2));
 }
 
+#[needs(Python)]
 fn with_gpus_the_tests_get_the_device() {
     let fixture = Fixture::new(4);
     let words = ["--test-limit", "2s", "--only", "tests", "--only", "nccl", "--only", "bench"];
@@ -252,6 +247,7 @@ fn with_gpus_the_tests_get_the_device() {
 }
 
 /// The runner's LD_LIBRARY_PATH leads to the libtorch of our programs, which may be another than Python's.
+#[needs(Python)]
 fn python_finds_its_own_libraries() {
     let fixture = Fixture::new(1);
     let python = fixture.root().join("python");
@@ -265,6 +261,7 @@ fn python_finds_its_own_libraries() {
     assert!(notes.contains(&format!("path [{}] for facts.py", before.display())), "{notes}");
 }
 
+#[needs(Python)]
 fn a_libtorch_with_which_nothing_starts() {
     let fixture = Fixture::new(0);
     let selftest = fixture.root().join("builds/2.13.0/brigade-selftest");
@@ -276,6 +273,7 @@ fn a_libtorch_with_which_nothing_starts() {
     assert!(error.contains("built for 2.13.0: exit status: 127: undefined symbol"), "{error}");
 }
 
+#[needs(Python)]
 fn a_folder_that_is_not_a_libtorch() {
     let fixture = Fixture::new(0);
     fs::remove_file(fixture.root().join("libtorch/version.py")).unwrap();
@@ -284,3 +282,5 @@ fn a_folder_that_is_not_a_libtorch() {
     assert_eq!(output.status.code(), Some(1));
     assert!(error.contains("it has neither version.py nor build-version"), "{error}");
 }
+
+brigade_suite::main!();

@@ -1,0 +1,85 @@
+//! cargo-nextest, which runs each test in a process of its own.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Result, bail};
+
+use crate::cargo::{self, Cargo, plain_cargo};
+use crate::checkout::Checkout;
+
+/// cargo-nextest, at least in the version that `.config/nextest.toml` is written for.
+///
+/// Test programs hold the tests of a whole package, which change the state of their process (random generators, numbers
+/// of threads, variables of the environment): only with a process for each test are they independent.
+#[derive(Debug)]
+pub(crate) struct Nextest {
+    program: PathBuf,
+}
+
+impl Nextest {
+    /// That of `PATH`, else the one in the checkout, which cargo compiles here where it is missing.
+    pub(crate) fn find_or_install(checkout: &Checkout) -> Result<Self> {
+        let of_path = PathBuf::from("cargo-nextest");
+        if version(&of_path).is_some_and(|it| it >= OLDEST) {
+            return Ok(Self { program: of_path });
+        }
+        let folder = checkout.root().join("tools").join(format!("nextest-{VERSION}"));
+        let program = folder.join("bin/cargo-nextest");
+        if !program.is_file() {
+            eprintln!(
+                "cargo-nextest is not here: cargo compiles it once, which takes some minutes"
+            );
+            let mut install = plain_cargo(checkout);
+            install.args(["install", "cargo-nextest", "--version", VERSION, "--locked", "--root"]);
+            if !cargo::run(install.arg(&folder))?.success() {
+                bail!("cargo cannot install cargo-nextest {VERSION}: its last lines say why");
+            }
+        }
+        Ok(Self { program })
+    }
+
+    /// `cargo nextest` without any libtorch.
+    pub(crate) fn plain(&self, checkout: &Checkout) -> Command {
+        let mut command = cargo::plain(checkout, &self.program);
+        command.arg("nextest");
+        command
+    }
+
+    /// `cargo nextest ARGUMENTS…` with the environment of this cargo.
+    pub(crate) fn command(&self, cargo: &Cargo<'_>, arguments: &[&str]) -> Command {
+        let mut command = cargo.like(&self.program);
+        command.arg("nextest").args(arguments);
+        command
+    }
+}
+
+/// "cargo-nextest 0.9.143 (…)"
+fn version(program: &PathBuf) -> Option<[u32; 3]> {
+    let output = Command::new(program).args(["nextest", "--version"]).output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    parse(text.split_whitespace().nth(1)?)
+}
+
+fn parse(version: &str) -> Option<[u32; 3]> {
+    let parts: Option<Vec<u32>> = version.split('.').map(|it| it.parse().ok()).collect();
+    parts?.try_into().ok()
+}
+
+/// What is installed where there is none.
+const VERSION: &str = "0.9.143";
+/// Tells the names of test and program to what it starts.
+const OLDEST: [u32; 3] = [0, 9, 116];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_compared_as_numbers() {
+        assert!(parse("0.9.143") > Some(OLDEST) && parse("0.9.99") < Some(OLDEST));
+        assert!(parse("0.10.1") > Some(OLDEST));
+        assert_eq!((parse("0.9"), parse("x")), (None, None));
+        assert!(parse(VERSION) >= Some(OLDEST));
+    }
+}

@@ -1,0 +1,192 @@
+//! Doc tests, which cargo-nextest does not run.
+
+use std::collections::HashMap;
+use std::io::{self, BufRead, BufReader, Write};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use brigade_suite::descendants;
+
+use crate::cargo;
+
+/// Runs `cargo test`, whose many closing lines it adds up to one. A test program in which a test
+/// hangs is killed: libtest has no time limit.
+pub(super) fn run(command: &mut Command) -> Result<ExitStatus> {
+    eprintln!("$ {}", cargo::line(command));
+    // Cargo's own progress is on standard error and stays on the terminal.
+    let mut child = command.stdout(Stdio::piped()).spawn().context("cannot start cargo")?;
+    let (sender, lines) = channel();
+    if let Some(output) = child.stdout.take() {
+        thread::spawn(move || {
+            for line in BufReader::new(output).split(b'\n') {
+                if sender.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+    }
+    let (mut totals, mut slow) = (Totals::default(), Slow::default());
+    let mut out = io::stdout().lock();
+    loop {
+        match lines.recv_timeout(Duration::from_secs(1)) {
+            Ok(line) => {
+                let mut line = line.context("cannot read what cargo prints")?;
+                let text = String::from_utf8_lossy(&line);
+                totals.add(&text);
+                slow.hear(&text, Instant::now());
+                line.push(b'\n');
+                out.write_all(&line).context("cannot print")?;
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        if let Some(test) = slow.hung(Instant::now()) {
+            eprintln!("{test} hangs; its program is killed:");
+            // Cargo itself goes on with the next program.
+            let processes = descendants(child.id());
+            for (pid, description) in &processes {
+                eprintln!("  {pid}  {description}");
+            }
+            let mut kill = Command::new("kill");
+            let _ = kill.arg("-KILL").args(processes.keys().map(u32::to_string)).output();
+            slow = Slow::default();
+        }
+    }
+    let status = child.wait().context("cannot wait for cargo")?;
+    writeln!(out, "{}", totals.closing_line(status.success())).context("cannot print")?;
+    Ok(status)
+}
+
+/// What libtest says of the program that runs, to find a test that hangs.
+#[derive(Debug, Default)]
+struct Slow {
+    /// Tests of which it says that they take long. It does so with several threads only.
+    tests: HashMap<String, Instant>,
+    /// When the last line came; `None` between programs, where cargo may build.
+    heard: Option<Instant>,
+}
+
+impl Slow {
+    fn hear(&mut self, line: &str, now: Instant) {
+        if self.heard.is_some() || is_start(line) {
+            self.heard = Some(now);
+        }
+        let Some(rest) = line.strip_prefix("test ") else { return };
+        if let Some((test, _)) = rest.split_once(" has been running for over ") {
+            self.tests.insert(test.to_owned(), now);
+        } else if let Some((test, _)) = rest.split_once(" ... ") {
+            self.tests.remove(test);
+        } else if rest.starts_with("result: ") {
+            *self = Self::default();
+        }
+    }
+
+    /// A test that has been running for as long as cargo-nextest lets it.
+    fn hung(&self, now: Instant) -> Option<&str> {
+        let hung = self.tests.iter().find(|it| now.duration_since(*it.1) >= LIMIT - A_MINUTE);
+        let is_silent = || self.heard.is_some_and(|heard| now.duration_since(heard) >= LIMIT);
+        hung.map(|it| it.0.as_str()).or_else(|| is_silent().then_some("a test without a name"))
+    }
+}
+
+/// `running 3 tests`, the first line of a test program.
+fn is_start(line: &str) -> bool {
+    let count = line.strip_prefix("running ").and_then(|rest| rest.split_once(" test"));
+    count.is_some_and(|(count, _)| count.parse::<u64>().is_ok())
+}
+
+/// That of `.config/nextest.toml`.
+const LIMIT: Duration = Duration::from_secs(240);
+/// After this time libtest names a test.
+const A_MINUTE: Duration = Duration::from_secs(60);
+
+/// The sum of libtest's `test result:` lines.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Totals {
+    runs: u64,
+    passed: u64,
+    failed: u64,
+    ignored: u64,
+}
+
+impl Totals {
+    /// "test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; …"
+    fn add(&mut self, line: &str) {
+        let Some(rest) = line.strip_prefix("test result: ") else { return };
+        self.runs += 1;
+        for part in rest.split(['.', ';']) {
+            let mut words = part.split_whitespace();
+            let (Some(count), Some(what)) = (words.next(), words.next()) else { continue };
+            let Ok(count) = count.parse::<u64>() else { continue };
+            match what {
+                "passed" => self.passed += count,
+                "failed" => self.failed += count,
+                "ignored" => self.ignored += count,
+                _ => {}
+            }
+        }
+    }
+
+    fn closing_line(&self, success: bool) -> String {
+        let Self { runs, passed, failed, ignored } = self;
+        let result = if success { "ok" } else { "FAILED" };
+        format!(
+            "total result: {result}. {passed} passed; {failed} failed; {ignored} ignored; \
+             in {runs} test programs"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn closing_lines_add_up() {
+        let mut totals = Totals::default();
+        for line in [
+            "test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.52s",
+            "test tests::x ... ok",
+            "test result: FAILED. 40 passed; 2 failed; 0 ignored; 0 measured; 7 filtered out; finished in 1s",
+        ] {
+            totals.add(line);
+        }
+        assert_eq!(totals, Totals { runs: 2, passed: 43, failed: 2, ignored: 1 });
+        assert_eq!(
+            totals.closing_line(false),
+            "total result: FAILED. 43 passed; 2 failed; 1 ignored; in 2 test programs"
+        );
+    }
+
+    #[test]
+    fn a_test_of_four_minutes_counts_as_hanging() {
+        let (mut slow, start) = (Slow::default(), Instant::now());
+        let long = start + (LIMIT - A_MINUTE);
+        slow.hear("test a::b has been running for over 60 seconds", start);
+        assert_eq!(slow.hung(start), None);
+        assert_eq!(slow.hung(long), Some("a::b"));
+        slow.hear("test a::b ... ok", long);
+        assert_eq!(slow.hung(long), None);
+        slow.hear("test src/lib.rs - x (line 3) has been running for over 60 seconds", start);
+        assert_eq!(slow.hung(long), Some("src/lib.rs - x (line 3)"));
+        slow.hear("test result: ok. 3 passed; 0 failed", long);
+        assert_eq!(slow.hung(long), None);
+    }
+
+    /// With one thread libtest names no test that takes long.
+    #[test]
+    fn a_program_that_is_silent_for_four_minutes_hangs() {
+        let (mut slow, start) = (Slow::default(), Instant::now());
+        let half = start + LIMIT / 2;
+        assert_eq!(slow.hung(start + LIMIT), None, "cargo builds");
+        slow.hear("running 2 tests", start);
+        slow.hear("test a ... ok", half);
+        assert_eq!(slow.hung(start + LIMIT), None);
+        assert!(slow.hung(half + LIMIT).is_some());
+        slow.hear("test result: ok. 2 passed; 0 failed", half + LIMIT);
+        assert_eq!(slow.hung(half + 2 * LIMIT), None);
+    }
+}

@@ -1,0 +1,53 @@
+//! Tests that could not run for want of something on this machine.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::process::{Command, Stdio};
+
+use brigade_suite::{Missed, Need};
+use serde::Deserialize;
+
+/// Says in one line for each need how many tests did not run for want of it, and what helps.
+pub(super) fn tell(missed: &BTreeSet<Missed>) {
+    let mut counts: BTreeMap<Need, usize> = BTreeMap::new();
+    for test in missed {
+        *counts.entry(test.need).or_default() += 1;
+    }
+    for (need, count) in counts {
+        // Gone by now, if a user has installed it while the tests ran.
+        let lack = need.lacking().map_or_else(String::new, |lack| format!(": {lack}"));
+        let tests = if count == 1 { "test that needs" } else { "tests that need" };
+        eprintln!("not run: {count} {tests} {}{lack}", need.what());
+    }
+}
+
+/// The ignored tests that a filter of nextest's wants, with their programs; `None` where the arguments
+/// are not for a list.
+pub(super) fn wanted(list: &mut Command) -> Option<HashSet<(String, String)>> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    struct List {
+        rust_suites: HashMap<String, Suite>,
+    }
+    #[derive(Deserialize)]
+    struct Suite {
+        testcases: HashMap<String, Case>,
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    struct Case {
+        filter_match: Match,
+    }
+    #[derive(Deserialize)]
+    struct Match {
+        status: String,
+    }
+
+    let output = list.stderr(Stdio::null()).output().ok().filter(|it| it.status.success())?;
+    let list: List = serde_json::from_slice(&output.stdout).ok()?;
+    let tests = list.rust_suites.into_iter().flat_map(|(program, suite)| {
+        let ignored =
+            suite.testcases.into_iter().filter(|it| it.1.filter_match.status == "matches");
+        ignored.map(move |(test, _)| (program.clone(), test))
+    });
+    Some(tests.collect())
+}

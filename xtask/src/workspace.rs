@@ -1,0 +1,140 @@
+//! The packages of the workspace, as `cargo metadata` tells them.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use crate::cargo::plain_cargo;
+use crate::checkout::Checkout;
+
+/// The packages of the workspace, in the order of their names.
+#[derive(Debug)]
+pub(crate) struct Workspace {
+    /// What cargo builds into: CARGO_TARGET_DIR may be anywhere.
+    pub(crate) target: PathBuf,
+    pub(crate) packages: Vec<Package>,
+}
+
+/// A package of the workspace.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Package {
+    pub(crate) name: String,
+    /// From the root of the checkout.
+    pub(crate) folder: PathBuf,
+    /// The packages of the workspace that it depends on, for its build and its tests, too.
+    pub(crate) dependencies: BTreeSet<String>,
+    /// Its test programs.
+    pub(crate) tests: BTreeSet<String>,
+    /// Its programs.
+    pub(crate) programs: BTreeSet<String>,
+    pub(crate) has_library: bool,
+    pub(crate) settings: Settings,
+}
+
+/// What a package says about its tests, in `[package.metadata.brigade]` of its `Cargo.toml`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub(crate) struct Settings {
+    /// Packages whose programs its tests start, besides its own.
+    pub(crate) starts: BTreeSet<String>,
+    /// Files and folders outside of its folder that its tests read, from the root of the checkout.
+    pub(crate) reads: BTreeSet<PathBuf>,
+    /// Its test programs that run on a GPU (`cargo xtask gpu`), in this order.
+    pub(crate) on_gpus: Vec<String>,
+    /// Those of them that take seconds on one processor, and also run where there is no GPU.
+    pub(crate) short: BTreeSet<String>,
+}
+
+impl Workspace {
+    /// Asks cargo.
+    pub(crate) fn of(checkout: &Checkout) -> Result<Self> {
+        let output = plain_cargo(checkout)
+            .args(["metadata", "--format-version", "1", "--no-deps"])
+            .output()
+            .context("cannot start cargo")?;
+        if !output.status.success() {
+            bail!("cargo metadata fails: {}", String::from_utf8_lossy(&output.stderr).trim());
+        }
+        let metadata: Metadata = serde_json::from_slice(&output.stdout)
+            .context("cannot read what cargo metadata says")?;
+        let names: BTreeSet<String> = metadata.packages.iter().map(|it| it.name.clone()).collect();
+        let package = |it: PackageMetadata| -> Result<Package> {
+            let targets = |kind: &str| -> BTreeSet<String> {
+                let of_kind = it.targets.iter().filter(|it| it.kind.iter().any(|it| it == kind));
+                of_kind.map(|it| it.name.clone()).collect()
+            };
+            let folder = it.manifest_path.parent().unwrap_or_else(|| Path::new(""));
+            let dependencies = it.dependencies.iter().map(|it| it.name.clone());
+            let settings = it.metadata.and_then(|it| it.brigade);
+            Ok(Package {
+                folder: checkout.relative(folder).to_path_buf(),
+                dependencies: dependencies.filter(|it| names.contains(it)).collect(),
+                tests: targets("test"),
+                programs: targets("bin"),
+                has_library: !targets("lib").is_empty() || !targets("proc-macro").is_empty(),
+                settings: settings.unwrap_or_default(),
+                name: it.name,
+            })
+        };
+        let packages: Result<Vec<_>> = metadata.packages.into_iter().map(package).collect();
+        let mut packages = packages?;
+        packages.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(Self { target: metadata.target_directory, packages })
+    }
+
+    /// The package of that name.
+    pub(crate) fn package(&self, name: &str) -> Option<&Package> {
+        self.packages.iter().find(|it| it.name == name)
+    }
+
+    /// The package that a user means: by its name, or by that without `brigade-`.
+    pub(crate) fn named(&self, name: &str) -> Option<&Package> {
+        self.package(name).or_else(|| self.package(&format!("brigade-{name}")))
+    }
+
+    /// The programs of other packages that the tests of these packages start.
+    pub(crate) fn started_by(&self, packages: &[&str]) -> BTreeSet<String> {
+        let of = packages.iter().filter_map(|name| self.package(name));
+        let started = of.flat_map(|it| &it.settings.starts).filter_map(|it| self.package(it));
+        started.flat_map(|it| it.programs.iter().cloned()).collect()
+    }
+
+    /// The package in whose folder a file lies, by the file's path from the root.
+    pub(crate) fn package_of(&self, file: &Path) -> Option<&Package> {
+        let holders = self.packages.iter().filter(|it| file.starts_with(&it.folder));
+        holders.max_by_key(|it| it.folder.components().count())
+    }
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    target_directory: PathBuf,
+    packages: Vec<PackageMetadata>,
+}
+
+#[derive(Deserialize)]
+struct PackageMetadata {
+    name: String,
+    manifest_path: PathBuf,
+    dependencies: Vec<Dependency>,
+    targets: Vec<Target>,
+    metadata: Option<OwnMetadata>,
+}
+
+#[derive(Deserialize)]
+struct OwnMetadata {
+    brigade: Option<Settings>,
+}
+
+#[derive(Deserialize)]
+struct Dependency {
+    name: String,
+}
+
+#[derive(Deserialize)]
+struct Target {
+    name: String,
+    kind: Vec<String>,
+}

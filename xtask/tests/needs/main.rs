@@ -1,0 +1,8 @@
+//! Tests that need Python.
+
+#![expect(clippy::unwrap_used, reason = "a fixture that cannot be set fails its test")]
+
+mod gpu;
+mod setup;
+
+brigade_suite::main!();
