@@ -1,6 +1,6 @@
 //! `text_imdb` and `text_ulmfit` as a user starts them: alone, again, on two processes, wrongly, and after they were
-//! killed. After an intended change of the losses, `UPDATE_GOLDEN=1 cargo test -p text --test example` writes the files
-//! of `tests/golden` anew.
+//! killed. After an intended change of the losses, `UPDATE_GOLDEN=1 cargo nextest run -p text numeric::` writes their
+//! files in `tests/golden` anew.
 
 #![allow(clippy::unwrap_used)]
 
@@ -61,60 +61,66 @@ fn close(found: &[Vec<f64>], expected: &[Vec<f64>], steps: usize, tolerance: f64
     }
 }
 
-/// A program alone, with the golden file's losses; again with other threads, to the same bits; and on two processes
-/// with half the batch. Gives what it printed alone.
-fn check(program: &str, name: &str, options: &str, fits: &[usize]) -> String {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let options = format!("{SMALL} {options} --log-losses");
-    let alone = format!("{options} --batch-size 8");
-    let first = run(program, &format!("{alone} --threads 1"), folder);
-    let one = losses(&first);
-    assert_eq!(one.iter().map(Vec::len).collect::<Vec<_>>(), fits, "{first}");
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/{name}.json"));
-    if std::env::var_os("UPDATE_GOLDEN").is_some() {
-        fs::write(&golden, serde_json::to_string_pretty(&one).unwrap() + "\n").unwrap();
+/// Losses compared with those of the golden files.
+mod numeric {
+    use super::*;
+
+    /// A program alone, with the golden file's losses; again with other threads, to the same bits; and on two processes
+    /// with half the batch. Gives what it printed alone.
+    fn check(program: &str, name: &str, options: &str, fits: &[usize]) -> String {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        let options = format!("{SMALL} {options} --log-losses");
+        let alone = format!("{options} --batch-size 8");
+        let first = run(program, &format!("{alone} --threads 1"), folder);
+        let one = losses(&first);
+        assert_eq!(one.iter().map(Vec::len).collect::<Vec<_>>(), fits, "{first}");
+        let golden =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/{name}.json"));
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            fs::write(&golden, serde_json::to_string_pretty(&one).unwrap() + "\n").unwrap();
+        }
+        let golden: Vec<Vec<f64>> = serde_json::from_slice(&fs::read(golden).unwrap()).unwrap();
+        close(&one, &golden, GOLDEN_STEPS, GOLDEN_TOLERANCE, &first);
+        // The tokens come from the texts first and from the cache then.
+        for _ in 0..2 {
+            let again = run(program, &format!("{alone} --threads 3 --cache tokens"), folder);
+            assert_eq!(losses(&again), one, "{first}{again}");
+        }
+
+        let half = format!("{options} --batch-size 4 --sync-batch-norm");
+        let launched = format!("launch --nproc 2 {program} {half}");
+        let text = run(launcher::brigade_beside(program), &launched, folder);
+        // AR and TAR are means over padded outputs, and ranks pad to their own longest text.
+        close(&losses(&text), &one, 3, 2e-3, &text);
+        assert_eq!(text.matches("[0] epoch     train_loss").count(), fits.len(), "{text}");
+        assert_eq!(text.matches("[1]").count(), 0, "rank 0 alone prints: {text}");
+        first
     }
-    let golden: Vec<Vec<f64>> = serde_json::from_slice(&fs::read(golden).unwrap()).unwrap();
-    close(&one, &golden, GOLDEN_STEPS, GOLDEN_TOLERANCE, &first);
-    // The tokens come from the texts first and from the cache then.
-    for _ in 0..2 {
-        let again = run(program, &format!("{alone} --threads 3 --cache tokens"), folder);
-        assert_eq!(losses(&again), one, "{first}{again}");
+
+    /// Other processors add up in another order: without vector instructions these losses are within 3e-6 of the file's.
+    /// Steps of Adam make the distance larger, as it divides by the root of gradients that are nearly 0.
+    const GOLDEN_STEPS: usize = 4;
+    const GOLDEN_TOLERANCE: f64 = 1e-4;
+
+    #[test]
+    fn dist_imdb_alone_again_and_on_two_processes() {
+        let text = check(IMDB, "imdb", "--lr 2e-4", &[4, 4]);
+        assert!(text.contains("train_loss  valid_loss  accuracy"), "{text}");
+        assert!(text.contains("the ending isn't dull.\": "), "{text}");
     }
 
-    let half = format!("{options} --batch-size 4 --sync-batch-norm");
-    let launched = format!("launch --nproc 2 {program} {half}");
-    let text = run(launcher::brigade_beside(program), &launched, folder);
-    // AR and TAR are means over padded outputs, and ranks pad to their own longest text.
-    close(&losses(&text), &one, 3, 2e-3, &text);
-    assert_eq!(text.matches("[0] epoch     train_loss").count(), fits.len(), "{text}");
-    assert_eq!(text.matches("[1]").count(), 0, "rank 0 alone prints: {text}");
-    first
-}
-
-/// Other processors add up in another order: without vector instructions these losses are within 3e-6 of the file's.
-/// Steps of Adam make the distance larger, as it divides by the root of gradients that are nearly 0.
-const GOLDEN_STEPS: usize = 4;
-const GOLDEN_TOLERANCE: f64 = 1e-4;
-
-#[test]
-fn dist_imdb_alone_again_and_on_two_processes() {
-    let text = check(IMDB, "imdb", "--lr 2e-4", &[4, 4]);
-    assert!(text.contains("train_loss  valid_loss  accuracy"), "{text}");
-    assert!(text.contains("the ending isn't dull.\": "), "{text}");
-}
-
-#[test]
-fn dist_ulmfit_alone_again_and_on_two_processes() {
-    let text = check(
-        ULMFIT,
-        "ulmfit",
-        "--lr 2e-4 --unfrozen-lr 2e-4 --language-epochs 2 --words 5",
-        &[38, 4, 4, 4, 4],
-    );
-    assert!(text.contains("accuracy  perplexity"), "{text}");
-    assert!(text.contains("the language model goes on: i saw it on a plane"), "{text}");
+    #[test]
+    fn dist_ulmfit_alone_again_and_on_two_processes() {
+        let text = check(
+            ULMFIT,
+            "ulmfit",
+            "--lr 2e-4 --unfrozen-lr 2e-4 --language-epochs 2 --words 5",
+            &[38, 4, 4, 4, 4],
+        );
+        assert!(text.contains("accuracy  perplexity"), "{text}");
+        assert!(text.contains("the language model goes on: i saw it on a plane"), "{text}");
+    }
 }
 
 #[test]

@@ -69,90 +69,96 @@ fn near(found: &[f64], expected: &[f64], tolerance: f64, text: &str) {
     }
 }
 
-/// A program alone, again with other threads and what the first run has kept, with two batches for one, and on two
-/// processes: the same losses, those of the golden curve among them. Gives what it printed alone.
-fn check(program: &str, options: &str, folder: &Path, golden: &str) -> String {
-    let options = format!("{options} --epochs 2");
-    let alone = format!("{options} --batch-size 8");
-    let kept = "--plots plots --save saved --log small";
-    let first = run(program, &format!("{alone} --threads 1 {kept}"), folder);
-    let one = losses(&first);
-    let again = run(program, &format!("{alone} --threads 3"), folder);
-    assert_eq!(losses(&again), one, "{first}{again}");
-    assert_eq!(again.lines().last(), first.lines().last());
+/// Losses compared with those of the golden files.
+mod numeric {
+    use super::*;
 
-    let golden: Vec<f64> = serde_json::from_str(golden).unwrap();
-    // Sums in another order, as of batches of 1 to 4, change these losses by 5e-7 at most. Processors differ in such
-    // orders and in the rounding of exp and tanh.
-    near(&one, &golden, 1e-4, &first);
+    /// A program alone, again with other threads and what the first run has kept, with two batches for one, and on two
+    /// processes: the same losses, those of the golden curve among them. Gives what it printed alone.
+    fn check(program: &str, options: &str, folder: &Path, golden: &str) -> String {
+        let options = format!("{options} --epochs 2");
+        let alone = format!("{options} --batch-size 8");
+        let kept = "--plots plots --save saved --log small";
+        let first = run(program, &format!("{alone} --threads 1 {kept}"), folder);
+        let one = losses(&first);
+        let again = run(program, &format!("{alone} --threads 3"), folder);
+        assert_eq!(losses(&again), one, "{first}{again}");
+        assert_eq!(again.lines().last(), first.lines().last());
 
-    // What is left over at the end of an epoch is no whole batch, nor the same number of tokens or pairs for each
-    // process: every one counts once all the same.
-    let parts = run(program, &format!("{options} --batch-size 4 --accumulate 2"), folder);
-    near(&losses(&parts), &one, 1e-5, &parts);
-    near(&validation(&parts), &validation(&first), 1e-3, &parts);
-    let launched = format!("launch --nproc 2 {program} {options} --batch-size 4");
-    let two = run(launcher::brigade_beside(program), &launched, folder);
-    near(&losses(&two), &one, 1e-5, &two);
-    near(&validation(&two), &validation(&first), 1e-3, &two);
-    assert_eq!(two.matches("[1]").count(), 0, "rank 0 alone prints: {two}");
+        let golden: Vec<f64> = serde_json::from_str(golden).unwrap();
+        // Sums in another order, as of batches of 1 to 4, change these losses by 5e-7 at most. Processors differ in such
+        // orders and in the rounding of exp and tanh.
+        near(&one, &golden, 1e-4, &first);
 
-    let picture = fs::read(folder.join("plots/loss.png")).unwrap();
-    assert_eq!(picture[..8], *b"\x89PNG\r\n\x1a\n");
-    for file in ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
-        assert!(folder.join("saved").join(file).is_file(), "{file}");
+        // What is left over at the end of an epoch is no whole batch, nor the same number of tokens or pairs for each
+        // process: every one counts once all the same.
+        let parts = run(program, &format!("{options} --batch-size 4 --accumulate 2"), folder);
+        near(&losses(&parts), &one, 1e-5, &parts);
+        near(&validation(&parts), &validation(&first), 1e-3, &parts);
+        let launched = format!("launch --nproc 2 {program} {options} --batch-size 4");
+        let two = run(launcher::brigade_beside(program), &launched, folder);
+        near(&losses(&two), &one, 1e-5, &two);
+        near(&validation(&two), &validation(&first), 1e-3, &two);
+        assert_eq!(two.matches("[1]").count(), 0, "rank 0 alone prints: {two}");
+
+        let picture = fs::read(folder.join("plots/loss.png")).unwrap();
+        assert_eq!(picture[..8], *b"\x89PNG\r\n\x1a\n");
+        for file in ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+        {
+            assert!(folder.join("saved").join(file).is_file(), "{file}");
+        }
+        let log = fs::read_to_string(folder.join("runs/small.jsonl")).unwrap();
+        assert_eq!(log.matches("\"loss\":").count(), one.len());
+        assert_eq!(log.matches("\"valid_loss\":").count(), 2);
+        first
     }
-    let log = fs::read_to_string(folder.join("runs/small.jsonl")).unwrap();
-    assert_eq!(log.matches("\"loss\":").count(), one.len());
-    assert_eq!(log.matches("\"valid_loss\":").count(), 2);
-    first
-}
 
-#[test]
-fn dist_gpt_alone_again_and_on_two_processes() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let text = check(GPT, SMALL_GPT, folder, include_str!("golden/gpt.json"));
-    let [_, perplexity] = validation(&text)[..] else { panic!("{text}") };
-    assert!((1.0..150.0).contains(&perplexity), "of 300 tokens fewer are likely: {text}");
-    assert!(text.lines().last().unwrap().starts_with("The story"), "{text}");
-    // The vocabulary and the tokens of all runs.
-    let kept = fs::read_dir(folder.join("data/gpt")).unwrap();
-    let tokens =
-        kept.filter(|entry| entry.as_ref().unwrap().path().extension() == Some("tokens".as_ref()));
-    assert_eq!(tokens.count(), 1);
-}
-
-#[test]
-fn dist_glue_alone_again_and_on_two_processes() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let text = check(GLUE, SMALL_GLUE, folder, include_str!("golden/glue.json"));
-    let [_, accuracy, f1] = validation(&text)[..] else { panic!("{text}") };
-    assert!((0.0..=100.0).contains(&accuracy) && (0.0..=1.0).contains(&f1), "{text}");
-
-    // What was saved is a model to begin with, for a table with classes of other names.
-    fs::create_dir(folder.join("table")).unwrap();
-    let rows = "sentence1,sentence2,label\nIt rains.,Rain falls.,equivalent\n\"It is dry, here.\",It \
-                rains.,not_equivalent\n";
-    for file in ["train.csv", "validation.csv"] {
-        fs::write(folder.join("table").join(file), rows).unwrap();
+    #[test]
+    fn dist_gpt_alone_again_and_on_two_processes() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        let text = check(GPT, SMALL_GPT, folder, include_str!("golden/gpt.json"));
+        let [_, perplexity] = validation(&text)[..] else { panic!("{text}") };
+        assert!((1.0..150.0).contains(&perplexity), "of 300 tokens fewer are likely: {text}");
+        assert!(text.lines().last().unwrap().starts_with("The story"), "{text}");
+        // The vocabulary and the tokens of all runs.
+        let kept = fs::read_dir(folder.join("data/gpt")).unwrap();
+        let tokens = kept
+            .filter(|entry| entry.as_ref().unwrap().path().extension() == Some("tokens".as_ref()));
+        assert_eq!(tokens.count(), 1);
     }
-    let tuned = "--data table --model saved --epochs 1 --save tuned --log-losses";
-    let text = run(GLUE, tuned, folder);
-    assert_eq!(losses(&text).len(), 1, "{text}");
-    let config = fs::read_to_string(folder.join("tuned/config.json")).unwrap();
-    assert!(config.contains("\"1\": \"equivalent\""), "{config}");
 
-    // The corpus itself begins with a byte order mark, and has quotation marks that are the texts' own.
-    fs::create_dir(folder.join("mrpc")).unwrap();
-    let rows = "\u{feff}Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t7\t8\tHe said \"so.\tSo \
-                he said.\n0\t9\t10\tA 5\" nail.\tA \"screw\".\n";
-    for file in ["msr_paraphrase_train.txt", "msr_paraphrase_test.txt"] {
-        fs::write(folder.join("mrpc").join(file), rows).unwrap();
+    #[test]
+    fn dist_glue_alone_again_and_on_two_processes() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        let text = check(GLUE, SMALL_GLUE, folder, include_str!("golden/glue.json"));
+        let [_, accuracy, f1] = validation(&text)[..] else { panic!("{text}") };
+        assert!((0.0..=100.0).contains(&accuracy) && (0.0..=1.0).contains(&f1), "{text}");
+
+        // What was saved is a model to begin with, for a table with classes of other names.
+        fs::create_dir(folder.join("table")).unwrap();
+        let rows = "sentence1,sentence2,label\nIt rains.,Rain falls.,equivalent\n\"It is dry, here.\",It \
+                    rains.,not_equivalent\n";
+        for file in ["train.csv", "validation.csv"] {
+            fs::write(folder.join("table").join(file), rows).unwrap();
+        }
+        let tuned = "--data table --model saved --epochs 1 --save tuned --log-losses";
+        let text = run(GLUE, tuned, folder);
+        assert_eq!(losses(&text).len(), 1, "{text}");
+        let config = fs::read_to_string(folder.join("tuned/config.json")).unwrap();
+        assert!(config.contains("\"1\": \"equivalent\""), "{config}");
+
+        // The corpus itself begins with a byte order mark, and has quotation marks that are the texts' own.
+        fs::create_dir(folder.join("mrpc")).unwrap();
+        let rows = "\u{feff}Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t7\t8\tHe said \"so.\tSo \
+                    he said.\n0\t9\t10\tA 5\" nail.\tA \"screw\".\n";
+        for file in ["msr_paraphrase_train.txt", "msr_paraphrase_test.txt"] {
+            fs::write(folder.join("mrpc").join(file), rows).unwrap();
+        }
+        let text = run(GLUE, "--data mrpc --model tuned --epochs 1 --log-losses", folder);
+        assert_eq!(losses(&text).len(), 1, "{text}");
     }
-    let text = run(GLUE, "--data mrpc --model tuned --epochs 1 --log-losses", folder);
-    assert_eq!(losses(&text).len(), 1, "{text}");
 }
 
 #[test]
