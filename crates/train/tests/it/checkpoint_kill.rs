@@ -142,7 +142,7 @@ fn killed_at_random_instants(world: usize, large: bool) {
             break;
         }
         assert!(kill < 20 * kills, "{kill} runs left {resumed} checkpoints, {halves} halves");
-        let mut ranks = KillableRanks::start("child", world, &variables).unwrap();
+        let mut ranks = KillableRanks::start("checkpoint_kill::child", world, &variables).unwrap();
         let mut outputs = Vec::new();
         for rank in ranks.ranks() {
             let mut out = BufReader::new(rank.stdout.take().unwrap()).lines().map_while(Result::ok);

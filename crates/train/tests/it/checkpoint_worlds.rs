@@ -45,7 +45,7 @@ fn child() {
 fn part(folder: &Path, world: usize, rounds: usize) -> (Vec<i64>, u64) {
     let rounds = rounds.to_string();
     let variables = [(FOLDER, folder.as_os_str()), (ROUNDS, rounds.as_ref())];
-    let mut ranks = KillableRanks::start("child", world, &variables).unwrap();
+    let mut ranks = KillableRanks::start("checkpoint_worlds::child", world, &variables).unwrap();
     for (rank, child) in ranks.ranks().iter_mut().enumerate() {
         assert!(child.wait().unwrap().success(), "rank {rank} of {world}");
     }
