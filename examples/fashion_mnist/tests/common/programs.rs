@@ -10,7 +10,7 @@ use std::sync::LazyLock;
 /// The example, built for this test by cargo.
 pub(crate) const EXAMPLE: &str = env!("CARGO_BIN_EXE_fashion_mnist");
 /// The example without anything distributed.
-#[allow(dead_code)] // not every test file starts it
+#[allow(dead_code)] // not every kind of tests starts it
 pub(crate) const SINGLE: &str = env!("CARGO_BIN_EXE_fashion_mnist_single");
 
 /// The binary `brigade`, built once for each test program.
