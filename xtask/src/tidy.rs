@@ -4,6 +4,7 @@ mod crates;
 mod harness;
 mod source;
 mod text;
+mod waits;
 mod words;
 
 use std::fs;
@@ -38,6 +39,7 @@ pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
         harness::check(path, manifest, &sources, &mut findings);
     }
 
+    waits::check(checkout, &mut findings)?;
     for note in &findings.notes {
         eprintln!("note: {note}");
     }
