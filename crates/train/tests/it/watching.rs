@@ -274,7 +274,7 @@ dist_test!(world = 2, dist_log_lines_say_rank_and_step, |_: World| -> Result<()>
                 "INFO rank=0 step=12 train: main only",
                 "WARN rank=0 step=12 train: from everywhere",
                 "INFO rank=0 step=12 train: in turn 0",
-                "INFO rank=0 step=12 watching: of a library loss=0.5",
+                "INFO rank=0 step=12 it::watching: of a library loss=0.5",
             ]
         );
     } else {
