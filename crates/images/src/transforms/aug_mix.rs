@@ -1,7 +1,5 @@
 //! AugMix: a mixture of an image and of what chains of operations make of it.
 
-use std::f64::consts::TAU;
-
 use serde::{Deserialize, Serialize};
 
 use super::augment::{Kind, Space};
@@ -170,9 +168,9 @@ impl Transform for AugMix {
         if phase == Phase::Valid {
             return Ok(());
         }
-        let shares = dirichlet(self.alpha, 2, random);
+        let shares = random.dirichlet(self.alpha, 2);
         let [weight, rest] = [0, 1].map(|index| shares.get(index).copied().unwrap_or_default());
-        let weights = dirichlet(self.alpha, self.mixture_width, random);
+        let weights = random.dirichlet(self.alpha, self.mixture_width);
         let mut chain = |weight: f64| {
             let depth = self.chain_depth.unwrap_or_else(|| 1 + random.below(3) as usize);
             let drawn = (0..depth).filter_map(|_| {
@@ -193,41 +191,6 @@ impl Transform for AugMix {
     }
 }
 
-/// Draws shares from the symmetric Dirichlet distribution: gamma variates, divided by their sum.
-fn dirichlet(alpha: f64, count: usize, random: &mut SampleRng) -> Vec<f64> {
-    let logarithms: Vec<f64> = (0..count).map(|_| log_gamma_variate(alpha, random)).collect();
-    // In logarithms: all variates of a small alpha may be too small for a number.
-    let most = logarithms.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let shares = logarithms.iter().map(|logarithm| (logarithm - most).exp());
-    let sum: f64 = shares.clone().sum();
-    shares.map(|share| share / sum).collect()
-}
-
-/// Draws the logarithm of a number of the gamma distribution of scale 1, by the method of Marsaglia
-/// and Tsang (2000).
-fn log_gamma_variate(alpha: f64, random: &mut SampleRng) -> f64 {
-    // In (0, 1]: the logarithm is finite.
-    let unit = |random: &mut SampleRng| 1.0 - random.uniform(0.0, 1.0);
-    if alpha < 1.0 {
-        let boost = unit(random).ln() / alpha;
-        return log_gamma_variate(alpha + 1.0, random) + boost;
-    }
-    let d = alpha - 1.0 / 3.0;
-    let c = 1.0 / (9.0 * d).sqrt();
-    loop {
-        // A normal variate, by the method of Box and Muller.
-        let normal = (-2.0 * unit(random).ln()).sqrt() * (TAU * random.uniform(0.0, 1.0)).cos();
-        let root = 1.0 + c * normal;
-        if root <= 0.0 {
-            continue;
-        }
-        let cube = root.powi(3);
-        if unit(random).ln() < 0.5 * normal * normal + d * (1.0 - cube + cube.ln()) {
-            return (d * cube).ln();
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -240,7 +203,7 @@ mod tests {
             let mut random = SampleRng::new(3, 0);
             let draws: Vec<f64> = (0..20_000)
                 .map(|_| {
-                    let shares = dirichlet(alpha, count, &mut random);
+                    let shares = random.dirichlet(alpha, count);
                     assert!((shares.iter().sum::<f64>() - 1.0).abs() < 1e-12, "{shares:?}");
                     shares[0]
                 })

@@ -1,5 +1,7 @@
 //! The random numbers of one sample.
 
+use std::f64::consts::TAU;
+
 use brigade_plan::stream;
 use rand_pcg::Pcg64;
 use rand_pcg::rand_core::Rng;
@@ -44,6 +46,46 @@ impl SampleRng {
     /// Draws whether something of probability `p` happens.
     pub fn chance(&mut self, p: f64) -> bool {
         self.uniform(0.0, 1.0) < p
+    }
+
+    /// Draws `count` shares, whose sum is 1, from the symmetric Dirichlet distribution of concentration `alpha`, which is
+    /// positive; two shares are a draw from Beta(α, α) and its rest.
+    #[must_use]
+    pub fn dirichlet(&mut self, alpha: f64, count: usize) -> Vec<f64> {
+        if alpha == f64::INFINITY {
+            return vec![1.0 / count as f64; count];
+        }
+        let logarithms: Vec<f64> = (0..count).map(|_| log_gamma_variate(alpha, self)).collect();
+        // In logarithms: all variates of a small alpha may be too small for a number.
+        let most = logarithms.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let shares = logarithms.iter().map(|logarithm| (logarithm - most).exp());
+        let sum: f64 = shares.clone().sum();
+        shares.map(|share| share / sum).collect()
+    }
+}
+
+/// Draws the logarithm of a number of the gamma distribution of scale 1, by the method of Marsaglia
+/// and Tsang (2000).
+fn log_gamma_variate(alpha: f64, random: &mut SampleRng) -> f64 {
+    // In (0, 1]: the logarithm is finite.
+    let unit = |random: &mut SampleRng| 1.0 - random.uniform(0.0, 1.0);
+    if alpha < 1.0 {
+        let boost = unit(random).ln() / alpha;
+        return log_gamma_variate(alpha + 1.0, random) + boost;
+    }
+    let d = alpha - 1.0 / 3.0;
+    let c = 1.0 / (9.0 * d).sqrt();
+    loop {
+        // A normal variate, by the method of Box and Muller.
+        let normal = (-2.0 * unit(random).ln()).sqrt() * (TAU * random.uniform(0.0, 1.0)).cos();
+        let root = 1.0 + c * normal;
+        if root <= 0.0 {
+            continue;
+        }
+        let cube = root.powi(3);
+        if unit(random).ln() < 0.5 * normal * normal + d * (1.0 - cube + cube.ln()) {
+            return (d * cube).ln();
+        }
     }
 }
 

@@ -128,10 +128,16 @@ impl MixedLabels {
     }
 }
 
-/// Draws a number from Beta(α, α); 1 for an α that is not positive. By Jöhnk's method, in logarithms: powers of 1/α underflow for a small α.
+/// Draws a number from Beta(α, α); 1 for an α that is not positive.
+///
+/// Up to 1 by Jöhnk's method, in logarithms: powers of 1/α underflow for a small α. It accepts fewer draws the larger α
+/// is, one of 10^11 for 20.
 pub fn beta(alpha: f64, random: &mut SampleRng) -> f64 {
     if alpha.is_nan() || alpha <= 0.0 {
         return 1.0;
+    }
+    if alpha > 1.0 {
+        return random.dirichlet(alpha, 2)[0];
     }
     loop {
         // In (0, 1]: the logarithm is finite.
@@ -153,7 +159,7 @@ mod tests {
 
     #[test]
     fn beta_has_its_mean_and_variance() {
-        for alpha in [0.1, 0.4, 1.0, 4.0] {
+        for alpha in [0.1, 0.4, 1.0, 4.0, 50.0, 1e6] {
             let mut random = SampleRng::new(3, 0);
             let draws: Vec<f64> = (0..20_000).map(|_| beta(alpha, &mut random)).collect();
             let mean = draws.iter().sum::<f64>() / draws.len() as f64;
@@ -163,5 +169,8 @@ mod tests {
             assert!((mean - 0.5).abs() < 0.02, "{alpha}: {mean}");
             assert!((variance - exact).abs() < 0.03 * exact, "{alpha}: {variance}, not {exact}");
         }
+        let mut random = SampleRng::new(3, 0);
+        assert_eq!(beta(f64::INFINITY, &mut random), 0.5);
+        assert_eq!(beta(f64::NAN, &mut random), 1.0);
     }
 }
