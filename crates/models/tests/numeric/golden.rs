@@ -1,6 +1,8 @@
 //! The architectures against torchvision, fastai and timm: names, values and gradients.
 
-use brigade_gpukit::{numeric_device, on_device};
+use std::cell::LazyCell;
+
+use brigade_gpukit::{numeric_device, on_device, perturb};
 use brigade_models::{
     Activation, ResNet, ResNetOptions, UNet, UNetOptions, XResNet, XResNetOptions,
 };
@@ -147,6 +149,18 @@ pub(crate) fn agrees<M: Layer>(table: Table, name: &str, build: fn(&ParamPath<'_
     let theirs = Outcome::read(golden, table).errors(&exact);
     let ours = Outcome::of(&mut model, &images, table).errors(&exact);
     eprintln!("{name}: their rounding {theirs:?}, ours {ours:?}");
+    // How far rounding moves each figure here: computed where theirs, of one processor, was close by chance.
+    let perturbed = LazyCell::new(|| {
+        let of_seed = |seed| {
+            let mut model = Model::builder().device(numeric_device()).build(build).unwrap();
+            filled(&model);
+            perturb(model.parameters().into_iter().map(|it| it.tensor), seed);
+            Outcome::of(&mut model, &images, table).errors(&exact)
+        };
+        let [one, other] = [1, 2].map(of_seed);
+        eprintln!("{name}: perturbed weights {one:?}, {other:?}");
+        [0, 1, 2, 3].map(|place| one[place].max(other[place]))
+    });
     let what = ["logits in training", "loss", "gradients", "logits in evaluation"];
     // float32 has 1.2e-7; 50 layers of sums, and batch statistics of few values, make more of it.
     let limits = match table {
@@ -154,12 +168,18 @@ pub(crate) fn agrees<M: Layer>(table: Table, name: &str, build: fn(&ParamPath<'_
         // Six stages leave two values per channel, whose variance loses digits.
         Table::Fastai => [1e-3, 1e-3, 3e-2, 5e-4],
     };
-    for (((what, limit), theirs), ours) in what.iter().zip(limits).zip(theirs).zip(ours) {
+    for (place, what) in what.into_iter().enumerate() {
+        let (limit, theirs, ours) = (limits[place], theirs[place], ours[place]);
         assert!(theirs < limit, "{what}: they are {theirs} away");
         // The same sums in another order: an error of the same size. A GPU may take Winograd's convolutions, whose error
         // is several times that.
         let most = if numeric_device() == Device::Cpu { 16.0 } else { 128.0 };
-        assert!(ours < most * theirs, "{what}: {ours} away, they {theirs}");
+        let fits = ours < most * theirs || ours < most * perturbed[place];
+        assert!(
+            fits,
+            "{what}: {ours} away, they {theirs}, with perturbed weights {}",
+            perturbed[place]
+        );
     }
 }
 
