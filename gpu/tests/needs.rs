@@ -15,7 +15,6 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-
 /// A folder as the archive is unpacked to.
 struct Fixture {
     folder: TempDir,

@@ -10,6 +10,7 @@ mod temporary;
 pub(crate) mod timings;
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::{ExitCode, ExitStatus};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -69,6 +70,8 @@ struct Run<'a> {
     temporary: Temporary,
     /// What the tests report goes there.
     reports: TempDir,
+    /// What starts and measures each test.
+    measuring: PathBuf,
     /// What was done and how long it took.
     stages: Vec<(&'static str, Duration)>,
     /// The arguments that chose the tests of the last run.
@@ -77,13 +80,15 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     fn new(checkout: &'a Checkout) -> Result<Self> {
+        let reports = tempfile::tempdir().context("cannot make a temporary folder")?;
         Ok(Self {
             checkout,
+            measuring: timings::copy_of_this_program(reports.path())?,
             cargo: Cargo::new(checkout)?,
             workspace: Workspace::of(checkout)?,
             nextest: Nextest::find_or_install(checkout)?,
             temporary: Temporary::new()?,
-            reports: tempfile::tempdir().context("cannot make a temporary folder")?,
+            reports,
             stages: Vec::new(),
             chosen: Vec::new(),
         })
@@ -224,7 +229,11 @@ impl<'a> Run<'a> {
             {
                 command.env(THREADS, threads().to_string());
             }
-            timings::measure_tests(&mut command, &run.reports.path().join("times"))?;
+            timings::measure_tests(
+                &mut command,
+                &run.measuring,
+                &run.reports.path().join("times"),
+            )?;
             cargo::run(command.args(&arguments))
         })
         .inspect(|_| self.chosen = arguments)

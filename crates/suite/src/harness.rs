@@ -11,7 +11,7 @@ use crate::limit::{self, TimeLimit};
 use crate::need::{Lack, Need, required};
 use crate::report::{self, Missed};
 
-/// A test of a program with [`main!`](crate::main), as [`needs`](crate::needs) makes it.
+/// A test of a program with [`main!`](crate::main!), as [`needs`](crate::needs) makes it.
 #[derive(Clone, Copy, Debug)]
 pub struct Test {
     /// The crate's name and the path in it.

@@ -56,7 +56,7 @@ pub(crate) fn write(missed: &[Missed]) -> io::Result<()> {
 
 /// Tells whether a test of libtest's has to return because a need is not met, and reports it then as a
 /// test that did not run. libtest itself counts it as passed, so that this is only for unit tests, which
-/// cannot be in a program with [`main!`](crate::main).
+/// cannot be in a program with [`main!`](crate::main!).
 ///
 /// # Panics
 /// When `BRIGADE_REQUIRE` names the need, or the report cannot be written.

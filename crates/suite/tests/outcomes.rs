@@ -146,13 +146,13 @@ fn hanging_tests_are_named_and_killed() {
 
 #[part]
 fn says_its_name() {
-    println!("a part");
+    eprintln!("a part");
 }
 
 #[needs()]
 fn a_part_runs_in_a_process_of_its_own() {
     let output = play("none", &["--part", "says_its_name"], &[]);
-    assert_eq!((output.status.code(), &*text(&output.stdout)), (Some(0), "a part\n"));
+    assert_eq!((output.status.code(), &*text(&output.stderr)), (Some(0), "a part\n"));
     let output = play("none", &["--part", "says"], &[]);
     assert_eq!(output.status.code(), Some(2));
     assert_eq!(text(&output.stderr), "brigade-suite::outcomes has no part `says`\n");

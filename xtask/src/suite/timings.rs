@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ pub(crate) struct Timing {
     pub(crate) program: String,
     pub(crate) test: String,
     pub(crate) elapsed: Duration,
-    /// Of all processors, for the test's process and its descendants, but for those that nobody waited for.
+    /// Of all processors, for the test's process and its descendants, but for those that were not waited for.
     pub(crate) processor: Duration,
 }
 
@@ -52,10 +52,17 @@ impl Timing {
     }
 }
 
+/// A copy of this program in a folder, which measures tests: cargo may replace the program while they are built.
+pub(super) fn copy_of_this_program(folder: &Path) -> Result<PathBuf> {
+    let copy = folder.join("xtask");
+    let program = env::current_exe().context("xtask does not find its own program")?;
+    fs::copy(&program, &copy).with_context(|| format!("cannot copy {}", program.display()))?;
+    Ok(copy)
+}
+
 /// Lets cargo-nextest start each test with `xtask measure`, which adds its times to the file.
-pub(super) fn measure_tests(nextest: &mut Command, file: &Path) -> Result<()> {
-    let xtask = env::current_exe().context("xtask does not find its own program")?;
-    let xtask = xtask.to_str().context("the path of xtask's program is not UTF-8")?;
+pub(super) fn measure_tests(nextest: &mut Command, xtask: &Path, file: &Path) -> Result<()> {
+    let xtask = xtask.to_str().context("the path of the temporary folder is not UTF-8")?;
     let runner = serde_json::to_string(&[xtask, "measure"])?;
     nextest.args(["--config", &format!("target.'cfg(unix)'.runner = {runner}")]);
     nextest.env(TIMES, file);
