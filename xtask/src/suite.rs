@@ -148,7 +148,7 @@ impl<'a> Run<'a> {
         let commit = commit.map_or_else(|| changed::default_commit(self.checkout), str::to_owned);
         let files = changed::files(self.checkout, &commit)?;
         let (levels, unknown) = changed::levels(&self.workspace, &files);
-        eprintln!("{} differ from {commit}", count(files.len(), "file"));
+        eprintln!("{} changed since {commit}", count(files.len(), "file"));
         for file in &unknown {
             eprintln!("{}: no package's tests read it", file.display());
         }
@@ -160,9 +160,14 @@ impl<'a> Run<'a> {
             let mut arguments: Vec<String> =
                 names.iter().flat_map(|it| ["-p".to_owned(), (*it).to_owned()]).collect();
             let mut status = self.build_started(&names)?;
-            if status.success() && distance == 0 {
-                let of_libraries: Vec<&str> = arguments.iter().map(String::as_str).collect();
-                status = self.documents(&of_libraries)?;
+            // Cargo refuses doc tests of a package without a library.
+            let libraries: Vec<&str> = names
+                .iter()
+                .filter(|it| self.workspace.package(it).is_some_and(|it| it.has_library))
+                .flat_map(|it| ["-p", *it])
+                .collect();
+            if status.success() && distance == 0 && !libraries.is_empty() {
+                status = self.documents(&libraries)?;
             }
             if status.success() {
                 arguments.push("--no-tests=pass".to_owned());
@@ -255,7 +260,7 @@ impl<'a> Run<'a> {
         let stages = self.stages.iter().map(|it| format!("{} {} s", it.0, it.1.as_secs()));
         eprintln!("time: {}", stages.collect::<Vec<_>>().join(", "));
         let of_last_run = self.workspace.target.join(TIMINGS);
-        if matches!(selection, Selection::All) {
+        if matches!(selection, Selection::All) && !times.is_empty() {
             fs::copy(self.reports.path().join("times"), &of_last_run)
                 .with_context(|| format!("cannot write {}", of_last_run.display()))?;
         }
@@ -266,7 +271,8 @@ impl<'a> Run<'a> {
             eprintln!("{}: all tests and programs", self.checkout.relative(&table).display());
         }
         let mut missed = Missed::read(&self.reports.path().join("missed"))?;
-        if !matches!(selection, Selection::All) && !missed.is_empty() {
+        let is_filtered = !matches!(selection, Selection::All | Selection::Changed(_));
+        if is_filtered && !missed.is_empty() {
             let words = ["list", "--message-format", "json", "--run-ignored", "only"];
             let mut list = self.nextest.command(&self.cargo, &words);
             // nextest has asked for all tests of the programs, whatever the filter.

@@ -1,0 +1,78 @@
+//! Readers of tokenizers and of texts as tokens.
+
+use std::path::Path;
+
+use super::{file, path_of};
+
+pub(super) fn tokenizer(input: &[u8]) {
+    use brigade_tokens::{HuggingFaceTokenizer, Truncation};
+
+    let Ok(tokenizer) = HuggingFaceTokenizer::from_bytes(input) else { return };
+    let text = "A text, with 12 words that aren't  long \u{e9}\u{1f600}\n";
+    let cut = tokenizer.clone().with_truncation(Truncation::new(8));
+    for tokenizer in [Ok(tokenizer), cut].into_iter().flatten() {
+        let single = tokenizer.encode(text);
+        let pair = tokenizer.encode_pair(text, "[CLS] <s>");
+        for encoding in [single, pair].into_iter().flatten() {
+            assert_eq!(encoding.ids.len(), encoding.offsets.len());
+            let _ = tokenizer.decode(&encoding.ids, true);
+        }
+        let _ = tokenizer.vocabulary();
+    }
+}
+
+pub(super) fn vocabulary(input: &[u8]) {
+    use brigade_tokens::Vocabulary;
+
+    if let Ok(vocabulary) = Vocabulary::from_json(input) {
+        // What was read can be written, and read again.
+        let again = Vocabulary::from_json(vocabulary.to_json().as_bytes());
+        assert_eq!(again.expect("our own form is known"), vocabulary);
+    }
+    if let Ok(tokens) = brigade_checkpoint::pth::strings(Path::new("a.pkl"), input) {
+        let bytes: usize = tokens.iter().map(|token| token.len()).sum();
+        assert!(bytes <= 16 * input.len() + (64 << 10), "{bytes} bytes");
+    }
+}
+
+pub(super) fn tokens(input: &[u8]) {
+    use brigade_tokens::{TokenCorpus, Vocabulary};
+
+    for input in [input.to_vec(), corpus_with_checksums(input)] {
+        let file = file(&input);
+        let Ok(corpus) = TokenCorpus::open(path_of(&file)) else { continue };
+        let unknown = Vocabulary::new(["xxunk"]).expect("one token");
+        let ids = corpus.ids(&unknown).expect("it has an unknown token");
+        let mut read = Vec::new();
+        for (text, length) in corpus.lengths().enumerate() {
+            if let Ok(tokens) = corpus.tokens(text) {
+                assert_eq!(tokens.len(), length);
+                ids.read(text, 0..length, &mut read).expect("its tokens are there");
+                read.clear();
+            }
+        }
+        let _ = corpus.counts_of(0..corpus.len());
+    }
+}
+
+/// The same corpus with its right checksums, so that what lies behind them is read.
+pub(super) fn corpus_with_checksums(input: &[u8]) -> Vec<u8> {
+    let mut bytes = input.to_vec();
+    let numbers = 4096;
+    if bytes.len() < numbers {
+        return bytes;
+    }
+    let long = |place: usize| {
+        bytes[place..place + 8]
+            .iter()
+            .rev()
+            .fold(0_u64, |number, byte| number << 8 | u64::from(*byte))
+    };
+    let tables = (long(56).saturating_mul(long(12) & 0xffff_ffff)).saturating_add(numbers as u64);
+    let tables = usize::try_from(tables).unwrap_or(usize::MAX).min(bytes.len());
+    for (place, part) in [(80, numbers..tables), (84, tables..bytes.len()), (88, 0..88)] {
+        let checksum = crc32fast::hash(&bytes[part]);
+        bytes[place..place + 4].copy_from_slice(&checksum.to_le_bytes());
+    }
+    bytes
+}

@@ -1,0 +1,154 @@
+//! Readers of weights and checkpoints.
+
+use std::fs;
+use std::path::Path;
+
+use brigade_checkpoint::convert::TrainerState;
+use brigade_checkpoint::layout::{Checkpoint, MANIFEST, Manifest};
+use brigade_checkpoint::pth::{PthFile, StoredTensor};
+use brigade_checkpoint::safetensors::Header;
+use brigade_checkpoint::shards::Index;
+use brigade_checkpoint::{Format, Value};
+use brigade_schedule::{Definition, Described};
+use brigade_testkit::archive;
+
+use super::{Sink, file, path_of, stays_in};
+
+pub(super) fn safetensors(input: &[u8]) {
+    let file = file(input);
+    let Ok(header) = Header::read(Path::new("a.safetensors"), &file) else { return };
+    for entry in &header.tensors {
+        assert!(entry.range.end <= input.len() as u64, "{entry:?}");
+        assert_eq!(entry.info.bytes(), Some(entry.range.end - entry.range.start), "{entry:?}");
+    }
+}
+
+pub(super) fn pth(input: &[u8]) {
+    let path = Path::new("a.pth");
+    let file = file(input);
+    let _ = Format::of(path, &file);
+    let Ok(mut file) = PthFile::from_file(path, file) else { return };
+    let Ok(value) = file.value() else { return };
+    copy_tensors(&mut file, value, input.len());
+    for key in [None, Some("model"), Some("a.0")] {
+        let _ = file.state_dict(key);
+    }
+}
+
+/// Every tensor can be asked for; together they are not many times the file.
+pub(super) fn copy_tensors(file: &mut PthFile, value: Value<StoredTensor>, length: usize) {
+    let mut sink = Sink(0);
+    let copied = value.try_map(&mut |_, tensor| {
+        let before = sink.0;
+        // A storage may turn out to be damaged.
+        if file.copy_tensor(&tensor, &mut sink).is_ok() {
+            assert_eq!(Some(sink.0 - before), tensor.info().bytes(), "{tensor:?}");
+        }
+        Ok::<_, std::convert::Infallible>(())
+    });
+    let Ok(_) = copied;
+    assert!(sink.0 <= 16 * length as u64 + (1 << 20), "{} bytes of {length}", sink.0);
+}
+
+/// With storages of the sizes that the module of the corpus has.
+pub(super) fn script(input: &[u8]) {
+    let end = input.iter().position(|&byte| byte == 0).unwrap_or(input.len());
+    let (code, pickle) = (&input[..end], input.get(end + 1..).unwrap_or_default());
+    let bytes = [0; 20];
+    pth(&archive(&[
+        ("data/0", &bytes[..4]),
+        ("data/1", &bytes[..8]),
+        ("data/2", &bytes[..4]),
+        ("data/3", &bytes),
+        ("data/4", &bytes[..16]),
+        ("data.pkl", pickle),
+        ("constants.pkl", b")."),
+        ("code/__torch__.py", code),
+    ]));
+}
+
+pub(super) fn exported(input: &[u8]) {
+    let bytes = [0; 16];
+    pth(&archive(&[
+        ("data/weights/weight_0", &bytes),
+        ("data/weights/weight_1", &bytes[..8]),
+        ("data/weights/weight_2", &bytes[..8]),
+        ("data/weights/model_weights_config.json", input),
+    ]));
+}
+
+/// A pickle in the old format, with two storages after it.
+pub(super) fn legacy_pickle(input: &[u8]) {
+    let mut file = LEGACY_HEAD.to_vec();
+    file.extend(input);
+    file.extend(b"\x80\x02](X\x01\0\0\x000X\x01\0\0\x001e.");
+    file.extend(64u64.to_le_bytes());
+    file.extend((0..64u8).flat_map(|i| f32::from(i).to_le_bytes()));
+    file.extend(0u64.to_le_bytes());
+    pth(&file);
+}
+
+pub(super) fn pickle(input: &[u8]) {
+    legacy_pickle(input);
+    let floats: Vec<u8> = (0..64u8).flat_map(|i| f32::from(i).to_le_bytes()).collect();
+    pth(&archive(&[("data.pkl", input), ("data/0", &floats), ("data/1", &[])]));
+}
+
+pub(super) fn manifest(input: &[u8]) {
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    fs::write(folder.path().join(MANIFEST), input).expect("a file can be written");
+    let _ = Checkpoint::open(folder.path());
+    // With its right checksum, which no fuzzer guesses.
+    let Ok(manifest) = serde_json::from_slice::<Manifest>(input) else { return };
+    fs::write(folder.path().join(MANIFEST), manifest.to_json()).expect("a file can be written");
+    let Ok(manifest) = Manifest::read(folder.path()) else { return };
+    // Chunks that were accepted are as many elements as the whole, and each lies within it.
+    for tensor in manifest.objects.iter().flat_map(|object| object.tensors.values()) {
+        let whole = tensor.info();
+        let mut stored = tensor.chunks.iter().map(|chunk| {
+            let shape = chunk.shape.clone();
+            brigade_checkpoint::TensorInfo { shape, ..whole.clone() }.elements()
+        });
+        let stored = stored.try_fold(0u64, |sum, elements| sum.checked_add(elements?));
+        assert_eq!(stored, whole.elements(), "{tensor:?}");
+    }
+    let _ = (manifest.bytes(), manifest.of_kind("model").count());
+    let names = manifest.files.keys().chain(manifest.objects.iter().map(|object| &object.name));
+    for name in names.chain(manifest.objects.iter().flat_map(|object| object.files())) {
+        assert!(stays_in(folder.path(), name.as_ref()), "{name:?}");
+    }
+    let _ = Checkpoint::open(folder.path());
+}
+
+pub(super) fn index(input: &[u8]) {
+    let file = file(input);
+    let Ok(index) = Index::read(&path_of(&file)) else { return };
+    let folder = Path::new("/folder");
+    for name in index.files() {
+        assert!(stays_in(folder, name.as_ref()), "{name:?}");
+    }
+}
+
+pub(super) fn trainer_state(input: &[u8]) {
+    let Ok(state) = TrainerState::parse(input) else { return };
+    assert!(state.epoch.is_none_or(f64::is_finite), "{state:?}");
+}
+
+pub(super) fn state(input: &[u8]) {
+    let Ok(json) = serde_json::from_slice(input) else { return };
+    let Ok(value) = Value::from_json(&json) else { return };
+    // What was read can be written, and read again.
+    let again = Value::from_json(&value.to_json()).expect("our own form is known");
+    // NaN is not equal to itself.
+    assert_eq!(format!("{again:?}"), format!("{value:?}"));
+    // What it says of a schedule, of which no number divides by zero.
+    if let Some(Definition::All(Described::Known(schedule))) = value.to_plain() {
+        for step in [0, 1, 7, u64::MAX] {
+            let _ = (schedule.lr(step), schedule.momentum(step), schedule.curve().period(step));
+        }
+    }
+}
+
+/// Magic number, version and no facts of the system.
+const LEGACY_HEAD: &[u8] =
+    b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.\x80\x02}.";
