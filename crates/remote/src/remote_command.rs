@@ -43,11 +43,11 @@ fn encode(path: &Path) -> String {
 // The x keeps an end of line at the end of a path from being cut off.
 const DECODE: &str = r#"p=$(printf "$1x"); p=${p%x};"#;
 // Whether other users can put another file in its place: `unsafe` prints what they can change of the
-// file and the folders above it. As sshd looks at authorized_keys, each must belong to this user or to
+// file and the folders above it, or what could not be checked. As sshd looks at authorized_keys, each must belong to this user or to
 // root and be writable by no other; but what is in a folder that only this user may enter is out of
 // their reach, and in one with the sticky bit each file is its owner's.
-const CHECK: &str = r#"unsafe() { set -f; q=$1; u=$(id -u); s=; while :; do set -- $(ls -ldLn "$q" 2>/dev/null); case $1 in d????????[tT]*) ;; ?????w*|????????w*) s=$q ;; esac; case $3 in 0|$u) ;; *) s=$q ;; esac; case $1,$3 in d???------*,$u) s= ;; esac; case $q in /) break ;; esac; q=${q%/*}; q=${q:-/}; done; printf "%s" "$s"; };"#;
-const SAME: &str = r#"if [ -f "$p" ] && [ -x "$p" ]; then s=$(unsafe "$p"); if [ -n "$s" ]; then printf "\nbrigade-unsafe\n"; printf "other users can change %s\n" "$s" >&2; exit 126; fi; exec "$p" __agent; fi;"#;
+const CHECK: &str = r#"unsafe() { set -f; q=$1; u=$(id -u); s=; while :; do set -- $(ls -ldLn "$q" 2>/dev/null); case $1 in d????????[tT]*) ;; ?????w*|????????w*) s="other users can change $q" ;; esac; case $3 in "") s="ls cannot read the permissions of $q" ;; 0|$u) ;; *) s="other users can change $q" ;; esac; case $1,$3 in d???------*,$u) s= ;; esac; case $q in /) break ;; esac; q=${q%/*}; q=${q:-/}; done; printf "%s" "$s"; };"#;
+const SAME: &str = r#"if [ -f "$p" ] && [ -x "$p" ]; then s=$(unsafe "$p") || s="the check of its permissions was killed"; if [ -n "$s" ]; then printf "\nbrigade-unsafe\n"; printf "%s\n" "$s" >&2; exit 126; fi; exec "$p" __agent; fi;"#;
 const IN_PATH: &str = r#"if command -v brigade >/dev/null 2>&1; then exec brigade __agent; fi;"#;
 const MISSING: &str = r#"printf "\nbrigade-missing\n"; exit 127"#;
 
@@ -182,6 +182,34 @@ mod tests {
                 assert_eq!(run(), bad(path));
                 chown(path, Some(0), None).unwrap();
             }
+        }
+    }
+
+    /// The check fails closed: an `ls` that ends without a word, or that is killed, vouches for no file.
+    #[test]
+    fn a_file_whose_permissions_are_unknown_is_not_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let agent = folder.path().join("brigade");
+        let ls = folder.path().join("ls");
+        let write = |path: &Path, text: &str| {
+            fs::write(path, text).unwrap();
+            fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+        };
+        write(&agent, "#!/bin/sh\necho agent\n");
+        for (text, words) in [
+            ("exit 2", "ls cannot read the permissions of /\n"),
+            // Its parent is the shell that checks.
+            ("kill -KILL $PPID", "the check of its permissions was killed\n"),
+        ] {
+            write(&ls, &format!("#!/bin/sh\n{text}\n"));
+            let mut command = Command::new("sh");
+            command.args(["-c", &start(&agent, AGENT)]);
+            command.env("PATH", format!("{}:/usr/bin:/bin", folder.path().display()));
+            let output = command.output().unwrap();
+            assert_eq!(output.stdout, IS_UNSAFE.as_bytes(), "{text}");
+            let said = String::from_utf8(output.stderr).unwrap();
+            assert!(said.ends_with(words), "{text}: {said}");
+            assert_eq!(output.status.code(), Some(126), "{text}");
         }
     }
 

@@ -18,6 +18,8 @@ pub struct Test {
     pub path: &'static str,
     /// It cannot run without all of them.
     pub needs: &'static [Need],
+    /// Its time limit, where that of all tests is too short.
+    pub limit: Option<Duration>,
     /// Fails by a panic.
     pub body: fn(),
 }
@@ -96,11 +98,12 @@ pub fn run(program: &str, tests: &[Test]) -> ExitCode {
         needs.into_iter().filter_map(|need| Some((need, need.lacking()?))).collect();
 
     let (mut trials, mut missed) = (Vec::new(), Vec::new());
-    for Test { path, needs, body } in tests {
+    for Test { path, needs, limit, body } in tests {
         let name = in_crate(path);
         let lack = needs.iter().find_map(|need| Some((*need, lacking.get(need)?)));
-        let limit =
+        let usual =
             if needs.contains(&Need::RustKernel) { limit::OF_A_NOTEBOOK } else { limit::OF_A_TEST };
+        let limit = limit.unwrap_or(usual);
         let trial = trial(name, *body, limit, lack, &required);
         if let Some((need, _)) = lack
             && trial.has_ignored_flag()

@@ -20,13 +20,16 @@ fn main() -> ExitCode {
     const ALWAYS: &[Need] = &[];
     match env::var(PART).as_deref() {
         Ok("needs etcd") => inner(&[
-            Test { path: "program::passes", needs: ALWAYS, body: || {} },
-            Test { path: "program::elects", needs: &[Need::Etcd], body: || {} },
-            Test { path: "program::elects_again", needs: &[Need::Etcd], body: || {} },
+            Test { path: "program::passes", needs: ALWAYS, limit: None, body: || {} },
+            Test { path: "program::elects", needs: &[Need::Etcd], limit: None, body: || {} },
+            Test { path: "program::elects_again", needs: &[Need::Etcd], limit: None, body: || {} },
         ]),
-        Ok("fails") => {
-            inner(&[Test { path: "program::fails", needs: ALWAYS, body: || panic!("the reason") }])
-        }
+        Ok("fails") => inner(&[Test {
+            path: "program::fails",
+            needs: ALWAYS,
+            limit: None,
+            body: || panic!("the reason"),
+        }]),
         Ok("hangs") => {
             // It is there before the time starts.
             let mut sleep = Command::new("sleep").arg("1000").spawn().unwrap();

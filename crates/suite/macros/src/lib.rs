@@ -2,19 +2,25 @@
 
 use proc_macro::TokenStream;
 use quote::quote;
-use syn::parse::Nothing;
-use syn::punctuated::Punctuated;
-use syn::{Ident, ItemFn, Token, parse_macro_input};
+use syn::parse::{Nothing, Parse, ParseStream};
+use syn::{Ident, ItemFn, LitInt, Token, parse_macro_input};
 
 /// Marks a test that cannot run without the [needs](../brigade_suite/enum.Need.html) that are named:
 /// `#[needs(Hosts, Etcd)]`, or `#[needs()]` for a test that runs everywhere.
 ///
+/// A test that compiles says its time limit in seconds: `#[needs(Python, limit = 1000)]`. Defaults to that of
+/// [`TimeLimit`](../brigade_suite/struct.TimeLimit.html) for tests.
+///
 /// For test programs with `brigade_suite::main!`. The test fails by a panic. Its name is its path in the program.
 #[proc_macro_attribute]
 pub fn needs(arguments: TokenStream, item: TokenStream) -> TokenStream {
-    let needs = parse_macro_input!(arguments with Punctuated::<Ident, Token![,]>::parse_terminated);
+    let Needs { needs, limit } = parse_macro_input!(arguments as Needs);
     let item = parse_macro_input!(item as ItemFn);
-    let (name, needs) = (&item.sig.ident, needs.iter());
+    let name = &item.sig.ident;
+    let limit = limit.map_or_else(
+        || quote!(::core::option::Option::None),
+        |seconds| quote!(::core::option::Option::Some(::core::time::Duration::from_secs(#seconds))),
+    );
     quote! {
         #item
         const _: () = {
@@ -22,12 +28,38 @@ pub fn needs(arguments: TokenStream, item: TokenStream) -> TokenStream {
                 ::brigade_suite::Test {
                     path: ::core::concat!(::core::module_path!(), "::", ::core::stringify!(#name)),
                     needs: &[#(::brigade_suite::Need::#needs),*],
+                    limit: #limit,
                     body: #name,
                 }
             }
         };
     }
     .into()
+}
+
+/// The arguments of [`needs`].
+struct Needs {
+    needs: Vec<Ident>,
+    limit: Option<LitInt>,
+}
+
+impl Parse for Needs {
+    fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
+        let mut all = Self { needs: Vec::new(), limit: None };
+        while !input.is_empty() {
+            let name: Ident = input.parse()?;
+            if name == "limit" {
+                input.parse::<Token![=]>()?;
+                all.limit = Some(input.parse()?);
+            } else {
+                all.needs.push(name);
+            }
+            if !input.is_empty() {
+                input.parse::<Token![,]>()?;
+            }
+        }
+        Ok(all)
+    }
 }
 
 /// Marks a function that a test program runs in a process of its own: its tests start the program once more, with the
