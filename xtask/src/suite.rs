@@ -9,9 +9,10 @@ mod missed;
 mod temporary;
 pub(crate) mod timings;
 
+use std::env;
 use std::fs;
 use std::path::PathBuf;
-use std::process::{ExitCode, ExitStatus};
+use std::process::{Command, ExitCode, ExitStatus};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -209,8 +210,7 @@ impl<'a> Run<'a> {
     fn documents(&mut self, packages: &[&str]) -> Result<ExitStatus> {
         self.stage("doc tests", |run| {
             let mut command = run.cargo.command(&["test", "--doc", "--no-fail-fast"]);
-            command.args(packages).env(TMPDIR, run.temporary.path());
-            documents::run(&mut command)
+            documents::run(run.for_tests(command.args(packages)))
         })
     }
 
@@ -228,7 +228,7 @@ impl<'a> Run<'a> {
         }
         self.stage("tests", |run| {
             let mut command = run.nextest.command(&run.cargo, &["run", "--no-fail-fast"]);
-            command.envs(variables.iter().copied()).env(TMPDIR, run.temporary.path());
+            run.for_tests(&mut command).envs(variables.iter().copied());
             command.env(REPORT, run.reports.path().join("missed")).env(PROGRAMS_ARE_BUILT, "1");
             if !arguments.iter().any(|it| it.starts_with("--test-threads") || it.starts_with("-j"))
             {
@@ -242,6 +242,15 @@ impl<'a> Run<'a> {
             cargo::run(command.args(&arguments))
         })
         .inspect(|_| self.chosen = arguments)
+    }
+
+    /// Sets what all tests find in their environment.
+    fn for_tests<'b>(&self, command: &'b mut Command) -> &'b mut Command {
+        command.env(TMPDIR, self.temporary.path());
+        if env::var_os(WAIT_POLICY).is_none() {
+            command.env(WAIT_POLICY, "PASSIVE");
+        }
+        command
     }
 
     fn stage<T>(&mut self, name: &'static str, body: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
@@ -290,6 +299,10 @@ pub(crate) const TIMINGS: &str = "timings.tsv";
 
 /// Tells tests that programs of other packages, such as `brigade`, are in the target folder as they are built now.
 const PROGRAMS_ARE_BUILT: &str = "BRIGADE_TEST_PROGRAMS_ARE_BUILT";
+
+/// How OpenMP's threads wait for the next parallel region, OpenMP's variable. By default they keep their processor busy,
+/// which another test needs: two networks' golden tests at once take 30 s so, and 11 s if threads sleep.
+const WAIT_POLICY: &str = "OMP_WAIT_POLICY";
 
 /// How many tests run at once, cargo-nextest's variable.
 const THREADS: &str = "NEXTEST_TEST_THREADS";

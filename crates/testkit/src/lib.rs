@@ -1,4 +1,4 @@
-//! Tests that run as several ranks, comparisons of numbers, archives for readers of `.pth` files, film reviews,
+//! Tests that run as several ranks, comparisons of numbers, the numbers of golden files, archives for readers of `.pth` files, film reviews,
 //! and (feature `photos`) images with the statistics of photographs. For tests; `debug_launcher` starts its ranks by it.
 //!
 //! ```no_run
@@ -14,6 +14,7 @@
 mod archive;
 mod close;
 mod dist;
+mod golden;
 mod killable;
 #[cfg(feature = "photos")]
 mod photos;
@@ -24,6 +25,7 @@ mod stuck;
 pub use archive::archive;
 pub use close::assert_close;
 pub use dist::{DistTest, Report};
+pub use golden::{golden_uniform, golden_unit};
 pub use killable::KillableRanks;
 #[cfg(feature = "photos")]
 pub use photos::Photos;

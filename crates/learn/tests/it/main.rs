@@ -1,4 +1,4 @@
-//! Data blocks and metrics.
+//! Data blocks, metrics, and what a Learner does. No number here depends on how a processor rounds.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
@@ -6,4 +6,8 @@ mod data_block;
 #[path = "../common/fill.rs"]
 mod fill;
 mod fold;
+mod learner;
 mod metrics;
+#[path = "../common/learner.rs"]
+#[allow(dead_code, reason = "the tests of numbers use the rest of it")]
+mod setup;

@@ -5,3 +5,6 @@
 mod cpu;
 #[path = "../common/fill.rs"]
 mod fill;
+#[path = "../common/learner.rs"]
+#[allow(dead_code, reason = "the other tests use the rest of it")]
+mod setup;

@@ -2,18 +2,12 @@
 
 use brigade_gpukit::on_device;
 use brigade_nn::{Model, Tensor};
+use brigade_testkit::golden_uniform;
 
-/// The golden files' own random numbers: splitmix64 of the index and a stream, uniform in [0, 1).
+/// Returns the golden files' own random numbers as a tensor of a shape.
 pub(crate) fn fill(shape: &[i64], stream: u64, low: f64, high: f64) -> Tensor {
-    let value = |index: u64| {
-        let mut z = (index + 1 + (stream << 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        let unit = ((z ^ (z >> 31)) >> 11) as f64 * 2f64.powi(-53);
-        (low + (high - low) * unit) as f32
-    };
-    let length = shape.iter().product::<i64>().unsigned_abs();
-    on_device(&Tensor::from_slice(&(0..length).map(value).collect::<Vec<_>>()).view(shape))
+    let count = shape.iter().product::<i64>() as usize;
+    on_device(&Tensor::from_slice(&golden_uniform(low, high, stream, count)).view(shape))
 }
 
 /// Gives every parameter the golden files' values.

@@ -1,6 +1,24 @@
-//! Tests of a whole process: its threads, and its children by `fork`.
+//! Stores and process groups: what several processes send each other, and what each sees when one fails; a whole process:
+//! its memory, its threads, and its children by `fork`. No number here depends on how a processor rounds.
 
 #![allow(clippy::unwrap_used)] // clippy knows only functions marked as tests
 
+mod devices;
+mod exchange;
+mod failure;
+mod fake;
 mod forked;
+mod gather;
+mod kept_memory;
+mod memory;
+mod message;
+mod object;
+mod reducer_failure;
+#[path = "../common/rendezvous.rs"]
+mod rendezvous;
+mod shared_memory;
+mod store;
+mod subgroup;
 mod threads;
+mod warnings;
+mod work;

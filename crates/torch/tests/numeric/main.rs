@@ -1,4 +1,4 @@
-//! Tests of computed numbers, and of what several processes do together.
+//! Tests of computed numbers, on one process and on several.
 
 #![allow(clippy::unwrap_used)] // clippy knows only functions marked as tests
 
@@ -11,4 +11,6 @@ mod fused;
 mod linear;
 mod max_pool;
 mod norm_relu;
+#[path = "../common/rendezvous.rs"]
+#[allow(dead_code, reason = "the other tests use the rest of it")]
 mod rendezvous;

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // clippy knows only functions marked as tests
 
+mod batch_size;
 mod checkpoint_faults;
 mod checkpoint_kill;
 mod checkpoint_versions;
@@ -9,6 +10,10 @@ mod checkpoint_worlds;
 mod debug;
 mod extending;
 mod forward_errors;
+mod losses;
+#[path = "../common/net.rs"]
+#[allow(dead_code, reason = "the tests of numbers use the rest of it")]
+mod net;
 mod prepare;
 mod profile;
 #[path = "../common/resume.rs"]

@@ -9,7 +9,8 @@ use brigade_train::{
     Accelerator, GradientAccumulation, Kind, Optimizer, Result, Scheduler, Sgd, Tensor,
 };
 
-use crate::net::{Net, builder};
+use crate::device::builder;
+use crate::net::Net;
 
 const SAMPLES: i64 = 24;
 

@@ -7,10 +7,10 @@ use brigade_testkit::{World, assert_close, dist_test};
 use brigade_train::{Accelerator, ClipNorm, Error, Kind, Result, Tensor};
 use serde_json::Value;
 
-use crate::net;
+use crate::{device, net};
 
 fn accelerator() -> Accelerator {
-    net::builder().build().unwrap()
+    device::builder().build().unwrap()
 }
 
 /// Parameters whose gradients are the given values: those of `(parameter · values).sum()`.
@@ -99,7 +99,7 @@ fn gradients_that_are_not_finite_are_an_error_when_asked_for() {
 }
 
 dist_test!(world = 2, dist_clips_what_was_averaged_and_only_then, |_world: World| -> Result<()> {
-    let accelerator = net::builder().gradient_accumulation_steps(2).build()?;
+    let accelerator = device::builder().gradient_accumulation_steps(2).build()?;
     let rows = Tensor::arange(40, (Kind::Double, tch::Device::Cpu)).sin().view([8, 5]);
     let loader = DataLoader::new(TensorDataset::new(rows.shallow_clone())?).batch_size(2);
     let (model, loader) = accelerator.prepare((net::model(Kind::Double), loader))?;

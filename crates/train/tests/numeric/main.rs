@@ -9,6 +9,7 @@ mod comm_hooks;
 mod cpu;
 mod device;
 mod metrics;
+#[path = "../common/net.rs"]
 mod net;
 mod own_models;
 mod precision;

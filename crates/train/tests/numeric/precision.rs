@@ -6,10 +6,10 @@ use brigade_gpukit::{numeric_device, on_device};
 use brigade_nn::{Linear, Model, Module, ParamPath};
 use brigade_train::{Accelerator, AutocastOptions, Kind, Precision, Tensor};
 
-use crate::net;
+use crate::{device, net};
 
 fn accelerator(precision: Precision) -> Accelerator {
-    net::builder().mixed_precision(precision).build().unwrap()
+    device::builder().mixed_precision(precision).build().unwrap()
 }
 
 /// Tells the kinds inside and gives structured outputs.
@@ -46,7 +46,8 @@ fn a_prepared_model_computes_in_16_bits_and_answers_in_32() {
         assert!(error < 0.02, "{precision}: {error}");
         assert_eq!(error == 0.0, precision == Precision::No, "{precision}");
 
-        let raw = net::builder().mixed_precision(precision).float32_outputs(false).build().unwrap();
+        let raw =
+            device::builder().mixed_precision(precision).float32_outputs(false).build().unwrap();
         let model = Model::builder().device(numeric_device()).build(build).unwrap();
         net::fill(&model);
         let prepared = raw.prepare(model).unwrap();

@@ -10,7 +10,8 @@ use brigade_train::{
 };
 use serde_json::Value;
 
-use crate::net::{self, Weight, weights};
+use crate::device;
+use crate::net::{Weight, weights};
 
 fn golden() -> Value {
     serde_json::from_str(include_str!("../golden/numerics.json")).unwrap()
@@ -21,7 +22,7 @@ fn number(value: &Value) -> f64 {
 }
 
 fn fp16() -> AcceleratorBuilder {
-    net::builder().mixed_precision(Precision::Fp16)
+    device::builder().mixed_precision(Precision::Fp16)
 }
 
 fn start() -> Model<Weight> {
@@ -81,7 +82,7 @@ fn steps_and_scales_are_pytorchs() {
 #[test]
 fn only_fp16_has_a_scaler_and_its_state_goes_both_ways() {
     for precision in [Precision::No, Precision::Bf16] {
-        let accelerator = net::builder().mixed_precision(precision);
+        let accelerator = device::builder().mixed_precision(precision);
         assert!(accelerator.build().unwrap().grad_scaler().is_none());
     }
     let accelerator = fp16().build().unwrap();

@@ -8,6 +8,7 @@ use brigade_train::{
     Accelerator, Error, GradientAccumulation, Kind, Optimizer, Result, Sgd, Tensor,
 };
 
+use crate::device;
 use crate::net::{self, Net, weights};
 
 /// Inputs, targets, and how many of a sample's three outputs count: 0 to 3.
@@ -108,7 +109,7 @@ fn same_as_the_big_batch(first: &Accelerator) -> Result<()> {
 
 #[test]
 fn one_process_equals_the_big_batch() {
-    let first = net::builder().build().unwrap();
+    let first = device::builder().build().unwrap();
     same_as_the_big_batch(&first).unwrap();
 }
 
@@ -148,18 +149,18 @@ fn a_batch_that_is_left_out_has_no_tokens() {
 }
 
 dist_test!(world = 2, dist_two_ranks_equal_the_big_batch, |_world: World| -> Result<()> {
-    same_as_the_big_batch(&net::builder().build()?)
+    same_as_the_big_batch(&device::builder().build()?)
 });
 
 dist_test!(world = 4, dist_four_ranks_equal_the_big_batch, |_world: World| -> Result<()> {
-    same_as_the_big_batch(&net::builder().build()?)
+    same_as_the_big_batch(&device::builder().build()?)
 });
 
 dist_test!(
     world = 2,
     dist_a_wrong_weight_is_an_error_on_every_rank,
     |world: World| -> Result<()> {
-        let first = net::builder().build()?;
+        let first = device::builder().build()?;
         let model = first.prepare(model().0)?;
         let loss =
             || model.forward(&Tensor::ones([1, 5], (Kind::Double, numeric_device()))).unwrap();

@@ -10,7 +10,7 @@ use brigade_nn::StateDict;
 use brigade_testkit::{World, dist_test, step};
 use brigade_train::Accelerator;
 
-use super::setup::*;
+use crate::setup::*;
 
 type Kept = Rc<RefCell<Vec<StateDict>>>;
 
@@ -62,7 +62,7 @@ fn exponential(accelerator: &Accelerator) {
     same(&validated[0], &averages[5]);
     same(&validated[1], &averages[11]);
     same(&learner.state_dict(), &averages[11]);
-    let mut plain = super::setup::learner(accelerator);
+    let mut plain = crate::setup::learner(accelerator);
     plain.fit(2, 0.1, ()).unwrap();
     assert_eq!(state_bits(&stepped[11]), weights(&plain), "training is the same without it");
     let (learner, _, stepped, validated) = run(Ema::new(0.9).keep(false));
@@ -75,7 +75,7 @@ fn exponential(accelerator: &Accelerator) {
     step!("EMA put back");
     // An error or a cancellation within the validation: the weights are back, or the average is kept.
     let interrupted = |fails: bool, ema: Ema| {
-        let mut learner = super::setup::learner(accelerator);
+        let mut learner = crate::setup::learner(accelerator);
         let (stepped, after_step) = keeping(&[Event::AfterStep], 41);
         let stop =
             At::new([Event::AfterLoss], move |_, learner| match (learner.is_training(), fails) {
@@ -112,7 +112,7 @@ fn stochastic(accelerator: &Accelerator) {
         learner.fit(2, 0.1, (Swa::new(5), at_end)).unwrap();
         assert_eq!(weights(&learner), state_bits(&ends.borrow()[1]));
     };
-    unaveraged(super::setup::learner(accelerator));
+    unaveraged(crate::setup::learner(accelerator));
 }
 
 #[test]

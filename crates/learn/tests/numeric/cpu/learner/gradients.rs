@@ -11,7 +11,7 @@ use brigade_testkit::{World, dist_test, step};
 use brigade_train::Accelerator;
 use tch::Kind;
 
-use super::setup::*;
+use crate::setup::*;
 
 fn gradients(learner: &LearnerState) -> Vec<f64> {
     let all = learner.parameters().into_iter().flat_map(|it| {

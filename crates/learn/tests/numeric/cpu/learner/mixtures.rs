@@ -15,8 +15,8 @@ use brigade_testkit::{World, dist_test, step};
 use brigade_train::{Accelerator, Precision};
 use tch::{Kind, Tensor};
 
-use super::setup::*;
 use crate::fill::uniform_tensor;
+use crate::setup::*;
 
 /// Each sample's partner is the next one, in shares that the test knows.
 #[derive(Debug)]

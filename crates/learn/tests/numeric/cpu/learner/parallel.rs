@@ -8,7 +8,7 @@ use tch::{Device, Kind, Tensor};
 
 use brigade_learn::callbacks::{GradientAccumulation, GradientClip};
 
-use super::setup::*;
+use crate::setup::*;
 
 const THREE: [Device; 3] = [Device::Cpu; 3];
 

@@ -20,8 +20,8 @@ use brigade_train::Accelerator;
 use serde_json::Value;
 use tch::{Kind, Tensor};
 
-use super::setup::*;
 use crate::cpu::golden::recipe;
+use crate::setup::*;
 
 fn network(path: &ParamPath<'_>) -> Sequential {
     let options = Conv2dOptions { stride: [2, 2], padding: [1, 1], ..Conv2dOptions::default() };

@@ -7,7 +7,7 @@ use brigade_learn::{Learner, Loaders, Part};
 use brigade_testkit::{World, dist_test, step};
 use brigade_train::Accelerator;
 
-use super::setup::*;
+use crate::setup::*;
 
 fn measured(accelerator: &Accelerator, rows: i64, batch: usize) -> Learner {
     let train = loader(data(48, 10), 8 / accelerator.num_processes()).shuffle(true);

@@ -19,7 +19,7 @@ use brigade_testkit::{World, dist_test};
 use brigade_train::Accelerator;
 use tch::{Kind, Tensor};
 
-use super::setup::*;
+use crate::setup::*;
 
 fn simple() -> Learner {
     learner(&alone())

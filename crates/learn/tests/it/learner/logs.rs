@@ -14,7 +14,7 @@ use brigade_track::reader::{Line, Logged, RunReader};
 use brigade_track::{Csv, JsonLines, TensorBoard};
 use brigade_train::Accelerator;
 
-use super::setup::*;
+use crate::setup::*;
 
 fn is_empty(folder: &Path) -> bool {
     fs::read_dir(folder).unwrap().next().is_none()
@@ -59,7 +59,7 @@ fn writes(accelerator: &Accelerator) {
     step!("the best model and every epoch's");
     let folder = tempfile::tempdir().unwrap();
     let best = folder.path().join("best.pth");
-    let mut learner = super::setup::learner(accelerator).metrics(Accuracy);
+    let mut learner = crate::setup::learner(accelerator).metrics(Accuracy);
     let last = SaveModel::new(folder.path().join("end.pth")).at_end(true).with_optimizer(true);
     let every = SaveModel::new(folder.path().join("epoch.pth")).every(2);
     learner.fit(4, 1.0, (SaveModel::new(&best), every, last)).unwrap();
@@ -75,7 +75,7 @@ fn writes(accelerator: &Accelerator) {
     }
     // Rank 0 alone has the file, and all get its weights.
     let expected = weights(&learner);
-    let mut fresh = super::setup::learner(accelerator);
+    let mut fresh = crate::setup::learner(accelerator);
     fresh.load(&best, false).unwrap();
     assert_eq!(weights(&fresh), expected);
     let error = fresh.load(&best, true).unwrap_err().to_string();

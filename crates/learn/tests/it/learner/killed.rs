@@ -9,7 +9,7 @@ use brigade_learn::Event;
 use brigade_learn::callbacks::{Checkpoint, Ema};
 use brigade_testkit::KillableRanks;
 
-use super::setup::*;
+use crate::setup::*;
 
 const FOLDER: &str = "BRIGADE_TEST_LEARNER_FOLDER";
 const STOP: &str = "BRIGADE_TEST_LEARNER_STOP";

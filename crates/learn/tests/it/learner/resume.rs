@@ -17,7 +17,7 @@ use brigade_testkit::{World, dist_test, step};
 use brigade_train::Accelerator;
 use tch::Kind;
 
-use super::setup::*;
+use crate::setup::*;
 
 fn with_dropout(path: &ParamPath<'_>) -> Sequential {
     Sequential::new()

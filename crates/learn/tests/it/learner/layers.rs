@@ -11,7 +11,7 @@ use brigade_nn::{BatchNorm1d, Linear, ParamPath, Relu, Sequential};
 use brigade_testkit::{World, dist_test, step};
 use brigade_train::Accelerator;
 
-use super::setup::*;
+use crate::setup::*;
 
 fn normalised(path: &ParamPath<'_>) -> Sequential {
     Sequential::new()
@@ -103,7 +103,7 @@ fn short(accelerator: &Accelerator) {
             learner.recorder().rows().iter().map(|row| row.values[1].is_some()).collect();
         same_on_all(accelerator, names);
     }
-    let mut learner = super::setup::learner(accelerator);
+    let mut learner = crate::setup::learner(accelerator);
     learner.fit(1, 0.1, ShortEpoch::new(0.5).validation(false)).unwrap();
     let found = learner.recorder().last("valid_loss");
     assert_eq!(found, Some(learner.validate().unwrap().loss));

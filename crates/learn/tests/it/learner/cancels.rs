@@ -9,7 +9,7 @@ use brigade_learn::{Event, Learner, LearnerState};
 use brigade_testkit::{World, dist_test, step};
 use brigade_train::Accelerator;
 
-use super::setup::*;
+use crate::setup::*;
 
 const EVENTS: [Event; 23] = [
     Event::BeforeFit,

@@ -12,7 +12,7 @@ use brigade_schedule::Annealing;
 use brigade_testkit::{World, dist_test, step};
 use brigade_train::Accelerator;
 
-use super::setup::*;
+use crate::setup::*;
 
 fn split(accelerator: &Accelerator) -> Learner {
     learner(accelerator).split_by_prefix(&[&["0", "1"], &["3"]]).unwrap()
@@ -186,7 +186,7 @@ dist_test!(world = 2, dist_a_model_that_differs_is_an_error_on_both_and_lost, |w
     assert!(error.contains("the model is gone"), "{error}");
     assert!(error.contains("make the Learner anew"), "{error}");
     // Another Learner of the same group works.
-    let mut other = super::setup::learner(&accelerator);
+    let mut other = crate::setup::learner(&accelerator);
     other.fit(1, 0.1, ()).unwrap();
     ranks_agree(&other);
 });

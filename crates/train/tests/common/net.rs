@@ -3,8 +3,6 @@
 use brigade_nn::{Init, Linear, Model, Module, ParamPath};
 use brigade_train::{Kind, Tensor};
 
-pub(crate) use crate::device::builder;
-
 pub(crate) struct Net {
     hidden: Linear,
     head: Linear,

@@ -183,7 +183,7 @@ macro_rules! forwards {
         })+
     };
     () => {
-        $crate::cpu::learner::setup::forwards! {
+        $crate::setup::forwards! {
             before_fit BeforeFit, before_epoch BeforeEpoch, before_train BeforeTrain,
             before_batch BeforeBatch, after_pred AfterPred, after_loss AfterLoss,
             before_backward BeforeBackward, after_cancel_backward AfterCancelBackward,
