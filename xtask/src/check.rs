@@ -2,6 +2,7 @@
 
 use std::env;
 use std::process::{Command, ExitCode};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
@@ -13,30 +14,15 @@ use crate::workspace::Workspace;
 /// Runs every lint, also after one failed, and names those that failed.
 pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
     let cargo = Cargo::new(checkout)?;
-    let mut failed = Vec::new();
-
-    if !cargo.run(&["fmt", "--all", "--check"])?.success() {
-        failed.push("fmt (run `cargo fmt --all`)");
-    }
-    if tidy::run(checkout)? != ExitCode::SUCCESS {
-        failed.push("tidy");
-    }
+    let mut lints = Lints::default();
+    lints.run(FMT, || Ok(cargo.run(&["fmt", "--all", "--check"])?.success()))?;
+    lints.run("tidy", || Ok(tidy::run(checkout)? == ExitCode::SUCCESS))?;
     let clippy = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
-    if !cargo.run(&clippy)?.success() {
-        failed.push("clippy");
-    }
-    if !cargo::run(&mut document_all(&cargo))?.success() {
-        failed.push("doc");
-    }
-
-    if !cargo.run(&PACKAGE)?.success() {
-        failed.push("package (what crates.io would refuse)");
-    }
-    if !semver_checks(checkout, &cargo)? {
-        failed.push("semver-checks");
-    }
-
-    Ok(conclude(&failed))
+    lints.run("clippy", || Ok(cargo.run(&clippy)?.success()))?;
+    lints.run("doc", || Ok(cargo::run(&mut document_all(&cargo))?.success()))?;
+    lints.run("package (what crates.io would refuse)", || Ok(cargo.run(&PACKAGE)?.success()))?;
+    lints.run("semver-checks", || semver_checks(checkout, &cargo))?;
+    Ok(lints.conclude())
 }
 
 /// Lints some packages: what is checked of each file and crate, without the rules of the whole checkout.
@@ -50,33 +36,52 @@ pub(crate) fn run_on(checkout: &Checkout, packages: &[String]) -> Result<ExitCod
     };
     let cargo = Cargo::new(checkout)?;
     let options: Vec<&str> = names.iter().flat_map(|it| ["-p", *it]).collect();
-    let mut failed = Vec::new();
+    let mut lints = Lints::default();
     let with = |command: &[&str], rest: &[&str]| {
         cargo.run(&[command, &options, rest].concat()).map(|it| it.success())
     };
-    if !with(&["fmt"], &["--check"])? {
-        failed.push("fmt (run `cargo fmt --all`)");
-    }
-    if !with(&["clippy", "--all-targets"], &["--", "-D", "warnings"])? {
-        failed.push("clippy");
-    }
-    let mut document = document(&cargo, &["doc", "--lib", "--no-deps"]);
+    lints.run(FMT, || with(&["fmt"], &["--check"]))?;
+    lints.run("clippy", || with(&["clippy", "--all-targets"], &["--", "-D", "warnings"]))?;
     let has_library = |name: &&str| workspace.package(name).is_some_and(|it| it.has_library);
     let libraries: Vec<&str> = names.iter().copied().filter(has_library).collect();
-    document.args(libraries.iter().flat_map(|it| ["-p", *it]));
-    if !libraries.is_empty() && !cargo::run(&mut document)?.success() {
-        failed.push("doc");
+    if !libraries.is_empty() {
+        let mut document = document(&cargo, &["doc", "--lib", "--no-deps"]);
+        document.args(libraries.iter().flat_map(|it| ["-p", *it]));
+        lints.run("doc", || Ok(cargo::run(&mut document)?.success()))?;
     }
-    Ok(conclude(&failed))
+    Ok(lints.conclude())
 }
 
-fn conclude(failed: &[&str]) -> ExitCode {
-    if failed.is_empty() {
-        eprintln!("check: all is well");
-        return ExitCode::SUCCESS;
+const FMT: &str = "fmt (run `cargo fmt --all`)";
+
+/// The lints that ran.
+#[derive(Default)]
+struct Lints {
+    failed: Vec<&'static str>,
+    /// Each with its seconds.
+    times: Vec<String>,
+}
+
+impl Lints {
+    fn run(&mut self, name: &'static str, lint: impl FnOnce() -> Result<bool>) -> Result<()> {
+        let started = Instant::now();
+        if !lint()? {
+            self.failed.push(name);
+        }
+        let word = name.split(' ').next().unwrap_or(name);
+        self.times.push(format!("{word} {} s", started.elapsed().as_secs()));
+        Ok(())
     }
-    eprintln!("check: failed: {}", failed.join(", "));
-    ExitCode::FAILURE
+
+    fn conclude(&self) -> ExitCode {
+        eprintln!("time: {}", self.times.join(", "));
+        if self.failed.is_empty() {
+            eprintln!("check: all is well");
+            return ExitCode::SUCCESS;
+        }
+        eprintln!("check: failed: {}", self.failed.join(", "));
+        ExitCode::FAILURE
+    }
 }
 
 /// Compares the public API with that of the last release, where cargo-semver-checks is installed and there is

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // clippy knows only functions marked as tests
 
+use std::backtrace::Backtrace;
 use std::collections::BTreeSet;
 use std::env;
 use std::fs;
@@ -159,4 +160,13 @@ fn a_part_runs_in_a_process_of_its_own() {
     let output = play("none", &["--part", "says"], &[]);
     assert_eq!(output.status.code(), Some(2));
     assert_eq!(text(&output.stderr), "brigade-suite::outcomes has no part `says`\n");
+}
+
+/// Line tables are all the debug information that the workspace is built with: a backtrace still names the lines of a
+/// test, and of a library of ours that calls it.
+#[needs()]
+fn a_backtrace_names_our_lines() {
+    let (trace, line) = (Backtrace::force_capture().to_string(), line!());
+    assert!(trace.contains(&format!("tests/outcomes.rs:{line}:")), "{trace}");
+    assert!(trace.contains("src/harness.rs:"), "{trace}");
 }

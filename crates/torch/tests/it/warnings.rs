@@ -26,7 +26,7 @@ fn only_what_has_the_text_is_hidden_and_only_in_the_scope() {
         warn();
         return;
     }
-    let name = "cpu::warnings::only_what_has_the_text_is_hidden_and_only_in_the_scope";
+    let name = "warnings::only_what_has_the_text_is_hidden_and_only_in_the_scope";
     let child = Command::new(env::current_exe().unwrap())
         .args([name, "--exact", "--nocapture"])
         .env(CHILD, "1")

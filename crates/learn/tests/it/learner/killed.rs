@@ -45,7 +45,7 @@ fn child() {
 fn run(folder: &Path, world: usize, stop: usize) -> Vec<String> {
     let stop = stop.to_string();
     let variables = [(FOLDER, folder.as_os_str()), (STOP, OsStr::new(&stop))];
-    let mut ranks = KillableRanks::start("cpu::learner::killed::child", world, &variables).unwrap();
+    let mut ranks = KillableRanks::start("learner::killed::child", world, &variables).unwrap();
     let mut printed = vec![String::new(); world];
     let mut outputs: Vec<_> =
         ranks.ranks().iter_mut().map(|rank| BufReader::new(rank.stdout.take().unwrap())).collect();
