@@ -230,8 +230,8 @@ impl<'a> Run<'a> {
             let mut command = run.nextest.command(&run.cargo, &["run", "--no-fail-fast"]);
             run.for_tests(&mut command).envs(variables.iter().copied());
             command.env(REPORT, run.reports.path().join("missed")).env(PROGRAMS_ARE_BUILT, "1");
-            if !arguments.iter().any(|it| it.starts_with("--test-threads") || it.starts_with("-j"))
-            {
+            // An option of the command line wins over the variable.
+            if env::var_os(THREADS).is_none() {
                 command.env(THREADS, threads().to_string());
             }
             timings::measure_tests(
