@@ -26,7 +26,7 @@ use std::collections::VecDeque;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use brigade_rendezvous::{Assignment, ExitStatus, FromAgent, Link, ToAgent};
+use brigade_rendezvous::{Assignment, ExitStatus, FromAgent, Link, ToAgent, wake};
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::signalfd::SignalFd;
@@ -375,7 +375,7 @@ impl<'p> Agent<'p> {
         let state = self.state.deadline().and_then(|due| self.start.checked_add(due));
         let sweep = self.sweep.map(|(at, _)| at);
         let next = [state, sweep, self.client.deadline()].into_iter().flatten().min();
-        let timeout = brigade_wake::until(next);
+        let timeout = wake::until(next);
         let mut fds = self.client.fds();
         fds.push(PollFd::new(self.signals.as_fd(), PollFlags::POLLIN));
         fds.push(PollFd::new(self.output.control(), PollFlags::POLLIN));

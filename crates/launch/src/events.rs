@@ -18,6 +18,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
+use brigade_rendezvous::wake;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
@@ -167,7 +168,7 @@ pub(crate) struct EventLog {
     unwritten: Arc<AtomicUsize>,
     job: String,
     /// What went wrong, for the user.
-    troubles: brigade_wake::Receiver<String>,
+    troubles: wake::Receiver<String>,
 }
 
 /// What others write events with.
@@ -176,7 +177,7 @@ pub(crate) struct EventSender {
     orders: Sender<Order>,
     unwritten: Arc<AtomicUsize>,
     job: String,
-    troubles: brigade_wake::Sender<String>,
+    troubles: wake::Sender<String>,
     target: String,
     /// The user has been told that events are lost.
     is_lossy: Arc<AtomicBool>,
@@ -207,7 +208,7 @@ impl EventLog {
     ) -> Result<(Self, EventSender), LaunchError> {
         let file = target.open()?;
         let start = || LaunchError::system("start a thread");
-        let troubles = brigade_wake::Receiver::new().map_err(start())?;
+        let troubles = wake::Receiver::new().map_err(start())?;
         let (orders, inbox) = mpsc::channel();
         let unwritten = Arc::new(AtomicUsize::new(0));
         let sender = EventSender {
@@ -288,7 +289,7 @@ fn write_events(
     mut file: File,
     inbox: &Receiver<Order>,
     unwritten: &AtomicUsize,
-    troubles: &brigade_wake::Sender<String>,
+    troubles: &wake::Sender<String>,
     target: &str,
 ) {
     let mut is_open = true;

@@ -33,6 +33,7 @@ pub use streams::{LineFilter, LocalRanks, StreamMode, StreamModes};
 
 use crate::LaunchError;
 use crate::agent::Report;
+use brigade_rendezvous::wake;
 
 /// The agent's side of the thread. Dropping it gives up what is not written yet; [`Output::end`]
 /// does not.
@@ -41,7 +42,7 @@ pub(crate) struct Output {
     thread: JoinHandle<()>,
     plan: OutputPlan,
     orders: Orders,
-    notices: brigade_wake::Receiver<Notice>,
+    notices: wake::Receiver<Notice>,
     folder_is_known: bool,
 }
 
@@ -84,8 +85,8 @@ pub(crate) enum Notice {
 impl Output {
     /// Starts the thread, which has nothing to carry yet.
     pub(crate) fn start(plan: &OutputPlan, show: Box<dyn Show>) -> io::Result<Self> {
-        let (orders, inbox) = brigade_wake::channel()?;
-        let (outbox, notices) = brigade_wake::channel()?;
+        let (orders, inbox) = wake::channel()?;
+        let (outbox, notices) = wake::channel()?;
         let end = NoticeOfEnd(outbox.clone());
         let pump = Pump::new(plan, show, inbox, outbox);
         let thread = thread::Builder::new().name("output".to_owned()).spawn(move || {
@@ -169,7 +170,7 @@ impl Output {
 
 /// Ends the thread when it is dropped.
 #[derive(Debug)]
-struct Orders(brigade_wake::Sender<Order>);
+struct Orders(wake::Sender<Order>);
 
 impl Drop for Orders {
     fn drop(&mut self) {
@@ -178,7 +179,7 @@ impl Drop for Orders {
 }
 
 /// Held by the thread: its last notice, even if it panics.
-struct NoticeOfEnd(brigade_wake::Sender<Notice>);
+struct NoticeOfEnd(wake::Sender<Notice>);
 
 impl Drop for NoticeOfEnd {
     fn drop(&mut self) {

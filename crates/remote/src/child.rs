@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use brigade_rendezvous::wake;
 use brigade_world::text::printable_within;
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::{Signal, killpg};
@@ -128,7 +129,7 @@ impl Child {
         let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty()) else { return };
         loop {
             let mut fds = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];
-            match poll(&mut fds, brigade_wake::until(Some(deadline))) {
+            match poll(&mut fds, wake::until(Some(deadline))) {
                 Err(nix::errno::Errno::EINTR) => {}
                 _ => return,
             }

@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use brigade_rendezvous::{Decoder, FrameError, MAX_FRAME_LEN, encode};
+use brigade_rendezvous::{Decoder, FrameError, MAX_FRAME_LEN, encode, wake};
 use nix::poll::{PollFd, PollFlags, poll};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -148,7 +148,7 @@ pub fn skip_to<'a>(
 fn read_exactly(from: &mut File, mut into: &mut [u8], limit: Limit<'_>) -> Result<(), WireError> {
     while !into.is_empty() {
         let mut fds = [PollFd::new(from.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut fds, brigade_wake::until(Some(limit.check()?))) {
+        match poll(&mut fds, wake::until(Some(limit.check()?))) {
             Ok(0) if Instant::now() >= limit.deadline => {
                 return Err(WireError::Silent(limit.timeout));
             }

@@ -14,8 +14,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::{fmt, io, panic};
 
-use brigade_wake::Flag;
-
+use crate::wake::{self, Flag};
 use crate::{AgentId, JobResult, Link, Listener, Rules, masked_thread};
 
 use event_loop::EventLoop;
@@ -66,7 +65,7 @@ impl Coordinator {
         listener: Option<Listener>,
         sink: Option<Box<dyn OutputSink>>,
     ) -> io::Result<Self> {
-        let (sender, commands) = brigade_wake::channel()?;
+        let (sender, commands) = wake::channel()?;
         let shared = Shared::new(sender);
         let over = Arc::new(Flag::new()?);
         let turn = EventLoop::new(rules, listener, sink, shared.clone(), commands)?;

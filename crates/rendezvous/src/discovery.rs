@@ -11,9 +11,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use brigade_wake::{Flag, Receiver};
-
 use crate::etcd::{EtcdAccess, EtcdError};
+use crate::wake::{self, Flag, Receiver};
 use crate::{Link, Listener, Secret, TimeLimits, etcd, masked_thread};
 
 pub(crate) use backoff::RetryPolicy;
@@ -219,7 +218,7 @@ impl Rendezvous {
     /// # Errors
     /// The system has no thread or descriptor left.
     pub fn start(plan: RendezvousPlan) -> io::Result<Self> {
-        let (sender, notices) = brigade_wake::channel()?;
+        let (sender, notices) = wake::channel()?;
         let given_up = Arc::new(Flag::new()?);
         let told = Notices { sender, given_up: Arc::clone(&given_up) };
         // Not joined: it may be in the system's resolver, which cannot be interrupted.

@@ -12,6 +12,7 @@
 //! - [`Rendezvous`] finds the coordinator, or makes this host the one that has it: at an address that
 //!   all know, or elected by an etcd.
 //! - [`Secret`] is the pre-shared key of connections over TCP, which are encrypted.
+//! - [`wake`] has what wakes a thread that waits in `poll`: a channel and a flag with a descriptor.
 //! - Text from a peer goes through [`printable`](brigade_world::text::printable) before it is shown.
 //!
 //! A failure, a lost host or a new one costs each agent the same few messages however many there
@@ -33,6 +34,7 @@ mod listener;
 mod masked_thread;
 mod message;
 mod secret;
+pub mod wake;
 
 pub use connection::LinkError;
 pub use coordinator::{Coordinator, OutputSink, Piece, SessionId};

@@ -7,9 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use brigade_wake::Flag;
-
 use crate::connection::Connection;
+use crate::wake::Flag;
 use crate::{FromAgent, Join, LinkError, Millis, TimeLimits, ToAgent, masked_thread};
 
 /// How many bytes of [`FromAgent::Output`] an agent may have sent for which no

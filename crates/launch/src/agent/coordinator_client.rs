@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use brigade_rendezvous::{
     Coordinator, DiscoveryMethod, FromAgent, JobEvent, Join, Link, LinkError, Listener, OutputSink,
-    Piece, Rendezvous as Search, RendezvousNotice, RendezvousPlan, Rules, ToAgent,
+    Piece, Rendezvous as Search, RendezvousNotice, RendezvousPlan, Rules, ToAgent, wake,
 };
 use brigade_world::is_loopback;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -41,7 +41,7 @@ pub(super) struct CoordinatorClient<'p> {
     /// coordinator may hear of one late, and would take its end for this agent's.
     stale: Vec<Link>,
     /// Lines for the user from a coordinator in this process.
-    lines: brigade_wake::Receiver<String>,
+    lines: wake::Receiver<String>,
     /// What a coordinator in this process has written down.
     recording: Option<(EventLog, EventSender)>,
     events: VecDeque<Event>,
@@ -61,8 +61,7 @@ struct Resuming {
 impl<'p> CoordinatorClient<'p> {
     /// A client that does not look for a coordinator yet.
     pub(super) fn new(plan: &'p LaunchPlan, start: Instant) -> Result<Self, LaunchError> {
-        let lines =
-            brigade_wake::Receiver::new().map_err(LaunchError::system("make an eventfd"))?;
+        let lines = wake::Receiver::new().map_err(LaunchError::system("make an eventfd"))?;
         Ok(Self {
             plan,
             start,
@@ -419,7 +418,7 @@ impl<'p> CoordinatorClient<'p> {
 
 /// What a coordinator in this process wants the user to read, and to be written down.
 struct Sink {
-    lines: Option<brigade_wake::Sender<String>>,
+    lines: Option<wake::Sender<String>>,
     events: Option<EventSender>,
 }
 

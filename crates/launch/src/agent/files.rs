@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
 
-use brigade_rendezvous::RankFailure;
+use brigade_rendezvous::{RankFailure, wake};
 use brigade_world::devices::DeviceFault;
 
 use super::device_faults::DeviceFaults;
@@ -20,7 +20,7 @@ use crate::{LaunchError, LaunchPlan};
 #[derive(Debug)]
 pub(super) struct Files {
     requests: Sender<Request>,
-    answers: brigade_wake::Receiver<Answer>,
+    answers: wake::Receiver<Answer>,
     /// Closed when the thread has ended.
     ended: Receiver<()>,
 }
@@ -72,7 +72,7 @@ impl Files {
     /// Starts the thread.
     pub(super) fn start(plan: &LaunchPlan) -> io::Result<Self> {
         let (requests, inbox) = mpsc::channel();
-        let answers = brigade_wake::Receiver::new()?;
+        let answers = wake::Receiver::new()?;
         let (ending, ended) = mpsc::channel();
         let worker = Worker {
             output: plan.output.clone(),
@@ -154,7 +154,7 @@ struct Worker {
     nproc: usize,
     folder: Option<RunFolder>,
     device_faults: DeviceFaults,
-    answers: brigade_wake::Sender<Answer>,
+    answers: wake::Sender<Answer>,
 }
 
 impl Worker {

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::time::{Duration, Instant};
 
+use brigade_rendezvous::wake::Flag;
 use brigade_rendezvous::{FromAgent, OUTPUT_CREDIT, Stream};
-use brigade_wake::Flag;
 use brigade_world::ProgressReport;
 
 use crate::output::{Reports, Show};

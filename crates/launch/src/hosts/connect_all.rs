@@ -8,6 +8,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use brigade_rendezvous::wake;
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
@@ -53,7 +54,7 @@ pub(crate) fn call(request: &Arc<LaunchRequest>, signals: &SignalFd) -> Result<A
     let hosts = request.plan.hosts.len();
     let mut joining = Joining {
         request,
-        answers: brigade_wake::Receiver::new().map_err(HostsError::system("make an eventfd"))?,
+        answers: wake::Receiver::new().map_err(HostsError::system("make an eventfd"))?,
         calls: (0..hosts).map(|_| None).collect(),
         ready: vec![None; hosts],
         tries: vec![0; hosts],
@@ -74,7 +75,7 @@ pub(crate) fn call(request: &Arc<LaunchRequest>, signals: &SignalFd) -> Result<A
 
 struct Joining<'e> {
     request: &'e Arc<LaunchRequest>,
-    answers: brigade_wake::Receiver<Said>,
+    answers: wake::Receiver<Said>,
     /// By host, as all that follow.
     calls: Vec<Option<Call>>,
     /// Those that are, with the address of this machine as they see it.
@@ -127,7 +128,7 @@ impl Joining<'_> {
     /// and gives that.
     fn wait(&self, signals: &SignalFd) -> Option<Signal> {
         let next = self.later.iter().map(|it| it.0).chain(self.deadline).min();
-        let timeout = brigade_wake::until(next);
+        let timeout = wake::until(next);
         let mut fds = [
             PollFd::new(signals.as_fd(), PollFlags::POLLIN),
             PollFd::new(self.answers.as_fd(), PollFlags::POLLIN),
@@ -206,7 +207,7 @@ struct Caller {
 type Said = (usize, Result<Option<IpAddr>, (HostFailure, bool)>);
 
 impl Caller {
-    fn run(mut self, answers: &brigade_wake::Sender<Said>, go: &Receiver<()>) -> Option<Joined> {
+    fn run(mut self, answers: &wake::Sender<Said>, go: &Receiver<()>) -> Option<Joined> {
         // One write each, so that the lines of several hosts do not mix.
         let say = |text: &str| {
             let _ = io::stderr().write_all(format!("brigade: {text}\n").as_bytes());

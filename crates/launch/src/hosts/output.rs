@@ -13,8 +13,8 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
+use brigade_rendezvous::wake::{self, Flag};
 use brigade_rendezvous::{JobEvent, OutputSink, Piece, Stream};
-use brigade_wake::Flag;
 use brigade_world::ProgressReport;
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::Signal;
@@ -101,7 +101,7 @@ impl Output {
                 PollFd::new(self.ended.as_fd(), PollFlags::POLLIN),
                 PollFd::new(signals.as_fd(), PollFlags::POLLIN),
             ];
-            let _ = poll(&mut fds, brigade_wake::until(deadline));
+            let _ = poll(&mut fds, wake::until(deadline));
             if self.ended.wait(Duration::ZERO) {
                 let _ = self.thread.join();
                 return;

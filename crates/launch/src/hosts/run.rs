@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use brigade_rendezvous::{Coordinator, Rules, Secret, SessionId};
+use brigade_rendezvous::{Coordinator, Rules, Secret, SessionId, wake};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
@@ -170,7 +170,7 @@ struct Job {
     /// The log of events (`--events`).
     events: Option<EventLog>,
     /// What the sessions say on their stderr; `None` at the end.
-    stderr: brigade_wake::Receiver<(SessionId, Option<String>)>,
+    stderr: wake::Receiver<(SessionId, Option<String>)>,
     /// Lines of sessions that may be ssh's last words, which come again with the host's loss.
     held: Vec<(Instant, SessionId, String)>,
     shutdown_timeout: Duration,
@@ -211,8 +211,7 @@ impl Job {
         let start = LaunchError::system("start the coordinator");
         let coordinator =
             Coordinator::start(rules, None, Some(output.sink(event_sender))).map_err(start)?;
-        let stderr =
-            brigade_wake::Receiver::new().map_err(LaunchError::system("make an eventfd"))?;
+        let stderr = wake::Receiver::new().map_err(LaunchError::system("make an eventfd"))?;
         let mut sessions = Vec::new();
         for waiting in waiting {
             let Some((session, from, to)) = waiting.go() else { continue };

@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
-use brigade_rendezvous::Stream;
+use brigade_rendezvous::{Stream, wake};
 use brigade_world::{MAX_REPORT_LEN, ProgressReport};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, poll};
@@ -129,8 +129,8 @@ pub(super) struct Pump {
     shown_at: Option<Instant>,
     /// A log file could not be written, and that has been said.
     logs_are_lossy: bool,
-    inbox: brigade_wake::Receiver<Order>,
-    outbox: brigade_wake::Sender<Notice>,
+    inbox: wake::Receiver<Order>,
+    outbox: wake::Sender<Notice>,
     buffer: Vec<u8>,
     room: Buffers,
 }
@@ -167,8 +167,8 @@ impl Pump {
     pub(super) fn new(
         plan: &OutputPlan,
         show: Box<dyn Show>,
-        inbox: brigade_wake::Receiver<Order>,
-        outbox: brigade_wake::Sender<Notice>,
+        inbox: wake::Receiver<Order>,
+        outbox: wake::Sender<Notice>,
     ) -> Self {
         Self {
             attempt: Attempt::default(),
@@ -207,7 +207,7 @@ impl Pump {
                 Some(PollFd::new(told[i].pipe.as_ref()?.as_fd(), PollFlags::POLLIN))
             }),
         );
-        if poll(&mut polled, brigade_wake::until(self.show_at)).is_err() {
+        if poll(&mut polled, wake::until(self.show_at)).is_err() {
             return true;
         }
         let ready: Vec<bool> = polled.iter().map(|fd| fd.any().unwrap_or(true)).collect();

@@ -6,7 +6,6 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 use std::{io, mem};
 
-use brigade_wake::Receiver;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 use super::output::OutputSink;
@@ -14,6 +13,7 @@ use super::peer::{Ended, Origin, Peer, Stage};
 use super::shared::{Command, Shared};
 use crate::connection::Connection;
 use crate::listener::{Limits, Listener, MAX_UNSENT};
+use crate::wake::{self, Receiver};
 use crate::{AgentId, Event, Formation, JobResult, Rules, TimeLimits, ToAgent};
 
 /// Everything the thread has.
@@ -155,7 +155,7 @@ impl EventLoop {
             .chain([due, beat, self.deaf_until].into_iter().flatten())
             .min();
         let Some(next) = next else { return EpollTimeout::NONE };
-        brigade_wake::until(Some(next))
+        wake::until(Some(next))
     }
 
     fn take_commands(&mut self) {

@@ -4,9 +4,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use brigade_wake::Sender;
-
 use crate::AgentId;
+use crate::wake::Sender;
 
 /// A message to the coordinator's thread.
 #[derive(Debug)]

@@ -4,10 +4,10 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use brigade_wake::{Flag, Sender};
 use nix::poll::PollFlags;
 
 use super::RendezvousNotice;
+use crate::wake::{Flag, Sender};
 
 /// The thread's end.
 #[derive(Debug)]

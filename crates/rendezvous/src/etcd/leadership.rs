@@ -7,11 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use brigade_wake::Flag;
-
 use super::client::{Client, ClientError, Created, Lease};
 use super::election::Keys;
 use crate::masked_thread;
+use crate::wake::Flag;
 
 /// Held by the coordinator; dropping it lets another process be elected.
 #[derive(Debug)]

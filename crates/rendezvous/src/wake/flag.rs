@@ -12,7 +12,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 /// ```
 /// use std::time::Duration;
 ///
-/// let stop = brigade_wake::Flag::new()?;
+/// let stop = brigade_rendezvous::wake::Flag::new()?;
 /// assert!(!stop.wait(Duration::ZERO));
 /// stop.set();
 /// assert!(stop.wait(Duration::from_secs(60)));
@@ -55,7 +55,7 @@ impl Flag {
     pub fn wait_or(&self, other: Option<(BorrowedFd<'_>, PollFlags)>, limit: Duration) -> bool {
         let mut fds = vec![PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
         fds.extend(other.map(|(fd, flags)| PollFd::new(fd, flags)));
-        let _ = poll(&mut fds, crate::within(limit));
+        let _ = poll(&mut fds, super::within(limit));
         fds[0].any().unwrap_or(false)
     }
 }

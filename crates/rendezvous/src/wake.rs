@@ -8,11 +8,11 @@
 //! use nix::poll::{PollFd, PollFlags, poll};
 //! use std::os::fd::AsFd;
 //!
-//! let (sender, receiver) = brigade_wake::channel()?;
+//! let (sender, receiver) = brigade_rendezvous::wake::channel()?;
 //! thread::spawn(move || sender.send("done"));
 //! let deadline = Instant::now() + Duration::from_secs(60);
 //! let mut fds = [PollFd::new(receiver.as_fd(), PollFlags::POLLIN)];
-//! poll(&mut fds, brigade_wake::until(Some(deadline)))?;
+//! poll(&mut fds, brigade_rendezvous::wake::until(Some(deadline)))?;
 //! assert_eq!(receiver.try_recv(), Some("done"));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -33,8 +33,8 @@ pub use flag::Flag;
 /// use nix::poll::PollTimeout;
 /// use std::time::Instant;
 ///
-/// assert_eq!(brigade_wake::until(None), PollTimeout::NONE);
-/// assert_eq!(brigade_wake::until(Some(Instant::now())), PollTimeout::ZERO);
+/// assert_eq!(brigade_rendezvous::wake::until(None), PollTimeout::NONE);
+/// assert_eq!(brigade_rendezvous::wake::until(Some(Instant::now())), PollTimeout::ZERO);
 /// ```
 #[must_use]
 pub fn until(deadline: Option<Instant>) -> PollTimeout {
@@ -47,8 +47,8 @@ pub fn until(deadline: Option<Instant>) -> PollTimeout {
 /// ```
 /// use std::time::Duration;
 ///
-/// assert_eq!(brigade_wake::within(Duration::from_micros(1_001)).as_millis(), Some(2));
-/// assert_eq!(brigade_wake::within(Duration::MAX).as_millis(), Some(i32::MAX as u32));
+/// assert_eq!(brigade_rendezvous::wake::within(Duration::from_micros(1_001)).as_millis(), Some(2));
+/// assert_eq!(brigade_rendezvous::wake::within(Duration::MAX).as_millis(), Some(i32::MAX as u32));
 /// ```
 #[must_use]
 pub fn within(limit: Duration) -> PollTimeout {

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::mpsc::SendError;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::Flag;
+use super::Flag;
 
 /// Makes a channel without a limit.
 ///
@@ -21,7 +21,7 @@ pub fn channel<T>() -> io::Result<(Sender<T>, Receiver<T>)> {
 /// The sending end; clones send to the same receiver.
 ///
 /// ```
-/// let (sender, receiver) = brigade_wake::channel()?;
+/// let (sender, receiver) = brigade_rendezvous::wake::channel()?;
 /// let other = sender.clone();
 /// drop(receiver);
 /// assert_eq!(other.send(7).unwrap_err().0, 7);
@@ -36,7 +36,7 @@ pub struct Sender<T> {
 /// gone does not make it readable, so a loop can poll it longer than its threads live.
 ///
 /// ```
-/// let receiver = brigade_wake::Receiver::new()?;
+/// let receiver = brigade_rendezvous::wake::Receiver::new()?;
 /// let sender = receiver.sender();
 /// assert_eq!(receiver.try_recv(), None);
 /// sender.send(7)?;
