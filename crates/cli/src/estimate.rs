@@ -3,9 +3,8 @@
 use std::io::{self, Write};
 use std::path::Path;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use brigade_checkpoint::hub_cache;
-use brigade_plan::{Memory, MicroBatch, ModelSize, OptimizerState, Precision, Shape};
 use brigade_world::text::{counted, escaped};
 use clap::{Args, ValueEnum};
 use serde_json::json;
@@ -13,7 +12,10 @@ use serde_json::json;
 use crate::config::Usage;
 
 mod known;
+mod memory;
 mod weights_file;
+
+use memory::{Memory, MicroBatch, ModelSize, OptimizerState, Precision, Shape};
 
 /// Estimate the memory of a training run
 ///
@@ -167,7 +169,11 @@ impl EstimateArgs {
         };
         PRECISIONS
             .into_iter()
-            .map(|(name, precision)| Ok((name, Memory::new(size, precision, state, batch)?)))
+            .map(|(name, precision)| {
+                let memory = Memory::new(size, precision, state, batch)
+                    .context("the run needs more bytes than 64 bits can count: check the sizes")?;
+                Ok((name, memory))
+            })
             .collect()
     }
 

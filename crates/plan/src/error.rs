@@ -24,10 +24,6 @@ pub enum PlanError {
         world: usize,
     },
 
-    /// More bytes than 64 bits count.
-    #[error("the run needs more bytes than 64 bits can count: check the sizes")]
-    TooMuchMemory,
-
     /// A rank outside the world.
     #[error("rank {rank} does not exist among {world} ranks: ranks go from 0 to {}", .world.saturating_sub(1))]
     RankOutOfRange {

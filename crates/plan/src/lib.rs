@@ -1,4 +1,4 @@
-//! The arithmetic of distributed training: which sample goes to which rank, and what memory a run needs.
+//! The arithmetic of distributed training: which sample goes to which rank.
 //!
 //! Everything here is a pure function of its arguments. There is no libtorch, no I/O, no clock and
 //! no hidden random state, so that every rank computes the same plan for itself and no rank has to
@@ -9,7 +9,6 @@
 //! - [`Shards`]: the batches of every rank, by the rules of Accelerate, of torch's
 //!   `DistributedSampler` or of fastai; [`StreamShard`] does the same for data without a length.
 //!   Each batch says how many of its samples are real, each [`Round`] says it for all ranks.
-//! - [`Memory`]: what a run needs on each rank.
 //!
 //! ```
 //! use brigade_plan::{Sampler, ShardOptions, Shards, Shuffle};
@@ -24,7 +23,6 @@
 
 mod batches;
 mod error;
-mod memory;
 mod order;
 mod round;
 mod sampler;
@@ -35,7 +33,6 @@ mod weighted;
 
 pub use batches::BatchSampler;
 pub use error::PlanError;
-pub use memory::{Memory, MicroBatch, ModelSize, OptimizerState, Precision, Shape};
 pub use order::Order;
 pub use round::{PlannedBatch, Round};
 pub use sampler::{Sampler, Sequential, Shuffle};

@@ -1,6 +1,6 @@
 //! Models that are known by name.
 
-use brigade_plan::{ModelSize, Shape};
+use super::memory::{ModelSize, Shape};
 
 /// A name and its sizes, as PyTorch's, torchvision's and Hugging Face's models of that name have.
 type Known = (&'static str, u64, u64, Kind);

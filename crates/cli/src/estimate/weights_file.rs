@@ -7,8 +7,9 @@ use std::path::Path;
 use anyhow::{Context, ensure};
 use brigade_checkpoint::convert::{WeightsOptions, find_weights};
 use brigade_checkpoint::pth::TensorData;
-use brigade_plan::{ModelSize, Shape};
 use serde::Deserialize;
+
+use super::memory::{ModelSize, Shape};
 
 /// What a weights file tells without its tensors.
 #[derive(Debug)]

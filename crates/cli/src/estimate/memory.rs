@@ -4,22 +4,20 @@
 //! Weights, gradients and optimizer states are exact. Activations are an estimate: what a forward
 //! keeps for its backward depends on the model's code, of which only the sizes are known here.
 
-use crate::PlanError;
-
 /// The sizes of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ModelSize {
+pub(super) struct ModelSize {
     /// Number of parameters.
-    pub parameters: u64,
+    pub(super) parameters: u64,
     /// Parameters of its largest single tensor.
-    pub largest: u64,
+    pub(super) largest: u64,
     /// What a forward keeps; `None` where it cannot be told.
-    pub shape: Option<Shape>,
+    pub(super) shape: Option<Shape>,
 }
 
 /// What decides the size of the activations.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Shape {
+pub(super) enum Shape {
     /// A stack of equal blocks of attention and a feed-forward layer.
     Transformer {
         /// Number of blocks.
@@ -40,7 +38,7 @@ pub enum Shape {
 
 /// In which types a model is trained or used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Precision {
+pub(super) enum Precision {
     /// Everything in 32 bits.
     Fp32,
     /// Mixed: weights, gradients and states in 32 bits, the forward in 16, with a cached copy of
@@ -56,7 +54,7 @@ pub enum Precision {
 
 /// What an optimizer keeps for each parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OptimizerState {
+pub(super) enum OptimizerState {
     /// Nothing: plain SGD.
     None,
     /// One value: SGD with momentum, RMSprop, Adagrad, Muon.
@@ -67,56 +65,44 @@ pub enum OptimizerState {
 
 /// What one rank processes at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MicroBatch {
+pub(super) struct MicroBatch {
     /// Samples.
-    pub samples: u64,
+    pub(super) samples: u64,
     /// Tokens in a sample, for transformers.
-    pub tokens: u64,
+    pub(super) tokens: u64,
     /// Attention keeps its matrix of scores: without a fused kernel that computes them anew.
-    pub keeps_scores: bool,
+    pub(super) keeps_scores: bool,
 }
 
 /// Bytes that one rank needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Memory {
+pub(super) struct Memory {
     /// The weights, with their copy in 16 bits where there is one.
-    pub weights: u64,
+    pub(super) weights: u64,
     /// The gradients; also the buckets of the reducer, into which they are views. `None` for
     /// inference, as the next two.
-    pub gradients: Option<u64>,
+    pub(super) gradients: Option<u64>,
     /// The optimizer's states.
-    pub optimizer: Option<u64>,
+    pub(super) optimizer: Option<u64>,
     /// What the forward keeps for the backward. Also `None` where the model's shape is not known.
-    pub activations: Option<u64>,
+    pub(super) activations: Option<u64>,
 }
 
 impl Memory {
-    /// What one rank needs to train, or to infer.
+    /// What one rank needs to train, or to infer. `None` where the bytes do not fit 64 bits.
     ///
     /// With data parallelism every rank holds all of it, whatever their number.
-    ///
-    /// Errors: the bytes do not fit 64 bits.
-    ///
-    /// ```
-    /// use brigade_plan::{Memory, MicroBatch, ModelSize, OptimizerState, Precision};
-    /// let resnet18 = ModelSize { parameters: 11_689_512, largest: 2_359_296, shape: None };
-    /// let batch = MicroBatch { samples: 32, tokens: 0, keeps_scores: false };
-    /// let memory = Memory::new(&resnet18, Precision::Fp32, OptimizerState::Two, batch)?;
-    /// assert_eq!(memory.weights, 4 * 11_689_512);
-    /// assert_eq!(memory.total(), 16 * 11_689_512); // weights, gradients, two states
-    /// # Ok::<(), brigade_plan::PlanError>(())
-    /// ```
-    pub fn new(
+    pub(super) fn new(
         model: &ModelSize,
         precision: Precision,
         optimizer: OptimizerState,
         batch: MicroBatch,
-    ) -> Result<Self, PlanError> {
+    ) -> Option<Self> {
         let n = model.parameters;
         // Half bytes, for the sake of 4 bits.
         let bytes = |halves: u64| {
             let total = u128::from(n) * u128::from(halves);
-            u64::try_from(total.div_ceil(2)).map_err(|_| PlanError::TooMuchMemory)
+            u64::try_from(total.div_ceil(2)).ok()
         };
         let weights = bytes(match precision {
             Precision::Fp32 => 8,
@@ -129,7 +115,7 @@ impl Memory {
             Precision::Fp32 | Precision::Mixed16 => 8,
             Precision::Pure16 => 4,
             Precision::Int8 | Precision::Int4 => {
-                return Ok(Self { weights, gradients: None, optimizer: None, activations: None });
+                return Some(Self { weights, gradients: None, optimizer: None, activations: None });
             }
         };
         let states = match optimizer {
@@ -148,13 +134,12 @@ impl Memory {
             activations,
         };
         // A sum that fits, so that `total` need not ask.
-        memory.checked_total().ok_or(PlanError::TooMuchMemory)?;
-        Ok(memory)
+        memory.checked_total()?;
+        Some(memory)
     }
 
     /// The sum of what is known.
-    #[must_use]
-    pub fn total(&self) -> u64 {
+    pub(super) fn total(&self) -> u64 {
         self.checked_total().unwrap_or(u64::MAX)
     }
 
@@ -175,7 +160,7 @@ impl Shape {
     /// in 32 bits: for the loss and as its gradient.
     ///
     /// Convolutions: each output is kept, normalised and kept again, and rectified in place.
-    fn activations(&self, precision: Precision, batch: MicroBatch) -> Result<u64, PlanError> {
+    fn activations(&self, precision: Precision, batch: MicroBatch) -> Option<u64> {
         let width: u128 = if precision == Precision::Fp32 { 4 } else { 2 };
         let samples = u128::from(batch.samples);
         let bytes = match *self {
@@ -191,20 +176,16 @@ impl Shape {
                 blocks
                     .checked_add(scores)
                     .and_then(|values| values.checked_mul(width))
-                    .and_then(|bytes| bytes.checked_add(logits))
-                    .ok_or(PlanError::TooMuchMemory)?
+                    .and_then(|bytes| bytes.checked_add(logits))?
             }
             Self::Convolutional { outputs } => product(&[2, outputs.into(), samples, width])?,
         };
-        u64::try_from(bytes).map_err(|_| PlanError::TooMuchMemory)
+        u64::try_from(bytes).ok()
     }
 }
 
-fn product(factors: &[u128]) -> Result<u128, PlanError> {
-    factors
-        .iter()
-        .try_fold(1_u128, |product, factor| product.checked_mul(*factor))
-        .ok_or(PlanError::TooMuchMemory)
+fn product(factors: &[u128]) -> Option<u128> {
+    factors.iter().try_fold(1_u128, |product, factor| product.checked_mul(*factor))
 }
 
 #[cfg(test)]
@@ -238,6 +219,14 @@ mod tests {
     }
 
     #[test]
+    fn training_with_adam_takes_16_bytes_per_parameter() {
+        let resnet18 = ModelSize { parameters: 11_689_512, largest: 2_359_296, shape: None };
+        let memory = Memory::new(&resnet18, Precision::Fp32, OptimizerState::Two, ONE).unwrap();
+        assert_eq!(memory.weights, 4 * 11_689_512);
+        assert_eq!(memory.total(), 16 * 11_689_512); // weights, gradients, two states
+    }
+
+    #[test]
     fn a_transformers_activations_are_those_of_the_paper() {
         // s b h (34 + 5 a s / h) bytes per layer in 16 bits.
         let (s, h, a, layers) = (1024_u64, 768_u64, 12_u64, 12_u64);
@@ -264,9 +253,9 @@ mod tests {
     fn sizes_that_overflow_are_refused() {
         let model = ModelSize { parameters: u64::MAX, largest: 1, shape: None };
         let refused = Memory::new(&model, Precision::Fp32, OptimizerState::Two, ONE);
-        assert_eq!(refused, Err(PlanError::TooMuchMemory));
+        assert_eq!(refused, None);
         let batch = MicroBatch { samples: u64::MAX, tokens: u64::MAX, keeps_scores: true };
         let refused = Memory::new(&gpt2(), Precision::Fp32, OptimizerState::Two, batch);
-        assert_eq!(refused, Err(PlanError::TooMuchMemory));
+        assert_eq!(refused, None);
     }
 }
