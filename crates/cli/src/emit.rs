@@ -3,10 +3,14 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-use brigade_launch::emit::{JobFile, Target, time_limit};
 use clap::{Arg, Args, Subcommand};
 
-use crate::launch::{JobArgs, job_file};
+use crate::launch::{self, JobArgs};
+
+mod job_file;
+
+pub(crate) use job_file::{EmitError, JobFile};
+use job_file::{Target, time_limit};
 
 /// The scheduler.
 #[derive(Debug, Subcommand)]
@@ -141,7 +145,7 @@ fn shown(arg: Arg) -> Arg {
         let help = "Program or Python script, as the hosts have it, and its arguments";
         return arg.help(help).long_help(help);
     }
-    let is_hidden = !job_file::can_hold(arg.get_id().as_str());
+    let is_hidden = !launch::job_file::can_hold(arg.get_id().as_str());
     if is_hidden { arg.hide(true) } else { arg }
 }
 

@@ -7,12 +7,12 @@ use std::io;
 use std::process::ExitCode;
 
 use brigade_config::ConfigError;
-use brigade_launch::emit::EmitError;
 use brigade_launch::{LaunchError, ProgramError, SecretError, role};
 use brigade_remote::{HostListError, RemoteError};
 use brigade_world::with_causes;
 use clap::{CommandFactory, Parser, Subcommand};
 
+use emit::EmitError;
 use output::Answer;
 
 #[cfg(test)]

@@ -32,7 +32,6 @@
 //!   given to another process, which would then be killed in its place.
 
 pub mod agent;
-pub mod emit;
 mod error;
 pub mod events;
 mod guard;

@@ -5,11 +5,11 @@ use std::ffi::OsString;
 
 use brigade_config::plugins::{self, PluginArgument};
 use brigade_config::{Layer, Source, TABLE, Variables};
-use brigade_launch::emit::JobFile;
 use brigade_launch::events::EventsTarget;
 use brigade_launch::{ForPython, LaunchError, LaunchOptions, Program, Secret};
 
 use crate::config::Usage;
+use crate::emit::JobFile;
 
 use super::rendezvous::OF_A_LIST;
 use super::{JobArgs, file_in_use, options, say_lines, say_warnings};

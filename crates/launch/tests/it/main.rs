@@ -1,6 +1,5 @@
-//! What the launcher finds out about schedulers, and writes for them.
+//! What the launcher finds out about schedulers.
 
 #![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
 
-mod emit;
 mod scheduler;

@@ -3,10 +3,12 @@
 //! The file starts one `brigade launch` on every host, with the flags that were given here. Number
 //! and names of the hosts are not in it twice: the launchers find them ([`Surroundings`]).
 //!
-//! [`Surroundings`]: crate::Surroundings
+//! [`Surroundings`]: brigade_launch::Surroundings
 
 mod kubernetes;
 mod slurm;
+#[cfg(test)]
+mod tests;
 mod yaml;
 
 use std::ffi::{OsStr, OsString};
@@ -14,11 +16,11 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::Duration;
 
-use brigade_rendezvous::Secret;
+use brigade_launch::Secret;
 
 /// Which scheduler a job file is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
+pub(crate) enum Target {
     /// A batch script for `sbatch`.
     Slurm,
     /// A manifest for Kubeflow's training operator.
@@ -29,38 +31,38 @@ pub enum Target {
 
 /// A job to be written down.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct JobFile {
+pub(crate) struct JobFile {
     /// Name of the job. Default: the program's.
-    pub name: Option<String>,
+    pub(crate) name: Option<String>,
     /// Number of hosts; a real range makes the job elastic.
-    pub nodes: RangeInclusive<usize>,
+    pub(crate) nodes: RangeInclusive<usize>,
     /// Ranks on each host: a number, `auto`, `cpu` or `gpu`. Default: one for each of
     /// [`gpus`](Self::gpus), else one, as `brigade launch` itself would start them.
-    pub nproc: Option<String>,
+    pub(crate) nproc: Option<String>,
     /// Flags of `brigade launch` that go into the file: every setting but those that the scheduler
     /// says.
-    pub flags: Vec<OsString>,
+    pub(crate) flags: Vec<OsString>,
     /// The program and its arguments.
-    pub command: Vec<OsString>,
+    pub(crate) command: Vec<OsString>,
     /// Cores on each host.
-    pub cpus: Option<usize>,
+    pub(crate) cpus: Option<usize>,
     /// GPUs on each host.
-    pub gpus: Option<usize>,
+    pub(crate) gpus: Option<usize>,
     /// How long the job may run.
-    pub time_limit: Option<Duration>,
+    pub(crate) time_limit: Option<Duration>,
     /// How long ranks may take to stop after SIGTERM: the scheduler waits a little longer.
-    pub shutdown_timeout: Duration,
+    pub(crate) shutdown_timeout: Duration,
     /// Variables for the job. Slurm passes on the whole environment of `sbatch` besides.
-    pub env: Vec<(String, String)>,
+    pub(crate) env: Vec<(String, String)>,
     /// Slurm's partition.
-    pub partition: Option<String>,
+    pub(crate) partition: Option<String>,
     /// Slurm's account.
-    pub account: Option<String>,
+    pub(crate) account: Option<String>,
     /// Kubernetes' image. Default: a placeholder that Kubernetes refuses.
-    pub image: Option<String>,
+    pub(crate) image: Option<String>,
     /// The launchers of a job with several hosts prove to each other that they know a secret: this one,
     /// in a manifest for Kubernetes; one that Slurm's script makes for each run.
-    pub secret: Option<Secret>,
+    pub(crate) secret: Option<Secret>,
 }
 
 /// One host, one rank, nothing to run.
@@ -87,8 +89,7 @@ impl Default for JobFile {
 
 /// Why a job cannot be written down.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum EmitError {
+pub(crate) enum EmitError {
     /// An option that the scheduler has nothing for.
     #[error("--{option} means nothing to {scheduler}: leave it out")]
     NotFor {
@@ -132,21 +133,7 @@ impl JobFile {
     /// The file's text.
     ///
     /// Errors: what the scheduler's file cannot express.
-    ///
-    /// ```
-    /// use brigade_launch::emit::{JobFile, Target};
-    /// let job = JobFile {
-    ///     nodes: 2..=2,
-    ///     flags: vec!["--nproc".into(), "4".into()],
-    ///     command: vec!["./train".into(), "--note".into(), "two words".into()],
-    ///     ..Default::default()
-    /// };
-    /// let script = job.emit(Target::Slurm)?;
-    /// assert!(script.contains("#SBATCH --nodes=2\n"));
-    /// assert!(script.contains("brigade launch --nproc 4 -- ./train --note 'two words'\n"));
-    /// # Ok::<(), brigade_launch::emit::EmitError>(())
-    /// ```
-    pub fn emit(&self, target: Target) -> Result<String, EmitError> {
+    pub(crate) fn emit(&self, target: Target) -> Result<String, EmitError> {
         let (min, max) = (*self.nodes.start(), *self.nodes.end());
         if min == 0 || min > max {
             return Err(EmitError::NoHosts { min, max });
@@ -194,9 +181,10 @@ impl JobFile {
                 && name.len() <= MAX_NAME_LEN;
             let problem = "is not a valid job name: use up to 40 lowercase letters, digits and `-`, \
                            with a letter first and no `-` last";
-            return match fits {
-                true => Ok(name.clone()),
-                false => Err(EmitError::Unfit { what: "--job-name", text: name.clone(), problem }),
+            return if fits {
+                Ok(name.clone())
+            } else {
+                Err(EmitError::Unfit { what: "--job-name", text: name.clone(), problem })
             };
         }
         let interpreted = |word: &&OsString| {
@@ -212,9 +200,10 @@ impl JobFile {
         let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
         let name: String = stem.chars().map(plain).take(MAX_NAME_LEN).collect();
         let name = name.trim_matches('-');
-        Ok(match name.starts_with(|c: char| c.is_ascii_lowercase()) {
-            true => name.to_owned(),
-            false => format!("{NAMELESS}-{name}").trim_matches('-').to_owned(),
+        Ok(if name.starts_with(|c: char| c.is_ascii_lowercase()) {
+            name.to_owned()
+        } else {
+            format!("{NAMELESS}-{name}").trim_matches('-').to_owned()
         })
     }
 
@@ -234,15 +223,7 @@ impl JobFile {
 ///
 /// Two numbers with a colon, or one without a unit, are refused: schedulers disagree on what they
 /// mean.
-///
-/// ```
-/// use std::time::Duration;
-/// use brigade_launch::emit::time_limit;
-/// assert_eq!(time_limit("90m"), Ok(Duration::from_secs(5400)));
-/// assert_eq!(time_limit("1-02:00:30"), Ok(Duration::from_secs(86400 + 7200 + 30)));
-/// assert!(time_limit("2:30").is_err());
-/// ```
-pub fn time_limit(text: &str) -> Result<Duration, String> {
+pub(crate) fn time_limit(text: &str) -> Result<Duration, String> {
     let seconds = || {
         if let Some((at, unit)) = text.char_indices().next_back().filter(|(_, c)| c.is_alphabetic())
         {

@@ -1,5 +1,5 @@
 //! Job files as golden files, and as what their readers make of them. After an intended change,
-//! `UPDATE_GOLDEN=1 cargo nextest run -p brigade-launch emit::` writes them anew.
+//! `UPDATE_GOLDEN=1 cargo nextest run -p brigade-cli emit::` writes them anew.
 
 use std::ffi::OsString;
 use std::fs;
@@ -10,8 +10,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use brigade_launch::Secret;
-use brigade_launch::emit::{JobFile, Target, time_limit};
 use serde_json::Value;
+
+use super::{JobFile, Target, time_limit};
 
 fn words(text: &str) -> Vec<OsString> {
     text.split_whitespace().map(Into::into).collect()
@@ -80,6 +81,20 @@ fn files() {
         let alone = JobFile { secret: full(target).secret, ..small() };
         assert_eq!(alone.emit(target), small().emit(target));
     }
+}
+
+#[test]
+fn a_script_starts_the_launchers_of_all_hosts() {
+    let job = JobFile {
+        nodes: 2..=2,
+        flags: words("--nproc 4"),
+        command: vec!["./train".into(), "--note".into(), "two words".into()],
+        ..Default::default()
+    };
+    let script = job.emit(Target::Slurm).unwrap();
+    assert!(script.contains("#SBATCH --nodes=2\n"), "{script}");
+    let launch = "brigade launch --nproc 4 -- ./train --note 'two words'\n";
+    assert!(script.contains(launch), "{script}");
 }
 
 /// Arguments that a shell, YAML or Kubernetes would take for something else.
