@@ -126,12 +126,11 @@ fn launch_to_first_step(rounds: usize) -> Result<Vec<Row>> {
         }
     }
     let ours = median(&mut wall);
-    let (other, ratio) = match theirs.is_empty() {
-        true => ("not installed".to_owned(), "-".to_owned()),
-        false => {
-            let theirs = median(&mut theirs);
-            (format!("{theirs:.2} s"), format!("{:.1}x", theirs / ours))
-        }
+    let (other, ratio) = if theirs.is_empty() {
+        ("not installed".to_owned(), "-".to_owned())
+    } else {
+        let theirs = median(&mut theirs);
+        (format!("{theirs:.2} s"), format!("{:.1}x", theirs / ours))
     };
     Ok(vec![Row {
         what: "start of the launcher to the end of a first step, 2 processes: against torchrun",

@@ -123,9 +123,10 @@ pub(crate) fn first_step(rounds: usize) -> Result<Vec<Row>> {
         }
     }
     let block = |seconds: &mut [f64]| Block { seconds: median(seconds), peak: 0.0 };
-    let theirs = match theirs.is_empty() {
-        true => Outcome::NotInstalled,
-        false => Outcome::Measured(block(&mut theirs)),
+    let theirs = if theirs.is_empty() {
+        Outcome::NotInstalled
+    } else {
+        Outcome::Measured(block(&mut theirs))
     };
     let what = "GPU: start of a process to the end of its first step of the CNN, against PyTorch";
     Ok(vec![compared(what, Outcome::Measured(block(&mut mine)), theirs, Some(5.0), |seconds| {
@@ -157,15 +158,12 @@ pub(crate) fn imagenette(rounds: usize) -> Result<Vec<Row>> {
     };
     let mut rows = vec![
         row(
-            match captured {
-                true => {
-                    "GPU: 5 epochs of xresnet50 on generated photographs of 10 classes at 128 px, \
+            if captured {
+                "GPU: 5 epochs of xresnet50 on generated photographs of 10 classes at 128 px, \
                      bf16, images held on the GPU, captured"
-                }
-                false => {
-                    "GPU: 5 epochs of xresnet50 on generated photographs of 10 classes at 128 px, \
+            } else {
+                "GPU: 5 epochs of xresnet50 on generated photographs of 10 classes at 128 px, \
                      bf16, images held on the GPU, not captured"
-                }
             },
             marked(format!("{:.1} s for {images:.0} images", median(&mut seconds))),
         ),

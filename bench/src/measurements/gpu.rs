@@ -80,9 +80,10 @@ impl<'a, B: TensorTree<Owned = B>> Training<'a, B> {
         captured: bool,
         body: impl FnMut(&B) -> brigade::train::Result<Tensor> + 'a,
     ) -> Self {
-        match captured {
-            true => Self::Captured(accelerator.capture(body)),
-            false => Self::Plain(Box::new(body)),
+        if captured {
+            Self::Captured(accelerator.capture(body))
+        } else {
+            Self::Plain(Box::new(body))
         }
     }
 
@@ -370,9 +371,12 @@ impl Pictures {
     fn train(&self, accelerator: &Accelerator, captured: bool, seed: u64) -> Result<f64> {
         let device = accelerator.device();
         let classes = Self::CLASSES as i64;
-        let model = Model::new(|path| match small() {
-            true => XResNet::xresnet18(path, classes),
-            false => XResNet::xresnet50(path, classes),
+        let model = Model::new(|path| {
+            if small() {
+                XResNet::xresnet18(path, classes)
+            } else {
+                XResNet::xresnet50(path, classes)
+            }
         })?;
         let batch = size(Self::BATCH, 16);
         let count = self.train.len();

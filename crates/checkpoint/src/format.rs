@@ -42,12 +42,11 @@ impl Format {
         if header_begins && (is_length || !is_pickle && !is_text) {
             return Ok(Self::Safetensors);
         }
-        let fact = match is_pickle {
-            true => "it is a pickle, but not one that torch.save has written".to_owned(),
-            false => {
-                let length = file.metadata().map_err(Error::io("read", path))?.len();
-                describe(&start, length)
-            }
+        let fact = if is_pickle {
+            "it is a pickle, but not one that torch.save has written".to_owned()
+        } else {
+            let length = file.metadata().map_err(Error::io("read", path))?.len();
+            describe(&start, length)
         };
         Err(Error::UnknownFormat { path: path.to_owned(), fact })
     }

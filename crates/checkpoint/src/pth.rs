@@ -122,9 +122,10 @@ impl Container {
 }
 
 fn entry(folder: &str, key: &str) -> String {
-    match key.starts_with(script::CONSTANTS) {
-        true => format!("{folder}/{key}"),
-        false => format!("{folder}/data/{key}"),
+    if key.starts_with(script::CONSTANTS) {
+        format!("{folder}/{key}")
+    } else {
+        format!("{folder}/data/{key}")
     }
 }
 

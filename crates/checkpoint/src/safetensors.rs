@@ -61,15 +61,12 @@ fn read(file: &File, length: u64) -> Result<Header, Fault> {
         .checked_sub(LENGTH_BYTES as u64)
         .and_then(|rest| rest.checked_sub(header_bytes))
         .filter(|_| header_bytes <= MAX_HEADER_BYTES)
-        .ok_or_else(|| match header_bytes <= MAX_HEADER_BYTES {
-            true => cut_short(format_args!(
+        .ok_or_else(|| if header_bytes <= MAX_HEADER_BYTES { cut_short(format_args!(
                 "it declares a header of {header_bytes} bytes, the file has {length}"
-            )),
-            false => Fault::damaged(format_args!(
+            )) } else { Fault::damaged(format_args!(
                 "it declares a header of {header_bytes} bytes, the file has {length} and headers \
                      are at most {MAX_HEADER_BYTES}"
-            )),
-        })?;
+            )) })?;
     let mut header = vec![0; header_bytes as usize];
     file.read_exact_at(&mut header, LENGTH_BYTES as u64)?;
     // Checks that the tensors follow each other without gaps and are as large as they say.
@@ -130,9 +127,10 @@ pub fn layout(path: &Path, tensors: &[(&str, TensorInfo)]) -> Result<Layout, Err
             return Err(refuse());
         }
         let dtype = info.dtype.to_safetensors().ok_or_else(|| {
-            let remedy = match info.dtype.is_quantized() {
-                true => "write a .pth file, or call `dequantize()` on it in PyTorch",
-                false => "write a .pth file",
+            let remedy = if info.dtype.is_quantized() {
+                "write a .pth file, or call `dequantize()` on it in PyTorch"
+            } else {
+                "write a .pth file"
             };
             unsupported(format!("safetensors cannot hold `{name}` of {}; {remedy}", info.dtype))
         })?;

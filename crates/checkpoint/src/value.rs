@@ -190,9 +190,8 @@ impl<T> Value<T> {
             place => format!("{place}.{key}"),
         };
         // Numbers and texts have no tensors, and there may be many of them under a long place.
-        let place_of = |value: &Self, key: &dyn Fn() -> String| match value.is_plain() {
-            true => String::new(),
-            false => below(key()),
+        let place_of = |value: &Self, key: &dyn Fn() -> String| {
+            if value.is_plain() { String::new() } else { below(key()) }
         };
         let mut items = |items: Vec<Self>| -> Result<Vec<Value<U>>, E> {
             let items = items.into_iter().enumerate();

@@ -195,10 +195,7 @@ impl Plan {
 
     /// Rows of a rank in a full round.
     fn rows(&self) -> usize {
-        match self.rules.split_batches {
-            true => self.batch_size / self.world,
-            false => self.batch_size,
-        }
+        if self.rules.split_batches { self.batch_size / self.world } else { self.batch_size }
     }
 
     /// The round as the ranks see it, from what the shard says.

@@ -80,9 +80,10 @@ impl<R: BufRead> Read for Unpacked<R> {
         let count = self.decoder.read(to)?;
         self.bytes += count as u64;
         let packed = self.decoder.get_ref().bytes;
-        match self.bytes > MAX_EXPANSION * packed + FREE_EXPANSION_BYTES {
-            true => Err(io::ErrorKind::FileTooLarge.into()),
-            false => Ok(count),
+        if self.bytes > MAX_EXPANSION * packed + FREE_EXPANSION_BYTES {
+            Err(io::ErrorKind::FileTooLarge.into())
+        } else {
+            Ok(count)
         }
     }
 }

@@ -242,9 +242,10 @@ fn names(url: &str) -> Result<(&str, &str), DatasetError> {
     let stem = stem.strip_suffix(".tar").unwrap_or(stem);
     // Hidden ones are this crate's own, and those of dots alone are other folders.
     let is_sound = |name: &str| !name.is_empty() && !name.starts_with('.') && !name.contains('\0');
-    match is_sound(name) && is_sound(stem) {
-        true => Ok((name, stem)),
-        false => Err(invalid("it does not end with the name of an archive")),
+    if is_sound(name) && is_sound(stem) {
+        Ok((name, stem))
+    } else {
+        Err(invalid("it does not end with the name of an archive"))
     }
 }
 

@@ -83,9 +83,12 @@ where
                             .collect::<std::result::Result<_, _>>()?;
                         let input = X::borrowed(&inputs).ok_or_else(other_inputs)?;
                         // Whether gradients are on is a setting of each thread.
-                        let forward = || match with_grad {
-                            true => model.forward(input),
-                            false => tch::no_grad(|| model.forward(input)),
+                        let forward = || {
+                            if with_grad {
+                                model.forward(input)
+                            } else {
+                                tch::no_grad(|| model.forward(input))
+                            }
                         };
                         Ok(autocast.run(device, forward)??)
                     })

@@ -242,9 +242,10 @@ impl Learner {
                         picture = shown(masked)?.caption("prediction");
                     } else {
                         picture = picture.caption(target.as_str());
-                        picture = match target == predicted {
-                            true => picture.caption(predicted),
-                            false => picture.wrong(predicted),
+                        picture = if target == predicted {
+                            picture.caption(predicted)
+                        } else {
+                            picture.wrong(predicted)
                         };
                     }
                 }

@@ -354,9 +354,12 @@ impl Meters {
         self.places.push(batch.place);
         self.samples.push(batch.valid);
         let valid = batch.valid as i64;
-        let real = |tensor: &Tensor| match batch.rows == batch.valid {
-            true => Ok(tensor.f_detach()?),
-            false => tensor.f_narrow(0, 0, valid)?.f_detach(),
+        let real = |tensor: &Tensor| {
+            if batch.rows == batch.valid {
+                Ok(tensor.f_detach()?)
+            } else {
+                tensor.f_narrow(0, 0, valid)?.f_detach()
+            }
         };
         let (predictions, target) = (real(predictions)?, real(target)?);
         self.folds.resize_with(learner.metrics.len(), Vec::new);
@@ -433,17 +436,16 @@ fn merged(accelerator: &Accelerator, places: &[usize], folds: Vec<Fold>) -> Resu
         .iter()
         .map(|(_, tensor)| Ok(tensor.f_to_kind(Kind::Double)?.f_flatten(0, -1)?))
         .collect::<Result<_>>()?;
-    let mine: Vec<(usize, Vec<f64>)> = match tensors.is_empty() {
-        true => Vec::new(),
-        false => {
-            let stacked = Tensor::f_stack(&tensors, 0)?.f_to_device(Device::Cpu)?;
-            let width = stacked.size()[1].unsigned_abs() as usize;
-            let numbers = Vec::<f64>::try_from(&stacked.f_flatten(0, -1)?)?;
-            sums.iter()
-                .zip(numbers.chunks(width.max(1)))
-                .map(|((place, _), numbers)| (*place, numbers.to_vec()))
-                .collect()
-        }
+    let mine: Vec<(usize, Vec<f64>)> = if tensors.is_empty() {
+        Vec::new()
+    } else {
+        let stacked = Tensor::f_stack(&tensors, 0)?.f_to_device(Device::Cpu)?;
+        let width = stacked.size()[1].unsigned_abs() as usize;
+        let numbers = Vec::<f64>::try_from(&stacked.f_flatten(0, -1)?)?;
+        sums.iter()
+            .zip(numbers.chunks(width.max(1)))
+            .map(|((place, _), numbers)| (*place, numbers.to_vec()))
+            .collect()
     };
     let mut all: Vec<(usize, Vec<f64>)> =
         accelerator.gather_object(mine)?.into_iter().flatten().collect();
@@ -481,10 +483,7 @@ pub(crate) fn in_data_order(
 ) -> Result<Option<Tensor>> {
     let rows: Vec<i64> =
         batches.iter().map(|batch| batch.size().first().copied().unwrap_or(1)).collect();
-    let mine = match batches.is_empty() {
-        true => None,
-        false => Some(Tensor::f_cat(&batches, 0)?),
-    };
+    let mine = if batches.is_empty() { None } else { Some(Tensor::f_cat(&batches, 0)?) };
     drop(batches);
     let Some(group) = accelerator.group() else {
         return Ok(mine.map(|mine| mine.f_to_device(Device::Cpu)).transpose()?);

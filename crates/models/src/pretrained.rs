@@ -176,9 +176,10 @@ impl Pretrained {
                 name = mapped;
             }
             let Some(wanted) = own.get(&name).map(Tensor::size) else {
-                match module.in_head(&name) {
-                    true => report.unused.push(name),
-                    false => problems.unexpected.push(name),
+                if module.in_head(&name) {
+                    report.unused.push(name);
+                } else {
+                    problems.unexpected.push(name);
                 }
                 continue;
             };
@@ -188,10 +189,12 @@ impl Pretrained {
                 continue;
             } else {
                 let is_first = is_below(&first, &name);
-                let adapted = match same_but_for_ones(&values.size(), &wanted) {
-                    true => Some(values.f_reshape(&wanted)?),
-                    false if is_first => channels.adapted(values, &wanted)?,
-                    false => module.adapted(&name, values, &wanted)?,
+                let adapted = if same_but_for_ones(&values.size(), &wanted) {
+                    Some(values.f_reshape(&wanted)?)
+                } else if is_first {
+                    channels.adapted(values, &wanted)?
+                } else {
+                    module.adapted(&name, values, &wanted)?
                 };
                 let Some(adapted) = adapted else {
                     problems.mismatched.push(brigade_nn::ShapeMismatch {

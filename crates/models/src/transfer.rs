@@ -77,10 +77,7 @@ impl ImageClassifier for TransferModel {
 
     /// fastai's rule, and timm's for its architectures, which fastai leaves to timm.
     fn input_channels(&self) -> InputChannels {
-        match self.architecture.is_timms() {
-            true => InputChannels::Repeat,
-            false => InputChannels::ZeroPad,
-        }
+        if self.architecture.is_timms() { InputChannels::Repeat } else { InputChannels::ZeroPad }
     }
 
     /// The names of the whole architecture.

@@ -401,9 +401,12 @@ impl<M> Model<M> {
             if gradient.defined() {
                 // Gradients that are views of a reducer's buckets cannot be detached in place, and have
                 // no history to lose.
-                let zero = || match gradient.requires_grad() {
-                    true => gradient.f_detach_()?.f_zero_(),
-                    false => gradient.f_zero_(),
+                let zero = || {
+                    if gradient.requires_grad() {
+                        gradient.f_detach_()?.f_zero_()
+                    } else {
+                        gradient.f_zero_()
+                    }
                 };
                 tch::no_grad(zero)
                     .map(drop)

@@ -209,9 +209,10 @@ pub(crate) fn plain_or_exponent(value: f64) -> String {
     if value == 0.0 || (1e-3..1e5).contains(&value.abs()) {
         let digits = (3 - value.abs().max(1e-3).log10().floor() as i64).clamp(0, 6);
         let text = format!("{value:.*}", digits as usize);
-        return match text.contains('.') {
-            true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
-            false => text,
+        return if text.contains('.') {
+            text.trim_end_matches('0').trim_end_matches('.').to_owned()
+        } else {
+            text
         };
     }
     if !value.is_finite() {

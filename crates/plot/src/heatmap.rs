@@ -251,10 +251,14 @@ impl Heatmap {
         let finite = || self.values.iter().filter(|value| value.is_finite());
         let greatest = finite().fold(0.0_f64, |greatest, value| greatest.max(value.abs()));
         let is_whole = finite().all(|value| value.fract() == 0.0);
-        let text = |value: &f64| match value.is_finite() && (0.1..1e4).contains(&greatest) {
-            true if !is_whole => format!("{value:.2}"),
-            true => value.to_string(),
-            false => plain_or_exponent(*value),
+        let text = |value: &f64| {
+            if !value.is_finite() || !(0.1..1e4).contains(&greatest) {
+                plain_or_exponent(*value)
+            } else if is_whole {
+                value.to_string()
+            } else {
+                format!("{value:.2}")
+            }
         };
         self.values.iter().map(text).collect()
     }

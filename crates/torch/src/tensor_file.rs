@@ -99,9 +99,10 @@ impl TensorFile {
         self.holds(offset, bytes_of(tensor, kind))?;
         let plain =
             tensor.device() == Device::Cpu && tensor.is_contiguous() && tensor.f_kind()? == kind;
-        match plain {
-            true => fill_bytes(tensor, |bytes| self.read(offset, bytes)),
-            false => tch::no_grad(|| self.convert(offset, kind, tensor)),
+        if plain {
+            fill_bytes(tensor, |bytes| self.read(offset, bytes))
+        } else {
+            tch::no_grad(|| self.convert(offset, kind, tensor))
         }
     }
 

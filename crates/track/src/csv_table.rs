@@ -208,9 +208,10 @@ impl Open {
 
 /// What a killed run leaves of a row is cut off at the last end of a line: so a row has no other.
 fn on_one_line(text: &str) -> Cow<'_, str> {
-    match text.contains(['\n', '\r']) {
-        true => text.replace('\n', "\\n").replace('\r', "\\r").into(),
-        false => text.into(),
+    if text.contains(['\n', '\r']) {
+        text.replace('\n', "\\n").replace('\r', "\\r").into()
+    } else {
+        text.into()
     }
 }
 

@@ -146,9 +146,10 @@ impl MathOptions {
             }
             return Ok(before.tf32);
         }
-        let unless_set = match first {
-            true => GpuMath { tf32: true, benchmark: false, deterministic: false },
-            false => before,
+        let unless_set = if first {
+            GpuMath { tf32: true, benchmark: false, deterministic: false }
+        } else {
+            before
         };
         let math = GpuMath {
             tf32: tf32.unwrap_or(unless_set.tf32),

@@ -378,10 +378,11 @@ impl Augment {
 
     fn transformed(&self, images: &Tensor, drawn: &Tensor) -> Result<Tensor, TchError> {
         let whole = self.moves_whole_pixels(images);
-        let mut images = match self.geometric.is_empty() || !whole {
-            true => images.shallow_clone(),
+        let mut images = if self.geometric.is_empty() || !whole {
+            images.shallow_clone()
+        } else {
             // Before they become larger.
-            false => self.moved(images, drawn)?,
+            self.moved(images, drawn)?
         };
         if images.kind() == Kind::Uint8 {
             images = images.f_to_kind(Kind::Float)?.f_div_scalar(255.0)?;

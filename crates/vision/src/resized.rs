@@ -121,9 +121,10 @@ impl<S: ImageSource> BatchedDataset for ResizedDataset<S> {
         }
         readers.give_back(reader);
         let rows = labels.len() as i64;
-        let images = match images.is_empty() {
-            true => Tensor::f_empty([0, 3, 0, 0], (Kind::Uint8, self.device))?,
-            false => Tensor::f_stack(&images, 0)?,
+        let images = if images.is_empty() {
+            Tensor::f_empty([0, 3, 0, 0], (Kind::Uint8, self.device))?
+        } else {
+            Tensor::f_stack(&images, 0)?
         };
         Ok((images, copy_to_device(&from_vec(labels, &[rows])?, self.device)?))
     }
@@ -177,9 +178,12 @@ fn resized(image: &Tensor, size: Size, cubic: bool) -> Result<Tensor, TchError> 
     if image.size()[1..] == to {
         return Ok(image.shallow_clone());
     }
-    let to_size = |numbers: &Tensor, to: [i64; 2]| match cubic {
-        false => numbers.f_internal_upsample_bilinear2d_aa(to, false, None, None),
-        true => numbers.f_internal_upsample_bicubic2d_aa(to, false, None, None),
+    let to_size = |numbers: &Tensor, to: [i64; 2]| {
+        if cubic {
+            numbers.f_internal_upsample_bicubic2d_aa(to, false, None, None)
+        } else {
+            numbers.f_internal_upsample_bilinear2d_aa(to, false, None, None)
+        }
     };
     let mut numbers = image.f_unsqueeze(0)?.f_to_kind(Kind::Float)?;
     let (rows, columns) = (image.size()[1], image.size()[2]);

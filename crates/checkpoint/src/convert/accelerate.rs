@@ -121,10 +121,7 @@ fn schedulers(checkpoint: &Checkpoint, run: AccelerateRun) -> Result<Vec<Schedul
         let steps = Steps {
             run: taken.unwrap_or(manifest.step),
             ranks: ranks as u64,
-            stride: match run.split_batches {
-                true => 1,
-                false => run.num_processes.unwrap_or(ranks) as u64,
-            },
+            stride: if run.split_batches { 1 } else { run.num_processes.unwrap_or(ranks) as u64 },
         };
         let torch = torch_scheduler::to_torch(&state, own.map(|(_, state)| state), steps);
         let torch = torch.map_err(|fact| Error::Unsupported {

@@ -213,11 +213,10 @@ impl Made<'_> {
                     Some(State { name: from, value }) => {
                         let (state, others) = scheduler::from_torch(value, &read(like, object)?)
                             .map_err(|fact| unlike(format!("{from}: {fact}")))?;
-                        let (state, changed) = match self.counts_as_theirs(object)? {
-                            true => (state, None),
-                            false => {
-                                scheduler::in_our_steps(state, foreign, like.manifest().step > 0)
-                            }
+                        let (state, changed) = if self.counts_as_theirs(object)? {
+                            (state, None)
+                        } else {
+                            scheduler::in_our_steps(state, foreign, like.manifest().step > 0)
                         };
                         self.report.changed.extend(changed.map(|fact| format!("{name}: {fact}")));
                         if !others.is_empty() {
@@ -419,9 +418,10 @@ impl Made<'_> {
 
     /// Says what comes from `like`, or that it may not.
     fn kept(&mut self, kind: StateKind, line: String) {
-        match self.keep.contains(&kind) {
-            true => self.report.kept.push(line),
-            false => self.missing.entry(kind).or_default().push(line),
+        if self.keep.contains(&kind) {
+            self.report.kept.push(line);
+        } else {
+            self.missing.entry(kind).or_default().push(line);
         }
     }
 
@@ -505,9 +505,10 @@ fn fitting(ours: &Weights, theirs: &Weights) -> Result<Weights, String> {
     let fit = ours.iter().map(|(name, tensor)| {
         let (_, value) = found(name).ok_or_else(|| format!("it lacks `{name}`"))?;
         let (own, info) = (tensor.info(), value.info());
-        match own == info {
-            true => Ok((name.clone(), value.clone())),
-            false => Err(format!("its `{name}` is {info}, the program's is {own}")),
+        if own == info {
+            Ok((name.clone(), value.clone()))
+        } else {
+            Err(format!("its `{name}` is {info}, the program's is {own}"))
         }
     });
     fit.collect()

@@ -52,10 +52,11 @@ pub(super) fn in_our_steps(
     foreign: &Foreign,
     like_has_steps: bool,
 ) -> (Value<FileTensor>, Option<String>) {
-    let ranks = match foreign.steps_per_process {
-        true => foreign.random.len() as i64,
+    let ranks = if foreign.steps_per_process {
+        foreign.random.len() as i64
+    } else {
         // A Trainer steps a schedule once at each of its own steps.
-        false => 1,
+        1
     };
     let count = state.get("position").and_then(Value::as_int).filter(|count| *count > 0);
     let (Some(count), true) = (count, ranks > 1) else { return (state, None) };
@@ -74,11 +75,10 @@ pub(super) fn in_our_steps(
     }
     let ours = count / ranks;
     let known = if steps.is_empty() { ", as it does unless told otherwise" } else { "" };
-    let unseen = match like_has_steps {
-        true => "",
-        false => {
-            "; for a program with step_per_process(true), give a --like that was saved after its first step"
-        }
+    let unseen = if like_has_steps {
+        ""
+    } else {
+        "; for a program with step_per_process(true), give a --like that was saved after its first step"
     };
     let fact = format!(
         "its count {count} became {ours} optimizer steps: Accelerate has stepped it once for each of \

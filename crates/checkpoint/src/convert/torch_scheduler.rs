@@ -164,10 +164,14 @@ impl Rates {
 
     /// A rate of the schedule in each group, as the optimizer sets it.
     fn of_groups(&self, rate: f64) -> Vec<f64> {
-        let scaled = |&(own, base): &(f64, f64)| match own == base {
-            true => rate,
-            false if base == 0.0 => own,
-            false => own * (rate / base),
+        let scaled = |&(own, base): &(f64, f64)| {
+            if own == base {
+                rate
+            } else if base == 0.0 {
+                own
+            } else {
+                own * (rate / base)
+            }
         };
         self.built.iter().map(scaled).collect()
     }

@@ -107,9 +107,10 @@ impl FoundWeights {
                 .iter()
                 .any(|(name, _)| name.len() > prefix.len() && name.starts_with(prefix))
         };
-        let prefix = match prefix.ends_with('.') {
-            false if has(&format!("{prefix}.")) => format!("{prefix}."),
-            _ => prefix.to_owned(),
+        let prefix = if !prefix.ends_with('.') && has(&format!("{prefix}.")) {
+            format!("{prefix}.")
+        } else {
+            prefix.to_owned()
         };
         if !has(&prefix) {
             let mut first: Vec<&str> =

@@ -299,9 +299,10 @@ fn checksum(manifest: &impl Serialize) -> String {
 }
 
 fn same_checksum(found: &str, told: &str) -> Result<(), String> {
-    match found == told {
-        true => Ok(()),
-        false => Err(format!("its own checksum is {found}, but it says {told}")),
+    if found == told {
+        Ok(())
+    } else {
+        Err(format!("its own checksum is {found}, but it says {told}"))
     }
 }
 

@@ -143,12 +143,13 @@ impl Checkpoint {
                 let place =
                     place.ok_or_else(|| damaged(&chunk.file, format!("it lacks `{key}`")))?;
                 let told = TensorInfo { dtype: tensor.dtype, shape: chunk.shape.clone() };
-                match place.info == told {
-                    true => Ok(place),
-                    false => Err(damaged(
+                if place.info == told {
+                    Ok(place)
+                } else {
+                    Err(damaged(
                         &chunk.file,
                         format!("its `{key}` is {}, it was written as {told}", place.info),
-                    )),
+                    ))
                 }
             });
             chunks.insert(name.clone(), places.collect::<Result<_, _>>()?);

@@ -43,10 +43,7 @@ enum Int {
 
 /// The file of `torch.save` with the state dictionary in an archive of PyTorch before 2.8; `None` in any other archive.
 pub(super) fn saved_state_dict(archive: &mut Archive) -> Result<Option<Archive>, Fault> {
-    match archive.has(STATE_DICT) {
-        true => archive.open_inner(STATE_DICT).map(Some),
-        false => Ok(None),
-    }
+    if archive.has(STATE_DICT) { archive.open_inner(STATE_DICT).map(Some) } else { Ok(None) }
 }
 
 /// The lists of weights in an archive; none where it is not of `torch.export`.

@@ -217,9 +217,10 @@ struct Lines {
 
 impl Lines {
     fn add(&mut self, at: &str, key: &Tree, value: &Tree) {
-        match self.lines.len() < MAX_FOUND {
-            true => self.lines.push(line(&below(at, key), value)),
-            false => self.more += 1,
+        if self.lines.len() < MAX_FOUND {
+            self.lines.push(line(&below(at, key), value));
+        } else {
+            self.more += 1;
         }
     }
 

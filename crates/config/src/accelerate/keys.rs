@@ -63,10 +63,13 @@ impl<'a> Keys<'a> {
             "rdzv_backend" => self.rendezvous(entry)?,
             "same_network" => self.same_network(entry)?,
             "gpu_ids" => self.devices(entry)?,
-            "enable_cpu_affinity" => match self.truth(entry)? {
-                true => becomes("bind", BIND_OF_AFFINITY),
-                false => KeyOutcome::Nothing,
-            },
+            "enable_cpu_affinity" => {
+                if self.truth(entry)? {
+                    becomes("bind", BIND_OF_AFFINITY)
+                } else {
+                    KeyOutcome::Nothing
+                }
+            }
             "dynamo_config" => self.compile(entry)?,
             "dynamo_backend" => self.compile_backend(entry, &entry.value)?,
             "mpirun_config" => self.mpirun(entry)?,
@@ -216,9 +219,10 @@ impl<'a> Keys<'a> {
             return Ok(KeyOutcome::Idle(reason.to_owned()));
         }
         if self.number_of_machines()? == 1 {
-            return Ok(match is_port {
-                true => becomes("master-port", &text),
-                false => KeyOutcome::Idle("it is for several machines".to_owned()),
+            return Ok(if is_port {
+                becomes("master-port", &text)
+            } else {
+                KeyOutcome::Idle("it is for several machines".to_owned())
             });
         }
         Ok(match (self.meets_by_rendezvous(), is_port) {

@@ -71,9 +71,10 @@ fn name_or_value(name: &str, value: &str, bad: Verdict) -> Option<Finding> {
 /// The command that sets the other name, for a value that needs no quotes.
 fn renamed(name: &str, near: &str, value: &str) -> String {
     let is_plain = |it: char| it.is_ascii_alphanumeric() || "_.,:=^/-".contains(it);
-    match value.chars().all(is_plain) {
-        true => format!("unset {name}; export {near}={value}"),
-        false => format!("unset {name}"),
+    if value.chars().all(is_plain) {
+        format!("unset {name}; export {near}={value}")
+    } else {
+        format!("unset {name}")
     }
 }
 

@@ -60,9 +60,12 @@ fn pairing(gpus: &[&Gpu]) -> String {
 /// A variable leaves NCCL only cards that are far from every GPU, though nearer ones are there.
 fn chosen(facts: &Facts, gpus: &[&Gpu], variable: &str, rdma: bool) -> Option<Finding> {
     let value = facts.variables.get(variable).filter(|it| !it.is_empty())?;
-    let is_meant = |nic: &NearNic| match rdma {
-        true => nic.rdma.as_deref().is_some_and(|name| matches(value, name)),
-        false => nic.interfaces.iter().any(|name| matches(value, name)),
+    let is_meant = |nic: &NearNic| {
+        if rdma {
+            nic.rdma.as_deref().is_some_and(|name| matches(value, name))
+        } else {
+            nic.interfaces.iter().any(|name| matches(value, name))
+        }
     };
     // Sockets carry the data only where there is no adapter that NCCL would take.
     let carries = rdma || facts.network.infiniband.is_empty();
@@ -107,9 +110,10 @@ fn absent(facts: &Facts) -> Option<Finding> {
     if adapters.iter().any(|name| matches(value, name)) {
         return None;
     }
-    let there = match adapters.is_empty() {
-        true => "no adapter is active".to_owned(),
-        false => format!("active are {}", adapters.join(", ")),
+    let there = if adapters.is_empty() {
+        "no adapter is active".to_owned()
+    } else {
+        format!("active are {}", adapters.join(", "))
     };
     Some(
         Finding::warning(

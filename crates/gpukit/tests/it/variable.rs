@@ -23,9 +23,10 @@ fn the_variable_names_the_device() {
         assert!(good && text.contains("on Cpu"), "{value:?}: {text}");
     }
     let (good, text) = run(Some("fake"));
-    match cfg!(feature = "cuda") {
-        true => assert!(!good && text.contains("BRIGADE_TEST_DEVICE=fake: "), "{text}"),
-        false => assert!(good && text.contains("on Cuda(0) of 2"), "{text}"),
+    if cfg!(feature = "cuda") {
+        assert!(!good && text.contains("BRIGADE_TEST_DEVICE=fake: "), "{text}");
+    } else {
+        assert!(good && text.contains("on Cuda(0) of 2"), "{text}");
     }
     let (good, text) = run(Some("tpu"));
     assert!(!good && text.contains("BRIGADE_TEST_DEVICE=tpu: it is cpu, fake or cuda"), "{text}");

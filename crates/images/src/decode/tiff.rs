@@ -264,9 +264,12 @@ impl<'a> Picture<'a> {
     /// Reads one sample of a row.
     fn sample(&self, row: &[u8], place: usize) -> u32 {
         let byte = |at: usize| u32::from(row.get(at).copied().unwrap_or_default());
-        let pair = |at: usize| match self.big_endian {
-            true => byte(at) << 8 | byte(at + 1),
-            false => byte(at + 1) << 8 | byte(at),
+        let pair = |at: usize| {
+            if self.big_endian {
+                byte(at) << 8 | byte(at + 1)
+            } else {
+                byte(at + 1) << 8 | byte(at)
+            }
         };
         match self.bits {
             8 => byte(place),
@@ -407,9 +410,10 @@ pub(super) fn decode(bytes: &[u8], target: &mut Image, numbers: bool) -> Result<
             for (x, pixel) in out.as_chunks_mut::<3>().0.iter_mut().enumerate() {
                 let mut samples = [0; 6];
                 for (number, sample) in samples.iter_mut().take(picture.samples).enumerate() {
-                    let (row, place) = match picture.planar {
-                        true => (rows.get(number), x),
-                        false => (rows.first(), x * picture.samples + number),
+                    let (row, place) = if picture.planar {
+                        (rows.get(number), x)
+                    } else {
+                        (rows.first(), x * picture.samples + number)
                     };
                     *sample = row.map_or(0, |row| picture.sample(row, place));
                 }

@@ -198,9 +198,10 @@ impl CsvOptions {
             .delimiter(self.delimiter)
             .has_headers(self.header)
             .from_reader(file);
-        let header = match self.header {
-            true => reader.headers().map_err(refuse)?.clone(),
-            false => StringRecord::new(),
+        let header = if self.header {
+            reader.headers().map_err(refuse)?.clone()
+        } else {
+            StringRecord::new()
         };
         let column = |wanted: &str| {
             let named = header.iter().position(|name| name.trim() == wanted);

@@ -48,10 +48,8 @@ fn expand(pattern: &str) -> Result<Vec<String>> {
             Some(Choices::Range { first, last, step, width }) => {
                 let count = first.abs_diff(last) / step;
                 for number in (0..=count).rev() {
-                    let number = match first <= last {
-                        true => first + number * step,
-                        false => first - number * step,
-                    };
+                    let number =
+                        if first <= last { first + number * step } else { first - number * step };
                     pending.push((format!("{done}{number:0width$}"), after.to_owned()));
                 }
             }

@@ -130,13 +130,14 @@ impl Callback for ShortEpoch {
     }
 
     fn before_fit(&mut self, _learner: &mut LearnerState) -> Step {
-        match (0.0..=1.0).contains(&self.share) {
-            true => Ok(()),
-            false => Err(Error::InvalidArgument(format!(
+        if (0.0..=1.0).contains(&self.share) {
+            Ok(())
+        } else {
+            Err(Error::InvalidArgument(format!(
                 "the share of an epoch is {}, expected a number from 0 to 1",
                 self.share
             ))
-            .into()),
+            .into())
         }
     }
 

@@ -38,9 +38,12 @@ impl CsvLog {
 
     fn line(&mut self, cells: impl IntoIterator<Item = String>) -> Result<()> {
         let Some(file) = &mut self.file else { return Ok(()) };
-        let quoted = |cell: String| match cell.contains([',', '"', '\n', '\r']) {
-            true => format!("\"{}\"", cell.replace('"', "\"\"")),
-            false => cell,
+        let quoted = |cell: String| {
+            if cell.contains([',', '"', '\n', '\r']) {
+                format!("\"{}\"", cell.replace('"', "\"\""))
+            } else {
+                cell
+            }
         };
         let cells: Vec<String> = cells.into_iter().map(quoted).collect();
         let line = cells.join(",") + "\n";

@@ -140,9 +140,10 @@ impl AugTransforms {
             [self.max_rotate, self.max_lighting, self.max_warp].map(|most| most * self.mult);
         let p = self.p_affine;
         if self.flip {
-            augment = augment.then(match self.flip_vertical {
-                true => Geometric::Dihedral { p: 0.5 },
-                false => Geometric::Flip { p: 0.5 },
+            augment = augment.then(if self.flip_vertical {
+                Geometric::Dihedral { p: 0.5 }
+            } else {
+                Geometric::Flip { p: 0.5 }
             });
         }
         if warp > 0.0 {

@@ -237,15 +237,16 @@ impl Vocabulary {
         let more = if self.names.len() > some.len() { ", …" } else { "" };
         let classes = format!("{}{more}", some.join(", "));
         let item = item();
-        Err(Error::InvalidArgument(match self.given {
-            true => format!(
+        Err(Error::InvalidArgument(if self.given {
+            format!(
                 "the label {label:?} of {item} is not in the vocabulary that was given: {classes}"
-            ),
-            false => format!(
+            )
+        } else {
+            format!(
                 "the label {label:?} of {item} is not in the training set, whose classes are {classes}; \
                  put an item of it there, leave it out, or use .unknown(true) or .vocabulary([…]) of the \
                  target's block"
-            ),
+            )
         }))
     }
 }
@@ -387,13 +388,14 @@ impl Encoder {
                         Label::Name(name) => items.root().join(name),
                         other => return Err(wrong(items, index, other, "the path of a mask")),
                     };
-                    match path.is_file() {
-                        true => Ok(path),
-                        false => Err(Error::InvalidArgument(format!(
+                    if path.is_file() {
+                        Ok(path)
+                    } else {
+                        Err(Error::InvalidArgument(format!(
                             "{} has no mask: {} is not there; look at the labeller",
                             items.name(index),
                             path.display()
-                        ))),
+                        )))
                     }
                 };
                 Ok(Targets::Masks(labels.map(path).collect::<Result<_>>()?))

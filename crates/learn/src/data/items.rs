@@ -379,9 +379,10 @@ impl GetItems for Csv {
             .trim(csv::Trim::All)
             .from_path(&path)
             .map_err(refuse)?;
-        let header: Vec<String> = match self.header {
-            true => reader.headers().map_err(refuse)?.iter().map(str::to_owned).collect(),
-            false => Vec::new(),
+        let header: Vec<String> = if self.header {
+            reader.headers().map_err(refuse)?.iter().map(str::to_owned).collect()
+        } else {
+            Vec::new()
         };
         let mut rows: Vec<Arc<[String]>> = Vec::new();
         for record in reader.records() {

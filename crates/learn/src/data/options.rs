@@ -54,9 +54,10 @@ impl Default for Options {
 impl Options {
     /// The transforms of items in the order in which they run.
     pub(super) fn ordered(&self) -> Vec<ItemTransform> {
-        match self.in_given_order {
-            true => self.item_transforms.clone(),
-            false => in_order(self.item_transforms.clone()),
+        if self.in_given_order {
+            self.item_transforms.clone()
+        } else {
+            in_order(self.item_transforms.clone())
         }
     }
 }

@@ -64,12 +64,13 @@ impl DataBlock {
     /// Lists the items.
     pub(super) fn found_items(&self, path: &Path) -> Result<Items> {
         let items = self.items.items(path)?;
-        match items.is_empty() {
-            false => Ok(items),
-            true => Err(Error::InvalidArgument(format!(
+        if items.is_empty() {
+            Err(Error::InvalidArgument(format!(
                 "the getter of items found none below {}; look at the folder and the filters",
                 path.display()
-            ))),
+            )))
+        } else {
+            Ok(items)
         }
     }
 

@@ -98,9 +98,10 @@ impl Learner {
         if reset {
             self.state.grouped.reset();
         }
-        match self.state.grouped.is_built() {
-            true => Ok(()),
-            false => self.state.build_optimizer(rates.last().copied().unwrap_or(1e-3)),
+        if self.state.grouped.is_built() {
+            Ok(())
+        } else {
+            self.state.build_optimizer(rates.last().copied().unwrap_or(1e-3))
         }
     }
 
@@ -322,9 +323,10 @@ impl Loop<'_> {
         state.grouped.read_back();
         let Progress { epoch, batch, batches, train_iter, progress, recorder, callbacks, .. } =
             progress;
-        let place = match epoch < state.position.epochs {
-            true => format!("epoch {epoch}, batch {batch}"),
-            false => "the end of the fit".to_owned(),
+        let place = if epoch < state.position.epochs {
+            format!("epoch {epoch}, batch {batch}")
+        } else {
+            "the end of the fit".to_owned()
         };
         state.position.epoch = epoch.min(state.position.epochs.saturating_sub(1));
         state.recorder = recorder;

@@ -124,9 +124,10 @@ impl Callback for Gathering {
     }
 
     fn after_validate(&mut self, learner: &mut LearnerState) -> Step {
-        match learner.validation_was_cancelled() {
-            true => Err(cancelled("prediction").into()),
-            false => Ok(()),
+        if learner.validation_was_cancelled() {
+            Err(cancelled("prediction").into())
+        } else {
+            Ok(())
         }
     }
 }
@@ -294,9 +295,10 @@ impl Learner {
         self.state.model.set_training(false);
         let _without_autograd = tch::no_grad_guard();
         let model = &self.state.model;
-        let output = match device == self.state.accelerator.device() {
-            true => self.state.accelerator.autocast(|| model.forward(&inputs))??,
-            false => model.forward(&inputs)?,
+        let output = if device == self.state.accelerator.device() {
+            self.state.accelerator.autocast(|| model.forward(&inputs))??
+        } else {
+            model.forward(&inputs)?
         };
         Ok(output.f_to_kind(match output.kind() {
             Kind::Half | Kind::BFloat16 => Kind::Float,

@@ -166,8 +166,5 @@ of_all! {
     /// Pearson's correlation of predictions and targets; NaN where either is constant. Keeps all numbers.
     Pearson "pearsonr" correlation;
     /// Spearman's correlation: Pearson's of the ranks, equal numbers at the mean of theirs. Keeps all numbers.
-    Spearman "spearmanr" |p: &[f64], t: &[f64]| match p.iter().chain(t).any(|it| it.is_nan()) {
-        true => f64::NAN,
-        false => correlation(&ranks(p), &ranks(t)),
-    };
+    Spearman "spearmanr" |p: &[f64], t: &[f64]| if p.iter().chain(t).any(|it| it.is_nan()) { f64::NAN } else { correlation(&ranks(p), &ranks(t)) };
 }

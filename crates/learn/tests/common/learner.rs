@@ -162,10 +162,7 @@ impl At {
     }
 
     fn at(&mut self, event: Event, learner: &mut LearnerState) -> Step {
-        match self.events.contains(&event) {
-            true => (self.action)(event, learner),
-            false => Ok(()),
-        }
+        if self.events.contains(&event) { (self.action)(event, learner) } else { Ok(()) }
     }
 }
 

@@ -244,12 +244,11 @@ fn mean_of_batches(metric: &dyn Metric, predictions: &Tensor, targets: &Tensor, 
 fn explicit(case: &Value) -> (Tensor, Tensor) {
     fn rows(value: &Value) -> Tensor {
         let flat = |row: &Value| -> Vec<f64> { serde_json::from_value(row.clone()).unwrap() };
-        match value[0].is_array() {
-            true => {
-                let rows: Vec<Vec<f64>> = value.as_array().unwrap().iter().map(flat).collect();
-                Tensor::from_slice2(&rows)
-            }
-            false => Tensor::from_slice(&flat(value)),
+        if value[0].is_array() {
+            let rows: Vec<Vec<f64>> = value.as_array().unwrap().iter().map(flat).collect();
+            Tensor::from_slice2(&rows)
+        } else {
+            Tensor::from_slice(&flat(value))
         }
     }
     let targets = rows(&case["targets"]);

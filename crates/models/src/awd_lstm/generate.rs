@@ -78,9 +78,10 @@ pub fn next_word(scores: &Tensor, options: &NextWordOptions) -> Result<i64> {
             "no word can be chosen: the probabilities of {words} words sum up to {sum}"
         )));
     }
-    let chosen = match temperature == 0.0 {
-        true => likely.f_argmax(0, false)?,
-        false => likely.f_multinomial(1, false)?,
+    let chosen = if temperature == 0.0 {
+        likely.f_argmax(0, false)?
+    } else {
+        likely.f_multinomial(1, false)?
     };
     Ok(chosen.f_int64_value(&[0; 0]).or_else(|_| chosen.f_int64_value(&[0]))?)
 }

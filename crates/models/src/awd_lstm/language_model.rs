@@ -75,22 +75,21 @@ impl LanguageModel {
         let (encoder_path, after) = (path.borrow() / 0, path.borrow() / 1);
         let encoder = AwdLstm::new(encoder_path, words, &options.encoder);
         let decoder = &after / "decoder";
-        let (weight, bias) = match options.tie_weights {
-            true => (
+        let (weight, bias) = if options.tie_weights {
+            (
                 decoder.tie("weight", encoder.embedding()),
                 options.bias.then(|| decoder.parameter("bias", &[words], Init::Zeros)),
-            ),
-            false => {
-                // Drawn twice, as fastai does.
-                let options = LinearOptions { bias: options.bias };
-                let width = encoder.embedding().size().last().copied().unwrap_or_default();
-                let layer = Linear::with_options(&decoder, width, words, options);
-                redraw(&decoder, layer.weight(), Redraw::Uniform(INITIAL_RANGE));
-                if let Some(bias) = layer.bias() {
-                    redraw(&decoder, bias, Redraw::Constant(0.0));
-                }
-                (layer.weight().shallow_clone(), layer.bias().map(Tensor::shallow_clone))
+            )
+        } else {
+            // Drawn twice, as fastai does.
+            let options = LinearOptions { bias: options.bias };
+            let width = encoder.embedding().size().last().copied().unwrap_or_default();
+            let layer = Linear::with_options(&decoder, width, words, options);
+            redraw(&decoder, layer.weight(), Redraw::Uniform(INITIAL_RANGE));
+            if let Some(bias) = layer.bias() {
+                redraw(&decoder, bias, Redraw::Constant(0.0));
             }
+            (layer.weight().shallow_clone(), layer.bias().map(Tensor::shallow_clone))
         };
         Self {
             encoder,

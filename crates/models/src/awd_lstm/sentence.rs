@@ -105,9 +105,10 @@ impl Module<&Tensor> for SentenceEncoder {
                 continue;
             }
             let output = self.encoder.forward(&here)?;
-            outputs.push(match real < rows {
-                true => output.f_constant_pad_nd([0, 0, 0, 0, 0, rows - real])?,
-                false => output,
+            outputs.push(if real < rows {
+                output.f_constant_pad_nd([0, 0, 0, 0, 0, rows - real])?
+            } else {
+                output
             });
         }
         let mut whole = match outputs.len() {

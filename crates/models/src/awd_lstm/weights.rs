@@ -64,9 +64,10 @@ pub fn save_encoder<M: AwdLstmModel>(model: &Model<M>, file: impl AsRef<Path>) -
 /// Those of [`weights::save`].
 pub fn write_encoder(state: &StateDict, file: impl AsRef<Path>) -> Result<()> {
     let file = file.as_ref();
-    match file.extension().is_some_and(|extension| extension == "safetensors") {
-        true => weights::save(state, file),
-        false => weights::save_pth(state, file),
+    if file.extension().is_some_and(|extension| extension == "safetensors") {
+        weights::save(state, file)
+    } else {
+        weights::save_pth(state, file)
     }
 }
 
@@ -107,9 +108,10 @@ pub fn encoder_state(whole: &StateDict, encoder: &str) -> Result<StateDict> {
             state.insert(name, tensor.shallow_clone())?;
         }
     }
-    match state.is_empty() {
-        true => Err(Error::custom(format!("the model has no encoder at `{encoder}`"))),
-        false => Ok(state),
+    if state.is_empty() {
+        Err(Error::custom(format!("the model has no encoder at `{encoder}`")))
+    } else {
+        Ok(state)
     }
 }
 

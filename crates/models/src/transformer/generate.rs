@@ -270,10 +270,7 @@ impl<M: CausalModel> GeneratedTokens<'_, M> {
         let ends = &self.options.eos_token_id;
         let pad = self.options.pad_token_id.or_else(|| ends.first().copied()).unwrap_or(0);
         for (token, ended) in chosen.iter_mut().zip(&mut self.ended) {
-            match *ended {
-                true => *token = pad,
-                false => *ended = ends.contains(token),
-            }
+            if *ended { *token = pad } else { *ended = ends.contains(token) }
         }
         let device = self.ids.device();
         let column = Tensor::f_from_slice(&chosen)?.f_unsqueeze(1)?.f_to_device(device)?;

@@ -291,9 +291,10 @@ impl Gpt2Block {
         let Gpt2Options { n_embd: width, n_head: heads, .. } = *options;
         let inner = options.n_inner.unwrap_or(4 * width);
         let (attention, mlp) = (path / "attn", path / "mlp");
-        let mut scale = match options.scale_attn_weights {
-            true => ((width / heads.max(1)) as f64).sqrt().recip(),
-            false => 1.0,
+        let mut scale = if options.scale_attn_weights {
+            ((width / heads.max(1)) as f64).sqrt().recip()
+        } else {
+            1.0
         };
         if options.scale_attn_by_inverse_layer_idx {
             scale /= (index + 1) as f64;

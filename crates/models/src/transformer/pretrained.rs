@@ -261,9 +261,10 @@ fn load<M: Transformer>(model: &mut Model<M>, state: StateDict) -> Result<Pretra
     }
     for parameter in model.parameters() {
         if !kept.contains(&parameter.tensor.data_ptr()) {
-            match in_head(&full_name::<M>(&parameter.name, in_own)) {
-                true => report.head.push(parameter.name),
-                false => problems.missing.push(parameter.name),
+            if in_head(&full_name::<M>(&parameter.name, in_own)) {
+                report.head.push(parameter.name);
+            } else {
+                problems.missing.push(parameter.name);
             }
         }
     }

@@ -25,9 +25,10 @@ pub(super) fn choose(
 ) -> Result<Vec<i64>> {
     let kind = if logits.kind() == Kind::Double { Kind::Double } else { Kind::Float };
     let scores = penalized(&logits.f_to_kind(kind)?, before, options.repetition_penalty)?;
-    let chosen = match options.do_sample {
-        false => scores.f_argmax(-1, false)?,
-        true => drawn(&filtered(&scores, options)?, rng)?,
+    let chosen = if options.do_sample {
+        drawn(&filtered(&scores, options)?, rng)?
+    } else {
+        scores.f_argmax(-1, false)?
     };
     Ok(Vec::try_from(chosen.f_to_device(Device::Cpu)?)?)
 }

@@ -285,9 +285,10 @@ impl BatchNorm {
     /// The running statistics; where the forward is computed again they have had this batch, and copies
     /// take it once more.
     fn running(&self) -> (Tensor, Tensor) {
-        match is_recomputing() {
-            true => (self.running_mean.copy(), self.running_var.copy()),
-            false => (self.running_mean.shallow_clone(), self.running_var.shallow_clone()),
+        if is_recomputing() {
+            (self.running_mean.copy(), self.running_var.copy())
+        } else {
+            (self.running_mean.shallow_clone(), self.running_var.shallow_clone())
         }
     }
 

@@ -56,11 +56,10 @@ impl Module<&Tensor> for Dropout {
     type Output = Tensor;
 
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        match self.maskless && self.training.is_on() {
-            true => self.context.finish_border(dropout(input, self.probability, None), input),
-            false => {
-                self.context.finish(input.f_dropout(self.probability, self.training.is_on()), input)
-            }
+        if self.maskless && self.training.is_on() {
+            self.context.finish_border(dropout(input, self.probability, None), input)
+        } else {
+            self.context.finish(input.f_dropout(self.probability, self.training.is_on()), input)
         }
     }
 }

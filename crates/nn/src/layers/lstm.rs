@@ -193,10 +193,8 @@ impl LstmOptions {
         let as_input = |tensor: &Tensor| tensor.f_to_kind(kind);
         // What autocast does for products, which it does not do for all of an LSTM's kernels.
         let short = matches!(kind, Kind::Half | Kind::BFloat16) || emulated.is_some();
-        let weight_as_input = |weight: &Tensor| match short {
-            true => as_input(weight),
-            false => Ok(weight.shallow_clone()),
-        };
+        let weight_as_input =
+            |weight: &Tensor| if short { as_input(weight) } else { Ok(weight.shallow_clone()) };
         // cuDNN wants them in one piece, and libtorch copies them there: they have places of their own, so that
         // AWD-LSTM's can be made anew in each step. The copies are small beside the products, the warnings are not.
         let _filter = match input.device() {
@@ -222,11 +220,10 @@ impl LstmOptions {
     fn check(&self, input: &Tensor, state: &LstmState, weights: &[Tensor]) -> Result<(), TchError> {
         let shape = |tensor: &Tensor, expected: &[i64], what: &str| {
             let found = tensor.size();
-            match found == expected {
-                true => Ok(()),
-                false => Err(TchError::Shape(format!(
-                    "expected {what} of {expected:?}, found {found:?}"
-                ))),
+            if found == expected {
+                Ok(())
+            } else {
+                Err(TchError::Shape(format!("expected {what} of {expected:?}, found {found:?}")))
             }
         };
         let (first, second, _) = input.size3()?;

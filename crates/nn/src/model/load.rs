@@ -123,9 +123,10 @@ pub(crate) struct LoadPlan {
 impl LoadPlan {
     /// The plan, when the two agree in every name and shape.
     pub(crate) fn complete(self) -> Result<Self, Error> {
-        match self.report.is_complete() {
-            true => Ok(self),
-            false => Err(Error::Mismatch(Box::new(self.report))),
+        if self.report.is_complete() {
+            Ok(self)
+        } else {
+            Err(Error::Mismatch(Box::new(self.report)))
         }
     }
 

@@ -19,9 +19,12 @@ fn net(path: &ParamPath<'_>, recompute: bool) -> Sequential {
             part.add(Linear::new(&path / layer, WIDTH, WIDTH)).add_fn(|x| x.gelu("none"))
         })
     };
-    (0..PARTS).fold(Sequential::new(), |net, index| match recompute {
-        true => net.add(Recompute::new(part(path / index))),
-        false => net.add(part(path / index)),
+    (0..PARTS).fold(Sequential::new(), |net, index| {
+        if recompute {
+            net.add(Recompute::new(part(path / index)))
+        } else {
+            net.add(part(path / index))
+        }
     })
 }
 

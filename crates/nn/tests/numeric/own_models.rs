@@ -183,12 +183,13 @@ impl Net {
                 .add(Dropout::new(&p / 2, 0.3))
         };
         let pair = Sequential::new();
-        let pair = match recompute {
+        let pair = if recompute {
             // Nested: the second block once more within the part.
-            true => pair.add(Recompute::new(
+            pair.add(Recompute::new(
                 Sequential::new().add(block(p / 0)).add(Recompute::new(block(p / 1))),
-            )),
-            false => pair.add(block(p / 0)).add(block(p / 1)),
+            ))
+        } else {
+            pair.add(block(p / 0)).add(block(p / 1))
         };
         Self { blocks: pair, head: Linear::new(p / "head", 3, 2) }
     }

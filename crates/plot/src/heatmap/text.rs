@@ -52,9 +52,10 @@ fn table(map: &Heatmap, options: &TextOptions, numbered: bool) -> Option<String>
     if numbered && map.row_labels != map.column_labels {
         return None;
     }
-    let column_labels: Vec<String> = match numbered {
-        true => (1..=map.columns).map(|it| it.to_string()).collect(),
-        false => map.column_labels.iter().map(|it| fit(it, LONGEST)).collect(),
+    let column_labels: Vec<String> = if numbered {
+        (1..=map.columns).map(|it| it.to_string()).collect()
+    } else {
+        map.column_labels.iter().map(|it| fit(it, LONGEST)).collect()
     };
     let rows = rows(map, numbered);
     let labels = rows.iter().map(|(label, _)| fit(label, LONGEST).width()).max().unwrap_or(0);

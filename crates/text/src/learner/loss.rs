@@ -44,11 +44,11 @@ impl HeadLoss {
 
     /// What the model gave as scores.
     fn scored(&self, output: &Tensor) -> Result<Tensor> {
-        match self.head.is_fused() {
-            true => self
-                .autocast(output.device(), || self.head.scores(output))?
-                .map_err(|error| brigade_train::Error::from(error).into()),
-            false => Ok(output.shallow_clone()),
+        if self.head.is_fused() {
+            self.autocast(output.device(), || self.head.scores(output))?
+                .map_err(|error| brigade_train::Error::from(error).into())
+        } else {
+            Ok(output.shallow_clone())
         }
     }
 }

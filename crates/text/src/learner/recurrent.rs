@@ -76,10 +76,11 @@ impl Callback for ModelResetter {
     }
 
     fn state(&mut self, learner: &mut LearnerState) -> Result<Option<Value>> {
-        let layers = match self.in_training {
-            true => self.state.hidden_state(),
+        let layers = if self.in_training {
+            self.state.hidden_state()
+        } else {
             // The next epoch begins with zeros.
-            false => Vec::new(),
+            Vec::new()
         };
         let mine = layers.iter().map(SavedLayer::of).collect::<Result<Vec<_>>>()?;
         let ranks: Vec<Vec<SavedLayer>> = learner.accelerator().gather_object(mine)?;

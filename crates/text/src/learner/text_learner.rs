@@ -68,12 +68,13 @@ pub trait TextLearner {
 impl TextLearner for Learner {
     fn save_encoder(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        let written = match self.accelerator().is_main_process() {
-            true => encoder_name(self)
+        let written = if self.accelerator().is_main_process() {
+            encoder_name(self)
                 .and_then(|name| Ok(encoder_state(&self.state_dict(), &name).map_err(nn)?))
                 .and_then(|state| Ok(write_encoder(&state, path).map_err(nn)?))
-                .map_err(|error| error.to_string()),
-            false => Ok(()),
+                .map_err(|error| error.to_string())
+        } else {
+            Ok(())
         };
         self.accelerator().broadcast_object(written, 0)?.map_err(Error::InvalidArgument)
     }
@@ -149,9 +150,6 @@ fn written(ids: &[i64], vocabulary: &Vocabulary, decode: bool) -> Result<String>
     let token = |id: &i64| u32::try_from(*id).ok().and_then(|id| vocabulary.token(id));
     let tokens: TokenList =
         ids.iter().filter_map(token).filter(|token| !["xxbos", "xxpad"].contains(token)).collect();
-    let tokens = match decode {
-        true => decode_special_tokens(&tokens).map_err(Error::user)?,
-        false => tokens,
-    };
+    let tokens = if decode { decode_special_tokens(&tokens).map_err(Error::user)? } else { tokens };
     Ok(tokens.iter().collect::<Vec<_>>().join(" "))
 }

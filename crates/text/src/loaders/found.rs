@@ -42,9 +42,10 @@ impl Found {
             Some(vocabulary) => Arc::clone(vocabulary),
             None => Arc::new(options.counting.build(&corpus.counts())),
         };
-        let labels = match options.language_model {
-            true => Labels::None,
-            false => labels(source, &options.target, &train, &valid)?,
+        let labels = if options.language_model {
+            Labels::None
+        } else {
+            labels(source, &options.target, &train, &valid)?
         };
         let pad_id = vocabulary.id(&options.pad_token).map(i64::from);
         if pad_id.is_none() && !options.language_model {

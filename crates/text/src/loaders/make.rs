@@ -137,9 +137,10 @@ impl Maker {
             let labels = indices.iter().filter_map(|index| labels.get(*index).cloned()).collect();
             let data = LabelledTexts::new(self.documents(indices)?, labels, padding)?;
             let lengths = data.lengths();
-            let sampler = match training && self.options.shuffle {
-                true => SortedSampler::shuffled(lengths, self.rows(true), self.seed),
-                false => SortedSampler::longest_first(lengths),
+            let sampler = if training && self.options.shuffle {
+                SortedSampler::shuffled(lengths, self.rows(true), self.seed)
+            } else {
+                SortedSampler::longest_first(lengths)
             };
             Ok(self.loader(data, training).sampler(sampler))
         })?;

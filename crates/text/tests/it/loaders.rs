@@ -222,9 +222,10 @@ fn a_large_corpus_is_neither_copied_nor_read_before_a_batch_needs_it() {
 fn padding_is_fastais() {
     let golden = golden("padding");
     for case in cases(&golden["cases"]["pad_chunk"]) {
-        let padding = match case["pad_first"].as_bool().unwrap() {
-            true => Padding::chunks(size(case, "seq_len")),
-            false => Padding::at(Side::Right),
+        let padding = if case["pad_first"].as_bool().unwrap() {
+            Padding::chunks(size(case, "seq_len"))
+        } else {
+            Padding::at(Side::Right)
         };
         let padding = padding.id(case["pad_idx"].as_i64().unwrap());
         assert_eq!(padding.pad(&ids(&case["x"]), size(case, "pad_len")), ids(&case["result"]));

@@ -282,9 +282,10 @@ impl Client {
     ) -> Result<String> {
         let away = |error: ureq::Error| {
             let (url, reason) = (self.url.clone(), error.to_string());
-            match is_about_tls(&error) {
-                true => TrackError::Untrusted { url, reason },
-                false => TrackError::Unreachable { url, reason },
+            if is_about_tls(&error) {
+                TrackError::Untrusted { url, reason }
+            } else {
+                TrackError::Unreachable { url, reason }
             }
         };
         let answer = answer.map_err(away)?;

@@ -163,9 +163,10 @@ impl Captured {
                 index.weight_map.insert(tensor.name.clone(), file.clone());
             }
             let least = loads.iter().enumerate().min_by_key(|(_, load)| **load);
-            let writer = match chosen.iter().any(|tensor| tensor.main_only) {
-                true => 0,
-                false => least.map_or(0, |(rank, _)| rank),
+            let writer = if chosen.iter().any(|tensor| tensor.main_only) {
+                0
+            } else {
+                least.map_or(0, |(rank, _)| rank)
             };
             loads[writer] += part.iter().map(|&place| sizes[place]).sum::<u64>();
             object.add_file(&file, infos(&chosen), &[Placement::Replicate]);

@@ -101,12 +101,11 @@ pub(super) fn load(
 }
 
 fn newest(checkpoints: &Inner) -> Result<PathBuf> {
-    let found = match checkpoints.processes.is_main_process() {
-        true => {
-            let folder = checkpoints.project.checkpoints();
-            folder.and_then(|folder| Ok(Some(layout::latest(&folder)?)))
-        }
-        false => Ok(None),
+    let found = if checkpoints.processes.is_main_process() {
+        let folder = checkpoints.project.checkpoints();
+        folder.and_then(|folder| Ok(Some(layout::latest(&folder)?)))
+    } else {
+        Ok(None)
     };
     let found = checkpoints.processes.agree(SCOPE, found)?.into_iter().next().flatten();
     found.ok_or_else(|| Error::Internal("load_state: rank 0 sent no path".into()))
@@ -191,10 +190,7 @@ impl Ready {
         }
         let worlds = Worlds { saved: manifest.world_size, current: ranks };
         // As the file says: it ends at the first rank whose state is not there.
-        let wanted = match worlds.saved == worlds.current {
-            true => rank..rank + 1,
-            false => 0..worlds.saved,
-        };
+        let wanted = if worlds.saved == worlds.current { rank..rank + 1 } else { 0..worlds.saved };
         let mut own = Vec::new();
         for rank in wanted {
             let state = placed(&checkpoint, find(&format!("rank_{rank}"))?)?;

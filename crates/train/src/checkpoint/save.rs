@@ -74,9 +74,10 @@ pub(super) fn begin(checkpoints: &Checkpoints, target: &Target) -> Result<PathBu
     let number = job.saves.fetch_add(1, Ordering::Relaxed);
     let project = &inner.project;
 
-    let main = match inner.processes.is_main_process() {
-        true => main_part(project, target, number).map(Some),
-        false => Ok(None),
+    let main = if inner.processes.is_main_process() {
+        main_part(project, target, number).map(Some)
+    } else {
+        Ok(None)
     };
     let (mut main, paths) = match main {
         Ok(Some(main)) => {

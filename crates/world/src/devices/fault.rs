@@ -84,9 +84,10 @@ impl fmt::Display for DeviceFault {
         if *count > 1 {
             write!(f, " ({count} times)")?;
         }
-        match device.is_empty() {
-            true => f.write_str(" on a GPU")?,
-            false => write!(f, " at PCI {device}")?,
+        if device.is_empty() {
+            f.write_str(" on a GPU")?;
+        } else {
+            write!(f, " at PCI {device}")?;
         }
         if let Some(rank) = rank {
             write!(f, ", the GPU of rank {rank}")?;

@@ -77,9 +77,10 @@ impl Compression {
             Self::Lzw => {
                 // Before version 6 the codes began at the lowest bit, and their width grew later.
                 let old = matches!(data, [0, second, ..] if second & 1 == 1);
-                let decoder = match old {
-                    true => Configuration::new(BitOrder::Lsb, 8),
-                    false => Configuration::with_tiff_size_switch(BitOrder::Msb, 8),
+                let decoder = if old {
+                    Configuration::new(BitOrder::Lsb, 8)
+                } else {
+                    Configuration::with_tiff_size_switch(BitOrder::Msb, 8)
                 };
                 let mut decoder = decoder.with_yield_on_full_buffer(true).build();
                 out.resize(length, 0);

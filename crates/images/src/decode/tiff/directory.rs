@@ -94,9 +94,10 @@ impl<'a> Directory<'a> {
     fn number(&self, at: usize, width: usize) -> Option<u64> {
         let bytes = self.bytes.get(at..at.checked_add(width)?)?;
         let add = |sum: u64, byte: &u8| sum << 8 | u64::from(*byte);
-        Some(match self.big_endian {
-            true => bytes.iter().fold(0, add),
-            false => bytes.iter().rev().fold(0, add),
+        Some(if self.big_endian {
+            bytes.iter().fold(0, add)
+        } else {
+            bytes.iter().rev().fold(0, add)
         })
     }
 

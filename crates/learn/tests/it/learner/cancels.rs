@@ -187,10 +187,7 @@ dist_test!(world = 2, dist_a_cancellation_of_one_rank_is_one_of_all, |_world: Wo
             Ranks::Any(&[Event::AfterPred])
         }
         fn after_pred(&mut self, learner: &mut LearnerState) -> Step {
-            match !learner.is_training() && learner.iter() == 2 {
-                true => self.0.cancel(),
-                false => Ok(()),
-            }
+            if !learner.is_training() && learner.iter() == 2 { self.0.cancel() } else { Ok(()) }
         }
     }
     for (level, epochs) in

@@ -69,9 +69,10 @@ fn writes(accelerator: &Accelerator) {
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     files.sort();
-    match accelerator.is_main_process() {
-        true => assert_eq!(files, ["best.pth", "end.pth", "epoch_0.pth", "epoch_2.pth"]),
-        false => assert_eq!(files, [""; 0]),
+    if accelerator.is_main_process() {
+        assert_eq!(files, ["best.pth", "end.pth", "epoch_0.pth", "epoch_2.pth"]);
+    } else {
+        assert_eq!(files, [""; 0]);
     }
     // Rank 0 alone has the file, and all get its weights.
     let expected = weights(&learner);
@@ -151,9 +152,10 @@ fn walk(folder: &Path) -> Vec<String> {
     let mut names = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
-        match path.is_dir() {
-            true => names.extend(walk(&path)),
-            false => names.push(path.file_name().unwrap().to_string_lossy().into_owned()),
+        if path.is_dir() {
+            names.extend(walk(&path));
+        } else {
+            names.push(path.file_name().unwrap().to_string_lossy().into_owned());
         }
     }
     names

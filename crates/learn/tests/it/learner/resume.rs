@@ -102,9 +102,10 @@ fn interrupts(after: usize) -> At {
     // Behind the checkpoint, so that one at this very batch is there.
     At::new([Event::AfterBatch], move |_, learner| {
         batches += usize::from(learner.is_training());
-        match batches == after && learner.is_training() {
-            true => Err(Error::user("interrupted").into()),
-            false => Ok(()),
+        if batches == after && learner.is_training() {
+            Err(Error::user("interrupted").into())
+        } else {
+            Ok(())
         }
     })
     .order(200)
@@ -260,10 +261,7 @@ fn a_fit_that_a_callback_has_cancelled_is_finished() {
         let mut learner = simple(&path);
         let stop = At::new([Event::AfterBatch], move |_, learner| {
             *count.borrow_mut() += usize::from(learner.is_training());
-            match learner.train_iter() == 8 {
-                true => Level::Fit.cancel(),
-                false => Ok(()),
-            }
+            if learner.train_iter() == 8 { Level::Fit.cancel() } else { Ok(()) }
         });
         learner.fit(3, 0.1, stop).unwrap();
         let first = weights(&learner);
@@ -300,9 +298,10 @@ dist_test!(
         fs::write(&file, b"").unwrap();
         for callback in [true, false] {
             let mut learner = learner(&accelerator);
-            match callback {
-                true => learner.add(Checkpoint::new(file.join("last"))),
-                false => learner.add(SaveModel::new(file.join("best.pth"))),
+            if callback {
+                learner.add(Checkpoint::new(file.join("last")));
+            } else {
+                learner.add(SaveModel::new(file.join("best.pth")));
             }
             let error = learner.fit(1, 0.1, ()).unwrap_err().to_string();
             assert!(error.contains("file"), "{error}");

@@ -85,9 +85,12 @@ fn agrees_with_one_process(split_batches: bool) {
         step!("language model {language_model}");
         // Ranks pad their own rows to their own longest one.
         let comparable = |steps| if language_model { steps } else { unpadded(steps) };
-        let texts = || match language_model {
-            true => reviews(folder.path()).language_model().seq_len(9),
-            false => reviews(folder.path()),
+        let texts = || {
+            if language_model {
+                reviews(folder.path()).language_model().seq_len(9)
+            } else {
+                reviews(folder.path())
+            }
         };
         let expected = texts().data_loaders(&one, 8).unwrap();
         let found = texts().data_loaders(&two, batch_size).unwrap();
@@ -187,12 +190,11 @@ dist_test!(world = 2, dist_all_ranks_fail_when_one_does, |world: World| {
         assert!(message(fine, cached).is_ok());
         for failing in [0, 1] {
             let error = message(if rank == failing { bad } else { fine }, cached).unwrap_err();
-            match rank == failing {
-                true => assert!(error.contains("is not UTF-8"), "{error}"),
-                false => {
-                    let told = format!("rank {failing} could not prepare its texts: ");
-                    assert!(error.starts_with(&told) && error.contains("is not UTF-8"), "{error}");
-                }
+            if rank == failing {
+                assert!(error.contains("is not UTF-8"), "{error}");
+            } else {
+                let told = format!("rank {failing} could not prepare its texts: ");
+                assert!(error.starts_with(&told) && error.contains("is not UTF-8"), "{error}");
             }
         }
         let error = message(if rank == 1 { other } else { fine }, cached).unwrap_err();

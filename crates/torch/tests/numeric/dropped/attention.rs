@@ -163,9 +163,10 @@ fn sixteen_bits_are_close_to_float64() {
     for case in Case::all_on_cpu() {
         let short = case.leaves.each_ref().map(|leaf| leaf.to_kind(Kind::BFloat16));
         for dropout in [0.0, 0.25] {
-            let kept = match dropout > 0.0 {
-                true => case.kept(dropout),
-                false => Tensor::ones([], (Kind::Bool, Device::Cpu)),
+            let kept = if dropout > 0.0 {
+                case.kept(dropout)
+            } else {
+                Tensor::ones([], (Kind::Bool, Device::Cpu))
             };
             let expected = run(&short, |leaves| case.expected(leaves, &kept, dropout));
             let before = rng_state(Device::Cpu).unwrap();

@@ -56,10 +56,7 @@ struct StopBefore(usize);
 
 impl Callback for StopBefore {
     fn before_batch(&mut self, learner: &mut LearnerState) -> Step {
-        match learner.train_iter() == self.0 {
-            true => Level::Fit.cancel(),
-            false => Ok(()),
-        }
+        if learner.train_iter() == self.0 { Level::Fit.cancel() } else { Ok(()) }
     }
 }
 

@@ -163,12 +163,11 @@ fn make(accelerator: &Accelerator, case: &Value, seed: Option<u64>) -> Outcome {
     }
     let state = learner.state_dict();
     let last = state.iter().map(|(name, tensor)| (name.to_owned(), sums(tensor))).collect();
-    let validation = match is_language_model(case) {
-        true => {
-            let found = learner.validate().unwrap();
-            [found.loss].into_iter().chain(found.metrics.iter().map(|it| it.1)).collect()
-        }
-        false => Vec::new(),
+    let validation = if is_language_model(case) {
+        let found = learner.validate().unwrap();
+        [found.loss].into_iter().chain(found.metrics.iter().map(|it| it.1)).collect()
+    } else {
+        Vec::new()
     };
     let predictions = case.get("get_preds").map(|_| {
         // In the order of the data, though the longest text is predicted first.

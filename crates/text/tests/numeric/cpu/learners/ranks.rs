@@ -137,9 +137,10 @@ impl Callback for Interrupt {
     }
 
     fn after_batch(&mut self, learner: &mut LearnerState) -> Step {
-        match learner.is_training() && learner.train_iter() == self.0 {
-            true => Err(Error::user("interrupted").into()),
-            false => Ok(()),
+        if learner.is_training() && learner.train_iter() == self.0 {
+            Err(Error::user("interrupted").into())
+        } else {
+            Ok(())
         }
     }
 }
