@@ -132,10 +132,7 @@ impl<'a> Run<'a> {
         }
         let is_whole = matches!(selection, Selection::All);
         // First: nextest's summary is the last word then.
-        let documents = match is_whole {
-            true => Some(self.documents(&["--workspace"])?),
-            false => None,
-        };
+        let documents = if is_whole { Some(self.documents(&["--workspace"])?) } else { None };
         let tests = self.nextest(arguments, &variables)?;
         if let Some(documents) = documents.filter(|it| !it.success()) {
             eprintln!("error: doc tests failed");

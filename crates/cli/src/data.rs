@@ -105,9 +105,10 @@ impl SourceArgs {
     fn parts(&self, path: &Path) -> Result<Vec<Part>, ImageError> {
         let one = |images| Ok(vec![Part { name: None, images }]);
         let ends = |ending: &str| self.images.ends_with(ending);
-        let (shards, table) = match path.is_dir() {
-            true => (holds(path, &SHARDS)?, holds(path, &TABLES)?),
-            false => (SHARDS.into_iter().any(ends), TABLES.into_iter().any(ends)),
+        let (shards, table) = if path.is_dir() {
+            (holds(path, &SHARDS)?, holds(path, &TABLES)?)
+        } else {
+            (SHARDS.into_iter().any(ends), TABLES.into_iter().any(ends))
         };
         if shards && table {
             return Err(ImageError::InvalidArgument(format!(

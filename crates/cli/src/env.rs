@@ -114,14 +114,15 @@ impl Tool {
         // ssh says it on stderr.
         let said = if output.stdout.is_empty() { output.stderr } else { output.stdout };
         let first = String::from_utf8_lossy(&said).lines().next()?.trim().to_owned();
-        match output.status.success() {
-            _ if first.is_empty() => None,
-            true => Some(first),
+        if first.is_empty() {
+            None
+        } else if output.status.success() {
+            Some(first)
+        } else if self.command == [program, "--version"] {
             // Slurm's programs want their settings even for that.
-            false if self.command == [program, "--version"] => {
-                Some(format!("there, but `{program} --version` fails: {first}"))
-            }
-            false => None,
+            Some(format!("there, but `{program} --version` fails: {first}"))
+        } else {
+            None
         }
     }
 }

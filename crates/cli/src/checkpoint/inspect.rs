@@ -36,9 +36,10 @@ pub(super) fn answer(path: &Path, form: Form) -> anyhow::Result<String> {
             return weights(path, &file, form);
         }
     }
-    match path.is_dir() {
-        true => checkpoint(&Checkpoint::open(path)?, form, None),
-        false => weights(path, path, form),
+    if path.is_dir() {
+        checkpoint(&Checkpoint::open(path)?, form, None)
+    } else {
+        weights(path, path, form)
     }
 }
 

@@ -63,10 +63,8 @@ fn transformer(path: &Path, tensors: &[Tensor]) -> anyhow::Result<Option<Shape>>
         num_attention_heads: Option<u64>,
         vocab_size: Option<u64>,
     }
-    let config = match path.is_dir() {
-        true => path.join("config.json"),
-        false => path.with_file_name("config.json"),
-    };
+    let config =
+        if path.is_dir() { path.join("config.json") } else { path.with_file_name("config.json") };
     if let Ok(text) = fs::read_to_string(&config) {
         let config: Config = serde_json::from_str(&text)
             .with_context(|| format!("cannot understand {}", config.display()))?;

@@ -27,9 +27,10 @@ impl Table {
     }
 
     pub(super) fn html(&self) -> String {
-        let head = match self.head.is_empty() {
-            true => String::new(),
-            false => format!("<thead><tr>{}</tr></thead>", self.head),
+        let head = if self.head.is_empty() {
+            String::new()
+        } else {
+            format!("<thead><tr>{}</tr></thead>", self.head)
         };
         let body = &self.body;
         format!("<div class=\"wide\"><table>{head}<tbody>\n{body}</tbody></table></div>\n")
@@ -80,9 +81,10 @@ pub(super) fn short(value: f64) -> String {
         return format!("{}e{exponent}", mantissa.trim_end_matches('0').trim_end_matches('.'));
     }
     let text = format!("{value:.*}", (5.0 - exponent).clamp(0.0, 8.0) as usize);
-    match text.contains('.') {
-        true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
-        false => text,
+    if text.contains('.') {
+        text.trim_end_matches('0').trim_end_matches('.').to_owned()
+    } else {
+        text
     }
 }
 

@@ -201,9 +201,10 @@ fn another_program_is_refused() {
         let said = work.refusal(&[flags, &[brigade]].concat());
         let expected = format!("brigade: {what} needs a Python program that uses Accelerate, and ");
         assert!(said.starts_with(&expected), "{said}");
-        let remedy = match what.starts_with("fp8") {
-            true => "use --mixed-precision bf16: Brigade has no kernels for fp8",
-            false => "leave it out: a Brigade program has a whole model on each rank",
+        let remedy = if what.starts_with("fp8") {
+            "use --mixed-precision bf16: Brigade has no kernels for fp8"
+        } else {
+            "leave it out: a Brigade program has a whole model on each rank"
         };
         assert!(said.trim_end().ends_with(remedy), "{said}");
     }

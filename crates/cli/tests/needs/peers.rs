@@ -229,10 +229,12 @@ fn no_flag_is_dropped_in_silence() {
             };
             for name in flag["names"].as_array().unwrap() {
                 let name = name.as_str().unwrap();
-                let word = match flag["takes_value"].as_bool().unwrap() {
-                    false => name.to_owned(),
-                    true if name.starts_with("--") => format!("{name}={value}"),
-                    true => format!("{name}{value}"),
+                let word = if !flag["takes_value"].as_bool().unwrap() {
+                    name.to_owned()
+                } else if name.starts_with("--") {
+                    format!("{name}={value}")
+                } else {
+                    format!("{name}{value}")
                 };
                 let (code, stdout, stderr) = explain(&[&word]);
                 count += 1;

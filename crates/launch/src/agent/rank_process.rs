@@ -53,9 +53,12 @@ impl RankProcess {
             command.env(env::TORCHELASTIC_ERROR_FILE, path);
         }
         command.envs(plan.env.iter().chain(&setup.env).map(|(name, value)| (name, value)));
-        let shared = |stream| match plan.output.passes_through(local_rank, stream) {
-            true => Stdio::inherit(),
-            false => Stdio::piped(),
+        let shared = |stream| {
+            if plan.output.passes_through(local_rank, stream) {
+                Stdio::inherit()
+            } else {
+                Stdio::piped()
+            }
         };
         command.stdout(shared(Stream::Stdout)).stderr(shared(Stream::Stderr));
         // It lives until the rank has inherited it.

@@ -71,9 +71,10 @@ impl Devices {
         // Where nothing can be seen, the variable that is set tells whose devices they are.
         let is_set =
             |kind: &Kind| kind.visibility().iter().flat_map(|it| *it).any(|it| var(it).is_some());
-        let kind = match present.is_empty() {
-            true => devices::KINDS.iter().copied().find(is_set).unwrap_or(found),
-            false => found,
+        let kind = if present.is_empty() {
+            devices::KINDS.iter().copied().find(is_set).unwrap_or(found)
+        } else {
+            found
         };
         let (mut visible, mut mask) = (present.clone(), None);
         for layer in kind.visibility() {

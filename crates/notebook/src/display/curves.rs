@@ -88,12 +88,11 @@ pub fn schedule_plot(schedule: &(impl LrSchedule + ?Sized), steps: u64) -> Grid 
     let momenta: Vec<(f64, f64)> =
         (0..steps).filter_map(|step| Some((step as f64, schedule.momentum(step)?))).collect();
     let grid = Grid::new("Schedule").panel(rate);
-    match momenta.is_empty() {
-        true => grid,
-        false => {
-            let momentum = Chart::new("Momentum").x("step").y("momentum");
-            grid.panel(momentum.line("momentum", momenta))
-        }
+    if momenta.is_empty() {
+        grid
+    } else {
+        let momentum = Chart::new("Momentum").x("step").y("momentum");
+        grid.panel(momentum.line("momentum", momenta))
     }
 }
 

@@ -67,9 +67,10 @@ impl CellDisplay for LrFinding {
             .into_iter()
             .filter_map(|rule| Some(format!("{} {:.2e}", rule.name(), self.suggest(rule).ok()?)))
             .collect();
-        let line = match suggestions.is_empty() {
-            true => "no suggestion: begin at a smaller rate, or take more steps".to_owned(),
-            false => format!("suggested: {}", suggestions.join(", ")),
+        let line = if suggestions.is_empty() {
+            "no suggestion: begin at a smaller rate, or take more steps".to_owned()
+        } else {
+            format!("suggested: {}", suggestions.join(", "))
         };
         Content::stacked([self.plot(&Suggestion::ALL).cell_content(), Content::new(line)])
     }

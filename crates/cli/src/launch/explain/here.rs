@@ -103,9 +103,12 @@ impl Here<'_> {
             let value = if name == env::MASTER_PORT {
                 plan.options.store_port.as_ref().map_or_else(
                     || "(a free port for each attempt)".to_owned(),
-                    |ChosenPorts { ports, .. }| match ports.first == ports.last {
-                        true => ports.to_string(),
-                        false => format!("(a free one of {ports} for each attempt)"),
+                    |ChosenPorts { ports, .. }| {
+                        if ports.first == ports.last {
+                            ports.to_string()
+                        } else {
+                            format!("(a free one of {ports} for each attempt)")
+                        }
                     },
                 )
             } else if open.contains(&name) {
