@@ -33,7 +33,7 @@ pub(crate) struct Package {
     pub(crate) settings: Settings,
 }
 
-/// What a package says about its tests, in `[package.metadata.brigade]` of its `Cargo.toml`.
+/// What a package says about itself and its tests, in `[package.metadata.brigade]` of its `Cargo.toml`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub(crate) struct Settings {
@@ -45,6 +45,8 @@ pub(crate) struct Settings {
     pub(crate) on_gpus: Vec<String>,
     /// Those of them that take seconds on one processor, and also run where there is no GPU.
     pub(crate) short: BTreeSet<String>,
+    /// It is published for the tests of others: nothing else that is published may depend on it.
+    pub(crate) for_tests: bool,
 }
 
 impl Workspace {
@@ -123,9 +125,10 @@ struct PackageMetadata {
     metadata: Option<OwnMetadata>,
 }
 
+/// A package's `[package.metadata]`.
 #[derive(Deserialize)]
-struct OwnMetadata {
-    brigade: Option<Settings>,
+pub(crate) struct OwnMetadata {
+    pub(crate) brigade: Option<Settings>,
 }
 
 #[derive(Deserialize)]

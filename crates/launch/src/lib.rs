@@ -32,6 +32,7 @@
 //!   given to another process, which would then be killed in its place.
 
 pub mod agent;
+pub mod children;
 mod error;
 pub mod events;
 mod guard;

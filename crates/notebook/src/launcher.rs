@@ -10,7 +10,7 @@ use std::panic::Location;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use brigade_testkit::DistTest;
+use brigade_launch::children::ChildRanks;
 use brigade_world::World;
 use brigade_world::env::ACCELERATE_USE_CPU;
 use serde::de::DeserializeOwned;
@@ -80,8 +80,10 @@ where
         return launcher.launch(function, arguments);
     }
     launcher.check()?;
-    let test = DistTest::at(Location::caller(), num_processes).variable(ACCELERATE_USE_CPU, "true");
-    test.call(|_| function(arguments))
+    let ranks =
+        ChildRanks::at(Location::caller(), num_processes).variable(ACCELERATE_USE_CPU, "true");
+    ranks
+        .call(|_| function(arguments))
         .map_err(|report| NotebookError::Failed { message: report.to_string(), rank: None })
 }
 

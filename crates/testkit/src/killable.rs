@@ -2,10 +2,9 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 
-use brigade_launch::{Interfaces, StorePort};
-use brigade_world::{StoreHost, World, WorldSize};
+use brigade_launch::{Interfaces, StorePort, children};
 
 /// Ranks of one group, each this test executable with one of its tests. Those that still run are killed
 /// when this is dropped.
@@ -36,19 +35,11 @@ impl KillableRanks {
         world_size: usize,
         variables: &[(&str, &OsStr)],
     ) -> io::Result<Self> {
-        let size = WorldSize::new(world_size).map_err(io::Error::other)?;
         let port = StorePort::reserve(Interfaces::Loopback)?;
         let mut started = Self { ranks: Vec::new(), _port: port };
         for rank in 0..world_size {
-            // Rank 0's socket is its stdin, as in `dist_test!`.
-            let (host, stdin) = match rank {
-                0 => (StoreHost::Rank0Fd(0), Stdio::from(started._port.socket()?)),
-                _ => (StoreHost::Rank0, Stdio::null()),
-            };
-            let world = World::on_one_host(rank, size, started._port.endpoint(host));
-            let mut command = Command::new(std::env::current_exe()?);
-            command.args(arguments).stdin(stdin).stdout(Stdio::piped());
-            world.map_err(io::Error::other)?.describe_to(&mut command);
+            let mut command = children::command(rank, world_size, &started._port)?;
+            command.args(arguments).stdout(Stdio::piped());
             command.envs(variables.iter().copied());
             command.env("OMP_NUM_THREADS", "1");
             started.ranks.push(command.spawn()?);

@@ -1,5 +1,5 @@
 //! Tests that run as several ranks, comparisons of numbers, the numbers of golden files, archives for readers of `.pth` files, film reviews,
-//! and (feature `photos`) images with the statistics of photographs. For tests; `debug_launcher` starts its ranks by it.
+//! and (feature `photos`) images with the statistics of photographs. For tests alone.
 //!
 //! ```no_run
 //! use brigade_testkit::{dist_test, step};
@@ -18,20 +18,20 @@ mod golden;
 mod killable;
 #[cfg(feature = "photos")]
 mod photos;
-mod rank;
 mod reviews;
-mod stuck;
 
 pub use archive::archive;
 pub use close::assert_close;
-pub use dist::{DistTest, Report};
+pub use dist::{DistTest, Verdict};
 pub use golden::{golden_uniform, golden_unit};
 pub use killable::KillableRanks;
 #[cfg(feature = "photos")]
 pub use photos::Photos;
-pub use rank::{Verdict, note_step};
 pub use reviews::Reviews;
 
+pub use brigade_launch::children::Report;
+#[doc(hidden)]
+pub use brigade_launch::children::note_step;
 #[doc(hidden)]
 pub use brigade_world::World;
 

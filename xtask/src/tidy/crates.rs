@@ -1,4 +1,5 @@
-//! Rules about crates: who may link libtorch, and that those who do find it.
+//! Rules about crates: who may link libtorch, that those who do find it, and that what is shipped builds nothing that is
+//! for tests.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs;
@@ -10,6 +11,7 @@ use serde::Deserialize;
 use super::Findings;
 use crate::cargo::plain_cargo;
 use crate::checkout::Checkout;
+use crate::workspace::OwnMetadata;
 
 /// Reads `cargo metadata` and follows the dependencies of each package of the workspace.
 pub(super) fn check(checkout: &Checkout, findings: &mut Findings) -> Result<()> {
@@ -23,6 +25,7 @@ pub(super) fn check(checkout: &Checkout, findings: &mut Findings) -> Result<()> 
     }
     let metadata: Metadata =
         serde_json::from_slice(&output.stdout).context("cannot read what cargo metadata says")?;
+    findings.violations.extend(shipped_for_tests(&metadata));
     let graph = Graph::new(&metadata);
     for id in &metadata.workspace_members {
         let Some(package) = metadata.packages.iter().find(|it| it.id == *id) else { continue };
@@ -41,6 +44,33 @@ pub(super) fn check(checkout: &Checkout, findings: &mut Findings) -> Result<()> 
         }
     }
     Ok(())
+}
+
+/// Dependencies of published crates, outside of their own tests, on crates that are for development or for tests.
+fn shipped_for_tests(metadata: &Metadata) -> Vec<String> {
+    let packages: HashMap<&str, &Package> =
+        metadata.packages.iter().map(|it| (it.id.as_str(), it)).collect();
+    let mut violations = Vec::new();
+    for node in &metadata.resolve.nodes {
+        let Some(package) = packages.get(node.id.as_str()).filter(|it| it.is_published()) else {
+            continue;
+        };
+        for dependency in node.deps.iter().filter(|it| it.is_shipped()) {
+            let Some(used) = packages.get(dependency.pkg.as_str()) else { continue };
+            let reason = if !used.is_published() {
+                "is for development only"
+            } else if used.is_for_tests() && !package.is_for_tests() {
+                "is for tests"
+            } else {
+                continue;
+            };
+            violations.push(format!(
+                "{} is published and depends on {}, which {reason}: make it a dev-dependency",
+                package.name, used.name
+            ));
+        }
+    }
+    violations
 }
 
 /// A crate's link arguments hold for its own programs and tests only, so each needs the lines.
@@ -66,6 +96,20 @@ struct Package {
     id: String,
     name: String,
     manifest_path: String,
+    /// The registries to which it may go; `None` for all.
+    publish: Option<Vec<String>>,
+    metadata: Option<OwnMetadata>,
+}
+
+impl Package {
+    fn is_published(&self) -> bool {
+        self.publish.as_ref().is_none_or(|registries| !registries.is_empty())
+    }
+
+    fn is_for_tests(&self) -> bool {
+        let settings = self.metadata.as_ref().and_then(|it| it.brigade.as_ref());
+        settings.is_some_and(|it| it.for_tests)
+    }
 }
 
 #[derive(Deserialize)]
@@ -83,6 +127,13 @@ struct Node {
 struct Dependency {
     pkg: String,
     dep_kinds: Vec<DependencyKind>,
+}
+
+impl Dependency {
+    /// It is built for users of the crate, not for its own tests alone.
+    fn is_shipped(&self) -> bool {
+        self.dep_kinds.iter().any(|it| it.kind.as_deref() != Some("dev"))
+    }
 }
 
 #[derive(Deserialize)]
@@ -133,9 +184,7 @@ impl<'a> Graph<'a> {
                 );
             }
             for dependency in self.dependencies.get(id).copied().unwrap_or_default() {
-                let shipped =
-                    dependency.dep_kinds.iter().any(|it| it.kind.as_deref() != Some("dev"));
-                let counts = shipped || (edges == Edges::All && id == from);
+                let counts = dependency.is_shipped() || (edges == Edges::All && id == from);
                 if counts && seen.insert(&dependency.pkg) {
                     came_from.insert(&dependency.pkg, id);
                     queue.push_back(&dependency.pkg);
@@ -199,6 +248,47 @@ mod tests {
         assert_eq!(
             graph.path_to("cli", "brigade-launch", Edges::Shipped).unwrap(),
             ["brigade-cli", "brigade-launch"]
+        );
+    }
+    #[test]
+    fn what_is_shipped_builds_nothing_that_is_for_tests() {
+        let package = |name: &str, rest: &str| {
+            format!(r#"{{"id": "{name}", "name": "{name}", "manifest_path": ""{rest}}}"#)
+        };
+        let for_tests = r#", "metadata": {"brigade": {"for-tests": true}}"#;
+        let edge = |to: &str, kind: &str| {
+            format!(r#"{{"pkg": "{to}", "dep_kinds": [{{"kind": {kind}}}]}}"#)
+        };
+        let node = |name: &str, deps: &[String]| {
+            format!(r#"{{"id": "{name}", "deps": [{}]}}"#, deps.join(", "))
+        };
+        let packages = [
+            package("tests", r#", "publish": []"#),
+            package("kit", for_tests),
+            package("library", ""),
+            package("careful", r#", "publish": null"#),
+            package("example", r#", "publish": []"#),
+        ];
+        let nodes = [
+            node("tests", &[]),
+            node("kit", &[edge("tests", "null")]),
+            node("library", &[edge("kit", "null"), edge("tests", r#""build""#)]),
+            node("careful", &[edge("kit", r#""dev""#), edge("tests", r#""dev""#)]),
+            node("example", &[edge("kit", "null"), edge("tests", "null")]),
+        ];
+        let text = format!(
+            r#"{{"workspace_members": [], "packages": [{}], "resolve": {{"nodes": [{}]}}}}"#,
+            packages.join(", "),
+            nodes.join(", ")
+        );
+        let found = shipped_for_tests(&serde_json::from_str(&text).unwrap());
+        assert_eq!(
+            found,
+            [
+                "kit is published and depends on tests, which is for development only: make it a dev-dependency",
+                "library is published and depends on kit, which is for tests: make it a dev-dependency",
+                "library is published and depends on tests, which is for development only: make it a dev-dependency",
+            ]
         );
     }
 }

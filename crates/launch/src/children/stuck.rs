@@ -6,7 +6,7 @@ use std::fs;
 /// One line per thread: its name, its state, the system call it is in and what it waits for.
 ///
 /// Not a backtrace: that would take ptrace, which is neither safe code nor allowed everywhere.
-pub(crate) fn describe(pid: i32) -> String {
+pub(super) fn describe(pid: i32) -> String {
     let mut text = String::new();
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else {
         return "the process is gone\n".to_owned();
