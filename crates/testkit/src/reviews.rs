@@ -242,13 +242,16 @@ impl Draw {
                 "I do{not} think that \"{film}\" is {degree}{word}; its {part} was{not} {other}."
             ),
             3 => format!("{name}'s {part} is{not} {word}!!!"),
-            4 => match negated {
-                true => format!("NOT {}, just not {word} at all.", word.to_uppercase()),
-                false => format!(
-                    "{}, just {degree}{word} - {word}, {word}, {word}!",
-                    word.to_uppercase()
-                ),
-            },
+            4 => {
+                if negated {
+                    format!("NOT {}, just not {word} at all.", word.to_uppercase())
+                } else {
+                    format!(
+                        "{}, just {degree}{word} - {word}, {word}, {word}!",
+                        word.to_uppercase()
+                    )
+                }
+            }
             5 => format!("{stars}/10 from me, the {part} (by {name}) was{not} {word}."),
             6 => format!(
                 "See http://www.{}.com/{}.html: the {part} is{not} {word}.",
@@ -259,10 +262,13 @@ impl Draw {
                 "{watched}. {name} was{not} {word}, {} {name} {other}.",
                 if negated { "nor was" } else { "and so was" }
             ),
-            8 => match negated {
-                true => format!("Was it {word}? Nooooo. The {part} wasn't {other} either."),
-                false => format!("Was it {word}? Yesssss. The {part} was {other}, too :)"),
-            },
+            8 => {
+                if negated {
+                    format!("Was it {word}? Nooooo. The {part} wasn't {other} either.")
+                } else {
+                    format!("Was it {word}? Yesssss. The {part} was {other}, too :)")
+                }
+            }
             9 => format!(
                 "It's{} {word} for ${}, is{not} it?",
                 if negated { " not" } else { "" },
