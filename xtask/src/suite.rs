@@ -297,8 +297,8 @@ pub(crate) const TIMINGS: &str = "timings.tsv";
 /// Tells tests that programs of other packages, such as `brigade`, are in the target folder as they are built now.
 const PROGRAMS_ARE_BUILT: &str = "BRIGADE_TEST_PROGRAMS_ARE_BUILT";
 
-/// How OpenMP's threads wait for the next parallel region, OpenMP's variable. By default they keep their processor busy,
-/// which another test needs: two networks' golden tests at once take 30 s so, and 11 s if threads sleep.
+/// How OpenMP's threads wait for the next parallel region, OpenMP's variable. By default they keep their processor
+/// busy, which another test needs: two networks' golden tests at once take 30 s so, and 11 s if threads sleep.
 const WAIT_POLICY: &str = "OMP_WAIT_POLICY";
 
 /// How many tests run at once, cargo-nextest's variable.

@@ -43,9 +43,9 @@ fn encode(path: &Path) -> String {
 // The x keeps an end of line at the end of a path from being cut off.
 const DECODE: &str = r#"p=$(printf "$1x"); p=${p%x};"#;
 // Whether other users can put another file in its place: `unsafe` prints what they can change of the
-// file and the folders above it, or what could not be checked. As sshd looks at authorized_keys, each must belong to this user or to
-// root and be writable by no other; but what is in a folder that only this user may enter is out of
-// their reach, and in one with the sticky bit each file is its owner's.
+// file and the folders above it, or what could not be checked. As sshd looks at authorized_keys, each
+// must belong to this user or to root and be writable by no other; but what is in a folder that only
+// this user may enter is out of their reach, and in one with the sticky bit each file is its owner's.
 const CHECK: &str = r#"unsafe() { set -f; q=$1; u=$(id -u); s=; while :; do set -- $(ls -ldLn "$q" 2>/dev/null); case $1 in d????????[tT]*) ;; ?????w*|????????w*) s="other users can change $q" ;; esac; case $3 in "") s="ls cannot read the permissions of $q" ;; 0|$u) ;; *) s="other users can change $q" ;; esac; case $1,$3 in d???------*,$u) s= ;; esac; case $q in /) break ;; esac; q=${q%/*}; q=${q:-/}; done; printf "%s" "$s"; };"#;
 const SAME: &str = r#"if [ -f "$p" ] && [ -x "$p" ]; then s=$(unsafe "$p") || s="the check of its permissions was killed"; if [ -n "$s" ]; then printf "\nbrigade-unsafe\n"; printf "%s\n" "$s" >&2; exit 126; fi; exec "$p" __agent; fi;"#;
 const IN_PATH: &str = r#"if command -v brigade >/dev/null 2>&1; then exec brigade __agent; fi;"#;

@@ -101,9 +101,7 @@ pub fn run(program: &str, tests: &[Test]) -> ExitCode {
     for Test { path, needs, limit, body } in tests {
         let name = in_crate(path);
         let lack = needs.iter().find_map(|need| Some((*need, lacking.get(need)?)));
-        let usual =
-            if needs.contains(&Need::RustKernel) { limit::OF_A_NOTEBOOK } else { limit::OF_A_TEST };
-        let limit = limit.unwrap_or(usual);
+        let limit = limit.unwrap_or(limit::OF_A_TEST);
         let trial = trial(name, *body, limit, lack, &required);
         if let Some((need, _)) = lack
             && trial.has_ignored_flag()

@@ -7,12 +7,9 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// For a test. Below the limit in `.config/nextest.toml`, so that under cargo-nextest, too, it is
+/// For a test that names none. Below the limit in `.config/nextest.toml`, so that under cargo-nextest, too, it is
 /// this one that says what hung.
 pub(crate) const OF_A_TEST: Duration = Duration::from_secs(225);
-
-/// For a test that compiles in notebooks: the first one compiles Brigade.
-pub(crate) const OF_A_NOTEBOOK: Duration = Duration::from_secs(2600);
 
 /// Ends this process when it is not dropped in time, and says what hung: its descendants and their
 /// states. They are killed first.

@@ -1,5 +1,5 @@
-//! Tests that run as several ranks, comparisons of numbers, the numbers of golden files, archives for readers of `.pth` files, film reviews,
-//! and (feature `photos`) images with the statistics of photographs. For tests alone.
+//! Tests that run as several ranks, comparisons of numbers, the numbers of golden files, archives for readers of `.pth`
+//! files, film reviews, and (feature `photos`) images with the statistics of photographs. For tests alone.
 //!
 //! ```no_run
 //! use brigade_testkit::{dist_test, step};

@@ -1,5 +1,5 @@
-//! Rules about crates: who may link libtorch, that those who do find it, and that what is shipped builds nothing that is
-//! for tests.
+//! Rules about crates: who may link libtorch, that those who do find it, and that what is shipped builds nothing that
+//! is for tests.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs;

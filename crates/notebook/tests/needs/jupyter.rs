@@ -31,9 +31,12 @@ fn dependency() -> String {
     format!(":dep brigade = {{ path = {brigade:?}, features = [\"notebook\"] }}")
 }
 
+/// The limit of a test whose notebook compiles, in seconds: the first one compiles Brigade.
+const COMPILES: u64 = 2600;
+
 const USE: &str = "use brigade::notebook::prelude::*;\nuse brigade::prelude::*;";
 
-#[needs(RustKernel)]
+#[needs(RustKernel, limit = COMPILES)]
 fn a_cell_launches_is_interrupted_fails_and_goes_on() {
     let setup = setup();
     let mut kernel = setup.kernel(&checkout());
@@ -99,7 +102,7 @@ fn a_cell_launches_is_interrupted_fails_and_goes_on() {
 }
 
 /// The template's notebook and program: what the ranks print, and the last loss to the last bit.
-#[needs(RustKernel)]
+#[needs(RustKernel, limit = COMPILES)]
 fn a_new_notebook_trains_as_its_program_under_brigade_launch() {
     let setup = setup();
     let folder = tempfile::tempdir().unwrap();
@@ -158,7 +161,7 @@ fn epochs(out: &str) -> BTreeSet<String> {
 }
 
 /// `nbconvert --execute`, as `cargo xtask notebook --execute` calls it.
-#[needs(RustKernel)]
+#[needs(RustKernel, limit = COMPILES)]
 fn the_notebooks_of_the_examples_run() {
     let setup = setup();
     let folder = checkout().join("examples/notebooks");
@@ -186,7 +189,7 @@ fn the_notebooks_of_the_examples_run() {
 }
 
 /// One rank on each of two hosts, each with a notebook.
-#[needs(RustKernel, Hosts)]
+#[needs(RustKernel, Hosts, limit = COMPILES)]
 fn notebooks_on_two_hosts_train_together() {
     let setup = setup();
     // What the kernels compile with is fetched and built where there is a network: both have a folder of their own.

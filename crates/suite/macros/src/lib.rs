@@ -3,13 +3,12 @@
 use proc_macro::TokenStream;
 use quote::quote;
 use syn::parse::{Nothing, Parse, ParseStream};
-use syn::{Ident, ItemFn, LitInt, Token, parse_macro_input};
+use syn::{Expr, Ident, ItemFn, Token, parse_macro_input};
 
 /// Marks a test that cannot run without the [needs](../brigade_suite/enum.Need.html) that are named:
 /// `#[needs(Hosts, Etcd)]`, or `#[needs()]` for a test that runs everywhere.
 ///
-/// A test that compiles says its time limit in seconds: `#[needs(Python, limit = 1000)]`. Defaults to that of
-/// [`TimeLimit`](../brigade_suite/struct.TimeLimit.html) for tests.
+/// A test that compiles names its time limit in seconds: `#[needs(Python, limit = 1000)]`. Defaults to 225 s.
 ///
 /// For test programs with `brigade_suite::main!`. The test fails by a panic. Its name is its path in the program.
 #[proc_macro_attribute]
@@ -40,7 +39,8 @@ pub fn needs(arguments: TokenStream, item: TokenStream) -> TokenStream {
 /// The arguments of [`needs`].
 struct Needs {
     needs: Vec<Ident>,
-    limit: Option<LitInt>,
+    /// Seconds.
+    limit: Option<Expr>,
 }
 
 impl Parse for Needs {

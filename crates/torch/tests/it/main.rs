@@ -1,5 +1,5 @@
-//! Stores and process groups: what several processes send each other, and what each sees when one fails; a whole process:
-//! its memory, its threads, and its children by `fork`. No number here depends on how a processor rounds.
+//! Stores and process groups: what several processes send each other, and what each sees when one fails; also a whole
+//! process: its memory, its threads, and its children by `fork`. No number here depends on how a processor rounds.
 
 #![allow(clippy::unwrap_used)] // clippy knows only functions marked as tests
 
