@@ -1,11 +1,11 @@
 //! `cargo xtask fuzz`: libFuzzer on the readers of foreign bytes.
 //!
-//! With a nightly toolchain and cargo-fuzz the address sanitizer watches, too. Without them the same programs are
+//! With a nightly toolchain and cargo-fuzz the address sanitizer watches, too. Without them the same program is
 //! built on the stable toolchain: what guides libFuzzer are passes of LLVM, which every toolchain has, and the
 //! readers hold no unsafe code.
 
-use std::ffi::OsStr;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
@@ -18,13 +18,12 @@ use crate::setup;
 /// What to fuzz, for how long.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// The reader: a name from fuzz/fuzz_targets/; without one, all in turn
+    /// The reader: a folder's name in fuzz/regressions/; without one, all in turn
     target: Option<String>,
     /// For each reader
     #[arg(long, default_value_t = 1.0)]
     minutes: f64,
-    /// Afterwards, add what reached new code to the corpus in crates/fuzzkit/corpus/, as few and small inputs
-    /// as will do
+    /// Afterwards, add what reached new code to the corpus in fuzz/corpus/, as few and small inputs as will do
     #[arg(long)]
     keep: bool,
 }
@@ -61,24 +60,21 @@ pub(crate) fn run(checkout: &Checkout, options: &Options) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     eprintln!(
-        "failures in {}: the inputs lie in {}; copy each into crates/fuzzkit/corpus/READER/, where the suite \
-         reads it, and mend the reader",
+        "failures in {}: the inputs lie in {}; copy each to fuzz/regressions/READER/ under a name that says \
+         what it is, so that the suite reads it, and mend the reader",
         failed.join(", "),
         fuzzer.folder("failed").display()
     );
     Ok(ExitCode::FAILURE)
 }
 
-/// Their names, in order.
+/// Their names, in order: each has a folder of inputs, which a test of brigade-fuzzkit ensures.
 fn targets(checkout: &Checkout) -> Result<Vec<String>> {
-    let folder = checkout.root().join("fuzz/fuzz_targets");
+    let folder = checkout.root().join("fuzz/regressions");
     let listed =
         fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))?;
-    let mut names: Vec<String> = listed
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.extension() == Some(OsStr::new("rs")))
-        .filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned()))
-        .collect();
+    let mut names: Vec<String> =
+        listed.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
     names.sort();
     Ok(names)
 }
@@ -107,22 +103,26 @@ struct Fuzzer<'a> {
 impl Fuzzer<'_> {
     /// Whether nothing was found.
     fn fuzz(&self, target: &str, options: &Options) -> Result<bool> {
-        let (corpus, work) = (self.corpus(target), self.folder("corpus").join(target));
+        let program = self.program(target)?;
+        let (known, found) = (self.folder("known").join(target), self.folder("new").join(target));
         let failed = self.folder("failed");
-        for folder in [&corpus, &work, &failed] {
+        // What it holds, the checkout holds, or lacks for a reason.
+        if let Err(error) = fs::remove_dir_all(&known)
+            && error.kind() != ErrorKind::NotFound
+        {
+            return Err(error).with_context(|| format!("cannot remove {}", known.display()));
+        }
+        for folder in [&known, &found, &failed] {
             fs::create_dir_all(folder)
                 .with_context(|| format!("cannot make folder {}", folder.display()))?;
         }
+        program.copy_inputs("--unpack", &known)?;
         let mut prefix = failed.join(target).into_os_string();
         prefix.push("-");
         let seconds = (options.minutes * 60.0).ceil().max(1.0);
-        let mut command = self.program(target)?;
+        let mut command = program.command();
         // What is new goes into the first folder.
-        command.args([&work, &corpus]);
-        if self.nightly {
-            command.arg("--");
-        }
-        command.args([
+        command.args([&found, &known]).args([
             format!("-max_total_time={seconds}"),
             format!("-max_len={MAX_INPUT_LEN}"),
             format!("-timeout={TIMEOUT_SECONDS}"),
@@ -133,57 +133,71 @@ impl Fuzzer<'_> {
         ]);
         let sound = cargo::run(&mut command)?.success();
         if sound && options.keep {
-            self.keep(target, &corpus, &work)?;
+            let mut merge = program.command();
+            // How often a branch was taken guides the search, but would keep thousands of inputs.
+            merge.args([&known, &found]).args(["-set_cover_merge=1", "-use_counters=0"]);
+            merge.arg(format!("-max_len={MAX_KEPT_LEN}"));
+            ensure!(
+                cargo::run(&mut merge)?.success(),
+                "the new inputs of {target} cannot be merged with the known"
+            );
+            program.copy_inputs("--pack", &known)?;
         }
         Ok(sound)
     }
 
-    /// Adds inputs to the corpus that reach what none of it reaches.
-    fn keep(&self, target: &str, corpus: &Path, work: &Path) -> Result<()> {
-        let mut command = self.program(target)?;
-        command.args([corpus, work]);
-        if self.nightly {
-            command.arg("--");
-        }
-        // How often a branch was taken guides the search, but would keep thousands of inputs.
-        command.args(["-set_cover_merge=1", "-use_counters=0"]);
-        command.arg(format!("-max_len={MAX_KEPT_LEN}"));
-        ensure!(cargo::run(&mut command)?.success(), "the corpus of {target} cannot be merged");
-        Ok(())
-    }
-
-    /// A command to which folders and libFuzzer's options are added.
-    fn program(&self, target: &str) -> Result<Command> {
-        let mut features = Vec::new();
+    /// Builds the program, with libtorch where this target needs it.
+    fn program<'a>(&self, target: &'a str) -> Result<Program<'a>> {
+        let folder = self.folder("build");
+        let mut build = if self.nightly {
+            let mut build = nightly_cargo(self.checkout);
+            build.args(["fuzz", "build", "reader"]);
+            build
+        } else {
+            let mut build = plain_cargo(self.checkout);
+            build.args(["build", "--release", "--manifest-path", "fuzz/Cargo.toml"]);
+            build.env("RUSTFLAGS", FLAGS.join(" "));
+            build
+        };
+        // A target is named so that build scripts are built without the flags.
+        build.args(["--target", HOST, "--target-dir"]).arg(&folder);
         if LIBTORCH.contains(&target) {
             setup::ensure(self.checkout)?;
-            features = vec!["--features", target];
+            build.args(["--features", "libtorch"]);
         }
-        if self.nightly {
-            let mut command = nightly_cargo(self.checkout);
-            command.args(["fuzz", "run"]).args(&features).arg(target);
-            return Ok(command);
-        }
-        let folder = self.folder("build");
-        let mut build = plain_cargo(self.checkout);
-        build
-            .args(["build", "--release", "--manifest-path", "fuzz/Cargo.toml", "--bin", target])
-            // So build scripts are built without the flags.
-            .args(["--target", HOST])
-            .args(&features)
-            .arg("--target-dir")
-            .arg(&folder)
-            .env("RUSTFLAGS", FLAGS.join(" "));
         ensure!(cargo::run(&mut build)?.success(), "the program for {target} cannot be built");
-        Ok(Command::new(folder.join(HOST).join("release").join(target)))
-    }
-
-    fn corpus(&self, target: &str) -> PathBuf {
-        self.checkout.root().join("crates/fuzzkit/corpus").join(target)
+        Ok(Program { path: folder.join(HOST).join("release/reader"), target })
     }
 
     fn folder(&self, name: &str) -> PathBuf {
         self.checkout.root().join("target/fuzz").join(name)
+    }
+}
+
+/// The program of `fuzz/`, for one target.
+struct Program<'a> {
+    path: PathBuf,
+    target: &'a str,
+}
+
+impl Program<'_> {
+    /// A command to which folders and libFuzzer's options are added.
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.path);
+        command.env("BRIGADE_FUZZ_TARGET", self.target);
+        command
+    }
+
+    /// `--unpack`s the inputs that the checkout has into a folder, or `--pack`s those of the folder into the checkout.
+    fn copy_inputs(&self, direction: &str, folder: &Path) -> Result<()> {
+        let mut command = self.command();
+        command.arg(format!("{direction}={}", folder.display()));
+        ensure!(
+            cargo::run(&mut command)?.success(),
+            "the inputs of {} cannot be copied",
+            self.target
+        );
+        Ok(())
     }
 }
 
@@ -198,7 +212,7 @@ const FLAGS: [&str; 7] = [
     "-Cllvm-args=-simplifycfg-branch-fold-threshold=0",
 ];
 const HOST: &str = "x86_64-unknown-linux-gnu";
-/// Readers in crates that link libtorch; each is a feature.
+/// Readers in crates that link libtorch, which are in the program with its feature of this name.
 const LIBTORCH: [&str; 2] = ["archive", "idx"];
 const MAX_INPUT_LEN: usize = 64 << 10;
 /// Of inputs that are kept in the repository.

@@ -151,9 +151,9 @@ enum Command {
     Notebook(notebook::Options),
     /// Look for inputs that a reader of foreign bytes cannot stand (libFuzzer)
     ///
-    /// Files, messages from peers, settings: fuzz/fuzz_targets/ has a program for each reader. Uses cargo-fuzz
-    /// and the address sanitizer where a nightly toolchain and cargo-fuzz are installed. The suite runs the
-    /// same readers on the corpus and some hundred mutations of it.
+    /// Files, messages from peers, settings: crates/fuzzkit/src/readers.rs lists the readers. Uses cargo-fuzz and the
+    /// address sanitizer where a nightly toolchain and cargo-fuzz are installed. The suite runs the same readers on
+    /// the corpus and some hundred mutations of it.
     Fuzz(fuzz::Options),
     /// Run what needs a GPU: tests, benchmarks, and a report; or make an archive of it for another machine
     ///

@@ -7,14 +7,15 @@
 //! - `fuzz/`, in the layout of cargo-fuzz: libFuzzer, guided by coverage. `cargo xtask fuzz` builds and
 //!   starts it.
 //!
-//! `corpus/TARGET/` holds the inputs to begin with: good ones, those that took a way of their own through the
-//! code, and each one that once failed.
+//! The inputs to begin with are good ones and each one that once failed, in `fuzz/regressions/TARGET/`, and those that
+//! took a way of their own through the code, in `fuzz/corpus/TARGET.tar.gz`.
 
+mod corpus;
 mod readers;
 
 use std::alloc::System;
-use std::path::PathBuf;
 
+pub use corpus::{corpus, pack, unpack};
 use peakmem_alloc::{INSTRUMENTED_SYSTEM, PeakMemAlloc, PeakMemAllocTrait};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -89,25 +90,6 @@ pub fn check(target: &Target, input: &[u8]) {
     );
 }
 
-/// The inputs of a target that are kept, with their names, in order.
-///
-/// # Panics
-/// Where the folder cannot be read.
-#[must_use]
-pub fn corpus(target: &Target) -> Vec<(PathBuf, Vec<u8>)> {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target.name);
-    let listed = std::fs::read_dir(&folder);
-    let listed = listed.unwrap_or_else(|error| panic!("cannot read {}: {error}", folder.display()));
-    let mut paths: Vec<PathBuf> = listed.filter_map(|entry| Some(entry.ok()?.path())).collect();
-    paths.sort();
-    let read = |path: PathBuf| {
-        let bytes = std::fs::read(&path);
-        let bytes = bytes.unwrap_or_else(|error| panic!("cannot read {}: {error}", path.display()));
-        (path, bytes)
-    };
-    paths.into_iter().map(read).collect()
-}
-
 /// Time of this thread on a processor: on a machine that is busy, the clock on the wall says nothing.
 fn processor_seconds() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
@@ -117,3 +99,20 @@ fn processor_seconds() -> f64 {
 /// No input of a megabyte takes so long, also without optimisation; one that does will take hours as a larger
 /// one.
 pub const MAX_SECONDS_LEN: f64 = 10.0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[global_allocator]
+    static COUNTED: &Allocator = ALLOCATOR;
+
+    #[test]
+    #[should_panic(expected = "bytes of memory for an input of 1 bytes")]
+    fn memory_out_of_proportion_is_a_failure() {
+        let mut greedy = *target("hostfile").expect("the target of hostfiles");
+        greedy.bytes_per_byte = 0;
+        greedy.free_bytes = 0;
+        check(&greedy, b"a");
+    }
+}

@@ -40,7 +40,7 @@ pub(crate) const TARGETS: &[Target] = &[
     },
     Target {
         name: "pickle",
-        reads: "the pickle of a .pth file",
+        reads: "the pickle of a .pth file, in an archive and in an old file that are sound",
         words: &[
             "ctorch._utils\n_rebuild_tensor_v2\n",
             "ctorch\nFloatStorage\n",
@@ -59,7 +59,7 @@ pub(crate) const TARGETS: &[Target] = &[
     },
     Target {
         name: "script",
-        reads: "the code of a TorchScript archive, a NUL and its pickle",
+        reads: "the code of a TorchScript archive that is sound, a NUL and its pickle",
         words: &[
             "class Linear(Module):\n",
             "  __parameters__ = [\"weight\", ]\n",
@@ -75,7 +75,7 @@ pub(crate) const TARGETS: &[Target] = &[
     },
     Target {
         name: "exported",
-        reads: "the list of weights of an exported program",
+        reads: "the list of weights of an exported program (.pt2)",
         words: &[
             "\"config\"",
             "\"path_name\"",
@@ -110,7 +110,7 @@ pub(crate) const TARGETS: &[Target] = &[
     },
     Target {
         name: "manifest",
-        reads: "the manifest of a checkpoint",
+        reads: "the manifest of a checkpoint, also under its right checksum",
         words: &[
             "\"objects\":[",
             "\"files\":{",
@@ -141,7 +141,7 @@ pub(crate) const TARGETS: &[Target] = &[
     },
     Target {
         name: "state",
-        reads: "the state of an object in a checkpoint",
+        reads: "the state of an object in a checkpoint, and what it says of a schedule",
         words: &[
             "{\"$dict\":[[",
             "{\"$tuple\":[",
@@ -155,7 +155,7 @@ pub(crate) const TARGETS: &[Target] = &[
     },
     Target {
         name: "trainer_state",
-        reads: "trainer_state.json of a Trainer",
+        reads: "trainer_state.json of Hugging Face's Trainer",
         words: &[
             "\"global_step\":",
             "\"epoch\":",
@@ -168,7 +168,7 @@ pub(crate) const TARGETS: &[Target] = &[
         free_bytes: FREE,
         read: weights::trainer_state,
     },
-    #[cfg(feature = "idx")]
+    #[cfg(feature = "libtorch")]
     Target {
         name: "idx",
         reads: "an IDX file, plain or gzip",
@@ -178,10 +178,10 @@ pub(crate) const TARGETS: &[Target] = &[
         free_bytes: FREE + (8 << 20),
         read: data::idx,
     },
-    #[cfg(feature = "archive")]
+    #[cfg(feature = "libtorch")]
     Target {
         name: "archive",
-        reads: "a tar, tar.gz or zip archive, unpacked",
+        reads: "a tar, tar.gz or zip archive of `untar_data`, unpacked",
         words: &[
             "ustar\0",
             "ustar  \0",
@@ -218,7 +218,7 @@ pub(crate) const TARGETS: &[Target] = &[
     },
     Target {
         name: "pack",
-        reads: "a file of images without encoding",
+        reads: "a file of images without encoding, also under its right digest",
         words: &["BRIGPACK\x01\0\0\0", "{\"classes\":[", "\"names\":["],
         bytes_per_byte: TREE,
         free_bytes: FREE,
@@ -226,7 +226,7 @@ pub(crate) const TARGETS: &[Target] = &[
     },
     Target {
         name: "tokenizer",
-        reads: "a `tokenizer.json`, and what it makes of a text",
+        reads: "a `tokenizer.json` of Hugging Face's, and what it makes of a text",
         words: &[
             "\"type\":\"BPE\"",
             "\"type\":\"WordPiece\"",
@@ -263,7 +263,7 @@ pub(crate) const TARGETS: &[Target] = &[
     },
     Target {
         name: "tokens",
-        reads: "a file of texts as tokens",
+        reads: "a file of texts as tokens, also under its right checksums",
         words: &["BRIGTOKS\x01\0\0\0", "\x02\0\0\0", "\x04\0\0\0"],
         bytes_per_byte: TREE,
         free_bytes: FREE,
@@ -280,7 +280,7 @@ pub(crate) const TARGETS: &[Target] = &[
     },
     Target {
         name: "image",
-        reads: "an encoded image, whole and in part",
+        reads: "an encoded image (JPEG, PNG, WebP, BMP, GIF), whole and in part",
         words: &[
             "Exif\0\0",
             "Adobe",
@@ -366,7 +366,7 @@ pub(crate) const TARGETS: &[Target] = &[
     },
     Target {
         name: "kernel_log",
-        reads: "the kernel's log, and the faults of GPUs in it",
+        reads: "the kernel's log, and the faults of GPUs in it (Xids, SXids, amdgpu)",
         words: &[
             "6,1,500000,-;",
             "NVRM: Xid (PCI:0000:3b:00): 79, ",

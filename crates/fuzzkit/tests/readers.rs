@@ -8,9 +8,11 @@
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
+use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 
-use brigade_fuzzkit::{Allocator, Target, check, corpus, target, targets};
+use brigade_fuzzkit::{Allocator, Target, check, corpus, targets};
+use libtest_mimic::{Arguments, Trial};
 use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::{Config, TestRunner};
@@ -124,10 +126,10 @@ impl Checked for Index {
 /// The count of memory is the process's: one at a time, where tests are threads of one process.
 static ONE: Mutex<()> = Mutex::new(());
 
-fn holds(name: &str) {
+fn holds(target: &Target) {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let target = target(name).unwrap();
-    let corpus = corpus(target);
+    let name = target.name;
+    let corpus = corpus(target).unwrap();
     assert!(!corpus.is_empty(), "{name} has no corpus");
     for (path, input) in &corpus {
         let outcome = catch_unwind(AssertUnwindSafe(|| check(target, input)));
@@ -138,7 +140,7 @@ fn holds(name: &str) {
     }
     let corpus: Vec<Vec<u8>> = corpus.into_iter().map(|(_, input)| input).collect();
     let failed = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("failed-{name}"));
-    // No file of seeds: an input that fails goes into the corpus.
+    // No file of seeds: an input that fails goes into fuzz/regressions/.
     let config = Config { cases: CASES, failure_persistence: None, ..Config::default() };
     let strategy = (any::<Index>(), prop::collection::vec(edit(), 0..6));
     let outcome = TestRunner::new(config).run(&strategy, |(first, edits)| {
@@ -157,67 +159,14 @@ fn holds(name: &str) {
     }
 }
 
-macro_rules! readers {
-    ($($name:ident),+ $(,)?) => {
-        $(#[test]
-        fn $name() {
-            holds(stringify!($name));
-        })+
-
-        #[test]
-        fn every_target_is_tested() {
-            let mut tested = vec![$(stringify!($name)),+];
-            let mut known: Vec<&str> = targets().iter().map(|target| target.name).collect();
-            tested.sort_unstable();
-            known.sort_unstable();
-            assert_eq!(tested, known);
-        }
+fn main() -> ExitCode {
+    let trial = |target: &'static Target| {
+        Trial::test(target.name, || {
+            holds(target);
+            Ok(())
+        })
     };
-}
-
-readers!(
-    safetensors,
-    zip,
-    pickle,
-    script,
-    exported,
-    legacy,
-    manifest,
-    index,
-    state,
-    trainer_state,
-    idx,
-    archive,
-    image,
-    tokenizer,
-    vocabulary,
-    tokens,
-    transforms,
-    webdataset,
-    pack,
-    parquet,
-    hostfile,
-    accelerate_yaml,
-    accelerate_json,
-    settings,
-    node_list,
-    kernel_log,
-    rendezvous,
-    agent,
-    error_file,
-    progress,
-    run,
-);
-
-/// An input that takes more memory than it may is found.
-#[test]
-#[should_panic(expected = "bytes of memory for an input of 1 bytes")]
-fn memory_out_of_proportion_is_a_failure() {
-    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut greedy = *target("hostfile").unwrap();
-    greedy.bytes_per_byte = 0;
-    greedy.free_bytes = 0;
-    check(&greedy, b"a");
+    libtest_mimic::run(&Arguments::from_args(), targets().iter().map(trial).collect()).exit_code()
 }
 
 const CASES: u32 = 400;

@@ -1,13 +1,15 @@
 //! Readers of data sets and images.
 
+#[cfg(feature = "libtorch")]
 use std::fs;
-#[cfg(feature = "archive")]
+#[cfg(feature = "libtorch")]
 use std::os::unix::fs::MetadataExt;
+#[cfg(feature = "libtorch")]
 use std::path::Path;
 
 use super::{file, path_of};
 
-#[cfg(feature = "idx")]
+#[cfg(feature = "libtorch")]
 pub(super) fn idx(input: &[u8]) {
     for dimensions in [1, 3] {
         let Ok(file) = brigade_datasets::IdxFile::read(input, Path::new("a"), dimensions) else {
@@ -20,7 +22,7 @@ pub(super) fn idx(input: &[u8]) {
 
 /// Unpacks an archive as it is, and with right checksums in its headers: everything stays in its folder, and
 /// nothing is left of one that is refused.
-#[cfg(feature = "archive")]
+#[cfg(feature = "libtorch")]
 pub(super) fn archive_file(input: &[u8]) {
     // In memory, so that nothing waits for a disk.
     let home = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a folder");
@@ -60,11 +62,11 @@ pub(super) fn archive_file(input: &[u8]) {
 }
 
 /// Files of all in an archive.
-#[cfg(feature = "archive")]
+#[cfg(feature = "libtorch")]
 const UNPACKED_BYTES: u64 = 1 << 20;
 
 /// A tar archive with the checksum of each header as it must be.
-#[cfg(feature = "archive")]
+#[cfg(feature = "libtorch")]
 pub(super) fn with_checksums(mut tar: Vec<u8>) -> Vec<u8> {
     for header in tar.chunks_exact_mut(512) {
         if header[257..].starts_with(b"ustar") {

@@ -1,4 +1,0 @@
-//! See brigade-fuzzkit.
-#![no_main]
-
-brigade_fuzz::fuzz!("safetensors");
