@@ -8,7 +8,7 @@ mod kernel;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
-use brigade_suite::Need;
+use brigade_test_needs::Need;
 use kernel::{Kernel, Setup, checkout};
 
 use crate::comparisons::{Comparison, milliseconds};

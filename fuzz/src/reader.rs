@@ -1,4 +1,4 @@
-//! libFuzzer on one of the readers of brigade-fuzzkit, which an environment variable names.
+//! libFuzzer on one of the readers of brigade-fuzz-readers, which an environment variable names.
 //!
 //! With `--unpack=FOLDER` it writes the inputs to begin with into a folder and exits, with `--pack=FOLDER` it makes the
 //! archive of the corpus from a folder.
@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::exit;
 use std::sync::LazyLock;
 
-use brigade_fuzzkit::{ALLOCATOR, Allocator, Target, check, pack, target, targets, unpack};
+use brigade_fuzz_readers::{ALLOCATOR, Allocator, Target, check, pack, target, targets, unpack};
 use libfuzzer_sys::fuzz_target;
 
 #[global_allocator]

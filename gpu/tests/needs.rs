@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use brigade_gpu::{Build, Outcome, Pack, Part, Program, Report, SCRIPT};
-use brigade_suite::needs;
+use brigade_test_needs::needs;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
@@ -282,4 +282,4 @@ fn a_folder_that_is_not_a_libtorch() {
     assert!(error.contains("it has neither version.py nor build-version"), "{error}");
 }
 
-brigade_suite::main!();
+brigade_test_needs::main!();

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use brigade_suite::Need;
+use brigade_test_needs::Need;
 
 use crate::cargo::{self, Cargo};
 use crate::checkout::Checkout;

@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use brigade_setup::Libtorch;
+use brigade_libtorch_setup::Libtorch;
 
 use crate::cargo::{self, plain_cargo};
 use crate::checkout::Checkout;
@@ -88,7 +88,8 @@ fn command(
     Ok(cargo)
 }
 
-const FEATURES: &str = "brigade/cuda,brigade-gpukit/cuda,brigade-torch/cuda,brigade-train/cuda";
+const FEATURES: &str =
+    "brigade/cuda,brigade-test-device/cuda,brigade-torch/cuda,brigade-train/cuda";
 
 /// What is run besides the tests.
 const STEPS: &[(&str, &[&str])] = &[

@@ -68,7 +68,7 @@ pub(crate) fn run(checkout: &Checkout, options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// Their names, in order: each has a folder of inputs, which a test of brigade-fuzzkit ensures.
+/// Their names, in order: each has a folder of inputs, which a test of brigade-fuzz-readers ensures.
 fn targets(checkout: &Checkout) -> Result<Vec<String>> {
     let folder = checkout.root().join("fuzz/regressions");
     let listed =

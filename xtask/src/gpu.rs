@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, ensure};
-use brigade_suite::Need;
+use brigade_test_needs::Need;
 
 use crate::cargo;
 use crate::checkout::Checkout;

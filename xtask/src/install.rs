@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail};
-use brigade_suite::{Need, installed, is_root, needs_named};
+use brigade_test_needs::{Need, installed, is_root, needs_named};
 
 use crate::cargo;
 use crate::checkout::Checkout;

@@ -100,7 +100,7 @@ enum Command {
             conflicts_with_all = ["runner_arguments", "changed", "processor"]
         )]
         device: Option<String>,
-        /// For cargo-nextest: a part of a test's name, or options such as `-p brigade-plan`, with which only programs
+        /// For cargo-nextest: a part of a test's name, or options such as `-p brigade-sampling`, with which only programs
         /// are built that these tests start or link. Doc tests are left out then, and nothing is installed.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         runner_arguments: Vec<String>,
@@ -151,7 +151,7 @@ enum Command {
     Notebook(notebook::Options),
     /// Look for inputs that a reader of foreign bytes cannot stand (libFuzzer)
     ///
-    /// Files, messages from peers, settings: crates/fuzzkit/src/readers.rs lists the readers. Uses cargo-fuzz and the
+    /// Files, messages from peers, settings: dev/fuzz-readers/src/readers.rs lists the readers. Uses cargo-fuzz and the
     /// address sanitizer where a nightly toolchain and cargo-fuzz are installed. The suite runs the same readers on
     /// the corpus and some hundred mutations of it.
     Fuzz(fuzz::Options),

@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use brigade_suite::evcxr;
+use brigade_test_needs::evcxr;
 use clap::Args;
 use serde_json::Value;
 

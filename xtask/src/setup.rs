@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use brigade_setup::{Cache, Kind, Libtorch, Origin, Pins, Project, RunPath, Wanted};
+use brigade_libtorch_setup::{Cache, Kind, Libtorch, Origin, Pins, Project, RunPath, Wanted};
 
 use crate::checkout::Checkout;
 

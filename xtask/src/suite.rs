@@ -17,7 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use brigade_suite::{Missed, REPORT, required};
+use brigade_test_needs::{Missed, REPORT, required};
 use tempfile::TempDir;
 
 use crate::cargo::{self, Cargo};
@@ -39,7 +39,7 @@ pub(crate) enum Selection {
     Changed(Option<String>),
     /// The tests of numbers, with the kernels for one of [`PROCESSORS`].
     OnProcessor(String),
-    /// The tests that take their tensors' device from `brigade-gpukit`, on that device.
+    /// The tests that take their tensors' device from `brigade-test-device`, on that device.
     OnDevice(String),
 }
 
@@ -336,11 +336,11 @@ pub(crate) const PROCESSORS: [(&str, &[(&str, &str)]); 2] = [
 /// others.
 const NUMERIC: &str = "binary(numeric) | test(/(^|::)numeric::/)";
 
-/// nextest's filter for tests that take their tensors' device from `brigade-gpukit`: those of numbers in packages that
+/// nextest's filter for tests that take their tensors' device from `brigade-test-device`: those of numbers in packages that
 /// depend on it, without modules that are about the CPU.
 fn on_any_device(workspace: &Workspace) -> String {
     let packages = workspace.packages.iter();
-    let packages = packages.filter(|it| it.dependencies.contains("brigade-gpukit"));
+    let packages = packages.filter(|it| it.dependencies.contains("brigade-test-device"));
     let packages: Vec<_> = packages.map(|it| format!("package({})", it.name)).collect();
     format!("({}) & not test(/(^|::)cpu::/)", packages.join(" | "))
 }
@@ -380,7 +380,7 @@ mod tests {
     fn package_options_are_seen() {
         let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
         let names = |text: &str| packages(&words(text)).join(" ");
-        assert_eq!(names("-p brigade-plan"), "brigade-plan");
+        assert_eq!(names("-p brigade-sampling"), "brigade-sampling");
         assert_eq!(
             names("some_test --package=xtask -pbrigade -p=a --package b"),
             "xtask brigade a b"
@@ -396,7 +396,7 @@ mod tests {
     fn tests_of_every_device_are_those_of_packages_that_ask_for_it() {
         let filter = on_any_device(&Workspace::of(&Checkout::find().unwrap()).unwrap());
         assert!(
-            filter.contains("package(brigade-nn)") && !filter.contains("package(brigade-plan)")
+            filter.contains("package(brigade-nn)") && !filter.contains("package(brigade-sampling)")
         );
     }
 }

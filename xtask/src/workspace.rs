@@ -47,6 +47,8 @@ pub(crate) struct Settings {
     pub(crate) short: BTreeSet<String>,
     /// It is published for the tests of others: nothing else that is published may depend on it.
     pub(crate) for_tests: bool,
+    /// What it ships never links libtorch: a program that starts ranks must start in milliseconds.
+    pub(crate) without_libtorch: bool,
 }
 
 impl Workspace {

@@ -4,7 +4,7 @@
 //! [`models`] (architectures; feature `models`, on by default), [`optim`], [`schedule`],
 //! [`data`], [`datasets`], `vision` (images; feature `vision`), `text` (feature `text`), `learn` (the Learner; feature
 //! `learn`), `notebook` (Jupyter; feature `notebook`), [`torch`] (the border with libtorch),
-//! [`plan`] and [`world`]. Most programs need no more than the [`prelude`].
+//! [`sampling`] and [`rank_env`]. Most programs need no more than the [`prelude`].
 //!
 //! ```
 //! use brigade::prelude::*;
@@ -61,7 +61,9 @@ pub use brigade_nn as nn;
 #[cfg(feature = "notebook")]
 pub use brigade_notebook as notebook;
 pub use brigade_optim as optim;
-pub use brigade_plan as plan;
+pub use brigade_rank_env as rank_env;
+pub use brigade_rank_env::{MainError, MainResult};
+pub use brigade_sampling as sampling;
 pub use brigade_schedule as schedule;
 #[cfg(feature = "text")]
 pub use brigade_text as text;
@@ -70,8 +72,6 @@ pub use brigade_track as track;
 pub use brigade_train as train;
 #[cfg(feature = "vision")]
 pub use brigade_vision as vision;
-pub use brigade_world as world;
-pub use brigade_world::{MainError, MainResult};
 pub use tch;
 
 /// What a training loop uses. A model's own forward returns `nn::Result`.
@@ -83,6 +83,7 @@ pub mod prelude {
     pub use crate::nn::{
         self, BatchNorm2d, Conv2d, Linear, Model, Module, ParamPath, Sequential, StateDict,
     };
+    pub use crate::rank_env::MainResult;
     pub use crate::schedule::{FitOneCycle, LrSchedule, OneCycle, Plateau, Schedule};
     pub use crate::train::{
         Accelerator, AcceleratorBuilder, Accuracy, Adafactor, Adagrad, Adam, AdamW,
@@ -92,6 +93,5 @@ pub mod prelude {
         ProfileSchedule, ProjectConfiguration, QHAdam, RAdam, ReduceOp, Result, RmsProp, Scheduler,
         Sgd, TopK,
     };
-    pub use crate::world::MainResult;
     pub use tch::{Device, Kind, Tensor, no_grad};
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use brigade_world::text::escaped;
+use brigade_rank_env::text::escaped;
 
 use crate::file_name::InvalidFileName;
 use crate::pth::shown;

@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 
-use brigade_world::text::counted;
+use brigade_rank_env::text::counted;
 
 use crate::value::Value;
 use crate::wrapper_prefix::{prefixes_around, wrapper_prefix};

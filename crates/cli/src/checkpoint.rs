@@ -7,7 +7,7 @@ use brigade_checkpoint::Dtype;
 use brigade_checkpoint::convert::{
     AccelerateRun, StateKind, Target, WeightsOptions, convert_like, convert_with,
 };
-use brigade_world::text::escaped;
+use brigade_rank_env::text::escaped;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum};
 

@@ -21,7 +21,7 @@ use brigade_images::source::{
     ImageFiles, ImageFolder, ImageFolderOptions, ImageSource, ParquetOptions, WebDatasetOptions,
 };
 use brigade_images::{ImageError, PackedImages};
-use brigade_world::text::escaped;
+use brigade_rank_env::text::escaped;
 use clap::{Args, Subcommand};
 
 use crate::config::Usage;

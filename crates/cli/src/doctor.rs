@@ -14,7 +14,7 @@ use std::time::Duration;
 use anyhow::Context;
 use brigade_doctor::{Examination, HostToExamine, Question, Report, Sources, Style, Verdict};
 use brigade_launch::{Color, ColorFacts};
-use brigade_remote::{
+use brigade_ssh::{
     HostAccess, HostListError, HostSpec, LocalFacts, RemoteError, TimeLimits, forwarded_variables,
 };
 use clap::Args;

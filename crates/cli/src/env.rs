@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use brigade_doctor::{Facts, Question, Sources};
-use brigade_world::text::escaped;
+use brigade_rank_env::text::escaped;
 use clap::Args;
 use serde_json::{Value, json};
 

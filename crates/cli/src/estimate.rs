@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use brigade_checkpoint::hub_cache;
-use brigade_world::text::{counted, escaped};
+use brigade_rank_env::text::{counted, escaped};
 use clap::{Args, ValueEnum};
 use serde_json::json;
 

@@ -2,8 +2,8 @@
 
 use std::io::{self, Write};
 
-use brigade_plan::{Order, Scheme, ShardOptions, Shards};
-use brigade_world::text::counted;
+use brigade_rank_env::text::counted;
+use brigade_sampling::{Order, Scheme, ShardOptions, Shards};
 use clap::{Args, Subcommand, ValueEnum};
 
 pub(crate) use schedule::number;

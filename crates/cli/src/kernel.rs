@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, bail};
-use brigade_setup::{Cache, Project};
+use brigade_libtorch_setup::{Cache, Project};
 use clap::{Args, Subcommand};
 use rustix::io::FdFlags;
 

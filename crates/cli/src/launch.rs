@@ -8,8 +8,8 @@ use brigade_config::{
 };
 use brigade_launch::hosts::{HostsError, HostsPlan};
 use brigade_launch::{HostFacts, LaunchError, LaunchPlan, Surroundings, agent};
-use brigade_remote::{LocalFacts, VariableFile};
-use brigade_world::env;
+use brigade_rank_env::env;
+use brigade_ssh::{LocalFacts, VariableFile};
 use clap::Args;
 
 use crate::output;

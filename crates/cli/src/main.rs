@@ -8,8 +8,8 @@ use std::process::ExitCode;
 
 use brigade_config::ConfigError;
 use brigade_launch::{LaunchError, ProgramError, SecretError, role};
-use brigade_remote::{HostListError, RemoteError};
-use brigade_world::with_causes;
+use brigade_rank_env::with_causes;
+use brigade_ssh::{HostListError, RemoteError};
 use clap::{CommandFactory, Parser, Subcommand};
 
 use emit::EmitError;

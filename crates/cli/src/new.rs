@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail};
-use brigade_setup::Project;
+use brigade_libtorch_setup::Project;
 use clap::{Args, ValueEnum};
 use toml_edit::{DocumentMut, InlineTable, Item, Table, Value};
 

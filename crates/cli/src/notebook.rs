@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use anyhow::Context;
-use brigade_entry::Address;
-use brigade_remote::die_with_parent;
+use brigade_dylib_call::Address;
+use brigade_ssh::die_with_parent;
 use clap::Args;
 
 use crate::launch::{self, LaunchArgs};

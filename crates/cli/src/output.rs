@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use brigade_world::text::{escaped, escaped_answer};
+use brigade_rank_env::text::{escaped, escaped_answer};
 
 /// Writes a line of the command's own to stderr, in one piece: several commands may share a terminal.
 pub(crate) fn say(text: &str) {

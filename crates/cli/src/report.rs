@@ -12,8 +12,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use brigade_rank_env::text::escaped;
 use brigade_track::reader::find_run;
-use brigade_world::text::escaped;
 use clap::{Args, ValueEnum};
 
 use crate::config::Usage;

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use brigade_setup::{Cache, Kind, Libtorch, Pins, Project, RunPath, Wanted};
+use brigade_libtorch_setup::{Cache, Kind, Libtorch, Pins, Project, RunPath, Wanted};
 use clap::Args;
 
 /// Find or fetch libtorch for the Cargo project here

@@ -15,7 +15,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use brigade_world::text::printable;
+use brigade_rank_env::text::printable;
 use clap::Args;
 
 use crate::config::Usage;

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use brigade_world::text::{escaped, printable_within};
+use brigade_rank_env::text::{escaped, printable_within};
 
 use crate::settings::Setting;
 use crate::source::Source;

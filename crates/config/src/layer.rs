@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
-use brigade_world::env;
+use brigade_rank_env::env;
 
 use crate::error::{ConfigError, fault};
 use crate::plugins::{ARGUMENTS, PluginArgument};

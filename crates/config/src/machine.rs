@@ -1,7 +1,7 @@
 //! The settings that suit a machine.
 
 use brigade_launch::NprocSpec;
-use brigade_world::text::counted;
+use brigade_rank_env::text::counted;
 
 use crate::settings::Settings;
 use crate::value::Precision;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
-use brigade_world::env;
+use brigade_rank_env::env;
 
 use crate::error::ConfigError;
 use crate::layer::Layer;

@@ -2,7 +2,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-use brigade_plan::Round;
+use brigade_sampling::Round;
 use brigade_torch::TensorTree;
 
 use crate::DataError;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use brigade_plan::stream;
+use brigade_sampling::stream;
 use brigade_torch::TensorTree;
 use rand_pcg::rand_core::Rng;
 
@@ -93,7 +93,7 @@ impl BatchContext {
     }
 }
 
-/// First numbers of this crate's random streams; `brigade-plan` uses 1 and 2.
+/// First numbers of this crate's random streams; `brigade-sampling` uses 1 and 2.
 const SAMPLE: u64 = 3;
 const BATCH: u64 = 4;
 

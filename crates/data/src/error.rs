@@ -50,7 +50,7 @@ pub enum DataError {
     },
     /// A sampler or a sharding rule refused its input.
     #[error(transparent)]
-    Plan(#[from] brigade_plan::PlanError),
+    Plan(#[from] brigade_sampling::PlanError),
     /// The dataset or its worker panicked.
     #[error("the dataset panicked: {message}")]
     Panicked {

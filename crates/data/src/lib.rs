@@ -4,7 +4,7 @@
 //!   [`IterableDataset`] a stream; [`TensorDataset`] holds tensors. MNIST and its like are in
 //!   `brigade-datasets`.
 //! - Loaders: [`DataLoader`] and, for streams, [`StreamLoader`]. Both cut an epoch into batches,
-//!   make them ahead on threads, and give each rank its part by the rules of `brigade-plan`.
+//!   make them ahead on threads, and give each rank its part by the rules of `brigade-sampling`.
 //! - Each [`Batch`](struct@Batch) knows how many of its rows are real, on this rank and on all, and whether it is
 //!   the last.
 //!
@@ -99,7 +99,7 @@ pub use batched_dataset::{BatchContext, BatchedDataset, BatchesFromFn, Map, batc
 /// }
 /// ```
 pub use brigade_derive::Batch;
-pub use brigade_plan::{
+pub use brigade_sampling::{
     PlanError, Round, Sampler, Scheme, Sequential, ShardOptions, Shuffle, Weighted,
 };
 pub use brigade_torch::{Split, TensorTree, from_vec};

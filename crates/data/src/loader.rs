@@ -4,7 +4,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use brigade_plan::{Order, Sampler, ShardOptions, Shards, Shuffle};
+use brigade_sampling::{Order, Sampler, ShardOptions, Shards, Shuffle};
 use brigade_torch::{Device, StreamEvent, TensorTree};
 
 use crate::beside::take_over;

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use brigade_plan::ShardOptions;
+use brigade_sampling::ShardOptions;
 use brigade_torch::Device;
 
 use crate::{DataError, draw_seed};
@@ -71,7 +71,7 @@ impl ShardPosition {
         options: ShardOptions,
     ) -> Result<Self, DataError> {
         if rank >= world {
-            return Err(brigade_plan::PlanError::RankOutOfRange { rank, world }.into());
+            return Err(brigade_sampling::PlanError::RankOutOfRange { rank, world }.into());
         }
         Ok(Self { rank: Some(rank), world, options })
     }

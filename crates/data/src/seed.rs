@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use brigade_plan::stream;
+use brigade_sampling::stream;
 use rand_pcg::Pcg64;
 use rand_pcg::rand_core::Rng;
 

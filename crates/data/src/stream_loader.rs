@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-use brigade_plan::{Round, ShardOptions, StreamBatch, StreamShard};
+use brigade_sampling::{Round, ShardOptions, StreamBatch, StreamShard};
 use brigade_torch::{Device, StreamEvent, TensorTree};
 use crossbeam_channel::{Receiver, bounded};
 

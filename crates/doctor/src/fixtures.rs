@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use brigade_world::devices::{Device, Driver};
+use brigade_hardware::{Device, Driver};
 
 use crate::cluster::{
     AddressSource, Attempt, ClockReading, Cluster, HostReport, Measured, Outcome, Route,

@@ -1,7 +1,7 @@
 //! The messages between the doctor and its process on each host, over standard input and output.
 //!
 //! A process on a host first writes [`GREETING`] and [`Answer::Hello`]; all messages are the frames of
-//! [`brigade_remote::wire`].
+//! [`brigade_ssh::wire`].
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -67,7 +67,7 @@ mod tests {
     use std::io::{Read, Seek};
     use std::time::Duration;
 
-    use brigade_remote::wire;
+    use brigade_ssh::wire;
     use serde_json::json;
 
     use super::*;

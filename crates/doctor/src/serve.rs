@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use brigade_remote::wire::{self, WireError};
+use brigade_ssh::wire::{self, WireError};
 
 use crate::facts::Facts;
 use crate::probe::{Listeners, measure, probe_ports};

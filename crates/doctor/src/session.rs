@@ -4,9 +4,9 @@ use std::fs::File;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use brigade_remote::Child;
-use brigade_remote::wire::{self, Limit, WireError};
-use brigade_world::text::printable;
+use brigade_rank_env::text::printable;
+use brigade_ssh::Child;
+use brigade_ssh::wire::{self, Limit, WireError};
 
 use crate::cluster::Lost;
 use crate::protocol::{Answer, GREETING, PROTOCOL, Request};

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use brigade_world::text::{counted, escaped};
+use brigade_rank_env::text::{counted, escaped};
 
 /// The result of a function of this crate.
 pub type Result<T, E = ImageError> = std::result::Result<T, E>;

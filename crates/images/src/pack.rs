@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use brigade_world::text::counted;
+use brigade_rank_env::text::counted;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 

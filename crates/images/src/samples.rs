@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::sync::OnceLock;
 
-use brigade_world::text::counted;
+use brigade_rank_env::text::counted;
 
 use self::broken::Broken;
 use self::cache::Cache;

@@ -30,7 +30,7 @@ pub use self::folder::{ImageFolder, ImageFolderOptions};
 #[cfg(feature = "parquet")]
 pub use self::parquet::{ParquetImages, ParquetOptions};
 pub use self::webdataset::{WebDataset, WebDatasetOptions};
-use brigade_world::text::counted;
+use brigade_rank_env::text::counted;
 
 use crate::Result;
 

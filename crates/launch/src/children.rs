@@ -31,7 +31,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use brigade_world::{StoreHost, World, WorldSize};
+use brigade_rank_env::{StoreHost, World, WorldSize};
 use nix::sys::signal::{Signal, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;

@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
 
+use brigade_rank_env::WorldError;
 use brigade_rendezvous::RendezvousError;
-use brigade_world::WorldError;
 
 use crate::{BindError, DeviceError, ProgramError, SchedulerError};
 

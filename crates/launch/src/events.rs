@@ -274,7 +274,7 @@ impl EventSender {
             }
             return;
         }
-        let (job, time) = (self.job.clone(), brigade_world::timestamp(at));
+        let (job, time) = (self.job.clone(), brigade_rank_env::timestamp(at));
         let line = EventLine { version: VERSION, time, job, event };
         // A line of numbers and texts always is JSON.
         if let Ok(mut line) = serde_json::to_string(&line) {

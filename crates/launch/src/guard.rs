@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
+use brigade_rank_env::env::BRIGADE_RDZV_SECRET;
 use brigade_rendezvous::{Secret, SecretError, random_name};
-use brigade_world::env::BRIGADE_RDZV_SECRET;
 use nix::sys::statfs::statfs;
 
 /// A secret, and where it is from, in words for the user.

@@ -26,7 +26,7 @@ mod upload;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use brigade_remote::{EnvRequest, HostSpec};
+use brigade_ssh::{EnvRequest, HostSpec};
 
 pub use error::{HostFailure, HostsError};
 #[doc(hidden)]
@@ -46,7 +46,7 @@ pub struct HostsOptions {
     pub connect_timeout: Duration,
     /// The folder in which the ranks run, on every host. Default: the current one of this process.
     pub workdir: Option<PathBuf>,
-    /// Variables of this environment for the hosts, besides those of [`FORWARDED`](brigade_remote::FORWARDED).
+    /// Variables of this environment for the hosts, besides those of [`FORWARDED`](brigade_ssh::FORWARDED).
     pub env: Vec<EnvRequest>,
     /// Name or address under which the others reach the first host. Default: the address at which
     /// its sshd was reached.

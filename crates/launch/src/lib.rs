@@ -53,11 +53,11 @@ mod store_port;
 mod value;
 
 pub use agent::Outcome;
-pub use brigade_remote::die_with_parent;
 pub use brigade_rendezvous::{
     Assignment, Cause, EtcdAccess, EtcdError, ExitStatus, JobResult, RankFailure, Secret,
     SecretError, Stream, TimeLimits, private_text,
 };
+pub use brigade_ssh::die_with_parent;
 pub use error::LaunchError;
 pub use guard::{Guard, GuardSources};
 pub use options::{ForPython, LaunchOptions};

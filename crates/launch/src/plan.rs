@@ -3,8 +3,8 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use brigade_rank_env::{LocalRank, Rank, StoreEndpoint, StoreHost, World, WorldError, WorldSize};
 use brigade_rendezvous::{Assignment, TimeLimits, random_name};
-use brigade_world::{LocalRank, Rank, StoreEndpoint, StoreHost, World, WorldError, WorldSize};
 use nix::unistd::gethostname;
 
 use crate::placement::{self, PlacementFacts, RankSetup};

@@ -7,7 +7,7 @@ mod python;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
-use brigade_remote::{ExecutableError, executable};
+use brigade_ssh::{ExecutableError, executable};
 use serde::{Deserialize, Serialize};
 
 pub use cargo::{CargoKind, CargoTarget};

@@ -8,7 +8,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use brigade_remote::reexec::role_command;
+use brigade_ssh::reexec::role_command;
 use nix::unistd::setsid;
 
 use crate::leftovers::{Look, Orphans, Session};

@@ -1,9 +1,9 @@
 //! The small roles in which the agent starts its own executable, for about a millisecond per rank.
 //!
-//! [`brigade_remote::reexec`] says why. Each role is in the module that starts it; this one tells them apart.
+//! [`brigade_ssh::reexec`] says why. Each role is in the module that starts it; this one tells them apart.
 
-use brigade_remote::reexec;
-use brigade_remote::remote_command::AGENT;
+use brigade_ssh::reexec;
+use brigade_ssh::remote_command::AGENT;
 
 use crate::agent::rank_role::{self, RANK};
 use crate::hosts::{self, agent_side};

@@ -3,8 +3,8 @@
 //! `srun --ntasks-per-node=1 brigade launch --nproc 4 ./train` starts one launcher on every host.
 //! Each finds the number of hosts, its own number and the place to meet in its environment.
 
-use brigade_world::scheduler::{self, Mpi, MpiKind, Pods, Step};
-use brigade_world::{WorldError, env};
+use brigade_rank_env::scheduler::{self, Mpi, MpiKind, Pods, Step};
+use brigade_rank_env::{WorldError, env};
 
 /// A value and its source: a word and the variable, as in `Slurm (SLURM_NODEID)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,7 +86,7 @@ impl Surroundings {
     /// do not matter.
     ///
     /// - A launcher that is itself started by a rank of a launcher has a job of its own.
-    /// - MPI comes before Slurm, as in [`brigade_world::scheduler`].
+    /// - MPI comes before Slurm, as in [`brigade_rank_env::scheduler`].
     /// - `MASTER_ADDR` and `MASTER_PORT` win over what is computed.
     ///
     /// Errors: several launchers on one host; variables that contradict each other; nothing says

@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::str::FromStr;
 
-use brigade_world::{StoreEndpoint, StoreHost, own_address};
+use brigade_rank_env::{StoreEndpoint, StoreHost, own_address};
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrStorage, bind, setsockopt, socket, sockopt,
 };

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use brigade_world::text::escaped;
+use brigade_rank_env::text::escaped;
 use indexmap::IndexMap;
 use tch::Tensor;
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use brigade_entry::Entry;
+use brigade_dylib_call::Entry;
 use brigade_notebook::{NotebookError, NotebookLauncher, debug_launcher, notebook_launcher};
 use brigade_train::{Accelerator, ReduceOp};
 use serde::{Deserialize, Serialize};

@@ -6,8 +6,8 @@ use std::io::{self, Write};
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 
-use brigade_entry::Entry;
-use brigade_world::World;
+use brigade_dylib_call::Entry;
+use brigade_rank_env::World;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tempfile::TempDir;
@@ -40,7 +40,7 @@ where
     E: Display + Debug,
 {
     // A panic must not leave an `extern "C"` function; its message is printed by the hook.
-    match panic::catch_unwind(AssertUnwindSafe(|| brigade_world::record(run::<F, A, R, E>))) {
+    match panic::catch_unwind(AssertUnwindSafe(|| brigade_rank_env::record(run::<F, A, R, E>))) {
         Ok(Ok(())) => 0,
         Ok(Err(error)) => {
             let _ = io::stderr().write_all(format!("Error: {error}\n").as_bytes());
@@ -58,7 +58,7 @@ where
     E: Display + Debug,
 {
     let name = std::any::type_name::<F>();
-    let function = brigade_entry::function::<F, A, _>()
+    let function = brigade_dylib_call::function::<F, A, _>()
         .ok_or(NotebookError::NotAFunction { function: name })?;
     let folder = std::env::var_os(FOLDER).map(PathBuf::from).ok_or_else(|| {
         NotebookError::Setting(format!(

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-use brigade_entry::EntryError;
+use brigade_dylib_call::EntryError;
 
 /// Why a launch from a notebook failed.
 ///

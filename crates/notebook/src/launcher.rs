@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use brigade_launch::children::ChildRanks;
-use brigade_world::World;
-use brigade_world::env::ACCELERATE_USE_CPU;
+use brigade_rank_env::World;
+use brigade_rank_env::env::ACCELERATE_USE_CPU;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -223,7 +223,7 @@ impl NotebookLauncher {
             let result = result.map_err(|error| NotebookError::Function(format!("{error:#}")))?;
             return Ok(vec![result]);
         }
-        if brigade_entry::function::<F, A, _>().is_none() {
+        if brigade_dylib_call::function::<F, A, _>().is_none() {
             return Err(NotebookError::NotAFunction { function: type_name::<F>() });
         }
         let address = call::entry::<F, A, R, E>().address()?;

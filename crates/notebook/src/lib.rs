@@ -20,7 +20,7 @@
 //!
 //! evcxr compiles each cell, with all functions of the notebook, to a shared library and loads it into a process of
 //! its own. Here the ranks are new processes of the program `brigade`, which load the same library and call the same
-//! function ([`brigade_entry`]): nothing is compiled again, and they start as fast as those of `brigade launch`, whose
+//! function ([`brigade_dylib_call`]): nothing is compiled again, and they start as fast as those of `brigade launch`, whose
 //! agent starts and watches them. They are not forks of the notebook's process, because libtorch's threads, OpenMP's
 //! and CUDA's contexts do not survive `fork`; that is why Accelerate asks for a fresh kernel when CUDA was used, and
 //! why a cell may use tensors and devices here before it launches. They are not threads either: libtorch's random

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use brigade_world::text::counted;
+use brigade_rank_env::text::counted;
 
 /// A plot that cannot be made or kept.
 #[derive(Debug, thiserror::Error)]

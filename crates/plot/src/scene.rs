@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use brigade_world::text::escaped;
+use brigade_rank_env::text::escaped;
 
 use crate::color::Color;
 use crate::{Size, font};

@@ -59,7 +59,7 @@ pub fn coordinator_record(bytes: &[u8]) -> Option<(String, u16)> {
 
 #[cfg(test)]
 mod tests {
-    use brigade_world::devices::DeviceFault;
+    use brigade_hardware::DeviceFault;
     use proptest::prelude::*;
 
     use super::*;

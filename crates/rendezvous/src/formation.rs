@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::mem;
 use std::time::Duration;
 
-use brigade_world::text::counted;
+use brigade_rank_env::text::counted;
 use nix::sys::signal::Signal;
 
 use crate::{Cause, ExitStatus, FromAgent, JobResult, Join, PROTOCOL, RankFailure, ToAgent};

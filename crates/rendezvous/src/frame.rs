@@ -2,7 +2,7 @@
 //!
 //! Fields travel with their names, so that a newer reader understands an older writer.
 
-use brigade_world::text::printable;
+use brigade_rank_env::text::printable;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 

@@ -22,7 +22,7 @@
 
 use std::fmt;
 
-use brigade_world::text::printable;
+use brigade_rank_env::text::printable;
 use snow::HandshakeState;
 
 use crate::PROTOCOL;

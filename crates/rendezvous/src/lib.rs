@@ -13,7 +13,7 @@
 //!   all know, or elected by an etcd.
 //! - [`Secret`] is the pre-shared key of connections over TCP, which are encrypted.
 //! - [`wake`] has what wakes a thread that waits in `poll`: a channel and a flag with a descriptor.
-//! - Text from a peer goes through [`printable`](brigade_world::text::printable) before it is shown.
+//! - Text from a peer goes through [`printable`](brigade_rank_env::text::printable) before it is shown.
 //!
 //! A failure, a lost host or a new one costs each agent the same few messages however many there
 //! are: a stop, its answer, a start. No message lists the hosts. The example `reforming` prints it.

@@ -8,8 +8,8 @@
 use std::fmt;
 use std::os::unix::process::ExitStatusExt;
 
-use brigade_world::devices::DeviceFault;
-use brigade_world::text::{printable, printable_lines};
+use brigade_hardware::DeviceFault;
+use brigade_rank_env::text::{printable, printable_lines};
 use serde::{Deserialize, Serialize};
 
 /// Version of this protocol; both sides must have the same.

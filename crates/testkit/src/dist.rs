@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use brigade_launch::children::{ChildRanks, Report};
-use brigade_world::World;
+use brigade_rank_env::World;
 
 /// A test of several ranks: what [`dist_test!`](crate::dist_test) makes.
 #[derive(Debug)]

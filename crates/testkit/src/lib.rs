@@ -33,13 +33,13 @@ pub use brigade_launch::children::Report;
 #[doc(hidden)]
 pub use brigade_launch::children::note_step;
 #[doc(hidden)]
-pub use brigade_world::World;
+pub use brigade_rank_env::World;
 
 /// A test that runs as several processes, each a rank of the same group.
 ///
 /// `dist_test!(world = N, [seconds = S,] NAME, |world| { … })` makes a `#[test]` that starts this
 /// test executable N times. Each process runs the body with its own
-/// [`World`](brigade_world::World), which is in its environment, too; rank 0 has a bound socket for
+/// [`World`](brigade_rank_env::World), which is in its environment, too; rank 0 has a bound socket for
 /// the store. The body may return `Result<(), E>` (name the type: `|world| -> Result<(), E>`) and
 /// fails like a test. Attributes go before `world`, as in `dist_test!(#[ignore] world = 2, …)`.
 ///

@@ -8,8 +8,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use brigade_rank_env::{StoreHost, World};
 use brigade_testkit::{DistTest, dist_test, step};
-use brigade_world::{StoreHost, World};
 use nix::sys::socket::{Backlog, listen};
 
 dist_test!(world = 3, every_rank_knows_its_place, |world| {

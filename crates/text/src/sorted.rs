@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 
 use brigade_data::{Sampler, Shuffle};
-use brigade_plan::stream;
+use brigade_sampling::stream;
 use rand_pcg::rand_core::Rng;
 
 /// Visits texts sorted by length, so that batches have little padding: fastai's `SortedDL`.
@@ -75,7 +75,7 @@ impl Sampler for SortedSampler {
     }
 }
 
-/// First number of the random stream of batches; `brigade-plan` uses 1 and 2, `brigade-data` 3 and 4.
+/// First number of the random stream of batches; `brigade-sampling` uses 1 and 2, `brigade-data` 3 and 4.
 const BATCHES: u64 = 5;
 
 /// fastai's steps, with the shuffles given.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 pub(crate) use self::builder::{Builder, Key, Sink, content_of, widened};
 pub(crate) use self::store::{Store, Width};
-use brigade_world::text::counted;
+use brigade_rank_env::text::counted;
 
 use crate::{
     Error, ParallelOptions, Result, TextSource, TokenCounts, TokenList, Tokenizer, Vocabulary,

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use brigade_world::text::escaped;
+use brigade_rank_env::text::escaped;
 
 /// What can go wrong with texts and tokens.
 #[derive(Debug, thiserror::Error)]

@@ -7,7 +7,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use brigade_world::text::counted;
+use brigade_rank_env::text::counted;
 
 use crate::source::Unread;
 use crate::{Error, Result, TextSource, TokenList, Tokenizer};

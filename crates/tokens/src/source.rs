@@ -16,7 +16,7 @@ pub use self::lines::LinesOptions;
 #[cfg(feature = "parquet")]
 pub use self::parquet::ParquetOptions;
 pub use self::table::CsvOptions;
-use brigade_world::text::counted;
+use brigade_rank_env::text::counted;
 
 use crate::files::io_error;
 use crate::{Error, Result};

@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 pub use self::counts::TokenCounts;
-use brigade_world::text::counted;
+use brigade_rank_env::text::counted;
 
 use crate::{Error, Result, TokenList};
 

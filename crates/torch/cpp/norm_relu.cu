@@ -1,6 +1,6 @@
 // Batch normalisation of 16-bit images in channels_last, the addition of a shortcut and ReLU, for NVIDIA GPUs from
 // compute capability 8.0 on. norm_relu_gpu.cpp launches these kernels; gpu_program.cpp compiles them when a program
-// first needs them. brigade-gpukit compiles them for the CPU, for tests, and its cpp/kernels.cpp has what they use of
+// first needs them. brigade-test-device compiles them for the CPU, for tests, and its cpp/kernels.cpp has what they use of
 // CUDA.
 //
 // An image is rows of channels. A thread has kNormVector channels of every so many-th row; a block of up to 256 threads is

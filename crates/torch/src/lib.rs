@@ -3,7 +3,7 @@
 //! Stores, process groups, collectives, the gradient reducer of DistributedDataParallel, fused optimizer
 //! kernels, and tensors that share memory with Rust vectors. Everything public is safe. All C++ and
 //! all `unsafe` code of Brigade's libraries is in this crate; `src/bridge.rs` lists what crosses. (The command line
-//! calls into a notebook's library in `brigade-entry`; tests have `brigade-gpukit`, C++ below libtorch.)
+//! calls into a notebook's library in `brigade-dylib-call`; tests have `brigade-test-device`, C++ below libtorch.)
 
 mod attention;
 mod autocast;

@@ -4,13 +4,13 @@
 
 use std::time::Duration;
 
-use brigade_suite::needs;
+use brigade_rank_env::{StoreHost, World};
+use brigade_test_needs::needs;
 use brigade_testkit::DistTest;
 use brigade_torch::{
     Backend, Device, DeviceExt, Error, Fault, Graph, GroupOptions, Kind, ProcessGroup, ReduceOp,
     Store, StreamEvent, TcpStore, Tensor, inherited_socket,
 };
-use brigade_world::{StoreHost, World};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -241,4 +241,4 @@ fn nccl_an_abort_ends_what_is_in_flight() {
     });
 }
 
-brigade_suite::main!();
+brigade_test_needs::main!();

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use brigade_world::text::{counted, escaped};
+use brigade_rank_env::text::{counted, escaped};
 
 /// A tracker that cannot do what it was asked.
 #[derive(Debug, thiserror::Error)]

@@ -12,11 +12,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
+use brigade_rank_env::World;
 use brigade_torch::{
     Backend, CudaUnavailable, Device, GlooDevice, ProcessGroup, Products, ReducerOptions, Store,
     keep_freed_memory,
 };
-use brigade_world::World;
 
 use crate::accelerator::connect::ConnectOptions;
 use crate::accelerator::groups::Groups;
@@ -394,7 +394,7 @@ impl AcceleratorBuilder {
     /// ```
     /// use brigade_torch::{ReduceOp, Store};
     /// use brigade_train::{Accelerator, Tensor};
-    /// use brigade_world::{StoreEndpoint, World, WorldSize};
+    /// use brigade_rank_env::{StoreEndpoint, World, WorldSize};
     ///
     /// let store = Store::hash()?;
     /// let sums = std::thread::scope(|scope| {

@@ -13,7 +13,7 @@ use std::time::Duration;
 pub enum Error {
     /// The launcher's variables contradict each other.
     #[error(transparent)]
-    World(#[from] brigade_world::WorldError),
+    World(#[from] brigade_rank_env::WorldError),
     /// Rank 0 could not serve the store at the port that the launcher has set, or that the ranks computed.
     #[error(
         "rank 0 cannot serve the ranks' store on port {port}: set MASTER_PORT to a free port, the \
@@ -56,7 +56,7 @@ pub enum Error {
     Schedule(#[from] brigade_optim::schedule::ScheduleError),
     /// A sampler's numbers do not fit.
     #[error(transparent)]
-    Plan(#[from] brigade_plan::PlanError),
+    Plan(#[from] brigade_sampling::PlanError),
     /// A tracker cannot write.
     #[error(transparent)]
     Track(#[from] brigade_track::TrackError),
@@ -240,7 +240,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&brigade_world::with_causes(self))
+        f.write_str(&brigade_rank_env::with_causes(self))
     }
 }
 

@@ -195,7 +195,7 @@ impl NumericsOptions {
 }
 
 fn from_env() -> Result<Option<Precision>> {
-    use brigade_world::env::ACCELERATE_MIXED_PRECISION as NAME;
+    use brigade_rank_env::env::ACCELERATE_MIXED_PRECISION as NAME;
     match std::env::var(NAME) {
         Ok(text) if !text.is_empty() => {
             let with_name = |error| Error::InvalidArgument(format!("{NAME}: {error}"));

@@ -12,8 +12,8 @@ use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use brigade_rank_env::World;
 use brigade_torch::{Device, ProcessGroup};
-use brigade_world::World;
 
 use crate::accelerator::connect::{self, ConnectOptions};
 use crate::accelerator::{Job, debug_is_asked_for};
@@ -29,7 +29,7 @@ use crate::error::Result;
 /// ```
 /// use brigade_torch::{ReduceOp, Store};
 /// use brigade_train::{ConnectOptions, Processes, Tensor};
-/// use brigade_world::{StoreEndpoint, World, WorldSize};
+/// use brigade_rank_env::{StoreEndpoint, World, WorldSize};
 ///
 /// fn count(processes: &Processes) -> brigade_train::Result<i64> {
 ///     let files = processes.split_between_processes(&["a", "b", "c"][..])?;

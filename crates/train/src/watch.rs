@@ -13,8 +13,8 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::Instant;
 
+use brigade_rank_env::{Pace, ProgressPipe};
 use brigade_track::{JsonLines, Tracker};
-use brigade_world::{Pace, ProgressPipe};
 use indicatif::{MultiProgress, ProgressDrawTarget};
 
 use crate::processes::Processes;

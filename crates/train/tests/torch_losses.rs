@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-use brigade_gpukit::numeric_device;
 use brigade_models::{Cnn, ResNet};
 use brigade_nn::{Model, Module};
-use brigade_suite::{Need, needs};
+use brigade_test_device::numeric_device;
+use brigade_test_needs::{Need, needs};
 use brigade_torch::DeviceExt;
 use brigade_train::{Accelerator, Adam, Device, Kind, Optimizer, Precision, Sgd, Tensor};
 use tch::Reduction;
@@ -59,9 +59,9 @@ fn peer_losses_are_pytorchs() {
 
 fn pytorchs(device: Device, cases: &[&str]) -> BTreeMap<String, Vec<f64>> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/losses.py");
-    let mut python = Command::new(brigade_suite::python(Need::Torch).unwrap());
+    let mut python = Command::new(brigade_test_needs::python(Need::Torch).unwrap());
     // On GPUs made of host memory the numbers are the CPU's.
-    let place = if brigade_gpukit::fake::is_installed() { Device::Cpu } else { device };
+    let place = if brigade_test_device::fake::is_installed() { Device::Cpu } else { device };
     python.arg(script).arg(place.label()).args(cases);
     let output = python.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -151,4 +151,4 @@ fn filled(shape: &[i64], number: i64, scale: f64) -> Tensor {
     Tensor::from_slice(&values).view(shape)
 }
 
-brigade_suite::main!();
+brigade_test_needs::main!();

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
-use brigade_setup::Libtorch;
+use brigade_libtorch_setup::Libtorch;
 use serde::Deserialize;
 
 use super::programs::{PROGRAMS, RUNNER, TestProgram};

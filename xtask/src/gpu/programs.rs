@@ -42,7 +42,7 @@ pub(super) fn test_programs(checkout: &Checkout) -> Result<Vec<TestProgram>> {
 
 /// Programs besides tests: cargo's name of the package, the folder and the program.
 pub(super) const PROGRAMS: &[(&str, &str, &str)] = &[
-    ("brigade-selftest", "crates/selftest", "brigade-selftest"),
+    ("brigade", "crates/brigade", "brigade-selftest"),
     ("brigade-bench", "bench", "brigade-bench"),
     ("brigade-cli", "crates/cli", "brigade"),
 ];

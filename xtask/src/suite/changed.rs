@@ -128,7 +128,7 @@ mod tests {
                 package("data", "crates/data", &["plan"], Settings::default()),
                 package("example", "examples/one", &[], starts),
                 package("macros", "crates/data/macros", &[], Settings::default()),
-                package("plan", "crates/plan", &[], Settings::default()),
+                package("plan", "crates/sampling", &[], Settings::default()),
                 package("train", "crates/train", &["data", "plan"], Settings::default()),
             ],
         }
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn the_nearest_packages_come_first() {
-        let (levels, unknown) = names(&["crates/plan/src/lib.rs"]);
+        let (levels, unknown) = names(&["crates/sampling/src/lib.rs"]);
         assert_eq!(levels, [&["plan"][..], &["cli", "data", "train"], &["example"]]);
         assert_eq!(unknown, 0);
         assert_eq!(names(&["crates/data/macros/src/lib.rs"]).0, [["macros"]]);
@@ -156,8 +156,8 @@ mod tests {
 
     #[test]
     fn each_package_has_its_reason() {
-        let (levels, _) = levels(&workspace(), &["crates/plan/src/lib.rs".into()]);
-        assert_eq!(levels[0]["plan"], "crates/plan/src/lib.rs differs");
+        let (levels, _) = levels(&workspace(), &["crates/sampling/src/lib.rs".into()]);
+        assert_eq!(levels[0]["plan"], "crates/sampling/src/lib.rs differs");
         assert_eq!(levels[1]["data"], "depends on plan");
         assert_eq!(levels[2]["example"], "its tests start a program of cli");
     }

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use brigade_suite::descendants;
+use brigade_test_needs::descendants;
 
 use crate::cargo;
 

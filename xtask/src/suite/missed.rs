@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::process::{Command, Stdio};
 
-use brigade_suite::{Missed, Need};
+use brigade_test_needs::{Missed, Need};
 use serde::Deserialize;
 
 /// Says in one line for each need how many tests did not run for want of it, and what helps.

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use super::Findings;
 use crate::cargo::plain_cargo;
 use crate::checkout::Checkout;
-use crate::workspace::OwnMetadata;
+use crate::workspace::{OwnMetadata, Settings};
 
 /// Reads `cargo metadata` and follows the dependencies of each package of the workspace.
 pub(super) fn check(checkout: &Checkout, findings: &mut Findings) -> Result<()> {
@@ -30,7 +30,7 @@ pub(super) fn check(checkout: &Checkout, findings: &mut Findings) -> Result<()> 
     for id in &metadata.workspace_members {
         let Some(package) = metadata.packages.iter().find(|it| it.id == *id) else { continue };
         let name = package.name.as_str();
-        if LIGHT.contains(&name)
+        if package.never_links_libtorch()
             && let Some(path) = graph.path_to(id, LIBTORCH, Edges::Shipped)
         {
             findings.violations.push(format!(
@@ -107,8 +107,15 @@ impl Package {
     }
 
     fn is_for_tests(&self) -> bool {
-        let settings = self.metadata.as_ref().and_then(|it| it.brigade.as_ref());
-        settings.is_some_and(|it| it.for_tests)
+        self.settings().is_some_and(|it| it.for_tests)
+    }
+
+    fn never_links_libtorch(&self) -> bool {
+        self.settings().is_some_and(|it| it.without_libtorch)
+    }
+
+    fn settings(&self) -> Option<&Settings> {
+        self.metadata.as_ref()?.brigade.as_ref()
     }
 }
 
@@ -195,26 +202,6 @@ impl<'a> Graph<'a> {
     }
 }
 
-/// Invariant 1: what must start in milliseconds.
-const LIGHT: &[&str] = &[
-    "brigade-world",
-    "brigade-plan",
-    "brigade-schedule",
-    "brigade-config",
-    "brigade-rendezvous",
-    "brigade-remote",
-    "brigade-setup",
-    "brigade-launch",
-    "brigade-doctor",
-    "brigade-checkpoint",
-    "brigade-images",
-    "brigade-parquet",
-    "brigade-tokens",
-    "brigade-cli",
-    "brigade-track",
-    "brigade-plot",
-    "brigade-entry",
-];
 const LIBTORCH: &str = "torch-sys";
 
 #[cfg(test)]

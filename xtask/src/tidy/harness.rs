@@ -21,7 +21,7 @@ pub(super) fn check(
                 if ["#[test]", "dist_test!"].iter().any(|it| line.trim_start().starts_with(it)) {
                     findings.violations.push(format!(
                         "{path}:{number}: is lost here, for {manifest_path} says `harness = false`: \
-                         mark the function with `brigade_suite::needs`"
+                         mark the function with `brigade_test_needs::needs`"
                     ));
                 }
             }
@@ -59,7 +59,7 @@ mod tests {
 
     #[test]
     fn lost_tests_are_found() {
-        let suite = "//! x\n#[needs()]\nfn x() {}\nbrigade_suite::main!();\n";
+        let suite = "//! x\n#[needs()]\nfn x() {}\nbrigade_test_needs::main!();\n";
         // So that this file has no line that begins so.
         let marked = |mark: &str| format!("    {mark}\n    fn y() {{}}\n");
         let test = marked("#[test]");

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use brigade_gpu::{Outcome, Report};
-use brigade_setup::Project;
-use brigade_suite::needs;
+use brigade_libtorch_setup::Project;
+use brigade_test_needs::needs;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()

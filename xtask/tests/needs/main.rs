@@ -5,4 +5,4 @@
 mod gpu;
 mod setup;
 
-brigade_suite::main!();
+brigade_test_needs::main!();

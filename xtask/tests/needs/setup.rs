@@ -6,7 +6,7 @@ mod fixture;
 
 use std::fs;
 
-use brigade_suite::needs;
+use brigade_test_needs::needs;
 use fixture::{Block, Fixture};
 
 #[needs(Python)]

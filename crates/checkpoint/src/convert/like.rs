@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs;
 use std::path::Path;
 
-use brigade_world::text::counted;
+use brigade_rank_env::text::counted;
 
 use super::foreign::{self, Foreign, State};
 use super::weights::{Weights, of_object};

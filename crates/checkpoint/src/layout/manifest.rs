@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
 
-use brigade_world::text::counted;
+use brigade_rank_env::text::counted;
 use serde::{Deserialize, Serialize};
 use serde_json::ser::{Formatter, PrettyFormatter};
 

@@ -10,7 +10,7 @@ use std::process::Command;
 use brigade_checkpoint::convert::{Target, convert, read_weights};
 use brigade_checkpoint::pth::{PthFile, Quantizer, TensorData};
 use brigade_checkpoint::{Error, Value};
-use brigade_suite::{Need, needs};
+use brigade_test_needs::{Need, needs};
 use serde_json::{Value as Json, json};
 
 fn formats() -> PathBuf {
@@ -226,7 +226,7 @@ same(load("bin.out.pth"), shards[0] | shards[1])
 same(load("from_safetensors.pth"), load_file(f"{theirs}/dtypes.safetensors"))
 same(load_file("out.safetensors"), load_file(f"{theirs}/dtypes.safetensors"))
 "#;
-    let python = brigade_suite::python(Need::Pytorch).unwrap();
+    let python = brigade_test_needs::python(Need::Pytorch).unwrap();
     let output = Command::new(python)
         .args(["-c", script])
         .arg(formats())

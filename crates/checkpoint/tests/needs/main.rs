@@ -10,4 +10,4 @@ mod torch_schedulers;
 mod uncached;
 mod weights_python;
 
-brigade_suite::main!();
+brigade_test_needs::main!();

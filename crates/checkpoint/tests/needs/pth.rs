@@ -6,7 +6,7 @@ use std::process::Command;
 
 use brigade_checkpoint::pth::{PthFile, TensorData, write};
 use brigade_checkpoint::{Dtype, Error, TensorInfo, Value};
-use brigade_suite::{Need, needs};
+use brigade_test_needs::{Need, needs};
 
 struct Bytes(TensorInfo, Vec<u8>);
 
@@ -77,7 +77,7 @@ fn a_tensor_that_lies_about_its_size_is_refused() {
 
 #[needs(Pytorch)]
 fn peer_pytorch_reads_what_is_written_and_its_files_are_read() {
-    let python = brigade_suite::python(Need::Pytorch).unwrap();
+    let python = brigade_test_needs::python(Need::Pytorch).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let ours = folder.path().join("ours.bin");
     write(File::create(&ours).unwrap(), &state()).unwrap();

@@ -12,7 +12,7 @@ use brigade_schedule::{
     Anneal, Definition, Described, FitOneCycle, LrSchedule, OneCycle, Plateau, PlateauState,
     Schedule,
 };
-use brigade_suite::{Need, needs};
+use brigade_test_needs::{Need, needs};
 use serde_json::json;
 
 use crate::saved;
@@ -318,7 +318,7 @@ fn rates_go_on(ranks: usize) {
 fn accelerate_goes_on(ranks: usize, folder: &Path, cases: &serde_json::Value) -> serde_json::Value {
     let asked = folder.join("cases.json");
     fs::write(&asked, cases.to_string()).unwrap();
-    let python = brigade_suite::python(Need::Trainers).unwrap();
+    let python = brigade_test_needs::python(Need::Trainers).unwrap();
     let mut command = Command::new(python);
     if ranks > 1 {
         command.args(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]);

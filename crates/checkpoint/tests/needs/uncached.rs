@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use brigade_checkpoint::layout::ChecksumWriter;
-use brigade_suite::{needs, with_mounts};
+use brigade_test_needs::{needs, with_mounts};
 
 const FOLDER: &str = "BRIGADE_TEST_UNCACHED";
 
@@ -21,7 +21,7 @@ fn without_direct_io_the_bytes_are_the_same() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-#[brigade_suite::part]
+#[brigade_test_needs::part]
 fn write() {
     let folder = std::env::var_os(FOLDER).map(PathBuf::from).unwrap();
     let content: Vec<u8> = (0..17 << 20).map(|i: u32| (i % 253) as u8).collect();

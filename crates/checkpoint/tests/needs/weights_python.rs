@@ -8,7 +8,7 @@ use std::process::Command;
 use brigade_checkpoint::convert::{Target, convert, read_weights};
 use brigade_checkpoint::pth::{PthFile, TensorData};
 use brigade_checkpoint::{Error, TensorInfo};
-use brigade_suite::{Need, PUBLISHED_WEIGHTS, needs};
+use brigade_test_needs::{Need, PUBLISHED_WEIGHTS, needs};
 
 /// Type, shape and checksum of each tensor of a file, by its place.
 type Tensors = BTreeMap<String, (TensorInfo, u32)>;
@@ -16,7 +16,7 @@ type Tensors = BTreeMap<String, (TensorInfo, u32)>;
 /// What `print_tensors` tells of each file, in order.
 fn pytorchs(script: &str, arguments: &[&Path]) -> Vec<(String, Tensors)> {
     let script = [PRINT, script].concat();
-    let mut python = Command::new(brigade_suite::python(Need::Torch).unwrap());
+    let mut python = Command::new(brigade_test_needs::python(Need::Torch).unwrap());
     let output = python.args(["-c", &script]).args(arguments).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
@@ -66,7 +66,7 @@ for number in range(60):
     files.append(path)
 print_tensors(files)
 "#;
-    let seed = brigade_suite::random().u32(..);
+    let seed = brigade_test_needs::random().u32(..);
     let known = pytorchs(script, &[folder.path(), Path::new(&seed.to_string())]);
     assert_eq!(known.len(), 60);
     for (path, tensors) in known {
@@ -76,7 +76,7 @@ print_tensors(files)
 
 #[needs(Torch, PublishedWeights)]
 fn peer_published_weights_are_read_as_pytorch_reads_them() {
-    let python = brigade_suite::python(Need::PublishedWeights).unwrap();
+    let python = brigade_test_needs::python(Need::PublishedWeights).unwrap();
     let script = "import importlib.util as it, sys\n\
                   for name in sys.argv[1:]: print(it.find_spec(name).submodule_search_locations[0])";
     let output =

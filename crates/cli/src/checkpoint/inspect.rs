@@ -13,7 +13,7 @@ use brigade_checkpoint::layout::{
 use brigade_checkpoint::pth::{PthFile, TensorData};
 use brigade_checkpoint::safetensors::Header;
 use brigade_checkpoint::{Error, Format, TensorInfo};
-use brigade_world::text::{counted, escaped, printable};
+use brigade_rank_env::text::{counted, escaped, printable};
 use serde_json::{Value, json};
 
 use super::bytes;

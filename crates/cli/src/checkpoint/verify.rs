@@ -4,7 +4,7 @@ use std::path::Path;
 
 use brigade_checkpoint::Error;
 use brigade_checkpoint::layout::Checkpoint;
-use brigade_world::text::{counted, escaped};
+use brigade_rank_env::text::{counted, escaped};
 
 use super::bytes;
 

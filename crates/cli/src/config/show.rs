@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use brigade_config::{Layer, Settings, SettingsPath, Source, TABLE};
-use brigade_world::text::escaped;
+use brigade_rank_env::text::escaped;
 use serde_json::{Map, Value, json};
 
 use crate::secrets::shown;

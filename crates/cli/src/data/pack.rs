@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use brigade_images::transforms::Compose;
 use brigade_images::{ImageError, OnBroken, Packer};
-use brigade_world::text::{counted, escaped};
+use brigade_rank_env::text::{counted, escaped};
 use clap::Args;
 
 use super::{Progress, SourceArgs, broken_lines, transforms, with_part};

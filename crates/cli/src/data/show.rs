@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use brigade_images::source::ImageSource;
 use brigade_images::transforms::{Compose, Phase};
 use brigade_images::{Image, ImageSamples, OnBroken, Size};
-use brigade_plan::{Sampler, Shuffle};
-use brigade_world::text::{counted, escaped};
+use brigade_rank_env::text::{counted, escaped};
+use brigade_sampling::{Sampler, Shuffle};
 use clap::{Args, ValueEnum};
 
 use super::grid::{Grid, MAX_PIXELS};

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use brigade_images::ImageStats;
 use brigade_images::decode::DecodeOptions;
-use brigade_world::text::{counted, escaped};
+use brigade_rank_env::text::{counted, escaped};
 use clap::Args;
 use serde_json::json;
 

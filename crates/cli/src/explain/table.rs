@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::iter;
 use std::ops::Range;
 
-use brigade_plan::Shards;
+use brigade_sampling::Shards;
 
 /// A table that says for each rank and round which samples the batch holds.
 #[derive(Debug)]
@@ -241,7 +241,7 @@ const MAX_RUNS: usize = 4;
 
 #[cfg(test)]
 mod tests {
-    use brigade_plan::{Order, ShardOptions};
+    use brigade_sampling::{Order, ShardOptions};
 
     use super::*;
 

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use brigade_config::{Layer, SettingsPath};
 use brigade_launch::LaunchOptions;
-use brigade_world::text::escaped;
+use brigade_rank_env::text::escaped;
 use serde_json::Value;
 
 use here::Here;

@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use brigade_config::Layer;
 use brigade_launch::hosts::{HostsError, HostsOptions};
 use brigade_launch::{LaunchError, NodeRange};
-use brigade_remote::{EnvRequest, HostSpec, RemoteError, Selection};
+use brigade_ssh::{EnvRequest, HostSpec, RemoteError, Selection};
 
 /// The hosts and how they are reached; `None` where there is no list of them.
 ///

@@ -7,7 +7,7 @@ use brigade_launch::{
     ChosenPorts, ForPython, GuardSources, LaunchOptions, NprocSpec, OutputOptions, PlacementFacts,
     PlacementOptions, PortRange, RendezvousMode, Secret, SecretError,
 };
-use brigade_world::env::ACCELERATE_MIXED_PRECISION;
+use brigade_rank_env::env::ACCELERATE_MIXED_PRECISION;
 
 use super::program::ProgramArgs;
 use super::rendezvous::{self, Decided, Route};

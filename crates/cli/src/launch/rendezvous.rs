@@ -9,7 +9,7 @@ use brigade_launch::{
     Endpoint, EtcdAccess, LaunchOptions, NodeRange, RendezvousMode, RendezvousTimeouts, TimeLimits,
     private_text,
 };
-use brigade_world::env;
+use brigade_rank_env::env;
 
 /// What the settings say of it.
 #[derive(Clone, Debug, PartialEq, Eq)]

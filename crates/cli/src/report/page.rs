@@ -5,8 +5,8 @@ use std::fmt::Write;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use brigade_plot::{Chart, Plot, escape_markup};
+use brigade_rank_env::text::counted;
 use brigade_track::Outcome;
-use brigade_world::text::counted;
 
 use super::Mode;
 use super::charts;

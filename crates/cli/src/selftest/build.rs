@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail};
-use brigade_setup::{Cache, Libtorch, Pins, Project, Wanted};
+use brigade_libtorch_setup::{Cache, Libtorch, Pins, Project, Wanted};
 
 use super::NAME;
 use crate::new::Source;
@@ -63,15 +63,16 @@ fn find_libtorch(asked: &SourceArgs, cache: &Cache) -> anyhow::Result<Libtorch> 
 /// What cargo installs from where, and with which features.
 fn words(source: &Source, libtorch: &Libtorch) -> Vec<OsString> {
     let mut words: Vec<OsString> = match source {
-        Source::Checkout(root) => vec!["--path".into(), root.join("crates/selftest").into()],
+        Source::Checkout(root) => vec!["--path".into(), root.join("crates/brigade").into()],
         Source::Git { url, commit } => {
-            vec!["--git".into(), url.into(), "--rev".into(), commit.into(), NAME.into()]
+            vec!["--git".into(), url.into(), "--rev".into(), commit.into(), "brigade".into()]
         }
         Source::Registry => {
             let version = concat!("=", env!("CARGO_PKG_VERSION"));
-            vec![NAME.into(), "--version".into(), version.into()]
+            vec!["brigade".into(), "--version".into(), version.into()]
         }
     };
+    words.extend(["--bin".into(), NAME.into()]);
     if libtorch.folder().join("lib/libtorch_cuda.so").exists() {
         words.extend(["--features".into(), "cuda".into()]);
     }

@@ -4,7 +4,7 @@ mod chart;
 
 use std::time::Duration;
 
-use brigade_world::text::counted;
+use brigade_rank_env::text::counted;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style, Stylize};

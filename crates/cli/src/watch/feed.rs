@@ -6,9 +6,9 @@ use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
+use brigade_rank_env::text::printable;
 use brigade_track::TrackError;
 use brigade_track::reader::{Line, RunReader, find_run};
-use brigade_world::text::printable;
 
 use super::model::Model;
 

@@ -4,9 +4,9 @@ mod epochs;
 
 use std::collections::VecDeque;
 
+use brigade_rank_env::text::printable;
 use brigade_track::reader::{Line, Logged};
 use brigade_track::{Config, Outcome, Table, Value};
-use brigade_world::text::printable;
 use indexmap::IndexMap;
 
 use super::curve::Curve;

@@ -166,7 +166,7 @@ fn look(
     status.silent = feed.silent();
     let (notice, more, is_new) = match found {
         Ok(found) => (found.notice, found.more, found.is_new),
-        Err(error) => (Some(brigade_world::text::printable(&error.to_string())), false, false),
+        Err(error) => (Some(brigade_rank_env::text::printable(&error.to_string())), false, false),
     };
     let is_renamed = status.name != feed.name();
     if is_renamed || Instant::now() >= *next_list {

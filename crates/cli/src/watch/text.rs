@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use brigade_rank_env::text::counted;
 use brigade_track::{Table, Value};
-use brigade_world::text::counted;
 use ratatui::text::Span;
 
 use super::model::{Goal, Model, State};

@@ -10,7 +10,7 @@ use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use brigade_suite::TimeLimit;
+use brigade_test_needs::TimeLimit;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;

@@ -28,13 +28,14 @@ fn refusal(args: &str) -> (i32, String) {
 
 #[test]
 fn json_is_the_tables_of_accelerate_torch_and_fastai() {
-    // The whole tables are brigade-plan's tests; a process for each case would take minutes.
+    // The whole tables are brigade-sampling's tests; a process for each case would take minutes.
     for (table, scheme, every) in [
         ("batch_sampler_shard.json", "accelerate", 29),
         ("distributed_dl.json", "fastai", 5),
         ("distributed_sampler.json", "torch", 5),
     ] {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../plan/tests/golden").join(table);
+        let path =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../sampling/tests/golden").join(table);
         let table: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
         for case in table["cases"].as_array().unwrap().iter().step_by(every) {
             let (n, world) = (&case["n"], &case["world"]);

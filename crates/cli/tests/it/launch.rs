@@ -588,7 +588,7 @@ fn a_full_disk_under_the_log_does_not_end_the_job() {
 
 #[test]
 fn a_killed_launcher_leaves_nothing() {
-    let mut random = brigade_suite::random();
+    let mut random = brigade_test_needs::random();
     // Each rank has a child in its session, one in a group of its own, and one that has left.
     let script = "touch $DIR/$RANK; sleep 1000 & setsid sleep 1000 & \
                   sh -mc 'sleep 1000 & wait' & touch $DIR/children-$RANK; wait";

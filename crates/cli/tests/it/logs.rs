@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use brigade_suite::TimeLimit;
+use brigade_test_needs::TimeLimit;
 use nix::pty::{Winsize, openpty};
 use nix::unistd::geteuid;
 use tempfile::TempDir;

@@ -3,7 +3,7 @@
 use std::fs;
 
 use brigade_launch::events::{CauseKind, EventLine, JobEvent};
-use brigade_world::ErrorRecord;
+use brigade_rank_env::ErrorRecord;
 use nix::sys::signal::Signal;
 
 use crate::job::{self, Job};
@@ -93,7 +93,7 @@ fn a_job_stopped_by_its_user_is_not_restarted() {
 
 #[test]
 fn a_launcher_killed_at_any_moment_of_a_restart_leaves_nothing() {
-    let mut random = brigade_suite::random();
+    let mut random = brigade_test_needs::random();
     // Attempts come and go as fast as they can.
     let script = "touch $DIR/$TORCHELASTIC_RESTART_COUNT-$RANK; setsid sleep 1000 & \
                   [ $RANK = 0 ] && exit 1; sleep 1000";
@@ -153,7 +153,7 @@ fn an_error_that_the_program_has_printed_is_not_repeated() {
     for once in ["Traceback", "no such layer", "failed: exit code 1"] {
         assert_eq!(run.stderr.matches(once).count(), 1, "{once}: {}", run.stderr);
     }
-    // What anyhow prints, and what `brigade_world::record` leaves of it.
+    // What anyhow prints, and what `brigade_rank_env::record` leaves of it.
     let message = "cannot open data: no disk (os error 5)";
     let debug = "cannot open data\\n\\nCaused by:\\n    no disk (os error 5)";
     let record = format!(

@@ -106,7 +106,8 @@ fn cargo_builds_it_once_for_each_libtorch() {
     let words = &asked[0];
     let expected = format!("{} install --locked ", home.path("named").display());
     assert!(
-        words.starts_with(&expected) && words.contains("/crates/selftest --config "),
+        words.starts_with(&expected)
+            && words.contains("/crates/brigade --bin brigade-selftest --config "),
         "{words}"
     );
     // What was compiled is gone; the two programs stay.

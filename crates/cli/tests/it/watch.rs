@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use brigade_suite::TimeLimit;
+use brigade_test_needs::TimeLimit;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use portable_pty::{Child, CommandBuilder, ExitStatus, MasterPty, PtySize, native_pty_system};

@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use brigade_checkpoint::layout::{ChecksumWriter, FileFacts, Manifest, Object, Placement, Staging};
 use brigade_checkpoint::safetensors::layout;
 use brigade_checkpoint::{Dtype, FileName, TensorInfo};
-use brigade_suite::{Need, needs};
+use brigade_test_needs::{Need, needs};
 use serde_json::{Value, json};
 
 fn brigade(arguments: &[&str], folder: &Path) -> Output {
@@ -453,7 +453,7 @@ fn to_accelerate(folder: &Path) -> Output {
 fn peer_accelerates_layout_is_loaded_by_pytorch() {
     let folder = tempfile::tempdir().unwrap();
     to_accelerate(folder.path());
-    let python = brigade_suite::python(Need::Pytorch).unwrap();
+    let python = brigade_test_needs::python(Need::Pytorch).unwrap();
     let script = r#"
 import torch
 from safetensors.torch import load_file

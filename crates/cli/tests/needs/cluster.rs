@@ -197,7 +197,7 @@ fn clean_command(program: &str, folder: &Path) -> Command {
             command.env_remove(&name);
         }
     }
-    for variable in brigade_world::env::TABLE {
+    for variable in brigade_rank_env::env::TABLE {
         command.env_remove(variable.name);
     }
     // Tests of other packages start other programs.

@@ -4,7 +4,7 @@ use std::fs;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use brigade_suite::{TimeLimit, needs};
+use brigade_test_needs::{TimeLimit, needs};
 
 use crate::job;
 

@@ -2,8 +2,8 @@
 
 use std::process::Command;
 
-use brigade_hostkit::MemoryGroup;
-use brigade_suite::{needs, with_mounts};
+use brigade_test_hosts::MemoryGroup;
+use brigade_test_needs::{needs, with_mounts};
 
 use crate::doctor_cluster::{Examined, examined, run};
 use crate::job::BRIGADE;

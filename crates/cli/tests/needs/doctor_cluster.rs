@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use brigade_hostkit::{Host, Network};
+use brigade_test_hosts::{Host, Network};
 use serde_json::Value;
 
 use crate::job::BRIGADE;

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use brigade_hostkit::inner_process;
-use brigade_suite::needs;
+use brigade_test_hosts::inner_process;
+use brigade_test_needs::needs;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 

@@ -1,6 +1,6 @@
 //! `brigade doctor --hosts`: faults of the network between hosts.
 
-use brigade_suite::needs;
+use brigade_test_needs::needs;
 
 use crate::doctor_cluster::{Cluster, examined};
 

@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 use std::fs;
 
-use brigade_hostkit::{Authority, Etcd};
-use brigade_suite::needs;
+use brigade_test_hosts::{Authority, Etcd};
+use brigade_test_needs::needs;
 use nix::sys::signal::Signal;
 
 use crate::job::Running;

@@ -16,8 +16,8 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use brigade_hostkit::{Disk, Etcd, Process};
-use brigade_suite::needs;
+use brigade_test_hosts::{Disk, Etcd, Process};
+use brigade_test_needs::needs;
 use fastrand::Rng;
 use fault::{Burst, Expected, Fault, Kind, LaunchMode, RANKS, SIZES};
 use nix::sys::signal::{Signal, kill};
@@ -34,7 +34,7 @@ const HEARTBEAT: Duration = Duration::from_secs(6);
 const MAX_FAULTS: usize = 10;
 
 /// A rank of a job.
-#[brigade_suite::part]
+#[brigade_test_needs::part]
 fn rank() {
     trainer::train();
 }
@@ -46,7 +46,7 @@ fn random_faults() {
 }
 
 /// Many of them, without the time limit of a test: what is waited for has one.
-#[brigade_suite::part]
+#[brigade_test_needs::part]
 fn full() {
     run(number("BRIGADE_FAULTS").unwrap_or(1000));
 }
@@ -65,7 +65,7 @@ fn run(faults: usize) {
     let site = site(SIZES.len() + 1);
     let etcd = Etcd::start_on(site.host(SIZES.len()));
     // A job's faults depend on its number and on nothing that other jobs did.
-    let seed = brigade_suite::random().u64(..);
+    let seed = brigade_test_needs::random().u64(..);
     let random = |job: usize| Rng::with_seed(seed.wrapping_add(job as u64));
     let world = World { site: &site, disk: &disk, program };
     world.prepare();

@@ -1,6 +1,6 @@
 //! `brigade launch --log-dir` on a disk that fills up.
 
-use brigade_suite::{needs, with_mounts};
+use brigade_test_needs::{needs, with_mounts};
 
 #[needs(Mounts)]
 fn a_full_disk_under_the_logs_is_said_once_and_ends_nothing() {

@@ -10,7 +10,7 @@ mod stand_ins;
 use std::fs;
 use std::time::Instant;
 
-use brigade_suite::needs;
+use brigade_test_needs::needs;
 
 use crate::site::{empty, site, wait_until, write_script};
 

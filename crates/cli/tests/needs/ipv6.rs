@@ -1,6 +1,6 @@
 //! Launchers that meet over IPv6.
 
-use brigade_suite::needs;
+use brigade_test_needs::needs;
 
 use crate::launchers::{Hosts, finish};
 

@@ -30,4 +30,4 @@ mod stalls;
 #[path = "../common/work.rs"]
 mod work;
 
-brigade_suite::main!();
+brigade_test_needs::main!();

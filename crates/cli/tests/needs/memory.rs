@@ -2,8 +2,8 @@
 
 use std::process::{Command, Stdio};
 
-use brigade_hostkit::MemoryGroup;
-use brigade_suite::needs;
+use brigade_test_hosts::MemoryGroup;
+use brigade_test_needs::needs;
 
 use crate::job::{self, Job};
 

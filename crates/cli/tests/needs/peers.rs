@@ -6,14 +6,14 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use brigade_suite::{Need, needs};
+use brigade_test_needs::{Need, needs};
 use nix::sys::signal::Signal;
 
 use crate::job::{self, Job, Run};
 
 /// A Python that can import both.
 fn peer_python() -> PathBuf {
-    brigade_suite::python(Need::Pytorch).unwrap()
+    brigade_test_needs::python(Need::Pytorch).unwrap()
 }
 
 /// Two ranks on the CPU that run a script with this Python.

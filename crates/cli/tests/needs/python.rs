@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::Duration;
 
-use brigade_suite::{TimeLimit, needs};
+use brigade_test_needs::{TimeLimit, needs};
 
 use crate::job::BRIGADE;
 use crate::launchers::{Hosts, finish};

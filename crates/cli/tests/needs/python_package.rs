@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use brigade_suite::{Need, needs, python};
+use brigade_test_needs::{Need, needs, python};
 
 #[needs(Python)]
 fn programs_are_launched_and_cells_are_built() {

@@ -4,9 +4,9 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 
-use brigade_suite::needs;
-use brigade_world::World;
-use brigade_world::scheduler::expand_hosts;
+use brigade_rank_env::World;
+use brigade_rank_env::scheduler::expand_hosts;
+use brigade_test_needs::needs;
 
 use crate::cluster::{Cluster, Run};
 
@@ -16,7 +16,7 @@ fn place() -> [String; 3] {
     [program, "--part".to_owned(), "schedulers::prints_its_place".to_owned()]
 }
 
-#[brigade_suite::part]
+#[brigade_test_needs::part]
 fn prints_its_place() {
     let line = match World::from_env() {
         Err(error) => format!("\nplace: error: {error}\n"),

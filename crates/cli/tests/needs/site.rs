@@ -8,7 +8,7 @@ use std::process::{Child, ChildStderr, Command, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use brigade_hostkit::{Host, Network, inner_process};
+use brigade_test_hosts::{Host, Network, inner_process};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 

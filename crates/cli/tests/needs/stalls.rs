@@ -16,8 +16,8 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use brigade_hostkit::Etcd;
-use brigade_suite::needs;
+use brigade_test_hosts::Etcd;
+use brigade_test_needs::needs;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 

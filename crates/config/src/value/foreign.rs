@@ -5,7 +5,7 @@ use brigade_launch::{
     BindMode, Color, DeviceList, LineFilter, LocalRanks, NodeRange, NprocSpec, PortRange, Prefix,
     StreamModes,
 };
-use brigade_remote::{HostListError, HostSpec};
+use brigade_ssh::{HostListError, HostSpec};
 
 use super::{List, Value};
 

@@ -1,7 +1,5 @@
 //! GPUs and their driver: taken by it, visible to programs, new enough, and alike on all hosts.
 
-use brigade_world::devices;
-
 use super::{groups, libtorch, who_has_what};
 use crate::cluster::{Cluster, HostReport};
 use crate::facts::{Devices, Facts};
@@ -139,7 +137,8 @@ fn too_many_ranks(host: &HostReport, facts: &Facts) -> Option<Finding> {
 /// What drivers have told the kernel about broken devices: the last fault that is serious, else the last.
 fn faults(facts: &Facts) -> Option<Finding> {
     let messages = facts.kernel_log.faults.iter().rev();
-    let mut found = messages.filter_map(|it| Some((it, devices::fault_in(&it.text)?))).peekable();
+    let mut found =
+        messages.filter_map(|it| Some((it, brigade_hardware::fault_in(&it.text)?))).peekable();
     let last = found.peek().cloned();
     let (message, fault) = found.find(|(_, fault)| fault.is_serious).or(last)?;
     let name = match fault.code {
@@ -177,7 +176,7 @@ fn numbers(version: &str) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use brigade_world::devices::Driver;
+    use brigade_hardware::Driver;
 
     use crate::facts::DeviceMessage;
     use crate::fixtures;

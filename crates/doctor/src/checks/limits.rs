@@ -1,6 +1,6 @@
 //! Limits of a process that training programs run into.
 
-use brigade_world::text::counted;
+use brigade_rank_env::text::counted;
 
 use crate::cluster::Cluster;
 use crate::facts::{Facts, Limit};

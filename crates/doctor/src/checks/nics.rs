@@ -2,7 +2,7 @@
 //!
 //! Nothing is set: NCCL looks for the nearest cards by itself. What a user has told it goes before that.
 
-use brigade_world::devices::{Distance, NearNic, nearest};
+use brigade_hardware::{Distance, NearNic, nearest};
 
 use super::{groups, who_has_what};
 use crate::cluster::Cluster;

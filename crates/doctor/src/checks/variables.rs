@@ -1,7 +1,7 @@
 //! The environment: leftovers of another job, devices that are not there, settings of one host only.
 
-use brigade_world::devices::Kind;
-use brigade_world::env;
+use brigade_hardware::Vendor;
+use brigade_rank_env::env;
 
 use super::{groups, nccl, who_has_what};
 use crate::cluster::Cluster;
@@ -51,7 +51,7 @@ fn visible_devices(facts: &Facts) -> Vec<Finding> {
     set.filter_map(|(name, value)| visible(kind, name, value, gpus)).collect()
 }
 
-fn visible(kind: Kind, name: &str, value: &str, gpus: usize) -> Option<Finding> {
+fn visible(kind: &'static dyn Vendor, name: &str, value: &str, gpus: usize) -> Option<Finding> {
     let entries: Vec<&str> = value.split(',').map(str::trim).collect();
     let set = format!("{name}={value}");
     let twice = entries.iter().enumerate().find(|(at, it)| entries[..*at].contains(it));

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use brigade_remote::wire::Limit;
+use brigade_ssh::wire::Limit;
 
 use super::{ALL_PAIRS, Examination, Interrupted, new_nonce};
 use crate::cluster::{ClockReading, HostReport, Lost, Route};

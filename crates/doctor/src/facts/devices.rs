@@ -1,7 +1,7 @@
 //! Accelerators and their driver, as the kernel shows them. No library of a maker's is loaded; what the kernel does not
 //! show, a program of the maker's is asked.
 
-use brigade_world::devices::{self, Device, Driver, Kind, NearNic};
+use brigade_hardware::{Device, Driver, NearNic, Vendor};
 use serde::{Deserialize, Serialize};
 
 use crate::sources::Sources;
@@ -33,12 +33,14 @@ pub struct Gpu {
 impl Devices {
     pub(super) fn gather(sources: &Sources) -> Self {
         let root = sources.root();
-        let (mut kind, mut found) = devices::find(root);
+        let (mut kind, mut found) = brigade_hardware::find(root);
         let mut driver = kind.driver(root, &found);
         if found.is_empty() {
             // A driver without devices, or devices without one.
-            let driven = devices::KINDS.iter().map(|kind| (*kind, kind.driver(root, &[])));
-            let known = |(_, it): &(Kind, Driver)| it.version.is_some() || it.on_bus > 0;
+            let driven =
+                brigade_hardware::VENDORS.iter().map(|kind| (*kind, kind.driver(root, &[])));
+            let known =
+                |(_, it): &(&'static dyn Vendor, Driver)| it.version.is_some() || it.on_bus > 0;
             (kind, driver) = driven.into_iter().find(known).unwrap_or((kind, driver));
         }
         let is_unknown = |it: &Device| it.is_usable && it.memory_bytes.is_none();
@@ -48,8 +50,11 @@ impl Devices {
                 query.fill_in(&mut found, &text);
             }
         }
-        let nics = devices::nics(root);
-        let gpu = |device: Device| Gpu { nics: devices::of_device(root, &device, &nics), device };
+        let nics = brigade_hardware::nics(root);
+        let gpu = |device: Device| Gpu {
+            nics: brigade_hardware::of_device(root, &device, &nics),
+            device,
+        };
         Self {
             kind: kind.name().to_owned(),
             driver,
@@ -60,8 +65,8 @@ impl Devices {
 
     /// The kind; the first one where a host has told none that is known here.
     #[must_use]
-    pub fn kind(&self) -> Kind {
-        devices::named(&self.kind).unwrap_or_default()
+    pub fn kind(&self) -> &'static dyn Vendor {
+        brigade_hardware::named(&self.kind).unwrap_or_default()
     }
 
     /// There are devices between which NCCL carries collectives.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use brigade_world::{KMSG, devices};
+use brigade_hardware::KMSG;
 use serde::{Deserialize, Serialize};
 
 use crate::sources::Sources;
@@ -46,7 +46,7 @@ impl KernelLog {
         let uptime = sources.value("/proc/uptime").unwrap_or_default();
         let uptime: f64 = uptime.split(' ').next().and_then(|it| it.parse().ok()).unwrap_or(0.0);
         let mut log = Self::default();
-        let reader = brigade_world::KernelLog::open(&sources.path(KMSG));
+        let reader = brigade_hardware::KernelLog::open(&sources.path(KMSG));
         let read =
             reader.and_then(|mut it| it.read(|message| log.take(message.at, message.text, uptime)));
         log.readable = read.is_ok();
@@ -55,7 +55,7 @@ impl KernelLog {
 
     fn take(&mut self, at: Duration, text: &str, uptime: f64) {
         let seconds_ago = (uptime - at.as_secs_f64()).max(0.0) as u64;
-        if devices::fault_in(text).is_some() {
+        if brigade_hardware::fault_in(text).is_some() {
             keep(&mut self.faults, DeviceMessage { text: text.to_owned(), seconds_ago });
         } else if let Some(program) = killed(text) {
             let of_group = text.contains("Memory cgroup");

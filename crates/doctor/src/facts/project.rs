@@ -31,7 +31,7 @@ pub(super) fn gather(sources: &Sources, folder: &Path) -> Option<Project> {
     Some(Project {
         root: root.to_owned(),
         uses_brigade: sources.read(root.join("Cargo.toml")).is_some_and(|it| names_brigade(&it)),
-        libtorch: text.and_then(|text| brigade_setup::configured(&text).ok().flatten()),
+        libtorch: text.and_then(|text| brigade_libtorch_setup::configured(&text).ok().flatten()),
         file,
     })
 }

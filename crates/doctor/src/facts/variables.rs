@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use brigade_world::{devices, env};
+use brigade_rank_env::env;
 
 use crate::sources::Sources;
 
@@ -11,7 +11,7 @@ pub(super) fn gather(sources: &Sources) -> BTreeMap<String, String> {
     let matters = |name: &str| {
         env::TABLE.iter().any(|it| it.name == name)
             || NAMES.contains(&name)
-            || devices::is_visibility_variable(name)
+            || brigade_hardware::is_visibility_variable(name)
             || PREFIXES.iter().any(|prefix| name.starts_with(prefix))
     };
     let chosen = sources.variables().iter().filter(|(name, _)| matters(name));

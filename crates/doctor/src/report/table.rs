@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use brigade_world::text::escaped;
+use brigade_rank_env::text::escaped;
 
 use super::Style;
 use crate::cluster::Cluster;

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
 
-use brigade_world::text::counted;
+use brigade_rank_env::text::counted;
 
 use super::{Categories, Labeller, Split};
 use crate::source::{Fingerprint, Hasher, ImageSource};

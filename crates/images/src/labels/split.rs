@@ -4,8 +4,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::path::Path;
 
-use brigade_plan::{Sampler, Shuffle};
-use brigade_world::text::counted;
+use brigade_rank_env::text::counted;
+use brigade_sampling::{Sampler, Shuffle};
 
 use super::ends;
 use crate::source::ImageSource;
@@ -39,7 +39,7 @@ impl Split {
     /// Takes a share of `len` images at random to validate with, as fastai's `RandomSplitter`: the
     /// first `floor(share * len)` of a permutation.
     ///
-    /// The permutation is [`brigade_plan::Shuffle`]'s first one for the seed, which is not that of
+    /// The permutation is [`brigade_sampling::Shuffle`]'s first one for the seed, which is not that of
     /// `torch.randperm`. It depends on `len` and `seed` alone, so that all ranks make the same split
     /// without a message.
     ///

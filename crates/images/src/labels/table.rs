@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::Path;
 
-use brigade_world::text::counted;
+use brigade_rank_env::text::counted;
 use csv::{ReaderBuilder, StringRecord};
 
 use super::{Categories, Labelled, Split};

@@ -2,7 +2,7 @@
 
 use std::f64::consts::TAU;
 
-use brigade_plan::stream;
+use brigade_sampling::stream;
 use rand_pcg::Pcg64;
 use rand_pcg::rand_core::Rng;
 

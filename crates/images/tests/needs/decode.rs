@@ -8,7 +8,7 @@ use std::process::Command;
 
 use brigade_images::decode::{DecodeOptions, Decoder};
 use brigade_images::{Image, ImageError, Region, Size};
-use brigade_suite::{Need, needs};
+use brigade_test_needs::{Need, needs};
 use serde::Deserialize;
 
 /// What Pillow has read.
@@ -91,7 +91,7 @@ fn as_pillow_reads_them() {
 #[needs(Pytorch)]
 fn peer_as_this_machines_pillow_reads_larger_ones() {
     let made = tempfile::tempdir().unwrap();
-    let python = brigade_suite::python(Need::Pytorch).unwrap();
+    let python = brigade_test_needs::python(Need::Pytorch).unwrap();
     let output =
         Command::new(python).arg(folder().join("make.py")).arg(made.path()).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -4,4 +4,4 @@
 
 mod decode;
 
-brigade_suite::main!();
+brigade_test_needs::main!();

@@ -5,11 +5,11 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant, SystemTime};
 
+use brigade_rank_env::is_loopback;
 use brigade_rendezvous::{
     Coordinator, DiscoveryMethod, FromAgent, JobEvent, Join, Link, LinkError, Listener, OutputSink,
     Piece, Rendezvous as Search, RendezvousNotice, RendezvousPlan, Rules, ToAgent, wake,
 };
-use brigade_world::is_loopback;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::state::{Event, Facts, JoinRequest, Kind};

@@ -6,9 +6,9 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use brigade_world::devices::{self, DeviceFault, Fault};
-use brigade_world::text::printable;
-use brigade_world::{KMSG, KernelLog};
+use brigade_hardware::{DeviceFault, Fault};
+use brigade_hardware::{KMSG, KernelLog};
+use brigade_rank_env::text::printable;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::placement::environment;
@@ -59,7 +59,7 @@ struct Found {
 impl DeviceFaults {
     /// Begins at the log's next message. Takes no time: devices are looked for by a thread.
     pub(super) fn watch(plan: &LaunchPlan) -> Self {
-        let root = devices::host_root();
+        let root = brigade_hardware::host_root();
         let log = match KernelLog::open_at_end(&root.join(KMSG.trim_start_matches('/'))) {
             Ok(log) => Log::Kernel(log),
             Err(_) => Log::Journal { since: SystemTime::now(), asked: None },
@@ -125,7 +125,7 @@ impl DeviceFaults {
 }
 
 fn add(found: &mut Vec<Found>, message: &str) {
-    let Some(fault) = devices::fault_in(message) else { return };
+    let Some(fault) = brigade_hardware::fault_in(message) else { return };
     let key = |it: &Fault| (it.source, it.code, it.pci.clone(), it.means.clone());
     let is_known = |it: &&mut Found| !it.is_earlier && key(&it.fault) == key(&fault);
     if let Some(known) = found.iter_mut().find(is_known) {
@@ -291,7 +291,7 @@ mod tests {
     #[test]
     fn lines_of_the_journal() {
         let line = "1700000000.123456 node1 kernel: NVRM: Xid (PCI:0000:3b:00): 79, x";
-        assert!(devices::fault_in(kernel_part(line).unwrap()).is_some());
+        assert!(brigade_hardware::fault_in(kernel_part(line).unwrap()).is_some());
         assert_eq!(kernel_part("-- No entries --"), None);
     }
 

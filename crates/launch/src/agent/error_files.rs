@@ -4,8 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use brigade_rank_env::{ErrorRecord, env};
 use brigade_rendezvous::RankFailure;
-use brigade_world::{ErrorRecord, env};
 
 /// The error that a rank has written.
 #[derive(Debug)]

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
 
+use brigade_hardware::DeviceFault;
 use brigade_rendezvous::{RankFailure, wake};
-use brigade_world::devices::DeviceFault;
 
 use super::device_faults::DeviceFaults;
 use super::error_files::{self, ErrorFile};

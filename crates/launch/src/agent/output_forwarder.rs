@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::time::{Duration, Instant};
 
+use brigade_rank_env::ProgressReport;
 use brigade_rendezvous::wake::Flag;
 use brigade_rendezvous::{FromAgent, OUTPUT_CREDIT, Stream};
-use brigade_world::ProgressReport;
 
 use crate::output::{Reports, Show};
 

@@ -5,8 +5,8 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Child, Stdio};
 
+use brigade_rank_env::{World, env};
 use brigade_rendezvous::{ExitStatus, Stream};
-use brigade_world::{World, env};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;

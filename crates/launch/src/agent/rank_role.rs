@@ -7,9 +7,9 @@ use std::os::fd::RawFd;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use brigade_remote::die_with_parent;
-use brigade_remote::reexec::role_command;
-use brigade_world::env;
+use brigade_rank_env::env;
+use brigade_ssh::die_with_parent;
+use brigade_ssh::reexec::role_command;
 use nix::sys::signal::SigSet;
 use nix::unistd::{Pid, dup2_stdin, setsid};
 

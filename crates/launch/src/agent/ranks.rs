@@ -1,7 +1,7 @@
 //! The processes of this host's ranks in one attempt.
 
+use brigade_rank_env::StoreHost;
 use brigade_rendezvous::{Assignment, ExitStatus};
-use brigade_world::StoreHost;
 use nix::sys::signal::Signal;
 
 use super::oom::OomKiller;

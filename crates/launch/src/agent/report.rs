@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
+use brigade_rank_env::text::counted;
 use brigade_rendezvous::{Cause, ExitStatus, JobResult, RankFailure};
-use brigade_world::text::counted;
 use nix::sys::signal::Signal;
 
 use super::Outcome;
@@ -196,8 +196,8 @@ fn name(signal: i32) -> String {
 
 #[cfg(test)]
 mod tests {
+    use brigade_hardware::DeviceFault;
     use brigade_rendezvous::Stream;
-    use brigade_world::devices::DeviceFault;
 
     use super::*;
 

@@ -15,8 +15,8 @@ mod tests;
 use std::mem;
 use std::time::Duration;
 
+use brigade_rank_env::text::counted;
 use brigade_rendezvous::{Assignment, FromAgent, RankFailure, TimeLimits, ToAgent};
-use brigade_world::text::counted;
 use nix::sys::signal::Signal;
 
 use super::Outcome;

@@ -4,8 +4,8 @@ use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use brigade_remote::die_with_parent;
-use brigade_world::World;
+use brigade_rank_env::World;
+use brigade_ssh::die_with_parent;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 

@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use brigade_remote::reexec::role_command;
-use brigade_remote::remote_command::{AGENT, GREETING};
-use brigade_remote::wire::{self, WireError};
 use brigade_rendezvous::{Link, Secret, TimeLimits};
+use brigade_ssh::reexec::role_command;
+use brigade_ssh::remote_command::{AGENT, GREETING};
+use brigade_ssh::wire::{self, WireError};
 use nix::unistd::{dup2_stdin, dup2_stdout};
 
 use super::message::{FromHost, Hello, HostJob, PROTOCOL, ToHost};

@@ -13,7 +13,7 @@ use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 
-use brigade_remote::ProcessGroup;
+use brigade_ssh::ProcessGroup;
 
 use super::error::{HostFailure, HostsError};
 use super::run::next_signal;

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::io;
 
-use brigade_remote::{HostListError, RemoteError};
-use brigade_world::text::counted;
+use brigade_rank_env::text::counted;
+use brigade_ssh::{HostListError, RemoteError};
 
 /// Nothing of the user's program has run on any host when one of these is returned.
 #[derive(Debug, thiserror::Error)]

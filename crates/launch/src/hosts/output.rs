@@ -13,9 +13,9 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
+use brigade_rank_env::ProgressReport;
 use brigade_rendezvous::wake::{self, Flag};
 use brigade_rendezvous::{JobEvent, OutputSink, Piece, Stream};
-use brigade_world::ProgressReport;
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;

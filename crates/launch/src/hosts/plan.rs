@@ -4,11 +4,11 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use brigade_remote::remote_command::AGENT;
-use brigade_remote::{
+use brigade_rendezvous::TimeLimits;
+use brigade_ssh::remote_command::AGENT;
+use brigade_ssh::{
     ForwardedVariables, HostAccess, HostSpec, LocalFacts, VariableFile, forwarded_variables,
 };
-use brigade_rendezvous::TimeLimits;
 
 use super::{HostsError, HostsOptions};
 use crate::{LaunchOptions, NprocSpec};
@@ -54,7 +54,7 @@ impl HostsPlan {
     /// ```
     /// use brigade_launch::LaunchOptions;
     /// use brigade_launch::hosts::{HostsOptions, HostsPlan};
-    /// use brigade_remote::{HostSpec, LocalFacts};
+    /// use brigade_ssh::{HostSpec, LocalFacts};
     ///
     /// let hosts = HostsOptions {
     ///     hosts: HostSpec::parse_list("node1:4,node2:2")?,
@@ -119,7 +119,7 @@ impl HostsPlan {
 mod tests {
     use std::path::Path;
 
-    use brigade_remote::{LocalHost, remote_command};
+    use brigade_ssh::{LocalHost, remote_command};
 
     use super::*;
 

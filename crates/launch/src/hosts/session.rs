@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-use brigade_remote::remote_command::{self, AGENT, GREETING, IS_MISSING, IS_UNSAFE, IS_WANTED};
-use brigade_remote::wire::{self, WireError};
-use brigade_remote::{Child, HostSpec, ssh};
-use brigade_world::text::{printable, printable_within};
+use brigade_rank_env::text::{printable, printable_within};
+use brigade_ssh::remote_command::{self, AGENT, GREETING, IS_MISSING, IS_UNSAFE, IS_WANTED};
+use brigade_ssh::wire::{self, WireError};
+use brigade_ssh::{Child, HostSpec, ssh};
 
 use super::agent_side;
 use super::bundle::Bundle;

@@ -6,9 +6,9 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use brigade_remote::HostSpec;
-use brigade_remote::remote_command::GREETING;
-use brigade_remote::wire::{self, WireError};
+use brigade_ssh::HostSpec;
+use brigade_ssh::remote_command::GREETING;
+use brigade_ssh::wire::{self, WireError};
 
 use super::bundle::{Bundle, Contents};
 use super::error::HostFailure;

@@ -5,7 +5,7 @@ use std::fmt;
 use std::io::{self, IsTerminal};
 use std::str::FromStr;
 
-use brigade_world::scheduler::MpiKind;
+use brigade_rank_env::scheduler::MpiKind;
 use serde::{Deserialize, Serialize};
 
 use crate::ValueError;

@@ -6,7 +6,7 @@ use std::env;
 use std::io;
 use std::time::{Duration, Instant};
 
-use brigade_world::{Pace, ProgressReport};
+use brigade_rank_env::{Pace, ProgressReport};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::color::is_users_terminal;

@@ -3,8 +3,8 @@
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
+use brigade_rank_env::env;
 use brigade_rendezvous::Stream;
-use brigade_world::env;
 use serde::{Deserialize, Serialize};
 
 use super::color::{Color, ColorFacts};

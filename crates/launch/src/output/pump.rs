@@ -5,8 +5,8 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
+use brigade_rank_env::{MAX_REPORT_LEN, ProgressReport};
 use brigade_rendezvous::{Stream, wake};
-use brigade_world::{MAX_REPORT_LEN, ProgressReport};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, poll};
 

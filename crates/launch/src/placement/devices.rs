@@ -6,9 +6,9 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use brigade_world::devices::{self, Kind, NearNic};
+use brigade_hardware::{NearNic, Vendor};
 
-pub use brigade_world::devices::Device;
+pub use brigade_hardware::Device;
 
 use super::NprocSpec;
 use crate::{LaunchPlan, ValueError};
@@ -17,7 +17,7 @@ use crate::{LaunchPlan, ValueError};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Devices {
     /// Whose they are; NVIDIA's where none can be seen.
-    pub kind: Kind,
+    pub kind: &'static dyn Vendor,
     /// All that programs could open, by number.
     pub present: Vec<Device>,
     /// Those that programs see, in their order.
@@ -45,34 +45,37 @@ impl Devices {
     /// Looks at this host and its environment.
     #[must_use]
     pub fn of_this_host() -> Self {
-        Self::read(&devices::host_root(), environment(&[]))
+        Self::read(&brigade_hardware::host_root(), environment(&[]))
     }
 
     /// Returns the device of each local rank of a plan, as far as there are any, with the network cards
     /// as it sees them. Looks at this host; nothing of it is needed for a launch.
     #[must_use]
     pub fn of_ranks(plan: &LaunchPlan) -> Vec<(Device, Vec<NearNic>)> {
-        let root = devices::host_root();
+        let root = brigade_hardware::host_root();
         let there = Self::read(&root, environment(&plan.user_env));
         let chosen = there.choose(plan.options.placement.devices.as_ref()).unwrap_or_default();
         if chosen.is_empty() {
             return Vec::new();
         }
-        let nics = devices::nics(&root);
+        let nics = brigade_hardware::nics(&root);
         let ranks = chosen.into_iter().take(plan.ranks.len());
-        ranks.map(|device| (device.clone(), devices::of_device(&root, &device, &nics))).collect()
+        ranks
+            .map(|device| (device.clone(), brigade_hardware::of_device(&root, &device, &nics)))
+            .collect()
     }
 
     /// Looks under `root`, where the file system begins. `var` gives variables of the environment.
     #[must_use]
     pub fn read(root: &Path, var: impl Fn(&str) -> Option<String>) -> Self {
-        let (found, devices) = devices::find(root);
+        let (found, devices) = brigade_hardware::find(root);
         let present: Vec<Device> = devices.into_iter().filter(|it| it.is_usable).collect();
         // Where nothing can be seen, the variable that is set tells whose devices they are.
-        let is_set =
-            |kind: &Kind| kind.visibility().iter().flat_map(|it| *it).any(|it| var(it).is_some());
+        let is_set = |kind: &&dyn Vendor| {
+            kind.visibility().iter().flat_map(|it| *it).any(|it| var(it).is_some())
+        };
         let kind = if present.is_empty() {
-            devices::KINDS.iter().copied().find(is_set).unwrap_or(found)
+            brigade_hardware::VENDORS.iter().copied().find(is_set).unwrap_or(found)
         } else {
             found
         };
@@ -188,7 +191,9 @@ impl FromStr for DeviceList {
             let id = match part.parse::<u16>() {
                 // As CUDA knows it: 01 is 1.
                 Ok(number) if !part.starts_with('+') => number.to_string(),
-                _ if devices::KINDS.iter().any(|kind| is_uuid(part, *kind)) => part.to_owned(),
+                _ if brigade_hardware::VENDORS.iter().any(|kind| is_uuid(part, *kind)) => {
+                    part.to_owned()
+                }
                 _ => return Err(ValueError::expected(LIST, part)),
             };
             if ids.contains(&id) {
@@ -273,7 +278,12 @@ pub(crate) fn environment(own: &[(String, String)]) -> impl Fn(&str) -> Option<S
 
 /// As programs read the variable: up to the first name that means nothing. `is_blind`: nothing can be
 /// seen of the devices, as in some virtual machines, and the variable is believed.
-fn seen_through(value: &str, there: &[Device], kind: Kind, is_blind: bool) -> Vec<Device> {
+fn seen_through(
+    value: &str,
+    there: &[Device],
+    kind: &'static dyn Vendor,
+    is_blind: bool,
+) -> Vec<Device> {
     let device = |name: &str| -> Option<Device> {
         let unknown = || Device { id: name.to_owned(), is_usable: true, ..Device::default() };
         if let Ok(number) = name.parse::<usize>() {
@@ -293,12 +303,12 @@ fn seen_through(value: &str, there: &[Device], kind: Kind, is_blind: bool) -> Ve
     value.split(',').map(str::trim).map_while(device).collect()
 }
 
-fn is_named(device: &Device, name: &str, kind: Kind) -> bool {
+fn is_named(device: &Device, name: &str, kind: &'static dyn Vendor) -> bool {
     let begins = |uuid: &String| is_uuid(name, kind) && uuid.starts_with(name);
     device.id == name || device.uuid.as_ref().is_some_and(begins)
 }
 
-fn is_uuid(name: &str, kind: Kind) -> bool {
+fn is_uuid(name: &str, kind: &'static dyn Vendor) -> bool {
     kind.id_prefixes().iter().any(|it| name.len() > it.len() && name.starts_with(it))
 }
 

@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use brigade_world::env;
+use brigade_rank_env::env;
 use serde::{Deserialize, Serialize};
 
 use serde_json::Value;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use nix::unistd::{AccessFlags, access};
 
 use super::{Invocation, ProgramError, Search, find};
-use brigade_remote::executable::{Kind, kind_of};
+use brigade_ssh::executable::{Kind, kind_of};
 
 pub(super) fn is_script(name: &OsStr) -> bool {
     Path::new(name).extension().is_some_and(|extension| extension == "py")

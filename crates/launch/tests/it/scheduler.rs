@@ -1,4 +1,4 @@
-//! What launchers find in the environments of real schedulers (recorded in `world`'s tests).
+//! What launchers find in the environments of real schedulers (recorded in the tests of `brigade-rank-env`).
 
 use std::collections::HashMap;
 use std::fs;
@@ -9,7 +9,7 @@ use brigade_launch::{SchedulerError, Surroundings};
 type Vars = HashMap<String, String>;
 
 fn environment(name: &str) -> Vec<Vars> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../world/tests/environments");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../rank-env/tests/environments");
     let text = fs::read_to_string(folder.join(name).with_extension("env")).unwrap();
     let tasks = text.split("# task ").skip(1);
     tasks.map(|task| task.lines().filter_map(pair).collect()).collect()

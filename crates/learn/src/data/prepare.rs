@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use brigade_data::{BatchContext, BatchedDataset, DataLoader, draw_seed};
-use brigade_plan::Weighted;
+use brigade_sampling::Weighted;
 use brigade_train::Accelerator;
 use brigade_vision::VisionError;
 use brigade_vision::labels::Split;

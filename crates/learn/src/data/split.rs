@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use brigade_plan::{Sampler, Shuffle};
+use brigade_sampling::{Sampler, Shuffle};
 use brigade_vision::VisionError;
 use brigade_vision::labels::Split;
 

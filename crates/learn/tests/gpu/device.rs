@@ -1,9 +1,9 @@
 //! A Learner whose data lie on a GPU: one made of host memory, or a real one where `BRIGADE_TEST_DEVICE=cuda` says so.
 
 use brigade_data::{BatchedDataset, DataLoader, TensorDataset};
-use brigade_gpukit::gpu;
 use brigade_learn::{Learner, Loaders};
 use brigade_nn::{Linear, Model};
+use brigade_test_device::gpu;
 use brigade_train::Accelerator;
 use tch::{Device, Kind, Tensor};
 

@@ -8,14 +8,14 @@ use brigade_learn::metrics::{Accuracy, TopK};
 use brigade_learn::{Learner, Loaders};
 use brigade_models::XResNet;
 use brigade_nn::{Model, StateDict, weights};
-use brigade_suite::{Need, needs};
+use brigade_test_needs::{Need, needs};
 use brigade_train::{Accelerator, Kind};
 
 #[needs(Fastai)]
 fn two_epochs_agree_with_fastais() {
     let folder = tempfile::tempdir().unwrap();
     let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fastai/export.py");
-    let python = brigade_suite::python(Need::Fastai).unwrap();
+    let python = brigade_test_needs::python(Need::Fastai).unwrap();
     let output = Command::new(python).arg(script).arg(folder.path()).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let data = weights::load(folder.path().join("data.safetensors")).unwrap();

@@ -4,4 +4,4 @@
 
 mod fastai;
 
-brigade_suite::main!();
+brigade_test_needs::main!();

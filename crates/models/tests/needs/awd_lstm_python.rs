@@ -8,7 +8,7 @@ use brigade_models::{
     RecurrentState, TextClassifier, TextClassifierOptions, save_encoder,
 };
 use brigade_nn::{Kind, Model, Module, ParamPath, StateDict, Tensor, weights};
-use brigade_suite::{Need, needs};
+use brigade_test_needs::{Need, needs};
 
 const WORDS: i64 = 50;
 
@@ -76,7 +76,7 @@ fn trainings_and_files_are_fastais() {
 
 fn run_fastai(folder: &Path) -> StateDict {
     let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/make_awd_lstm.py");
-    let python = brigade_suite::python(Need::Fastai).unwrap();
+    let python = brigade_test_needs::python(Need::Fastai).unwrap();
     let output = Command::new(python).arg(script).arg(folder).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     weights::load(folder.join("expected.safetensors")).unwrap()

@@ -6,4 +6,4 @@ mod awd_lstm_python;
 mod pretrained_python;
 mod transformers_python;
 
-brigade_suite::main!();
+brigade_test_needs::main!();

@@ -8,7 +8,7 @@ use brigade_models::{
     VisionTransformerOptions, XResNet,
 };
 use brigade_nn::{Layer, Model, ParamPath, Tensor, weights};
-use brigade_suite::{Need, needs};
+use brigade_test_needs::{Need, needs};
 
 const CLASSES: i64 = 10;
 
@@ -17,7 +17,7 @@ fn weights_and_first_values_are_torchvisions_and_timms() {
     let folder = tempfile::tempdir().unwrap();
     let script =
         PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/make_pretrained.py");
-    let python = brigade_suite::python(Need::TorchModels).unwrap();
+    let python = brigade_test_needs::python(Need::TorchModels).unwrap();
     let output = Command::new(python).arg(script).arg(folder.path()).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let folder = folder.path();

@@ -10,7 +10,7 @@ use brigade_models::{
     TransformerOptions, no_decay_parameters,
 };
 use brigade_nn::{Kind, Model, Module, Tensor, weights};
-use brigade_suite::{Need, needs};
+use brigade_test_needs::{Need, needs};
 
 #[needs(TorchModels)]
 fn folders_go_to_transformers_and_back() {
@@ -39,7 +39,7 @@ fn folders_go_to_transformers_and_back() {
 fn python(what: &str, folder: &Path) {
     let script =
         PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/check_transformers.py");
-    let python = brigade_suite::python(Need::TorchModels).unwrap();
+    let python = brigade_test_needs::python(Need::TorchModels).unwrap();
     let output = Command::new(python).arg(script).arg(what).arg(folder).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

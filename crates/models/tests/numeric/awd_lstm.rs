@@ -8,9 +8,9 @@ mod language_model;
 
 use std::collections::BTreeMap;
 
-use brigade_gpukit::{changes, numeric_device, on_device, perturb, tolerance};
 use brigade_models::{AwdLstmDropout, AwdLstmOptions, LanguageModelOptions};
 use brigade_nn::{Kind, LayerGroups, Model, Tensor};
+use brigade_test_device::{changes, numeric_device, on_device, perturb, tolerance};
 use serde_json::Value;
 
 use crate::fill::fill;

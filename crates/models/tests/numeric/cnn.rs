@@ -1,8 +1,8 @@
 //! The CNN against PyTorch: its names and its loss curve.
 
-use brigade_gpukit::{numeric_device, on_device};
 use brigade_models::Cnn;
 use brigade_nn::{Kind, Model, Tensor};
+use brigade_test_device::{numeric_device, on_device};
 use serde_json::Value;
 
 fn golden(text: &str) -> Value {

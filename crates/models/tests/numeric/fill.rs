@@ -1,7 +1,7 @@
 //! The values that the golden files' weights and inputs are filled with.
 
-use brigade_gpukit::on_device;
 use brigade_nn::{Model, Tensor};
+use brigade_test_device::on_device;
 use brigade_testkit::golden_uniform;
 
 /// Returns the golden files' own random numbers as a tensor of a shape.

@@ -2,11 +2,11 @@
 
 use std::cell::LazyCell;
 
-use brigade_gpukit::{numeric_device, on_device, perturb};
 use brigade_models::{
     Activation, ResNet, ResNetOptions, UNet, UNetOptions, XResNet, XResNetOptions,
 };
 use brigade_nn::{Device, Kind, Layer, Model, ParamPath, Tensor};
+use brigade_test_device::{numeric_device, on_device, perturb};
 use serde_json::Value;
 
 use crate::fill::{fill, filled};

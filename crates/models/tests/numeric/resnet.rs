@@ -1,8 +1,8 @@
 //! Residual networks: branches that start at zero, and what is refused.
 
-use brigade_gpukit::numeric_device;
 use brigade_models::{ResNet, ResNetOptions};
 use brigade_nn::{Error, Model, ParamPath, Result};
+use brigade_test_device::numeric_device;
 
 /// A network on the device of the tests.
 pub(crate) fn on_device(build: impl FnOnce(&ParamPath<'_>) -> ResNet) -> Result<Model<ResNet>> {

@@ -8,7 +8,7 @@ use serde_json::Value;
 fn a_seed_gives_pytorchs_first_values() {
     let golden: Value = serde_json::from_str(include_str!("../fixtures/cnn_seed.json")).unwrap();
     tch::manual_seed(golden["seed"].as_i64().unwrap());
-    let model = Model::builder().device(brigade_gpukit::device()).build(Cnn::new).unwrap();
+    let model = Model::builder().device(brigade_test_device::device()).build(Cnn::new).unwrap();
     for (parameter, expected) in
         model.parameters().iter().zip(golden["parameters"].as_array().unwrap())
     {

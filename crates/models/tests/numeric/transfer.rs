@@ -1,6 +1,5 @@
 //! Heads, transfer models and their groups against fastai: names, shapes, first values, outputs.
 
-use brigade_gpukit::{numeric_device, on_device, tolerance};
 use brigade_models::{
     Architecture, ConvNeXt, ConvNeXtOptions, Head, HeadOptions, ImageClassifier, Pretrained,
     ResNet, ResNetOptions, TransferModel, UNet, UNetOptions, VisionTransformer,
@@ -9,6 +8,7 @@ use brigade_models::{
 use brigade_nn::{
     Device, IntoModel, Kind, Layer, Model, ModelBuilder, ParamPath, StateDict, Tensor, weights,
 };
+use brigade_test_device::{numeric_device, on_device, tolerance};
 use serde_json::{Value, json};
 
 use crate::fill::{fill, filled};

@@ -4,4 +4,4 @@
 
 mod torchscript_python;
 
-brigade_suite::main!();
+brigade_test_needs::main!();

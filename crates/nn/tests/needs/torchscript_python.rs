@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use brigade_nn::{Model, Module, Tensor, TorchScript, weights};
-use brigade_suite::{Need, needs};
+use brigade_test_needs::{Need, needs};
 use brigade_torch::{Kind, backward, gradient};
 
 fn python(arguments: &[&Path]) {
     let script =
         PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/make_torchscript.py");
-    let python = brigade_suite::python(Need::TorchModels).unwrap();
+    let python = brigade_test_needs::python(Need::TorchModels).unwrap();
     let output = Command::new(python).arg(script).args(arguments).output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{text}");

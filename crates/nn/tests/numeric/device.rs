@@ -1,7 +1,7 @@
 //! Models and tensors on the device of the tests.
 
-use brigade_gpukit::numeric_device;
 use brigade_nn::{Device, Kind, Model, ParamPath};
+use brigade_test_device::numeric_device;
 
 /// A model on the device of the tests.
 pub(crate) fn build<M>(

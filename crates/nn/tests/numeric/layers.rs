@@ -1,11 +1,11 @@
 //! Outputs, gradients and buffers of every layer against those of PyTorch.
 
-use brigade_gpukit::on_device;
 use brigade_nn::{
     BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, Device, Dropout, Embedding,
     EmbeddingOptions, Error, Flatten, Kind, LayerNorm, LayerNormOptions, Linear, LinearOptions,
     MaxPool2d, Model, Module, ParamPath, Recompute, Relu, Sequential, Tensor,
 };
+use brigade_test_device::on_device;
 use serde_json::Value;
 
 use crate::device::build;

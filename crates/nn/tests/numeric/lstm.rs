@@ -1,7 +1,7 @@
 //! LSTMs against PyTorch's: names, first values for a seed, outputs, states and gradients.
 
-use brigade_gpukit::on_device;
 use brigade_nn::{Error, Kind, Lstm, LstmOptions, LstmState, Model, Tensor};
+use brigade_test_device::on_device;
 use brigade_torch::{Autocast, emulated_kind};
 use serde_json::Value;
 

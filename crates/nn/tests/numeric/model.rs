@@ -1,10 +1,10 @@
 //! Registration, freezing, moving, state dictionaries.
 
-use brigade_gpukit::{numeric_device, on_device};
 use brigade_nn::{
     BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Embedding, EmbeddingOptions, Error, Flatten, Init,
     Kind, Linear, MaxPool2d, Model, Module, ParamPath, Relu, Sequential, StateDict, Tensor,
 };
+use brigade_test_device::{numeric_device, on_device};
 
 use crate::device::build;
 

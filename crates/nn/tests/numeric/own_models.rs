@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use brigade_gpukit::numeric_device;
 use brigade_nn::{
     BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Error, Linear, Model, Module, ParamPath,
     Recompute, Relu, ScriptValue, Sequential, TorchScript,
 };
+use brigade_test_device::numeric_device;
 use brigade_torch::{Autocast, GpuMath, backward, gradient, recomputed};
 use tch::nn::{self, ModuleT};
 use tch::{Device, Kind, Tensor};

@@ -13,9 +13,10 @@ fn weights_of_pytorch_are_what_the_same_seed_draws_here() {
         Embedding::new(p / "table", 5, 2);
     };
     tch::manual_seed(0);
-    let drawn = Model::builder().device(brigade_gpukit::device()).build(small).unwrap();
+    let drawn = Model::builder().device(brigade_test_device::device()).build(small).unwrap();
     for name in ["small.pth", "small_ddp.pth"] {
-        let mut model = Model::builder().device(brigade_gpukit::device()).build(small).unwrap();
+        let mut model =
+            Model::builder().device(brigade_test_device::device()).build(small).unwrap();
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
         let report = model.load_weights(path).unwrap();
         assert_eq!((report.loaded, report.is_complete()), (10, true), "{name}");

@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use brigade_checkpoint::Error as FileError;
-use brigade_gpukit::numeric_device;
 use brigade_nn::{
     BatchNorm2d, Conv2d, Conv2dOptions, Device, Embedding, Error, Flatten, Kind, Linear, Model,
     Sequential, StateDict, Tensor, weights,
 };
+use brigade_test_device::numeric_device;
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)

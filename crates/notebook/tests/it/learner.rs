@@ -10,8 +10,8 @@ use brigade_learn::{Learner, Loaders, LrFind};
 use brigade_nn::{Linear, ParamPath};
 use brigade_notebook::display::Content;
 use brigade_notebook::prelude::*;
+use brigade_rank_env::World;
 use brigade_train::Accelerator;
-use brigade_world::World;
 use tch::{Device, Kind, Tensor};
 
 fn learner() -> Learner {

@@ -9,8 +9,8 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use brigade_hostkit::Network;
-use brigade_suite::{Need, needs, python};
+use brigade_test_hosts::Network;
+use brigade_test_needs::{Need, needs, python};
 use kernel::{Kernel, Setup, checkout};
 use nix::sys::signal::kill;
 use nix::unistd::Pid;

@@ -6,4 +6,4 @@
 mod binary;
 mod jupyter;
 
-brigade_suite::main!();
+brigade_test_needs::main!();

@@ -1,12 +1,12 @@
 //! Steps whose numbers are tensors: the same as those of numbers, left out without a trace, and in operations
 //! that do not grow with the number of parameters.
 
-use brigade_gpukit::numeric_device;
 use brigade_nn::Model;
 use brigade_optim::{
     Adafactor, Adagrad, Adam, AdamW, DeviceScalars, Error, Group, Lamb, Lars, Lookahead, Muon,
     Optimizer, QHAdam, RAdam, Result, RmsProp, Rule, Sgd, Step,
 };
+use brigade_test_device::numeric_device;
 use brigade_torch::{ProfiledEvent, ProfilerOptions, Recording, set_gradient};
 use tch::{Device, Kind, Tensor};
 

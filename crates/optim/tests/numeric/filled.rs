@@ -1,8 +1,8 @@
 //! Parameters and gradients filled by the formula of the golden files, and steps along them.
 
-use brigade_gpukit::{numeric_device, on_device};
 use brigade_nn::{Init, Model, ParamPath};
 use brigade_optim::Optimizer;
+use brigade_test_device::{numeric_device, on_device};
 use brigade_testkit::assert_close;
 use serde_json::Value;
 use tch::{Device, Kind, Tensor};

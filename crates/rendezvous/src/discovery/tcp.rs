@@ -4,7 +4,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use brigade_world::text::printable;
+use brigade_rank_env::text::printable;
 use nix::poll::PollFlags;
 
 use super::backoff::RetryPolicy;

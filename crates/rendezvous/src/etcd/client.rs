@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use brigade_world::text::printable;
+use brigade_rank_env::text::printable;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -437,8 +437,8 @@ const MAX_ANSWER_LEN: u64 = 1 << 20;
 
 #[cfg(test)]
 mod tests {
-    use brigade_hostkit::Etcd;
-    use brigade_suite::{Need, is_missed};
+    use brigade_test_hosts::Etcd;
+    use brigade_test_needs::{Need, is_missed};
 
     use super::*;
 

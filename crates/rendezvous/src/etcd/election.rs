@@ -3,7 +3,7 @@
 use std::net::{IpAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use brigade_world::text::printable;
+use brigade_rank_env::text::printable;
 use serde::{Deserialize, Serialize};
 
 use super::access::EtcdAccess;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use brigade_world::devices::DeviceFault;
+use brigade_hardware::DeviceFault;
 use nix::sys::signal::Signal;
 
 use super::AgentId;

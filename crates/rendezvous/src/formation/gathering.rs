@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use brigade_world::text::counted;
+use brigade_rank_env::text::counted;
 
 use super::admission::JOINED_LATELY;
 use super::failures::{self, Failures, HostLoss};

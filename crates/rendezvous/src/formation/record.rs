@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use brigade_world::devices::DeviceFault;
-use brigade_world::text::counted;
+use brigade_hardware::DeviceFault;
+use brigade_rank_env::text::counted;
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 

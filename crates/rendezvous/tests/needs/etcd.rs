@@ -9,12 +9,12 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use brigade_hostkit::Etcd;
 use brigade_rendezvous::{
     Assignment, Coordinator, DiscoveryMethod, EtcdAccess, FromAgent, Join, Rendezvous,
     RendezvousNotice, RendezvousPlan, Rules, Secret, TimeLimits, ToAgent,
 };
-use brigade_suite::needs;
+use brigade_test_hosts::Etcd;
+use brigade_test_needs::needs;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -133,7 +133,7 @@ fn a_coordinator_that_stood_still_gives_way() {
 }
 
 /// The process of an agent.
-#[brigade_suite::part]
+#[brigade_test_needs::part]
 fn agent() {
     let endpoints = std::env::var(ENDPOINTS).unwrap();
     let (sender, finish) = channel();

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use brigade_hostkit::{Authority, Etcd};
 use brigade_rendezvous::{
     DiscoveryMethod, EtcdAccess, EtcdError, Rendezvous, RendezvousError, RendezvousNotice,
     RendezvousPlan, Secret, TimeLimits,
 };
-use brigade_suite::needs;
+use brigade_test_hosts::{Authority, Etcd};
+use brigade_test_needs::needs;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use ureq::tls::{ClientCert, PemItem, PrivateKey, RootCerts, TlsConfig, parse_pem};
 

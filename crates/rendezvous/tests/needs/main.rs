@@ -5,4 +5,4 @@
 mod etcd;
 mod etcd_access;
 
-brigade_suite::main!();
+brigade_test_needs::main!();

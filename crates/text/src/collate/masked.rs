@@ -1,7 +1,7 @@
 //! Masked language modelling.
 
 use brigade_data::DataError;
-use brigade_plan::stream;
+use brigade_sampling::stream;
 use rand_pcg::rand_core::Rng;
 
 use super::{Sequence, SequenceLabel};

@@ -4,4 +4,4 @@
 
 mod transformers;
 
-brigade_suite::main!();
+brigade_test_needs::main!();

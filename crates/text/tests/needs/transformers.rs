@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use brigade_data::{BatchContext, BatchedDataset, Sampler, Shuffle};
-use brigade_suite::{Need, needs};
+use brigade_test_needs::{Need, needs};
 use brigade_text::{
     LengthGrouped, MaskedTokens, PackedTexts, Sequence, SequenceBatch, SequenceCollator,
     SequenceLabel, words_of_offsets,
@@ -91,11 +91,11 @@ fn batches_are_those_of_a_file() {
 fn batches_of_random_sequences_are_the_same() {
     let folder = tempfile::tempdir().unwrap();
     let [given, made] = ["given.json", "made.json"].map(|file| folder.path().join(file));
-    let mut random = brigade_suite::random();
+    let mut random = brigade_test_needs::random();
     let cases: Vec<Case> = (0..240).map(|number| random_case(number, &mut random)).collect();
     std::fs::write(&given, serde_json::to_string(&cases).unwrap()).unwrap();
     let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/transformers/collate.py");
-    let python = brigade_suite::python(Need::TorchModels).unwrap();
+    let python = brigade_test_needs::python(Need::TorchModels).unwrap();
     let output = Command::new(python).arg(script).arg(&given).arg(&made).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let done: Vec<Done> = serde_json::from_str(&std::fs::read_to_string(made).unwrap()).unwrap();

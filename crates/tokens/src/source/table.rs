@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
-use brigade_world::text::counted;
+use brigade_rank_env::text::counted;
 use csv::{ByteRecord, ReaderBuilder};
 
 use super::{Found, Reader, TextSource, Unread, open_at, to_bool, to_utf8};

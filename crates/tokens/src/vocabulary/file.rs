@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use brigade_checkpoint::pth::strings;
-use brigade_world::text::counted;
+use brigade_rank_env::text::counted;
 use serde::{Deserialize, Serialize};
 
 use super::{FILLER, Vocabulary};

@@ -26,7 +26,7 @@ fn assert_covered(text: &str, tokens: &TokenList) {
 
 #[test]
 fn tokens_cover_the_text() {
-    let mut random = RandomTexts::new(brigade_suite::random());
+    let mut random = RandomTexts::new(brigade_test_needs::random());
     let english = English::new();
     for _ in 0..3_000 {
         let text = random.text();
@@ -36,7 +36,7 @@ fn tokens_cover_the_text() {
 
 #[test]
 fn a_tokenizer_is_made_again_from_its_description() {
-    let mut random = RandomTexts::new(brigade_suite::random());
+    let mut random = RandomTexts::new(brigade_test_needs::random());
     let tokenizer = FastaiTokenizer::new()
         .rules([Rule::FixHtml, Rule::Lowercase { add_bos: false, add_eos: true }])
         .post_rules([Rule::ReplaceSpace, Rule::ReplaceRep])

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use brigade_suite::{Need, needs};
+use brigade_test_needs::{Need, needs};
 use brigade_tokens::rules::{Rule, decode_special_tokens};
 use brigade_tokens::{English, FastaiTokenizer, Result, TokenList, Tokenizer};
 use serde::{Deserialize, Serialize};
@@ -18,7 +18,7 @@ fn random_texts_have_fastais_tokens() {
     compare(2_000);
 }
 
-#[brigade_suite::part]
+#[brigade_test_needs::part]
 fn full() {
     compare(200_000);
 }
@@ -53,7 +53,7 @@ struct Answer {
 }
 
 fn compare(count: usize) {
-    let mut random = RandomTexts::new(brigade_suite::random());
+    let mut random = RandomTexts::new(brigade_test_needs::random());
     let texts: Vec<String> = (0..count).map(|_| random.text()).collect();
     let folder = tempfile::tempdir().unwrap();
     let task = folder.path().join("task.json");
@@ -141,7 +141,7 @@ fn the_tables_are_spacys() {
 
 fn python(script: &str, argument: &Path) {
     let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fastai").join(script);
-    let python = brigade_suite::python(Need::Fastai).unwrap();
+    let python = brigade_test_needs::python(Need::Fastai).unwrap();
     let output = Command::new(python).arg(script).arg(argument).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

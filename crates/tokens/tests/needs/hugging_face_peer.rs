@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use brigade_suite::{Need, needs};
+use brigade_test_needs::{Need, needs};
 use brigade_tokens::{BpeTrainer, HuggingFaceTokenizer, TextSource};
 use serde::Deserialize;
 
@@ -20,7 +20,7 @@ struct Expected {
 
 /// What Python makes of texts with each `tokenizer.json` of a folder: encoding and decoded text.
 fn python(folder: &Path, texts: &[String]) -> HashMap<String, Vec<(Option<Expected>, String)>> {
-    let mut child = Command::new(brigade_suite::python(Need::TorchModels).unwrap())
+    let mut child = Command::new(brigade_test_needs::python(Need::TorchModels).unwrap())
         .arg(own_folder().join("make.py"))
         .arg("--encode")
         .arg(folder)
@@ -58,7 +58,7 @@ fn compare(folder: &Path, kinds: usize, texts: &[String]) {
 }
 
 fn texts(count: usize) -> Vec<String> {
-    let mut random = RandomTexts::new(brigade_suite::random());
+    let mut random = RandomTexts::new(brigade_test_needs::random());
     (0..count).map(|_| random.text()).collect()
 }
 

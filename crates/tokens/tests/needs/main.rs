@@ -7,4 +7,4 @@ mod hugging_face_peer;
 #[path = "../common/random_texts.rs"]
 mod random_texts;
 
-brigade_suite::main!();
+brigade_test_needs::main!();

@@ -3,12 +3,12 @@
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use brigade_rank_env::StoreHost;
 use brigade_testkit::World;
 use brigade_torch::{
     Backend, Error, Fault, GlooDevice, GroupOptions, Kind, ProcessGroup, Store, TcpStore, Tensor,
     inherited_socket,
 };
-use brigade_world::StoreHost;
 
 pub(crate) fn store(world: &World) -> Store {
     let server = match world.store.host {

@@ -1,6 +1,6 @@
 //! Several tensors in one operation: what one after another would give, the same bits.
 
-use brigade_gpukit::{gpu, numeric_device, on_device};
+use brigade_test_device::{gpu, numeric_device, on_device};
 use brigade_testkit::{World, dist_test};
 use brigade_torch::{Device, DeviceExt, Fault, GroupOptions, Kind, ProcessGroup, ReduceOp, Tensor};
 

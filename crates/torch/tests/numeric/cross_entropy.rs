@@ -1,6 +1,6 @@
 //! Cross-entropy with its gradients made in the forward, against libtorch's operations.
 
-use brigade_gpukit::{numeric_device, on_device};
+use brigade_test_device::{numeric_device, on_device};
 use brigade_torch::{
     Autocast, BackwardOptions, CrossEntropyLoss, CrossEntropyOptions, Device, Error, Fault, Kind,
     Tensor, backward_with, cross_entropy, linear_cross_entropy,

@@ -1,6 +1,6 @@
 //! Fused steps refuse states that do not fit, instead of writing beside them.
 
-use brigade_gpukit::{numeric_device, on_device};
+use brigade_test_device::{numeric_device, on_device};
 use brigade_torch::{DeviceNumbers, Kind, Tensor, channels_last, fused};
 
 const HOST: DeviceNumbers<'_> =

@@ -1,6 +1,6 @@
 //! Linear layers whose products the processor may not have in 16 bits.
 
-use brigade_gpukit::{assert_same, numeric_device};
+use brigade_test_device::{assert_same, numeric_device};
 use brigade_torch::{Autocast, Kind, Tensor, gelu_linear, linear};
 
 use crate::distance::apart;

@@ -1,6 +1,6 @@
 //! Pooling through loops of our own, against libtorch's.
 
-use brigade_gpukit::numeric_device;
+use brigade_test_device::numeric_device;
 use brigade_torch::{Kind, Tensor, channels_last, max_pool2d};
 
 type Pair = [i64; 2];

@@ -1,7 +1,7 @@
 //! Normalisation, shortcut and ReLU as one operation, against the operations.
 
-use brigade_gpukit::kernels::NormRelu;
-use brigade_gpukit::numeric_device;
+use brigade_test_device::kernels::NormRelu;
+use brigade_test_device::numeric_device;
 use brigade_torch::{BatchNormState, Device, Kind, Tensor, batch_norm, batch_norm_relu};
 use tch::{get_num_threads, set_num_threads};
 

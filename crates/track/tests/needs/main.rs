@@ -5,4 +5,4 @@
 mod mlflow;
 mod tensorboard;
 
-brigade_suite::main!();
+brigade_test_needs::main!();

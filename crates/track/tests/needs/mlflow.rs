@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use brigade_suite::{Need, needs};
+use brigade_test_needs::{Need, needs};
 use brigade_track::{
     Config, Credentials, Image, Mlflow, Outcome, Run, Stamp, Table, TrackError, Tracker, Value,
     Values,
@@ -27,7 +27,7 @@ impl Server {
     fn start() -> Self {
         use std::os::unix::process::CommandExt;
 
-        let python = brigade_suite::python(Need::Trackers).unwrap();
+        let python = brigade_test_needs::python(Need::Trackers).unwrap();
         let folder = tempfile::tempdir().unwrap();
         // Free now; nothing else asks for it in the moment until the server binds it.
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();

@@ -4,7 +4,7 @@
 
 use std::process::Command;
 
-use brigade_suite::{Need, needs};
+use brigade_test_needs::{Need, needs};
 use brigade_track::{
     Config, Image, Outcome, Run, Stamp, Table, TensorBoard, Tracker, Value, Values,
 };
@@ -51,7 +51,7 @@ print(json.dumps(answer))
 
 #[needs(Trackers)]
 fn the_real_tensorboard_reads_what_was_logged() {
-    let python = brigade_suite::python(Need::Trackers).unwrap();
+    let python = brigade_test_needs::python(Need::Trackers).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let config =
         Config::of(&json!({ "lr": 0.1, "fused": true, "model": { "name": "cnn" } })).unwrap();

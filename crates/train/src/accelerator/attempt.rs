@@ -3,8 +3,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use brigade_rank_env::World;
 use brigade_torch::{Fault, Store};
-use brigade_world::World;
 
 use crate::error::{Error, Result};
 
@@ -166,7 +166,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
-    use brigade_world::{Rank, WorldSize};
+    use brigade_rank_env::{Rank, WorldSize};
 
     use super::*;
 

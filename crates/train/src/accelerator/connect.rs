@@ -4,11 +4,11 @@ use std::net::TcpListener;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use brigade_rank_env::{StoreEndpoint, StoreHost, World, own_address};
 use brigade_torch::{
     Backend, CudaUnavailable, DEFAULT_GROUP_TIMEOUT, DEVICE_KINDS, Device, DeviceExt, GlooDevice,
     Store, TcpStore, inherited_socket, make_products_reproducible,
 };
-use brigade_world::{StoreEndpoint, StoreHost, World, own_address};
 
 use crate::accelerator::Job;
 use crate::accelerator::attempt::Attempt;
@@ -110,7 +110,7 @@ pub(crate) fn join(options: ConnectOptions, debug: bool) -> Result<Job> {
 
 /// Whether the environment asks for the CPU.
 pub(crate) fn wants_cpu() -> Result<bool> {
-    use brigade_world::env::ACCELERATE_USE_CPU as NAME;
+    use brigade_rank_env::env::ACCELERATE_USE_CPU as NAME;
     let text = std::env::var(NAME).unwrap_or_default();
     match text.trim().to_ascii_lowercase().as_str() {
         "1" | "true" | "t" | "yes" | "y" | "on" => Ok(true),
@@ -174,7 +174,7 @@ fn open_store(world: &World, timeout: Duration) -> Result<Store> {
 mod tests {
     use std::net::TcpStream;
 
-    use brigade_world::{Rank, WorldSize};
+    use brigade_rank_env::{Rank, WorldSize};
 
     use super::*;
 

@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
+use brigade_rank_env::World;
 use brigade_torch::{Backend, GlooDevice, GroupOptions, ProcessGroup, Store};
-use brigade_world::World;
 
 use crate::error::{Error, Result};
 

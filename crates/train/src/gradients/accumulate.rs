@@ -35,7 +35,7 @@ impl Default for GradientAccumulation {
 impl GradientAccumulation {
     /// Unless the builder sets it: what `ACCELERATE_GRADIENT_ACCUMULATION_STEPS` says.
     pub(crate) fn from_env() -> Result<Self> {
-        use brigade_world::env::ACCELERATE_GRADIENT_ACCUMULATION_STEPS as NAME;
+        use brigade_rank_env::env::ACCELERATE_GRADIENT_ACCUMULATION_STEPS as NAME;
         let Some(text) = std::env::var(NAME).ok().filter(|text| !text.is_empty()) else {
             return Ok(Self::default());
         };

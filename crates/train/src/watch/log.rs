@@ -226,7 +226,7 @@ struct Line<'a> {
 impl Line<'_> {
     fn text(&self) -> String {
         let mut line =
-            format!("{} {} rank={}", brigade_world::timestamp(self.time), self.level, self.rank);
+            format!("{} {} rank={}", brigade_rank_env::timestamp(self.time), self.level, self.rank);
         if let Some(step) = self.step {
             let _ = write!(line, " step={step}");
         }
@@ -240,7 +240,7 @@ impl Line<'_> {
 
     fn json(&self) -> String {
         let mut line = Map::new();
-        line.insert("time".into(), brigade_world::timestamp(self.time).into());
+        line.insert("time".into(), brigade_rank_env::timestamp(self.time).into());
         line.insert("level".into(), self.level.as_str().into());
         line.insert("rank".into(), self.rank.into());
         if let Some(step) = self.step {

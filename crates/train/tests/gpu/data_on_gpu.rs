@@ -9,8 +9,8 @@ use brigade_data::{
     BatchContext, BatchedDataset, DataError, DataLoader, StreamLoader, TensorDataset,
     batches_from_fn, dataset_from_fn, stream_from_fn,
 };
-use brigade_gpukit::{fake, gpu, without_waiting};
 use brigade_nn::{Linear, Model};
+use brigade_test_device::{fake, gpu, without_waiting};
 use brigade_testkit::dist_test;
 use brigade_torch::{Backend, DeviceExt, SideStream, Streams, copy_to_device};
 use brigade_train::{DATASET_SHARE, Device, Kind, Sgd, Tensor};

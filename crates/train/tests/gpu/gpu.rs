@@ -4,11 +4,12 @@
 use std::time::Duration;
 
 use brigade_data::{DataError, DataLoader, TensorDataset};
-use brigade_gpukit::{fake, gpu, without_waiting};
 use brigade_models::{Gpt2LmHead, Gpt2Options, Labelled};
 use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Linear, Model, Module, ParamPath};
 use brigade_optim::Step;
 use brigade_optim::schedule::Schedule;
+use brigade_rank_env::{StoreEndpoint, World, WorldSize};
+use brigade_test_device::{fake, gpu, without_waiting};
 use brigade_testkit::dist_test;
 use brigade_torch::{Backend, DeviceExt, DeviceMemory, GpuMath, Store};
 use brigade_train::{
@@ -16,7 +17,6 @@ use brigade_train::{
     GradScalerOptions, Kind, Lamb, Mean, Metric, Optimizer, Precision, PreparedModel,
     PreparedOptimizer, Result, Rule, Scheduler, Sgd, Tensor, TopK,
 };
-use brigade_world::{StoreEndpoint, World, WorldSize};
 
 /// Without TF32, whose products differ from a CPU's in the fourth digit.
 pub(crate) fn builder(device: Device) -> AcceleratorBuilder {

@@ -128,7 +128,7 @@ fn losses(folder: &Path, rank: usize) -> BTreeMap<usize, String> {
 fn killed_at_random_instants(world: usize, large: bool) {
     let kills = std::env::var("BRIGADE_KILLS").ok().and_then(|number| number.parse().ok());
     let kills: u64 = kills.unwrap_or(if large { 3 } else { 5 });
-    let seed = brigade_suite::random().u64(..);
+    let seed = brigade_test_needs::random().u64(..);
     // In memory, where there is such a place: a disk that others use makes a save last seconds.
     let memory = || tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
     let folder = if large { tempfile::tempdir() } else { memory() }.unwrap();
@@ -150,7 +150,7 @@ fn killed_at_random_instants(world: usize, large: bool) {
             // Open until the end: a rank that writes more must not fail by that.
             outputs.push(out);
         }
-        let mut random = brigade_plan::stream(seed, &[kill]);
+        let mut random = brigade_sampling::stream(seed, &[kill]);
         // At any instant from within the first batch on; or after a checkpoint, or inside one, however
         // long the disk takes.
         match kill % 3 {

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use brigade_plan::{Sampler, Shuffle};
+use brigade_sampling::{Sampler, Shuffle};
 use brigade_testkit::KillableRanks;
 use brigade_train::{Accelerator, ProjectConfiguration};
 

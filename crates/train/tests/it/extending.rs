@@ -5,6 +5,7 @@ use std::thread;
 use brigade_data::{DataLoader, TensorDataset};
 use brigade_nn::{Init, Model, Module, ParamPath};
 use brigade_optim::{Result as OptimResult, Rule, Step};
+use brigade_rank_env::{StoreEndpoint, WorldSize};
 use brigade_testkit::{World, dist_test};
 use brigade_torch::{Backend, Store};
 use brigade_train::{
@@ -12,7 +13,6 @@ use brigade_train::{
     Mean, Metric, Optimizer, PreparedModel, PreparedOptimizer, PreparedScheduler, Processes,
     ReduceOp, Result, Scheduler, Sgd, Stateful, Tensor, TopK, Value,
 };
-use brigade_world::{StoreEndpoint, WorldSize};
 
 /// `y = a x + b`, from numbers that do not depend on libtorch's random ones.
 struct Line {

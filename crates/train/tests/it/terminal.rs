@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use brigade_models::Cnn;
 use brigade_nn::Model;
+use brigade_rank_env::{ProgressReport, env};
 use brigade_train::Accelerator;
-use brigade_world::{ProgressReport, env};
 use portable_pty::{Child, CommandBuilder, ExitStatus, MasterPty, PtySize, native_pty_system};
 
 /// Names what the child does.

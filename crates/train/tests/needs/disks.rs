@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use brigade_nn::{Linear, Model};
-use brigade_suite::{needs, part, with_mounts};
+use brigade_test_needs::{needs, part, with_mounts};
 use brigade_testkit::KillableRanks;
 use brigade_train::{Accelerator, ProjectConfiguration};
 

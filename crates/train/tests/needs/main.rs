@@ -8,4 +8,4 @@ mod numeric;
 mod resume;
 mod torchrun;
 
-brigade_suite::main!();
+brigade_test_needs::main!();

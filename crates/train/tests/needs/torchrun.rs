@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use brigade_suite::{Need, needs, part};
+use brigade_test_needs::{Need, needs, part};
 use brigade_torch::{ReduceOp, Tensor};
 use brigade_train::Accelerator;
 
@@ -61,7 +61,7 @@ dist.destroy_process_group()
 /// torchrun with these words; each rank is started by a line of `sh` that has this test program as `$0` and
 /// Python as `$1`.
 fn torchrun(words: &[&str], failures: u32, line: &str) -> Command {
-    let python = brigade_suite::python(Need::Pytorch).unwrap();
+    let python = brigade_test_needs::python(Need::Pytorch).unwrap();
     let mut command = Command::new(&python);
     command.args(["-m", "torch.distributed.run", "--monitor-interval=0.1"]);
     command.args(words).args(["--no-python", "sh", "-c", line]);
@@ -103,7 +103,7 @@ fn succeeds(words: &[&str], failures: u32, line: &str) {
 /// A port that was free a moment ago, and that no program is given that asks for any.
 fn port() -> u16 {
     loop {
-        let port = brigade_suite::random().u16(20_000..30_000);
+        let port = brigade_test_needs::random().u16(20_000..30_000);
         if TcpListener::bind(("127.0.0.1", port)).is_ok() {
             break port;
         }

@@ -2,8 +2,8 @@
 //! weights.
 
 use brigade_data::{DataLoader, TensorDataset};
-use brigade_gpukit::{numeric_device, on_device, tolerance};
 use brigade_nn::Model;
+use brigade_test_device::{numeric_device, on_device, tolerance};
 use brigade_testkit::{World, assert_close, dist_test};
 use brigade_train::{
     Accelerator, GradientAccumulation, Kind, Optimizer, Result, Scheduler, Sgd, Tensor,

@@ -102,8 +102,8 @@ fn three_ranks_over_tcp_resume_bit_for_bit() {
 fn other_worlds_go_on_at_the_right_sample(accelerator: &Accelerator, saved: usize) {
     let folder = Shared::new(accelerator);
     let order = |epoch: u64| -> Vec<i64> {
-        let plan = brigade_plan::Shuffle::new(resume::SAMPLES, 77);
-        let order: Vec<usize> = brigade_plan::Sampler::order(&plan, epoch);
+        let plan = brigade_sampling::Shuffle::new(resume::SAMPLES, 77);
+        let order: Vec<usize> = brigade_sampling::Sampler::order(&plan, epoch);
         order.into_iter().map(|sample| sample as i64).collect()
     };
     // The state of a loader, as the other world writes it: `saved` samples of epoch 1 were seen.

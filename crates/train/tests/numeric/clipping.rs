@@ -1,8 +1,8 @@
 //! Clipping: PyTorch's values in float64.
 
 use brigade_data::{DataLoader, TensorDataset};
-use brigade_gpukit::{numeric_device, on_device, tolerance};
 use brigade_nn::NamedTensor;
+use brigade_test_device::{numeric_device, on_device, tolerance};
 use brigade_testkit::{World, assert_close, dist_test};
 use brigade_train::{Accelerator, ClipNorm, Error, Kind, Result, Tensor};
 use serde_json::Value;

@@ -8,9 +8,9 @@ use brigade_checkpoint::TensorInfo;
 
 use brigade_data::DataLoader;
 use brigade_datasets::Digits;
-use brigade_gpukit::on_device;
 use brigade_models::Cnn;
 use brigade_nn::{Init, Model, Module, ParamPath};
+use brigade_test_device::on_device;
 use brigade_testkit::{World, assert_close, dist_test};
 use brigade_train::{
     Accelerator, Adam, Bucket, CommHook, Compression, Device, GradientHook, HookError, Kind,
@@ -117,7 +117,7 @@ dist_test!(world = 2, dist_hooks_are_pytorchs, |_world: World| -> Result<()> {
     for (name, hook, tolerance) in cases {
         // The formula's factors have rank 2: the third direction is what QR makes of rounding errors, which are the
         // library's.
-        if name == "power3" && brigade_gpukit::tolerance(Kind::Float) > 0.0 {
+        if name == "power3" && brigade_test_device::tolerance(Kind::Float) > 0.0 {
             continue;
         }
         let accelerator = Accelerator::builder().sharing(&one).comm_hook(hook).build()?;
@@ -131,7 +131,7 @@ dist_test!(world = 2, dist_hooks_are_pytorchs, |_world: World| -> Result<()> {
                     .iter()
                     .map(|v| v.as_f64().unwrap())
                     .collect();
-                let tolerance = brigade_gpukit::tolerance(Kind::Float).max(tolerance);
+                let tolerance = brigade_test_device::tolerance(Kind::Float).max(tolerance);
                 let furthest =
                     found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
                 assert!(

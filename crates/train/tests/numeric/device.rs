@@ -1,6 +1,6 @@
 //! Accelerators on the device of the tests.
 
-use brigade_gpukit::numeric_device;
+use brigade_test_device::numeric_device;
 use brigade_torch::Backend;
 use brigade_train::{Accelerator, AcceleratorBuilder, Device};
 

@@ -1,7 +1,7 @@
 //! Every sample counts exactly once, whatever the sizes, the mode and the loop around it.
 
 use brigade_data::{DataLoader, StreamLoader, TensorDataset, stream_from_fn};
-use brigade_gpukit::numeric_device;
+use brigade_test_device::numeric_device;
 use brigade_testkit::{World, dist_test};
 use brigade_train::{Accelerator, Kind, Result, Tensor};
 

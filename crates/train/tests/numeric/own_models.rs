@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use brigade_gpukit::{numeric_device, on_device};
 use brigade_nn::{
     BatchNorm1d, Dropout, Linear, Model, Module, ParamPath, Recompute, Sequential, TchModule,
     TorchScript,
 };
+use brigade_test_device::{numeric_device, on_device};
 use brigade_testkit::{World, dist_test};
 use brigade_torch::{BackwardOptions, GradOptions, grad, gradient};
 use brigade_train::{Accelerator, Adam, Kind, Precision, PreparedModel, PreparedOptimizer, Tensor};

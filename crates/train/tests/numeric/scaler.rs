@@ -1,8 +1,8 @@
 //! Loss scaling: PyTorch's numbers, skipped steps, agreement between ranks.
 
-use brigade_gpukit::{numeric_device, on_device};
 use brigade_nn::Model;
 use brigade_optim::schedule::Schedule;
+use brigade_test_device::{numeric_device, on_device};
 use brigade_testkit::{World, dist_test};
 use brigade_train::{
     AcceleratorBuilder, Error, GradScalerOptions, GradScalerState, JoinInputs, Kind, Precision,

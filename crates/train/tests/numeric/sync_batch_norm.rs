@@ -1,11 +1,11 @@
 //! In float64, batch normalisation over ranks with unequal batches equals that of the whole batch.
 
-use brigade_gpukit::{numeric_device, on_device, tolerance};
 use brigade_models::Cnn;
 use brigade_nn::{
     BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, Linear, Model, Module,
     ParamPath,
 };
+use brigade_test_device::{numeric_device, on_device, tolerance};
 use brigade_testkit::{World, assert_close, dist_test};
 use brigade_torch::{BatchNormState, sync_batch_norm};
 use brigade_train::{Device, Kind, ReducerOptions, Result, Tensor};

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use brigade_data::{DataLoader, TensorDataset};
-use brigade_gpukit::{numeric_device, on_device, tolerance};
 use brigade_nn::{BatchNorm1d, Linear, Model, Module, ParamPath};
+use brigade_test_device::{numeric_device, on_device, tolerance};
 use brigade_testkit::{World, assert_close, dist_test};
 use brigade_train::{
     Accelerator, CommHook, JoinInputs, Kind, Optimizer, PreparedModel, PreparedOptimizer,

@@ -1,8 +1,8 @@
 //! The mean over all tokens: in float64 the gradients are the big batch's, however tokens are spread.
 
 use brigade_data::{DataLoader, TensorDataset};
-use brigade_gpukit::{numeric_device, on_device, tolerance};
 use brigade_nn::Model;
+use brigade_test_device::{numeric_device, on_device, tolerance};
 use brigade_testkit::{World, assert_close, dist_test};
 use brigade_train::{
     Accelerator, Error, GradientAccumulation, Kind, Optimizer, Result, Sgd, Tensor,

@@ -1,7 +1,7 @@
 //! Batches of images on a GPU: one made of host memory, or a real one where `BRIGADE_TEST_DEVICE=cuda` says so.
 
 use brigade_data::{BatchedDataset, DataLoader, TensorDataset};
-use brigade_gpukit::{assert_same, gpu, without_waiting};
+use brigade_test_device::{assert_same, gpu, without_waiting};
 use brigade_torch::{Device, Kind, Tensor};
 use brigade_vision::augment::{Augment, Geometric, Hue, Lighting, Mix, Padding, RandomErasing};
 use brigade_vision::transforms::{

@@ -10,4 +10,4 @@ mod programs;
 mod python;
 mod schedulers;
 
-brigade_suite::main!();
+brigade_test_needs::main!();

@@ -9,7 +9,7 @@ use std::process::Command;
 use brigade::data::{BatchedDataset, DataLoader, ShardOptions};
 use brigade::datasets::{Digits, LabelledImages};
 use brigade::nn::{Tensor, weights};
-use brigade_suite::{Need, needs};
+use brigade_test_needs::{Need, needs};
 use serde_json::json;
 
 use crate::programs::{EXAMPLE, accuracies, brigade, succeed};
@@ -20,7 +20,7 @@ const EPOCHS: u64 = 2;
 
 #[needs(Pytorch)]
 fn dist_rust_and_python_ranks_train_one_model() {
-    let python = brigade_suite::python(Need::Pytorch).unwrap();
+    let python = brigade_test_needs::python(Need::Pytorch).unwrap();
     let folder = tempfile::tempdir().unwrap();
     write_rank_1s_batches(folder.path());
     let file = |name: &str| folder.path().join(name).with_extension("safetensors");
@@ -69,7 +69,7 @@ fn dist_rust_and_python_ranks_train_one_model() {
 /// `accelerate launch --cpu` starts several processes through mpirun only.
 #[needs(OpenMpi, Pytorch)]
 fn dist_accelerate_launch_starts_the_example() {
-    let python = brigade_suite::python(Need::Pytorch).unwrap();
+    let python = brigade_test_needs::python(Need::Pytorch).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let hostfile = folder.path().join("hosts");
     std::fs::write(&hostfile, "localhost slots=2\n").unwrap();

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use brigade_suite::needs;
+use brigade_test_needs::needs;
 
 use crate::cluster::Cluster;
 use crate::programs::{EXAMPLE, accuracies, brigade, succeed};

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use brigade_suite::with_mounts;
+use brigade_test_needs::with_mounts;
 use tempfile::TempDir;
 
 /// The checkout and what surrounds it.

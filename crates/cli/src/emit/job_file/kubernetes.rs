@@ -3,9 +3,8 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use brigade_world::devices;
-use brigade_world::env::BRIGADE_RDZV_SECRET;
-use brigade_world::scheduler::{PET_MASTER_ADDR, PET_MASTER_PORT, PET_NNODES, PET_NODE_RANK};
+use brigade_rank_env::env::BRIGADE_RDZV_SECRET;
+use brigade_rank_env::scheduler::{PET_MASTER_ADDR, PET_MASTER_PORT, PET_NNODES, PET_NODE_RANK};
 
 use super::yaml::{list, quoted};
 use super::{EmitError, JobFile};
@@ -151,7 +150,10 @@ fn pod(job: &JobFile, name: &str, places: &[(&str, Option<&str>)]) -> Result<Str
             }
         }
     }
-    let limits = [("cpu", job.cpus), (devices::Kind::default().kubernetes_resource(), job.gpus)];
+    let limits = [
+        ("cpu", job.cpus),
+        (<&dyn brigade_hardware::Vendor>::default().kubernetes_resource(), job.gpus),
+    ];
     if limits.iter().any(|(_, limit)| limit.is_some()) {
         yaml.push_str("    resources:\n      limits:\n");
     }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-use brigade_world::env::BRIGADE_RDZV_SECRET;
+use brigade_rank_env::env::BRIGADE_RDZV_SECRET;
 
 use super::{EmitError, JobFile};
 

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use anyhow::{Result, bail};
-use brigade_world::text::counted;
+use brigade_rank_env::text::counted;
 
 use super::ScheduleArgs;
 use super::named::Made;

@@ -4,12 +4,12 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::Path;
 
+use brigade_hardware::{NearNic, nearest};
 use brigade_launch::{
     Assignment, ChosenPorts, Device, Devices, LaunchPlan, LogFolder, NodeRange, RendezvousMode,
 };
-use brigade_world::devices::{NearNic, nearest};
-use brigade_world::text::escaped;
-use brigade_world::{StoreHost, env};
+use brigade_rank_env::text::escaped;
+use brigade_rank_env::{StoreHost, env};
 use serde_json::{Map, Value, json};
 
 use super::{built, quoted};

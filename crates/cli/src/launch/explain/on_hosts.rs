@@ -5,8 +5,8 @@ use std::io::{self, Write};
 
 use brigade_launch::hosts::{HostsPlan, PlannedHost};
 use brigade_launch::{LaunchOptions, NprocSpec, Program};
-use brigade_remote::VariableFile;
-use brigade_world::text::{counted, escaped};
+use brigade_rank_env::text::{counted, escaped};
+use brigade_ssh::VariableFile;
 use serde_json::{Map, Value, json};
 
 use super::{built, quoted};

@@ -1,6 +1,6 @@
 //! A chart of the curves of one family, drawn in dots of Braille characters.
 
-use brigade_world::text::counted;
+use brigade_rank_env::text::counted;
 use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style, Stylize};

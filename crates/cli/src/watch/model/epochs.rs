@@ -1,8 +1,8 @@
 //! The lines that name an epoch, as a table, and the epoch at each step.
 
+use brigade_rank_env::text::printable;
 use brigade_track::Value;
 use brigade_track::reader::Logged;
-use brigade_world::text::printable;
 use indexmap::IndexMap;
 
 /// The last values of each epoch, and where epochs begin and end.

@@ -11,7 +11,7 @@ use crate::job::{self, Running};
 
 #[test]
 fn after_any_kill_the_job_ends_and_no_process_is_left() {
-    let mut random = brigade_suite::random();
+    let mut random = brigade_test_needs::random();
     for round in 0..12 {
         let hosts = Hosts::new();
         let (nodes, restarts) = (2 + random.usize(..2), random.usize(..3));

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use brigade_suite::needs;
+use brigade_test_needs::needs;
 
 use crate::job::BRIGADE;
 use crate::site::{Site, site};

@@ -6,8 +6,8 @@ use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use brigade_hostkit::{Etcd, Host, inner_process};
-use brigade_suite::needs;
+use brigade_test_hosts::{Etcd, Host, inner_process};
+use brigade_test_needs::needs;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -136,7 +136,7 @@ fn after_any_kill_no_process_is_left() {
 #[needs(Hosts)]
 fn random_kills() {
     let site = site(3);
-    let mut random = brigade_suite::random();
+    let mut random = brigade_test_needs::random();
     for round in 0..kills().unwrap_or(10) {
         let job = site.launch("node1:1,node2:2,node3:1").sh("touch $RANK; exec sleep 0.5").start();
         let launcher = job.pid();

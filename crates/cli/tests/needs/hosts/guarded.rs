@@ -3,7 +3,7 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 
-use brigade_suite::needs;
+use brigade_test_needs::needs;
 use nix::sys::signal::Signal;
 
 use crate::site::{Launch, Site, site, wait_until};

@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use brigade_suite::needs;
+use brigade_test_needs::needs;
 
 use crate::job::BRIGADE;
 use crate::site::write_script;

@@ -4,8 +4,8 @@
 use std::fs;
 use std::path::Path;
 
-use brigade_hostkit::Host;
-use brigade_suite::needs;
+use brigade_test_hosts::Host;
+use brigade_test_needs::needs;
 use nix::sys::signal::Signal;
 
 use super::{

@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use brigade_hostkit::{Disk, MemoryGroup};
-use brigade_suite::needs;
+use brigade_test_hosts::{Disk, MemoryGroup};
+use brigade_test_needs::needs;
 
 use super::{COUNT, finish_soon, recover, sleep, succeed, times, wait_for_ranks};
 use crate::job::{self, Running};

@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use brigade_hostkit::Disk;
-use brigade_suite::needs;
+use brigade_test_hosts::Disk;
+use brigade_test_needs::needs;
 
 use super::is_in_state;
 use crate::job::{self, Job};

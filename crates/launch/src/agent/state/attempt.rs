@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use brigade_hardware::DeviceFault;
+use brigade_rank_env::is_loopback;
+use brigade_rank_env::text::counted;
 use brigade_rendezvous::{
     Assignment, ExitStatus, FromAgent, Millis, RankFailure, Stream, TimeLimits,
 };
-use brigade_world::devices::DeviceFault;
-use brigade_world::is_loopback;
-use brigade_world::text::counted;
 use nix::sys::signal::Signal;
 
 use super::AgentState;

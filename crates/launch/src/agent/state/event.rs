@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
+use brigade_hardware::DeviceFault;
 use brigade_rendezvous::{Assignment, ExitStatus, FromAgent, ToAgent};
-use brigade_world::devices::DeviceFault;
 use nix::sys::signal::Signal;
 
 use super::super::Outcome;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use brigade_world::text::counted;
+use brigade_rank_env::text::counted;
 use nix::sys::signal::Signal;
 
 use super::event::{Action, Event};

@@ -5,8 +5,8 @@ mod cut_off;
 
 use std::collections::VecDeque;
 
+use brigade_hardware::DeviceFault;
 use brigade_rendezvous::{Cause, ExitStatus, JobResult};
-use brigade_world::devices::DeviceFault;
 
 use super::*;
 use crate::output::Tail;

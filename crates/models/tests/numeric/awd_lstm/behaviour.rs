@@ -1,10 +1,10 @@
 //! Dropouts, and what a hidden state does between batches and over a resume.
 
-use brigade_gpukit::{numeric_device, on_device};
 use brigade_models::{
     AwdLstm, AwdLstmDropout, AwdLstmOptions, LanguageModel, LanguageModelOptions,
 };
 use brigade_nn::{Device, Kind, LstmState, Model, Tensor};
+use brigade_test_device::{numeric_device, on_device};
 use brigade_torch::Autocast;
 
 use super::{build, doc, small, small_language_model};

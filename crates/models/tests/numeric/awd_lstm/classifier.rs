@@ -1,8 +1,8 @@
 //! The classifier: scores, what is pooled, steps of training.
 
-use brigade_gpukit::{numeric_device, on_device};
 use brigade_models::{AwdLstmOptions, TextClassifier, TextClassifierOptions, masked_concat_pool};
 use brigade_nn::{Kind, Model, Tensor};
+use brigade_test_device::{numeric_device, on_device};
 use serde_json::Value;
 
 use super::{

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use brigade_gpukit::on_device;
 use brigade_models::{
     AwdLstmModel, LanguageModel, PretrainedLanguageModel, TextClassifier, TextClassifierOptions,
     load_encoder, save_encoder,
 };
 use brigade_nn::{Kind, Model, StateDict, Tensor, weights};
+use brigade_test_device::on_device;
 
 use serde_json::Value;
 

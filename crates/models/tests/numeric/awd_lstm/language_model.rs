@@ -1,10 +1,10 @@
 //! The language model: scores, losses, steps of training, generation.
 
-use brigade_gpukit::on_device;
 use brigade_models::{
     LanguageModel, LanguageModelOptions, NextWordOptions, generate_words, next_word,
 };
 use brigade_nn::{Kind, Model, Tensor};
+use brigade_test_device::on_device;
 
 use super::{
     KINDS, Sgd, Trained, assert_close, assert_digest, assert_groups, assert_names, assert_training,

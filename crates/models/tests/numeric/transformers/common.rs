@@ -1,8 +1,8 @@
 //! The golden files and their inputs.
 
-use brigade_gpukit::{numeric_device, on_device, tolerance};
 use brigade_models::{Tokens, TransformerOptions};
 use brigade_nn::{Kind, Model, ModelBuilder, ParamPath, Tensor};
+use brigade_test_device::{numeric_device, on_device, tolerance};
 use serde_json::Value;
 
 use crate::fill::fill;

@@ -1,11 +1,11 @@
 //! Outputs, hidden numbers, losses and gradients.
 
-use brigade_gpukit::on_device;
 use brigade_models::{
     BertForMaskedLm, BertForSequenceClassification, CausalModel, Gpt2LmHead, KeyValueCache,
     LlamaForCausalLm, Tokens, causal_lm_loss, token_loss,
 };
 use brigade_nn::{Kind, Model, Module, Result, Tensor};
+use brigade_test_device::on_device;
 use serde_json::Value;
 
 use super::common::{

@@ -1,12 +1,12 @@
 //! Options, losses and first values beside the shared golden numbers.
 
-use brigade_gpukit::{numeric_device, on_device};
 use brigade_models::{
     BertForMaskedLm, BertForSequenceClassification, BertForTokenClassification, BertOptions,
     Gpt2LmHead, Gpt2Options, IGNORED_LABEL, LlamaForCausalLm, LlamaOptions, ProblemType, TokenLoss,
     Tokens, TransformerOptions, causal_lm_loss, no_decay_parameters, sequence_loss, token_loss,
 };
 use brigade_nn::{Device, Kind, Model, Module, Tensor};
+use brigade_test_device::{numeric_device, on_device};
 use brigade_torch::Autocast;
 use serde_json::Value;
 

@@ -4,8 +4,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use brigade_hostkit::Host;
-use brigade_suite::{Need, evcxr, python};
+use brigade_test_hosts::Host;
+use brigade_test_needs::{Need, evcxr, python};
 use serde_json::Value;
 use tempfile::TempDir;
 

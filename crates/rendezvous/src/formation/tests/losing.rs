@@ -1,6 +1,6 @@
 //! Ranks that fail and hosts that are lost: what it costs, and which came first.
 
-use brigade_world::devices::DeviceFault;
+use brigade_hardware::DeviceFault;
 
 use super::*;
 

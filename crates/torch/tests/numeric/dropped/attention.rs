@@ -1,6 +1,6 @@
 //! Attention that computes its weights again, against the operations with the same weights dropped.
 
-use brigade_gpukit::{assert_same, numeric_device};
+use brigade_test_device::{assert_same, numeric_device};
 use brigade_torch::{
     AttentionOptions, Autocast, Device, Kind, Tensor, attention, rng_state, set_rng_state,
 };

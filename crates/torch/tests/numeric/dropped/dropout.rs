@@ -1,6 +1,6 @@
 //! Dropout without a mask.
 
-use brigade_gpukit::numeric_device;
+use brigade_test_device::numeric_device;
 use brigade_torch::{Device, Error, Kind, Tensor, dropout, recomputed, rng_state, set_rng_state};
 
 use super::alone;

@@ -10,7 +10,7 @@ use brigade_checkpoint::convert::{AccelerateRun, StateKind, Target, convert, con
 use brigade_nn::{BatchNorm1d, Embedding, Linear, Model, Module, ParamPath};
 use brigade_optim::LrSchedule;
 use brigade_optim::schedule::{Definition, Plateau};
-use brigade_suite::{Need, needs};
+use brigade_test_needs::{Need, needs};
 use brigade_torch::{Tensor, from_vec};
 use brigade_train::{
     Accelerator, AdamW, PreparedModel, PreparedOptimizer, PreparedScheduler, Scheduler,
@@ -353,7 +353,7 @@ fn a_checkpoint_says_what_its_schedule_is() {
 /// The same of the versions that this machine has.
 #[needs(Trainers)]
 fn peer_runs_of_trainer_and_lightning_go_on() {
-    let python = brigade_suite::python(Need::Trainers).unwrap();
+    let python = brigade_test_needs::python(Need::Trainers).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let script = fixtures().join("make_trainer.py");
     let output = Command::new(python)
@@ -399,7 +399,7 @@ fn mismatched_states_are_refused_without_a_trace() {
 #[needs(Pytorch)]
 fn peer_accelerate_goes_on_with_ours() {
     let _alone = alone();
-    let python = brigade_suite::python(Need::Pytorch).unwrap();
+    let python = brigade_test_needs::python(Need::Pytorch).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let (ours, theirs) = (folder.path().join("ours"), folder.path().join("theirs"));
     let mut run = Run::new(1);

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::path::Path;
 
-use brigade_gpukit::changes;
 use brigade_learn::{GroupHypers, Learner, Suggestion};
+use brigade_test_device::changes;
 use serde_json::Value;
 use tch::{Kind, Tensor};
 

@@ -1,9 +1,9 @@
 //! Runs whose weights are perturbed by about one unit in the last place: how far their results move is how far rounding
 //! alone can move those of a run, on this processor and on any other.
 
-use brigade_gpukit::perturb;
 use brigade_learn::callback::{Callback, Phases, Step};
 use brigade_learn::{Learner, LearnerState};
+use brigade_test_device::perturb;
 use serde_json::Value;
 
 use super::runs::{Outcome, make_perturbed};

@@ -4,9 +4,9 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use brigade_gpukit::{changes, perturb};
 use brigade_learn::callback::{Callback, Step};
 use brigade_learn::{Learner, LearnerState, Rates, Recorder};
+use brigade_test_device::{changes, perturb};
 use brigade_text::{
     Generate, LanguageLearnerOptions, TextLearner, TextLearnerOptions, TextLoaders,
     language_model_learner,

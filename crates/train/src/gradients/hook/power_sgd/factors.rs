@@ -1,6 +1,6 @@
 //! The thin matrices: their first values, and columns at right angles.
 
-use brigade_plan::stream;
+use brigade_sampling::stream;
 use brigade_torch::{Kind, Tensor};
 use rand_distr::{Distribution, StandardNormal};
 

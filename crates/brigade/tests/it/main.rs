@@ -1,0 +1,6 @@
+//! The facade as a program uses it, and the self-test.
+
+#![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
+
+mod derive;
+mod selftest;

@@ -1,0 +1,188 @@
+//! Sharding data without a length: every rank reads the stream and keeps its part.
+
+use std::ops::Range;
+
+use crate::{PlanError, Round, Scheme, ShardOptions};
+
+/// One rank's part of a stream of samples, by the rules of Accelerate's `IterableDatasetShard`.
+///
+/// The stream is cut into rounds of `batch_size * world` samples (`batch_size` with
+/// `split_batches`), and each rank has its slice of every round. A last, incomplete round is
+/// completed with the samples of the first, dropped (`drop_last`), or given out as it is
+/// (`even_batches` off). Whole rounds are given out as soon as they are complete.
+///
+/// Only this rank's samples are kept, and one copy of the first round where it may be needed to
+/// complete the last.
+///
+/// ```
+/// use brigade_sampling::{ShardOptions, StreamShard};
+///
+/// let mut shard = StreamShard::new(2, 1, 2, ShardOptions::default())?; // rank 1 of 2
+/// let mut batches: Vec<_> = "abcdefghi".chars().filter_map(|item| shard.push(item)).collect();
+/// batches.extend(shard.finish());
+/// let items: Vec<String> = batches.iter().map(|batch| batch.items.iter().collect()).collect();
+/// assert_eq!(items, ["cd", "gh", "bc"]);
+/// assert_eq!(batches[2].round.valid, [1, 0]); // only the "i" of rank 0 is new
+/// # Ok::<(), brigade_sampling::PlanError>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct StreamShard<T> {
+    /// Samples of a round on each rank.
+    rows: usize,
+    rank: usize,
+    world: usize,
+    even: bool,
+    drop_last: bool,
+    /// Samples of this round that have come, on all ranks.
+    arrived: usize,
+    /// Those of them that are this rank's.
+    own: Vec<T>,
+    /// The first round, for completion.
+    first: Vec<T>,
+    first_done: bool,
+}
+
+/// What a rank gets of one round of a stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StreamBatch<T> {
+    /// The samples; duplicates come last.
+    pub items: Vec<T>,
+    /// How many of them, from the front, count.
+    pub valid: usize,
+    /// The sizes on all ranks.
+    pub round: Round,
+}
+
+impl<T: Clone> StreamShard<T> {
+    /// The part of `rank` among `world` ranks. Of the options, `drop_tail` and the schemes other
+    /// than Accelerate's have no meaning for a stream.
+    ///
+    /// # Errors
+    /// A batch size or world of 0, a rank outside the world, `split_batches` with a batch size that
+    /// does not divide by `world`, another scheme.
+    pub fn new(
+        batch_size: usize,
+        rank: usize,
+        world: usize,
+        options: ShardOptions,
+    ) -> Result<Self, PlanError> {
+        if options.scheme != Scheme::Accelerate {
+            let scheme = options.scheme.name();
+            return Err(PlanError::SchemeNeedsOrder { scheme, what: "streams" });
+        }
+        options.check(world, Some(batch_size))?;
+        if rank >= world {
+            return Err(PlanError::RankOutOfRange { rank, world });
+        }
+        let rows = if options.split_batches { batch_size / world } else { batch_size };
+        if rows.checked_mul(world).is_none() {
+            return Err(PlanError::TooLarge { samples: 0, batch_size, world });
+        }
+        Ok(Self {
+            rows,
+            rank,
+            world,
+            even: options.even_batches,
+            drop_last: options.drop_last,
+            arrived: 0,
+            own: Vec::new(),
+            first: Vec::new(),
+            first_done: false,
+        })
+    }
+
+    /// Takes the next sample of the stream, and gives back this rank's batch when the sample
+    /// completes a round.
+    pub fn push(&mut self, item: T) -> Option<StreamBatch<T>> {
+        let keeps_first = !self.first_done && self.even && !self.drop_last;
+        let is_own = self.places().contains(&self.arrived);
+        match (keeps_first, is_own) {
+            (true, true) => {
+                self.first.push(item.clone());
+                self.own.push(item);
+            }
+            (true, false) => self.first.push(item),
+            (false, true) => self.own.push(item),
+            (false, false) => {}
+        }
+        self.arrived += 1;
+        if self.arrived < self.rows * self.world {
+            return None;
+        }
+        self.arrived = 0;
+        self.first_done = true;
+        let round = Round { rows: vec![self.rows; self.world], valid: vec![self.rows; self.world] };
+        Some(StreamBatch { items: std::mem::take(&mut self.own), valid: self.rows, round })
+    }
+
+    /// Ends the stream, and gives back this rank's batch of the last, incomplete round: `None` when
+    /// there is no such round, when it is dropped, or when this rank has no sample in it.
+    #[must_use]
+    pub fn finish(mut self) -> Option<StreamBatch<T>> {
+        if self.arrived == 0 || self.drop_last {
+            return None;
+        }
+        let valid: Vec<usize> = (0..self.world)
+            .map(|rank| self.arrived.saturating_sub(rank * self.rows).min(self.rows))
+            .collect();
+        let rows = if self.even { vec![self.rows; self.world] } else { valid.clone() };
+        if self.even {
+            for place in self.places().skip(valid[self.rank]) {
+                self.own.push(self.first[(place - self.arrived) % self.first.len()].clone());
+            }
+        }
+        let items = std::mem::take(&mut self.own);
+        let valid_here = valid[self.rank];
+        (!items.is_empty()).then_some(StreamBatch {
+            items,
+            valid: valid_here,
+            round: Round { rows, valid },
+        })
+    }
+
+    /// This rank's places in a round.
+    fn places(&self) -> Range<usize> {
+        self.rank * self.rows..(self.rank + 1) * self.rows
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(samples: u32, rank: usize, options: ShardOptions) -> Vec<StreamBatch<u32>> {
+        let mut shard = StreamShard::new(2, rank, 3, options).unwrap();
+        let mut batches: Vec<_> = (0..samples).filter_map(|item| shard.push(item)).collect();
+        batches.extend(shard.finish());
+        batches
+    }
+
+    #[test]
+    fn an_uneven_end_gives_each_rank_what_is_left_for_it() {
+        let uneven = ShardOptions { even_batches: false, ..Default::default() };
+        let last = |rank| all(9, rank, uneven).pop().unwrap();
+        assert_eq!((last(0).items, last(1).items), (vec![6, 7], vec![8]));
+        assert_eq!(last(2).items, [4, 5]); // of the round before: it has none in the last
+        assert_eq!(last(1).round, Round { rows: vec![2, 1, 0], valid: vec![2, 1, 0] });
+    }
+
+    #[test]
+    fn nothing_in_nothing_out() {
+        assert_eq!(all(0, 0, ShardOptions::default()), []);
+    }
+
+    #[test]
+    fn impossible_streams_are_errors() {
+        let new = |batch, rank, world, options| {
+            StreamShard::<u8>::new(batch, rank, world, options).unwrap_err().to_string()
+        };
+        let default = ShardOptions::default();
+        assert!(new(0, 0, 1, default).starts_with("the batch size is 0"));
+        assert!(new(1, 2, 2, default).starts_with("rank 2 does not exist among 2 ranks"));
+        let split = ShardOptions { split_batches: true, ..default };
+        assert!(new(1, 0, 2, split).contains("use 2, or turn"));
+        let fastai = ShardOptions { scheme: Scheme::Fastai, ..default };
+        assert!(new(1, 0, 2, fastai).contains("not streams"));
+        assert!(new(usize::MAX, 0, 2, default).contains("do not fit"));
+    }
+}

@@ -1,0 +1,187 @@
+//! How the hosts of a list are reached from this machine, and started in a role.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use brigade_rendezvous::TimeLimits;
+
+use crate::environment::deepspeed_files;
+use crate::ssh::{SSH_VARIABLE, SessionTimes, SshClient};
+use crate::{HostSpec, LocalHost, RemoteError, reexec, remote_command};
+
+/// What a plan for other hosts must know about this machine and this process, gathered once.
+#[derive(Clone, Debug, Default)]
+pub struct LocalFacts {
+    /// This machine.
+    pub host: LocalHost,
+    /// The folder in which this process works, as the user names it.
+    pub working_folder: PathBuf,
+    /// This process's environment.
+    pub variables: Vec<(OsString, OsString)>,
+    /// DeepSpeed's files of variables, with their contents.
+    pub deepspeed_files: Vec<(PathBuf, String)>,
+    /// This executable.
+    pub brigade: PathBuf,
+}
+
+impl LocalFacts {
+    /// Looks at this machine and this process.
+    ///
+    /// # Errors
+    /// The system does not name the working folder or this executable.
+    pub fn gather() -> Result<Self, RemoteError> {
+        let files = deepspeed_files().into_iter();
+        Ok(Self {
+            host: LocalHost::gather(),
+            working_folder: working_folder()
+                .map_err(RemoteError::system("find the working folder"))?,
+            variables: std::env::vars_os().collect(),
+            deepspeed_files: files
+                .filter_map(|path| Some((path.clone(), fs::read_to_string(&path).ok()?)))
+                .collect(),
+            brigade: std::env::current_exe()
+                .map_err(RemoteError::system("find this executable"))?,
+        })
+    }
+
+    /// Chooses the folder to work in on every host: the one that is given, else this process's.
+    ///
+    /// # Errors
+    /// It is not absolute: on another host it would be relative to the home folder there.
+    pub fn workdir(&self, given: Option<PathBuf>) -> Result<PathBuf, RemoteError> {
+        let workdir = given.unwrap_or_else(|| self.working_folder.clone());
+        if workdir.is_absolute() {
+            Ok(workdir)
+        } else {
+            Err(RemoteError::Workdir { path: workdir })
+        }
+    }
+}
+
+/// Makes the commands that start this program on hosts: with ssh, or as it is on this machine.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use brigade_ssh::{HostAccess, HostSpec, LocalFacts, TimeLimits};
+///
+/// let facts = LocalFacts { brigade: "/opt/brigade".into(), ..LocalFacts::default() };
+/// let limits = TimeLimits::default();
+/// let access = HostAccess::resolve(Some("ssh -p 2222"), Duration::from_secs(10), limits, &facts)?;
+/// let host = HostSpec::parse_list("ada@node2")?.remove(0);
+/// let words = access.words(&host, "__agent");
+/// assert_eq!(words[..4], ["ssh", "-p", "2222", "-T"]);
+/// assert!(words.contains(&"ada@node2".to_owned()));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostAccess {
+    /// This machine.
+    pub local: LocalHost,
+    /// This executable, which the other hosts look for at the same path.
+    pub brigade: PathBuf,
+    client: SshClient,
+    times: SessionTimes,
+}
+
+impl HostAccess {
+    /// Decides from the options and facts. Pure.
+    ///
+    /// `ssh_command` is the client with its options as one line of the shell; without it the variable
+    /// `BRIGADE_SSH` is read, and then `ssh` is used. ssh gets `connect_timeout` to connect, and asks
+    /// for signs of life as often as `limits` says.
+    ///
+    /// # Errors
+    /// The command for ssh cannot be read.
+    pub fn resolve(
+        ssh_command: Option<&str>,
+        connect_timeout: Duration,
+        limits: TimeLimits,
+        facts: &LocalFacts,
+    ) -> Result<Self, RemoteError> {
+        let variable = facts.variables.iter().find(|it| it.0 == SSH_VARIABLE);
+        let client = SshClient::new(ssh_command, variable.map(|it| it.1.as_os_str()))?;
+        let (alive_interval, alive_count) = limits.ssh_keepalive();
+        let times = SessionTimes { connect: connect_timeout, alive_interval, alive_count };
+        Ok(Self { local: facts.host.clone(), brigade: facts.brigade.clone(), client, times })
+    }
+
+    /// Makes the command that starts a role, such as `__agent`, on a host. It ends with exit code 127
+    /// where there is no `brigade`. On this machine the role starts without ssh.
+    ///
+    /// # Errors
+    /// There is no such ssh client.
+    pub fn command(&self, host: &HostSpec, role: &str) -> Result<Command, RemoteError> {
+        if self.local.is(host) {
+            return Ok(reexec::role_command(role));
+        }
+        self.ssh_command(host, &remote_command::start(&self.brigade, role))
+    }
+
+    /// Makes the command that runs a line of the shell on another host.
+    ///
+    /// # Errors
+    /// There is no such ssh client.
+    pub fn ssh_command(&self, host: &HostSpec, line: &str) -> Result<Command, RemoteError> {
+        Ok(self.client.command(host, self.times, line)?)
+    }
+
+    /// Returns the words of [`HostAccess::command`], for a user to read.
+    #[must_use]
+    pub fn words(&self, host: &HostSpec, role: &str) -> Vec<String> {
+        if self.local.is(host) {
+            return vec![self.brigade.display().to_string(), role.to_owned()];
+        }
+        let line = remote_command::start(&self.brigade, role);
+        let mut words = vec![self.client.program().to_owned()];
+        words.extend(self.client.arguments(host, self.times, &line));
+        words
+    }
+}
+
+/// As a shell says it, links included: on another host the link may be the only name.
+fn working_folder() -> std::io::Result<PathBuf> {
+    let real = std::env::current_dir()?;
+    let said = std::env::var_os("PWD").map(PathBuf::from).filter(|it| it.is_absolute());
+    let same = |it: &PathBuf| it.canonicalize().is_ok_and(|it| it == real);
+    Ok(said.filter(same).unwrap_or(real))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_machine_needs_no_ssh() {
+        let facts = LocalFacts::gather().unwrap();
+        // A client that every system has.
+        let (client, limit) = (Some("sh -x"), Duration::from_secs(10));
+        let access = HostAccess::resolve(client, limit, TimeLimits::default(), &facts).unwrap();
+        let hosts = HostSpec::parse_list("localhost,ada@node2:4").unwrap();
+        let commands = hosts.iter().map(|host| access.command(host, "__role").unwrap());
+        let words = |command: Command| {
+            let words = command.get_args().map(|it| it.to_string_lossy().into_owned());
+            words.collect::<Vec<_>>()
+        };
+        let commands: Vec<_> = commands.map(words).collect();
+        assert_eq!(commands[0], ["__role"]);
+        let remote = &commands[1];
+        assert_eq!(remote[remote.len() - 3..][..2], ["-x", "ada@node2"]);
+        let line = remote.last().unwrap();
+        assert!(line.contains("exec brigade __role") && !line.contains("__agent"), "{line}");
+    }
+
+    #[test]
+    fn a_relative_working_folder_is_refused() {
+        let facts = LocalFacts { working_folder: "/work".into(), ..LocalFacts::default() };
+        assert_eq!(facts.workdir(None).unwrap(), PathBuf::from("/work"));
+        let error = facts.workdir(Some("here".into())).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "the working folder here is not an absolute path: give one with --workdir"
+        );
+    }
+}

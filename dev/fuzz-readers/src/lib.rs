@@ -1,0 +1,118 @@
+//! One function for each reader of foreign bytes: files from strangers, messages from peers, settings.
+//!
+//! A reader may refuse an input in any way, but must not panic, run for long, or take memory out of
+//! proportion to the input. [`check`] is that property. It is used in two places:
+//!
+//! - `tests/readers.rs`, in the suite: the corpus, and some hundred mutations of it;
+//! - `fuzz/`, in the layout of cargo-fuzz: libFuzzer, guided by coverage. `cargo xtask fuzz` builds and
+//!   starts it.
+//!
+//! The inputs to begin with are good ones and each one that once failed, in `fuzz/regressions/TARGET/`, and those that
+//! took a way of their own through the code, in `fuzz/corpus/TARGET.tar.gz`.
+
+mod corpus;
+mod readers;
+
+use std::alloc::System;
+
+pub use corpus::{corpus, pack, unpack};
+use peakmem_alloc::{INSTRUMENTED_SYSTEM, PeakMemAlloc, PeakMemAllocTrait};
+use rustix::time::{ClockId, clock_gettime};
+
+/// The system's allocator, with a count.
+pub type Allocator = PeakMemAlloc<System>;
+
+/// The allocator that [`check`] asks: a program that calls it makes this its global one.
+///
+/// ```
+/// #[global_allocator]
+/// static ALLOCATOR: &brigade_fuzz_readers::Allocator = brigade_fuzz_readers::ALLOCATOR;
+///
+/// let target = brigade_fuzz_readers::target("hostfile").expect("there is one");
+/// brigade_fuzz_readers::check(target, b"node1 slots=4");
+/// ```
+pub static ALLOCATOR: &Allocator = &INSTRUMENTED_SYSTEM;
+
+/// A reader of foreign bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct Target {
+    /// Its name on the command line, and of its corpus.
+    pub name: &'static str,
+    /// What it reads.
+    pub reads: &'static str,
+    /// Words of the format, for mutations.
+    pub words: &'static [&'static str],
+    /// How many bytes of memory it may have at a time for each byte of the input. Trees of small values take the
+    /// most: an empty list is one byte of a pickle, and forty in memory, in a list that doubles as it grows.
+    pub bytes_per_byte: usize,
+    /// How many more, whatever the input: buffers, and tables that are made once.
+    pub free_bytes: usize,
+    read: fn(&[u8]),
+}
+
+/// All of them.
+#[must_use]
+pub fn targets() -> &'static [Target] {
+    readers::TARGETS
+}
+
+/// The target of a name.
+#[must_use]
+pub fn target(name: &str) -> Option<&'static Target> {
+    targets().iter().find(|target| target.name == name)
+}
+
+/// Reads one input.
+///
+/// Counts the memory of the whole process, so nothing else may run in it meanwhile; see [`ALLOCATOR`].
+///
+/// # Panics
+/// When the reader does, when it has more memory at a time than the target allows, and when it takes more than
+/// [`MAX_SECONDS_LEN`] of the processor.
+pub fn check(target: &Target, input: &[u8]) {
+    let allowed = target.bytes_per_byte * input.len() + target.free_bytes;
+    let begun = processor_seconds();
+    ALLOCATOR.reset_peak_memory();
+    (target.read)(input);
+    let taken = ALLOCATOR.get_peak_memory();
+    let seconds = processor_seconds() - begun;
+    assert!(
+        taken <= allowed,
+        "{} took {taken} bytes of memory for an input of {} bytes, {allowed} are allowed",
+        target.name,
+        input.len()
+    );
+    assert!(
+        seconds <= MAX_SECONDS_LEN,
+        "{} took {seconds} s of the processor for an input of {} bytes",
+        target.name,
+        input.len()
+    );
+}
+
+/// Time of this thread on a processor: on a machine that is busy, the clock on the wall says nothing.
+fn processor_seconds() -> f64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// No input of a megabyte takes so long, also without optimisation; one that does will take hours as a larger
+/// one.
+pub const MAX_SECONDS_LEN: f64 = 10.0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[global_allocator]
+    static COUNTED: &Allocator = ALLOCATOR;
+
+    #[test]
+    #[should_panic(expected = "bytes of memory for an input of 1 bytes")]
+    fn memory_out_of_proportion_is_a_failure() {
+        let mut greedy = *target("hostfile").expect("the target of hostfiles");
+        greedy.bytes_per_byte = 0;
+        greedy.free_bytes = 0;
+        check(&greedy, b"a");
+    }
+}

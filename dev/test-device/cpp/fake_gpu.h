@@ -1,0 +1,78 @@
+// GPUs made of host memory: what the two units share, and the functions that Rust calls.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/core/CachingHostAllocator.h>
+#include <ATen/core/Generator.h>
+#include <c10/core/Stream.h>
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace brigade::fake_gpu {
+
+// How many devices there are: 0 until install.
+int device_count();
+// Throws where there is no such device.
+void check_device(c10::DeviceIndex device);
+c10::DeviceIndex current_device();
+// Notes that something was allocated, run or made on the device: a real GPU has a context from then on.
+void touch(c10::DeviceIndex device);
+
+// The allocator of the devices' memory. It allocates on the current device.
+c10::Allocator* device_allocator();
+at::HostAllocator* pinned_allocator();
+bool is_pinned(const void* data);
+void record_stream(const c10::DataPtr& data, c10::Stream stream);
+
+c10::Stream current_stream(c10::DeviceIndex device);
+// Runs what the stream has put off.
+void drain(c10::Stream stream);
+// Puts work off until something waits for the stream.
+void put_off(c10::Stream stream, std::function<void()> work);
+
+// The generator of a CPU behind the generator of a device.
+at::Generator host_generator(const at::Generator& generator);
+const at::Generator& default_generator(c10::DeviceIndex device);
+
+// Notes a point at which the host waits for a device. Throws while a graph is captured.
+void synchronization(const std::string& name);
+
+// Throws while a graph is captured, and makes that graph unusable.
+void refuse_while_capturing(const std::string& name);
+
+// Registers the operators; called once.
+void register_operators();
+bool capturing();
+bool capturing(c10::DeviceIndex device);
+// Makes the graph that is being captured unusable, as an operation does that a capture does not permit.
+void invalidate_capture();
+
+// The messages of these functions are allocated with strdup; null is success.
+extern "C" {
+struct FakeGpuMemory {
+  uint64_t allocated;
+  uint64_t peak;
+  uint64_t reserved;
+  uint64_t capacity;
+};
+
+// A table of its own, so that another library can be given it without linking with this one.
+struct FakeGpuGraphs {
+  char* (*begin)(int32_t device);
+  char* (*end)(void** graph);
+  char* (*replay)(void* graph);
+  void (*free)(void* graph);
+  bool (*is_capturing)(int32_t device);
+};
+
+const FakeGpuGraphs* fake_gpu_graphs();
+}
+
+// Calls the function; an exception becomes a message.
+char* caught(const std::function<void()>& function);
+
+}  // namespace brigade::fake_gpu

@@ -1,0 +1,374 @@
+//! GPUs made of host memory.
+//!
+//! [`install`] must come before the first backward pass of the process: libtorch then starts one thread per device,
+//! and does not look again. nextest runs each test in a process of its own.
+//!
+//! - Operators run at once, on every stream, after what the stream has put off. Copies between pinned memory and the
+//!   device with `non_blocking`, on another stream than the default one, are put off until something waits for them:
+//!   an event that was recorded behind them, the stream, or another operator on it. They hold addresses and no
+//!   tensors. Until then the destination has NaN (bytes 0xFF), as all memory that was freed or never written.
+//! - A tensor that is freed while a stream other than its own still has work put off is reused at once, and the copy
+//!   then writes into memory of others, unless [`record_stream`] has named the stream. Pinned memory that was freed
+//!   waits for the copies from it, as libtorch's allocator for CUDA has it wait; pinned memory that is overwritten
+//!   does not.
+//! - A graph that is captured has its memory as before the capture, since a capture runs nothing on a real GPU.
+//! - An operator that the CPU has a kernel for runs that kernel, even where libtorch makes it of others on a real GPU.
+//!   So results have the bits of the CPU, except for attention, LSTM and GRU layers, which are made of plain
+//!   operators, and dropout, whose numbers come from the device's generator. Whether a real GPU has an operator for
+//!   an element type, these do not show.
+//! - Sparse, nested and quantized tensors are errors, and so are the operators that libtorch has for CUDA alone:
+//!   `batch_norm_stats`, `batch_norm_elemt`, `batch_norm_gather_stats` and their kin, `_flash_attention_forward`,
+//!   `_efficient_attention_forward`, `_scaled_grouped_mm`, `_fused_dropout`, `_conv_depthwise2d` when it is called by
+//!   that name, `_weight_int4pack_mm`, and all `cudnn_*` and `miopen_*`.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tch::Tensor;
+
+use crate::ffi;
+
+/// Says why a function of GPUs made of host memory failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct FakeError {
+    pub(crate) message: String,
+}
+
+/// Numbers of a device's memory, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Memory {
+    /// What tensors have now, each rounded up to a multiple of 512.
+    pub allocated: u64,
+    /// The largest number of `allocated` so far.
+    pub peak: u64,
+    /// What is taken from the host: with that which is kept for reuse.
+    pub reserved: u64,
+    /// What [`set_capacity`] has set; none where memory ends with the host's.
+    pub capacity: Option<u64>,
+}
+
+/// Makes libtorch believe that it has this many CUDA devices; a second call with the same number does nothing.
+///
+/// # Errors
+///
+/// Fails where the program is linked with CUDA itself, where another number is installed, and for less than 1 device
+/// or more than 16.
+pub fn install(devices: usize) -> Result<(), FakeError> {
+    let devices = i32::try_from(devices).unwrap_or(i32::MAX);
+    // SAFETY: takes a number.
+    ffi::result(unsafe { ffi::fake_gpu_install(devices) })?;
+    brigade_torch::record_graphs_with(Box::new(crate::graphs::Recorder));
+    INSTALLED.store(true, Ordering::Relaxed);
+    Ok(())
+}
+
+static INSTALLED: AtomicBool = AtomicBool::new(false);
+
+/// Returns whether [`install`] has succeeded.
+#[must_use]
+pub fn is_installed() -> bool {
+    INSTALLED.load(Ordering::Relaxed)
+}
+
+/// The name of a thread's wait for the stream that it computes on beside those that train, which is not the default
+/// one: a thread that reads data waits so when it ends, and no step of a training waits for it.
+pub const SIDE_STREAM: &str = "synchronize: side stream";
+
+/// Returns the names of the points at which the host waited for a device while the function ran, on any thread.
+///
+/// They are those of real CUDA: operators with their names (`aten::nonzero`, and `aten::_local_scalar_dense` for
+/// `item`), `copy: host to device` and `copy: device to host` for copies that are not both `non_blocking` and with
+/// pinned memory, and `synchronize: stream`, `synchronize: event`, `synchronize: device`. [`SIDE_STREAM`] is that of a
+/// thread for an event of its own stream. With `BRIGADE_FAKE_GPU_BACKTRACE` in the environment each writes its backtrace
+/// to stderr.
+pub fn synchronizations(function: impl FnOnce()) -> Vec<String> {
+    struct Listening(Option<u64>);
+    impl Listening {
+        fn heard(&mut self) -> String {
+            let Some(since) = self.0.take() else { return String::new() };
+            // SAFETY: takes the number that fake_gpu_listen returned, once.
+            ffi::text(unsafe { ffi::fake_gpu_heard(since) }).unwrap_or_default()
+        }
+    }
+    impl Drop for Listening {
+        fn drop(&mut self) {
+            self.heard();
+        }
+    }
+    // SAFETY: takes nothing.
+    let mut listening = Listening(Some(unsafe { ffi::fake_gpu_listen() }));
+    function();
+    let names = listening.heard();
+    names.lines().map(str::to_owned).collect()
+}
+
+/// Returns the devices on which something was allocated, run or made: a real one has a context from then on, which
+/// costs hundreds of megabytes.
+#[must_use]
+pub fn contexts() -> Vec<usize> {
+    // SAFETY: takes nothing.
+    let found = unsafe { ffi::fake_gpu_contexts() };
+    (0..64).filter(|device| found >> device & 1 == 1).collect()
+}
+
+/// Sets how much memory a device has. More is an error of libtorch, with the words of the one for CUDA.
+///
+/// # Errors
+///
+/// Fails where there is no such device.
+pub fn set_capacity(device: usize, bytes: u64) -> Result<(), FakeError> {
+    // SAFETY: takes numbers.
+    ffi::result(unsafe { ffi::fake_gpu_set_capacity(index(device), bytes) })
+}
+
+/// Returns the numbers of a device's memory.
+///
+/// # Errors
+///
+/// Fails where there is no such device.
+pub fn memory(device: usize) -> Result<Memory, FakeError> {
+    let mut memory = ffi::Memory::default();
+    // SAFETY: writes into the structure, whose fields are those of the C++ side.
+    ffi::result(unsafe { ffi::fake_gpu_memory(index(device), &raw mut memory) })?;
+    let ffi::Memory { allocated, peak, reserved, capacity } = memory;
+    Ok(Memory { allocated, peak, reserved, capacity: (capacity > 0).then_some(capacity) })
+}
+
+/// Gives what a device keeps for reuse back to the host, after the work that streams have put off.
+///
+/// # Errors
+///
+/// Fails where there is no such device.
+pub fn empty_cache(device: usize) -> Result<(), FakeError> {
+    // SAFETY: takes a number.
+    ffi::result(unsafe { ffi::fake_gpu_empty_cache(index(device)) })
+}
+
+/// Makes a device the current one of this thread: the one that is meant where no index is given.
+///
+/// # Errors
+///
+/// Fails where there is no such device.
+pub fn set_current_device(device: usize) -> Result<(), FakeError> {
+    // SAFETY: takes a number.
+    ffi::result(unsafe { ffi::fake_gpu_set_device(index(device)) })
+}
+
+/// A stream of a device, beside the default one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stream {
+    device: i32,
+    id: i64,
+}
+
+impl Stream {
+    /// Makes a new stream.
+    ///
+    /// # Errors
+    ///
+    /// Fails where there is no such device.
+    pub fn new(device: usize) -> Result<Self, FakeError> {
+        let (device, mut id) = (index(device), 0);
+        // SAFETY: writes the stream's number.
+        ffi::result(unsafe { ffi::fake_gpu_new_stream(device, &raw mut id) })?;
+        Ok(Self { device, id })
+    }
+
+    /// Runs the function with this as the current stream of its device in this thread.
+    ///
+    /// # Panics
+    ///
+    /// Where the stream's device is gone, which is never.
+    pub fn run<T>(&self, function: impl FnOnce() -> T) -> T {
+        struct Previous(Stream);
+        impl Drop for Previous {
+            fn drop(&mut self) {
+                let mut ignored = 0;
+                // SAFETY: takes numbers of a stream that was the current one, and writes one.
+                ffi::text(unsafe {
+                    ffi::fake_gpu_exchange_stream(self.0.device, self.0.id, &raw mut ignored)
+                });
+            }
+        }
+        let mut previous = 0;
+        // SAFETY: takes numbers of a stream that there is, and writes one.
+        let set = unsafe { ffi::fake_gpu_exchange_stream(self.device, self.id, &raw mut previous) };
+        ffi::result(set).expect("the stream's device is there");
+        let _previous = Previous(Self { device: self.device, id: previous });
+        function()
+    }
+
+    /// Waits for all work on the stream: a synchronisation.
+    ///
+    /// # Errors
+    ///
+    /// Fails while a graph is captured.
+    pub fn synchronize(&self) -> Result<(), FakeError> {
+        // SAFETY: takes numbers of a stream that there is.
+        ffi::result(unsafe { ffi::fake_gpu_synchronize_stream(self.device, self.id) })
+    }
+
+    /// Returns whether nothing is put off, without doing any of it.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        // SAFETY: takes numbers of a stream that there is.
+        unsafe { ffi::fake_gpu_stream_is_drained(self.device, self.id) }
+    }
+
+    /// Records an event behind the work that the stream has now.
+    ///
+    /// # Errors
+    ///
+    /// Fails where the device does not exist, which is never.
+    pub fn record(&self) -> Result<Event, FakeError> {
+        let mut event = ptr::null_mut();
+        // SAFETY: writes the event that it makes.
+        ffi::result(unsafe { ffi::fake_gpu_record_event(self.device, self.id, &raw mut event) })?;
+        Ok(Event(event))
+    }
+}
+
+/// A point in the work of a stream.
+#[derive(Debug)]
+pub struct Event(*mut c_void);
+
+impl Event {
+    /// Has the current stream wait for the work before the event: no synchronisation, since the host does not wait.
+    ///
+    /// # Errors
+    ///
+    /// Passes on what a piece of the work fails with.
+    pub fn wait(&self) -> Result<(), FakeError> {
+        // SAFETY: the event is there until the drop.
+        ffi::result(unsafe { ffi::fake_gpu_wait_event(self.0) })
+    }
+
+    /// Waits for the work before the event: a synchronisation.
+    ///
+    /// # Errors
+    ///
+    /// Fails while a graph is captured.
+    pub fn synchronize(&self) -> Result<(), FakeError> {
+        // SAFETY: the event is there until the drop.
+        ffi::result(unsafe { ffi::fake_gpu_synchronize_event(self.0) })
+    }
+
+    /// Returns whether the work before the event is done. Each call that finds it undone does one piece of it, so
+    /// that asking again and again comes to an end.
+    ///
+    /// # Errors
+    ///
+    /// Fails while a graph is captured.
+    pub fn query(&self) -> Result<bool, FakeError> {
+        let mut done = false;
+        // SAFETY: the event is there until the drop; writes one bool.
+        ffi::result(unsafe { ffi::fake_gpu_query_event(self.0, &raw mut done) })?;
+        Ok(done)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: made by fake_gpu_record_event, and freed here alone.
+        unsafe { ffi::fake_gpu_free_event(self.0) };
+    }
+}
+
+/// Says that a stream uses a tensor's memory: it is reused only when the stream has done what it has now at the time
+/// of the free.
+///
+/// # Errors
+///
+/// Fails for a tensor that is not on a GPU.
+pub fn record_stream(tensor: &Tensor, stream: &Stream) -> Result<(), FakeError> {
+    // SAFETY: the tensor is there for the length of the call, and tch's pointer is one to libtorch's class.
+    ffi::result(unsafe {
+        ffi::fake_gpu_record_stream(tensor.as_ptr().cast(), stream.device, stream.id)
+    })
+}
+
+/// Copies into a tensor with `non_blocking`, which tch's `copy_` lacks, on the current stream.
+///
+/// # Errors
+///
+/// Fails for shapes that do not fit.
+pub fn copy_non_blocking(to: &mut Tensor, from: &Tensor) -> Result<(), FakeError> {
+    // SAFETY: both tensors are there for the length of the call, and tch's pointers are ones to libtorch's class.
+    ffi::result(unsafe { ffi::fake_gpu_copy(to.as_ptr().cast(), from.as_ptr().cast()) })
+}
+
+/// Operators that were captured, to be run again on the same memory.
+#[derive(Debug)]
+pub struct Graph(*mut c_void);
+
+impl Graph {
+    /// Takes over a graph that fake_gpu_end_capture made.
+    pub(crate) fn from_raw(graph: *mut c_void) -> Self {
+        Self(graph)
+    }
+
+    /// Captures what the function runs on the device, in any thread. Memory and generator then are as before it.
+    ///
+    /// # Errors
+    ///
+    /// Fails where another graph is captured, and where the function has waited for the device or copied between it
+    /// and memory that is not pinned.
+    ///
+    /// # Panics
+    ///
+    /// Passes on a panic of the function, after the end of the capture.
+    pub fn capture(device: usize, function: impl FnOnce()) -> Result<Self, FakeError> {
+        // SAFETY: takes a number.
+        ffi::result(unsafe { ffi::fake_gpu_begin_capture(index(device)) })?;
+        let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(function));
+        let mut graph = ptr::null_mut();
+        // SAFETY: writes the graph that it makes.
+        let ended = ffi::result(unsafe { ffi::fake_gpu_end_capture(&raw mut graph) });
+        let graph = ended.map(|()| Self(graph));
+        if let Err(panic) = ran {
+            std::panic::resume_unwind(panic);
+        }
+        graph
+    }
+
+    /// Runs the captured operators again: their results are in the memory of the captured results. Random operators
+    /// go on with the device's generator.
+    ///
+    /// # Errors
+    ///
+    /// Passes on what an operator fails with.
+    pub fn replay(&self) -> Result<(), FakeError> {
+        // SAFETY: the graph is there until the drop.
+        ffi::result(unsafe { ffi::fake_gpu_replay(self.0) })
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: made by fake_gpu_end_capture, and freed here alone.
+        unsafe { ffi::fake_gpu_free_graph(self.0) };
+    }
+}
+
+/// Returns whether a graph of the device is being captured.
+#[must_use]
+pub fn is_capturing(device: usize) -> bool {
+    // SAFETY: takes a number.
+    unsafe { ffi::fake_gpu_is_capturing(index(device)) }
+}
+
+/// Returns the address of the table `FakeGpuGraphs` of `cpp/fake_gpu.h`: functions that begin, end, replay and free
+/// graphs, for a library in C++ that does not link with this crate.
+#[must_use]
+pub fn graph_functions() -> *const c_void {
+    // SAFETY: takes nothing; the table lives as long as the program.
+    unsafe { ffi::fake_gpu_graphs() }
+}
+
+/// A device's number for the C++ side, where none that is too large exists.
+fn index(device: usize) -> i32 {
+    // The C++ side has them in a signed byte.
+    i32::try_from(device).ok().filter(|it| *it <= 127).unwrap_or(-1)
+}
