@@ -1,5 +1,6 @@
 //! `cargo xtask tidy`: the invariants of ARCHITECTURE.md that a program can check.
 
+mod circles;
 mod crates;
 mod harness;
 mod source;
@@ -39,6 +40,7 @@ pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
         harness::check(path, manifest, &sources, &mut findings);
     }
 
+    circles::check(&sources, &mut findings);
     waits::check(checkout, &mut findings)?;
     for note in &findings.notes {
         eprintln!("note: {note}");
