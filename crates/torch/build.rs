@@ -56,6 +56,13 @@ const CUDA_UNIT: (&str, &[&str]) =
     ("cuda", &["cuda.cpp", "graph.cpp", "gpu_program.cpp", "nccl.cpp"]);
 
 fn main() {
+    println!("cargo::rustc-check-cfg=cfg(parallel_loops)");
+    println!("cargo::rerun-if-changed=build.rs");
+    if env::var_os("CARGO_FEATURE_DOC_ONLY").is_some() {
+        // Build scripts of dependents ask for a folder, and link nothing.
+        println!("cargo::metadata=LIB=");
+        return;
+    }
     let (lib, include) = libtorch();
     let torch = lib.parent().expect("libtorch's lib folder has a parent");
     let cuda = env::var("CARGO_FEATURE_CUDA").is_ok();
@@ -118,8 +125,6 @@ fn main() {
     println!("cargo::metadata=LIB={}", lib.display());
     println!("cargo::rustc-link-arg=-Wl,-rpath,{}", lib.display());
 
-    println!("cargo::rustc-check-cfg=cfg(parallel_loops)");
-    println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=src/bridge.rs");
     println!("cargo::rerun-if-env-changed=LIBTORCH_CXX11_ABI");
     println!("cargo::rerun-if-env-changed=CUDA_HOME");

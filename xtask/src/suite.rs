@@ -9,6 +9,7 @@ mod missed;
 mod temporary;
 pub(crate) mod timings;
 
+use std::collections::BTreeSet;
 use std::env;
 use std::fs;
 use std::path::PathBuf;
@@ -97,9 +98,9 @@ impl<'a> Run<'a> {
 
     fn tests(&mut self, selection: &Selection) -> Result<ExitCode> {
         let mut variables: Vec<(&str, &str)> = Vec::new();
-        let arguments = match selection {
+        let (targets, filter) = match selection {
             Selection::Changed(commit) => return self.changed(commit.as_deref()),
-            Selection::All => vec!["--workspace".to_owned()],
+            Selection::All => (BTreeSet::new(), None),
             Selection::Chosen(arguments) => {
                 let packages = packages(arguments);
                 let built = match packages.as_slice() {
@@ -113,17 +114,16 @@ impl<'a> Run<'a> {
                 if packages.is_empty() && !names_a_manifest(&arguments) {
                     arguments.insert(0, "--workspace".to_owned());
                 }
-                return Ok(cargo::exit_code(self.nextest(arguments, &[])?));
+                return Ok(cargo::exit_code(self.nextest(&[], arguments, &[])?));
             }
             Selection::OnProcessor(processor) => {
                 let of_processor = PROCESSORS.iter().find(|it| it.0 == processor);
                 variables.extend(of_processor.map_or(&[][..], |it| it.1));
-                vec!["--workspace".to_owned(), "-E".to_owned(), NUMERIC.to_owned()]
+                (self.workspace.with_numeric_tests(self.checkout), Some(NUMERIC.to_owned()))
             }
             Selection::OnDevice(device) => {
                 variables.push(("BRIGADE_TEST_DEVICE", device));
-                let filter = on_any_device(&self.workspace);
-                ["--workspace", "--test", "numeric", "-E", &filter].map(str::to_owned).to_vec()
+                (["numeric".to_owned()].into(), Some(on_any_device(&self.workspace)))
             }
         };
         let built = self.build_programs(&[])?;
@@ -133,7 +133,11 @@ impl<'a> Run<'a> {
         let is_whole = matches!(selection, Selection::All);
         // First: nextest's summary is the last word then.
         let documents = if is_whole { Some(self.documents(&["--workspace"])?) } else { None };
-        let tests = self.nextest(arguments, &variables)?;
+        // nextest asks each program that is built for its tests, which takes one of libtorch's 0.2 s.
+        let mut targets: Vec<&str> = targets.iter().flat_map(|it| ["--test", it]).collect();
+        targets.insert(0, "--workspace");
+        let filter = filter.map(|it| ["-E".to_owned(), it]);
+        let tests = self.nextest(&targets, filter.into_iter().flatten().collect(), &variables)?;
         if let Some(documents) = documents.filter(|it| !it.success()) {
             eprintln!("error: doc tests failed");
             return Ok(cargo::exit_code(documents));
@@ -155,8 +159,6 @@ impl<'a> Run<'a> {
         }
         for (distance, level) in levels.iter().enumerate() {
             let names: Vec<&str> = level.keys().map(String::as_str).collect();
-            let arguments: Vec<String> =
-                names.iter().flat_map(|it| ["-p".to_owned(), (*it).to_owned()]).collect();
             let mut status = self.build_started(&names)?;
             // Cargo refuses doc tests of a package without a library.
             let libraries: Vec<&str> = names
@@ -169,7 +171,8 @@ impl<'a> Run<'a> {
             }
             if status.success() {
                 // A package may have none.
-                status = self.nextest(arguments, &[("NEXTEST_NO_TESTS", "pass")])?;
+                let packages: Vec<&str> = names.iter().flat_map(|it| ["-p", *it]).collect();
+                status = self.nextest(&packages, Vec::new(), &[("NEXTEST_NO_TESTS", "pass")])?;
             }
             if !status.success() {
                 let left: usize = levels[distance + 1..].iter().map(|it| it.len()).sum();
@@ -211,18 +214,22 @@ impl<'a> Run<'a> {
         })
     }
 
+    /// Builds the tests of `targets`, arguments for cargo, and runs those of them that `arguments` for nextest choose.
     fn nextest(
         &mut self,
+        targets: &[&str],
         arguments: Vec<String>,
         variables: &[(&str, &str)],
     ) -> Result<ExitStatus> {
-        let built = self.stage("building tests", |run| {
-            let mut command = run.nextest.command(&run.cargo, &["run", "--no-run"]);
-            cargo::run(command.args(&arguments))
-        })?;
-        if !built.success() {
-            return Ok(built);
+        if !targets.is_empty() {
+            let build = [&["test", "--quiet", "--no-run"], targets].concat();
+            let built = self.stage("building tests", |run| run.cargo.run(&build))?;
+            if !built.success() {
+                return Ok(built);
+            }
         }
+        let targets = targets.iter().map(|it| (*it).to_owned());
+        let arguments: Vec<String> = targets.chain(arguments).collect();
         self.stage("tests", |run| {
             let mut command = run.nextest.command(&run.cargo, &["run", "--no-fail-fast"]);
             run.for_tests(&mut command).envs(variables.iter().copied());
@@ -333,7 +340,7 @@ pub(crate) const PROCESSORS: [(&str, &[(&str, &str)]); 2] = [
 ];
 
 /// nextest's filter for tests that compare numbers: those of programs of that name, and of modules of that name in
-/// others.
+/// others below `tests/`.
 const NUMERIC: &str = "binary(numeric) | test(/(^|::)numeric::/)";
 
 /// nextest's filter for tests that take their tensors' device from `brigade-test-device`: those of numbers in packages that

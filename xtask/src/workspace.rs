@@ -1,6 +1,7 @@
 //! The packages of the workspace, as `cargo metadata` tells them.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -103,6 +104,21 @@ impl Workspace {
         let of = packages.iter().filter_map(|name| self.package(name));
         let started = of.flat_map(|it| &it.settings.starts).filter_map(|it| self.package(it));
         started.flat_map(|it| it.programs.iter().cloned()).collect()
+    }
+
+    /// The names of test programs with a module `numeric`, or that are one.
+    pub(crate) fn with_numeric_tests(&self, checkout: &Checkout) -> BTreeSet<String> {
+        let named = |package: &Package, name: &String| {
+            let tests = checkout.root().join(&package.folder).join("tests");
+            let of_program =
+                [tests.join(name).join("main.rs"), tests.join(name).with_extension("rs")];
+            name == "numeric"
+                || of_program.iter().any(|file| {
+                    fs::read_to_string(file).is_ok_and(|text| text.contains("\nmod numeric"))
+                })
+        };
+        let all = self.packages.iter().flat_map(|it| it.tests.iter().map(move |name| (it, name)));
+        all.filter(|(package, name)| named(package, name)).map(|(_, name)| name.clone()).collect()
     }
 
     /// The package in whose folder a file lies, by the file's path from the root.

@@ -1,10 +1,26 @@
 //! Write the training loop once; run it on one CPU, one GPU, many GPUs or many machines.
 //!
-//! This crate only gathers the others: [`train`] (the Accelerator), [`nn`] (layers, weights files),
-//! [`models`] (architectures; feature `models`, on by default), [`optim`], [`schedule`],
-//! [`data`], [`datasets`], `vision` (images; feature `vision`), `text` (feature `text`), `learn` (the Learner; feature
-//! `learn`), `notebook` (Jupyter; feature `notebook`), [`torch`] (the border with libtorch),
-//! [`sampling`] and [`rank_env`]. Most programs need no more than the [`prelude`].
+//! This crate gathers the others under one name. Most programs need no more than the [`prelude`].
+//!
+//! | I want to … | look at … |
+//! |---|---|
+//! | train on one process or many, with my own loop | [`train::Accelerator`] |
+//! | have the loop written for me, with callbacks and schedules | `learn::Learner` (feature `learn`) |
+//! | build a model of layers, or take one from `tch` or TorchScript | [`nn`] |
+//! | take a model that others have described, with its weights | [`models`] (feature `models`, on by default) |
+//! | choose an optimizer, or write one | [`optim`] |
+//! | change the learning rate during a run | [`schedule`] |
+//! | read samples on threads, dealt out to the ranks | [`data`], and [`sampling`] for the arithmetic |
+//! | take a known data set | [`datasets`] |
+//! | read, augment and batch images | `vision` (feature `vision`) |
+//! | tokenize, pad and batch texts | `text` (feature `text`) |
+//! | save, resume and convert checkpoints | [`train::Accelerator::save_state`], [`checkpoint`] |
+//! | log a run to a file, TensorBoard or MLflow | [`track`] |
+//! | train on several processes from a notebook | `notebook` (feature `notebook`) |
+//! | call a collective, a process group or a store myself | [`torch`] |
+//! | know how a launcher passes a rank its place | [`rank_env`] |
+//!
+//! Programs on several processes or hosts are started by the program `brigade` (`cargo install brigade-cli`).
 //!
 //! ```
 //! use brigade::prelude::*;
@@ -48,29 +64,47 @@
 //! }
 //! ```
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+#[doc(inline)]
 pub use brigade_checkpoint as checkpoint;
+#[doc(inline)]
 pub use brigade_data as data;
 #[doc(hidden)]
 pub use brigade_data::__derive;
+#[doc(inline)]
 pub use brigade_datasets as datasets;
 #[cfg(feature = "learn")]
+#[doc(inline)]
 pub use brigade_learn as learn;
 #[cfg(feature = "models")]
+#[doc(inline)]
 pub use brigade_models as models;
+#[doc(inline)]
 pub use brigade_nn as nn;
 #[cfg(feature = "notebook")]
+#[doc(inline)]
 pub use brigade_notebook as notebook;
+#[doc(inline)]
 pub use brigade_optim as optim;
+#[doc(inline)]
 pub use brigade_rank_env as rank_env;
 pub use brigade_rank_env::{MainError, MainResult};
+#[doc(inline)]
 pub use brigade_sampling as sampling;
+#[doc(inline)]
 pub use brigade_schedule as schedule;
 #[cfg(feature = "text")]
+#[doc(inline)]
 pub use brigade_text as text;
+#[doc(inline)]
 pub use brigade_torch as torch;
+#[doc(inline)]
 pub use brigade_track as track;
+#[doc(inline)]
 pub use brigade_train as train;
 #[cfg(feature = "vision")]
+#[doc(inline)]
 pub use brigade_vision as vision;
 pub use tch;
 
