@@ -42,6 +42,9 @@ pub(super) fn check(checkout: &Checkout, findings: &mut Findings) -> Result<()> 
             let script = package.manifest_path.replace("Cargo.toml", "build.rs");
             check_run_path(checkout, name, Path::new(&script), findings);
         }
+        if package.is_published() && graph.path_to(id, LIBTORCH, Edges::Shipped).is_some() {
+            check_documentation(checkout, name, Path::new(&package.manifest_path), findings);
+        }
     }
     Ok(())
 }
@@ -80,6 +83,19 @@ fn check_run_path(checkout: &Checkout, name: &str, script: &Path, findings: &mut
         findings.violations.push(format!(
             "{}: {name} links libtorch, so it needs the run path that other crates' build.rs sets",
             checkout.relative(script).display()
+        ));
+    }
+}
+
+/// docs.rs has no libtorch.
+fn check_documentation(checkout: &Checkout, name: &str, manifest: &Path, findings: &mut Findings) {
+    let text = fs::read_to_string(manifest).unwrap_or_default();
+    let settings = text.split_once("[package.metadata.docs.rs]").map_or("", |it| it.1);
+    if !settings.split("\n[").next().unwrap_or_default().contains("doc-only") {
+        findings.violations.push(format!(
+            "{}: {name} links libtorch, so docs.rs needs `[package.metadata.docs.rs]` with \
+             `features = [\"brigade-torch/doc-only\"]`",
+            checkout.relative(manifest).display()
         ));
     }
 }
