@@ -118,16 +118,16 @@ fn background(folder: &Path) -> Result<Vec<Vec<f64>>> {
         accelerator.save_state(folder.join("background"))?;
         stalls.push(start.elapsed().as_secs_f64());
         for _ in 0..STEPS {
-            if !accelerator.is_saving() {
+            if !accelerator.checkpoints().is_saving() {
                 break;
             }
             let seconds = step()?;
             // The last one was only partly beside the save.
-            if accelerator.is_saving() {
+            if accelerator.checkpoints().is_saving() {
                 during.push(seconds);
             }
         }
-        accelerator.wait_for_save()?;
+        accelerator.checkpoints().wait()?;
     }
     let later = stalls.split_off(1);
     // Tensors, as those of the save: the same pieces, the same threads. The weights that are trained have

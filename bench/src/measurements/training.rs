@@ -186,7 +186,7 @@ pub(crate) fn adamw() -> Result<Vec<Vec<f64>>> {
 /// Seconds of all-reduces of ResNet-18's gradients, and of one number, as `peers/all_reduce.py` has them.
 pub(crate) fn all_reduce() -> Result<Vec<Vec<f64>>> {
     let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
-    let group = accelerator.group().context("all-reduces are of several ranks")?;
+    let group = accelerator.processes().group().context("all-reduces are of several ranks")?;
     let mut lists = Vec::new();
     for numbers in [11_689_512, 1] {
         let mut tensor = Tensor::zeros([numbers], tch::kind::FLOAT_CPU);

@@ -83,8 +83,8 @@ fn train(builder: AcceleratorBuilder, options: &Options) -> Result<f64> {
     let (mut model, mut optimizer, mut scheduler) =
         accelerator.prepare((model, optimizer, scheduler))?;
 
-    accelerator.init_trackers("digits", options)?;
-    if options.resume && accelerator.latest_checkpoint()?.is_some() {
+    accelerator.trackers().start("digits", options)?;
+    if options.resume && accelerator.checkpoints().latest()?.is_some() {
         let loaded = accelerator.load_latest_state()?;
         accelerator.println(format!("goes on after step {}", loaded.step));
     }
@@ -106,11 +106,11 @@ fn train(builder: AcceleratorBuilder, options: &Options) -> Result<f64> {
             })?;
             if accelerator.sync_gradients() {
                 let step = optimizer.steps();
-                let loss = f64::try_from(&accelerator.reduce(&loss, ReduceOp::Mean)?)?;
+                let loss = f64::try_from(&accelerator.processes().reduce(&loss, ReduceOp::Mean)?)?;
                 accelerator.log([("loss", loss), ("lr", scheduler.lr())], step)?;
                 if step % options.checkpoint_every == 0 {
                     // Training waits only for a copy; a thread writes.
-                    accelerator.save_state_numbered()?;
+                    accelerator.checkpoints().save_numbered()?;
                 }
             }
         }
@@ -130,9 +130,9 @@ fn train(builder: AcceleratorBuilder, options: &Options) -> Result<f64> {
         accelerator.println(format!("epoch {}/{epochs}, accuracy = {percent:.2} %", epoch + 1));
         accelerator.log([("accuracy", percent)], optimizer.steps())?;
     }
-    accelerator.wait_for_save()?;
+    accelerator.checkpoints().wait()?;
     accelerator.save_model(&model, options.folder.join("model.safetensors"))?;
-    accelerator.end_training()?;
+    accelerator.trackers().finish()?;
     Ok(percent)
 }
 
@@ -149,7 +149,8 @@ mod tests {
         let made = accelerator.is_main_process().then(tempfile::tempdir).transpose();
         let made = made.expect("a temporary folder can be made");
         let name = made.as_ref().map(|it| it.path().to_owned());
-        let folder = accelerator.broadcast_object(name, 0)?.expect("rank 0 has made it");
+        let folder =
+            accelerator.processes().broadcast_object(name, 0)?.expect("rank 0 has made it");
 
         let arguments = ["digits", "--epochs", "3", "--checkpoint-every", "5"];
         let options = Options { folder, ..Options::parse_from(arguments) };

@@ -86,7 +86,7 @@ mod tests {
         // Row r is the sum of rank r's weights.
         let parameters = model.inner().parameters();
         let weights: Tensor = parameters.iter().map(|it| it.tensor.sum(Kind::Double)).sum();
-        let of_all = accelerator.gather(&weights.reshape([1]))?;
+        let of_all = accelerator.processes().gather(&weights.reshape([1]))?;
         assert_eq!(of_all.double_value(&[0]), of_all.double_value(&[1]));
         Ok(())
     });

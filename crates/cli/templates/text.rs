@@ -71,7 +71,7 @@ fn train(accelerator: &Accelerator, options: &Options, folder: &Path) -> anyhow:
 /// Generates reviews where the folder is missing; one process of each host does.
 fn generate(accelerator: &Accelerator, folder: &Path, reviews: usize) -> anyhow::Result<PathBuf> {
     let unfinished = folder.with_extension("unfinished");
-    accelerator.local_main_process_first(|| {
+    accelerator.processes().local_main_process_first(|| {
         if folder.is_dir() {
             return Ok(());
         }
@@ -93,7 +93,8 @@ mod tests {
         // One folder for both ranks: rank 0 makes it and tells its name.
         let made = accelerator.is_main_process().then(tempfile::tempdir).transpose()?;
         let name = made.as_ref().map(|it| it.path().join("reviews"));
-        let folder = accelerator.broadcast_object(name, 0)?.expect("rank 0 has made it");
+        let folder =
+            accelerator.processes().broadcast_object(name, 0)?.expect("rank 0 has made it");
         generate(&accelerator, &folder, 12)?;
 
         let options = Options::parse_from(["text", "--epochs", "1", "--batch-size", "4"]);
@@ -102,7 +103,7 @@ mod tests {
         // Row r is the sum of rank r's weights.
         let parameters = learner.parameters();
         let weights: Tensor = parameters.iter().map(|it| it.tensor.sum(Kind::Double)).sum();
-        let of_all = accelerator.gather(&weights.reshape([1]))?;
+        let of_all = accelerator.processes().gather(&weights.reshape([1]))?;
         assert_eq!(of_all.double_value(&[0]), of_all.double_value(&[1]));
         Ok(())
     });

@@ -67,8 +67,8 @@ fn train(
     accelerator.set_seed(42);
     let (train, valid) = ImageFolder::open_train_valid(folder)?;
     // Each process has listed the files for itself: a host with other ones is an error here.
-    check_ranks_agree(&train.fingerprint()?, accelerator.group().as_ref())?;
-    check_ranks_agree(&valid.fingerprint()?, accelerator.group().as_ref())?;
+    check_ranks_agree(&train.fingerprint()?, accelerator.processes().group().as_ref())?;
+    check_ranks_agree(&valid.fingerprint()?, accelerator.processes().group().as_ref())?;
     let classes = train.categories().names().to_vec();
 
     // Other files take the place of those that cannot be read.
@@ -142,7 +142,7 @@ fn generate(
     images: usize,
 ) -> anyhow::Result<PathBuf> {
     let unfinished = folder.with_extension("unfinished");
-    accelerator.local_main_process_first(|| {
+    accelerator.processes().local_main_process_first(|| {
         if folder.is_dir() {
             return Ok(());
         }
@@ -164,7 +164,8 @@ mod tests {
         // One folder for both ranks: rank 0 makes it and tells its name.
         let made = accelerator.is_main_process().then(tempfile::tempdir).transpose()?;
         let name = made.as_ref().map(|it| it.path().join("photos"));
-        let folder = accelerator.broadcast_object(name, 0)?.expect("rank 0 has made it");
+        let folder =
+            accelerator.processes().broadcast_object(name, 0)?.expect("rank 0 has made it");
         generate(&accelerator, &folder, 2, 8)?;
 
         let arguments = ["vision", "--epochs", "3", "--batch-size", "2", "--size", "32"];
@@ -172,7 +173,7 @@ mod tests {
         // Row r is the sum of rank r's weights.
         let parameters = model.inner().parameters();
         let weights: Tensor = parameters.iter().map(|it| it.tensor.sum(Kind::Double)).sum();
-        let of_all = accelerator.gather(&weights.reshape([1]))?;
+        let of_all = accelerator.processes().gather(&weights.reshape([1]))?;
         assert_eq!(of_all.double_value(&[0]), of_all.double_value(&[1]));
         Ok(())
     });

@@ -21,7 +21,7 @@ use folders::Folders;
 /// ```no_run
 /// use brigade_datasets::{Urls, untar_data};
 ///
-/// // With an accelerator: accelerator.main_process_first(|| untar_data(Urls::IMAGEWOOF_320))?
+/// // With an accelerator: accelerator.processes().main_process_first(|| untar_data(Urls::IMAGEWOOF_320))?
 /// let path = untar_data(Urls::IMAGEWOOF_320)?;
 /// assert!(path.join("train").is_dir()); // ~/.fastai/data/imagewoof2-320/train
 /// # Ok::<(), brigade_data::DataError>(())

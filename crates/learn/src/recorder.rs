@@ -425,7 +425,7 @@ fn merged(accelerator: &Accelerator, places: &[usize], folds: Vec<Fold>) -> Resu
         }
     }
     // A rank without a batch does not know which of the two the others have.
-    let kinds = accelerator.gather_object((!sums.is_empty(), !rows.is_empty()))?;
+    let kinds = accelerator.processes().gather_object((!sums.is_empty(), !rows.is_empty()))?;
     if kinds.iter().any(|kind| kind.1) {
         return joined(accelerator, rows).map(Some);
     }
@@ -448,7 +448,7 @@ fn merged(accelerator: &Accelerator, places: &[usize], folds: Vec<Fold>) -> Resu
             .collect()
     };
     let mut all: Vec<(usize, Vec<f64>)> =
-        accelerator.gather_object(mine)?.into_iter().flatten().collect();
+        accelerator.processes().gather_object(mine)?.into_iter().flatten().collect();
     all.sort_by_key(|(place, _)| *place);
     let width = all.first().map_or(0, |(_, numbers)| numbers.len());
     let mut total = vec![0.0; width];
@@ -485,13 +485,13 @@ pub(crate) fn in_data_order(
         batches.iter().map(|batch| batch.size().first().copied().unwrap_or(1)).collect();
     let mine = if batches.is_empty() { None } else { Some(Tensor::f_cat(&batches, 0)?) };
     drop(batches);
-    let Some(group) = accelerator.group() else {
+    let Some(group) = accelerator.processes().group() else {
         return Ok(mine.map(|mine| mine.f_to_device(Device::Cpu)).transpose()?);
     };
     let kind = mine.as_ref().and_then(|it| dtype_of(it.kind()));
     let shape = mine.as_ref().map(|it| it.size()[1..].to_vec());
     let all: Vec<(Vec<usize>, Vec<i64>, RowShape)> =
-        accelerator.gather_object((places.to_vec(), rows, shape.zip(kind)))?;
+        accelerator.processes().gather_object((places.to_vec(), rows, shape.zip(kind)))?;
     let Some((rest, kind)) = all.iter().find_map(|(.., shape)| shape.clone()) else {
         return Ok(None);
     };
@@ -559,7 +559,7 @@ pub(crate) fn global_losses(
 ) -> Result<Vec<f64>> {
     let losses: Vec<Tensor> = pending.iter().map(|(loss, _)| loss.shallow_clone()).collect();
     let mine = read(&losses)?;
-    if !accelerator.use_distributed() {
+    if !accelerator.processes().use_distributed() {
         return Ok(mine);
     }
     let weighted: Vec<(f64, f64)> = mine
@@ -567,7 +567,7 @@ pub(crate) fn global_losses(
         .zip(pending)
         .map(|(loss, (_, rows))| (loss * *rows as f64, *rows as f64))
         .collect();
-    let all = accelerator.gather_object(weighted)?;
+    let all = accelerator.processes().gather_object(weighted)?;
     let batches = all.iter().map(Vec::len).max().unwrap_or(0);
     let mean = |batch: usize| {
         let of_ranks = all.iter().filter_map(|rank| rank.get(batch));

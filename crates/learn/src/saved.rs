@@ -114,7 +114,7 @@ pub(crate) fn broadcast(
     accelerator: &Accelerator,
     value: Option<Value<Tensor>>,
 ) -> Result<Value<Tensor>> {
-    if !accelerator.use_distributed() {
+    if !accelerator.processes().use_distributed() {
         return value.ok_or_else(|| Error::Internal("rank 0 has no value to send".into()));
     }
     let mut tensors = Vec::new();
@@ -128,7 +128,7 @@ pub(crate) fn broadcast(
         let infos = tensors.iter().map(|tensor| (tensor.size(), dtype_of(tensor.kind())));
         description = Some((named.to_json().to_string(), infos.collect::<Vec<_>>()));
     }
-    let description = accelerator.broadcast_object(description, 0)?;
+    let description = accelerator.processes().broadcast_object(description, 0)?;
     let unknown =
         |reason: &str| Error::Internal(format!("rank 0's value cannot be read: {reason}"));
     let (json, infos) = description.ok_or_else(|| unknown("it sent none"))?;
@@ -138,7 +138,7 @@ pub(crate) fn broadcast(
             tensors.push(Tensor::f_zeros(size, (kind, accelerator.device()))?);
         }
     }
-    let tensors = accelerator.broadcast(&tensors, 0)?;
+    let tensors = accelerator.processes().broadcast(&tensors, 0)?;
     let json = serde_json::from_str(&json).map_err(|error| unknown(&error.to_string()))?;
     let named = Value::<String>::from_json(&json).map_err(|reason| unknown(&reason))?;
     named.try_map(&mut |_, index| {

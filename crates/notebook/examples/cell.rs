@@ -90,7 +90,9 @@ fn train(settings: Settings) -> brigade_train::Result<Vec<f64>> {
     let mut weight = Tensor::from(1.0 + accelerator.process_index() as f64);
     let mut losses = vec![accelerator.num_processes() as f64];
     for _ in 0..steps {
-        losses.push(accelerator.reduce(&weight.square(), ReduceOp::Mean)?.double_value(&[]));
+        losses.push(
+            accelerator.processes().reduce(&weight.square(), ReduceOp::Mean)?.double_value(&[]),
+        );
         weight = &weight - rate * 2.0 * &weight;
     }
     assert!(name.is_none());

@@ -53,8 +53,8 @@ fn main() -> MainResult {
     let (mut model, mut optimizer, mut scheduler) =
         accelerator.prepare((model, optimizer, scheduler))?;
 
-    accelerator.init_trackers("digits", &options)?;
-    if options.resume && accelerator.latest_checkpoint()?.is_some() {
+    accelerator.trackers().start("digits", &options)?;
+    if options.resume && accelerator.checkpoints().latest()?.is_some() {
         let loaded = accelerator.load_latest_state()?;
         accelerator.println(format!("goes on after step {}", loaded.step));
     }
@@ -77,11 +77,11 @@ fn main() -> MainResult {
             meter.step(batch.valid());
             if accelerator.sync_gradients() {
                 let step = optimizer.steps();
-                let loss = f64::try_from(&accelerator.reduce(&loss, ReduceOp::Mean)?)?;
+                let loss = f64::try_from(&accelerator.processes().reduce(&loss, ReduceOp::Mean)?)?;
                 accelerator.log([("loss", loss), ("lr", scheduler.lr())], step)?;
                 if step % options.checkpoint_every == 0 {
                     // Training waits only for the copy; a thread writes.
-                    accelerator.save_state_numbered()?;
+                    accelerator.checkpoints().save_numbered()?;
                 }
             }
         }
@@ -106,8 +106,8 @@ fn main() -> MainResult {
         accelerator.log(meter.values(), optimizer.steps())?;
         meter.pause_ended();
     }
-    accelerator.wait_for_save()?;
+    accelerator.checkpoints().wait()?;
     accelerator.save_model(&model, options.folder.join("model.safetensors"))?;
-    accelerator.end_training()?;
+    accelerator.trackers().finish()?;
     Ok(())
 }

@@ -52,7 +52,7 @@ impl Common {
         }
         let (classes, images) = (self.generate[0], self.generate[1]);
         let folder = PathBuf::from(format!("data/photos-{classes}x{images}"));
-        accelerator.local_main_process_first(|| {
+        accelerator.processes().local_main_process_first(|| {
             whole(&folder, |folder| Photos::new(classes, images).write(folder))
         })?;
         Ok(folder)
@@ -70,7 +70,7 @@ impl Common {
         let (classes, images) = (self.generate[0], self.generate[1]);
         let folder = PathBuf::from(format!("data/named-photos-{classes}x{images}"));
         let photos = Photos::new(classes, images);
-        accelerator.local_main_process_first(|| {
+        accelerator.processes().local_main_process_first(|| {
             whole(&folder, |folder| {
                 std::fs::create_dir_all(folder)?;
                 for (class, name) in photos.classes().iter().enumerate() {

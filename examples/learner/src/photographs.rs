@@ -20,7 +20,7 @@ pub fn photographs(
     images: usize,
 ) -> anyhow::Result<PathBuf> {
     let folder = PathBuf::from(format!("data/photos-{classes}x{images}"));
-    accelerator.local_main_process_first(|| {
+    accelerator.processes().local_main_process_first(|| {
         let photos = Photos::new(classes, images);
         whole(&folder, |folder| photos.write(folder).context("cannot write the photographs"))
             .map_err(DataError::other)
@@ -39,7 +39,7 @@ pub fn named_photographs(
 ) -> anyhow::Result<PathBuf> {
     let folder = PathBuf::from(format!("data/named-photos-{classes}x{images}"));
     let photos = Photos::new(classes, images);
-    accelerator.local_main_process_first(|| {
+    accelerator.processes().local_main_process_first(|| {
         whole(&folder, |folder| {
             std::fs::create_dir_all(folder)?;
             for (class, name) in photos.classes().iter().enumerate() {

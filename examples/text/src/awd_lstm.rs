@@ -75,7 +75,9 @@ impl AwdLstmArgs {
     pub fn folder(&self, accelerator: &Accelerator) -> anyhow::Result<PathBuf> {
         let folder = match &self.data {
             Some(folder) => folder.clone(),
-            None if self.download => accelerator.main_process_first(|| untar_data(Urls::IMDB))?,
+            None if self.download => {
+                accelerator.processes().main_process_first(|| untar_data(Urls::IMDB))?
+            }
             None => return reviews(accelerator, self.generate as usize),
         };
         if let Some(name) = ["train", "test"].into_iter().find(|it| !folder.join(it).is_dir()) {
@@ -123,7 +125,8 @@ impl AwdLstmArgs {
     /// When it cannot be.
     pub fn pretrained(&self, accelerator: &Accelerator) -> anyhow::Result<Option<PretrainedText>> {
         if self.pretrained {
-            let folder = accelerator.main_process_first(|| untar_data(Urls::WT103_FWD))?;
+            let folder =
+                accelerator.processes().main_process_first(|| untar_data(Urls::WT103_FWD))?;
             let file = |extension| of_extension(&folder, extension);
             return Ok(Some(PretrainedText::new(file("pth")?, file("pkl")?)));
         }

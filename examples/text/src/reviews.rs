@@ -16,7 +16,7 @@ use crate::whole;
 /// When the folder cannot be written.
 pub fn reviews(accelerator: &Accelerator, per_class: usize) -> anyhow::Result<PathBuf> {
     let folder = PathBuf::from(format!("data/reviews-{per_class}"));
-    accelerator.local_main_process_first(|| {
+    accelerator.processes().local_main_process_first(|| {
         let reviews = Reviews::new(per_class).sentences(4);
         whole(&folder, |folder| reviews.write(folder).context("cannot write the reviews"))
             .map_err(DataError::other)

@@ -88,9 +88,9 @@ impl Training {
     /// When a tracker cannot write, or the checkpoint does not fit.
     pub fn begin(&self, common: &Common, accelerator: &Accelerator) -> anyhow::Result<()> {
         if let Some(project) = &common.log {
-            accelerator.init_trackers(project, self)?;
+            accelerator.trackers().start(project, self)?;
         }
-        if common.checkpoint.is_some() && accelerator.latest_checkpoint()?.is_some() {
+        if common.checkpoint.is_some() && accelerator.checkpoints().latest()?.is_some() {
             let loaded = accelerator.load_latest_state()?;
             accelerator.println(format!("Going on after step {}", loaded.step));
         }
@@ -115,7 +115,7 @@ impl Losses {
     #[must_use]
     pub fn new(accelerator: &Accelerator) -> Self {
         let losses = Self::default();
-        accelerator.register_value_for_checkpointing(&losses.0);
+        accelerator.checkpoints().register_value(&losses.0);
         losses
     }
 

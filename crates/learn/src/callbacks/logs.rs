@@ -177,7 +177,7 @@ impl TrackerLog {
             "brigade.host": hostname(),
             "brigade.threads": tch::get_num_threads(),
         });
-        Ok(accelerator.init_trackers(&self.project, &config)?)
+        Ok(accelerator.trackers().start(&self.project, &config)?)
     }
 
     fn step_values(&self, learner: &LearnerState) -> Result<Values> {
@@ -216,7 +216,7 @@ impl TrackerLog {
             rates.map(|rates| rates.step.as_secs_f64() * 1e3),
             memory,
         );
-        let all = accelerator.gather_object(mine)?;
+        let all = accelerator.processes().gather_object(mine)?;
         let number = |value: Option<f64>| Value::from(value.unwrap_or(f64::NAN));
         let row = |(rank, (host, samples, step, memory)): (usize, RankFacts)| {
             vec![

@@ -15,7 +15,7 @@ pub(super) fn agreed<T>(
 ) -> Result<T> {
     let local = local.and_then(|found| Ok((fingerprint(&found)?, found)));
     let failure = local.as_ref().err().map(ToString::to_string);
-    let failures: Vec<Option<String>> = accelerator.gather_object(failure)?;
+    let failures: Vec<Option<String>> = accelerator.processes().gather_object(failure)?;
     let (fingerprint, found) = local?;
     for (rank, failure) in failures.into_iter().enumerate() {
         if let Some(reason) = failure {
@@ -24,6 +24,6 @@ pub(super) fn agreed<T>(
             )));
         }
     }
-    check_ranks_agree(&fingerprint, accelerator.group().as_ref())?;
+    check_ranks_agree(&fingerprint, accelerator.processes().group().as_ref())?;
     Ok(found)
 }

@@ -244,7 +244,7 @@ pub(super) fn loaders(
     batch_size: usize,
 ) -> Result<Loaders<Tensor>> {
     let seed = block.options.seed.unwrap_or_else(draw_seed);
-    let seed = accelerator.broadcast_object(seed, 0)?;
+    let seed = accelerator.processes().broadcast_object(seed, 0)?;
     let prepared = BatchPipeline::new(&block.options.batch_transforms)
         .and_then(|pipeline| Ok((block.find(path, seed)?, pipeline)));
     let (found, (mut pipeline, by_batch)) =
@@ -264,7 +264,7 @@ pub(super) fn loaders(
         let local = maker.statistics(&found.train, &pipeline);
         let (mean, std) =
             agreed(accelerator, local, |_| Ok(Fingerprint::of("statistics", [""; 0])))?;
-        let (mean, std) = accelerator.broadcast_object((mean, std), 0)?;
+        let (mean, std) = accelerator.processes().broadcast_object((mean, std), 0)?;
         pipeline = pipeline.normalized(transforms::Normalize { mean, std });
     }
     let valid_pipeline = pipeline.validation();

@@ -275,7 +275,7 @@ fn bmp(width: usize, height: usize, colour: impl Fn(usize, usize) -> [u8; 3]) ->
 fn shared(accelerator: &Accelerator) -> (std::path::PathBuf, Option<tempfile::TempDir>) {
     let own = accelerator.is_main_process().then(|| flat(8));
     let path = own.as_ref().map(|folder| folder.path().to_path_buf()).unwrap_or_default();
-    (accelerator.broadcast_object(path, 0).unwrap(), own)
+    (accelerator.processes().broadcast_object(path, 0).unwrap(), own)
 }
 
 dist_test!(
@@ -288,7 +288,8 @@ dist_test!(
         let data = numbered(&accelerator, &folder);
         let train = targets(data.train.as_ref(), &accelerator, true);
         let valid = targets(data.valid.as_ref().unwrap().as_ref(), &accelerator, false);
-        let all: Vec<(Vec<i64>, Vec<i64>)> = accelerator.gather_object((train, valid))?;
+        let all: Vec<(Vec<i64>, Vec<i64>)> =
+            accelerator.processes().gather_object((train, valid))?;
         let train: Vec<i64> = all.iter().flat_map(|(train, _)| train.clone()).collect();
         let valid: Vec<i64> = all.iter().flat_map(|(_, valid)| valid.clone()).collect();
         let set: BTreeSet<i64> = train.iter().chain(&valid).copied().collect();
@@ -301,7 +302,9 @@ dist_test!(
             .batch_transforms(Normalize::from_batch())
             .loaders(&accelerator, &folder, 2)?;
         let codec = classes.item_codec().unwrap().describe()?.1;
-        let seen = accelerator.gather_object((classes.class_names().unwrap().to_vec(), codec))?;
+        let seen = accelerator
+            .processes()
+            .gather_object((classes.class_names().unwrap().to_vec(), codec))?;
         assert_eq!(seen[0], seen[1]);
         assert_eq!(seen[0].0, ["disc", "square"]);
         accelerator.wait_for_everyone()?;

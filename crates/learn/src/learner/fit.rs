@@ -554,11 +554,11 @@ fn agreed(accelerator: &brigade_train::Accelerator, mine: Option<Level>) -> Step
         Level::Backward,
         Level::Batch,
     ];
-    if !accelerator.use_distributed() {
+    if !accelerator.processes().use_distributed() {
         return mine.map_or(Ok(()), Level::cancel);
     }
     let mine = mine.and_then(|level| OUTERMOST_FIRST.iter().position(|it| *it == level));
-    let all = accelerator.gather_object(mine)?;
+    let all = accelerator.processes().gather_object(mine)?;
     match all.into_iter().flatten().min() {
         Some(index) => OUTERMOST_FIRST[index].cancel(),
         None => Ok(()),

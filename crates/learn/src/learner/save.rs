@@ -77,7 +77,7 @@ impl LearnerState {
 /// Runs `body` on rank 0; all ranks learn how it went.
 pub(crate) fn on_main(accelerator: &Accelerator, body: impl FnOnce() -> Result<()>) -> Result<()> {
     let mut own = None;
-    let outcome = accelerator.on_main_process(|| {
+    let outcome = accelerator.processes().on_main_process(|| {
         body().map_err(|error| {
             let text = error.to_string();
             own = Some(error);

@@ -115,7 +115,7 @@ pub(crate) fn same_on_all<T>(accelerator: &Accelerator, what: T)
 where
     T: serde::Serialize + serde::de::DeserializeOwned + PartialEq + fmt::Debug,
 {
-    let all = accelerator.gather_object(what).unwrap();
+    let all = accelerator.processes().gather_object(what).unwrap();
     assert!(all.iter().all(|it| *it == all[0]), "{all:?}");
 }
 

@@ -68,7 +68,7 @@ fn a_cell_launches_is_interrupted_fails_and_goes_on() {
                  if number < 0 && accelerator.process_index() == 1 {\n\
                      return Err(Error::InvalidArgument(\"a negative number\".to_owned()));\n\
                  }\n\
-                 Ok(2 * accelerator.reduce(&mine, ReduceOp::Sum)?.int64_value(&[]))\n\
+                 Ok(2 * accelerator.processes().reduce(&mine, ReduceOp::Sum)?.int64_value(&[]))\n\
              }",
         )
         .succeeds();
@@ -213,7 +213,7 @@ fn notebooks_on_two_hosts_train_together() {
                 "fn sum((): ()) -> Result<(usize, usize, i64)> {\n\
                      let accelerator = Accelerator::new()?;\n\
                      let rank = accelerator.process_index();\n\
-                     let sum = accelerator.reduce(&Tensor::from(10 + rank as i64), ReduceOp::Sum)?;\n\
+                     let sum = accelerator.processes().reduce(&Tensor::from(10 + rank as i64), ReduceOp::Sum)?;\n\
                      Ok((rank, accelerator.num_processes(), sum.int64_value(&[])))\n\
                  }",
             )

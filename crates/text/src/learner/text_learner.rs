@@ -76,7 +76,7 @@ impl TextLearner for Learner {
         } else {
             Ok(())
         };
-        self.accelerator().broadcast_object(written, 0)?.map_err(Error::InvalidArgument)
+        self.accelerator().processes().broadcast_object(written, 0)?.map_err(Error::InvalidArgument)
     }
 
     fn load_encoder(&mut self, path: impl AsRef<Path>) -> Result<()> {

@@ -86,7 +86,7 @@ pub(super) fn agreed(accelerator: &Accelerator, local: Result<Found>) -> Result<
         Ok(found) => Ok(found.fingerprint()),
         Err(error) => Err(error.to_string()),
     };
-    let all: Vec<Result<String, String>> = accelerator.gather_object(told)?;
+    let all: Vec<Result<String, String>> = accelerator.processes().gather_object(told)?;
     let found = local?;
     let mut reasons = all.iter().map(|told| told.as_ref().err()).enumerate();
     if let Some((rank, Some(reason))) = reasons.find(|(_, reason)| reason.is_some()) {

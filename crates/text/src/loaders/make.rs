@@ -25,7 +25,7 @@ pub(super) fn loaders(
     batch_size: usize,
 ) -> Result<TextDataLoaders> {
     let seed = options.seed.unwrap_or_else(draw_seed);
-    let seed = accelerator.broadcast_object(seed, 0)?;
+    let seed = accelerator.processes().broadcast_object(seed, 0)?;
     // From here on ranks meet before the first error is returned.
     let source = origin.open(&options.part).map_err(Error::from);
     let corpus = corpus(source.as_ref().ok(), &options, accelerator)?;
@@ -47,7 +47,7 @@ fn corpus(
     accelerator: &Accelerator,
 ) -> Result<Option<Result<TokenCorpus>>> {
     let available = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let on_host = accelerator.world().local_world_size.as_usize();
+    let on_host = accelerator.processes().world().local_world_size.as_usize();
     let share = (available / on_host).max(1);
     let tokenizer = &*options.tokenizer;
     let Some(cache) = &options.cache else {
@@ -56,10 +56,11 @@ fn corpus(
         };
         return Ok(source.map(|source| Ok(split(source)?)));
     };
-    let threads = if accelerator.is_local_main_process() { available } else { share };
+    let threads = if accelerator.processes().is_local_main_process() { available } else { share };
     let split = |source| cache.corpus(tokenizer, source, ParallelOptions::new().threads(threads));
     // The first rank's failure is not that of the others, which may be able to: what each has is compared later.
     let made = accelerator
+        .processes()
         .local_main_process_first(|| Ok::<_, brigade_train::Error>(source.map(split)))?;
     Ok(made.map(|corpus| Ok(corpus?)))
 }

@@ -171,7 +171,7 @@ impl Shared {
     pub(crate) fn new(accelerator: &Accelerator) -> Self {
         let folder = accelerator.is_main_process().then(|| tempfile::tempdir().unwrap());
         let path = folder.as_ref().map(|folder| folder.path().to_owned());
-        let path = accelerator.broadcast_object(path, 0).unwrap().unwrap();
+        let path = accelerator.processes().broadcast_object(path, 0).unwrap().unwrap();
         Self { accelerator: accelerator.clone(), path, _folder: folder }
     }
 

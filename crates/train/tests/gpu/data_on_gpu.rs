@@ -347,7 +347,7 @@ dist_test!(world = 2, dist_ranks_with_their_data_on_one_gpu_share_its_samples_ou
         let (images, labels) = batch.unwrap().into_data();
         let first = images.flatten(1, -1).select(1, 0).to_kind(Kind::Int64);
         assert_eq!(first, (&labels * 48).remainder(251));
-        all.push(accelerator.gather(&labels).unwrap());
+        all.push(accelerator.processes().gather(&labels).unwrap());
     }
     let mut seen = Vec::<i64>::try_from(Tensor::cat(&all, 0).to_device(Device::Cpu)).unwrap();
     seen.sort_unstable();

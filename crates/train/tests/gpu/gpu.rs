@@ -559,7 +559,7 @@ fn a_recorded_step_of_several_ranks_has_their_time_limit() {
     }
     step.records().unwrap();
     // A replay in which the other rank does not come.
-    let group = accelerator.group().unwrap();
+    let group = accelerator.processes().group().unwrap();
     group.within(Duration::from_millis(100)).watch("replay", || Ok(false)).unwrap();
     let error = loop {
         match step.run(&batch) {
@@ -787,7 +787,7 @@ dist_test!(world = 2, dist_ranks_share_a_gpu_over_gloo, |world| {
             Some(store) => builder.store(Store::clone(store)).build().unwrap(),
         };
         *shared.borrow_mut() =
-            accelerator.group().map(|group| group.store().prefix("cpu").unwrap());
+            accelerator.processes().group().map(|group| group.store().prefix("cpu").unwrap());
         tch::manual_seed(3);
         let model = Model::new(|p| {
             let options = Conv2dOptions { padding: [1, 1], ..Conv2dOptions::default() };
@@ -809,7 +809,7 @@ dist_test!(world = 2, dist_ranks_share_a_gpu_over_gloo, |world| {
             optimizer.step().unwrap();
         }
         let mine = Tensor::from(rank + 1.0).to_kind(Kind::Float).to_device(accelerator.device());
-        let sum = accelerator.reduce(&mine, brigade_train::ReduceOp::Sum).unwrap();
+        let sum = accelerator.processes().reduce(&mine, brigade_train::ReduceOp::Sum).unwrap();
         assert_eq!((sum.device(), number(&sum)), (accelerator.device(), 3.0));
         weights(&model)
     };

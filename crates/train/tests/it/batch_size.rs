@@ -94,6 +94,7 @@ dist_test!(world = 2, dist_all_ranks_go_on_with_the_same_size, |world: World| {
     assert!(failed.unwrap_err().to_string().contains("the data are gone"));
     // The ranks are still together.
     let sum = accelerator
+        .processes()
         .reduce(&Tensor::ones([1], (Kind::Float, tch::Device::Cpu)), brigade_train::ReduceOp::Sum);
     assert_eq!(sum.unwrap().double_value(&[0]), 2.0);
 });
@@ -103,7 +104,7 @@ dist_test!(world = 2, dist_one_rank_alone_runs_out_in_the_middle_of_training, |w
     let fp16 = Precision::Fp16;
     let build = || Accelerator::builder().cpu(true).quiet(true).mixed_precision(fp16).build();
     let accelerator = build().unwrap();
-    let before = accelerator.group().unwrap();
+    let before = accelerator.processes().group().unwrap();
     if world.rank.as_usize() == 1 {
         // Each new process group takes threads, and so address space.
         limit_memory(1400 * MIB);
@@ -131,6 +132,7 @@ dist_test!(world = 2, dist_one_rank_alone_runs_out_in_the_middle_of_training, |w
     // What goes on is another group; the one before is closed, and says so.
     assert!(before.barrier().is_err());
     let sum = accelerator
+        .processes()
         .reduce(&Tensor::ones([1], (Kind::Float, tch::Device::Cpu)), brigade_train::ReduceOp::Sum);
     assert_eq!(sum.unwrap().double_value(&[0]), 2.0);
 });

@@ -27,6 +27,7 @@ fn refused(
 ) {
     step!("expect {expected}");
     accelerator
+        .processes()
         .on_main_process(|| -> Result<(), Error> {
             change(path);
             Ok(())
@@ -45,7 +46,7 @@ dist_test!(world = 2, seconds = 120, bad_checkpoints_have_names_on_every_rank, |
     let mut run = Run::new(&accelerator, 1);
     let save = |name: &str| {
         let path = accelerator.save_state(folder.join(name)).unwrap();
-        accelerator.wait_for_save().unwrap();
+        accelerator.checkpoints().wait().unwrap();
         path
     };
     let good = save("good");
@@ -118,13 +119,13 @@ dist_test!(world = 2, seconds = 120, files_that_change_after_they_were_verified,
     let folder = Shared::new(&accelerator);
     let mut run = Run::new(&accelerator, 1);
     let path = accelerator.save_state(folder.join("one")).unwrap();
-    accelerator.wait_for_save().unwrap();
+    accelerator.checkpoints().wait().unwrap();
     run.go(&accelerator, |_, batches| batches < 2);
     let before = run.weights();
     // The hook comes when all was looked at and nothing was changed.
     let cut = |name: &'static str| {
         let main = accelerator.is_main_process();
-        accelerator.register_load_state_pre_hook(move |path| {
+        accelerator.checkpoints().register_load_hook(move |path| {
             if main {
                 fs::OpenOptions::new().write(true).open(path.join(name))?.set_len(300)?;
             }
@@ -139,7 +140,7 @@ dist_test!(world = 2, seconds = 120, files_that_change_after_they_were_verified,
 
     step!("the model's file, before anything was changed");
     let path = accelerator.save_state(folder.join("two")).unwrap();
-    accelerator.wait_for_save().unwrap();
+    accelerator.checkpoints().wait().unwrap();
     let hook = cut("model.safetensors");
     let error = accelerator.load_state(&path).unwrap_err();
     assert!(error.to_string().contains("was cut short while it was read: expected"), "{error}");
@@ -149,9 +150,9 @@ dist_test!(world = 2, seconds = 120, files_that_change_after_they_were_verified,
 
     step!("the model's file, when others have been opened and the first objects have their states");
     let cutter = Arc::new(Cutter { path: Mutex::new(None), accelerator: accelerator.clone() });
-    accelerator.register_for_checkpointing(&cutter);
+    accelerator.checkpoints().register(&cutter);
     let path = accelerator.save_state(folder.join("three")).unwrap();
-    accelerator.wait_for_save().unwrap();
+    accelerator.checkpoints().wait().unwrap();
     *cutter.path.lock().unwrap() = Some(path.join("model.safetensors"));
     let error = accelerator.load_state(&path).unwrap_err();
     assert!(error.to_string().contains("partly changed"), "{error}");
@@ -159,7 +160,7 @@ dist_test!(world = 2, seconds = 120, files_that_change_after_they_were_verified,
     step!("another one is loaded");
     *cutter.path.lock().unwrap() = None;
     let path = accelerator.save_state(folder.join("four")).unwrap();
-    accelerator.wait_for_save().unwrap();
+    accelerator.checkpoints().wait().unwrap();
     accelerator.load_state(&path).unwrap();
 });
 
@@ -214,20 +215,20 @@ dist_test!(world = 2, seconds = 120, own_objects_and_hooks_take_part, |_world| {
     let folder = Shared::new(&accelerator);
     let run = Run::new(&accelerator, 1);
     let best = Arc::new(Mutex::new((0.1f64 + 0.2, f64::INFINITY, "epoch".to_owned())));
-    accelerator.register_value_for_checkpointing(&best);
+    accelerator.checkpoints().register_value(&best);
     let own = Arc::new(Stubborn(AtomicI64::new(5)));
-    accelerator.register_for_checkpointing(&own);
+    accelerator.checkpoints().register(&own);
     let called = Arc::new(Mutex::new(Vec::new()));
-    let saving = accelerator.register_save_state_pre_hook(move |path| {
+    let saving = accelerator.checkpoints().register_save_hook(move |path| {
         Ok(fs::write(path.join(format!("note_{rank}.txt")), format!("rank {rank}"))?)
     });
     let log = Arc::clone(&called);
-    let loading = accelerator.register_load_state_pre_hook(move |path| {
+    let loading = accelerator.checkpoints().register_load_hook(move |path| {
         log.lock().unwrap().push(fs::read_to_string(path.join(format!("note_{rank}.txt")))?);
         Ok(())
     });
     let path = accelerator.save_state(folder.join("one")).unwrap();
-    accelerator.wait_for_save().unwrap();
+    accelerator.checkpoints().wait().unwrap();
 
     *best.lock().unwrap() = (0.0, 0.0, String::new());
     own.0.store(6, Ordering::Relaxed);
@@ -241,7 +242,7 @@ dist_test!(world = 2, seconds = 120, own_objects_and_hooks_take_part, |_world| {
     saving.remove();
     own.0.store(7, Ordering::Relaxed);
     let path = accelerator.save_state(folder.join("two")).unwrap();
-    accelerator.wait_for_save().unwrap();
+    accelerator.checkpoints().wait().unwrap();
     assert!(!path.join("note_0.txt").exists());
     own.0.store(8, Ordering::Relaxed);
     best.lock().unwrap().0 = 4.0;
@@ -266,21 +267,21 @@ dist_test!(world = 2, seconds = 120, numbered_ones_are_limited_and_the_latest_is
     let accelerator = Accelerator::builder().sharing(&first).project(project).build().unwrap();
     assert!(first.save_state_numbered().is_err());
     let mut run = Run::new(&accelerator, 1);
-    assert_eq!(accelerator.latest_checkpoint().unwrap(), None);
+    assert_eq!(accelerator.checkpoints().latest().unwrap(), None);
     assert!(accelerator.load_latest_state().is_err());
     let mut weights = Vec::new();
     run.go(&accelerator, |run, _| {
-        accelerator.save_state_numbered().unwrap();
+        accelerator.checkpoints().save_numbered().unwrap();
         weights = run.parameters();
         run.batches < 4
     });
-    accelerator.wait_for_save().unwrap();
+    accelerator.checkpoints().wait().unwrap();
     let checkpoints = folder.join("run/checkpoints");
     let mut names: Vec<_> =
         fs::read_dir(&checkpoints).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     names.sort();
     assert_eq!(names, ["checkpoint_5", "checkpoint_6"]);
-    assert_eq!(accelerator.latest_checkpoint().unwrap(), Some(checkpoints.join("checkpoint_6")));
+    assert_eq!(accelerator.checkpoints().latest().unwrap(), Some(checkpoints.join("checkpoint_6")));
     run.go(&accelerator, |_, batches| batches < 6);
     assert_ne!(run.parameters(), weights);
     let loaded = accelerator.load_latest_state().unwrap();
@@ -302,7 +303,7 @@ dist_test!(
             let large = Model::new(|p| Linear::new(p / "large", 2048, 2048)).unwrap();
             let _large = accelerator.prepare(large).unwrap();
             let saved = |path: &Path| {
-                accelerator.save_state(path).and_then(|_| accelerator.wait_for_save())
+                accelerator.save_state(path).and_then(|_| accelerator.checkpoints().wait())
             };
             step!("where nothing may write");
             let error = saved(Path::new("/proc/brigade/checkpoint")).unwrap_err();
@@ -335,7 +336,7 @@ dist_test!(world = 2, seconds = 120, a_shard_that_is_cut_short_is_named_on_every
         large.inner().parameters().iter().map(|parameter| parameter.tensor.copy()).collect()
     };
     let path = accelerator.save_state(folder.join("large")).unwrap();
-    accelerator.wait_for_save().unwrap();
+    accelerator.checkpoints().wait().unwrap();
     tch::no_grad(|| {
         for parameter in large.inner().parameters() {
             let _ = parameter.tensor.shallow_clone().fill_(7.0);
@@ -365,7 +366,7 @@ dist_test!(world = 2, seconds = 120, a_shard_that_is_cut_short_is_named_on_every
     }
     step!("another one");
     let path = accelerator.save_state(folder.join("good")).unwrap();
-    accelerator.wait_for_save().unwrap();
+    accelerator.checkpoints().wait().unwrap();
     tch::no_grad(|| {
         for parameter in large.inner().parameters() {
             let _ = parameter.tensor.shallow_clone().fill_(8.0);
@@ -393,7 +394,7 @@ fn a_checkpoint_is_loaded_where_no_thread_can_start() {
     let accelerator = Accelerator::builder().cpu(true).quiet(true).build().unwrap();
     let run = Run::new(&accelerator, 1);
     let path = accelerator.save_state(folder.path().join("saved")).unwrap();
-    accelerator.wait_for_save().unwrap();
+    accelerator.checkpoints().wait().unwrap();
     // Stacks that no address space has room for.
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "checkpoint_faults::child", "--include-ignored", "--nocapture"])

@@ -38,7 +38,7 @@ fn child() {
         accelerator.prepare(model).unwrap()
     });
     let weights = large.as_ref().map(|large| large.inner().parameters()[0].tensor.shallow_clone());
-    if accelerator.latest_checkpoint().unwrap().is_some() {
+    if accelerator.checkpoints().latest().unwrap().is_some() {
         let loaded = accelerator.load_latest_state().unwrap();
         // Full rounds of a batch on each rank, and a rest in each epoch.
         let (samples, round) = (loaded.samples as usize, BATCH * accelerator.num_processes());
@@ -58,7 +58,7 @@ fn child() {
             // A save whose bytes are not all of one moment is seen.
             tch::no_grad(|| drop(weights.shallow_clone().fill_(batches as f64)));
         }
-        accelerator.save_state_numbered().unwrap();
+        accelerator.checkpoints().save_numbered().unwrap();
         true
     });
 }

@@ -29,7 +29,7 @@ fn prepare(first: &Accelerator, seed: i64) -> (Accelerator, Run, Arc<Mutex<f64>>
         .unwrap();
     let run = Run::new(&accelerator, seed);
     let best = Arc::new(Mutex::new(0.0));
-    accelerator.register_value_for_checkpointing(&best);
+    accelerator.checkpoints().register_value(&best);
     (accelerator, run, best)
 }
 
@@ -58,7 +58,7 @@ dist_test!(world = 2, seconds = 120, version_1_resumes_bit_for_bit, |_world| {
     assert_eq!((loaded.world_size, loaded.step, loaded.samples), (2, 3, 29));
     assert_eq!(*best.lock().unwrap(), 0.1 + 0.2);
     accelerator.save_state(folder.join("now")).unwrap();
-    accelerator.wait_for_save().unwrap();
+    accelerator.checkpoints().wait().unwrap();
     let (then, now) = (Checkpoint::open(fixture()).unwrap(), Checkpoint::open(folder.join("now")));
     let now = now.unwrap();
     assert_eq!(now.manifest().version, 2);

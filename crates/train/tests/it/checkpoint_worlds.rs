@@ -25,13 +25,13 @@ fn child() {
         .build()
         .unwrap();
     let mut run = Run::new(&accelerator, 1);
-    if accelerator.latest_checkpoint().unwrap().is_some() {
+    if accelerator.checkpoints().latest().unwrap().is_some() {
         accelerator.load_latest_state().unwrap();
     }
     run.go(&accelerator, |run, batches| {
         if batches == rounds {
-            accelerator.save_state_numbered().unwrap();
-            accelerator.wait_for_save().unwrap();
+            accelerator.checkpoints().save_numbered().unwrap();
+            accelerator.checkpoints().wait().unwrap();
         }
         assert!(f64::from_bits(run.loss).is_finite());
         batches < rounds

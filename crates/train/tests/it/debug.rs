@@ -32,13 +32,13 @@ fn has(text: &str, words: &[&str]) {
 
 dist_test!(world = 3, dist_another_operation, |_world: World| -> Result<()> {
     let accelerator = debugged()?;
-    let gathered = accelerator.gather(&numbers(&[2]))?;
+    let gathered = accelerator.processes().gather(&numbers(&[2]))?;
     assert_eq!(gathered.size(), [6]);
     accelerator.wait_for_everyone()?;
-    accelerator.on_main_process(|| Ok::<_, Error>(()))?;
+    accelerator.processes().on_main_process(|| Ok::<_, Error>(()))?;
     let outcome = match accelerator.process_index() {
-        1 => accelerator.broadcast(&numbers(&[4]), 0),
-        _ => accelerator.reduce(&numbers(&[2, 3]), ReduceOp::Sum),
+        1 => accelerator.processes().broadcast(&numbers(&[4]), 0),
+        _ => accelerator.processes().reduce(&numbers(&[2, 3]), ReduceOp::Sum),
     };
     has(
         &text(outcome),
@@ -55,23 +55,23 @@ dist_test!(world = 2, dist_another_shape_kind_or_place, |_world: World| -> Resul
     let first = accelerator.process_index() == 0;
     let shape: &[i64] = if first { &[2] } else { &[3] };
     has(
-        &text(accelerator.gather(&numbers(shape))),
+        &text(accelerator.processes().gather(&numbers(shape))),
         &["float32 [2] at", "rank 1", "float32 [3] at"],
     );
     let kind = if first { Kind::Float } else { Kind::Double };
-    let outcome = accelerator.gather(&numbers(&[2]).to_kind(kind));
+    let outcome = accelerator.processes().gather(&numbers(&[2]).to_kind(kind));
     has(&text(outcome), &["float32 [2]", "float64 [2]"]);
     // The same from two lines of the program: sums of different things, most likely.
     let outcome = match accelerator.process_index() {
-        0 => accelerator.reduce(&numbers(&[2]), ReduceOp::Mean),
-        _ => accelerator.reduce(&numbers(&[1 + 1]), ReduceOp::Mean),
+        0 => accelerator.processes().reduce(&numbers(&[2]), ReduceOp::Mean),
+        _ => accelerator.processes().reduce(&numbers(&[1 + 1]), ReduceOp::Mean),
     };
     let text = text(outcome);
     let lines: Vec<&str> =
         text.match_indices("debug.rs:").map(|(at, _)| &text[at..at + 12]).collect();
     assert!(lines.len() == 2 && lines[0] != lines[1], "{text}");
     // No rank has begun an operation: the group still works.
-    assert!(accelerator.check_trigger().is_ok());
+    assert!(accelerator.processes().check_trigger().is_ok());
     Ok(())
 });
 
@@ -80,7 +80,7 @@ dist_test!(world = 2, dist_a_rank_that_does_not_come, |_world: World| -> Result<
     accelerator.wait_for_everyone()?;
     let begun = Instant::now();
     if accelerator.process_index() == 0 {
-        let text = text(accelerator.gather(&numbers(&[2])));
+        let text = text(accelerator.processes().gather(&numbers(&[2])));
         has(
             &text,
             &[
@@ -91,9 +91,15 @@ dist_test!(world = 2, dist_a_rank_that_does_not_come, |_world: World| -> Result<
         );
         assert!(begun.elapsed() >= LIMIT);
         // Rank 1 may go.
-        accelerator.group().unwrap().store().set("done", b"1").unwrap();
+        accelerator.processes().group().unwrap().store().set("done", b"1").unwrap();
     } else {
-        accelerator.group().unwrap().store().wait(&["done"], Duration::from_secs(60)).unwrap();
+        accelerator
+            .processes()
+            .group()
+            .unwrap()
+            .store()
+            .wait(&["done"], Duration::from_secs(60))
+            .unwrap();
     }
     Ok(())
 });
@@ -106,7 +112,7 @@ dist_test!(world = 2, dist_training, |_world: World| -> Result<()> {
     for step in 0..4 {
         let loss = model.forward(&images)?.cross_entropy_for_logits(&labels);
         accelerator.backward(&loss)?;
-        let _ = accelerator.reduce(&loss, ReduceOp::Mean)?;
+        let _ = accelerator.processes().reduce(&loss, ReduceOp::Mean)?;
         accelerator.no_sync(&model, || {
             // Not the same number of times, and nothing is sent, once the order of the buckets is.
             for _ in 0..(step / 2) * accelerator.process_index() {
@@ -119,7 +125,7 @@ dist_test!(world = 2, dist_training, |_world: World| -> Result<()> {
     let loss = model.forward(&images)?.cross_entropy_for_logits(&labels);
     let outcome = match accelerator.process_index() {
         0 => accelerator.backward(&loss),
-        _ => accelerator.gather(&loss).map(drop),
+        _ => accelerator.processes().gather(&loss).map(drop),
     };
     has(
         &text(outcome),

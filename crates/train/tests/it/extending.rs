@@ -273,7 +273,7 @@ fn one_process_plays_a_rank_of_a_large_world() -> Result<()> {
     let accelerator = builder.backend(Backend::Fake).build()?;
     assert_eq!((accelerator.process_index(), accelerator.num_processes()), (3, 8));
     let one = Tensor::from(2.0);
-    let sum = accelerator.reduce(&one, ReduceOp::Sum)?.double_value(&[]);
+    let sum = accelerator.processes().reduce(&one, ReduceOp::Sum)?.double_value(&[]);
     assert!(sum.is_finite());
     Ok(())
 }
@@ -364,11 +364,11 @@ fn an_accelerator_is_built_on_joined_processes() {
                 let accelerator =
                     Accelerator::builder().processes(&processes).quiet(true).build().unwrap();
                 assert_eq!(accelerator.process_index(), rank);
-                assert_eq!(accelerator.gather_object(rank).unwrap(), [0, 1]);
+                assert_eq!(accelerator.processes().gather_object(rank).unwrap(), [0, 1]);
                 if rank == 1 {
                     processes.set_trigger();
                 }
-                assert!(accelerator.check_trigger().unwrap(), "one flag for both");
+                assert!(accelerator.processes().check_trigger().unwrap(), "one flag for both");
 
                 let builder = Accelerator::builder().processes(&processes);
                 let error = builder.backend(Backend::Fake).build().unwrap_err().to_string();

@@ -145,7 +145,7 @@ dist_test!(world = 2, dist_every_rank_gets_the_same_error, |world: World| -> Res
             let outcome = train(&accelerator, &model, &mut optimizer, wrong[rank]);
             let outcome = found(outcome);
             // Of several the first to say so, and the same one everywhere.
-            let all = accelerator.gather_object(outcome)?;
+            let all = accelerator.processes().gather_object(outcome)?;
             assert_eq!(all[0], all[1]);
             let named = named.or_else(|| outcome.map(|(rank, ..)| rank)).unwrap();
             assert_eq!(outcome, Some((named, Some(2), false)));
@@ -400,7 +400,7 @@ dist_test!(world = 2, dist_in_a_join_of_several_models, |world: World| -> Result
                 })
                 .collect();
             assert!(!factors.is_empty() && factors.iter().flatten().all(|value| value.is_finite()));
-            let all = accelerator.gather_object(factors)?;
+            let all = accelerator.processes().gather_object(factors)?;
             assert_eq!(all[0], all[1]);
         }
         if number == 0 {
@@ -451,11 +451,11 @@ dist_test!(
         assert_eq!(told, [None, None, Some((1, Some(2), true))]);
         // Corrupted weights are not saved, even when no step came after.
         let folder = tempfile::tempdir().unwrap();
-        let place = accelerator.broadcast_object(folder.path().to_owned(), 0)?;
+        let place = accelerator.processes().broadcast_object(folder.path().to_owned(), 0)?;
         let (model, mut optimizer) = objects(&accelerator)?;
         train(&accelerator, &model, &mut optimizer, 0.5)?;
         let _ = accelerator.save_state(place.join("sound"))?;
-        accelerator.wait_for_save()?;
+        accelerator.checkpoints().wait()?;
         train(&accelerator, &model, &mut optimizer, [1.0, NAN][rank])?;
         let outcome = accelerator.save_state(place.join("corrupted")).map(drop);
         assert_eq!(found(outcome), Some((1, Some(2), true)));

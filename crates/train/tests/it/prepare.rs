@@ -23,7 +23,7 @@ fn seeded_by_rank(world: &World) {
 }
 
 fn all_equal(accelerator: &Accelerator, tensor: &Tensor) -> bool {
-    let gathered = accelerator.gather(&tensor.detach().reshape([1, -1])).unwrap();
+    let gathered = accelerator.processes().gather(&tensor.detach().reshape([1, -1])).unwrap();
     let first = gathered.narrow(0, 0, 1).expand_as(&gathered);
     gathered == first
 }
@@ -214,7 +214,7 @@ dist_test!(world = 2, dist_epochs_agree_without_a_seed, |_world: World| -> Resul
         let mut order: Vec<i64> = Vec::new();
         for batch in &loader {
             let batch = batch?;
-            order.extend(Vec::<i64>::try_from(accelerator.gather(&*batch)?)?);
+            order.extend(Vec::<i64>::try_from(accelerator.processes().gather(&*batch)?)?);
         }
         let mut sorted = order.clone();
         sorted.sort_unstable();
@@ -225,7 +225,7 @@ dist_test!(world = 2, dist_epochs_agree_without_a_seed, |_world: World| -> Resul
     loader.inner().set_epoch(0);
     let mut again: Vec<i64> = Vec::new();
     for batch in &loader {
-        again.extend(Vec::<i64>::try_from(accelerator.gather(&*batch?)?)?);
+        again.extend(Vec::<i64>::try_from(accelerator.processes().gather(&*batch?)?)?);
     }
     assert_eq!(again, epochs[0]);
     Ok(())
@@ -236,7 +236,7 @@ dist_test!(world = 2, dist_weights_to_and_from_files, |world: World| -> Result<(
     let accelerator = Accelerator::new()?;
     // A folder that both ranks know, of this test's own.
     let mine = tempfile::tempdir().unwrap();
-    let folder: PathBuf = accelerator.broadcast_object(mine.path().to_owned(), 0)?;
+    let folder: PathBuf = accelerator.processes().broadcast_object(mine.path().to_owned(), 0)?;
     let saved = accelerator.prepare(Model::new(linear)?)?;
     accelerator.save_model(&saved, &folder)?;
     assert!(folder.join("model.safetensors").is_file(), "there on return, on every rank");
@@ -270,7 +270,7 @@ dist_test!(world = 2, seconds = 60, dist_a_lost_rank_ends_the_others_step, |worl
     let model = accelerator.prepare(Model::new(linear).unwrap()).unwrap();
     if world.rank.as_usize() == 1 {
         // As far as its peers can tell, this rank is gone: its connections close.
-        return accelerator.group().unwrap().abort().unwrap();
+        return accelerator.processes().group().unwrap().abort().unwrap();
     }
     let input = Tensor::ones([1, 3], tch::kind::FLOAT_CPU);
     let outcome =

@@ -47,9 +47,10 @@ fn complete_events(path: &Path) -> Vec<(String, f64, f64)> {
 dist_test!(world = 2, dist_every_rank_writes_a_trace, |_world: World| -> Result<()> {
     let accelerator = Accelerator::new()?;
     let folder = accelerator
+        .processes()
         .on_main_process(|| Ok::<_, brigade_train::Error>(tempfile::tempdir().unwrap()))?;
     let path = folder.as_ref().map(|folder| folder.path().to_owned()).unwrap_or_default();
-    let path = accelerator.broadcast_object(path, 0)?.join("traces");
+    let path = accelerator.processes().broadcast_object(path, 0)?.join("traces");
     let mut objects = training(&accelerator)?;
     let options = ProfileOptions {
         trace_dir: Some(path.clone()),

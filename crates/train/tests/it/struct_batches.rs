@@ -110,7 +110,8 @@ fn train(
             optimizer.step()?;
             optimizer.zero_grad()?;
             let real = accelerator.gather_for_metrics(&batch, &*batch)?;
-            let mean = accelerator.reduce(&loss.detach(), brigade_train::ReduceOp::Sum)?;
+            let mean =
+                accelerator.processes().reduce(&loss.detach(), brigade_train::ReduceOp::Sum)?;
             steps.push((mean.double_value(&[]).to_bits(), numbers(&real.tokens.1)));
             count += 1;
             after(accelerator, count)?;
@@ -168,7 +169,7 @@ dist_test!(world = 2, dist_structs_are_gathered_and_split, |world: World| -> Res
         weight: None,
         label: row(&[20 + rank]),
     };
-    let all = accelerator.gather(&own)?;
+    let all = accelerator.processes().gather(&own)?;
     assert_eq!(numbers(&all.tokens.0), [0, 1]);
     assert_eq!((numbers(&all.tokens.1), numbers(&all.label)), (vec![10, 11], vec![20, 21]));
     assert!(all.weight.is_none());
@@ -178,7 +179,7 @@ dist_test!(world = 2, dist_structs_are_gathered_and_split, |world: World| -> Res
         weight: Some(Tensor::ones([5], (Kind::Float, Device::Cpu))),
         label: row(&[5, 6, 7, 8, 9]),
     };
-    let part = accelerator.split_between_processes_padded(&five)?;
+    let part = accelerator.processes().split_between_processes_padded(&five)?;
     assert_eq!(numbers(&part.tokens.0), if rank == 0 { [0, 1, 2] } else { [3, 4, 4] });
     assert_eq!(part.tokens.1.size(), [3, 2]);
     let micro: Vec<Vec<i64>> =
@@ -186,7 +187,7 @@ dist_test!(world = 2, dist_structs_are_gathered_and_split, |world: World| -> Res
     assert_eq!(micro, if rank == 0 { [vec![5, 6], vec![7]] } else { [vec![8, 9], vec![9]] });
 
     let uneven = Tokens(row(&[1]), row(&[1, 2]));
-    let error = accelerator.split_between_processes(&uneven).unwrap_err().to_string();
+    let error = accelerator.processes().split_between_processes(&uneven).unwrap_err().to_string();
     assert!(error.contains("[[1], [2]] have no common number of rows"), "{error}");
     Ok(())
 });

@@ -78,7 +78,7 @@ fn freezes_and_thaws(accelerator: &Accelerator, folder: &Path) -> Result<()> {
     steps(accelerator, &mut through, 3..6)?;
     assert_eq!(values(&through.0, "encoder"), encoder, "what is frozen stays");
     accelerator.save_state(&saved)?;
-    accelerator.wait_for_save()?;
+    accelerator.checkpoints().wait()?;
     accelerator.wait_for_everyone()?;
     steps(accelerator, &mut through, 6..8)?;
     through.0.set_trainable("encoder.weight", true)?;
@@ -121,7 +121,7 @@ fn one_rank_freezes_and_thaws() -> Result<()> {
 fn shared(accelerator: &Accelerator) -> (Option<tempfile::TempDir>, PathBuf) {
     let folder = accelerator.is_main_process().then(|| tempfile::tempdir().unwrap());
     let path = folder.as_ref().map(|folder| folder.path().to_owned());
-    let path = accelerator.broadcast_object(path, 0).unwrap().unwrap();
+    let path = accelerator.processes().broadcast_object(path, 0).unwrap().unwrap();
     (folder, path)
 }
 

@@ -148,19 +148,19 @@ dist_test!(world = 2, dist_rank_0_alone_writes, |_: World| -> Result<()> {
         .build()?;
     let error = accelerator.log([("loss", 1.0)], 1).unwrap_err();
     assert!(error.to_string().contains("before init_trackers"), "{error}");
-    accelerator.init_trackers("demo", &serde_json::json!({ "lr": 0.1 }))?;
-    assert!(matches!(accelerator.init_trackers("demo", &()), Err(Error::InvalidArgument(_))));
+    accelerator.trackers().start("demo", &serde_json::json!({ "lr": 0.1 }))?;
+    assert!(matches!(accelerator.trackers().start("demo", &()), Err(Error::InvalidArgument(_))));
     accelerator.log([("loss", 0.5), ("accuracy", 0.9)], 3)?;
     accelerator.log([("stage", Value::from("late")), ("n", Value::from(2))], None)?;
-    let jsonl = accelerator.tracker("jsonl")?;
+    let jsonl = accelerator.trackers().tracker("jsonl")?;
     jsonl.log_text("note", "hello", 4)?;
     let silent = jsonl.with(|tracker: &mut JsonLines| tracker.name().to_owned()).is_none();
     assert_eq!(silent, !accelerator.is_main_process());
     assert!(jsonl.with(|_: &mut Csv| ()).is_none());
-    let error = accelerator.tracker("tensorboard").unwrap_err().to_string();
+    let error = accelerator.trackers().tracker("tensorboard").unwrap_err().to_string();
     assert_eq!(error, "there is no tracker \"tensorboard\"; there are: jsonl, csv");
-    accelerator.end_training()?;
-    accelerator.end_training()?;
+    accelerator.trackers().finish()?;
+    accelerator.trackers().finish()?;
 
     let files = fs::read_dir(folder.path()).unwrap().count();
     if !accelerator.is_main_process() {
@@ -191,13 +191,13 @@ dist_test!(
         let file = folder.path().join("file");
         fs::write(&file, "").unwrap();
         let accelerator = Accelerator::builder().logging_dir(&file).build()?;
-        let error = accelerator.init_trackers("demo", &()).unwrap_err();
+        let error = accelerator.trackers().start("demo", &()).unwrap_err();
         if accelerator.is_main_process() {
             assert!(matches!(error, Error::Track(_)), "{error}");
         }
         assert!(error.to_string().contains("cannot make the folder /"), "{error}");
         // It was not started, so the next attempt is none too many.
-        assert!(accelerator.end_training().is_ok());
+        assert!(accelerator.trackers().finish().is_ok());
         Ok(())
     }
 );
@@ -237,13 +237,13 @@ fn a_tracker_of_ones_own_that_fails_keeps_nothing_from_the_others() -> Result<()
         .log_with(Broken::default())
         .log_with(JsonLines::new(folder.path()))
         .build()?;
-    accelerator.init_trackers("demo", &())?;
+    accelerator.trackers().start("demo", &())?;
     let error = accelerator.log([("loss", 0.5)], 1).unwrap_err();
     assert_eq!(error.to_string(), "no room");
-    assert_eq!(accelerator.tracker("broken")?.with(|it: &mut Broken| it.0), Some(1));
+    assert_eq!(accelerator.trackers().tracker("broken")?.with(|it: &mut Broken| it.0), Some(1));
     let lines = fs::read_to_string(folder.path().join("demo.jsonl")).unwrap();
     assert!(lines.contains("\"loss\":0.5"));
-    accelerator.end_training()
+    accelerator.trackers().finish()
 }
 
 dist_test!(world = 2, dist_log_lines_say_rank_and_step, |_: World| -> Result<()> {
@@ -309,8 +309,8 @@ fn a_shared_accelerator_logs_to_the_folder_that_it_is_given() -> Result<()> {
     let same = Accelerator::builder().sharing(&accelerator).build()?;
     let other = Accelerator::builder().sharing(&accelerator).logging_dir(second.path()).build()?;
     for (accelerator, project) in [(&same, "one"), (&other, "two")] {
-        accelerator.init_trackers(project, &())?;
-        accelerator.end_training()?;
+        accelerator.trackers().start(project, &())?;
+        accelerator.trackers().finish()?;
     }
     assert!(first.path().join("one.jsonl").is_file());
     assert!(second.path().join("two.jsonl").is_file());
@@ -321,11 +321,11 @@ fn a_shared_accelerator_logs_to_the_folder_that_it_is_given() -> Result<()> {
 fn a_meter_gives_values_that_trackers_take() -> Result<()> {
     let folder = tempfile::tempdir().unwrap();
     let accelerator = Accelerator::builder().cpu(true).logging_dir(folder.path()).build()?;
-    accelerator.init_trackers("demo", &())?;
+    accelerator.trackers().start("demo", &())?;
     let mut meter = accelerator.meter(8);
     meter.step_with_tokens(4, 400);
     accelerator.log(meter.values(), 0)?;
-    accelerator.end_training()?;
+    accelerator.trackers().finish()?;
     let text = fs::read_to_string(folder.path().join("demo.jsonl")).unwrap();
     for name in ["samples_per_second", "tokens_per_second", "step_ms", "resident_mib", "peak_mib"] {
         assert!(text.contains(&format!("\"{name}\":")), "{text}");

@@ -58,7 +58,7 @@ fn rank_on_a_full_disk() {
         let _large = accelerator.prepare(large).unwrap();
         let outcome = accelerator
             .save_state(disk.join("checkpoint"))
-            .and_then(|_| accelerator.wait_for_save());
+            .and_then(|_| accelerator.checkpoints().wait());
         let error = outcome.unwrap_err();
         assert!(error.to_string().contains("No space left on device"), "{error}");
         accelerator.wait_for_everyone().unwrap();
@@ -78,8 +78,11 @@ fn rank_on_a_read_only_disk() {
         let model = Model::new(|path| Linear::new(path / "hidden", 6, 8)).unwrap();
         let _model = accelerator.prepare(model).unwrap();
         let saved =
-            accelerator.save_state(disk.join("one")).and_then(|_| accelerator.wait_for_save());
-        let numbered = accelerator.save_state_numbered().and_then(|_| accelerator.wait_for_save());
+            accelerator.save_state(disk.join("one")).and_then(|_| accelerator.checkpoints().wait());
+        let numbered = accelerator
+            .checkpoints()
+            .save_numbered()
+            .and_then(|_| accelerator.checkpoints().wait());
         for outcome in [saved, numbered] {
             let error = outcome.unwrap_err().to_string();
             assert!(error.contains("Read-only file system") && error.contains("disk"), "{error}");

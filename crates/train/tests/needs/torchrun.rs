@@ -26,7 +26,7 @@ fn rank() {
         Accelerator::builder().cpu(true).timeout(Duration::from_secs(60)).build().unwrap();
     let rank = accelerator.process_index();
     let mut sum = Tensor::from_slice(&[rank as f32 + 1.0]);
-    let group = accelerator.group().unwrap();
+    let group = accelerator.processes().group().unwrap();
     group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
     assert_eq!(sum.double_value(&[0]), 3.0);
     if is_last && attempt < failures {

@@ -37,7 +37,7 @@ fn resumed_runs_equal(background: bool, precision: Precision, hook: &CommHook) {
         run.save(&accelerator, &at(batches));
         true
     });
-    accelerator.wait_for_save().unwrap();
+    accelerator.checkpoints().wait().unwrap();
     let weights = compared(&accelerator, &run);
     assert!(losses.len() >= 8, "{} batches", losses.len());
     // Saving changes nothing.
@@ -109,12 +109,15 @@ fn other_worlds_go_on_at_the_right_sample(accelerator: &Accelerator, saved: usiz
     // The state of a loader, as the other world writes it: `saved` samples of epoch 1 were seen.
     let mut run = Run::new(accelerator, 1);
     accelerator.save_state(folder.join("first")).unwrap();
-    accelerator.wait_for_save().unwrap();
-    accelerator.on_main_process(|| pretend_another_world(&folder.join("first"), saved)).unwrap();
+    accelerator.checkpoints().wait().unwrap();
+    accelerator
+        .processes()
+        .on_main_process(|| pretend_another_world(&folder.join("first"), saved))
+        .unwrap();
     let loaded = accelerator.load_state(folder.join("first")).unwrap();
     assert_eq!(loaded.world_size, 7);
     run.go(accelerator, |_, _| true);
-    let all: Vec<Vec<i64>> = accelerator.gather_object(run.seen.clone()).unwrap();
+    let all: Vec<Vec<i64>> = accelerator.processes().gather_object(run.seen.clone()).unwrap();
     let mut seen: Vec<i64> = all.concat();
     let mut expected = order(1)[saved..].to_vec();
     // Round by round, each rank's batch after the other's.

@@ -183,7 +183,7 @@ dist_test!(world = 2, dist_errors_are_not_lost, |_world: World| -> Result<()> {
     for name in ["a", "c"] {
         let error = state.get("error").and_then(|errors| errors.get(name)?.as_tensor());
         let mut error = error.unwrap().shallow_clone();
-        accelerator.group().unwrap().all_reduce(&mut error, ReduceOp::Mean)?;
+        accelerator.processes().group().unwrap().all_reduce(&mut error, ReduceOp::Mean)?;
         owed += error.sum(Kind::Double).double_value(&[]);
     }
     assert!((given - applied - owed).abs() < 1e-9, "{given} - {applied} - {owed}");
@@ -337,7 +337,7 @@ dist_test!(
         let accelerator = builder().comm_hook(CommHook::stateful(Summing::new)).build()?;
         let folder = accelerator.is_main_process().then(|| tempfile::tempdir().unwrap());
         let path = folder.as_ref().map(|folder| folder.path().join("saved"));
-        let saved = accelerator.broadcast_object(path, 0)?.unwrap();
+        let saved = accelerator.processes().broadcast_object(path, 0)?.unwrap();
         let mut model = prepared(&accelerator, Kind::Float);
         for step in 0..2 {
             pass(&accelerator, &mut model, step);
@@ -381,7 +381,7 @@ dist_test!(world = 2, dist_training_converges_with_power_sgd, |_world: World| ->
     // The ranks stay alike.
     let weights = model.inner().parameters();
     let mine = weights.iter().flat_map(|p| values(&p.tensor)).collect::<Vec<_>>();
-    let all = accelerator.gather_object(mine)?;
+    let all = accelerator.processes().gather_object(mine)?;
     assert_eq!(all[0], all[1]);
     Ok(())
 });

@@ -138,7 +138,7 @@ dist_test!(world = 2, dist_objects_count_once, |_world: World| -> Result<()> {
     for batch in &loader {
         let batch = batch?;
         let names: Vec<String> = values(&batch).iter().map(|n| format!("sample {n}")).collect();
-        seen.extend(accelerator.gather_objects_for_metrics(&batch, names)?);
+        seen.extend(accelerator.processes().gather_objects_for_metrics(&batch, names)?);
     }
     assert_eq!(seen, (0..5).map(|n| format!("sample {n}")).collect::<Vec<_>>());
     Ok(())

@@ -80,7 +80,7 @@ fn bits(tensor: &Tensor) -> Vec<u64> {
 }
 
 fn same_on_all_ranks(accelerator: &Accelerator, tensors: &[(String, Vec<u64>)]) {
-    let all = accelerator.gather_object(tensors.to_vec()).unwrap();
+    let all = accelerator.processes().gather_object(tensors.to_vec()).unwrap();
     assert!(all.iter().all(|other| *other == all[0]), "ranks differ");
 }
 
@@ -91,7 +91,7 @@ fn resumed<M>(world: &World, make: fn() -> Model<M>, loss: Loss<M>, names: &[&st
     let accelerator = builder().build().unwrap();
     let folder = accelerator.is_main_process().then(|| tempfile::tempdir().unwrap());
     let path = folder.as_ref().map(|folder| folder.path().to_owned());
-    let path = accelerator.broadcast_object(path, 0).unwrap().unwrap();
+    let path = accelerator.processes().broadcast_object(path, 0).unwrap().unwrap();
     let again = || Accelerator::builder().sharing(&accelerator).build().unwrap();
 
     let first = again();
@@ -250,7 +250,7 @@ fn gradient_penalty() {
         let found = gradient(&parameters[0].tensor).unwrap().unwrap();
 
         let apart = (fake.mean_dim(0, false, None) - real.mean_dim(0, false, None)).reshape([1, 4]);
-        let apart = accelerator.reduce(&apart, brigade_train::ReduceOp::Mean).unwrap();
+        let apart = accelerator.processes().reduce(&apart, brigade_train::ReduceOp::Mean).unwrap();
         let length = weight.norm();
         let expected = apart + (&length - 1.0) * &weight / &length * 20.0;
         let difference = (found - expected).abs().max().double_value(&[]);

@@ -135,7 +135,7 @@ fn channels_last(tensor: &Tensor) -> Tensor {
 
 dist_test!(world = 2, dist_a_rank_without_rows_takes_part, |_world: World| -> Result<()> {
     let accelerator = builder().build()?;
-    let group = accelerator.group().unwrap();
+    let group = accelerator.processes().group().unwrap();
     let batch = wave(&[5, 3], 0.0);
     let whole = batch.detach().set_requires_grad(true);
     let none = None::<&Tensor>;
@@ -161,7 +161,7 @@ dist_test!(world = 2, dist_a_rank_without_rows_takes_part, |_world: World| -> Re
 
 dist_test!(world = 2, dist_sixteen_bits_stay_sixteen_bits, |_world: World| -> Result<()> {
     let accelerator = builder().build()?;
-    let group = accelerator.group().unwrap();
+    let group = accelerator.processes().group().unwrap();
     let mut model = Model::builder().device(numeric_device()).build(|p| BatchNorm2d::new(p, 3))?;
     assert_eq!(model.convert_sync_batch_norm(&group), 1);
     let batch = wave(&[8, 3, 4, 4], 0.0).to_kind(Kind::BFloat16);

@@ -136,7 +136,8 @@ dist_test!(world = 3, dist_unequal_numbers_of_batches, |_world: World| -> Result
             close(&weights(model.inner()), &reference(&ROUNDS, divisor), 1e-12, 1e-13);
             // The model goes on as ever, by the number of all ranks.
             train(&accelerator, &model, &mut optimizer, 2)?;
-            let all: Vec<Vec<f64>> = accelerator.gather_object(weights(model.inner()))?;
+            let all: Vec<Vec<f64>> =
+                accelerator.processes().gather_object(weights(model.inner()))?;
             assert!(all.iter().all(|other| *other == all[0]));
         }
     }
@@ -165,7 +166,7 @@ dist_test!(world = 2, dist_buffers_hooks_and_evaluation_in_a_join, |_world: Worl
         .iter()
         .flat_map(|(_, t)| Vec::<f64>::try_from(t.to_kind(Kind::Double).reshape([-1])).unwrap())
         .collect();
-    let all = accelerator.gather_object(mine)?;
+    let all = accelerator.processes().gather_object(mine)?;
     assert_eq!(all[0], all[1]);
     Ok(())
 });
@@ -249,7 +250,7 @@ dist_test!(world = 2, dist_local_sgd_averages_weights, |_world: World| -> Result
     close(&weights(model.inner()), &weights(&both[rank].0), 1e-12, 1e-14);
     // Gradients are averaged again.
     train(&accelerator, &model, &mut optimizer, 1)?;
-    let all = accelerator.gather_object(weights(model.inner()))?;
+    let all = accelerator.processes().gather_object(weights(model.inner()))?;
     assert_eq!(all[0], all[1]);
     assert!(accelerator.local_sgd(&model, 0, true).is_err());
     accelerator.local_sgd(&model, 1, false)?.finish()
@@ -257,36 +258,36 @@ dist_test!(world = 2, dist_local_sgd_averages_weights, |_world: World| -> Result
 
 dist_test!(world = 3, dist_a_trigger_of_one_is_seen_by_all, |_world: World| -> Result<()> {
     let accelerator = builder().build()?;
-    assert!(!accelerator.check_trigger()?);
+    assert!(!accelerator.processes().check_trigger()?);
     if accelerator.process_index() == 1 {
-        accelerator.set_trigger();
+        accelerator.processes().set_trigger();
     }
-    assert!(accelerator.check_trigger()?);
-    assert!(!accelerator.check_trigger()?, "unset by the check");
-    accelerator.set_trigger();
-    assert!(accelerator.check_trigger()?);
+    assert!(accelerator.processes().check_trigger()?);
+    assert!(!accelerator.processes().check_trigger()?, "unset by the check");
+    accelerator.processes().set_trigger();
+    assert!(accelerator.processes().check_trigger()?);
     Ok(())
 });
 
 dist_test!(world = 2, dist_a_late_ranks_trigger_is_waited_for, |_world: World| -> Result<()> {
     let accelerator = builder().build()?;
-    let store = accelerator.group().unwrap().store().clone();
+    let store = accelerator.processes().group().unwrap().store().clone();
     for round in 0..20 {
         let late = round % 2;
         let key = format!("waits/{round}");
         if accelerator.process_index() == late {
             // The other one is at its check, or about to be.
             store.wait(&[&key], Duration::from_secs(60))?;
-            accelerator.set_trigger();
-            assert!(accelerator.check_trigger()?, "round {round}");
+            accelerator.processes().set_trigger();
+            assert!(accelerator.processes().check_trigger()?, "round {round}");
         } else {
             store.set(&key, b"1")?;
-            assert!(accelerator.check_trigger()?, "round {round}");
+            assert!(accelerator.processes().check_trigger()?, "round {round}");
             // Behind the check: it counts for the next one.
-            accelerator.set_trigger();
+            accelerator.processes().set_trigger();
         }
-        assert!(accelerator.check_trigger()?, "round {round}");
-        assert!(!accelerator.check_trigger()?, "round {round}");
+        assert!(accelerator.processes().check_trigger()?, "round {round}");
+        assert!(!accelerator.processes().check_trigger()?, "round {round}");
     }
     Ok(())
 });
@@ -299,9 +300,9 @@ fn one_process_alone() -> Result<()> {
         train(&accelerator, &model, &mut optimizer, 3)
     })?;
     close(&weights(model.inner()), &reference(&[3], |_| 1.0), 1e-14, 1e-15);
-    accelerator.set_trigger();
-    assert!(accelerator.check_trigger()?);
-    assert!(!accelerator.check_trigger()?);
+    accelerator.processes().set_trigger();
+    assert!(accelerator.processes().check_trigger()?);
+    assert!(!accelerator.processes().check_trigger()?);
     let mut local = accelerator.local_sgd(&model, 1, true)?;
     local.step()?;
     local.finish()

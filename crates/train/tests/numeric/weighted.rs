@@ -72,7 +72,7 @@ fn accelerated(
             optimizer.step()?;
             optimizer.zero_grad()
         })?;
-        let rows = accelerator.gather(&rows.view([1, -1]))?;
+        let rows = accelerator.processes().gather(&rows.view([1, -1]))?;
         group.extend(Vec::<i64>::try_from(rows.reshape([-1]))?);
         if accelerator.sync_gradients() {
             groups.push(std::mem::take(&mut group));

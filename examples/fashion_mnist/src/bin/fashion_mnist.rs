@@ -17,7 +17,7 @@ fn main() -> MainResult {
     let accelerator = accelerator.build()?;
     accelerator.set_seed(options.seed.into());
 
-    accelerator.local_main_process_first(|| options.data.fetch())?;
+    accelerator.processes().local_main_process_first(|| options.data.fetch())?;
     let (train, test) = options.data.load()?;
     let train = DataLoader::new(train)
         .batch_size(options.batch_size)

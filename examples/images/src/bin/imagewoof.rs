@@ -35,8 +35,8 @@ fn main() -> MainResult {
 
     let folder = common.folder(&accelerator)?;
     let (train, valid) = ImageFolder::open_train_valid(folder)?;
-    check_ranks_agree(&train.fingerprint()?, accelerator.group().as_ref())?;
-    check_ranks_agree(&valid.fingerprint()?, accelerator.group().as_ref())?;
+    check_ranks_agree(&train.fingerprint()?, accelerator.processes().group().as_ref())?;
+    check_ranks_agree(&valid.fingerprint()?, accelerator.processes().group().as_ref())?;
     let classes = train.categories().len() as i64;
     let crop = RandomResizedCrop::fastai(common.size);
     let to_tensor = ToTensor::f32().normalize(Normalize::IMAGENET);

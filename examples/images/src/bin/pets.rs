@@ -43,7 +43,7 @@ fn main() -> MainResult {
 
     let files = ImageFiles::find(common.flat_folder(&accelerator)?)?;
     let pets = Labelled::of(files, &Labeller::regex(r"^(.+)_\d+\.")?)?;
-    check_ranks_agree(&pets.fingerprint()?, accelerator.group().as_ref())?;
+    check_ranks_agree(&pets.fingerprint()?, accelerator.processes().group().as_ref())?;
     let split = Split::random(pets.len(), 0.2, common.seed.into())?;
     let classes = pets.categories().len() as i64;
     let (train, valid) = pets.split(split)?;
@@ -64,7 +64,7 @@ fn main() -> MainResult {
 
     let mut model = Model::new(|path| ResNet::resnet50d(path, classes))?;
     if download {
-        accelerator.local_main_process_first(|| {
+        accelerator.processes().local_main_process_first(|| {
             Hub::from_env().and_then(|hub| hub.weights(WEIGHTS)).map_err(DataError::other)
         })?;
     }

@@ -46,7 +46,7 @@ fn main() -> MainResult {
     let path = match &options.data {
         Some(folder) => folder.clone(),
         None if options.download => {
-            accelerator.main_process_first(|| untar_data(Urls::IMAGEWOOF_320))?
+            accelerator.processes().main_process_first(|| untar_data(Urls::IMAGEWOOF_320))?
         }
         None => photographs(&accelerator, options.generate[0], options.generate[1])?,
     };
@@ -80,5 +80,5 @@ fn main() -> MainResult {
             found.plot_top_losses(&learner, 9)?.save(folder.join("top_losses.png"))?;
         }
     }
-    Ok(accelerator.end_training()?)
+    Ok(accelerator.trackers().finish()?)
 }

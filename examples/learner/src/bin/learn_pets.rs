@@ -110,5 +110,5 @@ fn main() -> MainResult {
         let probability = prediction.probabilities.f_max()?.f_double_value(&[])?;
         println!("{}: {class}, probability {probability:.3}", file.display());
     }
-    Ok(accelerator.end_training()?)
+    Ok(accelerator.trackers().finish()?)
 }

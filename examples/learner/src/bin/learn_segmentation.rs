@@ -44,7 +44,7 @@ fn main() -> MainResult {
         None => {
             let folder = PathBuf::from(format!("data/shapes-{}", options.generate));
             let write = || write_shapes(&folder, options.generate).map_err(DataError::other);
-            accelerator.local_main_process_first(write)?;
+            accelerator.processes().local_main_process_first(write)?;
             folder
         }
     };
@@ -76,5 +76,5 @@ fn main() -> MainResult {
             found.plot_top_losses(&learner, 9)?.save(folder.join("top_losses.png"))?;
         }
     }
-    Ok(accelerator.end_training()?)
+    Ok(accelerator.trackers().finish()?)
 }

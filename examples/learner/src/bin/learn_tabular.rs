@@ -41,13 +41,16 @@ fn main() -> MainResult {
     let accelerator = common.accelerator()?;
     let file = match &options.data {
         Some(file) => file.clone(),
-        None if options.download => {
-            accelerator.main_process_first(|| untar_data(Urls::ADULT_SAMPLE))?.join("adult.csv")
-        }
+        None if options.download => accelerator
+            .processes()
+            .main_process_first(|| untar_data(Urls::ADULT_SAMPLE))?
+            .join("adult.csv"),
         None => {
             let file = PathBuf::from(format!("data/people-{}.csv", options.generate));
             let write = |file: &Path| write_people(file, options.generate);
-            accelerator.local_main_process_first(|| write(&file).map_err(DataError::other))?;
+            accelerator
+                .processes()
+                .local_main_process_first(|| write(&file).map_err(DataError::other))?;
             file
         }
     };
@@ -78,5 +81,5 @@ fn main() -> MainResult {
     let class = prediction.class.unwrap_or_default();
     accelerator.println(format!("the first row to validate with: {class}"));
     common.plot_training(&learner)?;
-    Ok(accelerator.end_training()?)
+    Ok(accelerator.trackers().finish()?)
 }

@@ -137,7 +137,7 @@ fn main() -> MainResult {
                     accelerator.log([("loss", loss), ("lr", scheduler.lr())], step)?;
                 }
                 if common.checkpoint_every.is_some_and(|every| step.is_multiple_of(every)) {
-                    accelerator.save_state_numbered()?;
+                    accelerator.checkpoints().save_numbered()?;
                 }
             }
         }
@@ -170,17 +170,17 @@ fn main() -> MainResult {
             accelerator.log([("valid_loss", loss), ("accuracy", percent), ("f1", f1)], step)?;
         }
         if common.checkpoint.is_some() {
-            accelerator.save_state_numbered()?;
+            accelerator.checkpoints().save_numbered()?;
         }
     }
-    accelerator.wait_for_save()?;
+    accelerator.checkpoints().wait()?;
     losses.finish(&accelerator, common, training)?;
     if let Some(folder) = training.save.as_ref().filter(|_| accelerator.is_main_process()) {
         model.eval();
         BertForSequenceClassification::save_pretrained(accelerator.unwrap_model(&model), folder)?;
         tokenizer.save(folder)?;
     }
-    Ok(accelerator.end_training()?)
+    Ok(accelerator.trackers().finish()?)
 }
 
 /// What the model reads of a batch.
@@ -196,7 +196,9 @@ impl Options {
     fn pretrained(&self, accelerator: &Accelerator) -> anyhow::Result<Option<PathBuf>> {
         let Some(repository) = &self.hub else { return Ok(self.model.clone()) };
         let download = || Hub::from_env()?.transformer(repository);
-        let folder = accelerator.local_main_process_first(|| download().map_err(DataError::other));
+        let folder = accelerator
+            .processes()
+            .local_main_process_first(|| download().map_err(DataError::other));
         Ok(Some(folder?))
     }
 
@@ -207,7 +209,7 @@ impl Options {
             None => {
                 let folder = PathBuf::from(format!("data/pairs-{}", self.generate));
                 let write = || write_pairs(&folder, self.generate).map_err(DataError::other);
-                accelerator.local_main_process_first(write)?;
+                accelerator.processes().local_main_process_first(write)?;
                 folder
             }
         };
@@ -228,7 +230,7 @@ impl Options {
                 frame_pairs(&folder.join("tokenizer.json"))
             })
         };
-        accelerator.local_main_process_first(|| make().map_err(DataError::other))?;
+        accelerator.processes().local_main_process_first(|| make().map_err(DataError::other))?;
         Ok(HuggingFaceTokenizer::load(&folder)?)
     }
 

@@ -129,7 +129,7 @@ fn main() -> MainResult {
                     accelerator.log([("loss", loss), ("lr", scheduler.lr())], step)?;
                 }
                 if common.checkpoint_every.is_some_and(|every| step.is_multiple_of(every)) {
-                    accelerator.save_state_numbered()?;
+                    accelerator.checkpoints().save_numbered()?;
                 }
             }
         }
@@ -156,11 +156,11 @@ fn main() -> MainResult {
             accelerator.log(meter.values(), optimizer.steps())?;
         }
         if common.checkpoint.is_some() {
-            accelerator.save_state_numbered()?;
+            accelerator.checkpoints().save_numbered()?;
         }
         meter.pause_ended();
     }
-    accelerator.wait_for_save()?;
+    accelerator.checkpoints().wait()?;
     losses.finish(&accelerator, common, training)?;
 
     model.eval();
@@ -172,7 +172,7 @@ fn main() -> MainResult {
             tokenizer.save(folder)?;
         }
     }
-    Ok(accelerator.end_training()?)
+    Ok(accelerator.trackers().finish()?)
 }
 
 impl Options {
@@ -187,7 +187,7 @@ impl Options {
             None => {
                 let file = PathBuf::from(format!("data/reviews-{}.txt", self.generate));
                 let write = || write_reviews(&file, self.generate).map_err(DataError::other);
-                accelerator.local_main_process_first(write)?;
+                accelerator.processes().local_main_process_first(write)?;
                 file
             }
         };
@@ -195,7 +195,7 @@ impl Options {
         let name = file.file_stem().unwrap_or_default().to_string_lossy();
         let vocabulary = self.cache.join(format!("{name}-{}", self.vocabulary));
         let train = || self.train_vocabulary(&vocabulary, &texts).map_err(DataError::other);
-        accelerator.local_main_process_first(train)?;
+        accelerator.processes().local_main_process_first(train)?;
         let tokenizer = HuggingFaceTokenizer::load(&vocabulary)?;
         let splitter = WholeLines(&tokenizer);
         let corpus =

@@ -33,7 +33,8 @@ fn main() -> MainResult {
     let args = &options.model;
     let accelerator = args.accelerator()?;
     let texts = if options.sample {
-        let folder = accelerator.main_process_first(|| untar_data(Urls::IMDB_SAMPLE))?;
+        let folder =
+            accelerator.processes().main_process_first(|| untar_data(Urls::IMDB_SAMPLE))?;
         TextLoaders::from_csv(folder.join("texts.csv"))
     } else {
         TextLoaders::from_folder(args.folder(&accelerator)?).folders("train", "test")
@@ -56,5 +57,5 @@ fn main() -> MainResult {
     let class = prediction.class.context("the data name no classes")?;
     let probability = prediction.probabilities.f_max()?.f_double_value(&[])?;
     accelerator.println(format!("{:?}: {class}, probability {probability:.3}", options.review));
-    Ok(accelerator.end_training()?)
+    Ok(accelerator.trackers().finish()?)
 }

@@ -53,7 +53,9 @@ fn main() -> MainResult {
     let Options { model: args, lr, save, .. } = &options;
     let accelerator = args.accelerator()?;
     let folder = args.folder(&accelerator)?;
-    accelerator.on_main_process(|| std::fs::create_dir_all(save).map_err(DataError::other))?;
+    accelerator
+        .processes()
+        .on_main_process(|| std::fs::create_dir_all(save).map_err(DataError::other))?;
 
     // All texts, with an opinion or without: a tenth of them to validate with.
     let all = {
@@ -80,7 +82,7 @@ fn main() -> MainResult {
     let encoder = save.join("encoder.pth");
     learner.save(save.join("language_model.pth"), false)?;
     learner.save_encoder(&encoder)?;
-    accelerator.on_main_process(|| {
+    accelerator.processes().on_main_process(|| {
         vocabulary.save(save.join("vocabulary.json")).map_err(DataError::other)
     })?;
     // Also where the fit was passed over, as a checkpoint of a later one has been found.
@@ -106,5 +108,5 @@ fn main() -> MainResult {
     learner.fit_one_cycle(1, rates(lr / 4.0), ())?;
     learner.unfreeze()?;
     learner.fit_one_cycle(options.epochs as usize, rates(options.unfrozen_lr), ())?;
-    Ok(accelerator.end_training()?)
+    Ok(accelerator.trackers().finish()?)
 }

@@ -51,7 +51,7 @@ fn facts() -> serde_json::Value {
 fn run() -> anyhow::Result<bool> {
     let accelerator =
         Accelerator::builder().timeout(LIMIT).build().context("the ranks cannot meet")?;
-    let world = accelerator.world();
+    let world = accelerator.processes().world();
     accelerator.println(format!(
         "{} process{} on {} host{}, device {:?}",
         world.world_size,
@@ -80,7 +80,7 @@ fn passes(accelerator: &Accelerator, check: &Check) -> anyhow::Result<bool> {
         Err(error) => Err(format!("{error:#}")),
     };
     // When this fails the group is broken, and so are all further checks.
-    let all = accelerator.gather_object(mine).with_context(|| match verdict {
+    let all = accelerator.processes().gather_object(mine).with_context(|| match verdict {
         Err(error) => format!("{}: {error:#}", check.name),
         Ok(_) => format!("{}: another rank failed", check.name),
     })?;

@@ -140,7 +140,7 @@ fn program(
         learner.add(interrupts(stop));
     }
     let outcome = (recipe.fits)(&mut learner);
-    accelerator.end_training().unwrap();
+    accelerator.trackers().finish().unwrap();
     (learner, outcome)
 }
 
@@ -149,7 +149,8 @@ fn goes_on(accelerator: &Accelerator) {
         let shared = |name: &str| {
             // All ranks see one folder.
             let folder = tempfile::Builder::new().prefix(name).tempdir().unwrap();
-            let path = accelerator.broadcast_object(folder.path().to_owned(), 0).unwrap();
+            let path =
+                accelerator.processes().broadcast_object(folder.path().to_owned(), 0).unwrap();
             (folder, path)
         };
         step!("{}: without an interruption", recipe.name);

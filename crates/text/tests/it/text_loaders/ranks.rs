@@ -38,7 +38,7 @@ fn steps<L: IntoIterator<Item = Result<Batch<(Tensor, Tensor)>, E>>, E: std::fmt
     accelerator: &Accelerator,
 ) -> Vec<Rows> {
     let own: Vec<Rows> = batches.into_iter().map(|batch| rows(batch.unwrap())).collect();
-    let all: Vec<Vec<Rows>> = accelerator.gather_object(own).unwrap();
+    let all: Vec<Vec<Rows>> = accelerator.processes().gather_object(own).unwrap();
     let longest = all.iter().map(Vec::len).max().unwrap();
     let step = |step| all.iter().filter_map(|rank| rank.get(step)).flatten().cloned().collect();
     (0..longest).map(step).collect()

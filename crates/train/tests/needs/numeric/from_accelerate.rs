@@ -77,7 +77,7 @@ impl Run {
 
     fn save(&self, path: &Path) {
         self.accelerator.save_state(path).unwrap();
-        self.accelerator.wait_for_save().unwrap();
+        self.accelerator.checkpoints().wait().unwrap();
     }
 }
 
@@ -195,7 +195,7 @@ fn two_processes_count_as_one_and_a_tied_weight_comes_back() {
     let scheduler = Scheduler::new(&optimizer, schedule);
     let (model, optimizer, scheduler) = accelerator.prepare((model, optimizer, scheduler)).unwrap();
     accelerator.save_state(at("like")).unwrap();
-    accelerator.wait_for_save().unwrap();
+    accelerator.checkpoints().wait().unwrap();
 
     let theirs = fixtures().join("accelerate_ranks");
     let report = convert_like(&theirs, &at("made"), &at("like"), &[]).unwrap();
@@ -281,7 +281,7 @@ fn trained_elsewhere_goes_on(theirs: &Path, expected: &Value, first_factor: f64)
         accelerator.prepare((model, optimizer, scheduler)).unwrap();
     model.train();
     accelerator.save_state(&like).unwrap();
-    accelerator.wait_for_save().unwrap();
+    accelerator.checkpoints().wait().unwrap();
     let drawn = expected.get("drawn").and_then(Value::as_array);
     let keep = if drawn.is_some() { &[][..] } else { &[StateKind::Random] };
     convert_like(theirs, &made, &like, keep).unwrap();
@@ -379,7 +379,7 @@ fn mismatched_states_are_refused_without_a_trace() {
     let optimizer = AdamW::default().build(&model).unwrap();
     let _prepared = accelerator.prepare((model, optimizer)).unwrap();
     accelerator.save_state(&like).unwrap();
-    accelerator.wait_for_save().unwrap();
+    accelerator.checkpoints().wait().unwrap();
     let error = convert_like(&fixtures().join("accelerate"), &made, &like, &[]).unwrap_err();
     assert!(
         error.to_string().contains("model.safetensors: the program's model has no `"),

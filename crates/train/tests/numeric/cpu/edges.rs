@@ -52,6 +52,7 @@ dist_test!(world = 4, dist_data_that_are_empty_or_too_few, |_world: World| -> Re
                 assert_eq!(optimizer.steps(), 1);
             } else {
                 let all = accelerator
+                    .processes()
                     .reduce(&Tensor::from_slice(&[seen]), brigade_train::ReduceOp::Sum)?;
                 assert_eq!(all.int64_value(&[0]), samples);
             }

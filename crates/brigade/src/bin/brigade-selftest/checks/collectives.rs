@@ -10,7 +10,7 @@ const ALONE: &str = "one process has no group";
 /// The group, or why there is nothing to check.
 macro_rules! group_of {
     ($accelerator:expr) => {
-        match $accelerator.group() {
+        match $accelerator.processes().group() {
             Some(group) => group,
             None => return Ok(Verdict::Skipped(ALONE)),
         }
@@ -30,9 +30,9 @@ fn expect(what: &str, found: &Tensor, expected: &[i64]) -> Result<()> {
 }
 
 pub(super) fn places(accelerator: &Accelerator) -> Result<Verdict> {
-    let world = accelerator.world();
+    let world = accelerator.processes().world();
     let place = (world.rank.as_usize(), world.node_rank, world.local_rank.as_usize());
-    let all = accelerator.gather_object(place)?;
+    let all = accelerator.processes().gather_object(place)?;
     ensure!(all.len() == accelerator.num_processes(), "{} ranks answered", all.len());
     for (rank, place) in all.iter().enumerate() {
         ensure!(place.0 == rank, "rank {} answered in the place of rank {rank}", place.0);

@@ -92,7 +92,7 @@ pub(super) fn metrics(accelerator: &Accelerator) -> Result<Verdict> {
 
 /// Through a file in a temporary folder of rank 0, read there and sent to the others.
 pub(super) fn weights(accelerator: &Accelerator) -> Result<Verdict> {
-    let folder = accelerator.on_main_process(|| {
+    let folder = accelerator.processes().on_main_process(|| {
         tempfile::tempdir().map_err(|source| Error::File {
             action: "cannot make folder",
             path: std::env::temp_dir(),
@@ -100,7 +100,8 @@ pub(super) fn weights(accelerator: &Accelerator) -> Result<Verdict> {
         })
     })?;
     let file = folder.as_ref().map(|folder| folder.path().join("model.safetensors"));
-    let file = accelerator.broadcast_object(file, 0)?.context("rank 0 has no folder")?;
+    let file =
+        accelerator.processes().broadcast_object(file, 0)?.context("rank 0 has no folder")?;
     let saved = accelerator.prepare(model()?)?;
     accelerator.save_model(&saved, &file)?;
     let mut loaded = accelerator.prepare(Model::builder().kind(Kind::Double).build(net)?)?;
@@ -113,7 +114,7 @@ pub(super) fn weights(accelerator: &Accelerator) -> Result<Verdict> {
 
 /// Two steps, a checkpoint, two steps; and from the checkpoint the last two again with another model.
 pub(super) fn checkpoint(accelerator: &Accelerator) -> Result<Verdict> {
-    let folder = accelerator.on_main_process(|| {
+    let folder = accelerator.processes().on_main_process(|| {
         tempfile::tempdir().map_err(|source| Error::File {
             action: "cannot make folder",
             path: std::env::temp_dir(),
@@ -121,7 +122,8 @@ pub(super) fn checkpoint(accelerator: &Accelerator) -> Result<Verdict> {
         })
     })?;
     let path = folder.as_ref().map(|folder| folder.path().join("checkpoint"));
-    let path = accelerator.broadcast_object(path, 0)?.context("rank 0 has no folder")?;
+    let path =
+        accelerator.processes().broadcast_object(path, 0)?.context("rank 0 has no folder")?;
     let (rank, size) = (accelerator.process_index(), accelerator.num_processes());
     let (inputs, targets) = samples(ROWS_OF_A_RANK * size, Device::Cpu)?;
     let rows = ROWS_OF_A_RANK as i64;

@@ -59,7 +59,7 @@ fn accumulates(accelerator: &Accelerator) {
     let mut learner = batch(8);
     learner.fit(1, 0.1, (GradientAccumulation::new(24), looking)).unwrap();
     for (batch, mine) in seen.borrow().iter().enumerate() {
-        let all = accelerator.gather_object(mine.clone()).unwrap();
+        let all = accelerator.processes().gather_object(mine.clone()).unwrap();
         let equal = all.iter().all(|it| it == mine);
         assert_eq!(
             equal,

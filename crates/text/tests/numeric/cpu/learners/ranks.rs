@@ -164,7 +164,7 @@ fn program(
         learner.add(Interrupt(stop));
     }
     let outcome = learner.fit_one_cycle(3, 0.02, ());
-    accelerator.end_training().unwrap();
+    accelerator.trackers().finish().unwrap();
     (learner, outcome)
 }
 
@@ -172,7 +172,7 @@ fn goes_on(accelerator: &Accelerator) {
     let shared = || {
         // All ranks see one folder.
         let folder = tempfile::tempdir().unwrap();
-        let path = accelerator.broadcast_object(folder.path().join("last"), 0).unwrap();
+        let path = accelerator.processes().broadcast_object(folder.path().join("last"), 0).unwrap();
         (folder, path)
     };
     let (_kept, path) = shared();
