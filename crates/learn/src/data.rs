@@ -19,10 +19,8 @@ mod items;
 mod labels;
 mod options;
 mod pictures;
-mod prepare;
 mod samples;
 mod split;
-mod summary;
 #[cfg(test)]
 mod tests;
 mod unlabelled;
@@ -30,7 +28,7 @@ mod unlabelled;
 pub use batch_transforms::{
     AugTransforms, BatchTransform, Normalize, aug_transforms, hue, random_erasing, saturation,
 };
-pub use block::DataBlock;
+pub use block::{DataBlock, Step, Summary};
 pub use blocks::{
     CategoryBlock, ImageBlock, MaskBlock, MultiCategoryBlock, NumberBlock, PointBlock, TargetBlock,
     categories, grey_images, images, masks, multi_categories, numbers, points,
@@ -55,5 +53,5 @@ pub use split::{
     function_split, grandparent, index_split, mask_split, no_split, random_split, stratified_split,
     subset_split,
 };
-pub use summary::{Step, Summary};
+
 pub use unlabelled::Unlabelled;

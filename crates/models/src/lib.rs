@@ -22,6 +22,7 @@ mod drop_path;
 mod head;
 mod hub;
 mod init;
+mod input_channels;
 mod pretrained;
 mod resnet;
 mod transfer;
@@ -49,7 +50,8 @@ pub use head::{Head, HeadOptions};
 pub use hub::cached_hub_file;
 #[cfg(feature = "hub")]
 pub use hub::{Hub, HubError};
-pub use pretrained::{InputChannels, Pretrained, PretrainedReport};
+pub use input_channels::InputChannels;
+pub use pretrained::{Pretrained, PretrainedReport};
 pub use resnet::{ResNet, ResNetBody, ResNetOptions, Stem};
 pub use transfer::{Architecture, TransferModel};
 pub use transformer::{

@@ -4,10 +4,10 @@ use std::path::Path;
 
 use brigade_checkpoint::{Error as FileError, prefix_candidates, wrapper_prefix};
 use brigade_nn::{Error, LoadReport, Model, Result, StateDict, weights};
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
-use crate::ImageClassifier;
 use crate::classifier::is_below;
+use crate::{ImageClassifier, InputChannels};
 
 /// How to load a weights file of another library into an image classifier whose number of classes or
 /// channels may be another one.
@@ -41,20 +41,6 @@ use crate::classifier::is_below;
 pub struct Pretrained {
     channels: Option<InputChannels>,
     entry: Option<String>,
-}
-
-/// How the weights of a first convolution are computed for another number of channels than they were
-/// trained with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum InputChannels {
-    /// timm's rule: for one channel the sum, for more the weights repeated and divided, so that the sum
-    /// stays.
-    #[default]
-    Repeat,
-    /// fastai's rule: for one channel the sum, for two the first two times 1.5, for more zeros for those
-    /// that are new.
-    ZeroPad,
 }
 
 /// What [`Pretrained::load`] has done.
@@ -241,43 +227,6 @@ pub(crate) fn read_state_dict(path: &Path) -> Result<StateDict> {
             }
         }
         other => other,
-    }
-}
-
-impl InputChannels {
-    /// The weights `[out, channels, kernel…]` for the channels of `shape`.
-    fn adapted(self, values: &Tensor, shape: &[i64]) -> Result<Option<Tensor>> {
-        let theirs = values.size();
-        let (&[out, channels, ref kernel @ ..], &[own_out, wanted, ref own_kernel @ ..]) =
-            (theirs.as_slice(), shape)
-        else {
-            return Ok(None);
-        };
-        if out != own_out || kernel != own_kernel || channels < 1 || wanted < 1 {
-            return Ok(None);
-        }
-        let values = values.f_to_kind(Kind::Float)?;
-        if wanted == 1 {
-            return Ok(Some(values.f_sum_dim_intlist([1].as_slice(), true, Kind::Float)?));
-        }
-        Ok(Some(match self {
-            Self::Repeat => {
-                let times = (wanted + channels - 1) / channels;
-                let mut repeats = vec![1; theirs.len()];
-                repeats[1] = times;
-                let repeated = values.f_repeat(&repeats)?.f_narrow(1, 0, wanted)?;
-                repeated.f_mul_scalar(channels as f64 / wanted as f64)?
-            }
-            Self::ZeroPad if wanted < channels => {
-                let part = values.f_narrow(1, 0, wanted)?;
-                part.f_mul_scalar(channels as f64 / wanted as f64)?
-            }
-            Self::ZeroPad => {
-                let padded = Tensor::f_zeros(shape, (Kind::Float, values.device()))?;
-                padded.f_narrow(1, 0, channels)?.f_copy_(&values)?;
-                padded
-            }
-        }))
     }
 }
 

@@ -18,7 +18,6 @@ mod llama;
 mod loss;
 mod pretrained;
 mod rotary;
-mod sampling;
 mod tokens;
 
 pub use self::bert::{

@@ -1,5 +1,8 @@
 //! The data block.
 
+mod prepare;
+mod summary;
+
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
@@ -14,11 +17,11 @@ use super::item_transforms::{ItemTransform, Parts};
 use super::items::{GetItems, image_files};
 use super::labels::LabelItems;
 use super::options::{Options, Weights, block_methods};
-use super::prepare;
 use super::split::{SplitItems, random_split};
-use super::summary::{self, Summary};
 use crate::error::Result;
 use crate::loaders::Loaders;
+
+pub use summary::{Step, Summary};
 
 /// Says how files become batches: fastai's `DataBlock`.
 ///

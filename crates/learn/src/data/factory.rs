@@ -10,6 +10,7 @@ use tch::Tensor;
 
 use super::batch_transforms::BatchTransform;
 use super::block::DataBlock;
+use super::block::Summary;
 use super::blocks::{TargetBlock, categories, grey_images, images, masks, multi_categories};
 use super::item_transforms::{ItemTransform, Parts};
 use super::items::{Csv, Files, GetItems, csv, file_list};
@@ -18,7 +19,6 @@ use super::labels::{
 };
 use super::options::{Weights, block_methods};
 use super::split::{SplitItems, grandparent};
-use super::summary::Summary;
 use crate::error::Result;
 use crate::loaders::Loaders;
 

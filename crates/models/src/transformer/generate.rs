@@ -1,12 +1,14 @@
 //! Texts that a causal model writes, token by token.
 
+mod sampling;
+
 use brigade_nn::{Error, Model, Result};
 use rand_pcg::Pcg64;
 use rand_pcg::rand_core::SeedableRng;
 use tch::{Kind, Tensor};
 
 use super::Tokens;
-use super::sampling::{self, Before};
+use sampling::Before;
 
 /// A model that tells the next token from those before it: what [`GenerationOptions`] generate with.
 ///

@@ -10,11 +10,11 @@ use brigade_vision::transforms::Phase;
 use brigade_vision::{Image, VisionError};
 use tch::{Kind, Tensor};
 
-use super::batch_transforms::BatchPipeline;
-use super::block::DataBlock;
-use super::blocks::Targets;
-use super::item_transforms::compose;
-use super::samples::Samples;
+use super::DataBlock;
+use crate::data::batch_transforms::BatchPipeline;
+use crate::data::blocks::Targets;
+use crate::data::item_transforms::compose;
+use crate::data::samples::Samples;
 use crate::error::{Error, Result};
 
 /// One step of a [`Summary`].

@@ -1,0 +1,55 @@
+//! Weights of a first convolution for another number of channels.
+
+use brigade_nn::Result;
+use tch::{Kind, Tensor};
+
+/// How the weights of a first convolution are computed for another number of channels than they were
+/// trained with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum InputChannels {
+    /// timm's rule: for one channel the sum, for more the weights repeated and divided, so that the sum
+    /// stays.
+    #[default]
+    Repeat,
+    /// fastai's rule: for one channel the sum, for two the first two times 1.5, for more zeros for those
+    /// that are new.
+    ZeroPad,
+}
+
+impl InputChannels {
+    /// The weights `[out, channels, kernel…]` for the channels of `shape`.
+    pub(crate) fn adapted(self, values: &Tensor, shape: &[i64]) -> Result<Option<Tensor>> {
+        let theirs = values.size();
+        let (&[out, channels, ref kernel @ ..], &[own_out, wanted, ref own_kernel @ ..]) =
+            (theirs.as_slice(), shape)
+        else {
+            return Ok(None);
+        };
+        if out != own_out || kernel != own_kernel || channels < 1 || wanted < 1 {
+            return Ok(None);
+        }
+        let values = values.f_to_kind(Kind::Float)?;
+        if wanted == 1 {
+            return Ok(Some(values.f_sum_dim_intlist([1].as_slice(), true, Kind::Float)?));
+        }
+        Ok(Some(match self {
+            Self::Repeat => {
+                let times = (wanted + channels - 1) / channels;
+                let mut repeats = vec![1; theirs.len()];
+                repeats[1] = times;
+                let repeated = values.f_repeat(&repeats)?.f_narrow(1, 0, wanted)?;
+                repeated.f_mul_scalar(channels as f64 / wanted as f64)?
+            }
+            Self::ZeroPad if wanted < channels => {
+                let part = values.f_narrow(1, 0, wanted)?;
+                part.f_mul_scalar(channels as f64 / wanted as f64)?
+            }
+            Self::ZeroPad => {
+                let padded = Tensor::f_zeros(shape, (Kind::Float, values.device()))?;
+                padded.f_narrow(1, 0, channels)?.f_copy_(&values)?;
+                padded
+            }
+        }))
+    }
+}
