@@ -1,37 +1,35 @@
 //! Checkpoints: the state of everything that is registered, saved and loaded.
 
-mod agree;
 mod buffer_pool;
 mod capture;
+mod checkpointed;
 mod custom;
+mod inner;
 mod load;
 mod project;
 mod ranks;
 mod save;
-mod stateful;
 mod write;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use brigade_checkpoint::layout::{self, Checkpoint};
+use brigade_checkpoint::layout;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+pub use checkpointed::Checkpointed;
 pub use load::{LoadOptions, Loaded};
 pub use project::ProjectConfiguration;
-pub use stateful::Stateful;
-pub(crate) use stateful::{infos, same_shape, unboxed};
 
 use crate::error::{Error, Result};
 use crate::gradients::accumulate::GradientAccumulator;
 use crate::gradients::loss_check::LossCheck;
 use crate::processes::Processes;
 use crate::registry::Registry;
-use buffer_pool::BufferPool;
-use save::Pending;
+use crate::stateful::HookError;
+use inner::{Hooks, Inner, Pending};
 
 /// Saves and loads the state of all that is registered, into folders that appear whole or not at all. All ranks
 /// take part. [`crate::Accelerator`] registers what it prepares, and has the same methods under Accelerate's
@@ -65,45 +63,12 @@ pub struct Checkpoints {
     inner: Arc<Inner>,
 }
 
-/// What all handles of the checkpoints share.
-struct Inner {
-    processes: Processes,
-    project: ProjectConfiguration,
-    registry: Arc<Registry>,
-    accumulator: GradientAccumulator,
-    /// Of an Accelerator: weights that a non-finite loss has corrupted are not saved.
-    loss_check: Option<Arc<LossCheck>>,
-    /// A save that is still being written.
-    pending: Mutex<Option<Pending>>,
-    copies: Arc<BufferPool>,
-    save_hooks: Hooks,
-    load_hooks: Hooks,
-}
-
-type Hook = Arc<dyn Fn(&Path) -> Result<(), HookError> + Send + Sync>;
-/// The error of a hook, or of a [`Stateful`] object.
-pub type HookError = Box<dyn std::error::Error + Send + Sync>;
-
-#[derive(Default)]
-struct Hooks {
-    next: AtomicU64,
-    hooks: Mutex<Vec<(u64, Hook)>>,
-}
-
 /// A hook that is registered. [`HookHandle::remove`] removes it; dropping the handle does not.
 #[derive(Debug)]
 pub struct HookHandle {
     checkpoints: Checkpoints,
     saving: bool,
     number: u64,
-}
-
-/// What [`Checkpoints::register`] takes: a [`brigade_nn::Model`], an [`crate::Optimizer`], a
-/// [`crate::Scheduler`], a [`crate::GradScaler`], a [`crate::PreparedLoader`], and an [`Arc`] of a
-/// [`Stateful`] object of the program's own.
-pub trait Checkpointed {
-    /// Adds the object to what the checkpoints hold.
-    fn register_in(&self, checkpoints: &Checkpoints);
 }
 
 impl Checkpoints {
@@ -158,7 +123,8 @@ impl Checkpoints {
     where
         T: Serialize + DeserializeOwned + Send + 'static,
     {
-        custom::register_value(&self.inner.registry, value);
+        let value = custom::MessagePack(Arc::clone(value));
+        self.inner.registry.keep(Arc::new(custom::Custom(Arc::new(value))));
     }
 
     /// Saves everything that is registered into the folder `path`. Every rank calls it.
@@ -174,7 +140,7 @@ impl Checkpoints {
     /// # Errors
     /// On every rank when one cannot save, with the rank and its reason; the error of the save before.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<PathBuf> {
-        save::begin(self, &save::Target::Path(path.as_ref().to_owned()))
+        save::begin(&self.inner, &save::Target::Path(path.as_ref().to_owned()))
     }
 
     /// As [`Checkpoints::save`], into the next `checkpoint_N` of the project's folder. When it is there, the
@@ -183,7 +149,7 @@ impl Checkpoints {
     /// # Errors
     /// As there; [`Error::InvalidArgument`] without a project folder.
     pub fn save_numbered(&self) -> Result<PathBuf> {
-        save::begin(self, &save::Target::Numbered)
+        save::begin(&self.inner, &save::Target::Numbered)
     }
 
     /// Waits until the last save is on the disk, and what it replaced is removed. Every rank calls it.
@@ -221,7 +187,7 @@ impl Checkpoints {
     /// another version, [`Error::CheckpointMismatch`] when it does not fit the program. Only
     /// [`Error::LoadInterrupted`] leaves a part changed: a disk that fails after all was verified.
     pub fn load(&self, path: impl AsRef<Path>) -> Result<Loaded> {
-        load::load(self, Some(path.as_ref()), LoadOptions::default())
+        load::load(&self.inner, Some(path.as_ref()), LoadOptions::default())
     }
 
     /// As [`Checkpoints::load`], with choices.
@@ -229,7 +195,7 @@ impl Checkpoints {
     /// # Errors
     /// As there.
     pub fn load_with(&self, path: impl AsRef<Path>, options: LoadOptions) -> Result<Loaded> {
-        load::load(self, Some(path.as_ref()), options)
+        load::load(&self.inner, Some(path.as_ref()), options)
     }
 
     /// As [`Checkpoints::load`], from the newest `checkpoint_N` of the project's folder.
@@ -237,7 +203,7 @@ impl Checkpoints {
     /// # Errors
     /// As there; [`Error::Checkpoint`] when there is none.
     pub fn load_latest(&self) -> Result<Loaded> {
-        load::load(self, None, LoadOptions::default())
+        load::load(&self.inner, None, LoadOptions::default())
     }
 
     /// Returns the newest `checkpoint_N` of the project's folder, where there is one. All ranks get rank 0's
@@ -283,54 +249,12 @@ impl Checkpoints {
 
     /// Fails for weights that a GPU has corrupted and that no later step has reported: they are not saved.
     pub(crate) fn weights_may_be_saved(&self) -> Result<()> {
-        self.inner.accumulator.settle()?;
-        self.inner.loss_check.as_ref().map_or(Ok(()), |check| check.before_save())
+        self.inner.weights_may_be_saved()
     }
 
     /// Discards an interrupted window of accumulation and the check of its losses.
     pub(crate) fn reset_window(&self) {
         self.inner.reset_window();
-    }
-}
-
-impl Inner {
-    fn wait(&self) -> Result<()> {
-        let pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner).take();
-        pending.map_or(Ok(()), Pending::join)
-    }
-
-    fn reset_window(&self) {
-        self.accumulator.reset();
-        if let Some(check) = &self.loss_check {
-            check.reset();
-        }
-    }
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        if let Err(error) = self.wait() {
-            tracing::error!("the last checkpoint was not saved: {error}");
-        }
-    }
-}
-
-impl Hooks {
-    fn add(&self, hook: Hook) -> u64 {
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        self.hooks.lock().unwrap_or_else(PoisonError::into_inner).push((number, hook));
-        number
-    }
-
-    fn remove(&self, number: u64) {
-        let mut hooks = self.hooks.lock().unwrap_or_else(PoisonError::into_inner);
-        hooks.retain(|(known, _)| *known != number);
-    }
-
-    /// A hook may register or remove hooks: they are called on a copy of the list.
-    fn call(&self, folder: &Path) -> Result<()> {
-        let hooks = self.hooks.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        hooks.iter().try_for_each(|(_, hook)| hook(folder).map_err(Error::User))
     }
 }
 
@@ -349,16 +273,4 @@ impl fmt::Debug for Checkpoints {
             .field("registered", &self.inner.registry)
             .finish_non_exhaustive()
     }
-}
-
-/// What an error of the files means for the loop.
-impl From<brigade_checkpoint::Error> for Error {
-    fn from(error: brigade_checkpoint::Error) -> Self {
-        Self::Checkpoint(error)
-    }
-}
-
-/// How many objects of each kind a checkpoint has, for messages.
-fn count_kinds(checkpoint: &Checkpoint, kind: &str) -> usize {
-    checkpoint.manifest().of_kind(kind).count()
 }

@@ -1,8 +1,15 @@
 //! What can go wrong in a training loop.
 
+mod out_of_memory;
+
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
+
+use brigade_torch::{Fault, says_out_of_memory};
+
+pub(crate) use out_of_memory::MOVE_OF_MODEL;
+pub use out_of_memory::OutOfMemory;
 
 /// Any error of the Accelerator and of what it prepared.
 ///
@@ -44,7 +51,7 @@ pub enum Error {
     Torch(#[from] brigade_torch::Error),
     /// A GPU's memory does not suffice.
     #[error("{0}")]
-    OutOfMemory(Box<crate::device_memory::OutOfMemory>),
+    OutOfMemory(Box<OutOfMemory>),
     /// A batch could not be made.
     #[error(transparent)]
     Data(#[from] brigade_data::DataError),
@@ -231,6 +238,40 @@ impl From<brigade_optim::Error> for Error {
             Optim::Schedule(error) => Self::Schedule(error),
             Optim::File(error) => Self::Checkpoint(error),
             error => Self::InvalidArgument(error.to_string()),
+        }
+    }
+}
+
+/// What an error of the files means for the loop.
+impl From<brigade_checkpoint::Error> for Error {
+    fn from(error: brigade_checkpoint::Error) -> Self {
+        Self::Checkpoint(error)
+    }
+}
+
+impl Error {
+    /// Whether memory ran out, on the host or on the device.
+    #[must_use]
+    pub fn is_out_of_memory(&self) -> bool {
+        match self {
+            Self::OutOfMemory(_) => true,
+            Self::Torch(error) => error.fault() == Some(Fault::OutOfMemory),
+            Self::Tensor(error) => says_out_of_memory(&error.to_string()),
+            Self::User(error) => says_out_of_memory(&error.to_string()),
+            // Its text has the cause's, and its source is empty.
+            Self::Data(error) => says_out_of_memory(&error.to_string()),
+            Self::Model(error) => says_out_of_memory(&error.to_string()),
+            _ => {
+                // Another crate's error, as a loader's, around libtorch's.
+                let mut source = std::error::Error::source(self);
+                while let Some(error) = source {
+                    if says_out_of_memory(&error.to_string()) {
+                        return true;
+                    }
+                    source = error.source();
+                }
+                false
+            }
         }
     }
 }

@@ -14,22 +14,22 @@ mod accelerator;
 mod batch_size;
 mod capture;
 mod checkpoint;
-mod device_memory;
 mod error;
 mod gradients;
+mod job;
 mod loader;
 mod model;
 mod optimizer;
+mod parameters;
 mod precision;
-mod prepare;
 mod processes;
+mod recorder;
 mod registry;
-mod save;
 mod scheduler;
+mod stateful;
 mod watch;
 
-pub use accelerator::connect::ConnectOptions;
-pub use accelerator::{Accelerator, AcceleratorBuilder};
+pub use accelerator::{Accelerator, AcceleratorBuilder, Prepare};
 pub use brigade_checkpoint::{TensorInfo, Value};
 #[doc(hidden)]
 pub use brigade_data::__derive;
@@ -45,26 +45,28 @@ pub use brigade_torch::{
 pub use brigade_track as track;
 pub use capture::CapturedStep;
 pub use checkpoint::{
-    Checkpointed, Checkpoints, HookError, HookHandle, LoadOptions, Loaded, ProjectConfiguration,
-    Stateful,
+    Checkpointed, Checkpoints, HookHandle, LoadOptions, Loaded, ProjectConfiguration,
 };
-pub use device_memory::OutOfMemory;
-pub use error::{Error, Result};
+pub use error::{Error, OutOfMemory, Result};
 pub use gradients::accumulate::{GradientAccumulation, GradientAccumulator};
-pub use gradients::clip::{ClipNorm, Parameters, clip_grad_value};
+pub use gradients::clip::{ClipNorm, clip_grad_value};
 pub use gradients::hook::{CommHook, PowerSgd, StatefulHook};
-pub use gradients::join::{JoinInputs, Joining};
+pub use gradients::join::JoinInputs;
 pub use gradients::local_sgd::LocalSgd;
+pub use gradients::models::{Joining, PreparedModels};
 pub use gradients::weighted::LossWeight;
-pub use loader::{Batches, DATASET_SHARE, DataLoaderConfiguration, Loader, PreparedLoader};
-pub use model::{PreparedModel, PreparedModels};
+pub use job::connect::ConnectOptions;
+pub use loader::placement::DATASET_SHARE;
+pub use loader::{Batches, DataLoaderConfiguration, Loader, PreparedLoader};
+pub use model::PreparedModel;
 pub use optimizer::PreparedOptimizer;
+pub use parameters::Parameters;
 pub use precision::scaler::{GradScaler, GradScalerOptions, GradScalerState};
 pub use precision::{AutocastOptions, Precision};
-pub use prepare::Prepare;
 pub use processes::Processes;
 pub use processes::metrics::{Accuracy, FBeta, Mean, Metric, TopK};
 pub use scheduler::PreparedScheduler;
+pub use stateful::{HookError, Stateful};
 pub use watch::log::{LogLayer, LogOptions, Logger};
 pub use watch::meter::{Meter, ProcessMemory, Rates};
 pub use watch::profile::{

@@ -1,7 +1,7 @@
 //! Loaders whose batches are shared out among the ranks.
 
 pub(crate) mod dispatch;
-mod placement;
+pub(crate) mod placement;
 pub(crate) mod position;
 mod staged;
 
@@ -15,16 +15,15 @@ use brigade_data::{
 };
 use brigade_torch::{Device, DeviceExt, Tensor, TensorTree, elements};
 
-pub use self::placement::DATASET_SHARE;
-use crate::accelerator::{Accelerator, Job};
-use crate::checkpoint::{Checkpointed, Checkpoints, HookError, Stateful};
 use crate::error::{Error, Result};
 use crate::gradients::join::EvenBatches;
+use crate::job::Job;
 use crate::loader::dispatch::Dispatch;
 use crate::loader::position::{Counting, SavedLoader};
 use crate::loader::staged::StagedEpoch;
-use crate::prepare::Prepare;
 use crate::processes::Processes;
+use crate::registry::Registry;
+use crate::stateful::{HookError, Stateful};
 
 /// How batches are shared out among the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,39 +43,15 @@ impl Default for DataLoaderConfiguration {
     }
 }
 
-/// A loader after [`Accelerator::prepare`] or [`PreparedLoader::new`]: this rank's batches, on this rank's
+/// A loader after [`crate::Accelerator::prepare`] or [`PreparedLoader::new`]: this rank's batches, on this rank's
 /// device.
 ///
 /// Each iteration is an epoch, with an order that all ranks agree on.
 pub struct PreparedLoader<L> {
-    saved: Arc<SavedLoader<L>>,
+    pub(crate) saved: Arc<SavedLoader<L>>,
     job: Arc<Job>,
     even_batches: Arc<EvenBatches>,
     dispatch: bool,
-}
-
-impl<D> Prepare for DataLoader<D>
-where
-    D: BatchedDataset + 'static,
-    D::Batch: TensorTree<Owned = D::Batch>,
-{
-    type Prepared = PreparedLoader<Self>;
-
-    fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared> {
-        PreparedLoader::of(self, accelerator)
-    }
-}
-
-impl<I> Prepare for StreamLoader<I>
-where
-    I: IterableDataset + 'static,
-    <I::Sample as Collate>::Batch: TensorTree<Owned = <I::Sample as Collate>::Batch>,
-{
-    type Prepared = PreparedLoader<Self>;
-
-    fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared> {
-        PreparedLoader::of(self, accelerator)
-    }
 }
 
 impl<L: Loader + 'static> PreparedLoader<L> {
@@ -109,11 +84,17 @@ impl<L: Loader + 'static> PreparedLoader<L> {
         Self::joined(loader, processes, configuration, Arc::default())
     }
 
-    fn of(loader: L, accelerator: &Accelerator) -> Result<Self> {
-        let even_batches = Arc::clone(&accelerator.even_batches);
-        let (processes, configuration) = (&accelerator.processes, accelerator.options.loader);
+    /// As [`PreparedLoader::new`], under the rule of an Accelerator's joins, and registered for its checkpoints.
+    pub(crate) fn registered(
+        loader: L,
+        processes: &Processes,
+        configuration: DataLoaderConfiguration,
+        even_batches: &Arc<EvenBatches>,
+        registry: &Registry,
+    ) -> Result<Self> {
+        let even_batches = Arc::clone(even_batches);
         let prepared = Self::joined(loader, processes, configuration, even_batches)?;
-        accelerator.checkpoints.registry().register(&prepared.saved);
+        registry.register(&prepared.saved);
         Ok(prepared)
     }
 
@@ -127,13 +108,6 @@ impl<L: Loader + 'static> PreparedLoader<L> {
         let dispatch = configuration.dispatch_batches && processes.use_distributed();
         let saved = Arc::new(SavedLoader::new(loader));
         Ok(Self { saved, job: Arc::clone(&processes.job), even_batches, dispatch })
-    }
-}
-
-impl<L: Loader + 'static> Checkpointed for PreparedLoader<L> {
-    fn register_in(&self, checkpoints: &Checkpoints) {
-        let saved: Arc<SavedLoader<L>> = Arc::clone(&self.saved);
-        checkpoints.registry().keep(saved);
     }
 }
 

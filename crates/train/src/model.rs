@@ -1,6 +1,8 @@
 //! A model whose gradients are averaged over the ranks.
 
+mod comm_hook;
 mod set_trainable;
+mod weights;
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -10,36 +12,53 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use brigade_checkpoint::{TensorInfo, Value};
 use brigade_nn::{Model, Module, NamedTensor};
-use brigade_torch::{BROADCAST_BYTES, ProcessGroup, Reducer, Tensor, TensorTree, grad_enabled};
+use brigade_optim::Trainable;
+use brigade_torch::{
+    BROADCAST_BYTES, ProcessGroup, Reducer, ReducerOptions, Tensor, TensorTree, grad_enabled,
+};
 
-use crate::accelerator::{Accelerator, Job, Options};
-use crate::checkpoint::{Checkpointed, Checkpoints, HookError, Stateful, infos, same_shape};
-use crate::device_memory::MOVE_OF_MODEL;
-use crate::error::{Error, Result};
+use crate::error::{Error, MOVE_OF_MODEL, Result};
 use crate::gradients::accumulate::GradientAccumulator;
-use crate::gradients::hook::StatefulHook;
-use crate::gradients::join::Joining;
+use crate::gradients::hook::{CommHook, StatefulHook};
 use crate::gradients::loss_check::{CheckedModel, LossCheck};
-use crate::precision::Numerics;
-use crate::precision::memory_format;
-use crate::prepare::Prepare;
+use crate::gradients::models::{Joining, PreparedModels};
+use crate::job::Job;
+use crate::precision::{Numerics, memory_format};
 use crate::registry::{Kind, ModelTensor, Registered, Registry};
+use crate::stateful::{HookError, Stateful, infos, same_shape};
 
-/// A [`Model`] after [`Accelerator::prepare`]: on the process's device, with rank 0's weights, and with
+/// A [`Model`] after [`crate::Accelerator::prepare`]: on the process's device, with rank 0's weights, and with
 /// gradients that `backward` averages over the ranks.
 ///
 /// With one rank, or without a parameter that is trained, it is the model itself.
 pub struct PreparedModel<M> {
     model: Model<M>,
     reduction: Reduction,
-    numerics: Arc<Numerics>,
     sync: Arc<AtomicBool>,
     /// Whether this rank's buffers may be others than rank 0's: after a forward in training.
     buffers_differ: Cell<bool>,
     /// What a checkpoint holds of it, for as long as it is there.
     saved: Arc<SavedTensors>,
     /// What another reduction is made with.
-    context: Context,
+    context: ModelContext,
+}
+
+/// How prepared models are reduced.
+#[derive(Debug)]
+pub(crate) struct ModelOptions {
+    pub(crate) reducer: ReducerOptions,
+    pub(crate) comm_hook: CommHook,
+    pub(crate) sync_batch_norm: bool,
+}
+
+/// The Accelerator's parts that a prepared model needs, also when parameters are frozen or thawed later.
+pub(crate) struct ModelContext {
+    pub(crate) job: Arc<Job>,
+    pub(crate) options: Arc<ModelOptions>,
+    pub(crate) numerics: Arc<Numerics>,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) loss_check: Option<Arc<LossCheck>>,
+    pub(crate) accumulator: GradientAccumulator,
 }
 
 /// What averages the gradients of the parameters that were trained when it was made.
@@ -52,63 +71,20 @@ struct Reduction {
     frozen: Vec<NamedTensor>,
 }
 
-/// The Accelerator's parts that a prepared model needs again when parameters are frozen or thawed.
-struct Context {
-    job: Arc<Job>,
-    options: Arc<Options>,
-    registry: Arc<Registry>,
-    loss_check: Option<Arc<LossCheck>>,
-    accumulator: GradientAccumulator,
-}
-
-impl<M> Prepare for Model<M> {
-    type Prepared = PreparedModel<M>;
-
-    fn prepare(mut self, accelerator: &Accelerator) -> Result<PreparedModel<M>> {
-        if self.device() != accelerator.device() {
-            let moved = self.to_device(accelerator.device());
-            let job = &accelerator.processes.job;
-            job.explain_memory(MOVE_OF_MODEL, moved.map_err(Error::from))?;
+impl ModelContext {
+    /// Puts a model on the process's device and into its memory format. Returns whether it has its channels last.
+    pub(crate) fn place<M>(&self, model: &mut Model<M>) -> Result<bool> {
+        if model.device() != self.job.device {
+            let moved = model.to_device(self.job.device);
+            self.job.explain_memory(MOVE_OF_MODEL, moved.map_err(Error::from))?;
         }
-        let channels_last = memory_format::channels_last(&self, &accelerator.numerics);
+        let channels_last = memory_format::channels_last(model, &self.numerics);
         if channels_last {
-            self.to_channels_last()?;
+            model.to_channels_last()?;
         }
-        accelerator.print_banner(channels_last);
-        let group = accelerator.group();
-        if let (Some(group), true) = (&group, accelerator.options.sync_batch_norm) {
-            self.convert_sync_batch_norm(group);
-        }
-        let context = Context {
-            job: Arc::clone(&accelerator.processes.job),
-            options: Arc::clone(&accelerator.options),
-            registry: Arc::clone(accelerator.checkpoints.registry()),
-            loss_check: accelerator.loss_check.clone(),
-            accumulator: accelerator.accumulator.clone(),
-        };
-        let reduction = context.reduce(&self)?;
-        if let Some(group) = &group {
-            // Frozen parameters are broadcast like buffers at the start, but never again.
-            broadcast_all(group, &reduction.frozen)?;
-            if reduction.reducer.is_none() {
-                broadcast_all(group, &self.buffers())?;
-            }
-        }
-        let saved = Arc::new(SavedTensors::of(&self, reduction.hook.clone()));
-        accelerator.checkpoints.registry().register(&saved);
-        Ok(PreparedModel {
-            model: self,
-            reduction,
-            numerics: Arc::clone(&accelerator.numerics),
-            sync: Arc::new(AtomicBool::new(true)),
-            buffers_differ: Cell::new(true),
-            saved,
-            context,
-        })
+        Ok(channels_last)
     }
-}
 
-impl Context {
     /// Makes the reducer of what is trained now, with its hook and loss check. All ranks take part.
     fn reduce<M>(&self, model: &Model<M>) -> Result<Reduction> {
         let Some(group) = self.job.group() else {
@@ -133,6 +109,32 @@ impl Context {
 }
 
 impl<M> PreparedModel<M> {
+    /// Prepares a model that is in its place. All ranks take part.
+    pub(crate) fn new(mut model: Model<M>, context: ModelContext) -> Result<Self> {
+        let group = context.job.group();
+        if let (Some(group), true) = (&group, context.options.sync_batch_norm) {
+            model.convert_sync_batch_norm(group);
+        }
+        let reduction = context.reduce(&model)?;
+        if let Some(group) = &group {
+            // Frozen parameters are broadcast like buffers at the start, but never again.
+            broadcast_all(group, &reduction.frozen)?;
+            if reduction.reducer.is_none() {
+                broadcast_all(group, &model.buffers())?;
+            }
+        }
+        let saved = Arc::new(SavedTensors::of(&model, reduction.hook.clone()));
+        context.registry.register(&saved);
+        Ok(Self {
+            model,
+            reduction,
+            sync: Arc::new(AtomicBool::new(true)),
+            buffers_differ: Cell::new(true),
+            saved,
+            context,
+        })
+    }
+
     /// The model's output, computed with the Accelerator's mixed precision; what has 16 bits is given
     /// back in 32 unless the builder says otherwise. In training, buffers (BatchNorm's statistics) are
     /// rank 0's before each forward.
@@ -212,10 +214,11 @@ impl<M> PreparedModel<M> {
         M: Module<Input>,
         M::Output: TensorTree<Owned = M::Output>,
     {
-        let scope = self.numerics.scope(self.model.device())?;
+        let scope = self.context.numerics.scope(self.model.device())?;
         let output = self.model.forward(input);
         drop(scope);
-        let outputs = output.map_err(Error::from).and_then(|output| self.numerics.outputs(output));
+        let outputs =
+            output.map_err(Error::from).and_then(|output| self.context.numerics.outputs(output));
         self.context.job.explain_memory("the forward pass", outputs)
     }
 
@@ -254,19 +257,9 @@ impl<M> PreparedModel<M> {
         self.reduction.reducer.as_ref()
     }
 
-    pub(crate) fn hook_state(&self) -> Option<&dyn StatefulHook> {
+    fn hook_state(&self) -> Option<&dyn StatefulHook> {
         self.reduction.hook.as_deref()
     }
-}
-
-/// One prepared model or several: what [`Accelerator::accumulate`] and [`Accelerator::no_sync`] take.
-pub trait PreparedModels {
-    /// Calls `f` with the switch of each model.
-    fn each_switch(&self, f: &mut dyn FnMut(&AtomicBool));
-    /// Calls `f` with each trained parameter.
-    fn each_parameter(&self, f: &mut dyn FnMut(&Tensor));
-    /// Calls `f` for each model whose gradients are reduced.
-    fn each_joining<'a>(&'a self, f: &mut dyn FnMut(Joining<'a>));
 }
 
 impl<M> PreparedModels for PreparedModel<M> {
@@ -287,86 +280,6 @@ impl<M> PreparedModels for PreparedModel<M> {
     }
 }
 
-/// A model that was not prepared: it has parameters, and no reduction to switch off or to take part in.
-impl<M> PreparedModels for Model<M> {
-    fn each_switch(&self, _f: &mut dyn FnMut(&AtomicBool)) {}
-
-    fn each_parameter(&self, f: &mut dyn FnMut(&Tensor)) {
-        for parameter in self.trainable_parameters() {
-            f(&parameter.tensor);
-        }
-    }
-
-    fn each_joining<'a>(&'a self, _f: &mut dyn FnMut(Joining<'a>)) {}
-}
-
-impl<P: PreparedModels + ?Sized> PreparedModels for &P {
-    fn each_switch(&self, f: &mut dyn FnMut(&AtomicBool)) {
-        (**self).each_switch(f);
-    }
-
-    fn each_parameter(&self, f: &mut dyn FnMut(&Tensor)) {
-        (**self).each_parameter(f);
-    }
-
-    fn each_joining<'a>(&'a self, f: &mut dyn FnMut(Joining<'a>)) {
-        (**self).each_joining(f);
-    }
-}
-
-macro_rules! several {
-    ($($name:ident $index:tt),+) => {
-        impl<$($name: PreparedModels),+> PreparedModels for ($($name,)+) {
-            fn each_switch(&self, f: &mut dyn FnMut(&AtomicBool)) {
-                $(self.$index.each_switch(f);)+
-            }
-
-            fn each_parameter(&self, f: &mut dyn FnMut(&Tensor)) {
-                $(self.$index.each_parameter(f);)+
-            }
-
-            fn each_joining<'a>(&'a self, f: &mut dyn FnMut(Joining<'a>)) {
-                $(self.$index.each_joining(f);)+
-            }
-        }
-    };
-}
-
-several!(A 0, B 1);
-several!(A 0, B 1, C 2);
-several!(A 0, B 1, C 2, D 3);
-
-/// Models whose reduction is off; on again when dropped, also after a panic of the body.
-pub(crate) struct NoSyncGuard<'a, P: PreparedModels + ?Sized> {
-    models: &'a P,
-    before: Vec<bool>,
-}
-
-impl<'a, P: PreparedModels + ?Sized> NoSyncGuard<'a, P> {
-    pub(crate) fn off(models: &'a P) -> Self {
-        let mut before = Vec::new();
-        models.each_switch(&mut |switch| before.push(switch.swap(false, Ordering::Relaxed)));
-        Self { models, before }
-    }
-}
-
-impl<P: PreparedModels + ?Sized> Drop for NoSyncGuard<'_, P> {
-    fn drop(&mut self) {
-        let mut before = self.before.iter();
-        self.models.each_switch(&mut |switch| {
-            switch.store(before.next().copied().unwrap_or(true), Ordering::Relaxed);
-        });
-    }
-}
-
-impl Accelerator {
-    /// The model under the preparation.
-    #[must_use]
-    pub fn unwrap_model<'a, M>(&self, model: &'a PreparedModel<M>) -> &'a Model<M> {
-        model.inner()
-    }
-}
-
 impl<M> fmt::Debug for PreparedModel<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PreparedModel")
@@ -377,7 +290,7 @@ impl<M> fmt::Debug for PreparedModel<M> {
 }
 
 /// What a checkpoint holds of a model.
-struct SavedTensors(Mutex<SavedInner>);
+pub(crate) struct SavedTensors(Mutex<SavedInner>);
 
 struct SavedInner {
     /// Handles of the parameters and saved buffers, under their names in order.
@@ -386,7 +299,7 @@ struct SavedInner {
 }
 
 impl SavedTensors {
-    fn of<M>(model: &Model<M>, hook: Option<Arc<dyn StatefulHook>>) -> Self {
+    pub(crate) fn of<M>(model: &Model<M>, hook: Option<Arc<dyn StatefulHook>>) -> Self {
         Self(Mutex::new(SavedInner::of(model, hook)))
     }
 
@@ -455,12 +368,6 @@ impl Stateful for SavedTensors {
     }
 }
 
-impl<M> Checkpointed for Model<M> {
-    fn register_in(&self, checkpoints: &Checkpoints) {
-        checkpoints.registry().keep(Arc::new(SavedTensors::of(self, None)));
-    }
-}
-
 impl Registered for SavedTensors {
     fn kind(&self) -> Kind {
         Kind::Model
@@ -477,6 +384,12 @@ impl Registered for SavedTensors {
 
     fn hook(&self) -> Option<Arc<dyn StatefulHook>> {
         self.lock().hook.clone()
+    }
+}
+
+impl<M> Trainable for PreparedModel<M> {
+    fn trainable_parameters(&self) -> Vec<NamedTensor> {
+        self.model.trainable_parameters()
     }
 }
 
@@ -508,7 +421,7 @@ fn handles(tensors: &[NamedTensor]) -> Vec<NamedTensor> {
 }
 
 /// Replaces tensors by rank 0's.
-pub(crate) fn broadcast_all(group: &ProcessGroup, tensors: &[NamedTensor]) -> Result<()> {
+fn broadcast_all(group: &ProcessGroup, tensors: &[NamedTensor]) -> Result<()> {
     let detached = tensors
         .iter()
         .map(|named| named.tensor.f_detach())

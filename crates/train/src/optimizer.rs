@@ -1,4 +1,4 @@
-//! An optimizer after [`Accelerator::prepare`]: the same arithmetic, behind the gates of accumulation, loss
+//! An optimizer after [`crate::Accelerator::prepare`]: the same arithmetic, behind the gates of accumulation, loss
 //! check and loss scale.
 
 use std::fmt;
@@ -6,21 +6,19 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use brigade_nn::NamedTensor;
-use brigade_optim::{DeviceScalars, Optimizer, ParameterGroup, Trainable};
+use brigade_optim::{DeviceScalars, Optimizer, ParameterGroup};
 use brigade_torch::{Device, DeviceExt, Kind, Tensor, gradient, set_gradient};
 
-use crate::accelerator::{Accelerator, Job};
-use crate::capture::AtReplay;
 use crate::error::{Error, Result};
 use crate::gradients::accumulate::GradientAccumulator;
-use crate::gradients::loss_check::LossCheck;
-use crate::model::PreparedModel;
+use crate::gradients::backward::Gradients;
+use crate::gradients::loss_check::{CheckedOptimizer, LossCheck};
+use crate::job::Job;
 use crate::precision::scaler::GradScaler;
-use crate::prepare::Prepare;
-use crate::registry::Saved;
+use crate::recorder::AtReplay;
+use crate::registry::{Registry, Saved};
 
-/// An [`Optimizer`] after [`Accelerator::prepare`].
+/// An [`Optimizer`] after [`crate::Accelerator::prepare`].
 ///
 /// Its [`step`](PreparedOptimizer::step) and [`zero_grad`](PreparedOptimizer::zero_grad) do nothing while
 /// gradients are still being accumulated; a step whose gradients come from a loss that was not finite is an
@@ -31,9 +29,7 @@ pub struct PreparedOptimizer {
     accumulator: GradientAccumulator,
     /// With fp16.
     scaler: Option<GradScaler>,
-    loss_check: Option<Arc<LossCheck>>,
-    /// The check's count when the gradients were last cleared.
-    cleared: u64,
+    loss_check: Option<(Arc<LossCheck>, Arc<CheckedOptimizer>)>,
     /// The groups' learning rates on a GPU.
     rates: Option<Arc<DeviceRates>>,
     job: Arc<Job>,
@@ -182,12 +178,41 @@ impl AtReplay for StepBetween {
 }
 
 impl PreparedOptimizer {
+    /// Prepares an optimizer, and registers what a checkpoint holds of it.
+    pub(crate) fn new(optimizer: Optimizer, gradients: &Gradients, registry: &Registry) -> Self {
+        let saved = Arc::new(Saved(optimizer.clone()));
+        let loss_check = gradients.loss_check.as_ref();
+        let loss_check = loss_check.map(|it| (Arc::clone(it), it.watch_optimizer(&optimizer)));
+        registry.register(&saved);
+        let job = &gradients.processes.job;
+        // A rule of the program's that does not take them is stepped with numbers of the host.
+        let on_device = job.device.device_kind().is_some() && optimizer.takes_device_scalars();
+        let rates = on_device.then(|| DeviceRates {
+            device: job.device,
+            by_value: optimizer.with_parameters(|all| {
+                all.iter().any(|it| it.f_kind().is_ok_and(|kind| kind == Kind::Double))
+            }),
+            others_change: AtomicBool::new(false),
+            tensor: Mutex::default(),
+            uploaded: Mutex::default(),
+        });
+        Self {
+            optimizer,
+            accumulator: gradients.accumulator.clone(),
+            scaler: gradients.scaler.clone(),
+            loss_check,
+            rates: rates.map(Arc::new),
+            job: Arc::clone(job),
+            _saved: saved,
+        }
+    }
+
     /// Changes every parameter that has a gradient, once the window of accumulation ends. With fp16 a step
     /// whose gradients overflowed is skipped.
     ///
     /// # Errors
     /// As [`Optimizer::step`]; [`crate::Error::LossNotFinite`], on every rank, with the weights as they
-    /// were, when the gradients are those of a loss that was not finite and [`Accelerator::backward`] has
+    /// were, when the gradients are those of a loss that was not finite and [`crate::Accelerator::backward`] has
     /// not returned that error, or the program has ignored it (see [`crate::AcceleratorBuilder::check_loss`]).
     pub fn step(&mut self) -> Result<()> {
         if !self.accumulator.sync_gradients() {
@@ -286,8 +311,8 @@ impl PreparedOptimizer {
         if let Some(scaler) = &self.scaler {
             self.optimizer.with_parameters(|parameters| scaler.forget(parameters));
         }
-        if let Some(check) = &self.loss_check {
-            self.cleared = check.clear();
+        if let Some((check, watched)) = &self.loss_check {
+            check.clear(watched);
         }
         Ok(())
     }
@@ -300,11 +325,10 @@ impl PreparedOptimizer {
 
     /// An error when the gradients come from a loss that was not finite.
     fn losses_admit(&self) -> Result<()> {
-        let Some(check) = &self.loss_check else {
+        let Some((check, watched)) = &self.loss_check else {
             return Ok(());
         };
-        let step = self.optimizer.launched_steps() + 1;
-        let outcome = check.before_step(self.cleared, step, || Ok(self.optimizer.gradients()?));
+        let outcome = check.before_step(watched);
         // A program that leaves the batch out leaves the schedule where it is.
         self.accumulator.set_skipped(matches!(outcome, Err(Error::LossNotFinite { .. })));
         outcome
@@ -325,45 +349,6 @@ impl DerefMut for PreparedOptimizer {
     fn deref_mut(&mut self) -> &mut Optimizer {
         let _ = self.accumulator.settle();
         &mut self.optimizer
-    }
-}
-
-impl Prepare for Optimizer {
-    type Prepared = PreparedOptimizer;
-
-    fn prepare(self, accelerator: &Accelerator) -> Result<PreparedOptimizer> {
-        let saved = Arc::new(Saved(self.clone()));
-        let loss_check = accelerator.loss_check.clone();
-        let cleared = loss_check.as_ref().map_or(0, |check| check.register(&saved));
-        accelerator.checkpoints.registry().register(&saved);
-        let job = &accelerator.processes.job;
-        // A rule of the program's that does not take them is stepped with numbers of the host.
-        let on_device = job.device.device_kind().is_some() && self.takes_device_scalars();
-        let rates = on_device.then(|| DeviceRates {
-            device: job.device,
-            by_value: self.with_parameters(|all| {
-                all.iter().any(|it| it.f_kind().is_ok_and(|kind| kind == Kind::Double))
-            }),
-            others_change: AtomicBool::new(false),
-            tensor: Mutex::default(),
-            uploaded: Mutex::default(),
-        });
-        Ok(PreparedOptimizer {
-            optimizer: self,
-            accumulator: accelerator.accumulator.clone(),
-            scaler: accelerator.grad_scaler().cloned(),
-            loss_check,
-            cleared,
-            rates: rates.map(Arc::new),
-            job: Arc::clone(job),
-            _saved: saved,
-        })
-    }
-}
-
-impl<M> Trainable for PreparedModel<M> {
-    fn trainable_parameters(&self) -> Vec<NamedTensor> {
-        self.inner().trainable_parameters()
     }
 }
 

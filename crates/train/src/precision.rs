@@ -9,9 +9,8 @@ use std::sync::Arc;
 
 use brigade_torch::{Autocast, Device, DeviceExt, GpuMath, Kind, TensorTree};
 
-use crate::accelerator::{Accelerator, AcceleratorBuilder, Job};
 use crate::error::{Error, Result};
-use crate::gradients::loss_check::{LossCheck, LossCheckOptions};
+use crate::job::Job;
 use crate::precision::scaler::{GradScaler, GradScalerOptions};
 
 /// The type in which autocast computes. Weights, gradients and the optimizer stay in 32 bits.
@@ -72,7 +71,7 @@ impl FromStr for Precision {
     }
 }
 
-/// A scope of autocast, for [`Accelerator::autocast_with`] or alone.
+/// A scope of autocast, for [`crate::Accelerator::autocast_with`] or alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AutocastOptions {
     /// The type; [`Precision::No`] turns autocast off inside.
@@ -102,7 +101,7 @@ impl AutocastOptions {
 }
 
 /// The Accelerator's settings of precision. Shared by everything that was prepared.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Numerics {
     pub(crate) autocast: AutocastOptions,
     pub(crate) float32_outputs: bool,
@@ -110,8 +109,6 @@ pub(crate) struct Numerics {
     pub(crate) channels_last: Option<bool>,
     /// Whether GPUs compute products of float32 tensors in TF32.
     pub(crate) tf32: bool,
-    /// With fp16 only.
-    pub(crate) scaler: Option<GradScaler>,
 }
 
 /// What the builder collects for [`Numerics`].
@@ -128,9 +125,9 @@ pub(crate) struct NumericsOptions {
 /// Settings of the whole process; `None` leaves one as it is.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct MathOptions {
-    tf32: Option<bool>,
-    benchmark: Option<bool>,
-    deterministic: Option<bool>,
+    pub(crate) tf32: Option<bool>,
+    pub(crate) benchmark: Option<bool>,
+    pub(crate) deterministic: Option<bool>,
 }
 
 impl MathOptions {
@@ -175,7 +172,12 @@ impl Default for NumericsOptions {
 }
 
 impl NumericsOptions {
-    pub(crate) fn decide(&self, job: &Arc<Job>, tf32: bool) -> Result<Numerics> {
+    /// Returns the settings, and with fp16 the scaler of the loss.
+    pub(crate) fn decide(
+        &self,
+        job: &Arc<Job>,
+        tf32: bool,
+    ) -> Result<(Numerics, Option<GradScaler>)> {
         let precision = match self.precision {
             Some(precision) => precision,
             None => from_env()?.unwrap_or_default(),
@@ -184,13 +186,13 @@ impl NumericsOptions {
             Precision::Fp16 => Some(GradScaler::for_ranks(self.scaler, Some(Arc::clone(job)))?),
             _ => None,
         };
-        Ok(Numerics {
+        let numerics = Numerics {
             autocast: AutocastOptions { precision, cache: self.cache },
             float32_outputs: self.float32_outputs,
             channels_last: self.channels_last,
             tf32,
-            scaler,
-        })
+        };
+        Ok((numerics, scaler))
     }
 }
 
@@ -202,170 +204,6 @@ fn from_env() -> Result<Option<Precision>> {
             text.parse().map(Some).map_err(with_name)
         }
         _ => Ok(None),
-    }
-}
-
-impl AcceleratorBuilder {
-    /// The type in which prepared models compute. Unless set it is what the environment says
-    /// (`ACCELERATE_MIXED_PRECISION`, which `brigade launch --mixed-precision` sets), else `no`.
-    pub fn mixed_precision(mut self, precision: Precision) -> Self {
-        self.numerics.precision = Some(precision);
-        self
-    }
-
-    /// Whether a forward casts a weight once only, however many operations use it. On unless set.
-    pub fn autocast_cache(mut self, cache: bool) -> Self {
-        self.numerics.cache = cache;
-        self
-    }
-
-    /// Whether a prepared model's outputs of 16 bits are converted to 32, so that losses are computed
-    /// in 32. On unless set.
-    pub fn float32_outputs(mut self, convert: bool) -> Self {
-        self.numerics.float32_outputs = convert;
-        self
-    }
-
-    /// How the loss is scaled with fp16.
-    pub fn grad_scaler(mut self, options: GradScalerOptions) -> Self {
-        self.numerics.scaler = options;
-        self
-    }
-
-    /// Whether convolutional models, and the images they get, have their channels last in memory.
-    /// Unless set, where that is faster: on a CPU with oneDNN, on a GPU with 16 bits. Results are equal
-    /// to rounding.
-    pub fn channels_last(mut self, on: bool) -> Self {
-        self.numerics.channels_last = Some(on);
-        self
-    }
-}
-
-/// Settings of the whole process, which libtorch and cuBLAS have once: the last Accelerator's count. One that shares
-/// another's place changes those that it names.
-impl AcceleratorBuilder {
-    /// Whether GPUs round the operands of float32 products and convolutions to TF32, whose 10 bits are those of
-    /// fp16 and whose range is that of float32: several times faster from Ampere on. On unless set; PyTorch has
-    /// it on for convolutions and off for products. Other types are not changed.
-    pub fn tf32(mut self, on: bool) -> Self {
-        self.numerics.math.tf32 = Some(on);
-        self
-    }
-
-    /// Whether cuDNN tries its kernels at the first convolution of each shape and keeps the fastest
-    /// (`torch.backends.cudnn.benchmark`): for inputs whose shapes repeat. Runs may differ in last digits then.
-    /// Off unless set.
-    pub fn benchmark_kernels(mut self, on: bool) -> Self {
-        self.numerics.math.benchmark = Some(on);
-        self
-    }
-
-    /// Whether only kernels are used that give the same bits in every run
-    /// (`torch.use_deterministic_algorithms`). An operation without such a kernel is an error that names it. On a
-    /// GPU a resumed run has the bits of one that was not stopped only with this. Off unless set.
-    ///
-    /// ```
-    /// use brigade_train::Accelerator;
-    /// let accelerator = Accelerator::builder().cpu(true).deterministic(true).tf32(false).build()?;
-    /// # Ok::<(), brigade_train::Error>(())
-    /// ```
-    pub fn deterministic(mut self, on: bool) -> Self {
-        self.numerics.math.deterministic = Some(on);
-        self
-    }
-}
-
-impl Accelerator {
-    /// The type in which prepared models compute.
-    #[must_use]
-    pub fn mixed_precision(&self) -> Precision {
-        self.numerics.autocast.precision
-    }
-
-    /// Returns the same Accelerator with another precision for what it prepares from now on. Ranks, trackers,
-    /// checkpoints and all other options are shared. A loss scale of fp16 begins anew.
-    ///
-    /// ```
-    /// use brigade_train::{Accelerator, Precision};
-    ///
-    /// let accelerator = Accelerator::builder().cpu(true).build()?;
-    /// let sixteen = accelerator.with_mixed_precision(Precision::Bf16)?;
-    /// assert_eq!(sixteen.mixed_precision(), Precision::Bf16);
-    /// # Ok::<(), brigade_train::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] where the loss scale's options are out of range.
-    pub fn with_mixed_precision(&self, precision: Precision) -> Result<Self> {
-        let before = &*self.numerics;
-        let options = NumericsOptions {
-            precision: Some(precision),
-            cache: before.autocast.cache,
-            float32_outputs: before.float32_outputs,
-            channels_last: before.channels_last,
-            math: MathOptions::default(),
-            scaler: before.scaler.as_ref().map(GradScaler::options).unwrap_or_default(),
-        };
-        let job = &self.processes.job;
-        let numerics = Arc::new(options.decide(job, before.tf32)?);
-        let loss_check = match (&numerics.scaler, before.scaler.is_some()) {
-            (Some(scaler), _) => {
-                self.checkpoints.register(scaler);
-                None
-            }
-            (None, true) => Some(Arc::new(LossCheck::new(job, LossCheckOptions::default()))),
-            (None, false) => self.loss_check.clone(),
-        };
-        Ok(Self { numerics, loss_check, ..self.clone() })
-    }
-
-    /// Returns the same Accelerator with another memory format for the convolutional models that it prepares from
-    /// now on, see [`AcceleratorBuilder::channels_last`].
-    #[must_use]
-    pub fn with_channels_last(&self, on: bool) -> Self {
-        let Numerics { autocast, float32_outputs, tf32, ref scaler, .. } = *self.numerics;
-        let scaler = scaler.clone();
-        let channels_last = Some(on);
-        let numerics = Numerics { autocast, float32_outputs, channels_last, tf32, scaler };
-        Self { numerics: Arc::new(numerics), ..self.clone() }
-    }
-
-    /// Runs the body with this Accelerator's autocast: for parts of a loss that are not a prepared model's
-    /// forward, which has it anyway.
-    ///
-    /// ```
-    /// use brigade_train::{Accelerator, Kind, Precision, Tensor};
-    ///
-    /// let accelerator = Accelerator::builder().cpu(true).mixed_precision(Precision::Bf16).build()?;
-    /// let a = Tensor::ones([4, 4], (Kind::Float, accelerator.device()));
-    /// let product = accelerator.autocast(|| a.matmul(&a))?;
-    /// assert_eq!(product.kind(), Kind::BFloat16);
-    /// # Ok::<(), brigade_train::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`Error::Torch`] when the device has no autocast.
-    pub fn autocast<R>(&self, body: impl FnOnce() -> R) -> Result<R> {
-        self.autocast_with(self.numerics.autocast, body)
-    }
-
-    /// As [`Accelerator::autocast`] with another type, or none: [`Precision::No`] computes in 32 bits
-    /// inside a scope of 16.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn autocast_with<R>(
-        &self,
-        options: AutocastOptions,
-        body: impl FnOnce() -> R,
-    ) -> Result<R> {
-        options.run(self.device(), body)
-    }
-
-    /// The scaler of the loss: with fp16 only.
-    #[must_use]
-    pub fn grad_scaler(&self) -> Option<&GradScaler> {
-        self.numerics.scaler.as_ref()
     }
 }
 

@@ -1,6 +1,7 @@
 //! What ranks do for and with each other beside the gradients: values gathered, code run in turn, work
 //! split, a flag that all see.
 
+mod agree;
 pub(crate) mod gather;
 pub(crate) mod metrics;
 pub(crate) mod scope;
@@ -8,6 +9,7 @@ pub(crate) mod split;
 pub(crate) mod trigger;
 
 use std::fmt;
+use std::io::Write as _;
 use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -15,9 +17,9 @@ use std::sync::atomic::AtomicBool;
 use brigade_rank_env::World;
 use brigade_torch::{Device, ProcessGroup};
 
-use crate::accelerator::connect::{self, ConnectOptions};
-use crate::accelerator::{Job, debug_is_asked_for};
 use crate::error::Result;
+use crate::job::Job;
+use crate::job::connect::{self, ConnectOptions, debug_is_asked_for};
 
 /// The ranks of a job, joined: rank and world size, collectives over tensors and objects, order among the
 /// ranks. [`crate::Accelerator`] has the same methods; a program that trains in another way, or evaluates or
@@ -136,6 +138,14 @@ impl Processes {
     #[must_use]
     pub fn group(&self) -> Option<ProcessGroup> {
         self.job.group()
+    }
+
+    /// Prints a warning on the first process of each host.
+    pub(crate) fn warn(&self, what: &str) {
+        if self.is_local_main_process() {
+            // A reader that went away must not end the training.
+            let _ = std::io::stderr().lock().write_all(format!("brigade: {what}\n").as_bytes());
+        }
     }
 
     /// The group, whose operations name the caller's place in the user's program.

@@ -7,10 +7,10 @@ use brigade_checkpoint::{TensorInfo, Value};
 use brigade_optim::{Optimizer, Scheduler};
 use brigade_torch::Tensor;
 
-use crate::checkpoint::{Checkpointed, Checkpoints, HookError, Stateful, unboxed};
 use crate::error::Result;
 use crate::gradients::hook::StatefulHook;
 use crate::precision::scaler::GradScaler;
+use crate::stateful::{HookError, Stateful, unboxed};
 
 /// The objects that a checkpoint holds. What was prepared is held weakly: what the program drops is not saved
 /// any more.
@@ -98,24 +98,6 @@ impl Registered for Saved<Scheduler> {
 impl Registered for Saved<GradScaler> {
     fn kind(&self) -> Kind {
         Kind::Scaler
-    }
-}
-
-impl Checkpointed for Optimizer {
-    fn register_in(&self, checkpoints: &Checkpoints) {
-        checkpoints.registry().keep(Arc::new(Saved(self.clone())));
-    }
-}
-
-impl Checkpointed for Scheduler {
-    fn register_in(&self, checkpoints: &Checkpoints) {
-        checkpoints.registry().keep(Arc::new(Saved(self.clone())));
-    }
-}
-
-impl Checkpointed for GradScaler {
-    fn register_in(&self, checkpoints: &Checkpoints) {
-        checkpoints.registry().keep(Arc::new(Saved(self.clone())));
     }
 }
 

@@ -1,18 +1,18 @@
-//! A scheduler after [`Accelerator::prepare`]: it steps when the optimizer does, the same on all ranks.
+//! A scheduler after [`crate::Accelerator::prepare`]: it steps when the optimizer does, the same on all ranks.
 
 use std::ops::Deref;
 use std::sync::Arc;
 
 use brigade_optim::{Scheduler, SchedulerState};
 
-use crate::accelerator::{Accelerator, Job};
-use crate::capture::AtReplay;
 use crate::error::Result;
 use crate::gradients::accumulate::GradientAccumulator;
-use crate::prepare::Prepare;
-use crate::registry::Saved;
+use crate::gradients::backward::Gradients;
+use crate::job::Job;
+use crate::recorder::AtReplay;
+use crate::registry::{Registry, Saved};
 
-/// A [`Scheduler`] after [`Accelerator::prepare`].
+/// A [`Scheduler`] after [`crate::Accelerator::prepare`].
 ///
 /// The schedule is counted in optimizer steps, the same number on 1 rank or 64: `step` does nothing while
 /// gradients are still being accumulated, and after an optimizer step that was left out.
@@ -46,6 +46,27 @@ pub struct PreparedScheduler {
 }
 
 impl PreparedScheduler {
+    /// Prepares a scheduler, and registers what a checkpoint holds of it. `processes`: see
+    /// [`PreparedScheduler::step_per_process`].
+    pub(crate) fn new(
+        scheduler: Scheduler,
+        gradients: &Gradients,
+        registry: &Registry,
+        processes: usize,
+    ) -> Self {
+        let saved = Arc::new(Saved(scheduler.clone()));
+        registry.register(&saved);
+        Self {
+            scheduler,
+            accumulator: gradients.accumulator.clone(),
+            job: Arc::clone(&gradients.processes.job),
+            with_optimizer: true,
+            stride: 1,
+            processes: processes as u64,
+            _saved: saved,
+        }
+    }
+
     /// Accelerate's rule: each call makes as many steps as there are processes, unless the Accelerator
     /// splits batches. For a schedule whose length was written down for one process. Off unless set; a
     /// schedule on a metric makes one step per metric all the same.
@@ -149,24 +170,5 @@ struct StepSchedule(PreparedScheduler);
 impl AtReplay for StepSchedule {
     fn after(&mut self) -> Result<()> {
         self.0.step()
-    }
-}
-
-impl Prepare for Scheduler {
-    type Prepared = PreparedScheduler;
-
-    fn prepare(self, accelerator: &Accelerator) -> Result<PreparedScheduler> {
-        let saved = Arc::new(Saved(self.clone()));
-        accelerator.checkpoints.registry().register(&saved);
-        let splits = accelerator.options.loader.split_batches;
-        Ok(PreparedScheduler {
-            scheduler: self,
-            accumulator: accelerator.accumulator.clone(),
-            job: Arc::clone(&accelerator.processes.job),
-            with_optimizer: true,
-            stride: 1,
-            processes: if splits { 1 } else { accelerator.num_processes() as u64 },
-            _saved: saved,
-        })
     }
 }

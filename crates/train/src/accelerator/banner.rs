@@ -58,15 +58,6 @@ impl Accelerator {
         // end the training.
         let _ = std::io::stderr().lock().write_all(start.lines().as_bytes());
     }
-}
-
-impl Accelerator {
-    /// Prints a warning on the first process of each host.
-    pub(crate) fn warn(&self, what: &str) {
-        if !self.options.quiet && self.is_local_main_process() {
-            let _ = std::io::stderr().lock().write_all(format!("brigade: {what}\n").as_bytes());
-        }
-    }
 
     fn caveats(&self) -> Vec<String> {
         let products =

@@ -7,9 +7,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::Accelerator;
-use crate::checkpoint::{Checkpoints, HookError, HookHandle, LoadOptions, Loaded, Stateful};
+use crate::checkpoint::{Checkpoints, HookHandle, LoadOptions, Loaded};
 use crate::error::Result;
-use crate::loader::{Loader, PreparedLoader};
+use crate::stateful::{HookError, Stateful};
 
 impl Accelerator {
     /// Returns the checkpoints as a value of their own: for code that needs nothing else of the Accelerator.
@@ -110,13 +110,6 @@ impl Accelerator {
     /// As [`Checkpoints::latest`].
     pub fn latest_checkpoint(&self) -> Result<Option<PathBuf>> {
         self.checkpoints.latest()
-    }
-
-    /// Leaves out the first batches of a loader's next epoch, as after a restart that no checkpoint
-    /// tells of. A loader that `load_state` has restored does so by itself.
-    pub fn skip_first_batches<L: Loader>(&self, loader: &PreparedLoader<L>, batches: usize) {
-        let inner = loader.inner();
-        inner.resume(inner.order_seed(), inner.next_epoch(), 0, batches);
     }
 
     /// Makes an object's state part of all checkpoints; see [`Stateful`]. Rank 0's is saved, all ranks

@@ -1,13 +1,15 @@
 //! What ranks do for and with each other: the methods of [`Processes`], which [`Accelerator`] has as well.
 
 use brigade_data::Batch;
-use brigade_torch::{ReduceOp, Split, TensorTree};
+use brigade_rank_env::World;
+use brigade_torch::{Device, ProcessGroup, ReduceOp, Split, Tensor, TensorTree};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::Accelerator;
 use crate::error::{Error, Result};
 use crate::processes::Processes;
+use crate::processes::metrics::{self, Metric};
 
 impl Accelerator {
     /// Returns the ranks as a value of their own: for code that needs nothing else of the Accelerator.
@@ -237,5 +239,92 @@ impl Accelerator {
     #[track_caller]
     pub fn check_trigger(&self) -> Result<bool> {
         self.processes.check_trigger()
+    }
+
+    /// Adds this rank's part of a batch to a metric, without the duplicates that complete uneven batches.
+    /// Sends nothing.
+    ///
+    /// # Errors
+    /// [`Error::Rows`] for a tensor without one row per sample of the batch; those of the metric.
+    pub fn update_metric<B>(
+        &self,
+        metric: &mut impl Metric,
+        batch: &Batch<B>,
+        predictions: &Tensor,
+        targets: &Tensor,
+    ) -> Result<()> {
+        metrics::update(metric, batch, predictions, targets)
+    }
+
+    /// Computes a metric's value over all ranks, the same on each. The metric itself stays this rank's, and
+    /// can be updated further. Every rank calls it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`], on every rank, when their states have different lengths; [`Error::Torch`] when a
+    /// peer is gone.
+    #[track_caller]
+    pub fn compute_metric<M: Metric>(&self, metric: &M) -> Result<M::Value> {
+        self.processes.compute_metric(metric)
+    }
+
+    /// This process's number in the job, from 0.
+    #[must_use]
+    pub fn process_index(&self) -> usize {
+        self.processes.process_index()
+    }
+
+    /// This process's number on its host, from 0.
+    #[must_use]
+    pub fn local_process_index(&self) -> usize {
+        self.processes.local_process_index()
+    }
+
+    /// The number of processes in the job.
+    #[must_use]
+    pub fn num_processes(&self) -> usize {
+        self.processes.num_processes()
+    }
+
+    /// Whether this is rank 0.
+    #[must_use]
+    pub fn is_main_process(&self) -> bool {
+        self.processes.is_main_process()
+    }
+
+    /// Whether this is the first rank of its host.
+    #[must_use]
+    pub fn is_local_main_process(&self) -> bool {
+        self.processes.is_local_main_process()
+    }
+
+    /// Whether this is the last rank.
+    #[must_use]
+    pub fn is_last_process(&self) -> bool {
+        self.processes.is_last_process()
+    }
+
+    /// Whether there is more than one process.
+    #[must_use]
+    pub fn use_distributed(&self) -> bool {
+        self.processes.use_distributed()
+    }
+
+    /// The device of this process: models and batches are put there.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        self.processes.device()
+    }
+
+    /// Returns rank, world size and hosts as the launcher has set them.
+    #[must_use]
+    pub fn world(&self) -> &World {
+        self.processes.world()
+    }
+
+    /// The group of all ranks, for collectives beyond those here; `None` with one process. Another one
+    /// after [`Accelerator::find_executable_batch_size`] has tried a size in vain.
+    #[must_use]
+    pub fn group(&self) -> Option<ProcessGroup> {
+        self.processes.group()
     }
 }

@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 use brigade_torch::{ProcessGroup, Store};
 
-use super::{End, Outcome, SCOPE};
-use crate::accelerator::Job;
+use super::outcome::{End, Outcome, SCOPE};
 use crate::error::{Error, Result};
+use crate::job::Job;
 
 /// An attempt that has begun.
 pub(super) struct Attempt {

@@ -9,8 +9,10 @@ use brigade_nn::weights::dtype_of;
 use brigade_torch::Tensor;
 
 use super::buffer_pool::BufferPool;
-use super::{Inner, ranks, unboxed};
+use super::inner::Inner;
+use super::ranks;
 use crate::error::{Error, Result};
+use crate::stateful::unboxed;
 
 /// A rank's files, and the objects that they hold: those of all ranks on rank 0, its own on the others.
 pub(super) struct Captured {

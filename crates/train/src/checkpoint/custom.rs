@@ -7,23 +7,10 @@ use brigade_torch::Tensor;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::{Checkpointed, Checkpoints, HookError, Stateful};
-use crate::registry::{Kind, Registered, Registry};
+use crate::registry::{Kind, Registered};
+use crate::stateful::{HookError, Stateful};
 
-impl<T: Stateful + Send + Sync + 'static> Checkpointed for Arc<T> {
-    fn register_in(&self, checkpoints: &Checkpoints) {
-        checkpoints.registry().keep(Arc::new(Custom(Self::clone(self))));
-    }
-}
-
-pub(super) fn register_value<T>(registry: &Registry, value: &Arc<Mutex<T>>)
-where
-    T: Serialize + DeserializeOwned + Send + 'static,
-{
-    registry.keep(Arc::new(Custom(Arc::new(Plain(Arc::clone(value))))));
-}
-
-struct Custom<T>(Arc<T>);
+pub(super) struct Custom<T>(pub(super) Arc<T>);
 
 impl<T: Stateful> Stateful for Custom<T> {
     fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
@@ -45,10 +32,10 @@ impl<T: Stateful + Send + Sync> Registered for Custom<T> {
     }
 }
 
-/// As MessagePack: it keeps every number exactly, and infinities.
-struct Plain<T>(Arc<Mutex<T>>);
+/// A value of the program, written as MessagePack: it keeps every number exactly, and infinities.
+pub(super) struct MessagePack<T>(pub(super) Arc<Mutex<T>>);
 
-impl<T: Serialize + DeserializeOwned> Stateful for Plain<T> {
+impl<T: Serialize + DeserializeOwned> Stateful for MessagePack<T> {
     fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
         let value = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let bytes = rmp_serde::to_vec_named(&*value)?;

@@ -11,14 +11,15 @@ use brigade_checkpoint::{Error as FileError, Value};
 use brigade_torch::loaded_kind;
 use brigade_torch::{Device, Tensor, TensorFile};
 
+use super::inner::Inner;
 use super::ranks::{self, Named};
-use super::{Checkpoints, Inner, count_kinds, same_shape, unboxed};
 use crate::error::{Error, Result};
 use crate::registry::{Kind, Registered, Worlds};
+use crate::stateful::{same_shape, unboxed};
 
 const SCOPE: &str = "load_state";
 
-/// Choices of [`Checkpoints::load_with`] and [`crate::Accelerator::load_state_with`].
+/// Choices of [`crate::Checkpoints::load_with`] and [`crate::Accelerator::load_state_with`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub struct LoadOptions {
@@ -56,13 +57,8 @@ pub struct Loaded {
     pub rounding_differs: Option<String>,
 }
 
-pub(super) fn load(
-    checkpoints: &Checkpoints,
-    path: Option<&Path>,
-    options: LoadOptions,
-) -> Result<Loaded> {
-    checkpoints.wait()?;
-    let inner = &*checkpoints.inner;
+pub(super) fn load(inner: &Inner, path: Option<&Path>, options: LoadOptions) -> Result<Loaded> {
+    inner.wait()?;
     let path = match path {
         Some(path) => path.to_owned(),
         None => newest(inner)?,
@@ -288,6 +284,11 @@ fn placed(checkpoint: &Checkpoint, object: &Object) -> Result<Value<TensorLocati
             })
         })
     })
+}
+
+/// How many objects of each kind a checkpoint has, for messages.
+fn count_kinds(checkpoint: &Checkpoint, kind: &str) -> usize {
+    checkpoint.manifest().of_kind(kind).count()
 }
 
 /// Open files, with their sizes in the manifest.

@@ -6,10 +6,11 @@ use brigade_torch::{
     set_rng_state,
 };
 
-use super::{Inner, unboxed};
+use super::inner::Inner;
 use crate::error::{Error, Result};
 use crate::gradients::weighted::WeightedWindow;
 use crate::registry::Registered;
+use crate::stateful::unboxed;
 
 /// An object with its name in checkpoints.
 pub(super) type Named = (String, std::sync::Arc<dyn Registered>);

@@ -5,7 +5,7 @@ use std::collections::btree_map::Entry;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use brigade_checkpoint::FileName;
@@ -18,8 +18,9 @@ use serde::{Deserialize, Serialize};
 
 use super::buffer_pool::BufferPool;
 use super::capture::{Captured, capture};
+use super::inner::{Inner, Pending};
+use super::project::ProjectConfiguration;
 use super::write::write_files;
-use super::{Checkpoints, ProjectConfiguration};
 use crate::error::{Error, Result};
 
 const SCOPE: &str = "save_state";
@@ -28,9 +29,6 @@ pub(super) enum Target {
     Path(PathBuf),
     Numbered,
 }
-
-/// A save that a thread completes in the background.
-pub(super) struct Pending(JoinHandle<Result<()>>);
 
 /// All that a thread needs to write a checkpoint.
 struct Save {
@@ -66,10 +64,9 @@ struct Share {
 type Failure = (usize, String);
 
 /// Captures and copies; the rest is done here or by a thread. Gives the checkpoint's place.
-pub(super) fn begin(checkpoints: &Checkpoints, target: &Target) -> Result<PathBuf> {
-    checkpoints.weights_may_be_saved()?;
-    checkpoints.wait()?;
-    let inner = &*checkpoints.inner;
+pub(super) fn begin(inner: &Inner, target: &Target) -> Result<PathBuf> {
+    inner.weights_may_be_saved()?;
+    inner.wait()?;
     let job = &inner.processes.job;
     let number = job.saves.fetch_add(1, Ordering::Relaxed);
     let project = &inner.project;
@@ -165,18 +162,6 @@ fn main_part(project: &ProjectConfiguration, target: &Target, number: u64) -> Re
     }
     let unique = format!("{}-{number}", std::process::id());
     Ok(Main { staging: Staging::create(&target, &unique)?, target, keep })
-}
-
-impl Pending {
-    pub(super) fn is_running(&self) -> bool {
-        !self.0.is_finished()
-    }
-
-    pub(super) fn join(self) -> Result<()> {
-        let panicked =
-            |_| Err(Error::Internal("the thread that wrote a checkpoint panicked".into()));
-        self.0.join().unwrap_or_else(panicked)
-    }
 }
 
 impl Save {

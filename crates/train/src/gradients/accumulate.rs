@@ -5,12 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use brigade_data::Batch;
 use brigade_optim::Scheduler;
-use brigade_torch::{BackwardOptions, Tensor, gradient};
+use brigade_torch::Tensor;
 
-use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
+use crate::gradients::models::{NoSyncGuard, PreparedModels, scale_gradients};
 use crate::gradients::weighted::WeightedWindow;
-use crate::model::{NoSyncGuard, PreparedModels};
 use crate::precision::scaler::GradScaler;
 
 /// How gradients of several batches become one optimizer step.
@@ -283,175 +282,6 @@ struct LateStep {
     owed: Vec<(Scheduler, u64)>,
 }
 
-impl Accelerator {
-    /// Returns the accumulation of gradients as a value of its own: for code that needs nothing else of the
-    /// Accelerator.
-    #[must_use]
-    pub fn gradient_accumulator(&self) -> &GradientAccumulator {
-        &self.accumulator
-    }
-
-    /// Returns the number of batches of a full accumulation window.
-    #[must_use]
-    pub fn gradient_accumulation_steps(&self) -> usize {
-        self.accumulator.steps()
-    }
-
-    /// Whether the current batch ends its window: its backward reduces gradients, and prepared
-    /// optimizers and schedulers step.
-    #[must_use]
-    pub fn sync_gradients(&self) -> bool {
-        self.accumulator.sync_gradients()
-    }
-
-    /// The gradients of `loss`, added to those that are there. When the current batch ends its window,
-    /// they are averaged over the ranks.
-    ///
-    /// The loss is divided by the number of batches in the window, the real number where the data end
-    /// before the window does: the result is the gradient of the mean over the whole window.
-    ///
-    /// # Errors
-    /// [`Error::Torch`] when a peer is gone; [`Error::Tensor`] when the loss has no graph or more than one
-    /// value; [`Error::LossNotFinite`] on every rank when the loss of one is infinite or NaN
-    /// ([`crate::AcceleratorBuilder::check_loss`]).
-    #[track_caller]
-    pub fn backward(&self, loss: &Tensor) -> Result<()> {
-        self.backward_with(loss, BackwardOptions::default())
-    }
-
-    /// [`Accelerator::backward`] with options: `retain_graph` for a further backward through the same
-    /// forward, `create_graph` for gradients of gradients. [`brigade_torch::grad`] gives gradients of chosen
-    /// tensors, such as a critic's input under WGAN-GP.
-    ///
-    /// A second backward through a graph that was kept adds to the gradients, and is averaged over the ranks
-    /// as the first. The reducer cannot do that with `find_unused_parameters` or `static_graph`, nor while
-    /// ranks join with unequal inputs: then it is an error.
-    ///
-    /// ```
-    /// use brigade_nn::{Linear, Model};
-    /// use brigade_torch::{BackwardOptions, GradOptions, grad};
-    /// use brigade_train::{Accelerator, Kind, Tensor};
-    ///
-    /// let accelerator = Accelerator::new()?;
-    /// let critic = accelerator.prepare(Model::new(|p| Linear::new(p, 4, 1))?)?;
-    /// let mixed = Tensor::ones([8, 4], (Kind::Float, accelerator.device())).set_requires_grad(true);
-    /// let score = critic.forward(&mixed)?.sum(Kind::Float);
-    /// let backward = BackwardOptions { create_graph: true, ..Default::default() };
-    /// let slopes = grad(&[&score], &[&mixed], GradOptions { backward, ..Default::default() })?;
-    /// let norm = slopes[0].as_ref().unwrap().square().sum_dim_intlist(1, false, None).sqrt();
-    /// accelerator.backward(&(norm - 1.0).square().mean(Kind::Float))?;
-    /// # Ok::<(), brigade_train::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// As [`Accelerator::backward`].
-    #[track_caller]
-    pub fn backward_with(&self, loss: &Tensor, options: BackwardOptions) -> Result<()> {
-        self.run_backward(&self.accumulator.divide(loss)?, options)
-    }
-
-    /// The backward pass of a loss that has its share of the window already.
-    #[track_caller]
-    pub(crate) fn run_backward(&self, loss: &Tensor, options: BackwardOptions) -> Result<()> {
-        // Reading the loss waits for the device and for the other ranks, so only debug mode does it here. With a
-        // loss scale, an overflowing loss is expected.
-        let finite = !self.processes.job.debug
-            || self.grad_scaler().is_some()
-            || loss.f_isfinite()?.f_all()?.f_int64_value(&[])? != 0;
-        if let Some(group) = self.traced() {
-            group.check_backward(finite)?;
-        }
-        if !finite {
-            let rank = Some(self.processes.job.rank());
-            return Err(Error::LossNotFinite { rank, step: None, weights_corrupted: false });
-        }
-        let Some(check) = &self.loss_check else {
-            return self.unchecked_backward(loss, options);
-        };
-        let outcome = check.around(loss, || self.unchecked_backward(loss, options));
-        if matches!(outcome, Err(Error::LossNotFinite { .. })) {
-            // A program that leaves the batch out leaves the schedule where it is.
-            self.accumulator.set_skipped(true);
-        }
-        outcome
-    }
-
-    fn unchecked_backward(&self, loss: &Tensor, options: BackwardOptions) -> Result<()> {
-        let backward = |loss: &Tensor| -> Result<()> {
-            match self.group() {
-                Some(group) => Ok(group.backward_with(loss, options)?),
-                None => Ok(brigade_torch::backward_with(loss, options)?),
-            }
-        };
-        let outcome = match self.grad_scaler() {
-            None => backward(loss),
-            Some(scaler) => backward(&scaler.scale_loss(loss)?),
-        };
-        self.processes.job.explain_memory("the backward pass", outcome)
-    }
-
-    /// Whether the last step of a prepared optimizer was left out, because gradients of 16 bits had
-    /// overflowed or a loss was not finite. Schedules stay where they are then.
-    #[must_use]
-    pub fn optimizer_step_was_skipped(&self) -> bool {
-        self.accumulator.skipped()
-    }
-
-    /// Runs the body for one batch of an accumulation window. The model's forward, the backward, the
-    /// optimizer's and scheduler's `step` and `zero_grad` all go inside; whether they do something is
-    /// decided here.
-    ///
-    /// The last batch of the data ends the window, however short it is.
-    ///
-    /// ```
-    /// # use brigade_data::DataLoader;
-    /// # use brigade_datasets::Digits;
-    /// # use brigade_nn::{Linear, Model};
-    /// # use brigade_train::{Accelerator, Sgd};
-    /// let accelerator = Accelerator::builder().gradient_accumulation_steps(4).build()?;
-    /// # let model = Model::new(|p| Linear::new(p, 64, 10))?;
-    /// # let optimizer = Sgd::new(0.1).build(&model)?;
-    /// # let train = DataLoader::new(Digits::test()?).batch_size(64);
-    /// let (model, mut optimizer, train) = accelerator.prepare((model, optimizer, train))?;
-    /// for batch in &train {
-    ///     let batch = batch?;
-    ///     let (images, labels) = &*batch;
-    ///     accelerator.accumulate(&model, &batch, || {
-    ///         let loss = model.forward(&images.flatten(1, -1))?.cross_entropy_for_logits(labels);
-    ///         accelerator.backward(&loss)?;
-    ///         optimizer.step()?;
-    ///         optimizer.zero_grad()
-    ///     })?;
-    /// }
-    /// # Ok::<(), brigade_train::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// The body's.
-    pub fn accumulate<B, R>(
-        &self,
-        models: &(impl PreparedModels + ?Sized),
-        batch: &Batch<B>,
-        body: impl FnOnce() -> Result<R>,
-    ) -> Result<R> {
-        self.accumulator.accumulate(models, batch, body)
-    }
-
-    /// Runs the body without averaging gradients over the ranks: forward and backward must both be
-    /// inside. Gradients add up on each rank until a backward outside.
-    ///
-    /// # Errors
-    /// The body's.
-    pub fn no_sync<R>(
-        &self,
-        models: &(impl PreparedModels + ?Sized),
-        body: impl FnOnce() -> Result<R>,
-    ) -> Result<R> {
-        let _switched = NoSyncGuard::off(models);
-        body()
-    }
-}
-
 /// A window that is shorter than the others; the next one is not, also after a panic of the body.
 struct ShortWindowGuard<'a>(&'a Window);
 
@@ -466,24 +296,4 @@ impl Drop for ShortWindowGuard<'_> {
     fn drop(&mut self) {
         self.0.divisor.store(self.0.settings.steps, Ordering::Relaxed);
     }
-}
-
-/// `factor` is one number, on the host or on the parameters' device.
-pub(crate) fn scale_gradients(
-    models: &(impl PreparedModels + ?Sized),
-    factor: &Tensor,
-) -> Result<()> {
-    let mut outcome = Ok(());
-    models.each_parameter(&mut |parameter| {
-        let scaled = gradient(parameter).map_err(Error::from).and_then(|gradient| {
-            if let Some(mut gradient) = gradient {
-                let _ = tch::no_grad(|| gradient.f_mul_(factor))?;
-            }
-            Ok(())
-        });
-        if outcome.is_ok() {
-            outcome = scaled;
-        }
-    });
-    outcome
 }

@@ -1,46 +1,12 @@
 //! Clipping of gradients by norm and by value.
 
-use brigade_nn::NamedTensor;
-use brigade_optim::Optimizer;
 use brigade_torch::{Tensor, gradient, gradients};
 
-use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
-use crate::model::PreparedModels;
+use crate::gradients::backward::Gradients;
+use crate::parameters::Parameters;
 
-/// Parameters whose gradients can be clipped or unscaled: those of a prepared model or several, of an
-/// optimizer, or of a list.
-pub trait Parameters {
-    /// Calls `f` with each parameter that is trained.
-    fn each(&self, f: &mut dyn FnMut(&Tensor));
-}
-
-impl<P: PreparedModels + ?Sized> Parameters for P {
-    fn each(&self, f: &mut dyn FnMut(&Tensor)) {
-        self.each_parameter(f);
-    }
-}
-
-impl Parameters for [NamedTensor] {
-    fn each(&self, f: &mut dyn FnMut(&Tensor)) {
-        self.iter().for_each(|parameter| f(&parameter.tensor));
-    }
-}
-
-impl Parameters for Vec<NamedTensor> {
-    fn each(&self, f: &mut dyn FnMut(&Tensor)) {
-        self.as_slice().each(f);
-    }
-}
-
-/// The parameters that it steps.
-impl Parameters for Optimizer {
-    fn each(&self, f: &mut dyn FnMut(&Tensor)) {
-        self.with_parameters(|parameters| parameters.iter().for_each(|parameter| f(parameter)));
-    }
-}
-
-/// How gradients are clipped by their norm: by [`Accelerator::clip_grad_norm_with`], or by
+/// How gradients are clipped by their norm: by [`crate::Accelerator::clip_grad_norm_with`], or by
 /// [`ClipNorm::clip`] in a program without an Accelerator.
 ///
 /// ```
@@ -123,54 +89,19 @@ pub fn clip_grad_value(parameters: &(impl Parameters + ?Sized), limit: f64) -> R
     Ok(gradients::clamp(&gradients.iter().collect::<Vec<_>>(), limit)?)
 }
 
-impl Accelerator {
-    /// Scales the gradients of all parameters together so that their 2-norm is at most `max_norm`, and
-    /// returns the norm before, a scalar on their device.
-    ///
-    /// While gradients are still being added up it does nothing and returns `None`. With fp16 the
-    /// gradients are divided by the scale first.
-    ///
-    /// ```
-    /// # use brigade_nn::{Linear, Model};
-    /// # use brigade_train::{Accelerator, Tensor};
-    /// # let accelerator = Accelerator::builder().cpu(true).build()?;
-    /// # let model = accelerator.prepare(Model::new(|p| Linear::new(p, 4, 2))?)?;
-    /// # let loss = model.forward(&Tensor::ones([1, 4], (tch::Kind::Float, tch::Device::Cpu)))?.sum(None);
-    /// accelerator.backward(&loss)?;
-    /// if let Some(norm) = accelerator.clip_grad_norm(&model, 1.0)? {
-    ///     // What it was: each of 8 weights and 2 biases has a gradient of 1.
-    ///     assert!((norm.double_value(&[]) - 10_f64.sqrt()).abs() < 1e-6);
-    /// }
-    /// # Ok::<(), brigade_train::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] when `max_norm` is negative or NaN.
-    pub fn clip_grad_norm(
-        &self,
-        parameters: &(impl Parameters + ?Sized),
-        max_norm: f64,
-    ) -> Result<Option<Tensor>> {
-        let options = ClipNorm { max_norm, ..ClipNorm::default() };
-        self.clip_grad_norm_with(parameters, options)
-    }
-
-    /// As [`Accelerator::clip_grad_norm`] with any p-norm, and with an error for gradients that are not
-    /// finite. The values are those of `torch.nn.utils.clip_grad_norm_`.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for options that make no sense; [`Error::GradientNorm`], on every rank, for a
-    /// norm that is not finite.
-    pub fn clip_grad_norm_with(
+impl Gradients {
+    /// Clips the gradients by their norm once the window of accumulation ends, and returns the norm before. With
+    /// fp16 they are divided by the scale first.
+    pub(crate) fn clip_norm(
         &self,
         parameters: &(impl Parameters + ?Sized),
         options: ClipNorm,
     ) -> Result<Option<Tensor>> {
         options.check()?;
-        if !self.sync_gradients() {
+        if !self.accumulator.sync_gradients() {
             return Ok(None);
         }
-        if let Some(scaler) = self.grad_scaler().filter(|scaler| scaler.is_on_device()) {
+        if let Some(scaler) = self.scaler.as_ref().filter(|scaler| scaler.is_on_device()) {
             let found = scaler.unscale_later(parameters)?;
             // An overflow is not an error, and to tell it from one takes its value.
             let overflows = options.error_if_nonfinite && found.f_double_value(&[0])? != 0.0;
@@ -182,42 +113,34 @@ impl Accelerator {
             };
             return options.clip(parameters).map(Some);
         }
-        if self.unscale_gradients(parameters)? {
+        if self.unscale(parameters)? {
             // The step will be skipped, and scaling by 0 or NaN would hide why.
             return options.norm(parameters).map(Some);
         }
         options.clip(parameters).map(Some)
     }
 
-    /// Clamps every value of the gradients to `[-limit, limit]`. Does nothing while gradients are still
-    /// being added up; with fp16 the gradients are divided by the scale first.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] when `limit` is negative or NaN.
-    pub fn clip_grad_value(
+    /// Clamps the gradients once the window of accumulation ends.
+    pub(crate) fn clip_value(
         &self,
         parameters: &(impl Parameters + ?Sized),
         limit: f64,
     ) -> Result<()> {
         not_negative("the limit", limit)?;
-        if !self.sync_gradients() {
+        if !self.accumulator.sync_gradients() {
             return Ok(());
         }
-        match self.grad_scaler().filter(|scaler| scaler.is_on_device()) {
+        match self.scaler.as_ref().filter(|scaler| scaler.is_on_device()) {
             Some(scaler) => drop(scaler.unscale_later(parameters)?),
-            None => drop(self.unscale_gradients(parameters)?),
+            None => drop(self.unscale(parameters)?),
         }
         clip_grad_value(parameters, limit)
     }
 
-    /// With fp16, divides the gradients by the scale now, to look at them or change them before the step;
-    /// else they are what they are. Clipping does it by itself. Returns whether the gradients overflowed,
-    /// so that the step will be left out; on a GPU it waits for that. Clipping does not.
-    ///
-    /// # Errors
-    /// [`Error::Torch`] when a peer is gone.
-    pub fn unscale_gradients(&self, parameters: &(impl Parameters + ?Sized)) -> Result<bool> {
-        let Some(scaler) = self.grad_scaler().filter(|_| self.sync_gradients()) else {
+    /// With fp16, divides the gradients by the scale; returns whether they overflowed.
+    pub(crate) fn unscale(&self, parameters: &(impl Parameters + ?Sized)) -> Result<bool> {
+        let Some(scaler) = self.scaler.as_ref().filter(|_| self.accumulator.sync_gradients())
+        else {
             return Ok(false);
         };
         scaler.unscale(parameters)

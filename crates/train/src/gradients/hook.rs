@@ -12,9 +12,8 @@ use brigade_torch::{Bucket, Compression, GradientHook, ProcessGroup, Reducer, Te
 pub use power_sgd::PowerSgd;
 use power_sgd::PowerSgdHook;
 
-use crate::checkpoint::{HookError, Stateful, infos, unboxed};
-use crate::error::{Error, Result};
-use crate::model::PreparedModel;
+use crate::error::Result;
+use crate::stateful::{HookError, Stateful};
 
 /// A communication hook with a state ([`Stateful`]) that differs between ranks and that checkpoints hold, as
 /// [`PowerSgd`]'s does.
@@ -72,7 +71,7 @@ pub trait StatefulHook: GradientHook + Stateful {
     fn load_from_ranks(&self, states: &[&Value<Tensor>]) -> Result<(), HookError>;
 
     /// Continues from the state that the hook of the same model had before parameters were frozen or thawed
-    /// ([`PreparedModel::set_trainable`]): unless implemented, as [`Stateful::load_state_dict`].
+    /// ([`crate::PreparedModel::set_trainable`]): unless implemented, as [`Stateful::load_state_dict`].
     ///
     /// # Errors
     /// As there.
@@ -246,37 +245,6 @@ impl GradientHook for Wrapper {
             }
         }
         Ok(())
-    }
-}
-
-impl<M> PreparedModel<M> {
-    /// Returns this rank's state of a communication hook that has one, as a copy (PowerSGD: `iteration`, and
-    /// under `error` and `factor` tensors by the parameter's name); `None` for the others. A checkpoint
-    /// ([`crate::Accelerator::save_state`]) holds it anyway.
-    ///
-    /// # Errors
-    /// [`Error::Tensor`] when memory runs out.
-    pub fn comm_hook_state(&self) -> Result<Option<Value<Tensor>>> {
-        let Some(hook) = self.hook_state() else { return Ok(None) };
-        let state = hook.state_dict().map_err(unboxed)?;
-        Ok(Some(state.try_map(&mut |_, tensor| tensor.f_detach_copy())?))
-    }
-
-    /// Continues from such a state, which this rank has saved.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] when this model's hook has no state, or the state does not fit it.
-    pub fn load_comm_hook_state(&self, state: &Value<Tensor>) -> Result<()> {
-        let Some(hook) = self.hook_state() else {
-            return Err(Error::InvalidArgument(
-                "load_comm_hook_state: this model's communication hook has no state; build the \
-                 Accelerator with CommHook::PowerSgd or CommHook::stateful"
-                    .into(),
-            ));
-        };
-        hook.check_state_dict(&infos(state)?)
-            .map_err(|reason| Error::InvalidArgument(format!("load_comm_hook_state: {reason}")))?;
-        hook.load_state_dict(state).map_err(unboxed)
     }
 }
 

@@ -2,15 +2,15 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use brigade_torch::{Reducer, Shadowed};
+use brigade_torch::Shadowed;
 
-use crate::accelerator::Accelerator;
 use crate::error::Result;
-use crate::gradients::loss_check::{CheckedModel, LossCheck};
-use crate::model::PreparedModels;
+use crate::gradients::backward::Gradients;
+use crate::gradients::loss_check::LossCheck;
+use crate::gradients::models::{Joining, PreparedModels};
 use crate::precision::scaler::GradScaler;
 
-/// Options of [`Accelerator::join_uneven_inputs`].
+/// Options of [`crate::Accelerator::join_uneven_inputs`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JoinInputs {
     /// Overrides `even_batches` of prepared loaders of data sets inside the join: `Some(false)` lets each rank have its
@@ -33,13 +33,6 @@ impl Default for JoinInputs {
     }
 }
 
-/// One prepared model in a join.
-#[derive(Debug, Clone, Copy)]
-pub struct Joining<'a> {
-    pub(crate) reducer: &'a Reducer,
-    pub(crate) checked: Option<&'a CheckedModel>,
-}
-
 /// The `even_batches` override of the current join.
 #[derive(Debug, Default)]
 pub(crate) struct EvenBatches(AtomicU8);
@@ -57,60 +50,27 @@ impl EvenBatches {
     }
 }
 
-impl Accelerator {
-    /// Runs a training loop in which ranks may have unequal numbers of batches, as PyTorch's `Join`. A rank without
-    /// more data takes part in the other ranks' collectives with zeros until all have ended; then all ranks receive
-    /// the weights of a rank that had data to the end. Optimizer states are not sent.
-    ///
-    /// Only the reducer's collectives are shadowed: a rank that gathers inside the loop, or normalises over ranks
-    /// (SyncBatchNorm), waits for ranks that have ended until the time limit. Forwards without gradients send nothing.
-    /// With several models, each iteration must run forward and backward of one after another, in the order given.
-    ///
-    /// ```
-    /// # use brigade_train::{Accelerator, Adam, JoinInputs};
-    /// # use brigade_data::DataLoader;
-    /// # use brigade_datasets::Digits;
-    /// # use brigade_models::Cnn;
-    /// # use brigade_nn::Model;
-    /// # let accelerator = Accelerator::builder().cpu(true).build()?;
-    /// # let model = Model::new(Cnn::new)?;
-    /// # let optimizer = Adam::default().build(&model)?;
-    /// # let train = DataLoader::new(Digits::test()?.resize(28, 28)?).batch_size(64);
-    /// # let (model, mut optimizer, train) = accelerator.prepare((model, optimizer, train))?;
-    /// accelerator.join_uneven_inputs(&model, JoinInputs::default(), || {
-    ///     for batch in &train {
-    ///         let (images, labels) = batch?.into_data();
-    ///         let loss = model.forward(&images)?.cross_entropy_for_logits(&labels);
-    ///         optimizer.zero_grad()?;
-    ///         accelerator.backward(&loss)?;
-    ///         optimizer.step()?;
-    ///     }
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), brigade_train::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// The body's; [`crate::Error::Torch`] when a peer is gone, or, with `throw_on_early_termination`, when a rank has
-    /// no more data.
-    pub fn join_uneven_inputs<R>(
+impl Gradients {
+    /// Runs a loop in which ranks may have unequal numbers of batches.
+    pub(crate) fn join_uneven_inputs<R>(
         &self,
         models: &(impl PreparedModels + ?Sized),
         options: JoinInputs,
+        even_batches: &EvenBatches,
         body: impl FnOnce() -> Result<R>,
     ) -> Result<R> {
-        let _even = EvenBatchesGuard::new(&self.even_batches, options.even_batches);
+        let _even = EvenBatchesGuard::new(even_batches, options.even_batches);
         let mut joining = Vec::new();
         models.each_joining(&mut |model| joining.push(model));
         let joined = JoinGuard::begin(&joining, options);
-        let alone = self.grad_scaler().map(GradScaler::alone);
+        let alone = self.scaler.as_ref().map(GradScaler::alone);
         let result = body()?;
         if !joining.is_empty() {
             while self.shadow(&joining)? {}
         }
         joined.end()?;
         drop(alone);
-        if let Some(scaler) = self.grad_scaler() {
+        if let Some(scaler) = &self.scaler {
             scaler.agree()?;
         }
         Ok(result)

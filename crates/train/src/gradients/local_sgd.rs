@@ -4,67 +4,43 @@ use std::fmt;
 
 use brigade_torch::ReduceOp;
 
-use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
-use crate::model::{NoSyncGuard, PreparedModels};
+use crate::gradients::accumulate::GradientAccumulator;
+use crate::gradients::models::{NoSyncGuard, PreparedModels};
+use crate::processes::Processes;
 
 /// [Local SGD](https://arxiv.org/abs/1808.07217): gradients are not averaged until it is finished or dropped; the
 /// parameters are averaged in every `steps`-th call of [`LocalSgd::step`], and at the end.
 ///
-/// Each rank keeps its own optimizer state. [`Accelerator::local_sgd`] creates it; with one process it has no effect.
+/// Each rank keeps its own optimizer state. [`crate::Accelerator::local_sgd`] creates it; with one process it has no effect.
 #[must_use = "gradients are averaged again when it is dropped"]
 pub struct LocalSgd<'a, P: PreparedModels + ?Sized> {
-    accelerator: Accelerator,
+    processes: Processes,
+    accumulator: GradientAccumulator,
     models: &'a P,
     steps: usize,
     taken: usize,
     _switched: Option<NoSyncGuard<'a, P>>,
 }
 
-impl Accelerator {
-    /// Begins [`LocalSgd`]. With `enabled` false it has no effect, so that one loop serves both.
-    ///
-    /// ```
-    /// # use brigade_train::{Accelerator, Adam};
-    /// # use brigade_data::DataLoader;
-    /// # use brigade_datasets::Digits;
-    /// # use brigade_models::Cnn;
-    /// # use brigade_nn::Model;
-    /// # let accelerator = Accelerator::builder().cpu(true).build()?;
-    /// # let model = Model::new(Cnn::new)?;
-    /// # let optimizer = Adam::default().build(&model)?;
-    /// # let train = DataLoader::new(Digits::test()?.resize(28, 28)?).batch_size(64);
-    /// # let (model, mut optimizer, train) = accelerator.prepare((model, optimizer, train))?;
-    /// let mut local = accelerator.local_sgd(&model, 8, true)?;
-    /// for batch in &train {
-    ///     let (images, labels) = batch?.into_data();
-    ///     let loss = model.forward(&images)?.cross_entropy_for_logits(&labels);
-    ///     optimizer.zero_grad()?;
-    ///     accelerator.backward(&loss)?;
-    ///     optimizer.step()?;
-    ///     local.step()?;
-    /// }
-    /// local.finish()?;
-    /// # Ok::<(), brigade_train::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for zero steps.
-    pub fn local_sgd<'a, P: PreparedModels + ?Sized>(
-        &self,
+impl<'a, P: PreparedModels + ?Sized> LocalSgd<'a, P> {
+    pub(crate) fn begin(
+        processes: &Processes,
+        accumulator: &GradientAccumulator,
         models: &'a P,
         steps: usize,
         enabled: bool,
-    ) -> Result<LocalSgd<'a, P>> {
+    ) -> Result<Self> {
         if steps == 0 {
             return Err(Error::InvalidArgument(
                 "local_sgd: the weights are averaged every 0 steps; 1 averages after every step"
                     .into(),
             ));
         }
-        let on = enabled && self.use_distributed();
-        Ok(LocalSgd {
-            accelerator: self.clone(),
+        let on = enabled && processes.use_distributed();
+        Ok(Self {
+            processes: processes.clone(),
+            accumulator: accumulator.clone(),
             models,
             steps,
             taken: 0,
@@ -81,7 +57,7 @@ impl<P: PreparedModels + ?Sized> LocalSgd<'_, P> {
     /// [`Error::Torch`] when a peer is gone.
     #[track_caller]
     pub fn step(&mut self) -> Result<()> {
-        if self._switched.is_none() || !self.accelerator.sync_gradients() {
+        if self._switched.is_none() || !self.accumulator.sync_gradients() {
             return Ok(());
         }
         self.taken += 1;
@@ -101,7 +77,7 @@ impl<P: PreparedModels + ?Sized> LocalSgd<'_, P> {
 
     #[track_caller]
     fn average(&self) -> Result<()> {
-        let Some(group) = self.accelerator.traced() else {
+        let Some(group) = self.processes.traced() else {
             return Ok(());
         };
         let mut parameters = Vec::new();

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -13,11 +13,10 @@ use brigade_torch::{
     first_elements_not_finite, gradient,
 };
 
-use crate::accelerator::{AcceleratorBuilder, Job};
-use crate::capture::AtReplay;
 use crate::error::{Error, Result};
 use crate::gradients::hook::StatefulHook;
-use crate::registry::Saved;
+use crate::job::Job;
+use crate::recorder::AtReplay;
 
 /// Checks the losses of one [`crate::Accelerator`].
 ///
@@ -41,7 +40,7 @@ pub(crate) struct LossCheck {
     store: Option<Store>,
     state: Mutex<State>,
     models: Mutex<Vec<Weak<CheckedModel>>>,
-    optimizers: Mutex<Vec<Weak<Saved<Optimizer>>>>,
+    optimizers: Mutex<Vec<Weak<CheckedOptimizer>>>,
 }
 
 #[derive(Default)]
@@ -57,6 +56,13 @@ struct State {
     /// What was found last.
     found: Option<Found>,
     pending: VecDeque<Pending>,
+}
+
+impl State {
+    fn forget_own(&mut self) {
+        self.own = false;
+        self.own_later = None;
+    }
 }
 
 /// A loss that was not finite.
@@ -89,62 +95,19 @@ pub(crate) struct CheckedModel {
     hook: Option<Arc<dyn StatefulHook>>,
 }
 
-impl AcceleratorBuilder {
-    /// Whether a non-finite loss (infinite or NaN) is an error ([`Error::LossNotFinite`]), the same on
-    /// every rank, instead of weights that are NaN afterwards. On by default; with fp16 the loss scaler skips
-    /// such a step instead.
-    ///
-    /// [`crate::Accelerator::backward`] returns it, before a weight changes: with one process before the gradients
-    /// are computed, with several when they are reduced, which with accumulation is the last backward of the
-    /// window. On a GPU, which is not synchronised, the next step returns it.
-    ///
-    /// It costs no message: the rank puts NaN into a gradient, which the reduction carries to the others. A
-    /// rank of another program, such as PyTorch's DistributedDataParallel, can take part.
-    ///
-    /// A program can leave such a batch out: all ranks get the error in the same backward, so it calls
-    /// [`crate::PreparedOptimizer::zero_grad`] and goes on. With accumulation the window's other batches are
-    /// left out, too, where there are several processes.
-    ///
-    /// ```
-    /// # use brigade_nn::{Linear, Model};
-    /// # use brigade_train::{Accelerator, Error, Sgd, Tensor};
-    /// # let accelerator = Accelerator::builder().cpu(true).build()?;
-    /// # let model = Model::new(|p| Linear::new(p, 4, 2))?;
-    /// # let optimizer = Sgd::new(0.1).build(&model)?;
-    /// # let (model, mut optimizer) = accelerator.prepare((model, optimizer))?;
-    /// # let labels = Tensor::from_slice(&[0_i64, 1]);
-    /// let inputs = Tensor::full([2, 4], f64::INFINITY, (tch::Kind::Float, tch::Device::Cpu));
-    /// let loss = model.forward(&inputs)?.cross_entropy_for_logits(&labels);
-    /// match accelerator.backward(&loss).and_then(|()| optimizer.step()) {
-    ///     Err(error @ Error::LossNotFinite { weights_corrupted: false, .. }) => {
-    ///         accelerator.println(format!("batch left out: {error}"));
-    ///     }
-    ///     other => other?,
-    /// }
-    /// optimizer.zero_grad()?;
-    /// assert!(accelerator.optimizer_step_was_skipped());
-    /// # Ok::<(), brigade_train::Error>(())
-    /// ```
-    ///
-    /// Under LocalSGD, and where no prepared model takes part, the error is that of the rank alone.
-    pub fn check_loss(mut self, on: bool) -> Self {
-        self.loss_check.on = on;
-        self
-    }
-
-    /// Reads the result at the next step on a CPU too, as on a GPU: for tests.
-    #[doc(hidden)]
-    pub fn check_loss_later(mut self, later: bool) -> Self {
-        self.loss_check.later = later;
-        self
-    }
+/// A prepared optimizer, for as long as the program has it.
+#[derive(Debug)]
+pub(crate) struct CheckedOptimizer {
+    optimizer: Optimizer,
+    /// The check's count of backwards when the gradients were last cleared.
+    cleared: AtomicU64,
 }
 
 /// What the builder collects for [`LossCheck`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LossCheckOptions {
     pub(crate) on: bool,
-    later: bool,
+    pub(crate) later: bool,
 }
 
 impl Default for LossCheckOptions {
@@ -195,13 +158,14 @@ impl LossCheck {
         Ok(model)
     }
 
-    /// Returns the number of backwards so far, for an optimizer that is prepared now: none of them concerns it.
-    pub(crate) fn register(&self, optimizer: &Arc<Saved<Optimizer>>) -> u64 {
+    /// Checks before the steps of an optimizer, until the returned guard is dropped. No backward so far concerns it.
+    pub(crate) fn watch_optimizer(&self, optimizer: &Optimizer) -> Arc<CheckedOptimizer> {
+        let cleared = AtomicU64::new(self.state().backwards);
+        let watched = Arc::new(CheckedOptimizer { optimizer: optimizer.clone(), cleared });
         let mut optimizers = self.optimizers.lock().unwrap_or_else(PoisonError::into_inner);
         optimizers.retain(|other| other.strong_count() > 0);
-        optimizers.push(Arc::downgrade(optimizer));
-        drop(optimizers);
-        self.state().backwards
+        optimizers.push(Arc::downgrade(&watched));
+        watched
     }
 
     /// Runs the backward of this loss and checks it. `Err` when it was not finite on one of the ranks.
@@ -327,21 +291,16 @@ impl LossCheck {
         Err(self.error(found, self.next_step()))
     }
 
-    /// Checks before an optimizer's step of this number with these gradients; `cleared` is what
-    /// [`LossCheck::clear`] returned when its gradients were cleared last.
-    pub(crate) fn before_step(
-        self: &Arc<Self>,
-        cleared: u64,
-        step: u64,
-        gradients: impl FnOnce() -> Result<Vec<Tensor>>,
-    ) -> Result<()> {
+    /// Checks before the next step of an optimizer.
+    pub(crate) fn before_step(self: &Arc<Self>, watched: &CheckedOptimizer) -> Result<()> {
+        let step = watched.optimizer.launched_steps() + 1;
         if self.later {
-            return self.before_late_step(cleared, step);
+            return self.before_late_step(watched.cleared.load(Ordering::Relaxed), step);
         }
         if self.models().is_empty() {
             return Ok(());
         }
-        let gradients = gradients()?;
+        let gradients = watched.optimizer.gradients()?;
         if first_elements_are_finite(&gradients.iter().collect::<Vec<_>>())? {
             return Ok(());
         }
@@ -440,7 +399,7 @@ impl LossCheck {
     fn next_launched_step(&self) -> Option<u64> {
         let optimizers = self.optimizers.lock().unwrap_or_else(PoisonError::into_inner);
         let alive = optimizers.iter().filter_map(Weak::upgrade);
-        alive.map(|saved| saved.0.launched_steps() + 1).max()
+        alive.map(|it| it.optimizer.launched_steps() + 1).max()
     }
 
     /// Records that a rank that shadows the others in a join has taken part in a reduction of this model.
@@ -462,18 +421,17 @@ impl LossCheck {
         Some(self.error(found, None))
     }
 
-    /// Records that gradients were cleared: losses so far no longer concern this optimizer.
-    pub(crate) fn clear(&self) -> u64 {
+    /// Records that an optimizer's gradients were cleared: losses so far no longer concern it.
+    pub(crate) fn clear(&self, watched: &CheckedOptimizer) {
         let mut state = self.state();
-        state.own = false;
-        state.own_later = None;
-        state.backwards
+        state.forget_own();
+        watched.cleared.store(state.backwards, Ordering::Relaxed);
     }
 
     /// Forgets all losses, as all gradients are cleared, and does not wait for pending results.
     pub(crate) fn reset(&self) {
-        self.clear();
         let mut state = self.state();
+        state.forget_own();
         state.found = None;
         state.pending.clear();
     }
@@ -513,7 +471,7 @@ impl LossCheck {
     fn next_step(&self) -> Option<u64> {
         let optimizers = self.optimizers.lock().unwrap_or_else(PoisonError::into_inner);
         let alive = optimizers.iter().filter_map(Weak::upgrade);
-        alive.map(|saved| saved.0.steps() + 1).max()
+        alive.map(|it| it.optimizer.steps() + 1).max()
     }
 
     /// `step` is the one that is about to be made.
@@ -532,8 +490,9 @@ impl LossCheck {
         let optimizers = self.optimizers.lock().unwrap_or_else(PoisonError::into_inner);
         let alive: Vec<_> = optimizers.iter().filter_map(Weak::upgrade).collect();
         // Weights that cannot be read are not reported as corrupted.
-        alive.iter().any(|saved| {
-            saved.0.with_parameters(|tensors| tensors.iter().any(|t| !finite(t).unwrap_or(true)))
+        alive.iter().any(|it| {
+            it.optimizer
+                .with_parameters(|tensors| tensors.iter().any(|t| !finite(t).unwrap_or(true)))
         })
     }
 

@@ -3,90 +3,56 @@
 use brigade_data::TensorDataset;
 use brigade_torch::{Device, DeviceExt, DeviceMemory, TensorTree};
 
-use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
+use crate::processes::Processes;
 
-/// The share of a GPU's free memory that [`Accelerator::place_dataset`] lets a data set take.
+/// The share of a GPU's free memory that [`crate::Accelerator::place_dataset`] lets a data set take.
 pub const DATASET_SHARE: f64 = 0.5;
 
-impl Accelerator {
-    /// Puts a data set on this rank's device where it takes at most half of the memory that is free there
-    /// ([`DATASET_SHARE`]), and leaves it on the host otherwise; its [`device`](TensorDataset::device) and a line of
-    /// the log say which it was. Each rank decides for itself: batches hold the same values either way.
-    ///
-    /// It is to be called when model and optimizer are on the device, since they count as memory in use; what
-    /// activations will take is not known here, and is what the other half is for.
-    ///
-    /// ```
-    /// use brigade_data::{DataLoader, TensorDataset};
-    /// use brigade_train::{Accelerator, Tensor};
-    ///
-    /// let accelerator = Accelerator::builder().quiet(true).build()?;
-    /// let data = TensorDataset::new(Tensor::from_slice(&[1f32, 2., 3., 4.]))?;
-    /// let data = accelerator.place_dataset(data)?;
-    /// assert_eq!(data.device(), accelerator.device());
-    /// let loader = accelerator.prepare(DataLoader::new(data).batch_size(2).shuffle(true))?;
-    /// # assert_eq!(loader.len(), 2);
-    /// # Ok::<(), brigade_train::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`Error::Torch`] when the device does not say what is free or has failed.
-    pub fn place_dataset<T>(&self, dataset: TensorDataset<T>) -> Result<TensorDataset<T>>
-    where
-        T: TensorTree<Owned = T> + Send + 'static,
-    {
-        self.place_dataset_within(dataset, DATASET_SHARE)
+/// Puts a data set on the rank's device where it takes at most this share of the free memory.
+pub(crate) fn place<T>(
+    processes: &Processes,
+    dataset: TensorDataset<T>,
+    share: f64,
+) -> Result<TensorDataset<T>>
+where
+    T: TensorTree<Owned = T> + Send + 'static,
+{
+    if !(0.0..=1.0).contains(&share) {
+        return Err(Error::InvalidArgument(format!(
+            "place_dataset_within: a share of the free memory is 0 to 1, found {share}"
+        )));
     }
-
-    /// As [`Accelerator::place_dataset`], with another share of the free memory, 0 to 1.
-    ///
-    /// # Errors
-    /// As there; [`Error::InvalidArgument`] for another share.
-    pub fn place_dataset_within<T>(
-        &self,
-        dataset: TensorDataset<T>,
-        share: f64,
-    ) -> Result<TensorDataset<T>>
-    where
-        T: TensorTree<Owned = T> + Send + 'static,
-    {
-        if !(0.0..=1.0).contains(&share) {
-            return Err(Error::InvalidArgument(format!(
-                "place_dataset_within: a share of the free memory is 0 to 1, found {share}"
-            )));
+    let device = processes.device();
+    let (rank, label) = (processes.process_index(), device.label());
+    if device.device_kind().is_none() || dataset.device() == device {
+        return Ok(dataset);
+    }
+    let (bytes, free) = (dataset.bytes(), free_memory(device)?);
+    if bytes as f64 > share * free as f64 {
+        tracing::info!(
+            "rank {rank}: the data set of {bytes} bytes stays on the host: {label} has {free} bytes free, of which \
+             it may take {share}"
+        );
+        return Ok(dataset);
+    }
+    match dataset.to_device(device).map_err(Error::from) {
+        Ok(placed) => {
+            // The copy reads the host's memory, which goes when this returns.
+            device.synchronize()?;
+            tracing::info!("rank {rank}: the data set of {bytes} bytes lies on {label}");
+            Ok(placed)
         }
-        let device = self.device();
-        let (rank, label) = (self.process_index(), device.label());
-        if device.device_kind().is_none() || dataset.device() == device {
-            return Ok(dataset);
-        }
-        let (bytes, free) = (dataset.bytes(), free_memory(device)?);
-        if bytes as f64 > share * free as f64 {
+        // Free memory in pieces, or taken by another process meanwhile.
+        Err(error) if error.is_out_of_memory() => {
             tracing::info!(
-                "rank {rank}: the data set of {bytes} bytes stays on the host: {label} has {free} bytes free, of which \
-                 it may take {share}"
+                "rank {rank}: the data set of {bytes} bytes stays on the host: {label} had {free} bytes free, and \
+                 then not as much: {}",
+                error.to_string().lines().next().unwrap_or_default()
             );
-            return Ok(dataset);
+            Ok(dataset)
         }
-        match dataset.to_device(device).map_err(Error::from) {
-            Ok(placed) => {
-                // The copy reads the host's memory, which goes when this returns.
-                device.synchronize()?;
-                tracing::info!("rank {rank}: the data set of {bytes} bytes lies on {label}");
-                Ok(placed)
-            }
-            // Free memory in pieces, or taken by another process meanwhile.
-            Err(error) if error.is_out_of_memory() => {
-                tracing::info!(
-                    "rank {rank}: the data set of {bytes} bytes stays on the host: {label} had {free} bytes free, and \
-                     then not as much: {}",
-                    error.to_string().lines().next().unwrap_or_default()
-                );
-                Ok(dataset)
-            }
-            Err(error) => Err(error),
-        }
+        Err(error) => Err(error),
     }
 }
 

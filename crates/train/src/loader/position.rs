@@ -6,10 +6,10 @@ use brigade_checkpoint::{TensorInfo, Value};
 use brigade_data::Round;
 use brigade_torch::Tensor;
 
-use crate::checkpoint::{HookError, Stateful};
 use crate::error::{Error, Result};
 use crate::loader::Loader;
 use crate::registry::{Kind, Registered, Worlds};
+use crate::stateful::{HookError, Stateful};
 
 /// A loader with its position: what a checkpoint keeps of it.
 pub(crate) struct SavedLoader<L> {

@@ -1,16 +1,21 @@
 //! Scaling of the loss, so that gradients of 16 bits do not vanish.
 
-use std::collections::{HashMap, VecDeque};
+mod device;
+
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use brigade_checkpoint::{TensorInfo, Value};
 use brigade_optim::{DeviceScalars, Optimizer};
-use brigade_torch::{Device, DeviceExt, Fetch, Kind, ReduceOp, Tensor, gradient, gradients};
+use brigade_torch::{Kind, ReduceOp, Tensor, gradient, gradients};
 use serde::{Deserialize, Serialize};
 
-use crate::accelerator::Job;
-use crate::capture::AtReplay;
+use device::DeviceScale;
+
 use crate::error::{Error, Result};
-use crate::gradients::clip::Parameters;
+use crate::job::Job;
+use crate::parameters::Parameters;
+use crate::stateful::{HookError, Stateful};
 
 /// How the scale moves. The defaults are PyTorch's.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -100,61 +105,6 @@ struct ScalerInner {
     device: Option<DeviceScale>,
     /// The iteration whose overflows `stepped` has, where a GPU finds them.
     settled: u64,
-}
-
-/// The scale where a GPU keeps it, so that no step waits for it: there it is multiplied by, and moved. The host
-/// computes the same scale from the overflows that it learns later.
-#[derive(Debug)]
-struct DeviceScale {
-    /// One float32, and what PyTorch's kernel counts, one int32.
-    scale: Tensor,
-    growth_tracker: Tensor,
-    /// Whether a gradient of a step since the last backward pass was not finite: one float32.
-    found: Tensor,
-    /// Whether an optimizer has stepped since the last backward pass.
-    stepped: bool,
-    /// Backward passes so far that followed a step.
-    iteration: u64,
-    /// What each step has found, on its way to the host, with the iteration that it belongs to.
-    arriving: VecDeque<(u64, Fetch)>,
-}
-
-impl DeviceScale {
-    fn new(state: GradScalerState, device: Device) -> Result<Self> {
-        Ok(Self {
-            scale: Tensor::f_full([1], state.scale, (Kind::Float, device))?,
-            growth_tracker: Tensor::f_full(
-                [1],
-                i64::from(state.growth_tracker),
-                (Kind::Int, device),
-            )?,
-            found: Tensor::f_zeros([1], (Kind::Float, device))?,
-            stepped: false,
-            iteration: 0,
-            arriving: VecDeque::new(),
-        })
-    }
-
-    /// Moves the scale by what the last steps have found, on the device.
-    fn move_on(&mut self, options: &GradScalerOptions) -> Result<()> {
-        let GradScalerOptions { growth_factor, backoff_factor, growth_interval, .. } = *options;
-        let _guard = tch::no_grad_guard();
-        let _ = self.scale.f_internal_amp_update_scale_(
-            &self.growth_tracker,
-            &self.found,
-            growth_factor,
-            backoff_factor,
-            i64::from(growth_interval),
-        )?;
-        let _ = self.found.f_zero_()?;
-        Ok(())
-    }
-
-    fn arrives(&mut self, found: &Tensor) -> Result<()> {
-        let fetch = Fetch::start(&found.f_to_kind(Kind::Int64)?)?;
-        self.arriving.push_back((self.iteration, fetch));
-        Ok(())
-    }
 }
 
 /// float16's smallest number: at such a scale no finite loss overflows, so the loss itself is infinite or NaN.
@@ -312,127 +262,6 @@ impl GradScaler {
         Ok(inner.state.scale)
     }
 
-    /// The device where the scale is kept for losses of this device; `None` for the CPU, and for scalers of a
-    /// program without an Accelerator.
-    fn device(&self, of_loss: Device) -> Option<Device> {
-        let inner = self.lock();
-        let device = inner.job.as_ref()?.device;
-        (device.device_kind().is_some() && of_loss == device).then_some(device)
-    }
-
-    fn before_backward_on_device(&self, device: Device) -> Result<()> {
-        let mut guard = self.lock();
-        let inner = &mut *guard;
-        let recording = inner.job.as_ref().is_some_and(|job| job.recorder.is_recording());
-        if !recording {
-            // What the last step has found may still be on its way.
-            inner.settle(1)?;
-        }
-        let waits = !inner.unscaled.is_empty();
-        let scale = match &mut inner.device {
-            Some(scale) => scale,
-            none => none.insert(DeviceScale::new(inner.state, device)?),
-        };
-        if scale.stepped {
-            scale.stepped = false;
-            scale.move_on(&inner.options)?;
-            inner.unscaled.clear();
-            match inner.job.as_ref().filter(|_| recording) {
-                Some(job) => job.recorder.at_each_replay(NextIteration { scaler: self.clone() }),
-                None => scale.iteration += 1,
-            }
-        } else if waits {
-            return Err(mixed_gradients());
-        }
-        if inner.state.scale < SMALLEST_SCALE {
-            return Err(Error::NotFinite { scale: inner.state.scale });
-        }
-        Ok(())
-    }
-
-    /// Divides the gradients where that has not happened, and returns a float32 `[1]` on their device: not 0 where
-    /// one of them was not finite, so that the step is left out there. The host waits for nothing.
-    pub(crate) fn found_on_device(&self, parameters: &[&Tensor]) -> Result<Tensor> {
-        let found = self.unscale_on_device(parameters)?;
-        let mut guard = self.lock();
-        let inner = &mut *guard;
-        let job = inner.job.clone();
-        if let Some(device) = &mut inner.device {
-            // In place: a recorded step finds it where it was.
-            let _guard = tch::no_grad_guard();
-            device.found.f_copy_(&device.found.f_maximum(&found)?)?;
-            device.stepped = true;
-            match job.filter(|job| job.recorder.is_recording()) {
-                Some(job) => job.recorder.at_each_replay(ReadOverflow {
-                    scaler: self.clone(),
-                    found: found.shallow_clone(),
-                }),
-                None => device.arrives(&found)?,
-            }
-        }
-        Ok(found)
-    }
-
-    fn unscale_on_device(&self, parameters: &[&Tensor]) -> Result<Tensor> {
-        let mut guard = self.lock();
-        let inner = &mut *guard;
-        let scale = match &inner.device {
-            Some(device) => device.scale.shallow_clone(),
-            None => {
-                return Err(Error::InvalidArgument(
-                    "an optimizer's step with fp16 before the first backward".into(),
-                ));
-            }
-        };
-        let waiting: Vec<&&Tensor> =
-            parameters.iter().filter(|p| !inner.unscaled.contains_key(&address(p))).collect();
-        let gradients: Vec<Tensor> = waiting
-            .iter()
-            .map(|parameter| gradient(parameter))
-            .filter_map(std::result::Result::transpose)
-            .collect::<Result<_, _>>()?;
-        let mut found = match &gradients[..] {
-            [] => Tensor::f_zeros([1], (Kind::Float, scale.device()))?,
-            _ => gradients::unscale_by(&gradients.iter().collect::<Vec<_>>(), &scale)?,
-        };
-        if let Some(group) = inner.job.as_ref().filter(|_| !inner.alone).and_then(|job| job.group())
-        {
-            group.all_reduce(&mut found, ReduceOp::Max)?;
-        }
-        // What was found when others were divided before, as by clipping.
-        let earlier: Vec<Tensor> = parameters
-            .iter()
-            .filter_map(|p| inner.unscaled.get(&address(p))?.on_device())
-            .collect();
-        for before in &earlier {
-            found = found.f_maximum(before)?;
-        }
-        for parameter in waiting.iter().map(|parameter| address(parameter)).collect::<Vec<_>>() {
-            inner.unscaled.insert(parameter, FoundInf::OnDevice(found.shallow_clone()));
-        }
-        Ok(found)
-    }
-
-    /// Whether a GPU keeps the scale: from the first backward on.
-    pub(crate) fn is_on_device(&self) -> bool {
-        self.lock().device.is_some()
-    }
-
-    /// As [`GradScaler::unscale`], without waiting for the device, where a float32 `[1]` says whether a value was not
-    /// finite.
-    pub(crate) fn unscale_later(&self, parameters: &(impl Parameters + ?Sized)) -> Result<Tensor> {
-        let mut handles = Vec::new();
-        parameters.each(&mut |parameter| handles.push(parameter.shallow_clone()));
-        self.unscale_on_device(&handles.iter().collect::<Vec<_>>())
-    }
-
-    /// Learns whether the last step was left out. Waits for the device.
-    pub(crate) fn settle(&self) -> Result<bool> {
-        let mut inner = self.lock();
-        inner.settle(0)?;
-        Ok(inner.skipped)
-    }
-
     /// Divides the gradients of those parameters that have not been divided yet. Returns whether any
     /// value of theirs, on any rank, was not finite.
     fn unscale_tensors(&self, parameters: &[&Tensor]) -> Result<bool> {
@@ -537,29 +366,6 @@ impl GradScaler {
     }
 }
 
-impl ScalerInner {
-    /// Takes in what devices have found, but for the newest `keep` steps: the host's scale moves as the device's
-    /// does. Waits for the device.
-    fn settle(&mut self, keep: usize) -> Result<()> {
-        let Some(device) = &mut self.device else { return Ok(()) };
-        while device.arriving.len() > keep {
-            let Some((iteration, fetch)) = device.arriving.pop_front() else { break };
-            let found = fetch.wait()? != 0;
-            if self.settled != iteration {
-                self.settled = iteration;
-                if let Some(before) = self.stepped.take() {
-                    self.state = self.options.moved(self.state, before);
-                }
-            }
-            // Several optimizers may step in an iteration.
-            let any = self.stepped.unwrap_or(false) || found;
-            self.stepped = Some(any);
-            self.skipped = any;
-        }
-        Ok(())
-    }
-}
-
 /// Whether a gradient was not finite when it was divided.
 #[derive(Debug)]
 enum FoundInf {
@@ -574,39 +380,6 @@ impl FoundInf {
             Self::OnDevice(found) => Some(found.shallow_clone()),
             Self::Known(_) => None,
         }
-    }
-}
-
-/// The overflows of a recorded step.
-struct ReadOverflow {
-    scaler: GradScaler,
-    found: Tensor,
-}
-
-impl AtReplay for ReadOverflow {
-    fn before(&mut self) -> Result<()> {
-        self.scaler.lock().settle(1)
-    }
-
-    fn after(&mut self) -> Result<()> {
-        match &mut self.scaler.lock().device {
-            Some(device) => device.arrives(&self.found),
-            None => Ok(()),
-        }
-    }
-}
-
-/// The backward pass of a recorded step, by which the scale moves.
-struct NextIteration {
-    scaler: GradScaler,
-}
-
-impl AtReplay for NextIteration {
-    fn before(&mut self) -> Result<()> {
-        if let Some(device) = &mut self.scaler.lock().device {
-            device.iteration += 1;
-        }
-        Ok(())
     }
 }
 
@@ -644,6 +417,40 @@ impl GradScalerOptions {
         let scale = if (grown as f32).is_finite() { grown } else { state.scale };
         GradScalerState { scale, growth_tracker: 0 }
     }
+}
+
+impl Stateful for GradScaler {
+    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
+        let (state, options) = (self.state(), self.options());
+        Ok(Value::dict([
+            ("scale", Value::Float(state.scale)),
+            ("growth_tracker", Value::Int(state.growth_tracker.into())),
+            // PyTorch's state has these as well; a load keeps the program's.
+            ("growth_factor", Value::Float(options.growth_factor)),
+            ("backoff_factor", Value::Float(options.backoff_factor)),
+            ("growth_interval", Value::Int(options.growth_interval.into())),
+        ]))
+    }
+
+    fn check_state_dict(&self, state: &Value<TensorInfo>) -> Result<(), String> {
+        scaler_state(state).map(drop)
+    }
+
+    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
+        Ok(self.load_state(scaler_state(state).map_err(Error::InvalidArgument)?)?)
+    }
+}
+
+fn scaler_state<T>(state: &Value<T>) -> Result<GradScalerState, String> {
+    let scale = state.get("scale").and_then(Value::as_float);
+    let scale = scale.filter(|scale| scale.is_finite() && *scale > 0.0);
+    let tracker = state.get("growth_tracker").and_then(Value::as_int);
+    let growth_tracker = tracker.and_then(|tracker| u32::try_from(tracker).ok());
+    Ok(GradScalerState {
+        scale: scale.ok_or("a scaler's state needs a `scale` above 0")?,
+        growth_tracker: growth_tracker
+            .ok_or("a scaler's state needs the count `growth_tracker`")?,
+    })
 }
 
 /// A parameter's values lie where they are between its backward pass and its step.

@@ -5,15 +5,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use brigade_data::Batch;
 use brigade_torch::{Device, Kind, Tensor};
 
-use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
+use crate::processes::Processes;
 
 /// A metric over all samples of all ranks.
 ///
 /// Each rank updates its own with its batches, and nothing is sent until
-/// [`Accelerator::compute_metric`], which adds the states of all ranks up: so a state is sums and counts,
+/// [`crate::Accelerator::compute_metric`], which adds the states of all ranks up: so a state is sums and counts,
 /// of which the value is computed. The metrics of this crate leave the sums of tensors on a GPU there until they
-/// are asked for, so that no batch waits for the device. [`Accelerator::update_metric`] leaves out the duplicates that complete
+/// are asked for, so that no batch waits for the device. [`crate::Accelerator::update_metric`] leaves out the duplicates that complete
 /// uneven batches, so every sample counts exactly once, on any number of ranks.
 ///
 /// ```
@@ -68,7 +68,7 @@ pub trait Metric: Clone {
     fn update(&mut self, predictions: &Tensor, targets: &Tensor) -> Result<()>;
 
     /// Fails where a batch was wrong in a way that could not be told on the device without waiting for it.
-    /// [`Accelerator::compute_metric`] calls it. The provided one finds nothing.
+    /// [`crate::Accelerator::compute_metric`] calls it. The provided one finds nothing.
     ///
     /// # Errors
     /// The metric's own.
@@ -89,41 +89,31 @@ pub trait Metric: Clone {
     fn load_state(&mut self, state: &[f64]);
 }
 
-impl Accelerator {
-    /// Adds this rank's part of a batch to a metric, without the duplicates that complete uneven batches.
-    /// Sends nothing.
-    ///
-    /// # Errors
-    /// [`Error::Rows`] for a tensor without one row per sample of the batch; those of the metric.
-    pub fn update_metric<B>(
-        &self,
-        metric: &mut impl Metric,
-        batch: &Batch<B>,
-        predictions: &Tensor,
-        targets: &Tensor,
-    ) -> Result<()> {
-        let (rows, valid) = (batch.rows(), batch.valid() as i64);
-        let real = |tensor: &Tensor| {
-            if tensor.size().first().copied() != Some(rows as i64) {
-                return Err(Error::Rows { expected: rows, found: tensor.size() });
-            }
-            Ok(tensor.f_narrow(0, 0, valid)?)
-        };
-        let (predictions, targets) = (real(predictions)?, real(targets)?);
-        if valid == 0 {
-            return Ok(());
+/// Adds this rank's part of a batch to a metric, without the duplicates that complete uneven batches.
+pub(crate) fn update<B>(
+    metric: &mut impl Metric,
+    batch: &Batch<B>,
+    predictions: &Tensor,
+    targets: &Tensor,
+) -> Result<()> {
+    let (rows, valid) = (batch.rows(), batch.valid() as i64);
+    let real = |tensor: &Tensor| {
+        if tensor.size().first().copied() != Some(rows as i64) {
+            return Err(Error::Rows { expected: rows, found: tensor.size() });
         }
-        metric.update(&predictions, &targets)
+        Ok(tensor.f_narrow(0, 0, valid)?)
+    };
+    let (predictions, targets) = (real(predictions)?, real(targets)?);
+    if valid == 0 {
+        return Ok(());
     }
+    metric.update(&predictions, &targets)
+}
 
-    /// Computes a metric's value over all ranks, the same on each. The metric itself stays this rank's, and
-    /// can be updated further. Every rank calls it.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`], on every rank, when their states have different lengths; [`Error::Torch`] when a
-    /// peer is gone.
+impl Processes {
+    /// Computes a metric's value over all ranks, the same on each.
     #[track_caller]
-    pub fn compute_metric<M: Metric>(&self, metric: &M) -> Result<M::Value> {
+    pub(crate) fn compute_metric<M: Metric>(&self, metric: &M) -> Result<M::Value> {
         metric.check()?;
         let Some(group) = self.traced() else { return Ok(metric.compute()) };
         let states: Vec<Vec<f64>> = group.all_gather_object(&metric.state())?;

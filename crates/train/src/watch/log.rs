@@ -13,8 +13,8 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::{Context, SubscriberExt};
 
-use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
+use crate::processes::Processes;
 use crate::watch::Watch;
 
 /// How log lines are written.
@@ -38,7 +38,7 @@ impl Default for LogOptions {
 }
 
 /// Writes the events of `tracing` with the fields `rank` and `step`. Made by
-/// [`Accelerator::log_layer`].
+/// [`crate::Accelerator::log_layer`].
 #[derive(Debug)]
 pub struct LogLayer {
     watch: Arc<Watch>,
@@ -49,31 +49,29 @@ pub struct LogLayer {
 }
 
 /// Writes log lines, on the main process only unless configured otherwise. Made by
-/// [`Accelerator::logger`].
+/// [`crate::Accelerator::logger`].
 #[derive(Debug, Clone)]
 pub struct Logger {
     name: String,
-    accelerator: Accelerator,
+    processes: Processes,
     everywhere: bool,
 }
 
-impl Accelerator {
-    /// Writes what this process logs, from this call on: its own lines and those of all crates that use
-    /// `tracing`. A line has the time, the level, the rank, and the step that
-    /// [`Accelerator::log`] or [`Accelerator::set_step`] gave last:
-    ///
-    /// ```text
-    /// 2026-11-21T20:35:46.250Z INFO rank=0 step=12 train: loss is 0.5
-    /// ```
-    ///
-    /// It is `tracing`'s subscriber of the whole process. A program that has one adds
-    /// [`Accelerator::log_layer`] to it instead.
-    ///
-    /// # Errors
-    /// [`Error::File`] when the file cannot be opened; [`Error::InvalidArgument`] when the process has a
-    /// subscriber.
-    pub fn init_logging(&self, options: &LogOptions) -> Result<()> {
-        let subscriber = tracing_subscriber::registry().with(self.log_layer(options)?);
+impl LogLayer {
+    pub(crate) fn new(watch: &Arc<Watch>, options: &LogOptions) -> Result<Self> {
+        let file = options.file.as_deref().map(open).transpose()?;
+        Ok(Self {
+            watch: Arc::clone(watch),
+            level: options.level,
+            all_ranks: options.all_ranks,
+            json: options.json,
+            file: file.map(Mutex::new),
+        })
+    }
+
+    /// Makes it the subscriber of the process.
+    pub(crate) fn install(self) -> Result<()> {
+        let subscriber = tracing_subscriber::registry().with(self);
         tracing::subscriber::set_global_default(subscriber).map_err(|_| {
             Error::InvalidArgument(
                 "init_logging: this process has a subscriber of `tracing` already; add \
@@ -82,45 +80,13 @@ impl Accelerator {
             )
         })
     }
-
-    /// What [`Accelerator::init_logging`] installs, for a program that puts its own subscriber together.
-    ///
-    /// # Errors
-    /// [`Error::File`] when the file cannot be opened.
-    pub fn log_layer(&self, options: &LogOptions) -> Result<LogLayer> {
-        let file = options.file.as_deref().map(open).transpose()?;
-        Ok(LogLayer {
-            watch: Arc::clone(&self.watch),
-            level: options.level,
-            all_ranks: options.all_ranks,
-            json: options.json,
-            file: file.map(Mutex::new),
-        })
-    }
-
-    /// A logger of this name. Its lines come from rank 0 unless [`Logger::everywhere`] or
-    /// [`Logger::in_order`] is asked for.
-    ///
-    /// ```
-    /// # let accelerator = brigade_train::Accelerator::builder().cpu(true).build()?;
-    /// let log = accelerator.logger("train");
-    /// log.info("written once, by rank 0");
-    /// log.everywhere().warn("written by every rank");
-    /// log.in_order(|log| log.info("written by every rank, in order"))?;
-    /// # Ok::<(), brigade_train::Error>(())
-    /// ```
-    #[must_use]
-    pub fn logger(&self, name: impl Into<String>) -> Logger {
-        Logger { name: name.into(), accelerator: self.clone(), everywhere: false }
-    }
-
-    /// The step that log lines name from now on. [`Accelerator::log`] sets it, too.
-    pub fn set_step(&self, step: u64) {
-        self.watch.trackers.set_step(step);
-    }
 }
 
 impl Logger {
+    pub(crate) fn new(name: String, processes: &Processes) -> Self {
+        Self { name, processes: processes.clone(), everywhere: false }
+    }
+
     /// The same logger with lines of all ranks.
     #[must_use]
     pub fn everywhere(&self) -> Self {
@@ -135,13 +101,13 @@ impl Logger {
     pub fn in_order(&self, body: impl FnOnce(&Self)) -> Result<()> {
         let logger = self.everywhere();
         let mut body = Some(body);
-        for rank in 0..self.accelerator.num_processes() {
-            if rank == self.accelerator.process_index()
+        for rank in 0..self.processes.num_processes() {
+            if rank == self.processes.process_index()
                 && let Some(body) = body.take()
             {
                 body(&logger);
             }
-            self.accelerator.wait_for_everyone()?;
+            self.processes.wait_for_everyone()?;
         }
         Ok(())
     }
@@ -175,7 +141,7 @@ impl Logger {
     }
 
     fn is_enabled(&self) -> bool {
-        self.everywhere || self.accelerator.is_main_process()
+        self.everywhere || self.processes.is_main_process()
     }
 }
 

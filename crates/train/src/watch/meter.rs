@@ -6,9 +6,7 @@ use std::time::{Duration, Instant};
 use brigade_torch::{Device, DeviceMemory};
 use brigade_track::{Value, Values};
 
-use crate::accelerator::Accelerator;
-
-/// Counts what each step has seen, over a window of the last steps. Made by [`Accelerator::meter`].
+/// Counts what each step has seen, over a window of the last steps. Made by [`crate::Accelerator::meter`].
 ///
 /// Rates are of all ranks together, each taken to have done as much as this one.
 ///
@@ -63,16 +61,8 @@ pub struct ProcessMemory {
     pub peak: u64,
 }
 
-impl Accelerator {
-    /// A meter over the last `window` steps, at least one, that begins now.
-    #[must_use]
-    pub fn meter(&self, window: usize) -> Meter {
-        Meter::starting_at(Instant::now(), window, self.num_processes(), self.device())
-    }
-}
-
 impl Meter {
-    fn starting_at(now: Instant, window: usize, ranks: usize, device: Device) -> Self {
+    pub(crate) fn starting_at(now: Instant, window: usize, ranks: usize, device: Device) -> Self {
         Self { ranks, device, window: window.max(1), ends: VecDeque::from([(now, 0, 0)]) }
     }
 
@@ -118,7 +108,7 @@ impl Meter {
         })
     }
 
-    /// Rates and memory under names, as [`Accelerator::log`] takes them: `samples_per_second`,
+    /// Rates and memory under names, as [`crate::Accelerator::log`] takes them: `samples_per_second`,
     /// `tokens_per_second` where tokens were counted, `step_ms`, `slowest_step_ms`, `resident_mib`,
     /// `peak_mib`, and on a GPU `gpu_allocated_mib`, `gpu_peak_mib`, `gpu_reserved_mib`. What is not known
     /// is left out.

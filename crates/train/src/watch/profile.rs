@@ -9,10 +9,10 @@ use brigade_torch::{DeviceExt, ProfiledEvent, ProfilerOptions, Recording, Scope}
 
 pub use summary::{OperationSummary, Table};
 
-use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
+use crate::processes::Processes;
 
-/// What [`Accelerator::profile`] records.
+/// What [`crate::Accelerator::profile`] records.
 #[derive(Debug, Clone, Default)]
 pub struct ProfileOptions {
     /// Where each rank writes `trace_rankN.json`, which `chrome://tracing` and
@@ -82,7 +82,7 @@ impl ProfileSchedule {
     }
 }
 
-/// Handed to the body of [`Accelerator::profile`], to mark each step.
+/// Handed to the body of [`crate::Accelerator::profile`], to mark each step.
 pub struct Profiler {
     options: ProfileOptions,
     recorded: ProfilerOptions,
@@ -122,78 +122,47 @@ impl Profile {
     }
 }
 
-impl Accelerator {
-    /// Records what the body does on this rank: the operations of this thread and of its backward, and
-    /// with CUDA the kernels. Gives the body's result and the recording.
-    ///
-    /// The body calls [`Profiler::step`] after each step; without a schedule that only marks them.
-    ///
-    /// ```
-    /// # use brigade_train::{Accelerator, ProfileOptions, ProfileSchedule, Tensor};
-    /// # let accelerator = Accelerator::builder().cpu(true).build()?;
-    /// # let folder = std::env::temp_dir().join(format!("brigade-profile-{}", std::process::id()));
-    /// # let train_step = || Tensor::ones([64, 64], (tch::Kind::Float, tch::Device::Cpu)).f_square();
-    /// let options = ProfileOptions {
-    ///     trace_dir: Some(folder.clone()),
-    ///     schedule: Some(ProfileSchedule::default()),
-    ///     ..ProfileOptions::default()
-    /// };
-    /// let ((), profile) = accelerator.profile(options, |profiler| {
-    ///     for _ in 0..5 {
-    ///         train_step()?;
-    ///         profiler.step()?;
-    ///     }
-    ///     Ok(())
-    /// })?;
-    /// accelerator.println(profile.table(10));
-    /// # std::fs::remove_dir_all(&folder).unwrap();
-    /// # Ok::<(), brigade_train::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// The body's; [`Error::InvalidArgument`] for a schedule without active steps; [`Error::File`] when a trace
-    /// cannot be written; [`Error::Torch`] when this thread is being recorded already.
-    pub fn profile<R>(
-        &self,
-        options: ProfileOptions,
-        body: impl FnOnce(&mut Profiler) -> Result<R>,
-    ) -> Result<(R, Profile)> {
-        if options.schedule.is_some_and(|schedule| schedule.active == 0) {
-            return Err(Error::InvalidArgument(
-                "profile: the schedule has no active steps, so nothing would be recorded; set `active`"
-                    .into(),
-            ));
-        }
-        let recorded = ProfilerOptions {
-            cuda: self.device().device_kind().is_some(),
-            shapes: options.shapes || options.flops,
-            memory: options.memory,
-            flops: options.flops,
-        };
-        let mut profiler = Profiler {
-            options,
-            recorded,
-            rank: self.process_index(),
-            step: 0,
-            state: State::Idle,
-            scope: None,
-            profile: Profile::default(),
-        };
-        profiler.begin_step()?;
-        let result = body(&mut profiler)?;
-        profiler.scope = None;
-        if matches!(profiler.state, State::Record(_)) {
-            profiler.save()?;
-        }
-        Ok((result, profiler.profile))
+/// Records what the body does on this rank.
+pub(crate) fn profile<R>(
+    processes: &Processes,
+    options: ProfileOptions,
+    body: impl FnOnce(&mut Profiler) -> Result<R>,
+) -> Result<(R, Profile)> {
+    if options.schedule.is_some_and(|schedule| schedule.active == 0) {
+        return Err(Error::InvalidArgument(
+            "profile: the schedule has no active steps, so nothing would be recorded; set `active`"
+                .into(),
+        ));
     }
+    let recorded = ProfilerOptions {
+        cuda: processes.device().device_kind().is_some(),
+        shapes: options.shapes || options.flops,
+        memory: options.memory,
+        flops: options.flops,
+    };
+    let mut profiler = Profiler {
+        options,
+        recorded,
+        rank: processes.process_index(),
+        step: 0,
+        state: State::Idle,
+        scope: None,
+        profile: Profile::default(),
+    };
+    profiler.begin_step()?;
+    let result = body(&mut profiler)?;
+    profiler.scope = None;
+    if matches!(profiler.state, State::Record(_)) {
+        profiler.save()?;
+    }
+    Ok((result, profiler.profile))
 }
 
 impl Profiler {
     /// Ends a step of the loop and begins the next.
     ///
     /// # Errors
-    /// As [`Accelerator::profile`].
+    /// As [`crate::Accelerator::profile`].
     pub fn step(&mut self) -> Result<()> {
         self.scope = None;
         if self.phase() == Phase::RecordAndSave {

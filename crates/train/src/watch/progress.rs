@@ -6,10 +6,9 @@ use std::time::{Duration, Instant};
 use brigade_rank_env::ProgressReport;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::accelerator::Accelerator;
 use crate::watch::Watch;
 
-/// An iterator with a bar on the main process's terminal. Made by [`Accelerator::progress`].
+/// An iterator with a bar on the main process's terminal. Made by [`crate::Accelerator::progress`].
 #[derive(Debug)]
 pub struct Progress<I> {
     iterator: I,
@@ -34,35 +33,13 @@ struct Values {
     throughput: Option<(f64, String)>,
 }
 
-impl Accelerator {
-    /// Shows how far the iterations over `items` are, on rank 0 only and on standard error: a bar on a
-    /// terminal, below those of the loops around it; else a plain line now and then (10 s after the one
-    /// before, later a tenth of the run so far, at most 5 minutes), and none for a loop that is over
-    /// soon.
-    ///
-    /// Under `brigade launch` all ranks tell the launcher instead, at most five times a second and
-    /// without waiting for it. It shows one line for all of them, of the innermost loop, with the slowest
-    /// rank and the throughput of all.
-    ///
-    /// [`Accelerator::println`] and log lines do not tear the bar.
-    ///
-    /// ```
-    /// # let accelerator = brigade_train::Accelerator::builder().cpu(true).build()?;
-    /// let bar = accelerator.progress(1..100).label("epoch 3");
-    /// let values = bar.values();
-    /// for batch in bar {
-    ///     let loss = 1.0 / f64::from(batch);
-    ///     values.set("loss", loss);
-    /// }
-    /// # Ok::<(), brigade_train::Error>(())
-    /// ```
-    pub fn progress<I: IntoIterator>(&self, items: I) -> Progress<I::IntoIter> {
+impl<I: Iterator> Progress<I> {
+    pub(crate) fn new(watch: &Arc<Watch>, items: impl IntoIterator<IntoIter = I>) -> Self {
         let iterator = items.into_iter();
         let length = iterator.size_hint().1.map(|length| length as u64);
-        let watch = &self.watch;
         // Other ranks hide the bar, too, and print no lines in its place.
         let is_told = watch.launcher.is_some();
-        let lines = self.is_main_process() && watch.screen.is_hidden() && !is_told;
+        let lines = watch.rank == 0 && watch.screen.is_hidden() && !is_told;
         // Hidden until it is complete: each change of a visible bar draws it.
         let mut bar = ProgressBar::with_draw_target(length, ProgressDrawTarget::hidden());
         let template = match length {
@@ -78,7 +55,7 @@ impl Accelerator {
             bar = watch.screen.add(bar);
             bar.enable_steady_tick(Duration::from_millis(200));
         }
-        Progress {
+        Self {
             iterator,
             bar,
             label: String::new(),

@@ -2,7 +2,6 @@
 
 use std::any::Any;
 use std::fmt;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
@@ -10,7 +9,6 @@ use std::time::SystemTime;
 use brigade_track::{Config, Image, Outcome, Run, Stamp, Table, Tracker, Value, Values};
 use serde::Serialize;
 
-use crate::accelerator::{Accelerator, AcceleratorBuilder};
 use crate::error::{Error, Result};
 use crate::processes::Processes;
 
@@ -175,109 +173,7 @@ impl fmt::Debug for Trackers {
     }
 }
 
-impl AcceleratorBuilder {
-    /// Adds a tracker; several may be added. Without any it is
-    /// [`JsonLines`](brigade_track::JsonLines) in the [logging folder](Self::logging_dir).
-    pub fn log_with(mut self, tracker: impl Tracker) -> Self {
-        self.watch.trackers.push(Box::new(tracker));
-        self
-    }
-
-    /// Where the default tracker writes: `runs` unless set.
-    pub fn logging_dir(mut self, folder: impl Into<PathBuf>) -> Self {
-        self.watch.logging_dir = Some(folder.into());
-        self
-    }
-}
-
-impl Accelerator {
-    /// Returns the trackers as a value of their own: for code that needs nothing else of the Accelerator.
-    #[must_use]
-    pub fn trackers(&self) -> &Trackers {
-        &self.watch.trackers
-    }
-
-    /// Starts the trackers, with the run's settings: anything that serde can serialise, `&()` for none.
-    /// Every rank calls it, rank 0 writes; all ranks hear of a failure.
-    ///
-    /// ```
-    /// # use brigade_train::Accelerator;
-    /// # let folder = std::env::temp_dir().join(format!("brigade-init-{}", std::process::id()));
-    /// #[derive(serde::Serialize)]
-    /// struct Settings {
-    ///     lr: f64,
-    ///     epochs: u32,
-    /// }
-    ///
-    /// let accelerator = Accelerator::builder().logging_dir(&folder).build()?;
-    /// accelerator.init_trackers("fashion", &Settings { lr: 5e-3, epochs: 4 })?;
-    /// accelerator.log([("loss", 0.5), ("accuracy", 0.9)], 10)?;
-    /// accelerator.end_training()?;
-    /// # std::fs::remove_dir_all(&folder).unwrap();
-    /// # Ok::<(), brigade_train::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`Error::Track`] for a folder that cannot be written or a server that does not answer,
-    /// [`Error::Leader`] on the other ranks; [`Error::InvalidArgument`] when they have been started.
-    pub fn init_trackers(&self, project: &str, config: &impl Serialize) -> Result<()> {
-        self.watch.trackers.start(project, config)
-    }
-
-    /// Gives values to all trackers, on rank 0; elsewhere it does nothing. Values keep their order. The
-    /// step is that of log lines from now on, too.
-    ///
-    /// Values of one kind go in as they are; for several kinds use
-    /// [`Value`](brigade_track::Value):
-    ///
-    /// ```
-    /// # use brigade_train::Accelerator;
-    /// use brigade_train::track::Value;
-    /// # let folder = std::env::temp_dir().join(format!("brigade-log-{}", std::process::id()));
-    /// # let accelerator = Accelerator::builder().logging_dir(&folder).build()?;
-    /// # accelerator.init_trackers("fashion", &())?;
-    /// accelerator.log([("loss", Value::from(0.5)), ("stage", Value::from("warm"))], 10)?;
-    /// accelerator.log([("note", "no step")], None)?;
-    /// # accelerator.end_training()?;
-    /// # std::fs::remove_dir_all(&folder).unwrap();
-    /// # Ok::<(), brigade_train::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`Error::Track`] when a tracker cannot write, after all have been given the values;
-    /// [`Error::InvalidArgument`] before [`Accelerator::init_trackers`].
-    pub fn log<N, V>(
-        &self,
-        values: impl IntoIterator<Item = (N, V)>,
-        step: impl Into<Option<u64>>,
-    ) -> Result<()>
-    where
-        N: Into<String>,
-        V: Into<Value>,
-    {
-        self.watch.trackers.log(values, step)
-    }
-
-    /// Returns one of the trackers, by name: `jsonl`, `csv`, `tensorboard`, `mlflow`, or that of a tracker of the
-    /// program's own. On other ranks than 0 it takes everything and writes nothing.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] when there is none of that name.
-    pub fn tracker(&self, name: &str) -> Result<TrackerHandle<'_>> {
-        self.watch.trackers.tracker(name)
-    }
-
-    /// Ends the trackers' run: everything is written when this returns. Every rank calls it, and waits
-    /// for rank 0. Without trackers that were started it does nothing.
-    ///
-    /// # Errors
-    /// [`Error::Track`] when the last values could not be written, [`Error::Leader`] on the other ranks.
-    pub fn end_training(&self) -> Result<()> {
-        self.watch.trackers.finish()
-    }
-}
-
-/// One tracker of a run. Made by [`Trackers::tracker`] and [`Accelerator::tracker`].
+/// One tracker of a run. Made by [`Trackers::tracker`] and [`crate::Accelerator::tracker`].
 #[derive(Debug)]
 pub struct TrackerHandle<'a> {
     trackers: &'a Trackers,

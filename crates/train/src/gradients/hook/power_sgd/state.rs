@@ -4,8 +4,8 @@ use brigade_checkpoint::{TensorInfo, Value};
 use brigade_torch::Tensor;
 
 use super::{PowerSgdHook, State};
-use crate::checkpoint::{HookError, Stateful};
 use crate::gradients::hook::StatefulHook;
+use crate::stateful::{HookError, Stateful};
 
 impl Stateful for PowerSgdHook {
     fn state_dict(&self) -> Result<Value<Tensor>, HookError> {

@@ -10,11 +10,11 @@ use brigade_torch::{
     Store, TcpStore, inherited_socket, make_products_reproducible,
 };
 
-use crate::accelerator::Job;
-use crate::accelerator::attempt::Attempt;
-use crate::accelerator::groups::Groups;
-use crate::capture::Recorder;
 use crate::error::{Error, Result};
+use crate::job::Job;
+use crate::job::attempt::Attempt;
+use crate::job::groups::Groups;
+use crate::recorder::Recorder;
 
 /// How a rank joins its job with [`crate::Processes::join`]; what is not set is found in the environment.
 /// [`crate::AcceleratorBuilder`] has an option of the same name for each field.
@@ -105,6 +105,13 @@ pub(crate) fn join(options: ConnectOptions, debug: bool) -> Result<Job> {
         tries: AtomicU64::new(0),
         loss_checks: AtomicU64::new(0),
         recorder: Recorder::default(),
+    })
+}
+
+/// The launcher's `--debug-collectives`.
+pub(crate) fn debug_is_asked_for() -> bool {
+    std::env::var("ACCELERATE_DEBUG_MODE").is_ok_and(|value| {
+        ["1", "true", "yes", "on", "y", "t"].contains(&value.to_ascii_lowercase().as_str())
     })
 }
 

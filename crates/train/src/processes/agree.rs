@@ -8,7 +8,7 @@ use crate::processes::Processes;
 
 impl Processes {
     /// Returns every rank's value; when a rank has failed, its own error there and [`Error::Leader`] on the others.
-    pub(super) fn agree<T>(&self, scope: &'static str, mine: Result<T>) -> Result<Vec<T>>
+    pub(crate) fn agree<T>(&self, scope: &'static str, mine: Result<T>) -> Result<Vec<T>>
     where
         T: Serialize + DeserializeOwned,
     {

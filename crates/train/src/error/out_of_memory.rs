@@ -2,10 +2,7 @@
 
 use std::fmt;
 
-use brigade_torch::{DeviceExt, DeviceMemory, MemoryInfo};
-
-use crate::accelerator::Job;
-use crate::error::{Error, Result};
+use brigade_torch::{DeviceMemory, MemoryInfo};
 
 /// How memory stood when a GPU had none left.
 #[derive(Debug, Clone)]
@@ -54,29 +51,6 @@ pub(crate) const MOVE_OF_MODEL: &str = "the move of the model to the GPU";
 
 fn gibibytes(bytes: u64) -> String {
     format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30))
-}
-
-impl Job {
-    /// Adds to an error about a GPU's memory how memory stands; other errors, and those of the CPU, stay as they are.
-    pub(crate) fn explain_memory<T>(&self, during: &'static str, outcome: Result<T>) -> Result<T> {
-        outcome.map_err(|error| {
-            let Some((kind, index)) = self.device.device_kind() else { return error };
-            if matches!(error, Error::OutOfMemory(_)) || !error.is_out_of_memory() {
-                return error;
-            }
-            let text = error.to_string();
-            // libtorch goes on with advice about its allocator, and a backtrace.
-            let detail = text.lines().next().unwrap_or_default().to_owned();
-            Error::OutOfMemory(Box::new(OutOfMemory {
-                rank: self.rank(),
-                device: self.device.label(),
-                during,
-                detail,
-                driver: kind.memory(index).ok(),
-                allocator: DeviceMemory::of(self.device).ok().flatten(),
-            }))
-        })
-    }
 }
 
 #[cfg(test)]

@@ -1,12 +1,13 @@
-//! What checkpoints hold: [`Stateful`], and its implementations for optimizers, schedulers and scalers.
+//! What checkpoints hold: [`Stateful`], and its implementations for optimizers and schedulers.
 
 use brigade_checkpoint::{TensorInfo, Value};
 use brigade_optim::{Optimizer, OptimizerState, Scheduler, SchedulerState};
 use brigade_torch::{Tensor, dtype_of};
 
-use super::HookError;
 use crate::error::Error;
-use crate::precision::scaler::{GradScaler, GradScalerState};
+
+/// The error of a [`Stateful`] object, or of a hook of a save or a load.
+pub type HookError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Gives its state as a tree of values and tensors, and continues from one: what a checkpoint holds of a
 /// model, an optimizer, a scheduler, a loader, a gradient scaler, a communication hook, or an object of
@@ -147,38 +148,4 @@ impl Stateful for Scheduler {
         let state = SchedulerState::from_value(state).map_err(Error::InvalidArgument)?;
         Ok(self.clone().load_state(&state).map_err(Error::from)?)
     }
-}
-
-impl Stateful for GradScaler {
-    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
-        let (state, options) = (self.state(), self.options());
-        Ok(Value::dict([
-            ("scale", Value::Float(state.scale)),
-            ("growth_tracker", Value::Int(state.growth_tracker.into())),
-            // PyTorch's state has these as well; a load keeps the program's.
-            ("growth_factor", Value::Float(options.growth_factor)),
-            ("backoff_factor", Value::Float(options.backoff_factor)),
-            ("growth_interval", Value::Int(options.growth_interval.into())),
-        ]))
-    }
-
-    fn check_state_dict(&self, state: &Value<TensorInfo>) -> Result<(), String> {
-        scaler_state(state).map(drop)
-    }
-
-    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
-        Ok(self.load_state(scaler_state(state).map_err(Error::InvalidArgument)?)?)
-    }
-}
-
-fn scaler_state<T>(state: &Value<T>) -> Result<GradScalerState, String> {
-    let scale = state.get("scale").and_then(Value::as_float);
-    let scale = scale.filter(|scale| scale.is_finite() && *scale > 0.0);
-    let tracker = state.get("growth_tracker").and_then(Value::as_int);
-    let growth_tracker = tracker.and_then(|tracker| u32::try_from(tracker).ok());
-    Ok(GradScalerState {
-        scale: scale.ok_or("a scaler's state needs a `scale` above 0")?,
-        growth_tracker: growth_tracker
-            .ok_or("a scaler's state needs the count `growth_tracker`")?,
-    })
 }

@@ -1,0 +1,58 @@
+//! The largest batch size that fits into memory.
+
+use super::Accelerator;
+use crate::batch_size;
+use crate::error::{Error, Result};
+use crate::precision::scaler::GradScaler;
+
+impl Accelerator {
+    /// Runs the body with a batch size, and again with half of it as long as memory runs out. The body
+    /// makes everything whose size depends on it: loaders, usually model and optimizer too, since a try
+    /// that failed may have changed them.
+    ///
+    /// All ranks go on with the same size: when memory ran out on one of them, all try again. Where one
+    /// rank alone runs out, the others' collectives end at once with an error that the body hands back,
+    /// and the ranks meet anew: a model that was prepared outside of the body cannot be used any more
+    /// then.
+    ///
+    /// ```
+    /// # use brigade_train::{Accelerator, Result};
+    /// # fn train(accelerator: &Accelerator, batch_size: usize) -> Result<usize> { Ok(batch_size) }
+    /// # let accelerator = Accelerator::builder().cpu(true).build()?;
+    /// let size = accelerator.find_executable_batch_size(1024, |batch_size| {
+    ///     train(&accelerator, batch_size)
+    /// })?;
+    /// assert_eq!(size, 1024); // its memory sufficed
+    /// # Ok::<(), brigade_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The body's, when it is not about memory; [`Error::Leader`] when it was another rank's;
+    /// [`Error::NoBatchSize`] when a single sample does not fit; [`Error::InvalidArgument`] for a start at 0.
+    pub fn find_executable_batch_size<R, E: Into<Error>>(
+        &self,
+        start: usize,
+        body: impl FnMut(usize) -> Result<R, E>,
+    ) -> Result<R> {
+        self.find_executable_batch_size_by(start, |size| size / 2, body)
+    }
+
+    /// As [`Accelerator::find_executable_batch_size`], with the next size to try after one that did not
+    /// fit.
+    ///
+    /// # Errors
+    /// As there; [`Error::InvalidArgument`] when the next size is not smaller.
+    pub fn find_executable_batch_size_by<R, E: Into<Error>>(
+        &self,
+        start: usize,
+        next: impl Fn(usize) -> usize,
+        body: impl FnMut(usize) -> Result<R, E>,
+    ) -> Result<R> {
+        let clean_up = || {
+            self.checkpoints.reset_window();
+            self.gradients.scaler.iter().for_each(GradScaler::reset);
+            self.release_save_memory();
+        };
+        batch_size::find(&self.processes.job, start, next, clean_up, body)
+    }
+}

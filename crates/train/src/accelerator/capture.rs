@@ -1,0 +1,66 @@
+//! Steps that are recorded once and replayed.
+
+use brigade_torch::TensorTree;
+
+use super::Accelerator;
+use crate::capture::CapturedStep;
+use crate::error::Result;
+
+impl Accelerator {
+    /// Makes a whole training step one call of the GPU's driver: forward, backward, reduction, clipping, optimizer and
+    /// loss scale are recorded as a CUDA graph, and replayed for each further batch. For small networks, whose kernels
+    /// take less time than their launches.
+    ///
+    /// The first three batches run as they are, then the step is recorded, and from the fourth on it is replayed; a
+    /// batch of other shapes runs once and is recorded, too. The losses are those of the step that is not recorded, bit
+    /// for bit. What changes from step to step lies on the device: the batch, which is copied into the tensors that were
+    /// recorded, learning rates, the loss scale with its overflows, counts of steps, and random numbers, so that dropout
+    /// differs between replays.
+    ///
+    /// The body gets a batch and returns tensors, such as the loss; [`CapturedStep::run`] returns copies of them. It is
+    /// called for the first batches only. So what it does on the host is done once, or in other words: values that it
+    /// reads from tensors, branches, counters, and messages belong behind `run`. Schedules may step in the body or
+    /// behind it. Its models must be in training mode or not as they were when it was recorded
+    /// ([`CapturedStep::forget`] has it recorded again). A momentum or a weight decay that has changed has it recorded
+    /// again by itself, once: from then on the optimizer is called between two recordings, at each step, since its
+    /// kernels have those numbers by value. So are optimizers of float64 parameters, and rules of one's own that take no
+    /// numbers from the device.
+    ///
+    /// Where a step cannot be recorded it runs as it is: on a CPU, with Gloo between several ranks, with accumulation
+    /// over several batches, with communication hooks of one's own, in debug mode, and after an operation that waits
+    /// for the device, of which a line on standard error tells once.
+    ///
+    /// ```
+    /// use brigade_nn::{Linear, Model};
+    /// use brigade_train::{Accelerator, Adam, Kind, Tensor};
+    ///
+    /// let accelerator = Accelerator::new()?;
+    /// let model = Model::new(|p| Linear::new(p, 4, 2))?;
+    /// let optimizer = Adam::default().build(&model)?;
+    /// let (model, mut optimizer) = accelerator.prepare((model, optimizer))?;
+    /// let mut step = accelerator.capture(|(inputs, labels): &(Tensor, Tensor)| {
+    ///     let loss = model.forward(inputs)?.cross_entropy_for_logits(labels);
+    ///     optimizer.zero_grad()?;
+    ///     accelerator.backward(&loss)?;
+    ///     optimizer.step()?;
+    ///     Ok(loss)
+    /// });
+    /// let inputs = Tensor::ones([8, 4], (Kind::Float, accelerator.device()));
+    /// let labels = Tensor::zeros([8], (Kind::Int64, accelerator.device()));
+    /// let first = step.run(&(inputs.shallow_clone(), labels.shallow_clone()))?;
+    /// let second = step.run(&(inputs, labels))?;
+    /// assert!(second.double_value(&[]) < first.double_value(&[]));
+    /// # Ok::<(), brigade_train::Error>(())
+    /// ```
+    pub fn capture<'a, B, R>(
+        &self,
+        body: impl FnMut(&B) -> Result<R> + 'a,
+    ) -> CapturedStep<'a, B, R>
+    where
+        B: TensorTree<Owned = B>,
+        R: TensorTree<Owned = R>,
+    {
+        let (quiet, hook) = (self.options.quiet, &self.options.models.comm_hook);
+        CapturedStep::new(&self.processes, &self.gradients.accumulator, hook, quiet, Box::new(body))
+    }
+}

@@ -1,0 +1,334 @@
+//! The training step: backward, accumulation, clipping, and ranks with unequal work.
+
+use brigade_data::Batch;
+use brigade_torch::{BackwardOptions, Tensor};
+
+use super::Accelerator;
+use crate::error::Result;
+use crate::gradients::accumulate::GradientAccumulator;
+use crate::gradients::backward::Gradients;
+use crate::gradients::clip::ClipNorm;
+use crate::gradients::join::JoinInputs;
+use crate::gradients::local_sgd::LocalSgd;
+use crate::gradients::models::{NoSyncGuard, PreparedModels};
+use crate::gradients::weighted::LossWeight;
+use crate::parameters::Parameters;
+
+impl Accelerator {
+    /// Returns the accumulation of gradients as a value of its own: for code that needs nothing else of the
+    /// Accelerator.
+    #[must_use]
+    pub fn gradient_accumulator(&self) -> &GradientAccumulator {
+        &self.gradients.accumulator
+    }
+
+    /// Returns the number of batches of a full accumulation window.
+    #[must_use]
+    pub fn gradient_accumulation_steps(&self) -> usize {
+        self.gradients.accumulator.steps()
+    }
+
+    /// Whether the current batch ends its window: its backward reduces gradients, and prepared
+    /// optimizers and schedulers step.
+    #[must_use]
+    pub fn sync_gradients(&self) -> bool {
+        self.gradients.accumulator.sync_gradients()
+    }
+
+    /// The gradients of `loss`, added to those that are there. When the current batch ends its window,
+    /// they are averaged over the ranks.
+    ///
+    /// The loss is divided by the number of batches in the window, the real number where the data end
+    /// before the window does: the result is the gradient of the mean over the whole window.
+    ///
+    /// # Errors
+    /// [`crate::Error::Torch`] when a peer is gone; [`crate::Error::Tensor`] when the loss has no graph or more than one
+    /// value; [`crate::Error::LossNotFinite`] on every rank when the loss of one is infinite or NaN
+    /// ([`crate::AcceleratorBuilder::check_loss`]).
+    #[track_caller]
+    pub fn backward(&self, loss: &Tensor) -> Result<()> {
+        self.backward_with(loss, BackwardOptions::default())
+    }
+
+    /// [`Accelerator::backward`] with options: `retain_graph` for a further backward through the same
+    /// forward, `create_graph` for gradients of gradients. [`brigade_torch::grad`] gives gradients of chosen
+    /// tensors, such as a critic's input under WGAN-GP.
+    ///
+    /// A second backward through a graph that was kept adds to the gradients, and is averaged over the ranks
+    /// as the first. The reducer cannot do that with `find_unused_parameters` or `static_graph`, nor while
+    /// ranks join with unequal inputs: then it is an error.
+    ///
+    /// ```
+    /// use brigade_nn::{Linear, Model};
+    /// use brigade_torch::{BackwardOptions, GradOptions, grad};
+    /// use brigade_train::{Accelerator, Kind, Tensor};
+    ///
+    /// let accelerator = Accelerator::new()?;
+    /// let critic = accelerator.prepare(Model::new(|p| Linear::new(p, 4, 1))?)?;
+    /// let mixed = Tensor::ones([8, 4], (Kind::Float, accelerator.device())).set_requires_grad(true);
+    /// let score = critic.forward(&mixed)?.sum(Kind::Float);
+    /// let backward = BackwardOptions { create_graph: true, ..Default::default() };
+    /// let slopes = grad(&[&score], &[&mixed], GradOptions { backward, ..Default::default() })?;
+    /// let norm = slopes[0].as_ref().unwrap().square().sum_dim_intlist(1, false, None).sqrt();
+    /// accelerator.backward(&(norm - 1.0).square().mean(Kind::Float))?;
+    /// # Ok::<(), brigade_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Accelerator::backward`].
+    #[track_caller]
+    pub fn backward_with(&self, loss: &Tensor, options: BackwardOptions) -> Result<()> {
+        self.gradients.backward(loss, options)
+    }
+
+    /// Whether the last step of a prepared optimizer was left out, because gradients of 16 bits had
+    /// overflowed or a loss was not finite. Schedules stay where they are then.
+    #[must_use]
+    pub fn optimizer_step_was_skipped(&self) -> bool {
+        self.gradients.accumulator.skipped()
+    }
+
+    /// Runs the body for one batch of an accumulation window. The model's forward, the backward, the
+    /// optimizer's and scheduler's `step` and `zero_grad` all go inside; whether they do something is
+    /// decided here.
+    ///
+    /// The last batch of the data ends the window, however short it is.
+    ///
+    /// ```
+    /// # use brigade_data::DataLoader;
+    /// # use brigade_datasets::Digits;
+    /// # use brigade_nn::{Linear, Model};
+    /// # use brigade_train::{Accelerator, Sgd};
+    /// let accelerator = Accelerator::builder().gradient_accumulation_steps(4).build()?;
+    /// # let model = Model::new(|p| Linear::new(p, 64, 10))?;
+    /// # let optimizer = Sgd::new(0.1).build(&model)?;
+    /// # let train = DataLoader::new(Digits::test()?).batch_size(64);
+    /// let (model, mut optimizer, train) = accelerator.prepare((model, optimizer, train))?;
+    /// for batch in &train {
+    ///     let batch = batch?;
+    ///     let (images, labels) = &*batch;
+    ///     accelerator.accumulate(&model, &batch, || {
+    ///         let loss = model.forward(&images.flatten(1, -1))?.cross_entropy_for_logits(labels);
+    ///         accelerator.backward(&loss)?;
+    ///         optimizer.step()?;
+    ///         optimizer.zero_grad()
+    ///     })?;
+    /// }
+    /// # Ok::<(), brigade_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The body's.
+    pub fn accumulate<B, R>(
+        &self,
+        models: &(impl PreparedModels + ?Sized),
+        batch: &Batch<B>,
+        body: impl FnOnce() -> Result<R>,
+    ) -> Result<R> {
+        self.gradients.accumulator.accumulate(models, batch, body)
+    }
+
+    /// Runs the body without averaging gradients over the ranks: forward and backward must both be
+    /// inside. Gradients add up on each rank until a backward outside.
+    ///
+    /// # Errors
+    /// The body's.
+    pub fn no_sync<R>(
+        &self,
+        models: &(impl PreparedModels + ?Sized),
+        body: impl FnOnce() -> Result<R>,
+    ) -> Result<R> {
+        let _switched = NoSyncGuard::off(models);
+        body()
+    }
+
+    /// Runs the backward of a loss that is a sum over `weight` tokens (or samples, or pixels). The gradient is that of
+    /// the mean over all tokens of the window on all ranks, however unevenly they are spread.
+    /// [`Accelerator::backward`] computes the mean of the batches' means, which differs from it then.
+    ///
+    /// The weight is a number, or a tensor of one element; on a GPU the host does not wait for one, and the step can be
+    /// recorded ([`Accelerator::capture`]).
+    ///
+    /// Call it once for each batch, with all of the models that the loss comes from. It sends one number for each
+    /// window, so all ranks must have the same number of windows.
+    ///
+    /// ```
+    /// # use brigade_nn::{Linear, Model};
+    /// # use brigade_train::{Accelerator, Tensor};
+    /// # let accelerator = Accelerator::builder().cpu(true).build()?;
+    /// # let model = accelerator.prepare(Model::new(|p| Linear::new(p, 16, 10))?)?;
+    /// # let inputs = Tensor::ones([4, 16], (tch::Kind::Float, tch::Device::Cpu));
+    /// let labels = Tensor::from_slice(&[7_i64, 1, 4, -100]);
+    /// // -100 marks padding: cross entropy leaves it out of its sum.
+    /// let logits = model.forward(&inputs)?;
+    /// let loss = logits.cross_entropy_loss::<Tensor>(&labels, None, tch::Reduction::Sum, -100, 0.0);
+    /// let tokens = labels.not_equal(-100).sum(tch::Kind::Int64);
+    /// assert_eq!(tokens, Tensor::from(3i64));
+    /// accelerator.backward_weighted(&model, &loss, &tokens)?;
+    /// # Ok::<(), brigade_train::Error>(())
+    /// ```
+    ///
+    /// A window without a token has gradients of 0.
+    ///
+    /// # Errors
+    /// As [`Accelerator::backward`]; [`crate::Error::InvalidArgument`], on every rank at the end of the window, when a
+    /// weight is negative, NaN, or a tensor of several elements. One that is a tensor on a GPU makes the loss NaN then.
+    pub fn backward_weighted(
+        &self,
+        models: &(impl PreparedModels + ?Sized),
+        loss: &Tensor,
+        weight: impl Into<LossWeight>,
+    ) -> Result<()> {
+        self.gradients.backward_weighted(models, loss, &weight.into())
+    }
+
+    /// Scales the gradients of all parameters together so that their 2-norm is at most `max_norm`, and
+    /// returns the norm before, a scalar on their device.
+    ///
+    /// While gradients are still being added up it does nothing and returns `None`. With fp16 the
+    /// gradients are divided by the scale first.
+    ///
+    /// ```
+    /// # use brigade_nn::{Linear, Model};
+    /// # use brigade_train::{Accelerator, Tensor};
+    /// # let accelerator = Accelerator::builder().cpu(true).build()?;
+    /// # let model = accelerator.prepare(Model::new(|p| Linear::new(p, 4, 2))?)?;
+    /// # let loss = model.forward(&Tensor::ones([1, 4], (tch::Kind::Float, tch::Device::Cpu)))?.sum(None);
+    /// accelerator.backward(&loss)?;
+    /// if let Some(norm) = accelerator.clip_grad_norm(&model, 1.0)? {
+    ///     // What it was: each of 8 weights and 2 biases has a gradient of 1.
+    ///     assert!((norm.double_value(&[]) - 10_f64.sqrt()).abs() < 1e-6);
+    /// }
+    /// # Ok::<(), brigade_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`crate::Error::InvalidArgument`] when `max_norm` is negative or NaN.
+    pub fn clip_grad_norm(
+        &self,
+        parameters: &(impl Parameters + ?Sized),
+        max_norm: f64,
+    ) -> Result<Option<Tensor>> {
+        let options = ClipNorm { max_norm, ..ClipNorm::default() };
+        self.clip_grad_norm_with(parameters, options)
+    }
+
+    /// As [`Accelerator::clip_grad_norm`] with any p-norm, and with an error for gradients that are not
+    /// finite. The values are those of `torch.nn.utils.clip_grad_norm_`.
+    ///
+    /// # Errors
+    /// [`crate::Error::InvalidArgument`] for options that make no sense; [`crate::Error::GradientNorm`], on every rank, for a
+    /// norm that is not finite.
+    pub fn clip_grad_norm_with(
+        &self,
+        parameters: &(impl Parameters + ?Sized),
+        options: ClipNorm,
+    ) -> Result<Option<Tensor>> {
+        self.gradients.clip_norm(parameters, options)
+    }
+
+    /// Clamps every value of the gradients to `[-limit, limit]`. Does nothing while gradients are still
+    /// being added up; with fp16 the gradients are divided by the scale first.
+    ///
+    /// # Errors
+    /// [`crate::Error::InvalidArgument`] when `limit` is negative or NaN.
+    pub fn clip_grad_value(
+        &self,
+        parameters: &(impl Parameters + ?Sized),
+        limit: f64,
+    ) -> Result<()> {
+        self.gradients.clip_value(parameters, limit)
+    }
+
+    /// With fp16, divides the gradients by the scale now, to look at them or change them before the step;
+    /// else they are what they are. Clipping does it by itself. Returns whether the gradients overflowed,
+    /// so that the step will be left out; on a GPU it waits for that. Clipping does not.
+    ///
+    /// # Errors
+    /// [`crate::Error::Torch`] when a peer is gone.
+    pub fn unscale_gradients(&self, parameters: &(impl Parameters + ?Sized)) -> Result<bool> {
+        self.gradients.unscale(parameters)
+    }
+
+    /// Runs a training loop in which ranks may have unequal numbers of batches, as PyTorch's `Join`. A rank without
+    /// more data takes part in the other ranks' collectives with zeros until all have ended; then all ranks receive
+    /// the weights of a rank that had data to the end. Optimizer states are not sent.
+    ///
+    /// Only the reducer's collectives are shadowed: a rank that gathers inside the loop, or normalises over ranks
+    /// (SyncBatchNorm), waits for ranks that have ended until the time limit. Forwards without gradients send nothing.
+    /// With several models, each iteration must run forward and backward of one after another, in the order given.
+    ///
+    /// ```
+    /// # use brigade_train::{Accelerator, Adam, JoinInputs};
+    /// # use brigade_data::DataLoader;
+    /// # use brigade_datasets::Digits;
+    /// # use brigade_models::Cnn;
+    /// # use brigade_nn::Model;
+    /// # let accelerator = Accelerator::builder().cpu(true).build()?;
+    /// # let model = Model::new(Cnn::new)?;
+    /// # let optimizer = Adam::default().build(&model)?;
+    /// # let train = DataLoader::new(Digits::test()?.resize(28, 28)?).batch_size(64);
+    /// # let (model, mut optimizer, train) = accelerator.prepare((model, optimizer, train))?;
+    /// accelerator.join_uneven_inputs(&model, JoinInputs::default(), || {
+    ///     for batch in &train {
+    ///         let (images, labels) = batch?.into_data();
+    ///         let loss = model.forward(&images)?.cross_entropy_for_logits(&labels);
+    ///         optimizer.zero_grad()?;
+    ///         accelerator.backward(&loss)?;
+    ///         optimizer.step()?;
+    ///     }
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), brigade_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The body's; [`crate::Error::Torch`] when a peer is gone, or, with `throw_on_early_termination`, when a rank has
+    /// no more data.
+    pub fn join_uneven_inputs<R>(
+        &self,
+        models: &(impl PreparedModels + ?Sized),
+        options: JoinInputs,
+        body: impl FnOnce() -> Result<R>,
+    ) -> Result<R> {
+        self.gradients.join_uneven_inputs(models, options, &self.even_batches, body)
+    }
+
+    /// Begins [`LocalSgd`]. With `enabled` false it has no effect, so that one loop serves both.
+    ///
+    /// ```
+    /// # use brigade_train::{Accelerator, Adam};
+    /// # use brigade_data::DataLoader;
+    /// # use brigade_datasets::Digits;
+    /// # use brigade_models::Cnn;
+    /// # use brigade_nn::Model;
+    /// # let accelerator = Accelerator::builder().cpu(true).build()?;
+    /// # let model = Model::new(Cnn::new)?;
+    /// # let optimizer = Adam::default().build(&model)?;
+    /// # let train = DataLoader::new(Digits::test()?.resize(28, 28)?).batch_size(64);
+    /// # let (model, mut optimizer, train) = accelerator.prepare((model, optimizer, train))?;
+    /// let mut local = accelerator.local_sgd(&model, 8, true)?;
+    /// for batch in &train {
+    ///     let (images, labels) = batch?.into_data();
+    ///     let loss = model.forward(&images)?.cross_entropy_for_logits(&labels);
+    ///     optimizer.zero_grad()?;
+    ///     accelerator.backward(&loss)?;
+    ///     optimizer.step()?;
+    ///     local.step()?;
+    /// }
+    /// local.finish()?;
+    /// # Ok::<(), brigade_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`crate::Error::InvalidArgument`] for zero steps.
+    pub fn local_sgd<'a, P: PreparedModels + ?Sized>(
+        &self,
+        models: &'a P,
+        steps: usize,
+        enabled: bool,
+    ) -> Result<LocalSgd<'a, P>> {
+        let Gradients { processes, accumulator, .. } = &self.gradients;
+        LocalSgd::begin(processes, accumulator, models, steps, enabled)
+    }
+}

@@ -1,0 +1,103 @@
+//! Mixed precision.
+
+use std::sync::Arc;
+
+use super::Accelerator;
+use crate::error::Result;
+use crate::gradients::backward::Gradients;
+use crate::gradients::loss_check::{LossCheck, LossCheckOptions};
+use crate::precision::scaler::GradScaler;
+use crate::precision::{AutocastOptions, MathOptions, Numerics, NumericsOptions, Precision};
+
+impl Accelerator {
+    /// The type in which prepared models compute.
+    #[must_use]
+    pub fn mixed_precision(&self) -> Precision {
+        self.numerics.autocast.precision
+    }
+
+    /// Returns the same Accelerator with another precision for what it prepares from now on. Ranks, trackers,
+    /// checkpoints and all other options are shared. A loss scale of fp16 begins anew.
+    ///
+    /// ```
+    /// use brigade_train::{Accelerator, Precision};
+    ///
+    /// let accelerator = Accelerator::builder().cpu(true).build()?;
+    /// let sixteen = accelerator.with_mixed_precision(Precision::Bf16)?;
+    /// assert_eq!(sixteen.mixed_precision(), Precision::Bf16);
+    /// # Ok::<(), brigade_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`crate::Error::InvalidArgument`] where the loss scale's options are out of range.
+    pub fn with_mixed_precision(&self, precision: Precision) -> Result<Self> {
+        let (before, scaler) = (*self.numerics, &self.gradients.scaler);
+        let options = NumericsOptions {
+            precision: Some(precision),
+            cache: before.autocast.cache,
+            float32_outputs: before.float32_outputs,
+            channels_last: before.channels_last,
+            math: MathOptions::default(),
+            scaler: scaler.as_ref().map(GradScaler::options).unwrap_or_default(),
+        };
+        let job = &self.processes.job;
+        let had_scaler = scaler.is_some();
+        let (numerics, scaler) = options.decide(job, before.tf32)?;
+        let loss_check = match &scaler {
+            Some(scaler) => {
+                self.checkpoints.register(scaler);
+                None
+            }
+            None if had_scaler => Some(Arc::new(LossCheck::new(job, LossCheckOptions::default()))),
+            None => self.gradients.loss_check.clone(),
+        };
+        let gradients = Gradients { scaler, loss_check, ..self.gradients.clone() };
+        Ok(Self { numerics: Arc::new(numerics), gradients, ..self.clone() })
+    }
+
+    /// Returns the same Accelerator with another memory format for the convolutional models that it prepares from
+    /// now on, see [`crate::AcceleratorBuilder::channels_last`].
+    #[must_use]
+    pub fn with_channels_last(&self, on: bool) -> Self {
+        let numerics = Numerics { channels_last: Some(on), ..*self.numerics };
+        Self { numerics: Arc::new(numerics), ..self.clone() }
+    }
+
+    /// Runs the body with this Accelerator's autocast: for parts of a loss that are not a prepared model's
+    /// forward, which has it anyway.
+    ///
+    /// ```
+    /// use brigade_train::{Accelerator, Kind, Precision, Tensor};
+    ///
+    /// let accelerator = Accelerator::builder().cpu(true).mixed_precision(Precision::Bf16).build()?;
+    /// let a = Tensor::ones([4, 4], (Kind::Float, accelerator.device()));
+    /// let product = accelerator.autocast(|| a.matmul(&a))?;
+    /// assert_eq!(product.kind(), Kind::BFloat16);
+    /// # Ok::<(), brigade_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`crate::Error::Torch`] when the device has no autocast.
+    pub fn autocast<R>(&self, body: impl FnOnce() -> R) -> Result<R> {
+        self.autocast_with(self.numerics.autocast, body)
+    }
+
+    /// As [`Accelerator::autocast`] with another type, or none: [`Precision::No`] computes in 32 bits
+    /// inside a scope of 16.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn autocast_with<R>(
+        &self,
+        options: AutocastOptions,
+        body: impl FnOnce() -> R,
+    ) -> Result<R> {
+        options.run(self.device(), body)
+    }
+
+    /// The scaler of the loss: with fp16 only.
+    #[must_use]
+    pub fn grad_scaler(&self) -> Option<&GradScaler> {
+        self.gradients.scaler.as_ref()
+    }
+}

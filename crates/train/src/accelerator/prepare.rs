@@ -1,0 +1,130 @@
+//! What [`Accelerator::prepare`] takes.
+
+use std::sync::Arc;
+
+use brigade_data::{BatchedDataset, Collate, DataLoader, IterableDataset, StreamLoader};
+use brigade_nn::Model;
+use brigade_optim::{Optimizer, Scheduler};
+use brigade_torch::TensorTree;
+
+use super::Accelerator;
+use crate::error::Result;
+use crate::loader::{Loader, PreparedLoader};
+use crate::model::{ModelContext, PreparedModel};
+use crate::optimizer::PreparedOptimizer;
+use crate::scheduler::PreparedScheduler;
+
+/// Something that works on one process and can be made to work on all ranks: a model, an optimizer, a
+/// loader, a scheduler, or a tuple of up to eight of them.
+pub trait Prepare {
+    /// The same thing, prepared.
+    type Prepared;
+
+    /// Called by [`Accelerator::prepare`].
+    ///
+    /// # Errors
+    /// When the ranks disagree or one is gone.
+    fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared>;
+}
+
+/// In the order of the tuple, on every rank: preparing sends messages. No order is wrong: optimizers
+/// share their model's tensors, and schedulers their optimizer's learning rate.
+macro_rules! tuples {
+    ($($name:ident $index:tt),+) => {
+        impl<$($name: Prepare),+> Prepare for ($($name,)+) {
+            type Prepared = ($($name::Prepared,)+);
+
+            fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared> {
+                Ok(($(self.$index.prepare(accelerator)?,)+))
+            }
+        }
+    };
+}
+
+tuples!(A 0);
+tuples!(A 0, B 1);
+tuples!(A 0, B 1, C 2);
+tuples!(A 0, B 1, C 2, D 3);
+tuples!(A 0, B 1, C 2, D 3, E 4);
+tuples!(A 0, B 1, C 2, D 3, E 4, F 5);
+tuples!(A 0, B 1, C 2, D 3, E 4, F 5, G 6);
+tuples!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7);
+
+impl<T: Prepare> Prepare for Vec<T> {
+    type Prepared = Vec<T::Prepared>;
+
+    fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared> {
+        self.into_iter().map(|object| object.prepare(accelerator)).collect()
+    }
+}
+
+impl<M> Prepare for Model<M> {
+    type Prepared = PreparedModel<M>;
+
+    fn prepare(mut self, accelerator: &Accelerator) -> Result<PreparedModel<M>> {
+        let context = ModelContext {
+            job: Arc::clone(&accelerator.processes.job),
+            options: Arc::clone(&accelerator.options.models),
+            numerics: Arc::clone(&accelerator.numerics),
+            registry: Arc::clone(accelerator.checkpoints.registry()),
+            loss_check: accelerator.gradients.loss_check.clone(),
+            accumulator: accelerator.gradients.accumulator.clone(),
+        };
+        let channels_last = context.place(&mut self)?;
+        accelerator.print_banner(channels_last);
+        PreparedModel::new(self, context)
+    }
+}
+
+impl Prepare for Optimizer {
+    type Prepared = PreparedOptimizer;
+
+    fn prepare(self, accelerator: &Accelerator) -> Result<PreparedOptimizer> {
+        let Accelerator { gradients, checkpoints, .. } = accelerator;
+        Ok(PreparedOptimizer::new(self, gradients, checkpoints.registry()))
+    }
+}
+
+impl Prepare for Scheduler {
+    type Prepared = PreparedScheduler;
+
+    fn prepare(self, accelerator: &Accelerator) -> Result<PreparedScheduler> {
+        let splits = accelerator.options.loader.split_batches;
+        let processes = if splits { 1 } else { accelerator.num_processes() };
+        let Accelerator { gradients, checkpoints, .. } = accelerator;
+        Ok(PreparedScheduler::new(self, gradients, checkpoints.registry(), processes))
+    }
+}
+
+impl<D> Prepare for DataLoader<D>
+where
+    D: BatchedDataset + 'static,
+    D::Batch: TensorTree<Owned = D::Batch>,
+{
+    type Prepared = PreparedLoader<Self>;
+
+    fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared> {
+        accelerator.prepare_loader(self)
+    }
+}
+
+impl<I> Prepare for StreamLoader<I>
+where
+    I: IterableDataset + 'static,
+    <I::Sample as Collate>::Batch: TensorTree<Owned = <I::Sample as Collate>::Batch>,
+{
+    type Prepared = PreparedLoader<Self>;
+
+    fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared> {
+        accelerator.prepare_loader(self)
+    }
+}
+
+impl Accelerator {
+    fn prepare_loader<L: Loader + 'static>(&self, loader: L) -> Result<PreparedLoader<L>> {
+        let Self { processes, even_batches, checkpoints, .. } = self;
+        let configuration = self.options.loader;
+        let registry = checkpoints.registry();
+        PreparedLoader::registered(loader, processes, configuration, even_batches, registry)
+    }
+}

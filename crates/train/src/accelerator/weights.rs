@@ -1,0 +1,64 @@
+//! Weights to and from files.
+
+use std::path::Path;
+
+use brigade_nn::{StateDict, weights};
+
+use super::Accelerator;
+use crate::error::Result;
+use crate::model::PreparedModel;
+
+impl Accelerator {
+    /// Writes tensors to a safetensors file, from rank 0; the others wait. The file appears whole or not
+    /// at all.
+    ///
+    /// # Errors
+    /// On every rank when rank 0 cannot write.
+    pub fn save(&self, state: &StateDict, path: impl AsRef<Path>) -> Result<()> {
+        self.on_main_process(|| weights::save(state, path)).map(drop)
+    }
+
+    /// Writes a model's parameters and buffers under PyTorch's names, from rank 0; the others wait.
+    /// A path that does not end in `.safetensors` is a folder, made if it is missing, for
+    /// `model.safetensors`.
+    ///
+    /// # Errors
+    /// On every rank when rank 0 cannot write.
+    pub fn save_model<M>(&self, model: &PreparedModel<M>, path: impl AsRef<Path>) -> Result<()> {
+        self.checkpoints.weights_may_be_saved()?;
+        model.save_weights(&self.processes, path.as_ref())
+    }
+
+    /// Reads a model's parameters and buffers on rank 0 and sends them to the others, so that only rank
+    /// 0 needs the file: safetensors, or a file of `torch.save` with one state dictionary, alone or in a
+    /// dictionary. Every name and shape must fit, where need be without a prefix
+    /// ([`Model::load_state_dict`](brigade_nn::Model::load_state_dict)); a line on standard error says so.
+    ///
+    /// # Errors
+    /// On every rank when rank 0 cannot read the file or it does not fit; the model is unchanged then.
+    pub fn load_model<M>(
+        &self,
+        model: &mut PreparedModel<M>,
+        path: impl AsRef<Path>,
+    ) -> Result<()> {
+        let remark = model.load_weights(&self.processes, path.as_ref(), None)?;
+        remark.iter().for_each(|remark| self.warn(remark));
+        Ok(())
+    }
+
+    /// As [`Accelerator::load_model`], of the state dictionary at one key of a file of `torch.save`
+    /// ([`weights::load_entry`]).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn load_model_entry<M>(
+        &self,
+        model: &mut PreparedModel<M>,
+        path: impl AsRef<Path>,
+        key: &str,
+    ) -> Result<()> {
+        let remark = model.load_weights(&self.processes, path.as_ref(), Some(key))?;
+        remark.iter().for_each(|remark| self.warn(remark));
+        Ok(())
+    }
+}

@@ -1,0 +1,45 @@
+//! How one rank's try of a batch size ended.
+
+use std::any::Any;
+
+use brigade_torch::says_out_of_memory;
+use serde::{Deserialize, Serialize};
+
+use crate::error::Result;
+
+pub(super) const SCOPE: &str = "find_executable_batch_size";
+
+/// What a body gave, or panicked with.
+pub(super) type Outcome<R> = std::thread::Result<Result<R>>;
+
+/// How one rank's try ended.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) enum End {
+    Fits,
+    OutOfMemory,
+    /// It ended because another rank had given up.
+    Cut,
+    Failed(String),
+}
+
+impl End {
+    pub(super) fn of<R>(outcome: &Outcome<R>) -> Self {
+        match outcome {
+            Ok(Ok(_)) => Self::Fits,
+            Ok(Err(error)) if error.is_out_of_memory() => Self::OutOfMemory,
+            Ok(Err(error)) => Self::Failed(error.to_string()),
+            Err(panic) => match text_of(panic.as_ref()) {
+                text if says_out_of_memory(&text) => Self::OutOfMemory,
+                text => Self::Failed(format!("panic: {text}")),
+            },
+        }
+    }
+}
+
+fn text_of(panic: &(dyn Any + Send)) -> String {
+    panic
+        .downcast_ref::<&str>()
+        .map(|text| (*text).to_owned())
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "it panicked".to_owned())
+}

@@ -1,0 +1,137 @@
+//! The backward pass of an Accelerator: divided by the window, scaled, checked, and reduced over the ranks.
+
+use std::sync::Arc;
+
+use brigade_torch::{BackwardOptions, Device, ReduceOp, Tensor};
+
+use crate::error::{Error, Result};
+use crate::gradients::accumulate::GradientAccumulator;
+use crate::gradients::loss_check::LossCheck;
+use crate::gradients::models::{PreparedModels, scale_gradients};
+use crate::gradients::weighted::{LossWeight, WeightedWindow};
+use crate::precision::scaler::GradScaler;
+use crate::processes::Processes;
+
+/// What becomes of a loss's gradients until an optimizer steps: the parts that one Accelerator shares with all that
+/// it prepares.
+#[derive(Clone)]
+pub(crate) struct Gradients {
+    pub(crate) processes: Processes,
+    pub(crate) accumulator: GradientAccumulator,
+    /// With fp16 only.
+    pub(crate) scaler: Option<GradScaler>,
+    /// `None` when it is off, and with a loss scaler.
+    pub(crate) loss_check: Option<Arc<LossCheck>>,
+}
+
+impl Gradients {
+    /// The backward pass of a loss that is a mean, divided by the number of batches in the window.
+    #[track_caller]
+    pub(crate) fn backward(&self, loss: &Tensor, options: BackwardOptions) -> Result<()> {
+        self.run(&self.accumulator.divide(loss)?, options)
+    }
+
+    /// The backward pass of a loss that has its share of the window already.
+    #[track_caller]
+    fn run(&self, loss: &Tensor, options: BackwardOptions) -> Result<()> {
+        // Reading the loss waits for the device and for the other ranks, so only debug mode does it here. With a
+        // loss scale, an overflowing loss is expected.
+        let finite = !self.processes.job.debug
+            || self.scaler.is_some()
+            || loss.f_isfinite()?.f_all()?.f_int64_value(&[])? != 0;
+        if let Some(group) = self.processes.traced() {
+            group.check_backward(finite)?;
+        }
+        if !finite {
+            let rank = Some(self.processes.job.rank());
+            return Err(Error::LossNotFinite { rank, step: None, weights_corrupted: false });
+        }
+        let Some(check) = &self.loss_check else {
+            return self.unchecked_backward(loss, options);
+        };
+        let outcome = check.around(loss, || self.unchecked_backward(loss, options));
+        if matches!(outcome, Err(Error::LossNotFinite { .. })) {
+            // A program that leaves the batch out leaves the schedule where it is.
+            self.accumulator.set_skipped(true);
+        }
+        outcome
+    }
+
+    fn unchecked_backward(&self, loss: &Tensor, options: BackwardOptions) -> Result<()> {
+        let backward = |loss: &Tensor| -> Result<()> {
+            match self.processes.group() {
+                Some(group) => Ok(group.backward_with(loss, options)?),
+                None => Ok(brigade_torch::backward_with(loss, options)?),
+            }
+        };
+        let outcome = match &self.scaler {
+            None => backward(loss),
+            Some(scaler) => backward(&scaler.scale_loss(loss)?),
+        };
+        self.processes.job.explain_memory("the backward pass", outcome)
+    }
+
+    /// The backward pass of a loss that is a sum over `weight` tokens.
+    pub(crate) fn backward_weighted(
+        &self,
+        models: &(impl PreparedModels + ?Sized),
+        loss: &Tensor,
+        weight: &LossWeight,
+    ) -> Result<()> {
+        let state = &self.accumulator;
+        let weight = weight.checked()?;
+        let before = state.weighted().take();
+        let (total, divisor) = match &before {
+            Some(window) => (window.weight.f_add(&weight)?, window.divisor.shallow_clone()),
+            None => (weight.shallow_clone(), self.provisional_divisor(&weight)?),
+        };
+        let scaled = |factor: &Tensor| loss.f_mul(&factor.f_to_kind(loss.f_kind()?)?);
+        if !state.sync_gradients() {
+            let loss = loss.f_div(&divisor.f_to_kind(loss.f_kind()?)?)?;
+            *state.weighted() = Some(WeightedWindow { weight: total, divisor });
+            let outcome = self.run(&loss, BackwardOptions::default());
+            if matches!(outcome, Err(Error::LossNotFinite { .. })) {
+                // The batch has added nothing to the gradients, so its tokens do not count either.
+                *state.weighted() = before;
+            }
+            return outcome;
+        }
+        let total = self.sum_over_ranks(total)?;
+        if total.device() == Device::Cpu && !total.f_double_value(&[])?.is_finite() {
+            return Err(Error::InvalidArgument(
+                "backward_weighted: on one of the ranks a weight was negative, NaN, or a tensor of several elements; \
+                 expected the number of tokens that the loss is the sum of"
+                    .into(),
+            ));
+        }
+        // The ranks' gradients are averaged, so each brings its number as a factor.
+        let factor = Tensor::from(self.processes.num_processes() as f64).f_div(&total)?;
+        let factor = factor.f_masked_fill(&total.f_eq(0.0)?, 0.0)?;
+        if before.is_some() {
+            scale_gradients(models, &divisor.f_mul(&factor)?)?;
+        }
+        self.run(&scaled(&factor)?, BackwardOptions::default())
+    }
+
+    /// Estimates the divisor, so that gradients have their usual magnitude before they are corrected, which fp16
+    /// needs. Where every batch is reduced, all ranks must divide by the same number.
+    fn provisional_divisor(&self, weight: &Tensor) -> Result<Tensor> {
+        let settings = self.accumulator.settings();
+        let steps = settings.steps as f64;
+        if settings.sync_each_batch {
+            return Ok(Tensor::from(steps));
+        }
+        Ok(weight.f_clamp_min(1.0)?.f_nan_to_num(1.0, None, None)?.f_mul_scalar(steps)?)
+    }
+
+    /// Where the number is: the host waits for the sum of numbers of the host.
+    fn sum_over_ranks(&self, number: Tensor) -> Result<Tensor> {
+        let Some(group) = self.processes.group() else {
+            return Ok(number);
+        };
+        let place = number.device();
+        let mut sum = number.f_to_device(self.processes.device())?.f_reshape([1])?;
+        group.all_reduce(&mut sum, ReduceOp::Sum)?;
+        Ok(sum.f_reshape([0i64; 0])?.f_to_device(place)?)
+    }
+}

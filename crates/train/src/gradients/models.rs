@@ -1,0 +1,125 @@
+//! Models whose gradients are added up and reduced together.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use brigade_nn::Model;
+use brigade_torch::{Reducer, Tensor, gradient};
+
+use crate::error::{Error, Result};
+use crate::gradients::loss_check::CheckedModel;
+use crate::parameters::Parameters;
+
+/// One prepared model or several: what [`crate::Accelerator::accumulate`] and [`crate::Accelerator::no_sync`] take.
+pub trait PreparedModels {
+    /// Calls `f` with the switch of each model.
+    fn each_switch(&self, f: &mut dyn FnMut(&AtomicBool));
+    /// Calls `f` with each trained parameter.
+    fn each_parameter(&self, f: &mut dyn FnMut(&Tensor));
+    /// Calls `f` for each model whose gradients are reduced.
+    fn each_joining<'a>(&'a self, f: &mut dyn FnMut(Joining<'a>));
+}
+
+impl<P: PreparedModels + ?Sized> Parameters for P {
+    fn each(&self, f: &mut dyn FnMut(&Tensor)) {
+        self.each_parameter(f);
+    }
+}
+
+/// A model that was not prepared: it has parameters, and no reduction to switch off or to take part in.
+impl<M> PreparedModels for Model<M> {
+    fn each_switch(&self, _f: &mut dyn FnMut(&AtomicBool)) {}
+
+    fn each_parameter(&self, f: &mut dyn FnMut(&Tensor)) {
+        for parameter in self.trainable_parameters() {
+            f(&parameter.tensor);
+        }
+    }
+
+    fn each_joining<'a>(&'a self, _f: &mut dyn FnMut(Joining<'a>)) {}
+}
+
+impl<P: PreparedModels + ?Sized> PreparedModels for &P {
+    fn each_switch(&self, f: &mut dyn FnMut(&AtomicBool)) {
+        (**self).each_switch(f);
+    }
+
+    fn each_parameter(&self, f: &mut dyn FnMut(&Tensor)) {
+        (**self).each_parameter(f);
+    }
+
+    fn each_joining<'a>(&'a self, f: &mut dyn FnMut(Joining<'a>)) {
+        (**self).each_joining(f);
+    }
+}
+
+macro_rules! several {
+    ($($name:ident $index:tt),+) => {
+        impl<$($name: PreparedModels),+> PreparedModels for ($($name,)+) {
+            fn each_switch(&self, f: &mut dyn FnMut(&AtomicBool)) {
+                $(self.$index.each_switch(f);)+
+            }
+
+            fn each_parameter(&self, f: &mut dyn FnMut(&Tensor)) {
+                $(self.$index.each_parameter(f);)+
+            }
+
+            fn each_joining<'a>(&'a self, f: &mut dyn FnMut(Joining<'a>)) {
+                $(self.$index.each_joining(f);)+
+            }
+        }
+    };
+}
+
+several!(A 0, B 1);
+several!(A 0, B 1, C 2);
+several!(A 0, B 1, C 2, D 3);
+
+/// One prepared model in a join.
+#[derive(Debug, Clone, Copy)]
+pub struct Joining<'a> {
+    pub(crate) reducer: &'a Reducer,
+    pub(crate) checked: Option<&'a CheckedModel>,
+}
+
+/// Models whose reduction is off; on again when dropped, also after a panic of the body.
+pub(crate) struct NoSyncGuard<'a, P: PreparedModels + ?Sized> {
+    models: &'a P,
+    before: Vec<bool>,
+}
+
+impl<'a, P: PreparedModels + ?Sized> NoSyncGuard<'a, P> {
+    pub(crate) fn off(models: &'a P) -> Self {
+        let mut before = Vec::new();
+        models.each_switch(&mut |switch| before.push(switch.swap(false, Ordering::Relaxed)));
+        Self { models, before }
+    }
+}
+
+impl<P: PreparedModels + ?Sized> Drop for NoSyncGuard<'_, P> {
+    fn drop(&mut self) {
+        let mut before = self.before.iter();
+        self.models.each_switch(&mut |switch| {
+            switch.store(before.next().copied().unwrap_or(true), Ordering::Relaxed);
+        });
+    }
+}
+
+/// `factor` is one number, on the host or on the parameters' device.
+pub(crate) fn scale_gradients(
+    models: &(impl PreparedModels + ?Sized),
+    factor: &Tensor,
+) -> Result<()> {
+    let mut outcome = Ok(());
+    models.each_parameter(&mut |parameter| {
+        let scaled = gradient(parameter).map_err(Error::from).and_then(|gradient| {
+            if let Some(mut gradient) = gradient {
+                let _ = tch::no_grad(|| gradient.f_mul_(factor))?;
+            }
+            Ok(())
+        });
+        if outcome.is_ok() {
+            outcome = scaled;
+        }
+    });
+    outcome
+}

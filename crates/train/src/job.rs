@@ -1,0 +1,80 @@
+//! The process's place among the ranks, and its connections.
+
+mod attempt;
+pub(crate) mod connect;
+mod groups;
+mod memory;
+
+use std::fmt;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use brigade_rank_env::World;
+use brigade_torch::{CudaUnavailable, Device, ProcessGroup, Products, Store};
+
+use crate::error::Result;
+use crate::job::groups::Groups;
+use crate::recorder::Recorder;
+
+/// The process's place and its connections. Shared by everything that was prepared.
+pub(crate) struct Job {
+    pub(crate) world: World,
+    /// `None` when there is one rank.
+    groups: Option<Groups>,
+    pub(crate) device: Device,
+    /// Why a program that was built for GPUs runs on the CPU, unless it was told to.
+    pub(crate) missing_gpu: Option<CudaUnavailable>,
+    /// Whether products of matrices on the CPU are reproducible.
+    pub(crate) products: Products,
+    /// The time limit of joining and of every collective.
+    pub(crate) timeout: Duration,
+    /// Whether ranks compare their collectives and check losses.
+    pub(crate) debug: bool,
+    /// Saves begun: the same number on all ranks, which all save together.
+    pub(crate) saves: AtomicU64,
+    /// Attempts of a batch size: the same number on all ranks.
+    pub(crate) tries: AtomicU64,
+    /// Accelerators that check losses: the same number on all ranks.
+    pub(crate) loss_checks: AtomicU64,
+    /// What a step that is being recorded has to do on the host at each replay.
+    pub(crate) recorder: Recorder,
+}
+
+impl Job {
+    /// The group of all ranks; `None` when there is one.
+    pub(crate) fn group(&self) -> Option<ProcessGroup> {
+        self.groups.as_ref().map(Groups::world)
+    }
+
+    /// The ranks of this host, when there are several hosts.
+    pub(crate) fn host_group(&self) -> Option<ProcessGroup> {
+        self.groups.as_ref().and_then(Groups::host)
+    }
+
+    /// For messages beside the collectives; `None` when there is one rank.
+    pub(crate) fn store(&self) -> Option<&Store> {
+        self.groups.as_ref().map(|groups| &groups.store)
+    }
+
+    /// Makes a new group of all ranks: the old one is unusable.
+    pub(crate) fn reconnect(&self, number: u64) -> Result<()> {
+        match &self.groups {
+            Some(groups) => groups.reconnect(&self.world, number),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.world.rank.as_usize()
+    }
+
+    pub(crate) fn size(&self) -> usize {
+        self.world.world_size.as_usize()
+    }
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Job").field("world", &self.world).finish_non_exhaustive()
+    }
+}

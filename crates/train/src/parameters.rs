@@ -1,0 +1,31 @@
+//! Parameters whose gradients are read or changed: those of a model, of an optimizer, or of a list.
+
+use brigade_nn::NamedTensor;
+use brigade_optim::Optimizer;
+use brigade_torch::Tensor;
+
+/// Parameters whose gradients can be clipped or unscaled: those of a prepared model or several, of an
+/// optimizer, or of a list.
+pub trait Parameters {
+    /// Calls `f` with each parameter that is trained.
+    fn each(&self, f: &mut dyn FnMut(&Tensor));
+}
+
+impl Parameters for [NamedTensor] {
+    fn each(&self, f: &mut dyn FnMut(&Tensor)) {
+        self.iter().for_each(|parameter| f(&parameter.tensor));
+    }
+}
+
+impl Parameters for Vec<NamedTensor> {
+    fn each(&self, f: &mut dyn FnMut(&Tensor)) {
+        self.as_slice().each(f);
+    }
+}
+
+/// The parameters that it steps.
+impl Parameters for Optimizer {
+    fn each(&self, f: &mut dyn FnMut(&Tensor)) {
+        self.with_parameters(|parameters| parameters.iter().for_each(|parameter| f(parameter)));
+    }
+}

@@ -1,0 +1,154 @@
+//! What a step that is recorded once has to do on the host each time it is replayed.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use brigade_torch::{Device, Graph, GraphRecording, Kind, Tensor};
+
+use crate::error::Result;
+
+/// What a part of a recorded step has to do on the host at each replay.
+pub(crate) trait AtReplay: Send {
+    /// Before the device is given the step.
+    fn before(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// After it was given the step; it may not be done.
+    fn after(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// What is given to the device between two recordings: of a part that [`Recorder::cut`] was given.
+    fn between(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Whether a number that was recorded by value has changed, so that the step has to be recorded again.
+    fn is_stale(&mut self) -> bool {
+        false
+    }
+}
+
+/// Collects, while a step is recorded, what its parts do at each replay.
+#[derive(Default)]
+pub(crate) struct Recorder {
+    recording: AtomicBool,
+    recorded: Mutex<Recorded>,
+}
+
+/// A step as far as it is recorded: graphs, and what happens around them.
+#[derive(Default)]
+pub(crate) struct Recorded {
+    parts: Vec<Box<dyn AtReplay>>,
+    /// One more than cuts, in their order.
+    graphs: Vec<Graph>,
+    /// Which parts come between two graphs.
+    cuts: Vec<usize>,
+    /// The graph that is being recorded.
+    open: Option<GraphRecording>,
+}
+
+impl Recorder {
+    /// Whether what is called now is recorded and not done.
+    pub(crate) fn is_recording(&self) -> bool {
+        self.recording.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn at_each_replay(&self, part: impl AtReplay + 'static) {
+        self.recorded().parts.push(Box::new(part));
+    }
+
+    /// Ends the graph here and begins the next one: `part` gives the device its work between the two, at each replay.
+    pub(crate) fn cut(&self, part: impl AtReplay + 'static) -> Result<()> {
+        let mut recorded = self.recorded();
+        recorded.close()?;
+        let place = recorded.parts.len();
+        recorded.cuts.push(place);
+        recorded.parts.push(Box::new(part));
+        let before = recorded.graphs.last();
+        let device = before.map_or(Device::Cpu, Graph::device);
+        let next = GraphRecording::begin(device, before)?;
+        recorded.open = Some(next);
+        drop(recorded);
+        // libtorch warns of a graph without operations, as the one behind the last part of a step may be.
+        let _ = Tensor::f_zeros([1], (Kind::Float, device))?;
+        Ok(())
+    }
+
+    fn recorded(&self) -> MutexGuard<'_, Recorded> {
+        self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Recorded {
+    /// Returns a graph of it, whose memory another recording may share.
+    pub(crate) fn last_graph(&self) -> Option<&Graph> {
+        self.graphs.last()
+    }
+
+    fn close(&mut self) -> Result<()> {
+        if let Some(open) = self.open.take() {
+            self.graphs.push(open.end()?);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn is_stale(&mut self) -> bool {
+        // All are asked, because each takes note.
+        let stale = self.parts.iter_mut().map(|part| part.is_stale());
+        stale.filter(|&stale| stale).count() > 0
+    }
+
+    pub(crate) fn replay(&mut self) -> Result<()> {
+        for part in &mut self.parts {
+            part.before()?;
+        }
+        for (place, graph) in self.graphs.iter_mut().enumerate() {
+            if let Some(part) = place.checked_sub(1).and_then(|cut| self.cuts.get(cut)) {
+                self.parts[*part].between()?;
+            }
+            graph.replay()?;
+        }
+        for part in &mut self.parts {
+            part.after()?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Recorder").field("recording", &self.is_recording()).finish_non_exhaustive()
+    }
+}
+
+/// Ends the recording also by a panic or an error.
+pub(crate) struct RecordingGuard<'a>(&'a Recorder);
+
+impl<'a> RecordingGuard<'a> {
+    pub(crate) fn begin(
+        recorder: &'a Recorder,
+        device: Device,
+        shared: Option<&Graph>,
+    ) -> Result<Self> {
+        let open = Some(GraphRecording::begin(device, shared)?);
+        *recorder.recorded() = Recorded { open, ..Recorded::default() };
+        recorder.recording.store(true, Ordering::Relaxed);
+        Ok(Self(recorder))
+    }
+
+    pub(crate) fn end(self) -> Result<Recorded> {
+        let mut recorded = std::mem::take(&mut *self.0.recorded());
+        recorded.close()?;
+        Ok(recorded)
+    }
+}
+
+impl Drop for RecordingGuard<'_> {
+    fn drop(&mut self) {
+        self.0.recording.store(false, Ordering::Relaxed);
+        *self.0.recorded() = Recorded::default();
+    }
+}
