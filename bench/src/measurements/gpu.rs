@@ -349,7 +349,7 @@ impl Pictures {
                 Ok((images, from_vec(labels, &[count])?))
             });
             let data = TensorDataset::read_all(decoded, threads)?;
-            let data = accelerator.place_dataset(data)?;
+            let data = accelerator.processes().place_dataset(data)?;
             ensure!(data.device() == accelerator.device(), "the images do not fit on the device");
             Ok(Arc::new(data))
         };

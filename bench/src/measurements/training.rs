@@ -128,7 +128,7 @@ impl Loop {
         model.train();
         // Of a global batch, each rank has its part.
         let mut shape = net.shape().to_vec();
-        shape[0] /= accelerator.num_processes() as i64;
+        shape[0] /= accelerator.processes().num_processes() as i64;
         let batches: Vec<(Tensor, Tensor)> = (0..4)
             .map(|_| {
                 let inputs = Tensor::rand(&shape, tch::kind::FLOAT_CPU);

@@ -48,7 +48,7 @@ fn main() -> MainResult {
     // What `brigade launch` has set up; started alone, one process.
     let accelerator = Accelerator::new()?;
     // Names files that cannot be read, among other things.
-    accelerator.init_logging(&LogOptions::default())?;
+    accelerator.logging().init(&LogOptions::default())?;
     let folder = match &options.data {
         Some(folder) => folder.clone(),
         None => generate(&accelerator, Path::new("photos"), 4, 96)?,

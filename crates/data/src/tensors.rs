@@ -73,7 +73,7 @@ where
 {
     /// Returns the data set on a device: on a GPU its batches are gathered there, and only their indices are sent,
     /// without a wait. Order, shuffling and the ranks' parts are the loader's, so that batches hold the same values
-    /// wherever the data lie. `Accelerator::place_dataset` does this where there is room.
+    /// wherever the data lie. `Processes::place_dataset` does this where there is room.
     ///
     /// ```
     /// use brigade_data::TensorDataset;

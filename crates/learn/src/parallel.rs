@@ -161,7 +161,7 @@ impl Learner {
         X: ModelInput,
         M: for<'a> Module<X::Ref<'a>, Output = Tensor> + Send + 'static,
     {
-        if self.state.accelerator.use_distributed() {
+        if self.state.accelerator.processes().use_distributed() {
             return Err(Error::InvalidArgument(
                 "`parallel` is for one process, and this job has several: each has a device of its own already"
                     .into(),

@@ -264,7 +264,8 @@ impl Callback for Recording {
         }
         self.pending.push((loss, learner.batch_rows()));
         // Reading a number of the CPU waits for nothing, and callbacks find it at once.
-        let is_free = learner.device() == Device::Cpu && !learner.accelerator.use_distributed();
+        let is_free =
+            learner.device() == Device::Cpu && !learner.accelerator.processes().use_distributed();
         if is_free || self.options.at_once {
             self.read_losses(learner)?;
         }
@@ -374,7 +375,7 @@ impl Meters {
         let losses = read(&self.losses)?;
         let products: Vec<f64> =
             losses.iter().zip(&self.samples).map(|(loss, n)| loss * *n as f64).collect();
-        let all: Vec<Vec<(usize, f64, usize)>> = learner.accelerator.gather_object(
+        let all: Vec<Vec<(usize, f64, usize)>> = learner.accelerator.processes().gather_object(
             self.places
                 .iter()
                 .zip(products)

@@ -87,8 +87,8 @@ fn train(settings: Settings) -> brigade_train::Result<Vec<f64>> {
     let Settings { rate, steps, name } = settings;
     let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
     accelerator.println(format!("{} calls before", CALLS.fetch_add(1, Ordering::Relaxed)));
-    let mut weight = Tensor::from(1.0 + accelerator.process_index() as f64);
-    let mut losses = vec![accelerator.num_processes() as f64];
+    let mut weight = Tensor::from(1.0 + accelerator.processes().process_index() as f64);
+    let mut losses = vec![accelerator.processes().num_processes() as f64];
     for _ in 0..steps {
         losses.push(
             accelerator.processes().reduce(&weight.square(), ReduceOp::Mean)?.double_value(&[]),
@@ -101,16 +101,16 @@ fn train(settings: Settings) -> brigade_train::Result<Vec<f64>> {
 
 fn fails_on_rank_1(reason: String) -> brigade_train::Result<()> {
     let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
-    if accelerator.process_index() == 1 {
+    if accelerator.processes().process_index() == 1 {
         return Err(brigade_train::Error::InvalidArgument(reason));
     }
-    accelerator.wait_for_everyone()
+    accelerator.processes().wait_for_everyone()
 }
 
 fn panics_on_rank_1((): ()) -> brigade_train::Result<()> {
     let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
-    assert!(accelerator.process_index() == 0, "the second rank gives up");
-    accelerator.wait_for_everyone()
+    assert!(accelerator.processes().process_index() == 0, "the second rank gives up");
+    accelerator.processes().wait_for_everyone()
 }
 
 /// Says who hangs, so that a test can look for the processes.

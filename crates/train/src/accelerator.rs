@@ -29,7 +29,7 @@ use crate::gradients::join::EvenBatches;
 use crate::loader::DataLoaderConfiguration;
 use crate::model::{ModelOptions, PreparedModel};
 use crate::precision::Numerics;
-use crate::processes::Processes;
+use crate::processes::{Processes, set_seed};
 use crate::watch::Watch;
 
 /// What `brigade launch` (or torchrun) set up, as a value: the process's place among the ranks, its
@@ -37,68 +37,14 @@ use crate::watch::Watch;
 ///
 /// Started alone, a program has one rank and every collective is the identity, so the loop is the same.
 ///
-/// By purpose:
+/// Its methods are what a training loop calls. The rest is reached by values that a program may use alone:
 ///
-/// - Preparing: [`prepare`](Accelerator::prepare), [`unwrap_model`](Accelerator::unwrap_model),
-///   [`device`](Accelerator::device), [`place_dataset`](Accelerator::place_dataset).
-/// - The training step: [`backward`](Accelerator::backward), [`accumulate`](Accelerator::accumulate),
-///   [`no_sync`](Accelerator::no_sync), [`sync_gradients`](Accelerator::sync_gradients),
-///   [`backward_weighted`](Accelerator::backward_weighted),
-///   [`optimizer_step_was_skipped`](Accelerator::optimizer_step_was_skipped),
-///   [`clip_grad_norm`](Accelerator::clip_grad_norm),
-///   [`clip_grad_norm_with`](Accelerator::clip_grad_norm_with),
-///   [`clip_grad_value`](Accelerator::clip_grad_value),
-///   [`unscale_gradients`](Accelerator::unscale_gradients).
-/// - Unequal work: [`join_uneven_inputs`](Accelerator::join_uneven_inputs),
-///   [`local_sgd`](Accelerator::local_sgd),
-///   [`find_executable_batch_size`](Accelerator::find_executable_batch_size),
-///   [`set_trigger`](Accelerator::set_trigger), [`check_trigger`](Accelerator::check_trigger).
-/// - Precision: [`mixed_precision`](Accelerator::mixed_precision), [`autocast`](Accelerator::autocast),
-///   [`autocast_with`](Accelerator::autocast_with), [`grad_scaler`](Accelerator::grad_scaler).
-/// - Place among the ranks: [`process_index`](Accelerator::process_index),
-///   [`local_process_index`](Accelerator::local_process_index),
-///   [`num_processes`](Accelerator::num_processes), [`is_main_process`](Accelerator::is_main_process),
-///   [`is_local_main_process`](Accelerator::is_local_main_process),
-///   [`is_last_process`](Accelerator::is_last_process), [`use_distributed`](Accelerator::use_distributed),
-///   [`world`](Accelerator::world), [`group`](Accelerator::group);
-///   [`processes`](Accelerator::processes) is all of this and the two below as a value of its own.
-/// - Order among the ranks: [`wait_for_everyone`](Accelerator::wait_for_everyone),
-///   [`main_process_first`](Accelerator::main_process_first),
-///   [`local_main_process_first`](Accelerator::local_main_process_first),
-///   [`on_main_process`](Accelerator::on_main_process),
-///   [`on_local_main_process`](Accelerator::on_local_main_process),
-///   [`on_last_process`](Accelerator::on_last_process), [`on_process`](Accelerator::on_process),
-///   [`split_between_processes`](Accelerator::split_between_processes).
-/// - Values of all ranks: [`gather`](Accelerator::gather),
-///   [`gather_for_metrics`](Accelerator::gather_for_metrics),
-///   [`gather_objects_for_metrics`](Accelerator::gather_objects_for_metrics),
-///   [`gather_object`](Accelerator::gather_object), [`reduce`](Accelerator::reduce),
-///   [`broadcast`](Accelerator::broadcast), [`broadcast_object`](Accelerator::broadcast_object),
-///   [`pad_across_processes`](Accelerator::pad_across_processes),
-///   [`update_metric`](Accelerator::update_metric), [`compute_metric`](Accelerator::compute_metric).
-/// - Checkpoints: [`save_state`](Accelerator::save_state),
-///   [`save_state_numbered`](Accelerator::save_state_numbered),
-///   [`wait_for_save`](Accelerator::wait_for_save), [`load_state`](Accelerator::load_state),
-///   [`load_latest_state`](Accelerator::load_latest_state),
-///   [`latest_checkpoint`](Accelerator::latest_checkpoint), [`checkpoints`](Accelerator::checkpoints),
-///   [`skip_first_batches`](Accelerator::skip_first_batches),
-///   [`register_for_checkpointing`](Accelerator::register_for_checkpointing),
-///   [`register_value_for_checkpointing`](Accelerator::register_value_for_checkpointing).
-/// - Weights: [`save_model`](Accelerator::save_model), [`load_model`](Accelerator::load_model),
-///   [`save`](Accelerator::save).
-/// - Watching: [`progress`](Accelerator::progress), [`println`](Accelerator::println),
-///   [`log`](Accelerator::log), [`init_trackers`](Accelerator::init_trackers),
-///   [`tracker`](Accelerator::tracker), [`trackers`](Accelerator::trackers),
-///   [`end_training`](Accelerator::end_training),
-///   [`init_logging`](Accelerator::init_logging), [`logger`](Accelerator::logger),
-///   [`meter`](Accelerator::meter), [`profile`](Accelerator::profile).
-/// - Random numbers: [`set_seed`](Accelerator::set_seed),
-///   [`set_seed_per_process`](Accelerator::set_seed_per_process).
-///
-/// Behind it stand values that a program may use alone: [`processes`](Accelerator::processes),
-/// [`gradient_accumulator`](Accelerator::gradient_accumulator), [`grad_scaler`](Accelerator::grad_scaler),
-/// [`checkpoints`](Accelerator::checkpoints), [`trackers`](Accelerator::trackers), and
-/// [`PreparedLoader`](crate::PreparedLoader) for the data.
+/// - [`processes`](Accelerator::processes): the place among the ranks, collectives, order, and splitting;
+/// - [`checkpoints`](Accelerator::checkpoints): numbered saves, waiting for them, what else is saved;
+/// - [`trackers`](Accelerator::trackers): where logged values go;
+/// - [`logging`](Accelerator::logging): lines with the rank and the step;
+/// - [`gradient_accumulator`](Accelerator::gradient_accumulator), [`grad_scaler`](Accelerator::grad_scaler): the
+///   state of accumulation and of loss scaling.
 ///
 /// ```
 /// use brigade_train::{Accelerator, Adam};
@@ -204,13 +150,7 @@ impl Accelerator {
     /// # Ok::<(), brigade_train::Error>(())
     /// ```
     pub fn set_seed(&self, seed: i64) {
-        tch::manual_seed(seed);
-        brigade_data::set_thread_seed(seed as u64);
-    }
-
-    /// As [`Accelerator::set_seed`], with `seed + rank`. What a loader draws is rank 0's when it is prepared.
-    pub fn set_seed_per_process(&self, seed: i64) {
-        self.set_seed(seed.wrapping_add(self.process_index() as i64));
+        set_seed(seed);
     }
 }
 

@@ -67,7 +67,7 @@ pub use processes::Processes;
 pub use processes::metrics::{Accuracy, FBeta, Mean, Metric, TopK};
 pub use scheduler::PreparedScheduler;
 pub use stateful::{HookError, Stateful};
-pub use watch::log::{LogLayer, LogOptions, Logger};
+pub use watch::log::{LogLayer, LogOptions, Logger, Logging};
 pub use watch::meter::{Meter, ProcessMemory, Rates};
 pub use watch::profile::{
     OperationSummary, Profile, ProfileOptions, ProfileSchedule, Profiler, Table,

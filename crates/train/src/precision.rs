@@ -71,7 +71,7 @@ impl FromStr for Precision {
     }
 }
 
-/// A scope of autocast, for [`crate::Accelerator::autocast_with`] or alone.
+/// A scope of autocast, for [`crate::AutocastOptions::run`] or alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AutocastOptions {
     /// The type; [`Precision::No`] turns autocast off inside.

@@ -121,6 +121,12 @@ impl Processes {
         self.num_processes() > 1
     }
 
+    /// Seeds the random numbers as [`crate::Accelerator::set_seed`] does, with `seed + rank`. What a loader draws is
+    /// rank 0's when it is prepared.
+    pub fn set_seed_per_process(&self, seed: i64) {
+        set_seed(seed.wrapping_add(self.process_index() as i64));
+    }
+
     /// The device of this process: models and batches are put there.
     #[must_use]
     pub fn device(&self) -> Device {
@@ -163,4 +169,10 @@ impl fmt::Debug for Processes {
             .field("device", &self.job.device)
             .finish_non_exhaustive()
     }
+}
+
+/// Seeds libtorch's generators, and the loaders that this thread makes from now on.
+pub(crate) fn set_seed(seed: i64) {
+    tch::manual_seed(seed);
+    brigade_data::set_thread_seed(seed as u64);
 }

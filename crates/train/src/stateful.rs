@@ -36,10 +36,10 @@ pub type HookError = Box<dyn std::error::Error + Send + Sync>;
 ///
 /// let average = Arc::new(Average(Mutex::new(Tensor::from(0.5))));
 /// let accelerator = Accelerator::builder().cpu(true).build()?;
-/// accelerator.register_for_checkpointing(&average);
+/// accelerator.checkpoints().register(&average);
 /// # let folder = std::env::temp_dir().join(format!("brigade-stateful-{}", std::process::id()));
 /// accelerator.save_state(&folder)?;
-/// accelerator.wait_for_save()?;
+/// accelerator.checkpoints().wait()?;
 /// *average.0.lock().unwrap() = Tensor::from(0.0);
 /// accelerator.load_state(&folder)?;
 /// assert_eq!(average.0.lock().unwrap().double_value(&[]), 0.5);

@@ -59,7 +59,7 @@ fn main() -> MainResult {
         accelerator.println(format!("goes on after step {}", loaded.step));
     }
 
-    let mut meter = accelerator.meter(20);
+    let mut meter = accelerator.processes().meter(20);
     for epoch in train.inner().epoch()..options.epochs {
         model.train();
         for batch in accelerator.progress(&train) {

@@ -56,7 +56,7 @@ impl Training {
             builder = builder.project(ProjectConfiguration::new(folder).total_limit(2));
         }
         let accelerator = common.accelerator(builder)?;
-        accelerator.set_seed_per_process(common.seed.into());
+        accelerator.processes().set_seed_per_process(common.seed.into());
         Ok(accelerator.with_mixed_precision(common.precision(&accelerator))?)
     }
 

@@ -39,7 +39,7 @@ impl Copies {
         // Once: checkpoints know an object by its place among all.
         if !std::mem::replace(&mut inner.registered, true) {
             drop(inner);
-            learner.accelerator().register_for_checkpointing(self);
+            learner.accelerator().checkpoints().register(self);
         }
         Ok(())
     }

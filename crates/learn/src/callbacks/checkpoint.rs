@@ -111,7 +111,7 @@ impl Progress {
             };
             Ok(())
         })?;
-        let bytes = learner.accelerator().broadcast_object(found, 0)?;
+        let bytes = learner.accelerator().processes().broadcast_object(found, 0)?;
         let parse = |bytes: Vec<u8>| {
             rmp_serde::from_slice(&bytes).map_err(|error| Error::Format {
                 path: folder.join(FILE),
@@ -190,6 +190,6 @@ impl Callback for Checkpoint {
     }
 
     fn after_fit(&mut self, learner: &mut LearnerState) -> Step {
-        Ok(learner.accelerator().wait_for_save()?)
+        Ok(learner.accelerator().checkpoints().wait()?)
     }
 }

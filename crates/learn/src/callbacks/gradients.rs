@@ -49,7 +49,7 @@ impl Callback for GradientAccumulation {
 
     fn after_loss(&mut self, learner: &mut LearnerState) -> Step {
         let Some(loss) = learner.loss_for_backward() else { return Ok(()) };
-        let ranks = learner.accelerator().num_processes();
+        let ranks = learner.accelerator().processes().num_processes();
         let share = (learner.batch_rows() * ranks) as f64 / self.samples as f64;
         let loss = loss.f_mul_scalar(share)?;
         learner.set_loss_for_backward(loss);
@@ -103,7 +103,7 @@ impl Callback for GradientClip {
 
     fn before_step(&mut self, learner: &mut LearnerState) -> Step {
         if let Some(optimizer) = learner.optimizer() {
-            learner.accelerator().clip_grad_norm_with(optimizer, self.0)?;
+            learner.accelerator().clip_grad_norm(optimizer, self.0)?;
         }
         Ok(())
     }

@@ -118,8 +118,8 @@ impl Callback for CsvLog {
 /// memory; after each epoch `epoch`, the recorder's columns and `time` in seconds, and a table `ranks` with each rank's
 /// host, throughput and memory. `brigade watch` and `brigade report` read the JSON lines.
 ///
-/// It begins the run of the project, unless the program has done so (`Accelerator::init_trackers`), and numbers the
-/// steps of several fits through. `Accelerator::end_training` ends the run.
+/// It begins the run of the project, unless the program has done so (`Trackers::start`), and numbers the
+/// steps of several fits through. `Trackers::finish` ends the run.
 #[derive(Debug)]
 pub struct TrackerLog {
     project: String,
@@ -171,7 +171,7 @@ impl TrackerLog {
             "parameter_groups": learner.parameter_groups().len(),
             "precision": accelerator.mixed_precision().to_string(),
             "device": format!("{:?}", accelerator.device()),
-            "world_size": accelerator.num_processes(),
+            "world_size": accelerator.processes().num_processes(),
             "seed": learner.seed(),
             "brigade.version": env!("CARGO_PKG_VERSION"),
             "brigade.host": hostname(),
@@ -208,7 +208,7 @@ impl TrackerLog {
     fn ranks(&self, learner: &LearnerState) -> Result<Option<Table>> {
         let rates = self.meter.as_ref().and_then(Meter::rates);
         let accelerator = learner.accelerator();
-        let ranks = accelerator.num_processes() as f64;
+        let ranks = accelerator.processes().num_processes() as f64;
         let memory = ProcessMemory::now().map(|memory| memory.resident as f64 / 1024.0 / 1024.0);
         let mine = (
             hostname(),
@@ -258,7 +258,7 @@ impl Callback for TrackerLog {
 
     fn before_train(&mut self, learner: &mut LearnerState) -> Step {
         self.start(learner)?;
-        self.meter = Some(learner.accelerator().meter(50));
+        self.meter = Some(learner.accelerator().processes().meter(50));
         Ok(())
     }
 
@@ -292,7 +292,7 @@ impl Callback for TrackerLog {
         self.epochs += 1;
         learner.accelerator().log(values, self.steps)?;
         if let (Some(table), Ok(tracker)) =
-            (self.ranks(learner)?, learner.accelerator().tracker("jsonl"))
+            (self.ranks(learner)?, learner.accelerator().trackers().tracker("jsonl"))
         {
             tracker.log_table("ranks", &table, self.steps)?;
         }

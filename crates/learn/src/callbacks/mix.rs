@@ -73,7 +73,7 @@ impl Mixture {
         }
         // Ranks have other samples, and mix them in other shares.
         self.seeded.seed =
-            learner.seed().wrapping_add(learner.accelerator().process_index() as u64);
+            learner.seed().wrapping_add(learner.accelerator().processes().process_index() as u64);
         Ok(())
     }
 

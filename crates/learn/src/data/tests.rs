@@ -307,14 +307,14 @@ dist_test!(
             .gather_object((classes.class_names().unwrap().to_vec(), codec))?;
         assert_eq!(seen[0], seen[1]);
         assert_eq!(seen[0].0, ["disc", "square"]);
-        accelerator.wait_for_everyone()?;
+        accelerator.processes().wait_for_everyone()?;
         Ok(())
     }
 );
 
 dist_test!(world = 2, dist_ranks_with_other_data_have_an_error_on_all, |_: World| -> Result<()> {
     let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
-    let rank = accelerator.process_index();
+    let rank = accelerator.processes().process_index();
     let error = |block: &DataBlock, folder: &Path| {
         block.loaders(&accelerator, folder, 2).unwrap_err().to_string()
     };

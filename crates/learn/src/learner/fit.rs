@@ -304,7 +304,7 @@ impl Loop<'_> {
         };
         let bytes = rmp_serde::to_vec_named(&kept).map_err(Error::user)?;
         let main = state.accelerator.is_main_process();
-        let hook = state.accelerator.register_save_state_pre_hook(move |folder| {
+        let hook = state.accelerator.checkpoints().register_save_hook(move |folder| {
             if main {
                 std::fs::write(folder.join(FILE), &bytes)?;
             }
@@ -443,8 +443,10 @@ impl Loop<'_> {
             let batch = batch?;
             // Those that a resumed epoch leaves out count.
             state.position.iter = batch.index();
-            let (rank, world) =
-                (state.accelerator.process_index(), state.accelerator.num_processes());
+            let (rank, world) = (
+                state.accelerator.processes().process_index(),
+                state.accelerator.processes().num_processes(),
+            );
             state.batch = CurrentBatch::of(batch, rank, world);
             self.level(
                 Level::Batch,

@@ -76,7 +76,7 @@ pub(crate) fn model<M>(build: impl Fn(&ParamPath<'_>) -> M) -> Model<M> {
 
 /// A Learner whose batch of all ranks together has 8 samples, with plain gradient descent.
 pub(crate) fn learner(accelerator: &Accelerator) -> Learner {
-    learner_of(accelerator, loaders(8 / accelerator.num_processes()))
+    learner_of(accelerator, loaders(8 / accelerator.processes().num_processes()))
 }
 
 pub(crate) fn learner_of(accelerator: &Accelerator, loaders: Loaders) -> Learner {

@@ -17,7 +17,7 @@ fn data_on_the_gpu_train_as_data_on_the_cpu() {
             let inputs = (Tensor::arange(rows * 6, (Kind::Float, Device::Cpu)) * 0.7).sin();
             let labels = Tensor::arange(rows, (Kind::Int64, Device::Cpu)).remainder(3);
             let data = TensorDataset::new((inputs.reshape([rows, 6]), labels)).unwrap();
-            let data = accelerator.place_dataset(data).unwrap();
+            let data = accelerator.processes().place_dataset(data).unwrap();
             assert_eq!(data.device(), device);
             let data = data.map(|(inputs, labels), _| Ok((inputs.f_mul_scalar(2.0)?, labels)));
             DataLoader::new(data).seed(4).threads(threads)

@@ -21,7 +21,7 @@ use super::{WEIGHTS, cached};
 ///
 /// A file appears under its name only when it is whole and its SHA-256 is the one that the hub has for it.
 /// Where the hub cannot be reached, the file of the last download is used. Several processes may download
-/// at once; let one of each host go first, as `Accelerator::local_main_process_first` does.
+/// at once; let one of each host go first, as `Processes::local_main_process_first` does.
 ///
 /// ```no_run
 /// use brigade_models::{Hub, Pretrained, ResNet};

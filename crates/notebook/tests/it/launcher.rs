@@ -142,9 +142,9 @@ fn wrong_use_is_an_error_that_says_what_to_do() {
 
 fn sum_of_ranks(more: i64) -> brigade_train::Result<(usize, i64)> {
     let accelerator = Accelerator::builder().quiet(true).build()?;
-    let mine = Tensor::from(accelerator.process_index() as i64 + more);
+    let mine = Tensor::from(accelerator.processes().process_index() as i64 + more);
     let sum = accelerator.processes().reduce(&mine, ReduceOp::Sum)?.int64_value(&[]);
-    Ok((accelerator.process_index(), sum))
+    Ok((accelerator.processes().process_index(), sum))
 }
 
 fn fails(message: String) -> brigade_train::Result<()> {

@@ -64,8 +64,8 @@ fn a_cell_launches_is_interrupted_fails_and_goes_on() {
         .run(
             "fn doubled(number: i64) -> Result<i64> {\n\
                  let accelerator = Accelerator::new()?;\n\
-                 let mine = Tensor::from(number + accelerator.process_index() as i64);\n\
-                 if number < 0 && accelerator.process_index() == 1 {\n\
+                 let mine = Tensor::from(number + accelerator.processes().process_index() as i64);\n\
+                 if number < 0 && accelerator.processes().process_index() == 1 {\n\
                      return Err(Error::InvalidArgument(\"a negative number\".to_owned()));\n\
                  }\n\
                  Ok(2 * accelerator.processes().reduce(&mine, ReduceOp::Sum)?.int64_value(&[]))\n\
@@ -212,9 +212,9 @@ fn notebooks_on_two_hosts_train_together() {
             .run(
                 "fn sum((): ()) -> Result<(usize, usize, i64)> {\n\
                      let accelerator = Accelerator::new()?;\n\
-                     let rank = accelerator.process_index();\n\
+                     let rank = accelerator.processes().process_index();\n\
                      let sum = accelerator.processes().reduce(&Tensor::from(10 + rank as i64), ReduceOp::Sum)?;\n\
-                     Ok((rank, accelerator.num_processes(), sum.int64_value(&[])))\n\
+                     Ok((rank, accelerator.processes().num_processes(), sum.int64_value(&[])))\n\
                  }",
             )
             .succeeds();

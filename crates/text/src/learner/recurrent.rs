@@ -83,7 +83,7 @@ impl Callback for ModelResetter {
             Vec::new()
         };
         let mine = layers.iter().map(SavedLayer::of).collect::<Result<Vec<_>>>()?;
-        let ranks: Vec<Vec<SavedLayer>> = learner.accelerator().gather_object(mine)?;
+        let ranks: Vec<Vec<SavedLayer>> = learner.accelerator().processes().gather_object(mine)?;
         if ranks.iter().all(Vec::is_empty) {
             return Ok(None);
         }
@@ -97,8 +97,10 @@ impl Callback for ModelResetter {
             ))
         })?;
         let accelerator = learner.accelerator();
-        let (rank, world) =
-            (accelerator.process_index() as i64, accelerator.num_processes() as i64);
+        let (rank, world) = (
+            accelerator.processes().process_index() as i64,
+            accelerator.processes().num_processes() as i64,
+        );
         let depth = ranks.first().map_or(0, Vec::len);
         if ranks.iter().any(|layers| layers.len() != depth) {
             return Err(Error::InvalidArgument(

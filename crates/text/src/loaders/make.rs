@@ -35,7 +35,7 @@ pub(super) fn loaders(
     });
     let found = agreed(accelerator, local)?;
     let split_batches = accelerator.data_loader_configuration().split_batches;
-    let world = accelerator.num_processes();
+    let world = accelerator.processes().num_processes();
     Maker { found, options, seed, batch_size, world, split_batches }.data()
 }
 

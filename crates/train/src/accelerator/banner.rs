@@ -40,7 +40,7 @@ impl Accelerator {
             return;
         }
         let start = Start {
-            processes: self.num_processes(),
+            processes: self.processes.num_processes(),
             device: self.device(),
             threads: usize::try_from(tch::get_num_threads()).unwrap_or(1),
             missing_gpu: self.processes.job.missing_gpu.clone(),
@@ -51,7 +51,7 @@ impl Accelerator {
             precision: self.mixed_precision(),
             tf32: self.numerics.tf32 && self.device() != Device::Cpu,
             channels_last,
-            batches: self.gradient_accumulation_steps(),
+            batches: self.gradients.accumulator.steps(),
             caveats: self.caveats(),
         };
         // Not on standard output, which may be the program's result. A reader that went away must not

@@ -51,7 +51,7 @@ impl Accelerator {
         let clean_up = || {
             self.checkpoints.reset_window();
             self.gradients.scaler.iter().for_each(GradScaler::reset);
-            self.release_save_memory();
+            self.checkpoints.release_memory();
         };
         batch_size::find(&self.processes.job, start, next, clean_up, body)
     }

@@ -117,8 +117,8 @@ impl AcceleratorBuilder {
     ///                 let world = World::on_one_host(rank, WorldSize::new(2)?, StoreEndpoint::alone())?;
     ///                 let builder = Accelerator::builder().world(world).store(store).cpu(true);
     ///                 let accelerator = builder.build()?;
-    ///                 let mine = Tensor::from(accelerator.process_index() as i64 + 1);
-    ///                 Ok(accelerator.reduce(&mine, ReduceOp::Sum)?.int64_value(&[]))
+    ///                 let mine = Tensor::from(accelerator.processes().process_index() as i64 + 1);
+    ///                 Ok(accelerator.processes().reduce(&mine, ReduceOp::Sum)?.int64_value(&[]))
     ///             })
     ///         })
     ///         .collect();

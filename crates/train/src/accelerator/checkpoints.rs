@@ -1,15 +1,10 @@
 //! Checkpoints of what was prepared: the methods of [`Checkpoints`], under Accelerate's names.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
-
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 
 use super::Accelerator;
-use crate::checkpoint::{Checkpoints, HookHandle, LoadOptions, Loaded};
+use crate::checkpoint::{Checkpoints, LoadOptions, Loaded};
 use crate::error::Result;
-use crate::stateful::{HookError, Stateful};
 
 impl Accelerator {
     /// Returns the checkpoints as a value of their own: for code that needs nothing else of the Accelerator.
@@ -28,7 +23,7 @@ impl Accelerator {
     /// # let accelerator = brigade_train::Accelerator::builder().cpu(true).build()?;
     /// # let folder = std::env::temp_dir().join(format!("brigade-save-{}", std::process::id()));
     /// accelerator.save_state(folder.join("best"))?;
-    /// accelerator.wait_for_save()?; // it is on the disk
+    /// accelerator.checkpoints().wait()?; // it is on the disk
     /// accelerator.load_state(folder.join("best"))?;
     /// # std::fs::remove_dir_all(&folder).unwrap();
     /// # Ok::<(), brigade_train::Error>(())
@@ -38,35 +33,6 @@ impl Accelerator {
     /// As [`Checkpoints::save`].
     pub fn save_state(&self, path: impl AsRef<Path>) -> Result<PathBuf> {
         self.checkpoints.save(path)
-    }
-
-    /// As [`Accelerator::save_state`], into the next `checkpoint_N` of the project's folder. When it is
-    /// there, the oldest beyond [`crate::ProjectConfiguration::total_limit`] are removed.
-    ///
-    /// # Errors
-    /// As [`Checkpoints::save_numbered`].
-    pub fn save_state_numbered(&self) -> Result<PathBuf> {
-        self.checkpoints.save_numbered()
-    }
-
-    /// Waits until the last save is on the disk, and what it replaced is removed. Every rank calls it.
-    ///
-    /// # Errors
-    /// The save's, on every rank; it is reported once.
-    pub fn wait_for_save(&self) -> Result<()> {
-        self.checkpoints.wait()
-    }
-
-    /// Returns whether this rank still writes its share of the last save.
-    #[must_use]
-    pub fn is_saving(&self) -> bool {
-        self.checkpoints.is_saving()
-    }
-
-    /// Frees the memory that background saves keep for their next copy. What a running save uses is freed
-    /// by the next call.
-    pub fn release_save_memory(&self) {
-        self.checkpoints.release_memory();
     }
 
     /// Continues from a checkpoint: puts all that it holds into what was prepared. Every rank calls it,
@@ -101,57 +67,5 @@ impl Accelerator {
         if let Some(difference) = &loaded.rounding_differs {
             self.warn(difference);
         }
-    }
-
-    /// Returns the newest `checkpoint_N` of the project's folder, where there is one: whether to begin or to
-    /// go on. All ranks get rank 0's answer.
-    ///
-    /// # Errors
-    /// As [`Checkpoints::latest`].
-    pub fn latest_checkpoint(&self) -> Result<Option<PathBuf>> {
-        self.checkpoints.latest()
-    }
-
-    /// Makes an object's state part of all checkpoints; see [`Stateful`]. Rank 0's is saved, all ranks
-    /// load it. Every rank registers the same objects in the same order. The Accelerator keeps the object.
-    ///
-    /// For plain data, [`Accelerator::register_value_for_checkpointing`] needs no implementation.
-    pub fn register_for_checkpointing<T>(&self, object: &Arc<T>)
-    where
-        T: Stateful + Send + Sync + 'static,
-    {
-        self.checkpoints.register(object);
-    }
-
-    /// As [`Accelerator::register_for_checkpointing`], for data that serde can write and read.
-    ///
-    /// ```
-    /// # use std::sync::{Arc, Mutex};
-    /// # let accelerator = brigade_train::Accelerator::builder().cpu(true).build()?;
-    /// let best = Arc::new(Mutex::new(0.0f64));
-    /// accelerator.register_value_for_checkpointing(&best);
-    /// # Ok::<(), brigade_train::Error>(())
-    /// ```
-    pub fn register_value_for_checkpointing<T>(&self, value: &Arc<Mutex<T>>)
-    where
-        T: Serialize + DeserializeOwned + Send + 'static,
-    {
-        self.checkpoints.register_value(value);
-    }
-
-    /// Calls `hook` on every rank in each save; see [`Checkpoints::register_save_hook`].
-    pub fn register_save_state_pre_hook(
-        &self,
-        hook: impl Fn(&Path) -> Result<(), HookError> + Send + Sync + 'static,
-    ) -> HookHandle {
-        self.checkpoints.register_save_hook(hook)
-    }
-
-    /// Calls `hook` on every rank in each load; see [`Checkpoints::register_load_hook`].
-    pub fn register_load_state_pre_hook(
-        &self,
-        hook: impl Fn(&Path) -> Result<(), HookError> + Send + Sync + 'static,
-    ) -> HookHandle {
-        self.checkpoints.register_load_hook(hook)
     }
 }

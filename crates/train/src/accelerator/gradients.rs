@@ -22,12 +22,6 @@ impl Accelerator {
         &self.gradients.accumulator
     }
 
-    /// Returns the number of batches of a full accumulation window.
-    #[must_use]
-    pub fn gradient_accumulation_steps(&self) -> usize {
-        self.gradients.accumulator.steps()
-    }
-
     /// Whether the current batch ends its window: its backward reduces gradients, and prepared
     /// optimizers and schedulers step.
     #[must_use]
@@ -182,8 +176,9 @@ impl Accelerator {
         self.gradients.backward_weighted(models, loss, &weight.into())
     }
 
-    /// Scales the gradients of all parameters together so that their 2-norm is at most `max_norm`, and
-    /// returns the norm before, a scalar on their device.
+    /// Scales the gradients of all parameters together so that their norm is at most `clip`, and returns the norm before, a
+    /// scalar on their device. A number is the limit of the 2-norm; [`ClipNorm`] has any p-norm, and an error for
+    /// gradients that are not finite. The values are those of `torch.nn.utils.clip_grad_norm_`.
     ///
     /// While gradients are still being added up it does nothing and returns `None`. With fp16 the
     /// gradients are divided by the scale first.
@@ -203,28 +198,14 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// [`crate::Error::InvalidArgument`] when `max_norm` is negative or NaN.
+    /// [`crate::Error::InvalidArgument`] for a limit that is negative or NaN; [`crate::Error::GradientNorm`], on every
+    /// rank, as [`ClipNorm::error_if_nonfinite`] says.
     pub fn clip_grad_norm(
         &self,
         parameters: &(impl Parameters + ?Sized),
-        max_norm: f64,
+        clip: impl Into<ClipNorm>,
     ) -> Result<Option<Tensor>> {
-        let options = ClipNorm { max_norm, ..ClipNorm::default() };
-        self.clip_grad_norm_with(parameters, options)
-    }
-
-    /// As [`Accelerator::clip_grad_norm`] with any p-norm, and with an error for gradients that are not
-    /// finite. The values are those of `torch.nn.utils.clip_grad_norm_`.
-    ///
-    /// # Errors
-    /// [`crate::Error::InvalidArgument`] for options that make no sense; [`crate::Error::GradientNorm`], on every rank, for a
-    /// norm that is not finite.
-    pub fn clip_grad_norm_with(
-        &self,
-        parameters: &(impl Parameters + ?Sized),
-        options: ClipNorm,
-    ) -> Result<Option<Tensor>> {
-        self.gradients.clip_norm(parameters, options)
+        self.gradients.clip_norm(parameters, clip.into())
     }
 
     /// Clamps every value of the gradients to `[-limit, limit]`. Does nothing while gradients are still

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::gradients::backward::Gradients;
 use crate::gradients::loss_check::{LossCheck, LossCheckOptions};
 use crate::precision::scaler::GradScaler;
-use crate::precision::{AutocastOptions, MathOptions, Numerics, NumericsOptions, Precision};
+use crate::precision::{MathOptions, Numerics, NumericsOptions, Precision};
 
 impl Accelerator {
     /// The type in which prepared models compute.
@@ -79,20 +79,7 @@ impl Accelerator {
     /// # Errors
     /// [`crate::Error::Torch`] when the device has no autocast.
     pub fn autocast<R>(&self, body: impl FnOnce() -> R) -> Result<R> {
-        self.autocast_with(self.numerics.autocast, body)
-    }
-
-    /// As [`Accelerator::autocast`] with another type, or none: [`Precision::No`] computes in 32 bits
-    /// inside a scope of 16.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn autocast_with<R>(
-        &self,
-        options: AutocastOptions,
-        body: impl FnOnce() -> R,
-    ) -> Result<R> {
-        options.run(self.device(), body)
+        self.numerics.autocast.run(self.device(), body)
     }
 
     /// The scaler of the loss: with fp16 only.

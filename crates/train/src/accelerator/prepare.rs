@@ -90,7 +90,7 @@ impl Prepare for Scheduler {
 
     fn prepare(self, accelerator: &Accelerator) -> Result<PreparedScheduler> {
         let splits = accelerator.options.loader.split_batches;
-        let processes = if splits { 1 } else { accelerator.num_processes() };
+        let processes = if splits { 1 } else { accelerator.processes().num_processes() };
         let Accelerator { gradients, checkpoints, .. } = accelerator;
         Ok(PreparedScheduler::new(self, gradients, checkpoints.registry(), processes))
     }

@@ -1,79 +1,29 @@
 //! A run's output: terminal, log, progress, rates, profiles and trackers.
 
 use std::fmt;
-use std::time::Instant;
 
 use brigade_track::Value;
-use serde::Serialize;
 
 use super::Accelerator;
 use crate::error::Result;
-use crate::watch::log::{LogLayer, LogOptions, Logger};
-use crate::watch::meter::Meter;
+use crate::watch::log::Logging;
 use crate::watch::profile::{self, Profile, ProfileOptions, Profiler};
 use crate::watch::progress::Progress;
-use crate::watch::tracking::{TrackerHandle, Trackers};
+use crate::watch::tracking::Trackers;
 
 impl Accelerator {
     /// Prints a line on the first process of each host, without mixing with other ranks' lines.
     pub fn println(&self, line: impl fmt::Display) {
-        if self.is_local_main_process() {
+        if self.processes.is_local_main_process() {
             self.watch.print(format_args!("{line}\n"));
         }
     }
 
     /// As [`Accelerator::println`], without the end of line.
     pub fn print(&self, text: impl fmt::Display) {
-        if self.is_local_main_process() {
+        if self.processes.is_local_main_process() {
             self.watch.print(format_args!("{text}"));
         }
-    }
-
-    /// Writes what this process logs, from this call on: its own lines and those of all crates that use
-    /// `tracing`. A line has the time, the level, the rank, and the step that
-    /// [`Accelerator::log`] or [`Accelerator::set_step`] gave last:
-    ///
-    /// ```text
-    /// 2026-11-21T20:35:46.250Z INFO rank=0 step=12 train: loss is 0.5
-    /// ```
-    ///
-    /// It is `tracing`'s subscriber of the whole process. A program that has one adds
-    /// [`Accelerator::log_layer`] to it instead.
-    ///
-    /// # Errors
-    /// [`crate::Error::File`] when the file cannot be opened; [`crate::Error::InvalidArgument`] when the process has a
-    /// subscriber.
-    pub fn init_logging(&self, options: &LogOptions) -> Result<()> {
-        self.log_layer(options)?.install()
-    }
-
-    /// What [`Accelerator::init_logging`] installs, for a program that puts its own subscriber together.
-    ///
-    /// # Errors
-    /// [`crate::Error::File`] when the file cannot be opened.
-    pub fn log_layer(&self, options: &LogOptions) -> Result<LogLayer> {
-        LogLayer::new(&self.watch, options)
-    }
-
-    /// A logger of this name. Its lines come from rank 0 unless [`Logger::everywhere`] or
-    /// [`Logger::in_order`] is asked for.
-    ///
-    /// ```
-    /// # let accelerator = brigade_train::Accelerator::builder().cpu(true).build()?;
-    /// let log = accelerator.logger("train");
-    /// log.info("written once, by rank 0");
-    /// log.everywhere().warn("written by every rank");
-    /// log.in_order(|log| log.info("written by every rank, in order"))?;
-    /// # Ok::<(), brigade_train::Error>(())
-    /// ```
-    #[must_use]
-    pub fn logger(&self, name: impl Into<String>) -> Logger {
-        Logger::new(name.into(), &self.processes)
-    }
-
-    /// The step that log lines name from now on. [`Accelerator::log`] sets it, too.
-    pub fn set_step(&self, step: u64) {
-        self.watch.trackers.set_step(step);
     }
 
     /// Shows how far the iterations over `items` are, on rank 0 only and on standard error: a bar on a
@@ -99,12 +49,6 @@ impl Accelerator {
     /// ```
     pub fn progress<I: IntoIterator>(&self, items: I) -> Progress<I::IntoIter> {
         Progress::new(&self.watch, items)
-    }
-
-    /// A meter over the last `window` steps, at least one, that begins now.
-    #[must_use]
-    pub fn meter(&self, window: usize) -> Meter {
-        Meter::starting_at(Instant::now(), window, self.num_processes(), self.device())
     }
 
     /// Records what the body does on this rank: the operations of this thread and of its backward, and
@@ -145,37 +89,16 @@ impl Accelerator {
         profile::profile(&self.processes, options, body)
     }
 
+    /// Returns the log of the run, whose lines have the rank and the step.
+    #[must_use]
+    pub fn logging(&self) -> Logging<'_> {
+        Logging { watch: &self.watch, processes: &self.processes }
+    }
+
     /// Returns the trackers as a value of their own: for code that needs nothing else of the Accelerator.
     #[must_use]
     pub fn trackers(&self) -> &Trackers {
         &self.watch.trackers
-    }
-
-    /// Starts the trackers, with the run's settings: anything that serde can serialise, `&()` for none.
-    /// Every rank calls it, rank 0 writes; all ranks hear of a failure.
-    ///
-    /// ```
-    /// # use brigade_train::Accelerator;
-    /// # let folder = std::env::temp_dir().join(format!("brigade-init-{}", std::process::id()));
-    /// #[derive(serde::Serialize)]
-    /// struct Settings {
-    ///     lr: f64,
-    ///     epochs: u32,
-    /// }
-    ///
-    /// let accelerator = Accelerator::builder().logging_dir(&folder).build()?;
-    /// accelerator.init_trackers("fashion", &Settings { lr: 5e-3, epochs: 4 })?;
-    /// accelerator.log([("loss", 0.5), ("accuracy", 0.9)], 10)?;
-    /// accelerator.end_training()?;
-    /// # std::fs::remove_dir_all(&folder).unwrap();
-    /// # Ok::<(), brigade_train::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`crate::Error::Track`] for a folder that cannot be written or a server that does not answer,
-    /// [`crate::Error::Leader`] on the other ranks; [`crate::Error::InvalidArgument`] when they have been started.
-    pub fn init_trackers(&self, project: &str, config: &impl Serialize) -> Result<()> {
-        self.watch.trackers.start(project, config)
     }
 
     /// Gives values to all trackers, on rank 0; elsewhere it does nothing. Values keep their order. The
@@ -189,17 +112,17 @@ impl Accelerator {
     /// use brigade_train::track::Value;
     /// # let folder = std::env::temp_dir().join(format!("brigade-log-{}", std::process::id()));
     /// # let accelerator = Accelerator::builder().logging_dir(&folder).build()?;
-    /// # accelerator.init_trackers("fashion", &())?;
+    /// # accelerator.trackers().start("fashion", &())?;
     /// accelerator.log([("loss", Value::from(0.5)), ("stage", Value::from("warm"))], 10)?;
     /// accelerator.log([("note", "no step")], None)?;
-    /// # accelerator.end_training()?;
+    /// # accelerator.trackers().finish()?;
     /// # std::fs::remove_dir_all(&folder).unwrap();
     /// # Ok::<(), brigade_train::Error>(())
     /// ```
     ///
     /// # Errors
     /// [`crate::Error::Track`] when a tracker cannot write, after all have been given the values;
-    /// [`crate::Error::InvalidArgument`] before [`Accelerator::init_trackers`].
+    /// [`crate::Error::InvalidArgument`] before [`Trackers::start`].
     pub fn log<N, V>(
         &self,
         values: impl IntoIterator<Item = (N, V)>,
@@ -210,23 +133,5 @@ impl Accelerator {
         V: Into<Value>,
     {
         self.watch.trackers.log(values, step)
-    }
-
-    /// Returns one of the trackers, by name: `jsonl`, `csv`, `tensorboard`, `mlflow`, or that of a tracker of the
-    /// program's own. On other ranks than 0 it takes everything and writes nothing.
-    ///
-    /// # Errors
-    /// [`crate::Error::InvalidArgument`] when there is none of that name.
-    pub fn tracker(&self, name: &str) -> Result<TrackerHandle<'_>> {
-        self.watch.trackers.tracker(name)
-    }
-
-    /// Ends the trackers' run: everything is written when this returns. Every rank calls it, and waits
-    /// for rank 0. Without trackers that were started it does nothing.
-    ///
-    /// # Errors
-    /// [`crate::Error::Track`] when the last values could not be written, [`crate::Error::Leader`] on the other ranks.
-    pub fn end_training(&self) -> Result<()> {
-        self.watch.trackers.finish()
     }
 }

@@ -2,22 +2,11 @@
 
 use std::path::Path;
 
-use brigade_nn::{StateDict, weights};
-
 use super::Accelerator;
 use crate::error::Result;
 use crate::model::PreparedModel;
 
 impl Accelerator {
-    /// Writes tensors to a safetensors file, from rank 0; the others wait. The file appears whole or not
-    /// at all.
-    ///
-    /// # Errors
-    /// On every rank when rank 0 cannot write.
-    pub fn save(&self, state: &StateDict, path: impl AsRef<Path>) -> Result<()> {
-        self.on_main_process(|| weights::save(state, path)).map(drop)
-    }
-
     /// Writes a model's parameters and buffers under PyTorch's names, from rank 0; the others wait.
     /// A path that does not end in `.safetensors` is a folder, made if it is missing, for
     /// `model.safetensors`.
@@ -47,7 +36,7 @@ impl Accelerator {
     }
 
     /// As [`Accelerator::load_model`], of the state dictionary at one key of a file of `torch.save`
-    /// ([`weights::load_entry`]).
+    /// ([`brigade_nn::weights::load_entry`]).
     ///
     /// # Errors
     /// As there.

@@ -12,9 +12,9 @@ use crate::error::{Error, Result};
 /// # let folder = std::env::temp_dir().join(format!("brigade-project-{}", std::process::id()));
 /// let project = ProjectConfiguration::new(&folder).total_limit(3);
 /// let accelerator = Accelerator::builder().project(project).build()?;
-/// let path = accelerator.save_state_numbered()?;
+/// let path = accelerator.checkpoints().save_numbered()?;
 /// assert_eq!(path, folder.join("checkpoints/checkpoint_0"));
-/// # accelerator.wait_for_save()?;
+/// # accelerator.checkpoints().wait()?;
 /// # std::fs::remove_dir_all(&folder).unwrap();
 /// # Ok::<(), brigade_train::Error>(())
 /// ```
@@ -88,7 +88,7 @@ impl ProjectConfiguration {
     /// Whether the memory of a background save's copy is kept for the next save: as much as this rank
     /// writes, so at most all weights and states. On unless set. Without, every save takes new memory,
     /// which can take longer than the copy itself.
-    /// [`Accelerator::release_save_memory`](crate::Accelerator::release_save_memory) frees it once.
+    /// [`Checkpoints::release_memory`](crate::Checkpoints::release_memory) frees it once.
     pub fn keep_copies(mut self, keep: bool) -> Self {
         self.keep_copies = keep;
         self

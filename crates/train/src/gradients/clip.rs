@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::gradients::backward::Gradients;
 use crate::parameters::Parameters;
 
-/// How gradients are clipped by their norm: by [`crate::Accelerator::clip_grad_norm_with`], or by
+/// How gradients are clipped by their norm: by [`crate::Accelerator::clip_grad_norm`], or by
 /// [`ClipNorm::clip`] in a program without an Accelerator.
 ///
 /// ```
@@ -40,6 +40,13 @@ impl Default for ClipNorm {
     /// The 2-norm, at most 1; a norm that is not finite is not an error.
     fn default() -> Self {
         Self { max_norm: 1.0, norm_type: 2.0, error_if_nonfinite: false }
+    }
+}
+
+/// The 2-norm, at most this.
+impl From<f64> for ClipNorm {
+    fn from(max_norm: f64) -> Self {
+        Self { max_norm, ..Self::default() }
     }
 }
 

@@ -6,11 +6,57 @@ use brigade_torch::{Device, DeviceExt, DeviceMemory, TensorTree};
 use crate::error::{Error, Result};
 use crate::processes::Processes;
 
-/// The share of a GPU's free memory that [`crate::Accelerator::place_dataset`] lets a data set take.
+/// The share of a GPU's free memory that [`Processes::place_dataset`] lets a data set take.
 pub const DATASET_SHARE: f64 = 0.5;
 
+impl Processes {
+    /// Puts a data set on this rank's device where it takes at most half of the memory that is free there
+    /// ([`DATASET_SHARE`]), and leaves it on the host otherwise; its [`device`](TensorDataset::device) and a line of
+    /// the log say which it was. Each rank decides for itself: batches hold the same values either way.
+    ///
+    /// It is to be called when model and optimizer are on the device, since they count as memory in use; what
+    /// activations will take is not known here, and is what the other half is for.
+    ///
+    /// ```
+    /// use brigade_data::{DataLoader, TensorDataset};
+    /// use brigade_train::{Accelerator, Tensor};
+    ///
+    /// let accelerator = Accelerator::builder().quiet(true).build()?;
+    /// let data = TensorDataset::new(Tensor::from_slice(&[1f32, 2., 3., 4.]))?;
+    /// let data = accelerator.processes().place_dataset(data)?;
+    /// assert_eq!(data.device(), accelerator.device());
+    /// let loader = accelerator.prepare(DataLoader::new(data).batch_size(2).shuffle(true))?;
+    /// # assert_eq!(loader.len(), 2);
+    /// # Ok::<(), brigade_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Torch`] when the device does not say what is free or has failed.
+    pub fn place_dataset<T>(&self, dataset: TensorDataset<T>) -> Result<TensorDataset<T>>
+    where
+        T: TensorTree<Owned = T> + Send + 'static,
+    {
+        self.place_dataset_within(dataset, DATASET_SHARE)
+    }
+
+    /// As [`Processes::place_dataset`], with another share of the free memory, 0 to 1.
+    ///
+    /// # Errors
+    /// As there; [`Error::InvalidArgument`] for another share.
+    pub fn place_dataset_within<T>(
+        &self,
+        dataset: TensorDataset<T>,
+        share: f64,
+    ) -> Result<TensorDataset<T>>
+    where
+        T: TensorTree<Owned = T> + Send + 'static,
+    {
+        place(self, dataset, share)
+    }
+}
+
 /// Puts a data set on the rank's device where it takes at most this share of the free memory.
-pub(crate) fn place<T>(
+fn place<T>(
     processes: &Processes,
     dataset: TensorDataset<T>,
     share: f64,

@@ -17,6 +17,56 @@ use crate::error::{Error, Result};
 use crate::processes::Processes;
 use crate::watch::Watch;
 
+/// The log of a run, whose lines have the rank and the step. Returned by [`crate::Accelerator::logging`].
+#[derive(Debug, Clone, Copy)]
+pub struct Logging<'a> {
+    pub(crate) watch: &'a Arc<Watch>,
+    pub(crate) processes: &'a Processes,
+}
+
+impl Logging<'_> {
+    /// Writes what this process logs, from this call on: its own lines and those of all crates that use `tracing`. A
+    /// line has the time, the level, the rank, and the step that [`Trackers::log`](crate::Trackers::log) or
+    /// [`Trackers::set_step`](crate::Trackers::set_step) got last:
+    ///
+    /// ```text
+    /// 2026-11-21T20:35:46.250Z INFO rank=0 step=12 train: loss is 0.5
+    /// ```
+    ///
+    /// Installs `tracing`'s subscriber of the whole process. A program that has one adds [`Logging::layer`] to it
+    /// instead.
+    ///
+    /// # Errors
+    /// [`Error::File`] when the file cannot be opened; [`Error::InvalidArgument`] when the process has a subscriber.
+    pub fn init(&self, options: &LogOptions) -> Result<()> {
+        self.layer(options)?.install()
+    }
+
+    /// Returns what [`Logging::init`] installs, for a program that puts its own subscriber together.
+    ///
+    /// # Errors
+    /// [`Error::File`] when the file cannot be opened.
+    pub fn layer(&self, options: &LogOptions) -> Result<LogLayer> {
+        LogLayer::new(self.watch, options)
+    }
+
+    /// Returns a logger of this name. Its lines come from rank 0 unless [`Logger::everywhere`] or
+    /// [`Logger::in_order`] is asked for.
+    ///
+    /// ```
+    /// # let accelerator = brigade_train::Accelerator::builder().cpu(true).build()?;
+    /// let log = accelerator.logging().logger("train");
+    /// log.info("written once, by rank 0");
+    /// log.everywhere().warn("written by every rank");
+    /// log.in_order(|log| log.info("written by every rank, in order"))?;
+    /// # Ok::<(), brigade_train::Error>(())
+    /// ```
+    #[must_use]
+    pub fn logger(&self, name: impl Into<String>) -> Logger {
+        Logger::new(name.into(), self.processes)
+    }
+}
+
 /// How log lines are written.
 #[derive(Debug, Clone)]
 pub struct LogOptions {
@@ -38,7 +88,7 @@ impl Default for LogOptions {
 }
 
 /// Writes the events of `tracing` with the fields `rank` and `step`. Made by
-/// [`crate::Accelerator::log_layer`].
+/// [`Logging::layer`].
 #[derive(Debug)]
 pub struct LogLayer {
     watch: Arc<Watch>,
@@ -49,7 +99,7 @@ pub struct LogLayer {
 }
 
 /// Writes log lines, on the main process only unless configured otherwise. Made by
-/// [`crate::Accelerator::logger`].
+/// [`Logging::logger`].
 #[derive(Debug, Clone)]
 pub struct Logger {
     name: String,
@@ -74,8 +124,7 @@ impl LogLayer {
         let subscriber = tracing_subscriber::registry().with(self);
         tracing::subscriber::set_global_default(subscriber).map_err(|_| {
             Error::InvalidArgument(
-                "init_logging: this process has a subscriber of `tracing` already; add \
-                 Accelerator::log_layer to it instead"
+                "logging: this process has a subscriber of `tracing` already; add Logging::layer to it instead"
                     .into(),
             )
         })

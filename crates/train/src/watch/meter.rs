@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use brigade_torch::{Device, DeviceMemory};
 use brigade_track::{Value, Values};
 
-/// Counts what each step has seen, over a window of the last steps. Made by [`crate::Accelerator::meter`].
+use crate::processes::Processes;
+
+/// Counts what each step has seen, over a window of the last steps. Made by [`Processes::meter`].
 ///
 /// Rates are of all ranks together, each taken to have done as much as this one.
 ///
@@ -14,8 +16,8 @@ use brigade_track::{Value, Values};
 /// # use brigade_train::Accelerator;
 /// # let folder = std::env::temp_dir().join(format!("brigade-meter-{}", std::process::id()));
 /// # let accelerator = Accelerator::builder().cpu(true).logging_dir(&folder).build()?;
-/// # accelerator.init_trackers("digits", &())?;
-/// let mut meter = accelerator.meter(50);
+/// # accelerator.trackers().start("digits", &())?;
+/// let mut meter = accelerator.processes().meter(50);
 /// for step in 0..1000 {
 ///     // … a step with 64 samples …
 ///     meter.step(64);
@@ -23,7 +25,7 @@ use brigade_track::{Value, Values};
 ///         accelerator.log(meter.values(), step)?;
 ///     }
 /// }
-/// # accelerator.end_training()?;
+/// # accelerator.trackers().finish()?;
 /// # std::fs::remove_dir_all(&folder).unwrap();
 /// # Ok::<(), brigade_train::Error>(())
 /// ```
@@ -61,8 +63,16 @@ pub struct ProcessMemory {
     pub peak: u64,
 }
 
+impl Processes {
+    /// Returns a meter over the last `window` steps, at least one, that begins now.
+    #[must_use]
+    pub fn meter(&self, window: usize) -> Meter {
+        Meter::starting_at(Instant::now(), window, self.num_processes(), self.device())
+    }
+}
+
 impl Meter {
-    pub(crate) fn starting_at(now: Instant, window: usize, ranks: usize, device: Device) -> Self {
+    fn starting_at(now: Instant, window: usize, ranks: usize, device: Device) -> Self {
         Self { ranks, device, window: window.max(1), ends: VecDeque::from([(now, 0, 0)]) }
     }
 

@@ -51,13 +51,30 @@ impl Trackers {
     /// Begins a run of a project, with the run's settings: anything that serde can serialise, `&()` for none.
     /// Every rank calls it, rank 0 writes.
     ///
+    /// ```
+    /// # use brigade_train::Accelerator;
+    /// # let folder = std::env::temp_dir().join(format!("brigade-init-{}", std::process::id()));
+    /// #[derive(serde::Serialize)]
+    /// struct Settings {
+    ///     lr: f64,
+    ///     epochs: u32,
+    /// }
+    ///
+    /// let accelerator = Accelerator::builder().logging_dir(&folder).build()?;
+    /// accelerator.trackers().start("fashion", &Settings { lr: 5e-3, epochs: 4 })?;
+    /// accelerator.log([("loss", 0.5), ("accuracy", 0.9)], 10)?;
+    /// accelerator.trackers().finish()?;
+    /// # std::fs::remove_dir_all(&folder).unwrap();
+    /// # Ok::<(), brigade_train::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// On every rank: [`Error::Track`] for a folder that cannot be written or a server that does not answer
     /// ([`Error::Leader`] on the other ranks); [`Error::InvalidArgument`] when a run has begun.
     pub fn start(&self, project: &str, config: &impl Serialize) -> Result<()> {
         if self.state().started {
             return Err(Error::InvalidArgument(
-                "the trackers are started: a run has one project; end it before the next (end_training)"
+                "the trackers are started: a run has one project; end it before the next (Trackers::finish)"
                     .into(),
             ));
         }
@@ -106,7 +123,7 @@ impl Trackers {
         let mut state = self.state();
         if !state.started {
             return Err(Error::InvalidArgument(
-                "log was called before init_trackers: start the trackers first, on every rank"
+                "log was called before Trackers::start: start the trackers first, on every rank"
                     .into(),
             ));
         }
@@ -155,7 +172,8 @@ impl Trackers {
         self.step.load(Ordering::Relaxed).checked_sub(1)
     }
 
-    pub(crate) fn set_step(&self, step: u64) {
+    /// Sets the step that log lines show, where nothing is logged to the trackers.
+    pub fn set_step(&self, step: u64) {
         self.step.store(step.saturating_add(1), Ordering::Relaxed);
     }
 
@@ -173,7 +191,7 @@ impl fmt::Debug for Trackers {
     }
 }
 
-/// One tracker of a run. Made by [`Trackers::tracker`] and [`crate::Accelerator::tracker`].
+/// One tracker of a run. Made by [`Trackers::tracker`].
 #[derive(Debug)]
 pub struct TrackerHandle<'a> {
     trackers: &'a Trackers,

@@ -79,7 +79,7 @@ pub(crate) struct Run {
 
 impl Run {
     pub(crate) fn new(accelerator: &Accelerator, seed: i64) -> Self {
-        accelerator.set_seed_per_process(seed);
+        accelerator.processes().set_seed_per_process(seed);
         let model = Model::new(Net::new).unwrap();
         let optimizer = Adam::default().lr(0.05).build(&model).unwrap();
         let schedule = brigade_optim::schedule::Schedule::cosine(0.05, 0.001, 12).unwrap();
@@ -184,7 +184,7 @@ impl Drop for Shared {
     fn drop(&mut self) {
         // After a panic the others do not come any more.
         if !std::thread::panicking() {
-            self.accelerator.wait_for_everyone().unwrap();
+            self.accelerator.processes().wait_for_everyone().unwrap();
         }
     }
 }

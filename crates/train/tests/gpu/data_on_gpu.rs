@@ -46,8 +46,11 @@ fn a_data_set_on_the_gpu_feeds_steps_that_do_not_wait() {
         let model = Model::new(|path| Linear::new(path, 48, 5)).unwrap();
         let optimizer = Sgd::new(0.01).build(&model).unwrap();
         let (model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();
-        let data =
-            if place { accelerator.place_dataset(pictures(50)).unwrap() } else { pictures(50) };
+        let data = if place {
+            accelerator.processes().place_dataset(pictures(50)).unwrap()
+        } else {
+            pictures(50)
+        };
         let expected = if place { device } else { Device::Cpu };
         assert_eq!(data.device(), expected);
         let loader = DataLoader::new(data.map(scaled)).batch_size(8).shuffle(true).seed(5);
@@ -242,8 +245,11 @@ fn a_run_goes_on_in_the_middle_of_an_epoch_of_data_on_the_gpu() {
     // The seed is the first run's: that of the second is another.
     let run = |seed: u64, resume: bool, place: bool| {
         let accelerator = builder(device).build().unwrap();
-        let data =
-            if place { accelerator.place_dataset(pictures(30)).unwrap() } else { pictures(30) };
+        let data = if place {
+            accelerator.processes().place_dataset(pictures(30)).unwrap()
+        } else {
+            pictures(30)
+        };
         let loader = DataLoader::new(data.map(scaled)).batch_size(4).shuffle(true).seed(seed);
         let loader = accelerator.prepare(loader.threads(2)).unwrap();
         if resume {
@@ -278,18 +284,19 @@ fn a_data_set_goes_to_the_gpu_where_there_is_room_and_stays_on_the_host_otherwis
     let taken = fake::memory(1).unwrap().reserved;
     fake::set_capacity(1, taken + (8 << 20)).unwrap();
     let place = |bytes: i64, share: f64| {
-        accelerator.place_dataset_within(rows(bytes), share).unwrap().device()
+        accelerator.processes().place_dataset_within(rows(bytes), share).unwrap().device()
     };
     assert_eq!(place(3 << 20, DATASET_SHARE), device);
     assert_eq!(place(5 << 20, DATASET_SHARE), Device::Cpu);
     assert_eq!(place(5 << 20, 0.9), device);
-    assert_eq!(accelerator.place_dataset(rows(5 << 20)).unwrap().device(), Device::Cpu);
+    assert_eq!(accelerator.processes().place_dataset(rows(5 << 20)).unwrap().device(), Device::Cpu);
     for share in [-0.1, 1.5, f64::NAN] {
-        let error = accelerator.place_dataset_within(rows(64), share).unwrap_err().to_string();
+        let error =
+            accelerator.processes().place_dataset_within(rows(64), share).unwrap_err().to_string();
         assert!(error.contains("a share of the free memory is 0 to 1"), "{error}");
     }
     // A batch for which there is no memory says what for and how memory stands.
-    let wide = accelerator.place_dataset_within(rows(6 << 20), 1.0).unwrap();
+    let wide = accelerator.processes().place_dataset_within(rows(6 << 20), 1.0).unwrap();
     assert_eq!(wide.device(), device);
     let loader = DataLoader::new(wide).batch_size(90_000).threads(1);
     let loader = accelerator.prepare(loader).unwrap();
@@ -337,9 +344,9 @@ dist_test!(world = 2, dist_ranks_with_their_data_on_one_gpu_share_its_samples_ou
     let builder = builder(device).backend(Backend::Gloo(Default::default()));
     let accelerator = builder.build().unwrap();
     // One rank has room, the other not: batches are the same.
-    let share = if accelerator.process_index() == 0 { DATASET_SHARE } else { 0.0 };
-    let data = accelerator.place_dataset_within(pictures(24), share).unwrap();
-    assert_eq!(data.device() == device, accelerator.process_index() == 0);
+    let share = if accelerator.processes().process_index() == 0 { DATASET_SHARE } else { 0.0 };
+    let data = accelerator.processes().place_dataset_within(pictures(24), share).unwrap();
+    assert_eq!(data.device() == device, accelerator.processes().process_index() == 0);
     let loader = DataLoader::new(data).batch_size(3).shuffle(true).threads(2);
     let loader = accelerator.prepare(loader).unwrap();
     let mut all = Vec::new();

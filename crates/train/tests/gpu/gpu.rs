@@ -797,7 +797,7 @@ dist_test!(world = 2, dist_ranks_share_a_gpu_over_gloo, |world| {
         let optimizer = Sgd::new(0.1).build(&model).unwrap();
         let (mut model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();
         model.train();
-        let rank = accelerator.process_index() as f64;
+        let rank = accelerator.processes().process_index() as f64;
         let images = (Tensor::arange(96, (Kind::Float, Device::Cpu)) * (0.3 + rank))
             .sin()
             .reshape([3, 2, 4, 4]);

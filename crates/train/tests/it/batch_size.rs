@@ -89,7 +89,7 @@ dist_test!(world = 2, dist_all_ranks_go_on_with_the_same_size, |world: World| {
         if world.rank.as_usize() == 0 {
             return Err(Error::InvalidArgument("the data are gone".into()));
         }
-        accelerator.wait_for_everyone()
+        accelerator.processes().wait_for_everyone()
     });
     assert!(failed.unwrap_err().to_string().contains("the data are gone"));
     // The ranks are still together.

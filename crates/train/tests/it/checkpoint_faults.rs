@@ -37,7 +37,7 @@ fn refused(
     let error = accelerator.load_state(path).unwrap_err();
     assert!(error.to_string().contains(expected), "expected {expected:?}, found: {error}");
     assert_eq!(run.weights(), before, "{expected}");
-    accelerator.wait_for_everyone().unwrap();
+    accelerator.processes().wait_for_everyone().unwrap();
 }
 
 dist_test!(world = 2, seconds = 120, bad_checkpoints_have_names_on_every_rank, |_world| {
@@ -178,7 +178,7 @@ impl Stateful for Cutter {
     fn load_state_dict(&self, _: &Value<Tensor>) -> Result<(), HookError> {
         if let Some(path) = &*self.path.lock().unwrap() {
             // The other rank has opened its files, too.
-            self.accelerator.wait_for_everyone()?;
+            self.accelerator.processes().wait_for_everyone()?;
             fs::OpenOptions::new().write(true).open(path)?.set_len(300)?;
         }
         Ok(())
@@ -211,7 +211,7 @@ impl Stateful for Stubborn {
 
 dist_test!(world = 2, seconds = 120, own_objects_and_hooks_take_part, |_world| {
     let accelerator = Accelerator::new().unwrap();
-    let rank = accelerator.process_index();
+    let rank = accelerator.processes().process_index();
     let folder = Shared::new(&accelerator);
     let run = Run::new(&accelerator, 1);
     let best = Arc::new(Mutex::new((0.1f64 + 0.2, f64::INFINITY, "epoch".to_owned())));
@@ -265,7 +265,7 @@ dist_test!(world = 2, seconds = 120, numbered_ones_are_limited_and_the_latest_is
     let folder = Shared::new(&first);
     let project = ProjectConfiguration::new(folder.join("run")).total_limit(2).iteration(3);
     let accelerator = Accelerator::builder().sharing(&first).project(project).build().unwrap();
-    assert!(first.save_state_numbered().is_err());
+    assert!(first.checkpoints().save_numbered().is_err());
     let mut run = Run::new(&accelerator, 1);
     assert_eq!(accelerator.checkpoints().latest().unwrap(), None);
     assert!(accelerator.load_latest_state().is_err());
@@ -312,7 +312,7 @@ dist_test!(
             if accelerator.is_main_process() {
                 fs::write(folder.join("file"), "").unwrap();
             }
-            accelerator.wait_for_everyone().unwrap();
+            accelerator.processes().wait_for_everyone().unwrap();
             let error = saved(&folder.join("file/checkpoint")).unwrap_err();
             assert!(error.to_string().contains("file"), "{error}");
 
@@ -352,11 +352,11 @@ dist_test!(world = 2, seconds = 120, a_shard_that_is_cut_short_is_named_on_every
         (100, "it was written with", &[true, false]),
     ] {
         step!("of {whole} bytes {bytes} are left");
-        accelerator.wait_for_everyone().unwrap();
+        accelerator.processes().wait_for_everyone().unwrap();
         if accelerator.is_main_process() {
             fs::OpenOptions::new().write(true).open(&shard).unwrap().set_len(bytes).unwrap();
         }
-        accelerator.wait_for_everyone().unwrap();
+        accelerator.processes().wait_for_everyone().unwrap();
         for &verify in verified {
             let options = LoadOptions::default().verify(verify);
             let error = accelerator.load_state_with(&path, options).unwrap_err().to_string();

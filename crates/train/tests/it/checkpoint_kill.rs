@@ -41,7 +41,8 @@ fn child() {
     if accelerator.checkpoints().latest().unwrap().is_some() {
         let loaded = accelerator.load_latest_state().unwrap();
         // Full rounds of a batch on each rank, and a rest in each epoch.
-        let (samples, round) = (loaded.samples as usize, BATCH * accelerator.num_processes());
+        let (samples, round) =
+            (loaded.samples as usize, BATCH * accelerator.processes().num_processes());
         run.batches =
             samples / SAMPLES * SAMPLES.div_ceil(round) + (samples % SAMPLES).div_ceil(round);
     }
@@ -50,7 +51,7 @@ fn child() {
         assert_eq!((least, most), (run.batches as f64, run.batches as f64), "of one save");
     }
     println!("ready");
-    let log = folder.join(format!("losses_{}", accelerator.process_index()));
+    let log = folder.join(format!("losses_{}", accelerator.processes().process_index()));
     let mut log = OpenOptions::new().append(true).create(true).open(log).unwrap();
     run.go(&accelerator, |run, batches| {
         log.write_all(format!("{batches} {:016x}\n", run.loss).as_bytes()).unwrap();

@@ -36,7 +36,8 @@ fn child() {
         assert!(f64::from_bits(run.loss).is_finite());
         batches < rounds
     });
-    let (world, rank) = (accelerator.num_processes(), accelerator.process_index());
+    let (world, rank) =
+        (accelerator.processes().num_processes(), accelerator.processes().process_index());
     let seen = serde_json::to_vec(&(run.seen, run.optimizer.steps())).unwrap();
     fs::write(folder.join(format!("seen_{world}_{rank}")), seen).unwrap();
 }

@@ -34,9 +34,9 @@ dist_test!(world = 3, dist_another_operation, |_world: World| -> Result<()> {
     let accelerator = debugged()?;
     let gathered = accelerator.processes().gather(&numbers(&[2]))?;
     assert_eq!(gathered.size(), [6]);
-    accelerator.wait_for_everyone()?;
+    accelerator.processes().wait_for_everyone()?;
     accelerator.processes().on_main_process(|| Ok::<_, Error>(()))?;
-    let outcome = match accelerator.process_index() {
+    let outcome = match accelerator.processes().process_index() {
         1 => accelerator.processes().broadcast(&numbers(&[4]), 0),
         _ => accelerator.processes().reduce(&numbers(&[2, 3]), ReduceOp::Sum),
     };
@@ -52,7 +52,7 @@ dist_test!(world = 3, dist_another_operation, |_world: World| -> Result<()> {
 
 dist_test!(world = 2, dist_another_shape_kind_or_place, |_world: World| -> Result<()> {
     let accelerator = debugged()?;
-    let first = accelerator.process_index() == 0;
+    let first = accelerator.processes().process_index() == 0;
     let shape: &[i64] = if first { &[2] } else { &[3] };
     has(
         &text(accelerator.processes().gather(&numbers(shape))),
@@ -62,7 +62,7 @@ dist_test!(world = 2, dist_another_shape_kind_or_place, |_world: World| -> Resul
     let outcome = accelerator.processes().gather(&numbers(&[2]).to_kind(kind));
     has(&text(outcome), &["float32 [2]", "float64 [2]"]);
     // The same from two lines of the program: sums of different things, most likely.
-    let outcome = match accelerator.process_index() {
+    let outcome = match accelerator.processes().process_index() {
         0 => accelerator.processes().reduce(&numbers(&[2]), ReduceOp::Mean),
         _ => accelerator.processes().reduce(&numbers(&[1 + 1]), ReduceOp::Mean),
     };
@@ -77,9 +77,9 @@ dist_test!(world = 2, dist_another_shape_kind_or_place, |_world: World| -> Resul
 
 dist_test!(world = 2, dist_a_rank_that_does_not_come, |_world: World| -> Result<()> {
     let accelerator = debugged()?;
-    accelerator.wait_for_everyone()?;
+    accelerator.processes().wait_for_everyone()?;
     let begun = Instant::now();
-    if accelerator.process_index() == 0 {
+    if accelerator.processes().process_index() == 0 {
         let text = text(accelerator.processes().gather(&numbers(&[2])));
         has(
             &text,
@@ -115,7 +115,7 @@ dist_test!(world = 2, dist_training, |_world: World| -> Result<()> {
         let _ = accelerator.processes().reduce(&loss, ReduceOp::Mean)?;
         accelerator.no_sync(&model, || {
             // Not the same number of times, and nothing is sent, once the order of the buckets is.
-            for _ in 0..(step / 2) * accelerator.process_index() {
+            for _ in 0..(step / 2) * accelerator.processes().process_index() {
                 let loss = model.forward(&images)?.cross_entropy_for_logits(&labels);
                 accelerator.backward(&loss)?;
             }
@@ -123,7 +123,7 @@ dist_test!(world = 2, dist_training, |_world: World| -> Result<()> {
         })?;
     }
     let loss = model.forward(&images)?.cross_entropy_for_logits(&labels);
-    let outcome = match accelerator.process_index() {
+    let outcome = match accelerator.processes().process_index() {
         0 => accelerator.backward(&loss),
         _ => accelerator.processes().gather(&loss).map(drop),
     };

@@ -95,7 +95,7 @@ fn steps(
     steps: std::ops::Range<i64>,
 ) -> Result<()> {
     for step in steps {
-        let place = accelerator.process_index() as f64 + 1.0 + step as f64;
+        let place = accelerator.processes().process_index() as f64 + 1.0 + step as f64;
         let x = (Tensor::arange(4, (Kind::Float, Device::Cpu)) * 0.3 + place).sin();
         optimizer.zero_grad()?;
         let loss = (model.forward(&x)? - &x * 2.0 + 1.0).square().mean(Kind::Float);
@@ -121,7 +121,7 @@ fn ones_own_rule_and_schedules_resume_from_a_checkpoint() -> Result<()> {
     assert_eq!(values(&through.0)[1], untouched, "the body's rate is 0 for two steps");
     steps(&first, &mut through, 2..3)?;
     first.save_state(folder.path().join("saved"))?;
-    first.wait_for_save()?;
+    first.checkpoints().wait()?;
     steps(&first, &mut through, 3..6)?;
 
     let second = Accelerator::builder().sharing(&first).build()?;
@@ -229,7 +229,7 @@ dist_test!(world = 2, dist_metrics_count_every_sample_once, |_: World| -> Result
     alone.update(&Tensor::from_slice(&predicted), &Tensor::from_slice(&labels))?;
     assert_eq!(accelerator.compute_metric(&f2)?, alone.compute());
     // Metrics that differ between ranks are refused on both.
-    let odd = FBeta::new(1.0, 2 + accelerator.process_index());
+    let odd = FBeta::new(1.0, 2 + accelerator.processes().process_index());
     let error = accelerator.compute_metric(&odd).unwrap_err().to_string();
     assert!(error.contains("rank 0's state has 9 numbers, rank 1's 12"), "{error}");
     accuracy.reset();
@@ -271,7 +271,10 @@ fn one_process_plays_a_rank_of_a_large_world() -> Result<()> {
     let world = World::on_one_host(3, WorldSize::new(8)?, StoreEndpoint::alone())?;
     let builder = Accelerator::builder().world(world).store(Store::hash()?).cpu(true).quiet(true);
     let accelerator = builder.backend(Backend::Fake).build()?;
-    assert_eq!((accelerator.process_index(), accelerator.num_processes()), (3, 8));
+    assert_eq!(
+        (accelerator.processes().process_index(), accelerator.processes().num_processes()),
+        (3, 8)
+    );
     let one = Tensor::from(2.0);
     let sum = accelerator.processes().reduce(&one, ReduceOp::Sum)?.double_value(&[]);
     assert!(sum.is_finite());
@@ -363,7 +366,7 @@ fn an_accelerator_is_built_on_joined_processes() {
 
                 let accelerator =
                     Accelerator::builder().processes(&processes).quiet(true).build().unwrap();
-                assert_eq!(accelerator.process_index(), rank);
+                assert_eq!(accelerator.processes().process_index(), rank);
                 assert_eq!(accelerator.processes().gather_object(rank).unwrap(), [0, 1]);
                 if rank == 1 {
                     processes.set_trigger();

@@ -469,7 +469,7 @@ dist_test!(
             train(&accelerator, &model, &mut optimizer, value)?;
         }
         assert!(finite(model.inner()));
-        accelerator.wait_for_everyone()?;
+        accelerator.processes().wait_for_everyone()?;
         Ok(())
     }
 );

@@ -183,7 +183,7 @@ dist_test!(world = 2, dist_evaluation_uses_rank_0s_statistics, |world: World| ->
     for _ in 0..world.rank.as_usize() * 3 {
         let _ = tch::no_grad(|| model.forward(&input))?;
     }
-    accelerator.wait_for_everyone()
+    accelerator.processes().wait_for_everyone()
 });
 
 dist_test!(world = 3, dist_other_models_and_data_are_refused_everywhere, |world: World| {
@@ -202,7 +202,7 @@ dist_test!(world = 3, dist_other_models_and_data_are_refused_everywhere, |world:
     let text = accelerator.prepare(loader).unwrap_err().to_string();
     assert!(text.contains("rank 0 has 10 samples, rank 2 has 9"), "{text}");
     // And the ranks are still in step.
-    accelerator.wait_for_everyone().unwrap();
+    accelerator.processes().wait_for_everyone().unwrap();
 });
 
 dist_test!(world = 2, dist_epochs_agree_without_a_seed, |_world: World| -> Result<()> {
@@ -262,7 +262,7 @@ dist_test!(world = 2, dist_weights_to_and_from_files, |world: World| -> Result<(
     accelerator.load_model_entry(&mut two, several, "model_ema")?;
     let bias = two.inner().parameters().swap_remove(1).tensor;
     assert_eq!(Vec::<f32>::try_from(bias)?, [2.0, 4.0]);
-    accelerator.wait_for_everyone()
+    accelerator.processes().wait_for_everyone()
 });
 
 dist_test!(world = 2, seconds = 60, dist_a_lost_rank_ends_the_others_step, |world: World| {

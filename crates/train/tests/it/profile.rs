@@ -67,7 +67,7 @@ dist_test!(world = 2, dist_every_rank_writes_a_trace, |_world: World| -> Result<
         Ok(10)
     })?;
     assert_eq!(steps, 10);
-    let rank = accelerator.process_index();
+    let rank = accelerator.processes().process_index();
     let names = [format!("trace_rank{rank}.json"), format!("trace_rank{rank}.2.json")];
     assert_eq!(profile.traces, names.map(|name| path.join(name)));
 
@@ -106,7 +106,7 @@ dist_test!(world = 2, dist_every_rank_writes_a_trace, |_world: World| -> Result<
     );
     let table = profile.table(5).to_string();
     assert!(table.contains("calls") && table.contains("memory (MB)"), "{table}");
-    accelerator.wait_for_everyone()
+    accelerator.processes().wait_for_everyone()
 });
 
 #[test]

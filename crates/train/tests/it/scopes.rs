@@ -11,7 +11,7 @@ dist_test!(world = 3, dist_main_process_first_orders_the_ranks, |world: World| -
     // Rank 0's number must be drawn before other ranks'.
     let turn = accelerator.processes().main_process_first(|| store.add("turns", 1))?;
     assert_eq!(turn == 1, world.rank.as_usize() == 0, "turn {turn}");
-    accelerator.wait_for_everyone()?;
+    accelerator.processes().wait_for_everyone()?;
     assert_eq!(store.add("turns", 0)?, 3);
     Ok(())
 });
@@ -31,13 +31,13 @@ dist_test!(world = 2, dist_a_leader_that_fails_fails_everybody, |world: World| {
         assert!(text.contains("rank 0 failed"), "{text}");
     }
     // The ranks are still in step.
-    accelerator.wait_for_everyone().unwrap();
+    accelerator.processes().wait_for_everyone().unwrap();
 
     let last = accelerator
         .processes()
         .on_last_process(|| Err::<(), _>(Error::InvalidArgument("last".into())));
     assert!(last.unwrap_err().to_string().contains("last"));
-    accelerator.wait_for_everyone().unwrap();
+    accelerator.processes().wait_for_everyone().unwrap();
 });
 
 dist_test!(world = 2, dist_a_leader_that_panics_fails_everybody, |world: World| {
@@ -52,7 +52,7 @@ dist_test!(world = 2, dist_a_leader_that_panics_fails_everybody, |world: World| 
         let text = scope().unwrap_err().to_string();
         assert!(text.contains("panic: index out of range"), "{text}");
     }
-    accelerator.wait_for_everyone().unwrap();
+    accelerator.processes().wait_for_everyone().unwrap();
 });
 
 dist_test!(world = 2, dist_run_on_one_rank, |world: World| -> Result<()> {
@@ -67,7 +67,7 @@ dist_test!(world = 2, dist_run_on_one_rank, |world: World| -> Result<()> {
     accelerator.processes().local_main_process_first(|| Ok::<_, Error>(()))?;
     assert!(accelerator.processes().on_process(2, || Ok::<_, Error>(())).is_err());
     assert_eq!(accelerator.processes().is_last_process(), rank == 1);
-    assert_eq!(accelerator.num_processes(), 2);
+    assert_eq!(accelerator.processes().num_processes(), 2);
     Ok(())
 });
 
@@ -132,7 +132,7 @@ fn alone_every_scope_runs_here() {
     assert!(accelerator.is_main_process() && accelerator.processes().is_last_process());
     assert_eq!(accelerator.processes().on_main_process(|| Ok::<_, Error>(3)).unwrap(), Some(3));
     assert_eq!(accelerator.processes().main_process_first(|| Ok::<_, Error>(3)).unwrap(), 3);
-    accelerator.wait_for_everyone().unwrap();
+    accelerator.processes().wait_for_everyone().unwrap();
     let gathered = accelerator.processes().gather(&Tensor::from(2.0)).unwrap();
     assert_eq!(gathered.size(), [1]);
     assert_eq!(accelerator.processes().split_between_processes(&vec![1, 2]).unwrap(), [1, 2]);

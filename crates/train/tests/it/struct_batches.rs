@@ -82,7 +82,7 @@ fn train(
     from: Option<(&std::path::Path, usize)>,
     mut after: impl FnMut(&Accelerator, usize) -> Result<()>,
 ) -> Result<Vec<(u64, Vec<i64>)>> {
-    accelerator.set_seed_per_process(seed);
+    accelerator.processes().set_seed_per_process(seed);
     let model = Model::new(Net::new)?;
     let optimizer = Sgd::new(0.1).build(&model)?;
     let loader = DataLoader::new(Sentences).batch_size(3).shuffle(true).threads(1);

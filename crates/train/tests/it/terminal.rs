@@ -34,7 +34,7 @@ fn child() {
         return;
     }
     let accelerator = Accelerator::builder().cpu(true).quiet(true).build().unwrap();
-    let rank = accelerator.process_index();
+    let rank = accelerator.processes().process_index();
     // Ends the line that the test harness has begun, on every rank before it got here.
     accelerator.println("");
     let steps = if part == "endless" { u64::MAX } else { STEPS };
@@ -50,7 +50,7 @@ fn child() {
     }
     accelerator.println("the end");
     // What the test harness writes when a rank has ended must not come into the bar of another.
-    accelerator.wait_for_everyone().unwrap();
+    accelerator.processes().wait_for_everyone().unwrap();
 }
 
 fn arguments() -> [&'static str; 5] {

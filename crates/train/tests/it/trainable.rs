@@ -47,7 +47,7 @@ fn steps(
     steps: std::ops::Range<i64>,
 ) -> Result<()> {
     for step in steps {
-        let phase = accelerator.process_index() as f64 * 0.7 + step as f64;
+        let phase = accelerator.processes().process_index() as f64 * 0.7 + step as f64;
         let x = (Tensor::arange(24, (Kind::Float, Device::Cpu)) * 0.37 + phase).sin();
         optimizer.zero_grad()?;
         let loss = model.forward(&x.reshape([4, 6]))?.square().mean(Kind::Float);
@@ -79,7 +79,7 @@ fn freezes_and_thaws(accelerator: &Accelerator, folder: &Path) -> Result<()> {
     assert_eq!(values(&through.0, "encoder"), encoder, "what is frozen stays");
     accelerator.save_state(&saved)?;
     accelerator.checkpoints().wait()?;
-    accelerator.wait_for_everyone()?;
+    accelerator.processes().wait_for_everyone()?;
     steps(accelerator, &mut through, 6..8)?;
     through.0.set_trainable("encoder.weight", true)?;
     assert_eq!(
@@ -106,7 +106,7 @@ fn freezes_and_thaws(accelerator: &Accelerator, folder: &Path) -> Result<()> {
     steps(&second, &mut resumed, 8..11)?;
     assert_eq!(values(&resumed.0, ""), values(&through.0, ""));
     // The same on all ranks.
-    let all = second.gather_object(values(&resumed.0, ""))?;
+    let all = second.processes().gather_object(values(&resumed.0, ""))?;
     assert!(all.iter().all(|values| *values == all[0]));
     Ok(())
 }
@@ -129,7 +129,7 @@ dist_test!(world = 2, dist_two_ranks_freeze_and_thaw, |_: World| -> Result<()> {
     let accelerator = Accelerator::new()?;
     let (_folder, path) = shared(&accelerator);
     freezes_and_thaws(&accelerator, &path)?;
-    accelerator.wait_for_everyone()
+    accelerator.processes().wait_for_everyone()
 });
 
 #[test]
@@ -155,7 +155,7 @@ fn a_schedule_follows_groups_that_go_and_come() -> Result<()> {
 dist_test!(world = 2, dist_ranks_that_differ_are_refused_on_both, |_: World| -> Result<()> {
     let accelerator = Accelerator::new()?;
     let (mut model, mut optimizer) = objects(&accelerator);
-    let rank = accelerator.process_index();
+    let rank = accelerator.processes().process_index();
     let before = names(&optimizer);
     let pattern = ["encoder.*", "head.*"][rank];
     let error = model.set_trainable(pattern, false).unwrap_err();

@@ -108,7 +108,7 @@ dist_test!(world = 2, dist_a_plateau_stays_the_same_on_all_ranks, |_: World| -> 
     let mut scheduler = accelerator.prepare(Scheduler::on_plateau(&optimizer, plateau)?)?;
     // Better on one rank, worse on the other: the means are 1.5 and 1.5.
     for metrics in [[1.0, 2.0], [2.0, 1.0]] {
-        scheduler.step_with(metrics[accelerator.process_index()])?;
+        scheduler.step_with(metrics[accelerator.processes().process_index()])?;
     }
     let state = scheduler.state().plateau.unwrap();
     assert_eq!((state.best, state.lr), (Some(1.5), 0.05));
@@ -250,13 +250,13 @@ dist_test!(world = 2, dist_log_lines_say_rank_and_step, |_: World| -> Result<()>
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("log");
     let accelerator = Accelerator::new()?;
-    let rank = accelerator.process_index();
+    let rank = accelerator.processes().process_index();
     let options = LogOptions { file: Some(file.clone()), ..LogOptions::default() };
-    let subscriber = tracing_subscriber::registry().with(accelerator.log_layer(&options)?);
+    let subscriber = tracing_subscriber::registry().with(accelerator.logging().layer(&options)?);
     tracing::subscriber::with_default(subscriber, || -> Result<()> {
-        let log = accelerator.logger("train");
+        let log = accelerator.logging().logger("train");
         log.info("before the first step");
-        accelerator.set_step(12);
+        accelerator.trackers().set_step(12);
         log.info("main only");
         log.debug("too little to say");
         log.everywhere().warn("from everywhere");
@@ -322,7 +322,7 @@ fn a_meter_gives_values_that_trackers_take() -> Result<()> {
     let folder = tempfile::tempdir().unwrap();
     let accelerator = Accelerator::builder().cpu(true).logging_dir(folder.path()).build()?;
     accelerator.trackers().start("demo", &())?;
-    let mut meter = accelerator.meter(8);
+    let mut meter = accelerator.processes().meter(8);
     meter.step_with_tokens(4, 400);
     accelerator.log(meter.values(), 0)?;
     accelerator.trackers().finish()?;

@@ -61,10 +61,10 @@ fn rank_on_a_full_disk() {
             .and_then(|_| accelerator.checkpoints().wait());
         let error = outcome.unwrap_err();
         assert!(error.to_string().contains("No space left on device"), "{error}");
-        accelerator.wait_for_everyone().unwrap();
+        accelerator.processes().wait_for_everyone().unwrap();
         let names: Vec<_> = fs::read_dir(&disk).unwrap().collect();
         assert!(names.is_empty(), "{names:?}");
-        accelerator.wait_for_everyone().unwrap();
+        accelerator.processes().wait_for_everyone().unwrap();
     }
 }
 
@@ -92,10 +92,10 @@ fn rank_on_a_read_only_disk() {
     run.go(&first, |_, batches| batches < 2);
     let before = run.weights();
     let path = first.save_state(disk.with_file_name("elsewhere")).unwrap();
-    first.wait_for_save().unwrap();
+    first.checkpoints().wait().unwrap();
     run.go(&first, |_, batches| batches < 4);
     first.load_state(&path).unwrap();
     // Buffers are rank 0's.
     assert!(!first.is_main_process() || run.weights() == before);
-    first.wait_for_everyone().unwrap();
+    first.processes().wait_for_everyone().unwrap();
 }

@@ -24,7 +24,7 @@ fn rank() {
     let is_last = local + 1 == variable("LOCAL_WORLD_SIZE").parse::<u32>().unwrap();
     let accelerator =
         Accelerator::builder().cpu(true).timeout(Duration::from_secs(60)).build().unwrap();
-    let rank = accelerator.process_index();
+    let rank = accelerator.processes().process_index();
     let mut sum = Tensor::from_slice(&[rank as f32 + 1.0]);
     let group = accelerator.processes().group().unwrap();
     group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();

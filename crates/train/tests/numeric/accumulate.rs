@@ -128,7 +128,7 @@ fn a_window_may_go_on_in_the_next_epoch() {
 
 /// Every combination of accumulation and an end that is uneven, with batches of equal size.
 fn every_combination(first: &Accelerator) -> Result<()> {
-    let ranks = first.num_processes() as i64;
+    let ranks = first.processes().num_processes() as i64;
     for steps in 1..=4 {
         for samples in [8 * ranks, 10 * ranks, 14 * ranks] {
             let (batch, mut left) = (2 * ranks, samples);

@@ -52,7 +52,7 @@ fn resumed_runs_equal(background: bool, precision: Precision, hook: &CommHook) {
         // Other weights, another seed of the data, other random numbers.
         let mut run = Run::new(&accelerator, 2);
         let loaded = accelerator.load_state(at(batches)).unwrap();
-        assert_eq!(loaded.world_size, accelerator.num_processes());
+        assert_eq!(loaded.world_size, accelerator.processes().num_processes());
         run.batches = batches;
         let rest = run.go(&accelerator, |_, _| true);
         assert_eq!(rest, losses[batches..], "losses after {batches} batches");

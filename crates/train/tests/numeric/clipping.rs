@@ -47,7 +47,7 @@ fn any_norm_is_pytorchs() {
             norm_type: case["p"].as_f64().unwrap_or(f64::INFINITY),
             error_if_nonfinite: true,
         };
-        let norm = accelerator().clip_grad_norm_with(&parameters, options).unwrap().unwrap();
+        let norm = accelerator().clip_grad_norm(&parameters, options).unwrap().unwrap();
         assert_close(
             &[norm.double_value(&[])],
             &[case["norm"].as_f64().unwrap()],
@@ -81,7 +81,7 @@ fn gradients_that_are_not_finite_are_an_error_when_asked_for() {
     for wild in [f64::NAN, f64::INFINITY] {
         let parameters = parameters(&[on_device(&Tensor::from_slice(&[1.0, wild]))]);
         let strict = ClipNorm { max_norm: 1.0, norm_type: 2.0, error_if_nonfinite: true };
-        let error = accelerator().clip_grad_norm_with(&parameters, strict).unwrap_err();
+        let error = accelerator().clip_grad_norm(&parameters, strict).unwrap_err();
         assert!(matches!(error, Error::GradientNorm { .. }), "{error}");
         assert_eq!(flat(&parameters[0].tensor.grad())[0], 1.0, "left as they are");
         let norm = accelerator().clip_grad_norm(&parameters, 1.0).unwrap().unwrap();
@@ -91,7 +91,7 @@ fn gradients_that_are_not_finite_are_an_error_when_asked_for() {
         assert!(accelerator().clip_grad_norm(&parameters(&values()), invalid).is_err());
         assert!(accelerator().clip_grad_value(&parameters(&values()), invalid).is_err());
         let options = ClipNorm { max_norm: 1.0, norm_type: invalid, error_if_nonfinite: false };
-        assert!(accelerator().clip_grad_norm_with(&parameters(&values()), options).is_err());
+        assert!(accelerator().clip_grad_norm(&parameters(&values()), options).is_err());
     }
     let nothing: Vec<NamedTensor> = Vec::new();
     let norm = accelerator().clip_grad_norm(&nothing, 1.0).unwrap().unwrap();

@@ -58,7 +58,7 @@ fn prepared(accelerator: &Accelerator, kind: Kind) -> PreparedModel<Net> {
 /// One backward; the gradients afterwards.
 fn pass(accelerator: &Accelerator, model: &mut PreparedModel<Net>, step: usize) -> Vec<Vec<f64>> {
     model.inner_mut().zero_grad().unwrap();
-    let loss = model.forward((accelerator.process_index(), step)).unwrap();
+    let loss = model.forward((accelerator.processes().process_index(), step)).unwrap();
     accelerator.backward(&loss).unwrap();
     let parameters = model.inner().parameters();
     parameters.iter().map(|p| values(&p.tensor.grad())).collect()
@@ -344,7 +344,7 @@ dist_test!(
         }
         accelerator.save_state(&saved)?;
         let kept = model.comm_hook_state()?.unwrap();
-        let rank = accelerator.process_index();
+        let rank = accelerator.processes().process_index();
         let sum: f64 =
             (0..2).map(|step| gradient(0, rank, step).sum(Kind::Double).double_value(&[])).sum();
         let found = kept.get("a").and_then(Value::as_float).unwrap();
@@ -353,7 +353,7 @@ dist_test!(
         assert_ne!(model.comm_hook_state()?.unwrap(), kept);
         accelerator.load_state(&saved)?;
         assert_eq!(model.comm_hook_state()?.unwrap(), kept);
-        accelerator.wait_for_everyone()
+        accelerator.processes().wait_for_everyone()
     }
 );
 

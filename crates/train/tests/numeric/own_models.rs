@@ -59,7 +59,8 @@ impl<M> Run<M> {
         self.model.train();
         steps
             .map(|step| {
-                let loss = (self.loss)(&self.model, &batch(accelerator.process_index(), step));
+                let loss =
+                    (self.loss)(&self.model, &batch(accelerator.processes().process_index(), step));
                 self.optimizer.zero_grad().unwrap();
                 accelerator.backward(&loss).unwrap();
                 self.optimizer.step().unwrap();
@@ -98,8 +99,8 @@ fn resumed<M>(world: &World, make: fn() -> Model<M>, loss: Loss<M>, names: &[&st
     let mut run = Run::new(&first, make(), loss);
     let before = run.go(&first, 0..3);
     first.save_state(path.join("state")).unwrap();
-    first.wait_for_save().unwrap();
-    first.wait_for_everyone().unwrap();
+    first.checkpoints().wait().unwrap();
+    first.processes().wait_for_everyone().unwrap();
     let rest = run.go(&first, 3..7);
     let weights = run.bits();
     same_on_all_ranks(&first, &weights);
@@ -114,9 +115,9 @@ fn resumed<M>(world: &World, make: fn() -> Model<M>, loss: Loss<M>, names: &[&st
 
     let file = path.join("model.safetensors");
     second.save_model(&resumed.model, &file).unwrap();
-    second.wait_for_everyone().unwrap();
+    second.processes().wait_for_everyone().unwrap();
     check_file(&file, names, make(), &weights);
-    second.wait_for_everyone().unwrap();
+    second.processes().wait_for_everyone().unwrap();
 }
 
 fn check_file<M>(file: &Path, names: &[&str], mut model: Model<M>, weights: &[(String, Vec<u64>)]) {
@@ -189,7 +190,7 @@ dist_test!(world = 2, a_kept_graph_is_reduced_again, |_world: World| {
     let mut model = accelerator.prepare(Model::new(|p| Linear::new(p, 4, 3)).unwrap()).unwrap();
     let keep = BackwardOptions { retain_graph: true, ..Default::default() };
     for step in 0..3 {
-        let input = batch(accelerator.process_index(), step);
+        let input = batch(accelerator.processes().process_index(), step);
         let once = |model: &PreparedModel<Linear>| {
             let loss = model.forward(&input).unwrap().square().mean(Kind::Float);
             accelerator.backward(&loss).unwrap();
@@ -231,7 +232,7 @@ fn gradient_penalty() {
     let critic = accelerator.prepare(Model::new(|p| Linear::new(p, 4, 1)).unwrap()).unwrap();
     let weight = critic.inner().parameters().remove(0).tensor.detach().copy();
     for step in 0..2 {
-        let (real, fake) = (batch(accelerator.process_index(), step), batch(7, step));
+        let (real, fake) = (batch(accelerator.processes().process_index(), step), batch(7, step));
         let mix = Tensor::rand([5, 1], (Kind::Float, accelerator.device()));
         let mixed = (&real + (&fake - &real) * &mix).detach().set_requires_grad(true);
         let distance = critic.forward(&fake).unwrap().mean(Kind::Float)

@@ -81,13 +81,12 @@ fn scopes_nest_and_end_with_a_panic() {
     accelerator
         .autocast(|| {
             assert_eq!(kind(), Kind::BFloat16);
-            accelerator
-                .autocast_with(off, || {
-                    assert_eq!(kind(), Kind::Float);
-                    accelerator.autocast_with(half, || assert_eq!(kind(), Kind::Half)).unwrap();
-                    assert_eq!(kind(), Kind::Float);
-                })
-                .unwrap();
+            off.run(accelerator.device(), || {
+                assert_eq!(kind(), Kind::Float);
+                half.run(accelerator.device(), || assert_eq!(kind(), Kind::Half)).unwrap();
+                assert_eq!(kind(), Kind::Float);
+            })
+            .unwrap();
             assert_eq!(kind(), Kind::BFloat16);
             let other_thread = std::thread::scope(|scope| {
                 scope
@@ -127,7 +126,7 @@ fn the_environment_chooses_where_the_builder_does_not() {
         let chosen = Accelerator::builder().build().unwrap();
         assert_eq!(chosen.device(), tch::Device::Cpu);
         assert_eq!(chosen.mixed_precision(), Precision::Bf16);
-        assert_eq!(chosen.gradient_accumulation_steps(), 4);
+        assert_eq!(chosen.gradient_accumulator().settings().steps, 4);
         let by_hand = Accelerator::builder()
             .cpu(true)
             .mixed_precision(Precision::No)
@@ -135,7 +134,7 @@ fn the_environment_chooses_where_the_builder_does_not() {
             .build()
             .unwrap();
         assert_eq!(by_hand.mixed_precision(), Precision::No);
-        assert_eq!(by_hand.gradient_accumulation_steps(), 2);
+        assert_eq!(by_hand.gradient_accumulator().settings().steps, 2);
         return;
     }
     let child = |precision: &str, steps: &str| {

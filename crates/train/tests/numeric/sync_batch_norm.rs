@@ -90,7 +90,7 @@ const ROWS: [i64; 3] = [3, 1, 4];
 
 dist_test!(world = 3, dist_unequal_batches_equal_the_whole, |_world: World| -> Result<()> {
     let accelerator = builder().sync_batch_norm(true).build()?;
-    let rank = accelerator.process_index();
+    let rank = accelerator.processes().process_index();
     let start: i64 = ROWS[..rank].iter().sum();
     let (mut reference, mut prepared) = (model(), accelerator.prepare(model())?);
     for step in 0..3 {
@@ -125,7 +125,7 @@ dist_test!(world = 3, dist_unequal_batches_equal_the_whole, |_world: World| -> R
         let expected = values(&reference.forward(&batch).unwrap());
         close(&values(&prepared.inner().forward(&batch).unwrap()), &expected, 1e-12, 1e-12);
     }
-    accelerator.wait_for_everyone()?;
+    accelerator.processes().wait_for_everyone()?;
     Ok(())
 });
 
@@ -187,8 +187,8 @@ dist_test!(world = 2, dist_a_lost_rank_is_an_error, |_world: World| -> Result<()
         .build()?;
     let model = accelerator.prepare(Model::new(Cnn::new)?)?;
     let images = Tensor::ones([2, 1, 28, 28], (Kind::Float, numeric_device()));
-    accelerator.wait_for_everyone()?;
-    if accelerator.process_index() == 0 {
+    accelerator.processes().wait_for_everyone()?;
+    if accelerator.processes().process_index() == 0 {
         let error = model.forward(&images).unwrap_err().to_string();
         assert!(error.contains("sync_batch_norm on group"), "{error}");
     }

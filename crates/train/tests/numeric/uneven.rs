@@ -107,7 +107,7 @@ fn train(
     rounds: usize,
 ) -> Result<()> {
     for round in 0..rounds {
-        let output = model.forward(&batch(accelerator.process_index(), round))?;
+        let output = model.forward(&batch(accelerator.processes().process_index(), round))?;
         optimizer.zero_grad()?;
         accelerator.backward(&loss(&output))?;
         optimizer.step()?;
@@ -119,7 +119,7 @@ const ROUNDS: [usize; 3] = [5, 0, 3];
 
 dist_test!(world = 3, dist_unequal_numbers_of_batches, |_world: World| -> Result<()> {
     let one = builder().build()?;
-    let rounds = ROUNDS[one.process_index()];
+    let rounds = ROUNDS[one.processes().process_index()];
     let small =
         ReducerOptions { bucket_bytes: 64, first_bucket_bytes: 16, ..ReducerOptions::default() };
     let searching = ReducerOptions { find_unused_parameters: true, ..small };
@@ -147,7 +147,7 @@ dist_test!(world = 3, dist_unequal_numbers_of_batches, |_world: World| -> Result
 dist_test!(world = 2, dist_buffers_hooks_and_evaluation_in_a_join, |_world: World| -> Result<()> {
     let accelerator = builder().comm_hook(CommHook::Bf16).build()?;
     let (model, mut optimizer) = accelerator.prepare(objects(Net::normal))?;
-    let rank = accelerator.process_index();
+    let rank = accelerator.processes().process_index();
     accelerator.join_uneven_inputs(&model, JoinInputs::default(), || {
         for round in 0..2 + 3 * rank {
             let input = batch(rank, round);
@@ -175,7 +175,7 @@ dist_test!(world = 2, dist_an_early_end_can_be_an_error, |_world: World| -> Resu
     let accelerator = builder().build()?;
     let (model, mut optimizer) = accelerator.prepare(objects(Net::plain))?;
     let join = JoinInputs { throw_on_early_termination: true, ..JoinInputs::default() };
-    let rounds = 2 + accelerator.process_index();
+    let rounds = 2 + accelerator.processes().process_index();
     let outcome = accelerator
         .join_uneven_inputs(&model, join, || train(&accelerator, &model, &mut optimizer, rounds));
     let error = outcome.unwrap_err().to_string();
@@ -187,7 +187,7 @@ dist_test!(world = 2, dist_an_early_end_can_be_an_error, |_world: World| -> Resu
 dist_test!(world = 2, dist_ranks_that_disagree_get_an_error, |_world: World| -> Result<()> {
     let accelerator = builder().build()?;
     let (model, _) = accelerator.prepare(objects(Net::plain))?;
-    let rank = accelerator.process_index();
+    let rank = accelerator.processes().process_index();
     let outcome = accelerator.join_uneven_inputs(&model, JoinInputs::default(), || {
         let pass = || accelerator.backward(&loss(&model.forward(&batch(rank, 0))?));
         if rank == 0 { pass() } else { accelerator.no_sync(&model, pass) }
@@ -209,7 +209,7 @@ dist_test!(world = 2, dist_loaders_are_uneven_inside_only, |_world: World| -> Re
     let count = || (&loader).into_iter().count();
     assert_eq!(count(), 3, "completed");
     let inside = accelerator.join_uneven_inputs(&model, JoinInputs::default(), || Ok(count()))?;
-    assert_eq!(inside, [3, 2][accelerator.process_index()]);
+    assert_eq!(inside, [3, 2][accelerator.processes().process_index()]);
     let kept = JoinInputs { even_batches: None, ..JoinInputs::default() };
     assert_eq!(accelerator.join_uneven_inputs(&model, kept, || Ok(count()))?, 3);
     assert_eq!(count(), 3);
@@ -218,7 +218,7 @@ dist_test!(world = 2, dist_loaders_are_uneven_inside_only, |_world: World| -> Re
 
 dist_test!(world = 2, dist_local_sgd_averages_weights, |_world: World| -> Result<()> {
     let accelerator = builder().build()?;
-    let rank = accelerator.process_index();
+    let rank = accelerator.processes().process_index();
     let (model, mut optimizer) = accelerator.prepare(objects(Net::plain))?;
     // Two ranks by hand.
     let mut both = [objects(Net::plain), objects(Net::plain)];
@@ -259,7 +259,7 @@ dist_test!(world = 2, dist_local_sgd_averages_weights, |_world: World| -> Result
 dist_test!(world = 3, dist_a_trigger_of_one_is_seen_by_all, |_world: World| -> Result<()> {
     let accelerator = builder().build()?;
     assert!(!accelerator.processes().check_trigger()?);
-    if accelerator.process_index() == 1 {
+    if accelerator.processes().process_index() == 1 {
         accelerator.processes().set_trigger();
     }
     assert!(accelerator.processes().check_trigger()?);
@@ -275,7 +275,7 @@ dist_test!(world = 2, dist_a_late_ranks_trigger_is_waited_for, |_world: World| -
     for round in 0..20 {
         let late = round % 2;
         let key = format!("waits/{round}");
-        if accelerator.process_index() == late {
+        if accelerator.processes().process_index() == late {
             // The other one is at its check, or about to be.
             store.wait(&[&key], Duration::from_secs(60))?;
             accelerator.processes().set_trigger();

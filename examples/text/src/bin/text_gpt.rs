@@ -100,7 +100,7 @@ fn main() -> MainResult {
     let losses = Losses::new(&accelerator);
     training.begin(common, &accelerator)?;
 
-    let mut meter = accelerator.meter(20);
+    let mut meter = accelerator.processes().meter(20);
     for epoch in train.inner().epoch()..training.epochs {
         model.train();
         // The loss of the batches that become one step.

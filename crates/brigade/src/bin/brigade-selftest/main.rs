@@ -55,7 +55,7 @@ fn run() -> anyhow::Result<bool> {
     accelerator.println(format!(
         "{} process{} on {} host{}, device {:?}",
         world.world_size,
-        if accelerator.num_processes() == 1 { "" } else { "es" },
+        if accelerator.processes().num_processes() == 1 { "" } else { "es" },
         world.num_nodes,
         if world.num_nodes == 1 { "" } else { "s" },
         accelerator.device()

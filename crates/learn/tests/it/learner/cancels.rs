@@ -69,7 +69,8 @@ impl Cancels {
             return Ok(());
         }
         self.times += 1;
-        let mine = self.only.is_none_or(|rank| rank == learner.accelerator().process_index());
+        let mine =
+            self.only.is_none_or(|rank| rank == learner.accelerator().processes().process_index());
         let due = self.times == 2 || matches!(event, Event::BeforeFit | Event::AfterFit);
         if due && mine { self.level.cancel() } else { Ok(()) }
     }

@@ -22,7 +22,7 @@ fn child() {
     let folder = std::env::var_os(FOLDER).map(PathBuf::from).unwrap();
     let stop: usize = std::env::var(STOP).unwrap().parse().unwrap();
     let accelerator = joined();
-    let rank = accelerator.process_index();
+    let rank = accelerator.processes().process_index();
     let mut learner = learner(&accelerator).quiet(false);
     learner.add((Checkpoint::new(folder.join("last")).every(2), Ema::new(0.8)));
     let mut batches = 0;

@@ -22,7 +22,7 @@ fn normalised(path: &ParamPath<'_>) -> Sequential {
 }
 
 fn split(accelerator: &Accelerator) -> Learner {
-    let data = loaders(8 / accelerator.num_processes());
+    let data = loaders(8 / accelerator.processes().num_processes());
     let learner = Learner::new(accelerator, data, model(normalised)).unwrap().quiet(true);
     learner.split_by_prefix(&[&["0"], &["1"], &["3"]]).unwrap().train_norms(false)
 }
@@ -87,7 +87,7 @@ fn freezes(accelerator: &Accelerator) {
 
 fn short(accelerator: &Accelerator) {
     step!("short epochs");
-    let ranks = accelerator.num_processes();
+    let ranks = accelerator.processes().num_processes();
     let mut learner = learner(accelerator);
     learner.fit(2, 0.1, ShortEpoch::new(0.5)).unwrap();
     // The batch that ends an epoch is cancelled before the recorder hears of it, as in fastai.
@@ -122,7 +122,7 @@ fn measures(accelerator: &Accelerator) {
     assert!(parts.iter().all(|time| !time.is_zero()), "{times:?}");
     let stats = learner.callback::<ActivationStats>().unwrap().stats().to_vec();
     assert_eq!(stats.len(), 2);
-    let values = 8 / accelerator.num_processes() * 16;
+    let values = 8 / accelerator.processes().num_processes() * 16;
     for layer in &stats {
         assert_eq!(layer.steps, [0, 2, 4]);
         for histogram in &layer.histograms {

@@ -102,7 +102,7 @@ fn tracks(accelerator: &Accelerator) {
     learner.add(TrackerLog::new("woof").every(3));
     learner.fit(2, 0.1, ()).unwrap();
     learner.fit(1, 0.1, ()).unwrap();
-    tracked.end_training().unwrap();
+    tracked.trackers().finish().unwrap();
     if !accelerator.is_main_process() {
         assert!(is_empty(path), "rank 0 alone writes");
         return;
@@ -121,7 +121,7 @@ fn tracks(accelerator: &Accelerator) {
         if let Some(Logged::Table(table)) = values.get("ranks") {
             let columns = ["rank", "host", "samples_per_second", "step_ms", "resident_mib"];
             assert_eq!(table.columns(), columns);
-            assert_eq!(table.rows().len(), accelerator.num_processes());
+            assert_eq!(table.rows().len(), accelerator.processes().num_processes());
             tables += 1;
         } else if let Some(epoch) = number("epoch") {
             let last = ["train_loss", "valid_loss", "accuracy", "time"].map(number);

@@ -122,8 +122,8 @@ fn program(
     let log = folder.join("log");
     let accelerator =
         Accelerator::builder().sharing(accelerator).quiet(true).logging_dir(log).build().unwrap();
-    accelerator.set_seed_per_process(seed);
-    let data = loaders(8 / accelerator.num_processes());
+    accelerator.processes().set_seed_per_process(seed);
+    let data = loaders(8 / accelerator.processes().num_processes());
     let mut learner = Learner::new(&accelerator, data, model(with_dropout))
         .unwrap()
         .split_by_prefix(&[&["0"], &["3"]])

@@ -284,7 +284,7 @@ fn interpretations() {
 
 /// What one rank alone sees of the data is an error on it; the other ends, too.
 fn on_one(accelerator: &Accelerator) -> String {
-    let world = accelerator.num_processes() as i64;
+    let world = accelerator.processes().num_processes() as i64;
     let (inputs, classes) = data(13, 20);
     // The second batch of three, which is rank 1's.
     let _ = classes.narrow(0, 3, 3).fill_(9);
@@ -296,6 +296,6 @@ fn on_one(accelerator: &Accelerator) -> String {
 dist_test!(world = 2, dist_an_error_of_one_rank_ends_both, |_world: World| {
     let accelerator = joined();
     let error = on_one(&accelerator);
-    let mine = accelerator.process_index() == 1;
+    let mine = accelerator.processes().process_index() == 1;
     assert_eq!(error.contains("out of bounds"), mine, "{error}");
 });

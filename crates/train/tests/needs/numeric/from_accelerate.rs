@@ -224,7 +224,7 @@ fn two_processes_count_as_one_and_a_tied_weight_comes_back() {
     });
     let _model = apart.prepare(model.unwrap()).unwrap();
     apart.save_state(at("apart")).unwrap();
-    apart.wait_for_save().unwrap();
+    apart.checkpoints().wait().unwrap();
     let error = convert_like(&theirs, &at("none"), &at("apart"), &[]).unwrap_err();
     assert!(error.to_string().contains("it lacks `head.weight`"), "{error}");
     assert!(!at("none").exists());

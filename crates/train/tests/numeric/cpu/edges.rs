@@ -117,7 +117,7 @@ dist_test!(world = 2, dist_a_non_finite_loss_on_one_rank, |world: World| -> Resu
     let error = accelerator.backward(&model.forward(&input)?.mean(Kind::Float)).unwrap_err();
     assert!(matches!(error, Error::LossNotFinite { rank: Some(1), .. }), "{error}");
     let strict = ClipNorm { max_norm: 1.0, norm_type: 2.0, error_if_nonfinite: true };
-    let error = accelerator.clip_grad_norm_with(&model, strict).unwrap_err();
+    let error = accelerator.clip_grad_norm(&model, strict).unwrap_err();
     assert!(matches!(error, Error::GradientNorm { .. }), "{error}");
     optimizer.zero_grad()?;
     optimizer.step()?;

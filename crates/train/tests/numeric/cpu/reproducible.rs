@@ -53,7 +53,7 @@ where
     let optimizer = optimizer(&model).unwrap();
     let (mut model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();
     model.train();
-    let rank = accelerator.process_index() as i64;
+    let rank = accelerator.processes().process_index() as i64;
     for step in 0..4 {
         tch::manual_seed(100 * rank + step);
         let input = Tensor::randn(shape, (Kind::Float, Device::Cpu));

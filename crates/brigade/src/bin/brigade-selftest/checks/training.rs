@@ -33,7 +33,8 @@ fn samples(count: usize, device: Device) -> Result<(Tensor, Tensor)> {
 
 /// Two steps of all ranks with a part each against two steps of one process with everything.
 pub(super) fn step(accelerator: &Accelerator) -> Result<Verdict> {
-    let (rank, size) = (accelerator.process_index(), accelerator.num_processes());
+    let (rank, size) =
+        (accelerator.processes().process_index(), accelerator.processes().num_processes());
     let (inputs, targets) = samples(ROWS_OF_A_RANK * size, Device::Cpu)?;
     let alone = model()?;
     let mut optimizer = Sgd::new(0.1).momentum(0.9).build(&alone)?;
@@ -124,7 +125,8 @@ pub(super) fn checkpoint(accelerator: &Accelerator) -> Result<Verdict> {
     let path = folder.as_ref().map(|folder| folder.path().join("checkpoint"));
     let path =
         accelerator.processes().broadcast_object(path, 0)?.context("rank 0 has no folder")?;
-    let (rank, size) = (accelerator.process_index(), accelerator.num_processes());
+    let (rank, size) =
+        (accelerator.processes().process_index(), accelerator.processes().num_processes());
     let (inputs, targets) = samples(ROWS_OF_A_RANK * size, Device::Cpu)?;
     let rows = ROWS_OF_A_RANK as i64;
     let part = |all: &Tensor| -> Result<Tensor> {
@@ -150,12 +152,12 @@ pub(super) fn checkpoint(accelerator: &Accelerator) -> Result<Verdict> {
             own.backward(&loss)?;
             optimizer.step()?;
         }
-        own.wait_for_save()?;
+        own.checkpoints().wait()?;
         let parameters = model.inner().parameters().into_iter();
         parameters.map(|named| Ok((named.name, named.tensor.f_detach()?))).collect()
     };
     let (whole, resumed) = (run(false)?, run(true)?);
-    accelerator.wait_for_everyone()?;
+    accelerator.processes().wait_for_everyone()?;
     for ((name, whole), (_, resumed)) in whole.iter().zip(&resumed) {
         let difference = whole.f_sub(resumed)?.f_abs()?.f_max()?.f_double_value(&[])?;
         ensure!(difference < 1e-9, "{name} differs by {difference:e} after a checkpoint");

@@ -37,7 +37,7 @@ fn steps() -> (Steps, At) {
 fn accumulates(accelerator: &Accelerator) {
     step!("as one large batch");
     let batch = |samples: usize| {
-        learner_of(accelerator, loaders(samples / accelerator.num_processes()))
+        learner_of(accelerator, loaders(samples / accelerator.processes().num_processes()))
             .optimizer(Sgd::new(0.1))
     };
     let (noted, noting) = steps();
@@ -63,7 +63,7 @@ fn accumulates(accelerator: &Accelerator) {
         let equal = all.iter().all(|it| it == mine);
         assert_eq!(
             equal,
-            accelerator.num_processes() == 1 || (batch + 1) % 3 == 0,
+            accelerator.processes().num_processes() == 1 || (batch + 1) % 3 == 0,
             "batch {batch}"
         );
     }
@@ -120,7 +120,7 @@ fn clips(accelerator: &Accelerator) {
 
 /// One NaN among the samples of the last rank's third batch.
 fn with_nan(accelerator: &Accelerator, accumulate: bool) {
-    let batch = 8 / accelerator.num_processes();
+    let batch = 8 / accelerator.processes().num_processes();
     let (inputs, classes) = data(48, 10);
     let _ = inputs.get(23).get(0).fill_(f64::NAN);
     // Its statistics have seen the NaN, and are put back.

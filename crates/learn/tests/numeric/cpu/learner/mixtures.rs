@@ -48,7 +48,7 @@ fn images(rows: i64, stream: u64) -> (Tensor, Tensor) {
 }
 
 fn image_learner(accelerator: &Accelerator) -> Learner {
-    let batch = 8 / accelerator.num_processes();
+    let batch = 8 / accelerator.processes().num_processes();
     let data = Loaders::new(loader(images(32, 30), batch), loader(images(8, 40), 4)).unwrap();
     Learner::new(accelerator, data, model(conv)).unwrap().quiet(true).metrics(Accuracy)
 }
@@ -74,8 +74,8 @@ fn seen(
 
 /// The first batch of this rank.
 fn first(accelerator: &Accelerator, images: &(Tensor, Tensor)) -> (Tensor, Tensor) {
-    let rows = 8 / accelerator.num_processes() as i64;
-    let begin = rows * accelerator.process_index() as i64;
+    let rows = 8 / accelerator.processes().num_processes() as i64;
+    let begin = rows * accelerator.processes().process_index() as i64;
     (images.0.narrow(0, begin, rows), images.1.narrow(0, begin, rows))
 }
 
@@ -134,7 +134,7 @@ fn mixes(accelerator: &Accelerator) {
 fn precisions(accelerator: &Accelerator) {
     step!("bf16");
     let halved = || {
-        let batch = 8 / accelerator.num_processes();
+        let batch = 8 / accelerator.processes().num_processes();
         let floats = |(inputs, classes): (Tensor, Tensor)| (inputs.to_kind(Kind::Float), classes);
         let loader =
             |rows, stream, batch| -> DataLoader<_> { loader(floats(images(rows, stream)), batch) };

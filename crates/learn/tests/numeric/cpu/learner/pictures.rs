@@ -53,7 +53,8 @@ fn with_codec(accelerator: &Accelerator, folder: &Path) -> (Learner, Arc<dyn Ite
         .item_transforms((Resize::new(32), Flip::new(0.5)))
         .batch_transforms(Normalize::imagenet())
         .seed(1);
-    let data = block.loaders(accelerator, folder, 6 / accelerator.num_processes()).unwrap();
+    let data =
+        block.loaders(accelerator, folder, 6 / accelerator.processes().num_processes()).unwrap();
     let codec = Arc::clone(data.item_codec().unwrap());
     let learner = Learner::new(accelerator, data, network).unwrap();
     (learner.metrics(Accuracy).quiet(true), codec)

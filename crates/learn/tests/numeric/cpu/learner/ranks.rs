@@ -10,7 +10,7 @@ use brigade_train::Accelerator;
 use crate::setup::*;
 
 fn measured(accelerator: &Accelerator, rows: i64, batch: usize) -> Learner {
-    let train = loader(data(48, 10), 8 / accelerator.num_processes()).shuffle(true);
+    let train = loader(data(48, 10), 8 / accelerator.processes().num_processes()).shuffle(true);
     let data = Loaders::new(train, loader(data(rows, 20), batch)).unwrap();
     learner_of(accelerator, data).metrics((
         Accuracy,

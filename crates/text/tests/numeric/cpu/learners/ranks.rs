@@ -154,7 +154,7 @@ fn program(
 ) -> (Learner, Result<()>) {
     let accelerator =
         Accelerator::builder().sharing(accelerator).cpu(true).quiet(true).build().unwrap();
-    accelerator.set_seed_per_process(seed);
+    accelerator.processes().set_seed_per_process(seed);
     let data = language_data(&accelerator, &TRAIN, &VALID, 4, 6);
     let mut options = language_options();
     options.model.encoder.dropout = AwdLstmOptions::language_model().dropout;

@@ -55,7 +55,7 @@ pub(crate) fn language_data(
     seq_len: usize,
 ) -> TextData {
     let loader = |texts| {
-        let batch = rows / accelerator.num_processes();
+        let batch = rows / accelerator.processes().num_processes();
         let data = LanguageModelData::new(texts, rows, seq_len).unwrap();
         DataLoader::new(data).batch_size(batch).threads(0)
     };
@@ -80,7 +80,7 @@ pub(crate) fn labelled_data(
         let sampler = SortedSampler::longest_first(data.lengths());
         DataLoader::new(data).batch_size(batch).sampler(sampler).threads(0)
     };
-    let train = loader(0, train, batch / accelerator.num_processes()).drop_last(true);
+    let train = loader(0, train, batch / accelerator.processes().num_processes()).drop_last(true);
     let loaders = Loaders::new(train, loader(100, valid, batch)).unwrap();
     data(loaders.classes((0..classes).map(|class| class.to_string())))
 }
