@@ -3,7 +3,8 @@
 
 use std::ffi::OsString;
 
-use brigade_config::plugins::{self, PluginArgument};
+use brigade_config::plugin_arguments::PluginArgument;
+use brigade_config::plugins;
 use brigade_config::{Layer, Source, TABLE, Variables};
 use brigade_launch::events::EventsTarget;
 use brigade_launch::{ForPython, LaunchError, LaunchOptions, Program, Secret};
