@@ -131,7 +131,7 @@ impl Job {
     fn is_gone(&self) -> bool {
         let is_over = |it: &Connection| it.is_over || it.member.is_none();
         self.formation.job_result().is_some()
-            && !self.formation.has_untold()
+            && !self.formation.has_uninformed_members()
             && self.connections.iter().all(is_over)
     }
 
