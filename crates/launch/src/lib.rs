@@ -40,6 +40,7 @@ pub mod hosts;
 mod leftovers;
 mod open_files;
 mod options;
+mod outcome;
 mod output;
 mod placement;
 mod plan;
@@ -52,7 +53,6 @@ mod start_gate;
 mod store_port;
 mod value;
 
-pub use agent::Outcome;
 pub use brigade_rendezvous::{
     Assignment, Cause, EtcdAccess, EtcdError, ExitStatus, JobResult, RankFailure, Secret,
     SecretError, Stream, TimeLimits, private_text,
@@ -61,6 +61,7 @@ pub use brigade_ssh::die_with_parent;
 pub use error::LaunchError;
 pub use guard::{Guard, GuardSources};
 pub use options::{ForPython, LaunchOptions};
+pub use outcome::Outcome;
 pub use output::{
     Color, ColorFacts, LineFilter, LocalRanks, LogFolder, OutputFacts, OutputOptions, OutputPlan,
     Prefix, PrefixFacts, StreamMode, StreamModes,

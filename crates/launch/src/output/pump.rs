@@ -16,11 +16,11 @@ use super::lines::Lines;
 use super::live::{BETWEEN_DRAWS, Reports};
 use super::plan::OutputPlan;
 use super::recent::Recent;
+use super::report::Report;
 use super::show::Show;
 use super::streams::LineFilter;
 use super::{Notice, Streams, Tail};
 use crate::LaunchError;
-use crate::agent::Report;
 
 /// What the agent asks the thread to do.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use brigade_hardware::{NearNic, nearest};
 use brigade_launch::{
-    Assignment, ChosenPorts, Device, Devices, LaunchPlan, LogFolder, NodeRange, RendezvousMode,
+    Assignment, ChosenPorts, Device, LaunchPlan, LogFolder, NodeRange, RendezvousMode,
 };
 use brigade_rank_env::text::escaped;
 use brigade_rank_env::{StoreHost, env};
@@ -76,7 +76,7 @@ impl Here<'_> {
     }
 
     fn ranks(&self) -> Vec<Rank> {
-        let mut gpus = Devices::of_ranks(self.plan).into_iter();
+        let mut gpus = self.plan.devices().into_iter();
         let mut rank = |local_rank: usize| {
             let gpu = gpus.next().map(|(device, nics)| RankGpu { device, nics });
             Some(Rank { gpu, ..self.rank(local_rank)? })
