@@ -6,7 +6,8 @@ use brigade_test_needs::SYSTEM_PATH;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::host::{Host, must};
+use crate::commands::must;
+use crate::host::Host;
 use crate::network::ip;
 
 impl Host {
