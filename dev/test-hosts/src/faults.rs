@@ -6,9 +6,8 @@ use brigade_test_needs::SYSTEM_PATH;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::commands::must;
+use crate::commands::{ip, must};
 use crate::host::Host;
-use crate::network::ip;
 
 impl Host {
     /// Cuts this host off, silently: its own interface stays up, packets go nowhere and nothing is

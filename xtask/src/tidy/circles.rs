@@ -25,7 +25,8 @@ pub(super) fn check(sources: &[(String, String)], findings: &mut Findings) {
         for (module, path, contents) in files {
             // What does not parse is rustc's to report.
             if let Ok(tokens) = contents.parse::<TokenStream>() {
-                modules.insert(module.clone(), Module::read(module, path, tokens));
+                let read = Module::read(&module, path, tokens);
+                modules.insert(module, read);
             }
         }
         findings.violations.extend(circles(folder, &modules));
@@ -59,9 +60,9 @@ struct Module<'a> {
 }
 
 impl<'a> Module<'a> {
-    fn read(path: Path, file: &'a str, tokens: TokenStream) -> Self {
+    fn read(path: &Path, file: &'a str, tokens: TokenStream) -> Self {
         let mut module = Module { file, imported: BTreeMap::new(), named: BTreeSet::new() };
-        module.read_tokens(&path, tokens, true);
+        module.read_tokens(path, tokens, true);
         module
     }
 

@@ -203,12 +203,12 @@ impl FindFiles {
     }
 
     /// Finds the images and the folders directly below the root.
-    pub(crate) fn walk(&self, root: &Path) -> Result<Found> {
+    pub(crate) fn walk(&self, root: &Path) -> Result<FoundFiles> {
         let unreadable = |path: &Path, cause| ImageError::Read { path: path.into(), cause };
         if !fs::metadata(root).map_err(|source| unreadable(root, source))?.is_dir() {
             return Err(unreadable(root, io::ErrorKind::NotADirectory.into()));
         }
-        let mut found = Found::default();
+        let mut found = FoundFiles::default();
         let entries = WalkDir::new(root).min_depth(1).follow_links(true).into_iter();
         for entry in entries.filter_entry(|entry| self.hidden || !is_hidden(entry.file_name())) {
             let (path, is_file) = match entry {
@@ -266,7 +266,7 @@ impl FindFiles {
 
 /// What is below a folder, sorted.
 #[derive(Debug, Default)]
-pub(crate) struct Found {
+pub(crate) struct FoundFiles {
     /// Paths from the root on.
     pub(crate) files: Vec<Vec<u8>>,
     /// Names of the folders directly below.

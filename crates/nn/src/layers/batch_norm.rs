@@ -1,8 +1,6 @@
 //! Normalisation over the batch.
 
 use std::borrow::Borrow;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use brigade_torch::{
     BatchNormState, ProcessGroup, batch_norm, batch_norm_relu, is_recomputing, sync_batch_norm,
@@ -11,6 +9,7 @@ use tch::{Device, Kind, TchError, Tensor};
 
 use crate::error::first_line;
 use crate::layer_context::LayerContext;
+use crate::shared_statistics::SharedStatistics;
 use crate::{Error, Init, Module, ParamPath, Result, Training};
 
 /// Options of [`BatchNorm1d`] and [`BatchNorm2d`].
