@@ -73,6 +73,6 @@ pub use placement::{
 pub use plan::{HostFacts, LaunchPlan};
 pub use program::{CargoKind, CargoTarget, Invocation, Program, ProgramError};
 pub use rendezvous::{Endpoint, NodeRange, RendezvousMode, RendezvousTimeouts};
-pub use scheduler::{Found, SchedulerError, Surroundings};
+pub use scheduler::{SchedulerError, SchedulerValue, Surroundings};
 pub use store_port::{ChosenPorts, Interfaces, PortRange, StorePort};
 pub use value::ValueError;

@@ -259,9 +259,9 @@ impl LaunchPlan {
             .collect()
     }
 
-    /// What a rank is told of its place, which differs from it under `--virtual-local-rank`.
+    /// Returns the place that the program of a rank gets: local rank 0 under `--virtual-local-rank`.
     #[must_use]
-    pub fn told(&self, mut world: World) -> World {
+    pub fn world_of_program(&self, mut world: World) -> World {
         if self.options.placement.virtual_local_rank {
             world.local_rank = LocalRank::ZERO;
         }

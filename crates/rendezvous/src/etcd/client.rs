@@ -100,13 +100,13 @@ impl Client {
 
     /// A lease that ends after this time unless it is kept alive.
     pub(crate) fn grant(&mut self, time: Duration) -> Result<Lease> {
-        let granted: Granted = self.call("lease/grant", &json!({ "TTL": time.as_secs() }))?;
+        let granted: GrantAnswer = self.call("lease/grant", &json!({ "TTL": time.as_secs() }))?;
         Ok(granted.id)
     }
 
     /// False when the lease has ended.
     pub(crate) fn keep_alive(&mut self, lease: &str) -> Result<bool> {
-        let kept: Kept = self.call("lease/keepalive", &json!({ "ID": lease }))?;
+        let kept: KeepAliveAnswer = self.call("lease/keepalive", &json!({ "ID": lease }))?;
         Ok(kept.result.ttl.is_some_and(|left| left != "0"))
     }
 
@@ -334,13 +334,13 @@ fn put(key: &str, value: &[u8], lease: &str) -> Value {
 }
 
 #[derive(Deserialize)]
-struct Granted {
+struct GrantAnswer {
     #[serde(rename = "ID")]
     id: Lease,
 }
 
 #[derive(Deserialize)]
-struct Kept {
+struct KeepAliveAnswer {
     result: LeaseTtl,
 }
 
@@ -519,8 +519,9 @@ mod tests {
         let put = r#"{"succeeded":true,"responses":[{"response_put":{"header":{}}}]}"#;
         let done: Done = serde_json::from_str(put).unwrap();
         assert!(done.succeeded && done.values().is_err());
-        let alive: Kept = serde_json::from_str(r#"{"result":{"ID":"7","TTL":"3"}}"#).unwrap();
-        let ended: Kept = serde_json::from_str(r#"{"result":{"ID":"7"}}"#).unwrap();
+        let alive: KeepAliveAnswer =
+            serde_json::from_str(r#"{"result":{"ID":"7","TTL":"3"}}"#).unwrap();
+        let ended: KeepAliveAnswer = serde_json::from_str(r#"{"result":{"ID":"7"}}"#).unwrap();
         assert!(alive.result.ttl.is_some() && ended.result.ttl.is_none());
     }
 }

@@ -99,25 +99,26 @@ impl Here<'_> {
             | RendezvousMode::Etcd { .. }
             | RendezvousMode::Launcher { .. } => OPEN_IN_A_RENDEZVOUS,
         };
-        let place = plan.told(world.clone()).to_env().into_iter().map(|(name, value)| {
-            let value = if name == env::MASTER_PORT {
-                plan.options.store_port.as_ref().map_or_else(
-                    || "(a free port for each attempt)".to_owned(),
-                    |ChosenPorts { ports, .. }| {
-                        if ports.first == ports.last {
-                            ports.to_string()
-                        } else {
-                            format!("(a free one of {ports} for each attempt)")
-                        }
-                    },
-                )
-            } else if open.contains(&name) {
-                self.open(&value)
-            } else {
-                value
-            };
-            (name.to_owned(), value)
-        });
+        let place =
+            plan.world_of_program(world.clone()).to_env().into_iter().map(|(name, value)| {
+                let value = if name == env::MASTER_PORT {
+                    plan.options.store_port.as_ref().map_or_else(
+                        || "(a free port for each attempt)".to_owned(),
+                        |ChosenPorts { ports, .. }| {
+                            if ports.first == ports.last {
+                                ports.to_string()
+                            } else {
+                                format!("(a free one of {ports} for each attempt)")
+                            }
+                        },
+                    )
+                } else if open.contains(&name) {
+                    self.open(&value)
+                } else {
+                    value
+                };
+                (name.to_owned(), value)
+            });
         let is_first = world.is_main() && !open.contains(&env::RANK);
         let later = [
             (env::BRIGADE_AGENT, "(a name for this launch)", true),
