@@ -7,7 +7,7 @@ use brigade_test_needs::Need;
 
 use crate::cargo::{self, Cargo};
 use crate::checkout::Checkout;
-use crate::install::Environment;
+use crate::python_environment::Environment;
 
 /// Benchmarks find the peers' Python in BRIGADE_PEER_PYTHON; without it they skip the comparison.
 pub(crate) fn run(checkout: &Checkout, peers: bool, arguments: &[String]) -> Result<ExitCode> {

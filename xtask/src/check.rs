@@ -1,6 +1,5 @@
 //! `cargo xtask check`: all lints, cheapest first, warnings as errors.
 
-use std::env;
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 
@@ -8,6 +7,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::cargo::{self, Cargo};
 use crate::checkout::Checkout;
+use crate::docs::{document, document_all};
 use crate::tidy;
 use crate::workspace::Workspace;
 
@@ -102,28 +102,6 @@ fn semver_checks(checkout: &Checkout, cargo: &Cargo<'_>) -> Result<bool> {
     }
     let arguments = ["semver-checks", "--workspace", "--baseline-rev", &tag];
     Ok(cargo.run(&arguments)?.success())
-}
-
-/// Libraries only: the program `brigade` would write over the pages of the library `brigade`.
-pub(crate) fn document_all(cargo: &Cargo<'_>) -> Command {
-    document(cargo, &["doc", "--workspace", "--lib", "--no-deps"])
-}
-
-/// `cargo doc` with warnings as errors.
-fn document(cargo: &Cargo<'_>, arguments: &[&str]) -> Command {
-    let mut command = cargo.command(arguments);
-    match env::var_os("RUSTDOCFLAGS") {
-        // The variable replaces what the configuration says, so it must grow, not be set.
-        Some(mut flags) => {
-            flags.push(" -D warnings");
-            command.env("RUSTDOCFLAGS", flags);
-        }
-        // Joined by cargo to the run path in .cargo/libtorch.toml.
-        None => {
-            command.args(["--config", "build.rustdocflags=['-D', 'warnings']"]);
-        }
-    }
-    command
 }
 
 /// Checks what a crate needs to be published and packs it. Whether the packed crates compile, without files

@@ -1,6 +1,7 @@
 //! `cargo xtask docs`: the book in docs/ as HTML by mdBook, with the API reference of all crates beside it.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::env;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -8,7 +9,6 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result, bail};
 
 use crate::cargo::{self, Cargo, plain_cargo};
-use crate::check;
 use crate::checkout::Checkout;
 use crate::workspace::Workspace;
 
@@ -29,7 +29,7 @@ pub(crate) fn run(checkout: &Checkout, without_api: bool) -> Result<ExitCode> {
         return Ok(cargo::exit_code(status));
     }
     if !without_api {
-        let status = cargo::run(&mut check::document_all(&Cargo::new(checkout)?))?;
+        let status = cargo::run(&mut document_all(&Cargo::new(checkout)?))?;
         if !status.success() {
             return Ok(cargo::exit_code(status));
         }
@@ -50,6 +50,28 @@ pub(crate) fn run(checkout: &Checkout, without_api: bool) -> Result<ExitCode> {
     }
     eprintln!("docs: {}", checkout.relative(&book.join("index.html")).display());
     Ok(ExitCode::SUCCESS)
+}
+
+/// Libraries only: the program `brigade` would write over the pages of the library `brigade`.
+pub(crate) fn document_all(cargo: &Cargo<'_>) -> Command {
+    document(cargo, &["doc", "--workspace", "--lib", "--no-deps"])
+}
+
+/// `cargo doc` with warnings as errors.
+pub(crate) fn document(cargo: &Cargo<'_>, arguments: &[&str]) -> Command {
+    let mut command = cargo.command(arguments);
+    match env::var_os("RUSTDOCFLAGS") {
+        // The variable replaces what the configuration says, so it must grow, not be set.
+        Some(mut flags) => {
+            flags.push(" -D warnings");
+            command.env("RUSTDOCFLAGS", flags);
+        }
+        // Joined by cargo to the run path in .cargo/libtorch.toml.
+        None => {
+            command.args(["--config", "build.rustdocflags=['-D', 'warnings']"]);
+        }
+    }
+    command
 }
 
 /// mdBook, in the version that the pages were written for.

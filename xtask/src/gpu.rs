@@ -13,7 +13,7 @@ use brigade_test_needs::Need;
 
 use crate::cargo;
 use crate::checkout::Checkout;
-use crate::install::Environment;
+use crate::python_environment::Environment;
 use build::Build;
 
 /// The options of the command.

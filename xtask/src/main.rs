@@ -12,6 +12,7 @@ mod gpu;
 mod install;
 mod nextest;
 mod notebook;
+mod python_environment;
 mod setup;
 mod suite;
 mod tidy;

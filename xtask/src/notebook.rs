@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::cargo::{self, Cargo, plain_cargo};
 use crate::checkout::Checkout;
-use crate::install::Environment;
+use crate::python_environment::Environment;
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {

@@ -5,12 +5,8 @@ use std::time::Duration;
 
 use clap::{Arg, Args, Subcommand};
 
-use crate::launch::{self, JobArgs};
-
-mod job_file;
-
-pub(crate) use job_file::{EmitError, JobFile};
-use job_file::{Target, time_limit};
+use crate::job_file::{JobFile, Target, time_limit};
+use crate::launch::{JobArgs, settings_as_flags};
 
 /// The scheduler.
 #[derive(Debug, Subcommand)]
@@ -145,7 +141,7 @@ fn shown(arg: Arg) -> Arg {
         let help = "Program or Python script, as the hosts have it, and its arguments";
         return arg.help(help).long_help(help);
     }
-    let is_hidden = !launch::job_file::can_hold(arg.get_id().as_str());
+    let is_hidden = !settings_as_flags::can_be_given(arg.get_id().as_str());
     if is_hidden { arg.hide(true) } else { arg }
 }
 

@@ -24,10 +24,10 @@ mod explain;
 mod flags;
 mod foreign;
 mod hosts;
-pub(crate) mod job_file;
 mod options;
 mod program;
 mod rendezvous;
+pub(crate) mod settings_as_flags;
 
 /// Run a program as several ranks, on this host or on many
 ///

@@ -12,7 +12,7 @@ use brigade_rank_env::with_causes;
 use brigade_ssh::{HostListError, RemoteError};
 use clap::{CommandFactory, Parser, Subcommand};
 
-use emit::EmitError;
+use job_file::EmitError;
 use output::Answer;
 
 #[cfg(test)]
@@ -25,6 +25,7 @@ mod emit;
 mod env;
 mod estimate;
 mod explain;
+mod job_file;
 mod kernel;
 mod launch;
 mod new;

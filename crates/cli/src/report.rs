@@ -1,5 +1,6 @@
 //! `brigade report`: a run's JSON lines as one page of HTML.
 
+mod best;
 mod charts;
 mod epochs;
 mod html;

@@ -1,6 +1,6 @@
 //! Which values are not shown.
 
-use brigade_config::plugins::ARGUMENTS;
+use brigade_config::plugin_arguments::ARGUMENTS;
 
 /// The value of a variable, or what is shown instead where its name says that it is a secret: what
 /// `--explain` prints is pasted into reports of bugs.

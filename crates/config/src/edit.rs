@@ -7,7 +7,7 @@ use toml_edit::{DocumentMut, Item, Table};
 use crate::error::ConfigError;
 use crate::file::{self, normal};
 use crate::layer::{ENV_PREFIX, Layer, PLUGIN_PREFIX};
-use crate::plugins::{ARGUMENTS, PluginArgument};
+use crate::plugin_arguments::{ARGUMENTS, PluginArgument};
 use crate::settings::{ACCELERATE, ENV, Setting, TABLE};
 use crate::source::Source;
 use crate::{document, suggest};

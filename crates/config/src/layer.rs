@@ -7,7 +7,7 @@ use std::path::Path;
 use brigade_rank_env::env;
 
 use crate::error::{ConfigError, fault};
-use crate::plugins::{ARGUMENTS, PluginArgument};
+use crate::plugin_arguments::{ARGUMENTS, PluginArgument};
 use crate::settings::{Setting, Settings, TABLE};
 use crate::source::Source;
 use crate::suggest;

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::source::Source;
 use crate::variables::{CONFIG, Variables};
 
 /// A settings file, and why it is that one.
@@ -85,13 +86,20 @@ fn own(variables: &Variables) -> Option<PathBuf> {
 }
 
 /// `$HF_HOME/accelerate/default_config.yaml`, by default in `~/.cache/huggingface`.
-pub(crate) fn accelerate_default(variables: &Variables) -> Option<PathBuf> {
+fn accelerate_default(variables: &Variables) -> Option<PathBuf> {
     let folder = variables.value("HF_HOME").map(PathBuf::from).or_else(|| {
         let cache = absolute(variables, "XDG_CACHE_HOME")
             .or_else(|| Some(absolute(variables, "HOME")?.join(".cache")))?;
         Some(cache.join("huggingface"))
     })?;
     Some(folder.join("accelerate").join("default_config.yaml"))
+}
+
+/// Returns whether `source` is the file that `accelerate config` writes where Accelerate looks for it: the user has
+/// not asked Brigade to read that file.
+#[must_use]
+pub fn is_accelerates_default(source: &Source, variables: &Variables) -> bool {
+    matches!(source, Source::File { path, .. } if Some(path) == accelerate_default(variables).as_ref())
 }
 
 fn absolute(variables: &Variables, name: &str) -> Option<PathBuf> {

@@ -28,7 +28,7 @@ pub enum Existing {
 /// Errors when the folder is not there or may not be written to, or a file exists that must
 /// be left.
 pub fn write(path: &Path, text: &str, existing: Existing) -> Result<Option<PathBuf>, ConfigError> {
-    let place = Room::at(path)?;
+    let place = Destination::at(path)?;
     if place.old.is_some() && existing == Existing::Refuse {
         return Err(ConfigError::Exists(path.to_owned()));
     }
@@ -60,11 +60,11 @@ pub fn write(path: &Path, text: &str, existing: Existing) -> Result<Option<PathB
 ///
 /// Errors as it does, but for a file that is there.
 pub fn check(path: &Path) -> Result<(), ConfigError> {
-    Room::at(path)?.new_file().map(|_| ())
+    Destination::at(path)?.new_file().map(|_| ())
 }
 
 /// Where a file is to be written.
-struct Room<'a> {
+struct Destination<'a> {
     /// As the user knows it.
     path: &'a Path,
     /// Behind all links.
@@ -72,7 +72,7 @@ struct Room<'a> {
     old: Option<Metadata>,
 }
 
-impl<'a> Room<'a> {
+impl<'a> Destination<'a> {
     fn at(path: &'a Path) -> Result<Self, ConfigError> {
         let real = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         let old = fs::metadata(&real).ok();

@@ -7,7 +7,6 @@ use brigade_rank_env::env;
 
 use crate::error::ConfigError;
 use crate::layer::Layer;
-use crate::paths::accelerate_default;
 use crate::settings::{Setting, TABLE};
 use crate::source::Source;
 use crate::suggest;
@@ -28,13 +27,6 @@ impl Variables {
     #[must_use]
     pub fn value(&self, name: &str) -> Option<&OsString> {
         self.0.get(name).filter(|value| !value.is_empty())
-    }
-
-    /// Whether something was set in the file that `accelerate config` has written where Accelerate looks
-    /// for it: the user has not asked Brigade to read that file.
-    #[must_use]
-    pub fn is_accelerates_default(&self, source: &Source) -> bool {
-        matches!(source, Source::File { path, .. } if Some(path) == accelerate_default(self).as_ref())
     }
 
     /// The settings that they say.

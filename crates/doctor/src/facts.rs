@@ -32,12 +32,13 @@ pub use devices::{Devices, Gpu};
 pub use folders::{Folder, FolderState, FolderUse, Space};
 pub use host::{Build, Host};
 pub use kernel_log::{DeviceMessage, KernelLog, Kill};
+pub use libraries::Missing;
 pub use libtorch::Libtorch;
 pub use limits::{Limit, Limits};
 pub use memory::Memory;
 pub use names::{Resolution, resolve};
 pub use network::{Interface, InterfaceAddress, Network};
-pub use program::{Missing, Program, ProgramState};
+pub use program::{Program, ProgramState};
 pub use project::Project;
 
 /// What to look at, besides the host itself.

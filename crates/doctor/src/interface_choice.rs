@@ -6,7 +6,7 @@ use crate::facts::{Facts, Interface};
 
 /// What a library would take.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Pick {
+pub(crate) enum InterfaceChoice {
     /// An address of this host.
     Takes {
         /// Its interface.
@@ -25,7 +25,7 @@ pub(crate) enum Pick {
     Nothing,
 }
 
-impl Pick {
+impl InterfaceChoice {
     pub(crate) fn address(&self) -> Option<IpAddr> {
         match self {
             Self::Takes { address, .. } => Some(*address),
@@ -36,7 +36,7 @@ impl Pick {
 
 /// PyTorch's rule for Gloo: the interfaces in `GLOO_SOCKET_IFNAME`, by their exact names; else the
 /// first address of the host's own name that is an address of this host; else 127.0.0.1.
-pub(crate) fn gloo(facts: &Facts) -> Pick {
+pub(crate) fn gloo(facts: &Facts) -> InterfaceChoice {
     if let Some(value) = variable(facts, GLOO_SOCKET_IFNAME) {
         let names: Vec<&str> = value.split(',').filter(|it| !it.is_empty()).collect();
         let found = |name: &&str| {
@@ -45,11 +45,11 @@ pub(crate) fn gloo(facts: &Facts) -> Pick {
         };
         let mut found: Vec<(&Interface, IpAddr)> = names.iter().filter_map(found).collect();
         if found.is_empty() || found.len() < names.len() {
-            return Pick::Absent { value: value.to_owned() };
+            return InterfaceChoice::Absent { value: value.to_owned() };
         }
         let (interface, address) = found.remove(0);
         let others = found.iter().map(|(it, _)| it.name.clone()).collect();
-        return Pick::Takes { interface: interface.name.clone(), address, others };
+        return InterfaceChoice::Takes { interface: interface.name.clone(), address, others };
     }
     let own = facts.names.iter().find(|it| it.name == facts.host.name);
     let usable = own.into_iter().flat_map(|it| &it.addresses).find_map(|address| {
@@ -61,27 +61,27 @@ pub(crate) fn gloo(facts: &Facts) -> Pick {
     });
     let (interface, address) =
         usable.unwrap_or_else(|| ("lo".to_owned(), IpAddr::V4(Ipv4Addr::LOCALHOST)));
-    Pick::Takes { interface, address, others: Vec::new() }
+    InterfaceChoice::Takes { interface, address, others: Vec::new() }
 }
 
 /// NCCL's rule: those that `NCCL_SOCKET_IFNAME` matches; else all whose names begin with `ib`; else
 /// all but docker, lo and virbr; else docker, lo, virbr. The first one carries the setting up.
-pub(crate) fn nccl(facts: &Facts) -> Pick {
+pub(crate) fn nccl(facts: &Facts) -> InterfaceChoice {
     let family = variable(facts, "NCCL_SOCKET_FAMILY");
     let takes = |matches: &dyn Fn(&str) -> bool| {
         let mut found = candidates(facts, family).into_iter().filter(|(name, _)| matches(name));
         let (interface, address) = found.next()?;
         let others = found.map(|(name, _)| name.to_owned()).collect();
-        Some(Pick::Takes { interface: interface.to_owned(), address, others })
+        Some(InterfaceChoice::Takes { interface: interface.to_owned(), address, others })
     };
     if let Some(value) = variable(facts, NCCL_SOCKET_IFNAME).filter(|it| it.len() > 1) {
         let found = takes(&|name| matches(value, name));
-        return found.unwrap_or_else(|| Pick::Absent { value: value.to_owned() });
+        return found.unwrap_or_else(|| InterfaceChoice::Absent { value: value.to_owned() });
     }
     ["ib", "^docker,lo,virbr", "docker", "lo", "virbr"]
         .iter()
         .find_map(|rule| takes(&|name| matches(rule, name)))
-        .unwrap_or(Pick::Nothing)
+        .unwrap_or(InterfaceChoice::Nothing)
 }
 
 /// As the system lists them: every IPv4 address, then every IPv6 address; an interface counts once.
@@ -131,11 +131,13 @@ mod tests {
     use super::*;
     use crate::fixtures::{host, interface};
 
-    fn taken(pick: &Pick) -> (String, String) {
+    fn taken(pick: &InterfaceChoice) -> (String, String) {
         match pick {
-            Pick::Takes { interface, address, .. } => (interface.clone(), address.to_string()),
-            Pick::Absent { value } => ("absent".to_owned(), value.clone()),
-            Pick::Nothing => ("nothing".to_owned(), String::new()),
+            InterfaceChoice::Takes { interface, address, .. } => {
+                (interface.clone(), address.to_string())
+            }
+            InterfaceChoice::Absent { value } => ("absent".to_owned(), value.clone()),
+            InterfaceChoice::Nothing => ("nothing".to_owned(), String::new()),
         }
     }
 
@@ -174,7 +176,7 @@ mod tests {
         let mut facts = host("node1", "10.0.0.1");
         facts.network.interfaces.insert(1, interface("docker0", "172.17.0.1"));
         facts.network.interfaces.push(interface("eth1", "10.2.0.1"));
-        let Pick::Takes { interface: name, others, .. } = nccl(&facts) else { panic!() };
+        let InterfaceChoice::Takes { interface: name, others, .. } = nccl(&facts) else { panic!() };
         assert_eq!((name.as_str(), others), ("eth0", vec!["eth1".to_owned()]));
 
         for (value, expected) in [
@@ -194,6 +196,6 @@ mod tests {
         facts.network.interfaces.retain(|it| !it.name.starts_with("eth") && it.name != "ibs3");
         assert_eq!(taken(&nccl(&facts)).0, "docker0");
         facts.network.interfaces.clear();
-        assert_eq!(nccl(&facts), Pick::Nothing);
+        assert_eq!(nccl(&facts), InterfaceChoice::Nothing);
     }
 }

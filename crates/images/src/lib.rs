@@ -12,6 +12,7 @@
 pub mod decode;
 mod error;
 mod image;
+mod image_source;
 pub mod labels;
 mod pack;
 mod resize;

@@ -20,9 +20,9 @@ use sha2::{Digest, Sha256};
 
 use crate::decode::DecodeOptions;
 use crate::image::{Image, Size};
+use crate::image_source::{Fingerprint, Hasher, ImageSource};
 use crate::labels::{Categories, Labelled};
 use crate::samples::{OnBroken, SampleReader, raw};
-use crate::source::{Fingerprint, Hasher, ImageSource};
 use crate::transforms::Compose;
 use crate::{ImageError, Result};
 

@@ -16,8 +16,8 @@ use self::cache::Cache;
 pub use self::cache::CacheOptions;
 pub use self::reader::SampleReader;
 use crate::decode::DecodeOptions;
+use crate::image_source::{Hasher, ImageSource};
 use crate::labels::Labelled;
-use crate::source::{Hasher, ImageSource};
 use crate::transforms::{Compose, Operation, Phase, Plan, Presize};
 use crate::{ImageError, Result, Size};
 

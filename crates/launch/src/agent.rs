@@ -6,18 +6,18 @@
 //! What the agent decides is in `state`, pure; the other files do what it says, and this one
 //! carries events to it and actions away from it.
 
+mod cleanup;
 mod coordinator_client;
 mod device_faults;
 mod error_files;
 mod files;
 mod job_control;
+mod next_attempt;
 mod oom;
-mod outcome;
 mod output_forwarder;
 mod rank_process;
 pub(crate) mod rank_role;
 mod ranks;
-mod report;
 mod signal_disposition;
 mod signals;
 mod state;
@@ -32,19 +32,17 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::signalfd::SignalFd;
 use nix::unistd::{Pid, getpid};
 
-pub use outcome::Outcome;
-pub(crate) use report::Report;
-pub(crate) use signals::with_signals;
+pub(crate) use signals::{next_signal, with_signals};
 
-use crate::leftovers::Descendants;
 use crate::open_files::OpenFiles;
-use crate::output::{AttemptFiles, Notice, Output, RunFolder, Terminal};
-use crate::reaper::Reaper;
+use crate::output::{Notice, Output, Report, RunFolder, Terminal};
 use crate::store_port::Interfaces;
-use crate::{LaunchError, LaunchPlan, RendezvousMode, StorePort};
+use crate::{LaunchError, LaunchPlan, Outcome, RendezvousMode};
+use cleanup::Cleanup;
 use coordinator_client::CoordinatorClient;
 use files::{Answer, Files};
 use job_control::JobControl;
+use next_attempt::NextAttempt;
 use output_forwarder::OutputForwarder;
 use ranks::{Ranks, Starting};
 use state::{Action, AgentState, Event, Kind};
@@ -106,21 +104,12 @@ struct Agent<'p> {
     /// Where the output goes to the coordinator.
     forwarder: Option<OutputForwarder>,
     files: Files,
-    reaper: Reaper,
-    descendants: Descendants,
+    cleanup: Cleanup,
     open_files: OpenFiles,
-    interfaces: Interfaces,
-    /// For the next attempt, in case that this is the first host.
-    port: Option<StorePort>,
-    /// For the attempt that is about to start.
-    prepared: Option<AttemptFiles>,
+    next_attempt: NextAttempt<'p>,
     ranks: Option<Ranks>,
     /// The terminal that a rank is given, where one is.
     job_control: Option<JobControl>,
-    /// What the ranks have left is being killed: when to look again, and the pause after that.
-    sweep: Option<(Instant, Duration)>,
-    /// Ranks are left to the reaper: it must not be dismissed.
-    leaves_ranks: bool,
     result: Option<Result<Outcome, LaunchError>>,
     /// It is time to leave; all output is written.
     exit: Option<bool>,
@@ -141,13 +130,9 @@ impl<'p> Agent<'p> {
         let interfaces =
             if facts.kind == Kind::OneHost { Interfaces::Loopback } else { Interfaces::All };
         // Before it joins: a host without such a port has no part in the job.
-        let port = reserve_port(plan, interfaces)?;
-        let mut descendants = Descendants::adopt(&plan.agent_id)
-            .map_err(LaunchError::system("adopt orphans of the ranks"))?;
+        let next_attempt = NextAttempt::new(plan, interfaces)?;
         let passing = RunFolder::passing(&plan.output, &plan.agent_id);
-        let reaper = Reaper::start(&plan.agent_id, passing.as_deref())
-            .map_err(LaunchError::system("start the reaper"))?;
-        descendants.except(reaper.pid());
+        let cleanup = Cleanup::start(plan, passing.as_deref())?;
         let (state, actions) = AgentState::new(facts);
         let mut this = Self {
             plan,
@@ -160,16 +145,11 @@ impl<'p> Agent<'p> {
             output,
             forwarder,
             files: Files::start(plan).map_err(LaunchError::system("start a thread"))?,
-            reaper,
-            descendants,
+            cleanup,
             open_files: OpenFiles::raise(),
-            interfaces,
-            port: Some(port),
-            prepared: None,
+            next_attempt,
             ranks: None,
-            job_control: plan.output.raw.then(JobControl::open).flatten(),
-            sweep: None,
-            leaves_ranks: false,
+            job_control: if plan.output.raw { JobControl::open() } else { None },
             result: None,
             exit: None,
         };
@@ -238,7 +218,7 @@ impl<'p> Agent<'p> {
                 Err(error) => self.events.push_back(Event::Failed(error)),
             },
             Action::Send(message) => self.client.send(&message),
-            Action::SendStopped { attempt, killed, stuck } => match self.port_of_the_next_attempt()
+            Action::SendStopped { attempt, killed, stuck } => match self.next_attempt.port_number()
             {
                 Ok(port) => {
                     self.client.send(&FromAgent::Stopped { attempt, port, killed, stuck });
@@ -250,7 +230,7 @@ impl<'p> Agent<'p> {
             },
             Action::Disconnect => self.client.disconnect(),
             Action::Prepare { attempt } => {
-                self.prepared = None;
+                self.next_attempt.files = None;
                 self.files.prepare(attempt);
             }
             Action::Start(part) => {
@@ -289,14 +269,14 @@ impl<'p> Agent<'p> {
                 let states = self.ranks.as_ref().map(|ranks| ranks.states(&local_ranks));
                 self.events.push_back(Event::Inspected(states.unwrap_or_default()));
             }
-            Action::Sweep => self.sweep = Some((Instant::now(), FIRST_LOOK)),
+            Action::Sweep => self.cleanup.begin_sweep(),
             Action::Release => {
-                self.sweep = None;
+                self.cleanup.end_sweep();
                 if let Some(ranks) = &mut self.ranks {
-                    ranks.release(&mut self.reaper);
+                    ranks.release(&mut self.cleanup.reaper);
                 }
             }
-            Action::LeaveToReaper => self.leaves_ranks = true,
+            Action::LeaveToReaper => self.cleanup.leaves_ranks = true,
             Action::Drain => self.output.drain(),
             Action::DropOutput => {
                 self.forwarder.iter_mut().for_each(OutputForwarder::abandon);
@@ -307,36 +287,24 @@ impl<'p> Agent<'p> {
         }
     }
 
-    /// A port for the ranks to meet at, in case that this is the first host.
-    fn take_port(&mut self) -> Result<StorePort, LaunchError> {
-        self.port.take().map_or_else(|| reserve_port(self.plan, self.interfaces), Ok)
-    }
-
     /// The port to join with. One that resumes tells the port that its ranks use: that cannot be
     /// reserved again, and with `--store-port` there may be no other.
     fn port_to_join_with(&mut self, resume: bool) -> Result<u16, LaunchError> {
-        match (&self.port, &self.ranks) {
-            (None, Some(ranks)) if resume => Ok(ranks.port.number()),
-            _ => self.port_of_the_next_attempt(),
+        match &self.ranks {
+            Some(ranks) if resume && !self.next_attempt.has_port() => Ok(ranks.port.number()),
+            _ => self.next_attempt.port_number(),
         }
-    }
-
-    fn port_of_the_next_attempt(&mut self) -> Result<u16, LaunchError> {
-        let port = self.take_port()?;
-        let number = port.number();
-        self.port = Some(port);
-        Ok(number)
     }
 
     fn start_ranks(&mut self, part: Assignment) -> Event {
         let attempt = part.attempt;
-        let files = self.prepared.take().unwrap_or_default();
+        let files = self.next_attempt.files.take().unwrap_or_default();
         self.job_control.iter_mut().for_each(JobControl::expect_taking);
-        let started = self.take_port().and_then(|port| {
+        let started = self.next_attempt.take_port().and_then(|port| {
             let with = Starting {
                 plan: self.plan,
                 output: &mut self.output,
-                reaper: &mut self.reaper,
+                reaper: &mut self.cleanup.reaper,
                 open_files: &self.open_files,
             };
             Ranks::start(with, part, port, files)
@@ -373,8 +341,8 @@ impl<'p> Agent<'p> {
     /// Waits for anything to happen. Costs nothing meanwhile.
     fn wait(&self) {
         let state = self.state.deadline().and_then(|due| self.start.checked_add(due));
-        let sweep = self.sweep.map(|(at, _)| at);
-        let next = [state, sweep, self.client.deadline()].into_iter().flatten().min();
+        let next =
+            [state, self.cleanup.deadline(), self.client.deadline()].into_iter().flatten().min();
         let timeout = wake::until(next);
         let mut fds = self.client.fds();
         fds.push(PollFd::new(self.signals.as_fd(), PollFlags::POLLIN));
@@ -408,10 +376,7 @@ impl<'p> Agent<'p> {
         }
         let exited = |(local_rank, exit_status)| Event::Exited { local_rank, exit_status };
         self.events.extend(ended.into_iter().map(exited));
-        if self.descendants.forget(first, &pids) {
-            // An orphan of a rank. Of several that end at a time only one is named.
-            self.descendants.forget_ended(&pids);
-        }
+        self.cleanup.forget(first, &pids);
     }
 
     /// What the terminal, which this process does not hear, has done to the rank that has it.
@@ -472,7 +437,7 @@ impl<'p> Agent<'p> {
                 Answer::Made(Ok(())) => Event::FolderMade,
                 Answer::Made(Err(error)) => Event::Failed(error),
                 Answer::Prepared { attempt, files: Ok(files) } => {
-                    self.prepared = Some(files);
+                    self.next_attempt.files = Some(files);
                     Event::Prepared { attempt }
                 }
                 Answer::Prepared { attempt, files: Err(error) } => {
@@ -487,20 +452,11 @@ impl<'p> Agent<'p> {
         }
     }
 
-    /// Kills what is left, again and again: no descriptor says when a process that is not a child
-    /// has ended.
+    /// Kills what the ranks have left, where that is due.
     fn sweep(&mut self) {
-        let now = Instant::now();
-        let Some((at, pause)) = self.sweep else { return };
-        if now < at {
-            return;
-        }
         let pids = self.ranks.as_ref().map(Ranks::pids).unwrap_or_default();
-        if self.descendants.kill_once(&pids) == 0 {
-            self.sweep = None;
+        if self.cleanup.sweep(&pids) {
             self.events.push_back(Event::Swept);
-        } else {
-            self.sweep = Some((now + pause, (pause * 3 / 2).min(MAX_LOOK)));
         }
     }
 
@@ -530,14 +486,14 @@ impl<'p> Agent<'p> {
 
     /// Leaves nothing behind but what is left to the reaper.
     fn finish(self, written: bool) -> Result<Outcome, LaunchError> {
-        let Self { files, reaper, output, result, leaves_ranks, client, .. } = self;
+        let Self { files, cleanup, output, result, client, .. } = self;
         if let Some(line) = client.finish() {
             output.say(&line);
         }
         // The reaper goes last: until then it clears up after an agent that is killed.
         let removed = files.end();
-        if removed && !leaves_ranks {
-            reaper.dismiss();
+        if removed && !cleanup.leaves_ranks {
+            cleanup.reaper.dismiss();
         }
         // A thread that still writes is left alone; it ends with this process.
         if written {
@@ -550,31 +506,5 @@ impl<'p> Agent<'p> {
     }
 }
 
-/// Reserves a port for the ranks' store, in case that this is the first host.
-///
-/// Errors when there is none, or none of those that the user has named.
-fn reserve_port(plan: &LaunchPlan, interfaces: Interfaces) -> Result<StorePort, LaunchError> {
-    // On the other hosts nothing uses it, and a port of the user's may be taken there.
-    let is_first = match plan.options.rendezvous {
-        RendezvousMode::Static { node_rank, .. } | RendezvousMode::Launcher { node_rank } => {
-            node_rank == 0
-        }
-        _ => true,
-    };
-    match plan.options.store_port.as_ref().filter(|_| is_first) {
-        Some(chosen) => StorePort::reserve_in(interfaces, chosen.ports).map_err(|cause| {
-            LaunchError::StorePort {
-                ports: chosen.ports.to_string(),
-                source_of: chosen.source.clone(),
-                cause,
-                needs_one: interfaces == Interfaces::All,
-            }
-        }),
-        None => StorePort::reserve(interfaces).map_err(LaunchError::system("reserve a port")),
-    }
-}
-
 /// The agent waits for the output of one attempt, and of the end, at most.
 const MAX_DRAINS: usize = 2;
-const FIRST_LOOK: Duration = Duration::from_millis(2);
-const MAX_LOOK: Duration = Duration::from_millis(50);

@@ -21,7 +21,6 @@ mod python_files;
 mod run;
 mod session;
 mod store;
-mod upload;
 
 use std::path::PathBuf;
 use std::time::Duration;

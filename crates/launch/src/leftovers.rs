@@ -274,7 +274,7 @@ impl Orphans {
     }
 
     /// The living processes that this agent can have left, by what `/proc` says of all of them.
-    fn sort(&self, this: i32, all: &Processes) -> Sorted {
+    fn sort(&self, this: i32, all: &Processes) -> YoungProcesses {
         let own = all.0.get(&this).copied();
         let (since, adopter) = own.map_or((0, 1), |stat| (stat.start, stat.parent));
         let sessions = self.sessions.iter().filter(|session| {
@@ -285,7 +285,7 @@ impl Orphans {
         let young = all.0.iter().map(|(pid, stat)| (*pid, *stat));
         let young = young.filter(|(pid, stat)| is_young(*pid, stat) && !stat.is_dead());
         let (in_sessions, others) = young.partition(|(_, stat)| sessions.contains(&stat.session));
-        Sorted { adopter, sessions, in_sessions, others }
+        YoungProcesses { adopter, sessions, in_sessions, others }
     }
 
     /// Of the processes with the agent's name those that descend from the adopter, over others of
@@ -327,7 +327,7 @@ fn is_there(pid: i32) -> bool {
 
 /// The young processes of a machine, as a reaper sees them.
 #[derive(Debug)]
-struct Sorted {
+struct YoungProcesses {
     /// The parent of the reaper.
     adopter: i32,
     /// Sessions of ranks whose numbers are still theirs.

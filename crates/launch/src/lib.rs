@@ -40,6 +40,7 @@ pub mod hosts;
 mod leftovers;
 mod open_files;
 mod options;
+mod outcome;
 mod output;
 mod placement;
 mod plan;
@@ -52,7 +53,6 @@ mod start_gate;
 mod store_port;
 mod value;
 
-pub use agent::Outcome;
 pub use brigade_rendezvous::{
     Assignment, Cause, EtcdAccess, EtcdError, ExitStatus, JobResult, RankFailure, Secret,
     SecretError, Stream, TimeLimits, private_text,
@@ -61,6 +61,7 @@ pub use brigade_ssh::die_with_parent;
 pub use error::LaunchError;
 pub use guard::{Guard, GuardSources};
 pub use options::{ForPython, LaunchOptions};
+pub use outcome::Outcome;
 pub use output::{
     Color, ColorFacts, LineFilter, LocalRanks, LogFolder, OutputFacts, OutputOptions, OutputPlan,
     Prefix, PrefixFacts, StreamMode, StreamModes,
@@ -72,6 +73,6 @@ pub use placement::{
 pub use plan::{HostFacts, LaunchPlan};
 pub use program::{CargoKind, CargoTarget, Invocation, Program, ProgramError};
 pub use rendezvous::{Endpoint, NodeRange, RendezvousMode, RendezvousTimeouts};
-pub use scheduler::{Found, SchedulerError, Surroundings};
+pub use scheduler::{SchedulerError, SchedulerValue, Surroundings};
 pub use store_port::{ChosenPorts, Interfaces, PortRange, StorePort};
 pub use value::ValueError;

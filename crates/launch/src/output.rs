@@ -12,6 +12,7 @@ mod plan;
 mod prefix;
 mod pump;
 mod recent;
+mod report;
 mod show;
 mod streams;
 #[cfg(test)]
@@ -28,11 +29,11 @@ pub use plan::{LogFolder, OutputFacts, OutputOptions, OutputPlan};
 pub use prefix::{Prefix, PrefixFacts};
 use pump::{Attempt, Order, Pump};
 pub(crate) use recent::Recent;
+pub(crate) use report::Report;
 pub(crate) use show::{Show, Terminal, write_all};
 pub use streams::{LineFilter, LocalRanks, StreamMode, StreamModes};
 
 use crate::LaunchError;
-use crate::agent::Report;
 use brigade_rendezvous::wake;
 
 /// The agent's side of the thread. Dropping it gives up what is not written yet; [`Output::end`]

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use brigade_hardware::NearNic;
 use brigade_rank_env::{LocalRank, Rank, StoreEndpoint, StoreHost, World, WorldError, WorldSize};
 use brigade_rendezvous::{Assignment, TimeLimits, random_name};
 use nix::unistd::gethostname;
@@ -10,7 +11,9 @@ use nix::unistd::gethostname;
 use crate::placement::{self, PlacementFacts, RankSetup};
 use crate::program::{CargoTarget, Invocation, Program, ProgramError, Search, with_local_rank};
 use crate::rendezvous::RendezvousMode;
-use crate::{ForPython, LaunchError, LaunchOptions, OutputFacts, OutputOptions, OutputPlan};
+use crate::{
+    Device, Devices, ForPython, LaunchError, LaunchOptions, OutputFacts, OutputOptions, OutputPlan,
+};
 
 /// What the plan must know about this host, gathered once.
 #[derive(Clone, Debug)]
@@ -239,9 +242,26 @@ impl LaunchPlan {
         Ok(())
     }
 
-    /// What a rank is told of its place, which differs from it under `--virtual-local-rank`.
+    /// Returns the device of each local rank, as far as there are any, with the network cards as it sees them. Looks
+    /// at this host; nothing of it is needed for a launch.
     #[must_use]
-    pub fn told(&self, mut world: World) -> World {
+    pub fn devices(&self) -> Vec<(Device, Vec<NearNic>)> {
+        let root = brigade_hardware::host_root();
+        let there = Devices::read(&root, placement::environment(&self.user_env));
+        let chosen = there.choose(self.options.placement.devices.as_ref()).unwrap_or_default();
+        if chosen.is_empty() {
+            return Vec::new();
+        }
+        let nics = brigade_hardware::nics(&root);
+        let ranks = chosen.into_iter().take(self.ranks.len());
+        ranks
+            .map(|device| (device.clone(), brigade_hardware::of_device(&root, &device, &nics)))
+            .collect()
+    }
+
+    /// Returns the place that the program of a rank gets: local rank 0 under `--virtual-local-rank`.
+    #[must_use]
+    pub fn world_of_program(&self, mut world: World) -> World {
         if self.options.placement.virtual_local_rank {
             world.local_rank = LocalRank::ZERO;
         }

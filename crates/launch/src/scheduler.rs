@@ -8,7 +8,7 @@ use brigade_rank_env::{WorldError, env};
 
 /// A value and its source: a word and the variable, as in `Slurm (SLURM_NODEID)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found<T> {
+pub struct SchedulerValue<T> {
     /// The value.
     pub value: T,
     /// Where it is from.
@@ -23,23 +23,23 @@ pub struct Found<T> {
 #[non_exhaustive]
 pub struct Surroundings {
     /// `--nnodes`: `N` or `MIN:MAX`.
-    pub nnodes: Option<Found<String>>,
+    pub nnodes: Option<SchedulerValue<String>>,
     /// `--node-rank`.
-    pub node_rank: Option<Found<usize>>,
+    pub node_rank: Option<SchedulerValue<usize>>,
     /// `--master-addr`.
-    pub master_addr: Option<Found<String>>,
+    pub master_addr: Option<SchedulerValue<String>>,
     /// `--master-port`: where the launchers meet.
-    pub master_port: Option<Found<u16>>,
+    pub master_port: Option<SchedulerValue<u16>>,
     /// `--rdzv-id`: a name that no other job of the scheduler has.
-    pub rdzv_id: Option<Found<String>>,
+    pub rdzv_id: Option<SchedulerValue<String>>,
     /// `--rdzv-endpoint`, for elastic jobs.
-    pub rdzv_endpoint: Option<Found<String>>,
+    pub rdzv_endpoint: Option<SchedulerValue<String>>,
     /// `--rdzv-backend`, for elastic jobs.
-    pub rdzv_backend: Option<Found<String>>,
+    pub rdzv_backend: Option<SchedulerValue<String>>,
     /// `--nproc`: a number, `auto`, `cpu` or `gpu`.
-    pub nproc: Option<Found<String>>,
+    pub nproc: Option<SchedulerValue<String>>,
     /// `--max-restarts`.
-    pub max_restarts: Option<Found<String>>,
+    pub max_restarts: Option<SchedulerValue<String>>,
     /// Something the user should know though nothing is wrong.
     pub note: Option<String>,
 }
@@ -143,7 +143,7 @@ impl Surroundings {
     pub fn settings(&self) -> impl Iterator<Item = (&'static str, String, &str)> {
         fn row<'a, T: ToString>(
             name: &'static str,
-            found: Option<&'a Found<T>>,
+            found: Option<&'a SchedulerValue<T>>,
         ) -> Option<(&'static str, String, &'a str)> {
             let found = found?;
             Some((name, found.value.to_string(), &found.source))
@@ -224,17 +224,19 @@ impl Surroundings {
 
     fn of_pods(pods: Pods) -> Result<Self, SchedulerError> {
         type Text = Option<(String, &'static str)>;
-        fn named(text: Text) -> Option<Found<String>> {
+        fn named(text: Text) -> Option<SchedulerValue<String>> {
             let (value, name) = text?;
-            Some(Found { value, source: format!("Kubeflow ({name})") })
+            Some(SchedulerValue { value, source: format!("Kubeflow ({name})") })
         }
         fn number<T: std::str::FromStr>(
             text: Text,
             expected: &'static str,
-        ) -> Result<Option<Found<T>>, SchedulerError> {
+        ) -> Result<Option<SchedulerValue<T>>, SchedulerError> {
             let Some((text, name)) = text else { return Ok(None) };
             match text.trim().parse() {
-                Ok(value) => Ok(Some(Found { value, source: format!("Kubeflow ({name})") })),
+                Ok(value) => {
+                    Ok(Some(SchedulerValue { value, source: format!("Kubeflow ({name})") }))
+                }
                 Err(_) => Err(SchedulerError::NotANumber { name, value: text, expected }),
             }
         }
@@ -258,11 +260,11 @@ impl Surroundings {
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "every field of the result is optional")]
-fn found<T>(value: T, source: String) -> Option<Found<T>> {
-    Some(Found { value, source })
+fn found<T>(value: T, source: String) -> Option<SchedulerValue<T>> {
+    Some(SchedulerValue { value, source })
 }
 
-type MasterAddress = (Option<Found<String>>, Option<Found<u16>>);
+type MasterAddress = (Option<SchedulerValue<String>>, Option<SchedulerValue<u16>>);
 
 fn master_address(
     vars: &dyn Fn(&str) -> Option<String>,

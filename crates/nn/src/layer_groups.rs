@@ -1,6 +1,6 @@
 //! A module's own division into groups of layers, and what belongs to normalisations.
 
-use crate::hooks::is_under;
+use crate::model::is_under;
 use crate::{Model, Result};
 
 /// A module that knows how to divide its layers for transfer learning: into groups from the input to the

@@ -13,7 +13,6 @@ mod pooling;
 mod rms_norm;
 
 pub use activation::Relu;
-pub(crate) use batch_norm::SharedStatistics;
 pub use batch_norm::{BatchNorm1d, BatchNorm2d, BatchNormOptions};
 pub use conv::{Conv2d, Conv2dOptions};
 pub use dropout::Dropout;

@@ -49,12 +49,15 @@ mod layer_groups;
 mod layers;
 mod model;
 mod module;
+mod named;
 mod param_path;
 mod param_registry;
 mod recompute;
 mod script;
 mod sequential;
+mod shared_statistics;
 mod state_dict;
+mod training;
 mod var_store;
 pub mod weights;
 
@@ -62,7 +65,7 @@ pub use brigade_torch::{Device, Kind, ScriptValue, Tensor};
 
 pub use brigade_torch::{NamedTensor, Trainable};
 pub use error::{Error, Result};
-pub use hooks::{ForwardHook, Named, NamedGroup};
+pub use hooks::ForwardHook;
 pub use init::Init;
 pub use into_model::IntoModel;
 pub use layer_groups::LayerGroups;
@@ -71,11 +74,13 @@ pub use layers::{
     EmbeddingOptions, Flatten, LayerNorm, LayerNormOptions, Linear, LinearOptions, Lstm,
     LstmOptions, LstmState, MaxPool2d, Relu, RmsNorm,
 };
-pub use model::{Model, ModelBuilder};
+pub use model::{Model, ModelBuilder, NamedGroup};
 pub use module::{Layer, Module};
-pub use param_path::{ParamPath, Training};
+pub use named::Named;
+pub use param_path::ParamPath;
 pub use recompute::Recompute;
 pub use script::{TorchScript, TorchScriptInputs, TorchScriptOutput};
 pub use sequential::Sequential;
 pub use state_dict::{LoadReport, ShapeMismatch, StateDict};
+pub use training::Training;
 pub use var_store::TchModule;

@@ -1,8 +1,11 @@
 //! A module together with its parameters and buffers.
 
 mod load;
+mod parts;
 
 pub(crate) use load::Shapes;
+pub use parts::NamedGroup;
+pub(crate) use parts::is_under;
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -16,9 +19,9 @@ use brigade_torch::{
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::hooks::Hooks;
-use crate::layers::SharedStatistics;
 use crate::param_path::is_floating_point;
 use crate::param_registry::{Entry, ParamRegistry, Role};
+use crate::shared_statistics::SharedStatistics;
 use crate::{Error, Module, ParamPath, Result, Training};
 
 /// A module `M` and all that it registered: what an optimizer steps, what ranks average, what is saved.

@@ -3,15 +3,13 @@
 use std::cell::RefCell;
 use std::fmt::Display;
 use std::ops::Div;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use tch::{Device, Kind, Tensor};
 
-use crate::Init;
 use crate::layer_context::{LayerContext, shown};
-use crate::layers::SharedStatistics;
 use crate::param_registry::{Entry, ParamRegistry, Role};
+use crate::shared_statistics::SharedStatistics;
+use crate::{Init, Training};
 
 /// A place in the tree of names: `path / "module1" / 0` holds `module1.0.weight`.
 ///
@@ -181,7 +179,7 @@ impl<'a> ParamPath<'a> {
     /// # Ok::<(), brigade_nn::Error>(())
     /// ```
     pub fn adopt_variables(&self, variables: &tch::nn::VarStore) {
-        for (name, tensor, trainable) in crate::var_store::in_order(variables) {
+        for (name, tensor, trainable) in in_order(variables) {
             if trainable {
                 self.adopt_parameter(&name, &tensor);
             } else {
@@ -309,38 +307,20 @@ impl<'a, Step: Display> Div<Step> for &ParamPath<'a> {
     }
 }
 
-/// Whether a layer trains: as its model does ([`crate::Model::train`], [`crate::Model::eval`]), unless it
-/// is held in evaluation ([`crate::Model::hold_in_eval`]). Clones are one switch.
-#[derive(Debug, Clone)]
-pub struct Training {
-    model: Arc<AtomicBool>,
-    held: Arc<AtomicBool>,
-}
-
-impl Training {
-    pub(crate) fn new() -> Self {
-        Self { model: Arc::new(AtomicBool::new(true)), held: Arc::default() }
-    }
-
-    /// The switch of one more layer of the same model.
-    fn of_a_layer(&self) -> Self {
-        Self { model: Arc::clone(&self.model), held: Arc::default() }
-    }
-
-    /// True between `train()` (and at the start) and `eval()`, where the layer is not held in evaluation.
-    #[must_use]
-    pub fn is_on(&self) -> bool {
-        // Relaxed: the flags order nothing else, and they are set by the model's owner.
-        self.model.load(Ordering::Relaxed) && !self.held.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn set(&self, on: bool) {
-        self.model.store(on, Ordering::Relaxed);
-    }
-
-    pub(crate) fn hold(&self, on: bool) {
-        self.held.store(on, Ordering::Relaxed);
-    }
+/// The variables of a store: the trainable ones in the order in which they were made, then the others by
+/// name, each with whether it is trainable. A hash map's order would differ from rank to rank.
+fn in_order(store: &tch::nn::VarStore) -> Vec<(String, Tensor, bool)> {
+    let mut named: Vec<(String, Tensor)> = store.variables().into_iter().collect();
+    named.sort_by(|(left, _), (right, _)| left.cmp(right));
+    let trainable = store.trainable_variables();
+    let place = |tensor: &Tensor| {
+        trainable.iter().position(|other| brigade_torch::same_tensor(tensor, other))
+    };
+    let mut placed: Vec<_> =
+        named.into_iter().map(|(name, tensor)| (place(&tensor), name, tensor)).collect();
+    // Stable: what has no place keeps the order of names.
+    placed.sort_by_key(|(place, ..)| place.unwrap_or(usize::MAX));
+    placed.into_iter().map(|(place, name, tensor)| (name, tensor, place.is_some())).collect()
 }
 
 fn copy_as(values: &Tensor, kind: Kind) -> Result<Tensor, tch::TchError> {

@@ -6,7 +6,7 @@ use tch::{Kind, Tensor};
 
 use crate::Training;
 use crate::hooks::Hooks;
-use crate::layers::SharedStatistics;
+use crate::shared_statistics::SharedStatistics;
 
 /// All that constructors have registered, and what was wrong with it.
 #[derive(Debug)]

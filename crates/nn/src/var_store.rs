@@ -81,19 +81,3 @@ impl<M> Model<TchModule<M>> {
         )
     }
 }
-
-/// The variables of a store: the trainable ones in the order in which they were made, then the others by
-/// name, each with whether it is trainable. A hash map's order would differ from rank to rank.
-pub(crate) fn in_order(store: &VarStore) -> Vec<(String, Tensor, bool)> {
-    let mut named: Vec<(String, Tensor)> = store.variables().into_iter().collect();
-    named.sort_by(|(left, _), (right, _)| left.cmp(right));
-    let trainable = store.trainable_variables();
-    let place = |tensor: &Tensor| {
-        trainable.iter().position(|other| brigade_torch::same_tensor(tensor, other))
-    };
-    let mut placed: Vec<_> =
-        named.into_iter().map(|(name, tensor)| (place(&tensor), name, tensor)).collect();
-    // Stable: what has no place keeps the order of names.
-    placed.sort_by_key(|(place, ..)| place.unwrap_or(usize::MAX));
-    placed.into_iter().map(|(place, name, tensor)| (name, tensor, place.is_some())).collect()
-}

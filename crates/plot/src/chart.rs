@@ -7,8 +7,9 @@ mod thin;
 
 use serde::Serialize;
 
-use crate::plot::{Draw, Size};
+use crate::plot::Draw;
 use crate::scene::Scene;
+use crate::size::Size;
 use crate::terminal::TextOptions;
 use crate::{Axis, Scale};
 

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::color::Color;
-use crate::plot::{Draw, Size};
+use crate::plot::Draw;
 use crate::scene::{Anchor, Area, Pixels, Place, Scene};
+use crate::size::Size;
 use crate::terminal::{TextOptions, color_code, fit};
 use crate::{PlotError, Result};
 

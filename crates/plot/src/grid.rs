@@ -2,8 +2,9 @@
 
 use serde::Serialize;
 
-use crate::plot::{Draw, Size};
+use crate::plot::Draw;
 use crate::scene::{Anchor, Place, Scene};
+use crate::size::Size;
 use crate::terminal::TextOptions;
 use crate::{Chart, Gallery, Heatmap};
 

@@ -7,8 +7,9 @@ use serde::Serialize;
 
 use crate::axis::plain_or_exponent;
 use crate::color::ColorMap;
-use crate::plot::{Draw, Size};
+use crate::plot::Draw;
 use crate::scene::Scene;
+use crate::size::Size;
 use crate::terminal::TextOptions;
 use crate::{PlotError, Result};
 

@@ -41,6 +41,7 @@ mod markup;
 mod plot;
 mod raster;
 mod scene;
+mod size;
 mod svg;
 mod terminal;
 
@@ -52,7 +53,8 @@ pub use gallery::{Caption, Gallery, Picture};
 pub use grid::{Grid, Panel};
 pub use heatmap::Heatmap;
 pub use markup::escape_markup;
-pub use plot::{Plot, Size};
+pub use plot::Plot;
+pub use size::Size;
 pub use terminal::TextOptions;
 
 /// The result of this crate's functions.

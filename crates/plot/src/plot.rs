@@ -3,8 +3,6 @@
 use std::fs;
 use std::path::Path;
 
-use serde::Serialize;
-
 use crate::scene::Scene;
 use crate::terminal::TextOptions;
 use crate::{PlotError, Result, raster, svg};
@@ -69,21 +67,4 @@ pub trait Draw {
     fn scene(&self) -> Scene;
     #[doc(hidden)]
     fn text(&self, options: &TextOptions) -> String;
-}
-
-/// A size in pixels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
-pub struct Size {
-    /// Pixels across.
-    pub width: u32,
-    /// Pixels down.
-    pub height: u32,
-}
-
-impl Size {
-    /// Makes a size of its two sides.
-    #[must_use]
-    pub const fn new(width: u32, height: u32) -> Self {
-        Self { width, height }
-    }
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use brigade_rank_env::text::escaped;
 
 use crate::color::Color;
-use crate::{Size, font};
+use crate::font;
+use crate::size::Size;
 
 /// What is drawn, on white, in pixels from the top left.
 #[derive(Debug, Clone)]

@@ -36,6 +36,6 @@ pub use error_file::{ErrorRecord, record};
 pub use main_error::{MainError, MainResult, with_causes};
 pub use progress::{MAX_REPORT_LEN, Pace, ProgressPipe, ProgressReport};
 pub use rank::{LocalRank, Rank, WorldSize};
-pub use store::{StoreEndpoint, StoreHost, own_address};
+pub use store::{StoreEndpoint, StoreHost, is_loopback, own_address};
 pub use timestamp::timestamp;
-pub use world::{World, is_loopback};
+pub use world::World;

@@ -34,8 +34,9 @@ pub use nodelist::{MAX_HOSTS, MAX_NAME_LEN, expand_hosts, expand_tasks};
 pub use slurm::Step;
 pub use table::*;
 
-use crate::vars::{Vars, below};
-use crate::{LocalRank, Rank, StoreEndpoint, StoreHost, World, WorldError, WorldSize, env};
+use crate::store::is_loopback;
+use crate::vars::Vars;
+use crate::{StoreEndpoint, WorldError, env};
 
 /// Ports that are computed from a job's name or number. They are outside of what Linux gives to
 /// outgoing connections (32768-60999) and Kubernetes to services (30000-32767), and below
@@ -57,32 +58,29 @@ pub struct Names {
 
 /// A place as a scheduler gives it, not yet checked.
 #[derive(Debug)]
-struct Place {
-    names: Names,
-    rank: usize,
-    size: usize,
-    local_rank: usize,
-    local_size: usize,
-    node: usize,
-    nodes: usize,
-    addr: String,
-    port: u16,
-    run_id: Option<String>,
+pub(crate) struct Place {
+    pub(crate) names: Names,
+    pub(crate) rank: usize,
+    pub(crate) size: usize,
+    pub(crate) local_rank: usize,
+    pub(crate) local_size: usize,
+    pub(crate) node: usize,
+    pub(crate) nodes: usize,
+    pub(crate) addr: String,
+    pub(crate) port: u16,
+    pub(crate) run_id: Option<String>,
 }
 
 /// The place that a scheduler gave to this process, if one did. `pid` is this process's number,
 /// where it is known.
-pub(crate) fn world(vars: Vars<'_>, pid: Option<u32>) -> Result<Option<World>, WorldError> {
-    let place = if let Some(mpi) = Mpi::read(vars)? {
-        mpi.place(vars)?
-    } else if let Some(step) = Step::read(vars, pid)? {
-        step.place(vars)?
-    } else if let Some(place) = kubeflow::place(vars)? {
-        place
-    } else {
-        return Ok(None);
-    };
-    place.world(vars).map(Some)
+pub(crate) fn place(vars: Vars<'_>, pid: Option<u32>) -> Result<Option<Place>, WorldError> {
+    if let Some(mpi) = Mpi::read(vars)? {
+        return mpi.place(vars).map(Some);
+    }
+    match Step::read(vars, pid)? {
+        Some(step) => step.place(vars).map(Some),
+        None => kubeflow::place(vars),
+    }
 }
 
 /// torchrun's variables are there, but so is a task of Slurm that contradicts them: a batch script
@@ -114,49 +112,6 @@ pub(crate) fn contradiction(
     }
 }
 
-impl Place {
-    fn world(self, vars: Vars<'_>) -> Result<World, WorldError> {
-        let Names { rank, size, local_rank, local_size } = self.names;
-        for (name, other, value) in [
-            (env::RANK, rank, self.rank),
-            (env::WORLD_SIZE, size, self.size),
-            (env::LOCAL_RANK, local_rank, self.local_rank),
-            (env::LOCAL_WORLD_SIZE, local_size, self.local_size),
-        ] {
-            match vars.number(name)? {
-                Some(set) if set != value => {
-                    return Err(WorldError::Contradiction {
-                        name,
-                        value: set,
-                        other,
-                        other_value: value,
-                        rule: "both mean the same; unset the first",
-                    });
-                }
-                _ => {}
-            }
-        }
-        below((rank, self.rank), (size, self.size))?;
-        below((local_rank, self.local_rank), (local_size, self.local_size))?;
-        if self.size == 1 {
-            return Ok(World::alone());
-        }
-        let world_size = WorldSize::new(self.size)?;
-        let local_world_size = WorldSize::new(self.local_size)?;
-        Ok(World {
-            rank: Rank::new(self.rank, world_size)?,
-            world_size,
-            local_rank: LocalRank::new(self.local_rank, local_world_size)?,
-            local_world_size,
-            node_rank: self.node,
-            num_nodes: self.nodes,
-            store: StoreEndpoint { addr: self.addr, port: self.port, host: StoreHost::Rank0 },
-            run_id: self.run_id,
-            ..World::alone()
-        })
-    }
-}
-
 /// `MASTER_ADDR`, where a user has set it.
 ///
 /// Errors when it is the loopback and the job has several hosts: each would wait for itself.
@@ -166,7 +121,7 @@ pub fn chosen_address(
 ) -> Result<Option<String>, WorldError> {
     let vars = Vars(vars);
     match vars.text(env::MASTER_ADDR).filter(|addr| !addr.is_empty()) {
-        Some(addr) if several_hosts && crate::world::is_loopback(&addr) => Err(vars.unusable(
+        Some(addr) if several_hosts && is_loopback(&addr) => Err(vars.unusable(
             env::MASTER_ADDR,
             "means each host itself, but the ranks are on several hosts: unset it, or set it to \
              the host of rank 0",

@@ -52,6 +52,18 @@ pub fn own_address(name: &str) -> Option<IpAddr> {
     (is_only && !first.is_loopback() && is_own(&first)).then_some(first)
 }
 
+/// Returns whether an address means this host and no other: `localhost`, or a loopback address of IPv4 or IPv6.
+///
+/// ```
+/// use brigade_rank_env::is_loopback;
+/// assert!(is_loopback("localhost") && is_loopback("127.0.0.1") && is_loopback("::1"));
+/// assert!(!is_loopback("node1") && !is_loopback("0.0.0.0"));
+/// ```
+#[must_use]
+pub fn is_loopback(addr: &str) -> bool {
+    addr == "localhost" || addr.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
 /// Who serves the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreHost {

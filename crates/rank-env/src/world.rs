@@ -4,9 +4,10 @@ use std::ffi::OsString;
 use std::fmt;
 use std::process::Command;
 
+use crate::scheduler::{self, Names, Place};
+use crate::store::is_loopback;
 use crate::vars::{Vars, below};
-use crate::{LocalRank, Rank, StoreEndpoint, StoreHost, WorldError, WorldSize};
-use crate::{env, scheduler};
+use crate::{LocalRank, Rank, StoreEndpoint, StoreHost, WorldError, WorldSize, env};
 
 /// One process's place in the job, consistent by construction.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,8 +107,8 @@ impl World {
 
     fn read(vars: Vars<'_>, pid: Option<u32>) -> Result<Self, WorldError> {
         let complete = vars.text(env::RANK).is_some() && vars.text(env::WORLD_SIZE).is_some();
-        if !complete && let Some(world) = scheduler::world(vars, pid)? {
-            return Ok(world);
+        if !complete && let Some(place) = scheduler::place(vars, pid)? {
+            return Self::scheduled(place, vars);
         }
         let Some((rank, world_size)) = vars.rank_and_world_size()? else {
             return Ok(Self::alone());
@@ -165,6 +166,48 @@ impl World {
             max_restarts: vars.count(env::TORCHELASTIC_MAX_RESTARTS)?,
             run_id: vars.text(env::TORCHELASTIC_RUN_ID),
             role: vars.text(env::ROLE_NAME).unwrap_or_else(|| DEFAULT_ROLE.to_owned()),
+        })
+    }
+
+    /// Checks a scheduler's place, and that the variables of torchrun's that are set say the same.
+    fn scheduled(place: Place, vars: Vars<'_>) -> Result<Self, WorldError> {
+        let Names { rank, size, local_rank, local_size } = place.names;
+        for (name, other, value) in [
+            (env::RANK, rank, place.rank),
+            (env::WORLD_SIZE, size, place.size),
+            (env::LOCAL_RANK, local_rank, place.local_rank),
+            (env::LOCAL_WORLD_SIZE, local_size, place.local_size),
+        ] {
+            match vars.number(name)? {
+                Some(set) if set != value => {
+                    return Err(WorldError::Contradiction {
+                        name,
+                        value: set,
+                        other,
+                        other_value: value,
+                        rule: "both mean the same; unset the first",
+                    });
+                }
+                _ => {}
+            }
+        }
+        below((rank, place.rank), (size, place.size))?;
+        below((local_rank, place.local_rank), (local_size, place.local_size))?;
+        if place.size == 1 {
+            return Ok(Self::alone());
+        }
+        let world_size = WorldSize::new(place.size)?;
+        let local_world_size = WorldSize::new(place.local_size)?;
+        Ok(Self {
+            rank: Rank::new(place.rank, world_size)?,
+            world_size,
+            local_rank: LocalRank::new(place.local_rank, local_world_size)?,
+            local_world_size,
+            node_rank: place.node,
+            num_nodes: place.nodes,
+            store: StoreEndpoint { addr: place.addr, port: place.port, host: StoreHost::Rank0 },
+            run_id: place.run_id,
+            ..Self::alone()
         })
     }
 
@@ -277,19 +320,6 @@ impl Vars<'_> {
 
 fn into_text(value: OsString) -> String {
     value.into_string().unwrap_or_else(|raw| raw.to_string_lossy().into_owned())
-}
-
-/// Returns whether an address means this host and no other: `localhost`, or a loopback address of IPv4 or IPv6.
-///
-/// ```
-/// use brigade_rank_env::is_loopback;
-/// assert!(is_loopback("localhost") && is_loopback("127.0.0.1") && is_loopback("::1"));
-/// assert!(!is_loopback("node1") && !is_loopback("0.0.0.0"));
-/// ```
-#[must_use]
-pub fn is_loopback(addr: &str) -> bool {
-    addr == "localhost"
-        || addr.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 /// As torchrun.

@@ -4,7 +4,7 @@
 //! panics or takes memory out of proportion to its input, whatever the bytes are.
 
 use crate::handshake::{self, Greeting, NotBrigade};
-use crate::{Decoder, FrameError, FromAgent, Secret, ToAgent, etcd};
+use crate::{Decoder, FrameError, FromAgent, Secret, ToAgent, discovery};
 
 /// The body of the first record from either side.
 ///
@@ -54,7 +54,7 @@ pub fn to_agent(bytes: &[u8]) -> Result<Vec<ToAgent>, FrameError> {
 /// The coordinator's record in etcd: its address and port; `None` where it is malformed.
 #[must_use]
 pub fn coordinator_record(bytes: &[u8]) -> Option<(String, u16)> {
-    etcd::coordinator_record(bytes)
+    discovery::coordinator_record(bytes)
 }
 
 #[cfg(test)]

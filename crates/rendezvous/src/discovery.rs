@@ -1,6 +1,7 @@
 //! How the agent of a host finds the coordinator, or becomes the host of one.
 
 mod backoff;
+mod election;
 mod notices;
 mod resume;
 mod tcp;
@@ -13,11 +14,10 @@ use std::time::Duration;
 
 use crate::etcd::{EtcdAccess, EtcdError};
 use crate::wake::{self, Flag, Receiver};
-use crate::{Link, Listener, Secret, TimeLimits, etcd, masked_thread};
+use crate::{Link, Listener, Secret, TimeLimits, masked_thread};
 
-pub(crate) use backoff::RetryPolicy;
-pub(crate) use notices::Notices;
-pub(crate) use tcp::{Endpoint, Failure};
+pub(crate) use election::coordinator_record;
+use notices::Notices;
 
 /// What an agent needs to know to meet the others.
 #[derive(Clone, Debug)]
@@ -160,15 +160,7 @@ pub enum RendezvousError {
         /// What happened last.
         last: String,
     },
-    /// It cannot be the address of an etcd.
-    #[error("`{part}` in `{endpoints}` is not the address of an etcd: write it as HOST:PORT")]
-    BadEndpoint {
-        /// The part that is wrong.
-        part: String,
-        /// All of it.
-        endpoints: String,
-    },
-    /// The etcd is not to be used: its certificate, ours, or the user's rights.
+    /// The etcd is not to be used: its address, its certificate, ours, or the user's rights.
     #[error(transparent)]
     Etcd(#[from] EtcdError),
     /// This host comes too late.
@@ -264,7 +256,7 @@ fn meet(plan: &RendezvousPlan, notices: &Notices) -> Result<RendezvousNotice, Re
             resume::meet(plan, *address, *patient, *delay, notices)
         }
         DiscoveryMethod::Etcd { endpoints, access, address } => {
-            etcd::meet(plan, endpoints, access, address.as_deref(), notices)
+            election::meet(plan, endpoints, access, address.as_deref(), notices)
         }
     }
 }

@@ -1,11 +1,12 @@
-//! Election by etcd: the first host to create the job's key becomes its coordinator, for as long as its
-//! lease is kept alive.
+//! What an election needs of etcd: its interface, and a lease that is kept alive for as long as this process is the
+//! coordinator.
 
 mod access;
 mod client;
-mod election;
+mod keys;
 mod leadership;
 
 pub use access::{EtcdAccess, EtcdError};
-pub(crate) use election::{coordinator_record, meet};
+pub(crate) use client::{Client, ClientError, Created};
+pub(crate) use keys::Keys;
 pub(crate) use leadership::LeaderLease;

@@ -144,16 +144,6 @@ pub fn forwarded_variables(
     Ok(ForwardedVariables { variables, files })
 }
 
-/// Where DeepSpeed looks for variables: a file of that name at home and in this folder.
-pub(crate) fn deepspeed_files() -> Vec<PathBuf> {
-    let name = std::env::var_os("DS_ENV_FILE").filter(|it| !it.is_empty());
-    let name = name.unwrap_or_else(|| ".deepspeed_env".into());
-    let home = std::env::home_dir().map(|home| home.join(&name));
-    let mut paths: Vec<PathBuf> = home.into_iter().chain([PathBuf::from(&name)]).collect();
-    paths.dedup();
-    paths
-}
-
 fn read_file(path: &Path, text: &str) -> Result<Vec<(String, String)>, RemoteError> {
     let mut variables = Vec::new();
     for (i, line) in text.lines().enumerate() {

@@ -17,6 +17,7 @@ mod environment;
 mod error;
 pub mod executable;
 mod hostfile;
+mod local_facts;
 mod local_host;
 mod parent_death;
 pub mod reexec;
@@ -25,7 +26,7 @@ mod selection;
 pub mod ssh;
 pub mod wire;
 
-pub use access::{HostAccess, LocalFacts};
+pub use access::HostAccess;
 pub use brigade_rendezvous::TimeLimits;
 pub use child::{Child, Listener, ProcessGroup};
 pub use environment::{
@@ -34,6 +35,7 @@ pub use environment::{
 pub use error::RemoteError;
 pub use executable::ExecutableError;
 pub use hostfile::{HostListError, HostSpec, Place};
+pub use local_facts::LocalFacts;
 pub use local_host::LocalHost;
 pub use parent_death::die_with_parent;
 pub use selection::Selection;

@@ -6,8 +6,6 @@ use cxx::UniquePtr;
 use tch::Device;
 
 use crate::bridge::ffi;
-use crate::device::cuda_devices;
-use crate::error::{Error, Fault};
 use crate::store::{Store, milliseconds};
 
 /// The library that moves the data.
@@ -83,23 +81,6 @@ impl Backend {
                 ffi::nccl_group(nccl_store.raw(), store.raw(), rank, size, &options(gloo))
             }
             Self::Fake => ffi::fake_group(store.raw(), rank, size, name),
-        }
-    }
-
-    /// Checks what was asked for, before the network is touched.
-    pub(crate) fn check(&self, name: &str) -> Result<(), Error> {
-        match self {
-            Self::Gloo(GlooDevice::Interfaces(names)) if names.is_empty() => {
-                Err(Error::InvalidArgument(format!(
-                    "group {name:?}: no network interface given; use GlooDevice::Default"
-                )))
-            }
-            Self::Nccl => cuda_devices().map(drop).map_err(|reason| Error::Libtorch {
-                operation: "new_group",
-                fault: Fault::Unsupported,
-                detail: format!("group {name:?}: NCCL needs a GPU, and {reason}"),
-            }),
-            _ => Ok(()),
         }
     }
 

@@ -13,8 +13,8 @@ use std::sync::{Mutex, PoisonError};
 use cxx::{CxxVector, UniquePtr};
 use tch::Tensor;
 
+use crate::bucket::Bucket;
 use crate::error::Error;
-use crate::hook::Bucket;
 
 /// c10d's `kUnsetTimeout`: the operation uses its group's time limit.
 pub(crate) const NO_LIMIT_OF_ITS_OWN: i64 = -1;

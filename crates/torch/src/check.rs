@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
+use crate::dtype::type_name;
 use crate::error::Error;
 use crate::group::ProcessGroup;
-use crate::reducer::type_name;
 
 /// Ranks that are not doing the same.
 #[derive(Debug)]

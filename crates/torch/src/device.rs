@@ -3,14 +3,12 @@
 mod cuda;
 mod memory;
 mod staging;
-mod streams;
 
 use tch::Device;
 
 pub use self::cuda::{Cuda, CudaUnavailable, cuda_compiled, cuda_devices};
 pub use self::memory::DeviceMemory;
 pub use self::staging::{copy_to_device, copy_to_host, is_pinned};
-pub use self::streams::{SideStream, StreamEvent, Streams};
 use crate::backend::Backend;
 use crate::bridge::ffi;
 use crate::error::Error;

@@ -74,6 +74,28 @@ const KINDS: [(Kind, Dtype); 12] = [
     (Kind::ComplexDouble, Dtype::C128),
 ];
 
+/// PyTorch's name, without `torch.`.
+pub(crate) fn type_name(kind: Kind) -> String {
+    let name = match kind {
+        Kind::Uint8 => "uint8",
+        Kind::Int8 => "int8",
+        Kind::Int16 => "int16",
+        Kind::Int => "int32",
+        Kind::Int64 => "int64",
+        Kind::Half => "float16",
+        Kind::BFloat16 => "bfloat16",
+        Kind::Float => "float32",
+        Kind::Double => "float64",
+        Kind::ComplexHalf => "complex32",
+        Kind::ComplexFloat => "complex64",
+        Kind::ComplexDouble => "complex128",
+        Kind::Bool => "bool",
+        // Those without arithmetic (quantised, 8-bit floats): named alike on Brigade's ranks.
+        other => return format!("{other:?}").to_ascii_lowercase(),
+    };
+    name.to_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

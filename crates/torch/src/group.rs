@@ -1,5 +1,7 @@
 //! Process groups: the ranks that take part in a collective.
 
+mod watched;
+
 use std::fmt;
 use std::panic::Location;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -12,11 +14,12 @@ use tch::{Device, Tensor};
 use crate::autograd::BackwardOptions;
 use crate::backend::{Backend, GlooDevice, RankInfo};
 use crate::bridge::{NO_LIMIT_OF_ITS_OWN, borrow, ffi};
+use crate::device::cuda_devices;
 use crate::error::{CollectiveError, Error, Fault, Thrown};
 use crate::missing_ranks::MissingRanks;
 use crate::store::{Store, milliseconds};
-use crate::watched::Watched;
-use crate::work;
+use crate::work_handle::WorkHandle;
+use watched::Watched;
 
 /// c10d's default time limit for collectives on CPU.
 pub const DEFAULT_GROUP_TIMEOUT: Duration = Duration::from_secs(30 * 60);
@@ -105,9 +108,9 @@ pub(crate) struct Inner {
     /// Collectives started so far; equal on all ranks, so it tells which ranks had not arrived.
     sequence: AtomicU64,
     /// Sends and receives that nothing waits for.
-    messages: Mutex<Vec<work::Handle>>,
+    messages: Mutex<Vec<WorkHandle>>,
     /// What a device does for all ranks, with the thread that watches it.
-    pub(crate) watched: Arc<Watched>,
+    watched: Arc<Watched>,
     failed: AtomicBool,
     aborted: AtomicBool,
     /// Of a communication hook in the backward or shadow that runs: on its way through C++ an error keeps its
@@ -166,7 +169,7 @@ impl ProcessGroup {
                 .map_err(|_| Error::InvalidArgument(format!("group {name:?} of {size} ranks")))
         };
         let (rank32, size32) = (narrow(rank)?, narrow(size)?);
-        backend.check(&name)?;
+        check_backend(&backend, &name)?;
         // PyTorch's layout, so that its ranks and ours can meet: the group's part, then the device's.
         let own = store.prefix(&format!("{}/", store_key.as_ref().unwrap_or(&name)))?;
         let (keys, nccl_keys) = (own.prefix("cpu/")?, own.prefix("cuda/")?);
@@ -418,7 +421,7 @@ impl ProcessGroup {
     }
 
     /// Keeps a send or receive that nothing waits for as long as the group.
-    pub(crate) fn keep_message(&self, message: work::Handle) {
+    pub(crate) fn keep_message(&self, message: WorkHandle) {
         self.inner.messages.lock().unwrap_or_else(PoisonError::into_inner).push(message);
     }
 
@@ -516,6 +519,23 @@ impl ProcessGroup {
             detail,
             missing,
         }))
+    }
+}
+
+/// Checks what was asked for, before the network is touched.
+fn check_backend(backend: &Backend, name: &str) -> Result<(), Error> {
+    match backend {
+        Backend::Gloo(GlooDevice::Interfaces(names)) if names.is_empty() => {
+            Err(Error::InvalidArgument(format!(
+                "group {name:?}: no network interface given; use GlooDevice::Default"
+            )))
+        }
+        Backend::Nccl => cuda_devices().map(drop).map_err(|reason| Error::Libtorch {
+            operation: "new_group",
+            fault: Fault::Unsupported,
+            detail: format!("group {name:?}: NCCL needs a GPU, and {reason}"),
+        }),
+        _ => Ok(()),
     }
 }
 

@@ -10,6 +10,7 @@ mod autocast;
 mod autograd;
 mod backend;
 mod bridge;
+mod bucket;
 mod check;
 mod collective;
 mod cross_entropy;
@@ -25,7 +26,6 @@ pub mod gradients;
 mod graph;
 mod group;
 mod hook;
-mod join;
 mod linear;
 mod loss_flag;
 pub mod matrix_step;
@@ -44,11 +44,12 @@ mod reproducible;
 mod script;
 mod split;
 mod store;
+mod streams;
 mod tensor_file;
 mod tensor_tree;
 mod warnings;
-mod watched;
 mod work;
+mod work_handle;
 
 pub use attention::{AttentionOptions, attention};
 pub use autocast::{Autocast, emulated_kind};
@@ -57,6 +58,7 @@ pub use autograd::{
     gradient, same_tensor, set_gradient,
 };
 pub use backend::{Backend, GlooDevice};
+pub use bucket::Bucket;
 pub use check::Desync;
 pub use collective::ReduceOp;
 pub use cross_entropy::{
@@ -66,8 +68,7 @@ pub use cross_entropy::{
 pub use device::forbid_waiting;
 pub use device::{
     Cuda, CudaUnavailable, DEVICE_KINDS, DeviceExt, DeviceKind, DeviceMemory, GpuMath, MemoryInfo,
-    SideStream, StreamEvent, Streams, copy_to_device, copy_to_host, cuda_compiled, cuda_devices,
-    is_pinned,
+    copy_to_device, copy_to_host, cuda_compiled, cuda_devices, is_pinned,
 };
 pub use device_numbers::DeviceNumbers;
 pub use dropout::dropout;
@@ -78,8 +79,7 @@ pub use graph::{Graph, GraphRecording, records_graphs};
 #[doc(hidden)]
 pub use graph::{GraphRecorder, RecordedGraph, record_graphs_with};
 pub use group::{DEFAULT_GROUP_TIMEOUT, GroupOptions, ProcessGroup};
-pub use hook::{Bucket, Compression, GradientHook};
-pub use join::{JoinOptions, Shadowed};
+pub use hook::{Compression, GradientHook};
 pub use linear::{gelu_linear, linear};
 pub use loss_flag::{LossFlag, first_elements_are_finite, first_elements_not_finite};
 pub use max_pool::max_pool2d;
@@ -93,11 +93,12 @@ pub use parameters::{NamedTensor, Trainable};
 pub use profiler::{ProfiledEvent, ProfilerOptions, Recording, Scope};
 pub use random::{rng_state, set_rng_state};
 pub use recompute::{is_recomputing, recomputed, try_recomputed};
-pub use reducer::{BROADCAST_BYTES, Reducer, ReducerOptions};
+pub use reducer::{BROADCAST_BYTES, JoinOptions, Reducer, ReducerOptions, Shadowed};
 pub use reproducible::{Products, cpu_kernels, make_products_reproducible};
 pub use script::{Script, ScriptValue};
 pub use split::Split;
 pub use store::{DEFAULT_STORE_TIMEOUT, Store, TcpStore, inherited_socket};
+pub use streams::{SideStream, StreamEvent, Streams};
 pub use tch::{Device, Kind, Tensor};
 pub use tensor_file::TensorFile;
 pub use tensor_tree::{TensorTree, TreeSpec};

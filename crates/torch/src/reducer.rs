@@ -24,22 +24,27 @@
 //! and the last forward was a synchronised one), the buckets, and once, after the first backward, the
 //! broadcast of rank 0's bucket order.
 
+mod join;
+
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::time::Instant;
 
 use cxx::UniquePtr;
 use sha2::{Digest, Sha256};
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 use crate::autograd::grad_enabled;
 use crate::bridge::{borrow_all, ffi, own};
+use crate::dtype::type_name;
 use crate::error::{Error, Fault, Thrown};
 use crate::group::{ProcessGroup, Started};
-use crate::join::Join;
 use crate::memory::elements;
 use crate::memory_format::is_channels_last;
 use crate::tensor_tree::TensorTree;
+use join::Join;
+
+pub use join::{JoinOptions, Shadowed};
 
 /// Bytes per message when a model or its buffers are broadcast, as PyTorch's DistributedDataParallel: a rank
 /// in Python must send messages of the same sizes.
@@ -106,11 +111,11 @@ pub struct Reducer {
     buffers: Vec<Tensor>,
     options: ReducerOptions,
     /// False after a forward whose gradients are not reduced: the buffers are not broadcast then.
-    pub(crate) forward_sync: Cell<bool>,
+    forward_sync: Cell<bool>,
     reduction_delayed: Cell<bool>,
     /// The parameters, without their history.
     parameters: Vec<Tensor>,
-    pub(crate) join: RefCell<Option<Join>>,
+    join: RefCell<Option<Join>>,
 }
 
 struct Handle(UniquePtr<ffi::Reducer>);
@@ -412,28 +417,6 @@ fn listing(
         .collect()
 }
 
-/// PyTorch's name, without `torch.`.
-pub(crate) fn type_name(kind: Kind) -> String {
-    let name = match kind {
-        Kind::Uint8 => "uint8",
-        Kind::Int8 => "int8",
-        Kind::Int16 => "int16",
-        Kind::Int => "int32",
-        Kind::Int64 => "int64",
-        Kind::Half => "float16",
-        Kind::BFloat16 => "bfloat16",
-        Kind::Float => "float32",
-        Kind::Double => "float64",
-        Kind::ComplexHalf => "complex32",
-        Kind::ComplexFloat => "complex64",
-        Kind::ComplexDouble => "complex128",
-        Kind::Bool => "bool",
-        // Those without arithmetic (quantised, 8-bit floats): named alike on Brigade's ranks.
-        other => return format!("{other:?}").to_ascii_lowercase(),
-    };
-    name.to_owned()
-}
-
 /// The number of tensors and a hash of the listing.
 fn fingerprint(listing: &[String]) -> [i64; 2] {
     let digest = Sha256::digest(listing.join("\n"));
@@ -444,7 +427,7 @@ fn fingerprint(listing: &[String]) -> [i64; 2] {
 
 #[cfg(test)]
 mod tests {
-    use tch::Device;
+    use tch::{Device, Kind};
 
     use super::*;
 

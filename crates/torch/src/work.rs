@@ -11,6 +11,7 @@ use crate::bridge::{NO_LIMIT_OF_ITS_OWN, ffi};
 use crate::error::{Error, Fault};
 use crate::group::{ProcessGroup, Started};
 use crate::store::milliseconds;
+use crate::work_handle::WorkHandle;
 
 /// A started operation. It keeps its tensors until it is waited for, in memory that nothing else can reach: a
 /// tensor that was lent to it, or whose memory other tensors share, is copied first. So pass tensors by value
@@ -135,20 +136,14 @@ impl<T> fmt::Debug for Work<T> {
 
 /// The operation itself.
 pub(crate) struct PendingWork {
-    handle: Option<Handle>,
+    handle: Option<WorkHandle>,
     group: ProcessGroup,
     started: Started,
 }
 
-pub(crate) struct Handle(UniquePtr<ffi::Work>);
-
-// SAFETY: a counted pointer (atomic count) to a c10d::Work, whose completion is guarded by a mutex; PyTorch
-// waits for works from other threads than the starting one as well.
-unsafe impl Send for Handle {}
-
 impl PendingWork {
     pub(crate) fn new(handle: UniquePtr<ffi::Work>, group: ProcessGroup, started: Started) -> Self {
-        Self { handle: Some(Handle(handle)), group, started }
+        Self { handle: Some(WorkHandle(handle)), group, started }
     }
 
     /// A work whose result is `value`.
@@ -180,7 +175,7 @@ impl PendingWork {
     }
 
     /// Returns how long c10d waits, in milliseconds; 0 for as long as it takes.
-    fn wait_limit(&self, handle: &Handle) -> i64 {
+    fn wait_limit(&self, handle: &WorkHandle) -> i64 {
         let limit = self.group.timeout();
         let on_stream = ffi::work_is_on_stream(&handle.0);
         match (self.started.begun, self.group.backend()) {

@@ -21,20 +21,16 @@
 //!   `_efficient_attention_forward`, `_scaled_grouped_mm`, `_fused_dropout`, `_conv_depthwise2d` when it is called by
 //!   that name, `_weight_int4pack_mm`, and all `cudnn_*` and `miopen_*`.
 
+mod graphs;
+
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tch::Tensor;
 
+pub use crate::error::FakeError;
 use crate::ffi;
-
-/// Says why a function of GPUs made of host memory failed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{message}")]
-pub struct FakeError {
-    pub(crate) message: String,
-}
 
 /// Numbers of a device's memory, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,7 +55,7 @@ pub fn install(devices: usize) -> Result<(), FakeError> {
     let devices = i32::try_from(devices).unwrap_or(i32::MAX);
     // SAFETY: takes a number.
     ffi::result(unsafe { ffi::fake_gpu_install(devices) })?;
-    brigade_torch::record_graphs_with(Box::new(crate::graphs::Recorder));
+    brigade_torch::record_graphs_with(Box::new(graphs::Recorder));
     INSTALLED.store(true, Ordering::Relaxed);
     Ok(())
 }
@@ -305,7 +301,7 @@ pub struct Graph(*mut c_void);
 
 impl Graph {
     /// Takes over a graph that fake_gpu_end_capture made.
-    pub(crate) fn from_raw(graph: *mut c_void) -> Self {
+    fn from_raw(graph: *mut c_void) -> Self {
         Self(graph)
     }
 

@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_void};
 
-use crate::fake::FakeError;
+use crate::error::FakeError;
 
 /// Numbers of a device's memory, in bytes.
 #[repr(C)]

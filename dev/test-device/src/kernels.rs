@@ -4,7 +4,7 @@ use std::{array, ptr};
 
 use tch::Tensor;
 
-use crate::fake::FakeError;
+use crate::error::FakeError;
 use crate::ffi;
 
 /// A batch normalisation in training, and what its backward is given. The tensors are the CPU's: `input`, `shortcut`

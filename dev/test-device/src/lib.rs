@@ -11,9 +11,9 @@
 //!
 //! [`perturb`] and [`changes`] measure, on the processor of the test, how far rounding can move results.
 
+mod error;
 pub mod fake;
 mod ffi;
-mod graphs;
 pub mod kernels;
 mod rounding;
 

@@ -6,8 +6,8 @@ use brigade_test_needs::SYSTEM_PATH;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::host::{Host, must};
-use crate::network::ip;
+use crate::commands::{ip, must};
+use crate::host::Host;
 
 impl Host {
     /// Cuts this host off, silently: its own interface stays up, packets go nowhere and nothing is

@@ -8,8 +8,8 @@ use std::process::{Child, Command, Stdio};
 
 use brigade_test_needs::SYSTEM_PATH;
 
+use crate::commands::{ip, must, read_line};
 use crate::keys;
-use crate::network::ip;
 use crate::process::{Process, inner_process, processes_of};
 
 /// A host of a [`Network`](crate::Network).
@@ -262,24 +262,4 @@ fn write_files(folder: &Path, home: &Path, table: &str) -> io::Result<()> {
 
 fn stdout_of(process: &mut Child) -> &mut impl Read {
     process.stdout.as_mut().expect("a piped stdout")
-}
-
-/// Byte by byte, because nothing may be taken that belongs to the next line.
-pub(crate) fn read_line(from: &mut impl Read) -> String {
-    let mut line = Vec::new();
-    let mut byte = [0];
-    while from.read(&mut byte).is_ok_and(|n| n == 1) && byte != *b"\n" {
-        line.extend_from_slice(&byte);
-    }
-    String::from_utf8_lossy(&line).into_owned()
-}
-
-/// Runs a command of the kit's own, which has to succeed, and gives what it prints.
-#[track_caller]
-pub(crate) fn must(command: &mut Command) -> String {
-    let output = command.stdin(Stdio::null()).output();
-    let output = output.unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command:?}: {}: {stderr}", output.status);
-    String::from_utf8_lossy(&output.stdout).into_owned()
 }

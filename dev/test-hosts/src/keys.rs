@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::host::must;
+use crate::commands::must;
 
 /// Makes a key without a passphrase at this path, and `.pub` beside it.
 pub(crate) fn make(path: &Path, comment: &str) {

@@ -24,6 +24,7 @@
 //! ```
 
 mod authority;
+mod commands;
 mod disk;
 mod etcd;
 mod faults;

@@ -6,8 +6,9 @@ use std::process::{Child, Command, Stdio};
 
 use brigade_test_needs::SYSTEM_PATH;
 
+use crate::commands::read_line;
 use crate::folder::{self, Folder};
-use crate::host::{Host, Wiring, must};
+use crate::host::{Host, Wiring};
 use crate::keys;
 use crate::process::inner_process;
 
@@ -113,7 +114,7 @@ impl Switch {
         command.args(["--net", "--fork", "--kill-child", "sh", "-c", script]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).env_clear().env("PATH", SYSTEM_PATH);
         let mut process = command.spawn().expect("start the switch");
-        let line = crate::host::read_line(process.stdout.as_mut().expect("its stdout"));
+        let line = read_line(process.stdout.as_mut().expect("its stdout"));
         assert_eq!(line, "up", "the switch did not start");
         let inside = inner_process(process.id().cast_signed()).expect("the switch's process");
         Self { process, inside }
@@ -125,12 +126,4 @@ impl Drop for Switch {
         drop(self.process.stdin.take());
         let _ = self.process.wait();
     }
-}
-
-/// Runs `ip` with several commands in one network namespace, named by a process in it.
-pub(crate) fn ip(inside: i32, commands: &str) {
-    let script = commands.lines().map(|it| format!("ip {}", it.trim())).collect::<Vec<_>>();
-    let mut command = Command::new("nsenter");
-    command.args(["--net", "-t", &inside.to_string(), "sh", "-ec", &script.join("\n")]);
-    must(command.env("PATH", SYSTEM_PATH));
 }

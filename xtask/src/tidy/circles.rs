@@ -25,8 +25,8 @@ pub(super) fn check(sources: &[(String, String)], findings: &mut Findings) {
         for (module, path, contents) in files {
             // What does not parse is rustc's to report.
             if let Ok(tokens) = contents.parse::<TokenStream>() {
-                let found = Module::read(&module, path, tokens);
-                modules.insert(module, found);
+                let read = Module::read(&module, path, tokens);
+                modules.insert(module, read);
             }
         }
         findings.violations.extend(circles(folder, &modules));

@@ -28,7 +28,7 @@ pub(crate) struct ScheduleArgs {
     named: Named,
 
     #[command(flatten)]
-    around: Around,
+    modifiers: ScheduleModifiers,
 
     /// Show that many steps [default: those of the schedule]
     #[arg(long, global = true, value_name = "N", value_parser = steps)]
@@ -55,7 +55,7 @@ pub(crate) struct ScheduleArgs {
 
 /// What can be put around any schedule.
 #[derive(Debug, Clone, Default, Args)]
-struct Around {
+struct ScheduleModifiers {
     /// Let the rate rise for N steps first
     #[arg(long, global = true, value_name = "N", value_parser = steps)]
     warmup: Option<u64>,
@@ -80,7 +80,7 @@ struct Part {
     named: Box<Named>,
 
     #[command(flatten)]
-    around: Box<Around>,
+    modifiers: Box<ScheduleModifiers>,
 }
 
 /// Answers on `out`.

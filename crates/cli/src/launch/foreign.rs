@@ -5,7 +5,7 @@
 
 use std::ffi::OsString;
 
-use brigade_config::plugins::{ARGUMENTS, Plugin, PluginArgument};
+use brigade_config::plugin_arguments::{ARGUMENTS, Plugin, PluginArgument};
 use brigade_config::{ConfigError, Layer, Note, Source};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};

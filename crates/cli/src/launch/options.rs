@@ -1,8 +1,11 @@
 //! From settings to what the launcher is asked for.
 
-use brigade_config::plugins::{self, Plugin};
+use brigade_config::plugin_arguments::Plugin;
+use brigade_config::plugins;
 use brigade_config::value::{Precision, Value as _};
-use brigade_config::{ConfigError, Layer, Source, Variables, of_the_launcher};
+use brigade_config::{
+    ConfigError, Layer, Source, Variables, is_accelerates_default, of_the_launcher,
+};
 use brigade_launch::{
     ChosenPorts, ForPython, GuardSources, LaunchOptions, NprocSpec, OutputOptions, PlacementFacts,
     PlacementOptions, PortRange, RendezvousMode, Secret, SecretError,
@@ -109,7 +112,7 @@ pub(super) fn plugins(
     variables: &Variables,
 ) -> anyhow::Result<(Option<ForPython>, Option<String>)> {
     let Some(plugins) = plugins::resolve(layers)? else { return Ok((None, None)) };
-    let is_asked_for = plugins.on.iter().any(|it| !variables.is_accelerates_default(&it.1));
+    let is_asked_for = plugins.on.iter().any(|it| !is_accelerates_default(&it.1, variables));
     if !is_asked_for && program.program(variables)?.is_python_here() == Some(false) {
         let names = plugins.names();
         for (plugin, source) in plugins.on {

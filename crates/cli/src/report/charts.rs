@@ -3,7 +3,7 @@
 use brigade_plot::Chart;
 use indexmap::IndexMap;
 
-use super::epochs::Best;
+use super::best::Best;
 use super::record::Record;
 
 /// What an epoch's lines say, by epoch: losses in one chart, each metric in its own.

@@ -9,8 +9,9 @@ use brigade_rank_env::text::counted;
 use brigade_track::Outcome;
 
 use super::Mode;
+use super::best::Best;
 use super::charts;
-use super::epochs::{Best, TIME};
+use super::epochs::TIME;
 use super::html::{Cell, LONGEST, Table, clock, date, short, shortened};
 use super::pictures::Pictures;
 use super::record::{Record, Series};

@@ -21,7 +21,7 @@ pub(super) enum Feed {
 
 /// What there was to read.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Found {
+pub(super) struct FeedUpdate {
     /// Whether there was anything new.
     pub(super) is_new: bool,
     /// Whether there may be more at once.
@@ -39,7 +39,7 @@ impl Feed {
     ///
     /// # Errors
     /// Where the file cannot be read, though it may be later.
-    pub(super) fn poll(&mut self, model: &mut Model) -> Result<Found, TrackError> {
+    pub(super) fn poll(&mut self, model: &mut Model) -> Result<FeedUpdate, TrackError> {
         match self {
             Self::File(file) => file.poll(model),
             Self::Input(input) => Ok(input.poll(model)),
@@ -113,22 +113,22 @@ impl RunFile {
         self.reader.as_ref().map(RunReader::path)
     }
 
-    fn poll(&mut self, model: &mut Model) -> Result<Found, TrackError> {
+    fn poll(&mut self, model: &mut Model) -> Result<FeedUpdate, TrackError> {
         if self.reader.is_none() {
             match self.find() {
                 Err(error) if self.wait && is_absent(&error) => {
                     let path = printable(&self.asked.to_string_lossy());
                     let notice = Some(format!("waiting for a run in {path}"));
-                    return Ok(Found { notice, ..Found::default() });
+                    return Ok(FeedUpdate { notice, ..FeedUpdate::default() });
                 }
                 found => found?,
             }
         }
-        let Some(reader) = &mut self.reader else { return Ok(Found::default()) };
+        let Some(reader) = &mut self.reader else { return Ok(FeedUpdate::default()) };
         let update = match reader.poll() {
             Err(error) if self.wait && is_absent(&error) => {
                 let notice = Some("the file is gone".to_owned());
-                return Ok(Found { notice, ..Found::default() });
+                return Ok(FeedUpdate { notice, ..FeedUpdate::default() });
             }
             update => update?,
         };
@@ -137,7 +137,7 @@ impl RunFile {
         }
         update.lines.iter().for_each(|line| model.apply(&line.content));
         self.unfinished = update.unfinished;
-        Ok(Found {
+        Ok(FeedUpdate {
             is_new: update.replaced || !update.lines.is_empty(),
             more: update.more,
             replaced: update.replaced,
@@ -211,8 +211,8 @@ impl Input {
         Ok(Self { lines, last: Instant::now(), ended: false })
     }
 
-    fn poll(&mut self, model: &mut Model) -> Found {
-        let mut found = Found { ended: self.ended, ..Found::default() };
+    fn poll(&mut self, model: &mut Model) -> FeedUpdate {
+        let mut found = FeedUpdate { ended: self.ended, ..FeedUpdate::default() };
         match self.lines.try_recv() {
             Ok(lines) => {
                 self.last = Instant::now();

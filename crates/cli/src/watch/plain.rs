@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
-use super::feed::{Feed, Found};
+use super::feed::{Feed, FeedUpdate};
 use super::model::{Model, Row, State};
 use super::text;
 use super::view::shown;
@@ -119,7 +119,7 @@ impl Lines {
         &mut self,
         model: &Model,
         name: &str,
-        found: &Found,
+        found: &FeedUpdate,
         out: &mut impl Write,
     ) -> io::Result<()> {
         if found.replaced {

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::{Entry, KeyOutcome};
 use crate::error::ConfigError;
 use crate::layer::PLUGIN_PREFIX;
-use crate::plugins::{
+use crate::plugin_arguments::{
     ARGUMENTS, FIELDS, Kind, Plugin, PluginArgument, STEPS, python_bool, python_float,
 };
 use crate::source::Source;

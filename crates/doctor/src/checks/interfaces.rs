@@ -6,7 +6,7 @@ use super::{groups, who_has_what};
 use crate::cluster::{AddressSource, Cluster, HostReport, Outcome};
 use crate::facts::Facts;
 use crate::finding::{Finding, Subject};
-use crate::interface_choice::{self, GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME, Pick};
+use crate::interface_choice::{self, GLOO_SOCKET_IFNAME, InterfaceChoice, NCCL_SOCKET_IFNAME};
 
 pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
     let gpus = cluster.examined().any(|(_, _, facts)| facts.devices.use_nccl());
@@ -31,7 +31,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
         for (library, pick) in
             [(gloo, interface_choice::gloo(facts)), (nccl, interface_choice::nccl(facts))]
         {
-            if let Pick::Takes { interface, .. } = &pick {
+            if let InterfaceChoice::Takes { interface, .. } = &pick {
                 taken.push(format!("{} takes {interface}", library.name));
             }
             // The check of names has said so, and this line would seem to contradict it.
@@ -80,15 +80,15 @@ impl Library {
         place: usize,
         host: &HostReport,
         facts: &Facts,
-        pick: &Pick,
+        pick: &InterfaceChoice,
     ) -> Option<Finding> {
         let rendezvous = cluster.rendezvous_address(place);
         let wanted = rendezvous.and_then(|it| facts.network.interface_of(it));
         let wanted = wanted.map(|it| it.name.as_str());
         let choose = format!("export {}={}", self.variable, wanted.unwrap_or("INTERFACE"));
         let (interface, address, others) = match pick {
-            Pick::Takes { interface, address, others } => (interface, *address, others),
-            Pick::Absent { value } => {
+            InterfaceChoice::Takes { interface, address, others } => (interface, *address, others),
+            InterfaceChoice::Absent { value } => {
                 let found =
                     format!("{}={value} names no interface that has an address", self.variable);
                 let names = facts.network.interfaces.iter().filter(|it| !it.addresses.is_empty());
@@ -106,7 +106,7 @@ impl Library {
                         .on(&host.name),
                 );
             }
-            Pick::Nothing if self.matters && cluster.hosts.len() > 1 => {
+            InterfaceChoice::Nothing if self.matters && cluster.hosts.len() > 1 => {
                 return Some(
                     Finding::fail(Subject::Interfaces, format!("{} finds no interface", self.name))
                         .remedy("give an interface an address")
@@ -114,7 +114,7 @@ impl Library {
                         .on(&host.name),
                 );
             }
-            Pick::Nothing => return None,
+            InterfaceChoice::Nothing => return None,
         };
         if cluster.hosts.len() < 2 || !self.matters {
             return None;

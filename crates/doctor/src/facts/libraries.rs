@@ -4,9 +4,22 @@
 use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
+
 use super::elf::Elf;
 use super::loader_cache;
 use crate::sources::Sources;
+
+/// What the loader would not find.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Missing {
+    /// A library's name, or a version of one.
+    pub what: String,
+    /// The file that asks for it.
+    pub needed_by: PathBuf,
+    /// For a version: the library, which is there but older.
+    pub in_library: Option<PathBuf>,
+}
 
 /// A program's libraries.
 #[derive(Debug, Default)]
@@ -14,7 +27,7 @@ pub(super) struct Libraries {
     /// Those that were found, in the loader's order.
     pub(super) found: Vec<Library>,
     /// Those that were not.
-    pub(super) missing: Vec<super::Missing>,
+    pub(super) missing: Vec<Missing>,
 }
 
 /// A library that the loader would take.
@@ -53,7 +66,7 @@ pub(super) fn of(sources: &Sources, path: &Path, program: &Elf) -> Libraries {
                     queue.push_back((library.path.clone(), library.elf.clone()));
                     libraries.found.push(library);
                 }
-                None => libraries.missing.push(super::Missing {
+                None => libraries.missing.push(Missing {
                     what: name.clone(),
                     needed_by: path.clone(),
                     in_library: None,
@@ -68,8 +81,8 @@ pub(super) fn of(sources: &Sources, path: &Path, program: &Elf) -> Libraries {
 }
 
 /// A program from a newer system needs versions of the C library that an older one lacks.
-fn missing_versions(all: &[(PathBuf, &Elf)], found: &[Library]) -> Vec<super::Missing> {
-    let mut missing: Vec<super::Missing> = Vec::new();
+fn missing_versions(all: &[(PathBuf, &Elf)], found: &[Library]) -> Vec<Missing> {
+    let mut missing: Vec<Missing> = Vec::new();
     for (path, elf) in all {
         for (file, versions) in &elf.needed_versions {
             let Some(library) = found.iter().find(|it| it.name == *file) else { continue };
@@ -79,7 +92,7 @@ fn missing_versions(all: &[(PathBuf, &Elf)], found: &[Library]) -> Vec<super::Mi
             }
             for version in versions.iter().filter(|it| !library.elf.versions.contains(it)) {
                 if !missing.iter().any(|it| it.what == *version) {
-                    missing.push(super::Missing {
+                    missing.push(Missing {
                         what: version.clone(),
                         needed_by: path.clone(),
                         in_library: Some(library.path.clone()),

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::elf::{Elf, hexadecimal};
-use super::{Libtorch, libraries, libtorch};
+use super::{Libtorch, Missing, libraries, libtorch};
 use crate::sources::{Sources, within};
 
 /// A program and what it needs.
@@ -63,17 +63,6 @@ pub enum ProgramState {
     Strange,
     /// A program of this system.
     Binary,
-}
-
-/// What the loader would not find.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Missing {
-    /// A library's name, or a version of one.
-    pub what: String,
-    /// The file that asks for it.
-    pub needed_by: PathBuf,
-    /// For a version: the library, which is there but older.
-    pub in_library: Option<PathBuf>,
 }
 
 /// A program that is being looked at.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use brigade_rank_env::text::counted;
 
-use super::{Categories, Labeller, Split};
-use crate::source::{Fingerprint, Hasher, ImageSource};
+use super::{Categories, LabelTable, Labeller, Split};
+use crate::image_source::{Fingerprint, Hasher, ImageFiles, ImageSource};
 use crate::{ImageError, Result};
 
 /// Images with a label each, and the classes that labels are numbers of.
@@ -110,6 +110,35 @@ impl<S: ImageSource> Labelled<S> {
         self.labels.iter().for_each(|label| hasher.number(label.cast_unsigned()));
         self.categories.names().iter().for_each(|name| hasher.bytes(name.as_bytes()));
         Ok(hasher.finish())
+    }
+}
+
+impl LabelTable {
+    /// Returns the images of the table, below `root`, in its order. The classes are the labels
+    /// there are, sorted.
+    ///
+    /// # Errors
+    /// When the table has no rows.
+    pub fn open(&self, root: impl AsRef<Path>) -> Result<Labelled<ImageFiles>> {
+        self.open_classes(root, Categories::sorted(self.rows().map(|(_, label)| label)))
+    }
+
+    /// Returns the images of the table as [`open`](Self::open) does. The classes are given.
+    ///
+    /// # Errors
+    /// When the table has no rows, or a label is not a class.
+    pub fn open_classes(
+        &self,
+        root: impl AsRef<Path>,
+        categories: Categories,
+    ) -> Result<Labelled<ImageFiles>> {
+        if self.is_empty() {
+            return Err(ImageError::InvalidArgument("a table without rows has no images".into()));
+        }
+        let files = ImageFiles::new(root.as_ref(), self.rows().map(|(name, _)| name));
+        let labels =
+            self.rows().map(|(_, label)| categories.label(label)).collect::<Result<_>>()?;
+        Labelled::new(files, labels, categories)
     }
 }
 
@@ -264,7 +293,7 @@ impl<S: ImageSource> ImageSource for Subset<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::ImageFiles;
+    use crate::image_source::ImageFiles;
 
     fn files() -> ImageFiles {
         ImageFiles::new("r", ["dog/1.jpg", "cat/2.jpg", "dog/3.jpg"])

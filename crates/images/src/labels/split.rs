@@ -8,7 +8,7 @@ use brigade_rank_env::text::counted;
 use brigade_sampling::{Sampler, Shuffle};
 
 use super::ends;
-use crate::source::ImageSource;
+use crate::image_source::ImageSource;
 use crate::{ImageError, Result};
 
 /// The indices of the images to train with and of those to validate with, each ascending as the
@@ -169,7 +169,7 @@ impl Split {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::ImageFiles;
+    use crate::image_source::ImageFiles;
 
     #[test]
     fn random_splits_are_a_permutation_by_seed() {

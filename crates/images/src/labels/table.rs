@@ -6,8 +6,7 @@ use std::path::Path;
 use brigade_rank_env::text::counted;
 use csv::{ReaderBuilder, StringRecord};
 
-use super::{Categories, Labelled, Split};
-use crate::source::ImageFiles;
+use super::Split;
 use crate::{ImageError, Result};
 
 /// Names of images with their labels, from a file or from the program.
@@ -66,33 +65,6 @@ impl LabelTable {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
-    }
-
-    /// Returns the images of the table, below `root`, in its order. The classes are the labels
-    /// there are, sorted.
-    ///
-    /// # Errors
-    /// When the table has no rows.
-    pub fn open(&self, root: impl AsRef<Path>) -> Result<Labelled<ImageFiles>> {
-        self.open_classes(root, Categories::sorted(self.rows().map(|(_, label)| label)))
-    }
-
-    /// Returns the images of the table as [`open`](Self::open) does. The classes are given.
-    ///
-    /// # Errors
-    /// When the table has no rows, or a label is not a class.
-    pub fn open_classes(
-        &self,
-        root: impl AsRef<Path>,
-        categories: Categories,
-    ) -> Result<Labelled<ImageFiles>> {
-        if self.is_empty() {
-            return Err(ImageError::InvalidArgument("a table without rows has no images".into()));
-        }
-        let files = ImageFiles::new(root.as_ref(), self.rows().map(|(name, _)| name));
-        let labels =
-            self.rows().map(|(_, label)| categories.label(label)).collect::<Result<_>>()?;
-        Labelled::new(files, labels, categories)
     }
 
     /// Returns the split of the rows that the file has in its
@@ -253,7 +225,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::source::ImageSource;
+    use crate::image_source::ImageSource;
 
     fn read(options: &CsvOptions, text: &str) -> Result<LabelTable, String> {
         let folder = tempfile::tempdir().unwrap();

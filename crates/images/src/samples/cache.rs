@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::image::{CropBox, Image, ImageView, Region, Size};
-use crate::source::{Fingerprint, Hasher};
+use crate::image_source::{Fingerprint, Hasher};
 use crate::transforms::RegionReader;
 use crate::{ImageError, Result};
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::files::{FindFiles, ImageFiles, first_folder};
+use crate::image_source::{FindFiles, ImageFiles, first_folder, to_path};
 use crate::labels::{Categories, Labelled};
 use crate::{ImageError, Result};
 
@@ -157,8 +157,7 @@ impl ImageFolderOptions {
                 self.find.endings()
             )));
         }
-        let files =
-            ImageFiles::new(root, paths.into_iter().map(|path| super::files::to_path(path)));
+        let files = ImageFiles::new(root, paths.into_iter().map(|path| to_path(path)));
         Labelled::new(files, labels, categories)
     }
 
@@ -193,9 +192,9 @@ const VALID_FOLDERS: [&str; 4] = ["valid", "val", "validation", "test"];
 
 #[cfg(test)]
 mod tests {
-    use super::super::files::tests::folder;
     use super::*;
-    use crate::source::ImageSource;
+    use crate::image_source::ImageSource;
+    use crate::image_source::folder;
 
     #[test]
     fn classes_are_the_folders_below_the_root() {

@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 
 use self::spool::Spool;
 use self::table::{LabelColumn, Table};
+use super::paths;
 use super::webdataset::WebDataset;
-use super::{Fingerprint, ImageSource, no_image, paths};
+use crate::image_source::{Fingerprint, ImageSource, no_image};
 use crate::labels::{Categories, Labelled};
 use crate::{ImageError, Result};
 

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use self::index::{Rules, ShardIndex, Span};
-use self::shards::{Shards, Unpacked};
-use super::names::Names;
-use super::{Fingerprint, Hasher, IMAGE_EXTENSIONS, ImageSource, no_image, paths};
+use self::index::{Rules, ShardIndex};
+use self::shards::{Shards, Span, Unpacked};
+use super::paths;
+use crate::image_source::{Fingerprint, Hasher, IMAGE_EXTENSIONS, ImageSource, Names, no_image};
 use crate::labels::{Categories, Labelled};
 use crate::{ImageError, Result};
 

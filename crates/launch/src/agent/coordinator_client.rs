@@ -350,8 +350,8 @@ impl<'p> CoordinatorClient<'p> {
             },
             address: self.plan.options.local_addr.clone().or(loopback),
             port,
-            last_attempt: request.last.map(|(attempt, _)| attempt),
-            last_node_rank: request.last.map(|(_, node_rank)| node_rank),
+            last_attempt: request.last.map(|last| last.attempt),
+            last_node_rank: request.last.map(|last| last.node_rank),
             restarts: request.restarts,
             sent: u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX),
             ..Join::new(&self.plan.host)

@@ -22,7 +22,7 @@ pub(super) struct DeviceFaults {
     /// What this host has, from a thread that looks at it: a driver that hangs must not hold up a job.
     looking: Option<Receiver<Inventory>>,
     inventory: Inventory,
-    found: Vec<Found>,
+    found: Vec<ReportedFault>,
 }
 
 /// Where messages come from.
@@ -48,7 +48,7 @@ struct Inventory {
 
 /// A fault, however often it was reported.
 #[derive(Debug)]
-struct Found {
+struct ReportedFault {
     fault: Fault,
     message: String,
     count: usize,
@@ -124,46 +124,51 @@ impl DeviceFaults {
     }
 }
 
-fn add(found: &mut Vec<Found>, message: &str) {
+fn add(found: &mut Vec<ReportedFault>, message: &str) {
     let Some(fault) = brigade_hardware::fault_in(message) else { return };
     let key = |it: &Fault| (it.source, it.code, it.pci.clone(), it.means.clone());
-    let is_known = |it: &&mut Found| !it.is_earlier && key(&it.fault) == key(&fault);
+    let is_known = |it: &&mut ReportedFault| !it.is_earlier && key(&it.fault) == key(&fault);
     if let Some(known) = found.iter_mut().find(is_known) {
         known.count += 1;
     } else if found.len() < MOST_KEPT {
-        found.push(Found { fault, message: printable(message), count: 1, is_earlier: false });
+        found.push(ReportedFault {
+            fault,
+            message: printable(message),
+            count: 1,
+            is_earlier: false,
+        });
     }
 }
 
 /// Those that concern these ranks, the worst first, a few at most. Pure.
 fn choose(
-    found: &[Found],
+    found: &[ReportedFault],
     inventory: &Inventory,
     first_rank: usize,
     nproc: usize,
     host: &str,
 ) -> Vec<DeviceFault> {
-    let device_of = |it: &Found, devices: &[Device]| {
+    let device_of = |it: &ReportedFault, devices: &[Device]| {
         devices
             .iter()
             .position(|device| device.pci.as_deref().is_some_and(|pci| it.fault.is_of(pci)))
     };
     let ranks = &inventory.of_ranks[..inventory.of_ranks.len().min(nproc)];
-    let is_ours = |it: &&Found| {
+    let is_ours = |it: &&ReportedFault| {
         // Another job's GPU is not reported, a switch or a device that is gone is.
         device_of(it, ranks).is_some() || device_of(it, &inventory.present).is_none()
     };
-    let ours: Vec<&Found> = found.iter().filter(is_ours).collect();
-    let is_explained = |it: &Found| {
+    let ours: Vec<&ReportedFault> = found.iter().filter(is_ours).collect();
+    let is_explained = |it: &ReportedFault| {
         it.fault.is_consequence
             && ours
                 .iter()
                 .any(|other| other.fault.pci == it.fault.pci && !other.fault.is_consequence)
     };
-    let mut chosen: Vec<&&Found> = ours.iter().filter(|it| !is_explained(it)).collect();
+    let mut chosen: Vec<&&ReportedFault> = ours.iter().filter(|it| !is_explained(it)).collect();
     chosen.sort_by_key(|it| (it.is_earlier, it.fault.is_consequence, !it.fault.is_serious));
     chosen.truncate(MOST_TOLD);
-    let told = |it: &&Found| {
+    let told = |it: &&ReportedFault| {
         let local_rank = device_of(it, ranks);
         let address = local_rank.and_then(|at| ranks[at].pci.clone());
         let Fault { source, code, pci, means, remedy, .. } = &it.fault;

@@ -45,7 +45,7 @@ impl RankProcess {
             command.env_remove(name);
         }
         command.envs(plan.user_env.iter().map(|(name, value)| (name, value)));
-        plan.told(world.clone()).describe_to(&mut command);
+        plan.world_of_program(world.clone()).describe_to(&mut command);
         command.env(env::BRIGADE_AGENT, &plan.agent_id);
         // A launcher around this one has another.
         command.env_remove(env::BRIGADE_PROGRESS_FD);

@@ -28,6 +28,12 @@ pub(crate) fn with_signals<T>(
     result
 }
 
+/// The next signal that has come.
+pub(crate) fn next_signal(signals: &SignalFd) -> Option<Signal> {
+    let info = signals.read_signal().ok().flatten()?;
+    Signal::try_from(info.ssi_signo.cast_signed()).ok()
+}
+
 /// Under `nohup` the end of a terminal is none of them: waiting for a signal takes it although it is
 /// ignored.
 fn watched() -> SigSet {

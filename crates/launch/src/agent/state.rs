@@ -7,26 +7,23 @@
 
 mod attempt;
 mod connection;
+mod ending;
 mod event;
-mod shutdown;
 #[cfg(test)]
 mod tests;
 
 use std::mem;
 use std::time::Duration;
 
+use crate::{LaunchError, Outcome};
 use brigade_rank_env::text::counted;
 use brigade_rendezvous::{Assignment, FromAgent, RankFailure, TimeLimits, ToAgent};
-use nix::sys::signal::Signal;
-
-use super::Outcome;
-use crate::LaunchError;
 
 pub(super) use event::{Action, Event, JoinRequest};
 
 use attempt::{Ended, FailureDetails, Group};
 use connection::Connection;
-use shutdown::Shutdown;
+use ending::{Ending, Interruption, StopRequest};
 
 /// What an agent must know of its job and of its host.
 #[derive(Clone, Debug)]
@@ -79,7 +76,7 @@ pub(super) struct AgentState {
     /// Orders to write all output that have not been answered.
     draining: usize,
     /// The attempt that the coordinator wants stopped, until it is told that this is done.
-    stop_asked: Option<u32>,
+    attempt_to_stop: Option<u32>,
     /// The earliest failure of the present attempt, as the coordinator knows it.
     failure: Option<RankFailure>,
     /// What the coordinator was told of the last attempt to be written down.
@@ -88,34 +85,39 @@ pub(super) struct AgentState {
     stuck: Option<String>,
     /// Hosts in the last attempt.
     hosts: usize,
-    /// Restarts before the last attempt, and how many there may be.
-    restarts: (u32, u32),
-    /// The signal that asked this host to stop.
-    interrupted: Option<Signal>,
-    /// What the coordinator was asked last, and how often: a number for each request, so that one
-    /// that is sent again is not another one.
-    request: Option<(Signal, u32)>,
-    /// A signal came while the ranks were stopping.
-    impatient: bool,
-    /// When to leave without the coordinator's word.
-    give_up: Option<Duration>,
+    restarts: Restarts,
+    /// The user's wish that this host stops.
+    interruption: Option<Interruption>,
+    /// The last request to the coordinator to stop the job.
+    stop_request: Option<StopRequest>,
     output_closed: bool,
     /// The last line for the user that told a reason.
     reason: Option<String>,
-    /// How the job has ended, as soon as nothing runs here.
-    outcome: Option<Outcome>,
-    /// Why this host cannot take part.
-    error: Option<LaunchError>,
+    ending: Ending,
     /// A coordinator in this process has told all other agents that the job is over.
     others_told: bool,
-    shutdown: Shutdown,
     actions: Vec<Action>,
+}
+
+/// Restarts of the job.
+#[derive(Clone, Copy, Debug)]
+struct Restarts {
+    /// Before the last attempt.
+    used: u32,
+    /// How many there may be.
+    allowed: u32,
+}
+
+impl Restarts {
+    fn are_left(self) -> bool {
+        self.used < self.allowed
+    }
 }
 
 impl AgentState {
     /// An agent that has done nothing yet, and the first thing that it does.
     pub(super) fn new(facts: Facts) -> (Self, Vec<Action>) {
-        let restarts = (0, facts.max_restarts);
+        let restarts = Restarts { used: 0, allowed: facts.max_restarts };
         let this = Self {
             facts,
             now: Duration::ZERO,
@@ -124,22 +126,18 @@ impl AgentState {
             group: None,
             ended: None,
             draining: 0,
-            stop_asked: None,
+            attempt_to_stop: None,
             failure: None,
             recorded: Vec::new(),
             stuck: None,
             hosts: 1,
             restarts,
-            interrupted: None,
-            request: None,
-            impatient: false,
-            give_up: None,
+            interruption: None,
+            stop_request: None,
             output_closed: false,
             reason: None,
-            outcome: None,
-            error: None,
+            ending: Ending::No,
             others_told: false,
-            shutdown: Shutdown::No,
             actions: Vec::new(),
         };
         (this, vec![Action::MakeFolder])
@@ -150,7 +148,7 @@ impl AgentState {
     #[must_use]
     pub(super) fn handle(&mut self, now: Duration, event: Event) -> Vec<Action> {
         self.now = self.now.max(now);
-        if self.shutdown.is_begun() {
+        if self.ending.has_reported() {
             self.leaving(&event);
             return mem::take(&mut self.actions);
         }
@@ -196,13 +194,14 @@ impl AgentState {
     /// When to call again with [`Event::Tick`], if nothing else happens before.
     #[must_use]
     pub(super) fn deadline(&self) -> Option<Duration> {
-        if self.shutdown.is_begun() {
-            return self.shutdown.deadline();
+        if self.ending.has_reported() {
+            return self.ending.deadline();
         }
-        let ended = self.ended.as_ref().filter(|ended| !ended.told && self.stop_asked.is_some());
+        let ended =
+            self.ended.as_ref().filter(|ended| !ended.told && self.attempt_to_stop.is_some());
         let ended = ended.map(|ended| ended.until);
         let group = self.group.as_ref().and_then(|group| group.deadline(&self.facts.limits));
-        [ended, group, self.connection.deadline(), self.give_up_at()].into_iter().flatten().min()
+        [ended, group, self.connection.deadline(), self.leave_at()].into_iter().flatten().min()
     }
 
     /// Does what is due, and what follows from it.
@@ -224,14 +223,12 @@ impl AgentState {
         if self.group.is_some() || self.leaves_untold() {
             return None;
         }
-        // The coordinator knows an error of this host as well, and has the last word while it is
-        // there.
-        let connected = self.connection.is_up();
-        let error = self.error.take_if(|_| self.outcome.is_some() || !connected);
-        if error.is_none() && self.outcome.is_none() {
-            return None;
-        }
-        let outcome = self.outcome.take();
+        let (outcome, error) = match &mut self.ending {
+            // The coordinator knows of the error, and decides how the job ends while it is there.
+            Ending::Decided { outcome: None, .. } if self.connection.is_up() => return None,
+            Ending::Decided { outcome, error } => (outcome.take(), error.take()),
+            Ending::No | Ending::Leaving(_) | Ending::Over => return None,
+        };
         Some(match (self.stuck.take(), error, outcome) {
             (Some(ranks), _, outcome) => {
                 Ok(Outcome::Stuck { ranks, otherwise: outcome.map(Box::new) })
@@ -243,13 +240,13 @@ impl AgentState {
 
     /// This host cannot take part.
     fn fail(&mut self, error: LaunchError) {
-        self.error.get_or_insert(error);
+        self.ending.fail(error);
         self.stop_quietly();
     }
 
     /// The job is over as soon as nothing of it runs here.
     fn end_with(&mut self, outcome: Outcome) {
-        self.outcome.get_or_insert(outcome);
+        self.ending.decide(outcome);
         self.stop_quietly();
     }
 
@@ -306,10 +303,10 @@ impl AgentState {
     /// Tells the user why the ranks are stopped, where the report at the end does not do so at once.
     fn explain(&mut self, reason: String, running: usize) {
         // A launcher of several hosts says it once for all.
-        if self.facts.kind == Kind::Launcher || self.interrupted.is_some() || self.output_closed {
+        if self.facts.kind == Kind::Launcher || self.interruption.is_some() || self.output_closed {
             return;
         }
-        let goes_on = self.restarts.0 < self.restarts.1 || self.hosts > 1;
+        let goes_on = self.restarts.are_left() || self.hosts > 1;
         let said = self.reason.as_ref() == Some(&reason);
         let stopping = || format!("stopping {}", counted(running, "rank"));
         match (said, running) {

@@ -16,8 +16,8 @@ use nix::sys::signalfd::SignalFd;
 use brigade_ssh::ProcessGroup;
 
 use super::error::{HostFailure, HostsError};
-use super::run::next_signal;
 use super::session::{LaunchRequest, Session};
+use crate::agent::next_signal;
 
 /// A host that has been told to go, and the streams of its session.
 pub(crate) type Joined = (Session, OwnedFd, OwnedFd);

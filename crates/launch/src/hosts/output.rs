@@ -20,10 +20,9 @@ use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 
-use super::run::next_signal;
-use crate::agent::Report;
+use crate::agent::next_signal;
 use crate::events::EventSender;
-use crate::output::{BETWEEN_DRAWS, LiveLine, Recent, Reports, write_all};
+use crate::output::{BETWEEN_DRAWS, LiveLine, Recent, Report, Reports, write_all};
 
 /// The launcher's end of the thread.
 pub(crate) struct Output {

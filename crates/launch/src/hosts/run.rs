@@ -19,9 +19,10 @@ use super::connect_all::{self, Answer};
 use super::output::Output;
 use super::plan::HostsPlan;
 use super::session::{LaunchRequest, Session};
-use crate::agent::{Report, with_signals};
+use crate::agent::{next_signal, with_signals};
 use crate::events::{EventLog, EventSender};
 use crate::open_files::OpenFiles;
+use crate::output::Report;
 use crate::plan::new_name;
 use crate::{
     Color, LaunchError, LaunchOptions, NodeRange, NprocSpec, Outcome, OutputFacts, Prefix, Program,
@@ -330,12 +331,6 @@ impl Job {
             }
         }
     }
-}
-
-/// The next signal that has come.
-pub(crate) fn next_signal(signals: &SignalFd) -> Option<Signal> {
-    let info = signals.read_signal().ok().flatten()?;
-    Signal::try_from(info.ssi_signo.cast_signed()).ok()
 }
 
 const LOOPBACK: &str = "127.0.0.1";

@@ -1,5 +1,7 @@
 //! One host's connection, on the launcher's side, up to the moment when the job may start.
 
+mod upload;
+
 use std::fs::File;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
@@ -17,9 +19,9 @@ use super::bundle::Bundle;
 use super::error::HostFailure;
 use super::message::{FileMark, FromHost, Hello, HostJob, PROTOCOL, ToHost};
 use super::plan::{HostsPlan, PlannedHost};
-use super::upload::Copied;
 use crate::open_files::OpenFiles;
 use crate::{DeviceList, LaunchOptions, RendezvousMode};
+use upload::Copied;
 
 /// What is the same for all hosts.
 pub(crate) struct LaunchRequest {
@@ -42,8 +44,8 @@ pub(crate) struct Session {
     /// It is this machine.
     is_here: bool,
     pub(crate) child: Child,
-    pub(super) to: File,
-    pub(super) from: File,
+    to: File,
+    from: File,
     /// From the agent's greeting.
     hello: Option<Hello>,
 }
@@ -207,7 +209,7 @@ impl Session {
         Ok(())
     }
 
-    pub(super) fn send(&mut self, message: &ToHost) -> Result<(), HostFailure> {
+    fn send(&mut self, message: &ToHost) -> Result<(), HostFailure> {
         wire::send(&mut self.to, message).map_err(|error| {
             // A host that refuses closes the connection; its reason may be on the way.
             match wire::receive(&mut self.from, LAST_WORDS) {
@@ -221,7 +223,7 @@ impl Session {
         self.receive_within(ANSWER_LIMIT)
     }
 
-    pub(super) fn receive_within(&mut self, limit: Duration) -> Result<FromHost, HostFailure> {
+    fn receive_within(&mut self, limit: Duration) -> Result<FromHost, HostFailure> {
         match wire::receive(&mut self.from, limit) {
             Ok(FromHost::Refused { reason, code }) => Err(self.refused(&reason, code)),
             Ok(message) => Ok(message),
@@ -234,16 +236,16 @@ impl Session {
         self.failure(printable_within(reason, MAX_REASON_LEN), code)
     }
 
-    pub(super) fn failure(&self, reason: String, code: u8) -> HostFailure {
+    fn failure(&self, reason: String, code: u8) -> HostFailure {
         HostFailure { host: self.host.to_string(), reason, code }
     }
 
-    pub(super) fn out_of_order(&self) -> HostFailure {
+    fn out_of_order(&self) -> HostFailure {
         self.failure("the agent there gave an answer of another kind than expected".to_owned(), 1)
     }
 
     /// In ssh's own words, where it has said something.
-    pub(super) fn explain(&mut self, error: &WireError) -> HostFailure {
+    fn explain(&mut self, error: &WireError) -> HostFailure {
         let silent = matches!(error, WireError::Silent(_));
         // One that is silent has not ended, and is not waited for.
         let words = if silent { self.child.stderr() } else { self.child.last_stderr() };
@@ -292,7 +294,7 @@ const GREETINGS: [&str; 4] = [GREETING, IS_MISSING, IS_UNSAFE, IS_WANTED];
 /// ssh's exit code for its own errors; else it is that of the program there.
 const SSH_FAILED: i32 = 255;
 /// From the start of ssh to the agent's first word: names, connection, login, login shell.
-pub(super) const GREETING_LIMIT: Duration = Duration::from_secs(60);
+const GREETING_LIMIT: Duration = Duration::from_secs(60);
 /// For an answer that takes a few system calls there, on a busy host with a slow shared folder.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 const LAST_WORDS: Duration = Duration::from_millis(500);

@@ -16,11 +16,11 @@ use super::lines::Lines;
 use super::live::{BETWEEN_DRAWS, Reports};
 use super::plan::OutputPlan;
 use super::recent::Recent;
+use super::report::Report;
 use super::show::Show;
 use super::streams::LineFilter;
 use super::{Notice, Streams, Tail};
 use crate::LaunchError;
-use crate::agent::Report;
 
 /// What the agent asks the thread to do.
 #[derive(Debug)]
@@ -41,15 +41,14 @@ pub(super) enum Order {
 pub(super) struct Attempt {
     /// Two for each rank: stdout, stderr.
     streams: Vec<Carried>,
-    /// What ranks tell of how far they are.
-    told: Vec<Told>,
+    progress_pipes: Vec<RankProgress>,
     /// By stream: the lines that are collected from all ranks.
     filtered: [Option<LogFile>; 2],
 }
 
 /// A rank's reports of how far it is.
 #[derive(Debug)]
-struct Told {
+struct RankProgress {
     rank: usize,
     /// `None` when it has ended.
     pipe: Option<File>,
@@ -83,11 +82,15 @@ impl Attempt {
     ) -> Result<Self, LaunchError> {
         let AttemptFiles { mut logs, filtered, .. } = files;
         let mut streams = Vec::with_capacity(2 * ranks.len());
-        let mut told = Vec::new();
+        let mut progress_pipes = Vec::new();
         for Streams { rank, local_rank, prefix, stdout, stderr, progress } in ranks {
             if let Some(pipe) = progress {
                 make_nonblocking(&pipe)?;
-                told.push(Told { rank, pipe: Some(pipe.into()), begun: Vec::new() });
+                progress_pipes.push(RankProgress {
+                    rank,
+                    pipe: Some(pipe.into()),
+                    begun: Vec::new(),
+                });
             }
             for (stream, pipe) in [(Stream::Stdout, stdout), (Stream::Stderr, stderr)] {
                 if let Some(pipe) = &pipe {
@@ -111,7 +114,7 @@ impl Attempt {
                 });
             }
         }
-        Ok(Self { streams, told, filtered })
+        Ok(Self { streams, progress_pipes, filtered })
     }
 }
 
@@ -200,13 +203,11 @@ impl Pump {
         polled.extend(open.iter().filter_map(|&i| {
             Some(PollFd::new(streams[i].pipe.as_ref()?.as_fd(), PollFlags::POLLIN))
         }));
-        let told = &self.attempt.told;
-        let telling: Vec<usize> = (0..told.len()).filter(|&i| told[i].pipe.is_some()).collect();
-        polled.extend(
-            telling.iter().filter_map(|&i| {
-                Some(PollFd::new(told[i].pipe.as_ref()?.as_fd(), PollFlags::POLLIN))
-            }),
-        );
+        let pipes = &self.attempt.progress_pipes;
+        let telling: Vec<usize> = (0..pipes.len()).filter(|&i| pipes[i].pipe.is_some()).collect();
+        polled.extend(telling.iter().filter_map(|&i| {
+            Some(PollFd::new(pipes[i].pipe.as_ref()?.as_fd(), PollFlags::POLLIN))
+        }));
         if poll(&mut polled, wake::until(self.show_at)).is_err() {
             return true;
         }
@@ -250,25 +251,26 @@ impl Pump {
 
     /// Takes in what a rank tells of how far it is.
     fn hear_report(&mut self, index: usize) {
-        let told = &mut self.attempt.told[index];
-        let Some(pipe) = &mut told.pipe else { return };
+        let progress = &mut self.attempt.progress_pipes[index];
+        let Some(pipe) = &mut progress.pipe else { return };
         match pipe.read(&mut self.buffer) {
-            Ok(0) => told.pipe = None,
+            Ok(0) => progress.pipe = None,
             Ok(n) => {
-                told.begun.extend_from_slice(&self.buffer[..n]);
-                let end = told.begun.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
-                let rest = told.begun.split_off(end);
-                let lines = std::mem::replace(&mut told.begun, rest);
+                progress.begun.extend_from_slice(&self.buffer[..n]);
+                let end =
+                    progress.begun.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+                let rest = progress.begun.split_off(end);
+                let lines = std::mem::replace(&mut progress.begun, rest);
                 // A line that never ends is not a report.
-                told.begun.truncate(MAX_REPORT_LEN);
-                let rank = told.rank;
+                progress.begun.truncate(MAX_REPORT_LEN);
+                let rank = progress.rank;
                 let reports = lines.split(|byte| *byte == b'\n').rev();
                 if let Some(report) = reports.filter_map(ProgressReport::decode).next() {
                     self.note(rank, report);
                 }
             }
             Err(error) if is_not_yet(&error) => {}
-            Err(_) => told.pipe = None,
+            Err(_) => progress.pipe = None,
         }
     }
 

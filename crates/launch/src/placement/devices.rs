@@ -6,12 +6,12 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use brigade_hardware::{NearNic, Vendor};
+use brigade_hardware::Vendor;
 
 pub use brigade_hardware::Device;
 
 use super::NprocSpec;
-use crate::{LaunchPlan, ValueError};
+use crate::ValueError;
 
 /// The GPUs of this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -46,23 +46,6 @@ impl Devices {
     #[must_use]
     pub fn of_this_host() -> Self {
         Self::read(&brigade_hardware::host_root(), environment(&[]))
-    }
-
-    /// Returns the device of each local rank of a plan, as far as there are any, with the network cards
-    /// as it sees them. Looks at this host; nothing of it is needed for a launch.
-    #[must_use]
-    pub fn of_ranks(plan: &LaunchPlan) -> Vec<(Device, Vec<NearNic>)> {
-        let root = brigade_hardware::host_root();
-        let there = Self::read(&root, environment(&plan.user_env));
-        let chosen = there.choose(plan.options.placement.devices.as_ref()).unwrap_or_default();
-        if chosen.is_empty() {
-            return Vec::new();
-        }
-        let nics = brigade_hardware::nics(&root);
-        let ranks = chosen.into_iter().take(plan.ranks.len());
-        ranks
-            .map(|device| (device.clone(), brigade_hardware::of_device(&root, &device, &nics)))
-            .collect()
     }
 
     /// Looks under `root`, where the file system begins. `var` gives variables of the environment.

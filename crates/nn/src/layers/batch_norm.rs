@@ -1,8 +1,6 @@
 //! Normalisation over the batch.
 
 use std::borrow::Borrow;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use brigade_torch::{
     BatchNormState, ProcessGroup, batch_norm, batch_norm_relu, is_recomputing, sync_batch_norm,
@@ -11,6 +9,7 @@ use tch::{Device, Kind, TchError, Tensor};
 
 use crate::error::first_line;
 use crate::layer_context::LayerContext;
+use crate::shared_statistics::SharedStatistics;
 use crate::{Error, Init, Module, ParamPath, Result, Training};
 
 /// Options of [`BatchNorm1d`] and [`BatchNorm2d`].
@@ -299,37 +298,5 @@ impl BatchNorm {
             running_mean: Some(mean),
             running_var: Some(var),
         }
-    }
-}
-
-/// Whose batches the normalisations of one model look at. Clones are one switch.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct SharedStatistics(Arc<Sharing>);
-
-#[derive(Debug, Default)]
-struct Sharing {
-    layers: AtomicUsize,
-    group: Mutex<Option<ProcessGroup>>,
-}
-
-impl SharedStatistics {
-    /// A handle for one more layer.
-    fn for_a_layer(self) -> Self {
-        self.0.layers.fetch_add(1, Ordering::Relaxed);
-        self
-    }
-
-    pub(crate) fn share(&self, group: &ProcessGroup) -> usize {
-        // One rank's statistics are its own: the plain kernel is faster.
-        *self.lock() = (group.size() > 1).then(|| group.clone());
-        self.0.layers.load(Ordering::Relaxed)
-    }
-
-    fn group(&self) -> Option<ProcessGroup> {
-        self.lock().clone()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<ProcessGroup>> {
-        self.0.group.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

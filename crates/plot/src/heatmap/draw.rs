@@ -6,8 +6,8 @@ use super::Heatmap;
 use crate::axis::{Axis, plain_or_exponent};
 use crate::color::Color;
 use crate::font;
-use crate::plot::Size;
 use crate::scene::{Anchor, Area, Pixels, Place, Scene};
+use crate::size::Size;
 
 pub(super) fn scene(map: &Heatmap) -> Scene {
     let layout = Layout::new(map);

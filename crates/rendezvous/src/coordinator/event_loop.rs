@@ -110,7 +110,7 @@ impl EventLoop {
     fn is_done(&self) -> bool {
         self.job_result.is_some()
             && self.peers.values().all(Peer::is_stranger)
-            && !self.formation.has_untold()
+            && !self.formation.has_uninformed_members()
     }
 
     fn wait(&mut self) {

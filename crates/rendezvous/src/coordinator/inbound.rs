@@ -61,7 +61,7 @@ impl EventLoop {
                 let alive =
                     matches!(peer.stage, Stage::Member) && peer.wire.last_received() > heard;
                 if alive {
-                    self.tell(Event::Heard { agent });
+                    self.tell(Event::Alive { agent });
                 }
                 false
             }
@@ -121,9 +121,9 @@ impl EventLoop {
                 if let Some(sink) = &mut self.sink {
                     sink.progress(&host, ranks);
                 }
-                self.tell(Event::Heard { agent });
+                self.tell(Event::Alive { agent });
             }
-            (Stage::Member, message) => self.tell(Event::Said { agent, message }),
+            (Stage::Member, message) => self.tell(Event::Message { agent, message }),
             (Stage::Closing | Stage::Greeting, _) => {}
         }
     }
@@ -160,7 +160,7 @@ impl EventLoop {
             Some(sink) => sink.output(piece),
             None => drop(piece),
         }
-        self.tell(Event::Heard { agent });
+        self.tell(Event::Alive { agent });
     }
 
     /// It has broken a rule.

@@ -8,7 +8,7 @@ use super::{RendezvousError, RendezvousNotice, RendezvousPlan};
 
 /// Of one attempt to meet.
 #[derive(Debug)]
-pub(crate) struct RetryPolicy {
+pub(super) struct RetryPolicy {
     endpoint: String,
     start: Instant,
     limit: Duration,
@@ -20,13 +20,13 @@ pub(crate) struct RetryPolicy {
 
 impl RetryPolicy {
     /// With pauses that grow up to the longest.
-    pub(crate) fn new(plan: &RendezvousPlan, endpoint: String, longest: Duration) -> Self {
+    pub(super) fn new(plan: &RendezvousPlan, endpoint: String, longest: Duration) -> Self {
         let (start, limit) = (Instant::now(), plan.timeout);
         Self { endpoint, start, limit, pause: FIRST_PAUSE, longest, said: Vec::new() }
     }
 
     /// Waits before the next try, or says that there is none.
-    pub(crate) fn pause(&mut self, last: String, notices: &Notices) -> Result<(), RendezvousError> {
+    pub(super) fn pause(&mut self, last: String, notices: &Notices) -> Result<(), RendezvousError> {
         let tried = self.start.elapsed();
         let seconds = self.limit.as_secs();
         if tried >= self.limit {

@@ -11,20 +11,20 @@ use crate::wake::{Flag, Sender};
 
 /// The thread's end.
 #[derive(Debug)]
-pub(crate) struct Notices {
+pub(super) struct Notices {
     pub(super) sender: Sender<RendezvousNotice>,
     pub(super) given_up: Arc<Flag>,
 }
 
 impl Notices {
     /// An agent that has given up takes no notice: a connection in it is closed.
-    pub(crate) fn tell(&self, notice: RendezvousNotice) {
+    pub(super) fn tell(&self, notice: RendezvousNotice) {
         let _ = self.sender.send(notice);
     }
 
     /// Waits so long at most, and for this descriptor if there is one. True when the agent has
     /// given up.
-    pub(crate) fn wait(&self, other: Option<(BorrowedFd<'_>, PollFlags)>, limit: Duration) -> bool {
+    pub(super) fn wait(&self, other: Option<(BorrowedFd<'_>, PollFlags)>, limit: Duration) -> bool {
         self.given_up.wait_or(other, limit)
     }
 }

@@ -79,25 +79,25 @@ pub(super) fn meet(
 }
 
 /// Why it did not work this time.
-pub(crate) enum Failure {
+pub(super) enum Failure {
     /// It will not work later either.
     Now(RendezvousError),
     Later(String),
 }
 
 /// Where a coordinator may be.
-pub(crate) struct Endpoint<'a> {
+pub(super) struct Endpoint<'a> {
     plan: &'a RendezvousPlan,
     address: &'a str,
     port: u16,
 }
 
 impl<'a> Endpoint<'a> {
-    pub(crate) fn new(plan: &'a RendezvousPlan, address: &'a str, port: u16) -> Self {
+    pub(super) fn new(plan: &'a RendezvousPlan, address: &'a str, port: u16) -> Self {
         Self { plan, address: plain(address), port }
     }
 
-    pub(crate) fn name(&self) -> String {
+    pub(super) fn name(&self) -> String {
         // It may be from etcd.
         let (address, port) = (printable(self.address), self.port);
         if address.contains(':') {
@@ -108,7 +108,7 @@ impl<'a> Endpoint<'a> {
     }
 
     /// Meets the coordinator that is to be there.
-    pub(crate) fn connect(&self, notices: &Notices) -> Result<Link, Failure> {
+    pub(super) fn connect(&self, notices: &Notices) -> Result<Link, Failure> {
         let all = self.resolve().map_err(Failure::Later)?;
         self.try_all(&all, notices)
     }

@@ -27,6 +27,14 @@ pub struct EtcdAccess {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EtcdError {
+    /// It cannot be the address of an etcd.
+    #[error("`{part}` in `{endpoints}` is not the address of an etcd: write it as HOST:PORT")]
+    BadEndpoint {
+        /// The part that is wrong.
+        part: String,
+        /// All of it.
+        endpoints: String,
+    },
     /// A file of certificates or keys cannot be read.
     #[error("cannot read {what} from {}: {source}", path.display())]
     Unreadable {

@@ -12,11 +12,10 @@ use serde_json::{Value, json};
 use ureq::Agent;
 
 use super::access::{EtcdAccess, EtcdError};
-use crate::discovery::{Failure, RendezvousError};
 
 /// One or several members of an etcd; any of them will do.
 #[derive(Clone, Debug)]
-pub(super) struct Client {
+pub(crate) struct Client {
     http: Agent,
     /// Like `http://etcd1:2379`.
     endpoints: Vec<String>,
@@ -29,11 +28,11 @@ pub(super) struct Client {
 }
 
 /// A lease's number, as etcd writes it.
-pub(super) type Lease = String;
+pub(crate) type Lease = String;
 
 /// What an attempt to create a key found.
 #[derive(Debug)]
-pub(super) enum Created {
+pub(crate) enum Created {
     Now,
     /// The values of the keys, those that are there.
     Not([Option<Vec<u8>>; 2]),
@@ -41,7 +40,7 @@ pub(super) enum Created {
 
 /// Why etcd did not do what it was asked for.
 #[derive(Debug)]
-pub(super) enum ClientError {
+pub(crate) enum ClientError {
     /// It may later.
     Away(String),
     /// It never will.
@@ -50,22 +49,13 @@ pub(super) enum ClientError {
 
 type Result<T> = std::result::Result<T, ClientError>;
 
-impl From<ClientError> for Failure {
-    fn from(error: ClientError) -> Self {
-        match error {
-            ClientError::Away(text) => Self::Later(text),
-            ClientError::Unusable(error) => Self::Now(error.into()),
-        }
-    }
-}
-
 impl Client {
     /// Of "etcd1:2379,etcd2:2379"; fails with the part that is not an address, or with a file that cannot
     /// be used.
-    pub(super) fn new(
+    pub(crate) fn new(
         endpoints: &str,
         access: &EtcdAccess,
-    ) -> std::result::Result<Self, RendezvousError> {
+    ) -> std::result::Result<Self, EtcdError> {
         let part = |text: &str| {
             let text = text.trim();
             let (scheme, plain) = match text.split_once("://") {
@@ -80,7 +70,7 @@ impl Client {
             });
             if named { Ok(format!("{scheme}://{plain}")) } else { Err(text.to_owned()) }
         };
-        let bad = |part| RendezvousError::BadEndpoint { part, endpoints: endpoints.into() };
+        let bad = |part| EtcdError::BadEndpoint { part, endpoints: endpoints.into() };
         let endpoints =
             endpoints.split(',').map(part).collect::<std::result::Result<_, _>>().map_err(bad)?;
         let mut config = Agent::config_builder()
@@ -103,37 +93,37 @@ impl Client {
     }
 
     /// The host of a member, to find out by which of our addresses it is reached.
-    pub(super) fn host(&self) -> &str {
+    pub(crate) fn host(&self) -> &str {
         let endpoint = &self.endpoints[self.current];
         endpoint.split_once("://").map_or(endpoint, |(_, host)| host)
     }
 
     /// A lease that ends after this time unless it is kept alive.
-    pub(super) fn grant(&mut self, time: Duration) -> Result<Lease> {
-        let granted: Granted = self.call("lease/grant", &json!({ "TTL": time.as_secs() }))?;
+    pub(crate) fn grant(&mut self, time: Duration) -> Result<Lease> {
+        let granted: GrantAnswer = self.call("lease/grant", &json!({ "TTL": time.as_secs() }))?;
         Ok(granted.id)
     }
 
     /// False when the lease has ended.
-    pub(super) fn keep_alive(&mut self, lease: &str) -> Result<bool> {
-        let kept: Kept = self.call("lease/keepalive", &json!({ "ID": lease }))?;
+    pub(crate) fn keep_alive(&mut self, lease: &str) -> Result<bool> {
+        let kept: KeepAliveAnswer = self.call("lease/keepalive", &json!({ "ID": lease }))?;
         Ok(kept.result.ttl.is_some_and(|left| left != "0"))
     }
 
     /// Ends a lease, and with it the keys that hang on it.
-    pub(super) fn revoke(&mut self, lease: &str) -> Result<()> {
+    pub(crate) fn revoke(&mut self, lease: &str) -> Result<()> {
         self.call::<Value>("lease/revoke", &json!({ "ID": lease })).map(drop)
     }
 
     /// The values of two keys at one moment.
-    pub(super) fn look(&mut self, keys: [&str; 2]) -> Result<[Option<Vec<u8>>; 2]> {
+    pub(crate) fn look(&mut self, keys: [&str; 2]) -> Result<[Option<Vec<u8>>; 2]> {
         let look: Vec<Value> = keys.iter().map(|key| range(key)).collect();
         let done: Done = self.call("kv/txn", &json!({ "success": look }))?;
         done.values().map_err(away)
     }
 
     /// Creates a key under a lease if neither it nor the other one is there.
-    pub(super) fn create(
+    pub(crate) fn create(
         &mut self,
         [key, other]: [&str; 2],
         value: &[u8],
@@ -154,7 +144,7 @@ impl Client {
     }
 
     /// Writes one key and deletes another at one moment, if the other one hangs on this lease.
-    pub(super) fn replace(
+    pub(crate) fn replace(
         &mut self,
         old: (&str, &str),
         new: &str,
@@ -344,13 +334,13 @@ fn put(key: &str, value: &[u8], lease: &str) -> Value {
 }
 
 #[derive(Deserialize)]
-struct Granted {
+struct GrantAnswer {
     #[serde(rename = "ID")]
     id: Lease,
 }
 
 #[derive(Deserialize)]
-struct Kept {
+struct KeepAliveAnswer {
     result: LeaseTtl,
 }
 
@@ -455,10 +445,7 @@ mod tests {
         assert_eq!(safe.endpoints, ["https://etcd1:2379", "https://a:1"]);
         assert_eq!(safe.host(), "etcd1:2379");
         for bad in ["", "etcd1", "etcd1:", ":2379", "etcd1:2379,", "unix://a:1", "a:1/b", "u@a:1"] {
-            assert!(
-                matches!(client(bad, false), Err(RendezvousError::BadEndpoint { .. })),
-                "{bad}"
-            );
+            assert!(matches!(client(bad, false), Err(EtcdError::BadEndpoint { .. })), "{bad}");
         }
     }
 
@@ -532,8 +519,9 @@ mod tests {
         let put = r#"{"succeeded":true,"responses":[{"response_put":{"header":{}}}]}"#;
         let done: Done = serde_json::from_str(put).unwrap();
         assert!(done.succeeded && done.values().is_err());
-        let alive: Kept = serde_json::from_str(r#"{"result":{"ID":"7","TTL":"3"}}"#).unwrap();
-        let ended: Kept = serde_json::from_str(r#"{"result":{"ID":"7"}}"#).unwrap();
+        let alive: KeepAliveAnswer =
+            serde_json::from_str(r#"{"result":{"ID":"7","TTL":"3"}}"#).unwrap();
+        let ended: KeepAliveAnswer = serde_json::from_str(r#"{"result":{"ID":"7"}}"#).unwrap();
         assert!(alive.result.ttl.is_some() && ended.result.ttl.is_none());
     }
 }

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::client::{Client, ClientError, Created, Lease};
-use super::election::Keys;
+use super::keys::Keys;
 use crate::masked_thread;
 use crate::wake::Flag;
 
@@ -54,7 +54,7 @@ struct Hold {
 
 impl LeaderLease {
     /// Keeps what has been won, with a lease that was asked for at `asked`.
-    pub(super) fn hold(
+    pub(crate) fn hold(
         client: Client,
         keys: Keys,
         value: Vec<u8>,

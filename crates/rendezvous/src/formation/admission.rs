@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::member::{Member, Part};
+use super::member::{Activity, Member};
 use super::{AgentId, Formation, State};
 
 /// Limits how often hosts that join may restart the others, for such a restart costs them work and
@@ -64,7 +64,7 @@ impl Formation {
     /// Stops the attempt for hosts that join it.
     pub(super) fn admit(&mut self, reason: String) {
         self.admission.open = true;
-        self.calm_stop(reason);
+        self.stop_for_membership_change(reason);
     }
 
     /// An attempt begins: `newcomers` says whether with hosts that were not in the one before, though
@@ -80,7 +80,7 @@ impl Formation {
     pub(super) fn has_room(&self) -> bool {
         matches!(self.state, State::Running)
             && self.count(Member::takes_part) < self.rules.max_nodes
-            && self.count(|member| member.part == Part::Finished) == 0
+            && self.count(|member| member.activity == Activity::Finished) == 0
     }
 
     /// The host for which the running attempt is stopped once [`Formation::admission_wait`] is over.
@@ -89,7 +89,7 @@ impl Formation {
             return None;
         }
         let waits = |member: &Member| {
-            !member.takes_part() && member.duplicate_of.is_none() && member.away.is_none()
+            !member.takes_part() && member.duplicate_of.is_none() && member.disconnection.is_none()
         };
         let mut members = self.members.iter().filter(|(_, member)| waits(member));
         members.next().map(|(id, _)| *id)

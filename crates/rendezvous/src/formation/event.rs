@@ -1,6 +1,6 @@
 //! The inputs of the decision (events) and its outputs (actions).
 
-use super::Record;
+use super::job_event::Record;
 use crate::{FromAgent, JobResult, Join, ToAgent};
 
 /// An agent, numbered by the coordinator with its first connection; never used twice. It keeps its
@@ -30,14 +30,14 @@ pub enum Event {
         remote: bool,
     },
     /// An agent's later message.
-    Said {
+    Message {
         /// Its connection.
         agent: AgentId,
         /// The message.
         message: FromAgent,
     },
     /// A part of a message, or one that does not matter here: the agent is alive.
-    Heard {
+    Alive {
         /// Its connection.
         agent: AgentId,
     },

@@ -21,7 +21,7 @@ pub(super) struct Failures {
     pub(super) interrupted: Option<i32>,
     /// Since when the ranks are being stopped though nothing had failed: because hosts come or
     /// leave. Ranks that fail after that do so because the others stop.
-    pub(super) calm_since: Option<Duration>,
+    pub(super) membership_changed_at: Option<Duration>,
     /// The agent that was interrupted, and the last signal.
     interrupters: BTreeSet<Option<AgentId>>,
     last_signal: Option<i32>,
@@ -110,9 +110,9 @@ impl Failures {
 
     /// What came first: the failure of a rank or the loss of a host.
     pub(super) fn first(&self) -> Option<Cause> {
-        let calm = self.calm_since.map(|since| signed(since.as_millis()));
+        let change = self.membership_changed_at.map(|since| signed(since.as_millis()));
         let failure = self.first_failure(|_| true);
-        let failure = failure.filter(|(at, _)| calm.is_none_or(|since| *at < since));
+        let failure = failure.filter(|(at, _)| change.is_none_or(|change| *at < change));
         match (&self.loss, failure) {
             (Some((since, _)), Some((at, failure))) if at < *since => Some(Cause::Failed(failure)),
             (Some((_, HostLoss { host, how })), _) => {

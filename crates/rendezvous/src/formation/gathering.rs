@@ -8,7 +8,7 @@ use brigade_rank_env::text::counted;
 
 use super::admission::JOINED_LATELY;
 use super::failures::{self, Failures, HostLoss};
-use super::member::{Member, Part};
+use super::member::{Activity, Member};
 use super::rules::REGROUP;
 use super::{Action, AgentId, Formation, HostPart, JobEvent, Rules, State};
 use crate::{Assignment, Cause, ToAgent};
@@ -25,7 +25,7 @@ pub(super) struct Gathering {
     told: bool,
     /// The attempt before was stopped without a failure, so that hosts which were not in it have to
     /// wait until they may be admitted.
-    calm: bool,
+    membership_changed: bool,
     /// Until when they have to wait, where the others are too few without them.
     admission: Option<Duration>,
     /// The host that was lost last.
@@ -39,14 +39,22 @@ impl Gathering {
             first: true,
             last_call: None,
             told: true,
-            calm: false,
+            membership_changed: false,
             admission: None,
             loss: None,
         }
     }
 
-    pub(super) fn again(since: Duration, calm: bool, loss: Option<HostLoss>) -> Self {
-        Self { since, first: false, last_call: None, told: false, calm, admission: None, loss }
+    pub(super) fn again(since: Duration, membership_changed: bool, loss: Option<HostLoss>) -> Self {
+        Self {
+            since,
+            first: false,
+            last_call: None,
+            told: false,
+            membership_changed,
+            admission: None,
+            loss,
+        }
     }
 
     pub(super) fn deadline(&self, rules: &Rules) -> Duration {
@@ -95,7 +103,7 @@ impl Formation {
         let known = self.count(|member| member.duplicate_of.is_none() && !member.is_new());
         let wait = self.admission_wait();
         let State::Gathering(gathering) = &mut self.state else { return };
-        if gathering.calm && known < need && !wait.is_zero() {
+        if gathering.membership_changed && known < need && !wait.is_zero() {
             if gathering.admission.is_none() {
                 gathering.admission = Some(self.now.saturating_add(wait));
                 let seconds = wait.as_secs_f64().ceil();
@@ -110,7 +118,7 @@ impl Formation {
     /// and an attempt that begins without them would wait for them.
     pub(super) fn waits_for_absent(&self) -> bool {
         matches!(self.state, State::Gathering(_))
-            && self.members.values().any(|member| member.away.is_some())
+            && self.members.values().any(|member| member.disconnection.is_some())
             && self.present() >= self.rules.min_nodes
     }
 
@@ -154,9 +162,10 @@ impl Formation {
                 self.restore_order();
             }
         }
-        let calm = matches!(&self.state, State::Gathering(gathering) if gathering.calm);
-        let order = self.choose(!calm || self.admission_wait().is_zero());
-        self.admitted(calm && order.iter().any(|id| self.members[id].is_new()));
+        let membership_changed =
+            matches!(&self.state, State::Gathering(gathering) if gathering.membership_changed);
+        let order = self.choose(!membership_changed || self.admission_wait().is_zero());
+        self.admitted(membership_changed && order.iter().any(|id| self.members[id].is_new()));
         for member in self.members.values_mut() {
             // Counted.
             member.join.last_attempt = None;
@@ -173,7 +182,7 @@ impl Formation {
         }
         for (node_rank, id) in order.iter().enumerate() {
             let Some(member) = self.members.get_mut(id) else { continue };
-            member.part = Part::Running;
+            member.activity = Activity::Running;
             member.previous_member = true;
             member.ranks.clear();
             let nproc = member.join.nproc;

@@ -18,7 +18,7 @@ pub(super) struct Member {
     pub(super) previous_member: bool,
     /// The member with the node rank that this one asks for. It may have ended.
     pub(super) duplicate_of: Option<AgentId>,
-    pub(super) part: Part,
+    pub(super) activity: Activity,
     /// Its place in the last attempt that it was told to start.
     pub(super) assignment: Option<Assignment>,
     /// Process numbers of its ranks in that attempt, once they are told; none where a rank's end is.
@@ -30,7 +30,7 @@ pub(super) struct Member {
     /// Why it can take part in no other attempt.
     pub(super) stuck: Option<String>,
     /// It has no connection at present.
-    pub(super) away: Option<Away>,
+    pub(super) disconnection: Option<Disconnection>,
     /// It has been silent for so long that the user was told.
     pub(super) quiet: bool,
     pub(super) heard: Duration,
@@ -39,7 +39,7 @@ pub(super) struct Member {
 
 /// The connection to an agent is broken, and its seat is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Away {
+pub(super) struct Disconnection {
     /// Until when.
     pub(super) until: Duration,
     /// How the connection broke.
@@ -48,7 +48,7 @@ pub(super) struct Away {
 
 /// What an agent is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum Activity {
     /// Has no processes.
     Idle,
     /// Has been told to start.
@@ -61,12 +61,12 @@ pub(super) enum Part {
 
 impl Member {
     pub(super) fn takes_part(&self) -> bool {
-        self.part != Part::Idle
+        self.activity != Activity::Idle
     }
 
     /// When it is lost, if nothing is heard of it until then.
     pub(super) fn lost_at(&self, heartbeat_timeout: Duration) -> Duration {
-        match &self.away {
+        match &self.disconnection {
             Some(away) => away.until,
             None => self.heard.saturating_add(heartbeat_timeout),
         }

@@ -67,7 +67,7 @@ impl Job {
     }
 
     fn say(&mut self, id: u64, message: FromAgent) -> Vec<String> {
-        self.event(Event::Said { agent: AgentId(id), message })
+        self.event(Event::Message { agent: AgentId(id), message })
     }
 
     fn stopped(&mut self, id: u64, attempt: u32) -> Vec<String> {
@@ -102,7 +102,7 @@ impl Job {
         while self.now < end {
             self.now += Duration::from_millis(500);
             for id in alive {
-                shown.extend(self.event(Event::Heard { agent: AgentId(*id) }));
+                shown.extend(self.event(Event::Alive { agent: AgentId(*id) }));
             }
             shown.extend(self.event(Event::Tick));
         }

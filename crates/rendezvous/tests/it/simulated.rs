@@ -355,7 +355,7 @@ impl World {
                 self.event(Event::Joined { agent, join, seen, remote: true });
             }
             Happens::Heard(agent, message) => {
-                self.event(Event::Said { agent: AgentId(agent as u64), message });
+                self.event(Event::Message { agent: AgentId(agent as u64), message });
             }
             Happens::Closed(agent) => {
                 let (agent, how) = (AgentId(agent as u64), "the connection was closed".into());

@@ -4,7 +4,7 @@ use anyhow::Result;
 use brigade_schedule::{Anneal, FitOneCycle, Mode, OneCycle, Plateau, Schedule, Threshold};
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::{Around, Part};
+use super::{Part, ScheduleModifiers};
 
 /// One schedule.
 #[derive(Debug, Clone, Subcommand)]
@@ -56,7 +56,7 @@ pub(super) enum Named {
 
 /// What a name and its options make.
 #[derive(Debug)]
-pub(super) enum Made {
+pub(super) enum BuiltSchedule {
     Steps { schedule: Schedule, steps: u64 },
     Metrics { plateau: Plateau, metrics: Vec<f64> },
 }
@@ -315,7 +315,7 @@ pub(super) struct OnPlateau {
 
 impl Named {
     /// What was asked for, with what is around it.
-    pub(super) fn make(&self, around: &Around) -> Result<Made> {
+    pub(super) fn make(&self, modifiers: &ScheduleModifiers) -> Result<BuiltSchedule> {
         let (schedule, steps) = match self {
             Self::Constant(it) => (Schedule::constant(it.lr)?, it.steps),
             Self::Linear(it) => (Schedule::linear(it.start_lr, it.end_lr, it.steps)?, it.steps),
@@ -338,13 +338,13 @@ impl Named {
                 (Schedule::multi_step(it.lr, &it.milestones, it.gamma)?, it.steps)
             }
             Self::InverseSqrt(it) => {
-                let timescale = it.timescale.or(around.warmup).unwrap_or(10_000);
+                let timescale = it.timescale.or(modifiers.warmup).unwrap_or(10_000);
                 (Schedule::inverse_sqrt(it.lr, timescale)?, it.steps)
             }
             Self::Sequence(it) => it.make()?,
-            Self::OnPlateau(it) => return it.make(around),
+            Self::OnPlateau(it) => return it.make(modifiers),
         };
-        around.put(schedule, steps)
+        modifiers.put(schedule, steps)
     }
 
     /// The name that the command line has for it.
@@ -368,27 +368,27 @@ impl Named {
     }
 }
 
-impl Around {
-    fn put(&self, schedule: Schedule, steps: u64) -> Result<Made> {
+impl ScheduleModifiers {
+    fn put(&self, schedule: Schedule, steps: u64) -> Result<BuiltSchedule> {
         let schedule = match &self.momentum {
             Some(part) => schedule.with_momentum(part.schedule()?.0),
             None => schedule,
         };
         Ok(match self.warmup {
-            Some(warmup) => Made::Steps {
+            Some(warmup) => BuiltSchedule::Steps {
                 schedule: schedule.warmup(warmup, self.warmup_factor)?,
                 steps: warmup + steps,
             },
-            None => Made::Steps { schedule, steps },
+            None => BuiltSchedule::Steps { schedule, steps },
         })
     }
 }
 
 impl Part {
     fn schedule(&self) -> Result<(Schedule, u64)> {
-        match self.named.make(&self.around)? {
-            Made::Steps { schedule, steps } => Ok((schedule, steps)),
-            Made::Metrics { .. } => anyhow::bail!(
+        match self.named.make(&self.modifiers)? {
+            BuiltSchedule::Steps { schedule, steps } => Ok((schedule, steps)),
+            BuiltSchedule::Metrics { .. } => anyhow::bail!(
                 "on-plateau follows a metric, not the step, so it cannot be a part of a schedule"
             ),
         }
@@ -446,8 +446,8 @@ impl Sequence {
 }
 
 impl OnPlateau {
-    fn make(&self, around: &Around) -> Result<Made> {
-        if around.warmup.is_some() || around.momentum.is_some() {
+    fn make(&self, modifiers: &ScheduleModifiers) -> Result<BuiltSchedule> {
+        if modifiers.warmup.is_some() || modifiers.momentum.is_some() {
             anyhow::bail!(
                 "on-plateau follows a metric, not the step, so it takes no --warmup and no --momentum"
             );
@@ -467,7 +467,7 @@ impl OnPlateau {
             eps: self.eps,
         };
         plateau.check()?;
-        Ok(Made::Metrics { plateau, metrics: self.metrics.clone() })
+        Ok(BuiltSchedule::Metrics { plateau, metrics: self.metrics.clone() })
     }
 }
 

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use brigade_rank_env::text::counted;
 
 use super::ScheduleArgs;
-use super::named::Made;
+use super::named::BuiltSchedule;
 
 /// The rows, and what the columns are called.
 #[derive(Debug)]
@@ -27,8 +27,8 @@ pub(super) struct Column {
 impl Series {
     pub(super) fn of(args: &ScheduleArgs) -> Result<Self> {
         let name = args.named.name();
-        match args.named.make(&args.around)? {
-            Made::Steps { schedule, steps } => {
+        match args.named.make(&args.modifiers)? {
+            BuiltSchedule::Steps { schedule, steps } => {
                 let stride = args.accelerate_nproc.unwrap_or(1);
                 let count = args.show.unwrap_or_else(|| steps.div_ceil(stride));
                 let steps = || (0..count).map(|row| row * stride);
@@ -41,7 +41,7 @@ impl Series {
                 }
                 Ok(Self { name, row: "step", columns })
             }
-            Made::Metrics { plateau, metrics } => {
+            BuiltSchedule::Metrics { plateau, metrics } => {
                 if args.accelerate_nproc.is_some() || args.show.is_some() {
                     bail!(
                         "on-plateau has one row per metric: leave out --show and --accelerate-nproc"

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use brigade_hardware::{NearNic, nearest};
 use brigade_launch::{
-    Assignment, ChosenPorts, Device, Devices, LaunchPlan, LogFolder, NodeRange, RendezvousMode,
+    Assignment, ChosenPorts, Device, LaunchPlan, LogFolder, NodeRange, RendezvousMode,
 };
 use brigade_rank_env::text::escaped;
 use brigade_rank_env::{StoreHost, env};
@@ -76,7 +76,7 @@ impl Here<'_> {
     }
 
     fn ranks(&self) -> Vec<Rank> {
-        let mut gpus = Devices::of_ranks(self.plan).into_iter();
+        let mut gpus = self.plan.devices().into_iter();
         let mut rank = |local_rank: usize| {
             let gpu = gpus.next().map(|(device, nics)| RankGpu { device, nics });
             Some(Rank { gpu, ..self.rank(local_rank)? })
@@ -99,25 +99,26 @@ impl Here<'_> {
             | RendezvousMode::Etcd { .. }
             | RendezvousMode::Launcher { .. } => OPEN_IN_A_RENDEZVOUS,
         };
-        let place = plan.told(world.clone()).to_env().into_iter().map(|(name, value)| {
-            let value = if name == env::MASTER_PORT {
-                plan.options.store_port.as_ref().map_or_else(
-                    || "(a free port for each attempt)".to_owned(),
-                    |ChosenPorts { ports, .. }| {
-                        if ports.first == ports.last {
-                            ports.to_string()
-                        } else {
-                            format!("(a free one of {ports} for each attempt)")
-                        }
-                    },
-                )
-            } else if open.contains(&name) {
-                self.open(&value)
-            } else {
-                value
-            };
-            (name.to_owned(), value)
-        });
+        let place =
+            plan.world_of_program(world.clone()).to_env().into_iter().map(|(name, value)| {
+                let value = if name == env::MASTER_PORT {
+                    plan.options.store_port.as_ref().map_or_else(
+                        || "(a free port for each attempt)".to_owned(),
+                        |ChosenPorts { ports, .. }| {
+                            if ports.first == ports.last {
+                                ports.to_string()
+                            } else {
+                                format!("(a free one of {ports} for each attempt)")
+                            }
+                        },
+                    )
+                } else if open.contains(&name) {
+                    self.open(&value)
+                } else {
+                    value
+                };
+                (name.to_owned(), value)
+            });
         let is_first = world.is_main() && !open.contains(&env::RANK);
         let later = [
             (env::BRIGADE_AGENT, "(a name for this launch)", true),

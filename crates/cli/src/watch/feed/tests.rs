@@ -92,7 +92,7 @@ fn an_input_comes_in_pieces_and_ends() {
     ];
     let mut feed = Feed::Input(Input::open(Pieces(pieces.into_iter())).unwrap());
     let mut model = Model::default();
-    let mut ended = Found::default();
+    let mut ended = FeedUpdate::default();
     while !ended.ended {
         ended = feed.poll(&mut model).unwrap();
         thread::yield_now();

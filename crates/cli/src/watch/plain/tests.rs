@@ -16,7 +16,7 @@ fn printed(texts: &[&str]) -> String {
     let (mut lines, mut out, mut all) = (Lines::default(), Vec::new(), String::new());
     for text in texts {
         all += text;
-        let found = Found { is_new: !text.is_empty(), ..Found::default() };
+        let found = FeedUpdate { is_new: !text.is_empty(), ..FeedUpdate::default() };
         lines.print(&model(&all), "run", &found, &mut out).unwrap();
     }
     String::from_utf8(out).unwrap()

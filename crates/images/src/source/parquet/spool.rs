@@ -8,8 +8,8 @@ use tar::{Builder, Header};
 use tempfile::NamedTempFile;
 
 use super::table::Table;
+use crate::image_source::{Hasher, ImageSource};
 use crate::source::webdataset::{WebDataset, WebDatasetOptions};
-use crate::source::{Hasher, ImageSource};
 use crate::{ImageError, Result};
 
 /// The copy of a column of some tables: an archive with a member for each row.

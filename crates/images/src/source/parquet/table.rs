@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use brigade_parquet::Value as Cell;
 use serde_json::Value;
 
-use crate::source::Hasher;
+use crate::image_source::Hasher;
 use crate::{ImageError, Result};
 
 /// An open Parquet file.

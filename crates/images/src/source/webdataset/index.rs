@@ -13,16 +13,9 @@ use flate2::read::MultiGzDecoder;
 use tar::Archive;
 
 use super::MAX_LABEL_BYTES;
-use super::shards::{ShardFacts, Unpacked, Unpacking};
-use crate::source::{MAX_ENCODED_BYTES, version_of};
+use super::shards::{ShardFacts, Span, Unpacked, Unpacking};
+use crate::image_source::{MAX_ENCODED_BYTES, version_of};
 use crate::{ImageError, Result};
-
-/// A stretch of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Span {
-    pub(super) offset: u64,
-    pub(super) bytes: u64,
-}
 
 /// Which members count.
 #[derive(Clone, Copy)]

@@ -7,9 +7,15 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::index::Span;
-use crate::source::{Hasher, reserve};
+use crate::image_source::{Hasher, reserve};
 use crate::{ImageError, Result};
+
+/// A stretch of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Span {
+    pub(super) offset: u64,
+    pub(super) bytes: u64,
+}
 
 /// Archives that are opened when they are read. At most [`MAX_OPEN`] stay open: a data set may have
 /// more archives than a process may open files.

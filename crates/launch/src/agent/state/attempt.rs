@@ -10,8 +10,8 @@ use brigade_rendezvous::{
 };
 use nix::sys::signal::Signal;
 
-use super::AgentState;
 use super::event::Action;
+use super::{AgentState, Restarts};
 use crate::LaunchError;
 use crate::output::Tail;
 
@@ -203,7 +203,7 @@ impl AgentState {
     /// Begins the next attempt, once the output of the ranks before it is written: a reader that has
     /// paused would else have this agent collect the pipes of attempt after attempt.
     pub(super) fn start_next(&mut self) {
-        let free = self.draining == 0 && self.group.is_none() && self.outcome.is_none();
+        let free = self.draining == 0 && self.group.is_none() && self.ending.outcome().is_none();
         let Some(part) = self.next.take_if(|_| free) else { return };
         if part.node_rank != 0 && is_loopback(&part.master_addr) && !self.facts.near {
             let reason = format!(
@@ -213,10 +213,10 @@ impl AgentState {
             );
             return self.cannot_start(LaunchError::Refused { reason });
         }
-        (self.stop_asked, self.ended, self.failure) = (None, None, None);
+        (self.attempt_to_stop, self.ended, self.failure) = (None, None, None);
         self.recorded.clear();
         self.hosts = part.num_nodes;
-        self.restarts = (part.restarts, part.max_restarts);
+        self.restarts = Restarts { used: part.restarts, allowed: part.max_restarts };
         self.act(Action::Prepare { attempt: part.attempt });
         self.group = Some(Group::new(part));
     }
@@ -367,7 +367,7 @@ impl AgentState {
         } else {
             return;
         }
-        self.stop_asked = Some(attempt);
+        self.attempt_to_stop = Some(attempt);
     }
 
     /// Gives how many ranks have to stop.
@@ -589,7 +589,7 @@ impl AgentState {
             until: self.now + self.facts.limits.output(),
             told: !self.connection.is_up(),
         });
-        self.wait_for_word_from_now();
+        self.wait_for_answer_from_now();
         self.act(Action::Drain);
         self.draining += 1;
     }
@@ -600,7 +600,7 @@ impl AgentState {
         let stuck = self.stuck.clone();
         let Some(ended) = &mut self.ended else { return };
         let (attempt, killed, finished) = (ended.attempt, ended.killed, ended.finished);
-        let asked = self.stop_asked == Some(attempt);
+        let asked = self.attempt_to_stop == Some(attempt);
         if !ended.told && (shown || asked && ended.until <= self.now) {
             ended.told = true;
             // Never before the last byte: a job whose output is lost did not succeed.
@@ -609,7 +609,7 @@ impl AgentState {
             }
         }
         if asked && self.ended.as_ref().is_some_and(|ended| ended.told) {
-            self.stop_asked = None;
+            self.attempt_to_stop = None;
             self.act(Action::SendStopped { attempt, killed, stuck });
         }
     }

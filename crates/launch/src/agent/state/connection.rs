@@ -6,10 +6,10 @@ use brigade_rendezvous::FromAgent;
 use nix::sys::signal::Signal;
 
 use super::attempt::Group;
-use super::event::{Action, JoinRequest};
+use super::ending::{Ending, Interruption, StopRequest};
+use super::event::{Action, JoinRequest, LastPart};
 use super::{AgentState, Kind};
-use crate::LaunchError;
-use crate::agent::Outcome;
+use crate::{LaunchError, Outcome};
 
 /// Whether a coordinator has this host.
 #[derive(Debug)]
@@ -62,17 +62,20 @@ impl AgentState {
     fn join_request(&self, resume: bool) -> JoinRequest {
         let running = self.group.as_ref().map(|group| &group.part);
         let running = running.or(self.next.as_ref()).filter(|_| resume);
-        let running = running.map(|part| (part.attempt, part.node_rank));
-        let ended = self.ended.as_ref().map(|ended| (ended.attempt, ended.node_rank));
-        JoinRequest { resume, last: running.or(ended), restarts: self.restarts.0 }
+        let running =
+            running.map(|part| LastPart { attempt: part.attempt, node_rank: part.node_rank });
+        let ended = self.ended.as_ref();
+        let ended =
+            ended.map(|ended| LastPart { attempt: ended.attempt, node_rank: ended.node_rank });
+        JoinRequest { resume, last: running.or(ended), restarts: self.restarts.used }
     }
 
     /// A launcher's sessions are its own affair: their end is the launcher's end. A host that cannot
     /// take part has nothing to come back for, and one that leaves at most has to say so.
     fn can_resume(&self) -> bool {
         matches!(self.facts.kind, Kind::Peers | Kind::Elected)
-            && self.outcome.is_none()
-            && self.error.is_none()
+            && self.ending.outcome().is_none()
+            && self.ending.error().is_none()
     }
 
     pub(super) fn quiet(&mut self, is_quiet: bool) {
@@ -158,17 +161,17 @@ impl AgentState {
         }
         if self.leaves() {
             self.send(FromAgent::Leaving);
-        } else if let Some((signal, count)) = self.request {
+        } else if let Some(StopRequest { signal, count }) = self.stop_request {
             self.send(FromAgent::Interrupted { signal: signal as i32, count });
         }
-        if let Some(error) = &self.error {
+        if let Some(error) = self.ending.error() {
             let reason = error.to_string();
             self.send(FromAgent::Unable { reason });
         }
     }
 
     fn leaves(&self) -> bool {
-        matches!(self.outcome, Some(Outcome::Left { .. }))
+        matches!(self.ending.outcome(), Some(Outcome::Left { .. }))
     }
 
     /// This host leaves, and the coordinator may not know: without that word it would take the host for
@@ -204,7 +207,7 @@ impl AgentState {
     /// The coordinator is gone: the ranks of this host cannot go on alone.
     pub(super) fn lost(&mut self, how: String) {
         self.disconnect();
-        (self.next, self.stop_asked) = (None, None);
+        (self.next, self.attempt_to_stop) = (None, None);
         if self.group.as_ref().is_some_and(Group::is_preparing) {
             self.group = None;
         }
@@ -212,14 +215,13 @@ impl AgentState {
             self.act(Action::DropOutput);
         }
         // A new coordinator counts the loss of the old one.
-        let may_go_on =
-            self.ended.is_none() && self.group.is_none() || self.restarts.0 < self.restarts.1;
+        let may_go_on = self.ended.is_none() && self.group.is_none() || self.restarts.are_left();
         let again = may_go_on && self.facts.kind == Kind::Elected && self.stuck.is_none();
         self.ended.iter_mut().for_each(|ended| ended.told = true);
-        if self.outcome.is_some() || self.error.is_some() {
+        if matches!(self.ending, Ending::Decided { .. }) {
             return self.stop_quietly();
         }
-        if let Some(signal) = self.interrupted {
+        if let Some(Interruption { signal, .. }) = self.interruption {
             return self.end_with(Outcome::Stopped { signal: signal as i32 });
         }
         if self.output_closed {
@@ -249,15 +251,15 @@ impl AgentState {
     /// Asks the coordinator to stop the job, or to let this host go.
     pub(super) fn ask_to_stop(&mut self, signal: Signal) {
         let number = signal as i32;
-        let count = self.request.map_or(1, |(_, count)| count.saturating_add(1));
-        self.request = Some((signal, count));
+        let count = self.stop_request.map_or(1, |last| last.count.saturating_add(1));
+        self.stop_request = Some(StopRequest { signal, count });
         if self.leaves_alone() {
             self.send(FromAgent::Leaving);
-            self.outcome.get_or_insert(Outcome::Left { signal: number });
+            self.ending.decide(Outcome::Left { signal: number });
         } else if self.connection.is_up() {
             self.send(FromAgent::Interrupted { signal: number, count });
         } else {
-            self.outcome.get_or_insert(Outcome::Stopped { signal: number });
+            self.ending.decide(Outcome::Stopped { signal: number });
         }
     }
 

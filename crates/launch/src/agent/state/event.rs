@@ -9,9 +9,8 @@ use brigade_hardware::DeviceFault;
 use brigade_rendezvous::{Assignment, ExitStatus, FromAgent, ToAgent};
 use nix::sys::signal::Signal;
 
-use super::super::Outcome;
-use crate::LaunchError;
 use crate::output::Tail;
+use crate::{LaunchError, Outcome};
 
 /// Something that happened.
 #[derive(Debug)]
@@ -203,7 +202,15 @@ pub(in crate::agent) struct JoinRequest {
     /// It has a part in the job, and was only cut off.
     pub(in crate::agent) resume: bool,
     /// The last attempt it took part in, and its place there.
-    pub(in crate::agent) last: Option<(u32, usize)>,
+    pub(in crate::agent) last: Option<LastPart>,
     /// The restarts that were counted then.
     pub(in crate::agent) restarts: u32,
+}
+
+/// An attempt in which this host took part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::agent) struct LastPart {
+    pub(in crate::agent) attempt: u32,
+    /// The place of this host in it.
+    pub(in crate::agent) node_rank: usize,
 }

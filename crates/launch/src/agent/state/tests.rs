@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 
 use brigade_hardware::DeviceFault;
 use brigade_rendezvous::{Cause, ExitStatus, JobResult};
+use nix::sys::signal::Signal;
 
 use super::*;
 use crate::output::Tail;
@@ -135,6 +136,7 @@ fn shown(action: &Action) -> String {
         Action::Reconnect { patient } => format!("reconnect, patient {patient}"),
         Action::StopReconnecting => "stop reconnecting".into(),
         Action::Join(JoinRequest { resume, last, restarts }) => {
+            let last = last.map(|last| (last.attempt, last.node_rank));
             format!("join: resume {resume}, last {last:?}, {restarts} restarts")
         }
         Action::Send(FromAgent::Failed(failure)) => {

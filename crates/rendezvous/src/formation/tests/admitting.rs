@@ -72,7 +72,7 @@ impl Obedient {
         for _ in 0..2 * seconds {
             self.job.now += Duration::from_millis(500);
             for id in self.present.clone() {
-                let shown = self.job.event(Event::Heard { agent: AgentId(id) });
+                let shown = self.job.event(Event::Alive { agent: AgentId(id) });
                 self.heed(shown);
             }
             let shown = self.job.event(Event::Tick);

@@ -235,7 +235,7 @@ impl World {
     /// A message of an agent, if it arrives.
     fn says(&mut self, agent: AgentId, message: FromAgent) {
         if !self.is_cut(agent) {
-            self.event(Event::Said { agent, message });
+            self.event(Event::Message { agent, message });
         }
     }
 
@@ -367,14 +367,14 @@ impl World {
             for (id, attempt) in running {
                 let agent = AgentId(id);
                 self.finished.insert(id);
-                self.event(Event::Said { agent, message: FromAgent::Finished { attempt } });
+                self.event(Event::Message { agent, message: FromAgent::Finished { attempt } });
                 if !self.over && matches!(self.formation.state, State::Stopping(_)) {
                     if let Some(agent) = self.agents.get_mut(&id) {
                         agent.running = None;
                     }
                     let message =
                         FromAgent::Stopped { attempt, port: 1, killed: false, stuck: None };
-                    self.event(Event::Said { agent, message });
+                    self.event(Event::Message { agent, message });
                 }
             }
         }

@@ -78,7 +78,7 @@ fn a_node_rank_has_one_owner() {
     assert!(job.join(2, first(2)).is_empty());
     job.now += Duration::from_millis(500);
     assert_eq!(
-        job.event(Event::Heard { agent: AgentId(1) }),
+        job.event(Event::Alive { agent: AgentId(1) }),
         [
             "2: refused: h1 (pid 7) has node rank 0 already; h2 (pid 7) needs another --node-rank",
             "2: close"
@@ -309,5 +309,5 @@ fn one_that_waits_for_a_node_rank_is_told_once_that_the_job_is_over() {
     job.now += Duration::from_secs(1);
     job.event(Event::Interrupt { signal: INT });
     assert_eq!(job.job_result().code, 130);
-    assert!(job.event(Event::Heard { agent: AgentId(1) }).is_empty());
+    assert!(job.event(Event::Alive { agent: AgentId(1) }).is_empty());
 }

@@ -163,7 +163,7 @@ fn too_few_survivors_wait() {
         ]
     );
     job.close(1);
-    let said = job.lines(Event::Said {
+    let said = job.lines(Event::Message {
         agent: AgentId(3),
         message: FromAgent::Stopped { attempt: 1, port: 1, killed: false, stuck: None },
     });

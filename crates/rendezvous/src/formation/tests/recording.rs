@@ -14,7 +14,7 @@ impl Job {
     }
 
     fn recorded_of(&mut self, id: u64, message: FromAgent) -> Vec<JobEvent> {
-        self.recorded(Event::Said { agent: AgentId(id), message })
+        self.recorded(Event::Message { agent: AgentId(id), message })
     }
 }
 

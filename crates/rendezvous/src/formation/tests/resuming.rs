@@ -40,8 +40,8 @@ fn the_user_hears_of_a_cut_and_of_its_end() {
     assert_eq!(job.lines(back), ["h2 is connected again"]);
     job.now += Duration::from_secs(1);
     let silent = "nothing was heard of h2 for 0.8 s; it is lost after 4 s";
-    assert_eq!(job.lines(Event::Heard { agent: AgentId(1) }), [silent]);
-    assert_eq!(job.lines(Event::Heard { agent: AgentId(2) }), ["h2 is heard again"]);
+    assert_eq!(job.lines(Event::Alive { agent: AgentId(1) }), [silent]);
+    assert_eq!(job.lines(Event::Alive { agent: AgentId(2) }), ["h2 is heard again"]);
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn one_that_is_away_while_all_stop_is_waited_for_without_looking() {
         assert!(job.event(Event::Tick).is_empty());
         let due = job.formation.deadline();
         assert!(due.is_some_and(|due| due > job.now), "at {:?}: {due:?}", job.now);
-        job.event(Event::Heard { agent: AgentId(1) });
+        job.event(Event::Alive { agent: AgentId(1) });
     }
     assert_eq!(job.pass(4, &[1]).last().unwrap(), "finish 3");
 }
@@ -186,9 +186,9 @@ fn one_that_is_away_hears_of_the_end() {
     job.finished(2, 0);
     job.disconnect(2, false);
     assert_eq!(job.finished(1, 0), ["1: end 0", "1: close", "finish 0"]);
-    assert!(job.formation.has_untold());
+    assert!(job.formation.has_uninformed_members());
     assert_eq!(job.resume(2, Some(0)), ["2: adopts 20", "2: resumed", "2: end 0", "2: close"]);
-    assert!(!job.formation.has_untold());
+    assert!(!job.formation.has_uninformed_members());
 
     // Nor is it waited for for ever.
     let mut job = Job::of_two(0);
@@ -196,7 +196,7 @@ fn one_that_is_away_hears_of_the_end() {
     job.disconnect(2, false);
     job.finished(1, 0);
     job.pass(5, &[]);
-    assert!(!job.formation.has_untold());
+    assert!(!job.formation.has_uninformed_members());
     assert_eq!(job.formation.deadline(), None);
 }
 

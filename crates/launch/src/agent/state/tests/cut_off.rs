@@ -131,7 +131,7 @@ impl Job {
     fn is_gone(&self) -> bool {
         let is_over = |it: &Connection| it.is_over || it.member.is_none();
         self.formation.job_result().is_some()
-            && !self.formation.has_untold()
+            && !self.formation.has_uninformed_members()
             && self.connections.iter().all(is_over)
     }
 
@@ -198,8 +198,8 @@ impl Job {
             resume: if request.resume { site.asked } else { 0 },
             nproc: 2,
             address: Some(format!("10.0.0.{host}")),
-            last_attempt: request.last.map(|(attempt, _)| attempt),
-            last_node_rank: request.last.map(|(_, node_rank)| node_rank),
+            last_attempt: request.last.map(|last| last.attempt),
+            last_node_rank: request.last.map(|last| last.node_rank),
             restarts: request.restarts,
             sent: u64::try_from(now.as_millis()).unwrap(),
             ..Join::new(&format!("h{host}"))
@@ -261,7 +261,7 @@ impl Job {
                 self.tell_coordinator(News::Joined { agent, join, seen: None, remote });
             }
             (None, _) => connection.is_over = true,
-            (Some(agent), Some(message)) => self.tell_coordinator(News::Said { agent, message }),
+            (Some(agent), Some(message)) => self.tell_coordinator(News::Message { agent, message }),
             (Some(agent), None) => {
                 connection.is_over = true;
                 self.tell_coordinator(News::Closed { agent, how: "closed".to_owned() });
@@ -314,7 +314,7 @@ impl Job {
 
     fn breaks(&mut self, host: usize, reset: bool) {
         // What an agent has said before it ends is the system's to deliver.
-        let ends = self.sites[host].world.host.state.shutdown.is_begun();
+        let ends = self.sites[host].world.host.state.ending.has_reported();
         if host == 0 || self.is_cut(host) || ends {
             return;
         }
@@ -426,7 +426,7 @@ impl Job {
             if let Some(agent) =
                 connection.member.filter(|_| lives && !self.is_cut(connection.host))
             {
-                self.tell_coordinator(News::Heard { agent });
+                self.tell_coordinator(News::Alive { agent });
             }
         }
         self.tell_coordinator(News::Tick);

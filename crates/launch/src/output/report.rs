@@ -6,8 +6,8 @@ use brigade_rank_env::text::counted;
 use brigade_rendezvous::{Cause, ExitStatus, JobResult, RankFailure};
 use nix::sys::signal::Signal;
 
-use super::Outcome;
-use crate::output::Recent;
+use super::recent::Recent;
+use crate::Outcome;
 
 /// Why the job did not simply finish.
 #[derive(Debug)]

@@ -7,11 +7,11 @@
 
 use tch::{Kind, Tensor};
 
+use super::Reducer;
 use crate::bridge::{ffi, own};
 use crate::collective::ReduceOp;
 use crate::error::{Error, Fault};
 use crate::memory::elements;
-use crate::reducer::Reducer;
 
 /// How gradients are averaged in a join, and what it does at the first rank without data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,4 +1,5 @@
-//! The election, and finding the coordinator that won it.
+//! Election by etcd: the first host to create the job's key becomes its coordinator, for as long as its lease is kept
+//! alive; the others connect to it.
 
 use std::net::{IpAddr, UdpSocket};
 use std::time::{Duration, Instant};
@@ -6,33 +7,12 @@ use std::time::{Duration, Instant};
 use brigade_rank_env::text::printable;
 use serde::{Deserialize, Serialize};
 
-use super::access::EtcdAccess;
-use super::client::{Client, Created};
-use super::leadership::LeaderLease;
-use crate::discovery::{
-    Endpoint, Failure, Notices, RendezvousError, RendezvousNotice, RendezvousPlan, RetryPolicy,
-};
+use super::backoff::RetryPolicy;
+use super::notices::Notices;
+use super::tcp::{Endpoint, Failure};
+use super::{RendezvousError, RendezvousNotice, RendezvousPlan};
+use crate::etcd::{Client, ClientError, Created, EtcdAccess, Keys, LeaderLease};
 use crate::listener::{BindAddress, Listener};
-
-/// The keys of a job.
-#[derive(Clone, Debug)]
-pub(super) struct Keys {
-    coordinator: String,
-    over: String,
-}
-
-impl Keys {
-    fn new(run_id: &str) -> Self {
-        Self {
-            coordinator: format!("/brigade/{run_id}/coordinator"),
-            over: format!("/brigade/{run_id}/over"),
-        }
-    }
-
-    pub(super) fn both(&self) -> [&str; 2] {
-        [&self.coordinator, &self.over]
-    }
-}
 
 /// What the winner publishes.
 #[derive(Debug, Serialize, Deserialize)]
@@ -44,7 +24,7 @@ struct Winner {
 }
 
 /// Looks for the coordinator, or becomes it, until one of it works.
-pub(crate) fn meet(
+pub(super) fn meet(
     plan: &RendezvousPlan,
     endpoints: &str,
     access: &EtcdAccess,
@@ -61,6 +41,15 @@ pub(crate) fn meet(
             Err(Failure::Later(text)) => text,
         };
         retry.pause(last, notices)?;
+    }
+}
+
+impl From<ClientError> for Failure {
+    fn from(error: ClientError) -> Self {
+        match error {
+            ClientError::Away(text) => Self::Later(text),
+            ClientError::Unusable(error) => Self::Now(error.into()),
+        }
     }
 }
 

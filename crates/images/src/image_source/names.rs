@@ -3,28 +3,28 @@
 /// A list of names, which may be of files and so need not be UTF-8. A million names as values of
 /// their own would take twice the memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Names {
+pub(crate) struct Names {
     bytes: Vec<u8>,
     ends: Vec<usize>,
 }
 
 impl Names {
-    pub(super) fn push(&mut self, name: &[u8]) {
+    pub(crate) fn push(&mut self, name: &[u8]) {
         self.bytes.extend_from_slice(name);
         self.ends.push(self.bytes.len());
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.ends.len()
     }
 
-    pub(super) fn get(&self, index: usize) -> Option<&[u8]> {
+    pub(crate) fn get(&self, index: usize) -> Option<&[u8]> {
         let end = *self.ends.get(index)?;
         let start = index.checked_sub(1).and_then(|before| self.ends.get(before)).copied();
         self.bytes.get(start.unwrap_or(0)..end)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &[u8]> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &[u8]> {
         (0..self.len()).filter_map(|index| self.get(index))
     }
 }

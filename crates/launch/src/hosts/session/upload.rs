@@ -10,10 +10,10 @@ use brigade_ssh::HostSpec;
 use brigade_ssh::remote_command::GREETING;
 use brigade_ssh::wire::{self, WireError};
 
-use super::bundle::{Bundle, Contents};
-use super::error::HostFailure;
-use super::message::{FileMark, FromHost, ToHost};
-use super::session::{GREETING_LIMIT, LaunchRequest, Session};
+use super::super::bundle::{Bundle, Contents};
+use super::super::error::HostFailure;
+use super::super::message::{FileMark, FromHost, ToHost};
+use super::{GREETING_LIMIT, LaunchRequest, Session};
 use crate::Program;
 
 impl Session {

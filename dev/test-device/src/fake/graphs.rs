@@ -4,11 +4,11 @@ use std::ptr;
 
 use brigade_torch::{GraphRecorder, RecordedGraph};
 
-use crate::fake::Graph;
+use super::Graph;
 use crate::ffi;
 
 /// Records what the calling thread, and those of autograd, run on a device.
-pub(crate) struct Recorder;
+pub(super) struct Recorder;
 
 impl GraphRecorder for Recorder {
     fn begin(&self, device: usize) -> Result<(), String> {

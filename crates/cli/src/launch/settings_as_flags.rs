@@ -1,15 +1,15 @@
-//! The job of a command line as a job file for a scheduler: every setting becomes a flag of the
-//! launchers in the job.
+//! The settings of a command line as flags of the launchers in a job file.
 
 use std::ffi::OsString;
 
-use brigade_config::plugins::{self, PluginArgument};
+use brigade_config::plugin_arguments::PluginArgument;
+use brigade_config::plugins;
 use brigade_config::{Layer, Source, TABLE, Variables};
 use brigade_launch::events::EventsTarget;
 use brigade_launch::{ForPython, LaunchError, LaunchOptions, Program, Secret};
 
 use crate::config::Usage;
-use crate::emit::JobFile;
+use crate::job_file::JobFile;
 
 use super::rendezvous::OF_A_LIST;
 use super::{JobArgs, file_in_use, options, say_lines, say_warnings};
@@ -143,7 +143,7 @@ fn as_flag(name: &str, text: String, is_switch: bool) -> Vec<OsString> {
 }
 
 /// Whether an option of `brigade launch` may be given for a job file, with an effect.
-pub(crate) fn can_hold(option: &str) -> bool {
+pub(crate) fn can_be_given(option: &str) -> bool {
     let of_cargo = ["bin", "example", "package", "release", "profile", "features"];
     ![&of_cargo[..], &SAID_BY_THE_SCHEDULER, &OF_A_LIST].concat().contains(&option)
 }

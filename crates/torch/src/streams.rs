@@ -6,8 +6,8 @@ use std::marker::PhantomData;
 use cxx::UniquePtr;
 use tch::{Device, Tensor};
 
-use super::{DeviceExt, gpu};
 use crate::bridge::{borrow_all, ffi};
+use crate::device::{DeviceExt, gpu};
 use crate::error::Error;
 use crate::tensor_tree::TensorTree;
 

@@ -6,8 +6,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::{Inner, ProcessGroup, Started};
 use crate::error::{Error, Fault};
-use crate::group::{Inner, ProcessGroup, Started};
 
 /// The pause between two questions whether work is done.
 const PAUSE: Duration = Duration::from_millis(50);

@@ -203,12 +203,12 @@ impl FindFiles {
     }
 
     /// Finds the images and the folders directly below the root.
-    pub(super) fn walk(&self, root: &Path) -> Result<Found> {
+    pub(crate) fn walk(&self, root: &Path) -> Result<FoundFiles> {
         let unreadable = |path: &Path, cause| ImageError::Read { path: path.into(), cause };
         if !fs::metadata(root).map_err(|source| unreadable(root, source))?.is_dir() {
             return Err(unreadable(root, io::ErrorKind::NotADirectory.into()));
         }
-        let mut found = Found::default();
+        let mut found = FoundFiles::default();
         let entries = WalkDir::new(root).min_depth(1).follow_links(true).into_iter();
         for entry in entries.filter_entry(|entry| self.hidden || !is_hidden(entry.file_name())) {
             let (path, is_file) = match entry {
@@ -257,7 +257,7 @@ impl FindFiles {
     }
 
     /// Lists the extensions for a message.
-    pub(super) fn endings(&self) -> String {
+    pub(crate) fn endings(&self) -> String {
         let endings: Vec<String> =
             self.extensions.iter().map(|extension| format!(".{extension}")).collect();
         endings.join(", ")
@@ -266,11 +266,11 @@ impl FindFiles {
 
 /// What is below a folder, sorted.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(crate) struct FoundFiles {
     /// Paths from the root on.
-    pub(super) files: Vec<Vec<u8>>,
+    pub(crate) files: Vec<Vec<u8>>,
     /// Names of the folders directly below.
-    pub(super) folders: Vec<Vec<u8>>,
+    pub(crate) folders: Vec<Vec<u8>>,
 }
 
 /// What torchvision sorts the files of a class folder by: the class, the folder, the name.
@@ -283,7 +283,7 @@ fn torchvision_key(path: &[u8]) -> (&[u8], &[u8], &[u8]) {
 }
 
 /// The folder directly below the root that a file is in.
-pub(super) fn first_folder(path: &[u8]) -> Option<&[u8]> {
+pub(crate) fn first_folder(path: &[u8]) -> Option<&[u8]> {
     path.iter().position(|byte| *byte == b'/').map(|slash| &path[..slash])
 }
 
@@ -291,7 +291,7 @@ fn is_hidden(name: &OsStr) -> bool {
     name.as_bytes().starts_with(b".")
 }
 
-pub(super) fn to_path(name: &[u8]) -> &Path {
+pub(crate) fn to_path(name: &[u8]) -> &Path {
     Path::new(OsStr::from_bytes(name))
 }
 
@@ -302,7 +302,7 @@ pub(super) mod tests {
     use super::*;
 
     /// A folder with these files; a name that ends in `/` is a folder.
-    pub(in crate::source) fn folder(names: &[&str]) -> tempfile::TempDir {
+    pub(crate) fn folder(names: &[&str]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         for name in names {
             let path = folder.path().join(name);

@@ -1,0 +1,65 @@
+//! What is made ready for the next attempt before its ranks start.
+
+use crate::output::AttemptFiles;
+use crate::store_port::Interfaces;
+use crate::{LaunchError, LaunchPlan, RendezvousMode, StorePort};
+
+/// The port and the files of the next attempt.
+pub(super) struct NextAttempt<'p> {
+    plan: &'p LaunchPlan,
+    interfaces: Interfaces,
+    /// In case that this is the first host.
+    port: Option<StorePort>,
+    /// Once the attempt is prepared.
+    pub(super) files: Option<AttemptFiles>,
+}
+
+impl<'p> NextAttempt<'p> {
+    /// Reserves a port for the first attempt.
+    pub(super) fn new(plan: &'p LaunchPlan, interfaces: Interfaces) -> Result<Self, LaunchError> {
+        let port = Some(reserve_port(plan, interfaces)?);
+        Ok(Self { plan, interfaces, port, files: None })
+    }
+
+    /// Returns whether a port is reserved now.
+    pub(super) fn has_port(&self) -> bool {
+        self.port.is_some()
+    }
+
+    /// Takes the port for the ranks to meet at.
+    pub(super) fn take_port(&mut self) -> Result<StorePort, LaunchError> {
+        self.port.take().map_or_else(|| reserve_port(self.plan, self.interfaces), Ok)
+    }
+
+    /// Returns the number of the port, which is reserved where it is not yet.
+    pub(super) fn port_number(&mut self) -> Result<u16, LaunchError> {
+        let port = self.take_port()?;
+        let number = port.number();
+        self.port = Some(port);
+        Ok(number)
+    }
+}
+
+/// Reserves a port for the ranks' store, in case that this is the first host.
+///
+/// Errors when there is none, or none of those that the user has named.
+fn reserve_port(plan: &LaunchPlan, interfaces: Interfaces) -> Result<StorePort, LaunchError> {
+    // On the other hosts nothing uses it, and a port of the user's may be taken there.
+    let is_first = match plan.options.rendezvous {
+        RendezvousMode::Static { node_rank, .. } | RendezvousMode::Launcher { node_rank } => {
+            node_rank == 0
+        }
+        _ => true,
+    };
+    match plan.options.store_port.as_ref().filter(|_| is_first) {
+        Some(chosen) => StorePort::reserve_in(interfaces, chosen.ports).map_err(|cause| {
+            LaunchError::StorePort {
+                ports: chosen.ports.to_string(),
+                source_of: chosen.source.clone(),
+                cause,
+                needs_one: interfaces == Interfaces::All,
+            }
+        }),
+        None => StorePort::reserve(interfaces).map_err(LaunchError::system("reserve a port")),
+    }
+}

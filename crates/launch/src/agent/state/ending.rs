@@ -1,0 +1,266 @@
+//! Signals, readers that go, and how an agent leaves.
+
+use std::time::Duration;
+
+use brigade_rank_env::text::counted;
+use nix::sys::signal::Signal;
+
+use super::event::{Action, Event};
+use super::{AgentState, Kind};
+use crate::{LaunchError, Outcome};
+
+/// How far this host has come to the end of its part in the job.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "an agent has one of these")]
+pub(super) enum Ending {
+    /// It takes part, or may yet.
+    No,
+    /// Nothing more will start here, and the agent leaves as soon as nothing of the job runs here. At least one of both
+    /// is there.
+    Decided {
+        /// How the job has ended.
+        outcome: Option<Outcome>,
+        /// Why this host cannot take part.
+        error: Option<LaunchError>,
+    },
+    /// It has said how the job ended.
+    Leaving(Leaving),
+    Over,
+}
+
+/// Output may still have to be written, and other hosts may have to be told by a coordinator in this process.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Leaving {
+    /// They have been told.
+    told: bool,
+    /// Until when that is waited for; `None`: as long as it takes.
+    end_notice: Option<Duration>,
+    /// Until when output is waited for; `None`: as long as it takes.
+    limit: Option<Duration>,
+}
+
+impl Ending {
+    /// The agent has said how the job ended.
+    pub(super) fn has_reported(&self) -> bool {
+        matches!(self, Self::Leaving(_) | Self::Over)
+    }
+
+    pub(super) fn deadline(&self) -> Option<Duration> {
+        match self {
+            Self::Leaving(Leaving { told, end_notice, limit }) => {
+                end_notice.filter(|_| !told).into_iter().chain(*limit).min()
+            }
+            Self::No | Self::Decided { .. } | Self::Over => None,
+        }
+    }
+
+    pub(super) fn outcome(&self) -> Option<&Outcome> {
+        match self {
+            Self::Decided { outcome, .. } => outcome.as_ref(),
+            Self::No | Self::Leaving(_) | Self::Over => None,
+        }
+    }
+
+    pub(super) fn error(&self) -> Option<&LaunchError> {
+        match self {
+            Self::Decided { error, .. } => error.as_ref(),
+            Self::No | Self::Leaving(_) | Self::Over => None,
+        }
+    }
+
+    /// Decides how the job has ended; the first decision counts.
+    pub(super) fn decide(&mut self, decided: Outcome) {
+        match self {
+            Self::No => *self = Self::Decided { outcome: Some(decided), error: None },
+            Self::Decided { outcome, .. } => {
+                outcome.get_or_insert(decided);
+            }
+            Self::Leaving(_) | Self::Over => {}
+        }
+    }
+
+    /// This host cannot take part; the first reason counts.
+    pub(super) fn fail(&mut self, reason: LaunchError) {
+        match self {
+            Self::No => *self = Self::Decided { outcome: None, error: Some(reason) },
+            Self::Decided { error, .. } => {
+                error.get_or_insert(reason);
+            }
+            Self::Leaving(_) | Self::Over => {}
+        }
+    }
+}
+
+/// The user's wish that this host stops.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Interruption {
+    /// The last signal.
+    pub(super) signal: Signal,
+    /// A signal came while the ranks were stopping.
+    pub(super) is_impatient: bool,
+    /// When to leave without an answer of the coordinator.
+    pub(super) leave_at: Option<Duration>,
+}
+
+impl Interruption {
+    fn new(signal: Signal) -> Self {
+        Self { signal, is_impatient: false, leave_at: None }
+    }
+}
+
+/// A request to the coordinator to stop the job.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StopRequest {
+    pub(super) signal: Signal,
+    /// Its number, so that one that is sent again is not another one.
+    pub(super) count: u32,
+}
+
+impl AgentState {
+    pub(super) fn signal(&mut self, signal: Signal) {
+        match signal {
+            Signal::SIGUSR1 | Signal::SIGUSR2 => self.forward(signal as i32),
+            Signal::SIGTSTP => self.suspend(),
+            _ => self.interrupt(signal),
+        }
+    }
+
+    /// Stops the ranks of this host at once, and asks the coordinator to stop the others.
+    fn interrupt(&mut self, signal: Signal) {
+        let stopping = self.is_stopping();
+        let asks_again = self.interruption.is_some();
+        self.interruption.get_or_insert_with(|| Interruption::new(signal)).signal = signal;
+        self.cancel();
+        if stopping && signal == Signal::SIGINT {
+            self.kill();
+        } else {
+            self.ask_all(signal);
+        }
+        let leaves = self.leaves_alone();
+        // A second request, or a coordinator that does not answer, is reason enough to leave
+        // without its word. One that has only to be told is looked for as long as it keeps the seat.
+        let hurries = if leaves { asks_again } else { stopping || self.connection.is_resuming() };
+        if let Some(interruption) = &mut self.interruption {
+            if hurries {
+                interruption.leave_at.get_or_insert(self.now + WORD_TIMEOUT);
+            }
+            interruption.is_impatient |= stopping;
+        }
+        self.ask_to_stop(signal);
+        let running = self.group.as_ref().map(super::Group::running);
+        if !stopping && let Some(running) = running {
+            let ranks = counted(running, "rank");
+            self.say(format!(
+                "{signal}: {}waiting up to {} s for {ranks} to stop; SIGINT (Ctrl-C) kills now",
+                if leaves { "this host leaves the job; " } else { "" },
+                self.facts.limits.shutdown_timeout().as_secs_f64(),
+            ));
+        }
+    }
+
+    /// A rank that has the terminal for itself was interrupted there: the user wants the job to end.
+    pub(super) fn typed(&mut self, local_rank: usize, signal: Signal) {
+        self.explain_ending(local_rank, signal);
+        if self.interruption.is_none() {
+            self.interruption = Some(Interruption::new(signal));
+            self.ask_to_stop(signal);
+        }
+    }
+
+    fn is_stopping(&self) -> bool {
+        let group_is = self.group.as_ref().is_some_and(super::Group::is_stopping);
+        group_is || self.interruption.is_some() || self.output_closed
+    }
+
+    /// The reader of our output has gone.
+    pub(super) fn output_closed(&mut self) {
+        if self.output_closed || self.interruption.is_some() {
+            return;
+        }
+        self.output_closed = true;
+        self.cancel();
+        self.ask_all(Signal::SIGTERM);
+        self.ask_to_stop(Signal::SIGPIPE);
+    }
+
+    fn suspend(&mut self) {
+        if self.facts.kind == Kind::OneHost {
+            self.act(Action::Suspend);
+        } else {
+            self.say(
+                "SIGTSTP: a job on several hosts cannot be suspended, the others would take this \
+                 one for lost",
+            );
+        }
+    }
+
+    /// Ranks may take long to stop, and what they have done is the coordinator's to judge.
+    pub(super) fn wait_for_answer_from_now(&mut self) {
+        if let Some(leave_at) = self.interruption.as_mut().and_then(|it| it.leave_at.as_mut()) {
+            *leave_at = self.now + WORD_TIMEOUT;
+        }
+    }
+
+    /// When to leave without an answer of the coordinator.
+    pub(super) fn leave_at(&self) -> Option<Duration> {
+        let waits = self.ending.outcome().is_none() || self.leaves_untold();
+        if waits && self.group.is_none() { self.interruption?.leave_at } else { None }
+    }
+
+    /// Leaves without the coordinator's word when that does not come.
+    pub(super) fn leave_when_due(&mut self) {
+        if self.leave_at().is_none_or(|at| at > self.now) {
+            return;
+        }
+        if self.leaves_untold() {
+            self.disconnect();
+        } else if let Some(Interruption { signal, .. }) = self.interruption {
+            self.ending.decide(Outcome::Stopped { signal: signal as i32 });
+        }
+    }
+
+    pub(super) fn begin_to_leave(&mut self, result: Result<Outcome, LaunchError>) {
+        let is_impatient = self.interruption.is_some_and(|it| it.is_impatient);
+        self.ending = Ending::Leaving(Leaving {
+            told: self.others_told,
+            // After an error the others have still to stop their ranks.
+            end_notice: result.is_ok().then(|| self.now + self.facts.limits.end_notice()),
+            limit: is_impatient.then(|| self.now + LAST_LINES),
+        });
+        self.draining += 1;
+        self.act(Action::Report(result));
+        if self.facts.forwards_output {
+            self.act(Action::DropOutput);
+        }
+        self.act(Action::Drain);
+    }
+
+    /// What happens while it leaves: output is written, others are told, a user loses patience.
+    pub(super) fn leaving(&mut self, event: &Event) {
+        let Ending::Leaving(Leaving { mut told, end_notice, mut limit }) = self.ending else {
+            return;
+        };
+        match event {
+            Event::Drained => self.draining = self.draining.saturating_sub(1),
+            Event::OthersTold => told = true,
+            Event::Signal(Signal::SIGINT | Signal::SIGTERM | Signal::SIGHUP) => {
+                limit = limit.or(Some(self.now + LAST_LINES));
+            }
+            _ => {}
+        }
+        let due = |at: Option<Duration>| at.is_some_and(|at| at <= self.now);
+        told |= due(end_notice);
+        let written = self.draining == 0;
+        if written && told || due(limit) {
+            self.ending = Ending::Over;
+            self.act(Action::Exit { written });
+        } else {
+            self.ending = Ending::Leaving(Leaving { told, end_notice, limit });
+        }
+    }
+}
+
+/// How long the coordinator's word may take once the user has lost patience.
+const WORD_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long the last lines of stopped ranks may take to be written once the user has lost patience.
+const LAST_LINES: Duration = Duration::from_millis(500);

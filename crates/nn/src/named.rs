@@ -1,0 +1,40 @@
+//! A name for the output of any module.
+
+use tch::Tensor;
+
+use crate::layer_context::LayerContext;
+use crate::{Module, ParamPath, Result};
+
+/// A module whose output has hooks under the path's name: for modules of one's own, such as a block.
+///
+/// ```
+/// use brigade_nn::{Kind, Linear, Model, Named, ParamPath, Tensor};
+/// let mut model = Model::new(|p: &ParamPath| Named::new(p / "block", Linear::new(p / "block" / 0, 4, 4)))?;
+/// let _hook = model.forward_hook("block", |_, output| Some(output * 0.0))?;
+/// let output = model.forward(&Tensor::ones([2, 4], (Kind::Float, model.device())))?;
+/// assert_eq!(output.abs().sum(Kind::Float).double_value(&[]), 0.0);
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Named<M> {
+    module: M,
+    context: LayerContext,
+}
+
+impl<M> Named<M> {
+    /// Names the module.
+    pub fn new<'a>(path: impl std::borrow::Borrow<ParamPath<'a>>, module: M) -> Self {
+        Self { module, context: path.borrow().layer() }
+    }
+}
+
+impl<M, Input> Module<Input> for Named<M>
+where
+    M: Module<Input, Output = Tensor>,
+{
+    type Output = Tensor;
+
+    fn forward(&self, input: Input) -> Result<Tensor> {
+        Ok(self.context.output(self.module.forward(input)?))
+    }
+}

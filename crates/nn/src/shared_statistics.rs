@@ -1,0 +1,38 @@
+//! The statistics that the batch norms of a model share between ranks.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use brigade_torch::ProcessGroup;
+
+/// Whose batches the normalisations of one model look at. Clones are one switch.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct SharedStatistics(Arc<Sharing>);
+
+#[derive(Debug, Default)]
+struct Sharing {
+    layers: AtomicUsize,
+    group: Mutex<Option<ProcessGroup>>,
+}
+
+impl SharedStatistics {
+    /// A handle for one more layer.
+    pub(crate) fn for_a_layer(self) -> Self {
+        self.0.layers.fetch_add(1, Ordering::Relaxed);
+        self
+    }
+
+    pub(crate) fn share(&self, group: &ProcessGroup) -> usize {
+        // One rank's statistics are its own: the plain kernel is faster.
+        *self.lock() = (group.size() > 1).then(|| group.clone());
+        self.0.layers.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn group(&self) -> Option<ProcessGroup> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<ProcessGroup>> {
+        self.0.group.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,38 @@
+//! Whether a model, or a layer of it, is in training mode.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Whether a layer trains: as its model does ([`crate::Model::train`], [`crate::Model::eval`]), unless it
+/// is held in evaluation ([`crate::Model::hold_in_eval`]). Clones are one switch.
+#[derive(Debug, Clone)]
+pub struct Training {
+    model: Arc<AtomicBool>,
+    held: Arc<AtomicBool>,
+}
+
+impl Training {
+    pub(crate) fn new() -> Self {
+        Self { model: Arc::new(AtomicBool::new(true)), held: Arc::default() }
+    }
+
+    /// The switch of one more layer of the same model.
+    pub(crate) fn of_a_layer(&self) -> Self {
+        Self { model: Arc::clone(&self.model), held: Arc::default() }
+    }
+
+    /// True between `train()` (and at the start) and `eval()`, where the layer is not held in evaluation.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        // Relaxed: the flags order nothing else, and they are set by the model's owner.
+        self.model.load(Ordering::Relaxed) && !self.held.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set(&self, on: bool) {
+        self.model.store(on, Ordering::Relaxed);
+    }
+
+    pub(crate) fn hold(&self, on: bool) {
+        self.held.store(on, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,21 @@
+//! The names under which a job lies in etcd.
+
+/// The keys of a job.
+#[derive(Clone, Debug)]
+pub(crate) struct Keys {
+    coordinator: String,
+    over: String,
+}
+
+impl Keys {
+    pub(crate) fn new(run_id: &str) -> Self {
+        Self {
+            coordinator: format!("/brigade/{run_id}/coordinator"),
+            over: format!("/brigade/{run_id}/over"),
+        }
+    }
+
+    pub(crate) fn both(&self) -> [&str; 2] {
+        [&self.coordinator, &self.over]
+    }
+}

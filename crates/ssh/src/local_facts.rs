@@ -1,0 +1,90 @@
+//! Facts of this machine and this process that a plan for other hosts is made from.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::PathBuf;
+
+use crate::{LocalHost, RemoteError};
+
+/// What a plan for other hosts must know about this machine and this process, gathered once.
+#[derive(Clone, Debug, Default)]
+pub struct LocalFacts {
+    /// This machine.
+    pub host: LocalHost,
+    /// The folder in which this process works, as the user names it.
+    pub working_folder: PathBuf,
+    /// This process's environment.
+    pub variables: Vec<(OsString, OsString)>,
+    /// DeepSpeed's files of variables, with their contents.
+    pub deepspeed_files: Vec<(PathBuf, String)>,
+    /// This executable.
+    pub brigade: PathBuf,
+}
+
+impl LocalFacts {
+    /// Looks at this machine and this process.
+    ///
+    /// # Errors
+    /// The system does not name the working folder or this executable.
+    pub fn gather() -> Result<Self, RemoteError> {
+        let files = deepspeed_files().into_iter();
+        Ok(Self {
+            host: LocalHost::gather(),
+            working_folder: working_folder()
+                .map_err(RemoteError::system("find the working folder"))?,
+            variables: std::env::vars_os().collect(),
+            deepspeed_files: files
+                .filter_map(|path| Some((path.clone(), fs::read_to_string(&path).ok()?)))
+                .collect(),
+            brigade: std::env::current_exe()
+                .map_err(RemoteError::system("find this executable"))?,
+        })
+    }
+
+    /// Chooses the folder to work in on every host: the one that is given, else this process's.
+    ///
+    /// # Errors
+    /// It is not absolute: on another host it would be relative to the home folder there.
+    pub fn workdir(&self, given: Option<PathBuf>) -> Result<PathBuf, RemoteError> {
+        let workdir = given.unwrap_or_else(|| self.working_folder.clone());
+        if workdir.is_absolute() {
+            Ok(workdir)
+        } else {
+            Err(RemoteError::Workdir { path: workdir })
+        }
+    }
+}
+
+/// Where DeepSpeed looks for variables: a file of that name at home and in this folder.
+fn deepspeed_files() -> Vec<PathBuf> {
+    let name = std::env::var_os("DS_ENV_FILE").filter(|it| !it.is_empty());
+    let name = name.unwrap_or_else(|| ".deepspeed_env".into());
+    let home = std::env::home_dir().map(|home| home.join(&name));
+    let mut paths: Vec<PathBuf> = home.into_iter().chain([PathBuf::from(&name)]).collect();
+    paths.dedup();
+    paths
+}
+
+/// As a shell says it, links included: on another host the link may be the only name.
+fn working_folder() -> std::io::Result<PathBuf> {
+    let real = std::env::current_dir()?;
+    let said = std::env::var_os("PWD").map(PathBuf::from).filter(|it| it.is_absolute());
+    let same = |it: &PathBuf| it.canonicalize().is_ok_and(|it| it == real);
+    Ok(said.filter(same).unwrap_or(real))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_relative_working_folder_is_refused() {
+        let facts = LocalFacts { working_folder: "/work".into(), ..LocalFacts::default() };
+        assert_eq!(facts.workdir(None).unwrap(), PathBuf::from("/work"));
+        let error = facts.workdir(Some("here".into())).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "the working folder here is not an absolute path: give one with --workdir"
+        );
+    }
+}
