@@ -5,6 +5,7 @@ mod banner;
 mod checkpoints;
 pub(crate) mod connect;
 pub(crate) mod groups;
+mod metrics;
 mod processes;
 
 use std::fmt;
@@ -23,7 +24,7 @@ use crate::accelerator::groups::Groups;
 use crate::capture::Recorder;
 use crate::checkpoint::{Checkpoints, ProjectConfiguration};
 use crate::error::{Error, Result};
-use crate::gradients::accumulate::{GradientAccumulation, GradientAccumulator};
+use crate::gradients::accumulate::{GradientAccumulationOptions, GradientAccumulator};
 use crate::gradients::hook::CommHook;
 use crate::gradients::join::EvenBatches;
 use crate::gradients::loss_check::{LossCheck, LossCheckOptions};
@@ -182,7 +183,7 @@ pub struct AcceleratorBuilder {
     /// `None`: yes.
     keep_memory: Option<bool>,
     /// `None`: as the environment says.
-    accumulation: Option<GradientAccumulation>,
+    accumulation: Option<GradientAccumulationOptions>,
     pub(crate) numerics: NumericsOptions,
     pub(crate) loss_check: LossCheckOptions,
     sharing: Option<Accelerator>,
@@ -449,11 +450,11 @@ impl AcceleratorBuilder {
     /// (`ACCELERATE_GRADIENT_ACCUMULATION_STEPS`), else 1.
     pub fn gradient_accumulation_steps(self, steps: usize) -> Self {
         let before = self.accumulation.unwrap_or_default();
-        self.gradient_accumulation(GradientAccumulation { steps, ..before })
+        self.gradient_accumulation(GradientAccumulationOptions { steps, ..before })
     }
 
     /// [`AcceleratorBuilder::gradient_accumulation_steps`] with all that can be chosen about them.
-    pub fn gradient_accumulation(mut self, settings: GradientAccumulation) -> Self {
+    pub fn gradient_accumulation(mut self, settings: GradientAccumulationOptions) -> Self {
         self.accumulation = Some(settings);
         self
     }
@@ -543,7 +544,7 @@ impl AcceleratorBuilder {
     /// contradict each other or [`AcceleratorBuilder::sharing`].
     pub fn build(self) -> Result<Accelerator> {
         self.options.comm_hook.check()?;
-        let settings = self.accumulation.map_or_else(GradientAccumulation::from_env, Ok)?;
+        let settings = self.accumulation.map_or_else(GradientAccumulationOptions::from_env, Ok)?;
         let accumulator = GradientAccumulator::new(settings)?;
         match (&self.processes, &self.sharing) {
             (Some(_), Some(_)) => {

@@ -57,6 +57,9 @@ pub enum Error {
     /// A sampler's numbers do not fit.
     #[error(transparent)]
     Plan(#[from] brigade_sampling::PlanError),
+    /// A metric could not be computed, or panicked.
+    #[error(transparent)]
+    Metric(brigade_metrics::Error),
     /// A tracker cannot write.
     #[error(transparent)]
     Track(#[from] brigade_track::TrackError),
@@ -96,7 +99,7 @@ pub enum Error {
     },
     /// A value does not have one row per sample of its batch.
     #[error(
-        "gather_for_metrics: expected one row for each of the batch's {expected} samples, found a \
+        "expected one row for each of the batch's {expected} samples, found a \
          tensor of shape {found:?}; gather other values with `gather`"
     )]
     Rows {
@@ -231,6 +234,16 @@ impl From<brigade_optim::Error> for Error {
             Optim::Schedule(error) => Self::Schedule(error),
             Optim::File(error) => Self::Checkpoint(error),
             error => Self::InvalidArgument(error.to_string()),
+        }
+    }
+}
+
+impl From<brigade_metrics::Error> for Error {
+    fn from(error: brigade_metrics::Error) -> Self {
+        match error {
+            brigade_metrics::Error::Tensor(error) => Self::Tensor(error),
+            brigade_metrics::Error::Torch(error) => Self::Torch(error),
+            error => Self::Metric(error),
         }
     }
 }

@@ -2,7 +2,6 @@
 //! split, a flag that all see.
 
 pub(crate) mod gather;
-pub(crate) mod metrics;
 pub(crate) mod scope;
 pub(crate) mod split;
 pub(crate) mod trigger;
