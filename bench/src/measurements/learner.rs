@@ -14,8 +14,8 @@ use brigade::learn::data::{
     DataBlock, Flip, Normalize, RandomResizedCrop, categories, grandparent, image_files, images,
     parent_name,
 };
-use brigade::learn::metrics::{Accuracy, ErrorRate, TopK};
 use brigade::learn::{Learner, LearnerState, Loaders};
+use brigade::metrics::{Accuracy, ErrorRate, TopK};
 use brigade::models::xresnet50;
 use brigade::prelude::{Accelerator, AdamW, Cnn, DataLoader, Model, PreparedLoader, Tensor};
 

@@ -15,6 +15,7 @@
 //! | read, augment and batch images | `vision` (feature `vision`) |
 //! | tokenize, pad and batch texts | `text` (feature `text`) |
 //! | save, resume and convert checkpoints | [`train::Accelerator::save_state`], [`checkpoint`] |
+//! | count accuracy, F1, BLEU and others over all ranks | [`metrics`] |
 //! | log a run to a file, TensorBoard or MLflow | [`track`] |
 //! | train on several processes from a notebook | `notebook` (feature `notebook`) |
 //! | call a collective, a process group or a store myself | [`torch`] |
@@ -46,16 +47,14 @@
 //!             optimizer.step()?;
 //!         }
 //!         model.eval();
-//!         let mut accuracy = Accuracy::default();
+//!         let mut accuracy = MetricState::new(Accuracy);
 //!         for batch in &test {
 //!             let batch = batch?;
 //!             let (images, labels) = &*batch;
-//!             let predicted = no_grad(|| model.forward(images))?.argmax(-1, false);
-//!             let (predicted, labels) =
-//!                 accelerator.gather_for_metrics(&batch, &(&predicted, labels))?;
-//!             accuracy.update(&predicted, &labels)?;
+//!             let scores = no_grad(|| model.forward(images))?;
+//!             accelerator.update_metric(&mut accuracy, &batch, &scores, labels)?;
 //!         }
-//!         let percent = 100.0 * accuracy.value();
+//!         let percent = 100.0 * accelerator.compute_metric(&accuracy)?;
 //!         accelerator.println(format!("epoch {}/4, accuracy = {percent:.2}", epoch + 1));
 //!     }
 //!     accelerator.save_model(&model, "model.safetensors")?;
@@ -77,6 +76,8 @@ pub use brigade_datasets as datasets;
 #[cfg(feature = "learn")]
 #[doc(inline)]
 pub use brigade_learn as learn;
+#[doc(inline)]
+pub use brigade_metrics as metrics;
 #[cfg(feature = "models")]
 #[doc(inline)]
 pub use brigade_models as models;
@@ -108,10 +109,14 @@ pub use brigade_train as train;
 pub use brigade_vision as vision;
 pub use tch;
 
-/// What a training loop uses. A model's own forward returns `nn::Result`.
+/// What a training loop uses. A model's own forward returns `nn::Result`, a metric's own functions `metrics::Result`.
+///
+/// Goes together with `learn::prelude`: a name means the same in both. [`Precision`] is the format of numbers; the metric
+/// of that name is [`metrics::Precision`].
 pub mod prelude {
     pub use crate::data::{Batch, BatchedDataset, DataLoader, Dataset, StreamLoader, TensorTree};
     pub use crate::datasets::{Digits, FashionMnist, IdxFolder, LabelledImages, Mnist};
+    pub use crate::metrics::{self, Accuracy, F1, FBeta, Mean, Metric, MetricState, TopK};
     #[cfg(feature = "models")]
     pub use crate::models::{Cnn, ResNet};
     pub use crate::nn::{
@@ -120,12 +125,11 @@ pub mod prelude {
     pub use crate::rank_env::MainResult;
     pub use crate::schedule::{FitOneCycle, LrSchedule, OneCycle, Plateau, Schedule};
     pub use crate::train::{
-        Accelerator, AcceleratorBuilder, Accuracy, Adafactor, Adagrad, Adam, AdamW,
-        BackwardOptions, ClipNorm, CommHook, Error, FBeta, GradientAccumulation, Group, JoinInputs,
-        Lamb, Lars, LocalSgd, Lookahead, Mean, Metric, Muon, Optimizer, Precision, PreparedLoader,
-        PreparedModel, PreparedOptimizer, PreparedScheduler, Processes, ProfileOptions,
-        ProfileSchedule, ProjectConfiguration, QHAdam, RAdam, ReduceOp, Result, RmsProp, Scheduler,
-        Sgd, TopK,
+        Accelerator, AcceleratorBuilder, Adafactor, Adagrad, Adam, AdamW, BackwardOptions,
+        ClipNorm, CommHook, Error, GradientAccumulationOptions, Group, JoinInputs, Lamb, Lars,
+        LocalSgd, Lookahead, Muon, Optimizer, Precision, PreparedLoader, PreparedModel,
+        PreparedOptimizer, PreparedScheduler, Processes, ProfileOptions, ProfileSchedule,
+        ProjectConfiguration, QHAdam, RAdam, ReduceOp, Result, RmsProp, Scheduler, Sgd,
     };
     pub use tch::{Device, Kind, Tensor, no_grad};
 }

@@ -57,16 +57,14 @@ fn train(accelerator: &Accelerator, epochs: u32) -> Result<(PreparedModel<Net>, 
         }
 
         model.eval();
-        let mut accuracy = Accuracy::default();
+        let mut accuracy = MetricState::new(Accuracy);
         for batch in &test {
             let batch = batch?;
             let (images, labels) = &*batch;
-            let predicted = no_grad(|| model.forward(images))?.argmax(-1, false);
-            let (predicted, labels) =
-                accelerator.gather_for_metrics(&batch, &(&predicted, labels))?;
-            accuracy.update(&predicted, &labels)?;
+            let scores = no_grad(|| model.forward(images))?;
+            accelerator.update_metric(&mut accuracy, &batch, &scores, labels)?;
         }
-        percent = 100.0 * accuracy.value();
+        percent = 100.0 * accelerator.compute_metric(&accuracy)?;
         accelerator.println(format!("epoch {epoch}/{epochs}, accuracy = {percent:.2} %"));
     }
     Ok((model, percent))

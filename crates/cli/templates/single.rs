@@ -54,13 +54,13 @@ fn train(epochs: u32) -> Result<(Model<Net>, f64)> {
         }
 
         model.eval();
-        let mut accuracy = Accuracy::default();
+        let mut accuracy = MetricState::new(Accuracy);
         for batch in &test {
             let (images, labels) = batch?.into_data();
-            let predicted = no_grad(|| model.forward(&images))?.argmax(-1, false);
-            accuracy.update(&predicted, &labels)?;
+            let scores = no_grad(|| model.forward(&images))?;
+            accuracy.update(&scores, &labels)?;
         }
-        percent = 100.0 * accuracy.value();
+        percent = 100.0 * accuracy.compute(None)?;
         println!("epoch {epoch}/{epochs}, accuracy = {percent:.2} %");
     }
     Ok((model, percent))

@@ -12,7 +12,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The Accelerator, a loader, the model or an optimizer failed.
+    /// The Accelerator, a loader, the model, an optimizer or a metric failed.
     #[error(transparent)]
     Train(#[from] brigade_train::Error),
     /// A tensor operation failed.
@@ -53,14 +53,6 @@ pub enum Error {
         /// Where.
         event: Event,
     },
-    /// A metric could not be computed, or panicked.
-    #[error("the metric `{metric}` failed: {reason}")]
-    Metric {
-        /// Its name.
-        metric: String,
-        /// Its error, or the text of its panic.
-        reason: String,
-    },
     /// A file could not be read or written.
     #[error("{action} {}: {source}", path.display())]
     File {
@@ -79,7 +71,7 @@ pub enum Error {
         /// The first thing that does not fit.
         reason: String,
     },
-    /// An error of the program's own callback, metric or data set.
+    /// An error of the program's own callback or data set.
     #[error(transparent)]
     User(Box<dyn std::error::Error + Send + Sync>),
 }
@@ -113,6 +105,7 @@ macro_rules! through_train {
 through_train!(
     brigade_torch::Error,
     brigade_data::DataError,
+    brigade_metrics::Error,
     brigade_nn::Error,
     brigade_optim::Error,
     brigade_track::TrackError

@@ -28,11 +28,11 @@ use crate::recorder::{Recorder, RecorderOptions};
 use crate::state::{CurrentBatch, LearnerState, Position};
 
 pub use self::fit::FitOptions;
-pub use self::lr_find::{LrFind, LrFinding, Suggestion};
+pub use self::lr_find::{LrFindOptions, LrFinding, Suggestion};
 pub(crate) use self::predict::predicted;
 pub use self::predict::{Part, Prediction, Predictions, Validation};
 pub(crate) use self::save::{on_main, state_dict};
-pub use self::schedules::{FineTune, FlatCos, OneCycle, Sgdr};
+pub use self::schedules::{FineTuneOptions, FlatCosOptions, OneCycleOptions, SgdrOptions};
 
 /// Data, a model, a loss and metrics, trained by schedules and callbacks: fastai's `Learner`.
 ///
@@ -41,7 +41,7 @@ pub use self::schedules::{FineTune, FlatCos, OneCycle, Sgdr};
 ///
 /// ```
 /// use brigade_data::{DataLoader, TensorDataset};
-/// use brigade_learn::metrics::Accuracy;
+/// use brigade_metrics::Accuracy;
 /// use brigade_learn::{Learner, Loaders};
 /// use brigade_nn::{Linear, ParamPath};
 /// use brigade_train::Accelerator;

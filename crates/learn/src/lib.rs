@@ -16,7 +16,6 @@ pub mod interpretation;
 mod learner;
 mod loaders;
 pub mod loss;
-pub mod metrics;
 mod model;
 mod parallel;
 mod pictures;
@@ -31,8 +30,8 @@ pub use event::Event;
 pub use export::Predictor;
 pub use hyper::{GroupHypers, Hyper, Rates};
 pub use learner::{
-    FineTune, FitOptions, FlatCos, Learner, LrFind, LrFinding, OneCycle, Part, Prediction,
-    Predictions, Sgdr, Suggestion, Validation,
+    FineTuneOptions, FitOptions, FlatCosOptions, Learner, LrFindOptions, LrFinding,
+    OneCycleOptions, Part, Prediction, Predictions, SgdrOptions, Suggestion, Validation,
 };
 pub use loaders::{Item, ItemCodec, Loaders, ModelInput, Picture, Target};
 pub use recorder::{EpochRow, Recorder};

@@ -1,7 +1,7 @@
 //! Losses: what is minimised, and how the model's output is read.
 //!
 //! Scores of classes are in dimension 1, `[n, classes, …]`, with targets `[n, …]` of class numbers, as PyTorch's losses
-//! have them; [`ClassesLast`] reads those with the classes in the last dimension. A loss is computed in `f32` of
+//! have them; [`ClassesLast`](brigade_metrics::ClassesLast) reads those with the classes in the last dimension. A loss is computed in `f32` of
 //! predictions in half precision.
 
 mod bce;
@@ -17,11 +17,11 @@ mod weights;
 use std::fmt;
 use std::sync::Arc;
 
+use brigade_metrics::Mse;
 use tch::Tensor;
 
 use crate::error::Result;
 
-pub use crate::metrics::{ClassesLast, Mse};
 pub use bce::BceWithLogits;
 pub use cross_entropy::CrossEntropy;
 pub use dice::DiceLoss;

@@ -1,25 +1,57 @@
 //! What a program of a Learner uses, for `use brigade::learn::prelude::*`.
+//!
+//! Goes together with `brigade::prelude`: a name means the same in both. [`Precision`] is the format of numbers; the
+//! metric of that name is `metrics::Precision`.
 
 pub use brigade_datasets::{Urls, untar_data};
+pub use brigade_metrics::{
+    self as metrics, Accuracy, AccuracyMulti, Average, AveragePrecision, AveragePrecisionMulti,
+    BalancedAccuracy, Brier, ClassesLast, CohenKappa, CorpusBleu, Dice, DiceMulti, ErrorRate,
+    ExpRmspe, ExplainedVariance, F1, F1Multi, FBeta, FBetaMulti, Fold, FoldFn, Folded,
+    ForegroundAccuracy, HammingLoss, HammingLossMulti, IGNORED, IntoMetrics, Jaccard, JaccardCoeff,
+    JaccardCoeffMulti, JaccardMulti, KappaWeights, Mae, Matthews, Mean, MeanOf, Metric,
+    MetricState, Mse, Msle, MultiClass, Pearson, PerClass, Perplexity, PrecisionMulti,
+    PredictedClasses, R2, Recall, RecallMulti, Renamed, Rmse, RocAuc, RocAucBinary, RocAucMulti,
+    RowsFn, Spearman, TopK, fold, mean_of, of_rows,
+};
 pub use brigade_models::{
     Architecture, HeadOptions, convnext_tiny, resnet18, resnet34, resnet50, resnet50d, resnet101,
     xresnet18, xresnet34, xresnet50, xresnet101,
 };
 pub use brigade_optim::{AdamW, Sgd};
 pub use brigade_plot::Plot;
+pub use brigade_rank_env::MainResult;
 pub use brigade_schedule::Annealing;
 pub use brigade_train::Precision::{Bf16, Fp16};
 pub use brigade_train::{Accelerator, Precision};
 pub use tch::{Device, Kind, Tensor};
 
-pub use crate::callbacks::*;
-pub use crate::data::*;
+pub use crate::callbacks::{
+    ActivationStats, BINS, Better, Checkpoint, CsvLog, CutMix, EarlyStopping, Ema, FreezeSchedule,
+    GradientAccumulation, GradientClip, LayerStats, MixDraw, MixSource, MixUp, NormFreeze,
+    ParamScheduler, Progress, RANGE, ReduceLrOnPlateau, SaveModel, ShortEpoch, ShowGraph, Swa,
+    TerminateOnNan, Times, Timing, TrackerLog,
+};
+pub use crate::data::{
+    AugMix, AugTransforms, Augment, AutoAugment, AutoAugmentPolicy, BatchTransform, CacheOptions,
+    CategoryBlock, CenterCrop, ColorJitter, Column, Crop, Csv, DataBlock, FileList, Files, Flip,
+    FolderNames, GetItems, Hue, ImageBlock, ImageLoaders, IntoLabel, ItemTransform, Items, Label,
+    LabelItems, LabelList, Lighting, MaskBlock, MultiCategoryBlock, Normalize, NumberBlock,
+    OnBroken, Padding, Part, Parts, Pattern, PointBlock, RandAugment, RandomCrop, RandomErasing,
+    RandomResizedCrop, RandomVerticalFlip, Resize, SegmentationLoaders, Size, Split, SplitItems,
+    Splitter, Step, Summary, TargetBlock, TrivialAugmentWide, Unlabelled, aug_transforms,
+    categories, codec_from, column, column_split, column_values_split, columns, csv, end_split,
+    file_list, file_split, function_split, grandparent, grey_images, hue, image_files, images,
+    index_split, label_list, mask_split, masks, multi_categories, name_function, name_regex,
+    no_split, numbers, parent_name, path_regex, points, random_erasing, random_split, saturation,
+    stratified_split, subset_split,
+};
 pub use crate::interpretation::{ClassInterpretation, Interpretation};
 pub use crate::loss::{
     BceWithLogits, CrossEntropy, Focal, L1, LabelSmoothingCrossEntropy, Loss, loss_from,
 };
-pub use crate::metrics::*;
 pub use crate::{
-    Callback, FineTune, FlatCos, Hyper, Item, Learner, LearnerState, Loaders, LrFind, OneCycle,
-    Predictor, Rates, Result, Sgdr, Suggestion, VisionOptions, unet_learner, vision_learner,
+    Callback, FineTuneOptions, FlatCosOptions, Hyper, Item, Learner, LearnerState, Loaders,
+    LrFindOptions, OneCycleOptions, Predictor, Rates, SgdrOptions, Suggestion, VisionOptions,
+    unet_learner, vision_learner,
 };

@@ -3,15 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use brigade_checkpoint::Dtype;
-use brigade_torch::{dtype_of, kind_of};
+use brigade_metrics::{Metric, MetricState};
 use brigade_train::Accelerator;
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
 use crate::callback::{Callback, Step};
 use crate::error::{Error, Result};
-use crate::metrics::{Fold, Folded, Metric};
 use crate::state::LearnerState;
 
 /// What a fit has recorded. The same on every rank: losses are those of the batches of all ranks together.
@@ -163,7 +161,7 @@ impl Recording {
         }
     }
 
-    fn names(&self, metrics: &[Arc<dyn Metric>], validates: bool) -> Vec<String> {
+    fn names(&self, metrics: &[Arc<dyn Metric<Value = f64>>], validates: bool) -> Vec<String> {
         let metrics: Vec<String> = metrics.iter().map(|metric| metric.name()).collect();
         let valid = self.options.valid_metrics && validates;
         let prefixed = |phase: &str| -> Vec<String> {
@@ -331,8 +329,7 @@ pub(crate) struct Meters {
     places: Vec<usize>,
     losses: Vec<Tensor>,
     samples: Vec<usize>,
-    /// What each metric keeps of each batch.
-    folds: Vec<Vec<Fold>>,
+    metrics: Vec<MetricState<Arc<dyn Metric<Value = f64>>>>,
     read: Vec<f64>,
 }
 
@@ -357,15 +354,17 @@ impl Meters {
         let valid = batch.valid as i64;
         let real = |tensor: &Tensor| {
             if batch.rows == batch.valid {
-                Ok(tensor.f_detach()?)
+                Ok(tensor.shallow_clone())
             } else {
-                tensor.f_narrow(0, 0, valid)?.f_detach()
+                tensor.f_narrow(0, 0, valid)
             }
         };
         let (predictions, target) = (real(predictions)?, real(target)?);
-        self.folds.resize_with(learner.metrics.len(), Vec::new);
-        for (metric, folds) in learner.metrics.iter().zip(&mut self.folds) {
-            folds.push(caught(&**metric, || metric.fold(&predictions, &target))?);
+        if self.metrics.is_empty() {
+            self.metrics = states(learner);
+        }
+        for metric in &mut self.metrics {
+            metric.update_at(batch.place, &predictions, &target)?;
         }
         Ok(())
     }
@@ -400,131 +399,23 @@ impl Meters {
 
     /// Returns the metrics, of all ranks. Every rank takes part.
     fn metrics(&mut self, learner: &LearnerState) -> Result<Vec<f64>> {
-        let mut folds = std::mem::take(&mut self.folds);
-        folds.resize_with(learner.metrics.len(), Vec::new);
-        let value = |(metric, folds): (&Arc<dyn Metric>, Vec<Fold>)| {
-            let folded = merged(&learner.accelerator, &self.places, folds)?;
-            match folded {
-                // No batch of any rank has a target.
-                None => Ok(f64::NAN),
-                Some(folded) => caught(&**metric, || metric.value(&folded)),
-            }
+        let mut metrics = std::mem::take(&mut self.metrics);
+        // A rank without a batch takes part, too.
+        if metrics.is_empty() {
+            metrics = states(learner);
+        }
+        let group = learner.accelerator.processes().group();
+        let value = |metric: &MetricState<_>| match metric.folded(group.as_ref())? {
+            // No batch of any rank has a target.
+            None => Ok(f64::NAN),
+            Some(folded) => Ok(metric.value(&folded)?),
         };
-        learner.metrics.iter().zip(folds).map(value).collect()
+        metrics.iter().map(value).collect()
     }
 }
 
-/// Adds up or joins what a metric has kept of the batches of all ranks, in the order of the data, so that the
-/// result is the same on any number of ranks.
-fn merged(accelerator: &Accelerator, places: &[usize], folds: Vec<Fold>) -> Result<Option<Folded>> {
-    let mut sums = Vec::new();
-    let mut rows = Vec::new();
-    for (place, fold) in places.iter().zip(folds) {
-        match fold {
-            Fold::Sums(tensor) => sums.push((*place, tensor)),
-            Fold::Rows(predictions, targets) => rows.push((*place, predictions, targets)),
-        }
-    }
-    // A rank without a batch does not know which of the two the others have.
-    let kinds = accelerator.processes().gather_object((!sums.is_empty(), !rows.is_empty()))?;
-    if kinds.iter().any(|kind| kind.1) {
-        return joined(accelerator, rows).map(Some);
-    }
-    if !kinds.iter().any(|kind| kind.0) {
-        return Ok(None);
-    }
-    let tensors: Vec<Tensor> = sums
-        .iter()
-        .map(|(_, tensor)| Ok(tensor.f_to_kind(Kind::Double)?.f_flatten(0, -1)?))
-        .collect::<Result<_>>()?;
-    let mine: Vec<(usize, Vec<f64>)> = if tensors.is_empty() {
-        Vec::new()
-    } else {
-        let stacked = Tensor::f_stack(&tensors, 0)?.f_to_device(Device::Cpu)?;
-        let width = stacked.size()[1].unsigned_abs() as usize;
-        let numbers = Vec::<f64>::try_from(&stacked.f_flatten(0, -1)?)?;
-        sums.iter()
-            .zip(numbers.chunks(width.max(1)))
-            .map(|((place, _), numbers)| (*place, numbers.to_vec()))
-            .collect()
-    };
-    let mut all: Vec<(usize, Vec<f64>)> =
-        accelerator.processes().gather_object(mine)?.into_iter().flatten().collect();
-    all.sort_by_key(|(place, _)| *place);
-    let width = all.first().map_or(0, |(_, numbers)| numbers.len());
-    let mut total = vec![0.0; width];
-    for (_, numbers) in &all {
-        total.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += number);
-    }
-    Ok(Some(Folded::Sums(total)))
-}
-
-/// Joins the rows of all ranks in the order of the data, on the CPU.
-fn joined(accelerator: &Accelerator, rows: Vec<(usize, Tensor, Tensor)>) -> Result<Folded> {
-    let (places, pairs): (Vec<usize>, Vec<(Tensor, Tensor)>) =
-        rows.into_iter().map(|(place, first, second)| (place, (first, second))).unzip();
-    let (first, second): (Vec<Tensor>, Vec<Tensor>) = pairs.into_iter().unzip();
-    let predictions = in_data_order(accelerator, &places, first)?;
-    let targets = in_data_order(accelerator, &places, second)?;
-    match (predictions, targets) {
-        (Some(predictions), Some(targets)) => Ok(Folded::Rows(predictions, targets)),
-        _ => Err(Error::InvalidArgument("no rank has a batch".into())),
-    }
-}
-
-/// The shape of a row and its type; `None` on a rank without a batch.
-type RowShape = Option<(Vec<i64>, Dtype)>;
-
-/// Gathers the batches of all ranks, and joins them along their first dimension in the order of the data, on the
-/// CPU; `None` when there is no batch. Every rank takes part, with any number of batches.
-pub(crate) fn in_data_order(
-    accelerator: &Accelerator,
-    places: &[usize],
-    batches: Vec<Tensor>,
-) -> Result<Option<Tensor>> {
-    let rows: Vec<i64> =
-        batches.iter().map(|batch| batch.size().first().copied().unwrap_or(1)).collect();
-    let mine = if batches.is_empty() { None } else { Some(Tensor::f_cat(&batches, 0)?) };
-    drop(batches);
-    let Some(group) = accelerator.processes().group() else {
-        return Ok(mine.map(|mine| mine.f_to_device(Device::Cpu)).transpose()?);
-    };
-    let kind = mine.as_ref().and_then(|it| dtype_of(it.kind()));
-    let shape = mine.as_ref().map(|it| it.size()[1..].to_vec());
-    let all: Vec<(Vec<usize>, Vec<i64>, RowShape)> =
-        accelerator.processes().gather_object((places.to_vec(), rows, shape.zip(kind)))?;
-    let Some((rest, kind)) = all.iter().find_map(|(.., shape)| shape.clone()) else {
-        return Ok(None);
-    };
-    let differs = |other: &RowShape| other.as_ref().is_some_and(|it| *it != (rest.clone(), kind));
-    if let Some(rank) = all.iter().position(|(.., other)| differs(other)) {
-        return Err(Error::InvalidArgument(format!(
-            "the ranks' rows cannot be joined: rank {rank} has another shape or type than {rest:?} of {kind}"
-        )));
-    }
-    let counts: Vec<i64> = all.iter().map(|(_, rows, _)| rows.iter().sum()).collect();
-    let most = counts.iter().copied().max().unwrap_or(0);
-    let mut padded_shape = vec![most];
-    padded_shape.extend(&rest);
-    let kind = kind_of(kind).ok_or_else(|| {
-        Error::Internal(format!("another rank's rows are of {kind}, which tensors cannot be"))
-    })?;
-    let padded = Tensor::f_zeros(&padded_shape, (kind, group.device()))?;
-    if let Some(mine) = &mine {
-        padded.f_narrow(0, 0, mine.size()[0])?.f_copy_(mine)?;
-    }
-    let gathered = group.all_gather(&padded)?;
-    let mut parts = Vec::new();
-    for (tensor, (places, rows, _)) in gathered.iter().zip(&all) {
-        let mut begin = 0;
-        for (place, rows) in places.iter().zip(rows) {
-            parts.push((*place, tensor.f_narrow(0, begin, *rows)?));
-            begin += rows;
-        }
-    }
-    parts.sort_by_key(|(place, _)| *place);
-    let parts: Vec<Tensor> = parts.into_iter().map(|(_, part)| part).collect();
-    Ok(Some(Tensor::f_cat(&parts, 0)?.f_to_device(Device::Cpu)?))
+fn states(learner: &LearnerState) -> Vec<MetricState<Arc<dyn Metric<Value = f64>>>> {
+    learner.metrics.iter().cloned().map(MetricState::new).collect()
 }
 
 /// A column is found by its name, by callbacks as well: two of one name are an error.
@@ -576,19 +467,4 @@ pub(crate) fn global_losses(
         sum / rows
     };
     Ok((0..batches).map(mean).collect())
-}
-
-/// A panic of a program's own metric is an error with its name.
-fn caught<R>(metric: &dyn Metric, body: impl FnOnce() -> Result<R>) -> Result<R> {
-    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
-    let reason = match outcome {
-        Ok(Ok(value)) => return Ok(value),
-        Ok(Err(error)) => error.to_string(),
-        Err(panic) => {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-            format!("it panicked: {}", text.unwrap_or("without a message"))
-        }
-    };
-    Err(Error::Metric { metric: metric.name(), reason })
 }

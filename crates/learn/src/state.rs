@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use brigade_data::Batch;
+use brigade_metrics::Metric;
 use brigade_nn::{NamedTensor, StateDict};
 use brigade_optim::Optimizer;
 use brigade_train::Accelerator;
@@ -17,7 +18,6 @@ use crate::groups::Grouped;
 use crate::hyper::{GroupHypers, Hyper};
 use crate::loaders::{ItemCodec, Parts};
 use crate::loss::Loss;
-use crate::metrics::Metric;
 use crate::model::AnyModel;
 use crate::recorder::Recorder;
 
@@ -29,7 +29,7 @@ pub struct LearnerState {
     pub(crate) model: Box<dyn AnyModel>,
     pub(crate) loss: Arc<dyn Loss>,
     pub(crate) grouped: Grouped,
-    pub(crate) metrics: Vec<Arc<dyn Metric>>,
+    pub(crate) metrics: Vec<Arc<dyn Metric<Value = f64>>>,
     pub(crate) classes: Option<Arc<[String]>>,
     pub(crate) codec: Option<Arc<dyn ItemCodec>>,
     pub(crate) recorder: Recorder,
@@ -308,7 +308,7 @@ impl LearnerState {
 
     /// Returns the metrics.
     #[must_use]
-    pub fn metric_list(&self) -> &[Arc<dyn Metric>] {
+    pub fn metric_list(&self) -> &[Arc<dyn Metric<Value = f64>>] {
         &self.metrics
     }
 

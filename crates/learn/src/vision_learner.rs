@@ -29,7 +29,7 @@ pub struct VisionOptions {
 ///
 /// ```no_run
 /// use brigade_learn::data::{ImageLoaders, Resize};
-/// use brigade_learn::metrics::ErrorRate;
+/// use brigade_metrics::ErrorRate;
 /// use brigade_learn::{VisionOptions, vision_learner};
 /// use brigade_models::Architecture;
 /// use brigade_train::Accelerator;

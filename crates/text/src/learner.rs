@@ -113,10 +113,10 @@ const MOMENTA: [f64; 3] = [0.8, 0.7, 0.8];
 ///
 /// In training the loss is computed a part of the scores at a time, so [`Learner::state`]'s predictions are what goes
 /// into the decoder, unless [`Learner::train_metrics`] asks for metrics of training batches. Metrics read scores with
-/// the words in the last dimension: [`ClassesLast`](brigade_learn::metrics::ClassesLast).
+/// the words in the last dimension: [`ClassesLast`](brigade_metrics::ClassesLast).
 ///
 /// ```
-/// use brigade_learn::metrics::{Accuracy, ClassesLast, Perplexity};
+/// use brigade_metrics::{Accuracy, ClassesLast, Perplexity};
 /// use brigade_text::{Generate, LanguageLearnerOptions, TextLearner, TextLoaders, language_model_learner};
 /// use brigade_train::Accelerator;
 ///
@@ -166,7 +166,7 @@ pub fn language_model_learner(
 /// Makes a Learner of an AWD-LSTM text classifier: fastai's parameter groups, momenta of cycles, and AR and TAR.
 ///
 /// ```
-/// use brigade_learn::metrics::Accuracy;
+/// use brigade_metrics::Accuracy;
 /// use brigade_learn::Item;
 /// use brigade_text::{TextLearnerOptions, TextLoaders, text_classifier_learner};
 /// use brigade_train::Accelerator;

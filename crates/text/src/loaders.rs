@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use brigade_data::{BatchedDataset, DataLoader};
 use brigade_learn::Loaders;
-use brigade_learn::loss::{BceWithLogits, ClassesLast, CrossEntropy, Mse};
+use brigade_learn::loss::{BceWithLogits, CrossEntropy};
+use brigade_metrics::{ClassesLast, Mse};
 use brigade_tokens::{
     CsvOptions, FastaiTokenizer, FolderOptions, LinesOptions, TextSource, TokenCache, Tokenizer,
     Vocabulary, VocabularyOptions,

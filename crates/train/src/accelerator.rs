@@ -7,6 +7,7 @@ mod capture;
 mod checkpoints;
 mod data;
 mod gradients;
+mod metrics;
 mod precision;
 mod prepare;
 mod processes;

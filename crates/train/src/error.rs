@@ -64,6 +64,9 @@ pub enum Error {
     /// A sampler's numbers do not fit.
     #[error(transparent)]
     Plan(#[from] brigade_sampling::PlanError),
+    /// A metric could not be computed, or panicked.
+    #[error(transparent)]
+    Metric(brigade_metrics::Error),
     /// A tracker cannot write.
     #[error(transparent)]
     Track(#[from] brigade_track::TrackError),
@@ -103,7 +106,7 @@ pub enum Error {
     },
     /// A value does not have one row per sample of its batch.
     #[error(
-        "gather_for_metrics: expected one row for each of the batch's {expected} samples, found a \
+        "expected one row for each of the batch's {expected} samples, found a \
          tensor of shape {found:?}; gather other values with `gather`"
     )]
     Rows {
@@ -276,6 +279,16 @@ impl Error {
     }
 }
 
+impl From<brigade_metrics::Error> for Error {
+    fn from(error: brigade_metrics::Error) -> Self {
+        match error {
+            brigade_metrics::Error::Tensor(error) => Self::Tensor(error),
+            brigade_metrics::Error::Torch(error) => Self::Torch(error),
+            error => Self::Metric(error),
+        }
+    }
+}
+
 /// The result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -295,6 +308,7 @@ fn not_finite(rank: Option<usize>, step: Option<u64>) -> String {
         ),
     }
 }
+
 #[cfg(test)]
 mod tests {
     use super::*;

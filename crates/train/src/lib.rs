@@ -2,8 +2,7 @@
 //!
 //! A loop for one process becomes one for many with four changes: make an [`Accelerator`], let it
 //! [`prepare`](Accelerator::prepare) the model, the optimizer and the loaders, call its
-//! [`backward`](Accelerator::backward), and [`gather_for_metrics`](Accelerator::gather_for_metrics) what
-//! is counted. Started alone, the same program runs as one process.
+//! [`backward`](Accelerator::backward), and [`update_metric`](Accelerator::update_metric) with what is counted. Started alone, the same program runs as one process.
 //!
 //! Its parts serve programs without an Accelerator: [`Processes`] (the ranks and their collectives),
 //! [`GradientAccumulator`], [`ClipNorm`] and [`clip_grad_value`] (gradients), [`GradScaler`] and
@@ -48,7 +47,7 @@ pub use checkpoint::{
     Checkpointed, Checkpoints, HookHandle, LoadOptions, Loaded, ProjectConfiguration,
 };
 pub use error::{Error, OutOfMemory, Result};
-pub use gradients::accumulate::{GradientAccumulation, GradientAccumulator};
+pub use gradients::accumulate::{GradientAccumulationOptions, GradientAccumulator};
 pub use gradients::clip::{ClipNorm, clip_grad_value};
 pub use gradients::hook::{CommHook, PowerSgd, StatefulHook};
 pub use gradients::join::JoinInputs;
@@ -64,7 +63,6 @@ pub use parameters::Parameters;
 pub use precision::scaler::{GradScaler, GradScalerOptions, GradScalerState};
 pub use precision::{AutocastOptions, Precision};
 pub use processes::Processes;
-pub use processes::metrics::{Accuracy, FBeta, Mean, Metric, TopK};
 pub use scheduler::PreparedScheduler;
 pub use stateful::{HookError, Stateful};
 pub use watch::log::{LogLayer, LogOptions, Logger, Logging};

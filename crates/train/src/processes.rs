@@ -3,7 +3,6 @@
 
 mod agree;
 pub(crate) mod gather;
-pub(crate) mod metrics;
 pub(crate) mod scope;
 pub(crate) mod split;
 pub(crate) mod trigger;

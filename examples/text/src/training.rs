@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use anyhow::Context;
 use brigade::data::Batch;
 use brigade::models::{IGNORED_LABEL, TokenLoss};
-use brigade::prelude::{Accelerator, Kind, Mean, ProjectConfiguration, Schedule, Tensor};
+use brigade::prelude::{
+    Accelerator, Kind, Mean, MetricState, ProjectConfiguration, Schedule, Tensor,
+};
 use brigade::text::SequenceBatch;
 use brigade_plot::{Chart, Plot};
 use clap::Args;
@@ -181,10 +183,10 @@ pub fn labels_once(batch: &Batch<SequenceBatch>) -> anyhow::Result<Tensor> {
 ///
 /// # Errors
 /// libtorch's.
-pub fn add_loss(mean: &mut Mean, loss: &TokenLoss) -> brigade::train::Result<()> {
+pub fn add_loss(mean: &mut MetricState<Mean>, loss: &TokenLoss) -> brigade::train::Result<()> {
     let count = loss.count.f_int64_value(&[])?;
     if count > 0 {
-        mean.add(loss.mean()?.f_double_value(&[])?, count as f64);
+        mean.add(loss.mean()?.f_double_value(&[])?, count as f64)?;
     }
     Ok(())
 }

@@ -3,4 +3,6 @@
 #![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
 
 mod derive;
+#[cfg(feature = "learn")]
+mod preludes;
 mod selftest;

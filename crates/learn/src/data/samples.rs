@@ -3,6 +3,7 @@
 use std::fmt;
 
 use brigade_data::{BatchContext, BatchedDataset, DataError, from_vec};
+use brigade_metrics::IGNORED;
 use brigade_vision::source::ImageFiles;
 use brigade_vision::transforms::{Compose, Phase, ToTensor};
 use brigade_vision::{CacheOptions, ImageDataset, OnBroken, PointDataset, SegmentationDataset};
@@ -14,9 +15,6 @@ use crate::error::{Error, Result};
 
 /// The class in the file of a mask that means none, and of what lies outside of it.
 const NO_CLASS: u8 = 255;
-
-/// What stands for no class in targets: PyTorch's `ignore_index`, which losses and metrics leave out.
-const IGNORED: i64 = -100;
 
 /// How samples are read.
 #[derive(Clone, Debug)]

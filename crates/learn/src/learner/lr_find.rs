@@ -12,7 +12,7 @@ use crate::state::LearnerState;
 
 /// How the finder goes through learning rates (Smith, 2017; fastai's `lr_find`).
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LrFind {
+pub struct LrFindOptions {
     /// The first rate; 1e-7.
     pub start_lr: f64,
     /// The last rate; 10.
@@ -23,7 +23,7 @@ pub struct LrFind {
     pub stop_div: bool,
 }
 
-impl Default for LrFind {
+impl Default for LrFindOptions {
     fn default() -> Self {
         Self { start_lr: 1e-7, end_lr: 10.0, steps: 100, stop_div: true }
     }
@@ -193,7 +193,7 @@ fn least(values: &[f64]) -> Option<usize> {
 /// Raises the rate with every batch, and ends the fit.
 #[derive(Debug)]
 struct Finder {
-    options: LrFind,
+    options: LrFindOptions,
     schedule: Annealing,
     best: f64,
 }
@@ -253,16 +253,16 @@ impl Learner {
     /// # Errors
     /// As [`Learner::fit`].
     pub fn lr_find(&mut self) -> Result<LrFinding> {
-        self.lr_find_with(LrFind::default())
+        self.lr_find_with(LrFindOptions::default())
     }
 
     /// [`Learner::lr_find`] with all that can be chosen.
     ///
     /// # Errors
     /// As there; [`Error::InvalidArgument`] for rates that do not rise from above 0.
-    pub fn lr_find_with(&mut self, options: LrFind) -> Result<LrFinding> {
-        let options = LrFind { steps: options.steps.max(6), ..options };
-        let LrFind { start_lr, end_lr, steps, .. } = options;
+    pub fn lr_find_with(&mut self, options: LrFindOptions) -> Result<LrFinding> {
+        let options = LrFindOptions { steps: options.steps.max(6), ..options };
+        let LrFindOptions { start_lr, end_lr, steps, .. } = options;
         if !(start_lr > 0.0 && end_lr > start_lr && end_lr.is_finite()) {
             return Err(Error::InvalidArgument(format!(
                 "lr_find goes from {start_lr} to {end_lr}; give rates that rise from above 0"
@@ -308,7 +308,7 @@ impl Learner {
         Ok(LrFinding { lrs: found.lrs, losses: found.smooth_losses, steps })
     }
 
-    fn find(&mut self, options: LrFind) -> Result<()> {
+    fn find(&mut self, options: LrFindOptions) -> Result<()> {
         self.distributed(|learner| {
             let batches = learner.prepared.as_ref().map_or(1, |it| it.train.batches());
             let epochs = options.steps / batches.max(1) + 1;

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
+use brigade_metrics::IntoMetrics;
 use brigade_optim::OptimizerSettings;
 use brigade_train::Precision;
 
 use super::Learner;
 use crate::error::Result;
 use crate::loss::Loss;
-use crate::metrics::IntoMetrics;
 
 impl Learner {
     /// Sets the metrics: one, or a tuple of several.

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use brigade_data::{BatchedDataset, DataLoader};
+use brigade_metrics::gather_in_data_order;
 use brigade_torch::TensorTree;
 use tch::{Device, Kind, Tensor};
 
@@ -13,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::export::encoded;
 use crate::loaders::{BatchSource, Item, ModelInput, PreparedSource, Target, source};
 use crate::loss::Loss;
-use crate::recorder::{Meters, in_data_order, unique};
+use crate::recorder::{Meters, unique};
 use crate::state::LearnerState;
 
 /// A part of the Learner's data.
@@ -335,7 +336,7 @@ impl Learner {
     /// that is not the data's.
     fn collected(&self, gathered: Gathered, order: Option<&[i64]>) -> Result<Predictions> {
         let Gathered { places, predictions, targets } = gathered;
-        let accelerator = &self.state.accelerator;
+        let group = self.state.accelerator.processes().group();
         let order = order.map(Tensor::from_slice);
         let restored = |joined: Option<Tensor>| match (joined, &order) {
             (Some(joined), Some(order)) if joined.size().first() == order.size().first() => {
@@ -343,9 +344,9 @@ impl Learner {
             }
             (joined, _) => Ok(joined),
         };
-        let outputs = restored(in_data_order(accelerator, &places, predictions)?)?
+        let outputs = restored(gather_in_data_order(group.as_ref(), &places, predictions)?)?
             .ok_or_else(|| Error::InvalidArgument("there was no batch to predict".into()))?;
-        let targets = restored(in_data_order(accelerator, &places, targets)?)?;
+        let targets = restored(gather_in_data_order(group.as_ref(), &places, targets)?)?;
         let _without_autograd = tch::no_grad_guard();
         let loss = &self.state.loss;
         let losses = match &targets {

@@ -13,7 +13,7 @@ use crate::hyper::{Hyper, Rates};
 /// round. fastai's `fit_one_cycle`.
 #[derive(Clone, Debug, PartialEq)]
 #[must_use]
-pub struct OneCycle {
+pub struct OneCycleOptions {
     epochs: usize,
     rates: Option<Rates>,
     div: f64,
@@ -23,7 +23,7 @@ pub struct OneCycle {
     options: FitOptions,
 }
 
-impl OneCycle {
+impl OneCycleOptions {
     /// A cycle of a number of epochs up to these rates.
     pub fn new(epochs: usize, rates: impl Into<Rates>) -> Self {
         Self { rates: Some(rates.into()), ..Self::of(epochs) }
@@ -70,7 +70,7 @@ impl OneCycle {
 /// A flat rate, then a cosine: fastai's `fit_flat_cos`. The momentum is not scheduled.
 #[derive(Clone, Debug, PartialEq)]
 #[must_use]
-pub struct FlatCos {
+pub struct FlatCosOptions {
     epochs: usize,
     rates: Option<Rates>,
     div_final: f64,
@@ -78,7 +78,7 @@ pub struct FlatCos {
     options: FitOptions,
 }
 
-impl FlatCos {
+impl FlatCosOptions {
     /// A number of epochs at these rates.
     pub fn new(epochs: usize, rates: impl Into<Rates>) -> Self {
         Self {
@@ -106,7 +106,7 @@ impl FlatCos {
 /// Cosines with restarts (Loshchilov and Hutter, 2017): fastai's `fit_sgdr`.
 #[derive(Clone, Debug, PartialEq)]
 #[must_use]
-pub struct Sgdr {
+pub struct SgdrOptions {
     cycles: usize,
     cycle_len: usize,
     cycle_mult: usize,
@@ -114,7 +114,7 @@ pub struct Sgdr {
     options: FitOptions,
 }
 
-impl Sgdr {
+impl SgdrOptions {
     /// A number of cycles, the first of so many epochs, each twice as long as the one before.
     pub fn new(cycles: usize, cycle_len: usize, rates: impl Into<Rates>) -> Self {
         Self {
@@ -136,7 +136,7 @@ impl Sgdr {
 /// The last group alone for an epoch, then all groups: fastai's `fine_tune`.
 #[derive(Clone, Debug, PartialEq)]
 #[must_use]
-pub struct FineTune {
+pub struct FineTuneOptions {
     epochs: usize,
     base_lr: f64,
     freeze_epochs: usize,
@@ -146,7 +146,7 @@ pub struct FineTune {
     options: FitOptions,
 }
 
-impl FineTune {
+impl FineTuneOptions {
     /// A number of epochs with all groups, after one with the last group alone.
     pub fn new(epochs: usize) -> Self {
         Self {
@@ -216,9 +216,9 @@ macro_rules! common {
     };
 }
 
-common!(OneCycle, FlatCos, Sgdr);
+common!(OneCycleOptions, FlatCosOptions, SgdrOptions);
 
-impl FineTune {
+impl FineTuneOptions {
     /// The weight decay; what it was before unless set.
     pub fn weight_decay(mut self, weight_decay: f64) -> Self {
         self.options.weight_decay = Some(weight_decay);
@@ -237,22 +237,26 @@ impl Learner {
         rates: impl Into<Rates>,
         callbacks: impl IntoCallbacks,
     ) -> Result<()> {
-        self.fit_cycle(OneCycle::new(epochs, rates), callbacks)
+        self.fit_cycle(OneCycleOptions::new(epochs, rates), callbacks)
     }
 
     /// Trains in a cycle.
     ///
     /// ```no_run
-    /// # use brigade_learn::OneCycle;
+    /// # use brigade_learn::OneCycleOptions;
     /// # fn f(mut learner: brigade_learn::Learner) -> brigade_learn::Result<()> {
-    /// learner.fit_cycle(OneCycle::new(5, 1e-5..1e-3).pct_start(0.3).weight_decay(0.1), ())?;
+    /// learner.fit_cycle(OneCycleOptions::new(5, 1e-5..1e-3).pct_start(0.3).weight_decay(0.1), ())?;
     /// # Ok(()) }
     /// ```
     ///
     /// # Errors
     /// As [`Learner::fit`].
-    pub fn fit_cycle(&mut self, cycle: OneCycle, callbacks: impl IntoCallbacks) -> Result<()> {
-        let OneCycle { epochs, rates, div, div_final, pct_start, momenta, options } = cycle;
+    pub fn fit_cycle(
+        &mut self,
+        cycle: OneCycleOptions,
+        callbacks: impl IntoCallbacks,
+    ) -> Result<()> {
+        let OneCycleOptions { epochs, rates, div, div_final, pct_start, momenta, options } = cycle;
         let rates = self.rates(rates)?;
         let each = rates
             .iter()
@@ -273,15 +277,15 @@ impl Learner {
         rates: impl Into<Rates>,
         callbacks: impl IntoCallbacks,
     ) -> Result<()> {
-        self.fit_flat(FlatCos::new(epochs, rates), callbacks)
+        self.fit_flat(FlatCosOptions::new(epochs, rates), callbacks)
     }
 
     /// Trains at a flat rate and along a cosine.
     ///
     /// # Errors
     /// As [`Learner::fit`].
-    pub fn fit_flat(&mut self, flat: FlatCos, callbacks: impl IntoCallbacks) -> Result<()> {
-        let FlatCos { epochs, rates, div_final, pct_start, options } = flat;
+    pub fn fit_flat(&mut self, flat: FlatCosOptions, callbacks: impl IntoCallbacks) -> Result<()> {
+        let FlatCosOptions { epochs, rates, div_final, pct_start, options } = flat;
         let rates = self.rates(rates)?;
         let each = rates
             .iter()
@@ -294,8 +298,8 @@ impl Learner {
     ///
     /// # Errors
     /// As [`Learner::fit`].
-    pub fn fit_sgdr(&mut self, sgdr: Sgdr, callbacks: impl IntoCallbacks) -> Result<()> {
-        let Sgdr { cycles, cycle_len, cycle_mult, rates, options } = sgdr;
+    pub fn fit_sgdr(&mut self, sgdr: SgdrOptions, callbacks: impl IntoCallbacks) -> Result<()> {
+        let SgdrOptions { cycles, cycle_len, cycle_mult, rates, options } = sgdr;
         let rates = self.rates(rates)?;
         let too_long = || {
             Error::InvalidArgument(format!(
@@ -329,24 +333,31 @@ impl Learner {
     /// # Errors
     /// As [`Learner::fit`].
     pub fn fine_tune(&mut self, epochs: usize, callbacks: impl IntoCallbacks) -> Result<()> {
-        self.fine_tune_with(FineTune::new(epochs), callbacks)
+        self.fine_tune_with(FineTuneOptions::new(epochs), callbacks)
     }
 
     /// [`Learner::fine_tune`] with all that can be chosen.
     ///
     /// # Errors
     /// As [`Learner::fit`].
-    pub fn fine_tune_with(&mut self, tune: FineTune, callbacks: impl IntoCallbacks) -> Result<()> {
-        let FineTune { epochs, base_lr, freeze_epochs, lr_mult, pct_start, div, options } = tune;
+    pub fn fine_tune_with(
+        &mut self,
+        tune: FineTuneOptions,
+        callbacks: impl IntoCallbacks,
+    ) -> Result<()> {
+        let FineTuneOptions { epochs, base_lr, freeze_epochs, lr_mult, pct_start, div, options } =
+            tune;
         let lasting = self.callbacks.len();
         self.callbacks.extend(callbacks.into_callbacks());
         let outcome = self.freeze().and_then(|()| {
-            let head = OneCycle::new(freeze_epochs, ..base_lr).pct_start(0.99);
-            self.fit_cycle(OneCycle { options: options.clone(), ..head }, ())?;
+            let head = OneCycleOptions::new(freeze_epochs, ..base_lr).pct_start(0.99);
+            self.fit_cycle(OneCycleOptions { options: options.clone(), ..head }, ())?;
             self.unfreeze()?;
             let lr = base_lr / 2.0;
-            let all = OneCycle::new(epochs, lr / lr_mult..lr).pct_start(pct_start).div_initial(div);
-            self.fit_cycle(OneCycle { options, ..all }, ())
+            let all = OneCycleOptions::new(epochs, lr / lr_mult..lr)
+                .pct_start(pct_start)
+                .div_initial(div);
+            self.fit_cycle(OneCycleOptions { options, ..all }, ())
         });
         self.callbacks.truncate(lasting);
         outcome

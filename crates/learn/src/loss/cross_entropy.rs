@@ -1,11 +1,11 @@
 //! The cross-entropy of classes.
 
+use brigade_metrics::IGNORED;
 use tch::{Reduction, Tensor};
 
 use super::weights::Weights;
 use super::{Loss, read};
 use crate::error::Result;
-use crate::metrics::IGNORED;
 
 /// The cross-entropy of scores: `-wᵧ ln softmax(prediction)ᵧ` of the target's class `y`, PyTorch's in all.
 ///

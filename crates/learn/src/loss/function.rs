@@ -3,9 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
+use brigade_metrics::Mse;
 use tch::Tensor;
 
-use super::{Loss, Mse};
+use super::Loss;
 use crate::error::{Error, Result};
 
 type Compute = dyn Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync;

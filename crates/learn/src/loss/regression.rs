@@ -1,8 +1,9 @@
 //! Losses of numbers.
 
+use brigade_metrics::{ClassesLast, Mse};
 use tch::{Reduction, Tensor};
 
-use super::{ClassesLast, Loss, Mse, read};
+use super::{Loss, read};
 use crate::error::Result;
 
 /// The mean absolute error, `mean(|prediction - target|)`. Predictions and targets of one shape; `[n, 1]` and `[n]` fit,

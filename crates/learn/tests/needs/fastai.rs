@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use brigade_data::{DataLoader, TensorDataset};
-use brigade_learn::metrics::{Accuracy, TopK};
 use brigade_learn::{Learner, Loaders};
+use brigade_metrics::{Accuracy, TopK};
 use brigade_models::XResNet;
 use brigade_nn::{Model, StateDict, weights};
 use brigade_test_needs::{Need, needs};

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use brigade_data::{DataLoader, TensorDataset};
 use brigade_learn::interpretation::ClassInterpretation;
-use brigade_learn::metrics::Accuracy;
-use brigade_learn::{Learner, Loaders, LrFind};
+use brigade_learn::{Learner, Loaders, LrFindOptions};
+use brigade_metrics::Accuracy;
 use brigade_nn::{Linear, ParamPath};
 use brigade_notebook::display::Content;
 use brigade_notebook::prelude::*;
@@ -68,7 +68,8 @@ fn a_learner_shows_its_table_of_epochs() {
 #[test]
 fn the_finder_shows_its_curve_and_what_it_suggests() {
     let mut learner = learner();
-    let found = learner.lr_find_with(LrFind { steps: 60, ..LrFind::default() }).unwrap();
+    let found =
+        learner.lr_find_with(LrFindOptions { steps: 60, ..LrFindOptions::default() }).unwrap();
     let content = found.cell_content();
     let valley = format!("valley {:.2e}", found.valley().unwrap());
     let last = content.plain().lines().last().unwrap().to_owned();
@@ -76,7 +77,8 @@ fn the_finder_shows_its_curve_and_what_it_suggests() {
     let html = html("lr_find", &content);
     assert!(html.starts_with("<div><img src=\"data:image/svg+xml;base64,"), "{html}");
     assert!(html.contains(&last), "{html}");
-    let wild = LrFind { start_lr: 1e30, end_lr: 1e35, steps: 20, ..LrFind::default() };
+    let wild =
+        LrFindOptions { start_lr: 1e30, end_lr: 1e35, steps: 20, ..LrFindOptions::default() };
     let nothing = learner.lr_find_with(wild).unwrap().cell_content();
     assert!(nothing.plain().ends_with("take more steps"), "{}", nothing.plain());
 }

@@ -3,8 +3,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_learn::callback::{Callback, Step};
-use brigade_learn::loss::{ClassesLast, LabelSmoothingCrossEntropy, Loss};
+use brigade_learn::loss::{LabelSmoothingCrossEntropy, Loss};
 use brigade_learn::{LearnerState, Result};
+use brigade_metrics::ClassesLast;
 use brigade_models::LanguageModelHead;
 use brigade_torch::CrossEntropyOptions;
 use brigade_train::{AutocastOptions, Precision};

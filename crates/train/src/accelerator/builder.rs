@@ -11,7 +11,7 @@ use brigade_track::Tracker;
 use super::{Accelerator, Options};
 use crate::checkpoint::{Checkpoints, ProjectConfiguration};
 use crate::error::{Error, Result};
-use crate::gradients::accumulate::{GradientAccumulation, GradientAccumulator};
+use crate::gradients::accumulate::{GradientAccumulationOptions, GradientAccumulator};
 use crate::gradients::backward::Gradients;
 use crate::gradients::hook::CommHook;
 use crate::gradients::loss_check::{LossCheck, LossCheckOptions};
@@ -31,7 +31,7 @@ pub struct AcceleratorBuilder {
     /// `None`: yes.
     keep_memory: Option<bool>,
     /// `None`: as the environment says.
-    accumulation: Option<GradientAccumulation>,
+    accumulation: Option<GradientAccumulationOptions>,
     numerics: NumericsOptions,
     loss_check: LossCheckOptions,
     sharing: Option<Accelerator>,
@@ -161,11 +161,11 @@ impl AcceleratorBuilder {
     /// (`ACCELERATE_GRADIENT_ACCUMULATION_STEPS`), else 1.
     pub fn gradient_accumulation_steps(self, steps: usize) -> Self {
         let before = self.accumulation.unwrap_or_default();
-        self.gradient_accumulation(GradientAccumulation { steps, ..before })
+        self.gradient_accumulation(GradientAccumulationOptions { steps, ..before })
     }
 
     /// [`AcceleratorBuilder::gradient_accumulation_steps`] with all that can be chosen about them.
-    pub fn gradient_accumulation(mut self, settings: GradientAccumulation) -> Self {
+    pub fn gradient_accumulation(mut self, settings: GradientAccumulationOptions) -> Self {
         self.accumulation = Some(settings);
         self
     }
@@ -394,7 +394,7 @@ impl AcceleratorBuilder {
     /// contradict each other or [`AcceleratorBuilder::sharing`].
     pub fn build(self) -> Result<Accelerator> {
         self.models.comm_hook.check()?;
-        let settings = self.accumulation.map_or_else(GradientAccumulation::from_env, Ok)?;
+        let settings = self.accumulation.map_or_else(GradientAccumulationOptions::from_env, Ok)?;
         let accumulator = GradientAccumulator::new(settings)?;
         match (&self.processes, &self.sharing) {
             (Some(_), Some(_)) => {

@@ -1,12 +1,11 @@
-//! The ranks, and metrics over all of them.
+//! The ranks, and what they gather of a batch.
 
 use brigade_data::Batch;
-use brigade_torch::{Device, Tensor, TensorTree};
+use brigade_torch::{Device, TensorTree};
 
 use super::Accelerator;
 use crate::error::Result;
 use crate::processes::Processes;
-use crate::processes::metrics::{self, Metric};
 
 impl Accelerator {
     /// Returns the ranks as a value of their own: for code that needs nothing else of the Accelerator.
@@ -27,32 +26,6 @@ impl Accelerator {
         values: &T,
     ) -> Result<T::Owned> {
         self.processes.gather_for_metrics(batch, values)
-    }
-
-    /// Adds this rank's part of a batch to a metric, without the duplicates that complete uneven batches.
-    /// Sends nothing.
-    ///
-    /// # Errors
-    /// [`crate::Error::Rows`] for a tensor without one row per sample of the batch; those of the metric.
-    pub fn update_metric<B>(
-        &self,
-        metric: &mut impl Metric,
-        batch: &Batch<B>,
-        predictions: &Tensor,
-        targets: &Tensor,
-    ) -> Result<()> {
-        metrics::update(metric, batch, predictions, targets)
-    }
-
-    /// Computes a metric's value over all ranks, the same on each. The metric itself stays this rank's, and
-    /// can be updated further. Every rank calls it.
-    ///
-    /// # Errors
-    /// [`crate::Error::InvalidArgument`], on every rank, when their states have different lengths; [`crate::Error::Torch`] when a
-    /// peer is gone.
-    #[track_caller]
-    pub fn compute_metric<M: Metric>(&self, metric: &M) -> Result<M::Value> {
-        self.processes.compute_metric(metric)
     }
 
     /// Whether this is rank 0.

@@ -14,7 +14,7 @@ use crate::precision::scaler::GradScaler;
 
 /// How gradients of several batches become one optimizer step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct GradientAccumulation {
+pub struct GradientAccumulationOptions {
     /// Batches of a full window; 1.
     pub steps: usize,
     /// The last batch of the data ends the window, however short it is; true. Else the window goes on
@@ -25,13 +25,13 @@ pub struct GradientAccumulation {
     pub sync_each_batch: bool,
 }
 
-impl Default for GradientAccumulation {
+impl Default for GradientAccumulationOptions {
     fn default() -> Self {
         Self { steps: 1, sync_with_dataloader: true, sync_each_batch: false }
     }
 }
 
-impl GradientAccumulation {
+impl GradientAccumulationOptions {
     /// Unless the builder sets it: what `ACCELERATE_GRADIENT_ACCUMULATION_STEPS` says.
     pub(crate) fn from_env() -> Result<Self> {
         use brigade_rank_env::env::ACCELERATE_GRADIENT_ACCUMULATION_STEPS as NAME;
@@ -56,9 +56,9 @@ impl GradientAccumulation {
 /// use brigade_data::DataLoader;
 /// use brigade_datasets::Digits;
 /// use brigade_nn::{Linear, Model};
-/// use brigade_train::{GradientAccumulation, GradientAccumulator, Sgd};
+/// use brigade_train::{GradientAccumulationOptions, GradientAccumulator, Sgd};
 ///
-/// let accumulator = GradientAccumulator::new(GradientAccumulation { steps: 4, ..Default::default() })?;
+/// let accumulator = GradientAccumulator::new(GradientAccumulationOptions { steps: 4, ..Default::default() })?;
 /// let model = Model::new(|p| Linear::new(p, 64, 10))?;
 /// let mut optimizer = Sgd::new(0.1).build(&model)?;
 /// let mut steps = 0;
@@ -87,7 +87,7 @@ pub struct GradientAccumulator {
 /// Where the loop stands in its window of batches.
 #[derive(Debug)]
 struct Window {
-    settings: GradientAccumulation,
+    settings: GradientAccumulationOptions,
     /// Batches of this window so far.
     position: AtomicUsize,
     /// What the current batch's loss is divided by: the batches of its window.
@@ -104,7 +104,7 @@ struct Window {
 /// Every batch is a window.
 impl Default for GradientAccumulator {
     fn default() -> Self {
-        Self::in_windows(GradientAccumulation::default())
+        Self::in_windows(GradientAccumulationOptions::default())
     }
 }
 
@@ -113,7 +113,7 @@ impl GradientAccumulator {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for windows of 0 batches.
-    pub fn new(settings: GradientAccumulation) -> Result<Self> {
+    pub fn new(settings: GradientAccumulationOptions) -> Result<Self> {
         if settings.steps == 0 {
             return Err(Error::InvalidArgument(
                 "gradient_accumulation_steps is 0; 1 steps the optimizer after every batch".into(),
@@ -122,7 +122,7 @@ impl GradientAccumulator {
         Ok(Self::in_windows(settings))
     }
 
-    fn in_windows(settings: GradientAccumulation) -> Self {
+    fn in_windows(settings: GradientAccumulationOptions) -> Self {
         let window = Window {
             settings,
             position: AtomicUsize::new(0),
@@ -137,7 +137,7 @@ impl GradientAccumulator {
 
     /// Returns how windows are made.
     #[must_use]
-    pub fn settings(&self) -> GradientAccumulation {
+    pub fn settings(&self) -> GradientAccumulationOptions {
         self.window.settings
     }
 
@@ -168,7 +168,7 @@ impl GradientAccumulator {
 
     /// Runs the body for one batch of a window: forward and backward of `models`, and the step where
     /// [`GradientAccumulator::sync_gradients`] says so. Prepared models average their gradients over the ranks
-    /// in the last backward of the window alone, unless [`GradientAccumulation::sync_each_batch`] is set.
+    /// in the last backward of the window alone, unless [`GradientAccumulationOptions::sync_each_batch`] is set.
     ///
     /// The last batch of the data ends the window, however short it is.
     ///
@@ -181,7 +181,8 @@ impl GradientAccumulator {
         body: impl FnOnce() -> Result<R>,
     ) -> Result<R> {
         let window = &*self.window;
-        let GradientAccumulation { steps, sync_with_dataloader, sync_each_batch } = window.settings;
+        let GradientAccumulationOptions { steps, sync_with_dataloader, sync_each_batch } =
+            window.settings;
         let length = self.position() + 1;
         let sync = (sync_with_dataloader && batch.is_last()) || length >= steps;
         window.sync.store(sync, Ordering::Relaxed);

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use brigade_data::{DataError, DataLoader, TensorDataset};
+use brigade_metrics::{Accuracy, F1, Folded, Mean, MetricState, TopK};
 use brigade_models::{Gpt2LmHead, Gpt2Options, Labelled};
 use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Linear, Model, Module, ParamPath};
 use brigade_optim::Step;
@@ -13,9 +14,9 @@ use brigade_test_device::{fake, gpu, without_waiting};
 use brigade_testkit::dist_test;
 use brigade_torch::{Backend, DeviceExt, DeviceMemory, GpuMath, Store};
 use brigade_train::{
-    Accelerator, AcceleratorBuilder, Accuracy, Adam, AdamW, CapturedStep, Device, Error, FBeta,
-    GradScalerOptions, Kind, Lamb, Mean, Metric, Optimizer, Precision, PreparedModel,
-    PreparedOptimizer, Result, Rule, Scheduler, Sgd, Tensor, TopK,
+    Accelerator, AcceleratorBuilder, Adam, AdamW, CapturedStep, Device, Error, GradScalerOptions,
+    Kind, Lamb, Optimizer, Precision, PreparedModel, PreparedOptimizer, Result, Rule, Scheduler,
+    Sgd, Tensor,
 };
 
 /// Without TF32, whose products differ from a CPU's in the fourth digit.
@@ -77,7 +78,12 @@ fn batches_come_through_pinned_memory_and_no_step_waits() {
     let (mut model, mut optimizer, mut scheduler, loader) =
         accelerator.prepare((model, optimizer, scheduler, loader)).unwrap();
     model.train();
-    let mut metrics = (Accuracy::default(), TopK::new(2), FBeta::new(1.0, 3), Mean::default());
+    let mut metrics = (
+        MetricState::new(Accuracy),
+        MetricState::new(TopK(2)),
+        MetricState::new(F1::new().per_class()),
+        MetricState::new(Mean),
+    );
     let mut losses = Vec::new();
     for epoch in 0..3 {
         let mut batches = loader.iter();
@@ -96,10 +102,9 @@ fn batches_come_through_pinned_memory_and_no_step_waits() {
                 accelerator.clip_grad_norm(&model, 1.0).unwrap();
                 optimizer.step().unwrap();
                 scheduler.step().unwrap();
-                let predicted = scores.argmax(-1, false);
-                metrics.0.update(&predicted, labels).unwrap();
+                metrics.0.update(&scores, labels).unwrap();
                 metrics.1.update(&scores, labels).unwrap();
-                metrics.2.update(&predicted, labels).unwrap();
+                metrics.2.update(&scores, labels).unwrap();
                 metrics
                     .3
                     .update(&loss.detach().reshape([1]), &loss.ones_like().reshape([1]))
@@ -119,10 +124,16 @@ fn batches_come_through_pinned_memory_and_no_step_waits() {
     assert!(last < 0.9 * first, "{first} to {last}");
     assert_eq!(optimizer.steps(), 18);
     assert!((optimizer.lr() - 1e-2 * (1.0 - 18.0 / 100.0)).abs() < 1e-9);
-    assert_eq!(metrics.0.total(), 144);
-    assert!(metrics.1.compute() >= metrics.0.value());
-    assert!((metrics.3.compute() - losses.iter().map(number).sum::<f64>() / 18.0).abs() < 1e-6);
-    let counted: f64 = metrics.2.state()[8..11].iter().sum();
+    let accuracy = metrics.0.compute(None).unwrap();
+    assert!(metrics.1.compute(None).unwrap() >= accuracy);
+    let Some(Folded::Sums(accuracy)) = metrics.0.folded(None).unwrap() else { panic!() };
+    assert_eq!(accuracy[1], 144.0, "every sample counts once");
+    assert!(
+        (metrics.3.compute(None).unwrap() - losses.iter().map(number).sum::<f64>() / 18.0).abs()
+            < 1e-6
+    );
+    let Some(Folded::Sums(counts)) = metrics.2.folded(None).unwrap() else { panic!() };
+    let counted: f64 = counts[6..9].iter().sum();
     assert_eq!(counted, 144.0, "every target counts once");
     // In order, as on the CPU.
     let seen: Vec<Tensor> = loader.iter().map(|batch| batch.unwrap().into_data().1).collect();

@@ -3,15 +3,16 @@
 use std::thread;
 
 use brigade_data::{DataLoader, TensorDataset};
+use brigade_metrics::{Accuracy, FBeta, Mean, MetricState, PredictedClasses, TopK};
 use brigade_nn::{Init, Model, Module, ParamPath};
 use brigade_optim::{Result as OptimResult, Rule, Step};
 use brigade_rank_env::{StoreEndpoint, WorldSize};
 use brigade_testkit::{World, dist_test};
 use brigade_torch::{Backend, Store};
 use brigade_train::{
-    Accelerator, Accuracy, Adam, ConnectOptions, Device, Error, FBeta, Group, Kind, LrSchedule,
-    Mean, Metric, Optimizer, PreparedModel, PreparedOptimizer, PreparedScheduler, Processes,
-    ReduceOp, Result, Scheduler, Sgd, Stateful, Tensor, TopK, Value,
+    Accelerator, Adam, ConnectOptions, Device, Error, Group, Kind, LrSchedule, Optimizer,
+    PreparedModel, PreparedOptimizer, PreparedScheduler, Processes, ReduceOp, Result, Scheduler,
+    Sgd, Stateful, Tensor, Value,
 };
 
 /// `y = a x + b`, from numbers that do not depend on libtorch's random ones.
@@ -208,15 +209,17 @@ dist_test!(world = 2, dist_metrics_count_every_sample_once, |_: World| -> Result
     let data = (Tensor::from_slice(&predicted), Tensor::from_slice(&labels));
     let loader = DataLoader::new(TensorDataset::new(data).unwrap()).batch_size(3);
     let loader = accelerator.prepare(loader)?;
-    let mut accuracy = Accuracy::default();
-    let (mut top, mut f2, mut mean) = (TopK::new(1), FBeta::new(2.0, 3), Mean::default());
+    let mut accuracy = MetricState::new(PredictedClasses::new(Accuracy, 3));
+    let mut top = MetricState::new(TopK(1));
+    let mut f2 = MetricState::new(FBeta::new(2.0).per_class());
+    let mut mean = MetricState::new(Mean);
     for batch in &loader {
         let batch = batch?;
         let (predicted, labels) = &*batch;
         let scores = predicted.one_hot(3);
         accelerator.update_metric(&mut accuracy, &batch, predicted, labels)?;
         accelerator.update_metric(&mut top, &batch, &scores, labels)?;
-        accelerator.update_metric(&mut f2, &batch, predicted, labels)?;
+        accelerator.update_metric(&mut f2, &batch, &scores, labels)?;
         let ones = labels.ones_like();
         accelerator.update_metric(&mut mean, &batch, labels, &ones)?;
     }
@@ -225,13 +228,15 @@ dist_test!(world = 2, dist_metrics_count_every_sample_once, |_: World| -> Result
     assert_eq!(accelerator.compute_metric(&top)?, right / 11.0);
     let sum = labels.iter().sum::<i64>() as f64;
     assert_eq!(accelerator.compute_metric(&mean)?, sum / 11.0);
-    let mut alone = FBeta::new(2.0, 3);
-    alone.update(&Tensor::from_slice(&predicted), &Tensor::from_slice(&labels))?;
-    assert_eq!(accelerator.compute_metric(&f2)?, alone.compute());
+    let mut alone = MetricState::new(FBeta::new(2.0).per_class());
+    alone.update(&Tensor::from_slice(&predicted).one_hot(3), &Tensor::from_slice(&labels))?;
+    assert_eq!(accelerator.compute_metric(&f2)?, alone.compute(None)?);
     // Metrics that differ between ranks are refused on both.
-    let odd = FBeta::new(1.0, 2 + accelerator.processes().process_index());
+    let mut odd = MetricState::new(FBeta::new(1.0).per_class());
+    let classes = 2 + accelerator.processes().process_index() as i64;
+    odd.update(&Tensor::from_slice(&[0i64, 1]).one_hot(classes), &Tensor::from_slice(&[0i64, 1]))?;
     let error = accelerator.compute_metric(&odd).unwrap_err().to_string();
-    assert!(error.contains("rank 0's state has 9 numbers, rank 1's 12"), "{error}");
+    assert!(error.contains("rank 0's metric has 7 sums, rank 1's 10"), "{error}");
     accuracy.reset();
     assert!(accelerator.compute_metric(&accuracy)?.is_nan());
     Ok(())

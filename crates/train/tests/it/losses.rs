@@ -3,9 +3,9 @@
 use brigade_nn::Model;
 use brigade_testkit::{World, dist_test, step};
 use brigade_train::{
-    Accelerator, AcceleratorBuilder, CommHook, Error, GradientAccumulation, JoinInputs, Kind,
-    PowerSgd, Precision, PreparedModel, PreparedOptimizer, ReducerOptions, Result, Sgd, Tensor,
-    Value,
+    Accelerator, AcceleratorBuilder, CommHook, Error, GradientAccumulationOptions, JoinInputs,
+    Kind, PowerSgd, Precision, PreparedModel, PreparedOptimizer, ReducerOptions, Result, Sgd,
+    Tensor, Value,
 };
 
 use brigade_data::{DataLoader, TensorDataset};
@@ -171,8 +171,11 @@ dist_test!(world = 2, dist_a_batch_that_is_not_reduced_counts, |world: World| ->
     let first = builder().build()?;
     let rank = world.rank.as_usize();
     for sync_each_batch in [false, true] {
-        let settings =
-            GradientAccumulation { steps: 2, sync_each_batch, ..GradientAccumulation::default() };
+        let settings = GradientAccumulationOptions {
+            steps: 2,
+            sync_each_batch,
+            ..GradientAccumulationOptions::default()
+        };
         let accelerator = builder().sharing(&first).gradient_accumulation(settings).build()?;
         let (model, mut optimizer) = objects(&accelerator)?;
         let rows = Tensor::arange(16 * 5, tch::kind::FLOAT_CPU).sin().view([16, 5]);

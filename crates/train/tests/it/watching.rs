@@ -147,7 +147,7 @@ dist_test!(world = 2, dist_rank_0_alone_writes, |_: World| -> Result<()> {
         .log_with(Csv::new(folder.path()))
         .build()?;
     let error = accelerator.log([("loss", 1.0)], 1).unwrap_err();
-    assert!(error.to_string().contains("before init_trackers"), "{error}");
+    assert!(error.to_string().contains("before Trackers::start"), "{error}");
     accelerator.trackers().start("demo", &serde_json::json!({ "lr": 0.1 }))?;
     assert!(matches!(accelerator.trackers().start("demo", &()), Err(Error::InvalidArgument(_))));
     accelerator.log([("loss", 0.5), ("accuracy", 0.9)], 3)?;

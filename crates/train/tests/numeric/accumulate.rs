@@ -6,7 +6,7 @@ use brigade_nn::Model;
 use brigade_test_device::{numeric_device, on_device, tolerance};
 use brigade_testkit::{World, assert_close, dist_test};
 use brigade_train::{
-    Accelerator, GradientAccumulation, Kind, Optimizer, Result, Scheduler, Sgd, Tensor,
+    Accelerator, GradientAccumulationOptions, Kind, Optimizer, Result, Scheduler, Sgd, Tensor,
 };
 
 use crate::device::builder;
@@ -116,10 +116,10 @@ fn a_window_that_the_data_cut_short_has_its_real_length() {
 #[test]
 fn a_window_may_go_on_in_the_next_epoch() {
     // Three batches an epoch, windows of two: nine batches are four windows and a half.
-    let settings = GradientAccumulation {
+    let settings = GradientAccumulationOptions {
         steps: 2,
         sync_with_dataloader: false,
-        ..GradientAccumulation::default()
+        ..GradientAccumulationOptions::default()
     };
     let accelerator = builder().gradient_accumulation(settings).build().unwrap();
     let (_, taken, scheduled) = accelerated(&accelerator, 12, 4).unwrap();
@@ -139,10 +139,10 @@ fn every_combination(first: &Accelerator) -> Result<()> {
             }
             let expected = reference(samples, &windows);
             for sync_each_batch in [false, true] {
-                let settings = GradientAccumulation {
+                let settings = GradientAccumulationOptions {
                     steps: usize::try_from(steps).unwrap(),
                     sync_each_batch,
-                    ..GradientAccumulation::default()
+                    ..GradientAccumulationOptions::default()
                 };
                 let accelerator = Accelerator::builder()
                     .sharing(first)

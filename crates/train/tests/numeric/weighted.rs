@@ -5,7 +5,7 @@ use brigade_nn::Model;
 use brigade_test_device::{numeric_device, on_device, tolerance};
 use brigade_testkit::{World, assert_close, dist_test};
 use brigade_train::{
-    Accelerator, Error, GradientAccumulation, Kind, Optimizer, Result, Sgd, Tensor,
+    Accelerator, Error, GradientAccumulationOptions, Kind, Optimizer, Result, Sgd, Tensor,
 };
 
 use crate::device;
@@ -86,10 +86,10 @@ fn same_as_the_big_batch(first: &Accelerator) -> Result<()> {
     for samples in [22, 24] {
         for steps in 1..=4 {
             for sync_each_batch in [false, true] {
-                let settings = GradientAccumulation {
+                let settings = GradientAccumulationOptions {
                     steps,
                     sync_each_batch,
-                    ..GradientAccumulation::default()
+                    ..GradientAccumulationOptions::default()
                 };
                 let accelerator = Accelerator::builder()
                     .sharing(first)

@@ -45,13 +45,13 @@ fn main() -> MainResult {
         }
 
         model.eval();
-        let mut accuracy = Accuracy::default();
+        let mut accuracy = MetricState::new(Accuracy);
         for batch in &test {
             let (images, labels) = batch?.into_data();
-            let predicted = no_grad(|| model.forward(&images))?.argmax(-1, false);
-            accuracy.update(&predicted, &labels)?;
+            let scores = no_grad(|| model.forward(&images))?;
+            accuracy.update(&scores, &labels)?;
         }
-        let percent = 100.0 * accuracy.value();
+        let percent = 100.0 * accuracy.compute(None)?;
         println!("epoch {epoch}/{}, accuracy = {percent:.2}", options.epochs);
     }
     println!("{:.0} samples per second", samples as f64 / training.as_secs_f64());

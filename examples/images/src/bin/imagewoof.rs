@@ -86,16 +86,17 @@ fn main() -> MainResult {
             }
         }
         model.eval();
-        let (mut accuracy, mut top_5) = (Accuracy::default(), TopK::new(5.min(classes)));
+        let mut accuracy = MetricState::new(Accuracy);
+        let mut top_5 = MetricState::new(TopK(5.min(classes)));
         for batch in &valid {
             let batch = batch?;
             let (images, labels) = &*batch;
             let logits = no_grad(|| model.forward(images))?;
-            let (logits, labels) = accelerator.gather_for_metrics(&batch, &(&logits, labels))?;
-            accuracy.update(&logits.argmax(-1, false), &labels)?;
-            top_5.update(&logits, &labels)?;
+            accelerator.update_metric(&mut accuracy, &batch, &logits, labels)?;
+            accelerator.update_metric(&mut top_5, &batch, &logits, labels)?;
         }
-        let [first, fifth] = [accuracy.value(), top_5.compute()].map(|share| 100.0 * share);
+        let first = 100.0 * accelerator.compute_metric(&accuracy)?;
+        let fifth = 100.0 * accelerator.compute_metric(&top_5)?;
         accelerator.println(format!(
             "epoch {epoch}/{}, accuracy = {first:.2}, top-5 accuracy = {fifth:.2}",
             common.epochs

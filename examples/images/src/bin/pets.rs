@@ -101,17 +101,15 @@ fn main() -> MainResult {
             }
         }
         model.eval();
-        let mut accuracy = Accuracy::default();
+        let mut accuracy = MetricState::new(Accuracy);
         for batch in &valid {
             let batch = batch?;
             let (images, labels, drawn) = &*batch;
             let images = augment.validation().apply(images, drawn)?;
-            let predicted = no_grad(|| model.forward(&images))?.argmax(-1, false);
-            let (predicted, labels) =
-                accelerator.gather_for_metrics(&batch, &(&predicted, labels))?;
-            accuracy.update(&predicted, &labels)?;
+            let scores = no_grad(|| model.forward(&images))?;
+            accelerator.update_metric(&mut accuracy, &batch, &scores, labels)?;
         }
-        let percent = 100.0 * accuracy.value();
+        let percent = 100.0 * accelerator.compute_metric(&accuracy)?;
         accelerator.println(format!("epoch {epoch}/{}, accuracy = {percent:.2}", common.epochs));
     }
     Ok(())

@@ -69,8 +69,8 @@ fn main() -> MainResult {
         .metrics((ErrorRate, F1::new().average(Average::Macro)));
     let mut learner = common.with_callbacks(learner);
 
-    let found =
-        learner.lr_find_with(LrFind { steps: options.finder_steps, ..LrFind::default() })?;
+    let found = learner
+        .lr_find_with(LrFindOptions { steps: options.finder_steps, ..LrFindOptions::default() })?;
     let lr = match (options.lr, found.valley()) {
         (Some(lr), _) => lr,
         (None, Ok(lr)) => lr,
@@ -81,7 +81,7 @@ fn main() -> MainResult {
             found.suggest(rule).map_or_else(|_| "none".to_owned(), |lr| format!("{lr:.2e}"));
         accelerator.println(format!("lr_find, {}: {suggested}", rule.name()));
     }
-    learner.fine_tune_with(FineTune::new(common.epochs()).base_lr(lr), ())?;
+    learner.fine_tune_with(FineTuneOptions::new(common.epochs()).base_lr(lr), ())?;
 
     let interpretation = ClassInterpretation::from_learner(&mut learner)?;
     accelerator.println(interpretation.classification_report());

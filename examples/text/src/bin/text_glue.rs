@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use brigade::data::DataError;
+use brigade::metrics::Average;
 use brigade::models::{
     BertForSequenceClassification, BertOptions, Hub, Tokens, Transformer, TransformerOptions,
 };
@@ -112,7 +113,7 @@ fn main() -> MainResult {
     for epoch in train.inner().epoch()..training.epochs {
         model.train();
         // The loss of the batches that become one step.
-        let mut window = Mean::default();
+        let mut window = MetricState::new(Mean);
         let bar = accelerator.progress(&train).label(format!("epoch {}", epoch + 1));
         let shown = bar.values();
         for batch in bar {
@@ -143,24 +144,22 @@ fn main() -> MainResult {
         }
 
         model.eval();
-        let (mut mean, mut accuracy) = (Mean::default(), Accuracy::default());
-        let mut f1 = FBeta::new(1.0, pairs.classes.len());
+        let (mut mean, mut accuracy) = (MetricState::new(Mean), MetricState::new(Accuracy));
+        // Of two classes the second is the one that is looked for.
+        let average = if pairs.classes.len() == 2 { Average::Binary } else { Average::Macro };
+        let mut f1 = MetricState::new(F1::new().average(average));
         for batch in &valid {
             let batch = batch?;
             let labels = labels_once(&batch)?;
             let logits = no_grad(|| model.forward(tokens(&batch)))?;
             add_loss(&mut mean, &model.inner().module().loss(&logits, &labels, 0.0)?)?;
-            let predicted = logits.argmax(-1, false);
-            let (predicted, labels) =
-                accelerator.gather_for_metrics(&batch, &(&predicted, &labels))?;
-            accuracy.update(&predicted, &labels)?;
-            f1.update(&predicted, &labels)?;
+            accelerator.update_metric(&mut accuracy, &batch, &logits, &labels)?;
+            accelerator.update_metric(&mut f1, &batch, &logits, &labels)?;
         }
         let loss = accelerator.compute_metric(&mean)?;
         losses.push_valid(optimizer.steps(), loss);
-        // Of two classes the second is the one that is looked for.
-        let f1 = if pairs.classes.len() == 2 { f1.compute()[1] } else { f1.mean() };
-        let (percent, step) = (100.0 * accuracy.value(), optimizer.steps());
+        let f1 = accelerator.compute_metric(&f1)?;
+        let (percent, step) = (100.0 * accelerator.compute_metric(&accuracy)?, optimizer.steps());
         accelerator.println(format!(
             "epoch {}/{}, validation loss = {loss:.4}, accuracy = {percent:.2}, F1 = {f1:.4}",
             epoch + 1,

@@ -104,7 +104,7 @@ fn main() -> MainResult {
     for epoch in train.inner().epoch()..training.epochs {
         model.train();
         // The loss of the batches that become one step.
-        let mut window = Mean::default();
+        let mut window = MetricState::new(Mean);
         let bar = accelerator.progress(&train).label(format!("epoch {}", epoch + 1));
         let shown = bar.values();
         for batch in bar {
@@ -135,7 +135,7 @@ fn main() -> MainResult {
         }
 
         model.eval();
-        let mut mean = Mean::default();
+        let mut mean = MetricState::new(Mean);
         for batch in &valid {
             let batch = batch?;
             let labels = labels_once(&batch)?;

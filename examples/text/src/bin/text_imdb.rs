@@ -42,7 +42,7 @@ fn main() -> MainResult {
     let data = args.loaders(texts).loaders(&accelerator, args.batch_size())?;
     let pretrained = args.pretrained(&accelerator)?;
 
-    let mut tune = FineTune::new(options.epochs as usize).base_lr(options.lr);
+    let mut tune = FineTuneOptions::new(options.epochs as usize).base_lr(options.lr);
     if pretrained.is_none() {
         accelerator.println("No pretrained weights: the encoder begins as it was drawn.");
         // And its first layers have as much to learn as the last ones.

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use brigade_data::{BatchContext, BatchedDataset, DataLoader, draw_seed};
+use brigade_metrics::Mse;
 use brigade_sampling::Weighted;
 use brigade_train::Accelerator;
 use brigade_vision::VisionError;
@@ -23,7 +24,7 @@ use crate::data::options::Weights;
 use crate::data::samples::{Reading, Samples};
 use crate::error::{Error, Result};
 use crate::loaders::{BatchSource, Loaders, source};
-use crate::loss::{BceWithLogits, CrossEntropy, Mse};
+use crate::loss::{BceWithLogits, CrossEntropy};
 
 /// Items of one part, with their labels.
 #[derive(Debug)]

@@ -6,8 +6,8 @@ use std::path::Path;
 use brigade_learn::callbacks::{
     CsvLog, GradientAccumulation, ParamScheduler, SaveModel, TrackerLog,
 };
-use brigade_learn::metrics::Accuracy;
 use brigade_learn::{Hyper, Learner};
+use brigade_metrics::Accuracy;
 use brigade_schedule::Annealing;
 use brigade_testkit::{World, dist_test, step};
 use brigade_track::reader::{Line, Logged, RunReader};

@@ -10,7 +10,7 @@ use brigade_learn::callbacks::{
     Checkpoint, CsvLog, EarlyStopping, Ema, GradientAccumulation, MixUp, ReduceLrOnPlateau,
     SaveModel, Swa, TrackerLog,
 };
-use brigade_learn::{Error, Event, FineTune, Learner, Result};
+use brigade_learn::{Error, Event, FineTuneOptions, Learner, Result};
 use brigade_nn::{Dropout, Linear, ParamPath, Relu, Sequential};
 use brigade_optim::AdamW;
 use brigade_testkit::{World, dist_test, step};
@@ -82,7 +82,9 @@ const RECIPES: [Recipe; 8] = [
         name: "second fit of fine_tune",
         every: Some(3),
         add: |_, _| {},
-        fits: |learner| learner.fine_tune_with(FineTune::new(2).base_lr(0.02), MixUp::new(0.4)),
+        fits: |learner| {
+            learner.fine_tune_with(FineTuneOptions::new(2).base_lr(0.02), MixUp::new(0.4))
+        },
         breaks: &[4, 11],
     },
     Recipe {

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
 use brigade_learn::callbacks::{GradientClip, ParamScheduler, SaveModel, TerminateOnNan};
-use brigade_learn::{Error, Event, Hyper, Learner, LrFind, Suggestion};
+use brigade_learn::{Error, Event, Hyper, Learner, LrFindOptions, Suggestion};
 use brigade_nn::{Linear, ParamPath};
 use brigade_optim::AdamW;
 use brigade_schedule::Annealing;
@@ -129,7 +129,8 @@ fn finds(accelerator: &Accelerator) {
         let mut learner = make();
         prepare(&mut learner);
         let before = state(&learner);
-        let found = learner.lr_find_with(LrFind { steps: 40, ..LrFind::default() }).unwrap();
+        let found =
+            learner.lr_find_with(LrFindOptions { steps: 40, ..LrFindOptions::default() }).unwrap();
         assert_eq!(state(&learner), before);
         assert!(
             learner.callback::<SaveModel>().is_some()
@@ -148,7 +149,8 @@ fn finds(accelerator: &Accelerator) {
     assert!(suggested > 0.0);
     same_on_all(accelerator, suggested);
     for (start_lr, end_lr) in [(0.0, 1.0), (1.0, 0.1), (f64::NAN, 1.0), (0.1, f64::INFINITY)] {
-        let error = learner.lr_find_with(LrFind { start_lr, end_lr, ..LrFind::default() });
+        let error =
+            learner.lr_find_with(LrFindOptions { start_lr, end_lr, ..LrFindOptions::default() });
         let error = error.unwrap_err().to_string();
         assert!(error.contains("give rates that rise from above 0"), "{error}");
     }

@@ -8,11 +8,11 @@ use brigade_learn::callbacks::{
     SaveModel,
 };
 use brigade_learn::interpretation::{ClassInterpretation, Interpretation};
-use brigade_learn::loss::{Mse, loss_from};
-use brigade_learn::metrics::{Accuracy, ErrorRate, Fold, Folded, Metric};
+use brigade_learn::loss::loss_from;
 use brigade_learn::{
     Error, Event, FitOptions, Hyper, Learner, Loaders, Part, Predictor, Rates, Result,
 };
+use brigade_metrics::{self as metrics, Accuracy, ErrorRate, Fold, Folded, Metric, Mse};
 use brigade_nn::{Flatten, Linear, ParamPath, Sequential};
 use brigade_schedule::Annealing;
 use brigade_testkit::{World, dist_test};
@@ -112,23 +112,25 @@ fn batches_without_targets() {
 struct Odd(&'static str);
 
 impl Metric for Odd {
+    type Value = f64;
+
     fn name(&self) -> String {
         "odd".to_owned()
     }
 
-    fn fold(&self, _predictions: &Tensor, _targets: &Tensor) -> Result<Fold> {
+    fn fold(&self, _predictions: &Tensor, _targets: &Tensor) -> metrics::Result<Fold> {
         match self.0 {
             "panics" => panic!("on purpose"),
-            "fails" => Err(Error::user("on purpose")),
+            "fails" => Err(metrics::Error::user("on purpose")),
             _ => Ok(Fold::Sums(Tensor::from_slice(&[1f64]))),
         }
     }
 
-    fn value(&self, _folded: &Folded) -> Result<f64> {
+    fn value(&self, _folded: &Folded) -> metrics::Result<f64> {
         match self.0 {
             "panics in the end" => panic!("{} purpose", "on"),
             "is nothing" => Ok(f64::NAN),
-            _ => Err(Error::user("on purpose")),
+            _ => Err(metrics::Error::user("on purpose")),
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Losses against fastai's values and gradients, and what they refuse.
 
 use brigade_learn::loss::{
-    BceWithLogits, ClassesLast, CrossEntropy, DiceLoss, Focal, L1, LabelSmoothingCrossEntropy,
-    Loss, Mse, loss_from,
+    BceWithLogits, CrossEntropy, DiceLoss, Focal, L1, LabelSmoothingCrossEntropy, Loss, loss_from,
 };
+use brigade_metrics::{ClassesLast, Mse};
 use brigade_testkit::assert_close;
 use serde_json::Value;
 use tch::{Device, Kind, Tensor};

@@ -5,8 +5,8 @@ use std::rc::Rc;
 use std::sync::LazyLock;
 
 use brigade_learn::callback::{Callback, Level, Phases, Step};
-use brigade_learn::metrics::Accuracy;
 use brigade_learn::{Error, Event, Learner, LearnerState, Result};
+use brigade_metrics::Accuracy;
 use serde_json::Value;
 use tch::{Kind, Tensor};
 

@@ -11,13 +11,12 @@ use brigade_learn::callbacks::{
     CsvLog, CutMix, EarlyStopping, GradientAccumulation, GradientClip, MixDraw, MixSource, MixUp,
     NormFreeze, ParamScheduler, ReduceLrOnPlateau, SaveModel, ShortEpoch, TerminateOnNan,
 };
-use brigade_learn::loss::{
-    BceWithLogits, CrossEntropy, Focal, LabelSmoothingCrossEntropy, Loss, Mse as MseLoss,
+use brigade_learn::loss::{BceWithLogits, CrossEntropy, Focal, LabelSmoothingCrossEntropy, Loss};
+use brigade_learn::{Hyper, Learner, Loaders, Rates};
+use brigade_metrics::{
+    self as metrics, Accuracy, AccuracyMulti, ErrorRate, Fold, Folded, Mae, Metric, Mse, R2, Rmse,
+    TopK,
 };
-use brigade_learn::metrics::{
-    Accuracy, AccuracyMulti, ErrorRate, Fold, Folded, Mae, Metric, Mse, R2, Rmse, TopK,
-};
-use brigade_learn::{Hyper, Learner, Loaders, Rates, Result};
 use brigade_nn::{
     BatchNorm1d, BatchNorm2d, Conv2d, Conv2dOptions, Flatten, Linear, LinearOptions, ParamPath,
     Relu, Sequential,
@@ -173,15 +172,17 @@ struct Sequence {
 }
 
 impl Metric for Sequence {
+    type Value = f64;
+
     fn name(&self) -> String {
         self.name.clone()
     }
 
-    fn fold(&self, _predictions: &Tensor, _targets: &Tensor) -> Result<Fold> {
+    fn fold(&self, _predictions: &Tensor, _targets: &Tensor) -> metrics::Result<Fold> {
         Ok(Fold::Sums(Tensor::from_slice(&[0f64])))
     }
 
-    fn value(&self, _folded: &Folded) -> Result<f64> {
+    fn value(&self, _folded: &Folded) -> metrics::Result<f64> {
         Ok(self.values[self.epoch.load(Ordering::Relaxed)])
     }
 }
@@ -208,7 +209,7 @@ pub(crate) fn number(value: &Value) -> f64 {
     }
 }
 
-fn metric(value: &Value, epoch: &Arc<AtomicUsize>) -> Arc<dyn Metric> {
+fn metric(value: &Value, epoch: &Arc<AtomicUsize>) -> Arc<dyn Metric<Value = f64>> {
     let (name, args) = named(value);
     match name {
         "accuracy" => Arc::new(Accuracy),
@@ -241,7 +242,7 @@ fn with_loss(learner: Learner, value: &Value) -> Learner {
         }
         "FocalLossFlat" => set(learner, Focal::new(args["gamma"].as_f64().unwrap())),
         "BCEWithLogitsLossFlat" => set(learner, BceWithLogits::default()),
-        "MSELossFlat" => set(learner, MseLoss),
+        "MSELossFlat" => set(learner, Mse),
         other => panic!("loss {other}"),
     }
 }
@@ -419,7 +420,7 @@ pub(crate) fn learner(run: &Value, folder: &Path, epoch: &Arc<AtomicUsize>) -> L
     let (model, kind) = (run["model"].as_str().unwrap(), run["data"].as_str().unwrap());
     let mut learner = learner_of(model, loaders(data(kind, true), data(kind, false), BATCH));
     learner = split(learner, model, run["groups"].as_str().unwrap());
-    let metrics: Vec<Arc<dyn Metric>> =
+    let metrics: Vec<Arc<dyn Metric<Value = f64>>> =
         run["metrics"].as_array().unwrap().iter().map(|it| metric(it, epoch)).collect();
     learner = learner.metrics(metrics).train_metrics(run["train_metrics"] == true);
     if !run["loss"].is_null() {

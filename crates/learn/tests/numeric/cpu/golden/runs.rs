@@ -4,8 +4,8 @@ use std::rc::Rc;
 use std::sync::{Arc, LazyLock};
 
 use brigade_learn::{
-    Error, FineTune, FitOptions, FlatCos, GroupHypers, Learner, LrFind, LrFinding, OneCycle, Part,
-    Predictions, Result, Sgdr, Validation,
+    Error, FineTuneOptions, FitOptions, FlatCosOptions, GroupHypers, Learner, LrFindOptions,
+    LrFinding, OneCycleOptions, Part, Predictions, Result, SgdrOptions, Validation,
 };
 use serde_json::Value;
 
@@ -108,44 +108,45 @@ fn call(outcome: &mut Outcome, call: &Value) -> Result<()> {
         }
         "fit_one_cycle" => {
             let mut cycle = match lr {
-                Some(lr) => OneCycle::new(epochs, lr),
-                None => OneCycle::of(epochs),
+                Some(lr) => OneCycleOptions::new(epochs, lr),
+                None => OneCycleOptions::of(epochs),
             }
             .start_epoch(start_epoch);
-            cycle = real("pct_start").into_iter().fold(cycle, OneCycle::pct_start);
-            cycle = real("div").into_iter().fold(cycle, OneCycle::div_initial);
-            cycle = real("div_final").into_iter().fold(cycle, OneCycle::div_final);
-            cycle = real("wd").into_iter().fold(cycle, OneCycle::weight_decay);
+            cycle = real("pct_start").into_iter().fold(cycle, OneCycleOptions::pct_start);
+            cycle = real("div").into_iter().fold(cycle, OneCycleOptions::div_initial);
+            cycle = real("div_final").into_iter().fold(cycle, OneCycleOptions::div_final);
+            cycle = real("wd").into_iter().fold(cycle, OneCycleOptions::weight_decay);
             if !args["moms"].is_null() {
                 cycle = cycle.momenta(numbers(&args["moms"]).try_into().unwrap());
             }
             learner.fit_cycle(cycle, ())
         }
         "fit_flat_cos" => {
-            let mut flat = FlatCos::new(epochs, lr.unwrap()).start_epoch(start_epoch);
-            flat = real("div_final").into_iter().fold(flat, FlatCos::div_final);
-            flat = real("pct_start").into_iter().fold(flat, FlatCos::pct_start);
+            let mut flat = FlatCosOptions::new(epochs, lr.unwrap()).start_epoch(start_epoch);
+            flat = real("div_final").into_iter().fold(flat, FlatCosOptions::div_final);
+            flat = real("pct_start").into_iter().fold(flat, FlatCosOptions::pct_start);
             learner.fit_flat(flat, ())
         }
         "fit_sgdr" => {
             let (cycles, length) = (whole("n_cycles").unwrap(), whole("cycle_len").unwrap());
-            let sgdr = Sgdr::new(cycles, length, lr.unwrap());
-            learner.fit_sgdr(whole("cycle_mult").into_iter().fold(sgdr, Sgdr::cycle_mult), ())
+            let sgdr = SgdrOptions::new(cycles, length, lr.unwrap());
+            learner
+                .fit_sgdr(whole("cycle_mult").into_iter().fold(sgdr, SgdrOptions::cycle_mult), ())
         }
         "fine_tune" => {
-            let mut tune = FineTune::new(whole("epochs").unwrap());
-            tune = real("base_lr").into_iter().fold(tune, FineTune::base_lr);
-            tune = whole("freeze_epochs").into_iter().fold(tune, FineTune::freeze_epochs);
-            tune = real("lr_mult").into_iter().fold(tune, FineTune::lr_mult);
-            tune = real("pct_start").into_iter().fold(tune, FineTune::pct_start);
-            tune = real("div").into_iter().fold(tune, FineTune::div_initial);
-            tune = real("wd").into_iter().fold(tune, FineTune::weight_decay);
+            let mut tune = FineTuneOptions::new(whole("epochs").unwrap());
+            tune = real("base_lr").into_iter().fold(tune, FineTuneOptions::base_lr);
+            tune = whole("freeze_epochs").into_iter().fold(tune, FineTuneOptions::freeze_epochs);
+            tune = real("lr_mult").into_iter().fold(tune, FineTuneOptions::lr_mult);
+            tune = real("pct_start").into_iter().fold(tune, FineTuneOptions::pct_start);
+            tune = real("div").into_iter().fold(tune, FineTuneOptions::div_initial);
+            tune = real("wd").into_iter().fold(tune, FineTuneOptions::weight_decay);
             learner.fine_tune_with(tune, ())
         }
         "freeze" => learner.freeze(),
         "freeze_to" => learner.freeze_to(args["n"].as_i64().unwrap() as isize),
         "lr_find" => {
-            let mut options = LrFind::default();
+            let mut options = LrFindOptions::default();
             options.start_lr = real("start_lr").unwrap_or(options.start_lr);
             options.end_lr = real("end_lr").unwrap_or(options.end_lr);
             options.steps = whole("num_it").unwrap_or(options.steps);

@@ -6,8 +6,8 @@ use std::rc::Rc;
 use brigade_data::DataLoader;
 use brigade_learn::callbacks::{CutMix, MixDraw, MixSource, MixUp};
 use brigade_learn::loss::{CrossEntropy, LabelSmoothingCrossEntropy, Loss};
-use brigade_learn::metrics::Accuracy;
 use brigade_learn::{Event, Learner, Loaders};
+use brigade_metrics::Accuracy;
 use brigade_nn::{
     BatchNorm2d, Conv2d, Conv2dOptions, Flatten, Linear, ParamPath, Relu, Sequential,
 };

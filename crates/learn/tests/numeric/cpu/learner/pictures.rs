@@ -11,8 +11,8 @@ use brigade_learn::data::{
     DataBlock, Flip, Normalize, Resize, categories, grandparent, images, masks, parent_name,
 };
 use brigade_learn::interpretation::{ClassInterpretation, Confusion};
-use brigade_learn::metrics::Accuracy;
-use brigade_learn::{Item, ItemCodec, Learner, LrFind, Part, Predictor, Suggestion};
+use brigade_learn::{Item, ItemCodec, Learner, LrFindOptions, Part, Predictor, Suggestion};
+use brigade_metrics::Accuracy;
 use brigade_nn::{Conv2d, Conv2dOptions, Flatten, Linear, ParamPath, Relu, Sequential};
 use brigade_plot::{Gallery, Marker, Panel, Plot, Scale};
 use brigade_testkit::{Photos, World, dist_test};
@@ -138,7 +138,8 @@ fn pictures_of_a_fit_and_of_what_the_model_sees() {
     assert_eq!((batch.pictures[0].size().width, pixels.len()), (32, 32 * 32 * 3));
     assert!(pixels.iter().max().unwrap() - pixels.iter().min().unwrap() > 100);
 
-    let found = learner.lr_find_with(LrFind { steps: 30, ..LrFind::default() }).unwrap();
+    let found =
+        learner.lr_find_with(LrFindOptions { steps: 30, ..LrFindOptions::default() }).unwrap();
     let chart = found.plot(&Suggestion::ALL);
     drawn("lr_find", &chart);
     assert_eq!(chart.x.scale, Scale::Log10);

@@ -2,8 +2,8 @@
 
 use brigade_data::Sampler;
 use brigade_learn::callbacks::{EarlyStopping, ReduceLrOnPlateau, SaveModel};
-use brigade_learn::metrics::{Accuracy, Average, F1, RocAuc};
 use brigade_learn::{Learner, Loaders, Part};
+use brigade_metrics::{Accuracy, Average, F1, RocAuc};
 use brigade_testkit::{World, dist_test, step};
 use brigade_train::Accelerator;
 

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use brigade_data::DataLoader;
-use brigade_learn::loss::{ClassesLast, CrossEntropy};
-use brigade_learn::metrics::{Accuracy, ClassesLast as Last, Perplexity};
+use brigade_learn::loss::CrossEntropy;
 use brigade_learn::{Learner, Loaders};
+use brigade_metrics::{Accuracy, ClassesLast, Perplexity};
 use brigade_models::{AwdLstmOptions, LanguageModelOptions, TextClassifierOptions};
 use brigade_testkit::World;
 use brigade_text::{
@@ -134,7 +134,7 @@ pub(crate) fn language_learner(
 ) -> Learner {
     let learner = language_model_learner(accelerator, data, options).unwrap();
     fill(&learner, 0);
-    learner.metrics((Last(Accuracy), Last(Perplexity))).quiet(true)
+    learner.metrics((ClassesLast(Accuracy), ClassesLast(Perplexity))).quiet(true)
 }
 
 pub(crate) fn classifier_learner(

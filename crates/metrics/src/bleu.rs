@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 use tch::{Device, Kind, Tensor};
 
-use super::read::{self, IGNORED};
-use super::{Fold, Folded, Metric};
 use crate::error::Result;
+use crate::read::{self, IGNORED};
+use crate::{Fold, Folded, Metric};
 
 /// The BLEU score of a corpus (Papineni et al., 2002), fastai's `CorpusBLEUMetric`: the geometric mean of the shares
 /// of runs of one to four tokens that predictions have in common with their targets, times
@@ -14,7 +14,7 @@ use crate::error::Result;
 ///
 /// Predictions `[n, tokens, tokens predicted]`, of which the largest score of dimension 1 is the token, and targets
 /// `[n, tokens]` of as many tokens or of another number; a language model's `[n, tokens predicted, tokens]`, which are
-/// what fastai's default axis of -1 reads, are read by [`ClassesLast`](super::ClassesLast). A sample without a common
+/// what fastai's default axis of -1 reads, are read by [`ClassesLast`](crate::ClassesLast). A sample without a common
 /// run of some length counts half a run, the next such length a quarter, and so on (Chen and Cherry, 2014, method 3).
 /// It is NaN where no prediction has four tokens, for which fastai's divides by zero.
 ///
@@ -22,7 +22,7 @@ use crate::error::Result;
 /// target is [`IGNORED`] is left out of both. Each batch waits for the device, to count on the CPU.
 ///
 /// ```
-/// use brigade_learn::metrics::{ClassesLast, CorpusBleu, Metric};
+/// use brigade_metrics::{ClassesLast, CorpusBleu, Metric};
 ///
 /// assert_eq!(ClassesLast(CorpusBleu).name(), "corpus_bleu");
 /// ```
@@ -38,6 +38,8 @@ const LONGEST: usize = 4;
 const SUMS: usize = 2 + 2 * LONGEST;
 
 impl Metric for CorpusBleu {
+    type Value = f64;
+
     fn name(&self) -> String {
         "corpus_bleu".to_owned()
     }

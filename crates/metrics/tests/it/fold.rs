@@ -1,13 +1,12 @@
-//! Folds batches and merges them as the Learner does, on any number of pretended ranks.
+//! Folds batches and merges them in the order of the data, on any number of pretended ranks.
 
-use brigade_learn::Result;
-use brigade_learn::metrics::{Fold, Folded, Metric};
+use brigade_metrics::{Fold, Folded, Metric, Result};
 use tch::{Device, Tensor};
 
 /// Returns what a metric keeps of batches of `size`, batch `i` folded by rank `i mod ranks`, merged in the order of
 /// the data: sums are added, rows put together.
 pub(crate) fn folded(
-    metric: &dyn Metric,
+    metric: &dyn Metric<Value = f64>,
     predictions: &Tensor,
     targets: &Tensor,
     size: i64,
@@ -47,7 +46,7 @@ pub(crate) fn folded(
 
 /// Returns the metric's value over batches of `size` on `ranks` pretended ranks.
 pub(crate) fn value(
-    metric: &dyn Metric,
+    metric: &dyn Metric<Value = f64>,
     predictions: &Tensor,
     targets: &Tensor,
     size: i64,

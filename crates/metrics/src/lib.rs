@@ -1,20 +1,32 @@
-//! Metrics: a fold over the batches of all ranks, and the number that is computed of it.
+//! Metrics: a fold over the batches of all ranks, and the value that is computed of it.
 //!
 //! A metric never averages over batches or ranks. Of each batch it takes numbers that add up, which are added in
 //! the order of the data, or rows, which are put in the order of the data; so its value is the same to the last
-//! digit on any number of ranks. Duplicates that complete uneven batches are left out before it sees a batch.
+//! digit on any number of ranks. A loop keeps a [`MetricState`] for each metric, which
+//! `Accelerator::update_metric` and `compute_metric` of `brigade-train` update without the duplicates that complete
+//! uneven batches; the Learner of `brigade-learn` takes a list of metrics ([`IntoMetrics`]).
 //!
 //! Predictions are the model's outputs as they are: scores (logits) of classes in dimension 1, `[n, classes, …]`,
 //! with targets `[n, …]` of class numbers; scores of labels, with targets of 0 and 1 in the same shape; or
 //! numbers with targets in the same shape. [`ClassesLast`] reads outputs with the classes in the last dimension,
-//! as language models have. Target [`IGNORED`] is left out, as the cross-entropy leaves it out.
+//! as language models have, and [`PredictedClasses`] class numbers. Target [`IGNORED`] is left out, as the
+//! cross-entropy leaves it out.
 //!
 //! ```
-//! use brigade_learn::metrics::{Accuracy, Average, FBeta, IntoMetrics, Metric, TopK};
+//! use brigade_metrics::{Accuracy, Average, F1, MetricState};
+//! use tch::Tensor;
 //!
-//! let metrics = (Accuracy, TopK(5), FBeta::new(2.0).average(Average::Macro)).into_metrics();
-//! let names: Vec<String> = metrics.iter().map(|it| it.name()).collect();
-//! assert_eq!(names, ["accuracy", "top_k_accuracy", "fbeta_score"]);
+//! let mut accuracy = MetricState::new(Accuracy);
+//! let mut f1 = MetricState::new(F1::new().average(Average::Macro));
+//! for _batch in 0..2 {
+//!     let scores = Tensor::from_slice2(&[[2.0, 0.5, 0.1], [0.2, 0.1, 1.5]]);
+//!     let labels = Tensor::from_slice(&[0i64, 1]);
+//!     accuracy.update(&scores, &labels)?;
+//!     f1.update(&scores, &labels)?;
+//! }
+//! assert_eq!(accuracy.compute(None)?, 0.5);
+//! assert_eq!(f1.compute(None)?, 1.0 / 3.0);
+//! # Ok::<(), brigade_metrics::Error>(())
 //! ```
 //!
 //! Names and definitions are fastai's and scikit-learn's. A value that the data leave undefined (an empty
@@ -28,28 +40,35 @@ mod adapt;
 mod agreement;
 mod bleu;
 mod counts;
+mod data_order;
+mod error;
 mod into;
+mod mean;
 mod probability;
 mod ranking;
 mod read;
 mod regression;
 mod segmentation;
+mod state;
 
 use std::fmt;
 
-use tch::Tensor;
-
-use crate::error::Result;
+use tch::{Kind, Tensor};
 
 pub use accuracy::{Accuracy, AccuracyMulti, ErrorRate, HammingLoss, HammingLossMulti, TopK};
-pub use adapt::{ClassesLast, FoldFn, MeanOf, Renamed, RowsFn, Summed, fold, mean_of, of_rows};
+pub use adapt::{
+    ClassesLast, FoldFn, MeanOf, PredictedClasses, Renamed, RowsFn, fold, mean_of, of_rows,
+};
 pub use agreement::{BalancedAccuracy, CohenKappa, KappaWeights, Matthews};
 pub use bleu::CorpusBleu;
 pub use counts::{
-    Average, F1, F1Multi, FBeta, FBetaMulti, Jaccard, JaccardMulti, Precision, PrecisionMulti,
-    Recall, RecallMulti,
+    Average, F1, F1Multi, FBeta, FBetaMulti, Jaccard, JaccardMulti, PerClass, Precision,
+    PrecisionMulti, Recall, RecallMulti,
 };
+pub use data_order::gather_in_data_order;
+pub use error::{Error, Result};
 pub use into::IntoMetrics;
+pub use mean::Mean;
 pub use probability::{Brier, Perplexity};
 pub use ranking::{
     AveragePrecision, AveragePrecisionMulti, MultiClass, RocAuc, RocAucBinary, RocAucMulti,
@@ -57,16 +76,30 @@ pub use ranking::{
 pub use read::IGNORED;
 pub use regression::{ExpRmspe, ExplainedVariance, Mae, Mse, Msle, Pearson, R2, Rmse, Spearman};
 pub use segmentation::{Dice, DiceMulti, ForegroundAccuracy, JaccardCoeff, JaccardCoeffMulti};
+pub use state::MetricState;
 
 /// What a metric keeps of a batch.
 #[derive(Debug)]
 pub enum Fold {
     /// Numbers that add up over batches and ranks: `[k]` in `f64`, on the device of the predictions. Nothing
-    /// waits for the device until the end of the epoch.
+    /// waits for the device until the value is computed.
     Sums(Tensor),
     /// Rows that are needed whole, such as scores of which a curve is made: predictions and targets, each with
     /// one row for a sample (or for a token or pixel, the same number in both).
     Rows(Tensor, Tensor),
+}
+
+impl Fold {
+    /// Makes [`Fold::Sums`] of tensors of one or more numbers each, on the device of the first.
+    ///
+    /// # Errors
+    /// libtorch's.
+    pub fn sums(parts: &[Tensor]) -> Result<Self> {
+        let flat = |part: &Tensor| -> Result<Tensor> {
+            Ok(part.f_to_device(parts[0].device())?.f_to_kind(Kind::Double)?.f_reshape([-1])?)
+        };
+        Ok(Self::Sums(Tensor::f_cat(&parts.iter().map(flat).collect::<Result<Vec<_>>>()?, 0)?))
+    }
 }
 
 /// What was kept of all batches of all ranks.
@@ -78,11 +111,29 @@ pub enum Folded {
     Rows(Tensor, Tensor),
 }
 
-/// A metric of the Learner.
+impl Folded {
+    /// Returns `N` sums: NaN where there was no batch, so that all means of them are NaN.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for rows, and for another number of sums.
+    pub fn sums<const N: usize>(&self) -> Result<[f64; N]> {
+        match self {
+            Self::Sums(sums) if sums.is_empty() => Ok([f64::NAN; N]),
+            Self::Sums(sums) => sums[..].try_into().map_err(|_| {
+                let found = sums.len();
+                Error::InvalidArgument(format!("it keeps {N} sums, and was given {found}"))
+            }),
+            Self::Rows(..) => Err(Error::InvalidArgument(
+                "it keeps sums of each batch, and was given rows".into(),
+            )),
+        }
+    }
+}
+
+/// A metric: what it takes of each batch, and the value of what was taken of all.
 ///
 /// ```
-/// use brigade_learn::Result;
-/// use brigade_learn::metrics::{Fold, Folded, Metric};
+/// use brigade_metrics::{Fold, Folded, Metric, MetricState, Result};
 /// use tch::{Kind, Tensor};
 ///
 /// /// The share of predictions that are off by more than one.
@@ -90,26 +141,33 @@ pub enum Folded {
 /// struct FarOff;
 ///
 /// impl Metric for FarOff {
+///     type Value = f64;
+///
 ///     fn name(&self) -> String {
 ///         "far_off".to_owned()
 ///     }
 ///
 ///     fn fold(&self, predictions: &Tensor, targets: &Tensor) -> Result<Fold> {
-///         let far = (predictions - targets).f_abs()?.f_gt(1.0)?.f_sum(Kind::Double)?;
-///         let count = Tensor::from(targets.numel() as f64).f_to_device(far.device())?;
-///         Ok(Fold::Sums(Tensor::f_stack(&[far, count], 0)?))
+///         let far = (predictions - targets).f_abs()?.f_gt(1.0)?;
+///         Fold::sums(&[far.f_sum(Kind::Double)?, far.f_ones_like()?.f_sum(Kind::Double)?])
 ///     }
 ///
 ///     fn value(&self, folded: &Folded) -> Result<f64> {
-///         Ok(match folded {
-///             Folded::Sums(sums) => sums[0] / sums[1],
-///             Folded::Rows(..) => f64::NAN,
-///         })
+///         let [far, all] = folded.sums()?;
+///         Ok(far / all)
 ///     }
 /// }
+///
+/// let mut far_off = MetricState::new(FarOff);
+/// far_off.update(&Tensor::from_slice(&[1.0, 5.0]), &Tensor::from_slice(&[1.5, 2.0]))?;
+/// assert_eq!(far_off.compute(None)?, 0.5);
+/// # Ok::<(), brigade_metrics::Error>(())
 /// ```
 pub trait Metric: fmt::Debug + Send + Sync {
-    /// Returns its name: a column of the epochs' table.
+    /// What is computed: `f64` for the Learner; several numbers for [`PerClass`].
+    type Value;
+
+    /// Returns its name: a column of the Learner's table.
     fn name(&self) -> String;
 
     /// Takes what it keeps of a batch: the model's outputs, and the targets. The rows are real samples of this
@@ -123,12 +181,12 @@ pub trait Metric: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// When it is not defined for these data, with the reason.
-    fn value(&self, folded: &Folded) -> Result<f64>;
+    fn value(&self, folded: &Folded) -> Result<Self::Value>;
 
     /// Gives it another name, where two of one kind would have the same.
     ///
     /// ```
-    /// use brigade_learn::metrics::{Metric, TopK};
+    /// use brigade_metrics::{Metric, TopK};
     ///
     /// assert_eq!(TopK(3).named("top_3").name(), "top_3");
     /// ```

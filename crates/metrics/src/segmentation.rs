@@ -2,10 +2,10 @@
 
 use tch::{Kind, Tensor};
 
-use super::counts::{Count, class_counts, count_classes};
-use super::read::{self, Scored};
-use super::{Fold, Folded, Metric};
+use crate::counts::{Count, class_counts, count_classes};
 use crate::error::Result;
+use crate::read::{self, Scored};
+use crate::{Fold, Folded, Metric};
 
 fn binary(metric: &str, predictions: &Tensor, targets: &Tensor) -> Result<Fold> {
     let scored = Scored::of(metric, predictions, targets)?;
@@ -46,6 +46,8 @@ macro_rules! overlap {
         pub struct $name;
 
         impl Metric for $name {
+            type Value = f64;
+
             fn name(&self) -> String {
                 $column.to_owned()
             }
@@ -100,7 +102,7 @@ overlap! {
 /// of all such pixels, where fastai takes the mean of the batches' shares.
 ///
 /// ```
-/// use brigade_learn::metrics::ForegroundAccuracy;
+/// use brigade_metrics::ForegroundAccuracy;
 ///
 /// let metric = ForegroundAccuracy::new().background(30); // CamVid's "void"
 /// # let _ = metric;
@@ -126,6 +128,8 @@ impl ForegroundAccuracy {
 }
 
 impl Metric for ForegroundAccuracy {
+    type Value = f64;
+
     fn name(&self) -> String {
         "foreground_acc".to_owned()
     }
@@ -135,7 +139,7 @@ impl Metric for ForegroundAccuracy {
         let ahead = scored.targets.f_ne(self.background)?.f_logical_and(&scored.kept()?)?;
         let right = scored.decided()?.f_eq_tensor(&scored.targets)?.f_logical_and(&ahead)?;
         let sums = [right.f_sum(Kind::Double)?, ahead.f_sum(Kind::Double)?, scored.outside()?];
-        Ok(Fold::Sums(read::joined(&sums)?))
+        Fold::sums(&sums)
     }
 
     fn value(&self, folded: &Folded) -> Result<f64> {

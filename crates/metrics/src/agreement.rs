@@ -2,10 +2,10 @@
 
 use tch::{Kind, Tensor};
 
-use super::counts::{Count, class_counts, count_classes};
-use super::read::{self, Scored};
-use super::{Fold, Folded, Metric};
+use crate::counts::{Count, class_counts, count_classes};
 use crate::error::Result;
+use crate::read::{self, Scored};
+use crate::{Fold, Folded, Metric};
 
 /// The mean of the recalls of the classes that are there.
 ///
@@ -31,6 +31,8 @@ impl BalancedAccuracy {
 }
 
 impl Metric for BalancedAccuracy {
+    type Value = f64;
+
     fn name(&self) -> String {
         "balanced_accuracy_score".to_owned()
     }
@@ -57,6 +59,8 @@ impl Metric for BalancedAccuracy {
 pub struct Matthews;
 
 impl Metric for Matthews {
+    type Value = f64;
+
     fn name(&self) -> String {
         "matthews_corrcoef".to_owned()
     }
@@ -97,7 +101,7 @@ pub enum KappaWeights {
 /// `classes²` numbers of a batch, else three of each class.
 ///
 /// ```
-/// use brigade_learn::metrics::{CohenKappa, KappaWeights};
+/// use brigade_metrics::{CohenKappa, KappaWeights};
 ///
 /// let of_grades = CohenKappa::new().weights(KappaWeights::Quadratic);
 /// # let _ = of_grades;
@@ -181,6 +185,8 @@ impl CohenKappa {
 }
 
 impl Metric for CohenKappa {
+    type Value = f64;
+
     fn name(&self) -> String {
         "cohen_kappa_score".to_owned()
     }

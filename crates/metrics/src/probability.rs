@@ -2,18 +2,20 @@
 
 use tch::{Kind, Reduction, Tensor};
 
-use super::read::{self, IGNORED, Scored};
-use super::{Fold, Folded, Metric};
 use crate::error::Result;
+use crate::read::{self, IGNORED, Scored};
+use crate::{Fold, Folded, Metric};
 
 /// The exponential of the mean cross-entropy of a token.
 ///
 /// Predictions `[n, classes, …]`, targets `[n, …]`; a language model's `[n, tokens, classes]` are read by
-/// [`ClassesLast`](super::ClassesLast).
+/// [`ClassesLast`](crate::ClassesLast).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Perplexity;
 
 impl Metric for Perplexity {
+    type Value = f64;
+
     fn name(&self) -> String {
         "perplexity".to_owned()
     }
@@ -36,7 +38,7 @@ impl Metric for Perplexity {
         )?;
         let sums =
             [entropy.f_sum(Kind::Double)?, scored.kept()?.f_sum(Kind::Double)?, scored.outside()?];
-        Ok(Fold::Sums(read::joined(&sums)?))
+        Fold::sums(&sums)
     }
 
     fn value(&self, folded: &Folded) -> Result<f64> {
@@ -55,6 +57,8 @@ impl Metric for Perplexity {
 pub struct Brier;
 
 impl Metric for Brier {
+    type Value = f64;
+
     fn name(&self) -> String {
         "brier_score_loss".to_owned()
     }
@@ -71,7 +75,7 @@ impl Metric for Brier {
         let errors = errors.f_masked_fill(&left_out, 0.0)?.f_sum(Kind::Double)?;
         let errors = errors.f_mul_scalar(if scored.classes == 2 { 0.5 } else { 1.0 })?;
         let all = left_out.f_logical_not()?.f_sum(Kind::Double)?;
-        Ok(Fold::Sums(read::joined(&[errors, all, outside])?))
+        Fold::sums(&[errors, all, outside])
     }
 
     fn value(&self, folded: &Folded) -> Result<f64> {

@@ -2,19 +2,19 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::Folded;
+use crate::Folded;
 use crate::error::{Error, Result};
 
 /// The target that is left out by metrics of classes and by the cross-entropy: PyTorch's `ignore_index`.
 pub const IGNORED: i64 = -100;
 
 /// Names the metric that cannot be computed, and why.
-pub(super) fn failed(metric: &str, reason: impl Into<String>) -> Error {
+pub(crate) fn failed(metric: &str, reason: impl Into<String>) -> Error {
     Error::Metric { metric: metric.to_owned(), reason: reason.into() }
 }
 
 /// Returns the sums of all batches, or none where there was no batch.
-pub(super) fn sums<'a>(metric: &str, folded: &'a Folded) -> Result<Option<&'a [f64]>> {
+pub(crate) fn sums<'a>(metric: &str, folded: &'a Folded) -> Result<Option<&'a [f64]>> {
     match folded {
         Folded::Sums(sums) => Ok(Some(sums.as_slice()).filter(|it| !it.is_empty())),
         Folded::Rows(..) => Err(failed(metric, "it keeps sums of each batch, and was given rows")),
@@ -22,14 +22,12 @@ pub(super) fn sums<'a>(metric: &str, folded: &'a Folded) -> Result<Option<&'a [f
 }
 
 /// Returns `N` sums: NaN where there was no batch, so that all means of them are NaN.
-pub(super) fn numbers<const N: usize>(metric: &str, folded: &Folded) -> Result<[f64; N]> {
-    let Some(sums) = sums(metric, folded)? else { return Ok([f64::NAN; N]) };
-    sums.try_into()
-        .map_err(|_| failed(metric, format!("it keeps {N} sums, and was given {}", sums.len())))
+pub(crate) fn numbers<const N: usize>(metric: &str, folded: &Folded) -> Result<[f64; N]> {
+    folded.sums().map_err(|error| failed(metric, error.to_string()))
 }
 
 /// Returns the rows of all batches, or none where there was no row.
-pub(super) fn rows<'a>(
+pub(crate) fn rows<'a>(
     metric: &str,
     folded: &'a Folded,
 ) -> Result<Option<(&'a Tensor, &'a Tensor)>> {
@@ -42,28 +40,19 @@ pub(super) fn rows<'a>(
     }
 }
 
-/// Makes sums of tensors of one or more numbers each.
-pub(super) fn joined(parts: &[Tensor]) -> Result<Tensor> {
-    let parts = parts
-        .iter()
-        .map(|part| part.f_to_kind(Kind::Double)?.f_reshape([-1]))
-        .collect::<Result<Vec<_>, _>>()?;
-    Ok(Tensor::f_cat(&parts, 0)?)
-}
-
 /// Returns a count as a tensor beside the others.
-pub(super) fn count(number: usize, device: Device) -> Result<Tensor> {
+pub(crate) fn count(number: usize, device: Device) -> Result<Tensor> {
     Ok(Tensor::f_full([1], number as f64, (Kind::Double, device))?)
 }
 
 /// Returns numbers of a tensor in its order, as `f64` on the CPU.
-pub(super) fn to_vec(tensor: &Tensor) -> Result<Vec<f64>> {
+pub(crate) fn to_vec(tensor: &Tensor) -> Result<Vec<f64>> {
     let tensor = tensor.f_detach()?.f_to_device(Device::Cpu)?.f_to_kind(Kind::Double)?;
     Ok(Vec::try_from(&tensor.f_reshape([-1])?)?)
 }
 
 /// Refuses targets that named no class.
-pub(super) fn refuse_outside(metric: &str, outside: f64) -> Result<()> {
+pub(crate) fn refuse_outside(metric: &str, outside: f64) -> Result<()> {
     if outside > 0.0 {
         return Err(failed(
             metric,
@@ -78,17 +67,17 @@ pub(super) fn refuse_outside(metric: &str, outside: f64) -> Result<()> {
 
 /// Scores of classes with class numbers as targets.
 #[derive(Debug)]
-pub(super) struct Scored {
+pub(crate) struct Scored {
     /// `[n, classes, …]`, without a graph.
-    pub(super) scores: Tensor,
+    pub(crate) scores: Tensor,
     /// `[n, …]` in `i64`.
-    pub(super) targets: Tensor,
-    pub(super) classes: i64,
+    pub(crate) targets: Tensor,
+    pub(crate) classes: i64,
 }
 
 impl Scored {
     /// Reads a batch. A mask with a channel, `[n, 1, …]`, is one without.
-    pub(super) fn of(metric: &str, predictions: &Tensor, targets: &Tensor) -> Result<Self> {
+    pub(crate) fn of(metric: &str, predictions: &Tensor, targets: &Tensor) -> Result<Self> {
         let (shape, found) = (predictions.size(), targets.size());
         let unfit = |reason: &str| {
             failed(
@@ -126,40 +115,40 @@ impl Scored {
     }
 
     /// Returns the class with the largest score: `[n, …]`.
-    pub(super) fn decided(&self) -> Result<Tensor> {
+    pub(crate) fn decided(&self) -> Result<Tensor> {
         Ok(self.scores.f_argmax(1, false)?)
     }
 
     /// Returns scores `[rows, classes]` and targets `[rows]`.
-    pub(super) fn rows(&self) -> Result<(Tensor, Tensor)> {
+    pub(crate) fn rows(&self) -> Result<(Tensor, Tensor)> {
         let scores = self.scores.f_movedim_int(1, -1)?.f_reshape([-1, self.classes])?;
         Ok((scores, self.targets.f_reshape([-1])?))
     }
 
     /// Returns which targets count.
-    pub(super) fn kept(&self) -> Result<Tensor> {
+    pub(crate) fn kept(&self) -> Result<Tensor> {
         Ok(self.targets.f_ne(IGNORED)?)
     }
 
     /// Returns which targets name a class.
-    pub(super) fn inside(&self) -> Result<Tensor> {
+    pub(crate) fn inside(&self) -> Result<Tensor> {
         Ok(self.targets.f_ge(0)?.f_logical_and(&self.targets.f_lt(self.classes)?)?)
     }
 
     /// Returns how many targets count and name no class.
-    pub(super) fn outside(&self) -> Result<Tensor> {
+    pub(crate) fn outside(&self) -> Result<Tensor> {
         Ok(self.kept()?.f_logical_and(&self.inside()?.f_logical_not()?)?.f_sum(Kind::Double)?)
     }
 
     /// Returns the targets as places, flat: of what names no class, the place behind the classes.
-    pub(super) fn places(&self) -> Result<Tensor> {
+    pub(crate) fn places(&self) -> Result<Tensor> {
         let behind = Tensor::f_full([], self.classes, (Kind::Int64, self.targets.device()))?;
         Ok(self.targets.f_where_self(&self.inside()?, &behind)?.f_reshape([-1])?)
     }
 }
 
 /// Returns scores and targets of labels as `[rows, labels]`, and how many targets are neither 0 nor 1.
-pub(super) fn labelled(
+pub(crate) fn labelled(
     metric: &str,
     predictions: &Tensor,
     targets: &Tensor,
@@ -184,7 +173,7 @@ pub(super) fn labelled(
 }
 
 /// Refuses targets of labels that were neither 0 nor 1.
-pub(super) fn refuse_unlabelled(metric: &str, outside: f64) -> Result<()> {
+pub(crate) fn refuse_unlabelled(metric: &str, outside: f64) -> Result<()> {
     if outside > 0.0 {
         return Err(failed(metric, format!("{outside} targets of labels are neither 0 nor 1")));
     }
@@ -193,9 +182,9 @@ pub(super) fn refuse_unlabelled(metric: &str, outside: f64) -> Result<()> {
 
 /// How a score becomes the presence of a label.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Threshold {
-    pub(super) at: f64,
-    pub(super) sigmoid: bool,
+pub(crate) struct Threshold {
+    pub(crate) at: f64,
+    pub(crate) sigmoid: bool,
 }
 
 impl Default for Threshold {
@@ -206,13 +195,13 @@ impl Default for Threshold {
 
 impl Threshold {
     /// Returns the probabilities of scores.
-    pub(super) fn probabilities(self, scores: &Tensor) -> Result<Tensor> {
+    pub(crate) fn probabilities(self, scores: &Tensor) -> Result<Tensor> {
         Ok(if self.sigmoid { scores.f_sigmoid()? } else { scores.shallow_clone() })
     }
 }
 
 /// Returns predictions and targets of numbers in `f64`, both in the targets' shape.
-pub(super) fn numeric(
+pub(crate) fn numeric(
     metric: &str,
     predictions: &Tensor,
     targets: &Tensor,

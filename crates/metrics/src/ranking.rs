@@ -7,9 +7,9 @@ use std::cmp::Ordering;
 
 use tch::{Device, Kind, Tensor};
 
-use super::read::{self, Scored};
-use super::{Average, Fold, Folded, IGNORED, Metric};
 use crate::error::Result;
+use crate::read::{self, Scored};
+use crate::{Average, Fold, Folded, IGNORED, Metric};
 
 /// Scores in falling order, with the weight of positives and negatives that have each.
 ///
@@ -158,7 +158,7 @@ pub enum MultiClass {
 /// how often it is there, a pair of classes by how often either is. Keeps all rows.
 ///
 /// ```
-/// use brigade_learn::metrics::{MultiClass, RocAuc};
+/// use brigade_metrics::{MultiClass, RocAuc};
 ///
 /// let metric = RocAuc::new().multi_class(MultiClass::OneVsOne);
 /// # let _ = metric;
@@ -219,6 +219,8 @@ impl RocAuc {
 }
 
 impl Metric for RocAuc {
+    type Value = f64;
+
     fn name(&self) -> String {
         "roc_auc_score".to_owned()
     }
@@ -273,6 +275,8 @@ impl Metric for RocAuc {
 pub struct RocAucBinary;
 
 impl Metric for RocAucBinary {
+    type Value = f64;
+
     fn name(&self) -> String {
         "roc_auc_score".to_owned()
     }
@@ -294,6 +298,8 @@ impl Metric for RocAucBinary {
 pub struct AveragePrecision;
 
 impl Metric for AveragePrecision {
+    type Value = f64;
+
     fn name(&self) -> String {
         "average_precision_score".to_owned()
     }
@@ -338,6 +344,8 @@ macro_rules! of_labels {
         }
 
         impl Metric for $name {
+            type Value = f64;
+
             fn name(&self) -> String {
                 $column.to_owned()
             }

@@ -2,9 +2,9 @@
 
 use tch::{Kind, Tensor};
 
-use super::read::{self, Scored, Threshold};
-use super::{Fold, Folded, Metric};
 use crate::error::Result;
+use crate::read::{self, Scored, Threshold};
+use crate::{Fold, Folded, Metric};
 
 /// How the scores of classes become one number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,15 +67,15 @@ impl Formula {
 
 /// How often a class was rightly predicted, predicted, and there.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(super) struct Count {
-    pub(super) right: f64,
-    pub(super) predicted: f64,
-    pub(super) there: f64,
+pub(crate) struct Count {
+    pub(crate) right: f64,
+    pub(crate) predicted: f64,
+    pub(crate) there: f64,
 }
 
 impl Count {
     /// Whether the class is known to these data at all.
-    pub(super) fn occurs(&self) -> bool {
+    pub(crate) fn occurs(&self) -> bool {
         self.predicted > 0.0 || self.there > 0.0
     }
 
@@ -89,7 +89,7 @@ impl Count {
 }
 
 /// Folds a batch into the counts of each class, and how many targets name no class.
-pub(super) fn count_classes(scored: &Scored) -> Result<Fold> {
+pub(crate) fn count_classes(scored: &Scored) -> Result<Fold> {
     let places = scored.places()?;
     let kept = scored.kept()?.f_to_kind(Kind::Double)?.f_reshape([-1])?;
     let decided = scored.decided()?.f_reshape([-1])?;
@@ -99,15 +99,15 @@ pub(super) fn count_classes(scored: &Scored) -> Result<Fold> {
     let count = |places: &Tensor, of: &Tensor| zeros.f_scatter_add(0, places, of);
     let classes = |counts: &Tensor| counts.f_narrow(0, 0, scored.classes);
     let there = count(&places, &kept)?;
-    Ok(Fold::Sums(read::joined(&[
+    Fold::sums(&[
         classes(&count(&places, &right)?)?,
         classes(&count(&decided, &kept)?)?,
         there, // with its last place: the targets that name no class
-    ])?))
+    ])
 }
 
 /// Reads what [`count_classes`] kept: nothing where there was no batch.
-pub(super) fn class_counts(metric: &str, folded: &Folded) -> Result<Option<Vec<Count>>> {
+pub(crate) fn class_counts(metric: &str, folded: &Folded) -> Result<Option<Vec<Count>>> {
     let Some((sums, outside)) = read_counts(metric, folded)? else { return Ok(None) };
     read::refuse_outside(metric, outside)?;
     Ok(Some(sums).filter(|counts| counts.iter().any(|count| count.there > 0.0)))
@@ -201,11 +201,11 @@ impl ByLabel {
         if self.average == Average::Samples {
             let scores = self.formula.of_rows(&predicted, &there)?.f_sum(Kind::Double)?;
             let rows = read::count(there.size()[0] as usize, there.device())?;
-            return Ok(Fold::Sums(read::joined(&[scores, rows, outside])?));
+            return Fold::sums(&[scores, rows, outside]);
         }
         let sum = |tensor: &Tensor| tensor.f_sum_dim_intlist([0].as_slice(), false, Kind::Double);
         let right = sum(&predicted.f_logical_and(&there)?)?;
-        Ok(Fold::Sums(read::joined(&[right, sum(&predicted)?, sum(&there)?, outside])?))
+        Fold::sums(&[right, sum(&predicted)?, sum(&there)?, outside])
     }
 
     fn value(&self, metric: &str, folded: &Folded) -> Result<f64> {
@@ -239,6 +239,47 @@ fn averaged(formula: Formula, average: Average, counts: &[Count]) -> f64 {
     }
 }
 
+/// The score of each class: what [`FBeta::per_class`] and its like return.
+///
+/// The value has the score of each class in order, 0 for a class that is neither there nor predicted; it is empty
+/// without a batch.
+///
+/// ```
+/// use brigade_metrics::{F1, MetricState};
+/// use tch::Tensor;
+///
+/// let mut f1 = MetricState::new(F1::new().per_class());
+/// let scores = Tensor::from_slice2(&[[0.1, 0.9], [0.2, 0.8], [0.7, 0.3], [0.6, 0.4]]);
+/// f1.update(&scores, &Tensor::from_slice(&[1i64, 0, 0, 0]))?;
+/// assert_eq!(f1.compute(None)?, [0.8, 2.0 / 3.0]);
+/// # Ok::<(), brigade_metrics::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PerClass {
+    score: ByClass,
+    name: &'static str,
+}
+
+impl Metric for PerClass {
+    type Value = Vec<f64>;
+
+    fn name(&self) -> String {
+        self.name.to_owned()
+    }
+
+    fn fold(&self, predictions: &Tensor, targets: &Tensor) -> Result<Fold> {
+        self.score.fold(self.name, predictions, targets)
+    }
+
+    fn value(&self, folded: &Folded) -> Result<Vec<f64>> {
+        let Some((counts, outside)) = read_counts(self.name, folded)? else {
+            return Ok(Vec::new());
+        };
+        read::refuse_outside(self.name, outside)?;
+        Ok(counts.iter().map(|count| self.score.formula.score(count)).collect())
+    }
+}
+
 macro_rules! score {
     (
         $(#[$doc:meta])* $name:ident, $(#[$multi_doc:meta])* $multi:ident,
@@ -268,9 +309,17 @@ macro_rules! score {
                 self.0.positive = class;
                 self
             }
+
+            /// Returns the metric of each class's score, without an average.
+            #[must_use]
+            pub fn per_class(self) -> PerClass {
+                PerClass { score: self.average(Average::Macro).0, name: $column }
+            }
         }
 
         impl Metric for $name {
+            type Value = f64;
+
             fn name(&self) -> String {
                 $column.to_owned()
             }
@@ -318,6 +367,8 @@ macro_rules! score {
         }
 
         impl Metric for $multi {
+            type Value = f64;
+
             fn name(&self) -> String {
                 $column.to_owned()
             }
@@ -351,7 +402,7 @@ score! {
     /// other way round; a class that is neither is left out of means.
     ///
     /// ```
-    /// use brigade_learn::metrics::{Average, FBeta};
+    /// use brigade_metrics::{Average, FBeta};
     ///
     /// let metric = FBeta::new(2.0).average(Average::Macro);
     /// # let _ = metric;

@@ -1,20 +1,20 @@
-//! Metrics of functions, of other metrics, and of the Accelerator's.
+//! Metrics of functions and of other metrics.
 
 use std::fmt;
 use std::sync::Arc;
 
 use tch::{Kind, Tensor};
 
-use super::read;
-use super::{Fold, Folded, Metric};
 use crate::error::Result;
+use crate::read;
+use crate::{Fold, Folded, Metric};
 
 /// Makes a metric of a function that gives a value for each sample, label or pixel: its mean over all.
 ///
 /// Values are a tensor of any shape with numbers or booleans; the mean is of all its elements in all batches.
 ///
 /// ```
-/// use brigade_learn::metrics::{IntoMetrics, mean_of};
+/// use brigade_metrics::{IntoMetrics, mean_of};
 ///
 /// let far_off = mean_of("far_off", |predictions, targets| {
 ///     Ok((predictions - targets).f_abs()?.f_gt(1.0)?)
@@ -44,6 +44,8 @@ impl<F> Metric for MeanOf<F>
 where
     F: Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync,
 {
+    type Value = f64;
+
     fn name(&self) -> String {
         self.name.clone()
     }
@@ -51,7 +53,7 @@ where
     fn fold(&self, predictions: &Tensor, targets: &Tensor) -> Result<Fold> {
         let values = (self.values)(&predictions.f_detach()?, &targets.f_detach()?)?;
         let count = read::count(values.numel(), values.device())?;
-        Ok(Fold::Sums(read::joined(&[values.f_sum(Kind::Double)?, count])?))
+        Fold::sums(&[values.f_sum(Kind::Double)?, count])
     }
 
     fn value(&self, folded: &Folded) -> Result<f64> {
@@ -64,7 +66,7 @@ where
 /// batches. Without a batch the value is NaN.
 ///
 /// ```
-/// use brigade_learn::metrics::{Metric, fold};
+/// use brigade_metrics::{Metric, fold};
 /// use tch::{Kind, Tensor};
 ///
 /// let bias = fold(
@@ -103,13 +105,15 @@ where
     F: Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync,
     V: Fn(&[f64]) -> f64 + Send + Sync,
 {
+    type Value = f64;
+
     fn name(&self) -> String {
         self.name.clone()
     }
 
     fn fold(&self, predictions: &Tensor, targets: &Tensor) -> Result<Fold> {
         let sums = (self.sums)(&predictions.f_detach()?, &targets.f_detach()?)?;
-        Ok(Fold::Sums(read::joined(&[sums])?))
+        Fold::sums(&[sums])
     }
 
     fn value(&self, folded: &Folded) -> Result<f64> {
@@ -120,7 +124,7 @@ where
 /// Makes a metric of a function of all predictions and targets at once, in the order of the data, on the CPU.
 ///
 /// ```
-/// use brigade_learn::metrics::{Metric, of_rows};
+/// use brigade_metrics::{Metric, of_rows};
 ///
 /// let median = of_rows("median_error", |predictions, targets| {
 ///     Ok((predictions - targets).f_abs()?.f_median()?.f_double_value(&[])?)
@@ -150,6 +154,8 @@ impl<F> Metric for RowsFn<F>
 where
     F: Fn(&Tensor, &Tensor) -> Result<f64> + Send + Sync,
 {
+    type Value = f64;
+
     fn name(&self) -> String {
         self.name.clone()
     }
@@ -167,8 +173,10 @@ where
 }
 
 macro_rules! pointers {
-    ($($pointer:ident)+) => {
-        $(impl<M: Metric + ?Sized> Metric for $pointer<M> {
+    ($($pointer:ty),+) => {
+        $(impl<M: Metric + ?Sized> Metric for $pointer {
+            type Value = M::Value;
+
             fn name(&self) -> String {
                 (**self).name()
             }
@@ -177,14 +185,14 @@ macro_rules! pointers {
                 (**self).fold(predictions, targets)
             }
 
-            fn value(&self, folded: &Folded) -> Result<f64> {
+            fn value(&self, folded: &Folded) -> Result<Self::Value> {
                 (**self).value(folded)
             }
         })+
     };
 }
 
-pointers!(Arc Box);
+pointers!(&M, Arc<M>, Box<M>);
 
 /// A metric under another name; see [`Metric::named`].
 #[derive(Debug, Clone, PartialEq)]
@@ -194,12 +202,14 @@ pub struct Renamed<M> {
 }
 
 impl<M> Renamed<M> {
-    pub(super) fn new(name: impl Into<String>, metric: M) -> Self {
+    pub(crate) fn new(name: impl Into<String>, metric: M) -> Self {
         Self { name: name.into(), metric }
     }
 }
 
 impl<M: Metric> Metric for Renamed<M> {
+    type Value = M::Value;
+
     fn name(&self) -> String {
         self.name.clone()
     }
@@ -208,29 +218,32 @@ impl<M: Metric> Metric for Renamed<M> {
         self.metric.fold(predictions, targets)
     }
 
-    fn value(&self, folded: &Folded) -> Result<f64> {
+    fn value(&self, folded: &Folded) -> Result<Self::Value> {
         self.metric.value(folded)
     }
 }
 
-/// A metric or a loss for outputs that have the classes in the last dimension, `[n, …, classes]`, as language models
+/// A metric, or a loss of `brigade-learn`, for outputs that have the classes in the last dimension, `[n, …, classes]`, as language models
 /// have, with targets `[n, …]`.
 ///
 /// ```
-/// use brigade_learn::metrics::{Accuracy, ClassesLast, Metric};
+/// use brigade_metrics::{Accuracy, ClassesLast, Metric};
 /// use tch::{Kind, Tensor};
 ///
 /// let scores = Tensor::zeros([2, 6, 100], (Kind::Float, tch::Device::Cpu)); // 6 tokens, 100 words
 /// let tokens = Tensor::zeros([2, 6], (Kind::Int64, tch::Device::Cpu));
 /// ClassesLast(Accuracy).fold(&scores, &tokens)?;
-/// # Ok::<(), brigade_learn::Error>(())
+/// # Ok::<(), brigade_metrics::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ClassesLast<T>(pub T);
 
 impl<T> ClassesLast<T> {
-    /// Moves the classes to dimension 1.
-    pub(crate) fn first(predictions: &Tensor) -> Result<Tensor> {
+    /// Moves the classes of outputs to dimension 1, where metrics and losses expect them.
+    ///
+    /// # Errors
+    /// libtorch's.
+    pub fn first(predictions: &Tensor) -> Result<Tensor> {
         if predictions.dim() < 2 {
             return Ok(predictions.shallow_clone());
         }
@@ -239,6 +252,8 @@ impl<T> ClassesLast<T> {
 }
 
 impl<M: Metric> Metric for ClassesLast<M> {
+    type Value = M::Value;
+
     fn name(&self) -> String {
         self.0.name()
     }
@@ -247,56 +262,63 @@ impl<M: Metric> Metric for ClassesLast<M> {
         self.0.fold(&Self::first(predictions)?, targets)
     }
 
-    fn value(&self, folded: &Folded) -> Result<f64> {
+    fn value(&self, folded: &Folded) -> Result<Self::Value> {
         self.0.value(folded)
     }
 }
 
-/// A metric of the Accelerator ([`brigade_train::Metric`]) as one of the Learner. Its name is the type's in lower case,
-/// `TopK` as `top_k`; [`Metric::named`] gives another.
+/// A metric of classes for predictions that are class numbers already, `[n, …]`, with targets `[n, …]`: what `argmax`
+/// gives.
 ///
-/// Each batch updates a copy, whose sums wait for the device.
+/// Looks at each batch for numbers that name no class, and waits for the device.
 ///
 /// ```
-/// use brigade_learn::metrics::{Metric, Summed};
+/// use brigade_metrics::{F1, MetricState, PredictedClasses};
+/// use tch::Tensor;
 ///
-/// assert_eq!(Summed(brigade_train::TopK::new(3)).name(), "top_k");
+/// let mut f1 = MetricState::new(PredictedClasses::new(F1::new(), 2));
+/// f1.update(&Tensor::from_slice(&[1i64, 1, 0, 0]), &Tensor::from_slice(&[1i64, 0, 0, 0]))?;
+/// assert_eq!(f1.compute(None)?, 2.0 / 3.0);
+/// # Ok::<(), brigade_metrics::Error>(())
 /// ```
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Summed<M>(pub M);
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PredictedClasses<M> {
+    metric: M,
+    classes: i64,
+}
 
-impl<M> Metric for Summed<M>
-where
-    M: brigade_train::Metric<Value = f64> + fmt::Debug + Send + Sync,
-{
+impl<M> PredictedClasses<M> {
+    /// Makes it for class numbers below `classes`.
+    #[must_use]
+    pub fn new(metric: M, classes: i64) -> Self {
+        Self { metric, classes }
+    }
+}
+
+impl<M: Metric> Metric for PredictedClasses<M> {
+    type Value = M::Value;
+
     fn name(&self) -> String {
-        let full = std::any::type_name::<M>();
-        let full = full.split('<').next().unwrap_or(full);
-        let name = full.rsplit("::").next().unwrap_or(full);
-        let mut snake = String::with_capacity(name.len() + 4);
-        for (at, letter) in name.char_indices() {
-            if at > 0 && letter.is_uppercase() {
-                snake.push('_');
-            }
-            snake.extend(letter.to_lowercase());
-        }
-        snake
+        self.metric.name()
     }
 
     fn fold(&self, predictions: &Tensor, targets: &Tensor) -> Result<Fold> {
-        let mut metric = self.0.clone();
-        metric.reset();
-        metric.update(&predictions.f_detach()?, &targets.f_detach()?)?;
-        let sums = Tensor::from_slice(&metric.state());
-        Ok(Fold::Sums(sums.f_to_device(predictions.device())?))
+        let outside = predictions.f_lt(0)?.f_logical_or(&predictions.f_ge(self.classes)?)?;
+        let outside = outside.f_sum(Kind::Int64)?.f_int64_value(&[])?;
+        if predictions.f_is_floating_point()? || outside > 0 {
+            let reason = format!(
+                "predictions of {:?} with {outside} that are not classes below {}; expected class numbers",
+                predictions.kind(),
+                self.classes
+            );
+            return Err(read::failed(&self.name(), reason));
+        }
+        let classes = Tensor::f_arange(self.classes, (Kind::Int64, predictions.device()))?;
+        let scores = predictions.f_unsqueeze(-1)?.f_eq_tensor(&classes)?.f_to_kind(Kind::Float)?;
+        ClassesLast(&self.metric).fold(&scores, targets)
     }
 
-    fn value(&self, folded: &Folded) -> Result<f64> {
-        let mut metric = self.0.clone();
-        metric.reset();
-        if let Some(sums) = read::sums(&self.name(), folded)? {
-            metric.load_state(sums);
-        }
-        Ok(metric.compute())
+    fn value(&self, folded: &Folded) -> Result<Self::Value> {
+        self.metric.value(folded)
     }
 }

@@ -2,9 +2,9 @@
 
 use tch::{Kind, Tensor};
 
-use super::read;
-use super::{Fold, Folded, Metric};
 use crate::error::Result;
+use crate::read;
+use crate::{Fold, Folded, Metric};
 
 /// Folds a batch into the sum of what `of` makes of predictions and targets, and their count.
 fn summed(
@@ -16,7 +16,7 @@ fn summed(
     let (predictions, targets) = read::numeric(metric, predictions, targets)?;
     let sum = of(&predictions, &targets)?.f_sum(Kind::Double)?;
     let count = read::count(targets.numel(), sum.device())?;
-    Ok(Fold::Sums(read::joined(&[sum, count])?))
+    Fold::sums(&[sum, count])
 }
 
 fn mean(metric: &str, folded: &Folded) -> Result<f64> {
@@ -31,6 +31,8 @@ macro_rules! errors {
         pub struct $name;
 
         impl Metric for $name {
+            type Value = f64;
+
             fn name(&self) -> String {
                 $column.to_owned()
             }
@@ -128,6 +130,8 @@ macro_rules! of_all {
         pub struct $name;
 
         impl Metric for $name {
+            type Value = f64;
+
             fn name(&self) -> String {
                 $column.to_owned()
             }

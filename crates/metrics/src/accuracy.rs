@@ -2,14 +2,14 @@
 
 use tch::{Kind, Tensor};
 
-use super::read::{self, Scored, Threshold};
-use super::{Fold, Folded, Metric};
 use crate::error::Result;
+use crate::read::{self, Scored, Threshold};
+use crate::{Fold, Folded, Metric};
 
 /// Counts right decisions, all that count, and targets that name no class.
 fn counted(scored: &Scored, right: &Tensor) -> Result<Fold> {
     let (right, all) = (right.f_sum(Kind::Double)?, scored.kept()?.f_sum(Kind::Double)?);
-    Ok(Fold::Sums(read::joined(&[right, all, scored.outside()?])?))
+    Fold::sums(&[right, all, scored.outside()?])
 }
 
 fn decisions(metric: &str, predictions: &Tensor, targets: &Tensor) -> Result<Fold> {
@@ -29,18 +29,20 @@ fn share(metric: &str, folded: &Folded) -> Result<f64> {
 /// Predictions `[n, classes, …]`, targets `[n, …]`.
 ///
 /// ```
-/// use brigade_learn::metrics::{Accuracy, Fold, Folded, Metric};
+/// use brigade_metrics::{Accuracy, Fold, Folded, Metric};
 /// use tch::Tensor;
 ///
 /// let scores = Tensor::from_slice2(&[[0.3, 2.0], [1.5, -1.0], [0.0, 0.1]]);
 /// let Fold::Sums(sums) = Accuracy.fold(&scores, &Tensor::from_slice(&[1i64, 0, 0]))? else { panic!() };
 /// assert_eq!(Accuracy.value(&Folded::Sums(Vec::try_from(sums)?))?, 2.0 / 3.0);
-/// # Ok::<(), brigade_learn::Error>(())
+/// # Ok::<(), brigade_metrics::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Accuracy;
 
 impl Metric for Accuracy {
+    type Value = f64;
+
     fn name(&self) -> String {
         "accuracy".to_owned()
     }
@@ -59,6 +61,8 @@ impl Metric for Accuracy {
 pub struct ErrorRate;
 
 impl Metric for ErrorRate {
+    type Value = f64;
+
     fn name(&self) -> String {
         "error_rate".to_owned()
     }
@@ -77,6 +81,8 @@ impl Metric for ErrorRate {
 pub struct HammingLoss;
 
 impl Metric for HammingLoss {
+    type Value = f64;
+
     fn name(&self) -> String {
         "hamming_loss".to_owned()
     }
@@ -105,6 +111,8 @@ impl Default for TopK {
 }
 
 impl Metric for TopK {
+    type Value = f64;
+
     fn name(&self) -> String {
         "top_k_accuracy".to_owned()
     }
@@ -140,7 +148,7 @@ impl Metric for TopK {
 /// Predictions and targets `[n, labels, …]`; or `[n, 1]` and `[n]` for one label.
 ///
 /// ```
-/// use brigade_learn::metrics::{AccuracyMulti, Metric};
+/// use brigade_metrics::{AccuracyMulti, Metric};
 ///
 /// assert_eq!(AccuracyMulti::new().threshold(0.3).name(), "accuracy_multi");
 /// ```
@@ -170,6 +178,8 @@ impl AccuracyMulti {
 }
 
 impl Metric for AccuracyMulti {
+    type Value = f64;
+
     fn name(&self) -> String {
         "accuracy_multi".to_owned()
     }
@@ -214,6 +224,8 @@ impl HammingLossMulti {
 }
 
 impl Metric for HammingLossMulti {
+    type Value = f64;
+
     fn name(&self) -> String {
         "hamming_loss".to_owned()
     }
@@ -232,7 +244,7 @@ impl Metric for HammingLossMulti {
 fn agreement(there: &Tensor, targets: &Tensor, outside: Tensor) -> Result<Fold> {
     let right = there.f_eq_tensor(&targets.f_ne(0)?)?.f_sum(Kind::Double)?;
     let all = read::count(targets.numel(), right.device())?;
-    Ok(Fold::Sums(read::joined(&[right, all, outside])?))
+    Fold::sums(&[right, all, outside])
 }
 
 fn label_share(metric: &str, folded: &Folded) -> Result<f64> {

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use brigade_learn::metrics::{
+use brigade_metrics::{
     Accuracy, AccuracyMulti, Average, AveragePrecision, AveragePrecisionMulti, BalancedAccuracy,
     Brier, ClassesLast, CohenKappa, CorpusBleu, Dice, DiceMulti, ErrorRate, ExpRmspe,
     ExplainedVariance, F1, F1Multi, FBeta, FBetaMulti, Folded, ForegroundAccuracy, HammingLoss,
     HammingLossMulti, IGNORED, IntoMetrics, Jaccard, JaccardCoeff, JaccardCoeffMulti, JaccardMulti,
     KappaWeights, Mae, Matthews, Metric, Mse, Msle, MultiClass, Pearson, Perplexity, Precision,
     PrecisionMulti, R2, Recall, RecallMulti, Rmse, RocAuc, RocAucBinary, RocAucMulti, Spearman,
-    Summed, TopK, mean_of, of_rows,
+    TopK, mean_of, of_rows,
 };
 use brigade_testkit::assert_close;
 use serde_json::Value;
@@ -36,7 +36,7 @@ fn average(args: &Value, default: Average) -> Average {
 }
 
 /// The metric of a golden row: by fastai's name or ours.
-fn metric(row: &Value) -> Arc<dyn Metric> {
+fn metric(row: &Value) -> Arc<dyn Metric<Value = f64>> {
     let args = &row["args"];
     let beta = args["beta"].as_f64().unwrap_or(f64::INFINITY);
     let positive =
@@ -230,7 +230,12 @@ fn fastai_golden() {
     assert_eq!(compared, 95);
 }
 
-fn mean_of_batches(metric: &dyn Metric, predictions: &Tensor, targets: &Tensor, size: i64) -> f64 {
+fn mean_of_batches(
+    metric: &dyn Metric<Value = f64>,
+    predictions: &Tensor,
+    targets: &Tensor,
+    size: i64,
+) -> f64 {
     let rows = predictions.size()[0];
     let share = |start: i64| {
         let length = size.min(rows - start);
@@ -331,10 +336,10 @@ fn bleu_golden() {
 }
 
 /// Metrics, with predictions and targets that they take.
-type Taken = (Vec<Arc<dyn Metric>>, Tensor, Tensor);
+pub(crate) type Taken = (Vec<Arc<dyn Metric<Value = f64>>>, Tensor, Tensor);
 
 /// One of each metric: of classes, of two, of labels, and of numbers.
-fn one_of_each() -> Vec<Taken> {
+pub(crate) fn one_of_each() -> Vec<Taken> {
     let targets = classes(&[41], 5, 1);
     let of_classes = (
         (Accuracy, ErrorRate, TopK(2), F1::new().average(Average::Macro), RocAuc::new(), Matthews),
@@ -372,7 +377,7 @@ fn one_of_each() -> Vec<Taken> {
         (of_labels.into_metrics(), uniform_tensor(&[41, 3], -2.0, 2.0, 4), labels),
         (numbers_of_each, &numbers * 0.8 + uniform_tensor(&[41, 1], -0.5, 0.5, 6), numbers),
         (
-            vec![Arc::new(CorpusBleu) as Arc<dyn Metric>],
+            vec![Arc::new(CorpusBleu) as Arc<dyn Metric<Value = f64>>],
             toward(&uniform_tensor(&[41, 4, 9], -2.0, 2.0, 8), &sentences),
             sentences,
         ),
@@ -427,7 +432,7 @@ fn batches_without_rows_change_nothing() {
         for metric in metrics {
             let none = (predictions.narrow(0, 0, 0), targets.narrow(0, 0, 0));
             let kept = metric.fold(&none.0, &none.1).unwrap();
-            if let brigade_learn::metrics::Fold::Sums(sums) = kept {
+            if let brigade_metrics::Fold::Sums(sums) = kept {
                 assert_eq!(
                     sums.abs().sum(Kind::Double).double_value(&[]),
                     0.0,
@@ -553,7 +558,7 @@ fn refusals_say_what_to_choose() {
     let five = uniform_tensor(&[4, 5], -2.0, 2.0, 0);
     let targets = Tensor::from_slice(&[0i64, 1, 2, 3]);
     let labels = five.ge(0.0);
-    let says = |metric: &dyn Metric, targets: &Tensor, text: &str| {
+    let says = |metric: &dyn Metric<Value = f64>, targets: &Tensor, text: &str| {
         let error = metric.fold(&five, targets).unwrap_err().to_string();
         assert!(error.contains(text), "{error}");
     };
@@ -609,10 +614,10 @@ fn masks_and_graphs() {
     let scores = uniform_tensor(&[3, 2, 4, 4], -2.0, 2.0, 8).set_requires_grad(true) * 1.0;
     for metric in (Dice, Accuracy, ForegroundAccuracy::new(), Perplexity).into_metrics() {
         let with = metric.fold(&scores, &targets).unwrap();
-        let brigade_learn::metrics::Fold::Sums(sums) = with else { panic!("rows") };
+        let brigade_metrics::Fold::Sums(sums) = with else { panic!("rows") };
         assert!(!sums.requires_grad() && sums.kind() == Kind::Double && sums.dim() == 1);
         let without = metric.fold(&scores, &targets.squeeze_dim(1)).unwrap();
-        let brigade_learn::metrics::Fold::Sums(other) = without else { panic!("rows") };
+        let brigade_metrics::Fold::Sums(other) = without else { panic!("rows") };
         assert_eq!(sums, other);
     }
 }
@@ -640,7 +645,7 @@ fn functions_and_adapters() {
     let found = value(&squared, &predictions, &targets, 8, 2).unwrap();
     let expected = value(&Mse, &predictions, &targets, 8, 1).unwrap();
     assert_close(&[found], &[expected], 1e-6, 0.0);
-    let bias = brigade_learn::metrics::fold(
+    let bias = brigade_metrics::fold(
         "bias",
         |p: &Tensor, t: &Tensor| {
             Ok(Tensor::f_stack(&[p.f_sum(Kind::Double)?, t.f_sum(Kind::Double)?], 0)?)
@@ -665,23 +670,17 @@ fn functions_and_adapters() {
         value(&renamed, &predictions, &targets, 8, 1).unwrap(),
         value(&Mse, &predictions, &targets, 8, 1).unwrap()
     );
-
-    let (_, predictions, targets) = one_of_each().remove(0);
-    let summed = Summed(brigade_train::TopK::new(2));
-    assert_eq!(summed.name(), "top_k");
-    assert_eq!(
-        value(&summed, &predictions, &targets, 8, 2).unwrap(),
-        value(&TopK(2), &predictions, &targets, 8, 1).unwrap()
-    );
-    assert!(summed.fold(&predictions, &targets.narrow(0, 0, 3)).is_err());
 }
 
 #[test]
 fn lists_of_metrics() {
-    let boxed: Vec<Box<dyn Metric>> = vec![Box::new(Accuracy), Box::new(TopK(3).named("top_3"))];
-    let names = |list: Vec<Arc<dyn Metric>>| list.iter().map(|it| it.name()).collect::<Vec<_>>();
+    let boxed: Vec<Box<dyn Metric<Value = f64>>> =
+        vec![Box::new(Accuracy), Box::new(TopK(3).named("top_3"))];
+    let names = |list: Vec<Arc<dyn Metric<Value = f64>>>| {
+        list.iter().map(|it| it.name()).collect::<Vec<_>>()
+    };
     let list = boxed.into_metrics();
-    let chosen: Arc<dyn Metric> = list[1].clone();
+    let chosen: Arc<dyn Metric<Value = f64>> = list[1].clone();
     assert_eq!(names(list.into_metrics()), ["accuracy", "top_3"]);
     assert_eq!(names((Mse, chosen).into_metrics()), ["mse", "top_3"]);
     let eight = (Mse, Mae, Rmse, Msle, R2, Pearson, Spearman, ExpRmspe).into_metrics();

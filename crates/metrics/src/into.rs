@@ -2,54 +2,54 @@
 
 use std::sync::Arc;
 
-use super::Metric;
+use crate::Metric;
 
 /// What a Learner takes for its metrics: none (`()`), one, a tuple of up to eight, or a list.
 ///
 /// ```
 /// use std::sync::Arc;
 ///
-/// use brigade_learn::metrics::{Accuracy, ErrorRate, IntoMetrics, Metric};
+/// use brigade_metrics::{Accuracy, ErrorRate, IntoMetrics, Metric};
 ///
 /// assert_eq!(().into_metrics().len(), 0);
 /// assert_eq!(Accuracy.into_metrics().len(), 1);
 /// assert_eq!((Accuracy, ErrorRate).into_metrics().len(), 2);
-/// let chosen: Vec<Arc<dyn Metric>> = vec![Arc::new(Accuracy)];
+/// let chosen: Vec<Arc<dyn Metric<Value = f64>>> = vec![Arc::new(Accuracy)];
 /// assert_eq!(chosen.into_metrics().len(), 1);
 /// ```
 pub trait IntoMetrics {
     /// Makes a list of it, in order.
-    fn into_metrics(self) -> Vec<Arc<dyn Metric>>;
+    fn into_metrics(self) -> Vec<Arc<dyn Metric<Value = f64>>>;
 }
 
-impl<M: Metric + 'static> IntoMetrics for M {
-    fn into_metrics(self) -> Vec<Arc<dyn Metric>> {
+impl<M: Metric<Value = f64> + 'static> IntoMetrics for M {
+    fn into_metrics(self) -> Vec<Arc<dyn Metric<Value = f64>>> {
         vec![Arc::new(self)]
     }
 }
 
 impl IntoMetrics for () {
-    fn into_metrics(self) -> Vec<Arc<dyn Metric>> {
+    fn into_metrics(self) -> Vec<Arc<dyn Metric<Value = f64>>> {
         Vec::new()
     }
 }
 
-impl IntoMetrics for Vec<Arc<dyn Metric>> {
+impl IntoMetrics for Vec<Arc<dyn Metric<Value = f64>>> {
     fn into_metrics(self) -> Self {
         self
     }
 }
 
-impl IntoMetrics for Vec<Box<dyn Metric>> {
-    fn into_metrics(self) -> Vec<Arc<dyn Metric>> {
+impl IntoMetrics for Vec<Box<dyn Metric<Value = f64>>> {
+    fn into_metrics(self) -> Vec<Arc<dyn Metric<Value = f64>>> {
         self.into_iter().map(Arc::from).collect()
     }
 }
 
 macro_rules! tuples {
     ($($name:ident $index:tt),+) => {
-        impl<$($name: Metric + 'static),+> IntoMetrics for ($($name,)+) {
-            fn into_metrics(self) -> Vec<Arc<dyn Metric>> {
+        impl<$($name: Metric<Value = f64> + 'static),+> IntoMetrics for ($($name,)+) {
+            fn into_metrics(self) -> Vec<Arc<dyn Metric<Value = f64>>> {
                 vec![$(Arc::new(self.$index)),+]
             }
         }

@@ -1,0 +1,51 @@
+//! The mean of values that a program has computed.
+
+use tch::{Kind, Tensor};
+
+use crate::error::Result;
+use crate::{Fold, Folded, Metric, MetricState, read};
+
+/// The weighted mean of values, of losses by their rows or tokens, for example.
+///
+/// Takes values for predictions and their weights for targets, of one shape.
+///
+/// ```
+/// use brigade_metrics::{Mean, MetricState};
+/// use tch::Tensor;
+///
+/// let mut loss = MetricState::new(Mean);
+/// loss.update(&Tensor::from_slice(&[2.0, 5.0]), &Tensor::from_slice(&[1.0, 2.0]))?;
+/// loss.add(0.0, 1.0)?;
+/// assert_eq!(loss.compute(None)?, 3.0);
+/// # Ok::<(), brigade_metrics::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Mean;
+
+impl Metric for Mean {
+    type Value = f64;
+
+    fn name(&self) -> String {
+        "mean".to_owned()
+    }
+
+    fn fold(&self, predictions: &Tensor, targets: &Tensor) -> Result<Fold> {
+        let (values, weights) = read::numeric("mean", predictions, targets)?;
+        Fold::sums(&[values.f_mul(&weights)?.f_sum(Kind::Double)?, weights.f_sum(Kind::Double)?])
+    }
+
+    fn value(&self, folded: &Folded) -> Result<f64> {
+        let [sum, weight] = read::numbers("mean", folded)?;
+        Ok(sum / weight)
+    }
+}
+
+impl MetricState<Mean> {
+    /// Adds one value with its weight.
+    ///
+    /// # Errors
+    /// libtorch's.
+    pub fn add(&mut self, value: f64, weight: f64) -> Result<()> {
+        self.update(&Tensor::from(value), &Tensor::from(weight))
+    }
+}

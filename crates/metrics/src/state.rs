@@ -1,0 +1,237 @@
+//! The state of a metric in a loop: what it keeps of each batch, and its value over all ranks.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use brigade_torch::ProcessGroup;
+use serde::{Deserialize, Serialize};
+use tch::{Device, Kind, Tensor};
+
+use crate::data_order::gather_in_data_order;
+use crate::error::{Error, Result};
+use crate::{Fold, Folded, Metric};
+
+/// A metric with what it has kept of the batches so far.
+///
+/// Each rank updates its own with its batches. Sums stay on the device of the predictions, so that no batch waits
+/// for it, and nothing is sent until [`MetricState::compute`], which adds the sums of all ranks up in the order of the
+/// data, or joins their rows in that order. So the value is the same to the last digit on any number of ranks. What is
+/// kept grows with the number of batches until [`MetricState::reset`].
+///
+/// In a loop, `Accelerator::update_metric` and `compute_metric` of `brigade-train` leave out the duplicates that
+/// complete uneven batches, and know the ranks.
+///
+/// ```
+/// use brigade_metrics::{Accuracy, MetricState};
+/// use tch::Tensor;
+///
+/// let mut accuracy = MetricState::new(Accuracy);
+/// let scores = Tensor::from_slice2(&[[0.3, 2.0], [1.5, -1.0], [0.0, 0.1]]);
+/// accuracy.update(&scores, &Tensor::from_slice(&[1i64, 0, 0]))?;
+/// assert_eq!(accuracy.compute(None)?, 2.0 / 3.0);
+/// # Ok::<(), brigade_metrics::Error>(())
+/// ```
+#[derive(Debug, Default)]
+pub struct MetricState<M> {
+    metric: M,
+    updates: usize,
+    /// What the metric keeps of each batch, with the batch's number.
+    kept: Vec<(usize, Fold)>,
+}
+
+/// What a rank tells the others of its batches.
+#[derive(Serialize, Deserialize)]
+enum Kept {
+    Nothing,
+    Sums(Vec<(usize, Vec<f64>)>),
+    Rows,
+    /// The ranks go on together, or fail together.
+    Failed(String),
+}
+
+impl<M: Metric> MetricState<M> {
+    /// Begins without a batch.
+    #[must_use]
+    pub fn new(metric: M) -> Self {
+        Self { metric, updates: 0, kept: Vec::new() }
+    }
+
+    /// Returns the metric.
+    #[must_use]
+    pub fn metric(&self) -> &M {
+        &self.metric
+    }
+
+    /// Adds the next batch: a row of predictions and of targets for each of its samples. Sends nothing.
+    ///
+    /// # Errors
+    /// [`Error::Metric`] when the metric cannot take the batch, or panics.
+    pub fn update(&mut self, predictions: &Tensor, targets: &Tensor) -> Result<()> {
+        self.update_at(self.updates, predictions, targets)
+    }
+
+    /// Adds the batch with that number in the order of the data. Batches of the same number are in the order of their
+    /// ranks: where a loader is sharded, they are one after the other in the data.
+    ///
+    /// # Errors
+    /// Returns the same errors as [`MetricState::update`].
+    pub fn update_at(
+        &mut self,
+        number: usize,
+        predictions: &Tensor,
+        targets: &Tensor,
+    ) -> Result<()> {
+        let (predictions, targets) = (predictions.f_detach()?, targets.f_detach()?);
+        let fold = named(&self.metric, || self.metric.fold(&predictions, &targets))?;
+        self.updates += 1;
+        self.kept.push((number, fold));
+        Ok(())
+    }
+
+    /// Forgets all batches.
+    pub fn reset(&mut self) {
+        self.updates = 0;
+        self.kept.clear();
+    }
+
+    /// Computes the value over all ranks of a group, the same on each; without a group, over this rank's batches. The
+    /// state stays as it is and can be updated further. Every rank calls it; it waits for the device.
+    ///
+    /// # Errors
+    /// [`Error::Metric`] when the value is not defined for these data, or the metric panics;
+    /// [`Error::InvalidArgument`], on every rank, when the ranks have different metrics; [`Error::Torch`] when another
+    /// rank is gone.
+    #[track_caller]
+    pub fn compute(&self, group: Option<&ProcessGroup>) -> Result<M::Value> {
+        let folded = self.folded(group)?.unwrap_or(Folded::Sums(Vec::new()));
+        self.value(&folded)
+    }
+
+    /// Returns what was kept of the batches of all ranks; `None` when no rank has a batch. Every rank calls it.
+    ///
+    /// # Errors
+    /// Returns the same errors as [`MetricState::compute`], but for those of the value.
+    #[track_caller]
+    pub fn folded(&self, group: Option<&ProcessGroup>) -> Result<Option<Folded>> {
+        let mine = self.mine();
+        let all = match group {
+            Some(group) => group.all_gather_object(&mine)?,
+            None => vec![mine],
+        };
+        let failure = all.iter().find_map(|kept| match kept {
+            Kept::Failed(reason) => Some(reason.clone()),
+            _ => None,
+        });
+        if let Some(reason) = failure {
+            return Err(Error::Metric { metric: self.metric.name(), reason });
+        }
+        if !all.iter().any(|kept| matches!(kept, Kept::Rows)) {
+            return added(all);
+        }
+        if let Some(rank) = all.iter().position(|kept| matches!(kept, Kept::Sums(_))) {
+            return Err(Error::InvalidArgument(format!(
+                "compute_metric: rank {rank} keeps sums of its batches and another rank rows; make the same metric \
+                 on every rank"
+            )));
+        }
+        self.joined(group).map(Some)
+    }
+
+    /// Computes the value of what was kept of batches.
+    ///
+    /// # Errors
+    /// [`Error::Metric`] when the value is not defined for these data, or the metric panics.
+    pub fn value(&self, folded: &Folded) -> Result<M::Value> {
+        named(&self.metric, || self.metric.value(folded))
+    }
+
+    /// Reads what this rank has kept. Sums wait for the device once.
+    fn mine(&self) -> Kept {
+        match self.kept.first() {
+            None => Kept::Nothing,
+            Some((_, Fold::Rows(..))) => Kept::Rows,
+            Some((_, Fold::Sums(_))) => match self.sums() {
+                Ok(sums) => Kept::Sums(sums),
+                Err(error) => Kept::Failed(error.to_string()),
+            },
+        }
+    }
+
+    fn sums(&self) -> Result<Vec<(usize, Vec<f64>)>> {
+        let flat = |(_, fold): &(usize, Fold)| match fold {
+            Fold::Sums(sums) => Ok(sums.f_to_kind(Kind::Double)?.f_flatten(0, -1)?),
+            Fold::Rows(..) => Err(mixed()),
+        };
+        let tensors = self.kept.iter().map(flat).collect::<Result<Vec<_>>>()?;
+        let stacked = Tensor::f_stack(&tensors, 0)?.f_to_device(Device::Cpu)?;
+        let numbers = Vec::<f64>::try_from(&stacked.f_flatten(0, -1)?)?;
+        let width = numbers.len() / self.kept.len();
+        let of_batches = numbers.chunks(width.max(1)).map(<[f64]>::to_vec);
+        Ok(self.kept.iter().map(|(number, _)| *number).zip(of_batches).collect())
+    }
+
+    /// Joins the rows of all ranks in the order of the data, on the CPU.
+    fn joined(&self, group: Option<&ProcessGroup>) -> Result<Folded> {
+        let mut numbers = Vec::new();
+        let (mut predictions, mut targets) = (Vec::new(), Vec::new());
+        for (number, fold) in &self.kept {
+            let Fold::Rows(first, second) = fold else { return Err(mixed()) };
+            numbers.push(*number);
+            predictions.push(first.shallow_clone());
+            targets.push(second.shallow_clone());
+        }
+        let predictions = gather_in_data_order(group, &numbers, predictions)?;
+        let targets = gather_in_data_order(group, &numbers, targets)?;
+        match (predictions, targets) {
+            (Some(predictions), Some(targets)) => Ok(Folded::Rows(predictions, targets)),
+            _ => Err(Error::InvalidArgument("no rank has a batch".into())),
+        }
+    }
+}
+
+fn mixed() -> Error {
+    Error::InvalidArgument("it keeps sums of some batches and rows of others".into())
+}
+
+/// Adds the sums of all batches up in the order of the data.
+fn added(all: Vec<Kept>) -> Result<Option<Folded>> {
+    let mut batches: Vec<(usize, usize, Vec<f64>)> = Vec::new();
+    for (rank, kept) in all.into_iter().enumerate() {
+        if let Kept::Sums(sums) = kept {
+            batches.extend(sums.into_iter().map(|(number, sums)| (number, rank, sums)));
+        }
+    }
+    let Some((_, first, width)) = batches.first().map(|it| (it.0, it.1, it.2.len())) else {
+        return Ok(None);
+    };
+    if let Some((_, rank, sums)) = batches.iter().find(|(.., sums)| sums.len() != width) {
+        return Err(Error::InvalidArgument(format!(
+            "compute_metric: rank {first}'s metric has {width} sums, rank {rank}'s {}; make the same metric on \
+             every rank",
+            sums.len()
+        )));
+    }
+    // Stable: batches of one number stay in the order of their ranks.
+    batches.sort_by_key(|(number, ..)| *number);
+    let mut total = vec![0.0; width];
+    for (.., sums) in &batches {
+        total.iter_mut().zip(sums).for_each(|(total, sum)| *total += sum);
+    }
+    Ok(Some(Folded::Sums(total)))
+}
+
+/// Gives an error of a program's own metric, and its panic, the name of the metric.
+fn named<R>(metric: &impl Metric, body: impl FnOnce() -> Result<R>) -> Result<R> {
+    let reason = match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(value)) => return Ok(value),
+        Ok(Err(error @ Error::Metric { .. })) => return Err(error),
+        Ok(Err(error)) => error.to_string(),
+        Err(panic) => format!("it panicked: {}", message(&*panic)),
+    };
+    Err(Error::Metric { metric: metric.name(), reason })
+}
+
+fn message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")
+}
