@@ -10,9 +10,10 @@ use tch::{Device, Kind, Tensor};
 
 use crate::data::codec_from;
 use crate::error::{Error, Result};
-use crate::learner::{Learner, Prediction, on_main, predicted, state_dict};
-use crate::loaders::{Item, ItemCodec, ModelInput};
+use crate::learner::{Learner, Prediction, predicted, state_dict};
+use crate::loaders::{Item, ItemCodec, ModelInput, encoded};
 use crate::loss::{Loss, loss_named};
+use crate::main_process::on_main;
 use crate::model::{AnyModel, Slot};
 use crate::saved;
 
@@ -206,18 +207,5 @@ impl Predictor {
             .collect::<std::result::Result<_, _>>()?;
         let output = self.model.forward(&inputs)?.f_to_kind(Kind::Float)?;
         predicted(&*self.loss, &output, self.classes.as_deref())
-    }
-}
-
-/// The model's input of one item, with a batch dimension of 1.
-pub(crate) fn encoded(item: &Item, codec: Option<&dyn ItemCodec>) -> Result<Vec<Tensor>> {
-    match (item, codec) {
-        (Item::Tensors(tensors), _) => {
-            Ok(tensors.iter().map(|it| it.f_unsqueeze(0)).collect::<std::result::Result<_, _>>()?)
-        }
-        (_, Some(codec)) => codec.encode(item),
-        (_, None) => Err(Error::InvalidArgument(
-            "the data say nothing of how an item is read; predict a tensor, or give the Loaders a codec".into(),
-        )),
     }
 }

@@ -4,6 +4,7 @@ mod fit;
 mod freeze;
 mod lr_find;
 mod options;
+mod parallel;
 mod predict;
 mod save;
 mod schedules;
@@ -24,14 +25,15 @@ use crate::hyper::Rates;
 use crate::loaders::{BatchSource, Loaders, ModelInput, PreparedSource};
 use crate::loss::CrossEntropy;
 use crate::model::{AnyModel, Slot};
-use crate::recorder::{Recorder, RecorderOptions};
+use crate::recorder::Recorder;
+use crate::recording::RecorderOptions;
 use crate::state::{CurrentBatch, LearnerState, Position};
 
 pub use self::fit::FitOptions;
 pub use self::lr_find::{LrFindOptions, LrFinding, Suggestion};
 pub(crate) use self::predict::predicted;
 pub use self::predict::{Part, Prediction, Predictions, Validation};
-pub(crate) use self::save::{on_main, state_dict};
+pub(crate) use self::save::state_dict;
 pub use self::schedules::{FineTuneOptions, FlatCosOptions, OneCycleOptions, SgdrOptions};
 
 /// Data, a model, a loss and metrics, trained by schedules and callbacks: fastai's `Learner`.

@@ -607,3 +607,16 @@ where
         self.loader.len()
     }
 }
+
+/// The model's input of one item, with a batch dimension of 1.
+pub(crate) fn encoded(item: &Item, codec: Option<&dyn ItemCodec>) -> Result<Vec<Tensor>> {
+    match (item, codec) {
+        (Item::Tensors(tensors), _) => {
+            Ok(tensors.iter().map(|it| it.f_unsqueeze(0)).collect::<std::result::Result<_, _>>()?)
+        }
+        (_, Some(codec)) => codec.encode(item),
+        (_, None) => Err(Error::InvalidArgument(
+            "the data say nothing of how an item is read; predict a tensor, or give the Loaders a codec".into(),
+        )),
+    }
+}

@@ -3,13 +3,12 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use brigade_nn::{Model, Module, NamedTensor, ParamPath};
+use brigade_nn::{Model, Module, NamedTensor};
 use brigade_torch::{Streams, grad_enabled, gradient};
 use brigade_train::AutocastOptions;
 use tch::{Device, Tensor};
 
 use crate::error::{Error, Result};
-use crate::learner::Learner;
 use crate::loaders::ModelInput;
 
 /// Copies of a model on other devices.
@@ -27,6 +26,16 @@ pub(crate) trait Replicas {
     ) -> Result<Vec<Tensor>>;
     /// Adds the replicas' gradients to those of the model, and clears them.
     fn reduce(&mut self, parameters: &[NamedTensor]) -> Result<()>;
+}
+
+/// Makes replicas of models of one kind; `None` without a model.
+pub(crate) fn replicas<M, X>(models: Vec<Model<M>>) -> Option<Box<dyn Replicas>>
+where
+    M: for<'a> Module<X::Ref<'a>, Output = Tensor> + Send + 'static,
+    X: ModelInput,
+{
+    (!models.is_empty())
+        .then(|| -> Box<dyn Replicas> { Box::new(Set::<M, X> { models, input: PhantomData }) })
 }
 
 struct Set<M, X> {
@@ -127,76 +136,6 @@ pub(crate) fn other_inputs() -> Error {
         "a callback has left another number of tensors as the model's input than the data give"
             .into(),
     )
-}
-
-impl Learner {
-    /// Computes each batch on several devices in one process: the batch is scattered over them, each has a replica of
-    /// the model, outputs are gathered on the Learner's device, and gradients added up there
-    /// (`torch.nn.DataParallel`). The first device is the Learner's own; BatchNorm's statistics are those of its part.
-    ///
-    /// `build` makes the same model as the Learner's. Several processes, one for each device, are faster: that is
-    /// what `brigade launch` starts.
-    ///
-    /// ```no_run
-    /// # use brigade_learn::{Learner, Result};
-    /// # use brigade_models::resnet18;
-    /// # use tch::{Device, Tensor};
-    /// # fn f(learner: Learner) -> Result<()> {
-    /// let learner = learner.parallel::<Tensor, _>(
-    ///     &[Device::Cuda(0), Device::Cuda(1)],
-    ///     |path: &brigade_nn::ParamPath| brigade_models::ResNet::resnet18(path, 10),
-    /// )?;
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] with several ranks, for a first device that is not the Learner's, and for a model of
-    /// other parameters.
-    pub fn parallel<X, M>(
-        mut self,
-        devices: &[Device],
-        build: impl Fn(&ParamPath<'_>) -> M,
-    ) -> Result<Self>
-    where
-        X: ModelInput,
-        M: for<'a> Module<X::Ref<'a>, Output = Tensor> + Send + 'static,
-    {
-        if self.state.accelerator.processes().use_distributed() {
-            return Err(Error::InvalidArgument(
-                "`parallel` is for one process, and this job has several: each has a device of its own already"
-                    .into(),
-            ));
-        }
-        let own = self.state.accelerator.device();
-        let Some((first, others)) = devices.split_first().filter(|(first, _)| **first == own)
-        else {
-            return Err(Error::InvalidArgument(format!(
-                "the first device of `parallel` must be the Learner's, {own:?}; found {devices:?}"
-            )));
-        };
-        debug_assert_eq!(*first, own);
-        let here = shapes(&self.state.parameters());
-        let mut models = Vec::new();
-        for device in others {
-            let model = Model::builder().device(*device).build(&build)?;
-            if shapes(&model.parameters()) != here {
-                return Err(Error::InvalidArgument(
-                    "`parallel` was given the constructor of another model than the Learner's: its parameters \
-                     differ in names or shapes"
-                        .into(),
-                ));
-            }
-            models.push(model);
-        }
-        let replicas = (!models.is_empty())
-            .then(|| -> Box<dyn Replicas> { Box::new(Set::<M, X> { models, input: PhantomData }) });
-        self.state.model.set_replicas(replicas);
-        Ok(self)
-    }
-}
-
-fn shapes(parameters: &[NamedTensor]) -> Vec<(String, Vec<i64>)> {
-    parameters.iter().map(|it| (it.name.clone(), it.tensor.size())).collect()
 }
 
 impl fmt::Debug for dyn Replicas {

@@ -12,8 +12,8 @@ use brigade_optim::Optimizer;
 use brigade_train::Accelerator;
 use tch::{Device, Tensor};
 
-use crate::callbacks::checkpoint::Progress;
 use crate::error::Result;
+use crate::fit_progress::FitProgress;
 use crate::groups::Grouped;
 use crate::hyper::{GroupHypers, Hyper};
 use crate::loaders::{ItemCodec, Parts};
@@ -44,7 +44,7 @@ pub struct LearnerState {
     /// Gradients of earlier batches wait for their step.
     pub(crate) window_open: bool,
     /// A checkpoint to go on from, whether it is of this fit, and what it holds.
-    pub(crate) resume: Option<(PathBuf, bool, Progress)>,
+    pub(crate) resume: Option<(PathBuf, bool, FitProgress)>,
     /// A folder to save into when the callbacks of the event were called, and the number of the fit.
     pub(crate) save: Option<(PathBuf, usize)>,
     pub(crate) position: Position,

@@ -1,13 +1,10 @@
 //! Checkpoints in the middle of a fit, and going on from them.
 
-use std::path::{Path, PathBuf};
-
-use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 
 use crate::callback::{Callback, Step};
-use crate::error::{Error, Result};
-use crate::learner::on_main;
-use crate::recorder::Recorder;
+use crate::error::Error;
+use crate::fit_progress::FitProgress;
 use crate::state::LearnerState;
 
 /// Saves the whole state of a fit into a folder, after each epoch and after every so many batches where that is
@@ -45,26 +42,6 @@ pub struct Checkpoint {
     passed: bool,
 }
 
-/// What a checkpoint holds of the Learner itself.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Progress {
-    pub(crate) fit: usize,
-    pub(crate) epochs: usize,
-    /// The epoch that goes on, and its batches that were trained.
-    pub(crate) epoch: usize,
-    pub(crate) batch: usize,
-    /// Batches of an epoch on a rank.
-    pub(crate) batches: usize,
-    pub(crate) train_iter: usize,
-    pub(crate) progress: f64,
-    pub(crate) recorder: Recorder,
-    /// Of each callback that keeps something: its name and what.
-    pub(crate) callbacks: Vec<(String, String)>,
-}
-
-/// The file's name in the checkpoint's folder.
-pub(crate) const FILE: &str = "learner.msgpack";
-
 impl Checkpoint {
     /// Saves into this folder, after each epoch.
     #[must_use]
@@ -87,41 +64,6 @@ impl Checkpoint {
     }
 }
 
-impl Progress {
-    /// Reads the file of a checkpoint on rank 0, for all ranks; `None` where there is no checkpoint.
-    fn read(learner: &LearnerState, folder: &Path) -> Result<Option<Self>> {
-        let mut found = None;
-        on_main(learner.accelerator(), || {
-            let path = folder.join(FILE);
-            found = match std::fs::read(&path) {
-                Ok(bytes) => Some(bytes),
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                    // Not to be found out at the first save.
-                    if std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some()) {
-                        return Err(Error::Format {
-                            path: folder.to_owned(),
-                            reason: format!(
-                                "it has files, but no {FILE}: it is no checkpoint of a Learner; give another folder"
-                            ),
-                        });
-                    }
-                    None
-                }
-                Err(error) => return Err(Error::file("cannot read", &path)(error)),
-            };
-            Ok(())
-        })?;
-        let bytes = learner.accelerator().processes().broadcast_object(found, 0)?;
-        let parse = |bytes: Vec<u8>| {
-            rmp_serde::from_slice(&bytes).map_err(|error| Error::Format {
-                path: folder.join(FILE),
-                reason: error.to_string(),
-            })
-        };
-        bytes.map(parse).transpose()
-    }
-}
-
 impl Callback for Checkpoint {
     fn order(&self) -> i32 {
         // After all others, so that it saves what they have made of the batch.
@@ -135,7 +77,7 @@ impl Callback for Checkpoint {
     fn before_fit(&mut self, learner: &mut LearnerState) -> Step {
         (self.due, self.passed) = (false, false);
         if self.resume
-            && let Some(progress) = Progress::read(learner, &self.folder)?
+            && let Some(progress) = FitProgress::read(learner.accelerator(), &self.folder)?
         {
             if progress.fit == self.fit && progress.epochs != learner.epochs() {
                 return Err(Error::InvalidArgument(format!(

@@ -8,12 +8,12 @@ use brigade_data::Batch;
 use super::Learner;
 use crate::callback::{Callback, Interrupt, IntoCallbacks, Level, Phases, Ranks, Step, call};
 use crate::callbacks::Progress as Bars;
-use crate::callbacks::checkpoint::{FILE, Progress};
 use crate::error::{Error, Result};
 use crate::event::Event;
+use crate::fit_progress::{FILE, FitProgress};
 use crate::hyper::{Hyper, Rates};
 use crate::loaders::{Parts, PreparedSource};
-use crate::recorder::Recording;
+use crate::recording::Recording;
 use crate::state::{CurrentBatch, LearnerState, Position};
 
 /// What a fit can be told besides its epochs.
@@ -170,7 +170,7 @@ struct Loop<'a> {
     learner: &'a mut Learner,
     callbacks: &'a mut [Box<dyn Callback>],
     /// A checkpoint that the next epoch's training goes on from.
-    resumed: Option<(PathBuf, Progress)>,
+    resumed: Option<(PathBuf, FitProgress)>,
 }
 
 impl Loop<'_> {
@@ -291,7 +291,7 @@ impl Loop<'_> {
             _ => (epoch, iter + 1),
         };
         let recorder = state.recorder.clone();
-        let kept = Progress {
+        let kept = FitProgress {
             fit,
             epochs,
             epoch,
@@ -317,12 +317,13 @@ impl Loop<'_> {
     }
 
     /// Goes on from a checkpoint. Every rank takes part.
-    fn go_on(&mut self, folder: &Path, progress: Progress) -> Result<()> {
+    fn go_on(&mut self, folder: &Path, progress: FitProgress) -> Result<()> {
         let state = &mut self.learner.state;
         state.accelerator.load_state(folder)?;
         state.grouped.read_back();
-        let Progress { epoch, batch, batches, train_iter, progress, recorder, callbacks, .. } =
-            progress;
+        let FitProgress {
+            epoch, batch, batches, train_iter, progress, recorder, callbacks, ..
+        } = progress;
         let place = if epoch < state.position.epochs {
             format!("epoch {epoch}, batch {batch}")
         } else {

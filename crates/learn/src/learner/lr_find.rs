@@ -7,7 +7,7 @@ use super::fit::FitOptions;
 use crate::callback::{Callback, Level, Step};
 use crate::error::{Error, Result};
 use crate::hyper::Hyper;
-use crate::recorder::RecorderOptions;
+use crate::recording::RecorderOptions;
 use crate::state::LearnerState;
 
 /// How the finder goes through learning rates (Smith, 2017; fastai's `lr_find`).

@@ -11,10 +11,9 @@ use tch::{Device, Kind, Tensor};
 use super::Learner;
 use crate::callback::{Callback, Step};
 use crate::error::{Error, Result};
-use crate::export::encoded;
-use crate::loaders::{BatchSource, Item, ModelInput, PreparedSource, Target, source};
+use crate::loaders::{BatchSource, Item, ModelInput, PreparedSource, Target, encoded, source};
 use crate::loss::Loss;
-use crate::recorder::{Meters, unique};
+use crate::recording::{Meters, unique};
 use crate::state::LearnerState;
 
 /// A part of the Learner's data.

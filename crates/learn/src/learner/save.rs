@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use brigade_checkpoint::Value;
 use brigade_nn::StateDict;
 use brigade_optim::OptimizerState;
-use brigade_train::Accelerator;
+
 use tch::Tensor;
 
 use super::Learner;
 use crate::error::{Error, Result};
+use crate::main_process::on_main;
 use crate::saved;
 use crate::state::LearnerState;
 
@@ -71,23 +72,6 @@ impl LearnerState {
 
     fn on_main(&self, body: impl FnOnce() -> Result<()>) -> Result<()> {
         on_main(&self.accelerator, body)
-    }
-}
-
-/// Runs `body` on rank 0; all ranks learn how it went.
-pub(crate) fn on_main(accelerator: &Accelerator, body: impl FnOnce() -> Result<()>) -> Result<()> {
-    let mut own = None;
-    let outcome = accelerator.processes().on_main_process(|| {
-        body().map_err(|error| {
-            let text = error.to_string();
-            own = Some(error);
-            brigade_train::Error::InvalidArgument(text)
-        })
-    });
-    match (own, outcome) {
-        // Rank 0 keeps its own error, with its type.
-        (Some(error), _) => Err(error),
-        (None, outcome) => Ok(outcome.map(drop)?),
     }
 }
 

@@ -1,0 +1,65 @@
+//! How far a fit is, as its checkpoint holds it.
+
+use std::path::Path;
+
+use brigade_train::Accelerator;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::main_process::on_main;
+use crate::recorder::Recorder;
+
+/// The file's name in the checkpoint's folder.
+pub(crate) const FILE: &str = "learner.msgpack";
+
+/// What a checkpoint holds of the Learner itself.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct FitProgress {
+    pub(crate) fit: usize,
+    pub(crate) epochs: usize,
+    /// The epoch that goes on, and its batches that were trained.
+    pub(crate) epoch: usize,
+    pub(crate) batch: usize,
+    /// Batches of an epoch on a rank.
+    pub(crate) batches: usize,
+    pub(crate) train_iter: usize,
+    pub(crate) progress: f64,
+    pub(crate) recorder: Recorder,
+    /// Of each callback that keeps something: its name and what.
+    pub(crate) callbacks: Vec<(String, String)>,
+}
+
+impl FitProgress {
+    /// Reads the file of a checkpoint on rank 0, for all ranks; `None` where there is no checkpoint.
+    pub(crate) fn read(accelerator: &Accelerator, folder: &Path) -> Result<Option<Self>> {
+        let mut found = None;
+        on_main(accelerator, || {
+            let path = folder.join(FILE);
+            found = match std::fs::read(&path) {
+                Ok(bytes) => Some(bytes),
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                    // Not to be found out at the first save.
+                    if std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some()) {
+                        return Err(Error::Format {
+                            path: folder.to_owned(),
+                            reason: format!(
+                                "it has files, but no {FILE}: it is no checkpoint of a Learner; give another folder"
+                            ),
+                        });
+                    }
+                    None
+                }
+                Err(error) => return Err(Error::file("cannot read", &path)(error)),
+            };
+            Ok(())
+        })?;
+        let bytes = accelerator.processes().broadcast_object(found, 0)?;
+        let parse = |bytes: Vec<u8>| {
+            rmp_serde::from_slice(&bytes).map_err(|error| Error::Format {
+                path: folder.join(FILE),
+                reason: error.to_string(),
+            })
+        };
+        bytes.map(parse).transpose()
+    }
+}
