@@ -5,8 +5,9 @@ use brigade_torch::TensorTree;
 
 use super::Accelerator;
 use crate::error::Result;
+use crate::loader::PreparedLoader;
 use crate::loader::placement::{self, DATASET_SHARE};
-use crate::loader::{DataLoaderConfiguration, Loader, PreparedLoader};
+use crate::loader::source::{DataLoaderConfiguration, Loader};
 
 impl Accelerator {
     /// How batches are shared out among the ranks, as the builder's options say: for data sets that depend on it.
@@ -62,7 +63,8 @@ impl Accelerator {
     /// Leaves out the first batches of a loader's next epoch, as after a restart that no checkpoint
     /// tells of. A loader that `load_state` has restored does so by itself.
     pub fn skip_first_batches<L: Loader>(&self, loader: &PreparedLoader<L>, batches: usize) {
-        let inner = loader.inner();
-        inner.resume(inner.order_seed(), inner.next_epoch(), 0, batches);
+        let loader = loader.inner();
+        loader.set_skip_samples(0);
+        loader.set_skip_batches(batches);
     }
 }

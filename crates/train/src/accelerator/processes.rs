@@ -18,6 +18,67 @@ impl Accelerator {
         &self.processes
     }
 
+    /// This process's number in the job, from 0.
+    #[must_use]
+    pub fn process_index(&self) -> usize {
+        self.processes.process_index()
+    }
+
+    /// This process's number on its host, from 0.
+    #[must_use]
+    pub fn local_process_index(&self) -> usize {
+        self.processes.local_process_index()
+    }
+
+    /// The number of processes in the job.
+    #[must_use]
+    pub fn num_processes(&self) -> usize {
+        self.processes.num_processes()
+    }
+
+    /// Whether this is rank 0.
+    #[must_use]
+    pub fn is_main_process(&self) -> bool {
+        self.processes.is_main_process()
+    }
+
+    /// Whether this is the first rank of its host.
+    #[must_use]
+    pub fn is_local_main_process(&self) -> bool {
+        self.processes.is_local_main_process()
+    }
+
+    /// Whether this is the last rank.
+    #[must_use]
+    pub fn is_last_process(&self) -> bool {
+        self.processes.is_last_process()
+    }
+
+    /// Whether there is more than one process.
+    #[must_use]
+    pub fn use_distributed(&self) -> bool {
+        self.processes.use_distributed()
+    }
+
+    /// The device of this process: models and batches are put there.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        self.processes.device()
+    }
+
+    /// Returns rank, world size and hosts as the launcher has set them.
+    #[must_use]
+    pub fn world(&self) -> &World {
+        self.processes.world()
+    }
+
+    /// The group of all ranks, for collectives beyond those here; `None` with one process. Another one
+    /// after [`Accelerator::find_executable_batch_size`] has tried a size in vain.
+    #[must_use]
+    pub fn group(&self) -> Option<ProcessGroup> {
+        self.processes.group()
+    }
+
     /// Returns when every rank has called it.
     ///
     /// # Errors
@@ -265,66 +326,5 @@ impl Accelerator {
     #[track_caller]
     pub fn compute_metric<M: Metric>(&self, metric: &M) -> Result<M::Value> {
         self.processes.compute_metric(metric)
-    }
-
-    /// This process's number in the job, from 0.
-    #[must_use]
-    pub fn process_index(&self) -> usize {
-        self.processes.process_index()
-    }
-
-    /// This process's number on its host, from 0.
-    #[must_use]
-    pub fn local_process_index(&self) -> usize {
-        self.processes.local_process_index()
-    }
-
-    /// The number of processes in the job.
-    #[must_use]
-    pub fn num_processes(&self) -> usize {
-        self.processes.num_processes()
-    }
-
-    /// Whether this is rank 0.
-    #[must_use]
-    pub fn is_main_process(&self) -> bool {
-        self.processes.is_main_process()
-    }
-
-    /// Whether this is the first rank of its host.
-    #[must_use]
-    pub fn is_local_main_process(&self) -> bool {
-        self.processes.is_local_main_process()
-    }
-
-    /// Whether this is the last rank.
-    #[must_use]
-    pub fn is_last_process(&self) -> bool {
-        self.processes.is_last_process()
-    }
-
-    /// Whether there is more than one process.
-    #[must_use]
-    pub fn use_distributed(&self) -> bool {
-        self.processes.use_distributed()
-    }
-
-    /// The device of this process: models and batches are put there.
-    #[must_use]
-    pub fn device(&self) -> Device {
-        self.processes.device()
-    }
-
-    /// Returns rank, world size and hosts as the launcher has set them.
-    #[must_use]
-    pub fn world(&self) -> &World {
-        self.processes.world()
-    }
-
-    /// The group of all ranks, for collectives beyond those here; `None` with one process. Another one
-    /// after [`Accelerator::find_executable_batch_size`] has tried a size in vain.
-    #[must_use]
-    pub fn group(&self) -> Option<ProcessGroup> {
-        self.processes.group()
     }
 }

@@ -37,7 +37,7 @@ fn child() {
         batches < rounds
     });
     let (world, rank) = (accelerator.num_processes(), accelerator.process_index());
-    let seen = serde_json::to_vec(&(run.seen, run.optimizer.steps())).unwrap();
+    let seen = serde_json::to_vec(&(run.seen, run.optimizer.steps().unwrap())).unwrap();
     fs::write(folder.join(format!("seen_{world}_{rank}")), seen).unwrap();
 }
 

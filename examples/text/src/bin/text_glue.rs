@@ -109,7 +109,7 @@ fn main() -> MainResult {
     let losses = Losses::new(&accelerator);
     training.begin(common, &accelerator)?;
 
-    for epoch in train.inner().epoch()..training.epochs {
+    for epoch in train.epoch()..training.epochs {
         model.train();
         // The loss of the batches that become one step.
         let mut window = Mean::default();
@@ -130,11 +130,11 @@ fn main() -> MainResult {
             })?;
             if accelerator.sync_gradients() {
                 let loss = accelerator.compute_metric(&std::mem::take(&mut window))?;
-                let step = optimizer.steps();
+                let step = optimizer.steps()?;
                 losses.push(loss);
                 shown.set("loss", loss);
                 if common.log.is_some() {
-                    accelerator.log([("loss", loss), ("lr", scheduler.lr())], step)?;
+                    accelerator.log([("loss", loss), ("lr", scheduler.lr()?)], step)?;
                 }
                 if common.checkpoint_every.is_some_and(|every| step.is_multiple_of(every)) {
                     accelerator.save_state_numbered()?;
@@ -157,10 +157,10 @@ fn main() -> MainResult {
             f1.update(&predicted, &labels)?;
         }
         let loss = accelerator.compute_metric(&mean)?;
-        losses.push_valid(optimizer.steps(), loss);
+        losses.push_valid(optimizer.steps()?, loss);
         // Of two classes the second is the one that is looked for.
         let f1 = if pairs.classes.len() == 2 { f1.compute()[1] } else { f1.mean() };
-        let (percent, step) = (100.0 * accuracy.value(), optimizer.steps());
+        let (percent, step) = (100.0 * accuracy.value(), optimizer.steps()?);
         accelerator.println(format!(
             "epoch {}/{}, validation loss = {loss:.4}, accuracy = {percent:.2}, F1 = {f1:.4}",
             epoch + 1,
