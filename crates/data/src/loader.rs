@@ -194,7 +194,7 @@ impl<D: BatchedDataset> DataLoader<D> {
     /// is needed to keep them in step is added as duplicates, which [`Batch::valid`] leaves out.
     ///
     /// The seed must be the same on all ranks: give one, or take rank 0's from
-    /// [`options`](Self::options) before the first epoch.
+    /// [`options`](LoaderCore::options) before the first epoch.
     ///
     /// # Errors
     /// When the rank does not exist or the options do not fit the batch size or each other.

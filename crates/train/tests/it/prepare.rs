@@ -311,15 +311,16 @@ fn what_the_program_drops_is_not_saved_any_more() {
     let (model, optimizer, loader) = prepare();
     let kept = std::sync::Arc::new(std::sync::Mutex::new(1));
     accelerator.register_value_for_checkpointing(&kept);
-    accelerator.checkpoints().register(&first.2);
-    drop((first, kept));
+    let registered = Sgd::new(0.1).build(&Model::new(linear).unwrap()).unwrap();
+    accelerator.checkpoints().register(&registered);
+    drop((first, kept, registered));
     assert_eq!(
         objects("second"),
-        ["model", "optimizer", "loader", "loader_1", "custom", "run", "rank_0"]
+        ["model", "optimizer", "optimizer_1", "loader", "custom", "run", "rank_0"]
     );
     // A handle of the optimizer that a program or a scheduler keeps is not the prepared one.
     let optimizer = optimizer.into_inner();
-    assert_eq!(objects("model"), ["model", "loader", "loader_1", "custom", "run", "rank_0"]);
+    assert_eq!(objects("model"), ["model", "optimizer", "loader", "custom", "run", "rank_0"]);
     drop((model, optimizer, loader));
-    assert_eq!(objects("nothing"), ["loader", "custom", "run", "rank_0"]);
+    assert_eq!(objects("registered"), ["optimizer", "custom", "run", "rank_0"]);
 }
