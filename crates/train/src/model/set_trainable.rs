@@ -41,9 +41,9 @@ impl<M> PreparedModel<M> {
     /// let optimizer = Adam::default().group(Group::matching("module1.*").lr(1e-4)).build(&model)?;
     /// let (mut model, optimizer) = accelerator.prepare((model, optimizer))?;
     /// assert_eq!(model.set_trainable("module1.*", false)?, 4);
-    /// assert_eq!(optimizer.groups().len(), 1);
+    /// assert_eq!(optimizer.groups()?.len(), 1);
     /// model.set_trainable("module1.*", true)?;
-    /// assert_eq!(optimizer.groups().len(), 2);
+    /// assert_eq!(optimizer.groups()?.len(), 2);
     /// # Ok::<(), brigade_train::Error>(())
     /// ```
     ///
