@@ -90,7 +90,7 @@ fn train(builder: AcceleratorBuilder, options: &Options) -> Result<f64> {
     }
 
     let mut percent = 0.0;
-    for epoch in train.inner().epoch()..options.epochs {
+    for epoch in train.epoch()..options.epochs {
         model.train();
         for batch in accelerator.progress(&train) {
             let batch = batch?;
@@ -105,9 +105,9 @@ fn train(builder: AcceleratorBuilder, options: &Options) -> Result<f64> {
                 Ok(loss.detach())
             })?;
             if accelerator.sync_gradients() {
-                let step = optimizer.steps();
+                let step = optimizer.steps()?;
                 let loss = f64::try_from(&accelerator.processes().reduce(&loss, ReduceOp::Mean)?)?;
-                accelerator.log([("loss", loss), ("lr", scheduler.lr())], step)?;
+                accelerator.log([("loss", loss), ("lr", scheduler.lr()?)], step)?;
                 if step % options.checkpoint_every == 0 {
                     // Training waits only for a copy; a thread writes.
                     accelerator.checkpoints().save_numbered()?;
@@ -126,7 +126,7 @@ fn train(builder: AcceleratorBuilder, options: &Options) -> Result<f64> {
         percent = 100.0 * accelerator.compute_metric(&accuracy)?;
         let epochs = options.epochs;
         accelerator.println(format!("epoch {}/{epochs}, accuracy = {percent:.2} %", epoch + 1));
-        accelerator.log([("accuracy", percent)], optimizer.steps())?;
+        accelerator.log([("accuracy", percent)], optimizer.steps()?)?;
     }
     accelerator.checkpoints().wait()?;
     accelerator.save_model(&model, options.folder.join("model.safetensors"))?;

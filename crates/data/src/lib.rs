@@ -111,7 +111,7 @@ pub use dataset::{
 pub use epoch::Epoch;
 pub use error::DataError;
 pub use loader::{BatchSampler, DataLoader};
-pub use options::LoaderOptions;
+pub use options::{LoaderCore, LoaderOptions};
 pub use seed::{draw_seed, set_thread_seed};
 pub use stream_loader::StreamLoader;
 pub use tensors::TensorDataset;

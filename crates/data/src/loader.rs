@@ -2,13 +2,14 @@
 
 use std::any::Any;
 use std::fmt;
+use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_sampling::{Order, Sampler, ShardOptions, Shards, Shuffle};
 use brigade_torch::{Device, StreamEvent, TensorTree};
 
 use crate::beside::take_over;
-use crate::options::{Progress, ShardPosition, Start, loader_methods};
+use crate::options::{LoaderCore, ShardPosition, Start, loader_options};
 use crate::workers::{Work, Workers, guarded};
 use crate::{Batch, BatchContext, BatchedDataset, DataError, Epoch, LoaderOptions};
 
@@ -34,9 +35,7 @@ use crate::{Batch, BatchContext, BatchedDataset, DataError, Epoch, LoaderOptions
 pub struct DataLoader<D> {
     dataset: Arc<D>,
     order: OrderRule,
-    options: LoaderOptions,
-    position: ShardPosition,
-    progress: Arc<Progress>,
+    core: LoaderCore,
     upcoming: Arc<Mutex<Upcoming>>,
 }
 
@@ -82,16 +81,14 @@ impl<D: BatchedDataset> DataLoader<D> {
         Self {
             dataset: Arc::new(dataset),
             order: OrderRule::Plain,
-            options: LoaderOptions::with_drawn_seed(),
-            position: ShardPosition::alone(),
-            progress: Arc::default(),
+            core: LoaderCore::new(LoaderOptions::with_drawn_seed()),
             upcoming: Arc::default(),
         }
     }
 }
 
 impl<D> DataLoader<D> {
-    loader_methods!();
+    loader_options!();
 
     /// Lets threads begin the next epoch when the last batch of one is given out, so that its first
     /// batches are there when validation is over. Batches are the same; as many more as are made ahead
@@ -111,14 +108,14 @@ impl<D> DataLoader<D> {
     /// ```
     #[must_use]
     pub fn overlap_epochs(mut self, overlap: bool) -> Self {
-        self.options.overlap_epochs = overlap;
+        self.core.options.overlap_epochs = overlap;
         self
     }
 
     /// Visits the samples in an order that is new in each epoch.
     #[must_use]
     pub fn shuffle(mut self, shuffle: bool) -> Self {
-        self.options.shuffle = shuffle;
+        self.core.options.shuffle = shuffle;
         self
     }
 
@@ -126,7 +123,7 @@ impl<D> DataLoader<D> {
     /// it is asked for. They take cores from the training step, so count them in.
     #[must_use]
     pub fn threads(mut self, threads: usize) -> Self {
-        self.options.threads = threads;
+        self.core.options.threads = threads;
         self
     }
 
@@ -134,7 +131,7 @@ impl<D> DataLoader<D> {
     /// in memory. Without threads it has no meaning.
     #[must_use]
     pub fn prefetch(mut self, batches: usize) -> Self {
-        self.options.prefetch = Some(batches);
+        self.core.options.prefetch = Some(batches);
         self
     }
 
@@ -166,13 +163,16 @@ impl<D> DataLoader<D> {
     /// from a seed that was perhaps drawn at random.
     #[must_use]
     pub fn depends_on_seed(&self) -> bool {
-        matches!(self.order, OrderRule::Plain) && self.options.shuffle
+        matches!(self.order, OrderRule::Plain) && self.core.options.shuffle
     }
+}
 
-    /// Number of ranks that share the data; 1 before [`shard`](Self::shard).
-    #[must_use]
-    pub fn world(&self) -> usize {
-        self.position.world
+/// Its options and its position in the data.
+impl<D> Deref for DataLoader<D> {
+    type Target = LoaderCore;
+
+    fn deref(&self) -> &LoaderCore {
+        &self.core
     }
 }
 
@@ -183,9 +183,7 @@ impl<D> Clone for DataLoader<D> {
         Self {
             dataset: Arc::clone(&self.dataset),
             order: self.order.clone(),
-            options: self.options,
-            position: self.position,
-            progress: Arc::clone(&self.progress),
+            core: self.core.clone(),
             upcoming: Arc::clone(&self.upcoming),
         }
     }
@@ -196,7 +194,7 @@ impl<D: BatchedDataset> DataLoader<D> {
     /// is needed to keep them in step is added as duplicates, which [`Batch::valid`] leaves out.
     ///
     /// The seed must be the same on all ranks: give one, or take rank 0's from
-    /// [`options`](Self::options) before the first epoch.
+    /// [`options`](LoaderCore::options) before the first epoch.
     ///
     /// # Errors
     /// When the rank does not exist or the options do not fit the batch size or each other.
@@ -206,7 +204,7 @@ impl<D: BatchedDataset> DataLoader<D> {
         world: usize,
         options: ShardOptions,
     ) -> Result<Self, DataError> {
-        self.position = ShardPosition::of_rank(rank, world, options)?;
+        self.core.position = ShardPosition::of_rank(rank, world, options)?;
         self.check()?;
         Ok(self)
     }
@@ -217,7 +215,7 @@ impl<D: BatchedDataset> DataLoader<D> {
     /// # Errors
     /// As [`shard`](Self::shard).
     pub fn dispatch(mut self, world: usize, options: ShardOptions) -> Result<Self, DataError> {
-        self.position = ShardPosition { rank: None, world, options };
+        self.core.position = ShardPosition { rank: None, world, options };
         self.check()?;
         Ok(self)
     }
@@ -226,14 +224,14 @@ impl<D: BatchedDataset> DataLoader<D> {
     fn check(&self) -> Result<(), DataError> {
         let batch_size = match &self.order {
             OrderRule::Lists(lists) => lists.batch_size(),
-            _ => Some(self.options.batch_size),
+            _ => Some(self.core.options.batch_size),
         };
-        let options = self.position.options;
+        let options = self.core.position.options;
         match batch_size {
             Some(batch_size) => {
-                Shards::new(Order::Sequential(0), batch_size, self.position.world, options)?
+                Shards::new(Order::Sequential(0), batch_size, self.core.position.world, options)?
             }
-            None => Shards::from_batches(Vec::new(), None, self.position.world, options)?,
+            None => Shards::from_batches(Vec::new(), None, self.core.position.world, options)?,
         };
         Ok(())
     }
@@ -243,7 +241,7 @@ impl<D: BatchedDataset> DataLoader<D> {
     #[must_use]
     pub fn len(&self) -> usize {
         // The order's content does not change the count, and a shuffle costs time.
-        let offset = self.progress.offset();
+        let offset = self.core.progress.offset();
         let shards = match &self.order {
             OrderRule::Plain => {
                 self.deal(Order::Sequential(self.dataset.num_samples().saturating_sub(offset)))
@@ -251,7 +249,7 @@ impl<D: BatchedDataset> DataLoader<D> {
             OrderRule::Sampler(sampler) => {
                 self.deal(Order::Sequential(sampler.len().saturating_sub(offset)))
             }
-            OrderRule::Lists(_) => self.plan_after(self.progress.epoch(), offset),
+            OrderRule::Lists(_) => self.plan_after(self.core.progress.epoch(), offset),
         };
         shards.map_or(0, |shards| self.batches_here(&shards))
     }
@@ -274,7 +272,7 @@ impl<D: BatchedDataset> DataLoader<D> {
     fn plan_after(&self, epoch: u64, offset: usize) -> Result<Shards, DataError> {
         let rest = |order: Vec<usize>| order.get(offset..).unwrap_or_default().to_vec().into();
         match &self.order {
-            OrderRule::Plain if self.options.shuffle => {
+            OrderRule::Plain if self.core.options.shuffle => {
                 let order =
                     Shuffle::new(self.dataset.num_samples(), self.current_seed()).order(epoch);
                 self.deal(rest(order))
@@ -294,21 +292,26 @@ impl<D: BatchedDataset> DataLoader<D> {
                     left = if done { left - batch.len() } else { 0 };
                     !done
                 });
-                Ok(Shards::from_batches(batches, lists.batch_size(), self.position.world, rules)?)
+                Ok(Shards::from_batches(
+                    batches,
+                    lists.batch_size(),
+                    self.core.position.world,
+                    rules,
+                )?)
             }
         }
     }
 
     fn deal(&self, order: Order) -> Result<Shards, DataError> {
         let rules = self.rules();
-        Ok(Shards::new(order, self.options.batch_size, self.position.world, rules)?)
+        Ok(Shards::new(order, self.core.options.batch_size, self.core.position.world, rules)?)
     }
 
     fn rules(&self) -> ShardOptions {
-        let rules = self.position.rules(self.options.drop_last);
-        match self.position.world {
+        let rules = self.core.position.rules(self.core.options.drop_last);
+        match self.core.position.world {
             1 => rules,
-            _ => self.progress.overriding(rules),
+            _ => self.core.progress.overriding(rules),
         }
     }
 
@@ -316,11 +319,11 @@ impl<D: BatchedDataset> DataLoader<D> {
     /// goes back to the options of [`DataLoader::shard`]. Nothing changes for a loader that is not
     /// shared out.
     pub fn override_even_batches(&self, even: Option<bool>) {
-        self.progress.override_even(even);
+        self.core.progress.override_even(even);
     }
 
     fn batches_here(&self, shards: &Shards) -> usize {
-        self.position.rank.map_or_else(|| shards.rounds(), |rank| shards.num_batches(rank))
+        self.core.position.rank.map_or_else(|| shards.rounds(), |rank| shards.num_batches(rank))
     }
 }
 
@@ -328,14 +331,14 @@ impl<D: BatchedDataset + 'static> DataLoader<D> {
     /// Begins the next epoch. With threads, they start now.
     #[must_use]
     pub fn iter(&self) -> Epoch<D::Batch> {
-        let Start { epoch, offset, skip } = self.progress.begin();
+        let Start { epoch, offset, skip } = self.core.progress.begin();
         let begun = match self.take_upcoming(epoch) {
             Some(batches) if (offset, skip) == (0, 0) => Ok(batches),
             _ => self.plan_after(epoch, offset).and_then(|shards| self.begin(epoch, skip, shards)),
         };
         match begun {
             Ok(mut batches) => {
-                if self.options.overlap_epochs && self.options.threads > 0 {
+                if self.core.options.overlap_epochs && self.core.options.threads > 0 {
                     let loader = self.clone();
                     batches.before_last = Some(Box::new(move || loader.begin_early(epoch + 1)));
                 }
@@ -351,8 +354,8 @@ impl<D: BatchedDataset + 'static> DataLoader<D> {
             epoch,
             seed: self.current_seed(),
             rules: self.rules(),
-            options: self.options,
-            position: self.position,
+            options: self.core.options,
+            position: self.core.position,
         }
     }
 
@@ -383,16 +386,16 @@ impl<D: BatchedDataset + 'static> DataLoader<D> {
         let next = skip.min(end);
         let shards = Arc::new(shards);
         let (dataset, rank, seed) =
-            (Arc::clone(&self.dataset), self.position.rank, self.current_seed());
+            (Arc::clone(&self.dataset), self.core.position.rank, self.current_seed());
         let plan = Arc::clone(&shards);
         let work: Work<D::Batch> = Arc::new(move |batch| {
             let context = BatchContext { seed, epoch, batch, rank: rank.unwrap_or_default() };
             dataset.batch(&indices(&plan, rank, batch), &context)
         });
-        let maker = match self.options.threads {
+        let maker = match self.core.options.threads {
             0 => Maker::Caller(work),
             threads => {
-                let (ahead, device) = (self.options.ahead(), self.options.device);
+                let (ahead, device) = (self.core.options.ahead(), self.core.options.device);
                 Maker::Threads(Workers::start(threads, ahead, next..end, device, &work)?)
             }
         };
@@ -469,10 +472,6 @@ impl<D: BatchedDataset + 'static> IntoIterator for &DataLoader<D> {
 
 impl<D> fmt::Debug for DataLoader<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DataLoader")
-            .field("options", &self.options)
-            .field("position", &self.position)
-            .field("progress", &self.progress)
-            .finish_non_exhaustive()
+        f.debug_struct("DataLoader").field("core", &self.core).finish_non_exhaustive()
     }
 }

@@ -1,7 +1,7 @@
 //! Options of both loaders, and their positions.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_sampling::ShardOptions;
 use brigade_torch::Device;
@@ -159,14 +159,94 @@ impl Progress {
     }
 }
 
-/// The methods that both loaders have, written once.
-macro_rules! loader_methods {
+/// What a [`DataLoader`](crate::DataLoader) and a [`StreamLoader`](crate::StreamLoader) have in common, and
+/// dereference to: their options, and the position in the data, which changes while they are in use.
+///
+/// ```
+/// use brigade_data::{DataLoader, dataset_from_fn};
+///
+/// let rows = dataset_from_fn(8, |index, _seed| Ok((index as i64,)));
+/// let loader = DataLoader::new(rows).batch_size(2);
+/// assert_eq!((loader.options().batch_size, loader.epoch()), (2, 0));
+/// loader.set_epoch(5);
+/// loader.set_skip_batches(1);
+/// assert_eq!(loader.iter().count(), 3); // what is left of epoch 5
+/// assert_eq!(loader.epoch(), 6);
+/// ```
+#[derive(Clone, Debug)]
+pub struct LoaderCore {
+    pub(crate) options: LoaderOptions,
+    pub(crate) position: ShardPosition,
+    pub(crate) progress: Arc<Progress>,
+}
+
+impl LoaderCore {
+    pub(crate) fn new(options: LoaderOptions) -> Self {
+        Self { options, position: ShardPosition::alone(), progress: Arc::default() }
+    }
+
+    /// Returns all settings, among them the seed that was drawn.
+    #[must_use]
+    pub fn options(&self) -> &LoaderOptions {
+        &self.options
+    }
+
+    /// Returns the number of ranks that share the data; 1 before the loader is sharded.
+    #[must_use]
+    pub fn world(&self) -> usize {
+        self.position.world
+    }
+
+    /// Returns the number of the epoch that the next iteration begins, from 0.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.progress.epoch()
+    }
+
+    /// Makes the next iteration epoch `epoch`; each iteration counts on from there.
+    pub fn set_epoch(&self, epoch: u64) {
+        self.progress.set_epoch(epoch);
+    }
+
+    /// Counts an epoch that another process reads in place of this one.
+    pub fn pass_epoch(&self) {
+        self.progress.begin();
+    }
+
+    /// Returns the seed of all random choices: the one that was given or drawn, or set since.
+    #[must_use]
+    pub fn current_seed(&self) -> u64 {
+        self.progress.seed().unwrap_or(self.options.seed)
+    }
+
+    /// Sets the seed of a loader that is in use, from its next epoch on.
+    pub fn set_seed(&self, seed: u64) {
+        self.progress.set_seed(seed);
+    }
+
+    /// Leaves out the first batches of the next epoch, and of that one only, as `skip_batches` of a loader that is
+    /// not in use yet.
+    pub fn set_skip_batches(&self, batches: usize) {
+        self.progress.set_skip(batches);
+    }
+
+    /// Leaves out the first samples of the next epoch's order, and of that one only, and deals
+    /// the rest out as if it were all: where a run goes on with another number of ranks, whose
+    /// batches do not fall on the old ones. Batches count from 0 again.
+    pub fn set_skip_samples(&self, samples: usize) {
+        self.progress.set_offset(samples);
+    }
+}
+
+/// The options that both loaders have: methods of a builder, which return the loader itself. All else that they share
+/// is in [`LoaderCore`].
+macro_rules! loader_options {
     () => {
         /// Sets the number of samples of a batch (1 unless set). With several ranks, it is that of
         /// one rank unless the batches are split.
         #[must_use]
         pub fn batch_size(mut self, batch_size: usize) -> Self {
-            self.options.batch_size = batch_size;
+            self.core.options.batch_size = batch_size;
             self
         }
 
@@ -175,7 +255,7 @@ macro_rules! loader_methods {
         /// `Accelerator::set_seed`).
         #[must_use]
         pub fn seed(mut self, seed: u64) -> Self {
-            self.options.seed = seed;
+            self.core.options.seed = seed;
             self
         }
 
@@ -201,14 +281,14 @@ macro_rules! loader_methods {
         /// ```
         #[must_use]
         pub fn device(mut self, device: Device) -> Self {
-            self.options.device = Some(device);
+            self.core.options.device = Some(device);
             self
         }
 
         /// Leaves out a last batch that is smaller than the others.
         #[must_use]
         pub fn drop_last(mut self, drop_last: bool) -> Self {
-            self.options.drop_last = drop_last;
+            self.core.options.drop_last = drop_last;
             self
         }
 
@@ -216,49 +296,9 @@ macro_rules! loader_methods {
         /// follow are the same as without, counts of valid rows included.
         #[must_use]
         pub fn skip_batches(self, batches: usize) -> Self {
-            self.progress.set_skip(batches);
+            self.core.progress.set_skip(batches);
             self
-        }
-
-        /// As [`skip_batches`](Self::skip_batches), for a loader that is in use.
-        pub fn set_skip_batches(&self, batches: usize) {
-            self.progress.set_skip(batches);
-        }
-
-        /// Leaves out the first samples of the next epoch's order, and of that one only, and deals
-        /// the rest out as if it were all: where a run goes on with another number of ranks, whose
-        /// batches do not fall on the old ones. Batches count from 0 again.
-        pub fn set_skip_samples(&self, samples: usize) {
-            self.progress.set_offset(samples);
-        }
-
-        /// The seed of all random choices: the one that was given or drawn, or set since.
-        #[must_use]
-        pub fn current_seed(&self) -> u64 {
-            self.progress.seed().unwrap_or(self.options.seed)
-        }
-
-        /// Sets the seed of a loader that is in use, from its next epoch on.
-        pub fn set_seed(&self, seed: u64) {
-            self.progress.set_seed(seed);
-        }
-
-        /// All settings, among them the seed that was drawn.
-        #[must_use]
-        pub fn options(&self) -> &LoaderOptions {
-            &self.options
-        }
-
-        /// The number of the epoch that the next iteration begins, from 0.
-        #[must_use]
-        pub fn epoch(&self) -> u64 {
-            self.progress.epoch()
-        }
-
-        /// Makes the next iteration epoch `epoch`; each iteration counts on from there.
-        pub fn set_epoch(&self, epoch: u64) {
-            self.progress.set_epoch(epoch);
         }
     };
 }
-pub(crate) use loader_methods;
+pub(crate) use loader_options;

@@ -1,6 +1,7 @@
 //! The loader for streams: data without a length.
 
 use std::fmt;
+use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +14,7 @@ use crossbeam_channel::{Receiver, bounded};
 use crate::beside::{Beside, take_over};
 use crate::dataset::SampleStream;
 use crate::loader::at_batch;
-use crate::options::{Progress, ShardPosition, Start, loader_methods};
+use crate::options::{LoaderCore, ShardPosition, Start, loader_options};
 use crate::workers::guarded;
 use crate::{Batch, Collate, DataError, Epoch, IterableDataset, LoaderOptions};
 
@@ -40,9 +41,7 @@ use crate::{Batch, Collate, DataError, Epoch, IterableDataset, LoaderOptions};
 /// ```
 pub struct StreamLoader<I> {
     dataset: Arc<I>,
-    options: LoaderOptions,
-    position: ShardPosition,
-    progress: Progress,
+    core: LoaderCore,
 }
 
 impl<I: IterableDataset> StreamLoader<I> {
@@ -50,20 +49,19 @@ impl<I: IterableDataset> StreamLoader<I> {
     pub fn new(dataset: I) -> Self {
         let options =
             LoaderOptions { threads: 1, prefetch: Some(2), ..LoaderOptions::with_drawn_seed() };
-        let dataset = Arc::new(dataset);
-        Self { dataset, options, position: ShardPosition::alone(), progress: Progress::default() }
+        Self { dataset: Arc::new(dataset), core: LoaderCore::new(options) }
     }
 }
 
 impl<I> StreamLoader<I> {
-    loader_methods!();
+    loader_options!();
 
     /// Sets how many batches the reading thread makes ahead. With 0 there is no thread: the calling
     /// one reads when a batch is asked for. One more batch is always read, to know the last.
     #[must_use]
     pub fn prefetch(mut self, batches: usize) -> Self {
-        self.options.prefetch = Some(batches);
-        self.options.threads = usize::from(batches > 0);
+        self.core.options.prefetch = Some(batches);
+        self.core.options.threads = usize::from(batches > 0);
         self
     }
 
@@ -71,12 +69,6 @@ impl<I> StreamLoader<I> {
     #[must_use]
     pub fn dataset(&self) -> &I {
         &self.dataset
-    }
-
-    /// Number of ranks that share the data; 1 before [`shard`](Self::shard).
-    #[must_use]
-    pub fn world(&self) -> usize {
-        self.position.world
     }
 
     /// The same loader for one rank of `world`, by the rules of [`StreamShard`].
@@ -89,8 +81,8 @@ impl<I> StreamLoader<I> {
         world: usize,
         options: ShardOptions,
     ) -> Result<Self, DataError> {
-        self.position = ShardPosition::of_rank(rank, world, options)?;
-        StreamShard::<()>::new(self.options.batch_size, rank, world, options)?;
+        self.core.position = ShardPosition::of_rank(rank, world, options)?;
+        StreamShard::<()>::new(self.core.options.batch_size, rank, world, options)?;
         Ok(self)
     }
 
@@ -100,22 +92,31 @@ impl<I> StreamLoader<I> {
     /// # Errors
     /// As [`shard`](Self::shard).
     pub fn dispatch(mut self, world: usize, options: ShardOptions) -> Result<Self, DataError> {
-        StreamShard::<()>::new(self.options.batch_size, 0, world, options)?;
-        self.position = ShardPosition { rank: None, world, options };
+        StreamShard::<()>::new(self.core.options.batch_size, 0, world, options)?;
+        self.core.position = ShardPosition { rank: None, world, options };
         Ok(self)
     }
 
     fn reader<S: Collate>(&self, epoch: u64, skip: usize) -> Result<Plan, DataError> {
-        let rules = self.position.rules(self.options.drop_last);
-        let (batch_size, world) = (self.options.batch_size, self.position.world);
+        let rules = self.core.position.rules(self.core.options.drop_last);
+        let (batch_size, world) = (self.core.options.batch_size, self.core.position.world);
         // Found out here, where the error is the caller's; the reader makes its own.
         StreamShard::<Rc<S>>::new(
             batch_size,
-            self.position.rank.unwrap_or_default(),
+            self.core.position.rank.unwrap_or_default(),
             world,
             rules,
         )?;
-        Ok(Plan { batch_size, world, rank: self.position.rank, rules, epoch, skip })
+        Ok(Plan { batch_size, world, rank: self.core.position.rank, rules, epoch, skip })
+    }
+}
+
+/// Its options and its position in the data.
+impl<I> Deref for StreamLoader<I> {
+    type Target = LoaderCore;
+
+    fn deref(&self) -> &LoaderCore {
+        &self.core
     }
 }
 
@@ -123,7 +124,7 @@ impl<I: IterableDataset + 'static> StreamLoader<I> {
     /// Begins the next epoch; the thread starts to read now.
     #[must_use]
     pub fn iter(&self) -> Epoch<<I::Sample as Collate>::Batch> {
-        let Start { epoch, offset, skip } = self.progress.begin();
+        let Start { epoch, offset, skip } = self.core.progress.begin();
         let (dataset, seed) = (Arc::clone(&self.dataset), self.current_seed());
         // An error among those that are left out is an error of the next: it must not be lost.
         let open = move || -> SampleStream<I::Sample> {
@@ -135,7 +136,7 @@ impl<I: IterableDataset + 'static> StreamLoader<I> {
             }))
         };
         let begun = self.reader::<I::Sample>(epoch, skip).and_then(|plan| {
-            match (self.options.threads, self.options.prefetch) {
+            match (self.core.options.threads, self.core.options.prefetch) {
                 (0, _) | (_, Some(0)) => Ok(Epoch::new(
                     epoch,
                     None,
@@ -143,7 +144,7 @@ impl<I: IterableDataset + 'static> StreamLoader<I> {
                 )),
                 (_, ahead) => {
                     let ahead = ahead.unwrap_or(2);
-                    let reader = Reader::start(plan, ahead, self.options.device, open)?;
+                    let reader = Reader::start(plan, ahead, self.core.options.device, open)?;
                     Ok(Epoch::new(epoch, None, Box::new(reader)))
                 }
             }
@@ -163,11 +164,7 @@ impl<I: IterableDataset + 'static> IntoIterator for &StreamLoader<I> {
 
 impl<I> fmt::Debug for StreamLoader<I> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StreamLoader")
-            .field("options", &self.options)
-            .field("position", &self.position)
-            .field("progress", &self.progress)
-            .finish_non_exhaustive()
+        f.debug_struct("StreamLoader").field("core", &self.core).finish_non_exhaustive()
     }
 }
 

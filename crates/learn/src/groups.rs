@@ -233,12 +233,13 @@ impl Grouped {
         });
     }
 
-    /// Returns the optimizer, once there is one.
-    pub(crate) fn optimizer(&self) -> Option<&Optimizer> {
-        match self.held.as_ref()? {
-            Held::Plain(optimizer) => Some(optimizer),
-            Held::Prepared(optimizer) => Some(optimizer),
-        }
+    /// Returns a handle of the optimizer, once there is one and nothing of its last step is in flight.
+    pub(crate) fn optimizer(&self) -> Result<Option<Optimizer>> {
+        Ok(match &self.held {
+            Some(Held::Plain(optimizer)) => Some(optimizer.clone()),
+            Some(Held::Prepared(optimizer)) => Some(optimizer.settled()?),
+            None => None,
+        })
     }
 
     pub(crate) fn step(&mut self) -> Result<()> {
@@ -284,14 +285,9 @@ impl Grouped {
         if hyper == Hyper::Momentum && !self.has_momentum {
             return Ok(());
         }
-        let of_optimizer = &self.of_optimizer;
-        let Some(optimizer) = &mut self.held else { return Ok(()) };
-        let optimizer: &mut Optimizer = match optimizer {
-            Held::Plain(optimizer) => optimizer,
-            Held::Prepared(optimizer) => optimizer,
-        };
+        let Some(mut optimizer) = self.optimizer()? else { return Ok(()) };
         let exempt = (hyper == Hyper::WeightDecay).then(|| optimizer.groups());
-        for (index, group) in of_optimizer.iter().enumerate() {
+        for (index, group) in self.of_optimizer.iter().enumerate() {
             let value = values[*group];
             match hyper {
                 Hyper::Lr => optimizer.set_group_lr(index, value)?,
@@ -309,9 +305,9 @@ impl Grouped {
     }
 
     /// Takes the hyperparameters that a loaded state has put into the optimizer.
-    pub(crate) fn read_back(&mut self) {
-        let Some(made) = self.optimizer().map(Optimizer::groups) else { return };
-        for (group, index) in made.iter().zip(&self.of_optimizer) {
+    pub(crate) fn read_back(&mut self) -> Result<()> {
+        let Some(optimizer) = self.optimizer()? else { return Ok(()) };
+        for (group, index) in optimizer.groups().iter().zip(&self.of_optimizer) {
             let Some(hypers) = self.hypers.get_mut(*index) else { continue };
             hypers.lr = group.lr();
             if self.has_momentum {
@@ -321,5 +317,6 @@ impl Grouped {
                 hypers.weight_decay = group.weight_decay();
             }
         }
+        Ok(())
     }
 }

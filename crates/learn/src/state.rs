@@ -376,9 +376,12 @@ impl LearnerState {
         self.model.hold_in_eval(prefix, on)
     }
 
-    /// Returns the optimizer, once a fit has made one.
-    #[must_use]
-    pub fn optimizer(&self) -> Option<&Optimizer> {
+    /// Returns a handle of the optimizer, once a fit has made one. Where a device has to say whether the last step
+    /// was made, this waits for it.
+    ///
+    /// # Errors
+    /// As [`brigade_train::PreparedOptimizer::settled`].
+    pub fn optimizer(&self) -> Result<Option<Optimizer>> {
         self.grouped.optimizer()
     }
 

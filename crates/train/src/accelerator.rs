@@ -27,7 +27,7 @@ use crate::checkpoint::Checkpoints;
 use crate::error::Result;
 use crate::gradients::backward::Gradients;
 use crate::gradients::join::EvenBatches;
-use crate::loader::DataLoaderConfiguration;
+use crate::loader::source::DataLoaderConfiguration;
 use crate::model::{ModelOptions, PreparedModel};
 use crate::precision::Numerics;
 use crate::processes::{Processes, set_seed};

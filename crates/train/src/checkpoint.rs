@@ -2,10 +2,9 @@
 
 mod buffer_pool;
 mod capture;
-mod checkpointed;
-mod custom;
 mod inner;
 mod load;
+mod message_pack;
 mod project;
 mod ranks;
 mod save;
@@ -19,7 +18,6 @@ use brigade_checkpoint::layout;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-pub use checkpointed::Checkpointed;
 pub use load::{LoadOptions, Loaded};
 pub use project::ProjectConfiguration;
 
@@ -27,9 +25,10 @@ use crate::error::{Error, Result};
 use crate::gradients::accumulate::GradientAccumulator;
 use crate::gradients::loss_check::LossCheck;
 use crate::processes::Processes;
-use crate::registry::Registry;
+use crate::registry::{CheckpointObject, Registry};
 use crate::stateful::HookError;
 use inner::{Hooks, Inner, Pending};
+use message_pack::MessagePack;
 
 /// Saves and loads the state of all that is registered, into folders that appear whole or not at all. All ranks
 /// take part. [`crate::Accelerator`] registers what it prepares, and has the same methods under Accelerate's
@@ -110,12 +109,13 @@ impl Checkpoints {
     }
 
     /// Makes an object's state part of all checkpoints that follow. Every rank registers the same objects in
-    /// the same order. The checkpoints keep the object.
+    /// the same order. The checkpoints keep the object, also when the program drops it; what an Accelerator has
+    /// prepared is saved for as long as the program has it.
     ///
     /// Of a model, the names and tensors that it has now: after a call that replaces them, such as
     /// [`brigade_nn::Model::to_device`], they are others.
-    pub fn register<T: Checkpointed + ?Sized>(&self, object: &T) {
-        object.register_in(self);
+    pub fn register(&self, object: impl Into<CheckpointObject>) {
+        self.inner.registry.keep(object.into().0);
     }
 
     /// As [`Checkpoints::register`], for data that serde can write and read.
@@ -123,8 +123,7 @@ impl Checkpoints {
     where
         T: Serialize + DeserializeOwned + Send + 'static,
     {
-        let value = custom::MessagePack(Arc::clone(value));
-        self.inner.registry.keep(Arc::new(custom::Custom(Arc::new(value))));
+        self.register(&Arc::new(MessagePack(Arc::clone(value))));
     }
 
     /// Saves everything that is registered into the folder `path`. Every rank calls it.

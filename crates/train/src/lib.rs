@@ -43,9 +43,7 @@ pub use brigade_torch::{
 };
 pub use brigade_track as track;
 pub use capture::CapturedStep;
-pub use checkpoint::{
-    Checkpointed, Checkpoints, HookHandle, LoadOptions, Loaded, ProjectConfiguration,
-};
+pub use checkpoint::{Checkpoints, HookHandle, LoadOptions, Loaded, ProjectConfiguration};
 pub use error::{Error, OutOfMemory, Result};
 pub use gradients::accumulate::{GradientAccumulationOptions, GradientAccumulator};
 pub use gradients::clip::{ClipNorm, clip_grad_value};
@@ -56,13 +54,15 @@ pub use gradients::models::{Joining, PreparedModels};
 pub use gradients::weighted::LossWeight;
 pub use job::connect::ConnectOptions;
 pub use loader::placement::DATASET_SHARE;
-pub use loader::{Batches, DataLoaderConfiguration, Loader, PreparedLoader};
+pub use loader::source::{DataLoaderConfiguration, Loader};
+pub use loader::{Batches, PreparedLoader};
 pub use model::PreparedModel;
 pub use optimizer::PreparedOptimizer;
 pub use parameters::Parameters;
 pub use precision::scaler::{GradScaler, GradScalerOptions, GradScalerState};
 pub use precision::{AutocastOptions, Precision};
 pub use processes::Processes;
+pub use registry::CheckpointObject;
 pub use scheduler::PreparedScheduler;
 pub use stateful::{HookError, Stateful};
 pub use watch::log::{LogLayer, LogOptions, Logger, Logging};

@@ -1,54 +1,41 @@
 //! Loaders whose batches are shared out among the ranks.
 
-pub(crate) mod dispatch;
+mod dispatch;
 pub(crate) mod placement;
-pub(crate) mod position;
+mod position;
+pub(crate) mod source;
 mod staged;
 
 use std::fmt;
 use std::sync::Arc;
 
 use brigade_checkpoint::{TensorInfo, Value};
-use brigade_data::{
-    Batch, BatchedDataset, Collate, DataLoader, Epoch, IterableDataset, LoaderOptions,
-    ShardOptions, StreamLoader,
-};
-use brigade_torch::{Device, DeviceExt, Tensor, TensorTree, elements};
+use brigade_data::{Batch, BatchedDataset, DataLoader, Epoch};
+use brigade_torch::{Device, DeviceExt, Tensor, TensorTree};
 
 use crate::error::{Error, Result};
 use crate::gradients::join::EvenBatches;
 use crate::job::Job;
 use crate::loader::dispatch::Dispatch;
-use crate::loader::position::{Counting, SavedLoader};
+use crate::loader::position::{Counting, Mark, Position};
+use crate::loader::source::{DataLoaderConfiguration, Loader};
 use crate::loader::staged::StagedEpoch;
 use crate::processes::Processes;
-use crate::registry::Registry;
-use crate::stateful::{HookError, Stateful};
-
-/// How batches are shared out among the ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DataLoaderConfiguration {
-    /// A loader's batch size is that of all ranks together: each takes its part of every batch; false.
-    pub split_batches: bool,
-    /// All ranks get the same number of equally large batches, completed with duplicates that metrics leave
-    /// out; true.
-    pub even_batches: bool,
-    /// Rank 0 reads the data and sends every rank its part; false.
-    pub dispatch_batches: bool,
-}
-
-impl Default for DataLoaderConfiguration {
-    fn default() -> Self {
-        Self { split_batches: false, even_batches: true, dispatch_batches: false }
-    }
-}
+use crate::registry::{CheckpointObject, Checkpointed, Kind, Registry, Worlds};
+use crate::stateful::{HookError, Stateful, stateful_handle};
 
 /// A loader after [`crate::Accelerator::prepare`] or [`PreparedLoader::new`]: this rank's batches, on this rank's
 /// device.
 ///
 /// Each iteration is an epoch, with an order that all ranks agree on.
 pub struct PreparedLoader<L> {
-    pub(crate) saved: Arc<SavedLoader<L>>,
+    inner: Arc<LoaderInner<L>>,
+}
+
+/// What the handle of the program shares with checkpoints.
+struct LoaderInner<L> {
+    loader: L,
+    position: Position,
     job: Arc<Job>,
     even_batches: Arc<EvenBatches>,
     dispatch: bool,
@@ -94,7 +81,7 @@ impl<L: Loader + 'static> PreparedLoader<L> {
     ) -> Result<Self> {
         let even_batches = Arc::clone(even_batches);
         let prepared = Self::joined(loader, processes, configuration, even_batches)?;
-        registry.register(&prepared.saved);
+        registry.register(&prepared.inner);
         Ok(prepared)
     }
 
@@ -104,33 +91,113 @@ impl<L: Loader + 'static> PreparedLoader<L> {
         configuration: DataLoaderConfiguration,
         even_batches: Arc<EvenBatches>,
     ) -> Result<Self> {
-        let loader = loader.shared_out(processes, configuration)?;
-        let dispatch = configuration.dispatch_batches && processes.use_distributed();
-        let saved = Arc::new(SavedLoader::new(loader));
-        Ok(Self { saved, job: Arc::clone(&processes.job), even_batches, dispatch })
+        let inner = LoaderInner {
+            loader: source::share_out(loader, processes, configuration)?,
+            position: Position::default(),
+            job: Arc::clone(&processes.job),
+            even_batches,
+            dispatch: configuration.dispatch_batches && processes.use_distributed(),
+        };
+        Ok(Self { inner: Arc::new(inner) })
     }
 }
 
-/// The order's seed, and the position in it, as of [`crate::Accelerator::save_state`].
-impl<L: Loader> Stateful for PreparedLoader<L> {
-    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
-        self.saved.state_dict()
+impl<L: Loader> PreparedLoader<L> {
+    /// Returns the number of the epoch that the next iteration begins, from 0; after
+    /// [`load_state`](crate::Accelerator::load_state), the one in which the run that was saved stood.
+    ///
+    /// ```
+    /// # use brigade_data::DataLoader;
+    /// # use brigade_datasets::Digits;
+    /// # use brigade_train::Accelerator;
+    /// # let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
+    /// let train = accelerator.prepare(DataLoader::new(Digits::test()?).batch_size(64))?;
+    /// for epoch in train.epoch()..2 {
+    ///     for batch in &train {
+    ///         let (images, labels) = batch?.into_data();
+    ///     }
+    ///     assert_eq!(train.epoch(), epoch + 1);
+    /// }
+    /// # Ok::<(), brigade_train::Error>(())
+    /// ```
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.inner.loader.epoch()
     }
 
-    fn check_state_dict(&self, state: &Value<TensorInfo>) -> Result<(), String> {
-        self.saved.check_state_dict(state)
+    /// Makes the next iteration epoch `epoch`, on every rank; each iteration counts on from there.
+    pub fn set_epoch(&self, epoch: u64) {
+        self.inner.loader.set_epoch(epoch);
     }
 
-    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
-        self.saved.load_state_dict(state)
+    /// Leaves out the first batches of the next epoch, and of that one only.
+    pub fn set_skip_batches(&self, batches: usize) {
+        self.inner.loader.set_skip_batches(batches);
     }
 }
 
 impl<L> PreparedLoader<L> {
-    /// The loader under the preparation: its options, its epoch, `set_epoch`, `set_skip_batches`.
+    /// The loader under the preparation: its data set and its options.
     #[must_use]
     pub fn inner(&self) -> &L {
-        &self.saved.loader
+        &self.inner.loader
+    }
+}
+
+impl<L: Loader> LoaderInner<L> {
+    /// Goes on with the epoch, after a mark of it.
+    fn resume(&self, seed: u64, mark: Mark, total: u64) {
+        self.loader.set_seed(seed);
+        self.loader.set_epoch(mark.epoch);
+        self.loader.set_skip_samples(mark.base as usize);
+        self.loader.set_skip_batches(mark.batches as usize);
+        self.position.resume(mark, total);
+    }
+}
+
+impl<L: Loader> Stateful for LoaderInner<L> {
+    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
+        Ok(self.position.to_value(self.loader.current_seed(), self.loader.epoch()))
+    }
+
+    fn check_state_dict(&self, state: &Value<TensorInfo>) -> Result<(), String> {
+        position::read(state).map(drop)
+    }
+
+    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
+        Ok(self.restore(state, &Worlds { saved: 1, current: 1 })?)
+    }
+}
+
+impl<L: Loader> Checkpointed for LoaderInner<L> {
+    fn kind(&self) -> Kind {
+        Kind::Loader
+    }
+
+    fn restore(&self, state: &Value<Tensor>, worlds: &Worlds) -> Result<()> {
+        let (seed, mut mark, total) = position::read(state).map_err(Error::InvalidArgument)?;
+        if worlds.saved != worlds.current && mark.batches > 0 {
+            // Another number of ranks has rounds of another size: the rest is sharded anew.
+            mark = Mark { base: mark.samples, batches: 0, ..mark };
+        }
+        self.resume(seed, mark, total);
+        Ok(())
+    }
+
+    fn samples(&self) -> Option<u64> {
+        Some(self.position.total())
+    }
+}
+
+stateful_handle!(
+    /// The order's seed, and the position in it, as of [`crate::Accelerator::save_state`].
+    [<L: Loader>] PreparedLoader<L>, inner
+);
+
+impl<L: Loader + 'static> From<&PreparedLoader<L>> for CheckpointObject {
+    fn from(loader: &PreparedLoader<L>) -> Self {
+        let inner: Arc<LoaderInner<L>> = Arc::clone(&loader.inner);
+        Self(inner)
     }
 }
 
@@ -145,154 +212,6 @@ impl<D: BatchedDataset> PreparedLoader<DataLoader<D>> {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.inner().is_empty()
-    }
-}
-
-/// What both kinds of loader can do: begin an epoch, and go on where another run has stopped.
-pub trait Loader: Send + Sync {
-    /// The data of a batch.
-    type Data: TensorTree<Owned = Self::Data> + Send + 'static;
-
-    /// Makes it this rank's part of the data. All ranks take part, and agree on the seed of the order.
-    ///
-    /// # Errors
-    /// As [`PreparedLoader::new`].
-    fn shared_out(
-        self,
-        processes: &Processes,
-        configuration: DataLoaderConfiguration,
-    ) -> Result<Self>
-    where
-        Self: Sized;
-
-    /// Begins the next epoch.
-    fn begin(&self) -> Epoch<Self::Data>;
-
-    /// Counts an epoch that another rank reads.
-    fn pass(&self);
-
-    /// Overrides whether ranks get equally many batches, where the loader can.
-    fn override_even_batches(&self, _even: Option<bool>) {}
-
-    /// The number of the epoch that begins next.
-    fn next_epoch(&self) -> u64;
-
-    /// The seed of the order.
-    fn order_seed(&self) -> u64;
-
-    /// Makes the next epoch go on after `samples` samples of its order and then `batches` batches.
-    fn resume(&self, seed: u64, epoch: u64, samples: usize, batches: usize);
-}
-
-impl<D> Loader for DataLoader<D>
-where
-    D: BatchedDataset + 'static,
-    D::Batch: TensorTree<Owned = D::Batch>,
-{
-    type Data = D::Batch;
-
-    fn shared_out(
-        self,
-        processes: &Processes,
-        configuration: DataLoaderConfiguration,
-    ) -> Result<Self> {
-        let options = shard_options(configuration);
-        let samples = self.dataset().num_samples() as i64;
-        let seed = self.options().seed;
-        let (samples, seed) = agree(processes, samples, seed, configuration.dispatch_batches)?;
-        let device = self.options().device.unwrap_or_else(|| processes.device());
-        let agreed = self.seed(seed).device(device);
-        let LoaderOptions { batch_size, drop_last, .. } = *agreed.options();
-        // A run without a step is never what was meant; all ranks see the same numbers here.
-        if samples == 0 || (drop_last && samples < batch_size as i64) {
-            return Err(Error::NoBatch { samples, batch_size });
-        }
-        let (rank, world) = (processes.process_index(), processes.num_processes());
-        Ok(match (world, configuration.dispatch_batches) {
-            (1, _) => agreed,
-            (_, false) => agreed.shard(rank, world, options)?,
-            (_, true) => agreed.dispatch(world, options)?,
-        })
-    }
-
-    fn begin(&self) -> Epoch<D::Batch> {
-        self.iter()
-    }
-
-    fn pass(&self) {
-        self.set_epoch(self.epoch() + 1);
-        self.set_skip_batches(0);
-        self.set_skip_samples(0);
-    }
-
-    fn next_epoch(&self) -> u64 {
-        self.epoch()
-    }
-
-    fn order_seed(&self) -> u64 {
-        self.current_seed()
-    }
-
-    fn resume(&self, seed: u64, epoch: u64, samples: usize, batches: usize) {
-        self.set_seed(seed);
-        self.set_epoch(epoch);
-        self.set_skip_samples(samples);
-        self.set_skip_batches(batches);
-    }
-
-    fn override_even_batches(&self, even: Option<bool>) {
-        Self::override_even_batches(self, even);
-    }
-}
-
-impl<I> Loader for StreamLoader<I>
-where
-    I: IterableDataset + 'static,
-    <I::Sample as Collate>::Batch: TensorTree<Owned = <I::Sample as Collate>::Batch>,
-{
-    type Data = <I::Sample as Collate>::Batch;
-
-    fn shared_out(
-        self,
-        processes: &Processes,
-        configuration: DataLoaderConfiguration,
-    ) -> Result<Self> {
-        let options = shard_options(configuration);
-        let seed = self.options().seed;
-        let (_, seed) = agree(processes, -1, seed, configuration.dispatch_batches)?;
-        let device = self.options().device.unwrap_or_else(|| processes.device());
-        let agreed = self.seed(seed).device(device);
-        let (rank, world) = (processes.process_index(), processes.num_processes());
-        Ok(match (world, configuration.dispatch_batches) {
-            (1, _) => agreed,
-            (_, false) => agreed.shard(rank, world, options)?,
-            (_, true) => agreed.dispatch(world, options)?,
-        })
-    }
-
-    fn begin(&self) -> Epoch<Self::Data> {
-        self.iter()
-    }
-
-    fn pass(&self) {
-        self.set_epoch(self.epoch() + 1);
-        self.set_skip_batches(0);
-        self.set_skip_samples(0);
-    }
-
-    fn next_epoch(&self) -> u64 {
-        self.epoch()
-    }
-
-    fn order_seed(&self) -> u64 {
-        self.current_seed()
-    }
-
-    fn resume(&self, seed: u64, epoch: u64, samples: usize, batches: usize) {
-        self.set_seed(seed);
-        self.set_epoch(epoch);
-        self.set_skip_samples(samples);
-        self.set_skip_batches(batches);
     }
 }
 
@@ -321,22 +240,22 @@ impl<L: Loader + 'static> PreparedLoader<L> {
     /// threads this one, compute on the GPU is beside the computation, too; batches that lie there are handed on.
     #[must_use]
     pub fn iter(&self) -> Batches<L::Data> {
-        let loader = self.inner();
-        loader.override_even_batches(self.even_batches.get());
-        let counting = self.saved.position.begin(loader.next_epoch());
-        let source = match (self.job.group(), self.dispatch) {
+        let LoaderInner { loader, position, job, even_batches, dispatch } = &*self.inner;
+        loader.override_even_batches(even_batches.get());
+        let counting = position.begin(loader.epoch());
+        let source = match (job.group(), dispatch) {
             (Some(group), true) => {
-                let epoch = if self.job.rank() == 0 {
+                let epoch = if job.rank() == 0 {
                     Some(loader.begin())
                 } else {
-                    loader.pass();
+                    loader.pass_epoch();
                     None
                 };
                 Source::Dispatched(Dispatch::new(&group, epoch))
             }
-            _ if self.job.device.device_kind().is_some() => {
-                let saved = Arc::clone(&self.saved);
-                Source::Staged(StagedEpoch::new(move || saved.loader.begin(), self.job.device))
+            _ if job.device.device_kind().is_some() => {
+                let inner = Arc::clone(&self.inner);
+                Source::Staged(StagedEpoch::new(move || inner.loader.begin(), job.device))
             }
             _ => Source::Own(loader.begin()),
         };
@@ -345,7 +264,7 @@ impl<L: Loader + 'static> PreparedLoader<L> {
             Source::Staged(epoch) => epoch.remaining(),
             Source::Dispatched(dispatch) => dispatch.remaining(),
         };
-        Batches { source, job: Arc::clone(&self.job), remaining, counting }
+        Batches { source, job: Arc::clone(job), remaining, counting }
     }
 }
 
@@ -393,8 +312,8 @@ impl<T: TensorTree<Owned = T>> Iterator for Batches<T> {
 impl<L: fmt::Debug> fmt::Debug for PreparedLoader<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PreparedLoader")
-            .field("loader", &self.saved.loader)
-            .field("dispatch", &self.dispatch)
+            .field("loader", &self.inner.loader)
+            .field("dispatch", &self.inner.dispatch)
             .finish_non_exhaustive()
     }
 }
@@ -403,37 +322,4 @@ impl<T> fmt::Debug for Batches<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Batches").field("remaining", &self.remaining).finish_non_exhaustive()
     }
-}
-
-fn shard_options(configuration: DataLoaderConfiguration) -> ShardOptions {
-    ShardOptions {
-        split_batches: configuration.split_batches,
-        even_batches: configuration.even_batches,
-        ..ShardOptions::default()
-    }
-}
-
-/// Compares the number of samples across ranks and gives rank 0's seed. In dispatch mode only rank 0's
-/// data are read, so others may differ.
-fn agree(processes: &Processes, samples: i64, seed: u64, dispatch: bool) -> Result<(i64, u64)> {
-    let Some(group) = processes.group() else {
-        return Ok((samples, seed));
-    };
-    let seed = i64::from_ne_bytes(seed.to_ne_bytes());
-    let mine = Tensor::from_slice(&[samples, seed]).f_to_device(group.device())?;
-    let all = group
-        .all_gather(&mine)?
-        .iter()
-        .map(|pair| {
-            let pair = pair.f_to_device(Device::Cpu)?;
-            let pair = elements::<i64>(&pair)?.to_vec();
-            Ok((pair[0], pair[1]))
-        })
-        .collect::<Result<Vec<_>>>()?;
-    let (expected, seed) = all[0];
-    let different = all.iter().position(|&(found, _)| found != expected);
-    if let (false, Some(rank)) = (dispatch, different) {
-        return Err(Error::LoadersDiffer { rank, expected, found: all[rank].0 });
-    }
-    Ok((expected, u64::from_ne_bytes(seed.to_ne_bytes())))
 }

@@ -4,7 +4,6 @@ mod comm_hook;
 mod set_trainable;
 mod weights;
 
-use std::cell::Cell;
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,23 +23,36 @@ use crate::gradients::loss_check::{CheckedModel, LossCheck};
 use crate::gradients::models::{Joining, PreparedModels};
 use crate::job::Job;
 use crate::precision::{Numerics, memory_format};
-use crate::registry::{Kind, ModelTensor, Registered, Registry};
-use crate::stateful::{HookError, Stateful, infos, same_shape};
+use crate::registry::{CheckpointObject, Checkpointed, Kind, ModelTensor, Registry};
+use crate::stateful::{HookError, Stateful, infos, same_shape, stateful_handle};
 
 /// A [`Model`] after [`crate::Accelerator::prepare`]: on the process's device, with rank 0's weights, and with
 /// gradients that `backward` averages over the ranks.
 ///
 /// With one rank, or without a parameter that is trained, it is the model itself.
 pub struct PreparedModel<M> {
+    /// Its own, since layers need not be shared by threads.
     model: Model<M>,
     reduction: Reduction,
-    sync: Arc<AtomicBool>,
-    /// Whether this rank's buffers may be others than rank 0's: after a forward in training.
-    buffers_differ: Cell<bool>,
-    /// What a checkpoint holds of it, for as long as it is there.
-    saved: Arc<SavedTensors>,
+    inner: Arc<ModelInner>,
     /// What another reduction is made with.
     context: ModelContext,
+}
+
+/// A model but for its layers: the handle through which checkpoints reach it.
+pub(crate) struct ModelInner {
+    state: Mutex<ModelState>,
+    /// Whether the next backward averages gradients over the ranks.
+    sync: AtomicBool,
+    /// Whether this rank's buffers may be others than rank 0's: after a forward in training.
+    buffers_differ: AtomicBool,
+}
+
+/// What a checkpoint holds of a model.
+struct ModelState {
+    /// Handles of the parameters and saved buffers, under their names in order.
+    tensors: Vec<ModelTensor>,
+    hook: Option<Arc<dyn StatefulHook>>,
 }
 
 /// How prepared models are reduced.
@@ -123,16 +135,9 @@ impl<M> PreparedModel<M> {
                 broadcast_all(group, &model.buffers())?;
             }
         }
-        let saved = Arc::new(SavedTensors::of(&model, reduction.hook.clone()));
-        context.registry.register(&saved);
-        Ok(Self {
-            model,
-            reduction,
-            sync: Arc::new(AtomicBool::new(true)),
-            buffers_differ: Cell::new(true),
-            saved,
-            context,
-        })
+        let inner = Arc::new(ModelInner::new(&model, reduction.hook.clone()));
+        context.registry.register(&inner);
+        Ok(Self { model, reduction, inner, context })
     }
 
     /// The model's output, computed with the Accelerator's mixed precision; what has 16 bits is given
@@ -160,16 +165,16 @@ impl<M> PreparedModel<M> {
         let Some(reducer) = &self.reduction.reducer else {
             return self.computed(input);
         };
-        let sync = self.sync.load(Ordering::Relaxed);
+        let sync = self.inner.sync.load(Ordering::Relaxed);
         // In evaluation the buffers stay as they are: one message after the last training step, and
         // none when ranks have unequal numbers of batches to evaluate.
-        if grad_enabled() || self.buffers_differ.get() {
+        if grad_enabled() || self.inner.buffers_differ.load(Ordering::Relaxed) {
             reducer.before_forward(sync)?;
-            self.buffers_differ.set(false);
+            self.inner.buffers_differ.store(false, Ordering::Relaxed);
         }
         let output = self.computed(input)?;
         if self.model.is_training() {
-            self.buffers_differ.set(true);
+            self.inner.buffers_differ.store(true, Ordering::Relaxed);
         }
         if grad_enabled()
             && let Some(checked) = &self.reduction.checked
@@ -187,9 +192,11 @@ impl<M> PreparedModel<M> {
     /// [`crate::Error::Torch`] when a peer is gone.
     #[track_caller]
     pub fn broadcast_buffers(&self) -> Result<()> {
-        if let (Some(reducer), true) = (&self.reduction.reducer, self.buffers_differ.get()) {
+        if let (Some(reducer), true) =
+            (&self.reduction.reducer, self.inner.buffers_differ.load(Ordering::Relaxed))
+        {
             tch::no_grad(|| reducer.before_forward(true))?;
-            self.buffers_differ.set(false);
+            self.inner.buffers_differ.store(false, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -264,7 +271,7 @@ impl<M> PreparedModel<M> {
 
 impl<M> PreparedModels for PreparedModel<M> {
     fn each_switch(&self, f: &mut dyn FnMut(&AtomicBool)) {
-        f(&self.sync);
+        f(&self.inner.sync);
     }
 
     fn each_parameter(&self, f: &mut dyn FnMut(&Tensor)) {
@@ -289,32 +296,27 @@ impl<M> fmt::Debug for PreparedModel<M> {
     }
 }
 
-/// What a checkpoint holds of a model.
-pub(crate) struct SavedTensors(Mutex<SavedInner>);
-
-struct SavedInner {
-    /// Handles of the parameters and saved buffers, under their names in order.
-    tensors: Vec<ModelTensor>,
-    hook: Option<Arc<dyn StatefulHook>>,
-}
-
-impl SavedTensors {
-    pub(crate) fn of<M>(model: &Model<M>, hook: Option<Arc<dyn StatefulHook>>) -> Self {
-        Self(Mutex::new(SavedInner::of(model, hook)))
+impl ModelInner {
+    fn new<M>(model: &Model<M>, hook: Option<Arc<dyn StatefulHook>>) -> Self {
+        Self {
+            state: Mutex::new(ModelState::new(model, hook)),
+            sync: AtomicBool::new(true),
+            buffers_differ: AtomicBool::new(true),
+        }
     }
 
-    /// What is trained, or the hook, has changed.
-    fn replace<M>(&self, model: &Model<M>, hook: Option<Arc<dyn StatefulHook>>) {
-        *self.lock() = SavedInner::of(model, hook);
+    /// Takes the state anew: what is trained, or the hook, has changed.
+    fn replace_state<M>(&self, model: &Model<M>, hook: Option<Arc<dyn StatefulHook>>) {
+        *self.state() = ModelState::new(model, hook);
     }
 
-    fn lock(&self) -> MutexGuard<'_, SavedInner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, ModelState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl SavedInner {
-    fn of<M>(model: &Model<M>, hook: Option<Arc<dyn StatefulHook>>) -> Self {
+impl ModelState {
+    fn new<M>(model: &Model<M>, hook: Option<Arc<dyn StatefulHook>>) -> Self {
         let names = |tensors: Vec<NamedTensor>| -> HashSet<String> {
             tensors.into_iter().map(|tensor| tensor.name).collect()
         };
@@ -330,17 +332,17 @@ impl SavedInner {
     }
 }
 
-impl Stateful for SavedTensors {
+impl Stateful for ModelInner {
     fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
-        let saved = self.lock();
+        let state = self.state();
         let detached =
-            saved.tensors.iter().map(|saved| Ok((&*saved.name, saved.tensor.f_detach()?)));
+            state.tensors.iter().map(|saved| Ok((&*saved.name, saved.tensor.f_detach()?)));
         let detached: Vec<_> = detached.collect::<Result<_>>()?;
         Ok(Value::dict(detached.into_iter().map(|(name, tensor)| (name, Value::Tensor(tensor)))))
     }
 
     fn check_state_dict(&self, state: &Value<TensorInfo>) -> Result<(), String> {
-        let here = self.lock();
+        let here = self.state();
         for saved in &here.tensors {
             let found = state.get(&saved.name).and_then(Value::as_tensor);
             let found = found.ok_or_else(|| format!("it lacks `{}`", saved.name))?;
@@ -354,7 +356,7 @@ impl Stateful for SavedTensors {
 
     fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
         self.check_state_dict(&infos(state)?)?;
-        for saved in &self.lock().tensors {
+        for saved in &self.state().tensors {
             if let Some(found) = state.get(&saved.name).and_then(Value::as_tensor) {
                 saved
                     .tensor
@@ -368,7 +370,7 @@ impl Stateful for SavedTensors {
     }
 }
 
-impl Registered for SavedTensors {
+impl Checkpointed for ModelInner {
     fn kind(&self) -> Kind {
         Kind::Model
     }
@@ -379,11 +381,11 @@ impl Registered for SavedTensors {
             tensor: saved.tensor.shallow_clone(),
             ..*saved
         };
-        Some(self.lock().tensors.iter().map(handle).collect())
+        Some(self.state().tensors.iter().map(handle).collect())
     }
 
     fn hook(&self) -> Option<Arc<dyn StatefulHook>> {
-        self.lock().hook.clone()
+        self.state().hook.clone()
     }
 }
 
@@ -393,18 +395,14 @@ impl<M> Trainable for PreparedModel<M> {
     }
 }
 
-/// The tensors under their names: parameters and saved buffers. A load copies into them in place.
-impl<M> Stateful for PreparedModel<M> {
-    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
-        self.saved.state_dict()
-    }
+stateful_handle!(
+    /// The tensors under their names: parameters and saved buffers. A load copies into them in place.
+    [<M>] PreparedModel<M>, inner
+);
 
-    fn check_state_dict(&self, state: &Value<TensorInfo>) -> Result<(), String> {
-        self.saved.check_state_dict(state)
-    }
-
-    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
-        self.saved.load_state_dict(state)
+impl<M> From<&Model<M>> for CheckpointObject {
+    fn from(model: &Model<M>) -> Self {
+        Self(Arc::new(ModelInner::new(model, None)))
     }
 }
 

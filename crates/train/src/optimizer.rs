@@ -2,10 +2,10 @@
 //! check and loss scale.
 
 use std::fmt;
-use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use brigade_checkpoint::{TensorInfo, Value};
 use brigade_optim::{DeviceScalars, Optimizer, ParameterGroup};
 use brigade_torch::{Device, DeviceExt, Kind, Tensor, gradient, set_gradient};
 
@@ -14,27 +14,38 @@ use crate::gradients::accumulate::GradientAccumulator;
 use crate::gradients::backward::Gradients;
 use crate::gradients::loss_check::{CheckedOptimizer, LossCheck};
 use crate::job::Job;
+use crate::parameters::Parameters;
 use crate::precision::scaler::GradScaler;
 use crate::recorder::AtReplay;
-use crate::registry::{Registry, Saved};
+use crate::registry::{Checkpointed, Kind as ObjectKind, Registry};
+use crate::stateful::{HookError, Stateful, stateful_handle};
 
 /// An [`Optimizer`] after [`crate::Accelerator::prepare`].
 ///
 /// Its [`step`](PreparedOptimizer::step) and [`zero_grad`](PreparedOptimizer::zero_grad) do nothing while
 /// gradients are still being accumulated; a step whose gradients come from a loss that was not finite is an
-/// error, and one whose 16-bit gradients overflowed is skipped. All else is the optimizer's, which it
-/// dereferences to.
+/// error, and one whose 16-bit gradients overflowed is skipped.
+///
+/// On a GPU with fp16, the device says later whether a step was made, and a schedule moves the learning rate when that
+/// is known. What reads or changes the optimizer ([`lr`](PreparedOptimizer::lr),
+/// [`groups`](PreparedOptimizer::groups), [`settled`](PreparedOptimizer::settled) for all else) waits for it, and
+/// returns its error.
+///
+/// Checkpoints hold its state for as long as the program has it, or a captured step that steps it.
 pub struct PreparedOptimizer {
+    inner: Arc<OptimizerInner>,
+}
+
+/// What the handle of the program shares with checkpoints, and with recorded steps.
+pub(crate) struct OptimizerInner {
     optimizer: Optimizer,
     accumulator: GradientAccumulator,
     /// With fp16.
     scaler: Option<GradScaler>,
     loss_check: Option<(Arc<LossCheck>, Arc<CheckedOptimizer>)>,
     /// The groups' learning rates on a GPU.
-    rates: Option<Arc<DeviceRates>>,
+    rates: Option<DeviceRates>,
     job: Arc<Job>,
-    /// What a checkpoint holds, for as long as it is there.
-    _saved: Arc<Saved<Optimizer>>,
 }
 
 /// The groups' learning rates as a tensor on the device: what is launched, or recorded, holds none of their values.
@@ -91,41 +102,36 @@ impl DeviceRates {
     }
 
     /// Steps with the rates that were uploaded last.
-    fn step(&self, optimizer: &mut Optimizer, found: Option<&Tensor>) -> Result<()> {
+    fn step(&self, optimizer: &Optimizer, found: Option<&Tensor>) -> Result<()> {
         let lr = if self.by_value { None } else { Some(self.tensor()?) };
         let scalars = DeviceScalars { lr: lr.as_ref(), grad_scale: None, found_inf: found };
-        Ok(optimizer.step_with(&scalars)?)
+        Ok(optimizer.clone().step_with(&scalars)?)
     }
 }
 
 /// An optimizer's step within a recorded step.
 struct RecordedStep {
-    optimizer: Optimizer,
-    accumulator: GradientAccumulator,
-    rates: Arc<DeviceRates>,
-    scaler: Option<GradScaler>,
+    inner: Arc<OptimizerInner>,
     /// The momenta and weight decays, which the step has by value.
     recorded: Vec<u64>,
 }
 
 impl AtReplay for RecordedStep {
     fn before(&mut self) -> Result<()> {
-        self.accumulator.settle()?;
-        self.rates.upload(&self.optimizer)
+        self.inner.accumulator.settle()?;
+        self.inner.rates.iter().try_for_each(|rates| rates.upload(&self.inner.optimizer))
     }
 
     fn after(&mut self) -> Result<()> {
-        self.optimizer.count_launched(1);
-        if let Some(scaler) = &self.scaler {
-            self.accumulator.set_skipped_later(scaler);
-        }
+        self.inner.optimizer.clone().count_launched(1);
+        self.inner.decide_later();
         Ok(())
     }
 
     fn is_stale(&mut self) -> bool {
-        let stale = by_value(&self.optimizer) != self.recorded;
-        if stale {
-            self.rates.others_change.store(true, Ordering::Relaxed);
+        let stale = by_value(&self.inner.optimizer) != self.recorded;
+        if let (true, Some(rates)) = (stale, &self.inner.rates) {
+            rates.others_change.store(true, Ordering::Relaxed);
         }
         stale
     }
@@ -139,51 +145,44 @@ fn by_value(optimizer: &Optimizer) -> Vec<u64> {
 
 /// An optimizer's step between two recorded parts of a step: kernels that get numbers by value are launched anew.
 struct StepBetween {
-    optimizer: Optimizer,
+    inner: Arc<OptimizerInner>,
     /// The parameters and their gradients in the recording: those of the parameters may be of another one.
     gradients: Vec<(Tensor, Tensor)>,
-    accumulator: GradientAccumulator,
-    rates: Option<Arc<DeviceRates>>,
-    scaler: Option<GradScaler>,
     /// Where the recording says whether a gradient has overflowed.
     found: Option<Tensor>,
-    job: Arc<Job>,
 }
 
 impl AtReplay for StepBetween {
     fn before(&mut self) -> Result<()> {
-        self.accumulator.settle()
+        self.inner.accumulator.settle()
     }
 
     fn between(&mut self) -> Result<()> {
         for (parameter, gradient) in &self.gradients {
             set_gradient(parameter, gradient)?;
         }
-        let stepped = match &self.rates {
+        let optimizer = &self.inner.optimizer;
+        let stepped = match &self.inner.rates {
             Some(rates) => {
-                rates.upload(&self.optimizer)?;
-                rates.step(&mut self.optimizer, self.found.as_ref())
+                rates.upload(optimizer)?;
+                rates.step(optimizer, self.found.as_ref())
             }
-            None => self.optimizer.step().map_err(Error::from),
+            None => optimizer.clone().step().map_err(Error::from),
         };
-        self.job.explain_memory("the optimizer's step", stepped)
+        self.inner.job.explain_memory("the optimizer's step", stepped)
     }
 
     fn after(&mut self) -> Result<()> {
-        if let Some(scaler) = &self.scaler {
-            self.accumulator.set_skipped_later(scaler);
-        }
+        self.inner.decide_later();
         Ok(())
     }
 }
 
 impl PreparedOptimizer {
-    /// Prepares an optimizer, and registers what a checkpoint holds of it.
+    /// Prepares an optimizer, and registers it for checkpoints.
     pub(crate) fn new(optimizer: Optimizer, gradients: &Gradients, registry: &Registry) -> Self {
-        let saved = Arc::new(Saved(optimizer.clone()));
         let loss_check = gradients.loss_check.as_ref();
         let loss_check = loss_check.map(|it| (Arc::clone(it), it.watch_optimizer(&optimizer)));
-        registry.register(&saved);
         let job = &gradients.processes.job;
         // A rule of the program's that does not take them is stepped with numbers of the host.
         let on_device = job.device.device_kind().is_some() && optimizer.takes_device_scalars();
@@ -196,15 +195,16 @@ impl PreparedOptimizer {
             tensor: Mutex::default(),
             uploaded: Mutex::default(),
         });
-        Self {
+        let inner = Arc::new(OptimizerInner {
             optimizer,
             accumulator: gradients.accumulator.clone(),
             scaler: gradients.scaler.clone(),
             loss_check,
-            rates: rates.map(Arc::new),
+            rates,
             job: Arc::clone(job),
-            _saved: saved,
-        }
+        });
+        registry.register(&inner);
+        Self { inner }
     }
 
     /// Changes every parameter that has a gradient, once the window of accumulation ends. With fp16 a step
@@ -215,34 +215,119 @@ impl PreparedOptimizer {
     /// were, when the gradients are those of a loss that was not finite and [`crate::Accelerator::backward`] has
     /// not returned that error, or the program has ignored it (see [`crate::AcceleratorBuilder::check_loss`]).
     pub fn step(&mut self) -> Result<()> {
+        self.inner.step()
+    }
+
+    /// Makes all gradients undefined, as PyTorch's `zero_grad(set_to_none=True)`, once the window of
+    /// accumulation ends.
+    ///
+    /// # Errors
+    /// As [`Optimizer::zero_grad`].
+    pub fn zero_grad(&mut self) -> Result<()> {
+        self.inner.zero_grad()
+    }
+
+    /// Returns a handle of the optimizer itself, for what this type has no method for, once nothing of its last step
+    /// is in flight: a device has said whether the step was made, and schedules have moved.
+    ///
+    /// ```
+    /// use brigade_train::{Accelerator, Adam};
+    /// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
+    /// # let _ = tch::nn::linear(model.root(), 2, 2, Default::default());
+    /// let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
+    /// let optimizer = accelerator.prepare(Adam::default().build(&model)?)?;
+    /// optimizer.settled()?.set_group_weight_decay(0, 0.1)?;
+    /// assert_eq!(optimizer.groups()?[0].weight_decay(), 0.1);
+    /// # Ok::<(), brigade_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Torch`] when the device has failed; those of a schedule that moves.
+    pub fn settled(&self) -> Result<Optimizer> {
+        self.inner.settled().cloned()
+    }
+
+    /// Returns the learning rate of the next step, as [`Optimizer::lr`].
+    ///
+    /// # Errors
+    /// As [`PreparedOptimizer::settled`].
+    pub fn lr(&self) -> Result<f64> {
+        Ok(self.inner.settled()?.lr())
+    }
+
+    /// Sets the learning rate, as [`Optimizer::set_lr`].
+    ///
+    /// # Errors
+    /// As [`PreparedOptimizer::settled`] and [`Optimizer::set_lr`].
+    pub fn set_lr(&mut self, lr: f64) -> Result<()> {
+        Ok(self.settled()?.set_lr(lr)?)
+    }
+
+    /// Returns the parameter groups as they are now.
+    ///
+    /// # Errors
+    /// As [`PreparedOptimizer::settled`].
+    pub fn groups(&self) -> Result<Vec<ParameterGroup>> {
+        Ok(self.inner.settled()?.groups())
+    }
+
+    /// Returns the steps made so far: those that were skipped do not count.
+    ///
+    /// # Errors
+    /// As [`PreparedOptimizer::settled`].
+    pub fn steps(&self) -> Result<u64> {
+        Ok(self.inner.settled()?.steps())
+    }
+
+    /// Returns the optimizer itself, no longer prepared, and no longer in checkpoints.
+    #[must_use]
+    pub fn into_inner(self) -> Optimizer {
+        self.inner.optimizer.clone()
+    }
+}
+
+impl OptimizerInner {
+    fn settled(&self) -> Result<&Optimizer> {
+        self.accumulator.settle()?;
+        Ok(&self.optimizer)
+    }
+
+    /// A device will say whether the step was made.
+    fn decide_later(&self) {
+        if let Some(scaler) = &self.scaler {
+            self.accumulator.set_skipped_later(scaler);
+        }
+    }
+
+    fn step(self: &Arc<Self>) -> Result<()> {
         if !self.accumulator.sync_gradients() {
             return Ok(());
         }
-        if self.rates.is_some() {
-            return self.step_on_device();
+        if let Some(rates) = &self.rates {
+            return self.step_on_device(rates);
         }
         self.losses_admit()?;
         if self.job.recorder.is_recording() {
-            return self.step_between(None, None);
+            return self.step_between(None);
         }
+        let mut optimizer = self.optimizer.clone();
         let Some(scaler) = &self.scaler else {
-            return Ok(self.optimizer.step()?);
+            return Ok(optimizer.step()?);
         };
-        let stepped = scaler.step(&mut self.optimizer);
+        let stepped = scaler.step(&mut optimizer);
         self.accumulator.set_skipped(scaler.skipped());
         stepped.map(drop)
     }
 
     /// Steps with learning rates and overflows that are on the device, so that the host waits for nothing but the
     /// results of earlier steps.
-    fn step_on_device(&mut self) -> Result<()> {
+    fn step_on_device(self: &Arc<Self>, rates: &DeviceRates) -> Result<()> {
         let recording = self.job.recorder.is_recording();
         if !recording {
             // Schedules that had to wait for the last step come first.
             self.accumulator.settle()?;
         }
         self.losses_admit()?;
-        let Some(rates) = self.rates.clone() else { return Ok(()) };
         if !recording {
             rates.upload(&self.optimizer)?;
         }
@@ -251,29 +336,24 @@ impl PreparedOptimizer {
             None => None,
         };
         if recording && !rates.suffice() {
-            return self.step_between(Some(rates), found);
+            return self.step_between(found);
         }
-        let stepped = rates.step(&mut self.optimizer, found.as_ref());
+        let stepped = rates.step(&self.optimizer, found.as_ref());
         self.job.explain_memory("the optimizer's step", stepped)?;
         if recording {
             // It was recorded and not made.
-            self.optimizer.count_launched(-1);
-            self.job.recorder.at_each_replay(RecordedStep {
-                recorded: by_value(&self.optimizer),
-                optimizer: self.optimizer.clone(),
-                accumulator: self.accumulator.clone(),
-                rates,
-                scaler: self.scaler.clone(),
-            });
-        } else if let Some(scaler) = &self.scaler {
-            self.accumulator.set_skipped_later(scaler);
+            self.optimizer.clone().count_launched(-1);
+            let recorded = by_value(&self.optimizer);
+            self.job.recorder.at_each_replay(RecordedStep { inner: Arc::clone(self), recorded });
+        } else {
+            self.decide_later();
         }
         Ok(())
     }
 
     /// Cuts the recording in two, with this step between them.
-    fn step_between(&self, rates: Option<Arc<DeviceRates>>, found: Option<Tensor>) -> Result<()> {
-        if rates.is_none() && self.scaler.is_some() {
+    fn step_between(self: &Arc<Self>, found: Option<Tensor>) -> Result<()> {
+        if self.rates.is_none() && self.scaler.is_some() {
             return Err(Error::InvalidArgument(
                 "with fp16, the step of a rule that takes no numbers from the device waits for the overflow of \
                  its gradients"
@@ -287,27 +367,14 @@ impl PreparedOptimizer {
             };
             Ok(parameters.iter().filter_map(own).collect::<Result<_, _>>()?)
         })?;
-        self.job.recorder.cut(StepBetween {
-            optimizer: self.optimizer.clone(),
-            gradients,
-            accumulator: self.accumulator.clone(),
-            rates,
-            scaler: self.scaler.clone(),
-            found,
-            job: Arc::clone(&self.job),
-        })
+        self.job.recorder.cut(StepBetween { inner: Arc::clone(self), gradients, found })
     }
 
-    /// Makes all gradients undefined, as PyTorch's `zero_grad(set_to_none=True)`, once the window of
-    /// accumulation ends.
-    ///
-    /// # Errors
-    /// As [`Optimizer::zero_grad`].
-    pub fn zero_grad(&mut self) -> Result<()> {
+    fn zero_grad(&self) -> Result<()> {
         if !self.accumulator.sync_gradients() {
             return Ok(());
         }
-        self.optimizer.zero_grad()?;
+        self.optimizer.clone().zero_grad()?;
         if let Some(scaler) = &self.scaler {
             self.optimizer.with_parameters(|parameters| scaler.forget(parameters));
         }
@@ -315,12 +382,6 @@ impl PreparedOptimizer {
             check.clear(watched);
         }
         Ok(())
-    }
-
-    /// Returns the optimizer itself, no longer prepared.
-    #[must_use]
-    pub fn into_inner(self) -> Optimizer {
-        self.optimizer
     }
 
     /// An error when the gradients come from a loss that was not finite.
@@ -335,25 +396,44 @@ impl PreparedOptimizer {
     }
 }
 
-impl Deref for PreparedOptimizer {
-    type Target = Optimizer;
+impl Stateful for OptimizerInner {
+    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
+        Stateful::state_dict(self.settled()?)
+    }
 
-    /// Where a device has to say whether the last step was made, this waits for it.
-    fn deref(&self) -> &Optimizer {
-        let _ = self.accumulator.settle();
-        &self.optimizer
+    fn check_state_dict(&self, state: &Value<TensorInfo>) -> Result<(), String> {
+        self.optimizer.check_state_dict(state)
+    }
+
+    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
+        Stateful::load_state_dict(self.settled()?, state)
     }
 }
 
-impl DerefMut for PreparedOptimizer {
-    fn deref_mut(&mut self) -> &mut Optimizer {
-        let _ = self.accumulator.settle();
-        &mut self.optimizer
+impl Checkpointed for OptimizerInner {
+    fn kind(&self) -> ObjectKind {
+        ObjectKind::Optimizer
+    }
+
+    fn optimizer(&self) -> Option<Optimizer> {
+        Some(self.optimizer.clone())
+    }
+}
+
+stateful_handle!(
+    /// The optimizer's state, under PyTorch's names.
+    [] PreparedOptimizer, inner
+);
+
+/// The parameters that it steps.
+impl Parameters for PreparedOptimizer {
+    fn each(&self, f: &mut dyn FnMut(&Tensor)) {
+        self.inner.optimizer.each(f);
     }
 }
 
 impl fmt::Debug for PreparedOptimizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.optimizer.fmt(f)
+        self.inner.optimizer.fmt(f)
     }
 }

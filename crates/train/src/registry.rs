@@ -3,26 +3,30 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use brigade_checkpoint::{TensorInfo, Value};
+use brigade_checkpoint::Value;
 use brigade_optim::{Optimizer, Scheduler};
 use brigade_torch::Tensor;
 
 use crate::error::Result;
 use crate::gradients::hook::StatefulHook;
 use crate::precision::scaler::GradScaler;
-use crate::stateful::{HookError, Stateful, unboxed};
+use crate::stateful::{Stateful, unboxed};
 
-/// The objects that a checkpoint holds. What was prepared is held weakly: what the program drops is not saved
-/// any more.
+/// The objects that a checkpoint holds.
+///
+/// What was prepared is the program's: the registry holds it weakly, and what the program drops is not saved any
+/// more. Accelerate keeps prepared objects until `free_memory`; here a model that is dropped gives its memory back,
+/// and a body that prepares its objects anew, as that of `find_executable_batch_size`, does not find those of its
+/// last try among them. What a program registers by a call is kept, as that call says.
 #[derive(Default)]
 pub(crate) struct Registry {
-    prepared: Mutex<Vec<Weak<dyn Registered>>>,
+    prepared: Mutex<Vec<Weak<dyn Checkpointed>>>,
     /// What the program has registered itself.
-    kept: Mutex<Vec<Arc<dyn Registered>>>,
+    kept: Mutex<Vec<Arc<dyn Checkpointed>>>,
 }
 
 /// An object of the registry: its state, and how a checkpoint files it.
-pub(crate) trait Registered: Stateful + Send + Sync {
+pub(crate) trait Checkpointed: Stateful + Send + Sync {
     /// Returns its kind, which names its files.
     fn kind(&self) -> Kind;
 
@@ -46,68 +50,83 @@ pub(crate) trait Registered: Stateful + Send + Sync {
         None
     }
 
-    /// Returns the number of optimizer steps that it has counted.
-    fn steps(&self) -> Option<u64> {
-        None
-    }
-
     /// Returns the number of samples of all ranks that it has counted.
     fn samples(&self) -> Option<u64> {
         None
     }
 }
 
-/// A handle through which checkpoints reach an object, for as long as the program has it.
-#[derive(Debug)]
-pub(crate) struct Saved<T>(pub(crate) T);
+/// An object that checkpoints keep: what [`Checkpoints::register`](crate::Checkpoints::register) takes. It is made
+/// from a reference to a [`brigade_nn::Model`], an [`Optimizer`], a [`Scheduler`], a [`GradScaler`], a
+/// [`PreparedLoader`](crate::PreparedLoader), or an [`Arc`] of a [`Stateful`] object of the program's own.
+pub struct CheckpointObject(pub(crate) Arc<dyn Checkpointed>);
 
-impl<T: Stateful> Stateful for Saved<T> {
-    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
-        self.0.state_dict()
-    }
-
-    fn check_state_dict(&self, state: &Value<TensorInfo>) -> Result<(), String> {
-        self.0.check_state_dict(state)
-    }
-
-    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
-        self.0.load_state_dict(state)
+impl fmt::Debug for CheckpointObject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CheckpointObject").field(&self.0.kind()).finish()
     }
 }
 
-impl Registered for Saved<Optimizer> {
+impl Checkpointed for Optimizer {
     fn kind(&self) -> Kind {
         Kind::Optimizer
     }
 
     fn optimizer(&self) -> Option<Optimizer> {
-        Some(self.0.clone())
-    }
-
-    fn steps(&self) -> Option<u64> {
-        Some(self.0.steps())
+        Some(self.clone())
     }
 }
 
-impl Registered for Saved<Scheduler> {
+impl Checkpointed for Scheduler {
     fn kind(&self) -> Kind {
         Kind::Scheduler
     }
 }
 
-impl Registered for Saved<GradScaler> {
+impl Checkpointed for GradScaler {
     fn kind(&self) -> Kind {
         Kind::Scaler
     }
 }
 
-/// One of a model's.
+/// An object of the program's own.
+impl<T: Stateful + Send + Sync> Checkpointed for Arc<T> {
+    fn kind(&self) -> Kind {
+        Kind::Custom
+    }
+}
+
+impl From<&Optimizer> for CheckpointObject {
+    fn from(optimizer: &Optimizer) -> Self {
+        Self(Arc::new(optimizer.clone()))
+    }
+}
+
+impl From<&Scheduler> for CheckpointObject {
+    fn from(scheduler: &Scheduler) -> Self {
+        Self(Arc::new(scheduler.clone()))
+    }
+}
+
+impl From<&GradScaler> for CheckpointObject {
+    fn from(scaler: &GradScaler) -> Self {
+        Self(Arc::new(scaler.clone()))
+    }
+}
+
+impl<T: Stateful + Send + Sync + 'static> From<&Arc<T>> for CheckpointObject {
+    fn from(object: &Arc<T>) -> Self {
+        Self(Arc::new(Arc::clone(object)))
+    }
+}
+
+/// A tensor of a model, with what decides how it is saved.
 pub(crate) struct ModelTensor {
     pub(crate) name: String,
     pub(crate) tensor: Tensor,
-    /// Trained: then it has a gradient.
+    /// Whether it is trained: then it has a gradient.
     pub(crate) trained: bool,
-    /// Not a parameter: then only rank 0's counts.
+    /// Whether it is a buffer, not a parameter: then only rank 0's counts.
     pub(crate) buffer: bool,
 }
 
@@ -144,16 +163,16 @@ impl Kind {
 }
 
 impl Registry {
-    /// Adds what `prepare` has made. Every rank prepares the same things in the same order.
-    pub(crate) fn register<S: Registered + 'static>(&self, object: &Arc<S>) {
-        let object: Arc<dyn Registered> = Arc::<S>::clone(object);
+    /// Adds what `prepare` has made, and does not keep it. Every rank prepares the same things in the same order.
+    pub(crate) fn register<S: Checkpointed + 'static>(&self, object: &Arc<S>) {
+        let object: Arc<dyn Checkpointed> = Arc::<S>::clone(object);
         let mut prepared = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
         prepared.retain(|known| known.strong_count() > 0);
         prepared.push(Arc::downgrade(&object));
     }
 
     /// Adds an object, and keeps it.
-    pub(crate) fn keep(&self, object: Arc<dyn Registered>) {
+    pub(crate) fn keep(&self, object: Arc<dyn Checkpointed>) {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).push(object);
     }
 
@@ -164,13 +183,13 @@ impl Registry {
     }
 
     /// All that are still there, with their names: `model`, `model_1`, …, by kind and in order.
-    pub(crate) fn named(&self) -> Vec<(String, Arc<dyn Registered>)> {
+    pub(crate) fn named(&self) -> Vec<(String, Arc<dyn Checkpointed>)> {
         let prepared = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
         let mut objects: Vec<_> = prepared.iter().filter_map(Weak::upgrade).collect();
         drop(prepared);
         objects.extend(self.kept.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned());
         objects.sort_by_key(|object| object.kind());
-        let mut named: Vec<(String, Arc<dyn Registered>)> = Vec::with_capacity(objects.len());
+        let mut named: Vec<(String, Arc<dyn Checkpointed>)> = Vec::with_capacity(objects.len());
         for object in objects {
             let same = named.iter().filter(|(_, known)| known.kind() == object.kind()).count();
             let kind = object.kind().name();

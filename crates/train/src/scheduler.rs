@@ -1,16 +1,18 @@
 //! A scheduler after [`crate::Accelerator::prepare`]: it steps when the optimizer does, the same on all ranks.
 
-use std::ops::Deref;
 use std::sync::Arc;
 
+use brigade_checkpoint::{TensorInfo, Value};
 use brigade_optim::{Scheduler, SchedulerState};
+use brigade_torch::Tensor;
 
 use crate::error::Result;
 use crate::gradients::accumulate::GradientAccumulator;
 use crate::gradients::backward::Gradients;
 use crate::job::Job;
 use crate::recorder::AtReplay;
-use crate::registry::{Registry, Saved};
+use crate::registry::{Checkpointed, Kind, Registry};
+use crate::stateful::{HookError, Stateful, stateful_handle};
 
 /// A [`Scheduler`] after [`crate::Accelerator::prepare`].
 ///
@@ -28,25 +30,29 @@ use crate::registry::{Registry, Saved};
 /// let (mut optimizer, mut scheduler) = accelerator.prepare((optimizer, scheduler))?;
 /// optimizer.step()?;
 /// scheduler.step()?;
-/// assert_eq!(optimizer.lr(), 0.09);
+/// assert_eq!(optimizer.lr()?, 0.09);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 pub struct PreparedScheduler {
-    scheduler: Scheduler,
-    accumulator: GradientAccumulator,
-    job: Arc<Job>,
+    inner: Arc<SchedulerInner>,
     with_optimizer: bool,
     /// Steps that one call makes.
     stride: u64,
     /// What [`PreparedScheduler::step_per_process`] makes of that.
     processes: u64,
-    /// What a checkpoint holds, for as long as it is there.
-    _saved: Arc<Saved<Scheduler>>,
+}
+
+/// What the handle of the program shares with checkpoints.
+#[derive(Debug)]
+pub(crate) struct SchedulerInner {
+    scheduler: Scheduler,
+    accumulator: GradientAccumulator,
+    job: Arc<Job>,
 }
 
 impl PreparedScheduler {
-    /// Prepares a scheduler, and registers what a checkpoint holds of it. `processes`: see
+    /// Prepares a scheduler, and registers it for checkpoints. `processes`: see
     /// [`PreparedScheduler::step_per_process`].
     pub(crate) fn new(
         scheduler: Scheduler,
@@ -54,17 +60,13 @@ impl PreparedScheduler {
         registry: &Registry,
         processes: usize,
     ) -> Self {
-        let saved = Arc::new(Saved(scheduler.clone()));
-        registry.register(&saved);
-        Self {
+        let inner = Arc::new(SchedulerInner {
             scheduler,
             accumulator: gradients.accumulator.clone(),
             job: Arc::clone(&gradients.processes.job),
-            with_optimizer: true,
-            stride: 1,
-            processes: processes as u64,
-            _saved: saved,
-        }
+        });
+        registry.register(&inner);
+        Self { inner, with_optimizer: true, stride: 1, processes: processes as u64 }
     }
 
     /// Accelerate's rule: each call makes as many steps as there are processes, unless the Accelerator
@@ -90,24 +92,27 @@ impl PreparedScheduler {
     /// # Errors
     /// As [`Scheduler::step`].
     pub fn step(&mut self) -> Result<()> {
-        if self.job.recorder.is_recording() {
-            self.job.recorder.at_each_replay(StepSchedule(self.clone_handle()));
+        let SchedulerInner { scheduler, accumulator, job } = &*self.inner;
+        if job.recorder.is_recording() {
+            let handle = Self { inner: Arc::clone(&self.inner), ..*self };
+            job.recorder.at_each_replay(StepSchedule(handle));
             return Ok(());
         }
-        if self.with_optimizer && !self.scheduler.watches_metric() {
+        let mut scheduler = scheduler.clone();
+        if self.with_optimizer && !scheduler.watches_metric() {
             // What is late is the step of an earlier window: this batch makes none.
-            if !self.accumulator.sync_gradients() {
+            if !accumulator.sync_gradients() {
                 return Ok(());
             }
-            if self.accumulator.is_late() {
-                self.accumulator.advance_later(self.scheduler.clone(), self.stride);
+            if accumulator.is_late() {
+                accumulator.advance_later(scheduler, self.stride);
                 return Ok(());
             }
-            if self.accumulator.skipped() {
+            if accumulator.skipped() {
                 return Ok(());
             }
         }
-        Ok(self.scheduler.advance(self.stride)?)
+        Ok(scheduler.advance(self.stride)?)
     }
 
     /// Goes on after an evaluation that gave this metric. Every rank calls it; where the ranks' metrics
@@ -116,29 +121,58 @@ impl PreparedScheduler {
     /// # Errors
     /// As [`Scheduler::step_with`]; [`crate::Error::Torch`] when a peer is gone.
     pub fn step_with(&mut self, metric: f64) -> Result<()> {
-        let metric = if self.scheduler.watches_metric() { self.agreed(metric)? } else { metric };
-        Ok(self.scheduler.step_with(metric)?)
+        let mut scheduler = self.inner.scheduler.clone();
+        let metric = if scheduler.watches_metric() { self.inner.agreed(metric)? } else { metric };
+        Ok(scheduler.step_with(metric)?)
+    }
+
+    /// Returns a handle of the scheduler itself, for what this type has no method for, once the device has said
+    /// whether the optimizer's last step was made.
+    ///
+    /// # Errors
+    /// As [`PreparedOptimizer::settled`](crate::PreparedOptimizer::settled).
+    pub fn settled(&self) -> Result<Scheduler> {
+        self.inner.settled().cloned()
+    }
+
+    /// Returns the learning rate that it has set last, as [`Scheduler::lr`].
+    ///
+    /// # Errors
+    /// As [`PreparedScheduler::settled`].
+    pub fn lr(&self) -> Result<f64> {
+        Ok(self.inner.settled()?.lr())
+    }
+
+    /// Returns the number of steps that it has made, as [`Scheduler::position`].
+    ///
+    /// # Errors
+    /// As [`PreparedScheduler::settled`].
+    pub fn position(&self) -> Result<u64> {
+        Ok(self.inner.settled()?.position())
+    }
+
+    /// Returns what a checkpoint keeps of it, as [`Scheduler::state`].
+    ///
+    /// # Errors
+    /// As [`PreparedScheduler::settled`].
+    pub fn state(&self) -> Result<SchedulerState> {
+        Ok(self.inner.settled()?.state())
     }
 
     /// Continues where another scheduler of the same kind stood, and sets the learning rate of that
     /// step.
     ///
     /// # Errors
-    /// As [`Scheduler::load_state`].
+    /// As [`PreparedScheduler::settled`] and [`Scheduler::load_state`].
     pub fn load_state(&mut self, state: &SchedulerState) -> Result<()> {
-        Ok(self.scheduler.load_state(state)?)
+        Ok(self.settled()?.load_state(state)?)
     }
+}
 
-    fn clone_handle(&self) -> Self {
-        Self {
-            scheduler: self.scheduler.clone(),
-            accumulator: self.accumulator.clone(),
-            job: Arc::clone(&self.job),
-            with_optimizer: self.with_optimizer,
-            stride: self.stride,
-            processes: self.processes,
-            _saved: Arc::clone(&self._saved),
-        }
+impl SchedulerInner {
+    fn settled(&self) -> Result<&Scheduler> {
+        self.accumulator.settle()?;
+        Ok(&self.scheduler)
     }
 
     fn agreed(&self, metric: f64) -> Result<f64> {
@@ -154,15 +188,30 @@ impl PreparedScheduler {
     }
 }
 
-impl Deref for PreparedScheduler {
-    type Target = Scheduler;
+impl Stateful for SchedulerInner {
+    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
+        self.settled()?.state_dict()
+    }
 
-    /// Where a device has to say whether the optimizer's step was made, this waits for it.
-    fn deref(&self) -> &Scheduler {
-        let _ = self.accumulator.settle();
-        &self.scheduler
+    fn check_state_dict(&self, state: &Value<TensorInfo>) -> Result<(), String> {
+        self.scheduler.check_state_dict(state)
+    }
+
+    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
+        self.settled()?.load_state_dict(state)
     }
 }
+
+impl Checkpointed for SchedulerInner {
+    fn kind(&self) -> Kind {
+        Kind::Scheduler
+    }
+}
+
+stateful_handle!(
+    /// The schedule and its position.
+    [] PreparedScheduler, inner
+);
 
 /// A schedule that steps within a recorded step.
 struct StepSchedule(PreparedScheduler);

@@ -1,5 +1,7 @@
 //! What checkpoints hold: [`Stateful`], and its implementations for optimizers and schedulers.
 
+use std::sync::Arc;
+
 use brigade_checkpoint::{TensorInfo, Value};
 use brigade_optim::{Optimizer, OptimizerState, Scheduler, SchedulerState};
 use brigade_torch::{Tensor, dtype_of};
@@ -83,6 +85,36 @@ pub trait Stateful {
     fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError>;
 }
 
+/// Implements [`Stateful`] for a handle by what it shares.
+macro_rules! stateful_handle {
+    ($(#[$doc:meta])* [$($generics:tt)*] $handle:ty, $shared:tt) => {
+        $(#[$doc])*
+        impl $($generics)* $crate::stateful::Stateful for $handle {
+            fn state_dict(
+                &self,
+            ) -> Result<brigade_checkpoint::Value<brigade_torch::Tensor>, $crate::stateful::HookError>
+            {
+                self.$shared.state_dict()
+            }
+
+            fn check_state_dict(
+                &self,
+                state: &brigade_checkpoint::Value<brigade_checkpoint::TensorInfo>,
+            ) -> Result<(), String> {
+                self.$shared.check_state_dict(state)
+            }
+
+            fn load_state_dict(
+                &self,
+                state: &brigade_checkpoint::Value<brigade_torch::Tensor>,
+            ) -> Result<(), $crate::stateful::HookError> {
+                self.$shared.load_state_dict(state)
+            }
+        }
+    };
+}
+pub(crate) use stateful_handle;
+
 /// Returns the error of this crate that a [`Stateful`] has boxed, or one of the program's own.
 pub(crate) fn unboxed(error: HookError) -> Error {
     error.downcast().map_or_else(Error::User, |known: Box<Error>| *known)
@@ -110,6 +142,20 @@ pub(crate) fn same_shape(name: &str, tensor: &Tensor, found: &TensorInfo) -> Res
         return Ok(());
     }
     Err(format!("`{name}` is {found} in the checkpoint, but {shape:?} of {dtype:?} here"))
+}
+
+impl<T: Stateful + ?Sized> Stateful for Arc<T> {
+    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
+        (**self).state_dict()
+    }
+
+    fn check_state_dict(&self, state: &Value<TensorInfo>) -> Result<(), String> {
+        (**self).check_state_dict(state)
+    }
+
+    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
+        (**self).load_state_dict(state)
+    }
 }
 
 impl Stateful for Optimizer {

@@ -60,7 +60,7 @@ fn main() -> MainResult {
     }
 
     let mut meter = accelerator.processes().meter(20);
-    for epoch in train.inner().epoch()..options.epochs {
+    for epoch in train.epoch()..options.epochs {
         model.train();
         for batch in accelerator.progress(&train) {
             let batch = batch?;
@@ -76,9 +76,9 @@ fn main() -> MainResult {
             })?;
             meter.step(batch.valid());
             if accelerator.sync_gradients() {
-                let step = optimizer.steps();
+                let step = optimizer.steps()?;
                 let loss = f64::try_from(&accelerator.processes().reduce(&loss, ReduceOp::Mean)?)?;
-                accelerator.log([("loss", loss), ("lr", scheduler.lr())], step)?;
+                accelerator.log([("loss", loss), ("lr", scheduler.lr()?)], step)?;
                 if step % options.checkpoint_every == 0 {
                     // Training waits only for the copy; a thread writes.
                     accelerator.checkpoints().save_numbered()?;
@@ -100,8 +100,8 @@ fn main() -> MainResult {
             epoch + 1,
             options.epochs
         ));
-        accelerator.log([("accuracy", percent)], optimizer.steps())?;
-        accelerator.log(meter.values(), optimizer.steps())?;
+        accelerator.log([("accuracy", percent)], optimizer.steps()?)?;
+        accelerator.log(meter.values(), optimizer.steps()?)?;
         meter.pause_ended();
     }
     accelerator.checkpoints().wait()?;

@@ -102,8 +102,8 @@ impl Callback for GradientClip {
     }
 
     fn before_step(&mut self, learner: &mut LearnerState) -> Step {
-        if let Some(optimizer) = learner.optimizer() {
-            learner.accelerator().clip_grad_norm(optimizer, self.0)?;
+        if let Some(optimizer) = learner.optimizer()? {
+            learner.accelerator().clip_grad_norm(&optimizer, self.0)?;
         }
         Ok(())
     }

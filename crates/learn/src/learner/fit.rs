@@ -320,7 +320,7 @@ impl Loop<'_> {
     fn go_on(&mut self, folder: &Path, progress: FitProgress) -> Result<()> {
         let state = &mut self.learner.state;
         state.accelerator.load_state(folder)?;
-        state.grouped.read_back();
+        state.grouped.read_back()?;
         let FitProgress {
             epoch, batch, batches, train_iter, progress, recorder, callbacks, ..
         } = progress;

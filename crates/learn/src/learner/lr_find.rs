@@ -270,7 +270,7 @@ impl Learner {
         }
         let (built, hypers) = (self.state.grouped.is_built(), self.state.hypers().to_vec());
         let weights = self.state.state_dict().deep_clone()?;
-        let optimizer = match self.state.optimizer() {
+        let optimizer = match self.state.optimizer()? {
             Some(optimizer) => Some(optimizer.state_dict()?.deep_clone()?),
             None => None,
         };
@@ -294,7 +294,7 @@ impl Learner {
         let found = std::mem::replace(&mut self.state.recorder, recorder);
         self.train.set_epoch(epoch);
         self.state.load_state_dict(&weights)?;
-        match (built, optimizer, self.state.optimizer().cloned()) {
+        match (built, optimizer, self.state.optimizer()?) {
             (true, Some(state), Some(mut optimizer)) => {
                 optimizer.load_state_dict(&state)?;
                 for hyper in [Hyper::Lr, Hyper::Momentum, Hyper::WeightDecay] {

@@ -46,13 +46,13 @@ impl LearnerState {
             })?;
             let state =
                 OptimizerState::from_value(state, Tensor::shallow_clone).map_err(refused)?;
-            if let Some(mut optimizer) = self.optimizer().cloned() {
+            if let Some(mut optimizer) = self.optimizer()? {
                 optimizer
                     .check_state(&state, |tensor| tensor.size())
                     .map_err(|mismatch| refused(mismatch.to_string()))?;
                 self.model.load_state_dict(&model)?;
                 optimizer.load_state_dict(&state)?;
-                self.grouped.read_back();
+                self.grouped.read_back()?;
                 return Ok(());
             }
         }
@@ -63,7 +63,7 @@ impl LearnerState {
         let model = self.state_dict();
         let model = model.iter().map(|(name, it)| (name, Value::Tensor(it.shallow_clone())));
         let mut entries = vec![("model", Value::dict(model))];
-        if let (true, Some(optimizer)) = (with_optimizer, self.optimizer()) {
+        if let (true, Some(optimizer)) = (with_optimizer, self.optimizer()?) {
             let state = optimizer.state_dict().map_err(brigade_train::Error::from)?;
             entries.push(("opt", state.to_value()));
         }

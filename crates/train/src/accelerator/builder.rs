@@ -16,7 +16,7 @@ use crate::gradients::backward::Gradients;
 use crate::gradients::hook::CommHook;
 use crate::gradients::loss_check::{LossCheck, LossCheckOptions};
 use crate::job::connect::{self, ConnectOptions, debug_is_asked_for};
-use crate::loader::DataLoaderConfiguration;
+use crate::loader::source::DataLoaderConfiguration;
 use crate::model::ModelOptions;
 use crate::precision::scaler::GradScalerOptions;
 use crate::precision::{NumericsOptions, Precision};
@@ -247,9 +247,7 @@ impl AcceleratorBuilder {
         self.processes = Some(processes.clone());
         self
     }
-}
 
-impl AcceleratorBuilder {
     /// The type in which prepared models compute. Unless set it is what the environment says
     /// (`ACCELERATE_MIXED_PRECISION`, which `brigade launch --mixed-precision` sets), else `no`.
     pub fn mixed_precision(mut self, precision: Precision) -> Self {
@@ -317,9 +315,7 @@ impl AcceleratorBuilder {
         self.numerics.math.deterministic = Some(on);
         self
     }
-}
 
-impl AcceleratorBuilder {
     /// Whether a non-finite loss (infinite or NaN) is an error ([`Error::LossNotFinite`]), the same on
     /// every rank, instead of weights that are NaN afterwards. On by default; with fp16 the loss scaler skips
     /// such a step instead.
@@ -368,9 +364,7 @@ impl AcceleratorBuilder {
         self.loss_check.later = later;
         self
     }
-}
 
-impl AcceleratorBuilder {
     /// Adds a tracker; several may be added. Without any it is
     /// [`JsonLines`](brigade_track::JsonLines) in the [logging folder](Self::logging_dir).
     pub fn log_with(mut self, tracker: impl Tracker) -> Self {
@@ -383,10 +377,7 @@ impl AcceleratorBuilder {
         self.watch.logging_dir = Some(folder.into());
         self
     }
-}
 
-/// Joining.
-impl AcceleratorBuilder {
     /// Joins the other ranks.
     ///
     /// # Errors

@@ -17,6 +17,8 @@ impl Accelerator {
     /// goes on from here: models, optimizers, schedules, scalers, the random states of all ranks, the
     /// position in the data and in the accumulation window, and what was registered. Every rank calls it.
     ///
+    /// A prepared object that the program has dropped is not saved any more, and a load does not expect it.
+    ///
     /// The folder appears whole or not at all, and training waits only for a copy: see [`Checkpoints::save`].
     ///
     /// ```

@@ -1,7 +1,8 @@
 //! Data: how it is shared out, where it lies, and where an epoch begins.
 
 use super::Accelerator;
-use crate::loader::{DataLoaderConfiguration, Loader, PreparedLoader};
+use crate::loader::PreparedLoader;
+use crate::loader::source::{DataLoaderConfiguration, Loader};
 
 impl Accelerator {
     /// How batches are shared out among the ranks, as the builder's options say: for data sets that depend on it.
@@ -13,7 +14,8 @@ impl Accelerator {
     /// Leaves out the first batches of a loader's next epoch, as after a restart that no checkpoint
     /// tells of. A loader that `load_state` has restored does so by itself.
     pub fn skip_first_batches<L: Loader>(&self, loader: &PreparedLoader<L>, batches: usize) {
-        let inner = loader.inner();
-        inner.resume(inner.order_seed(), inner.next_epoch(), 0, batches);
+        let loader = loader.inner();
+        loader.set_skip_samples(0);
+        loader.set_skip_batches(batches);
     }
 }

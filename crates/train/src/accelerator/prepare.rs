@@ -9,7 +9,8 @@ use brigade_torch::TensorTree;
 
 use super::Accelerator;
 use crate::error::Result;
-use crate::loader::{Loader, PreparedLoader};
+use crate::loader::PreparedLoader;
+use crate::loader::source::Loader;
 use crate::model::{ModelContext, PreparedModel};
 use crate::optimizer::PreparedOptimizer;
 use crate::scheduler::PreparedScheduler;

@@ -47,7 +47,8 @@ pub(super) fn capture(checkpoints: &Inner) -> Result<Captured> {
     let named = checkpoints.registry.named();
     let mut captured = Captured { files: Vec::new(), objects: Vec::new(), step: 0, samples: 0 };
     for (name, object) in &named {
-        captured.step = captured.step.max(object.steps().unwrap_or_default());
+        let steps = object.optimizer().map_or(0, |optimizer| optimizer.steps());
+        captured.step = captured.step.max(steps);
         if captured.samples == 0 {
             // The first loader is the one that is trained on.
             captured.samples = object.samples().unwrap_or_default();

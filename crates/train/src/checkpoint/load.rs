@@ -14,7 +14,7 @@ use brigade_torch::{Device, Tensor, TensorFile};
 use super::inner::Inner;
 use super::ranks::{self, Named};
 use crate::error::{Error, Result};
-use crate::registry::{Kind, Registered, Worlds};
+use crate::registry::{Checkpointed, Kind, Worlds};
 use crate::stateful::{same_shape, unboxed};
 
 const SCOPE: &str = "load_state";
@@ -114,7 +114,7 @@ struct Ready {
     worlds: Worlds,
     /// Straight from the files into these.
     tensors: Vec<(Tensor, TensorLocation)>,
-    states: Vec<(Arc<dyn Registered>, Value<TensorLocation>)>,
+    states: Vec<(Arc<dyn Checkpointed>, Value<TensorLocation>)>,
     /// This rank's own, or, on another number of ranks, those of all ranks of the other run.
     ranks: Vec<Value<TensorLocation>>,
     position: usize,
@@ -245,11 +245,11 @@ impl Ready {
 
 /// Loads the states of the program's own objects: all of them, or none.
 fn restore_custom(
-    objects: Vec<(Arc<dyn Registered>, Value<Tensor>)>,
+    objects: Vec<(Arc<dyn Checkpointed>, Value<Tensor>)>,
     worlds: &Worlds,
     path: &Path,
 ) -> Result<()> {
-    let mut undo: Vec<(Arc<dyn Registered>, Value<Tensor>)> = Vec::new();
+    let mut undo: Vec<(Arc<dyn Checkpointed>, Value<Tensor>)> = Vec::new();
     for (object, state) in objects {
         let before = object.state_dict().map_err(unboxed);
         let restored = before.and_then(|before| {

@@ -9,11 +9,11 @@ use brigade_torch::{
 use super::inner::Inner;
 use crate::error::{Error, Result};
 use crate::gradients::weighted::WeightedWindow;
-use crate::registry::Registered;
+use crate::registry::Checkpointed;
 use crate::stateful::unboxed;
 
 /// An object with its name in checkpoints.
-pub(super) type Named = (String, std::sync::Arc<dyn Registered>);
+pub(super) type Named = (String, std::sync::Arc<dyn Checkpointed>);
 
 pub(super) fn state(checkpoints: &Inner, objects: &[Named]) -> Result<Value<Tensor>> {
     let mut random = vec![("cpu".to_owned(), Value::Bytes(rng_state(Device::Cpu)?))];

@@ -2,24 +2,12 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use brigade_checkpoint::{TensorInfo, Value};
+use brigade_checkpoint::Value;
 use brigade_data::Round;
-use brigade_torch::Tensor;
-
-use crate::error::{Error, Result};
-use crate::loader::Loader;
-use crate::registry::{Kind, Registered, Worlds};
-use crate::stateful::{HookError, Stateful};
-
-/// A loader with its position: what a checkpoint keeps of it.
-pub(crate) struct SavedLoader<L> {
-    pub(crate) loader: L,
-    pub(crate) position: Position,
-}
 
 /// Where the newest iteration stands.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Position(Arc<Mutex<State>>);
+pub(super) struct Position(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -41,14 +29,14 @@ struct Open {
 
 /// A place in an epoch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Mark {
-    epoch: u64,
+pub(super) struct Mark {
+    pub(super) epoch: u64,
     /// Samples at the front of the epoch that other numbers of ranks have used: the rest was dealt anew.
-    base: u64,
+    pub(super) base: u64,
     /// Batches of this rank since then.
-    batches: u64,
+    pub(super) batches: u64,
     /// Real samples of all ranks in this epoch, those before `base` included.
-    samples: u64,
+    pub(super) samples: u64,
 }
 
 impl Mark {
@@ -59,19 +47,13 @@ impl Mark {
 
 /// The counter of one iteration. The epoch is over when it is dropped: the loop has ended or was left.
 #[derive(Debug)]
-pub(crate) struct Counting {
+pub(super) struct Counting {
     position: Position,
     iteration: u64,
 }
 
-impl<L> SavedLoader<L> {
-    pub(crate) fn new(loader: L) -> Self {
-        Self { loader, position: Position::default() }
-    }
-}
-
 impl Position {
-    pub(crate) fn begin(&self, epoch: u64) -> Counting {
+    pub(super) fn begin(&self, epoch: u64) -> Counting {
         let mut state = self.lock();
         state.iterations += 1;
         let iteration = state.iterations;
@@ -80,6 +62,33 @@ impl Position {
         state.open = Some(Open { iteration, mark });
         drop(state);
         Counting { position: self.clone(), iteration }
+    }
+
+    /// Makes the next iteration go on after the mark.
+    pub(super) fn resume(&self, mark: Mark, total: u64) {
+        let mut state = self.lock();
+        state.open = None;
+        state.resumed = Some(mark);
+        state.total = total;
+    }
+
+    /// Real samples of all ranks since the beginning.
+    pub(super) fn total(&self) -> u64 {
+        self.lock().total
+    }
+
+    /// Returns what a checkpoint keeps of a loader with this seed and next epoch.
+    pub(super) fn to_value<T>(&self, seed: u64, next_epoch: u64) -> Value<T> {
+        let (mark, total) = self.mark(next_epoch);
+        let number = |number: u64| Value::Int(number.cast_signed());
+        Value::dict([
+            ("seed", number(seed)),
+            ("epoch", number(mark.epoch)),
+            ("base", number(mark.base)),
+            ("batches", number(mark.batches)),
+            ("samples", number(mark.samples)),
+            ("total_samples", number(total)),
+        ])
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -97,7 +106,7 @@ impl Position {
 
 impl Counting {
     /// A batch was given out. `index` counts those that were skipped as well.
-    pub(crate) fn count(&self, index: usize, round: &Round) {
+    pub(super) fn count(&self, index: usize, round: &Round) {
         let samples = round.total_valid() as u64;
         self.with_mark(|mark, total| {
             let skipped = (index as u64).saturating_sub(mark.batches);
@@ -109,7 +118,7 @@ impl Counting {
     }
 
     /// A batch could not be made: the next one follows all the same.
-    pub(crate) fn count_failed(&self) {
+    pub(super) fn count_failed(&self) {
         self.with_mark(|mark, _| mark.batches += 1);
     }
 
@@ -133,55 +142,8 @@ impl Drop for Counting {
     }
 }
 
-impl<L: Loader> Stateful for SavedLoader<L> {
-    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
-        let (mark, total) = self.position.mark(self.loader.next_epoch());
-        let number = |number: u64| Value::Int(number.cast_signed());
-        Ok(Value::dict([
-            ("seed", number(self.loader.order_seed())),
-            ("epoch", number(mark.epoch)),
-            ("base", number(mark.base)),
-            ("batches", number(mark.batches)),
-            ("samples", number(mark.samples)),
-            ("total_samples", number(total)),
-        ]))
-    }
-
-    fn check_state_dict(&self, state: &Value<TensorInfo>) -> Result<(), String> {
-        read(state).map(drop)
-    }
-
-    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
-        Ok(self.restore(state, &Worlds { saved: 1, current: 1 })?)
-    }
-}
-
-impl<L: Loader + Send + Sync> Registered for SavedLoader<L> {
-    fn kind(&self) -> Kind {
-        Kind::Loader
-    }
-
-    fn restore(&self, state: &Value<Tensor>, worlds: &Worlds) -> Result<()> {
-        let (seed, mut mark, total) = read(state).map_err(Error::InvalidArgument)?;
-        if worlds.saved != worlds.current && mark.batches > 0 {
-            // Another number of ranks has rounds of another size: the rest is sharded anew.
-            mark = Mark { base: mark.samples, batches: 0, ..mark };
-        }
-        let (base, batches) = (mark.base as usize, mark.batches as usize);
-        self.loader.resume(seed, mark.epoch, base, batches);
-        let mut state = self.position.lock();
-        state.open = None;
-        state.resumed = Some(mark);
-        state.total = total;
-        Ok(())
-    }
-
-    fn samples(&self) -> Option<u64> {
-        Some(self.position.lock().total)
-    }
-}
-
-fn read<T>(state: &Value<T>) -> Result<(u64, Mark, u64), String> {
+/// Returns the seed, the mark and the number of all samples of such a state.
+pub(super) fn read<T>(state: &Value<T>) -> Result<(u64, Mark, u64), String> {
     let number = |key: &str| {
         let number = state.get(key).and_then(Value::as_int).map(i64::cast_unsigned);
         number.ok_or_else(|| format!("a loader's state needs the integer `{key}`"))

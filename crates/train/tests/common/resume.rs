@@ -112,7 +112,7 @@ impl Run {
     ) -> Vec<u64> {
         let mut losses = Vec::new();
         self.model.train();
-        for _ in self.loader.inner().epoch()..self.epochs {
+        for _ in self.loader.epoch()..self.epochs {
             for batch in self.loader.iter() {
                 let batch = batch.unwrap();
                 let Self { model, optimizer, scheduler, .. } = self;

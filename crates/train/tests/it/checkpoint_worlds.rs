@@ -38,7 +38,7 @@ fn child() {
     });
     let (world, rank) =
         (accelerator.processes().num_processes(), accelerator.processes().process_index());
-    let seen = serde_json::to_vec(&(run.seen, run.optimizer.steps())).unwrap();
+    let seen = serde_json::to_vec(&(run.seen, run.optimizer.steps().unwrap())).unwrap();
     fs::write(folder.join(format!("seen_{world}_{rank}")), seen).unwrap();
 }
 

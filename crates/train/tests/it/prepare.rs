@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use brigade_checkpoint::layout::Checkpoint;
 use brigade_data::{DataLoader, TensorDataset};
 use brigade_nn::{BatchNorm1d, Init, Linear, Model, Module, ParamPath};
 use brigade_optim::schedule::Schedule;
@@ -37,8 +38,8 @@ dist_test!(world = 2, dist_any_mix_in_any_order_keeps_its_shape, |world: World| 
     let loader = DataLoader::new(numbers(8)).batch_size(2);
     let (cosine, second, (sgd, loader), adam, first) =
         accelerator.prepare((cosine, second, (sgd, loader), adam, first))?;
-    assert_eq!(adam.lr(), 0.1);
-    assert_eq!((cosine.position(), sgd.steps(), loader.len()), (0, 0, 2));
+    assert_eq!(adam.lr()?, 0.1);
+    assert_eq!((cosine.position()?, sgd.steps()?, loader.len()), (0, 0, 2));
     for model in [&first, &second] {
         for parameter in accelerator.unwrap_model(model).parameters() {
             assert!(all_equal(&accelerator, &parameter.tensor), "{} differs", parameter.name);
@@ -222,7 +223,7 @@ dist_test!(world = 2, dist_epochs_agree_without_a_seed, |_world: World| -> Resul
         epochs.push(order);
     }
     assert!(epochs[0] != epochs[1] && epochs[1] != epochs[2]);
-    loader.inner().set_epoch(0);
+    loader.set_epoch(0);
     let mut again: Vec<i64> = Vec::new();
     for batch in &loader {
         again.extend(Vec::<i64>::try_from(accelerator.processes().gather(&*batch?)?)?);
@@ -288,4 +289,38 @@ fn a_loss_without_a_graph_is_an_error() {
     accelerator.backward(&output.mse_loss(&output.zeros_like(), tch::Reduction::Mean)).unwrap();
     let error = accelerator.backward(&Tensor::ones([2], tch::kind::FLOAT_CPU)).unwrap_err();
     assert!(!error.to_string().is_empty());
+}
+
+/// The program owns what was prepared; an object that was registered by a call stays.
+#[test]
+fn what_the_program_drops_is_not_saved_any_more() {
+    let accelerator = Accelerator::builder().cpu(true).quiet(true).build().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let objects = |name: &str| -> Vec<String> {
+        let path = accelerator.save_state(folder.path().join(name)).unwrap();
+        accelerator.checkpoints().wait().unwrap();
+        let checkpoint = Checkpoint::open(path).unwrap();
+        checkpoint.manifest().objects.iter().map(|object| object.name.to_string()).collect()
+    };
+    let prepare = || {
+        let model = Model::new(linear).unwrap();
+        let optimizer = Sgd::new(0.1).build(&model).unwrap();
+        accelerator.prepare((model, optimizer, DataLoader::new(numbers(4)))).unwrap()
+    };
+    let first = prepare();
+    let (model, optimizer, loader) = prepare();
+    let kept = std::sync::Arc::new(std::sync::Mutex::new(1));
+    accelerator.checkpoints().register_value(&kept);
+    let registered = Sgd::new(0.1).build(&Model::new(linear).unwrap()).unwrap();
+    accelerator.checkpoints().register(&registered);
+    drop((first, kept, registered));
+    assert_eq!(
+        objects("second"),
+        ["model", "optimizer", "optimizer_1", "loader", "custom", "run", "rank_0"]
+    );
+    // A handle of the optimizer that a program or a scheduler keeps is not the prepared one.
+    let optimizer = optimizer.into_inner();
+    assert_eq!(objects("model"), ["model", "optimizer", "loader", "custom", "run", "rank_0"]);
+    drop((model, optimizer, loader));
+    assert_eq!(objects("registered"), ["optimizer", "custom", "run", "rank_0"]);
 }

@@ -94,7 +94,7 @@ fn train(
     let mut steps = Vec::new();
     let mut count = from.map_or(0, |(_, steps)| steps);
     model.train();
-    for _ in loader.inner().epoch()..2 {
+    for _ in loader.epoch()..2 {
         for batch in &loader {
             let batch = batch?;
             let scores = model.forward(&*batch)?;

@@ -64,7 +64,7 @@ fn steps_and_scales_are_pytorchs() {
         scheduler.step().unwrap();
         let skipped = accelerator.optimizer_step_was_skipped();
         moved += u64::from(!skipped);
-        assert_eq!(scheduler.position(), moved, "step {step}");
+        assert_eq!(scheduler.position().unwrap(), moved, "step {step}");
         assert_eq!(skipped, weights(model.inner()) == before, "step {step}");
         let expected_weight: Vec<f64> = serde_json::from_value(expected["weight"].clone()).unwrap();
         for (found, expected) in weights(model.inner()).iter().zip(&expected_weight) {
@@ -76,7 +76,7 @@ fn steps_and_scales_are_pytorchs() {
         assert_eq!(u64::from(state.growth_tracker), tracker, "step {step}");
     }
     assert!(moved < factors.len() as u64, "a step was to be left out");
-    assert_eq!(optimizer.steps(), moved);
+    assert_eq!(optimizer.steps().unwrap(), moved);
 }
 
 #[test]
@@ -254,8 +254,8 @@ dist_test!(
             made += u64::from(wild.is_none());
             assert_eq!(weights(model.inner()) == before, wild.is_some());
             assert_eq!(accelerator.optimizer_step_was_skipped(), wild.is_some());
-            assert_eq!((scheduler.position(), optimizer.steps()), (made, made));
-            assert_eq!(optimizer.lr(), schedule.lr(made));
+            assert_eq!((scheduler.position()?, optimizer.steps()?), (made, made));
+            assert_eq!(optimizer.lr().unwrap(), schedule.lr(made));
         }
         Ok(())
     }

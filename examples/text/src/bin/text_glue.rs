@@ -110,7 +110,7 @@ fn main() -> MainResult {
     let losses = Losses::new(&accelerator);
     training.begin(common, &accelerator)?;
 
-    for epoch in train.inner().epoch()..training.epochs {
+    for epoch in train.epoch()..training.epochs {
         model.train();
         // The loss of the batches that become one step.
         let mut window = MetricState::new(Mean);
@@ -131,11 +131,11 @@ fn main() -> MainResult {
             })?;
             if accelerator.sync_gradients() {
                 let loss = accelerator.compute_metric(&std::mem::take(&mut window))?;
-                let step = optimizer.steps();
+                let step = optimizer.steps()?;
                 losses.push(loss);
                 shown.set("loss", loss);
                 if common.log.is_some() {
-                    accelerator.log([("loss", loss), ("lr", scheduler.lr())], step)?;
+                    accelerator.log([("loss", loss), ("lr", scheduler.lr()?)], step)?;
                 }
                 if common.checkpoint_every.is_some_and(|every| step.is_multiple_of(every)) {
                     accelerator.checkpoints().save_numbered()?;
@@ -157,9 +157,9 @@ fn main() -> MainResult {
             accelerator.update_metric(&mut f1, &batch, &logits, &labels)?;
         }
         let loss = accelerator.compute_metric(&mean)?;
-        losses.push_valid(optimizer.steps(), loss);
+        losses.push_valid(optimizer.steps()?, loss);
         let f1 = accelerator.compute_metric(&f1)?;
-        let (percent, step) = (100.0 * accelerator.compute_metric(&accuracy)?, optimizer.steps());
+        let (percent, step) = (100.0 * accelerator.compute_metric(&accuracy)?, optimizer.steps()?);
         accelerator.println(format!(
             "epoch {}/{}, validation loss = {loss:.4}, accuracy = {percent:.2}, F1 = {f1:.4}",
             epoch + 1,

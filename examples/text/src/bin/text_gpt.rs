@@ -101,7 +101,7 @@ fn main() -> MainResult {
     training.begin(common, &accelerator)?;
 
     let mut meter = accelerator.processes().meter(20);
-    for epoch in train.inner().epoch()..training.epochs {
+    for epoch in train.epoch()..training.epochs {
         model.train();
         // The loss of the batches that become one step.
         let mut window = MetricState::new(Mean);
@@ -122,11 +122,11 @@ fn main() -> MainResult {
             meter.step_with_tokens(batch.valid(), batch.valid() * options.context as usize);
             if accelerator.sync_gradients() {
                 let loss = accelerator.compute_metric(&std::mem::take(&mut window))?;
-                let step = optimizer.steps();
+                let step = optimizer.steps()?;
                 losses.push(loss);
                 shown.set("loss", loss);
                 if common.log.is_some() {
-                    accelerator.log([("loss", loss), ("lr", scheduler.lr())], step)?;
+                    accelerator.log([("loss", loss), ("lr", scheduler.lr()?)], step)?;
                 }
                 if common.checkpoint_every.is_some_and(|every| step.is_multiple_of(every)) {
                     accelerator.checkpoints().save_numbered()?;
@@ -143,7 +143,7 @@ fn main() -> MainResult {
             add_loss(&mut mean, &loss)?;
         }
         let loss = accelerator.compute_metric(&mean)?;
-        losses.push_valid(optimizer.steps(), loss);
+        losses.push_valid(optimizer.steps()?, loss);
         let perplexity = loss.exp();
         accelerator.println(format!(
             "epoch {}/{}, validation loss = {loss:.4}, perplexity = {perplexity:.2}",
@@ -152,8 +152,8 @@ fn main() -> MainResult {
         ));
         if common.log.is_some() {
             let values = [("valid_loss", loss), ("perplexity", perplexity)];
-            accelerator.log(values, optimizer.steps())?;
-            accelerator.log(meter.values(), optimizer.steps())?;
+            accelerator.log(values, optimizer.steps()?)?;
+            accelerator.log(meter.values(), optimizer.steps()?)?;
         }
         if common.checkpoint.is_some() {
             accelerator.checkpoints().save_numbered()?;

@@ -88,7 +88,7 @@ fn scopes(accelerator: &Accelerator) {
 
 /// Everything that the finder may not change.
 fn state(learner: &Learner) -> (Vec<(String, Vec<u64>)>, String, String, String) {
-    let optimizer = learner.state().optimizer().map(|it| {
+    let optimizer = learner.state().optimizer().unwrap().map(|it| {
         let state = it.state_dict().unwrap().to_value();
         let state = state.try_map(&mut |_, tensor| Ok::<_, Error>(format!("{:?}", bits(&tensor))));
         state.unwrap().to_json().to_string()

@@ -162,7 +162,7 @@ dist_test!(world = 2, dist_an_epoch_goes_on_from_its_middle, |_world: World| {
         let whole = loader();
         let (_, expected) = (steps(&whole, &two), steps(&whole, &two));
         let resumed = loader();
-        resumed.inner().set_epoch(1);
+        resumed.set_epoch(1);
         two.skip_first_batches(&resumed, 2);
         assert_eq!(steps(&resumed, &two), expected[2..]);
     }

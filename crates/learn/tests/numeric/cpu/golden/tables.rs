@@ -94,7 +94,7 @@ fn freezing() {
         let mut exempt = Vec::new();
         learner.unfreeze().unwrap();
         learner.fit(0, 1e-3, ()).unwrap();
-        for group in learner.state().optimizer().unwrap().groups() {
+        for group in learner.state().optimizer().unwrap().unwrap().groups() {
             if group.is_exempt_from_decay() {
                 exempt.extend(group.names().iter().cloned());
             }

@@ -1,4 +1,4 @@
-//! Objects of the program's own in a checkpoint.
+//! Values of the program in a checkpoint, by serde.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -7,30 +7,7 @@ use brigade_torch::Tensor;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::registry::{Kind, Registered};
 use crate::stateful::{HookError, Stateful};
-
-pub(super) struct Custom<T>(pub(super) Arc<T>);
-
-impl<T: Stateful> Stateful for Custom<T> {
-    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
-        self.0.state_dict()
-    }
-
-    fn check_state_dict(&self, state: &Value<TensorInfo>) -> Result<(), String> {
-        self.0.check_state_dict(state)
-    }
-
-    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
-        self.0.load_state_dict(state)
-    }
-}
-
-impl<T: Stateful + Send + Sync> Registered for Custom<T> {
-    fn kind(&self) -> Kind {
-        Kind::Custom
-    }
-}
 
 /// A value of the program, written as MessagePack: it keeps every number exactly, and infinities.
 pub(super) struct MessagePack<T>(pub(super) Arc<Mutex<T>>);

@@ -1,0 +1,183 @@
+//! Loaders that can be shared out among the ranks.
+
+use std::ops::Deref;
+
+use brigade_data::{
+    BatchedDataset, Collate, DataError, DataLoader, Epoch, IterableDataset, LoaderCore,
+    LoaderOptions, ShardOptions, StreamLoader,
+};
+use brigade_torch::{Device, Tensor, TensorTree, elements};
+
+use crate::error::{Error, Result};
+use crate::processes::Processes;
+
+/// How batches are shared out among the ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DataLoaderConfiguration {
+    /// A loader's batch size is that of all ranks together: each takes its part of every batch; false.
+    pub split_batches: bool,
+    /// All ranks get the same number of equally large batches, completed with duplicates that metrics leave
+    /// out; true.
+    pub even_batches: bool,
+    /// Rank 0 reads the data and sends every rank its part; false.
+    pub dispatch_batches: bool,
+}
+
+impl Default for DataLoaderConfiguration {
+    fn default() -> Self {
+        Self { split_batches: false, even_batches: true, dispatch_batches: false }
+    }
+}
+
+/// What [`DataLoader`] and [`StreamLoader`] do for [`PreparedLoader`](crate::PreparedLoader) each in its own way; the
+/// rest is their [`LoaderCore`].
+pub trait Loader: Deref<Target = LoaderCore> + Send + Sync {
+    /// The data of a batch.
+    type Data: TensorTree<Owned = Self::Data> + Send + 'static;
+
+    /// Returns the number of samples; `None` for a stream, which has no length.
+    fn num_samples(&self) -> Option<usize>;
+
+    /// Takes a seed on which the ranks have agreed, and the device of threads.
+    #[must_use]
+    fn agreed(self, seed: u64, device: Device) -> Self
+    where
+        Self: Sized;
+
+    /// Makes it the loader of one rank, or, without a rank, of one that reads for all.
+    ///
+    /// # Errors
+    /// When the options do not fit the batch size or each other.
+    fn sharded(
+        self,
+        rank: Option<usize>,
+        world: usize,
+        options: ShardOptions,
+    ) -> Result<Self, DataError>
+    where
+        Self: Sized;
+
+    /// Begins the next epoch.
+    fn begin(&self) -> Epoch<Self::Data>;
+
+    /// Overrides whether ranks get equally many batches, where the loader can.
+    fn override_even_batches(&self, _even: Option<bool>) {}
+}
+
+impl<D> Loader for DataLoader<D>
+where
+    D: BatchedDataset + 'static,
+    D::Batch: TensorTree<Owned = D::Batch>,
+{
+    type Data = D::Batch;
+
+    fn num_samples(&self) -> Option<usize> {
+        Some(self.dataset().num_samples())
+    }
+
+    fn agreed(self, seed: u64, device: Device) -> Self {
+        self.seed(seed).device(device)
+    }
+
+    fn sharded(
+        self,
+        rank: Option<usize>,
+        world: usize,
+        options: ShardOptions,
+    ) -> Result<Self, DataError> {
+        match rank {
+            Some(rank) => self.shard(rank, world, options),
+            None => self.dispatch(world, options),
+        }
+    }
+
+    fn begin(&self) -> Epoch<D::Batch> {
+        self.iter()
+    }
+
+    fn override_even_batches(&self, even: Option<bool>) {
+        Self::override_even_batches(self, even);
+    }
+}
+
+impl<I> Loader for StreamLoader<I>
+where
+    I: IterableDataset + 'static,
+    <I::Sample as Collate>::Batch: TensorTree<Owned = <I::Sample as Collate>::Batch>,
+{
+    type Data = <I::Sample as Collate>::Batch;
+
+    fn num_samples(&self) -> Option<usize> {
+        None
+    }
+
+    fn agreed(self, seed: u64, device: Device) -> Self {
+        self.seed(seed).device(device)
+    }
+
+    fn sharded(
+        self,
+        rank: Option<usize>,
+        world: usize,
+        options: ShardOptions,
+    ) -> Result<Self, DataError> {
+        match rank {
+            Some(rank) => self.shard(rank, world, options),
+            None => self.dispatch(world, options),
+        }
+    }
+
+    fn begin(&self) -> Epoch<Self::Data> {
+        self.iter()
+    }
+}
+
+/// Makes a loader this rank's part of the data. All ranks take part, and agree on the seed of the order.
+pub(super) fn share_out<L: Loader>(
+    loader: L,
+    processes: &Processes,
+    configuration: DataLoaderConfiguration,
+) -> Result<L> {
+    let DataLoaderConfiguration { split_batches, even_batches, dispatch_batches } = configuration;
+    let (length, seed) = (loader.num_samples(), loader.options().seed);
+    let samples = length.map_or(-1, |samples| samples as i64);
+    let (samples, seed) = agree(processes, samples, seed, dispatch_batches)?;
+    let device = loader.options().device.unwrap_or_else(|| processes.device());
+    let agreed = loader.agreed(seed, device);
+    let LoaderOptions { batch_size, drop_last, .. } = *agreed.options();
+    // A run without a step is never what was meant; all ranks see the same numbers here.
+    if length.is_some() && (samples == 0 || (drop_last && samples < batch_size as i64)) {
+        return Err(Error::NoBatch { samples, batch_size });
+    }
+    let (rank, world) = (processes.process_index(), processes.num_processes());
+    if world == 1 {
+        return Ok(agreed);
+    }
+    let options = ShardOptions { split_batches, even_batches, ..ShardOptions::default() };
+    Ok(agreed.sharded((!dispatch_batches).then_some(rank), world, options)?)
+}
+
+/// Compares the number of samples across ranks and gives rank 0's seed. In dispatch mode only rank 0's
+/// data are read, so others may differ.
+fn agree(processes: &Processes, samples: i64, seed: u64, dispatch: bool) -> Result<(i64, u64)> {
+    let Some(group) = processes.group() else {
+        return Ok((samples, seed));
+    };
+    let seed = i64::from_ne_bytes(seed.to_ne_bytes());
+    let mine = Tensor::from_slice(&[samples, seed]).f_to_device(group.device())?;
+    let all = group
+        .all_gather(&mine)?
+        .iter()
+        .map(|pair| {
+            let pair = pair.f_to_device(Device::Cpu)?;
+            let pair = elements::<i64>(&pair)?.to_vec();
+            Ok((pair[0], pair[1]))
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let (expected, seed) = all[0];
+    let different = all.iter().position(|&(found, _)| found != expected);
+    if let (false, Some(rank)) = (dispatch, different) {
+        return Err(Error::LoadersDiffer { rank, expected, found: all[rank].0 });
+    }
+    Ok((expected, u64::from_ne_bytes(seed.to_ne_bytes())))
+}
