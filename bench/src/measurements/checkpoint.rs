@@ -76,7 +76,7 @@ fn load(folder: &Path, verify: bool) -> Result<Vec<Vec<f64>>> {
     for _ in 0..ROUNDS {
         let start = Instant::now();
         let options = LoadOptions::default().verify(verify);
-        accelerator.load_state_with(folder.join("ours"), options)?;
+        accelerator.checkpoints().load_with(folder.join("ours"), options)?;
         seconds.push(start.elapsed().as_secs_f64());
     }
     let peak = (status("VmHWM")? - empty) / BYTES;

@@ -85,7 +85,7 @@ fn train(builder: AcceleratorBuilder, options: &Options) -> Result<f64> {
 
     accelerator.trackers().start("digits", options)?;
     if options.resume && accelerator.checkpoints().latest()?.is_some() {
-        let loaded = accelerator.load_latest_state()?;
+        let loaded = accelerator.checkpoints().load_latest()?;
         accelerator.println(format!("goes on after step {}", loaded.step));
     }
 

@@ -18,8 +18,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use brigade_nn::Model;
-
 pub use builder::AcceleratorBuilder;
 pub use prepare::Prepare;
 
@@ -28,7 +26,7 @@ use crate::error::Result;
 use crate::gradients::backward::Gradients;
 use crate::gradients::join::EvenBatches;
 use crate::loader::source::DataLoaderConfiguration;
-use crate::model::{ModelOptions, PreparedModel};
+use crate::model::ModelOptions;
 use crate::precision::Numerics;
 use crate::processes::{Processes, set_seed};
 use crate::watch::Watch;
@@ -117,12 +115,6 @@ impl Accelerator {
     /// When models or data sets differ between ranks, or a peer is gone.
     pub fn prepare<P: Prepare>(&self, objects: P) -> Result<P::Prepared> {
         objects.prepare(self)
-    }
-
-    /// The model under the preparation.
-    #[must_use]
-    pub fn unwrap_model<'a, M>(&self, model: &'a PreparedModel<M>) -> &'a Model<M> {
-        model.inner()
     }
 
     /// Prints a warning on the first process of each host, unless the program wants none.

@@ -85,7 +85,7 @@ impl Checkpoints {
         project: ProjectConfiguration,
         accumulator: &GradientAccumulator,
     ) -> Self {
-        Self::checked(processes, project, accumulator, None)
+        Self::checked(processes, project, accumulator, None, false)
     }
 
     pub(crate) fn checked(
@@ -93,6 +93,7 @@ impl Checkpoints {
         project: ProjectConfiguration,
         accumulator: &GradientAccumulator,
         loss_check: Option<Arc<LossCheck>>,
+        quiet: bool,
     ) -> Self {
         let inner = Inner {
             processes: processes.clone(),
@@ -100,6 +101,7 @@ impl Checkpoints {
             registry: Arc::default(),
             accumulator: accumulator.clone(),
             loss_check,
+            quiet,
             pending: Mutex::default(),
             copies: Arc::default(),
             save_hooks: Hooks::default(),
@@ -173,7 +175,9 @@ impl Checkpoints {
         tracing::debug!("freed {bytes} bytes of the last save's copy");
     }
 
-    /// Continues from a checkpoint: puts all that it holds into what is registered. Every rank calls it.
+    /// Continues from a checkpoint: puts all that it holds into what is registered. Every rank calls it. A line on
+    /// standard error says where the run cannot go on bit for bit ([`Loaded::rounding_differs`]), unless the
+    /// Accelerator is quiet.
     ///
     /// Everything is validated before anything is changed: names, shapes and types, sizes and checksums.
     /// Tensors are read straight into their places, so it takes no memory beside them.
@@ -186,7 +190,7 @@ impl Checkpoints {
     /// another version, [`Error::CheckpointMismatch`] when it does not fit the program. Only
     /// [`Error::LoadInterrupted`] leaves a part changed: a disk that fails after all was verified.
     pub fn load(&self, path: impl AsRef<Path>) -> Result<Loaded> {
-        load::load(&self.inner, Some(path.as_ref()), LoadOptions::default())
+        self.load_with(path, LoadOptions::default())
     }
 
     /// As [`Checkpoints::load`], with choices.
@@ -194,7 +198,7 @@ impl Checkpoints {
     /// # Errors
     /// As there.
     pub fn load_with(&self, path: impl AsRef<Path>, options: LoadOptions) -> Result<Loaded> {
-        load::load(&self.inner, Some(path.as_ref()), options)
+        self.load_from(Some(path.as_ref()), options)
     }
 
     /// As [`Checkpoints::load`], from the newest `checkpoint_N` of the project's folder.
@@ -202,7 +206,15 @@ impl Checkpoints {
     /// # Errors
     /// As there; [`Error::Checkpoint`] when there is none.
     pub fn load_latest(&self) -> Result<Loaded> {
-        load::load(&self.inner, None, LoadOptions::default())
+        self.load_from(None, LoadOptions::default())
+    }
+
+    fn load_from(&self, path: Option<&Path>, options: LoadOptions) -> Result<Loaded> {
+        let loaded = load::load(&self.inner, path, options)?;
+        if let Some(difference) = loaded.rounding_differs.as_ref().filter(|_| !self.inner.quiet) {
+            self.inner.processes.warn(difference);
+        }
+        Ok(loaded)
     }
 
     /// Returns the newest `checkpoint_N` of the project's folder, where there is one. All ranks get rank 0's

@@ -130,8 +130,10 @@ impl<L: Loader> PreparedLoader<L> {
         self.inner.loader.set_epoch(epoch);
     }
 
-    /// Leaves out the first batches of the next epoch, and of that one only.
-    pub fn set_skip_batches(&self, batches: usize) {
+    /// Leaves out the first batches of the next epoch, and of that one only: after a restart without a checkpoint. A
+    /// loader that [`Accelerator::load_state`](crate::Accelerator::load_state) has restored does so by itself.
+    pub fn skip_first_batches(&self, batches: usize) {
+        self.inner.loader.set_skip_samples(0);
         self.inner.loader.set_skip_batches(batches);
     }
 }

@@ -239,7 +239,7 @@ impl<M> PreparedModel<M> {
         self.model.eval();
     }
 
-    /// The model itself, under its own names: what `accelerator.unwrap_model` gives.
+    /// Returns the model under the preparation, with its own names (Accelerate's `unwrap_model`).
     #[must_use]
     pub fn inner(&self) -> &Model<M> {
         &self.model

@@ -55,7 +55,7 @@ fn main() -> MainResult {
 
     accelerator.trackers().start("digits", &options)?;
     if options.resume && accelerator.checkpoints().latest()?.is_some() {
-        let loaded = accelerator.load_latest_state()?;
+        let loaded = accelerator.checkpoints().load_latest()?;
         accelerator.println(format!("goes on after step {}", loaded.step));
     }
 

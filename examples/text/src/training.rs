@@ -93,7 +93,7 @@ impl Training {
             accelerator.trackers().start(project, self)?;
         }
         if common.checkpoint.is_some() && accelerator.checkpoints().latest()?.is_some() {
-            let loaded = accelerator.load_latest_state()?;
+            let loaded = accelerator.checkpoints().load_latest()?;
             accelerator.println(format!("Going on after step {}", loaded.step));
         }
         Ok(())

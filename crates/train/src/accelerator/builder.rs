@@ -417,8 +417,13 @@ impl AcceleratorBuilder {
         let checks = self.loss_check.on && scaler.is_none();
         let loss_check = checks.then(|| Arc::new(LossCheck::new(job, self.loss_check)));
         let watch = shared.unwrap_or_else(|| Arc::new(Watch::new(self.watch, &processes)));
-        let checkpoints =
-            Checkpoints::checked(&processes, self.project, &accumulator, loss_check.clone());
+        let checkpoints = Checkpoints::checked(
+            &processes,
+            self.project,
+            &accumulator,
+            loss_check.clone(),
+            self.quiet,
+        );
         if let Some(scaler) = &scaler {
             checkpoints.register(scaler);
         }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::Accelerator;
-use crate::checkpoint::{Checkpoints, LoadOptions, Loaded};
+use crate::checkpoint::{Checkpoints, Loaded};
 use crate::error::Result;
 
 impl Accelerator {
@@ -46,28 +46,6 @@ impl Accelerator {
     /// # Errors
     /// As [`Checkpoints::load`].
     pub fn load_state(&self, path: impl AsRef<Path>) -> Result<Loaded> {
-        self.load_state_with(path, LoadOptions::default())
-    }
-
-    /// As [`Accelerator::load_state`], with choices.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn load_state_with(&self, path: impl AsRef<Path>, options: LoadOptions) -> Result<Loaded> {
-        self.checkpoints.load_with(path, options).inspect(|loaded| self.warn_of_rounding(loaded))
-    }
-
-    /// As [`Accelerator::load_state`], from the newest `checkpoint_N` of the project's folder.
-    ///
-    /// # Errors
-    /// As [`Checkpoints::load_latest`].
-    pub fn load_latest_state(&self) -> Result<Loaded> {
-        self.checkpoints.load_latest().inspect(|loaded| self.warn_of_rounding(loaded))
-    }
-
-    fn warn_of_rounding(&self, loaded: &Loaded) {
-        if let Some(difference) = &loaded.rounding_differs {
-            self.warn(difference);
-        }
+        self.checkpoints.load(path)
     }
 }

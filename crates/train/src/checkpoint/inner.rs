@@ -22,6 +22,8 @@ pub(super) struct Inner {
     pub(super) accumulator: GradientAccumulator,
     /// Of an Accelerator: weights that a non-finite loss has corrupted are not saved.
     pub(super) loss_check: Option<Arc<LossCheck>>,
+    /// Whether warnings are left out.
+    pub(super) quiet: bool,
     /// A save that is still being written.
     pub(super) pending: Mutex<Option<Pending>>,
     pub(super) copies: Arc<BufferPool>,

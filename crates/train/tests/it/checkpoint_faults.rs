@@ -110,7 +110,7 @@ dist_test!(world = 2, seconds = 120, bad_checkpoints_have_names_on_every_rank, |
 
     step!("the good one");
     let before = run.weights();
-    accelerator.load_state_with(&good, LoadOptions::default().verify(false)).unwrap();
+    accelerator.checkpoints().load_with(&good, LoadOptions::default().verify(false)).unwrap();
     assert_ne!(run.weights(), before);
 });
 
@@ -268,7 +268,7 @@ dist_test!(world = 2, seconds = 120, numbered_ones_are_limited_and_the_latest_is
     assert!(first.checkpoints().save_numbered().is_err());
     let mut run = Run::new(&accelerator, 1);
     assert_eq!(accelerator.checkpoints().latest().unwrap(), None);
-    assert!(accelerator.load_latest_state().is_err());
+    assert!(accelerator.checkpoints().load_latest().is_err());
     let mut weights = Vec::new();
     run.go(&accelerator, |run, _| {
         accelerator.checkpoints().save_numbered().unwrap();
@@ -284,7 +284,7 @@ dist_test!(world = 2, seconds = 120, numbered_ones_are_limited_and_the_latest_is
     assert_eq!(accelerator.checkpoints().latest().unwrap(), Some(checkpoints.join("checkpoint_6")));
     run.go(&accelerator, |_, batches| batches < 6);
     assert_ne!(run.parameters(), weights);
-    let loaded = accelerator.load_latest_state().unwrap();
+    let loaded = accelerator.checkpoints().load_latest().unwrap();
     assert_eq!(run.parameters(), weights);
     assert_eq!(loaded.samples, 4 * 2 * 3);
 });
@@ -359,7 +359,8 @@ dist_test!(world = 2, seconds = 120, a_shard_that_is_cut_short_is_named_on_every
         accelerator.processes().wait_for_everyone().unwrap();
         for &verify in verified {
             let options = LoadOptions::default().verify(verify);
-            let error = accelerator.load_state_with(&path, options).unwrap_err().to_string();
+            let error =
+                accelerator.checkpoints().load_with(&path, options).unwrap_err().to_string();
             assert!(error.contains("00002-of-00003") && error.contains(expected), "{error}");
             assert!(weights() == before, "{error}");
         }

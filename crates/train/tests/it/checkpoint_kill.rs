@@ -39,7 +39,7 @@ fn child() {
     });
     let weights = large.as_ref().map(|large| large.inner().parameters()[0].tensor.shallow_clone());
     if accelerator.checkpoints().latest().unwrap().is_some() {
-        let loaded = accelerator.load_latest_state().unwrap();
+        let loaded = accelerator.checkpoints().load_latest().unwrap();
         // Full rounds of a batch on each rank, and a rest in each epoch.
         let (samples, round) =
             (loaded.samples as usize, BATCH * accelerator.processes().num_processes());

@@ -26,7 +26,7 @@ fn child() {
         .unwrap();
     let mut run = Run::new(&accelerator, 1);
     if accelerator.checkpoints().latest().unwrap().is_some() {
-        accelerator.load_latest_state().unwrap();
+        accelerator.checkpoints().load_latest().unwrap();
     }
     run.go(&accelerator, |run, batches| {
         if batches == rounds {

@@ -41,7 +41,7 @@ dist_test!(world = 2, dist_any_mix_in_any_order_keeps_its_shape, |world: World| 
     assert_eq!(adam.lr()?, 0.1);
     assert_eq!((cosine.position()?, sgd.steps()?, loader.len()), (0, 0, 2));
     for model in [&first, &second] {
-        for parameter in accelerator.unwrap_model(model).parameters() {
+        for parameter in model.inner().parameters() {
             assert!(all_equal(&accelerator, &parameter.tensor), "{} differs", parameter.name);
         }
     }

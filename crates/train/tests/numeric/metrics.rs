@@ -120,7 +120,7 @@ dist_test!(
         }
         assert_eq!(seen, (0..9).collect::<Vec<_>>());
 
-        outer.set_skip_batches(1);
+        outer.skip_first_batches(1);
         let mut seen = Vec::new();
         for batch in &outer {
             let batch = batch?;

@@ -176,7 +176,7 @@ fn main() -> MainResult {
     losses.finish(&accelerator, common, training)?;
     if let Some(folder) = training.save.as_ref().filter(|_| accelerator.is_main_process()) {
         model.eval();
-        BertForSequenceClassification::save_pretrained(accelerator.unwrap_model(&model), folder)?;
+        BertForSequenceClassification::save_pretrained(model.inner(), folder)?;
         tokenizer.save(folder)?;
     }
     Ok(accelerator.trackers().finish()?)

@@ -165,7 +165,7 @@ fn main() -> MainResult {
 
     model.eval();
     if accelerator.is_main_process() {
-        let model = accelerator.unwrap_model(&model);
+        let model = model.inner();
         accelerator.println(options.write(model, &tokenizer)?);
         if let Some(folder) = &training.save {
             Gpt2LmHead::save_pretrained(model, folder)?;
