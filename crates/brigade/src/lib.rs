@@ -122,14 +122,18 @@ pub mod prelude {
     pub use crate::nn::{
         self, BatchNorm2d, Conv2d, Linear, Model, Module, ParamPath, Sequential, StateDict,
     };
+    pub use crate::optim::{
+        Adafactor, Adagrad, Adam, AdamW, Group, Lamb, Lars, Lookahead, Muon, Optimizer, QHAdam,
+        RAdam, RmsProp, Scheduler, Sgd,
+    };
     pub use crate::rank_env::MainResult;
     pub use crate::schedule::{FitOneCycle, LrSchedule, OneCycle, Plateau, Schedule};
+    pub use crate::torch::{BackwardOptions, ReduceOp};
     pub use crate::train::{
-        Accelerator, AcceleratorBuilder, Adafactor, Adagrad, Adam, AdamW, BackwardOptions,
-        ClipNorm, CommHook, Error, GradientAccumulationOptions, Group, JoinInputs, Lamb, Lars,
-        LocalSgd, Lookahead, Muon, Optimizer, Precision, PreparedLoader, PreparedModel,
-        PreparedOptimizer, PreparedScheduler, Processes, ProfileOptions, ProfileSchedule,
-        ProjectConfiguration, QHAdam, RAdam, ReduceOp, Result, RmsProp, Scheduler, Sgd,
+        Accelerator, AcceleratorBuilder, ClipNorm, CommHook, Error, GradientAccumulationOptions,
+        JoinInputs, LocalSgd, Precision, PreparedLoader, PreparedModel, PreparedOptimizer,
+        PreparedScheduler, Processes, ProfileOptions, ProfileSchedule, ProjectConfiguration,
+        Result,
     };
     pub use tch::{Device, Kind, Tensor, no_grad};
 }

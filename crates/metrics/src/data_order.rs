@@ -9,6 +9,9 @@ use crate::error::{Error, Result};
 /// The shape of a row and its type; `None` on a rank without a batch.
 type RowShape = Option<(Vec<i64>, Dtype)>;
 
+/// What a rank tells the others: the numbers of its batches, their rows, and the rows' shape or why they do not join.
+type Told = (Vec<usize>, Vec<i64>, Result<RowShape, String>);
+
 /// Gathers the batches of all ranks of a group, and joins them along their first dimension in the order of the data, on
 /// the CPU; `None` when there is no batch.
 ///
@@ -39,15 +42,28 @@ pub fn gather_in_data_order(
     let (numbers, batches): (Vec<usize>, Vec<Tensor>) = batches.into_iter().unzip();
     let rows: Vec<i64> =
         batches.iter().map(|batch| batch.size().first().copied().unwrap_or(1)).collect();
-    let mine = if batches.is_empty() { None } else { Some(Tensor::f_cat(&batches, 0)?) };
+    let mine = if batches.is_empty() { Ok(None) } else { Tensor::f_cat(&batches, 0).map(Some) };
     drop(batches);
     let Some(group) = group else {
-        return Ok(mine.map(|mine| mine.f_to_device(Device::Cpu)).transpose()?);
+        return Ok(mine?.map(|mine| mine.f_to_device(Device::Cpu)).transpose()?);
     };
-    let kind = mine.as_ref().and_then(|it| dtype_of(it.kind()));
-    let shape = mine.as_ref().map(|it| it.size()[1..].to_vec());
-    let all: Vec<(Vec<usize>, Vec<i64>, RowShape)> =
-        group.all_gather_object(&(numbers, rows, shape.zip(kind)))?;
+    // An error is told to the other ranks, which would wait for this one otherwise.
+    let (mine, shape) = match mine {
+        Ok(mine) => {
+            let shape =
+                mine.as_ref().and_then(|it| Some((it.size()[1..].to_vec(), dtype_of(it.kind())?)));
+            (mine, Ok(shape))
+        }
+        Err(error) => (None, Err(error.to_string())),
+    };
+    let told: Vec<Told> = group.all_gather_object(&(numbers, rows, shape))?;
+    let mut all: Vec<(Vec<usize>, Vec<i64>, RowShape)> = Vec::new();
+    for (rank, (numbers, rows, shape)) in told.into_iter().enumerate() {
+        let shape = shape.map_err(|reason| {
+            Error::InvalidArgument(format!("rank {rank}'s batches cannot be joined: {reason}"))
+        })?;
+        all.push((numbers, rows, shape));
+    }
     let Some((rest, kind)) = all.iter().find_map(|(.., shape)| shape.clone()) else {
         return Ok(None);
     };

@@ -149,8 +149,12 @@ impl<M: Metric> MetricState<M> {
     fn mine(&self) -> Kept {
         match self.kept.first() {
             None => Kept::Nothing,
-            Some((_, Fold::Rows(..))) => Kept::Rows,
-            Some((_, Fold::Sums(_))) => match self.sums() {
+            Some((_, Fold::Rows(..)))
+                if self.kept.iter().all(|it| matches!(it.1, Fold::Rows(..))) =>
+            {
+                Kept::Rows
+            }
+            Some(_) => match self.sums() {
                 Ok(sums) => Kept::Sums(sums),
                 Err(error) => Kept::Failed(error.to_string()),
             },

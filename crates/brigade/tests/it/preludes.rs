@@ -27,7 +27,7 @@ fn by_a_loop() -> Result<[f64; 4]> {
         .build()?;
     let model = Model::new(linear)?;
     let optimizer = Sgd::new(0.1).build(&model)?;
-    let schedule = Schedule::one_cycle(OneCycle::new(0.1, 2))?;
+    let schedule = Schedule::one_cycle(OneCycle::new(0.1, 20))?;
     let scheduler = Scheduler::new(&optimizer, schedule);
     let (model, mut optimizer, mut scheduler, loader) =
         accelerator.prepare((model, optimizer, scheduler, data()))?;

@@ -195,4 +195,10 @@ fn rows_of_other_shapes_are_refused_on_every_rank() {
         gather_in_data_order(Some(group), &[0], vec![rows]).unwrap_err().to_string()
     });
     assert!(errors.iter().all(|it| it.contains("the ranks' rows cannot be joined")), "{errors:?}");
+    let errors = on_ranks(2, |group| {
+        let widths = if group.rank() == 0 { [1, 1] } else { [1, 2] };
+        let batches = widths.map(|width| uniform_tensor(&[2, width], 0.0, 1.0, 0));
+        gather_in_data_order(Some(group), &[0, 1], batches.into()).unwrap_err().to_string()
+    });
+    assert!(errors.iter().all(|it| it.contains("rank 1's batches cannot be joined")), "{errors:?}");
 }
