@@ -83,15 +83,15 @@ pub mod prelude {
     pub use crate::nn::{
         self, BatchNorm2d, Conv2d, Linear, Model, Module, ParamPath, Sequential, StateDict,
     };
+    pub use crate::optim::rules::*;
     pub use crate::rank_env::MainResult;
     pub use crate::schedule::{FitOneCycle, LrSchedule, OneCycle, Plateau, Schedule};
     pub use crate::train::{
-        Accelerator, AcceleratorBuilder, Accuracy, Adafactor, Adagrad, Adam, AdamW,
-        BackwardOptions, ClipNorm, CommHook, Error, FBeta, GradientAccumulation, Group, JoinInputs,
-        Lamb, Lars, LocalSgd, Lookahead, Mean, Metric, Muon, Optimizer, Precision, PreparedLoader,
-        PreparedModel, PreparedOptimizer, PreparedScheduler, Processes, ProfileOptions,
-        ProfileSchedule, ProjectConfiguration, QHAdam, RAdam, ReduceOp, Result, RmsProp, Scheduler,
-        Sgd, TopK,
+        Accelerator, AcceleratorBuilder, Accuracy, BackwardOptions, ClipNorm, CommHook, Error,
+        FBeta, GradientAccumulation, Group, JoinInputs, LocalSgd, Lookahead, Mean, Metric,
+        Optimizer, Precision, PreparedLoader, PreparedModel, PreparedOptimizer, PreparedScheduler,
+        Processes, ProfileOptions, ProfileSchedule, ProjectConfiguration, ReduceOp, Result,
+        Scheduler, TopK,
     };
     pub use tch::{Device, Kind, Tensor, no_grad};
 }
