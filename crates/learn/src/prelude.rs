@@ -1,10 +1,8 @@
 //! What a program of a Learner uses, for `use brigade::learn::prelude::*`.
 
 pub use brigade_datasets::{Urls, untar_data};
-pub use brigade_models::{
-    Architecture, HeadOptions, convnext_tiny, resnet18, resnet34, resnet50, resnet50d, resnet101,
-    xresnet18, xresnet34, xresnet50, xresnet101,
-};
+pub use brigade_models::zoo::*;
+pub use brigade_models::{Architecture, HeadOptions};
 pub use brigade_optim::{AdamW, Sgd};
 pub use brigade_plot::Plot;
 pub use brigade_schedule::Annealing;
