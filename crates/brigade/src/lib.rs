@@ -122,10 +122,8 @@ pub mod prelude {
     pub use crate::nn::{
         self, BatchNorm2d, Conv2d, Linear, Model, Module, ParamPath, Sequential, StateDict,
     };
-    pub use crate::optim::{
-        Adafactor, Adagrad, Adam, AdamW, Group, Lamb, Lars, Lookahead, Muon, Optimizer, QHAdam,
-        RAdam, RmsProp, Scheduler, Sgd,
-    };
+    pub use crate::optim::rules::*;
+    pub use crate::optim::{Group, Lookahead, Optimizer, Scheduler};
     pub use crate::rank_env::MainResult;
     pub use crate::schedule::{FitOneCycle, LrSchedule, OneCycle, Plateau, Schedule};
     pub use crate::torch::{BackwardOptions, ReduceOp};

@@ -14,10 +14,8 @@ pub use brigade_metrics::{
     PredictedClasses, R2, Recall, RecallMulti, Renamed, Rmse, RocAuc, RocAucBinary, RocAucMulti,
     RowsFn, Spearman, TopK, fold, mean_of, of_rows,
 };
-pub use brigade_models::{
-    Architecture, HeadOptions, convnext_tiny, resnet18, resnet34, resnet50, resnet50d, resnet101,
-    xresnet18, xresnet34, xresnet50, xresnet101,
-};
+pub use brigade_models::zoo::*;
+pub use brigade_models::{Architecture, HeadOptions};
 pub use brigade_optim::{AdamW, Sgd};
 pub use brigade_plot::Plot;
 pub use brigade_rank_env::MainResult;

@@ -63,11 +63,6 @@ impl ConvNeXtOptions {
 }
 
 impl ConvNeXt {
-    /// torchvision's `convnext_tiny`: 28.6 million parameters with 1000 classes.
-    pub fn tiny<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64) -> Self {
-        Self::new(path, classes, ConvNeXtOptions::tiny())
-    }
-
     /// Registers all layers below the path.
     pub fn new<'a>(
         path: impl Borrow<ParamPath<'a>>,

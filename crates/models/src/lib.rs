@@ -10,12 +10,21 @@
 //! assert_eq!(model.state_dict().names().next(), Some("conv1.weight"));
 //! # Ok::<(), brigade_nn::Error>(())
 //! ```
+//!
+//! The image classifiers that have a name are functions, too, for where a model is asked for:
+//!
+//! ```
+//! use brigade_models::resnet18;
+//! use brigade_nn::Model;
+//!
+//! assert_eq!(Model::new(resnet18(1000))?.num_parameters(), 11_689_512);
+//! # Ok::<(), brigade_nn::Error>(())
+//! ```
 
 mod activation;
 mod awd_lstm;
 mod classifier;
 mod cnn;
-mod constructors;
 mod conv_norm;
 mod convnext;
 mod drop_path;
@@ -30,6 +39,8 @@ mod transformer;
 mod unet;
 mod vit;
 mod xresnet;
+#[doc(hidden)]
+pub mod zoo;
 
 pub use activation::Activation;
 pub use awd_lstm::{
@@ -41,10 +52,6 @@ pub use awd_lstm::{
 };
 pub use classifier::ImageClassifier;
 pub use cnn::{Cnn, CnnOptions};
-pub use constructors::{
-    convnext_tiny, resnet18, resnet34, resnet50, resnet50d, resnet101, resnet152, vit_base,
-    vit_small, vit_tiny, xresnet18, xresnet34, xresnet50, xresnet101,
-};
 pub use convnext::{ConvNeXt, ConvNeXtOptions};
 pub use head::{Head, HeadOptions};
 pub use hub::cached_hub_file;
@@ -65,3 +72,4 @@ pub use transformer::{
 pub use unet::{UNet, UNetOptions};
 pub use vit::{VisionTransformer, VisionTransformerOptions};
 pub use xresnet::{BlockWidth, XResNet, XResNetOptions};
+pub use zoo::*;

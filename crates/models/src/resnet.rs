@@ -111,31 +111,6 @@ impl ResNetOptions {
 }
 
 impl ResNet {
-    /// 18 layers: 11.7 million parameters with 1000 classes.
-    pub fn resnet18<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64) -> Self {
-        Self::new(path, classes, ResNetOptions::basic([2, 2, 2, 2]))
-    }
-
-    /// 34 layers: 21.8 million parameters with 1000 classes.
-    pub fn resnet34<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64) -> Self {
-        Self::new(path, classes, ResNetOptions::basic([3, 4, 6, 3]))
-    }
-
-    /// 50 layers: 25.6 million parameters with 1000 classes.
-    pub fn resnet50<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64) -> Self {
-        Self::new(path, classes, ResNetOptions::bottleneck([3, 4, 6, 3]))
-    }
-
-    /// 101 layers: 44.5 million parameters with 1000 classes.
-    pub fn resnet101<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64) -> Self {
-        Self::new(path, classes, ResNetOptions::bottleneck([3, 4, 23, 3]))
-    }
-
-    /// 152 layers: 60.2 million parameters with 1000 classes.
-    pub fn resnet152<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64) -> Self {
-        Self::new(path, classes, ResNetOptions::bottleneck([3, 8, 36, 3]))
-    }
-
     /// torchvision's `wide_resnet50_2`: twice the channels in the 3 x 3 convolutions, 68.9 million
     /// parameters with 1000 classes.
     pub fn wide_resnet50<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64) -> Self {
@@ -153,11 +128,6 @@ impl ResNet {
             ..ResNetOptions::bottleneck([3, 4, 6, 3])
         };
         Self::new(path, classes, options)
-    }
-
-    /// timm's `resnet50d`: 25.6 million parameters with 1000 classes. See [`ResNetOptions::variant_d`].
-    pub fn resnet50d<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64) -> Self {
-        Self::new(path, classes, ResNetOptions::bottleneck([3, 4, 6, 3]).variant_d())
     }
 
     /// Registers all layers below the path.

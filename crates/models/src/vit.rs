@@ -84,21 +84,6 @@ impl VisionTransformerOptions {
 }
 
 impl VisionTransformer {
-    /// `vit_tiny_patch16_224`: 5.7 million parameters with 1000 classes.
-    pub fn tiny<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64) -> Self {
-        Self::new(path, classes, VisionTransformerOptions::new(192, 3))
-    }
-
-    /// `vit_small_patch16_224`: 22.1 million parameters with 1000 classes.
-    pub fn small<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64) -> Self {
-        Self::new(path, classes, VisionTransformerOptions::new(384, 6))
-    }
-
-    /// `vit_base_patch16_224`: 86.6 million parameters with 1000 classes.
-    pub fn base<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64) -> Self {
-        Self::new(path, classes, VisionTransformerOptions::new(768, 12))
-    }
-
     /// Registers all layers below the path.
     pub fn new<'a>(
         path: impl Borrow<ParamPath<'a>>,

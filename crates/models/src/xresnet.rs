@@ -123,33 +123,13 @@ impl XResNetOptions {
 }
 
 impl XResNet {
-    /// 11.2 million parameters with 10 classes.
-    pub fn xresnet18<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64) -> Self {
-        Self::new(path, classes, &XResNetOptions::basic([2, 2, 2, 2]))
-    }
-
-    /// 21.3 million parameters with 10 classes.
-    pub fn xresnet34<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64) -> Self {
-        Self::new(path, classes, &XResNetOptions::basic([3, 4, 6, 3]))
-    }
-
-    /// 23.5 million parameters with 10 classes.
-    pub fn xresnet50<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64) -> Self {
-        Self::new(path, classes, &XResNetOptions::bottleneck([3, 4, 6, 3]))
-    }
-
-    /// 42.5 million parameters with 10 classes.
-    pub fn xresnet101<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64) -> Self {
-        Self::new(path, classes, &XResNetOptions::bottleneck([3, 4, 23, 3]))
-    }
-
     /// Registers all layers below the path.
     pub fn new<'a>(
         path: impl Borrow<ParamPath<'a>>,
         classes: i64,
-        options: &XResNetOptions,
+        options: impl Borrow<XResNetOptions>,
     ) -> Self {
-        let path = path.borrow();
+        let (path, options) = (path.borrow(), options.borrow());
         let body = XResNetBody::undrawn(path, options);
         // Pooling, Flatten and Dropout have numbers too.
         let number = options.layers.len() + 7;

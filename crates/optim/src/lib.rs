@@ -33,6 +33,7 @@
 //! # Ok::<(), brigade_optim::Error>(())
 //! ```
 
+mod builder;
 mod device_scalars;
 mod error;
 mod group;
@@ -43,7 +44,8 @@ mod optimizer;
 mod options;
 mod param_state;
 mod rule;
-mod rules;
+#[doc(hidden)]
+pub mod rules;
 mod scheduler;
 mod state;
 
@@ -57,15 +59,6 @@ pub use lookahead::Lookahead;
 pub use optimizer::Optimizer;
 pub use options::{OptimizerBuilder, OptimizerSettings, Overrides};
 pub use rule::{Rule, Slots, Step};
-pub use rules::adafactor::Adafactor;
-pub use rules::adagrad::Adagrad;
-pub use rules::adam::{Adam, AdamW};
-pub use rules::lamb::Lamb;
-pub use rules::lars::Lars;
-pub use rules::muon::{Muon, MuonRate};
-pub use rules::qhadam::QHAdam;
-pub use rules::radam::RAdam;
-pub use rules::rmsprop::RmsProp;
-pub use rules::sgd::Sgd;
+pub use rules::*;
 pub use scheduler::{Scheduler, SchedulerState};
 pub use state::{GroupState, OptimizerState, ParameterState, StateMismatch};

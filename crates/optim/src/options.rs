@@ -41,59 +41,6 @@ impl WeightDecay {
     }
 }
 
-/// The methods that every optimizer's builder has: it must have a field `options`, and give its rule
-/// and momentum in `fn rule(&self) -> Result<(impl Rule, f64)>`.
-macro_rules! builder {
-    ($builder:ident, decoupled) => {
-        builder!($builder);
-
-        impl $builder {
-            /// The weight decay shrinks the weight by the learning rate times the decay before each step,
-            /// instead of being added to the gradient.
-            pub fn decoupled_weight_decay(mut self, on: bool) -> Self {
-                use $crate::options::WeightDecay;
-                self.options.decay = if on { WeightDecay::Decoupled } else { WeightDecay::Added };
-                self
-            }
-        }
-    };
-    ($builder:ident) => {
-        $crate::options::common_options!(impl $builder);
-
-        impl $builder {
-            /// Makes the optimizer of a model's trained parameters, or of a list of named ones.
-            ///
-            /// # Errors
-            /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a number out of range, a
-            /// model without a trained parameter, and a group whose pattern matches no parameter.
-            pub fn build(
-                &self,
-                parameters: &(impl $crate::Trainable + ?Sized),
-            ) -> $crate::Result<$crate::Optimizer> {
-                let (rule, momentum) = self.rule()?;
-                self.options.build(rule, momentum, parameters)
-            }
-        }
-
-        impl $crate::OptimizerSettings for $builder {
-            fn settings_lr(&self) -> f64 {
-                self.options.lr
-            }
-
-            fn build_with(
-                &self,
-                parameters: &[$crate::NamedTensor],
-                overrides: $crate::Overrides,
-            ) -> $crate::Result<$crate::Optimizer> {
-                let mut settings = self.clone();
-                overrides.apply(&mut settings.options);
-                settings.build(parameters)
-            }
-        }
-    };
-}
-pub(crate) use builder;
-
 /// The settings of an optimizer of any kind, for code that lets its caller choose one: every builder of this crate.
 ///
 /// ```
@@ -274,6 +221,11 @@ impl Options {
         }
     }
 
+    /// Options whose weight decay shrinks the weights.
+    pub(crate) fn decoupled(lr: f64) -> Self {
+        Self { decay: WeightDecay::Decoupled, ..Self::new(lr) }
+    }
+
     pub(crate) fn build(
         &self,
         rule: impl Rule + 'static,
@@ -452,6 +404,12 @@ fn is_norm_or_bias(parameters: &[NamedTensor], index: usize) -> bool {
         })
     };
     last == "bias" || tensor.dim() < 2 || has_bias_like_it()
+}
+
+/// Rejects decay rates of running means that are out of range or NaN.
+pub(crate) fn check_betas((first, second): (f64, f64)) -> Result<()> {
+    check("the first beta", first, 0.0..1.0)?;
+    check("the second beta", second, 0.0..1.0)
 }
 
 /// Rejects hyperparameters that are out of range or NaN.

@@ -1,12 +1,48 @@
-//! The rules, one file each: a builder with the hyperparameters, and the arithmetic.
+//! The optimizers, a file each: settings with the hyperparameters, and a rule with the arithmetic.
 
-pub(crate) mod adafactor;
-pub(crate) mod adagrad;
-pub(crate) mod adam;
-pub(crate) mod lamb;
-pub(crate) mod lars;
-pub(crate) mod muon;
-pub(crate) mod qhadam;
-pub(crate) mod radam;
-pub(crate) mod rmsprop;
-pub(crate) mod sgd;
+mod adafactor;
+mod adagrad;
+mod adam;
+mod lamb;
+mod lars;
+mod muon;
+mod qhadam;
+mod radam;
+mod rmsprop;
+mod sgd;
+
+pub use muon::MuonRate;
+
+use crate::options::OptimizerSettings;
+
+/// The list of all optimizers: a row for each, with the settings that [`all_optimizers`] returns.
+macro_rules! optimizers {
+    ($($module:ident::$optimizer:ident => $settings:expr,)+) => {
+        $(pub use $module::$optimizer;)+
+
+        /// Returns settings of every optimizer of this crate, under the name of its type: the defaults, with a learning
+        /// rate of 0.1 and a momentum where there is no default. For programs that try them all.
+        ///
+        /// ```
+        /// let (name, settings) = &brigade_optim::all_optimizers()[0];
+        /// assert_eq!((*name, settings.settings_lr()), ("Adafactor", 0.01));
+        /// ```
+        pub fn all_optimizers() -> Vec<(&'static str, Box<dyn OptimizerSettings>)> {
+            vec![$((stringify!($optimizer), Box::new($settings))),+]
+        }
+    };
+}
+
+optimizers! {
+    adafactor::Adafactor => Adafactor::default(),
+    adagrad::Adagrad => Adagrad::default(),
+    adam::Adam => Adam::default(),
+    adam::AdamW => AdamW::default(),
+    lamb::Lamb => Lamb::default(),
+    lars::Lars => Lars::new(0.1),
+    muon::Muon => Muon::default(),
+    qhadam::QHAdam => QHAdam::default(),
+    radam::RAdam => RAdam::default(),
+    rmsprop::RmsProp => RmsProp::default(),
+    sgd::Sgd => Sgd::new(0.1).momentum(0.9),
+}

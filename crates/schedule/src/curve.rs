@@ -222,7 +222,16 @@ impl Curve {
                 schedule.momentum(step)
             }
             Self::Momentum { momentum, .. } => Some(momentum.lr(step)),
-            _ => None,
+            Self::Constant { .. }
+            | Self::Linear { .. }
+            | Self::Cosine { .. }
+            | Self::Restarts { .. }
+            | Self::FlatCosine { .. }
+            | Self::Polynomial { .. }
+            | Self::Exponential { .. }
+            | Self::Step { .. }
+            | Self::MultiStep { .. }
+            | Self::InverseSqrt { .. } => None,
         }
     }
 }

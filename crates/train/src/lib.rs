@@ -32,10 +32,10 @@ pub use accelerator::{Accelerator, AcceleratorBuilder, Prepare};
 pub use brigade_checkpoint::{TensorInfo, Value};
 #[doc(hidden)]
 pub use brigade_data::__derive;
+pub use brigade_optim::rules::*;
 pub use brigade_optim::{
-    Adafactor, Adagrad, Adam, AdamW, Group, GroupState, Lamb, Lars, Lookahead, LrSchedule, Muon,
-    MuonRate, Optimizer, OptimizerState, ParameterGroup, ParameterState, QHAdam, RAdam, RmsProp,
-    Rule, Scheduler, SchedulerState, Sgd, StateMismatch, Trainable,
+    Group, GroupState, Lookahead, LrSchedule, Optimizer, OptimizerState, ParameterGroup,
+    ParameterState, Rule, Scheduler, SchedulerState, StateMismatch, Trainable,
 };
 pub use brigade_torch::{
     BackwardOptions, Bucket, Compression, Device, GradientHook, Kind, ReduceOp, ReducerOptions,

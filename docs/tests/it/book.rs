@@ -105,7 +105,8 @@ fn the_summary_has_every_page_once() {
 fn links_lead_somewhere() {
     let mut texts = pages();
     let read = |name: &str| fs::read_to_string(root().join(name)).unwrap();
-    let outside = ["README.md", "ARCHITECTURE.md"].map(|name| (format!("../{name}"), read(name)));
+    let outside = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"]
+        .map(|name| (format!("../{name}"), read(name)));
     texts.extend(outside);
     let pages: BTreeMap<PathBuf, Page> =
         texts.iter().map(|(name, text)| (normal(&docs().join(name)), Page::read(text))).collect();

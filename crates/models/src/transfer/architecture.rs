@@ -1,9 +1,8 @@
 //! The architectures that a transfer model can have the body of.
 
 use std::ops::Range;
-use std::str::FromStr;
 
-use brigade_nn::{Error, ParamPath, Sequential};
+use brigade_nn::{ParamPath, Sequential};
 
 use crate::classifier::is_below;
 use crate::convnext::{self, ConvNeXtBody};
@@ -40,66 +39,6 @@ pub enum Architecture {
     ConvNeXt(ConvNeXtOptions),
     /// timm's vision transformers: the body has timm's names below `0.model`. The head has no pooling.
     VisionTransformer(VisionTransformerOptions),
-}
-
-macro_rules! architectures {
-    ($($(#[$doc:meta])* $name:ident => $value:expr;)*) => {
-        impl Architecture {
-            $($(#[$doc])*
-            #[must_use]
-            pub fn $name() -> Self {
-                $value
-            })*
-        }
-
-        impl FromStr for Architecture {
-            type Err = Error;
-
-            /// Takes the name of one of the functions, such as `resnet34`.
-            fn from_str(name: &str) -> Result<Self, Error> {
-                match name {
-                    $(stringify!($name) => Ok(Self::$name()),)*
-                    _ => {
-                        let known = [$(stringify!($name)),*].join(", ");
-                        Err(Error::custom(format!(
-                            "no architecture is called `{name}`; there are {known}"
-                        )))
-                    }
-                }
-            }
-        }
-    };
-}
-
-architectures! {
-    /// torchvision's `resnet18`.
-    resnet18 => Self::ResNet(ResNetOptions::basic([2, 2, 2, 2]));
-    /// torchvision's `resnet34`.
-    resnet34 => Self::ResNet(ResNetOptions::basic([3, 4, 6, 3]));
-    /// torchvision's `resnet50`.
-    resnet50 => Self::ResNet(ResNetOptions::bottleneck([3, 4, 6, 3]));
-    /// torchvision's `resnet101`.
-    resnet101 => Self::ResNet(ResNetOptions::bottleneck([3, 4, 23, 3]));
-    /// torchvision's `resnet152`.
-    resnet152 => Self::ResNet(ResNetOptions::bottleneck([3, 8, 36, 3]));
-    /// timm's `resnet50d`.
-    resnet50d => Self::TimmResNet(ResNetOptions::bottleneck([3, 4, 6, 3]).variant_d());
-    /// fastai's `xresnet18`.
-    xresnet18 => Self::XResNet(XResNetOptions::basic([2, 2, 2, 2]));
-    /// fastai's `xresnet34`.
-    xresnet34 => Self::XResNet(XResNetOptions::basic([3, 4, 6, 3]));
-    /// fastai's `xresnet50`.
-    xresnet50 => Self::XResNet(XResNetOptions::bottleneck([3, 4, 6, 3]));
-    /// fastai's `xresnet101`.
-    xresnet101 => Self::XResNet(XResNetOptions::bottleneck([3, 4, 23, 3]));
-    /// torchvision's `convnext_tiny`.
-    convnext_tiny => Self::ConvNeXt(ConvNeXtOptions::tiny());
-    /// timm's `vit_tiny_patch16_224`.
-    vit_tiny => Self::VisionTransformer(VisionTransformerOptions::new(192, 3));
-    /// timm's `vit_small_patch16_224`.
-    vit_small => Self::VisionTransformer(VisionTransformerOptions::new(384, 6));
-    /// timm's `vit_base_patch16_224`.
-    vit_base => Self::VisionTransformer(VisionTransformerOptions::new(768, 12));
 }
 
 /// A body that was built.

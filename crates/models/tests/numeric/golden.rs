@@ -226,10 +226,10 @@ fn xresnets_options_are_fastais() {
         XResNet::new(path, 10, &options)
     });
     agrees(Table::Fastai, "xresnet18_deep", |path| {
-        XResNet::new(path, 10, &XResNetOptions::basic([2, 2, 2, 2, 1, 1]))
+        XResNet::new(path, 10, XResNetOptions::basic([2, 2, 2, 2, 1, 1]))
     });
     agrees(Table::Fastai, "xse_resnext18", |path| {
         let options = XResNetOptions::basic([2, 2, 2, 2]).grouped();
-        XResNet::new(path, 10, &XResNetOptions { reduction: Some(16), ..options })
+        XResNet::new(path, 10, XResNetOptions { reduction: Some(16), ..options })
     });
 }

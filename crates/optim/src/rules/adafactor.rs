@@ -2,77 +2,46 @@
 
 use brigade_torch::matrix_step::{self, AdafactorStep, Variances};
 
+use crate::builder::builder;
 use crate::error::Result;
-use crate::options::{Options, WeightDecay, builder, check};
+use crate::options::{Options, check};
 use crate::rule::{Rule, Step};
 
-/// Adafactor (Shazeer and Stern, 2018), with the defaults and the arithmetic of `torch.optim.Adafactor`:
-/// it keeps of a matrix only the means of squares of its rows and columns.
-///
-/// The learning rate is 0.01 unless set and is relative to the parameter's size; the weight decay is 0
-/// unless set, and decoupled.
-///
-/// ```
-/// use brigade_optim::Adafactor;
-/// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
-/// # let _ = tch::nn::linear(model.root() / "module1" / "hidden1", 2, 2, Default::default());
-/// let optimizer = Adafactor::default().build(&model)?;
-/// # Ok::<(), brigade_optim::Error>(())
-/// ```
-#[derive(Debug, Clone, PartialEq)]
-#[must_use]
-pub struct Adafactor {
-    options: Options,
-    beta2_decay: f64,
-    eps1: Option<f64>,
-    eps2: f64,
-    threshold: f64,
-    maximize: bool,
-}
-
-impl Default for Adafactor {
-    fn default() -> Self {
-        Self {
-            options: Options { decay: WeightDecay::Decoupled, ..Options::new(1e-2) },
-            beta2_decay: -0.8,
-            eps1: None,
-            eps2: 1e-3,
-            threshold: 1.0,
-            maximize: false,
-        }
+builder! {
+    /// Adafactor (Shazeer and Stern, 2018), with the defaults and the arithmetic of `torch.optim.Adafactor`:
+    /// it keeps of a matrix only the means of squares of its rows and columns.
+    ///
+    /// The learning rate is 0.01 unless set and is relative to the parameter's size; the weight decay is 0
+    /// unless set, and decoupled.
+    ///
+    /// ```
+    /// use brigade_optim::Adafactor;
+    /// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
+    /// # let _ = tch::nn::linear(model.root() / "module1" / "hidden1", 2, 2, Default::default());
+    /// let optimizer = Adafactor::default().build(&model)?;
+    /// # Ok::<(), brigade_optim::Error>(())
+    /// ```
+    pub struct Adafactor {
+        options: Options::decoupled(1e-2),
+        /// Sets the exponent of the second moment's decay: the newest squares count as the number of steps to this
+        /// power.
+        beta2_decay: f64 = -0.8,
+        /// Sets the lower bound of a parameter's root mean square.
+        eps2: f64 = 1e-3,
+        /// Sets the root mean square above which an update is shortened.
+        #[doc(alias = "d")]
+        threshold: f64 = 1.0,
+        maximize: bool = false,
+    }
+    private {
+        eps1: Option<f64> = None,
     }
 }
 
 impl Adafactor {
-    /// The part of the newest squares in their mean is the count of steps to this power; -0.8 unless
-    /// set.
-    pub fn beta2_decay(mut self, beta2_decay: f64) -> Self {
-        self.beta2_decay = beta2_decay;
-        self
-    }
-
-    /// Sets the lower bound of the variance, as its square root; the kind's machine epsilon unless set.
+    /// Sets the lower bound of the variance, as its square root. Defaults to the machine epsilon of the dtype.
     pub fn eps1(mut self, eps1: f64) -> Self {
         self.eps1 = Some(eps1);
-        self
-    }
-
-    /// Sets the lower bound of a parameter's root mean square; 0.001 unless set.
-    pub fn eps2(mut self, eps2: f64) -> Self {
-        self.eps2 = eps2;
-        self
-    }
-
-    /// The root mean square above which an update is shortened; 1 unless set.
-    #[doc(alias = "d")]
-    pub fn threshold(mut self, threshold: f64) -> Self {
-        self.threshold = threshold;
-        self
-    }
-
-    /// Climbs instead of descending.
-    pub fn maximize(mut self, maximize: bool) -> Self {
-        self.maximize = maximize;
         self
     }
 
@@ -85,8 +54,6 @@ impl Adafactor {
         Ok((AdafactorRule { beta2_decay, eps1, eps2, threshold, maximize }, 0.0))
     }
 }
-
-builder!(Adafactor);
 
 #[derive(Debug)]
 struct AdafactorRule {

@@ -3,69 +3,36 @@
 use brigade_torch::Tensor;
 use brigade_torch::fused::{self, AdagradStep};
 
+use crate::builder::builder;
 use crate::error::Result;
-use crate::options::{Options, builder, check};
+use crate::options::{Options, check};
 use crate::rule::{Rule, Step};
 
-/// Adagrad (Duchi, Hazan and Singer, 2011), with the defaults and the arithmetic of
-/// `torch.optim.Adagrad`, on libtorch's fused kernels.
-///
-/// The learning rate is 0.01 unless set, the weight decay 0 and added to the gradient.
-///
-/// ```
-/// use brigade_optim::Adagrad;
-/// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
-/// # let _ = tch::nn::linear(model.root() / "module1" / "hidden1", 2, 2, Default::default());
-/// let optimizer = Adagrad::default().lr(0.05).lr_decay(0.01).build(&model)?;
-/// # Ok::<(), brigade_optim::Error>(())
-/// ```
-#[derive(Debug, Clone, PartialEq)]
-#[must_use]
-pub struct Adagrad {
-    options: Options,
-    lr_decay: f64,
-    eps: f64,
-    initial_accumulator_value: f64,
-    maximize: bool,
-}
-
-impl Default for Adagrad {
-    fn default() -> Self {
-        Self {
-            options: Options::new(1e-2),
-            lr_decay: 0.0,
-            eps: 1e-10,
-            initial_accumulator_value: 0.0,
-            maximize: false,
-        }
+builder! {
+    /// Adagrad (Duchi, Hazan and Singer, 2011), with the defaults and the arithmetic of
+    /// `torch.optim.Adagrad`, on libtorch's fused kernels.
+    ///
+    /// The learning rate is 0.01 unless set, the weight decay 0 and added to the gradient.
+    ///
+    /// ```
+    /// use brigade_optim::Adagrad;
+    /// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
+    /// # let _ = tch::nn::linear(model.root() / "module1" / "hidden1", 2, 2, Default::default());
+    /// let optimizer = Adagrad::default().lr(0.05).lr_decay(0.01).build(&model)?;
+    /// # Ok::<(), brigade_optim::Error>(())
+    /// ```
+    pub struct Adagrad {
+        options: Options::new(1e-2),
+        /// Sets the decay of the learning rate: a parameter's rate is divided by 1 + this times its steps so far.
+        lr_decay: f64 = 0.0,
+        eps: f64 = 1e-10,
+        /// Sets the value that the sums of squares start from.
+        initial_accumulator_value: f64 = 0.0,
+        maximize: bool = false,
     }
 }
 
 impl Adagrad {
-    /// A parameter's learning rate is divided by 1 + this times its steps so far; 0 unless set.
-    pub fn lr_decay(mut self, lr_decay: f64) -> Self {
-        self.lr_decay = lr_decay;
-        self
-    }
-
-    /// Added to the denominator; 1e-10 unless set.
-    pub fn eps(mut self, eps: f64) -> Self {
-        self.eps = eps;
-        self
-    }
-
-    /// What the sums of squares start from; 0 unless set.
-    pub fn initial_accumulator_value(mut self, value: f64) -> Self {
-        self.initial_accumulator_value = value;
-        self
-    }
-
-    /// Climbs instead of descending.
-    pub fn maximize(mut self, maximize: bool) -> Self {
-        self.maximize = maximize;
-        self
-    }
-
     fn rule(&self) -> Result<(AdagradRule, f64)> {
         let Self { lr_decay, eps, initial_accumulator_value: initial, maximize, .. } = *self;
         check("the decay of the learning rate", lr_decay, 0.0..f64::INFINITY)?;
@@ -74,8 +41,6 @@ impl Adagrad {
         Ok((AdagradRule { lr_decay, eps, initial, maximize }, 0.0))
     }
 }
-
-builder!(Adagrad);
 
 #[derive(Debug)]
 struct AdagradRule {

@@ -3,75 +3,12 @@
 use brigade_torch::Tensor;
 use brigade_torch::fused::{self, AdamStep};
 
+use crate::builder::builder;
 use crate::error::Result;
-use crate::options::{Options, builder, check};
+use crate::options::{Options, check, check_betas};
 use crate::rule::{Rule, Step};
 
-/// A builder of Adam's kin: `$decoupled` is its weight decay's kind, `$weight_decay` the default.
-macro_rules! adam {
-    ($(#[$doc:meta])* $builder:ident, $decoupled:literal, $weight_decay:literal) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, PartialEq)]
-        #[must_use]
-        pub struct $builder {
-            options: Options,
-            betas: (f64, f64),
-            eps: f64,
-            amsgrad: bool,
-            maximize: bool,
-        }
-
-        impl Default for $builder {
-            fn default() -> Self {
-                Self {
-                    options: Options { weight_decay: $weight_decay, ..Options::new(1e-3) },
-                    betas: (0.9, 0.999),
-                    eps: 1e-8,
-                    amsgrad: false,
-                    maximize: false,
-                }
-            }
-        }
-
-        impl $builder {
-            /// The decay of the running means of the gradient and of its square; (0.9, 0.999) unless set.
-            pub fn betas(mut self, first: f64, second: f64) -> Self {
-                self.betas = (first, second);
-                self
-            }
-
-            /// Added to the denominator; 1e-8 unless set.
-            pub fn eps(mut self, eps: f64) -> Self {
-                self.eps = eps;
-                self
-            }
-
-            /// Divides by the maximum of all second moments so far (Reddi et al., 2018).
-            pub fn amsgrad(mut self, amsgrad: bool) -> Self {
-                self.amsgrad = amsgrad;
-                self
-            }
-
-            /// Maximises instead of minimising.
-            pub fn maximize(mut self, maximize: bool) -> Self {
-                self.maximize = maximize;
-                self
-            }
-
-            fn rule(&self) -> Result<(AdamRule, f64)> {
-                let Self { betas: (beta1, beta2), eps, amsgrad, maximize, .. } = *self;
-                check("the first beta", beta1, 0.0..1.0)?;
-                check("the second beta", beta2, 0.0..1.0)?;
-                check("eps", eps, 0.0..f64::INFINITY)?;
-                Ok((AdamRule { beta2, eps, amsgrad, maximize, decoupled: $decoupled }, beta1))
-            }
-        }
-
-        builder!($builder);
-    };
-}
-
-adam! {
+builder! {
     /// Adam (Kingma and Ba, 2015), with the defaults and the arithmetic of `torch.optim.Adam`, on libtorch's
     /// fused kernels.
     ///
@@ -85,10 +22,24 @@ adam! {
     /// assert_eq!(optimizer.lr(), 5e-3);
     /// # Ok::<(), brigade_optim::Error>(())
     /// ```
-    Adam, false, 0.0
+    pub struct Adam {
+        options: Options::new(1e-3),
+        betas: (f64, f64) = (0.9, 0.999),
+        eps: f64 = 1e-8,
+        /// Divides by the maximum of all second moments so far (Reddi et al., 2018).
+        amsgrad: bool = false,
+        maximize: bool = false,
+    }
 }
 
-adam! {
+impl Adam {
+    fn rule(&self) -> Result<(AdamRule, f64)> {
+        let Self { betas, eps, amsgrad, maximize, .. } = *self;
+        AdamRule { beta2: betas.1, eps, amsgrad, maximize, decoupled: false }.checked(betas)
+    }
+}
+
+builder! {
     /// AdamW (Loshchilov and Hutter, 2019): Adam with decoupled weight decay, with the defaults and the
     /// arithmetic of `torch.optim.AdamW`, on libtorch's fused kernels.
     ///
@@ -105,10 +56,22 @@ adam! {
     /// assert_eq!(decays, [0.1, 0.0]);
     /// # Ok::<(), brigade_optim::Error>(())
     /// ```
-    AdamW, true, 0.01
+    pub struct AdamW {
+        options: Options { weight_decay: 0.01, ..Options::new(1e-3) },
+        betas: (f64, f64) = (0.9, 0.999),
+        eps: f64 = 1e-8,
+        /// Divides by the maximum of all second moments so far (Reddi et al., 2018).
+        amsgrad: bool = false,
+        maximize: bool = false,
+    }
 }
 
 impl AdamW {
+    fn rule(&self) -> Result<(AdamRule, f64)> {
+        let Self { betas, eps, amsgrad, maximize, .. } = *self;
+        AdamRule { beta2: betas.1, eps, amsgrad, maximize, decoupled: true }.checked(betas)
+    }
+
     /// The defaults of fastai's `Adam`, which decays weights as AdamW does: betas (0.9, 0.99), eps 1e-5, weight decay
     /// 0.01 but none on norms and biases.
     ///
@@ -132,6 +95,15 @@ struct AdamRule {
     amsgrad: bool,
     maximize: bool,
     decoupled: bool,
+}
+
+impl AdamRule {
+    /// Returns the rule and its first beta, which groups and schedules may replace.
+    fn checked(self, betas: (f64, f64)) -> Result<(Self, f64)> {
+        check_betas(betas)?;
+        check("eps", self.eps, 0.0..f64::INFINITY)?;
+        Ok((self, betas.0))
+    }
 }
 
 const EXP_AVG: usize = 0;

@@ -2,77 +2,45 @@
 
 use brigade_torch::flat::{self, LarcStep};
 
+use crate::builder::{builder, decoupled_weight_decay};
 use crate::error::Result;
-use crate::options::{Options, WeightDecay, builder, check};
+use crate::options::{Options, WeightDecay, check};
 use crate::rule::{Rule, Step};
 
-/// LARS (You, Gitman and Ginsburg, 2017), and LARC, which clips its rate: SGD with momentum, each
-/// parameter at a rate that follows the ratio of its norm to its gradient's. In fastai's form.
-///
-/// The weight decay is 0 unless set, and decoupled.
-///
-/// ```
-/// use brigade_optim::Lars;
-/// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
-/// # let _ = tch::nn::linear(model.root() / "module1" / "hidden1", 2, 2, Default::default());
-/// let optimizer = Lars::larc(0.01).build(&model)?;
-/// # Ok::<(), brigade_optim::Error>(())
-/// ```
-#[derive(Debug, Clone, PartialEq)]
-#[doc(alias = "LARS")]
-#[must_use]
-pub struct Lars {
-    options: Options,
-    momentum: f64,
-    trust: f64,
-    eps: f64,
-    clip: bool,
-    maximize: bool,
+builder! {
+    /// LARS (You, Gitman and Ginsburg, 2017), and LARC, which clips its rate: SGD with momentum, each
+    /// parameter at a rate that follows the ratio of its norm to its gradient's. In fastai's form.
+    ///
+    /// The weight decay is 0 unless set, and decoupled.
+    ///
+    /// ```
+    /// use brigade_optim::Lars;
+    /// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
+    /// # let _ = tch::nn::linear(model.root() / "module1" / "hidden1", 2, 2, Default::default());
+    /// let optimizer = Lars::larc(0.01).build(&model)?;
+    /// # Ok::<(), brigade_optim::Error>(())
+    /// ```
+    #[doc(alias = "LARS")]
+    pub struct Lars {
+        options(lr): Options::decoupled(lr),
+        momentum: f64 = 0.9,
+        /// Sets the factor of the ratio of the norms.
+        #[doc(alias = "trust_coeff")]
+        trust: f64 = 0.02,
+        /// Sets the number that is added to the gradient's norm.
+        eps: f64 = 1e-8,
+        maximize: bool = false,
+    }
+    private {
+        clip: bool = false,
+    }
 }
 
 impl Lars {
-    /// LARS with this learning rate, which the ratio may make larger or smaller.
-    pub fn new(lr: f64) -> Self {
-        Self {
-            options: Options::new(lr),
-            momentum: 0.9,
-            trust: 0.02,
-            eps: 1e-8,
-            clip: false,
-            maximize: false,
-        }
-        .decoupled_weight_decay(true)
-    }
-
     /// LARC: the ratio makes the rate smaller, never larger.
     #[doc(alias = "LARC")]
     pub fn larc(lr: f64) -> Self {
         Self { clip: true, ..Self::new(lr) }
-    }
-
-    /// The momentum; 0.9 unless set.
-    pub fn momentum(mut self, momentum: f64) -> Self {
-        self.momentum = momentum;
-        self
-    }
-
-    /// What the ratio of the norms is multiplied by; 0.02 unless set.
-    #[doc(alias = "trust_coeff")]
-    pub fn trust(mut self, trust: f64) -> Self {
-        self.trust = trust;
-        self
-    }
-
-    /// Added to the gradient's norm; 1e-8 unless set.
-    pub fn eps(mut self, eps: f64) -> Self {
-        self.eps = eps;
-        self
-    }
-
-    /// Climbs instead of descending.
-    pub fn maximize(mut self, maximize: bool) -> Self {
-        self.maximize = maximize;
-        self
     }
 
     fn rule(&self) -> Result<(LarsRule, f64)> {
@@ -90,7 +58,7 @@ impl Lars {
     }
 }
 
-builder!(Lars, decoupled);
+decoupled_weight_decay!(Lars);
 
 #[derive(Debug)]
 struct LarsRule {

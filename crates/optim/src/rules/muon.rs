@@ -2,36 +2,43 @@
 
 use brigade_torch::matrix_step::{self, MuonStep};
 
+use crate::builder::builder;
 use crate::error::{Error, Result};
-use crate::options::{Options, WeightDecay, builder, check};
+use crate::options::{Options, check};
 use crate::rule::{Rule, Step};
 
-/// Muon (Jordan et al., 2024), with the defaults and the arithmetic of `torch.optim.Muon`: momentum whose
-/// singular values are all made nearly 1. For the matrices of hidden layers.
-///
-/// It steps matrices only. Biases, norms, embeddings and the last layer want another optimizer:
-/// [`Muon::only`] and its like choose parameters, and a model may have two optimizers.
-///
-/// The learning rate is 0.001 unless set; the weight decay is 0.1 unless set, and decoupled.
-///
-/// ```
-/// use brigade_optim::{AdamW, Muon};
-/// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
-/// # let _ = tch::nn::linear(model.root() / "module1" / "hidden1", 2, 2, Default::default());
-/// let matrices = Muon::default().lr(0.02).only("*hidden*.weight").build(&model)?;
-/// let others = AdamW::default().except("*hidden*.weight").build(&model)?;
-/// # Ok::<(), brigade_optim::Error>(())
-/// ```
-#[derive(Debug, Clone, PartialEq)]
-#[must_use]
-pub struct Muon {
-    options: Options,
-    momentum: f64,
-    nesterov: bool,
-    coefficients: (f64, f64, f64),
-    iterations: u32,
-    eps: f64,
-    rate: MuonRate,
+builder! {
+    /// Muon (Jordan et al., 2024), with the defaults and the arithmetic of `torch.optim.Muon`: momentum whose
+    /// singular values are all made nearly 1. For the matrices of hidden layers.
+    ///
+    /// It steps matrices only. Biases, norms, embeddings and the last layer want another optimizer:
+    /// [`Muon::only`] and its like choose parameters, and a model may have two optimizers.
+    ///
+    /// The learning rate is 0.001 unless set; the weight decay is 0.1 unless set, and decoupled.
+    ///
+    /// ```
+    /// use brigade_optim::{AdamW, Muon};
+    /// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
+    /// # let _ = tch::nn::linear(model.root() / "module1" / "hidden1", 2, 2, Default::default());
+    /// let matrices = Muon::default().lr(0.02).only("*hidden*.weight").build(&model)?;
+    /// let others = AdamW::default().except("*hidden*.weight").build(&model)?;
+    /// # Ok::<(), brigade_optim::Error>(())
+    /// ```
+    pub struct Muon {
+        options: Options { weight_decay: 0.1, ..Options::decoupled(1e-3) },
+        momentum: f64 = 0.95,
+        nesterov: bool = true,
+        /// Sets the polynomial a x + b x^3 + c x^5 that the singular values go through.
+        coefficients: (f64, f64, f64) = (3.4445, -4.775, 2.0315),
+        /// Sets the number of times that the singular values go through the polynomial.
+        #[doc(alias = "ns_steps")]
+        iterations: u32 = 5,
+        /// Sets the lower bound of the momentum's norm.
+        eps: f64 = 1e-7,
+        /// Sets how a parameter's shape changes its learning rate.
+        #[doc(alias = "adjust_lr_fn")]
+        rate: MuonRate = MuonRate::Original,
+    }
 }
 
 /// How a parameter's shape changes its learning rate.
@@ -45,64 +52,7 @@ pub enum MuonRate {
     MatchRmsAdamw,
 }
 
-impl Default for Muon {
-    fn default() -> Self {
-        Self {
-            options: Options {
-                decay: WeightDecay::Decoupled,
-                weight_decay: 0.1,
-                ..Options::new(1e-3)
-            },
-            momentum: 0.95,
-            nesterov: true,
-            coefficients: (3.4445, -4.775, 2.0315),
-            iterations: 5,
-            eps: 1e-7,
-            rate: MuonRate::default(),
-        }
-    }
-}
-
 impl Muon {
-    /// The momentum; 0.95 unless set.
-    pub fn momentum(mut self, momentum: f64) -> Self {
-        self.momentum = momentum;
-        self
-    }
-
-    /// Nesterov's momentum; on unless set.
-    pub fn nesterov(mut self, nesterov: bool) -> Self {
-        self.nesterov = nesterov;
-        self
-    }
-
-    /// The polynomial a x + b x^3 + c x^5 that the singular values go through;
-    /// (3.4445, -4.775, 2.0315) unless set.
-    pub fn coefficients(mut self, a: f64, b: f64, c: f64) -> Self {
-        self.coefficients = (a, b, c);
-        self
-    }
-
-    /// How often they go through it; 5 unless set.
-    #[doc(alias = "ns_steps")]
-    pub fn iterations(mut self, iterations: u32) -> Self {
-        self.iterations = iterations;
-        self
-    }
-
-    /// Lower bound of the momentum's norm; 1e-7 unless set.
-    pub fn eps(mut self, eps: f64) -> Self {
-        self.eps = eps;
-        self
-    }
-
-    /// How a parameter's shape changes its learning rate; [`MuonRate::Original`] unless set.
-    #[doc(alias = "adjust_lr_fn")]
-    pub fn rate(mut self, rate: MuonRate) -> Self {
-        self.rate = rate;
-        self
-    }
-
     fn rule(&self) -> Result<(MuonRule, f64)> {
         let Self { momentum, nesterov, coefficients, iterations, eps, rate, .. } = *self;
         check("the momentum", momentum, 0.0..f64::INFINITY)?;
@@ -111,8 +61,6 @@ impl Muon {
         Ok((MuonRule { nesterov, coefficients, iterations, eps, rate }, momentum))
     }
 }
-
-builder!(Muon);
 
 #[derive(Debug)]
 struct MuonRule {

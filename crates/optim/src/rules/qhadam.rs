@@ -2,77 +2,41 @@
 
 use brigade_torch::flat::{self, QhAdamStep};
 
+use crate::builder::{builder, decoupled_weight_decay};
 use crate::error::{Error, Result};
-use crate::options::{Options, WeightDecay, builder, check};
+use crate::options::{Options, WeightDecay, check, check_betas};
 use crate::rule::{Rule, Step};
 
-/// Quasi-hyperbolic Adam (Ma and Yarats, 2019) with the arithmetic and the defaults of fastai's `QHAdam`: Adam,
-/// whose numerator and denominator have a share of the gradient itself beside its running means.
-///
-/// The learning rate is 0.001 unless set; the weight decay is 0 unless set, and decoupled (QHAdamW). With `nus` of
-/// (1, 1) it is Adam.
-///
-/// ```
-/// use brigade_optim::QHAdam;
-/// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
-/// # let _ = tch::nn::linear(model.root() / "module1" / "hidden1", 2, 2, Default::default());
-/// let optimizer = QHAdam::default().lr(0.01).nus(0.8, 1.0).build(&model)?;
-/// # Ok::<(), brigade_optim::Error>(())
-/// ```
-#[derive(Debug, Clone, PartialEq)]
-#[doc(alias = "QHAdamW")]
-#[must_use]
-pub struct QHAdam {
-    options: Options,
-    betas: (f64, f64),
-    nus: (f64, f64),
-    eps: f64,
-    maximize: bool,
-}
-
-impl Default for QHAdam {
-    fn default() -> Self {
-        Self {
-            options: Options::new(1e-3),
-            betas: (0.999, 0.999),
-            nus: (0.7, 1.0),
-            eps: 1e-8,
-            maximize: false,
-        }
-        .decoupled_weight_decay(true)
+builder! {
+    /// Quasi-hyperbolic Adam (Ma and Yarats, 2019) with the arithmetic and the defaults of fastai's `QHAdam`: Adam,
+    /// whose numerator and denominator have a share of the gradient itself beside its running means.
+    ///
+    /// The learning rate is 0.001 unless set; the weight decay is 0 unless set, and decoupled (QHAdamW). With `nus` of
+    /// (1, 1) it is Adam.
+    ///
+    /// ```
+    /// use brigade_optim::QHAdam;
+    /// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
+    /// # let _ = tch::nn::linear(model.root() / "module1" / "hidden1", 2, 2, Default::default());
+    /// let optimizer = QHAdam::default().lr(0.01).nus(0.8, 1.0).build(&model)?;
+    /// # Ok::<(), brigade_optim::Error>(())
+    /// ```
+    #[doc(alias = "QHAdamW")]
+    pub struct QHAdam {
+        options: Options::decoupled(1e-3),
+        betas: (f64, f64) = (0.999, 0.999),
+        /// Sets the shares of the two running means, 0 to 1: the rest is that of the gradient and of its square
+        /// (fastai's `nu_1` and `nu_2`).
+        nus: (f64, f64) = (0.7, 1.0),
+        eps: f64 = 1e-8,
+        maximize: bool = false,
     }
 }
 
 impl QHAdam {
-    /// The decay of the running means of the gradient and of its square; (0.999, 0.999) unless set.
-    pub fn betas(mut self, first: f64, second: f64) -> Self {
-        self.betas = (first, second);
-        self
-    }
-
-    /// The shares of the two running means, 0 to 1: the rest is that of the gradient and of its square (fastai's
-    /// `nu_1` and `nu_2`); (0.7, 1) unless set.
-    pub fn nus(mut self, first: f64, second: f64) -> Self {
-        self.nus = (first, second);
-        self
-    }
-
-    /// Added to the denominator; 1e-8 unless set.
-    pub fn eps(mut self, eps: f64) -> Self {
-        self.eps = eps;
-        self
-    }
-
-    /// Climbs instead of descending.
-    pub fn maximize(mut self, maximize: bool) -> Self {
-        self.maximize = maximize;
-        self
-    }
-
     fn rule(&self) -> Result<(QHAdamRule, f64)> {
         let Self { betas: (beta1, beta2), nus, eps, maximize, .. } = *self;
-        check("the first beta", beta1, 0.0..1.0)?;
-        check("the second beta", beta2, 0.0..1.0)?;
+        check_betas(self.betas)?;
         for (name, nu) in [("first", nus.0), ("second", nus.1)] {
             if !(0.0..=1.0).contains(&nu) {
                 return Err(Error::InvalidArgument(format!(
@@ -85,7 +49,7 @@ impl QHAdam {
     }
 }
 
-builder!(QHAdam, decoupled);
+decoupled_weight_decay!(QHAdam);
 
 #[derive(Debug)]
 struct QHAdamRule {

@@ -2,32 +2,35 @@
 
 use brigade_torch::flat::{self, RectifiedStep};
 
+use crate::builder::{builder, decoupled_weight_decay};
 use crate::error::Result;
 use crate::lookahead::Lookahead;
-use crate::options::{Options, WeightDecay, builder, check};
+use crate::options::{Options, WeightDecay, check, check_betas};
 use crate::rule::{Rule, Step};
 
-/// Rectified Adam (Liu et al., 2020): Adam, but a plain step with momentum as long as the mean of the
-/// squared gradients rests on too few of them.
-///
-/// [`RAdam::default`] has the defaults and the arithmetic of `torch.optim.RAdam`, [`RAdam::fastai`] those
-/// of fastai, and [`RAdam::ranger`] is fastai's Ranger. The learning rate is 0.001 unless set.
-///
-/// ```
-/// use brigade_optim::RAdam;
-/// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
-/// # let _ = tch::nn::linear(model.root() / "module1" / "hidden1", 2, 2, Default::default());
-/// let optimizer = RAdam::ranger().lr(8e-3).build(&model)?;
-/// # Ok::<(), brigade_optim::Error>(())
-/// ```
-#[derive(Debug, Clone, PartialEq)]
-#[must_use]
-pub struct RAdam {
-    options: Options,
-    betas: (f64, f64),
-    eps: f64,
-    eps_of: EpsOf,
-    maximize: bool,
+builder! {
+    /// Rectified Adam (Liu et al., 2020): Adam, but a plain step with momentum as long as the mean of the
+    /// squared gradients rests on too few of them.
+    ///
+    /// [`RAdam::default`] has the defaults and the arithmetic of `torch.optim.RAdam`, [`RAdam::fastai`] those
+    /// of fastai, and [`RAdam::ranger`] is fastai's Ranger. The learning rate is 0.001 unless set.
+    ///
+    /// ```
+    /// use brigade_optim::RAdam;
+    /// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
+    /// # let _ = tch::nn::linear(model.root() / "module1" / "hidden1", 2, 2, Default::default());
+    /// let optimizer = RAdam::ranger().lr(8e-3).build(&model)?;
+    /// # Ok::<(), brigade_optim::Error>(())
+    /// ```
+    pub struct RAdam {
+        options: Options::new(1e-3),
+        betas: (f64, f64) = (0.9, 0.999),
+        eps: f64 = 1e-8,
+        maximize: bool = false,
+    }
+    private {
+        eps_of: EpsOf = EpsOf::Mean,
+    }
 }
 
 /// Which root `eps` is added to.
@@ -37,18 +40,6 @@ enum EpsOf {
     Mean,
     /// That of the mean without its bias (fastai).
     Unbiased,
-}
-
-impl Default for RAdam {
-    fn default() -> Self {
-        Self {
-            options: Options::new(1e-3),
-            betas: (0.9, 0.999),
-            eps: 1e-8,
-            eps_of: EpsOf::Mean,
-            maximize: false,
-        }
-    }
 }
 
 impl RAdam {
@@ -68,34 +59,15 @@ impl RAdam {
             .lookahead(Lookahead::default())
     }
 
-    /// The decay of the running means of the gradient and of its square; (0.9, 0.999) unless set.
-    pub fn betas(mut self, first: f64, second: f64) -> Self {
-        self.betas = (first, second);
-        self
-    }
-
-    /// Added to the denominator; 1e-8 unless set.
-    pub fn eps(mut self, eps: f64) -> Self {
-        self.eps = eps;
-        self
-    }
-
-    /// Climbs instead of descending.
-    pub fn maximize(mut self, maximize: bool) -> Self {
-        self.maximize = maximize;
-        self
-    }
-
     fn rule(&self) -> Result<(RAdamRule, f64)> {
         let Self { betas: (beta1, beta2), eps, eps_of, maximize, .. } = *self;
-        check("the first beta", beta1, 0.0..1.0)?;
-        check("the second beta", beta2, 0.0..1.0)?;
+        check_betas(self.betas)?;
         check("eps", eps, 0.0..f64::INFINITY)?;
         Ok((RAdamRule { beta2, eps, eps_of, maximize, decay: self.options.decay }, beta1))
     }
 }
 
-builder!(RAdam, decoupled);
+decoupled_weight_decay!(RAdam);
 
 #[derive(Debug)]
 struct RAdamRule {

@@ -2,86 +2,39 @@
 
 use brigade_torch::flat::{self, RmsPropStep};
 
+use crate::builder::{builder, decoupled_weight_decay};
 use crate::error::Result;
-use crate::options::{Options, WeightDecay, builder, check};
+use crate::options::{Options, WeightDecay, check};
 use crate::rule::{Rule, Step};
 
-/// RMSprop (Hinton, 2012), with the defaults and the arithmetic of `torch.optim.RMSprop`.
-///
-/// The learning rate is 0.01 unless set, the weight decay 0 and added to the gradient.
-///
-/// ```
-/// use brigade_optim::RmsProp;
-/// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
-/// # let _ = tch::nn::linear(model.root() / "module1" / "hidden1", 2, 2, Default::default());
-/// let optimizer = RmsProp::default().alpha(0.95).momentum(0.9).centered(true).build(&model)?;
-/// # Ok::<(), brigade_optim::Error>(())
-/// ```
-#[derive(Debug, Clone, PartialEq)]
-#[doc(alias = "RMSprop")]
-#[must_use]
-pub struct RmsProp {
-    options: Options,
-    alpha: f64,
-    eps: f64,
-    momentum: f64,
-    centered: bool,
-    maximize: bool,
-    momentum_of_gradient: bool,
-}
-
-impl Default for RmsProp {
-    fn default() -> Self {
-        Self {
-            options: Options::new(1e-2),
-            alpha: 0.99,
-            eps: 1e-8,
-            momentum: 0.0,
-            centered: false,
-            maximize: false,
-            momentum_of_gradient: false,
-        }
+builder! {
+    /// RMSprop (Hinton, 2012), with the defaults and the arithmetic of `torch.optim.RMSprop`.
+    ///
+    /// The learning rate is 0.01 unless set, the weight decay 0 and added to the gradient.
+    ///
+    /// ```
+    /// use brigade_optim::RmsProp;
+    /// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
+    /// # let _ = tch::nn::linear(model.root() / "module1" / "hidden1", 2, 2, Default::default());
+    /// let optimizer = RmsProp::default().alpha(0.95).momentum(0.9).centered(true).build(&model)?;
+    /// # Ok::<(), brigade_optim::Error>(())
+    /// ```
+    #[doc(alias = "RMSprop")]
+    pub struct RmsProp {
+        options: Options::new(1e-2),
+        /// Sets the decay rate of the squared gradient's running mean.
+        alpha: f64 = 0.99,
+        eps: f64 = 1e-8,
+        momentum: f64 = 0.0,
+        /// Divides by the root of the gradient's variance instead of its mean square.
+        centered: bool = false,
+        maximize: bool = false,
+        /// Adds gradients to the momentum before they are divided, as fastai's RMSProp does, instead of after it.
+        momentum_of_gradient: bool = false,
     }
 }
 
 impl RmsProp {
-    /// The decay of the squared gradient's running mean; 0.99 unless set.
-    pub fn alpha(mut self, alpha: f64) -> Self {
-        self.alpha = alpha;
-        self
-    }
-
-    /// Added to the denominator; 1e-8 unless set.
-    pub fn eps(mut self, eps: f64) -> Self {
-        self.eps = eps;
-        self
-    }
-
-    /// The momentum; 0 unless set.
-    pub fn momentum(mut self, momentum: f64) -> Self {
-        self.momentum = momentum;
-        self
-    }
-
-    /// Divides by the root of the gradient's variance instead of its mean square.
-    pub fn centered(mut self, centered: bool) -> Self {
-        self.centered = centered;
-        self
-    }
-
-    /// Climbs instead of descending.
-    pub fn maximize(mut self, maximize: bool) -> Self {
-        self.maximize = maximize;
-        self
-    }
-
-    /// The momentum adds up gradients before they are divided, as fastai's RMSProp does, instead of
-    /// after it.
-    pub fn momentum_of_gradient(mut self, on: bool) -> Self {
-        self.momentum_of_gradient = on;
-        self
-    }
-
     fn rule(&self) -> Result<(RmsPropRule, f64)> {
         check("alpha", self.alpha, 0.0..1.0)?;
         check("eps", self.eps, 0.0..f64::INFINITY)?;
@@ -98,7 +51,7 @@ impl RmsProp {
     }
 }
 
-builder!(RmsProp, decoupled);
+decoupled_weight_decay!(RmsProp);
 
 #[derive(Debug)]
 struct RmsPropRule {

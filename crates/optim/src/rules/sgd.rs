@@ -3,66 +3,34 @@
 use brigade_torch::Tensor;
 use brigade_torch::fused::{self, SgdStep};
 
+use crate::builder::{builder, decoupled_weight_decay};
 use crate::error::{Error, Result};
-use crate::options::{Options, WeightDecay, builder, check};
+use crate::options::{Options, WeightDecay, check};
 use crate::rule::{Rule, Step};
 
-/// Stochastic gradient descent with momentum, with the arithmetic of `torch.optim.SGD`, on libtorch's
-/// fused kernels. The weight decay is 0 unless set, and added to the gradient.
-///
-/// ```
-/// use brigade_optim::Sgd;
-/// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
-/// # let _ = tch::nn::linear(model.root() / "module1" / "hidden1", 2, 2, Default::default());
-/// let optimizer = Sgd::new(0.1).momentum(0.9).nesterov(true).build(&model)?;
-/// # Ok::<(), brigade_optim::Error>(())
-/// ```
-#[derive(Debug, Clone, PartialEq)]
-#[must_use]
-pub struct Sgd {
-    options: Options,
-    momentum: f64,
-    dampening: f64,
-    nesterov: bool,
-    maximize: bool,
+builder! {
+    /// Stochastic gradient descent with momentum, with the arithmetic of `torch.optim.SGD`, on libtorch's
+    /// fused kernels. The weight decay is 0 unless set, and added to the gradient.
+    ///
+    /// ```
+    /// use brigade_optim::Sgd;
+    /// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
+    /// # let _ = tch::nn::linear(model.root() / "module1" / "hidden1", 2, 2, Default::default());
+    /// let optimizer = Sgd::new(0.1).momentum(0.9).nesterov(true).build(&model)?;
+    /// # Ok::<(), brigade_optim::Error>(())
+    /// ```
+    pub struct Sgd {
+        options(lr): Options::new(lr),
+        momentum: f64 = 0.0,
+        /// Sets the damping of the momentum.
+        dampening: f64 = 0.0,
+        /// Switches Nesterov momentum on or off; it needs a momentum and no dampening.
+        nesterov: bool = false,
+        maximize: bool = false,
+    }
 }
 
 impl Sgd {
-    /// With a learning rate and nothing else.
-    pub fn new(lr: f64) -> Self {
-        Self {
-            options: Options::new(lr),
-            momentum: 0.0,
-            dampening: 0.0,
-            nesterov: false,
-            maximize: false,
-        }
-    }
-
-    /// The momentum; 0 unless set.
-    pub fn momentum(mut self, momentum: f64) -> Self {
-        self.momentum = momentum;
-        self
-    }
-
-    /// The damping of the momentum; 0 unless set.
-    pub fn dampening(mut self, dampening: f64) -> Self {
-        self.dampening = dampening;
-        self
-    }
-
-    /// Nesterov's momentum, which needs a momentum and no dampening.
-    pub fn nesterov(mut self, nesterov: bool) -> Self {
-        self.nesterov = nesterov;
-        self
-    }
-
-    /// Climbs instead of descending.
-    pub fn maximize(mut self, maximize: bool) -> Self {
-        self.maximize = maximize;
-        self
-    }
-
     fn rule(&self) -> Result<(SgdRule, f64)> {
         let Self { momentum, dampening, nesterov, maximize, .. } = *self;
         check("the momentum", momentum, 0.0..f64::INFINITY)?;
@@ -77,7 +45,7 @@ impl Sgd {
     }
 }
 
-builder!(Sgd, decoupled);
+decoupled_weight_decay!(Sgd);
 
 #[derive(Debug)]
 struct SgdRule {

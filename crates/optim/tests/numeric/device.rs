@@ -4,13 +4,15 @@
 use brigade_nn::Model;
 use brigade_optim::{
     Adafactor, Adagrad, Adam, AdamW, DeviceScalars, Error, Group, Lamb, Lars, Lookahead, Muon,
-    Optimizer, QHAdam, RAdam, Result, RmsProp, Rule, Sgd, Step,
+    Optimizer, QHAdam, RAdam, Result, RmsProp, Rule, Sgd, Step, all_optimizers,
 };
 use brigade_test_device::numeric_device;
 use brigade_torch::{ProfiledEvent, ProfilerOptions, Recording, set_gradient};
 use tch::{Device, Kind, Tensor};
 
-use crate::filled::{Filled, SHAPES, assert_all_close, backward, model_of, model_on, values};
+use crate::filled::{
+    Filled, SHAPES, assert_all_close, backward, build_any, model_of, model_on, values,
+};
 
 type Build = fn(&Model<Filled>) -> Result<Optimizer>;
 
@@ -76,8 +78,16 @@ const OPERATIONS: [(&str, Build); 18] = [
     ("Muon", |model| Muon::default().only("p0").build(model)),
 ];
 
-fn all() -> impl Iterator<Item = (&'static str, Build)> {
-    FUSED.into_iter().chain(OPERATIONS)
+type DynBuild = Box<dyn Fn(&Model<Filled>) -> Result<Optimizer>>;
+
+/// These and the table of all optimizers.
+fn all() -> impl Iterator<Item = (&'static str, DynBuild)> {
+    let variants = FUSED.into_iter().chain(OPERATIONS);
+    let variants = variants.map(|(name, build)| (name, Box::new(build) as DynBuild));
+    variants.chain(all_optimizers().into_iter().map(|(name, settings)| {
+        let build: DynBuild = Box::new(move |model| build_any(&*settings, model));
+        (name, build)
+    }))
 }
 
 fn number(value: f64) -> Tensor {

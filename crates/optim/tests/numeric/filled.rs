@@ -1,7 +1,7 @@
 //! Parameters and gradients filled by the formula of the golden files, and steps along them.
 
 use brigade_nn::{Init, Model, ParamPath};
-use brigade_optim::Optimizer;
+use brigade_optim::{Optimizer, OptimizerSettings, Overrides, Result};
 use brigade_test_device::{numeric_device, on_device};
 use brigade_testkit::assert_close;
 use serde_json::Value;
@@ -89,4 +89,16 @@ pub(crate) fn assert_all_close(
 
 pub(crate) fn torch_golden() -> Value {
     serde_json::from_str(include_str!("../golden/torch_optimizers.json")).unwrap()
+}
+
+/// Builds an optimizer of all parameters, or of the matrices if it takes nothing else.
+pub(crate) fn build_any(
+    settings: &dyn OptimizerSettings,
+    model: &Model<Filled>,
+) -> Result<Optimizer> {
+    let mut parameters = model.trainable_parameters();
+    if settings.build_with(&parameters, Overrides::default()).is_err() {
+        parameters.retain(|parameter| parameter.tensor.dim() == 2);
+    }
+    settings.build_with(&parameters, Overrides::default())
 }

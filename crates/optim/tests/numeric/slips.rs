@@ -1,7 +1,9 @@
 //! What is refused, and parameters without gradients.
 
 use brigade_nn::{Model, ParamPath};
-use brigade_optim::{Adafactor, Adam, Group, Lars, Lookahead, Muon, QHAdam, RAdam, RmsProp, Sgd};
+use brigade_optim::{
+    Adafactor, Adam, Group, Lars, Lookahead, Muon, QHAdam, RAdam, RmsProp, Sgd, all_optimizers,
+};
 
 use tch::Kind;
 
@@ -74,4 +76,11 @@ fn a_parameter_without_a_gradient_stays_and_a_late_one_starts_afresh() {
     assert!(parameters[1].detach().allclose(&(before - 0.1), 1e-6, 1e-7, false));
     let state = optimizer.state_dict().unwrap();
     assert!(state.parameters[2].tensors.is_empty(), "nothing is kept of what never had a gradient");
+}
+
+#[test]
+fn the_readme_names_every_optimizer() {
+    for (name, _) in all_optimizers() {
+        assert!(include_str!("../../README.md").contains(&format!("`{name}`")), "{name}");
+    }
 }

@@ -32,6 +32,6 @@ fn resnet50d_is_timms() {
 #[test]
 fn xse_resnet50_is_fastais() {
     agrees(Table::Fastai, "xse_resnet50", |path| {
-        XResNet::new(path, 10, &XResNetOptions::bottleneck([3, 4, 6, 3]).squeeze_excitation())
+        XResNet::new(path, 10, XResNetOptions::bottleneck([3, 4, 6, 3]).squeeze_excitation())
     });
 }

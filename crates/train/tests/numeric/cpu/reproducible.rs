@@ -5,12 +5,12 @@ use std::sync::Mutex;
 use super::transformer::Block;
 use brigade_models::{Cnn, ResNet};
 use brigade_nn::{Linear, Model, Module, ParamPath};
+use brigade_optim::{Overrides, all_optimizers};
 use brigade_testkit::{World, dist_test};
 use brigade_torch::shift_allocations;
 use brigade_train::{
-    Accelerator, Adafactor, Adagrad, Adam, AdamW, CommHook, Compression, Device, Kind, Lamb, Lars,
-    Muon, Optimizer, PowerSgd, Precision, QHAdam, RAdam, ReducerOptions, Result, RmsProp, Sgd,
-    Tensor,
+    Accelerator, Adam, CommHook, Compression, Device, Kind, Optimizer, PowerSgd, Precision,
+    ReducerOptions, Result, Tensor,
 };
 
 /// The allocator and the random generator belong to the process, and tests run side by side in one.
@@ -123,22 +123,16 @@ fn a_step_in_bfloat16() {
 fn a_step_of_every_optimizer() {
     let _alone = PROCESS.lock().unwrap();
     let accelerator = Accelerator::builder().cpu(true).build().unwrap();
-    type Build = fn(&Model<Odd>) -> brigade_optim::Result<Optimizer>;
-    let rules: [(&str, Build); 11] = [
-        ("SGD", |m| Sgd::new(0.1).momentum(0.9).build(m)),
-        ("Adam", |m| Adam::default().build(m)),
-        ("AdamW", |m| AdamW::default().build(m)),
-        ("RMSprop", |m| RmsProp::default().build(m)),
-        ("Adagrad", |m| Adagrad::default().build(m)),
-        ("LAMB", |m| Lamb::default().build(m)),
-        ("LARS", |m| Lars::new(0.1).build(m)),
-        ("QHAdam", |m| QHAdam::default().build(m)),
-        ("RAdam", |m| RAdam::default().build(m)),
-        ("Adafactor", |m| Adafactor::default().build(m)),
-        ("Muon", |m| Muon::default().only("*.weight").build(m)),
-    ];
-    for (name, rule) in rules {
-        same_bits(name, || train(&accelerator, Odd::new, &[11, 37], rule));
+    for (name, settings) in all_optimizers() {
+        let build = |model: &Model<Odd>| {
+            let mut parameters = model.trainable_parameters();
+            // Muon takes matrices only.
+            if settings.build_with(&parameters, Overrides::default()).is_err() {
+                parameters.retain(|parameter| parameter.tensor.dim() == 2);
+            }
+            settings.build_with(&parameters, Overrides::default())
+        };
+        same_bits(name, || train(&accelerator, Odd::new, &[11, 37], build));
     }
 }
 
