@@ -6,7 +6,6 @@ use std::path::Path;
 
 use crate::error::Error;
 use crate::other_format::{START_BYTES, describe};
-use crate::pth::{begins_legacy, begins_tar};
 
 /// A format of weights files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +51,25 @@ impl Format {
     }
 }
 
+/// Whether a file that begins with these bytes is in the old format. 262 are enough to tell.
+pub(crate) fn begins_legacy(start: &[u8]) -> bool {
+    let Some(([0x80, _protocol], rest)) = start.split_at_checked(2) else { return false };
+    // The length of a frame, which protocols 4 and 5 have.
+    let rest = if rest.first() == Some(&0x95) { rest.get(9..).unwrap_or_default() } else { rest };
+    rest.starts_with(MAGIC)
+}
+
+/// Whether a file that begins with these bytes is in the format before PyTorch 0.1.10: a tar archive, whose
+/// first entry is one of four names.
+fn begins_tar(start: &[u8]) -> bool {
+    let name = start.split(|&byte| byte == 0).next().unwrap_or_default();
+    start.get(257..262) == Some(b"ustar") && TAR_ENTRIES.contains(&name)
+}
+
+/// What tells the old formats from others.
+/// LONG1 of 0x1950a86a20f9469cfc6c, and STOP.
+const MAGIC: &[u8] = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.";
+const TAR_ENTRIES: [&[u8]; 4] = [b"sys_info", b"pickle", b"tensors", b"storages"];
 const ZIP_MAGIC: &[u8] = b"PK\x03\x04";
 /// The first byte of a pickle.
 const PICKLE_PROTOCOL: u8 = 0x80;

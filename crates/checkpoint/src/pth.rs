@@ -21,7 +21,6 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-pub(crate) use legacy::{begins_legacy, begins_tar};
 pub use quantizer::Quantizer;
 pub use state_dict::StoredStateDict;
 pub(crate) use state_dict::weights_under;

@@ -1,12 +1,11 @@
 //! What a schedule is made of: curves, and schedules one after the other.
 
-use std::f64::consts::PI;
-
 use serde::{Deserialize, Serialize};
 
 use super::Schedule;
 use super::error::ScheduleError;
-use super::one_cycle::{FitOneCycle, OneCycle, two_cosines};
+use super::interpolation::{half_cosine, line, two_cosines};
+use super::one_cycle::{FitOneCycle, OneCycle};
 
 /// What a [`Schedule`] is made of, as checkpoints describe it: the numbers that its constructor was given.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -260,12 +259,4 @@ fn in_period(step: u64, first: u64, factor: u64) -> (u64, u64) {
 
 fn part(step: u64, steps: u64) -> f64 {
     step.min(steps) as f64 / steps as f64
-}
-
-pub(super) fn line(start: f64, end: f64, part: f64) -> f64 {
-    start + (end - start) * part
-}
-
-pub(super) fn half_cosine(start: f64, end: f64, part: f64) -> f64 {
-    end + (start - end) / 2.0 * (1.0 + (PI * part).cos())
 }

@@ -10,6 +10,7 @@ mod bounds;
 mod curve;
 mod definition;
 mod error;
+mod interpolation;
 mod lr_schedule;
 mod one_cycle;
 mod plateau;

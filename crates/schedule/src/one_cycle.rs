@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::bounds::{bad, count, rate};
-use super::curve::{half_cosine, line};
+use super::interpolation::{half_cosine, line, two_cosines};
 use crate::ScheduleError;
 
 /// torch's `OneCycleLR` (Smith and Topin 2018).
@@ -228,17 +228,6 @@ impl FitOneCycle {
             self.pct_start,
             step.min(self.total_steps) as f64 / self.total_steps as f64,
         )
-    }
-}
-
-/// fastai's `combined_cos`: from the first value to the second in `pct` of the way, then to the third.
-pub(super) fn two_cosines([start, middle, end]: [f64; 3], pct: f64, position: f64) -> f64 {
-    if position < pct {
-        half_cosine(start, middle, position / pct)
-    } else if pct < 1.0 {
-        half_cosine(middle, end, (position - pct) / (1.0 - pct))
-    } else {
-        middle
     }
 }
 

@@ -29,9 +29,18 @@ pub(super) fn check(sources: &[(String, String)], findings: &mut Findings) {
                 modules.insert(module, read);
             }
         }
-        findings.violations.extend(circles(folder, &modules));
+        for circle in circles(folder, &modules) {
+            if KNOWN.iter().any(|known| circle.starts_with(&format!("{known}: "))) {
+                findings.notes.push(circle);
+            } else {
+                findings.violations.push(circle);
+            }
+        }
     }
 }
+
+/// Circles that are older than this rule, to be mended: they are notes.
+const KNOWN: [&str; 2] = ["crates/images/src/transforms", "crates/optim/src"];
 
 type Path = Vec<String>;
 

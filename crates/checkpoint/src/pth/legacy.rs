@@ -15,6 +15,7 @@ use super::pickle::{Dialect, MAX_BYTES, Node, Pickle, Value};
 use super::shown;
 use crate::dtype::Dtype;
 use crate::fault::Fault;
+use crate::format::begins_legacy;
 
 /// An open file in the old format.
 #[derive(Debug)]
@@ -23,21 +24,6 @@ pub(super) struct Legacy {
     length: u64,
     /// The first byte and the number of bytes of each storage.
     storages: HashMap<String, (u64, u64)>,
-}
-
-/// Whether a file that begins with these bytes is in the old format. 262 are enough to tell.
-pub(crate) fn begins_legacy(start: &[u8]) -> bool {
-    let Some(([0x80, _protocol], rest)) = start.split_at_checked(2) else { return false };
-    // The length of a frame, which protocols 4 and 5 have.
-    let rest = if rest.first() == Some(&0x95) { rest.get(9..).unwrap_or_default() } else { rest };
-    rest.starts_with(MAGIC)
-}
-
-/// Whether a file that begins with these bytes is in the format before PyTorch 0.1.10: a tar archive, whose
-/// first entry is one of four names.
-pub(crate) fn begins_tar(start: &[u8]) -> bool {
-    let name = start.split(|&byte| byte == 0).next().unwrap_or_default();
-    start.get(257..262) == Some(b"ustar") && TAR_ENTRIES.contains(&name)
 }
 
 impl Legacy {
@@ -234,11 +220,7 @@ fn strings(pickle: &Pickle<'_>) -> Result<Vec<String>, Fault> {
     Ok(strings)
 }
 
-/// What tells the old formats from others.
-/// LONG1 of 0x1950a86a20f9469cfc6c, and STOP.
-const MAGIC: &[u8] = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.";
 const VERSION: i64 = 1001;
-const TAR_ENTRIES: [&[u8]; 4] = [b"sys_info", b"pickle", b"tensors", b"storages"];
 /// Enough for most models.
 const FIRST_BYTES: u64 = 64 << 10;
 const COUNT_BYTES: u64 = 8;
