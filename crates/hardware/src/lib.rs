@@ -163,9 +163,9 @@ impl MemoryQuery {
     /// Fills in the memory of the devices whose addresses the program has printed, where none is known.
     ///
     /// ```
-    /// use brigade_hardware::{self, Device};
+    /// use brigade_hardware::{Device, named};
     ///
-    /// let query = devices::named("NVIDIA").unwrap().memory_query().unwrap();
+    /// let query = named("NVIDIA").unwrap().memory_query().unwrap();
     /// let mut gpus = [Device { pci: Some("0000:3b:00.0".into()), ..Device::default() }];
     /// query.fill_in(&mut gpus, "00000000:3B:00.0, 81559\n");
     /// assert_eq!(gpus[0].memory_bytes, Some(81559 << 20));
