@@ -72,4 +72,5 @@ pub use transformer::{
 pub use unet::{UNet, UNetOptions};
 pub use vit::{VisionTransformer, VisionTransformerOptions};
 pub use xresnet::{BlockWidth, XResNet, XResNetOptions};
+#[doc(inline)]
 pub use zoo::*;

@@ -59,6 +59,7 @@ pub use lookahead::Lookahead;
 pub use optimizer::Optimizer;
 pub use options::{OptimizerBuilder, OptimizerSettings, Overrides};
 pub use rule::{Rule, Slots, Step};
+#[doc(inline)]
 pub use rules::*;
 pub use scheduler::{Scheduler, SchedulerState};
 pub use state::{GroupState, OptimizerState, ParameterState, StateMismatch};
