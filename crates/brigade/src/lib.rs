@@ -111,8 +111,8 @@ pub use tch;
 
 /// What a training loop uses. A model's own forward returns `nn::Result`, a metric's own functions `metrics::Result`.
 ///
-/// Goes together with `learn::prelude`: a name means the same in both. [`Precision`] is the format of numbers; the metric
-/// of that name is [`metrics::Precision`].
+/// Goes together with `learn::prelude`: a name means the same in both. [`Precision`](prelude::Precision) is the format
+/// of numbers; the metric of that name is [`metrics::Precision`].
 pub mod prelude {
     pub use crate::data::{Batch, BatchedDataset, DataLoader, Dataset, StreamLoader, TensorTree};
     pub use crate::datasets::{Digits, FashionMnist, IdxFolder, LabelledImages, Mnist};

@@ -21,8 +21,8 @@ pub enum Backend {
     /// when they are waited for; with [`crate::ProcessGroup::within`] they block the host until the limit.
     ///
     /// A hang ends at the group's time limit: c10d's watchdog aborts the communicator, and the next operation is
-    /// an error of [`Fault::Timeout`]. 0 and 3 as `TORCH_NCCL_ASYNC_ERROR_HANDLING` in the environment change that; 1, which
-    /// launchers set, counts as unset.
+    /// an error of [`Fault::Timeout`](crate::Fault::Timeout). 0 and 3 as `TORCH_NCCL_ASYNC_ERROR_HANDLING` in the
+    /// environment change that; 1, which launchers set, counts as unset.
     Nccl,
     /// Answers at once as if all ranks sent what this one sends; for simulation.
     Fake,

@@ -19,7 +19,7 @@ use crate::stateful::{same_shape, unboxed};
 
 const SCOPE: &str = "load_state";
 
-/// Choices of [`crate::Checkpoints::load_with`] and [`crate::Accelerator::load_state_with`].
+/// Choices of [`crate::Checkpoints::load_with`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub struct LoadOptions {

@@ -53,10 +53,10 @@ fn signals_stop_everything_everywhere() {
     assert_eq!(job.finish().code, 5);
     empty(&site.work);
 
-    // Ranks that do not listen: the second time they are killed.
+    // Ranks that handle signals and go on: the second time they are killed. (Ranks that ignore SIGINT get SIGTERM.)
     let mut job = site
         .launch("node2:1,node3:1")
-        .sh("trap '' INT; touch $RANK; while :; do sleep 1; done")
+        .sh("trap : INT TERM; touch $RANK; while :; do sleep 1; done")
         .start();
     site.wait_for_files(2);
     job.send(Signal::SIGINT);
