@@ -400,6 +400,17 @@ mod tests {
     }
 
     #[test]
+    fn programs_with_numeric_modules_are_found_beside_those_of_that_name() {
+        let checkout = Checkout::find().unwrap();
+        let names = Workspace::of(&checkout).unwrap().with_numeric_tests(&checkout);
+        // `crates/*/tests/numeric`, a module of `train`'s `needs`, and one of `examples/text/tests/example.rs`.
+        for name in ["numeric", "needs", "example"] {
+            assert!(names.contains(name), "{names:?}");
+        }
+        assert!(!names.contains("it"), "{names:?}");
+    }
+
+    #[test]
     fn tests_of_every_device_are_those_of_packages_that_ask_for_it() {
         let filter = on_any_device(&Workspace::of(&Checkout::find().unwrap()).unwrap());
         assert!(

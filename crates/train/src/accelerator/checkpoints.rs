@@ -1,4 +1,4 @@
-//! Checkpoints of what was prepared: the methods of [`Checkpoints`], under Accelerate's names.
+//! The state of a run, saved and loaded; all else about checkpoints is reached by [`Checkpoints`].
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! The ranks, and what they gather of a batch.
+//! The ranks as a value, and what a loop asks of them.
 
 use brigade_data::Batch;
 use brigade_torch::{Device, TensorTree};
