@@ -1,7 +1,7 @@
 //! One host: its namespaces, its files, and how programs run in it.
 
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -108,6 +108,16 @@ impl Host {
     #[must_use]
     pub fn home(&self) -> PathBuf {
         self.folder.join("home")
+    }
+
+    /// Opens its network namespace. While the file is open, no other namespace gets its inode number,
+    /// also after the host has been switched off.
+    ///
+    /// # Panics
+    /// The system refuses.
+    #[must_use]
+    pub fn network_namespace(&self) -> File {
+        File::open(format!("/proc/{}/ns/net", self.init)).expect("open a network namespace")
     }
 
     /// A command that runs a program in this host, in the folder `/` and with this process's

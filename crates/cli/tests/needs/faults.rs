@@ -11,12 +11,13 @@ mod fault;
 mod trainer;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use brigade_test_hosts::{Disk, Etcd, Process};
+use brigade_test_hosts::{Disk, Etcd, Host, Process};
 use brigade_test_needs::needs;
 use fastrand::Rng;
 use fault::{Burst, Expected, Fault, Kind, LaunchMode, RANKS, SIZES};
@@ -85,8 +86,9 @@ fn run(faults: usize) {
     drop(etcd);
     drop(site);
     drop(disk);
-    let left = processes_in(&namespaces);
-    assert!(left.is_empty(), "processes keep namespaces of the hosts: {left:?}");
+    let left = || processes_in(&namespaces);
+    let all_ended = site::within(LIMIT, || left().is_empty());
+    assert!(all_ended, "processes keep namespaces of the hosts: {:?}", left());
 }
 
 /// Where the jobs run.
@@ -171,9 +173,8 @@ impl<'s> World<'s> {
         self.site.network.folder().join(format!("tmp-{}", self.site.host(host).name()))
     }
 
-    fn namespaces(&self) -> BTreeSet<String> {
-        let hosts = self.site.network.hosts().iter();
-        hosts.map(|host| host.sh("readlink /proc/self/ns/net").trim().to_owned()).collect()
+    fn namespaces(&self) -> Vec<File> {
+        self.site.network.hosts().iter().map(Host::network_namespace).collect()
     }
 
     fn run(&self, plan: Plan, random: &mut Rng, tally: &mut Tally, most_faults: usize) {
@@ -618,15 +619,20 @@ fn send(pid: i32, signal: Signal) {
     let _ = kill(Pid::from_raw(pid), signal);
 }
 
-/// Processes of this machine that are in one of these network namespaces.
-fn processes_in(namespaces: &BTreeSet<String>) -> Vec<i32> {
+/// Processes of this machine that are in one of these network namespaces, by number and name.
+fn processes_in(namespaces: &[File]) -> Vec<String> {
+    let numbers: BTreeSet<u64> = namespaces.iter().map(|it| it.metadata().unwrap().ino()).collect();
     let entries = fs::read_dir("/proc").unwrap().map(Result::unwrap);
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter(|pid| {
-        let namespace = fs::read_link(format!("/proc/{pid}/ns/net"));
-        namespace.is_ok_and(|it| namespaces.contains(it.to_str().unwrap()))
-    })
-    .collect()
+    entries
+        .filter(|entry| {
+            let namespace = fs::metadata(entry.path().join("ns/net"));
+            namespace.is_ok_and(|it| numbers.contains(&it.ino()))
+        })
+        .map(|entry| {
+            let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+            format!("{} {}", entry.file_name().display(), name.trim())
+        })
+        .collect()
 }
 
 /// So long that only something that never happens takes longer.

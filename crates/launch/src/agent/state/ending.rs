@@ -241,6 +241,11 @@ impl AgentState {
             return;
         };
         match event {
+            Event::Line(line) => {
+                self.pass_line(line.clone());
+                self.draining += 1;
+                self.act(Action::Drain);
+            }
             Event::Drained => self.draining = self.draining.saturating_sub(1),
             Event::OthersTold => told = true,
             Event::Signal(Signal::SIGINT | Signal::SIGTERM | Signal::SIGHUP) => {

@@ -188,6 +188,24 @@ fn a_job_from_its_beginning_to_its_end() {
 }
 
 #[test]
+fn a_line_that_comes_while_the_agent_leaves_is_written_before_it_exits() {
+    let mut host = Host::new(facts(Kind::OneHost));
+    host.tell(Event::FolderMade);
+    host.tell(Event::Connected { here: true });
+    host.start(0);
+    host.exit(0, 0);
+    host.exit(1, 0);
+    host.tell(Event::Swept);
+    assert_eq!(host.end(0), ["disconnect", "report 0", "drain"]);
+    host.tell(Event::OthersTold);
+    let line = Event::Line("no more events are written".to_owned());
+    assert_eq!(host.tell(line), ["say: no more events are written", "drain"]);
+    assert!(host.tell(Event::Drained).is_empty(), "of the attempt");
+    assert!(host.tell(Event::Drained).is_empty(), "of the report");
+    assert_eq!(host.tell(Event::Drained), ["exit, written true"]);
+}
+
+#[test]
 fn a_coordinator_that_ends_before_the_ranks_is_not_waited_for() {
     let mut host = Host::joined(Kind::OneHost);
     let lost =
