@@ -137,20 +137,30 @@ impl Value for bool {
     }
 }
 
-impl Value for usize {
-    const EXPECTED: &'static str = "a whole number";
+macro_rules! whole_numbers {
+    ($($number:ty => $expected:literal,)+) => { $(
+        impl Value for $number {
+            const EXPECTED: &'static str = $expected;
 
-    fn parse(text: &str) -> Option<Self> {
-        text.parse().ok()
-    }
+            fn parse(text: &str) -> Option<Self> {
+                text.parse().ok()
+            }
 
-    fn read(raw: &Raw) -> Option<Self> {
-        if let Raw::Integer(number) = raw { Self::try_from(*number).ok() } else { None }
-    }
+            fn read(raw: &Raw) -> Option<Self> {
+                if let Raw::Integer(number) = raw { Self::try_from(*number).ok() } else { None }
+            }
 
-    fn text(&self) -> String {
-        self.to_string()
-    }
+            fn text(&self) -> String {
+                self.to_string()
+            }
+        }
+    )+ };
+}
+
+whole_numbers! {
+    usize => "a whole number",
+    u32 => "a whole number",
+    u16 => "a port, from 0 to 65535",
 }
 
 impl Value for NonZeroUsize {
@@ -166,38 +176,6 @@ impl Value for NonZeroUsize {
         } else {
             None
         }
-    }
-
-    fn text(&self) -> String {
-        self.to_string()
-    }
-}
-
-impl Value for u32 {
-    const EXPECTED: &'static str = "a whole number";
-
-    fn parse(text: &str) -> Option<Self> {
-        text.parse().ok()
-    }
-
-    fn read(raw: &Raw) -> Option<Self> {
-        if let Raw::Integer(number) = raw { Self::try_from(*number).ok() } else { None }
-    }
-
-    fn text(&self) -> String {
-        self.to_string()
-    }
-}
-
-impl Value for u16 {
-    const EXPECTED: &'static str = "a port, from 0 to 65535";
-
-    fn parse(text: &str) -> Option<Self> {
-        text.parse().ok()
-    }
-
-    fn read(raw: &Raw) -> Option<Self> {
-        if let Raw::Integer(number) = raw { Self::try_from(*number).ok() } else { None }
     }
 
     fn text(&self) -> String {

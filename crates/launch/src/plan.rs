@@ -411,7 +411,10 @@ mod tests {
         );
         let python = HostFacts { is_python: true, ..facts(8, &[]) };
         assert!(LaunchPlan::resolve(&options, &python).is_ok());
-        let directory = ProgramError::Directory { path: "/tmp".into() };
+        let directory =
+            ProgramError::Executable(brigade_ssh::executable::ExecutableError::Directory {
+                path: "/tmp".into(),
+            });
         let no_program = HostFacts { program: Err(directory.clone()), ..facts(8, &[]) };
         assert_eq!(refuse(LaunchOptions::default(), no_program), directory.to_string());
     }

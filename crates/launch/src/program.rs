@@ -111,7 +111,7 @@ impl Program {
     /// The file behind it. Looks at files, starts nothing.
     pub(crate) fn find(&self, search: Search<'_>) -> Result<Invocation, ProgramError> {
         let plain = |name: &OsStr| {
-            let file = find(name, search.path)?;
+            let file = executable::find(name, search.path)?;
             Ok(Invocation { file, name: name.to_owned(), args: Vec::new() })
         };
         match self {
@@ -127,50 +127,17 @@ impl Program {
     }
 }
 
-/// Finds the file that a name means, as a shell does.
-fn find(name: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, ProgramError> {
-    Ok(executable::find(name, path)?)
-}
-
-impl From<ExecutableError> for ProgramError {
-    fn from(error: ExecutableError) -> Self {
-        match error {
-            ExecutableError::NotFound { name, hint } => Self::NotFound { name, hint },
-            ExecutableError::NotExecutable { path } => Self::NotExecutable { path },
-            ExecutableError::Directory { path } => Self::Directory { path },
-        }
-    }
-}
-
 /// Why a program cannot be run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProgramError {
-    /// No such file.
-    #[error("program {} not found{hint}", name.display())]
-    NotFound {
-        /// The name or path that was asked for.
-        name: OsString,
-        /// Where it was looked for and the next thing to do.
-        hint: String,
-    },
-    /// A file without permission to run it.
-    #[error("{} is not executable: `chmod +x` it, or give its interpreter first, as in `python3 {}`",
-        path.display(), path.display())]
-    NotExecutable {
-        /// The file.
-        path: PathBuf,
-    },
+    /// There is no such file, or it cannot be run.
+    #[error(transparent)]
+    Executable(#[from] ExecutableError),
     /// A script without permission to read it.
     #[error("{} cannot be read: `chmod +r` it", path.display())]
     NotReadable {
         /// The file.
-        path: PathBuf,
-    },
-    /// A directory.
-    #[error("{} is a directory, not a program", path.display())]
-    Directory {
-        /// The directory.
         path: PathBuf,
     },
     /// There is no Python.
@@ -238,7 +205,8 @@ impl ProgramError {
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::NotFound { .. } | Self::NoPython => 127,
+            Self::Executable(error) => error.exit_code(),
+            Self::NoPython => 127,
             Self::NoProject { .. } | Self::NoDefaultBinary { .. } => 2,
             Self::BuildFailed { exit_status } => exit_status.exit_code(),
             _ => 126,

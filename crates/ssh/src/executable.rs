@@ -33,6 +33,15 @@ pub enum ExecutableError {
 }
 
 impl ExecutableError {
+    /// Adds to the hint of a program that was not found.
+    #[must_use]
+    pub fn with_hint(mut self, more: &str) -> Self {
+        if let Self::NotFound { hint, .. } = &mut self {
+            hint.push_str(more);
+        }
+        self
+    }
+
     /// Returns the exit code that a shell gives for this.
     #[must_use]
     pub fn exit_code(&self) -> u8 {

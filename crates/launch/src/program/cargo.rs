@@ -8,11 +8,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use brigade_rank_env::env;
+use brigade_ssh::executable;
 use serde::{Deserialize, Serialize};
 
 use serde_json::Value;
 
-use super::{Invocation, ProgramError, Search, find};
+use super::{Invocation, ProgramError, Search};
 
 /// An executable that `cargo build` makes.
 ///
@@ -97,13 +98,8 @@ impl CargoTarget {
 
     /// Checks that there is a Cargo. The executable is known once it is built.
     pub(super) fn find(&self, search: Search<'_>) -> Result<Invocation, ProgramError> {
-        find(CARGO.as_ref(), search.path).map_err(|error| match error {
-            ProgramError::NotFound { name, hint } => ProgramError::NotFound {
-                name,
-                hint: format!("{hint}: {} needs it", self.kind.option()),
-            },
-            other => other,
-        })?;
+        executable::find(CARGO.as_ref(), search.path)
+            .map_err(|error| error.with_hint(&format!(": {} needs it", self.kind.option())))?;
         Ok(Invocation { file: (&self.name).into(), name: (&self.name).into(), args: Vec::new() })
     }
 

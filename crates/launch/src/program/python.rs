@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 
 use nix::unistd::{AccessFlags, access};
 
-use super::{Invocation, ProgramError, Search, find};
-use brigade_ssh::executable::{Kind, kind_of};
+use super::{Invocation, ProgramError, Search};
+use brigade_ssh::ExecutableError;
+use brigade_ssh::executable::{self, Kind, kind_of};
 
 pub(super) fn is_script(name: &OsStr) -> bool {
     Path::new(name).extension().is_some_and(|extension| extension == "py")
@@ -32,14 +33,14 @@ pub(super) fn is_interpreter(file: &Path) -> bool {
 pub(super) fn script(name: &OsStr, search: Search<'_>) -> Result<Option<Invocation>, ProgramError> {
     let file = Path::new(name);
     match kind_of(file) {
-        Kind::Directory => Err(ProgramError::Directory { path: file.to_owned() }),
+        Kind::Directory => Err(ExecutableError::Directory { path: file.to_owned() }.into()),
         Kind::Nothing if name.as_bytes().contains(&b'/') => {
-            Err(ProgramError::NotFound { name: name.to_owned(), hint: String::new() })
+            Err(ExecutableError::NotFound { name: name.to_owned(), hint: String::new() }.into())
         }
-        Kind::Nothing => match find(name, search.path) {
-            Err(ProgramError::NotFound { name, .. }) => {
+        Kind::Nothing => match executable::find(name, search.path) {
+            Err(ExecutableError::NotFound { name, .. }) => {
                 let hint = " in this folder or in PATH".to_owned();
-                Err(ProgramError::NotFound { name, hint })
+                Err(ExecutableError::NotFound { name, hint }.into())
             }
             _ => Ok(None),
         },
@@ -54,7 +55,7 @@ pub(super) fn script(name: &OsStr, search: Search<'_>) -> Result<Option<Invocati
 pub(super) fn module(name: &OsStr, search: Search<'_>) -> Result<Invocation, ProgramError> {
     if name.is_empty() {
         let hint = ": -m needs the name of a Python module".to_owned();
-        return Err(ProgramError::NotFound { name: name.to_owned(), hint });
+        return Err(ExecutableError::NotFound { name: name.to_owned(), hint }.into());
     }
     python(["-m".into(), name.to_owned()], search)
 }
@@ -88,17 +89,13 @@ fn python(
 /// environment has put itself there.
 fn interpreter(search: Search<'_>) -> Result<(PathBuf, OsString), ProgramError> {
     if let Some(named) = search.python.filter(|named| !named.is_empty()) {
-        let file = find(named, search.path).map_err(|error| match error {
-            ProgramError::NotFound { name, hint } => {
-                ProgramError::NotFound { name, hint: format!("{hint}: PYTHON_EXEC names it") }
-            }
-            other => other,
-        })?;
+        let file = executable::find(named, search.path)
+            .map_err(|error| error.with_hint(": PYTHON_EXEC names it"))?;
         return Ok((file, named.to_owned()));
     }
     ["python3", "python"]
         .into_iter()
-        .find_map(|name| Some((find(name.as_ref(), search.path).ok()?, name.into())))
+        .find_map(|name| Some((executable::find(name.as_ref(), search.path).ok()?, name.into())))
         .ok_or(ProgramError::NoPython)
 }
 
