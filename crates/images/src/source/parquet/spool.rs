@@ -5,7 +5,6 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use tar::{Builder, Header};
-use tempfile::NamedTempFile;
 
 use super::table::Table;
 use crate::image_source::{Hasher, ImageSource};
@@ -36,7 +35,10 @@ impl Spool<'_> {
             let lock = File::create(path.with_extension("lock")).map_err(written)?;
             lock.lock().map_err(written)?;
             if !path.exists() {
-                self.write(&path)?;
+                // Under the lock, so that what a killed process has left here is written over.
+                let partial = path.with_extension("partial");
+                self.write(&partial).inspect_err(|_| _ = fs::remove_file(&partial))?;
+                fs::rename(&partial, &path).map_err(written)?;
             }
         }
         let images = WebDatasetOptions::new().images([MEMBER]).open_shards([&path])?;
@@ -53,7 +55,7 @@ impl Spool<'_> {
 
     fn write(&self, path: &Path) -> Result<()> {
         let written = |source| unwritten(path, &source);
-        let file = NamedTempFile::new_in(self.folder).map_err(written)?;
+        let file = File::create(path).map_err(written)?;
         tracing::info!(
             tables = self.tables.len(),
             path = %path.display(),
@@ -72,10 +74,7 @@ impl Spool<'_> {
             })?;
         }
         let mut file = tar.into_inner().map_err(written)?;
-        file.flush().map_err(written)?;
-        let file = file.into_inner().map_err(|error| written(error.into_error()))?;
-        file.persist(path).map_err(|error| written(error.error))?;
-        Ok(())
+        file.flush().map_err(written)
     }
 }
 

@@ -136,6 +136,29 @@ fn the_copy_is_made_once_and_shared() {
 }
 
 #[test]
+fn what_a_killed_process_left_of_a_copy_is_written_over() {
+    let folder = tables(Compression::SNAPPY);
+    let (pattern, spool) = (folder.path().to_str().unwrap(), folder.path().join("spool"));
+    ParquetImages::open(pattern, &spool).unwrap();
+    let files = || fs::read_dir(&spool).unwrap().map(|entry| entry.unwrap().path());
+    let copy = files().find(|path| path.extension().unwrap() == "tar").unwrap();
+    fs::rename(&copy, copy.with_extension("partial")).unwrap();
+    File::options().write(true).open(copy.with_extension("partial")).unwrap().set_len(700).unwrap();
+    let images = ParquetImages::open(pattern, &spool).unwrap();
+    assert_eq!(read(images.source(), 3), "d");
+    assert_eq!(files().filter(|path| path.extension().unwrap() != "lock").count(), 1);
+
+    // Nor does a table that cannot be read leave a part of a copy.
+    let second = folder.path().join("x-00001-of-00002.parquet");
+    table(&second, &[(Some("other"), Some(1))], Compression::SNAPPY, Some(FEATURES));
+    let mut bytes = fs::read(&second).unwrap();
+    bytes[4..24].fill(0xff);
+    fs::write(&second, bytes).unwrap();
+    assert!(ParquetImages::open(pattern, &spool).is_err());
+    assert!(files().all(|path| path.extension().unwrap() != "partial"));
+}
+
+#[test]
 fn classes_without_names_are_numbers() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.parquet");
