@@ -3,17 +3,22 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use brigade_torch::{NamedTensor, Tensor};
+use brigade_torch::{NamedTensor, Tensor, Trainable};
 
+use crate::check::check;
 use crate::device_scalars::DeviceScalars;
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::Result;
 use crate::group::ParameterGroup;
 use crate::inner::OptimizerInner;
-use crate::options::{OptimizerBuilder, check};
+use crate::options::Options;
 use crate::rule::Rule;
 use crate::state::{OptimizerState, StateMismatch};
+
+mod settings;
+
+pub use settings::{OptimizerBuilder, OptimizerSettings, Overrides};
 
 /// Steps parameters along their gradients. Made by `build` of [`Adam`](crate::Adam), [`Sgd`](crate::Sgd) and
 /// the others, or with a rule of one's own by [`Optimizer::with_rule`].
@@ -26,8 +31,18 @@ pub struct Optimizer {
 }
 
 impl Optimizer {
-    pub(crate) fn new(inner: OptimizerInner) -> Self {
-        Self { inner: Arc::new(Mutex::new(inner)) }
+    /// Makes the optimizer of a model's trained parameters.
+    pub(crate) fn from_options(
+        options: &Options,
+        rule: impl Rule + 'static,
+        momentum: f64,
+        model: &(impl Trainable + ?Sized),
+    ) -> Result<Self> {
+        let parameters = options.choose(&rule, model)?;
+        let grouping = options.grouping(momentum, &parameters);
+        let inner =
+            OptimizerInner::new(Box::new(rule), options.clone(), momentum, parameters, grouping);
+        Ok(Self { inner: Arc::new(Mutex::new(inner)) })
     }
 
     /// Settings of an optimizer with a rule of one's own and this learning rate. See [`Rule`] for an
@@ -197,7 +212,7 @@ impl Optimizer {
         state: &OptimizerState<T>,
         shape: impl Fn(&T) -> Vec<i64>,
     ) -> Result<(), StateMismatch> {
-        state.check_shapes(&self.lock(), &shape)
+        self.lock().check_shapes(state, &shape)
     }
 
     /// Returns handles of the parameters that it steps.
