@@ -1,9 +1,10 @@
 //! An optimizer as programs hold it: a handle.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use brigade_torch::{NamedTensor, Tensor, Trainable};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::check::check;
 use crate::device_scalars::DeviceScalars;
@@ -289,9 +290,9 @@ impl Optimizer {
         Ok(())
     }
 
-    /// A panic elsewhere does not make the numbers wrong.
+    /// Waits for other handles, and gives what all of them share.
     pub(crate) fn lock(&self) -> MutexGuard<'_, OptimizerInner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 }
 
