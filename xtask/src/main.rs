@@ -152,7 +152,7 @@ enum Command {
     Notebook(notebook::Options),
     /// Look for inputs that a reader of foreign bytes cannot stand (libFuzzer)
     ///
-    /// Files, messages from peers, settings: dev/fuzz-readers/src/readers.rs lists the readers. Uses cargo-fuzz and the
+    /// Files, messages from peers, settings: dev/fuzz-readers/src/readers/ lists the readers. Uses cargo-fuzz and the
     /// address sanitizer where a nightly toolchain and cargo-fuzz are installed. The suite runs the same readers on
     /// the corpus and some hundred mutations of it.
     Fuzz(fuzz::Options),

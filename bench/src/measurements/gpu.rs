@@ -5,7 +5,7 @@
 
 use std::env;
 use std::io::{self, Write};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
@@ -21,6 +21,7 @@ use brigade::vision::augment::{Augment, Geometric};
 use brigade::vision::decode::{DecodeOptions, Decoder};
 use brigade::vision::transforms::Normalize;
 use brigade_testkit::Photos;
+use parking_lot::Mutex;
 
 /// Set to 1, it makes measurements of GPUs small; the peers read it, too.
 pub(crate) const SMALL: &str = "BRIGADE_BENCH_SMALL";
@@ -217,7 +218,7 @@ fn resnet50(captured: bool) -> Result<Vec<Vec<f64>>> {
     let (size_of_batch, epoch) = (batch as usize, 64);
     let dataset = batches_from_fn(size_of_batch * epoch, move |indices, _| {
         let number = indices.first().map_or(0, |index| index / size_of_batch);
-        let held = held.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = held.lock();
         let (images, labels) = &held[number % held.len()];
         Ok::<_, DataError>((images.shallow_clone(), labels.shallow_clone()))
     });

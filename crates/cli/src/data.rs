@@ -11,7 +11,6 @@ use std::fs;
 use std::io::{self, IsTerminal, Write};
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -23,6 +22,7 @@ use brigade_images::source::{
 use brigade_images::{ImageError, PackedImages};
 use brigade_rank_env::text::escaped;
 use clap::{Args, Subcommand};
+use parking_lot::Mutex;
 
 use crate::config::Usage;
 
@@ -233,7 +233,7 @@ impl Progress {
     }
 
     fn set(&self, done: usize) {
-        let Ok(mut next) = self.next.try_lock() else { return };
+        let Some(mut next) = self.next.try_lock() else { return };
         let Some(at) = next.filter(|at| Instant::now() >= *at) else { return };
         *next = Some(at + Duration::from_millis(200));
         self.shown.store(done, Ordering::Relaxed);

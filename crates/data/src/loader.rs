@@ -3,10 +3,11 @@
 use std::any::Any;
 use std::fmt;
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use brigade_sampling::{Order, Sampler, ShardOptions, Shards, Shuffle};
 use brigade_torch::{Device, StreamEvent, TensorTree};
+use parking_lot::Mutex;
 
 use crate::beside::take_over;
 use crate::options::{LoaderCore, ShardPosition, Start, loader_options};
@@ -365,12 +366,12 @@ impl<D: BatchedDataset + 'static> DataLoader<D> {
         let begun = begun
             .ok()
             .map(|batches| (self.upcoming_key(epoch), Box::new(batches) as Box<dyn Any + Send>));
-        *self.upcoming.lock().unwrap_or_else(PoisonError::into_inner) = begun;
+        *self.upcoming.lock() = begun;
     }
 
     /// Takes the epoch that threads have begun, if it is this one; another one's threads are stopped.
     fn take_upcoming(&self, epoch: u64) -> Option<MapBatches<D::Batch>> {
-        let upcoming = self.upcoming.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let upcoming = self.upcoming.lock().take();
         let (key, batches) = upcoming?;
         let batches = batches.downcast().ok().map(|batches| *batches);
         batches.filter(|_| key == self.upcoming_key(epoch))

@@ -1,10 +1,11 @@
 //! Options of both loaders, and their positions.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_sampling::ShardOptions;
 use brigade_torch::Device;
+use parking_lot::Mutex;
 
 use crate::{DataError, draw_seed};
 
@@ -127,11 +128,11 @@ impl Progress {
     }
 
     pub(crate) fn seed(&self) -> Option<u64> {
-        *self.seed.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.seed.lock()
     }
 
     pub(crate) fn set_seed(&self, seed: u64) {
-        *self.seed.lock().unwrap_or_else(PoisonError::into_inner) = Some(seed);
+        *self.seed.lock() = Some(seed);
     }
 
     pub(crate) fn epoch(&self) -> u64 {

@@ -1,10 +1,9 @@
 //! Tensors in memory as a dataset.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use brigade_torch::{
     Device, Element, Kind, Tensor, TensorTree, copy_to_device, elements, from_vec,
 };
+use parking_lot::Mutex;
 
 use crate::{BatchContext, BatchedDataset, DataError, DataLoader};
 
@@ -48,7 +47,7 @@ impl<T: TensorTree + Send> TensorDataset<T> {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         let mut bytes = 0;
-        self.lock().visit(&mut |tensor| {
+        self.tensors.lock().visit(&mut |tensor| {
             bytes += (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64;
         });
         bytes
@@ -58,12 +57,8 @@ impl<T: TensorTree + Send> TensorDataset<T> {
     #[must_use]
     pub fn device(&self) -> Device {
         let mut device = None;
-        self.lock().visit(&mut |tensor| _ = device.get_or_insert_with(|| tensor.device()));
+        self.tensors.lock().visit(&mut |tensor| _ = device.get_or_insert_with(|| tensor.device()));
         device.unwrap_or(Device::Cpu)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, T> {
-        self.tensors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -87,7 +82,7 @@ where
     /// # Errors
     /// [`DataError::Torch`], as when the device's memory is full.
     pub fn to_device(&self, device: Device) -> Result<Self, DataError> {
-        let tensors = self.lock().to_device(device)?;
+        let tensors = self.tensors.lock().to_device(device)?;
         Ok(Self { tensors: Mutex::new(tensors), len: self.len })
     }
 
@@ -205,7 +200,7 @@ where
         }
         let mut handles = Vec::new();
         {
-            let tensors = self.tensors.lock().unwrap_or_else(PoisonError::into_inner);
+            let tensors = self.tensors.lock();
             tensors.visit(&mut |tensor| handles.push(tensor.shallow_clone()));
         }
         // Copied outside the lock, so that threads do not wait for each other.
@@ -215,7 +210,7 @@ where
             copied.push(select(handle, indices, &mut sent)?);
         }
         let mut copied = copied.into_iter();
-        let tensors = self.tensors.lock().unwrap_or_else(PoisonError::into_inner);
+        let tensors = self.tensors.lock();
         tensors.try_map(&mut |_| {
             copied.next().ok_or_else(|| DataError::other("a dataset's tensors changed in number"))
         })

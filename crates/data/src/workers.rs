@@ -148,7 +148,7 @@ fn serve<T>(
 /// Runs user code; its panic becomes an error.
 pub(crate) fn guarded<T>(work: impl FnOnce() -> Result<T, DataError>) -> Result<T, DataError> {
     // Unwind safety: what the panic may have left half-done is the dataset's own state, which
-    // protects itself by poisoning its locks; nothing of the loader's is touched.
+    // its own locks can protect by poisoning; nothing of the loader's is touched.
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(panicked(&*panic)))
 }
 
@@ -163,8 +163,9 @@ fn panicked(panic: &(dyn Any + Send)) -> DataError {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
     use std::sync::atomic::AtomicUsize;
+
+    use parking_lot::Mutex;
 
     use super::*;
 
@@ -233,7 +234,7 @@ mod tests {
         let begun = Arc::new(Mutex::new(Vec::new()));
         let log = Arc::clone(&begun);
         let work: Work<usize> = Arc::new(move |ticket| {
-            log.lock().unwrap().push(ticket);
+            log.lock().push(ticket);
             entered.send(ticket).unwrap();
             gate.recv().unwrap();
             Ok(ticket)
@@ -253,7 +254,7 @@ mod tests {
         });
         drop(workers);
         releaser.join().unwrap();
-        assert_eq!(begun.lock().unwrap().len(), 2);
+        assert_eq!(begun.lock().len(), 2);
         // No thread is left that could hold the closure.
         assert_eq!(Arc::strong_count(&work), 1);
     }

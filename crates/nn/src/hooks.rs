@@ -2,8 +2,9 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
+use parking_lot::Mutex;
 use tch::Tensor;
 
 type Run = dyn Fn(&str, &Tensor) -> Option<Tensor> + Send;
@@ -27,12 +28,6 @@ struct Hook {
     run: Arc<Mutex<Box<Run>>>,
 }
 
-impl Shared {
-    fn list(&self) -> MutexGuard<'_, Vec<Hook>> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Hooks {
     /// What the layer's hooks make of its output.
     pub(crate) fn apply(&self, layer: &str, mut output: Tensor) -> Tensor {
@@ -41,10 +36,10 @@ impl Hooks {
             return output;
         }
         // A copy: a hook may add or remove hooks.
-        let mut hooks = self.0.list().clone();
+        let mut hooks = self.0.list.lock().clone();
         hooks.retain(|hook| hook.layer == layer);
         for hook in hooks {
-            let run = hook.run.lock().unwrap_or_else(PoisonError::into_inner);
+            let run = hook.run.lock();
             if let Some(changed) = run(layer, &output) {
                 output = changed;
             }
@@ -55,7 +50,7 @@ impl Hooks {
     pub(crate) fn add(&self, layer: &str, run: Box<Run>) -> ForwardHook {
         let id = self.0.next.fetch_add(1, Ordering::Relaxed);
         let hook = Hook { id, layer: layer.to_owned(), run: Arc::new(Mutex::new(run)) };
-        self.0.list().push(hook);
+        self.0.list.lock().push(hook);
         self.0.any.store(true, Ordering::Relaxed);
         ForwardHook { id, shared: Arc::downgrade(&self.0) }
     }
@@ -63,7 +58,7 @@ impl Hooks {
 
 impl fmt::Debug for Hooks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hooks").field("len", &self.0.list().len()).finish()
+        f.debug_struct("Hooks").field("len", &self.0.list.lock().len()).finish()
     }
 }
 
@@ -77,7 +72,7 @@ pub struct ForwardHook {
 impl Drop for ForwardHook {
     fn drop(&mut self) {
         if let Some(shared) = self.shared.upgrade() {
-            let mut list = shared.list();
+            let mut list = shared.list.lock();
             list.retain(|hook| hook.id != self.id);
             shared.any.store(!list.is_empty(), Ordering::Relaxed);
         }

@@ -1,9 +1,10 @@
 //! Gradient checkpointing of a layer.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use brigade_torch::try_recomputed;
+use parking_lot::Mutex;
 use tch::Tensor;
 
 use crate::{Error, Module, Result};
@@ -48,9 +49,7 @@ where
 
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let layer = Arc::clone(&self.layer);
-        let output = try_recomputed(&[input], move |inputs| {
-            layer.lock().unwrap_or_else(PoisonError::into_inner).forward(&inputs[0])
-        });
+        let output = try_recomputed(&[input], move |inputs| layer.lock().forward(&inputs[0]));
         output.map_err(Error::Recompute)?
     }
 }

@@ -1,9 +1,10 @@
 //! The statistics that the batch norms of a model share between ranks.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use brigade_torch::ProcessGroup;
+use parking_lot::Mutex;
 
 /// Whose batches the normalisations of one model look at. Clones are one switch.
 #[derive(Debug, Clone, Default)]
@@ -24,15 +25,11 @@ impl SharedStatistics {
 
     pub(crate) fn share(&self, group: &ProcessGroup) -> usize {
         // One rank's statistics are its own: the plain kernel is faster.
-        *self.lock() = (group.size() > 1).then(|| group.clone());
+        *self.0.group.lock() = (group.size() > 1).then(|| group.clone());
         self.0.layers.load(Ordering::Relaxed)
     }
 
     pub(crate) fn group(&self) -> Option<ProcessGroup> {
-        self.lock().clone()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<ProcessGroup>> {
-        self.0.group.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.group.lock().clone()
     }
 }

@@ -44,7 +44,7 @@ macro_rules! builder {
                 parameters: &(impl $crate::Trainable + ?Sized),
             ) -> $crate::Result<$crate::Optimizer> {
                 let (rule, momentum) = self.rule()?;
-                self.options.build(rule, momentum, parameters)
+                $crate::Optimizer::from_options(&self.options, rule, momentum, parameters)
             }
         }
 

@@ -12,7 +12,8 @@ use crate::lookahead::{Lookahead, SLOW};
 use crate::options::{Grouping, Options};
 use crate::param_state::{ParamStates, like};
 use crate::rule::{Rule, Step};
-use crate::state::OptimizerState;
+
+mod state;
 
 /// A rule, the parameters in their groups, and their states.
 ///
@@ -324,48 +325,6 @@ impl OptimizerInner {
         let group = self.group(index)?;
         group.lr = lr;
         group.initial_lr = if factor.is_normal() { lr / factor } else { lr };
-        Ok(())
-    }
-
-    /// The names of what is kept of each parameter.
-    pub(crate) fn slots(&self) -> &[&'static str] {
-        self.states.names()
-    }
-
-    /// The shape of a slot for a parameter of this size.
-    pub(crate) fn slot_shape(&self, slot: usize, size: &[i64]) -> Option<Vec<i64>> {
-        if slot < self.rule.slots().len() {
-            self.rule.slot_shape(slot, size)
-        } else {
-            Some(size.to_vec())
-        }
-    }
-
-    pub(crate) fn is_optional(&self, slot: usize) -> bool {
-        slot < self.rule.slots().len() && self.rule.is_optional(slot)
-    }
-
-    pub(crate) fn state_dict(&self) -> Result<OptimizerState> {
-        OptimizerState::of(self)
-    }
-
-    /// Checks everything first; a mismatch changes nothing.
-    pub(crate) fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()> {
-        state.check(self)?;
-        let mut states = self.states.none();
-        for (index, (parameter, found)) in self.parameters.iter().zip(&state.parameters).enumerate()
-        {
-            states.import(index, parameter, found, |slot, size| self.slot_shape(slot, size))?;
-        }
-        let momentum_name = self.rule.momentum_name();
-        for (group, found) in self.groups.iter_mut().zip(&state.groups) {
-            group.load(&found.numbers, momentum_name);
-        }
-        self.states = states;
-        (self.initial_lr, self.lr) = (state.initial_lr, state.lr);
-        self.steps = state.steps;
-        self.launched = state.steps;
-        self.count = None;
         Ok(())
     }
 

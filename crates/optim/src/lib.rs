@@ -34,6 +34,7 @@
 //! ```
 
 mod builder;
+mod check;
 mod device_scalars;
 mod error;
 mod group;
@@ -56,8 +57,7 @@ pub use device_scalars::DeviceScalars;
 pub use error::{Error, Result};
 pub use group::{Group, ParameterGroup};
 pub use lookahead::Lookahead;
-pub use optimizer::Optimizer;
-pub use options::{OptimizerBuilder, OptimizerSettings, Overrides};
+pub use optimizer::{Optimizer, OptimizerBuilder, OptimizerSettings, Overrides};
 pub use rule::{Rule, Slots, Step};
 #[doc(inline)]
 pub use rules::*;

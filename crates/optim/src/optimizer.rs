@@ -1,19 +1,25 @@
 //! An optimizer as programs hold it: a handle.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-use brigade_torch::{NamedTensor, Tensor};
+use brigade_torch::{NamedTensor, Tensor, Trainable};
+use parking_lot::{Mutex, MutexGuard};
 
+use crate::check::check;
 use crate::device_scalars::DeviceScalars;
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::Result;
 use crate::group::ParameterGroup;
 use crate::inner::OptimizerInner;
-use crate::options::{OptimizerBuilder, check};
+use crate::options::Options;
 use crate::rule::Rule;
 use crate::state::{OptimizerState, StateMismatch};
+
+mod settings;
+
+pub use settings::{OptimizerBuilder, OptimizerSettings, Overrides};
 
 /// Steps parameters along their gradients. Made by `build` of [`Adam`](crate::Adam), [`Sgd`](crate::Sgd) and
 /// the others, or with a rule of one's own by [`Optimizer::with_rule`].
@@ -26,8 +32,18 @@ pub struct Optimizer {
 }
 
 impl Optimizer {
-    pub(crate) fn new(inner: OptimizerInner) -> Self {
-        Self { inner: Arc::new(Mutex::new(inner)) }
+    /// Makes the optimizer of a model's trained parameters.
+    pub(crate) fn from_options(
+        options: &Options,
+        rule: impl Rule + 'static,
+        momentum: f64,
+        model: &(impl Trainable + ?Sized),
+    ) -> Result<Self> {
+        let parameters = options.choose(&rule, model)?;
+        let grouping = options.grouping(momentum, &parameters);
+        let inner =
+            OptimizerInner::new(Box::new(rule), options.clone(), momentum, parameters, grouping);
+        Ok(Self { inner: Arc::new(Mutex::new(inner)) })
     }
 
     /// Settings of an optimizer with a rule of one's own and this learning rate. See [`Rule`] for an
@@ -197,7 +213,7 @@ impl Optimizer {
         state: &OptimizerState<T>,
         shape: impl Fn(&T) -> Vec<i64>,
     ) -> Result<(), StateMismatch> {
-        state.check_shapes(&self.lock(), &shape)
+        self.lock().check_shapes(state, &shape)
     }
 
     /// Returns handles of the parameters that it steps.
@@ -274,9 +290,9 @@ impl Optimizer {
         Ok(())
     }
 
-    /// A panic elsewhere does not make the numbers wrong.
+    /// Waits for other handles, and gives what all of them share.
     pub(crate) fn lock(&self) -> MutexGuard<'_, OptimizerInner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 }
 

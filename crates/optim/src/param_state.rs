@@ -6,7 +6,7 @@ use brigade_torch::flat::same_layout;
 use brigade_torch::{Device, Kind, NamedTensor, Tensor};
 
 use crate::error::Result;
-use crate::state::ParameterState;
+use crate::state::{ParameterState, STEP};
 
 /// The slots and the count of steps of each parameter, by its index: made when a parameter has its first
 /// gradient, so that memory follows what is trained.
@@ -251,8 +251,5 @@ pub(crate) fn like(parameter: &Tensor, value: f64) -> Result<Tensor> {
     Ok(if value == 0.0 { parameter.f_zeros_like()? } else { parameter.f_full_like(value)? })
 }
 
-/// The count of steps of a parameter: in PyTorch a tensor of 32-bit floats.
-pub(crate) const STEP: &str = "step";
-
-/// The kind that PyTorch gives it.
+/// The kind that PyTorch gives a count of steps.
 pub(crate) const STEP_KIND: Kind = Kind::Float;

@@ -13,7 +13,7 @@ mod sgd;
 
 pub use muon::MuonRate;
 
-use crate::options::OptimizerSettings;
+use crate::optimizer::OptimizerSettings;
 
 /// The list of all optimizers: a row for each, with the settings that [`all_optimizers`] returns.
 macro_rules! optimizers {

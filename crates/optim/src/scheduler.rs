@@ -1,10 +1,11 @@
 //! A schedule that sets an optimizer's learning rates.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use brigade_checkpoint::Value;
 use brigade_schedule::{Definition, Described, LrSchedule, Plateau, PlateauState};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -154,7 +155,7 @@ impl Scheduler {
                     .into(),
             ));
         }
-        let mut state = self.inner.lock();
+        let mut state = self.inner.state.lock();
         let position = state.position.saturating_add(steps);
         self.inner.move_to(&mut state, SchedulerState { position, plateau: None })
     }
@@ -171,7 +172,7 @@ impl Scheduler {
                     .into(),
             ));
         };
-        let mut state = self.inner.lock();
+        let mut state = self.inner.state.lock();
         let before = state.plateau.unwrap_or_else(|| plateau.start());
         let next = SchedulerState {
             position: state.position.saturating_add(1),
@@ -201,7 +202,7 @@ impl Scheduler {
     /// Returns what a checkpoint keeps.
     #[must_use]
     pub fn state(&self) -> SchedulerState {
-        *self.inner.lock()
+        *self.inner.state.lock()
     }
 
     /// Returns what sets the learning rates, as checkpoints say it.
@@ -256,7 +257,7 @@ impl Scheduler {
     /// As [`Scheduler::check_state`], and as [`Scheduler::step`] for the value at that step.
     pub fn load_state(&mut self, state: &SchedulerState) -> Result<()> {
         self.check_state(state)?;
-        let mut current = self.inner.lock();
+        let mut current = self.inner.state.lock();
         self.inner.move_to(&mut current, *state)
     }
 }
@@ -309,11 +310,6 @@ impl SchedulerInner {
         *state = next;
         self.set(&rates);
         Ok(())
-    }
-
-    /// A panic elsewhere does not make the position wrong.
-    fn lock(&self) -> MutexGuard<'_, SchedulerState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -7,9 +7,9 @@ use brigade_torch::Tensor;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
-use crate::inner::OptimizerInner;
-use crate::lookahead::Lookahead;
-use crate::param_state::STEP;
+
+/// The name of a parameter's count of steps, which in PyTorch is a tensor of 32-bit floats.
+pub(crate) const STEP: &str = "step";
 
 /// What [`Optimizer::state_dict`](crate::Optimizer::state_dict) gives and
 /// [`Optimizer::load_state_dict`](crate::Optimizer::load_state_dict) takes.
@@ -194,37 +194,6 @@ impl OptimizerState {
             parameters: parameters.collect::<Result<_>>()?,
         })
     }
-
-    pub(crate) fn of(inner: &OptimizerInner) -> Result<Self> {
-        let parameters = inner.parameters.iter().enumerate().map(|(index, parameter)| {
-            let tensors = inner.states.export(index, inner.rule.counts_steps())?;
-            Ok(ParameterState { name: parameter.name.clone(), tensors })
-        });
-        Ok(Self {
-            kind: inner.rule.name().to_owned(),
-            steps: inner.steps()?,
-            initial_lr: inner.initial_lr,
-            lr: inner.lr,
-            groups: (0..inner.groups.len()).map(|index| group(inner, index)).collect(),
-            parameters: parameters.collect::<Result<_>>()?,
-        })
-    }
-
-    /// Whether this state can be loaded into that optimizer.
-    pub(crate) fn check(&self, inner: &OptimizerInner) -> Result<(), StateMismatch> {
-        self.check_shapes(inner, &Tensor::size)?;
-        let steps = self.parameters.iter().flat_map(|parameter| {
-            let steps = parameter.tensors.iter().filter(|(name, _)| name == STEP);
-            steps.map(|(_, tensor)| (&parameter.name, tensor))
-        });
-        for (parameter, tensor) in steps {
-            let found = tensor.f_double_value(&[]).unwrap_or(f64::NAN);
-            if !(found >= 0.0 && found.fract() == 0.0) {
-                return Err(StateMismatch::Step { parameter: parameter.clone(), found });
-            }
-        }
-        Ok(())
-    }
 }
 
 impl<T> OptimizerState<T> {
@@ -311,162 +280,6 @@ impl<T> OptimizerState<T> {
             groups,
             parameters,
         })
-    }
-
-    /// As `check`, by the shapes of its tensors.
-    pub(crate) fn check_shapes(
-        &self,
-        inner: &OptimizerInner,
-        shape: &dyn Fn(&T) -> Vec<i64>,
-    ) -> Result<(), StateMismatch> {
-        let expected = inner.rule.name();
-        if self.kind != expected {
-            return Err(StateMismatch::Kind {
-                expected: expected.to_owned(),
-                found: self.kind.clone(),
-            });
-        }
-        let found = self.parameters.iter().map(|parameter| parameter.name.as_str());
-        let expected = inner.parameters.iter().map(|parameter| parameter.name.as_str());
-        same_names("the model", found, expected)?;
-        if self.groups.len() != inner.groups.len() {
-            return Err(StateMismatch::Groups {
-                expected: inner.groups.len(),
-                found: self.groups.len(),
-            });
-        }
-        for (index, found) in self.groups.iter().enumerate() {
-            let expected = group(inner, index);
-            same_names(
-                &format!("group {index}"),
-                found.parameters.iter().map(String::as_str),
-                expected.parameters.iter().map(String::as_str),
-            )?;
-            same_numbers(index, &found.numbers, &expected.numbers, inner.rule.momentum_name())?;
-        }
-        self.parameters
-            .iter()
-            .enumerate()
-            .try_for_each(|(index, found)| slots(inner, index, found, shape))
-    }
-}
-
-pub(crate) fn group(inner: &OptimizerInner, index: usize) -> GroupState {
-    let group = &inner.groups[index];
-    let mut numbers: BTreeMap<String, f64> = inner
-        .rule
-        .hyperparameters()
-        .into_iter()
-        .map(|(name, value)| (name.to_owned(), value))
-        .collect();
-    numbers.extend(group.numbers(inner.rule.momentum_name()));
-    if let Some(Lookahead { every, alpha }) = inner.lookahead {
-        numbers.insert("lookahead_every".to_owned(), every as f64);
-        numbers.insert("lookahead_alpha".to_owned(), alpha);
-    }
-    GroupState { numbers, parameters: group.names().to_vec() }
-}
-
-fn same_names<'a>(
-    of: &str,
-    mut found: impl Iterator<Item = &'a str>,
-    mut expected: impl Iterator<Item = &'a str>,
-) -> Result<(), StateMismatch> {
-    let mut index = 0;
-    loop {
-        let (found, expected) = (found.next(), expected.next());
-        if found != expected {
-            let name =
-                |name: Option<&str>| name.map_or_else(|| "none".to_owned(), |n| format!("`{n}`"));
-            return Err(StateMismatch::Parameter {
-                of: of.to_owned(),
-                index,
-                expected: name(expected),
-                found: name(found),
-            });
-        }
-        if found.is_none() {
-            return Ok(());
-        }
-        index += 1;
-    }
-}
-
-/// The numbers that a schedule or the user moves must be there; the rule's own must be equal.
-fn same_numbers(
-    group: usize,
-    found: &BTreeMap<String, f64>,
-    expected: &BTreeMap<String, f64>,
-    momentum_name: Option<&str>,
-) -> Result<(), StateMismatch> {
-    let moved = |name: &str| {
-        matches!(name, "lr" | "initial_lr" | "weight_decay") || Some(name) == momentum_name
-    };
-    for name in expected.keys().chain(found.keys()) {
-        let (here, there) = (expected.get(name), found.get(name));
-        let fits = match (here, there) {
-            (Some(_), Some(there)) if moved(name) => there.is_finite() && *there >= 0.0,
-            (here, there) => here == there,
-        };
-        if !fits {
-            let text =
-                |value: Option<&f64>| value.map_or_else(|| "nothing".to_owned(), f64::to_string);
-            return Err(StateMismatch::Number {
-                name: name.clone(),
-                group,
-                expected: if moved(name) { "a number from 0 up".to_owned() } else { text(here) },
-                found: text(there),
-            });
-        }
-    }
-    Ok(())
-}
-
-/// A parameter has no state before its first step; after it, every slot that is not optional.
-fn slots<T>(
-    inner: &OptimizerInner,
-    index: usize,
-    found: &ParameterState<T>,
-    shape: &dyn Fn(&T) -> Vec<i64>,
-) -> Result<(), StateMismatch> {
-    let unknown = |name: &str| StateMismatch::Slot {
-        parameter: found.name.clone(),
-        what: "has",
-        name: name.to_owned(),
-        does: "does not keep",
-    };
-    let size = inner.parameters[index].tensor.size();
-    let names = inner.slots();
-    for (name, tensor) in &found.tensors {
-        let (expected, found_shape) = if name == STEP && inner.rule.counts_steps() {
-            (Vec::new(), shape(tensor))
-        } else {
-            let slot = names.iter().position(|known| known == name).ok_or_else(|| unknown(name))?;
-            (inner.slot_shape(slot, &size).ok_or_else(|| unknown(name))?, shape(tensor))
-        };
-        if found_shape != expected {
-            return Err(StateMismatch::Shape {
-                parameter: found.name.clone(),
-                name: name.clone(),
-                expected,
-                found: found_shape,
-            });
-        }
-    }
-    let there = |name: &str| found.tensors.iter().any(|(known, _)| known == name);
-    let kept = names
-        .iter()
-        .enumerate()
-        .filter(|&(slot, _)| inner.slot_shape(slot, &size).is_some() && !inner.is_optional(slot));
-    let mut needed = kept.map(|(_, &name)| name).chain(inner.rule.counts_steps().then_some(STEP));
-    match needed.find(|name| !there(name)) {
-        Some(name) if !found.tensors.is_empty() => Err(StateMismatch::Slot {
-            parameter: found.name.clone(),
-            what: "lacks",
-            name: name.to_owned(),
-            does: "needs",
-        }),
-        _ => Ok(()),
     }
 }
 

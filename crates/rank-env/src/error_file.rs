@@ -10,10 +10,11 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::panic::{self, AssertUnwindSafe, PanicHookInfo};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::env;
@@ -136,13 +137,13 @@ fn with_panics_noted<T>(
             if cfg!(panic = "abort") {
                 leave(&path, &panicked);
             }
-            *note.lock().unwrap_or_else(PoisonError::into_inner) = Some(panicked);
+            *note.lock() = Some(panicked);
         }
         next(info);
     }));
     let result = panic::catch_unwind(AssertUnwindSafe(main));
     panic::set_hook(Box::new(move |info| before(info)));
-    let panicked = last.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let panicked = last.lock().take();
     (result, panicked)
 }
 

@@ -3,9 +3,11 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use crate::connection::Connection;
 use crate::wake::Flag;
@@ -103,7 +105,7 @@ impl Link {
     /// Counts [`Link::millis`] from that moment: the clock of an agent must be the same over all of
     /// its connections.
     pub fn set_start(&mut self, start: Instant) {
-        self.lock().start = start;
+        self.shared.lock().start = start;
     }
 
     /// To be polled for reading.
@@ -121,18 +123,18 @@ impl Link {
     /// Something waits to be sent.
     #[must_use]
     pub fn wants_write(&self) -> bool {
-        self.lock().wire.wants_write()
+        self.shared.lock().wire.wants_write()
     }
 
     /// Sends as much as the system takes now, and the rest on [`Link::flush`]. That the other side
     /// is gone is told by [`Link::receive`].
     pub fn send(&mut self, message: &FromAgent) {
-        self.lock().send(message);
+        self.shared.lock().send(message);
     }
 
     /// Sends more of what waits.
     pub fn flush(&mut self) {
-        self.lock().wire.flush();
+        self.shared.lock().wire.flush();
     }
 
     /// Returns the next message, if one has come; heartbeats are left out.
@@ -140,7 +142,7 @@ impl Link {
     /// # Errors
     /// The coordinator is gone, does not read, or is none.
     pub fn receive(&mut self) -> Result<Option<ToAgent>, LinkError> {
-        let mut shared = self.lock();
+        let mut shared = self.shared.lock();
         loop {
             match shared.wire.receive()? {
                 Some(ToAgent::Beat) => {}
@@ -152,7 +154,7 @@ impl Link {
     /// For how long nothing has come.
     #[must_use]
     pub fn silence(&self, now: Instant) -> Duration {
-        now.saturating_duration_since(self.lock().wire.last_received())
+        now.saturating_duration_since(self.shared.lock().wire.last_received())
     }
 
     /// Nothing has come for so long that it is worth while to try another connection.
@@ -165,7 +167,7 @@ impl Link {
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         let limits = self.limits?;
-        let heard = self.lock().wire.last_received();
+        let heard = self.shared.lock().wire.last_received();
         let quiet = heard + limits.quiet();
         Some(if Instant::now() < quiet { quiet } else { heard + limits.heartbeat_timeout() })
     }
@@ -186,11 +188,7 @@ impl Link {
     /// [`RankFailure::at`](crate::RankFailure) are given; moments before its start are 0.
     #[must_use]
     pub fn millis(&self, at: Instant) -> Millis {
-        self.lock().millis(at)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Shared> {
-        lock(&self.shared)
+        self.shared.lock().millis(at)
     }
 }
 
@@ -210,11 +208,6 @@ impl Shared {
         Millis::try_from(at.saturating_duration_since(self.start).as_millis())
             .unwrap_or(Millis::MAX)
     }
-}
-
-fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
-    // Nothing panics between two changes that belong together.
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The thread that sends beats. It ends with the link.
@@ -247,7 +240,7 @@ impl Drop for Heart {
 fn beat(shared: &Mutex<Shared>, stop: &Flag, interval: Duration) {
     let mut due = Instant::now() + interval;
     while !stop.wait(due.saturating_duration_since(Instant::now())) {
-        let mut shared = lock(shared);
+        let mut shared = shared.lock();
         let now = Instant::now();
         if !shared.begun {
             due = now + interval;

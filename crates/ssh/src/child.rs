@@ -5,8 +5,8 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{ChildStderr, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::{Signal, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
+use parking_lot::Mutex;
 use rustix::process::{PidfdFlags, pidfd_open};
 
 /// A process that leads its own group, with a thread that reads its stderr. Killed when dropped.
@@ -90,7 +91,7 @@ impl Child {
     /// Returns the end of its stderr so far, 64 kB at most, with control characters escaped.
     #[must_use]
     pub fn stderr(&self) -> String {
-        lock(&self.shared).stderr.clone()
+        self.shared.lock().stderr.clone()
     }
 
     /// Returns the same once its stdout has ended: waits half a second at most for the stderr's end, too.
@@ -103,7 +104,7 @@ impl Child {
 
     /// Passes the lines that follow to a listener.
     pub fn listen(&self, listener: Listener) {
-        let mut shared = lock(&self.shared);
+        let mut shared = self.shared.lock();
         if shared.ended {
             listener(None);
         } else {
@@ -148,7 +149,7 @@ impl Child {
 
     /// Kills what it has started, a `ProxyCommand` for instance, and itself, and reaps it.
     fn end(&mut self) -> Option<ExitStatus> {
-        let mut alive = lock(&self.alive);
+        let mut alive = self.alive.lock();
         if std::mem::take(&mut *alive) {
             let _ = killpg(self.pid(), Signal::SIGKILL);
         }
@@ -161,7 +162,7 @@ impl Drop for Child {
     fn drop(&mut self) {
         let _ = self.end();
         // A process that has left the group may hold its stderr open.
-        lock(&self.shared).listener = None;
+        self.shared.lock().listener = None;
     }
 }
 
@@ -176,7 +177,7 @@ pub struct ProcessGroup {
 impl ProcessGroup {
     /// Kills all its processes.
     pub fn kill(&self) {
-        let alive = lock(&self.alive);
+        let alive = self.alive.lock();
         if *alive {
             let _ = killpg(self.pid, Signal::SIGKILL);
         }
@@ -194,7 +195,7 @@ fn read_stderr(stderr: ChildStderr, shared: &Mutex<Shared>) {
         }
         // Of ssh, of the login there, and of agents: some of it is for a terminal of their own.
         let line = printable_within(String::from_utf8_lossy(&line).trim_end(), MAX_SHOWN_LEN);
-        let mut shared = lock(shared);
+        let mut shared = shared.lock();
         if let Some(listener) = &shared.listener {
             listener(Some(&line));
         }
@@ -206,15 +207,11 @@ fn read_stderr(stderr: ChildStderr, shared: &Mutex<Shared>) {
             shared.stderr.drain(..cut);
         }
     }
-    let mut shared = lock(shared);
+    let mut shared = shared.lock();
     shared.ended = true;
     if let Some(listener) = shared.listener.take() {
         listener(None);
     }
-}
-
-fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Characters of one line.

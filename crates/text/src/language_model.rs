@@ -1,9 +1,10 @@
 //! Texts as the streams of a language model.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use brigade_data::{BatchContext, BatchedDataset, DataError, Sampler, Shuffle, from_vec};
 use brigade_torch::Tensor;
+use parking_lot::Mutex;
 
 use crate::Documents;
 use crate::labels::IGNORED;
@@ -157,7 +158,7 @@ impl<D: Documents> LanguageModelData<D> {
 
     fn stream(&self, context: &BatchContext) -> Arc<Stream> {
         let key = self.shuffle.then_some((context.seed, context.epoch));
-        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut streams = self.streams.lock();
         if let Some((_, stream)) = streams.iter().find(|(found, _)| *found == key) {
             return Arc::clone(stream);
         }

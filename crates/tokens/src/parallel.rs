@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use brigade_rank_env::text::counted;
+use parking_lot::Mutex;
 
 use crate::source::Unread;
 use crate::{Error, Result, TextSource, TokenList, Tokenizer};
@@ -274,7 +274,7 @@ impl<W> Worker<'_, '_, W> {
         W: Fn(Vec<String>) -> Result<T>,
     {
         loop {
-            let taken = self.feed.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let taken = self.feed.lock().next();
             let Some(texts) = taken else { return };
             if done.send(self.piece(texts)).is_err() {
                 return;

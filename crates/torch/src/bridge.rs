@@ -8,9 +8,9 @@
 //! 4. Every function that can throw returns `Result`; `cpp/errors.h` marks the kind.
 
 use std::borrow::Borrow;
-use std::sync::{Mutex, PoisonError};
 
 use cxx::{CxxVector, UniquePtr};
+use parking_lot::Mutex;
 use tch::Tensor;
 
 use crate::bucket::Bucket;
@@ -62,7 +62,7 @@ pub(crate) struct Recompute {
 
 fn run_recompute(recompute: &Recompute, inputs: &CxxVector<ffi::Tensor>) -> Result<(), Error> {
     let inputs: Vec<Tensor> = inputs.iter().map(|input| own(ffi::copy_handle(input))).collect();
-    let run = recompute.run.lock().unwrap_or_else(PoisonError::into_inner);
+    let run = recompute.run.lock();
     // A panic must not cross the border.
     let run = std::panic::AssertUnwindSafe(|| run(&inputs));
     let done = std::panic::catch_unwind(run).unwrap_or_else(|panic| {

@@ -8,7 +8,6 @@ use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::Location;
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -166,7 +165,7 @@ impl ProcessGroup {
     fn compare(&self, mine: &Call) -> Result<(), Error> {
         let inner = self.inner();
         // One comparison at a time, as with the operations themselves.
-        let _alone = inner.comparing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = inner.comparing.lock();
         let number = inner.compared.fetch_add(1, Ordering::Relaxed);
         let (store, rank, size) = (self.store(), self.rank(), self.size());
         let key = |rank: usize| format!("debug/{number}/{rank}");

@@ -5,10 +5,11 @@ mod watched;
 use std::fmt;
 use std::panic::Location;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use cxx::UniquePtr;
+use parking_lot::Mutex;
 use tch::{Device, Tensor};
 
 use crate::autograd::BackwardOptions;
@@ -338,8 +339,7 @@ impl ProcessGroup {
     /// The time limit of this handle's operations.
     #[must_use]
     pub fn timeout(&self) -> Duration {
-        self.limit
-            .unwrap_or_else(|| *self.inner.timeout.lock().unwrap_or_else(PoisonError::into_inner))
+        self.limit.unwrap_or_else(|| *self.inner.timeout.lock())
     }
 
     /// Sets the group's time limit, for all handles without one of their own.
@@ -349,7 +349,7 @@ impl ProcessGroup {
     pub fn set_timeout(&self, timeout: Duration) -> Result<(), Error> {
         ffi::group_set_timeout(self.raw(), milliseconds(timeout))
             .map_err(|error| Error::libtorch("set_timeout", &error))?;
-        *self.inner.timeout.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
+        *self.inner.timeout.lock() = timeout;
         Ok(())
     }
 
@@ -409,7 +409,7 @@ impl ProcessGroup {
 
     /// Runs the start of an operation alone, so that all ranks number operations alike.
     pub(crate) fn exclusively<R>(&self, start: impl FnOnce(&ffi::Group) -> R) -> R {
-        let _alone = self.inner.starting.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.inner.starting.lock();
         start(self.raw())
     }
 
@@ -422,7 +422,7 @@ impl ProcessGroup {
 
     /// Keeps a send or receive that nothing waits for as long as the group.
     pub(crate) fn keep_message(&self, message: WorkHandle) {
-        self.inner.messages.lock().unwrap_or_else(PoisonError::into_inner).push(message);
+        self.inner.messages.lock().push(message);
     }
 
     /// The error of an operation that has been waited for since then. For a collective, finds out which
@@ -480,11 +480,11 @@ impl ProcessGroup {
 
     /// Keeps the error of a communication hook for the backward that it ends.
     pub(crate) fn keep_hook_error(&self, error: Error) {
-        self.inner.hook_error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        self.inner.hook_error.lock().get_or_insert(error);
     }
 
     pub(crate) fn take_hook_error(&self) -> Option<Error> {
-        self.inner.hook_error.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.inner.hook_error.lock().take()
     }
 
     pub(crate) fn failure_of(&self, started: Started, mut fault: Fault, detail: String) -> Error {

@@ -2,8 +2,8 @@
 
 use std::convert::Infallible;
 use std::fmt;
-use std::sync::Mutex;
 
+use parking_lot::Mutex;
 use tch::Tensor;
 
 use crate::autograd::grad_enabled;

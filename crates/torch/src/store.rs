@@ -5,13 +5,14 @@ use std::io;
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cxx::UniquePtr;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::socket::sockopt::{AcceptConn, SockType};
 use nix::sys::socket::{self, SockaddrStorage, getpeername, getsockname, getsockopt};
+use parking_lot::Mutex;
 
 use crate::bridge::ffi;
 use crate::error::{Error, Thrown};
@@ -213,7 +214,7 @@ pub fn inherited_socket(fd: RawFd) -> Result<OwnedFd, Error> {
         ))
     };
     // Held to the end, so that no other thread is given it meanwhile.
-    let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut given = GIVEN.lock();
     if given.contains(&fd) {
         return Err(stale("it was taken over before".into()));
     }

@@ -12,9 +12,10 @@ mod write;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use brigade_checkpoint::layout;
+use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -121,7 +122,7 @@ impl Checkpoints {
     }
 
     /// As [`Checkpoints::register`], for data that serde can write and read.
-    pub fn register_value<T>(&self, value: &Arc<Mutex<T>>)
+    pub fn register_value<T>(&self, value: &Arc<std::sync::Mutex<T>>)
     where
         T: Serialize + DeserializeOwned + Send + 'static,
     {
@@ -164,7 +165,7 @@ impl Checkpoints {
     /// Returns whether this rank still writes its share of the last save.
     #[must_use]
     pub fn is_saving(&self) -> bool {
-        let pending = self.inner.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let pending = self.inner.pending.lock();
         pending.as_ref().is_some_and(Pending::is_running)
     }
 

@@ -6,8 +6,8 @@ mod weights;
 
 use std::collections::HashSet;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use brigade_checkpoint::{TensorInfo, Value};
 use brigade_nn::{Model, Module, NamedTensor};
@@ -15,6 +15,7 @@ use brigade_optim::Trainable;
 use brigade_torch::{
     BROADCAST_BYTES, ProcessGroup, Reducer, ReducerOptions, Tensor, TensorTree, grad_enabled,
 };
+use parking_lot::Mutex;
 
 use crate::error::{Error, MOVE_OF_MODEL, Result};
 use crate::gradients::accumulate::GradientAccumulator;
@@ -307,11 +308,7 @@ impl ModelInner {
 
     /// Takes the state anew: what is trained, or the hook, has changed.
     fn replace_state<M>(&self, model: &Model<M>, hook: Option<Arc<dyn StatefulHook>>) {
-        *self.state() = ModelState::new(model, hook);
-    }
-
-    fn state(&self) -> MutexGuard<'_, ModelState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.state.lock() = ModelState::new(model, hook);
     }
 }
 
@@ -334,7 +331,7 @@ impl ModelState {
 
 impl Stateful for ModelInner {
     fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
-        let state = self.state();
+        let state = self.state.lock();
         let detached =
             state.tensors.iter().map(|saved| Ok((&*saved.name, saved.tensor.f_detach()?)));
         let detached: Vec<_> = detached.collect::<Result<_>>()?;
@@ -342,7 +339,7 @@ impl Stateful for ModelInner {
     }
 
     fn check_state_dict(&self, state: &Value<TensorInfo>) -> Result<(), String> {
-        let here = self.state();
+        let here = self.state.lock();
         for saved in &here.tensors {
             let found = state.get(&saved.name).and_then(Value::as_tensor);
             let found = found.ok_or_else(|| format!("it lacks `{}`", saved.name))?;
@@ -356,7 +353,7 @@ impl Stateful for ModelInner {
 
     fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
         self.check_state_dict(&infos(state)?)?;
-        for saved in &self.state().tensors {
+        for saved in &self.state.lock().tensors {
             if let Some(found) = state.get(&saved.name).and_then(Value::as_tensor) {
                 saved
                     .tensor
@@ -381,11 +378,11 @@ impl Checkpointed for ModelInner {
             tensor: saved.tensor.shallow_clone(),
             ..*saved
         };
-        Some(self.state().tensors.iter().map(handle).collect())
+        Some(self.state.lock().tensors.iter().map(handle).collect())
     }
 
     fn hook(&self) -> Option<Arc<dyn StatefulHook>> {
-        self.state().hook.clone()
+        self.state.lock().hook.clone()
     }
 }
 

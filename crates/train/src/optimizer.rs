@@ -2,12 +2,13 @@
 //! check and loss scale.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_checkpoint::{TensorInfo, Value};
 use brigade_optim::{DeviceScalars, Optimizer, ParameterGroup};
 use brigade_torch::{Device, DeviceExt, Kind, Tensor, gradient, set_gradient};
+use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
 use crate::gradients::accumulate::GradientAccumulator;
@@ -69,8 +70,8 @@ impl DeviceRates {
             return Ok(());
         }
         let rates: Vec<f64> = optimizer.groups().iter().map(ParameterGroup::lr).collect();
-        let mut tensor = self.tensor.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut uploaded = self.uploaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tensor = self.tensor.lock();
+        let mut uploaded = self.uploaded.lock();
         if tensor.is_none() || uploaded.len() != rates.len() {
             *tensor = Some(Tensor::f_zeros([rates.len() as i64], (Kind::Float, self.device))?);
             *uploaded = vec![0.0; rates.len()];
@@ -87,7 +88,7 @@ impl DeviceRates {
     }
 
     fn tensor(&self) -> Result<Tensor> {
-        let tensor = self.tensor.lock().unwrap_or_else(PoisonError::into_inner);
+        let tensor = self.tensor.lock();
         tensor.as_ref().map(Tensor::shallow_clone).ok_or_else(|| {
             Error::InvalidArgument(
                 "an optimizer's first step cannot be recorded: its states are made by it; step it once before"

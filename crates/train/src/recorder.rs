@@ -2,9 +2,9 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use brigade_torch::{Device, Graph, GraphRecording, Kind, Tensor};
+use parking_lot::Mutex;
 
 use crate::error::Result;
 
@@ -57,12 +57,12 @@ impl Recorder {
     }
 
     pub(crate) fn at_each_replay(&self, part: impl AtReplay + 'static) {
-        self.recorded().parts.push(Box::new(part));
+        self.recorded.lock().parts.push(Box::new(part));
     }
 
     /// Ends the graph here and begins the next one: `part` gives the device its work between the two, at each replay.
     pub(crate) fn cut(&self, part: impl AtReplay + 'static) -> Result<()> {
-        let mut recorded = self.recorded();
+        let mut recorded = self.recorded.lock();
         recorded.close()?;
         let place = recorded.parts.len();
         recorded.cuts.push(place);
@@ -75,10 +75,6 @@ impl Recorder {
         // libtorch warns of a graph without operations, as the one behind the last part of a step may be.
         let _ = Tensor::f_zeros([1], (Kind::Float, device))?;
         Ok(())
-    }
-
-    fn recorded(&self) -> MutexGuard<'_, Recorded> {
-        self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -134,13 +130,13 @@ impl<'a> RecordingGuard<'a> {
         shared: Option<&Graph>,
     ) -> Result<Self> {
         let open = Some(GraphRecording::begin(device, shared)?);
-        *recorder.recorded() = Recorded { open, ..Recorded::default() };
+        *recorder.recorded.lock() = Recorded { open, ..Recorded::default() };
         recorder.recording.store(true, Ordering::Relaxed);
         Ok(Self(recorder))
     }
 
     pub(crate) fn end(self) -> Result<Recorded> {
-        let mut recorded = std::mem::take(&mut *self.0.recorded());
+        let mut recorded = std::mem::take(&mut *self.0.recorded.lock());
         recorded.close()?;
         Ok(recorded)
     }
@@ -149,6 +145,6 @@ impl<'a> RecordingGuard<'a> {
 impl Drop for RecordingGuard<'_> {
     fn drop(&mut self) {
         self.0.recording.store(false, Ordering::Relaxed);
-        *self.0.recorded() = Recorded::default();
+        *self.0.recorded.lock() = Recorded::default();
     }
 }

@@ -1,11 +1,12 @@
 //! What checkpoints hold, in the order of its registration.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use brigade_checkpoint::Value;
 use brigade_optim::{Optimizer, Scheduler};
 use brigade_torch::Tensor;
+use parking_lot::Mutex;
 
 use crate::error::Result;
 use crate::gradients::hook::StatefulHook;
@@ -166,28 +167,28 @@ impl Registry {
     /// Adds what `prepare` has made, and does not keep it. Every rank prepares the same things in the same order.
     pub(crate) fn register<S: Checkpointed + 'static>(&self, object: &Arc<S>) {
         let object: Arc<dyn Checkpointed> = Arc::<S>::clone(object);
-        let mut prepared = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut prepared = self.prepared.lock();
         prepared.retain(|known| known.strong_count() > 0);
         prepared.push(Arc::downgrade(&object));
     }
 
     /// Adds an object, and keeps it.
     pub(crate) fn keep(&self, object: Arc<dyn Checkpointed>) {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner).push(object);
+        self.kept.lock().push(object);
     }
 
     /// The optimizers that are still there.
     pub(crate) fn optimizers(&self) -> Vec<Optimizer> {
-        let prepared = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
+        let prepared = self.prepared.lock();
         prepared.iter().filter_map(|object| object.upgrade()?.optimizer()).collect()
     }
 
     /// All that are still there, with their names: `model`, `model_1`, …, by kind and in order.
     pub(crate) fn named(&self) -> Vec<(String, Arc<dyn Checkpointed>)> {
-        let prepared = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
+        let prepared = self.prepared.lock();
         let mut objects: Vec<_> = prepared.iter().filter_map(Weak::upgrade).collect();
         drop(prepared);
-        objects.extend(self.kept.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned());
+        objects.extend(self.kept.lock().iter().cloned());
         objects.sort_by_key(|object| object.kind());
         let mut named: Vec<(String, Arc<dyn Checkpointed>)> = Vec::with_capacity(objects.len());
         for object in objects {

@@ -10,12 +10,12 @@ pub(crate) mod tracking;
 use std::fmt;
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::sync::Mutex;
 use std::time::Instant;
 
 use brigade_rank_env::{Pace, ProgressPipe};
 use brigade_track::{JsonLines, Tracker};
 use indicatif::{MultiProgress, ProgressDrawTarget};
+use parking_lot::Mutex;
 
 use crate::processes::Processes;
 use crate::watch::tracking::Trackers;

@@ -8,22 +8,27 @@
 //! ([`AugmentedDataset::applied`]).
 
 mod color;
+mod dataset;
+mod draw;
 mod erasing;
 mod geometry;
 mod mix;
+mod points;
+mod resample;
 
-use brigade_data::{BatchContext, BatchedDataset, DataError, from_vec};
-use brigade_torch::{Kind, Tensor, copy_to_device};
-use serde::{Deserialize, Serialize};
+use brigade_torch::{Kind, Tensor};
 use tch::TchError;
 
 use self::color::Light;
 pub use self::color::{Hue, Lighting};
+pub use self::dataset::{AppliedDataset, AugmentedDataset};
+use self::draw::{CUT, ERASE, HUE, LIGHT, NOISE, PARTNER, SHARE};
 pub use self::erasing::RandomErasing;
 pub use self::geometry::Geometric;
-use self::geometry::{Homography, moves_whole_pixels};
 pub use self::mix::{Mix, MixedLabels, beta};
-use crate::transforms::{Normalize, SampleRng};
+pub use self::resample::Padding;
+use self::resample::Sampling;
+use crate::transforms::Normalize;
 use crate::{Result, Size, VisionError};
 
 /// The transforms of a batch, in the order of fastai: maps of the plane, lighting, hue, normalisation, erasing,
@@ -52,30 +57,6 @@ pub struct Augment {
     erasing: Option<RandomErasing>,
     mix: Option<Mix>,
 }
-
-/// What lies outside of an image that a map of the plane looks at.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Padding {
-    /// The image mirrored at its outer pixels: fastai's default, `PadMode.Reflection`.
-    #[default]
-    Reflection,
-    /// The nearest pixel: `PadMode.Border`.
-    Border,
-    /// Zeros: `PadMode.Zeros`, and torchvision's default.
-    Zeros,
-}
-
-/// Columns of what is drawn for a sample: a map (row by row), brightness, contrast, the part of its grey, the turn of its
-/// hue, a rectangle (left, top, right, bottom), the keys of its noise, the share of the sample itself in a mixture, its
-/// partner, the rectangle that is the partner's.
-const COLUMNS: usize = 25;
-const LIGHT: i64 = 9;
-const HUE: i64 = 12;
-const ERASE: i64 = 13;
-const NOISE: i64 = 17;
-const SHARE: i64 = 19;
-const PARTNER: i64 = 20;
-const CUT: i64 = 21;
 
 impl Augment {
     /// Nothing at all.
@@ -195,64 +176,6 @@ impl Augment {
         Self { normalize: None, erasing: None, mix: None, ..self.clone() }
     }
 
-    /// Wraps a data set, so that its batches have a third tensor with the numbers drawn: images, labels,
-    /// `[n, 25]`.
-    #[must_use]
-    pub fn dataset<D>(&self, dataset: D) -> AugmentedDataset<D> {
-        AugmentedDataset { dataset, augment: self.clone() }
-    }
-
-    /// Draws the numbers of a batch `[n, c, h, w]`, `[n, 25]` in `f32` on the CPU: a row follows from its
-    /// sample's seed, but for the numbers of a mixture, which follow from all of them.
-    ///
-    /// # Errors
-    /// When there are not as many seeds as images, or the batch has another shape.
-    pub fn draw(&self, seeds: &[u64], images: &Tensor) -> Result<Tensor> {
-        let (height, width) = match images.size().as_slice() {
-            &[rows, _, height, width] if rows == seeds.len() as i64 => (height, width),
-            size => {
-                return Err(VisionError::InvalidArgument(format!(
-                    "{} seeds are for as many images [n, c, h, w], not for {size:?}",
-                    seeds.len()
-                )));
-            }
-        };
-        let from = [width as f64, height as f64];
-        let to = self.size.map_or(from, |size| [f64::from(size.width), f64::from(size.height)]);
-        for map in &self.geometric {
-            if let Geometric::PaddedCrop { padding } = map
-                && (0..2).any(|axis| from[axis] + 2.0 * f64::from(*padding) < to[axis])
-            {
-                return Err(VisionError::InvalidArgument(format!(
-                    "images of {width} x {height} pixels with a border of {padding} have no part of {} x {}",
-                    to[0], to[1]
-                )));
-            }
-        }
-        let mut numbers = Vec::with_capacity(seeds.len() * COLUMNS);
-        let mixed = self.mix.map(|mix| mix.draw(seeds, to));
-        for (index, &seed) in seeds.iter().enumerate() {
-            let mut place = BATCH_PLACE;
-            let mut next = || {
-                place += 1;
-                SampleRng::new(seed, place)
-            };
-            let map = Homography::drawn(&self.geometric, from, to, &mut next);
-            numbers.extend(map.numbers().map(|number| number as f32));
-            let Light { brightness, contrast, grey } = Light::drawn(&self.lighting, &mut next);
-            let erased = self.erasing.map(|erasing| erasing.draw(to, &mut next()));
-            let turn = self.hue.map_or(0.0, |hue| hue.drawn(&mut next()));
-            numbers.extend([brightness, contrast, grey, turn].map(|number| number as f32));
-            numbers.extend(erased.unwrap_or_default());
-            match mixed.as_ref().and_then(|mixed| mixed.get(index)) {
-                Some(mixed) => numbers.extend(mixed),
-                None => numbers.extend([1.0, index as f32, 0.0, 0.0, 0.0, 0.0]),
-            }
-        }
-        from_vec(numbers, &[seeds.len() as i64, COLUMNS as i64])
-            .map_err(|error| VisionError::InvalidArgument(error.to_string()))
-    }
-
     /// Transforms images `[n, c, h, w]`, floating-point in 0 to 1 or `u8`, by what was drawn for them. Numbers that
     /// lie on another device than the images are sent to theirs; nothing waits for a GPU.
     ///
@@ -292,57 +215,6 @@ impl Augment {
         mapped().map_err(refused)
     }
 
-    /// Maps points `[n, points, 2]`, `(x, y)` of -1 to 1 between the sides of the images, as the images of the
-    /// same batch before [`apply`](Self::apply): `images` is read for its size alone.
-    ///
-    /// # Errors
-    /// Those of [`Augment::apply`].
-    pub fn apply_to_points(
-        &self,
-        points: &Tensor,
-        drawn: &Tensor,
-        images: &Tensor,
-    ) -> Result<Tensor> {
-        let size = images.size();
-        let &[_, _, height, width] = size.as_slice() else {
-            return Err(VisionError::InvalidArgument(format!(
-                "points belong to images [n, c, h, w], not to {size:?}"
-            )));
-        };
-        let drawn = self.checked(points, drawn)?;
-        let mapped = || {
-            let from = [width as f64, height as f64];
-            let to = self.size.map_or(from, |size| [f64::from(size.width), f64::from(size.height)]);
-            let points_of = points.f_to_kind(Kind::Double)?;
-            let axis = |index: usize| -> Result<Tensor, TchError> {
-                let along = points_of.f_select(2, index as i64)?.f_add_scalar(1.0)?;
-                along.f_mul_scalar(from[index] / 2.0)?.f_sub_scalar(0.5)
-            };
-            let (x, y) = (axis(0)?, axis(1)?);
-            // The maps lead from the output to the image. Their inverses but for a factor, which a homography does
-            // not see: libtorch's own inverse has the host wait for a GPU.
-            let map = |index: i64| -> Result<Tensor, TchError> {
-                drawn.f_narrow(1, index, 1)?.f_to_kind(Kind::Double)
-            };
-            let m = (0..9).map(map).collect::<Result<Vec<_>, _>>()?;
-            let minor = |[a, b, c, d]: [usize; 4]| m[a].f_mul(&m[d])?.f_sub(&m[b].f_mul(&m[c])?);
-            let row = |of_x: [usize; 4], of_y: [usize; 4], of_one: [usize; 4]| {
-                let (a, b, c) = (minor(of_x)?, minor(of_y)?, minor(of_one)?);
-                x.f_mul(&a)?.f_add(&y.f_mul(&b)?)?.f_add(&c)
-            };
-            let across = row([4, 5, 7, 8], [2, 1, 8, 7], [1, 2, 4, 5])?;
-            let down = row([5, 3, 8, 6], [0, 2, 6, 8], [2, 0, 5, 3])?;
-            let depth = row([3, 4, 6, 7], [1, 0, 7, 6], [0, 1, 3, 4])?;
-            let place = |along: &Tensor, length: f64| {
-                let along = along.f_div(&depth)?.f_add_scalar(0.5)?;
-                along.f_mul_scalar(2.0 / length)?.f_sub_scalar(1.0)
-            };
-            let found = Tensor::f_stack(&[place(&across, to[0])?, place(&down, to[1])?], 2)?;
-            found.f_to_kind(points.kind())
-        };
-        mapped().map_err(refused)
-    }
-
     /// Returns the labels `[n]` of a mixed batch: each image's own, its partner's, and the share of its
     /// own. Without [`Augment::mix`] the share is 1.
     ///
@@ -359,21 +231,6 @@ impl Augment {
             })
         };
         targets().map_err(refused)
-    }
-
-    /// The numbers on the device of the rows that they were drawn for.
-    fn checked(&self, rows: &Tensor, drawn: &Tensor) -> Result<Tensor> {
-        let (shape, size) = (rows.size(), drawn.size());
-        if size != [shape.first().copied().unwrap_or(-1), COLUMNS as i64] {
-            return Err(VisionError::InvalidArgument(format!(
-                "numbers of shape {size:?} were not drawn for a batch of shape {shape:?}"
-            )));
-        }
-        let device = rows.device();
-        if drawn.device() == device {
-            return Ok(drawn.shallow_clone());
-        }
-        Ok(copy_to_device(drawn, device)?)
     }
 
     fn transformed(&self, images: &Tensor, drawn: &Tensor) -> Result<Tensor, TchError> {
@@ -440,123 +297,6 @@ impl Augment {
     fn saturates(&self) -> bool {
         self.lighting.iter().any(|change| matches!(change, Lighting::Saturation { .. }))
     }
-
-    /// Whether every pixel of the output is one of the image's, or lies outside of it.
-    fn moves_whole_pixels(&self, images: &Tensor) -> bool {
-        let size = images.size();
-        let (from, to) = (Size2::of(&size), self.to(&size));
-        moves_whole_pixels(&self.geometric, from.lengths(), to.lengths())
-    }
-
-    /// The output's size for images of this shape.
-    fn to(&self, shape: &[i64]) -> Size2 {
-        let set = |Size { width, height }| Size2 { width: width.into(), height: height.into() };
-        self.size.map_or_else(|| Size2::of(shape), set)
-    }
-
-    /// Takes each pixel of the output from where its map leads, which is a pixel: values stay what they are.
-    fn moved(&self, images: &Tensor, drawn: &Tensor) -> Result<Tensor, TchError> {
-        let size = images.size();
-        let (rows, channels) = (size[0], size[1]);
-        let (from, to) = (Size2::of(&size), self.to(&size));
-        let [xs, ys] = places(drawn, to, Kind::Float)?;
-        let mut outside: Option<Tensor> = None;
-        let mut index = |places: &Tensor, length: i64| -> Result<Tensor, TchError> {
-            let places = places.f_round()?.f_to_kind(Kind::Int64)?;
-            let last = length - 1;
-            match self.padding {
-                Padding::Zeros => {
-                    let inside = places.f_clamp(0, last)?;
-                    let beyond = places.f_ne_tensor(&inside)?;
-                    outside = Some(match &outside {
-                        Some(outside) => outside.f_logical_or(&beyond)?,
-                        None => beyond,
-                    });
-                    Ok(inside)
-                }
-                Padding::Border => places.f_clamp(0, last),
-                // As often as it takes; one pixel is its own mirror.
-                Padding::Reflection => {
-                    let turned = places.f_remainder((2 * last).max(1))?.f_sub_scalar(last)?;
-                    turned.f_abs()?.f_neg()?.f_add_scalar(last)
-                }
-            }
-        };
-        let (columns, lines) = (index(&xs, from.width)?, index(&ys, from.height)?);
-        let flat = lines.f_mul_scalar(from.width)?.f_add(&columns)?;
-        let flat = flat.f_view([rows, 1, -1])?.f_expand([rows, channels, -1], false)?;
-        let pixels = images.f_reshape([rows, channels, -1])?.f_gather(2, &flat, false)?;
-        let pixels = pixels.f_view([rows, channels, to.height, to.width])?;
-        match outside {
-            Some(outside) => pixels.f_masked_fill(&outside.f_unsqueeze(1)?, 0),
-            None => Ok(pixels),
-        }
-    }
-
-    /// Looks each pixel of the output up in its image.
-    fn resampled(&self, images: &Tensor, drawn: &Tensor, by: Sampling) -> Result<Tensor, TchError> {
-        let size = images.size();
-        let (from, to) = (Size2::of(&size), self.to(&size));
-        // Positions are computed in 32 bits also for images in 16.
-        let kind = if images.kind() == Kind::Double { Kind::Double } else { Kind::Float };
-        let [xs, ys] = places(drawn, to, kind)?;
-        // From pixels to -1 ..= 1 between the centres of the outer ones.
-        let unit = |places: &Tensor, length: i64| {
-            places.f_mul_scalar(2.0 / (length - 1).max(1) as f64)?.f_sub_scalar(1.0)
-        };
-        let grid = Tensor::f_stack(&[unit(&xs, from.width)?, unit(&ys, from.height)?], 3)?;
-        let padding = match self.padding {
-            Padding::Zeros => 0,
-            Padding::Border => 1,
-            Padding::Reflection => 2,
-        };
-        let source = images.f_to_kind(kind)?;
-        source.f_grid_sampler(&grid, by as i64, padding, true)?.f_to_kind(images.kind())
-    }
-}
-
-/// Width and height as libtorch counts them.
-#[derive(Clone, Copy)]
-struct Size2 {
-    width: i64,
-    height: i64,
-}
-
-impl Size2 {
-    /// Of a batch `[n, c, h, w]`.
-    fn of(shape: &[i64]) -> Self {
-        let side = |at: usize| shape.get(at).copied().unwrap_or_default();
-        Self { width: side(3), height: side(2) }
-    }
-
-    fn lengths(self) -> [f64; 2] {
-        [self.width as f64, self.height as f64]
-    }
-}
-
-/// Where the map of each sample takes the pixels of the output: columns and rows of the image, `[n, h, w]` each. By
-/// elementwise operations: a product of matrices is rounded to 10 bits by GPUs that compute in TF32, and to 8 under
-/// autocast, which would move pixels.
-fn places(drawn: &Tensor, to: Size2, kind: Kind) -> Result<[Tensor; 2], TchError> {
-    let options = (kind, drawn.device());
-    let xs = Tensor::f_arange(to.width, options)?.f_view([1, 1, -1])?;
-    let ys = Tensor::f_arange(to.height, options)?.f_view([1, -1, 1])?;
-    let row = |index: i64| -> Result<Tensor, TchError> {
-        let number = |column: i64| {
-            drawn.f_narrow(1, 3 * index + column, 1)?.f_view([-1, 1, 1])?.f_to_kind(kind)
-        };
-        let along = xs.f_mul(&number(0)?)?.f_add(&ys.f_mul(&number(1)?)?)?;
-        along.f_add(&number(2)?)
-    };
-    let depth = row(2)?;
-    Ok([row(0)?.f_div(&depth)?, row(1)?.f_div(&depth)?])
-}
-
-/// libtorch's numbers.
-#[derive(Clone, Copy)]
-enum Sampling {
-    Bilinear = 0,
-    Nearest = 1,
 }
 
 /// Whether each pixel lies in its sample's rectangle at these columns: `[n, 1, h, w]`.
@@ -580,96 +320,4 @@ fn partners(drawn: &Tensor) -> Result<Tensor, TchError> {
 #[expect(clippy::needless_pass_by_value, reason = "it is what `map_err` gives")]
 fn refused(error: TchError) -> VisionError {
     VisionError::InvalidArgument(format!("a transform of a batch: {error}"))
-}
-
-/// The first place of a batch's transforms among a sample's streams, behind those of the sample itself.
-const BATCH_PLACE: usize = 1 << 20;
-
-/// A data set of images whose batches have the numbers that an [`Augment`] has drawn for them:
-/// [`Augment::dataset`].
-#[derive(Clone, Debug)]
-pub struct AugmentedDataset<D> {
-    dataset: D,
-    augment: Augment,
-}
-
-impl<D> AugmentedDataset<D> {
-    /// The data set without the numbers.
-    pub fn inner(&self) -> &D {
-        &self.dataset
-    }
-
-    /// Has the thread that makes a batch transform its images, too, where they lie: a GPU whose
-    /// [data set is there](brigade_data::TensorDataset::to_device) computes that beside the training step. Batches
-    /// are images, labels as they were, and the numbers, for [`Augment::targets`].
-    ///
-    /// ```
-    /// use brigade_data::{DataLoader, TensorDataset};
-    /// use brigade_vision::augment::{Augment, Geometric, Padding};
-    /// use brigade_vision::transforms::Normalize;
-    /// use tch::{Device, Kind, Tensor};
-    ///
-    /// let device = Device::cuda_if_available();
-    /// let images = Tensor::randint(256, [50, 3, 32, 32], (Kind::Uint8, Device::Cpu));
-    /// let labels = Tensor::randint(10, [50], (Kind::Int64, Device::Cpu));
-    /// let data = TensorDataset::new((images, labels))?.to_device(device)?;
-    /// // The usual recipe for CIFAR-10.
-    /// let augment = Augment::new()
-    ///     .then(Geometric::PaddedCrop { padding: 4 })
-    ///     .then(Geometric::Flip { p: 0.5 })
-    ///     .padding(Padding::Zeros)
-    ///     .normalize(Normalize { mean: [0.491, 0.482, 0.447], std: [0.247, 0.243, 0.262] });
-    /// let data = augment.dataset(data).applied();
-    /// let loader = DataLoader::new(data).batch_size(25).shuffle(true).threads(1).device(device);
-    /// for batch in &loader {
-    ///     let (images, labels, _drawn) = batch?.into_data();
-    ///     assert_eq!((images.kind(), images.device()), (Kind::Float, device));
-    /// }
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    #[must_use]
-    pub fn applied(self) -> AppliedDataset<D> {
-        AppliedDataset(self)
-    }
-}
-
-/// A data set of images whose batches are transformed: [`AugmentedDataset::applied`].
-#[derive(Clone, Debug)]
-pub struct AppliedDataset<D>(AugmentedDataset<D>);
-
-impl<D> BatchedDataset for AppliedDataset<D>
-where
-    D: BatchedDataset<Batch = (Tensor, Tensor)>,
-{
-    type Batch = (Tensor, Tensor, Tensor);
-
-    fn num_samples(&self) -> usize {
-        self.0.num_samples()
-    }
-
-    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch, DataError> {
-        let (images, labels, drawn) = self.0.batch(indices, context)?;
-        let augment = &self.0.augment;
-        // Once, for what comes later as well.
-        let drawn = augment.checked(&images, &drawn)?;
-        Ok((augment.apply(&images, &drawn)?, labels, drawn))
-    }
-}
-
-impl<D> BatchedDataset for AugmentedDataset<D>
-where
-    D: BatchedDataset<Batch = (Tensor, Tensor)>,
-{
-    type Batch = (Tensor, Tensor, Tensor);
-
-    fn num_samples(&self) -> usize {
-        self.dataset.num_samples()
-    }
-
-    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch, DataError> {
-        let (images, labels) = self.dataset.batch(indices, context)?;
-        let seeds: Vec<u64> = indices.iter().map(|&index| context.sample_seed(index)).collect();
-        let drawn = self.augment.draw(&seeds, &images)?;
-        Ok((images, labels, drawn))
-    }
 }

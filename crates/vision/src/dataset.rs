@@ -1,11 +1,11 @@
 //! Images and labels as batches.
 
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
 
 use brigade_data::{BatchContext, BatchedDataset, DataError, from_vec};
 use brigade_images::SampleReader;
 use brigade_torch::Tensor;
+use parking_lot::Mutex;
 
 use crate::decode::DecodeOptions;
 use crate::labels::Labelled;
@@ -128,12 +128,12 @@ pub(crate) struct Readers(Mutex<Vec<SampleReader>>);
 
 impl Readers {
     pub(crate) fn take<S: ImageSource>(&self, samples: &ImageSamples<S>) -> SampleReader {
-        let idle = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let idle = self.0.lock().pop();
         idle.unwrap_or_else(|| samples.reader())
     }
 
     pub(crate) fn give_back(&self, reader: SampleReader) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(reader);
+        self.0.lock().push(reader);
     }
 }
 

@@ -53,7 +53,7 @@ pub struct Target {
 /// All of them.
 #[must_use]
 pub fn targets() -> &'static [Target] {
-    readers::TARGETS
+    &readers::TARGETS
 }
 
 /// The target of a name.

@@ -9,10 +9,10 @@ use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::{Mutex, PoisonError};
 
 use brigade_fuzz_readers::{Allocator, Target, check, corpus, targets};
 use libtest_mimic::{Arguments, Trial};
+use parking_lot::Mutex;
 use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::{Config, TestRunner};
@@ -127,7 +127,7 @@ impl Checked for Index {
 static ONE: Mutex<()> = Mutex::new(());
 
 fn holds(target: &Target) {
-    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _one = ONE.lock();
     let name = target.name;
     let corpus = corpus(target).unwrap();
     assert!(!corpus.is_empty(), "{name} has no corpus");

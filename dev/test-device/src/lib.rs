@@ -17,9 +17,8 @@ mod ffi;
 pub mod kernels;
 mod rounding;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use brigade_torch::GpuMath;
+use parking_lot::{Mutex, MutexGuard};
 use tch::{Device, Kind, Tensor};
 
 pub use rounding::{changes, perturb};
@@ -99,7 +98,7 @@ pub fn device() -> Device {
 pub fn gpu() -> (Device, MutexGuard<'static, ()>) {
     static ALONE: Mutex<()> = Mutex::new(());
     // A test that failed has nothing to say about the next one.
-    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let alone = ALONE.lock();
     let device = match device() {
         Device::Cpu => {
             fake::install(2).unwrap_or_else(|error| panic!("a GPU for tests: {error}"));

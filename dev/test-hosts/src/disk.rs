@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -16,6 +16,7 @@ use fuser::{
 };
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use tempfile::TempDir;
 
 /// A file system in memory, which can be slow and frozen.
@@ -60,24 +61,24 @@ impl Disk {
     /// From now on nothing is answered. Whatever asks sleeps in the kernel, and not even SIGKILL ends
     /// the first one.
     pub fn freeze(&self) {
-        self.shared.lock().frozen = true;
+        self.shared.gate.lock().frozen = true;
     }
 
     /// From now on every request takes this much longer; zero: as fast as it can.
     pub fn slow_down(&self, delay: Duration) {
-        self.shared.lock().delay = delay;
+        self.shared.gate.lock().delay = delay;
     }
 
     /// Goes on.
     pub fn thaw(&self) {
-        self.shared.lock().frozen = false;
+        self.shared.gate.lock().frozen = false;
         self.shared.changed.notify_all();
     }
 
     /// A process waits for an answer.
     #[must_use]
     pub fn is_waited_for(&self) -> bool {
-        self.shared.lock().waiting > 0
+        self.shared.gate.lock().waiting > 0
     }
 }
 
@@ -111,16 +112,12 @@ struct Gate {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Gate> {
-        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns when the disk answers.
     fn pass(&self) {
-        let mut gate = self.lock();
+        let mut gate = self.gate.lock();
         gate.waiting += 1;
         while gate.frozen {
-            gate = self.changed.wait(gate).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut gate);
         }
         gate.waiting -= 1;
         let delay = gate.delay;
@@ -227,7 +224,7 @@ impl Files {
     /// The content, once the disk answers.
     fn content(&self) -> MutexGuard<'_, Content> {
         self.shared.pass();
-        self.content.lock().unwrap_or_else(PoisonError::into_inner)
+        self.content.lock()
     }
 }
 

@@ -29,18 +29,9 @@ pub(super) fn check(sources: &[(String, String)], findings: &mut Findings) {
                 modules.insert(module, read);
             }
         }
-        for circle in circles(folder, &modules) {
-            if KNOWN.iter().any(|known| circle.starts_with(&format!("{known}: "))) {
-                findings.notes.push(circle);
-            } else {
-                findings.violations.push(circle);
-            }
-        }
+        findings.violations.extend(circles(folder, &modules));
     }
 }
-
-/// Circles that are older than this rule, to be mended: they are notes.
-const KNOWN: [&str; 2] = ["crates/images/src/transforms", "crates/optim/src"];
 
 type Path = Vec<String>;
 

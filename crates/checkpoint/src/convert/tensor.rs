@@ -3,8 +3,10 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 use super::cast::{Cast, is_float};
 use crate::dtype::{Dtype, TensorInfo};
@@ -121,7 +123,7 @@ impl TensorData for FileTensor {
                 Ok(())
             }
             Source::Stored(file, tensor) => {
-                let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut file = file.lock();
                 file.copy_tensor(tensor, out).map_err(io::Error::other)
             }
             Source::Placed(place) => {

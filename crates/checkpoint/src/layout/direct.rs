@@ -12,10 +12,11 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 
@@ -144,7 +145,7 @@ impl Direct {
     }
 
     fn take_fault(&self) -> Option<io::Error> {
-        self.fault.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.fault.lock().take()
     }
 }
 
@@ -185,11 +186,11 @@ fn write_pieces(
 ) {
     let mut failed = false;
     loop {
-        let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let next = queue.lock().recv();
         let Ok(mut piece) = next else { return };
         if !failed && let Err(error) = write(file, &piece) {
             failed = true;
-            fault.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+            fault.lock().get_or_insert(error);
         }
         piece.filled = 0;
         // Nothing takes it back after the last one.
@@ -274,7 +275,7 @@ mod tests {
         drop(full);
         write_pieces(&file, &queue, &give_back, &fault);
         assert_eq!(empty.try_iter().count(), 3, "all pieces come back");
-        assert!(fault.lock().unwrap().is_some());
+        assert!(fault.lock().is_some());
     }
 
     #[test]

@@ -7,7 +7,8 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 use crc32fast::Hasher;
 
@@ -41,11 +42,11 @@ pub(super) fn verify_files(files: &[(PathBuf, &FileFacts)]) -> Vec<Error> {
     let work = || {
         let mut piece = vec![0; PIECE_BYTES];
         loop {
-            let next = parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let next = parts.lock().next();
             let Some((place, (number, range))) = next else { return };
             let path = &files[number].0;
             let sum = sum(path, range, &mut piece).map_err(Error::io("read", path));
-            sums.lock().unwrap_or_else(PoisonError::into_inner).push((place, number, sum));
+            sums.lock().push((place, number, sum));
         }
     };
     std::thread::scope(|scope| {
@@ -55,7 +56,7 @@ pub(super) fn verify_files(files: &[(PathBuf, &FileFacts)]) -> Vec<Error> {
         }
         work();
     });
-    let mut sums = sums.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut sums = sums.into_inner();
     sums.sort_unstable_by_key(|(place, _, _)| *place);
     let mut wholes: Vec<Result<Hasher, Error>> =
         checked.into_iter().map(|size| size.map(|()| Hasher::new())).collect();

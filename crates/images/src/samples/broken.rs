@@ -1,7 +1,8 @@
 //! Images that cannot be read, and how often another took their place.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use parking_lot::Mutex;
 
 use crate::ImageError;
 
@@ -22,13 +23,9 @@ struct State {
 }
 
 impl Broken {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Notes that batches of `epoch` are made; logs the count of the one before.
     pub(super) fn begin(&self, epoch: u64) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.current != Some(epoch) {
             state.log();
             state.current = Some(epoch);
@@ -36,19 +33,19 @@ impl Broken {
     }
 
     pub(super) fn is_known(&self, image: usize) -> bool {
-        self.state().images.contains(&image)
+        self.state.lock().images.contains(&image)
     }
 
     /// Notes an image that cannot be read, and logs why.
     pub(super) fn add(&self, image: usize, name: &str, error: &ImageError) {
-        if self.state().images.insert(image) {
+        if self.state.lock().images.insert(image) {
             tracing::warn!(image, name, %error, "skipping an image that cannot be read");
         }
     }
 
     /// Notes an image that is damaged and was read nonetheless, and logs why.
     pub(super) fn add_damaged(&self, image: usize, name: &str, warning: &str) {
-        if self.state().damaged.insert(image) {
+        if self.state.lock().damaged.insert(image) {
             tracing::warn!(
                 image,
                 name,
@@ -59,20 +56,20 @@ impl Broken {
     }
 
     pub(super) fn damaged(&self) -> Vec<usize> {
-        self.state().damaged.iter().copied().collect()
+        self.state.lock().damaged.iter().copied().collect()
     }
 
     /// Counts a sample whose place another image took.
     pub(super) fn count(&self, epoch: u64) {
-        *self.state().skipped.entry(epoch).or_default() += 1;
+        *self.state.lock().skipped.entry(epoch).or_default() += 1;
     }
 
     pub(super) fn images(&self) -> Vec<usize> {
-        self.state().images.iter().copied().collect()
+        self.state.lock().images.iter().copied().collect()
     }
 
     pub(super) fn skipped(&self, epoch: u64) -> usize {
-        self.state().skipped.get(&epoch).copied().unwrap_or_default()
+        self.state.lock().skipped.get(&epoch).copied().unwrap_or_default()
     }
 }
 
@@ -92,6 +89,6 @@ impl State {
 
 impl Drop for Broken {
     fn drop(&mut self) {
-        self.state().log();
+        self.state.lock().log();
     }
 }

@@ -14,7 +14,8 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 use crate::image::{CropBox, Image, ImageView, Region, Size};
 use crate::image_source::{Fingerprint, Hasher};
@@ -256,7 +257,7 @@ impl Cache {
 
     /// Takes bytes for an image, and returns how many were taken before.
     fn take(&self, bytes: u64) -> io::Result<Option<u64>> {
-        let _taking = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
+        let _taking = self.taking.lock();
         self.file.lock()?;
         let taken = (|| {
             let mut counter = [0; 8];

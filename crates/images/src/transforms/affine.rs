@@ -1,7 +1,20 @@
 //! Affine maps, with the arithmetic of Pillow.
 
-use super::Interpolation;
+use serde::{Deserialize, Serialize};
+
 use crate::ImageView;
+
+/// How an affine map finds a value between pixels: Pillow's filters of `Image.transform`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Interpolation {
+    /// The nearest pixel.
+    #[default]
+    Nearest,
+    /// Between 2 x 2 pixels.
+    Bilinear,
+    /// Between 4 x 4 pixels.
+    Bicubic,
+}
 
 /// Returns the map of torchvision's `affine` with a shear alone about the corner: `x` is how many
 /// columns a row is shifted against the one above, `y` the same for columns.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::augment::{Kind, Space};
+use super::augment::{Kind, Space, affine_options};
 use super::{Interpolation, Operation, Phase, SampleRng, Transform};
 use crate::{ImageError, Result, Size};
 
@@ -74,20 +74,6 @@ impl AugMix {
         self
     }
 
-    /// Sets how affine maps find values between pixels. Defaults to [`Interpolation::Bilinear`].
-    #[must_use]
-    pub const fn interpolation(mut self, interpolation: Interpolation) -> Self {
-        self.interpolation = interpolation;
-        self
-    }
-
-    /// Sets the colour of what comes from outside of the image; black unless set.
-    #[must_use]
-    pub const fn fill(mut self, colour: [u8; 3]) -> Self {
-        self.fill = colour;
-        self
-    }
-
     /// Returns the operations that are drawn from.
     pub(super) fn kinds(&self) -> &'static [Kind] {
         if self.all_operations { &KINDS } else { &KINDS[..WITHOUT_COLOURS] }
@@ -119,6 +105,8 @@ impl AugMix {
         Ok(())
     }
 }
+
+affine_options!(AugMix, "[`Interpolation::Bilinear`]");
 
 /// With torchvision's defaults.
 impl Default for AugMix {

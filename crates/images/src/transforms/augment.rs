@@ -1,131 +1,7 @@
-//! Augmentations of which each image gets some at random.
+//! What torchvision's automatic augmentations have in common: kinds of operations, and how strong they are.
 
-use serde::{Deserialize, Serialize};
-
-use super::{Interpolation, Operation, Phase, SampleRng, Transform, affine};
+use super::{Interpolation, Operation, SampleRng, affine};
 use crate::{ImageError, Result, Size};
-
-/// Applies some operations of one strength, drawn anew for each image, in training: torchvision's
-/// `RandAugment` on PIL images.
-///
-/// ```
-/// use brigade_images::Size;
-/// use brigade_images::transforms::{Compose, Phase, RandAugment};
-///
-/// let augment = Compose::new().then(RandAugment::default().magnitude(7));
-/// let plan = augment.plan(Size::from(32), Phase::Train, 4)?;
-/// assert!(plan.operations().len() <= 2);
-/// # Ok::<(), brigade_images::ImageError>(())
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RandAugment {
-    operations: usize,
-    magnitude: usize,
-    bins: usize,
-    #[serde(default)]
-    interpolation: Interpolation,
-    fill: [u8; 3],
-}
-
-impl RandAugment {
-    /// Sets how many operations an image gets.
-    #[must_use]
-    pub const fn operations(mut self, count: usize) -> Self {
-        self.operations = count;
-        self
-    }
-
-    /// Sets the strength, below the number of bins.
-    #[must_use]
-    pub const fn magnitude(mut self, magnitude: usize) -> Self {
-        self.magnitude = magnitude;
-        self
-    }
-
-    /// Sets how many strengths there are.
-    #[must_use]
-    pub const fn bins(mut self, bins: usize) -> Self {
-        self.bins = bins;
-        self
-    }
-
-    /// Sets how affine maps find values between pixels. Defaults to the nearest pixel.
-    #[must_use]
-    pub const fn interpolation(mut self, interpolation: Interpolation) -> Self {
-        self.interpolation = interpolation;
-        self
-    }
-
-    /// Sets the colour of what comes from outside of the image; black unless set.
-    #[must_use]
-    pub const fn fill(mut self, colour: [u8; 3]) -> Self {
-        self.fill = colour;
-        self
-    }
-}
-
-/// With 2 operations of strength 9 of 31, as torchvision's.
-impl Default for RandAugment {
-    fn default() -> Self {
-        Self {
-            operations: 2,
-            magnitude: 9,
-            bins: 31,
-            interpolation: Interpolation::Nearest,
-            fill: [0; 3],
-        }
-    }
-}
-
-/// Applies one operation of random strength to each image, in training: torchvision's
-/// `TrivialAugmentWide` on PIL images.
-///
-/// ```
-/// use brigade_images::Size;
-/// use brigade_images::transforms::{Compose, Phase, TrivialAugmentWide};
-///
-/// let augment = Compose::new().then(TrivialAugmentWide::default());
-/// let plan = augment.plan(Size::from(32), Phase::Train, 4)?;
-/// assert!(plan.operations().len() <= 1);
-/// # Ok::<(), brigade_images::ImageError>(())
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TrivialAugmentWide {
-    bins: usize,
-    #[serde(default)]
-    interpolation: Interpolation,
-    fill: [u8; 3],
-}
-
-impl TrivialAugmentWide {
-    /// Sets how many strengths there are.
-    #[must_use]
-    pub const fn bins(mut self, bins: usize) -> Self {
-        self.bins = bins;
-        self
-    }
-
-    /// Sets how affine maps find values between pixels. Defaults to the nearest pixel.
-    #[must_use]
-    pub const fn interpolation(mut self, interpolation: Interpolation) -> Self {
-        self.interpolation = interpolation;
-        self
-    }
-
-    /// Sets the colour of what comes from outside of the image; black unless set.
-    #[must_use]
-    pub const fn fill(mut self, colour: [u8; 3]) -> Self {
-        self.fill = colour;
-        self
-    }
-}
-
-/// With 31 strengths, as torchvision's.
-impl Default for TrivialAugmentWide {
-    fn default() -> Self {
-        Self { bins: 31, interpolation: Interpolation::Nearest, fill: [0; 3] }
-    }
-}
 
 /// An operation that torchvision's automatic augmentations choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -298,7 +174,7 @@ fn linspace(start: f32, end: f32, count: usize, index: usize) -> f32 {
     }
 }
 
-fn check_bins(bins: usize, magnitude: usize) -> Result<()> {
+pub(super) fn check_bins(bins: usize, magnitude: usize) -> Result<()> {
     if magnitude < bins {
         return Ok(());
     }
@@ -307,53 +183,25 @@ fn check_bins(bins: usize, magnitude: usize) -> Result<()> {
     )))
 }
 
-impl Transform for RandAugment {
-    fn draw(
-        &self,
-        size: Size,
-        phase: Phase,
-        random: &mut SampleRng,
-        operations: &mut Vec<Operation>,
-    ) -> Result<()> {
-        check_bins(self.bins, self.magnitude)?;
-        if phase == Phase::Valid {
-            return Ok(());
-        }
-        let space = Space::rand_augment(size, self.interpolation, self.fill);
-        for _ in 0..self.operations {
-            let kind = Kind::draw(&Kind::WIDE, random);
-            let negative = kind.is_signed() && random.chance(0.5);
-            operations.extend(space.operation(kind, self.magnitude, self.bins, negative, size));
-        }
-        Ok(())
-    }
+/// Adds the options of the affine maps among the operations, for a transform with the fields `interpolation` and
+/// `fill`.
+macro_rules! affine_options {
+    ($transform:ident, $default:literal) => {
+        impl $transform {
+            #[doc = concat!("Sets how affine maps find values between pixels. Defaults to ", $default, ".")]
+            #[must_use]
+            pub const fn interpolation(mut self, interpolation: Interpolation) -> Self {
+                self.interpolation = interpolation;
+                self
+            }
 
-    fn is_random(&self, phase: Phase) -> bool {
-        phase == Phase::Train
-    }
+            /// Sets the colour of what comes from outside of the image. Defaults to black.
+            #[must_use]
+            pub const fn fill(mut self, colour: [u8; 3]) -> Self {
+                self.fill = colour;
+                self
+            }
+        }
+    };
 }
-
-impl Transform for TrivialAugmentWide {
-    fn draw(
-        &self,
-        size: Size,
-        phase: Phase,
-        random: &mut SampleRng,
-        operations: &mut Vec<Operation>,
-    ) -> Result<()> {
-        check_bins(self.bins, 0)?;
-        if phase == Phase::Valid {
-            return Ok(());
-        }
-        let space = Space::trivial_augment(self.interpolation, self.fill);
-        let kind = Kind::draw(&Kind::WIDE, random);
-        let magnitude = random.below(self.bins as u64) as usize;
-        let negative = kind.is_signed() && random.chance(0.5);
-        operations.extend(space.operation(kind, magnitude, self.bins, negative, size));
-        Ok(())
-    }
-
-    fn is_random(&self, phase: Phase) -> bool {
-        phase == Phase::Train
-    }
-}
+pub(super) use affine_options;

@@ -7,7 +7,7 @@ use super::augment::{
         self, AutoContrast, Brightness, Color, Contrast, Equalize, Invert, Posterize, Rotate,
         Sharpness, ShearX, ShearY, Solarize, TranslateX, TranslateY,
     },
-    Space,
+    Space, affine_options,
 };
 use super::{Interpolation, Operation, Phase, SampleRng, Transform};
 use crate::{Result, Size};
@@ -53,20 +53,6 @@ impl AutoAugment {
         Self { policy, interpolation: Interpolation::Nearest, fill: [0; 3] }
     }
 
-    /// Sets how affine maps find values between pixels. Defaults to the nearest pixel.
-    #[must_use]
-    pub const fn interpolation(mut self, interpolation: Interpolation) -> Self {
-        self.interpolation = interpolation;
-        self
-    }
-
-    /// Sets the colour of what comes from outside of the image; black unless set.
-    #[must_use]
-    pub const fn fill(mut self, colour: [u8; 3]) -> Self {
-        self.fill = colour;
-        self
-    }
-
     /// Returns an operation of the policy for an image of `size`.
     pub(super) fn operation(
         &self,
@@ -79,6 +65,8 @@ impl AutoAugment {
         space.operation(kind, magnitude, BINS, negative, size)
     }
 }
+
+affine_options!(AutoAugment, "the nearest pixel");
 
 impl Transform for AutoAugment {
     fn draw(

@@ -2,11 +2,14 @@
 
 use std::mem;
 
-use super::operation::{MAX_PIXELS, refuse_above};
 use super::{Operation, Plan};
 use crate::image::{CropBox, Image, ImageView, Region, Size};
 use crate::resize::{Filter, Resizer};
 use crate::{ImageError, Result};
+
+mod apply;
+
+use apply::{MAX_PIXELS, refuse_above};
 
 /// Where the pixels of an image come from.
 pub(crate) enum Pixels<'a> {
@@ -208,6 +211,18 @@ impl Renderer {
         self.flips.apply(&mut self.image);
         let Size { width, height } = self.image.size();
         Image::new(width, height, self.image.into_pixels())
+    }
+}
+
+impl Plan {
+    /// Applies the operations to an image.
+    ///
+    /// # Errors
+    /// When the image does not have the size that was planned for, or there is no memory.
+    pub fn apply(&self, image: &Image) -> Result<Image> {
+        let mut renderer = Renderer::new();
+        renderer.render(image.view(), self)?;
+        renderer.into_image()
     }
 }
 

@@ -2,10 +2,11 @@
 
 use std::fs;
 use std::io::{self, PipeWriter, Write};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use brigade_rendezvous::Stream;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use parking_lot::Mutex;
 use tempfile::TempDir;
 
 use super::*;
@@ -22,7 +23,7 @@ struct ScreenState {
 
 impl Show for Screen {
     fn show(&mut self, stream: Stream, lines: &[u8]) -> io::Result<()> {
-        let mut state = self.0.lock().unwrap();
+        let mut state = self.0.lock();
         match state.failure[stream.index()] {
             Some(kind) => Err(kind.into()),
             None => {
@@ -35,11 +36,11 @@ impl Show for Screen {
 
 impl Screen {
     fn text(&self, stream: Stream) -> String {
-        String::from_utf8(self.0.lock().unwrap().text[stream.index()].clone()).unwrap()
+        String::from_utf8(self.0.lock().text[stream.index()].clone()).unwrap()
     }
 
     fn fail(&self, stream: Stream, kind: io::ErrorKind) {
-        self.0.lock().unwrap().failure[stream.index()] = Some(kind);
+        self.0.lock().failure[stream.index()] = Some(kind);
     }
 }
 

@@ -1,9 +1,10 @@
 //! Averages of weights: exponential (EMA) and stochastic (SWA).
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use brigade_checkpoint::Value;
 use brigade_train::{HookError, Stateful};
+use parking_lot::Mutex;
 use tch::Tensor;
 
 use crate::callback::{Callback, Phases, Step};
@@ -22,10 +23,6 @@ struct Inner {
 }
 
 impl Copies {
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Begins with the model's values.
     fn begin(self: &Arc<Self>, learner: &LearnerState) -> Result<()> {
         let copied = live(learner).into_iter().map(|(name, tensor)| {
@@ -34,7 +31,7 @@ impl Copies {
             Ok((name, copy))
         });
         let tensors = copied.collect::<Result<_>>()?;
-        let mut inner = self.lock();
+        let mut inner = self.0.lock();
         (inner.tensors, inner.count) = (tensors, 0);
         // Once: checkpoints know an object by its place among all.
         if !std::mem::replace(&mut inner.registered, true) {
@@ -46,7 +43,7 @@ impl Copies {
 
     /// Moves the copies towards the model's values: `copy + weight (value - copy)`.
     fn move_towards(&self, learner: &LearnerState, weight: impl Fn(i64) -> f64) -> Result<()> {
-        let mut inner = self.lock();
+        let mut inner = self.0.lock();
         inner.count += 1;
         let weight = weight(inner.count);
         for ((_, copy), (_, value)) in inner.tensors.iter_mut().zip(live(learner)) {
@@ -57,7 +54,7 @@ impl Copies {
 
     /// Exchanges the copies and the model's values.
     fn swap(&self, learner: &LearnerState) -> Result<()> {
-        for ((_, copy), (_, mut value)) in self.lock().tensors.iter_mut().zip(live(learner)) {
+        for ((_, copy), (_, mut value)) in self.0.lock().tensors.iter_mut().zip(live(learner)) {
             let mut before = value.f_empty_like()?;
             before.f_copy_(&value)?;
             value.f_copy_(copy)?;
@@ -76,7 +73,7 @@ fn live(learner: &LearnerState) -> Vec<(String, Tensor)> {
 
 impl Stateful for Copies {
     fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
-        let inner = self.lock();
+        let inner = self.0.lock();
         let tensors = inner
             .tensors
             .iter()
@@ -85,7 +82,7 @@ impl Stateful for Copies {
     }
 
     fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
-        let mut inner = self.lock();
+        let mut inner = self.0.lock();
         let found = state.get("tensors").ok_or("the state has no `tensors`")?;
         let mut values = Vec::new();
         for (name, copy) in &inner.tensors {
@@ -263,7 +260,7 @@ impl Callback for Swa {
     }
 
     fn after_fit(&mut self, learner: &mut LearnerState) -> Step {
-        if self.copies.lock().count > 0 {
+        if self.copies.0.lock().count > 0 {
             self.copies.swap(learner)?;
         }
         Ok(())

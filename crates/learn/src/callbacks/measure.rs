@@ -1,9 +1,10 @@
 //! Measurements of a fit: where its time goes, and what layers put out.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use brigade_nn::ForwardHook;
+use parking_lot::Mutex;
 use serde::Serialize;
 use tch::{Device, Kind, Tensor};
 
@@ -194,10 +195,6 @@ impl ActivationStats {
     pub fn stats(&self) -> &[LayerStats] {
         &self.stats
     }
-
-    fn seen(&self) -> std::sync::MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// The numbers of an output: mean, deviation, share near zero, histogram. `[3 + BINS]` on its device.
@@ -241,7 +238,7 @@ impl Callback for ActivationStats {
         for (index, layer) in self.layers.iter().enumerate() {
             let seen = Arc::clone(&self.seen);
             let look = move |_: &str, output: &Tensor| {
-                let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut seen = seen.lock();
                 if seen.on {
                     seen.outputs.push((index, output.detach()));
                 }
@@ -253,13 +250,14 @@ impl Callback for ActivationStats {
     }
 
     fn before_batch(&mut self, learner: &mut LearnerState) -> Step {
-        self.seen().on = learner.is_training() && learner.train_iter().is_multiple_of(self.every);
+        self.seen.lock().on =
+            learner.is_training() && learner.train_iter().is_multiple_of(self.every);
         Ok(())
     }
 
     fn after_pred(&mut self, learner: &mut LearnerState) -> Step {
         let outputs = {
-            let mut seen = self.seen();
+            let mut seen = self.seen.lock();
             seen.on = false;
             std::mem::take(&mut seen.outputs)
         };

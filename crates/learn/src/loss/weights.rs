@@ -1,8 +1,8 @@
 //! Weights of classes or labels: numbers, and a tensor of them where the predictions are.
 
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use tch::{Device, Kind, Tensor};
 
 use crate::error::{Error, Result};
@@ -37,7 +37,7 @@ impl Weights {
                 values.len()
             )));
         }
-        let mut placed = self.placed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut placed = self.placed.lock();
         if let Some(tensor) = placed.as_ref().filter(|it| (it.kind(), it.device()) == options) {
             return Ok(Some(tensor.shallow_clone()));
         }

@@ -1,12 +1,13 @@
 //! From hidden numbers to the scores of words, and to the loss without holding the scores.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use brigade_nn::{Error, Result, Training};
 use brigade_torch::{
     CrossEntropyLoss, CrossEntropyOptions, cross_entropy, linear, linear_cross_entropy,
 };
+use parking_lot::Mutex;
 use tch::Tensor;
 
 /// The last layer of a [`LanguageModel`](crate::LanguageModel): what turns the numbers before it into scores
@@ -79,7 +80,7 @@ impl LanguageModelHead {
     /// # Errors
     /// libtorch's, for another width.
     pub fn scores(&self, hidden: &Tensor) -> Result<Tensor> {
-        let layer = self.lock();
+        let layer = self.layer.lock();
         linear(hidden, &layer.weight, layer.bias.as_ref()).map_err(Error::custom)
     }
 
@@ -97,13 +98,8 @@ impl LanguageModelHead {
         if !self.is_fused() {
             return cross_entropy(output, targets, options).map_err(Error::custom);
         }
-        let layer = self.lock();
+        let layer = self.layer.lock();
         linear_cross_entropy(output, &layer.weight, layer.bias.as_ref(), targets, options)
             .map_err(Error::custom)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Layer> {
-        // Nothing changes it.
-        self.layer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

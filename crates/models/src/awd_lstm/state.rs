@@ -1,8 +1,9 @@
 //! What a recurrent network carries from one batch to the next.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use brigade_nn::{Error, LstmState, Result};
+use parking_lot::Mutex;
 use tch::{Kind, Tensor};
 
 /// The hidden state of an [`AwdLstm`](crate::AwdLstm), which lives as long as the model and belongs to no
@@ -58,7 +59,7 @@ impl RecurrentState {
 
     /// Begins with zeros again, and forgets kept outputs.
     pub fn reset(&self) {
-        let mut held = self.lock();
+        let mut held = self.0.lock();
         held.layers = Vec::new();
         held.outputs = None;
     }
@@ -67,7 +68,7 @@ impl RecurrentState {
     /// The model never changes these tensors: it puts others in their place.
     #[must_use]
     pub fn hidden_state(&self) -> Vec<LstmState> {
-        self.lock().layers.clone()
+        self.0.lock().layers.clone()
     }
 
     /// Puts a state there, for the next batch to go on from; an empty one is zeros.
@@ -75,7 +76,7 @@ impl RecurrentState {
     /// # Errors
     /// [`Error::Custom`] for another number of layers, or shapes that are not the model's.
     pub fn set_hidden_state(&self, layers: Vec<LstmState>) -> Result<()> {
-        let mut held = self.lock();
+        let mut held = self.0.lock();
         if !layers.is_empty() && layers.len() != held.shapes.len() {
             return Err(Error::custom(format!(
                 "a hidden state of {} layers for a model of {}",
@@ -102,7 +103,7 @@ impl RecurrentState {
     /// Keeps (`true`) the outputs of each step of training until they are [taken](Self::take_outputs), or does
     /// not (`false`, as in a new model). They hold the step's graph.
     pub fn keep_outputs(&self, on: bool) {
-        let mut held = self.lock();
+        let mut held = self.0.lock();
         held.keeps_outputs = on;
         held.outputs = None;
     }
@@ -111,20 +112,20 @@ impl RecurrentState {
     /// with the step.
     #[must_use]
     pub fn take_outputs(&self) -> Option<RnnOutputs> {
-        self.lock().outputs.take()
+        self.0.lock().outputs.take()
     }
 
     pub(super) fn keeps_outputs(&self) -> bool {
-        self.lock().keeps_outputs
+        self.0.lock().keeps_outputs
     }
 
     pub(super) fn put_outputs(&self, outputs: RnnOutputs) {
-        self.lock().outputs = Some(outputs);
+        self.0.lock().outputs = Some(outputs);
     }
 
     /// The states of so many rows, on the device of `like`.
     pub(super) fn of_rows(&self, rows: i64, like: &Tensor) -> Result<Vec<LstmState>> {
-        let held = self.lock();
+        let held = self.0.lock();
         let of_layer = |(number, &(directions, width)): (usize, &(usize, i64))| {
             let Some(known) = held.layers.get(number) else {
                 return LstmState::zeros(directions, rows, width, like);
@@ -146,12 +147,7 @@ impl RecurrentState {
     }
 
     pub(super) fn put(&self, layers: Vec<LstmState>) {
-        self.lock().layers = layers;
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Held> {
-        // A panic elsewhere leaves it whole: it is changed in one assignment.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().layers = layers;
     }
 }
 

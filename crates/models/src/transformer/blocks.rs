@@ -1,9 +1,10 @@
 //! A row of equal blocks, kept for the backward or computed again.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use brigade_nn::{Error, Result};
 use brigade_torch::{grad_enabled, try_recomputed};
+use parking_lot::Mutex;
 use tch::Tensor;
 
 use super::KeyValueCache;
@@ -68,12 +69,12 @@ impl<B: Block> Blocks<B> {
             hidden = if self.recompute && layer.is_none() && grad_enabled() {
                 let (block, shared) = (Arc::clone(block), shared.shallow_clone());
                 try_recomputed(&[&hidden], move |inputs| {
-                    let block = block.lock().unwrap_or_else(PoisonError::into_inner);
+                    let block = block.lock();
                     block.forward(&inputs[0], &shared, None)
                 })
                 .map_err(Error::custom)??
             } else {
-                let block = block.lock().unwrap_or_else(PoisonError::into_inner);
+                let block = block.lock();
                 block.forward(&hidden, shared, layer)?
             };
         }

@@ -1,10 +1,10 @@
 //! Positions as rotations of queries and keys.
 
 use std::f64::consts::PI;
-use std::sync::{Mutex, PoisonError};
 
 use brigade_nn::{Error, Result};
 use brigade_torch::copy_to_device;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
@@ -53,7 +53,7 @@ impl Rotary {
     }
 
     fn on(&self, device: Device, kind: Kind) -> Result<Tensor> {
-        let mut copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut copies = self.copies.lock();
         if let Some(copy) = copies.iter().find(|it| (it.device(), it.kind()) == (device, kind)) {
             return Ok(copy.shallow_clone());
         }

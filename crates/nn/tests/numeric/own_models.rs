@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use brigade_nn::{
     BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Error, Linear, Model, Module, ParamPath,
@@ -10,6 +10,7 @@ use brigade_nn::{
 };
 use brigade_test_device::numeric_device;
 use brigade_torch::{Autocast, GpuMath, backward, gradient, recomputed};
+use parking_lot::Mutex;
 use tch::nn::{self, ModuleT};
 use tch::{Device, Kind, Tensor};
 
@@ -240,7 +241,7 @@ fn a_part_is_computed_again_once_and_frees_what_it_saved() {
     let weight = Tensor::ones([64], float()).set_requires_grad(true);
     let (times, own) = (Arc::clone(&count), weight.shallow_clone());
     let output = recomputed(&[&weight], move |inputs| {
-        *times.lock().unwrap() += 1;
+        *times.lock() += 1;
         (&inputs[0] * &own).exp().sin() * &own
     })
     .unwrap();
@@ -259,7 +260,7 @@ fn a_part_is_computed_again_once_and_frees_what_it_saved() {
     let e = std::f64::consts::E;
     // d/dw of w sin(exp(w²)) at 1.
     assert!((slope.double_value(&[0]) - (e.sin() + 2.0 * e * e.cos())).abs() < 1e-4);
-    assert!(*count.lock().unwrap() >= 2);
+    assert!(*count.lock() >= 2);
     // Second derivatives go through the recomputed values, too.
     backward(&slope.sum(Kind::Float)).unwrap();
     let second = 2.0 * e * e.cos() + 4.0 * e * e.cos() + 4.0 * e * e.cos() - 4.0 * e * e * e.sin();
@@ -273,8 +274,8 @@ fn a_part_that_fails_or_differs_the_second_time_is_an_error() {
     let times = Arc::new(Mutex::new(0));
     let first = Arc::clone(&times);
     let output = recomputed(&[&weight], move |inputs| {
-        *first.lock().unwrap() += 1;
-        if *first.lock().unwrap() == 1 { inputs[0].exp() } else { inputs[0].exp().sin() }
+        *first.lock() += 1;
+        if *first.lock() == 1 { inputs[0].exp() } else { inputs[0].exp().sin() }
     });
     let error = backward(&output.unwrap().sum(Kind::Float)).unwrap_err().to_string();
     assert!(error.contains("something else than in the forward"), "{error}");
@@ -296,17 +297,17 @@ fn hooks_read_and_change_activations_until_they_are_dropped() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&seen);
     let read = model.forward_hook("1.0", move |name, output| {
-        log.lock().unwrap().push((name.to_owned(), output.size()));
+        log.lock().push((name.to_owned(), output.size()));
         None
     });
     let change = model.forward_hook("head", |_, output| Some(output.zeros_like())).unwrap();
     assert_eq!(floats(&model.forward(&input).unwrap()), [0.0; 4]);
-    assert_eq!(*seen.lock().unwrap(), [("1.0".to_owned(), vec![2, 3, 8, 8])]);
+    assert_eq!(*seen.lock(), [("1.0".to_owned(), vec![2, 3, 8, 8])]);
     drop(change);
     assert_ne!(floats(&model.forward(&input).unwrap()), [0.0; 4]);
     drop(read);
     let _ = model.forward(&input).unwrap();
-    assert_eq!(seen.lock().unwrap().len(), 2);
+    assert_eq!(seen.lock().len(), 2);
     let error = model.forward_hook("1.9", |_, _| None).unwrap_err().to_string();
     assert!(
         error.starts_with("no layer is called `1.9`; those that take hooks are 0.0,"),

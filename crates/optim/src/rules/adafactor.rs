@@ -3,8 +3,9 @@
 use brigade_torch::matrix_step::{self, AdafactorStep, Variances};
 
 use crate::builder::builder;
+use crate::check::check;
 use crate::error::Result;
-use crate::options::{Options, check};
+use crate::options::Options;
 use crate::rule::{Rule, Step};
 
 builder! {

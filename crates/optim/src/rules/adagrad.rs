@@ -4,8 +4,9 @@ use brigade_torch::Tensor;
 use brigade_torch::fused::{self, AdagradStep};
 
 use crate::builder::builder;
+use crate::check::check;
 use crate::error::Result;
-use crate::options::{Options, check};
+use crate::options::Options;
 use crate::rule::{Rule, Step};
 
 builder! {

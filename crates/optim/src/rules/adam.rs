@@ -4,8 +4,9 @@ use brigade_torch::Tensor;
 use brigade_torch::fused::{self, AdamStep};
 
 use crate::builder::builder;
+use crate::check::{check, check_betas};
 use crate::error::Result;
-use crate::options::{Options, check, check_betas};
+use crate::options::Options;
 use crate::rule::{Rule, Step};
 
 builder! {

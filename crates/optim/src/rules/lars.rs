@@ -3,8 +3,9 @@
 use brigade_torch::flat::{self, LarcStep};
 
 use crate::builder::{builder, decoupled_weight_decay};
+use crate::check::check;
 use crate::error::Result;
-use crate::options::{Options, WeightDecay, check};
+use crate::options::{Options, WeightDecay};
 use crate::rule::{Rule, Step};
 
 builder! {

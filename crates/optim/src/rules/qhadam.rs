@@ -3,8 +3,9 @@
 use brigade_torch::flat::{self, QhAdamStep};
 
 use crate::builder::{builder, decoupled_weight_decay};
+use crate::check::{check, check_betas};
 use crate::error::{Error, Result};
-use crate::options::{Options, WeightDecay, check, check_betas};
+use crate::options::{Options, WeightDecay};
 use crate::rule::{Rule, Step};
 
 builder! {

@@ -3,9 +3,10 @@
 use brigade_torch::flat::{self, RectifiedStep};
 
 use crate::builder::{builder, decoupled_weight_decay};
+use crate::check::{check, check_betas};
 use crate::error::Result;
 use crate::lookahead::Lookahead;
-use crate::options::{Options, WeightDecay, check, check_betas};
+use crate::options::{Options, WeightDecay};
 use crate::rule::{Rule, Step};
 
 builder! {

@@ -4,8 +4,9 @@ use brigade_torch::Tensor;
 use brigade_torch::fused::{self, SgdStep};
 
 use crate::builder::{builder, decoupled_weight_decay};
+use crate::check::check;
 use crate::error::{Error, Result};
-use crate::options::{Options, WeightDecay, check};
+use crate::options::{Options, WeightDecay};
 use crate::rule::{Rule, Step};
 
 builder! {

@@ -2,10 +2,12 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI16, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::client::{Client, ClientError, Created, Lease};
 use super::keys::Keys;
@@ -32,13 +34,8 @@ struct Shared {
 }
 
 impl Shared {
-    fn confirmed(&self) -> MutexGuard<'_, Instant> {
-        // An instant is whole even if a thread has panicked with the lock.
-        self.confirmed.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn is_confirmed(&self, time: Duration) -> bool {
-        self.confirmed().elapsed() < time
+        self.confirmed.lock().elapsed() < time
     }
 }
 
@@ -144,7 +141,7 @@ impl Hold {
                 }
             }
         }
-        *self.shared.confirmed() = asked;
+        *self.shared.confirmed.lock() = asked;
         Ok(true)
     }
 

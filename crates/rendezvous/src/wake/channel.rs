@@ -4,8 +4,10 @@ use std::collections::VecDeque;
 use std::io;
 use std::mem;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::sync::mpsc::SendError;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use parking_lot::Mutex;
 
 use super::Flag;
 
@@ -62,20 +64,13 @@ struct State<T> {
     is_closed: bool,
 }
 
-impl<T> Shared<T> {
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
-        // The state is whole even if a thread has panicked with the lock.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl<T> Sender<T> {
     /// Sends a value and wakes the receiver.
     ///
     /// # Errors
     /// The receiver is gone; the error has the value.
     pub fn send(&self, value: T) -> Result<(), SendError<T>> {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         if state.is_closed {
             return Err(SendError(value));
         }
@@ -112,7 +107,7 @@ impl<T> Receiver<T> {
     /// Takes the oldest value, if there is one.
     #[must_use]
     pub fn try_recv(&self) -> Option<T> {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         let value = state.items.pop_front()?;
         if state.items.is_empty() {
             self.shared.ready.clear();
@@ -129,7 +124,7 @@ impl<T> AsFd for Receiver<T> {
 
 impl<T> Drop for Receiver<T> {
     fn drop(&mut self) {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         state.is_closed = true;
         let items = mem::take(&mut state.items);
         // Dropping a value may do anything, even send here.

@@ -2,8 +2,8 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
-use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use brigade_rendezvous::{
     Secret, TimeLimits, ToAgent, encode,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use parking_lot::Mutex;
 
 const RUN_ID: &str = "topsecret";
 
@@ -178,14 +179,14 @@ fn a_relay_that_changes_nothing_is_a_network() {
     let heard = Arc::new(Mutex::new(Vec::new()));
     let ears = Arc::clone(&heard);
     let change = move |_, bytes: Vec<u8>| {
-        ears.lock().unwrap().extend_from_slice(&bytes);
+        ears.lock().extend_from_slice(&bytes);
         Some(bytes)
     };
     let relay = Relay::start(served.port, Box::new(change));
     let link = joined(relay.port, Some(secret()), RUN_ID);
     served.end(link);
     // And it learns nothing but the version: no name of a host, of the job, or of a message.
-    let heard = heard.lock().unwrap();
+    let heard = heard.lock();
     for word in ["node1", "node2", RUN_ID, "Join", "Start", "Finished", "known to the job"] {
         let found = heard.windows(word.len()).any(|piece| piece == word.as_bytes());
         assert!(!found, "{word} went over the network");
@@ -199,7 +200,7 @@ fn a_relay_that_flips_a_bit_after_the_handshake_is_noticed() {
         let number = Mutex::new(0);
         let change = move |way, mut bytes: Vec<u8>| {
             if way == direction {
-                let mut number = number.lock().unwrap();
+                let mut number = number.lock();
                 *number += 1;
                 // The first is the handshake.
                 if *number > 1 {
@@ -256,7 +257,7 @@ fn a_recorded_conversation_cannot_be_played_again() {
     let ears = Arc::clone(&heard);
     let change = move |direction, bytes: Vec<u8>| {
         if direction == Direction::ToCoordinator {
-            ears.lock().unwrap().extend_from_slice(&bytes);
+            ears.lock().extend_from_slice(&bytes);
         }
         Some(bytes)
     };
@@ -264,7 +265,7 @@ fn a_recorded_conversation_cannot_be_played_again() {
     let link = joined(relay.port, Some(secret()), RUN_ID);
     served.end(link);
     // Everything that an honest agent said, to a coordinator of the same secret and the same job.
-    let recorded = heard.lock().unwrap().clone();
+    let recorded = heard.lock().clone();
     let served = serve(Some(secret()));
     let mut attacker = TcpStream::connect(("127.0.0.1", served.port)).unwrap();
     attacker.write_all(&recorded).unwrap();

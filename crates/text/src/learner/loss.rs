@@ -1,6 +1,6 @@
 //! The loss of a language model, computed with its head.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use brigade_learn::callback::{Callback, Step};
 use brigade_learn::loss::{LabelSmoothingCrossEntropy, Loss};
@@ -9,6 +9,7 @@ use brigade_metrics::ClassesLast;
 use brigade_models::LanguageModelHead;
 use brigade_torch::CrossEntropyOptions;
 use brigade_train::{AutocastOptions, Precision};
+use parking_lot::Mutex;
 use tch::{Device, Tensor};
 
 /// The cross-entropy of a language model's words, with the scores of a part of them in memory at a time while the
@@ -39,7 +40,7 @@ impl HeadLoss {
 
     /// In the fit's precision: the model's output has left it.
     fn autocast<R>(&self, device: Device, body: impl FnOnce() -> R) -> Result<R> {
-        let precision = *self.precision.lock().unwrap_or_else(PoisonError::into_inner);
+        let precision = *self.precision.lock();
         Ok(AutocastOptions { precision, cache: false }.run(device, body)?)
     }
 
@@ -89,8 +90,7 @@ impl Loss for HeadLoss {
 impl Callback for FuseLoss {
     fn before_fit(&mut self, learner: &mut LearnerState) -> Step {
         if !learner.is_evaluation() {
-            *self.precision.lock().unwrap_or_else(PoisonError::into_inner) =
-                learner.accelerator().mixed_precision();
+            *self.precision.lock() = learner.accelerator().mixed_precision();
             // Metrics of training batches look at the scores.
             self.head.fuse_loss(!learner.has_train_metrics());
         }

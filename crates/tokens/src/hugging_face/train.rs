@@ -1,7 +1,6 @@
 //! Byte-level BPE from texts.
 
-use std::sync::{Mutex, PoisonError};
-
+use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use tokenizers::models::bpe::{BPE, BpeTrainerBuilder};
 use tokenizers::models::{ModelWrapper, TrainerWrapper};
@@ -86,12 +85,12 @@ impl BpeTrainer {
             let all = texts.texts()?.map_while(|text| match text {
                 Ok(text) => Some(text),
                 Err(error) => {
-                    *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                    *failed.lock() = Some(error);
                     None
                 }
             });
             inner.train(&mut TrainerWrapper::BpeTrainer(trainer), all).map_err(refused)?;
-            match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            match failed.into_inner() {
                 Some(error) => Err(error),
                 None => Ok(inner),
             }

@@ -2,9 +2,11 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
 
 use super::{Inner, ProcessGroup, Started};
 use crate::error::{Error, Fault};
@@ -69,7 +71,7 @@ impl ProcessGroup {
         self.watched()?;
         let started = self.exclusively(|_| self.next_collective(operation));
         let watched = &self.inner().watched;
-        let mut state = watched.lock();
+        let mut state = watched.state.lock();
         let (begun, limit) = (Instant::now(), self.timeout());
         state.waiting.push_back(Watch { started, begun, limit, is_done: Box::new(is_done) });
         if !state.runs {
@@ -89,7 +91,7 @@ impl ProcessGroup {
     /// [`Error::Collective`] with [`Fault::Timeout`] for work that was not, then with [`Fault::Aborted`]; the error of
     /// the question, where the device has failed.
     pub fn watched(&self) -> Result<(), Error> {
-        let failure = self.inner().watched.lock().failure.take();
+        let failure = self.inner().watched.state.lock().failure.take();
         match failure {
             Some(error) => Err(error),
             None if self.is_aborted() => {
@@ -102,13 +104,9 @@ impl ProcessGroup {
 }
 
 impl Watched {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Ends the thread.
     pub(crate) fn close(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.closed = true;
         state.waiting.clear();
         drop(state);
@@ -117,23 +115,20 @@ impl Watched {
 
     /// The next work to watch; `None` once it is closed.
     fn next(&self) -> Option<Watch> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         while !state.closed {
             if let Some(watch) = state.waiting.pop_front() {
                 return Some(watch);
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         }
         None
     }
 
     /// Waits for a moment; false once it is closed.
     fn pause(&self) -> bool {
-        let state = self.lock();
-        let (state, _) = self
-            .changed
-            .wait_timeout_while(state, PAUSE, |state| !state.closed)
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
+        self.changed.wait_while_for(&mut state, |state| !state.closed, PAUSE);
         !state.closed
     }
 
@@ -146,7 +141,7 @@ impl Watched {
                     Ok(true) => break,
                     Ok(false) => {}
                     Err(error) => {
-                        self.lock().failure = Some(error);
+                        self.state.lock().failure = Some(error);
                         break;
                     }
                 }
@@ -155,7 +150,7 @@ impl Watched {
                     let detail = format!("the device has not done it within {:?}", watch.limit);
                     let error = group.failure_of(watch.started, Fault::Timeout, detail);
                     // Before the abort, which can last until the graphs that use the communicator are dropped.
-                    self.lock().failure = Some(error);
+                    self.state.lock().failure = Some(error);
                     let _ = group.abort();
                     return;
                 }

@@ -1,9 +1,11 @@
 //! The thread that sends.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
 
 use super::batch::{self, Batch, Entity};
 use super::client::{Client, passes};
@@ -57,7 +59,7 @@ impl Sender {
     }
 
     pub(super) fn push(&self, entity: Entity) {
-        let mut queue = self.shared.lock();
+        let mut queue = self.shared.queue.lock();
         queue.weight += entity.weight();
         queue.waiting.push_back(entity);
         while queue.weight > ROOM {
@@ -74,7 +76,7 @@ impl Sender {
 
     /// The loss so far, if there is one.
     pub(super) fn failure(&self) -> Option<TrackError> {
-        let queue = self.shared.lock();
+        let queue = self.shared.queue.lock();
         (queue.lost > 0).then(|| TrackError::Lost {
             url: self.url.clone(),
             lost: queue.lost,
@@ -85,7 +87,7 @@ impl Sender {
     /// Sends what waits, until then at the latest, and gives the loss. A request that is under way and has no
     /// answer is left to its own time limit, in a thread that nothing waits for.
     pub(super) fn close(&mut self, until: Instant) -> Option<TrackError> {
-        let mut queue = self.shared.lock();
+        let mut queue = self.shared.queue.lock();
         queue.closed = Some(until);
         self.shared.changed.notify_all();
         while !queue.done {
@@ -100,8 +102,7 @@ impl Sender {
                 self.thread = None;
                 break;
             }
-            let waited = self.shared.changed.wait_timeout(queue, left);
-            queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+            self.shared.changed.wait_for(&mut queue, left);
         }
         drop(queue);
         if let Some(thread) = self.thread.take() {
@@ -133,7 +134,7 @@ impl Shared {
                 tracing::debug!("trying again: {error}");
                 pause = (pause * 2).min(MAX_PAUSE);
             };
-            let mut queue = self.lock();
+            let mut queue = self.queue.lock();
             let count = std::mem::take(&mut queue.under_way);
             if let Some(error) = error
                 && count > 0
@@ -142,14 +143,14 @@ impl Shared {
                 queue.lost += count;
             }
         }
-        self.lock().done = true;
+        self.queue.lock().done = true;
         self.changed.notify_all();
     }
 
     /// Keeps why values could not be sent. What the server answered before says more than a request that was
     /// cut off at the end of the run.
     fn explain(&self, error: &TrackError, until: Option<Instant>) {
-        let mut queue = self.lock();
+        let mut queue = self.queue.lock();
         let cut_off = until.is_some_and(|until| Instant::now() >= until);
         if !cut_off || queue.reason.is_empty() {
             queue.reason = error.to_string();
@@ -159,7 +160,7 @@ impl Shared {
     /// Takes the next request, and the time limit when the run has ended; `None` when it has ended and all is
     /// sent, or the time is over.
     fn take(&self) -> Option<(Request, Option<Instant>)> {
-        let mut queue = self.lock();
+        let mut queue = self.queue.lock();
         loop {
             if let Some(until) = queue.closed
                 && Instant::now() >= until
@@ -174,7 +175,7 @@ impl Shared {
             if queue.closed.is_some() {
                 return None;
             }
-            queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut queue);
         }
     }
 
@@ -182,7 +183,7 @@ impl Shared {
     fn wait(&self, pause: Duration) -> Option<Option<Instant>> {
         let over = |queue: &Queue| queue.closed.is_some_and(|until| Instant::now() >= until);
         let until = Instant::now() + pause;
-        let mut queue = self.lock();
+        let mut queue = self.queue.lock();
         while !over(&queue) {
             let mut left = until.saturating_duration_since(Instant::now());
             if let Some(closed) = queue.closed {
@@ -191,15 +192,9 @@ impl Shared {
             if left.is_zero() {
                 break;
             }
-            let waited = self.changed.wait_timeout(queue, left);
-            queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut queue, left);
         }
         if over(&queue) { None } else { Some(queue.closed) }
-    }
-
-    /// A panic elsewhere does not make the queue wrong.
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -5,7 +5,7 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ use brigade_track::{
     Config, Credentials, Image, Mlflow, Outcome, Run, Stamp, Table, TrackError, Tracker, Value,
     Values,
 };
+use parking_lot::Mutex;
 use serde_json::{Value as Json, json};
 
 /// `mlflow server` in a process group of its own: it starts workers.
@@ -185,7 +186,7 @@ impl Double {
                 let Some((head, body)) = request(&mut stream) else { continue };
                 let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
                 let number = {
-                    let mut asked = theirs.lock().unwrap();
+                    let mut asked = theirs.lock();
                     asked.push((head, body));
                     asked.len() - 1
                 };
@@ -201,7 +202,7 @@ impl Double {
     }
 
     fn bodies(&self, path: &str) -> Vec<Json> {
-        let asked = self.asked.lock().unwrap();
+        let asked = self.asked.lock();
         let bodies = asked.iter().filter(|(head, _)| head.contains(path));
         bodies.map(|(_, body)| serde_json::from_str(body).unwrap()).collect()
     }
@@ -258,7 +259,7 @@ fn a_server_that_is_away_at_the_start_is_one_clear_error() {
     let error = Mlflow::new(&locked.url).unwrap().start(&Run::new("demo")).unwrap_err();
     assert!(matches!(error, TrackError::Unauthorized { status: 401, .. }), "{error}");
     assert!(error.to_string().contains("(status 401: who are you); set MLFLOW_"), "{error}");
-    assert_eq!(locked.asked.lock().unwrap().len(), 1);
+    assert_eq!(locked.asked.lock().len(), 1);
 }
 
 #[needs()]
@@ -285,7 +286,7 @@ fn a_server_that_stumbles_gets_everything_in_the_end_and_in_batches() {
     }
     assert!(seen.into_iter().eq(0..3000));
     assert_eq!(server.bodies("runs/update").last().unwrap()["status"], "FINISHED");
-    let asked = server.asked.lock().unwrap();
+    let asked = server.asked.lock();
     assert!(asked.iter().all(|(head, _)| head.to_ascii_lowercase().contains("basic bwu6c2vjcmv0")));
 }
 
@@ -409,6 +410,6 @@ fn a_password_in_the_address_is_sent_and_never_shown() {
     for text in [shown, error.to_string(), format!("{error:?}")] {
         assert!(!text.contains("secret") && !text.contains("me:"), "{text}");
     }
-    let asked = server.asked.lock().unwrap();
+    let asked = server.asked.lock();
     assert!(asked.iter().all(|(head, _)| head.to_ascii_lowercase().contains("basic bwu6c2vjcmv0")));
 }

@@ -1,9 +1,9 @@
 //! The memory of a save's copy, kept for the next save.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 
 use brigade_torch::{Device, Kind, Tensor, copy_to_host, is_pinned};
+use parking_lot::Mutex;
 
 use crate::error::Result;
 
@@ -21,7 +21,7 @@ impl BufferPool {
     pub(super) fn copy(&self, tensor: &Tensor) -> Result<Tensor> {
         let on_gpu = tensor.device() != Device::Cpu;
         let form = (tensor.f_kind()?, tensor.size(), on_gpu);
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.0.lock();
         let found = kept.get_mut(&form).and_then(Vec::pop);
         drop(kept);
         if on_gpu {
@@ -37,7 +37,7 @@ impl BufferPool {
 
     /// Takes back what was written.
     pub(super) fn keep(&self, copies: impl IntoIterator<Item = Tensor>) {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.0.lock();
         for copy in copies {
             // One that cannot be asked is freed.
             if let Ok(form) = form(&copy) {
@@ -48,7 +48,7 @@ impl BufferPool {
 
     /// Frees what is not in use, and gives its bytes.
     pub(super) fn release(&self) -> usize {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.0.lock();
         let freed = std::mem::take(&mut *kept);
         drop(kept);
         let bytes = |(kind, size, _): &Form, count: usize| {

@@ -1,9 +1,11 @@
 //! What all handles of the checkpoints share.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+
+use parking_lot::Mutex;
 
 use super::buffer_pool::BufferPool;
 use super::project::ProjectConfiguration;
@@ -44,7 +46,7 @@ pub(super) struct Hooks {
 
 impl Inner {
     pub(super) fn wait(&self) -> Result<()> {
-        let pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let pending = self.pending.lock().take();
         pending.map_or(Ok(()), Pending::join)
     }
 
@@ -84,18 +86,18 @@ impl Pending {
 impl Hooks {
     pub(super) fn add(&self, hook: Hook) -> u64 {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        self.hooks.lock().unwrap_or_else(PoisonError::into_inner).push((number, hook));
+        self.hooks.lock().push((number, hook));
         number
     }
 
     pub(super) fn remove(&self, number: u64) {
-        let mut hooks = self.hooks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut hooks = self.hooks.lock();
         hooks.retain(|(known, _)| *known != number);
     }
 
     /// A hook may register or remove hooks: they are called on a copy of the list.
     pub(super) fn call(&self, folder: &Path) -> Result<()> {
-        let hooks = self.hooks.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let hooks = self.hooks.lock().clone();
         hooks.iter().try_for_each(|(_, hook)| hook(folder).map_err(Error::User))
     }
 }

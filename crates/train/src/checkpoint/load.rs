@@ -4,12 +4,13 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::mem;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use brigade_checkpoint::layout::{self, Checkpoint, Object, TensorLocation};
 use brigade_checkpoint::{Error as FileError, Value};
 use brigade_torch::loaded_kind;
 use brigade_torch::{Device, Tensor, TensorFile};
+use parking_lot::Mutex;
 
 use super::inner::Inner;
 use super::ranks::{self, Named};
@@ -358,7 +359,7 @@ fn read_into(checkpoint: &Checkpoint, mut tensors: Vec<(Tensor, TensorLocation)>
     // Left by a thread that does not start.
     let second = Mutex::new(second);
     let read_second = || {
-        let second = mem::take(&mut *second.lock().unwrap_or_else(PoisonError::into_inner));
+        let second = mem::take(&mut *second.lock());
         Files::new(checkpoint).read_into(second)
     };
     std::thread::scope(|scope| {

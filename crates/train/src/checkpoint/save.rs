@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -129,7 +129,7 @@ pub(super) fn begin(inner: &Inner, target: &Target) -> Result<PathBuf> {
                 Ok(())
             });
             let pending = thread.ok().map(Pending);
-            *inner.pending.lock().unwrap_or_else(PoisonError::into_inner) = pending;
+            *inner.pending.lock() = pending;
         }
         return Ok(target);
     }
@@ -144,7 +144,7 @@ pub(super) fn begin(inner: &Inner, target: &Target) -> Result<PathBuf> {
         path: target.clone(),
         source,
     })?;
-    *inner.pending.lock().unwrap_or_else(PoisonError::into_inner) = Some(Pending(thread));
+    *inner.pending.lock() = Some(Pending(thread));
     Ok(target)
 }
 

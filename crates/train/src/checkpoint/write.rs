@@ -2,13 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Mutex;
-use std::sync::PoisonError;
 
 use brigade_checkpoint::FileName;
 use brigade_checkpoint::layout::{ChecksumWriter, FileFacts};
 use brigade_checkpoint::safetensors::layout;
 use brigade_torch::{Device, bytes};
+use parking_lot::Mutex;
 
 use super::buffer_pool::BufferPool;
 use super::capture::{Contents, FilePlan};
@@ -26,7 +25,7 @@ pub(super) fn write_files(
     let (queue, written) = (Mutex::new(files), Mutex::new(BTreeMap::new()));
     let work = || -> Result<()> {
         loop {
-            let Some(file) = queue.lock().unwrap_or_else(PoisonError::into_inner).pop() else {
+            let Some(file) = queue.lock().pop() else {
                 return Ok(());
             };
             let outcome = write_file(folder, &file, flush);
@@ -37,11 +36,11 @@ pub(super) fn write_files(
                 Ok(facts) => facts,
                 Err(error) => {
                     // The other thread need not begin another file.
-                    queue.lock().unwrap_or_else(PoisonError::into_inner).clear();
+                    queue.lock().clear();
                     return Err(error);
                 }
             };
-            written.lock().unwrap_or_else(PoisonError::into_inner).insert(file.name, facts);
+            written.lock().insert(file.name, facts);
         }
     };
     std::thread::scope(|scope| {
@@ -55,7 +54,7 @@ pub(super) fn write_files(
         };
         mine.and(helped)
     })?;
-    Ok(written.into_inner().unwrap_or_else(PoisonError::into_inner))
+    Ok(written.into_inner())
 }
 
 fn write_file(folder: &Path, file: &FilePlan, flush: bool) -> Result<FileFacts> {

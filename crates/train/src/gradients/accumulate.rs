@@ -1,11 +1,12 @@
 //! Backward, and gradients that are added up over several batches: [`GradientAccumulator`].
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use brigade_data::Batch;
 use brigade_optim::Scheduler;
 use brigade_torch::Tensor;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::error::{Error, Result};
 use crate::gradients::models::{NoSyncGuard, PreparedModels, scale_gradients};
@@ -236,23 +237,23 @@ impl GradientAccumulator {
 
     /// A device will say whether the last step was left out.
     pub(crate) fn set_skipped_later(&self, scaler: &GradScaler) {
-        self.late().scaler = Some(scaler.clone());
+        self.window.late.lock().scaler = Some(scaler.clone());
     }
 
     /// Whether a device has still to say it.
     pub(crate) fn is_late(&self) -> bool {
-        self.late().scaler.is_some()
+        self.window.late.lock().scaler.is_some()
     }
 
     /// Steps a schedule once it is known whether the optimizer's step was made.
     pub(crate) fn advance_later(&self, scheduler: Scheduler, stride: u64) {
-        self.late().owed.push((scheduler, stride));
+        self.window.late.lock().owed.push((scheduler, stride));
     }
 
     /// Learns what became of the last step, and does what had to wait for it. Where nothing is late, it does
     /// nothing.
     pub(crate) fn settle(&self) -> Result<()> {
-        let LateStep { scaler, owed } = std::mem::take(&mut *self.late());
+        let LateStep { scaler, owed } = std::mem::take(&mut *self.window.late.lock());
         let Some(scaler) = scaler else { return Ok(()) };
         let skipped = scaler.settle()?;
         self.set_skipped(skipped);
@@ -262,16 +263,12 @@ impl GradientAccumulator {
         Ok(())
     }
 
-    fn late(&self) -> MutexGuard<'_, LateStep> {
-        self.window.late.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn set_skipped(&self, skipped: bool) {
         self.window.skipped.store(skipped, Ordering::Relaxed);
     }
 
     pub(crate) fn weighted(&self) -> MutexGuard<'_, Option<WeightedWindow>> {
-        self.window.weighted.lock().unwrap_or_else(PoisonError::into_inner)
+        self.window.weighted.lock()
     }
 }
 

@@ -3,11 +3,12 @@
 mod power_sgd;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use brigade_checkpoint::Value;
 use brigade_nn::NamedTensor;
 use brigade_torch::{Bucket, Compression, GradientHook, ProcessGroup, Reducer, Tensor};
+use parking_lot::Mutex;
 
 pub use power_sgd::PowerSgd;
 use power_sgd::PowerSgdHook;
@@ -233,7 +234,7 @@ impl Wrapper {
 impl GradientHook for Wrapper {
     fn reduce(&self, group: &ProcessGroup, bucket: &mut Bucket) -> brigade_torch::Result<()> {
         let mut small = bucket.to_kind(self.kind.kind())?;
-        let mut underway = self.underway.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut underway = self.underway.lock();
         if bucket.index == 0 {
             underway.clear();
         }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use brigade_nn::NamedTensor;
@@ -12,6 +12,7 @@ use brigade_torch::{
     Device, Fetch, Kind, LossFlag, Store, Tensor, first_elements_are_finite,
     first_elements_not_finite, gradient,
 };
+use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
 use crate::gradients::hook::StatefulHook;
@@ -152,7 +153,7 @@ impl LossCheck {
             reduces: AtomicBool::new(false),
             hook,
         });
-        let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut models = self.models.lock();
         models.retain(|other| other.strong_count() > 0);
         models.push(Arc::downgrade(&model));
         Ok(model)
@@ -160,9 +161,9 @@ impl LossCheck {
 
     /// Checks before the steps of an optimizer, until the returned guard is dropped. No backward so far concerns it.
     pub(crate) fn watch_optimizer(&self, optimizer: &Optimizer) -> Arc<CheckedOptimizer> {
-        let cleared = AtomicU64::new(self.state().backwards);
+        let cleared = AtomicU64::new(self.state.lock().backwards);
         let watched = Arc::new(CheckedOptimizer { optimizer: optimizer.clone(), cleared });
-        let mut optimizers = self.optimizers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut optimizers = self.optimizers.lock();
         optimizers.retain(|other| other.strong_count() > 0);
         optimizers.push(Arc::downgrade(&watched));
         watched
@@ -177,7 +178,7 @@ impl LossCheck {
         backward: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let models = self.models();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.backwards += 1;
         let not_finite = if self.later {
             self.raise_later(&mut state, &models, loss)?;
@@ -244,13 +245,13 @@ impl LossCheck {
     fn after_reduction(self: &Arc<Self>, reached: &[&Arc<CheckedModel>]) -> Result<()> {
         let mut gradients = Vec::new();
         for model in reached {
-            let parameters = model.parameters.lock().unwrap_or_else(PoisonError::into_inner);
+            let parameters = model.parameters.lock();
             for parameter in parameters.iter() {
                 gradients.extend(gradient(parameter)?);
             }
         }
         let gradients: Vec<&Tensor> = gradients.iter().collect();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let reduction = state.reductions;
         state.reductions += 1;
         let own = std::mem::take(&mut state.own);
@@ -304,7 +305,7 @@ impl LossCheck {
         if first_elements_are_finite(&gradients.iter().collect::<Vec<_>>())? {
             return Ok(());
         }
-        let mut state = self.state();
+        let mut state = self.state.lock();
         // Not reduced yet, as under LocalSGD: this rank's own gradients.
         let own = std::mem::take(&mut state.own).then_some(self.rank);
         let rank = own.or_else(|| state.found.and_then(|found| found.rank));
@@ -314,7 +315,7 @@ impl LossCheck {
 
     fn before_late_step(self: &Arc<Self>, cleared: u64, step: u64) -> Result<()> {
         if self.is_recording() {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             if let Some(not_finite) = state.own_later.take() {
                 let answer =
                     not_finite.f_to_kind(Kind::Int64)?.f_mul_scalar(3i64)?.f_reshape([1])?;
@@ -327,7 +328,7 @@ impl LossCheck {
         if let Some(found) = self.read_passed()? {
             return Err(self.error(found, Some(step)));
         }
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let State { pending, own_later, backwards, reductions, .. } = &mut *state;
         if let Some(not_finite) = own_later.take() {
             // No reduction since: this rank's own gradients.
@@ -346,7 +347,7 @@ impl LossCheck {
     /// Reads the results before which an optimizer has stepped. Which those are does not depend on timing, so all
     /// ranks read the same ones. Returns the first whose gradients a step has used.
     fn read_passed(&self) -> Result<Option<Found>> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let mut first = None;
         while state.pending.front().is_some_and(|answer| answer.passed) {
             let Some(Pending { reduction, fetch, used, .. }) = state.pending.pop_front() else {
@@ -387,7 +388,7 @@ impl LossCheck {
         // The next replay writes where the answer lies.
         let fetch = Fetch::start(answer)?;
         let step = self.next_launched_step();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.backwards += 1;
         let (backward, reduction) = (state.backwards, state.reductions);
         state.reductions += u64::from(reduces);
@@ -397,7 +398,7 @@ impl LossCheck {
 
     /// As [`LossCheck::next_step`], without waiting for a device.
     fn next_launched_step(&self) -> Option<u64> {
-        let optimizers = self.optimizers.lock().unwrap_or_else(PoisonError::into_inner);
+        let optimizers = self.optimizers.lock();
         let alive = optimizers.iter().filter_map(Weak::upgrade);
         alive.map(|it| it.optimizer.launched_steps() + 1).max()
     }
@@ -408,7 +409,7 @@ impl LossCheck {
         if let (false, Some(hook)) = (finite, hook) {
             hook.reset();
         }
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let reduction = state.reductions;
         state.reductions += 1;
         state.found = (!finite)
@@ -417,20 +418,20 @@ impl LossCheck {
 
     /// Returns the failure that made the other ranks stop while this rank shadowed them.
     pub(crate) fn found_in_shadow(&self) -> Option<Error> {
-        let found = self.state().found.take()?;
+        let found = self.state.lock().found.take()?;
         Some(self.error(found, None))
     }
 
     /// Records that an optimizer's gradients were cleared: losses so far no longer concern it.
     pub(crate) fn clear(&self, watched: &CheckedOptimizer) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.forget_own();
         watched.cleared.store(state.backwards, Ordering::Relaxed);
     }
 
     /// Forgets all losses, as all gradients are cleared, and does not wait for pending results.
     pub(crate) fn reset(&self) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.forget_own();
         state.found = None;
         state.pending.clear();
@@ -469,7 +470,7 @@ impl LossCheck {
 
     /// The step that the prepared optimizers are about to make; `None` when there are none.
     fn next_step(&self) -> Option<u64> {
-        let optimizers = self.optimizers.lock().unwrap_or_else(PoisonError::into_inner);
+        let optimizers = self.optimizers.lock();
         let alive = optimizers.iter().filter_map(Weak::upgrade);
         alive.map(|it| it.optimizer.steps() + 1).max()
     }
@@ -487,7 +488,7 @@ impl LossCheck {
             let all = tensor.f_detach()?.f_isfinite()?.f_all()?;
             all.f_int64_value(&[]).map(|all| all != 0)
         };
-        let optimizers = self.optimizers.lock().unwrap_or_else(PoisonError::into_inner);
+        let optimizers = self.optimizers.lock();
         let alive: Vec<_> = optimizers.iter().filter_map(Weak::upgrade).collect();
         // Weights that cannot be read are not reported as corrupted.
         alive.iter().any(|it| {
@@ -497,12 +498,8 @@ impl LossCheck {
     }
 
     fn models(&self) -> Vec<Arc<CheckedModel>> {
-        let models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
+        let models = self.models.lock();
         models.iter().filter_map(Weak::upgrade).collect()
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

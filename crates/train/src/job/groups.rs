@@ -1,11 +1,11 @@
 //! The process groups of a job, replaced when they were aborted.
 
 use std::fmt;
-use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
 use brigade_rank_env::World;
 use brigade_torch::{Backend, GlooDevice, GroupOptions, ProcessGroup, Store};
+use parking_lot::RwLock;
 
 use crate::error::{Error, Result};
 
@@ -64,20 +64,17 @@ impl Groups {
         };
         let connected = Connected::connect(&self.store, world, self.backend.clone(), options)?;
         // The old groups end when the last handle of theirs goes, outside of the lock.
-        let old = std::mem::replace(
-            &mut *self.current.write().unwrap_or_else(PoisonError::into_inner),
-            connected,
-        );
+        let old = std::mem::replace(&mut *self.current.write(), connected);
         drop(old);
         Ok(())
     }
 
     pub(crate) fn world(&self) -> ProcessGroup {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).world.clone()
+        self.current.read().world.clone()
     }
 
     pub(crate) fn host(&self) -> Option<ProcessGroup> {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).host.clone()
+        self.current.read().host.clone()
     }
 }
 

@@ -1,9 +1,10 @@
 //! How far a loader's data have been used, counted in samples, so that another run can go on there.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use brigade_checkpoint::Value;
 use brigade_data::Round;
+use parking_lot::Mutex;
 
 /// Where the newest iteration stands.
 #[derive(Debug, Clone, Default)]
@@ -54,7 +55,7 @@ pub(super) struct Counting {
 
 impl Position {
     pub(super) fn begin(&self, epoch: u64) -> Counting {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         state.iterations += 1;
         let iteration = state.iterations;
         let resumed = state.resumed.take().filter(|mark| mark.epoch == epoch);
@@ -66,7 +67,7 @@ impl Position {
 
     /// Makes the next iteration go on after the mark.
     pub(super) fn resume(&self, mark: Mark, total: u64) {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         state.open = None;
         state.resumed = Some(mark);
         state.total = total;
@@ -74,7 +75,7 @@ impl Position {
 
     /// Real samples of all ranks since the beginning.
     pub(super) fn total(&self) -> u64 {
-        self.lock().total
+        self.0.lock().total
     }
 
     /// Returns what a checkpoint keeps of a loader with this seed and next epoch.
@@ -91,13 +92,9 @@ impl Position {
         ])
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Where the next batch would come from.
     fn mark(&self, next_epoch: u64) -> (Mark, u64) {
-        let state = self.lock();
+        let state = self.0.lock();
         let waiting = state.resumed.filter(|mark| mark.epoch == next_epoch);
         let ended = || waiting.unwrap_or_else(|| Mark::start(next_epoch));
         (state.open.map_or_else(ended, |open| open.mark), state.total)
@@ -123,7 +120,7 @@ impl Counting {
     }
 
     fn with_mark(&self, change: impl FnOnce(&mut Mark, &mut u64)) {
-        let mut state = self.position.lock();
+        let mut state = self.position.0.lock();
         let State { open, total, .. } = &mut *state;
         if let Some(open) = open
             && open.iteration == self.iteration
@@ -135,7 +132,7 @@ impl Counting {
 
 impl Drop for Counting {
     fn drop(&mut self) {
-        let mut state = self.position.lock();
+        let mut state = self.position.0.lock();
         if state.open.is_some_and(|open| open.iteration == self.iteration) {
             state.open = None;
         }

@@ -64,6 +64,27 @@ pub trait Loader: Deref<Target = LoaderCore> + Send + Sync {
     fn override_even_batches(&self, _even: Option<bool>) {}
 }
 
+/// [`Loader::agreed`] and [`Loader::sharded`] by the options of the same names that both loaders have.
+macro_rules! share {
+    () => {
+        fn agreed(self, seed: u64, device: Device) -> Self {
+            self.seed(seed).device(device)
+        }
+
+        fn sharded(
+            self,
+            rank: Option<usize>,
+            world: usize,
+            options: ShardOptions,
+        ) -> Result<Self, DataError> {
+            match rank {
+                Some(rank) => self.shard(rank, world, options),
+                None => self.dispatch(world, options),
+            }
+        }
+    };
+}
+
 impl<D> Loader for DataLoader<D>
 where
     D: BatchedDataset + 'static,
@@ -75,21 +96,7 @@ where
         Some(self.dataset().num_samples())
     }
 
-    fn agreed(self, seed: u64, device: Device) -> Self {
-        self.seed(seed).device(device)
-    }
-
-    fn sharded(
-        self,
-        rank: Option<usize>,
-        world: usize,
-        options: ShardOptions,
-    ) -> Result<Self, DataError> {
-        match rank {
-            Some(rank) => self.shard(rank, world, options),
-            None => self.dispatch(world, options),
-        }
-    }
+    share!();
 
     fn begin(&self) -> Epoch<D::Batch> {
         self.iter()
@@ -111,21 +118,7 @@ where
         None
     }
 
-    fn agreed(self, seed: u64, device: Device) -> Self {
-        self.seed(seed).device(device)
-    }
-
-    fn sharded(
-        self,
-        rank: Option<usize>,
-        world: usize,
-        options: ShardOptions,
-    ) -> Result<Self, DataError> {
-        match rank {
-            Some(rank) => self.shard(rank, world, options),
-            None => self.dispatch(world, options),
-        }
-    }
+    share!();
 
     fn begin(&self) -> Epoch<Self::Data> {
         self.iter()

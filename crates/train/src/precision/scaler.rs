@@ -3,11 +3,12 @@
 mod device;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use brigade_checkpoint::{TensorInfo, Value};
 use brigade_optim::{DeviceScalars, Optimizer};
 use brigade_torch::{Kind, ReduceOp, Tensor, gradient, gradients};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use device::DeviceScale;
@@ -153,7 +154,7 @@ impl GradScaler {
     /// The scale and its tracker as the next backward pass will find them: for a checkpoint.
     #[must_use]
     pub fn state(&self) -> GradScalerState {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         // A device that has failed says so in the next operation.
         let _ = inner.settle(0);
         match inner.stepped {
@@ -174,7 +175,7 @@ impl GradScaler {
                 state.scale
             )));
         }
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.state = state;
         inner.stepped = None;
         inner.unscaled.clear();
@@ -188,7 +189,7 @@ impl GradScaler {
     /// The settings that it was made with.
     #[must_use]
     pub fn options(&self) -> GradScalerOptions {
-        self.lock().options
+        self.inner.lock().options
     }
 
     /// What the next loss is multiplied by.
@@ -206,7 +207,7 @@ impl GradScaler {
     pub fn scale_loss(&self, loss: &Tensor) -> Result<Tensor> {
         if let Some(device) = self.device(loss.device()) {
             self.before_backward_on_device(device)?;
-            let scale = self.lock().device.as_ref().map(|it| it.scale.shallow_clone());
+            let scale = self.inner.lock().device.as_ref().map(|it| it.scale.shallow_clone());
             if let Some(scale) = scale {
                 return Ok(loss.f_to_kind(Kind::Float)?.f_mul(&scale.f_reshape([0i64; 0])?)?);
             }
@@ -233,7 +234,7 @@ impl GradScaler {
     /// # Errors
     /// As [`Optimizer::step`]; [`Error::Torch`] when a peer is gone.
     pub fn step(&self, optimizer: &mut Optimizer) -> Result<bool> {
-        if self.lock().device.is_some() {
+        if self.inner.lock().device.is_some() {
             let found = optimizer.with_parameters(|parameters| self.found_on_device(parameters))?;
             let found_inf = Some(&found);
             optimizer.step_with(&DeviceScalars { found_inf, ..DeviceScalars::default() })?;
@@ -248,7 +249,7 @@ impl GradScaler {
 
     /// What the loss of this backward pass is multiplied by.
     fn before_backward(&self) -> Result<f64> {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         if let Some(found) = inner.stepped.take() {
             inner.state = inner.options.moved(inner.state, found);
             inner.unscaled.clear();
@@ -265,10 +266,10 @@ impl GradScaler {
     /// Divides the gradients of those parameters that have not been divided yet. Returns whether any
     /// value of theirs, on any rank, was not finite.
     fn unscale_tensors(&self, parameters: &[&Tensor]) -> Result<bool> {
-        if self.lock().device.is_some() {
+        if self.inner.lock().device.is_some() {
             return Ok(self.unscale_on_device(parameters)?.f_double_value(&[0])? != 0.0);
         }
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let waiting: Vec<&&Tensor> =
             parameters.iter().filter(|p| !inner.unscaled.contains_key(&address(p))).collect();
         if !waiting.is_empty() {
@@ -305,7 +306,7 @@ impl GradScaler {
     /// Before an optimizer's step on these parameters: whether it may be made.
     pub(crate) fn admits(&self, parameters: &[&Tensor]) -> Result<bool> {
         let found = self.unscale_tensors(parameters)?;
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let any = inner.stepped.unwrap_or(false) || found;
         inner.stepped = Some(any);
         inner.skipped = any;
@@ -314,7 +315,7 @@ impl GradScaler {
 
     /// The gradients of these parameters have been cleared. Before the step: there will be none.
     pub(crate) fn forget(&self, parameters: &[&Tensor]) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         if inner.stepped.is_none() && !inner.device.as_ref().is_some_and(|device| device.stepped) {
             for parameter in parameters {
                 inner.unscaled.remove(&address(parameter));
@@ -324,20 +325,20 @@ impl GradScaler {
 
     /// Returns whether an optimizer's last step was skipped.
     pub(crate) fn skipped(&self) -> bool {
-        self.lock().skipped
+        self.inner.lock().skipped
     }
 
     /// Until the guard is dropped, nothing is sent: gradients that were averaged overflow on all ranks
     /// that step.
     pub(crate) fn alone(&self) -> Alone<'_> {
-        self.lock().alone = true;
+        self.inner.lock().alone = true;
         Alone(self)
     }
 
     /// After ranks have stepped unequally often: all take the lowest scale. Every rank calls it.
     pub(crate) fn agree(&self) -> Result<()> {
         let mine = self.state();
-        let job = self.lock().job.clone();
+        let job = self.inner.lock().job.clone();
         let Some(group) = job.as_ref().and_then(|job| job.group()) else {
             return Ok(());
         };
@@ -351,18 +352,13 @@ impl GradScaler {
 
     /// Discards an interrupted step.
     pub(crate) fn reset(&self) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let _ = inner.settle(0);
         inner.unscaled.clear();
         inner.stepped = None;
         if let Some(device) = &mut inner.device {
             device.stepped = false;
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, ScalerInner> {
-        // A panic elsewhere does not make the numbers wrong.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -397,7 +393,7 @@ pub(crate) struct Alone<'a>(&'a GradScaler);
 
 impl Drop for Alone<'_> {
     fn drop(&mut self) {
-        self.0.lock().alone = false;
+        self.0.inner.lock().alone = false;
     }
 }
 

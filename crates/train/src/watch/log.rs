@@ -4,9 +4,10 @@ use std::fmt::{self, Write as _};
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::SystemTime;
 
+use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber};
@@ -219,7 +220,7 @@ impl<S: Subscriber> Layer<S> for LogLayer {
         match &self.file {
             None => self.watch.say(&line),
             Some(file) => {
-                let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut file = file.lock();
                 // A failure of the log itself cannot be reported.
                 let _ = file.write_all(format!("{line}\n").as_bytes());
             }

@@ -1,10 +1,11 @@
 //! A bar that shows how far an epoch is, or plain lines where there is no terminal.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use brigade_rank_env::ProgressReport;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use parking_lot::Mutex;
 
 use crate::watch::Watch;
 
@@ -87,7 +88,7 @@ impl<I> Progress<I> {
         let seconds = now.duration_since(self.began).as_secs_f64();
         let lately = self.bar.per_sec();
         let whole = if seconds > 0.0 { self.bar.position() as f64 / seconds } else { 0.0 };
-        let values = self.values.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let values = self.values.0.lock();
         ProgressReport {
             label: self.label.clone(),
             position: self.bar.position(),
@@ -105,7 +106,7 @@ impl<I> Progress<I> {
     }
 
     fn line(&self, now: Instant) {
-        let due = self.watch.pace.lock().unwrap_or_else(PoisonError::into_inner).due(now);
+        let due = self.watch.pace.lock().due(now);
         if due {
             self.watch.say(&self.report(now).text());
         }
@@ -127,7 +128,7 @@ impl ProgressValues {
             size if size != 0.0 && !(1e-3..1e5).contains(&size) => format!("{value:.2e}"),
             _ => format!("{value:.4}"),
         };
-        let mut values = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut values = self.0.lock();
         match values.named.iter_mut().find(|(known, _)| known == name) {
             Some((_, shown)) => *shown = text,
             None => values.named.push((name.to_owned(), text)),
@@ -137,13 +138,13 @@ impl ProgressValues {
     /// Shows this as what the rank gets done, in place of iterations: `1200.0, "samples"` a second. The
     /// launcher adds up what all ranks say.
     pub fn rate(&self, per_second: f64, unit: &str) {
-        let mut values = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut values = self.0.lock();
         values.throughput = Some((per_second, unit.to_owned()));
     }
 
     /// As they stand behind a bar.
     fn message(&self) -> String {
-        let values = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let values = self.0.lock();
         let rate = values.throughput.iter().map(|(rate, unit)| format!(", {rate:.1} {unit}/s"));
         let named = values.named.iter().map(|(name, value)| format!(", {name} {value}"));
         rate.chain(named).collect()

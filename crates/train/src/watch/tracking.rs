@@ -3,10 +3,10 @@
 use std::any::Any;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use brigade_track::{Config, Image, Outcome, Run, Stamp, Table, Tracker, Value, Values};
+use parking_lot::Mutex;
 use serde::Serialize;
 
 use crate::error::{Error, Result};
@@ -72,7 +72,7 @@ impl Trackers {
     /// On every rank: [`Error::Track`] for a folder that cannot be written or a server that does not answer
     /// ([`Error::Leader`] on the other ranks); [`Error::InvalidArgument`] when a run has begun.
     pub fn start(&self, project: &str, config: &impl Serialize) -> Result<()> {
-        if self.state().started {
+        if self.state.lock().started {
             return Err(Error::InvalidArgument(
                 "the trackers are started: a run has one project; end it before the next (Trackers::finish)"
                     .into(),
@@ -80,7 +80,7 @@ impl Trackers {
         }
         self.processes.on_main_process(|| {
             let run = Run::new(project).config(Config::of(config)?);
-            let mut state = self.state();
+            let mut state = self.state.lock();
             let trackers = &mut state.trackers;
             for place in 0..trackers.len() {
                 if let Err(error) = trackers[place].start(&run) {
@@ -92,14 +92,14 @@ impl Trackers {
             }
             Ok(())
         })?;
-        self.state().started = true;
+        self.state.lock().started = true;
         Ok(())
     }
 
     /// Whether the run has begun and has not ended.
     #[must_use]
     pub fn is_started(&self) -> bool {
-        self.state().started
+        self.state.lock().started
     }
 
     /// Gives values to all trackers, on rank 0; elsewhere it does nothing. Values keep their order.
@@ -120,7 +120,7 @@ impl Trackers {
         if let Some(step) = at.step {
             self.set_step(step);
         }
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if !state.started {
             return Err(Error::InvalidArgument(
                 "log was called before Trackers::start: start the trackers first, on every rank"
@@ -141,7 +141,7 @@ impl Trackers {
     /// # Errors
     /// [`Error::InvalidArgument`] when there is none of that name.
     pub fn tracker(&self, name: &str) -> Result<TrackerHandle<'_>> {
-        let state = self.state();
+        let state = self.state.lock();
         let Some(place) = state.trackers.iter().position(|tracker| tracker.name() == name) else {
             let names: Vec<&str> = state.trackers.iter().map(|tracker| tracker.name()).collect();
             return Err(Error::InvalidArgument(format!(
@@ -158,11 +158,11 @@ impl Trackers {
     /// # Errors
     /// [`Error::Track`] when the last values could not be written, [`Error::Leader`] on the other ranks.
     pub fn finish(&self) -> Result<()> {
-        if !std::mem::take(&mut self.state().started) {
+        if !std::mem::take(&mut self.state.lock().started) {
             return Ok(());
         }
         self.processes.on_main_process(|| {
-            each(&mut self.state().trackers, |tracker| tracker.finish(Outcome::Finished))
+            each(&mut self.state.lock().trackers, |tracker| tracker.finish(Outcome::Finished))
         })?;
         Ok(())
     }
@@ -176,16 +176,11 @@ impl Trackers {
     pub fn set_step(&self, step: u64) {
         self.step.store(step.saturating_add(1), Ordering::Relaxed);
     }
-
-    /// A panic elsewhere does not make the trackers wrong.
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl fmt::Debug for Trackers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = self.state();
+        let state = self.state.lock();
         let names: Vec<&str> = state.trackers.iter().map(|tracker| tracker.name()).collect();
         f.debug_struct("Trackers").field("trackers", &names).finish_non_exhaustive()
     }
@@ -242,7 +237,7 @@ impl TrackerHandle<'_> {
         if self.silent {
             return None;
         }
-        let mut state = self.trackers.state();
+        let mut state = self.trackers.state.lock();
         let tracker: &mut dyn Any = &mut **state.trackers.get_mut(self.place)?;
         tracker.downcast_mut().map(body)
     }
@@ -251,7 +246,7 @@ impl TrackerHandle<'_> {
         if self.silent {
             return Ok(());
         }
-        match self.trackers.state().trackers.get_mut(self.place) {
+        match self.trackers.state.lock().trackers.get_mut(self.place) {
             Some(tracker) => Ok(call(&mut **tracker)?),
             None => Ok(()),
         }

@@ -1,10 +1,11 @@
 //! Communication hooks against PyTorch's (`fixtures/comm_hooks.py`), and what must hold for any.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 
 use brigade_checkpoint::TensorInfo;
+use parking_lot::Mutex;
 
 use brigade_data::DataLoader;
 use brigade_datasets::Digits;
@@ -293,7 +294,7 @@ impl GradientHook for Summing {
         bucket: &mut Bucket,
     ) -> brigade_torch::Result<()> {
         for (gradient, &parameter) in bucket.gradients.iter().zip(&bucket.parameters) {
-            let mut sums = self.sums.lock().unwrap();
+            let mut sums = self.sums.lock();
             *sums.entry(self.names[parameter].clone()).or_default() +=
                 gradient.sum(Kind::Double).double_value(&[]);
         }
@@ -303,7 +304,7 @@ impl GradientHook for Summing {
 
 impl Stateful for Summing {
     fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
-        let sums = self.sums.lock().unwrap();
+        let sums = self.sums.lock();
         Ok(Value::dict(sums.iter().map(|(name, sum)| (name.clone(), Value::Float(*sum)))))
     }
 
@@ -325,7 +326,7 @@ impl StatefulHook for Summing {
             let name = name.as_str().ok_or("no name")?.to_owned();
             *sums.entry(name).or_default() += sum.as_float().ok_or("no number")?;
         }
-        *self.sums.lock().unwrap() = sums;
+        *self.sums.lock() = sums;
         Ok(())
     }
 }

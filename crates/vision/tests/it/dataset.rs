@@ -1,7 +1,7 @@
 //! Data sets of images behind a loader.
 
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use brigade_data::{BatchContext, BatchedDataset, DataLoader, ShardOptions};
 use brigade_torch::{Kind, Tensor, is_channels_last};
@@ -10,6 +10,7 @@ use brigade_vision::transforms::{
     RandomVerticalFlip, Resize, ToTensor, TrivialAugmentWide,
 };
 use brigade_vision::{ImageDataset, OnBroken};
+use parking_lot::Mutex;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::Layer;
@@ -166,7 +167,7 @@ struct Lines(Arc<Mutex<Vec<String>>>);
 
 impl Lines {
     fn take(&self) -> Vec<String> {
-        std::mem::take(&mut *self.0.lock().unwrap())
+        std::mem::take(&mut *self.0.lock())
     }
 }
 
@@ -182,7 +183,7 @@ impl<S: Subscriber> Layer<S> for Lines {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let mut fields = Fields(String::new());
         event.record(&mut fields);
-        self.0.lock().unwrap().push(fields.0);
+        self.0.lock().push(fields.0);
     }
 }
 

@@ -7,10 +7,117 @@ use std::os::unix::fs::MetadataExt;
 #[cfg(feature = "libtorch")]
 use std::path::Path;
 
-use super::{file, path_of};
+use super::{FREE, TREE, file, path_of};
+use crate::Target;
+
+pub(super) const TARGETS: &[Target] = &[
+    #[cfg(feature = "libtorch")]
+    Target {
+        name: "idx",
+        reads: "an IDX file, plain or gzip",
+        words: &["\0\0\x08\x03", "\0\0\x08\x01", "\u{1f}", "\0\0\0\x01"],
+        // What a gzip file may become, and a buffer that grows to twice of it at most.
+        bytes_per_byte: 2 * 200,
+        free_bytes: FREE + (8 << 20),
+        read: idx,
+    },
+    #[cfg(feature = "libtorch")]
+    Target {
+        name: "archive",
+        reads: "a tar, tar.gz or zip archive of `untar_data`, unpacked",
+        words: &[
+            "ustar\0",
+            "ustar  \0",
+            "././@LongLink",
+            "30 path=",
+            "../",
+            "/etc/passwd",
+            "PK\x03\x04",
+            "PK\x01\x02",
+            "PK\x05\x06",
+            "\u{1f}",
+        ],
+        bytes_per_byte: TREE,
+        free_bytes: FREE,
+        read: archive_file,
+    },
+    Target {
+        name: "webdataset",
+        reads: "a tar archive of images, by its headers",
+        words: &["ustar\0", "ustar  \0", "a.jpg", ".cls", "././@LongLink", "30 path=", "size="],
+        // A member of a compressed archive is in memory while it is copied.
+        bytes_per_byte: TREE + 2 * GZIP,
+        // A number of a class makes names of all up to it, of which 100,000 are allowed.
+        free_bytes: FREE + (16 << 20),
+        read: webdataset,
+    },
+    Target {
+        name: "parquet",
+        reads: "a Parquet file with encoded images",
+        words: &["PAR1", "image", "bytes", "label", "huggingface", "\"names\":[", "ClassLabel"],
+        bytes_per_byte: ZSTD,
+        free_bytes: FREE + PARQUET_FREE,
+        read: parquet,
+    },
+    Target {
+        name: "pack",
+        reads: "a file of images without encoding, also under its right digest",
+        words: &["BRIGPACK\x01\0\0\0", "{\"classes\":[", "\"names\":["],
+        bytes_per_byte: TREE,
+        free_bytes: FREE,
+        read: pack,
+    },
+    Target {
+        name: "transforms",
+        reads: "a size, a seed and a list of transforms of images",
+        words: &["\u{7}", "\u{b}\u{40}\u{30}"],
+        bytes_per_byte: 0,
+        // Images of a million pixels: one before a step and one after it.
+        free_bytes: FREE + 4 * TRANSFORMED_BYTES,
+        read: transforms,
+    },
+    Target {
+        name: "image",
+        reads: "an encoded image (JPEG, PNG, WebP, BMP, GIF), whole and in part",
+        words: &[
+            "Exif\0\0",
+            "Adobe",
+            "JFIF",
+            "PNG\r\n\u{1a}\n",
+            "IHDR",
+            "PLTE",
+            "tRNS",
+            "IDAT",
+            "IEND",
+            "RIFF",
+            "WEBPVP8 ",
+            "WEBPVP8L",
+            "WEBPVP8X",
+            "GIF89a",
+            "BM",
+            "II*\0",
+            "MM\0*",
+            "II+\0\x08\0",
+            "P4\n",
+            "P6\n",
+        ],
+        bytes_per_byte: 4096,
+        free_bytes: FREE + (64 << 20),
+        read: image,
+    },
+];
+
+/// Schemas and page buffers of the Parquet reader; ten bytes of Brotli may hold 16 MiB.
+const PARQUET_FREE: usize = 80 << 20;
+
+/// What gzip can make of a byte.
+const GZIP: usize = 1_040;
+
+/// What zstd can make of a byte, and the same in an image's copy.
+const ZSTD: usize = 2 * 43_691;
 
 #[cfg(feature = "libtorch")]
-pub(super) fn idx(input: &[u8]) {
+fn idx(input: &[u8]) {
     for dimensions in [1, 3] {
         let Ok(file) = brigade_datasets::IdxFile::read(input, Path::new("a"), dimensions) else {
             continue;
@@ -23,7 +130,7 @@ pub(super) fn idx(input: &[u8]) {
 /// Unpacks an archive as it is, and with right checksums in its headers: everything stays in its folder, and
 /// nothing is left of one that is refused.
 #[cfg(feature = "libtorch")]
-pub(super) fn archive_file(input: &[u8]) {
+fn archive_file(input: &[u8]) {
     // In memory, so that nothing waits for a disk.
     let home = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a folder");
     let folder = home.path().join("set");
@@ -67,7 +174,7 @@ const UNPACKED_BYTES: u64 = 1 << 20;
 
 /// A tar archive with the checksum of each header as it must be.
 #[cfg(feature = "libtorch")]
-pub(super) fn with_checksums(mut tar: Vec<u8>) -> Vec<u8> {
+fn with_checksums(mut tar: Vec<u8>) -> Vec<u8> {
     for header in tar.chunks_exact_mut(512) {
         if header[257..].starts_with(b"ustar") {
             header[148..156].fill(b' ');
@@ -78,7 +185,7 @@ pub(super) fn with_checksums(mut tar: Vec<u8>) -> Vec<u8> {
     tar
 }
 
-pub(super) fn webdataset(input: &[u8]) {
+fn webdataset(input: &[u8]) {
     use brigade_images::source::{ImageSource, WebDatasetOptions};
 
     let file = file(input);
@@ -98,11 +205,11 @@ pub(super) fn webdataset(input: &[u8]) {
             assert!(images.labels().iter().all(|label| images.categories().name(*label).is_some()));
         }
     }
-    let times = if input.starts_with(&[0x1f, 0x8b]) { super::GZIP } else { 1 };
+    let times = if input.starts_with(&[0x1f, 0x8b]) { GZIP } else { 1 };
     assert!(bytes <= times * input.len(), "{bytes}");
 }
 
-pub(super) fn parquet(input: &[u8]) {
+fn parquet(input: &[u8]) {
     use brigade_images::source::{ImageSource, ParquetOptions};
 
     let file = file(input);
@@ -116,7 +223,7 @@ pub(super) fn parquet(input: &[u8]) {
     }
 }
 
-pub(super) fn image(input: &[u8]) {
+fn image(input: &[u8]) {
     use brigade_images::decode::{DecodeOptions, Decoder};
     use brigade_images::{Image, Region, Size};
 
@@ -136,7 +243,7 @@ pub(super) fn image(input: &[u8]) {
     }
 }
 
-pub(super) fn pack(input: &[u8]) {
+fn pack(input: &[u8]) {
     use brigade_images::PackedImages;
     use brigade_images::source::ImageSource;
 
@@ -158,7 +265,7 @@ pub(super) fn pack(input: &[u8]) {
 
 /// The same pack with the digest of its table and the checksum of its header, so that what lies behind
 /// them is read.
-pub(super) fn with_digest(input: &[u8]) -> Vec<u8> {
+fn with_digest(input: &[u8]) -> Vec<u8> {
     use sha2::{Digest, Sha256};
 
     let mut pack = input.to_vec();
@@ -178,11 +285,11 @@ pub(super) fn with_digest(input: &[u8]) -> Vec<u8> {
 }
 
 /// Bytes of the largest image that `transforms` makes.
-pub(super) const TRANSFORMED_BYTES: usize = 3 << 20;
+const TRANSFORMED_BYTES: usize = 3 << 20;
 
 /// Draws transforms for an image and carries them out: the pixels that come out have the size that the
 /// plan says, and none fails in another way than by an error.
-pub(super) fn transforms(input: &[u8]) {
+fn transforms(input: &[u8]) {
     use brigade_images::transforms::{
         AugMix, AutoAugment, AutoAugmentPolicy, CenterCrop, ColorJitter, Compose, Interpolation,
         PadMode, Phase, RandAugment, RandomCrop, RandomHorizontalFlip, RandomResizedCrop,

@@ -2,9 +2,58 @@
 
 use std::path::Path;
 
-use super::{file, path_of};
+use super::{FREE, TREE, file, path_of};
+use crate::Target;
 
-pub(super) fn tokenizer(input: &[u8]) {
+pub(super) const TARGETS: &[Target] = &[
+    Target {
+        name: "tokenizer",
+        reads: "a `tokenizer.json` of Hugging Face's, and what it makes of a text",
+        words: &[
+            "\"type\":\"BPE\"",
+            "\"type\":\"WordPiece\"",
+            "\"type\":\"Unigram\"",
+            "{\"type\":\"ByteLevel\",\"add_prefix_space\":true,\"trim_offsets\":true}",
+            "{\"Regex\":\"",
+            "\"added_tokens\":[",
+            "\"vocab\":{",
+            "\"merges\":[",
+            "\"single\":[",
+            "4294967295",
+        ],
+        bytes_per_byte: TREE,
+        // What a regular expression may take, and the names in a caught panic's backtrace.
+        free_bytes: FREE + (192 << 20),
+        read: tokenizer,
+    },
+    Target {
+        name: "vocabulary",
+        reads: "a vocabulary, as JSON and as a pickled list",
+        words: &[
+            "{\"format\":\"brigade-vocabulary\",\"version\":1,\"unknown\":0,\"filled\":true,\"tokens\":[",
+            "]}\n",
+            "cfastcore.foundation\nL\n",
+            "X\x05\0\0\0items",
+            "X\x05\0\0\0xxunk",
+            "h\x01",
+            "(",
+            "e.",
+        ],
+        bytes_per_byte: TREE,
+        free_bytes: FREE,
+        read: vocabulary,
+    },
+    Target {
+        name: "tokens",
+        reads: "a file of texts as tokens, also under its right checksums",
+        words: &["BRIGTOKS\x01\0\0\0", "\x02\0\0\0", "\x04\0\0\0"],
+        bytes_per_byte: TREE,
+        free_bytes: FREE,
+        read: tokens,
+    },
+];
+
+fn tokenizer(input: &[u8]) {
     use brigade_tokens::{HuggingFaceTokenizer, Truncation};
 
     let Ok(tokenizer) = HuggingFaceTokenizer::from_bytes(input) else { return };
@@ -21,7 +70,7 @@ pub(super) fn tokenizer(input: &[u8]) {
     }
 }
 
-pub(super) fn vocabulary(input: &[u8]) {
+fn vocabulary(input: &[u8]) {
     use brigade_tokens::Vocabulary;
 
     if let Ok(vocabulary) = Vocabulary::from_json(input) {
@@ -35,7 +84,7 @@ pub(super) fn vocabulary(input: &[u8]) {
     }
 }
 
-pub(super) fn tokens(input: &[u8]) {
+fn tokens(input: &[u8]) {
     use brigade_tokens::{TokenCorpus, Vocabulary};
 
     for input in [input.to_vec(), corpus_with_checksums(input)] {
@@ -56,7 +105,7 @@ pub(super) fn tokens(input: &[u8]) {
 }
 
 /// The same corpus with its right checksums, so that what lies behind them is read.
-pub(super) fn corpus_with_checksums(input: &[u8]) -> Vec<u8> {
+fn corpus_with_checksums(input: &[u8]) -> Vec<u8> {
     let mut bytes = input.to_vec();
     let numbers = 4096;
     if bytes.len() < numbers {

@@ -1,6 +1,7 @@
 //! Readers of weights and checkpoints.
 
 use std::fs;
+use std::io::{self, Write};
 use std::path::Path;
 
 use brigade_checkpoint::convert::TrainerState;
@@ -12,9 +13,169 @@ use brigade_checkpoint::{Format, Value};
 use brigade_schedule::{Definition, Described};
 use brigade_testkit::archive;
 
-use super::{Sink, file, path_of, stays_in};
+use super::{FREE, TREE, file, path_of};
+use crate::Target;
 
-pub(super) fn safetensors(input: &[u8]) {
+pub(super) const TARGETS: &[Target] = &[
+    Target {
+        name: "safetensors",
+        reads: "the header of a safetensors file",
+        words: &["\"dtype\"", "\"shape\"", "\"data_offsets\"", "\"F32\"", "__metadata__", "{}"],
+        bytes_per_byte: TREE,
+        free_bytes: FREE,
+        read: safetensors,
+    },
+    Target {
+        name: "zip",
+        reads: "the archive of a .pth file",
+        words: &[
+            "PK\x03\x04",
+            "PK\x01\x02",
+            "PK\x05\x06",
+            "PK\x06\x07",
+            "PK\x06\x06",
+            "w/data.pkl",
+        ],
+        bytes_per_byte: TREE,
+        free_bytes: FREE + PTH_FREE,
+        read: pth,
+    },
+    Target {
+        name: "pickle",
+        reads: "the pickle of a .pth file, in an archive and in an old file that are sound",
+        words: &[
+            "ctorch._utils\n_rebuild_tensor_v2\n",
+            "ctorch\nFloatStorage\n",
+            "ccollections\nOrderedDict\n",
+            "X\x01\0\0\x000",
+            "X\x07\0\0\0storage",
+            "\u{2}",
+            "tQ",
+            "tR",
+            "q\x01",
+            "h\x01",
+        ],
+        bytes_per_byte: TREE,
+        free_bytes: FREE + PTH_FREE,
+        read: pickle,
+    },
+    Target {
+        name: "script",
+        reads: "the code of a TorchScript archive that is sound, a NUL and its pickle",
+        words: &[
+            "class Linear(Module):\n",
+            "  __parameters__ = [\"weight\", ]\n",
+            "  __buffers__ = [\"mean\", ]\n",
+            "c__torch__\nOuter\n",
+            "X\x06\0\0\0weight",
+            "(u}b",
+            "h\x01",
+        ],
+        bytes_per_byte: TREE,
+        free_bytes: FREE + PTH_FREE,
+        read: script,
+    },
+    Target {
+        name: "exported",
+        reads: "the list of weights of an exported program (.pt2)",
+        words: &[
+            "\"config\"",
+            "\"path_name\"",
+            "\"weight_0\"",
+            "\"tensor_meta\"",
+            "\"sizes\"",
+            "\"strides\"",
+            "{\"as_int\":",
+        ],
+        bytes_per_byte: TREE,
+        free_bytes: FREE + PTH_FREE,
+        read: exported,
+    },
+    Target {
+        name: "legacy",
+        reads: "a .pth file in the format before PyTorch 1.6",
+        words: &[
+            "ctorch._utils\n_rebuild_tensor\n",
+            "ctorch._utils\n_rebuild_tensor_v2\n",
+            "ctorch\nLongStorage\n",
+            "ccollections\nOrderedDict\n",
+            "X\x01\0\0\x000",
+            "U\x07storage",
+            "NtQ",
+            "tQ",
+            "]e.",
+            "\x01\0\0\0\0\0\0\0",
+        ],
+        bytes_per_byte: TREE,
+        free_bytes: FREE + PTH_FREE,
+        read: pth,
+    },
+    Target {
+        name: "manifest",
+        reads: "the manifest of a checkpoint, also under its right checksum",
+        words: &[
+            "\"objects\":[",
+            "\"files\":{",
+            "\"bytes\":",
+            "\"crc32\":\"\"",
+            "../",
+            "\"name\":",
+            "\"mesh\":[",
+            "\"tensor_files\":[",
+            "\"tensors\":{",
+            "\"chunks\":[",
+            "\"offset\":[",
+            "\"shape\":[",
+            "{\"shard\":0}",
+            "18446744073709551615",
+        ],
+        bytes_per_byte: TREE,
+        free_bytes: FREE,
+        read: manifest,
+    },
+    Target {
+        name: "index",
+        reads: "the index of several weights files",
+        words: &["\"weight_map\":{", "\"metadata\":{", "\"total_size\":", "../", "/etc/passwd"],
+        bytes_per_byte: TREE,
+        free_bytes: FREE,
+        read: index,
+    },
+    Target {
+        name: "state",
+        reads: "the state of an object in a checkpoint, and what it says of a schedule",
+        words: &[
+            "{\"$dict\":[[",
+            "{\"$tuple\":[",
+            "{\"$bytes\":\"",
+            "{\"$float\":\"",
+            "{\"$tensor\":\"",
+        ],
+        bytes_per_byte: TREE,
+        free_bytes: FREE,
+        read: state,
+    },
+    Target {
+        name: "trainer_state",
+        reads: "trainer_state.json of Hugging Face's Trainer",
+        words: &[
+            "\"global_step\":",
+            "\"epoch\":",
+            "NaN",
+            "-Infinity",
+            "\\\"",
+            "{\"log_history\":[",
+        ],
+        bytes_per_byte: TREE,
+        free_bytes: FREE,
+        read: trainer_state,
+    },
+];
+
+/// What a tensor that repeats its storage may take, and as much for a piece of it.
+const PTH_FREE: usize = 4 << 20;
+
+fn safetensors(input: &[u8]) {
     let file = file(input);
     let Ok(header) = Header::read(Path::new("a.safetensors"), &file) else { return };
     for entry in &header.tensors {
@@ -23,7 +184,7 @@ pub(super) fn safetensors(input: &[u8]) {
     }
 }
 
-pub(super) fn pth(input: &[u8]) {
+fn pth(input: &[u8]) {
     let path = Path::new("a.pth");
     let file = file(input);
     let _ = Format::of(path, &file);
@@ -36,7 +197,7 @@ pub(super) fn pth(input: &[u8]) {
 }
 
 /// Every tensor can be asked for; together they are not many times the file.
-pub(super) fn copy_tensors(file: &mut PthFile, value: Value<StoredTensor>, length: usize) {
+fn copy_tensors(file: &mut PthFile, value: Value<StoredTensor>, length: usize) {
     let mut sink = Sink(0);
     let copied = value.try_map(&mut |_, tensor| {
         let before = sink.0;
@@ -51,7 +212,7 @@ pub(super) fn copy_tensors(file: &mut PthFile, value: Value<StoredTensor>, lengt
 }
 
 /// With storages of the sizes that the module of the corpus has.
-pub(super) fn script(input: &[u8]) {
+fn script(input: &[u8]) {
     let end = input.iter().position(|&byte| byte == 0).unwrap_or(input.len());
     let (code, pickle) = (&input[..end], input.get(end + 1..).unwrap_or_default());
     let bytes = [0; 20];
@@ -67,7 +228,7 @@ pub(super) fn script(input: &[u8]) {
     ]));
 }
 
-pub(super) fn exported(input: &[u8]) {
+fn exported(input: &[u8]) {
     let bytes = [0; 16];
     pth(&archive(&[
         ("data/weights/weight_0", &bytes),
@@ -78,7 +239,7 @@ pub(super) fn exported(input: &[u8]) {
 }
 
 /// A pickle in the old format, with two storages after it.
-pub(super) fn legacy_pickle(input: &[u8]) {
+fn legacy_pickle(input: &[u8]) {
     let mut file = LEGACY_HEAD.to_vec();
     file.extend(input);
     file.extend(b"\x80\x02](X\x01\0\0\x000X\x01\0\0\x001e.");
@@ -88,13 +249,13 @@ pub(super) fn legacy_pickle(input: &[u8]) {
     pth(&file);
 }
 
-pub(super) fn pickle(input: &[u8]) {
+fn pickle(input: &[u8]) {
     legacy_pickle(input);
     let floats: Vec<u8> = (0..64u8).flat_map(|i| f32::from(i).to_le_bytes()).collect();
     pth(&archive(&[("data.pkl", input), ("data/0", &floats), ("data/1", &[])]));
 }
 
-pub(super) fn manifest(input: &[u8]) {
+fn manifest(input: &[u8]) {
     let folder = tempfile::tempdir().expect("a folder can be made");
     fs::write(folder.path().join(MANIFEST), input).expect("a file can be written");
     let _ = Checkpoint::open(folder.path());
@@ -120,7 +281,7 @@ pub(super) fn manifest(input: &[u8]) {
     let _ = Checkpoint::open(folder.path());
 }
 
-pub(super) fn index(input: &[u8]) {
+fn index(input: &[u8]) {
     let file = file(input);
     let Ok(index) = Index::read(&path_of(&file)) else { return };
     let folder = Path::new("/folder");
@@ -129,12 +290,12 @@ pub(super) fn index(input: &[u8]) {
     }
 }
 
-pub(super) fn trainer_state(input: &[u8]) {
+fn trainer_state(input: &[u8]) {
     let Ok(state) = TrainerState::parse(input) else { return };
     assert!(state.epoch.is_none_or(f64::is_finite), "{state:?}");
 }
 
-pub(super) fn state(input: &[u8]) {
+fn state(input: &[u8]) {
     let Ok(json) = serde_json::from_slice(input) else { return };
     let Ok(value) = Value::from_json(&json) else { return };
     // What was read can be written, and read again.
@@ -152,3 +313,21 @@ pub(super) fn state(input: &[u8]) {
 /// Magic number, version and no facts of the system.
 const LEGACY_HEAD: &[u8] =
     b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.\x80\x02}.";
+
+fn stays_in(folder: &Path, name: &Path) -> bool {
+    folder.join(name).parent() == Some(folder)
+}
+
+/// Counts what is written to it.
+struct Sink(u64);
+
+impl Write for Sink {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

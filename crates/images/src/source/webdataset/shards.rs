@@ -5,7 +5,9 @@ use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use crate::image_source::{Hasher, reserve};
 use crate::{ImageError, Result};
@@ -83,7 +85,7 @@ impl Shards {
         let (Some(slot), Some(path)) = (slot, self.path(shard)) else {
             return Err(std::io::ErrorKind::NotFound.into());
         };
-        let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = slot.lock();
         match slot.as_ref() {
             Some((open, file)) if *open == shard => Ok(Arc::clone(file)),
             _ => {
@@ -145,7 +147,7 @@ impl Unpacked {
 
     /// Sets a stretch of the file aside, and returns where it begins.
     fn reserve(&self, bytes: u64) -> std::io::Result<(Arc<File>, u64)> {
-        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut file = self.file.lock();
         let (file, end) = match &mut *file {
             Some(file) => file,
             empty => empty.insert((Arc::new(tempfile::tempfile()?), 0)),
@@ -156,7 +158,7 @@ impl Unpacked {
     }
 
     pub(super) fn into_file(self) -> Option<Arc<File>> {
-        let file = self.file.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let file = self.file.into_inner();
         file.map(|(file, _)| file)
     }
 }

@@ -7,11 +7,11 @@
 //! (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1).
 
 use std::process::Command;
-use std::sync::Mutex;
 
 use brigade_torch::{
     AttentionOptions, attention, linear, make_products_reproducible, shift_allocations,
 };
+use parking_lot::Mutex;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use tch::{Device, Kind, Tensor, no_grad};
@@ -178,7 +178,7 @@ fn check(operation: Operation, kind: Kind, samples: i64, seed: i64) {
 
 #[test]
 fn the_same_batch_has_the_same_bits_and_a_sample_the_same_value() {
-    let _alone = PROCESS.lock().unwrap();
+    let _alone = PROCESS.lock();
     assert_eq!(make_products_reproducible().caveat(), None);
     let kinds = prop_oneof![Just(Kind::Double), Just(Kind::Float), Just(Kind::BFloat16)];
     let cases = (operations(), kinds, 1..40_i64, any::<i64>());

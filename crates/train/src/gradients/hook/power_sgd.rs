@@ -5,10 +5,10 @@ mod state;
 
 use std::collections::BTreeMap;
 use std::mem;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use brigade_nn::NamedTensor;
 use brigade_torch::{Bucket, GradientHook, ProcessGroup, ReduceOp, Tensor, Work};
+use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
 use factors::{normal, orthogonal};
@@ -144,7 +144,7 @@ struct Matrix {
 
 impl GradientHook for PowerSgdHook {
     fn reduce(&self, group: &ProcessGroup, bucket: &mut Bucket) -> brigade_torch::Result<()> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if bucket.index == 0 {
             // Of a backward that did not come to its end.
             state.underway.clear();
@@ -166,10 +166,6 @@ impl PowerSgdHook {
         };
         let parameters = trained.iter().map(parameter).collect();
         Self { options, parameters, state: Mutex::default() }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Every bucket one message further.

@@ -71,13 +71,13 @@ impl GradScaler {
     /// The device where the scale is kept for losses of this device; `None` for the CPU, and for scalers of a
     /// program without an Accelerator.
     pub(super) fn device(&self, of_loss: Device) -> Option<Device> {
-        let inner = self.lock();
+        let inner = self.inner.lock();
         let device = inner.job.as_ref()?.device;
         (device.device_kind().is_some() && of_loss == device).then_some(device)
     }
 
     pub(super) fn before_backward_on_device(&self, device: Device) -> Result<()> {
-        let mut guard = self.lock();
+        let mut guard = self.inner.lock();
         let inner = &mut *guard;
         let recording = inner.job.as_ref().is_some_and(|job| job.recorder.is_recording());
         if !recording {
@@ -110,7 +110,7 @@ impl GradScaler {
     /// one of them was not finite, so that the step is left out there. The host waits for nothing.
     pub(crate) fn found_on_device(&self, parameters: &[&Tensor]) -> Result<Tensor> {
         let found = self.unscale_on_device(parameters)?;
-        let mut guard = self.lock();
+        let mut guard = self.inner.lock();
         let inner = &mut *guard;
         let job = inner.job.clone();
         if let Some(device) = &mut inner.device {
@@ -130,7 +130,7 @@ impl GradScaler {
     }
 
     pub(super) fn unscale_on_device(&self, parameters: &[&Tensor]) -> Result<Tensor> {
-        let mut guard = self.lock();
+        let mut guard = self.inner.lock();
         let inner = &mut *guard;
         let scale = match &inner.device {
             Some(device) => device.scale.shallow_clone(),
@@ -171,7 +171,7 @@ impl GradScaler {
 
     /// Whether a GPU keeps the scale: from the first backward on.
     pub(crate) fn is_on_device(&self) -> bool {
-        self.lock().device.is_some()
+        self.inner.lock().device.is_some()
     }
 
     /// As [`GradScaler::unscale`], without waiting for the device, where a float32 `[1]` says whether a value was not
@@ -184,7 +184,7 @@ impl GradScaler {
 
     /// Learns whether the last step was left out. Waits for the device.
     pub(crate) fn settle(&self) -> Result<bool> {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.settle(0)?;
         Ok(inner.skipped)
     }
@@ -221,11 +221,11 @@ struct ReadOverflow {
 
 impl AtReplay for ReadOverflow {
     fn before(&mut self) -> Result<()> {
-        self.scaler.lock().settle(1)
+        self.scaler.inner.lock().settle(1)
     }
 
     fn after(&mut self) -> Result<()> {
-        match &mut self.scaler.lock().device {
+        match &mut self.scaler.inner.lock().device {
             Some(device) => device.arrives(&self.found),
             None => Ok(()),
         }
@@ -239,7 +239,7 @@ struct NextIteration {
 
 impl AtReplay for NextIteration {
     fn before(&mut self) -> Result<()> {
-        if let Some(device) = &mut self.scaler.lock().device {
+        if let Some(device) = &mut self.scaler.inner.lock().device {
             device.iteration += 1;
         }
         Ok(())

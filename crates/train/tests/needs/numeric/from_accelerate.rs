@@ -4,7 +4,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use brigade_checkpoint::convert::{AccelerateRun, StateKind, Target, convert, convert_like};
 use brigade_nn::{BatchNorm1d, Embedding, Linear, Model, Module, ParamPath};
@@ -15,6 +14,7 @@ use brigade_torch::{Tensor, from_vec};
 use brigade_train::{
     Accelerator, AdamW, PreparedModel, PreparedOptimizer, PreparedScheduler, Scheduler,
 };
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
 
 /// The net of `fixtures/make_accelerate.py`.
@@ -92,7 +92,7 @@ fn batch(number: usize) -> (Tensor, Tensor) {
 static GENERATOR: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
-    GENERATOR.lock().unwrap_or_else(PoisonError::into_inner)
+    GENERATOR.lock()
 }
 
 fn fixtures() -> PathBuf {

@@ -1,7 +1,5 @@
 //! The bits of a step do not depend on where tensors lie in memory.
 
-use std::sync::Mutex;
-
 use super::transformer::Block;
 use brigade_models::{Cnn, ResNet};
 use brigade_nn::{Linear, Model, Module, ParamPath};
@@ -12,6 +10,7 @@ use brigade_train::{
     Accelerator, Adam, CommHook, Compression, Device, Kind, Optimizer, PowerSgd, Precision,
     ReducerOptions, Result, Tensor,
 };
+use parking_lot::Mutex;
 
 /// The allocator and the random generator belong to the process, and tests run side by side in one.
 static PROCESS: Mutex<()> = Mutex::new(());
@@ -99,7 +98,7 @@ fn adam<M>(model: &Model<M>) -> brigade_optim::Result<Optimizer> {
 }
 
 fn one_process(precision: Precision) {
-    let _alone = PROCESS.lock().unwrap();
+    let _alone = PROCESS.lock();
     let accelerator = Accelerator::builder().cpu(true).mixed_precision(precision).build().unwrap();
     let one = &accelerator;
     same_bits("CNN", || train(one, Cnn::new, &[6, 1, 28, 28], adam));
@@ -121,7 +120,7 @@ fn a_step_in_bfloat16() {
 
 #[test]
 fn a_step_of_every_optimizer() {
-    let _alone = PROCESS.lock().unwrap();
+    let _alone = PROCESS.lock();
     let accelerator = Accelerator::builder().cpu(true).build().unwrap();
     for (name, settings) in all_optimizers() {
         let build = |model: &Model<Odd>| {

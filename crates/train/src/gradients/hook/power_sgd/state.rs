@@ -9,7 +9,7 @@ use crate::stateful::{HookError, Stateful};
 
 impl Stateful for PowerSgdHook {
     fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
-        let state = self.lock();
+        let state = self.state.lock();
         let named = |tensors: &std::collections::BTreeMap<usize, Tensor>| {
             let named = tensors.iter().map(|(place, tensor)| {
                 let name = self.parameters[*place].name.clone();
@@ -71,7 +71,7 @@ impl StatefulHook for PowerSgdHook {
                 restored.factors.insert(place, factor.f_detach_copy()?);
             }
         }
-        *self.lock() = restored;
+        *self.state.lock() = restored;
         Ok(())
     }
 
@@ -97,7 +97,7 @@ impl StatefulHook for PowerSgdHook {
 
     /// The next step begins with new factors.
     fn reset(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.errors.clear();
         state.factors.clear();
         state.underway.clear();

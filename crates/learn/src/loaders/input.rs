@@ -1,0 +1,86 @@
+//! What the batches of loaders mean: the model's input, and the target.
+
+use tch::Tensor;
+
+/// What a model's forward takes: a tensor, or a tuple of two or three.
+pub trait ModelInput: Sized + 'static {
+    /// The form in which a forward borrows it.
+    type Ref<'a>;
+
+    /// Gives up its tensors, in order.
+    fn into_tensors(self) -> Vec<Tensor>;
+
+    /// Borrows it from its tensors; `None` when there are not as many.
+    fn borrowed(tensors: &[Tensor]) -> Option<Self::Ref<'_>>;
+}
+
+impl ModelInput for Tensor {
+    type Ref<'a> = &'a Self;
+
+    fn into_tensors(self) -> Vec<Tensor> {
+        vec![self]
+    }
+
+    fn borrowed(tensors: &[Tensor]) -> Option<&Self> {
+        match tensors {
+            [tensor] => Some(tensor),
+            _ => None,
+        }
+    }
+}
+
+impl ModelInput for (Tensor, Tensor) {
+    type Ref<'a> = (&'a Tensor, &'a Tensor);
+
+    fn into_tensors(self) -> Vec<Tensor> {
+        vec![self.0, self.1]
+    }
+
+    fn borrowed(tensors: &[Tensor]) -> Option<Self::Ref<'_>> {
+        match tensors {
+            [first, second] => Some((first, second)),
+            _ => None,
+        }
+    }
+}
+
+impl ModelInput for (Tensor, Tensor, Tensor) {
+    type Ref<'a> = (&'a Tensor, &'a Tensor, &'a Tensor);
+
+    fn into_tensors(self) -> Vec<Tensor> {
+        vec![self.0, self.1, self.2]
+    }
+
+    fn borrowed(tensors: &[Tensor]) -> Option<Self::Ref<'_>> {
+        match tensors {
+            [first, second, third] => Some((first, second, third)),
+            _ => None,
+        }
+    }
+}
+
+/// What a batch has besides the model's input: a tensor of targets, or an `Option` of one, which is `None` where a
+/// model only predicts.
+pub trait Target: Sized + 'static {
+    /// Gives up its tensor.
+    fn into_target(self) -> Option<Tensor>;
+}
+
+impl Target for Tensor {
+    fn into_target(self) -> Option<Tensor> {
+        Some(self)
+    }
+}
+
+impl Target for Option<Tensor> {
+    fn into_target(self) -> Option<Tensor> {
+        self
+    }
+}
+
+/// A batch whose tensors have no types of their own any more: what callbacks see.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) inputs: Vec<Tensor>,
+    pub(crate) target: Option<Tensor>,
+}

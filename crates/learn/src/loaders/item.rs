@@ -1,0 +1,128 @@
+//! Single items: how they are read and shown.
+
+use std::any::Any;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use tch::Tensor;
+
+use crate::error::{Error, Result};
+
+/// One item to predict: what [`Learner::predict`](crate::Learner::predict) takes.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Item {
+    /// A file, such as an image.
+    File(PathBuf),
+    /// An encoded image or another file's bytes.
+    Bytes(Vec<u8>),
+    /// A text, where the data are texts.
+    Text(String),
+    /// The model's input without the dimension of the batch.
+    Tensors(Vec<Tensor>),
+}
+
+impl From<PathBuf> for Item {
+    fn from(path: PathBuf) -> Self {
+        Self::File(path)
+    }
+}
+
+impl From<&Path> for Item {
+    fn from(path: &Path) -> Self {
+        Self::File(path.to_owned())
+    }
+}
+
+impl From<&str> for Item {
+    fn from(path: &str) -> Self {
+        Self::File(path.into())
+    }
+}
+
+impl From<Vec<u8>> for Item {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self::Bytes(bytes)
+    }
+}
+
+impl From<Tensor> for Item {
+    fn from(input: Tensor) -> Self {
+        Self::Tensors(vec![input])
+    }
+}
+
+/// A picture of an item: `width * height` pixels of three bytes, row by row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Picture {
+    /// Pixels in a row.
+    pub width: u32,
+    /// Rows.
+    pub height: u32,
+    /// Red, green and blue of each pixel.
+    pub rgb: Vec<u8>,
+}
+
+/// How single items become the model's input and are shown, and how that is written down: the part of the data
+/// that a saved Learner needs to predict.
+pub trait ItemCodec: Any + fmt::Debug + Send + Sync {
+    /// Makes the model's input of one item, with a batch dimension of 1, transformed as in validation.
+    ///
+    /// # Errors
+    /// When the item cannot be read.
+    fn encode(&self, item: &Item) -> Result<Vec<Tensor>>;
+
+    /// Draws a row of a batch, with what was done to make it a model's input undone (normalisation); `None`
+    /// where it is no picture.
+    ///
+    /// # Errors
+    /// When the tensors are not such a batch.
+    fn picture(&self, inputs: &[Tensor], row: i64) -> Result<Option<Picture>>;
+
+    /// Draws a row of a batch with its target, or with a prediction in the form of one: a mask is laid over the
+    /// picture; of all else the text tells it, as names of `classes` where it is one of classes. `None` where it
+    /// is no picture.
+    ///
+    /// # Errors
+    /// When the tensors are not such a batch.
+    fn show(
+        &self,
+        inputs: &[Tensor],
+        target: Option<&Tensor>,
+        row: i64,
+        classes: Option<&[String]>,
+    ) -> Result<Option<(Picture, String)>> {
+        let Some(picture) = self.picture(inputs, row)? else { return Ok(None) };
+        let class = target.map(|target| target.f_select(0, row)).transpose()?;
+        let class = class.and_then(|class| i64::try_from(&class).ok());
+        let name = class.and_then(|class| classes?.get(usize::try_from(class).ok()?));
+        Ok(Some((picture, name.cloned().unwrap_or_default())))
+    }
+
+    /// Writes a row of a batch as a text; `None` where it is none, which is so unless implemented.
+    ///
+    /// # Errors
+    /// When the tensors are not such a batch.
+    fn text(&self, _inputs: &[Tensor], _row: i64) -> Result<Option<String>> {
+        Ok(None)
+    }
+
+    /// Returns the codec's kind, and its settings as JSON, from which it can be made again.
+    ///
+    /// # Errors
+    /// When a part of it, such as a function, cannot be written down: an error that names it.
+    fn describe(&self) -> Result<(&'static str, serde_json::Value)>;
+}
+
+/// The model's input of one item, with a batch dimension of 1.
+pub(crate) fn encoded(item: &Item, codec: Option<&dyn ItemCodec>) -> Result<Vec<Tensor>> {
+    match (item, codec) {
+        (Item::Tensors(tensors), _) => {
+            Ok(tensors.iter().map(|it| it.f_unsqueeze(0)).collect::<std::result::Result<_, _>>()?)
+        }
+        (_, Some(codec)) => codec.encode(item),
+        (_, None) => Err(Error::InvalidArgument(
+            "the data say nothing of how an item is read; predict a tensor, or give the Loaders a codec".into(),
+        )),
+    }
+}

@@ -1,0 +1,93 @@
+//! What is drawn for a batch: a row of numbers for each sample.
+
+use brigade_data::from_vec;
+use brigade_torch::{Tensor, copy_to_device};
+
+use super::Augment;
+use super::color::Light;
+use super::geometry::{Geometric, Homography};
+use crate::transforms::SampleRng;
+use crate::{Result, VisionError};
+
+/// Columns of what is drawn for a sample: a map (row by row), brightness, contrast, the part of its grey, the turn of its
+/// hue, a rectangle (left, top, right, bottom), the keys of its noise, the share of the sample itself in a mixture, its
+/// partner, the rectangle that is the partner's.
+const COLUMNS: usize = 25;
+pub(super) const LIGHT: i64 = 9;
+pub(super) const HUE: i64 = 12;
+pub(super) const ERASE: i64 = 13;
+pub(super) const NOISE: i64 = 17;
+pub(super) const SHARE: i64 = 19;
+pub(super) const PARTNER: i64 = 20;
+pub(super) const CUT: i64 = 21;
+
+/// The first place of a batch's transforms among a sample's streams, behind those of the sample itself.
+const BATCH_PLACE: usize = 1 << 20;
+
+impl Augment {
+    /// Draws the numbers of a batch `[n, c, h, w]`, `[n, 25]` in `f32` on the CPU: a row follows from its
+    /// sample's seed, but for the numbers of a mixture, which follow from all of them.
+    ///
+    /// # Errors
+    /// When there are not as many seeds as images, or the batch has another shape.
+    pub fn draw(&self, seeds: &[u64], images: &Tensor) -> Result<Tensor> {
+        let (height, width) = match images.size().as_slice() {
+            &[rows, _, height, width] if rows == seeds.len() as i64 => (height, width),
+            size => {
+                return Err(VisionError::InvalidArgument(format!(
+                    "{} seeds are for as many images [n, c, h, w], not for {size:?}",
+                    seeds.len()
+                )));
+            }
+        };
+        let from = [width as f64, height as f64];
+        let to = self.size.map_or(from, |size| [f64::from(size.width), f64::from(size.height)]);
+        for map in &self.geometric {
+            if let Geometric::PaddedCrop { padding } = map
+                && (0..2).any(|axis| from[axis] + 2.0 * f64::from(*padding) < to[axis])
+            {
+                return Err(VisionError::InvalidArgument(format!(
+                    "images of {width} x {height} pixels with a border of {padding} have no part of {} x {}",
+                    to[0], to[1]
+                )));
+            }
+        }
+        let mut numbers = Vec::with_capacity(seeds.len() * COLUMNS);
+        let mixed = self.mix.map(|mix| mix.draw(seeds, to));
+        for (index, &seed) in seeds.iter().enumerate() {
+            let mut place = BATCH_PLACE;
+            let mut next = || {
+                place += 1;
+                SampleRng::new(seed, place)
+            };
+            let map = Homography::drawn(&self.geometric, from, to, &mut next);
+            numbers.extend(map.numbers().map(|number| number as f32));
+            let Light { brightness, contrast, grey } = Light::drawn(&self.lighting, &mut next);
+            let erased = self.erasing.map(|erasing| erasing.draw(to, &mut next()));
+            let turn = self.hue.map_or(0.0, |hue| hue.drawn(&mut next()));
+            numbers.extend([brightness, contrast, grey, turn].map(|number| number as f32));
+            numbers.extend(erased.unwrap_or_default());
+            match mixed.as_ref().and_then(|mixed| mixed.get(index)) {
+                Some(mixed) => numbers.extend(mixed),
+                None => numbers.extend([1.0, index as f32, 0.0, 0.0, 0.0, 0.0]),
+            }
+        }
+        from_vec(numbers, &[seeds.len() as i64, COLUMNS as i64])
+            .map_err(|error| VisionError::InvalidArgument(error.to_string()))
+    }
+
+    /// The numbers on the device of the rows that they were drawn for.
+    pub(super) fn checked(&self, rows: &Tensor, drawn: &Tensor) -> Result<Tensor> {
+        let (shape, size) = (rows.size(), drawn.size());
+        if size != [shape.first().copied().unwrap_or(-1), COLUMNS as i64] {
+            return Err(VisionError::InvalidArgument(format!(
+                "numbers of shape {size:?} were not drawn for a batch of shape {shape:?}"
+            )));
+        }
+        let device = rows.device();
+        if drawn.device() == device {
+            return Ok(drawn.shallow_clone());
+        }
+        Ok(copy_to_device(drawn, device)?)
+    }
+}
