@@ -6,13 +6,13 @@ use std::marker::PhantomData;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use brigade_data::{Batch, BatchContext, BatchedDataset, DataError, DataLoader};
+use brigade_data::{Batch, BatchContext, BatchedDataset, DataLoader};
 use brigade_torch::TensorTree;
 use brigade_train::{Accelerator, DataLoaderConfiguration, PreparedLoader};
 use tch::{Device, Tensor};
 
-use crate::error::{Error, Result};
 use crate::loss::Loss;
+use brigade_torch::{Error, Result};
 
 /// What a model's forward takes: a tensor, or a tuple of two or three.
 pub trait ModelInput: Sized + 'static {
@@ -239,7 +239,7 @@ impl<X: ModelInput> Loaders<X> {
     /// Takes loaders whose batches are `(X, target)`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a loader without a sample.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a loader without a sample.
     pub fn new<D, E, Y, Z>(train: DataLoader<D>, valid: DataLoader<E>) -> Result<Self>
     where
         D: BatchedDataset<Batch = (X, Y)> + 'static,
@@ -256,7 +256,7 @@ impl<X: ModelInput> Loaders<X> {
     /// transforms of batches run, such as those of `brigade_vision::augment`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a loader without a sample.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a loader without a sample.
     pub fn with<D, E, Y, Z>(
         train: DataLoader<D>,
         split_train: impl Fn(D::Batch) -> Result<(X, Y)> + Send + Sync + 'static,
@@ -285,7 +285,7 @@ impl<X: ModelInput> Loaders<X> {
     /// Takes a loader for training and none for validation: epochs then have no validation.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a loader without a sample.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a loader without a sample.
     pub fn train_only<D, Y>(train: DataLoader<D>) -> Result<Self>
     where
         D: BatchedDataset<Batch = (X, Y)> + 'static,
@@ -365,7 +365,7 @@ impl<X> Loaders<X> {
     /// When the batch cannot be made, or there is no validation.
     pub fn one_valid_batch(&self, rows: usize) -> Result<(Vec<Tensor>, Option<Tensor>)> {
         let Some(valid) = &self.valid else {
-            return Err(Error::InvalidArgument("these loaders have no validation".to_owned()));
+            return Err(Error::invalid_argument("these loaders have no validation"));
         };
         let Parts { inputs, target } = valid.sample(rows)?;
         Ok((inputs, target))
@@ -378,9 +378,8 @@ impl<X> Loaders<X> {
     /// When the batch cannot be made, or the data have no [`codec`](Self::codec) that draws pictures.
     pub fn show_batch(&self, rows: usize) -> Result<Vec<(Picture, String)>> {
         let Some(codec) = &self.codec else {
-            return Err(Error::InvalidArgument(
-                "these loaders cannot draw their batches: set a codec, or make them by a DataBlock"
-                    .to_owned(),
+            return Err(Error::invalid_argument(
+                "these loaders cannot draw their batches: set a codec, or make them by a DataBlock",
             ));
         };
         let Parts { inputs, target } = self.train.sample(rows)?;
@@ -389,7 +388,7 @@ impl<X> Loaders<X> {
         for row in 0..rows {
             let picture = codec.show(&inputs, target.as_ref(), row, self.class_names())?;
             shown.push(picture.ok_or_else(|| {
-                Error::InvalidArgument("the codec of these loaders draws no pictures".to_owned())
+                Error::invalid_argument("the codec of these loaders draws no pictures")
             })?);
         }
         Ok(shown)
@@ -410,9 +409,8 @@ impl<X> Loaders<X> {
                 None => None,
             };
             let text = text.ok_or_else(|| {
-                Error::InvalidArgument(
-                    "these loaders cannot write their batches as texts: their codec gives none"
-                        .to_owned(),
+                Error::invalid_argument(
+                    "these loaders cannot write their batches as texts: their codec gives none",
                 )
             })?;
             let target = match &target {
@@ -510,7 +508,7 @@ where
     Y: Target,
 {
     if loader.dataset().num_samples() == 0 {
-        return Err(Error::InvalidArgument(format!(
+        return Err(Error::invalid_argument(format!(
             "the {what} loader has no sample; look at the folder, the filters and the split"
         )));
     }
@@ -589,7 +587,7 @@ where
         let context = BatchContext { seed, epoch, batch: 0, rank: 0 };
         // Of a data set that lies on a GPU, too.
         let batch = self.loader.dataset().batch(indices, &context)?;
-        (self.split)(batch.to_device(Device::Cpu).map_err(DataError::from)?)
+        (self.split)(batch.to_device(Device::Cpu)?)
     }
 }
 
@@ -615,8 +613,8 @@ pub(crate) fn encoded(item: &Item, codec: Option<&dyn ItemCodec>) -> Result<Vec<
             Ok(tensors.iter().map(|it| it.f_unsqueeze(0)).collect::<std::result::Result<_, _>>()?)
         }
         (_, Some(codec)) => codec.encode(item),
-        (_, None) => Err(Error::InvalidArgument(
-            "the data say nothing of how an item is read; predict a tensor, or give the Loaders a codec".into(),
+        (_, None) => Err(Error::invalid_argument(
+            "the data say nothing of how an item is read; predict a tensor, or give the Loaders a codec",
         )),
     }
 }

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use brigade_torch::try_recomputed;
 use tch::Tensor;
 
-use crate::{Error, Module, Result};
+use crate::Module;
+use brigade_torch::Result;
 
 /// A layer that keeps its input only, and computes what the backward needs again: gradient checkpointing
 /// ([`brigade_torch::recomputed`] says what holds; it also takes parts with several inputs).
@@ -27,7 +28,7 @@ use crate::{Error, Module, Result};
 /// output.sum(Kind::Float).backward();
 /// assert!(model.parameters()[0].tensor.grad().defined());
 /// assert_eq!(model.parameters()[0].name, "0.0.weight");
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub struct Recompute<L> {
     layer: Arc<Mutex<L>>,
@@ -51,7 +52,7 @@ where
         let output = try_recomputed(&[input], move |inputs| {
             layer.lock().unwrap_or_else(PoisonError::into_inner).forward(&inputs[0])
         });
-        output.map_err(Error::Recompute)?
+        output?
     }
 }
 

@@ -4,12 +4,12 @@ use std::ops::Range;
 
 use brigade_torch::{NamedTensor, Trainable};
 
-use crate::error::{Error, Result};
 use crate::group::{Group, ParameterGroup};
 use crate::inner::OptimizerInner;
 use crate::lookahead::Lookahead;
 use crate::optimizer::Optimizer;
 use crate::rule::Rule;
+use brigade_torch::{Error, Result};
 
 /// The settings that every optimizer has.
 #[derive(Debug, Clone, PartialEq)]
@@ -54,7 +54,7 @@ impl WeightDecay {
 ///     let overrides = Overrides { lr: Some(0.5), ..Default::default() };
 ///     assert_eq!(settings.build_with(&parameters, overrides)?.lr(), 0.5);
 /// }
-/// # Ok::<(), brigade_optim::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub trait OptimizerSettings: std::fmt::Debug + Send + Sync {
     /// Returns the learning rate of the settings.
@@ -173,7 +173,7 @@ impl<R: Rule + 'static> OptimizerBuilder<R> {
     /// Makes the optimizer of a model's trained parameters, or of a list of named ones.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a number out of range, a model without a trained parameter, a group
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a number out of range, a model without a trained parameter, a group
     /// whose pattern matches no parameter, and a parameter that the rule refuses.
     pub fn build(self, parameters: &(impl Trainable + ?Sized)) -> Result<Optimizer> {
         check("the momentum", self.momentum, 0.0..f64::INFINITY)?;
@@ -242,15 +242,15 @@ impl Options {
         }
         let mut parameters = model.trainable_parameters();
         if parameters.is_empty() {
-            return Err(Error::InvalidArgument(
-                "an optimizer needs a parameter that is trained; this model has none".into(),
+            return Err(Error::invalid_argument(
+                "an optimizer needs a parameter that is trained; this model has none",
             ));
         }
         self.check_patterns(&parameters)?;
         parameters.retain(|parameter| self.selects(&parameter.name));
         if parameters.is_empty() {
-            return Err(Error::InvalidArgument(
-                "`except` leaves out every parameter that the optimizer would step".into(),
+            return Err(Error::invalid_argument(
+                "`except` leaves out every parameter that the optimizer would step",
             ));
         }
         for parameter in &parameters {
@@ -327,7 +327,7 @@ impl Options {
         }
         let mut split = self.split(parameters).into_iter();
         match split.find(|(group, members)| group.is_some() && members.is_empty()) {
-            Some((Some(group), _)) => Err(Error::InvalidArgument(format!(
+            Some((Some(group), _)) => Err(Error::invalid_argument(format!(
                 "the parameter group {:?} is empty: groups before it take all that it matches",
                 group.patterns
             ))),
@@ -364,7 +364,7 @@ impl Group {
         }
         match (self.momentum, rule.momentum_name()) {
             (None, _) => Ok(()),
-            (Some(_), None) => Err(Error::InvalidArgument(format!(
+            (Some(_), None) => Err(Error::invalid_argument(format!(
                 "{} is set, but {} has no momentum",
                 of("the momentum"),
                 rule.name()
@@ -385,7 +385,7 @@ fn no_match(pattern: &str, parameters: &[NamedTensor]) -> Error {
     let names: Vec<&str> =
         parameters.iter().take(SHOWN).map(|parameter| parameter.name.as_str()).collect();
     let more = if parameters.len() > SHOWN { ", …" } else { "" };
-    Error::InvalidArgument(format!(
+    Error::invalid_argument(format!(
         "the pattern `{pattern}` of an optimizer matches no parameter that is trained; there are \
          {}{more}",
         names.join(", ")
@@ -417,7 +417,7 @@ pub(crate) fn check(name: &str, value: f64, allowed: Range<f64>) -> Result<()> {
     if allowed.contains(&value) {
         return Ok(());
     }
-    Err(Error::InvalidArgument(format!(
+    Err(Error::invalid_argument(format!(
         "{name} is {value}, but must be at least {} and below {}",
         allowed.start, allowed.end
     )))

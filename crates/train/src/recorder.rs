@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use brigade_torch::{Device, Graph, GraphRecording, Kind, Tensor};
 
-use crate::error::Result;
+use brigade_torch::Result;
 
 /// What a part of a recorded step has to do on the host at each replay.
 pub(crate) trait AtReplay: Send {

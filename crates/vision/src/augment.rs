@@ -12,8 +12,8 @@ mod erasing;
 mod geometry;
 mod mix;
 
-use brigade_data::{BatchContext, BatchedDataset, DataError, from_vec};
-use brigade_torch::{Kind, Tensor, copy_to_device};
+use brigade_data::{BatchContext, BatchedDataset, from_vec};
+use brigade_torch::{Error, Kind, Tensor, copy_to_device};
 use serde::{Deserialize, Serialize};
 use tch::TchError;
 
@@ -23,8 +23,9 @@ pub use self::erasing::RandomErasing;
 pub use self::geometry::Geometric;
 use self::geometry::{Homography, moves_whole_pixels};
 pub use self::mix::{Mix, MixedLabels, beta};
+use crate::Size;
 use crate::transforms::{Normalize, SampleRng};
-use crate::{Result, Size, VisionError};
+use brigade_torch::Result;
 
 /// The transforms of a batch, in the order of fastai: maps of the plane, lighting, hue, normalisation, erasing,
 /// mixing. Each image is resampled once, whatever the number of maps.
@@ -39,7 +40,7 @@ use crate::{Result, Size, VisionError};
 /// // One seed for each image; an `AugmentedDataset` takes those of the samples.
 /// let drawn = augment.draw(&[1, 2], &images)?;
 /// assert_eq!(augment.apply(&images, &drawn)?.size(), [2, 3, 32, 32]);
-/// # Ok::<(), brigade_vision::VisionError>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Augment {
@@ -211,7 +212,7 @@ impl Augment {
         let (height, width) = match images.size().as_slice() {
             &[rows, _, height, width] if rows == seeds.len() as i64 => (height, width),
             size => {
-                return Err(VisionError::InvalidArgument(format!(
+                return Err(Error::invalid_argument(format!(
                     "{} seeds are for as many images [n, c, h, w], not for {size:?}",
                     seeds.len()
                 )));
@@ -223,7 +224,7 @@ impl Augment {
             if let Geometric::PaddedCrop { padding } = map
                 && (0..2).any(|axis| from[axis] + 2.0 * f64::from(*padding) < to[axis])
             {
-                return Err(VisionError::InvalidArgument(format!(
+                return Err(Error::invalid_argument(format!(
                     "images of {width} x {height} pixels with a border of {padding} have no part of {} x {}",
                     to[0], to[1]
                 )));
@@ -250,7 +251,7 @@ impl Augment {
             }
         }
         from_vec(numbers, &[seeds.len() as i64, COLUMNS as i64])
-            .map_err(|error| VisionError::InvalidArgument(error.to_string()))
+            .map_err(|error| Error::invalid_argument(error.to_string()))
     }
 
     /// Transforms images `[n, c, h, w]`, floating-point in 0 to 1 or `u8`, by what was drawn for them. Numbers that
@@ -263,11 +264,11 @@ impl Augment {
         let size = images.size();
         if (self.saturates() || self.hue.is_some()) && ![Some(&1), Some(&3)].contains(&size.get(1))
         {
-            return Err(VisionError::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "saturation and hue are of images [n, c, h, w] with 3 channels, or 1, not of {size:?}"
             )));
         }
-        self.transformed(images, &drawn).map_err(refused)
+        Ok(self.transformed(images, &drawn).map_err(refused)?)
     }
 
     /// Maps masks of classes `[n, h, w]` as the images of the same batch, by the nearest pixel; lighting
@@ -289,7 +290,7 @@ impl Augment {
             let mapped = self.resampled(&numbers, &drawn, Sampling::Nearest)?;
             mapped.f_squeeze_dim(1)?.f_to_kind(masks.kind())
         };
-        mapped().map_err(refused)
+        Ok(mapped().map_err(refused)?)
     }
 
     /// Maps points `[n, points, 2]`, `(x, y)` of -1 to 1 between the sides of the images, as the images of the
@@ -305,7 +306,7 @@ impl Augment {
     ) -> Result<Tensor> {
         let size = images.size();
         let &[_, _, height, width] = size.as_slice() else {
-            return Err(VisionError::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "points belong to images [n, c, h, w], not to {size:?}"
             )));
         };
@@ -340,7 +341,7 @@ impl Augment {
             let found = Tensor::f_stack(&[place(&across, to[0])?, place(&down, to[1])?], 2)?;
             found.f_to_kind(points.kind())
         };
-        mapped().map_err(refused)
+        Ok(mapped().map_err(refused)?)
     }
 
     /// Returns the labels `[n]` of a mixed batch: each image's own, its partner's, and the share of its
@@ -358,14 +359,14 @@ impl Augment {
                 share: drawn.f_select(1, SHARE)?,
             })
         };
-        targets().map_err(refused)
+        Ok(targets().map_err(refused)?)
     }
 
     /// The numbers on the device of the rows that they were drawn for.
     fn checked(&self, rows: &Tensor, drawn: &Tensor) -> Result<Tensor> {
         let (shape, size) = (rows.size(), drawn.size());
         if size != [shape.first().copied().unwrap_or(-1), COLUMNS as i64] {
-            return Err(VisionError::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "numbers of shape {size:?} were not drawn for a batch of shape {shape:?}"
             )));
         }
@@ -578,8 +579,8 @@ fn partners(drawn: &Tensor) -> Result<Tensor, TchError> {
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "it is what `map_err` gives")]
-fn refused(error: TchError) -> VisionError {
-    VisionError::InvalidArgument(format!("a transform of a batch: {error}"))
+fn refused(error: TchError) -> Error {
+    Error::invalid_argument(format!("a transform of a batch: {error}"))
 }
 
 /// The first place of a batch's transforms among a sample's streams, behind those of the sample itself.
@@ -647,7 +648,7 @@ where
         self.0.num_samples()
     }
 
-    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch, DataError> {
+    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch> {
         let (images, labels, drawn) = self.0.batch(indices, context)?;
         let augment = &self.0.augment;
         // Once, for what comes later as well.
@@ -666,7 +667,7 @@ where
         self.dataset.num_samples()
     }
 
-    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch, DataError> {
+    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch> {
         let (images, labels) = self.dataset.batch(indices, context)?;
         let seeds: Vec<u64> = indices.iter().map(|&index| context.sample_seed(index)).collect();
         let drawn = self.augment.draw(&seeds, &images)?;

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use brigade_nn::{Error, Result};
+use brigade_torch::Result;
 use brigade_torch::{grad_enabled, try_recomputed};
 use tch::Tensor;
 
@@ -70,8 +70,7 @@ impl<B: Block> Blocks<B> {
                 try_recomputed(&[&hidden], move |inputs| {
                     let block = block.lock().unwrap_or_else(PoisonError::into_inner);
                     block.forward(&inputs[0], &shared, None)
-                })
-                .map_err(Error::custom)??
+                })??
             } else {
                 let block = block.lock().unwrap_or_else(PoisonError::into_inner);
                 block.forward(&hidden, shared, layer)?
