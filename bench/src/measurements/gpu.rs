@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
-use brigade::data::{DataError, TensorDataset, batches_from_fn};
+use brigade::data::{TensorDataset, batches_from_fn};
 use brigade::models::{Gpt2LmHead, Gpt2Options, Labelled, ResNet, XResNet};
 use brigade::prelude::*;
 use brigade::schedule::OneCycle;
@@ -67,7 +67,7 @@ fn accelerator(precision: Precision) -> Result<Accelerator> {
     Ok(builder.benchmark_kernels(true).build()?)
 }
 
-type Body<'a, B> = Box<dyn FnMut(&B) -> brigade::train::Result<Tensor> + 'a>;
+type Body<'a, B> = Box<dyn FnMut(&B) -> brigade::Result<Tensor> + 'a>;
 
 /// A training step with the loss as its result, as it is or recorded.
 enum Training<'a, B> {
@@ -79,7 +79,7 @@ impl<'a, B: TensorTree<Owned = B>> Training<'a, B> {
     fn new(
         accelerator: &Accelerator,
         captured: bool,
-        body: impl FnMut(&B) -> brigade::train::Result<Tensor> + 'a,
+        body: impl FnMut(&B) -> brigade::Result<Tensor> + 'a,
     ) -> Self {
         if captured {
             Self::Captured(accelerator.capture(body))
@@ -187,7 +187,7 @@ where
 }
 
 /// Images of whole bytes, channels last, as what a network gets: normalised, in float32.
-fn normalised(images: &Tensor, mean: &Tensor, std: &Tensor) -> brigade::train::Result<Tensor> {
+fn normalised(images: &Tensor, mean: &Tensor, std: &Tensor) -> brigade::Result<Tensor> {
     let mut images = images.f_permute([0, 3, 1, 2])?.f_to_kind(Kind::Float)?;
     Ok(images.f_sub_(mean)?.f_div_(std)?)
 }
@@ -220,7 +220,7 @@ fn resnet50(captured: bool) -> Result<Vec<Vec<f64>>> {
         let number = indices.first().map_or(0, |index| index / size_of_batch);
         let held = held.lock();
         let (images, labels) = &held[number % held.len()];
-        Ok::<_, DataError>((images.shallow_clone(), labels.shallow_clone()))
+        Ok::<_, Error>((images.shallow_clone(), labels.shallow_clone()))
     });
     let loader = DataLoader::new(dataset).batch_size(size_of_batch);
     let (mut model, mut optimizer, loader) = accelerator.prepare((model, optimizer, loader))?;
@@ -341,7 +341,7 @@ impl Pictures {
                     let (class, index) = (number % Self::CLASSES, first + number / Self::CLASSES);
                     let jpeg = photos.jpeg(class, index);
                     let image = decoder.decode_new("a generated image", &jpeg);
-                    pixels.extend_from_slice(image.map_err(DataError::other)?.pixels());
+                    pixels.extend_from_slice(image.map_err(Error::custom)?.pixels());
                 }
                 let (count, side) = (numbers.len() as i64, side as i64);
                 let images = from_vec(pixels, &[count, side, side, 3])?.f_permute([0, 3, 1, 2])?;

@@ -92,7 +92,7 @@ impl Callback for Turns {
         let per_step = |began: Instant| began.elapsed().as_secs_f64() / STEPS as f64;
         let ours = per_step(self.began);
         let began = Instant::now();
-        (self.visible)().map_err(|error| brigade::learn::Error::user(format!("{error:#}")))?;
+        (self.visible)().map_err(|error| brigade::Error::custom(format!("{error:#}")))?;
         let mut seconds = self.seconds.borrow_mut();
         seconds[0].push(ours);
         seconds[1].push(per_step(began));

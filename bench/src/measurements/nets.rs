@@ -29,8 +29,8 @@ pub(crate) struct AnyModule(Box<dyn for<'a> Module<&'a Tensor, Output = Tensor>>
 impl Module<&Tensor> for AnyModule {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> nn::Result<Tensor> {
-        self.0.forward(input)
+    fn forward(&self, input: &Tensor) -> brigade::Result<Tensor> {
+        Ok(self.0.forward(input)?)
     }
 }
 
@@ -83,13 +83,9 @@ impl Net {
         }
     }
 
-    pub(crate) fn optimizer<M>(
-        self,
-        lr: f64,
-        model: &Model<M>,
-    ) -> brigade::optim::Result<Optimizer> {
+    pub(crate) fn optimizer<M>(self, lr: f64, model: &Model<M>) -> brigade::Result<Optimizer> {
         match self {
-            Self::Cnn => Adam::default().lr(lr).build(model),
+            Self::Cnn => Ok(Adam::default().lr(lr).build(model)?),
             // fastai's Adam.
             Self::Xresnet50 => AdamW::default()
                 .lr(lr)
@@ -184,10 +180,10 @@ impl Mlp {
 impl Module<&Tensor> for Mlp {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> nn::Result<Tensor> {
+    fn forward(&self, input: &Tensor) -> brigade::Result<Tensor> {
         let [first, second, third] = &self.0;
         let hidden = second.forward(&first.forward(input)?.gelu("none"))?;
-        third.forward(&hidden.gelu("none"))
+        Ok(third.forward(&hidden.gelu("none"))?)
     }
 }
 

@@ -21,6 +21,8 @@
 //! | call a collective, a process group or a store myself | [`torch`] |
 //! | know how a launcher passes a rank its place | [`rank_env`] |
 //!
+//! Models, data sets, optimizers, metrics and loops return one [`Result`], whose [`Error`] has an [`ErrorKind`] to match.
+//!
 //! Programs on several processes or hosts are started by the program `brigade` (`cargo install brigade-cli`).
 //!
 //! ```
@@ -100,6 +102,7 @@ pub use brigade_schedule as schedule;
 pub use brigade_text as text;
 #[doc(inline)]
 pub use brigade_torch as torch;
+pub use brigade_torch::{Error, ErrorKind, Result};
 #[doc(inline)]
 pub use brigade_track as track;
 #[doc(inline)]
@@ -109,7 +112,7 @@ pub use brigade_train as train;
 pub use brigade_vision as vision;
 pub use tch;
 
-/// What a training loop uses. A model's own forward returns `nn::Result`, a metric's own functions `metrics::Result`.
+/// What a training loop uses.
 ///
 /// Goes together with `learn::prelude`: a name means the same in both. [`Precision`](prelude::Precision) is the format
 /// of numbers; the metric of that name is [`metrics::Precision`].
@@ -128,10 +131,10 @@ pub mod prelude {
     pub use crate::schedule::{FitOneCycle, LrSchedule, OneCycle, Plateau, Schedule};
     pub use crate::torch::{BackwardOptions, ReduceOp};
     pub use crate::train::{
-        Accelerator, AcceleratorBuilder, ClipNorm, CommHook, Error, GradientAccumulationOptions,
+        Accelerator, AcceleratorBuilder, ClipNorm, CommHook, GradientAccumulationOptions,
         JoinInputs, LocalSgd, Precision, PreparedLoader, PreparedModel, PreparedOptimizer,
         PreparedScheduler, Processes, ProfileOptions, ProfileSchedule, ProjectConfiguration,
-        Result,
     };
+    pub use crate::{Error, ErrorKind, Result};
     pub use tch::{Device, Kind, Tensor, no_grad};
 }

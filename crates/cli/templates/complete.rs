@@ -51,7 +51,7 @@ impl Net {
 impl Module<&Tensor> for Net {
     type Output = Tensor;
 
-    fn forward(&self, images: &Tensor) -> nn::Result<Tensor> {
+    fn forward(&self, images: &Tensor) -> Result<Tensor> {
         self.output.forward(&self.hidden.forward(&images.flatten(1, -1))?.relu())
     }
 }

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use brigade::MainResult;
-use brigade::data::DataError;
 use brigade::learn::prelude::*;
 use brigade::text::{TextLearnerOptions, TextLoaders, text_classifier_learner};
 use clap::Parser;
@@ -76,7 +75,7 @@ fn generate(accelerator: &Accelerator, folder: &Path, reviews: usize) -> anyhow:
             return Ok(());
         }
         let written = brigade_testkit::Reviews::new(reviews).sentences(4).write(&unfinished);
-        written.and_then(|()| std::fs::rename(&unfinished, folder)).map_err(DataError::other)
+        written.and_then(|()| std::fs::rename(&unfinished, folder)).map_err(Error::custom)
     })?;
     Ok(folder.to_owned())
 }

@@ -4,7 +4,6 @@
 
 use std::path::{Path, PathBuf};
 
-use brigade::data::DataError;
 use brigade::models::{Pretrained, ResNet};
 use brigade::prelude::*;
 use brigade::train::LogOptions;
@@ -145,7 +144,7 @@ fn generate(
             return Ok(());
         }
         let written = brigade_testkit::Photos::new(classes, images).write(&unfinished);
-        written.and_then(|()| std::fs::rename(&unfinished, folder)).map_err(DataError::other)
+        written.and_then(|()| std::fs::rename(&unfinished, folder)).map_err(Error::custom)
     })?;
     Ok(folder.to_owned())
 }

@@ -3,7 +3,7 @@
 use std::ops::{Deref, DerefMut};
 
 use brigade_sampling::Round;
-use brigade_torch::TensorTree;
+use brigade_torch::{Result, TensorTree};
 
 use crate::DataError;
 
@@ -96,14 +96,14 @@ impl<T: TensorTree> Batch<T> {
     /// # Errors
     /// When this batch does not hold a whole round, when the rank does not exist, or when a tensor
     /// has not one row for each sample.
-    pub fn part(&self, rank: usize) -> Result<T::Owned, DataError> {
+    pub fn part(&self, rank: usize) -> Result<T::Owned> {
         let world = self.round.rows.len();
         if self.rank.is_some() || rank >= world {
             let message = match self.rank {
                 Some(own) => format!("the batch is rank {own}'s alone: it has no parts"),
                 None => format!("rank {rank} does not exist among {world} ranks"),
             };
-            return Err(DataError::Options { message });
+            return Err(DataError::Options { message }.into());
         }
         let start: usize = self.round.rows[..rank].iter().sum();
         let (total, rows) = (self.rows(), self.round.rows[rank]);
@@ -115,7 +115,7 @@ impl<T: TensorTree> Batch<T> {
                      {total} rows, one for each sample",
                     tensor.size()
                 );
-                return Err(DataError::Options { message });
+                return Err(DataError::Options { message }.into());
             }
             Ok(tensor.f_narrow(0, start as i64, rows as i64)?)
         })

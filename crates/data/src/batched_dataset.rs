@@ -4,10 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use brigade_sampling::stream;
-use brigade_torch::TensorTree;
+use brigade_torch::{Result, TensorTree};
 use rand_pcg::rand_core::Rng;
-
-use crate::DataError;
 
 /// Data of known length that makes whole batches.
 ///
@@ -32,7 +30,7 @@ pub trait BatchedDataset: Send + Sync {
     ///
     /// # Errors
     /// The loader delivers them at this batch.
-    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch, DataError>;
+    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch>;
 
     /// The same data with `f` applied to each batch, in the loader's threads.
     ///
@@ -43,12 +41,12 @@ pub trait BatchedDataset: Send + Sync {
     /// let images = TensorDataset::new(Tensor::zeros([6, 4, 4], (Kind::Float, Device::Cpu)))?;
     /// let flat = images.map(|images, _| Ok(images.f_flatten(1, -1)?));
     /// assert_eq!(flat.batch(&[0, 1], &Default::default())?.size(), [2, 16]);
-    /// # Ok::<(), brigade_data::DataError>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     fn map<F, B>(self, f: F) -> Map<Self, F>
     where
         Self: Sized,
-        F: Fn(Self::Batch, &BatchContext) -> Result<B, DataError> + Send + Sync,
+        F: Fn(Self::Batch, &BatchContext) -> Result<B> + Send + Sync,
         B: TensorTree + Send + 'static,
     {
         Map { dataset: self, f }
@@ -107,7 +105,7 @@ pub struct Map<D, F> {
 impl<D, F, B> BatchedDataset for Map<D, F>
 where
     D: BatchedDataset,
-    F: Fn(D::Batch, &BatchContext) -> Result<B, DataError> + Send + Sync,
+    F: Fn(D::Batch, &BatchContext) -> Result<B> + Send + Sync,
     B: TensorTree + Send + 'static,
 {
     type Batch = B;
@@ -116,7 +114,7 @@ where
         self.dataset.num_samples()
     }
 
-    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<B, DataError> {
+    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<B> {
         (self.f)(self.dataset.batch(indices, context)?, context)
     }
 }
@@ -133,11 +131,11 @@ where
 /// for batch in &brigade_data::DataLoader::new(squares).batch_size(50) {
 ///     assert_eq!(batch?.size(), [50]);
 /// }
-/// # Ok::<(), brigade_data::DataError>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub fn batches_from_fn<F, B>(len: usize, f: F) -> BatchesFromFn<F>
 where
-    F: Fn(&[usize], &BatchContext) -> Result<B, DataError> + Send + Sync,
+    F: Fn(&[usize], &BatchContext) -> Result<B> + Send + Sync,
     B: TensorTree + Send + 'static,
 {
     BatchesFromFn { len, f }
@@ -152,7 +150,7 @@ pub struct BatchesFromFn<F> {
 
 impl<F, B> BatchedDataset for BatchesFromFn<F>
 where
-    F: Fn(&[usize], &BatchContext) -> Result<B, DataError> + Send + Sync,
+    F: Fn(&[usize], &BatchContext) -> Result<B> + Send + Sync,
     B: TensorTree + Send + 'static,
 {
     type Batch = B;
@@ -161,7 +159,7 @@ where
         self.len
     }
 
-    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<B, DataError> {
+    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<B> {
         (self.f)(indices, context)
     }
 }
@@ -174,7 +172,7 @@ impl<D: BatchedDataset + ?Sized> BatchedDataset for Arc<D> {
         (**self).num_samples()
     }
 
-    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch, DataError> {
+    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch> {
         (**self).batch(indices, context)
     }
 }

@@ -1,6 +1,6 @@
 //! What a reading thread computes on a GPU, beside the thread that trains.
 
-use brigade_torch::{Device, DeviceExt, SideStream, StreamEvent, TensorTree};
+use brigade_torch::{Device, DeviceExt, Error, Result, SideStream, StreamEvent, TensorTree};
 
 use crate::DataError;
 
@@ -22,7 +22,7 @@ pub(crate) struct OnStream {
 }
 
 impl Beside {
-    pub(crate) fn new(device: Option<Device>) -> Result<Self, DataError> {
+    pub(crate) fn new(device: Option<Device>) -> Result<Self> {
         let device = device.filter(|device| device.device_kind().is_some());
         let begun = device.map(StreamEvent::record).transpose()?.flatten();
         Ok(Self { device, begun })
@@ -42,10 +42,10 @@ impl OnStream {
     /// Computes, and marks the point in the stream's work behind which the result is there.
     pub(crate) fn run<T>(
         &mut self,
-        work: impl FnOnce() -> Result<T, DataError>,
-    ) -> Result<(T, Option<StreamEvent>), DataError> {
+        work: impl FnOnce() -> Result<T>,
+    ) -> Result<(T, Option<StreamEvent>)> {
         match (&self.entered, self.device) {
-            (Err(message), _) => Err(DataError::other(message.clone())),
+            (Err(message), _) => Err(Error::custom(message.clone())),
             (Ok(Some(_)), Some(device)) => Ok((work()?, StreamEvent::record(device)?)),
             (Ok(_), _) => Ok((work()?, None)),
         }
@@ -60,7 +60,7 @@ impl OnStream {
 pub(crate) fn take_over<T: TensorTree + ?Sized>(
     batch: &T,
     computed: Option<&StreamEvent>,
-) -> Result<(), DataError> {
+) -> Result<()> {
     if let Some(computed) = computed {
         return Ok(computed.take_over(batch)?);
     }
@@ -79,6 +79,6 @@ pub(crate) fn take_over<T: TensorTree + ?Sized>(
                  (`DataLoader::device`), or prepare the loader with an Accelerator of {0}",
                 device.label()
             ),
-        }),
+        }.into()),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use brigade_torch::{Device, Element, Kind, Tensor, TensorTree, elements, from_vec};
+use brigade_torch::{Device, Element, Error, Kind, Result, Tensor, TensorTree, elements, from_vec};
 
 use crate::DataError;
 
@@ -31,7 +31,7 @@ pub trait Collate: Sized {
     /// # Errors
     /// When the samples differ in shape, type or keys, and when there are none of a kind whose
     /// shape is only known from a sample.
-    fn collate(samples: &[&Self]) -> Result<Self::Batch, DataError>;
+    fn collate(samples: &[&Self]) -> Result<Self::Batch>;
 }
 
 macro_rules! numbers {
@@ -39,7 +39,7 @@ macro_rules! numbers {
         impl Collate for $number {
             type Batch = Tensor;
 
-            fn collate(samples: &[&Self]) -> Result<Tensor, DataError> {
+            fn collate(samples: &[&Self]) -> Result<Tensor> {
                 let numbers: Vec<Self> = samples.iter().map(|sample| **sample).collect();
                 Ok(from_vec(numbers, &[samples.len() as i64])?)
             }
@@ -52,7 +52,7 @@ numbers!(f32, f64, u8, i8, i16, i32, i64);
 impl Collate for u32 {
     type Batch = Tensor;
 
-    fn collate(samples: &[&Self]) -> Result<Tensor, DataError> {
+    fn collate(samples: &[&Self]) -> Result<Tensor> {
         let numbers = samples.iter().map(|sample| i64::from(**sample)).collect();
         Ok(from_vec(numbers, &[samples.len() as i64])?)
     }
@@ -61,8 +61,8 @@ impl Collate for u32 {
 impl Collate for usize {
     type Batch = Tensor;
 
-    fn collate(samples: &[&Self]) -> Result<Tensor, DataError> {
-        let too_large = |_| DataError::other("a number above the range of i64 cannot be collated");
+    fn collate(samples: &[&Self]) -> Result<Tensor> {
+        let too_large = |_| Error::custom("a number above the range of i64 cannot be collated");
         let numbers: Result<Vec<i64>, _> =
             samples.iter().map(|sample| i64::try_from(**sample)).collect();
         Ok(from_vec(numbers.map_err(too_large)?, &[samples.len() as i64])?)
@@ -72,7 +72,7 @@ impl Collate for usize {
 impl Collate for bool {
     type Batch = Tensor;
 
-    fn collate(samples: &[&Self]) -> Result<Tensor, DataError> {
+    fn collate(samples: &[&Self]) -> Result<Tensor> {
         let bytes: Vec<u8> = samples.iter().map(|sample| u8::from(**sample)).collect();
         Ok(from_vec(bytes, &[samples.len() as i64])?.f_to_kind(Kind::Bool)?)
     }
@@ -89,19 +89,19 @@ pub trait CollateElement: Sized {
     ///
     /// # Errors
     /// As [`Collate::collate`]; also when the lists differ in length.
-    fn collate_lists(samples: &[&Vec<Self>]) -> Result<Self::List, DataError>;
+    fn collate_lists(samples: &[&Vec<Self>]) -> Result<Self::List>;
 
     /// Joins the samples' arrays.
     ///
     /// # Errors
     /// As [`Collate::collate`].
-    fn collate_arrays<const N: usize>(samples: &[&[Self; N]]) -> Result<Self::Array<N>, DataError>;
+    fn collate_arrays<const N: usize>(samples: &[&[Self; N]]) -> Result<Self::Array<N>>;
 }
 
 impl<T: CollateElement> Collate for Vec<T> {
     type Batch = T::List;
 
-    fn collate(samples: &[&Self]) -> Result<Self::Batch, DataError> {
+    fn collate(samples: &[&Self]) -> Result<Self::Batch> {
         T::collate_lists(samples)
     }
 }
@@ -109,19 +109,19 @@ impl<T: CollateElement> Collate for Vec<T> {
 impl<T: CollateElement, const N: usize> Collate for [T; N] {
     type Batch = T::Array<N>;
 
-    fn collate(samples: &[&Self]) -> Result<Self::Batch, DataError> {
+    fn collate(samples: &[&Self]) -> Result<Self::Batch> {
         T::collate_arrays(samples)
     }
 }
 
 /// The length that the lists of all samples have.
-fn common_length<T>(samples: &[&Vec<T>], of: &str) -> Result<usize, DataError> {
+fn common_length<T>(samples: &[&Vec<T>], of: &str) -> Result<usize> {
     let length = samples.first().ok_or(DataError::EmptyBatch)?.len();
     match samples.iter().position(|sample| sample.len() != length) {
         None => Ok(length),
         Some(position) => {
             let (expected, found) = (format!("{length} {of}"), samples[position].len().to_string());
-            Err(DataError::Collate { position, expected, found })
+            Err(DataError::Collate { position, expected, found }.into())
         }
     }
 }
@@ -132,14 +132,14 @@ macro_rules! elements {
             type List = Tensor;
             type Array<const N: usize> = Tensor;
 
-            fn collate_lists(samples: &[&Vec<Self>]) -> Result<Tensor, DataError> {
+            fn collate_lists(samples: &[&Vec<Self>]) -> Result<Tensor> {
                 let length = common_length(samples, "numbers")?;
                 let mut rows = Vec::with_capacity(samples.len() * length);
                 samples.iter().for_each(|sample| rows.extend_from_slice(sample));
                 Ok(from_vec(rows, &[samples.len() as i64, length as i64])?)
             }
 
-            fn collate_arrays<const N: usize>(samples: &[&[Self; N]]) -> Result<Tensor, DataError> {
+            fn collate_arrays<const N: usize>(samples: &[&[Self; N]]) -> Result<Tensor> {
                 let numbers = samples.iter().flat_map(|sample| **sample).collect();
                 Ok(from_vec(numbers, &[samples.len() as i64, N as i64])?)
             }
@@ -153,32 +153,32 @@ impl CollateElement for Tensor {
     type List = Vec<Self>;
     type Array<const N: usize> = [Self; N];
 
-    fn collate_lists(samples: &[&Vec<Self>]) -> Result<Vec<Self>, DataError> {
+    fn collate_lists(samples: &[&Vec<Self>]) -> Result<Vec<Self>> {
         let column = |index: usize| samples.iter().map(|sample| &sample[index]).collect::<Vec<_>>();
         let length = common_length(samples, "tensors")?;
         (0..length).map(|index| Self::collate(&column(index))).collect()
     }
 
-    fn collate_arrays<const N: usize>(samples: &[&[Self; N]]) -> Result<[Self; N], DataError> {
+    fn collate_arrays<const N: usize>(samples: &[&[Self; N]]) -> Result<[Self; N]> {
         let lists: Vec<Self> = (0..N)
             .map(|index| {
                 Self::collate(&samples.iter().map(|sample| &sample[index]).collect::<Vec<_>>())
             })
             .collect::<Result<_, _>>()?;
-        lists.try_into().map_err(|_| DataError::other("an array changed its length"))
+        lists.try_into().map_err(|_| Error::custom("an array changed its length"))
     }
 }
 
 impl<T: Collate> Collate for Option<T> {
     type Batch = Option<T::Batch>;
 
-    fn collate(samples: &[&Self]) -> Result<Self::Batch, DataError> {
+    fn collate(samples: &[&Self]) -> Result<Self::Batch> {
         let first = samples.first().ok_or(DataError::EmptyBatch)?;
         let differs = |sample: &&Self| sample.is_some() != first.is_some();
         if let Some(position) = samples.iter().position(differs) {
             let word = |some| if some { "a value" } else { "none" }.to_owned();
             let (expected, found) = (word(first.is_some()), word(first.is_none()));
-            return Err(DataError::Collate { position, expected, found });
+            return Err(DataError::Collate { position, expected, found }.into());
         }
         let column: Vec<&T> = samples.iter().filter_map(|sample| sample.as_ref()).collect();
         first.as_ref().map(|_| T::collate(&column)).transpose()
@@ -188,12 +188,12 @@ impl<T: Collate> Collate for Option<T> {
 impl Collate for Tensor {
     type Batch = Self;
 
-    fn collate(samples: &[&Self]) -> Result<Self, DataError> {
+    fn collate(samples: &[&Self]) -> Result<Self> {
         let first = samples.first().ok_or(DataError::EmptyBatch)?;
         for (position, sample) in samples.iter().enumerate() {
             if !alike(first, sample)? {
                 let (expected, found) = (describe(first), describe(sample));
-                return Err(DataError::Collate { position, expected, found });
+                return Err(DataError::Collate { position, expected, found }.into());
             }
         }
         let mut shape = vec![samples.len() as i64];
@@ -216,7 +216,7 @@ impl Collate for Tensor {
 
 /// The tensors' values one after another; None when they do not lie in plain memory or have a
 /// gradient to keep, which libtorch's own operator handles.
-fn joined<T: Element>(samples: &[&Tensor], shape: &[i64]) -> Option<Result<Tensor, DataError>> {
+fn joined<T: Element>(samples: &[&Tensor], shape: &[i64]) -> Option<Result<Tensor>> {
     let mut values = Vec::with_capacity(samples.iter().map(|sample| sample.numel()).sum());
     for sample in samples {
         if sample.requires_grad() {
@@ -228,7 +228,7 @@ fn joined<T: Element>(samples: &[&Tensor], shape: &[i64]) -> Option<Result<Tenso
     Some(from_vec(values, shape).map_err(Into::into))
 }
 
-fn alike(one: &Tensor, other: &Tensor) -> Result<bool, DataError> {
+fn alike(one: &Tensor, other: &Tensor) -> Result<bool> {
     let kinds = one.f_kind()? == other.f_kind()?;
     Ok(kinds && one.device() == other.device() && one.size() == other.size())
 }
@@ -247,7 +247,7 @@ macro_rules! tuples {
         impl<$($name: Collate),+> Collate for ($($name,)+) {
             type Batch = ($($name::Batch,)+);
 
-            fn collate(samples: &[&Self]) -> Result<Self::Batch, DataError> {
+            fn collate(samples: &[&Self]) -> Result<Self::Batch> {
                 Ok(($({
                     let column: Vec<&$name> = samples.iter().map(|sample| &sample.$index).collect();
                     $name::collate(&column)?
@@ -271,7 +271,7 @@ macro_rules! maps {
         impl<T: Collate> Collate for $map<String, T> {
             type Batch = $map<String, T::Batch>;
 
-            fn collate(samples: &[&Self]) -> Result<Self::Batch, DataError> {
+            fn collate(samples: &[&Self]) -> Result<Self::Batch> {
                 let keys = |map: &Self| {
                     let mut keys: Vec<&str> = map.keys().map(String::as_str).collect();
                     keys.sort_unstable();
@@ -281,7 +281,7 @@ macro_rules! maps {
                 for (position, sample) in samples.iter().enumerate() {
                     let (expected, found) = (keys(first), keys(sample));
                     if expected != found {
-                        return Err(DataError::Collate { position, expected, found });
+                        return Err(DataError::Collate { position, expected, found }.into());
                     }
                 }
                 first
@@ -303,7 +303,7 @@ maps!(BTreeMap, HashMap);
 mod tests {
     use super::*;
 
-    fn collate<S: Collate>(samples: impl AsRef<[S]>) -> Result<S::Batch, DataError> {
+    fn collate<S: Collate>(samples: impl AsRef<[S]>) -> Result<S::Batch> {
         S::collate(&samples.as_ref().iter().collect::<Vec<_>>())
     }
 
@@ -367,7 +367,10 @@ mod tests {
             error.starts_with("sample 1 of the batch has 0, the first has 1 numbers"),
             "{error}"
         );
-        assert!(matches!(collate::<Tensor>(vec![]), Err(DataError::EmptyBatch)));
+        assert!(matches!(
+            collate::<Tensor>(vec![]).unwrap_err().downcast_ref(),
+            Some(DataError::EmptyBatch)
+        ));
         assert_eq!(collate::<i64>(vec![]).unwrap().size(), [0]);
     }
 

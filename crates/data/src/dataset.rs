@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::{BatchContext, BatchedDataset, Collate, DataError};
+use brigade_torch::Result;
 
 /// Data of known length that is read sample by sample.
 ///
@@ -22,7 +23,7 @@ use crate::{BatchContext, BatchedDataset, Collate, DataError};
 ///         1000
 ///     }
 ///
-///     fn get(&self, index: usize, _seed: u64) -> Result<Self::Sample, DataError> {
+///     fn get(&self, index: usize, _seed: u64) -> Result<Self::Sample> {
 ///         Ok((index as f32, (index * index) as f32))
 ///     }
 /// }
@@ -31,7 +32,7 @@ use crate::{BatchContext, BatchedDataset, Collate, DataError};
 ///     let (x, y) = batch?.into_data(); // two tensors, [32] each, the last ones [8]
 ///     assert_eq!(&x * &x, y);
 /// }
-/// # Ok::<(), DataError>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub trait Dataset: Send + Sync {
     /// What a sample is.
@@ -50,7 +51,7 @@ pub trait Dataset: Send + Sync {
     ///
     /// # Errors
     /// The loader delivers them at the sample's batch.
-    fn get(&self, index: usize, seed: u64) -> Result<Self::Sample, DataError>;
+    fn get(&self, index: usize, seed: u64) -> Result<Self::Sample>;
 }
 
 /// A list of samples in memory as a dataset.
@@ -73,8 +74,8 @@ impl<T: Collate + Clone + Send + Sync> Dataset for VecDataset<T> {
         self.0.len()
     }
 
-    fn get(&self, index: usize, _: u64) -> Result<T, DataError> {
-        self.0.get(index).cloned().ok_or(DataError::Index { index, len: self.0.len() })
+    fn get(&self, index: usize, _: u64) -> Result<T> {
+        self.0.get(index).cloned().ok_or(DataError::Index { index, len: self.0.len() }.into())
     }
 }
 
@@ -86,7 +87,7 @@ impl<D: Dataset + ?Sized> Dataset for Box<D> {
         (**self).len()
     }
 
-    fn get(&self, index: usize, seed: u64) -> Result<Self::Sample, DataError> {
+    fn get(&self, index: usize, seed: u64) -> Result<Self::Sample> {
         (**self).get(index, seed)
     }
 }
@@ -100,7 +101,7 @@ impl<D: Dataset + ?Sized> Dataset for Box<D> {
 /// ```
 pub fn dataset_from_fn<F, S>(len: usize, f: F) -> DatasetFromFn<F>
 where
-    F: Fn(usize, u64) -> Result<S, DataError> + Send + Sync,
+    F: Fn(usize, u64) -> Result<S> + Send + Sync,
     S: Collate,
 {
     DatasetFromFn { len, f }
@@ -115,7 +116,7 @@ pub struct DatasetFromFn<F> {
 
 impl<F, S> Dataset for DatasetFromFn<F>
 where
-    F: Fn(usize, u64) -> Result<S, DataError> + Send + Sync,
+    F: Fn(usize, u64) -> Result<S> + Send + Sync,
     S: Collate,
 {
     type Sample = S;
@@ -124,7 +125,7 @@ where
         self.len
     }
 
-    fn get(&self, index: usize, seed: u64) -> Result<S, DataError> {
+    fn get(&self, index: usize, seed: u64) -> Result<S> {
         (self.f)(index, seed)
     }
 }
@@ -137,7 +138,7 @@ impl<D: Dataset> BatchedDataset for D {
         self.len()
     }
 
-    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch, DataError> {
+    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch> {
         let samples: Vec<D::Sample> = indices
             .iter()
             .map(|&index| self.get(index, context.sample_seed(index)))
@@ -161,7 +162,7 @@ pub trait IterableDataset: Send + Sync {
 }
 
 /// The samples of one epoch.
-pub type SampleStream<S> = Box<dyn Iterator<Item = Result<S, DataError>> + Send>;
+pub type SampleStream<S> = Box<dyn Iterator<Item = Result<S>> + Send>;
 
 /// A stream that a function of the epoch and the seed opens.
 ///
@@ -174,7 +175,7 @@ pub type SampleStream<S> = Box<dyn Iterator<Item = Result<S, DataError>> + Send>
 pub fn stream_from_fn<F, I, S>(f: F) -> StreamFromFn<F>
 where
     F: Fn(u64, u64) -> I + Send + Sync,
-    I: Iterator<Item = Result<S, DataError>> + Send + 'static,
+    I: Iterator<Item = Result<S>> + Send + 'static,
     S: Collate + 'static,
 {
     StreamFromFn(f)
@@ -187,7 +188,7 @@ pub struct StreamFromFn<F>(F);
 impl<F, I, S> IterableDataset for StreamFromFn<F>
 where
     F: Fn(u64, u64) -> I + Send + Sync,
-    I: Iterator<Item = Result<S, DataError>> + Send + 'static,
+    I: Iterator<Item = Result<S>> + Send + 'static,
     S: Collate + 'static,
 {
     type Sample = S;
@@ -226,6 +227,6 @@ mod tests {
             assert_eq!(elements::<f32>(&batch).unwrap().to_vec(), [3.0, 1.0]);
         }
         let error = VecDataset(vec![1.0f32]).get(1, 0).unwrap_err();
-        assert!(matches!(error, DataError::Index { index: 1, len: 1 }));
+        assert!(matches!(error.downcast_ref(), Some(DataError::Index { index: 1, len: 1 })));
     }
 }

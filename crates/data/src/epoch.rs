@@ -3,26 +3,27 @@
 use std::fmt;
 use std::iter;
 
-use crate::{Batch, DataError};
+use crate::Batch;
+use brigade_torch::{Error, Result};
 
 /// The batches of one epoch of a loader. Dropping it stops the loader's threads.
 pub struct Epoch<T> {
     number: u64,
     remaining: Option<usize>,
-    batches: Box<dyn Iterator<Item = Result<Batch<T>, DataError>>>,
+    batches: Box<dyn Iterator<Item = Result<Batch<T>>>>,
 }
 
 impl<T: 'static> Epoch<T> {
     pub(crate) fn new(
         number: u64,
         remaining: Option<usize>,
-        batches: Box<dyn Iterator<Item = Result<Batch<T>, DataError>>>,
+        batches: Box<dyn Iterator<Item = Result<Batch<T>>>>,
     ) -> Self {
         Self { number, remaining, batches }
     }
 
     /// An epoch that could not begin: one error.
-    pub(crate) fn failed(number: u64, error: DataError) -> Self {
+    pub(crate) fn failed(number: u64, error: Error) -> Self {
         Self::new(number, Some(1), Box::new(iter::once(Err(error))))
     }
 }
@@ -42,7 +43,7 @@ impl<T> Epoch<T> {
 }
 
 impl<T> Iterator for Epoch<T> {
-    type Item = Result<Batch<T>, DataError>;
+    type Item = Result<Batch<T>>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let batch = self.batches.next();

@@ -2,10 +2,26 @@
 
 use std::io;
 
-/// Why a batch could not be made, or a loader's options do not fit.
+use brigade_torch::{Error, ErrorKind, says_out_of_memory};
+
+/// Why a batch could not be made, or a loader's options do not fit: the detail of an [`Error`].
 ///
-/// Display is one line that names both sides of a mismatch. The cause is part of that line, so
-/// `source()` is empty and a printed chain says nothing twice.
+/// Display is one line that names both sides of a mismatch, and has the cause in it.
+///
+/// ```
+/// use brigade_data::{DataError, DataLoader, dataset_from_fn};
+/// use brigade_torch::{Error, ErrorKind};
+///
+/// let data = dataset_from_fn(4, |index| match index {
+///     2 => Err(Error::custom("the tape is torn")),
+///     index => Ok(index as i64),
+/// });
+/// let error = DataLoader::new(data).batch_size(2).epoch(0)?.nth(1).unwrap().unwrap_err();
+/// assert_eq!(error.to_string(), "epoch 0, batch 1: the tape is torn");
+/// assert_eq!(error.kind(), ErrorKind::Custom);
+/// assert!(matches!(error.downcast_ref(), Some(DataError::AtBatch { batch: 1, .. })));
+/// # Ok::<(), Error>(())
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
@@ -48,9 +64,6 @@ pub enum DataError {
         /// Both sides of the mismatch and what to change.
         message: String,
     },
-    /// A sampler or a sharding rule refused its input.
-    #[error(transparent)]
-    Plan(#[from] brigade_sampling::PlanError),
     /// The dataset or its worker panicked.
     #[error("the dataset panicked: {message}")]
     Panicked {
@@ -75,32 +88,26 @@ pub enum DataError {
         /// The batch's number in this rank's epoch, from 0.
         batch: usize,
         /// What happened.
-        cause: Box<Self>,
+        #[source]
+        cause: Error,
     },
-    /// An error of libtorch.
-    #[error(transparent)]
-    Torch(#[from] brigade_torch::Error),
-    /// An error of a data set's own kind, such as `brigade_datasets::DatasetError`.
-    #[error("{0}")]
-    Other(Box<dyn std::error::Error + Send + Sync>),
 }
 
-impl DataError {
-    /// Wraps the error of a dataset's own kind, or a plain message.
-    ///
-    /// ```
-    /// use brigade_data::DataError;
-    ///
-    /// let error = DataError::other("the tape is torn");
-    /// assert_eq!(error.to_string(), "the tape is torn");
-    /// ```
-    pub fn other(cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
-        Self::Other(cause.into())
-    }
-}
-
-impl From<tch::TchError> for DataError {
-    fn from(error: tch::TchError) -> Self {
-        Self::Torch(error.into())
+impl From<DataError> for Error {
+    fn from(error: DataError) -> Self {
+        let kind = match &error {
+            DataError::Index { .. }
+            | DataError::Unfit { .. }
+            | DataError::Collate { .. }
+            | DataError::EmptyBatch
+            | DataError::Spawn { .. } => ErrorKind::Data,
+            DataError::Options { .. } => ErrorKind::InvalidArgument,
+            DataError::Panicked { message } if says_out_of_memory(message) => {
+                ErrorKind::OutOfMemory
+            }
+            DataError::Panicked { .. } => ErrorKind::Data,
+            DataError::AtBatch { cause, .. } => cause.kind(),
+        };
+        Self::new(kind, error)
     }
 }

@@ -18,7 +18,7 @@
 //!         let (x, y) = batch?.into_data(); // f32 [32] each, [4] at the end
 //!     }
 //! }
-//! # Ok::<(), brigade_data::DataError>(())
+//! # Ok::<(), brigade_torch::Error>(())
 //! ```
 
 mod batch;
@@ -121,5 +121,5 @@ pub use tensors::TensorDataset;
 pub mod __derive {
     pub use brigade_torch::{Error, Split, Tensor, TensorTree, TreeSpec};
 
-    pub use crate::{Collate, DataError};
+    pub use crate::Collate;
 }

@@ -6,7 +6,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use brigade_sampling::{Order, Sampler, ShardOptions, Shards, Shuffle};
-use brigade_torch::{Device, StreamEvent, TensorTree};
+use brigade_torch::{Device, Error, Result, StreamEvent, TensorTree};
 use parking_lot::Mutex;
 
 use crate::beside::take_over;
@@ -31,7 +31,7 @@ use crate::{Batch, BatchContext, BatchedDataset, DataError, Epoch, LoaderOptions
 /// for batch in &loader {
 ///     let (rows, labels) = batch?.into_data(); // f32 [64, 8] and i64 [64]
 /// }
-/// # Ok::<(), brigade_data::DataError>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub struct DataLoader<D> {
     dataset: Arc<D>,
@@ -199,12 +199,7 @@ impl<D: BatchedDataset> DataLoader<D> {
     ///
     /// # Errors
     /// When the rank does not exist or the options do not fit the batch size or each other.
-    pub fn shard(
-        mut self,
-        rank: usize,
-        world: usize,
-        options: ShardOptions,
-    ) -> Result<Self, DataError> {
+    pub fn shard(mut self, rank: usize, world: usize, options: ShardOptions) -> Result<Self> {
         self.core.position = ShardPosition::of_rank(rank, world, options)?;
         self.check()?;
         Ok(self)
@@ -215,14 +210,14 @@ impl<D: BatchedDataset> DataLoader<D> {
     ///
     /// # Errors
     /// As [`shard`](Self::shard).
-    pub fn dispatch(mut self, world: usize, options: ShardOptions) -> Result<Self, DataError> {
+    pub fn dispatch(mut self, world: usize, options: ShardOptions) -> Result<Self> {
         self.core.position = ShardPosition { rank: None, world, options };
         self.check()?;
         Ok(self)
     }
 
     /// Options that can never work are refused at once, before an order is made.
-    fn check(&self) -> Result<(), DataError> {
+    fn check(&self) -> Result<()> {
         let batch_size = match &self.order {
             OrderRule::Lists(lists) => lists.batch_size(),
             _ => Some(self.core.options.batch_size),
@@ -265,12 +260,12 @@ impl<D: BatchedDataset> DataLoader<D> {
     ///
     /// # Errors
     /// When the options do not fit together.
-    pub fn plan(&self, epoch: u64) -> Result<Shards, DataError> {
+    pub fn plan(&self, epoch: u64) -> Result<Shards> {
         self.plan_after(epoch, 0)
     }
 
     /// The plan of what is left of an epoch after `offset` samples.
-    fn plan_after(&self, epoch: u64, offset: usize) -> Result<Shards, DataError> {
+    fn plan_after(&self, epoch: u64, offset: usize) -> Result<Shards> {
         let rest = |order: Vec<usize>| order.get(offset..).unwrap_or_default().to_vec().into();
         match &self.order {
             OrderRule::Plain if self.core.options.shuffle => {
@@ -303,7 +298,7 @@ impl<D: BatchedDataset> DataLoader<D> {
         }
     }
 
-    fn deal(&self, order: Order) -> Result<Shards, DataError> {
+    fn deal(&self, order: Order) -> Result<Shards> {
         let rules = self.rules();
         Ok(Shards::new(order, self.core.options.batch_size, self.core.position.world, rules)?)
     }
@@ -377,12 +372,7 @@ impl<D: BatchedDataset + 'static> DataLoader<D> {
         batches.filter(|_| key == self.upcoming_key(epoch))
     }
 
-    fn begin(
-        &self,
-        epoch: u64,
-        skip: usize,
-        shards: Shards,
-    ) -> Result<MapBatches<D::Batch>, DataError> {
+    fn begin(&self, epoch: u64, skip: usize, shards: Shards) -> Result<MapBatches<D::Batch>> {
         let end = self.batches_here(&shards);
         let next = skip.min(end);
         let shards = Arc::new(shards);
@@ -429,7 +419,7 @@ enum Maker<T> {
 }
 
 impl<T: TensorTree + Send + 'static> Iterator for MapBatches<T> {
-    type Item = Result<Batch<T>, DataError>;
+    type Item = Result<Batch<T>>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.next == self.end {
@@ -453,17 +443,17 @@ impl<T: TensorTree + Send + 'static> Iterator for MapBatches<T> {
     }
 }
 
-fn taken_over<T: TensorTree>((data, computed): (T, Option<StreamEvent>)) -> Result<T, DataError> {
+fn taken_over<T: TensorTree>((data, computed): (T, Option<StreamEvent>)) -> Result<T> {
     take_over(&data, computed.as_ref())?;
     Ok(data)
 }
 
-pub(crate) fn at_batch(epoch: u64, batch: usize, cause: DataError) -> DataError {
-    DataError::AtBatch { epoch, batch, cause: Box::new(cause) }
+pub(crate) fn at_batch(epoch: u64, batch: usize, cause: Error) -> Error {
+    DataError::AtBatch { epoch, batch, cause }.into()
 }
 
 impl<D: BatchedDataset + 'static> IntoIterator for &DataLoader<D> {
-    type Item = Result<Batch<D::Batch>, DataError>;
+    type Item = Result<Batch<D::Batch>>;
     type IntoIter = Epoch<D::Batch>;
 
     fn into_iter(self) -> Self::IntoIter {

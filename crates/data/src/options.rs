@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use brigade_sampling::ShardOptions;
-use brigade_torch::Device;
+use brigade_torch::{Device, Result};
 use parking_lot::Mutex;
 
-use crate::{DataError, draw_seed};
+use crate::draw_seed;
 
 /// The settings of a loader. The builder methods of [`DataLoader`](crate::DataLoader) and
 /// [`StreamLoader`](crate::StreamLoader) set them.
@@ -66,11 +66,7 @@ impl ShardPosition {
         Self { rank: Some(0), world: 1, options: ShardOptions::default() }
     }
 
-    pub(crate) fn of_rank(
-        rank: usize,
-        world: usize,
-        options: ShardOptions,
-    ) -> Result<Self, DataError> {
+    pub(crate) fn of_rank(rank: usize, world: usize, options: ShardOptions) -> Result<Self> {
         if rank >= world {
             return Err(brigade_sampling::PlanError::RankOutOfRange { rank, world }.into());
         }
@@ -278,7 +274,7 @@ macro_rules! loader_options {
         /// for batch in &loader {
         ///     assert_eq!(batch?.device(), device);
         /// }
-        /// # Ok::<(), brigade_data::DataError>(())
+        /// # Ok::<(), brigade_torch::Error>(())
         /// ```
         #[must_use]
         pub fn device(mut self, device: Device) -> Self {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
 use brigade_sampling::{Round, ShardOptions, StreamBatch, StreamShard};
-use brigade_torch::{Device, StreamEvent, TensorTree};
+use brigade_torch::{Device, Result, StreamEvent, TensorTree};
 use crossbeam_channel::{Receiver, bounded};
 
 use crate::beside::{Beside, take_over};
@@ -37,7 +37,7 @@ use crate::{Batch, Collate, DataError, Epoch, IterableDataset, LoaderOptions};
 ///     sum += batch?.into_data().sum(tch::Kind::Double).double_value(&[]);
 /// }
 /// assert_eq!(sum, 499_500.0);
-/// # Ok::<(), brigade_data::DataError>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub struct StreamLoader<I> {
     dataset: Arc<I>,
@@ -75,12 +75,7 @@ impl<I> StreamLoader<I> {
     ///
     /// # Errors
     /// When the rank does not exist or the options do not fit the batch size or a stream.
-    pub fn shard(
-        mut self,
-        rank: usize,
-        world: usize,
-        options: ShardOptions,
-    ) -> Result<Self, DataError> {
+    pub fn shard(mut self, rank: usize, world: usize, options: ShardOptions) -> Result<Self> {
         self.core.position = ShardPosition::of_rank(rank, world, options)?;
         StreamShard::<()>::new(self.core.options.batch_size, rank, world, options)?;
         Ok(self)
@@ -91,13 +86,13 @@ impl<I> StreamLoader<I> {
     ///
     /// # Errors
     /// As [`shard`](Self::shard).
-    pub fn dispatch(mut self, world: usize, options: ShardOptions) -> Result<Self, DataError> {
+    pub fn dispatch(mut self, world: usize, options: ShardOptions) -> Result<Self> {
         StreamShard::<()>::new(self.core.options.batch_size, 0, world, options)?;
         self.core.position = ShardPosition { rank: None, world, options };
         Ok(self)
     }
 
-    fn reader<S: Collate>(&self, epoch: u64, skip: usize) -> Result<Plan, DataError> {
+    fn reader<S: Collate>(&self, epoch: u64, skip: usize) -> Result<Plan> {
         let rules = self.core.position.rules(self.core.options.drop_last);
         let (batch_size, world) = (self.core.options.batch_size, self.core.position.world);
         // Found out here, where the error is the caller's; the reader makes its own.
@@ -154,7 +149,7 @@ impl<I: IterableDataset + 'static> StreamLoader<I> {
 }
 
 impl<I: IterableDataset + 'static> IntoIterator for &StreamLoader<I> {
-    type Item = Result<Batch<<I::Sample as Collate>::Batch>, DataError>;
+    type Item = Result<Batch<<I::Sample as Collate>::Batch>>;
     type IntoIter = Epoch<<I::Sample as Collate>::Batch>;
 
     fn into_iter(self) -> Self::IntoIter {
@@ -180,7 +175,7 @@ struct Plan {
 }
 
 impl Plan {
-    fn shard<S>(&self) -> Result<StreamShard<Rc<S>>, DataError> {
+    fn shard<S>(&self) -> Result<StreamShard<Rc<S>>> {
         let Some(rank) = self.rank else {
             // A round of all ranks is a batch of one: same samples, same completion.
             let size = self.rows().saturating_mul(self.world);
@@ -219,7 +214,7 @@ struct StreamBatches<S, O> {
     samples: Option<SampleStream<S>>,
     shard: Option<StreamShard<Rc<S>>>,
     /// Read ahead: the batch, or the error, after the one that is given out.
-    held: Option<Result<StreamBatch<Rc<S>>, DataError>>,
+    held: Option<Result<StreamBatch<Rc<S>>>>,
     index: usize,
 }
 
@@ -229,7 +224,7 @@ impl<S: Collate, O: FnOnce() -> SampleStream<S>> StreamBatches<S, O> {
     }
 
     /// The next batch of the stream; `None` at its end and after an error.
-    fn read(&mut self) -> Option<Result<StreamBatch<Rc<S>>, DataError>> {
+    fn read(&mut self) -> Option<Result<StreamBatch<Rc<S>>>> {
         let result = guarded(|| self.read_unguarded()).transpose();
         if !matches!(result, Some(Ok(_))) {
             (self.samples, self.shard) = (None, None);
@@ -237,7 +232,7 @@ impl<S: Collate, O: FnOnce() -> SampleStream<S>> StreamBatches<S, O> {
         result
     }
 
-    fn read_unguarded(&mut self) -> Result<Option<StreamBatch<Rc<S>>>, DataError> {
+    fn read_unguarded(&mut self) -> Result<Option<StreamBatch<Rc<S>>>> {
         if let Some(open) = self.open.take() {
             self.samples = Some(open());
             self.shard = Some(self.plan.shard()?);
@@ -257,7 +252,7 @@ impl<S: Collate, O: FnOnce() -> SampleStream<S>> StreamBatches<S, O> {
         Ok(self.shard.take().and_then(StreamShard::finish))
     }
 
-    fn collate(&self, batch: StreamBatch<Rc<S>>, last: bool) -> Result<Batch<S::Batch>, DataError> {
+    fn collate(&self, batch: StreamBatch<Rc<S>>, last: bool) -> Result<Batch<S::Batch>> {
         let items: Vec<&S> = batch.items.iter().map(Rc::as_ref).collect();
         let data = guarded(|| S::collate(&items))?;
         Ok(Batch::from_parts(data, self.index, last, self.plan.rank, self.plan.round(batch.round)))
@@ -265,7 +260,7 @@ impl<S: Collate, O: FnOnce() -> SampleStream<S>> StreamBatches<S, O> {
 }
 
 impl<S: Collate, O: FnOnce() -> SampleStream<S>> Iterator for StreamBatches<S, O> {
-    type Item = Result<Batch<S::Batch>, DataError>;
+    type Item = Result<Batch<S::Batch>>;
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
@@ -293,7 +288,7 @@ impl<S: Collate, O: FnOnce() -> SampleStream<S>> Iterator for StreamBatches<S, O
 }
 
 /// A batch, and the point in the reading thread's stream behind which it is there.
-type Read<T> = Result<(Batch<T>, Option<StreamEvent>), DataError>;
+type Read<T> = Result<(Batch<T>, Option<StreamEvent>)>;
 
 /// One epoch, read by a thread.
 struct Reader<T> {
@@ -303,12 +298,7 @@ struct Reader<T> {
 }
 
 impl<T: Send + 'static> Reader<T> {
-    fn start<S, O>(
-        plan: Plan,
-        ahead: usize,
-        device: Option<Device>,
-        open: O,
-    ) -> Result<Self, DataError>
+    fn start<S, O>(plan: Plan, ahead: usize, device: Option<Device>, open: O) -> Result<Self>
     where
         S: Collate<Batch = T> + 'static,
         O: FnOnce() -> SampleStream<S> + Send + 'static,
@@ -336,7 +326,7 @@ impl<T: Send + 'static> Reader<T> {
 }
 
 impl<T: TensorTree> Iterator for Reader<T> {
-    type Item = Result<Batch<T>, DataError>;
+    type Item = Result<Batch<T>>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let (batch, computed) = match self.batches.as_ref()?.recv().ok()? {

@@ -1,7 +1,7 @@
 //! Tensors in memory as a dataset.
 
 use brigade_torch::{
-    Device, Element, Kind, Tensor, TensorTree, copy_to_device, elements, from_vec,
+    Device, Element, Error, Kind, Result, Tensor, TensorTree, copy_to_device, elements, from_vec,
 };
 use parking_lot::Mutex;
 
@@ -20,7 +20,7 @@ use crate::{BatchContext, BatchedDataset, DataError, DataLoader};
 /// let y = x.sum_dim_intlist(-1, false, Kind::Float);
 /// let loader = DataLoader::new(TensorDataset::new((x, y))?).batch_size(32).shuffle(true);
 /// assert_eq!(loader.iter().count(), 32);
-/// # Ok::<(), brigade_data::DataError>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct TensorDataset<T> {
@@ -34,12 +34,13 @@ impl<T: TensorTree + Send> TensorDataset<T> {
     ///
     /// # Errors
     /// When there is no tensor, one has no dimension, or they differ in their number of rows.
-    pub fn new(tensors: T) -> Result<Self, DataError> {
+    pub fn new(tensors: T) -> Result<Self> {
         match tensors.rows() {
             Ok(len) => Ok(Self { tensors: Mutex::new(tensors), len }),
             Err(error) => Err(DataError::Unfit {
                 message: format!("no dataset can be made of these tensors: {error}"),
-            }),
+            }
+            .into()),
         }
     }
 
@@ -76,12 +77,12 @@ where
     ///
     /// let data = TensorDataset::new(Tensor::from_slice(&[1f32, 2.]))?.to_device(Device::Cpu)?;
     /// assert_eq!((data.device(), data.bytes()), (Device::Cpu, 8));
-    /// # Ok::<(), brigade_data::DataError>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`DataError::Torch`], as when the device's memory is full.
-    pub fn to_device(&self, device: Device) -> Result<Self, DataError> {
+    /// [`brigade_torch::ErrorKind::OutOfMemory`], as when the device's memory is full.
+    pub fn to_device(&self, device: Device) -> Result<Self> {
         let tensors = self.tensors.lock().to_device(device)?;
         Ok(Self { tensors: Mutex::new(tensors), len: self.len })
     }
@@ -98,13 +99,13 @@ where
     /// let squares = dataset_from_fn(300, |index, _seed| Ok(([index as u8; 4], index)));
     /// let data = TensorDataset::read_all(squares, 2)?;
     /// assert_eq!((data.len(), data.bytes()), (300, 300 * (4 + 8)));
-    /// # Ok::<(), brigade_data::DataError>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
     /// Those of the data set; [`DataError::Unfit`] for samples of several shapes and for a data set without samples;
-    /// [`DataError::Torch`] when memory is full.
-    pub fn read_all<D>(dataset: D, threads: usize) -> Result<Self, DataError>
+    /// [`brigade_torch::ErrorKind::OutOfMemory`] when memory is full.
+    pub fn read_all<D>(dataset: D, threads: usize) -> Result<Self>
     where
         D: BatchedDataset<Batch = T> + 'static,
     {
@@ -131,10 +132,12 @@ where
             Some(all) if filled == len => Self::new(all),
             Some(_) => Err(DataError::Unfit {
                 message: format!("a dataset of {len} samples gave {filled} rows"),
-            }),
+            }
+            .into()),
             None => Err(DataError::Unfit {
                 message: "a dataset without samples has no shape that tensors could have".into(),
-            }),
+            }
+            .into()),
         }
     }
 }
@@ -144,7 +147,7 @@ where
 const READ_AT_ONCE: usize = 64;
 
 /// Writes a batch into the rows from `start` on.
-fn fill<T: TensorTree>(all: &T, batch: &T, start: usize, rows: usize) -> Result<(), DataError> {
+fn fill<T: TensorTree>(all: &T, batch: &T, start: usize, rows: usize) -> Result<()> {
     let (mut places, mut parts) = (Vec::new(), Vec::new());
     all.visit(&mut |tensor| places.push(tensor));
     batch.visit(&mut |tensor| parts.push(tensor));
@@ -162,7 +165,7 @@ fn fill<T: TensorTree>(all: &T, batch: &T, start: usize, rows: usize) -> Result<
                     expected.get(1..).unwrap_or_default(),
                     place.f_kind()?,
                 ),
-            });
+            }.into());
         }
         place.f_narrow(0, start as i64, rows as i64)?.f_copy_(part)?;
     }
@@ -194,9 +197,9 @@ where
         self.len
     }
 
-    fn batch(&self, indices: &[usize], _: &BatchContext) -> Result<T::Owned, DataError> {
+    fn batch(&self, indices: &[usize], _: &BatchContext) -> Result<T::Owned> {
         if let Some(&index) = indices.iter().find(|index| **index >= self.len) {
-            return Err(DataError::Index { index, len: self.len });
+            return Err(DataError::Index { index, len: self.len }.into());
         }
         let mut handles = Vec::new();
         {
@@ -212,14 +215,14 @@ where
         let mut copied = copied.into_iter();
         let tensors = self.tensors.lock();
         tensors.try_map(&mut |_| {
-            copied.next().ok_or_else(|| DataError::other("a dataset's tensors changed in number"))
+            copied.next().ok_or_else(|| Error::custom("a dataset's tensors changed in number"))
         })
     }
 }
 
 /// The rows `indices` of a tensor. Plain memory is copied here, on this thread; libtorch's own
 /// operator, which may start a team of threads, serves the other kinds and devices.
-fn select(tensor: &Tensor, indices: &[usize], sent: &mut Sent) -> Result<Tensor, DataError> {
+fn select(tensor: &Tensor, indices: &[usize], sent: &mut Sent) -> Result<Tensor> {
     match tensor.f_kind()? {
         Kind::Float => rows::<f32>(tensor, indices),
         Kind::Double => rows::<f64>(tensor, indices),
@@ -237,7 +240,7 @@ fn select(tensor: &Tensor, indices: &[usize], sent: &mut Sent) -> Result<Tensor,
 struct Sent(Option<Tensor>);
 
 impl Sent {
-    fn on(&mut self, device: Device, indices: &[usize]) -> Result<&Tensor, DataError> {
+    fn on(&mut self, device: Device, indices: &[usize]) -> Result<&Tensor> {
         let sent = match self.0.take().filter(|sent| sent.device() == device) {
             Some(sent) => sent,
             None => {
@@ -249,7 +252,7 @@ impl Sent {
     }
 }
 
-fn rows<T: Element>(tensor: &Tensor, indices: &[usize]) -> Option<Result<Tensor, DataError>> {
+fn rows<T: Element>(tensor: &Tensor, indices: &[usize]) -> Option<Result<Tensor>> {
     if tensor.requires_grad() || tensor.device() != Device::Cpu {
         return None;
     }
@@ -298,6 +301,6 @@ mod tests {
         assert!(TensorDataset::new(Vec::<Tensor>::new()).is_err());
         let dataset = TensorDataset::new(zeros(&[4])).unwrap();
         let error = dataset.batch(&[1, 4], &BatchContext::default()).unwrap_err();
-        assert!(matches!(error, DataError::Index { index: 4, len: 4 }));
+        assert!(matches!(error.downcast_ref(), Some(DataError::Index { index: 4, len: 4 })));
     }
 }

@@ -7,17 +7,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-use brigade_torch::{Device, StreamEvent};
+use brigade_torch::{Device, Error, Result, StreamEvent};
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::DataError;
 use crate::beside::Beside;
 
 /// What a worker does with a ticket: makes the batch of that number.
-pub(crate) type Work<T> = Arc<dyn Fn(usize) -> Result<T, DataError> + Send + Sync>;
+pub(crate) type Work<T> = Arc<dyn Fn(usize) -> Result<T> + Send + Sync>;
 
 /// What a thread has made, and the point in its stream's work behind which it is there; `None` for the CPU.
-type Made<T> = Result<(T, Option<StreamEvent>), DataError>;
+type Made<T> = Result<(T, Option<StreamEvent>)>;
 
 /// Threads that turn tickets into results, which come back in the order of the tickets.
 ///
@@ -47,7 +47,7 @@ impl<T: Send + 'static> Workers<T> {
         tickets: std::ops::Range<usize>,
         device: Option<Device>,
         work: &Work<T>,
-    ) -> Result<Self, DataError> {
+    ) -> Result<Self> {
         let (start, end) = (tickets.start, tickets.end.max(tickets.start));
         // More threads than tickets would only be started to be stopped.
         let ahead = ahead.max(1).min(end - start).max(1);
@@ -92,7 +92,7 @@ impl<T: Send + 'static> Workers<T> {
                 // Cannot happen: workers catch panics and outlive the ticket channel.
                 let message = "every loader thread is gone".into();
                 self.due = self.end;
-                return Some(Err(DataError::Panicked { message }));
+                return Some(Err(DataError::Panicked { message }.into()));
             };
             self.early.insert(ticket, result);
         };
@@ -146,19 +146,19 @@ fn serve<T>(
 }
 
 /// Runs user code; its panic becomes an error.
-pub(crate) fn guarded<T>(work: impl FnOnce() -> Result<T, DataError>) -> Result<T, DataError> {
+pub(crate) fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     // Unwind safety: what the panic may have left half-done is the dataset's own state, which
     // its own locks can protect by poisoning; nothing of the loader's is touched.
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(panicked(&*panic)))
 }
 
-fn panicked(panic: &(dyn Any + Send)) -> DataError {
+fn panicked(panic: &(dyn Any + Send)) -> Error {
     let message = panic
         .downcast_ref::<&str>()
         .map(|text| (*text).to_owned())
         .or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "no message".into());
-    DataError::Panicked { message }
+    DataError::Panicked { message }.into()
 }
 
 #[cfg(test)]
@@ -215,7 +215,7 @@ mod tests {
     #[test]
     fn an_error_or_panic_stays_at_its_ticket() {
         let work: Work<usize> = Arc::new(|ticket| match ticket {
-            2 => Err(DataError::other("sour")),
+            2 => Err(Error::custom("sour")),
             4 => panic!("burnt at {ticket}"),
             _ => Ok(ticket),
         });

@@ -9,13 +9,14 @@
 //! memcpy.
 #![allow(clippy::print_stdout)]
 
+use brigade_torch::Result;
 use std::hint::black_box;
 use std::time::Instant;
 
-use brigade_data::{BatchContext, BatchedDataset, DataError, DataLoader, Sampler, Shuffle};
+use brigade_data::{BatchContext, BatchedDataset, DataLoader, Sampler, Shuffle};
 use brigade_datasets::LabelledImages;
 
-fn main() -> Result<(), DataError> {
+fn main() -> Result<()> {
     let pixels = (0..COUNT * AREA).map(|place| (place * 31 % 251) as u8).collect();
     let labels = (0..COUNT).map(|place| (place % 10) as u8).collect();
     let images = LabelledImages::new(pixels, labels, 28, 28)?;
@@ -52,7 +53,7 @@ fn main() -> Result<(), DataError> {
     Ok(())
 }
 
-fn consume(loader: &DataLoader<LabelledImages>) -> Result<(), DataError> {
+fn consume(loader: &DataLoader<LabelledImages>) -> Result<()> {
     for batch in loader {
         black_box(batch?);
     }
@@ -60,7 +61,7 @@ fn consume(loader: &DataLoader<LabelledImages>) -> Result<(), DataError> {
 }
 
 /// Bytes of pixels, as f32, per second.
-fn rate(epoch: impl FnOnce() -> Result<(), DataError>) -> Result<f64, DataError> {
+fn rate(epoch: impl FnOnce() -> Result<()>) -> Result<f64> {
     let start = Instant::now();
     epoch()?;
     Ok((COUNT / BATCH * BATCH * AREA * 4) as f64 / start.elapsed().as_secs_f64())

@@ -2,9 +2,8 @@
 
 use std::path::Path;
 
-use brigade_data::DataError;
-
 use crate::{IdxFile, LabelledImages};
+use brigade_torch::Result;
 
 /// 1,797 real handwritten digits of 8x8 pixels, embedded in the program: 1,438 to train and 359
 /// to test.
@@ -17,7 +16,7 @@ use crate::{IdxFile, LabelledImages};
 ///
 /// let train = Digits::train()?.resize(28, 28)?;
 /// assert_eq!((train.len(), train.height(), train.classes()), (1438, 28, 10));
-/// # Ok::<(), brigade_data::DataError>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Digits;
@@ -27,7 +26,7 @@ impl Digits {
     ///
     /// # Errors
     /// Only when the program itself is damaged.
-    pub fn train() -> Result<LabelledImages, DataError> {
+    pub fn train() -> Result<LabelledImages> {
         open(
             include_bytes!("../assets/digits/train-images-idx3-ubyte.gz"),
             include_bytes!("../assets/digits/train-labels-idx1-ubyte.gz"),
@@ -38,7 +37,7 @@ impl Digits {
     ///
     /// # Errors
     /// Only when the program itself is damaged.
-    pub fn test() -> Result<LabelledImages, DataError> {
+    pub fn test() -> Result<LabelledImages> {
         open(
             include_bytes!("../assets/digits/t10k-images-idx3-ubyte.gz"),
             include_bytes!("../assets/digits/t10k-labels-idx1-ubyte.gz"),
@@ -46,7 +45,7 @@ impl Digits {
     }
 }
 
-fn open(images: &[u8], labels: &[u8]) -> Result<LabelledImages, DataError> {
+fn open(images: &[u8], labels: &[u8]) -> Result<LabelledImages> {
     let (images_name, labels_name) = (Path::new("embedded images"), Path::new("embedded labels"));
     let images = IdxFile::read(images, images_name, 3)?;
     let labels = IdxFile::read(labels, labels_name, 1)?;

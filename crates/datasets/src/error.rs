@@ -3,17 +3,16 @@
 use std::io;
 use std::path::PathBuf;
 
-use brigade_data::DataError;
+use brigade_torch::{Error, ErrorKind};
 
 /// Why the files of a data set could not be read or fetched.
 ///
-/// Functions of this crate give it as [`DataError::Other`], which a training loop's `?` takes:
+/// Functions of this crate give it as the detail of an [`Error`], which a training loop's `?` takes:
 ///
 /// ```
-/// use brigade_data::DataError;
 /// use brigade_datasets::{DatasetError, FashionMnist};
 ///
-/// let Err(DataError::Other(error)) = FashionMnist::train("no/such/folder") else { panic!() };
+/// let error = FashionMnist::train("no/such/folder").unwrap_err();
 /// assert!(matches!(error.downcast_ref(), Some(DatasetError::NotFound { .. })));
 /// ```
 ///
@@ -224,8 +223,29 @@ fn needed(bytes: u64) -> String {
     }
 }
 
-impl From<DatasetError> for DataError {
+impl From<DatasetError> for Error {
     fn from(error: DatasetError) -> Self {
-        Self::other(error)
+        use DatasetError as D;
+        let kind = match error {
+            D::Read { .. } | D::Write { .. } | D::NotFound { .. } | D::Download { .. } => {
+                ErrorKind::Io
+            }
+            D::InvalidUrl { .. } => ErrorKind::InvalidArgument,
+            D::NoHome => ErrorKind::Environment,
+            D::EmptyFile { .. }
+            | D::Magic { .. }
+            | D::Truncated { .. }
+            | D::TrailingBytes { .. }
+            | D::Shape { .. }
+            | D::Gzip { .. }
+            | D::Expansion { .. }
+            | D::CountMismatch { .. }
+            | D::Label { .. }
+            | D::NotAnArchive { .. }
+            | D::DamagedArchive { .. }
+            | D::Refused { .. }
+            | D::ArchiveTooLarge { .. } => ErrorKind::Data,
+        };
+        Self::new(kind, error)
     }
 }

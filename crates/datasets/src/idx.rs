@@ -8,10 +8,10 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
-use brigade_data::DataError;
 use flate2::bufread::GzDecoder;
 
 use crate::DatasetError;
+use brigade_torch::Result;
 
 /// The content of one IDX file of unsigned bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ impl IdxFile {
     /// # Errors
     /// Missing, empty, truncated, over-long or damaged files, another magic number: each with
     /// the path, what was expected and what was found.
-    pub fn open(path: impl AsRef<Path>, dimensions: usize) -> Result<Self, DataError> {
+    pub fn open(path: impl AsRef<Path>, dimensions: usize) -> Result<Self> {
         let path = path.as_ref();
         let file = File::open(path).map_err(|cause| read_error(path, cause))?;
         Self::read(BufReader::new(file), path, dimensions)
@@ -44,16 +44,12 @@ impl IdxFile {
     /// let bytes = [0, 0, 8, 1, 0, 0, 0, 3, 7, 8, 9];
     /// let labels = IdxFile::read(&bytes[..], "labels".as_ref(), 1)?;
     /// assert_eq!((labels.shape, labels.data), (vec![3], vec![7, 8, 9]));
-    /// # Ok::<(), brigade_data::DataError>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
     /// As [`IdxFile::open`].
-    pub fn read(
-        mut bytes: impl BufRead,
-        path: &Path,
-        dimensions: usize,
-    ) -> Result<Self, DataError> {
+    pub fn read(mut bytes: impl BufRead, path: &Path, dimensions: usize) -> Result<Self> {
         let start = bytes.fill_buf().map_err(|cause| read_error(path, cause))?;
         if start.is_empty() {
             return Err(DatasetError::EmptyFile { path: path.into() }.into());

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use brigade_data::{BatchContext, BatchedDataset, DataError};
-use brigade_torch::{Tensor, from_vec};
+use brigade_torch::{Result, Tensor, from_vec};
 use fast_image_resize::images::{TypedImage, TypedImageRef};
 use fast_image_resize::pixels::U8;
 use fast_image_resize::{FilterType, ResizeAlg, ResizeOptions, Resizer};
@@ -22,7 +22,7 @@ use crate::{DatasetError, IdxFile};
 /// let images = LabelledImages::new(vec![0, 255, 51, 0], vec![0, 1], 1, 2)?;
 /// assert_eq!((images.len(), images.classes()), (2, 2));
 /// assert_eq!(images.sample(1)?, (&[51, 0][..], 1));
-/// # Ok::<(), brigade_data::DataError>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Clone)]
 pub struct LabelledImages {
@@ -41,12 +41,7 @@ impl LabelledImages {
     ///
     /// # Errors
     /// When the lengths do not fit together, or an image has no pixels.
-    pub fn new(
-        pixels: Vec<u8>,
-        labels: Vec<u8>,
-        height: usize,
-        width: usize,
-    ) -> Result<Self, DataError> {
+    pub fn new(pixels: Vec<u8>, labels: Vec<u8>, height: usize, width: usize) -> Result<Self> {
         let expected = height.checked_mul(width).and_then(|area| area.checked_mul(labels.len()));
         if height == 0 || width == 0 || expected != Some(pixels.len()) {
             let message = format!(
@@ -54,7 +49,7 @@ impl LabelledImages {
                 labels.len(),
                 pixels.len()
             );
-            return Err(DataError::Unfit { message });
+            return Err(DataError::Unfit { message }.into());
         }
         let classes = labels.iter().max().map_or(0, |largest| usize::from(*largest) + 1);
         Ok(Self { pixels, labels, height, width, classes, normal: None })
@@ -64,7 +59,7 @@ impl LabelledImages {
     ///
     /// # Errors
     /// As [`IdxFile::open`], and when the files differ in number.
-    pub fn open(images: impl AsRef<Path>, labels: impl AsRef<Path>) -> Result<Self, DataError> {
+    pub fn open(images: impl AsRef<Path>, labels: impl AsRef<Path>) -> Result<Self> {
         let (images, labels) = (images.as_ref(), labels.as_ref());
         Self::from_idx(IdxFile::open(images, 3)?, images, IdxFile::open(labels, 1)?, labels)
     }
@@ -75,7 +70,7 @@ impl LabelledImages {
         images_path: &Path,
         labels: IdxFile,
         labels_path: &Path,
-    ) -> Result<Self, DataError> {
+    ) -> Result<Self> {
         let [count, height, width] = images.shape[..] else {
             return Err(
                 DatasetError::Shape { path: images_path.into(), shape: images.shape }.into()
@@ -97,11 +92,7 @@ impl LabelledImages {
     ///
     /// # Errors
     /// When a label is not below `classes`.
-    pub fn with_classes(
-        mut self,
-        classes: usize,
-        path: impl AsRef<Path>,
-    ) -> Result<Self, DataError> {
+    pub fn with_classes(mut self, classes: usize, path: impl AsRef<Path>) -> Result<Self> {
         let wrong = self.labels.iter().position(|label| usize::from(*label) >= classes);
         if let Some(position) = wrong {
             let (path, label) = (path.as_ref().into(), self.labels[position]);
@@ -117,7 +108,7 @@ impl LabelledImages {
     ///
     /// # Errors
     /// When a side is 0 or the images would not fit into memory.
-    pub fn resize(self, height: usize, width: usize) -> Result<Self, DataError> {
+    pub fn resize(self, height: usize, width: usize) -> Result<Self> {
         if (height, width) == (self.height, self.width) {
             return Ok(self);
         }
@@ -126,7 +117,7 @@ impl LabelledImages {
         };
         if height == 0 || width == 0 {
             let message = format!("images cannot be brought to {height}x{width}: a side is 0");
-            return Err(DataError::Unfit { message });
+            return Err(DataError::Unfit { message }.into());
         }
         let area = u32::try_from(height)
             .and_then(|height| Ok((u32::try_from(width)?, height)))
@@ -165,13 +156,13 @@ impl LabelledImages {
     ///
     /// # Errors
     /// When `std` is not above 0 or a figure is not finite.
-    pub fn normalize(mut self, mean: f32, std: f32) -> Result<Self, DataError> {
+    pub fn normalize(mut self, mean: f32, std: f32) -> Result<Self> {
         if !(mean.is_finite() && std.is_finite() && std > 0.0) {
             let message = format!(
                 "images cannot be normalized by mean {mean} and standard deviation {std}: \
                  both must be finite and the second above 0"
             );
-            return Err(DataError::Unfit { message });
+            return Err(DataError::Unfit { message }.into());
         }
         self.normal = Some((mean, std));
         Ok(self)
@@ -181,7 +172,7 @@ impl LabelledImages {
     ///
     /// # Errors
     /// When there is no such sample.
-    pub fn sample(&self, index: usize) -> Result<(&[u8], u8), DataError> {
+    pub fn sample(&self, index: usize) -> Result<(&[u8], u8)> {
         let label = self.labels.get(index);
         let label = label.ok_or(DataError::Index { index, len: self.labels.len() })?;
         let area = self.height * self.width;
@@ -226,7 +217,7 @@ impl BatchedDataset for LabelledImages {
         self.labels.len()
     }
 
-    fn batch(&self, indices: &[usize], _: &BatchContext) -> Result<Self::Batch, DataError> {
+    fn batch(&self, indices: &[usize], _: &BatchContext) -> Result<Self::Batch> {
         let area = self.height * self.width;
         let mut images = Vec::with_capacity(indices.len() * area);
         let mut labels = Vec::with_capacity(indices.len());

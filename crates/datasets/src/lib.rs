@@ -13,7 +13,7 @@
 //! for batch in &loader {
 //!     let (images, labels) = batch?.into_data(); // f32 [64, 1, 28, 28], i64 [64]
 //! }
-//! # Ok::<(), brigade_data::DataError>(())
+//! # Ok::<(), brigade_torch::Error>(())
 //! ```
 
 mod archive;

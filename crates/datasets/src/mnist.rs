@@ -3,10 +3,9 @@
 
 use std::path::{Path, PathBuf};
 
-use brigade_data::DataError;
-
 use crate::download::{Download, RemoteFile};
 use crate::{DatasetError, LabelledImages};
+use brigade_torch::Result;
 
 /// A folder with files of MNIST's names: `train-images-idx3-ubyte`, `train-labels-idx1-ubyte`,
 /// `t10k-images-idx3-ubyte` and `t10k-labels-idx1-ubyte`, each plain or with `.gz`.
@@ -23,7 +22,7 @@ impl IdxFolder {
     ///
     /// # Errors
     /// When a file is missing or wrong; see [`LabelledImages::open`].
-    pub fn train(&self) -> Result<LabelledImages, DataError> {
+    pub fn train(&self) -> Result<LabelledImages> {
         self.open("train")
     }
 
@@ -31,11 +30,11 @@ impl IdxFolder {
     ///
     /// # Errors
     /// When a file is missing or wrong; see [`LabelledImages::open`].
-    pub fn test(&self) -> Result<LabelledImages, DataError> {
+    pub fn test(&self) -> Result<LabelledImages> {
         self.open("t10k")
     }
 
-    fn open(&self, part: &str) -> Result<LabelledImages, DataError> {
+    fn open(&self, part: &str) -> Result<LabelledImages> {
         let folders = [self.0.clone(), self.0.join("raw")];
         let advice = "name the folder that holds the IDX files";
         let (images, labels) = find_pair(&folders, part, advice)?;
@@ -61,7 +60,7 @@ macro_rules! published_sets {
             ///
             /// # Errors
             /// When a file is missing or wrong; see [`LabelledImages::open`].
-            pub fn train(folder: impl AsRef<Path>) -> Result<LabelledImages, DataError> {
+            pub fn train(folder: impl AsRef<Path>) -> Result<LabelledImages> {
                 $set.open(folder.as_ref(), "train")
             }
 
@@ -69,7 +68,7 @@ macro_rules! published_sets {
             ///
             /// # Errors
             /// As `train`.
-            pub fn test(folder: impl AsRef<Path>) -> Result<LabelledImages, DataError> {
+            pub fn test(folder: impl AsRef<Path>) -> Result<LabelledImages> {
                 $set.open(folder.as_ref(), "t10k")
             }
 
@@ -80,7 +79,7 @@ macro_rules! published_sets {
             ///
             /// # Errors
             /// When no mirror gives a file, it cannot be written, or the feature is off.
-            pub fn download(folder: impl AsRef<Path>) -> Result<(), DataError> {
+            pub fn download(folder: impl AsRef<Path>) -> Result<()> {
                 Self::download_with(folder, &Download::default())
             }
 
@@ -91,7 +90,7 @@ macro_rules! published_sets {
             pub fn download_with(
                 folder: impl AsRef<Path>,
                 download: &Download,
-            ) -> Result<(), DataError> {
+            ) -> Result<()> {
                 $set.download(folder.as_ref(), download)
             }
         }
@@ -120,13 +119,13 @@ impl PublishedSet {
         [folder.join(self.folder).join("raw"), folder.join("raw"), folder.to_owned()]
     }
 
-    fn open(&self, folder: &Path, part: &str) -> Result<LabelledImages, DataError> {
+    fn open(&self, folder: &Path, part: &str) -> Result<LabelledImages> {
         let advice = format!("{}::download fetches it", self.name);
         let (images, labels) = find_pair(&self.folders(folder), part, &advice)?;
         LabelledImages::open(images, &labels)?.with_classes(self.classes.len(), labels)
     }
 
-    fn download(&self, folder: &Path, download: &Download) -> Result<(), DataError> {
+    fn download(&self, folder: &Path, download: &Download) -> Result<()> {
         let folders = self.folders(folder);
         if ["train", "t10k"].iter().all(|part| find_pair(&folders, part, "").is_ok()) {
             return Ok(());

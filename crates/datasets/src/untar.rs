@@ -4,12 +4,11 @@ mod folders;
 
 use std::path::PathBuf;
 
-use brigade_data::DataError;
-
 use crate::DatasetError;
 use crate::archive::Extraction;
 use crate::download::{Download, Fetched, RemoteFile};
 use crate::urls::{is_model, published};
+use brigade_torch::Result;
 use folders::Folders;
 
 /// Downloads the archive at `url` and unpacks it, unless that was done before; returns the folder.
@@ -24,12 +23,12 @@ use folders::Folders;
 /// // With an accelerator: accelerator.processes().main_process_first(|| untar_data(Urls::IMAGEWOOF_320))?
 /// let path = untar_data(Urls::IMAGEWOOF_320)?;
 /// assert!(path.join("train").is_dir()); // ~/.fastai/data/imagewoof2-320/train
-/// # Ok::<(), brigade_data::DataError>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 ///
 /// # Errors
 /// As [`UntarData::extract`]; a [`DatasetError`] within the error that the Accelerator's scopes take.
-pub fn untar_data(url: impl Into<String>) -> Result<PathBuf, DataError> {
+pub fn untar_data(url: impl Into<String>) -> Result<PathBuf> {
     Ok(UntarData::new(url).extract()?)
 }
 

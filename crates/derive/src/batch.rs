@@ -112,7 +112,7 @@ pub(crate) fn expand(input: &DeriveInput) -> Result<TokenStream> {
 
             fn collate(
                 samples: &[&Self],
-            ) -> ::core::result::Result<Self::Batch, #krate::__derive::DataError> {
+            ) -> ::core::result::Result<Self::Batch, #krate::__derive::Error> {
                 ::core::result::Result::Ok(#name { #(#collated)* })
             }
         }

@@ -2,34 +2,16 @@
 
 use std::path::PathBuf;
 
+use brigade_plot::PlotError;
+use brigade_torch::{Error, ErrorKind};
+
 use crate::callback::Level;
 use crate::event::Event;
 
-/// What fallible functions of this crate return.
-pub type Result<T, E = Error> = std::result::Result<T, E>;
-
-/// Any error of the Learner.
+/// What failed in the Learner: the detail of an [`Error`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
-    /// The Accelerator, a loader, the model, an optimizer or a metric failed.
-    #[error(transparent)]
-    Train(#[from] brigade_train::Error),
-    /// A tensor operation failed.
-    #[error("tensor operation failed: {0}")]
-    Tensor(#[from] tch::TchError),
-    /// The caller asked for something that cannot be.
-    #[error("{0}")]
-    InvalidArgument(String),
-    /// An invariant of Brigade does not hold: a defect of the library, not of the program.
-    #[error("internal error: {0}; this is a defect in Brigade: please report it with this line")]
-    Internal(String),
-    /// A schedule's numbers are out of range.
-    #[error(transparent)]
-    Schedule(#[from] brigade_schedule::ScheduleError),
-    /// Images could not be found, read or transformed.
-    #[error(transparent)]
-    Vision(#[from] brigade_vision::VisionError),
+pub enum LearnError {
     /// A callback's own error.
     #[error("{callback} failed at {event}: {source}")]
     Callback {
@@ -38,7 +20,7 @@ pub enum Error {
         /// The event.
         event: Event,
         /// Its error.
-        source: Box<Self>,
+        source: Error,
     },
     /// A callback cancelled something that was not running.
     #[error(
@@ -71,17 +53,12 @@ pub enum Error {
         /// The first thing that does not fit.
         reason: String,
     },
-    /// An error of the program's own callback or data set.
-    #[error(transparent)]
-    User(Box<dyn std::error::Error + Send + Sync>),
+    /// A picture could not be drawn or written.
+    #[error("{0}")]
+    Plot(#[from] PlotError),
 }
 
-impl Error {
-    /// Wraps an error of the program's own.
-    pub fn user(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
-        Self::User(error.into())
-    }
-
+impl LearnError {
     /// Joins a file with the error that concerns it.
     pub(crate) fn file(
         action: &'static str,
@@ -92,21 +69,15 @@ impl Error {
     }
 }
 
-macro_rules! through_train {
-    ($($error:ty),+) => {
-        $(impl From<$error> for Error {
-            fn from(error: $error) -> Self {
-                Self::Train(error.into())
-            }
-        })+
-    };
+impl From<LearnError> for Error {
+    fn from(error: LearnError) -> Self {
+        let kind = match &error {
+            LearnError::Callback { source, .. } => source.kind(),
+            LearnError::Cancel { .. } => ErrorKind::InvalidArgument,
+            LearnError::File { .. } | LearnError::Plot(PlotError::File { .. }) => ErrorKind::Io,
+            LearnError::Format { .. } => ErrorKind::Checkpoint,
+            LearnError::Plot(_) => ErrorKind::InvalidArgument,
+        };
+        Self::new(kind, error)
+    }
 }
-
-through_train!(
-    brigade_torch::Error,
-    brigade_data::DataError,
-    brigade_metrics::Error,
-    brigade_nn::Error,
-    brigade_optim::Error,
-    brigade_track::TrackError
-);

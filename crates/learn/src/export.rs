@@ -9,13 +9,14 @@ use brigade_train::Accelerator;
 use tch::{Device, Kind, Tensor};
 
 use crate::data::codec_from;
-use crate::error::{Error, Result};
+use crate::error::LearnError;
 use crate::learner::{Learner, Prediction, predicted, state_dict};
 use crate::loaders::{Item, ItemCodec, ModelInput, encoded};
 use crate::loss::{Loss, loss_named};
 use crate::main_process::on_main;
 use crate::model::{AnyModel, Slot};
 use crate::saved;
+use brigade_torch::{Error, Result};
 
 /// What the file says of itself.
 const FORMAT: &str = "brigade-learner";
@@ -28,7 +29,7 @@ impl Learner {
     /// PyTorch reads as well, with the weights under `model`.
     ///
     /// # Errors
-    /// On every rank when rank 0 cannot write; [`Error::InvalidArgument`] when the codec or the loss cannot be
+    /// On every rank when rank 0 cannot write; [`brigade_torch::ErrorKind::InvalidArgument`] when the codec or the loss cannot be
     /// written down, such as one with a function of the program's own.
     pub fn export(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
@@ -66,7 +67,7 @@ fn loss_described(loss: &dyn Loss) -> Result<String> {
     let name = loss.name();
     match loss_named(name, None) {
         Some(_) => Ok(name.to_owned()),
-        None => Err(Error::InvalidArgument(format!(
+        None => Err(Error::invalid_argument(format!(
             "the loss `{name}` is the program's own and cannot be written down; its activation and decision are \
              needed for predictions: export with one of `brigade_learn::loss`"
         ))),
@@ -110,7 +111,7 @@ impl Predictor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Format`] for a file that is no such export, of a later version, or of another architecture.
+    /// [`crate::LearnError::Format`] for a file that is no such export, of a later version, or of another architecture.
     pub fn load<X, C>(accelerator: &Accelerator, path: impl AsRef<Path>, model: C) -> Result<Self>
     where
         X: ModelInput,
@@ -138,13 +139,14 @@ impl Predictor {
     {
         let make_codec = codec;
         let path = path.as_ref();
-        let refused = |reason: String| Error::Format { path: path.to_owned(), reason };
+        let refused = |reason: String| LearnError::Format { path: path.to_owned(), reason };
         let value = saved::read(path)?;
         let text = |key: &str| value.get(key).and_then(Value::as_str);
         if text("format") != Some(FORMAT) {
             return Err(refused(
                 "it is no export of a Learner; weights alone are loaded by `Learner::load`".into(),
-            ));
+            )
+            .into());
         }
         match value.get("version").and_then(Value::as_int) {
             Some(VERSION) => {}
@@ -152,7 +154,8 @@ impl Predictor {
                 let found = version.map_or_else(|| "none".to_owned(), |it| it.to_string());
                 return Err(refused(format!(
                     "its version is {found}, and this program reads version {VERSION}"
-                )));
+                ))
+                .into());
             }
         }
         let name = text("loss").ok_or_else(|| refused("it names no loss".into()))?;

@@ -5,9 +5,10 @@ use std::path::Path;
 use brigade_train::Accelerator;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
+use crate::error::LearnError;
 use crate::main_process::on_main;
 use crate::recorder::Recorder;
+use brigade_torch::Result;
 
 /// The file's name in the checkpoint's folder.
 pub(crate) const FILE: &str = "learner.msgpack";
@@ -40,26 +41,26 @@ impl FitProgress {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                     // Not to be found out at the first save.
                     if std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some()) {
-                        return Err(Error::Format {
+                        return Err(LearnError::Format {
                             path: folder.to_owned(),
                             reason: format!(
                                 "it has files, but no {FILE}: it is no checkpoint of a Learner; give another folder"
                             ),
-                        });
+                        }.into());
                     }
                     None
                 }
-                Err(error) => return Err(Error::file("cannot read", &path)(error)),
+                Err(error) => return Err(LearnError::file("cannot read", &path)(error).into()),
             };
             Ok(())
         })?;
         let bytes = accelerator.processes().broadcast_object(found, 0)?;
         let parse = |bytes: Vec<u8>| {
-            rmp_serde::from_slice(&bytes).map_err(|error| Error::Format {
+            rmp_serde::from_slice(&bytes).map_err(|error| LearnError::Format {
                 path: folder.join(FILE),
                 reason: error.to_string(),
             })
         };
-        bytes.map(parse).transpose()
+        Ok(bytes.map(parse).transpose()?)
     }
 }

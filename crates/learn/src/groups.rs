@@ -7,8 +7,8 @@ use brigade_nn::NamedTensor;
 use brigade_optim::{Group, Optimizer, OptimizerSettings, Overrides};
 use brigade_train::{Accelerator, PreparedOptimizer};
 
-use crate::error::{Error, Result};
 use crate::hyper::{GroupHypers, Hyper};
+use brigade_torch::{Error, Result};
 
 /// Parameter groups of a model, with the optimizer that steps those that are not frozen.
 #[derive(Debug)]
@@ -84,7 +84,7 @@ impl Grouped {
         for parameter in parameters {
             let count = groups.iter().flatten().filter(|name| **name == parameter.name).count();
             if count != 1 {
-                return Err(Error::InvalidArgument(format!(
+                return Err(Error::invalid_argument(format!(
                     "parameter `{}` is in {count} parameter groups; every parameter belongs to exactly one",
                     parameter.name
                 )));
@@ -92,12 +92,12 @@ impl Grouped {
         }
         let known: HashSet<&str> = parameters.iter().map(|it| it.name.as_str()).collect();
         if let Some(name) = groups.iter().flatten().find(|name| !known.contains(name.as_str())) {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "a parameter group has `{name}`, which the model lacks"
             )));
         }
         if groups.iter().any(Vec::is_empty) {
-            return Err(Error::InvalidArgument("a parameter group is empty".into()));
+            return Err(Error::invalid_argument("a parameter group is empty"));
         }
         (self.groups, self.held, self.frozen) = (groups, None, 0);
         self.hypers.clear();
@@ -182,8 +182,7 @@ impl Grouped {
             groups,
             ..Overrides::default()
         };
-        let optimizer =
-            self.settings.build_with(&trained, overrides).map_err(brigade_train::Error::from)?;
+        let optimizer = self.settings.build_with(&trained, overrides)?;
         let made = optimizer.groups();
         self.of_optimizer = made
             .iter()
@@ -265,7 +264,7 @@ impl Grouped {
     /// Sets a hyperparameter of each group.
     pub(crate) fn set(&mut self, hyper: Hyper, values: &[f64]) -> Result<()> {
         if values.len() != self.groups.len() {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "{} values of {} were given for {} parameter groups",
                 values.len(),
                 hyper.name(),
@@ -273,7 +272,7 @@ impl Grouped {
             )));
         }
         if let Some(value) = values.iter().find(|value| !value.is_finite() || **value < 0.0) {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "{} cannot be {value}; expected finite numbers from 0",
                 hyper.name()
             )));

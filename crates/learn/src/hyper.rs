@@ -1,6 +1,6 @@
 //! Hyperparameters of the parameter groups: one number for all, or one for each group.
 
-use crate::error::{Error, Result};
+use brigade_torch::{Error, Result};
 
 /// A hyperparameter that schedules move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -34,7 +34,7 @@ impl Hyper {
 /// assert_eq!(Rates::up_to(1e-2).of_groups(3)?, [1e-3, 1e-3, 1e-2]);
 /// let spread = Rates::between(1e-5, 1e-3).of_groups(3)?;
 /// assert!((spread[1] - 1e-4).abs() < 1e-12);
-/// # Ok::<(), brigade_learn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub enum Rates {
@@ -65,7 +65,7 @@ impl Rates {
     /// Returns the rate of each group.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a list of another length, and for numbers that are no rates.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a list of another length, and for numbers that are no rates.
     pub fn of_groups(&self, groups: usize) -> Result<Vec<f64>> {
         let rates = match *self {
             Self::Same(rate) => vec![rate; groups],
@@ -83,7 +83,7 @@ impl Rates {
             }
             Self::Each(ref rates) if rates.len() == groups => rates.clone(),
             Self::Each(ref rates) => {
-                return Err(Error::InvalidArgument(format!(
+                return Err(Error::invalid_argument(format!(
                     "{} rates were given for {groups} parameter groups; give one for each, or one for all",
                     rates.len()
                 )));
@@ -91,7 +91,7 @@ impl Rates {
         };
         match rates.iter().find(|rate| !rate.is_finite() || **rate < 0.0) {
             None => Ok(rates),
-            Some(rate) => Err(Error::InvalidArgument(format!(
+            Some(rate) => Err(Error::invalid_argument(format!(
                 "a learning rate is {rate}, from {self:?}; expected finite numbers from 0"
             ))),
         }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use tch::{Kind, Tensor};
 
-use crate::error::{Error, Result};
 use crate::learner::{Learner, Part, Predictions};
+use brigade_torch::{Error, Result};
 
 /// Predictions with the loss of each sample, in the order of the data (fastai's `Interpretation`). The same on every
 /// rank.
@@ -57,7 +57,7 @@ impl Interpretation {
     /// Predicts the validation data. Every rank calls it.
     ///
     /// # Errors
-    /// As [`Learner::predictions`]; [`Error::InvalidArgument`] for data without targets.
+    /// As [`Learner::predictions`]; [`brigade_torch::ErrorKind::InvalidArgument`] for data without targets.
     pub fn from_learner(learner: &mut Learner) -> Result<Self> {
         Self::on(learner, Part::Valid)
     }
@@ -69,8 +69,8 @@ impl Interpretation {
     pub fn on(learner: &mut Learner, part: Part) -> Result<Self> {
         let predictions = learner.predictions_on(part)?;
         let Some(losses) = &predictions.losses else {
-            return Err(Error::InvalidArgument(
-                "an interpretation needs targets, and these data have none".into(),
+            return Err(Error::invalid_argument(
+                "an interpretation needs targets, and these data have none",
             ));
         };
         let losses = Vec::<f64>::try_from(&losses.f_to_kind(Kind::Double)?)?;
@@ -119,7 +119,7 @@ impl ClassInterpretation {
     /// Predicts the validation data. Every rank calls it.
     ///
     /// # Errors
-    /// As [`Interpretation::from_learner`]; [`Error::InvalidArgument`] for targets that are no classes.
+    /// As [`Interpretation::from_learner`]; [`brigade_torch::ErrorKind::InvalidArgument`] for targets that are no classes.
     pub fn from_learner(learner: &mut Learner) -> Result<Self> {
         Self::on(learner, Part::Valid)
     }
@@ -130,7 +130,7 @@ impl ClassInterpretation {
     /// As [`ClassInterpretation::from_learner`].
     pub fn on(learner: &mut Learner, part: Part) -> Result<Self> {
         if !learner.loss.targets_are_classes() {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "the confusion of classes needs a loss of classes, not `{}`",
                 learner.loss.name()
             )));
@@ -142,7 +142,7 @@ impl ClassInterpretation {
                 .into_iter()
                 .map(|number| {
                     usize::try_from(number).map_err(|_| {
-                        Error::InvalidArgument(format!("{number} is the number of no class"))
+                        Error::invalid_argument(format!("{number} is the number of no class"))
                     })
                 })
                 .collect()

@@ -19,7 +19,6 @@ use brigade_train::Accelerator;
 use tch::Tensor;
 
 use crate::callback::{Callback, IntoCallbacks};
-use crate::error::{Error, Result};
 use crate::groups::Grouped;
 use crate::hyper::Rates;
 use crate::loaders::{BatchSource, Loaders, ModelInput, PreparedSource};
@@ -28,6 +27,7 @@ use crate::model::{AnyModel, Slot};
 use crate::recorder::Recorder;
 use crate::recording::RecorderOptions;
 use crate::state::{CurrentBatch, LearnerState, Position};
+use brigade_torch::{Error, Result};
 
 pub use self::fit::FitOptions;
 pub use self::lr_find::{LrFindOptions, LrFinding, Suggestion};
@@ -104,7 +104,7 @@ impl Learner {
         let slot: Box<dyn AnyModel> = Box::new(Slot::<C::Module, X>::new(model));
         let groups = vec![slot.parameters().into_iter().map(|it| it.name).collect::<Vec<_>>()];
         if groups[0].is_empty() {
-            return Err(Error::InvalidArgument("the model has no parameter to train".into()));
+            return Err(Error::invalid_argument("the model has no parameter to train"));
         }
         let grouped = Grouped::new(Arc::new(AdamW::fastai()), groups, slot.norm_parameters());
         let Loaders { train, valid, augmented_valid, classes, loss, codec, .. } = data;

@@ -28,7 +28,7 @@ mod state;
 mod vision_learner;
 
 pub use callback::Callback;
-pub use error::{Error, Result};
+pub use error::LearnError;
 pub use event::Event;
 pub use export::Predictor;
 pub use hyper::{GroupHypers, Hyper, Rates};

@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use brigade_data::{BatchedDataset, DataLoader};
-use brigade_torch::TensorTree;
+use brigade_torch::{Error, Result, TensorTree};
 use tch::Tensor;
 
 pub(crate) use self::input::Parts;
@@ -17,7 +17,6 @@ pub use self::input::{ModelInput, Target};
 pub(crate) use self::item::encoded;
 pub use self::item::{Item, ItemCodec, Picture};
 pub(crate) use self::source::{BatchSource, PreparedSource, source};
-use crate::error::{Error, Result};
 use crate::loss::Loss;
 
 /// Loaders for training and validation, whose batches are `(X, target)`.
@@ -53,7 +52,7 @@ impl<X: ModelInput> Loaders<X> {
     /// Takes loaders whose batches are `(X, target)`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a loader without a sample.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a loader without a sample.
     pub fn new<D, E, Y, Z>(train: DataLoader<D>, valid: DataLoader<E>) -> Result<Self>
     where
         D: BatchedDataset<Batch = (X, Y)> + 'static,
@@ -70,7 +69,7 @@ impl<X: ModelInput> Loaders<X> {
     /// transforms of batches run, such as those of `brigade_vision::augment`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a loader without a sample.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a loader without a sample.
     pub fn with<D, E, Y, Z>(
         train: DataLoader<D>,
         split_train: impl Fn(D::Batch) -> Result<(X, Y)> + Send + Sync + 'static,
@@ -99,7 +98,7 @@ impl<X: ModelInput> Loaders<X> {
     /// Takes a loader for training and none for validation: epochs then have no validation.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a loader without a sample.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a loader without a sample.
     pub fn train_only<D, Y>(train: DataLoader<D>) -> Result<Self>
     where
         D: BatchedDataset<Batch = (X, Y)> + 'static,
@@ -179,7 +178,7 @@ impl<X> Loaders<X> {
     /// When the batch cannot be made, or there is no validation.
     pub fn one_valid_batch(&self, rows: usize) -> Result<(Vec<Tensor>, Option<Tensor>)> {
         let Some(valid) = &self.valid else {
-            return Err(Error::InvalidArgument("these loaders have no validation".to_owned()));
+            return Err(Error::invalid_argument("these loaders have no validation"));
         };
         let Parts { inputs, target } = valid.sample(rows)?;
         Ok((inputs, target))
@@ -192,9 +191,8 @@ impl<X> Loaders<X> {
     /// When the batch cannot be made, or the data have no [`codec`](Self::codec) that draws pictures.
     pub fn show_batch(&self, rows: usize) -> Result<Vec<(Picture, String)>> {
         let Some(codec) = &self.codec else {
-            return Err(Error::InvalidArgument(
-                "these loaders cannot draw their batches: set a codec, or make them by a DataBlock"
-                    .to_owned(),
+            return Err(Error::invalid_argument(
+                "these loaders cannot draw their batches: set a codec, or make them by a DataBlock",
             ));
         };
         let Parts { inputs, target } = self.train.sample(rows)?;
@@ -203,7 +201,7 @@ impl<X> Loaders<X> {
         for row in 0..rows {
             let picture = codec.show(&inputs, target.as_ref(), row, self.class_names())?;
             shown.push(picture.ok_or_else(|| {
-                Error::InvalidArgument("the codec of these loaders draws no pictures".to_owned())
+                Error::invalid_argument("the codec of these loaders draws no pictures")
             })?);
         }
         Ok(shown)
@@ -224,9 +222,8 @@ impl<X> Loaders<X> {
                 None => None,
             };
             let text = text.ok_or_else(|| {
-                Error::InvalidArgument(
-                    "these loaders cannot write their batches as texts: their codec gives none"
-                        .to_owned(),
+                Error::invalid_argument(
+                    "these loaders cannot write their batches as texts: their codec gives none",
                 )
             })?;
             let target = match &target {

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use brigade_metrics::Mse;
 use tch::Tensor;
 
-use crate::error::Result;
+use brigade_torch::Result;
 
 pub use bce::BceWithLogits;
 pub use cross_entropy::CrossEntropy;
@@ -40,7 +40,7 @@ pub use smoothing::LabelSmoothingCrossEntropy;
 /// let targets = Tensor::zeros([4], (Kind::Int64, Device::Cpu));
 /// let loss = CrossEntropy::default().forward(&scores, &targets)?;
 /// assert!((loss.double_value(&[]) - 10f64.ln()).abs() < 1e-6);
-/// # Ok::<(), brigade_learn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub trait Loss: fmt::Debug + Send + Sync {
     /// Returns its name.

@@ -10,9 +10,9 @@ use brigade_nn::{ForwardHook, Model, Module, NamedTensor, StateDict};
 use brigade_train::{Accelerator, AutocastOptions, Precision, PreparedModel, PreparedModels};
 use tch::Tensor;
 
-use crate::error::{Error, Result};
 use crate::loaders::ModelInput;
 use crate::parallel::{Replicas, other_inputs};
+use brigade_torch::{Error, Result};
 
 /// What the Learner does with a model.
 pub(crate) trait AnyModel {
@@ -238,8 +238,7 @@ where
 }
 
 fn lost() -> Error {
-    Error::InvalidArgument(
-        "the model is gone: preparing it for the ranks has failed before; make the Learner anew"
-            .into(),
+    Error::invalid_argument(
+        "the model is gone: preparing it for the ranks has failed before; make the Learner anew",
     )
 }

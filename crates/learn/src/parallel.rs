@@ -8,8 +8,8 @@ use brigade_torch::{Streams, grad_enabled, gradient};
 use brigade_train::AutocastOptions;
 use tch::{Device, Tensor};
 
-use crate::error::{Error, Result};
 use crate::loaders::ModelInput;
+use brigade_torch::{Error, Result};
 
 /// Copies of a model on other devices.
 pub(crate) trait Replicas {
@@ -107,7 +107,7 @@ where
             let mut outputs = vec![first?];
             for thread in threads {
                 let output = thread.join().map_err(|_| {
-                    Error::InvalidArgument("the forward pass of a replica panicked".into())
+                    Error::invalid_argument("the forward pass of a replica panicked")
                 })?;
                 outputs.push(output?);
             }
@@ -132,9 +132,8 @@ where
 }
 
 pub(crate) fn other_inputs() -> Error {
-    Error::InvalidArgument(
-        "a callback has left another number of tensors as the model's input than the data give"
-            .into(),
+    Error::invalid_argument(
+        "a callback has left another number of tensors as the model's input than the data give",
     )
 }
 

@@ -1,21 +1,16 @@
 //! Pictures of a fit and of what a model sees, as data: each can be a PNG or SVG file, or text on a terminal
 //! (`brigade_plot::Plot`).
 
-use brigade_plot::{Chart, ColorMap, Gallery, Grid, Heatmap, Picture as Shown, PlotError};
+use brigade_plot::{Chart, ColorMap, Gallery, Grid, Heatmap, Picture as Shown};
 use tch::{Device, Tensor};
 
 use crate::callbacks::{ActivationStats, LayerStats, RANGE};
-use crate::error::{Error, Result};
+use crate::error::LearnError;
 use crate::interpretation::{ClassInterpretation, Interpretation};
 use crate::learner::{Learner, LrFinding, Part, Suggestion};
 use crate::loaders::{Parts, Picture};
 use crate::recorder::Recorder;
-
-impl From<PlotError> for Error {
-    fn from(error: PlotError) -> Self {
-        Self::user(error)
-    }
-}
+use brigade_torch::{Error, Result};
 
 impl Recorder {
     /// Draws the smoothed training loss of each batch from `skip` on, and the validation losses at the ends of epochs.
@@ -97,7 +92,7 @@ impl ClassInterpretation {
     /// For data without a class.
     pub fn plot_confusion_matrix(&self, normalize: bool) -> Result<Heatmap> {
         let counts = self.confusion_matrix().into_iter().flatten().collect();
-        let matrix = Heatmap::confusion(self.class_names(), counts)?;
+        let matrix = Heatmap::confusion(self.class_names(), counts).map_err(LearnError::from)?;
         Ok(if normalize { matrix.by_row() } else { matrix })
     }
 
@@ -174,7 +169,7 @@ impl ActivationStats {
     pub fn plot_histogram(&self, layer: &str) -> Result<Heatmap> {
         let stats = self.stats().iter().find(|it| it.layer == layer).ok_or_else(|| {
             let known: Vec<&str> = self.stats().iter().map(|it| it.layer.as_str()).collect();
-            Error::InvalidArgument(format!(
+            Error::invalid_argument(format!(
                 "no layer {layer:?} was measured; there are {}",
                 known.join(", ")
             ))
@@ -187,7 +182,8 @@ impl ActivationStats {
         // Each column covers the batches up to the next one that was looked at.
         let apart = stats.steps.windows(2).next().map_or(1, |pair| pair[1] - pair[0]);
         let end = stats.steps.last().map_or(0, |last| last + apart) as f64;
-        Ok(Heatmap::new(rows, columns, values)?
+        Ok(Heatmap::new(rows, columns, values)
+            .map_err(LearnError::from)?
             .title(format!("Outputs of {layer}"))
             .x("batch")
             .y("absolute value")
@@ -270,17 +266,15 @@ impl Learner {
 }
 
 fn no_pictures() -> Error {
-    Error::InvalidArgument(
-        "these data cannot be drawn: give the Loaders a codec, or make them by a DataBlock of images".into(),
+    Error::invalid_argument(
+        "these data cannot be drawn: give the Loaders a codec, or make them by a DataBlock of images",
     )
 }
 
 fn no_validation() -> Error {
-    Error::InvalidArgument(
-        "the Loaders have no validation data; make them with `Loaders::new`".into(),
-    )
+    Error::invalid_argument("the Loaders have no validation data; make them with `Loaders::new`")
 }
 
 fn shown(Picture { width, height, rgb }: Picture) -> Result<Shown> {
-    Ok(Shown::rgb(width, height, rgb)?)
+    Ok(Shown::rgb(width, height, rgb).map_err(LearnError::from)?)
 }

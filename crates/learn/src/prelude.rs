@@ -20,6 +20,7 @@ pub use brigade_optim::{AdamW, Sgd};
 pub use brigade_plot::Plot;
 pub use brigade_rank_env::MainResult;
 pub use brigade_schedule::Annealing;
+pub use brigade_torch::{Error, ErrorKind, Result};
 pub use brigade_train::Precision::{Bf16, Fp16};
 pub use brigade_train::{Accelerator, Precision};
 pub use tch::{Device, Kind, Tensor};

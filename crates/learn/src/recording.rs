@@ -8,9 +8,9 @@ use brigade_train::Accelerator;
 use tch::{Device, Kind, Tensor};
 
 use crate::callback::{Callback, Step};
-use crate::error::{Error, Result};
 use crate::recorder::{EpochRow, Recorder};
 use crate::state::LearnerState;
+use brigade_torch::{Error, Result};
 
 /// What is recorded besides the losses.
 #[derive(Clone, Copy, Debug)]
@@ -309,7 +309,7 @@ pub(crate) fn unique(names: &[String]) -> Result<()> {
     let repeated = names.iter().enumerate().find(|(place, name)| names[..*place].contains(name));
     match repeated {
         None => Ok(()),
-        Some((_, name)) => Err(Error::InvalidArgument(format!(
+        Some((_, name)) => Err(Error::invalid_argument(format!(
             "two columns of the recorder are named `{name}`; give a metric another name with `named`"
         ))),
     }

@@ -1,5 +1,6 @@
 //! Files of values and tensors: dictionaries that `torch.load(weights_only=True)` reads.
 
+use crate::error::LearnError;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -7,11 +8,11 @@ use std::path::{Path, PathBuf};
 
 use brigade_checkpoint::pth::{self, PthFile, StoredTensor, TensorData};
 use brigade_checkpoint::{Dtype, TensorInfo, Value};
-use brigade_torch::{bytes, dtype_of, kind_of, tensor_from_bytes};
+use brigade_torch::{TorchError, bytes, dtype_of, kind_of, tensor_from_bytes};
 use brigade_train::Accelerator;
 use tch::{Device, Tensor};
 
-use crate::error::{Error, Result};
+use brigade_torch::{Error, Result};
 
 /// A tensor of a file, in memory as it is written.
 struct Stored {
@@ -34,7 +35,7 @@ impl TensorData for Stored {
 fn stored(value: Value<Tensor>) -> Result<Value<Stored>> {
     value.try_map(&mut |name, tensor| {
         let dtype = dtype_of(tensor.kind()).ok_or_else(|| {
-            Error::InvalidArgument(format!(
+            Error::invalid_argument(format!(
                 "`{name}` cannot be written: its tensor is of {:?}",
                 tensor.kind()
             ))
@@ -48,7 +49,8 @@ fn stored(value: Value<Tensor>) -> Result<Value<Stored>> {
 pub(crate) fn write(path: &Path, value: Value<Tensor>) -> Result<()> {
     let stored = stored(value)?;
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-        std::fs::create_dir_all(folder).map_err(Error::file("cannot make the folder", folder))?;
+        std::fs::create_dir_all(folder)
+            .map_err(LearnError::file("cannot make the folder", folder))?;
     }
     let part = beside(path);
     let written = File::create(&part).and_then(|file| {
@@ -58,10 +60,10 @@ pub(crate) fn write(path: &Path, value: Value<Tensor>) -> Result<()> {
         file.sync_all()?;
         std::fs::rename(&part, path)
     });
-    written.map_err(|source| {
+    Ok(written.map_err(|source| {
         let _ = std::fs::remove_file(&part);
-        Error::file("cannot write", path)(source)
-    })
+        LearnError::file("cannot write", path)(source)
+    })?)
 }
 
 /// The file's name while it is written.
@@ -78,7 +80,7 @@ pub(crate) fn read(path: &Path) -> Result<Value<Tensor>> {
         let tensors = state.iter().map(|(name, it)| (name, Value::Tensor(it.shallow_clone())));
         return Ok(Value::dict(tensors));
     }
-    let fault = |error: brigade_checkpoint::Error| Error::Format {
+    let fault = |error: brigade_checkpoint::Error| LearnError::Format {
         path: path.to_owned(),
         reason: error.to_string(),
     };
@@ -86,7 +88,7 @@ pub(crate) fn read(path: &Path) -> Result<Value<Tensor>> {
     let value = file.value().map_err(fault)?;
     let mut storages: HashMap<String, Tensor> = HashMap::new();
     value.try_map(&mut |name, stored: StoredTensor| {
-        let refused = |reason: String| Error::Format {
+        let refused = |reason: String| LearnError::Format {
             path: path.to_owned(),
             reason: format!("`{name}`: {reason}"),
         };
@@ -115,7 +117,7 @@ pub(crate) fn broadcast(
     value: Option<Value<Tensor>>,
 ) -> Result<Value<Tensor>> {
     if !accelerator.processes().use_distributed() {
-        return value.ok_or_else(|| Error::Internal("rank 0 has no value to send".into()));
+        return Ok(value.ok_or_else(|| TorchError::Internal("rank 0 has no value to send".into()))?);
     }
     let mut tensors = Vec::new();
     let mut description = None;
@@ -130,7 +132,7 @@ pub(crate) fn broadcast(
     }
     let description = accelerator.processes().broadcast_object(description, 0)?;
     let unknown =
-        |reason: &str| Error::Internal(format!("rank 0's value cannot be read: {reason}"));
+        |reason: &str| TorchError::Internal(format!("rank 0's value cannot be read: {reason}"));
     let (json, infos) = description.ok_or_else(|| unknown("it sent none"))?;
     if !accelerator.is_main_process() {
         for (size, dtype) in infos {
@@ -143,6 +145,6 @@ pub(crate) fn broadcast(
     let named = Value::<String>::from_json(&json).map_err(|reason| unknown(&reason))?;
     named.try_map(&mut |_, index| {
         let tensor = index.parse().ok().and_then(|index: usize| tensors.get(index));
-        tensor.map(Tensor::shallow_clone).ok_or_else(|| unknown("a tensor is missing"))
+        Ok(tensor.map(Tensor::shallow_clone).ok_or_else(|| unknown("a tensor is missing"))?)
     })
 }

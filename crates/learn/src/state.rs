@@ -12,7 +12,6 @@ use brigade_optim::Optimizer;
 use brigade_train::Accelerator;
 use tch::{Device, Tensor};
 
-use crate::error::Result;
 use crate::fit_progress::FitProgress;
 use crate::groups::Grouped;
 use crate::hyper::{GroupHypers, Hyper};
@@ -20,6 +19,7 @@ use crate::loaders::{ItemCodec, Parts};
 use crate::loss::Loss;
 use crate::model::AnyModel;
 use crate::recorder::Recorder;
+use brigade_torch::Result;
 
 /// The state of a Learner: what a [`Callback`](crate::Callback) is given at every event.
 ///

@@ -8,9 +8,9 @@ use brigade_models::{
 use brigade_nn::Model;
 use brigade_train::Accelerator;
 
-use crate::error::{Error, Result};
 use crate::learner::Learner;
 use crate::loaders::Loaders;
+use brigade_torch::{Error, Result};
 
 /// What can be chosen about [`vision_learner`].
 #[derive(Clone, Debug, Default)]
@@ -44,7 +44,7 @@ pub struct VisionOptions {
 /// ```
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for data without classes where no number of outputs is given; when the weights do not
+/// [`brigade_torch::ErrorKind::InvalidArgument`] for data without classes where no number of outputs is given; when the weights do not
 /// fit.
 pub fn vision_learner(
     accelerator: &Accelerator,
@@ -105,7 +105,7 @@ fn outputs(data: &Loaders, given: Option<i64>) -> Option<i64> {
 }
 
 fn no_outputs(what: &str) -> Error {
-    Error::InvalidArgument(format!(
+    Error::invalid_argument(format!(
         "{what} does not know how many outputs the model has: the data name no classes; give the number"
     ))
 }

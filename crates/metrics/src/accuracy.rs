@@ -2,9 +2,9 @@
 
 use tch::{Kind, Tensor};
 
-use crate::error::Result;
 use crate::read::{self, Scored, Threshold};
 use crate::{Fold, Folded, Metric};
+use brigade_torch::Result;
 
 /// Counts right decisions, all that count, and targets that name no class.
 fn counted(scored: &Scored, right: &Tensor) -> Result<Fold> {
@@ -35,7 +35,7 @@ fn share(metric: &str, folded: &Folded) -> Result<f64> {
 /// let scores = Tensor::from_slice2(&[[0.3, 2.0], [1.5, -1.0], [0.0, 0.1]]);
 /// let Fold::Sums(sums) = Accuracy.fold(&scores, &Tensor::from_slice(&[1i64, 0, 0]))? else { panic!() };
 /// assert_eq!(Accuracy.value(&Folded::Sums(Vec::try_from(sums)?))?, 2.0 / 3.0);
-/// # Ok::<(), brigade_metrics::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Accuracy;

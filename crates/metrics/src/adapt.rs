@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use tch::{Kind, Tensor};
 
-use crate::error::Result;
 use crate::read;
 use crate::{Fold, Folded, Metric};
+use brigade_torch::Result;
 
 /// Makes a metric of a function that gives a value for each sample, label or pixel: its mean over all.
 ///
@@ -233,7 +233,7 @@ impl<M: Metric> Metric for Renamed<M> {
 /// let scores = Tensor::zeros([2, 6, 100], (Kind::Float, tch::Device::Cpu)); // 6 tokens, 100 words
 /// let tokens = Tensor::zeros([2, 6], (Kind::Int64, tch::Device::Cpu));
 /// ClassesLast(Accuracy).fold(&scores, &tokens)?;
-/// # Ok::<(), brigade_metrics::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ClassesLast<T>(pub T);
@@ -279,7 +279,7 @@ impl<M: Metric> Metric for ClassesLast<M> {
 /// let mut f1 = MetricState::new(PredictedClasses::new(F1::new(), 2));
 /// f1.update(&Tensor::from_slice(&[1i64, 1, 0, 0]), &Tensor::from_slice(&[1i64, 0, 0, 0]))?;
 /// assert_eq!(f1.compute(None)?, 2.0 / 3.0);
-/// # Ok::<(), brigade_metrics::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PredictedClasses<M> {

@@ -3,9 +3,9 @@
 use tch::{Kind, Tensor};
 
 use crate::counts::{Count, class_counts, count_classes};
-use crate::error::Result;
 use crate::read::{self, Scored};
 use crate::{Fold, Folded, Metric};
+use brigade_torch::Result;
 
 /// The mean of the recalls of the classes that are there.
 ///

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 use tch::{Device, Kind, Tensor};
 
-use crate::error::Result;
 use crate::read::{self, IGNORED};
 use crate::{Fold, Folded, Metric};
+use brigade_torch::Result;
 
 /// The BLEU score of a corpus (Papineni et al., 2002), fastai's `CorpusBLEUMetric`: the geometric mean of the shares
 /// of runs of one to four tokens that predictions have in common with their targets, times
@@ -81,7 +81,7 @@ impl Metric for CorpusBleu {
     }
 }
 
-fn unfit(shape: &[i64], found: &[i64]) -> crate::Error {
+fn unfit(shape: &[i64], found: &[i64]) -> brigade_torch::Error {
     read::failed(
         "corpus_bleu",
         format!(

@@ -2,9 +2,9 @@
 
 use tch::{Kind, Tensor};
 
-use crate::error::Result;
 use crate::read::{self, Scored, Threshold};
 use crate::{Fold, Folded, Metric};
+use brigade_torch::Result;
 
 /// How the scores of classes become one number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -252,7 +252,7 @@ fn averaged(formula: Formula, average: Average, counts: &[Count]) -> f64 {
 /// let scores = Tensor::from_slice2(&[[0.1, 0.9], [0.2, 0.8], [0.7, 0.3], [0.6, 0.4]]);
 /// f1.update(&scores, &Tensor::from_slice(&[1i64, 0, 0, 0]))?;
 /// assert_eq!(f1.compute(None)?, [0.8, 2.0 / 3.0]);
-/// # Ok::<(), brigade_metrics::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PerClass {

@@ -4,7 +4,7 @@ use brigade_checkpoint::Dtype;
 use brigade_torch::{ProcessGroup, dtype_of, kind_of};
 use tch::{Device, Tensor};
 
-use crate::error::{Error, Result};
+use brigade_torch::{Error, Result};
 
 /// The shape of a row and its type; `None` on a rank without a batch.
 type RowShape = Option<(Vec<i64>, Dtype)>;
@@ -25,11 +25,11 @@ type Told = (Vec<usize>, Vec<i64>, Result<RowShape, String>);
 /// let batches = vec![Tensor::from_slice(&[1, 2]), Tensor::from_slice(&[3])];
 /// let all = gather_in_data_order(None, &[0, 1], batches)?;
 /// assert_eq!(all, Some(Tensor::from_slice(&[1, 2, 3])));
-/// # Ok::<(), brigade_metrics::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] when rows of the ranks have different shapes or types; [`Error::Torch`] when another rank
+/// [`brigade_torch::ErrorKind::InvalidArgument`] when rows of the ranks have different shapes or types; [`brigade_torch::ErrorKind::Communication`] when another rank
 /// is gone.
 #[track_caller]
 pub fn gather_in_data_order(
@@ -60,7 +60,7 @@ pub fn gather_in_data_order(
     let mut all: Vec<(Vec<usize>, Vec<i64>, RowShape)> = Vec::new();
     for (rank, (numbers, rows, shape)) in told.into_iter().enumerate() {
         let shape = shape.map_err(|reason| {
-            Error::InvalidArgument(format!("rank {rank}'s batches cannot be joined: {reason}"))
+            Error::invalid_argument(format!("rank {rank}'s batches cannot be joined: {reason}"))
         })?;
         all.push((numbers, rows, shape));
     }
@@ -69,7 +69,7 @@ pub fn gather_in_data_order(
     };
     let differs = |other: &RowShape| other.as_ref().is_some_and(|it| *it != (rest.clone(), kind));
     if let Some(rank) = all.iter().position(|(.., other)| differs(other)) {
-        return Err(Error::InvalidArgument(format!(
+        return Err(Error::invalid_argument(format!(
             "the ranks' rows cannot be joined: rank {rank} has another shape or type than {rest:?} of {kind}"
         )));
     }
@@ -78,7 +78,7 @@ pub fn gather_in_data_order(
     let mut padded_shape = vec![most];
     padded_shape.extend(&rest);
     let kind = kind_of(kind).ok_or_else(|| {
-        Error::InvalidArgument(format!("rows are of {kind}, which tensors cannot be"))
+        Error::invalid_argument(format!("rows are of {kind}, which tensors cannot be"))
     })?;
     let padded = Tensor::f_zeros(&padded_shape, (kind, group.device()))?;
     if let Some(mine) = &mine {

@@ -26,7 +26,7 @@
 //! }
 //! assert_eq!(accuracy.compute(None)?, 0.5);
 //! assert_eq!(f1.compute(None)?, 1.0 / 3.0);
-//! # Ok::<(), brigade_metrics::Error>(())
+//! # Ok::<(), brigade_torch::Error>(())
 //! ```
 //!
 //! Names and definitions are fastai's and scikit-learn's. A value that the data leave undefined (an empty
@@ -51,6 +51,7 @@ mod regression;
 mod segmentation;
 mod state;
 
+use brigade_torch::{Error, Result};
 use std::fmt;
 
 use tch::{Kind, Tensor};
@@ -66,7 +67,7 @@ pub use counts::{
     PrecisionMulti, Recall, RecallMulti,
 };
 pub use data_order::gather_in_data_order;
-pub use error::{Error, Result};
+pub use error::MetricError;
 pub use into::IntoMetrics;
 pub use mean::Mean;
 pub use probability::{Brier, Perplexity};
@@ -115,17 +116,17 @@ impl Folded {
     /// Returns `N` sums: NaN where there was no batch, so that all means of them are NaN.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for rows, and for another number of sums.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for rows, and for another number of sums.
     pub fn sums<const N: usize>(&self) -> Result<[f64; N]> {
         match self {
             Self::Sums(sums) if sums.is_empty() => Ok([f64::NAN; N]),
             Self::Sums(sums) => sums[..].try_into().map_err(|_| {
                 let found = sums.len();
-                Error::InvalidArgument(format!("it keeps {N} sums, and was given {found}"))
+                Error::invalid_argument(format!("it keeps {N} sums, and was given {found}"))
             }),
-            Self::Rows(..) => Err(Error::InvalidArgument(
-                "it keeps sums of each batch, and was given rows".into(),
-            )),
+            Self::Rows(..) => {
+                Err(Error::invalid_argument("it keeps sums of each batch, and was given rows"))
+            }
         }
     }
 }
@@ -133,7 +134,8 @@ impl Folded {
 /// A metric: what it takes of each batch, and the value of what was taken of all.
 ///
 /// ```
-/// use brigade_metrics::{Fold, Folded, Metric, MetricState, Result};
+/// use brigade_metrics::{Fold, Folded, Metric, MetricState};
+/// use brigade_torch::Result;
 /// use tch::{Kind, Tensor};
 ///
 /// /// The share of predictions that are off by more than one.
@@ -161,7 +163,7 @@ impl Folded {
 /// let mut far_off = MetricState::new(FarOff);
 /// far_off.update(&Tensor::from_slice(&[1.0, 5.0]), &Tensor::from_slice(&[1.5, 2.0]))?;
 /// assert_eq!(far_off.compute(None)?, 0.5);
-/// # Ok::<(), brigade_metrics::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub trait Metric: fmt::Debug + Send + Sync {
     /// What is computed: `f64` for the Learner; several numbers for [`PerClass`].

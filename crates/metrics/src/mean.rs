@@ -2,8 +2,8 @@
 
 use tch::{Kind, Tensor};
 
-use crate::error::Result;
 use crate::{Fold, Folded, Metric, MetricState, read};
+use brigade_torch::Result;
 
 /// The weighted mean of values, of losses by their rows or tokens, for example.
 ///
@@ -17,7 +17,7 @@ use crate::{Fold, Folded, Metric, MetricState, read};
 /// loss.update(&Tensor::from_slice(&[2.0, 5.0]), &Tensor::from_slice(&[1.0, 2.0]))?;
 /// loss.add(0.0, 1.0)?;
 /// assert_eq!(loss.compute(None)?, 3.0);
-/// # Ok::<(), brigade_metrics::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Mean;

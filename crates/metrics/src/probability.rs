@@ -2,9 +2,9 @@
 
 use tch::{Kind, Reduction, Tensor};
 
-use crate::error::Result;
 use crate::read::{self, IGNORED, Scored};
 use crate::{Fold, Folded, Metric};
+use brigade_torch::Result;
 
 /// The exponential of the mean cross-entropy of a token.
 ///

@@ -7,9 +7,9 @@ use std::cmp::Ordering;
 
 use tch::{Device, Kind, Tensor};
 
-use crate::error::Result;
 use crate::read::{self, Scored};
 use crate::{Average, Fold, Folded, IGNORED, Metric};
+use brigade_torch::Result;
 
 /// Scores in falling order, with the weight of positives and negatives that have each.
 ///

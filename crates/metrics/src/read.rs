@@ -3,14 +3,15 @@
 use tch::{Device, Kind, Tensor};
 
 use crate::Folded;
-use crate::error::{Error, Result};
+use crate::error::MetricError;
+use brigade_torch::{Error, Result};
 
 /// The target that is left out by metrics of classes and by the cross-entropy: PyTorch's `ignore_index`.
 pub const IGNORED: i64 = -100;
 
 /// Names the metric that cannot be computed, and why.
 pub(crate) fn failed(metric: &str, reason: impl Into<String>) -> Error {
-    Error::Metric { metric: metric.to_owned(), reason: reason.into() }
+    MetricError { metric: metric.to_owned(), reason: reason.into() }.into()
 }
 
 /// Returns the sums of all batches, or none where there was no batch.

@@ -2,9 +2,9 @@
 
 use tch::{Kind, Tensor};
 
-use crate::error::Result;
 use crate::read;
 use crate::{Fold, Folded, Metric};
+use brigade_torch::Result;
 
 /// Folds a batch into the sum of what `of` makes of predictions and targets, and their count.
 fn summed(

@@ -8,8 +8,9 @@ use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
 use crate::data_order::gather_in_data_order;
-use crate::error::{Error, Result};
+use crate::error::MetricError;
 use crate::{Fold, Folded, Metric};
+use brigade_torch::{Error, Result};
 
 /// A metric with what it has kept of the batches so far.
 ///
@@ -29,7 +30,7 @@ use crate::{Fold, Folded, Metric};
 /// let scores = Tensor::from_slice2(&[[0.3, 2.0], [1.5, -1.0], [0.0, 0.1]]);
 /// accuracy.update(&scores, &Tensor::from_slice(&[1i64, 0, 0]))?;
 /// assert_eq!(accuracy.compute(None)?, 2.0 / 3.0);
-/// # Ok::<(), brigade_metrics::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug, Default)]
 pub struct MetricState<M> {
@@ -65,7 +66,7 @@ impl<M: Metric> MetricState<M> {
     /// Adds the next batch: a row of predictions and of targets for each of its samples. Sends nothing.
     ///
     /// # Errors
-    /// [`Error::Metric`] when the metric cannot take the batch, or panics.
+    /// [`crate::MetricError`] when the metric cannot take the batch, or panics.
     pub fn update(&mut self, predictions: &Tensor, targets: &Tensor) -> Result<()> {
         self.update_at(self.updates, predictions, targets)
     }
@@ -98,8 +99,8 @@ impl<M: Metric> MetricState<M> {
     /// state stays as it is and can be updated further. Every rank calls it; it waits for the device.
     ///
     /// # Errors
-    /// [`Error::Metric`] when the value is not defined for these data, or the metric panics;
-    /// [`Error::InvalidArgument`], on every rank, when the ranks have different metrics; [`Error::Torch`] when another
+    /// [`crate::MetricError`] when the value is not defined for these data, or the metric panics;
+    /// [`brigade_torch::ErrorKind::InvalidArgument`], on every rank, when the ranks have different metrics; [`brigade_torch::ErrorKind::Communication`] when another
     /// rank is gone.
     #[track_caller]
     pub fn compute(&self, group: Option<&ProcessGroup>) -> Result<M::Value> {
@@ -123,13 +124,13 @@ impl<M: Metric> MetricState<M> {
             _ => None,
         });
         if let Some(reason) = failure {
-            return Err(Error::Metric { metric: self.metric.name(), reason });
+            return Err(MetricError { metric: self.metric.name(), reason }.into());
         }
         if !all.iter().any(|kept| matches!(kept, Kept::Rows)) {
             return added(all);
         }
         if let Some(rank) = all.iter().position(|kept| matches!(kept, Kept::Sums(_))) {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "compute_metric: rank {rank} keeps sums of its batches and another rank rows; make the same metric \
                  on every rank"
             )));
@@ -140,7 +141,7 @@ impl<M: Metric> MetricState<M> {
     /// Computes the value of what was kept of batches.
     ///
     /// # Errors
-    /// [`Error::Metric`] when the value is not defined for these data, or the metric panics.
+    /// [`crate::MetricError`] when the value is not defined for these data, or the metric panics.
     pub fn value(&self, folded: &Folded) -> Result<M::Value> {
         named(&self.metric, || self.metric.value(folded))
     }
@@ -188,13 +189,13 @@ impl<M: Metric> MetricState<M> {
         let targets = gather_in_data_order(group, &numbers, targets)?;
         match (predictions, targets) {
             (Some(predictions), Some(targets)) => Ok(Folded::Rows(predictions, targets)),
-            _ => Err(Error::InvalidArgument("no rank has a batch".into())),
+            _ => Err(Error::invalid_argument("no rank has a batch")),
         }
     }
 }
 
 fn mixed() -> Error {
-    Error::InvalidArgument("it keeps sums of some batches and rows of others".into())
+    Error::invalid_argument("it keeps sums of some batches and rows of others")
 }
 
 /// Adds the sums of all batches up in the order of the data.
@@ -209,7 +210,7 @@ fn added(all: Vec<Kept>) -> Result<Option<Folded>> {
         return Ok(None);
     };
     if let Some((_, rank, sums)) = batches.iter().find(|(.., sums)| sums.len() != width) {
-        return Err(Error::InvalidArgument(format!(
+        return Err(Error::invalid_argument(format!(
             "compute_metric: rank {first}'s metric has {width} sums, rank {rank}'s {}; make the same metric on \
              every rank",
             sums.len()
@@ -228,11 +229,11 @@ fn added(all: Vec<Kept>) -> Result<Option<Folded>> {
 fn named<R>(metric: &impl Metric, body: impl FnOnce() -> Result<R>) -> Result<R> {
     let reason = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(value)) => return Ok(value),
-        Ok(Err(error @ Error::Metric { .. })) => return Err(error),
+        Ok(Err(error)) if error.downcast_ref::<MetricError>().is_some() => return Err(error),
         Ok(Err(error)) => error.to_string(),
         Err(panic) => format!("it panicked: {}", message(&*panic)),
     };
-    Err(Error::Metric { metric: metric.name(), reason })
+    Err(MetricError { metric: metric.name(), reason }.into())
 }
 
 fn message(panic: &(dyn Any + Send)) -> &str {

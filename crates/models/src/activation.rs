@@ -1,6 +1,6 @@
 //! Activation functions that an architecture can be built with.
 
-use brigade_nn::Result;
+use brigade_torch::Result;
 use tch::Tensor;
 
 /// The function after a normalisation.

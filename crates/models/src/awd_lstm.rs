@@ -12,7 +12,8 @@ mod weights;
 
 use std::borrow::Borrow;
 
-use brigade_nn::{Module, ParamPath, Result};
+use brigade_nn::{Module, ParamPath};
+use brigade_torch::Result;
 use tch::Tensor;
 
 pub use self::classifier::{TextClassifier, TextClassifierOptions};
@@ -46,7 +47,7 @@ use self::dropout::{RnnDropout, WeightDropLstm, WordDropout};
 /// assert_eq!(model.num_parameters(), 3216);
 /// let words = Tensor::from_slice(&[2i64, 3, 4, 5, 6, 7]).view([2, 3]);
 /// assert_eq!(model.forward(&words)?.size(), [2, 3, 8]);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct AwdLstm {

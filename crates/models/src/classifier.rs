@@ -1,7 +1,8 @@
 //! What all image classifiers have in common: a head that depends on the classes, a first convolution
 //! that depends on the channels, and the names that other libraries give their weights.
 
-use brigade_nn::{Result, Tensor};
+use brigade_nn::Tensor;
+use brigade_torch::Result;
 
 use crate::InputChannels;
 
@@ -17,7 +18,7 @@ use crate::InputChannels;
 /// let head = model.module().classifier();
 /// model.requires_grad_under(&head, true)?;
 /// assert_eq!(model.trainable_parameters().len(), 2);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub trait ImageClassifier {
     /// The name of the last layer, or of the layers after the body: all that depends on the number of classes

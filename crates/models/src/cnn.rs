@@ -1,9 +1,9 @@
 //! The CNN of the FashionMNIST example.
 
 use brigade_nn::{
-    BatchNorm2d, Conv2d, Conv2dOptions, Flatten, Linear, MaxPool2d, Module, ParamPath, Result,
-    Sequential,
+    BatchNorm2d, Conv2d, Conv2dOptions, Flatten, Linear, MaxPool2d, Module, ParamPath, Sequential,
 };
+use brigade_torch::Result;
 use tch::Tensor;
 
 use crate::ImageClassifier;
@@ -23,7 +23,7 @@ use crate::ImageClassifier;
 /// let images = Tensor::zeros([64, 1, 28, 28], (Kind::Float, model.device()));
 /// let loss = model.forward(&images)?.cross_entropy_for_logits(&Tensor::zeros(64, (Kind::Int64, model.device())));
 /// assert_eq!(loss.size(), [0; 0]);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 ///
 /// [`with_options`](Cnn::with_options) makes it for other images and classes.
@@ -45,7 +45,7 @@ pub struct Cnn {
 /// let model = Model::new(|path| Cnn::with_options(path, photos))?;
 /// let images = Tensor::zeros([2, 3, 32, 48], (Kind::Float, model.device()));
 /// assert_eq!(model.forward(&images)?.size(), [2, 4]);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CnnOptions {

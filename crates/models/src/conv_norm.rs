@@ -2,7 +2,8 @@
 
 use std::borrow::Borrow;
 
-use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, Module, ParamPath, Result};
+use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, Module, ParamPath};
+use brigade_torch::Result;
 use tch::Tensor;
 
 use crate::Activation;

@@ -3,8 +3,9 @@
 use std::borrow::Borrow;
 
 use brigade_nn::{
-    Conv2d, Conv2dOptions, Init, LayerNorm, LayerNormOptions, Linear, Module, ParamPath, Result,
+    Conv2d, Conv2dOptions, Init, LayerNorm, LayerNormOptions, Linear, Module, ParamPath,
 };
+use brigade_torch::Result;
 use tch::Tensor;
 
 use crate::ImageClassifier;
@@ -23,7 +24,7 @@ use crate::init::{Redraw, redraw};
 ///
 /// let model = Model::new(|path| ConvNeXt::tiny(path, 1000))?;
 /// assert_eq!(model.num_parameters(), 28_589_128);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct ConvNeXt {

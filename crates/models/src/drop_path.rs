@@ -1,6 +1,7 @@
 //! Stochastic depth (Huang et al., 2016).
 
-use brigade_nn::{ParamPath, Result, Training};
+use brigade_nn::{ParamPath, Training};
+use brigade_torch::Result;
 use tch::Tensor;
 
 /// In training sets a sample's branch to 0 with probability `p` and divides the others by `1 − p`:

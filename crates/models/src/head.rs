@@ -5,8 +5,9 @@ use std::mem;
 
 use brigade_nn::{
     BatchNorm1d, BatchNormOptions, Dropout, Flatten, Layer, Linear, LinearOptions, Module,
-    ParamPath, Relu, Result, Sequential,
+    ParamPath, Relu, Sequential,
 };
+use brigade_torch::Result;
 use tch::Tensor;
 
 use crate::init::{Redraw, redraw, redraw_norm};
@@ -27,7 +28,7 @@ use crate::init::{Redraw, redraw, redraw_norm};
 /// assert_eq!(model.parameters()[2].tensor.size(), [512, 1024]); // the largest values and the means
 /// let maps = Tensor::zeros([8, 512, 7, 7], (Kind::Float, model.device()));
 /// assert_eq!(model.forward(&maps)?.size(), [8, 37]);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct Head {

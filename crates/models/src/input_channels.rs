@@ -1,6 +1,6 @@
 //! Weights of a first convolution for another number of channels.
 
-use brigade_nn::Result;
+use brigade_torch::Result;
 use tch::{Kind, Tensor};
 
 /// How the weights of a first convolution are computed for another number of channels than they were

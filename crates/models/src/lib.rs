@@ -8,7 +8,7 @@
 //! let small = ResNetOptions::basic([1, 1, 1, 1]);
 //! let model = Model::new(|path| ResNet::new(path, 10, small))?;
 //! assert_eq!(model.state_dict().names().next(), Some("conv1.weight"));
-//! # Ok::<(), brigade_nn::Error>(())
+//! # Ok::<(), brigade_torch::Error>(())
 //! ```
 //!
 //! The image classifiers that have a name are functions, too, for where a model is asked for:
@@ -18,7 +18,7 @@
 //! use brigade_nn::Model;
 //!
 //! assert_eq!(Model::new(resnet18(1000))?.num_parameters(), 11_689_512);
-//! # Ok::<(), brigade_nn::Error>(())
+//! # Ok::<(), brigade_torch::Error>(())
 //! ```
 
 mod activation;

@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use brigade_checkpoint::{Error as FileError, prefix_candidates, wrapper_prefix};
-use brigade_nn::{Error, LoadReport, Model, Result, StateDict, weights};
+use brigade_nn::{LoadReport, Model, ModelError, StateDict, weights};
+use brigade_torch::Result;
 use tch::Tensor;
 
 use crate::classifier::is_below;
@@ -94,7 +95,7 @@ impl Pretrained {
     /// Reads a safetensors or `.pth` file into the model.
     ///
     /// # Errors
-    /// Those of [`weights::load`], and [`Error::Mismatch`] with the report where more differs than the
+    /// Those of [`weights::load`], and [`brigade_nn::ModelError::Mismatch`] with the report where more differs than the
     /// head: nothing was changed.
     pub fn load<M: ImageClassifier>(
         &self,
@@ -108,7 +109,7 @@ impl Pretrained {
     /// Loads a state dictionary into the model.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] with the report where more differs than the head: nothing was changed.
+    /// [`brigade_nn::ModelError::Mismatch`] with the report where more differs than the head: nothing was changed.
     pub fn load_state_dict<M: ImageClassifier>(
         &self,
         model: &mut Model<M>,
@@ -129,7 +130,7 @@ impl Pretrained {
         }
         if !fit.problems.is_complete() {
             fit.problems.loaded = fit.values.len();
-            return Err(Error::Mismatch(Box::new(fit.problems)));
+            return Err(ModelError::Mismatch(Box::new(fit.problems)).into());
         }
         fit.report.loaded = model.load_matching(&fit.values)?.loaded;
         state.key().clone_into(&mut fit.report.key);
@@ -219,15 +220,15 @@ impl Pretrained {
 /// Reads a file's only state dictionary; of several the first under a key that libraries use.
 pub(crate) fn read_state_dict(path: &Path) -> Result<StateDict> {
     const USUAL: [&str; 4] = ["model", "state_dict", "model_ema", "state_dict_ema"];
-    match weights::load(path) {
-        Err(Error::File(FileError::SeveralStateDicts { path, keys })) => {
-            match USUAL.iter().find(|usual| keys.iter().any(|key| key == *usual)) {
-                Some(key) => weights::load_entry(path, key),
-                None => Err(Error::File(FileError::SeveralStateDicts { path, keys })),
+    weights::load(path).or_else(|error| {
+        let usual = match error.downcast_ref() {
+            Some(FileError::SeveralStateDicts { keys, .. }) => {
+                USUAL.iter().find(|usual| keys.iter().any(|key| key == *usual))
             }
-        }
-        other => other,
-    }
+            _ => None,
+        };
+        usual.map_or(Err(error), |key| weights::load_entry(path, key))
+    })
 }
 
 /// Shapes that differ in dimensions of one element only.

@@ -2,7 +2,8 @@
 
 use std::borrow::Borrow;
 
-use brigade_nn::{BatchNorm2d, Conv2d, Flatten, Linear, MaxPool2d, Module, ParamPath, Result};
+use brigade_nn::{BatchNorm2d, Conv2d, Flatten, Linear, MaxPool2d, Module, ParamPath};
+use brigade_torch::Result;
 use tch::Tensor;
 
 use crate::conv_norm::{ConvNorm, average_halves, conv};
@@ -26,7 +27,7 @@ use crate::{Activation, ImageClassifier};
 /// assert_eq!(model.num_parameters(), 11_689_512);
 /// let images = Tensor::zeros([2, 3, 64, 64], (Kind::Float, model.device()));
 /// assert_eq!(model.forward(&images)?.size(), [2, 1000]);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct ResNet {
@@ -101,7 +102,7 @@ impl ResNetOptions {
     /// let resnet26d = ResNetOptions::bottleneck([2, 2, 2, 2]).variant_d();
     /// let model = Model::new(|path| ResNet::new(path, 1000, resnet26d))?;
     /// assert_eq!(model.num_parameters(), 16_014_408);
-    /// # Ok::<(), brigade_nn::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     #[must_use]
     pub fn variant_d(self) -> Self {
@@ -201,7 +202,7 @@ pub(crate) fn name_in_body(name: &str) -> Option<String> {
 /// assert_eq!(model.state_dict().names().next(), Some("0.weight"));
 /// let images = Tensor::zeros([2, 3, 64, 64], (Kind::Float, model.device()));
 /// assert_eq!(model.forward(&images)?.size(), [2, 512, 2, 2]);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct ResNetBody {

@@ -4,7 +4,8 @@ mod architecture;
 
 use std::borrow::Borrow;
 
-use brigade_nn::{LayerGroups, Module, Named, ParamPath, Result, Sequential};
+use brigade_nn::{LayerGroups, Module, Named, ParamPath, Sequential};
+use brigade_torch::Result;
 use tch::Tensor;
 
 pub use self::architecture::Architecture;

@@ -3,7 +3,8 @@
 use std::borrow::Borrow;
 use std::ops::Range;
 
-use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, LayerGroups, Module, ParamPath, Result};
+use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, LayerGroups, Module, ParamPath};
+use brigade_torch::Result;
 use tch::Tensor;
 
 use crate::classifier::is_below;
@@ -28,7 +29,7 @@ use crate::{ImageClassifier, InputChannels, ResNetBody, ResNetOptions};
 /// let model = Model::new(|path| UNet::new(path, encoder, UNetOptions::new(21)))?;
 /// let images = Tensor::zeros([1, 3, 40, 56], (Kind::Float, model.device()));
 /// assert_eq!(model.forward(&images)?.size(), [1, 21, 40, 56]);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct UNet {

@@ -4,8 +4,8 @@ use std::borrow::Borrow;
 
 use brigade_nn::{
     Conv2d, Conv2dOptions, Dropout, Init, LayerNorm, LayerNormOptions, Linear, Module, ParamPath,
-    Result,
 };
+use brigade_torch::Result;
 use tch::{Kind, Tensor};
 
 use crate::ImageClassifier;
@@ -24,7 +24,7 @@ use crate::init::{Redraw, redraw};
 ///
 /// let model = Model::new(|path| VisionTransformer::tiny(path, 1000))?;
 /// assert_eq!(model.num_parameters(), 5_717_416);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct VisionTransformer {

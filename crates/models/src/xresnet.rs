@@ -4,7 +4,8 @@ mod block;
 
 use std::borrow::Borrow;
 
-use brigade_nn::{Dropout, Flatten, Linear, MaxPool2d, Module, ParamPath, Result};
+use brigade_nn::{Dropout, Flatten, Linear, MaxPool2d, Module, ParamPath};
+use brigade_torch::Result;
 use tch::Tensor;
 
 use self::block::{Block, Shape, conv_norm};
@@ -28,7 +29,7 @@ use crate::{Activation, ImageClassifier};
 /// assert_eq!(model.num_parameters(), 23_547_754);
 /// let images = Tensor::zeros([2, 3, 64, 64], (Kind::Float, model.device()));
 /// assert_eq!(model.forward(&images)?.size(), [2, 10]);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct XResNet {

@@ -3,7 +3,8 @@
 use std::borrow::Borrow;
 use std::str::FromStr;
 
-use brigade_nn::{Error, ParamPath};
+use brigade_nn::ParamPath;
+use brigade_torch::Error;
 
 use crate::{
     Architecture, ConvNeXt, ConvNeXtOptions, ResNet, ResNetOptions, VisionTransformer,
@@ -50,7 +51,7 @@ macro_rules! zoo {
                     $(stringify!($name) => Ok(Self::$name()),)*
                     _ => {
                         let known = [$(stringify!($name)),*].join(", ");
-                        Err(Error::custom(format!(
+                        Err(Error::invalid_argument(format!(
                             "no architecture is called `{name}`; there are {known}"
                         )))
                     }

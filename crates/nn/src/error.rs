@@ -1,18 +1,26 @@
-//! What can go wrong in this crate, as facts.
+//! What can go wrong with a model, as facts.
 
 use std::path::PathBuf;
 
 use tch::{TchError, Tensor};
 
+use brigade_torch::{Error, ErrorKind, says_out_of_memory};
+
 use crate::LoadReport;
 
-/// What fallible functions of this crate return, and the forwards of modules.
-pub type Result<T, E = Error> = std::result::Result<T, E>;
-
-/// Why a model could not be built, changed, saved or loaded.
+/// Why a model could not be built, changed, saved or loaded, or its forward failed: the detail of an [`Error`].
+///
+/// ```
+/// use brigade_nn::{Linear, Model, ModelError};
+///
+/// let model = Model::new(|path| Linear::new(path, 4, 2))?;
+/// let error = model.module_parameters("head").unwrap_err();
+/// assert!(matches!(error.downcast_ref(), Some(ModelError::NoSuchParameter { .. })), "{error}");
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum ModelError {
     /// The constructor asked for things that cannot be; every one of them is listed.
     #[error("the model cannot be built: {}", problems.join("; "))]
     Build {
@@ -65,12 +73,8 @@ pub enum Error {
         /// The file.
         path: PathBuf,
         /// libtorch's reason.
-        source: brigade_torch::Error,
+        source: Error,
     },
-
-    /// A TorchScript module's forward failed.
-    #[error(transparent)]
-    ScriptForward(brigade_torch::Error),
 
     /// A TorchScript module gave something other than its model's type says.
     #[error("the TorchScript module gave {found}, expected {expected}")]
@@ -80,10 +84,6 @@ pub enum Error {
         /// What came.
         found: &'static str,
     },
-
-    /// A part of the forward cannot be set up to be recomputed.
-    #[error(transparent)]
-    Recompute(brigade_torch::Error),
 
     /// A kind that parameters cannot have.
     #[error("parameters cannot be {kind:?}: only floating-point kinds have gradients")]
@@ -135,13 +135,6 @@ pub enum Error {
         rows: i64,
     },
 
-    /// An operation between a module's layers failed.
-    #[error("a tensor operation of the forward failed: {reason}")]
-    Operation {
-        /// libtorch's words.
-        reason: String,
-    },
-
     /// A forward panicked, as tch's operators without `f_` do.
     #[error("the forward panicked: {message}")]
     Panicked {
@@ -149,24 +142,12 @@ pub enum Error {
         message: String,
     },
 
-    /// A module's own error.
-    #[error(transparent)]
-    Custom(Box<dyn std::error::Error + Send + Sync>),
-
-    /// A normalisation could not share its statistics with the other ranks.
-    #[error(transparent)]
-    Ranks(brigade_torch::Error),
-
     /// Two tensors of one name in a state dictionary.
     #[error("the state dictionary already holds `{name}`")]
     DuplicateName {
         /// The name.
         name: String,
     },
-
-    /// What is wrong with a file.
-    #[error(transparent)]
-    File(#[from] brigade_checkpoint::Error),
 
     /// A file was sound when it was looked at, and could not be read to its end afterwards.
     #[error(
@@ -178,7 +159,7 @@ pub enum Error {
         /// The file.
         path: PathBuf,
         /// What went wrong.
-        source: Box<Self>,
+        source: Error,
     },
 
     /// libtorch refused.
@@ -191,37 +172,37 @@ pub enum Error {
     },
 }
 
-impl From<TchError> for Error {
-    fn from(error: TchError) -> Self {
-        Self::Operation { reason: reason(error) }
+impl From<ModelError> for Error {
+    fn from(error: ModelError) -> Self {
+        use ModelError as M;
+        let by_text = |text: &str| {
+            if says_out_of_memory(text) { ErrorKind::OutOfMemory } else { ErrorKind::Model }
+        };
+        let kind = match &error {
+            M::NoSuchParameter { .. }
+            | M::NoSuchBuffer { .. }
+            | M::NoSuchLayer { .. }
+            | M::NotFloatingPoint { .. }
+            | M::DuplicateName { .. } => ErrorKind::InvalidArgument,
+            M::Groups { .. }
+            | M::ScriptOutput { .. }
+            | M::Input { .. }
+            | M::OutsideTable { .. } => ErrorKind::Model,
+            M::Build { problems } => by_text(&problems.join("; ")),
+            M::Layer { reason, .. } => by_text(reason),
+            M::Panicked { message } => by_text(message),
+            M::Torch { source, .. } => by_text(&source.to_string()),
+            M::Mismatch(_) => ErrorKind::Checkpoint,
+            M::Script { source, .. } | M::Interrupted { source, .. } => match source.kind() {
+                ErrorKind::OutOfMemory => ErrorKind::OutOfMemory,
+                _ => ErrorKind::Checkpoint,
+            },
+        };
+        Self::new(kind, error)
     }
 }
 
-impl Error {
-    /// An error of a module's own, or another crate's.
-    ///
-    /// ```
-    /// use brigade_nn::{Error, Module, Result, Tensor};
-    ///
-    /// struct Patches(i64);
-    ///
-    /// impl Module<&Tensor> for Patches {
-    ///     type Output = Tensor;
-    ///     fn forward(&self, images: &Tensor) -> Result<Tensor> {
-    ///         match images.size().last() {
-    ///             Some(width) if width % self.0 == 0 => Ok(images.f_unfold(-1, self.0, self.0)?),
-    ///             width => Err(Error::custom(format!("cannot cut {width:?} by {}", self.0))),
-    ///         }
-    ///     }
-    /// }
-    ///
-    /// let images = Tensor::from_slice(&[1f32, 2.0, 3.0]);
-    /// assert_eq!(Patches(2).forward(&images).unwrap_err().to_string(), "cannot cut Some(3) by 2");
-    /// ```
-    pub fn custom(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
-        Self::Custom(error.into())
-    }
-
+impl ModelError {
     /// libtorch refused a layer's operation on this input.
     pub(crate) fn layer(layer: impl Into<String>, input: &Tensor, source: TchError) -> Self {
         Self::Layer { layer: layer.into(), input: input.size(), reason: reason(source) }

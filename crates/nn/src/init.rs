@@ -14,7 +14,7 @@ use tch::{Device, Kind, TchError, Tensor};
 /// // 64 weights in [-1/4, 1/4]: the fan-in is 16.
 /// let model = Model::new(|p: &ParamPath| p.parameter("weight", &[4, 16], Init::KaimingUniform))?;
 /// assert_eq!(model.num_parameters(), 64);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]

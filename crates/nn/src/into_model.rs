@@ -1,11 +1,13 @@
 //! What can become a model: one that is built, or the constructor of one.
 
-use crate::{Model, ParamPath, Result};
+use crate::{Model, ParamPath};
+use brigade_torch::Result;
 
 /// A [`Model`], or a constructor that [`Model::new`] takes, for functions that accept both.
 ///
 /// ```
-/// use brigade_nn::{IntoModel, Linear, Model, ParamPath, Result};
+/// use brigade_nn::{IntoModel, Linear, Model, ParamPath};
+/// use brigade_torch::Result;
 ///
 /// fn size(model: impl IntoModel) -> Result<usize> {
 ///     Ok(model.into_model()?.num_parameters())
@@ -18,7 +20,7 @@ use crate::{Model, ParamPath, Result};
 /// assert_eq!(size(classifier)?, 7850);
 /// assert_eq!(size(|path: &ParamPath| Linear::new(path, 784, 10))?, 7850);
 /// assert_eq!(size(Model::new(classifier)?)?, 7850);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 ///
 /// The parameter of a closure needs its type: Rust infers it only where a function asks for a closure and

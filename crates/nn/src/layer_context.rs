@@ -2,8 +2,9 @@
 
 use tch::{TchError, Tensor};
 
+use crate::error::ModelError;
 use crate::hooks::Hooks;
-use crate::{Error, Result};
+use brigade_torch::{Error, Result, TorchError};
 
 /// A layer's full name and its model's hooks.
 #[derive(Debug, Clone)]
@@ -30,15 +31,12 @@ impl LayerContext {
     }
 
     /// As [`Self::finish`], for an operation of the border.
-    pub(crate) fn finish_border(
-        &self,
-        result: std::result::Result<Tensor, brigade_torch::Error>,
-        input: &Tensor,
-    ) -> Result<Tensor> {
-        let result = result.map_err(|error| match error {
+    pub(crate) fn finish_border(&self, result: Result<Tensor>, input: &Tensor) -> Result<Tensor> {
+        let result = result.map_err(|error| match error.downcast() {
             // The layer's name stands for the operation's.
-            brigade_torch::Error::Libtorch { detail, .. } => TchError::Torch(detail),
-            other => TchError::Torch(other.to_string()),
+            Ok(TorchError::Libtorch { detail, .. }) => TchError::Torch(detail),
+            Ok(other) => TchError::Torch(other.to_string()),
+            Err(other) => TchError::Torch(other.to_string()),
         });
         self.finish(result, input)
     }
@@ -54,12 +52,12 @@ impl LayerContext {
         result: std::result::Result<T, TchError>,
         input: &Tensor,
     ) -> Result<T> {
-        result.map_err(|source| Error::layer(self.shown_name(), input, source))
+        Ok(result.map_err(|source| ModelError::layer(self.shown_name(), input, source))?)
     }
 
     /// The error for an input of a shape that the layer does not take.
     pub(crate) fn refuse(&self, input: &Tensor, expected: &'static str) -> Error {
-        Error::Input { layer: self.shown_name(), expected, input: input.size() }
+        ModelError::Input { layer: self.shown_name(), expected, input: input.size() }.into()
     }
 }
 

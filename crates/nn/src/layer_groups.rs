@@ -1,7 +1,8 @@
 //! A module's own division into groups of layers, and what belongs to normalisations.
 
+use crate::Model;
 use crate::model::is_under;
-use crate::{Model, Result};
+use brigade_torch::Result;
 
 /// A module that knows how to divide its layers for transfer learning: into groups from the input to the
 /// output, which are frozen, and have their learning rates, each as one (fastai's `splitter`).
@@ -25,7 +26,7 @@ use crate::{Model, Result};
 ///
 /// let groups = Model::new(Net::new)?.param_groups()?;
 /// assert_eq!(groups, [["body.weight", "body.bias"], ["head.weight", "head.bias"]]);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub trait LayerGroups {
     /// The full names of the modules, or parameters, of each group. Every parameter is below one of them in
@@ -37,7 +38,7 @@ impl<M: LayerGroups> Model<M> {
     /// Returns the names of the parameters of each of the module's groups, in the model's order.
     ///
     /// # Errors
-    /// [`crate::Error::Groups`] for a parameter in no group or in several.
+    /// [`crate::ModelError::Groups`] for a parameter in no group or in several.
     pub fn param_groups(&self) -> Result<Vec<Vec<String>>> {
         let groups = self.module().layer_groups();
         let parameters = self.parameters();
@@ -75,7 +76,7 @@ impl<M> Model<M> {
     ///     (Linear::new(p / "fc", 4, 8), LayerNorm::new(p / "norm", &[8]))
     /// })?;
     /// assert_eq!(model.norm_parameters(), ["norm.weight", "norm.bias"]);
-    /// # Ok::<(), brigade_nn::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     #[must_use]
     pub fn norm_parameters(&self) -> Vec<String> {

@@ -6,7 +6,8 @@
 //! and reads the state dictionaries of `torch.save` without executing anything.
 //!
 //! ```
-//! use brigade_nn::{Linear, Model, Module, ParamPath, Result, Tensor};
+//! use brigade_nn::{Linear, Model, Module, ParamPath, Tensor};
+//! use brigade_torch::Result;
 //!
 //! struct Mlp {
 //!     hidden: Linear,
@@ -64,7 +65,7 @@ pub mod weights;
 pub use brigade_torch::{Device, Kind, ScriptValue, Tensor};
 
 pub use brigade_torch::{NamedTensor, Trainable};
-pub use error::{Error, Result};
+pub use error::ModelError;
 pub use hooks::ForwardHook;
 pub use init::Init;
 pub use into_model::IntoModel;

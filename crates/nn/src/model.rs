@@ -18,11 +18,13 @@ use brigade_torch::{
 };
 use tch::{Device, Kind, TchError, Tensor};
 
+use crate::error::ModelError;
 use crate::hooks::Hooks;
 use crate::param_path::is_floating_point;
 use crate::param_registry::{Entry, ParamRegistry, Role};
 use crate::shared_statistics::SharedStatistics;
-use crate::{Error, Module, ParamPath, Result, Training};
+use crate::{Module, ParamPath, Training};
+use brigade_torch::Result;
 
 /// A module `M` and all that it registered: what an optimizer steps, what ranks average, what is saved.
 ///
@@ -68,7 +70,7 @@ impl Model<()> {
     /// use brigade_nn::{Kind, Linear, Model};
     /// let model = Model::builder().kind(Kind::Double).build(|p| Linear::new(p, 4, 2))?;
     /// assert_eq!(model.parameters()[0].tensor.kind(), Kind::Double);
-    /// # Ok::<(), brigade_nn::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     pub fn builder() -> ModelBuilder {
         ModelBuilder { device: Device::Cpu, kind: Kind::Float, drawn: true }
@@ -109,12 +111,12 @@ impl ModelBuilder {
     /// Runs the constructor.
     ///
     /// # Errors
-    /// [`Error::Build`] with everything that the constructor asked for in vain: names used twice,
-    /// impossible shapes, no memory. [`Error::NotFloatingPoint`] for a kind without gradients,
-    /// [`Error::Torch`] when the device refuses.
+    /// [`crate::ModelError::Build`] with everything that the constructor asked for in vain: names used twice,
+    /// impossible shapes, no memory. [`crate::ModelError::NotFloatingPoint`] for a kind without gradients,
+    /// [`crate::ModelError::Torch`] when the device refuses.
     pub fn build<M>(self, constructor: impl FnOnce(&ParamPath<'_>) -> M) -> Result<Model<M>> {
         if !is_floating_point(self.kind) {
-            return Err(Error::NotFloatingPoint { kind: self.kind });
+            return Err(ModelError::NotFloatingPoint { kind: self.kind }.into());
         }
         // First values use MKL's vector functions, and it takes the setting only before its first use.
         let _ = make_products_reproducible();
@@ -133,7 +135,7 @@ impl ModelBuilder {
             ..
         } = registry.into_inner();
         if !problems.is_empty() {
-            return Err(Error::Build { problems });
+            return Err(ModelError::Build { problems }.into());
         }
         let mut model = Model {
             module,
@@ -163,7 +165,7 @@ impl<M> Model<M> {
     /// use brigade_nn::{Linear, Model};
     /// let model = Model::new(|p| Linear::new(p, 784, 10))?;
     /// assert_eq!(model.num_parameters(), 7850);
-    /// # Ok::<(), brigade_nn::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
@@ -180,13 +182,13 @@ impl<M> Model<M> {
     /// let images = Tensor::zeros([8, 28], (Kind::Float, model.device()));
     /// let error = model.forward(&images).unwrap_err().to_string();
     /// assert!(error.starts_with("head cannot take an input of [8, 28]: mat1 and mat2 shapes"));
-    /// # Ok::<(), brigade_nn::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
-    /// The module's: [`Error::Layer`] and [`Error::Input`] for an input that does not fit,
-    /// [`Error::Operation`] for an operation outside of layers, [`Error::Ranks`] when a normalisation could
-    /// not share its statistics. [`Error::Panicked`] with the text of a panic.
+    /// The module's: [`crate::ModelError::Layer`] and [`crate::ModelError::Input`] for an input that does not fit,
+    /// [`brigade_torch::ErrorKind::Tensor`] for an operation outside of layers, [`brigade_torch::ErrorKind::Communication`] when a normalisation could
+    /// not share its statistics. [`crate::ModelError::Panicked`] with the text of a panic.
     pub fn forward<Input>(&self, input: Input) -> Result<M::Output>
     where
         M: Module<Input>,
@@ -194,7 +196,7 @@ impl<M> Model<M> {
         match catch_unwind(AssertUnwindSafe(|| self.module.forward(input))) {
             Ok(output) => output,
             Err(panic) => match text_of(panic.as_ref()) {
-                Some(message) => Err(Error::Panicked { message }),
+                Some(message) => Err(ModelError::Panicked { message }.into()),
                 // A payload without a text is meant for another `catch_unwind`.
                 None => resume_unwind(panic),
             },
@@ -252,17 +254,17 @@ impl<M> Model<M> {
     /// })?;
     /// model.requires_grad_under("body", false)?;
     /// assert_eq!(model.hold_in_eval("body", true)?, 1);
-    /// # Ok::<(), brigade_nn::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::NoSuchParameter`] when no such layer has this name.
+    /// [`crate::ModelError::NoSuchParameter`] when no such layer has this name.
     pub fn hold_in_eval(&mut self, prefix: &str, on: bool) -> Result<usize> {
         let chosen = self.held.iter().filter(|(name, _)| is_below(prefix, name));
         let count = chosen.inspect(|(_, training)| training.hold(on)).count();
         if count == 0 {
             let known = tops(self.held.iter().map(|(name, _)| name.as_str()));
-            return Err(Error::NoSuchParameter { name: prefix.to_owned(), known });
+            return Err(ModelError::NoSuchParameter { name: prefix.to_owned(), known }.into());
         }
         Ok(count)
     }
@@ -298,11 +300,11 @@ impl<M> Model<M> {
     /// model.set_persistent("position_ids", false)?;
     /// assert!(model.state_dict().is_empty());
     /// assert_eq!(model.buffers().len(), 1);
-    /// # Ok::<(), brigade_nn::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::NoSuchBuffer`].
+    /// [`crate::ModelError::NoSuchBuffer`].
     pub fn set_persistent(&mut self, buffer: &str, persistent: bool) -> Result<()> {
         let is_buffer = |entry: &Entry| matches!(entry.role, Role::Buffer { .. });
         match self.entries.iter_mut().find(|entry| is_buffer(entry) && entry.name == buffer) {
@@ -310,10 +312,11 @@ impl<M> Model<M> {
                 entry.role = Role::Buffer { persistent };
                 Ok(())
             }
-            None => Err(Error::NoSuchBuffer {
+            None => Err(ModelError::NoSuchBuffer {
                 name: buffer.to_owned(),
                 known: self.buffers().into_iter().map(|buffer| buffer.name).collect(),
-            }),
+            }
+            .into()),
         }
     }
 
@@ -325,7 +328,7 @@ impl<M> Model<M> {
     /// Freezes (`false`) or thaws (`true`) all parameters.
     ///
     /// # Errors
-    /// [`Error::Torch`] when libtorch refuses.
+    /// [`crate::ModelError::Torch`] when libtorch refuses.
     pub fn requires_grad(&mut self, on: bool) -> Result<()> {
         let parameters = self.entries.iter().filter(|entry| entry.role == Role::Parameter);
         for entry in parameters {
@@ -344,18 +347,18 @@ impl<M> Model<M> {
     /// })?;
     /// assert_eq!(model.requires_grad_under("body", false)?, 2);
     /// assert_eq!(model.trainable_parameters().len(), 2);
-    /// # Ok::<(), brigade_nn::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::NoSuchParameter`] when there is none: a frozen set that is empty by a slip of the
+    /// [`crate::ModelError::NoSuchParameter`] when there is none: a frozen set that is empty by a slip of the
     /// pen would go unnoticed.
     pub fn requires_grad_under(&mut self, prefix: &str, on: bool) -> Result<usize> {
         let count = self.requires_grad_where(|name| is_below(prefix, name), on)?;
         if count == 0 {
             let parameters = self.entries.iter().filter(|e| !matches!(e.role, Role::Buffer { .. }));
             let known = tops(parameters.map(|entry| entry.name.as_str()));
-            return Err(Error::NoSuchParameter { name: prefix.to_owned(), known });
+            return Err(ModelError::NoSuchParameter { name: prefix.to_owned(), known }.into());
         }
         Ok(count)
     }
@@ -369,11 +372,11 @@ impl<M> Model<M> {
     ///     (Conv2d::new(p / "conv1", 3, 8, [3, 3], Default::default()), BatchNorm2d::new(p / "bn1", 8))
     /// })?;
     /// assert_eq!(model.requires_grad_where(|name| name.contains("bn"), false)?, 2);
-    /// # Ok::<(), brigade_nn::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::Torch`] when libtorch refuses.
+    /// [`crate::ModelError::Torch`] when libtorch refuses.
     pub fn requires_grad_where(
         &mut self,
         mut chosen: impl FnMut(&str) -> bool,
@@ -397,7 +400,7 @@ impl<M> Model<M> {
     /// Sets every gradient that exists to 0.
     ///
     /// # Errors
-    /// [`Error::Torch`] when libtorch refuses.
+    /// [`crate::ModelError::Torch`] when libtorch refuses.
     pub fn zero_grad(&mut self) -> Result<()> {
         for entry in self.distinct() {
             let mut gradient = entry.tensor.grad();
@@ -413,7 +416,7 @@ impl<M> Model<M> {
                 };
                 tch::no_grad(zero)
                     .map(drop)
-                    .map_err(Error::torch(format!("zero the gradient of {}", entry.name)))?;
+                    .map_err(ModelError::torch(format!("zero the gradient of {}", entry.name)))?;
             }
         }
         Ok(())
@@ -423,7 +426,7 @@ impl<M> Model<M> {
     /// tensors see them move, as with PyTorch's `module.to(device)`.
     ///
     /// # Errors
-    /// [`Error::Torch`] when the device is not there or has no memory left; tensors before the one
+    /// [`crate::ModelError::Torch`] when the device is not there or has no memory left; tensors before the one
     /// that is named have moved already then.
     pub fn to_device(&mut self, device: Device) -> Result<()> {
         self.convert(&format!("to {device:?}"), |tensor| tensor.f_to(device))?;
@@ -434,10 +437,10 @@ impl<M> Model<M> {
     /// Converts parameters, their gradients and floating-point buffers; integers stay.
     ///
     /// # Errors
-    /// [`Error::NotFloatingPoint`]; [`Error::Torch`] as for [`Model::to_device`].
+    /// [`crate::ModelError::NotFloatingPoint`]; [`crate::ModelError::Torch`] as for [`Model::to_device`].
     pub fn to_kind(&mut self, kind: Kind) -> Result<()> {
         if !is_floating_point(kind) {
-            return Err(Error::NotFloatingPoint { kind });
+            return Err(ModelError::NotFloatingPoint { kind }.into());
         }
         self.convert(&format!("to {kind:?}"), |tensor| {
             if is_floating_point(tensor.f_kind()?) {
@@ -455,7 +458,7 @@ impl<M> Model<M> {
     /// stay the same; convolutions give their outputs in that order.
     ///
     /// # Errors
-    /// [`Error::Torch`] as for [`Model::to_device`].
+    /// [`crate::ModelError::Torch`] as for [`Model::to_device`].
     pub fn to_channels_last(&mut self) -> Result<()> {
         self.convert("to channels last", |tensor| match tensor.dim() {
             4 => channels_last(tensor).map_err(|error| TchError::Torch(error.to_string())),
@@ -501,7 +504,7 @@ impl<M> Model<M> {
                 let Entry { name, tensor, .. } = entry;
                 let bytes = tensor.numel() * tensor.kind().elt_size_in_bytes();
                 let what = format!("{:?} {:?}, {bytes} bytes", tensor.kind(), tensor.size());
-                Error::torch(format!("move {name} ({what}) {to}"))(error)
+                ModelError::torch(format!("move {name} ({what}) {to}"))(error)
             })?;
         }
         Ok(())
@@ -555,11 +558,11 @@ fn tops<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
 }
 
 fn set_requires_grad(entry: &Entry, on: bool) -> Result<()> {
-    entry
+    Ok(entry
         .tensor
         .f_set_requires_grad(on)
         .map(drop)
-        .map_err(Error::torch(format!("freeze or thaw {}", entry.name)))
+        .map_err(ModelError::torch(format!("freeze or thaw {}", entry.name)))?)
 }
 
 /// A panic's text. tch's operators panic with `Result::unwrap` of libtorch's error: of that only libtorch's

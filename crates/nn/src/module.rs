@@ -2,14 +2,15 @@
 
 use tch::Tensor;
 
-use crate::Result;
+use brigade_torch::Result;
 
 /// A function of tensors with parameters.
 ///
 /// Implement it for the input that your forward takes; one type may take several.
 ///
 /// ```
-/// use brigade_nn::{Linear, Module, ParamPath, Result, Tensor};
+/// use brigade_nn::{Linear, Module, ParamPath, Tensor};
+/// use brigade_torch::Result;
 ///
 /// struct Siamese {
 ///     tower: Linear,
@@ -37,7 +38,7 @@ pub trait Module<Input> {
     ///
     /// # Errors
     /// A layer's name, the shape of its input and libtorch's reason, where the two do not fit. What a module
-    /// refuses for a reason of its own is [`crate::Error::custom`]; `?` takes what tch's operators `f_…`
+    /// refuses for a reason of its own is [`brigade_torch::Error::custom`]; `?` takes what tch's operators `f_…`
     /// return. Operators without `f_` panic, and [`crate::Model::forward`] gives that as an error.
     fn forward(&self, input: Input) -> Result<Self::Output>;
 }

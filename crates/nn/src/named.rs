@@ -3,7 +3,8 @@
 use tch::Tensor;
 
 use crate::layer_context::LayerContext;
-use crate::{Module, ParamPath, Result};
+use crate::{Module, ParamPath};
+use brigade_torch::Result;
 
 /// A module whose output has hooks under the path's name: for modules of one's own, such as a block.
 ///
@@ -13,7 +14,7 @@ use crate::{Module, ParamPath, Result};
 /// let _hook = model.forward_hook("block", |_, output| Some(output * 0.0))?;
 /// let output = model.forward(&Tensor::ones([2, 4], (Kind::Float, model.device())))?;
 /// assert_eq!(output.abs().sum(Kind::Float).double_value(&[]), 0.0);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct Named<M> {

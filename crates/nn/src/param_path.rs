@@ -27,7 +27,7 @@ use crate::{Init, Training};
 /// })?;
 /// let names: Vec<_> = model.state_dict().into_iter().map(|(name, _)| name).collect();
 /// assert_eq!(names, ["block.0.steps", "block.0.weight"]);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct ParamPath<'a> {
@@ -113,7 +113,7 @@ impl<'a> ParamPath<'a> {
     /// })?;
     /// assert_eq!(model.parameters().len(), 1);
     /// assert_eq!(model.state_dict().len(), 2);
-    /// # Ok::<(), brigade_nn::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     pub fn tie(&self, name: &str, tensor: &Tensor) -> Tensor {
         let first = self.registry.borrow().find(tensor);
@@ -136,7 +136,7 @@ impl<'a> ParamPath<'a> {
     /// let mut model = Model::new(|p: &ParamPath| p.adopt_parameter("body.weight", &weight))?;
     /// model.to_kind(Kind::Double)?;
     /// assert_eq!(weight.kind(), Kind::Double); // it is the model's own
-    /// # Ok::<(), brigade_nn::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     pub fn adopt_parameter(&self, name: &str, tensor: &Tensor) {
         let role = match self.registry.borrow().find(tensor) {
@@ -157,7 +157,8 @@ impl<'a> ParamPath<'a> {
     /// [`crate::Model::from_var_store`].
     ///
     /// ```
-    /// use brigade_nn::{Device, Model, Module, ParamPath, Result, Tensor};
+    /// use brigade_nn::{Device, Model, Module, ParamPath, Tensor};
+    /// use brigade_torch::Result;
     /// use tch::nn::{self, Module as _};
     ///
     /// struct Distance(nn::Linear);
@@ -176,7 +177,7 @@ impl<'a> ParamPath<'a> {
     ///     Distance(tower)
     /// })?;
     /// assert_eq!(model.parameters()[0].name, "tower.bias"); // tch makes it first
-    /// # Ok::<(), brigade_nn::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     pub fn adopt_variables(&self, variables: &tch::nn::VarStore) {
         for (name, tensor, trainable) in in_order(variables) {

@@ -7,7 +7,8 @@ use brigade_torch::try_recomputed;
 use parking_lot::Mutex;
 use tch::Tensor;
 
-use crate::{Error, Module, Result};
+use crate::Module;
+use brigade_torch::Result;
 
 /// A layer that keeps its input only, and computes what the backward needs again: gradient checkpointing
 /// ([`brigade_torch::recomputed`] says what holds; it also takes parts with several inputs).
@@ -28,7 +29,7 @@ use crate::{Error, Module, Result};
 /// output.sum(Kind::Float).backward();
 /// assert!(model.parameters()[0].tensor.grad().defined());
 /// assert_eq!(model.parameters()[0].name, "0.0.weight");
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub struct Recompute<L> {
     layer: Arc<Mutex<L>>,
@@ -50,7 +51,7 @@ where
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let layer = Arc::clone(&self.layer);
         let output = try_recomputed(&[input], move |inputs| layer.lock().forward(&inputs[0]));
-        output.map_err(Error::Recompute)?
+        output?
     }
 }
 

@@ -8,8 +8,10 @@ use std::path::Path;
 use brigade_torch::{Script, ScriptValue};
 use tch::{Kind, Tensor};
 
+use crate::error::ModelError;
 use crate::param_path::is_floating_point;
-use crate::{Error, Model, Module, ParamPath, Result, Training};
+use crate::{Model, Module, ParamPath, Training};
+use brigade_torch::Result;
 
 /// A module that Python wrote with `torch.jit.script` or `torch.jit.trace`: the module of a
 /// [`Model::from_torchscript`]. `O` is what its forward gives, a tensor unless said otherwise.
@@ -61,11 +63,11 @@ impl<O> Model<TorchScript<O>> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Script`] when the file cannot be read or is not TorchScript, and for a module without the
+    /// [`crate::ModelError::Script`] when the file cannot be read or is not TorchScript, and for a module without the
     /// attribute `training` (`torch.jit.freeze`), which has no parameters either.
     pub fn from_torchscript(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let failed = |source| Error::Script { path: path.to_owned(), source };
+        let failed = |source| ModelError::Script { path: path.to_owned(), source };
         let script = Script::load(path).map_err(failed)?;
         script.set_training(true).map_err(failed)?;
         let parameters = script.parameters().map_err(failed)?;
@@ -94,11 +96,10 @@ where
 
     fn forward(&self, input: I) -> Result<O> {
         let (inputs, names) = input.into_inputs();
-        let value = self.script.set_training(self.training.is_on());
-        let value = value.and_then(|()| self.script.forward(&inputs, &names));
-        let value = value.map_err(Error::ScriptForward)?;
+        self.script.set_training(self.training.is_on())?;
+        let value = self.script.forward(&inputs, &names)?;
         let found = value.kind();
-        O::from_value(value).map_err(|expected| Error::ScriptOutput { expected, found })
+        Ok(O::from_value(value).map_err(|expected| ModelError::ScriptOutput { expected, found })?)
     }
 }
 

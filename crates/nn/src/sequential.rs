@@ -4,8 +4,9 @@ use std::fmt;
 
 use tch::Tensor;
 
+use crate::Module;
 use crate::module::Layer;
-use crate::{Module, Result};
+use brigade_torch::Result;
 
 /// Layers in a row, from tensor to tensor. PyTorch names them by their index, and so does
 /// `path / 0`, `path / 1`, …; layers without parameters count.
@@ -17,7 +18,7 @@ use crate::{Module, Result};
 ///     Sequential::new().add(Linear::new(p / 0, 784, 64)).add(Relu).add(Linear::new(p / 2, 64, 10))
 /// })?;
 /// assert_eq!(model.parameters()[2].name, "2.weight");
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Default)]
 pub struct Sequential {

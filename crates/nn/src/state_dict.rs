@@ -1,12 +1,13 @@
 //! Names and tensors in order, and the report on how they fit a model.
 
+use crate::error::ModelError;
 use std::fmt;
 
 use brigade_rank_env::text::escaped;
 use indexmap::IndexMap;
 use tch::Tensor;
 
-use crate::Error;
+use brigade_torch::Error;
 
 /// The tensors of a model by name, in order. A name appears once.
 ///
@@ -17,7 +18,7 @@ use crate::Error;
 /// state.insert("weight", Tensor::from_slice(&[1f32, 2.0]))?;
 /// assert_eq!(state.get("weight").map(Tensor::size), Some(vec![2]));
 /// assert!(state.insert("weight", Tensor::from(0f32)).is_err());
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug, Default)]
 pub struct StateDict {
@@ -48,11 +49,11 @@ impl StateDict {
     /// Adds a tensor at the end.
     ///
     /// # Errors
-    /// [`Error::DuplicateName`] when the name already exists; nothing is changed then.
+    /// [`crate::ModelError::DuplicateName`] when the name already exists; nothing is changed then.
     pub fn insert(&mut self, name: impl Into<String>, tensor: Tensor) -> Result<(), Error> {
         let name = name.into();
         if self.entries.contains_key(&name) {
-            return Err(Error::DuplicateName { name });
+            return Err(ModelError::DuplicateName { name }.into());
         }
         self.entries.insert(name, tensor);
         Ok(())
@@ -89,7 +90,7 @@ impl StateDict {
     /// The same names with copies of the tensors: a snapshot that training does not change.
     ///
     /// # Errors
-    /// [`Error::Torch`] when there is no memory for the copies.
+    /// [`crate::ModelError::Torch`] when there is no memory for the copies.
     pub fn deep_clone(&self) -> Result<Self, Error> {
         let copy = |(name, tensor): (&String, &Tensor)| {
             let mut copied = tensor.f_empty_like()?;
@@ -98,7 +99,7 @@ impl StateDict {
         };
         let copies: Result<_, tch::TchError> =
             tch::no_grad(|| self.entries.iter().map(copy).collect());
-        let entries = copies.map_err(Error::torch("copy a state dictionary"))?;
+        let entries = copies.map_err(ModelError::torch("copy a state dictionary"))?;
         Ok(Self { entries, key: self.key.clone() })
     }
 

@@ -5,7 +5,8 @@ use std::fmt;
 use tch::Tensor;
 use tch::nn::{ModuleT, VarStore};
 
-use crate::{Model, Module, ParamPath, Result, Training};
+use crate::{Model, Module, ParamPath, Training};
+use brigade_torch::Result;
 
 /// A module of `tch::nn` in a [`Model`]: its `forward_t` gets the model's switch between training and
 /// evaluation. `tch::nn::Module`s are such modules, too.
@@ -62,11 +63,11 @@ impl<M> Model<TchModule<M>> {
     /// assert_eq!(model.buffers().len(), 2); // the running statistics of `norm`
     /// model.eval();
     /// assert_eq!(model.forward(&Tensor::ones([4, 8], (Kind::Float, Device::Cpu)))?.size(), [4, 2]);
-    /// # Ok::<(), brigade_nn::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`crate::Error::Build`] for a trainable variable of integers; [`crate::Error::NotFloatingPoint`] where
+    /// [`crate::ModelError::Build`] for a trainable variable of integers; [`crate::ModelError::NotFloatingPoint`] where
     /// the store's kind has no gradients.
     #[expect(
         clippy::needless_pass_by_value,

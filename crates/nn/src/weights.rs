@@ -9,11 +9,13 @@ mod safetensors;
 use std::fs::File;
 use std::path::Path;
 
-use brigade_checkpoint::Format;
+use brigade_checkpoint::Error as FileError;
 #[cfg(doc)]
-use brigade_checkpoint::pth::PthFile;
+use brigade_checkpoint::Error as FileError;
+use brigade_checkpoint::Format;
 
-use crate::{Error, LoadReport, Model, StateDict};
+use crate::{LoadReport, Model, StateDict};
+use brigade_torch::Error;
 
 /// Reads a safetensors file, or a `.pth`, `.pt`, `.bin` or `.ckpt` file of `torch.save` that holds one state
 /// dictionary, alone or in a dictionary ([`PthFile::state_dict`] has the rule); also the state dictionary of an archive
@@ -36,7 +38,7 @@ use crate::{Error, LoadReport, Model, StateDict};
 /// ```
 ///
 /// # Errors
-/// [`Error::File`] with what is wrong with it: unreadable, of an unknown format, damaged, with types of
+/// [`brigade_checkpoint::Error`] with what is wrong with it: unreadable, of an unknown format, damaged, with types of
 /// elements that tensors of a model cannot have (floats of 8 bits, quantized integers and others), without a state
 /// dictionary, or with several of which [`load_entry`] chooses one.
 pub fn load(path: impl AsRef<Path>) -> Result<StateDict, Error> {
@@ -49,7 +51,7 @@ pub fn load(path: impl AsRef<Path>) -> Result<StateDict, Error> {
 ///
 /// ```no_run
 /// let state = brigade_nn::weights::load_entry("checkpoint.pth", "model_ema")?;
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 ///
 /// # Errors
@@ -74,7 +76,7 @@ pub fn load_entry(path: impl AsRef<Path>, entry: &str) -> Result<StateDict, Erro
 /// ```
 ///
 /// # Errors
-/// [`Error::File`] when the system refuses, or for a kind that safetensors lacks; [`Error::Torch`] when
+/// [`brigade_checkpoint::Error`] when the system refuses, or for a kind that safetensors lacks; [`crate::ModelError::Torch`] when
 /// a tensor cannot be copied from its device. An older file of that name is still there then.
 pub fn save(state: &StateDict, path: impl AsRef<Path>) -> Result<(), Error> {
     safetensors::save(state, path.as_ref())
@@ -96,7 +98,7 @@ pub fn save(state: &StateDict, path: impl AsRef<Path>) -> Result<(), Error> {
 /// ```
 ///
 /// # Errors
-/// [`Error::File`] when the system refuses, or for a kind that the format lacks. An older file of that name
+/// [`brigade_checkpoint::Error`] when the system refuses, or for a kind that the format lacks. An older file of that name
 /// is still there then.
 pub fn save_pth(state: &StateDict, path: impl AsRef<Path>) -> Result<(), Error> {
     pth::save(state, path.as_ref())
@@ -113,7 +115,7 @@ impl<M> Model<M> {
     ///
     /// # Errors
     /// Those of [`load`] and of [`Model::load_state_dict`]; nothing was changed then.
-    /// [`Error::Interrupted`] when the disk fails after all was looked at.
+    /// [`crate::ModelError::Interrupted`] when the disk fails after all was looked at.
     pub fn load_weights(&mut self, path: impl AsRef<Path>) -> Result<LoadReport, Error> {
         self.load_file(path.as_ref(), None)
     }
@@ -126,7 +128,7 @@ impl<M> Model<M> {
     /// # let mut model = Model::new(|p| Linear::new(p, 784, 10))?;
     /// let report = model.load_entry("checkpoint.pth", "model_ema")?;
     /// println!("{report}");
-    /// # Ok::<(), brigade_nn::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
@@ -165,7 +167,7 @@ fn read(path: &Path, entry: Option<&str>) -> Result<StateDict, Error> {
 /// A safetensors file has names alone.
 fn no_keys(path: &Path, key: &str) -> Error {
     let (path, key, keys) = (path.to_owned(), key.to_owned(), vec![String::new()]);
-    Error::File(brigade_checkpoint::Error::NoSuchKey { path, key, keys })
+    FileError::NoSuchKey { path, key, keys }.into()
 }
 
 fn open(path: &Path) -> Result<(File, Format), Error> {
@@ -175,13 +177,13 @@ fn open(path: &Path) -> Result<(File, Format), Error> {
 }
 
 fn io(doing: &'static str, path: &Path, source: std::io::Error) -> Error {
-    Error::File(brigade_checkpoint::Error::Io { doing, path: path.to_owned(), source })
+    FileError::Io { doing, path: path.to_owned(), source }.into()
 }
 
 fn unsupported(path: &Path, fact: String) -> Error {
-    Error::File(brigade_checkpoint::Error::Unsupported { path: path.to_owned(), fact })
+    FileError::Unsupported { path: path.to_owned(), fact }.into()
 }
 
 fn damaged(path: &Path, fact: String) -> Error {
-    Error::File(brigade_checkpoint::Error::Damaged { path: path.to_owned(), fact })
+    FileError::Damaged { path: path.to_owned(), fact }.into()
 }

@@ -83,7 +83,7 @@ fn ranks() -> usize {
 }
 
 /// Steps of gradient descent on a square, with its gradients reduced by hand.
-fn train(settings: Settings) -> brigade_train::Result<Vec<f64>> {
+fn train(settings: Settings) -> brigade_torch::Result<Vec<f64>> {
     let Settings { rate, steps, name } = settings;
     let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
     accelerator.println(format!("{} calls before", CALLS.fetch_add(1, Ordering::Relaxed)));
@@ -99,15 +99,15 @@ fn train(settings: Settings) -> brigade_train::Result<Vec<f64>> {
     Ok(losses)
 }
 
-fn fails_on_rank_1(reason: String) -> brigade_train::Result<()> {
+fn fails_on_rank_1(reason: String) -> brigade_torch::Result<()> {
     let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
     if accelerator.processes().process_index() == 1 {
-        return Err(brigade_train::Error::InvalidArgument(reason));
+        return Err(brigade_torch::Error::invalid_argument(reason));
     }
     accelerator.processes().wait_for_everyone()
 }
 
-fn panics_on_rank_1((): ()) -> brigade_train::Result<()> {
+fn panics_on_rank_1((): ()) -> brigade_torch::Result<()> {
     let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
     assert!(accelerator.processes().process_index() == 0, "the second rank gives up");
     accelerator.processes().wait_for_everyone()

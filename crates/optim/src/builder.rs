@@ -37,12 +37,12 @@ macro_rules! builder {
             /// Makes the optimizer of a model's trained parameters, or of a list of named ones.
             ///
             /// # Errors
-            /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a number out of range, a
+            /// [`brigade_torch::ErrorKind::InvalidArgument`] for a number out of range, a
             /// model without a trained parameter, and a group whose pattern matches no parameter.
             pub fn build(
                 &self,
                 parameters: &(impl $crate::Trainable + ?Sized),
-            ) -> $crate::Result<$crate::Optimizer> {
+            ) -> brigade_torch::Result<$crate::Optimizer> {
                 let (rule, momentum) = self.rule()?;
                 $crate::Optimizer::from_options(&self.options, rule, momentum, parameters)
             }
@@ -59,7 +59,7 @@ macro_rules! builder {
                 &self,
                 parameters: &[$crate::NamedTensor],
                 overrides: $crate::Overrides,
-            ) -> $crate::Result<$crate::Optimizer> {
+            ) -> brigade_torch::Result<$crate::Optimizer> {
                 let mut settings = self.clone();
                 overrides.apply(&mut settings.options);
                 settings.build(parameters)

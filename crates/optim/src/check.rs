@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::error::{Error, Result};
+use brigade_torch::{Error, Result};
 
 /// Rejects decay rates of running means that are out of range or NaN.
 pub(crate) fn check_betas((first, second): (f64, f64)) -> Result<()> {
@@ -15,7 +15,7 @@ pub(crate) fn check(name: &str, value: f64, allowed: Range<f64>) -> Result<()> {
     if allowed.contains(&value) {
         return Ok(());
     }
-    Err(Error::InvalidArgument(format!(
+    Err(Error::invalid_argument(format!(
         "{name} is {value}, but must be at least {} and below {}",
         allowed.start, allowed.end
     )))

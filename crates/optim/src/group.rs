@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 ///     .group(Group::matching("module1.*").lr(1e-4))
 ///     .no_decay_on_norms_and_biases(true)
 ///     .build(&model)?;
-/// # Ok::<(), brigade_optim::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 #[must_use]

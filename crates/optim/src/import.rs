@@ -7,11 +7,11 @@ use brigade_checkpoint::pth::PthFile;
 use brigade_checkpoint::torch_optimizer::{StateTensor, TorchStateError, from_torch};
 use brigade_torch::{Tensor, tensor_from_bytes};
 
-#[cfg(doc)]
-use crate::error::Error;
-use crate::error::Result;
 use crate::optimizer::Optimizer;
 use crate::state::{OptimizerState, StateMismatch};
+#[cfg(doc)]
+use brigade_torch::Error;
+use brigade_torch::Result;
 
 impl Optimizer {
     /// Continues from a state that PyTorch has written for the same model:
@@ -33,11 +33,11 @@ impl Optimizer {
     /// let mut optimizer = Adam::default().lr(0.01).betas(0.8, 0.9).amsgrad(true).build(&vs)?;
     /// optimizer.load_pytorch("tests/golden/optimizer_adam.pt")?;
     /// assert_eq!(optimizer.steps(), 3);
-    /// # Ok::<(), brigade_optim::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::File`] when the file cannot be read; [`Error::State`] with the first difference: nothing was
+    /// [`brigade_checkpoint::Error`] when the file cannot be read; [`crate::StateMismatch`] with the first difference: nothing was
     /// changed.
     pub fn load_pytorch(&mut self, path: impl AsRef<Path>) -> Result<()> {
         let mut file = PthFile::open(path)?;

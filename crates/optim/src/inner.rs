@@ -6,13 +6,12 @@ use brigade_torch::flat::look_ahead;
 use brigade_torch::{DeviceNumbers, Kind, NamedTensor, Tensor, clear_gradient, gradient};
 
 use crate::device_scalars::DeviceScalars;
-use crate::error::{Error, Result};
 use crate::group::ParameterGroup;
 use crate::lookahead::{Lookahead, SLOW};
 use crate::options::{Grouping, Options};
 use crate::param_state::{ParamStates, like};
 use crate::rule::{Rule, Step};
-
+use brigade_torch::{Error, Result};
 mod state;
 
 /// A rule, the parameters in their groups, and their states.
@@ -147,14 +146,14 @@ impl OptimizerInner {
         let DeviceScalars { lr, grad_scale, found_inf } = *scalars;
         for (what, tensor) in [("the scale of gradients", grad_scale), ("found_inf", found_inf)] {
             if let Some(tensor) = tensor.filter(|tensor| tensor.numel() != 1) {
-                return Err(Error::InvalidArgument(format!(
+                return Err(Error::invalid_argument(format!(
                     "{what} has shape {:?}; expected one number",
                     tensor.size()
                 )));
             }
         }
         if !scalars.is_empty() && !self.rule.takes_device_scalars() {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "{} takes no numbers from a device: implement `Rule::takes_device_scalars`, or call \
                  `Optimizer::step`",
                 self.rule.name()
@@ -162,7 +161,7 @@ impl OptimizerInner {
         }
         let fits = |lr: &&Tensor| lr.numel() == 1 || lr.size() == [self.groups.len() as i64];
         match lr.filter(|lr| !fits(lr)) {
-            Some(lr) => Err(Error::InvalidArgument(format!(
+            Some(lr) => Err(Error::invalid_argument(format!(
                 "the learning rate on the device has shape {:?}; expected one number, or one for each of \
                  {} groups",
                 lr.size(),
@@ -247,7 +246,7 @@ impl OptimizerInner {
         let bad = |number: f64| !number.is_finite() || number < 0.0;
         match self.groups.iter().position(|group| bad(group.lr) || bad(group.momentum)) {
             None => Ok(()),
-            Some(index) => Err(Error::InvalidArgument(format!(
+            Some(index) => Err(Error::invalid_argument(format!(
                 "step {} was not made: group {index} has the learning rate {} and the momentum {}, \
                  expected finite numbers from 0; look at the schedule",
                 self.steps, self.groups[index].lr, self.groups[index].momentum
@@ -314,7 +313,7 @@ impl OptimizerInner {
     pub(crate) fn group(&mut self, index: usize) -> Result<&mut ParameterGroup> {
         let count = self.groups.len();
         self.groups.get_mut(index).ok_or_else(|| {
-            Error::InvalidArgument(format!(
+            Error::invalid_argument(format!(
                 "there is no parameter group {index}; this optimizer has {count}"
             ))
         })

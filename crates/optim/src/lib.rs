@@ -30,13 +30,12 @@
 //! }
 //! assert!((parameters[0].tensor.double_value(&[0]) - 3.0).abs() < 0.05);
 //! assert!((parameters[1].tensor.double_value(&[0]) + 1.0).abs() < 0.05);
-//! # Ok::<(), brigade_optim::Error>(())
+//! # Ok::<(), brigade_torch::Error>(())
 //! ```
 
 mod builder;
 mod check;
 mod device_scalars;
-mod error;
 mod group;
 mod import;
 mod inner;
@@ -54,7 +53,6 @@ pub use brigade_schedule as schedule;
 pub use brigade_schedule::LrSchedule;
 pub use brigade_torch::{DeviceNumbers, NamedTensor, Trainable};
 pub use device_scalars::DeviceScalars;
-pub use error::{Error, Result};
 pub use group::{Group, ParameterGroup};
 pub use lookahead::Lookahead;
 pub use optimizer::{Optimizer, OptimizerBuilder, OptimizerSettings, Overrides};

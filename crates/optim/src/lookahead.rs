@@ -1,7 +1,7 @@
 //! Lookahead, which any optimizer can have.
 
 use crate::check::check;
-use crate::error::{Error, Result};
+use brigade_torch::{Error, Result};
 
 /// Lookahead (Zhang et al., 2019): slow weights go part of the way to the optimizer's every few steps,
 /// and the optimizer goes on from there. Given to any optimizer's `lookahead`.
@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 /// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
 /// # let _ = tch::nn::linear(model.root() / "module1" / "hidden1", 2, 2, Default::default());
 /// let optimizer = Sgd::new(0.1).lookahead(Lookahead::default().every(5)).build(&model)?;
-/// # Ok::<(), brigade_optim::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[must_use]
@@ -42,9 +42,7 @@ impl Lookahead {
 
     pub(crate) fn check(self) -> Result<()> {
         if self.every == 0 {
-            return Err(Error::InvalidArgument(
-                "Lookahead every 0 steps; expected at least 1".into(),
-            ));
+            return Err(Error::invalid_argument("Lookahead every 0 steps; expected at least 1"));
         }
         check("Lookahead's alpha", self.alpha, 0.0..1.0 + f64::EPSILON)
     }

@@ -8,14 +8,14 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::check::check;
 use crate::device_scalars::DeviceScalars;
-#[cfg(doc)]
-use crate::error::Error;
-use crate::error::Result;
 use crate::group::ParameterGroup;
 use crate::inner::OptimizerInner;
 use crate::options::Options;
 use crate::rule::Rule;
 use crate::state::{OptimizerState, StateMismatch};
+#[cfg(doc)]
+use brigade_torch::Error;
+use brigade_torch::Result;
 
 mod settings;
 
@@ -55,7 +55,7 @@ impl Optimizer {
     /// Changes every parameter that has a gradient; one without is left as it is, its state too.
     ///
     /// # Errors
-    /// [`Error::Torch`] when the kernels refuse; [`Error::InvalidArgument`], with nothing changed, when a
+    /// [`brigade_torch::ErrorKind::Tensor`] when the kernels refuse; [`brigade_torch::ErrorKind::InvalidArgument`], with nothing changed, when a
     /// schedule has set a learning rate or momentum that is negative or not finite.
     pub fn step(&mut self) -> Result<()> {
         self.lock().step(&DeviceScalars::default())
@@ -87,11 +87,11 @@ impl Optimizer {
     /// }
     /// assert!((weight.double_value(&[0]) - 0.75).abs() < 1e-6);
     /// assert_eq!(optimizer.steps(), 1); // the second was left out
-    /// # Ok::<(), brigade_optim::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
-    /// As [`Optimizer::step`]; [`Error::InvalidArgument`], with nothing changed, for numbers of another shape,
+    /// As [`Optimizer::step`]; [`brigade_torch::ErrorKind::InvalidArgument`], with nothing changed, for numbers of another shape,
     /// and for a rule that does not [take them](Rule::takes_device_scalars).
     pub fn step_with(&mut self, scalars: &DeviceScalars<'_>) -> Result<()> {
         self.lock().step(scalars)
@@ -107,7 +107,7 @@ impl Optimizer {
     /// Makes all gradients undefined, as PyTorch's `zero_grad(set_to_none=True)`.
     ///
     /// # Errors
-    /// [`Error::Torch`] when libtorch refuses.
+    /// [`brigade_torch::ErrorKind::Tensor`] when libtorch refuses.
     pub fn zero_grad(&mut self) -> Result<()> {
         self.lock().zero_grad()
     }
@@ -121,7 +121,7 @@ impl Optimizer {
     /// Sets the learning rate. Groups with one of their own keep its ratio to this one.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when it is negative or not finite.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] when it is negative or not finite.
     pub fn set_lr(&mut self, lr: f64) -> Result<()> {
         check("the learning rate", lr, 0.0..f64::INFINITY)?;
         self.lock().schedule(lr, None);
@@ -131,7 +131,7 @@ impl Optimizer {
     /// Sets one group's learning rate; a schedule moves it in its new ratio to the others.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when there is no such group, or the rate is negative or not finite.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] when there is no such group, or the rate is negative or not finite.
     pub fn set_group_lr(&mut self, group: usize, lr: f64) -> Result<()> {
         check("the learning rate", lr, 0.0..f64::INFINITY)?;
         self.lock().set_group_lr(group, lr)
@@ -140,7 +140,7 @@ impl Optimizer {
     /// Sets one group's momentum: with Adam and its kin the first beta.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when there is no such group, or the momentum is negative or not finite.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] when there is no such group, or the momentum is negative or not finite.
     pub fn set_group_momentum(&mut self, group: usize, momentum: f64) -> Result<()> {
         check("the momentum", momentum, 0.0..f64::INFINITY)?;
         self.lock().group(group)?.momentum = momentum;
@@ -150,7 +150,7 @@ impl Optimizer {
     /// Sets one group's weight decay.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when there is no such group, or the decay is negative or not finite.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] when there is no such group, or the decay is negative or not finite.
     pub fn set_group_weight_decay(&mut self, group: usize, weight_decay: f64) -> Result<()> {
         check("the weight decay", weight_decay, 0.0..f64::INFINITY)?;
         self.lock().group(group)?.weight_decay = weight_decay;
@@ -187,7 +187,7 @@ impl Optimizer {
     /// [`OptimizerState::deep_clone`] makes a snapshot.
     ///
     /// # Errors
-    /// [`Error::Tensor`] when libtorch refuses.
+    /// [`brigade_torch::ErrorKind::Tensor`] when libtorch refuses.
     pub fn state_dict(&self) -> Result<OptimizerState> {
         self.lock().state_dict()
     }
@@ -199,7 +199,7 @@ impl Optimizer {
     /// (betas, eps, …) must agree. Values are copied, to the parameters' device and kind.
     ///
     /// # Errors
-    /// [`Error::State`] with the first difference: nothing was changed.
+    /// [`crate::StateMismatch`] with the first difference: nothing was changed.
     pub fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()> {
         self.lock().load_state_dict(state)
     }
@@ -230,7 +230,7 @@ impl Optimizer {
     /// Returns the gradients of those parameters that have one.
     ///
     /// # Errors
-    /// [`Error::Torch`] when libtorch refuses.
+    /// [`brigade_torch::ErrorKind::Tensor`] when libtorch refuses.
     pub fn gradients(&self) -> Result<Vec<Tensor>> {
         Ok(self.lock().gradients()?.into_iter().map(|(_, gradient)| gradient).collect())
     }
@@ -244,7 +244,7 @@ impl Optimizer {
     /// Says whether [`Optimizer::set_trained`] can succeed, and changes nothing.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a parameter that the rule refuses.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a parameter that the rule refuses.
     pub fn check_trained(
         &self,
         model: &[NamedTensor],
@@ -274,11 +274,11 @@ impl Optimizer {
     /// assert_eq!(optimizer.groups().len(), 1);
     /// optimizer.set_trained(&model, |_| true)?;
     /// assert_eq!(optimizer.groups()[1].lr(), 0.01);
-    /// # Ok::<(), brigade_optim::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a parameter that the rule refuses: nothing was changed.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a parameter that the rule refuses: nothing was changed.
     pub fn set_trained(
         &mut self,
         model: &[NamedTensor],

@@ -3,10 +3,10 @@
 use brigade_torch::{NamedTensor, Trainable};
 
 use crate::check::check;
-use crate::error::{Error, Result};
 use crate::group::{Group, ParameterGroup};
 use crate::lookahead::Lookahead;
 use crate::rule::Rule;
+use brigade_torch::{Error, Result};
 
 /// The settings that every optimizer has.
 #[derive(Debug, Clone, PartialEq)]
@@ -135,15 +135,15 @@ impl Options {
         }
         let mut parameters = model.trainable_parameters();
         if parameters.is_empty() {
-            return Err(Error::InvalidArgument(
-                "an optimizer needs a parameter that is trained; this model has none".into(),
+            return Err(Error::invalid_argument(
+                "an optimizer needs a parameter that is trained; this model has none",
             ));
         }
         self.check_patterns(&parameters)?;
         parameters.retain(|parameter| self.selects(&parameter.name));
         if parameters.is_empty() {
-            return Err(Error::InvalidArgument(
-                "`except` leaves out every parameter that the optimizer would step".into(),
+            return Err(Error::invalid_argument(
+                "`except` leaves out every parameter that the optimizer would step",
             ));
         }
         for parameter in &parameters {
@@ -217,7 +217,7 @@ impl Options {
         }
         let mut split = self.split(parameters).into_iter();
         match split.find(|(group, members)| group.is_some() && members.is_empty()) {
-            Some((Some(group), _)) => Err(Error::InvalidArgument(format!(
+            Some((Some(group), _)) => Err(Error::invalid_argument(format!(
                 "the parameter group {:?} is empty: groups before it take all that it matches",
                 group.patterns
             ))),
@@ -254,7 +254,7 @@ impl Group {
         }
         match (self.momentum, rule.momentum_name()) {
             (None, _) => Ok(()),
-            (Some(_), None) => Err(Error::InvalidArgument(format!(
+            (Some(_), None) => Err(Error::invalid_argument(format!(
                 "{} is set, but {} has no momentum",
                 of("the momentum"),
                 rule.name()
@@ -275,7 +275,7 @@ fn no_match(pattern: &str, parameters: &[NamedTensor]) -> Error {
     let names: Vec<&str> =
         parameters.iter().take(SHOWN).map(|parameter| parameter.name.as_str()).collect();
     let more = if parameters.len() > SHOWN { ", …" } else { "" };
-    Error::InvalidArgument(format!(
+    Error::invalid_argument(format!(
         "the pattern `{pattern}` of an optimizer matches no parameter that is trained; there are \
          {}{more}",
         names.join(", ")

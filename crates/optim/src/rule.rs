@@ -4,8 +4,8 @@ use std::fmt;
 
 use brigade_torch::{Device, DeviceNumbers, Tensor};
 
-use crate::error::{Error, Result};
 use crate::param_state::{ParamStates, STEP_KIND, like};
+use brigade_torch::{Error, Result};
 
 /// One optimizer's arithmetic: how a parameter changes along its gradient.
 ///
@@ -16,7 +16,8 @@ use crate::param_state::{ParamStates, STEP_KIND, like};
 /// optimizer of one.
 ///
 /// ```
-/// use brigade_optim::{Group, NamedTensor, Optimizer, Result, Rule, Step};
+/// use brigade_optim::{Group, NamedTensor, Optimizer, Rule, Step};
+/// use brigade_torch::Result;
 /// use tch::{Device, Kind, Tensor};
 ///
 /// /// Lion (Chen et al., 2023): the sign of a running mean.
@@ -57,7 +58,7 @@ use crate::param_state::{ParamStates, STEP_KIND, like};
 /// optimizer.step()?;
 /// assert_eq!(parameters[0].tensor.double_value(&[0, 0]), 0.5);
 /// assert_eq!(optimizer.state_dict()?.parameters[0].tensors[0].0, "exp_avg");
-/// # Ok::<(), brigade_optim::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 ///
 /// [`Optimizer::with_rule`]: crate::Optimizer::with_rule
@@ -99,7 +100,7 @@ pub trait Rule: fmt::Debug + Send {
     /// Refuses parameters that it cannot step.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] with the name and the reason.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] with the name and the reason.
     fn check_parameter(&self, _name: &str, _size: &[i64]) -> Result<()> {
         Ok(())
     }
@@ -187,10 +188,10 @@ impl Slots<'_> {
     /// Returns a slot that was filled before.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when it was not.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] when it was not.
     pub fn require(&self, slot: usize) -> Result<&Tensor> {
         self.get(slot).ok_or_else(|| {
-            Error::InvalidArgument(format!(
+            Error::invalid_argument(format!(
                 "the rule reads slot {slot} of a parameter before `Step::fill_missing` has made it"
             ))
         })
@@ -253,7 +254,7 @@ impl<'a> Step<'a> {
     /// Brings those that are there to the parameter's device and layout.
     ///
     /// # Errors
-    /// [`Error::Tensor`] when memory runs out.
+    /// [`brigade_torch::ErrorKind::Tensor`] when memory runs out.
     pub fn fill_missing(&mut self, slot: usize) -> Result<()> {
         self.fill_missing_with(slot, 0.0)
     }

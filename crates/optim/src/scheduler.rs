@@ -8,8 +8,8 @@ use brigade_schedule::{Definition, Described, LrSchedule, Plateau, PlateauState}
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
 use crate::optimizer::Optimizer;
+use brigade_torch::{Error, Result};
 
 /// Sets an optimizer's learning rate (and momentum, where the schedule has one) from a schedule: a
 /// [`Schedule`](brigade_schedule::Schedule), a closure `Fn(u64) -> f64`, or anything that implements
@@ -85,15 +85,15 @@ impl Scheduler {
     /// let scheduler = Scheduler::per_group(&optimizer, vec![head, encoder])?;
     /// let rates: Vec<f64> = optimizer.groups().iter().map(|group| group.lr()).collect();
     /// assert_eq!(rates, [0.1, 0.0]);
-    /// # Ok::<(), brigade_optim::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another number of schedules.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for another number of schedules.
     pub fn per_group(optimizer: &Optimizer, schedules: Vec<Box<dyn LrSchedule>>) -> Result<Self> {
         let expected = optimizer.lock().schedulable_groups();
         if schedules.len() != expected {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "Scheduler::per_group has {} schedules, expected {expected}: one for the parameters that \
                  no group matches, and one for each group of the optimizer's builder",
                 schedules.len()
@@ -117,11 +117,11 @@ impl Scheduler {
     ///     scheduler.step_with(loss)?;
     /// }
     /// assert_eq!(scheduler.lr(), 0.1 * 0.1);
-    /// # Ok::<(), brigade_optim::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::Schedule`] for numbers out of range.
+    /// [`brigade_schedule::ScheduleError`] for numbers out of range.
     pub fn on_plateau(optimizer: &Optimizer, plateau: Plateau) -> Result<Self> {
         plateau.check()?;
         Ok(Self::start(optimizer, Plan::Metric(plateau), Some(plateau.start())))
@@ -137,7 +137,7 @@ impl Scheduler {
     /// Goes to the next value: call it after the optimizer's step.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a schedule on a metric, and when the next value is negative or not
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a schedule on a metric, and when the next value is negative or not
     /// finite: the learning rate stays as it is then.
     pub fn step(&mut self) -> Result<()> {
         self.advance(1)
@@ -149,10 +149,9 @@ impl Scheduler {
     /// As [`Scheduler::step`].
     pub fn advance(&mut self, steps: u64) -> Result<()> {
         if self.watches_metric() {
-            return Err(Error::InvalidArgument(
+            return Err(Error::invalid_argument(
                 "this scheduler watches a metric, and `step` has none: call `step_with(metric)` after \
-                 each evaluation"
-                    .into(),
+                 each evaluation",
             ));
         }
         let mut state = self.inner.state.lock();
@@ -163,13 +162,12 @@ impl Scheduler {
     /// Goes on after an evaluation that gave this metric.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a schedule that watches no metric.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a schedule that watches no metric.
     pub fn step_with(&mut self, metric: f64) -> Result<()> {
         let Plan::Metric(plateau) = &self.inner.plan else {
-            return Err(Error::InvalidArgument(
+            return Err(Error::invalid_argument(
                 "this scheduler counts steps and watches no metric: call `step`, or make it with \
-                 `Scheduler::on_plateau`"
-                    .into(),
+                 `Scheduler::on_plateau`",
             ));
         };
         let mut state = self.inner.state.lock();
@@ -235,7 +233,7 @@ impl Scheduler {
     /// Says whether a state is of the same kind of scheduler.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when one watches a metric and the other does not.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] when one watches a metric and the other does not.
     pub fn check_state(&self, state: &SchedulerState) -> Result<()> {
         if self.watches_metric() == state.plateau.is_some() {
             return Ok(());
@@ -244,7 +242,7 @@ impl Scheduler {
             Plan::Metric(_) => ("counts steps", "watches a metric"),
             Plan::Steps(_) | Plan::Groups(_) => ("watches a metric", "counts steps"),
         };
-        Err(Error::InvalidArgument(format!(
+        Err(Error::invalid_argument(format!(
             "the scheduler's state is of one that {found}, and this one {expected}: make the same \
              scheduler as in the run that was saved"
         )))
@@ -301,7 +299,7 @@ impl SchedulerInner {
         let wrong = |(lr, momentum): &&(f64, Option<f64>)| bad(*lr) || momentum.is_some_and(bad);
         if let Some((lr, momentum)) = each.iter().find(wrong) {
             let momentum = momentum.map(|momentum| format!(" and the momentum {momentum}"));
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "the schedule gives the learning rate {lr}{} for step {}, expected finite numbers from 0",
                 momentum.unwrap_or_default(),
                 next.position

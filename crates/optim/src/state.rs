@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use brigade_checkpoint::Value;
-use brigade_torch::Tensor;
+use brigade_torch::{Error, ErrorKind, Tensor};
 use serde::{Deserialize, Serialize};
 
-use crate::error::Result;
+use brigade_torch::Result;
 
 /// The name of a parameter's count of steps, which in PyTorch is a tensor of 32-bit floats.
 pub(crate) const STEP: &str = "step";
@@ -170,11 +170,17 @@ pub enum StateMismatch {
     },
 }
 
+impl From<StateMismatch> for Error {
+    fn from(error: StateMismatch) -> Self {
+        Self::new(ErrorKind::Checkpoint, error)
+    }
+}
+
 impl OptimizerState {
     /// A copy with memory of its own: training may go on while it is written.
     ///
     /// # Errors
-    /// [`crate::Error::Tensor`] when there is no memory.
+    /// [`brigade_torch::ErrorKind::Tensor`] when there is no memory.
     pub fn deep_clone(&self) -> Result<Self> {
         let copy = |(name, tensor): &(String, Tensor)| {
             let mut memory = tensor.f_empty_like()?;

@@ -4,13 +4,15 @@ use std::any::Any;
 use std::sync::Arc;
 
 use brigade_data::DataLoader;
-use brigade_learn::{Error, Item, ItemCodec, Loaders, Picture, Result, data};
+use brigade_learn::{Item, ItemCodec, LearnError, Loaders, Picture, data};
 use brigade_tokens::{
     FastaiTokenizer, ParallelOptions, TextSource, TokenCorpus, TokenList, Tokenizer, Vocabulary,
 };
+use brigade_torch::{Error, Result};
 use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
 
+use crate::error::TextError;
 use crate::{Backwards, Documents, LabelledTexts, Padding, SortedSampler, UnlabelledTexts};
 
 /// The kind under which [`TextCodec`] is written down.
@@ -64,26 +66,26 @@ impl TextCodec {
     /// made with: for those that are files of their own, such as Hugging Face's.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for settings of something else or of a later version, and when the tokenizer is
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for settings of something else or of a later version, and when the tokenizer is
     /// another one.
     pub fn from_settings(
         settings: &serde_json::Value,
         tokenizer: Arc<dyn Tokenizer>,
     ) -> Result<Self> {
         let settings = Settings::deserialize(settings).map_err(|error| {
-            Error::InvalidArgument(format!(
+            Error::invalid_argument(format!(
                 "the settings of a codec of texts cannot be read: {error}"
             ))
         })?;
         let Settings { tokenizer: expected, vocabulary, backwards, pad_id } = settings;
         if tokenizer.describe() != expected {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "the codec was made with the tokenizer {expected}, and this one is {}",
                 tokenizer.describe()
             )));
         }
         let vocabulary =
-            Vocabulary::from_json(vocabulary.to_string().as_bytes()).map_err(Error::user)?;
+            Vocabulary::from_json(vocabulary.to_string().as_bytes()).map_err(Error::custom)?;
         Ok(Self { tokenizer, vocabulary: Arc::new(vocabulary), backwards, pad_id })
     }
 
@@ -132,8 +134,8 @@ impl TextCodec {
     /// When the tokenizer refuses the text, or the vocabulary has neither a token nor one for unknown ones.
     pub fn ids(&self, text: &str) -> Result<Vec<i64>> {
         let mut tokens = TokenList::new();
-        self.tokenizer.tokenize(text, &mut tokens).map_err(Error::user)?;
-        let ids = self.vocabulary.ids(&tokens).map_err(Error::user)?;
+        self.tokenizer.tokenize(text, &mut tokens).map_err(Error::custom)?;
+        let ids = self.vocabulary.ids(&tokens).map_err(Error::custom)?;
         let mut ids: Vec<i64> = ids.into_iter().map(i64::from).collect();
         if self.backwards {
             ids.reverse();
@@ -166,9 +168,10 @@ impl TextCodec {
         texts: &TextSource,
         seq_len: usize,
         batch_size: usize,
-    ) -> crate::Result<DataLoader<UnlabelledTexts>> {
-        let corpus = TokenCorpus::in_memory(&*self.tokenizer, texts, ParallelOptions::new())?;
-        let ids = corpus.ids(&self.vocabulary)?;
+    ) -> Result<DataLoader<UnlabelledTexts>> {
+        let corpus = TokenCorpus::in_memory(&*self.tokenizer, texts, ParallelOptions::new())
+            .map_err(TextError::from)?;
+        let ids = corpus.ids(&self.vocabulary).map_err(TextError::from)?;
         let documents: Box<dyn Documents> =
             if self.backwards { Box::new(Backwards(ids)) } else { Box::new(ids) };
         let padding = Padding::chunks(seq_len).id(self.pad_id.unwrap_or(1));
@@ -181,12 +184,12 @@ impl TextCodec {
     /// have is an error.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for such a number.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for such a number.
     pub fn tokens(&self, ids: &[i64]) -> Result<String> {
         let token = |id: &i64| {
             let token = u32::try_from(*id).ok().and_then(|id| self.vocabulary.token(id));
             token.ok_or_else(|| {
-                Error::InvalidArgument(format!(
+                Error::invalid_argument(format!(
                     "the vocabulary of {} tokens has none with number {id}",
                     self.vocabulary.len()
                 ))
@@ -201,14 +204,14 @@ impl ItemCodec for TextCodec {
     fn encode(&self, item: &Item) -> Result<Vec<Tensor>> {
         let utf8 = |bytes: Vec<u8>, name: String| {
             String::from_utf8(bytes).map_err(|error| {
-                Error::InvalidArgument(format!("{name} is not UTF-8: {}", error.utf8_error()))
+                Error::invalid_argument(format!("{name} is not UTF-8: {}", error.utf8_error()))
             })
         };
         let ids = match item {
             Item::Text(text) => self.ids(text)?,
             Item::Bytes(bytes) => self.ids(&utf8(bytes.clone(), "the text".to_owned())?)?,
             Item::File(path) => {
-                let bytes = std::fs::read(path).map_err(|source| Error::File {
+                let bytes = std::fs::read(path).map_err(|source| LearnError::File {
                     action: "reading",
                     path: path.clone(),
                     source,
@@ -219,15 +222,14 @@ impl ItemCodec for TextCodec {
                 return tensors.iter().map(|tensor| Ok(tensor.f_unsqueeze(0)?)).collect();
             }
             other => {
-                return Err(Error::InvalidArgument(format!(
+                return Err(Error::invalid_argument(format!(
                     "these data are texts: predict a text, its file, bytes or numbers, not {other:?}"
                 )));
             }
         };
         if ids.is_empty() {
-            return Err(Error::InvalidArgument(
-                "the text has no token, and a model has nothing to read: give another one"
-                    .to_owned(),
+            return Err(Error::invalid_argument(
+                "the text has no token, and a model has nothing to read: give another one",
             ));
         }
         Ok(vec![Tensor::f_from_slice(&ids)?.f_unsqueeze(0)?])
@@ -241,7 +243,7 @@ impl ItemCodec for TextCodec {
         let ids = match inputs {
             [ids, ..] if ids.dim() == 2 && row < ids.size()[0] => ids.f_select(0, row)?,
             _ => {
-                return Err(Error::InvalidArgument(format!(
+                return Err(Error::invalid_argument(format!(
                     "row {row} is no text: expected numbers of tokens [rows, tokens], found {:?}",
                     inputs.iter().map(Tensor::size).collect::<Vec<_>>()
                 )));
@@ -254,11 +256,11 @@ impl ItemCodec for TextCodec {
     fn describe(&self) -> Result<(&'static str, serde_json::Value)> {
         let settings = Settings {
             tokenizer: self.tokenizer.describe(),
-            vocabulary: serde_json::from_str(&self.vocabulary.to_json()).map_err(Error::user)?,
+            vocabulary: serde_json::from_str(&self.vocabulary.to_json()).map_err(Error::custom)?,
             backwards: self.backwards,
             pad_id: self.pad_id,
         };
-        Ok((KIND, serde_json::to_value(settings).map_err(Error::user)?))
+        Ok((KIND, serde_json::to_value(settings).map_err(Error::custom)?))
     }
 }
 
@@ -273,7 +275,7 @@ pub fn codec_from(kind: &str, settings: &serde_json::Value) -> Result<Arc<dyn It
     }
     let tokenizer = settings.get("tokenizer").unwrap_or(&serde_json::Value::Null);
     let tokenizer = FastaiTokenizer::from_description(tokenizer).map_err(|error| {
-        Error::InvalidArgument(format!(
+        Error::invalid_argument(format!(
             "{error}; a codec with another tokenizer is made by TextCodec::from_settings, which takes it"
         ))
     })?;

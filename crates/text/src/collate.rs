@@ -2,7 +2,7 @@
 
 use brigade_data::{Batch, DataError, from_vec};
 use brigade_tokens::{Encoding, Side};
-use brigade_torch::{Kind, Tensor};
+use brigade_torch::{Kind, Result, Tensor};
 
 use crate::IGNORED;
 
@@ -87,7 +87,7 @@ impl Sequence {
     }
 
     /// Refuses lists that have not one element for each token.
-    fn check(&self, position: usize) -> Result<(), DataError> {
+    fn check(&self, position: usize) -> Result<()> {
         let tokens = self.ids.len();
         let lengths = [
             ("type ids", self.type_ids.as_ref().map(Vec::len)),
@@ -108,7 +108,7 @@ impl Sequence {
                     "sequence {position} of the batch has {tokens} tokens and {} {what}: give one for each token",
                     len.unwrap_or_default()
                 ),
-            }),
+            }.into()),
         }
     }
 }
@@ -151,7 +151,7 @@ impl SequenceBatch {
     /// # Errors
     /// When libtorch fails.
     #[allow(clippy::type_complexity, reason = "the tuple is what a Learner takes")]
-    pub fn typed(self) -> Result<((Tensor, Tensor, Tensor), Option<Tensor>), DataError> {
+    pub fn typed(self) -> Result<((Tensor, Tensor, Tensor), Option<Tensor>)> {
         let types = match self.token_type_ids {
             Some(types) => types,
             None => self.input_ids.f_zeros_like()?,
@@ -171,7 +171,7 @@ impl SequenceBatch {
 /// assert_eq!(batch.attention_mask, tch::Tensor::from_slice2(&[[1i64, 1, 1, 0], [1, 0, 0, 0]]));
 /// let labels = tch::Tensor::from_slice2(&[[5i64, 6, 7, -100], [8, -100, -100, -100]]);
 /// assert_eq!(batch.labels, Some(labels));
-/// # Ok::<(), brigade_data::DataError>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct SequenceCollator {
@@ -274,11 +274,7 @@ impl SequenceCollator {
     /// # Errors
     /// [`DataError::EmptyBatch`] without a sequence, [`DataError::Collate`] when only some have type ids or they are
     /// labelled otherwise, [`DataError::Unfit`] for a sequence that is too long or whose lists do not fit.
-    pub fn collate(
-        &self,
-        sequences: &[Sequence],
-        seeds: &[u64],
-    ) -> Result<SequenceBatch, DataError> {
+    pub fn collate(&self, sequences: &[Sequence], seeds: &[u64]) -> Result<SequenceBatch> {
         for (position, sequence) in sequences.iter().enumerate() {
             sequence.check(position)?;
         }
@@ -298,7 +294,7 @@ impl SequenceCollator {
                         seeds.len(),
                         sequences.len()
                     );
-                    return Err(DataError::Unfit { message });
+                    return Err(DataError::Unfit { message }.into());
                 }
                 let pairs = sequences.iter().zip(seeds);
                 let hidden = pairs.map(|(sequence, seed)| masked.hide(sequence, *seed));
@@ -307,7 +303,7 @@ impl SequenceCollator {
         }
     }
 
-    fn join(&self, sequences: &[Sequence]) -> Result<SequenceBatch, DataError> {
+    fn join(&self, sequences: &[Sequence]) -> Result<SequenceBatch> {
         let longest = sequences.iter().map(|sequence| sequence.ids.len()).max();
         let longest = longest.ok_or(DataError::EmptyBatch)?;
         let width = self.length.unwrap_or(longest).next_multiple_of(self.multiple_of);
@@ -317,15 +313,15 @@ impl SequenceCollator {
                     "a sequence of {longest} tokens does not fit in {width}: let the tokenizer cut texts, or raise \
                      max_length"
                 ),
-            });
+            }.into());
         }
         self.check_vocabulary(sequences)?;
-        let table = |pad: i64, row: &dyn Fn(&Sequence) -> Option<Vec<i64>>| {
+        let table = |pad: i64, row: &dyn Fn(&Sequence) -> Option<Vec<i64>>| -> Result<Tensor> {
             let mut cells = Vec::with_capacity(sequences.len() * width);
             for (position, sequence) in sequences.iter().enumerate() {
                 let Some(row) = row(sequence) else {
                     let (expected, found) = ("type ids or labels".to_owned(), "none".to_owned());
-                    return Err(DataError::Collate { position, expected, found });
+                    return Err(DataError::Collate { position, expected, found }.into());
                 };
                 let padding = width - row.len();
                 if self.side == Side::Left {
@@ -359,17 +355,16 @@ impl SequenceCollator {
 
 impl SequenceCollator {
     /// Refuses tokens that the model does not have.
-    fn check_vocabulary(&self, sequences: &[Sequence]) -> Result<(), DataError> {
+    fn check_vocabulary(&self, sequences: &[Sequence]) -> Result<()> {
         let Some(tokens) = self.vocab_size else { return Ok(()) };
         let beyond = |id: &i64| !(0..tokens).contains(id);
         let refuse = |what: String| {
-            Err(DataError::Unfit {
-                message: format!(
-                    "{what} is beyond the model's vocabulary of {tokens} tokens (vocab_size), 0 to {}: take the \
-                     tokenizer that belongs to the model, or a model of a larger vocabulary",
-                    tokens - 1
-                ),
-            })
+            let message = format!(
+                "{what} is beyond the model's vocabulary of {tokens} tokens (vocab_size), 0 to {}: take the \
+                 tokenizer that belongs to the model, or a model of a larger vocabulary",
+                tokens - 1
+            );
+            Err(DataError::Unfit { message }.into())
         };
         for (index, sequence) in sequences.iter().enumerate() {
             if let Some(place) = sequence.ids.iter().position(beyond) {
@@ -387,7 +382,7 @@ impl SequenceCollator {
 }
 
 /// Joins labels of whole sequences.
-fn labels(sequences: &[Sequence]) -> Result<Option<Tensor>, DataError> {
+fn labels(sequences: &[Sequence]) -> Result<Option<Tensor>> {
     let rows = sequences.len() as i64;
     let (mut classes, mut numbers, mut widths) = (Vec::new(), Vec::new(), Vec::new());
     let mut kinds = Vec::with_capacity(sequences.len());
@@ -413,13 +408,13 @@ fn labels(sequences: &[Sequence]) -> Result<Option<Tensor>, DataError> {
     let first = kinds.first().copied().unwrap_or_default();
     if let Some(position) = kinds.iter().position(|kind| *kind != first) {
         let (expected, found) = (first.to_owned(), kinds[position].to_owned());
-        return Err(DataError::Collate { position, expected, found });
+        return Err(DataError::Collate { position, expected, found }.into());
     }
     let width = widths.first().copied().unwrap_or_default();
     if let Some(position) = widths.iter().position(|other| *other != width) {
         let (expected, found) =
             (format!("{width} numbers"), format!("{} numbers", widths[position]));
-        return Err(DataError::Collate { position, expected, found });
+        return Err(DataError::Collate { position, expected, found }.into());
     }
     Ok(match first {
         "a class" => Some(from_vec(classes, &[rows])?),
@@ -432,7 +427,7 @@ fn labels(sequences: &[Sequence]) -> Result<Option<Tensor>, DataError> {
 /// Which tokens of packed rows see each other: `bool [rows, 1, tokens, tokens]`, true where the token of the third
 /// dimension sees that of the last one. Tokens see those of their own sequence, and with `causal` none after them;
 /// padding, whose number is 0, sees itself, so that no row of a softmax is empty.
-pub(crate) fn block_mask(sequence_ids: &Tensor, causal: bool) -> Result<Tensor, DataError> {
+pub(crate) fn block_mask(sequence_ids: &Tensor, causal: bool) -> Result<Tensor> {
     let (of_rows, of_columns) = (sequence_ids.f_unsqueeze(-1)?, sequence_ids.f_unsqueeze(1)?);
     let mut same = of_rows.f_eq_tensor(&of_columns)?.f_logical_and(&of_rows.f_ne(0)?)?;
     if causal {

@@ -1,5 +1,6 @@
 //! Texts as numbers of tokens, wherever they lie.
 
+use brigade_torch::{Error, Result};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -26,12 +27,7 @@ pub trait Documents: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// When the text has no such range, or cannot be read.
-    fn read(
-        &self,
-        document: usize,
-        range: Range<usize>,
-        ids: &mut Vec<i64>,
-    ) -> Result<(), DataError>;
+    fn read(&self, document: usize, range: Range<usize>, ids: &mut Vec<i64>) -> Result<()>;
 }
 
 /// Reads all tokens of a text in place of what `ids` holds.
@@ -39,10 +35,10 @@ pub(crate) fn read_whole<D: Documents + ?Sized>(
     documents: &D,
     document: usize,
     ids: &mut Vec<i64>,
-) -> Result<(), DataError> {
+) -> Result<()> {
     let len = documents.len();
     if document >= len {
-        return Err(DataError::Index { index: document, len });
+        return Err(DataError::Index { index: document, len }.into());
     }
     ids.clear();
     documents.read(document, 0..documents.tokens(document), ids)
@@ -64,7 +60,7 @@ macro_rules! lists {
                 document: usize,
                 range: Range<usize>,
                 ids: &mut Vec<i64>,
-            ) -> Result<(), DataError> {
+            ) -> Result<()> {
                 let found = self.get(document).and_then(|text| text.get(range.clone()));
                 let found = found.ok_or_else(|| outside(document, &range, self.tokens(document)))?;
                 ids.extend(found.iter().map(|id| i64::from(*id)));
@@ -86,13 +82,8 @@ impl Documents for TokenIds {
         self.length(document).unwrap_or_default()
     }
 
-    fn read(
-        &self,
-        document: usize,
-        range: Range<usize>,
-        ids: &mut Vec<i64>,
-    ) -> Result<(), DataError> {
-        self.read(document, range, ids).map_err(DataError::other)
+    fn read(&self, document: usize, range: Range<usize>, ids: &mut Vec<i64>) -> Result<()> {
+        self.read(document, range, ids).map_err(Error::custom)
     }
 }
 
@@ -121,7 +112,7 @@ macro_rules! through {
                 document: usize,
                 range: Range<usize>,
                 ids: &mut Vec<i64>,
-            ) -> Result<(), DataError> {
+            ) -> Result<()> {
                 (**self).read(document, range, ids)
             }
         }
@@ -138,7 +129,7 @@ through!(Arc, Box);
 /// let texts = vec![vec![2i64, 9], vec![2, 8, 7], vec![2]];
 /// let valid = Subset::new(texts, vec![2, 1])?;
 /// assert_eq!((valid.len(), valid.tokens(1)), (2, 3));
-/// # Ok::<(), brigade_data::DataError>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Subset<D> {
@@ -151,10 +142,10 @@ impl<D: Documents> Subset<D> {
     ///
     /// # Errors
     /// [`DataError::Index`] for a text that is not there.
-    pub fn new(documents: D, indices: Vec<usize>) -> Result<Self, DataError> {
+    pub fn new(documents: D, indices: Vec<usize>) -> Result<Self> {
         let len = documents.len();
         match indices.iter().find(|index| **index >= len) {
-            Some(&index) => Err(DataError::Index { index, len }),
+            Some(&index) => Err(DataError::Index { index, len }.into()),
             None => Ok(Self { documents, indices }),
         }
     }
@@ -169,12 +160,7 @@ impl<D: Documents> Documents for Subset<D> {
         self.indices.get(document).map_or(0, |index| self.documents.tokens(*index))
     }
 
-    fn read(
-        &self,
-        document: usize,
-        range: Range<usize>,
-        ids: &mut Vec<i64>,
-    ) -> Result<(), DataError> {
+    fn read(&self, document: usize, range: Range<usize>, ids: &mut Vec<i64>) -> Result<()> {
         let len = self.indices.len();
         let index = self.indices.get(document);
         let index = *index.ok_or(DataError::Index { index: document, len })?;
@@ -195,15 +181,10 @@ impl<D: Documents> Documents for Backwards<D> {
         self.0.tokens(document)
     }
 
-    fn read(
-        &self,
-        document: usize,
-        range: Range<usize>,
-        ids: &mut Vec<i64>,
-    ) -> Result<(), DataError> {
+    fn read(&self, document: usize, range: Range<usize>, ids: &mut Vec<i64>) -> Result<()> {
         let tokens = self.tokens(document);
         if range.end > tokens {
-            return Err(outside(document, &range, tokens));
+            return Err(outside(document, &range, tokens).into());
         }
         let before = ids.len();
         self.0.read(document, tokens - range.end..tokens - range.start, ids)?;

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use brigade_data::{BatchContext, BatchedDataset, Collate, DataError};
-use brigade_torch::{Tensor, TensorTree};
+use brigade_torch::{Result, Tensor, TensorTree};
 
 use crate::documents::read_whole;
 use crate::{Documents, Padding};
@@ -27,7 +27,7 @@ use crate::{Documents, Padding};
 /// let batches = loader.iter().collect::<Result<Vec<_>, _>>()?;
 /// assert_eq!(batches[0].0, tch::Tensor::from_slice2(&[[2i64, 8, 7, 6, 5], [1, 1, 2, 4, 3]]));
 /// assert_eq!(batches[1].1, tch::Tensor::from_slice(&[0i64, 1]));
-/// # Ok::<(), brigade_data::DataError>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub struct LabelledTexts<D, L> {
     documents: D,
@@ -43,19 +43,19 @@ impl<D: Documents, L> LabelledTexts<D, L> {
     ///
     /// # Errors
     /// [`DataError::Unfit`] when there are not as many labels as texts, or a text has no token.
-    pub fn new(documents: D, labels: Vec<L>, padding: Padding) -> Result<Self, DataError> {
+    pub fn new(documents: D, labels: Vec<L>, padding: Padding) -> Result<Self> {
         let texts = documents.len();
         if labels.len() != texts {
             let message =
                 format!("{} labels were given for {texts} texts: give one for each", labels.len());
-            return Err(DataError::Unfit { message });
+            return Err(DataError::Unfit { message }.into());
         }
         if let Some(empty) = (0..texts).find(|text| documents.tokens(*text) == 0) {
             let message = format!(
                 "text {empty} of {texts} has no token, and a row of padding alone tells a model nothing: leave it out, \
                  or let the tokenizer mark the beginning of each text"
             );
-            return Err(DataError::Unfit { message });
+            return Err(DataError::Unfit { message }.into());
         }
         Ok(Self { documents, labels, padding })
     }
@@ -86,7 +86,7 @@ where
         self.labels.len()
     }
 
-    fn batch(&self, indices: &[usize], _: &BatchContext) -> Result<Self::Batch, DataError> {
+    fn batch(&self, indices: &[usize], _: &BatchContext) -> Result<Self::Batch> {
         let mut texts = Vec::with_capacity(indices.len());
         let mut labels = Vec::with_capacity(indices.len());
         for &index in indices {

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Result};
+use brigade_torch::{Error, Result};
 
 /// The target that losses and metrics leave out, as in PyTorch.
 pub const IGNORED: i64 = -100;
@@ -19,7 +19,7 @@ pub const IGNORED: i64 = -100;
 /// assert_eq!(classes.number("pos")?, 1);
 /// let error = classes.number("neutral").unwrap_err().to_string();
 /// assert!(error.starts_with("the label \"neutral\" is not among the classes neg, pos"));
-/// # Ok::<(), brigade_text::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Vec<String>", into = "Vec<String>")]
@@ -32,7 +32,7 @@ impl Categories {
     /// Takes the labels of texts: their names, sorted, each once.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when there is none.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] when there is none.
     pub fn of<S: Into<String>>(labels: impl IntoIterator<Item = S>) -> Result<Self> {
         let names: BTreeSet<String> = labels.into_iter().map(Into::into).collect();
         Self::new(names)
@@ -41,21 +41,20 @@ impl Categories {
     /// Takes names in their order.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when there is none, or one twice.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] when there is none, or one twice.
     pub fn new<S: Into<String>>(names: impl IntoIterator<Item = S>) -> Result<Self> {
         let names: Vec<String> = names.into_iter().map(Into::into).collect();
         let mut numbers = HashMap::with_capacity(names.len());
         for (name, number) in names.iter().zip(0..) {
             if numbers.insert(name.clone(), number).is_some() {
-                return Err(Error::InvalidArgument(format!(
+                return Err(Error::invalid_argument(format!(
                     "the class {name:?} is there twice; give each name once"
                 )));
             }
         }
         if names.is_empty() {
-            return Err(Error::InvalidArgument(
-                "there is no class: none of the texts has a label; look at the column or the folders of the labels"
-                    .to_owned(),
+            return Err(Error::invalid_argument(
+                "there is no class: none of the texts has a label; look at the column or the folders of the labels",
             ));
         }
         Ok(Self { names, numbers })
@@ -70,12 +69,12 @@ impl Categories {
     /// Returns the number of a class.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a name that is not among the classes.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a name that is not among the classes.
     pub fn number(&self, label: &str) -> Result<i64> {
         self.numbers.get(label).copied().ok_or_else(|| {
             let some: Vec<&str> = self.names.iter().take(10).map(String::as_str).collect();
             let more = if self.names.len() > some.len() { ", …" } else { "" };
-            Error::InvalidArgument(format!(
+            Error::invalid_argument(format!(
                 "the label {label:?} is not among the classes {}{more}: put a text of it among those to train with, \
                  or give the classes",
                 some.join(", ")

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use brigade_data::{BatchContext, BatchedDataset, DataError, Sampler, Shuffle, from_vec};
-use brigade_torch::Tensor;
+use brigade_torch::{Result, Tensor};
 use parking_lot::Mutex;
 
 use crate::Documents;
@@ -61,8 +61,8 @@ impl<D: Documents> LanguageModelData<D> {
     ///
     /// # Errors
     /// [`DataError::Unfit`] for no rows, no tokens at a time, and fewer tokens than make one step of one token.
-    pub fn new(documents: D, rows: usize, seq_len: usize) -> Result<Self, DataError> {
-        let unfit = |message| Err(DataError::Unfit { message });
+    pub fn new(documents: D, rows: usize, seq_len: usize) -> Result<Self> {
+        let unfit = |message| Err(DataError::Unfit { message }.into());
         if rows == 0 || seq_len == 0 {
             return unfit(format!(
                 "{rows} rows of {seq_len} tokens make no batch of a language model: both must be at least 1"
@@ -124,10 +124,10 @@ impl<D: Documents> LanguageModelData<D> {
     }
 
     /// The step of a batch, if its samples are the rows that belong to its rank.
-    fn step_of(&self, indices: &[usize], context: &BatchContext) -> Result<usize, DataError> {
+    fn step_of(&self, indices: &[usize], context: &BatchContext) -> Result<usize> {
         let len = self.num_samples();
         if let Some(&index) = indices.iter().find(|index| **index >= len) {
-            return Err(DataError::Index { index, len });
+            return Err(DataError::Index { index, len }.into());
         }
         let first = indices.first().copied().ok_or(DataError::EmptyBatch)?;
         let consecutive = indices.iter().enumerate().all(|(row, index)| first + row == *index);
@@ -140,7 +140,7 @@ impl<D: Documents> LanguageModelData<D> {
                     indices.len(),
                     self.rows
                 ),
-            });
+            }.into());
         }
         if row != context.rank * indices.len() {
             return Err(DataError::Options {
@@ -151,7 +151,7 @@ impl<D: Documents> LanguageModelData<D> {
                     indices.len(),
                     self.rows
                 ),
-            });
+            }.into());
         }
         Ok(step)
     }
@@ -178,7 +178,7 @@ impl<D: Documents> BatchedDataset for LanguageModelData<D> {
         self.steps() * self.rows
     }
 
-    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch, DataError> {
+    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch> {
         let step = self.step_of(indices, context)?;
         let done = step * self.seq_len;
         let tokens = self.seq_len.min(self.longest_row() - done);

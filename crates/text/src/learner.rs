@@ -16,7 +16,9 @@ use brigade_tokens::Vocabulary;
 use brigade_train::Accelerator;
 use tch::{Kind, Tensor};
 
-use crate::{Error, Result, TextCodec, TextData};
+use crate::error::TextError;
+use crate::{TextCodec, TextData};
+use brigade_torch::{Error, Result};
 
 pub use self::recurrent::{ModelResetter, RnnRegularizer};
 pub use self::text_learner::{Generate, TextLearner};
@@ -187,7 +189,7 @@ pub fn language_model_learner(
 /// ```
 ///
 /// # Errors
-/// As [`language_model_learner`]; [`Error::InvalidArgument`] where the number of outputs is not known.
+/// As [`language_model_learner`]; [`brigade_torch::ErrorKind::InvalidArgument`] where the number of outputs is not known.
 pub fn text_classifier_learner(
     accelerator: &Accelerator,
     data: TextData,
@@ -197,10 +199,9 @@ pub fn text_classifier_learner(
         options;
     let classes = data.loaders.class_names().map(|names| names.len() as i64);
     let outputs = outputs.or(classes).ok_or_else(|| {
-        Error::InvalidArgument(
+        Error::invalid_argument(
             "text_classifier_learner does not know how many outputs the model has: the data name no classes; set \
-             `outputs`, to 1 for numbers"
-                .to_owned(),
+             `outputs`, to 1 for numbers",
         )
     })?;
     if let Some(padding) = padding(&data) {
@@ -251,7 +252,7 @@ fn load_pretrained<M: AwdLstmModel>(
     let Some(PretrainedText { weights, vocabulary: file }) = pretrained else { return Ok(false) };
     let owned =
         |vocabulary: &Vocabulary| vocabulary.tokens().map(str::to_owned).collect::<Vec<_>>();
-    let old = Vocabulary::load(file)?;
+    let old = Vocabulary::load(file).map_err(TextError::from)?;
     let report = PretrainedLanguageModel::load(weights, owned(&old))?
         .load_into(model, &owned(vocabulary))?;
     tracing::info!(

@@ -22,7 +22,7 @@ pub use collate::{
     words_of_offsets,
 };
 pub use documents::{Backwards, Documents, Subset};
-pub use error::{Error, Result};
+pub use error::TextError;
 pub use labelled::{LabelledTexts, UnlabelledTexts};
 pub use labels::{Categories, IGNORED};
 pub use language_model::LanguageModelData;

@@ -15,8 +15,9 @@ use brigade_tokens::{
 use brigade_train::Accelerator;
 use tch::Tensor;
 
+use crate::Categories;
 use crate::codec::TextCodec;
-use crate::{Categories, Result};
+use brigade_torch::Result;
 
 mod found;
 mod make;

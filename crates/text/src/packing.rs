@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 use brigade_data::{Batch, BatchContext, BatchedDataset, DataError, from_vec};
-use brigade_torch::Tensor;
+use brigade_torch::{Result, Tensor};
 
 use crate::collate::block_mask;
 use crate::stream::Stream;
@@ -17,7 +17,7 @@ use crate::{Documents, IGNORED, Sequence, Sequences};
 ///
 /// let blocks = Blocks::new(vec![vec![1i64, 2, 3], vec![4, 5, 6, 7]], 2)?;
 /// assert_eq!((blocks.len(), blocks.get(1)?.ids), (3, vec![3, 4]));
-/// # Ok::<(), brigade_data::DataError>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct Blocks<D> {
@@ -32,7 +32,7 @@ impl<D: Documents> Blocks<D> {
     ///
     /// # Errors
     /// [`DataError::Unfit`] when the texts have not as many tokens, or for 0.
-    pub fn new(documents: D, tokens: usize) -> Result<Self, DataError> {
+    pub fn new(documents: D, tokens: usize) -> Result<Self> {
         let all: usize = (0..documents.len()).map(|document| documents.tokens(document)).sum();
         if tokens == 0 || all < tokens {
             return Err(DataError::Unfit {
@@ -41,7 +41,7 @@ impl<D: Documents> Blocks<D> {
                      shorter sequences of at least 1 token",
                     documents.len()
                 ),
-            });
+            }.into());
         }
         let stream = Stream::new(&documents, None);
         Ok(Self { documents, stream, tokens, blocks: all / tokens })
@@ -57,9 +57,9 @@ impl<D: Documents> Sequences for Blocks<D> {
         vec![self.tokens; self.blocks]
     }
 
-    fn get(&self, index: usize) -> Result<Sequence, DataError> {
+    fn get(&self, index: usize) -> Result<Sequence> {
         if index >= self.blocks {
-            return Err(DataError::Index { index, len: self.blocks });
+            return Err(DataError::Index { index, len: self.blocks }.into());
         }
         let mut ids = Vec::with_capacity(self.tokens);
         let range = index * self.tokens..(index + 1) * self.tokens;
@@ -87,7 +87,7 @@ impl<D: Documents> Sequences for Blocks<D> {
 /// assert_eq!(batch.position_ids, tch::Tensor::from_slice2(&[[0i64, 1, 2, 3, 0, 1], [0, 1, 2, 0, 0, 0]]));
 /// assert_eq!(batch.sequence_ids, tch::Tensor::from_slice2(&[[1i64, 1, 1, 1, 2, 2], [1, 1, 1, 0, 0, 0]]));
 /// assert_eq!(batch.attention_mask(true)?.size(), [2, 1, 6, 6]);
-/// # Ok::<(), brigade_data::DataError>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct PackedTexts<D> {
@@ -127,7 +127,7 @@ impl PackedBatch {
     ///
     /// # Errors
     /// When libtorch fails.
-    pub fn attention_mask(&self, causal: bool) -> Result<Tensor, DataError> {
+    pub fn attention_mask(&self, causal: bool) -> Result<Tensor> {
         block_mask(&self.sequence_ids, causal)
     }
 }
@@ -137,10 +137,10 @@ impl<D: Documents> PackedTexts<D> {
     ///
     /// # Errors
     /// [`DataError::Unfit`] for rows of no token, and when no text has one.
-    pub fn new(documents: D, tokens: usize, pad_id: i64) -> Result<Self, DataError> {
+    pub fn new(documents: D, tokens: usize, pad_id: i64) -> Result<Self> {
         if tokens == 0 {
             let message = "rows of 0 tokens hold no text: give at least 1".to_owned();
-            return Err(DataError::Unfit { message });
+            return Err(DataError::Unfit { message }.into());
         }
         let mut pieces = Vec::new();
         for document in 0..documents.len() {
@@ -154,7 +154,7 @@ impl<D: Documents> PackedTexts<D> {
         }
         if pieces.is_empty() {
             let message = format!("none of the {} texts has a token to pack", documents.len());
-            return Err(DataError::Unfit { message });
+            return Err(DataError::Unfit { message }.into());
         }
         pieces.sort_by_key(|piece| Reverse(piece.tokens));
         let rows = first_fit(&pieces, tokens);
@@ -202,7 +202,7 @@ impl<D: Documents> BatchedDataset for PackedTexts<D> {
         self.rows.len()
     }
 
-    fn batch(&self, indices: &[usize], _: &BatchContext) -> Result<PackedBatch, DataError> {
+    fn batch(&self, indices: &[usize], _: &BatchContext) -> Result<PackedBatch> {
         let cells = indices.len() * self.tokens;
         let mut ids = Vec::with_capacity(cells);
         let [mut positions, mut sequences, mut labels] =

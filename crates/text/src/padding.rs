@@ -2,7 +2,7 @@
 
 use brigade_data::{DataError, from_vec};
 use brigade_tokens::Side;
-use brigade_torch::Tensor;
+use brigade_torch::{Result, Tensor};
 
 /// How texts are brought to one length.
 ///
@@ -72,7 +72,7 @@ impl Padding {
     ///
     /// # Errors
     /// [`DataError::EmptyBatch`] for no text.
-    pub fn tensor<T: AsRef<[i64]>>(&self, texts: &[T]) -> Result<Tensor, DataError> {
+    pub fn tensor<T: AsRef<[i64]>>(&self, texts: &[T]) -> Result<Tensor> {
         let longest = texts.iter().map(|text| text.as_ref().len()).max();
         let longest = longest.ok_or(DataError::EmptyBatch)?;
         let mut rows = Vec::with_capacity(texts.len() * longest);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use brigade_data::{BatchContext, BatchedDataset, DataError};
 
 use crate::{Sequence, SequenceBatch, SequenceCollator};
+use brigade_torch::Result;
 
 /// Sequences of tokens by number: in memory, or made when they are asked for.
 pub trait Sequences: fmt::Debug + Send + Sync {
@@ -24,7 +25,7 @@ pub trait Sequences: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// When there is none of this number, or it cannot be read.
-    fn get(&self, index: usize) -> Result<Sequence, DataError>;
+    fn get(&self, index: usize) -> Result<Sequence>;
 }
 
 impl Sequences for Vec<Sequence> {
@@ -36,9 +37,9 @@ impl Sequences for Vec<Sequence> {
         self.iter().map(|sequence| sequence.ids.len()).collect()
     }
 
-    fn get(&self, index: usize) -> Result<Sequence, DataError> {
+    fn get(&self, index: usize) -> Result<Sequence> {
         let len = self.as_slice().len();
-        self.as_slice().get(index).cloned().ok_or(DataError::Index { index, len })
+        self.as_slice().get(index).cloned().ok_or(DataError::Index { index, len }.into())
     }
 }
 
@@ -51,7 +52,7 @@ impl<S: Sequences + ?Sized> Sequences for Arc<S> {
         (**self).lengths()
     }
 
-    fn get(&self, index: usize) -> Result<Sequence, DataError> {
+    fn get(&self, index: usize) -> Result<Sequence> {
         (**self).get(index)
     }
 }
@@ -73,7 +74,7 @@ impl<S: Sequences + ?Sized> Sequences for Arc<S> {
 /// let texts = vec![Sequence::new(vec![1, 2]), Sequence::new(vec![3])];
 /// let data = SequenceData::new(texts, SequenceCollator::new(0).causal()).map(|batch, _| Ok(batch.masked()));
 /// # let _ = DataLoader::new(data);
-/// # Ok::<(), brigade_data::DataError>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct SequenceData<S> {
@@ -96,7 +97,7 @@ impl<S: Sequences> BatchedDataset for SequenceData<S> {
         self.sequences.len()
     }
 
-    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<SequenceBatch, DataError> {
+    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<SequenceBatch> {
         let sequences = indices.iter().map(|index| self.sequences.get(*index));
         let sequences = sequences.collect::<Result<Vec<_>, _>>()?;
         let seeds: Vec<u64> = indices.iter().map(|index| context.sample_seed(*index)).collect();

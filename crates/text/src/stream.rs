@@ -5,6 +5,7 @@ use std::ops::Range;
 use brigade_data::DataError;
 
 use crate::Documents;
+use brigade_torch::Result;
 
 /// Where each text lies in the stream.
 #[derive(Debug)]
@@ -35,7 +36,7 @@ impl Stream {
         documents: &D,
         range: Range<usize>,
         ids: &mut Vec<i64>,
-    ) -> Result<(), DataError> {
+    ) -> Result<()> {
         let (mut start, wanted) = (range.start, ids.len() + range.len());
         // Of texts that begin at one place, all but the last are empty.
         let mut place = self.starts.partition_point(|begin| *begin <= start).saturating_sub(1);
@@ -59,6 +60,6 @@ impl Stream {
                 "the tokens {} to {} of the texts are not all there: the texts have changed since the data set was made",
                 range.start, range.end
             ),
-        })
+        }.into())
     }
 }

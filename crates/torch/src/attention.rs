@@ -30,7 +30,7 @@ pub struct AttentionOptions {
 /// gradients of gradients, and none of the mask. All else is libtorch's.
 ///
 /// # Errors
-/// [`Error::Libtorch`] for shapes, kinds or devices that do not fit, a probability that is not in `[0, 1]`, and
+/// [`crate::TorchError::Libtorch`] for shapes, kinds or devices that do not fit, a probability that is not in `[0, 1]`, and
 /// a mask beside `causal`.
 ///
 /// ```
@@ -51,7 +51,7 @@ pub fn attention(
 ) -> Result<Tensor, Error> {
     let AttentionOptions { dropout, causal, scale } = *options;
     if scale.is_some_and(|scale| !(scale > 0.0 && scale.is_finite())) {
-        return Err(Error::InvalidArgument(format!(
+        return Err(Error::invalid_argument(format!(
             "attention: expected a scale above 0, found {scale:?}"
         )));
     }

@@ -33,14 +33,14 @@ impl Autocast {
     /// weight that several operations use is cast once; the outermost scope forgets the casts at its end.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another kind, or a device without autocast.
+    /// [`crate::ErrorKind::InvalidArgument`] for another kind, or a device without autocast.
     pub fn enter(device: Device, kind: Kind, cache: bool) -> Result<Self, Error> {
         let device = match device {
             Device::Cpu => 0,
             Device::Cuda(_) => 1,
             Device::Mps => 13,
             Device::Vulkan => {
-                return Err(Error::InvalidArgument(format!("autocast: {device:?} has none")));
+                return Err(Error::invalid_argument(format!("autocast: {device:?} has none")));
             }
         };
         let (enabled, dtype) = match kind {
@@ -48,7 +48,7 @@ impl Autocast {
             Kind::BFloat16 => (true, 15),
             Kind::Float => (false, 15),
             other => {
-                return Err(Error::InvalidArgument(format!(
+                return Err(Error::invalid_argument(format!(
                     "autocast: expected Half, BFloat16 or Float, found {other:?}"
                 )));
             }
@@ -95,7 +95,7 @@ impl fmt::Debug for Autocast {
 /// in float32, and less exactly. None where it has, and for products of other types.
 ///
 /// # Errors
-/// [`Error::Libtorch`] for a device without autocast.
+/// [`crate::TorchError::Libtorch`] for a device without autocast.
 pub fn emulated_kind(operand: &Tensor) -> Result<Option<Kind>, Error> {
     match ffi::emulated_type(borrow(operand)) {
         Ok(5) => Ok(Some(Kind::Half)),

@@ -43,7 +43,7 @@ impl BackwardOptions {
 /// part, use [`crate::ProcessGroup::backward`].
 ///
 /// # Errors
-/// [`Error::Libtorch`] when the loss is not a scalar or has no graph.
+/// [`crate::TorchError::Libtorch`] when the loss is not a scalar or has no graph.
 ///
 /// ```
 /// use brigade_torch::{Tensor, backward, gradient};
@@ -101,7 +101,7 @@ pub struct GradOptions<'a> {
 /// ```
 ///
 /// # Errors
-/// [`Error::Libtorch`] when an output has no graph or more elements than one without a gradient, and,
+/// [`crate::TorchError::Libtorch`] when an output has no graph or more elements than one without a gradient, and,
 /// without `allow_unused`, for an input that the outputs do not depend on.
 pub fn grad(
     outputs: &[&Tensor],
@@ -138,7 +138,7 @@ pub fn same_tensor(first: &Tensor, second: &Tensor) -> bool {
 /// Makes a parameter's gradient undefined, as PyTorch's `zero_grad(set_to_none=True)`.
 ///
 /// # Errors
-/// [`Error::Libtorch`] when the tensor cannot have one.
+/// [`crate::TorchError::Libtorch`] when the tensor cannot have one.
 ///
 /// ```
 /// use brigade_torch::{Kind, Tensor, clear_gradient, gradient};
@@ -157,7 +157,7 @@ pub fn clear_gradient(parameter: &Tensor) -> Result<(), Error> {
 /// A parameter's gradient, or `None` before the first backward pass and after [`clear_gradient`].
 ///
 /// # Errors
-/// [`Error::Libtorch`] when the tensor cannot have one.
+/// [`crate::TorchError::Libtorch`] when the tensor cannot have one.
 pub fn gradient(parameter: &Tensor) -> Result<Option<Tensor>, Error> {
     let gradient =
         ffi::gradient(borrow(parameter)).map_err(|error| Error::libtorch("gradient", &error))?;
@@ -167,7 +167,7 @@ pub fn gradient(parameter: &Tensor) -> Result<Option<Tensor>, Error> {
 /// Gives a parameter a gradient, in place of the one it had: a checkpoint within an accumulation window.
 ///
 /// # Errors
-/// [`Error::Libtorch`] when the parameter cannot have one; [`Error::InvalidArgument`] when shape, kind or device
+/// [`crate::TorchError::Libtorch`] when the parameter cannot have one; [`crate::ErrorKind::InvalidArgument`] when shape, kind or device
 /// are not the parameter's.
 pub fn set_gradient(parameter: &Tensor, gradient: &Tensor) -> Result<(), Error> {
     let (expected, found) = (parameter.size(), gradient.size());
@@ -175,7 +175,7 @@ pub fn set_gradient(parameter: &Tensor, gradient: &Tensor) -> Result<(), Error> 
         && parameter.device() == gradient.device()
         && expected == found;
     if !alike {
-        return Err(Error::InvalidArgument(format!(
+        return Err(Error::invalid_argument(format!(
             "a gradient has its parameter's shape, kind and device: expected {expected:?} of {:?}, \
              found {found:?} of {:?}",
             parameter.f_kind()?,

@@ -49,7 +49,7 @@ fn run_hook(
     // A panic must not cross the border.
     let run = std::panic::AssertUnwindSafe(|| (hook.run)(bucket));
     std::panic::catch_unwind(run)
-        .unwrap_or_else(|_| Err(Error::InvalidArgument("a communication hook panicked".into())))
+        .unwrap_or_else(|_| Err(Error::invalid_argument("a communication hook panicked")))
 }
 
 /// What computes a part of a forward from its inputs.
@@ -71,7 +71,7 @@ fn run_recompute(recompute: &Recompute, inputs: &CxxVector<ffi::Tensor>) -> Resu
         Err(text.unwrap_or("it panicked").to_owned())
     });
     done.map_err(|reason| {
-        Error::InvalidArgument(format!(
+        Error::invalid_argument(format!(
             "a recomputed part of the forward failed the second time: {reason}"
         ))
     })

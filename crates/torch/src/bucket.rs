@@ -24,7 +24,7 @@ impl Bucket {
     /// The same bucket in another type: a copy.
     ///
     /// # Errors
-    /// [`Error::Tensor`] when memory runs out.
+    /// [`crate::TorchError::Tensor`] when memory runs out.
     pub fn to_kind(&self, kind: Kind) -> Result<Self, Error> {
         let buffer = self.buffer.f_to_kind(kind)?;
         let mut start = 0;

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use crate::dtype::type_name;
-use crate::error::Error;
+use crate::error::{Error, TorchError};
 use crate::group::ProcessGroup;
 
 /// Ranks that are not doing the same.
@@ -121,8 +121,8 @@ impl ProcessGroup {
     /// themselves: this is for what sends messages in other ways, such as a backward.
     ///
     /// # Errors
-    /// [`Error::Desync`] on every rank that got here, naming the ranks that differ or are missing;
-    /// [`Error::Store`] when the store is gone.
+    /// [`crate::TorchError::Desync`] on every rank that got here, naming the ranks that differ or are missing;
+    /// [`crate::TorchError::Store`] when the store is gone.
     #[track_caller]
     pub fn check(
         &self,
@@ -169,8 +169,10 @@ impl ProcessGroup {
         let number = inner.compared.fetch_add(1, Ordering::Relaxed);
         let (store, rank, size) = (self.store(), self.rank(), self.size());
         let key = |rank: usize| format!("debug/{number}/{rank}");
-        let bytes = rmp_serde::to_vec_named(mine)
-            .map_err(|error| Error::Object { operation: "debug", detail: error.to_string() })?;
+        let bytes = rmp_serde::to_vec_named(mine).map_err(|error| TorchError::Object {
+            operation: "debug",
+            detail: error.to_string(),
+        })?;
         store.set(&key(rank), &bytes)?;
 
         let begun = Instant::now();
@@ -203,14 +205,15 @@ impl ProcessGroup {
             }
             return Ok(());
         }
-        Err(Error::Desync(Box::new(Desync {
+        let desync = Desync {
             group: self.name().to_owned(),
             rank,
             calls: calls.into_iter().map(|(rank, call)| (rank, call.to_string())).collect(),
             differing,
             absent,
             limit,
-        })))
+        };
+        Err(TorchError::Desync(Box::new(desync)).into())
     }
 
     fn last_call(&self, rank: usize) -> Result<Option<String>, Error> {
@@ -237,9 +240,9 @@ fn odd_ones_out(calls: &BTreeMap<usize, Call>) -> Vec<usize> {
     calls.iter().filter(|(_, call)| Some(*call) != common).map(|(rank, _)| *rank).collect()
 }
 
-fn read(bytes: &[u8]) -> Result<Call, Error> {
+fn read(bytes: &[u8]) -> Result<Call, TorchError> {
     rmp_serde::from_slice(bytes)
-        .map_err(|error| Error::Object { operation: "debug", detail: error.to_string() })
+        .map_err(|error| TorchError::Object { operation: "debug", detail: error.to_string() })
 }
 
 /// `float32 [2, 3]`.

@@ -45,7 +45,7 @@ impl ProcessGroup {
             self.exclusively(|group| (self.next_collective(operation), start(group, limit)));
         match begun {
             Ok(handle) => Ok(PendingWork::new(handle, self.clone(), started)),
-            Err(error) => Err(self.failure(started, since, &error)),
+            Err(error) => Err(self.failure(started, since, &error).into()),
         }
     }
 
@@ -138,7 +138,7 @@ impl ProcessGroup {
 
     /// What this rank can see to be wrong by itself.
     fn invalid_argument(&self, operation: &'static str, detail: String) -> Error {
-        Error::Collective(Box::new(CollectiveError {
+        CollectiveError {
             operation,
             group: self.name().to_owned(),
             rank: self.rank(),
@@ -146,7 +146,8 @@ impl ProcessGroup {
             fault: Fault::Invalid,
             detail,
             missing: Vec::new(),
-        }))
+        }
+        .into()
     }
 }
 

@@ -30,7 +30,7 @@ impl CrossEntropyOptions {
             Reduction::Mean => true,
             Reduction::Sum => false,
             other => {
-                return Err(Error::InvalidArgument(format!(
+                return Err(Error::invalid_argument(format!(
                     "{operation}: expected the reduction Mean or Sum, found {other:?}"
                 )));
             }
@@ -67,7 +67,7 @@ impl From<ffi::CrossEntropyLoss> for CrossEntropyLoss {
 /// Without a target that counts, the sum is 0, the mean NaN, and the gradients are 0.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for another reduction; [`Error::Libtorch`] with [`crate::Fault::Invalid`] for a
+/// [`crate::ErrorKind::InvalidArgument`] for another reduction; [`crate::TorchError::Libtorch`] with [`crate::Fault::Invalid`] for a
 /// target that is no class, and for shapes and kinds that do not fit. On a GPU such a target is found by the kernel:
 /// the error is that of a later call, and CUDA can do nothing more in this process.
 ///

@@ -37,13 +37,13 @@ pub trait DeviceKind: Sync {
     /// Returns what the hardware is called, such as `NVIDIA H200`.
     ///
     /// # Errors
-    /// [`Error::Libtorch`] when there is no such device.
+    /// [`crate::TorchError::Libtorch`] when there is no such device.
     fn hardware(&self, index: usize) -> Result<String, Error>;
 
     /// Returns free and total memory as the driver counts them, that of other processes included.
     ///
     /// # Errors
-    /// [`Error::Libtorch`] when there is no such device.
+    /// [`crate::TorchError::Libtorch`] when there is no such device.
     fn memory(&self, index: usize) -> Result<MemoryInfo, Error>;
 
     /// Returns the backend that groups of ranks with such devices use unless told otherwise.
@@ -52,7 +52,7 @@ pub trait DeviceKind: Sync {
     /// Returns whether its matrix units compute in bfloat16.
     ///
     /// # Errors
-    /// [`Error::Libtorch`] when there is no such device.
+    /// [`crate::TorchError::Libtorch`] when there is no such device.
     fn has_bf16(&self, index: usize) -> Result<bool, Error>;
 }
 
@@ -86,7 +86,7 @@ pub trait DeviceExt: Copy {
     /// that every rank of a host would also open a context on its first GPU. Does nothing for the CPU.
     ///
     /// # Errors
-    /// [`Error::Libtorch`] when there is no such device.
+    /// [`crate::TorchError::Libtorch`] when there is no such device.
     fn make_current(self) -> Result<(), Error>;
 
     /// Gives this thread a stream of its own on the device: what it computes from now on goes there, and not to the
@@ -96,13 +96,13 @@ pub trait DeviceExt: Copy {
     /// computed yet.
     ///
     /// # Errors
-    /// [`Error::Libtorch`] when there is no such device.
+    /// [`crate::TorchError::Libtorch`] when there is no such device.
     fn use_own_stream(self) -> Result<(), Error>;
 
     /// Waits until the device has done all that it was given. Returns at once for the CPU.
     ///
     /// # Errors
-    /// [`Error::Libtorch`] when there is no such device, or a kernel on it has failed.
+    /// [`crate::TorchError::Libtorch`] when there is no such device, or a kernel on it has failed.
     fn synchronize(self) -> Result<(), Error>;
 }
 
@@ -160,7 +160,7 @@ impl GpuMath {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Libtorch`] when something has set TF32 through one of libtorch's two interfaces for it and through
+    /// [`crate::TorchError::Libtorch`] when something has set TF32 through one of libtorch's two interfaces for it and through
     /// the other one to something else.
     pub fn current() -> Result<Self, Error> {
         let math = ffi::gpu_math().map_err(|error| Error::libtorch("settings of GPUs", &error))?;
@@ -196,7 +196,7 @@ pub(crate) fn gpu(device: Device) -> Result<Option<i32>, Error> {
     // A device's number is an int8 in libtorch.
     i8::try_from(index).map(|index| Some(i32::from(index))).map_err(|_| {
         let name = kind.name();
-        Error::InvalidArgument(format!(
+        Error::invalid_argument(format!(
             "{name}:{index} is not a device of libtorch: at most 128 are"
         ))
     })

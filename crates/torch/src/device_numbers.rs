@@ -59,7 +59,7 @@ pub(crate) fn lend_roles<R>(
 ) -> Result<R, Error> {
     let count = roles.first().map_or(0, |role| role.len());
     if let Some(other) = roles.iter().find(|role| role.len() != count) {
-        return Err(Error::InvalidArgument(format!(
+        return Err(Error::invalid_argument(format!(
             "{what}: {count} parameters have {} gradients or states of a kind; give one for each",
             other.len()
         )));

@@ -16,7 +16,7 @@ use crate::error::Error;
 /// which keeps their mean. On other devices it calls libtorch's.
 ///
 /// # Errors
-/// [`Error::Libtorch`] for a probability that is not in `[0, 1]`, and a residual of another shape.
+/// [`crate::TorchError::Libtorch`] for a probability that is not in `[0, 1]`, and a residual of another shape.
 ///
 /// ```
 /// use brigade_torch::{Device, Kind, Tensor, dropout};

@@ -1,441 +1,305 @@
-//! What can go wrong at the border, by kind.
+//! The error that all crates on libtorch share.
 
+mod torch_error;
+
+use std::error::Error as StdError;
 use std::fmt;
-use std::path::PathBuf;
-use std::time::Duration;
 
-/// An error of the border with libtorch.
-#[derive(Debug, thiserror::Error)]
+use tch::TchError;
+
+pub(crate) use torch_error::Thrown;
+pub use torch_error::{CollectiveError, Fault, TorchError, says_out_of_memory};
+
+/// The result of a fallible function: of layers, data sets, optimizers, metrics and training loops alike.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// The error of models, data, optimizers, metrics, training loops and collectives, so that `?` takes each of them in
+/// one program.
+///
+/// [`kind`](Self::kind) says what a program can do about it. The detail is an enum of the crate in which it happened,
+/// such as [`TorchError`], or an error of the program's own: [`downcast_ref`](Self::downcast_ref) gives it. `Display`
+/// and `source` are the detail's. `Debug` is the text with its causes and not the fields, because that is what a
+/// program shows whose `main` returns the error.
+///
+/// ```
+/// use brigade_torch::{Error, ErrorKind, Kind, Result, Tensor};
+///
+/// fn rows(values: &[f32], width: i64) -> Result<Tensor> {
+///     if width < 1 {
+///         return Err(Error::invalid_argument(format!("a width of {width}: expected at least 1")));
+///     }
+///     Ok(Tensor::from_slice(values).f_view([-1, width])?)
+/// }
+///
+/// assert_eq!(rows(&[1.0; 6], 3)?.size(), [2, 3]);
+/// assert_eq!(rows(&[1.0; 6], 0).unwrap_err().kind(), ErrorKind::InvalidArgument);
+/// match rows(&[1.0; 6], 4) {
+///     Err(error) if error.kind() == ErrorKind::Tensor => println!("skipped: {error}"),
+///     other => panic!("{other:?}"),
+/// }
+/// # Ok::<_, Error>(())
+/// ```
+pub struct Error(Box<Inner>);
+
+struct Inner {
+    kind: ErrorKind,
+    detail: Box<dyn StdError + Send + Sync>,
+}
+
+/// The kind of an [`Error`]: one for each thing that a program can do about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Error {
-    /// A collective, a point-to-point operation or the making of a group failed.
-    #[error("{0}")]
-    Collective(Box<CollectiveError>),
-    /// A key-value store failed or timed out.
-    #[error("store {operation} of {key:?} failed ({fault}): {detail}")]
-    Store {
-        /// What was asked: `get`, `wait`, ...
-        operation: &'static str,
-        /// The key or keys, or the address for `connect`.
-        key: String,
-        /// The kind of failure.
-        fault: Fault,
-        /// libtorch's own words.
-        detail: String,
-    },
-    /// Another function of libtorch failed.
-    #[error("{operation} failed ({fault}): {detail}")]
-    Libtorch {
-        /// What was asked.
-        operation: &'static str,
-        /// The kind of failure.
-        fault: Fault,
-        /// libtorch's own words.
-        detail: String,
-    },
-    /// A tensor operation of tch failed.
-    // Not as its source: that would be printed with libtorch's backtrace, of dozens of lines.
-    #[error("tensor operation failed: {}", user_text(&.0.to_string()))]
-    Tensor(tch::TchError),
-    /// The caller asked for something that cannot be.
-    #[error("{0}")]
-    InvalidArgument(String),
-    /// An invariant of Brigade does not hold: a defect of the library, not of the program.
-    #[error("internal error: {0}; this is a defect in Brigade: please report it with this line")]
-    Internal(String),
-    /// The model of this rank is not the model of rank 0.
-    #[error(
-        "the models of rank 0 and rank {rank} differ: rank 0 has {expected}, rank {rank} has \
-         {found}; build the same model on every rank"
-    )]
-    ModelsDiffer {
-        /// The first rank that differs.
-        rank: usize,
-        /// The first parameter that differs, on rank 0.
-        expected: String,
-        /// What stands in its place on that rank.
-        found: String,
-    },
-    /// A rank ran out of data in a join that was to end then.
-    #[error(
-        "rank {rank} has no more data, and the join was to end there (throw_on_early_termination)"
-    )]
-    EarlyTermination {
-        /// The first rank without data.
-        rank: usize,
-    },
-    /// In debug mode: the ranks do not do the same.
-    #[error("{0}")]
-    Desync(Box<crate::check::Desync>),
-    /// A file has fewer bytes than it had, or than it was to have.
-    #[error(
-        "{} was cut short while it was read: expected {expected} bytes, found {found}; let nothing \
-         else write it meanwhile, and take another copy of it",
-        path.display()
-    )]
-    CutShort {
-        /// The file.
-        path: PathBuf,
-        /// Its bytes, or the end of what was to be read.
-        expected: u64,
-        /// The bytes it has now.
-        found: u64,
-    },
-    /// The system could not read a file.
-    #[error("cannot read {}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The system's reason.
-        source: std::io::Error,
-    },
-    /// An object could not be turned into bytes or back.
-    #[error("{operation}: the object cannot be carried between ranks: {detail}")]
-    Object {
-        /// The collective.
-        operation: &'static str,
-        /// serde's own words.
-        detail: String,
-    },
-}
-
-impl From<tch::TchError> for Error {
-    fn from(error: tch::TchError) -> Self {
-        Self::Tensor(error)
-    }
-}
-
-/// Which collective failed, where, and why.
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct CollectiveError {
-    /// The operation, by its c10d name.
-    pub operation: &'static str,
-    /// The group's name.
-    pub group: String,
-    /// The rank in the group that reports.
-    pub rank: usize,
-    /// The number of ranks in the group.
-    pub size: usize,
-    /// The kind of failure.
-    pub fault: Fault,
-    /// libtorch's own words.
-    pub detail: String,
-    /// Ranks of the group that had not arrived at this operation, where that could be found out.
-    pub missing: Vec<usize>,
-}
-
-impl fmt::Display for CollectiveError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { operation, group, rank, size, fault, detail, missing } = self;
-        write!(f, "{operation} on group {group:?} failed on rank {rank} of {size} ({fault})")?;
-        match missing.as_slice() {
-            [] => {}
-            [one] => write!(f, "; rank {one} had not arrived")?,
-            many => {
-                let list: Vec<String> = many.iter().map(ToString::to_string).collect();
-                write!(f, "; ranks {} had not arrived", list.join(", "))?;
-            }
-        }
-        write!(f, ": {detail}")
-    }
-}
-
-impl std::error::Error for CollectiveError {}
-
-/// The kind of a failure.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Fault {
-    /// The time limit passed.
-    Timeout,
-    /// A peer closed its connection: it ended or was killed.
-    PeerLost,
-    /// A host or address could not be reached or resolved, or a port is taken.
-    Network,
-    /// The store answered with an error.
-    Store,
-    /// The communication library (Gloo, NCCL) failed.
-    Backend,
-    /// The operation was aborted on this rank.
-    Aborted,
-    /// The backend has no such operation, or this program was built without it.
-    Unsupported,
-    /// Memory ran out on the host or the device.
+pub enum ErrorKind {
+    /// A call that its documentation excludes. The program is to be changed.
+    InvalidArgument,
+    /// libtorch refused an operation on tensors, such as for shapes that do not fit. A program may leave out the
+    /// batch.
+    Tensor,
+    /// Memory of the host or of a device ran out. A program may try a smaller batch.
     OutOfMemory,
-    /// The arguments do not fit the operation.
-    Invalid,
-}
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Timeout => "timed out",
-            Self::PeerLost => "a peer is gone",
-            Self::Network => "network",
-            Self::Store => "store",
-            Self::Backend => "communication library",
-            Self::Aborted => "aborted",
-            Self::Unsupported => "not supported",
-            Self::OutOfMemory => "out of memory",
-            Self::Invalid => "invalid arguments",
-        })
-    }
+    /// A rank, the store or the network failed; [`Error::fault`] says which. The ranks start again from a checkpoint.
+    Communication,
+    /// The ranks do not do the same: other models, data or calls. The ranks' inputs are to be compared.
+    RanksDiffer,
+    /// The launcher's variables are missing or contradict each other. The job is to be started in another way.
+    Environment,
+    /// A model cannot be built or changed, or its forward failed. The model's code or its input is to be changed.
+    Model,
+    /// A sample or a batch could not be made. A data set may give another sample instead.
+    Data,
+    /// The system could not read, write or fetch a file. A program may try again, or another place.
+    Io,
+    /// Weights or a checkpoint are damaged, or of another model or version. A program may load an earlier checkpoint.
+    Checkpoint,
+    /// A loss or a gradient is infinite or NaN. A program may go back to a checkpoint with a lower learning rate.
+    NotFinite,
+    /// A metric could not be computed. A program may go on without it.
+    Metric,
+    /// A tracker could not write. A program may go on without it.
+    Tracker,
+    /// An error of the program's own. [`Error::downcast_ref`] gives it.
+    Custom,
+    /// An invariant of Brigade does not hold: a defect of the library, not of the program.
+    Internal,
 }
 
 impl Error {
-    /// The kind of failure, where the error has one.
+    /// Makes an error of a kind from its detail.
+    pub fn new(kind: ErrorKind, detail: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self(Box::new(Inner { kind, detail: detail.into() }))
+    }
+
+    /// Wraps an error of the program's own, or a plain message.
+    ///
+    /// Its kind is [`ErrorKind::Custom`], or [`ErrorKind::OutOfMemory`] where it or a cause says that memory ran out.
+    /// What is an [`Error`] already stays as it is.
+    ///
+    /// ```
+    /// use std::num::ParseIntError;
+    ///
+    /// use brigade_torch::{Error, ErrorKind, Result};
+    ///
+    /// fn label(text: &str) -> Result<i64> {
+    ///     text.parse().map_err(Error::custom)
+    /// }
+    ///
+    /// let error = label("cat").unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::Custom);
+    /// assert!(error.downcast_ref::<ParseIntError>().is_some());
+    /// assert_eq!(Error::custom("the tape is torn").to_string(), "the tape is torn");
+    /// ```
+    pub fn custom(error: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        match error.into().downcast::<Self>() {
+            Ok(error) => *error,
+            Err(detail) => {
+                let memory =
+                    chain(detail.as_ref()).any(|link| says_out_of_memory(&link.to_string()));
+                Self::new(if memory { ErrorKind::OutOfMemory } else { ErrorKind::Custom }, detail)
+            }
+        }
+    }
+
+    /// Makes an error of the kind [`ErrorKind::InvalidArgument`] from its message.
+    pub fn invalid_argument(message: impl Into<String>) -> Self {
+        TorchError::InvalidArgument(message.into()).into()
+    }
+
+    /// Returns what a program can do about it.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// Returns how libtorch or a collective failed, where one did.
     #[must_use]
     pub fn fault(&self) -> Option<Fault> {
-        match self {
-            Self::Collective(error) => Some(error.fault),
-            Self::Store { fault, .. } | Self::Libtorch { fault, .. } => Some(*fault),
-            Self::Tensor(error) => {
-                says_out_of_memory(&error.to_string()).then_some(Fault::OutOfMemory)
-            }
-            _ => None,
+        self.downcast_ref::<TorchError>().and_then(TorchError::fault)
+    }
+
+    /// Returns whether memory ran out, on the host or on a device.
+    #[must_use]
+    pub fn is_out_of_memory(&self) -> bool {
+        self.kind() == ErrorKind::OutOfMemory
+    }
+
+    /// Returns the detail of a type: what happened, or the first of its causes of that type.
+    ///
+    /// ```
+    /// use brigade_torch::{Error, Fault, Store, TorchError};
+    /// use std::time::Duration;
+    ///
+    /// let error = Store::hash()?.wait(&["no such key"], Duration::from_millis(1)).unwrap_err();
+    /// let Some(TorchError::Store { operation, .. }) = error.downcast_ref() else { panic!("{error}") };
+    /// assert_eq!((*operation, error.fault()), ("wait", Some(Fault::Timeout)));
+    /// # Ok::<_, Error>(())
+    /// ```
+    #[must_use]
+    pub fn downcast_ref<T: StdError + 'static>(&self) -> Option<&T> {
+        chain(self.0.detail.as_ref()).find_map(|link| link.downcast_ref())
+    }
+
+    /// Takes the detail of a type out of the error.
+    ///
+    /// # Errors
+    /// Gives the error back when its detail is of another type.
+    pub fn downcast<T: StdError + 'static>(self) -> Result<T> {
+        let Inner { kind, detail } = *self.0;
+        match detail.downcast() {
+            Ok(detail) => Ok(*detail),
+            Err(detail) => Err(Self::new(kind, detail)),
         }
     }
 
     pub(crate) fn libtorch(operation: &'static str, error: &cxx::Exception) -> Self {
         let thrown = Thrown::read(error);
-        Self::Libtorch { operation, fault: thrown.fault(), detail: thrown.detail }
+        let fault = thrown.fault();
+        TorchError::Libtorch { operation, fault, detail: thrown.detail }.into()
     }
 }
 
-/// What C++ has thrown.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Thrown {
-    kind: ThrownKind,
-    /// The user's line of it.
-    pub(crate) detail: String,
+/// An error and its causes, with the detail of an [`Error`] in its place.
+fn chain<'a>(
+    error: &'a (dyn StdError + 'static),
+) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
+    let mut next = Some(error);
+    std::iter::from_fn(move || {
+        let link = next?;
+        next = link.source();
+        Some(link)
+    })
+    .map(|link| {
+        link.downcast_ref::<Error>()
+            .map_or(link, |error| -> &(dyn StdError + 'static) { error.0.detail.as_ref() })
+    })
 }
 
-/// The type of an exception, as `cpp/errors.h` writes it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ThrownKind {
-    /// `c10::DistStoreError`.
-    Store,
-    /// `c10::DistNetworkError`.
-    Network,
-    /// `c10::DistBackendError` and `c10::DistError`.
-    Backend,
-    /// `c10::NotImplementedError`.
-    NotImplemented,
-    /// `c10::OutOfMemoryError` and `std::bad_alloc`.
-    OutOfMemory,
-    /// Any other `c10::Error`.
-    Libtorch,
-    /// Of our own collectives.
-    TimeLimit,
-    PeerLost,
-    Aborted,
-    /// `gloo::IoException`: a lost connection, or a time limit.
-    GlooIo,
-    /// Any other exception.
-    Other,
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.detail.fmt(f)
+    }
 }
 
-impl Thrown {
-    pub(crate) fn read(error: &cxx::Exception) -> Self {
-        let mut letters = error.what().chars();
-        let kind = match letters.next() {
-            Some('S') => ThrownKind::Store,
-            Some('N') => ThrownKind::Network,
-            Some('B' | 'D') => ThrownKind::Backend,
-            Some('U') => ThrownKind::NotImplemented,
-            Some('M') => ThrownKind::OutOfMemory,
-            Some('T') => ThrownKind::Libtorch,
-            Some('L') => ThrownKind::TimeLimit,
-            Some('P') => ThrownKind::PeerLost,
-            Some('A') => ThrownKind::Aborted,
-            Some('G') => ThrownKind::GlooIo,
-            _ => ThrownKind::Other,
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&brigade_rank_env::with_causes(self))
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.detail.source()
+    }
+}
+
+impl From<TorchError> for Error {
+    fn from(error: TorchError) -> Self {
+        Self::new(error.kind(), error)
+    }
+}
+
+impl From<CollectiveError> for Error {
+    fn from(error: CollectiveError) -> Self {
+        TorchError::Collective(Box::new(error)).into()
+    }
+}
+
+impl From<TchError> for Error {
+    fn from(error: TchError) -> Self {
+        TorchError::Tensor(error).into()
+    }
+}
+
+impl From<std::io::Error> for Error {
+    fn from(error: std::io::Error) -> Self {
+        Self::new(ErrorKind::Io, error)
+    }
+}
+
+impl From<brigade_checkpoint::Error> for Error {
+    fn from(error: brigade_checkpoint::Error) -> Self {
+        let kind = match error {
+            brigade_checkpoint::Error::Io { .. } => ErrorKind::Io,
+            _ => ErrorKind::Checkpoint,
         };
-        Self { kind, detail: user_text(letters.as_str()).to_owned() }
-    }
-
-    /// The kind of failure by the exception's type.
-    pub(crate) fn fault(&self) -> Fault {
-        match self.kind {
-            ThrownKind::Store => Fault::Store,
-            ThrownKind::Network => Fault::Network,
-            ThrownKind::NotImplemented => Fault::Unsupported,
-            ThrownKind::OutOfMemory => Fault::OutOfMemory,
-            ThrownKind::TimeLimit => Fault::Timeout,
-            ThrownKind::PeerLost | ThrownKind::GlooIo => Fault::PeerLost,
-            ThrownKind::Aborted => Fault::Aborted,
-            // libtorch's allocator of CPU memory throws no type of its own.
-            ThrownKind::Libtorch if says_out_of_memory(&self.detail) => Fault::OutOfMemory,
-            ThrownKind::Libtorch => Fault::Invalid,
-            ThrownKind::Backend => nccl_fault(&self.detail).unwrap_or(Fault::Backend),
-            ThrownKind::Other => Fault::Backend,
-        }
-    }
-
-    /// Whether it is of communication between ranks, whatever else may be thrown beside it.
-    pub(crate) fn is_of_a_group(&self) -> bool {
-        !matches!(
-            self.kind,
-            ThrownKind::Libtorch
-                | ThrownKind::OutOfMemory
-                | ThrownKind::NotImplemented
-                | ThrownKind::Other
-        )
-    }
-
-    /// The same of an operation that has a time limit. libtorch and Gloo throw one type for a limit that
-    /// has passed and for other failures: what took as long as it might has timed out.
-    pub(crate) fn fault_after(&self, waited: Duration, limit: Duration) -> Fault {
-        let may_wait = matches!(
-            self.kind,
-            ThrownKind::Store
-                | ThrownKind::Network
-                | ThrownKind::Backend
-                | ThrownKind::Libtorch
-                | ThrownKind::GlooIo
-                | ThrownKind::Other
-        );
-        if may_wait && waited >= limit { Fault::Timeout } else { self.fault() }
+        Self::new(kind, error)
     }
 }
 
-/// The kind of a failure of NCCL, which has one type of exception for all: by the names of its results, and by what
-/// c10d's watchdog writes. None for other backends' texts.
-fn nccl_fault(text: &str) -> Option<Fault> {
-    const KINDS: [(&str, Fault); 8] = [
-        // First, since a watchdog that has aborted a communicator gives its reason.
-        ("collective operation timeout", Fault::Timeout),
-        ("ncclRemoteError", Fault::PeerLost),
-        ("ncclSystemError", Fault::Network),
-        ("ncclInvalidArgument", Fault::Invalid),
-        ("ncclInvalidUsage", Fault::Invalid),
-        ("out of memory", Fault::OutOfMemory),
-        ("communicator was aborted", Fault::Aborted),
-        ("ncclUnhandledCudaError", Fault::Backend),
-    ];
-    KINDS.iter().find(|(word, _)| text.contains(word)).map(|(_, fault)| *fault)
+impl From<brigade_rank_env::WorldError> for Error {
+    fn from(error: brigade_rank_env::WorldError) -> Self {
+        Self::new(ErrorKind::Environment, error)
+    }
 }
 
-/// What concerns the user: without the place in libtorch's sources that comes first in Gloo's texts, and
-/// without the backtrace that comes last in others'.
-pub(crate) fn user_text(text: &str) -> &str {
-    let text = text.split("\nException raised from").next().unwrap_or(text);
-    let text = match text.strip_prefix('[').and_then(|rest| rest.split_once("] ")) {
-        Some((place, rest)) if place.contains(".cc:") || place.contains(".cpp:") => rest,
-        _ => text,
-    };
-    text.trim()
+impl From<brigade_sampling::PlanError> for Error {
+    fn from(error: brigade_sampling::PlanError) -> Self {
+        Self::new(ErrorKind::InvalidArgument, error)
+    }
 }
 
-/// Whether an error's text is that of an allocator without memory: for what has no type to tell it by.
-/// libtorch's allocator of CPU memory throws a plain `c10::Error`, and errors of tch are texts.
-///
-/// ```
-/// use brigade_torch::says_out_of_memory;
-/// assert!(says_out_of_memory("CUDA out of memory. Tried to allocate 2.00 GiB"));
-/// assert!(says_out_of_memory("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"));
-/// assert!(!says_out_of_memory("size mismatch"));
-/// ```
-#[must_use]
-pub fn says_out_of_memory(text: &str) -> bool {
-    const WORDS: [&str; 5] = [
-        "out of memory",
-        "can't allocate memory",
-        "not enough memory",
-        // oneDNN could not allocate its scratch space.
-        "std::bad_alloc",
-        "could not allocate",
-    ];
-    let lower = text.to_ascii_lowercase();
-    WORDS.iter().any(|word| lower.contains(word))
+impl From<brigade_schedule::ScheduleError> for Error {
+    fn from(error: brigade_schedule::ScheduleError) -> Self {
+        Self::new(ErrorKind::InvalidArgument, error)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn kinds_come_from_types_and_from_time() {
-        let thrown = |kind, detail: &str| Thrown { kind, detail: detail.to_owned() };
-        let (short, limit) = (Duration::from_millis(1), Duration::from_secs(1));
-        for (kind, at_once, at_the_limit) in [
-            (ThrownKind::GlooIo, Fault::PeerLost, Fault::Timeout),
-            (ThrownKind::Store, Fault::Store, Fault::Timeout),
-            (ThrownKind::Network, Fault::Network, Fault::Timeout),
-            (ThrownKind::Libtorch, Fault::Invalid, Fault::Timeout),
-            (ThrownKind::PeerLost, Fault::PeerLost, Fault::PeerLost),
-            (ThrownKind::Aborted, Fault::Aborted, Fault::Aborted),
-            (ThrownKind::NotImplemented, Fault::Unsupported, Fault::Unsupported),
-            (ThrownKind::OutOfMemory, Fault::OutOfMemory, Fault::OutOfMemory),
-        ] {
-            // Names and messages of users do not matter.
-            let thrown = thrown(kind, "layer `timeout_abort` is not supported");
-            assert_eq!(thrown.fault_after(short, limit), at_once, "{kind:?}");
-            assert_eq!(thrown.fault_after(limit, limit), at_the_limit, "{kind:?}");
-        }
-        let memory = thrown(ThrownKind::Libtorch, "DefaultCPUAllocator: can't allocate memory");
-        assert_eq!(memory.fault(), Fault::OutOfMemory);
+    #[derive(Debug, thiserror::Error)]
+    #[error("batch {batch}: {source}")]
+    struct AtBatch {
+        batch: usize,
+        source: Error,
     }
 
     #[test]
-    fn places_in_the_sources_are_left_out() {
-        let gloo = "[/third_party/gloo/unbound_buffer.cc:78] Timed out waiting 9ms";
-        assert_eq!(user_text(gloo), "Timed out waiting 9ms");
-        assert_eq!(user_text("[Rank 0]: Rank 1 failed"), "[Rank 0]: Rank 1 failed");
-        let aten = "size mismatch\nException raised from at (f.cpp:1)\nframe #0: x";
-        assert_eq!(user_text(aten), "size mismatch");
+    fn an_error_is_one_pointer_wide() {
+        assert_eq!(size_of::<Error>(), size_of::<usize>());
+        assert_eq!(size_of::<Result<()>>(), size_of::<usize>());
     }
 
     #[test]
-    fn the_missing_ranks_are_named() {
-        let error = CollectiveError {
-            operation: "all_reduce",
-            group: "world".into(),
-            rank: 0,
-            size: 4,
-            fault: Fault::Timeout,
-            detail: "Timed out".into(),
-            missing: vec![1, 3],
-        };
-        assert_eq!(
-            error.to_string(),
-            "all_reduce on group \"world\" failed on rank 0 of 4 (timed out); \
-             ranks 1, 3 had not arrived: Timed out"
-        );
+    fn details_are_found_behind_other_errors() {
+        let fault = Fault::PeerLost;
+        let lost = TorchError::Libtorch { operation: "wait", fault, detail: "gone".into() };
+        let source = Error::from(lost);
+        assert_eq!(source.kind(), ErrorKind::Communication);
+        let error = Error::new(source.kind(), AtBatch { batch: 3, source });
+        assert_eq!(error.fault(), Some(Fault::PeerLost));
+        assert_eq!(error.downcast_ref::<AtBatch>().map(|detail| detail.batch), Some(3));
+        assert!(error.downcast_ref::<TchError>().is_none());
+        // A text that has its cause's in it is printed without it.
+        assert_eq!(format!("{error:?}"), "batch 3: wait failed (a peer is gone): gone");
+        let error = error.downcast::<TorchError>().unwrap_err();
+        assert_eq!(error.downcast::<AtBatch>().unwrap().batch, 3);
     }
 
     #[test]
-    fn failures_of_nccl_are_told_apart() {
-        let fault = |text| Thrown { kind: ThrownKind::Backend, detail: text }.fault();
-        for (text, expected) in [
-            (
-                "NCCL communicator was aborted on rank 0. Original reason for failure was: [Rank 0] Watchdog caught \
-                 collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE, Timeout(ms)=10000) ran for 10006 \
-                 milliseconds before timing out.",
-                Fault::Timeout,
-            ),
-            (
-                "NCCL error in: ..., remote process exited or there was a network error\nncclRemoteError: A call failed \
-              possibly due to a network error or a remote process exiting prematurely.",
-                Fault::PeerLost,
-            ),
-            (
-                "ncclSystemError: System call (e.g. socket, malloc) or external library call failed",
-                Fault::Network,
-            ),
-            (
-                "ncclInvalidUsage: This usually reflects invalid usage of NCCL library. Duplicate GPU detected",
-                Fault::Invalid,
-            ),
-            (
-                "ncclUnhandledCudaError: Call to CUDA function failed. Cuda failure 2 'out of memory'",
-                Fault::OutOfMemory,
-            ),
-            ("NCCL communicator was aborted on rank 1.", Fault::Aborted),
-            ("something else", Fault::Backend),
-        ] {
-            assert_eq!(fault(text.to_owned()), expected, "{text}");
-        }
+    fn what_is_an_error_already_is_not_wrapped_as_custom() {
+        let boxed: Box<dyn StdError + Send + Sync> = Error::invalid_argument("a width of 0").into();
+        assert_eq!(Error::custom(boxed).kind(), ErrorKind::InvalidArgument);
+        assert!(Error::custom("CUDA out of memory").is_out_of_memory());
     }
 }

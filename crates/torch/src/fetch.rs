@@ -27,10 +27,10 @@ impl Fetch {
     /// Begins to copy a tensor of one `int64`. Everything that the device was given so far comes first.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another tensor; [`Error::Libtorch`] when the device refuses.
+    /// [`crate::ErrorKind::InvalidArgument`] for another tensor; [`crate::TorchError::Libtorch`] when the device refuses.
     pub fn start(tensor: &Tensor) -> Result<Self, Error> {
         if tensor.f_kind()? != Kind::Int64 || tensor.numel() != 1 {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "a fetch is of one int64, found {:?} of shape {:?}",
                 tensor.f_kind()?,
                 tensor.size()
@@ -44,7 +44,7 @@ impl Fetch {
     /// The number, as soon as it is here. What the device was given after the start is not waited for.
     ///
     /// # Errors
-    /// [`Error::Libtorch`] when the device has failed.
+    /// [`crate::TorchError::Libtorch`] when the device has failed.
     pub fn wait(&self) -> Result<i64, Error> {
         ffi::fetched_number(&self.0).map_err(|error| Error::libtorch("fetch", &error))
     }

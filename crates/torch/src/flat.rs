@@ -49,7 +49,7 @@ pub struct RmsPropStep {
 /// momentum; both are empty else.
 ///
 /// # Errors
-/// [`Error::Libtorch`] when shapes, kinds or devices differ; [`Error::InvalidArgument`] when lists do.
+/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when lists do.
 ///
 /// ```
 /// use brigade_torch::{DeviceNumbers, Tensor, flat};
@@ -129,7 +129,7 @@ pub struct RectifiedStep {
 /// running mean of its square where that rests on enough steps.
 ///
 /// # Errors
-/// [`Error::Libtorch`] when shapes, kinds or devices differ; [`Error::InvalidArgument`] when lists do.
+/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when lists do.
 ///
 /// ```
 /// use brigade_torch::{DeviceNumbers, Tensor, flat};
@@ -207,7 +207,7 @@ pub struct QhAdamStep {
 /// mean, and of its square beside that one's.
 ///
 /// # Errors
-/// [`Error::Libtorch`] when shapes, kinds or devices differ; [`Error::InvalidArgument`] when lists do.
+/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when lists do.
 ///
 /// ```
 /// use brigade_torch::{DeviceNumbers, Tensor, flat};
@@ -274,7 +274,7 @@ pub struct LambStep {
 /// One LAMB step, in place: two passes, as the length of the update depends on all of it.
 ///
 /// # Errors
-/// [`Error::Libtorch`] when shapes, kinds or devices differ; [`Error::InvalidArgument`] when lists do.
+/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when lists do.
 ///
 /// ```
 /// use brigade_torch::{DeviceNumbers, Tensor, flat};
@@ -339,7 +339,7 @@ pub struct LarcStep {
 /// One LARS or LARC step, in place; `momentum_buffers` are needed where there is a momentum.
 ///
 /// # Errors
-/// [`Error::Libtorch`] when shapes, kinds or devices differ; [`Error::InvalidArgument`] when lists do.
+/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when lists do.
 ///
 /// ```
 /// use brigade_torch::{DeviceNumbers, Tensor, flat};
@@ -373,7 +373,7 @@ pub fn larc(
 /// With a count of steps in `device` only where that is a multiple of `every`; else the caller decides.
 ///
 /// # Errors
-/// [`Error::Libtorch`] when shapes, kinds or devices differ; [`Error::InvalidArgument`] when lists do.
+/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when lists do.
 ///
 /// ```
 /// use brigade_torch::{DeviceNumbers, Tensor, flat};
@@ -398,7 +398,7 @@ pub fn look_ahead(
 /// Whether two tensors have the same device, kind, shape and strides.
 ///
 /// # Errors
-/// [`Error::Libtorch`] when one is not defined.
+/// [`crate::TorchError::Libtorch`] when one is not defined.
 ///
 /// ```
 /// use brigade_torch::{Device, Kind, Tensor, flat};

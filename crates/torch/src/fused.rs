@@ -33,7 +33,7 @@ pub struct AdamStep {
 /// the caller has already counted up, but for steps that are left out; `max_exp_avg_sqs` is empty without `amsgrad`.
 ///
 /// # Errors
-/// [`Error::Libtorch`] when shapes, types or devices do not fit, or the device has no such kernel.
+/// [`crate::TorchError::Libtorch`] when shapes, types or devices do not fit, or the device has no such kernel.
 ///
 /// ```
 /// use brigade_torch::{DeviceNumbers, Tensor, fused};
@@ -101,7 +101,7 @@ pub struct SgdStep {
 /// One SGD step, in place, as `torch.optim.SGD(fused=True)`. `momentum_buffers` is empty without momentum.
 ///
 /// # Errors
-/// [`Error::Libtorch`] when shapes, types or devices do not fit, or the device has no such kernel.
+/// [`crate::TorchError::Libtorch`] when shapes, types or devices do not fit, or the device has no such kernel.
 ///
 /// ```
 /// use brigade_torch::{DeviceNumbers, Tensor, fused};
@@ -169,7 +169,7 @@ pub struct AdagradStep {
 /// counted up.
 ///
 /// # Errors
-/// [`Error::Libtorch`] when shapes, types or devices do not fit, or the device has no such kernel.
+/// [`crate::TorchError::Libtorch`] when shapes, types or devices do not fit, or the device has no such kernel.
 ///
 /// ```
 /// use brigade_torch::{DeviceNumbers, Tensor, fused};

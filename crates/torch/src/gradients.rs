@@ -19,7 +19,7 @@ use crate::error::Error;
 /// ```
 ///
 /// # Errors
-/// [`Error::Libtorch`] without a gradient, or for those of several devices.
+/// [`crate::TorchError::Libtorch`] without a gradient, or for those of several devices.
 pub fn unscale(gradients: &[&Tensor], inverse_scale: f64) -> Result<Tensor, Error> {
     let found = ffi::unscale_gradients(&borrow_all(gradients), inverse_scale)
         .map_err(|error| Error::libtorch("unscaling gradients", &error))?;
@@ -58,7 +58,7 @@ pub fn unscale_by(gradients: &[&Tensor], scale: &Tensor) -> Result<Tensor, Error
 /// ```
 ///
 /// # Errors
-/// [`Error::Libtorch`] for tensors of several devices.
+/// [`crate::TorchError::Libtorch`] for tensors of several devices.
 pub fn norm(tensors: &[&Tensor], p: f64) -> Result<Tensor, Error> {
     let norm = ffi::norm_of_all(&borrow_all(tensors), p)
         .map_err(|error| Error::libtorch("norm of gradients", &error))?;
@@ -76,7 +76,7 @@ pub fn norm(tensors: &[&Tensor], p: f64) -> Result<Tensor, Error> {
 /// ```
 ///
 /// # Errors
-/// [`Error::Libtorch`].
+/// [`crate::TorchError::Libtorch`].
 pub fn multiply(tensors: &[&Tensor], factor: &Tensor) -> Result<(), Error> {
     ffi::multiply_all(&borrow_all(tensors), borrow(factor))
         .map_err(|error| Error::libtorch("scaling tensors", &error))
@@ -85,7 +85,7 @@ pub fn multiply(tensors: &[&Tensor], factor: &Tensor) -> Result<(), Error> {
 /// Brings every value into `[-limit, limit]`.
 ///
 /// # Errors
-/// [`Error::Libtorch`].
+/// [`crate::TorchError::Libtorch`].
 pub fn clamp(tensors: &[&Tensor], limit: f64) -> Result<(), Error> {
     ffi::clamp_all(&borrow_all(tensors), limit)
         .map_err(|error| Error::libtorch("clamping gradients", &error))

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use tch::Device;
 
 use crate::device::DeviceExt;
-use crate::error::{Error, Fault};
+use crate::error::{Error, Fault, TorchError};
 
 /// A recording of operations on a GPU (a CUDA graph). A replay launches all of them with one call of the driver: a
 /// step whose time is that of launching many small kernels becomes as fast as its kernels.
@@ -67,7 +67,7 @@ impl Graph {
     /// time, and what one has left there is lost when the other is replayed.
     ///
     /// # Errors
-    /// Those of `body`; [`Error::Libtorch`] when the device does not record graphs ([`Fault::Unsupported`]), or when
+    /// Those of `body`; [`crate::TorchError::Libtorch`] when the device does not record graphs ([`Fault::Unsupported`]), or when
     /// an operation cannot be recorded.
     pub fn record<R, E: From<Error>>(
         device: Device,
@@ -84,7 +84,7 @@ impl Graph {
     /// Gives the device everything again, on the current stream. Returns before it is done.
     ///
     /// # Errors
-    /// [`Error::Libtorch`] when the device has failed.
+    /// [`crate::TorchError::Libtorch`] when the device has failed.
     pub fn replay(&mut self) -> Result<(), Error> {
         match &mut self.recorded {
             #[cfg(feature = "cuda")]
@@ -117,7 +117,7 @@ pub fn records_graphs(device: Device) -> bool {
 }
 
 fn failed(detail: String) -> Error {
-    Error::Libtorch { operation: "record a graph", fault: Fault::Invalid, detail }
+    TorchError::Libtorch { operation: "record a graph", fault: Fault::Invalid, detail }.into()
 }
 
 /// A recording that this thread has begun, for what lies between two functions; [`Graph::record`] records one. Dropped
@@ -138,9 +138,9 @@ impl GraphRecording {
     /// Begins to record what this thread gives the device; [`Graph::record`] says what `shared` is.
     ///
     /// # Errors
-    /// [`Error::Libtorch`] when the device does not record graphs ([`Fault::Unsupported`]), or records one already.
+    /// [`crate::TorchError::Libtorch`] when the device does not record graphs ([`Fault::Unsupported`]), or records one already.
     pub fn begin(device: Device, shared: Option<&Graph>) -> Result<Self, Error> {
-        let unsupported = || Error::Libtorch {
+        let unsupported = || TorchError::Libtorch {
             operation: "record a graph",
             fault: Fault::Unsupported,
             detail: format!("{} does not record graphs", device.label()),
@@ -162,14 +162,14 @@ impl GraphRecording {
         #[cfg(not(feature = "cuda"))]
         {
             let _ = shared;
-            Err(unsupported())
+            Err(unsupported().into())
         }
     }
 
     /// Ends the recording.
     ///
     /// # Errors
-    /// [`Error::Libtorch`] when an operation could not be recorded.
+    /// [`crate::TorchError::Libtorch`] when an operation could not be recorded.
     pub fn end(mut self) -> Result<Graph, Error> {
         let recorded = match self.begun.take() {
             #[cfg(feature = "cuda")]

@@ -16,7 +16,7 @@ use crate::autograd::BackwardOptions;
 use crate::backend::{Backend, GlooDevice, RankInfo};
 use crate::bridge::{NO_LIMIT_OF_ITS_OWN, borrow, ffi};
 use crate::device::cuda_devices;
-use crate::error::{CollectiveError, Error, Fault, Thrown};
+use crate::error::{CollectiveError, Error, Fault, Thrown, TorchError};
 use crate::missing_ranks::MissingRanks;
 use crate::store::{Store, milliseconds};
 use crate::work_handle::WorkHandle;
@@ -68,7 +68,7 @@ pub struct GroupOptions {
     /// Where Gloo listens beside NCCL; a group of Gloo alone has it in its backend.
     pub gloo: GlooDevice,
     /// Compares operation, shape, type and place in the program between ranks before each collective,
-    /// and names the ranks that differ ([`Error::Desync`]). The same on every rank. Slow.
+    /// and names the ranks that differ ([`crate::TorchError::Desync`]). The same on every rank. Slow.
     pub debug: bool,
     /// Whether all-reduces go through shared memory where they can ([`ProcessGroup::shares_memory`]). One
     /// rank that says no is enough.
@@ -137,7 +137,7 @@ impl ProcessGroup {
     /// Joins `size` ranks over a store. Returns when all have connected.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when `rank` is not below `size`; [`Error::Collective`] of operation
+    /// [`crate::ErrorKind::InvalidArgument`] when `rank` is not below `size`; [`crate::TorchError::Collective`] of operation
     /// `new_group` when a rank does not come within the time limit or an interface is unknown.
     pub fn new(
         store: &Store,
@@ -160,14 +160,14 @@ impl ProcessGroup {
         let GroupOptions { name, store_key, timeout, device, gloo, debug, share_memory } = options;
         let size = ranks.len();
         if rank >= size {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "group {name:?}: rank {rank} does not exist among {size} ranks (0 to {})",
                 size.saturating_sub(1)
             )));
         }
         let narrow = |n: usize| {
             i32::try_from(n)
-                .map_err(|_| Error::InvalidArgument(format!("group {name:?} of {size} ranks")))
+                .map_err(|_| Error::invalid_argument(format!("group {name:?} of {size} ranks")))
         };
         let (rank32, size32) = (narrow(rank)?, narrow(size)?);
         check_backend(&backend, &name)?;
@@ -197,7 +197,7 @@ impl ProcessGroup {
                 Fault::Invalid | Fault::Unsupported => Vec::new(),
                 _ => (0..size).filter(|&rank| !came(rank)).collect(),
             };
-            Error::Collective(Box::new(CollectiveError {
+            CollectiveError {
                 operation: "new_group",
                 group: name.clone(),
                 rank,
@@ -205,7 +205,7 @@ impl ProcessGroup {
                 fault,
                 detail,
                 missing,
-            }))
+            }
         })?;
         Ok(Self {
             inner: Arc::new(Inner {
@@ -242,7 +242,7 @@ impl ProcessGroup {
     /// calls it, with the same list; those that are not in the list get `None`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an empty list, a rank that does not exist or one that is named twice;
+    /// [`crate::ErrorKind::InvalidArgument`] for an empty list, a rank that does not exist or one that is named twice;
     /// otherwise as [`ProcessGroup::new`].
     pub fn subgroup(&self, ranks: &[usize]) -> Result<Option<Self>, Error> {
         let inner = &self.inner;
@@ -251,13 +251,13 @@ impl ProcessGroup {
         for &rank in ranks {
             match seen.get_mut(rank) {
                 None => {
-                    return Err(Error::InvalidArgument(format!(
+                    return Err(Error::invalid_argument(format!(
                         "subgroup of {:?}: rank {rank} does not exist among {} ranks",
                         inner.name, inner.size
                     )));
                 }
                 Some(true) => {
-                    return Err(Error::InvalidArgument(format!(
+                    return Err(Error::invalid_argument(format!(
                         "subgroup of {:?}: rank {rank} is named twice in {ranks:?}",
                         inner.name
                     )));
@@ -266,7 +266,7 @@ impl ProcessGroup {
             }
         }
         if ranks.is_empty() {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "subgroup of {:?}: no ranks given",
                 inner.name
             )));
@@ -345,7 +345,7 @@ impl ProcessGroup {
     /// Sets the group's time limit, for all handles without one of their own.
     ///
     /// # Errors
-    /// [`Error::Libtorch`] when the backend cannot change it.
+    /// [`crate::TorchError::Libtorch`] when the backend cannot change it.
     pub fn set_timeout(&self, timeout: Duration) -> Result<(), Error> {
         ffi::group_set_timeout(self.raw(), milliseconds(timeout))
             .map_err(|error| Error::libtorch("set_timeout", &error))?;
@@ -371,7 +371,7 @@ impl ProcessGroup {
     /// [`Fault::PeerLost`] there). The group cannot be used afterwards.
     ///
     /// # Errors
-    /// [`Error::Libtorch`] when the backend cannot abort.
+    /// [`crate::TorchError::Libtorch`] when the backend cannot abort.
     pub fn abort(&self) -> Result<(), Error> {
         self.inner.abort()
     }
@@ -432,7 +432,7 @@ impl ProcessGroup {
         started: Started,
         since: Instant,
         error: &cxx::Exception,
-    ) -> Error {
+    ) -> CollectiveError {
         let thrown = Thrown::read(error);
         let fault = thrown.fault_after(since.elapsed(), self.timeout());
         self.failure_of(started, fault, thrown.detail)
@@ -445,7 +445,7 @@ impl ProcessGroup {
     /// ranks would number them differently.
     ///
     /// # Errors
-    /// [`Error::Collective`] when a peer is gone or did not come in time; that of a [`crate::GradientHook`];
+    /// [`crate::TorchError::Collective`] when a peer is gone or did not come in time; that of a [`crate::GradientHook`];
     /// else as [`crate::backward`].
     pub fn backward(&self, loss: &Tensor) -> Result<(), Error> {
         self.backward_with(loss, BackwardOptions::default())
@@ -474,7 +474,7 @@ impl ProcessGroup {
             // The reducer's messages are not counted: all ranks in this pass have the same number.
             let sequence = Some(self.inner.sequence.load(Ordering::Relaxed));
             let started = Started { operation: "backward", sequence, begun: None };
-            self.failure_of(started, fault, thrown.detail)
+            self.failure_of(started, fault, thrown.detail).into()
         })
     }
 
@@ -487,7 +487,12 @@ impl ProcessGroup {
         self.inner.hook_error.lock().take()
     }
 
-    pub(crate) fn failure_of(&self, started: Started, mut fault: Fault, detail: String) -> Error {
+    pub(crate) fn failure_of(
+        &self,
+        started: Started,
+        mut fault: Fault,
+        detail: String,
+    ) -> CollectiveError {
         let inner = &self.inner;
         let Started { operation, sequence, begun } = started;
         let notes = sequence.map(|sequence| MissingRanks {
@@ -510,7 +515,7 @@ impl ProcessGroup {
                 missing = notes.ask();
             }
         }
-        Error::Collective(Box::new(CollectiveError {
+        CollectiveError {
             operation,
             group: inner.name.clone(),
             rank: inner.rank,
@@ -518,7 +523,7 @@ impl ProcessGroup {
             fault,
             detail,
             missing,
-        }))
+        }
     }
 }
 
@@ -526,15 +531,19 @@ impl ProcessGroup {
 fn check_backend(backend: &Backend, name: &str) -> Result<(), Error> {
     match backend {
         Backend::Gloo(GlooDevice::Interfaces(names)) if names.is_empty() => {
-            Err(Error::InvalidArgument(format!(
+            Err(Error::invalid_argument(format!(
                 "group {name:?}: no network interface given; use GlooDevice::Default"
             )))
         }
-        Backend::Nccl => cuda_devices().map(drop).map_err(|reason| Error::Libtorch {
-            operation: "new_group",
-            fault: Fault::Unsupported,
-            detail: format!("group {name:?}: NCCL needs a GPU, and {reason}"),
-        }),
+        Backend::Nccl => match cuda_devices() {
+            Ok(_) => Ok(()),
+            Err(reason) => Err(TorchError::Libtorch {
+                operation: "new_group",
+                fault: Fault::Unsupported,
+                detail: format!("group {name:?}: NCCL needs a GPU, and {reason}"),
+            }
+            .into()),
+        },
         _ => Ok(()),
     }
 }

@@ -63,7 +63,7 @@ impl Reducer {
     /// it does not overflow. Once for a reducer, before its first backward.
     ///
     /// # Errors
-    /// [`Error::Libtorch`] when there is a hook already.
+    /// [`crate::TorchError::Libtorch`] when there is a hook already.
     pub fn compress(&self, compression: Compression) -> Result<(), Error> {
         ffi::reducer_compress(self.raw(), self.group().raw(), compression.kind() as i8)
             .map_err(|error| Error::libtorch("compress", &error))
@@ -72,12 +72,12 @@ impl Reducer {
     /// Replaces the reduction of buckets. Once for a reducer, before its first backward.
     ///
     /// # Errors
-    /// [`Error::Libtorch`] when there is a hook already.
+    /// [`crate::TorchError::Libtorch`] when there is a hook already.
     pub fn set_hook(&self, hook: impl GradientHook + 'static) -> Result<(), Error> {
         let group = self.group().clone();
         let run = Box::new(move |mut bucket: Bucket| {
             hook.reduce(&group, &mut bucket).map_err(|error| {
-                let text = Error::InvalidArgument(error.to_string());
+                let text = Error::invalid_argument(error.to_string());
                 group.keep_hook_error(error);
                 text
             })

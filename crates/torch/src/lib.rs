@@ -73,7 +73,7 @@ pub use device::{
 pub use device_numbers::DeviceNumbers;
 pub use dropout::dropout;
 pub use dtype::{dtype_of, kind_of, loaded_kind, tensor_from_bytes};
-pub use error::{CollectiveError, Error, Fault, says_out_of_memory};
+pub use error::{CollectiveError, Error, ErrorKind, Fault, Result, TorchError, says_out_of_memory};
 pub use fetch::Fetch;
 pub use graph::{Graph, GraphRecording, records_graphs};
 #[doc(hidden)]
@@ -104,9 +104,6 @@ pub use tensor_file::TensorFile;
 pub use tensor_tree::{TensorTree, TreeSpec};
 pub use warnings::WarningFilter;
 pub use work::Work;
-
-/// The result of the border's functions.
-pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The version of the libtorch this program was built with, such as `2.13.0`.
 #[must_use]

@@ -15,7 +15,7 @@ use crate::error::Error;
 /// weight is not rounded to them.
 ///
 /// # Errors
-/// [`Error::Libtorch`] when shapes, kinds or devices do not fit.
+/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices do not fit.
 ///
 /// ```
 /// use brigade_torch::{Autocast, Device, Kind, Tensor, linear};
@@ -37,7 +37,7 @@ pub fn linear(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<
 /// [torch.nn.functional.gelu](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.gelu.html).
 ///
 /// # Errors
-/// [`Error::Libtorch`] for another approximation, and when shapes, kinds or devices do not fit.
+/// [`crate::TorchError::Libtorch`] for another approximation, and when shapes, kinds or devices do not fit.
 ///
 /// ```
 /// use brigade_torch::{Device, Kind, Tensor, gelu_linear};

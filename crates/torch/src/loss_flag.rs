@@ -37,7 +37,7 @@ impl LossFlag {
     /// Hooks into the gradients of a model's parameters, for as long as those live.
     ///
     /// # Errors
-    /// [`Error::Libtorch`] for a parameter that has no gradient.
+    /// [`crate::TorchError::Libtorch`] for a parameter that has no gradient.
     pub fn new(parameters: &[&Tensor]) -> Result<Self, Error> {
         ffi::new_loss_flag(&borrow_all(parameters))
             .map(Self)
@@ -61,7 +61,7 @@ impl LossFlag {
 /// Whether the first element of each tensor is finite. Waits for devices.
 ///
 /// # Errors
-/// [`Error::Libtorch`] when a device has failed.
+/// [`crate::TorchError::Libtorch`] when a device has failed.
 pub fn first_elements_are_finite(tensors: &[&Tensor]) -> Result<bool, Error> {
     ffi::first_elements_are_finite(&borrow_all(tensors))
         .map_err(|error| Error::libtorch("first_elements_are_finite", &error))
@@ -70,7 +70,7 @@ pub fn first_elements_are_finite(tensors: &[&Tensor]) -> Result<bool, Error> {
 /// The same on the tensors' device, which is not waited for: an int64 `[1]`, 1 when one is not finite.
 ///
 /// # Errors
-/// [`Error::Libtorch`] for tensors of several devices.
+/// [`crate::TorchError::Libtorch`] for tensors of several devices.
 pub fn first_elements_not_finite(tensors: &[&Tensor]) -> Result<Tensor, Error> {
     ffi::first_elements_not_finite(&borrow_all(tensors))
         .map(own)

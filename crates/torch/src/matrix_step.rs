@@ -50,7 +50,7 @@ pub enum Variances<'a> {
 /// One Adafactor step (Shazeer and Stern, 2018), in place, as `torch.optim.Adafactor`.
 ///
 /// # Errors
-/// [`Error::Libtorch`] when shapes, kinds or devices do not fit; [`Error::InvalidArgument`] when lists do not.
+/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices do not fit; [`crate::ErrorKind::InvalidArgument`] when lists do not.
 ///
 /// ```
 /// use brigade_torch::{DeviceNumbers, Tensor, matrix_step::{AdafactorStep, Variances, adafactor}};
@@ -131,8 +131,8 @@ pub struct MuonStep {
 /// momentum, made nearly orthogonal in bfloat16.
 ///
 /// # Errors
-/// [`Error::Libtorch`] when a parameter is not a matrix, or shapes, kinds or devices do not fit;
-/// [`Error::InvalidArgument`] when lists do not.
+/// [`crate::TorchError::Libtorch`] when a parameter is not a matrix, or shapes, kinds or devices do not fit;
+/// [`crate::ErrorKind::InvalidArgument`] when lists do not.
 ///
 /// ```
 /// use brigade_torch::{Device, DeviceNumbers, Kind, Tensor, matrix_step::{MuonStep, muon}};

@@ -16,7 +16,7 @@ use crate::error::Error;
 /// several gradients in bfloat16, which is rounded once. Anything else is libtorch's.
 ///
 /// # Errors
-/// [`Error::Libtorch`] for a window that does not fit the image, and a padding of more than half of it.
+/// [`crate::TorchError::Libtorch`] for a window that does not fit the image, and a padding of more than half of it.
 ///
 /// ```
 /// use brigade_torch::{Device, Kind, Tensor, channels_last, max_pool2d};

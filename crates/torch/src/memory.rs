@@ -46,7 +46,7 @@ elements! {
 /// A CPU tensor of the given shape that takes over the memory of `data` (row-major), without a copy.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] when the product of `shape` is not the length of `data`.
+/// [`crate::ErrorKind::InvalidArgument`] when the product of `shape` is not the length of `data`.
 ///
 /// ```
 /// let t = brigade_torch::from_vec(vec![1f32, 2., 3., 4., 5., 6.], &[2, 3]).unwrap();
@@ -58,7 +58,7 @@ pub fn from_vec<T: Element>(mut data: Vec<T>, shape: &[i64]) -> Result<Tensor, E
         usize::try_from(length).ok().and_then(|length| product.checked_mul(length))
     });
     if elements != Some(data.len()) {
-        return Err(Error::InvalidArgument(format!(
+        return Err(Error::invalid_argument(format!(
             "a tensor of shape {shape:?} cannot be made of {} elements",
             data.len()
         )));
@@ -89,7 +89,7 @@ pub struct Elements<'a, T> {
 /// Looks at the elements of a contiguous CPU tensor, to copy from them: all, or parts.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] when the element type is another one, or the tensor is on a device, sparse or not
+/// [`crate::ErrorKind::InvalidArgument`] when the element type is another one, or the tensor is on a device, sparse or not
 /// contiguous (call `contiguous()` first).
 ///
 /// ```
@@ -101,7 +101,7 @@ pub struct Elements<'a, T> {
 pub fn elements<T: Element>(tensor: &Tensor) -> Result<Elements<'_, T>, Error> {
     let kind = tensor.f_kind()?;
     if kind != T::KIND {
-        return Err(Error::InvalidArgument(format!(
+        return Err(Error::invalid_argument(format!(
             "expected a tensor of {:?}, found {kind:?}",
             T::KIND
         )));
@@ -113,7 +113,7 @@ pub fn elements<T: Element>(tensor: &Tensor) -> Result<Elements<'_, T>, Error> {
 /// Looks at the memory of a contiguous CPU tensor of any kind, to copy its bytes: for files.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] when the tensor is on a device, sparse or not contiguous.
+/// [`crate::ErrorKind::InvalidArgument`] when the tensor is on a device, sparse or not contiguous.
 pub fn bytes(tensor: &Tensor) -> Result<Elements<'_, u8>, Error> {
     memory_of("bytes", tensor)?;
     Ok(Elements { tensor, element: PhantomData })
@@ -224,7 +224,7 @@ impl<T> fmt::Debug for Elements<'_, T> {
 /// use the storage through another handle. The bytes of truth values are brought to 0 and 1 afterwards.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] when the tensor is on a device, sparse or not contiguous; the errors of `fill`.
+/// [`crate::ErrorKind::InvalidArgument`] when the tensor is on a device, sparse or not contiguous; the errors of `fill`.
 pub(crate) fn fill_bytes<E: From<Error>>(
     tensor: &mut Tensor,
     fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
@@ -254,7 +254,7 @@ pub(crate) fn fill_bytes<E: From<Error>>(
 fn memory_of(doing: &'static str, tensor: &Tensor) -> Result<(usize, usize), Error> {
     let failed = |error: cxx::Exception| Error::libtorch(doing, &error);
     if !ffi::tensor_is_plain(borrow(tensor)).map_err(failed)? {
-        return Err(Error::InvalidArgument(format!(
+        return Err(Error::invalid_argument(format!(
             "{doing}: expected a contiguous tensor on the CPU; call \
              to_device(Device::Cpu).contiguous()"
         )));
@@ -297,7 +297,7 @@ pub fn keep_freed_memory() {
 /// libtorch's to the GPU. For a new try after memory ran out.
 ///
 /// # Errors
-/// [`Error::Libtorch`] when the device refuses.
+/// [`crate::TorchError::Libtorch`] when the device refuses.
 pub fn release_memory(cuda: bool) -> Result<(), Error> {
     ffi::release_memory(cuda).map_err(|error| Error::libtorch("release_memory", &error))
 }
@@ -306,7 +306,7 @@ pub fn release_memory(cuda: bool) -> Result<(), Error> {
 /// process: for tests that results do not depend on where tensors lie.
 ///
 /// # Errors
-/// [`Error::Libtorch`] unless `bytes` is a multiple of 4 below 64.
+/// [`crate::TorchError::Libtorch`] unless `bytes` is a multiple of 4 below 64.
 #[doc(hidden)]
 pub fn shift_allocations(bytes: usize) -> Result<(), Error> {
     ffi::shift_allocations(bytes).map_err(|error| Error::libtorch("shift_allocations", &error))

@@ -9,7 +9,7 @@ use crate::error::Error;
 /// same tensor where it has them there.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for another number of dimensions; [`Error::Libtorch`] without memory.
+/// [`crate::ErrorKind::InvalidArgument`] for another number of dimensions; [`crate::TorchError::Libtorch`] without memory.
 ///
 /// ```
 /// use brigade_torch::{Device, Kind, Tensor, channels_last, is_channels_last};
@@ -22,7 +22,7 @@ use crate::error::Error;
 /// ```
 pub fn channels_last(tensor: &Tensor) -> Result<Tensor, Error> {
     if tensor.dim() != 4 {
-        return Err(Error::InvalidArgument(format!(
+        return Err(Error::invalid_argument(format!(
             "channels_last: expected [n, c, h, w], found {:?}",
             tensor.size()
         )));
@@ -36,7 +36,7 @@ pub fn channels_last(tensor: &Tensor) -> Result<Tensor, Error> {
 /// one channel, the strides still tell which was meant.
 ///
 /// # Errors
-/// [`Error::Libtorch`] for a tensor without strides.
+/// [`crate::TorchError::Libtorch`] for a tensor without strides.
 pub fn is_channels_last(tensor: &Tensor) -> Result<bool, Error> {
     ffi::is_channels_last(borrow(tensor))
         .map_err(|error| Error::libtorch("is_channels_last", &error))

@@ -30,7 +30,7 @@ pub struct BatchNormState<'a> {
 /// per rank forward, one of `2 * channels` back.
 ///
 /// # Errors
-/// [`Error::Collective`] when a peer is gone; with [`crate::Fault::Invalid`] when there is no more than
+/// [`crate::TorchError::Collective`] when a peer is gone; with [`crate::Fault::Invalid`] when there is no more than
 /// one value per channel in all, or shapes do not fit.
 ///
 /// ```
@@ -50,7 +50,7 @@ pub fn sync_batch_norm(
     eps: f64,
 ) -> Result<Tensor, Error> {
     if input.dim() < 2 {
-        return Err(Error::InvalidArgument(format!(
+        return Err(Error::invalid_argument(format!(
             "sync_batch_norm: expected [n, channels, …], found a tensor of shape {:?}",
             input.size()
         )));
@@ -71,7 +71,9 @@ pub fn sync_batch_norm(
     });
     match output {
         Ok(output) => Ok(own(output)),
-        Err(error) => Err(group.failure(Started::unnumbered("sync_batch_norm"), begun, &error)),
+        Err(error) => {
+            Err(group.failure(Started::unnumbered("sync_batch_norm"), begun, &error).into())
+        }
     }
 }
 
@@ -84,7 +86,7 @@ pub fn sync_batch_norm(
 /// kernels of its own, which read the input twice and write the output once. Elsewhere it is libtorch's.
 ///
 /// # Errors
-/// [`Error::Libtorch`] when shapes, kinds or devices do not fit.
+/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices do not fit.
 ///
 /// ```
 /// use brigade_torch::{BatchNormState, Device, Kind, Tensor, batch_norm};
@@ -112,7 +114,7 @@ pub fn batch_norm(
 /// depend on the number of threads. Elsewhere it calls the operations.
 ///
 /// # Errors
-/// [`Error::Libtorch`] when shapes, kinds or devices do not fit.
+/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices do not fit.
 ///
 /// ```
 /// use brigade_torch::{BatchNormState, Device, Kind, Tensor, batch_norm_relu};

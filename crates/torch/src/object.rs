@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tch::{Device, Kind, Tensor};
 
-use crate::error::Error;
+use crate::error::{Error, TorchError};
 use crate::group::ProcessGroup;
 use crate::memory::{elements, from_vec};
 
@@ -18,8 +18,8 @@ impl ProcessGroup {
     /// Rank `root`'s object, on every rank. Only the root gives one.
     ///
     /// # Errors
-    /// [`Error::Object`] on every rank when the root's object cannot be carried; [`Error::InvalidArgument`] when
-    /// the root gives none; otherwise [`Error::Collective`].
+    /// [`crate::TorchError::Object`] on every rank when the root's object cannot be carried; [`crate::ErrorKind::InvalidArgument`] when
+    /// the root gives none; otherwise [`crate::TorchError::Collective`].
     #[track_caller]
     pub fn broadcast_object<T>(&self, object: Option<&T>, root: usize) -> Result<T, Error>
     where
@@ -38,7 +38,7 @@ impl ProcessGroup {
         let bytes = match packed {
             Some(Err(error)) => return Err(error),
             None if here => {
-                return Err(Error::InvalidArgument(format!(
+                return Err(Error::invalid_argument(format!(
                     "{OPERATION}: rank {root} must give an object"
                 )));
             }
@@ -61,7 +61,7 @@ impl ProcessGroup {
     /// The objects of all ranks, by rank, on every rank.
     ///
     /// # Errors
-    /// [`Error::Object`] on every rank when one rank's object cannot be carried; [`Error::Collective`].
+    /// [`crate::TorchError::Object`] on every rank when one rank's object cannot be carried; [`crate::TorchError::Collective`].
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -132,15 +132,16 @@ impl ProcessGroup {
 
 fn pack<T: Serialize>(operation: &'static str, object: &T) -> Result<Vec<u8>, Error> {
     rmp_serde::to_vec_named(object)
-        .map_err(|error| Error::Object { operation, detail: error.to_string() })
+        .map_err(|error| TorchError::Object { operation, detail: error.to_string() }.into())
 }
 
 fn unpack<T: DeserializeOwned>(operation: &'static str, buffer: &Tensor) -> Result<T, Error> {
     let buffer = buffer.f_to_device(Device::Cpu)?.f_contiguous()?;
     rmp_serde::from_slice(&elements::<u8>(&buffer)?.to_vec())
-        .map_err(|error| Error::Object { operation, detail: error.to_string() })
+        .map_err(|error| TorchError::Object { operation, detail: error.to_string() }.into())
 }
 
 fn failed_elsewhere(operation: &'static str, rank: usize) -> Error {
-    Error::Object { operation, detail: format!("rank {rank} could not turn it into bytes") }
+    TorchError::Object { operation, detail: format!("rank {rank} could not turn it into bytes") }
+        .into()
 }

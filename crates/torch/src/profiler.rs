@@ -66,7 +66,7 @@ impl Recording {
     /// Records what this thread does, and the threads of its `backward`.
     ///
     /// # Errors
-    /// [`Error::Libtorch`] when this thread is recorded already.
+    /// [`crate::TorchError::Libtorch`] when this thread is recorded already.
     pub fn start(options: ProfilerOptions) -> Result<Self, Error> {
         let ProfilerOptions { cuda, shapes, memory, flops } = options;
         ffi::profiler_start(&ffi::ProfilerOptions { cuda, shapes, memory, flops })
@@ -77,7 +77,7 @@ impl Recording {
     /// Ends it. With a path it is also written as a file that Chrome's and Perfetto's viewers read.
     ///
     /// # Errors
-    /// [`Error::Libtorch`].
+    /// [`crate::TorchError::Libtorch`].
     pub fn finish(mut self, path: Option<&str>) -> Result<Vec<ProfiledEvent>, Error> {
         self.running = false;
         let events = ffi::profiler_stop(path.unwrap_or_default())
@@ -130,7 +130,7 @@ impl Scope {
     /// Begins it.
     ///
     /// # Errors
-    /// [`Error::Libtorch`].
+    /// [`crate::TorchError::Libtorch`].
     pub fn enter(name: &str) -> Result<Self, Error> {
         ffi::enter_scope(name).map(Self).map_err(|error| Error::libtorch("enter_scope", &error))
     }

@@ -9,7 +9,7 @@ use crate::error::Error;
 /// The state of a device's default generator: what dropout and random tensors draw from.
 ///
 /// # Errors
-/// [`Error::Libtorch`] when there is no such device; [`Error::InvalidArgument`] for one that is neither CPU nor
+/// [`crate::TorchError::Libtorch`] when there is no such device; [`crate::ErrorKind::InvalidArgument`] for one that is neither CPU nor
 /// CUDA.
 ///
 /// ```
@@ -37,7 +37,7 @@ fn number(device: Device) -> Result<i32, Error> {
     match (device, gpu(device)?) {
         (Device::Cpu, _) => Ok(-1),
         (_, Some(index)) => Ok(index),
-        _ => Err(Error::InvalidArgument(format!("random states of {device:?} are not kept"))),
+        _ => Err(Error::invalid_argument(format!("random states of {device:?} are not kept"))),
     }
 }
 

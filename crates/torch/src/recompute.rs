@@ -37,7 +37,7 @@ use crate::error::Error;
 /// ```
 ///
 /// # Errors
-/// [`Error::Libtorch`] when a device's random state cannot be read. The backward fails when an input was
+/// [`crate::TorchError::Libtorch`] when a device's random state cannot be read. The backward fails when an input was
 /// changed in place meanwhile, or the part does something else the second time.
 ///
 /// # Panics

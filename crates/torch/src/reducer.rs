@@ -37,7 +37,7 @@ use tch::Tensor;
 use crate::autograd::grad_enabled;
 use crate::bridge::{borrow_all, ffi, own};
 use crate::dtype::type_name;
-use crate::error::{Error, Fault, Thrown};
+use crate::error::{Error, Fault, Thrown, TorchError};
 use crate::group::{ProcessGroup, Started};
 use crate::memory::elements;
 use crate::memory_format::is_channels_last;
@@ -132,8 +132,8 @@ impl Reducer {
     /// name; `buffers` is what is not trained.
     ///
     /// # Errors
-    /// [`Error::ModelsDiffer`] on every rank, naming the first parameter or buffer that differs;
-    /// [`Error::InvalidArgument`] without parameters; [`Error::Collective`].
+    /// [`crate::TorchError::ModelsDiffer`] on every rank, naming the first parameter or buffer that differs;
+    /// [`crate::ErrorKind::InvalidArgument`] without parameters; [`crate::TorchError::Collective`].
     #[track_caller]
     pub fn new(
         group: &ProcessGroup,
@@ -142,9 +142,8 @@ impl Reducer {
         options: ReducerOptions,
     ) -> Result<Self, Error> {
         if parameters.is_empty() {
-            return Err(Error::InvalidArgument(
-                "a reducer needs a parameter that is trained; a model without one needs no reducer"
-                    .into(),
+            return Err(Error::invalid_argument(
+                "a reducer needs a parameter that is trained; a model without one needs no reducer",
             ));
         }
         same_model(group, parameters, buffers)?;
@@ -190,7 +189,7 @@ impl Reducer {
     /// false is PyTorch's `no_sync`, and must hold for the forward and its backward.
     ///
     /// # Errors
-    /// [`Error::Collective`] when a peer is gone; [`Error::Libtorch`] with PyTorch's explanation when
+    /// [`crate::TorchError::Collective`] when a peer is gone; [`crate::TorchError::Libtorch`] with PyTorch's explanation when
     /// the last backward did not reach every parameter.
     #[track_caller]
     pub fn before_forward(&self, sync: bool) -> Result<(), Error> {
@@ -199,7 +198,9 @@ impl Reducer {
             let thrown = Thrown::read(&error);
             match thrown.fault() {
                 Fault::Invalid => self.unfinished(thrown.detail),
-                _ => self.group.failure(Started::unnumbered("before_forward"), begun, &error),
+                _ => {
+                    self.group.failure(Started::unnumbered("before_forward"), begun, &error).into()
+                }
             }
         };
         let mut authority = 0;
@@ -243,7 +244,7 @@ impl Reducer {
     /// After the model's forward, with its outputs. Gives back the outputs to go on with.
     ///
     /// # Errors
-    /// [`Error::Libtorch`].
+    /// [`crate::TorchError::Libtorch`].
     pub fn after_forward<T>(&self, outputs: T, sync: bool) -> Result<T, Error>
     where
         T: TensorTree<Owned = T>,
@@ -292,7 +293,7 @@ impl Reducer {
         let mut sunk = sunk.iter().map(|sunk| own(ffi::copy_handle(sunk)));
         let outputs = outputs.try_map(&mut |tensor| {
             if tensor.requires_grad() {
-                sunk.next().ok_or_else(|| Error::InvalidArgument("TensorTree::try_map visited more tensors than TensorTree::visit of the same outputs".into()))
+                sunk.next().ok_or_else(|| Error::invalid_argument("TensorTree::try_map visited more tensors than TensorTree::visit of the same outputs"))
             } else {
                 Ok(tensor.shallow_clone())
             }
@@ -304,7 +305,7 @@ impl Reducer {
     /// Bytes of each bucket, in the order in which they are reduced.
     ///
     /// # Errors
-    /// [`Error::Libtorch`].
+    /// [`crate::TorchError::Libtorch`].
     pub fn bucket_bytes(&self) -> Result<Vec<usize>, Error> {
         ffi::reducer_bucket_bytes(&self.handle.0)
             .map_err(|error| Error::libtorch("bucket_bytes", &error))
@@ -332,7 +333,7 @@ impl Reducer {
                 self.group.rank(),
             )
         };
-        Error::Libtorch { operation: "before_forward", fault: Fault::Invalid, detail }
+        TorchError::Libtorch { operation: "before_forward", fault: Fault::Invalid, detail }.into()
     }
 
     pub(crate) fn raw(&self) -> &ffi::Reducer {
@@ -391,11 +392,12 @@ fn same_model(
             let describe = |list: &[String]| {
                 list.get(line).cloned().unwrap_or_else(|| format!("only {line} tensors"))
             };
-            return Err(Error::ModelsDiffer {
+            return Err(TorchError::ModelsDiffer {
                 rank,
                 expected: describe(first),
                 found: describe(list),
-            });
+            }
+            .into());
         }
     }
     Ok(())

@@ -7,7 +7,7 @@ use cxx::UniquePtr;
 use tch::Tensor;
 
 use crate::bridge::{borrow_all, ffi, own};
-use crate::error::Error;
+use crate::error::{Error, TorchError};
 use crate::tensor_tree::{TensorTree, TreeSpec};
 
 /// A module of `torch.jit.script` or `torch.jit.trace`, as its `save` wrote it. `brigade_nn` makes
@@ -24,12 +24,12 @@ impl Script {
     /// Reads a file, to the CPU.
     ///
     /// # Errors
-    /// [`Error::Libtorch`] when it cannot be read or is not TorchScript; [`Error::InvalidArgument`] for a path that
+    /// [`crate::TorchError::Libtorch`] when it cannot be read or is not TorchScript; [`crate::ErrorKind::InvalidArgument`] for a path that
     /// is not UTF-8.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         let text = path.to_str().ok_or_else(|| {
-            Error::InvalidArgument(format!(
+            Error::invalid_argument(format!(
                 "libtorch takes paths in UTF-8 only: {}",
                 path.display()
             ))
@@ -43,7 +43,7 @@ impl Script {
     /// module's own.
     ///
     /// # Errors
-    /// [`Error::Libtorch`].
+    /// [`crate::TorchError::Libtorch`].
     pub fn parameters(&self) -> Result<Vec<(String, Tensor)>, Error> {
         self.tensors(false)
     }
@@ -51,7 +51,7 @@ impl Script {
     /// The buffers with their names, those with `persistent=False` among them: a file does not tell.
     ///
     /// # Errors
-    /// [`Error::Libtorch`].
+    /// [`crate::TorchError::Libtorch`].
     pub fn buffers(&self) -> Result<Vec<(String, Tensor)>, Error> {
         self.tensors(true)
     }
@@ -68,7 +68,7 @@ impl Script {
     /// `torch.jit.trace` recorded stays as it was.
     ///
     /// # Errors
-    /// [`Error::Libtorch`] for a module without the attribute (`torch.jit.freeze`).
+    /// [`crate::TorchError::Libtorch`] for a module without the attribute (`torch.jit.freeze`).
     pub fn set_training(&self, on: bool) -> Result<(), Error> {
         ffi::script_train(&self.0, on)
             .map_err(|error| Error::libtorch("train or evaluate TorchScript", &error))
@@ -80,7 +80,7 @@ impl Script {
     /// second or third run on.
     ///
     /// # Errors
-    /// [`Error::Libtorch`] with TorchScript's message.
+    /// [`crate::TorchError::Libtorch`] with TorchScript's message.
     pub fn forward(&self, inputs: &[&Tensor], names: &[String]) -> Result<ScriptValue, Error> {
         let failed = |error: cxx::Exception| Error::libtorch("run TorchScript", &error);
         let output = ffi::script_forward(&self.0, &borrow_all(inputs), names).map_err(failed)?;
@@ -143,7 +143,7 @@ impl ScriptValue {
         nodes: &mut impl Iterator<Item = ffi::ScriptNode>,
         tensors: &[Tensor],
     ) -> Result<Self, Error> {
-        let short = || Error::Internal("a value of TorchScript ends early".into());
+        let short = || TorchError::Internal("a value of TorchScript ends early".into());
         let node = nodes.next().ok_or_else(short)?;
         let elements = |nodes: &mut _| {
             (0..node.count).map(|_| Self::read(nodes, tensors)).collect::<Result<Vec<_>, Error>>()

@@ -25,13 +25,13 @@ pub trait Split {
     /// Returns the number of elements to divide.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a scalar, or a map whose values differ in length.
+    /// [`crate::ErrorKind::InvalidArgument`] for a scalar, or a map whose values differ in length.
     fn length(&self) -> Result<usize, Error>;
 
     /// Returns the elements of a range, with the last element of the whole repeated `repeats` times.
     ///
     /// # Errors
-    /// [`Error::Tensor`].
+    /// [`crate::TorchError::Tensor`].
     fn part(&self, range: Range<usize>, repeats: usize) -> Result<Self::Part, Error>;
 }
 
@@ -67,9 +67,7 @@ impl Split for Tensor {
     fn length(&self) -> Result<usize, Error> {
         match self.size().first() {
             Some(&rows) => Ok(rows.unsigned_abs() as usize),
-            None => {
-                Err(Error::InvalidArgument("a scalar cannot be split between processes".into()))
-            }
+            None => Err(Error::invalid_argument("a scalar cannot be split between processes")),
         }
     }
 
@@ -122,7 +120,7 @@ impl<S: Split> Split for BTreeMap<String, S> {
                 None => first = Some((key, found)),
                 Some((_, expected)) if found == expected => {}
                 Some((known, expected)) => {
-                    return Err(Error::InvalidArgument(format!(
+                    return Err(Error::invalid_argument(format!(
                         "a map is split by position: {known:?} has {expected} elements, {key:?} \
                          has {found}"
                     )));

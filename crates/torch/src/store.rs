@@ -15,7 +15,7 @@ use nix::sys::socket::{self, SockaddrStorage, getpeername, getsockname, getsocko
 use parking_lot::Mutex;
 
 use crate::bridge::ffi;
-use crate::error::{Error, Thrown};
+use crate::error::{Error, Thrown, TorchError};
 
 /// A key-value store shared by the ranks of a job. A clone is a handle to the same store.
 ///
@@ -77,7 +77,7 @@ impl TcpStore {
     /// When the socket cannot tell its own port.
     pub fn server_on(listener: TcpListener) -> Result<Self, Error> {
         let address = listener.local_addr().map_err(|e| {
-            Error::InvalidArgument(format!("the store's socket has no address: {e}"))
+            Error::invalid_argument(format!("the store's socket has no address: {e}"))
         })?;
         let host = if address.ip().is_unspecified() {
             "localhost".to_owned()
@@ -91,7 +91,7 @@ impl TcpStore {
     /// [`inherited_socket`].
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when the system cannot use it.
+    /// [`crate::ErrorKind::InvalidArgument`] when the system cannot use it.
     ///
     /// ```no_run
     /// use brigade_torch::{TcpStore, inherited_socket};
@@ -142,7 +142,7 @@ impl TcpStore {
     /// Listens or connects.
     ///
     /// # Errors
-    /// [`Error::Store`] of operation `connect`: the port is taken, the host is unknown, or nothing
+    /// [`crate::TorchError::Store`] of operation `connect`: the port is taken, the host is unknown, or nothing
     /// answered within the time limit.
     pub fn open(self) -> Result<Store, Error> {
         let address = format!("{}:{}", self.host, self.port);
@@ -203,12 +203,12 @@ impl TcpStore {
 /// is given once.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for a number that is not that of such a socket (the variable that named it is left over
+/// [`crate::ErrorKind::InvalidArgument`] for a number that is not that of such a socket (the variable that named it is left over
 /// from another process), and for one that was given before.
 pub fn inherited_socket(fd: RawFd) -> Result<OwnedFd, Error> {
     static GIVEN: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
     let stale = |reason: String| {
-        Error::InvalidArgument(format!(
+        Error::invalid_argument(format!(
             "the launcher said that descriptor {fd} is the store's socket, but {reason}; start the program \
              with `brigade launch`, or unset BRIGADE_STORE_FD"
         ))
@@ -264,21 +264,21 @@ impl Store {
     /// of them to drop its store removes the file.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when the file's folder does not exist; [`Error::Store`] when it cannot be
+    /// [`crate::ErrorKind::InvalidArgument`] when the file's folder does not exist; [`crate::TorchError::Store`] when it cannot be
     /// written.
     pub fn file(path: impl AsRef<Path>, world_size: usize) -> Result<Self, Error> {
         let path = path.as_ref();
         let text = path.to_str().ok_or_else(|| {
-            Error::InvalidArgument(format!("the store's path {} is not UTF-8", path.display()))
+            Error::invalid_argument(format!("the store's path {} is not UTF-8", path.display()))
         })?;
         // libtorch would try again and again until its time limit.
         if !path.parent().is_none_or(|folder| folder.as_os_str().is_empty() || folder.is_dir()) {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "the store's file {text} has no folder to be in"
             )));
         }
         let world = i32::try_from(world_size)
-            .map_err(|_| Error::InvalidArgument(format!("a store for {world_size} processes")))?;
+            .map_err(|_| Error::invalid_argument(format!("a store for {world_size} processes")))?;
         let handle = ffi::file_store(text, world)
             .map_err(|error| store_error("open", text.to_owned(), &error))?;
         Ok(Self::new(handle, format!("file://{text}")))
@@ -287,7 +287,7 @@ impl Store {
     /// A store for the threads of this process.
     ///
     /// # Errors
-    /// [`Error::Store`] when libtorch cannot make it.
+    /// [`crate::TorchError::Store`] when libtorch cannot make it.
     pub fn hash() -> Result<Self, Error> {
         let handle =
             ffi::hash_store().map_err(|error| store_error("open", "hash".into(), &error))?;
@@ -297,7 +297,7 @@ impl Store {
     /// The same store, every key prefixed with `prefix/`.
     ///
     /// # Errors
-    /// [`Error::Store`] when libtorch cannot make it.
+    /// [`crate::TorchError::Store`] when libtorch cannot make it.
     pub fn prefix(&self, prefix: &str) -> Result<Self, Error> {
         let handle = ffi::prefix_store(prefix, &self.handle.0)
             .map_err(|error| store_error("prefix", prefix.to_owned(), &error))?;
@@ -313,7 +313,7 @@ impl Store {
     /// Sets a value.
     ///
     /// # Errors
-    /// [`Error::Store`]: the server is gone.
+    /// [`crate::TorchError::Store`]: the server is gone.
     pub fn set(&self, key: &str, value: impl AsRef<[u8]>) -> Result<(), Error> {
         ffi::store_set(&self.handle.0, key, value.as_ref())
             .map_err(|error| store_error("set", key.to_owned(), &error))
@@ -322,7 +322,7 @@ impl Store {
     /// The value of a key. Waits for it up to the store's time limit.
     ///
     /// # Errors
-    /// [`Error::Store`], with [`crate::Fault::Timeout`] when no rank set the key in time.
+    /// [`crate::TorchError::Store`], with [`crate::Fault::Timeout`] when no rank set the key in time.
     pub fn get(&self, key: &str) -> Result<Vec<u8>, Error> {
         let begun = Instant::now();
         ffi::store_get(&self.handle.0, key).map_err(|error| {
@@ -334,7 +334,7 @@ impl Store {
     /// Adds to a number kept under the key (0 at first) and returns the sum.
     ///
     /// # Errors
-    /// [`Error::Store`]: the server is gone, or the value is not a number.
+    /// [`crate::TorchError::Store`]: the server is gone, or the value is not a number.
     pub fn add(&self, key: &str, amount: i64) -> Result<i64, Error> {
         ffi::store_add(&self.handle.0, key, amount)
             .map_err(|error| store_error("add", key.to_owned(), &error))
@@ -344,7 +344,7 @@ impl Store {
     /// returns the value that stands now.
     ///
     /// # Errors
-    /// [`Error::Store`]: the server is gone.
+    /// [`crate::TorchError::Store`]: the server is gone.
     pub fn compare_set(
         &self,
         key: &str,
@@ -358,7 +358,7 @@ impl Store {
     /// Removes a key and tells whether it was there. (A file store says yes in any case.)
     ///
     /// # Errors
-    /// [`Error::Store`]: the server is gone.
+    /// [`crate::TorchError::Store`]: the server is gone.
     pub fn delete(&self, key: &str) -> Result<bool, Error> {
         ffi::store_delete(&self.handle.0, key)
             .map_err(|error| store_error("delete", key.to_owned(), &error))
@@ -367,7 +367,7 @@ impl Store {
     /// Whether all of the keys are there. Does not wait.
     ///
     /// # Errors
-    /// [`Error::Store`]: the server is gone.
+    /// [`crate::TorchError::Store`]: the server is gone.
     pub fn contains(&self, keys: &[&str]) -> Result<bool, Error> {
         ffi::store_check(&self.handle.0, keys)
             .map_err(|error| store_error("contains", keys.join(", "), &error))
@@ -376,7 +376,7 @@ impl Store {
     /// The number of keys, those that libtorch keeps for itself included.
     ///
     /// # Errors
-    /// [`Error::Store`]: the server is gone.
+    /// [`crate::TorchError::Store`]: the server is gone.
     pub fn num_keys(&self) -> Result<i64, Error> {
         ffi::store_num_keys(&self.handle.0)
             .map_err(|error| store_error("num_keys", String::new(), &error))
@@ -385,7 +385,7 @@ impl Store {
     /// Waits until all of the keys are there.
     ///
     /// # Errors
-    /// [`Error::Store`], with [`crate::Fault::Timeout`] after `timeout`.
+    /// [`crate::TorchError::Store`], with [`crate::Fault::Timeout`] after `timeout`.
     pub fn wait(&self, keys: &[&str], timeout: Duration) -> Result<(), Error> {
         let begun = Instant::now();
         ffi::store_wait(&self.handle.0, keys, milliseconds(timeout))
@@ -395,7 +395,7 @@ impl Store {
     /// The time limit of operations that wait and have none of their own.
     ///
     /// # Errors
-    /// [`Error::Store`] when libtorch cannot tell.
+    /// [`crate::TorchError::Store`] when libtorch cannot tell.
     pub fn timeout(&self) -> Result<Duration, Error> {
         let limit = ffi::store_timeout(&self.handle.0)
             .map_err(|error| store_error("timeout", String::new(), &error))?;
@@ -406,7 +406,7 @@ impl Store {
     /// limit of its own.
     ///
     /// # Errors
-    /// [`Error::Store`] when libtorch refuses it.
+    /// [`crate::TorchError::Store`] when libtorch refuses it.
     pub fn set_timeout(&self, timeout: Duration) -> Result<(), Error> {
         ffi::store_set_timeout(&self.handle.0, milliseconds(timeout))
             .map_err(|error| store_error("set_timeout", String::new(), &error))
@@ -432,7 +432,7 @@ pub(crate) fn milliseconds(limit: Duration) -> i64 {
 
 fn store_error(operation: &'static str, key: String, error: &cxx::Exception) -> Error {
     let thrown = Thrown::read(error);
-    Error::Store { operation, key, fault: thrown.fault(), detail: thrown.detail }
+    TorchError::Store { operation, key, fault: thrown.fault(), detail: thrown.detail }.into()
 }
 
 /// The same of an operation that waits.
@@ -445,5 +445,5 @@ fn late_error(
 ) -> Error {
     let thrown = Thrown::read(error);
     let fault = thrown.fault_after(begun.elapsed(), limit);
-    Error::Store { operation, key, fault, detail: thrown.detail }
+    TorchError::Store { operation, key, fault, detail: thrown.detail }.into()
 }

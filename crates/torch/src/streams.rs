@@ -30,7 +30,7 @@ impl Streams {
     /// Returns this thread's streams on some devices; the CPU has none.
     ///
     /// # Errors
-    /// [`Error::Libtorch`] when there is no such device.
+    /// [`crate::TorchError::Libtorch`] when there is no such device.
     pub fn current(devices: &[Device]) -> Result<Self, Error> {
         let gpus = devices.iter().filter_map(|&device| gpu(device).transpose());
         let gpus: Vec<i32> = gpus.collect::<Result<_, _>>()?;
@@ -42,7 +42,7 @@ impl Streams {
     /// Makes them this thread's.
     ///
     /// # Errors
-    /// [`Error::Libtorch`] when there is no such device.
+    /// [`crate::TorchError::Libtorch`] when there is no such device.
     pub fn enter(&self) -> Result<(), Error> {
         ffi::use_streams(&self.gpus, &self.streams)
             .map_err(|error| Error::libtorch("use streams", &error))
@@ -74,7 +74,7 @@ impl SideStream {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Libtorch`] when there is no such device.
+    /// [`crate::TorchError::Libtorch`] when there is no such device.
     pub fn enter(device: Device, behind: Option<&StreamEvent>) -> Result<Option<Self>, Error> {
         let Some(gpu) = gpu(device)? else { return Ok(None) };
         device.make_current()?;
@@ -114,7 +114,7 @@ impl StreamEvent {
     /// Marks what this thread has given the device so far; `None` for the CPU.
     ///
     /// # Errors
-    /// [`Error::Libtorch`] when there is no such device.
+    /// [`crate::TorchError::Libtorch`] when there is no such device.
     pub fn record(device: Device) -> Result<Option<Self>, Error> {
         let Some(index) = gpu(device)? else { return Ok(None) };
         let event = ffi::record_event(index);
@@ -124,7 +124,7 @@ impl StreamEvent {
     /// Returns whether the device has done what it was given before the event. Does not wait.
     ///
     /// # Errors
-    /// [`Error::Libtorch`] when the device has failed.
+    /// [`crate::TorchError::Libtorch`] when the device has failed.
     pub fn is_done(&self) -> Result<bool, Error> {
         ffi::event_is_done(&self.event).map_err(|error| Error::libtorch("event", &error))
     }
@@ -132,7 +132,7 @@ impl StreamEvent {
     /// Has what this thread gives the device from now on come behind the event.
     ///
     /// # Errors
-    /// [`Error::Libtorch`] when the device has failed.
+    /// [`crate::TorchError::Libtorch`] when the device has failed.
     pub fn follow(&self) -> Result<(), Error> {
         ffi::follow_event(&self.event, &[]).map_err(|error| Error::libtorch("event", &error))
     }
@@ -141,7 +141,7 @@ impl StreamEvent {
     /// they are dropped, their memory is used again only when the device has done what this thread gave it.
     ///
     /// # Errors
-    /// [`Error::Libtorch`] when the device has failed.
+    /// [`crate::TorchError::Libtorch`] when the device has failed.
     pub fn take_over<T: TensorTree + ?Sized>(&self, tree: &T) -> Result<(), Error> {
         let mut tensors: Vec<&Tensor> = Vec::new();
         tree.visit(&mut |tensor| tensors.push(tensor));

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use tch::{Device, Kind, Tensor};
 
-use crate::error::Error;
+use crate::error::{Error, TorchError};
 use crate::memory::fill_bytes;
 
 /// A file whose bytes go into tensors.
@@ -40,19 +40,19 @@ impl TensorFile {
     /// Opens a file.
     ///
     /// # Errors
-    /// [`Error::Read`].
+    /// [`crate::TorchError::Read`].
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, Error> {
         let path = path.into();
         match File::open(&path) {
             Ok(file) => Self::from_file(path, file),
-            Err(source) => Err(Error::Read { path, source }),
+            Err(source) => Err(TorchError::Read { path, source }.into()),
         }
     }
 
     /// Takes a file that is open for reading; the path is for errors.
     ///
     /// # Errors
-    /// [`Error::Read`] when its size cannot be asked for.
+    /// [`crate::TorchError::Read`] when its size cannot be asked for.
     pub fn from_file(path: impl Into<PathBuf>, file: File) -> Result<Self, Error> {
         let mut opened = Self { path: path.into(), file, bytes: 0, piece: PIECE_BYTES };
         opened.bytes = opened.bytes_now()?;
@@ -84,8 +84,8 @@ impl TensorFile {
     /// Autograd does not notice: for leaves and buffers, outside of a forward pass.
     ///
     /// # Errors
-    /// [`Error::CutShort`] and [`Error::Read`]: what is in the tensor is undefined then;
-    /// [`Error::Tensor`] when libtorch cannot copy.
+    /// [`crate::TorchError::CutShort`] and [`crate::TorchError::Read`]: what is in the tensor is undefined then;
+    /// [`crate::TorchError::Tensor`] when libtorch cannot copy.
     pub fn read_into(&self, offset: u64, tensor: &mut Tensor) -> Result<(), Error> {
         let kind = tensor.f_kind()?;
         self.convert_into(offset, kind, tensor)
@@ -137,21 +137,24 @@ impl TensorFile {
 
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
         let read = self.file.read_exact_at(into, offset);
-        read.map_err(|source| match source.kind() {
-            std::io::ErrorKind::UnexpectedEof => Error::CutShort {
-                path: self.path.clone(),
-                expected: self.bytes,
-                found: self.bytes_now().unwrap_or(0),
-            },
-            _ => Error::Read { path: self.path.clone(), source },
+        read.map_err(|source| {
+            match source.kind() {
+                std::io::ErrorKind::UnexpectedEof => TorchError::CutShort {
+                    path: self.path.clone(),
+                    expected: self.bytes,
+                    found: self.bytes_now().unwrap_or(0),
+                },
+                _ => TorchError::Read { path: self.path.clone(), source },
+            }
+            .into()
         })
     }
 
     /// Whether the file had so much when it was opened.
-    fn holds(&self, offset: u64, bytes: usize) -> Result<(), Error> {
+    fn holds(&self, offset: u64, bytes: usize) -> Result<(), TorchError> {
         match offset.checked_add(bytes as u64) {
             Some(end) if end <= self.bytes => Ok(()),
-            end => Err(Error::CutShort {
+            end => Err(TorchError::CutShort {
                 path: self.path.clone(),
                 expected: end.unwrap_or(u64::MAX),
                 found: self.bytes,
@@ -159,9 +162,9 @@ impl TensorFile {
         }
     }
 
-    fn bytes_now(&self) -> Result<u64, Error> {
+    fn bytes_now(&self) -> Result<u64, TorchError> {
         let found = self.file.metadata().map(|metadata| metadata.len());
-        found.map_err(|source| Error::Read { path: self.path.clone(), source })
+        found.map_err(|source| TorchError::Read { path: self.path.clone(), source })
     }
 }
 
@@ -214,7 +217,10 @@ mod tests {
         let mut tensor = Tensor::f_empty([10], (Kind::Uint8, Device::Cpu)).unwrap();
         for offset in [(3 << 20) - 9, u64::MAX] {
             let error = file.read_into(offset, &mut tensor).unwrap_err();
-            assert!(matches!(error, Error::CutShort { found, .. } if found == 3 << 20), "{error}");
+            assert!(
+                matches!(error.downcast_ref(), Some(TorchError::CutShort { found, .. }) if *found == 3 << 20),
+                "{error}"
+            );
         }
     }
 
@@ -260,8 +266,7 @@ mod tests {
                 file.convert_into(0, Kind::Uint8, &mut wide).unwrap_err(),
             ] {
                 assert!(
-                    matches!(error, Error::CutShort { expected, found, .. }
-                        if expected == 1 << 20 && found == left),
+                    matches!(error.downcast_ref(), Some(TorchError::CutShort { expected, found, .. }) if *expected == 1 << 20 && *found == left),
                     "{error}"
                 );
                 assert!(error.to_string().contains("was cut short while it was read"), "{error}");

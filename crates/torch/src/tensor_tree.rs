@@ -101,7 +101,7 @@ pub trait TensorTree {
     /// Builds a tree of this structure from tensors in the order of [`visit`](TensorTree::visit).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when the structure is that of another type, or when there are too few tensors.
+    /// [`crate::ErrorKind::InvalidArgument`] when the structure is that of another type, or when there are too few tensors.
     fn from_spec(
         spec: &TreeSpec,
         tensors: &mut dyn Iterator<Item = Tensor>,
@@ -112,7 +112,7 @@ pub trait TensorTree {
     /// already is not copied.
     ///
     /// # Errors
-    /// [`Error::Tensor`], as when the device's memory is full.
+    /// [`crate::TorchError::Tensor`], as when the device's memory is full.
     fn to_device(&self, device: Device) -> Result<Self::Owned, Error> {
         self.try_map(&mut |tensor| {
             // A later read of the CPU's memory would not wait for the copy, so only one direction is free.
@@ -124,14 +124,14 @@ pub trait TensorTree {
     /// Returns the size of the first dimension, which all tensors have in common.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a tree without tensors, for a scalar, and where tensors differ in it.
+    /// [`crate::ErrorKind::InvalidArgument`] for a tree without tensors, for a scalar, and where tensors differ in it.
     fn rows(&self) -> Result<usize, Error> {
         let mut shapes = Vec::new();
         self.visit(&mut |tensor| shapes.push(tensor.size()));
         let rows = shapes.first().and_then(|shape| shape.first()).copied();
         match rows.and_then(|rows| usize::try_from(rows).ok()) {
             Some(count) if shapes.iter().all(|shape| shape.first().copied() == rows) => Ok(count),
-            _ => Err(Error::InvalidArgument(format!(
+            _ => Err(Error::invalid_argument(format!(
                 "tensors of shapes {shapes:?} have no common number of rows: expected the same first \
                  dimension in all"
             ))),
@@ -141,7 +141,7 @@ pub trait TensorTree {
     /// Returns some rows of every tensor: views, not copies.
     ///
     /// # Errors
-    /// [`Error::Tensor`] when a tensor has fewer rows.
+    /// [`crate::TorchError::Tensor`] when a tensor has fewer rows.
     fn narrow_rows(&self, rows: Range<usize>) -> Result<Self::Owned, Error> {
         self.try_map(&mut |tensor| Ok(tensor.f_narrow(0, rows.start as i64, rows.len() as i64)?))
     }
@@ -159,11 +159,11 @@ pub trait TensorTree {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a size of 0, and as [`rows`](TensorTree::rows).
+    /// [`crate::ErrorKind::InvalidArgument`] for a size of 0, and as [`rows`](TensorTree::rows).
     fn split_rows(&self, size: usize) -> Result<Vec<Self::Owned>, Error> {
         if size == 0 {
-            return Err(Error::InvalidArgument(
-                "split_rows: expected a size of 1 or more, found 0".into(),
+            return Err(Error::invalid_argument(
+                "split_rows: expected a size of 1 or more, found 0",
             ));
         }
         let rows = self.rows()?;
@@ -176,7 +176,7 @@ pub trait TensorTree {
     /// Joins trees of one structure along the first dimension of every tensor.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no tree and where structures differ; [`Error::Tensor`] where shapes differ in
+    /// [`crate::ErrorKind::InvalidArgument`] for no tree and where structures differ; [`crate::TorchError::Tensor`] where shapes differ in
     /// another dimension.
     fn concat_rows(trees: &[&Self]) -> Result<Self::Owned, Error> {
         join(trees, "concat_rows", |tensors| Tensor::f_cat(tensors, 0))
@@ -197,7 +197,7 @@ fn join<T: TensorTree + ?Sized>(
     f: impl Fn(&[&Tensor]) -> Result<Tensor, tch::TchError>,
 ) -> Result<T::Owned, Error> {
     let Some(first) = trees.first() else {
-        return Err(Error::InvalidArgument(format!(
+        return Err(Error::invalid_argument(format!(
             "{operation}: expected at least one tree, found none"
         )));
     };
@@ -209,7 +209,7 @@ fn join<T: TensorTree + ?Sized>(
         let mut leaves = Vec::new();
         tree.visit(&mut |tensor| leaves.push(tensor));
         if found != spec || leaves.len() != columns.len() {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "{operation}: tree {position} differs in structure from the first: expected {spec}, \
                  found {found}"
             )));
@@ -256,7 +256,7 @@ impl TreeSpec {
     /// [`TensorTree::from_spec`].
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when this is something else.
+    /// [`crate::ErrorKind::InvalidArgument`] when this is something else.
     pub fn tuple(&self, count: usize) -> Result<&[Self], Error> {
         match self {
             Self::Tuple(parts) if parts.len() == count => Ok(parts),
@@ -265,7 +265,7 @@ impl TreeSpec {
     }
 
     fn unexpected(&self, expected: &str) -> Error {
-        Error::InvalidArgument(format!(
+        Error::invalid_argument(format!(
             "a tree of tensors has another structure: expected {expected}, found {self}"
         ))
     }
@@ -332,8 +332,8 @@ impl TensorTree for Tensor {
     ) -> Result<Self::Owned, Error> {
         match spec {
             TreeSpec::Tensor => tensors.next().ok_or_else(|| {
-                Error::InvalidArgument(
-                    "a tree of tensors lacks one: too few tensors came with its structure".into(),
+                Error::invalid_argument(
+                    "a tree of tensors lacks one: too few tensors came with its structure",
                 )
             }),
             _ => Err(spec.unexpected("a tensor")),

@@ -31,7 +31,7 @@ impl WarningFilter {
     /// Begins it.
     ///
     /// # Errors
-    /// [`Error::Libtorch`] when there is no memory.
+    /// [`crate::TorchError::Libtorch`] when there is no memory.
     pub fn enter(text: &str) -> Result<Self, Error> {
         let handle = ffi::filter_warnings(text)
             .map_err(|error| Error::libtorch("filter_warnings", &error))?;

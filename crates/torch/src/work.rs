@@ -47,7 +47,7 @@ impl<T> Work<T> {
     /// Blocks until the operation has ended and gives its result.
     ///
     /// # Errors
-    /// [`Error::Collective`], naming the operation, the group and the rank.
+    /// [`crate::TorchError::Collective`], naming the operation, the group and the rank.
     pub fn wait(self) -> Result<T, Error> {
         self.wait_source().map(|(value, _)| value)
     }
@@ -70,7 +70,7 @@ impl<T> Work<T> {
     /// only in [`Work::wait`].
     ///
     /// # Errors
-    /// [`Error::Libtorch`] when libtorch cannot tell.
+    /// [`crate::TorchError::Libtorch`] when libtorch cannot tell.
     pub fn is_completed(&self) -> Result<bool, Error> {
         match &self.pending.handle {
             Some(handle) => ffi::work_is_completed(&handle.0)
@@ -160,7 +160,7 @@ impl PendingWork {
             Ok(true) => {}
             Ok(false) => {
                 let detail = "the operation was aborted".to_owned();
-                return Err(self.group.failure_of(self.started, Fault::Aborted, detail));
+                return Err(self.group.failure_of(self.started, Fault::Aborted, detail).into());
             }
             Err(error) => {
                 let completed = ffi::work_is_completed(&handle.0).unwrap_or(false);
@@ -168,7 +168,7 @@ impl PendingWork {
                     // Only the waiting has ended. The operation has to end as well.
                     self.group.close();
                 }
-                return Err(self.group.failure(self.started, since, &error));
+                return Err(self.group.failure(self.started, since, &error).into());
             }
         }
         Ok(ffi::work_source(&handle.0).ok().and_then(|rank| usize::try_from(rank).ok()))

@@ -9,7 +9,7 @@ use brigade_test_needs::needs;
 use brigade_testkit::DistTest;
 use brigade_torch::{
     Backend, Device, DeviceExt, Error, Fault, Graph, GroupOptions, Kind, ProcessGroup, ReduceOp,
-    Store, StreamEvent, TcpStore, Tensor, inherited_socket,
+    Store, StreamEvent, TcpStore, Tensor, TorchError, inherited_socket,
 };
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -183,7 +183,7 @@ fn nccl_a_hang_ends_at_the_time_limit() {
         };
         group.store().set("has ended", b"1").unwrap();
         assert!(error.to_string().contains("all_reduce"), "{error}");
-        let Error::Collective(error) = error else { panic!("{error}") };
+        let Some(TorchError::Collective(error)) = error.downcast_ref() else { panic!("{error}") };
         assert!(matches!(error.fault, Fault::Timeout | Fault::Aborted), "{error}");
     });
 }
@@ -214,7 +214,8 @@ fn nccl_a_replay_that_hangs_ends_at_the_time_limit() {
             outcome = group.watched();
         }
         group.store().set("has ended", b"1").unwrap();
-        let Err(Error::Collective(error)) = outcome else { panic!("{outcome:?}") };
+        let error = outcome.unwrap_err();
+        let Some(TorchError::Collective(error)) = error.downcast_ref() else { panic!("{error}") };
         assert_eq!((error.operation, error.fault), ("replay", Fault::Timeout), "{error}");
         assert_eq!(error.missing, [1], "{error}");
         // The abort has ended its kernel.

@@ -22,7 +22,6 @@ pub use builder::AcceleratorBuilder;
 pub use prepare::Prepare;
 
 use crate::checkpoint::Checkpoints;
-use crate::error::Result;
 use crate::gradients::backward::Gradients;
 use crate::gradients::join::EvenBatches;
 use crate::loader::source::DataLoaderConfiguration;
@@ -30,6 +29,7 @@ use crate::model::ModelOptions;
 use crate::precision::Numerics;
 use crate::processes::{Processes, set_seed};
 use crate::watch::Watch;
+use brigade_torch::Result;
 
 /// What `brigade launch` (or torchrun) set up, as a value: the process's place among the ranks, its
 /// device, and everything that the training loop does with the others.
@@ -94,7 +94,7 @@ impl Accelerator {
     /// With defaults. Joins the other ranks; returns when all are connected.
     ///
     /// # Errors
-    /// [`crate::Error::World`] for contradicting variables; [`crate::Error::Torch`] when the ranks do
+    /// [`brigade_torch::ErrorKind::Environment`] for contradicting variables; [`brigade_torch::ErrorKind::Communication`] when the ranks do
     /// not find each other within the time limit.
     pub fn new() -> Result<Self> {
         Self::builder().build()
@@ -137,10 +137,10 @@ impl Accelerator {
     ///     let data = TensorDataset::new(Tensor::from_slice(&[1f32, 2., 3., 4., 5., 6.]))?;
     ///     let loader = accelerator.prepare(DataLoader::new(data).batch_size(6).shuffle(true))?;
     ///     let batch = loader.iter().next().expect("one batch")?;
-    ///     Ok::<_, brigade_train::Error>(batch.into_data())
+    ///     Ok::<_, brigade_torch::Error>(batch.into_data())
     /// };
     /// assert_eq!(order()?, order()?);
-    /// # Ok::<(), brigade_train::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     pub fn set_seed(&self, seed: i64) {
         set_seed(seed);

@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use brigade_torch::{DeviceExt, release_memory};
 
-use crate::error::{Error, Result};
+use crate::error::TrainError;
 use crate::job::Job;
 use agreement::Attempt;
+use brigade_torch::{Error, Result};
 use outcome::{End, Outcome, SCOPE};
 
 /// Runs the body with smaller and smaller batch sizes until one fits into memory. After each one that does not,
@@ -23,8 +24,8 @@ pub(crate) fn find<R, E: Into<Error>>(
     mut body: impl FnMut(usize) -> Result<R, E>,
 ) -> Result<R> {
     if start == 0 {
-        return Err(Error::InvalidArgument(
-            "find_executable_batch_size: the first batch size is 0, expected at least 1".into(),
+        return Err(Error::invalid_argument(
+            "find_executable_batch_size: the first batch size is 0, expected at least 1",
         ));
     }
     let mut size = start;
@@ -44,14 +45,14 @@ pub(crate) fn find<R, E: Into<Error>>(
         release_memory(job.device.device_kind().is_some())?;
         let smaller = next(size);
         if smaller >= size {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "{SCOPE}: after {size} the next batch size is {smaller}, expected a smaller one"
             )));
         }
         tracing::info!("batch size {size} does not fit into memory, next is {smaller}");
         size = smaller;
     }
-    Err(Error::NoBatchSize { start, smallest })
+    Err(TrainError::NoBatchSize { start, smallest }.into())
 }
 
 /// The result; `None` when memory ran out.

@@ -22,12 +22,11 @@ use serde::de::DeserializeOwned;
 pub use load::{LoadOptions, Loaded};
 pub use project::ProjectConfiguration;
 
-use crate::error::{Error, Result};
 use crate::gradients::accumulate::GradientAccumulator;
 use crate::gradients::loss_check::LossCheck;
 use crate::processes::Processes;
 use crate::registry::{CheckpointObject, Registry};
-use crate::stateful::HookError;
+use brigade_torch::{Error, Result};
 use inner::{Hooks, Inner, Pending};
 use message_pack::MessagePack;
 
@@ -56,7 +55,7 @@ use message_pack::MessagePack;
 /// let loaded = checkpoints.load(&path)?;
 /// assert_eq!(loaded.step, 0);
 /// # std::fs::remove_dir_all(&folder).unwrap();
-/// # Ok::<(), brigade_train::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Clone)]
 pub struct Checkpoints {
@@ -149,7 +148,7 @@ impl Checkpoints {
     /// oldest beyond [`ProjectConfiguration::total_limit`] are removed.
     ///
     /// # Errors
-    /// As there; [`Error::InvalidArgument`] without a project folder.
+    /// As there; [`brigade_torch::ErrorKind::InvalidArgument`] without a project folder.
     pub fn save_numbered(&self) -> Result<PathBuf> {
         save::begin(&self.inner, &save::Target::Numbered)
     }
@@ -187,9 +186,9 @@ impl Checkpoints {
     /// random numbers are then its own, not those of the other run.
     ///
     /// # Errors
-    /// On every rank, and nothing was changed: [`Error::Checkpoint`] when it is damaged, foreign or of
-    /// another version, [`Error::CheckpointMismatch`] when it does not fit the program. Only
-    /// [`Error::LoadInterrupted`] leaves a part changed: a disk that fails after all was verified.
+    /// On every rank, and nothing was changed: [`brigade_torch::ErrorKind::Checkpoint`] when it is damaged, foreign or of
+    /// another version, [`crate::TrainError::CheckpointMismatch`] when it does not fit the program. Only
+    /// [`crate::TrainError::LoadInterrupted`] leaves a part changed: a disk that fails after all was verified.
     pub fn load(&self, path: impl AsRef<Path>) -> Result<Loaded> {
         self.load_with(path, LoadOptions::default())
     }
@@ -205,7 +204,7 @@ impl Checkpoints {
     /// As [`Checkpoints::load`], from the newest `checkpoint_N` of the project's folder.
     ///
     /// # Errors
-    /// As there; [`Error::Checkpoint`] when there is none.
+    /// As there; [`brigade_torch::ErrorKind::Checkpoint`] when there is none.
     pub fn load_latest(&self) -> Result<Loaded> {
         self.load_from(None, LoadOptions::default())
     }
@@ -222,7 +221,7 @@ impl Checkpoints {
     /// answer.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] without a project folder; [`Error::Torch`] when a peer is gone.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] without a project folder; [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     pub fn latest(&self) -> Result<Option<PathBuf>> {
         let folder = self.inner.project.checkpoints()?;
         let processes = &self.inner.processes;
@@ -239,7 +238,7 @@ impl Checkpoints {
     /// names.
     pub fn register_save_hook(
         &self,
-        hook: impl Fn(&Path) -> Result<(), HookError> + Send + Sync + 'static,
+        hook: impl Fn(&Path) -> Result<()> + Send + Sync + 'static,
     ) -> HookHandle {
         let number = self.inner.save_hooks.add(Arc::new(hook));
         HookHandle { checkpoints: self.clone(), saving: true, number }
@@ -249,7 +248,7 @@ impl Checkpoints {
     /// before anything is changed.
     pub fn register_load_hook(
         &self,
-        hook: impl Fn(&Path) -> Result<(), HookError> + Send + Sync + 'static,
+        hook: impl Fn(&Path) -> Result<()> + Send + Sync + 'static,
     ) -> HookHandle {
         let number = self.inner.load_hooks.add(Arc::new(hook));
         HookHandle { checkpoints: self.clone(), saving: false, number }

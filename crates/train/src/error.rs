@@ -2,25 +2,18 @@
 
 mod out_of_memory;
 
-use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use brigade_torch::{Fault, says_out_of_memory};
+use brigade_torch::{Error, ErrorKind, Result};
 
 pub(crate) use out_of_memory::MOVE_OF_MODEL;
 pub use out_of_memory::OutOfMemory;
 
-/// Any error of the Accelerator and of what it prepared.
-///
-/// Its `Debug` is its text with its causes, not its fields: that is what a program shows whose `main`
-/// returns it.
-#[derive(thiserror::Error)]
+/// What failed in the Accelerator or in what it prepared: the detail of an [`Error`].
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
-    /// The launcher's variables contradict each other.
-    #[error(transparent)]
-    World(#[from] brigade_rank_env::WorldError),
+pub enum TrainError {
     /// Rank 0 could not serve the store at the port that the launcher has set, or that the ranks computed.
     #[error(
         "rank 0 cannot serve the ranks' store on port {port}: set MASTER_PORT to a free port, the \
@@ -30,7 +23,7 @@ pub enum Error {
         /// The port.
         port: u16,
         /// What libtorch says.
-        source: brigade_torch::Error,
+        source: Error,
     },
     /// The ranks of a later attempt did not meet in the store that a launcher such as torchrun keeps for all
     /// attempts.
@@ -46,39 +39,12 @@ pub enum Error {
         /// How long it waited.
         limit: Duration,
     },
-    /// A collective, a store or libtorch failed.
-    #[error(transparent)]
-    Torch(#[from] brigade_torch::Error),
     /// A GPU's memory does not suffice.
     #[error("{0}")]
     OutOfMemory(Box<OutOfMemory>),
-    /// A batch could not be made.
-    #[error(transparent)]
-    Data(#[from] brigade_data::DataError),
-    /// A model could not be built, saved or loaded.
-    #[error(transparent)]
-    Model(#[from] brigade_nn::Error),
-    /// A schedule's numbers are out of range.
-    #[error(transparent)]
-    Schedule(#[from] brigade_optim::schedule::ScheduleError),
-    /// A sampler's numbers do not fit.
-    #[error(transparent)]
-    Plan(#[from] brigade_sampling::PlanError),
-    /// A metric could not be computed, or panicked.
-    #[error(transparent)]
-    Metric(brigade_metrics::Error),
     /// A tracker cannot write.
     #[error(transparent)]
     Track(#[from] brigade_track::TrackError),
-    /// A tensor operation failed.
-    #[error("tensor operation failed: {0}")]
-    Tensor(#[from] tch::TchError),
-    /// The caller asked for something that cannot be.
-    #[error("{0}")]
-    InvalidArgument(String),
-    /// An invariant of Brigade does not hold: a defect of the library, not of the program.
-    #[error("internal error: {0}; this is a defect in Brigade: please report it with this line")]
-    Internal(String),
     /// Ranks were given different data sets.
     #[error(
         "the ranks' loaders differ: rank 0 has {expected} samples, rank {rank} has {found}; build \
@@ -134,9 +100,6 @@ pub enum Error {
         /// Its error, in words.
         reason: String,
     },
-    /// A checkpoint or weights file is damaged, foreign, of another version, or cannot be written.
-    #[error(transparent)]
-    Checkpoint(brigade_checkpoint::Error),
     /// A checkpoint does not fit what was prepared. Nothing was changed.
     #[error("the checkpoint {} does not fit this program, and nothing was changed: {reason}", path.display())]
     CheckpointMismatch {
@@ -156,7 +119,7 @@ pub enum Error {
         /// The checkpoint.
         path: PathBuf,
         /// What went wrong.
-        source: Box<Self>,
+        source: Error,
     },
     /// A file could not be written or read.
     #[error("{action} {path}: {source}", path = path.display())]
@@ -223,82 +186,40 @@ pub enum Error {
         /// The last one.
         smallest: usize,
     },
-    /// An optimizer's state does not fit the optimizer.
-    #[error(transparent)]
-    OptimizerState(#[from] brigade_optim::StateMismatch),
-    /// An error of the caller's own code inside a scope.
-    #[error("{0}")]
-    User(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
-impl From<brigade_optim::Error> for Error {
-    fn from(error: brigade_optim::Error) -> Self {
-        use brigade_optim::Error as Optim;
-        match error {
-            Optim::Torch(error) => Self::Torch(error),
-            Optim::Tensor(error) => Self::Tensor(error),
-            Optim::State(mismatch) => Self::OptimizerState(mismatch),
-            Optim::Schedule(error) => Self::Schedule(error),
-            Optim::File(error) => Self::Checkpoint(error),
-            error => Self::InvalidArgument(error.to_string()),
-        }
-    }
-}
-
-/// What an error of the files means for the loop.
-impl From<brigade_checkpoint::Error> for Error {
-    fn from(error: brigade_checkpoint::Error) -> Self {
-        Self::Checkpoint(error)
-    }
-}
-
-impl Error {
-    /// Whether memory ran out, on the host or on the device.
-    #[must_use]
-    pub fn is_out_of_memory(&self) -> bool {
-        match self {
-            Self::OutOfMemory(_) => true,
-            Self::Torch(error) => error.fault() == Some(Fault::OutOfMemory),
-            Self::Tensor(error) => says_out_of_memory(&error.to_string()),
-            Self::User(error) => says_out_of_memory(&error.to_string()),
-            // Its text has the cause's, and its source is empty.
-            Self::Data(error) => says_out_of_memory(&error.to_string()),
-            Self::Model(error) => says_out_of_memory(&error.to_string()),
-            _ => {
-                // Another crate's error, as a loader's, around libtorch's.
-                let mut source = std::error::Error::source(self);
-                while let Some(error) = source {
-                    if says_out_of_memory(&error.to_string()) {
-                        return true;
-                    }
-                    source = error.source();
-                }
-                false
+impl From<TrainError> for Error {
+    fn from(error: TrainError) -> Self {
+        use TrainError as T;
+        let kind = match &error {
+            T::StorePort { .. } => ErrorKind::Environment,
+            T::AttemptRank { .. } | T::Leader { .. } => ErrorKind::Communication,
+            T::OutOfMemory(_) | T::NoBatchSize { .. } => ErrorKind::OutOfMemory,
+            T::Track(_) => ErrorKind::Tracker,
+            T::LoadersDiffer { .. } | T::UnevenRound { .. } => ErrorKind::RanksDiffer,
+            T::NoBatch { .. } => ErrorKind::Data,
+            T::Rows { .. } => ErrorKind::InvalidArgument,
+            T::CheckpointMismatch { .. } => ErrorKind::Checkpoint,
+            T::LoadInterrupted { source, .. } if source.is_out_of_memory() => {
+                ErrorKind::OutOfMemory
             }
-        }
+            T::LoadInterrupted { .. } => ErrorKind::Checkpoint,
+            T::File { .. } => ErrorKind::Io,
+            T::NotFinite { .. } | T::LossNotFinite { .. } | T::GradientNorm { .. } => {
+                ErrorKind::NotFinite
+            }
+        };
+        Self::new(kind, error)
     }
 }
 
-impl From<brigade_metrics::Error> for Error {
-    fn from(error: brigade_metrics::Error) -> Self {
-        match error {
-            brigade_metrics::Error::Tensor(error) => Self::Tensor(error),
-            brigade_metrics::Error::Torch(error) => Self::Torch(error),
-            error => Self::Metric(error),
-        }
-    }
+/// Whether a loss was infinite or NaN.
+pub(crate) fn loss_is_not_finite<T>(outcome: &Result<T>) -> bool {
+    let found = outcome.as_ref().err().and_then(|error| error.downcast_ref());
+    matches!(found, Some(TrainError::LossNotFinite { .. }))
 }
 
-/// The result of this crate's functions.
-pub type Result<T, E = Error> = std::result::Result<T, E>;
-
-impl fmt::Debug for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&brigade_rank_env::with_causes(self))
-    }
-}
-
-/// What [`Error::LossNotFinite`] begins with.
+/// What [`TrainError::LossNotFinite`] begins with.
 fn not_finite(rank: Option<usize>, step: Option<u64>) -> String {
     let step = step.map(|step| format!(" of optimizer step {step}")).unwrap_or_default();
     match rank {
@@ -315,11 +236,12 @@ mod tests {
 
     #[test]
     fn a_main_that_returns_it_shows_its_text_and_causes() {
-        let own = tch::TchError::Torch("no room".into());
-        let error = Error::from(brigade_nn::Error::Torch { doing: "copy".into(), source: own });
-        assert_eq!(format!("{error:?}"), error.to_string());
-        let source = brigade_torch::Error::InvalidArgument("in use".into());
-        let text = format!("{:?}", Error::StorePort { port: 7, source });
+        let source = Error::invalid_argument("in use");
+        let text = format!("{:?}", Error::from(TrainError::StorePort { port: 7, source }));
         assert!(text.starts_with("rank 0 cannot serve") && text.ends_with(": in use"), "{text}");
+        let source = Error::custom("no room");
+        let path = PathBuf::from("step-7");
+        let error = Error::from(TrainError::LoadInterrupted { path, source });
+        assert_eq!(format!("{error:?}"), error.to_string());
     }
 }

@@ -12,9 +12,9 @@ use std::time::Duration;
 use brigade_rank_env::World;
 use brigade_torch::{CudaUnavailable, Device, ProcessGroup, Products, Store};
 
-use crate::error::Result;
 use crate::job::groups::Groups;
 use crate::recorder::Recorder;
+use brigade_torch::Result;
 
 /// The process's place and its connections. Shared by everything that was prepared.
 pub(crate) struct Job {

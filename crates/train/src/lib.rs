@@ -44,7 +44,7 @@ pub use brigade_torch::{
 pub use brigade_track as track;
 pub use capture::CapturedStep;
 pub use checkpoint::{Checkpoints, HookHandle, LoadOptions, Loaded, ProjectConfiguration};
-pub use error::{Error, OutOfMemory, Result};
+pub use error::{OutOfMemory, TrainError};
 pub use gradients::accumulate::{GradientAccumulationOptions, GradientAccumulator};
 pub use gradients::clip::{ClipNorm, clip_grad_value};
 pub use gradients::hook::{CommHook, PowerSgd, StatefulHook};
@@ -64,7 +64,7 @@ pub use precision::{AutocastOptions, Precision};
 pub use processes::Processes;
 pub use registry::CheckpointObject;
 pub use scheduler::PreparedScheduler;
-pub use stateful::{HookError, Stateful};
+pub use stateful::Stateful;
 pub use watch::log::{LogLayer, LogOptions, Logger, Logging};
 pub use watch::meter::{Meter, ProcessMemory, Rates};
 pub use watch::profile::{

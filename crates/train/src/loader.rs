@@ -13,7 +13,6 @@ use brigade_checkpoint::{TensorInfo, Value};
 use brigade_data::{Batch, BatchedDataset, DataLoader, Epoch};
 use brigade_torch::{Device, DeviceExt, Tensor, TensorTree};
 
-use crate::error::{Error, Result};
 use crate::gradients::join::EvenBatches;
 use crate::job::Job;
 use crate::loader::dispatch::Dispatch;
@@ -22,7 +21,8 @@ use crate::loader::source::{DataLoaderConfiguration, Loader};
 use crate::loader::staged::StagedEpoch;
 use crate::processes::Processes;
 use crate::registry::{CheckpointObject, Checkpointed, Kind, Registry, Worlds};
-use crate::stateful::{HookError, Stateful, stateful_handle};
+use crate::stateful::{Stateful, stateful_handle};
+use brigade_torch::{Error, Result};
 
 /// A loader after [`crate::Accelerator::prepare`] or [`PreparedLoader::new`]: this rank's batches, on this rank's
 /// device.
@@ -57,12 +57,12 @@ impl<L: Loader + 'static> PreparedLoader<L> {
     ///     let (images, labels) = batch?.into_data();
     ///     assert_eq!(images.size()[0], labels.size()[0]);
     /// }
-    /// # Ok::<(), brigade_train::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::LoadersDiffer`] for unequal data sets, [`Error::NoBatch`] for data without a batch,
-    /// [`Error::Torch`] when a peer is gone.
+    /// [`crate::TrainError::LoadersDiffer`] for unequal data sets, [`crate::TrainError::NoBatch`] for data without a batch,
+    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     pub fn new(
         loader: L,
         processes: &Processes,
@@ -118,7 +118,7 @@ impl<L: Loader> PreparedLoader<L> {
     ///     }
     ///     assert_eq!(train.epoch(), epoch + 1);
     /// }
-    /// # Ok::<(), brigade_train::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     #[must_use]
     pub fn epoch(&self) -> u64 {
@@ -158,7 +158,7 @@ impl<L: Loader> LoaderInner<L> {
 }
 
 impl<L: Loader> Stateful for LoaderInner<L> {
-    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
+    fn state_dict(&self) -> Result<Value<Tensor>> {
         Ok(self.position.to_value(self.loader.current_seed(), self.loader.epoch()))
     }
 
@@ -166,7 +166,7 @@ impl<L: Loader> Stateful for LoaderInner<L> {
         position::read(state).map(drop)
     }
 
-    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
+    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<()> {
         Ok(self.restore(state, &Worlds { saved: 1, current: 1 })?)
     }
 }
@@ -177,7 +177,7 @@ impl<L: Loader> Checkpointed for LoaderInner<L> {
     }
 
     fn restore(&self, state: &Value<Tensor>, worlds: &Worlds) -> Result<()> {
-        let (seed, mut mark, total) = position::read(state).map_err(Error::InvalidArgument)?;
+        let (seed, mut mark, total) = position::read(state).map_err(Error::invalid_argument)?;
         if worlds.saved != worlds.current && mark.batches > 0 {
             // Another number of ranks has rounds of another size: the rest is sharded anew.
             mark = Mark { base: mark.samples, batches: 0, ..mark };

@@ -17,7 +17,7 @@ use brigade_torch::{
 };
 use parking_lot::Mutex;
 
-use crate::error::{Error, MOVE_OF_MODEL, Result};
+use crate::error::MOVE_OF_MODEL;
 use crate::gradients::accumulate::GradientAccumulator;
 use crate::gradients::hook::{CommHook, StatefulHook};
 use crate::gradients::loss_check::{CheckedModel, LossCheck};
@@ -25,7 +25,8 @@ use crate::gradients::models::{Joining, PreparedModels};
 use crate::job::Job;
 use crate::precision::{Numerics, memory_format};
 use crate::registry::{CheckpointObject, Checkpointed, Kind, ModelTensor, Registry};
-use crate::stateful::{HookError, Stateful, infos, same_shape, stateful_handle};
+use crate::stateful::{Stateful, infos, mismatch, same_shape, stateful_handle};
+use brigade_torch::{Error, Result};
 
 /// A [`Model`] after [`crate::Accelerator::prepare`]: on the process's device, with rank 0's weights, and with
 /// gradients that `backward` averages over the ranks.
@@ -146,13 +147,13 @@ impl<M> PreparedModel<M> {
     /// rank 0's before each forward.
     ///
     /// # Errors
-    /// [`crate::Error::Torch`] when a peer is gone, or when the last backward did not reach every
+    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone, or when the last backward did not reach every
     /// parameter (see `find_unused_parameters` in [`brigade_torch::ReducerOptions`]).
     ///
-    /// [`crate::Error::Model`] when the input does not fit, with the layer's name. The other ranks learn
+    /// [`brigade_torch::ErrorKind::Model`] when the input does not fit, with the layer's name. The other ranks learn
     /// of it when this one leaves.
     ///
-    /// [`crate::Error::InvalidArgument`] when gradients are on and a parameter is trained that was frozen at
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] when gradients are on and a parameter is trained that was frozen at
     /// `prepare`: the ranks would train it apart.
     #[track_caller]
     pub fn forward<Input>(&self, input: Input) -> Result<M::Output>
@@ -190,7 +191,7 @@ impl<M> PreparedModel<M> {
     /// evaluate any numbers of batches, none included. Every rank calls it.
     ///
     /// # Errors
-    /// [`crate::Error::Torch`] when a peer is gone.
+    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     #[track_caller]
     pub fn broadcast_buffers(&self) -> Result<()> {
         if let (Some(reducer), true) =
@@ -207,7 +208,7 @@ impl<M> PreparedModel<M> {
     fn check_frozen(&self) -> Result<()> {
         match self.reduction.frozen.iter().find(|parameter| parameter.tensor.requires_grad()) {
             None => Ok(()),
-            Some(parameter) => Err(Error::InvalidArgument(format!(
+            Some(parameter) => Err(Error::invalid_argument(format!(
                 "parameter {:?} was frozen when the model was prepared and is trained now: its gradient \
                  would not be averaged over the ranks. Freeze it again, and call `set_trainable` of the \
                  prepared model instead",
@@ -330,7 +331,7 @@ impl ModelState {
 }
 
 impl Stateful for ModelInner {
-    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
+    fn state_dict(&self) -> Result<Value<Tensor>> {
         let state = self.state.lock();
         let detached =
             state.tensors.iter().map(|saved| Ok((&*saved.name, saved.tensor.f_detach()?)));
@@ -351,16 +352,11 @@ impl Stateful for ModelInner {
         unknown.map_or(Ok(()), |name| Err(format!("it has `{name}`, which the model lacks")))
     }
 
-    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
-        self.check_state_dict(&infos(state)?)?;
+    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<()> {
+        self.check_state_dict(&infos(state)?).map_err(mismatch)?;
         for saved in &self.state.lock().tensors {
             if let Some(found) = state.get(&saved.name).and_then(Value::as_tensor) {
-                saved
-                    .tensor
-                    .f_detach()
-                    .map_err(Error::from)?
-                    .f_copy_(found)
-                    .map_err(Error::from)?;
+                saved.tensor.f_detach()?.f_copy_(found)?;
             }
         }
         Ok(())

@@ -10,7 +10,7 @@ use brigade_optim::{DeviceScalars, Optimizer, ParameterGroup};
 use brigade_torch::{Device, DeviceExt, Kind, Tensor, gradient, set_gradient};
 use parking_lot::Mutex;
 
-use crate::error::{Error, Result};
+use crate::error::loss_is_not_finite;
 use crate::gradients::accumulate::GradientAccumulator;
 use crate::gradients::backward::Gradients;
 use crate::gradients::loss_check::{CheckedOptimizer, LossCheck};
@@ -19,7 +19,8 @@ use crate::parameters::Parameters;
 use crate::precision::scaler::GradScaler;
 use crate::recorder::AtReplay;
 use crate::registry::{Checkpointed, Kind as ObjectKind, Registry};
-use crate::stateful::{HookError, Stateful, stateful_handle};
+use crate::stateful::{Stateful, stateful_handle};
+use brigade_torch::{Error, Result};
 
 /// An [`Optimizer`] after [`crate::Accelerator::prepare`].
 ///
@@ -90,9 +91,8 @@ impl DeviceRates {
     fn tensor(&self) -> Result<Tensor> {
         let tensor = self.tensor.lock();
         tensor.as_ref().map(Tensor::shallow_clone).ok_or_else(|| {
-            Error::InvalidArgument(
-                "an optimizer's first step cannot be recorded: its states are made by it; step it once before"
-                    .into(),
+            Error::invalid_argument(
+                "an optimizer's first step cannot be recorded: its states are made by it; step it once before",
             )
         })
     }
@@ -212,7 +212,7 @@ impl PreparedOptimizer {
     /// whose gradients overflowed is skipped.
     ///
     /// # Errors
-    /// As [`Optimizer::step`]; [`crate::Error::LossNotFinite`], on every rank, with the weights as they
+    /// As [`Optimizer::step`]; [`crate::TrainError::LossNotFinite`], on every rank, with the weights as they
     /// were, when the gradients are those of a loss that was not finite and [`crate::Accelerator::backward`] has
     /// not returned that error, or the program has ignored it (see [`crate::AcceleratorBuilder::check_loss`]).
     pub fn step(&mut self) -> Result<()> {
@@ -239,11 +239,11 @@ impl PreparedOptimizer {
     /// let optimizer = accelerator.prepare(Adam::default().build(&model)?)?;
     /// optimizer.settled()?.set_group_weight_decay(0, 0.1)?;
     /// assert_eq!(optimizer.groups()?[0].weight_decay(), 0.1);
-    /// # Ok::<(), brigade_train::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::Torch`] when the device has failed; those of a schedule that moves.
+    /// [`brigade_torch::ErrorKind::Tensor`] when the device has failed; those of a schedule that moves.
     pub fn settled(&self) -> Result<Optimizer> {
         self.inner.settled().cloned()
     }
@@ -355,10 +355,9 @@ impl OptimizerInner {
     /// Cuts the recording in two, with this step between them.
     fn step_between(self: &Arc<Self>, found: Option<Tensor>) -> Result<()> {
         if self.rates.is_none() && self.scaler.is_some() {
-            return Err(Error::InvalidArgument(
+            return Err(Error::invalid_argument(
                 "with fp16, the step of a rule that takes no numbers from the device waits for the overflow of \
-                 its gradients"
-                    .into(),
+                 its gradients",
             ));
         }
         let gradients = self.optimizer.with_parameters(|parameters| -> Result<Vec<_>> {
@@ -392,13 +391,13 @@ impl OptimizerInner {
         };
         let outcome = check.before_step(watched);
         // A program that leaves the batch out leaves the schedule where it is.
-        self.accumulator.set_skipped(matches!(outcome, Err(Error::LossNotFinite { .. })));
+        self.accumulator.set_skipped(loss_is_not_finite(&outcome));
         outcome
     }
 }
 
 impl Stateful for OptimizerInner {
-    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
+    fn state_dict(&self) -> Result<Value<Tensor>> {
         Stateful::state_dict(self.settled()?)
     }
 
@@ -406,7 +405,7 @@ impl Stateful for OptimizerInner {
         self.optimizer.check_state_dict(state)
     }
 
-    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
+    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<()> {
         Stateful::load_state_dict(self.settled()?, state)
     }
 }

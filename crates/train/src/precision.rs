@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use brigade_torch::{Autocast, Device, DeviceExt, GpuMath, Kind, TensorTree};
 
-use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::precision::scaler::{GradScaler, GradScalerOptions};
+use brigade_torch::{Error, Result};
 
 /// The type in which autocast computes. Weights, gradients and the optimizer stay in 32 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
@@ -54,17 +54,17 @@ impl FromStr for Precision {
     /// ```
     /// use brigade_train::Precision;
     /// assert_eq!("bf16".parse::<Precision>()?, Precision::Bf16);
-    /// # Ok::<(), brigade_train::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     fn from_str(text: &str) -> Result<Self> {
         match text.to_ascii_lowercase().as_str() {
             "no" => Ok(Self::No),
             "fp16" => Ok(Self::Fp16),
             "bf16" => Ok(Self::Bf16),
-            "fp8" => Err(Error::InvalidArgument(
-                "mixed precision fp8 needs kernels that Brigade does not have; use bf16".into(),
+            "fp8" => Err(Error::invalid_argument(
+                "mixed precision fp8 needs kernels that Brigade does not have; use bf16",
             )),
-            other => Err(Error::InvalidArgument(format!(
+            other => Err(Error::invalid_argument(format!(
                 "mixed precision is {other:?}, expected no, fp16 or bf16"
             ))),
         }
@@ -89,11 +89,11 @@ impl AutocastOptions {
     /// let weight = Tensor::ones([4, 4], (Kind::Float, Device::Cpu));
     /// let bf16 = AutocastOptions { precision: Precision::Bf16, cache: true };
     /// assert_eq!(bf16.run(Device::Cpu, || weight.matmul(&weight))?.kind(), Kind::BFloat16);
-    /// # Ok::<(), brigade_train::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::Torch`] when the device has no autocast.
+    /// [`brigade_torch::ErrorKind::Tensor`] when the device has no autocast.
     pub fn run<R>(self, device: Device, body: impl FnOnce() -> R) -> Result<R> {
         let _scope = Autocast::enter(device, self.precision.kind(), self.cache)?;
         Ok(body())
@@ -200,7 +200,7 @@ fn from_env() -> Result<Option<Precision>> {
     use brigade_rank_env::env::ACCELERATE_MIXED_PRECISION as NAME;
     match std::env::var(NAME) {
         Ok(text) if !text.is_empty() => {
-            let with_name = |error| Error::InvalidArgument(format!("{NAME}: {error}"));
+            let with_name = |error| Error::invalid_argument(format!("{NAME}: {error}"));
             text.parse().map(Some).map_err(with_name)
         }
         _ => Ok(None),

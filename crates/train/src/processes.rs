@@ -16,9 +16,9 @@ use std::sync::atomic::AtomicBool;
 use brigade_rank_env::World;
 use brigade_torch::{Device, ProcessGroup};
 
-use crate::error::Result;
 use crate::job::Job;
 use crate::job::connect::{self, ConnectOptions, debug_is_asked_for};
+use brigade_torch::Result;
 
 /// The ranks of a job, joined: rank and world size, collectives over tensors and objects, order among the
 /// ranks. [`crate::Accelerator`] has the same methods; a program that trains in another way, or evaluates or
@@ -32,7 +32,7 @@ use crate::job::connect::{self, ConnectOptions, debug_is_asked_for};
 /// use brigade_train::{ConnectOptions, Processes, Tensor};
 /// use brigade_rank_env::{StoreEndpoint, World, WorldSize};
 ///
-/// fn count(processes: &Processes) -> brigade_train::Result<i64> {
+/// fn count(processes: &Processes) -> brigade_torch::Result<i64> {
 ///     let files = processes.split_between_processes(&["a", "b", "c"][..])?;
 ///     let total = processes.reduce(&Tensor::from(files.len() as i64), ReduceOp::Sum)?;
 ///     Ok(total.int64_value(&[]))
@@ -67,8 +67,8 @@ impl Processes {
     /// Joins the other ranks; returns when all are connected.
     ///
     /// # Errors
-    /// [`crate::Error::World`] for contradicting variables of the environment; [`crate::Error::InvalidArgument`] for
-    /// contradicting options; [`crate::Error::Torch`] when the ranks do not find each other within the time
+    /// [`brigade_torch::ErrorKind::Environment`] for contradicting variables of the environment; [`brigade_torch::ErrorKind::InvalidArgument`] for
+    /// contradicting options; [`brigade_torch::ErrorKind::Communication`] when the ranks do not find each other within the time
     /// limit.
     pub fn join(options: ConnectOptions) -> Result<Self> {
         Ok(Self::of(Arc::new(connect::join(options, debug_is_asked_for())?)))

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use brigade_torch::{Device, Graph, GraphRecording, Kind, Tensor};
 use parking_lot::Mutex;
 
-use crate::error::Result;
+use brigade_torch::Result;
 
 /// What a part of a recorded step has to do on the host at each replay.
 pub(crate) trait AtReplay: Send {

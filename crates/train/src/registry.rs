@@ -8,10 +8,10 @@ use brigade_optim::{Optimizer, Scheduler};
 use brigade_torch::Tensor;
 use parking_lot::Mutex;
 
-use crate::error::Result;
 use crate::gradients::hook::StatefulHook;
 use crate::precision::scaler::GradScaler;
-use crate::stateful::{Stateful, unboxed};
+use crate::stateful::Stateful;
+use brigade_torch::Result;
 
 /// The objects that a checkpoint holds.
 ///
@@ -33,7 +33,7 @@ pub(crate) trait Checkpointed: Stateful + Send + Sync {
 
     /// Continues from a state that was checked, of a run with perhaps another number of ranks.
     fn restore(&self, state: &Value<Tensor>, _worlds: &Worlds) -> Result<()> {
-        self.load_state_dict(state).map_err(unboxed)
+        self.load_state_dict(state)
     }
 
     /// Returns the communication hook with a state, which differs between ranks.

@@ -6,13 +6,13 @@ use brigade_checkpoint::{TensorInfo, Value};
 use brigade_optim::{Scheduler, SchedulerState};
 use brigade_torch::Tensor;
 
-use crate::error::Result;
 use crate::gradients::accumulate::GradientAccumulator;
 use crate::gradients::backward::Gradients;
 use crate::job::Job;
 use crate::recorder::AtReplay;
 use crate::registry::{Checkpointed, Kind, Registry};
-use crate::stateful::{HookError, Stateful, stateful_handle};
+use crate::stateful::{Stateful, stateful_handle};
+use brigade_torch::Result;
 
 /// A [`Scheduler`] after [`crate::Accelerator::prepare`].
 ///
@@ -119,7 +119,7 @@ impl PreparedScheduler {
     /// differ, their mean counts, so that the learning rate stays the same on all of them.
     ///
     /// # Errors
-    /// As [`Scheduler::step_with`]; [`crate::Error::Torch`] when a peer is gone.
+    /// As [`Scheduler::step_with`]; [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     pub fn step_with(&mut self, metric: f64) -> Result<()> {
         let mut scheduler = self.inner.scheduler.clone();
         let metric = if scheduler.watches_metric() { self.inner.agreed(metric)? } else { metric };
@@ -189,7 +189,7 @@ impl SchedulerInner {
 }
 
 impl Stateful for SchedulerInner {
-    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
+    fn state_dict(&self) -> Result<Value<Tensor>> {
         self.settled()?.state_dict()
     }
 
@@ -197,7 +197,7 @@ impl Stateful for SchedulerInner {
         self.scheduler.check_state_dict(state)
     }
 
-    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
+    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<()> {
         self.settled()?.load_state_dict(state)
     }
 }

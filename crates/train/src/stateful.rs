@@ -4,12 +4,9 @@ use std::sync::Arc;
 
 use brigade_checkpoint::{TensorInfo, Value};
 use brigade_optim::{Optimizer, OptimizerState, Scheduler, SchedulerState};
-use brigade_torch::{Tensor, dtype_of};
+use brigade_torch::{ErrorKind, Result, Tensor, dtype_of};
 
-use crate::error::Error;
-
-/// The error of a [`Stateful`] object, or of a hook of a save or a load.
-pub type HookError = Box<dyn std::error::Error + Send + Sync>;
+use brigade_torch::Error;
 
 /// Gives its state as a tree of values and tensors, and continues from one: what a checkpoint holds of a
 /// model, an optimizer, a scheduler, a loader, a gradient scaler, a communication hook, or an object of
@@ -20,17 +17,19 @@ pub type HookError = Box<dyn std::error::Error + Send + Sync>;
 ///
 /// ```
 /// use std::sync::{Arc, Mutex};
-/// use brigade_train::{Accelerator, HookError, Stateful, Tensor, Value};
+/// use brigade_torch::{Error, Result};
+/// use brigade_train::{Accelerator, Stateful, Tensor, Value};
 ///
 /// struct Average(Mutex<Tensor>);
 ///
 /// impl Stateful for Average {
-///     fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
+///     fn state_dict(&self) -> Result<Value<Tensor>> {
 ///         Ok(Value::dict([("mean", Value::Tensor(self.0.lock().unwrap().shallow_clone()))]))
 ///     }
 ///
-///     fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
-///         let mean = state.get("mean").and_then(Value::as_tensor).ok_or("there is no `mean`")?;
+///     fn load_state_dict(&self, state: &Value<Tensor>) -> Result<()> {
+///         let mean = state.get("mean").and_then(Value::as_tensor);
+///         let mean = mean.ok_or_else(|| Error::custom("there is no `mean`"))?;
 ///         *self.0.lock().unwrap() = mean.shallow_clone();
 ///         Ok(())
 ///     }
@@ -46,7 +45,7 @@ pub type HookError = Box<dyn std::error::Error + Send + Sync>;
 /// accelerator.load_state(&folder)?;
 /// assert_eq!(average.0.lock().unwrap().double_value(&[]), 0.5);
 /// # std::fs::remove_dir_all(&folder)?;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # Ok::<(), Error>(())
 /// ```
 ///
 /// An optimizer, outside of checkpoint folders:
@@ -59,14 +58,14 @@ pub type HookError = Box<dyn std::error::Error + Send + Sync>;
 /// let other = Adam::default().build(&model)?;
 /// other.load_state_dict(&Stateful::state_dict(&optimizer)?)?;
 /// assert_eq!(other.lr(), 0.25);
-/// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub trait Stateful {
     /// Returns the state: plain values, and tensors that may share memory with the object's.
     ///
     /// # Errors
     /// What stops the save, on all ranks.
-    fn state_dict(&self) -> Result<Value<Tensor>, HookError>;
+    fn state_dict(&self) -> Result<Value<Tensor>>;
 
     /// Checks shapes, types and names of a state without its tensors' values, and changes nothing. A load
     /// asks all objects before it changes the first; unless implemented, everything passes, and
@@ -82,7 +81,7 @@ pub trait Stateful {
     ///
     /// # Errors
     /// When it does not fit; the object keeps its state then, and so do all other objects of a load.
-    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError>;
+    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<()>;
 }
 
 /// Implements [`Stateful`] for a handle by what it shares.
@@ -92,7 +91,7 @@ macro_rules! stateful_handle {
         impl $($generics)* $crate::stateful::Stateful for $handle {
             fn state_dict(
                 &self,
-            ) -> Result<brigade_checkpoint::Value<brigade_torch::Tensor>, $crate::stateful::HookError>
+            ) -> Result<brigade_checkpoint::Value<brigade_torch::Tensor>>
             {
                 self.$shared.state_dict()
             }
@@ -107,7 +106,7 @@ macro_rules! stateful_handle {
             fn load_state_dict(
                 &self,
                 state: &brigade_checkpoint::Value<brigade_torch::Tensor>,
-            ) -> Result<(), $crate::stateful::HookError> {
+            ) -> Result<()> {
                 self.$shared.load_state_dict(state)
             }
         }
@@ -115,16 +114,16 @@ macro_rules! stateful_handle {
 }
 pub(crate) use stateful_handle;
 
-/// Returns the error of this crate that a [`Stateful`] has boxed, or one of the program's own.
-pub(crate) fn unboxed(error: HookError) -> Error {
-    error.downcast().map_or_else(Error::User, |known: Box<Error>| *known)
+/// The error of a state that does not fit.
+pub(crate) fn mismatch(reason: String) -> Error {
+    Error::new(ErrorKind::Checkpoint, reason)
 }
 
 /// Returns the types and shapes of a state's tensors.
 pub(crate) fn infos(state: &Value<Tensor>) -> Result<Value<TensorInfo>, Error> {
     state.as_ref().try_map(&mut |name, tensor| {
         let dtype = dtype_of(tensor.kind()).ok_or_else(|| {
-            Error::InvalidArgument(format!(
+            Error::invalid_argument(format!(
                 "a state cannot hold `{name}`: its tensor is of {:?}",
                 tensor.kind()
             ))
@@ -145,7 +144,7 @@ pub(crate) fn same_shape(name: &str, tensor: &Tensor, found: &TensorInfo) -> Res
 }
 
 impl<T: Stateful + ?Sized> Stateful for Arc<T> {
-    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
+    fn state_dict(&self) -> Result<Value<Tensor>> {
         (**self).state_dict()
     }
 
@@ -153,14 +152,14 @@ impl<T: Stateful + ?Sized> Stateful for Arc<T> {
         (**self).check_state_dict(state)
     }
 
-    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
+    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<()> {
         (**self).load_state_dict(state)
     }
 }
 
 impl Stateful for Optimizer {
-    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
-        let state = Self::state_dict(self).map_err(Error::from)?;
+    fn state_dict(&self) -> Result<Value<Tensor>> {
+        let state = Self::state_dict(self)?;
         Ok(state.to_value())
     }
 
@@ -172,16 +171,16 @@ impl Stateful for Optimizer {
         self.check_state(&state, shape).map_err(|mismatch| mismatch.to_string())
     }
 
-    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
+    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<()> {
         let state = OptimizerState::from_value(state, Tensor::shallow_clone)
-            .map_err(Error::InvalidArgument)?;
+            .map_err(Error::invalid_argument)?;
         // Clones are handles of one optimizer.
-        Ok(Self::load_state_dict(&mut self.clone(), &state).map_err(Error::from)?)
+        Ok(Self::load_state_dict(&mut self.clone(), &state)?)
     }
 }
 
 impl Stateful for Scheduler {
-    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
+    fn state_dict(&self) -> Result<Value<Tensor>> {
         Ok(self.to_value())
     }
 
@@ -190,8 +189,8 @@ impl Stateful for Scheduler {
         self.check_state(&state).map_err(|error| error.to_string())
     }
 
-    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
-        let state = SchedulerState::from_value(state).map_err(Error::InvalidArgument)?;
-        Ok(self.clone().load_state(&state).map_err(Error::from)?)
+    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<()> {
+        let state = SchedulerState::from_value(state).map_err(Error::invalid_argument)?;
+        Ok(self.clone().load_state(&state)?)
     }
 }

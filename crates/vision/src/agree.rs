@@ -3,7 +3,8 @@
 use brigade_images::source::Fingerprint;
 use brigade_torch::ProcessGroup;
 
-use crate::{Result, VisionError};
+use crate::VisionError;
+use brigade_torch::Result;
 
 /// Compares the fingerprints of the images that the ranks of a group see; with `None` there is one
 /// process and nothing to compare. All ranks take part, and all get the same answer.
@@ -34,7 +35,7 @@ pub fn check_ranks_agree(fingerprint: &Fingerprint, group: Option<&ProcessGroup>
     let Some(expected) = all.first() else { return Ok(()) };
     let ranks: Vec<usize> =
         (0..all.len()).filter(|&rank| all.get(rank) != Some(expected)).collect();
-    if ranks.is_empty() { Ok(()) } else { Err(VisionError::RanksDiffer { ranks }) }
+    if ranks.is_empty() { Ok(()) } else { Err(VisionError::RanksDiffer { ranks }.into()) }
 }
 
 #[cfg(test)]

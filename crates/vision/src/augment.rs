@@ -16,7 +16,7 @@ mod mix;
 mod points;
 mod resample;
 
-use brigade_torch::{Kind, Tensor};
+use brigade_torch::{Error, Kind, Result, Tensor};
 use tch::TchError;
 
 use self::color::Light;
@@ -28,8 +28,8 @@ pub use self::geometry::Geometric;
 pub use self::mix::{Mix, MixedLabels, beta};
 pub use self::resample::Padding;
 use self::resample::Sampling;
+use crate::Size;
 use crate::transforms::Normalize;
-use crate::{Result, Size, VisionError};
 
 /// The transforms of a batch, in the order of fastai: maps of the plane, lighting, hue, normalisation, erasing,
 /// mixing. Each image is resampled once, whatever the number of maps.
@@ -44,7 +44,7 @@ use crate::{Result, Size, VisionError};
 /// // One seed for each image; an `AugmentedDataset` takes those of the samples.
 /// let drawn = augment.draw(&[1, 2], &images)?;
 /// assert_eq!(augment.apply(&images, &drawn)?.size(), [2, 3, 32, 32]);
-/// # Ok::<(), brigade_vision::VisionError>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Augment {
@@ -186,11 +186,11 @@ impl Augment {
         let size = images.size();
         if (self.saturates() || self.hue.is_some()) && ![Some(&1), Some(&3)].contains(&size.get(1))
         {
-            return Err(VisionError::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "saturation and hue are of images [n, c, h, w] with 3 channels, or 1, not of {size:?}"
             )));
         }
-        self.transformed(images, &drawn).map_err(refused)
+        Ok(self.transformed(images, &drawn).map_err(refused)?)
     }
 
     /// Maps masks of classes `[n, h, w]` as the images of the same batch, by the nearest pixel; lighting
@@ -212,7 +212,7 @@ impl Augment {
             let mapped = self.resampled(&numbers, &drawn, Sampling::Nearest)?;
             mapped.f_squeeze_dim(1)?.f_to_kind(masks.kind())
         };
-        mapped().map_err(refused)
+        Ok(mapped().map_err(refused)?)
     }
 
     /// Returns the labels `[n]` of a mixed batch: each image's own, its partner's, and the share of its
@@ -230,7 +230,7 @@ impl Augment {
                 share: drawn.f_select(1, SHARE)?,
             })
         };
-        targets().map_err(refused)
+        Ok(targets().map_err(refused)?)
     }
 
     fn transformed(&self, images: &Tensor, drawn: &Tensor) -> Result<Tensor, TchError> {
@@ -318,6 +318,6 @@ fn partners(drawn: &Tensor) -> Result<Tensor, TchError> {
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "it is what `map_err` gives")]
-fn refused(error: TchError) -> VisionError {
-    VisionError::InvalidArgument(format!("a transform of a batch: {error}"))
+fn refused(error: TchError) -> Error {
+    Error::invalid_argument(format!("a transform of a batch: {error}"))
 }

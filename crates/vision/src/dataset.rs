@@ -11,7 +11,8 @@ use crate::decode::DecodeOptions;
 use crate::labels::Labelled;
 use crate::source::ImageSource;
 use crate::transforms::{Compose, Phase, ToTensor};
-use crate::{CacheOptions, ImageSamples, OnBroken, Result, VisionError};
+use crate::{CacheOptions, ImageSamples, OnBroken, VisionError};
+use brigade_torch::Result;
 
 /// The methods of data sets whose field `samples` is an [`ImageSamples`], written once.
 macro_rules! sample_methods {
@@ -144,7 +145,7 @@ impl<S: ImageSource> ImageDataset<S> {
     /// # Errors
     /// When there are not as many labels as images.
     pub fn new(source: S, labels: Vec<i64>) -> Result<Self> {
-        Ok(ImageSamples::new(source, labels)?.into())
+        Ok(ImageSamples::new(source, labels).map_err(VisionError::from)?.into())
     }
 }
 
@@ -205,10 +206,10 @@ impl<S: ImageSource> BatchedDataset for ImageDataset<S> {
         self.labels().len()
     }
 
-    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch, DataError> {
+    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch> {
         let len = self.labels().len();
         if let Some(&index) = indices.iter().find(|index| **index >= len) {
-            return Err(DataError::Index { index, len });
+            return Err(DataError::Index { index, len }.into());
         }
         self.samples.begin_epoch(context.epoch).map_err(VisionError::from)?;
         let mut reader = self.readers.take(&self.samples);

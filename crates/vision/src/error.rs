@@ -1,17 +1,24 @@
 //! What can go wrong with batches of images.
 
-use brigade_data::DataError;
 use brigade_images::ImageError;
+use brigade_torch::{Error, ErrorKind};
 
-/// The result of a function of this crate.
-pub type Result<T, E = VisionError> = std::result::Result<T, E>;
-
-/// Why batches of images could not be made.
+/// Why batches of images could not be made: the detail of an [`Error`].
+///
+/// ```
+/// use brigade_torch::{Error, ErrorKind};
+/// use brigade_vision::{ImageError, VisionError};
+///
+/// let error = ImageError::InvalidArgument("no size".into());
+/// let error = Error::from(VisionError::from(error));
+/// assert_eq!((error.kind(), error.to_string()), (ErrorKind::InvalidArgument, "no size".into()));
+/// assert!(error.downcast_ref::<ImageError>().is_some());
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VisionError {
     /// Images could not be found, read or transformed.
-    #[error(transparent)]
+    #[error("{0}")]
     Image(#[from] ImageError),
     /// The ranks of a job do not see the same images.
     #[error(
@@ -22,20 +29,17 @@ pub enum VisionError {
         /// The ranks that differ from rank 0.
         ranks: Vec<usize>,
     },
-    /// A value that was given cannot be used.
-    #[error("{0}")]
-    InvalidArgument(String),
-    /// A tensor operation failed.
-    #[error(transparent)]
-    Torch(#[from] brigade_torch::Error),
 }
 
-impl From<VisionError> for DataError {
+impl From<VisionError> for Error {
     fn from(error: VisionError) -> Self {
-        match error {
-            VisionError::Torch(error) => Self::Torch(error),
-            error => Self::other(error),
-        }
+        let kind = match &error {
+            VisionError::Image(ImageError::Read { .. }) => ErrorKind::Io,
+            VisionError::Image(ImageError::InvalidArgument(_)) => ErrorKind::InvalidArgument,
+            VisionError::Image(_) => ErrorKind::Data,
+            VisionError::RanksDiffer { .. } => ErrorKind::RanksDiffer,
+        };
+        Self::new(kind, error)
     }
 }
 

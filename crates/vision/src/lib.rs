@@ -26,7 +26,7 @@ pub use brigade_images::{
     OnBroken, PackReport, PackedImages, Packer, Region, Resizer, Size, decode, labels, source,
 };
 pub use dataset::ImageDataset;
-pub use error::{Result, VisionError};
+pub use error::VisionError;
 pub use points::PointDataset;
 pub use resized::ResizedDataset;
 pub use segmentation::SegmentationDataset;

@@ -4,12 +4,13 @@ use std::fmt;
 
 use brigade_data::{BatchContext, BatchedDataset, DataError, from_vec};
 use brigade_images::ImageError;
-use brigade_torch::Tensor;
+use brigade_torch::{Error, Tensor};
 
 use crate::dataset::{Readers, sample_methods};
 use crate::source::ImageSource;
 use crate::transforms::{Compose, Phase, ToTensor};
-use crate::{CacheOptions, ImageSamples, OnBroken, Result, VisionError};
+use crate::{CacheOptions, ImageSamples, OnBroken, VisionError};
+use brigade_torch::Result;
 
 /// Images with the same number of points each, such as the corners of an eye, as batches
 /// `([n, 3, h, w], [n, points, 2])`: images as [`ToTensor`] says, points as `f32` `(x, y)` from -1 at the left and
@@ -50,14 +51,14 @@ impl<S: ImageSource> PointDataset<S> {
     pub fn new(images: S, points: Vec<Vec<[f64; 2]>>) -> Result<Self> {
         let count = points.first().map_or(0, Vec::len);
         if let Some(index) = points.iter().position(|list| list.len() != count) {
-            return Err(VisionError::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "{} has {} points, the first image {count}; each needs as many",
                 images.name(index),
                 points[index].len()
             )));
         }
         if points.len() != images.len() {
-            return Err(VisionError::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "points were given for {} of {} images",
                 points.len(),
                 images.len()
@@ -65,7 +66,7 @@ impl<S: ImageSource> PointDataset<S> {
         }
         let labels = vec![0; images.len()];
         Ok(Self {
-            samples: ImageSamples::new(images, labels)?,
+            samples: ImageSamples::new(images, labels).map_err(VisionError::from)?,
             points,
             to_tensor: ToTensor::default(),
             readers: Readers::default(),
@@ -84,10 +85,10 @@ impl<S: ImageSource> BatchedDataset for PointDataset<S> {
         self.points.len()
     }
 
-    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch, DataError> {
+    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch> {
         let len = self.points.len();
         if let Some(&index) = indices.iter().find(|index| **index >= len) {
-            return Err(DataError::Index { index, len });
+            return Err(DataError::Index { index, len }.into());
         }
         self.samples.begin_epoch(context.epoch).map_err(VisionError::from)?;
         let mut reader = self.readers.take(&self.samples);

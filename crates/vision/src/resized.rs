@@ -4,12 +4,13 @@ use std::fmt;
 
 use brigade_data::{BatchContext, BatchedDataset, DataError, from_vec};
 use brigade_images::{Filter, Size};
-use brigade_torch::{Device, Kind, Tensor, copy_to_device};
+use brigade_torch::{Device, Error, Kind, Tensor, copy_to_device};
 use tch::TchError;
 
 use crate::source::ImageSource;
 use crate::transforms::{Flips, Operation, ToTensor};
-use crate::{ImageDataset, Result, VisionError};
+use crate::{ImageDataset, VisionError};
+use brigade_torch::Result;
 
 /// An [`ImageDataset`] whose images are resized on a device: [`ImageDataset::resized_on`].
 pub struct ResizedDataset<S> {
@@ -72,14 +73,14 @@ impl<S: ImageSource> BatchedDataset for ResizedDataset<S> {
         self.images.labels().len()
     }
 
-    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch, DataError> {
+    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch> {
         let ImageDataset { samples, to_tensor, readers } = &self.images;
         let len = samples.labels().len();
         if let Some(&index) = indices.iter().find(|index| **index >= len) {
-            return Err(DataError::Index { index, len });
+            return Err(DataError::Index { index, len }.into());
         }
         if ![ToTensor::default(), ToTensor::u8()].contains(to_tensor) {
-            return Err(VisionError::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "images that are resized on a device are bytes, not {to_tensor:?}; leave out `to_tensor`, and \
                  normalise with Augment"
             ))
@@ -107,7 +108,7 @@ impl<S: ImageSource> BatchedDataset for ResizedDataset<S> {
             if let Some(first) = images.first()
                 && first.size() != image.size()
             {
-                return Err(VisionError::InvalidArgument(format!(
+                return Err(Error::invalid_argument(format!(
                     "{} has {:?} as [channels, height, width] after the transforms, the batch's first image {:?}; \
                      bring all to one size by a crop or a resize of both sides",
                     name(),
@@ -138,7 +139,7 @@ fn finished(
     name: &dyn Fn() -> String,
 ) -> Result<Tensor> {
     let refused = |operation: &dyn fmt::Debug, what: &dyn fmt::Display| {
-        VisionError::InvalidArgument(format!("{}: {operation:?} on a device: {what}", name()))
+        Error::invalid_argument(format!("{}: {operation:?} on a device: {what}", name()))
     };
     let mirrored = |image: &Tensor, flips: Flips| {
         let dims = [(flips.horizontal, 2), (flips.vertical, 1)];

@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 use brigade_data::{BatchContext, BatchedDataset, DataError, from_vec};
 use brigade_images::decode::Decoder;
 use brigade_images::{ImageError, Size};
-use brigade_torch::Tensor;
+use brigade_torch::{Error, Tensor};
 
 use crate::dataset::{Readers, sample_methods};
 use crate::decode::DecodeOptions;
 use crate::source::{ImageFiles, ImageSource};
 use crate::transforms::{Compose, Phase, ToTensor};
-use crate::{CacheOptions, Image, ImageSamples, OnBroken, Result, VisionError};
+use crate::{CacheOptions, Image, ImageSamples, OnBroken, VisionError};
+use brigade_torch::Result;
 
 /// Images with a mask each, as batches `([n, 3, h, w], [n, h, w])`: images as [`ToTensor`] says, masks as
 /// the `i64` class of each pixel.
@@ -65,7 +66,7 @@ impl<S: ImageSource, M: ImageSource> SegmentationDataset<S, M> {
     /// When there are not as many masks as images.
     pub fn new(images: S, masks: M) -> Result<Self> {
         if images.len() != masks.len() {
-            return Err(VisionError::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "{} masks were given for {} images",
                 masks.len(),
                 images.len()
@@ -73,7 +74,7 @@ impl<S: ImageSource, M: ImageSource> SegmentationDataset<S, M> {
         }
         let labels = vec![0; images.len()];
         Ok(Self {
-            samples: ImageSamples::new(images, labels)?,
+            samples: ImageSamples::new(images, labels).map_err(VisionError::from)?,
             masks,
             to_tensor: ToTensor::default(),
             decode: DecodeOptions::default(),
@@ -98,7 +99,7 @@ impl SegmentationDataset<ImageFiles, ImageFiles> {
         let paths: Vec<PathBuf> = images.relative_paths().map(path).collect();
         let missing = paths.iter().position(|path| !masks.as_ref().join(path).is_file());
         if let Some(index) = missing {
-            return Err(VisionError::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "{} has no mask: {} is not there",
                 images.name(index),
                 masks.as_ref().join(&paths[index]).display()
@@ -155,10 +156,10 @@ impl<S: ImageSource, M: ImageSource> BatchedDataset for SegmentationDataset<S, M
         self.masks.len()
     }
 
-    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch, DataError> {
+    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch> {
         let len = self.masks.len();
         if let Some(&index) = indices.iter().find(|index| **index >= len) {
-            return Err(DataError::Index { index, len });
+            return Err(DataError::Index { index, len }.into());
         }
         self.samples.begin_epoch(context.epoch).map_err(VisionError::from)?;
         let mut reader = self.readers.take(&self.samples);
@@ -179,7 +180,7 @@ impl<S: ImageSource, M: ImageSource> BatchedDataset for SegmentationDataset<S, M
             let (image, flips) = reader.image();
             images.push(image, flips, &self.images().name(read))?;
             let mask = mask.ok_or_else(|| {
-                VisionError::InvalidArgument(format!(
+                Error::invalid_argument(format!(
                     "{} was read without its mask",
                     self.images().name(read)
                 ))

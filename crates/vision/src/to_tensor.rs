@@ -1,10 +1,11 @@
 //! Images as the rows of a batch.
 
-use brigade_torch::{Element, Kind, Tensor, from_vec};
+use brigade_torch::{Element, Error, Kind, Tensor, from_vec};
 use serde::{Deserialize, Serialize};
 
 use crate::transforms::Flips;
-use crate::{ImageView, Result, Size, VisionError};
+use crate::{ImageView, Size};
+use brigade_torch::Result;
 
 /// Mean and standard deviation of each channel, for values of 0 to 1: torchvision's `Normalize`.
 ///
@@ -122,10 +123,9 @@ impl ToTensor {
     pub(crate) fn batch(&self, rows: usize) -> Result<BatchMemory> {
         let [mean, std] = match (self.kind, self.normalize) {
             (Numbers::U8, Some(_)) => {
-                return Err(VisionError::InvalidArgument(
+                return Err(Error::invalid_argument(
                     "bytes cannot be normalised; use ToTensor::f32 or bf16, or normalise on the \
-                     device"
-                        .into(),
+                     device",
                 ));
             }
             (_, normalize) => normalize.map_or([[0.0; 3], [1.0; 3]], |by| [by.mean, by.std]),
@@ -182,7 +182,7 @@ impl BatchMemory {
     pub(crate) fn push(&mut self, image: ImageView<'_>, flips: Flips, name: &str) -> Result<()> {
         let size = *self.size.get_or_insert_with(|| image.size());
         if size != image.size() {
-            return Err(VisionError::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "{name} has {} pixels after the transforms, the batch's first image {size}; bring \
                  all to one size by a crop or a resize of both sides",
                 image.size()
@@ -204,7 +204,7 @@ impl BatchMemory {
             Values::U8(batch) => batch.into_tensor(size, layout),
             Values::Bf16(batch) => {
                 let bits = batch.into_tensor(size, layout)?;
-                Ok(bits.f_view_dtype(Kind::BFloat16).map_err(brigade_torch::Error::from)?)
+                Ok(bits.f_view_dtype(Kind::BFloat16)?)
             }
         }
     }
@@ -231,7 +231,7 @@ impl<T: Element> Filled<T> {
             Layout::Grey => reserve(&mut self.planes, pixels.len(), rows),
         };
         reserved.ok_or_else(|| {
-            VisionError::InvalidArgument(format!(
+            Error::invalid_argument(format!(
                 "there is no memory for a batch of {rows} images of {} pixels; make the batch or \
                  the images smaller",
                 image.size()
@@ -265,7 +265,7 @@ impl<T: Element> Filled<T> {
         if layout == Layout::Pixels {
             let rows = self.pixels.len().checked_div(pixels).unwrap_or(0) as i64;
             let tensor = from_vec(self.pixels.into_flattened(), &[rows, height, width, 3])?;
-            return Ok(tensor.f_permute([0, 3, 1, 2]).map_err(brigade_torch::Error::from)?);
+            return Ok(tensor.f_permute([0, 3, 1, 2])?);
         }
         let channels = if layout == Layout::Grey { 1 } else { 3 };
         let rows = self.planes.len().checked_div(pixels.saturating_mul(channels)).unwrap_or(0);

@@ -1,9 +1,9 @@
 //! What both programs of this example share: their options and their data.
 
+use brigade::Result;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use brigade::data::DataError;
 use brigade::datasets::{Digits, FashionMnist, IdxFolder, LabelledImages, Mnist};
 use clap::Parser;
 
@@ -80,7 +80,7 @@ impl Source {
     ///
     /// # Errors
     /// When a download fails.
-    pub fn fetch(&self) -> Result<(), DataError> {
+    pub fn fetch(&self) -> Result<()> {
         match self {
             Self::Mnist => Mnist::download(DATA_FOLDER),
             Self::FashionMnist => FashionMnist::download(DATA_FOLDER),
@@ -92,7 +92,7 @@ impl Source {
     ///
     /// # Errors
     /// When a file is missing or damaged.
-    pub fn load(&self) -> Result<(LabelledImages, LabelledImages), DataError> {
+    pub fn load(&self) -> Result<(LabelledImages, LabelledImages)> {
         let (train, test) = match self {
             Self::Digits => (Digits::train()?, Digits::test()?),
             Self::Mnist => (Mnist::train(DATA_FOLDER)?, Mnist::test(DATA_FOLDER)?),

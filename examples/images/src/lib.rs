@@ -3,7 +3,6 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use brigade::data::DataError;
 use brigade::prelude::*;
 use brigade::vision::CacheOptions;
 use brigade_testkit::Photos;
@@ -102,11 +101,11 @@ impl Common {
 }
 
 /// Writes a folder whole or not at all; one that is there stays.
-fn whole(folder: &Path, write: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), DataError> {
+fn whole(folder: &Path, write: impl FnOnce(&Path) -> io::Result<()>) -> Result<()> {
     if folder.is_dir() {
         return Ok(());
     }
     let unfinished = folder.with_extension("unfinished");
     let written = write(&unfinished);
-    written.and_then(|()| std::fs::rename(unfinished, folder)).map_err(DataError::other)
+    written.and_then(|()| std::fs::rename(unfinished, folder)).map_err(Error::custom)
 }

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use anyhow::Context;
-use brigade::data::DataError;
 use brigade::learn::prelude::Accelerator;
 use brigade_testkit::Photos;
 
@@ -23,7 +22,7 @@ pub fn photographs(
     accelerator.processes().local_main_process_first(|| {
         let photos = Photos::new(classes, images);
         whole(&folder, |folder| photos.write(folder).context("cannot write the photographs"))
-            .map_err(DataError::other)
+            .map_err(brigade::Error::custom)
     })?;
     Ok(folder)
 }
@@ -51,7 +50,7 @@ pub fn named_photographs(
             }
             Ok(())
         })
-        .map_err(DataError::other)
+        .map_err(brigade::Error::custom)
     })?;
     Ok(folder)
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, ensure};
 use brigade::learn::prelude::*;
-use brigade::nn::{self, BatchNorm1d, Embedding, Linear, LinearOptions, Module, ParamPath};
+use brigade::nn::{BatchNorm1d, Embedding, Linear, LinearOptions, Module, ParamPath};
 
 /// Columns of names, of numbers, and the one to predict.
 const CATEGORIES: [&str; 4] = ["workclass", "education", "marital-status", "occupation"];
@@ -175,7 +175,7 @@ impl TabularModel {
 impl Module<(&Tensor, &Tensor)> for TabularModel {
     type Output = Tensor;
 
-    fn forward(&self, (categories, numbers): (&Tensor, &Tensor)) -> nn::Result<Tensor> {
+    fn forward(&self, (categories, numbers): (&Tensor, &Tensor)) -> Result<Tensor> {
         let mut parts = Vec::with_capacity(self.embeddings.len() + 1);
         for (column, embedding) in self.embeddings.iter().enumerate() {
             parts.push(embedding.forward(&categories.f_select(1, column as i64)?)?);

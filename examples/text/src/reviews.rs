@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use anyhow::Context;
-use brigade::data::DataError;
 use brigade::learn::prelude::Accelerator;
 use brigade_testkit::Reviews;
 
@@ -19,7 +18,7 @@ pub fn reviews(accelerator: &Accelerator, per_class: usize) -> anyhow::Result<Pa
     accelerator.processes().local_main_process_first(|| {
         let reviews = Reviews::new(per_class).sentences(4);
         whole(&folder, |folder| reviews.write(folder).context("cannot write the reviews"))
-            .map_err(DataError::other)
+            .map_err(brigade::Error::custom)
     })?;
     Ok(folder)
 }

@@ -76,7 +76,7 @@ impl Training {
     pub fn warmed_up(
         &self,
         steps: u64,
-        then: impl FnOnce(u64) -> brigade::train::Result<Schedule>,
+        then: impl FnOnce(u64) -> brigade::Result<Schedule>,
     ) -> anyhow::Result<Schedule> {
         let rise = if self.warmup < steps { self.warmup } else { steps / 2 };
         let schedule = then(steps - rise)?;
@@ -183,7 +183,7 @@ pub fn labels_once(batch: &Batch<SequenceBatch>) -> anyhow::Result<Tensor> {
 ///
 /// # Errors
 /// libtorch's.
-pub fn add_loss(mean: &mut MetricState<Mean>, loss: &TokenLoss) -> brigade::train::Result<()> {
+pub fn add_loss(mean: &mut MetricState<Mean>, loss: &TokenLoss) -> brigade::Result<()> {
     let count = loss.count.f_int64_value(&[])?;
     if count > 0 {
         mean.add(loss.mean()?.f_double_value(&[])?, count as f64)?;

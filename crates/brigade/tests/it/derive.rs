@@ -1,6 +1,6 @@
 //! `#[derive(Batch)]` in a program that imports the prelude and nothing else of Brigade.
 
-use brigade::data::{DataError, dataset_from_fn};
+use brigade::data::dataset_from_fn;
 use brigade::prelude::*;
 
 #[derive(Batch, Debug)]
@@ -18,7 +18,7 @@ fn row(values: &[i64]) -> Tensor {
 }
 
 #[test]
-fn a_loader_takes_structs() -> Result<(), DataError> {
+fn a_loader_takes_structs() -> Result<()> {
     let data = dataset_from_fn(5, |index, _| Ok(Pair { x: [index as f32; 3], y: index as i64 }));
     let sizes: Vec<_> = DataLoader::new(data)
         .batch_size(2)

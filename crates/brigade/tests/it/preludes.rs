@@ -1,7 +1,6 @@
 //! Both preludes in one program: each name means one thing.
 
 use brigade::data::TensorDataset;
-use brigade::learn;
 use brigade::learn::prelude::*;
 use brigade::prelude::*;
 
@@ -60,7 +59,7 @@ fn by_a_loop() -> Result<[f64; 4]> {
 }
 
 /// Names of `learn::prelude`.
-fn by_a_learner() -> learn::Result<Option<f64>> {
+fn by_a_learner() -> Result<Option<f64>> {
     let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
     let data = Loaders::new(data(), data())?;
     let mut learner = Learner::new(&accelerator, data, linear)?

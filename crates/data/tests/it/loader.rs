@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use brigade_data::{
-    BatchContext, BatchSampler, BatchedDataset, DataError, DataLoader, Scheme, ShardOptions,
-    Shuffle, TensorDataset, batches_from_fn, dataset_from_fn, from_vec,
+    BatchContext, BatchSampler, BatchedDataset, DataLoader, Scheme, ShardOptions, Shuffle,
+    TensorDataset, batches_from_fn, dataset_from_fn, from_vec,
 };
-use brigade_torch::{Tensor, elements};
+use brigade_torch::{Error, Result, Tensor, elements};
 use crossbeam_channel::{bounded, unbounded};
 use proptest::prelude::*;
 
-fn tensor(values: Vec<i64>) -> Result<Tensor, DataError> {
+fn tensor(values: Vec<i64>) -> Result<Tensor> {
     let count = values.len() as i64;
     Ok(from_vec(values, &[count])?)
 }
@@ -209,7 +209,7 @@ fn options_that_do_not_work_are_errors_not_panics() {
 fn an_error_or_panic_is_delivered_at_its_batch_and_the_next_one_follows() {
     for threads in [0, 1, 3] {
         let dataset = dataset_from_fn(12, |index, _| match index {
-            5 => Err(DataError::other("page 5 is missing")),
+            5 => Err(Error::custom("page 5 is missing")),
             9 => panic!("page 9 is on fire"),
             _ => Ok(index),
         });
@@ -381,7 +381,7 @@ impl BatchedDataset for Watched {
         23
     }
 
-    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Tensor, DataError> {
+    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Tensor> {
         self.made.fetch_add(1, Ordering::SeqCst);
         let mut values = vec![context.batch_seed() as i64];
         values.extend(indices.iter().map(|index| *index as i64));

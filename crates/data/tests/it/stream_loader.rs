@@ -3,10 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use brigade_data::{
-    DataError, IterableDataset, Scheme, ShardOptions, StreamLoader, stream_from_fn,
-};
-use brigade_torch::{Tensor, elements};
+use brigade_data::{IterableDataset, Scheme, ShardOptions, StreamLoader, stream_from_fn};
+use brigade_torch::{Error, Result, Tensor, elements};
 use crossbeam_channel::unbounded;
 use proptest::prelude::*;
 
@@ -76,7 +74,7 @@ fn an_error_ends_the_epoch_at_its_batch() {
             let stream = stream_from_fn(move |_, _| {
                 (0..10).map(move |number| match number {
                     5 if panics => panic!("torn"),
-                    5 => Err(DataError::other("torn")),
+                    5 => Err(Error::custom("torn")),
                     _ => Ok(number as i64),
                 })
             });
@@ -92,9 +90,7 @@ fn an_error_ends_the_epoch_at_its_batch() {
         }
     }
     // A stream that cannot even be opened.
-    let closed = stream_from_fn(|_, _| -> std::iter::Empty<Result<i64, DataError>> {
-        panic!("no such tape")
-    });
+    let closed = stream_from_fn(|_, _| -> std::iter::Empty<Result<i64>> { panic!("no such tape") });
     let error = StreamLoader::new(closed).iter().next().unwrap().unwrap_err().to_string();
     assert!(error.ends_with("no such tape"), "{error}");
 }

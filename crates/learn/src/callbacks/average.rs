@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use brigade_checkpoint::Value;
-use brigade_train::{HookError, Stateful};
+use brigade_train::Stateful;
 use parking_lot::Mutex;
 use tch::Tensor;
 
 use crate::callback::{Callback, Phases, Step};
-use crate::error::{Error, Result};
 use crate::state::LearnerState;
+use brigade_torch::{Error, ErrorKind, Result};
 
 /// Copies of a model's parameters and floating-point buffers, which checkpoints hold.
 #[derive(Debug, Default)]
@@ -72,7 +72,7 @@ fn live(learner: &LearnerState) -> Vec<(String, Tensor)> {
 }
 
 impl Stateful for Copies {
-    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
+    fn state_dict(&self) -> Result<Value<Tensor>> {
         let inner = self.0.lock();
         let tensors = inner
             .tensors
@@ -81,20 +81,21 @@ impl Stateful for Copies {
         Ok(Value::dict([("count", Value::Int(inner.count)), ("tensors", Value::dict(tensors))]))
     }
 
-    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
+    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<()> {
+        let unfit = |reason: String| Error::new(ErrorKind::Checkpoint, reason);
         let mut inner = self.0.lock();
-        let found = state.get("tensors").ok_or("the state has no `tensors`")?;
+        let found = state.get("tensors");
+        let found = found.ok_or_else(|| unfit("the state has no `tensors`".to_owned()))?;
         let mut values = Vec::new();
         for (name, copy) in &inner.tensors {
             let value = found.get(name).and_then(Value::as_tensor);
-            let value = value.ok_or_else(|| format!("the state has no `{name}`"))?;
+            let value = value.ok_or_else(|| unfit(format!("the state has no `{name}`")))?;
             if value.size() != copy.size() {
-                return Err(format!(
+                return Err(unfit(format!(
                     "`{name}` has shape {:?}, expected {:?}",
                     value.size(),
                     copy.size()
-                )
-                .into());
+                )));
             }
             values.push(value.shallow_clone());
         }
@@ -170,7 +171,7 @@ impl Callback for Ema {
 
     fn before_fit(&mut self, learner: &mut LearnerState) -> Step {
         if !(0.0..1.0).contains(&self.decay) {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "the decay of the average is {}, expected a number from 0 and below 1",
                 self.decay
             ))

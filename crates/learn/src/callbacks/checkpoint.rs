@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use crate::callback::{Callback, Step};
-use crate::error::Error;
 use crate::fit_progress::FitProgress;
 use crate::state::LearnerState;
+use brigade_torch::Error;
 
 /// Saves the whole state of a fit into a folder, after each epoch and after every so many batches where that is
 /// asked for, and goes on from there when the program is started again: at the same batch, with the same bits.
@@ -24,7 +24,7 @@ use crate::state::LearnerState;
 ///
 /// ```no_run
 /// use brigade_learn::callbacks::Checkpoint;
-/// # fn f(mut learner: brigade_learn::Learner) -> brigade_learn::Result<()> {
+/// # fn f(mut learner: brigade_learn::Learner) -> brigade_torch::Result<()> {
 /// learner.add(Checkpoint::new("runs/last").every(500));
 /// learner.fit_one_cycle(10, 1e-3, ())?; // killed, and started again: it goes on
 /// # Ok(()) }
@@ -80,7 +80,7 @@ impl Callback for Checkpoint {
             && let Some(progress) = FitProgress::read(learner.accelerator(), &self.folder)?
         {
             if progress.fit == self.fit && progress.epochs != learner.epochs() {
-                return Err(Error::InvalidArgument(format!(
+                return Err(Error::invalid_argument(format!(
                     "the checkpoint in {} is of a fit of {} epochs, and this one has {}; remove the folder to \
                      begin anew",
                     self.folder.display(),

@@ -1,8 +1,8 @@
 //! Frozen parts of a model in the middle of a fit.
 
 use crate::callback::{Callback, Step};
-use crate::error::Error;
 use crate::state::LearnerState;
+use brigade_torch::Error;
 
 /// Freezes and unfreezes parameter groups at the beginning of epochs: gradual unfreezing in one fit.
 ///
@@ -133,7 +133,7 @@ impl Callback for ShortEpoch {
         if (0.0..=1.0).contains(&self.share) {
             Ok(())
         } else {
-            Err(Error::InvalidArgument(format!(
+            Err(Error::invalid_argument(format!(
                 "the share of an epoch is {}, expected a number from 0 to 1",
                 self.share
             ))

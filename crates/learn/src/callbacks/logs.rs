@@ -5,11 +5,12 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use brigade_track::{Table, Value, Values};
-use brigade_train::{Meter, ProcessMemory};
+use brigade_train::{Meter, ProcessMemory, TrainError};
 
 use crate::callback::{Callback, Ranks, Step};
-use crate::error::{Error, Result};
+use crate::error::LearnError;
 use crate::state::LearnerState;
+use brigade_torch::Result;
 
 /// Writes a row for each epoch to a CSV file, from rank 0 (fastai's `CSVLogger`).
 #[derive(Debug)]
@@ -47,7 +48,7 @@ impl CsvLog {
         };
         let cells: Vec<String> = cells.into_iter().map(quoted).collect();
         let line = cells.join(",") + "\n";
-        file.write_all(line.as_bytes()).map_err(Error::file("cannot write", &self.path))
+        Ok(file.write_all(line.as_bytes()).map_err(LearnError::file("cannot write", &self.path))?)
     }
 
     /// Writes the recorder's rows that the file does not have yet.
@@ -80,11 +81,12 @@ impl Callback for CsvLog {
     fn before_fit(&mut self, learner: &mut LearnerState) -> Step {
         if let Some(folder) = self.path.parent().filter(|it| !it.as_os_str().is_empty()) {
             std::fs::create_dir_all(folder)
-                .map_err(Error::file("cannot make the folder", folder))?;
+                .map_err(LearnError::file("cannot make the folder", folder))?;
         }
         let mut options = OpenOptions::new();
         options.create(true).write(true).append(self.append).truncate(!self.append);
-        self.file = Some(options.open(&self.path).map_err(Error::file("cannot open", &self.path))?);
+        self.file =
+            Some(options.open(&self.path).map_err(LearnError::file("cannot open", &self.path))?);
         self.written = 0;
         let names = learner.recorder().names().to_vec();
         Ok(self.line(std::iter::once("epoch".to_owned()).chain(names).chain(["time".to_owned()]))?)
@@ -228,7 +230,10 @@ impl TrackerLog {
             ]
         };
         let columns = ["rank", "host", "samples_per_second", "step_ms", "resident_mib"];
-        Ok(Some(Table::new(columns, all.into_iter().enumerate().map(row).collect())?))
+        Ok(Some(
+            Table::new(columns, all.into_iter().enumerate().map(row).collect())
+                .map_err(TrainError::from)?,
+        ))
     }
 }
 

@@ -9,8 +9,8 @@ use serde::Serialize;
 use tch::{Device, Kind, Tensor};
 
 use crate::callback::{Callback, Step};
-use crate::error::Result;
 use crate::state::LearnerState;
+use brigade_torch::Result;
 
 /// Measures how long the parts of a training batch take: waiting for data, forward with loss, backward, and the step.
 ///

@@ -7,8 +7,8 @@ use brigade_vision::transforms::SampleRng;
 use tch::Tensor;
 
 use crate::callback::{Callback, Phases, Step};
-use crate::error::{Error, Result};
 use crate::state::{LearnerState, broadcastable};
+use brigade_torch::{Error, Result};
 
 /// What is drawn for the mixture of a batch.
 #[derive(Clone, Debug, PartialEq)]
@@ -66,7 +66,7 @@ impl Mixture {
 
     fn begin(&mut self, learner: &LearnerState) -> Result<()> {
         if !self.alpha.is_finite() || self.alpha < 0.0 {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "the parameter of its Beta distribution is {}, expected a finite number from 0",
                 self.alpha
             )));
@@ -90,7 +90,7 @@ impl Mixture {
 ///
 /// ```no_run
 /// use brigade_learn::callbacks::MixUp;
-/// # fn f(mut learner: brigade_learn::Learner) -> brigade_learn::Result<()> {
+/// # fn f(mut learner: brigade_learn::Learner) -> brigade_torch::Result<()> {
 /// learner.fit_flat_cos(2, 1e-3, MixUp::new(0.1))?;
 /// # Ok(()) }
 /// ```
@@ -183,7 +183,7 @@ impl Callback for CutMix {
             return Ok(());
         };
         let &[_, _, height, width] = images.size().as_slice() else {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "CutMix needs images [n, channels, height, width], found {:?}",
                 images.size()
             ))

@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use brigade_plot::{Chart, Plot};
 
 use crate::callback::{Callback, Phases, Ranks, Step};
-use crate::error::{Error, Result};
+use crate::error::LearnError;
 use crate::state::LearnerState;
+use brigade_torch::Result;
 
 /// Draws the training loss of each batch, smoothed, and the validation loss of each epoch, after each epoch, on rank 0
 /// (fastai's `ShowGraphCallback`). The axes have the length of the whole fit from the beginning, and begin at 0.
@@ -96,9 +97,9 @@ impl Callback for ShowGraph {
         if let Target::File(path) = &self.target {
             if let Some(folder) = path.parent().filter(|it| !it.as_os_str().is_empty()) {
                 std::fs::create_dir_all(folder)
-                    .map_err(Error::file("cannot make the folder", folder))?;
+                    .map_err(LearnError::file("cannot make the folder", folder))?;
             }
-            Chart::new("Loss").save(path).map_err(Error::from)?;
+            Chart::new("Loss").save(path).map_err(LearnError::from)?;
         }
         Ok(())
     }
@@ -107,7 +108,7 @@ impl Callback for ShowGraph {
         let chart = graph(learner);
         match &mut self.target {
             Target::Terminal => learner.accelerator().print(chart.to_text(TEXT.0, TEXT.1)),
-            Target::File(path) => chart.save(path).map_err(Error::from)?,
+            Target::File(path) => chart.save(path).map_err(LearnError::from)?,
             Target::Function(show) => show(&chart)?,
         }
         Ok(())

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use crate::callback::{Callback, Level, Step};
-use crate::error::{Error, Result};
 use crate::hyper::Hyper;
 use crate::state::LearnerState;
+use brigade_torch::{Error, Result};
 
 /// Whether a smaller or a larger number is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +61,7 @@ impl Best {
         }
         let names = learner.recorder().names();
         if !names.contains(&self.monitor) {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "it monitors `{}`, which is not recorded; there are {}",
                 self.monitor,
                 names.join(", ")
@@ -91,7 +91,7 @@ impl Best {
 fn kept(state: &serde_json::Value) -> Result<(Option<f64>, usize)> {
     let count = state.get("wait").and_then(serde_json::Value::as_u64);
     let count = count.and_then(|count| usize::try_from(count).ok()).ok_or_else(|| {
-        Error::InvalidArgument("the checkpoint's state of a tracker has no count `wait`".into())
+        Error::invalid_argument("the checkpoint's state of a tracker has no count `wait`")
     })?;
     Ok((state.get("best").and_then(serde_json::Value::as_f64), count))
 }

@@ -4,7 +4,7 @@ use brigade_train::Accelerator;
 use brigade_vision::check_ranks_agree;
 use brigade_vision::source::Fingerprint;
 
-use crate::error::{Error, Result};
+use brigade_torch::{Error, Result};
 
 /// Returns what this rank has found when all ranks have found the same, by a fingerprint; else an error on every
 /// rank, so that none waits for one that has failed.
@@ -19,7 +19,7 @@ pub(super) fn agreed<T>(
     let (fingerprint, found) = local?;
     for (rank, failure) in failures.into_iter().enumerate() {
         if let Some(reason) = failure {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "rank {rank} could not prepare its data: {reason}"
             )));
         }

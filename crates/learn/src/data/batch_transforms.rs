@@ -9,7 +9,7 @@ use brigade_vision::transforms as images;
 use tch::Tensor;
 
 use super::item_transforms::Part;
-use crate::error::{Error, Result};
+use brigade_torch::{Error, Result};
 
 /// Normalisation of a batch: fastai's `Normalize`. In grey images the first channel's numbers count.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -131,9 +131,8 @@ impl AugTransforms {
 
     fn add_to(&self, mut augment: Augment) -> Result<Augment> {
         if self.min_scale < 1.0 && self.size.is_none() {
-            return Err(Error::InvalidArgument(
-                "aug_transforms().min_scale(…) crops, and needs .size(…) to bring the crops to one size"
-                    .to_owned(),
+            return Err(Error::invalid_argument(
+                "aug_transforms().min_scale(…) crops, and needs .size(…) to bring the crops to one size",
             ));
         }
         let [rotate, lighting, warp] =
@@ -277,10 +276,9 @@ impl BatchPipeline {
         for transform in transforms {
             if let Kind::Augment(own) = &transform.0 {
                 if own.mixes() {
-                    return Err(Error::InvalidArgument(
+                    return Err(Error::invalid_argument(
                         "a mixture of images mixes their targets, too, which a data block does not; use the \
-                         Learner's MixUp or CutMix"
-                            .to_owned(),
+                         Learner's MixUp or CutMix",
                     ));
                 }
                 augment = own.clone();

@@ -18,8 +18,8 @@ use super::items::{GetItems, image_files};
 use super::labels::LabelItems;
 use super::options::{Options, Weights, block_methods};
 use super::split::{SplitItems, random_split};
-use crate::error::Result;
 use crate::loaders::Loaders;
+use brigade_torch::Result;
 
 pub use summary::{Step, Summary};
 

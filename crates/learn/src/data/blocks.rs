@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::items::Items;
 use super::labels::Label;
-use crate::error::{Error, Result};
+use brigade_torch::{Error, Result};
 
 /// Images as the model's input, `[n, 3, h, w]`: fastai's `ImageBlock`.
 #[must_use]
@@ -237,7 +237,7 @@ impl Vocabulary {
         let more = if self.names.len() > some.len() { ", …" } else { "" };
         let classes = format!("{}{more}", some.join(", "));
         let item = item();
-        Err(Error::InvalidArgument(if self.given {
+        Err(Error::invalid_argument(if self.given {
             format!(
                 "the label {label:?} of {item} is not in the vocabulary that was given: {classes}"
             )
@@ -276,7 +276,7 @@ impl TargetBlock {
                 let names = names.collect::<Result<Vec<&[String]>>>()?;
                 encoder.vocabulary = block.vocabulary_of(names.into_iter().flatten());
                 if encoder.vocabulary.names.is_empty() {
-                    return Err(Error::InvalidArgument(format!(
+                    return Err(Error::invalid_argument(format!(
                         "none of the {} training items has a label; look at the labeller and its separator",
                         items.len()
                     )));
@@ -285,7 +285,7 @@ impl TargetBlock {
             Block::Mask(block) => {
                 encoder.kind = TargetKind::Mask;
                 if !(2..=255).contains(&block.codes.len()) {
-                    return Err(Error::InvalidArgument(format!(
+                    return Err(Error::invalid_argument(format!(
                         "masks have 2 to 255 classes, found {} codes",
                         block.codes.len()
                     )));
@@ -303,7 +303,7 @@ impl TargetBlock {
         }
         if let (TargetKind::Category, [only]) = (encoder.kind, encoder.vocabulary.names.as_slice())
         {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "all {} training items have the label {only:?}, and one class cannot be told from others; look \
                  at the labeller, as {} has this label",
                 items.len(),
@@ -355,7 +355,7 @@ impl Encoder {
                 for (index, label) in labels {
                     let numbers = numbers_of(items, index, label)?;
                     if numbers.len() != self.width {
-                        return Err(Error::InvalidArgument(format!(
+                        return Err(Error::invalid_argument(format!(
                             "{} has {} numbers as its target, the first training item {}",
                             items.name(index),
                             numbers.len(),
@@ -371,7 +371,7 @@ impl Encoder {
                     let numbers = numbers_of(items, index, label)?;
                     match numbers.as_chunks::<2>() {
                         (points, []) if numbers.len() == self.width => Ok(points.to_vec()),
-                        _ => Err(Error::InvalidArgument(format!(
+                        _ => Err(Error::invalid_argument(format!(
                             "{} has {} numbers as its points, expected x and y of each, {} in all",
                             items.name(index),
                             numbers.len(),
@@ -391,7 +391,7 @@ impl Encoder {
                     if path.is_file() {
                         Ok(path)
                     } else {
-                        Err(Error::InvalidArgument(format!(
+                        Err(Error::invalid_argument(format!(
                             "{} has no mask: {} is not there; look at the labeller",
                             items.name(index),
                             path.display()
@@ -407,7 +407,7 @@ impl Encoder {
 fn numbers_of(items: &Items, index: usize, label: &Label) -> Result<Vec<f64>> {
     let parse = |text: &String| {
         text.trim().parse::<f64>().map_err(|_| {
-            Error::InvalidArgument(format!(
+            Error::invalid_argument(format!(
                 "{} has {text:?} as its target, expected a number",
                 items.name(index)
             ))
@@ -420,7 +420,7 @@ fn numbers_of(items: &Items, index: usize, label: &Label) -> Result<Vec<f64>> {
         Label::File(_) => return Err(wrong(items, index, label, "numbers")),
     };
     if numbers.is_empty() || numbers.iter().any(|number| !number.is_finite()) {
-        return Err(Error::InvalidArgument(format!(
+        return Err(Error::invalid_argument(format!(
             "{} has {numbers:?} as its target, expected finite numbers",
             items.name(index)
         )));
@@ -437,7 +437,7 @@ fn wrong(items: &Items, index: usize, label: &Label, expected: &str) -> Error {
         }
         Label::File(_) => ("a path", "masks(codes) takes paths; for classes make text of it"),
     };
-    Error::InvalidArgument(format!(
+    Error::invalid_argument(format!(
         "the labeller gives {found} for {}, and the target's block expects {expected}: {advice}",
         items.name(index)
     ))

@@ -17,8 +17,8 @@ use super::blocks::TargetKind;
 use super::item_transforms::{ItemTransform, Known, compose, written};
 use super::pictures;
 use super::samples::Reading;
-use crate::error::{Error, Result};
 use crate::loaders::{Item, ItemCodec, Picture};
+use brigade_torch::{Error, Result};
 
 /// The kind under which [`ImageCodec`] is written down.
 const KIND: &str = "image";
@@ -71,12 +71,14 @@ struct Settings {
 /// When there is no such kind, or the settings are not its own: those of a later version.
 pub fn codec_from(kind: &str, settings: &serde_json::Value) -> Result<Arc<dyn ItemCodec>> {
     if kind != KIND {
-        return Err(Error::InvalidArgument(format!(
+        return Err(Error::invalid_argument(format!(
             "there is no codec of the kind {kind:?}; this version knows {KIND:?}"
         )));
     }
     let settings = Settings::deserialize(settings).map_err(|error| {
-        Error::InvalidArgument(format!("the settings of a codec of images cannot be read: {error}"))
+        Error::invalid_argument(format!(
+            "the settings of a codec of images cannot be read: {error}"
+        ))
     })?;
     let mut augment = Augment::new().padding(settings.padding);
     if let Some(size) = settings.size {
@@ -117,7 +119,7 @@ impl ImageCodec {
     /// Undoes the normalisation of a row: `[channels, h, w]` of 0 to 1 on the CPU.
     fn image_of(&self, inputs: &[Tensor], row: i64) -> Result<Tensor> {
         let [images] = inputs else {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "a batch of images is one tensor, found {}",
                 inputs.len()
             )));
@@ -126,7 +128,7 @@ impl ImageCodec {
         match size.as_slice() {
             &[rows, channels, _, _] if row < rows && matches!(channels, 1 | 3) => {}
             _ => {
-                return Err(Error::InvalidArgument(format!(
+                return Err(Error::invalid_argument(format!(
                     "row {row} of a tensor of shape {size:?} is no image, expected [n, 1 or 3, h, w]"
                 )));
             }
@@ -150,9 +152,8 @@ impl ItemCodec for ImageCodec {
             Item::File(path) => self.read(ImageFiles::new("", [path]))?,
             Item::Bytes(bytes) => self.read(InMemory(bytes))?,
             Item::Text(_) => {
-                return Err(Error::InvalidArgument(
-                    "these data are images: predict a file, its bytes or a tensor, not a text"
-                        .to_owned(),
+                return Err(Error::invalid_argument(
+                    "these data are images: predict a file, its bytes or a tensor, not a text",
                 ));
             }
             Item::Tensors(tensors) => {
@@ -192,10 +193,9 @@ impl ItemCodec for ImageCodec {
 
     fn describe(&self) -> Result<(&'static str, serde_json::Value)> {
         if !self.batch.functions.is_empty() {
-            return Err(Error::InvalidArgument(
+            return Err(Error::invalid_argument(
                 "a function among the batch transforms cannot be exported; use the transforms of \
-                 brigade_vision, or make it a part of the model"
-                    .to_owned(),
+                 brigade_vision, or make it a part of the model",
             ));
         }
         let augment = &self.batch.augment;
@@ -207,7 +207,7 @@ impl ItemCodec for ImageCodec {
             normalize: augment.normalization(),
             target: self.target,
         };
-        let settings = serde_json::to_value(settings).map_err(Error::user)?;
+        let settings = serde_json::to_value(settings).map_err(Error::custom)?;
         Ok((KIND, settings))
     }
 }

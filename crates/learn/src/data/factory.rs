@@ -19,8 +19,8 @@ use super::labels::{
 };
 use super::options::{Weights, block_methods};
 use super::split::{SplitItems, grandparent};
-use crate::error::Result;
 use crate::loaders::Loaders;
+use brigade_torch::Result;
 
 /// Loaders of a folder of images, by the usual rules: fastai's `ImageDataLoaders`. Every step can be set
 /// otherwise, as in a [`DataBlock`].

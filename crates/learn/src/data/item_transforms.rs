@@ -11,7 +11,7 @@ use brigade_vision::transforms::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
+use brigade_torch::{Error, Result};
 
 /// Constructors of random resized crops with fastai's defaults.
 ///
@@ -242,7 +242,7 @@ pub(super) fn in_order(mut transforms: Vec<ItemTransform>) -> Vec<ItemTransform>
 pub(super) fn written(transforms: &[ItemTransform]) -> Result<Vec<Known>> {
     let written = |transform: &ItemTransform| match &transform.0 {
         Kind::Known(known) => Ok(known.clone()),
-        Kind::Own { name, .. } => Err(Error::InvalidArgument(format!(
+        Kind::Own { name, .. } => Err(Error::invalid_argument(format!(
             "the item transform {name} is the program's own and cannot be exported; use those of \
              brigade_vision::transforms, or make the data set's images with it once"
         ))),

@@ -1,5 +1,6 @@
 //! Items: the files that samples are made of, and where they are found.
 
+use crate::error::LearnError;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,7 +8,7 @@ use std::sync::Arc;
 use brigade_vision::VisionError;
 use brigade_vision::source::{FindFiles, ImageFiles};
 
-use crate::error::{Error, Result};
+use brigade_torch::{Error, Result};
 
 /// The items of a data set: files below a folder, each with the cells of its row where they come from a table.
 ///
@@ -93,7 +94,7 @@ impl Items {
     /// When the items come from no table, or it has no such column.
     pub fn cell(&self, index: usize, column: &str) -> Result<&str> {
         let Some(table) = &self.table else {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "the column {column:?} is asked for, but the items are files without a table; take them \
                  from one with .items(csv(\"labels.csv\"))"
             )));
@@ -104,7 +105,7 @@ impl Items {
             row.get(place).map(String::as_str)
         });
         cell.ok_or_else(|| {
-            Error::InvalidArgument(format!(
+            Error::invalid_argument(format!(
                 "{} has no column {column:?}; its columns are {:?}",
                 table.file.display(),
                 table.header
@@ -141,7 +142,7 @@ impl Items {
         let missing: Vec<usize> = (0..self.len()).filter(missing).collect();
         match missing.first() {
             None => Ok(self),
-            Some(first) => Err(Error::InvalidArgument(format!(
+            Some(first) => Err(Error::invalid_argument(format!(
                 "{} of the {} files of {list} are not there, as {}; {advice}",
                 missing.len(),
                 self.len(),
@@ -251,7 +252,7 @@ impl GetItems for Files {
         if kept.is_empty() {
             let folders: BTreeSet<String> = found.relative_paths().filter_map(first).collect();
             let folders: Vec<String> = folders.into_iter().take(10).collect();
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "none of the {} files below {} is left by folders({:?}) and recurse({}); the folders with \
                  files are {folders:?}",
                 found.relative_paths().count(),
@@ -367,11 +368,11 @@ impl GetItems for Csv {
     fn items(&self, root: &Path) -> Result<Items> {
         let path = root.join(&self.file);
         let refuse = |error: csv::Error| match error.kind() {
-            csv::ErrorKind::Io(cause) => Error::InvalidArgument(format!(
+            csv::ErrorKind::Io(cause) => Error::invalid_argument(format!(
                 "cannot read {}: {cause}; the file is looked for in the data set's folder",
                 path.display()
             )),
-            _ => Error::Format { path: path.clone(), reason: error.to_string() },
+            _ => LearnError::Format { path: path.clone(), reason: error.to_string() }.into(),
         };
         let mut reader = csv::ReaderBuilder::new()
             .delimiter(self.delimiter)
@@ -389,7 +390,7 @@ impl GetItems for Csv {
             rows.push(record.map_err(refuse)?.iter().map(str::to_owned).collect());
         }
         if rows.is_empty() {
-            return Err(Error::Format { path, reason: "it lists no files".to_owned() });
+            return Err(LearnError::Format { path, reason: "it lists no files".to_owned() }.into());
         }
         let table = Table { file: path.clone(), header: header.into(), rows };
         let numbers = (0..table.rows.len()).collect();

@@ -7,7 +7,7 @@ use brigade_vision::VisionError;
 use brigade_vision::labels::Labeller;
 
 use super::items::Items;
-use crate::error::{Error, Result};
+use brigade_torch::{Error, Result};
 
 /// What a labeller says of an item, before a block makes a target of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -87,7 +87,7 @@ impl<L: IntoLabel, E: Display> IntoLabel for Result<L, E> {
 /// };
 /// let pets = Items::new("pets", ["Bengal_1.jpg", "pug_7.jpg"]);
 /// assert_eq!(is_cat.labels(&pets)?, ["true", "false"].map(|name| Label::Name(name.into())));
-/// # Ok::<(), brigade_learn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub trait LabelItems: Send + Sync {
     /// Returns the label of each item.
@@ -110,7 +110,7 @@ where
 fn each(items: &Items, label: impl Fn(&Path) -> Result<Label, String>) -> Result<Vec<Label>> {
     let of = |index| {
         label(&items.path(index)).map_err(|reason| {
-            Error::InvalidArgument(format!("{} has no label: {reason}", items.name(index)))
+            Error::invalid_argument(format!("{} has no label: {reason}", items.name(index)))
         })
     };
     (0..items.len()).map(of).collect()
@@ -131,7 +131,7 @@ pub fn parent_name(path: &Path) -> Option<String> {
 /// let pets = Items::new("pets", ["great_pyrenees_173.jpg"]);
 /// let labels = name_regex(r"^(.*)_\d+\.jpg$").labels(&pets)?;
 /// assert_eq!(labels, [Label::Name("great_pyrenees".into())]);
-/// # Ok::<(), brigade_learn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub fn name_regex(pattern: impl Into<String>) -> Pattern {
     Pattern { pattern: pattern.into(), whole_path: false }
@@ -232,10 +232,11 @@ impl LabelItems for LabelList {
     fn labels(&self, items: &Items) -> Result<Vec<Label>> {
         let label = |index| match self.0.get(items.number(index)) {
             Some(Ok(label)) => Ok(label.clone()),
-            Some(Err(reason)) => {
-                Err(Error::InvalidArgument(format!("{} has no label: {reason}", items.name(index))))
-            }
-            None => Err(Error::InvalidArgument(format!(
+            Some(Err(reason)) => Err(Error::invalid_argument(format!(
+                "{} has no label: {reason}",
+                items.name(index)
+            ))),
+            None => Err(Error::invalid_argument(format!(
                 "{} is item {}, and there are {} labels; give one for each item, in the same order",
                 items.name(index),
                 items.number(index),

@@ -3,13 +3,13 @@
 use tch::{Kind, Tensor};
 
 use super::blocks::TargetKind;
-use crate::error::{Error, Result};
 use crate::loaders::Picture;
+use brigade_torch::{Error, Result};
 
 /// Makes a picture of an image `[1 or 3, h, w]` of 0 to 1.
 pub(super) fn of_image(image: &Tensor) -> Result<Picture> {
     let &[_, height, width] = image.size().as_slice() else {
-        return Err(Error::InvalidArgument(format!("{:?} is no shape of an image", image.size())));
+        return Err(Error::invalid_argument(format!("{:?} is no shape of an image", image.size())));
     };
     let bytes = image.f_mul_scalar(255.0)?.f_round()?.f_clamp(0.0, 255.0)?;
     let bytes = bytes.f_expand([3, height, width], false)?.f_permute([1, 2, 0])?;
@@ -23,7 +23,7 @@ pub(super) fn of_image(image: &Tensor) -> Result<Picture> {
 pub(super) fn blend(picture: &mut Picture, mask: &Tensor) -> Result<()> {
     let size = [i64::from(picture.height), i64::from(picture.width)];
     if mask.size() != size {
-        return Err(Error::InvalidArgument(format!(
+        return Err(Error::invalid_argument(format!(
             "a mask of shape {:?} does not fit a picture of {size:?}",
             mask.size()
         )));

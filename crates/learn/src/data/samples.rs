@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use brigade_data::{BatchContext, BatchedDataset, DataError, from_vec};
+use brigade_data::{BatchContext, BatchedDataset, from_vec};
 use brigade_metrics::IGNORED;
 use brigade_vision::source::ImageFiles;
 use brigade_vision::transforms::{Compose, Phase, ToTensor};
@@ -11,7 +11,7 @@ use tch::Tensor;
 
 use super::blocks::Targets;
 use super::items::Items;
-use crate::error::{Error, Result};
+use brigade_torch::{Error, Result};
 
 /// The class in the file of a mask that means none, and of what lies outside of it.
 const NO_CLASS: u8 = 255;
@@ -73,10 +73,9 @@ impl Samples {
             }
             Targets::Points(points) => {
                 if reading.cache.is_some() {
-                    return Err(Error::InvalidArgument(
+                    return Err(Error::invalid_argument(
                         "points are given for the size of the file's image, which a cache forgets; leave \
-                         out .cache(…)"
-                            .to_owned(),
+                         out .cache(…)",
                     ));
                 }
                 let images = PointDataset::new(source, points)?
@@ -115,7 +114,7 @@ impl BatchedDataset for Samples {
         }
     }
 
-    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch, DataError> {
+    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch> {
         let (images, targets) = match &self.images {
             Images::Labelled(images) => images.batch(indices, context)?,
             Images::Pointed(images) => images.batch(indices, context)?,
@@ -128,7 +127,7 @@ impl BatchedDataset for Samples {
         };
         let Some((rows, width)) = &self.rows else { return Ok((images, targets)) };
         // A broken image may have been replaced by another one, whose row this is.
-        let numbers = Vec::<i64>::try_from(&targets).map_err(DataError::other)?;
+        let numbers = Vec::<i64>::try_from(&targets).map_err(Error::custom)?;
         let length = (*width).max(1);
         let mut picked = Vec::with_capacity(numbers.len() * length);
         for number in &numbers {

@@ -9,7 +9,7 @@ use brigade_vision::labels::Split;
 
 use super::items::Items;
 use super::labels::Label;
-use crate::error::{Error, Result};
+use brigade_torch::{Error, Result};
 
 /// Divides items into those to train with and those to validate with: fastai's splitters.
 pub trait SplitItems: Send + Sync {
@@ -110,7 +110,7 @@ impl<const N: usize> FolderNames for [&str; N] {
 /// let items = Items::new("dogs", ["train/pug/1.jpg", "val/pug/2.jpg", "test/3.jpg"]);
 /// let split = grandparent("train", ["val", "valid"]).split(&items, &|| Ok(Vec::new()), 0)?;
 /// assert_eq!((split.train, split.valid), (vec![0], vec![1]));
-/// # Ok::<(), brigade_learn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub fn grandparent(train: impl FolderNames, valid: impl FolderNames) -> Splitter {
     let (train, valid) = (train.names(), valid.names());
@@ -133,7 +133,7 @@ pub fn grandparent(train: impl FolderNames, valid: impl FolderNames) -> Splitter
         for (part, names) in [(&split.train, &train), (&split.valid, &valid)] {
             if part.is_empty() {
                 let met: Vec<String> = met.into_iter().take(10).collect();
-                return Err(Error::InvalidArgument(format!(
+                return Err(Error::invalid_argument(format!(
                     "none of the {} items is in a folder of a folder named {}; the folders above those of \
                      the items are {met:?}: name them in grandparent(train, valid), or split otherwise",
                     items.len(),
@@ -167,7 +167,7 @@ pub fn mask_split(valid: impl IntoIterator<Item = bool>) -> Splitter {
     let valid: Vec<bool> = valid.into_iter().collect();
     Splitter::of_items(move |items| {
         if valid.len() != items.len() {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "a mask of {} values cannot split {} items; give one for each, in the getter's order",
                 valid.len(),
                 items.len()
@@ -201,7 +201,7 @@ pub fn column_split(column: impl ToString) -> Splitter {
         let is_valid = |index| match items.cell(index, &column)?.to_ascii_lowercase().as_str() {
             "true" | "1" => Ok(true),
             "false" | "0" | "" => Ok(false),
-            other => Err(Error::InvalidArgument(format!(
+            other => Err(Error::invalid_argument(format!(
                 "{} has {other:?} in the column {column:?}, expected true or false; column_values_split \
                  takes other values",
                 items.name(index)
@@ -252,7 +252,7 @@ pub fn end_split(share: f64) -> Splitter {
 /// let split = stratified_split(0.2).split(&items, &|| parent_name.labels(&items), 7)?;
 /// assert_eq!(split.valid.iter().filter(|index| **index < 15).count(), 3);
 /// assert_eq!(split.valid.len(), 4);
-/// # Ok::<(), brigade_learn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[must_use]
 pub fn stratified_split(share: f64) -> Splitter {
@@ -316,7 +316,7 @@ fn check_share(share: f64, sum: f64) -> Result<()> {
     if share > 0.0 && sum < 1.0 {
         return Ok(());
     }
-    Err(Error::InvalidArgument(format!(
+    Err(Error::invalid_argument(format!(
         "a share of {share} of the items cannot be split off, expected more than 0, and less than 1 in all"
     )))
 }

@@ -9,8 +9,8 @@ use tch::Tensor;
 
 use super::batch_transforms::BatchPipeline;
 use super::*;
-use crate::error::{Error, Result};
 use crate::loaders::{BatchSource, Loaders};
+use brigade_torch::{Error, Result};
 
 fn accelerator() -> Accelerator {
     Accelerator::builder().cpu(true).quiet(true).build().unwrap()
@@ -338,7 +338,7 @@ dist_test!(world = 2, dist_ranks_with_other_data_have_an_error_on_all, |_: World
     assert!(message.contains("rank 1 sees other"), "{message}");
     // Only the second rank fails.
     let fails = block.items(move |root: &Path| match rank {
-        1 => Err(Error::InvalidArgument("the disk is gone".to_owned())),
+        1 => Err(Error::invalid_argument("the disk is gone")),
         _ => image_files(root),
     });
     let message = error(&fails, own.path());

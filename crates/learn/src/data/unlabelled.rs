@@ -7,6 +7,7 @@ use brigade_data::{BatchContext, BatchedDataset, DataError};
 use tch::Tensor;
 
 use crate::loaders::{Item, ItemCodec};
+use brigade_torch::{Error, Result};
 
 /// Files without targets, read as the validation data are: fastai's `test_dl`. A
 /// [`DataLoader`](brigade_data::DataLoader) of them is what the Learner's
@@ -55,15 +56,15 @@ impl BatchedDataset for Unlabelled {
         self.files.len()
     }
 
-    fn batch(&self, indices: &[usize], _: &BatchContext) -> Result<Self::Batch, DataError> {
+    fn batch(&self, indices: &[usize], _: &BatchContext) -> Result<Self::Batch> {
         let mut rows = Vec::with_capacity(indices.len());
         for &index in indices {
             let len = self.files.len();
             let file = self.files.get(index).ok_or(DataError::Index { index, len })?;
-            let row = self.codec.encode(&Item::File(file.clone())).map_err(DataError::other)?;
+            let row = self.codec.encode(&Item::File(file.clone())).map_err(Error::custom)?;
             let [row] = <[Tensor; 1]>::try_from(row).map_err(|row| {
                 let reason = format!("{} is {} tensors, expected one", file.display(), row.len());
-                DataError::other(reason)
+                Error::custom(reason)
             })?;
             rows.push(row);
         }

@@ -3,18 +3,20 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 
-use brigade_data::Batch;
+use brigade_data::{Batch, DataError};
 
 use super::Learner;
 use crate::callback::{Callback, Interrupt, IntoCallbacks, Level, Phases, Ranks, Step, call};
 use crate::callbacks::Progress as Bars;
-use crate::error::{Error, Result};
+use crate::error::LearnError;
 use crate::event::Event;
 use crate::fit_progress::{FILE, FitProgress};
 use crate::hyper::{Hyper, Rates};
 use crate::loaders::{Parts, PreparedSource};
 use crate::recording::Recording;
 use crate::state::{CurrentBatch, LearnerState, Position};
+use brigade_torch::{Error, ErrorKind, Result, TorchError};
+use brigade_train::TrainError;
 
 /// What a fit can be told besides its epochs.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -33,7 +35,7 @@ impl Learner {
     /// Trains for a number of epochs at these learning rates. Callbacks are called in this fit alone.
     ///
     /// ```no_run
-    /// # fn f(mut learner: brigade_learn::Learner) -> brigade_learn::Result<()> {
+    /// # fn f(mut learner: brigade_learn::Learner) -> brigade_torch::Result<()> {
     /// learner.fit(2, 1e-3, ())?; // one rate
     /// learner.fit(2, 1e-5..1e-3, ())?; // spread over the parameter groups
     /// # Ok(()) }
@@ -199,7 +201,8 @@ impl Loop<'_> {
             Ok(()) => Ok(()),
             Err(Interrupt::Failed(error)) => Err(error),
             Err(Interrupt::Cancel(level)) => {
-                Err(Error::Internal(format!("the cancellation of a {level} left the fit")))
+                Err(TorchError::Internal(format!("the cancellation of a {level} left the fit"))
+                    .into())
             }
         }
     }
@@ -233,7 +236,7 @@ impl Loop<'_> {
                 Ranks::All => call(&mut **callback, event, state),
                 Ranks::Main if main => match call(&mut **callback, event, state) {
                     Err(Interrupt::Cancel(level)) => {
-                        Err(Interrupt::Failed(Error::InvalidArgument(format!(
+                        Err(Interrupt::Failed(Error::invalid_argument(format!(
                             "it cancelled the {level}, but is called on rank 0 alone; return another \
                              `Ranks` from its method `ranks`"
                         ))))
@@ -257,11 +260,9 @@ impl Loop<'_> {
             match outcome {
                 Ok(()) => {}
                 Err(Interrupt::Cancel(level)) if !runs(level, event, position) => {
-                    return Err(Interrupt::Failed(Error::Cancel {
-                        callback: callback.name(),
-                        level,
-                        event,
-                    }));
+                    return Err(Interrupt::Failed(
+                        LearnError::Cancel { callback: callback.name(), level, event }.into(),
+                    ));
                 }
                 Err(Interrupt::Failed(source)) => {
                     return Err(Interrupt::Failed(named(source, callback.name(), event)));
@@ -302,7 +303,7 @@ impl Loop<'_> {
             recorder,
             callbacks,
         };
-        let bytes = rmp_serde::to_vec_named(&kept).map_err(Error::user)?;
+        let bytes = rmp_serde::to_vec_named(&kept).map_err(Error::custom)?;
         let main = state.accelerator.is_main_process();
         let hook = state.accelerator.checkpoints().register_save_hook(move |folder| {
             if main {
@@ -340,7 +341,7 @@ impl Loop<'_> {
             let name = callback.name();
             let kept = callbacks.iter().find(|(known, _)| *known == name);
             if let Some((_, kept)) = kept {
-                let kept = serde_json::from_str(kept).map_err(Error::user)?;
+                let kept = serde_json::from_str(kept).map_err(Error::custom)?;
                 callback.load_state(state, &kept)?;
             }
         }
@@ -469,10 +470,9 @@ impl Loop<'_> {
             return Ok(());
         }
         if state.batch.loss_grad.is_none() {
-            return Err(Interrupt::Failed(Error::InvalidArgument(
+            return Err(Interrupt::Failed(Error::invalid_argument(
                 "a training batch has no targets, and no callback has set a loss: there is nothing to train on; \
-                 give the training loader batches `(input, target)`"
-                    .into(),
+                 give the training loader batches `(input, target)`",
             )));
         }
         self.level(
@@ -503,11 +503,14 @@ impl Loop<'_> {
 }
 
 /// A loss that is not finite is the same error on every rank, so that all end the fit at the same place.
-fn ends_on_nan<E: Into<Error>>(state: &mut LearnerState, outcome: Result<(), E>) -> Step {
-    use brigade_train::Error as Train;
-    match outcome.map_err(Into::into) {
-        Err(Error::Train(error @ (Train::LossNotFinite { .. } | Train::NotFinite { .. })))
-            if state.ends_on_nan =>
+fn ends_on_nan(state: &mut LearnerState, outcome: Result<()>) -> Step {
+    match outcome {
+        Err(error)
+            if state.ends_on_nan
+                && matches!(
+                    error.downcast_ref(),
+                    Some(TrainError::LossNotFinite { .. } | TrainError::NotFinite { .. })
+                ) =>
         {
             state.say(error);
             state.ended_on_nan = true;
@@ -570,10 +573,11 @@ fn agreed(accelerator: &brigade_train::Accelerator, mine: Option<Level>) -> Step
 
 /// An error of a callback's own gets its name; one of the ranks, the data or the tensors already says what it is.
 fn named(source: Error, callback: String, event: Event) -> Error {
-    match source {
-        Error::InvalidArgument(_) | Error::User(_) | Error::File { .. } => {
-            Error::Callback { callback, event, source: Box::new(source) }
+    let own = match source.kind() {
+        ErrorKind::InvalidArgument | ErrorKind::Custom => {
+            source.downcast_ref::<DataError>().is_none()
         }
-        other => other,
-    }
+        _ => matches!(source.downcast_ref(), Some(LearnError::File { .. } | LearnError::Plot(_))),
+    };
+    if own { LearnError::Callback { callback, event, source }.into() } else { source }
 }

@@ -1,8 +1,8 @@
 //! Freezing of parameter groups.
 
 use super::Learner;
-use crate::error::{Error, Result};
 use crate::state::LearnerState;
+use brigade_torch::{Error, Result};
 
 impl LearnerState {
     /// Freezes parameter groups, also in the middle of a fit: see [`Learner::freeze_to`]. Every rank calls it.
@@ -16,7 +16,7 @@ impl LearnerState {
             Err(_) => groups.checked_sub(group.unsigned_abs()),
         };
         let Some(first) = first.filter(|first| *first <= groups) else {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "freeze_to({group}): the model has {groups} parameter groups; give 0 to {groups}, or -1 to \
                  -{groups} from the end"
             )));

@@ -5,10 +5,10 @@ use brigade_schedule::Annealing;
 use super::Learner;
 use super::fit::FitOptions;
 use crate::callback::{Callback, Level, Step};
-use crate::error::{Error, Result};
 use crate::hyper::Hyper;
 use crate::recording::RecorderOptions;
 use crate::state::LearnerState;
+use brigade_torch::{Error, Result};
 
 /// How the finder goes through learning rates (Smith, 2017; fastai's `lr_find`).
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -112,11 +112,11 @@ impl LrFinding {
     /// Suggests a rate.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] where the finder ended too early for it.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] where the finder ended too early for it.
     pub fn suggest(&self, rule: Suggestion) -> Result<f64> {
         let (lrs, losses) = self.curve();
         rule.of(lrs, losses).ok_or_else(|| {
-            Error::InvalidArgument(format!(
+            Error::invalid_argument(format!(
                 "lr_find cannot suggest a rate by `{}`: the curve has {} points; begin at a smaller rate, or take \
                  more steps",
                 rule.name(),
@@ -244,7 +244,7 @@ impl Learner {
     /// recorder, and the place in the data. Callbacks that save, log or stop are left out.
     ///
     /// ```no_run
-    /// # fn f(mut learner: brigade_learn::Learner) -> brigade_learn::Result<()> {
+    /// # fn f(mut learner: brigade_learn::Learner) -> brigade_torch::Result<()> {
     /// let found = learner.lr_find()?;
     /// learner.fit_one_cycle(5, found.valley()?, ())?;
     /// # Ok(()) }
@@ -259,12 +259,12 @@ impl Learner {
     /// [`Learner::lr_find`] with all that can be chosen.
     ///
     /// # Errors
-    /// As there; [`Error::InvalidArgument`] for rates that do not rise from above 0.
+    /// As there; [`brigade_torch::ErrorKind::InvalidArgument`] for rates that do not rise from above 0.
     pub fn lr_find_with(&mut self, options: LrFindOptions) -> Result<LrFinding> {
         let options = LrFindOptions { steps: options.steps.max(6), ..options };
         let LrFindOptions { start_lr, end_lr, steps, .. } = options;
         if !(start_lr > 0.0 && end_lr > start_lr && end_lr.is_finite()) {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "lr_find goes from {start_lr} to {end_lr}; give rates that rise from above 0"
             )));
         }

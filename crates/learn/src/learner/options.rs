@@ -7,8 +7,8 @@ use brigade_optim::OptimizerSettings;
 use brigade_train::Precision;
 
 use super::Learner;
-use crate::error::Result;
 use crate::loss::Loss;
+use brigade_torch::Result;
 
 impl Learner {
     /// Sets the metrics: one, or a tuple of several.
@@ -83,7 +83,7 @@ impl Learner {
     /// Divides the parameters by the beginning of their names, a list for each group.
     ///
     /// ```no_run
-    /// # fn f(learner: brigade_learn::Learner) -> brigade_learn::Result<()> {
+    /// # fn f(learner: brigade_learn::Learner) -> brigade_torch::Result<()> {
     /// let learner = learner.split_by_prefix(&[&["stem", "layer1"], &["layer2"], &["head"]])?;
     /// # Ok(()) }
     /// ```

@@ -4,9 +4,9 @@ use brigade_nn::{Model, Module, NamedTensor, ParamPath};
 use tch::{Device, Tensor};
 
 use super::Learner;
-use crate::error::{Error, Result};
 use crate::loaders::ModelInput;
 use crate::parallel::replicas;
+use brigade_torch::{Error, Result};
 
 impl Learner {
     /// Computes each batch on several devices in one process: the batch is scattered over them, each has a replica of
@@ -17,7 +17,8 @@ impl Learner {
     /// what `brigade launch` starts.
     ///
     /// ```no_run
-    /// # use brigade_learn::{Learner, Result};
+    /// # use brigade_learn::Learner;
+    /// # use brigade_torch::Result;
     /// # use brigade_models::resnet18;
     /// # use tch::{Device, Tensor};
     /// # fn f(learner: Learner) -> Result<()> {
@@ -29,7 +30,7 @@ impl Learner {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] with several ranks, for a first device that is not the Learner's, and for a model of
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] with several ranks, for a first device that is not the Learner's, and for a model of
     /// other parameters.
     pub fn parallel<X, M>(
         mut self,
@@ -41,15 +42,14 @@ impl Learner {
         M: for<'a> Module<X::Ref<'a>, Output = Tensor> + Send + 'static,
     {
         if self.state.accelerator.processes().use_distributed() {
-            return Err(Error::InvalidArgument(
-                "`parallel` is for one process, and this job has several: each has a device of its own already"
-                    .into(),
+            return Err(Error::invalid_argument(
+                "`parallel` is for one process, and this job has several: each has a device of its own already",
             ));
         }
         let own = self.state.accelerator.device();
         let Some((first, others)) = devices.split_first().filter(|(first, _)| **first == own)
         else {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "the first device of `parallel` must be the Learner's, {own:?}; found {devices:?}"
             )));
         };
@@ -59,10 +59,9 @@ impl Learner {
         for device in others {
             let model = Model::builder().device(*device).build(&build)?;
             if shapes(&model.parameters()) != here {
-                return Err(Error::InvalidArgument(
+                return Err(Error::invalid_argument(
                     "`parallel` was given the constructor of another model than the Learner's: its parameters \
-                     differ in names or shapes"
-                        .into(),
+                     differ in names or shapes",
                 ));
             }
             models.push(model);

@@ -10,11 +10,11 @@ use tch::{Device, Kind, Tensor};
 
 use super::Learner;
 use crate::callback::{Callback, Step};
-use crate::error::{Error, Result};
 use crate::loaders::{BatchSource, Item, ModelInput, PreparedSource, Target, encoded, source};
 use crate::loss::Loss;
 use crate::recording::{Meters, unique};
 use crate::state::LearnerState;
+use brigade_torch::{Error, Result};
 
 /// A part of the Learner's data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -133,7 +133,7 @@ impl Callback for Gathering {
 }
 
 fn cancelled(what: &str) -> Error {
-    Error::InvalidArgument(format!(
+    Error::invalid_argument(format!(
         "a callback has cancelled the {what}; let it return false from `in_evaluation` where it is meant for fits \
          alone"
     ))
@@ -237,10 +237,9 @@ impl Learner {
     /// When the data cannot be transformed anew: data blocks of images can. As [`Learner::predictions`].
     pub fn tta(&mut self, passes: usize, beta: f64) -> Result<Predictions> {
         let augmented = self.augmented_valid.take().ok_or_else(|| {
-            Error::InvalidArgument(
+            Error::invalid_argument(
                 "test-time augmentation needs validation data with the training's transforms: a DataBlock of \
-                 images has them"
-                    .into(),
+                 images has them",
             )
         })?;
         let outcome = self.distributed(|learner| {
@@ -313,8 +312,8 @@ impl Learner {
                 let Some(loaders) = learner.prepared.take() else { return Ok(()) };
                 let outcome = match &loaders.valid {
                     Some(valid) => learner.evaluate(&**valid, vec![Box::new(own)]),
-                    None => Err(Error::InvalidArgument(
-                        "the Loaders have no validation data; make them with `Loaders::new`".into(),
+                    None => Err(Error::invalid_argument(
+                        "the Loaders have no validation data; make them with `Loaders::new`",
                     )),
                 };
                 learner.prepared = Some(loaders);
@@ -344,7 +343,7 @@ impl Learner {
             (joined, _) => Ok(joined),
         };
         let outputs = restored(gather_in_data_order(group.as_ref(), &places, predictions)?)?
-            .ok_or_else(|| Error::InvalidArgument("there was no batch to predict".into()))?;
+            .ok_or_else(|| Error::invalid_argument("there was no batch to predict"))?;
         let targets = restored(gather_in_data_order(group.as_ref(), &places, targets)?)?;
         let _without_autograd = tch::no_grad_guard();
         let loss = &self.state.loss;

@@ -9,10 +9,11 @@ use brigade_optim::OptimizerState;
 use tch::Tensor;
 
 use super::Learner;
-use crate::error::{Error, Result};
+use crate::error::LearnError;
 use crate::main_process::on_main;
 use crate::saved;
 use crate::state::LearnerState;
+use brigade_torch::Result;
 
 impl LearnerState {
     /// Writes the model to a file, with the optimizer where it is asked for, from rank 0; the others wait. The file is
@@ -38,7 +39,7 @@ impl LearnerState {
             Ok(())
         })?;
         let value = saved::broadcast(&self.accelerator, value)?;
-        let refused = |reason: String| Error::Format { path: path.to_owned(), reason };
+        let refused = |reason: String| LearnError::Format { path: path.to_owned(), reason };
         let model = state_dict(path, value.get("model").unwrap_or(&value))?;
         if with_optimizer {
             let state = value.get("opt").ok_or_else(|| {
@@ -64,7 +65,7 @@ impl LearnerState {
         let model = model.iter().map(|(name, it)| (name, Value::Tensor(it.shallow_clone())));
         let mut entries = vec![("model", Value::dict(model))];
         if let (true, Some(optimizer)) = (with_optimizer, self.optimizer()?) {
-            let state = optimizer.state_dict().map_err(brigade_train::Error::from)?;
+            let state = optimizer.state_dict()?;
             entries.push(("opt", state.to_value()));
         }
         Ok(Value::dict(entries))
@@ -77,14 +78,14 @@ impl LearnerState {
 
 /// Reads names and tensors.
 pub(crate) fn state_dict(path: &Path, value: &Value<Tensor>) -> Result<StateDict> {
-    let refused = |reason: String| Error::Format { path: path.to_owned(), reason };
+    let refused = |reason: String| LearnError::Format { path: path.to_owned(), reason };
     let entries = value.as_dict().ok_or_else(|| {
         refused(format!("expected names with tensors, found {}", value.describe()))
     })?;
     let mut state = StateDict::new();
     for (name, tensor) in entries {
         let (Some(name), Some(tensor)) = (name.as_str(), tensor.as_tensor()) else {
-            return Err(refused("expected names with tensors".to_owned()));
+            return Err(refused("expected names with tensors".to_owned()).into());
         };
         state.insert(name, tensor.shallow_clone())?;
     }

@@ -6,8 +6,8 @@ use super::Learner;
 use super::fit::FitOptions;
 use crate::callback::IntoCallbacks;
 use crate::callbacks::ParamScheduler;
-use crate::error::{Error, Result};
 use crate::hyper::{Hyper, Rates};
+use brigade_torch::{Error, Result};
 
 /// One cycle (Smith, 2018): the rate rises along a cosine and falls along another, the momentum the other way
 /// round. fastai's `fit_one_cycle`.
@@ -244,7 +244,7 @@ impl Learner {
     ///
     /// ```no_run
     /// # use brigade_learn::OneCycleOptions;
-    /// # fn f(mut learner: brigade_learn::Learner) -> brigade_learn::Result<()> {
+    /// # fn f(mut learner: brigade_learn::Learner) -> brigade_torch::Result<()> {
     /// learner.fit_cycle(OneCycleOptions::new(5, 1e-5..1e-3).pct_start(0.3).weight_decay(0.1), ())?;
     /// # Ok(()) }
     /// ```
@@ -302,7 +302,7 @@ impl Learner {
         let SgdrOptions { cycles, cycle_len, cycle_mult, rates, options } = sgdr;
         let rates = self.rates(rates)?;
         let too_long = || {
-            Error::InvalidArgument(format!(
+            Error::invalid_argument(format!(
                 "fit_sgdr: {cycles} cycles of {cycle_len} epochs, each {cycle_mult} times as long as the one \
                  before, are no number of epochs; give each at least 1 and fewer cycles"
             ))

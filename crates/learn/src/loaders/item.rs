@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use tch::Tensor;
 
-use crate::error::{Error, Result};
+use brigade_torch::{Error, Result};
 
 /// One item to predict: what [`Learner::predict`](crate::Learner::predict) takes.
 #[derive(Debug)]
@@ -118,11 +118,11 @@ pub trait ItemCodec: Any + fmt::Debug + Send + Sync {
 pub(crate) fn encoded(item: &Item, codec: Option<&dyn ItemCodec>) -> Result<Vec<Tensor>> {
     match (item, codec) {
         (Item::Tensors(tensors), _) => {
-            Ok(tensors.iter().map(|it| it.f_unsqueeze(0)).collect::<std::result::Result<_, _>>()?)
+            Ok(tensors.iter().map(|it| it.f_unsqueeze(0)).collect::<Result<_, _>>()?)
         }
         (_, Some(codec)) => codec.encode(item),
-        (_, None) => Err(Error::InvalidArgument(
-            "the data say nothing of how an item is read; predict a tensor, or give the Loaders a codec".into(),
+        (_, None) => Err(Error::invalid_argument(
+            "the data say nothing of how an item is read; predict a tensor, or give the Loaders a codec",
         )),
     }
 }

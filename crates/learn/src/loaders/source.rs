@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use brigade_data::{Batch, BatchContext, BatchedDataset, DataError, DataLoader};
+use brigade_data::{Batch, BatchContext, BatchedDataset, DataLoader};
 use brigade_torch::TensorTree;
 use brigade_train::{Accelerator, DataLoaderConfiguration, PreparedLoader};
 use tch::Device;
 
 use super::input::{ModelInput, Parts, Target};
-use crate::error::{Error, Result};
+use brigade_torch::{Error, Result};
 
 /// Turns a loader's batch, on its device, into input and targets.
 type Split<B> = Arc<dyn Fn(B) -> Result<Parts> + Send + Sync>;
@@ -63,7 +63,7 @@ where
     Y: Target,
 {
     if loader.dataset().num_samples() == 0 {
-        return Err(Error::InvalidArgument(format!(
+        return Err(Error::invalid_argument(format!(
             "the {what} loader has no sample; look at the folder, the filters and the split"
         )));
     }
@@ -142,7 +142,7 @@ where
         let context = BatchContext { seed, epoch, batch: 0, rank: 0 };
         // Of a data set that lies on a GPU, too.
         let batch = self.loader.dataset().batch(indices, &context)?;
-        (self.split)(batch.to_device(Device::Cpu).map_err(DataError::from)?)
+        (self.split)(batch.to_device(Device::Cpu)?)
     }
 }
 

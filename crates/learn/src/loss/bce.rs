@@ -4,7 +4,7 @@ use tch::{Reduction, Tensor};
 
 use super::weights::Weights;
 use super::{Loss, read};
-use crate::error::Result;
+use brigade_torch::Result;
 
 /// The binary cross-entropy of scores of labels: `-w (v y ln σ(x) + (1 - y) ln(1 - σ(x)))`, with weights `w` of labels and
 /// `v` of positive targets.
@@ -19,7 +19,7 @@ use crate::error::Result;
 /// let loss = BceWithLogits::default().threshold(0.3);
 /// let there = loss.decode(&Tensor::from_slice2(&[[-0.5f32, -2.0]]))?; // probabilities 0.38 and 0.12
 /// assert_eq!(there, Tensor::from_slice2(&[[true, false]]));
-/// # Ok::<(), brigade_learn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct BceWithLogits {

@@ -5,7 +5,7 @@ use tch::{Reduction, Tensor};
 
 use super::weights::Weights;
 use super::{Loss, read};
-use crate::error::Result;
+use brigade_torch::Result;
 
 /// The cross-entropy of scores: `-wᵧ ln softmax(prediction)ᵧ` of the target's class `y`, PyTorch's in all.
 ///
@@ -21,7 +21,7 @@ use crate::error::Result;
 /// let scores = Tensor::from_slice2(&[[2.0, 0.5], [0.0, 1.0]]);
 /// let value = loss.forward(&scores, &Tensor::from_slice(&[0i64, 1]))?;
 /// assert_eq!(value.size(), [0; 0]);
-/// # Ok::<(), brigade_learn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct CrossEntropy {

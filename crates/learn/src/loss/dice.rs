@@ -3,7 +3,7 @@
 use tch::{Kind, Tensor};
 
 use super::{Loss, read};
-use crate::error::{Error, Result};
+use brigade_torch::{Error, Result};
 
 /// The Dice loss: of each image and class `1 - (2 Σ p t + smooth) / (Σ (p + t) + smooth)` over its pixels, with the softmax
 /// `p` of scores and `t` 1 where the target is the class.
@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 /// let certain = Tensor::from_slice(&[50f32, -50.0]).view([1, 2, 1, 1]).expand([1, 2, 4, 4], false);
 /// let mask = Tensor::zeros([1, 4, 4], (Kind::Int64, Device::Cpu));
 /// assert!(DiceLoss::default().forward(&certain, &mask)?.double_value(&[]).abs() < 1e-6);
-/// # Ok::<(), brigade_learn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DiceLoss {
@@ -72,7 +72,7 @@ impl Loss for DiceLoss {
         let (scores, targets) = read::classes("Dice loss", predictions, targets)?;
         let shape = scores.size();
         if shape.len() < 3 {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "Dice loss: predictions have shape {shape:?}; expected [n, classes, h, w]"
             )));
         }

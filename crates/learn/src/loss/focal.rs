@@ -5,7 +5,7 @@ use tch::{Kind, Reduction, Tensor};
 use super::cross_entropy::entropy;
 use super::weights::Weights;
 use super::{Loss, read};
-use crate::error::Result;
+use brigade_torch::Result;
 
 /// The focal loss (Lin et al., 2017): `(1 - p)^gamma · ce`, with the cross-entropy `ce` and `p = exp(-ce)`, so that samples
 /// that are right already count less.

@@ -7,7 +7,7 @@ use brigade_metrics::Mse;
 use tch::Tensor;
 
 use super::Loss;
-use crate::error::{Error, Result};
+use brigade_torch::{Error, Result};
 
 type Compute = dyn Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync;
 
@@ -26,7 +26,7 @@ type Compute = dyn Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync;
 /// .read_as(BceWithLogits::default());
 /// let loss = hinge.forward(&Tensor::from_slice(&[0.5f32, -2.0]), &Tensor::from_slice(&[1f32, 0.0]))?;
 /// assert_eq!(loss.double_value(&[]), 0.25);
-/// # Ok::<(), brigade_learn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub fn loss_from(
     name: impl Into<String>,
@@ -86,7 +86,7 @@ impl Loss for LossFn {
     fn each(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
         match &self.each {
             Some(each) => each(predictions, targets),
-            None => Err(Error::InvalidArgument(format!(
+            None => Err(Error::invalid_argument(format!(
                 "the loss `{}` is not known for each element; add it with `LossFn::with_each`",
                 self.name
             ))),

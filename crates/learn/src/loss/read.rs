@@ -2,10 +2,10 @@
 
 use tch::{Kind, Tensor};
 
-use crate::error::{Error, Result};
+use brigade_torch::{Error, Result};
 
 fn unfit(loss: &str, predictions: &Tensor, targets: &Tensor, expected: &str) -> Error {
-    Error::InvalidArgument(format!(
+    Error::invalid_argument(format!(
         "{loss}: predictions have shape {:?} and targets {:?}; expected {expected}",
         predictions.size(),
         targets.size()
@@ -39,7 +39,7 @@ pub(super) fn classes(
         return Err(unfit(loss, predictions, targets, expected));
     };
     if targets.f_is_floating_point()? {
-        return Err(Error::InvalidArgument(format!(
+        return Err(Error::invalid_argument(format!(
             "{loss}: targets are {:?}; expected class numbers",
             targets.kind()
         )));

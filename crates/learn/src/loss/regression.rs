@@ -4,7 +4,7 @@ use brigade_metrics::{ClassesLast, Mse};
 use tch::{Reduction, Tensor};
 
 use super::{Loss, read};
-use crate::error::Result;
+use brigade_torch::Result;
 
 /// The mean absolute error, `mean(|prediction - target|)`. Predictions and targets of one shape; `[n, 1]` and `[n]` fit,
 /// too.

@@ -5,7 +5,7 @@ use tch::{Reduction, Tensor};
 use super::cross_entropy::entropy;
 use super::weights::Weights;
 use super::{Loss, read};
-use crate::error::{Error, Result};
+use brigade_torch::{Error, Result};
 
 /// The cross-entropy with smoothed labels: `eps/classes · Σₖ -ln pₖ + (1 - eps) · -wᵧ ln pᵧ`, of probabilities `p` and the
 /// target's class `y`.
@@ -54,7 +54,7 @@ impl LabelSmoothingCrossEntropy {
     ) -> Result<Tensor> {
         if !(0.0..=1.0).contains(&self.eps) {
             let reason = format!("label smoothing of {}; it lies from 0 to 1", self.eps);
-            return Err(Error::InvalidArgument(reason));
+            return Err(Error::invalid_argument(reason));
         }
         let (scores, targets) =
             read::classes("label-smoothing cross-entropy", predictions, targets)?;

@@ -5,7 +5,7 @@ use std::fmt;
 use parking_lot::Mutex;
 use tch::{Device, Kind, Tensor};
 
-use crate::error::{Error, Result};
+use brigade_torch::{Error, Result};
 
 /// Optional weights. A copy on the device is kept, so that a step need not send them.
 #[derive(Default)]
@@ -32,7 +32,7 @@ impl Weights {
     ) -> Result<Option<Tensor>> {
         let Some(values) = &self.values else { return Ok(None) };
         if values.len() as i64 != expected {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "{loss}: {} weights for {expected} classes or labels; give one for each",
                 values.len()
             )));

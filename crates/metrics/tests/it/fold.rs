@@ -1,6 +1,7 @@
 //! Folds batches and merges them in the order of the data, on any number of pretended ranks.
 
-use brigade_metrics::{Fold, Folded, Metric, Result};
+use brigade_metrics::{Fold, Folded, Metric};
+use brigade_torch::Result;
 use tch::{Device, Tensor};
 
 /// Returns what a metric keeps of batches of `size`, batch `i` folded by rank `i mod ranks`, merged in the order of

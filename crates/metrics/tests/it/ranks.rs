@@ -3,10 +3,11 @@
 use std::thread;
 
 use brigade_metrics::{
-    Accuracy, Error, F1, Fold, Folded, Mae, Mean, Metric, MetricState, PredictedClasses, Result,
-    RocAucBinary, gather_in_data_order,
+    Accuracy, F1, Fold, Folded, Mae, Mean, Metric, MetricState, PredictedClasses, RocAucBinary,
+    gather_in_data_order,
 };
 use brigade_torch::{Backend, GlooDevice, GroupOptions, ProcessGroup, Store};
+use brigade_torch::{Error, Result};
 use tch::{Kind, Tensor};
 
 use crate::fill::{classes, uniform_tensor};
@@ -136,7 +137,7 @@ impl Metric for Unequal {
 
     fn fold(&self, predictions: &Tensor, _targets: &Tensor) -> Result<Fold> {
         match predictions.size()[0] {
-            0 => Err(Error::user("no row")),
+            0 => Err(Error::custom("no row")),
             9 => panic!("nine rows"),
             _ => Fold::sums(&[predictions.shallow_clone()]),
         }

@@ -2,7 +2,8 @@
 
 use std::borrow::Borrow;
 
-use brigade_nn::{LayerGroups, Module, ParamPath, Result, Sequential, Training};
+use brigade_nn::{LayerGroups, Module, ParamPath, Sequential, Training};
+use brigade_torch::Result;
 use tch::Tensor;
 
 use super::pooling::{linear_layers, masked_concat_pool};
@@ -27,7 +28,7 @@ use super::{AwdLstm, AwdLstmOptions};
 /// let model = Model::new(|path| TextClassifier::new(path, 1000, 2, &options))?;
 /// assert_eq!(model.num_parameters(), 20_735_880);
 /// assert_eq!(model.param_groups()?.len(), 5);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct TextClassifier {

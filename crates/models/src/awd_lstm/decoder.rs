@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use brigade_nn::{Error, Result, Training};
+use brigade_nn::Training;
+use brigade_torch::Result;
 use brigade_torch::{
     CrossEntropyLoss, CrossEntropyOptions, cross_entropy, linear, linear_cross_entropy,
 };
@@ -34,7 +35,7 @@ use tch::Tensor;
 /// loss.backward();
 /// model.eval();
 /// assert_eq!(model.forward(&words)?.size(), [2, 2, 26]);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct LanguageModelHead {
@@ -81,7 +82,7 @@ impl LanguageModelHead {
     /// libtorch's, for another width.
     pub fn scores(&self, hidden: &Tensor) -> Result<Tensor> {
         let layer = self.layer.lock();
-        linear(hidden, &layer.weight, layer.bias.as_ref()).map_err(Error::custom)
+        linear(hidden, &layer.weight, layer.bias.as_ref())
     }
 
     /// Computes the cross-entropy of what the model gave, be it [fused](Self::is_fused) or not: with words
@@ -96,10 +97,9 @@ impl LanguageModelHead {
         options: &CrossEntropyOptions,
     ) -> Result<CrossEntropyLoss> {
         if !self.is_fused() {
-            return cross_entropy(output, targets, options).map_err(Error::custom);
+            return cross_entropy(output, targets, options);
         }
         let layer = self.layer.lock();
         linear_cross_entropy(output, &layer.weight, layer.bias.as_ref(), targets, options)
-            .map_err(Error::custom)
     }
 }

@@ -1,8 +1,9 @@
 //! The dropouts of an AWD-LSTM: of words, of inputs for a whole sequence, of the weights between time steps.
 
 use brigade_nn::{
-    Embedding, EmbeddingOptions, LstmOptions, LstmState, Module, ParamPath, Result, Training,
+    Embedding, EmbeddingOptions, LstmOptions, LstmState, Module, ParamPath, Training,
 };
+use brigade_torch::Result;
 use tch::{Device, Kind, Tensor};
 
 use crate::init::{Redraw, redraw};

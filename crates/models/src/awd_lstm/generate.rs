@@ -1,6 +1,7 @@
 //! Texts from a language model, one word after another.
 
-use brigade_nn::{Error, Model, Result};
+use brigade_nn::Model;
+use brigade_torch::{Error, Result};
 use tch::{Kind, Tensor};
 
 use super::LanguageModel;
@@ -37,28 +38,32 @@ impl Default for NextWordOptions {
 /// let scores = Tensor::from_slice(&[3f32, 1.0, 2.0]);
 /// let greedy = NextWordOptions { temperature: 0.0, never: Some(0), ..NextWordOptions::default() };
 /// assert_eq!(next_word(&scores, &greedy)?, 2);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 ///
 /// # Errors
-/// [`Error::Custom`] for scores of other than one dimension or without a finite one, a temperature below 0, or a
+/// [`brigade_torch::ErrorKind::InvalidArgument`] for scores of other than one dimension or without a finite one, a temperature below 0, or a
 /// word outside of the vocabulary.
 pub fn next_word(scores: &Tensor, options: &NextWordOptions) -> Result<i64> {
     let &[words] = scores.size().as_slice() else {
-        return Err(Error::custom(format!(
+        return Err(Error::invalid_argument(format!(
             "the scores of one word's successors are a vector, found {:?}",
             scores.size()
         )));
     };
     let NextWordOptions { temperature, min_p, never, .. } = *options;
     if !(temperature >= 0.0 && temperature.is_finite()) {
-        return Err(Error::custom(format!("the temperature {temperature} is not 0 or greater")));
+        return Err(Error::invalid_argument(format!(
+            "the temperature {temperature} is not 0 or greater"
+        )));
     }
     let kind = if scores.kind() == Kind::Double { Kind::Double } else { Kind::Float };
     let mut likely = scores.f_softmax(0, kind)?;
     if let Some(word) = never {
         if !(0..words).contains(&word) {
-            return Err(Error::custom(format!("word {word} is not one of the {words} words")));
+            return Err(Error::invalid_argument(format!(
+                "word {word} is not one of the {words} words"
+            )));
         }
         let _ = likely.f_narrow(0, word, 1)?.f_zero_()?;
     }
@@ -74,7 +79,7 @@ pub fn next_word(scores: &Tensor, options: &NextWordOptions) -> Result<i64> {
     }
     let sum = likely.f_sum(kind)?.f_double_value(&[])?;
     if !(sum > 0.0 && sum.is_finite()) {
-        return Err(Error::custom(format!(
+        return Err(Error::invalid_argument(format!(
             "no word can be chosen: the probabilities of {words} words sum up to {sum}"
         )));
     }
@@ -100,11 +105,11 @@ pub fn next_word(scores: &Tensor, options: &NextWordOptions) -> Result<i64> {
 /// let mut model = Model::new(|path| LanguageModel::new(path, 26, &options))?;
 /// let words = generate_words(&mut model, &[2, 8, 11], 5, &NextWordOptions::default())?;
 /// assert_eq!(words.len(), 5);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 ///
 /// # Errors
-/// [`Error::Custom`] for an empty prompt, and those of [`next_word`]; the model's, for a word that it does not
+/// [`brigade_torch::ErrorKind::InvalidArgument`] for an empty prompt, and those of [`next_word`]; the model's, for a word that it does not
 /// have.
 pub fn generate_words(
     model: &mut Model<LanguageModel>,
@@ -138,7 +143,7 @@ impl LanguageModel {
         options: &NextWordOptions,
     ) -> Result<Vec<i64>> {
         if prompt.is_empty() {
-            return Err(Error::custom(
+            return Err(Error::invalid_argument(
                 "nothing to go on from: begin with a word, such as the one that begins texts",
             ));
         }

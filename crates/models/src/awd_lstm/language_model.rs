@@ -2,7 +2,8 @@
 
 use std::borrow::Borrow;
 
-use brigade_nn::{Init, LayerGroups, Linear, LinearOptions, Module, ParamPath, Result};
+use brigade_nn::{Init, LayerGroups, Linear, LinearOptions, Module, ParamPath};
+use brigade_torch::Result;
 use tch::Tensor;
 
 use super::decoder::LanguageModelHead;
@@ -29,7 +30,7 @@ use crate::init::{Redraw, redraw};
 /// let model = Model::new(|path| LanguageModel::new(path, 1000, &options))?;
 /// assert_eq!(model.num_parameters(), 20_674_280);
 /// assert_eq!(model.param_groups()?[3], ["0.encoder.weight", "1.decoder.bias"]);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct LanguageModel {

@@ -1,8 +1,7 @@
 //! From the outputs of a whole text to one vector, and to the classes.
 
-use brigade_nn::{
-    BatchNorm1d, Dropout, Linear, LinearOptions, ParamPath, Relu, Result, Sequential,
-};
+use brigade_nn::{BatchNorm1d, Dropout, Linear, LinearOptions, ParamPath, Relu, Sequential};
+use brigade_torch::Result;
 use tch::{Kind, Tensor};
 
 use crate::head::SigmoidRange;
@@ -24,7 +23,7 @@ use crate::init::redraw_norm;
 /// let padding = Tensor::from_slice(&[false, false, false, true]).view([1, 4]);
 /// let pooled = masked_concat_pool(&outputs, &padding, None)?;
 /// assert_eq!(pooled, Tensor::from_slice(&[3f32, 5.0, 3.0]).view([1, 3]));
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 ///
 /// # Errors

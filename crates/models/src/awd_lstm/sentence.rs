@@ -2,8 +2,9 @@
 
 use std::borrow::Borrow;
 
-use brigade_nn::{Error, Module, ParamPath, Result};
+use brigade_nn::{Module, ParamPath};
 use brigade_torch::copy_to_device;
+use brigade_torch::{Error, Result};
 use tch::Tensor;
 
 use super::{AwdLstm, AwdLstmOptions};
@@ -62,7 +63,7 @@ impl SentenceEncoder {
         let Some(length) = self.max_len else { return Ok(0) };
         let first = (0..parts).find(|part| time - part * self.seq_len <= length);
         first.ok_or_else(|| {
-            Error::custom(format!(
+            Error::invalid_argument(format!(
                 "the last part of a batch of {time} words is {} long, and max_len {length} keeps none of it: \
                  choose one of seq_len, {}, at least",
                 time - (parts - 1) * self.seq_len,
@@ -78,7 +79,7 @@ impl Module<&Tensor> for SentenceEncoder {
     fn forward(&self, words: &Tensor) -> Result<(Tensor, Tensor)> {
         let (rows, time) = words.size2()?;
         if rows == 0 || time == 0 {
-            return Err(Error::custom(format!(
+            return Err(Error::invalid_argument(format!(
                 "a batch of {rows} texts of {time} words has no outputs: leave it out"
             )));
         }
@@ -89,7 +90,7 @@ impl Module<&Tensor> for SentenceEncoder {
 
         let order =
             layout.order().map(|order| copy_to_device(&Tensor::from_slice(&order), words.device()));
-        let order = order.transpose().map_err(Error::custom)?;
+        let order = order.transpose()?;
         let sorted = match &order {
             Some(order) => words.f_index_select(0, order)?,
             None => words.shallow_clone(),
@@ -146,7 +147,7 @@ impl Layout {
         let first_kept = first_kept.unsigned_abs() as usize;
         let empty = self.has_words.iter().position(|parts| !parts[first_kept..].contains(&true));
         match empty {
-            Some(row) => Err(Error::custom(format!(
+            Some(row) => Err(Error::invalid_argument(format!(
                 "text {row} of the batch has no word other than padding ({padding}) in the parts that max_len \
                  keeps: leave out empty texts, or raise max_len"
             ))),

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use brigade_nn::{Error, LstmState, Result};
+use brigade_nn::LstmState;
+use brigade_torch::{Error, Result};
 use parking_lot::Mutex;
 use tch::{Kind, Tensor};
 
@@ -27,7 +28,7 @@ use tch::{Kind, Tensor};
 /// assert_eq!(saved[0].hidden.size(), [1, 2, 12]);
 /// state.reset(); // before training, before validation
 /// state.set_hidden_state(saved)?; // resumed
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct RecurrentState(Arc<Mutex<Held>>);
@@ -74,11 +75,11 @@ impl RecurrentState {
     /// Puts a state there, for the next batch to go on from; an empty one is zeros.
     ///
     /// # Errors
-    /// [`Error::Custom`] for another number of layers, or shapes that are not the model's.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for another number of layers, or shapes that are not the model's.
     pub fn set_hidden_state(&self, layers: Vec<LstmState>) -> Result<()> {
         let mut held = self.0.lock();
         if !layers.is_empty() && layers.len() != held.shapes.len() {
-            return Err(Error::custom(format!(
+            return Err(Error::invalid_argument(format!(
                 "a hidden state of {} layers for a model of {}",
                 layers.len(),
                 held.shapes.len()
@@ -90,7 +91,7 @@ impl RecurrentState {
             let expected = [directions as i64, rows, width];
             let found = [layer.hidden.size(), layer.cell.size()];
             if found.iter().any(|size| *size != expected) {
-                return Err(Error::custom(format!(
+                return Err(Error::invalid_argument(format!(
                     "the hidden state of layer {number}: expected two tensors of {expected:?}, found {:?} and {:?}",
                     found[0], found[1]
                 )));
@@ -166,7 +167,7 @@ impl RnnOutputs {
     /// let outputs = RnnOutputs { raw: values.shallow_clone(), dropped: values };
     /// let penalty = outputs.regularization(2.0, 1.0)?;
     /// assert_eq!(penalty.double_value(&[]), 2.0 * 18.0 / 4.0 + 4.0 / 2.0);
-    /// # Ok::<(), brigade_nn::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors

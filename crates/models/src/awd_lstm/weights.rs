@@ -3,7 +3,8 @@
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
-use brigade_nn::{Error, LoadReport, Model, Result, StateDict, weights};
+use brigade_nn::{LoadReport, Model, StateDict, weights};
+use brigade_torch::{Error, Result};
 use tch::Tensor;
 
 use super::AwdLstm;
@@ -76,7 +77,7 @@ pub fn write_encoder(state: &StateDict, file: impl AsRef<Path>) -> Result<()> {
 /// Learner's part.
 ///
 /// # Errors
-/// Those of [`weights::load`], and [`Error::Mismatch`] where the encoder differs in a name or a shape: nothing
+/// Those of [`weights::load`], and [`brigade_nn::ModelError::Mismatch`] where the encoder differs in a name or a shape: nothing
 /// was changed.
 pub fn load_encoder<M: AwdLstmModel>(
     model: &mut Model<M>,
@@ -100,7 +101,7 @@ pub fn read_encoder(file: impl AsRef<Path>) -> Result<StateDict> {
 /// Takes the encoder at `encoder`, the full name of its place, out of a whole model's state dictionary.
 ///
 /// # Errors
-/// [`Error::Custom`] where nothing lies there.
+/// [`brigade_torch::ErrorKind::InvalidArgument`] where nothing lies there.
 pub fn encoder_state(whole: &StateDict, encoder: &str) -> Result<StateDict> {
     let mut state = StateDict::new();
     for (name, tensor) in whole.iter() {
@@ -109,7 +110,7 @@ pub fn encoder_state(whole: &StateDict, encoder: &str) -> Result<StateDict> {
         }
     }
     if state.is_empty() {
-        Err(Error::custom(format!("the model has no encoder at `{encoder}`")))
+        Err(Error::invalid_argument(format!("the model has no encoder at `{encoder}`")))
     } else {
         Ok(state)
     }
@@ -119,7 +120,7 @@ pub fn encoder_state(whole: &StateDict, encoder: &str) -> Result<StateDict> {
 /// [`Model::load_state_dict`] then takes, or refuses with what does not fit.
 ///
 /// # Errors
-/// [`Error::DuplicateName`], which no dictionaries of models and files give.
+/// [`brigade_nn::ModelError::DuplicateName`], which no dictionaries of models and files give.
 pub fn with_encoder(whole: &StateDict, encoder: &str, values: &StateDict) -> Result<StateDict> {
     let mut placed = StateDict::new();
     for (name, tensor) in without_copies(values) {
@@ -180,11 +181,11 @@ impl PretrainedLanguageModel {
     /// Takes a language model's state dictionary, and the word of each row.
     ///
     /// # Errors
-    /// [`Error::Custom`] where the rows are not as many as the words, or the words' table is missing.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] where the rows are not as many as the words, or the words' table is missing.
     pub fn new(state: StateDict, vocabulary: Vec<String>) -> Result<Self> {
         let rows = |name: &str| state.get(name).and_then(|tensor| tensor.size().first().copied());
         if state.get(WORDS).is_none_or(|table| table.dim() != 2) {
-            return Err(Error::custom(format!(
+            return Err(Error::invalid_argument(format!(
                 "the weights have no table of words `{WORDS}`: they are not a language model of AWD-LSTM, which \
                  has {}",
                 state.names().take(5).collect::<Vec<_>>().join(", ")
@@ -193,7 +194,7 @@ impl PretrainedLanguageModel {
         for name in [WORDS, DECODER_BIAS] {
             match rows(name) {
                 Some(rows) if rows != vocabulary.len() as i64 => {
-                    return Err(Error::custom(format!(
+                    return Err(Error::invalid_argument(format!(
                         "a vocabulary of {} words does not fit the weights, whose `{name}` has {rows} rows: take \
                          the vocabulary that they were trained with",
                         vocabulary.len()
@@ -258,7 +259,7 @@ impl PretrainedLanguageModel {
     /// encoder. Names have to agree; fastai copies by position, whatever the names are.
     ///
     /// # Errors
-    /// [`Error::Custom`] where the vocabulary is not the model's, and [`Error::Mismatch`] where weights do not
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] where the vocabulary is not the model's, and [`brigade_nn::ModelError::Mismatch`] where weights do not
     /// fit: nothing was changed.
     pub fn load_into<M: AwdLstmModel>(
         &self,
@@ -269,7 +270,7 @@ impl PretrainedLanguageModel {
         let decoder = model.module().decoder();
         let rows = model.module().encoder().embedding().size().first().copied().unwrap_or(0);
         if rows != vocabulary.len() as i64 {
-            return Err(Error::custom(format!(
+            return Err(Error::invalid_argument(format!(
                 "a vocabulary of {} words does not fit the model, which has {rows}",
                 vocabulary.len()
             )));

@@ -1,6 +1,7 @@
 //! Downloads into the cache of Hugging Face's tools, in its layout: `blobs/ETAG`, `snapshots/COMMIT/NAME` as
 //! a link to it, and `refs/REVISION`, which holds the commit.
 
+use brigade_torch::{Error, ErrorKind};
 use std::env;
 use std::fs;
 use std::io::{self, Read, Write};
@@ -102,6 +103,21 @@ pub enum HubError {
     /// A name, a variable or a revision that cannot be used.
     #[error("{0}")]
     InvalidArgument(String),
+}
+
+impl From<HubError> for Error {
+    fn from(error: HubError) -> Self {
+        let kind = match error {
+            HubError::InvalidArgument(_) => ErrorKind::InvalidArgument,
+            HubError::NoRepository { .. }
+            | HubError::Gated { .. }
+            | HubError::NoFile { .. }
+            | HubError::Download { .. }
+            | HubError::Offline { .. }
+            | HubError::Write { .. } => ErrorKind::Io,
+        };
+        Self::new(kind, error)
+    }
 }
 
 type Result<T> = std::result::Result<T, HubError>;

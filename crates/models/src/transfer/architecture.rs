@@ -22,7 +22,7 @@ use crate::{
 /// assert_eq!(architecture, Architecture::resnet34());
 /// let error = "resnet35".parse::<Architecture>().unwrap_err().to_string();
 /// assert!(error.starts_with("no architecture is called `resnet35`; there are resnet18, resnet34,"));
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
@@ -69,7 +69,7 @@ impl Architecture {
     /// let model = Model::new(|path| TransferModel::new(path, &grey, &HeadOptions::new(10)))?;
     /// let images = Tensor::zeros([2, 1, 64, 64], (Kind::Float, model.device()));
     /// assert_eq!(model.forward(&images)?.size(), [2, 10]);
-    /// # Ok::<(), brigade_nn::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     #[must_use]
     pub fn in_channels(mut self, channels: i64) -> Self {

@@ -1,6 +1,6 @@
 //! Scaled dot products, and which keys a query sees.
 
-use brigade_nn::{Error, Result};
+use brigade_torch::Result;
 use brigade_torch::{AttentionOptions, attention};
 use tch::{Kind, Tensor};
 
@@ -105,7 +105,7 @@ pub(super) fn attend(
     };
     let causal = matches!(mask, AttentionMask::Causal);
     let options = AttentionOptions { dropout, causal, scale };
-    let attended = attention(queries, keys, values, given, &options).map_err(Error::custom)?;
+    let attended = attention(queries, keys, values, given, &options)?;
     // All heads of a token lie beside each other already.
     Ok(attended.f_transpose(1, 2)?.f_flatten(2, 3)?)
 }

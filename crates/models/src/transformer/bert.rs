@@ -7,8 +7,9 @@ use std::borrow::Borrow;
 
 use brigade_nn::{
     Dropout, Embedding, EmbeddingOptions, LayerGroups, LayerNorm, LayerNormOptions, Linear, Module,
-    ParamPath, Result,
+    ParamPath,
 };
+use brigade_torch::Result;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tch::Tensor;

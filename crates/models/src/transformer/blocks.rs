@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use brigade_nn::{Error, Result};
+use brigade_torch::Result;
 use brigade_torch::{grad_enabled, try_recomputed};
 use parking_lot::Mutex;
 use tch::Tensor;
@@ -71,8 +71,7 @@ impl<B: Block> Blocks<B> {
                 try_recomputed(&[&hidden], move |inputs| {
                     let block = block.lock();
                     block.forward(&inputs[0], &shared, None)
-                })
-                .map_err(Error::custom)??
+                })??
             } else {
                 let block = block.lock();
                 block.forward(&hidden, shared, layer)?

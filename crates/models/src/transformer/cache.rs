@@ -1,6 +1,6 @@
 //! Keys and values of the tokens so far.
 
-use brigade_nn::Result;
+use brigade_torch::Result;
 use tch::Tensor;
 
 /// The keys and values that a causal transformer has computed, so that a further token costs one token's work.
@@ -21,7 +21,7 @@ use tch::Tensor;
 /// let last = model.module().forward_cached((&ids.narrow(1, 2, 1)).into(), &mut cache)?;
 /// assert_eq!(cache.len(), 3);
 /// assert!(last.allclose(&model.forward(&ids)?.narrow(1, 2, 1), 1e-5, 1e-6, false));
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug, Default)]
 pub struct KeyValueCache {

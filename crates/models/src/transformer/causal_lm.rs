@@ -2,7 +2,8 @@
 
 use std::borrow::Borrow;
 
-use brigade_nn::{LayerGroups, Module, ParamPath, Result};
+use brigade_nn::{LayerGroups, Module, ParamPath};
+use brigade_torch::Result;
 use tch::Tensor;
 
 use super::head::LanguageHead;

@@ -7,6 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use crate::Activation;
+use brigade_torch::{Error, ErrorKind};
 
 /// The sizes of a transformer under the names of Hugging Face's `config.json`.
 pub trait TransformerOptions: Clone + std::fmt::Debug + Sized {
@@ -96,6 +97,20 @@ pub enum ConfigError {
         /// Its value.
         value: String,
     },
+}
+
+impl From<ConfigError> for Error {
+    fn from(error: ConfigError) -> Self {
+        let kind = match error {
+            ConfigError::Read { .. } => ErrorKind::Io,
+            ConfigError::Json { .. }
+            | ConfigError::ModelType { .. }
+            | ConfigError::Activation { .. }
+            | ConfigError::Positions { .. }
+            | ConfigError::Unsupported { .. } => ErrorKind::Checkpoint,
+        };
+        Self::new(kind, error)
+    }
 }
 
 /// Names of activation functions, the one that is written first.

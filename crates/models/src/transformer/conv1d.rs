@@ -2,7 +2,8 @@
 
 use std::borrow::Borrow;
 
-use brigade_nn::{Error, Init, Module, ParamPath, Result};
+use brigade_nn::{Init, ModelError, Module, ParamPath};
+use brigade_torch::Result;
 use brigade_torch::{gelu_linear, linear};
 use tch::Tensor;
 
@@ -52,11 +53,12 @@ impl Conv1D {
         self.finish(output, input)
     }
 
-    fn finish(&self, output: brigade_torch::Result<Tensor>, input: &Tensor) -> Result<Tensor> {
-        output.map_err(|error| {
-            let size = input.size();
-            Error::custom(format!("{} cannot take an input of {size:?}: {error}", self.name))
-        })
+    fn finish(&self, output: Result<Tensor>, input: &Tensor) -> Result<Tensor> {
+        Ok(output.map_err(|error| ModelError::Layer {
+            layer: self.name.clone(),
+            input: input.size(),
+            reason: error.to_string(),
+        })?)
     }
 }
 

@@ -19,7 +19,7 @@ use brigade_nn::Model;
 /// let spared = no_decay_parameters(&model);
 /// assert!(spared.contains(&"transformer.h.0.ln_1.weight".to_owned()));
 /// assert!(!spared.contains(&"transformer.wte.weight".to_owned()));
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[must_use]
 pub fn no_decay_parameters<M>(model: &Model<M>) -> Vec<String> {

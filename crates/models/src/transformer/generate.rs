@@ -2,7 +2,8 @@
 
 mod sampling;
 
-use brigade_nn::{Error, Model, Result};
+use brigade_nn::Model;
+use brigade_torch::{Error, Result};
 use rand_pcg::Pcg64;
 use rand_pcg::rand_core::SeedableRng;
 use tch::{Kind, Tensor};
@@ -17,7 +18,8 @@ use sampling::Before;
 ///
 /// ```
 /// use brigade_models::{CausalModel, GenerationOptions, Tokens};
-/// use brigade_nn::{Device, Kind, Result, Tensor};
+/// use brigade_nn::{Device, Kind, Tensor};
+/// use brigade_torch::Result;
 ///
 /// /// Counts upwards, modulo 10.
 /// struct Counter;
@@ -37,7 +39,7 @@ use sampling::Before;
 /// let ids = Tensor::from_slice(&[7i64]).view([1, 1]);
 /// let written = options.generate(&Counter, &ids, None)?;
 /// assert_eq!(written, Tensor::from_slice(&[7i64, 8, 9, 0, 1]).view([1, 5]));
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub trait CausalModel {
     /// What it keeps of the tokens so far.
@@ -91,7 +93,7 @@ impl<M: CausalModel> CausalModel for Model<M> {
 /// for tokens in sampled.stream(&model, &ids, None)? {
 ///     assert_eq!(tokens?.len(), 1);
 /// }
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct GenerationOptions {
@@ -344,5 +346,5 @@ fn positions(mask: &Tensor) -> Result<Tensor> {
 }
 
 fn refused(problem: impl std::fmt::Display) -> Error {
-    Error::custom(format!("generation: {problem}"))
+    Error::invalid_argument(format!("generation: {problem}"))
 }

@@ -3,9 +3,9 @@
 use std::borrow::Borrow;
 
 use brigade_nn::{
-    Dropout, Embedding, Error, LayerGroups, LayerNorm, LayerNormOptions, Module, ParamPath, Result,
-    Training,
+    Dropout, Embedding, LayerGroups, LayerNorm, LayerNormOptions, Module, ParamPath, Training,
 };
+use brigade_torch::{Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tch::Tensor;
@@ -263,7 +263,7 @@ impl CausalBody for Gpt2 {
 /// let loss = model.module().loss(&ids, &ids, 0.0)?;
 /// assert_eq!(loss.count.int64_value(&[]), 2);
 /// loss.mean()?.backward();
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub type Gpt2LmHead = CausalLm<Gpt2>;
 
@@ -340,7 +340,7 @@ impl Gpt2Block {
     ) -> Result<Tensor> {
         let parts = self.c_attn.forward(input)?.f_split(self.width, -1)?;
         let [queries, keys, values] = parts.as_slice() else {
-            return Err(Error::custom("attention needs queries, keys and values"));
+            return Err(Error::invalid_argument("attention needs queries, keys and values"));
         };
         let queries = split_heads(queries, self.heads)?;
         let (keys, values) = (split_heads(keys, self.heads)?, split_heads(values, self.heads)?);

@@ -13,7 +13,7 @@
 /// // The embeddings, 3, 2 and 2 blocks of 12 parameters, and the head.
 /// let sizes: Vec<usize> = groups.iter().map(Vec::len).collect();
 /// assert_eq!(sizes, [2, 36, 24, 24, 2]);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[must_use]
 pub fn joined_layers(mut groups: Vec<Vec<String>>, parts: usize) -> Vec<Vec<String>> {

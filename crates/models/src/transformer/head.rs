@@ -1,6 +1,7 @@
 //! The head of a causal language model.
 
-use brigade_nn::{Error, Init, ParamPath, Result};
+use brigade_nn::{Init, ParamPath};
+use brigade_torch::Result;
 use brigade_torch::linear;
 use tch::Tensor;
 
@@ -36,7 +37,7 @@ impl LanguageHead {
 
     /// Logits `[…, vocabulary]`.
     pub(super) fn forward(&self, hidden: &Tensor) -> Result<Tensor> {
-        linear(hidden, &self.weight, None).map_err(Error::custom)
+        linear(hidden, &self.weight, None)
     }
 
     /// Logits `[batch, vocabulary]` of the last of the tokens.

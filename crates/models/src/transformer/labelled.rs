@@ -1,6 +1,7 @@
 //! A language model's loss as the output of its forward.
 
-use brigade_nn::{Module, Result};
+use brigade_nn::Module;
+use brigade_torch::Result;
 use brigade_torch::{Error, TensorTree, TreeSpec};
 use tch::Tensor;
 
@@ -25,7 +26,7 @@ use super::tokens::Tokens;
 /// let loss = model.forward(Labelled::new(&ids, &ids))?;
 /// assert_eq!(loss.count.int64_value(&[]), 3);
 /// loss.mean()?.backward();
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct Labelled<'a> {

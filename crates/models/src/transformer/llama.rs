@@ -5,7 +5,8 @@ mod options;
 
 use std::borrow::Borrow;
 
-use brigade_nn::{Embedding, EmbeddingOptions, LayerGroups, Module, ParamPath, Result, RmsNorm};
+use brigade_nn::{Embedding, EmbeddingOptions, LayerGroups, Module, ParamPath, RmsNorm};
+use brigade_torch::{Error, Result};
 use tch::Tensor;
 
 use self::layer::LlamaLayer;
@@ -121,7 +122,7 @@ impl CausalBody for Llama {
         // Rotations have no last position; quality ends at that of the training.
         let (_, length) = tokens.checked_size(past, i64::MAX)?;
         if tokens.token_type_ids.is_some() {
-            return Err(brigade_nn::Error::custom("Llama has no token types: give ids and a mask"));
+            return Err(Error::invalid_argument("Llama has no token types: give ids and a mask"));
         }
         let hidden = self.embed_tokens.forward(tokens.ids)?;
         let rotation = self.rotary.at(&tokens.positions(past, length)?, hidden.kind())?;
@@ -159,7 +160,7 @@ impl CausalBody for Llama {
 /// let ids = Tensor::from_slice(&[7i64, 8, 9]).view([1, 3]);
 /// assert_eq!(model.forward(&ids)?.size(), [1, 3, 50]);
 /// model.module().loss(&ids, &ids, 0.0)?.mean()?.backward();
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub type LlamaForCausalLm = CausalLm<Llama>;
 

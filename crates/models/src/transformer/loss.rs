@@ -1,7 +1,7 @@
 //! Losses of language models and classifiers, as sums and counts.
 
-use brigade_nn::{Error, Result};
 use brigade_torch::{CrossEntropyOptions, cross_entropy, linear_cross_entropy};
+use brigade_torch::{Error, Result};
 use tch::{Kind, Reduction, Tensor};
 
 /// Labels that add nothing to a loss: padding, and tokens that are not to be predicted.
@@ -43,13 +43,13 @@ impl TokenLoss {
 /// let loss = token_loss(&logits, &labels, 0.0)?;
 /// assert_eq!(loss.count.int64_value(&[]), 2);
 /// assert!((loss.mean()?.double_value(&[]) - 4f64.ln()).abs() < 1e-6);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 ///
 /// # Errors
 /// Shapes that do not fit, labels that are no classes.
 pub fn token_loss(logits: &Tensor, labels: &Tensor, smoothing: f64) -> Result<TokenLoss> {
-    let found = cross_entropy(logits, labels, &summed(smoothing)).map_err(Error::custom)?;
+    let found = cross_entropy(logits, labels, &summed(smoothing))?;
     Ok(TokenLoss { sum: found.loss, count: found.count })
 }
 
@@ -63,7 +63,7 @@ pub fn token_loss(logits: &Tensor, labels: &Tensor, smoothing: f64) -> Result<To
 /// let logits = Tensor::zeros([1, 3, 4], (Kind::Float, Device::Cpu));
 /// let ids = Tensor::from_slice(&[2i64, 1, 0]).view([1, 3]);
 /// assert_eq!(causal_lm_loss(&logits, &ids, 0.0)?.count.int64_value(&[]), 2);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 ///
 /// # Errors
@@ -109,7 +109,7 @@ impl ProblemType {
 /// let labels = Tensor::from_slice(&[1f32, 4.0]);
 /// let loss = sequence_loss(&logits, &labels, ProblemType::Regression, 0.0)?;
 /// assert_eq!(loss.mean()?.double_value(&[]), 2.0);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 ///
 /// # Errors
@@ -127,7 +127,7 @@ pub fn sequence_loss(
     }
     let count = logits.numel();
     if labels.numel() != count {
-        return Err(Error::custom(format!(
+        return Err(Error::invalid_argument(format!(
             "{problem:?}: expected a label for each of the outputs {:?}, found labels {:?}",
             logits.size(),
             labels.size()
@@ -160,7 +160,7 @@ pub(super) fn head_loss(
     smoothing: f64,
 ) -> Result<TokenLoss> {
     let found = linear_cross_entropy(hidden, weight, bias, labels, &summed(smoothing));
-    let found = found.map_err(Error::custom)?;
+    let found = found?;
     Ok(TokenLoss { sum: found.loss, count: found.count })
 }
 

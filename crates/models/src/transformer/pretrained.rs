@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use brigade_checkpoint::shards::{self, Index, IndexMetadata};
 use brigade_checkpoint::{FileName, wrapper_prefix};
 use brigade_nn::{
-    Error, LoadReport, Model, ModelBuilder, ParamPath, Result, ShapeMismatch, StateDict, weights,
+    LoadReport, Model, ModelBuilder, ModelError, ParamPath, ShapeMismatch, StateDict, weights,
 };
+use brigade_torch::{Error, Result};
 use tch::{Kind, Tensor};
 
 use super::config::{CONFIG, TransformerOptions};
@@ -65,7 +66,7 @@ pub trait Transformer: Sized {
     /// training, as all new models are.
     ///
     /// # Errors
-    /// [`super::ConfigError`], [`Error::Build`], and those of [`Transformer::load_pretrained`].
+    /// [`super::ConfigError`], [`brigade_nn::ModelError::Build`], and those of [`Transformer::load_pretrained`].
     fn from_pretrained(folder: impl AsRef<Path>) -> Result<Model<Self>> {
         Self::from_pretrained_as(folder, Model::builder())
     }
@@ -76,7 +77,7 @@ pub trait Transformer: Sized {
     /// As [`Transformer::from_pretrained`].
     fn from_pretrained_as(folder: impl AsRef<Path>, builder: ModelBuilder) -> Result<Model<Self>> {
         let folder = folder.as_ref();
-        let options = Self::Options::from_folder(folder).map_err(Error::custom)?;
+        let options = Self::Options::from_folder(folder)?;
         let undrawn = builder.without_first_values();
         let mut model = undrawn.build(|path| Self::build(path, &options))?;
         if !Self::load_pretrained(&mut model, folder)?.head.is_empty() {
@@ -100,7 +101,7 @@ pub trait Transformer: Sized {
     /// Everything else has to fit, or nothing is changed.
     ///
     /// # Errors
-    /// Those of [`weights::load`]; [`Error::Mismatch`] with the report, or an error that says so for a
+    /// Those of [`weights::load`]; [`brigade_nn::ModelError::Mismatch`] with the report, or an error that says so for a
     /// vocabulary of another size.
     fn load_pretrained(
         model: &mut Model<Self>,
@@ -114,7 +115,7 @@ pub trait Transformer: Sized {
     /// written once.
     ///
     /// # Errors
-    /// [`Error::File`] where a file cannot be written.
+    /// [`brigade_checkpoint::Error`] where a file cannot be written.
     fn save_pretrained(model: &Model<Self>, folder: impl AsRef<Path>) -> Result<()> {
         Self::save_pretrained_in_parts(model, folder, u64::MAX)
     }
@@ -160,7 +161,7 @@ fn read(place: &Path) -> Result<StateDict> {
         };
     }
     let Some(found) = FILES.iter().map(|name| place.join(name)).find(|path| path.is_file()) else {
-        return Err(Error::custom(format!(
+        return Err(Error::invalid_argument(format!(
             "{} has no weights: expected one of {}",
             place.display(),
             FILES.join(", ")
@@ -181,7 +182,7 @@ fn read_parts(index: &Path) -> Result<StateDict> {
     let absent = index.weight_map.iter().find(|(name, _)| all.get(name).is_none());
     match absent {
         None => Ok(all),
-        Some((name, file)) => Err(Error::custom(format!(
+        Some((name, file)) => Err(Error::invalid_argument(format!(
             "{} lacks `{name}`, which the index says is in it",
             folder.join(&**file).display()
         ))),
@@ -270,7 +271,7 @@ fn load<M: Transformer>(model: &mut Model<M>, state: StateDict) -> Result<Pretra
     }
     if !problems.is_complete() {
         problems.loaded = fitting.len();
-        return Err(Error::Mismatch(Box::new(problems)));
+        return Err(ModelError::Mismatch(Box::new(problems)).into());
     }
     report.loaded = model.load_matching(&fitting)?.loaded;
     Ok(report)
@@ -284,7 +285,7 @@ fn other_vocabulary(name: &str, in_model: &[i64], in_weights: &[i64]) -> Error {
         ),
         _ => format!("{name} is {in_model:?} in the model and {in_weights:?} in the weights"),
     };
-    Error::custom(text)
+    Error::invalid_argument(text)
 }
 
 /// Writes weights, tied ones once, and gives the names of the files.
@@ -354,7 +355,7 @@ fn write(path: &Path, text: &str) -> Result<()> {
 }
 
 fn io(doing: &'static str, path: &Path, source: std::io::Error) -> Error {
-    Error::File(brigade_checkpoint::Error::Io { doing, path: path.to_owned(), source })
+    brigade_checkpoint::Error::Io { doing, path: path.to_owned(), source }.into()
 }
 
 fn dtype_name(kind: Kind) -> Option<&'static str> {

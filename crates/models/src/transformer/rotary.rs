@@ -2,7 +2,7 @@
 
 use std::f64::consts::PI;
 
-use brigade_nn::{Error, Result};
+use brigade_torch::Result;
 use brigade_torch::copy_to_device;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -59,7 +59,7 @@ impl Rotary {
         }
         // Rounded on the host: the values are the same on every device.
         let copy = Tensor::f_from_slice(&self.frequencies)?.f_to_kind(kind)?;
-        let copy = copy_to_device(&copy, device).map_err(Error::custom)?;
+        let copy = copy_to_device(&copy, device)?;
         copies.push(copy.shallow_clone());
         Ok(copy)
     }

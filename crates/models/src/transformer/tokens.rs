@@ -1,6 +1,6 @@
 //! What transformers read.
 
-use brigade_nn::{Error, Result};
+use brigade_torch::{Error, Result};
 use tch::Tensor;
 
 /// A batch of token ids `[batch, tokens]` of int64 with what belongs to them.
@@ -20,7 +20,7 @@ use tch::Tensor;
 /// let positions = Tensor::from_slice(&[4i64, 5, 6]).view([1, 3]);
 /// let tokens = Tokens { position_ids: Some(&positions), ..Tokens::from(&ids) };
 /// assert_eq!(model.forward(tokens)?.size(), [2, 3, 50]);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Tokens<'a> {
@@ -59,14 +59,14 @@ impl Tokens<'_> {
     /// Batch and tokens, where all shapes fit each other and the positions those that the model has.
     pub(super) fn checked_size(&self, past: i64, positions: i64) -> Result<(i64, i64)> {
         let &[batch, tokens] = self.ids.size().as_slice() else {
-            return Err(Error::custom(format!(
+            return Err(Error::invalid_argument(format!(
                 "a transformer takes ids [batch, tokens], found {:?}",
                 self.ids.size()
             )));
         };
         let pairs = self.attention_mask.filter(|mask| mask.dim() == 4);
         if let Some(pairs) = pairs.filter(|pairs| pairs.kind() != tch::Kind::Bool) {
-            return Err(Error::custom(format!(
+            return Err(Error::invalid_argument(format!(
                 "an attention mask of four dimensions is of bool, found {:?}",
                 pairs.kind()
             )));
@@ -79,7 +79,7 @@ impl Tokens<'_> {
             if pairs.is_some() && found == [batch, 1, tokens, past + tokens] {
                 return Ok(());
             }
-            Err(Error::custom(format!(
+            Err(Error::invalid_argument(format!(
                 "for ids [{batch}, {tokens}] after {past} cached ones the {what} is {expected:?}, found \
                  {found:?}"
             )))
@@ -88,7 +88,7 @@ impl Tokens<'_> {
         fits("shape of token types", self.token_type_ids, &[batch, tokens], false)?;
         fits("shape of position ids", self.position_ids, &[batch, tokens], true)?;
         if self.position_ids.is_none() && past + tokens > positions {
-            return Err(Error::custom(format!(
+            return Err(Error::invalid_argument(format!(
                 "the model has {positions} positions, found {} tokens: cut the texts into shorter pieces",
                 past + tokens
             )));

@@ -1,6 +1,7 @@
 //! The blocks of fastai's residual networks.
 
-use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, Init, Module, ParamPath, Result, Training};
+use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, Init, Module, ParamPath, Training};
+use brigade_torch::Result;
 use tch::{Device, Kind, Tensor};
 
 use super::{BlockWidth, XResNetOptions};

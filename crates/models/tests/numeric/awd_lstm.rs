@@ -54,7 +54,7 @@ fn filled<M>(model: &Model<M>, first_stream: u64) {
 /// A model on the device of the tests, with its own first values.
 fn try_build<M>(
     constructor: impl FnOnce(&brigade_nn::ParamPath<'_>) -> M,
-) -> brigade_nn::Result<Model<M>> {
+) -> brigade_torch::Result<Model<M>> {
     Model::builder().device(numeric_device()).build(constructor)
 }
 

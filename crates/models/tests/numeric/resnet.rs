@@ -1,8 +1,9 @@
 //! Residual networks: branches that start at zero, and what is refused.
 
 use brigade_models::{ResNet, ResNetOptions};
-use brigade_nn::{Error, Model, ParamPath, Result};
+use brigade_nn::{Model, ModelError, ParamPath};
 use brigade_test_device::numeric_device;
+use brigade_torch::Result;
 
 /// A network on the device of the tests.
 pub(crate) fn on_device(build: impl FnOnce(&ParamPath<'_>) -> ResNet) -> Result<Model<ResNet>> {
@@ -28,6 +29,6 @@ fn impossible_widths_are_refused() {
     for width_per_group in [-64, i64::MAX] {
         let options = ResNetOptions { width_per_group, ..ResNetOptions::bottleneck([1, 1, 1, 1]) };
         let error = on_device(|p| ResNet::new(p, 10, options)).unwrap_err();
-        assert!(matches!(error, Error::Build { .. }), "{error}");
+        assert!(matches!(error.downcast_ref(), Some(ModelError::Build { .. })), "{error}");
     }
 }

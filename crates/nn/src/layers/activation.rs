@@ -2,14 +2,16 @@
 
 use tch::Tensor;
 
-use crate::{Error, Module, Result};
+use crate::Module;
+use crate::error::ModelError;
+use brigade_torch::Result;
 
 /// `max(x, 0)`, any shape.
 ///
 /// ```
 /// use brigade_nn::{Module, Relu, Tensor};
 /// assert_eq!(Relu.forward(&Tensor::from_slice(&[-1f32, 2.0]))?, Tensor::from_slice(&[0f32, 2.0]));
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Relu;
@@ -18,6 +20,6 @@ impl Module<&Tensor> for Relu {
     type Output = Tensor;
 
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        input.f_relu().map_err(|source| Error::layer("Relu", input, source))
+        Ok(input.f_relu().map_err(|source| ModelError::layer("Relu", input, source))?)
     }
 }

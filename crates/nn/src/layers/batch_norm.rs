@@ -10,7 +10,8 @@ use tch::{Device, Kind, TchError, Tensor};
 use crate::error::first_line;
 use crate::layer_context::LayerContext;
 use crate::shared_statistics::SharedStatistics;
-use crate::{Error, Init, Module, ParamPath, Result, Training};
+use crate::{Init, Module, ParamPath, Training};
+use brigade_torch::Result;
 
 /// Options of [`BatchNorm1d`] and [`BatchNorm2d`].
 #[derive(Debug, Clone, Copy)]
@@ -99,7 +100,8 @@ impl BatchNorm2d {
     /// `input` and `shortcut` are `[n, features, h, w]`.
     ///
     /// ```
-    /// use brigade_nn::{BatchNorm2d, Kind, Model, Module, Result, Tensor};
+    /// use brigade_nn::{BatchNorm2d, Kind, Model, Module, Tensor};
+    /// use brigade_torch::Result;
     ///
     /// struct Block(BatchNorm2d);
     /// impl Module<&Tensor> for Block {
@@ -111,7 +113,7 @@ impl BatchNorm2d {
     /// let model = Model::new(|p| Block(BatchNorm2d::new(p, 32)))?;
     /// let maps = Tensor::randn([8, 32, 14, 14], (Kind::Float, model.device()));
     /// assert_eq!(model.forward(&maps)?.size(), [8, 32, 14, 14]);
-    /// # Ok::<(), brigade_nn::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
@@ -141,7 +143,7 @@ batch_norm! {
     /// assert_eq!((model.parameters().len(), model.buffers().len()), (2, 3));
     /// let images = Tensor::randn([8, 32, 14, 14], (Kind::Float, model.device()));
     /// assert_eq!(model.forward(&images)?.size(), [8, 32, 14, 14]);
-    /// # Ok::<(), brigade_nn::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     BatchNorm2d, |dimensions| dimensions == 4, "[n, features, height, width]"
 }
@@ -158,7 +160,7 @@ batch_norm! {
     /// let ones = Tensor::ones([4, 3], (Kind::Float, model.device()));
     /// // (1 - 0) / sqrt(1 + 1e-5), with the statistics of a new layer.
     /// assert!((model.forward(&ones)?.double_value(&[0, 0]) - 0.999995).abs() < 1e-6);
-    /// # Ok::<(), brigade_nn::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     BatchNorm1d, |dimensions| matches!(dimensions, 2 | 3), "[n, features] or [n, features, length]"
 }
@@ -278,7 +280,6 @@ impl BatchNorm {
     fn over_ranks(&self, group: &ProcessGroup, input: &Tensor, newest: f64) -> Result<Tensor> {
         let running = self.running();
         sync_batch_norm(group, input, self.state(&running), newest, self.options.eps)
-            .map_err(Error::Ranks)
     }
 
     /// The running statistics; where the forward is computed again they have had this batch, and copies

@@ -7,7 +7,8 @@ use tch::Tensor;
 
 use crate::init::fan_in;
 use crate::layer_context::LayerContext;
-use crate::{Init, Module, ParamPath, Result};
+use crate::{Init, Module, ParamPath};
+use brigade_torch::Result;
 
 /// Cross-correlation of images with a bank of kernels, from `[n, in, h, w]` to `[n, out, h', w']`
 /// with `h' = ⌊(h + 2·padding − dilation·(kernel − 1) − 1) / stride⌋ + 1`, and `w'` likewise.
@@ -23,7 +24,7 @@ use crate::{Init, Module, ParamPath, Result};
 /// let model = Model::new(|p| Conv2d::new(p, 1, 32, [5, 5], options))?;
 /// let images = Tensor::zeros([8, 1, 28, 28], (Kind::Float, model.device()));
 /// assert_eq!(model.forward(&images)?.size(), [8, 32, 28, 28]);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct Conv2d {

@@ -6,7 +6,8 @@ use brigade_torch::dropout;
 use tch::Tensor;
 
 use crate::layer_context::LayerContext;
-use crate::{Module, ParamPath, Result, Training};
+use crate::{Module, ParamPath, Training};
+use brigade_torch::Result;
 
 /// In training sets each value to 0 with probability `p` and divides the others by `1 − p`; in
 /// evaluation passes its input. Any shape
@@ -25,7 +26,7 @@ use crate::{Module, ParamPath, Result, Training};
 /// assert!(model.forward(&ones)?.eq(0.0).any().double_value(&[]) == 1.0);
 /// model.eval();
 /// assert_eq!(model.forward(&ones)?, ones);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct Dropout {

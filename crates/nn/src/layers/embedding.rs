@@ -4,12 +4,14 @@ use std::borrow::Borrow;
 
 use tch::{Device, Kind, TchError, Tensor};
 
+use crate::error::ModelError;
 use crate::layer_context::LayerContext;
-use crate::{Error, Init, Module, ParamPath, Result};
+use crate::{Init, Module, ParamPath};
+use brigade_torch::{Error, Result};
 
 /// Row `i` of a table for every index `i`: from integers `[…]` to `[…, width]`.
 ///
-/// An index that has no row is [`Error::OutsideTable`] on the CPU, where libtorch looks at each one anyway. On a GPU its
+/// An index that has no row is [`crate::ModelError::OutsideTable`] on the CPU, where libtorch looks at each one anyway. On a GPU its
 /// kernel stops the device ("device-side assert triggered"): a check here would have the host wait in every step. Ids
 /// are checked where the host makes them.
 ///
@@ -21,7 +23,7 @@ use crate::{Error, Init, Module, ParamPath, Result};
 ///
 /// let model = Model::new(|p| Embedding::new(p, 100, 16))?;
 /// assert_eq!(model.forward(&Tensor::from_slice(&[3i64, 99]))?.size(), [2, 16]);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct Embedding {
@@ -102,7 +104,7 @@ impl Embedding {
         let position = Vec::<i64>::try_from(&outside.f_get(0)?)?;
         let id = input.f_int64_value(&position)?;
         let layer = self.context.shown_name();
-        Ok(Some(Error::OutsideTable { layer, id, position, rows }))
+        Ok(Some(ModelError::OutsideTable { layer, id, position, rows }.into()))
     }
 }
 

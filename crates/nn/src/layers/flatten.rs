@@ -2,7 +2,9 @@
 
 use tch::Tensor;
 
-use crate::{Error, Module, Result};
+use crate::Module;
+use crate::error::ModelError;
+use brigade_torch::Result;
 
 /// From `[n, a, b, …]` to `[n, a·b·…]`.
 ///
@@ -10,7 +12,7 @@ use crate::{Error, Module, Result};
 /// use brigade_nn::{Flatten, Kind, Module, Tensor};
 /// let maps = Tensor::zeros([8, 64, 7, 7], (Kind::Float, tch::Device::Cpu));
 /// assert_eq!(Flatten.forward(&maps)?.size(), [8, 3136]);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Flatten;
@@ -19,6 +21,6 @@ impl Module<&Tensor> for Flatten {
     type Output = Tensor;
 
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        input.f_flatten(1, -1).map_err(|source| Error::layer("Flatten", input, source))
+        Ok(input.f_flatten(1, -1).map_err(|source| ModelError::layer("Flatten", input, source))?)
     }
 }

@@ -5,7 +5,8 @@ use std::borrow::Borrow;
 use tch::Tensor;
 
 use crate::layer_context::LayerContext;
-use crate::{Init, Module, ParamPath, Result};
+use crate::{Init, Module, ParamPath};
+use brigade_torch::Result;
 
 /// `y = (x − mean) / √(var + eps) · weight + bias`, mean and biased variance over the last
 /// dimensions `shape` of `[…, shape]`, each position by itself.
@@ -20,7 +21,7 @@ use crate::{Init, Module, ParamPath, Result};
 /// // mean 2, variance 1
 /// let output = model.forward(&Tensor::from_slice(&[1f32, 3.0]))?;
 /// assert!((output.double_value(&[1]) - 0.999995).abs() < 1e-6);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct LayerNorm {

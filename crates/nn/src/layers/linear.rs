@@ -6,7 +6,8 @@ use brigade_torch::{gelu_linear, linear};
 use tch::Tensor;
 
 use crate::layer_context::LayerContext;
-use crate::{Init, Module, ParamPath, Result};
+use crate::{Init, Module, ParamPath};
+use brigade_torch::Result;
 
 /// `y = x Wᵀ + b`, from `[…, in]` to `[…, out]`.
 ///
@@ -19,7 +20,7 @@ use crate::{Init, Module, ParamPath, Result};
 /// let model = Model::new(|p| Linear::new(p, 3, 2))?;
 /// let input = Tensor::ones([5, 3], (Kind::Float, model.device()));
 /// assert_eq!(model.forward(&input)?.size(), [5, 2]);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct Linear {
@@ -82,7 +83,7 @@ impl Linear {
     /// let input = Tensor::randn([5, 3], (Kind::Float, model.device()));
     /// let fused = model.module().forward_gelu(&input, "none")?;
     /// assert!(fused.allclose(&model.forward(&input.gelu("none"))?, 1e-5, 1e-6, false));
-    /// # Ok::<(), brigade_nn::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     pub fn forward_gelu(&self, input: &Tensor, approximate: &str) -> Result<Tensor> {
         let output = gelu_linear(input, approximate, &self.weight, self.bias.as_ref());

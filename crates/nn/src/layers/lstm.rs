@@ -6,7 +6,8 @@ use brigade_torch::{Autocast, WarningFilter, emulated_kind};
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::layer_context::LayerContext;
-use crate::{Init, Module, ParamPath, Result, Training};
+use crate::{Init, Module, ParamPath, Training};
+use brigade_torch::Result;
 
 /// Layers of long short-term memory, gates in the order input, forget, cell, output
 /// ([torch.nn.LSTM](https://docs.pytorch.org/docs/stable/generated/torch.nn.LSTM.html)): from `[time, n, inputs]`
@@ -28,7 +29,7 @@ use crate::{Init, Module, ParamPath, Result, Training};
 /// assert_eq!(output.size(), [4, 10, 16]);
 /// let (_, state) = model.forward((&words, &state))?; // goes on where it was
 /// assert_eq!(state.hidden.size(), [1, 4, 16]);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct Lstm {

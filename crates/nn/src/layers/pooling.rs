@@ -3,7 +3,9 @@
 use brigade_torch::max_pool2d;
 use tch::{TchError, Tensor};
 
-use crate::{Error, Module, Result};
+use crate::Module;
+use crate::error::ModelError;
+use brigade_torch::Result;
 
 /// The largest value of each window: from `[n, c, h, w]` to `[n, c, h', w']` with
 /// `h' = ⌊(h + 2·padding − kernel) / stride⌋ + 1`
@@ -14,7 +16,7 @@ use crate::{Error, Module, Result};
 /// let image = Tensor::arange(16, (Kind::Float, tch::Device::Cpu)).view([1, 1, 4, 4]);
 /// let corners = Tensor::from_slice(&[5f32, 7.0, 13.0, 15.0]).view([1, 1, 2, 2]);
 /// assert_eq!(MaxPool2d::new(2).forward(&image)?, corners);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct MaxPool2d {
@@ -38,7 +40,8 @@ impl Module<&Tensor> for MaxPool2d {
     type Output = Tensor;
 
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        max_pool2d(input, self.kernel, self.stride, self.padding)
-            .map_err(|error| Error::layer("MaxPool2d", input, TchError::Torch(error.to_string())))
+        Ok(max_pool2d(input, self.kernel, self.stride, self.padding).map_err(|error| {
+            ModelError::layer("MaxPool2d", input, TchError::Torch(error.to_string()))
+        })?)
     }
 }

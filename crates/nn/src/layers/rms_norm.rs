@@ -5,7 +5,8 @@ use std::borrow::Borrow;
 use tch::Tensor;
 
 use crate::layer_context::LayerContext;
-use crate::{Init, Module, ParamPath, Result};
+use crate::{Init, Module, ParamPath};
+use brigade_torch::Result;
 
 /// `y = x / √(mean(x²) + eps) · weight`, the mean over the last dimension of `[…, width]`, each position by
 /// itself.
@@ -21,7 +22,7 @@ use crate::{Init, Module, ParamPath, Result};
 /// // mean square 25
 /// let output = model.forward(&Tensor::from_slice(&[1f32, 7.0]))?;
 /// assert!((output.double_value(&[1]) - 1.4).abs() < 1e-6);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct RmsNorm {

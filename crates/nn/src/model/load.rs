@@ -7,9 +7,11 @@ use indexmap::IndexMap;
 use tch::Tensor;
 
 use super::Model;
+use crate::error::ModelError;
 use crate::param_registry::{Entry, Role};
 use crate::state_dict::ShapeMismatch;
-use crate::{Error, LoadReport, StateDict};
+use crate::{LoadReport, StateDict};
+use brigade_torch::Error;
 
 /// Names and shapes of weights, wherever they are.
 pub(crate) type Shapes = IndexMap<String, Vec<i64>>;
@@ -37,7 +39,7 @@ impl<M> Model<M> {
     /// is enough.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] with the report: nothing was changed. [`Error::Torch`] when libtorch
+    /// [`crate::ModelError::Mismatch`] with the report: nothing was changed. [`crate::ModelError::Torch`] when libtorch
     /// cannot copy.
     pub fn load_state_dict(&mut self, state: &StateDict) -> Result<LoadReport, Error> {
         let mut plan = self.plan(&shapes(state)).complete()?;
@@ -49,7 +51,7 @@ impl<M> Model<M> {
     /// pre-trained body under a new head.
     ///
     /// # Errors
-    /// [`Error::Torch`] when libtorch cannot copy.
+    /// [`crate::ModelError::Torch`] when libtorch cannot copy.
     pub fn load_matching(&mut self, state: &StateDict) -> Result<LoadReport, Error> {
         let mut plan = self.plan(&shapes(state));
         plan.report.key = state.key().to_owned();
@@ -126,7 +128,7 @@ impl LoadPlan {
         if self.report.is_complete() {
             Ok(self)
         } else {
-            Err(Error::Mismatch(Box::new(self.report)))
+            Err(ModelError::Mismatch(Box::new(self.report)).into())
         }
     }
 
@@ -134,7 +136,7 @@ impl LoadPlan {
         for (name, mut tensor) in self.values {
             let Some(values) = state.get(&name) else { continue };
             tch::no_grad(|| tensor.f_copy_(values))
-                .map_err(Error::torch(format!("copy the values of {name}")))?;
+                .map_err(ModelError::torch(format!("copy the values of {name}")))?;
         }
         Ok(self.report)
     }

@@ -3,8 +3,10 @@
 use tch::Tensor;
 
 use super::Model;
+use crate::NamedTensor;
+use crate::error::ModelError;
 use crate::hooks::ForwardHook;
-use crate::{Error, NamedTensor, Result};
+use brigade_torch::Result;
 
 /// A part of a model: parameters under a name of one's own, as an optimizer's group or a stage of freezing.
 #[derive(Debug)]
@@ -41,11 +43,11 @@ impl<M> Model<M> {
     /// drop(hook);
     /// let _ = model.forward(&input)?;
     /// assert_eq!(seen.lock().unwrap().len(), 1);
-    /// # Ok::<(), brigade_nn::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::NoSuchLayer`].
+    /// [`crate::ModelError::NoSuchLayer`].
     pub fn forward_hook(
         &mut self,
         layer: &str,
@@ -53,7 +55,7 @@ impl<M> Model<M> {
     ) -> Result<ForwardHook> {
         if !self.layers.iter().any(|known| known == layer) {
             let (layer, known) = (layer.to_owned(), self.layers.clone());
-            return Err(Error::NoSuchLayer { layer, known });
+            return Err(ModelError::NoSuchLayer { layer, known }.into());
         }
         Ok(self.hooks.add(layer, Box::new(hook)))
     }
@@ -76,7 +78,7 @@ impl<M> Model<M> {
     /// })?;
     /// assert_eq!(model.children(""), ["body", "head"]);
     /// assert_eq!(model.children("body"), ["0", "1"]);
-    /// # Ok::<(), brigade_nn::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     #[must_use]
     pub fn children(&self, module: &str) -> Vec<String> {
@@ -102,13 +104,13 @@ impl<M> Model<M> {
     /// The parameter of this name, or all parameters below it; all for `""`.
     ///
     /// # Errors
-    /// [`Error::NoSuchParameter`] when there is none.
+    /// [`crate::ModelError::NoSuchParameter`] when there is none.
     pub fn parameters_under(&self, module: &str) -> Result<Vec<NamedTensor>> {
         let mut parameters = self.parameters();
         parameters.retain(|parameter| is_under(&parameter.name, module));
         if parameters.is_empty() {
             let known = self.children("");
-            return Err(Error::NoSuchParameter { name: module.to_owned(), known });
+            return Err(ModelError::NoSuchParameter { name: module.to_owned(), known }.into());
         }
         Ok(parameters)
     }
@@ -122,11 +124,11 @@ impl<M> Model<M> {
     /// })?;
     /// let groups = model.parameter_groups(&[("old", &["stem", "body"]), ("new", &["head"])])?;
     /// assert_eq!((groups[0].parameters.len(), groups[1].parameters.len()), (4, 2));
-    /// # Ok::<(), brigade_nn::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::NoSuchParameter`] for a module without parameters; [`Error::Groups`] for a parameter in no
+    /// [`crate::ModelError::NoSuchParameter`] for a module without parameters; [`crate::ModelError::Groups`] for a parameter in no
     /// group or in several.
     pub fn parameter_groups(&self, groups: &[(&str, &[&str])]) -> Result<Vec<NamedGroup>> {
         let mut split = Vec::new();
@@ -144,7 +146,7 @@ impl<M> Model<M> {
             });
             let groups: Vec<String> = of.map(|group| group.name.clone()).collect();
             if groups.len() != 1 {
-                return Err(Error::Groups { parameter: parameter.name, groups });
+                return Err(ModelError::Groups { parameter: parameter.name, groups }.into());
             }
         }
         Ok(split)

@@ -12,8 +12,10 @@ use tch::{Device, Tensor};
 
 use super::damaged;
 use super::safetensors::{CHUNK_BYTES, write_whole};
+use crate::error::ModelError;
 use crate::model::Shapes;
-use crate::{Error, LoadReport, Model, StateDict};
+use crate::{LoadReport, Model, StateDict};
+use brigade_torch::Error;
 use brigade_torch::{bytes, dtype_of, loaded_kind, tensor_from_bytes};
 
 /// The file's only state dictionary, or the one at `key`.
@@ -54,15 +56,14 @@ pub(super) fn load_into<M>(
         storages.retain(|key, _| *key == spec.storage.key);
         let _ = view(&mut file, &mut storages, spec).map_err(|error| about(error, name))?;
     }
-    let interrupted =
-        |source| Error::Interrupted { path: path.to_owned(), source: Box::new(source) };
+    let interrupted = |source| ModelError::Interrupted { path: path.to_owned(), source };
     for (name, mut tensor) in plan.values {
         let Some(spec) = tensors.get(name.as_str()) else { continue };
         storages.retain(|key, _| *key == spec.storage.key);
         let values = view(&mut file, &mut storages, spec).map_err(interrupted)?;
-        tch::no_grad(|| tensor.f_copy_(&values))
-            .map_err(Error::torch(format!("copy the values of {name}")))
-            .map_err(interrupted)?;
+        tch::no_grad(|| tensor.f_copy_(&values)).map_err(|error| {
+            interrupted(ModelError::torch(format!("copy the values of {name}"))(error).into())
+        })?;
     }
     Ok(plan.report)
 }
@@ -96,7 +97,8 @@ impl TensorData for Stored<'_> {
 pub(super) fn save(state: &StateDict, path: &Path) -> Result<(), Error> {
     let mut entries = Vec::with_capacity(state.len());
     for (name, tensor) in state.iter() {
-        let kind = tensor.f_kind().map_err(Error::torch(format!("read the kind of {name}")))?;
+        let kind =
+            tensor.f_kind().map_err(ModelError::torch(format!("read the kind of {name}")))?;
         let dtype = dtype_of(kind).ok_or_else(|| FileError::Unsupported {
             path: path.to_owned(),
             fact: format!("a .pth file cannot hold `{name}` of {kind:?}"),
@@ -144,10 +146,9 @@ fn view(
 }
 
 fn about(error: Error, name: &str) -> Error {
-    match error {
-        Error::File(FileError::Damaged { path, fact }) => {
-            damaged(&path, format!("`{name}`: {fact}"))
-        }
-        other => other,
+    match error.downcast() {
+        Ok(FileError::Damaged { path, fact }) => damaged(&path, format!("`{name}`: {fact}")),
+        Ok(other) => other.into(),
+        Err(other) => other,
     }
 }

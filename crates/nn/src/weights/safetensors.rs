@@ -10,12 +10,14 @@ use std::path::Path;
 
 use brigade_checkpoint::TensorInfo;
 use brigade_checkpoint::safetensors::{Entry, Header, layout};
-use brigade_torch::{TensorFile, bytes};
+use brigade_torch::{TensorFile, TorchError, bytes};
 use tch::{Device, Kind, TchError, Tensor};
 
 use super::{damaged, io};
+use crate::error::ModelError;
 use crate::model::Shapes;
-use crate::{Error, LoadReport, Model, StateDict};
+use crate::{LoadReport, Model, StateDict};
+use brigade_torch::Error;
 use brigade_torch::{dtype_of, loaded_kind};
 
 /// What is copied out of a tensor at a time: small enough for a processor's cache.
@@ -45,8 +47,7 @@ pub(super) fn load_into<M>(model: &Model<M>, path: &Path, file: File) -> Result<
         shapes.insert(entry.name.clone(), shape(path, entry)?);
     }
     let plan = model.plan(&shapes).complete()?;
-    let interrupted =
-        |source| Error::Interrupted { path: path.to_owned(), source: Box::new(source) };
+    let interrupted = |source| ModelError::Interrupted { path: path.to_owned(), source };
     let entries: HashMap<&str, &Entry> =
         header.tensors.iter().map(|entry| (entry.name.as_str(), entry)).collect();
     for entry in &header.tensors {
@@ -77,23 +78,26 @@ fn fill(file: &TensorFile, entry: &Entry, tensor: &mut Tensor) -> Result<(), Err
     filled.map_err(|error| unread(file.path(), error))
 }
 
-fn unread(path: &Path, error: brigade_torch::Error) -> Error {
-    use brigade_torch::Error as Unread;
-    match error {
-        Unread::Read { path, source } => io("read", &path, source),
-        Unread::CutShort { expected, found, .. } => damaged(
+fn unread(path: &Path, error: Error) -> Error {
+    match error.downcast() {
+        Ok(TorchError::Read { path, source }) => io("read", &path, source),
+        Ok(TorchError::CutShort { expected, found, .. }) => damaged(
             path,
             format!("it was cut short while it was read: expected {expected} bytes, found {found}"),
         ),
-        Unread::Tensor(source) => Error::Torch { doing: "copy values of a file".into(), source },
-        other => damaged(path, other.to_string()),
+        Ok(TorchError::Tensor(source)) => {
+            ModelError::Torch { doing: "copy values of a file".into(), source }.into()
+        }
+        Ok(other) => damaged(path, other.to_string()),
+        Err(other) => damaged(path, other.to_string()),
     }
 }
 
 pub(super) fn save(state: &StateDict, path: &Path) -> Result<(), Error> {
     let mut tensors = Vec::with_capacity(state.len());
     for (name, tensor) in state.iter() {
-        let kind = tensor.f_kind().map_err(Error::torch(format!("read the kind of {name}")))?;
+        let kind =
+            tensor.f_kind().map_err(ModelError::torch(format!("read the kind of {name}")))?;
         let dtype = dtype_of(kind).ok_or_else(|| brigade_checkpoint::Error::Unsupported {
             path: path.to_owned(),
             fact: format!("safetensors cannot hold `{name}` of {kind:?}"),

@@ -4,8 +4,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use brigade_checkpoint::Error as FileError;
-use brigade_nn::{Error, Kind, Tensor, weights};
+use brigade_nn::{Kind, Tensor, weights};
 use brigade_testkit::archive;
+use brigade_torch::Error;
 use proptest::prelude::*;
 
 fn fixture(name: &str) -> PathBuf {
@@ -32,8 +33,8 @@ fn truncated_files_are_damaged_at_every_length() {
             let error = error_of(&whole[..length]).expect("a truncated file is not a file");
             assert!(
                 matches!(
-                    error,
-                    Error::File(FileError::Damaged { .. } | FileError::UnknownFormat { .. })
+                    error.downcast_ref(),
+                    Some(FileError::Damaged { .. } | FileError::UnknownFormat { .. })
                 ),
                 "{name} of {length} bytes: {error}"
             );

@@ -6,7 +6,7 @@ use brigade_test_device::numeric_device;
 /// A model on the device of the tests.
 pub(crate) fn build<M>(
     constructor: impl FnOnce(&ParamPath<'_>) -> M,
-) -> brigade_nn::Result<Model<M>> {
+) -> brigade_torch::Result<Model<M>> {
     Model::builder().device(numeric_device()).build(constructor)
 }
 

@@ -1,6 +1,6 @@
 //! LSTMs against PyTorch's: names, first values for a seed, outputs, states and gradients.
 
-use brigade_nn::{Error, Kind, Lstm, LstmOptions, LstmState, Model, Tensor};
+use brigade_nn::{Kind, Lstm, LstmOptions, LstmState, Model, ModelError, Tensor};
 use brigade_test_device::on_device;
 use brigade_torch::{Autocast, emulated_kind};
 use serde_json::Value;
@@ -98,7 +98,10 @@ fn what_does_not_fit_is_refused() {
     let model = build(|path| Lstm::new(path / "rnn", 3, 4)).unwrap();
     let flat = Tensor::ones([2, 3], (Kind::Float, model.device()));
     let error = model.forward(&flat).unwrap_err();
-    assert!(matches!(&error, Error::Input { layer, .. } if layer == "rnn"), "{error}");
+    assert!(
+        matches!(error.downcast_ref(), Some(ModelError::Input { layer, .. }) if layer == "rnn"),
+        "{error}"
+    );
     let words = Tensor::ones([5, 2, 3], (Kind::Float, model.device()));
     let state = LstmState::zeros(1, 3, 4, &words).unwrap();
     let error = model.forward((&words, &state)).unwrap_err().to_string();

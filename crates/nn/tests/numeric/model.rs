@@ -1,8 +1,8 @@
 //! Registration, freezing, moving, state dictionaries.
 
 use brigade_nn::{
-    BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Embedding, EmbeddingOptions, Error, Flatten, Init,
-    Kind, Linear, MaxPool2d, Model, Module, ParamPath, Relu, Sequential, StateDict, Tensor,
+    BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Embedding, EmbeddingOptions, Flatten, Init, Kind,
+    Linear, MaxPool2d, Model, ModelError, Module, ParamPath, Relu, Sequential, StateDict, Tensor,
 };
 use brigade_test_device::{numeric_device, on_device};
 
@@ -31,7 +31,7 @@ fn every_problem_of_a_constructor_is_reported() {
         Linear::new(&p / "", 1, 1);
     })
     .unwrap_err();
-    let Error::Build { problems } = &error else { panic!("{error}") };
+    let Some(ModelError::Build { problems }) = error.downcast_ref() else { panic!("{error}") };
     for expected in [
         "net.weight: this name is registered twice",
         "net: `a.b` is not a name",
@@ -50,9 +50,15 @@ fn every_problem_of_a_constructor_is_reported() {
 #[test]
 fn only_floating_point_models_are_built() {
     let error = Model::builder().kind(Kind::Int64).build(|p| Linear::new(p, 1, 1)).unwrap_err();
-    assert!(matches!(error, Error::NotFloatingPoint { kind: Kind::Int64 }));
+    assert!(matches!(
+        error.downcast_ref(),
+        Some(ModelError::NotFloatingPoint { kind: Kind::Int64 })
+    ));
     let mut model = build(|p| Linear::new(p, 1, 1)).unwrap();
-    assert!(matches!(model.to_kind(Kind::Bool), Err(Error::NotFloatingPoint { .. })));
+    assert!(matches!(
+        model.to_kind(Kind::Bool).unwrap_err().downcast_ref(),
+        Some(ModelError::NotFloatingPoint { .. })
+    ));
 }
 
 struct Tied {
@@ -73,7 +79,7 @@ fn tied() -> Model<Tied> {
 impl Module<(&Tensor, &Tensor)> for Tied {
     type Output = Tensor;
 
-    fn forward(&self, (indices, scale): (&Tensor, &Tensor)) -> brigade_nn::Result<Tensor> {
+    fn forward(&self, (indices, scale): (&Tensor, &Tensor)) -> brigade_torch::Result<Tensor> {
         Ok((self.table.forward(indices)? * scale).linear(&self.head, None::<Tensor>))
     }
 }
@@ -95,7 +101,7 @@ fn shared_parameters_count_once_and_are_saved_twice() {
     assert_eq!((report.loaded, report.is_complete()), (1, true));
     assert_eq!(values(model.module().table.weight()), [1.0; 10]);
     let error = model.load_state_dict(&StateDict::new()).unwrap_err();
-    let Error::Mismatch(report) = error else { panic!("{error}") };
+    let Some(ModelError::Mismatch(report)) = error.downcast_ref() else { panic!("{error}") };
     assert_eq!(report.missing, ["table.weight", "head.weight"]);
 }
 
@@ -265,7 +271,7 @@ fn an_undefined_tensor_is_an_error_everywhere() {
         p.adopt_buffer("adopted_buffer", &undefined);
     })
     .unwrap_err();
-    let Error::Build { problems } = &error else { panic!("{error}") };
+    let Some(ModelError::Build { problems }) = error.downcast_ref() else { panic!("{error}") };
     assert_eq!(problems.len(), 5, "{problems:#?}");
 
     let mut state = StateDict::new();

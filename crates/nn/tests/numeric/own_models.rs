@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use brigade_nn::{
-    BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Error, Linear, Model, Module, ParamPath,
+    BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Linear, Model, ModelError, Module, ParamPath,
     Recompute, Relu, ScriptValue, Sequential, TorchScript,
 };
 use brigade_test_device::numeric_device;
-use brigade_torch::{Autocast, GpuMath, backward, gradient, recomputed};
+use brigade_torch::{Autocast, GpuMath, TorchError, backward, gradient, recomputed};
 use parking_lot::Mutex;
 use tch::nn::{self, ModuleT};
 use tch::{Device, Kind, Tensor};
@@ -151,7 +151,7 @@ fn a_traced_module_gives_nested_tuples() {
     let error = model.forward((&input, &factor)).unwrap_err();
     assert_eq!(error.to_string(), "the TorchScript module gave a tuple, expected a tensor");
     let error = model.forward(&Tensor::ones([2, 5], float())).unwrap_err();
-    assert!(matches!(error, Error::ScriptForward(_)), "{error}");
+    assert!(matches!(error.downcast_ref(), Some(TorchError::Libtorch { .. })), "{error}");
     let any = Model::<TorchScript<ScriptValue>>::from_torchscript(fixture("torchscript_trace.pt"));
     let mut any = any.unwrap();
     any.to_device(numeric_device()).unwrap();
@@ -159,7 +159,7 @@ fn a_traced_module_gives_nested_tuples() {
     assert!(matches!(value, ScriptValue::Tuple(values) if values.len() == 2));
     for name in ["missing.pt", "small.pth", "layers.json"] {
         let error = Model::<TorchScript>::from_torchscript(fixture(name)).unwrap_err();
-        assert!(matches!(error, Error::Script { .. }), "{name}: {error}");
+        assert!(matches!(error.downcast_ref(), Some(ModelError::Script { .. })), "{name}: {error}");
     }
 }
 
@@ -199,7 +199,7 @@ impl Net {
 impl Module<&Tensor> for Net {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+    fn forward(&self, input: &Tensor) -> brigade_torch::Result<Tensor> {
         let maps = self.blocks.forward(input)?;
         self.head.forward(&maps.mean_dim([2, 3].as_slice(), false, None))
     }

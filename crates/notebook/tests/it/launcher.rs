@@ -140,15 +140,15 @@ fn wrong_use_is_an_error_that_says_what_to_do() {
     has(&text(&elsewhere).0, "at /no/brigade (BRIGADE_PROGRAM)");
 }
 
-fn sum_of_ranks(more: i64) -> brigade_train::Result<(usize, i64)> {
+fn sum_of_ranks(more: i64) -> brigade_torch::Result<(usize, i64)> {
     let accelerator = Accelerator::builder().quiet(true).build()?;
     let mine = Tensor::from(accelerator.processes().process_index() as i64 + more);
     let sum = accelerator.processes().reduce(&mine, ReduceOp::Sum)?.int64_value(&[]);
     Ok((accelerator.processes().process_index(), sum))
 }
 
-fn fails(message: String) -> brigade_train::Result<()> {
-    Err(brigade_train::Error::InvalidArgument(message))
+fn fails(message: String) -> brigade_torch::Result<()> {
+    Err(brigade_torch::Error::invalid_argument(message))
 }
 
 #[test]

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use brigade_torch::Tensor;
 
 use super::OptimizerInner;
-use crate::error::Result;
 use crate::lookahead::Lookahead;
 use crate::state::{GroupState, OptimizerState, ParameterState, STEP, StateMismatch};
+use brigade_torch::Result;
 
 impl OptimizerInner {
     pub(crate) fn state_dict(&self) -> Result<OptimizerState> {

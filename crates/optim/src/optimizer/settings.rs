@@ -5,13 +5,13 @@ use std::fmt;
 use brigade_torch::{NamedTensor, Trainable};
 
 use crate::check::check;
-#[cfg(doc)]
-use crate::error::Error;
-use crate::error::Result;
 use crate::group::Group;
 use crate::optimizer::Optimizer;
 use crate::options::{Options, common_options};
 use crate::rule::Rule;
+#[cfg(doc)]
+use brigade_torch::Error;
+use brigade_torch::Result;
 
 /// The settings of an optimizer of any kind, for code that lets its caller choose one: every builder of this crate.
 ///

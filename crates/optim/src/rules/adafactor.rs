@@ -4,9 +4,9 @@ use brigade_torch::matrix_step::{self, AdafactorStep, Variances};
 
 use crate::builder::builder;
 use crate::check::check;
-use crate::error::Result;
 use crate::options::Options;
 use crate::rule::{Rule, Step};
+use brigade_torch::Result;
 
 builder! {
     /// Adafactor (Shazeer and Stern, 2018), with the defaults and the arithmetic of `torch.optim.Adafactor`:
@@ -20,7 +20,7 @@ builder! {
     /// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
     /// # let _ = tch::nn::linear(model.root() / "module1" / "hidden1", 2, 2, Default::default());
     /// let optimizer = Adafactor::default().build(&model)?;
-    /// # Ok::<(), brigade_optim::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     pub struct Adafactor {
         options: Options::decoupled(1e-2),

@@ -5,9 +5,9 @@ use brigade_torch::fused::{self, AdagradStep};
 
 use crate::builder::builder;
 use crate::check::check;
-use crate::error::Result;
 use crate::options::Options;
 use crate::rule::{Rule, Step};
+use brigade_torch::Result;
 
 builder! {
     /// Adagrad (Duchi, Hazan and Singer, 2011), with the defaults and the arithmetic of
@@ -20,7 +20,7 @@ builder! {
     /// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
     /// # let _ = tch::nn::linear(model.root() / "module1" / "hidden1", 2, 2, Default::default());
     /// let optimizer = Adagrad::default().lr(0.05).lr_decay(0.01).build(&model)?;
-    /// # Ok::<(), brigade_optim::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     pub struct Adagrad {
         options: Options::new(1e-2),

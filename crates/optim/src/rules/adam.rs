@@ -5,9 +5,9 @@ use brigade_torch::fused::{self, AdamStep};
 
 use crate::builder::builder;
 use crate::check::{check, check_betas};
-use crate::error::Result;
 use crate::options::Options;
 use crate::rule::{Rule, Step};
+use brigade_torch::Result;
 
 builder! {
     /// Adam (Kingma and Ba, 2015), with the defaults and the arithmetic of `torch.optim.Adam`, on libtorch's
@@ -21,7 +21,7 @@ builder! {
     /// # let _ = tch::nn::linear(model.root(), 2, 2, Default::default());
     /// let optimizer = Adam::default().lr(5e-3).build(&model)?;
     /// assert_eq!(optimizer.lr(), 5e-3);
-    /// # Ok::<(), brigade_optim::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     pub struct Adam {
         options: Options::new(1e-3),
@@ -55,7 +55,7 @@ builder! {
     ///     AdamW::default().weight_decay(0.1).no_decay_on_norms_and_biases(true).build(&model)?;
     /// let decays: Vec<f64> = optimizer.groups().iter().map(|group| group.weight_decay()).collect();
     /// assert_eq!(decays, [0.1, 0.0]);
-    /// # Ok::<(), brigade_optim::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     pub struct AdamW {
         options: Options { weight_decay: 0.01, ..Options::new(1e-3) },
@@ -82,7 +82,7 @@ impl AdamW {
     /// # let _ = tch::nn::linear(model.root(), 2, 2, Default::default());
     /// let optimizer = AdamW::fastai().build(&model)?;
     /// assert_eq!(optimizer.lr(), 1e-3);
-    /// # Ok::<(), brigade_optim::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     pub fn fastai() -> Self {
         Self::default().betas(0.9, 0.99).eps(1e-5).no_decay_on_norms_and_biases(true)

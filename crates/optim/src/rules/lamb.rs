@@ -4,9 +4,9 @@ use brigade_torch::flat::{self, LambStep};
 
 use crate::builder::{builder, decoupled_weight_decay};
 use crate::check::{check, check_betas};
-use crate::error::Result;
 use crate::options::{Options, WeightDecay};
 use crate::rule::{Rule, Step};
+use brigade_torch::Result;
 
 builder! {
     /// LAMB (You et al., 2020) in fastai's form: Adam's step, whose length for each parameter follows the
@@ -19,7 +19,7 @@ builder! {
     /// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
     /// # let _ = tch::nn::linear(model.root() / "module1" / "hidden1", 2, 2, Default::default());
     /// let optimizer = Lamb::default().lr(0.01).build(&model)?;
-    /// # Ok::<(), brigade_optim::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     #[doc(alias = "LAMB")]
     pub struct Lamb {

@@ -4,9 +4,9 @@ use brigade_torch::flat::{self, LarcStep};
 
 use crate::builder::{builder, decoupled_weight_decay};
 use crate::check::check;
-use crate::error::Result;
 use crate::options::{Options, WeightDecay};
 use crate::rule::{Rule, Step};
+use brigade_torch::Result;
 
 builder! {
     /// LARS (You, Gitman and Ginsburg, 2017), and LARC, which clips its rate: SGD with momentum, each
@@ -19,7 +19,7 @@ builder! {
     /// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
     /// # let _ = tch::nn::linear(model.root() / "module1" / "hidden1", 2, 2, Default::default());
     /// let optimizer = Lars::larc(0.01).build(&model)?;
-    /// # Ok::<(), brigade_optim::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     #[doc(alias = "LARS")]
     pub struct Lars {

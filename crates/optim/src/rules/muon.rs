@@ -4,9 +4,9 @@ use brigade_torch::matrix_step::{self, MuonStep};
 
 use crate::builder::builder;
 use crate::check::check;
-use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::rule::{Rule, Step};
+use brigade_torch::{Error, Result};
 
 builder! {
     /// Muon (Jordan et al., 2024), with the defaults and the arithmetic of `torch.optim.Muon`: momentum whose
@@ -23,7 +23,7 @@ builder! {
     /// # let _ = tch::nn::linear(model.root() / "module1" / "hidden1", 2, 2, Default::default());
     /// let matrices = Muon::default().lr(0.02).only("*hidden*.weight").build(&model)?;
     /// let others = AdamW::default().except("*hidden*.weight").build(&model)?;
-    /// # Ok::<(), brigade_optim::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     pub struct Muon {
         options: Options { weight_decay: 0.1, ..Options::decoupled(1e-3) },
@@ -108,7 +108,7 @@ impl Rule for MuonRule {
         if size.len() == 2 {
             return Ok(());
         }
-        Err(Error::InvalidArgument(format!(
+        Err(Error::invalid_argument(format!(
             "Muon steps matrices only, but `{name}` has shape {size:?}: choose matrices with `only`, and \
              give the others an optimizer of their own"
         )))

@@ -4,9 +4,9 @@ use brigade_torch::flat::{self, QhAdamStep};
 
 use crate::builder::{builder, decoupled_weight_decay};
 use crate::check::{check, check_betas};
-use crate::error::{Error, Result};
 use crate::options::{Options, WeightDecay};
 use crate::rule::{Rule, Step};
+use brigade_torch::{Error, Result};
 
 builder! {
     /// Quasi-hyperbolic Adam (Ma and Yarats, 2019) with the arithmetic and the defaults of fastai's `QHAdam`: Adam,
@@ -20,7 +20,7 @@ builder! {
     /// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
     /// # let _ = tch::nn::linear(model.root() / "module1" / "hidden1", 2, 2, Default::default());
     /// let optimizer = QHAdam::default().lr(0.01).nus(0.8, 1.0).build(&model)?;
-    /// # Ok::<(), brigade_optim::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     #[doc(alias = "QHAdamW")]
     pub struct QHAdam {
@@ -40,7 +40,7 @@ impl QHAdam {
         check_betas(self.betas)?;
         for (name, nu) in [("first", nus.0), ("second", nus.1)] {
             if !(0.0..=1.0).contains(&nu) {
-                return Err(Error::InvalidArgument(format!(
+                return Err(Error::invalid_argument(format!(
                     "the {name} nu is {nu}, but must be at least 0 and at most 1"
                 )));
             }

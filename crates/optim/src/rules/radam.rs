@@ -4,10 +4,10 @@ use brigade_torch::flat::{self, RectifiedStep};
 
 use crate::builder::{builder, decoupled_weight_decay};
 use crate::check::{check, check_betas};
-use crate::error::Result;
 use crate::lookahead::Lookahead;
 use crate::options::{Options, WeightDecay};
 use crate::rule::{Rule, Step};
+use brigade_torch::Result;
 
 builder! {
     /// Rectified Adam (Liu et al., 2020): Adam, but a plain step with momentum as long as the mean of the
@@ -21,7 +21,7 @@ builder! {
     /// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
     /// # let _ = tch::nn::linear(model.root() / "module1" / "hidden1", 2, 2, Default::default());
     /// let optimizer = RAdam::ranger().lr(8e-3).build(&model)?;
-    /// # Ok::<(), brigade_optim::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     pub struct RAdam {
         options: Options::new(1e-3),

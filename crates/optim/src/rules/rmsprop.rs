@@ -4,9 +4,9 @@ use brigade_torch::flat::{self, RmsPropStep};
 
 use crate::builder::{builder, decoupled_weight_decay};
 use crate::check::check;
-use crate::error::Result;
 use crate::options::{Options, WeightDecay};
 use crate::rule::{Rule, Step};
+use brigade_torch::Result;
 
 builder! {
     /// RMSprop (Hinton, 2012), with the defaults and the arithmetic of `torch.optim.RMSprop`.
@@ -18,7 +18,7 @@ builder! {
     /// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
     /// # let _ = tch::nn::linear(model.root() / "module1" / "hidden1", 2, 2, Default::default());
     /// let optimizer = RmsProp::default().alpha(0.95).momentum(0.9).centered(true).build(&model)?;
-    /// # Ok::<(), brigade_optim::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     #[doc(alias = "RMSprop")]
     pub struct RmsProp {

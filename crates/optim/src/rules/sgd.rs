@@ -5,9 +5,9 @@ use brigade_torch::fused::{self, SgdStep};
 
 use crate::builder::{builder, decoupled_weight_decay};
 use crate::check::check;
-use crate::error::{Error, Result};
 use crate::options::{Options, WeightDecay};
 use crate::rule::{Rule, Step};
+use brigade_torch::{Error, Result};
 
 builder! {
     /// Stochastic gradient descent with momentum, with the arithmetic of `torch.optim.SGD`, on libtorch's
@@ -18,7 +18,7 @@ builder! {
     /// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
     /// # let _ = tch::nn::linear(model.root() / "module1" / "hidden1", 2, 2, Default::default());
     /// let optimizer = Sgd::new(0.1).momentum(0.9).nesterov(true).build(&model)?;
-    /// # Ok::<(), brigade_optim::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     pub struct Sgd {
         options(lr): Options::new(lr),
@@ -37,7 +37,7 @@ impl Sgd {
         check("the momentum", momentum, 0.0..f64::INFINITY)?;
         check("the dampening", dampening, f64::MIN..f64::INFINITY)?;
         if nesterov && (momentum == 0.0 || dampening != 0.0) {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "Nesterov's momentum needs a momentum and no dampening, found momentum {momentum} and \
                  dampening {dampening}"
             )));

@@ -1,9 +1,10 @@
 //! Parameters and gradients filled by the formula of the golden files, and steps along them.
 
 use brigade_nn::{Init, Model, ParamPath};
-use brigade_optim::{Optimizer, OptimizerSettings, Overrides, Result};
+use brigade_optim::{Optimizer, OptimizerSettings, Overrides};
 use brigade_test_device::{numeric_device, on_device};
 use brigade_testkit::assert_close;
+use brigade_torch::Result;
 use serde_json::Value;
 use tch::{Device, Kind, Tensor};
 

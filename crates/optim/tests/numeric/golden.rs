@@ -3,8 +3,9 @@
 use brigade_nn::Model;
 use brigade_optim::{
     Adafactor, Adagrad, Adam, AdamW, Group, Lamb, Lars, Lookahead, Muon, MuonRate, Optimizer,
-    QHAdam, RAdam, Result, RmsProp, Sgd,
+    QHAdam, RAdam, RmsProp, Sgd,
 };
+use brigade_torch::Result;
 use serde_json::Value;
 
 use tch::Kind;

@@ -6,6 +6,7 @@ use rand_pcg::rand_core::Rng;
 
 use super::{Sequence, SequenceLabel};
 use crate::IGNORED;
+use brigade_torch::Result;
 
 /// Hides tokens for a model to find, as BERT was trained: of those that are not special, each is chosen with a
 /// probability of 15 %; of the chosen ones 80 % become the mask's token, 10 % any token and 10 % stay. Labels are the
@@ -30,14 +31,10 @@ impl MaskedTokens {
     ///
     /// # Errors
     /// [`DataError::Options`] for an empty vocabulary.
-    pub fn new(
-        mask_id: i64,
-        vocabulary: usize,
-        special: impl Into<Vec<i64>>,
-    ) -> Result<Self, DataError> {
+    pub fn new(mask_id: i64, vocabulary: usize, special: impl Into<Vec<i64>>) -> Result<Self> {
         if vocabulary == 0 {
             let message = "a vocabulary without a token has none to hide others behind".to_owned();
-            return Err(DataError::Options { message });
+            return Err(DataError::Options { message }.into());
         }
         let (special, probability, masked, random) = (special.into(), 0.15, 0.8, 0.1);
         Ok(Self { mask_id, vocabulary, special, probability, masked, random, whole_words: false })
@@ -47,12 +44,12 @@ impl MaskedTokens {
     ///
     /// # Errors
     /// [`DataError::Options`] when it is not from 0 to 1.
-    pub fn probability(mut self, probability: f64) -> Result<Self, DataError> {
+    pub fn probability(mut self, probability: f64) -> Result<Self> {
         if !(0.0..=1.0).contains(&probability) {
             let message = format!(
                 "tokens cannot be hidden with a probability of {probability}, expected 0 to 1"
             );
-            return Err(DataError::Options { message });
+            return Err(DataError::Options { message }.into());
         }
         self.probability = probability;
         Ok(self)
@@ -62,12 +59,12 @@ impl MaskedTokens {
     ///
     /// # Errors
     /// [`DataError::Options`] when one is below 0, or both are above 1 together.
-    pub fn shares(mut self, masked: f64, random: f64) -> Result<Self, DataError> {
+    pub fn shares(mut self, masked: f64, random: f64) -> Result<Self> {
         if !(masked >= 0.0 && random >= 0.0 && masked + random <= 1.0) {
             let message = format!(
                 "shares of {masked} and {random} of the chosen tokens cannot be replaced, expected 0 to 1 together"
             );
-            return Err(DataError::Options { message });
+            return Err(DataError::Options { message }.into());
         }
         (self.masked, self.random) = (masked, random);
         Ok(self)
@@ -82,7 +79,7 @@ impl MaskedTokens {
     }
 
     /// Hides tokens of a sequence; its labels are the hidden ones.
-    pub(super) fn hide(&self, sequence: &Sequence, seed: u64) -> Result<Sequence, DataError> {
+    pub(super) fn hide(&self, sequence: &Sequence, seed: u64) -> Result<Sequence> {
         let mut random = Draw(stream(seed, &[]));
         let mut hidden = sequence.clone();
         let mut labels = vec![IGNORED; sequence.ids.len()];
@@ -99,7 +96,7 @@ impl MaskedTokens {
                         message: "whole words are to be hidden, and a sequence does not know its words: set them, \
                                   as words_of_offsets finds them"
                             .to_owned(),
-                    });
+                    }.into());
                 };
                 let of = words.get(place).copied().flatten().filter(|_| !special);
                 if of != word {

@@ -3,6 +3,7 @@
 use brigade_data::DataError;
 
 use crate::IGNORED;
+use brigade_torch::Result;
 
 /// Gives each token the label of its word, for the classification of tokens: -100 for tokens of no word, and for those
 /// of a word after its first one unless `all_tokens`.
@@ -13,16 +14,12 @@ use crate::IGNORED;
 /// let words = [None, Some(0), Some(1), Some(1), None]; // [CLS] Hugging Fa ##ce [SEP]
 /// assert_eq!(align_labels(&words, &[3, 4], false)?, [-100, 3, 4, -100, -100]);
 /// assert_eq!(align_labels(&words, &[3, 4], true)?, [-100, 3, 4, 4, -100]);
-/// # Ok::<(), brigade_data::DataError>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 ///
 /// # Errors
 /// [`DataError::Unfit`] for a word without a label.
-pub fn align_labels(
-    words: &[Option<u32>],
-    labels: &[i64],
-    all_tokens: bool,
-) -> Result<Vec<i64>, DataError> {
+pub fn align_labels(words: &[Option<u32>], labels: &[i64], all_tokens: bool) -> Result<Vec<i64>> {
     let mut previous = None;
     let label = |word: &Option<u32>| {
         let first = *word != previous;

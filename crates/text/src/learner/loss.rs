@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use brigade_learn::LearnerState;
 use brigade_learn::callback::{Callback, Step};
 use brigade_learn::loss::{LabelSmoothingCrossEntropy, Loss};
-use brigade_learn::{LearnerState, Result};
 use brigade_metrics::ClassesLast;
 use brigade_models::LanguageModelHead;
 use brigade_torch::CrossEntropyOptions;
+use brigade_torch::Result;
 use brigade_train::{AutocastOptions, Precision};
 use parking_lot::Mutex;
 use tch::{Device, Tensor};
@@ -48,7 +49,7 @@ impl HeadLoss {
     fn scored(&self, output: &Tensor) -> Result<Tensor> {
         if self.head.is_fused() {
             self.autocast(output.device(), || self.head.scores(output))?
-                .map_err(|error| brigade_train::Error::from(error).into())
+                .map_err(|error| brigade_torch::Error::from(error).into())
         } else {
             Ok(output.shallow_clone())
         }
@@ -67,7 +68,7 @@ impl Loss for HeadLoss {
         };
         let loss =
             self.autocast(predictions.device(), || self.head.loss(predictions, targets, &options))?;
-        Ok(loss.map_err(brigade_train::Error::from)?.loss)
+        Ok(loss?.loss)
     }
 
     fn each(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {

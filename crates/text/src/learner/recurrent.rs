@@ -3,10 +3,11 @@
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use brigade_checkpoint::Dtype;
+use brigade_learn::LearnerState;
 use brigade_learn::callback::{Callback, Phases, Step};
-use brigade_learn::{Error, LearnerState, Result};
 use brigade_models::RecurrentState;
 use brigade_nn::LstmState;
+use brigade_torch::{Error, Result};
 use brigade_torch::{bytes, dtype_of, tensor_from_bytes};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -87,12 +88,12 @@ impl Callback for ModelResetter {
         if ranks.iter().all(Vec::is_empty) {
             return Ok(None);
         }
-        serde_json::to_value(ranks).map(Some).map_err(Error::user)
+        serde_json::to_value(ranks).map(Some).map_err(Error::custom)
     }
 
     fn load_state(&mut self, learner: &mut LearnerState, state: &Value) -> Result<()> {
         let ranks: Vec<Vec<SavedLayer>> = Deserialize::deserialize(state).map_err(|error| {
-            Error::InvalidArgument(format!(
+            Error::invalid_argument(format!(
                 "the hidden state of the checkpoint cannot be read: {error}"
             ))
         })?;
@@ -103,9 +104,8 @@ impl Callback for ModelResetter {
         );
         let depth = ranks.first().map_or(0, Vec::len);
         if ranks.iter().any(|layers| layers.len() != depth) {
-            return Err(Error::InvalidArgument(
-                "the checkpoint's hidden states of the ranks have different numbers of layers"
-                    .into(),
+            return Err(Error::invalid_argument(
+                "the checkpoint's hidden states of the ranks have different numbers of layers",
             ));
         }
         let part = |which: fn(&SavedLayer) -> Result<Tensor>, layer: usize| -> Result<Tensor> {
@@ -114,7 +114,7 @@ impl Callback for ModelResetter {
             let all = Tensor::f_cat(&rows, 1)?;
             let count = all.size().get(1).copied().unwrap_or(0);
             if count % world != 0 {
-                return Err(Error::InvalidArgument(format!(
+                return Err(Error::invalid_argument(format!(
                     "the checkpoint has the hidden states of {count} rows, which {world} ranks cannot share \
                      evenly; go on with a number of ranks that divides them"
                 )));
@@ -129,7 +129,7 @@ impl Callback for ModelResetter {
                 Ok(LstmState { hidden, cell })
             })
             .collect::<Result<Vec<_>>>()?;
-        Ok(self.state.set_hidden_state(layers).map_err(brigade_train::Error::from)?)
+        Ok(self.state.set_hidden_state(layers)?)
     }
 }
 
@@ -154,8 +154,7 @@ impl Callback for RnnRegularizer {
             return Ok(());
         }
         let Some(loss) = learner.loss_for_backward() else { return Ok(()) };
-        let penalty =
-            outputs.regularization(self.alpha, self.beta).map_err(brigade_train::Error::from)?;
+        let penalty = outputs.regularization(self.alpha, self.beta)?;
         let loss = loss.f_add(&penalty)?;
         learner.set_loss_for_backward(loss);
         Ok(())
@@ -181,21 +180,21 @@ impl SavedLayer {
     fn of(layer: &LstmState) -> Result<Self> {
         let encoded = |tensor: &Tensor| -> Result<String> {
             let tensor = tensor.f_detach()?.f_to_device(Device::Cpu)?.f_contiguous()?;
-            let bytes = bytes(&tensor).map_err(brigade_train::Error::from)?.to_vec();
+            let bytes = bytes(&tensor)?.to_vec();
             Ok(BASE64_STANDARD.encode(bytes))
         };
         let kind = layer.hidden.kind();
         let dtype = dtype_of(kind).ok_or_else(|| {
-            Error::InvalidArgument(format!("a hidden state of {kind:?} cannot be saved"))
+            Error::invalid_argument(format!("a hidden state of {kind:?} cannot be saved"))
         })?;
         let (hidden, cell) = (encoded(&layer.hidden)?, encoded(&layer.cell)?);
         Ok(Self { dtype, shape: layer.hidden.size(), hidden, cell })
     }
 
     fn decoded(&self, text: &str) -> Result<Tensor> {
-        let mut bytes = BASE64_STANDARD.decode(text).map_err(Error::user)?;
+        let mut bytes = BASE64_STANDARD.decode(text).map_err(Error::custom)?;
         tensor_from_bytes(&mut bytes, &self.shape, self.dtype)
-            .map_err(|error| brigade_train::Error::from(error).into())
+            .map_err(|error| Error::from(error).into())
     }
 
     fn hidden(&self) -> Result<Tensor> {

@@ -3,13 +3,14 @@
 use std::any::Any;
 use std::path::Path;
 
-use brigade_learn::{Error, Learner, LearnerState, Result};
+use brigade_learn::{Learner, LearnerState};
 use brigade_models::{
     AwdLstmModel, LanguageModel, NextWordOptions, TextClassifier, encoder_state, read_encoder,
     with_encoder, write_encoder,
 };
 use brigade_tokens::rules::decode_special_tokens;
 use brigade_tokens::{TokenList, Vocabulary};
+use brigade_torch::{Error, Result};
 
 use crate::TextCodec;
 
@@ -70,19 +71,22 @@ impl TextLearner for Learner {
         let path = path.as_ref();
         let written = if self.accelerator().is_main_process() {
             encoder_name(self)
-                .and_then(|name| Ok(encoder_state(&self.state_dict(), &name).map_err(nn)?))
-                .and_then(|state| Ok(write_encoder(&state, path).map_err(nn)?))
+                .and_then(|name| encoder_state(&self.state_dict(), &name))
+                .and_then(|state| write_encoder(&state, path))
                 .map_err(|error| error.to_string())
         } else {
             Ok(())
         };
-        self.accelerator().processes().broadcast_object(written, 0)?.map_err(Error::InvalidArgument)
+        self.accelerator()
+            .processes()
+            .broadcast_object(written, 0)?
+            .map_err(Error::invalid_argument)
     }
 
     fn load_encoder(&mut self, path: impl AsRef<Path>) -> Result<()> {
         let name = encoder_name(self)?;
-        let values = read_encoder(path.as_ref()).map_err(nn)?;
-        let whole = with_encoder(&self.state_dict(), &name, &values).map_err(nn)?;
+        let values = read_encoder(path.as_ref())?;
+        let whole = with_encoder(&self.state_dict(), &name, &values)?;
         self.state_mut().load_state_dict(&whole)?;
         self.freeze()
     }
@@ -93,10 +97,9 @@ impl TextLearner for Learner {
             codec.downcast_ref::<TextCodec>().cloned()
         });
         let codec = codec.ok_or_else(|| {
-            Error::InvalidArgument(
+            Error::invalid_argument(
                 "generate: the data do not say how texts are split; make them by TextLoaders, or give the Loaders a \
-                 TextCodec"
-                    .to_owned(),
+                 TextCodec",
             )
         })?;
         let vocabulary = codec.vocabulary();
@@ -110,24 +113,20 @@ impl TextLearner for Learner {
         let mut ids = codec.ids(text)?;
         let after = self.evaluated(|learner| {
             let Some(model) = learner.module::<LanguageModel>() else {
-                return Err(Error::InvalidArgument(
-                    "generate: the model is no LanguageModel; make the Learner by language_model_learner".to_owned(),
+                return Err(Error::invalid_argument(
+                    "generate: the model is no LanguageModel; make the Learner by language_model_learner",
                 ));
             };
             let state = model.state().clone();
             let before = state.hidden_state();
             state.reset();
             let words = model.next_words(&ids, words, &chosen);
-            state.set_hidden_state(before).map_err(nn)?;
-            Ok(words.map_err(nn)?)
+            state.set_hidden_state(before)?;
+            words
         })?;
         ids.extend(after);
         written(&ids, vocabulary, options.decode)
     }
-}
-
-fn nn(error: brigade_nn::Error) -> brigade_train::Error {
-    error.into()
 }
 
 /// The name of the encoder's place in the model.
@@ -136,10 +135,9 @@ fn encoder_name(learner: &LearnerState) -> Result<String> {
     let encoder = of_language_model
         .or_else(|| learner.module::<TextClassifier>().map(AwdLstmModel::encoder))
         .ok_or_else(|| {
-            Error::InvalidArgument(
+            Error::invalid_argument(
                 "the Learner's model has no encoder of an AWD-LSTM; make it by language_model_learner or \
-                 text_classifier_learner"
-                    .to_owned(),
+                 text_classifier_learner",
             )
         })?;
     Ok(encoder.name().to_owned())
@@ -150,6 +148,7 @@ fn written(ids: &[i64], vocabulary: &Vocabulary, decode: bool) -> Result<String>
     let token = |id: &i64| u32::try_from(*id).ok().and_then(|id| vocabulary.token(id));
     let tokens: TokenList =
         ids.iter().filter_map(token).filter(|token| !["xxbos", "xxpad"].contains(token)).collect();
-    let tokens = if decode { decode_special_tokens(&tokens).map_err(Error::user)? } else { tokens };
+    let tokens =
+        if decode { decode_special_tokens(&tokens).map_err(Error::custom)? } else { tokens };
     Ok(tokens.iter().collect::<Vec<_>>().join(" "))
 }

@@ -8,7 +8,9 @@ use brigade_tokens::{TextSource, TokenCorpus, TokenIds, Vocabulary};
 use brigade_train::Accelerator;
 
 use super::{Options, Part, TextTarget};
-use crate::{Categories, Error, Result};
+use crate::Categories;
+use crate::error::TextError;
+use brigade_torch::{Error, Result};
 
 /// The texts as numbers, divided and labelled.
 pub(super) struct Found {
@@ -49,14 +51,14 @@ impl Found {
         };
         let pad_id = vocabulary.id(&options.pad_token).map(i64::from);
         if pad_id.is_none() && !options.language_model {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "the vocabulary of {} tokens has no token {:?} to fill up texts with: name one that it has by \
                  .pad_token(…)",
                 vocabulary.len(),
                 options.pad_token
             )));
         }
-        let ids = corpus.ids(&vocabulary)?;
+        let ids = corpus.ids(&vocabulary).map_err(TextError::from)?;
         Ok(Self { ids, vocabulary, train, valid, labels, pad_id })
     }
 
@@ -91,12 +93,12 @@ pub(super) fn agreed(accelerator: &Accelerator, local: Result<Found>) -> Result<
     let mut reasons = all.iter().map(|told| told.as_ref().err()).enumerate();
     if let Some((rank, Some(reason))) = reasons.find(|(_, reason)| reason.is_some()) {
         let message = format!("rank {rank} could not prepare its texts: {reason}");
-        return Err(Error::InvalidArgument(message));
+        return Err(Error::invalid_argument(message));
     }
     let first = all.first();
     match all.iter().position(|told| Some(told) != first) {
         None => Ok(found),
-        Some(rank) => Err(Error::InvalidArgument(format!(
+        Some(rank) => Err(Error::invalid_argument(format!(
             "rank {rank} sees other texts than rank 0, by their words, labels or order: give every host the same files"
         ))),
     }
@@ -114,7 +116,7 @@ fn divide(source: &TextSource, part: &Part, seed: u64) -> Result<(Vec<usize>, Ve
             let mut is_valid = vec![false; len];
             for index in indices {
                 let slot = is_valid.get_mut(*index).ok_or_else(|| {
-                    Error::InvalidArgument(format!(
+                    Error::invalid_argument(format!(
                         "text {index} is to validate with, and there are {len} from 0"
                     ))
                 })?;
@@ -130,7 +132,7 @@ fn divide(source: &TextSource, part: &Part, seed: u64) -> Result<(Vec<usize>, Ve
         (false, true) if !matches!(part, Part::None) => "validate",
         _ => return Ok((train, valid)),
     };
-    Err(Error::InvalidArgument(format!(
+    Err(Error::invalid_argument(format!(
         "none of the {len} texts is to {lacks} with: look at the folders or the column that divide them, choose by \
          .valid_share(…), or train without validation by .without_validation()"
     )))
@@ -139,7 +141,7 @@ fn divide(source: &TextSource, part: &Part, seed: u64) -> Result<(Vec<usize>, Ve
 /// Draws a share of the texts, as fastai's `RandomSplitter`: the first ones of a permutation.
 fn share(len: usize, share: f64, seed: u64) -> Result<Vec<bool>> {
     if !(share > 0.0 && share < 1.0) {
-        return Err(Error::InvalidArgument(format!(
+        return Err(Error::invalid_argument(format!(
             "a share of {share} of the texts cannot be split off, expected more than 0 and less than 1"
         )));
     }
@@ -161,7 +163,7 @@ fn labels(
     valid: &[usize],
 ) -> Result<Labels> {
     let Some(labels) = source.labels() else {
-        return Err(Error::InvalidArgument(format!(
+        return Err(Error::invalid_argument(format!(
             "the source of {} texts has no labels: name their column, set them by TextSource::with_labels, or train a \
              language model by .language_model()",
             source.len()
@@ -170,7 +172,7 @@ fn labels(
     let label = |index: &usize| labels.get(*index).map(String::as_str).unwrap_or_default();
     let named = |index: usize| {
         let name = source.name(index);
-        move |error: Error| Error::InvalidArgument(format!("{name}: {error}"))
+        move |error: Error| Error::invalid_argument(format!("{name}: {error}"))
     };
     let used = || train.iter().chain(valid).copied();
     match target {
@@ -180,7 +182,7 @@ fn labels(
                 None => Categories::of(train.iter().map(label))?,
             };
             if let [only] = classes.names() {
-                return Err(Error::InvalidArgument(format!(
+                return Err(Error::invalid_argument(format!(
                     "all {} texts to train with have the label {only:?}, and one class cannot be told from others: \
                      look at the column or the folders of the labels",
                     train.len()
@@ -213,7 +215,7 @@ fn labels(
                 let text = label(&index);
                 let number = text.trim().parse().ok().filter(|number: &f32| number.is_finite());
                 numbers[index] = number.ok_or_else(|| {
-                    Error::InvalidArgument(format!(
+                    Error::invalid_argument(format!(
                         "{} has the label {text:?}, expected a finite number",
                         source.name(index)
                     ))

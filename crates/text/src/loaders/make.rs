@@ -12,10 +12,11 @@ use tch::Tensor;
 use super::found::{Found, Labels, agreed};
 use super::{Options, Origin, TextBatches, TextDataLoaders};
 use crate::codec::TextCodec;
+use crate::error::TextError;
 use crate::{
-    Backwards, Documents, Error, LabelledTexts, LanguageModelData, Padding, Result, SortedSampler,
-    Subset,
+    Backwards, Documents, LabelledTexts, LanguageModelData, Padding, SortedSampler, Subset,
 };
+use brigade_torch::{Error, Result};
 
 /// Makes the loaders: the same on all ranks.
 pub(super) fn loaders(
@@ -27,11 +28,11 @@ pub(super) fn loaders(
     let seed = options.seed.unwrap_or_else(draw_seed);
     let seed = accelerator.processes().broadcast_object(seed, 0)?;
     // From here on ranks meet before the first error is returned.
-    let source = origin.open(&options.part).map_err(Error::from);
+    let source = origin.open(&options.part).map_err(|error| TextError::from(error).into());
     let corpus = corpus(source.as_ref().ok(), &options, accelerator)?;
     let local = source.and_then(|source| match corpus {
         Some(corpus) => Found::new(&source, &corpus?, &options, seed),
-        None => Err(Error::InvalidArgument("the source has gone".to_owned())),
+        None => Err(Error::invalid_argument("the source has gone")),
     });
     let found = agreed(accelerator, local)?;
     let split_batches = accelerator.data_loader_configuration().split_batches;
@@ -54,15 +55,14 @@ fn corpus(
         let split = |source| {
             TokenCorpus::in_memory(tokenizer, source, ParallelOptions::new().threads(share))
         };
-        return Ok(source.map(|source| Ok(split(source)?)));
+        return Ok(source.map(|source| Ok(split(source).map_err(TextError::from)?)));
     };
     let threads = if accelerator.processes().is_local_main_process() { available } else { share };
     let split = |source| cache.corpus(tokenizer, source, ParallelOptions::new().threads(threads));
     // The first rank's failure is not that of the others, which may be able to: what each has is compared later.
-    let made = accelerator
-        .processes()
-        .local_main_process_first(|| Ok::<_, brigade_train::Error>(source.map(split)))?;
-    Ok(made.map(|corpus| Ok(corpus?)))
+    let made =
+        accelerator.processes().local_main_process_first(|| Ok::<_, Error>(source.map(split)))?;
+    Ok(made.map(|corpus| Ok(corpus.map_err(TextError::from)?)))
 }
 
 /// What makes loaders of what was found.
@@ -147,7 +147,7 @@ impl Maker {
         })?;
         train = train.drop_last(self.options.drop_last);
         if train.is_empty() {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "{} texts to train with make no batch of {}: make the batch smaller, or keep smaller batches by \
                  .drop_last(false)",
                 self.found.train.len(),

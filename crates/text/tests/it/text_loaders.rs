@@ -7,10 +7,9 @@ use std::path::Path;
 
 use brigade_data::{Batch, DataLoader};
 use brigade_learn::{Item, ItemCodec};
-use brigade_text::{
-    Categories, Error, TextBatches, TextCodec, TextLoaders, TextTarget, codec_from,
-};
+use brigade_text::{Categories, TextBatches, TextCodec, TextLoaders, TextTarget, codec_from};
 use brigade_tokens::{CsvOptions, TextSource, Vocabulary};
+use brigade_torch::Error;
 use brigade_train::Accelerator;
 use serde_json::Value;
 use tch::{Kind, Tensor};

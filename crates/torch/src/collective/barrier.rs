@@ -13,7 +13,7 @@ impl ProcessGroup {
     /// Returns when all ranks have called it.
     ///
     /// # Errors
-    /// [`Error::Collective`].
+    /// [`crate::TorchError::Collective`].
     #[track_caller]
     pub fn barrier(&self) -> Result<(), Error> {
         self.start_barrier()?.wait()
@@ -36,7 +36,7 @@ impl ProcessGroup {
     /// not come within the limit ([`crate::CollectiveError::missing`]). Gloo only.
     ///
     /// # Errors
-    /// [`Error::Collective`], on rank 0 with the missing ranks, on the others because rank 0 did not
+    /// [`crate::TorchError::Collective`], on rank 0 with the missing ranks, on the others because rank 0 did not
     /// answer.
     ///
     /// ```
@@ -52,12 +52,10 @@ impl ProcessGroup {
         self.check("monitored_barrier", String::new)?;
         let (started, begun) = (Started::unnumbered("monitored_barrier"), Instant::now());
         let done = self.exclusively(|group| ffi::monitored_barrier(group, limit, true));
-        done.map_err(|error| match self.failure(started, begun, &error) {
-            Error::Collective(mut failed) => {
-                failed.missing = named_ranks(&failed.detail);
-                Error::Collective(failed)
-            }
-            other => other,
+        done.map_err(|error| {
+            let mut failed = self.failure(started, begun, &error);
+            failed.missing = named_ranks(&failed.detail);
+            failed.into()
         })
     }
 }

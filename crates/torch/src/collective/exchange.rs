@@ -15,7 +15,7 @@ impl ProcessGroup {
     /// filled.
     ///
     /// # Errors
-    /// [`Error::Collective`], with [`crate::Fault::Invalid`] when a list is not one tensor per rank.
+    /// [`crate::TorchError::Collective`], with [`crate::Fault::Invalid`] when a list is not one tensor per rank.
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -92,7 +92,7 @@ impl ProcessGroup {
     /// all ranks, by rank.
     ///
     /// # Errors
-    /// [`Error::Collective`], with [`crate::Fault::Invalid`] when the counts are not one per rank or do
+    /// [`crate::TorchError::Collective`], with [`crate::Fault::Invalid`] when the counts are not one per rank or do
     /// not add up to the rows of `input`.
     #[track_caller]
     pub fn all_to_all_flat(

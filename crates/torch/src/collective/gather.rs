@@ -15,7 +15,7 @@ impl ProcessGroup {
     /// Replaces the tensor by rank `root`'s.
     ///
     /// # Errors
-    /// [`Error::Collective`], with [`crate::Fault::Invalid`] when there is no such rank.
+    /// [`crate::TorchError::Collective`], with [`crate::Fault::Invalid`] when there is no such rank.
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -53,7 +53,7 @@ impl ProcessGroup {
     /// the group's for each message, whatever [`ProcessGroup::within`] says.
     ///
     /// # Errors
-    /// [`Error::Collective`], with [`crate::Fault::Invalid`] when there is no such rank.
+    /// [`crate::TorchError::Collective`], with [`crate::Fault::Invalid`] when there is no such rank.
     #[track_caller]
     pub fn broadcast_coalesced(
         &self,
@@ -69,13 +69,13 @@ impl ProcessGroup {
             let started = self.next_collective("broadcast_coalesced");
             (started, ffi::broadcast_coalesced(group, &borrow_all(tensors), bytes, root))
         });
-        done.map_err(|error| self.failure(started, since, &error))
+        Ok(done.map_err(|error| self.failure(started, since, &error))?)
     }
 
     /// The tensors of all ranks, by rank.
     ///
     /// # Errors
-    /// [`Error::Collective`].
+    /// [`crate::TorchError::Collective`].
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -116,7 +116,7 @@ impl ProcessGroup {
     /// scalar becomes `[size]`.
     ///
     /// # Errors
-    /// [`Error::Collective`].
+    /// [`crate::TorchError::Collective`].
     #[track_caller]
     pub fn all_gather_flat(&self, tensor: &Tensor) -> Result<Tensor, Error> {
         self.begin_all_gather_flat(tensor)?.wait()
@@ -206,7 +206,7 @@ impl ProcessGroup {
     /// On rank `root` the tensors of all ranks, by rank; `None` elsewhere.
     ///
     /// # Errors
-    /// [`Error::Collective`], with [`crate::Fault::Invalid`] when there is no such rank.
+    /// [`crate::TorchError::Collective`], with [`crate::Fault::Invalid`] when there is no such rank.
     #[track_caller]
     pub fn gather(&self, tensor: &Tensor, root: usize) -> Result<Option<Vec<Tensor>>, Error> {
         self.begin_gather(tensor, root)?.wait()
@@ -245,7 +245,7 @@ impl ProcessGroup {
     /// Fills `output` with this rank's tensor of rank `root`'s list, which only that rank gives.
     ///
     /// # Errors
-    /// [`Error::Collective`], with [`crate::Fault::Invalid`] when there is no such rank, when the root's
+    /// [`crate::TorchError::Collective`], with [`crate::Fault::Invalid`] when there is no such rank, when the root's
     /// list is not one tensor per rank of `output`'s shape and type, or when another rank gives a list.
     #[track_caller]
     pub fn scatter(

@@ -14,7 +14,7 @@ impl ProcessGroup {
     /// Sends a tensor to one rank. Returns when the tensor may be changed again.
     ///
     /// # Errors
-    /// [`Error::Collective`], with [`crate::Fault::Invalid`] when there is no such rank or it is this
+    /// [`crate::TorchError::Collective`], with [`crate::Fault::Invalid`] when there is no such rank or it is this
     /// one.
     ///
     /// ```no_run
@@ -74,7 +74,7 @@ impl ProcessGroup {
     /// Fills a tensor with what any rank sends under the tag, and tells which rank it was. Gloo only.
     ///
     /// # Errors
-    /// [`Error::Collective`].
+    /// [`crate::TorchError::Collective`].
     pub fn recv_any(&self, tensor: &mut Tensor, tag: u16) -> Result<usize, Error> {
         let (_, source) = self.begin_recv_any(tensor.shallow_clone(), tag)?.wait_source()?;
         source.ok_or_else(|| {
@@ -105,7 +105,7 @@ impl ProcessGroup {
         let (started, begun) = (Started::unnumbered(operation), Instant::now());
         match self.exclusively(start) {
             Ok(handle) => Ok(PendingWork::new(handle, self.clone(), started)),
-            Err(error) => Err(self.failure(started, begun, &error)),
+            Err(error) => Err(self.failure(started, begun, &error).into()),
         }
     }
 

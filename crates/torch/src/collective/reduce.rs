@@ -35,7 +35,7 @@ impl ProcessGroup {
     /// Replaces the tensor by its reduction over all ranks, the same bits on every rank.
     ///
     /// # Errors
-    /// [`Error::Collective`], with [`crate::Fault::Invalid`] for a mean of integers or a bitwise
+    /// [`crate::TorchError::Collective`], with [`crate::Fault::Invalid`] for a mean of integers or a bitwise
     /// operation on anything else.
     ///
     /// ```

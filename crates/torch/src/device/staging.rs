@@ -18,7 +18,7 @@ use crate::error::Error;
 /// ```
 ///
 /// # Errors
-/// [`Error::Libtorch`], as when memory is full.
+/// [`crate::TorchError::Libtorch`], as when memory is full.
 pub fn copy_to_host(from: &Tensor, into: Option<&Tensor>) -> Result<Tensor, Error> {
     ffi::copy_to_host(borrow(from), &borrow_optional(into))
         .map(own)
@@ -37,7 +37,7 @@ pub fn copy_to_host(from: &Tensor, into: Option<&Tensor>) -> Result<Tensor, Erro
 /// ```
 ///
 /// # Errors
-/// [`Error::Libtorch`], as when memory is full; [`Error::Tensor`] for a copy of a GPU's tensor to the CPU that fails.
+/// [`crate::TorchError::Libtorch`], as when memory is full; [`crate::TorchError::Tensor`] for a copy of a GPU's tensor to the CPU that fails.
 pub fn copy_to_device(from: &Tensor, device: Device) -> Result<Tensor, Error> {
     let Some(index) = gpu(device)? else { return Ok(from.f_to_device(device)?) };
     ffi::copy_to_gpu(borrow(from), index)
@@ -48,7 +48,7 @@ pub fn copy_to_device(from: &Tensor, device: Device) -> Result<Tensor, Error> {
 /// Returns whether a tensor lies in pinned memory of the host.
 ///
 /// # Errors
-/// [`Error::Libtorch`] for a tensor without memory.
+/// [`crate::TorchError::Libtorch`] for a tensor without memory.
 pub fn is_pinned(tensor: &Tensor) -> Result<bool, Error> {
     ffi::is_pinned(borrow(tensor)).map_err(|error| Error::libtorch("is_pinned", &error))
 }

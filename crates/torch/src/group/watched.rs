@@ -88,7 +88,7 @@ impl ProcessGroup {
     /// Returns whether all watched work was done in time so far ([`ProcessGroup::watch`]), once with its own error.
     ///
     /// # Errors
-    /// [`Error::Collective`] with [`Fault::Timeout`] for work that was not, then with [`Fault::Aborted`]; the error of
+    /// [`crate::TorchError::Collective`] with [`Fault::Timeout`] for work that was not, then with [`Fault::Aborted`]; the error of
     /// the question, where the device has failed.
     pub fn watched(&self) -> Result<(), Error> {
         let failure = self.inner().watched.state.lock().failure.take();
@@ -96,7 +96,7 @@ impl ProcessGroup {
             Some(error) => Err(error),
             None if self.is_aborted() => {
                 let detail = "the group was aborted".to_owned();
-                Err(self.failure_of(Started::unnumbered("watch"), Fault::Aborted, detail))
+                Err(self.failure_of(Started::unnumbered("watch"), Fault::Aborted, detail).into())
             }
             None => Ok(()),
         }
@@ -150,7 +150,7 @@ impl Watched {
                     let detail = format!("the device has not done it within {:?}", watch.limit);
                     let error = group.failure_of(watch.started, Fault::Timeout, detail);
                     // Before the abort, which can last until the graphs that use the communicator are dropped.
-                    self.state.lock().failure = Some(error);
+                    self.state.lock().failure = Some(error.into());
                     let _ = group.abort();
                     return;
                 }

@@ -10,7 +10,7 @@ use tch::{Kind, Tensor};
 use super::Reducer;
 use crate::bridge::{ffi, own};
 use crate::collective::ReduceOp;
-use crate::error::{Error, Fault};
+use crate::error::{Error, Fault, Thrown, TorchError};
 use crate::memory::elements;
 
 /// How gradients are averaged in a join, and what it does at the first rank without data.
@@ -77,8 +77,8 @@ impl Reducer {
     /// Does what one iteration of the others asks of a rank that has run out of data.
     ///
     /// # Errors
-    /// [`Error::Collective`] when a peer is gone; [`Error::EarlyTermination`] when that was asked for;
-    /// [`Error::InvalidArgument`] when the others disagree, or outside of a join; that of a [`crate::GradientHook`].
+    /// [`crate::TorchError::Collective`] when a peer is gone; [`crate::TorchError::EarlyTermination`] when that was asked for;
+    /// [`crate::ErrorKind::InvalidArgument`] when the others disagree, or outside of a join; that of a [`crate::GradientHook`].
     pub fn shadow(&self) -> Result<Shadowed, Error> {
         let roll = self.roll(GONE)?;
         if roll.active == 0 {
@@ -108,7 +108,7 @@ impl Reducer {
     /// that was there to the end.
     ///
     /// # Errors
-    /// [`Error::Collective`] when a peer is gone.
+    /// [`crate::TorchError::Collective`] when a peer is gone.
     pub fn end_join(&self) -> Result<(), Error> {
         let authority = self.leave_join().and_then(|join| join.authority);
         match authority {
@@ -165,8 +165,8 @@ impl Reducer {
         let authority = answers.iter().rposition(|&answer| answer != GONE);
         let mut join = self.join.borrow_mut();
         let Some(join) = join.as_mut() else {
-            return Err(Error::InvalidArgument(
-                "shadow: no join is in progress; call begin_join first".into(),
+            return Err(Error::invalid_argument(
+                "shadow: no join is in progress; call begin_join first",
             ));
         };
         if authority.is_some() {
@@ -175,12 +175,12 @@ impl Reducer {
         if join.options.throw_on_early_termination
             && let (1.., Some(rank)) = (active, those(GONE).next())
         {
-            return Err(Error::EarlyTermination { rank });
+            return Err(TorchError::EarlyTermination { rank }.into());
         }
         if let (Some(with), Some(without)) =
             (those(WITH_REDUCTION).next(), those(WITHOUT_REDUCTION).next())
         {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "join: rank {with} reduces its gradients after this forward and rank {without} does not; \
                  end accumulation windows at the same batches on all ranks that have data"
             )));
@@ -191,11 +191,10 @@ impl Reducer {
     /// A failed message of the reducer's own, in words.
     fn rebuild(&self) -> Result<(), Error> {
         ffi::reducer_rebuild_buckets(self.raw()).map(drop).map_err(|error| {
-            match Error::libtorch("join", &error) {
-                Error::Libtorch { fault: Fault::Invalid, detail, .. } => {
-                    Error::InvalidArgument(detail)
-                }
-                other => other,
+            let thrown = Thrown::read(&error);
+            match thrown.fault() {
+                Fault::Invalid => Error::invalid_argument(thrown.detail),
+                _ => Error::libtorch("join", &error),
             }
         })
     }

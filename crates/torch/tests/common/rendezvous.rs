@@ -7,7 +7,7 @@ use brigade_rank_env::StoreHost;
 use brigade_testkit::World;
 use brigade_torch::{
     Backend, Error, Fault, GlooDevice, GroupOptions, Kind, ProcessGroup, Store, TcpStore, Tensor,
-    inherited_socket,
+    TorchError, inherited_socket,
 };
 
 pub(crate) fn store(world: &World) -> Store {
@@ -63,9 +63,9 @@ pub(crate) fn assert_fault<T: std::fmt::Debug>(result: Result<T, Error>, fault: 
 
 /// The ranks that the error says had not arrived.
 pub(crate) fn missing(error: &Error) -> Vec<usize> {
-    match error {
-        Error::Collective(error) => error.missing.clone(),
-        other => panic!("not the error of a collective: {other}"),
+    match error.downcast_ref() {
+        Some(TorchError::Collective(error)) => error.missing.clone(),
+        _ => panic!("not the error of a collective: {error}"),
     }
 }
 

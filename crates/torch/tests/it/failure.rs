@@ -213,9 +213,7 @@ fn work_of_a_device_is_watched_until_its_group_ends() {
         ProcessGroup::new(&Store::hash().unwrap(), 0, 1, gloo, GroupOptions::default()).unwrap()
     };
     let failed = group();
-    failed
-        .watch("replay", || Err(Error::InvalidArgument("the device is gone".to_owned())))
-        .unwrap();
+    failed.watch("replay", || Err(Error::invalid_argument("the device is gone"))).unwrap();
     let error = loop {
         match failed.watched() {
             Ok(()) => thread::sleep(Duration::from_millis(10)),

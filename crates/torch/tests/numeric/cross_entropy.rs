@@ -3,7 +3,7 @@
 use brigade_test_device::{numeric_device, on_device};
 use brigade_torch::{
     Autocast, BackwardOptions, CrossEntropyLoss, CrossEntropyOptions, Device, Error, Fault, Kind,
-    Tensor, backward_with, cross_entropy, linear_cross_entropy,
+    Tensor, TorchError, backward_with, cross_entropy, linear_cross_entropy,
 };
 use tch::Reduction;
 
@@ -101,9 +101,10 @@ fn all_options() -> impl Iterator<Item = CrossEntropyOptions> {
 }
 
 fn fault_of(result: Result<CrossEntropyLoss, Error>) -> (Fault, String) {
-    match result.unwrap_err() {
-        Error::Libtorch { fault, detail, .. } => (fault, detail),
-        other => panic!("{other}"),
+    let error = result.unwrap_err();
+    match error.downcast_ref() {
+        Some(TorchError::Libtorch { fault, detail, .. }) => (*fault, detail.clone()),
+        _ => panic!("{error}"),
     }
 }
 

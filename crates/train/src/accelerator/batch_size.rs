@@ -2,8 +2,8 @@
 
 use super::Accelerator;
 use crate::batch_size;
-use crate::error::{Error, Result};
 use crate::precision::scaler::GradScaler;
+use brigade_torch::{Error, Result};
 
 impl Accelerator {
     /// Runs the body with a batch size, and again with half of it as long as memory runs out. The body
@@ -16,19 +16,20 @@ impl Accelerator {
     /// then.
     ///
     /// ```
-    /// # use brigade_train::{Accelerator, Result};
+    /// # use brigade_train::Accelerator;
+    /// # use brigade_torch::Result;
     /// # fn train(accelerator: &Accelerator, batch_size: usize) -> Result<usize> { Ok(batch_size) }
     /// # let accelerator = Accelerator::builder().cpu(true).build()?;
     /// let size = accelerator.find_executable_batch_size(1024, |batch_size| {
     ///     train(&accelerator, batch_size)
     /// })?;
     /// assert_eq!(size, 1024); // its memory sufficed
-    /// # Ok::<(), brigade_train::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
-    /// The body's, when it is not about memory; [`Error::Leader`] when it was another rank's;
-    /// [`Error::NoBatchSize`] when a single sample does not fit; [`Error::InvalidArgument`] for a start at 0.
+    /// The body's, when it is not about memory; [`crate::TrainError::Leader`] when it was another rank's;
+    /// [`crate::TrainError::NoBatchSize`] when a single sample does not fit; [`brigade_torch::ErrorKind::InvalidArgument`] for a start at 0.
     pub fn find_executable_batch_size<R, E: Into<Error>>(
         &self,
         start: usize,
@@ -41,7 +42,7 @@ impl Accelerator {
     /// fit.
     ///
     /// # Errors
-    /// As there; [`Error::InvalidArgument`] when the next size is not smaller.
+    /// As there; [`brigade_torch::ErrorKind::InvalidArgument`] when the next size is not smaller.
     pub fn find_executable_batch_size_by<R, E: Into<Error>>(
         &self,
         start: usize,

@@ -10,7 +10,6 @@ use brigade_track::Tracker;
 
 use super::{Accelerator, Options};
 use crate::checkpoint::{Checkpoints, ProjectConfiguration};
-use crate::error::{Error, Result};
 use crate::gradients::accumulate::{GradientAccumulationOptions, GradientAccumulator};
 use crate::gradients::backward::Gradients;
 use crate::gradients::hook::CommHook;
@@ -22,6 +21,7 @@ use crate::precision::scaler::GradScalerOptions;
 use crate::precision::{NumericsOptions, Precision};
 use crate::processes::Processes;
 use crate::watch::{Watch, WatchOptions};
+use brigade_torch::{Error, Result};
 
 /// Settings of an [`Accelerator`]. Every one has a default.
 #[derive(Debug)]
@@ -309,14 +309,14 @@ impl AcceleratorBuilder {
     /// ```
     /// use brigade_train::Accelerator;
     /// let accelerator = Accelerator::builder().cpu(true).deterministic(true).tf32(false).build()?;
-    /// # Ok::<(), brigade_train::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     pub fn deterministic(mut self, on: bool) -> Self {
         self.numerics.math.deterministic = Some(on);
         self
     }
 
-    /// Whether a non-finite loss (infinite or NaN) is an error ([`Error::LossNotFinite`]), the same on
+    /// Whether a non-finite loss (infinite or NaN) is an error ([`crate::TrainError::LossNotFinite`]), the same on
     /// every rank, instead of weights that are NaN afterwards. On by default; with fp16 the loss scaler skips
     /// such a step instead.
     ///
@@ -333,7 +333,8 @@ impl AcceleratorBuilder {
     ///
     /// ```
     /// # use brigade_nn::{Linear, Model};
-    /// # use brigade_train::{Accelerator, Error, Sgd, Tensor};
+    /// # use brigade_train::{Accelerator, Sgd, Tensor};
+    /// # use brigade_torch::Error;
     /// # let accelerator = Accelerator::builder().cpu(true).build()?;
     /// # let model = Model::new(|p| Linear::new(p, 4, 2))?;
     /// # let optimizer = Sgd::new(0.1).build(&model)?;
@@ -349,7 +350,7 @@ impl AcceleratorBuilder {
     /// }
     /// optimizer.zero_grad()?;
     /// assert!(accelerator.optimizer_step_was_skipped());
-    /// # Ok::<(), brigade_train::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// Under LocalSGD, and where no prepared model takes part, the error is that of the rank alone.
@@ -381,7 +382,7 @@ impl AcceleratorBuilder {
     /// Joins the other ranks.
     ///
     /// # Errors
-    /// As [`Accelerator::new`]; [`crate::Error::InvalidArgument`] for zero accumulation steps, and for options that
+    /// As [`Accelerator::new`]; [`brigade_torch::ErrorKind::InvalidArgument`] for zero accumulation steps, and for options that
     /// contradict each other or [`AcceleratorBuilder::sharing`].
     pub fn build(self) -> Result<Accelerator> {
         self.models.comm_hook.check()?;
@@ -389,8 +390,8 @@ impl AcceleratorBuilder {
         let accumulator = GradientAccumulator::new(settings)?;
         match (&self.processes, &self.sharing) {
             (Some(_), Some(_)) => {
-                return Err(Error::InvalidArgument(
-                    "the options `processes` and `sharing` contradict each other".into(),
+                return Err(Error::invalid_argument(
+                    "the options `processes` and `sharing` contradict each other",
                 ));
             }
             (Some(processes), None) => self.check_joined("processes", processes)?,
@@ -457,7 +458,7 @@ impl AcceleratorBuilder {
         ];
         match set.iter().find(|(_, contradicts)| *contradicts) {
             None => Ok(()),
-            Some((option, _)) => Err(Error::InvalidArgument(format!(
+            Some((option, _)) => Err(Error::invalid_argument(format!(
                 "the option `{option}` contradicts `{source}`: it was decided when the job was joined; set \
                  it there"
             ))),

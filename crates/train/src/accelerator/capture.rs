@@ -4,7 +4,7 @@ use brigade_torch::TensorTree;
 
 use super::Accelerator;
 use crate::capture::CapturedStep;
-use crate::error::Result;
+use brigade_torch::Result;
 
 impl Accelerator {
     /// Makes a whole training step one call of the GPU's driver: forward, backward, reduction, clipping, optimizer and
@@ -50,7 +50,7 @@ impl Accelerator {
     /// let first = step.run(&(inputs.shallow_clone(), labels.shallow_clone()))?;
     /// let second = step.run(&(inputs, labels))?;
     /// assert!(second.double_value(&[]) < first.double_value(&[]));
-    /// # Ok::<(), brigade_train::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     pub fn capture<'a, B, R>(
         &self,

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::Accelerator;
 use crate::checkpoint::{Checkpoints, Loaded};
-use crate::error::Result;
+use brigade_torch::Result;
 
 impl Accelerator {
     /// Returns the checkpoints as a value of their own: for code that needs nothing else of the Accelerator.
@@ -28,7 +28,7 @@ impl Accelerator {
     /// accelerator.checkpoints().wait()?; // it is on the disk
     /// accelerator.load_state(folder.join("best"))?;
     /// # std::fs::remove_dir_all(&folder).unwrap();
-    /// # Ok::<(), brigade_train::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors

@@ -4,7 +4,6 @@ use brigade_data::Batch;
 use brigade_torch::{BackwardOptions, Tensor};
 
 use super::Accelerator;
-use crate::error::Result;
 use crate::gradients::accumulate::GradientAccumulator;
 use crate::gradients::backward::Gradients;
 use crate::gradients::clip::ClipNorm;
@@ -13,6 +12,7 @@ use crate::gradients::local_sgd::LocalSgd;
 use crate::gradients::models::{NoSyncGuard, PreparedModels};
 use crate::gradients::weighted::LossWeight;
 use crate::parameters::Parameters;
+use brigade_torch::Result;
 
 impl Accelerator {
     /// Returns the accumulation of gradients as a value of its own: for code that needs nothing else of the
@@ -36,8 +36,8 @@ impl Accelerator {
     /// before the window does: the result is the gradient of the mean over the whole window.
     ///
     /// # Errors
-    /// [`crate::Error::Torch`] when a peer is gone; [`crate::Error::Tensor`] when the loss has no graph or more than one
-    /// value; [`crate::Error::LossNotFinite`] on every rank when the loss of one is infinite or NaN
+    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone; [`brigade_torch::ErrorKind::Tensor`] when the loss has no graph or more than one
+    /// value; [`crate::TrainError::LossNotFinite`] on every rank when the loss of one is infinite or NaN
     /// ([`crate::AcceleratorBuilder::check_loss`]).
     #[track_caller]
     pub fn backward(&self, loss: &Tensor) -> Result<()> {
@@ -65,7 +65,7 @@ impl Accelerator {
     /// let slopes = grad(&[&score], &[&mixed], GradOptions { backward, ..Default::default() })?;
     /// let norm = slopes[0].as_ref().unwrap().square().sum_dim_intlist(1, false, None).sqrt();
     /// accelerator.backward(&(norm - 1.0).square().mean(Kind::Float))?;
-    /// # Ok::<(), brigade_train::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
@@ -108,7 +108,7 @@ impl Accelerator {
     ///         optimizer.zero_grad()
     ///     })?;
     /// }
-    /// # Ok::<(), brigade_train::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
@@ -159,13 +159,13 @@ impl Accelerator {
     /// let tokens = labels.not_equal(-100).sum(tch::Kind::Int64);
     /// assert_eq!(tokens, Tensor::from(3i64));
     /// accelerator.backward_weighted(&model, &loss, &tokens)?;
-    /// # Ok::<(), brigade_train::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// A window without a token has gradients of 0.
     ///
     /// # Errors
-    /// As [`Accelerator::backward`]; [`crate::Error::InvalidArgument`], on every rank at the end of the window, when a
+    /// As [`Accelerator::backward`]; [`brigade_torch::ErrorKind::InvalidArgument`], on every rank at the end of the window, when a
     /// weight is negative, NaN, or a tensor of several elements. One that is a tensor on a GPU makes the loss NaN then.
     pub fn backward_weighted(
         &self,
@@ -194,11 +194,11 @@ impl Accelerator {
     ///     // What it was: each of 8 weights and 2 biases has a gradient of 1.
     ///     assert!((norm.double_value(&[]) - 10_f64.sqrt()).abs() < 1e-6);
     /// }
-    /// # Ok::<(), brigade_train::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`crate::Error::InvalidArgument`] for a limit that is negative or NaN; [`crate::Error::GradientNorm`], on every
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a limit that is negative or NaN; [`crate::TrainError::GradientNorm`], on every
     /// rank, as [`ClipNorm::error_if_nonfinite`] says.
     pub fn clip_grad_norm(
         &self,
@@ -212,7 +212,7 @@ impl Accelerator {
     /// being added up; with fp16 the gradients are divided by the scale first.
     ///
     /// # Errors
-    /// [`crate::Error::InvalidArgument`] when `limit` is negative or NaN.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] when `limit` is negative or NaN.
     pub fn clip_grad_value(
         &self,
         parameters: &(impl Parameters + ?Sized),
@@ -226,7 +226,7 @@ impl Accelerator {
     /// so that the step will be left out; on a GPU it waits for that. Clipping does not.
     ///
     /// # Errors
-    /// [`crate::Error::Torch`] when a peer is gone.
+    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     pub fn unscale_gradients(&self, parameters: &(impl Parameters + ?Sized)) -> Result<bool> {
         self.gradients.unscale(parameters)
     }
@@ -260,11 +260,11 @@ impl Accelerator {
     ///     }
     ///     Ok(())
     /// })?;
-    /// # Ok::<(), brigade_train::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
-    /// The body's; [`crate::Error::Torch`] when a peer is gone, or, with `throw_on_early_termination`, when a rank has
+    /// The body's; [`brigade_torch::ErrorKind::Communication`] when a peer is gone, or, with `throw_on_early_termination`, when a rank has
     /// no more data.
     pub fn join_uneven_inputs<R>(
         &self,
@@ -298,11 +298,11 @@ impl Accelerator {
     ///     local.step()?;
     /// }
     /// local.finish()?;
-    /// # Ok::<(), brigade_train::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`crate::Error::InvalidArgument`] for zero steps.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for zero steps.
     pub fn local_sgd<'a, P: PreparedModels + ?Sized>(
         &self,
         models: &'a P,

@@ -1,11 +1,12 @@
 //! Metrics over all samples of all ranks.
 
+use crate::error::TrainError;
 use brigade_data::Batch;
 use brigade_metrics::{Metric, MetricState};
 use brigade_torch::Tensor;
 
 use super::Accelerator;
-use crate::error::{Error, Result};
+use brigade_torch::Result;
 
 impl Accelerator {
     /// Adds this rank's part of a batch to a metric, without the duplicates that complete uneven batches, so that every
@@ -25,11 +26,11 @@ impl Accelerator {
     ///     accelerator.update_metric(&mut error, &batch, &(&*batch + 0.5), &batch)?;
     /// }
     /// assert_eq!(accelerator.compute_metric(&error)?, 0.5);
-    /// # Ok::<(), brigade_train::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::Rows`] for a tensor without one row per sample of the batch; [`Error::Metric`] when the metric cannot
+    /// [`crate::TrainError::Rows`] for a tensor without one row per sample of the batch; [`brigade_metrics::MetricError`] when the metric cannot
     /// take the batch.
     pub fn update_metric<M: Metric, B>(
         &self,
@@ -39,9 +40,9 @@ impl Accelerator {
         targets: &Tensor,
     ) -> Result<()> {
         let (rows, valid) = (batch.rows(), batch.valid() as i64);
-        let real = |tensor: &Tensor| {
+        let real = |tensor: &Tensor| -> Result<Tensor> {
             if tensor.size().first().copied() != Some(rows as i64) {
-                return Err(Error::Rows { expected: rows, found: tensor.size() });
+                return Err(TrainError::Rows { expected: rows, found: tensor.size() }.into());
             }
             Ok(tensor.f_narrow(0, 0, valid)?)
         };
@@ -56,8 +57,8 @@ impl Accelerator {
     /// updated further. Every rank calls it.
     ///
     /// # Errors
-    /// [`Error::Metric`], on every rank, when the ranks have different metrics, or the value is not defined for these
-    /// data; [`Error::Torch`] when another rank is gone.
+    /// [`brigade_metrics::MetricError`], on every rank, when the ranks have different metrics, or the value is not defined for these
+    /// data; [`brigade_torch::ErrorKind::Communication`] when another rank is gone.
     #[track_caller]
     pub fn compute_metric<M: Metric>(&self, metric: &MetricState<M>) -> Result<M::Value> {
         Ok(metric.compute(self.processes.traced().as_ref())?)

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use super::Accelerator;
-use crate::error::Result;
 use crate::gradients::backward::Gradients;
 use crate::gradients::loss_check::{LossCheck, LossCheckOptions};
 use crate::precision::scaler::GradScaler;
 use crate::precision::{MathOptions, Numerics, NumericsOptions, Precision};
+use brigade_torch::Result;
 
 impl Accelerator {
     /// The type in which prepared models compute.
@@ -25,11 +25,11 @@ impl Accelerator {
     /// let accelerator = Accelerator::builder().cpu(true).build()?;
     /// let sixteen = accelerator.with_mixed_precision(Precision::Bf16)?;
     /// assert_eq!(sixteen.mixed_precision(), Precision::Bf16);
-    /// # Ok::<(), brigade_train::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`crate::Error::InvalidArgument`] where the loss scale's options are out of range.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] where the loss scale's options are out of range.
     pub fn with_mixed_precision(&self, precision: Precision) -> Result<Self> {
         let (before, scaler) = (*self.numerics, &self.gradients.scaler);
         let options = NumericsOptions {
@@ -73,11 +73,11 @@ impl Accelerator {
     /// let a = Tensor::ones([4, 4], (Kind::Float, accelerator.device()));
     /// let product = accelerator.autocast(|| a.matmul(&a))?;
     /// assert_eq!(product.kind(), Kind::BFloat16);
-    /// # Ok::<(), brigade_train::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`crate::Error::Torch`] when the device has no autocast.
+    /// [`brigade_torch::ErrorKind::Tensor`] when the device has no autocast.
     pub fn autocast<R>(&self, body: impl FnOnce() -> R) -> Result<R> {
         self.numerics.autocast.run(self.device(), body)
     }

@@ -8,12 +8,12 @@ use brigade_optim::{Optimizer, Scheduler};
 use brigade_torch::TensorTree;
 
 use super::Accelerator;
-use crate::error::Result;
 use crate::loader::PreparedLoader;
 use crate::loader::source::Loader;
 use crate::model::{ModelContext, PreparedModel};
 use crate::optimizer::PreparedOptimizer;
 use crate::scheduler::PreparedScheduler;
+use brigade_torch::Result;
 
 /// Something that works on one process and can be made to work on all ranks: a model, an optimizer, a
 /// loader, a scheduler, or a tuple of up to eight of them.

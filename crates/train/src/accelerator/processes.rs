@@ -4,8 +4,8 @@ use brigade_data::Batch;
 use brigade_torch::{Device, TensorTree};
 
 use super::Accelerator;
-use crate::error::Result;
 use crate::processes::Processes;
+use brigade_torch::Result;
 
 impl Accelerator {
     /// Returns the ranks as a value of their own: for code that needs nothing else of the Accelerator.

@@ -5,11 +5,11 @@ use std::fmt;
 use brigade_track::Value;
 
 use super::Accelerator;
-use crate::error::Result;
 use crate::watch::log::Logging;
 use crate::watch::profile::{self, Profile, ProfileOptions, Profiler};
 use crate::watch::progress::Progress;
 use crate::watch::tracking::Trackers;
+use brigade_torch::Result;
 
 impl Accelerator {
     /// Prints a line on the first process of each host, without mixing with other ranks' lines.
@@ -45,7 +45,7 @@ impl Accelerator {
     ///     let loss = 1.0 / f64::from(batch);
     ///     values.set("loss", loss);
     /// }
-    /// # Ok::<(), brigade_train::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     pub fn progress<I: IntoIterator>(&self, items: I) -> Progress<I::IntoIter> {
         Progress::new(&self.watch, items)
@@ -75,12 +75,12 @@ impl Accelerator {
     /// })?;
     /// accelerator.println(profile.table(10));
     /// # std::fs::remove_dir_all(&folder).unwrap();
-    /// # Ok::<(), brigade_train::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
-    /// The body's; [`crate::Error::InvalidArgument`] for a schedule without active steps; [`crate::Error::File`] when a trace
-    /// cannot be written; [`crate::Error::Torch`] when this thread is being recorded already.
+    /// The body's; [`brigade_torch::ErrorKind::InvalidArgument`] for a schedule without active steps; [`crate::TrainError::File`] when a trace
+    /// cannot be written; [`brigade_torch::ErrorKind::Tensor`] when this thread is being recorded already.
     pub fn profile<R>(
         &self,
         options: ProfileOptions,
@@ -117,12 +117,12 @@ impl Accelerator {
     /// accelerator.log([("note", "no step")], None)?;
     /// # accelerator.trackers().finish()?;
     /// # std::fs::remove_dir_all(&folder).unwrap();
-    /// # Ok::<(), brigade_train::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`crate::Error::Track`] when a tracker cannot write, after all have been given the values;
-    /// [`crate::Error::InvalidArgument`] before [`Trackers::start`].
+    /// [`crate::TrainError::Track`] when a tracker cannot write, after all have been given the values;
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] before [`Trackers::start`].
     pub fn log<N, V>(
         &self,
         values: impl IntoIterator<Item = (N, V)>,

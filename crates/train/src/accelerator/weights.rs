@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use super::Accelerator;
-use crate::error::Result;
 use crate::model::PreparedModel;
+use brigade_torch::Result;
 
 impl Accelerator {
     /// Writes a model's parameters and buffers under PyTorch's names, from rank 0; the others wait.

@@ -15,8 +15,9 @@ use std::time::{Duration, Instant};
 use brigade_torch::{ProcessGroup, Store};
 
 use super::outcome::{End, Outcome, SCOPE};
-use crate::error::{Error, Result};
+use crate::error::TrainError;
 use crate::job::Job;
+use brigade_torch::{Error, Result};
 
 /// An attempt that has begun.
 pub(super) struct Attempt {
@@ -58,7 +59,7 @@ impl Attempt {
         }
         for (rank, end) in ends?.into_iter().enumerate() {
             if let End::Failed(reason) = end {
-                return Err(Error::Leader { scope: SCOPE, rank, reason });
+                return Err(TrainError::Leader { scope: SCOPE, rank, reason }.into());
             }
         }
         Ok(None)
@@ -67,7 +68,7 @@ impl Attempt {
     /// Aborts this rank's collectives, collects all ranks' results, and reconnects.
     fn give_up(&self, mine: &End) -> Result<Vec<End>> {
         let text = serde_json::to_vec(mine)
-            .map_err(|error| Error::InvalidArgument(format!("{SCOPE}: {error}")))?;
+            .map_err(|error| Error::invalid_argument(format!("{SCOPE}: {error}")))?;
         self.store.set(&self.key(self.group.rank()), text)?;
         self.store.set(&given_up(self.number), b"1")?;
         self.group.abort()?;
@@ -83,7 +84,7 @@ impl Attempt {
         let key = self.key(rank);
         while !self.store.contains(&[&key])? {
             if Instant::now() > deadline {
-                return Err(Error::InvalidArgument(format!(
+                return Err(Error::invalid_argument(format!(
                     "{SCOPE}: a rank has aborted an attempt, and rank {rank} has not ended its own within \
                      the time limit: it hangs, or its process is gone"
                 )));
@@ -91,7 +92,7 @@ impl Attempt {
             thread::sleep(PAUSE);
         }
         serde_json::from_slice(&self.store.get(&key)?).map_err(|error| {
-            Error::InvalidArgument(format!(
+            Error::invalid_argument(format!(
                 "{SCOPE}: rank {rank} sent an invalid result for this attempt: {error}"
             ))
         })

@@ -5,7 +5,7 @@ use std::any::Any;
 use brigade_torch::says_out_of_memory;
 use serde::{Deserialize, Serialize};
 
-use crate::error::Result;
+use brigade_torch::Result;
 
 pub(super) const SCOPE: &str = "find_executable_batch_size";
 

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use brigade_torch::{Device, Kind, Tensor, copy_to_host, is_pinned};
 use parking_lot::Mutex;
 
-use crate::error::Result;
+use brigade_torch::Result;
 
 /// Tensors that no save uses now, pinned ones for copies of a GPU's. The pages of new memory cost more than the copy into them: a run that
 /// saves again and again copies into the same ones.

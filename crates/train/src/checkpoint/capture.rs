@@ -11,8 +11,7 @@ use brigade_torch::Tensor;
 use super::buffer_pool::BufferPool;
 use super::inner::Inner;
 use super::ranks;
-use crate::error::{Error, Result};
-use crate::stateful::unboxed;
+use brigade_torch::{Error, Result};
 
 /// A rank's files, and the objects that they hold: those of all ranks on rank 0, its own on the others.
 pub(super) struct Captured {
@@ -63,12 +62,7 @@ pub(super) fn capture(checkpoints: &Inner) -> Result<Captured> {
                 let tensors = tensors.collect::<Result<_>>()?;
                 captured.add(checkpoints, kind, name, None, tensors)?;
             }
-            None => captured.add_state(
-                checkpoints,
-                kind,
-                name,
-                object.state_dict().map_err(unboxed)?,
-            )?,
+            None => captured.add_state(checkpoints, kind, name, object.state_dict()?)?,
         }
     }
     let position = checkpoints.accumulator.position();
@@ -194,7 +188,7 @@ impl NamedTensor {
     fn new(name: String, tensor: Tensor, main_only: bool) -> Result<Self> {
         let kind = tensor.f_kind()?;
         let dtype = dtype_of(kind).ok_or_else(|| {
-            Error::InvalidArgument(format!(
+            Error::invalid_argument(format!(
                 "a checkpoint cannot hold `{name}`: its tensor is of {kind:?}"
             ))
         })?;
@@ -229,7 +223,7 @@ fn split(state: Value<Tensor>) -> Result<(Vec<u8>, Vec<NamedTensor>)> {
         Ok::<_, Error>(name)
     })?;
     let mut text = serde_json::to_vec_pretty(&tree.to_json())
-        .map_err(|error| Error::InvalidArgument(format!("a state cannot be written: {error}")))?;
+        .map_err(|error| Error::invalid_argument(format!("a state cannot be written: {error}")))?;
     text.push(b'\n');
     Ok((text, tensors))
 }

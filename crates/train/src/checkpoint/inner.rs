@@ -9,12 +9,11 @@ use parking_lot::Mutex;
 
 use super::buffer_pool::BufferPool;
 use super::project::ProjectConfiguration;
-use crate::error::{Error, Result};
 use crate::gradients::accumulate::GradientAccumulator;
 use crate::gradients::loss_check::LossCheck;
 use crate::processes::Processes;
 use crate::registry::Registry;
-use crate::stateful::HookError;
+use brigade_torch::{Result, TorchError};
 
 /// What all handles of the checkpoints share.
 pub(super) struct Inner {
@@ -36,7 +35,7 @@ pub(super) struct Inner {
 /// A save that a thread completes in the background.
 pub(super) struct Pending(pub(super) JoinHandle<Result<()>>);
 
-pub(super) type Hook = Arc<dyn Fn(&Path) -> Result<(), HookError> + Send + Sync>;
+pub(super) type Hook = Arc<dyn Fn(&Path) -> Result<()> + Send + Sync>;
 
 #[derive(Default)]
 pub(super) struct Hooks {
@@ -77,8 +76,9 @@ impl Pending {
     }
 
     pub(super) fn join(self) -> Result<()> {
-        let panicked =
-            |_| Err(Error::Internal("the thread that wrote a checkpoint panicked".into()));
+        let panicked = |_| {
+            Err(TorchError::Internal("the thread that wrote a checkpoint panicked".into()).into())
+        };
         self.0.join().unwrap_or_else(panicked)
     }
 }
@@ -98,6 +98,6 @@ impl Hooks {
     /// A hook may register or remove hooks: they are called on a copy of the list.
     pub(super) fn call(&self, folder: &Path) -> Result<()> {
         let hooks = self.hooks.lock().clone();
-        hooks.iter().try_for_each(|(_, hook)| hook(folder).map_err(Error::User))
+        hooks.iter().try_for_each(|(_, hook)| hook(folder))
     }
 }

@@ -9,14 +9,15 @@ use std::sync::Arc;
 use brigade_checkpoint::layout::{self, Checkpoint, Object, TensorLocation};
 use brigade_checkpoint::{Error as FileError, Value};
 use brigade_torch::loaded_kind;
-use brigade_torch::{Device, Tensor, TensorFile};
+use brigade_torch::{Device, Tensor, TensorFile, TorchError};
 use parking_lot::Mutex;
 
 use super::inner::Inner;
 use super::ranks::{self, Named};
-use crate::error::{Error, Result};
+use crate::error::TrainError;
 use crate::registry::{Checkpointed, Kind, Worlds};
-use crate::stateful::{same_shape, unboxed};
+use crate::stateful::same_shape;
+use brigade_torch::{Error, Result};
 
 const SCOPE: &str = "load_state";
 
@@ -74,14 +75,16 @@ pub(super) fn load(inner: &Inner, path: Option<&Path>, options: LoadOptions) -> 
     };
     let seen = inner.processes.agree(SCOPE, crc32)?;
     if let Some(rank) = seen.iter().position(|crc32| *crc32 != seen[0]) {
-        return Err(Error::InvalidArgument(format!(
+        return Err(Error::invalid_argument(format!(
             "{SCOPE}: rank {rank} sees another checkpoint under {} than rank 0; it must lie in a \
              folder that all hosts share, or be the same on all",
             path.display()
         )));
     }
     let Some(ready) = ready else {
-        return Err(Error::Internal("load_state: the checkpoint was not validated".into()));
+        return Err(
+            TorchError::Internal("load_state: the checkpoint was not validated".into()).into()
+        );
     };
     inner.processes.agree(SCOPE, inner.load_hooks.call(&path))?;
     let manifest = ready.checkpoint.manifest();
@@ -105,7 +108,7 @@ fn newest(checkpoints: &Inner) -> Result<PathBuf> {
         Ok(None)
     };
     let found = checkpoints.processes.agree(SCOPE, found)?.into_iter().next().flatten();
-    found.ok_or_else(|| Error::Internal("load_state: rank 0 sent no path".into()))
+    Ok(found.ok_or_else(|| TorchError::Internal("load_state: rank 0 sent no path".into()))?)
 }
 
 /// A checkpoint that fits the program, nothing changed yet.
@@ -131,7 +134,8 @@ impl Ready {
         {
             return Err(fault.into());
         }
-        let mismatch = |reason: String| Error::CheckpointMismatch { path: path.to_owned(), reason };
+        let mismatch =
+            |reason: String| TrainError::CheckpointMismatch { path: path.to_owned(), reason };
         let objects = checkpoints.registry.named();
         for kind in [
             Kind::Model,
@@ -148,7 +152,8 @@ impl Ready {
                     "it has {there} of kind {}, this program has prepared {here}: prepare the same \
                      objects, in the same order, before load_state",
                     kind.name()
-                )));
+                ))
+                .into());
             }
         }
 
@@ -173,7 +178,7 @@ impl Ready {
                         tensors.push((parameter.tensor, place));
                     }
                     if let Some(name) = places.into_keys().min() {
-                        return Err(about(format!("it has `{name}`, which the model lacks")));
+                        return Err(about(format!("it has `{name}`, which the model lacks")).into());
                     }
                 }
                 None => {
@@ -252,7 +257,7 @@ fn restore_custom(
 ) -> Result<()> {
     let mut undo: Vec<(Arc<dyn Checkpointed>, Value<Tensor>)> = Vec::new();
     for (object, state) in objects {
-        let before = object.state_dict().map_err(unboxed);
+        let before = object.state_dict();
         let restored = before.and_then(|before| {
             object.restore(&state, worlds)?;
             undo.push((object, before));
@@ -270,7 +275,7 @@ fn restore_custom(
 }
 
 fn interrupted(path: &Path, source: Error) -> Error {
-    Error::LoadInterrupted { path: path.to_owned(), source: Box::new(source) }
+    TrainError::LoadInterrupted { path: path.to_owned(), source }.into()
 }
 
 /// An object's tree with the places of its tensors.
@@ -279,10 +284,11 @@ fn placed(checkpoint: &Checkpoint, object: &Object) -> Result<Value<TensorLocati
     let mut places = checkpoint.tensors(object)?;
     state.try_map(&mut |_, name| {
         places.remove(&name).ok_or_else(|| {
-            Error::Checkpoint(FileError::Damaged {
+            FileError::Damaged {
                 path: checkpoint.folder().to_owned(),
                 fact: format!("the tensor `{name}` of {} is missing", object.name),
-            })
+            }
+            .into()
         })
     })
 }
@@ -315,11 +321,12 @@ impl<'c> Files<'c> {
         if let Some(facts) = self.checkpoint.manifest().files.get(name)
             && file.bytes() < facts.bytes
         {
-            return Err(Error::Torch(brigade_torch::Error::CutShort {
+            return Err(TorchError::CutShort {
                 path: path.to_owned(),
                 expected: facts.bytes,
                 found: file.bytes(),
-            }));
+            }
+            .into());
         }
         Ok(entry.insert(file))
     }
@@ -328,7 +335,7 @@ impl<'c> Files<'c> {
         state.try_map(&mut |name, place| {
             let kind = loaded_kind(name, place.info.dtype).map_err(|fact| {
                 let path = place.path.clone();
-                brigade_nn::Error::File(brigade_checkpoint::Error::Unsupported { path, fact })
+                FileError::Unsupported { path, fact }
             })?;
             let shape: Vec<i64> = place.info.shape.iter().map(|size| size.cast_signed()).collect();
             let mut tensor = Tensor::f_empty(shape, (kind, Device::Cpu))?;
@@ -367,7 +374,8 @@ fn read_into(checkpoint: &Checkpoint, mut tensors: Vec<(Tensor, TensorLocation)>
         let mine = Files::new(checkpoint).read_into(tensors);
         let other = match other {
             Ok(other) => other.join().unwrap_or_else(|_| {
-                Err(Error::Internal("the thread that read a checkpoint panicked".into()))
+                Err(TorchError::Internal("the thread that read a checkpoint panicked".into())
+                    .into())
             }),
             Err(_) => read_second(),
         };

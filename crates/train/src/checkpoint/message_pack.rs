@@ -3,19 +3,19 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_checkpoint::{TensorInfo, Value};
-use brigade_torch::Tensor;
+use brigade_torch::{Error, Result, Tensor};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::stateful::{HookError, Stateful};
+use crate::stateful::{Stateful, mismatch};
 
 /// A value of the program, written as MessagePack: it keeps every number exactly, and infinities.
 pub(super) struct MessagePack<T>(pub(super) Arc<Mutex<T>>);
 
 impl<T: Serialize + DeserializeOwned> Stateful for MessagePack<T> {
-    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
+    fn state_dict(&self) -> Result<Value<Tensor>> {
         let value = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let bytes = rmp_serde::to_vec_named(&*value)?;
+        let bytes = rmp_serde::to_vec_named(&*value).map_err(Error::custom)?;
         Ok(Value::dict([(MESSAGE_PACK, Value::Bytes(bytes))]))
     }
 
@@ -23,8 +23,8 @@ impl<T: Serialize + DeserializeOwned> Stateful for MessagePack<T> {
         parse::<T, _>(state).map(drop)
     }
 
-    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
-        let parsed = parse(state)?;
+    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<()> {
+        let parsed = parse(state).map_err(mismatch)?;
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = parsed;
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::error::{Error, Result};
+use brigade_torch::{Error, Result};
 
 /// Where checkpoints with a number go, how many are kept, and how all checkpoints are written.
 ///
@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 /// assert_eq!(path, folder.join("checkpoints/checkpoint_0"));
 /// # accelerator.checkpoints().wait()?;
 /// # std::fs::remove_dir_all(&folder).unwrap();
-/// # Ok::<(), brigade_train::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug, Clone)]
 #[must_use]
@@ -102,10 +102,9 @@ impl ProjectConfiguration {
     pub(super) fn checkpoints(&self) -> Result<PathBuf> {
         let folder = self.project_dir.as_ref().map(|folder| folder.join("checkpoints"));
         folder.ok_or_else(|| {
-            Error::InvalidArgument(
+            Error::invalid_argument(
                 "checkpoints with a number need a folder: give \
-                 Accelerator::builder().project(ProjectConfiguration::new(\"…\"))"
-                    .into(),
+                 Accelerator::builder().project(ProjectConfiguration::new(\"…\"))",
             )
         })
     }

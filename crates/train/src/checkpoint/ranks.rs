@@ -7,10 +7,9 @@ use brigade_torch::{
 };
 
 use super::inner::Inner;
-use crate::error::{Error, Result};
 use crate::gradients::weighted::WeightedWindow;
 use crate::registry::Checkpointed;
-use crate::stateful::unboxed;
+use brigade_torch::{Error, Result};
 
 /// An object with its name in checkpoints.
 pub(super) type Named = (String, std::sync::Arc<dyn Checkpointed>);
@@ -38,7 +37,7 @@ pub(super) fn state(checkpoints: &Inner, objects: &[Named]) -> Result<Value<Tens
     let mut own = Vec::new();
     for (name, object) in objects {
         if let Some(hook) = object.hook() {
-            own.push((name.clone(), hook.state_dict().map_err(unboxed)?));
+            own.push((name.clone(), hook.state_dict()?));
         }
     }
     let window = match &*checkpoints.accumulator.weighted() {
@@ -142,7 +141,7 @@ pub(super) fn restore(
     }
     // Of several ranks their mean: what the reduction would have made of them.
     for state in states {
-        for (parameter, found) in gradients(state, objects).map_err(Error::InvalidArgument)? {
+        for (parameter, found) in gradients(state, objects).map_err(Error::invalid_argument)? {
             let found = found.f_to_device(parameter.device())?.f_to_kind(parameter.f_kind()?)?;
             let share = match states.len() {
                 1 => found,
@@ -162,7 +161,7 @@ pub(super) fn restore(
             [own] => hook.load_state_dict(own),
             own => hook.load_from_ranks(own),
         };
-        loaded.map_err(unboxed)?;
+        loaded?;
     }
     // What this rank had added up of a window of weighted losses; of another number of ranks its share.
     let windows = states.iter().filter_map(|state| {

@@ -1,5 +1,6 @@
 //! A save, from the copy to the rename.
 
+use crate::error::TrainError;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::path::PathBuf;
@@ -13,7 +14,7 @@ use brigade_checkpoint::layout::{
     self, FileFacts, Manifest, Object, Replaced, Staging, keep_newest, numbered, numbered_path,
     sweep,
 };
-use brigade_torch::{DeviceExt, Store};
+use brigade_torch::{DeviceExt, Store, TorchError};
 use serde::{Deserialize, Serialize};
 
 use super::buffer_pool::BufferPool;
@@ -21,7 +22,7 @@ use super::capture::{Captured, capture};
 use super::inner::{Inner, Pending};
 use super::project::ProjectConfiguration;
 use super::write::write_files;
-use crate::error::{Error, Result};
+use brigade_torch::{Error, Result};
 
 const SCOPE: &str = "save_state";
 
@@ -86,7 +87,7 @@ pub(super) fn begin(inner: &Inner, target: &Target) -> Result<PathBuf> {
     };
     let paths = inner.processes.agree(SCOPE, paths)?;
     let Some(Some((target, folder))) = paths.into_iter().next() else {
-        return Err(Error::Internal("save_state: rank 0 sent no path".into()));
+        return Err(TorchError::Internal("save_state: rank 0 sent no path".into()).into());
     };
     let captured = inner.save_hooks.call(&folder).and_then(|()| {
         let mut captured = capture(inner)?;
@@ -103,7 +104,7 @@ pub(super) fn begin(inner: &Inner, target: &Target) -> Result<PathBuf> {
     };
     inner.processes.agree(SCOPE, ready)?;
     let Some(captured) = captured else {
-        return Err(Error::Internal("save_state: no state was captured".into()));
+        return Err(TorchError::Internal("save_state: no state was captured".into()).into());
     };
 
     let store = job.store().map(|store| (store.clone(), format!("brigade/save/{number}")));
@@ -139,7 +140,7 @@ pub(super) fn begin(inner: &Inner, target: &Target) -> Result<PathBuf> {
         let _ = rustix::process::setpriority_process(None, LOWEST_PRIORITY);
         Ok(save.run()?.map_or(Ok(()), Replaced::remove)?)
     });
-    let thread = thread.map_err(|source| Error::File {
+    let thread = thread.map_err(|source| TrainError::File {
         action: "cannot start a thread to write",
         path: target.clone(),
         source,
@@ -193,14 +194,15 @@ impl Save {
             (Err(_), Some(own)) => Err(own),
             (Err(SaveFailure::Own(error)), None) => Err(error),
             (Err(SaveFailure::Rank(rank, reason)), None) => {
-                Err(Error::Leader { scope: SCOPE, rank, reason })
+                Err(TrainError::Leader { scope: SCOPE, rank, reason }.into())
             }
         }
     }
 
     /// Returns what every rank has written, or the first rank's failure. On rank 0.
     fn gather(&self, own: Result<Share, String>) -> Result<Vec<Share>, (usize, Error)> {
-        let failed = |rank, reason| (rank, Error::Leader { scope: SCOPE, rank, reason });
+        let failed =
+            |rank, reason| (rank, TrainError::Leader { scope: SCOPE, rank, reason }.into());
         let mut shares = vec![own.map_err(|reason| failed(0, reason))];
         let deadline = Instant::now() + self.time_limit;
         // Of all, also when one has failed: the folder must not be removed while a rank writes there.
@@ -232,8 +234,10 @@ impl Save {
         if let Some((store, key)) = &self.store {
             let message: Result<(), Failure> = match &outcome {
                 Ok(()) => Ok(()),
-                Err((rank, Error::Leader { reason, .. })) => Err((*rank, reason.clone())),
-                Err((rank, error)) => Err((*rank, error.to_string())),
+                Err((rank, error)) => Err(match error.downcast_ref() {
+                    Some(TrainError::Leader { reason, .. }) => (*rank, reason.clone()),
+                    _ => (*rank, error.to_string()),
+                }),
             };
             let message = serde_json::to_vec(&message).unwrap_or_default();
             let published = store.set(&format!("{key}/outcome"), message);
@@ -302,7 +306,7 @@ fn wait_for<T: for<'de> Deserialize<'de>>(
     let mut pause = Duration::from_millis(1);
     while !store.contains(&[key])? {
         if Instant::now() >= deadline {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "{SCOPE}: the time limit is over and no rank has set `{key}` in the store: a rank \
                  is gone or still writes"
             )));
@@ -311,7 +315,7 @@ fn wait_for<T: for<'de> Deserialize<'de>>(
         pause = (pause * 2).min(Duration::from_millis(50));
     }
     serde_json::from_slice(&store.get(key)?).map_err(|error| {
-        Error::InvalidArgument(format!("{SCOPE}: could not decode another rank's reply: {error}"))
+        Error::invalid_argument(format!("{SCOPE}: could not decode another rank's reply: {error}"))
     })
 }
 

@@ -6,12 +6,12 @@ use std::path::Path;
 use brigade_checkpoint::FileName;
 use brigade_checkpoint::layout::{ChecksumWriter, FileFacts};
 use brigade_checkpoint::safetensors::layout;
-use brigade_torch::{Device, bytes};
+use brigade_torch::{Device, TorchError, bytes};
 use parking_lot::Mutex;
 
 use super::buffer_pool::BufferPool;
 use super::capture::{Contents, FilePlan};
-use crate::error::{Error, Result};
+use brigade_torch::Result;
 
 /// Writes the files into `folder`, two at a time, and gives their sizes and checksums. Tensors that were
 /// copied for this go back to `copies`.
@@ -49,7 +49,9 @@ pub(super) fn write_files(
         // One that could not start left its work to this thread.
         let helped = match helper.and_then(|helper| helper.ok()).map(|helper| helper.join()) {
             Some(Ok(helped)) => helped,
-            Some(Err(_)) => Err(Error::Internal("the thread that wrote a file panicked".into())),
+            Some(Err(_)) => {
+                Err(TorchError::Internal("the thread that wrote a file panicked".into()).into())
+            }
             None => Ok(()),
         };
         mine.and(helped)

@@ -8,10 +8,10 @@ use brigade_optim::Scheduler;
 use brigade_torch::Tensor;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::error::{Error, Result};
 use crate::gradients::models::{NoSyncGuard, PreparedModels, scale_gradients};
 use crate::gradients::weighted::WeightedWindow;
 use crate::precision::scaler::GradScaler;
+use brigade_torch::{Error, Result};
 
 /// How gradients of several batches become one optimizer step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +41,7 @@ impl GradientAccumulationOptions {
         };
         match text.trim().parse() {
             Ok(steps) if steps > 0 => Ok(Self { steps, ..Self::default() }),
-            _ => Err(Error::InvalidArgument(format!(
+            _ => Err(Error::invalid_argument(format!(
                 "{NAME} is {text:?}, expected a whole number from 1"
             ))),
         }
@@ -78,7 +78,7 @@ impl GradientAccumulationOptions {
 ///     })?;
 /// }
 /// assert!(steps > 0);
-/// # Ok::<(), brigade_train::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct GradientAccumulator {
@@ -113,11 +113,11 @@ impl GradientAccumulator {
     /// Begins the first window.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for windows of 0 batches.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for windows of 0 batches.
     pub fn new(settings: GradientAccumulationOptions) -> Result<Self> {
         if settings.steps == 0 {
-            return Err(Error::InvalidArgument(
-                "gradient_accumulation_steps is 0; 1 steps the optimizer after every batch".into(),
+            return Err(Error::invalid_argument(
+                "gradient_accumulation_steps is 0; 1 steps the optimizer after every batch",
             ));
         }
         Ok(Self::in_windows(settings))
@@ -159,7 +159,7 @@ impl GradientAccumulator {
     /// before the window does: its backward then adds the batch's share of the gradient of the mean.
     ///
     /// # Errors
-    /// [`Error::Tensor`] when the loss cannot be divided.
+    /// [`brigade_torch::ErrorKind::Tensor`] when the loss cannot be divided.
     pub fn divide(&self, loss: &Tensor) -> Result<Tensor> {
         match self.window.divisor.load(Ordering::Relaxed) {
             1 => Ok(loss.shallow_clone()),

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use brigade_torch::{BackwardOptions, Device, ReduceOp, Tensor};
 
-use crate::error::{Error, Result};
+use crate::error::{TrainError, loss_is_not_finite};
 use crate::gradients::accumulate::GradientAccumulator;
 use crate::gradients::loss_check::LossCheck;
 use crate::gradients::models::{PreparedModels, scale_gradients};
 use crate::gradients::weighted::{LossWeight, WeightedWindow};
 use crate::precision::scaler::GradScaler;
 use crate::processes::Processes;
+use brigade_torch::{Error, Result};
 
 /// What becomes of a loss's gradients until an optimizer steps: the parts that one Accelerator shares with all that
 /// it prepares.
@@ -44,13 +45,15 @@ impl Gradients {
         }
         if !finite {
             let rank = Some(self.processes.job.rank());
-            return Err(Error::LossNotFinite { rank, step: None, weights_corrupted: false });
+            return Err(
+                TrainError::LossNotFinite { rank, step: None, weights_corrupted: false }.into()
+            );
         }
         let Some(check) = &self.loss_check else {
             return self.unchecked_backward(loss, options);
         };
         let outcome = check.around(loss, || self.unchecked_backward(loss, options));
-        if matches!(outcome, Err(Error::LossNotFinite { .. })) {
+        if loss_is_not_finite(&outcome) {
             // A program that leaves the batch out leaves the schedule where it is.
             self.accumulator.set_skipped(true);
         }
@@ -90,7 +93,7 @@ impl Gradients {
             let loss = loss.f_div(&divisor.f_to_kind(loss.f_kind()?)?)?;
             *state.weighted() = Some(WeightedWindow { weight: total, divisor });
             let outcome = self.run(&loss, BackwardOptions::default());
-            if matches!(outcome, Err(Error::LossNotFinite { .. })) {
+            if loss_is_not_finite(&outcome) {
                 // The batch has added nothing to the gradients, so its tokens do not count either.
                 *state.weighted() = before;
             }
@@ -98,10 +101,9 @@ impl Gradients {
         }
         let total = self.sum_over_ranks(total)?;
         if total.device() == Device::Cpu && !total.f_double_value(&[])?.is_finite() {
-            return Err(Error::InvalidArgument(
+            return Err(Error::invalid_argument(
                 "backward_weighted: on one of the ranks a weight was negative, NaN, or a tensor of several elements; \
-                 expected the number of tokens that the loss is the sum of"
-                    .into(),
+                 expected the number of tokens that the loss is the sum of",
             ));
         }
         // The ranks' gradients are averaged, so each brings its number as a factor.

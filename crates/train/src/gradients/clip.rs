@@ -2,9 +2,10 @@
 
 use brigade_torch::{Tensor, gradient, gradients};
 
-use crate::error::{Error, Result};
+use crate::error::TrainError;
 use crate::gradients::backward::Gradients;
 use crate::parameters::Parameters;
+use brigade_torch::{Error, Result};
 
 /// How gradients are clipped by their norm: by [`crate::Accelerator::clip_grad_norm`], or by
 /// [`ClipNorm::clip`] in a program without an Accelerator.
@@ -23,7 +24,7 @@ use crate::parameters::Parameters;
 /// clip_grad_value(&optimizer, 0.1)?;
 /// assert!((layer.ws.grad().max().double_value(&[]) - 0.1).abs() < 1e-6);
 /// optimizer.step()?;
-/// # Ok::<(), brigade_train::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ClipNorm {
@@ -56,7 +57,7 @@ impl ClipNorm {
     /// of `torch.nn.utils.clip_grad_norm_`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a negative or NaN option; [`Error::GradientNorm`] as
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a negative or NaN option; [`crate::TrainError::GradientNorm`] as
     /// [`ClipNorm::error_if_nonfinite`] says.
     pub fn clip(&self, parameters: &(impl Parameters + ?Sized)) -> Result<Tensor> {
         self.check()?;
@@ -66,7 +67,7 @@ impl ClipNorm {
         if self.error_if_nonfinite {
             let norm = norm.f_double_value(&[])?;
             if !norm.is_finite() {
-                return Err(Error::GradientNorm { norm, norm_type: self.norm_type });
+                return Err(TrainError::GradientNorm { norm, norm_type: self.norm_type }.into());
             }
         }
         // PyTorch's order, without waiting for the device.
@@ -89,7 +90,7 @@ impl ClipNorm {
 /// Clamps every value of the gradients to `[-limit, limit]`, as `torch.nn.utils.clip_grad_value_`.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] when `limit` is negative or NaN.
+/// [`brigade_torch::ErrorKind::InvalidArgument`] when `limit` is negative or NaN.
 pub fn clip_grad_value(parameters: &(impl Parameters + ?Sized), limit: f64) -> Result<()> {
     not_negative("the limit", limit)?;
     let gradients = gradients_of(parameters)?;
@@ -172,5 +173,5 @@ fn not_negative(name: &str, value: f64) -> Result<()> {
     if value >= 0.0 {
         return Ok(());
     }
-    Err(Error::InvalidArgument(format!("clipping: {name} is {value}, expected 0 or more")))
+    Err(Error::invalid_argument(format!("clipping: {name} is {value}, expected 0 or more")))
 }

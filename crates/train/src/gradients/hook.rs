@@ -13,8 +13,8 @@ use parking_lot::Mutex;
 pub use power_sgd::PowerSgd;
 use power_sgd::PowerSgdHook;
 
-use crate::error::Result;
-use crate::stateful::{HookError, Stateful};
+use crate::stateful::Stateful;
+use brigade_torch::Result;
 
 /// A communication hook with a state ([`Stateful`]) that differs between ranks and that checkpoints hold, as
 /// [`PowerSgd`]'s does.
@@ -25,7 +25,7 @@ use crate::stateful::{HookError, Stateful};
 /// ```
 /// use std::sync::Mutex;
 /// use brigade_torch::{Bucket, GradientHook, ProcessGroup, ReduceOp};
-/// use brigade_train::{Accelerator, CommHook, HookError, Stateful, StatefulHook, Tensor, Value};
+/// use brigade_train::{Accelerator, CommHook, Stateful, StatefulHook, Tensor, Value};
 ///
 /// /// Counts the bytes that this rank has sent.
 /// #[derive(Default)]
@@ -39,11 +39,11 @@ use crate::stateful::{HookError, Stateful};
 /// }
 ///
 /// impl Stateful for Counting {
-///     fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
+///     fn state_dict(&self) -> Result<Value<Tensor>> {
 ///         Ok(Value::dict([("bytes", Value::Int(*self.0.lock().unwrap()))]))
 ///     }
 ///
-///     fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
+///     fn load_state_dict(&self, state: &Value<Tensor>) -> Result<()> {
 ///         let bytes = state.get("bytes").and_then(Value::as_int);
 ///         *self.0.lock().unwrap() = bytes.ok_or("`bytes` is missing")?;
 ///         Ok(())
@@ -51,7 +51,7 @@ use crate::stateful::{HookError, Stateful};
 /// }
 ///
 /// impl StatefulHook for Counting {
-///     fn load_from_ranks(&self, states: &[&Value<Tensor>]) -> Result<(), HookError> {
+///     fn load_from_ranks(&self, states: &[&Value<Tensor>]) -> Result<()> {
 ///         let bytes = states.iter().filter_map(|state| state.get("bytes")?.as_int());
 ///         *self.0.lock().unwrap() = bytes.sum();
 ///         Ok(())
@@ -60,7 +60,7 @@ use crate::stateful::{HookError, Stateful};
 ///
 /// let hook = CommHook::stateful(|_parameters| Counting::default());
 /// let accelerator = Accelerator::builder().cpu(true).comm_hook(hook).build()?;
-/// # Ok::<(), brigade_train::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub trait StatefulHook: GradientHook + Stateful {
     /// Continues on another number of ranks: takes the states of all ranks of the run that was saved, or none
@@ -69,14 +69,14 @@ pub trait StatefulHook: GradientHook + Stateful {
     ///
     /// # Errors
     /// When a tensor cannot be copied.
-    fn load_from_ranks(&self, states: &[&Value<Tensor>]) -> Result<(), HookError>;
+    fn load_from_ranks(&self, states: &[&Value<Tensor>]) -> Result<()>;
 
     /// Continues from the state that the hook of the same model had before parameters were frozen or thawed
     /// ([`crate::PreparedModel::set_trainable`]): unless implemented, as [`Stateful::load_state_dict`].
     ///
     /// # Errors
     /// As there.
-    fn carry_over(&self, state: &Value<Tensor>) -> Result<(), HookError> {
+    fn carry_over(&self, state: &Value<Tensor>) -> Result<()> {
         self.load_state_dict(state)
     }
 
@@ -97,7 +97,7 @@ type MakeHook = Arc<dyn Fn(&[NamedTensor]) -> Arc<dyn StatefulHook> + Send + Syn
 /// let power = PowerSgd { matrix_approximation_rank: 2, start_iteration: 500, ..PowerSgd::default() };
 /// let hook = CommHook::PowerSgd(power).wrapped(Compression::Fp16);
 /// let other = Accelerator::builder().sharing(&accelerator).comm_hook(hook).build()?;
-/// # Ok::<(), brigade_train::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Clone, Default)]
 #[non_exhaustive]
@@ -193,7 +193,7 @@ impl CommHook {
 struct Shared(Arc<dyn GradientHook>);
 
 impl GradientHook for Shared {
-    fn reduce(&self, group: &ProcessGroup, bucket: &mut Bucket) -> brigade_torch::Result<()> {
+    fn reduce(&self, group: &ProcessGroup, bucket: &mut Bucket) -> Result<()> {
         self.0.reduce(group, bucket)
     }
 }
@@ -202,7 +202,7 @@ impl GradientHook for Shared {
 struct Forwarded(Arc<dyn StatefulHook>);
 
 impl GradientHook for Forwarded {
-    fn reduce(&self, group: &ProcessGroup, bucket: &mut Bucket) -> brigade_torch::Result<()> {
+    fn reduce(&self, group: &ProcessGroup, bucket: &mut Bucket) -> Result<()> {
         self.0.reduce(group, bucket)
     }
 }
@@ -210,7 +210,7 @@ impl GradientHook for Forwarded {
 struct Plain;
 
 impl GradientHook for Plain {
-    fn reduce(&self, group: &ProcessGroup, bucket: &mut Bucket) -> brigade_torch::Result<()> {
+    fn reduce(&self, group: &ProcessGroup, bucket: &mut Bucket) -> Result<()> {
         // Divided before the sum, so that 16-bit floats do not overflow.
         let _ = bucket.buffer.f_div_scalar_(group.size() as f64)?;
         group.all_reduce(&mut bucket.buffer, brigade_torch::ReduceOp::Sum)
@@ -232,7 +232,7 @@ impl Wrapper {
 }
 
 impl GradientHook for Wrapper {
-    fn reduce(&self, group: &ProcessGroup, bucket: &mut Bucket) -> brigade_torch::Result<()> {
+    fn reduce(&self, group: &ProcessGroup, bucket: &mut Bucket) -> Result<()> {
         let mut small = bucket.to_kind(self.kind.kind())?;
         let mut underway = self.underway.lock();
         if bucket.index == 0 {

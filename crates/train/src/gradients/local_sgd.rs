@@ -4,10 +4,10 @@ use std::fmt;
 
 use brigade_torch::ReduceOp;
 
-use crate::error::{Error, Result};
 use crate::gradients::accumulate::GradientAccumulator;
 use crate::gradients::models::{NoSyncGuard, PreparedModels};
 use crate::processes::Processes;
+use brigade_torch::{Error, Result};
 
 /// [Local SGD](https://arxiv.org/abs/1808.07217): gradients are not averaged until it is finished or dropped; the
 /// parameters are averaged in every `steps`-th call of [`LocalSgd::step`], and at the end.
@@ -32,9 +32,8 @@ impl<'a, P: PreparedModels + ?Sized> LocalSgd<'a, P> {
         enabled: bool,
     ) -> Result<Self> {
         if steps == 0 {
-            return Err(Error::InvalidArgument(
-                "local_sgd: the weights are averaged every 0 steps; 1 averages after every step"
-                    .into(),
+            return Err(Error::invalid_argument(
+                "local_sgd: the weights are averaged every 0 steps; 1 averages after every step",
             ));
         }
         let on = enabled && processes.use_distributed();
@@ -54,7 +53,7 @@ impl<P: PreparedModels + ?Sized> LocalSgd<'_, P> {
     /// accumulated it does nothing, as the optimizer does.
     ///
     /// # Errors
-    /// [`Error::Torch`] when a peer is gone.
+    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     #[track_caller]
     pub fn step(&mut self) -> Result<()> {
         if self._switched.is_none() || !self.accumulator.sync_gradients() {
@@ -68,7 +67,7 @@ impl<P: PreparedModels + ?Sized> LocalSgd<'_, P> {
     /// averaged again.
     ///
     /// # Errors
-    /// [`Error::Torch`] when a peer is gone.
+    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     #[track_caller]
     pub fn finish(self) -> Result<()> {
         // Also when this rank has made no step since: another may have.
@@ -84,7 +83,7 @@ impl<P: PreparedModels + ?Sized> LocalSgd<'_, P> {
         let mut outcome = Ok(());
         self.models.each_parameter(&mut |parameter| match parameter.f_detach() {
             Ok(parameter) => parameters.push(parameter),
-            Err(error) => outcome = Err(Error::Tensor(error)),
+            Err(error) => outcome = Err(Error::from(error)),
         });
         outcome?;
         Ok(group.all_reduce_coalesced(&mut parameters, ReduceOp::Mean)?)

@@ -14,10 +14,11 @@ use brigade_torch::{
 };
 use parking_lot::Mutex;
 
-use crate::error::{Error, Result};
+use crate::error::TrainError;
 use crate::gradients::hook::StatefulHook;
 use crate::job::Job;
 use crate::recorder::AtReplay;
+use brigade_torch::{Error, Result};
 
 /// Checks the losses of one [`crate::Accelerator`].
 ///
@@ -479,7 +480,7 @@ impl LossCheck {
     fn error(&self, found: Found, step: Option<u64>) -> Error {
         let Found { rank, used } = found;
         let weights_corrupted = used.is_some() || self.weights_are_corrupted();
-        Error::LossNotFinite { rank, step: used.or(step), weights_corrupted }
+        TrainError::LossNotFinite { rank, step: used.or(step), weights_corrupted }.into()
     }
 
     /// Costs a pass over all weights, and synchronises a GPU.

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use brigade_nn::Model;
 use brigade_torch::{Reducer, Tensor, gradient};
 
-use crate::error::{Error, Result};
 use crate::gradients::loss_check::CheckedModel;
 use crate::parameters::Parameters;
+use brigade_torch::{Error, Result};
 
 /// One prepared model or several: what [`crate::Accelerator::accumulate`] and [`crate::Accelerator::no_sync`] take.
 pub trait PreparedModels {

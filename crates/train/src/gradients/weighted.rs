@@ -2,7 +2,7 @@
 
 use brigade_torch::{Kind, Tensor};
 
-use crate::error::Result;
+use brigade_torch::Result;
 
 /// What a loss weighs among others, mostly the number of its tokens, for [`crate::Accelerator::backward_weighted`]: a number,
 /// or a tensor of one element, which the host does not read where it is on a GPU.

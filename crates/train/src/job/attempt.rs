@@ -1,12 +1,13 @@
 //! The part of a launcher's store that belongs to one attempt of a job.
 
+use crate::error::TrainError;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use brigade_rank_env::World;
 use brigade_torch::{Fault, Store};
 
-use crate::error::{Error, Result};
+use brigade_torch::Result;
 
 /// One attempt in a store that the launcher serves (`TORCHELASTIC_USE_AGENT_STORE`).
 ///
@@ -31,7 +32,7 @@ impl Attempt {
     /// where no group was made before.
     ///
     /// # Errors
-    /// A rank did not come within the time limit ([`Error::AttemptRank`]), or the store is gone.
+    /// A rank did not come within the time limit ([`crate::TrainError::AttemptRank`]), or the store is gone.
     pub(crate) fn enter(store: Store, world: &World, timeout: Duration) -> Result<(Self, Store)> {
         let (rank, world_size) = (world.rank.as_usize(), world.world_size.as_usize());
         let this = Self { store, world_size };
@@ -92,8 +93,8 @@ impl Attempt {
         for rank in 1..self.world_size {
             let asked = asked(number, rank);
             self.store.wait(&[&asked], left(deadline)).map_err(|error| match error.fault() {
-                Some(Fault::Timeout) => Error::AttemptRank { rank, limit },
-                _ => Error::Torch(error),
+                Some(Fault::Timeout) => TrainError::AttemptRank { rank, limit }.into(),
+                _ => error,
             })?;
             self.store.set(&answered(number, rank), self.store.get(&asked)?)?;
         }
@@ -121,7 +122,7 @@ impl Attempt {
                 return Ok(number);
             }
             if Instant::now() >= deadline {
-                return Err(Error::AttemptRank { rank: 0, limit });
+                return Err(TrainError::AttemptRank { rank: 0, limit }.into());
             }
             thread::sleep(pause);
             pause = (2 * pause).min(LONGEST_PAUSE);

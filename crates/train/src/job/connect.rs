@@ -10,11 +10,12 @@ use brigade_torch::{
     Store, TcpStore, inherited_socket, make_products_reproducible,
 };
 
-use crate::error::{Error, Result};
+use crate::error::TrainError;
 use crate::job::Job;
 use crate::job::attempt::Attempt;
 use crate::job::groups::Groups;
 use crate::recorder::Recorder;
+use brigade_torch::{Error, Result};
 
 /// How a rank joins its job with [`crate::Processes::join`]; what is not set is found in the environment.
 /// [`crate::AcceleratorBuilder`] has an option of the same name for each field.
@@ -43,7 +44,7 @@ pub(crate) fn join(options: ConnectOptions, debug: bool) -> Result<Job> {
     let world = world.map_or_else(World::from_env, Ok)?;
     let (device, missing_gpu) = match device {
         Some(device) if cpu && device != Device::Cpu => {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "the options `cpu(true)` and `device({device:?})` contradict each other"
             )));
         }
@@ -64,7 +65,7 @@ pub(crate) fn join(options: ConnectOptions, debug: bool) -> Result<Job> {
         let backend = match (backend, gloo, device.device_kind()) {
             (Some(Backend::Gloo(_)), Some(gloo), _) => Backend::Gloo(gloo),
             (Some(backend @ Backend::Fake), Some(_), _) => {
-                return Err(Error::InvalidArgument(format!(
+                return Err(Error::invalid_argument(format!(
                     "the options `gloo_device` and `backend({backend:?})` contradict each other"
                 )));
             }
@@ -75,7 +76,7 @@ pub(crate) fn join(options: ConnectOptions, debug: bool) -> Result<Job> {
         let (attempt, store) = match store {
             Some(store) => (None, store),
             None if world.store.port == 0 => {
-                return Err(Error::InvalidArgument(format!(
+                return Err(Error::invalid_argument(format!(
                     "a world of {} ranks was given without a store and without the port of one: give \
                      all ranks handles of one store (`AcceleratorBuilder::store`)",
                     world.world_size.as_usize()
@@ -122,7 +123,7 @@ pub(crate) fn wants_cpu() -> Result<bool> {
     match text.trim().to_ascii_lowercase().as_str() {
         "1" | "true" | "t" | "yes" | "y" | "on" => Ok(true),
         "" | "0" | "false" | "f" | "no" | "n" | "off" => Ok(false),
-        _ => Err(Error::InvalidArgument(format!("{NAME} is {text:?}, expected true or false"))),
+        _ => Err(Error::invalid_argument(format!("{NAME} is {text:?}, expected true or false"))),
     }
 }
 
@@ -172,7 +173,7 @@ fn open_store(world: &World, timeout: Duration) -> Result<Store> {
     let store = store.world_size(world.world_size.as_usize()).timeout(timeout).open();
     // No launcher has kept the port free: it was computed from a scheduler's job, or chosen by hand.
     if serves && endpoint.host == StoreHost::Rank0 {
-        return store.map_err(|source| Error::StorePort { port: endpoint.port, source });
+        return Ok(store.map_err(|source| TrainError::StorePort { port: endpoint.port, source })?);
     }
     Ok(store?)
 }

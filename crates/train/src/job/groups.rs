@@ -7,7 +7,7 @@ use brigade_rank_env::World;
 use brigade_torch::{Backend, GlooDevice, GroupOptions, ProcessGroup, Store};
 use parking_lot::RwLock;
 
-use crate::error::{Error, Result};
+use brigade_torch::{Error, Result};
 
 /// The process groups of a job and what makes new ones. A group whose messages were cut off in the middle is
 /// unusable, so after an attempt that ran out of memory all ranks reconnect.
@@ -103,7 +103,7 @@ fn host_group(group: &ProcessGroup, world: &World) -> Result<Option<ProcessGroup
     for host in 0..world.num_nodes {
         let ranks: Vec<usize> = (0..hosts.len()).filter(|&rank| hosts[rank] == host).collect();
         if ranks.is_empty() {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "no rank runs on host {host}, but GROUP_WORLD_SIZE says there are {} hosts",
                 world.num_nodes
             )));

@@ -2,28 +2,30 @@
 
 use brigade_torch::{DeviceExt, DeviceMemory};
 
-use crate::error::{Error, OutOfMemory, Result};
+use crate::error::{OutOfMemory, TrainError};
 use crate::job::Job;
+use brigade_torch::Result;
 
 impl Job {
     /// Adds to an error about a GPU's memory how memory stands; other errors, and those of the CPU, stay as they are.
     pub(crate) fn explain_memory<T>(&self, during: &'static str, outcome: Result<T>) -> Result<T> {
         outcome.map_err(|error| {
             let Some((kind, index)) = self.device.device_kind() else { return error };
-            if matches!(error, Error::OutOfMemory(_)) || !error.is_out_of_memory() {
+            if error.downcast_ref::<TrainError>().is_some() || !error.is_out_of_memory() {
                 return error;
             }
             let text = error.to_string();
             // libtorch goes on with advice about its allocator, and a backtrace.
             let detail = text.lines().next().unwrap_or_default().to_owned();
-            Error::OutOfMemory(Box::new(OutOfMemory {
+            let memory = OutOfMemory {
                 rank: self.rank(),
                 device: self.device.label(),
                 during,
                 detail,
                 driver: kind.memory(index).ok(),
                 allocator: DeviceMemory::of(self.device).ok().flatten(),
-            }))
+            };
+            TrainError::OutOfMemory(Box::new(memory)).into()
         })
     }
 }

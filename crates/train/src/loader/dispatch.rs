@@ -2,11 +2,11 @@
 
 use std::panic::Location;
 
-use brigade_data::{Batch, DataError, Epoch, Round};
-use brigade_torch::{Device, Kind, ProcessGroup, Tensor, TensorTree, TreeSpec};
+use brigade_data::{Batch, Epoch, Round};
+use brigade_torch::{Device, ErrorKind, Kind, ProcessGroup, Tensor, TensorTree, TreeSpec};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
+use brigade_torch::{Error, Result};
 
 /// What rank 0 says before a round.
 #[derive(Debug, Serialize, Deserialize)]
@@ -51,20 +51,21 @@ impl<T: TensorTree<Owned = T>> Dispatch<T> {
             return None;
         }
         match self.round() {
-            Ok(Some(batch)) => Some(Ok(batch)),
+            // A batch that cannot be read leaves the ranks in step; a lost peer does not.
+            Ok(Some(read)) => Some(read),
             Ok(None) => {
                 self.ended = true;
                 None
             }
             Err(error) => {
-                // A batch that cannot be read leaves the ranks in step; a lost peer does not.
-                self.ended = !matches!(error, Error::Data(_));
+                self.ended = true;
                 Some(Err(error))
             }
         }
     }
 
-    fn round(&mut self) -> Result<Option<Batch<T>>> {
+    /// A batch, or why it could not be read; an error of the round itself is of the ranks.
+    fn round(&mut self) -> Result<Option<Result<Batch<T>>>> {
         let Some(epoch) = &mut self.epoch else {
             return self.receive();
         };
@@ -75,8 +76,9 @@ impl<T: TensorTree<Owned = T>> Dispatch<T> {
             Some(Ok(batch)) => describe(batch)?,
         };
         self.group.broadcast_object(Some(&header), 0)?;
-        let Some(batch) = read.transpose()? else {
-            return Ok(None);
+        let batch = match read {
+            Some(Ok(batch)) => batch,
+            unread => return Ok(unread),
         };
         let mut tensors = Vec::new();
         batch.visit(&mut |tensor| tensors.push(tensor.shallow_clone()));
@@ -84,14 +86,15 @@ impl<T: TensorTree<Owned = T>> Dispatch<T> {
             let mut tensor = tensor.f_contiguous()?.f_to_device(self.group.device())?;
             self.group.broadcast(&mut tensor, 0)?;
         }
-        self.own_part(&batch)
+        Ok(self.own_part(&batch)?.map(Ok))
     }
 
-    fn receive(&mut self) -> Result<Option<Batch<T>>> {
+    fn receive(&mut self) -> Result<Option<Result<Batch<T>>>> {
         match self.group.broadcast_object::<Header>(None, 0)? {
             Header::End => Ok(None),
             Header::Failed { reason } => {
-                Err(Error::Data(DataError::other(format!("rank 0, which reads for all: {reason}"))))
+                let reason = format!("rank 0, which reads for all: {reason}");
+                Ok(Some(Err(Error::new(ErrorKind::Data, reason))))
             }
             Header::Batch { spec, tensors, index, last, rows, valid } => {
                 let mut received = Vec::with_capacity(tensors.len());
@@ -102,10 +105,11 @@ impl<T: TensorTree<Owned = T>> Dispatch<T> {
                     received.push(tensor.f_to_device(Device::Cpu)?);
                 }
                 let data = T::from_spec(&spec, &mut received.into_iter()).map_err(|error| {
-                    Error::InvalidArgument(format!("rank 0 sent data of another type: {error}"))
+                    Error::invalid_argument(format!("rank 0 sent data of another type: {error}"))
                 })?;
                 let round = Round { rows, valid };
-                self.own_part(&Batch::from_parts(data, index, last, None, round))
+                let batch = Batch::from_parts(data, index, last, None, round);
+                Ok(self.own_part(&batch)?.map(Ok))
             }
         }
     }
@@ -157,12 +161,12 @@ const KINDS: [(i32, Kind); 13] = [
 
 fn kind_number(kind: Kind) -> Result<i32> {
     KINDS.iter().find(|(_, known)| *known == kind).map(|(number, _)| *number).ok_or_else(|| {
-        Error::InvalidArgument(format!("tensors of {kind:?} cannot be sent to other ranks"))
+        Error::invalid_argument(format!("tensors of {kind:?} cannot be sent to other ranks"))
     })
 }
 
 fn kind_from_number(number: i32) -> Result<Kind> {
     KINDS.iter().find(|(known, _)| *known == number).map(|(_, kind)| *kind).ok_or_else(|| {
-        Error::InvalidArgument(format!("rank 0 sent a tensor of unknown kind {number}"))
+        Error::invalid_argument(format!("rank 0 sent a tensor of unknown kind {number}"))
     })
 }

@@ -3,8 +3,8 @@
 use brigade_data::TensorDataset;
 use brigade_torch::{Device, DeviceExt, DeviceMemory, TensorTree};
 
-use crate::error::{Error, Result};
 use crate::processes::Processes;
+use brigade_torch::{Error, Result};
 
 /// The share of a GPU's free memory that [`Processes::place_dataset`] lets a data set take.
 pub const DATASET_SHARE: f64 = 0.5;
@@ -27,11 +27,11 @@ impl Processes {
     /// assert_eq!(data.device(), accelerator.device());
     /// let loader = accelerator.prepare(DataLoader::new(data).batch_size(2).shuffle(true))?;
     /// # assert_eq!(loader.len(), 2);
-    /// # Ok::<(), brigade_train::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::Torch`] when the device does not say what is free or has failed.
+    /// [`brigade_torch::ErrorKind::Tensor`] when the device does not say what is free or has failed.
     pub fn place_dataset<T>(&self, dataset: TensorDataset<T>) -> Result<TensorDataset<T>>
     where
         T: TensorTree<Owned = T> + Send + 'static,
@@ -42,7 +42,7 @@ impl Processes {
     /// As [`Processes::place_dataset`], with another share of the free memory, 0 to 1.
     ///
     /// # Errors
-    /// As there; [`Error::InvalidArgument`] for another share.
+    /// As there; [`brigade_torch::ErrorKind::InvalidArgument`] for another share.
     pub fn place_dataset_within<T>(
         &self,
         dataset: TensorDataset<T>,
@@ -65,7 +65,7 @@ where
     T: TensorTree<Owned = T> + Send + 'static,
 {
     if !(0.0..=1.0).contains(&share) {
-        return Err(Error::InvalidArgument(format!(
+        return Err(Error::invalid_argument(format!(
             "place_dataset_within: a share of the free memory is 0 to 1, found {share}"
         )));
     }

@@ -3,13 +3,14 @@
 use std::ops::Deref;
 
 use brigade_data::{
-    BatchedDataset, Collate, DataError, DataLoader, Epoch, IterableDataset, LoaderCore,
-    LoaderOptions, ShardOptions, StreamLoader,
+    BatchedDataset, Collate, DataLoader, Epoch, IterableDataset, LoaderCore, LoaderOptions,
+    ShardOptions, StreamLoader,
 };
 use brigade_torch::{Device, Tensor, TensorTree, elements};
 
-use crate::error::{Error, Result};
+use crate::error::TrainError;
 use crate::processes::Processes;
+use brigade_torch::Result;
 
 /// How batches are shared out among the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,12 +49,7 @@ pub trait Loader: Deref<Target = LoaderCore> + Send + Sync {
     ///
     /// # Errors
     /// When the options do not fit the batch size or each other.
-    fn sharded(
-        self,
-        rank: Option<usize>,
-        world: usize,
-        options: ShardOptions,
-    ) -> Result<Self, DataError>
+    fn sharded(self, rank: Option<usize>, world: usize, options: ShardOptions) -> Result<Self>
     where
         Self: Sized;
 
@@ -71,12 +67,7 @@ macro_rules! share {
             self.seed(seed).device(device)
         }
 
-        fn sharded(
-            self,
-            rank: Option<usize>,
-            world: usize,
-            options: ShardOptions,
-        ) -> Result<Self, DataError> {
+        fn sharded(self, rank: Option<usize>, world: usize, options: ShardOptions) -> Result<Self> {
             match rank {
                 Some(rank) => self.shard(rank, world, options),
                 None => self.dispatch(world, options),
@@ -140,7 +131,7 @@ pub(super) fn share_out<L: Loader>(
     let LoaderOptions { batch_size, drop_last, .. } = *agreed.options();
     // A run without a step is never what was meant; all ranks see the same numbers here.
     if length.is_some() && (samples == 0 || (drop_last && samples < batch_size as i64)) {
-        return Err(Error::NoBatch { samples, batch_size });
+        return Err(TrainError::NoBatch { samples, batch_size }.into());
     }
     let (rank, world) = (processes.process_index(), processes.num_processes());
     if world == 1 {
@@ -170,7 +161,7 @@ fn agree(processes: &Processes, samples: i64, seed: u64, dispatch: bool) -> Resu
     let (expected, seed) = all[0];
     let different = all.iter().position(|&(found, _)| found != expected);
     if let (false, Some(rank)) = (dispatch, different) {
-        return Err(Error::LoadersDiffer { rank, expected, found: all[rank].0 });
+        return Err(TrainError::LoadersDiffer { rank, expected, found: all[rank].0 }.into());
     }
     Ok((expected, u64::from_ne_bytes(seed.to_ne_bytes())))
 }

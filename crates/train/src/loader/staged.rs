@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use brigade_data::{Batch, DataError, Epoch};
 use brigade_torch::{Device, SideStream, StreamEvent, TensorTree, copy_to_device};
 
-use crate::error::{Error, Result};
+use brigade_torch::{Error, Result};
 
 /// Copies go through pinned memory on a stream of their own, so that neither the host nor the computation waits
 /// for them. The thread also takes the copy into pinned memory, some milliseconds for a batch of images, off the

@@ -8,7 +8,7 @@ use brigade_torch::clear_gradient;
 use serde::{Deserialize, Serialize};
 
 use super::PreparedModel;
-use crate::error::{Error, Result};
+use brigade_torch::{Error, Result};
 
 /// What a rank was asked for, and what stands against it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,13 +44,13 @@ impl<M> PreparedModel<M> {
     /// assert_eq!(optimizer.groups()?.len(), 1);
     /// model.set_trainable("module1.*", true)?;
     /// assert_eq!(optimizer.groups()?.len(), 2);
-    /// # Ok::<(), brigade_train::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`], on every rank and with nothing changed: no parameter matches, the ranks differ in
+    /// [`brigade_torch::ErrorKind::InvalidArgument`], on every rank and with nothing changed: no parameter matches, the ranks differ in
     /// their arguments, a window of accumulation has begun, or an optimizer's rule refuses a thawed parameter.
-    /// [`Error::Torch`] when a peer is gone.
+    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     #[track_caller]
     pub fn set_trainable(&mut self, pattern: &str, trainable: bool) -> Result<usize> {
         let parameters = self.model.parameters();
@@ -89,12 +89,12 @@ impl<M> PreparedModel<M> {
             let _ = parameter.tensor.shallow_clone().f_requires_grad_(trained(parameter))?;
         }
         let state = match self.hook_state() {
-            Some(hook) => Some(hook.state_dict().map_err(Error::User)?),
+            Some(hook) => Some(hook.state_dict()?),
             None => None,
         };
         self.reduction = self.context.reduce(&self.model)?;
         if let (Some(hook), Some(state)) = (self.hook_state(), state) {
-            hook.carry_over(&state).map_err(Error::User)?;
+            hook.carry_over(&state)?;
         }
         self.inner.replace_state(&self.model, self.reduction.hook.clone());
         self.inner.buffers_differ.store(true, Ordering::Relaxed);
@@ -116,7 +116,7 @@ impl<M> PreparedModel<M> {
                 != (&all[0].pattern, all[0].trainable, &all[0].trained)
         };
         if let Some(rank) = all.iter().position(differs) {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "the ranks differ, and nothing was changed: rank 0 called {}, rank {rank} {}; call it with \
                  the same arguments on every rank",
                 say(&all[0]),
@@ -126,7 +126,7 @@ impl<M> PreparedModel<M> {
         let problem = |(rank, it): (usize, &Request)| Some((rank, it.problem.clone()?));
         match all.iter().enumerate().find_map(problem) {
             None => Ok(()),
-            Some((rank, problem)) => Err(Error::InvalidArgument(format!(
+            Some((rank, problem)) => Err(Error::invalid_argument(format!(
                 "set_trainable({:?}, {}) on rank {rank}: {problem}; nothing was changed",
                 all[0].pattern, all[0].trainable
             ))),

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use brigade_nn::weights;
 
 use super::{PreparedModel, broadcast_all};
-use crate::error::{Error, Result};
+use crate::error::TrainError;
 use crate::processes::Processes;
+use brigade_torch::Result;
 
 /// The file's name in a folder, as Hugging Face's.
 const MODEL_FILE: &str = "model.safetensors";
@@ -19,7 +20,7 @@ impl<M> PreparedModel<M> {
                 let file = file_in(path);
                 let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
                 if let Some(folder) = folder {
-                    std::fs::create_dir_all(folder).map_err(|source| Error::File {
+                    std::fs::create_dir_all(folder).map_err(|source| TrainError::File {
                         action: "cannot make folder",
                         path: folder.to_owned(),
                         source,

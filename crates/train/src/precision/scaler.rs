@@ -13,10 +13,11 @@ use serde::{Deserialize, Serialize};
 
 use device::DeviceScale;
 
-use crate::error::{Error, Result};
+use crate::error::TrainError;
 use crate::job::Job;
 use crate::parameters::Parameters;
-use crate::stateful::{HookError, Stateful};
+use crate::stateful::Stateful;
+use brigade_torch::{Error, Result};
 
 /// How the scale moves. The defaults are PyTorch's.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -82,7 +83,7 @@ pub struct GradScalerState {
 ///     steps += i32::from(scaler.step(&mut optimizer)?);
 /// }
 /// assert_eq!((steps, scaler.scale()), (2, 512.0)); // the second step was skipped
-/// # Ok::<(), brigade_train::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct GradScaler {
@@ -115,7 +116,7 @@ impl GradScaler {
     /// Makes a scaler for one process: for a loop without an Accelerator.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a scale, a factor or an interval out of its range.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a scale, a factor or an interval out of its range.
     pub fn new(options: GradScalerOptions) -> Result<Self> {
         Self::for_ranks(options, None)
     }
@@ -132,7 +133,7 @@ impl GradScaler {
             && backoff_factor < 1.0
             && growth_interval > 0;
         if !valid {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "{options:?}: expected a scale above 0, a growth factor of at least 1, a backoff \
                  factor between 0 and 1, and an interval above 0"
             )));
@@ -167,10 +168,10 @@ impl GradScaler {
     /// step.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when the scale is not a number above 0.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] when the scale is not a number above 0.
     pub fn load_state(&self, state: GradScalerState) -> Result<()> {
         if !(state.scale.is_finite() && state.scale > 0.0) {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "the scaler's state has the scale {}, expected a number above 0",
                 state.scale
             )));
@@ -202,7 +203,7 @@ impl GradScaler {
     /// optimizer has stepped since the last call.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] after gradients were unscaled and before the optimizer's step; [`Error::NotFinite`]
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] after gradients were unscaled and before the optimizer's step; [`crate::TrainError::NotFinite`]
     /// when the scale has fallen so low that the loss itself must be infinite or NaN.
     pub fn scale_loss(&self, loss: &Tensor) -> Result<Tensor> {
         if let Some(device) = self.device(loss.device()) {
@@ -221,7 +222,7 @@ impl GradScaler {
     /// will be skipped.
     ///
     /// # Errors
-    /// [`Error::Torch`] when a peer is gone.
+    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     pub fn unscale(&self, parameters: &(impl Parameters + ?Sized)) -> Result<bool> {
         let mut handles = Vec::new();
         parameters.each(&mut |parameter| handles.push(parameter.shallow_clone()));
@@ -232,7 +233,7 @@ impl GradScaler {
     /// its gradients has overflowed. Returns whether it has stepped.
     ///
     /// # Errors
-    /// As [`Optimizer::step`]; [`Error::Torch`] when a peer is gone.
+    /// As [`Optimizer::step`]; [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     pub fn step(&self, optimizer: &mut Optimizer) -> Result<bool> {
         if self.inner.lock().device.is_some() {
             let found = optimizer.with_parameters(|parameters| self.found_on_device(parameters))?;
@@ -258,7 +259,7 @@ impl GradScaler {
             return Err(mixed_gradients());
         }
         if inner.state.scale < SMALLEST_SCALE {
-            return Err(Error::NotFinite { scale: inner.state.scale });
+            return Err(TrainError::NotFinite { scale: inner.state.scale }.into());
         }
         Ok(inner.state.scale)
     }
@@ -380,10 +381,9 @@ impl FoundInf {
 }
 
 fn mixed_gradients() -> Error {
-    Error::InvalidArgument(
+    Error::invalid_argument(
         "backward after gradients were clipped or unscaled, before the optimizer's step: with fp16 that would \
-         mix scaled and unscaled gradients; clip after the last backward of the step, or call zero_grad"
-            .into(),
+         mix scaled and unscaled gradients; clip after the last backward of the step, or call zero_grad",
     )
 }
 
@@ -416,7 +416,7 @@ impl GradScalerOptions {
 }
 
 impl Stateful for GradScaler {
-    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
+    fn state_dict(&self) -> Result<Value<Tensor>> {
         let (state, options) = (self.state(), self.options());
         Ok(Value::dict([
             ("scale", Value::Float(state.scale)),
@@ -432,8 +432,8 @@ impl Stateful for GradScaler {
         scaler_state(state).map(drop)
     }
 
-    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
-        Ok(self.load_state(scaler_state(state).map_err(Error::InvalidArgument)?)?)
+    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<()> {
+        Ok(self.load_state(scaler_state(state).map_err(Error::invalid_argument)?)?)
     }
 }
 

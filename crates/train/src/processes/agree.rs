@@ -3,11 +3,12 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::error::{Error, Result};
+use crate::error::TrainError;
 use crate::processes::Processes;
+use brigade_torch::Result;
 
 impl Processes {
-    /// Returns every rank's value; when a rank has failed, its own error there and [`Error::Leader`] on the others.
+    /// Returns every rank's value; when a rank has failed, its own error there and [`crate::TrainError::Leader`] on the others.
     pub(crate) fn agree<T>(&self, scope: &'static str, mine: Result<T>) -> Result<Vec<T>>
     where
         T: Serialize + DeserializeOwned,
@@ -24,7 +25,9 @@ impl Processes {
             return Err(error);
         }
         let all = all.into_iter().enumerate();
-        all.map(|(rank, answer)| answer.map_err(|reason| Error::Leader { scope, rank, reason }))
-            .collect()
+        all.map(|(rank, answer)| {
+            answer.map_err(|reason| TrainError::Leader { scope, rank, reason }.into())
+        })
+        .collect()
     }
 }

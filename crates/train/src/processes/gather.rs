@@ -5,8 +5,9 @@ use brigade_torch::{Device, ProcessGroup, ReduceOp, Tensor, TensorTree, elements
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::error::{Error, Result};
+use crate::error::TrainError;
 use crate::processes::Processes;
+use brigade_torch::{Error, Result};
 
 impl Processes {
     /// The tensors of all ranks, one after another along the first dimension: `[n, …]` becomes
@@ -14,7 +15,7 @@ impl Processes {
     /// [`Processes::pad_across_processes`].
     ///
     /// # Errors
-    /// [`Error::Torch`] when a peer is gone.
+    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     #[track_caller]
     pub fn gather<T: TensorTree>(&self, values: &T) -> Result<T::Owned> {
         let group = self.traced();
@@ -35,8 +36,8 @@ impl Processes {
     /// change nothing. Each tensor has one row per sample of the batch.
     ///
     /// # Errors
-    /// [`Error::Rows`] for a tensor of another length; [`Error::UnevenRound`] when some rank has no
-    /// batch in this round; [`Error::Torch`] when a peer is gone.
+    /// [`crate::TrainError::Rows`] for a tensor of another length; [`crate::TrainError::UnevenRound`] when some rank has no
+    /// batch in this round; [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     #[track_caller]
     pub fn gather_for_metrics<B, T: TensorTree>(
         &self,
@@ -47,12 +48,12 @@ impl Processes {
         let rows = batch.rows();
         let group = self.traced();
         if let (Some(_), Some(rank)) = (&group, round.rows.iter().position(|&n| n == 0)) {
-            return Err(Error::UnevenRound { rank });
+            return Err(TrainError::UnevenRound { rank }.into());
         }
         values.try_map(&mut |tensor| {
             let shape = tensor.size();
             if shape.first().copied() != Some(rows as i64) {
-                return Err(Error::Rows { expected: rows, found: shape });
+                return Err(TrainError::Rows { expected: rows, found: shape }.into());
             }
             gather_valid(group.as_ref(), tensor, round)
         })
@@ -61,7 +62,7 @@ impl Processes {
     /// Objects of all ranks that were computed from a batch, one per sample, without those of duplicates.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when there is not one object per sample; otherwise as
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] when there is not one object per sample; otherwise as
     /// [`Processes::gather_for_metrics`].
     #[track_caller]
     pub fn gather_objects_for_metrics<B, T>(
@@ -74,7 +75,7 @@ impl Processes {
     {
         let round = batch.round();
         if objects.len() != batch.rows() {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "gather_objects_for_metrics: expected one object for each of the batch's {} \
                  samples, found {}",
                 batch.rows(),
@@ -85,7 +86,7 @@ impl Processes {
             return Ok(objects.into_iter().take(batch.valid()).collect());
         };
         if let Some(rank) = round.rows.iter().position(|&n| n == 0) {
-            return Err(Error::UnevenRound { rank });
+            return Err(TrainError::UnevenRound { rank }.into());
         }
         let gathered = group.all_gather_object(&objects)?;
         Ok(gathered
@@ -98,7 +99,7 @@ impl Processes {
     /// The reduction of each tensor over all ranks, on every rank. The arguments stay as they are.
     ///
     /// # Errors
-    /// [`Error::Torch`] when a peer is gone, or for the mean of integers.
+    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone, or for the mean of integers.
     #[track_caller]
     pub fn reduce<T: TensorTree>(&self, values: &T, op: ReduceOp) -> Result<T::Owned> {
         let group = self.traced();
@@ -120,7 +121,7 @@ impl Processes {
     /// The tensors of rank `from`, on every rank. Shapes and types are the same on all ranks.
     ///
     /// # Errors
-    /// [`Error::Torch`] when a peer is gone or there is no such rank.
+    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone or there is no such rank.
     #[track_caller]
     pub fn broadcast<T: TensorTree>(&self, values: &T, from: usize) -> Result<T::Owned> {
         let group = self.traced();
@@ -139,7 +140,7 @@ impl Processes {
     /// A negative dimension counts from the end. A tensor that lacks the dimension stays as it is.
     ///
     /// # Errors
-    /// [`Error::Torch`] when a peer is gone.
+    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     #[track_caller]
     pub fn pad_across_processes<T: TensorTree>(
         &self,
@@ -169,7 +170,7 @@ impl Processes {
     /// Rank `from`'s object, on every rank.
     ///
     /// # Errors
-    /// [`Error::Torch`] when a peer is gone or the object cannot be carried.
+    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone or the object cannot be carried.
     #[track_caller]
     pub fn broadcast_object<T>(&self, object: T, from: usize) -> Result<T>
     where
@@ -184,7 +185,7 @@ impl Processes {
     /// The objects of all ranks, by rank, on every rank.
     ///
     /// # Errors
-    /// [`Error::Torch`] when a peer is gone or an object cannot be carried.
+    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone or an object cannot be carried.
     #[track_caller]
     pub fn gather_object<T>(&self, object: T) -> Result<Vec<T>>
     where
@@ -246,8 +247,8 @@ fn in_place_of<T: TensorTree>(values: &T, tensors: Vec<Tensor>) -> Result<T::Own
     let mut tensors = tensors.into_iter();
     values.try_map(&mut |_| {
         tensors.next().ok_or_else(|| {
-            Error::InvalidArgument(
-                "try_map has more tensors than visit: a mistake of the TensorTree".into(),
+            Error::invalid_argument(
+                "try_map has more tensors than visit: a mistake of the TensorTree",
             )
         })
     })

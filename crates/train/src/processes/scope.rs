@@ -4,14 +4,15 @@ use std::panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind};
 
 use brigade_torch::ProcessGroup;
 
-use crate::error::{Error, Result};
+use crate::error::TrainError;
 use crate::processes::Processes;
+use brigade_torch::{Error, Result};
 
 impl Processes {
     /// Returns when every rank has called it.
     ///
     /// # Errors
-    /// [`Error::Torch`] when a peer is gone or the time limit passed.
+    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone or the time limit passed.
     #[track_caller]
     pub fn wait_for_everyone(&self) -> Result<()> {
         match self.traced() {
@@ -27,7 +28,8 @@ impl Processes {
     /// collectives.
     ///
     /// ```
-    /// # use brigade_train::{ConnectOptions, Error, Processes};
+    /// # use brigade_train::{ConnectOptions, Processes};
+    /// # use brigade_torch::Error;
     /// # let processes = Processes::join(ConnectOptions { cpu: true, ..Default::default() })?;
     /// # let file = std::env::temp_dir().join(format!("brigade-first-{}", std::process::id()));
     /// // Rank 0 makes the file, the others find it.
@@ -39,11 +41,11 @@ impl Processes {
     /// })?;
     /// assert_eq!(text, "words");
     /// # std::fs::remove_file(&file).unwrap();
-    /// # Ok::<(), brigade_train::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
-    /// The body's own; [`Error::Leader`] on the others when rank 0 failed; [`Error::Torch`] when a peer
+    /// The body's own; [`crate::TrainError::Leader`] on the others when rank 0 failed; [`brigade_torch::ErrorKind::Communication`] when a peer
     /// is gone.
     #[track_caller]
     pub fn main_process_first<R, E>(&self, body: impl FnOnce() -> Result<R, E>) -> Result<R>
@@ -72,7 +74,7 @@ impl Processes {
     /// Runs the body on rank 0 alone; the others wait until it has ended.
     ///
     /// # Errors
-    /// The body's own; [`Error::Leader`] on the others when rank 0 failed; [`Error::Torch`] when a peer
+    /// The body's own; [`crate::TrainError::Leader`] on the others when rank 0 failed; [`brigade_torch::ErrorKind::Communication`] when a peer
     /// is gone.
     #[track_caller]
     pub fn on_main_process<R, E>(&self, body: impl FnOnce() -> Result<R, E>) -> Result<Option<R>>
@@ -115,7 +117,7 @@ impl Processes {
     /// Runs the body on one rank; the others wait.
     ///
     /// # Errors
-    /// As [`Processes::on_main_process`]; [`Error::InvalidArgument`] when there is no such rank.
+    /// As [`Processes::on_main_process`]; [`brigade_torch::ErrorKind::InvalidArgument`] when there is no such rank.
     #[track_caller]
     pub fn on_process<R, E>(
         &self,
@@ -126,7 +128,7 @@ impl Processes {
         E: Into<Error>,
     {
         if rank >= self.num_processes() {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "on_process: rank {rank} does not exist among {} ranks",
                 self.num_processes()
             )));
@@ -171,7 +173,7 @@ fn lead<R, E: Into<Error>>(
         let failure: Option<String> = group.broadcast_object(None, leader)?;
         return match failure {
             None => Ok(None),
-            Some(reason) => Err(Error::Leader { scope, rank: leader_rank, reason }),
+            Some(reason) => Err(TrainError::Leader { scope, rank: leader_rank, reason }.into()),
         };
     }
     match catch_unwind(AssertUnwindSafe(body)) {

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use brigade_torch::Split;
 
-use crate::error::Result;
 use crate::processes::Processes;
+use brigade_torch::Result;
 
 impl Processes {
     /// This rank's part of the input: contiguous, in order, the first ranks one element longer when it
@@ -17,7 +17,7 @@ impl Processes {
     /// // Of 2 processes, the first gets "a" and "b", the second "c".
     /// let mine = processes.split_between_processes(&["a", "b", "c"][..])?;
     /// # assert_eq!(mine.len(), 3);
-    /// # Ok::<(), brigade_train::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors

@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 
 use brigade_torch::{ReduceOp, Tensor};
 
-use crate::error::Result;
 use crate::processes::Processes;
+use brigade_torch::Result;
 
 impl Processes {
     /// Sets the trigger on this rank; [`Processes::check_trigger`] tells all ranks. For a decision
@@ -25,11 +25,11 @@ impl Processes {
     ///     processes.set_trigger();
     /// }
     /// assert!(processes.check_trigger()?); // on every rank
-    /// # Ok::<(), brigade_train::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`crate::Error::Torch`] when a peer is gone; the trigger stays set then.
+    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone; the trigger stays set then.
     #[track_caller]
     pub fn check_trigger(&self) -> Result<bool> {
         let mine = self.trigger.load(Ordering::Relaxed);

@@ -14,9 +14,10 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::{Context, SubscriberExt};
 
-use crate::error::{Error, Result};
+use crate::error::TrainError;
 use crate::processes::Processes;
 use crate::watch::Watch;
+use brigade_torch::{Error, Result};
 
 /// The log of a run, whose lines have the rank and the step. Returned by [`crate::Accelerator::logging`].
 #[derive(Debug, Clone, Copy)]
@@ -38,7 +39,7 @@ impl Logging<'_> {
     /// instead.
     ///
     /// # Errors
-    /// [`Error::File`] when the file cannot be opened; [`Error::InvalidArgument`] when the process has a subscriber.
+    /// [`crate::TrainError::File`] when the file cannot be opened; [`brigade_torch::ErrorKind::InvalidArgument`] when the process has a subscriber.
     pub fn init(&self, options: &LogOptions) -> Result<()> {
         self.layer(options)?.install()
     }
@@ -46,7 +47,7 @@ impl Logging<'_> {
     /// Returns what [`Logging::init`] installs, for a program that puts its own subscriber together.
     ///
     /// # Errors
-    /// [`Error::File`] when the file cannot be opened.
+    /// [`crate::TrainError::File`] when the file cannot be opened.
     pub fn layer(&self, options: &LogOptions) -> Result<LogLayer> {
         LogLayer::new(self.watch, options)
     }
@@ -60,7 +61,7 @@ impl Logging<'_> {
     /// log.info("written once, by rank 0");
     /// log.everywhere().warn("written by every rank");
     /// log.in_order(|log| log.info("written by every rank, in order"))?;
-    /// # Ok::<(), brigade_train::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     #[must_use]
     pub fn logger(&self, name: impl Into<String>) -> Logger {
@@ -124,9 +125,8 @@ impl LogLayer {
     pub(crate) fn install(self) -> Result<()> {
         let subscriber = tracing_subscriber::registry().with(self);
         tracing::subscriber::set_global_default(subscriber).map_err(|_| {
-            Error::InvalidArgument(
-                "logging: this process has a subscriber of `tracing` already; add Logging::layer to it instead"
-                    .into(),
+            Error::invalid_argument(
+                "logging: this process has a subscriber of `tracing` already; add Logging::layer to it instead",
             )
         })
     }
@@ -147,7 +147,7 @@ impl Logger {
     /// ranks' order. Every rank calls it.
     ///
     /// # Errors
-    /// [`Error::Torch`] when a peer is gone.
+    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     pub fn in_order(&self, body: impl FnOnce(&Self)) -> Result<()> {
         let logger = self.everywhere();
         let mut body = Some(body);
@@ -326,11 +326,9 @@ impl Visit for Fields {
 }
 
 fn open(path: &Path) -> Result<File> {
-    OpenOptions::new().create(true).append(true).open(path).map_err(|source| Error::File {
-        action: "cannot open",
-        path: path.to_owned(),
-        source,
-    })
+    Ok(OpenOptions::new().create(true).append(true).open(path).map_err(|source| {
+        TrainError::File { action: "cannot open", path: path.to_owned(), source }
+    })?)
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ use crate::processes::Processes;
 /// }
 /// # accelerator.trackers().finish()?;
 /// # std::fs::remove_dir_all(&folder).unwrap();
-/// # Ok::<(), brigade_train::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct Meter {

@@ -9,8 +9,9 @@ use brigade_torch::{DeviceExt, ProfiledEvent, ProfilerOptions, Recording, Scope}
 
 pub use summary::{OperationSummary, Table};
 
-use crate::error::{Error, Result};
+use crate::error::TrainError;
 use crate::processes::Processes;
+use brigade_torch::{Error, Result};
 
 /// What [`crate::Accelerator::profile`] records.
 #[derive(Debug, Clone, Default)]
@@ -129,9 +130,8 @@ pub(crate) fn profile<R>(
     body: impl FnOnce(&mut Profiler) -> Result<R>,
 ) -> Result<(R, Profile)> {
     if options.schedule.is_some_and(|schedule| schedule.active == 0) {
-        return Err(Error::InvalidArgument(
-            "profile: the schedule has no active steps, so nothing would be recorded; set `active`"
-                .into(),
+        return Err(Error::invalid_argument(
+            "profile: the schedule has no active steps, so nothing would be recorded; set `active`",
         ));
     }
     let recorded = ProfilerOptions {
@@ -203,7 +203,7 @@ impl Profiler {
             self.profile.events.extend(recording.finish(None)?);
             return Ok(());
         };
-        let failed = |path: &PathBuf, source| Error::File {
+        let failed = |path: &PathBuf, source| TrainError::File {
             action: "write the trace",
             path: path.clone(),
             source,
@@ -217,7 +217,7 @@ impl Profiler {
         // libtorch says nothing when it cannot write. What stood here is not what it wrote.
         match std::fs::remove_file(&path) {
             Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
-                return Err(failed(&path, source));
+                return Err(failed(&path, source).into());
             }
             _ => {}
         }

@@ -9,8 +9,9 @@ use brigade_track::{Config, Image, Outcome, Run, Stamp, Table, Tracker, Value, V
 use parking_lot::Mutex;
 use serde::Serialize;
 
-use crate::error::{Error, Result};
+use crate::error::TrainError;
 use crate::processes::Processes;
+use brigade_torch::{Error, Result};
 
 /// The trackers of a run: every rank calls the methods, rank 0 writes. An Accelerator has one such value; a
 /// program without one uses it alone.
@@ -26,7 +27,7 @@ use crate::processes::Processes;
 /// trackers.log([("loss", 0.5)], 10)?;
 /// trackers.finish()?;
 /// # std::fs::remove_dir_all(&folder).unwrap();
-/// # Ok::<(), brigade_train::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub struct Trackers {
     processes: Processes,
@@ -65,17 +66,16 @@ impl Trackers {
     /// accelerator.log([("loss", 0.5), ("accuracy", 0.9)], 10)?;
     /// accelerator.trackers().finish()?;
     /// # std::fs::remove_dir_all(&folder).unwrap();
-    /// # Ok::<(), brigade_train::Error>(())
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
     /// # Errors
-    /// On every rank: [`Error::Track`] for a folder that cannot be written or a server that does not answer
-    /// ([`Error::Leader`] on the other ranks); [`Error::InvalidArgument`] when a run has begun.
+    /// On every rank: [`crate::TrainError::Track`] for a folder that cannot be written or a server that does not answer
+    /// ([`crate::TrainError::Leader`] on the other ranks); [`brigade_torch::ErrorKind::InvalidArgument`] when a run has begun.
     pub fn start(&self, project: &str, config: &impl Serialize) -> Result<()> {
         if self.state.lock().started {
-            return Err(Error::InvalidArgument(
-                "the trackers are started: a run has one project; end it before the next (Trackers::finish)"
-                    .into(),
+            return Err(Error::invalid_argument(
+                "the trackers are started: a run has one project; end it before the next (Trackers::finish)",
             ));
         }
         self.processes.on_main_process(|| {
@@ -87,7 +87,7 @@ impl Trackers {
                     for started in &mut trackers[..place] {
                         let _ = started.finish(Outcome::Failed);
                     }
-                    return Err(Error::Track(error));
+                    return Err(TrainError::Track(error));
                 }
             }
             Ok(())
@@ -105,8 +105,8 @@ impl Trackers {
     /// Gives values to all trackers, on rank 0; elsewhere it does nothing. Values keep their order.
     ///
     /// # Errors
-    /// [`Error::Track`] when a tracker cannot write, after all have been given the values;
-    /// [`Error::InvalidArgument`] before [`Trackers::start`].
+    /// [`crate::TrainError::Track`] when a tracker cannot write, after all have been given the values;
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] before [`Trackers::start`].
     pub fn log<N, V>(
         &self,
         values: impl IntoIterator<Item = (N, V)>,
@@ -122,9 +122,8 @@ impl Trackers {
         }
         let mut state = self.state.lock();
         if !state.started {
-            return Err(Error::InvalidArgument(
-                "log was called before Trackers::start: start the trackers first, on every rank"
-                    .into(),
+            return Err(Error::invalid_argument(
+                "log was called before Trackers::start: start the trackers first, on every rank",
             ));
         }
         if !self.processes.is_main_process() {
@@ -139,12 +138,12 @@ impl Trackers {
     /// the program's own. On other ranks than 0 it takes everything and writes nothing.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when there is none of that name.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] when there is none of that name.
     pub fn tracker(&self, name: &str) -> Result<TrackerHandle<'_>> {
         let state = self.state.lock();
         let Some(place) = state.trackers.iter().position(|tracker| tracker.name() == name) else {
             let names: Vec<&str> = state.trackers.iter().map(|tracker| tracker.name()).collect();
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "there is no tracker {name:?}; there are: {}",
                 names.join(", ")
             )));
@@ -156,7 +155,7 @@ impl Trackers {
     /// Where no run has begun it does nothing.
     ///
     /// # Errors
-    /// [`Error::Track`] when the last values could not be written, [`Error::Leader`] on the other ranks.
+    /// [`crate::TrainError::Track`] when the last values could not be written, [`crate::TrainError::Leader`] on the other ranks.
     pub fn finish(&self) -> Result<()> {
         if !std::mem::take(&mut self.state.lock().started) {
             return Ok(());
@@ -198,7 +197,7 @@ impl TrackerHandle<'_> {
     /// Gives values to this tracker alone.
     ///
     /// # Errors
-    /// [`Error::Track`] when it cannot write.
+    /// [`crate::TrainError::Track`] when it cannot write.
     pub fn log(&self, values: &[(String, Value)], step: impl Into<Option<u64>>) -> Result<()> {
         let at = at(step);
         self.ask(|tracker| tracker.log(values, at))
@@ -207,7 +206,7 @@ impl TrackerHandle<'_> {
     /// Gives it a text.
     ///
     /// # Errors
-    /// [`Error::Track`] when it cannot write, or has no place for texts.
+    /// [`crate::TrainError::Track`] when it cannot write, or has no place for texts.
     pub fn log_text(&self, name: &str, text: &str, step: impl Into<Option<u64>>) -> Result<()> {
         let at = at(step);
         self.ask(|tracker| tracker.log_text(name, text, at))
@@ -216,7 +215,7 @@ impl TrackerHandle<'_> {
     /// Gives it a picture.
     ///
     /// # Errors
-    /// [`Error::Track`] when it cannot write, or has no place for pictures.
+    /// [`crate::TrainError::Track`] when it cannot write, or has no place for pictures.
     pub fn log_image(&self, name: &str, image: &Image, step: impl Into<Option<u64>>) -> Result<()> {
         let at = at(step);
         self.ask(|tracker| tracker.log_image(name, image, at))
@@ -225,7 +224,7 @@ impl TrackerHandle<'_> {
     /// Gives it a table.
     ///
     /// # Errors
-    /// [`Error::Track`] when it cannot write, or has no place for tables.
+    /// [`crate::TrainError::Track`] when it cannot write, or has no place for tables.
     pub fn log_table(&self, name: &str, table: &Table, step: impl Into<Option<u64>>) -> Result<()> {
         let at = at(step);
         self.ask(|tracker| tracker.log_table(name, table, at))
@@ -247,7 +246,7 @@ impl TrackerHandle<'_> {
             return Ok(());
         }
         match self.trackers.state.lock().trackers.get_mut(self.place) {
-            Some(tracker) => Ok(call(&mut **tracker)?),
+            Some(tracker) => Ok(call(&mut **tracker).map_err(TrainError::Track)?),
             None => Ok(()),
         }
     }
@@ -266,7 +265,7 @@ fn each(
     for tracker in trackers {
         let called = call(&mut **tracker);
         if outcome.is_ok() {
-            outcome = called.map_err(Error::Track);
+            outcome = called.map_err(|error| TrainError::Track(error).into());
         }
     }
     outcome

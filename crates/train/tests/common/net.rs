@@ -17,7 +17,7 @@ impl Net {
 impl Module<&Tensor> for Net {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+    fn forward(&self, input: &Tensor) -> brigade_torch::Result<Tensor> {
         self.head.forward(&self.hidden.forward(input)?.tanh())
     }
 }
@@ -34,7 +34,7 @@ impl Weight {
 impl Module<&Tensor> for Weight {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+    fn forward(&self, input: &Tensor) -> brigade_torch::Result<Tensor> {
         Ok(&self.0 * input)
     }
 }

@@ -4,9 +4,9 @@
 
 use std::path::{Path, PathBuf};
 
-use brigade_data::{BatchContext, BatchesFromFn, DataError, DataLoader, batches_from_fn};
+use brigade_data::{BatchContext, BatchesFromFn, DataLoader, batches_from_fn};
 use brigade_nn::{BatchNorm1d, Dropout, Linear, Model, Module, ParamPath};
-use brigade_torch::{Device, Kind, Tensor, from_vec};
+use brigade_torch::{Device, Kind, Result, Tensor, from_vec};
 use brigade_train::{
     Accelerator, Adam, PreparedLoader, PreparedModel, PreparedOptimizer, PreparedScheduler,
     Scheduler,
@@ -37,17 +37,17 @@ impl Net {
 impl Module<&Tensor> for Net {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let hidden = self.norm.forward(&self.hidden.forward(input)?)?.relu();
         self.head.forward(&self.dropout.forward(&hidden)?)
     }
 }
 
-type Make = fn(&[usize], &BatchContext) -> Result<(Tensor, Tensor, Tensor), DataError>;
+type Make = fn(&[usize], &BatchContext) -> Result<(Tensor, Tensor, Tensor)>;
 pub(crate) type Data = BatchesFromFn<Make>;
 
 /// Inputs, targets and the samples' numbers. The inputs are turned at random in each epoch.
-fn make(indices: &[usize], context: &BatchContext) -> Result<(Tensor, Tensor, Tensor), DataError> {
+fn make(indices: &[usize], context: &BatchContext) -> Result<(Tensor, Tensor, Tensor)> {
     let rows = indices.len() as i64;
     let (mut inputs, mut targets, mut numbers) = (Vec::new(), Vec::new(), Vec::new());
     for &index in indices {

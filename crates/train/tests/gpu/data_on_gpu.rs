@@ -6,13 +6,13 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 
 use brigade_data::{
-    BatchContext, BatchedDataset, DataError, DataLoader, StreamLoader, TensorDataset,
-    batches_from_fn, dataset_from_fn, stream_from_fn,
+    BatchContext, BatchedDataset, DataLoader, StreamLoader, TensorDataset, batches_from_fn,
+    dataset_from_fn, stream_from_fn,
 };
 use brigade_nn::{Linear, Model};
 use brigade_test_device::{fake, gpu, without_waiting};
 use brigade_testkit::dist_test;
-use brigade_torch::{Backend, DeviceExt, SideStream, Streams, copy_to_device};
+use brigade_torch::{Backend, DeviceExt, Error, Result, SideStream, Streams, copy_to_device};
 use brigade_train::{DATASET_SHARE, Device, Kind, Sgd, Tensor};
 
 use crate::gpu::builder;
@@ -25,10 +25,7 @@ fn pictures(count: i64) -> TensorDataset<(Tensor, Tensor)> {
 }
 
 /// Bytes to numbers on the data's device, with what follows from the batch's seed.
-fn scaled(
-    (images, labels): (Tensor, Tensor),
-    context: &BatchContext,
-) -> Result<(Tensor, Tensor), DataError> {
+fn scaled((images, labels): (Tensor, Tensor), context: &BatchContext) -> Result<(Tensor, Tensor)> {
     let shift = (context.batch_seed() % 7) as f64;
     Ok((images.f_to_kind(Kind::Float)?.f_add_scalar(shift)?, labels))
 }
@@ -215,7 +212,7 @@ fn an_epoch_that_is_left_frees_its_memory_and_errors_arrive_in_their_place() {
         let fails = pictures(12).to_device(device).unwrap().map(move |batch, context| {
             counted.fetch_add(1, Ordering::SeqCst);
             match context.batch {
-                1 => Err(DataError::other("the second is damaged")),
+                1 => Err(Error::custom("the second is damaged")),
                 2 => panic!("the third is on fire"),
                 _ => scaled(batch, context),
             }
@@ -332,7 +329,7 @@ fn a_whole_data_set_is_read_into_tensors() {
     let error = TensorDataset::read_all(none, 1).unwrap_err().to_string();
     assert!(error.contains("without samples"), "{error}");
     let fails = dataset_from_fn(9, |index, _| match index {
-        7 => Err(DataError::other("the eighth is damaged")),
+        7 => Err(Error::custom("the eighth is damaged")),
         _ => Ok(index),
     });
     let error = TensorDataset::read_all(fails, 2).unwrap_err().to_string();

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use brigade_data::{DataError, DataLoader, TensorDataset};
+use brigade_data::{DataLoader, TensorDataset};
 use brigade_metrics::{Accuracy, F1, Folded, Mean, MetricState, TopK};
 use brigade_models::{Gpt2LmHead, Gpt2Options, Labelled};
 use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Linear, Model, Module, ParamPath};
@@ -13,10 +13,11 @@ use brigade_rank_env::{StoreEndpoint, World, WorldSize};
 use brigade_test_device::{fake, gpu, without_waiting};
 use brigade_testkit::dist_test;
 use brigade_torch::{Backend, DeviceExt, DeviceMemory, GpuMath, Store};
+use brigade_torch::{Error, Result};
 use brigade_train::{
-    Accelerator, AcceleratorBuilder, Adam, AdamW, CapturedStep, Device, Error, GradScalerOptions,
-    Kind, Lamb, Optimizer, Precision, PreparedModel, PreparedOptimizer, Result, Rule, Scheduler,
-    Sgd, Tensor,
+    Accelerator, AcceleratorBuilder, Adam, AdamW, CapturedStep, Device, GradScalerOptions, Kind,
+    Lamb, Optimizer, Precision, PreparedModel, PreparedOptimizer, Rule, Scheduler, Sgd, Tensor,
+    TrainError,
 };
 
 /// Without TF32, whose products differ from a CPU's in the fourth digit.
@@ -43,7 +44,7 @@ impl Net {
 impl Module<&Tensor> for Net {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
         self.last.forward(&self.dropout.forward(&self.first.forward(input)?.relu())?)
     }
 }
@@ -183,7 +184,7 @@ fn a_loop_that_ends_early_and_a_batch_that_fails() {
 
     let fails = brigade_data::dataset_from_fn(6, |index, _| {
         if index == 4 {
-            Err(DataError::other("the fifth is damaged"))
+            Err(Error::custom("the fifth is damaged"))
         } else {
             Ok(Tensor::from(index as i64))
         }
@@ -322,7 +323,7 @@ impl Rule for Descent {
         &[]
     }
 
-    fn step(&self, step: &mut Step<'_>) -> brigade_optim::Result<()> {
+    fn step(&self, step: &mut Step<'_>) -> Result<()> {
         let lr = step.lr();
         step.each(|parameter, gradient, _| {
             let _ = parameter.shallow_clone().f_sub_(&(gradient * lr))?;
@@ -675,11 +676,13 @@ fn a_non_finite_loss_is_an_error_of_the_next_step_captured_or_not() {
         } else {
             run(&mut one)
         };
-        let Error::LossNotFinite { rank, step, weights_corrupted } = error else {
+        let Some(TrainError::LossNotFinite { rank, step, weights_corrupted }) =
+            error.downcast_ref()
+        else {
             panic!("{error}")
         };
         assert_eq!(
-            (rank, step, weights_corrupted),
+            (*rank, *step, *weights_corrupted),
             (Some(0), Some(7), true),
             "captured: {captured}"
         );
@@ -745,7 +748,11 @@ fn memory_that_does_not_suffice_halves_the_batch() {
         accelerator.prepare(Model::new(|p| Linear::new(p / "wide", 8, 8192)).unwrap()).unwrap();
     let inputs = Tensor::ones([512, 8], (Kind::Float, device));
     let error = model.forward(&inputs).unwrap_err();
-    assert!(error.is_out_of_memory() && matches!(error, Error::OutOfMemory(_)), "{error}");
+    assert!(
+        error.is_out_of_memory()
+            && matches!(error.downcast_ref(), Some(TrainError::OutOfMemory(_))),
+        "{error}"
+    );
     let text = error.to_string();
     let start = "rank 0 ran out of memory on cuda:1 in the forward pass: ";
     assert!(text.starts_with(start) && text.contains("wide"), "{text}");
@@ -766,7 +773,7 @@ fn a_model_without_room_on_its_gpu_names_the_parameter() {
         (Linear::new(p / "small", 8, 16), Linear::new(p / "decoder" / "large", 1024, 4096))
     });
     let error = accelerator.prepare(model.unwrap()).map(drop).unwrap_err();
-    assert!(matches!(error, Error::OutOfMemory(_)), "{error}");
+    assert!(matches!(error.downcast_ref(), Some(TrainError::OutOfMemory(_))), "{error}");
     let text = error.to_string();
     let start = "rank 0 ran out of memory on cuda:1 in the move of the model to the GPU: ";
     assert!(text.starts_with(start), "{text}");
@@ -785,7 +792,7 @@ struct Normed(Conv2d, BatchNorm2d);
 impl Module<&Tensor> for Normed {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
         Ok(self.1.forward(&self.0.forward(input)?)?.mean_dim([2i64, 3].as_slice(), false, None))
     }
 }

@@ -1,7 +1,8 @@
 //! Batch sizes after a real out-of-memory error.
 
 use brigade_testkit::{World, dist_test};
-use brigade_train::{Accelerator, Error, Kind, Precision, Result, Sgd, Tensor};
+use brigade_torch::{Error, Result};
+use brigade_train::{Accelerator, Kind, Precision, Sgd, Tensor, TrainError};
 use nix::sys::resource::{Resource, setrlimit};
 
 use crate::net;
@@ -59,7 +60,11 @@ dist_test!(world = 1, dist_halves_until_it_fits, |_world: World| {
         let _ = Tensor::f_zeros(batch(64), tch::kind::FLOAT_CPU)?;
         Ok(())
     });
-    assert!(matches!(never, Err(Error::NoBatchSize { start: 3, smallest: 1 })), "{never:?}");
+    let never = never.unwrap_err();
+    assert!(
+        matches!(never.downcast_ref(), Some(TrainError::NoBatchSize { start: 3, smallest: 1 })),
+        "{never}"
+    );
 });
 
 dist_test!(world = 2, dist_all_ranks_go_on_with_the_same_size, |world: World| {
@@ -79,7 +84,7 @@ dist_test!(world = 2, dist_all_ranks_go_on_with_the_same_size, |world: World| {
     // Another error on one rank ends the search on all.
     let failed = accelerator.find_executable_batch_size(8, |_| -> Result<()> {
         match world.rank.as_usize() {
-            0 => Err(Error::InvalidArgument("the data are gone".into())),
+            0 => Err(Error::invalid_argument("the data are gone")),
             _ => Ok(()),
         }
     });
@@ -87,7 +92,7 @@ dist_test!(world = 2, dist_all_ranks_go_on_with_the_same_size, |world: World| {
     // A rank that fails while the other waits in a collective, as it stands in the middle of training.
     let failed = accelerator.find_executable_batch_size(8, |_| -> Result<()> {
         if world.rank.as_usize() == 0 {
-            return Err(Error::InvalidArgument("the data are gone".into()));
+            return Err(Error::invalid_argument("the data are gone"));
         }
         accelerator.processes().wait_for_everyone()
     });
@@ -142,12 +147,11 @@ fn invalid_searches_are_refused() {
     let refused = accelerator().find_executable_batch_size(0, |_| -> Result<()> { Ok(()) });
     assert!(refused.unwrap_err().to_string().contains("at least 1"));
     let out_of_memory = |_| -> Result<()> {
-        Err(Error::Tensor(tch::TchError::Torch("CUDA out of memory. Tried to allocate".into())))
+        Err(tch::TchError::Torch("CUDA out of memory. Tried to allocate".into()).into())
     };
     let endless = accelerator().find_executable_batch_size_by(4, |size| size, out_of_memory);
     assert!(endless.unwrap_err().to_string().contains("expected a smaller one"));
-    let other = accelerator().find_executable_batch_size(4, |_| -> Result<()> {
-        Err(Error::InvalidArgument("no".into()))
-    });
+    let other = accelerator()
+        .find_executable_batch_size(4, |_| -> Result<()> { Err(Error::invalid_argument("no")) });
     assert_eq!(other.unwrap_err().to_string(), "no");
 }

@@ -11,9 +11,8 @@ use brigade_checkpoint::layout::{Manifest, TensorEntry};
 use brigade_nn::{Linear, Model, ParamPath};
 use brigade_testkit::{dist_test, step};
 use brigade_torch::Tensor;
-use brigade_train::{
-    Accelerator, Error, HookError, LoadOptions, ProjectConfiguration, Stateful, Value,
-};
+use brigade_torch::{Error, Result};
+use brigade_train::{Accelerator, LoadOptions, ProjectConfiguration, Stateful, TrainError, Value};
 
 use crate::resume::{Run, Shared};
 
@@ -134,7 +133,7 @@ dist_test!(world = 2, seconds = 120, files_that_change_after_they_were_verified,
     };
     let hook = cut("optimizer.safetensors");
     let error = accelerator.load_state(&path).unwrap_err();
-    assert!(!matches!(error, Error::LoadInterrupted { .. }), "{error}");
+    assert!(!matches!(error.downcast_ref(), Some(TrainError::LoadInterrupted { .. })), "{error}");
     assert_eq!(run.weights(), before);
     hook.remove();
 
@@ -144,7 +143,7 @@ dist_test!(world = 2, seconds = 120, files_that_change_after_they_were_verified,
     let hook = cut("model.safetensors");
     let error = accelerator.load_state(&path).unwrap_err();
     assert!(error.to_string().contains("was cut short while it was read: expected"), "{error}");
-    assert!(!matches!(error, Error::LoadInterrupted { .. }), "{error}");
+    assert!(!matches!(error.downcast_ref(), Some(TrainError::LoadInterrupted { .. })), "{error}");
     assert_eq!(run.weights(), before);
     hook.remove();
 
@@ -171,11 +170,11 @@ struct Cutter {
 }
 
 impl Stateful for Cutter {
-    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
+    fn state_dict(&self) -> Result<Value<Tensor>> {
         Ok(Value::None)
     }
 
-    fn load_state_dict(&self, _: &Value<Tensor>) -> Result<(), HookError> {
+    fn load_state_dict(&self, _: &Value<Tensor>) -> Result<()> {
         if let Some(path) = &*self.path.lock().unwrap() {
             // The other rank has opened its files, too.
             self.accelerator.processes().wait_for_everyone()?;
@@ -188,19 +187,22 @@ impl Stateful for Cutter {
 struct Stubborn(AtomicI64);
 
 impl Stateful for Stubborn {
-    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
+    fn state_dict(&self) -> Result<Value<Tensor>> {
         let number = self.0.load(Ordering::Relaxed);
         if number == 13 {
-            return Err("13 is not saved".into());
+            return Err(Error::custom("13 is not saved"));
         }
         let tensor = Value::Tensor(Tensor::from_slice(&[number]));
         Ok(Value::dict([("number", tensor)]))
     }
 
-    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
-        let number = state.get("number").and_then(Value::as_tensor).ok_or("no number")?;
+    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<()> {
+        let number = state
+            .get("number")
+            .and_then(Value::as_tensor)
+            .ok_or_else(|| Error::custom("no number"))?;
         match number.int64_value(&[0]) {
-            7 => Err("7 is not taken".into()),
+            7 => Err(Error::custom("7 is not taken")),
             number => {
                 self.0.store(number, Ordering::Relaxed);
                 Ok(())
@@ -256,7 +258,7 @@ dist_test!(world = 2, seconds = 120, own_objects_and_hooks_take_part, |_world| {
     own.0.store(if rank == 1 { 13 } else { 9 }, Ordering::Relaxed);
     let error = accelerator.save_state(folder.join("three")).unwrap_err();
     assert!(error.to_string().contains("13 is not saved"), "{error}");
-    assert_eq!(matches!(error, Error::Leader { rank: 1, .. }), rank == 0);
+    assert_eq!(matches!(error.downcast_ref(), Some(TrainError::Leader { rank: 1, .. })), rank == 0);
     assert!(!folder.join("three").exists());
 });
 

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use brigade_nn::{Linear, Model, ParamPath};
 use brigade_testkit::{World, dist_test};
-use brigade_train::{Accelerator, Device, Error, Kind, ReduceOp, Result, Tensor};
+use brigade_torch::{Error, Result, TorchError};
+use brigade_train::{Accelerator, Device, Kind, ReduceOp, Tensor};
 
 const LIMIT: Duration = Duration::from_secs(3);
 
@@ -18,7 +19,9 @@ fn numbers(shape: &[i64]) -> Tensor {
 
 fn text<T>(outcome: Result<T>) -> String {
     match outcome {
-        Err(error @ Error::Torch(brigade_torch::Error::Desync(_))) => error.to_string(),
+        Err(error) if matches!(error.downcast_ref(), Some(TorchError::Desync(_))) => {
+            error.to_string()
+        }
         Err(other) => panic!("another error: {other}"),
         Ok(_) => panic!("no error"),
     }

@@ -2,7 +2,8 @@
 
 use brigade_nn::{Linear, Model, Module, ParamPath};
 use brigade_testkit::{DistTest, World};
-use brigade_train::{Accelerator, Kind, Result, Tensor};
+use brigade_torch::Result;
+use brigade_train::{Accelerator, Kind, Tensor};
 
 struct Net {
     encoder: Linear,
@@ -12,7 +13,7 @@ struct Net {
 impl Module<&Tensor> for Net {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let hidden = self.encoder.forward(input)?.relu();
         // On rank 1 the third step's sequences are cut too short for the head.
         self.head.forward(&hidden.flatten(1, -1))

@@ -2,10 +2,11 @@
 
 use brigade_nn::Model;
 use brigade_testkit::{World, dist_test, step};
+use brigade_torch::Result;
 use brigade_train::{
-    Accelerator, AcceleratorBuilder, CommHook, Error, GradientAccumulationOptions, JoinInputs,
-    Kind, PowerSgd, Precision, PreparedModel, PreparedOptimizer, ReducerOptions, Result, Sgd,
-    Tensor, Value,
+    Accelerator, AcceleratorBuilder, CommHook, GradientAccumulationOptions, JoinInputs, Kind,
+    PowerSgd, Precision, PreparedModel, PreparedOptimizer, ReducerOptions, Sgd, Tensor, TrainError,
+    Value,
 };
 
 use brigade_data::{DataLoader, TensorDataset};
@@ -43,12 +44,12 @@ fn train(
 
 /// Rank, step, and whether weights are corrupted.
 fn found(outcome: Result<()>) -> Option<(usize, Option<u64>, bool)> {
-    match outcome {
-        Err(Error::LossNotFinite { rank, step, weights_corrupted }) => {
-            Some((rank.expect("a rank has reported it"), step, weights_corrupted))
+    let error = outcome.err()?;
+    match error.downcast_ref() {
+        Some(TrainError::LossNotFinite { rank, step, weights_corrupted }) => {
+            Some((rank.expect("a rank has reported it"), *step, *weights_corrupted))
         }
-        Err(error) => panic!("another error: {error}"),
-        Ok(()) => None,
+        _ => panic!("another error: {error}"),
     }
 }
 
@@ -281,9 +282,11 @@ dist_test!(world = 2, dist_a_gradient_that_overflows_alone, |world: World| -> Re
         // 0, with the slope of a root there.
         sound = (sound * 0.0).sqrt();
     }
-    match accelerator.backward(&sound) {
-        Err(Error::LossNotFinite { rank: None, step: Some(2), weights_corrupted: false }) => {}
-        other => panic!("{other:?}"),
+    let error = accelerator.backward(&sound).unwrap_err();
+    match error.downcast_ref() {
+        Some(TrainError::LossNotFinite { rank: None, step: Some(2), weights_corrupted: false }) => {
+        }
+        _ => panic!("{error}"),
     }
     assert_eq!(weights(model.inner()), before);
     let text = accelerator.backward(&loss(&model, 1.0)?).unwrap_err().to_string();

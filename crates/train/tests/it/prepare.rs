@@ -7,8 +7,9 @@ use brigade_data::{DataLoader, TensorDataset};
 use brigade_nn::{BatchNorm1d, Init, Linear, Model, Module, ParamPath};
 use brigade_optim::schedule::Schedule;
 use brigade_testkit::{World, dist_test};
+use brigade_torch::Result;
 use brigade_torch::gradient;
-use brigade_train::{Accelerator, Adam, Kind, Result, Scheduler, Sgd, Tensor};
+use brigade_train::{Accelerator, Adam, Kind, Scheduler, Sgd, Tensor};
 
 fn numbers(n: i64) -> TensorDataset<Tensor> {
     TensorDataset::new(Tensor::arange(n, (Kind::Int64, tch::Device::Cpu))).unwrap()
@@ -55,7 +56,7 @@ struct Frozen(Tensor);
 impl Module<&Tensor> for Frozen {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
         Ok(input * &self.0)
     }
 }
@@ -104,7 +105,7 @@ struct Both((Linear, Linear));
 impl Module<&Tensor> for Both {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
         self.0.1.forward(&self.0.0.forward(input)?)
     }
 }
@@ -114,7 +115,7 @@ struct TwoInputs(Linear, Linear);
 impl Module<(&Tensor, &Tensor)> for TwoInputs {
     type Output = (Tensor, Vec<Tensor>);
 
-    fn forward(&self, (left, right): (&Tensor, &Tensor)) -> brigade_nn::Result<Self::Output> {
+    fn forward(&self, (left, right): (&Tensor, &Tensor)) -> Result<Self::Output> {
         let (left, right) = (self.0.forward(left)?, self.1.forward(right)?);
         Ok((&left + &right, vec![left, right]))
     }
@@ -159,7 +160,7 @@ struct Normed(Linear, BatchNorm1d);
 impl Module<&Tensor> for Normed {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
         self.1.forward(&self.0.forward(input)?)
     }
 }

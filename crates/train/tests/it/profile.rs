@@ -5,9 +5,10 @@ use std::path::Path;
 use brigade_models::Cnn;
 use brigade_nn::Model;
 use brigade_testkit::{World, dist_test};
+use brigade_torch::{Error, Result};
 use brigade_train::{
     Accelerator, Device, Kind, PreparedModel, PreparedOptimizer, ProfileOptions, ProfileSchedule,
-    Result, Sgd, Tensor,
+    Sgd, Tensor,
 };
 
 fn training(accelerator: &Accelerator) -> Result<(PreparedModel<Cnn>, PreparedOptimizer)> {
@@ -46,9 +47,8 @@ fn complete_events(path: &Path) -> Vec<(String, f64, f64)> {
 
 dist_test!(world = 2, dist_every_rank_writes_a_trace, |_world: World| -> Result<()> {
     let accelerator = Accelerator::new()?;
-    let folder = accelerator
-        .processes()
-        .on_main_process(|| Ok::<_, brigade_train::Error>(tempfile::tempdir().unwrap()))?;
+    let folder =
+        accelerator.processes().on_main_process(|| Ok::<_, Error>(tempfile::tempdir().unwrap()))?;
     let path = folder.as_ref().map(|folder| folder.path().to_owned()).unwrap_or_default();
     let path = accelerator.processes().broadcast_object(path, 0)?.join("traces");
     let mut objects = training(&accelerator)?;
@@ -124,7 +124,7 @@ fn all_steps_without_a_schedule_and_no_file() -> Result<()> {
     assert!(calls("ProfilerStep#0") >= 1 && calls("ProfilerStep#1") >= 1);
     // An error of the body leaves no recording behind.
     let failed = accelerator.profile(ProfileOptions::default(), |_| -> Result<()> {
-        Err(brigade_train::Error::InvalidArgument("the body's own".into()))
+        Err(Error::invalid_argument("the body's own"))
     });
     assert_eq!(failed.unwrap_err().to_string(), "the body's own");
     assert!(accelerator.profile(ProfileOptions::default(), |_| Ok(())).is_ok());

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use brigade_testkit::{World, dist_test};
-use brigade_train::{Accelerator, Error, ReduceOp, Result, Tensor};
+use brigade_torch::{Error, Result};
+use brigade_train::{Accelerator, ReduceOp, Tensor};
 
 dist_test!(world = 3, dist_main_process_first_orders_the_ranks, |world: World| -> Result<()> {
     let accelerator = Accelerator::new()?;
@@ -22,7 +23,7 @@ dist_test!(world = 2, dist_a_leader_that_fails_fails_everybody, |world: World| {
     let ran = std::cell::Cell::new(false);
     let outcome = accelerator.processes().main_process_first(|| {
         ran.set(true);
-        Err::<(), _>(Error::InvalidArgument("no such mirror".into()))
+        Err::<(), _>(Error::invalid_argument("no such mirror"))
     });
     let text = outcome.unwrap_err().to_string();
     assert!(text.contains("no such mirror"), "{text}");
@@ -33,9 +34,8 @@ dist_test!(world = 2, dist_a_leader_that_fails_fails_everybody, |world: World| {
     // The ranks are still in step.
     accelerator.processes().wait_for_everyone().unwrap();
 
-    let last = accelerator
-        .processes()
-        .on_last_process(|| Err::<(), _>(Error::InvalidArgument("last".into())));
+    let last =
+        accelerator.processes().on_last_process(|| Err::<(), _>(Error::invalid_argument("last")));
     assert!(last.unwrap_err().to_string().contains("last"));
     accelerator.processes().wait_for_everyone().unwrap();
 });

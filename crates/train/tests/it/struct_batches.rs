@@ -1,10 +1,11 @@
 //! A struct of tensors is a sample and a batch: collated, dispatched, trained on, gathered, split between
 //! ranks, and resumed in the middle of an epoch.
 
-use brigade_data::{Batch, DataError, DataLoader, Dataset};
+use brigade_data::{Batch, DataLoader, Dataset};
 use brigade_nn::{Linear, Model, Module, ParamPath};
 use brigade_testkit::{World, dist_test, step};
-use brigade_train::{Accelerator, Device, Kind, Result, Sgd, Tensor, TensorTree};
+use brigade_torch::Result;
+use brigade_train::{Accelerator, Device, Kind, Sgd, Tensor, TensorTree};
 
 use crate::resume::Shared;
 
@@ -34,7 +35,7 @@ impl Dataset for Sentences {
         SAMPLES
     }
 
-    fn get(&self, index: usize, seed: u64) -> Result<Self::Sample, DataError> {
+    fn get(&self, index: usize, seed: u64) -> Result<Self::Sample> {
         let noise = (seed % 1000) as f32 / 1000.0;
         let inputs: Vec<f32> =
             (0..4).map(|column| ((index * 4 + column) as f32 + noise).sin()).collect();
@@ -58,7 +59,7 @@ impl Net {
 impl<'a> Module<&'a Sentence> for Net {
     type Output = Scores;
 
-    fn forward(&self, batch: &'a Sentence) -> brigade_nn::Result<Scores> {
+    fn forward(&self, batch: &'a Sentence) -> Result<Scores> {
         Ok(Scores { logits: self.0.forward(&batch.tokens.0)? })
     }
 }

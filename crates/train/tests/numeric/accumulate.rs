@@ -5,8 +5,9 @@ use brigade_data::{DataLoader, TensorDataset};
 use brigade_nn::Model;
 use brigade_test_device::{numeric_device, on_device, tolerance};
 use brigade_testkit::{World, assert_close, dist_test};
+use brigade_torch::Result;
 use brigade_train::{
-    Accelerator, GradientAccumulationOptions, Kind, Optimizer, Result, Scheduler, Sgd, Tensor,
+    Accelerator, GradientAccumulationOptions, Kind, Optimizer, Scheduler, Sgd, Tensor,
 };
 
 use crate::device::builder;

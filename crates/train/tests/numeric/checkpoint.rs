@@ -133,7 +133,7 @@ fn other_worlds_go_on_at_the_right_sample(accelerator: &Accelerator, saved: usiz
 fn pretend_another_world(
     path: &std::path::Path,
     samples: usize,
-) -> Result<(), brigade_train::Error> {
+) -> Result<(), brigade_torch::Error> {
     use brigade_checkpoint::FileName;
     use brigade_checkpoint::layout::{FileFacts, MANIFEST, Manifest};
     let mut manifest = Manifest::read(path)?;

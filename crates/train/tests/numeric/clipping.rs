@@ -4,7 +4,8 @@ use brigade_data::{DataLoader, TensorDataset};
 use brigade_nn::NamedTensor;
 use brigade_test_device::{numeric_device, on_device, tolerance};
 use brigade_testkit::{World, assert_close, dist_test};
-use brigade_train::{Accelerator, ClipNorm, Error, Kind, Result, Tensor};
+use brigade_torch::Result;
+use brigade_train::{Accelerator, ClipNorm, Kind, Tensor, TrainError};
 use serde_json::Value;
 
 use crate::{device, net};
@@ -82,7 +83,7 @@ fn gradients_that_are_not_finite_are_an_error_when_asked_for() {
         let parameters = parameters(&[on_device(&Tensor::from_slice(&[1.0, wild]))]);
         let strict = ClipNorm { max_norm: 1.0, norm_type: 2.0, error_if_nonfinite: true };
         let error = accelerator().clip_grad_norm(&parameters, strict).unwrap_err();
-        assert!(matches!(error, Error::GradientNorm { .. }), "{error}");
+        assert!(matches!(error.downcast_ref(), Some(TrainError::GradientNorm { .. })), "{error}");
         assert_eq!(flat(&parameters[0].tensor.grad())[0], 1.0, "left as they are");
         let norm = accelerator().clip_grad_norm(&parameters, 1.0).unwrap().unwrap();
         assert!(!norm.double_value(&[]).is_finite());

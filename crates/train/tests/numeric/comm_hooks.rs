@@ -13,10 +13,10 @@ use brigade_models::Cnn;
 use brigade_nn::{Init, Model, Module, ParamPath};
 use brigade_test_device::on_device;
 use brigade_testkit::{World, assert_close, dist_test};
+use brigade_torch::{Error, Result};
 use brigade_train::{
-    Accelerator, Adam, Bucket, CommHook, Compression, Device, GradientHook, HookError, Kind,
-    PowerSgd, PreparedModel, ReduceOp, ReducerOptions, Result, Stateful, StatefulHook, Tensor,
-    Value,
+    Accelerator, Adam, Bucket, CommHook, Compression, Device, GradientHook, Kind, PowerSgd,
+    PreparedModel, ReduceOp, ReducerOptions, Stateful, StatefulHook, Tensor, Value,
 };
 
 use crate::device::builder;
@@ -35,7 +35,7 @@ impl Net {
 impl Module<(usize, usize)> for Net {
     type Output = Tensor;
 
-    fn forward(&self, (rank, step): (usize, usize)) -> brigade_nn::Result<Tensor> {
+    fn forward(&self, (rank, step): (usize, usize)) -> Result<Tensor> {
         let terms = self.0.iter().enumerate();
         let terms =
             terms.map(|(index, tensor)| (tensor * gradient(index, rank, step)).sum(tensor.kind()));
@@ -248,11 +248,7 @@ dist_test!(
 struct Counting(Arc<AtomicUsize>);
 
 impl GradientHook for Counting {
-    fn reduce(
-        &self,
-        group: &brigade_torch::ProcessGroup,
-        bucket: &mut Bucket,
-    ) -> brigade_torch::Result<()> {
+    fn reduce(&self, group: &brigade_torch::ProcessGroup, bucket: &mut Bucket) -> Result<()> {
         self.0.fetch_add(1, Ordering::Relaxed);
         assert!(bucket.index != 7, "the hook's own panic");
         group.all_reduce(&mut bucket.buffer, ReduceOp::Mean)
@@ -288,11 +284,7 @@ impl Summing {
 }
 
 impl GradientHook for Summing {
-    fn reduce(
-        &self,
-        group: &brigade_torch::ProcessGroup,
-        bucket: &mut Bucket,
-    ) -> brigade_torch::Result<()> {
+    fn reduce(&self, group: &brigade_torch::ProcessGroup, bucket: &mut Bucket) -> Result<()> {
         for (gradient, &parameter) in bucket.gradients.iter().zip(&bucket.parameters) {
             let mut sums = self.sums.lock();
             *sums.entry(self.names[parameter].clone()).or_default() +=
@@ -303,7 +295,7 @@ impl GradientHook for Summing {
 }
 
 impl Stateful for Summing {
-    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
+    fn state_dict(&self) -> Result<Value<Tensor>> {
         let sums = self.sums.lock();
         Ok(Value::dict(sums.iter().map(|(name, sum)| (name.clone(), Value::Float(*sum)))))
     }
@@ -314,17 +306,18 @@ impl Stateful for Summing {
         unknown.next().map_or(Ok(()), |name| Err(format!("it has a sum of `{name}`")))
     }
 
-    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
+    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<()> {
         self.load_from_ranks(&[state])
     }
 }
 
 impl StatefulHook for Summing {
-    fn load_from_ranks(&self, states: &[&Value<Tensor>]) -> Result<(), HookError> {
+    fn load_from_ranks(&self, states: &[&Value<Tensor>]) -> Result<()> {
         let mut sums = BTreeMap::new();
         for (name, sum) in states.iter().filter_map(|state| state.as_dict()).flatten() {
-            let name = name.as_str().ok_or("no name")?.to_owned();
-            *sums.entry(name).or_default() += sum.as_float().ok_or("no number")?;
+            let name = name.as_str().ok_or_else(|| Error::custom("no name"))?.to_owned();
+            *sums.entry(name).or_default() +=
+                sum.as_float().ok_or_else(|| Error::custom("no number"))?;
         }
         *self.sums.lock() = sums;
         Ok(())

@@ -3,7 +3,8 @@
 use brigade_data::{DataLoader, StreamLoader, TensorDataset, stream_from_fn};
 use brigade_test_device::numeric_device;
 use brigade_testkit::{World, dist_test};
-use brigade_train::{Accelerator, Kind, Result, Tensor};
+use brigade_torch::Result;
+use brigade_train::{Accelerator, Kind, Tensor};
 
 use crate::device::builder;
 

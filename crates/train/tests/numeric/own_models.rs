@@ -295,7 +295,7 @@ impl Deep {
 impl Module<&Tensor> for Deep {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+    fn forward(&self, input: &Tensor) -> brigade_torch::Result<Tensor> {
         self.blocks.forward(input)
     }
 }

@@ -18,7 +18,7 @@ struct Outputs(Linear);
 impl Module<&Tensor> for Outputs {
     type Output = (Tensor, Vec<Tensor>, Option<Tensor>);
 
-    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Self::Output> {
+    fn forward(&self, input: &Tensor) -> brigade_torch::Result<Self::Output> {
         let product = self.0.forward(input)?;
         let classes = product.argmax(-1, false);
         Ok((product.shallow_clone(), vec![product.to_kind(Kind::Double), classes], Some(product)))

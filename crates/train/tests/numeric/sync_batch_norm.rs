@@ -7,8 +7,9 @@ use brigade_nn::{
 };
 use brigade_test_device::{numeric_device, on_device, tolerance};
 use brigade_testkit::{World, assert_close, dist_test};
+use brigade_torch::Result;
 use brigade_torch::{BatchNormState, sync_batch_norm};
-use brigade_train::{Device, Kind, ReducerOptions, Result, Tensor};
+use brigade_train::{Device, Kind, ReducerOptions, Tensor};
 
 use crate::device::builder;
 
@@ -45,7 +46,7 @@ impl Net {
 impl Module<&Tensor> for Net {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let maps = self.norm.forward(&self.conv.forward(input)?)?.tanh();
         let hidden = self.average.forward(&self.hidden.forward(&maps.flatten(1, -1))?)?;
         self.bare.forward(&hidden.tanh())

@@ -6,9 +6,10 @@ use brigade_data::{DataLoader, TensorDataset};
 use brigade_nn::{BatchNorm1d, Linear, Model, Module, ParamPath};
 use brigade_test_device::{numeric_device, on_device, tolerance};
 use brigade_testkit::{World, assert_close, dist_test};
+use brigade_torch::Result;
 use brigade_train::{
     Accelerator, CommHook, JoinInputs, Kind, Optimizer, PreparedModel, PreparedOptimizer,
-    ReducerOptions, Result, Sgd, Tensor,
+    ReducerOptions, Sgd, Tensor,
 };
 
 use crate::device::builder;
@@ -37,7 +38,7 @@ impl Net {
 impl Module<&Tensor> for Net {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let hidden = self.first.forward(input)?;
         let hidden = match &self.norm {
             Some(norm) => norm.forward(&hidden)?,

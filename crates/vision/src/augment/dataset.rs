@@ -1,6 +1,7 @@
 //! Data sets whose batches have what was drawn for them.
 
-use brigade_data::{BatchContext, BatchedDataset, DataError};
+use brigade_data::{BatchContext, BatchedDataset};
+use brigade_torch::Result;
 use brigade_torch::Tensor;
 
 use super::Augment;
@@ -76,7 +77,7 @@ where
         self.0.num_samples()
     }
 
-    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch, DataError> {
+    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch> {
         let (images, labels, drawn) = self.0.batch(indices, context)?;
         let augment = &self.0.augment;
         // Once, for what comes later as well.
@@ -95,7 +96,7 @@ where
         self.dataset.num_samples()
     }
 
-    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch, DataError> {
+    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch> {
         let (images, labels) = self.dataset.batch(indices, context)?;
         let seeds: Vec<u64> = indices.iter().map(|&index| context.sample_seed(index)).collect();
         let drawn = self.augment.draw(&seeds, &images)?;

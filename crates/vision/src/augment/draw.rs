@@ -7,7 +7,7 @@ use super::Augment;
 use super::color::Light;
 use super::geometry::{Geometric, Homography};
 use crate::transforms::SampleRng;
-use crate::{Result, VisionError};
+use brigade_torch::{Error, Result};
 
 /// Columns of what is drawn for a sample: a map (row by row), brightness, contrast, the part of its grey, the turn of its
 /// hue, a rectangle (left, top, right, bottom), the keys of its noise, the share of the sample itself in a mixture, its
@@ -34,7 +34,7 @@ impl Augment {
         let (height, width) = match images.size().as_slice() {
             &[rows, _, height, width] if rows == seeds.len() as i64 => (height, width),
             size => {
-                return Err(VisionError::InvalidArgument(format!(
+                return Err(Error::invalid_argument(format!(
                     "{} seeds are for as many images [n, c, h, w], not for {size:?}",
                     seeds.len()
                 )));
@@ -46,7 +46,7 @@ impl Augment {
             if let Geometric::PaddedCrop { padding } = map
                 && (0..2).any(|axis| from[axis] + 2.0 * f64::from(*padding) < to[axis])
             {
-                return Err(VisionError::InvalidArgument(format!(
+                return Err(Error::invalid_argument(format!(
                     "images of {width} x {height} pixels with a border of {padding} have no part of {} x {}",
                     to[0], to[1]
                 )));
@@ -73,14 +73,14 @@ impl Augment {
             }
         }
         from_vec(numbers, &[seeds.len() as i64, COLUMNS as i64])
-            .map_err(|error| VisionError::InvalidArgument(error.to_string()))
+            .map_err(|error| Error::invalid_argument(error.to_string()))
     }
 
     /// The numbers on the device of the rows that they were drawn for.
     pub(super) fn checked(&self, rows: &Tensor, drawn: &Tensor) -> Result<Tensor> {
         let (shape, size) = (rows.size(), drawn.size());
         if size != [shape.first().copied().unwrap_or(-1), COLUMNS as i64] {
-            return Err(VisionError::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "numbers of shape {size:?} were not drawn for a batch of shape {shape:?}"
             )));
         }

@@ -4,7 +4,7 @@ use brigade_torch::{Kind, Tensor};
 use tch::TchError;
 
 use super::{Augment, refused};
-use crate::{Result, VisionError};
+use brigade_torch::{Error, Result};
 
 impl Augment {
     /// Maps points `[n, points, 2]`, `(x, y)` of -1 to 1 between the sides of the images, as the images of the
@@ -20,7 +20,7 @@ impl Augment {
     ) -> Result<Tensor> {
         let size = images.size();
         let &[_, _, height, width] = size.as_slice() else {
-            return Err(VisionError::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "points belong to images [n, c, h, w], not to {size:?}"
             )));
         };

@@ -4,7 +4,6 @@
 
 use std::path::PathBuf;
 
-use brigade::data::DataError;
 use brigade::models::{Hub, ImageClassifier, Pretrained, cached_hub_file};
 use brigade::prelude::*;
 use brigade::vision::augment::Augment;
@@ -65,7 +64,7 @@ fn main() -> MainResult {
     let mut model = Model::new(|path| ResNet::resnet50d(path, classes))?;
     if download {
         accelerator.processes().local_main_process_first(|| {
-            Hub::from_env().and_then(|hub| hub.weights(WEIGHTS)).map_err(DataError::other)
+            Hub::from_env().and_then(|hub| hub.weights(WEIGHTS)).map_err(Error::custom)
         })?;
     }
     match weights.or_else(|| cached_hub_file(WEIGHTS)) {

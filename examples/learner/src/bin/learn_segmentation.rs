@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use brigade::MainResult;
-use brigade::data::DataError;
 use brigade::learn::prelude::*;
 use brigade::models::ResNetOptions;
 use clap::Parser;
@@ -43,7 +42,7 @@ fn main() -> MainResult {
         Some(folder) => folder.clone(),
         None => {
             let folder = PathBuf::from(format!("data/shapes-{}", options.generate));
-            let write = || write_shapes(&folder, options.generate).map_err(DataError::other);
+            let write = || write_shapes(&folder, options.generate).map_err(Error::custom);
             accelerator.processes().local_main_process_first(write)?;
             folder
         }

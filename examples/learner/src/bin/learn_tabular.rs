@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use brigade::MainResult;
-use brigade::data::{DataError, DataLoader, TensorDataset};
+use brigade::data::{DataLoader, TensorDataset};
 use brigade::learn::Item;
 use brigade::learn::prelude::*;
 use brigade::nn::ParamPath;
@@ -50,7 +50,7 @@ fn main() -> MainResult {
             let write = |file: &Path| write_people(file, options.generate);
             accelerator
                 .processes()
-                .local_main_process_first(|| write(&file).map_err(DataError::other))?;
+                .local_main_process_first(|| write(&file).map_err(Error::custom))?;
             file
         }
     };

@@ -4,7 +4,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use brigade::data::DataError;
 use brigade::metrics::Average;
 use brigade::models::{
     BertForSequenceClassification, BertOptions, Hub, Tokens, Transformer, TransformerOptions,
@@ -195,9 +194,8 @@ impl Options {
     fn pretrained(&self, accelerator: &Accelerator) -> anyhow::Result<Option<PathBuf>> {
         let Some(repository) = &self.hub else { return Ok(self.model.clone()) };
         let download = || Hub::from_env()?.transformer(repository);
-        let folder = accelerator
-            .processes()
-            .local_main_process_first(|| download().map_err(DataError::other));
+        let folder =
+            accelerator.processes().local_main_process_first(|| download().map_err(Error::custom));
         Ok(Some(folder?))
     }
 
@@ -207,7 +205,7 @@ impl Options {
             Some(folder) => folder.clone(),
             None => {
                 let folder = PathBuf::from(format!("data/pairs-{}", self.generate));
-                let write = || write_pairs(&folder, self.generate).map_err(DataError::other);
+                let write = || write_pairs(&folder, self.generate).map_err(Error::custom);
                 accelerator.processes().local_main_process_first(write)?;
                 folder
             }
@@ -229,7 +227,7 @@ impl Options {
                 frame_pairs(&folder.join("tokenizer.json"))
             })
         };
-        accelerator.processes().local_main_process_first(|| make().map_err(DataError::other))?;
+        accelerator.processes().local_main_process_first(|| make().map_err(Error::custom))?;
         Ok(HuggingFaceTokenizer::load(&folder)?)
     }
 

@@ -5,7 +5,6 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use brigade::data::DataError;
 use brigade::models::{GenerationOptions, Gpt2LmHead, Gpt2Options, Labelled, Transformer};
 use brigade::prelude::*;
 use brigade::text::tokens::{
@@ -186,7 +185,7 @@ impl Options {
             Some(file) => file.clone(),
             None => {
                 let file = PathBuf::from(format!("data/reviews-{}.txt", self.generate));
-                let write = || write_reviews(&file, self.generate).map_err(DataError::other);
+                let write = || write_reviews(&file, self.generate).map_err(Error::custom);
                 accelerator.processes().local_main_process_first(write)?;
                 file
             }
@@ -194,7 +193,7 @@ impl Options {
         let texts = LinesOptions::new().keep_blank(true).open(&file)?;
         let name = file.file_stem().unwrap_or_default().to_string_lossy();
         let vocabulary = self.cache.join(format!("{name}-{}", self.vocabulary));
-        let train = || self.train_vocabulary(&vocabulary, &texts).map_err(DataError::other);
+        let train = || self.train_vocabulary(&vocabulary, &texts).map_err(Error::custom);
         accelerator.processes().local_main_process_first(train)?;
         let tokenizer = HuggingFaceTokenizer::load(&vocabulary)?;
         let splitter = WholeLines(&tokenizer);

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use brigade::MainResult;
-use brigade::data::DataError;
 use brigade::learn::prelude::*;
 use brigade::text::tokens::FolderOptions;
 use brigade::text::{
@@ -55,7 +54,7 @@ fn main() -> MainResult {
     let folder = args.folder(&accelerator)?;
     accelerator
         .processes()
-        .on_main_process(|| std::fs::create_dir_all(save).map_err(DataError::other))?;
+        .on_main_process(|| std::fs::create_dir_all(save).map_err(Error::custom))?;
 
     // All texts, with an opinion or without: a tenth of them to validate with.
     let all = {
@@ -82,9 +81,9 @@ fn main() -> MainResult {
     let encoder = save.join("encoder.pth");
     learner.save(save.join("language_model.pth"), false)?;
     learner.save_encoder(&encoder)?;
-    accelerator.processes().on_main_process(|| {
-        vocabulary.save(save.join("vocabulary.json")).map_err(DataError::other)
-    })?;
+    accelerator
+        .processes()
+        .on_main_process(|| vocabulary.save(save.join("vocabulary.json")).map_err(Error::custom))?;
     // Also where the fit was passed over, as a checkpoint of a later one has been found.
     accelerator.set_seed(args.common.seed.into());
     let text = learner.generate(&options.prompt, options.words, &Generate::default())?;

@@ -22,9 +22,9 @@ use crate::data::items::Items;
 use crate::data::labels::Label;
 use crate::data::options::Weights;
 use crate::data::samples::{Reading, Samples};
-use crate::error::{Error, Result};
 use crate::loaders::{BatchSource, Loaders, source};
 use crate::loss::{BceWithLogits, CrossEntropy};
+use brigade_torch::{Error, Result};
 
 /// Items of one part, with their labels.
 #[derive(Debug)]
@@ -66,7 +66,7 @@ impl DataBlock {
     pub(super) fn found_items(&self, path: &Path) -> Result<Items> {
         let items = self.items.items(path)?;
         if items.is_empty() {
-            Err(Error::InvalidArgument(format!(
+            Err(Error::invalid_argument(format!(
                 "the getter of items found none below {}; look at the folder and the filters",
                 path.display()
             )))
@@ -77,15 +77,14 @@ impl DataBlock {
 
     pub(super) fn found_labels(&self, items: &Items) -> Result<Vec<Label>> {
         let Some(label) = &self.label else {
-            return Err(Error::InvalidArgument(
+            return Err(Error::invalid_argument(
                 "the block has no labeller; say how labels are found, as .label(parent_name) or \
-                 .label(name_regex(r\"^(.*)_\\d+\"))"
-                    .to_owned(),
+                 .label(name_regex(r\"^(.*)_\\d+\"))",
             ));
         };
         let labels = label.labels(items)?;
         if labels.len() != items.len() {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "the labeller gave {} labels for {} items",
                 labels.len(),
                 items.len()
@@ -98,19 +97,19 @@ impl DataBlock {
         let split = self.split.split(items, &|| self.found_labels(items), seed)?;
         let outside = split.train.iter().chain(&split.valid).find(|index| **index >= items.len());
         if let Some(index) = outside {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "the split has item {index}, and there are {}",
                 items.len()
             )));
         }
         if split.train.is_empty() {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "the split leaves none of the {} items to train with; look at its share and its rule",
                 items.len()
             )));
         }
         if split.valid.is_empty() && !self.split.may_lack_validation() {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "the split leaves none of the {} items to validate with; look at its share and its rule, or \
                  train without validation by .split(no_split())",
                 items.len()
@@ -188,12 +187,12 @@ impl Maker<'_> {
                 let draws = weights.len();
                 let sampler =
                     Weighted::with_replacement(weights, draws, self.seed).map_err(|error| {
-                        Error::InvalidArgument(format!("the weights of items: {error}"))
+                        Error::invalid_argument(format!("the weights of items: {error}"))
                     })?;
                 loader = loader.sampler(sampler);
             }
             if loader.is_empty() {
-                return Err(Error::InvalidArgument(format!(
+                return Err(Error::invalid_argument(format!(
                     "{} training items make no batch of {}; make the batch smaller, or keep smaller batches by \
                      .drop_last(false)",
                     part.items.len(),
@@ -303,9 +302,8 @@ fn weights(weights: &Weights, part: &Part) -> Result<Option<Vec<f64>>> {
         }
         Weights::Balanced => {
             let Targets::Classes(classes) = &part.targets else {
-                return Err(Error::InvalidArgument(
-                    "only items of one class each can be balanced; give weights by .weighted(…)"
-                        .to_owned(),
+                return Err(Error::invalid_argument(
+                    "only items of one class each can be balanced; give weights by .weighted(…)",
                 ));
             };
             let mut counts = std::collections::BTreeMap::new();

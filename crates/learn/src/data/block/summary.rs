@@ -15,7 +15,7 @@ use crate::data::batch_transforms::BatchPipeline;
 use crate::data::blocks::Targets;
 use crate::data::item_transforms::compose;
 use crate::data::samples::Samples;
-use crate::error::{Error, Result};
+use brigade_torch::{Error, Result};
 
 /// One step of a [`Summary`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -135,7 +135,7 @@ fn follow(block: &DataBlock, path: &Path, summary: &mut Summary) -> Option<()> {
         let made = list.plan(first.size(), Phase::Train, context.sample_seed(0));
         let made = made
             .and_then(|plan| plan.apply(&first))
-            .map_err(|error| Error::InvalidArgument(format!("{error}, in {}", items.name(0))));
+            .map_err(|error| Error::invalid_argument(format!("{error}, in {}", items.name(0))));
         summary.step(format!("{:?}", transforms[count - 1]), made, |image| Ok(told(image)))?;
     }
 

@@ -10,10 +10,11 @@ use brigade_learn::callbacks::{
     Checkpoint, CsvLog, EarlyStopping, Ema, GradientAccumulation, MixUp, ReduceLrOnPlateau,
     SaveModel, Swa, TrackerLog,
 };
-use brigade_learn::{Error, Event, FineTuneOptions, Learner, Result};
+use brigade_learn::{Event, FineTuneOptions, Learner};
 use brigade_nn::{Dropout, Linear, ParamPath, Relu, Sequential};
 use brigade_optim::AdamW;
 use brigade_testkit::{World, dist_test, step};
+use brigade_torch::{Error, Result};
 use brigade_train::Accelerator;
 use tch::Kind;
 
@@ -105,7 +106,7 @@ fn interrupts(after: usize) -> At {
     At::new([Event::AfterBatch], move |_, learner| {
         batches += usize::from(learner.is_training());
         if batches == after && learner.is_training() {
-            Err(Error::user("interrupted").into())
+            Err(Error::custom("interrupted").into())
         } else {
             Ok(())
         }

@@ -5,11 +5,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
 use brigade_learn::callbacks::{GradientClip, ParamScheduler, SaveModel, TerminateOnNan};
-use brigade_learn::{Error, Event, Hyper, Learner, LrFindOptions, Suggestion};
+use brigade_learn::{Event, Hyper, Learner, LrFindOptions, Suggestion};
 use brigade_nn::{Linear, ParamPath};
 use brigade_optim::AdamW;
 use brigade_schedule::Annealing;
 use brigade_testkit::{World, dist_test, step};
+use brigade_torch::Error;
 use brigade_train::Accelerator;
 
 use crate::setup::*;
@@ -20,7 +21,7 @@ fn split(accelerator: &Accelerator) -> Learner {
 
 fn failing() -> At {
     At::new([Event::AfterBackward], |_, learner| match learner.train_iter() {
-        1 => Err(Error::user("on purpose").into()),
+        1 => Err(Error::custom("on purpose").into()),
         _ => Ok(()),
     })
 }
@@ -55,7 +56,7 @@ fn scopes(accelerator: &Accelerator) {
     let mut learner = split(accelerator);
     let error = learner.distributed(|learner| {
         learner.fit(1, 0.1, ())?;
-        learner.distributed(|_| Err::<(), _>(Error::user("on purpose")))
+        learner.distributed(|_| Err::<(), _>(Error::custom("on purpose")))
     });
     assert_eq!(error.unwrap_err().to_string(), "on purpose");
     assert!(!learner.is_distributed());

@@ -10,12 +10,13 @@ use brigade_learn::callbacks::{
 use brigade_learn::interpretation::{ClassInterpretation, Interpretation};
 use brigade_learn::loss::loss_from;
 use brigade_learn::{
-    Error, Event, FitOptions, Hyper, Learner, Loaders, Part, Predictor, Rates, Result,
+    Event, FitOptions, Hyper, LearnError, Learner, Loaders, Part, Predictor, Rates,
 };
-use brigade_metrics::{self as metrics, Accuracy, ErrorRate, Fold, Folded, Metric, Mse};
+use brigade_metrics::{Accuracy, ErrorRate, Fold, Folded, Metric, Mse};
 use brigade_nn::{Flatten, Linear, ParamPath, Sequential};
 use brigade_schedule::Annealing;
 use brigade_testkit::{World, dist_test};
+use brigade_torch::{Error, Result};
 use brigade_train::Accelerator;
 use tch::{Kind, Tensor};
 
@@ -118,19 +119,19 @@ impl Metric for Odd {
         "odd".to_owned()
     }
 
-    fn fold(&self, _predictions: &Tensor, _targets: &Tensor) -> metrics::Result<Fold> {
+    fn fold(&self, _predictions: &Tensor, _targets: &Tensor) -> Result<Fold> {
         match self.0 {
             "panics" => panic!("on purpose"),
-            "fails" => Err(metrics::Error::user("on purpose")),
+            "fails" => Err(Error::custom("on purpose")),
             _ => Ok(Fold::Sums(Tensor::from_slice(&[1f64]))),
         }
     }
 
-    fn value(&self, _folded: &Folded) -> metrics::Result<f64> {
+    fn value(&self, _folded: &Folded) -> Result<f64> {
         match self.0 {
             "panics in the end" => panic!("{} purpose", "on"),
             "is nothing" => Ok(f64::NAN),
-            _ => Err(metrics::Error::user("on purpose")),
+            _ => Err(Error::custom("on purpose")),
         }
     }
 }
@@ -266,7 +267,7 @@ fn files() {
     refused(load("text.pth"), "text.pth cannot be loaded");
     let error =
         Predictor::load::<Tensor, _>(&alone(), path("whole.pth"), model(small)).unwrap_err();
-    assert!(matches!(error, Error::Format { .. }), "{error}");
+    assert!(matches!(error.downcast_ref(), Some(LearnError::Format { .. })), "{error}");
     let mut predictor =
         Predictor::load::<Tensor, _>(&alone(), path("whole.pth"), model(mlp)).unwrap();
     refused(predictor.predict("dog.jpg"), "the data say nothing of how an item is read");

@@ -2,7 +2,8 @@
 
 use std::borrow::Borrow;
 
-use brigade_nn::{Dropout, Error, Init, LayerGroups, LayerNorm, Linear, Module, ParamPath, Result};
+use brigade_nn::{Dropout, Init, LayerGroups, LayerNorm, Linear, Module, ParamPath};
+use brigade_torch::Result;
 use brigade_torch::linear;
 use tch::{Device, Kind, Tensor};
 
@@ -31,7 +32,7 @@ use crate::Activation;
 /// // Token 8 was masked by 3; the head computes this position only.
 /// let labels = Tensor::from_slice(&[-100i64, 8, -100]).view([1, 3]);
 /// assert_eq!(model.module().loss(&ids, &labels, 0.0)?.count.int64_value(&[]), 1);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct BertForMaskedLm {
@@ -125,7 +126,7 @@ impl<'t, I: Into<Tokens<'t>>> Module<I> for BertForMaskedLm {
 
     fn forward(&self, tokens: I) -> Result<Tensor> {
         let hidden = self.transformed(&self.hidden(tokens)?)?;
-        linear(&hidden, &self.decoder, Some(&self.bias)).map_err(Error::custom)
+        linear(&hidden, &self.decoder, Some(&self.bias))
     }
 }
 
@@ -156,7 +157,7 @@ impl LayerGroups for BertForMaskedLm {
 /// assert_eq!(logits.size(), [2, 3]);
 /// let loss = model.module().loss(&logits, &Tensor::from_slice(&[2i64, 0]), 0.0)?;
 /// assert_eq!(loss.count.int64_value(&[]), 2);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct BertForSequenceClassification {
@@ -227,7 +228,7 @@ impl LayerGroups for BertForSequenceClassification {
 /// let logits = model.forward(&ids)?;
 /// let labels = Tensor::from_slice(&[4i64, -100, 0]).view([1, 3]);
 /// assert_eq!(model.module().loss(&logits, &labels, 0.0)?.count.int64_value(&[]), 2);
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct BertForTokenClassification {

@@ -1,6 +1,7 @@
 //! A layer of BERT.
 
-use brigade_nn::{Dropout, LayerNorm, Linear, Module, ParamPath, Result, Training};
+use brigade_nn::{Dropout, LayerNorm, Linear, Module, ParamPath, Training};
+use brigade_torch::Result;
 use tch::Tensor;
 
 use super::super::attention::{AttentionMask, attend, split_heads};

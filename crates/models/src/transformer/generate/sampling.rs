@@ -1,6 +1,6 @@
 //! The choice of a token from logits, by transformers' steps.
 
-use brigade_nn::Result;
+use brigade_torch::Result;
 use rand_pcg::Pcg64;
 use rand_pcg::rand_core::Rng;
 use tch::{Device, Kind, Tensor};

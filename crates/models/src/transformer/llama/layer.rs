@@ -1,6 +1,7 @@
 //! A layer of Llama.
 
-use brigade_nn::{Linear, LinearOptions, Module, ParamPath, Result, RmsNorm, Training};
+use brigade_nn::{Linear, LinearOptions, Module, ParamPath, RmsNorm, Training};
+use brigade_torch::Result;
 use tch::Tensor;
 
 use super::super::attention::{attend, split_heads};

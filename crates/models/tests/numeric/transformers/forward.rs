@@ -4,8 +4,9 @@ use brigade_models::{
     BertForMaskedLm, BertForSequenceClassification, CausalModel, Gpt2LmHead, KeyValueCache,
     LlamaForCausalLm, Tokens, causal_lm_loss, token_loss,
 };
-use brigade_nn::{Kind, Model, Module, Result, Tensor};
+use brigade_nn::{Kind, Model, Module, Tensor};
 use brigade_test_device::on_device;
+use brigade_torch::Result;
 use serde_json::Value;
 
 use super::common::{

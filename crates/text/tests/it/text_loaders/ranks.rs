@@ -208,7 +208,7 @@ struct Weights(Embedding);
 impl Module<&Tensor> for Weights {
     type Output = Tensor;
 
-    fn forward(&self, ids: &Tensor) -> brigade_nn::Result<Tensor> {
+    fn forward(&self, ids: &Tensor) -> brigade_torch::Result<Tensor> {
         let real = ids.f_ne(1)?.f_to_kind(Kind::Float)?.f_unsqueeze(-1)?;
         Ok(self.0.forward(ids)?.f_mul(&real)?.f_sum_dim_intlist(1, false, Kind::Float)?)
     }

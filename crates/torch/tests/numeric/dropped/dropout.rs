@@ -1,7 +1,9 @@
 //! Dropout without a mask.
 
 use brigade_test_device::numeric_device;
-use brigade_torch::{Device, Error, Kind, Tensor, dropout, recomputed, rng_state, set_rng_state};
+use brigade_torch::{
+    Device, Kind, Tensor, TorchError, dropout, recomputed, rng_state, set_rng_state,
+};
 
 use super::alone;
 
@@ -162,6 +164,7 @@ fn the_ends_of_the_range_and_what_is_beyond() {
     }
     let error = dropout(&input, 0.5, Some(&ones(&[5]))).unwrap_err();
     assert!(
-        matches!(error, Error::Libtorch { .. }) && error.to_string().contains("residual is [5]")
+        matches!(error.downcast_ref(), Some(TorchError::Libtorch { .. }))
+            && error.to_string().contains("residual is [5]")
     );
 }

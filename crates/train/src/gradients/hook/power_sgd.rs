@@ -10,7 +10,7 @@ use brigade_nn::NamedTensor;
 use brigade_torch::{Bucket, GradientHook, ProcessGroup, ReduceOp, Tensor, Work};
 use parking_lot::Mutex;
 
-use crate::error::{Error, Result};
+use brigade_torch::{Error, Result};
 use factors::{normal, orthogonal};
 
 /// [PowerSGD](https://arxiv.org/abs/1905.13727): a matrix of n by m values goes over the wire as one of n
@@ -53,20 +53,20 @@ impl Default for PowerSgd {
 impl PowerSgd {
     pub(super) fn check(&self) -> Result<()> {
         if self.matrix_approximation_rank < 1 {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "PowerSGD's matrix_approximation_rank is {}, but must be at least 1",
                 self.matrix_approximation_rank
             )));
         }
         if (self.use_error_feedback || self.warm_start) && self.start_iteration < 2 {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "PowerSGD's start_iteration is {}, but must be at least 2 with error feedback or warm \
                  start, as in PyTorch",
                 self.start_iteration
             )));
         }
         if !(self.min_compression_rate > 0.0 && self.orthogonalization_epsilon >= 0.0) {
-            return Err(Error::InvalidArgument(format!(
+            return Err(Error::invalid_argument(format!(
                 "PowerSGD's min_compression_rate is {} and its orthogonalization_epsilon {}; the first \
                  must be above 0, the second not below",
                 self.min_compression_rate, self.orthogonalization_epsilon
@@ -143,7 +143,7 @@ struct Matrix {
 }
 
 impl GradientHook for PowerSgdHook {
-    fn reduce(&self, group: &ProcessGroup, bucket: &mut Bucket) -> brigade_torch::Result<()> {
+    fn reduce(&self, group: &ProcessGroup, bucket: &mut Bucket) -> Result<()> {
         let mut state = self.state.lock();
         if bucket.index == 0 {
             // Of a backward that did not come to its end.
@@ -169,12 +169,7 @@ impl PowerSgdHook {
     }
 
     /// Every bucket one message further.
-    fn forward(
-        &self,
-        state: &mut State,
-        group: &ProcessGroup,
-        bucket: &Bucket,
-    ) -> brigade_torch::Result<()> {
+    fn forward(&self, state: &mut State, group: &ProcessGroup, bucket: &Bucket) -> Result<()> {
         let epsilon = self.options.orthogonalization_epsilon;
         let next = if state.iteration < self.options.start_iteration {
             let rest = Some(start_mean(group, &bucket.buffer)?);
@@ -201,12 +196,7 @@ impl PowerSgdHook {
     }
 
     /// Sends what goes whole, and the left factors.
-    fn start(
-        &self,
-        state: &State,
-        group: &ProcessGroup,
-        bucket: &Bucket,
-    ) -> brigade_torch::Result<Underway> {
+    fn start(&self, state: &State, group: &ProcessGroup, bucket: &Bucket) -> Result<Underway> {
         let (mut matrices, whole) = self.split(state, bucket)?;
         let rest = match whole.as_slice() {
             [] => None,
@@ -226,11 +216,7 @@ impl PowerSgdHook {
     }
 
     /// The gradients that are compressed, with what earlier steps lost, and those that go whole.
-    fn split(
-        &self,
-        state: &State,
-        bucket: &Bucket,
-    ) -> brigade_torch::Result<(Vec<Matrix>, Vec<Tensor>)> {
+    fn split(&self, state: &State, bucket: &Bucket) -> Result<(Vec<Matrix>, Vec<Tensor>)> {
         let mut matrices = Vec::new();
         let mut whole = Vec::new();
         for (gradient, &place) in bucket.gradients.iter().zip(&bucket.parameters) {
@@ -265,7 +251,7 @@ impl PowerSgdHook {
     }
 
     /// Waits, and puts the means in place.
-    fn finish(&self, state: &mut State, underway: Underway) -> brigade_torch::Result<()> {
+    fn finish(&self, state: &mut State, underway: Underway) -> Result<()> {
         let Underway { matrices, whole, rest, stage } = underway;
         if let Stage::Right { left, right } = stage {
             let sizes = matrices.iter().map(|matrix| matrix.factor.size());
@@ -294,7 +280,7 @@ impl PowerSgdHook {
 
 impl Underway {
     /// When the left factors have come: makes the right ones of them and sends these.
-    fn send_right(&mut self, group: &ProcessGroup, epsilon: f64) -> brigade_torch::Result<()> {
+    fn send_right(&mut self, group: &ProcessGroup, epsilon: f64) -> Result<()> {
         self.stage = match mem::replace(&mut self.stage, Stage::Whole) {
             Stage::Left(work) => {
                 let sizes = self.matrices.iter().map(|matrix| {
@@ -317,21 +303,18 @@ impl Underway {
 }
 
 /// Starts the mean over the ranks; divided before the sum, so that 16-bit floats do not overflow.
-fn start_mean(group: &ProcessGroup, values: &Tensor) -> brigade_torch::Result<Work<Tensor>> {
+fn start_mean(group: &ProcessGroup, values: &Tensor) -> Result<Work<Tensor>> {
     group.start_all_reduce(values.f_div_scalar(group.size() as f64)?, ReduceOp::Sum)
 }
 
 /// In one piece of memory: one message instead of many.
-fn join(tensors: &[Tensor]) -> brigade_torch::Result<Tensor> {
+fn join(tensors: &[Tensor]) -> Result<Tensor> {
     let flat = tensors.iter().map(|t| t.f_reshape([-1])).collect::<Result<Vec<_>, _>>()?;
     Ok(Tensor::f_cat(&flat, 0)?)
 }
 
 /// The other way round: views.
-fn part(
-    flat: &Tensor,
-    sizes: impl Iterator<Item = Vec<i64>>,
-) -> brigade_torch::Result<Vec<Tensor>> {
+fn part(flat: &Tensor, sizes: impl Iterator<Item = Vec<i64>>) -> Result<Vec<Tensor>> {
     let mut start = 0;
     sizes
         .map(|size| {

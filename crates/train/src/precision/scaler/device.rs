@@ -8,9 +8,10 @@ use super::{
     FoundInf, GradScaler, GradScalerOptions, GradScalerState, SMALLEST_SCALE, ScalerInner, address,
     mixed_gradients,
 };
-use crate::error::{Error, Result};
+use crate::error::TrainError;
 use crate::parameters::Parameters;
 use crate::recorder::AtReplay;
+use brigade_torch::{Error, Result};
 
 /// The scale where a GPU keeps it, so that no step waits for it: there it is multiplied by, and moved. The host
 /// computes the same scale from the overflows that it learns later.
@@ -101,7 +102,7 @@ impl GradScaler {
             return Err(mixed_gradients());
         }
         if inner.state.scale < SMALLEST_SCALE {
-            return Err(Error::NotFinite { scale: inner.state.scale });
+            return Err(TrainError::NotFinite { scale: inner.state.scale }.into());
         }
         Ok(())
     }
@@ -135,8 +136,8 @@ impl GradScaler {
         let scale = match &inner.device {
             Some(device) => device.scale.shallow_clone(),
             None => {
-                return Err(Error::InvalidArgument(
-                    "an optimizer's step with fp16 before the first backward".into(),
+                return Err(Error::invalid_argument(
+                    "an optimizer's step with fp16 before the first backward",
                 ));
             }
         };

@@ -37,7 +37,7 @@ impl Net {
 impl Module<&Tensor> for Net {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+    fn forward(&self, input: &Tensor) -> brigade_torch::Result<Tensor> {
         self.last.forward(&self.norm.forward(&self.first.forward(input)?)?.relu())
     }
 }
@@ -261,7 +261,7 @@ struct Layers(Linear, Linear);
 impl Module<&Tensor> for Layers {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+    fn forward(&self, input: &Tensor) -> brigade_torch::Result<Tensor> {
         self.1.forward(&self.0.forward(input)?.relu())
     }
 }

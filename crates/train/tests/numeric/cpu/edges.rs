@@ -1,9 +1,10 @@
 //! Data that are empty or too few, and non-finite losses: no hang, and the same on every rank.
 
 use brigade_data::{DataLoader, TensorDataset};
-use brigade_nn::{BatchNorm1d, Model, ParamPath};
+use brigade_nn::{BatchNorm1d, Model, ModelError, ParamPath};
 use brigade_testkit::{World, dist_test, step};
-use brigade_train::{Accelerator, ClipNorm, Error, Kind, Precision, Result, Sgd, Tensor};
+use brigade_torch::Result;
+use brigade_train::{Accelerator, ClipNorm, Kind, Precision, Sgd, Tensor, TrainError};
 
 use crate::net;
 
@@ -101,7 +102,7 @@ dist_test!(world = 2, dist_debug_mode_looks_at_the_loss, |world: World| -> Resul
     for _ in 0..2 {
         let loss = model.forward(&input(f64::NAN))?.mean(Kind::Float);
         let error = accelerator.no_sync(&model, || accelerator.backward(&loss)).unwrap_err();
-        assert!(matches!(error, Error::LossNotFinite { .. }), "{error}");
+        assert!(matches!(error.downcast_ref(), Some(TrainError::LossNotFinite { .. })), "{error}");
     }
     Ok(())
 });
@@ -115,10 +116,13 @@ dist_test!(world = 2, dist_a_non_finite_loss_on_one_rank, |world: World| -> Resu
     let input = Tensor::full([2, 5], value, tch::kind::FLOAT_CPU);
     let before = net::weights(model.inner());
     let error = accelerator.backward(&model.forward(&input)?.mean(Kind::Float)).unwrap_err();
-    assert!(matches!(error, Error::LossNotFinite { rank: Some(1), .. }), "{error}");
+    assert!(
+        matches!(error.downcast_ref(), Some(TrainError::LossNotFinite { rank: Some(1), .. })),
+        "{error}"
+    );
     let strict = ClipNorm { max_norm: 1.0, norm_type: 2.0, error_if_nonfinite: true };
     let error = accelerator.clip_grad_norm(&model, strict).unwrap_err();
-    assert!(matches!(error, Error::GradientNorm { .. }), "{error}");
+    assert!(matches!(error.downcast_ref(), Some(TrainError::GradientNorm { .. })), "{error}");
     optimizer.zero_grad()?;
     optimizer.step()?;
     assert_eq!(net::weights(model.inner()), before, "the batch can be left out");
@@ -139,7 +143,7 @@ dist_test!(
         let output = model.forward(&input);
         if world.rank.as_usize() == 1 {
             let error = output.unwrap_err();
-            assert!(matches!(error, Error::Model(_)), "{error}");
+            assert!(matches!(error.downcast_ref(), Some(ModelError::Input { .. })), "{error}");
             assert!(error.to_string().contains("norm: a batch normalisation"), "{error}");
         } else {
             assert_eq!(output?.size(), [4, 5]);

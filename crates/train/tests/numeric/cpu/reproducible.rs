@@ -5,10 +5,11 @@ use brigade_models::{Cnn, ResNet};
 use brigade_nn::{Linear, Model, Module, ParamPath};
 use brigade_optim::{Overrides, all_optimizers};
 use brigade_testkit::{World, dist_test};
+use brigade_torch::Result;
 use brigade_torch::shift_allocations;
 use brigade_train::{
     Accelerator, Adam, CommHook, Compression, Device, Kind, Optimizer, PowerSgd, Precision,
-    ReducerOptions, Result, Tensor,
+    ReducerOptions, Tensor,
 };
 use parking_lot::Mutex;
 
@@ -32,7 +33,7 @@ impl Odd {
 impl Module<&Tensor> for Odd {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
         self.0.iter().try_fold(input.shallow_clone(), |x, layer| Ok(layer.forward(&x)?.tanh()))
     }
 }
@@ -42,7 +43,7 @@ fn train<M>(
     accelerator: &Accelerator,
     build: impl FnOnce(&ParamPath<'_>) -> M,
     shape: &[i64],
-    optimizer: impl FnOnce(&Model<M>) -> brigade_optim::Result<Optimizer>,
+    optimizer: impl FnOnce(&Model<M>) -> Result<Optimizer>,
 ) -> Vec<(String, Tensor)>
 where
     M: for<'a> Module<&'a Tensor, Output = Tensor> + 'static,
@@ -93,7 +94,7 @@ fn same_bits(what: &str, run: impl Fn() -> Vec<(String, Tensor)>) {
     }
 }
 
-fn adam<M>(model: &Model<M>) -> brigade_optim::Result<Optimizer> {
+fn adam<M>(model: &Model<M>) -> Result<Optimizer> {
     Adam::default().lr(1e-3).build(model)
 }
 

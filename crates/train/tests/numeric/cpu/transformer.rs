@@ -29,7 +29,7 @@ impl Module<&Tensor> for Block {
     type Output = Tensor;
 
     /// `[batch, tokens, width]` to `[batch, width]`.
-    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+    fn forward(&self, input: &Tensor) -> brigade_torch::Result<Tensor> {
         let projected = self.attention.forward(&self.norms[0].forward(input)?)?;
         let parts = projected.unflatten(-1, [3, self.heads, -1]).permute([2, 0, 3, 1, 4]);
         let mixed = Tensor::scaled_dot_product_attention(

@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use brigade::data::TensorDataset;
 use brigade::prelude::*;
+use brigade::train::TrainError;
 
 use super::Verdict;
 
@@ -94,7 +95,7 @@ pub(super) fn metrics(accelerator: &Accelerator) -> Result<Verdict> {
 /// Through a file in a temporary folder of rank 0, read there and sent to the others.
 pub(super) fn weights(accelerator: &Accelerator) -> Result<Verdict> {
     let folder = accelerator.processes().on_main_process(|| {
-        tempfile::tempdir().map_err(|source| Error::File {
+        tempfile::tempdir().map_err(|source| TrainError::File {
             action: "cannot make folder",
             path: std::env::temp_dir(),
             source,
@@ -116,7 +117,7 @@ pub(super) fn weights(accelerator: &Accelerator) -> Result<Verdict> {
 /// Two steps, a checkpoint, two steps; and from the checkpoint the last two again with another model.
 pub(super) fn checkpoint(accelerator: &Accelerator) -> Result<Verdict> {
     let folder = accelerator.processes().on_main_process(|| {
-        tempfile::tempdir().map_err(|source| Error::File {
+        tempfile::tempdir().map_err(|source| TrainError::File {
             action: "cannot make folder",
             path: std::env::temp_dir(),
             source,

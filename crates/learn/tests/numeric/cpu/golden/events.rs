@@ -5,8 +5,9 @@ use std::rc::Rc;
 use std::sync::LazyLock;
 
 use brigade_learn::callback::{Callback, Level, Phases, Step};
-use brigade_learn::{Error, Event, Learner, LearnerState, Result};
+use brigade_learn::{Event, LearnError, Learner, LearnerState};
 use brigade_metrics::Accuracy;
+use brigade_torch::{Error, Result};
 use serde_json::Value;
 use tch::{Kind, Tensor};
 
@@ -196,10 +197,16 @@ fn check(case: &Value) -> Vec<String> {
     if ours.events != events {
         wrong.push(format!("events\n  {}\ninstead of\n  {events}", ours.events));
     }
+    let cancelled = |error: &Error| match error.downcast_ref() {
+        Some(LearnError::Cancel { level, event, .. }) => Some((*level, *event)),
+        _ => None,
+    };
     match (&ours.result, left, &place) {
         (Ok(()), None, _) => {}
-        (Err(Error::Cancel { level, event, .. }), Some(_), Some(place))
-            if *level == place.level && event.name() == place.event => {}
+        (Err(error), Some(_), Some(place))
+            if cancelled(error).is_some_and(|(level, event)| {
+                level == place.level && event.name() == place.event
+            }) => {}
         (result, left, _) => wrong.push(format!("{result:?} instead of {left:?}")),
     }
     if recorder.losses().len() != losses {

@@ -14,8 +14,7 @@ use brigade_learn::callbacks::{
 use brigade_learn::loss::{BceWithLogits, CrossEntropy, Focal, LabelSmoothingCrossEntropy, Loss};
 use brigade_learn::{Hyper, Learner, Loaders, Rates};
 use brigade_metrics::{
-    self as metrics, Accuracy, AccuracyMulti, ErrorRate, Fold, Folded, Mae, Metric, Mse, R2, Rmse,
-    TopK,
+    Accuracy, AccuracyMulti, ErrorRate, Fold, Folded, Mae, Metric, Mse, R2, Rmse, TopK,
 };
 use brigade_nn::{
     BatchNorm1d, BatchNorm2d, Conv2d, Conv2dOptions, Flatten, Linear, LinearOptions, ParamPath,
@@ -28,6 +27,7 @@ use serde_json::Value;
 use tch::Tensor;
 
 use crate::fill::{u, uniform, uniform_tensor};
+use brigade_torch::Result;
 
 const FEATURES: i64 = 6;
 const HIDDEN: i64 = 16;
@@ -178,11 +178,11 @@ impl Metric for Sequence {
         self.name.clone()
     }
 
-    fn fold(&self, _predictions: &Tensor, _targets: &Tensor) -> metrics::Result<Fold> {
+    fn fold(&self, _predictions: &Tensor, _targets: &Tensor) -> Result<Fold> {
         Ok(Fold::Sums(Tensor::from_slice(&[0f64])))
     }
 
-    fn value(&self, _folded: &Folded) -> metrics::Result<f64> {
+    fn value(&self, _folded: &Folded) -> Result<f64> {
         Ok(self.values[self.epoch.load(Ordering::Relaxed)])
     }
 }

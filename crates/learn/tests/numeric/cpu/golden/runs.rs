@@ -1,12 +1,14 @@
 //! Runs of the golden file, made again by this crate's Learner.
 
+use brigade_train::TrainError;
 use std::rc::Rc;
 use std::sync::{Arc, LazyLock};
 
 use brigade_learn::{
-    Error, FineTuneOptions, FitOptions, FlatCosOptions, GroupHypers, Learner, LrFindOptions,
-    LrFinding, OneCycleOptions, Part, Predictions, Result, SgdrOptions, Validation,
+    FineTuneOptions, FitOptions, FlatCosOptions, GroupHypers, Learner, LrFindOptions, LrFinding,
+    OneCycleOptions, Part, Predictions, SgdrOptions, Validation,
 };
+use brigade_torch::Result;
 use serde_json::Value;
 
 use super::check::Check;
@@ -190,6 +192,8 @@ pub(crate) fn agree(names: &[&str]) {
 
 /// Whether a fit ended with a loss that is not finite.
 pub(crate) fn is_not_finite(result: &Result<()>) -> bool {
-    use brigade_train::Error as Train;
-    matches!(result, Err(Error::Train(Train::LossNotFinite { .. } | Train::NotFinite { .. })))
+    matches!(
+        result.as_ref().err().and_then(|error| error.downcast_ref()),
+        Some(TrainError::LossNotFinite { .. } | TrainError::NotFinite { .. })
+    )
 }

@@ -1,8 +1,8 @@
 //! The golden file's tables: the callbacks' places, freezing, rates of groups, and schedules.
 
+use brigade_torch::ErrorKind;
 use std::sync::LazyLock;
 
-use brigade_learn::Error;
 use brigade_learn::callback::{Callback, Phases};
 use brigade_learn::callbacks::{
     ActivationStats, CsvLog, CutMix, EarlyStopping, GradientAccumulation, GradientClip, MixUp,
@@ -78,7 +78,10 @@ fn freezing() {
             let frozen = learner.freeze_to(group);
             if group > groups as isize {
                 // fastai freezes all groups and warns; ours has no such group.
-                assert!(matches!(frozen, Err(Error::InvalidArgument(_))), "{what}");
+                assert!(
+                    matches!(frozen, Err(error) if error.kind() == ErrorKind::InvalidArgument),
+                    "{what}"
+                );
                 continue;
             }
             frozen.unwrap();
@@ -117,7 +120,10 @@ fn rates_of_groups() {
         let groups = case["groups"].as_u64().unwrap() as usize;
         let found = rates(&case["lr"]).unwrap().of_groups(groups);
         if case["result"].is_string() {
-            assert!(matches!(found, Err(Error::InvalidArgument(_))), "{case}");
+            assert!(
+                matches!(found, Err(error) if error.kind() == ErrorKind::InvalidArgument),
+                "{case}"
+            );
             continue;
         }
         let (found, expected) = (found.unwrap(), numbers(&case["result"]));

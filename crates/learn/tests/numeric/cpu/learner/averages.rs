@@ -5,9 +5,10 @@ use std::rc::Rc;
 
 use brigade_learn::callback::Level;
 use brigade_learn::callbacks::{Ema, Swa};
-use brigade_learn::{Error, Event, Learner, LearnerState};
+use brigade_learn::{Event, Learner, LearnerState};
 use brigade_nn::StateDict;
 use brigade_testkit::{World, dist_test, step};
+use brigade_torch::Error;
 use brigade_train::Accelerator;
 
 use crate::setup::*;
@@ -80,7 +81,7 @@ fn exponential(accelerator: &Accelerator) {
         let stop =
             At::new([Event::AfterLoss], move |_, learner| match (learner.is_training(), fails) {
                 (true, _) => Ok(()),
-                (false, true) => Err(Error::user("on purpose").into()),
+                (false, true) => Err(Error::custom("on purpose").into()),
                 (false, false) => Level::Fit.cancel(),
             });
         let outcome = learner.fit(2, 0.1, (ema, after_step, stop));

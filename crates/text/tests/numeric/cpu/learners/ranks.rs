@@ -4,11 +4,12 @@ use std::path::Path;
 
 use brigade_learn::callback::{Callback, Step};
 use brigade_learn::callbacks::Checkpoint;
-use brigade_learn::{Error, Learner, LearnerState, Result};
+use brigade_learn::{Learner, LearnerState};
 use brigade_models::AwdLstmOptions;
 use brigade_nn::StateDict;
 use brigade_testkit::{World, dist_test, step};
 use brigade_text::{LanguageLearnerOptions, TextLearnerOptions};
+use brigade_torch::{Error, Result};
 use brigade_train::{Accelerator, Precision};
 use tch::{Kind, Tensor};
 
@@ -138,7 +139,7 @@ impl Callback for Interrupt {
 
     fn after_batch(&mut self, learner: &mut LearnerState) -> Step {
         if learner.is_training() && learner.train_iter() == self.0 {
-            Err(Error::user("interrupted").into())
+            Err(Error::custom("interrupted").into())
         } else {
             Ok(())
         }

@@ -1,14 +1,14 @@
 //! What PowerSGD keeps from step to step, in state dictionaries and checkpoints: for each rank its own.
 
 use brigade_checkpoint::{TensorInfo, Value};
-use brigade_torch::Tensor;
+use brigade_torch::{Result, Tensor};
 
 use super::{PowerSgdHook, State};
 use crate::gradients::hook::StatefulHook;
-use crate::stateful::{HookError, Stateful};
+use crate::stateful::{Stateful, mismatch};
 
 impl Stateful for PowerSgdHook {
-    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
+    fn state_dict(&self) -> Result<Value<Tensor>> {
         let state = self.state.lock();
         let named = |tensors: &std::collections::BTreeMap<usize, Tensor>| {
             let named = tensors.iter().map(|(place, tensor)| {
@@ -39,7 +39,7 @@ impl Stateful for PowerSgdHook {
         Ok(())
     }
 
-    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
+    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<()> {
         self.load_from_ranks(&[state])
     }
 }
@@ -47,10 +47,10 @@ impl Stateful for PowerSgdHook {
 impl StatefulHook for PowerSgdHook {
     /// The states of all ranks of a run with another number of them become one: what they owe together
     /// stays the same. None of them is a run that begins.
-    fn load_from_ranks(&self, states: &[&Value<Tensor>]) -> Result<(), HookError> {
+    fn load_from_ranks(&self, states: &[&Value<Tensor>]) -> Result<()> {
         let mut restored = State::default();
         for (index, saved) in states.iter().enumerate() {
-            for (place, error) in self.named(saved, ERROR)? {
+            for (place, error) in self.named(saved, ERROR).map_err(mismatch)? {
                 let share = match states.len() {
                     1 => error.f_detach_copy()?,
                     ranks => error.f_div_scalar(ranks as f64)?,
@@ -67,7 +67,7 @@ impl StatefulHook for PowerSgdHook {
             // The same on all ranks.
             let iteration = saved.get(ITERATION).and_then(Value::as_int).unwrap_or(0);
             restored.iteration = u64::try_from(iteration).unwrap_or(0);
-            for (place, factor) in self.named(saved, FACTOR)? {
+            for (place, factor) in self.named(saved, FACTOR).map_err(mismatch)? {
                 restored.factors.insert(place, factor.f_detach_copy()?);
             }
         }
@@ -76,7 +76,7 @@ impl StatefulHook for PowerSgdHook {
     }
 
     /// What is lost of parameters that are frozen now is dropped.
-    fn carry_over(&self, state: &Value<Tensor>) -> Result<(), HookError> {
+    fn carry_over(&self, state: &Value<Tensor>) -> Result<()> {
         let known = |kind: &str| {
             let entries = state.get(kind).and_then(Value::as_dict).unwrap_or_default().iter();
             let kept = entries.filter_map(|(name, tensor)| {

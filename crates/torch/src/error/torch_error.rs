@@ -1,0 +1,468 @@
+//! What can go wrong at the border.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::ErrorKind;
+
+/// What failed at the border with libtorch: the detail of an [`Error`](super::Error).
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TorchError {
+    /// A collective, a point-to-point operation or the making of a group failed.
+    #[error("{0}")]
+    Collective(Box<CollectiveError>),
+    /// A key-value store failed or timed out.
+    #[error("store {operation} of {key:?} failed ({fault}): {detail}")]
+    Store {
+        /// What was asked: `get`, `wait`, ...
+        operation: &'static str,
+        /// The key or keys, or the address for `connect`.
+        key: String,
+        /// The kind of failure.
+        fault: Fault,
+        /// libtorch's own words.
+        detail: String,
+    },
+    /// Another function of libtorch failed.
+    #[error("{operation} failed ({fault}): {detail}")]
+    Libtorch {
+        /// What was asked.
+        operation: &'static str,
+        /// The kind of failure.
+        fault: Fault,
+        /// libtorch's own words.
+        detail: String,
+    },
+    /// A tensor operation of tch failed.
+    // Not as its source: that would be printed with libtorch's backtrace, of dozens of lines.
+    #[error("tensor operation failed: {}", reason(.0))]
+    Tensor(tch::TchError),
+    /// The caller asked for something that cannot be.
+    #[error("{0}")]
+    InvalidArgument(String),
+    /// An invariant of Brigade does not hold: a defect of the library, not of the program.
+    #[error("internal error: {0}; this is a defect in Brigade: please report it with this line")]
+    Internal(String),
+    /// The model of this rank is not the model of rank 0.
+    #[error(
+        "the models of rank 0 and rank {rank} differ: rank 0 has {expected}, rank {rank} has \
+         {found}; build the same model on every rank"
+    )]
+    ModelsDiffer {
+        /// The first rank that differs.
+        rank: usize,
+        /// The first parameter that differs, on rank 0.
+        expected: String,
+        /// What stands in its place on that rank.
+        found: String,
+    },
+    /// A rank ran out of data in a join that was to end then.
+    #[error(
+        "rank {rank} has no more data, and the join was to end there (throw_on_early_termination)"
+    )]
+    EarlyTermination {
+        /// The first rank without data.
+        rank: usize,
+    },
+    /// In debug mode: the ranks do not do the same.
+    #[error("{0}")]
+    Desync(Box<crate::check::Desync>),
+    /// A file has fewer bytes than it had, or than it was to have.
+    #[error(
+        "{} was cut short while it was read: expected {expected} bytes, found {found}; let nothing \
+         else write it meanwhile, and take another copy of it",
+        path.display()
+    )]
+    CutShort {
+        /// The file.
+        path: PathBuf,
+        /// Its bytes, or the end of what was to be read.
+        expected: u64,
+        /// The bytes it has now.
+        found: u64,
+    },
+    /// The system could not read a file.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// An object could not be turned into bytes or back.
+    #[error("{operation}: the object cannot be carried between ranks: {detail}")]
+    Object {
+        /// The collective.
+        operation: &'static str,
+        /// serde's own words.
+        detail: String,
+    },
+}
+
+/// Which collective failed, where, and why.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct CollectiveError {
+    /// The operation, by its c10d name.
+    pub operation: &'static str,
+    /// The group's name.
+    pub group: String,
+    /// The rank in the group that reports.
+    pub rank: usize,
+    /// The number of ranks in the group.
+    pub size: usize,
+    /// The kind of failure.
+    pub fault: Fault,
+    /// libtorch's own words.
+    pub detail: String,
+    /// Ranks of the group that had not arrived at this operation, where that could be found out.
+    pub missing: Vec<usize>,
+}
+
+impl fmt::Display for CollectiveError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { operation, group, rank, size, fault, detail, missing } = self;
+        write!(f, "{operation} on group {group:?} failed on rank {rank} of {size} ({fault})")?;
+        match missing.as_slice() {
+            [] => {}
+            [one] => write!(f, "; rank {one} had not arrived")?,
+            many => {
+                let list: Vec<String> = many.iter().map(ToString::to_string).collect();
+                write!(f, "; ranks {} had not arrived", list.join(", "))?;
+            }
+        }
+        write!(f, ": {detail}")
+    }
+}
+
+impl std::error::Error for CollectiveError {}
+
+/// The kind of a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fault {
+    /// The time limit passed.
+    Timeout,
+    /// A peer closed its connection: it ended or was killed.
+    PeerLost,
+    /// A host or address could not be reached or resolved, or a port is taken.
+    Network,
+    /// The store answered with an error.
+    Store,
+    /// The communication library (Gloo, NCCL) failed.
+    Backend,
+    /// The operation was aborted on this rank.
+    Aborted,
+    /// The backend has no such operation, or this program was built without it.
+    Unsupported,
+    /// Memory ran out on the host or the device.
+    OutOfMemory,
+    /// The arguments do not fit the operation.
+    Invalid,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Timeout => "timed out",
+            Self::PeerLost => "a peer is gone",
+            Self::Network => "network",
+            Self::Store => "store",
+            Self::Backend => "communication library",
+            Self::Aborted => "aborted",
+            Self::Unsupported => "not supported",
+            Self::OutOfMemory => "out of memory",
+            Self::Invalid => "invalid arguments",
+        })
+    }
+}
+
+impl TorchError {
+    /// The kind of failure, where the error has one.
+    #[must_use]
+    pub fn fault(&self) -> Option<Fault> {
+        match self {
+            Self::Collective(error) => Some(error.fault),
+            Self::Store { fault, .. } | Self::Libtorch { fault, .. } => Some(*fault),
+            Self::Tensor(error) => {
+                says_out_of_memory(&error.to_string()).then_some(Fault::OutOfMemory)
+            }
+            _ => None,
+        }
+    }
+
+    /// What a program can do about it.
+    pub(super) fn kind(&self) -> ErrorKind {
+        match self {
+            _ if self.fault() == Some(Fault::OutOfMemory) => ErrorKind::OutOfMemory,
+            Self::Collective(_) | Self::Store { .. } => match self.fault() {
+                Some(Fault::Invalid) => ErrorKind::InvalidArgument,
+                _ => ErrorKind::Communication,
+            },
+            Self::Libtorch { fault, .. } => match fault {
+                Fault::Timeout
+                | Fault::PeerLost
+                | Fault::Network
+                | Fault::Store
+                | Fault::Aborted => ErrorKind::Communication,
+                Fault::Backend | Fault::Unsupported | Fault::OutOfMemory | Fault::Invalid => {
+                    ErrorKind::Tensor
+                }
+            },
+            Self::Tensor(_) => ErrorKind::Tensor,
+            Self::InvalidArgument(_) | Self::Object { .. } => ErrorKind::InvalidArgument,
+            Self::Internal(_) => ErrorKind::Internal,
+            Self::ModelsDiffer { .. } | Self::EarlyTermination { .. } | Self::Desync(_) => {
+                ErrorKind::RanksDiffer
+            }
+            Self::CutShort { .. } | Self::Read { .. } => ErrorKind::Io,
+        }
+    }
+}
+
+/// What C++ has thrown.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Thrown {
+    kind: ThrownKind,
+    /// The user's line of it.
+    pub(crate) detail: String,
+}
+
+/// The type of an exception, as `cpp/errors.h` writes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ThrownKind {
+    /// `c10::DistStoreError`.
+    Store,
+    /// `c10::DistNetworkError`.
+    Network,
+    /// `c10::DistBackendError` and `c10::DistError`.
+    Backend,
+    /// `c10::NotImplementedError`.
+    NotImplemented,
+    /// `c10::OutOfMemoryError` and `std::bad_alloc`.
+    OutOfMemory,
+    /// Any other `c10::Error`.
+    Libtorch,
+    /// Of our own collectives.
+    TimeLimit,
+    PeerLost,
+    Aborted,
+    /// `gloo::IoException`: a lost connection, or a time limit.
+    GlooIo,
+    /// Any other exception.
+    Other,
+}
+
+impl Thrown {
+    pub(crate) fn read(error: &cxx::Exception) -> Self {
+        let mut letters = error.what().chars();
+        let kind = match letters.next() {
+            Some('S') => ThrownKind::Store,
+            Some('N') => ThrownKind::Network,
+            Some('B' | 'D') => ThrownKind::Backend,
+            Some('U') => ThrownKind::NotImplemented,
+            Some('M') => ThrownKind::OutOfMemory,
+            Some('T') => ThrownKind::Libtorch,
+            Some('L') => ThrownKind::TimeLimit,
+            Some('P') => ThrownKind::PeerLost,
+            Some('A') => ThrownKind::Aborted,
+            Some('G') => ThrownKind::GlooIo,
+            _ => ThrownKind::Other,
+        };
+        Self { kind, detail: user_text(letters.as_str()).to_owned() }
+    }
+
+    /// The kind of failure by the exception's type.
+    pub(crate) fn fault(&self) -> Fault {
+        match self.kind {
+            ThrownKind::Store => Fault::Store,
+            ThrownKind::Network => Fault::Network,
+            ThrownKind::NotImplemented => Fault::Unsupported,
+            ThrownKind::OutOfMemory => Fault::OutOfMemory,
+            ThrownKind::TimeLimit => Fault::Timeout,
+            ThrownKind::PeerLost | ThrownKind::GlooIo => Fault::PeerLost,
+            ThrownKind::Aborted => Fault::Aborted,
+            // libtorch's allocator of CPU memory throws no type of its own.
+            ThrownKind::Libtorch if says_out_of_memory(&self.detail) => Fault::OutOfMemory,
+            ThrownKind::Libtorch => Fault::Invalid,
+            ThrownKind::Backend => nccl_fault(&self.detail).unwrap_or(Fault::Backend),
+            ThrownKind::Other => Fault::Backend,
+        }
+    }
+
+    /// Whether it is of communication between ranks, whatever else may be thrown beside it.
+    pub(crate) fn is_of_a_group(&self) -> bool {
+        !matches!(
+            self.kind,
+            ThrownKind::Libtorch
+                | ThrownKind::OutOfMemory
+                | ThrownKind::NotImplemented
+                | ThrownKind::Other
+        )
+    }
+
+    /// The same of an operation that has a time limit. libtorch and Gloo throw one type for a limit that
+    /// has passed and for other failures: what took as long as it might has timed out.
+    pub(crate) fn fault_after(&self, waited: Duration, limit: Duration) -> Fault {
+        let may_wait = matches!(
+            self.kind,
+            ThrownKind::Store
+                | ThrownKind::Network
+                | ThrownKind::Backend
+                | ThrownKind::Libtorch
+                | ThrownKind::GlooIo
+                | ThrownKind::Other
+        );
+        if may_wait && waited >= limit { Fault::Timeout } else { self.fault() }
+    }
+}
+
+/// The kind of a failure of NCCL, which has one type of exception for all: by the names of its results, and by what
+/// c10d's watchdog writes. None for other backends' texts.
+fn nccl_fault(text: &str) -> Option<Fault> {
+    const KINDS: [(&str, Fault); 8] = [
+        // First, since a watchdog that has aborted a communicator gives its reason.
+        ("collective operation timeout", Fault::Timeout),
+        ("ncclRemoteError", Fault::PeerLost),
+        ("ncclSystemError", Fault::Network),
+        ("ncclInvalidArgument", Fault::Invalid),
+        ("ncclInvalidUsage", Fault::Invalid),
+        ("out of memory", Fault::OutOfMemory),
+        ("communicator was aborted", Fault::Aborted),
+        ("ncclUnhandledCudaError", Fault::Backend),
+    ];
+    KINDS.iter().find(|(word, _)| text.contains(word)).map(|(_, fault)| *fault)
+}
+
+/// What concerns the user: without the place in libtorch's sources that comes first in Gloo's texts, and
+/// without the backtrace that comes last in others'.
+pub(crate) fn user_text(text: &str) -> &str {
+    let text = text.split("\nException raised from").next().unwrap_or(text);
+    let text = match text.strip_prefix('[').and_then(|rest| rest.split_once("] ")) {
+        Some((place, rest)) if place.contains(".cc:") || place.contains(".cpp:") => rest,
+        _ => text,
+    };
+    text.trim()
+}
+
+/// libtorch's reason, where tch puts "Internal torch error" before it.
+fn reason(error: &tch::TchError) -> String {
+    match error {
+        tch::TchError::Torch(text) => user_text(text).to_owned(),
+        other => other.to_string(),
+    }
+}
+
+/// Whether an error's text is that of an allocator without memory: for what has no type to tell it by.
+/// libtorch's allocator of CPU memory throws a plain `c10::Error`, and errors of tch are texts.
+///
+/// ```
+/// use brigade_torch::says_out_of_memory;
+/// assert!(says_out_of_memory("CUDA out of memory. Tried to allocate 2.00 GiB"));
+/// assert!(says_out_of_memory("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"));
+/// assert!(!says_out_of_memory("size mismatch"));
+/// ```
+#[must_use]
+pub fn says_out_of_memory(text: &str) -> bool {
+    const WORDS: [&str; 5] = [
+        "out of memory",
+        "can't allocate memory",
+        "not enough memory",
+        // oneDNN could not allocate its scratch space.
+        "std::bad_alloc",
+        "could not allocate",
+    ];
+    let lower = text.to_ascii_lowercase();
+    WORDS.iter().any(|word| lower.contains(word))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_come_from_types_and_from_time() {
+        let thrown = |kind, detail: &str| Thrown { kind, detail: detail.to_owned() };
+        let (short, limit) = (Duration::from_millis(1), Duration::from_secs(1));
+        for (kind, at_once, at_the_limit) in [
+            (ThrownKind::GlooIo, Fault::PeerLost, Fault::Timeout),
+            (ThrownKind::Store, Fault::Store, Fault::Timeout),
+            (ThrownKind::Network, Fault::Network, Fault::Timeout),
+            (ThrownKind::Libtorch, Fault::Invalid, Fault::Timeout),
+            (ThrownKind::PeerLost, Fault::PeerLost, Fault::PeerLost),
+            (ThrownKind::Aborted, Fault::Aborted, Fault::Aborted),
+            (ThrownKind::NotImplemented, Fault::Unsupported, Fault::Unsupported),
+            (ThrownKind::OutOfMemory, Fault::OutOfMemory, Fault::OutOfMemory),
+        ] {
+            // Names and messages of users do not matter.
+            let thrown = thrown(kind, "layer `timeout_abort` is not supported");
+            assert_eq!(thrown.fault_after(short, limit), at_once, "{kind:?}");
+            assert_eq!(thrown.fault_after(limit, limit), at_the_limit, "{kind:?}");
+        }
+        let memory = thrown(ThrownKind::Libtorch, "DefaultCPUAllocator: can't allocate memory");
+        assert_eq!(memory.fault(), Fault::OutOfMemory);
+    }
+
+    #[test]
+    fn places_in_the_sources_are_left_out() {
+        let gloo = "[/third_party/gloo/unbound_buffer.cc:78] Timed out waiting 9ms";
+        assert_eq!(user_text(gloo), "Timed out waiting 9ms");
+        assert_eq!(user_text("[Rank 0]: Rank 1 failed"), "[Rank 0]: Rank 1 failed");
+        let aten = "size mismatch\nException raised from at (f.cpp:1)\nframe #0: x";
+        assert_eq!(user_text(aten), "size mismatch");
+    }
+
+    #[test]
+    fn the_missing_ranks_are_named() {
+        let error = CollectiveError {
+            operation: "all_reduce",
+            group: "world".into(),
+            rank: 0,
+            size: 4,
+            fault: Fault::Timeout,
+            detail: "Timed out".into(),
+            missing: vec![1, 3],
+        };
+        assert_eq!(
+            error.to_string(),
+            "all_reduce on group \"world\" failed on rank 0 of 4 (timed out); \
+             ranks 1, 3 had not arrived: Timed out"
+        );
+    }
+
+    #[test]
+    fn failures_of_nccl_are_told_apart() {
+        let fault = |text| Thrown { kind: ThrownKind::Backend, detail: text }.fault();
+        for (text, expected) in [
+            (
+                "NCCL communicator was aborted on rank 0. Original reason for failure was: [Rank 0] Watchdog caught \
+                 collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE, Timeout(ms)=10000) ran for 10006 \
+                 milliseconds before timing out.",
+                Fault::Timeout,
+            ),
+            (
+                "NCCL error in: ..., remote process exited or there was a network error\nncclRemoteError: A call failed \
+              possibly due to a network error or a remote process exiting prematurely.",
+                Fault::PeerLost,
+            ),
+            (
+                "ncclSystemError: System call (e.g. socket, malloc) or external library call failed",
+                Fault::Network,
+            ),
+            (
+                "ncclInvalidUsage: This usually reflects invalid usage of NCCL library. Duplicate GPU detected",
+                Fault::Invalid,
+            ),
+            (
+                "ncclUnhandledCudaError: Call to CUDA function failed. Cuda failure 2 'out of memory'",
+                Fault::OutOfMemory,
+            ),
+            ("NCCL communicator was aborted on rank 1.", Fault::Aborted),
+            ("something else", Fault::Backend),
+        ] {
+            assert_eq!(fault(text.to_owned()), expected, "{text}");
+        }
+    }
+}
