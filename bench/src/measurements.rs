@@ -202,7 +202,7 @@ fn with_reducer(reduced: bool) -> Result<Step> {
     let _accelerator = Accelerator::builder().channels_last(false).quiet(true).build()?;
     let mut model = Model::new(Cnn::new)?;
     let mut optimizer = Adam::default().lr(LR).build(&model)?;
-    let named = |list: Vec<nn::NamedTensor>| {
+    let named = |list: Vec<brigade::torch::NamedTensor>| {
         list.into_iter().map(|named| (named.name, named.tensor)).collect::<Vec<_>>()
     };
     let reducer = if reduced {

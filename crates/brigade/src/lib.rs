@@ -117,7 +117,7 @@ pub use tch;
 /// Goes together with `learn::prelude`: a name means the same in both. [`Precision`](prelude::Precision) is the format
 /// of numbers; the metric of that name is [`metrics::Precision`].
 pub mod prelude {
-    pub use crate::data::{Batch, BatchedDataset, DataLoader, Dataset, StreamLoader, TensorTree};
+    pub use crate::data::{Batch, BatchedDataset, DataLoader, Dataset, StreamLoader};
     pub use crate::datasets::{Digits, FashionMnist, IdxFolder, LabelledImages, Mnist};
     pub use crate::metrics::{self, Accuracy, F1, FBeta, Mean, Metric, MetricState, TopK};
     #[cfg(feature = "models")]
@@ -129,7 +129,7 @@ pub mod prelude {
     pub use crate::optim::{Group, Lookahead, Optimizer, Scheduler};
     pub use crate::rank_env::MainResult;
     pub use crate::schedule::{FitOneCycle, LrSchedule, OneCycle, Plateau, Schedule};
-    pub use crate::torch::{BackwardOptions, ReduceOp};
+    pub use crate::torch::{BackwardOptions, ReduceOp, TensorTree};
     pub use crate::train::{
         Accelerator, AcceleratorBuilder, ClipNorm, CommHook, GradientAccumulationOptions,
         JoinInputs, LocalSgd, Precision, PreparedLoader, PreparedModel, PreparedOptimizer,

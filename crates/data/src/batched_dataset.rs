@@ -36,7 +36,7 @@ pub trait BatchedDataset: Send + Sync {
     ///
     /// ```
     /// use brigade_data::{BatchedDataset, TensorDataset};
-    /// use brigade_torch::{Device, Kind, Tensor};
+    /// use tch::{Device, Kind, Tensor};
     ///
     /// let images = TensorDataset::new(Tensor::zeros([6, 4, 4], (Kind::Float, Device::Cpu)))?;
     /// let flat = images.map(|images, _| Ok(images.f_flatten(1, -1)?));
@@ -122,7 +122,8 @@ where
 /// A dataset of `len` samples whose batches a function makes.
 ///
 /// ```
-/// use brigade_data::{batches_from_fn, from_vec};
+/// use brigade_data::batches_from_fn;
+/// use brigade_torch::from_vec;
 ///
 /// let squares = batches_from_fn(100, |indices, _| {
 ///     let values: Vec<f32> = indices.iter().map(|index| (index * index) as f32).collect();

@@ -1,6 +1,7 @@
 //! What a reading thread computes on a GPU, beside the thread that trains.
 
-use brigade_torch::{Device, DeviceExt, Error, Result, SideStream, StreamEvent, TensorTree};
+use brigade_torch::{DeviceExt, Error, Result, SideStream, StreamEvent, TensorTree};
+use tch::Device;
 
 use crate::DataError;
 

@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use brigade_torch::{Device, Element, Error, Kind, Result, Tensor, TensorTree, elements, from_vec};
+use brigade_torch::{Element, Error, Result, TensorTree, elements, from_vec};
+use tch::{Device, Kind, Tensor};
 
 use crate::DataError;
 

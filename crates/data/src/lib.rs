@@ -46,7 +46,8 @@ pub use batched_dataset::{BatchContext, BatchedDataset, BatchesFromFn, Map, batc
 ///
 /// ```
 /// use brigade_data::{Batch, Collate, DataError, DataLoader, dataset_from_fn};
-/// use brigade_torch::{Kind, Tensor, TensorTree};
+/// use brigade_torch::TensorTree;
+/// use tch::{Kind, Tensor};
 ///
 /// #[derive(Batch)]
 /// #[batch(crate = "brigade_data")] // not needed in a program that depends on `brigade`
@@ -75,7 +76,7 @@ pub use batched_dataset::{BatchContext, BatchedDataset, BatchesFromFn, Map, batc
 ///
 /// ```compile_fail
 /// use brigade_data::Batch;
-/// use brigade_torch::Tensor;
+/// use tch::Tensor;
 ///
 /// #[derive(Batch)]
 /// #[batch(crate = "brigade_data")]
@@ -89,7 +90,7 @@ pub use batched_dataset::{BatchContext, BatchedDataset, BatchesFromFn, Map, batc
 ///
 /// ```compile_fail
 /// use brigade_data::Batch;
-/// use brigade_torch::Tensor;
+/// use tch::Tensor;
 ///
 /// #[derive(Batch)]
 /// #[batch(crate = "brigade_data")]
@@ -99,10 +100,6 @@ pub use batched_dataset::{BatchContext, BatchedDataset, BatchesFromFn, Map, batc
 /// }
 /// ```
 pub use brigade_derive::Batch;
-pub use brigade_sampling::{
-    PlanError, Round, Sampler, Scheme, Sequential, ShardOptions, Shuffle, Weighted,
-};
-pub use brigade_torch::{Split, TensorTree, from_vec};
 pub use collate::{Collate, CollateElement};
 pub use dataset::{
     Dataset, DatasetFromFn, IterableDataset, SampleStream, StreamFromFn, VecDataset,
@@ -119,7 +116,8 @@ pub use tensors::TensorDataset;
 /// What `#[derive(Batch)]` names.
 #[doc(hidden)]
 pub mod __derive {
-    pub use brigade_torch::{Error, Split, Tensor, TensorTree, TreeSpec};
+    pub use brigade_torch::{Error, Split, TensorTree, TreeSpec};
+    pub use tch::Tensor;
 
     pub use crate::Collate;
 }

@@ -6,8 +6,9 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use brigade_sampling::{Order, Sampler, ShardOptions, Shards, Shuffle};
-use brigade_torch::{Device, Error, Result, StreamEvent, TensorTree};
+use brigade_torch::{Error, Result, StreamEvent, TensorTree};
 use parking_lot::Mutex;
+use tch::Device;
 
 use crate::beside::take_over;
 use crate::options::{LoaderCore, ShardPosition, Start, loader_options};

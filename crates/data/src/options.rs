@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use brigade_sampling::ShardOptions;
-use brigade_torch::{Device, Result};
+use brigade_torch::Result;
 use parking_lot::Mutex;
+use tch::Device;
 
 use crate::draw_seed;
 
@@ -265,7 +266,7 @@ macro_rules! loader_options {
         ///
         /// ```
         /// use brigade_data::{DataLoader, TensorDataset};
-        /// use brigade_torch::{Device, Tensor};
+        /// use tch::{Device, Tensor};
         ///
         /// let device = Device::cuda_if_available();
         /// let squares = Tensor::from_slice(&[0f32, 1., 4., 9.]);

@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
 use brigade_sampling::{Round, ShardOptions, StreamBatch, StreamShard};
-use brigade_torch::{Device, Result, StreamEvent, TensorTree};
+use brigade_torch::{Result, StreamEvent, TensorTree};
 use crossbeam_channel::{Receiver, bounded};
+use tch::Device;
 
 use crate::beside::{Beside, take_over};
 use crate::dataset::SampleStream;

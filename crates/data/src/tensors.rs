@@ -1,9 +1,8 @@
 //! Tensors in memory as a dataset.
 
-use brigade_torch::{
-    Device, Element, Error, Kind, Result, Tensor, TensorTree, copy_to_device, elements, from_vec,
-};
+use brigade_torch::{Element, Error, Result, TensorTree, copy_to_device, elements, from_vec};
 use parking_lot::Mutex;
+use tch::{Device, Kind, Tensor};
 
 use crate::{BatchContext, BatchedDataset, DataError, DataLoader};
 
@@ -73,7 +72,7 @@ where
     ///
     /// ```
     /// use brigade_data::TensorDataset;
-    /// use brigade_torch::{Device, Tensor};
+    /// use tch::{Device, Tensor};
     ///
     /// let data = TensorDataset::new(Tensor::from_slice(&[1f32, 2.]))?.to_device(Device::Cpu)?;
     /// assert_eq!((data.device(), data.bytes()), (Device::Cpu, 8));

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-use brigade_torch::{Device, Error, Result, StreamEvent};
+use brigade_torch::{Error, Result, StreamEvent};
 use crossbeam_channel::{Receiver, Sender, bounded};
+use tch::Device;
 
 use crate::DataError;
 use crate::beside::Beside;

@@ -13,8 +13,9 @@ use brigade_torch::Result;
 use std::hint::black_box;
 use std::time::Instant;
 
-use brigade_data::{BatchContext, BatchedDataset, DataLoader, Sampler, Shuffle};
+use brigade_data::{BatchContext, BatchedDataset, DataLoader};
 use brigade_datasets::LabelledImages;
+use brigade_sampling::{Sampler, Shuffle};
 
 fn main() -> Result<()> {
     let pixels = (0..COUNT * AREA).map(|place| (place * 31 % 251) as u8).collect();

@@ -3,10 +3,11 @@
 use std::path::Path;
 
 use brigade_data::{BatchContext, BatchedDataset, DataError};
-use brigade_torch::{Result, Tensor, from_vec};
+use brigade_torch::{Result, from_vec};
 use fast_image_resize::images::{TypedImage, TypedImageRef};
 use fast_image_resize::pixels::U8;
 use fast_image_resize::{FilterType, ResizeAlg, ResizeOptions, Resizer};
+use tch::Tensor;
 
 use crate::{DatasetError, IdxFile};
 
@@ -269,7 +270,8 @@ const GATHERED_BYTES: usize = 16 << 10;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use brigade_torch::{Kind, elements};
+    use brigade_torch::elements;
+    use tch::Kind;
 
     fn two() -> LabelledImages {
         LabelledImages::new(vec![0, 51, 102, 255, 5, 6, 7, 8], vec![3, 0], 2, 2).unwrap()

@@ -33,13 +33,6 @@ pub use blocks::{
     CategoryBlock, ImageBlock, MaskBlock, MultiCategoryBlock, NumberBlock, PointBlock, TargetBlock,
     categories, grey_images, images, masks, multi_categories, numbers, points,
 };
-pub use brigade_vision::augment::{Augment, Hue, Lighting, Padding, RandomErasing};
-pub use brigade_vision::labels::Split;
-pub use brigade_vision::transforms::{
-    AugMix, AutoAugment, AutoAugmentPolicy, CenterCrop, ColorJitter, Crop, RandAugment, RandomCrop,
-    RandomVerticalFlip, TrivialAugmentWide,
-};
-pub use brigade_vision::{CacheOptions, OnBroken, Size};
 pub use codec::codec_from;
 pub use factory::{ImageLoaders, SegmentationLoaders};
 pub use item_transforms::{Flip, ItemTransform, Part, Parts, RandomResizedCrop, Resize};

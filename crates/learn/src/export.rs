@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use brigade_checkpoint::Value;
 use brigade_nn::{IntoModel, Module};
+use brigade_torch::{Error, Result};
 use brigade_train::Accelerator;
 use tch::{Device, Kind, Tensor};
 
@@ -16,7 +17,6 @@ use crate::loss::{Loss, loss_named};
 use crate::main_process::on_main;
 use crate::model::{AnyModel, Slot};
 use crate::saved;
-use brigade_torch::{Error, Result};
 
 /// What the file says of itself.
 const FORMAT: &str = "brigade-learner";

@@ -3,10 +3,10 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
+use brigade_torch::{Error, Result};
 use tch::{Kind, Tensor};
 
 use crate::learner::{Learner, Part, Predictions};
-use brigade_torch::{Error, Result};
 
 /// Predictions with the loss of each sample, in the order of the data (fastai's `Interpretation`). The same on every
 /// rank.

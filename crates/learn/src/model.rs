@@ -6,13 +6,13 @@ use std::collections::HashSet;
 use std::marker::PhantomData;
 use std::sync::atomic::Ordering;
 
-use brigade_nn::{ForwardHook, Model, Module, NamedTensor, StateDict};
+use brigade_nn::{ForwardHook, Model, Module, StateDict};
+use brigade_torch::{Error, NamedTensor, Result};
 use brigade_train::{Accelerator, AutocastOptions, Precision, PreparedModel, PreparedModels};
 use tch::Tensor;
 
 use crate::loaders::ModelInput;
 use crate::parallel::{Replicas, other_inputs};
-use brigade_torch::{Error, Result};
 
 /// What the Learner does with a model.
 pub(crate) trait AnyModel {

@@ -3,13 +3,12 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use brigade_nn::{Model, Module, NamedTensor};
-use brigade_torch::{Streams, grad_enabled, gradient};
+use brigade_nn::{Model, Module};
+use brigade_torch::{Error, NamedTensor, Result, Streams, grad_enabled, gradient};
 use brigade_train::AutocastOptions;
 use tch::{Device, Tensor};
 
 use crate::loaders::ModelInput;
-use brigade_torch::{Error, Result};
 
 /// Copies of a model on other devices.
 pub(crate) trait Replicas {

@@ -6,11 +6,11 @@ use brigade_models::{
     Architecture, HeadOptions, Pretrained, ResNetOptions, TransferModel, UNet, UNetOptions,
 };
 use brigade_nn::Model;
+use brigade_torch::{Error, Result};
 use brigade_train::Accelerator;
 
 use crate::learner::Learner;
 use crate::loaders::Loaders;
-use brigade_torch::{Error, Result};
 
 /// What can be chosen about [`vision_learner`].
 #[derive(Clone, Debug, Default)]

@@ -3,11 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 
+use brigade_torch::Result;
 use tch::{Kind, Tensor};
 
 use crate::read;
 use crate::{Fold, Folded, Metric};
-use brigade_torch::Result;
 
 /// Makes a metric of a function that gives a value for each sample, label or pixel: its mean over all.
 ///

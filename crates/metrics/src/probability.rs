@@ -1,10 +1,10 @@
 //! How well probabilities fit.
 
+use brigade_torch::Result;
 use tch::{Kind, Reduction, Tensor};
 
 use crate::read::{self, IGNORED, Scored};
 use crate::{Fold, Folded, Metric};
-use brigade_torch::Result;
 
 /// The exponential of the mean cross-entropy of a token.
 ///

@@ -3,14 +3,13 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use brigade_torch::ProcessGroup;
+use brigade_torch::{Error, ProcessGroup, Result};
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
 use crate::data_order::gather_in_data_order;
 use crate::error::MetricError;
 use crate::{Fold, Folded, Metric};
-use brigade_torch::{Error, Result};
 
 /// A metric with what it has kept of the batches so far.
 ///

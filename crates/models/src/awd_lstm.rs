@@ -40,7 +40,8 @@ use self::dropout::{RnnDropout, WeightDropLstm, WordDropout};
 ///
 /// ```
 /// use brigade_models::{AwdLstm, AwdLstmOptions};
-/// use brigade_nn::{Model, Tensor};
+/// use brigade_nn::Model;
+/// use tch::Tensor;
 ///
 /// let options = AwdLstmOptions { embedding: 8, hidden: 12, ..AwdLstmOptions::language_model() };
 /// let model = Model::new(|path| AwdLstm::new(path, 26, &options))?;

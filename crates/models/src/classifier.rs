@@ -1,8 +1,8 @@
 //! What all image classifiers have in common: a head that depends on the classes, a first convolution
 //! that depends on the channels, and the names that other libraries give their weights.
 
-use brigade_nn::Tensor;
 use brigade_torch::Result;
+use tch::Tensor;
 
 use crate::InputChannels;
 

@@ -17,7 +17,8 @@ use crate::ImageClassifier;
 ///
 /// ```
 /// use brigade_models::Cnn;
-/// use brigade_nn::{Kind, Model, Tensor};
+/// use brigade_nn::Model;
+/// use tch::{Kind, Tensor};
 ///
 /// let model = Model::new(Cnn::new)?;
 /// let images = Tensor::zeros([64, 1, 28, 28], (Kind::Float, model.device()));
@@ -39,7 +40,8 @@ pub struct Cnn {
 ///
 /// ```
 /// use brigade_models::{Cnn, CnnOptions};
-/// use brigade_nn::{Kind, Model, Tensor};
+/// use brigade_nn::Model;
+/// use tch::{Kind, Tensor};
 ///
 /// let photos = CnnOptions { channels: 3, size: [32, 48], classes: 4 };
 /// let model = Model::new(|path| Cnn::with_options(path, photos))?;

@@ -21,7 +21,8 @@ use crate::init::{Redraw, redraw, redraw_norm};
 ///
 /// ```
 /// use brigade_models::{Head, HeadOptions};
-/// use brigade_nn::{Kind, Model, Tensor};
+/// use brigade_nn::Model;
+/// use tch::{Kind, Tensor};
 ///
 /// let mut model = Model::new(|path| Head::new(path, 512, &HeadOptions::new(37)))?;
 /// assert_eq!(model.parameters()[2].name, "4.weight");

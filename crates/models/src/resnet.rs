@@ -21,7 +21,8 @@ use crate::{Activation, ImageClassifier};
 ///
 /// ```
 /// use brigade_models::ResNet;
-/// use brigade_nn::{Kind, Model, Tensor};
+/// use brigade_nn::Model;
+/// use tch::{Kind, Tensor};
 ///
 /// let model = Model::new(|path| ResNet::resnet18(path, 1000))?;
 /// assert_eq!(model.num_parameters(), 11_689_512);
@@ -195,7 +196,8 @@ pub(crate) fn name_in_body(name: &str) -> Option<String> {
 ///
 /// ```
 /// use brigade_models::{ResNetBody, ResNetOptions};
-/// use brigade_nn::{Kind, Model, Tensor};
+/// use brigade_nn::Model;
+/// use tch::{Kind, Tensor};
 ///
 /// let small = ResNetOptions::basic([1, 1, 1, 1]);
 /// let model = Model::new(|path| ResNetBody::new(path, small))?;

@@ -23,7 +23,8 @@ use crate::{ImageClassifier, InputChannels, ResNetBody, ResNetOptions};
 ///
 /// ```
 /// use brigade_models::{ResNetOptions, UNet, UNetOptions};
-/// use brigade_nn::{Kind, Model, Tensor};
+/// use brigade_nn::Model;
+/// use tch::{Kind, Tensor};
 ///
 /// let encoder = ResNetOptions::basic([1, 1, 1, 1]);
 /// let model = Model::new(|path| UNet::new(path, encoder, UNetOptions::new(21)))?;

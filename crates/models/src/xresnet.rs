@@ -23,7 +23,8 @@ use crate::{Activation, ImageClassifier};
 ///
 /// ```
 /// use brigade_models::XResNet;
-/// use brigade_nn::{Kind, Model, Tensor};
+/// use brigade_nn::Model;
+/// use tch::{Kind, Tensor};
 ///
 /// let model = Model::new(|path| XResNet::xresnet50(path, 10))?;
 /// assert_eq!(model.num_parameters(), 23_547_754);

@@ -6,7 +6,8 @@
 //! and reads the state dictionaries of `torch.save` without executing anything.
 //!
 //! ```
-//! use brigade_nn::{Linear, Model, Module, ParamPath, Tensor};
+//! use brigade_nn::{Linear, Model, Module, ParamPath};
+//! use tch::Tensor;
 //! use brigade_torch::Result;
 //!
 //! struct Mlp {
@@ -62,9 +63,6 @@ mod training;
 mod var_store;
 pub mod weights;
 
-pub use brigade_torch::{Device, Kind, ScriptValue, Tensor};
-
-pub use brigade_torch::{NamedTensor, Trainable};
 pub use error::ModelError;
 pub use hooks::ForwardHook;
 pub use init::Init;

@@ -3,6 +3,9 @@
 mod load;
 mod parts;
 
+use brigade_torch::{
+    NamedTensor, ProcessGroup, Result, Trainable, channels_last, make_products_reproducible,
+};
 pub(crate) use load::Shapes;
 pub use parts::NamedGroup;
 pub(crate) use parts::is_under;
@@ -13,9 +16,6 @@ use std::collections::HashSet;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use brigade_torch::{
-    NamedTensor, ProcessGroup, Trainable, channels_last, make_products_reproducible,
-};
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::error::ModelError;
@@ -24,12 +24,12 @@ use crate::param_path::is_floating_point;
 use crate::param_registry::{Entry, ParamRegistry, Role};
 use crate::shared_statistics::SharedStatistics;
 use crate::{Module, ParamPath, Training};
-use brigade_torch::Result;
 
 /// A module `M` and all that it registered: what an optimizer steps, what ranks average, what is saved.
 ///
 /// ```
-/// use brigade_nn::{Kind, Linear, Model, Tensor};
+/// use brigade_nn::{Linear, Model};
+/// use tch::{Kind, Tensor};
 ///
 /// let mut model = Model::new(|p| Linear::new(p / "head", 784, 10))?;
 /// let images = Tensor::zeros([8, 784], (Kind::Float, model.device()));
@@ -67,7 +67,8 @@ impl Model<()> {
     /// Options for a model that is not in 32-bit floats on the CPU.
     ///
     /// ```
-    /// use brigade_nn::{Kind, Linear, Model};
+    /// use brigade_nn::{Linear, Model};
+    /// use tch::Kind;
     /// let model = Model::builder().kind(Kind::Double).build(|p| Linear::new(p, 4, 2))?;
     /// assert_eq!(model.parameters()[0].tensor.kind(), Kind::Double);
     /// # Ok::<(), brigade_torch::Error>(())
@@ -177,7 +178,8 @@ impl<M> Model<M> {
     /// Returns the module's output for this input.
     ///
     /// ```
-    /// use brigade_nn::{Kind, Linear, Model, Tensor};
+    /// use brigade_nn::{Linear, Model};
+    /// use tch::{Kind, Tensor};
     /// let model = Model::new(|p| Linear::new(p / "head", 784, 10))?;
     /// let images = Tensor::zeros([8, 28], (Kind::Float, model.device()));
     /// let error = model.forward(&images).unwrap_err().to_string();
@@ -248,7 +250,8 @@ impl<M> Model<M> {
     /// Freezing alone ([`Model::requires_grad_under`]) leaves statistics in training, as PyTorch does.
     ///
     /// ```
-    /// use brigade_nn::{BatchNorm2d, Kind, Linear, Model, ParamPath};
+    /// use brigade_nn::{BatchNorm2d, Linear, Model, ParamPath};
+    /// use tch::Kind;
     /// let mut model = Model::new(|p: &ParamPath| {
     ///     (BatchNorm2d::new(p / "body" / 0, 4), Linear::new(p / "head", 4, 2))
     /// })?;
@@ -295,7 +298,8 @@ impl<M> Model<M> {
     /// TorchScript file, which does not tell. PyTorch's `load_state_dict` is strict about names.
     ///
     /// ```
-    /// use brigade_nn::{Model, ParamPath, Tensor};
+    /// use brigade_nn::{Model, ParamPath};
+    /// use tch::Tensor;
     /// let mut model = Model::new(|p: &ParamPath| p.buffer("position_ids", &Tensor::from(0i64)))?;
     /// model.set_persistent("position_ids", false)?;
     /// assert!(model.state_dict().is_empty());

@@ -9,7 +9,8 @@ use brigade_torch::Result;
 /// Implement it for the input that your forward takes; one type may take several.
 ///
 /// ```
-/// use brigade_nn::{Linear, Module, ParamPath, Tensor};
+/// use brigade_nn::{Linear, Module, ParamPath};
+/// use tch::Tensor;
 /// use brigade_torch::Result;
 ///
 /// struct Siamese {

@@ -1,15 +1,16 @@
 //! A name for the output of any module.
 
+use brigade_torch::Result;
 use tch::Tensor;
 
 use crate::layer_context::LayerContext;
 use crate::{Module, ParamPath};
-use brigade_torch::Result;
 
 /// A module whose output has hooks under the path's name: for modules of one's own, such as a block.
 ///
 /// ```
-/// use brigade_nn::{Kind, Linear, Model, Named, ParamPath, Tensor};
+/// use brigade_nn::{Linear, Model, Named, ParamPath};
+/// use tch::{Kind, Tensor};
 /// let mut model = Model::new(|p: &ParamPath| Named::new(p / "block", Linear::new(p / "block" / 0, 4, 4)))?;
 /// let _hook = model.forward_hook("block", |_, output| Some(output * 0.0))?;
 /// let output = model.forward(&Tensor::ones([2, 4], (Kind::Float, model.device())))?;

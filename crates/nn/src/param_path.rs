@@ -18,7 +18,8 @@ use crate::{Init, Training};
 /// in, and all of them are reported by `Model::new` at once.
 ///
 /// ```
-/// use brigade_nn::{Init, Model, ParamPath, Tensor};
+/// use brigade_nn::{Init, Model, ParamPath};
+/// use tch::Tensor;
 ///
 /// let model = Model::new(|p: &ParamPath| {
 ///     let p = p / "block" / 0;
@@ -104,7 +105,8 @@ impl<'a> ParamPath<'a> {
     /// dictionary has both names, as PyTorch's has.
     ///
     /// ```
-    /// use brigade_nn::{Embedding, Model, ParamPath, Tensor};
+    /// use brigade_nn::{Embedding, Model, ParamPath};
+    /// use tch::Tensor;
     ///
     /// let model = Model::new(|p: &ParamPath| {
     ///     let embedding = Embedding::new(p / "embedding", 100, 16);
@@ -131,7 +133,8 @@ impl<'a> ParamPath<'a> {
     /// already gets a further name, as with [`ParamPath::tie`].
     ///
     /// ```
-    /// use brigade_nn::{Kind, Model, ParamPath, Tensor};
+    /// use brigade_nn::{Model, ParamPath};
+    /// use tch::{Kind, Tensor};
     /// let weight = Tensor::ones([3], tch::kind::FLOAT_CPU).set_requires_grad(true);
     /// let mut model = Model::new(|p: &ParamPath| p.adopt_parameter("body.weight", &weight))?;
     /// model.to_kind(Kind::Double)?;
@@ -157,7 +160,8 @@ impl<'a> ParamPath<'a> {
     /// [`crate::Model::from_var_store`].
     ///
     /// ```
-    /// use brigade_nn::{Device, Model, Module, ParamPath, Tensor};
+    /// use brigade_nn::{Model, Module, ParamPath};
+    /// use tch::{Device, Tensor};
     /// use brigade_torch::Result;
     /// use tch::nn::{self, Module as _};
     ///

@@ -3,12 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 
-use brigade_torch::try_recomputed;
+use brigade_torch::{Result, try_recomputed};
 use parking_lot::Mutex;
 use tch::Tensor;
 
 use crate::Module;
-use brigade_torch::Result;
 
 /// A layer that keeps its input only, and computes what the backward needs again: gradient checkpointing
 /// ([`brigade_torch::recomputed`] says what holds; it also takes parts with several inputs).
@@ -17,7 +16,8 @@ use brigade_torch::Result;
 /// computed again is an error of the backward.
 ///
 /// ```
-/// use brigade_nn::{Kind, Linear, Model, ParamPath, Recompute, Relu, Sequential, Tensor};
+/// use brigade_nn::{Linear, Model, ParamPath, Recompute, Relu, Sequential};
+/// use tch::{Kind, Tensor};
 ///
 /// let model = Model::new(|p: &ParamPath| {
 ///     let block = |p: ParamPath| Sequential::new().add(Linear::new(&p / 0, 64, 64)).add(Relu);

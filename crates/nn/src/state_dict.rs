@@ -12,7 +12,8 @@ use brigade_torch::Error;
 /// The tensors of a model by name, in order. A name appears once.
 ///
 /// ```
-/// use brigade_nn::{StateDict, Tensor};
+/// use brigade_nn::StateDict;
+/// use tch::Tensor;
 ///
 /// let mut state = StateDict::new();
 /// state.insert("weight", Tensor::from_slice(&[1f32, 2.0]))?;

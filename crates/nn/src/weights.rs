@@ -13,9 +13,9 @@ use brigade_checkpoint::Error as FileError;
 #[cfg(doc)]
 use brigade_checkpoint::Error as FileError;
 use brigade_checkpoint::Format;
+use brigade_torch::Error;
 
 use crate::{LoadReport, Model, StateDict};
-use brigade_torch::Error;
 
 /// Reads a safetensors file, or a `.pth`, `.pt`, `.bin` or `.ckpt` file of `torch.save` that holds one state
 /// dictionary, alone or in a dictionary ([`PthFile::state_dict`] has the rule); also the state dictionary of an archive

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use brigade_dylib_call::Entry;
 use brigade_notebook::{NotebookError, NotebookLauncher, debug_launcher, notebook_launcher};
-use brigade_train::{Accelerator, ReduceOp};
+use brigade_torch::ReduceOp;
+use brigade_train::Accelerator;
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 

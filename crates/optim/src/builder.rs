@@ -41,7 +41,7 @@ macro_rules! builder {
             /// model without a trained parameter, and a group whose pattern matches no parameter.
             pub fn build(
                 &self,
-                parameters: &(impl $crate::Trainable + ?Sized),
+                parameters: &(impl brigade_torch::Trainable + ?Sized),
             ) -> brigade_torch::Result<$crate::Optimizer> {
                 let (rule, momentum) = self.rule()?;
                 $crate::Optimizer::from_options(&self.options, rule, momentum, parameters)
@@ -57,7 +57,7 @@ macro_rules! builder {
 
             fn build_with(
                 &self,
-                parameters: &[$crate::NamedTensor],
+                parameters: &[brigade_torch::NamedTensor],
                 overrides: $crate::Overrides,
             ) -> brigade_torch::Result<$crate::Optimizer> {
                 let mut settings = self.clone();

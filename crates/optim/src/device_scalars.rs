@@ -1,6 +1,6 @@
 //! The numbers of a step that are tensors.
 
-use brigade_torch::Tensor;
+use tch::Tensor;
 
 /// Numbers of a step that are on the parameters' device: with [`Optimizer::step_with`] the host waits for none
 /// of them, and what it launches holds none of their values, so that recorded steps can be run again with

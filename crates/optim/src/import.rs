@@ -5,7 +5,8 @@ use std::path::Path;
 
 use brigade_checkpoint::pth::PthFile;
 use brigade_checkpoint::torch_optimizer::{StateTensor, TorchStateError, from_torch};
-use brigade_torch::{Tensor, tensor_from_bytes};
+use brigade_torch::tensor_from_bytes;
+use tch::Tensor;
 
 use crate::optimizer::Optimizer;
 use crate::state::{OptimizerState, StateMismatch};

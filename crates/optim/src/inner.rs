@@ -3,7 +3,8 @@
 use std::fmt;
 
 use brigade_torch::flat::look_ahead;
-use brigade_torch::{DeviceNumbers, Kind, NamedTensor, Tensor, clear_gradient, gradient};
+use brigade_torch::{DeviceNumbers, Error, NamedTensor, Result, clear_gradient, gradient};
+use tch::{Kind, Tensor};
 
 use crate::device_scalars::DeviceScalars;
 use crate::group::ParameterGroup;
@@ -11,7 +12,6 @@ use crate::lookahead::{Lookahead, SLOW};
 use crate::options::{Grouping, Options};
 use crate::param_state::{ParamStates, like};
 use crate::rule::{Rule, Step};
-use brigade_torch::{Error, Result};
 mod state;
 
 /// A rule, the parameters in their groups, and their states.

@@ -7,7 +7,8 @@
 //! `brigade-train` puts a wrapper around what it prepares.
 //!
 //! ```
-//! use brigade_optim::{Adam, NamedTensor, Scheduler};
+//! use brigade_optim::{Adam, Scheduler};
+//! use brigade_torch::NamedTensor;
 //! use tch::{Device, Kind, Tensor};
 //!
 //! // y = 3 x - 1 from eight points.
@@ -49,9 +50,6 @@ pub mod rules;
 mod scheduler;
 mod state;
 
-pub use brigade_schedule as schedule;
-pub use brigade_schedule::LrSchedule;
-pub use brigade_torch::{DeviceNumbers, NamedTensor, Trainable};
 pub use device_scalars::DeviceScalars;
 pub use group::{Group, ParameterGroup};
 pub use lookahead::Lookahead;

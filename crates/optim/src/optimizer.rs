@@ -3,8 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use brigade_torch::{NamedTensor, Tensor, Trainable};
+use brigade_torch::{NamedTensor, Trainable};
 use parking_lot::{Mutex, MutexGuard};
+use tch::Tensor;
 
 use crate::check::check;
 use crate::device_scalars::DeviceScalars;
@@ -68,7 +69,8 @@ impl Optimizer {
     /// Parameters on the CPU are stepped by the same operations, more slowly than by [`Optimizer::step`].
     ///
     /// ```
-    /// use brigade_optim::{Adam, DeviceScalars, NamedTensor};
+    /// use brigade_optim::{Adam, DeviceScalars};
+    /// use brigade_torch::NamedTensor;
     /// use tch::{Device, Kind, Tensor};
     ///
     /// let weight = Tensor::ones([2], (Kind::Float, Device::Cpu)).set_requires_grad(true);
@@ -261,7 +263,8 @@ impl Optimizer {
     /// learning rates, and one that comes back follows the schedule. Parameters of other models stay.
     ///
     /// ```
-    /// use brigade_optim::{Group, NamedTensor, Sgd};
+    /// use brigade_optim::{Group, Sgd};
+    /// use brigade_torch::NamedTensor;
     /// use tch::{Device, Kind, Tensor};
     ///
     /// let model = ["encoder.weight", "head.weight"].map(|name| NamedTensor {

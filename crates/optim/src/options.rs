@@ -1,12 +1,11 @@
 //! What all optimizers can be asked for: a learning rate, a weight decay, and parameter groups.
 
-use brigade_torch::{NamedTensor, Trainable};
+use brigade_torch::{Error, NamedTensor, Result, Trainable};
 
 use crate::check::check;
 use crate::group::{Group, ParameterGroup};
 use crate::lookahead::Lookahead;
 use crate::rule::Rule;
-use brigade_torch::{Error, Result};
 
 /// The settings that every optimizer has.
 #[derive(Debug, Clone, PartialEq)]

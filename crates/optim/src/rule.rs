@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use brigade_torch::{Device, DeviceNumbers, Tensor};
+use brigade_torch::{DeviceNumbers, Error, Result};
+use tch::{Device, Tensor};
 
 use crate::param_state::{ParamStates, STEP_KIND, like};
-use brigade_torch::{Error, Result};
 
 /// One optimizer's arithmetic: how a parameter changes along its gradient.
 ///
@@ -16,7 +16,8 @@ use brigade_torch::{Error, Result};
 /// optimizer of one.
 ///
 /// ```
-/// use brigade_optim::{Group, NamedTensor, Optimizer, Rule, Step};
+/// use brigade_optim::{Group, Optimizer, Rule, Step};
+/// use brigade_torch::NamedTensor;
 /// use brigade_torch::Result;
 /// use tch::{Device, Kind, Tensor};
 ///

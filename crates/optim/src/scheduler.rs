@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use brigade_checkpoint::Value;
 use brigade_schedule::{Definition, Described, LrSchedule, Plateau, PlateauState};
+use brigade_torch::{Error, Result};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::optimizer::Optimizer;
-use brigade_torch::{Error, Result};
 
 /// Sets an optimizer's learning rate (and momentum, where the schedule has one) from a schedule: a
 /// [`Schedule`](brigade_schedule::Schedule), a closure `Fn(u64) -> f64`, or anything that implements
@@ -21,7 +21,7 @@ use brigade_torch::{Error, Result};
 /// program makes the same schedule and continues at that step. A clone is a second handle of the same scheduler.
 ///
 /// ```
-/// use brigade_optim::schedule::Schedule;
+/// use brigade_schedule::Schedule;
 /// use brigade_optim::{Adam, Scheduler};
 /// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
 /// # let _ = tch::nn::linear(model.root(), 2, 2, Default::default());
@@ -75,7 +75,8 @@ impl Scheduler {
     /// parameters that no group matches, then one for each `group` of the optimizer's builder, in order.
     ///
     /// ```
-    /// use brigade_optim::{Group, LrSchedule, Scheduler, Sgd};
+    /// use brigade_optim::{Group, Scheduler, Sgd};
+    /// use brigade_schedule::LrSchedule;
     /// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
     /// # let _ = tch::nn::linear(model.root() / "encoder", 2, 2, Default::default());
     /// # let _ = tch::nn::linear(model.root() / "head", 2, 2, Default::default());
@@ -106,7 +107,7 @@ impl Scheduler {
     /// moves by [`Scheduler::step_with`].
     ///
     /// ```
-    /// use brigade_optim::schedule::Plateau;
+    /// use brigade_schedule::Plateau;
     /// use brigade_optim::{Scheduler, Sgd};
     /// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
     /// # let _ = tch::nn::linear(model.root(), 2, 2, Default::default());

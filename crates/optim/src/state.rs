@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 
 use brigade_checkpoint::Value;
-use brigade_torch::{Error, ErrorKind, Tensor};
+use brigade_torch::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
-
-use brigade_torch::Result;
+use tch::Tensor;
 
 /// The name of a parameter's count of steps, which in PyTorch is a tensor of 32-bit floats.
 pub(crate) const STEP: &str = "step";

@@ -1,8 +1,9 @@
 //! Sequences of tokens as batches for transformers, as Hugging Face's collators make them.
 
-use brigade_data::{Batch, DataError, from_vec};
+use brigade_data::{Batch, DataError};
 use brigade_tokens::{Encoding, Side};
-use brigade_torch::{Kind, Result, Tensor};
+use brigade_torch::{Result, from_vec};
+use tch::{Kind, Tensor};
 
 use crate::IGNORED;
 

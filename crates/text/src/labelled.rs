@@ -3,7 +3,8 @@
 use std::fmt;
 
 use brigade_data::{BatchContext, BatchedDataset, Collate, DataError};
-use brigade_torch::{Result, Tensor, TensorTree};
+use brigade_torch::{Result, TensorTree};
+use tch::Tensor;
 
 use crate::documents::read_whole;
 use crate::{Documents, Padding};

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
-use brigade_data::{BatchContext, BatchedDataset, DataError, Sampler, Shuffle, from_vec};
-use brigade_torch::{Result, Tensor};
+use brigade_data::{BatchContext, BatchedDataset, DataError};
+use brigade_sampling::{Sampler, Shuffle};
+use brigade_torch::{Result, from_vec};
 use parking_lot::Mutex;
+use tch::Tensor;
 
 use crate::Documents;
 use crate::labels::IGNORED;

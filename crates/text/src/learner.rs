@@ -13,12 +13,12 @@ use brigade_models::{
 };
 use brigade_nn::{LayerGroups, Model};
 use brigade_tokens::Vocabulary;
+use brigade_torch::{Error, Result};
 use brigade_train::Accelerator;
 use tch::{Kind, Tensor};
 
 use crate::error::TextError;
 use crate::{TextCodec, TextData};
-use brigade_torch::{Error, Result};
 
 pub use self::recurrent::{ModelResetter, RnnRegularizer};
 pub use self::text_learner::{Generate, TextLearner};

@@ -12,12 +12,12 @@ use brigade_tokens::{
     CsvOptions, FastaiTokenizer, FolderOptions, LinesOptions, TextSource, TokenCache, Tokenizer,
     Vocabulary, VocabularyOptions,
 };
+use brigade_torch::Result;
 use brigade_train::Accelerator;
 use tch::Tensor;
 
 use crate::Categories;
 use crate::codec::TextCodec;
-use brigade_torch::Result;
 
 mod found;
 mod make;

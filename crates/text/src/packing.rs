@@ -2,8 +2,9 @@
 
 use std::cmp::Reverse;
 
-use brigade_data::{Batch, BatchContext, BatchedDataset, DataError, from_vec};
-use brigade_torch::{Result, Tensor};
+use brigade_data::{Batch, BatchContext, BatchedDataset, DataError};
+use brigade_torch::{Result, from_vec};
+use tch::Tensor;
 
 use crate::collate::block_mask;
 use crate::stream::Stream;

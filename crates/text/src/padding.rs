@@ -1,8 +1,9 @@
 //! Texts of several lengths as one tensor.
 
-use brigade_data::{DataError, from_vec};
+use brigade_data::DataError;
 use brigade_tokens::Side;
-use brigade_torch::{Result, Tensor};
+use brigade_torch::{Result, from_vec};
+use tch::Tensor;
 
 /// How texts are brought to one length.
 ///

@@ -3,8 +3,8 @@
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use brigade_data::{Sampler, Shuffle};
 use brigade_sampling::stream;
+use brigade_sampling::{Sampler, Shuffle};
 use rand_pcg::rand_core::Rng;
 
 /// Visits texts sorted by length, so that batches have little padding: fastai's `SortedDL`.
@@ -15,7 +15,7 @@ use rand_pcg::rand_core::Rng;
 /// what one process with such batches does.
 ///
 /// ```
-/// use brigade_data::Sampler;
+/// use brigade_sampling::Sampler;
 /// use brigade_text::SortedSampler;
 ///
 /// assert_eq!(SortedSampler::longest_first([3, 1, 4, 1, 5]).order(0), [4, 2, 0, 1, 3]);
@@ -117,7 +117,7 @@ fn sort(texts: &mut [usize], lengths: &[usize]) {
 /// shortest. The batch size is that of all ranks together, and the seed must be the same on all.
 ///
 /// ```
-/// use brigade_data::Sampler;
+/// use brigade_sampling::Sampler;
 /// use brigade_text::LengthGrouped;
 ///
 /// let sampler = LengthGrouped::new((0..100).collect::<Vec<usize>>(), 5, 42);

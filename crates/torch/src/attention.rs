@@ -34,7 +34,8 @@ pub struct AttentionOptions {
 /// a mask beside `causal`.
 ///
 /// ```
-/// use brigade_torch::{AttentionOptions, Device, Kind, Tensor, attention};
+/// use brigade_torch::{AttentionOptions, attention};
+/// use tch::{Device, Kind, Tensor};
 /// let random = || Tensor::randn([2, 4, 10, 8], (Kind::Float, Device::Cpu));
 /// let (queries, keys, values) = (random(), random(), random());
 /// let options = AttentionOptions { dropout: 0.1, causal: true, ..Default::default() };

@@ -12,7 +12,8 @@ use crate::error::Error;
 /// libtorch chooses which operations, as `torch.autocast`. Ends when dropped, also by a panic; scopes nest.
 ///
 /// ```
-/// use brigade_torch::{Autocast, Device, Kind, Tensor};
+/// use brigade_torch::Autocast;
+/// use tch::{Device, Kind, Tensor};
 /// let weight = Tensor::ones([4, 4], (Kind::Float, Device::Cpu));
 /// let scope = Autocast::enter(Device::Cpu, Kind::BFloat16, true)?;
 /// assert_eq!(weight.matmul(&weight).kind(), Kind::BFloat16);
@@ -62,7 +63,8 @@ impl Autocast {
     /// Returns the type in which operations computed before the scope; `None` where autocast was off.
     ///
     /// ```
-    /// use brigade_torch::{Autocast, Device, Kind};
+    /// use brigade_torch::Autocast;
+    /// use tch::{Device, Kind};
     /// let _short = Autocast::enter(Device::Cpu, Kind::BFloat16, true)?;
     /// let exact = Autocast::enter(Device::Cpu, Kind::Float, true)?;
     /// assert_eq!(exact.outer_kind(), Some(Kind::BFloat16));

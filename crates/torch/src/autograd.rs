@@ -14,7 +14,8 @@ pub fn grad_enabled() -> bool {
 /// What becomes of the graph in a backward pass.
 ///
 /// ```
-/// use brigade_torch::{BackwardOptions, Tensor, backward, backward_with, gradient};
+/// use brigade_torch::{BackwardOptions, backward, backward_with, gradient};
+/// use tch::Tensor;
 ///
 /// let weight = Tensor::from(3.0).set_requires_grad(true);
 /// let loss = &weight * &weight;
@@ -46,7 +47,8 @@ impl BackwardOptions {
 /// [`crate::TorchError::Libtorch`] when the loss is not a scalar or has no graph.
 ///
 /// ```
-/// use brigade_torch::{Tensor, backward, gradient};
+/// use brigade_torch::{backward, gradient};
+/// use tch::Tensor;
 /// let weight = Tensor::from(3.0).set_requires_grad(true);
 /// backward(&(&weight * &weight))?;
 /// assert_eq!(gradient(&weight)?.unwrap().double_value(&[]), 6.0);
@@ -86,7 +88,8 @@ pub struct GradOptions<'a> {
 /// other.
 ///
 /// ```
-/// use brigade_torch::{BackwardOptions, GradOptions, Tensor, backward, grad, gradient};
+/// use brigade_torch::{BackwardOptions, GradOptions, backward, grad, gradient};
+/// use tch::Tensor;
 ///
 /// let weight = Tensor::from(2.0).set_requires_grad(true);
 /// let input = Tensor::from(3.0).set_requires_grad(true);
@@ -125,7 +128,8 @@ pub fn grad(
 /// Whether two handles are one tensor, not only equal or over the same memory.
 ///
 /// ```
-/// use brigade_torch::{Tensor, same_tensor};
+/// use brigade_torch::same_tensor;
+/// use tch::Tensor;
 /// let weight = Tensor::from(3.0);
 /// assert!(same_tensor(&weight, &weight.shallow_clone()));
 /// assert!(!same_tensor(&weight, &weight.view([1])));
@@ -141,7 +145,8 @@ pub fn same_tensor(first: &Tensor, second: &Tensor) -> bool {
 /// [`crate::TorchError::Libtorch`] when the tensor cannot have one.
 ///
 /// ```
-/// use brigade_torch::{Kind, Tensor, clear_gradient, gradient};
+/// use brigade_torch::{clear_gradient, gradient};
+/// use tch::{Kind, Tensor};
 /// let weight = Tensor::from_slice(&[1.0, 2.0]).set_requires_grad(true);
 /// weight.sum(Kind::Double).backward();
 /// assert!(gradient(&weight)?.is_some());

@@ -72,7 +72,8 @@ impl From<ffi::CrossEntropyLoss> for CrossEntropyLoss {
 /// the error is that of a later call, and CUDA can do nothing more in this process.
 ///
 /// ```
-/// use brigade_torch::{CrossEntropyOptions, Device, Kind, Tensor, cross_entropy};
+/// use brigade_torch::{CrossEntropyOptions, cross_entropy};
+/// use tch::{Device, Kind, Tensor};
 /// let logits = Tensor::zeros([2, 3, 8], (Kind::Float, Device::Cpu));
 /// let targets = Tensor::from_slice(&[0_i64, 1, 7, -100, 2, -100]).view([2, 3]);
 /// let found = cross_entropy(&logits, &targets, &CrossEntropyOptions::default())?;
@@ -109,7 +110,8 @@ pub fn cross_entropy(
 /// As [`cross_entropy`].
 ///
 /// ```
-/// use brigade_torch::{CrossEntropyOptions, Device, Kind, Tensor, linear_cross_entropy};
+/// use brigade_torch::{CrossEntropyOptions, linear_cross_entropy};
+/// use tch::{Device, Kind, Tensor};
 /// let hidden = Tensor::randn([2, 5, 16], (Kind::Float, Device::Cpu));
 /// let weight = Tensor::randn([100, 16], (Kind::Float, Device::Cpu)).set_requires_grad(true);
 /// let targets = Tensor::randint(100, [2, 5], (Kind::Int64, Device::Cpu));

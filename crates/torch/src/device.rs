@@ -71,7 +71,8 @@ pub struct MemoryInfo {
 /// What Brigade asks of tch's [`Device`].
 ///
 /// ```
-/// use brigade_torch::{Device, DeviceExt};
+/// use brigade_torch::DeviceExt;
+/// use tch::Device;
 /// assert_eq!((Device::Cuda(1).label(), Device::Cpu.label()), ("cuda:1".to_owned(), "cpu".to_owned()));
 /// assert!(Device::Cpu.device_kind().is_none());
 /// ```

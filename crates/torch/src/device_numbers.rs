@@ -11,7 +11,8 @@ use crate::error::Error;
 /// With any of them a step is made of operations on the device, on the CPU, too: for tests.
 ///
 /// ```
-/// use brigade_torch::{DeviceNumbers, Tensor, fused};
+/// use brigade_torch::{DeviceNumbers, fused};
+/// use tch::Tensor;
 /// let (weight, gradient) = (Tensor::from(1f32), Tensor::from(f32::INFINITY));
 /// let step = fused::SgdStep {
 ///     lr: 0.25, momentum: 0.0, dampening: 0.0, weight_decay: 0.0, decoupled: false,

@@ -19,7 +19,8 @@ use crate::error::Error;
 /// [`crate::TorchError::Libtorch`] for a probability that is not in `[0, 1]`, and a residual of another shape.
 ///
 /// ```
-/// use brigade_torch::{Device, Kind, Tensor, dropout};
+/// use brigade_torch::dropout;
+/// use tch::{Device, Kind, Tensor};
 /// let ones = Tensor::ones([1000], (Kind::Float, Device::Cpu));
 /// let output = dropout(&ones, 0.5, Some(&ones))?;
 /// // Dropped, or twice as large; and the residual.

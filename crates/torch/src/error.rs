@@ -22,7 +22,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// program shows whose `main` returns the error.
 ///
 /// ```
-/// use brigade_torch::{Error, ErrorKind, Kind, Result, Tensor};
+/// use brigade_torch::{Error, ErrorKind, Result};
+/// use tch::{Kind, Tensor};
 ///
 /// fn rows(values: &[f32], width: i64) -> Result<Tensor> {
 ///     if width < 1 {

@@ -11,7 +11,8 @@ use crate::error::Error;
 /// A copy of one whole number that was begun and not waited for: the device goes on meanwhile.
 ///
 /// ```
-/// use brigade_torch::{Fetch, Tensor};
+/// use brigade_torch::Fetch;
+/// use tch::Tensor;
 ///
 /// let fetch = Fetch::start(&Tensor::from_slice(&[7i64]))?;
 /// assert_eq!(fetch.wait()?, 7);

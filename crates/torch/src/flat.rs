@@ -52,7 +52,8 @@ pub struct RmsPropStep {
 /// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when lists do.
 ///
 /// ```
-/// use brigade_torch::{DeviceNumbers, Tensor, flat};
+/// use brigade_torch::{DeviceNumbers, flat};
+/// use tch::Tensor;
 /// let (weight, gradient, square) = (Tensor::from(1f32), Tensor::from(2f32), Tensor::from(0f32));
 /// let step = flat::RmsPropStep {
 ///     lr: 0.5, alpha: 0.0, eps: 0.0, momentum: 0.0, momentum_of_gradient: false, weight_decay: 0.0,
@@ -132,7 +133,8 @@ pub struct RectifiedStep {
 /// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when lists do.
 ///
 /// ```
-/// use brigade_torch::{DeviceNumbers, Tensor, flat};
+/// use brigade_torch::{DeviceNumbers, flat};
+/// use tch::Tensor;
 /// let (weight, gradient) = (Tensor::from(1f32), Tensor::from(2f32));
 /// let (mean, square) = (Tensor::from(0f32), Tensor::from(0f32));
 /// let step = flat::RectifiedStep {
@@ -210,7 +212,8 @@ pub struct QhAdamStep {
 /// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when lists do.
 ///
 /// ```
-/// use brigade_torch::{DeviceNumbers, Tensor, flat};
+/// use brigade_torch::{DeviceNumbers, flat};
+/// use tch::Tensor;
 /// let (weight, gradient) = (Tensor::from(1f32), Tensor::from(2f32));
 /// let (mean, square) = (Tensor::from(0f32), Tensor::from(0f32));
 /// let step = flat::QhAdamStep {
@@ -277,7 +280,8 @@ pub struct LambStep {
 /// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when lists do.
 ///
 /// ```
-/// use brigade_torch::{DeviceNumbers, Tensor, flat};
+/// use brigade_torch::{DeviceNumbers, flat};
+/// use tch::Tensor;
 /// let (weight, gradient) = (Tensor::from(1f32), Tensor::from(2f32));
 /// let (mean, square) = (Tensor::from(0f32), Tensor::from(0f32));
 /// let step = flat::LambStep {
@@ -342,7 +346,8 @@ pub struct LarcStep {
 /// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when lists do.
 ///
 /// ```
-/// use brigade_torch::{DeviceNumbers, Tensor, flat};
+/// use brigade_torch::{DeviceNumbers, flat};
+/// use tch::Tensor;
 /// let (weight, gradient) = (Tensor::from(2f32), Tensor::from(4f32));
 /// let step = flat::LarcStep {
 ///     lr: 1.0, trust: 0.5, clip: true, weight_decay: 0.0, decoupled: true, eps: 0.0, momentum: 0.0,
@@ -376,7 +381,8 @@ pub fn larc(
 /// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when lists do.
 ///
 /// ```
-/// use brigade_torch::{DeviceNumbers, Tensor, flat};
+/// use brigade_torch::{DeviceNumbers, flat};
+/// use tch::Tensor;
 /// let (fast, slow) = (Tensor::from(3f32), Tensor::from(1f32));
 /// flat::look_ahead(&[&fast], &[&slow], 0.5, 6, &DeviceNumbers::default())?;
 /// assert_eq!((fast.double_value(&[]), slow.double_value(&[])), (2.0, 2.0));
@@ -401,7 +407,8 @@ pub fn look_ahead(
 /// [`crate::TorchError::Libtorch`] when one is not defined.
 ///
 /// ```
-/// use brigade_torch::{Device, Kind, Tensor, flat};
+/// use brigade_torch::flat;
+/// use tch::{Device, Kind, Tensor};
 /// let matrix = Tensor::zeros([2, 3], (Kind::Float, Device::Cpu));
 /// assert!(!flat::same_layout(&matrix.tr(), &Tensor::zeros([3, 2], (Kind::Float, Device::Cpu)))?);
 /// # Ok::<(), brigade_torch::Error>(())

@@ -36,7 +36,8 @@ pub struct AdamStep {
 /// [`crate::TorchError::Libtorch`] when shapes, types or devices do not fit, or the device has no such kernel.
 ///
 /// ```
-/// use brigade_torch::{DeviceNumbers, Tensor, fused};
+/// use brigade_torch::{DeviceNumbers, fused};
+/// use tch::Tensor;
 /// let (weight, gradient) = (Tensor::from(1f32), Tensor::from(2f32));
 /// let (mean, square, steps) = (Tensor::from(0f32), Tensor::from(0f32), Tensor::from(1f32));
 /// let step = fused::AdamStep {
@@ -104,7 +105,8 @@ pub struct SgdStep {
 /// [`crate::TorchError::Libtorch`] when shapes, types or devices do not fit, or the device has no such kernel.
 ///
 /// ```
-/// use brigade_torch::{DeviceNumbers, Tensor, fused};
+/// use brigade_torch::{DeviceNumbers, fused};
+/// use tch::Tensor;
 /// let (weight, gradient) = (Tensor::from(1f32), Tensor::from(2f32));
 /// let step = fused::SgdStep {
 ///     lr: 0.25, momentum: 0.0, dampening: 0.0, weight_decay: 0.0, decoupled: false,
@@ -172,7 +174,8 @@ pub struct AdagradStep {
 /// [`crate::TorchError::Libtorch`] when shapes, types or devices do not fit, or the device has no such kernel.
 ///
 /// ```
-/// use brigade_torch::{DeviceNumbers, Tensor, fused};
+/// use brigade_torch::{DeviceNumbers, fused};
+/// use tch::Tensor;
 /// let (weight, gradient) = (Tensor::from(1f32), Tensor::from(2f32));
 /// let (sum, steps) = (Tensor::from(0f32), Tensor::from(1f32));
 /// let step = fused::AdagradStep {

@@ -10,7 +10,8 @@ use crate::error::Error;
 /// value was infinite or not a number, else 0.
 ///
 /// ```
-/// use brigade_torch::{Tensor, gradients};
+/// use brigade_torch::gradients;
+/// use tch::Tensor;
 /// let gradient = Tensor::from_slice(&[2f32, f32::INFINITY]);
 /// let found = gradients::unscale(&[&gradient], 0.5)?;
 /// assert_eq!(found.double_value(&[0]), 1.0);
@@ -30,7 +31,8 @@ pub fn unscale(gradients: &[&Tensor], inverse_scale: f64) -> Result<Tensor, Erro
 /// wait; else as [`unscale`].
 ///
 /// ```
-/// use brigade_torch::{Tensor, gradients};
+/// use brigade_torch::gradients;
+/// use tch::Tensor;
 /// let gradient = Tensor::from_slice(&[2f32, f32::NAN]);
 /// let found = gradients::unscale_by(&[&gradient], &Tensor::from(2f32))?;
 /// assert_eq!((found.double_value(&[0]), gradient.double_value(&[0])), (1.0, 1.0));
@@ -50,7 +52,8 @@ pub fn unscale_by(gradients: &[&Tensor], scale: &Tensor) -> Result<Tensor, Error
 /// The p-norm of all values together, a scalar on their device; `p` may be infinite. 0 without values.
 ///
 /// ```
-/// use brigade_torch::{Tensor, gradients};
+/// use brigade_torch::gradients;
+/// use tch::Tensor;
 /// let (a, b) = (Tensor::from_slice(&[3.0]), Tensor::from_slice(&[0.0, -4.0]));
 /// assert_eq!(gradients::norm(&[&a, &b], 2.0)?.double_value(&[]), 5.0);
 /// assert_eq!(gradients::norm(&[&a, &b], f64::INFINITY)?.double_value(&[]), 4.0);
@@ -68,7 +71,8 @@ pub fn norm(tensors: &[&Tensor], p: f64) -> Result<Tensor, Error> {
 /// Multiplies all by a scalar tensor, which may be on their device: the host does not wait for its value.
 ///
 /// ```
-/// use brigade_torch::{Tensor, gradients};
+/// use brigade_torch::gradients;
+/// use tch::Tensor;
 /// let weight = Tensor::from(3f32);
 /// gradients::multiply(&[&weight], &Tensor::from(0.5))?;
 /// assert_eq!(weight.double_value(&[]), 1.5);

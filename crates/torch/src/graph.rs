@@ -109,7 +109,7 @@ impl fmt::Debug for Graph {
 /// Whether graphs can be recorded on a device.
 ///
 /// ```
-/// assert!(!brigade_torch::records_graphs(brigade_torch::Device::Cpu));
+/// assert!(!brigade_torch::records_graphs(tch::Device::Cpu));
 /// ```
 #[must_use]
 pub fn records_graphs(device: Device) -> bool {

@@ -33,7 +33,8 @@ pub const DEFAULT_GROUP_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// [`crate::Work`] owns the tensors until it is waited for.
 ///
 /// ```
-/// use brigade_torch::{Backend, GroupOptions, ProcessGroup, ReduceOp, Store, Tensor};
+/// use brigade_torch::{Backend, GroupOptions, ProcessGroup, ReduceOp, Store};
+/// use tch::Tensor;
 ///
 /// let store = Store::hash()?;
 /// let group = ProcessGroup::new(&store, 0, 1, Backend::Gloo(Default::default()), GroupOptions::default())?;

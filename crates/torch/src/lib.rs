@@ -99,7 +99,6 @@ pub use script::{Script, ScriptValue};
 pub use split::Split;
 pub use store::{DEFAULT_STORE_TIMEOUT, Store, TcpStore, inherited_socket};
 pub use streams::{SideStream, StreamEvent, Streams};
-pub use tch::{Device, Kind, Tensor};
 pub use tensor_file::TensorFile;
 pub use tensor_tree::{TensorTree, TreeSpec};
 pub use warnings::WarningFilter;

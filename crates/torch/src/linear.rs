@@ -18,7 +18,8 @@ use crate::error::Error;
 /// [`crate::TorchError::Libtorch`] when shapes, kinds or devices do not fit.
 ///
 /// ```
-/// use brigade_torch::{Autocast, Device, Kind, Tensor, linear};
+/// use brigade_torch::{Autocast, linear};
+/// use tch::{Device, Kind, Tensor};
 /// let options = (Kind::Float, Device::Cpu);
 /// let (input, weight) = (Tensor::ones([2, 8], options), Tensor::ones([3, 8], options));
 /// let _scope = Autocast::enter(Device::Cpu, Kind::BFloat16, true)?;
@@ -40,7 +41,8 @@ pub fn linear(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<
 /// [`crate::TorchError::Libtorch`] for another approximation, and when shapes, kinds or devices do not fit.
 ///
 /// ```
-/// use brigade_torch::{Device, Kind, Tensor, gelu_linear};
+/// use brigade_torch::gelu_linear;
+/// use tch::{Device, Kind, Tensor};
 /// let options = (Kind::Float, Device::Cpu);
 /// let (input, weight) = (Tensor::randn([2, 8], options), Tensor::ones([3, 8], options));
 /// let output = gelu_linear(&input, "tanh", &weight, None)?;

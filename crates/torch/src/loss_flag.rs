@@ -15,7 +15,8 @@ use crate::error::Error;
 /// of the first gradient that the backward brings, and [`first_elements_are_finite`] looks for it.
 ///
 /// ```
-/// use brigade_torch::{Kind, LossFlag, Tensor, first_elements_are_finite, gradient};
+/// use brigade_torch::{LossFlag, first_elements_are_finite, gradient};
+/// use tch::{Kind, Tensor};
 /// let weight = Tensor::from_slice(&[1.0, 2.0]).set_requires_grad(true);
 /// let flag = LossFlag::new(&[&weight])?;
 /// flag.raise(&Tensor::from(f64::NAN));

@@ -53,7 +53,9 @@ pub enum Variances<'a> {
 /// [`crate::TorchError::Libtorch`] when shapes, kinds or devices do not fit; [`crate::ErrorKind::InvalidArgument`] when lists do not.
 ///
 /// ```
-/// use brigade_torch::{DeviceNumbers, Tensor, matrix_step::{AdafactorStep, Variances, adafactor}};
+/// use brigade_torch::DeviceNumbers;
+/// use brigade_torch::matrix_step::{AdafactorStep, Variances, adafactor};
+/// use tch::Tensor;
 /// let (weight, gradient, square) = (Tensor::from(2f32), Tensor::from(3f32), Tensor::from(0f32));
 /// let step = AdafactorStep {
 ///     lr: 0.25, steps: 1.0, beta2_decay: -0.8, eps1: None, eps2: 1e-3, threshold: 1.0,
@@ -135,7 +137,9 @@ pub struct MuonStep {
 /// [`crate::ErrorKind::InvalidArgument`] when lists do not.
 ///
 /// ```
-/// use brigade_torch::{Device, DeviceNumbers, Kind, Tensor, matrix_step::{MuonStep, muon}};
+/// use brigade_torch::DeviceNumbers;
+/// use brigade_torch::matrix_step::{MuonStep, muon};
+/// use tch::{Device, Kind, Tensor};
 /// let made = |size| Tensor::zeros([size, size], (Kind::Float, Device::Cpu));
 /// let (weight, gradient) = (made(4), Tensor::eye(4, (Kind::Float, Device::Cpu)) * 100);
 /// let step = MuonStep {

@@ -19,7 +19,8 @@ use crate::error::Error;
 /// [`crate::TorchError::Libtorch`] for a window that does not fit the image, and a padding of more than half of it.
 ///
 /// ```
-/// use brigade_torch::{Device, Kind, Tensor, channels_last, max_pool2d};
+/// use brigade_torch::{channels_last, max_pool2d};
+/// use tch::{Device, Kind, Tensor};
 /// let images = channels_last(&Tensor::rand([8, 64, 28, 28], (Kind::Float, Device::Cpu)))?;
 /// let halved = max_pool2d(&images, [2, 2], [2, 2], [0, 0])?;
 /// assert_eq!(halved.size(), [8, 64, 14, 14]);

@@ -93,7 +93,8 @@ pub struct Elements<'a, T> {
 /// contiguous (call `contiguous()` first).
 ///
 /// ```
-/// use brigade_torch::{Tensor, elements};
+/// use brigade_torch::elements;
+/// use tch::Tensor;
 /// let tensor = Tensor::from_slice(&[1f32, 2.0, 3.0]);
 /// assert_eq!(elements::<f32>(&tensor)?.to_vec(), [1.0, 2.0, 3.0]);
 /// # Ok::<(), brigade_torch::Error>(())

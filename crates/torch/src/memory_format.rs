@@ -12,7 +12,8 @@ use crate::error::Error;
 /// [`crate::ErrorKind::InvalidArgument`] for another number of dimensions; [`crate::TorchError::Libtorch`] without memory.
 ///
 /// ```
-/// use brigade_torch::{Device, Kind, Tensor, channels_last, is_channels_last};
+/// use brigade_torch::{channels_last, is_channels_last};
+/// use tch::{Device, Kind, Tensor};
 /// let images = Tensor::zeros([8, 3, 32, 32], (Kind::Float, Device::Cpu));
 /// let images = channels_last(&images)?;
 /// assert!(is_channels_last(&images)?);

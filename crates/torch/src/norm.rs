@@ -37,7 +37,8 @@ pub struct BatchNormState<'a> {
 /// # use brigade_torch::{Backend, ProcessGroup, Store};
 /// # let gloo = Backend::Gloo(Default::default());
 /// # let group = &ProcessGroup::new(&Store::hash()?, 0, 1, gloo, Default::default())?;
-/// use brigade_torch::{BatchNormState, Device, Kind, Tensor, sync_batch_norm};
+/// use brigade_torch::{BatchNormState, sync_batch_norm};
+/// use tch::{Device, Kind, Tensor};
 /// let input = Tensor::randn([4, 3, 8, 8], (Kind::Float, Device::Cpu));
 /// let output = sync_batch_norm(group, &input, BatchNormState::default(), 0.1, 1e-5)?;
 /// # Ok::<(), brigade_torch::Error>(())
@@ -89,7 +90,8 @@ pub fn sync_batch_norm(
 /// [`crate::TorchError::Libtorch`] when shapes, kinds or devices do not fit.
 ///
 /// ```
-/// use brigade_torch::{BatchNormState, Device, Kind, Tensor, batch_norm};
+/// use brigade_torch::{BatchNormState, batch_norm};
+/// use tch::{Device, Kind, Tensor};
 /// let input = Tensor::randn([4, 32, 8, 8], (Kind::Float, Device::Cpu));
 /// let output = batch_norm(&input, BatchNormState::default(), true, 0.1, 1e-5)?;
 /// assert!(output.mean(Kind::Float).abs().double_value(&[]) < 1e-6);
@@ -117,7 +119,8 @@ pub fn batch_norm(
 /// [`crate::TorchError::Libtorch`] when shapes, kinds or devices do not fit.
 ///
 /// ```
-/// use brigade_torch::{BatchNormState, Device, Kind, Tensor, batch_norm_relu};
+/// use brigade_torch::{BatchNormState, batch_norm_relu};
+/// use tch::{Device, Kind, Tensor};
 /// let input = Tensor::randn([4, 32, 8, 8], (Kind::Float, Device::Cpu));
 /// let output = batch_norm_relu(&input, None, BatchNormState::default(), true, 0.1, 1e-5)?;
 /// assert!(output.min().double_value(&[]) >= 0.0);

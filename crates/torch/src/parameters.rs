@@ -17,10 +17,11 @@ pub struct NamedTensor {
 /// Something with parameters to train: a model, a list of named tensors, a [`VarStore`] of tch.
 ///
 /// ```
-/// use brigade_torch::{Kind, NamedTensor, Tensor, Trainable};
+/// use brigade_torch::{NamedTensor, Trainable};
+/// use tch::{Kind, Tensor};
 ///
-/// let weight = Tensor::zeros([2, 2], (Kind::Float, brigade_torch::Device::Cpu)).set_requires_grad(true);
-/// let frozen = Tensor::zeros([2], (Kind::Float, brigade_torch::Device::Cpu));
+/// let weight = Tensor::zeros([2, 2], (Kind::Float, tch::Device::Cpu)).set_requires_grad(true);
+/// let frozen = Tensor::zeros([2], (Kind::Float, tch::Device::Cpu));
 /// let named = [("weight", &weight), ("bias", &frozen)]
 ///     .map(|(name, tensor)| NamedTensor { name: name.to_owned(), tensor: tensor.shallow_clone() });
 /// let trained = named.trainable_parameters();

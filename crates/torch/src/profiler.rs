@@ -45,7 +45,8 @@ pub struct ProfiledEvent {
 /// A recording in progress. A thread has one at a time; dropping it discards what was recorded.
 ///
 /// ```
-/// use brigade_torch::{Kind, ProfilerOptions, Recording, Tensor};
+/// use brigade_torch::{ProfilerOptions, Recording};
+/// use tch::{Kind, Tensor};
 /// let recording = Recording::start(ProfilerOptions::default())?;
 /// let _ = Tensor::ones([8, 8], (Kind::Float, tch::Device::Cpu)).matmul(&Tensor::from(1f32).expand([8, 8], true));
 /// # let folder = tempfile::tempdir().unwrap();

@@ -13,7 +13,8 @@ use crate::error::Error;
 /// CUDA.
 ///
 /// ```
-/// use brigade_torch::{Device, Kind, Tensor, rng_state, set_rng_state};
+/// use brigade_torch::{rng_state, set_rng_state};
+/// use tch::{Device, Kind, Tensor};
 /// let state = rng_state(Device::Cpu)?;
 /// let first = Tensor::rand([3], (Kind::Float, Device::Cpu));
 /// set_rng_state(Device::Cpu, &state)?;

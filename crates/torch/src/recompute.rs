@@ -25,7 +25,8 @@ use crate::error::Error;
 /// the batch normalisations of `brigade_nn` leave their running statistics alone then.
 ///
 /// ```
-/// use brigade_torch::{Kind, Tensor, backward, gradient, recomputed};
+/// use brigade_torch::{backward, gradient, recomputed};
+/// use tch::{Kind, Tensor};
 ///
 /// let weight = Tensor::from_slice(&[1.0, 2.0]).set_requires_grad(true);
 /// let own = weight.shallow_clone();
@@ -55,7 +56,8 @@ pub fn recomputed<R>(
 /// error of the backward the second time.
 ///
 /// ```
-/// use brigade_torch::{Tensor, try_recomputed};
+/// use brigade_torch::try_recomputed;
+/// use tch::Tensor;
 ///
 /// let weight = Tensor::from_slice(&[1.0, 2.0]).set_requires_grad(true);
 /// let output = try_recomputed(&[&weight], |inputs| inputs[0].f_matmul(&inputs[0]))?;

@@ -87,7 +87,8 @@ impl Default for ReducerOptions {
 /// # use brigade_torch::{Backend, ProcessGroup, Store};
 /// # let gloo = Backend::Gloo(Default::default());
 /// # let group = &ProcessGroup::new(&Store::hash()?, 0, 1, gloo, Default::default())?;
-/// use brigade_torch::{Kind, Reducer, ReducerOptions, Tensor, gradient};
+/// use brigade_torch::{Reducer, ReducerOptions, gradient};
+/// use tch::{Kind, Tensor};
 ///
 /// let weight = Tensor::from_slice(&[1.0, 2.0]).set_requires_grad(true);
 /// let parameters = [("weight".to_owned(), weight)];

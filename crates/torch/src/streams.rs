@@ -15,7 +15,8 @@ use crate::tensor_tree::TensorTree;
 /// order then.
 ///
 /// ```
-/// use brigade_torch::{Device, Streams};
+/// use brigade_torch::Streams;
+/// use tch::Device;
 /// let streams = Streams::current(&[Device::Cpu])?;
 /// std::thread::spawn(move || streams.enter()).join().unwrap()?;
 /// # Ok::<(), brigade_torch::Error>(())
@@ -68,7 +69,8 @@ impl SideStream {
     /// the device comes behind the event. `None` for the CPU.
     ///
     /// ```
-    /// use brigade_torch::{Device, SideStream};
+    /// use brigade_torch::SideStream;
+    /// use tch::Device;
     /// assert!(SideStream::enter(Device::Cpu, None)?.is_none());
     /// # Ok::<(), brigade_torch::Error>(())
     /// ```
@@ -98,7 +100,8 @@ impl Drop for SideStream {
 /// this one was given before. The host waits for neither.
 ///
 /// ```
-/// use brigade_torch::{Device, StreamEvent};
+/// use brigade_torch::StreamEvent;
+/// use tch::Device;
 /// // The CPU is done with everything at once.
 /// assert!(StreamEvent::record(Device::Cpu)?.is_none());
 /// # Ok::<(), brigade_torch::Error>(())

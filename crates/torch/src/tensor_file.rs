@@ -19,7 +19,8 @@ use crate::memory::fill_bytes;
 /// kind a piece of the file is read at a time, 16 MB unless [`TensorFile::piece`] says otherwise.
 ///
 /// ```
-/// use brigade_torch::{Device, Kind, Tensor, TensorFile};
+/// use brigade_torch::TensorFile;
+/// use tch::{Device, Kind, Tensor};
 ///
 /// let folder = tempfile::tempdir()?;
 /// let path = folder.path().join("images.bin");

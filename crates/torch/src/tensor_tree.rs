@@ -19,7 +19,8 @@ use crate::device::DeviceExt;
 /// visited by key, so that all ranks agree.
 ///
 /// ```
-/// use brigade_torch::{Tensor, TensorTree};
+/// use brigade_torch::TensorTree;
+/// use tch::Tensor;
 ///
 /// let pair = (Tensor::from_slice(&[1.0, 2.0]), vec![Tensor::from_slice(&[3.0, 4.0])]);
 /// let (doubled, _) = pair.try_map(&mut |tensor| tensor.f_add(tensor))?;
@@ -35,7 +36,8 @@ use crate::device::DeviceExt;
 /// A type of one's own, where the derive does not fit, implements the four required methods:
 ///
 /// ```
-/// use brigade_torch::{Error, Tensor, TensorTree, TreeSpec};
+/// use brigade_torch::{Error, TensorTree, TreeSpec};
+/// use tch::Tensor;
 ///
 /// struct Detections {
 ///     boxes: Tensor,
@@ -150,7 +152,8 @@ pub trait TensorTree {
     /// of a batch. Views, not copies.
     ///
     /// ```
-    /// use brigade_torch::{Device, Kind, Tensor, TensorTree};
+    /// use brigade_torch::TensorTree;
+    /// use tch::{Device, Kind, Tensor};
     ///
     /// let batch = (Tensor::zeros([5, 3], (Kind::Float, Device::Cpu)), Tensor::from_slice(&[1i64, 2, 3, 4, 5]));
     /// let rows: Vec<usize> = batch.split_rows(2)?.iter().map(|micro| micro.rows()).collect::<Result<_, _>>()?;
@@ -223,7 +226,8 @@ fn join<T: TensorTree + ?Sized>(
 /// The structure of a [`TensorTree`] without its tensors, small enough to send to other ranks.
 ///
 /// ```
-/// use brigade_torch::{Tensor, TensorTree};
+/// use brigade_torch::TensorTree;
+/// use tch::Tensor;
 ///
 /// let tree = (Tensor::from(1.0), vec![Tensor::from(2.0)], None::<Tensor>);
 /// assert_eq!(tree.spec().to_string(), "(tensor, [tensor], none)");

@@ -12,7 +12,8 @@ use crate::error::Error;
 /// has it: libtorch writes a warning to the standard error at each call. Scopes end in the reverse order.
 ///
 /// ```
-/// use brigade_torch::{Device, Kind, Tensor, WarningFilter};
+/// use brigade_torch::WarningFilter;
+/// use tch::{Device, Kind, Tensor};
 /// let filter = WarningFilter::enter("degrees of freedom is <= 0")?;
 /// let deviation = Tensor::ones([1], (Kind::Float, Device::Cpu)).std(true);
 /// drop(filter);

@@ -8,9 +8,10 @@ use brigade_rank_env::{StoreHost, World};
 use brigade_test_needs::needs;
 use brigade_testkit::DistTest;
 use brigade_torch::{
-    Backend, Device, DeviceExt, Error, Fault, Graph, GroupOptions, Kind, ProcessGroup, ReduceOp,
-    Store, StreamEvent, TcpStore, Tensor, TorchError, inherited_socket,
+    Backend, DeviceExt, Error, Fault, Graph, GroupOptions, ProcessGroup, ReduceOp, Store,
+    StreamEvent, TcpStore, TorchError, inherited_socket,
 };
+use tch::{Device, Kind, Tensor};
 
 const LIMIT: Duration = Duration::from_secs(60);
 

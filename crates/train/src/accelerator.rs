@@ -18,6 +18,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use brigade_torch::Result;
 pub use builder::AcceleratorBuilder;
 pub use prepare::Prepare;
 
@@ -29,7 +30,6 @@ use crate::model::ModelOptions;
 use crate::precision::Numerics;
 use crate::processes::{Processes, set_seed};
 use crate::watch::Watch;
-use brigade_torch::Result;
 
 /// What `brigade launch` (or torchrun) set up, as a value: the process's place among the ranks, its
 /// device, and everything that the training loop does with the others.
@@ -46,7 +46,8 @@ use brigade_torch::Result;
 ///   state of accumulation and of loss scaling.
 ///
 /// ```
-/// use brigade_train::{Accelerator, Adam};
+/// use brigade_optim::Adam;
+/// use brigade_train::Accelerator;
 /// # use brigade_data::DataLoader;
 /// # use brigade_datasets::Digits;
 /// # use brigade_models::Cnn;
@@ -129,7 +130,8 @@ impl Accelerator {
     ///
     /// ```
     /// use brigade_data::{DataLoader, TensorDataset};
-    /// use brigade_train::{Accelerator, Tensor};
+    /// use brigade_train::Accelerator;
+    /// use tch::Tensor;
     ///
     /// let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
     /// let order = || {

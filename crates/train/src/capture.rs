@@ -4,16 +4,14 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-use brigade_torch::{
-    Backend, Device, Kind, ProcessGroup, StreamEvent, Tensor, TensorTree, records_graphs,
-};
+use brigade_torch::{Backend, ProcessGroup, Result, StreamEvent, TensorTree, records_graphs};
+use tch::{Device, Kind, Tensor};
 
 use crate::gradients::accumulate::GradientAccumulator;
 use crate::gradients::hook::CommHook;
 use crate::job::Job;
 use crate::processes::Processes;
 use crate::recorder::{Recorded, RecordingGuard};
-use brigade_torch::Result;
 
 /// A training step that is recorded and replayed where the device can; made by [`crate::Accelerator::capture`].
 #[must_use = "a step does nothing until `run` is called"]

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use brigade_checkpoint::layout;
+use brigade_torch::{Error, Result};
 use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -26,7 +27,6 @@ use crate::gradients::accumulate::GradientAccumulator;
 use crate::gradients::loss_check::LossCheck;
 use crate::processes::Processes;
 use crate::registry::{CheckpointObject, Registry};
-use brigade_torch::{Error, Result};
 use inner::{Hooks, Inner, Pending};
 use message_pack::MessagePack;
 
@@ -41,7 +41,8 @@ use message_pack::MessagePack;
 ///
 /// ```
 /// use brigade_nn::{Linear, Model};
-/// use brigade_train::{Adam, Checkpoints, ConnectOptions, Processes, ProjectConfiguration};
+/// use brigade_optim::Adam;
+/// use brigade_train::{Checkpoints, ConnectOptions, Processes, ProjectConfiguration};
 ///
 /// let processes = Processes::join(ConnectOptions { cpu: true, ..Default::default() })?;
 /// let model = Model::new(|p| Linear::new(p, 4, 1))?;

@@ -29,19 +29,8 @@ mod stateful;
 mod watch;
 
 pub use accelerator::{Accelerator, AcceleratorBuilder, Prepare};
-pub use brigade_checkpoint::{TensorInfo, Value};
 #[doc(hidden)]
 pub use brigade_data::__derive;
-pub use brigade_optim::rules::*;
-pub use brigade_optim::{
-    Group, GroupState, Lookahead, LrSchedule, Optimizer, OptimizerState, ParameterGroup,
-    ParameterState, Rule, Scheduler, SchedulerState, StateMismatch, Trainable,
-};
-pub use brigade_torch::{
-    BackwardOptions, Bucket, Compression, Device, GradientHook, Kind, ReduceOp, ReducerOptions,
-    Split, Tensor, TensorTree, TreeSpec,
-};
-pub use brigade_track as track;
 pub use capture::CapturedStep;
 pub use checkpoint::{Checkpoints, HookHandle, LoadOptions, Loaded, ProjectConfiguration};
 pub use error::{OutOfMemory, TrainError};

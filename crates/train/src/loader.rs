@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 use brigade_checkpoint::{TensorInfo, Value};
 use brigade_data::{Batch, BatchedDataset, DataLoader, Epoch};
-use brigade_torch::{Device, DeviceExt, Tensor, TensorTree};
+use brigade_torch::{DeviceExt, Error, Result, TensorTree};
+use tch::{Device, Tensor};
 
 use crate::gradients::join::EvenBatches;
 use crate::job::Job;
@@ -22,7 +23,6 @@ use crate::loader::staged::StagedEpoch;
 use crate::processes::Processes;
 use crate::registry::{CheckpointObject, Checkpointed, Kind, Registry, Worlds};
 use crate::stateful::{Stateful, stateful_handle};
-use brigade_torch::{Error, Result};
 
 /// A loader after [`crate::Accelerator::prepare`] or [`PreparedLoader::new`]: this rank's batches, on this rank's
 /// device.

@@ -10,12 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use brigade_checkpoint::{TensorInfo, Value};
-use brigade_nn::{Model, Module, NamedTensor};
-use brigade_optim::Trainable;
+use brigade_nn::{Model, Module};
 use brigade_torch::{
-    BROADCAST_BYTES, ProcessGroup, Reducer, ReducerOptions, Tensor, TensorTree, grad_enabled,
+    BROADCAST_BYTES, Error, NamedTensor, ProcessGroup, Reducer, ReducerOptions, Result, TensorTree,
+    Trainable, grad_enabled,
 };
 use parking_lot::Mutex;
+use tch::Tensor;
 
 use crate::error::MOVE_OF_MODEL;
 use crate::gradients::accumulate::GradientAccumulator;
@@ -26,7 +27,6 @@ use crate::job::Job;
 use crate::precision::{Numerics, memory_format};
 use crate::registry::{CheckpointObject, Checkpointed, Kind, ModelTensor, Registry};
 use crate::stateful::{Stateful, infos, mismatch, same_shape, stateful_handle};
-use brigade_torch::{Error, Result};
 
 /// A [`Model`] after [`crate::Accelerator::prepare`]: on the process's device, with rank 0's weights, and with
 /// gradients that `backward` averages over the ranks.

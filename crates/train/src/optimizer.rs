@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use brigade_checkpoint::{TensorInfo, Value};
 use brigade_optim::{DeviceScalars, Optimizer, ParameterGroup};
-use brigade_torch::{Device, DeviceExt, Kind, Tensor, gradient, set_gradient};
+use brigade_torch::{DeviceExt, Error, Result, gradient, set_gradient};
 use parking_lot::Mutex;
+use tch::{Device, Kind, Tensor};
 
 use crate::error::loss_is_not_finite;
 use crate::gradients::accumulate::GradientAccumulator;
@@ -20,7 +21,6 @@ use crate::precision::scaler::GradScaler;
 use crate::recorder::AtReplay;
 use crate::registry::{Checkpointed, Kind as ObjectKind, Registry};
 use crate::stateful::{Stateful, stateful_handle};
-use brigade_torch::{Error, Result};
 
 /// An [`Optimizer`] after [`crate::Accelerator::prepare`].
 ///
@@ -232,7 +232,8 @@ impl PreparedOptimizer {
     /// is in flight: a device has said whether the step was made, and schedules have moved.
     ///
     /// ```
-    /// use brigade_train::{Accelerator, Adam};
+    /// use brigade_optim::Adam;
+    /// use brigade_train::Accelerator;
     /// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
     /// # let _ = tch::nn::linear(model.root(), 2, 2, Default::default());
     /// let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;

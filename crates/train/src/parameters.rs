@@ -1,8 +1,8 @@
 //! Parameters whose gradients are read or changed: those of a model, of an optimizer, or of a list.
 
-use brigade_nn::NamedTensor;
 use brigade_optim::Optimizer;
-use brigade_torch::Tensor;
+use brigade_torch::NamedTensor;
+use tch::Tensor;
 
 /// Parameters whose gradients can be clipped or unscaled: those of a prepared model or several, of an
 /// optimizer, or of a list.

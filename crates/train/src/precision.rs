@@ -7,11 +7,11 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use brigade_torch::{Autocast, Device, DeviceExt, GpuMath, Kind, TensorTree};
+use brigade_torch::{Autocast, DeviceExt, Error, GpuMath, Result, TensorTree};
+use tch::{Device, Kind};
 
 use crate::job::Job;
 use crate::precision::scaler::{GradScaler, GradScalerOptions};
-use brigade_torch::{Error, Result};
 
 /// The type in which autocast computes. Weights, gradients and the optimizer stay in 32 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
@@ -85,7 +85,8 @@ impl AutocastOptions {
     /// Runs the body in a scope of autocast on a device: for programs without an Accelerator.
     ///
     /// ```
-    /// use brigade_train::{AutocastOptions, Device, Kind, Precision, Tensor};
+    /// use brigade_train::{AutocastOptions, Precision};
+    /// use tch::{Device, Kind, Tensor};
     /// let weight = Tensor::ones([4, 4], (Kind::Float, Device::Cpu));
     /// let bf16 = AutocastOptions { precision: Precision::Bf16, cache: true };
     /// assert_eq!(bf16.run(Device::Cpu, || weight.matmul(&weight))?.kind(), Kind::BFloat16);

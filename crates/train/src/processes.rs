@@ -14,11 +14,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use brigade_rank_env::World;
-use brigade_torch::{Device, ProcessGroup};
+use brigade_torch::{ProcessGroup, Result};
+use tch::Device;
 
 use crate::job::Job;
 use crate::job::connect::{self, ConnectOptions, debug_is_asked_for};
-use brigade_torch::Result;
 
 /// The ranks of a job, joined: rank and world size, collectives over tensors and objects, order among the
 /// ranks. [`crate::Accelerator`] has the same methods; a program that trains in another way, or evaluates or
@@ -29,7 +29,8 @@ use brigade_torch::Result;
 ///
 /// ```
 /// use brigade_torch::{ReduceOp, Store};
-/// use brigade_train::{ConnectOptions, Processes, Tensor};
+/// use brigade_train::{ConnectOptions, Processes};
+/// use tch::Tensor;
 /// use brigade_rank_env::{StoreEndpoint, World, WorldSize};
 ///
 /// fn count(processes: &Processes) -> brigade_torch::Result<i64> {

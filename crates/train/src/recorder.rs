@@ -3,10 +3,9 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use brigade_torch::{Device, Graph, GraphRecording, Kind, Tensor};
+use brigade_torch::{Graph, GraphRecording, Result};
 use parking_lot::Mutex;
-
-use brigade_torch::Result;
+use tch::{Device, Kind, Tensor};
 
 /// What a part of a recorded step has to do on the host at each replay.
 pub(crate) trait AtReplay: Send {

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use brigade_checkpoint::{TensorInfo, Value};
 use brigade_optim::{Scheduler, SchedulerState};
-use brigade_torch::Tensor;
+use brigade_torch::Result;
+use tch::Tensor;
 
 use crate::gradients::accumulate::GradientAccumulator;
 use crate::gradients::backward::Gradients;
@@ -12,7 +13,6 @@ use crate::job::Job;
 use crate::recorder::AtReplay;
 use crate::registry::{Checkpointed, Kind, Registry};
 use crate::stateful::{Stateful, stateful_handle};
-use brigade_torch::Result;
 
 /// A [`Scheduler`] after [`crate::Accelerator::prepare`].
 ///
@@ -20,8 +20,9 @@ use brigade_torch::Result;
 /// gradients are still being accumulated, and after an optimizer step that was left out.
 ///
 /// ```
-/// use brigade_optim::schedule::Schedule;
-/// use brigade_train::{Accelerator, Adam, Scheduler};
+/// use brigade_schedule::Schedule;
+/// use brigade_optim::{Adam, Scheduler};
+/// use brigade_train::Accelerator;
 /// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
 /// # let _ = tch::nn::linear(model.root(), 2, 2, Default::default());
 /// let accelerator = Accelerator::builder().cpu(true).build()?;

@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use brigade_checkpoint::{TensorInfo, Value};
 use brigade_optim::{Optimizer, OptimizerState, Scheduler, SchedulerState};
-use brigade_torch::{ErrorKind, Result, Tensor, dtype_of};
-
-use brigade_torch::Error;
+use brigade_torch::{Error, ErrorKind, Result, dtype_of};
+use tch::Tensor;
 
 /// Gives its state as a tree of values and tensors, and continues from one: what a checkpoint holds of a
 /// model, an optimizer, a scheduler, a loader, a gradient scaler, a communication hook, or an object of
@@ -18,7 +17,9 @@ use brigade_torch::Error;
 /// ```
 /// use std::sync::{Arc, Mutex};
 /// use brigade_torch::{Error, Result};
-/// use brigade_train::{Accelerator, Stateful, Tensor, Value};
+/// use brigade_checkpoint::Value;
+/// use brigade_train::{Accelerator, Stateful};
+/// use tch::Tensor;
 ///
 /// struct Average(Mutex<Tensor>);
 ///
@@ -51,7 +52,8 @@ use brigade_torch::Error;
 /// An optimizer, outside of checkpoint folders:
 ///
 /// ```
-/// use brigade_train::{Adam, Stateful};
+/// use brigade_optim::Adam;
+/// use brigade_train::Stateful;
 /// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
 /// # let _ = tch::nn::linear(model.root(), 2, 2, Default::default());
 /// let optimizer = Adam::default().lr(0.25).build(&model)?;
@@ -91,7 +93,7 @@ macro_rules! stateful_handle {
         impl $($generics)* $crate::stateful::Stateful for $handle {
             fn state_dict(
                 &self,
-            ) -> Result<brigade_checkpoint::Value<brigade_torch::Tensor>>
+            ) -> Result<brigade_checkpoint::Value<tch::Tensor>>
             {
                 self.$shared.state_dict()
             }
@@ -105,7 +107,7 @@ macro_rules! stateful_handle {
 
             fn load_state_dict(
                 &self,
-                state: &brigade_checkpoint::Value<brigade_torch::Tensor>,
+                state: &brigade_checkpoint::Value<tch::Tensor>,
             ) -> Result<()> {
                 self.$shared.load_state_dict(state)
             }

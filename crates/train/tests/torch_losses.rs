@@ -8,11 +8,12 @@ use std::process::Command;
 
 use brigade_models::{Cnn, ResNet};
 use brigade_nn::{Model, Module};
+use brigade_optim::{Adam, Optimizer, Sgd};
 use brigade_test_device::numeric_device;
 use brigade_test_needs::{Need, needs};
 use brigade_torch::DeviceExt;
-use brigade_train::{Accelerator, Adam, Device, Kind, Optimizer, Precision, Sgd, Tensor};
-use tch::Reduction;
+use brigade_train::{Accelerator, Precision};
+use tch::{Device, Kind, Reduction, Tensor};
 
 const STEPS: i64 = 8;
 

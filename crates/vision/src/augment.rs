@@ -16,8 +16,8 @@ mod mix;
 mod points;
 mod resample;
 
-use brigade_torch::{Error, Kind, Result, Tensor};
-use tch::TchError;
+use brigade_torch::{Error, Result};
+use tch::{Kind, TchError, Tensor};
 
 use self::color::Light;
 pub use self::color::{Hue, Lighting};

@@ -2,15 +2,14 @@
 
 use std::fmt;
 
-use brigade_data::{BatchContext, BatchedDataset, DataError, from_vec};
+use brigade_data::{BatchContext, BatchedDataset, DataError};
 use brigade_images::{Filter, Size};
-use brigade_torch::{Device, Error, Kind, Tensor, copy_to_device};
-use tch::TchError;
+use brigade_torch::{Error, Result, copy_to_device, from_vec};
+use tch::{Device, Kind, TchError, Tensor};
 
 use crate::source::ImageSource;
 use crate::transforms::{Flips, Operation, ToTensor};
 use crate::{ImageDataset, VisionError};
-use brigade_torch::Result;
 
 /// An [`ImageDataset`] whose images are resized on a device: [`ImageDataset::resized_on`].
 pub struct ResizedDataset<S> {

@@ -1,11 +1,11 @@
 //! Images as the rows of a batch.
 
-use brigade_torch::{Element, Error, Kind, Tensor, from_vec};
+use brigade_torch::{Element, Error, Result, from_vec};
 use serde::{Deserialize, Serialize};
+use tch::{Kind, Tensor};
 
 use crate::transforms::Flips;
 use crate::{ImageView, Size};
-use brigade_torch::Result;
 
 /// Mean and standard deviation of each channel, for values of 0 to 1: torchvision's `Normalize`.
 ///

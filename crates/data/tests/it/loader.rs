@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use brigade_data::{
-    BatchContext, BatchSampler, BatchedDataset, DataLoader, Scheme, ShardOptions, Shuffle,
-    TensorDataset, batches_from_fn, dataset_from_fn, from_vec,
+    BatchContext, BatchSampler, BatchedDataset, DataLoader, TensorDataset, batches_from_fn,
+    dataset_from_fn,
 };
-use brigade_torch::{Error, Result, Tensor, elements};
+use brigade_sampling::{Scheme, ShardOptions, Shuffle};
+use brigade_torch::{Error, Result, elements, from_vec};
 use crossbeam_channel::{bounded, unbounded};
 use proptest::prelude::*;
+use tch::Tensor;
 
 fn tensor(values: Vec<i64>) -> Result<Tensor> {
     let count = values.len() as i64;
@@ -144,7 +146,7 @@ fn samplers_and_lists_set_the_order() {
     let loader = DataLoader::new(indices(6)).batch_size(4).sampler(Shuffle::new(6, 5));
     assert!(!loader.depends_on_seed());
     let order: Vec<i64> = epoch(&loader).concat();
-    let expected = brigade_data::Sampler::order(&Shuffle::new(6, 5), 0);
+    let expected = brigade_sampling::Sampler::order(&Shuffle::new(6, 5), 0);
     assert_eq!(order, expected.iter().map(|index| *index as i64).collect::<Vec<_>>());
 
     #[derive(Debug)]

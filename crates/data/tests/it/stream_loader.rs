@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use brigade_data::{IterableDataset, Scheme, ShardOptions, StreamLoader, stream_from_fn};
-use brigade_torch::{Error, Result, Tensor, elements};
+use brigade_data::{IterableDataset, StreamLoader, stream_from_fn};
+use brigade_sampling::{Scheme, ShardOptions};
+use brigade_torch::{Error, Result, elements};
 use crossbeam_channel::unbounded;
 use proptest::prelude::*;
+use tch::Tensor;
 
 fn numbers(len: i64) -> impl IterableDataset<Sample = i64> + 'static {
     stream_from_fn(move |epoch, _| (0..len).map(move |number| Ok(number + 1000 * epoch as i64)))

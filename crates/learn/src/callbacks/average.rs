@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use brigade_checkpoint::Value;
+use brigade_torch::{Error, ErrorKind, Result};
 use brigade_train::Stateful;
 use parking_lot::Mutex;
 use tch::Tensor;
 
 use crate::callback::{Callback, Phases, Step};
 use crate::state::LearnerState;
-use brigade_torch::{Error, ErrorKind, Result};
 
 /// Copies of a model's parameters and floating-point buffers, which checkpoints hold.
 #[derive(Debug, Default)]

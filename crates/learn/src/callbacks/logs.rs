@@ -4,13 +4,13 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::PathBuf;
 
+use brigade_torch::Result;
 use brigade_track::{Table, Value, Values};
 use brigade_train::{Meter, ProcessMemory, TrainError};
 
 use crate::callback::{Callback, Ranks, Step};
 use crate::error::LearnError;
 use crate::state::LearnerState;
-use brigade_torch::Result;
 
 /// Writes a row for each epoch to a CSV file, from rank 0 (fastai's `CSVLogger`).
 #[derive(Debug)]

@@ -4,11 +4,11 @@ use std::fmt;
 use std::path::PathBuf;
 
 use brigade_plot::{Chart, Plot};
+use brigade_torch::Result;
 
 use crate::callback::{Callback, Phases, Ranks, Step};
 use crate::error::LearnError;
 use crate::state::LearnerState;
-use brigade_torch::Result;
 
 /// Draws the training loss of each batch, smoothed, and the validation loss of each epoch, after each epoch, on rank 0
 /// (fastai's `ShowGraphCallback`). The axes have the length of the whole fit from the beginning, and begin at 0.

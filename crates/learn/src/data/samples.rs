@@ -2,8 +2,9 @@
 
 use std::fmt;
 
-use brigade_data::{BatchContext, BatchedDataset, from_vec};
+use brigade_data::{BatchContext, BatchedDataset};
 use brigade_metrics::IGNORED;
+use brigade_torch::{Error, Result, from_vec};
 use brigade_vision::source::ImageFiles;
 use brigade_vision::transforms::{Compose, Phase, ToTensor};
 use brigade_vision::{CacheOptions, ImageDataset, OnBroken, PointDataset, SegmentationDataset};
@@ -11,7 +12,6 @@ use tch::Tensor;
 
 use super::blocks::Targets;
 use super::items::Items;
-use brigade_torch::{Error, Result};
 
 /// The class in the file of a mask that means none, and of what lies outside of it.
 const NO_CLASS: u8 = 255;

@@ -4,13 +4,15 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use brigade_testkit::{Photos, World, dist_test};
+use brigade_torch::{Error, Result};
 use brigade_train::Accelerator;
+use brigade_vision::CacheOptions;
+use brigade_vision::augment::Augment;
 use tch::Tensor;
 
 use super::batch_transforms::BatchPipeline;
 use super::*;
 use crate::loaders::{BatchSource, Loaders};
-use brigade_torch::{Error, Result};
 
 fn accelerator() -> Accelerator {
     Accelerator::builder().cpu(true).quiet(true).build().unwrap()

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use brigade_data::{BatchContext, BatchedDataset, DataError};
+use brigade_torch::{Error, Result};
 use tch::Tensor;
 
 use crate::loaders::{Item, ItemCodec};
-use brigade_torch::{Error, Result};
 
 /// Files without targets, read as the validation data are: fastai's `test_dl`. A
 /// [`DataLoader`](brigade_data::DataLoader) of them is what the Learner's

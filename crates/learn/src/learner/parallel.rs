@@ -1,12 +1,12 @@
 //! A Learner whose batches are computed on several devices of one process.
 
-use brigade_nn::{Model, Module, NamedTensor, ParamPath};
+use brigade_nn::{Model, Module, ParamPath};
+use brigade_torch::{Error, NamedTensor, Result};
 use tch::{Device, Tensor};
 
 use super::Learner;
 use crate::loaders::ModelInput;
 use crate::parallel::replicas;
-use brigade_torch::{Error, Result};
 
 impl Learner {
     /// Computes each batch on several devices in one process: the batch is scattered over them, each has a replica of

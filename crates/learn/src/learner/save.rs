@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use brigade_checkpoint::Value;
 use brigade_nn::StateDict;
 use brigade_optim::OptimizerState;
+use brigade_torch::Result;
 
 use tch::Tensor;
 
@@ -13,7 +14,6 @@ use crate::error::LearnError;
 use crate::main_process::on_main;
 use crate::saved;
 use crate::state::LearnerState;
-use brigade_torch::Result;
 
 impl LearnerState {
     /// Writes the model to a file, with the optimizer where it is asked for, from rank 0; the others wait. The file is

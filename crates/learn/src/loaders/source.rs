@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use brigade_data::{Batch, BatchContext, BatchedDataset, DataLoader};
-use brigade_torch::TensorTree;
+use brigade_torch::{Error, Result, TensorTree};
 use brigade_train::{Accelerator, DataLoaderConfiguration, PreparedLoader};
 use tch::Device;
 
 use super::input::{ModelInput, Parts, Target};
-use brigade_torch::{Error, Result};
 
 /// Turns a loader's batch, on its device, into input and targets.
 type Split<B> = Arc<dyn Fn(B) -> Result<Parts> + Send + Sync>;

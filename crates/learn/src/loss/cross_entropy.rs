@@ -1,11 +1,11 @@
 //! The cross-entropy of classes.
 
 use brigade_metrics::IGNORED;
+use brigade_torch::Result;
 use tch::{Reduction, Tensor};
 
 use super::weights::Weights;
 use super::{Loss, read};
-use brigade_torch::Result;
 
 /// The cross-entropy of scores: `-wᵧ ln softmax(prediction)ᵧ` of the target's class `y`, PyTorch's in all.
 ///

@@ -1,9 +1,9 @@
 //! The Dice loss of segmentation.
 
+use brigade_torch::{Error, Result};
 use tch::{Kind, Tensor};
 
 use super::{Loss, read};
-use brigade_torch::{Error, Result};
 
 /// The Dice loss: of each image and class `1 - (2 Σ p t + smooth) / (Σ (p + t) + smooth)` over its pixels, with the softmax
 /// `p` of scores and `t` 1 where the target is the class.

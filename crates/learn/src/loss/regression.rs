@@ -1,10 +1,10 @@
 //! Losses of numbers.
 
 use brigade_metrics::{ClassesLast, Mse};
+use brigade_torch::Result;
 use tch::{Reduction, Tensor};
 
 use super::{Loss, read};
-use brigade_torch::Result;
 
 /// The mean absolute error, `mean(|prediction - target|)`. Predictions and targets of one shape; `[n, 1]` and `[n]` fit,
 /// too.

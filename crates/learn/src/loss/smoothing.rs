@@ -1,11 +1,11 @@
 //! fastai's cross-entropy with smoothed labels.
 
+use brigade_torch::{Error, Result};
 use tch::{Reduction, Tensor};
 
 use super::cross_entropy::entropy;
 use super::weights::Weights;
 use super::{Loss, read};
-use brigade_torch::{Error, Result};
 
 /// The cross-entropy with smoothed labels: `eps/classes · Σₖ -ln pₖ + (1 - eps) · -wᵧ ln pᵧ`, of probabilities `p` and the
 /// target's class `y`.

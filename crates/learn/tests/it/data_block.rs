@@ -9,8 +9,8 @@ use brigade_learn::{Item, Learner, Loaders, Predictor};
 use brigade_nn::{Flatten, Linear, ParamPath, Sequential};
 use brigade_testkit::Photos;
 use brigade_train::Accelerator;
-use brigade_vision::transforms::{Operation, Phase, SampleRng, Transform};
-use brigade_vision::{ImageError, Size};
+use brigade_vision::transforms::{Operation, Phase, RandomCrop, SampleRng, Transform};
+use brigade_vision::{CacheOptions, ImageError, OnBroken, Size};
 use tch::{Kind, Tensor};
 
 fn accelerator() -> Accelerator {

@@ -9,7 +9,8 @@ use brigade_metrics::{Accuracy, TopK};
 use brigade_models::XResNet;
 use brigade_nn::{Model, StateDict, weights};
 use brigade_test_needs::{Need, needs};
-use brigade_train::{Accelerator, Kind};
+use brigade_train::Accelerator;
+use tch::Kind;
 
 #[needs(Fastai)]
 fn two_epochs_agree_with_fastais() {

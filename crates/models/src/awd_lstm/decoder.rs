@@ -4,9 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use brigade_nn::Training;
-use brigade_torch::Result;
 use brigade_torch::{
-    CrossEntropyLoss, CrossEntropyOptions, cross_entropy, linear, linear_cross_entropy,
+    CrossEntropyLoss, CrossEntropyOptions, Result, cross_entropy, linear, linear_cross_entropy,
 };
 use parking_lot::Mutex;
 use tch::Tensor;
@@ -21,7 +20,8 @@ use tch::Tensor;
 ///
 /// ```
 /// use brigade_models::{LanguageModel, LanguageModelOptions};
-/// use brigade_nn::{Model, Tensor};
+/// use brigade_nn::Model;
+/// use tch::Tensor;
 ///
 /// let mut options = LanguageModelOptions::default();
 /// (options.encoder.embedding, options.encoder.hidden) = (8, 12);

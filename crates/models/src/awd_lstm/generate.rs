@@ -33,7 +33,7 @@ impl Default for NextWordOptions {
 ///
 /// ```
 /// use brigade_models::{NextWordOptions, next_word};
-/// use brigade_nn::Tensor;
+/// use tch::Tensor;
 ///
 /// let scores = Tensor::from_slice(&[3f32, 1.0, 2.0]);
 /// let greedy = NextWordOptions { temperature: 0.0, never: Some(0), ..NextWordOptions::default() };

@@ -17,7 +17,7 @@ use crate::init::redraw_norm;
 ///
 /// ```
 /// use brigade_models::masked_concat_pool;
-/// use brigade_nn::Tensor;
+/// use tch::Tensor;
 ///
 /// let outputs = Tensor::from_slice(&[1f32, 5.0, 3.0, 9.0]).view([1, 4, 1]);
 /// let padding = Tensor::from_slice(&[false, false, false, true]).view([1, 4]);

@@ -16,7 +16,8 @@ use tch::{Kind, Tensor};
 ///
 /// ```
 /// use brigade_models::{LanguageModel, LanguageModelOptions};
-/// use brigade_nn::{Model, Tensor};
+/// use brigade_nn::Model;
+/// use tch::Tensor;
 ///
 /// let mut options = LanguageModelOptions::default();
 /// (options.encoder.embedding, options.encoder.hidden) = (8, 12);
@@ -161,7 +162,7 @@ impl RnnOutputs {
     ///
     /// ```
     /// use brigade_models::RnnOutputs;
-    /// use brigade_nn::Tensor;
+    /// use tch::Tensor;
     ///
     /// let values = Tensor::from_slice(&[1f32, 3.0, 2.0, 2.0]).view([2, 2, 1]);
     /// let outputs = RnnOutputs { raw: values.shallow_clone(), dropped: values };

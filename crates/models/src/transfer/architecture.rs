@@ -63,7 +63,8 @@ impl Architecture {
     ///
     /// ```
     /// use brigade_models::{Architecture, HeadOptions, TransferModel};
-    /// use brigade_nn::{Kind, Model, Tensor};
+    /// use brigade_nn::Model;
+    /// use tch::{Kind, Tensor};
     ///
     /// let grey = Architecture::resnet18().in_channels(1);
     /// let model = Model::new(|path| TransferModel::new(path, &grey, &HeadOptions::new(10)))?;

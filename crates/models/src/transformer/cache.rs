@@ -10,7 +10,8 @@ use tch::Tensor;
 ///
 /// ```
 /// use brigade_models::{Gpt2LmHead, Gpt2Options, KeyValueCache};
-/// use brigade_nn::{Model, Tensor};
+/// use brigade_nn::Model;
+/// use tch::Tensor;
 ///
 /// let options = Gpt2Options { vocab_size: 50, n_embd: 32, n_head: 4, n_layer: 1, ..Default::default() };
 /// let mut model = Model::new(|path| Gpt2LmHead::new(path, &options))?;

@@ -18,7 +18,7 @@ use sampling::Before;
 ///
 /// ```
 /// use brigade_models::{CausalModel, GenerationOptions, Tokens};
-/// use brigade_nn::{Device, Kind, Tensor};
+/// use tch::{Device, Kind, Tensor};
 /// use brigade_torch::Result;
 ///
 /// /// Counts upwards, modulo 10.
@@ -76,7 +76,8 @@ impl<M: CausalModel> CausalModel for Model<M> {
 ///
 /// ```
 /// use brigade_models::{GenerationOptions, Gpt2LmHead, Gpt2Options};
-/// use brigade_nn::{Model, Tensor};
+/// use brigade_nn::Model;
+/// use tch::Tensor;
 ///
 /// let options = Gpt2Options { vocab_size: 50, n_embd: 32, n_head: 4, n_layer: 1, ..Default::default() };
 /// let mut model = Model::new(|path| Gpt2LmHead::new(path, &options))?;

@@ -253,7 +253,8 @@ impl CausalBody for Gpt2 {
 ///
 /// ```
 /// use brigade_models::{Gpt2LmHead, Gpt2Options};
-/// use brigade_nn::{Model, Tensor};
+/// use brigade_nn::Model;
+/// use tch::Tensor;
 ///
 /// let options = Gpt2Options { vocab_size: 50, n_embd: 32, n_head: 4, n_layer: 2, ..Default::default() };
 /// let model = Model::new(|path| Gpt2LmHead::new(path, &options))?;

@@ -1,8 +1,7 @@
 //! A language model's loss as the output of its forward.
 
 use brigade_nn::Module;
-use brigade_torch::Result;
-use brigade_torch::{Error, TensorTree, TreeSpec};
+use brigade_torch::{Error, Result, TensorTree, TreeSpec};
 use tch::Tensor;
 
 use super::bert::BertForMaskedLm;
@@ -18,7 +17,8 @@ use super::tokens::Tokens;
 ///
 /// ```
 /// use brigade_models::{Gpt2LmHead, Gpt2Options, Labelled};
-/// use brigade_nn::{Model, Tensor};
+/// use brigade_nn::Model;
+/// use tch::Tensor;
 ///
 /// let options = Gpt2Options { vocab_size: 50, n_positions: 8, n_embd: 16, n_layer: 1, n_head: 2, ..Default::default() };
 /// let model = Model::new(|path| Gpt2LmHead::new(path, &options))?;

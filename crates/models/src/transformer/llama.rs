@@ -150,7 +150,8 @@ impl CausalBody for Llama {
 ///
 /// ```
 /// use brigade_models::{LlamaForCausalLm, LlamaOptions};
-/// use brigade_nn::{Model, Tensor};
+/// use brigade_nn::Model;
+/// use tch::Tensor;
 ///
 /// let options = LlamaOptions {
 ///     vocab_size: 50, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1,

@@ -1,7 +1,6 @@
 //! Losses of language models and classifiers, as sums and counts.
 
-use brigade_torch::{CrossEntropyOptions, cross_entropy, linear_cross_entropy};
-use brigade_torch::{Error, Result};
+use brigade_torch::{CrossEntropyOptions, Error, Result, cross_entropy, linear_cross_entropy};
 use tch::{Kind, Reduction, Tensor};
 
 /// Labels that add nothing to a loss: padding, and tokens that are not to be predicted.
@@ -36,7 +35,7 @@ impl TokenLoss {
 ///
 /// ```
 /// use brigade_models::token_loss;
-/// use brigade_nn::{Device, Kind, Tensor};
+/// use tch::{Device, Kind, Tensor};
 ///
 /// let logits = Tensor::zeros([1, 3, 4], (Kind::Float, Device::Cpu));
 /// let labels = Tensor::from_slice(&[2i64, -100, 0]).view([1, 3]);
@@ -58,7 +57,7 @@ pub fn token_loss(logits: &Tensor, labels: &Tensor, smoothing: f64) -> Result<To
 ///
 /// ```
 /// use brigade_models::causal_lm_loss;
-/// use brigade_nn::{Device, Kind, Tensor};
+/// use tch::{Device, Kind, Tensor};
 ///
 /// let logits = Tensor::zeros([1, 3, 4], (Kind::Float, Device::Cpu));
 /// let ids = Tensor::from_slice(&[2i64, 1, 0]).view([1, 3]);
@@ -103,7 +102,7 @@ impl ProblemType {
 ///
 /// ```
 /// use brigade_models::{ProblemType, sequence_loss};
-/// use brigade_nn::Tensor;
+/// use tch::Tensor;
 ///
 /// let logits = Tensor::from_slice(&[1f32, 2.0]).view([2, 1]);
 /// let labels = Tensor::from_slice(&[1f32, 4.0]);

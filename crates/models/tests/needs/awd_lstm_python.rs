@@ -7,8 +7,9 @@ use brigade_models::{
     AwdLstm, AwdLstmOptions, LanguageModel, LanguageModelOptions, PretrainedLanguageModel,
     RecurrentState, TextClassifier, TextClassifierOptions, save_encoder,
 };
-use brigade_nn::{Kind, Model, Module, ParamPath, StateDict, Tensor, weights};
+use brigade_nn::{Model, Module, ParamPath, StateDict, weights};
 use brigade_test_needs::{Need, needs};
+use tch::{Kind, Tensor};
 
 const WORDS: i64 = 50;
 

@@ -7,8 +7,9 @@ use brigade_models::{
     ConvNeXt, ImageClassifier, Pretrained, ResNet, ResNetOptions, Stem, VisionTransformer,
     VisionTransformerOptions, XResNet,
 };
-use brigade_nn::{Layer, Model, ParamPath, Tensor, weights};
+use brigade_nn::{Layer, Model, ParamPath, weights};
 use brigade_test_needs::{Need, needs};
+use tch::Tensor;
 
 const CLASSES: i64 = 10;
 

@@ -9,8 +9,9 @@ use brigade_models::{
     CausalModel, GenerationOptions, Gpt2, Gpt2LmHead, LlamaForCausalLm, Tokens, Transformer,
     TransformerOptions, no_decay_parameters,
 };
-use brigade_nn::{Kind, Model, Module, Tensor, weights};
+use brigade_nn::{Model, Module, weights};
 use brigade_test_needs::{Need, needs};
+use tch::{Kind, Tensor};
 
 #[needs(TorchModels)]
 fn folders_go_to_transformers_and_back() {

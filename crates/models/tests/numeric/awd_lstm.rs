@@ -9,9 +9,10 @@ mod language_model;
 use std::collections::BTreeMap;
 
 use brigade_models::{AwdLstmDropout, AwdLstmOptions, LanguageModelOptions};
-use brigade_nn::{Kind, LayerGroups, Model, Tensor};
+use brigade_nn::{LayerGroups, Model};
 use brigade_test_device::{changes, numeric_device, on_device, perturb, tolerance};
 use serde_json::Value;
+use tch::{Kind, Tensor};
 
 use crate::fill::fill;
 

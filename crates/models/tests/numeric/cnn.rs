@@ -1,9 +1,10 @@
 //! The CNN against PyTorch: its names and its loss curve.
 
 use brigade_models::Cnn;
-use brigade_nn::{Kind, Model, Tensor};
+use brigade_nn::Model;
 use brigade_test_device::{numeric_device, on_device};
 use serde_json::Value;
+use tch::{Kind, Tensor};
 
 fn golden(text: &str) -> Value {
     serde_json::from_str(text).unwrap()

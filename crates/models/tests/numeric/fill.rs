@@ -1,8 +1,9 @@
 //! The values that the golden files' weights and inputs are filled with.
 
-use brigade_nn::{Model, Tensor};
+use brigade_nn::Model;
 use brigade_test_device::on_device;
 use brigade_testkit::golden_uniform;
+use tch::Tensor;
 
 /// Returns the golden files' own random numbers as a tensor of a shape.
 pub(crate) fn fill(shape: &[i64], stream: u64, low: f64, high: f64) -> Tensor {

@@ -5,9 +5,10 @@ use std::cell::LazyCell;
 use brigade_models::{
     Activation, ResNet, ResNetOptions, UNet, UNetOptions, XResNet, XResNetOptions,
 };
-use brigade_nn::{Device, Kind, Layer, Model, ParamPath, Tensor};
+use brigade_nn::{Layer, Model, ParamPath};
 use brigade_test_device::{numeric_device, on_device, perturb};
 use serde_json::Value;
+use tch::{Device, Kind, Tensor};
 
 use crate::fill::{fill, filled};
 

@@ -1,8 +1,9 @@
 //! First values of the CNN: for a seed they are those that PyTorch draws.
 
 use brigade_models::Cnn;
-use brigade_nn::{Device, Kind, Model};
+use brigade_nn::Model;
 use serde_json::Value;
+use tch::{Device, Kind};
 
 #[test]
 fn a_seed_gives_pytorchs_first_values() {

@@ -5,11 +5,10 @@ use brigade_models::{
     ResNet, ResNetOptions, TransferModel, UNet, UNetOptions, VisionTransformer,
     VisionTransformerOptions, resnet18, resnet34, xresnet18,
 };
-use brigade_nn::{
-    Device, IntoModel, Kind, Layer, Model, ModelBuilder, ParamPath, StateDict, Tensor, weights,
-};
+use brigade_nn::{IntoModel, Layer, Model, ModelBuilder, ParamPath, StateDict, weights};
 use brigade_test_device::{numeric_device, on_device, tolerance};
 use serde_json::{Value, json};
+use tch::{Device, Kind, Tensor};
 
 use crate::fill::{fill, filled};
 

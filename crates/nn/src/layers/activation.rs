@@ -1,15 +1,16 @@
 //! Activations as layers, for rows of layers.
 
+use brigade_torch::Result;
 use tch::Tensor;
 
 use crate::Module;
 use crate::error::ModelError;
-use brigade_torch::Result;
 
 /// `max(x, 0)`, any shape.
 ///
 /// ```
-/// use brigade_nn::{Module, Relu, Tensor};
+/// use brigade_nn::{Module, Relu};
+/// use tch::Tensor;
 /// assert_eq!(Relu.forward(&Tensor::from_slice(&[-1f32, 2.0]))?, Tensor::from_slice(&[0f32, 2.0]));
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```

@@ -3,7 +3,8 @@
 use std::borrow::Borrow;
 
 use brigade_torch::{
-    BatchNormState, ProcessGroup, batch_norm, batch_norm_relu, is_recomputing, sync_batch_norm,
+    BatchNormState, ProcessGroup, Result, batch_norm, batch_norm_relu, is_recomputing,
+    sync_batch_norm,
 };
 use tch::{Device, Kind, TchError, Tensor};
 
@@ -11,7 +12,6 @@ use crate::error::first_line;
 use crate::layer_context::LayerContext;
 use crate::shared_statistics::SharedStatistics;
 use crate::{Init, Module, ParamPath, Training};
-use brigade_torch::Result;
 
 /// Options of [`BatchNorm1d`] and [`BatchNorm2d`].
 #[derive(Debug, Clone, Copy)]
@@ -100,7 +100,8 @@ impl BatchNorm2d {
     /// `input` and `shortcut` are `[n, features, h, w]`.
     ///
     /// ```
-    /// use brigade_nn::{BatchNorm2d, Kind, Model, Module, Tensor};
+    /// use brigade_nn::{BatchNorm2d, Model, Module};
+    /// use tch::{Kind, Tensor};
     /// use brigade_torch::Result;
     ///
     /// struct Block(BatchNorm2d);
@@ -137,7 +138,8 @@ batch_norm! {
     /// ([torch.nn.BatchNorm2d](https://docs.pytorch.org/docs/stable/generated/torch.nn.BatchNorm2d.html)).
     ///
     /// ```
-    /// use brigade_nn::{BatchNorm2d, Kind, Model, Tensor};
+    /// use brigade_nn::{BatchNorm2d, Model};
+    /// use tch::{Kind, Tensor};
     ///
     /// let model = Model::new(|p| BatchNorm2d::new(p, 32))?;
     /// assert_eq!((model.parameters().len(), model.buffers().len()), (2, 3));
@@ -153,7 +155,8 @@ batch_norm! {
     /// ([torch.nn.BatchNorm1d](https://docs.pytorch.org/docs/stable/generated/torch.nn.BatchNorm1d.html)).
     ///
     /// ```
-    /// use brigade_nn::{BatchNorm1d, Kind, Model, Tensor};
+    /// use brigade_nn::{BatchNorm1d, Model};
+    /// use tch::{Kind, Tensor};
     ///
     /// let mut model = Model::new(|p| BatchNorm1d::new(p, 3))?;
     /// model.eval();

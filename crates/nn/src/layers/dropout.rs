@@ -2,12 +2,11 @@
 
 use std::borrow::Borrow;
 
-use brigade_torch::dropout;
+use brigade_torch::{Result, dropout};
 use tch::Tensor;
 
 use crate::layer_context::LayerContext;
 use crate::{Module, ParamPath, Training};
-use brigade_torch::Result;
 
 /// In training sets each value to 0 with probability `p` and divides the others by `1 − p`; in
 /// evaluation passes its input. Any shape
@@ -19,7 +18,8 @@ use brigade_torch::Result;
 /// It has no parameters, and takes the path only for the switch between training and evaluation.
 ///
 /// ```
-/// use brigade_nn::{Dropout, Kind, Model, Tensor};
+/// use brigade_nn::{Dropout, Model};
+/// use tch::{Kind, Tensor};
 ///
 /// let mut model = Model::new(|p| Dropout::new(p, 0.5))?;
 /// let ones = Tensor::ones([1000], (Kind::Float, model.device()));

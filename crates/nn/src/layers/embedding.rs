@@ -2,12 +2,12 @@
 
 use std::borrow::Borrow;
 
+use brigade_torch::{Error, Result};
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::error::ModelError;
 use crate::layer_context::LayerContext;
 use crate::{Init, Module, ParamPath};
-use brigade_torch::{Error, Result};
 
 /// Row `i` of a table for every index `i`: from integers `[…]` to `[…, width]`.
 ///
@@ -19,7 +19,8 @@ use brigade_torch::{Error, Result};
 /// ([torch.nn.Embedding](https://docs.pytorch.org/docs/stable/generated/torch.nn.Embedding.html)).
 ///
 /// ```
-/// use brigade_nn::{Embedding, Model, Tensor};
+/// use brigade_nn::{Embedding, Model};
+/// use tch::Tensor;
 ///
 /// let model = Model::new(|p| Embedding::new(p, 100, 16))?;
 /// assert_eq!(model.forward(&Tensor::from_slice(&[3i64, 99]))?.size(), [2, 16]);

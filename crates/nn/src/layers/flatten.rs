@@ -1,15 +1,16 @@
 //! All dimensions of a sample in one.
 
+use brigade_torch::Result;
 use tch::Tensor;
 
 use crate::Module;
 use crate::error::ModelError;
-use brigade_torch::Result;
 
 /// From `[n, a, b, …]` to `[n, a·b·…]`.
 ///
 /// ```
-/// use brigade_nn::{Flatten, Kind, Module, Tensor};
+/// use brigade_nn::{Flatten, Module};
+/// use tch::{Kind, Tensor};
 /// let maps = Tensor::zeros([8, 64, 7, 7], (Kind::Float, tch::Device::Cpu));
 /// assert_eq!(Flatten.forward(&maps)?.size(), [8, 3136]);
 /// # Ok::<(), brigade_torch::Error>(())

@@ -2,11 +2,11 @@
 
 use std::borrow::Borrow;
 
+use brigade_torch::Result;
 use tch::Tensor;
 
 use crate::layer_context::LayerContext;
 use crate::{Init, Module, ParamPath};
-use brigade_torch::Result;
 
 /// `y = (x − mean) / √(var + eps) · weight + bias`, mean and biased variance over the last
 /// dimensions `shape` of `[…, shape]`, each position by itself.
@@ -15,7 +15,8 @@ use brigade_torch::Result;
 /// ([torch.nn.LayerNorm](https://docs.pytorch.org/docs/stable/generated/torch.nn.LayerNorm.html)).
 ///
 /// ```
-/// use brigade_nn::{LayerNorm, Model, Tensor};
+/// use brigade_nn::{LayerNorm, Model};
+/// use tch::Tensor;
 ///
 /// let model = Model::new(|p| LayerNorm::new(p, &[2]))?;
 /// // mean 2, variance 1

@@ -2,12 +2,11 @@
 
 use std::borrow::Borrow;
 
-use brigade_torch::{gelu_linear, linear};
+use brigade_torch::{Result, gelu_linear, linear};
 use tch::Tensor;
 
 use crate::layer_context::LayerContext;
 use crate::{Init, Module, ParamPath};
-use brigade_torch::Result;
 
 /// `y = x Wᵀ + b`, from `[…, in]` to `[…, out]`.
 ///
@@ -15,7 +14,8 @@ use brigade_torch::Result;
 /// ([torch.nn.Linear](https://docs.pytorch.org/docs/stable/generated/torch.nn.Linear.html)).
 ///
 /// ```
-/// use brigade_nn::{Kind, Linear, Model, Tensor};
+/// use brigade_nn::{Linear, Model};
+/// use tch::{Kind, Tensor};
 ///
 /// let model = Model::new(|p| Linear::new(p, 3, 2))?;
 /// let input = Tensor::ones([5, 3], (Kind::Float, model.device()));
@@ -77,7 +77,8 @@ impl Linear {
     /// For another approximation, and as the forward for an input of another shape.
     ///
     /// ```
-    /// use brigade_nn::{Kind, Linear, Model, Module, Tensor};
+    /// use brigade_nn::{Linear, Model, Module};
+    /// use tch::{Kind, Tensor};
     ///
     /// let model = Model::new(|p| Linear::new(p, 3, 2))?;
     /// let input = Tensor::randn([5, 3], (Kind::Float, model.device()));

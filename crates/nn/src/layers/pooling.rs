@@ -1,18 +1,18 @@
 //! Pooling over windows.
 
-use brigade_torch::max_pool2d;
+use brigade_torch::{Result, max_pool2d};
 use tch::{TchError, Tensor};
 
 use crate::Module;
 use crate::error::ModelError;
-use brigade_torch::Result;
 
 /// The largest value of each window: from `[n, c, h, w]` to `[n, c, h', w']` with
 /// `h' = ⌊(h + 2·padding − kernel) / stride⌋ + 1`
 /// ([torch.nn.MaxPool2d](https://docs.pytorch.org/docs/stable/generated/torch.nn.MaxPool2d.html)).
 ///
 /// ```
-/// use brigade_nn::{Kind, MaxPool2d, Module, Tensor};
+/// use brigade_nn::{MaxPool2d, Module};
+/// use tch::{Kind, Tensor};
 /// let image = Tensor::arange(16, (Kind::Float, tch::Device::Cpu)).view([1, 1, 4, 4]);
 /// let corners = Tensor::from_slice(&[5f32, 7.0, 13.0, 15.0]).view([1, 1, 2, 2]);
 /// assert_eq!(MaxPool2d::new(2).forward(&image)?, corners);

@@ -2,11 +2,11 @@
 
 use std::borrow::Borrow;
 
+use brigade_torch::Result;
 use tch::Tensor;
 
 use crate::layer_context::LayerContext;
 use crate::{Init, Module, ParamPath};
-use brigade_torch::Result;
 
 /// `y = x / √(mean(x²) + eps) · weight`, the mean over the last dimension of `[…, width]`, each position by
 /// itself.
@@ -16,7 +16,8 @@ use brigade_torch::Result;
 /// bits are normalised in 32.
 ///
 /// ```
-/// use brigade_nn::{Model, RmsNorm, Tensor};
+/// use brigade_nn::{Model, RmsNorm};
+/// use tch::Tensor;
 ///
 /// let model = Model::new(|p| RmsNorm::new(p, 2, 0.0))?;
 /// // mean square 25

@@ -1,12 +1,11 @@
 //! A model's parts by name: layers with their hooks, children, groups of parameters.
 
+use brigade_torch::{NamedTensor, Result};
 use tch::Tensor;
 
 use super::Model;
-use crate::NamedTensor;
 use crate::error::ModelError;
 use crate::hooks::ForwardHook;
-use brigade_torch::Result;
 
 /// A part of a model: parameters under a name of one's own, as an optimizer's group or a stage of freezing.
 #[derive(Debug)]
@@ -29,7 +28,8 @@ impl<M> Model<M> {
     /// ```
     /// use std::sync::{Arc, Mutex};
     ///
-    /// use brigade_nn::{Kind, Linear, Model, Tensor};
+    /// use brigade_nn::{Linear, Model};
+    /// use tch::{Kind, Tensor};
     ///
     /// let mut model = Model::new(|p| Linear::new(p / "head", 4, 2))?;
     /// let seen = Arc::new(Mutex::new(Vec::new()));

@@ -4,10 +4,11 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use brigade_checkpoint::Error as FileError;
-use brigade_nn::{Kind, Tensor, weights};
+use brigade_nn::weights;
 use brigade_testkit::archive;
 use brigade_torch::Error;
 use proptest::prelude::*;
+use tch::{Kind, Tensor};
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)

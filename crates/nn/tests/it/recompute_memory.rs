@@ -2,7 +2,8 @@
 
 use std::fs;
 
-use brigade_nn::{Device, Kind, Linear, Model, ParamPath, Recompute, Sequential, Tensor};
+use brigade_nn::{Linear, Model, ParamPath, Recompute, Sequential};
+use tch::{Device, Kind, Tensor};
 
 use crate::status::status;
 

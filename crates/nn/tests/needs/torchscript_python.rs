@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use brigade_nn::{Model, Module, Tensor, TorchScript, weights};
+use brigade_nn::{Model, Module, TorchScript, weights};
 use brigade_test_needs::{Need, needs};
-use brigade_torch::{Kind, backward, gradient};
+use brigade_torch::{backward, gradient};
+use tch::{Kind, Tensor};
 
 fn python(arguments: &[&Path]) {
     let script =

@@ -1,7 +1,8 @@
 //! Models and tensors on the device of the tests.
 
-use brigade_nn::{Device, Kind, Model, ParamPath};
+use brigade_nn::{Model, ParamPath};
 use brigade_test_device::numeric_device;
+use tch::{Device, Kind};
 
 /// A model on the device of the tests.
 pub(crate) fn build<M>(

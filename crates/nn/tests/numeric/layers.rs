@@ -1,13 +1,14 @@
 //! Outputs, gradients and buffers of every layer against those of PyTorch.
 
 use brigade_nn::{
-    BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, Device, Dropout, Embedding,
-    EmbeddingOptions, Flatten, Kind, LayerNorm, LayerNormOptions, Linear, LinearOptions, MaxPool2d,
-    Model, ModelError, Module, ParamPath, Recompute, Relu, Sequential, Tensor,
+    BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, Dropout, Embedding,
+    EmbeddingOptions, Flatten, LayerNorm, LayerNormOptions, Linear, LinearOptions, MaxPool2d,
+    Model, ModelError, Module, ParamPath, Recompute, Relu, Sequential,
 };
 use brigade_test_device::on_device;
 use brigade_torch::Error;
 use serde_json::Value;
+use tch::{Device, Kind, Tensor};
 
 use crate::device::build;
 

@@ -1,9 +1,10 @@
 //! LSTMs against PyTorch's: names, first values for a seed, outputs, states and gradients.
 
-use brigade_nn::{Kind, Lstm, LstmOptions, LstmState, Model, ModelError, Tensor};
+use brigade_nn::{Lstm, LstmOptions, LstmState, Model, ModelError};
 use brigade_test_device::on_device;
 use brigade_torch::{Autocast, emulated_kind};
 use serde_json::Value;
+use tch::{Kind, Tensor};
 
 use crate::device::build;
 

@@ -1,14 +1,15 @@
 //! Registration, freezing, moving, state dictionaries.
 
 use brigade_nn::{
-    BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Embedding, EmbeddingOptions, Flatten, Init, Kind,
-    Linear, MaxPool2d, Model, ModelError, Module, ParamPath, Relu, Sequential, StateDict, Tensor,
+    BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Embedding, EmbeddingOptions, Flatten, Init,
+    Linear, MaxPool2d, Model, ModelError, Module, ParamPath, Relu, Sequential, StateDict,
 };
 use brigade_test_device::{numeric_device, on_device};
+use tch::{Kind, Tensor};
 
 use crate::device::build;
 
-fn names(tensors: Vec<brigade_nn::NamedTensor>) -> Vec<String> {
+fn names(tensors: Vec<brigade_torch::NamedTensor>) -> Vec<String> {
     tensors.into_iter().map(|named| named.name).collect()
 }
 

@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use brigade_nn::{
     BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Linear, Model, ModelError, Module, ParamPath,
-    Recompute, Relu, ScriptValue, Sequential, TorchScript,
+    Recompute, Relu, Sequential, TorchScript,
 };
 use brigade_test_device::numeric_device;
-use brigade_torch::{Autocast, GpuMath, TorchError, backward, gradient, recomputed};
+use brigade_torch::{Autocast, GpuMath, ScriptValue, TorchError, backward, gradient, recomputed};
 use parking_lot::Mutex;
 use tch::nn::{self, ModuleT};
 use tch::{Device, Kind, Tensor};
@@ -39,7 +39,7 @@ fn variables_of_tch_are_parameters_and_buffers_under_their_names() {
     let net = sequential(&variables);
     variables.freeze();
     let mut model = Model::from_var_store(variables, net).unwrap();
-    let names = |tensors: Vec<brigade_nn::NamedTensor>| -> Vec<String> {
+    let names = |tensors: Vec<brigade_torch::NamedTensor>| -> Vec<String> {
         tensors.into_iter().map(|tensor| tensor.name).collect()
     };
     // In the order in which they were made, not in a hash map's.

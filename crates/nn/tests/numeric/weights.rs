@@ -4,11 +4,12 @@ use std::path::{Path, PathBuf};
 
 use brigade_checkpoint::Error as FileError;
 use brigade_nn::{
-    BatchNorm2d, Conv2d, Conv2dOptions, Device, Embedding, Flatten, Kind, Linear, Model,
-    ModelError, Sequential, StateDict, Tensor, weights,
+    BatchNorm2d, Conv2d, Conv2dOptions, Embedding, Flatten, Linear, Model, ModelError, Sequential,
+    StateDict, weights,
 };
 use brigade_test_device::numeric_device;
 use brigade_torch::Error;
+use tch::{Device, Kind, Tensor};
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)

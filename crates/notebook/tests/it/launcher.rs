@@ -10,7 +10,8 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use brigade_notebook::debug_launcher;
-use brigade_train::{Accelerator, ReduceOp};
+use brigade_torch::ReduceOp;
+use brigade_train::Accelerator;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use object::{Object, ObjectSegment, ObjectSymbol};

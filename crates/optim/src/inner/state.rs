@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use brigade_torch::Tensor;
+use brigade_torch::Result;
+use tch::Tensor;
 
 use super::OptimizerInner;
 use crate::lookahead::Lookahead;
 use crate::state::{GroupState, OptimizerState, ParameterState, STEP, StateMismatch};
-use brigade_torch::Result;
 
 impl OptimizerInner {
     pub(crate) fn state_dict(&self) -> Result<OptimizerState> {

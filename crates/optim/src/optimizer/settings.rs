@@ -16,7 +16,8 @@ use brigade_torch::Result;
 /// The settings of an optimizer of any kind, for code that lets its caller choose one: every builder of this crate.
 ///
 /// ```
-/// use brigade_optim::{AdamW, NamedTensor, OptimizerSettings, Overrides, Sgd};
+/// use brigade_optim::{AdamW, OptimizerSettings, Overrides, Sgd};
+/// use brigade_torch::NamedTensor;
 /// use tch::{Device, Kind, Tensor};
 ///
 /// let weight = Tensor::ones([2, 2], (Kind::Float, Device::Cpu)).set_requires_grad(true);

@@ -1,12 +1,12 @@
 //! Adafactor.
 
+use brigade_torch::Result;
 use brigade_torch::matrix_step::{self, AdafactorStep, Variances};
 
 use crate::builder::builder;
 use crate::check::check;
 use crate::options::Options;
 use crate::rule::{Rule, Step};
-use brigade_torch::Result;
 
 builder! {
     /// Adafactor (Shazeer and Stern, 2018), with the defaults and the arithmetic of `torch.optim.Adafactor`:

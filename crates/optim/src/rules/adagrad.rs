@@ -1,13 +1,13 @@
 //! Adagrad.
 
-use brigade_torch::Tensor;
+use brigade_torch::Result;
 use brigade_torch::fused::{self, AdagradStep};
+use tch::Tensor;
 
 use crate::builder::builder;
 use crate::check::check;
 use crate::options::Options;
 use crate::rule::{Rule, Step};
-use brigade_torch::Result;
 
 builder! {
     /// Adagrad (Duchi, Hazan and Singer, 2011), with the defaults and the arithmetic of

@@ -1,13 +1,13 @@
 //! Adam and AdamW.
 
-use brigade_torch::Tensor;
+use brigade_torch::Result;
 use brigade_torch::fused::{self, AdamStep};
+use tch::Tensor;
 
 use crate::builder::builder;
 use crate::check::{check, check_betas};
 use crate::options::Options;
 use crate::rule::{Rule, Step};
-use brigade_torch::Result;
 
 builder! {
     /// Adam (Kingma and Ba, 2015), with the defaults and the arithmetic of `torch.optim.Adam`, on libtorch's

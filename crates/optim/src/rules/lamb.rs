@@ -1,12 +1,12 @@
 //! LAMB.
 
+use brigade_torch::Result;
 use brigade_torch::flat::{self, LambStep};
 
 use crate::builder::{builder, decoupled_weight_decay};
 use crate::check::{check, check_betas};
 use crate::options::{Options, WeightDecay};
 use crate::rule::{Rule, Step};
-use brigade_torch::Result;
 
 builder! {
     /// LAMB (You et al., 2020) in fastai's form: Adam's step, whose length for each parameter follows the

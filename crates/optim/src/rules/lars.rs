@@ -1,12 +1,12 @@
 //! LARS and LARC.
 
+use brigade_torch::Result;
 use brigade_torch::flat::{self, LarcStep};
 
 use crate::builder::{builder, decoupled_weight_decay};
 use crate::check::check;
 use crate::options::{Options, WeightDecay};
 use crate::rule::{Rule, Step};
-use brigade_torch::Result;
 
 builder! {
     /// LARS (You, Gitman and Ginsburg, 2017), and LARC, which clips its rate: SGD with momentum, each

@@ -1,12 +1,12 @@
 //! QHAdam.
 
 use brigade_torch::flat::{self, QhAdamStep};
+use brigade_torch::{Error, Result};
 
 use crate::builder::{builder, decoupled_weight_decay};
 use crate::check::{check, check_betas};
 use crate::options::{Options, WeightDecay};
 use crate::rule::{Rule, Step};
-use brigade_torch::{Error, Result};
 
 builder! {
     /// Quasi-hyperbolic Adam (Ma and Yarats, 2019) with the arithmetic and the defaults of fastai's `QHAdam`: Adam,

@@ -1,12 +1,12 @@
 //! RMSprop.
 
+use brigade_torch::Result;
 use brigade_torch::flat::{self, RmsPropStep};
 
 use crate::builder::{builder, decoupled_weight_decay};
 use crate::check::check;
 use crate::options::{Options, WeightDecay};
 use crate::rule::{Rule, Step};
-use brigade_torch::Result;
 
 builder! {
     /// RMSprop (Hinton, 2012), with the defaults and the arithmetic of `torch.optim.RMSprop`.

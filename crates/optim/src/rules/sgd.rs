@@ -1,13 +1,13 @@
 //! Stochastic gradient descent.
 
-use brigade_torch::Tensor;
 use brigade_torch::fused::{self, SgdStep};
+use brigade_torch::{Error, Result};
+use tch::Tensor;
 
 use crate::builder::{builder, decoupled_weight_decay};
 use crate::check::check;
 use crate::options::{Options, WeightDecay};
 use crate::rule::{Rule, Step};
-use brigade_torch::{Error, Result};
 
 builder! {
     /// Stochastic gradient descent with momentum, with the arithmetic of `torch.optim.SGD`, on libtorch's

@@ -1,8 +1,8 @@
 //! Parameter groups: which parameter is where, and what schedules do to them.
 
 use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, LayerNorm, Linear, Model, ParamPath};
-use brigade_optim::schedule::Schedule;
 use brigade_optim::{Adam, AdamW, Group, ParameterGroup, Scheduler, Sgd};
+use brigade_schedule::Schedule;
 use brigade_testkit::assert_close;
 
 use crate::filled::model;

@@ -1,6 +1,7 @@
 //! Loaders against fastai's: streams of a language model, padding; shares of ranks, and what is refused.
 
-use brigade_data::{BatchContext, BatchedDataset, DataError, DataLoader, ShardOptions};
+use brigade_data::{BatchContext, BatchedDataset, DataError, DataLoader};
+use brigade_sampling::ShardOptions;
 use brigade_text::{Documents, IGNORED, LabelledTexts, LanguageModelData, Padding, SortedSampler};
 use brigade_tokens::Side;
 use brigade_torch::Result;

@@ -4,7 +4,8 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use brigade_data::{BatchContext, BatchedDataset, Sampler, Shuffle};
+use brigade_data::{BatchContext, BatchedDataset};
+use brigade_sampling::{Sampler, Shuffle};
 use brigade_test_needs::{Need, needs};
 use brigade_text::{
     LengthGrouped, MaskedTokens, PackedTexts, Sequence, SequenceBatch, SequenceCollator,

@@ -21,7 +21,7 @@ impl ProcessGroup {
     /// # use brigade_torch::{Backend, ProcessGroup, Store};
     /// # let gloo = Backend::Gloo(Default::default());
     /// # let group = &ProcessGroup::new(&Store::hash()?, 0, 1, gloo, Default::default())?;
-    /// use brigade_torch::Tensor;
+    /// use tch::Tensor;
     /// let mine = Tensor::from(group.rank() as f64);
     /// let parts: Vec<Tensor> = (0..group.size()).map(|_| mine.shallow_clone()).collect();
     /// let all = group.all_to_all(&parts, None)?;

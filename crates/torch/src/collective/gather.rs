@@ -21,7 +21,7 @@ impl ProcessGroup {
     /// # use brigade_torch::{Backend, ProcessGroup, Store};
     /// # let gloo = Backend::Gloo(Default::default());
     /// # let group = &ProcessGroup::new(&Store::hash()?, 0, 1, gloo, Default::default())?;
-    /// use brigade_torch::Tensor;
+    /// use tch::Tensor;
     /// let mut number = Tensor::from(group.rank() as f64);
     /// group.broadcast(&mut number, 0)?;
     /// assert_eq!(number.double_value(&[]), 0.0);
@@ -81,7 +81,7 @@ impl ProcessGroup {
     /// # use brigade_torch::{Backend, ProcessGroup, Store};
     /// # let gloo = Backend::Gloo(Default::default());
     /// # let group = &ProcessGroup::new(&Store::hash()?, 0, 1, gloo, Default::default())?;
-    /// use brigade_torch::Tensor;
+    /// use tch::Tensor;
     /// let all = group.all_gather(&Tensor::from(group.rank() as f64))?;
     /// assert_eq!(all.last().unwrap().double_value(&[]), (group.size() - 1) as f64);
     /// # Ok::<(), brigade_torch::Error>(())
@@ -163,7 +163,7 @@ impl ProcessGroup {
     /// # use brigade_torch::{Backend, ProcessGroup, Store};
     /// # let gloo = Backend::Gloo(Default::default());
     /// # let group = &ProcessGroup::new(&Store::hash()?, 0, 1, gloo, Default::default())?;
-    /// use brigade_torch::Tensor;
+    /// use tch::Tensor;
     /// let all = group.all_gather_flat_coalesced(&[Tensor::from(1.0), Tensor::from_slice(&[2i64, 3])])?;
     /// assert_eq!(all[1].size(), [2 * group.size() as i64]);
     /// # Ok::<(), brigade_torch::Error>(())

@@ -19,7 +19,7 @@ impl ProcessGroup {
     ///
     /// ```no_run
     /// # fn f(group: &brigade_torch::ProcessGroup) -> Result<(), brigade_torch::Error> {
-    /// use brigade_torch::Tensor;
+    /// use tch::Tensor;
     /// let mut number = Tensor::from(group.rank() as f64);
     /// match group.rank() {
     ///     0 => group.send(&number, 1, 0)?,

@@ -42,7 +42,8 @@ impl ProcessGroup {
     /// # use brigade_torch::{Backend, ProcessGroup, Store};
     /// # let gloo = Backend::Gloo(Default::default());
     /// # let group = &ProcessGroup::new(&Store::hash()?, 0, 1, gloo, Default::default())?;
-    /// use brigade_torch::{ReduceOp, Tensor};
+    /// use brigade_torch::ReduceOp;
+    /// use tch::Tensor;
     /// let mut one = Tensor::from(1.0);
     /// group.all_reduce(&mut one, ReduceOp::Sum)?;
     /// assert_eq!(one.double_value(&[]), group.size() as f64);
@@ -81,7 +82,8 @@ impl ProcessGroup {
     /// # use brigade_torch::{Backend, ProcessGroup, Store};
     /// # let gloo = Backend::Gloo(Default::default());
     /// # let group = &ProcessGroup::new(&Store::hash()?, 0, 1, gloo, Default::default())?;
-    /// use brigade_torch::{ReduceOp, Tensor};
+    /// use brigade_torch::ReduceOp;
+    /// use tch::Tensor;
     /// let mut sums = [Tensor::from(1.0), Tensor::from_slice(&[2i64, 3])];
     /// group.all_reduce_coalesced(&mut sums, ReduceOp::Sum)?;
     /// assert_eq!(sums[0].double_value(&[]), group.size() as f64);
@@ -181,7 +183,8 @@ impl ProcessGroup {
     /// # use brigade_torch::{Backend, ProcessGroup, Store};
     /// # let gloo = Backend::Gloo(Default::default());
     /// # let group = &ProcessGroup::new(&Store::hash()?, 0, 1, gloo, Default::default())?;
-    /// use brigade_torch::{ReduceOp, Tensor};
+    /// use brigade_torch::ReduceOp;
+    /// use tch::Tensor;
     /// let parts: Vec<Tensor> = (0..group.size()).map(|i| Tensor::from(i as f64)).collect();
     /// let mine = group.reduce_scatter(&parts, ReduceOp::Sum)?;
     /// assert_eq!(mine.double_value(&[]), (group.size() * group.rank()) as f64);

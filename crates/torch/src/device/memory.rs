@@ -22,7 +22,8 @@ impl DeviceMemory {
     /// As libtorch's allocator counts it; `None` for the CPU, where libtorch does not count.
     ///
     /// ```
-    /// use brigade_torch::{Device, DeviceMemory};
+    /// use brigade_torch::DeviceMemory;
+    /// use tch::Device;
     /// assert_eq!(DeviceMemory::of(Device::Cpu)?, None);
     /// # Ok::<(), brigade_torch::Error>(())
     /// ```

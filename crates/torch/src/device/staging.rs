@@ -11,7 +11,8 @@ use crate::error::Error;
 /// A tensor of the CPU is copied at once, into ordinary memory.
 ///
 /// ```
-/// use brigade_torch::{Tensor, copy_to_host};
+/// use brigade_torch::copy_to_host;
+/// use tch::Tensor;
 /// let copy = copy_to_host(&Tensor::from_slice(&[1i64, 2]), None)?;
 /// assert_eq!(copy, Tensor::from_slice(&[1i64, 2]));
 /// # Ok::<(), brigade_torch::Error>(())
@@ -30,7 +31,8 @@ pub fn copy_to_host(from: &Tensor, into: Option<&Tensor>) -> Result<Tensor, Erro
 /// where it is on the device already, it is the tensor itself.
 ///
 /// ```
-/// use brigade_torch::{Device, Tensor, copy_to_device};
+/// use brigade_torch::copy_to_device;
+/// use tch::{Device, Tensor};
 /// let indices = copy_to_device(&Tensor::from_slice(&[3i64, 1]), Device::Cpu)?;
 /// assert_eq!(indices, Tensor::from_slice(&[3i64, 1]));
 /// # Ok::<(), brigade_torch::Error>(())

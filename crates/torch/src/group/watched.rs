@@ -50,7 +50,8 @@ impl ProcessGroup {
     /// order.
     ///
     /// ```
-    /// # use brigade_torch::{Backend, Device, ProcessGroup, Store, StreamEvent};
+    /// # use brigade_torch::{Backend, ProcessGroup, Store, StreamEvent};
+    /// # use tch::Device;
     /// # let gloo = Backend::Gloo(Default::default());
     /// # let group = &ProcessGroup::new(&Store::hash()?, 0, 1, gloo, Default::default())?;
     /// # let device = Device::Cpu;

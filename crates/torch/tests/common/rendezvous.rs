@@ -6,9 +6,10 @@ use std::time::Duration;
 use brigade_rank_env::StoreHost;
 use brigade_testkit::World;
 use brigade_torch::{
-    Backend, Error, Fault, GlooDevice, GroupOptions, Kind, ProcessGroup, Store, TcpStore, Tensor,
-    TorchError, inherited_socket,
+    Backend, Error, Fault, GlooDevice, GroupOptions, ProcessGroup, Store, TcpStore, TorchError,
+    inherited_socket,
 };
+use tch::{Kind, Tensor};
 
 pub(crate) fn store(world: &World) -> Store {
     let server = match world.store.host {

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use brigade_testkit::dist_test;
 use brigade_torch::{
-    Backend, Device, Error, ErrorKind, Fault, GlooDevice, GroupOptions, ProcessGroup, ReduceOp,
-    Store, Tensor,
+    Backend, Error, ErrorKind, Fault, GlooDevice, GroupOptions, ProcessGroup, ReduceOp, Store,
 };
+use tch::{Device, Tensor};
 
 use crate::rendezvous::{self, LIMIT, assert_fault, missing, values};
 

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use brigade_testkit::{dist_test, step};
 use brigade_torch::{
-    Backend, Device, Error, Fault, GlooDevice, GroupOptions, Kind, ProcessGroup, ReduceOp, Store,
-    Tensor,
+    Backend, Error, Fault, GlooDevice, GroupOptions, ProcessGroup, ReduceOp, Store,
 };
+use tch::{Device, Kind, Tensor};
 
 use crate::rendezvous::{self, LIMIT, assert_fault, meet, missing};
 

@@ -1,9 +1,9 @@
 //! The group that answers at once, alone and under the reducer.
 
 use brigade_torch::{
-    Backend, Device, GroupOptions, Kind, ProcessGroup, ReduceOp, Reducer, ReducerOptions, Store,
-    Tensor,
+    Backend, GroupOptions, ProcessGroup, ReduceOp, Reducer, ReducerOptions, Store,
 };
+use tch::{Device, Kind, Tensor};
 
 use crate::rendezvous::values;
 

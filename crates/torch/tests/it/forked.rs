@@ -4,12 +4,13 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use brigade_torch::{
-    Backend, BatchNormState, Device, GlooDevice, GroupOptions, Kind, ProcessGroup, ReduceOp,
-    Reducer, ReducerOptions, Store, TcpStore, Tensor, Work, keep_freed_memory, sync_batch_norm,
+    Backend, BatchNormState, GlooDevice, GroupOptions, ProcessGroup, ReduceOp, Reducer,
+    ReducerOptions, Store, TcpStore, Work, keep_freed_memory, sync_batch_norm,
 };
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
+use tch::{Device, Kind, Tensor};
 
 /// Runs `child` in a child of this process; its exit code.
 #[expect(clippy::exit, reason = "the child ends here: it must not return into the test runner")]

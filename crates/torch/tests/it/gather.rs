@@ -1,7 +1,8 @@
 //! all_gather, gather and scatter.
 
 use brigade_testkit::dist_test;
-use brigade_torch::{Device, Fault, Kind, Tensor};
+use brigade_torch::Fault;
+use tch::{Device, Kind, Tensor};
 
 use crate::rendezvous::{self, assert_fault, values};
 

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use brigade_torch::{Device, Kind, Tensor, keep_freed_memory, release_memory};
+use brigade_torch::{keep_freed_memory, release_memory};
+use tch::{Device, Kind, Tensor};
 
 fn floats(megabytes: i64) -> Tensor {
     Tensor::ones([megabytes << 18], (Kind::Float, Device::Cpu))

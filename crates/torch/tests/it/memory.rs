@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, HashMap};
 
 use brigade_torch::{
-    Device, Error, ErrorKind, Kind, Tensor, TensorTree, clear_gradient, elements, from_vec,
-    grad_enabled, gradient,
+    Error, ErrorKind, TensorTree, clear_gradient, elements, from_vec, grad_enabled, gradient,
 };
+use tch::{Device, Kind, Tensor};
 
 use crate::rendezvous::values;
 

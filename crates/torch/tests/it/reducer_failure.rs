@@ -4,9 +4,10 @@ use std::time::{Duration, Instant};
 
 use brigade_testkit::dist_test;
 use brigade_torch::{
-    Bucket, Device, Error, Fault, GradientHook, JoinOptions, Kind, ProcessGroup, ReduceOp, Reducer,
-    ReducerOptions, Tensor, TorchError, clear_gradient,
+    Bucket, Error, Fault, GradientHook, JoinOptions, ProcessGroup, ReduceOp, Reducer,
+    ReducerOptions, TorchError, clear_gradient,
 };
+use tch::{Device, Kind, Tensor};
 
 use crate::rendezvous::{self, LIMIT, assert_fault, missing};
 

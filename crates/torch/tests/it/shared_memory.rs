@@ -3,7 +3,8 @@
 use std::time::Instant;
 
 use brigade_testkit::{World, dist_test, step};
-use brigade_torch::{Device, Fault, GroupOptions, Kind, ProcessGroup, ReduceOp, Store, Tensor};
+use brigade_torch::{Fault, GroupOptions, ProcessGroup, ReduceOp, Store};
+use tch::{Device, Kind, Tensor};
 
 use crate::rendezvous::{self, LIMIT, assert_fault, meet, missing};
 

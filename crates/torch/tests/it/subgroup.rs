@@ -1,7 +1,8 @@
 //! Groups of some ranks.
 
 use brigade_testkit::dist_test;
-use brigade_torch::{ErrorKind, ProcessGroup, ReduceOp, Tensor};
+use brigade_torch::{ErrorKind, ProcessGroup, ReduceOp};
+use tch::Tensor;
 
 use crate::rendezvous::{self, values};
 

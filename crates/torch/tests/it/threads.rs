@@ -1,6 +1,7 @@
 //! Our loops run on libtorch's threads.
 
-use brigade_torch::{BatchNormState, Tensor, batch_norm_relu};
+use brigade_torch::{BatchNormState, batch_norm_relu};
+use tch::Tensor;
 
 #[test]
 fn our_loops_run_on_several_threads() {

@@ -3,7 +3,8 @@
 use std::env;
 use std::process::Command;
 
-use brigade_torch::{Device, Kind, Tensor, WarningFilter};
+use brigade_torch::WarningFilter;
+use tch::{Device, Kind, Tensor};
 
 const CHILD: &str = "BRIGADE_TEST_WARNINGS";
 

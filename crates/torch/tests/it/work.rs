@@ -1,7 +1,8 @@
 //! Operations in flight: several at once, out of order, dropped.
 
 use brigade_testkit::dist_test;
-use brigade_torch::{Device, Kind, ReduceOp, Tensor};
+use brigade_torch::ReduceOp;
+use tch::{Device, Kind, Tensor};
 
 use crate::rendezvous::{self, values};
 

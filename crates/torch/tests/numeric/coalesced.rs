@@ -2,7 +2,8 @@
 
 use brigade_test_device::{gpu, numeric_device, on_device};
 use brigade_testkit::{World, dist_test};
-use brigade_torch::{Device, DeviceExt, Fault, GroupOptions, Kind, ProcessGroup, ReduceOp, Tensor};
+use brigade_torch::{DeviceExt, Fault, GroupOptions, ProcessGroup, ReduceOp};
+use tch::{Device, Kind, Tensor};
 
 use crate::rendezvous::{self, LIMIT, assert_fault, values};
 

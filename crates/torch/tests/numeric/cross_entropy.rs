@@ -2,10 +2,10 @@
 
 use brigade_test_device::{numeric_device, on_device};
 use brigade_torch::{
-    Autocast, BackwardOptions, CrossEntropyLoss, CrossEntropyOptions, Device, Error, Fault, Kind,
-    Tensor, TorchError, backward_with, cross_entropy, linear_cross_entropy,
+    Autocast, BackwardOptions, CrossEntropyLoss, CrossEntropyOptions, Error, Fault, TorchError,
+    backward_with, cross_entropy, linear_cross_entropy,
 };
-use tch::Reduction;
+use tch::{Device, Kind, Reduction, Tensor};
 
 use crate::distance::apart;
 

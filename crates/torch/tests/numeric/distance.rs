@@ -1,6 +1,6 @@
 //! How far two results lie apart.
 
-use brigade_torch::{Kind, Tensor};
+use tch::{Kind, Tensor};
 
 /// The largest difference, over the largest value.
 pub(crate) fn apart(one: &Tensor, other: &Tensor) -> f64 {

@@ -1,7 +1,8 @@
 //! Fused steps refuse states that do not fit, instead of writing beside them.
 
 use brigade_test_device::{numeric_device, on_device};
-use brigade_torch::{DeviceNumbers, Kind, Tensor, channels_last, fused};
+use brigade_torch::{DeviceNumbers, channels_last, fused};
+use tch::{Kind, Tensor};
 
 const HOST: DeviceNumbers<'_> =
     DeviceNumbers { lr: None, steps: None, grad_scale: None, found_inf: None };

@@ -1,7 +1,8 @@
 //! Linear layers whose products the processor may not have in 16 bits.
 
 use brigade_test_device::{assert_same, numeric_device};
-use brigade_torch::{Autocast, Kind, Tensor, gelu_linear, linear};
+use brigade_torch::{Autocast, gelu_linear, linear};
+use tch::{Kind, Tensor};
 
 use crate::distance::apart;
 

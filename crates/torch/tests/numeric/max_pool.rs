@@ -1,7 +1,8 @@
 //! Pooling through loops of our own, against libtorch's.
 
 use brigade_test_device::numeric_device;
-use brigade_torch::{Kind, Tensor, channels_last, max_pool2d};
+use brigade_torch::{channels_last, max_pool2d};
+use tch::{Kind, Tensor};
 
 type Pair = [i64; 2];
 

@@ -2,8 +2,8 @@
 
 use brigade_test_device::kernels::NormRelu;
 use brigade_test_device::numeric_device;
-use brigade_torch::{BatchNormState, Device, Kind, Tensor, batch_norm, batch_norm_relu};
-use tch::{get_num_threads, set_num_threads};
+use brigade_torch::{BatchNormState, batch_norm, batch_norm_relu};
+use tch::{Device, Kind, Tensor, get_num_threads, set_num_threads};
 
 use crate::distance::apart;
 

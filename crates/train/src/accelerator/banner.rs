@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::sync::atomic::Ordering;
 
-use brigade_torch::{CudaUnavailable, Device, DeviceExt};
+use brigade_torch::{CudaUnavailable, DeviceExt};
+use tch::Device;
 
 use crate::accelerator::Accelerator;
 use crate::precision::{Precision, caveat};

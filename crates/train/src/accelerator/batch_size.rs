@@ -1,9 +1,10 @@
 //! The largest batch size that fits into memory.
 
+use brigade_torch::{Error, Result};
+
 use super::Accelerator;
 use crate::batch_size;
 use crate::precision::scaler::GradScaler;
-use brigade_torch::{Error, Result};
 
 impl Accelerator {
     /// Runs the body with a batch size, and again with half of it as long as memory runs out. The body

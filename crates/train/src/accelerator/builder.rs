@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use brigade_rank_env::World;
-use brigade_torch::{Backend, Device, GlooDevice, ReducerOptions, Store, keep_freed_memory};
+use brigade_torch::{Backend, Error, GlooDevice, ReducerOptions, Result, Store, keep_freed_memory};
 use brigade_track::Tracker;
+use tch::Device;
 
 use super::{Accelerator, Options};
 use crate::checkpoint::{Checkpoints, ProjectConfiguration};
@@ -21,7 +22,6 @@ use crate::precision::scaler::GradScalerOptions;
 use crate::precision::{NumericsOptions, Precision};
 use crate::processes::Processes;
 use crate::watch::{Watch, WatchOptions};
-use brigade_torch::{Error, Result};
 
 /// Settings of an [`Accelerator`]. Every one has a default.
 #[derive(Debug)]
@@ -105,7 +105,8 @@ impl AcceleratorBuilder {
     ///
     /// ```
     /// use brigade_torch::{ReduceOp, Store};
-    /// use brigade_train::{Accelerator, Tensor};
+    /// use brigade_train::Accelerator;
+    /// use tch::Tensor;
     /// use brigade_rank_env::{StoreEndpoint, World, WorldSize};
     ///
     /// let store = Store::hash()?;
@@ -333,7 +334,9 @@ impl AcceleratorBuilder {
     ///
     /// ```
     /// # use brigade_nn::{Linear, Model};
-    /// # use brigade_train::{Accelerator, Sgd, Tensor};
+    /// # use brigade_optim::Sgd;
+    /// # use brigade_train::Accelerator;
+    /// # use tch::Tensor;
     /// # use brigade_torch::Error;
     /// # let accelerator = Accelerator::builder().cpu(true).build()?;
     /// # let model = Model::new(|p| Linear::new(p, 4, 2))?;

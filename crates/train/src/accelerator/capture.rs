@@ -1,10 +1,9 @@
 //! Steps that are recorded once and replayed.
 
-use brigade_torch::TensorTree;
+use brigade_torch::{Result, TensorTree};
 
 use super::Accelerator;
 use crate::capture::CapturedStep;
-use brigade_torch::Result;
 
 impl Accelerator {
     /// Makes a whole training step one call of the GPU's driver: forward, backward, reduction, clipping, optimizer and
@@ -32,7 +31,9 @@ impl Accelerator {
     ///
     /// ```
     /// use brigade_nn::{Linear, Model};
-    /// use brigade_train::{Accelerator, Adam, Kind, Tensor};
+    /// use brigade_optim::Adam;
+    /// use brigade_train::Accelerator;
+    /// use tch::{Kind, Tensor};
     ///
     /// let accelerator = Accelerator::new()?;
     /// let model = Model::new(|p| Linear::new(p, 4, 2))?;

@@ -1,7 +1,8 @@
 //! The training step: backward, accumulation, clipping, and ranks with unequal work.
 
 use brigade_data::Batch;
-use brigade_torch::{BackwardOptions, Tensor};
+use brigade_torch::{BackwardOptions, Result};
+use tch::Tensor;
 
 use super::Accelerator;
 use crate::gradients::accumulate::GradientAccumulator;
@@ -12,7 +13,6 @@ use crate::gradients::local_sgd::LocalSgd;
 use crate::gradients::models::{NoSyncGuard, PreparedModels};
 use crate::gradients::weighted::LossWeight;
 use crate::parameters::Parameters;
-use brigade_torch::Result;
 
 impl Accelerator {
     /// Returns the accumulation of gradients as a value of its own: for code that needs nothing else of the
@@ -55,7 +55,8 @@ impl Accelerator {
     /// ```
     /// use brigade_nn::{Linear, Model};
     /// use brigade_torch::{BackwardOptions, GradOptions, grad};
-    /// use brigade_train::{Accelerator, Kind, Tensor};
+    /// use brigade_train::Accelerator;
+    /// use tch::{Kind, Tensor};
     ///
     /// let accelerator = Accelerator::new()?;
     /// let critic = accelerator.prepare(Model::new(|p| Linear::new(p, 4, 1))?)?;
@@ -92,7 +93,8 @@ impl Accelerator {
     /// # use brigade_data::DataLoader;
     /// # use brigade_datasets::Digits;
     /// # use brigade_nn::{Linear, Model};
-    /// # use brigade_train::{Accelerator, Sgd};
+    /// # use brigade_optim::Sgd;
+    /// # use brigade_train::Accelerator;
     /// let accelerator = Accelerator::builder().gradient_accumulation_steps(4).build()?;
     /// # let model = Model::new(|p| Linear::new(p, 64, 10))?;
     /// # let optimizer = Sgd::new(0.1).build(&model)?;
@@ -148,7 +150,8 @@ impl Accelerator {
     ///
     /// ```
     /// # use brigade_nn::{Linear, Model};
-    /// # use brigade_train::{Accelerator, Tensor};
+    /// # use brigade_train::Accelerator;
+    /// # use tch::Tensor;
     /// # let accelerator = Accelerator::builder().cpu(true).build()?;
     /// # let model = accelerator.prepare(Model::new(|p| Linear::new(p, 16, 10))?)?;
     /// # let inputs = Tensor::ones([4, 16], (tch::Kind::Float, tch::Device::Cpu));
@@ -185,7 +188,8 @@ impl Accelerator {
     ///
     /// ```
     /// # use brigade_nn::{Linear, Model};
-    /// # use brigade_train::{Accelerator, Tensor};
+    /// # use brigade_train::Accelerator;
+    /// # use tch::Tensor;
     /// # let accelerator = Accelerator::builder().cpu(true).build()?;
     /// # let model = accelerator.prepare(Model::new(|p| Linear::new(p, 4, 2))?)?;
     /// # let loss = model.forward(&Tensor::ones([1, 4], (tch::Kind::Float, tch::Device::Cpu)))?.sum(None);
@@ -240,7 +244,8 @@ impl Accelerator {
     /// With several models, each iteration must run forward and backward of one after another, in the order given.
     ///
     /// ```
-    /// # use brigade_train::{Accelerator, Adam, JoinInputs};
+    /// # use brigade_optim::Adam;
+    /// # use brigade_train::{Accelerator, JoinInputs};
     /// # use brigade_data::DataLoader;
     /// # use brigade_datasets::Digits;
     /// # use brigade_models::Cnn;
@@ -278,7 +283,8 @@ impl Accelerator {
     /// Begins [`LocalSgd`]. With `enabled` false it has no effect, so that one loop serves both.
     ///
     /// ```
-    /// # use brigade_train::{Accelerator, Adam};
+    /// # use brigade_optim::Adam;
+    /// # use brigade_train::Accelerator;
     /// # use brigade_data::DataLoader;
     /// # use brigade_datasets::Digits;
     /// # use brigade_models::Cnn;

@@ -3,10 +3,10 @@
 use crate::error::TrainError;
 use brigade_data::Batch;
 use brigade_metrics::{Metric, MetricState};
-use brigade_torch::Tensor;
+use brigade_torch::Result;
+use tch::Tensor;
 
 use super::Accelerator;
-use brigade_torch::Result;
 
 impl Accelerator {
     /// Adds this rank's part of a batch to a metric, without the duplicates that complete uneven batches, so that every
@@ -15,7 +15,8 @@ impl Accelerator {
     /// ```
     /// use brigade_data::{DataLoader, TensorDataset};
     /// use brigade_metrics::{Mae, MetricState};
-    /// use brigade_train::{Accelerator, Tensor};
+    /// use brigade_train::Accelerator;
+    /// use tch::Tensor;
     ///
     /// let accelerator = Accelerator::builder().cpu(true).build()?;
     /// let data = TensorDataset::new(Tensor::from_slice(&[1.0, 2.0, 3.0])).unwrap();

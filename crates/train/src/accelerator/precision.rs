@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use brigade_torch::Result;
+
 use super::Accelerator;
 use crate::gradients::backward::Gradients;
 use crate::gradients::loss_check::{LossCheck, LossCheckOptions};
 use crate::precision::scaler::GradScaler;
 use crate::precision::{MathOptions, Numerics, NumericsOptions, Precision};
-use brigade_torch::Result;
 
 impl Accelerator {
     /// The type in which prepared models compute.
@@ -67,7 +68,8 @@ impl Accelerator {
     /// forward, which has it anyway.
     ///
     /// ```
-    /// use brigade_train::{Accelerator, Kind, Precision, Tensor};
+    /// use brigade_train::{Accelerator, Precision};
+    /// use tch::{Kind, Tensor};
     ///
     /// let accelerator = Accelerator::builder().cpu(true).mixed_precision(Precision::Bf16).build()?;
     /// let a = Tensor::ones([4, 4], (Kind::Float, accelerator.device()));

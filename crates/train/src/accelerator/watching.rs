@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use brigade_torch::Result;
 use brigade_track::Value;
 
 use super::Accelerator;
@@ -9,7 +10,6 @@ use crate::watch::log::Logging;
 use crate::watch::profile::{self, Profile, ProfileOptions, Profiler};
 use crate::watch::progress::Progress;
 use crate::watch::tracking::Trackers;
-use brigade_torch::Result;
 
 impl Accelerator {
     /// Prints a line on the first process of each host, without mixing with other ranks' lines.
@@ -57,7 +57,8 @@ impl Accelerator {
     /// The body calls [`Profiler::step`] after each step; without a schedule that only marks them.
     ///
     /// ```
-    /// # use brigade_train::{Accelerator, ProfileOptions, ProfileSchedule, Tensor};
+    /// # use brigade_train::{Accelerator, ProfileOptions, ProfileSchedule};
+    /// # use tch::Tensor;
     /// # let accelerator = Accelerator::builder().cpu(true).build()?;
     /// # let folder = std::env::temp_dir().join(format!("brigade-profile-{}", std::process::id()));
     /// # let train_step = || Tensor::ones([64, 64], (tch::Kind::Float, tch::Device::Cpu)).f_square();
@@ -109,7 +110,7 @@ impl Accelerator {
     ///
     /// ```
     /// # use brigade_train::Accelerator;
-    /// use brigade_train::track::Value;
+    /// use brigade_track::Value;
     /// # let folder = std::env::temp_dir().join(format!("brigade-log-{}", std::process::id()));
     /// # let accelerator = Accelerator::builder().logging_dir(&folder).build()?;
     /// # accelerator.trackers().start("fashion", &())?;

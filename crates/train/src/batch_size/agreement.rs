@@ -12,12 +12,11 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use brigade_torch::{ProcessGroup, Store};
+use brigade_torch::{Error, ProcessGroup, Result, Store};
 
 use super::outcome::{End, Outcome, SCOPE};
 use crate::error::TrainError;
 use crate::job::Job;
-use brigade_torch::{Error, Result};
 
 /// An attempt that has begun.
 pub(super) struct Attempt {

@@ -2,10 +2,9 @@
 
 use std::collections::HashMap;
 
-use brigade_torch::{Device, Kind, Tensor, copy_to_host, is_pinned};
+use brigade_torch::{Result, copy_to_host, is_pinned};
 use parking_lot::Mutex;
-
-use brigade_torch::Result;
+use tch::{Device, Kind, Tensor};
 
 /// Tensors that no save uses now, pinned ones for copies of a GPU's. The pages of new memory cost more than the copy into them: a run that
 /// saves again and again copies into the same ones.

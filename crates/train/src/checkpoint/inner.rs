@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
+use brigade_torch::{Result, TorchError};
 use parking_lot::Mutex;
 
 use super::buffer_pool::BufferPool;
@@ -13,7 +14,6 @@ use crate::gradients::accumulate::GradientAccumulator;
 use crate::gradients::loss_check::LossCheck;
 use crate::processes::Processes;
 use crate::registry::Registry;
-use brigade_torch::{Result, TorchError};
 
 /// What all handles of the checkpoints share.
 pub(super) struct Inner {

@@ -8,16 +8,15 @@ use std::sync::Arc;
 
 use brigade_checkpoint::layout::{self, Checkpoint, Object, TensorLocation};
 use brigade_checkpoint::{Error as FileError, Value};
-use brigade_torch::loaded_kind;
-use brigade_torch::{Device, Tensor, TensorFile, TorchError};
+use brigade_torch::{Error, Result, TensorFile, TorchError, loaded_kind};
 use parking_lot::Mutex;
+use tch::{Device, Tensor};
 
 use super::inner::Inner;
 use super::ranks::{self, Named};
 use crate::error::TrainError;
 use crate::registry::{Checkpointed, Kind, Worlds};
 use crate::stateful::same_shape;
-use brigade_torch::{Error, Result};
 
 const SCOPE: &str = "load_state";
 

@@ -3,9 +3,10 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_checkpoint::{TensorInfo, Value};
-use brigade_torch::{Error, Result, Tensor};
+use brigade_torch::{Error, Result};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tch::Tensor;
 
 use crate::stateful::{Stateful, mismatch};
 

@@ -14,7 +14,7 @@ use brigade_checkpoint::layout::{
     self, FileFacts, Manifest, Object, Replaced, Staging, keep_newest, numbered, numbered_path,
     sweep,
 };
-use brigade_torch::{DeviceExt, Store, TorchError};
+use brigade_torch::{DeviceExt, Error, Result, Store, TorchError};
 use serde::{Deserialize, Serialize};
 
 use super::buffer_pool::BufferPool;
@@ -22,7 +22,6 @@ use super::capture::{Captured, capture};
 use super::inner::{Inner, Pending};
 use super::project::ProjectConfiguration;
 use super::write::write_files;
-use brigade_torch::{Error, Result};
 
 const SCOPE: &str = "save_state";
 

@@ -6,12 +6,12 @@ use std::path::Path;
 use brigade_checkpoint::FileName;
 use brigade_checkpoint::layout::{ChecksumWriter, FileFacts};
 use brigade_checkpoint::safetensors::layout;
-use brigade_torch::{Device, TorchError, bytes};
+use brigade_torch::{Result, TorchError, bytes};
 use parking_lot::Mutex;
+use tch::Device;
 
 use super::buffer_pool::BufferPool;
 use super::capture::{Contents, FilePlan};
-use brigade_torch::Result;
 
 /// Writes the files into `folder`, two at a time, and gives their sizes and checksums. Tensors that were
 /// copied for this go back to `copies`.

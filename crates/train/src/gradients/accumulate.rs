@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use brigade_data::Batch;
 use brigade_optim::Scheduler;
-use brigade_torch::Tensor;
+use brigade_torch::{Error, Result};
 use parking_lot::{Mutex, MutexGuard};
+use tch::Tensor;
 
 use crate::gradients::models::{NoSyncGuard, PreparedModels, scale_gradients};
 use crate::gradients::weighted::WeightedWindow;
 use crate::precision::scaler::GradScaler;
-use brigade_torch::{Error, Result};
 
 /// How gradients of several batches become one optimizer step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,7 +57,8 @@ impl GradientAccumulationOptions {
 /// use brigade_data::DataLoader;
 /// use brigade_datasets::Digits;
 /// use brigade_nn::{Linear, Model};
-/// use brigade_train::{GradientAccumulationOptions, GradientAccumulator, Sgd};
+/// use brigade_optim::Sgd;
+/// use brigade_train::{GradientAccumulationOptions, GradientAccumulator};
 ///
 /// let accumulator = GradientAccumulator::new(GradientAccumulationOptions { steps: 4, ..Default::default() })?;
 /// let model = Model::new(|p| Linear::new(p, 64, 10))?;

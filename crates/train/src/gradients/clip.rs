@@ -1,17 +1,19 @@
 //! Clipping of gradients by norm and by value.
 
-use brigade_torch::{Tensor, gradient, gradients};
+use brigade_torch::{Error, Result, gradient, gradients};
+use tch::Tensor;
 
 use crate::error::TrainError;
 use crate::gradients::backward::Gradients;
 use crate::parameters::Parameters;
-use brigade_torch::{Error, Result};
 
 /// How gradients are clipped by their norm: by [`crate::Accelerator::clip_grad_norm`], or by
 /// [`ClipNorm::clip`] in a program without an Accelerator.
 ///
 /// ```
-/// use brigade_train::{Adam, ClipNorm, Kind, Tensor, clip_grad_value};
+/// use brigade_optim::Adam;
+/// use brigade_train::{ClipNorm, clip_grad_value};
+/// use tch::{Kind, Tensor};
 /// # use tch::nn::{self, Module};
 /// # let store = nn::VarStore::new(tch::Device::Cpu);
 /// let layer = nn::linear(store.root(), 4, 1, Default::default());

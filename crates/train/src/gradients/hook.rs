@@ -6,15 +6,16 @@ use std::fmt;
 use std::sync::Arc;
 
 use brigade_checkpoint::Value;
-use brigade_nn::NamedTensor;
-use brigade_torch::{Bucket, Compression, GradientHook, ProcessGroup, Reducer, Tensor};
+use brigade_torch::{
+    Bucket, Compression, GradientHook, NamedTensor, ProcessGroup, Reducer, Result,
+};
 use parking_lot::Mutex;
+use tch::Tensor;
 
 pub use power_sgd::PowerSgd;
 use power_sgd::PowerSgdHook;
 
 use crate::stateful::Stateful;
-use brigade_torch::Result;
 
 /// A communication hook with a state ([`Stateful`]) that differs between ranks and that checkpoints hold, as
 /// [`PowerSgd`]'s does.
@@ -25,7 +26,9 @@ use brigade_torch::Result;
 /// ```
 /// use std::sync::Mutex;
 /// use brigade_torch::{Bucket, GradientHook, ProcessGroup, ReduceOp};
-/// use brigade_train::{Accelerator, CommHook, Stateful, StatefulHook, Tensor, Value};
+/// use brigade_checkpoint::Value;
+/// use brigade_train::{Accelerator, CommHook, Stateful, StatefulHook};
+/// use tch::Tensor;
 ///
 /// /// Counts the bytes that this rank has sent.
 /// #[derive(Default)]
@@ -91,7 +94,8 @@ type MakeHook = Arc<dyn Fn(&[NamedTensor]) -> Arc<dyn StatefulHook> + Send + Syn
 /// [`crate::AcceleratorBuilder::comm_hook`] for all models that are prepared.
 ///
 /// ```
-/// use brigade_train::{Accelerator, CommHook, Compression, PowerSgd};
+/// use brigade_torch::Compression;
+/// use brigade_train::{Accelerator, CommHook, PowerSgd};
 /// let accelerator = Accelerator::builder().comm_hook(CommHook::Bf16).build()?;
 /// // Rank-2 approximations, sent as 16-bit floats, from the 500th step on.
 /// let power = PowerSgd { matrix_approximation_rank: 2, start_iteration: 500, ..PowerSgd::default() };

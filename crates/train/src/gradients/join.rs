@@ -2,13 +2,12 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use brigade_torch::Shadowed;
+use brigade_torch::{Result, Shadowed};
 
 use crate::gradients::backward::Gradients;
 use crate::gradients::loss_check::LossCheck;
 use crate::gradients::models::{Joining, PreparedModels};
 use crate::precision::scaler::GradScaler;
-use brigade_torch::Result;
 
 /// Options of [`crate::Accelerator::join_uneven_inputs`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

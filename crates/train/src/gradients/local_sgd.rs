@@ -2,12 +2,11 @@
 
 use std::fmt;
 
-use brigade_torch::ReduceOp;
+use brigade_torch::{Error, ReduceOp, Result};
 
 use crate::gradients::accumulate::GradientAccumulator;
 use crate::gradients::models::{NoSyncGuard, PreparedModels};
 use crate::processes::Processes;
-use brigade_torch::{Error, Result};
 
 /// [Local SGD](https://arxiv.org/abs/1808.07217): gradients are not averaged until it is finished or dropped; the
 /// parameters are averaged in every `steps`-th call of [`LocalSgd::step`], and at the end.

@@ -6,19 +6,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use brigade_nn::NamedTensor;
 use brigade_optim::Optimizer;
 use brigade_torch::{
-    Device, Fetch, Kind, LossFlag, Store, Tensor, first_elements_are_finite,
+    Error, Fetch, LossFlag, NamedTensor, Result, Store, first_elements_are_finite,
     first_elements_not_finite, gradient,
 };
 use parking_lot::Mutex;
+use tch::{Device, Kind, Tensor};
 
 use crate::error::TrainError;
 use crate::gradients::hook::StatefulHook;
 use crate::job::Job;
 use crate::recorder::AtReplay;
-use brigade_torch::{Error, Result};
 
 /// Checks the losses of one [`crate::Accelerator`].
 ///

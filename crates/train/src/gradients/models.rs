@@ -3,11 +3,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use brigade_nn::Model;
-use brigade_torch::{Reducer, Tensor, gradient};
+use brigade_torch::{Error, Reducer, Result, gradient};
+use tch::Tensor;
 
 use crate::gradients::loss_check::CheckedModel;
 use crate::parameters::Parameters;
-use brigade_torch::{Error, Result};
 
 /// One prepared model or several: what [`crate::Accelerator::accumulate`] and [`crate::Accelerator::no_sync`] take.
 pub trait PreparedModels {

@@ -1,6 +1,6 @@
 //! Losses that are sums over unequal numbers of tokens.
 
-use brigade_torch::{Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use brigade_torch::Result;
 

@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use brigade_rank_env::{StoreEndpoint, StoreHost, World, own_address};
 use brigade_torch::{
-    Backend, CudaUnavailable, DEFAULT_GROUP_TIMEOUT, DEVICE_KINDS, Device, DeviceExt, GlooDevice,
-    Store, TcpStore, inherited_socket, make_products_reproducible,
+    Backend, CudaUnavailable, DEFAULT_GROUP_TIMEOUT, DEVICE_KINDS, DeviceExt, Error, GlooDevice,
+    Result, Store, TcpStore, inherited_socket, make_products_reproducible,
 };
+use tch::Device;
 
 use crate::error::TrainError;
 use crate::job::Job;
 use crate::job::attempt::Attempt;
 use crate::job::groups::Groups;
 use crate::recorder::Recorder;
-use brigade_torch::{Error, Result};
 
 /// How a rank joins its job with [`crate::Processes::join`]; what is not set is found in the environment.
 /// [`crate::AcceleratorBuilder`] has an option of the same name for each field.

@@ -2,11 +2,11 @@
 
 use std::panic::Location;
 
-use brigade_data::{Batch, Epoch, Round};
-use brigade_torch::{Device, ErrorKind, Kind, ProcessGroup, Tensor, TensorTree, TreeSpec};
+use brigade_data::{Batch, Epoch};
+use brigade_sampling::Round;
+use brigade_torch::{Error, ErrorKind, ProcessGroup, Result, TensorTree, TreeSpec};
 use serde::{Deserialize, Serialize};
-
-use brigade_torch::{Error, Result};
+use tch::{Device, Kind, Tensor};
 
 /// What rank 0 says before a round.
 #[derive(Debug, Serialize, Deserialize)]

@@ -1,10 +1,10 @@
 //! Data sets on a rank's device, where there is room for them.
 
 use brigade_data::TensorDataset;
-use brigade_torch::{Device, DeviceExt, DeviceMemory, TensorTree};
+use brigade_torch::{DeviceExt, DeviceMemory, Error, Result, TensorTree};
+use tch::Device;
 
 use crate::processes::Processes;
-use brigade_torch::{Error, Result};
 
 /// The share of a GPU's free memory that [`Processes::place_dataset`] lets a data set take.
 pub const DATASET_SHARE: f64 = 0.5;
@@ -19,7 +19,8 @@ impl Processes {
     ///
     /// ```
     /// use brigade_data::{DataLoader, TensorDataset};
-    /// use brigade_train::{Accelerator, Tensor};
+    /// use brigade_train::Accelerator;
+    /// use tch::Tensor;
     ///
     /// let accelerator = Accelerator::builder().quiet(true).build()?;
     /// let data = TensorDataset::new(Tensor::from_slice(&[1f32, 2., 3., 4.]))?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use brigade_checkpoint::Value;
-use brigade_data::Round;
+use brigade_sampling::Round;
 use parking_lot::Mutex;
 
 /// Where the newest iteration stands.

@@ -4,13 +4,14 @@ use std::ops::Deref;
 
 use brigade_data::{
     BatchedDataset, Collate, DataLoader, Epoch, IterableDataset, LoaderCore, LoaderOptions,
-    ShardOptions, StreamLoader,
+    StreamLoader,
 };
-use brigade_torch::{Device, Tensor, TensorTree, elements};
+use brigade_sampling::ShardOptions;
+use brigade_torch::{Result, TensorTree, elements};
+use tch::{Device, Tensor};
 
 use crate::error::TrainError;
 use crate::processes::Processes;
-use brigade_torch::Result;
 
 /// How batches are shared out among the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,9 +5,8 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 
 use brigade_data::{Batch, DataError, Epoch};
-use brigade_torch::{Device, SideStream, StreamEvent, TensorTree, copy_to_device};
-
-use brigade_torch::{Error, Result};
+use brigade_torch::{Error, Result, SideStream, StreamEvent, TensorTree, copy_to_device};
+use tch::Device;
 
 /// Copies go through pinned memory on a stream of their own, so that neither the host nor the computation waits
 /// for them. The thread also takes the copy into pinned memory, some milliseconds for a batch of images, off the

@@ -2,13 +2,11 @@
 
 use std::sync::atomic::Ordering;
 
-use brigade_nn::NamedTensor;
 use brigade_optim::Optimizer;
-use brigade_torch::clear_gradient;
+use brigade_torch::{Error, NamedTensor, Result, clear_gradient};
 use serde::{Deserialize, Serialize};
 
 use super::PreparedModel;
-use brigade_torch::{Error, Result};
 
 /// What a rank was asked for, and what stands against it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,7 +32,8 @@ impl<M> PreparedModel<M> {
     /// ```
     /// use brigade_models::Cnn;
     /// use brigade_nn::Model;
-    /// use brigade_train::{Accelerator, Adam, Group};
+    /// use brigade_optim::{Adam, Group};
+    /// use brigade_train::Accelerator;
     ///
     /// let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
     /// let model = Model::new(Cnn::new)?;

@@ -1,7 +1,8 @@
 //! Which models have their channels last in memory.
 
 use brigade_nn::Model;
-use brigade_torch::{Device, DeviceExt, Kind, has_onednn};
+use brigade_torch::{DeviceExt, has_onednn};
+use tch::{Device, Kind};
 
 use crate::precision::{Numerics, Precision};
 

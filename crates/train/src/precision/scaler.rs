@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use brigade_checkpoint::{TensorInfo, Value};
 use brigade_optim::{DeviceScalars, Optimizer};
-use brigade_torch::{Kind, ReduceOp, Tensor, gradient, gradients};
+use brigade_torch::{Error, ReduceOp, Result, gradient, gradients};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use tch::{Kind, Tensor};
 
 use device::DeviceScale;
 
@@ -17,7 +18,6 @@ use crate::error::TrainError;
 use crate::job::Job;
 use crate::parameters::Parameters;
 use crate::stateful::Stateful;
-use brigade_torch::{Error, Result};
 
 /// How the scale moves. The defaults are PyTorch's.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -61,9 +61,9 @@ pub struct GradScalerState {
 /// A loop without an Accelerator, in fp16:
 ///
 /// ```
-/// use brigade_train::{
-///     AutocastOptions, ClipNorm, Device, GradScaler, GradScalerOptions, Kind, Precision, Sgd, Tensor,
-/// };
+/// use brigade_optim::Sgd;
+/// use brigade_train::{AutocastOptions, ClipNorm, GradScaler, GradScalerOptions, Precision};
+/// use tch::{Device, Kind, Tensor};
 /// # use tch::nn::{self, Module};
 /// # let store = nn::VarStore::new(tch::Device::Cpu);
 /// # let layer = nn::linear(store.root(), 4, 1, Default::default());

@@ -1,13 +1,14 @@
 //! Values of all ranks: gather, reduce, broadcast, pad.
 
-use brigade_data::{Batch, Round};
-use brigade_torch::{Device, ProcessGroup, ReduceOp, Tensor, TensorTree, elements};
+use brigade_data::Batch;
+use brigade_sampling::Round;
+use brigade_torch::{Error, ProcessGroup, ReduceOp, Result, TensorTree, elements};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tch::{Device, Tensor};
 
 use crate::error::TrainError;
 use crate::processes::Processes;
-use brigade_torch::{Error, Result};
 
 impl Processes {
     /// The tensors of all ranks, one after another along the first dimension: `[n, …]` becomes

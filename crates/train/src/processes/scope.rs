@@ -2,11 +2,10 @@
 
 use std::panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind};
 
-use brigade_torch::ProcessGroup;
+use brigade_torch::{Error, ProcessGroup, Result};
 
 use crate::error::TrainError;
 use crate::processes::Processes;
-use brigade_torch::{Error, Result};
 
 impl Processes {
     /// Returns when every rank has called it.

@@ -2,10 +2,9 @@
 
 use std::ops::Range;
 
-use brigade_torch::Split;
+use brigade_torch::{Result, Split};
 
 use crate::processes::Processes;
-use brigade_torch::Result;
 
 impl Processes {
     /// This rank's part of the input: contiguous, in order, the first ranks one element longer when it

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use brigade_torch::{Error, Result};
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
@@ -17,7 +18,6 @@ use tracing_subscriber::layer::{Context, SubscriberExt};
 use crate::error::TrainError;
 use crate::processes::Processes;
 use crate::watch::Watch;
-use brigade_torch::{Error, Result};
 
 /// The log of a run, whose lines have the rank and the step. Returned by [`crate::Accelerator::logging`].
 #[derive(Debug, Clone, Copy)]

@@ -3,8 +3,9 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use brigade_torch::{Device, DeviceMemory};
+use brigade_torch::DeviceMemory;
 use brigade_track::{Value, Values};
+use tch::Device;
 
 use crate::processes::Processes;
 

@@ -5,19 +5,19 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
+use brigade_torch::{Error, Result};
 use brigade_track::{Config, Image, Outcome, Run, Stamp, Table, Tracker, Value, Values};
 use parking_lot::Mutex;
 use serde::Serialize;
 
 use crate::error::TrainError;
 use crate::processes::Processes;
-use brigade_torch::{Error, Result};
 
 /// The trackers of a run: every rank calls the methods, rank 0 writes. An Accelerator has one such value; a
 /// program without one uses it alone.
 ///
 /// ```
-/// use brigade_train::track::JsonLines;
+/// use brigade_track::JsonLines;
 /// use brigade_train::{ConnectOptions, Processes, Trackers};
 ///
 /// # let folder = std::env::temp_dir().join(format!("brigade-trackers-{}", std::process::id()));

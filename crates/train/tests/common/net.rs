@@ -1,7 +1,7 @@
 //! A small model whose values are a formula: libtorch's random numbers belong to the whole process.
 
 use brigade_nn::{Init, Linear, Model, Module, ParamPath};
-use brigade_train::{Kind, Tensor};
+use tch::{Kind, Tensor};
 
 pub(crate) struct Net {
     hidden: Linear,

@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 
 use brigade_data::{BatchContext, BatchesFromFn, DataLoader, batches_from_fn};
 use brigade_nn::{BatchNorm1d, Dropout, Linear, Model, Module, ParamPath};
-use brigade_torch::{Device, Kind, Result, Tensor, from_vec};
+use brigade_optim::{Adam, Scheduler};
+use brigade_torch::{Result, from_vec};
 use brigade_train::{
-    Accelerator, Adam, PreparedLoader, PreparedModel, PreparedOptimizer, PreparedScheduler,
-    Scheduler,
+    Accelerator, PreparedLoader, PreparedModel, PreparedOptimizer, PreparedScheduler,
 };
+use tch::{Device, Kind, Tensor};
 
 pub(crate) const SAMPLES: usize = 29;
 pub(crate) const EPOCHS: u64 = 2;
@@ -82,7 +83,7 @@ impl Run {
         accelerator.processes().set_seed_per_process(seed);
         let model = Model::new(Net::new).unwrap();
         let optimizer = Adam::default().lr(0.05).build(&model).unwrap();
-        let schedule = brigade_optim::schedule::Schedule::cosine(0.05, 0.001, 12).unwrap();
+        let schedule = brigade_schedule::Schedule::cosine(0.05, 0.001, 12).unwrap();
         let scheduler = Scheduler::new(&optimizer, schedule);
         let loader = DataLoader::new(data()).batch_size(BATCH).shuffle(true).threads(1);
         let loader = loader.seed(seed.unsigned_abs() * 77);

@@ -10,10 +10,12 @@ use brigade_data::{
     dataset_from_fn, stream_from_fn,
 };
 use brigade_nn::{Linear, Model};
+use brigade_optim::Sgd;
 use brigade_test_device::{fake, gpu, without_waiting};
 use brigade_testkit::dist_test;
 use brigade_torch::{Backend, DeviceExt, Error, Result, SideStream, Streams, copy_to_device};
-use brigade_train::{DATASET_SHARE, Device, Kind, Sgd, Tensor};
+use brigade_train::DATASET_SHARE;
+use tch::{Device, Kind, Tensor};
 
 use crate::gpu::builder;
 

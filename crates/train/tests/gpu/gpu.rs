@@ -7,18 +7,17 @@ use brigade_data::{DataLoader, TensorDataset};
 use brigade_metrics::{Accuracy, F1, Folded, Mean, MetricState, TopK};
 use brigade_models::{Gpt2LmHead, Gpt2Options, Labelled};
 use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Linear, Model, Module, ParamPath};
-use brigade_optim::Step;
-use brigade_optim::schedule::Schedule;
+use brigade_optim::{Adam, AdamW, Lamb, Optimizer, Rule, Scheduler, Sgd, Step};
 use brigade_rank_env::{StoreEndpoint, World, WorldSize};
+use brigade_schedule::Schedule;
 use brigade_test_device::{fake, gpu, without_waiting};
 use brigade_testkit::dist_test;
-use brigade_torch::{Backend, DeviceExt, DeviceMemory, GpuMath, Store};
-use brigade_torch::{Error, Result};
+use brigade_torch::{Backend, DeviceExt, DeviceMemory, Error, GpuMath, Result, Store};
 use brigade_train::{
-    Accelerator, AcceleratorBuilder, Adam, AdamW, CapturedStep, Device, GradScalerOptions, Kind,
-    Lamb, Optimizer, Precision, PreparedModel, PreparedOptimizer, Rule, Scheduler, Sgd, Tensor,
-    TrainError,
+    Accelerator, AcceleratorBuilder, CapturedStep, GradScalerOptions, Precision, PreparedModel,
+    PreparedOptimizer, TrainError,
 };
+use tch::{Device, Kind, Tensor};
 
 /// Without TF32, whose products differ from a CPU's in the fourth digit.
 pub(crate) fn builder(device: Device) -> AcceleratorBuilder {
@@ -831,7 +830,7 @@ dist_test!(world = 2, dist_ranks_share_a_gpu_over_gloo, |world| {
             optimizer.step().unwrap();
         }
         let mine = Tensor::from(rank + 1.0).to_kind(Kind::Float).to_device(accelerator.device());
-        let sum = accelerator.processes().reduce(&mine, brigade_train::ReduceOp::Sum).unwrap();
+        let sum = accelerator.processes().reduce(&mine, brigade_torch::ReduceOp::Sum).unwrap();
         assert_eq!((sum.device(), number(&sum)), (accelerator.device(), 3.0));
         weights(&model)
     };

@@ -4,11 +4,11 @@
 use std::process::Command;
 
 use brigade_nn::{Linear, Model};
+use brigade_optim::Sgd;
 use brigade_testkit::{World, dist_test};
-use brigade_torch::Result;
-use brigade_torch::{CudaUnavailable, cuda_devices};
-use brigade_train::{Accelerator, Kind, Sgd, Tensor};
-use tch::Device;
+use brigade_torch::{CudaUnavailable, Result, cuda_devices};
+use brigade_train::Accelerator;
+use tch::{Device, Kind, Tensor};
 
 fn trains_on_the_cpu() -> Result<()> {
     let accelerator = Accelerator::new()?;

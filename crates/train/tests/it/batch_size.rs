@@ -1,9 +1,11 @@
 //! Batch sizes after a real out-of-memory error.
 
+use brigade_optim::Sgd;
 use brigade_testkit::{World, dist_test};
 use brigade_torch::{Error, Result};
-use brigade_train::{Accelerator, Kind, Precision, Sgd, Tensor, TrainError};
+use brigade_train::{Accelerator, Precision, TrainError};
 use nix::sys::resource::{Resource, setrlimit};
+use tch::{Kind, Tensor};
 
 use crate::net;
 
@@ -100,7 +102,7 @@ dist_test!(world = 2, dist_all_ranks_go_on_with_the_same_size, |world: World| {
     // The ranks are still together.
     let sum = accelerator
         .processes()
-        .reduce(&Tensor::ones([1], (Kind::Float, tch::Device::Cpu)), brigade_train::ReduceOp::Sum);
+        .reduce(&Tensor::ones([1], (Kind::Float, tch::Device::Cpu)), brigade_torch::ReduceOp::Sum);
     assert_eq!(sum.unwrap().double_value(&[0]), 2.0);
 });
 
@@ -138,7 +140,7 @@ dist_test!(world = 2, dist_one_rank_alone_runs_out_in_the_middle_of_training, |w
     assert!(before.barrier().is_err());
     let sum = accelerator
         .processes()
-        .reduce(&Tensor::ones([1], (Kind::Float, tch::Device::Cpu)), brigade_train::ReduceOp::Sum);
+        .reduce(&Tensor::ones([1], (Kind::Float, tch::Device::Cpu)), brigade_torch::ReduceOp::Sum);
     assert_eq!(sum.unwrap().double_value(&[0]), 2.0);
 });
 

@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use brigade_nn::{Linear, Model, ParamPath};
 use brigade_testkit::{World, dist_test};
-use brigade_torch::{Error, Result, TorchError};
-use brigade_train::{Accelerator, Device, Kind, ReduceOp, Tensor};
+use brigade_torch::{Error, ReduceOp, Result, TorchError};
+use brigade_train::Accelerator;
+use tch::{Device, Kind, Tensor};
 
 const LIMIT: Duration = Duration::from_secs(3);
 

@@ -2,19 +2,20 @@
 
 use std::thread;
 
+use brigade_checkpoint::Value;
 use brigade_data::{DataLoader, TensorDataset};
 use brigade_metrics::{Accuracy, FBeta, Mean, MetricState, PredictedClasses, TopK};
 use brigade_nn::{Init, Model, Module, ParamPath};
-use brigade_optim::{Rule, Step};
+use brigade_optim::{Adam, Group, Optimizer, Rule, Scheduler, Sgd, Step};
 use brigade_rank_env::{StoreEndpoint, WorldSize};
+use brigade_schedule::LrSchedule;
 use brigade_testkit::{World, dist_test};
-use brigade_torch::Result;
-use brigade_torch::{Backend, ErrorKind, Store};
+use brigade_torch::{Backend, ErrorKind, ReduceOp, Result, Store};
 use brigade_train::{
-    Accelerator, Adam, ConnectOptions, Device, Group, Kind, LrSchedule, Optimizer, PreparedModel,
-    PreparedOptimizer, PreparedScheduler, Processes, ReduceOp, Scheduler, Sgd, Stateful, Tensor,
-    TrainError, Value,
+    Accelerator, ConnectOptions, PreparedModel, PreparedOptimizer, PreparedScheduler, Processes,
+    Stateful, TrainError,
 };
+use tch::{Device, Kind, Tensor};
 
 /// `y = a x + b`, from numbers that do not depend on libtorch's random ones.
 struct Line {

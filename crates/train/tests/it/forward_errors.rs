@@ -3,7 +3,8 @@
 use brigade_nn::{Linear, Model, Module, ParamPath};
 use brigade_testkit::{DistTest, World};
 use brigade_torch::Result;
-use brigade_train::{Accelerator, Kind, Tensor};
+use brigade_train::Accelerator;
+use tch::{Kind, Tensor};
 
 struct Net {
     encoder: Linear,

@@ -1,13 +1,15 @@
 //! Losses that are infinite or not a number: an error on every rank, before a weight changes.
 
+use brigade_checkpoint::Value;
 use brigade_nn::Model;
+use brigade_optim::Sgd;
 use brigade_testkit::{World, dist_test, step};
-use brigade_torch::Result;
+use brigade_torch::{ReducerOptions, Result};
 use brigade_train::{
-    Accelerator, AcceleratorBuilder, CommHook, GradientAccumulationOptions, JoinInputs, Kind,
-    PowerSgd, Precision, PreparedModel, PreparedOptimizer, ReducerOptions, Sgd, Tensor, TrainError,
-    Value,
+    Accelerator, AcceleratorBuilder, CommHook, GradientAccumulationOptions, JoinInputs, PowerSgd,
+    Precision, PreparedModel, PreparedOptimizer, TrainError,
 };
+use tch::{Kind, Tensor};
 
 use brigade_data::{DataLoader, TensorDataset};
 

@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use brigade_checkpoint::layout::Checkpoint;
 use brigade_data::{DataLoader, TensorDataset};
 use brigade_nn::{BatchNorm1d, Init, Linear, Model, Module, ParamPath};
-use brigade_optim::schedule::Schedule;
+use brigade_optim::{Adam, Scheduler, Sgd};
+use brigade_schedule::Schedule;
 use brigade_testkit::{World, dist_test};
-use brigade_torch::Result;
-use brigade_torch::gradient;
-use brigade_train::{Accelerator, Adam, Kind, Scheduler, Sgd, Tensor};
+use brigade_torch::{Result, gradient};
+use brigade_train::Accelerator;
+use tch::{Kind, Tensor};
 
 fn numbers(n: i64) -> TensorDataset<Tensor> {
     TensorDataset::new(Tensor::arange(n, (Kind::Int64, tch::Device::Cpu))).unwrap()

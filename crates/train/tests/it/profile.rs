@@ -4,12 +4,13 @@ use std::path::Path;
 
 use brigade_models::Cnn;
 use brigade_nn::Model;
+use brigade_optim::Sgd;
 use brigade_testkit::{World, dist_test};
 use brigade_torch::{Error, Result};
 use brigade_train::{
-    Accelerator, Device, Kind, PreparedModel, PreparedOptimizer, ProfileOptions, ProfileSchedule,
-    Sgd, Tensor,
+    Accelerator, PreparedModel, PreparedOptimizer, ProfileOptions, ProfileSchedule,
 };
+use tch::{Device, Kind, Tensor};
 
 fn training(accelerator: &Accelerator) -> Result<(PreparedModel<Cnn>, PreparedOptimizer)> {
     let model = Model::new(Cnn::new)?;

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use brigade_testkit::{World, dist_test};
-use brigade_torch::{Error, Result};
-use brigade_train::{Accelerator, ReduceOp, Tensor};
+use brigade_torch::{Error, ReduceOp, Result};
+use brigade_train::Accelerator;
+use tch::Tensor;
 
 dist_test!(world = 3, dist_main_process_first_orders_the_ranks, |world: World| -> Result<()> {
     let accelerator = Accelerator::new()?;

@@ -3,9 +3,11 @@
 
 use brigade_data::{Batch, DataLoader, Dataset};
 use brigade_nn::{Linear, Model, Module, ParamPath};
+use brigade_optim::Sgd;
 use brigade_testkit::{World, dist_test, step};
-use brigade_torch::Result;
-use brigade_train::{Accelerator, Device, Kind, Sgd, Tensor, TensorTree};
+use brigade_torch::{Result, TensorTree};
+use brigade_train::Accelerator;
+use tch::{Device, Kind, Tensor};
 
 use crate::resume::Shared;
 
@@ -112,7 +114,7 @@ fn train(
             optimizer.zero_grad()?;
             let real = accelerator.gather_for_metrics(&batch, &*batch)?;
             let mean =
-                accelerator.processes().reduce(&loss.detach(), brigade_train::ReduceOp::Sum)?;
+                accelerator.processes().reduce(&loss.detach(), brigade_torch::ReduceOp::Sum)?;
             steps.push((mean.double_value(&[]).to_bits(), numbers(&real.tokens.1)));
             count += 1;
             after(accelerator, count)?;

@@ -2,13 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
+use brigade_checkpoint::Value;
 use brigade_nn::{Linear, Model, Module, ParamPath};
+use brigade_optim::{Adam, Group, Muon, Scheduler, Sgd};
 use brigade_testkit::{World, dist_test};
 use brigade_torch::{ErrorKind, Result};
-use brigade_train::{
-    Accelerator, Adam, CommHook, Device, Group, Kind, Muon, PowerSgd, PreparedModel,
-    PreparedOptimizer, Scheduler, Sgd, Tensor, Value,
-};
+use brigade_train::{Accelerator, CommHook, PowerSgd, PreparedModel, PreparedOptimizer};
+use tch::{Device, Kind, Tensor};
 
 struct Net {
     encoder: Linear,

@@ -4,13 +4,13 @@ use std::fs;
 
 use brigade_data::{DataLoader, TensorDataset};
 use brigade_nn::{Linear, Model, ParamPath};
-use brigade_optim::schedule::{Plateau, Schedule};
+use brigade_optim::{Optimizer, Scheduler, SchedulerState, Sgd};
+use brigade_schedule::{Plateau, Schedule};
 use brigade_testkit::{World, dist_test};
 use brigade_torch::{ErrorKind, Result};
-use brigade_train::track::{Csv, JsonLines, Outcome, Run, Tracker, Value};
-use brigade_train::{
-    Accelerator, Kind, LogOptions, Optimizer, Scheduler, SchedulerState, Sgd, Tensor, TrainError,
-};
+use brigade_track::{Csv, JsonLines, Outcome, Run, Tracker, Value};
+use brigade_train::{Accelerator, LogOptions, TrainError};
+use tch::{Kind, Tensor};
 use tracing_subscriber::layer::SubscriberExt;
 
 fn linear(path: &ParamPath<'_>) -> Linear {
@@ -69,7 +69,7 @@ fn a_plateau_moves_by_metrics_and_nothing_else() -> Result<()> {
     assert_eq!(counting.step_with(1.0).unwrap_err().kind(), ErrorKind::InvalidArgument);
     let wrong = Plateau { factor: 2.0, ..plateau };
     let error = Scheduler::on_plateau(&optimizer, wrong).unwrap_err();
-    assert!(error.downcast_ref::<brigade_optim::schedule::ScheduleError>().is_some(), "{error}");
+    assert!(error.downcast_ref::<brigade_schedule::ScheduleError>().is_some(), "{error}");
     Ok(())
 }
 
@@ -212,20 +212,20 @@ impl Tracker for Broken {
         "broken"
     }
 
-    fn start(&mut self, _: &Run) -> brigade_train::track::Result<()> {
+    fn start(&mut self, _: &Run) -> brigade_track::Result<()> {
         Ok(())
     }
 
     fn log(
         &mut self,
         values: &[(String, Value)],
-        _: brigade_train::track::Stamp,
-    ) -> brigade_train::track::Result<()> {
+        _: brigade_track::Stamp,
+    ) -> brigade_track::Result<()> {
         self.0 += values.len();
-        Err(brigade_train::track::TrackError::Own("no room".into()))
+        Err(brigade_track::TrackError::Own("no room".into()))
     }
 
-    fn finish(&mut self, _: Outcome) -> brigade_train::track::Result<()> {
+    fn finish(&mut self, _: Outcome) -> brigade_track::Result<()> {
         Ok(())
     }
 }

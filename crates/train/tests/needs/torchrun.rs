@@ -7,8 +7,9 @@ use std::thread;
 use std::time::Duration;
 
 use brigade_test_needs::{Need, needs, part};
-use brigade_torch::{ReduceOp, Tensor};
+use brigade_torch::ReduceOp;
 use brigade_train::Accelerator;
+use tch::Tensor;
 
 /// How many attempts fail before one succeeds.
 const FAILURES: u32 = 3;

@@ -3,12 +3,12 @@
 
 use brigade_data::{DataLoader, TensorDataset};
 use brigade_nn::Model;
+use brigade_optim::{Optimizer, Scheduler, Sgd};
 use brigade_test_device::{numeric_device, on_device, tolerance};
 use brigade_testkit::{World, assert_close, dist_test};
 use brigade_torch::Result;
-use brigade_train::{
-    Accelerator, GradientAccumulationOptions, Kind, Optimizer, Scheduler, Sgd, Tensor,
-};
+use brigade_train::{Accelerator, GradientAccumulationOptions};
+use tch::{Kind, Tensor};
 
 use crate::device::builder;
 use crate::net::Net;
@@ -69,7 +69,7 @@ fn accelerated(
     batch_size: usize,
 ) -> Result<(Vec<f64>, u64, u64)> {
     let (model, optimizer) = model();
-    let schedule = brigade_optim::schedule::Schedule::constant(0.125)?;
+    let schedule = brigade_schedule::Schedule::constant(0.125)?;
     let scheduler = Scheduler::new(&optimizer, schedule);
     let loader = DataLoader::new(TensorDataset::new(tensors(samples))?).batch_size(batch_size);
     let (scheduler, loader, model, optimizer) =

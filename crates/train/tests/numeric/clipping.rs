@@ -1,12 +1,12 @@
 //! Clipping: PyTorch's values in float64.
 
 use brigade_data::{DataLoader, TensorDataset};
-use brigade_nn::NamedTensor;
 use brigade_test_device::{numeric_device, on_device, tolerance};
 use brigade_testkit::{World, assert_close, dist_test};
-use brigade_torch::Result;
-use brigade_train::{Accelerator, ClipNorm, Kind, Tensor, TrainError};
+use brigade_torch::{NamedTensor, Result};
+use brigade_train::{Accelerator, ClipNorm, TrainError};
 use serde_json::Value;
+use tch::{Kind, Tensor};
 
 use crate::{device, net};
 

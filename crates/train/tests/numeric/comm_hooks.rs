@@ -4,20 +4,19 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use brigade_checkpoint::TensorInfo;
+use brigade_checkpoint::{TensorInfo, Value};
 use parking_lot::Mutex;
 
 use brigade_data::DataLoader;
 use brigade_datasets::Digits;
 use brigade_models::Cnn;
 use brigade_nn::{Init, Model, Module, ParamPath};
+use brigade_optim::Adam;
 use brigade_test_device::on_device;
 use brigade_testkit::{World, assert_close, dist_test};
-use brigade_torch::{Error, Result};
-use brigade_train::{
-    Accelerator, Adam, Bucket, CommHook, Compression, Device, GradientHook, Kind, PowerSgd,
-    PreparedModel, ReduceOp, ReducerOptions, Stateful, StatefulHook, Tensor, Value,
-};
+use brigade_torch::{Bucket, Compression, Error, GradientHook, ReduceOp, ReducerOptions, Result};
+use brigade_train::{Accelerator, CommHook, PowerSgd, PreparedModel, Stateful, StatefulHook};
+use tch::{Device, Kind, Tensor};
 
 use crate::device::builder;
 
@@ -277,7 +276,7 @@ struct Summing {
 }
 
 impl Summing {
-    fn new(parameters: &[brigade_nn::NamedTensor]) -> Self {
+    fn new(parameters: &[brigade_torch::NamedTensor]) -> Self {
         let names = parameters.iter().map(|parameter| parameter.name.clone()).collect();
         Self { names, sums: Mutex::default() }
     }

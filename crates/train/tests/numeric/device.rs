@@ -2,7 +2,8 @@
 
 use brigade_test_device::numeric_device;
 use brigade_torch::Backend;
-use brigade_train::{Accelerator, AcceleratorBuilder, Device};
+use brigade_train::{Accelerator, AcceleratorBuilder};
+use tch::Device;
 
 /// On a GPU with all digits of float32, and with Gloo: NCCL refuses several ranks on one GPU.
 pub(crate) fn builder() -> AcceleratorBuilder {

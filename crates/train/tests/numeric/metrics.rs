@@ -4,7 +4,8 @@ use brigade_data::{DataLoader, StreamLoader, TensorDataset, stream_from_fn};
 use brigade_test_device::numeric_device;
 use brigade_testkit::{World, dist_test};
 use brigade_torch::Result;
-use brigade_train::{Accelerator, Kind, Tensor};
+use brigade_train::Accelerator;
+use tch::{Kind, Tensor};
 
 use crate::device::builder;
 

@@ -6,12 +6,13 @@ use brigade_nn::{
     BatchNorm1d, Dropout, Linear, Model, Module, ParamPath, Recompute, Sequential, TchModule,
     TorchScript,
 };
+use brigade_optim::Adam;
 use brigade_test_device::{numeric_device, on_device};
 use brigade_testkit::{World, dist_test};
 use brigade_torch::{BackwardOptions, GradOptions, grad, gradient};
-use brigade_train::{Accelerator, Adam, Kind, Precision, PreparedModel, PreparedOptimizer, Tensor};
+use brigade_train::{Accelerator, Precision, PreparedModel, PreparedOptimizer};
 use std::collections::BTreeMap;
-use tch::nn;
+use tch::{Kind, Tensor, nn};
 
 use crate::device::builder;
 
@@ -251,7 +252,7 @@ fn gradient_penalty() {
         let found = gradient(&parameters[0].tensor).unwrap().unwrap();
 
         let apart = (fake.mean_dim(0, false, None) - real.mean_dim(0, false, None)).reshape([1, 4]);
-        let apart = accelerator.processes().reduce(&apart, brigade_train::ReduceOp::Mean).unwrap();
+        let apart = accelerator.processes().reduce(&apart, brigade_torch::ReduceOp::Mean).unwrap();
         let length = weight.norm();
         let expected = apart + (&length - 1.0) * &weight / &length * 20.0;
         let difference = (found - expected).abs().max().double_value(&[]);

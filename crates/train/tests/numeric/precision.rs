@@ -4,7 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use brigade_nn::{Linear, Model, Module, ParamPath};
 use brigade_test_device::{numeric_device, on_device};
-use brigade_train::{Accelerator, AutocastOptions, Kind, Precision, Tensor};
+use brigade_train::{Accelerator, AutocastOptions, Precision};
+use tch::{Kind, Tensor};
 
 use crate::{device, net};
 

@@ -1,15 +1,16 @@
 //! Loss scaling: PyTorch's numbers, skipped steps, agreement between ranks.
 
 use brigade_nn::Model;
-use brigade_optim::schedule::Schedule;
+use brigade_optim::{Scheduler, Sgd};
+use brigade_schedule::Schedule;
 use brigade_test_device::{numeric_device, on_device};
 use brigade_testkit::{World, dist_test};
 use brigade_torch::Result;
 use brigade_train::{
-    AcceleratorBuilder, GradScalerOptions, GradScalerState, JoinInputs, Kind, Precision, Scheduler,
-    Sgd, Tensor, TrainError,
+    AcceleratorBuilder, GradScalerOptions, GradScalerState, JoinInputs, Precision, TrainError,
 };
 use serde_json::Value;
+use tch::{Kind, Tensor};
 
 use crate::device;
 use crate::net::{Weight, weights};

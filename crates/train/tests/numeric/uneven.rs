@@ -4,13 +4,12 @@ use std::time::Duration;
 
 use brigade_data::{DataLoader, TensorDataset};
 use brigade_nn::{BatchNorm1d, Linear, Model, Module, ParamPath};
+use brigade_optim::{Optimizer, Sgd};
 use brigade_test_device::{numeric_device, on_device, tolerance};
 use brigade_testkit::{World, assert_close, dist_test};
-use brigade_torch::Result;
-use brigade_train::{
-    Accelerator, CommHook, JoinInputs, Kind, Optimizer, PreparedModel, PreparedOptimizer,
-    ReducerOptions, Sgd, Tensor,
-};
+use brigade_torch::{ReducerOptions, Result};
+use brigade_train::{Accelerator, CommHook, JoinInputs, PreparedModel, PreparedOptimizer};
+use tch::{Kind, Tensor};
 
 use crate::device::builder;
 

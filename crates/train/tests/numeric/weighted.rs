@@ -2,12 +2,12 @@
 
 use brigade_data::{DataLoader, TensorDataset};
 use brigade_nn::Model;
+use brigade_optim::{Optimizer, Sgd};
 use brigade_test_device::{numeric_device, on_device, tolerance};
 use brigade_testkit::{World, assert_close, dist_test};
 use brigade_torch::Result;
-use brigade_train::{
-    Accelerator, GradientAccumulationOptions, Kind, Optimizer, Sgd, Tensor, TrainError,
-};
+use brigade_train::{Accelerator, GradientAccumulationOptions, TrainError};
+use tch::{Kind, Tensor};
 
 use crate::device;
 use crate::net::{self, Net, weights};

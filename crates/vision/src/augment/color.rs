@@ -1,7 +1,6 @@
 //! Changes of colour: lighting in logits, and the hue.
 
-use brigade_torch::Tensor;
-use tch::TchError;
+use tch::{TchError, Tensor};
 
 use crate::transforms::SampleRng;
 

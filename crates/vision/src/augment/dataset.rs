@@ -2,7 +2,7 @@
 
 use brigade_data::{BatchContext, BatchedDataset};
 use brigade_torch::Result;
-use brigade_torch::Tensor;
+use tch::Tensor;
 
 use super::Augment;
 

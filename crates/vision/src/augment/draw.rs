@@ -1,13 +1,12 @@
 //! What is drawn for a batch: a row of numbers for each sample.
 
-use brigade_data::from_vec;
-use brigade_torch::{Tensor, copy_to_device};
+use brigade_torch::{Error, Result, copy_to_device, from_vec};
+use tch::Tensor;
 
 use super::Augment;
 use super::color::Light;
 use super::geometry::{Geometric, Homography};
 use crate::transforms::SampleRng;
-use brigade_torch::{Error, Result};
 
 /// Columns of what is drawn for a sample: a map (row by row), brightness, contrast, the part of its grey, the turn of its
 /// hue, a rectangle (left, top, right, bottom), the keys of its noise, the share of the sample itself in a mixture, its

@@ -2,8 +2,7 @@
 
 use std::f64::consts::TAU;
 
-use brigade_torch::{Kind, Tensor};
-use tch::TchError;
+use tch::{Kind, TchError, Tensor};
 
 use crate::transforms::SampleRng;
 

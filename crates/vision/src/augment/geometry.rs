@@ -443,8 +443,8 @@ fn solved(mut rows: [[f64; 9]; 8]) -> Option<[f64; 8]> {
 
 #[cfg(test)]
 mod tests {
-    use brigade_torch::{Kind, Tensor};
     use serde_json::Value;
+    use tch::{Kind, Tensor};
 
     use super::*;
     use crate::Size;

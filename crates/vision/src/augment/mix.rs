@@ -1,11 +1,10 @@
 //! Mixtures of two images and of their labels.
 
-use brigade_torch::{Kind, Tensor};
-use tch::TchError;
+use brigade_torch::Result;
+use tch::{Kind, TchError, Tensor};
 
 use super::refused;
 use crate::transforms::SampleRng;
-use brigade_torch::Result;
 
 /// How each image is mixed with another one of its batch.
 #[derive(Clone, Copy, Debug, PartialEq)]

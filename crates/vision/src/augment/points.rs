@@ -1,10 +1,9 @@
 //! Points that follow their images.
 
-use brigade_torch::{Kind, Tensor};
-use tch::TchError;
+use brigade_torch::{Error, Result};
+use tch::{Kind, TchError, Tensor};
 
 use super::{Augment, refused};
-use brigade_torch::{Error, Result};
 
 impl Augment {
     /// Maps points `[n, points, 2]`, `(x, y)` of -1 to 1 between the sides of the images, as the images of the

@@ -1,8 +1,7 @@
 //! Where the pixels of the output come from.
 
-use brigade_torch::{Kind, Tensor};
 use serde::{Deserialize, Serialize};
-use tch::TchError;
+use tch::{Kind, TchError, Tensor};
 
 use super::Augment;
 use super::geometry::moves_whole_pixels;

@@ -2,13 +2,13 @@
 
 use brigade_data::{BatchedDataset, DataLoader, TensorDataset};
 use brigade_test_device::{assert_same, gpu, without_waiting};
-use brigade_torch::{Device, Kind, Tensor};
 use brigade_vision::augment::{Augment, Geometric, Hue, Lighting, Mix, Padding, RandomErasing};
 use brigade_vision::transforms::{
     CenterCrop, ColorJitter, Compose, Normalize, Phase, RandomHorizontalFlip, RandomResizedCrop,
     RandomVerticalFlip, Resize, ToTensor,
 };
 use brigade_vision::{Filter, ImageDataset, Size};
+use tch::{Device, Kind, Tensor};
 
 use crate::pictures::Pictures;
 

@@ -1,9 +1,9 @@
 //! Transforms of batches: what is random follows from the samples, masks follow their images.
 
-use brigade_torch::{Device, Kind, Tensor};
 use brigade_vision::Size;
 use brigade_vision::augment::{Augment, Geometric, Hue, Lighting, Mix, Padding, RandomErasing};
 use brigade_vision::transforms::Normalize;
+use tch::{Device, Kind, Tensor};
 
 fn images(rows: i64) -> Tensor {
     tch::manual_seed(5);

@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use brigade_data::DataLoader;
-use brigade_torch::Tensor;
 use brigade_vision::transforms::{
     CenterCrop, Compose, Phase, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize,
 };
 use brigade_vision::{CacheOptions, ImageDataset, OnBroken};
+use tch::Tensor;
 
 use crate::pictures::Pictures;
 

@@ -3,14 +3,16 @@
 use std::fmt;
 use std::sync::Arc;
 
-use brigade_data::{BatchContext, BatchedDataset, DataLoader, ShardOptions};
-use brigade_torch::{Kind, Tensor, is_channels_last};
+use brigade_data::{BatchContext, BatchedDataset, DataLoader};
+use brigade_sampling::ShardOptions;
+use brigade_torch::is_channels_last;
 use brigade_vision::transforms::{
     ColorJitter, Compose, Normalize, Phase, RandAugment, RandomHorizontalFlip, RandomResizedCrop,
     RandomVerticalFlip, Resize, ToTensor, TrivialAugmentWide,
 };
 use brigade_vision::{ImageDataset, OnBroken};
 use parking_lot::Mutex;
+use tch::{Kind, Tensor};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::Layer;

@@ -4,13 +4,13 @@ use std::fs;
 use std::path::Path;
 
 use brigade_data::{BatchContext, BatchedDataset, DataLoader};
-use brigade_torch::{Kind, Tensor};
 use brigade_vision::source::ImageFiles;
 use brigade_vision::transforms::{
     ColorJitter, Compose, PadMode, Phase, RandomCrop, RandomHorizontalFlip, RandomResizedCrop,
     RandomVerticalFlip, Resize, ToTensor, TrivialAugmentWide,
 };
 use brigade_vision::{CacheOptions, OnBroken, SegmentationDataset};
+use tch::{Kind, Tensor};
 
 type Dataset = SegmentationDataset<ImageFiles, ImageFiles>;
 

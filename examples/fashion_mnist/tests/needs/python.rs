@@ -6,9 +6,11 @@
 use std::path::Path;
 use std::process::Command;
 
-use brigade::data::{BatchedDataset, DataLoader, ShardOptions};
+use brigade::data::{BatchedDataset, DataLoader};
 use brigade::datasets::{Digits, LabelledImages};
-use brigade::nn::{Tensor, weights};
+use brigade::nn::weights;
+use brigade::sampling::ShardOptions;
+use brigade::tch::Tensor;
 use brigade_test_needs::{Need, needs};
 use serde_json::json;
 

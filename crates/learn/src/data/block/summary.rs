@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::Path;
 
 use brigade_data::{BatchContext, BatchedDataset};
+use brigade_torch::{Error, Result};
 use brigade_vision::decode::{DecodeOptions, Decoder};
 use brigade_vision::source::ImageSource;
 use brigade_vision::transforms::Phase;
@@ -15,7 +16,6 @@ use crate::data::batch_transforms::BatchPipeline;
 use crate::data::blocks::Targets;
 use crate::data::item_transforms::compose;
 use crate::data::samples::Samples;
-use brigade_torch::{Error, Result};
 
 /// One step of a [`Summary`].
 #[derive(Clone, Debug, PartialEq, Eq)]

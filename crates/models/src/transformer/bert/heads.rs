@@ -3,8 +3,7 @@
 use std::borrow::Borrow;
 
 use brigade_nn::{Dropout, Init, LayerGroups, LayerNorm, Linear, Module, ParamPath};
-use brigade_torch::Result;
-use brigade_torch::linear;
+use brigade_torch::{Result, linear};
 use tch::{Device, Kind, Tensor};
 
 use super::super::init::draw;
@@ -21,7 +20,8 @@ use crate::Activation;
 ///
 /// ```
 /// use brigade_models::{BertForMaskedLm, BertOptions};
-/// use brigade_nn::{Model, Tensor};
+/// use brigade_nn::Model;
+/// use tch::Tensor;
 ///
 /// let options = BertOptions {
 ///     vocab_size: 50, hidden_size: 32, num_attention_heads: 4, num_hidden_layers: 1, ..Default::default()
@@ -145,7 +145,8 @@ impl LayerGroups for BertForMaskedLm {
 ///
 /// ```
 /// use brigade_models::{BertForSequenceClassification, BertOptions};
-/// use brigade_nn::{Model, Tensor};
+/// use brigade_nn::Model;
+/// use tch::Tensor;
 ///
 /// let options = BertOptions {
 ///     vocab_size: 50, hidden_size: 32, num_attention_heads: 4, num_hidden_layers: 1, ..Default::default()
@@ -217,7 +218,8 @@ impl LayerGroups for BertForSequenceClassification {
 ///
 /// ```
 /// use brigade_models::{BertForTokenClassification, BertOptions};
-/// use brigade_nn::{Model, Tensor};
+/// use brigade_nn::Model;
+/// use tch::Tensor;
 ///
 /// let options = BertOptions {
 ///     vocab_size: 50, hidden_size: 32, num_attention_heads: 4, num_hidden_layers: 1, ..Default::default()

@@ -3,9 +3,10 @@
 use brigade_models::{
     AwdLstm, AwdLstmDropout, AwdLstmOptions, LanguageModel, LanguageModelOptions,
 };
-use brigade_nn::{Device, Kind, LstmState, Model, Tensor};
+use brigade_nn::{LstmState, Model};
 use brigade_test_device::{numeric_device, on_device};
 use brigade_torch::Autocast;
+use tch::{Device, Kind, Tensor};
 
 use super::{build, doc, small, small_language_model};
 

@@ -1,9 +1,10 @@
 //! The classifier: scores, what is pooled, steps of training.
 
 use brigade_models::{AwdLstmOptions, TextClassifier, TextClassifierOptions, masked_concat_pool};
-use brigade_nn::{Kind, Model, Tensor};
+use brigade_nn::Model;
 use brigade_test_device::{numeric_device, on_device};
 use serde_json::Value;
+use tch::{Kind, Tensor};
 
 use super::{
     KINDS, Sgd, Trained, assert_close, assert_digest, assert_group_ends, assert_groups,

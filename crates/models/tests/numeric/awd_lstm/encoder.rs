@@ -1,8 +1,8 @@
 //! The encoder: with given weights, with its hidden state.
 
 use brigade_models::{AwdLstm, AwdLstmOptions, RnnOutputs};
-use brigade_nn::{Kind, Tensor};
 use brigade_test_device::numeric_device;
+use tch::{Kind, Tensor};
 
 use super::{
     KINDS, assert_close, assert_digest, assert_names, assert_tensor, build, fill, golden, numbers,

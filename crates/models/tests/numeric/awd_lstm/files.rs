@@ -6,8 +6,9 @@ use brigade_models::{
     AwdLstmModel, LanguageModel, PretrainedLanguageModel, TextClassifier, TextClassifierOptions,
     load_encoder, save_encoder,
 };
-use brigade_nn::{Kind, Model, StateDict, Tensor, weights};
+use brigade_nn::{Model, StateDict, weights};
 use brigade_test_device::on_device;
+use tch::{Kind, Tensor};
 
 use serde_json::Value;
 

@@ -3,8 +3,9 @@
 use brigade_models::{
     LanguageModel, LanguageModelOptions, NextWordOptions, generate_words, next_word,
 };
-use brigade_nn::{Kind, Model, Tensor};
+use brigade_nn::Model;
 use brigade_test_device::on_device;
+use tch::{Kind, Tensor};
 
 use super::{
     KINDS, Sgd, Trained, assert_close, assert_digest, assert_groups, assert_names, assert_training,

@@ -1,8 +1,9 @@
 //! First values of all sizes against torchvision's.
 
 use brigade_models::{ResNet, ResNetOptions};
-use brigade_nn::{Kind, Model, ParamPath, StateDict};
+use brigade_nn::{Model, ParamPath, StateDict};
 use serde_json::Value;
+use tch::Kind;
 
 use crate::resnet::on_device;
 

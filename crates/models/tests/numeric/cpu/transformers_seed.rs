@@ -4,7 +4,8 @@ use brigade_models::{
     Bert, BertForMaskedLm, BertForSequenceClassification, BertForTokenClassification, BertOptions,
     GenerationOptions, Gpt2LmHead, Gpt2Options, LlamaForCausalLm, LlamaOptions,
 };
-use brigade_nn::{Kind, Model, ParamPath, Tensor};
+use brigade_nn::{Model, ParamPath};
+use tch::{Kind, Tensor};
 
 use crate::transformers::common::{Inputs, close, fill_all, filled, golden, more, options};
 

@@ -1,9 +1,10 @@
 //! The golden files and their inputs.
 
 use brigade_models::{Tokens, TransformerOptions};
-use brigade_nn::{Kind, Model, ModelBuilder, ParamPath, Tensor};
+use brigade_nn::{Model, ModelBuilder, ParamPath};
 use brigade_test_device::{numeric_device, on_device, tolerance};
 use serde_json::Value;
+use tch::{Kind, Tensor};
 
 use crate::fill::fill;
 

@@ -6,7 +6,8 @@ use brigade_models::{
     Bert, BertForMaskedLm, BertForSequenceClassification, BertOptions, Gpt2, Gpt2LmHead,
     Gpt2Options, LlamaForCausalLm, LlamaOptions, Transformer, TransformerOptions,
 };
-use brigade_nn::{Kind, StateDict, Tensor, weights};
+use brigade_nn::{StateDict, weights};
+use tch::{Kind, Tensor};
 
 use super::common::{Inputs, builder, fill_all, filled, golden, options};
 

@@ -4,10 +4,11 @@ use brigade_models::{
     BertForMaskedLm, BertForSequenceClassification, CausalModel, Gpt2LmHead, KeyValueCache,
     LlamaForCausalLm, Tokens, causal_lm_loss, token_loss,
 };
-use brigade_nn::{Kind, Model, Module, Tensor};
+use brigade_nn::{Model, Module};
 use brigade_test_device::on_device;
 use brigade_torch::Result;
 use serde_json::Value;
+use tch::{Kind, Tensor};
 
 use super::common::{
     Inputs, LENGTHS, TOLERANCE, attended, close, filled, flat, golden, gradients_match,

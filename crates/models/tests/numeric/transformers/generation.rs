@@ -1,10 +1,11 @@
 //! What models write, against transformers' `generate`.
 
 use brigade_models::{CausalModel, GenerationOptions, Gpt2LmHead, LlamaForCausalLm, Tokens};
-use brigade_nn::{Kind, Model, Module, Tensor};
+use brigade_nn::{Model, Module};
 use brigade_test_device::on_device;
 use brigade_torch::Result;
 use serde_json::Value;
+use tch::{Kind, Tensor};
 
 use super::common::{Inputs, close, filled, golden, more, numbers};
 use crate::fill::fill;

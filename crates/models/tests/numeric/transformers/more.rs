@@ -5,10 +5,11 @@ use brigade_models::{
     Gpt2LmHead, Gpt2Options, IGNORED_LABEL, LlamaForCausalLm, LlamaOptions, ProblemType, TokenLoss,
     Tokens, TransformerOptions, causal_lm_loss, no_decay_parameters, sequence_loss, token_loss,
 };
-use brigade_nn::{Device, Kind, Model, Module, Tensor};
+use brigade_nn::{Model, Module};
 use brigade_test_device::{numeric_device, on_device};
 use brigade_torch::Autocast;
 use serde_json::Value;
+use tch::{Device, Kind, Tensor};
 
 use super::common::{
     Inputs, TOLERANCE, attended, close, filled, flat, gradients_match, more, numbers,

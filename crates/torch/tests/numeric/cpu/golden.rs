@@ -6,10 +6,11 @@ use std::collections::BTreeMap;
 use brigade_testkit::{World, assert_close, dist_test, step};
 use brigade_torch::fused::{AdamStep, SgdStep, adam, sgd};
 use brigade_torch::{
-    DeviceNumbers, Kind, ProcessGroup, ReduceOp, Reducer, ReducerOptions, Tensor, clear_gradient,
-    from_vec, gradient,
+    DeviceNumbers, ProcessGroup, ReduceOp, Reducer, ReducerOptions, clear_gradient, from_vec,
+    gradient,
 };
 use serde::Deserialize;
+use tch::{Kind, Tensor};
 
 use crate::rendezvous::{self, values};
 
@@ -168,7 +169,7 @@ impl Cnn {
             (name.to_owned(), tensor.set_requires_grad(true))
         });
         let buffers = [("module1.1", 32), ("module2.1", 64)].into_iter().flat_map(|(name, n)| {
-            let float = (Kind::Float, brigade_torch::Device::Cpu);
+            let float = (Kind::Float, tch::Device::Cpu);
             [
                 (format!("{name}.running_mean"), Tensor::zeros([n], float)),
                 (format!("{name}.running_var"), Tensor::ones([n], float)),

@@ -1,7 +1,8 @@
 //! Every reduction on every kind of tensor.
 
 use brigade_testkit::dist_test;
-use brigade_torch::{Device, Fault, Kind, ReduceOp, Tensor};
+use brigade_torch::{Fault, ReduceOp};
+use tch::{Device, Kind, Tensor};
 
 use crate::rendezvous::{self, assert_fault, values};
 

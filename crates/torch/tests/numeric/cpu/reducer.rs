@@ -2,9 +2,10 @@
 
 use brigade_testkit::{assert_close, dist_test};
 use brigade_torch::{
-    Device, Error, ErrorKind, Kind, ProcessGroup, ReduceOp, Reducer, ReducerOptions, Tensor,
-    TorchError, clear_gradient, gradient,
+    Error, ErrorKind, ProcessGroup, ReduceOp, Reducer, ReducerOptions, TorchError, clear_gradient,
+    gradient,
 };
+use tch::{Device, Kind, Tensor};
 
 use crate::rendezvous::{self, values};
 

@@ -1,7 +1,8 @@
 //! Normalisation over ranks refuses parameters and statistics that do not fit, before it sends anything.
 
 use brigade_testkit::dist_test;
-use brigade_torch::{BatchNormState, Device, Fault, Kind, Tensor, sync_batch_norm};
+use brigade_torch::{BatchNormState, Fault, sync_batch_norm};
+use tch::{Device, Kind, Tensor};
 
 use crate::rendezvous::{self, assert_fault};
 

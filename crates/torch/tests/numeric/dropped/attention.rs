@@ -1,9 +1,8 @@
 //! Attention that computes its weights again, against the operations with the same weights dropped.
 
 use brigade_test_device::{assert_same, numeric_device};
-use brigade_torch::{
-    AttentionOptions, Autocast, Device, Kind, Tensor, attention, rng_state, set_rng_state,
-};
+use brigade_torch::{AttentionOptions, Autocast, attention, rng_state, set_rng_state};
+use tch::{Device, Kind, Tensor};
 
 use super::alone;
 

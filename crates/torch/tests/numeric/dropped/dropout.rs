@@ -1,9 +1,8 @@
 //! Dropout without a mask.
 
 use brigade_test_device::numeric_device;
-use brigade_torch::{
-    Device, Kind, Tensor, TorchError, dropout, recomputed, rng_state, set_rng_state,
-};
+use brigade_torch::{TorchError, dropout, recomputed, rng_state, set_rng_state};
+use tch::{Device, Kind, Tensor};
 
 use super::alone;
 

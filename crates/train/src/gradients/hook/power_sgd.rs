@@ -6,11 +6,12 @@ mod state;
 use std::collections::BTreeMap;
 use std::mem;
 
-use brigade_nn::NamedTensor;
-use brigade_torch::{Bucket, GradientHook, ProcessGroup, ReduceOp, Tensor, Work};
+use brigade_torch::{
+    Bucket, Error, GradientHook, NamedTensor, ProcessGroup, ReduceOp, Result, Work,
+};
 use parking_lot::Mutex;
+use tch::Tensor;
 
-use brigade_torch::{Error, Result};
 use factors::{normal, orthogonal};
 
 /// [PowerSGD](https://arxiv.org/abs/1905.13727): a matrix of n by m values goes over the wire as one of n

@@ -7,15 +7,14 @@ use std::process::Command;
 
 use brigade_checkpoint::convert::{AccelerateRun, StateKind, Target, convert, convert_like};
 use brigade_nn::{BatchNorm1d, Embedding, Linear, Model, Module, ParamPath};
-use brigade_optim::LrSchedule;
-use brigade_optim::schedule::{Definition, Plateau};
+use brigade_optim::{AdamW, Scheduler};
+use brigade_schedule::{Definition, LrSchedule, Plateau};
 use brigade_test_needs::{Need, needs};
-use brigade_torch::{Tensor, from_vec};
-use brigade_train::{
-    Accelerator, AdamW, PreparedModel, PreparedOptimizer, PreparedScheduler, Scheduler,
-};
+use brigade_torch::from_vec;
+use brigade_train::{Accelerator, PreparedModel, PreparedOptimizer, PreparedScheduler};
 use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
+use tch::Tensor;
 
 /// The net of `fixtures/make_accelerate.py`.
 struct Net {
@@ -57,7 +56,7 @@ impl Run {
         let model = Model::new(Net::new).unwrap();
         let optimizer = AdamW::default().lr(0.02).betas(0.9, 0.99).weight_decay(0.05);
         let optimizer = optimizer.no_decay_on_norms_and_biases(true).build(&model).unwrap();
-        let schedule = brigade_optim::schedule::Schedule::step(0.02, 3, 0.5).unwrap();
+        let schedule = brigade_schedule::Schedule::step(0.02, 3, 0.5).unwrap();
         let scheduler = Scheduler::new(&optimizer, schedule);
         let (mut model, optimizer, scheduler) =
             accelerator.prepare((model, optimizer, scheduler)).unwrap();
@@ -191,7 +190,7 @@ fn two_processes_count_as_one_and_a_tied_weight_comes_back() {
     })
     .unwrap();
     let optimizer = AdamW::default().lr(0.02).build(&model).unwrap();
-    let schedule = brigade_optim::schedule::Schedule::step(0.02, 4, 0.5).unwrap();
+    let schedule = brigade_schedule::Schedule::step(0.02, 4, 0.5).unwrap();
     let scheduler = Scheduler::new(&optimizer, schedule);
     let (model, optimizer, scheduler) = accelerator.prepare((model, optimizer, scheduler)).unwrap();
     accelerator.save_state(at("like")).unwrap();
@@ -278,7 +277,7 @@ fn trained_elsewhere_goes_on(theirs: &Path, expected: &Value, first_factor: f64)
     let model = Model::new(layers).unwrap();
     let optimizer = AdamW::default().lr(0.02).betas(0.9, 0.99).weight_decay(0.05);
     let optimizer = optimizer.no_decay_on_norms_and_biases(true).build(&model).unwrap();
-    let schedule = brigade_optim::schedule::Schedule::cosine(0.02, 0.0, 9).unwrap();
+    let schedule = brigade_schedule::Schedule::cosine(0.02, 0.0, 9).unwrap();
     let scheduler = Scheduler::new(&optimizer, schedule.warmup(3, first_factor).unwrap());
     let (mut model, mut optimizer, mut scheduler) =
         accelerator.prepare((model, optimizer, scheduler)).unwrap();

@@ -2,9 +2,11 @@
 
 use brigade_data::{DataLoader, TensorDataset};
 use brigade_nn::{BatchNorm1d, Model, ModelError, ParamPath};
+use brigade_optim::Sgd;
 use brigade_testkit::{World, dist_test, step};
 use brigade_torch::Result;
-use brigade_train::{Accelerator, ClipNorm, Kind, Precision, Sgd, Tensor, TrainError};
+use brigade_train::{Accelerator, ClipNorm, Precision, TrainError};
+use tch::{Kind, Tensor};
 
 use crate::net;
 
@@ -54,7 +56,7 @@ dist_test!(world = 4, dist_data_that_are_empty_or_too_few, |_world: World| -> Re
             } else {
                 let all = accelerator
                     .processes()
-                    .reduce(&Tensor::from_slice(&[seen]), brigade_train::ReduceOp::Sum)?;
+                    .reduce(&Tensor::from_slice(&[seen]), brigade_torch::ReduceOp::Sum)?;
                 assert_eq!(all.int64_value(&[0]), samples);
             }
         }

@@ -3,15 +3,12 @@
 use super::transformer::Block;
 use brigade_models::{Cnn, ResNet};
 use brigade_nn::{Linear, Model, Module, ParamPath};
-use brigade_optim::{Overrides, all_optimizers};
+use brigade_optim::{Adam, Optimizer, Overrides, all_optimizers};
 use brigade_testkit::{World, dist_test};
-use brigade_torch::Result;
-use brigade_torch::shift_allocations;
-use brigade_train::{
-    Accelerator, Adam, CommHook, Compression, Device, Kind, Optimizer, PowerSgd, Precision,
-    ReducerOptions, Tensor,
-};
+use brigade_torch::{Compression, ReducerOptions, Result, shift_allocations};
+use brigade_train::{Accelerator, CommHook, PowerSgd, Precision};
 use parking_lot::Mutex;
+use tch::{Device, Kind, Tensor};
 
 /// The allocator and the random generator belong to the process, and tests run side by side in one.
 static PROCESS: Mutex<()> = Mutex::new(());

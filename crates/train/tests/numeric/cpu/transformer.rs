@@ -1,6 +1,7 @@
 //! A layer of a transformer, for the test of reproducible steps and for the benchmarks.
 
-use brigade_nn::{Kind, LayerNorm, Linear, Module, ParamPath, Tensor};
+use brigade_nn::{LayerNorm, Linear, Module, ParamPath};
+use tch::{Kind, Tensor};
 
 /// Causal attention and an MLP, each behind its normalisation (pre-norm), and the mean over the tokens.
 pub(crate) struct Block {

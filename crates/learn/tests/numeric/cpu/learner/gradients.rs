@@ -5,9 +5,10 @@ use std::rc::Rc;
 
 use brigade_learn::callbacks::{GradientAccumulation, GradientClip, TerminateOnNan};
 use brigade_learn::{Event, Learner, LearnerState, Loaders};
-use brigade_nn::{BatchNorm1d, Linear, NamedTensor, ParamPath, Sequential};
+use brigade_nn::{BatchNorm1d, Linear, ParamPath, Sequential};
 use brigade_optim::Sgd;
 use brigade_testkit::{World, dist_test, step};
+use brigade_torch::NamedTensor;
 use brigade_train::Accelerator;
 use tch::Kind;
 

@@ -1,9 +1,9 @@
 //! Two ranks measure, decide and choose as one process does with batches twice as large.
 
-use brigade_data::Sampler;
 use brigade_learn::callbacks::{EarlyStopping, ReduceLrOnPlateau, SaveModel};
 use brigade_learn::{Learner, Loaders, Part};
 use brigade_metrics::{Accuracy, Average, F1, RocAuc};
+use brigade_sampling::Sampler;
 use brigade_testkit::{World, dist_test, step};
 use brigade_train::Accelerator;
 

@@ -1,8 +1,8 @@
 //! The thin matrices: their first values, and columns at right angles.
 
 use brigade_sampling::stream;
-use brigade_torch::{Kind, Tensor};
 use rand_distr::{Distribution, StandardNormal};
+use tch::{Kind, Tensor};
 
 /// The same span, with columns of length 1 at right angles. A column without a direction becomes 0: a
 /// gradient that is 0 must not become NaN.
@@ -37,7 +37,7 @@ pub(super) fn normal([seed, path @ ..]: [u64; 3], count: usize) -> Vec<f32> {
 
 #[cfg(test)]
 mod tests {
-    use brigade_torch::Device;
+    use tch::Device;
 
     use super::*;
 

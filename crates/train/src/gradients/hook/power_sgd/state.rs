@@ -1,7 +1,8 @@
 //! What PowerSGD keeps from step to step, in state dictionaries and checkpoints: for each rank its own.
 
 use brigade_checkpoint::{TensorInfo, Value};
-use brigade_torch::{Result, Tensor};
+use brigade_torch::Result;
+use tch::Tensor;
 
 use super::{PowerSgdHook, State};
 use crate::gradients::hook::StatefulHook;
