@@ -3,6 +3,7 @@
 mod circles;
 mod crates;
 mod harness;
+mod reexports;
 mod source;
 mod text;
 mod waits;
@@ -41,6 +42,7 @@ pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
     }
 
     circles::check(&sources, &mut findings);
+    reexports::check(&sources, &mut findings);
     waits::check(checkout, &mut findings)?;
     for note in &findings.notes {
         eprintln!("note: {note}");

@@ -104,8 +104,6 @@ pub fn save_pth(state: &StateDict, path: impl AsRef<Path>) -> Result<(), Error> 
     pth::save(state, path.as_ref())
 }
 
-pub use brigade_torch::{dtype_of, kind_of, tensor_from_bytes};
-
 impl<M> Model<M> {
     /// Reads a weights file into the model, when it fits in every name and shape.
     ///
