@@ -1,5 +1,7 @@
 //! What an optimizer is made of, and its step.
 
+mod state;
+
 use std::fmt;
 
 use brigade_torch::flat::look_ahead;
@@ -12,8 +14,6 @@ use crate::lookahead::{Lookahead, SLOW};
 use crate::options::{Grouping, Options};
 use crate::param_state::{ParamStates, like};
 use crate::rule::{Rule, Step};
-
-mod state;
 
 /// A rule, the parameters in their groups, and their states.
 ///

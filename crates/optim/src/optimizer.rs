@@ -1,5 +1,7 @@
 //! An optimizer as programs hold it: a handle.
 
+mod settings;
+
 use std::fmt;
 use std::sync::Arc;
 
@@ -16,8 +18,6 @@ use crate::inner::OptimizerInner;
 use crate::options::Options;
 use crate::rule::Rule;
 use crate::state::{OptimizerState, StateMismatch};
-
-mod settings;
 
 pub use settings::{OptimizerBuilder, OptimizerSettings, Overrides};
 
