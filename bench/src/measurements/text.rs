@@ -16,6 +16,7 @@ use brigade::text::tokens::{
     FastaiTokenizer, FolderOptions, ParallelOptions, TextSource, Vocabulary, tokenize_all,
 };
 use brigade::text::{LanguageLearnerOptions, LanguageModelData, TextData, language_model_learner};
+use parking_lot::Mutex;
 
 use super::training::status;
 
@@ -92,7 +93,7 @@ fn tokenize(folder: &Path, threads: usize) -> Result<Vec<Vec<f64>>> {
 #[derive(Debug)]
 struct Timed {
     start: Instant,
-    seconds: Arc<parking_lot::Mutex<Vec<f64>>>,
+    seconds: Arc<Mutex<Vec<f64>>>,
 }
 
 impl Callback for Timed {

@@ -1,5 +1,7 @@
 //! What an optimizer is made of, and its step.
 
+mod state;
+
 use std::fmt;
 
 use brigade_torch::flat::look_ahead;
@@ -12,7 +14,6 @@ use crate::lookahead::{Lookahead, SLOW};
 use crate::options::{Grouping, Options};
 use crate::param_state::{ParamStates, like};
 use crate::rule::{Rule, Step};
-mod state;
 
 /// A rule, the parameters in their groups, and their states.
 ///
@@ -329,7 +330,7 @@ impl OptimizerInner {
 
     /// Whether it steps, or has stepped, one of these parameters.
     pub(crate) fn concerns(&self, model: &[NamedTensor]) -> bool {
-        self.known.iter().any(|known| model.iter().any(|it| same(known, it)))
+        self.known.iter().any(|known| model.iter().any(|parameter| same(known, parameter)))
     }
 
     /// Every parameter that it would know after `model`'s trained ones have become those of `trained`, and
@@ -339,18 +340,17 @@ impl OptimizerInner {
         model: &[NamedTensor],
         trained: &dyn Fn(&NamedTensor) -> bool,
     ) -> Vec<(NamedTensor, bool)> {
-        let known = |it: &NamedTensor| self.known.iter().find(|known| same(known, it));
         let mut merged = Vec::new();
         let mut models_turn = true;
-        for parameter in &self.known {
-            if !model.iter().any(|it| same(parameter, it)) {
-                merged.push((handle(parameter), parameter.tensor.requires_grad()));
+        for known in &self.known {
+            if !model.iter().any(|parameter| same(known, parameter)) {
+                merged.push((handle(known), known.tensor.requires_grad()));
             } else if std::mem::take(&mut models_turn) {
-                for it in model {
-                    match known(it) {
-                        Some(known) => merged.push((handle(known), trained(it))),
-                        None if trained(it) && self.options.selects(&it.name) => {
-                            merged.push((handle(it), true));
+                for parameter in model {
+                    match self.known.iter().find(|known| same(known, parameter)) {
+                        Some(known) => merged.push((handle(known), trained(parameter))),
+                        None if trained(parameter) && self.options.selects(&parameter.name) => {
+                            merged.push((handle(parameter), true));
                         }
                         None => {}
                     }
@@ -381,10 +381,13 @@ impl OptimizerInner {
         trained: &dyn Fn(&NamedTensor) -> bool,
     ) {
         let merged = self.would_step(model, trained);
+        let stepped = merged.iter().filter(|(_, steps)| *steps);
         let parameters: Vec<NamedTensor> =
-            merged.iter().filter(|(_, steps)| *steps).map(|(it, _)| handle(it)).collect();
-        let before = |it: &NamedTensor| self.parameters.iter().position(|old| same(old, it));
-        let from: Vec<Option<usize>> = parameters.iter().map(before).collect();
+            stepped.map(|(parameter, _)| handle(parameter)).collect();
+        let from: Vec<Option<usize>> = parameters
+            .iter()
+            .map(|parameter| self.parameters.iter().position(|old| same(old, parameter)))
+            .collect();
         self.states.rearrange(&from);
         let mut grouping = self.options.grouping(self.momentum, &parameters);
         for (group, key) in grouping.groups.iter_mut().zip(&grouping.keys) {

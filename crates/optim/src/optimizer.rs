@@ -1,5 +1,7 @@
 //! An optimizer as programs hold it: a handle.
 
+mod settings;
+
 use std::fmt;
 use std::sync::Arc;
 
@@ -17,8 +19,6 @@ use crate::state::{OptimizerState, StateMismatch};
 #[cfg(doc)]
 use brigade_torch::Error;
 use brigade_torch::Result;
-
-mod settings;
 
 pub use settings::{OptimizerBuilder, OptimizerSettings, Overrides};
 

@@ -199,11 +199,12 @@ impl Options {
 
     /// A pattern of `only` or `except` that matches nothing is a slip.
     fn check_patterns(&self, parameters: &[NamedTensor]) -> Result<()> {
-        let none = |pattern: &str| !parameters.iter().any(|it| matches(pattern, &it.name));
-        match self.selection.iter().find(|(pattern, _)| none(pattern)) {
-            Some((pattern, _)) => Err(no_match(pattern, parameters)),
-            None => Ok(()),
+        for (pattern, _) in &self.selection {
+            if !parameters.iter().any(|parameter| matches(pattern, &parameter.name)) {
+                return Err(no_match(pattern, parameters));
+            }
         }
+        Ok(())
     }
 
     /// So is a group that nothing is left for.

@@ -183,14 +183,16 @@ impl PreparedOptimizer {
     /// Prepares an optimizer, and registers it for checkpoints.
     pub(crate) fn new(optimizer: Optimizer, gradients: &Gradients, registry: &Registry) -> Self {
         let loss_check = gradients.loss_check.as_ref();
-        let loss_check = loss_check.map(|it| (Arc::clone(it), it.watch_optimizer(&optimizer)));
+        let loss_check =
+            loss_check.map(|check| (Arc::clone(check), check.watch_optimizer(&optimizer)));
         let job = &gradients.processes.job;
         // A rule of the program's that does not take them is stepped with numbers of the host.
         let on_device = job.device.device_kind().is_some() && optimizer.takes_device_scalars();
         let rates = on_device.then(|| DeviceRates {
             device: job.device,
-            by_value: optimizer.with_parameters(|all| {
-                all.iter().any(|it| it.f_kind().is_ok_and(|kind| kind == Kind::Double))
+            by_value: optimizer.with_parameters(|parameters| {
+                let mut kinds = parameters.iter().map(|parameter| parameter.f_kind());
+                kinds.any(|kind| kind.is_ok_and(|kind| kind == Kind::Double))
             }),
             others_change: AtomicBool::new(false),
             tensor: Mutex::default(),

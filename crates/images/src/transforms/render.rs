@@ -1,15 +1,14 @@
 //! Carrying out a plan in as few steps as it allows.
 
+mod apply;
+
 use std::mem;
 
+use self::apply::{MAX_PIXELS, refuse_above};
 use super::{Operation, Plan};
 use crate::image::{CropBox, Image, ImageView, Region, Size};
 use crate::resize::{Filter, Resizer};
 use crate::{ImageError, Result};
-
-mod apply;
-
-use apply::{MAX_PIXELS, refuse_above};
 
 /// Where the pixels of an image come from.
 pub(crate) enum Pixels<'a> {

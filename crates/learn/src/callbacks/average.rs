@@ -67,8 +67,9 @@ impl Copies {
 /// Parameters and floating-point buffers, without a graph.
 fn live(learner: &LearnerState) -> Vec<(String, Tensor)> {
     let parameters = learner.parameters().into_iter();
-    let buffers = learner.buffers().into_iter().filter(|it| it.tensor.is_floating_point());
-    parameters.chain(buffers).map(|it| (it.name, it.tensor.detach())).collect()
+    let buffers = learner.buffers().into_iter();
+    let buffers = buffers.filter(|buffer| buffer.tensor.is_floating_point());
+    parameters.chain(buffers).map(|value| (value.name, value.tensor.detach())).collect()
 }
 
 impl Stateful for Copies {

@@ -136,10 +136,10 @@ fn a_real_server_has_all_that_was_logged() {
         .as_array()
         .unwrap()
         .iter()
-        .map(|it| (it["step"].as_u64().unwrap(), it["value"].as_f64().unwrap()))
+        .map(|metric| (metric["step"].as_u64().unwrap(), metric["value"].as_f64().unwrap()))
         .collect();
-    steps.sort_by_key(|it| it.0);
-    assert_eq!(steps, (0..2500).map(|it| (it, it as f64 / 7.0)).collect::<Vec<_>>());
+    steps.sort_by_key(|(step, _)| *step);
+    assert_eq!(steps, (0..2500).map(|step| (step, step as f64 / 7.0)).collect::<Vec<_>>());
     let files = server.ask(&format!("artifacts/list?run_id={id}"));
     let names: Vec<&str> =
         files["files"].as_array().unwrap().iter().map(|it| it["path"].as_str().unwrap()).collect();

@@ -400,7 +400,7 @@ impl LossCheck {
     fn next_launched_step(&self) -> Option<u64> {
         let optimizers = self.optimizers.lock();
         let alive = optimizers.iter().filter_map(Weak::upgrade);
-        alive.map(|it| it.optimizer.launched_steps() + 1).max()
+        alive.map(|watched| watched.optimizer.launched_steps() + 1).max()
     }
 
     /// Records that a rank that shadows the others in a join has taken part in a reduction of this model.
@@ -472,7 +472,7 @@ impl LossCheck {
     fn next_step(&self) -> Option<u64> {
         let optimizers = self.optimizers.lock();
         let alive = optimizers.iter().filter_map(Weak::upgrade);
-        alive.map(|it| it.optimizer.steps() + 1).max()
+        alive.map(|watched| watched.optimizer.steps() + 1).max()
     }
 
     /// `step` is the one that is about to be made.
@@ -491,8 +491,9 @@ impl LossCheck {
         let optimizers = self.optimizers.lock();
         let alive: Vec<_> = optimizers.iter().filter_map(Weak::upgrade).collect();
         // Weights that cannot be read are not reported as corrupted.
-        alive.iter().any(|it| {
-            it.optimizer
+        alive.iter().any(|watched| {
+            watched
+                .optimizer
                 .with_parameters(|tensors| tensors.iter().any(|t| !finite(t).unwrap_or(true)))
         })
     }
