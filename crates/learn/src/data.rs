@@ -35,10 +35,10 @@ pub use blocks::{
 };
 pub use brigade_vision::augment::{Augment, Hue, Lighting, Padding, RandomErasing};
 pub use brigade_vision::labels::Split;
-pub use brigade_vision::transforms::{
-    AugMix, AutoAugment, AutoAugmentPolicy, CenterCrop, ColorJitter, Crop, RandAugment, RandomCrop,
-    RandomVerticalFlip, TrivialAugmentWide,
-};
+pub use brigade_vision::transforms::AutoAugmentPolicy;
+/// The transforms of single images; [`RandomResizedCrop`] and [`Resize`] are the Learner's own, with fastai's
+/// defaults.
+pub use brigade_vision::transforms::types::*;
 pub use brigade_vision::{CacheOptions, OnBroken, Size};
 pub use codec::codec_from;
 pub use factory::{ImageLoaders, SegmentationLoaders};

@@ -22,6 +22,7 @@ pub use brigade_rank_env::MainResult;
 pub use brigade_schedule::Annealing;
 pub use brigade_train::Precision::{Bf16, Fp16};
 pub use brigade_train::{Accelerator, Precision};
+pub use brigade_vision::transforms::types::*;
 pub use tch::{Device, Kind, Tensor};
 
 pub use crate::callbacks::{
@@ -31,18 +32,17 @@ pub use crate::callbacks::{
     TerminateOnNan, Times, Timing, TrackerLog,
 };
 pub use crate::data::{
-    AugMix, AugTransforms, Augment, AutoAugment, AutoAugmentPolicy, BatchTransform, CacheOptions,
-    CategoryBlock, CenterCrop, ColorJitter, Column, Crop, Csv, DataBlock, FileList, Files, Flip,
-    FolderNames, GetItems, Hue, ImageBlock, ImageLoaders, IntoLabel, ItemTransform, Items, Label,
-    LabelItems, LabelList, Lighting, MaskBlock, MultiCategoryBlock, Normalize, NumberBlock,
-    OnBroken, Padding, Part, Parts, Pattern, PointBlock, RandAugment, RandomCrop, RandomErasing,
-    RandomResizedCrop, RandomVerticalFlip, Resize, SegmentationLoaders, Size, Split, SplitItems,
-    Splitter, Step, Summary, TargetBlock, TrivialAugmentWide, Unlabelled, aug_transforms,
-    categories, codec_from, column, column_split, column_values_split, columns, csv, end_split,
-    file_list, file_split, function_split, grandparent, grey_images, hue, image_files, images,
-    index_split, label_list, mask_split, masks, multi_categories, name_function, name_regex,
-    no_split, numbers, parent_name, path_regex, points, random_erasing, random_split, saturation,
-    stratified_split, subset_split,
+    AugTransforms, Augment, AutoAugmentPolicy, BatchTransform, CacheOptions, CategoryBlock, Column,
+    Csv, DataBlock, FileList, Files, Flip, FolderNames, GetItems, Hue, ImageBlock, ImageLoaders,
+    IntoLabel, ItemTransform, Items, Label, LabelItems, LabelList, Lighting, MaskBlock,
+    MultiCategoryBlock, Normalize, NumberBlock, OnBroken, Padding, Part, Parts, Pattern,
+    PointBlock, RandomErasing, RandomResizedCrop, Resize, SegmentationLoaders, Size, Split,
+    SplitItems, Splitter, Step, Summary, TargetBlock, Unlabelled, aug_transforms, categories,
+    codec_from, column, column_split, column_values_split, columns, csv, end_split, file_list,
+    file_split, function_split, grandparent, grey_images, hue, image_files, images, index_split,
+    label_list, mask_split, masks, multi_categories, name_function, name_regex, no_split, numbers,
+    parent_name, path_regex, points, random_erasing, random_split, saturation, stratified_split,
+    subset_split,
 };
 pub use crate::interpretation::{ClassInterpretation, Interpretation};
 pub use crate::loss::{
