@@ -23,7 +23,7 @@ macro_rules! transforms_table {
             Crop: crop::Crop, 1 {}
             RandomCrop: crop::RandomCrop, 1 {
                 "random-crop": Area(|size| RandomCrop::new(size).pad_if_needed(PadMode::ZEROS)),
-                    "anywhere, with black around images that are smaller";
+                    "anywhere, black beside smaller images";
             }
             RandomResizedCrop: crop::RandomResizedCrop, 1 {
                 "random-resized-crop": Area(RandomResizedCrop::new), "a part of random size, by torchvision's rules";
