@@ -27,18 +27,17 @@ pub use weights::{
 };
 
 use crate::error::Error;
+use crate::format::WeightsFormat;
 use crate::layout::{Checkpoint, ChecksumWriter, FileFacts, MANIFEST, Object};
 use crate::pth;
 use crate::safetensors::layout;
 use crate::value::Value;
 
 /// What to make.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub enum Target {
-    /// One safetensors file with a model's weights.
-    Safetensors,
-    /// One file of `torch.save` with a model's state dictionary.
-    Torch,
+    /// One file of this format with a model's weights.
+    Weights(&'static dyn WeightsFormat),
     /// A folder in the layout of Accelerate's `save_state`.
     Accelerate(AccelerateRun),
 }
@@ -127,7 +126,7 @@ fn convert_in(
                 ),
             });
         }
-        (Target::Safetensors | Target::Torch, checkpoint) => {
+        (Target::Weights(format), checkpoint) => {
             let mut weights = match checkpoint {
                 Some(checkpoint) => of_model(checkpoint, options, &mut report)?,
                 None => {
@@ -139,18 +138,7 @@ fn convert_in(
             report.left_out.append(&mut weights.left_out);
             let weights = weights.tensors;
             let made = partial.join("weights");
-            match target {
-                Target::Torch => {
-                    for (name, tensor) in &weights {
-                        if let Some(fact) = pth::refusal(tensor) {
-                            let (path, fact) = (to.to_owned(), format!("`{name}`: {fact}"));
-                            return Err(Error::Unsupported { path, fact });
-                        }
-                    }
-                    write_pth(&made, &state_dict(weights.clone()))?;
-                }
-                _ => write_safetensors(&made, &weights).map(drop)?,
-            }
+            format.write(&made, &weights)?;
             report.changed.extend(weights.iter().filter_map(overflow));
             made
         }

@@ -1,62 +1,118 @@
-//! Tells a file's format from its first bytes, not from its name.
+//! The formats of weights files: a list, and what each can do.
 
+mod safetensors;
+mod torch;
+
+use std::collections::HashMap;
+use std::fmt;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
+pub use safetensors::Safetensors;
+pub use torch::Torch;
+pub(crate) use torch::begins_legacy;
+
+use crate::convert::Weights;
 use crate::error::Error;
 use crate::other_format::{START_BYTES, describe};
+use crate::pth::{PthFile, StoredStateDict};
+use crate::safetensors::Entry;
 
-/// A format of weights files.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
-    /// [`crate::safetensors`].
-    Safetensors,
-    /// [`crate::pth`].
-    Pth,
-}
+/// All formats, in the order in which a file's first bytes are compared with them.
+pub static FORMATS: &[&dyn WeightsFormat] = &[&Torch, &Safetensors];
 
-impl Format {
-    /// The format of an open file that was not read from yet.
+/// A format of weights files: how it is recognized, read and written.
+///
+/// ```
+/// use brigade_checkpoint::{FORMATS, format_named};
+///
+/// let names: Vec<_> = FORMATS.iter().map(|format| format.name()).collect();
+/// assert_eq!(names, ["torch", "safetensors"]);
+/// assert_eq!(format_named("pt".as_ref()).map(|format| format.name()), Some("torch"));
+/// ```
+pub trait WeightsFormat: fmt::Debug + Send + Sync {
+    /// Returns its name, as `brigade checkpoint convert --to` takes it.
+    fn name(&self) -> &'static str;
+
+    /// Returns what a file of it is, for messages: "file of torch.save".
+    fn description(&self) -> &'static str;
+
+    /// Returns what [`write`](Self::write) makes, for the help of `--to`.
+    fn written(&self) -> &'static str;
+
+    /// Returns the extensions by which a file to write is known to be of this format, without dots.
+    fn extensions(&self) -> &'static [&'static str];
+
+    /// Returns whether a file that begins with these bytes is of this format. There are 512 of a longer file.
+    fn begins(&self, start: &[u8]) -> bool;
+
+    /// Reads names, types, shapes and places of the tensors of a file, or of the state dictionary at `key`, and no
+    /// tensor.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::UnknownFormat`]; [`Error::Unsupported`] for the tar archives of PyTorch before
-    /// 0.1.10.
-    pub fn of(path: &Path, file: &File) -> Result<Self, Error> {
-        let mut start = Vec::with_capacity(START_BYTES);
-        let mut reader = file.take(START_BYTES as u64);
-        reader.read_to_end(&mut start).map_err(Error::io("read", path))?;
-        if start.starts_with(ZIP_MAGIC) || begins_legacy(&start) {
-            return Ok(Self::Pth);
-        }
-        if begins_tar(&start) {
-            return Err(Error::Unsupported { path: path.to_owned(), fact: TAR.into() });
-        }
-        // A safetensors file begins with the length of its header, whose lowest byte is any.
-        let header_begins = start.get(8) == Some(&b'{');
-        let is_length = start.get(4..8) == Some(&[0; 4]);
-        let is_pickle = start.first() == Some(&PICKLE_PROTOCOL);
-        let is_text =
-            start.iter().take(8).all(|byte| byte.is_ascii_graphic() || byte.is_ascii_whitespace());
-        if header_begins && (is_length || !is_pickle && !is_text) {
-            return Ok(Self::Safetensors);
-        }
-        let fact = if is_pickle {
-            "it is a pickle, but not one that torch.save has written".to_owned()
-        } else {
-            let length = file.metadata().map_err(Error::io("read", path))?.len();
-            describe(&start, length)
-        };
-        Err(Error::UnknownFormat { path: path.to_owned(), fact })
+    /// What is wrong with the file; [`Error::NoSuchKey`], also where the format has no keys; [`Error::NoStateDict`]
+    /// and [`Error::SeveralStateDicts`].
+    fn open(&self, path: &Path, file: File, key: Option<&str>) -> Result<OpenWeights, Error>;
+
+    /// Reads what its user has written into a file beside the tensors. Defaults to nothing.
+    ///
+    /// # Errors
+    /// What is wrong with the file.
+    fn metadata(&self, path: &Path, file: &File) -> Result<HashMap<String, String>, Error> {
+        let _ = (path, file);
+        Ok(HashMap::new())
+    }
+
+    /// Writes a new file of tensors, each copied in pieces. Defaults to an error, for formats that are only read.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::Unsupported`] where the format cannot be written or cannot hold a tensor.
+    fn write(&self, path: &Path, weights: &Weights) -> Result<(), Error> {
+        let _ = weights;
+        let fact = format!("a {} cannot be written; give another format", self.description());
+        Err(Error::Unsupported { path: path.to_owned(), fact })
     }
 }
 
-/// Whether a file that begins with these bytes is in the old format. 262 are enough to tell.
-pub(crate) fn begins_legacy(start: &[u8]) -> bool {
-    let Some(([0x80, _protocol], rest)) = start.split_at_checked(2) else { return false };
-    // The length of a frame, which protocols 4 and 5 have.
-    let rest = if rest.first() == Some(&0x95) { rest.get(9..).unwrap_or_default() } else { rest };
-    rest.starts_with(MAGIC)
+/// An open weights file whose tensors can be read one at a time.
+#[derive(Debug)]
+pub enum OpenWeights {
+    /// Each tensor is one range of the file's bytes, contiguous and in little-endian order.
+    Ranges(File, Vec<Entry>),
+    /// Each tensor is a view of a storage, which several may share.
+    Storages(Box<PthFile>, StoredStateDict),
+}
+
+/// Returns the format of an open file that was not read from yet, from its first bytes and not from its name.
+///
+/// # Errors
+/// [`Error::Io`]; [`Error::UnknownFormat`]; [`Error::Unsupported`] for the tar archives of PyTorch before
+/// 0.1.10.
+pub fn format_of(path: &Path, file: &File) -> Result<&'static dyn WeightsFormat, Error> {
+    let mut start = Vec::with_capacity(START_BYTES);
+    let mut reader = file.take(START_BYTES as u64);
+    reader.read_to_end(&mut start).map_err(Error::io("read", path))?;
+    if begins_tar(&start) {
+        return Err(Error::Unsupported { path: path.to_owned(), fact: TAR.into() });
+    }
+    if let Some(format) = FORMATS.iter().find(|format| format.begins(&start)) {
+        return Ok(*format);
+    }
+    let fact = if start.first() == Some(&PICKLE_PROTOCOL) {
+        "it is a pickle, but not one that torch.save has written".to_owned()
+    } else {
+        let length = file.metadata().map_err(Error::io("read", path))?.len();
+        describe(&start, length)
+    };
+    Err(Error::UnknownFormat { path: path.to_owned(), fact })
+}
+
+/// Returns the format that files with this extension are written in; `None` for an extension of no format.
+#[must_use]
+pub fn format_named(extension: &std::ffi::OsStr) -> Option<&'static dyn WeightsFormat> {
+    let extension = extension.to_str()?;
+    FORMATS.iter().find(|format| format.extensions().contains(&extension)).copied()
 }
 
 /// Whether a file that begins with these bytes is in the format before PyTorch 0.1.10: a tar archive, whose
@@ -66,11 +122,7 @@ fn begins_tar(start: &[u8]) -> bool {
     start.get(257..262) == Some(b"ustar") && TAR_ENTRIES.contains(&name)
 }
 
-/// What tells the old formats from others.
-/// LONG1 of 0x1950a86a20f9469cfc6c, and STOP.
-const MAGIC: &[u8] = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.";
 const TAR_ENTRIES: [&[u8]; 4] = [b"sys_info", b"pickle", b"tensors", b"storages"];
-const ZIP_MAGIC: &[u8] = b"PK\x03\x04";
 /// The first byte of a pickle.
 const PICKLE_PROTOCOL: u8 = 0x80;
 const TAR: &str = "it is in the tar format of torch.save before PyTorch 0.1.10, which only PyTorch reads; \
@@ -83,11 +135,11 @@ mod tests {
 
     use super::*;
 
-    fn format(start: &[u8]) -> Result<Format, Error> {
+    fn format(start: &[u8]) -> Result<&'static str, Error> {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(start).unwrap();
         file.rewind().unwrap();
-        Format::of(Path::new("file"), &file)
+        Ok(format_of(Path::new("file"), &file)?.name())
     }
 
     #[test]
@@ -95,7 +147,7 @@ mod tests {
         for length in (0..4096u64).step_by(8) {
             let mut start = length.to_le_bytes().to_vec();
             start.extend(b"{\"__metadata__\"");
-            assert!(matches!(format(&start), Ok(Format::Safetensors)), "{length}");
+            assert!(matches!(format(&start), Ok("safetensors")), "{length}");
         }
     }
 
@@ -104,7 +156,7 @@ mod tests {
         // torch.save's magic number, in protocols 2 and 4.
         let magic = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.";
         for start in [&b"\x80\x02"[..], b"\x80\x04\x95\x0d\0\0\0\0\0\0\0"] {
-            assert!(matches!(format(&[start, magic].concat()), Ok(Format::Pth)), "{start:?}");
+            assert!(matches!(format(&[start, magic].concat()), Ok("torch")), "{start:?}");
         }
         // A pickle whose ninth byte is a brace.
         let error = format(b"\x80\x04\x95\x01abcd{").unwrap_err().to_string();
@@ -120,5 +172,29 @@ mod tests {
         assert!(error.contains("before PyTorch 0.1.10") && error.contains("weights_only=False"));
         tar[..8].copy_from_slice(b"data.txt");
         assert!(matches!(format(&tar), Err(Error::UnknownFormat { .. })));
+    }
+
+    #[test]
+    fn what_a_format_writes_it_recognizes_and_opens() {
+        let folder = tempfile::tempdir().unwrap();
+        let weights =
+            vec![("layer.weight".to_owned(), crate::convert::FileTensor::bytes(&[1, 2, 3]))];
+        for format in FORMATS {
+            let path = folder.path().join(format.name());
+            format.write(&path, &weights).unwrap();
+            let file = File::open(&path).unwrap();
+            assert_eq!(format_of(&path, &file).unwrap().name(), format.name());
+            let names: Vec<_> = match format.open(&path, file, None).unwrap() {
+                OpenWeights::Ranges(_, entries) => entries.into_iter().map(|it| it.name).collect(),
+                OpenWeights::Storages(_, state) => {
+                    state.tensors.into_iter().map(|(name, _)| name).collect()
+                }
+            };
+            assert_eq!(names, ["layer.weight"], "{}", format.name());
+            for extension in format.extensions() {
+                assert_eq!(format_named(extension.as_ref()).unwrap().name(), format.name());
+            }
+        }
+        assert!(format_named("npz".as_ref()).is_none());
     }
 }

@@ -29,6 +29,8 @@ mod wrapper_prefix;
 pub use dtype::{Dtype, TensorInfo};
 pub use error::Error;
 pub use file_name::{FileName, InvalidFileName};
-pub use format::Format;
+pub use format::{
+    FORMATS, OpenWeights, Safetensors, Torch, WeightsFormat, format_named, format_of,
+};
 pub use value::Value;
 pub use wrapper_prefix::{prefix_candidates, wrapper_prefix};

@@ -31,6 +31,7 @@ pub use write::{TensorData, write};
 use crate::dtype::{Dtype, TensorInfo};
 use crate::error::Error;
 use crate::fault::Fault;
+use crate::format::{Torch, WeightsFormat, format_of};
 use crate::value::Value;
 use archive::{Archive, read_at};
 use legacy::Legacy;
@@ -164,15 +165,15 @@ impl PthFile {
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         let file = File::open(path).map_err(Error::io("read", path))?;
-        match crate::Format::of(path, &file)? {
-            crate::Format::Pth => {}
-            crate::Format::Safetensors => {
-                return Err(Error::Unsupported {
-                    path: path.to_owned(),
-                    fact: "it is a safetensors file, and a file of torch.save is expected here"
-                        .into(),
-                });
-            }
+        let format = format_of(path, &file)?;
+        if format.name() != Torch.name() {
+            return Err(Error::Unsupported {
+                path: path.to_owned(),
+                fact: format!(
+                    "it is a {}, and a file of torch.save is expected here",
+                    format.description()
+                ),
+            });
         }
         Self::from_file(path, file)
     }

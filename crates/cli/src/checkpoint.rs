@@ -3,12 +3,12 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use brigade_checkpoint::Dtype;
 use brigade_checkpoint::convert::{
     AccelerateRun, StateKind, Target, WeightsOptions, convert_like, convert_with,
 };
+use brigade_checkpoint::{Dtype, FORMATS, WeightsFormat, format_named};
 use brigade_rank_env::text::escaped;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum};
 
 mod inspect;
@@ -71,9 +71,7 @@ pub(crate) struct ConvertArgs {
     to: PathBuf,
 
     /// Layout of TO
-    ///
-    /// By default its ending decides: .safetensors, .pth, .pt or .bin; a folder is Accelerate's
-    #[arg(long = "to", value_enum, value_name = "LAYOUT")]
+    #[arg(long = "to", value_parser = layouts(), value_name = "LAYOUT", long_help = layout_help())]
     layout: Option<Layout>,
 
     /// Make a checkpoint for load_state, laid out as this one
@@ -141,14 +139,35 @@ enum Float {
     Bfloat16,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
+/// Layout of what is converted to.
+#[derive(Debug, Clone, Copy)]
 enum Layout {
-    /// One safetensors file of weights
-    Safetensors,
-    /// One state dictionary for torch.load
-    Torch,
-    /// A folder for Accelerate's load_state
+    Weights(&'static dyn WeightsFormat),
+    /// A folder for Accelerate's load_state.
     Accelerate,
+}
+
+fn layout_help() -> String {
+    let endings: Vec<_> = FORMATS
+        .iter()
+        .flat_map(|format| format.extensions())
+        .map(|extension| format!(".{extension}"))
+        .collect();
+    format!(
+        "Layout of TO\n\nBy default its ending decides: {}; a folder is Accelerate's",
+        endings.join(", ")
+    )
+}
+
+/// The formats of weights files by their names, and Accelerate's folder.
+fn layouts() -> impl TypedValueParser<Value = Layout> {
+    let formats =
+        FORMATS.iter().map(|format| PossibleValue::new(format.name()).help(format.written()));
+    let accelerate = PossibleValue::new("accelerate").help("A folder for Accelerate's load_state");
+    PossibleValuesParser::new(formats.chain([accelerate])).map(|name| {
+        let format = FORMATS.iter().find(|format| format.name() == name);
+        format.map_or(Layout::Accelerate, |format| Layout::Weights(*format))
+    })
 }
 
 /// Answers on `out` with an exit code. A reader that has seen enough ends the answer without an error.
@@ -214,17 +233,23 @@ impl ConvertArgs {
     }
 
     fn target(&self) -> anyhow::Result<Target> {
-        let ending = self.to.extension().and_then(|ending| ending.to_str());
-        let target = match (self.layout, ending) {
-            (Some(Layout::Safetensors), _) | (None, Some("safetensors")) => Target::Safetensors,
-            (Some(Layout::Torch), _) | (None, Some("pth" | "pt" | "bin")) => Target::Torch,
-            (Some(Layout::Accelerate), _) | (None, None) => Target::Accelerate(AccelerateRun {
+        let by_extension = || match self.to.extension() {
+            None => Ok(Layout::Accelerate),
+            Some(ending) => format_named(ending).map(Layout::Weights).ok_or_else(|| {
+                let names: Vec<_> = FORMATS.iter().map(|format| format.name()).collect();
+                anyhow::anyhow!(
+                    "the ending .{} names no layout: give --to {} or accelerate",
+                    escaped(ending.display()),
+                    names.join(", ")
+                )
+            }),
+        };
+        let target = match self.layout.map_or_else(by_extension, Ok)? {
+            Layout::Weights(format) => Target::Weights(format),
+            Layout::Accelerate => Target::Accelerate(AccelerateRun {
                 num_processes: self.num_processes.map(|processes| processes as usize),
                 split_batches: self.split_batches,
             }),
-            (None, Some(ending)) => anyhow::bail!(
-                "the ending .{ending} names no layout: give --to safetensors, torch or accelerate"
-            ),
         };
         if (self.num_processes.is_some() || self.split_batches)
             && !matches!(target, Target::Accelerate(_))

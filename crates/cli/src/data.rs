@@ -4,7 +4,6 @@ mod grid;
 mod pack;
 mod show;
 mod stats;
-mod transforms;
 
 use std::env;
 use std::fs;

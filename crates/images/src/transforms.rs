@@ -33,6 +33,7 @@ mod flip;
 #[cfg(test)]
 mod golden;
 mod jitter;
+mod named;
 mod operation;
 mod pad;
 mod pixels;
@@ -41,22 +42,31 @@ mod rand_augment;
 mod random;
 mod render;
 mod resize;
+mod table;
 mod trivial_augment;
 
 pub use affine::Interpolation;
-pub use aug_mix::AugMix;
-pub use auto_augment::{AutoAugment, AutoAugmentPolicy};
+pub use auto_augment::AutoAugmentPolicy;
 pub use compose::{Compose, Phase, Transform};
-pub use crop::{CenterCrop, Crop, RandomCrop, RandomResizedCrop};
-pub use flip::{RandomHorizontalFlip, RandomVerticalFlip};
-pub use jitter::ColorJitter;
+pub use named::NamedTransform;
 pub use operation::Operation;
 pub use pad::PadMode;
 pub use plan::Plan;
-pub use rand_augment::RandAugment;
 pub use random::SampleRng;
 pub use render::Flips;
 pub(crate) use render::{Pixels, RegionReader, Renderer};
 pub(crate) use resize::Presize;
-pub use resize::Resize;
-pub use trivial_augment::TrivialAugmentWide;
+
+macro_rules! exports {
+    ($($variant:ident: $file:ident::$transform:ident, $order:literal { $($names:tt)* })+) => {
+        $(pub use $file::$transform;)+
+
+        /// The types of the table, for crates that export them all.
+        #[doc(hidden)]
+        pub mod types {
+            $(pub use super::$file::$transform;)+
+        }
+    };
+}
+
+crate::transforms_table!(exports);

@@ -25,6 +25,7 @@ pub use brigade_train::Precision::{Bf16, Fp16};
 pub use brigade_train::{Accelerator, Precision};
 pub use brigade_vision::augment::{Augment, Hue, Lighting, Padding, RandomErasing};
 pub use brigade_vision::labels::Split;
+pub use brigade_vision::transforms::types::*;
 pub use brigade_vision::transforms::{
     AugMix, AutoAugment, AutoAugmentPolicy, CenterCrop, ColorJitter, Crop, RandAugment, RandomCrop,
     RandomVerticalFlip, TrivialAugmentWide,

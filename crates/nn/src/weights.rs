@@ -11,8 +11,8 @@ use std::path::Path;
 
 use brigade_checkpoint::Error as FileError;
 #[cfg(doc)]
-use brigade_checkpoint::Error as FileError;
-use brigade_checkpoint::Format;
+use brigade_checkpoint::pth::PthFile;
+use brigade_checkpoint::{OpenWeights, format_of};
 use brigade_torch::Error;
 
 use crate::{LoadReport, Model, StateDict};
@@ -136,11 +136,11 @@ impl<M> Model<M> {
     }
 
     fn load_file(&mut self, path: &Path, key: Option<&str>) -> Result<LoadReport, Error> {
-        let (file, format) = open(path)?;
-        match (format, key) {
-            (Format::Safetensors, None) => safetensors::load_into(self, path, file),
-            (Format::Safetensors, Some(key)) => Err(no_keys(path, key)),
-            (Format::Pth, key) => pth::load_into(self, path, file, key),
+        match open(path, key)? {
+            OpenWeights::Ranges(file, entries) => {
+                safetensors::load_into(self, path, file, &entries)
+            }
+            OpenWeights::Storages(file, found) => pth::load_into(self, path, *file, found),
         }
     }
 
@@ -154,24 +154,15 @@ impl<M> Model<M> {
 }
 
 fn read(path: &Path, entry: Option<&str>) -> Result<StateDict, Error> {
-    let (file, format) = open(path)?;
-    match (format, entry) {
-        (Format::Pth, _) => pth::load(path, file, entry),
-        (Format::Safetensors, None) => safetensors::load(path, file),
-        (Format::Safetensors, Some(key)) => Err(no_keys(path, key)),
+    match open(path, entry)? {
+        OpenWeights::Ranges(file, entries) => safetensors::load(path, file, entries),
+        OpenWeights::Storages(file, found) => pth::load(path, *file, found),
     }
 }
 
-/// A safetensors file has names alone.
-fn no_keys(path: &Path, key: &str) -> Error {
-    let (path, key, keys) = (path.to_owned(), key.to_owned(), vec![String::new()]);
-    FileError::NoSuchKey { path, key, keys }.into()
-}
-
-fn open(path: &Path) -> Result<(File, Format), Error> {
+fn open(path: &Path, key: Option<&str>) -> Result<OpenWeights, Error> {
     let file = File::open(path).map_err(|source| io("read", path, source))?;
-    let format = Format::of(path, &file)?;
-    Ok((file, format))
+    Ok(format_of(path, &file)?.open(path, file, key)?)
 }
 
 fn io(doing: &'static str, path: &Path, source: std::io::Error) -> Error {

@@ -12,6 +12,7 @@ mod definition;
 mod error;
 mod interpolation;
 mod lr_schedule;
+mod named;
 mod one_cycle;
 mod plateau;
 #[cfg(test)]
@@ -25,6 +26,7 @@ pub use curve::Curve;
 pub use definition::{Definition, Described};
 pub use error::ScheduleError;
 pub use lr_schedule::LrSchedule;
+pub use named::{Arguments, NamedSchedule, Parameter, ParameterKind};
 pub use one_cycle::{Anneal, FitOneCycle, OneCycle};
 pub use plateau::{Mode, Plateau, PlateauState, Threshold};
 

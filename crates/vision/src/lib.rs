@@ -24,6 +24,7 @@ pub use agree::check_ranks_agree;
 pub use brigade_images::{
     CacheOptions, CropBox, Filter, Image, ImageError, ImageSamples, ImageStats, ImageView,
     OnBroken, PackReport, PackedImages, Packer, Region, Resizer, Size, decode, labels, source,
+    transforms_table,
 };
 pub use dataset::ImageDataset;
 pub use error::VisionError;

@@ -12,10 +12,9 @@ use super::cast::is_float;
 use crate::dtype::Dtype;
 use crate::error::Error;
 use crate::file_name::FileName;
-use crate::format::Format;
+use crate::format::{OpenWeights, format_of};
 use crate::layout::{Checkpoint, Object, TensorLocation};
-use crate::pth::{PthFile, shown};
-use crate::safetensors::Header;
+use crate::pth::shown;
 use crate::shards::Index;
 use crate::wrapper_prefix;
 
@@ -223,35 +222,22 @@ fn of_shards(path: &Path, key: Option<&str>, found: &mut FoundWeights) -> Result
 
 fn of_file(path: &Path, key: Option<&str>, found: &mut FoundWeights) -> Result<(), Error> {
     let file = File::open(path).map_err(Error::io("read", path))?;
-    match (Format::of(path, &file)?, key) {
-        (Format::Safetensors, Some(key)) => {
-            let (path, key, keys) = (path.to_owned(), key.to_owned(), vec![String::new()]);
-            Err(Error::NoSuchKey { path, key, keys })
-        }
-        (Format::Safetensors, None) => {
-            for entry in Header::read(path, &file)?.tensors {
-                let place = TensorLocation {
-                    path: path.to_owned(),
-                    offset: entry.range.start,
-                    info: entry.info,
-                };
-                found.tensors.push((entry.name, FileTensor::placed(place)));
-            }
-            Ok(())
-        }
-        (Format::Pth, key) => {
-            let file = PthFile::from_file(path, file)?;
-            let state = file.state_dict(key)?;
-            let file = Arc::new(Mutex::new(file));
+    match format_of(path, &file)?.open(path, file, key)? {
+        OpenWeights::Ranges(_, entries) => found.tensors.extend(entries.into_iter().map(|entry| {
+            let (path, offset) = (path.to_owned(), entry.range.start);
+            (entry.name, FileTensor::placed(TensorLocation { path, offset, info: entry.info }))
+        })),
+        OpenWeights::Storages(file, state) => {
+            let file = Arc::new(Mutex::new(*file));
             let tensors = state.tensors.into_iter();
             found
                 .tensors
                 .extend(tensors.map(|(name, tensor)| (name, FileTensor::stored(&file, tensor))));
             found.key = state.key;
             found.left_out.extend(state.left_out);
-            Ok(())
         }
     }
+    Ok(())
 }
 
 /// In the order in which they are looked for.

@@ -3,13 +3,13 @@
 use std::fs;
 use std::path::Path;
 
-use brigade_checkpoint::Error;
 use brigade_checkpoint::convert::{Target, convert, convert_like, read_weights};
 use brigade_checkpoint::layout::{
     Checkpoint, FORMAT, FileFacts, MANIFEST, Manifest, VERSION, verify_file,
 };
 use brigade_checkpoint::pth::PthFile;
 use brigade_checkpoint::shards::Index;
+use brigade_checkpoint::{Error, Safetensors, Torch};
 use brigade_testkit::archive;
 
 fn text(text: &str) -> Vec<u8> {
@@ -62,7 +62,9 @@ fn refused(file: &[u8]) -> String {
     let path = folder.path().join("in.pth");
     fs::write(&path, file).unwrap();
     let error = PthFile::open(&path).unwrap().value().unwrap_err().to_string();
-    for (target, ending) in [(Target::Safetensors, "safetensors"), (Target::Torch, "bin")] {
+    for (target, ending) in
+        [(Target::Weights(&Safetensors), "safetensors"), (Target::Weights(&Torch), "bin")]
+    {
         let to = folder.path().join("out").with_extension(ending);
         let found = convert(&path, &to, target).unwrap_err();
         assert!(matches!(found, Error::Unsupported { .. } | Error::Damaged { .. }), "{found}");
@@ -104,7 +106,7 @@ fn tensors_may_not_share_a_storage_out_of_proportion() {
     let folder = tempfile::tempdir().unwrap();
     let (from, to) = (folder.path().join("in.pth"), folder.path().join("out.safetensors"));
     fs::write(&from, weights(100_000, &vec![whole; 12])).unwrap();
-    convert(&from, &to, Target::Safetensors).unwrap();
+    convert(&from, &to, Target::Weights(&Safetensors)).unwrap();
     assert!(fs::metadata(&to).unwrap().len() > 12 * 400_000);
     assert_eq!(read_weights(&to).unwrap().len(), 12);
 }
@@ -449,7 +451,7 @@ fn a_sharded_tensor_can_be_told_and_is_not_misread() {
     assert!(matches!(error, Error::Unsupported { .. }), "{error}");
     assert!(error.to_string().contains("stored in 2 chunks"), "{error}");
     let to = folder.path().join("out.safetensors");
-    let error = convert(&target, &to, Target::Safetensors).unwrap_err().to_string();
+    let error = convert(&target, &to, Target::Weights(&Safetensors)).unwrap_err().to_string();
     assert!(error.contains("stored in 2 chunks"), "{error}");
     assert!(!to.exists());
 }

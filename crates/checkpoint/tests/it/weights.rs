@@ -9,7 +9,7 @@ use brigade_checkpoint::convert::{
     Target, Weights, WeightsOptions, convert, convert_with, find_weights, read_weights,
 };
 use brigade_checkpoint::pth::{PthFile, TensorData, write};
-use brigade_checkpoint::{Dtype, Error, TensorInfo, Value};
+use brigade_checkpoint::{Dtype, Error, Safetensors, TensorInfo, Torch, Value};
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/weights").join(name)
@@ -103,12 +103,14 @@ fn the_weights_go_through_conversions() {
                 .collect();
         }
         let torch = folder.path().join(format!("{name}.bin"));
-        let report = convert_with(&fixture(&name), &torch, Target::Torch, &options).unwrap();
+        let report =
+            convert_with(&fixture(&name), &torch, Target::Weights(&Torch), &options).unwrap();
         assert_eq!(report.read, lines, "{name}");
         assert_eq!(read(&read_weights(&torch).unwrap()), tensors, "{name}");
 
         let safe = folder.path().join(format!("{name}.safetensors"));
-        let converted = convert_with(&fixture(&name), &safe, Target::Safetensors, &options);
+        let converted =
+            convert_with(&fixture(&name), &safe, Target::Weights(&Safetensors), &options);
         if tensors.values().any(|(info, _)| info.dtype == Dtype::C128) {
             let error = converted.unwrap_err().to_string();
             assert!(error.contains("safetensors cannot hold"), "{error}");
@@ -210,7 +212,7 @@ fn a_prefix_and_a_type_are_taken_on_request() {
     let found = convert_with(
         &fixture("lightning.ckpt"),
         &to,
-        Target::Safetensors,
+        Target::Weights(&Safetensors),
         &options("model", Some(Dtype::BF16)),
     )
     .unwrap();
@@ -249,7 +251,7 @@ fn a_prefix_and_a_type_are_taken_on_request() {
     fs::write(&large, bytes.concat()).unwrap();
     let options = WeightsOptions { dtype: Some(Dtype::F16), ..WeightsOptions::default() };
     let to = folder.path().join("half.bin");
-    let report = convert_with(&large, &to, Target::Torch, &options).unwrap();
+    let report = convert_with(&large, &to, Target::Weights(&Torch), &options).unwrap();
     assert_eq!(report.changed, ["`a`: 1 value is infinite, being too large for F16"]);
 }
 
@@ -324,7 +326,7 @@ fn no_file_stays_of_a_conversion_that_fails() {
     let folder = tempfile::tempdir().unwrap();
     let to = folder.path().join("out.safetensors");
     for name in ["several.pth", "no_weights.pth", "optimizer.pth"] {
-        convert(&fixture(name), &to, Target::Safetensors).unwrap_err();
+        convert(&fixture(name), &to, Target::Weights(&Safetensors)).unwrap_err();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "{name}");
     }
 }

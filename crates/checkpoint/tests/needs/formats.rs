@@ -9,7 +9,7 @@ use std::process::Command;
 
 use brigade_checkpoint::convert::{Target, convert, read_weights};
 use brigade_checkpoint::pth::{PthFile, Quantizer, TensorData};
-use brigade_checkpoint::{Error, Value};
+use brigade_checkpoint::{Error, Safetensors, Torch, Value};
 use brigade_test_needs::{Need, needs};
 use serde_json::{Value as Json, json};
 
@@ -46,10 +46,10 @@ fn every_dtype_that_the_target_has_is_converted() {
     let folder = tempfile::tempdir().unwrap();
     for (file, expected) in expected() {
         let pth = folder.path().join(format!("{file}.pth"));
-        convert(&formats().join(&file), &pth, Target::Torch).unwrap();
+        convert(&formats().join(&file), &pth, Target::Weights(&Torch)).unwrap();
         assert_eq!(found(&pth), expected, "{file} as .pth");
         let safetensors = folder.path().join(format!("{file}.safetensors"));
-        match convert(&formats().join(&file), &safetensors, Target::Safetensors) {
+        match convert(&formats().join(&file), &safetensors, Target::Weights(&Safetensors)) {
             Ok(_) => assert_eq!(found(&safetensors), expected, "{file} as safetensors"),
             Err(error) => {
                 let lacks = ["dtypes.pth", "dtypes_legacy.pth", "quantized.pth"];
@@ -63,7 +63,8 @@ fn every_dtype_that_the_target_has_is_converted() {
 fn what_the_target_lacks_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let to = folder.path().join("out.safetensors");
-    let error = convert(&formats().join("quantized.pth"), &to, Target::Safetensors).unwrap_err();
+    let error =
+        convert(&formats().join("quantized.pth"), &to, Target::Weights(&Safetensors)).unwrap_err();
     let said = error.to_string();
     assert!(said.starts_with(&to.display().to_string()), "{said}");
     assert!(
@@ -77,9 +78,9 @@ fn what_the_target_lacks_is_named() {
     let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[1, 2, 3]].concat();
     fs::write(&six, bytes).unwrap();
     assert_eq!(found(&six)["w"], json!({ "dtype": "F6_E2M3", "shape": [4], "bytes": "010203" }));
-    let error = convert(&six, &folder.path().join("six.pth"), Target::Torch).unwrap_err();
+    let error = convert(&six, &folder.path().join("six.pth"), Target::Weights(&Torch)).unwrap_err();
     assert!(error.to_string().contains("`w`: PyTorch has no type for F6_E2M3"), "{error}");
-    convert(&six, &folder.path().join("copy.safetensors"), Target::Safetensors).unwrap();
+    convert(&six, &folder.path().join("copy.safetensors"), Target::Weights(&Safetensors)).unwrap();
     assert_eq!(found(&folder.path().join("copy.safetensors")), found(&six));
     assert!(!to.exists());
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "nothing is left of what failed");
@@ -169,7 +170,7 @@ fn errors_name_the_users_file() {
     let folder = tempfile::tempdir().unwrap();
     let from = formats().join("views.pth");
     let to = folder.path().join("missing/out.safetensors");
-    let said = convert(&from, &to, Target::Safetensors).unwrap_err().to_string();
+    let said = convert(&from, &to, Target::Weights(&Safetensors)).unwrap_err().to_string();
     assert_eq!(
         said,
         format!("cannot write {}: No such file or directory (os error 2)", to.display())
@@ -182,7 +183,9 @@ fn errors_name_the_users_file() {
     bytes[place.unwrap() + 3] ^= 1;
     let damaged = folder.path().join("damaged.pth");
     fs::write(&damaged, bytes).unwrap();
-    for (name, target) in [("out.safetensors", Target::Safetensors), ("out.pth", Target::Torch)] {
+    for (name, target) in
+        [("out.safetensors", Target::Weights(&Safetensors)), ("out.pth", Target::Weights(&Torch))]
+    {
         let said = convert(&damaged, &folder.path().join(name), target).unwrap_err().to_string();
         assert!(
             said.starts_with(&format!("{} is damaged: the checksum", damaged.display())),
@@ -197,10 +200,12 @@ fn peer_pytorch_reads_what_is_converted() {
     let at = |name: &str| folder.path().join(name);
     let from = |name: &str| formats().join(name);
     for name in ["dtypes.pth", "quantized.pth", "script.jit", "exported.pt2", "bin"] {
-        convert(&from(name), &at(&format!("{name}.out.pth")), Target::Torch).unwrap();
+        convert(&from(name), &at(&format!("{name}.out.pth")), Target::Weights(&Torch)).unwrap();
     }
-    convert(&from("dtypes.safetensors"), &at("from_safetensors.pth"), Target::Torch).unwrap();
-    convert(&from("dtypes.safetensors"), &at("out.safetensors"), Target::Safetensors).unwrap();
+    convert(&from("dtypes.safetensors"), &at("from_safetensors.pth"), Target::Weights(&Torch))
+        .unwrap();
+    convert(&from("dtypes.safetensors"), &at("out.safetensors"), Target::Weights(&Safetensors))
+        .unwrap();
     let script = r#"
 import sys, torch
 from safetensors.torch import load_file

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use brigade_checkpoint::convert::{Target, convert, read_weights};
 use brigade_checkpoint::pth::{PthFile, TensorData};
-use brigade_checkpoint::{Error, TensorInfo};
+use brigade_checkpoint::{Error, Safetensors, TensorInfo};
 use brigade_test_needs::{Need, PUBLISHED_WEIGHTS, needs};
 
 /// Type, shape and checksum of each tensor of a file, by its place.
@@ -100,7 +100,7 @@ print_tensors([str(path) for path in paths if path.suffix in ENDINGS])
         // Each of them has one model, wherever it lies in the file.
         let state = PthFile::open(path).unwrap().state_dict(None).unwrap();
         let to = out.path().join("model.safetensors");
-        convert(path, &to, Target::Safetensors).unwrap();
+        convert(path, &to, Target::Weights(&Safetensors)).unwrap();
         let converted = read_weights(&to).unwrap();
         assert_eq!(converted.len(), state.tensors.len(), "{}", path.display());
         for (name, tensor) in converted {

@@ -11,8 +11,7 @@ use brigade_checkpoint::layout::{
     Checkpoint, MANIFEST, MeshAxis, Object, Placement, TensorEntry, latest, numbered, numbered_path,
 };
 use brigade_checkpoint::pth::{PthFile, TensorData};
-use brigade_checkpoint::safetensors::Header;
-use brigade_checkpoint::{Error, Format, TensorInfo};
+use brigade_checkpoint::{Error, TensorInfo, format_of};
 use brigade_rank_env::text::{counted, escaped, printable};
 use serde_json::{Value, json};
 
@@ -100,10 +99,7 @@ fn metadata(path: &Path) -> anyhow::Result<BTreeMap<String, String>> {
         return Ok(BTreeMap::new());
     }
     let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
-    Ok(match Format::of(path, &file)? {
-        Format::Safetensors => Header::read(path, &file)?.metadata.into_iter().collect(),
-        Format::Pth => BTreeMap::new(),
-    })
+    Ok(format_of(path, &file)?.metadata(path, &file)?.into_iter().collect())
 }
 
 /// A file of torch.save with more than weights: an optimizer's state, a dictionary of several. Objects

@@ -8,7 +8,7 @@ use brigade_images::{ImageError, OnBroken, Packer};
 use brigade_rank_env::text::{counted, escaped};
 use clap::Args;
 
-use super::{Progress, SourceArgs, broken_lines, transforms, with_part};
+use super::{Progress, SourceArgs, broken_lines, with_part};
 use crate::config::Usage;
 
 /// Write images, decoded and transformed once, into one file
@@ -29,8 +29,7 @@ pub(crate) struct PackArgs {
     output: Option<PathBuf>,
 
     /// Transforms before an image is written, as in validation: `resize=256`
-    #[arg(long, value_name = "LIST", value_parser = transforms::parse, default_value = "",
-          hide_default_value = true)]
+    #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true)]
     transforms: Compose,
 
     /// Leave out what cannot be read, and list it

@@ -1,17 +1,18 @@
 //! `brigade data show`: a grid of samples as PNG.
 
+use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::PathBuf;
 
 use brigade_images::source::ImageSource;
-use brigade_images::transforms::{Compose, Phase};
+use brigade_images::transforms::{Compose, NamedTransform, Phase};
 use brigade_images::{Image, ImageSamples, OnBroken, Size};
 use brigade_rank_env::text::{counted, escaped};
 use brigade_sampling::{Sampler, Shuffle};
 use clap::{Args, ValueEnum};
 
+use super::SourceArgs;
 use super::grid::{Grid, MAX_PIXELS};
-use super::{SourceArgs, transforms};
 use crate::config::Usage;
 
 /// Write a grid of samples with their labels as a PNG file
@@ -25,8 +26,8 @@ pub(crate) struct ShowArgs {
     source: SourceArgs,
 
     /// Transforms: `random-resized-crop=160,flip`
-    #[arg(long, value_name = "LIST", value_parser = transforms::parse, default_value = "resize=160",
-          long_help = LIST)]
+    #[arg(long, value_name = "LIST", default_value = "resize=160",
+          long_help = list())]
     transforms: Compose,
 
     /// File to write
@@ -149,23 +150,18 @@ fn too_large(size: &str) -> anyhow::Error {
     Usage(text).into()
 }
 
-const LIST: &str = "\
+/// The help of `--transforms`, with a line for each of them.
+fn list() -> String {
+    let mut text = "\
 Transforms: `random-resized-crop=160,flip`
 
-Names separated by commas, each with its value:
-  resize=N                 the shorter side to N pixels
-  squish=N|WxH             both sides, whatever the aspect ratio
-  crop-resize=N|WxH        the largest part of that aspect ratio, resized
-  pad-resize=N|WxH         the whole image, with black around it
-  center-crop=N|WxH
-  random-crop=N|WxH
-  random-resized-crop=N|WxH
-                           torchvision's rules
-  fastai-crop=N|WxH        the same with fastai's rules
-  flip[=P], vertical-flip[=P]
-  color-jitter[=AMOUNT]
-  auto-augment[=imagenet|cifar10|svhn]
-  rand-augment[=MAGNITUDE], trivial-augment, aug-mix[=SEVERITY]";
+Names separated by commas, each with its value; N and WxH are pixels:"
+        .to_owned();
+    for named in NamedTransform::all() {
+        let _ = write!(text, "\n  {:<38} {}", named.syntax(), named.about());
+    }
+    text
+}
 
 const EXAMPLES: &str = "\
 Examples:

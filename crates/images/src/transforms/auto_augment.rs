@@ -26,6 +26,11 @@ pub enum AutoAugmentPolicy {
     Svhn,
 }
 
+impl AutoAugmentPolicy {
+    /// All policies, in the order of their names in the table of transforms.
+    pub(super) const ALL: [Self; 3] = [Self::ImageNet, Self::Cifar10, Self::Svhn];
+}
+
 /// Applies one of 25 pairs of operations to each image, each operation with its probability, in
 /// training (Cubuk et al., 2019): torchvision's `AutoAugment` on PIL images.
 ///

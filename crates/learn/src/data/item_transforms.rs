@@ -5,10 +5,7 @@ use std::sync::Arc;
 
 use brigade_vision::Size;
 use brigade_vision::transforms as images;
-use brigade_vision::transforms::{
-    AugMix, AutoAugment, CenterCrop, ColorJitter, Compose, Crop, PadMode, RandAugment, RandomCrop,
-    RandomHorizontalFlip, RandomVerticalFlip, Transform, TrivialAugmentWide,
-};
+use brigade_vision::transforms::{Compose, PadMode, RandomHorizontalFlip, Transform};
 use serde::{Deserialize, Serialize};
 
 use brigade_torch::{Error, Result};
@@ -178,14 +175,14 @@ impl Part for ItemTransform {
     }
 }
 
-/// The transforms that can be written down, with fastai's order of each.
+/// Makes the transforms that can be written down of the table of brigade-images.
 macro_rules! known {
-    ($($name:ident($transform:ty) = $order:literal;)+) => {
+    ($($name:ident: $file:ident::$transform:ident, $order:literal { $($named:tt)* })+) => {
         /// A transform that can be written down.
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
         #[serde(rename_all = "snake_case")]
         pub(super) enum Known {
-            $($name($transform),)+
+            $($name(images::$transform),)+
         }
 
         impl Known {
@@ -202,7 +199,7 @@ macro_rules! known {
             }
         }
 
-        $(impl Part for $transform {
+        $(impl Part for images::$transform {
             type Transform = ItemTransform;
 
             fn part(self) -> ItemTransform {
@@ -212,20 +209,7 @@ macro_rules! known {
     };
 }
 
-known! {
-    Flip(RandomHorizontalFlip) = 0;
-    VerticalFlip(RandomVerticalFlip) = 0;
-    CenterCrop(CenterCrop) = 1;
-    Crop(Crop) = 1;
-    RandomCrop(RandomCrop) = 1;
-    RandomResizedCrop(images::RandomResizedCrop) = 1;
-    Resize(images::Resize) = 1;
-    ColorJitter(ColorJitter) = 2;
-    AugMix(AugMix) = 2;
-    AutoAugment(AutoAugment) = 2;
-    RandAugment(RandAugment) = 2;
-    TrivialAugmentWide(TrivialAugmentWide) = 2;
-}
+brigade_vision::transforms_table!(known);
 
 /// Joins transforms into one list.
 pub(super) fn compose(transforms: &[ItemTransform]) -> Compose {

@@ -1,11 +1,12 @@
 //! State dictionaries of `torch.save`.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-use brigade_checkpoint::pth::{self, PthFile, StorageKey, StoredTensor, TensorData};
+use brigade_checkpoint::pth::{
+    self, PthFile, StorageKey, StoredStateDict, StoredTensor, TensorData,
+};
 use brigade_checkpoint::{Dtype, Error as FileError, TensorInfo, Value};
 use indexmap::IndexMap;
 use tch::{Device, Tensor};
@@ -18,10 +19,12 @@ use crate::{LoadReport, Model, StateDict};
 use brigade_torch::Error;
 use brigade_torch::{bytes, dtype_of, loaded_kind, tensor_from_bytes};
 
-/// The file's only state dictionary, or the one at `key`.
-pub(super) fn load(path: &Path, file: File, key: Option<&str>) -> Result<StateDict, Error> {
-    let mut file = PthFile::from_file(path, file)?;
-    let found = file.state_dict(key)?;
+/// A state dictionary of a file.
+pub(super) fn load(
+    path: &Path,
+    mut file: PthFile,
+    found: StoredStateDict,
+) -> Result<StateDict, Error> {
     let mut storages = HashMap::new();
     let mut state = StateDict::under(found.key);
     for (name, spec) in found.tensors {
@@ -37,11 +40,9 @@ pub(super) fn load(path: &Path, file: File, key: Option<&str>) -> Result<StateDi
 pub(super) fn load_into<M>(
     model: &Model<M>,
     path: &Path,
-    file: File,
-    key: Option<&str>,
+    mut file: PthFile,
+    found: StoredStateDict,
 ) -> Result<LoadReport, Error> {
-    let mut file = PthFile::from_file(path, file)?;
-    let found = file.state_dict(key)?;
     let tensors: IndexMap<String, StoredTensor> = found.tensors.into_iter().collect();
     let shapes: Shapes =
         tensors.iter().map(|(name, spec)| (name.clone(), spec.size.clone())).collect();

@@ -1,4 +1,4 @@
-//! Safetensors files of tensors.
+//! Files in which each tensor is a range of bytes, and safetensors out.
 //!
 //! Plain tensors are read into; the others are filled in pieces. A file that is cut short meanwhile is an error.
 
@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use brigade_checkpoint::TensorInfo;
-use brigade_checkpoint::safetensors::{Entry, Header, layout};
+use brigade_checkpoint::safetensors::{Entry, layout};
 use brigade_torch::{TensorFile, TorchError, bytes};
 use tch::{Device, Kind, TchError, Tensor};
 
@@ -23,9 +23,8 @@ use brigade_torch::{dtype_of, loaded_kind};
 /// What is copied out of a tensor at a time: small enough for a processor's cache.
 pub(super) const CHUNK_BYTES: usize = 256 << 10;
 
-pub(super) fn load(path: &Path, file: File) -> Result<StateDict, Error> {
+pub(super) fn load(path: &Path, file: File, entries: Vec<Entry>) -> Result<StateDict, Error> {
     let mut state = StateDict::new();
-    let entries = Header::read(path, &file)?.tensors;
     let file = tensor_file(path, file)?;
     for entry in entries {
         let form = (kind(path, &entry)?, Device::Cpu);
@@ -39,18 +38,22 @@ pub(super) fn load(path: &Path, file: File) -> Result<StateDict, Error> {
 }
 
 /// Straight into the model's tensors, when all fit.
-pub(super) fn load_into<M>(model: &Model<M>, path: &Path, file: File) -> Result<LoadReport, Error> {
-    let header = Header::read(path, &file)?;
+pub(super) fn load_into<M>(
+    model: &Model<M>,
+    path: &Path,
+    file: File,
+    tensors: &[Entry],
+) -> Result<LoadReport, Error> {
     let file = tensor_file(path, file)?;
     let mut shapes = Shapes::new();
-    for entry in &header.tensors {
+    for entry in tensors {
         shapes.insert(entry.name.clone(), shape(path, entry)?);
     }
     let plan = model.plan(&shapes).complete()?;
     let interrupted = |source| ModelError::Interrupted { path: path.to_owned(), source };
     let entries: HashMap<&str, &Entry> =
-        header.tensors.iter().map(|entry| (entry.name.as_str(), entry)).collect();
-    for entry in &header.tensors {
+        tensors.iter().map(|entry| (entry.name.as_str(), entry)).collect();
+    for entry in tensors {
         kind(path, entry)?;
     }
     for (name, mut tensor) in plan.values {

@@ -287,13 +287,17 @@ fn with_digest(input: &[u8]) -> Vec<u8> {
 /// Bytes of the largest image that `transforms` makes.
 const TRANSFORMED_BYTES: usize = 3 << 20;
 
+/// The least kind of a transform of the table in `transforms`. Those below stand for options that have no name in
+/// text.
+const NAMED_FROM: u32 = 150;
+
 /// Draws transforms for an image and carries them out: the pixels that come out have the size that the
 /// plan says, and none fails in another way than by an error.
 fn transforms(input: &[u8]) {
     use brigade_images::transforms::{
         AugMix, AutoAugment, AutoAugmentPolicy, CenterCrop, ColorJitter, Compose, Interpolation,
-        PadMode, Phase, RandAugment, RandomCrop, RandomHorizontalFlip, RandomResizedCrop,
-        RandomVerticalFlip, Resize, TrivialAugmentWide,
+        NamedTransform, PadMode, Phase, RandAugment, RandomCrop, RandomHorizontalFlip,
+        RandomResizedCrop, RandomVerticalFlip, Resize, TrivialAugmentWide,
     };
     use brigade_images::{Filter, Image, Size};
 
@@ -304,12 +308,22 @@ fn transforms(input: &[u8]) {
     let seed = u64::from(side(false)) << 32 | u64::from(side(true));
     let mut compose = Compose::new();
     for _ in 0..(side(false) % 6) {
-        let (kind, size) = (side(false) % 15, Size::new(side(false), side(false)));
+        let (kind, size) = (side(false), Size::new(side(false), side(false)));
         let filters =
             [Filter::Nearest, Filter::Box, Filter::Bilinear, Filter::Bicubic, Filter::Lanczos];
         let filter = filters[size.width as usize % filters.len()];
         let part = f64::from(size.height) / 256.0;
-        compose = match kind {
+        if let Some(place) = kind.checked_sub(NAMED_FROM) {
+            let all = NamedTransform::all();
+            let named = &all[place as usize % all.len()];
+            let area = format!("{}x{}", size.width, size.height);
+            let (side, part) = (size.width.to_string(), part.to_string());
+            let values = [Some(&*area), Some(&*side), Some(&*part), None];
+            let added = values.iter().find_map(|value| named.add_to(compose.clone(), *value).ok());
+            compose = added.expect("one of the values is of its kind");
+            continue;
+        }
+        compose = match kind % 15 {
             0 => compose.then(Resize::shorter(size.width).filter(filter)),
             1 => compose.then(Resize::squish(size).filter(filter)),
             2 => compose.then(Resize::crop(size).filter(filter)),

@@ -9,7 +9,7 @@ use brigade_checkpoint::layout::{Checkpoint, MANIFEST, Manifest};
 use brigade_checkpoint::pth::{PthFile, StoredTensor};
 use brigade_checkpoint::safetensors::Header;
 use brigade_checkpoint::shards::Index;
-use brigade_checkpoint::{Format, Value};
+use brigade_checkpoint::{Value, format_of};
 use brigade_schedule::{Definition, Described};
 use brigade_testkit::archive;
 
@@ -187,7 +187,7 @@ fn safetensors(input: &[u8]) {
 fn pth(input: &[u8]) {
     let path = Path::new("a.pth");
     let file = file(input);
-    let _ = Format::of(path, &file);
+    let _ = format_of(path, &file);
     let Ok(mut file) = PthFile::from_file(path, file) else { return };
     let Ok(value) = file.value() else { return };
     copy_tensors(&mut file, value, input.len());

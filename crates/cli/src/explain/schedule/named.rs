@@ -1,27 +1,28 @@
-//! The schedules by name, with their options. Names and defaults are the library's.
+//! The schedules by name, with their options: those of the library's table, and those that are more than numbers.
 
 use anyhow::Result;
-use brigade_schedule::{Anneal, FitOneCycle, Mode, OneCycle, Plateau, Schedule, Threshold};
-use clap::{Args, Subcommand, ValueEnum};
+use brigade_schedule::{
+    Anneal, Arguments, FitOneCycle, Mode, NamedSchedule, OneCycle, Parameter, ParameterKind,
+    Plateau, Schedule, Threshold,
+};
+use clap::{
+    Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, Subcommand, ValueEnum, value_parser,
+};
 
 use super::{Part, ScheduleModifiers};
 
 /// One schedule.
+#[derive(Debug, Clone)]
+pub(super) enum Named {
+    /// A row of the library's table, with its options.
+    Row(&'static NamedSchedule, ArgMatches),
+    Other(Other),
+}
+
+/// A schedule that is more than numbers.
 #[derive(Debug, Clone, Subcommand)]
 #[command(rename_all = "kebab-case")]
-pub(super) enum Named {
-    /// The same rate in every step
-    #[command(alias = "ConstantLR")]
-    Constant(Constant),
-    /// In a straight line from one rate to another
-    #[command(alias = "LinearLR")]
-    Linear(Linear),
-    /// Down by half a cosine
-    #[command(alias = "CosineAnnealingLR")]
-    Cosine(Down),
-    /// Down by half a cosine, over and over
-    #[command(alias = "CosineAnnealingWarmRestarts", alias = "sgdr")]
-    CosineRestarts(Restarts),
+pub(super) enum Other {
     /// Up to a highest rate and down to nearly nothing (torch's)
     ///
     /// The momentum goes the other way round
@@ -29,23 +30,6 @@ pub(super) enum Named {
     OneCycle(OneCycleArgs),
     /// The same in fastai's shape
     FitOneCycle(FitOneCycleArgs),
-    /// The same rate, then down by half a cosine (fastai's fit_flat_cos)
-    #[command(alias = "flat-cos", alias = "fit-flat-cos")]
-    FlatCosine(FlatCosine),
-    /// Down by a power of the steps that are left
-    #[command(alias = "PolynomialLR")]
-    Polynomial(Polynomial),
-    /// Multiplied by the same factor in every step
-    #[command(alias = "ExponentialLR")]
-    Exponential(Exponential),
-    /// Multiplied by a factor every so many steps
-    #[command(alias = "StepLR")]
-    Step(Step),
-    /// Multiplied by a factor at chosen steps
-    #[command(alias = "MultiStepLR")]
-    MultiStep(MultiStep),
-    /// Down with the square root of the steps
-    InverseSqrt(InverseSqrt),
     /// One schedule after the other
     #[command(alias = "SequentialLR")]
     Sequence(Sequence),
@@ -54,66 +38,100 @@ pub(super) enum Named {
     OnPlateau(OnPlateau),
 }
 
+impl Subcommand for Named {
+    fn augment_subcommands(command: Command) -> Command {
+        Other::augment_subcommands(command.subcommands(NamedSchedule::all().iter().map(row)))
+    }
+
+    fn augment_subcommands_for_update(command: Command) -> Command {
+        Self::augment_subcommands(command)
+    }
+
+    fn has_subcommand(name: &str) -> bool {
+        row_of(name).is_some() || Other::has_subcommand(name)
+    }
+}
+
+impl FromArgMatches for Named {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let found = matches.subcommand().and_then(|(name, given)| Some((row_of(name)?, given)));
+        match found {
+            Some((row, given)) => Ok(Self::Row(row, given.clone())),
+            None => Other::from_arg_matches(matches).map(Self::Other),
+        }
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+fn row_of(name: &str) -> Option<&'static NamedSchedule> {
+    NamedSchedule::all().iter().find(|row| row.name == name)
+}
+
+/// The command of a row, with an option for each parameter.
+fn row(row: &'static NamedSchedule) -> Command {
+    let total = Arg::new(STEPS).long(STEPS).value_name("N").help("Number of optimizer steps");
+    Command::new(row.name)
+        .aliases(row.aliases)
+        .about(row.about)
+        .args(row.parameters.iter().map(option))
+        .arg(total.required(true).value_parser(steps))
+}
+
+fn option(parameter: &'static Parameter) -> Arg {
+    let option = Arg::new(parameter.name)
+        .long(parameter.name)
+        .value_name(parameter.placeholder)
+        .help(parameter.about)
+        .required(parameter.is_required)
+        .default_value(parameter.default);
+    match parameter.kind {
+        ParameterKind::Number => {
+            option.allow_negative_numbers(true).value_parser(value_parser!(f64))
+        }
+        ParameterKind::Steps => option.value_parser(steps),
+        ParameterKind::Factor => option.value_parser(value_parser!(u64)),
+        ParameterKind::StepList => {
+            option.action(ArgAction::Append).value_delimiter(',').value_parser(value_parser!(u64))
+        }
+    }
+}
+
+const STEPS: &str = "steps";
+
+/// The options of a row, and the warm-up around it.
+struct Given<'m>(&'m ArgMatches, Option<u64>);
+
+impl Arguments for Given<'_> {
+    fn total_steps(&self) -> u64 {
+        self.whole(STEPS).unwrap_or_default()
+    }
+
+    fn warmup(&self) -> Option<u64> {
+        self.1
+    }
+
+    fn number(&self, name: &str) -> Option<f64> {
+        self.0.get_one(name).copied()
+    }
+
+    fn whole(&self, name: &str) -> Option<u64> {
+        self.0.get_one(name).copied()
+    }
+
+    fn steps(&self, name: &str) -> Vec<u64> {
+        self.0.get_many(name).unwrap_or_default().copied().collect()
+    }
+}
+
 /// What a name and its options make.
 #[derive(Debug)]
 pub(super) enum BuiltSchedule {
     Steps { schedule: Schedule, steps: u64 },
     Metrics { plateau: Plateau, metrics: Vec<f64> },
-}
-
-#[derive(Debug, Clone, Args)]
-pub(super) struct Constant {
-    /// The rate
-    #[arg(long, allow_negative_numbers = true)]
-    lr: f64,
-    /// Number of optimizer steps
-    #[arg(long, value_name = "N", value_parser = steps)]
-    steps: u64,
-}
-
-#[derive(Debug, Clone, Args)]
-pub(super) struct Linear {
-    /// The first rate
-    #[arg(long, value_name = "LR", allow_negative_numbers = true)]
-    start_lr: f64,
-    /// The rate after the last step
-    #[arg(long, value_name = "LR", allow_negative_numbers = true)]
-    end_lr: f64,
-    /// Number of optimizer steps
-    #[arg(long, value_name = "N", value_parser = steps)]
-    steps: u64,
-}
-
-#[derive(Debug, Clone, Args)]
-pub(super) struct Down {
-    /// The first rate
-    #[arg(long, allow_negative_numbers = true)]
-    lr: f64,
-    /// The rate after the last step
-    #[arg(long, value_name = "LR", default_value_t = 0.0, allow_negative_numbers = true)]
-    end_lr: f64,
-    /// Number of optimizer steps
-    #[arg(long, value_name = "N", value_parser = steps)]
-    steps: u64,
-}
-
-#[derive(Debug, Clone, Args)]
-pub(super) struct Restarts {
-    /// The first rate of each period
-    #[arg(long, allow_negative_numbers = true)]
-    lr: f64,
-    /// The rate that each period goes down to
-    #[arg(long, value_name = "LR", default_value_t = 0.0, allow_negative_numbers = true)]
-    end_lr: f64,
-    /// Steps of the first period
-    #[arg(long, value_name = "N", value_parser = steps)]
-    first: u64,
-    /// Each period is as many times as long as the one before
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    factor: u64,
-    /// Number of optimizer steps
-    #[arg(long, value_name = "N", value_parser = steps)]
-    steps: u64,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -180,98 +198,6 @@ pub(super) struct FitOneCycleArgs {
 }
 
 #[derive(Debug, Clone, Args)]
-pub(super) struct FlatCosine {
-    /// The first rate
-    #[arg(long, allow_negative_numbers = true)]
-    lr: f64,
-    /// The rate after the last step [default: a hundred-thousandth of --lr]
-    #[arg(long, value_name = "LR", allow_negative_numbers = true)]
-    end_lr: Option<f64>,
-    /// The part of the steps with the first rate
-    #[arg(long, value_name = "PART", default_value_t = 0.75, allow_negative_numbers = true)]
-    pct_start: f64,
-    /// Number of optimizer steps
-    #[arg(long, value_name = "N", value_parser = steps)]
-    steps: u64,
-}
-
-#[derive(Debug, Clone, Args)]
-pub(super) struct Polynomial {
-    /// The first rate
-    #[arg(long, allow_negative_numbers = true)]
-    lr: f64,
-    /// The rate after the last step
-    #[arg(long, value_name = "LR", default_value_t = 0.0, allow_negative_numbers = true)]
-    end_lr: f64,
-    /// The power
-    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
-    power: f64,
-    /// Number of optimizer steps
-    #[arg(long, value_name = "N", value_parser = steps)]
-    steps: u64,
-}
-
-#[derive(Debug, Clone, Args)]
-pub(super) struct Exponential {
-    /// The first rate
-    #[arg(long, allow_negative_numbers = true)]
-    lr: f64,
-    /// What the rate is multiplied by
-    #[arg(long, value_name = "FACTOR", allow_negative_numbers = true)]
-    gamma: f64,
-    /// Number of optimizer steps
-    #[arg(long, value_name = "N", value_parser = steps)]
-    steps: u64,
-}
-
-#[derive(Debug, Clone, Args)]
-pub(super) struct Step {
-    /// The first rate
-    #[arg(long, allow_negative_numbers = true)]
-    lr: f64,
-    /// Steps between changes
-    #[arg(long, value_name = "N", value_parser = steps)]
-    every: u64,
-    /// What the rate is multiplied by
-    #[arg(long, value_name = "FACTOR", default_value_t = 0.1, allow_negative_numbers = true)]
-    gamma: f64,
-    /// Number of optimizer steps
-    #[arg(long, value_name = "N", value_parser = steps)]
-    steps: u64,
-}
-
-#[derive(Debug, Clone, Args)]
-pub(super) struct MultiStep {
-    /// The first rate
-    #[arg(long, allow_negative_numbers = true)]
-    lr: f64,
-    /// The steps at which the rate changes
-    #[arg(long, value_name = "N,N,..", value_delimiter = ',', required = true)]
-    milestones: Vec<u64>,
-    /// What the rate is multiplied by
-    #[arg(long, value_name = "FACTOR", default_value_t = 0.1, allow_negative_numbers = true)]
-    gamma: f64,
-    /// Number of optimizer steps
-    #[arg(long, value_name = "N", value_parser = steps)]
-    steps: u64,
-}
-
-#[derive(Debug, Clone, Args)]
-pub(super) struct InverseSqrt {
-    /// The first rate
-    #[arg(long, allow_negative_numbers = true)]
-    lr: f64,
-    /// Timescale in steps [default: the warm-up's, or 10000]
-    ///
-    /// After three times as many steps the rate is half
-    #[arg(long, value_name = "N", value_parser = steps)]
-    timescale: Option<u64>,
-    /// Number of optimizer steps
-    #[arg(long, value_name = "N", value_parser = steps)]
-    steps: u64,
-}
-
-#[derive(Debug, Clone, Args)]
 pub(super) struct Sequence {
     /// A schedule with its options, in quotes; again for the next one
     #[arg(long, value_name = "SCHEDULE", required = true, value_parser = super::part)]
@@ -317,32 +243,14 @@ impl Named {
     /// What was asked for, with what is around it.
     pub(super) fn make(&self, modifiers: &ScheduleModifiers) -> Result<BuiltSchedule> {
         let (schedule, steps) = match self {
-            Self::Constant(it) => (Schedule::constant(it.lr)?, it.steps),
-            Self::Linear(it) => (Schedule::linear(it.start_lr, it.end_lr, it.steps)?, it.steps),
-            Self::Cosine(it) => (Schedule::cosine(it.lr, it.end_lr, it.steps)?, it.steps),
-            Self::CosineRestarts(it) => {
-                (Schedule::cosine_restarts(it.lr, it.end_lr, it.first, it.factor)?, it.steps)
+            Self::Row(row, given) => {
+                let given = Given(given, modifiers.warmup);
+                (row.make(&given)?, given.total_steps())
             }
-            Self::OneCycle(it) => (Schedule::one_cycle(it.cycle())?, it.steps),
-            Self::FitOneCycle(it) => (Schedule::fit_one_cycle(it.cycle())?, it.steps),
-            Self::FlatCosine(it) => {
-                let end = it.end_lr.unwrap_or(it.lr / 1e5);
-                (Schedule::flat_cosine(it.lr, end, it.steps, it.pct_start)?, it.steps)
-            }
-            Self::Polynomial(it) => {
-                (Schedule::polynomial(it.lr, it.end_lr, it.steps, it.power)?, it.steps)
-            }
-            Self::Exponential(it) => (Schedule::exponential(it.lr, it.gamma)?, it.steps),
-            Self::Step(it) => (Schedule::step(it.lr, it.every, it.gamma)?, it.steps),
-            Self::MultiStep(it) => {
-                (Schedule::multi_step(it.lr, &it.milestones, it.gamma)?, it.steps)
-            }
-            Self::InverseSqrt(it) => {
-                let timescale = it.timescale.or(modifiers.warmup).unwrap_or(10_000);
-                (Schedule::inverse_sqrt(it.lr, timescale)?, it.steps)
-            }
-            Self::Sequence(it) => it.make()?,
-            Self::OnPlateau(it) => return it.make(modifiers),
+            Self::Other(Other::OneCycle(it)) => (Schedule::one_cycle(it.cycle())?, it.steps),
+            Self::Other(Other::FitOneCycle(it)) => (Schedule::fit_one_cycle(it.cycle())?, it.steps),
+            Self::Other(Other::Sequence(it)) => it.make()?,
+            Self::Other(Other::OnPlateau(it)) => return it.make(modifiers),
         };
         modifiers.put(schedule, steps)
     }
@@ -350,20 +258,11 @@ impl Named {
     /// The name that the command line has for it.
     pub(super) fn name(&self) -> &'static str {
         match self {
-            Self::Constant(_) => "constant",
-            Self::Linear(_) => "linear",
-            Self::Cosine(_) => "cosine",
-            Self::CosineRestarts(_) => "cosine-restarts",
-            Self::OneCycle(_) => "one-cycle",
-            Self::FitOneCycle(_) => "fit-one-cycle",
-            Self::FlatCosine(_) => "flat-cosine",
-            Self::Polynomial(_) => "polynomial",
-            Self::Exponential(_) => "exponential",
-            Self::Step(_) => "step",
-            Self::MultiStep(_) => "multi-step",
-            Self::InverseSqrt(_) => "inverse-sqrt",
-            Self::Sequence(_) => "sequence",
-            Self::OnPlateau(_) => "on-plateau",
+            Self::Row(row, _) => row.name,
+            Self::Other(Other::OneCycle(_)) => "one-cycle",
+            Self::Other(Other::FitOneCycle(_)) => "fit-one-cycle",
+            Self::Other(Other::Sequence(_)) => "sequence",
+            Self::Other(Other::OnPlateau(_)) => "on-plateau",
         }
     }
 }

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use brigade_checkpoint::Torch;
 use brigade_checkpoint::convert::{AccelerateRun, StateKind, Target, convert, convert_like};
 use brigade_nn::{BatchNorm1d, Embedding, Linear, Model, Module, ParamPath};
 use brigade_optim::{AdamW, Scheduler};
@@ -160,8 +161,12 @@ fn pickled_weights_and_unknown_objects() {
     Run::new(1).save(&at("like"));
     fs::create_dir(at("theirs")).unwrap();
     let theirs = fixtures().join("accelerate");
-    convert(&theirs.join("model.safetensors"), &at("theirs/pytorch_model.bin"), Target::Torch)
-        .unwrap();
+    convert(
+        &theirs.join("model.safetensors"),
+        &at("theirs/pytorch_model.bin"),
+        Target::Weights(&Torch),
+    )
+    .unwrap();
     for name in ["optimizer.bin", "scheduler.bin", "random_states_0.pkl"] {
         fs::copy(theirs.join(name), at("theirs").join(name)).unwrap();
     }

@@ -1,0 +1,60 @@
+//! Safetensors.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::Path;
+
+use super::{OpenWeights, PICKLE_PROTOCOL, WeightsFormat};
+use crate::convert::{Weights, write_safetensors};
+use crate::error::Error;
+use crate::safetensors::Header;
+
+/// Hugging Face's safetensors, see [`crate::safetensors`].
+#[derive(Debug, Clone, Copy)]
+pub struct Safetensors;
+
+impl WeightsFormat for Safetensors {
+    fn name(&self) -> &'static str {
+        "safetensors"
+    }
+
+    fn description(&self) -> &'static str {
+        "safetensors file"
+    }
+
+    fn written(&self) -> &'static str {
+        "One safetensors file of weights"
+    }
+
+    fn extensions(&self) -> &'static [&'static str] {
+        &["safetensors"]
+    }
+
+    /// A safetensors file begins with the length of its header, whose lowest byte is any.
+    fn begins(&self, start: &[u8]) -> bool {
+        let header_begins = start.get(8) == Some(&b'{');
+        let is_length = start.get(4..8) == Some(&[0; 4]);
+        let is_pickle = start.first() == Some(&PICKLE_PROTOCOL);
+        let is_text =
+            start.iter().take(8).all(|byte| byte.is_ascii_graphic() || byte.is_ascii_whitespace());
+        header_begins && (is_length || !is_pickle && !is_text)
+    }
+
+    fn open(&self, path: &Path, file: File, key: Option<&str>) -> Result<OpenWeights, Error> {
+        if let Some(key) = key {
+            // The file has names alone.
+            let (path, key, keys) = (path.to_owned(), key.to_owned(), vec![String::new()]);
+            return Err(Error::NoSuchKey { path, key, keys });
+        }
+        let header = Header::read(path, &file)?;
+        Ok(OpenWeights::Ranges(file, header.tensors))
+    }
+
+    fn metadata(&self, path: &Path, file: &File) -> Result<HashMap<String, String>, Error> {
+        Ok(Header::read(path, file)?.metadata)
+    }
+
+    fn write(&self, path: &Path, weights: &Weights) -> Result<(), Error> {
+        write_safetensors(path, weights).map(drop)
+    }
+}
