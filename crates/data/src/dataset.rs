@@ -2,8 +2,9 @@
 
 use std::fmt;
 
-use crate::{BatchContext, BatchedDataset, Collate, DataError};
 use brigade_torch::Result;
+
+use crate::{BatchContext, BatchedDataset, Collate, DataError};
 
 /// Data of known length that is read sample by sample.
 ///

@@ -3,8 +3,9 @@
 use std::fmt;
 use std::iter;
 
-use crate::Batch;
 use brigade_torch::{Error, Result};
+
+use crate::Batch;
 
 /// The batches of one epoch of a loader. Dropping it stops the loader's threads.
 pub struct Epoch<T> {

@@ -3,7 +3,8 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use brigade_torch::{
-    Device, Element, Error, Kind, Result, Tensor, TensorTree, copy_to_device, elements, from_vec,
+    Device, Element, Kind, Result, Tensor, TensorTree, TorchError, copy_to_device, elements,
+    from_vec,
 };
 
 use crate::{BatchContext, BatchedDataset, DataError, DataLoader};
@@ -220,7 +221,9 @@ where
         let mut copied = copied.into_iter();
         let tensors = self.tensors.lock().unwrap_or_else(PoisonError::into_inner);
         tensors.try_map(&mut |_| {
-            copied.next().ok_or_else(|| Error::custom("a dataset's tensors changed in number"))
+            copied.next().ok_or_else(|| {
+                TorchError::Internal("a dataset's tensors changed in number".into()).into()
+            })
         })
     }
 }
@@ -270,7 +273,7 @@ fn rows<T: Element>(tensor: &Tensor, indices: &[usize]) -> Option<Result<Tensor>
         let end = (index + 1) * width;
         (end <= values.len()).then(|| values.append(index * width..end, &mut out))?;
     }
-    Some(from_vec(out, &shape).map_err(Into::into))
+    Some(from_vec(out, &shape))
 }
 
 #[cfg(test)]

@@ -9,12 +9,12 @@
 //! memcpy.
 #![allow(clippy::print_stdout)]
 
-use brigade_torch::Result;
 use std::hint::black_box;
 use std::time::Instant;
 
 use brigade_data::{BatchContext, BatchedDataset, DataLoader, Sampler, Shuffle};
 use brigade_datasets::LabelledImages;
+use brigade_torch::Result;
 
 fn main() -> Result<()> {
     let pixels = (0..COUNT * AREA).map(|place| (place * 31 % 251) as u8).collect();

@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
-use crate::{IdxFile, LabelledImages};
 use brigade_torch::Result;
+
+use crate::{IdxFile, LabelledImages};
 
 /// 1,797 real handwritten digits of 8x8 pixels, embedded in the program: 1,438 to train and 359
 /// to test.

@@ -8,10 +8,10 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
+use brigade_torch::Result;
 use flate2::bufread::GzDecoder;
 
 use crate::DatasetError;
-use brigade_torch::Result;
 
 /// The content of one IDX file of unsigned bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,9 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
+use brigade_torch::Result;
+
 use crate::download::{Download, RemoteFile};
 use crate::{DatasetError, LabelledImages};
-use brigade_torch::Result;
 
 /// A folder with files of MNIST's names: `train-images-idx3-ubyte`, `train-labels-idx1-ubyte`,
 /// `t10k-images-idx3-ubyte` and `t10k-labels-idx1-ubyte`, each plain or with `.gz`.

@@ -3,9 +3,10 @@
 use std::any::Any;
 use std::fmt;
 
+use brigade_torch::{Error, Result};
+
 use crate::event::Event;
 use crate::state::LearnerState;
-use brigade_torch::{Error, Result};
 
 /// A part of a fit that a callback can cancel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

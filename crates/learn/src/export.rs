@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use brigade_checkpoint::Value;
 use brigade_nn::{IntoModel, Module};
+use brigade_torch::{Error, Result};
 use brigade_train::Accelerator;
 use tch::{Device, Kind, Tensor};
 
@@ -16,7 +17,6 @@ use crate::loss::{Loss, loss_named};
 use crate::main_process::on_main;
 use crate::model::{AnyModel, Slot};
 use crate::saved;
-use brigade_torch::{Error, Result};
 
 /// What the file says of itself.
 const FORMAT: &str = "brigade-learner";
@@ -29,8 +29,8 @@ impl Learner {
     /// PyTorch reads as well, with the weights under `model`.
     ///
     /// # Errors
-    /// On every rank when rank 0 cannot write; [`brigade_torch::ErrorKind::InvalidArgument`] when the codec or the loss cannot be
-    /// written down, such as one with a function of the program's own.
+    /// On every rank when rank 0 cannot write; [`brigade_torch::ErrorKind::InvalidArgument`] when the codec or the
+    /// loss cannot be written down, such as one with a function of the program's own.
     pub fn export(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         on_main(&self.state.accelerator, || {

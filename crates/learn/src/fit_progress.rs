@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
+use brigade_torch::Result;
 use brigade_train::Accelerator;
 use serde::{Deserialize, Serialize};
 
 use crate::error::LearnError;
 use crate::main_process::on_main;
 use crate::recorder::Recorder;
-use brigade_torch::Result;
 
 /// The file's name in the checkpoint's folder.
 pub(crate) const FILE: &str = "learner.msgpack";

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use brigade_nn::NamedTensor;
 use brigade_optim::{Group, Optimizer, OptimizerSettings, Overrides};
+use brigade_torch::{Error, Result};
 use brigade_train::{Accelerator, PreparedOptimizer};
 
 use crate::hyper::{GroupHypers, Hyper};
-use brigade_torch::{Error, Result};
 
 /// Parameter groups of a model, with the optimizer that steps those that are not frozen.
 #[derive(Debug)]

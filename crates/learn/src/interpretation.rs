@@ -3,10 +3,10 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
+use brigade_torch::{Error, Result};
 use tch::{Kind, Tensor};
 
 use crate::learner::{Learner, Part, Predictions};
-use brigade_torch::{Error, Result};
 
 /// Predictions with the loss of each sample, in the order of the data (fastai's `Interpretation`). The same on every
 /// rank.
@@ -119,7 +119,8 @@ impl ClassInterpretation {
     /// Predicts the validation data. Every rank calls it.
     ///
     /// # Errors
-    /// As [`Interpretation::from_learner`]; [`brigade_torch::ErrorKind::InvalidArgument`] for targets that are no classes.
+    /// As [`Interpretation::from_learner`]; [`brigade_torch::ErrorKind::InvalidArgument`] for targets that are no
+    /// classes.
     pub fn from_learner(learner: &mut Learner) -> Result<Self> {
         Self::on(learner, Part::Valid)
     }

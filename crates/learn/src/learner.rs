@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use brigade_nn::{IntoModel, Module};
 use brigade_optim::AdamW;
+use brigade_torch::{Error, Result};
 use brigade_train::Accelerator;
 use tch::Tensor;
 
@@ -27,7 +28,6 @@ use crate::model::{AnyModel, Slot};
 use crate::recorder::Recorder;
 use crate::recording::RecorderOptions;
 use crate::state::{CurrentBatch, LearnerState, Position};
-use brigade_torch::{Error, Result};
 
 pub use self::fit::FitOptions;
 pub use self::lr_find::{LrFindOptions, LrFinding, Suggestion};

@@ -7,12 +7,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use brigade_data::{Batch, BatchContext, BatchedDataset, DataLoader};
-use brigade_torch::TensorTree;
+use brigade_torch::{Error, Result, TensorTree};
 use brigade_train::{Accelerator, DataLoaderConfiguration, PreparedLoader};
 use tch::{Device, Tensor};
 
 use crate::loss::Loss;
-use brigade_torch::{Error, Result};
 
 /// What a model's forward takes: a tensor, or a tuple of two or three.
 pub trait ModelInput: Sized + 'static {

@@ -7,12 +7,12 @@ use std::marker::PhantomData;
 use std::sync::atomic::Ordering;
 
 use brigade_nn::{ForwardHook, Model, Module, NamedTensor, StateDict};
+use brigade_torch::{Error, Result};
 use brigade_train::{Accelerator, AutocastOptions, Precision, PreparedModel, PreparedModels};
 use tch::Tensor;
 
 use crate::loaders::ModelInput;
 use crate::parallel::{Replicas, other_inputs};
-use brigade_torch::{Error, Result};
 
 /// What the Learner does with a model.
 pub(crate) trait AnyModel {
@@ -214,11 +214,11 @@ where
     }
 
     fn hold_in_eval(&mut self, prefix: &str, on: bool) -> Result<usize> {
-        Ok(self.model_mut()?.hold_in_eval(prefix, on)?)
+        self.model_mut()?.hold_in_eval(prefix, on)
     }
 
     fn forward_hook(&mut self, layer: &str, hook: Hook) -> Result<ForwardHook> {
-        Ok(self.model_mut()?.forward_hook(layer, hook)?)
+        self.model_mut()?.forward_hook(layer, hook)
     }
 
     fn set_replicas(&mut self, replicas: Option<Box<dyn Replicas>>) {

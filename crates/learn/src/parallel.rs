@@ -4,12 +4,11 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use brigade_nn::{Model, Module, NamedTensor};
-use brigade_torch::{Streams, grad_enabled, gradient};
+use brigade_torch::{Error, Result, Streams, grad_enabled, gradient};
 use brigade_train::AutocastOptions;
 use tch::{Device, Tensor};
 
 use crate::loaders::ModelInput;
-use brigade_torch::{Error, Result};
 
 /// Copies of a model on other devices.
 pub(crate) trait Replicas {
@@ -99,7 +98,7 @@ where
                                 tch::no_grad(|| model.forward(input))
                             }
                         };
-                        Ok(autocast.run(device, forward)??)
+                        autocast.run(device, forward)?
                     })
                 })
                 .collect();

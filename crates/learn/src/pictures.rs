@@ -2,6 +2,7 @@
 //! (`brigade_plot::Plot`).
 
 use brigade_plot::{Chart, ColorMap, Gallery, Grid, Heatmap, Picture as Shown};
+use brigade_torch::{Error, Result};
 use tch::{Device, Tensor};
 
 use crate::callbacks::{ActivationStats, LayerStats, RANGE};
@@ -10,7 +11,6 @@ use crate::interpretation::{ClassInterpretation, Interpretation};
 use crate::learner::{Learner, LrFinding, Part, Suggestion};
 use crate::loaders::{Parts, Picture};
 use crate::recorder::Recorder;
-use brigade_torch::{Error, Result};
 
 impl Recorder {
     /// Draws the smoothed training loss of each batch from `skip` on, and the validation losses at the ends of epochs.

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use brigade_metrics::{Metric, MetricState};
+use brigade_torch::{Error, Result};
 use brigade_train::Accelerator;
 use tch::{Device, Kind, Tensor};
 
 use crate::callback::{Callback, Step};
 use crate::recorder::{EpochRow, Recorder};
 use crate::state::LearnerState;
-use brigade_torch::{Error, Result};
 
 /// What is recorded besides the losses.
 #[derive(Clone, Copy, Debug)]

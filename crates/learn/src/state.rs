@@ -9,6 +9,7 @@ use brigade_data::Batch;
 use brigade_metrics::Metric;
 use brigade_nn::{NamedTensor, StateDict};
 use brigade_optim::Optimizer;
+use brigade_torch::Result;
 use brigade_train::Accelerator;
 use tch::{Device, Tensor};
 
@@ -19,7 +20,6 @@ use crate::loaders::{ItemCodec, Parts};
 use crate::loss::Loss;
 use crate::model::AnyModel;
 use crate::recorder::Recorder;
-use brigade_torch::Result;
 
 /// The state of a Learner: what a [`Callback`](crate::Callback) is given at every event.
 ///

@@ -6,11 +6,11 @@ use brigade_models::{
     Architecture, HeadOptions, Pretrained, ResNetOptions, TransferModel, UNet, UNetOptions,
 };
 use brigade_nn::Model;
+use brigade_torch::{Error, Result};
 use brigade_train::Accelerator;
 
 use crate::learner::Learner;
 use crate::loaders::Loaders;
-use brigade_torch::{Error, Result};
 
 /// What can be chosen about [`vision_learner`].
 #[derive(Clone, Debug, Default)]
@@ -44,8 +44,8 @@ pub struct VisionOptions {
 /// ```
 ///
 /// # Errors
-/// [`brigade_torch::ErrorKind::InvalidArgument`] for data without classes where no number of outputs is given; when the weights do not
-/// fit.
+/// [`brigade_torch::ErrorKind::InvalidArgument`] for data without classes where no number of outputs is given; when
+/// the weights do not fit.
 pub fn vision_learner(
     accelerator: &Accelerator,
     data: Loaders,

@@ -1,10 +1,10 @@
 //! Shares of right decisions.
 
+use brigade_torch::Result;
 use tch::{Kind, Tensor};
 
 use crate::read::{self, Scored, Threshold};
 use crate::{Fold, Folded, Metric};
-use brigade_torch::Result;
 
 /// Counts right decisions, all that count, and targets that name no class.
 fn counted(scored: &Scored, right: &Tensor) -> Result<Fold> {

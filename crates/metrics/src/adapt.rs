@@ -3,11 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 
+use brigade_torch::Result;
 use tch::{Kind, Tensor};
 
 use crate::read;
 use crate::{Fold, Folded, Metric};
-use brigade_torch::Result;
 
 /// Makes a metric of a function that gives a value for each sample, label or pixel: its mean over all.
 ///
@@ -223,8 +223,8 @@ impl<M: Metric> Metric for Renamed<M> {
     }
 }
 
-/// A metric, or a loss of `brigade-learn`, for outputs that have the classes in the last dimension, `[n, …, classes]`, as language models
-/// have, with targets `[n, …]`.
+/// A metric, or a loss of `brigade-learn`, for outputs that have the classes in the last dimension, `[n, …,
+/// classes]`, as language models have, with targets `[n, …]`.
 ///
 /// ```
 /// use brigade_metrics::{Accuracy, ClassesLast, Metric};

@@ -1,11 +1,11 @@
 //! How far decisions agree with targets beyond chance.
 
+use brigade_torch::Result;
 use tch::{Kind, Tensor};
 
 use crate::counts::{Count, class_counts, count_classes};
 use crate::read::{self, Scored};
 use crate::{Fold, Folded, Metric};
-use brigade_torch::Result;
 
 /// The mean of the recalls of the classes that are there.
 ///

@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 
+use brigade_torch::Result;
 use tch::{Device, Kind, Tensor};
 
 use crate::read::{self, IGNORED};
 use crate::{Fold, Folded, Metric};
-use brigade_torch::Result;
 
 /// The BLEU score of a corpus (Papineni et al., 2002), fastai's `CorpusBLEUMetric`: the geometric mean of the shares
 /// of runs of one to four tokens that predictions have in common with their targets, times

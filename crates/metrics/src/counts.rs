@@ -1,10 +1,10 @@
 //! Scores of classes and labels that follow from three counts of each: rightly predicted, predicted, and there.
 
+use brigade_torch::Result;
 use tch::{Kind, Tensor};
 
 use crate::read::{self, Scored, Threshold};
 use crate::{Fold, Folded, Metric};
-use brigade_torch::Result;
 
 /// How the scores of classes become one number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

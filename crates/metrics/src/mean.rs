@@ -1,9 +1,9 @@
 //! The mean of values that a program has computed.
 
+use brigade_torch::Result;
 use tch::{Kind, Tensor};
 
 use crate::{Fold, Folded, Metric, MetricState, read};
-use brigade_torch::Result;
 
 /// The weighted mean of values, of losses by their rows or tokens, for example.
 ///

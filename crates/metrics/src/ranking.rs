@@ -5,11 +5,11 @@
 
 use std::cmp::Ordering;
 
+use brigade_torch::Result;
 use tch::{Device, Kind, Tensor};
 
 use crate::read::{self, Scored};
 use crate::{Average, Fold, Folded, IGNORED, Metric};
-use brigade_torch::Result;
 
 /// Scores in falling order, with the weight of positives and negatives that have each.
 ///

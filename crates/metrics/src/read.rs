@@ -1,10 +1,10 @@
 //! How metrics read a batch, and what was kept of all: shapes are checked once, here.
 
+use brigade_torch::{Error, Result};
 use tch::{Device, Kind, Tensor};
 
 use crate::Folded;
 use crate::error::MetricError;
-use brigade_torch::{Error, Result};
 
 /// The target that is left out by metrics of classes and by the cross-entropy: PyTorch's `ignore_index`.
 pub const IGNORED: i64 = -100;

@@ -1,10 +1,10 @@
 //! Errors and correlations of numbers.
 
+use brigade_torch::Result;
 use tch::{Kind, Tensor};
 
 use crate::read;
 use crate::{Fold, Folded, Metric};
-use brigade_torch::Result;
 
 /// Folds a batch into the sum of what `of` makes of predictions and targets, and their count.
 fn summed(

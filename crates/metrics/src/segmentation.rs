@@ -1,11 +1,11 @@
 //! Overlap of predicted and target masks.
 
+use brigade_torch::Result;
 use tch::{Kind, Tensor};
 
 use crate::counts::{Count, class_counts, count_classes};
 use crate::read::{self, Scored};
 use crate::{Fold, Folded, Metric};
-use brigade_torch::Result;
 
 fn binary(metric: &str, predictions: &Tensor, targets: &Tensor) -> Result<Fold> {
     let scored = Scored::of(metric, predictions, targets)?;

@@ -3,14 +3,13 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use brigade_torch::ProcessGroup;
+use brigade_torch::{Error, ProcessGroup, Result};
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
 use crate::data_order::gather_in_data_order;
 use crate::error::MetricError;
 use crate::{Fold, Folded, Metric};
-use brigade_torch::{Error, Result};
 
 /// A metric with what it has kept of the batches so far.
 ///
@@ -100,8 +99,8 @@ impl<M: Metric> MetricState<M> {
     ///
     /// # Errors
     /// [`crate::MetricError`] when the value is not defined for these data, or the metric panics;
-    /// [`brigade_torch::ErrorKind::InvalidArgument`], on every rank, when the ranks have different metrics; [`brigade_torch::ErrorKind::Communication`] when another
-    /// rank is gone.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`], on every rank, when the ranks have different metrics;
+    /// [`brigade_torch::ErrorKind::Communication`] when another rank is gone.
     #[track_caller]
     pub fn compute(&self, group: Option<&ProcessGroup>) -> Result<M::Value> {
         let folded = self.folded(group)?.unwrap_or(Folded::Sums(Vec::new()));

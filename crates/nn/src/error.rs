@@ -2,9 +2,8 @@
 
 use std::path::PathBuf;
 
-use tch::{TchError, Tensor};
-
 use brigade_torch::{Error, ErrorKind, says_out_of_memory};
+use tch::{TchError, Tensor};
 
 use crate::LoadReport;
 

@@ -1,7 +1,8 @@
 //! What can become a model: one that is built, or the constructor of one.
 
-use crate::{Model, ParamPath};
 use brigade_torch::Result;
+
+use crate::{Model, ParamPath};
 
 /// A [`Model`], or a constructor that [`Model::new`] takes, for functions that accept both.
 ///

@@ -1,10 +1,10 @@
 //! What a layer knows of its model: its name, for errors, and the forward hooks of its output.
 
+use brigade_torch::{Error, Result, TorchError};
 use tch::{TchError, Tensor};
 
 use crate::error::ModelError;
 use crate::hooks::Hooks;
-use brigade_torch::{Error, Result, TorchError};
 
 /// A layer's full name and its model's hooks.
 #[derive(Debug, Clone)]

@@ -1,8 +1,9 @@
 //! A module's own division into groups of layers, and what belongs to normalisations.
 
+use brigade_torch::Result;
+
 use crate::Model;
 use crate::model::is_under;
-use brigade_torch::Result;
 
 /// A module that knows how to divide its layers for transfer learning: into groups from the input to the
 /// output, which are frozen, and have their learning rates, each as one (fastai's `splitter`).

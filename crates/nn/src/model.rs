@@ -14,7 +14,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use brigade_torch::{
-    NamedTensor, ProcessGroup, Trainable, channels_last, make_products_reproducible,
+    NamedTensor, ProcessGroup, Result, Trainable, channels_last, make_products_reproducible,
 };
 use tch::{Device, Kind, TchError, Tensor};
 
@@ -24,7 +24,6 @@ use crate::param_path::is_floating_point;
 use crate::param_registry::{Entry, ParamRegistry, Role};
 use crate::shared_statistics::SharedStatistics;
 use crate::{Module, ParamPath, Training};
-use brigade_torch::Result;
 
 /// A module `M` and all that it registered: what an optimizer steps, what ranks average, what is saved.
 ///
@@ -187,8 +186,9 @@ impl<M> Model<M> {
     ///
     /// # Errors
     /// The module's: [`crate::ModelError::Layer`] and [`crate::ModelError::Input`] for an input that does not fit,
-    /// [`brigade_torch::ErrorKind::Tensor`] for an operation outside of layers, [`brigade_torch::ErrorKind::Communication`] when a normalisation could
-    /// not share its statistics. [`crate::ModelError::Panicked`] with the text of a panic.
+    /// [`brigade_torch::ErrorKind::Tensor`] for an operation outside of layers,
+    /// [`brigade_torch::ErrorKind::Communication`] when a normalisation could not share its statistics.
+    /// [`crate::ModelError::Panicked`] with the text of a panic.
     pub fn forward<Input>(&self, input: Input) -> Result<M::Output>
     where
         M: Module<Input>,

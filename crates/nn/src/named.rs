@@ -1,10 +1,10 @@
 //! A name for the output of any module.
 
+use brigade_torch::Result;
 use tch::Tensor;
 
 use crate::layer_context::LayerContext;
 use crate::{Module, ParamPath};
-use brigade_torch::Result;
 
 /// A module whose output has hooks under the path's name: for modules of one's own, such as a block.
 ///

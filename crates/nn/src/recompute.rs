@@ -3,11 +3,10 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use brigade_torch::try_recomputed;
+use brigade_torch::{Result, try_recomputed};
 use tch::Tensor;
 
 use crate::Module;
-use brigade_torch::Result;
 
 /// A layer that keeps its input only, and computes what the backward needs again: gradient checkpointing
 /// ([`brigade_torch::recomputed`] says what holds; it also takes parts with several inputs).

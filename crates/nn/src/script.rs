@@ -5,13 +5,12 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::path::Path;
 
-use brigade_torch::{Script, ScriptValue};
+use brigade_torch::{Result, Script, ScriptValue};
 use tch::{Kind, Tensor};
 
 use crate::error::ModelError;
 use crate::param_path::is_floating_point;
 use crate::{Model, Module, ParamPath, Training};
-use brigade_torch::Result;
 
 /// A module that Python wrote with `torch.jit.script` or `torch.jit.trace`: the module of a
 /// [`Model::from_torchscript`]. `O` is what its forward gives, a tensor unless said otherwise.

@@ -2,11 +2,11 @@
 
 use std::fmt;
 
+use brigade_torch::Result;
 use tch::Tensor;
 
 use crate::Module;
 use crate::module::Layer;
-use brigade_torch::Result;
 
 /// Layers in a row, from tensor to tensor. PyTorch names them by their index, and so does
 /// `path / 0`, `path / 1`, …; layers without parameters count.

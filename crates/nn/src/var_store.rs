@@ -2,11 +2,11 @@
 
 use std::fmt;
 
+use brigade_torch::Result;
 use tch::Tensor;
 use tch::nn::{ModuleT, VarStore};
 
 use crate::{Model, Module, ParamPath, Training};
-use brigade_torch::Result;
 
 /// A module of `tch::nn` in a [`Model`]: its `forward_t` gets the model's switch between training and
 /// evaluation. `tch::nn::Module`s are such modules, too.

@@ -5,13 +5,10 @@ use std::path::Path;
 
 use brigade_checkpoint::pth::PthFile;
 use brigade_checkpoint::torch_optimizer::{StateTensor, TorchStateError, from_torch};
-use brigade_torch::{Tensor, tensor_from_bytes};
+use brigade_torch::{Result, Tensor, tensor_from_bytes};
 
 use crate::optimizer::Optimizer;
 use crate::state::{OptimizerState, StateMismatch};
-#[cfg(doc)]
-use brigade_torch::Error;
-use brigade_torch::Result;
 
 impl Optimizer {
     /// Continues from a state that PyTorch has written for the same model:
@@ -37,8 +34,8 @@ impl Optimizer {
     /// ```
     ///
     /// # Errors
-    /// [`brigade_checkpoint::Error`] when the file cannot be read; [`crate::StateMismatch`] with the first difference: nothing was
-    /// changed.
+    /// [`brigade_checkpoint::Error`] when the file cannot be read; [`crate::StateMismatch`] with the first
+    /// difference: nothing was changed.
     pub fn load_pytorch(&mut self, path: impl AsRef<Path>) -> Result<()> {
         let mut file = PthFile::open(path)?;
         let tree = file.value()?.try_map(&mut |_, stored| -> Result<Handle> {

@@ -3,7 +3,9 @@
 use std::fmt;
 
 use brigade_torch::flat::look_ahead;
-use brigade_torch::{DeviceNumbers, Kind, NamedTensor, Tensor, clear_gradient, gradient};
+use brigade_torch::{
+    DeviceNumbers, Error, Kind, NamedTensor, Result, Tensor, clear_gradient, gradient,
+};
 
 use crate::device_scalars::DeviceScalars;
 use crate::group::ParameterGroup;
@@ -12,7 +14,6 @@ use crate::options::{Grouping, Options};
 use crate::param_state::{ParamStates, like};
 use crate::rule::{Rule, Step};
 use crate::state::OptimizerState;
-use brigade_torch::{Error, Result};
 
 /// A rule, the parameters in their groups, and their states.
 ///
@@ -270,7 +271,7 @@ impl OptimizerInner {
             found_inf: scalars.found_inf,
             ..DeviceNumbers::default()
         };
-        Ok(look_ahead(&fast, &slow, alpha, every, &device)?)
+        look_ahead(&fast, &slow, alpha, every, &device)
     }
 
     pub(crate) fn zero_grad(&mut self) -> Result<()> {

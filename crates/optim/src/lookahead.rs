@@ -1,7 +1,8 @@
 //! Lookahead, which any optimizer can have.
 
-use crate::options::check;
 use brigade_torch::{Error, Result};
+
+use crate::options::check;
 
 /// Lookahead (Zhang et al., 2019): slow weights go part of the way to the optimizer's every few steps,
 /// and the optimizer goes on from there. Given to any optimizer's `lookahead`.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use brigade_torch::{NamedTensor, Tensor};
+use brigade_torch::{NamedTensor, Result, Tensor};
 
 use crate::device_scalars::DeviceScalars;
 use crate::group::ParameterGroup;
@@ -11,9 +11,6 @@ use crate::inner::OptimizerInner;
 use crate::options::{OptimizerBuilder, check};
 use crate::rule::Rule;
 use crate::state::{OptimizerState, StateMismatch};
-#[cfg(doc)]
-use brigade_torch::Error;
-use brigade_torch::Result;
 
 /// Steps parameters along their gradients. Made by `build` of [`Adam`](crate::Adam), [`Sgd`](crate::Sgd) and
 /// the others, or with a rule of one's own by [`Optimizer::with_rule`].
@@ -39,8 +36,8 @@ impl Optimizer {
     /// Changes every parameter that has a gradient; one without is left as it is, its state too.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Tensor`] when the kernels refuse; [`brigade_torch::ErrorKind::InvalidArgument`], with nothing changed, when a
-    /// schedule has set a learning rate or momentum that is negative or not finite.
+    /// [`brigade_torch::ErrorKind::Tensor`] when the kernels refuse; [`brigade_torch::ErrorKind::InvalidArgument`],
+    /// with nothing changed, when a schedule has set a learning rate or momentum that is negative or not finite.
     pub fn step(&mut self) -> Result<()> {
         self.lock().step(&DeviceScalars::default())
     }
@@ -75,8 +72,8 @@ impl Optimizer {
     /// ```
     ///
     /// # Errors
-    /// As [`Optimizer::step`]; [`brigade_torch::ErrorKind::InvalidArgument`], with nothing changed, for numbers of another shape,
-    /// and for a rule that does not [take them](Rule::takes_device_scalars).
+    /// As [`Optimizer::step`]; [`brigade_torch::ErrorKind::InvalidArgument`], with nothing changed, for numbers of
+    /// another shape, and for a rule that does not [take them](Rule::takes_device_scalars).
     pub fn step_with(&mut self, scalars: &DeviceScalars<'_>) -> Result<()> {
         self.lock().step(scalars)
     }
@@ -115,7 +112,8 @@ impl Optimizer {
     /// Sets one group's learning rate; a schedule moves it in its new ratio to the others.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] when there is no such group, or the rate is negative or not finite.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] when there is no such group, or the rate is negative or not
+    /// finite.
     pub fn set_group_lr(&mut self, group: usize, lr: f64) -> Result<()> {
         check("the learning rate", lr, 0.0..f64::INFINITY)?;
         self.lock().set_group_lr(group, lr)
@@ -124,7 +122,8 @@ impl Optimizer {
     /// Sets one group's momentum: with Adam and its kin the first beta.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] when there is no such group, or the momentum is negative or not finite.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] when there is no such group, or the momentum is negative or not
+    /// finite.
     pub fn set_group_momentum(&mut self, group: usize, momentum: f64) -> Result<()> {
         check("the momentum", momentum, 0.0..f64::INFINITY)?;
         self.lock().group(group)?.momentum = momentum;
@@ -134,7 +133,8 @@ impl Optimizer {
     /// Sets one group's weight decay.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] when there is no such group, or the decay is negative or not finite.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] when there is no such group, or the decay is negative or not
+    /// finite.
     pub fn set_group_weight_decay(&mut self, group: usize, weight_decay: f64) -> Result<()> {
         check("the weight decay", weight_decay, 0.0..f64::INFINITY)?;
         self.lock().group(group)?.weight_decay = weight_decay;

@@ -2,14 +2,13 @@
 
 use std::ops::Range;
 
-use brigade_torch::{NamedTensor, Trainable};
+use brigade_torch::{Error, NamedTensor, Result, Trainable};
 
 use crate::group::{Group, ParameterGroup};
 use crate::inner::OptimizerInner;
 use crate::lookahead::Lookahead;
 use crate::optimizer::Optimizer;
 use crate::rule::Rule;
-use brigade_torch::{Error, Result};
 
 /// The settings that every optimizer has.
 #[derive(Debug, Clone, PartialEq)]
@@ -173,8 +172,8 @@ impl<R: Rule + 'static> OptimizerBuilder<R> {
     /// Makes the optimizer of a model's trained parameters, or of a list of named ones.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a number out of range, a model without a trained parameter, a group
-    /// whose pattern matches no parameter, and a parameter that the rule refuses.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a number out of range, a model without a trained parameter,
+    /// a group whose pattern matches no parameter, and a parameter that the rule refuses.
     pub fn build(self, parameters: &(impl Trainable + ?Sized)) -> Result<Optimizer> {
         check("the momentum", self.momentum, 0.0..f64::INFINITY)?;
         self.options.build(self.rule, self.momentum, parameters)

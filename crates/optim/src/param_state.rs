@@ -3,10 +3,9 @@
 use std::collections::HashMap;
 
 use brigade_torch::flat::same_layout;
-use brigade_torch::{Device, Kind, NamedTensor, Tensor};
+use brigade_torch::{Device, Kind, NamedTensor, Result, Tensor};
 
 use crate::state::ParameterState;
-use brigade_torch::Result;
 
 /// The slots and the count of steps of each parameter, by its index: made when a parameter has its first
 /// gradient, so that memory follows what is trained.

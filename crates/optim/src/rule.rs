@@ -2,10 +2,9 @@
 
 use std::fmt;
 
-use brigade_torch::{Device, DeviceNumbers, Tensor};
+use brigade_torch::{Device, DeviceNumbers, Error, Result, Tensor};
 
 use crate::param_state::{ParamStates, STEP_KIND, like};
-use brigade_torch::{Error, Result};
 
 /// One optimizer's arithmetic: how a parameter changes along its gradient.
 ///

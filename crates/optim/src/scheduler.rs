@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use brigade_checkpoint::Value;
 use brigade_schedule::{Definition, Described, LrSchedule, Plateau, PlateauState};
+use brigade_torch::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::optimizer::Optimizer;
-use brigade_torch::{Error, Result};
 
 /// Sets an optimizer's learning rate (and momentum, where the schedule has one) from a schedule: a
 /// [`Schedule`](brigade_schedule::Schedule), a closure `Fn(u64) -> f64`, or anything that implements
@@ -136,8 +136,8 @@ impl Scheduler {
     /// Goes to the next value: call it after the optimizer's step.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a schedule on a metric, and when the next value is negative or not
-    /// finite: the learning rate stays as it is then.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a schedule on a metric, and when the next value is negative
+    /// or not finite: the learning rate stays as it is then.
     pub fn step(&mut self) -> Result<()> {
         self.advance(1)
     }

@@ -3,13 +3,12 @@
 use std::collections::BTreeMap;
 
 use brigade_checkpoint::Value;
-use brigade_torch::{Error, ErrorKind, Tensor};
+use brigade_torch::{Error, ErrorKind, Result, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::inner::OptimizerInner;
 use crate::lookahead::Lookahead;
 use crate::param_state::STEP;
-use brigade_torch::Result;
 
 /// What [`Optimizer::state_dict`](crate::Optimizer::state_dict) gives and
 /// [`Optimizer::load_state_dict`](crate::Optimizer::load_state_dict) takes.

@@ -13,12 +13,12 @@ use brigade_models::{
 };
 use brigade_nn::{LayerGroups, Model};
 use brigade_tokens::Vocabulary;
+use brigade_torch::{Error, Result};
 use brigade_train::Accelerator;
 use tch::{Kind, Tensor};
 
 use crate::error::TextError;
 use crate::{TextCodec, TextData};
-use brigade_torch::{Error, Result};
 
 pub use self::recurrent::{ModelResetter, RnnRegularizer};
 pub use self::text_learner::{Generate, TextLearner};
@@ -189,7 +189,8 @@ pub fn language_model_learner(
 /// ```
 ///
 /// # Errors
-/// As [`language_model_learner`]; [`brigade_torch::ErrorKind::InvalidArgument`] where the number of outputs is not known.
+/// As [`language_model_learner`]; [`brigade_torch::ErrorKind::InvalidArgument`] where the number of outputs is not
+/// known.
 pub fn text_classifier_learner(
     accelerator: &Accelerator,
     data: TextData,

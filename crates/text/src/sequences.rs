@@ -4,9 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use brigade_data::{BatchContext, BatchedDataset, DataError};
+use brigade_torch::Result;
 
 use crate::{Sequence, SequenceBatch, SequenceCollator};
-use brigade_torch::Result;
 
 /// Sequences of tokens by number: in memory, or made when they are asked for.
 pub trait Sequences: fmt::Debug + Send + Sync {

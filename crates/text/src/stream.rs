@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use brigade_data::DataError;
+use brigade_torch::Result;
 
 use crate::Documents;
-use brigade_torch::Result;
 
 /// Where each text lies in the stream.
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use brigade_torch::{
-    Backend, Device, Kind, ProcessGroup, StreamEvent, Tensor, TensorTree, records_graphs,
+    Backend, Device, Kind, ProcessGroup, Result, StreamEvent, Tensor, TensorTree, records_graphs,
 };
 
 use crate::gradients::accumulate::GradientAccumulator;
@@ -13,7 +13,6 @@ use crate::gradients::hook::CommHook;
 use crate::job::Job;
 use crate::processes::Processes;
 use crate::recorder::{Recorded, RecordingGuard};
-use brigade_torch::Result;
 
 /// A training step that is recorded and replayed where the device can; made by [`crate::Accelerator::capture`].
 #[must_use = "a step does nothing until `run` is called"]
@@ -76,8 +75,8 @@ where
     ///
     /// # Errors
     /// Those of the body, and of [`crate::PreparedOptimizer::step`]: a non-finite loss of an earlier step among them.
-    /// [`brigade_torch::ErrorKind::Communication`] where an earlier replay was not done within the job's time limit, with the ranks that did
-    /// not come.
+    /// [`brigade_torch::ErrorKind::Communication`] where an earlier replay was not done within the job's time limit,
+    /// with the ranks that did not come.
     pub fn run(&mut self, batch: &B) -> Result<R> {
         if self.plain.is_some() {
             return (self.body)(batch);

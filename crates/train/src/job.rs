@@ -10,11 +10,10 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use brigade_rank_env::World;
-use brigade_torch::{CudaUnavailable, Device, ProcessGroup, Products, Store};
+use brigade_torch::{CudaUnavailable, Device, ProcessGroup, Products, Result, Store};
 
 use crate::job::groups::Groups;
 use crate::recorder::Recorder;
-use brigade_torch::Result;
 
 /// The process's place and its connections. Shared by everything that was prepared.
 pub(crate) struct Job {

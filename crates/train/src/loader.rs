@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use brigade_checkpoint::{TensorInfo, Value};
 use brigade_data::{Batch, BatchedDataset, DataLoader, Epoch};
-use brigade_torch::{Device, DeviceExt, Tensor, TensorTree};
+use brigade_torch::{Device, DeviceExt, Error, Result, Tensor, TensorTree};
 
 use crate::gradients::join::EvenBatches;
 use crate::job::Job;
@@ -22,7 +22,6 @@ use crate::loader::staged::StagedEpoch;
 use crate::processes::Processes;
 use crate::registry::{CheckpointObject, Checkpointed, Kind, Registry, Worlds};
 use crate::stateful::{Stateful, stateful_handle};
-use brigade_torch::{Error, Result};
 
 /// A loader after [`crate::Accelerator::prepare`] or [`PreparedLoader::new`]: this rank's batches, on this rank's
 /// device.
@@ -61,8 +60,8 @@ impl<L: Loader + 'static> PreparedLoader<L> {
     /// ```
     ///
     /// # Errors
-    /// [`crate::TrainError::LoadersDiffer`] for unequal data sets, [`crate::TrainError::NoBatch`] for data without a batch,
-    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
+    /// [`crate::TrainError::LoadersDiffer`] for unequal data sets, [`crate::TrainError::NoBatch`] for data without a
+    /// batch, [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     pub fn new(
         loader: L,
         processes: &Processes,
@@ -167,7 +166,7 @@ impl<L: Loader> Stateful for LoaderInner<L> {
     }
 
     fn load_state_dict(&self, state: &Value<Tensor>) -> Result<()> {
-        Ok(self.restore(state, &Worlds { saved: 1, current: 1 })?)
+        self.restore(state, &Worlds { saved: 1, current: 1 })
     }
 }
 
@@ -284,7 +283,7 @@ impl<T: TensorTree<Owned = T>> Iterator for Batches<T> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let batch = match &mut self.source {
-            Source::Own(epoch) => epoch.next()?.map_err(Error::from),
+            Source::Own(epoch) => epoch.next()?,
             Source::Staged(epoch) => epoch.next()?,
             Source::Dispatched(dispatch) => dispatch.next()?,
         };
@@ -299,7 +298,7 @@ impl<T: TensorTree<Owned = T>> Iterator for Batches<T> {
         let batch = match &self.source {
             // Over the group, batches come on the device of its messages.
             Source::Dispatched(_) if device != Device::Cpu => {
-                batch.and_then(|batch| batch.try_map(|data| Ok(data.to_device(device)?)))
+                batch.and_then(|batch| batch.try_map(|data| data.to_device(device)))
             }
             _ => batch,
         };

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_checkpoint::{TensorInfo, Value};
 use brigade_optim::{DeviceScalars, Optimizer, ParameterGroup};
-use brigade_torch::{Device, DeviceExt, Kind, Tensor, gradient, set_gradient};
+use brigade_torch::{Device, DeviceExt, Error, Kind, Result, Tensor, gradient, set_gradient};
 
 use crate::error::loss_is_not_finite;
 use crate::gradients::accumulate::GradientAccumulator;
@@ -19,7 +19,6 @@ use crate::precision::scaler::GradScaler;
 use crate::recorder::AtReplay;
 use crate::registry::{Checkpointed, Kind as ObjectKind, Registry};
 use crate::stateful::{Stateful, stateful_handle};
-use brigade_torch::{Error, Result};
 
 /// An [`Optimizer`] after [`crate::Accelerator::prepare`].
 ///
@@ -105,7 +104,7 @@ impl DeviceRates {
     fn step(&self, optimizer: &Optimizer, found: Option<&Tensor>) -> Result<()> {
         let lr = if self.by_value { None } else { Some(self.tensor()?) };
         let scalars = DeviceScalars { lr: lr.as_ref(), grad_scale: None, found_inf: found };
-        Ok(optimizer.clone().step_with(&scalars)?)
+        optimizer.clone().step_with(&scalars)
     }
 }
 
@@ -167,7 +166,7 @@ impl AtReplay for StepBetween {
                 rates.upload(optimizer)?;
                 rates.step(optimizer, self.found.as_ref())
             }
-            None => optimizer.clone().step().map_err(Error::from),
+            None => optimizer.clone().step(),
         };
         self.inner.job.explain_memory("the optimizer's step", stepped)
     }
@@ -260,7 +259,7 @@ impl PreparedOptimizer {
     /// # Errors
     /// As [`PreparedOptimizer::settled`] and [`Optimizer::set_lr`].
     pub fn set_lr(&mut self, lr: f64) -> Result<()> {
-        Ok(self.settled()?.set_lr(lr)?)
+        self.settled()?.set_lr(lr)
     }
 
     /// Returns the parameter groups as they are now.
@@ -312,7 +311,7 @@ impl OptimizerInner {
         }
         let mut optimizer = self.optimizer.clone();
         let Some(scaler) = &self.scaler else {
-            return Ok(optimizer.step()?);
+            return optimizer.step();
         };
         let stepped = scaler.step(&mut optimizer);
         self.accumulator.set_skipped(scaler.skipped());
@@ -364,7 +363,7 @@ impl OptimizerInner {
                 let pair = |gradient| (parameter.shallow_clone(), gradient);
                 gradient(parameter).map(|found| found.map(pair)).transpose()
             };
-            Ok(parameters.iter().filter_map(own).collect::<Result<_, _>>()?)
+            parameters.iter().filter_map(own).collect::<Result<_, _>>()
         })?;
         self.job.recorder.cut(StepBetween { inner: Arc::clone(self), gradients, found })
     }

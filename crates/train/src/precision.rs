@@ -7,11 +7,10 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use brigade_torch::{Autocast, Device, DeviceExt, GpuMath, Kind, TensorTree};
+use brigade_torch::{Autocast, Device, DeviceExt, Error, GpuMath, Kind, Result, TensorTree};
 
 use crate::job::Job;
 use crate::precision::scaler::{GradScaler, GradScalerOptions};
-use brigade_torch::{Error, Result};
 
 /// The type in which autocast computes. Weights, gradients and the optimizer stay in 32 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]

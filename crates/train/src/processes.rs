@@ -14,11 +14,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use brigade_rank_env::World;
-use brigade_torch::{Device, ProcessGroup};
+use brigade_torch::{Device, ProcessGroup, Result};
 
 use crate::job::Job;
 use crate::job::connect::{self, ConnectOptions, debug_is_asked_for};
-use brigade_torch::Result;
 
 /// The ranks of a job, joined: rank and world size, collectives over tensors and objects, order among the
 /// ranks. [`crate::Accelerator`] has the same methods; a program that trains in another way, or evaluates or
@@ -67,9 +66,9 @@ impl Processes {
     /// Joins the other ranks; returns when all are connected.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Environment`] for contradicting variables of the environment; [`brigade_torch::ErrorKind::InvalidArgument`] for
-    /// contradicting options; [`brigade_torch::ErrorKind::Communication`] when the ranks do not find each other within the time
-    /// limit.
+    /// [`brigade_torch::ErrorKind::Environment`] for contradicting variables of the environment;
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for contradicting options;
+    /// [`brigade_torch::ErrorKind::Communication`] when the ranks do not find each other within the time limit.
     pub fn join(options: ConnectOptions) -> Result<Self> {
         Ok(Self::of(Arc::new(connect::join(options, debug_is_asked_for())?)))
     }

@@ -4,9 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use brigade_torch::{Device, Graph, GraphRecording, Kind, Tensor};
-
-use brigade_torch::Result;
+use brigade_torch::{Device, Graph, GraphRecording, Kind, Result, Tensor};
 
 /// What a part of a recorded step has to do on the host at each replay.
 pub(crate) trait AtReplay: Send {

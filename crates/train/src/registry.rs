@@ -5,12 +5,11 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use brigade_checkpoint::Value;
 use brigade_optim::{Optimizer, Scheduler};
-use brigade_torch::Tensor;
+use brigade_torch::{Result, Tensor};
 
 use crate::gradients::hook::StatefulHook;
 use crate::precision::scaler::GradScaler;
 use crate::stateful::Stateful;
-use brigade_torch::Result;
 
 /// The objects that a checkpoint holds.
 ///

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use brigade_checkpoint::{TensorInfo, Value};
 use brigade_optim::{Scheduler, SchedulerState};
-use brigade_torch::Tensor;
+use brigade_torch::{Result, Tensor};
 
 use crate::gradients::accumulate::GradientAccumulator;
 use crate::gradients::backward::Gradients;
@@ -12,7 +12,6 @@ use crate::job::Job;
 use crate::recorder::AtReplay;
 use crate::registry::{Checkpointed, Kind, Registry};
 use crate::stateful::{Stateful, stateful_handle};
-use brigade_torch::Result;
 
 /// A [`Scheduler`] after [`crate::Accelerator::prepare`].
 ///
@@ -112,7 +111,7 @@ impl PreparedScheduler {
                 return Ok(());
             }
         }
-        Ok(scheduler.advance(self.stride)?)
+        scheduler.advance(self.stride)
     }
 
     /// Goes on after an evaluation that gave this metric. Every rank calls it; where the ranks' metrics
@@ -123,7 +122,7 @@ impl PreparedScheduler {
     pub fn step_with(&mut self, metric: f64) -> Result<()> {
         let mut scheduler = self.inner.scheduler.clone();
         let metric = if scheduler.watches_metric() { self.inner.agreed(metric)? } else { metric };
-        Ok(scheduler.step_with(metric)?)
+        scheduler.step_with(metric)
     }
 
     /// Returns a handle of the scheduler itself, for what this type has no method for, once the device has said
@@ -165,7 +164,7 @@ impl PreparedScheduler {
     /// # Errors
     /// As [`PreparedScheduler::settled`] and [`Scheduler::load_state`].
     pub fn load_state(&mut self, state: &SchedulerState) -> Result<()> {
-        Ok(self.settled()?.load_state(state)?)
+        self.settled()?.load_state(state)
     }
 }
 

@@ -4,9 +4,7 @@ use std::sync::Arc;
 
 use brigade_checkpoint::{TensorInfo, Value};
 use brigade_optim::{Optimizer, OptimizerState, Scheduler, SchedulerState};
-use brigade_torch::{ErrorKind, Result, Tensor, dtype_of};
-
-use brigade_torch::Error;
+use brigade_torch::{Error, ErrorKind, Result, Tensor, dtype_of};
 
 /// Gives its state as a tree of values and tensors, and continues from one: what a checkpoint holds of a
 /// model, an optimizer, a scheduler, a loader, a gradient scaler, a communication hook, or an object of
@@ -175,7 +173,7 @@ impl Stateful for Optimizer {
         let state = OptimizerState::from_value(state, Tensor::shallow_clone)
             .map_err(Error::invalid_argument)?;
         // Clones are handles of one optimizer.
-        Ok(Self::load_state_dict(&mut self.clone(), &state)?)
+        Self::load_state_dict(&mut self.clone(), &state)
     }
 }
 
@@ -191,6 +189,6 @@ impl Stateful for Scheduler {
 
     fn load_state_dict(&self, state: &Value<Tensor>) -> Result<()> {
         let state = SchedulerState::from_value(state).map_err(Error::invalid_argument)?;
-        Ok(self.clone().load_state(&state)?)
+        self.clone().load_state(&state)
     }
 }

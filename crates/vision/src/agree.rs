@@ -1,10 +1,9 @@
 //! Whether processes see the same images.
 
 use brigade_images::source::Fingerprint;
-use brigade_torch::ProcessGroup;
+use brigade_torch::{ProcessGroup, Result};
 
 use crate::VisionError;
-use brigade_torch::Result;
 
 /// Compares the fingerprints of the images that the ranks of a group see; with `None` there is one
 /// process and nothing to compare. All ranks take part, and all get the same answer.

@@ -13,7 +13,7 @@ mod geometry;
 mod mix;
 
 use brigade_data::{BatchContext, BatchedDataset, from_vec};
-use brigade_torch::{Error, Kind, Tensor, copy_to_device};
+use brigade_torch::{Error, Kind, Result, Tensor, copy_to_device};
 use serde::{Deserialize, Serialize};
 use tch::TchError;
 
@@ -25,7 +25,6 @@ use self::geometry::{Homography, moves_whole_pixels};
 pub use self::mix::{Mix, MixedLabels, beta};
 use crate::Size;
 use crate::transforms::{Normalize, SampleRng};
-use brigade_torch::Result;
 
 /// The transforms of a batch, in the order of fastai: maps of the plane, lighting, hue, normalisation, erasing,
 /// mixing. Each image is resampled once, whatever the number of maps.
@@ -66,9 +65,9 @@ pub enum Padding {
     Zeros,
 }
 
-/// Columns of what is drawn for a sample: a map (row by row), brightness, contrast, the part of its grey, the turn of its
-/// hue, a rectangle (left, top, right, bottom), the keys of its noise, the share of the sample itself in a mixture, its
-/// partner, the rectangle that is the partner's.
+/// Columns of what is drawn for a sample: a map (row by row), brightness, contrast, the part of its grey, the turn of
+/// its hue, a rectangle (left, top, right, bottom), the keys of its noise, the share of the sample itself in a
+/// mixture, its partner, the rectangle that is the partner's.
 const COLUMNS: usize = 25;
 const LIGHT: i64 = 9;
 const HUE: i64 = 12;
@@ -268,7 +267,7 @@ impl Augment {
                 "saturation and hue are of images [n, c, h, w] with 3 channels, or 1, not of {size:?}"
             )));
         }
-        Ok(self.transformed(images, &drawn).map_err(refused)?)
+        self.transformed(images, &drawn).map_err(refused)
     }
 
     /// Maps masks of classes `[n, h, w]` as the images of the same batch, by the nearest pixel; lighting
@@ -290,7 +289,7 @@ impl Augment {
             let mapped = self.resampled(&numbers, &drawn, Sampling::Nearest)?;
             mapped.f_squeeze_dim(1)?.f_to_kind(masks.kind())
         };
-        Ok(mapped().map_err(refused)?)
+        mapped().map_err(refused)
     }
 
     /// Maps points `[n, points, 2]`, `(x, y)` of -1 to 1 between the sides of the images, as the images of the
@@ -341,7 +340,7 @@ impl Augment {
             let found = Tensor::f_stack(&[place(&across, to[0])?, place(&down, to[1])?], 2)?;
             found.f_to_kind(points.kind())
         };
-        Ok(mapped().map_err(refused)?)
+        mapped().map_err(refused)
     }
 
     /// Returns the labels `[n]` of a mixed batch: each image's own, its partner's, and the share of its
@@ -359,7 +358,7 @@ impl Augment {
                 share: drawn.f_select(1, SHARE)?,
             })
         };
-        Ok(targets().map_err(refused)?)
+        targets().map_err(refused)
     }
 
     /// The numbers on the device of the rows that they were drawn for.
@@ -374,7 +373,7 @@ impl Augment {
         if drawn.device() == device {
             return Ok(drawn.shallow_clone());
         }
-        Ok(copy_to_device(drawn, device)?)
+        copy_to_device(drawn, device)
     }
 
     fn transformed(&self, images: &Tensor, drawn: &Tensor) -> Result<Tensor, TchError> {

@@ -5,14 +5,13 @@ use std::sync::{Mutex, PoisonError};
 
 use brigade_data::{BatchContext, BatchedDataset, DataError, from_vec};
 use brigade_images::SampleReader;
-use brigade_torch::Tensor;
+use brigade_torch::{Result, Tensor};
 
 use crate::decode::DecodeOptions;
 use crate::labels::Labelled;
 use crate::source::ImageSource;
 use crate::transforms::{Compose, Phase, ToTensor};
 use crate::{CacheOptions, ImageSamples, OnBroken, VisionError};
-use brigade_torch::Result;
 
 /// The methods of data sets whose field `samples` is an [`ImageSamples`], written once.
 macro_rules! sample_methods {

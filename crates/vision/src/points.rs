@@ -4,13 +4,12 @@ use std::fmt;
 
 use brigade_data::{BatchContext, BatchedDataset, DataError, from_vec};
 use brigade_images::ImageError;
-use brigade_torch::{Error, Tensor};
+use brigade_torch::{Error, Result, Tensor};
 
 use crate::dataset::{Readers, sample_methods};
 use crate::source::ImageSource;
 use crate::transforms::{Compose, Phase, ToTensor};
 use crate::{CacheOptions, ImageSamples, OnBroken, VisionError};
-use brigade_torch::Result;
 
 /// Images with the same number of points each, such as the corners of an eye, as batches
 /// `([n, 3, h, w], [n, points, 2])`: images as [`ToTensor`] says, points as `f32` `(x, y)` from -1 at the left and

@@ -6,14 +6,13 @@ use std::path::{Path, PathBuf};
 use brigade_data::{BatchContext, BatchedDataset, DataError, from_vec};
 use brigade_images::decode::Decoder;
 use brigade_images::{ImageError, Size};
-use brigade_torch::{Error, Tensor};
+use brigade_torch::{Error, Result, Tensor};
 
 use crate::dataset::{Readers, sample_methods};
 use crate::decode::DecodeOptions;
 use crate::source::{ImageFiles, ImageSource};
 use crate::transforms::{Compose, Phase, ToTensor};
 use crate::{CacheOptions, Image, ImageSamples, OnBroken, VisionError};
-use brigade_torch::Result;
 
 /// Images with a mask each, as batches `([n, 3, h, w], [n, h, w])`: images as [`ToTensor`] says, masks as
 /// the `i64` class of each pixel.

@@ -1,11 +1,10 @@
 //! Images as the rows of a batch.
 
-use brigade_torch::{Element, Error, Kind, Tensor, from_vec};
+use brigade_torch::{Element, Error, Kind, Result, Tensor, from_vec};
 use serde::{Deserialize, Serialize};
 
 use crate::transforms::Flips;
 use crate::{ImageView, Size};
-use brigade_torch::Result;
 
 /// Mean and standard deviation of each channel, for values of 0 to 1: torchvision's `Normalize`.
 ///
@@ -269,7 +268,7 @@ impl<T: Element> Filled<T> {
         }
         let channels = if layout == Layout::Grey { 1 } else { 3 };
         let rows = self.planes.len().checked_div(pixels.saturating_mul(channels)).unwrap_or(0);
-        Ok(from_vec(self.planes, &[rows as i64, channels as i64, height, width])?)
+        from_vec(self.planes, &[rows as i64, channels as i64, height, width])
     }
 }
 

@@ -3,12 +3,12 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use brigade_checkpoint::Value;
+use brigade_torch::{Error, ErrorKind, Result};
 use brigade_train::Stateful;
 use tch::Tensor;
 
 use crate::callback::{Callback, Phases, Step};
 use crate::state::LearnerState;
-use brigade_torch::{Error, ErrorKind, Result};
 
 /// Copies of a model's parameters and floating-point buffers, which checkpoints hold.
 #[derive(Debug, Default)]

@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
+use brigade_torch::Error;
+
 use crate::callback::{Callback, Step};
 use crate::fit_progress::FitProgress;
 use crate::state::LearnerState;
-use brigade_torch::Error;
 
 /// Saves the whole state of a fit into a folder, after each epoch and after every so many batches where that is
 /// asked for, and goes on from there when the program is started again: at the same batch, with the same bits.

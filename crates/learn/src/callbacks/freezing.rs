@@ -1,8 +1,9 @@
 //! Frozen parts of a model in the middle of a fit.
 
+use brigade_torch::Error;
+
 use crate::callback::{Callback, Step};
 use crate::state::LearnerState;
-use brigade_torch::Error;
 
 /// Freezes and unfreezes parameter groups at the beginning of epochs: gradual unfreezing in one fit.
 ///

@@ -4,13 +4,13 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::PathBuf;
 
+use brigade_torch::Result;
 use brigade_track::{Table, Value, Values};
 use brigade_train::{Meter, ProcessMemory, TrainError};
 
 use crate::callback::{Callback, Ranks, Step};
 use crate::error::LearnError;
 use crate::state::LearnerState;
-use brigade_torch::Result;
 
 /// Writes a row for each epoch to a CSV file, from rank 0 (fastai's `CSVLogger`).
 #[derive(Debug)]
@@ -179,7 +179,7 @@ impl TrackerLog {
             "brigade.host": hostname(),
             "brigade.threads": tch::get_num_threads(),
         });
-        Ok(accelerator.trackers().start(&self.project, &config)?)
+        accelerator.trackers().start(&self.project, &config)
     }
 
     fn step_values(&self, learner: &LearnerState) -> Result<Values> {

@@ -4,12 +4,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use brigade_nn::ForwardHook;
+use brigade_torch::Result;
 use serde::Serialize;
 use tch::{Device, Kind, Tensor};
 
 use crate::callback::{Callback, Step};
 use crate::state::LearnerState;
-use brigade_torch::Result;
 
 /// Measures how long the parts of a training batch take: waiting for data, forward with loss, backward, and the step.
 ///

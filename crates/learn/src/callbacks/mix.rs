@@ -2,13 +2,12 @@
 
 use std::fmt;
 
-use brigade_torch::copy_to_device;
+use brigade_torch::{Error, Result, copy_to_device};
 use brigade_vision::transforms::SampleRng;
 use tch::Tensor;
 
 use crate::callback::{Callback, Phases, Step};
 use crate::state::{LearnerState, broadcastable};
-use brigade_torch::{Error, Result};
 
 /// What is drawn for the mixture of a batch.
 #[derive(Clone, Debug, PartialEq)]

@@ -4,11 +4,11 @@ use std::fmt;
 use std::path::PathBuf;
 
 use brigade_plot::{Chart, Plot};
+use brigade_torch::Result;
 
 use crate::callback::{Callback, Phases, Ranks, Step};
 use crate::error::LearnError;
 use crate::state::LearnerState;
-use brigade_torch::Result;
 
 /// Draws the training loss of each batch, smoothed, and the validation loss of each epoch, after each epoch, on rank 0
 /// (fastai's `ShowGraphCallback`). The axes have the length of the whole fit from the beginning, and begin at 0.
@@ -115,7 +115,8 @@ impl Callback for ShowGraph {
     }
 }
 
-/// The losses so far, with room for those of the epochs that are still to come: as many batches in each as in the first.
+/// The losses so far, with room for those of the epochs that are still to come: as many batches in each as in the
+/// first.
 fn graph(learner: &LearnerState) -> Chart {
     let recorder = learner.recorder();
     let first = recorder.iters().first().copied().unwrap_or(0);

@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
+use brigade_torch::{Error, Result};
+
 use crate::callback::{Callback, Level, Step};
 use crate::hyper::Hyper;
 use crate::state::LearnerState;
-use brigade_torch::{Error, Result};
 
 /// Whether a smaller or a larger number is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,13 +3,13 @@
 use std::fmt;
 use std::sync::Arc;
 
+use brigade_torch::{Error, Result};
 use brigade_vision::Size;
 use brigade_vision::augment::{Augment, Geometric, Hue, Lighting, Padding, RandomErasing};
 use brigade_vision::transforms as images;
 use tch::Tensor;
 
 use super::item_transforms::Part;
-use brigade_torch::{Error, Result};
 
 /// Normalisation of a batch: fastai's `Normalize`. In grey images the first channel's numbers count.
 #[derive(Clone, Copy, Debug, PartialEq)]

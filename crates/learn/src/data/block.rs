@@ -7,6 +7,7 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
+use brigade_torch::Result;
 use brigade_train::Accelerator;
 use brigade_vision::{CacheOptions, OnBroken};
 use tch::Tensor;
@@ -19,7 +20,6 @@ use super::labels::LabelItems;
 use super::options::{Options, Weights, block_methods};
 use super::split::{SplitItems, random_split};
 use crate::loaders::Loaders;
-use brigade_torch::Result;
 
 pub use summary::{Step, Summary};
 

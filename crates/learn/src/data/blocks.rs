@@ -3,11 +3,11 @@
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 
+use brigade_torch::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 use super::items::Items;
 use super::labels::Label;
-use brigade_torch::{Error, Result};
 
 /// Images as the model's input, `[n, 3, h, w]`: fastai's `ImageBlock`.
 #[must_use]

@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use brigade_data::{BatchContext, BatchedDataset};
+use brigade_torch::{Error, Result};
 use brigade_vision::augment::{Augment, Padding};
 use brigade_vision::source::{ImageFiles, ImageSource};
 use brigade_vision::transforms::{Compose, Normalize, Phase};
@@ -18,7 +19,6 @@ use super::item_transforms::{ItemTransform, Known, compose, written};
 use super::pictures;
 use super::samples::Reading;
 use crate::loaders::{Item, ItemCodec, Picture};
-use brigade_torch::{Error, Result};
 
 /// The kind under which [`ImageCodec`] is written down.
 const KIND: &str = "image";

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use brigade_torch::Result;
 use brigade_train::Accelerator;
 use brigade_vision::{CacheOptions, OnBroken};
 use tch::Tensor;
@@ -20,7 +21,6 @@ use super::labels::{
 use super::options::{Weights, block_methods};
 use super::split::{SplitItems, grandparent};
 use crate::loaders::Loaders;
-use brigade_torch::Result;
 
 /// Loaders of a folder of images, by the usual rules: fastai's `ImageDataLoaders`. Every step can be set
 /// otherwise, as in a [`DataBlock`].

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use brigade_torch::{Error, Result};
 use brigade_vision::Size;
 use brigade_vision::transforms as images;
 use brigade_vision::transforms::{
@@ -10,8 +11,6 @@ use brigade_vision::transforms::{
     RandomHorizontalFlip, RandomVerticalFlip, Transform, TrivialAugmentWide,
 };
 use serde::{Deserialize, Serialize};
-
-use brigade_torch::{Error, Result};
 
 /// Constructors of random resized crops with fastai's defaults.
 ///

@@ -3,11 +3,11 @@
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
+use brigade_torch::{Error, Result};
 use brigade_vision::VisionError;
 use brigade_vision::labels::Labeller;
 
 use super::items::Items;
-use brigade_torch::{Error, Result};
 
 /// What a labeller says of an item, before a block makes a target of it.
 #[derive(Clone, Debug, PartialEq)]

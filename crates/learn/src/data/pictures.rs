@@ -1,10 +1,10 @@
 //! Rows of a batch as pictures and texts.
 
+use brigade_torch::{Error, Result};
 use tch::{Kind, Tensor};
 
 use super::blocks::TargetKind;
 use crate::loaders::Picture;
-use brigade_torch::{Error, Result};
 
 /// Makes a picture of an image `[1 or 3, h, w]` of 0 to 1.
 pub(super) fn of_image(image: &Tensor) -> Result<Picture> {

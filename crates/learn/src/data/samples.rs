@@ -4,6 +4,7 @@ use std::fmt;
 
 use brigade_data::{BatchContext, BatchedDataset, from_vec};
 use brigade_metrics::IGNORED;
+use brigade_torch::{Error, Result};
 use brigade_vision::source::ImageFiles;
 use brigade_vision::transforms::{Compose, Phase, ToTensor};
 use brigade_vision::{CacheOptions, ImageDataset, OnBroken, PointDataset, SegmentationDataset};
@@ -11,7 +12,6 @@ use tch::Tensor;
 
 use super::blocks::Targets;
 use super::items::Items;
-use brigade_torch::{Error, Result};
 
 /// The class in the file of a mask that means none, and of what lies outside of it.
 const NO_CLASS: u8 = 255;
@@ -127,7 +127,7 @@ impl BatchedDataset for Samples {
         };
         let Some((rows, width)) = &self.rows else { return Ok((images, targets)) };
         // A broken image may have been replaced by another one, whose row this is.
-        let numbers = Vec::<i64>::try_from(&targets).map_err(Error::custom)?;
+        let numbers = Vec::<i64>::try_from(&targets)?;
         let length = (*width).max(1);
         let mut picked = Vec::with_capacity(numbers.len() * length);
         for number in &numbers {

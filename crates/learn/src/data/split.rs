@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use brigade_sampling::{Sampler, Shuffle};
+use brigade_torch::{Error, Result};
 use brigade_vision::VisionError;
 use brigade_vision::labels::Split;
 
 use super::items::Items;
 use super::labels::Label;
-use brigade_torch::{Error, Result};
 
 /// Divides items into those to train with and those to validate with: fastai's splitters.
 pub trait SplitItems: Send + Sync {

@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use brigade_testkit::{Photos, World, dist_test};
+use brigade_torch::{Error, Result};
 use brigade_train::Accelerator;
 use tch::Tensor;
 
 use super::batch_transforms::BatchPipeline;
 use super::*;
 use crate::loaders::{BatchSource, Loaders};
-use brigade_torch::{Error, Result};
 
 fn accelerator() -> Accelerator {
     Accelerator::builder().cpu(true).quiet(true).build().unwrap()

@@ -1,8 +1,9 @@
 //! Freezing of parameter groups.
 
+use brigade_torch::{Error, Result};
+
 use super::Learner;
 use crate::state::LearnerState;
-use brigade_torch::{Error, Result};
 
 impl LearnerState {
     /// Freezes parameter groups, also in the middle of a fit: see [`Learner::freeze_to`]. Every rank calls it.

@@ -1,6 +1,7 @@
 //! The learning-rate finder, and what it suggests.
 
 use brigade_schedule::Annealing;
+use brigade_torch::{Error, Result};
 
 use super::Learner;
 use super::fit::FitOptions;
@@ -8,7 +9,6 @@ use crate::callback::{Callback, Level, Step};
 use crate::hyper::Hyper;
 use crate::recording::RecorderOptions;
 use crate::state::LearnerState;
-use brigade_torch::{Error, Result};
 
 /// How the finder goes through learning rates (Smith, 2017; fastai's `lr_find`).
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use brigade_metrics::IntoMetrics;
 use brigade_optim::OptimizerSettings;
+use brigade_torch::Result;
 use brigade_train::Precision;
 
 use super::Learner;
 use crate::loss::Loss;
-use brigade_torch::Result;
 
 impl Learner {
     /// Sets the metrics: one, or a tuple of several.

@@ -1,12 +1,12 @@
 //! A Learner whose batches are computed on several devices of one process.
 
 use brigade_nn::{Model, Module, NamedTensor, ParamPath};
+use brigade_torch::{Error, Result};
 use tch::{Device, Tensor};
 
 use super::Learner;
 use crate::loaders::ModelInput;
 use crate::parallel::replicas;
-use brigade_torch::{Error, Result};
 
 impl Learner {
     /// Computes each batch on several devices in one process: the batch is scattered over them, each has a replica of
@@ -30,8 +30,8 @@ impl Learner {
     /// ```
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] with several ranks, for a first device that is not the Learner's, and for a model of
-    /// other parameters.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] with several ranks, for a first device that is not the
+    /// Learner's, and for a model of other parameters.
     pub fn parallel<X, M>(
         mut self,
         devices: &[Device],

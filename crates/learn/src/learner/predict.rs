@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use brigade_data::{BatchedDataset, DataLoader};
 use brigade_metrics::gather_in_data_order;
-use brigade_torch::TensorTree;
+use brigade_torch::{Error, Result, TensorTree};
 use tch::{Device, Kind, Tensor};
 
 use super::Learner;
@@ -14,7 +14,6 @@ use crate::loaders::{BatchSource, Item, ModelInput, PreparedSource, Target, enco
 use crate::loss::Loss;
 use crate::recording::{Meters, unique};
 use crate::state::LearnerState;
-use brigade_torch::{Error, Result};
 
 /// A part of the Learner's data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

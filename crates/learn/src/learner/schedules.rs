@@ -1,13 +1,13 @@
 //! Fits with schedules: one cycle, flat and cosine, restarts, and fine-tuning.
 
 use brigade_schedule::Annealing;
+use brigade_torch::{Error, Result};
 
 use super::Learner;
 use super::fit::FitOptions;
 use crate::callback::IntoCallbacks;
 use crate::callbacks::ParamScheduler;
 use crate::hyper::{Hyper, Rates};
-use brigade_torch::{Error, Result};
 
 /// One cycle (Smith, 2018): the rate rises along a cosine and falls along another, the momentum the other way
 /// round. fastai's `fit_one_cycle`.

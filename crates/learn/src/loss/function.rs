@@ -4,10 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use brigade_metrics::Mse;
+use brigade_torch::{Error, Result};
 use tch::Tensor;
 
 use super::Loss;
-use brigade_torch::{Error, Result};
 
 type Compute = dyn Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync;
 

@@ -1,13 +1,13 @@
 //! Losses of numbers.
 
 use brigade_metrics::{ClassesLast, Mse};
+use brigade_torch::Result;
 use tch::{Reduction, Tensor};
 
 use super::{Loss, read};
-use brigade_torch::Result;
 
-/// The mean absolute error, `mean(|prediction - target|)`. Predictions and targets of one shape; `[n, 1]` and `[n]` fit,
-/// too.
+/// The mean absolute error, `mean(|prediction - target|)`. Predictions and targets of one shape; `[n, 1]` and `[n]`
+/// fit, too.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct L1;
 

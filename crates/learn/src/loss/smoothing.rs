@@ -1,17 +1,17 @@
 //! fastai's cross-entropy with smoothed labels.
 
+use brigade_torch::{Error, Result};
 use tch::{Reduction, Tensor};
 
 use super::cross_entropy::entropy;
 use super::weights::Weights;
 use super::{Loss, read};
-use brigade_torch::{Error, Result};
 
-/// The cross-entropy with smoothed labels: `eps/classes · Σₖ -ln pₖ + (1 - eps) · -wᵧ ln pᵧ`, of probabilities `p` and the
-/// target's class `y`.
+/// The cross-entropy with smoothed labels: `eps/classes · Σₖ -ln pₖ + (1 - eps) · -wᵧ ln pᵧ`, of probabilities `p`
+/// and the target's class `y`.
 ///
-/// Predictions `[n, classes, …]`, targets `[n, …]`. Weights of classes concern the second part alone, of which the mean is
-/// the weighted one, as in fastai; without weights it is PyTorch's `label_smoothing`.
+/// Predictions `[n, classes, …]`, targets `[n, …]`. Weights of classes concern the second part alone, of which the
+/// mean is the weighted one, as in fastai; without weights it is PyTorch's `label_smoothing`.
 ///
 /// ```
 /// use brigade_learn::loss::{LabelSmoothingCrossEntropy, Loss};

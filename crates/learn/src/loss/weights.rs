@@ -3,9 +3,8 @@
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
-use tch::{Device, Kind, Tensor};
-
 use brigade_torch::{Error, Result};
+use tch::{Device, Kind, Tensor};
 
 /// Optional weights. A copy on the device is kept, so that a step need not send them.
 #[derive(Default)]

@@ -4,9 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use brigade_nn::Training;
-use brigade_torch::Result;
 use brigade_torch::{
-    CrossEntropyLoss, CrossEntropyOptions, cross_entropy, linear, linear_cross_entropy,
+    CrossEntropyLoss, CrossEntropyOptions, Result, cross_entropy, linear, linear_cross_entropy,
 };
 use tch::Tensor;
 

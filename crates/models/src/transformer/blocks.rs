@@ -2,8 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use brigade_torch::Result;
-use brigade_torch::{grad_enabled, try_recomputed};
+use brigade_torch::{Result, grad_enabled, try_recomputed};
 use tch::Tensor;
 
 use super::KeyValueCache;

@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use brigade_torch::{Error, ErrorKind};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use crate::Activation;
-use brigade_torch::{Error, ErrorKind};
 
 /// The sizes of a transformer under the names of Hugging Face's `config.json`.
 pub trait TransformerOptions: Clone + std::fmt::Debug + Sized {

@@ -1,8 +1,7 @@
 //! A language model's loss as the output of its forward.
 
 use brigade_nn::Module;
-use brigade_torch::Result;
-use brigade_torch::{Error, TensorTree, TreeSpec};
+use brigade_torch::{Error, Result, TensorTree, TreeSpec};
 use tch::Tensor;
 
 use super::bert::BertForMaskedLm;

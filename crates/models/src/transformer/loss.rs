@@ -1,7 +1,6 @@
 //! Losses of language models and classifiers, as sums and counts.
 
-use brigade_torch::{CrossEntropyOptions, cross_entropy, linear_cross_entropy};
-use brigade_torch::{Error, Result};
+use brigade_torch::{CrossEntropyOptions, Error, Result, cross_entropy, linear_cross_entropy};
 use tch::{Kind, Reduction, Tensor};
 
 /// Labels that add nothing to a loss: padding, and tokens that are not to be predicted.

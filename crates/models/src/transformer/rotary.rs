@@ -3,8 +3,7 @@
 use std::f64::consts::PI;
 use std::sync::{Mutex, PoisonError};
 
-use brigade_torch::Result;
-use brigade_torch::copy_to_device;
+use brigade_torch::{Result, copy_to_device};
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 

@@ -1,10 +1,10 @@
 //! Activations as layers, for rows of layers.
 
+use brigade_torch::Result;
 use tch::Tensor;
 
 use crate::Module;
 use crate::error::ModelError;
-use brigade_torch::Result;
 
 /// `max(x, 0)`, any shape.
 ///

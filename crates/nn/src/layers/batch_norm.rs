@@ -3,7 +3,8 @@
 use std::borrow::Borrow;
 
 use brigade_torch::{
-    BatchNormState, ProcessGroup, batch_norm, batch_norm_relu, is_recomputing, sync_batch_norm,
+    BatchNormState, ProcessGroup, Result, batch_norm, batch_norm_relu, is_recomputing,
+    sync_batch_norm,
 };
 use tch::{Device, Kind, TchError, Tensor};
 
@@ -11,7 +12,6 @@ use crate::error::first_line;
 use crate::layer_context::LayerContext;
 use crate::shared_statistics::SharedStatistics;
 use crate::{Init, Module, ParamPath, Training};
-use brigade_torch::Result;
 
 /// Options of [`BatchNorm1d`] and [`BatchNorm2d`].
 #[derive(Debug, Clone, Copy)]

@@ -2,13 +2,12 @@
 
 use std::borrow::Borrow;
 
-use brigade_torch::{channels_last, is_channels_last};
+use brigade_torch::{Result, channels_last, is_channels_last};
 use tch::Tensor;
 
 use crate::init::fan_in;
 use crate::layer_context::LayerContext;
 use crate::{Init, Module, ParamPath};
-use brigade_torch::Result;
 
 /// Cross-correlation of images with a bank of kernels, from `[n, in, h, w]` to `[n, out, h', w']`
 /// with `h' = ⌊(h + 2·padding − dilation·(kernel − 1) − 1) / stride⌋ + 1`, and `w'` likewise.

@@ -2,12 +2,11 @@
 
 use std::borrow::Borrow;
 
-use brigade_torch::dropout;
+use brigade_torch::{Result, dropout};
 use tch::Tensor;
 
 use crate::layer_context::LayerContext;
 use crate::{Module, ParamPath, Training};
-use brigade_torch::Result;
 
 /// In training sets each value to 0 with probability `p` and divides the others by `1 − p`; in
 /// evaluation passes its input. Any shape

@@ -2,18 +2,18 @@
 
 use std::borrow::Borrow;
 
+use brigade_torch::{Error, Result};
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::error::ModelError;
 use crate::layer_context::LayerContext;
 use crate::{Init, Module, ParamPath};
-use brigade_torch::{Error, Result};
 
 /// Row `i` of a table for every index `i`: from integers `[…]` to `[…, width]`.
 ///
-/// An index that has no row is [`crate::ModelError::OutsideTable`] on the CPU, where libtorch looks at each one anyway. On a GPU its
-/// kernel stops the device ("device-side assert triggered"): a check here would have the host wait in every step. Ids
-/// are checked where the host makes them.
+/// An index that has no row is [`crate::ModelError::OutsideTable`] on the CPU, where libtorch looks at each one
+/// anyway. On a GPU its kernel stops the device ("device-side assert triggered"): a check here would have the host
+/// wait in every step. Ids are checked where the host makes them.
 ///
 /// Parameter: `weight` `[rows, width]`, normal with mean 0 and deviation 1
 /// ([torch.nn.Embedding](https://docs.pytorch.org/docs/stable/generated/torch.nn.Embedding.html)).

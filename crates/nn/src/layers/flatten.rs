@@ -1,10 +1,10 @@
 //! All dimensions of a sample in one.
 
+use brigade_torch::Result;
 use tch::Tensor;
 
 use crate::Module;
 use crate::error::ModelError;
-use brigade_torch::Result;
 
 /// From `[n, a, b, …]` to `[n, a·b·…]`.
 ///

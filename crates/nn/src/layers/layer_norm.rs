@@ -2,11 +2,11 @@
 
 use std::borrow::Borrow;
 
+use brigade_torch::Result;
 use tch::Tensor;
 
 use crate::layer_context::LayerContext;
 use crate::{Init, Module, ParamPath};
-use brigade_torch::Result;
 
 /// `y = (x − mean) / √(var + eps) · weight + bias`, mean and biased variance over the last
 /// dimensions `shape` of `[…, shape]`, each position by itself.

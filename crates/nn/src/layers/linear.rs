@@ -2,12 +2,11 @@
 
 use std::borrow::Borrow;
 
-use brigade_torch::{gelu_linear, linear};
+use brigade_torch::{Result, gelu_linear, linear};
 use tch::Tensor;
 
 use crate::layer_context::LayerContext;
 use crate::{Init, Module, ParamPath};
-use brigade_torch::Result;
 
 /// `y = x Wᵀ + b`, from `[…, in]` to `[…, out]`.
 ///

@@ -2,12 +2,11 @@
 
 use std::borrow::Borrow;
 
-use brigade_torch::{Autocast, WarningFilter, emulated_kind};
+use brigade_torch::{Autocast, Result, WarningFilter, emulated_kind};
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::layer_context::LayerContext;
 use crate::{Init, Module, ParamPath, Training};
-use brigade_torch::Result;
 
 /// Layers of long short-term memory, gates in the order input, forget, cell, output
 /// ([torch.nn.LSTM](https://docs.pytorch.org/docs/stable/generated/torch.nn.LSTM.html)): from `[time, n, inputs]`

@@ -1,11 +1,10 @@
 //! Pooling over windows.
 
-use brigade_torch::max_pool2d;
+use brigade_torch::{Result, max_pool2d};
 use tch::{TchError, Tensor};
 
 use crate::Module;
 use crate::error::ModelError;
-use brigade_torch::Result;
 
 /// The largest value of each window: from `[n, c, h, w]` to `[n, c, h', w']` with
 /// `h' = ⌊(h + 2·padding − kernel) / stride⌋ + 1`

@@ -2,11 +2,11 @@
 
 use std::borrow::Borrow;
 
+use brigade_torch::Result;
 use tch::Tensor;
 
 use crate::layer_context::LayerContext;
 use crate::{Init, Module, ParamPath};
-use brigade_torch::Result;
 
 /// `y = x / √(mean(x²) + eps) · weight`, the mean over the last dimension of `[…, width]`, each position by
 /// itself.

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use brigade_checkpoint::{prefix_candidates, wrapper_prefix};
+use brigade_torch::Error;
 use indexmap::IndexMap;
 use tch::Tensor;
 
@@ -11,7 +12,6 @@ use crate::error::ModelError;
 use crate::param_registry::{Entry, Role};
 use crate::state_dict::ShapeMismatch;
 use crate::{LoadReport, StateDict};
-use brigade_torch::Error;
 
 /// Names and shapes of weights, wherever they are.
 pub(crate) type Shapes = IndexMap<String, Vec<i64>>;

@@ -1,12 +1,12 @@
 //! A model's parts by name: layers with their hooks, children, groups of parameters.
 
+use brigade_torch::Result;
 use tch::Tensor;
 
 use super::Model;
 use crate::NamedTensor;
 use crate::error::ModelError;
 use crate::hooks::ForwardHook;
-use brigade_torch::Result;
 
 /// A part of a model: parameters under a name of one's own, as an optimizer's group or a stage of freezing.
 #[derive(Debug)]
@@ -128,8 +128,8 @@ impl<M> Model<M> {
     /// ```
     ///
     /// # Errors
-    /// [`crate::ModelError::NoSuchParameter`] for a module without parameters; [`crate::ModelError::Groups`] for a parameter in no
-    /// group or in several.
+    /// [`crate::ModelError::NoSuchParameter`] for a module without parameters; [`crate::ModelError::Groups`] for a
+    /// parameter in no group or in several.
     pub fn parameter_groups(&self, groups: &[(&str, &[&str])]) -> Result<Vec<NamedGroup>> {
         let mut split = Vec::new();
         for (name, modules) in groups {

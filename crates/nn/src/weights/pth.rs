@@ -7,6 +7,7 @@ use std::path::Path;
 
 use brigade_checkpoint::pth::{self, PthFile, StorageKey, StoredTensor, TensorData};
 use brigade_checkpoint::{Dtype, Error as FileError, TensorInfo, Value};
+use brigade_torch::{Error, bytes, dtype_of, loaded_kind, tensor_from_bytes};
 use indexmap::IndexMap;
 use tch::{Device, Tensor};
 
@@ -15,8 +16,6 @@ use super::safetensors::{CHUNK_BYTES, write_whole};
 use crate::error::ModelError;
 use crate::model::Shapes;
 use crate::{LoadReport, Model, StateDict};
-use brigade_torch::Error;
-use brigade_torch::{bytes, dtype_of, loaded_kind, tensor_from_bytes};
 
 /// The file's only state dictionary, or the one at `key`.
 pub(super) fn load(path: &Path, file: File, key: Option<&str>) -> Result<StateDict, Error> {

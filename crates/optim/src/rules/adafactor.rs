@@ -1,11 +1,11 @@
 //! Adafactor.
 
+use brigade_torch::Result;
 use brigade_torch::matrix_step::{self, AdafactorStep, Variances};
 
 use crate::builder::builder;
 use crate::options::{Options, check};
 use crate::rule::{Rule, Step};
-use brigade_torch::Result;
 
 builder! {
     /// Adafactor (Shazeer and Stern, 2018), with the defaults and the arithmetic of `torch.optim.Adafactor`:

@@ -1,12 +1,11 @@
 //! Adagrad.
 
-use brigade_torch::Tensor;
 use brigade_torch::fused::{self, AdagradStep};
+use brigade_torch::{Result, Tensor};
 
 use crate::builder::builder;
 use crate::options::{Options, check};
 use crate::rule::{Rule, Step};
-use brigade_torch::Result;
 
 builder! {
     /// Adagrad (Duchi, Hazan and Singer, 2011), with the defaults and the arithmetic of

@@ -1,12 +1,11 @@
 //! Adam and AdamW.
 
-use brigade_torch::Tensor;
 use brigade_torch::fused::{self, AdamStep};
+use brigade_torch::{Result, Tensor};
 
 use crate::builder::builder;
 use crate::options::{Options, check, check_betas};
 use crate::rule::{Rule, Step};
-use brigade_torch::Result;
 
 builder! {
     /// Adam (Kingma and Ba, 2015), with the defaults and the arithmetic of `torch.optim.Adam`, on libtorch's

@@ -1,11 +1,11 @@
 //! LAMB.
 
+use brigade_torch::Result;
 use brigade_torch::flat::{self, LambStep};
 
 use crate::builder::{builder, decoupled_weight_decay};
 use crate::options::{Options, WeightDecay, check, check_betas};
 use crate::rule::{Rule, Step};
-use brigade_torch::Result;
 
 builder! {
     /// LAMB (You et al., 2020) in fastai's form: Adam's step, whose length for each parameter follows the

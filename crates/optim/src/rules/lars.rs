@@ -1,11 +1,11 @@
 //! LARS and LARC.
 
+use brigade_torch::Result;
 use brigade_torch::flat::{self, LarcStep};
 
 use crate::builder::{builder, decoupled_weight_decay};
 use crate::options::{Options, WeightDecay, check};
 use crate::rule::{Rule, Step};
-use brigade_torch::Result;
 
 builder! {
     /// LARS (You, Gitman and Ginsburg, 2017), and LARC, which clips its rate: SGD with momentum, each

@@ -1,11 +1,11 @@
 //! Muon.
 
 use brigade_torch::matrix_step::{self, MuonStep};
+use brigade_torch::{Error, Result};
 
 use crate::builder::builder;
 use crate::options::{Options, check};
 use crate::rule::{Rule, Step};
-use brigade_torch::{Error, Result};
 
 builder! {
     /// Muon (Jordan et al., 2024), with the defaults and the arithmetic of `torch.optim.Muon`: momentum whose

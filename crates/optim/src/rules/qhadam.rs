@@ -1,11 +1,11 @@
 //! QHAdam.
 
 use brigade_torch::flat::{self, QhAdamStep};
+use brigade_torch::{Error, Result};
 
 use crate::builder::{builder, decoupled_weight_decay};
 use crate::options::{Options, WeightDecay, check, check_betas};
 use crate::rule::{Rule, Step};
-use brigade_torch::{Error, Result};
 
 builder! {
     /// Quasi-hyperbolic Adam (Ma and Yarats, 2019) with the arithmetic and the defaults of fastai's `QHAdam`: Adam,

@@ -1,12 +1,12 @@
 //! RAdam, and Ranger made of it.
 
+use brigade_torch::Result;
 use brigade_torch::flat::{self, RectifiedStep};
 
 use crate::builder::{builder, decoupled_weight_decay};
 use crate::lookahead::Lookahead;
 use crate::options::{Options, WeightDecay, check, check_betas};
 use crate::rule::{Rule, Step};
-use brigade_torch::Result;
 
 builder! {
     /// Rectified Adam (Liu et al., 2020): Adam, but a plain step with momentum as long as the mean of the

@@ -1,11 +1,11 @@
 //! RMSprop.
 
+use brigade_torch::Result;
 use brigade_torch::flat::{self, RmsPropStep};
 
 use crate::builder::{builder, decoupled_weight_decay};
 use crate::options::{Options, WeightDecay, check};
 use crate::rule::{Rule, Step};
-use brigade_torch::Result;
 
 builder! {
     /// RMSprop (Hinton, 2012), with the defaults and the arithmetic of `torch.optim.RMSprop`.

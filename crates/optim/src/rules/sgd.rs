@@ -1,12 +1,11 @@
 //! Stochastic gradient descent.
 
-use brigade_torch::Tensor;
 use brigade_torch::fused::{self, SgdStep};
+use brigade_torch::{Error, Result, Tensor};
 
 use crate::builder::{builder, decoupled_weight_decay};
 use crate::options::{Options, WeightDecay, check};
 use crate::rule::{Rule, Step};
-use brigade_torch::{Error, Result};
 
 builder! {
     /// Stochastic gradient descent with momentum, with the arithmetic of `torch.optim.SGD`, on libtorch's
@@ -104,7 +103,7 @@ impl Rule for SgdRule {
             first,
         };
         if momentum == 0.0 {
-            return Ok(fused::sgd(parameters, gradients, &[], &kernel(false), &device)?);
+            return fused::sgd(parameters, gradients, &[], &kernel(false), &device);
         }
         if step.on_device {
             // Whether a buffer is new is known on the device only, where a first step may have been left out.

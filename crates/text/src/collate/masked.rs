@@ -2,11 +2,11 @@
 
 use brigade_data::DataError;
 use brigade_sampling::stream;
+use brigade_torch::Result;
 use rand_pcg::rand_core::Rng;
 
 use super::{Sequence, SequenceLabel};
 use crate::IGNORED;
-use brigade_torch::Result;
 
 /// Hides tokens for a model to find, as BERT was trained: of those that are not special, each is chosen with a
 /// probability of 15 %; of the chosen ones 80 % become the mask's token, 10 % any token and 10 % stay. Labels are the

@@ -1,9 +1,9 @@
 //! Words and their tokens.
 
 use brigade_data::DataError;
+use brigade_torch::Result;
 
 use crate::IGNORED;
-use brigade_torch::Result;
 
 /// Gives each token the label of its word, for the classification of tokens: -100 for tokens of no word, and for those
 /// of a word after its first one unless `all_tokens`.

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use brigade_data::{Sampler, Shuffle};
 use brigade_tokens::{TextSource, TokenCorpus, TokenIds, Vocabulary};
+use brigade_torch::{Error, Result};
 use brigade_train::Accelerator;
 
 use super::{Options, Part, TextTarget};
 use crate::Categories;
 use crate::error::TextError;
-use brigade_torch::{Error, Result};
 
 /// The texts as numbers, divided and labelled.
 pub(super) struct Found {

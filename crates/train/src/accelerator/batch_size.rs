@@ -1,9 +1,10 @@
 //! The largest batch size that fits into memory.
 
+use brigade_torch::{Error, Result};
+
 use super::Accelerator;
 use crate::batch_size;
 use crate::precision::scaler::GradScaler;
-use brigade_torch::{Error, Result};
 
 impl Accelerator {
     /// Runs the body with a batch size, and again with half of it as long as memory runs out. The body
@@ -29,7 +30,8 @@ impl Accelerator {
     ///
     /// # Errors
     /// The body's, when it is not about memory; [`crate::TrainError::Leader`] when it was another rank's;
-    /// [`crate::TrainError::NoBatchSize`] when a single sample does not fit; [`brigade_torch::ErrorKind::InvalidArgument`] for a start at 0.
+    /// [`crate::TrainError::NoBatchSize`] when a single sample does not fit;
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a start at 0.
     pub fn find_executable_batch_size<R, E: Into<Error>>(
         &self,
         start: usize,

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use brigade_rank_env::World;
-use brigade_torch::{Backend, Device, GlooDevice, ReducerOptions, Store, keep_freed_memory};
+use brigade_torch::{
+    Backend, Device, Error, GlooDevice, ReducerOptions, Result, Store, keep_freed_memory,
+};
 use brigade_track::Tracker;
 
 use super::{Accelerator, Options};
@@ -21,7 +23,6 @@ use crate::precision::scaler::GradScalerOptions;
 use crate::precision::{NumericsOptions, Precision};
 use crate::processes::Processes;
 use crate::watch::{Watch, WatchOptions};
-use brigade_torch::{Error, Result};
 
 /// Settings of an [`Accelerator`]. Every one has a default.
 #[derive(Debug)]
@@ -382,8 +383,8 @@ impl AcceleratorBuilder {
     /// Joins the other ranks.
     ///
     /// # Errors
-    /// As [`Accelerator::new`]; [`brigade_torch::ErrorKind::InvalidArgument`] for zero accumulation steps, and for options that
-    /// contradict each other or [`AcceleratorBuilder::sharing`].
+    /// As [`Accelerator::new`]; [`brigade_torch::ErrorKind::InvalidArgument`] for zero accumulation steps, and for
+    /// options that contradict each other or [`AcceleratorBuilder::sharing`].
     pub fn build(self) -> Result<Accelerator> {
         self.models.comm_hook.check()?;
         let settings = self.accumulation.map_or_else(GradientAccumulationOptions::from_env, Ok)?;

@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use brigade_torch::Result;
+
 use super::Accelerator;
 use crate::checkpoint::{Checkpoints, Loaded};
-use brigade_torch::Result;
 
 impl Accelerator {
     /// Returns the checkpoints as a value of their own: for code that needs nothing else of the Accelerator.

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use brigade_torch::Result;
+
 use super::Accelerator;
 use crate::gradients::backward::Gradients;
 use crate::gradients::loss_check::{LossCheck, LossCheckOptions};
 use crate::precision::scaler::GradScaler;
 use crate::precision::{MathOptions, Numerics, NumericsOptions, Precision};
-use brigade_torch::Result;
 
 impl Accelerator {
     /// The type in which prepared models compute.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use brigade_data::{BatchedDataset, Collate, DataLoader, IterableDataset, StreamLoader};
 use brigade_nn::Model;
 use brigade_optim::{Optimizer, Scheduler};
-use brigade_torch::TensorTree;
+use brigade_torch::{Result, TensorTree};
 
 use super::Accelerator;
 use crate::loader::PreparedLoader;
@@ -13,7 +13,6 @@ use crate::loader::source::Loader;
 use crate::model::{ModelContext, PreparedModel};
 use crate::optimizer::PreparedOptimizer;
 use crate::scheduler::PreparedScheduler;
-use brigade_torch::Result;
 
 /// Something that works on one process and can be made to work on all ranks: a model, an optimizer, a
 /// loader, a scheduler, or a tuple of up to eight of them.

@@ -1,11 +1,10 @@
 //! The ranks as a value, and what a loop asks of them.
 
 use brigade_data::Batch;
-use brigade_torch::{Device, TensorTree};
+use brigade_torch::{Device, Result, TensorTree};
 
 use super::Accelerator;
 use crate::processes::Processes;
-use brigade_torch::Result;
 
 impl Accelerator {
     /// Returns the ranks as a value of their own: for code that needs nothing else of the Accelerator.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use brigade_torch::Result;
 use brigade_track::Value;
 
 use super::Accelerator;
@@ -9,7 +10,6 @@ use crate::watch::log::Logging;
 use crate::watch::profile::{self, Profile, ProfileOptions, Profiler};
 use crate::watch::progress::Progress;
 use crate::watch::tracking::Trackers;
-use brigade_torch::Result;
 
 impl Accelerator {
     /// Prints a line on the first process of each host, without mixing with other ranks' lines.
@@ -79,8 +79,9 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// The body's; [`brigade_torch::ErrorKind::InvalidArgument`] for a schedule without active steps; [`crate::TrainError::File`] when a trace
-    /// cannot be written; [`brigade_torch::ErrorKind::Tensor`] when this thread is being recorded already.
+    /// The body's; [`brigade_torch::ErrorKind::InvalidArgument`] for a schedule without active steps;
+    /// [`crate::TrainError::File`] when a trace cannot be written; [`brigade_torch::ErrorKind::Tensor`] when this
+    /// thread is being recorded already.
     pub fn profile<R>(
         &self,
         options: ProfileOptions,

@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
+use brigade_torch::Result;
+
 use super::Accelerator;
 use crate::model::PreparedModel;
-use brigade_torch::Result;
 
 impl Accelerator {
     /// Writes a model's parameters and buffers under PyTorch's names, from rank 0; the others wait.

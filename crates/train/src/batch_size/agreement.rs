@@ -12,12 +12,11 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use brigade_torch::{ProcessGroup, Store};
+use brigade_torch::{Error, ProcessGroup, Result, Store};
 
 use super::outcome::{End, Outcome, SCOPE};
 use crate::error::TrainError;
 use crate::job::Job;
-use brigade_torch::{Error, Result};
 
 /// An attempt that has begun.
 pub(super) struct Attempt {
@@ -45,7 +44,7 @@ impl Attempt {
             End::Fits => match self.group.all_gather_object(&()) {
                 Ok(_) => return outcome.unwrap_or_else(|panic| resume_unwind(panic)).map(Some),
                 Err(_) if self.is_given_up()? => End::Cut,
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(error),
             },
             // What fails after another rank has given up fails because of that, or will fail again.
             End::Failed(_) if self.is_given_up().unwrap_or(false) => End::Cut,
@@ -99,7 +98,7 @@ impl Attempt {
     }
 
     fn is_given_up(&self) -> Result<bool> {
-        Ok(self.store.contains(&[&given_up(self.number)])?)
+        self.store.contains(&[&given_up(self.number)])
     }
 
     fn key(&self, rank: usize) -> String {

@@ -6,12 +6,11 @@ use brigade_checkpoint::layout::{Object, Placement};
 use brigade_checkpoint::shards::{self, Index, IndexMetadata};
 use brigade_checkpoint::{Error as FileError, FileName, TensorInfo, Value};
 use brigade_nn::weights::dtype_of;
-use brigade_torch::Tensor;
+use brigade_torch::{Error, Result, Tensor};
 
 use super::buffer_pool::BufferPool;
 use super::inner::Inner;
 use super::ranks;
-use brigade_torch::{Error, Result};
 
 /// A rank's files, and the objects that they hold: those of all ranks on rank 0, its own on the others.
 pub(super) struct Captured {

@@ -5,13 +5,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use brigade_torch::{Result, TorchError};
+
 use super::buffer_pool::BufferPool;
 use super::project::ProjectConfiguration;
 use crate::gradients::accumulate::GradientAccumulator;
 use crate::gradients::loss_check::LossCheck;
 use crate::processes::Processes;
 use crate::registry::Registry;
-use brigade_torch::{Result, TorchError};
 
 /// What all handles of the checkpoints share.
 pub(super) struct Inner {

@@ -8,15 +8,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_checkpoint::layout::{self, Checkpoint, Object, TensorLocation};
 use brigade_checkpoint::{Error as FileError, Value};
-use brigade_torch::loaded_kind;
-use brigade_torch::{Device, Tensor, TensorFile, TorchError};
+use brigade_torch::{Device, Error, Result, Tensor, TensorFile, TorchError, loaded_kind};
 
 use super::inner::Inner;
 use super::ranks::{self, Named};
 use crate::error::TrainError;
 use crate::registry::{Checkpointed, Kind, Worlds};
 use crate::stateful::same_shape;
-use brigade_torch::{Error, Result};
 
 const SCOPE: &str = "load_state";
 
@@ -345,7 +343,7 @@ impl<'c> Files<'c> {
 
     fn read_into(&mut self, tensors: Vec<(Tensor, TensorLocation)>) -> Result<()> {
         tensors.into_iter().try_for_each(|(mut tensor, place)| {
-            Ok(self.open(&place.path)?.read_into(place.offset, &mut tensor)?)
+            self.open(&place.path)?.read_into(place.offset, &mut tensor)
         })
     }
 }

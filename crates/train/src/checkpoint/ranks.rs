@@ -2,14 +2,13 @@
 
 use brigade_checkpoint::{TensorInfo, Value};
 use brigade_torch::{
-    Device, DeviceExt, Tensor, cpu_kernels, gradient, libtorch_version, rng_state, set_gradient,
-    set_rng_state,
+    Device, DeviceExt, Error, Result, Tensor, cpu_kernels, gradient, libtorch_version, rng_state,
+    set_gradient, set_rng_state,
 };
 
 use super::inner::Inner;
 use crate::gradients::weighted::WeightedWindow;
 use crate::registry::Checkpointed;
-use brigade_torch::{Error, Result};
 
 /// An object with its name in checkpoints.
 pub(super) type Named = (String, std::sync::Arc<dyn Checkpointed>);

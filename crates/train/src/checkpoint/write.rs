@@ -8,11 +8,10 @@ use std::sync::PoisonError;
 use brigade_checkpoint::FileName;
 use brigade_checkpoint::layout::{ChecksumWriter, FileFacts};
 use brigade_checkpoint::safetensors::layout;
-use brigade_torch::{Device, TorchError, bytes};
+use brigade_torch::{Device, Result, TorchError, bytes};
 
 use super::buffer_pool::BufferPool;
 use super::capture::{Contents, FilePlan};
-use brigade_torch::Result;
 
 /// Writes the files into `folder`, two at a time, and gives their sizes and checksums. Tensors that were
 /// copied for this go back to `copies`.

@@ -5,12 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use brigade_data::Batch;
 use brigade_optim::Scheduler;
-use brigade_torch::Tensor;
+use brigade_torch::{Error, Result, Tensor};
 
 use crate::gradients::models::{NoSyncGuard, PreparedModels, scale_gradients};
 use crate::gradients::weighted::WeightedWindow;
 use crate::precision::scaler::GradScaler;
-use brigade_torch::{Error, Result};
 
 /// How gradients of several batches become one optimizer step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use brigade_torch::{BackwardOptions, Device, ReduceOp, Tensor};
+use brigade_torch::{BackwardOptions, Device, Error, ReduceOp, Result, Tensor};
 
 use crate::error::{TrainError, loss_is_not_finite};
 use crate::gradients::accumulate::GradientAccumulator;
@@ -11,7 +11,6 @@ use crate::gradients::models::{PreparedModels, scale_gradients};
 use crate::gradients::weighted::{LossWeight, WeightedWindow};
 use crate::precision::scaler::GradScaler;
 use crate::processes::Processes;
-use brigade_torch::{Error, Result};
 
 /// What becomes of a loss's gradients until an optimizer steps: the parts that one Accelerator shares with all that
 /// it prepares.

@@ -1,11 +1,10 @@
 //! Clipping of gradients by norm and by value.
 
-use brigade_torch::{Tensor, gradient, gradients};
+use brigade_torch::{Error, Result, Tensor, gradient, gradients};
 
 use crate::error::TrainError;
 use crate::gradients::backward::Gradients;
 use crate::parameters::Parameters;
-use brigade_torch::{Error, Result};
 
 /// How gradients are clipped by their norm: by [`crate::Accelerator::clip_grad_norm`], or by
 /// [`ClipNorm::clip`] in a program without an Accelerator.
@@ -57,8 +56,8 @@ impl ClipNorm {
     /// of `torch.nn.utils.clip_grad_norm_`.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a negative or NaN option; [`crate::TrainError::GradientNorm`] as
-    /// [`ClipNorm::error_if_nonfinite`] says.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a negative or NaN option;
+    /// [`crate::TrainError::GradientNorm`] as [`ClipNorm::error_if_nonfinite`] says.
     pub fn clip(&self, parameters: &(impl Parameters + ?Sized)) -> Result<Tensor> {
         self.check()?;
         let gradients = gradients_of(parameters)?;
@@ -78,7 +77,7 @@ impl ClipNorm {
 
     fn norm(&self, parameters: &(impl Parameters + ?Sized)) -> Result<Tensor> {
         let gradients = gradients_of(parameters)?;
-        Ok(gradients::norm(&gradients.iter().collect::<Vec<_>>(), self.norm_type)?)
+        gradients::norm(&gradients.iter().collect::<Vec<_>>(), self.norm_type)
     }
 
     fn check(&self) -> Result<()> {
@@ -94,7 +93,7 @@ impl ClipNorm {
 pub fn clip_grad_value(parameters: &(impl Parameters + ?Sized), limit: f64) -> Result<()> {
     not_negative("the limit", limit)?;
     let gradients = gradients_of(parameters)?;
-    Ok(gradients::clamp(&gradients.iter().collect::<Vec<_>>(), limit)?)
+    gradients::clamp(&gradients.iter().collect::<Vec<_>>(), limit)
 }
 
 impl Gradients {
@@ -163,7 +162,7 @@ fn gradients_of(parameters: &(impl Parameters + ?Sized)) -> Result<Vec<Tensor>> 
         Err(error) => failure = Some(error),
     });
     match failure {
-        Some(error) => Err(error.into()),
+        Some(error) => Err(error),
         None => Ok(gradients),
     }
 }

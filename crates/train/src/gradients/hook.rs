@@ -7,13 +7,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_checkpoint::Value;
 use brigade_nn::NamedTensor;
-use brigade_torch::{Bucket, Compression, GradientHook, ProcessGroup, Reducer, Tensor};
+use brigade_torch::{Bucket, Compression, GradientHook, ProcessGroup, Reducer, Result, Tensor};
 
 pub use power_sgd::PowerSgd;
 use power_sgd::PowerSgdHook;
 
 use crate::stateful::Stateful;
-use brigade_torch::Result;
 
 /// A communication hook with a state ([`Stateful`]) that differs between ranks and that checkpoints hold, as
 /// [`PowerSgd`]'s does.

@@ -2,13 +2,12 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use brigade_torch::Shadowed;
+use brigade_torch::{Result, Shadowed};
 
 use crate::gradients::backward::Gradients;
 use crate::gradients::loss_check::LossCheck;
 use crate::gradients::models::{Joining, PreparedModels};
 use crate::precision::scaler::GradScaler;
-use brigade_torch::Result;
 
 /// Options of [`crate::Accelerator::join_uneven_inputs`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,9 +80,10 @@ impl Gradients {
         let check = self.loss_check.as_deref();
         for model in models {
             // Whether the others leave a batch out or stop shows in whether they come again.
-            let shadowed = model.reducer.shadow().map_err(|error| {
-                check.and_then(LossCheck::found_in_shadow).unwrap_or_else(|| error.into())
-            })?;
+            let shadowed = model
+                .reducer
+                .shadow()
+                .map_err(|error| check.and_then(LossCheck::found_in_shadow).unwrap_or(error))?;
             match shadowed {
                 Shadowed::Ended => return Ok(false),
                 Shadowed::WithoutReduction => {}

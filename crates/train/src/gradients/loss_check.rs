@@ -9,7 +9,7 @@ use std::time::Duration;
 use brigade_nn::NamedTensor;
 use brigade_optim::Optimizer;
 use brigade_torch::{
-    Device, Fetch, Kind, LossFlag, Store, Tensor, first_elements_are_finite,
+    Device, Error, Fetch, Kind, LossFlag, Result, Store, Tensor, first_elements_are_finite,
     first_elements_not_finite, gradient,
 };
 
@@ -17,7 +17,6 @@ use crate::error::TrainError;
 use crate::gradients::hook::StatefulHook;
 use crate::job::Job;
 use crate::recorder::AtReplay;
-use brigade_torch::{Error, Result};
 
 /// Checks the losses of one [`crate::Accelerator`].
 ///

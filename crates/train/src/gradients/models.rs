@@ -3,11 +3,10 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use brigade_nn::Model;
-use brigade_torch::{Reducer, Tensor, gradient};
+use brigade_torch::{Reducer, Result, Tensor, gradient};
 
 use crate::gradients::loss_check::CheckedModel;
 use crate::parameters::Parameters;
-use brigade_torch::{Error, Result};
 
 /// One prepared model or several: what [`crate::Accelerator::accumulate`] and [`crate::Accelerator::no_sync`] take.
 pub trait PreparedModels {
@@ -111,7 +110,7 @@ pub(crate) fn scale_gradients(
 ) -> Result<()> {
     let mut outcome = Ok(());
     models.each_parameter(&mut |parameter| {
-        let scaled = gradient(parameter).map_err(Error::from).and_then(|gradient| {
+        let scaled = gradient(parameter).and_then(|gradient| {
             if let Some(mut gradient) = gradient {
                 let _ = tch::no_grad(|| gradient.f_mul_(factor))?;
             }

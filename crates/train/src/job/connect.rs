@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use brigade_rank_env::{StoreEndpoint, StoreHost, World, own_address};
 use brigade_torch::{
-    Backend, CudaUnavailable, DEFAULT_GROUP_TIMEOUT, DEVICE_KINDS, Device, DeviceExt, GlooDevice,
-    Store, TcpStore, inherited_socket, make_products_reproducible,
+    Backend, CudaUnavailable, DEFAULT_GROUP_TIMEOUT, DEVICE_KINDS, Device, DeviceExt, Error,
+    GlooDevice, Result, Store, TcpStore, inherited_socket, make_products_reproducible,
 };
 
 use crate::error::TrainError;
@@ -15,7 +15,6 @@ use crate::job::Job;
 use crate::job::attempt::Attempt;
 use crate::job::groups::Groups;
 use crate::recorder::Recorder;
-use brigade_torch::{Error, Result};
 
 /// How a rank joins its job with [`crate::Processes::join`]; what is not set is found in the environment.
 /// [`crate::AcceleratorBuilder`] has an option of the same name for each field.
@@ -175,7 +174,7 @@ fn open_store(world: &World, timeout: Duration) -> Result<Store> {
     if serves && endpoint.host == StoreHost::Rank0 {
         return Ok(store.map_err(|source| TrainError::StorePort { port: endpoint.port, source })?);
     }
-    Ok(store?)
+    store
 }
 
 #[cfg(test)]

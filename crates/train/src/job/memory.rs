@@ -1,10 +1,9 @@
 //! Errors about memory of a GPU: where, how much, and what helps.
 
-use brigade_torch::{DeviceExt, DeviceMemory};
+use brigade_torch::{DeviceExt, DeviceMemory, Result};
 
 use crate::error::{OutOfMemory, TrainError};
 use crate::job::Job;
-use brigade_torch::Result;
 
 impl Job {
     /// Adds to an error about a GPU's memory how memory stands; other errors, and those of the CPU, stay as they are.

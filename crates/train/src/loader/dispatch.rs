@@ -3,10 +3,10 @@
 use std::panic::Location;
 
 use brigade_data::{Batch, Epoch, Round};
-use brigade_torch::{Device, ErrorKind, Kind, ProcessGroup, Tensor, TensorTree, TreeSpec};
+use brigade_torch::{
+    Device, Error, ErrorKind, Kind, ProcessGroup, Result, Tensor, TensorTree, TreeSpec,
+};
 use serde::{Deserialize, Serialize};
-
-use brigade_torch::{Error, Result};
 
 /// What rank 0 says before a round.
 #[derive(Debug, Serialize, Deserialize)]

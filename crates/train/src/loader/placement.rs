@@ -1,10 +1,9 @@
 //! Data sets on a rank's device, where there is room for them.
 
 use brigade_data::TensorDataset;
-use brigade_torch::{Device, DeviceExt, DeviceMemory, TensorTree};
+use brigade_torch::{Device, DeviceExt, DeviceMemory, Error, Result, TensorTree};
 
 use crate::processes::Processes;
-use brigade_torch::{Error, Result};
 
 /// The share of a GPU's free memory that [`Processes::place_dataset`] lets a data set take.
 pub const DATASET_SHARE: f64 = 0.5;
@@ -82,7 +81,7 @@ where
         );
         return Ok(dataset);
     }
-    match dataset.to_device(device).map_err(Error::from) {
+    match dataset.to_device(device) {
         Ok(placed) => {
             // The copy reads the host's memory, which goes when this returns.
             device.synchronize()?;

@@ -6,11 +6,10 @@ use brigade_data::{
     BatchedDataset, Collate, DataLoader, Epoch, IterableDataset, LoaderCore, LoaderOptions,
     ShardOptions, StreamLoader,
 };
-use brigade_torch::{Device, Tensor, TensorTree, elements};
+use brigade_torch::{Device, Result, Tensor, TensorTree, elements};
 
 use crate::error::TrainError;
 use crate::processes::Processes;
-use brigade_torch::Result;
 
 /// How batches are shared out among the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,7 +139,7 @@ pub(super) fn share_out<L: Loader>(
         return Ok(agreed);
     }
     let options = ShardOptions { split_batches, even_batches, ..ShardOptions::default() };
-    Ok(agreed.sharded((!dispatch_batches).then_some(rank), world, options)?)
+    agreed.sharded((!dispatch_batches).then_some(rank), world, options)
 }
 
 /// Compares the number of samples across ranks and gives rank 0's seed. In dispatch mode only rank 0's

@@ -5,9 +5,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 
 use brigade_data::{Batch, DataError, Epoch};
-use brigade_torch::{Device, SideStream, StreamEvent, TensorTree, copy_to_device};
-
-use brigade_torch::{Error, Result};
+use brigade_torch::{Device, Error, Result, SideStream, StreamEvent, TensorTree, copy_to_device};
 
 /// Copies go through pinned memory on a stream of their own, so that neither the host nor the computation waits
 /// for them. The thread also takes the copy into pinned memory, some milliseconds for a batch of images, off the
@@ -44,7 +42,7 @@ impl<T: TensorTree<Owned = T> + Send + 'static> StagedEpoch<T> {
                 }
                 Err(error) => {
                     let _ = begun.send(Some(1));
-                    let _ = sender.send(Err(error.into()));
+                    let _ = sender.send(Err(error));
                 }
             }
         });
@@ -102,10 +100,9 @@ fn copy<T: TensorTree<Owned = T>>(
     batches: &SyncSender<Result<Copied<T>>>,
 ) {
     for batch in epoch {
-        let copied = batch.map_err(Error::from).and_then(|batch| {
-            let batch = batch.try_map(|data| {
-                data.try_map(&mut |tensor| copy_to_device(tensor, device).map_err(Error::from))
-            })?;
+        let copied = batch.and_then(|batch| {
+            let batch =
+                batch.try_map(|data| data.try_map(&mut |tensor| copy_to_device(tensor, device)))?;
             Ok((batch, StreamEvent::record(device)?))
         });
         if batches.send(copied).is_err() {

@@ -1,11 +1,10 @@
 //! The state of a model's communication hook.
 
 use brigade_checkpoint::Value;
-use brigade_torch::Tensor;
+use brigade_torch::{Error, Result, Tensor};
 
 use super::PreparedModel;
 use crate::stateful::infos;
-use brigade_torch::{Error, Result};
 
 impl<M> PreparedModel<M> {
     /// Returns this rank's state of a communication hook that has one, as a copy (PowerSGD: `iteration`, and

@@ -4,11 +4,10 @@ use std::sync::atomic::Ordering;
 
 use brigade_nn::NamedTensor;
 use brigade_optim::Optimizer;
-use brigade_torch::clear_gradient;
+use brigade_torch::{Error, Result, clear_gradient};
 use serde::{Deserialize, Serialize};
 
 use super::PreparedModel;
-use brigade_torch::{Error, Result};
 
 /// What a rank was asked for, and what stands against it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,9 +47,9 @@ impl<M> PreparedModel<M> {
     /// ```
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`], on every rank and with nothing changed: no parameter matches, the ranks differ in
-    /// their arguments, a window of accumulation has begun, or an optimizer's rule refuses a thawed parameter.
-    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`], on every rank and with nothing changed: no parameter matches,
+    /// the ranks differ in their arguments, a window of accumulation has begun, or an optimizer's rule refuses a
+    /// thawed parameter. [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     #[track_caller]
     pub fn set_trainable(&mut self, pattern: &str, trainable: bool) -> Result<usize> {
         let parameters = self.model.parameters();

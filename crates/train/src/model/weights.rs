@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use brigade_nn::weights;
+use brigade_torch::Result;
 
 use super::{PreparedModel, broadcast_all};
 use crate::error::TrainError;
 use crate::processes::Processes;
-use brigade_torch::Result;
 
 /// The file's name in a folder, as Hugging Face's.
 const MODEL_FILE: &str = "model.safetensors";
@@ -26,7 +26,7 @@ impl<M> PreparedModel<M> {
                         source,
                     })?;
                 }
-                Ok(weights::save(&self.model.state_dict(), &file)?)
+                weights::save(&self.model.state_dict(), &file)
             })
             .map(drop)
     }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use brigade_checkpoint::{TensorInfo, Value};
 use brigade_optim::{DeviceScalars, Optimizer};
-use brigade_torch::{Kind, ReduceOp, Tensor, gradient, gradients};
+use brigade_torch::{Error, Kind, ReduceOp, Result, Tensor, gradient, gradients};
 use serde::{Deserialize, Serialize};
 
 use device::DeviceScale;
@@ -16,7 +16,6 @@ use crate::error::TrainError;
 use crate::job::Job;
 use crate::parameters::Parameters;
 use crate::stateful::Stateful;
-use brigade_torch::{Error, Result};
 
 /// How the scale moves. The defaults are PyTorch's.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -202,8 +201,9 @@ impl GradScaler {
     /// optimizer has stepped since the last call.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] after gradients were unscaled and before the optimizer's step; [`crate::TrainError::NotFinite`]
-    /// when the scale has fallen so low that the loss itself must be infinite or NaN.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] after gradients were unscaled and before the optimizer's step;
+    /// [`crate::TrainError::NotFinite`] when the scale has fallen so low that the loss itself must be infinite or
+    /// NaN.
     pub fn scale_loss(&self, loss: &Tensor) -> Result<Tensor> {
         if let Some(device) = self.device(loss.device()) {
             self.before_backward_on_device(device)?;
@@ -437,7 +437,7 @@ impl Stateful for GradScaler {
     }
 
     fn load_state_dict(&self, state: &Value<Tensor>) -> Result<()> {
-        Ok(self.load_state(scaler_state(state).map_err(Error::invalid_argument)?)?)
+        self.load_state(scaler_state(state).map_err(Error::invalid_argument)?)
     }
 }
 

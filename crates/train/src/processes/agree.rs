@@ -1,14 +1,15 @@
 //! Agreement between ranks: all continue, or all return the error.
 
+use brigade_torch::Result;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::TrainError;
 use crate::processes::Processes;
-use brigade_torch::Result;
 
 impl Processes {
-    /// Returns every rank's value; when a rank has failed, its own error there and [`crate::TrainError::Leader`] on the others.
+    /// Returns every rank's value; when a rank has failed, its own error there and [`crate::TrainError::Leader`] on
+    /// the others.
     pub(crate) fn agree<T>(&self, scope: &'static str, mine: Result<T>) -> Result<Vec<T>>
     where
         T: Serialize + DeserializeOwned,

@@ -1,13 +1,12 @@
 //! Values of all ranks: gather, reduce, broadcast, pad.
 
 use brigade_data::{Batch, Round};
-use brigade_torch::{Device, ProcessGroup, ReduceOp, Tensor, TensorTree, elements};
+use brigade_torch::{Device, Error, ProcessGroup, ReduceOp, Result, Tensor, TensorTree, elements};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::TrainError;
 use crate::processes::Processes;
-use brigade_torch::{Error, Result};
 
 impl Processes {
     /// The tensors of all ranks, one after another along the first dimension: `[n, …]` becomes
@@ -36,8 +35,8 @@ impl Processes {
     /// change nothing. Each tensor has one row per sample of the batch.
     ///
     /// # Errors
-    /// [`crate::TrainError::Rows`] for a tensor of another length; [`crate::TrainError::UnevenRound`] when some rank has no
-    /// batch in this round; [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
+    /// [`crate::TrainError::Rows`] for a tensor of another length; [`crate::TrainError::UnevenRound`] when some rank
+    /// has no batch in this round; [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     #[track_caller]
     pub fn gather_for_metrics<B, T: TensorTree>(
         &self,

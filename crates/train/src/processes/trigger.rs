@@ -2,10 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
-use brigade_torch::{ReduceOp, Tensor};
+use brigade_torch::{ReduceOp, Result, Tensor};
 
 use crate::processes::Processes;
-use brigade_torch::Result;
 
 impl Processes {
     /// Sets the trigger on this rank; [`Processes::check_trigger`] tells all ranks. For a decision

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
+use brigade_torch::{Error, Result};
 use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber};
@@ -16,7 +17,6 @@ use tracing_subscriber::layer::{Context, SubscriberExt};
 use crate::error::TrainError;
 use crate::processes::Processes;
 use crate::watch::Watch;
-use brigade_torch::{Error, Result};
 
 /// The log of a run, whose lines have the rank and the step. Returned by [`crate::Accelerator::logging`].
 #[derive(Debug, Clone, Copy)]
@@ -38,7 +38,8 @@ impl Logging<'_> {
     /// instead.
     ///
     /// # Errors
-    /// [`crate::TrainError::File`] when the file cannot be opened; [`brigade_torch::ErrorKind::InvalidArgument`] when the process has a subscriber.
+    /// [`crate::TrainError::File`] when the file cannot be opened; [`brigade_torch::ErrorKind::InvalidArgument`] when
+    /// the process has a subscriber.
     pub fn init(&self, options: &LogOptions) -> Result<()> {
         self.layer(options)?.install()
     }

@@ -5,13 +5,12 @@ mod summary;
 use std::fmt;
 use std::path::PathBuf;
 
-use brigade_torch::{DeviceExt, ProfiledEvent, ProfilerOptions, Recording, Scope};
+use brigade_torch::{DeviceExt, Error, ProfiledEvent, ProfilerOptions, Recording, Result, Scope};
 
 pub use summary::{OperationSummary, Table};
 
 use crate::error::TrainError;
 use crate::processes::Processes;
-use brigade_torch::{Error, Result};
 
 /// What [`crate::Accelerator::profile`] records.
 #[derive(Debug, Clone, Default)]

@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
+use brigade_torch::{Error, Result};
 use brigade_track::{Config, Image, Outcome, Run, Stamp, Table, Tracker, Value, Values};
 use serde::Serialize;
 
 use crate::error::TrainError;
 use crate::processes::Processes;
-use brigade_torch::{Error, Result};
 
 /// The trackers of a run: every rank calls the methods, rank 0 writes. An Accelerator has one such value; a
 /// program without one uses it alone.
@@ -71,7 +71,8 @@ impl Trackers {
     ///
     /// # Errors
     /// On every rank: [`crate::TrainError::Track`] for a folder that cannot be written or a server that does not answer
-    /// ([`crate::TrainError::Leader`] on the other ranks); [`brigade_torch::ErrorKind::InvalidArgument`] when a run has begun.
+    /// ([`crate::TrainError::Leader`] on the other ranks); [`brigade_torch::ErrorKind::InvalidArgument`] when a run
+    /// has begun.
     pub fn start(&self, project: &str, config: &impl Serialize) -> Result<()> {
         if self.state().started {
             return Err(Error::invalid_argument(
@@ -155,7 +156,8 @@ impl Trackers {
     /// Where no run has begun it does nothing.
     ///
     /// # Errors
-    /// [`crate::TrainError::Track`] when the last values could not be written, [`crate::TrainError::Leader`] on the other ranks.
+    /// [`crate::TrainError::Track`] when the last values could not be written, [`crate::TrainError::Leader`] on the
+    /// other ranks.
     pub fn finish(&self) -> Result<()> {
         if !std::mem::take(&mut self.state().started) {
             return Ok(());

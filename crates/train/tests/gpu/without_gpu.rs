@@ -5,8 +5,7 @@ use std::process::Command;
 
 use brigade_nn::{Linear, Model};
 use brigade_testkit::{World, dist_test};
-use brigade_torch::Result;
-use brigade_torch::{CudaUnavailable, cuda_devices};
+use brigade_torch::{CudaUnavailable, Result, cuda_devices};
 use brigade_train::{Accelerator, Kind, Sgd, Tensor};
 use tch::Device;
 

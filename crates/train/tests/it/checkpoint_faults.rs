@@ -10,8 +10,7 @@ use brigade_checkpoint::Dtype;
 use brigade_checkpoint::layout::{Manifest, TensorEntry};
 use brigade_nn::{Linear, Model, ParamPath};
 use brigade_testkit::{dist_test, step};
-use brigade_torch::Tensor;
-use brigade_torch::{Error, Result};
+use brigade_torch::{Error, Result, Tensor};
 use brigade_train::{Accelerator, LoadOptions, ProjectConfiguration, Stateful, TrainError, Value};
 
 use crate::resume::{Run, Shared};

@@ -8,8 +8,7 @@ use brigade_nn::{Init, Model, Module, ParamPath};
 use brigade_optim::{Rule, Step};
 use brigade_rank_env::{StoreEndpoint, WorldSize};
 use brigade_testkit::{World, dist_test};
-use brigade_torch::Result;
-use brigade_torch::{Backend, ErrorKind, Store};
+use brigade_torch::{Backend, ErrorKind, Result, Store};
 use brigade_train::{
     Accelerator, Adam, ConnectOptions, Device, Group, Kind, LrSchedule, Optimizer, PreparedModel,
     PreparedOptimizer, PreparedScheduler, Processes, ReduceOp, Scheduler, Sgd, Stateful, Tensor,

@@ -7,8 +7,7 @@ use brigade_data::{DataLoader, TensorDataset};
 use brigade_nn::{BatchNorm1d, Init, Linear, Model, Module, ParamPath};
 use brigade_optim::schedule::Schedule;
 use brigade_testkit::{World, dist_test};
-use brigade_torch::Result;
-use brigade_torch::gradient;
+use brigade_torch::{Result, gradient};
 use brigade_train::{Accelerator, Adam, Kind, Scheduler, Sgd, Tensor};
 
 fn numbers(n: i64) -> TensorDataset<Tensor> {

@@ -7,8 +7,7 @@ use brigade_nn::{
 };
 use brigade_test_device::{numeric_device, on_device, tolerance};
 use brigade_testkit::{World, assert_close, dist_test};
-use brigade_torch::Result;
-use brigade_torch::{BatchNormState, sync_batch_norm};
+use brigade_torch::{BatchNormState, Result, sync_batch_norm};
 use brigade_train::{Device, Kind, ReducerOptions, Tensor};
 
 use crate::device::builder;

@@ -5,6 +5,7 @@ use std::path::Path;
 use brigade_data::{BatchContext, BatchedDataset, DataLoader, draw_seed};
 use brigade_metrics::Mse;
 use brigade_sampling::Weighted;
+use brigade_torch::{Error, Result};
 use brigade_train::Accelerator;
 use brigade_vision::VisionError;
 use brigade_vision::labels::Split;
@@ -24,7 +25,6 @@ use crate::data::options::Weights;
 use crate::data::samples::{Reading, Samples};
 use crate::loaders::{BatchSource, Loaders, source};
 use crate::loss::{BceWithLogits, CrossEntropy};
-use brigade_torch::{Error, Result};
 
 /// Items of one part, with their labels.
 #[derive(Debug)]

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::Path;
 
 use brigade_data::{BatchContext, BatchedDataset};
+use brigade_torch::{Error, Result};
 use brigade_vision::decode::{DecodeOptions, Decoder};
 use brigade_vision::source::ImageSource;
 use brigade_vision::transforms::Phase;
@@ -15,7 +16,6 @@ use crate::data::batch_transforms::BatchPipeline;
 use crate::data::blocks::Targets;
 use crate::data::item_transforms::compose;
 use crate::data::samples::Samples;
-use brigade_torch::{Error, Result};
 
 /// One step of a [`Summary`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -148,7 +148,7 @@ fn follow(block: &DataBlock, path: &Path, summary: &mut Summary) -> Option<()> {
     let samples = Samples::new(&items, targets, classes, &block.reading(), Phase::Train);
     let indices: Vec<usize> = (0..items.len().min(BATCH)).collect();
     let dataset = samples.map(|samples| pipeline.augment.dataset(samples));
-    let batch = dataset.and_then(|dataset| Ok(dataset.batch(&indices, &context)?));
+    let batch = dataset.and_then(|dataset| dataset.batch(&indices, &context));
     let (images, _, drawn) =
         summary.step(format!("batch of {}", indices.len()), batch, |(images, targets, _)| {
             Ok(format!("images {}; targets {}", range(images)?, range(targets)?))

@@ -3,8 +3,7 @@
 use std::borrow::Borrow;
 
 use brigade_nn::{Dropout, Init, LayerGroups, LayerNorm, Linear, Module, ParamPath};
-use brigade_torch::Result;
-use brigade_torch::linear;
+use brigade_torch::{Result, linear};
 use tch::{Device, Kind, Tensor};
 
 use super::super::init::draw;

@@ -8,9 +8,8 @@ use std::mem;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use brigade_nn::NamedTensor;
-use brigade_torch::{Bucket, GradientHook, ProcessGroup, ReduceOp, Tensor, Work};
+use brigade_torch::{Bucket, Error, GradientHook, ProcessGroup, ReduceOp, Result, Tensor, Work};
 
-use brigade_torch::{Error, Result};
 use factors::{normal, orthogonal};
 
 /// [PowerSGD](https://arxiv.org/abs/1905.13727): a matrix of n by m values goes over the wire as one of n

@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 
-use brigade_torch::{Device, DeviceExt, Fetch, Kind, ReduceOp, Tensor, gradient, gradients};
+use brigade_torch::{
+    Device, DeviceExt, Error, Fetch, Kind, ReduceOp, Result, Tensor, gradient, gradients,
+};
 
 use super::{
     FoundInf, GradScaler, GradScalerOptions, GradScalerState, SMALLEST_SCALE, ScalerInner, address,
@@ -11,7 +13,6 @@ use super::{
 use crate::error::TrainError;
 use crate::parameters::Parameters;
 use crate::recorder::AtReplay;
-use brigade_torch::{Error, Result};
 
 /// The scale where a GPU keeps it, so that no step waits for it: there it is multiplied by, and moved. The host
 /// computes the same scale from the overflows that it learns later.

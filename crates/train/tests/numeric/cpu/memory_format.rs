@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use brigade_models::Cnn;
 use brigade_nn::{Conv2d, Conv2dOptions, Linear, Model, weights};
 use brigade_testkit::{World, assert_close, dist_test};
-use brigade_torch::Result;
-use brigade_torch::{has_onednn, is_channels_last};
+use brigade_torch::{Result, has_onednn, is_channels_last};
 use brigade_train::{Accelerator, Adam, Kind, PreparedModel, Tensor};
 
 use crate::net;

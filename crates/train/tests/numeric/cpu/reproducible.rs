@@ -2,17 +2,17 @@
 
 use std::sync::Mutex;
 
-use super::transformer::Block;
 use brigade_models::{Cnn, ResNet};
 use brigade_nn::{Linear, Model, Module, ParamPath};
 use brigade_optim::{Overrides, all_optimizers};
 use brigade_testkit::{World, dist_test};
-use brigade_torch::Result;
-use brigade_torch::shift_allocations;
+use brigade_torch::{Result, shift_allocations};
 use brigade_train::{
     Accelerator, Adam, CommHook, Compression, Device, Kind, Optimizer, PowerSgd, Precision,
     ReducerOptions, Tensor,
 };
+
+use super::transformer::Block;
 
 /// The allocator and the random generator belong to the process, and tests run side by side in one.
 static PROCESS: Mutex<()> = Mutex::new(());

@@ -22,12 +22,12 @@ use brigade_nn::{
 };
 use brigade_optim::{Adam, AdamW, Lamb, Lars, QHAdam, RAdam, RmsProp, Sgd};
 use brigade_schedule::Annealing;
+use brigade_torch::Result;
 use brigade_train::Accelerator;
 use serde_json::Value;
 use tch::Tensor;
 
 use crate::fill::{u, uniform, uniform_tensor};
-use brigade_torch::Result;
 
 const FEATURES: i64 = 6;
 const HIDDEN: i64 = 16;
