@@ -23,14 +23,14 @@ from brigade.programs import find_brigade, find_cargo, search_path
 _LIBTORCH = ("LIBTORCH", "LIBTORCH_USE_PYTORCH")
 
 _BEGIN = (
-    "#[allow(unused_imports)] use brigade::prelude::*; fn main() -> Result<()> {"
+    "#[allow(unused_imports)] use brigade::prelude::*; fn main() -> brigade::Result<()> {"
 )
 
 
 def program(cell: str) -> str:
     """Makes a program of a cell. Its first line is the magic's: line numbers are the cell's.
 
-    A cell without `fn main` becomes the body of one that returns `Result<()>`, with
+    A cell without `fn main` becomes the body of one that returns `brigade::Result<()>`, with
     the prelude imported. `Ok(())` is added where the body ends with a statement.
     """
     if re.search(r"^\s*(pub\s+)?fn\s+main\s*\(", cell, re.MULTILINE):

@@ -34,7 +34,7 @@ class Wrapping(TestCase):
         ):
             first, *lines = program(body + "\n").splitlines()
             self.assertIn(
-                "use brigade::prelude::*; fn main() -> Result<()> {", first
+                "use brigade::prelude::*; fn main() -> brigade::Result<()> {", first
             )
             # Line n of the body is line n + 1 of the cell, and of the program.
             self.assertEqual("\n".join(lines), f"{body}\nOk(())\n}}")

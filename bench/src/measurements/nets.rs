@@ -30,7 +30,7 @@ impl Module<&Tensor> for AnyModule {
     type Output = Tensor;
 
     fn forward(&self, input: &Tensor) -> brigade::Result<Tensor> {
-        Ok(self.0.forward(input)?)
+        self.0.forward(input)
     }
 }
 
@@ -183,7 +183,7 @@ impl Module<&Tensor> for Mlp {
     fn forward(&self, input: &Tensor) -> brigade::Result<Tensor> {
         let [first, second, third] = &self.0;
         let hidden = second.forward(&first.forward(input)?.gelu("none"))?;
-        Ok(third.forward(&hidden.gelu("none"))?)
+        third.forward(&hidden.gelu("none"))
     }
 }
 

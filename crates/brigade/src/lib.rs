@@ -21,7 +21,8 @@
 //! | call a collective, a process group or a store myself | [`torch`] |
 //! | know how a launcher passes a rank its place | [`rank_env`] |
 //!
-//! Models, data sets, optimizers, metrics and loops return one [`Result`], whose [`Error`] has an [`ErrorKind`] to match.
+//! Models, data sets, optimizers, metrics and loops return one [`Result`], whose [`Error`] has an [`ErrorKind`] to
+//! match.
 //!
 //! Programs on several processes or hosts are started by the program `brigade` (`cargo install brigade-cli`).
 //!

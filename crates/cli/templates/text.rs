@@ -75,7 +75,7 @@ fn generate(accelerator: &Accelerator, folder: &Path, reviews: usize) -> anyhow:
             return Ok(());
         }
         let written = brigade_testkit::Reviews::new(reviews).sentences(4).write(&unfinished);
-        written.and_then(|()| std::fs::rename(&unfinished, folder)).map_err(Error::custom)
+        written.and_then(|()| std::fs::rename(&unfinished, folder))
     })?;
     Ok(folder.to_owned())
 }

@@ -144,7 +144,7 @@ fn generate(
             return Ok(());
         }
         let written = brigade_testkit::Photos::new(classes, images).write(&unfinished);
-        written.and_then(|()| std::fs::rename(&unfinished, folder)).map_err(Error::custom)
+        written.and_then(|()| std::fs::rename(&unfinished, folder))
     })?;
     Ok(folder.to_owned())
 }

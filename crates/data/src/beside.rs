@@ -1,6 +1,6 @@
 //! What a reading thread computes on a GPU, beside the thread that trains.
 
-use brigade_torch::{DeviceExt, Error, Result, SideStream, StreamEvent, TensorTree};
+use brigade_torch::{DeviceExt, Error, ErrorKind, Result, SideStream, StreamEvent, TensorTree};
 use tch::Device;
 
 use crate::DataError;
@@ -46,7 +46,7 @@ impl OnStream {
         work: impl FnOnce() -> Result<T>,
     ) -> Result<(T, Option<StreamEvent>)> {
         match (&self.entered, self.device) {
-            (Err(message), _) => Err(Error::custom(message.clone())),
+            (Err(message), _) => Err(Error::new(ErrorKind::Data, message.clone())),
             (Ok(Some(_)), Some(device)) => Ok((work()?, StreamEvent::record(device)?)),
             (Ok(_), _) => Ok((work()?, None)),
         }
@@ -63,7 +63,7 @@ pub(crate) fn take_over<T: TensorTree + ?Sized>(
     computed: Option<&StreamEvent>,
 ) -> Result<()> {
     if let Some(computed) = computed {
-        return Ok(computed.take_over(batch)?);
+        return computed.take_over(batch);
     }
     let mut on_gpu = None;
     batch.visit(&mut |tensor| {

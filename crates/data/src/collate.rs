@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use brigade_torch::{Element, Error, Result, TensorTree, elements, from_vec};
+use brigade_torch::{Element, Result, TensorTree, TorchError, elements, from_vec};
 use tch::{Device, Kind, Tensor};
 
 use crate::DataError;
@@ -42,7 +42,7 @@ macro_rules! numbers {
 
             fn collate(samples: &[&Self]) -> Result<Tensor> {
                 let numbers: Vec<Self> = samples.iter().map(|sample| **sample).collect();
-                Ok(from_vec(numbers, &[samples.len() as i64])?)
+                from_vec(numbers, &[samples.len() as i64])
             }
         }
     )+ };
@@ -55,7 +55,7 @@ impl Collate for u32 {
 
     fn collate(samples: &[&Self]) -> Result<Tensor> {
         let numbers = samples.iter().map(|sample| i64::from(**sample)).collect();
-        Ok(from_vec(numbers, &[samples.len() as i64])?)
+        from_vec(numbers, &[samples.len() as i64])
     }
 }
 
@@ -63,10 +63,11 @@ impl Collate for usize {
     type Batch = Tensor;
 
     fn collate(samples: &[&Self]) -> Result<Tensor> {
-        let too_large = |_| Error::custom("a number above the range of i64 cannot be collated");
+        let message = "a number above the range of i64 cannot be collated";
+        let too_large = |_| DataError::Unfit { message: message.to_owned() };
         let numbers: Result<Vec<i64>, _> =
             samples.iter().map(|sample| i64::try_from(**sample)).collect();
-        Ok(from_vec(numbers.map_err(too_large)?, &[samples.len() as i64])?)
+        from_vec(numbers.map_err(too_large)?, &[samples.len() as i64])
     }
 }
 
@@ -137,12 +138,12 @@ macro_rules! elements {
                 let length = common_length(samples, "numbers")?;
                 let mut rows = Vec::with_capacity(samples.len() * length);
                 samples.iter().for_each(|sample| rows.extend_from_slice(sample));
-                Ok(from_vec(rows, &[samples.len() as i64, length as i64])?)
+                from_vec(rows, &[samples.len() as i64, length as i64])
             }
 
             fn collate_arrays<const N: usize>(samples: &[&[Self; N]]) -> Result<Tensor> {
                 let numbers = samples.iter().flat_map(|sample| **sample).collect();
-                Ok(from_vec(numbers, &[samples.len() as i64, N as i64])?)
+                from_vec(numbers, &[samples.len() as i64, N as i64])
             }
         }
     )+ };
@@ -166,7 +167,9 @@ impl CollateElement for Tensor {
                 Self::collate(&samples.iter().map(|sample| &sample[index]).collect::<Vec<_>>())
             })
             .collect::<Result<_, _>>()?;
-        lists.try_into().map_err(|_| Error::custom("an array changed its length"))
+        lists
+            .try_into()
+            .map_err(|_| TorchError::Internal("an array changed its length".into()).into())
     }
 }
 
@@ -226,7 +229,7 @@ fn joined<T: Element>(samples: &[&Tensor], shape: &[i64]) -> Option<Result<Tenso
         let found = elements::<T>(sample).ok()?;
         found.append(0..found.len(), &mut values);
     }
-    Some(from_vec(values, shape).map_err(Into::into))
+    Some(from_vec(values, shape))
 }
 
 fn alike(one: &Tensor, other: &Tensor) -> Result<bool> {

@@ -12,15 +12,14 @@ use brigade_torch::{Error, ErrorKind, says_out_of_memory};
 /// use brigade_data::{DataError, DataLoader, dataset_from_fn};
 /// use brigade_torch::{Error, ErrorKind};
 ///
-/// let data = dataset_from_fn(4, |index| match index {
+/// let data = dataset_from_fn(4, |index, _seed| match index {
 ///     2 => Err(Error::custom("the tape is torn")),
 ///     index => Ok(index as i64),
 /// });
-/// let error = DataLoader::new(data).batch_size(2).epoch(0)?.nth(1).unwrap().unwrap_err();
+/// let error = DataLoader::new(data).batch_size(2).iter().nth(1).unwrap().unwrap_err();
 /// assert_eq!(error.to_string(), "epoch 0, batch 1: the tape is torn");
 /// assert_eq!(error.kind(), ErrorKind::Custom);
 /// assert!(matches!(error.downcast_ref(), Some(DataError::AtBatch { batch: 1, .. })));
-/// # Ok::<(), Error>(())
 /// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -1,6 +1,6 @@
 //! Tensors in memory as a dataset.
 
-use brigade_torch::{Element, Error, Result, TensorTree, copy_to_device, elements, from_vec};
+use brigade_torch::{Element, Result, TensorTree, TorchError, copy_to_device, elements, from_vec};
 use parking_lot::Mutex;
 use tch::{Device, Kind, Tensor};
 
@@ -214,7 +214,9 @@ where
         let mut copied = copied.into_iter();
         let tensors = self.tensors.lock();
         tensors.try_map(&mut |_| {
-            copied.next().ok_or_else(|| Error::custom("a dataset's tensors changed in number"))
+            copied.next().ok_or_else(|| {
+                TorchError::Internal("a dataset's tensors changed in number".into()).into()
+            })
         })
     }
 }
@@ -264,7 +266,7 @@ fn rows<T: Element>(tensor: &Tensor, indices: &[usize]) -> Option<Result<Tensor>
         let end = (index + 1) * width;
         (end <= values.len()).then(|| values.append(index * width..end, &mut out))?;
     }
-    Some(from_vec(out, &shape).map_err(Into::into))
+    Some(from_vec(out, &shape))
 }
 
 #[cfg(test)]

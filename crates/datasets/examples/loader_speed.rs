@@ -9,13 +9,13 @@
 //! memcpy.
 #![allow(clippy::print_stdout)]
 
-use brigade_torch::Result;
 use std::hint::black_box;
 use std::time::Instant;
 
 use brigade_data::{BatchContext, BatchedDataset, DataLoader};
 use brigade_datasets::LabelledImages;
 use brigade_sampling::{Sampler, Shuffle};
+use brigade_torch::Result;
 
 fn main() -> Result<()> {
     let pixels = (0..COUNT * AREA).map(|place| (place * 31 % 251) as u8).collect();

@@ -4,18 +4,19 @@ mod folders;
 
 use std::path::PathBuf;
 
+use brigade_torch::Result;
+
 use crate::DatasetError;
 use crate::archive::Extraction;
 use crate::download::{Download, Fetched, RemoteFile};
 use crate::urls::{is_model, published};
-use brigade_torch::Result;
 use folders::Folders;
 
 /// Downloads the archive at `url` and unpacks it, unless that was done before; returns the folder.
 ///
-/// `url` is one of [`Urls`](crate::Urls) or any other address of a `.tgz`, `.tar.gz`, `.tar` or `.zip`. See [`UntarData`] for
-/// the folders, the checks and the options. All processes of a host may call it at once: one works, the others
-/// wait. Each host needs it once, or all of them together where they share a file system:
+/// `url` is one of [`Urls`](crate::Urls) or any other address of a `.tgz`, `.tar.gz`, `.tar` or `.zip`. See
+/// [`UntarData`] for the folders, the checks and the options. All processes of a host may call it at once: one works,
+/// the others wait. Each host needs it once, or all of them together where they share a file system:
 ///
 /// ```no_run
 /// use brigade_datasets::{Urls, untar_data};
@@ -37,18 +38,18 @@ pub fn untar_data(url: impl Into<String>) -> Result<PathBuf> {
 /// # Where
 ///
 /// In fastai's folders, so that both find what the other has downloaded: below `$FASTAI_HOME` or `~/.fastai`, the
-/// archive as `archive/NAME`, what was in it as `data/STEM`, or `models/STEM` for the models among [`Urls`](crate::Urls). The
-/// keys `archive`, `data` and `model` in the section `DEFAULT` of `config.ini` there name other folders. `STEM` is
-/// the archive's name without its ending; if the archive has everything in one folder, that one is renamed to it.
-/// A folder of that name is returned as it is, without a look at the network.
+/// archive as `archive/NAME`, what was in it as `data/STEM`, or `models/STEM` for the models among
+/// [`Urls`](crate::Urls). The keys `archive`, `data` and `model` in the section `DEFAULT` of `config.ini` there name
+/// other folders. `STEM` is the archive's name without its ending; if the archive has everything in one folder, that
+/// one is renamed to it. A folder of that name is returned as it is, without a look at the network.
 ///
 /// # What is checked
 ///
-/// For an address of [`Urls`](crate::Urls), the size of the archive and the MD5 of its first MiB, which is all that fastai's
-/// table of checksums covers. What comes after the first MiB is held against the checksums that gzip and zip have
-/// of their own contents: they find damage, and no intent. For an address without a row in the table only the size
-/// is known, from the server. [`sha256`](Self::sha256) checks all of an archive. One with another
-/// checksum is downloaded once more, and so is one from an earlier call that cannot be unpacked.
+/// For an address of [`Urls`](crate::Urls), the size of the archive and the MD5 of its first MiB, which is all that
+/// fastai's table of checksums covers. What comes after the first MiB is held against the checksums that gzip and zip
+/// have of their own contents: they find damage, and no intent. For an address without a row in the table only the
+/// size is known, from the server. [`sha256`](Self::sha256) checks all of an archive. One with another checksum is
+/// downloaded once more, and so is one from an earlier call that cannot be unpacked.
 ///
 /// A download that was broken off goes on where it ended: see [`Download`]. For what may be in an archive see
 /// [`Extraction`].

@@ -119,7 +119,8 @@ impl ClassInterpretation {
     /// Predicts the validation data. Every rank calls it.
     ///
     /// # Errors
-    /// As [`Interpretation::from_learner`]; [`brigade_torch::ErrorKind::InvalidArgument`] for targets that are no classes.
+    /// As [`Interpretation::from_learner`]; [`brigade_torch::ErrorKind::InvalidArgument`] for targets that are no
+    /// classes.
     pub fn from_learner(learner: &mut Learner) -> Result<Self> {
         Self::on(learner, Part::Valid)
     }

@@ -1,8 +1,8 @@
 //! Losses: what is minimised, and how the model's output is read.
 //!
 //! Scores of classes are in dimension 1, `[n, classes, …]`, with targets `[n, …]` of class numbers, as PyTorch's losses
-//! have them; [`ClassesLast`](brigade_metrics::ClassesLast) reads those with the classes in the last dimension. A loss is computed in `f32` of
-//! predictions in half precision.
+//! have them; [`ClassesLast`](brigade_metrics::ClassesLast) reads those with the classes in the last dimension. A
+//! loss is computed in `f32` of predictions in half precision.
 
 mod bce;
 mod cross_entropy;
@@ -18,9 +18,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use brigade_metrics::Mse;
-use tch::Tensor;
-
 use brigade_torch::Result;
+use tch::Tensor;
 
 pub use bce::BceWithLogits;
 pub use cross_entropy::CrossEntropy;

@@ -1,8 +1,7 @@
 //! What rank 0 does for all.
 
-use brigade_train::Accelerator;
-
 use brigade_torch::Result;
+use brigade_train::Accelerator;
 
 /// Runs `body` on rank 0; all ranks learn how it went.
 pub(crate) fn on_main(accelerator: &Accelerator, body: impl FnOnce() -> Result<()>) -> Result<()> {

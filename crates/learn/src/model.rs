@@ -214,11 +214,11 @@ where
     }
 
     fn hold_in_eval(&mut self, prefix: &str, on: bool) -> Result<usize> {
-        Ok(self.model_mut()?.hold_in_eval(prefix, on)?)
+        self.model_mut()?.hold_in_eval(prefix, on)
     }
 
     fn forward_hook(&mut self, layer: &str, hook: Hook) -> Result<ForwardHook> {
-        Ok(self.model_mut()?.forward_hook(layer, hook)?)
+        self.model_mut()?.forward_hook(layer, hook)
     }
 
     fn set_replicas(&mut self, replicas: Option<Box<dyn Replicas>>) {

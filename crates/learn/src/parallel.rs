@@ -98,7 +98,7 @@ where
                                 tch::no_grad(|| model.forward(input))
                             }
                         };
-                        Ok(autocast.run(device, forward)??)
+                        autocast.run(device, forward)?
                     })
                 })
                 .collect();

@@ -8,11 +8,9 @@ use std::path::{Path, PathBuf};
 
 use brigade_checkpoint::pth::{self, PthFile, StoredTensor, TensorData};
 use brigade_checkpoint::{Dtype, TensorInfo, Value};
-use brigade_torch::{TorchError, bytes, dtype_of, kind_of, tensor_from_bytes};
+use brigade_torch::{Error, Result, TorchError, bytes, dtype_of, kind_of, tensor_from_bytes};
 use brigade_train::Accelerator;
 use tch::{Device, Tensor};
-
-use brigade_torch::{Error, Result};
 
 /// A tensor of a file, in memory as it is written.
 struct Stored {

@@ -44,8 +44,8 @@ pub struct VisionOptions {
 /// ```
 ///
 /// # Errors
-/// [`brigade_torch::ErrorKind::InvalidArgument`] for data without classes where no number of outputs is given; when the weights do not
-/// fit.
+/// [`brigade_torch::ErrorKind::InvalidArgument`] for data without classes where no number of outputs is given; when
+/// the weights do not fit.
 pub fn vision_learner(
     accelerator: &Accelerator,
     data: Loaders,

@@ -223,8 +223,8 @@ impl<M: Metric> Metric for Renamed<M> {
     }
 }
 
-/// A metric, or a loss of `brigade-learn`, for outputs that have the classes in the last dimension, `[n, …, classes]`, as language models
-/// have, with targets `[n, …]`.
+/// A metric, or a loss of `brigade-learn`, for outputs that have the classes in the last dimension, `[n, …,
+/// classes]`, as language models have, with targets `[n, …]`.
 ///
 /// ```
 /// use brigade_metrics::{Accuracy, ClassesLast, Metric};

@@ -1,10 +1,8 @@
 //! Tensors of all ranks in the order of the data.
 
 use brigade_checkpoint::Dtype;
-use brigade_torch::{ProcessGroup, dtype_of, kind_of};
+use brigade_torch::{Error, ProcessGroup, Result, dtype_of, kind_of};
 use tch::{Device, Tensor};
-
-use brigade_torch::{Error, Result};
 
 /// The shape of a row and its type; `None` on a rank without a batch.
 type RowShape = Option<(Vec<i64>, Dtype)>;
@@ -29,8 +27,8 @@ type Told = (Vec<usize>, Vec<i64>, Result<RowShape, String>);
 /// ```
 ///
 /// # Errors
-/// [`brigade_torch::ErrorKind::InvalidArgument`] when rows of the ranks have different shapes or types; [`brigade_torch::ErrorKind::Communication`] when another rank
-/// is gone.
+/// [`brigade_torch::ErrorKind::InvalidArgument`] when rows of the ranks have different shapes or types;
+/// [`brigade_torch::ErrorKind::Communication`] when another rank is gone.
 #[track_caller]
 pub fn gather_in_data_order(
     group: Option<&ProcessGroup>,

@@ -51,9 +51,9 @@ mod regression;
 mod segmentation;
 mod state;
 
-use brigade_torch::{Error, Result};
 use std::fmt;
 
+use brigade_torch::{Error, Result};
 use tch::{Kind, Tensor};
 
 pub use accuracy::{Accuracy, AccuracyMulti, ErrorRate, HammingLoss, HammingLossMulti, TopK};

@@ -51,8 +51,8 @@ impl Metric for Perplexity {
 /// The Brier score: the mean over samples of `Σ (probability - target)²` over the classes, and half of it for two
 /// classes, which is `(p - y)²` of the second.
 ///
-/// Predictions `[n, classes, …]`, of which a softmax makes probabilities, targets `[n, …]`. It is scikit-learn's score of
-/// probabilities; fastai's takes it of decisions, which makes it the error rate.
+/// Predictions `[n, classes, …]`, of which a softmax makes probabilities, targets `[n, …]`. It is scikit-learn's
+/// score of probabilities; fastai's takes it of decisions, which makes it the error rate.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Brier;
 

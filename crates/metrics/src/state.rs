@@ -99,8 +99,8 @@ impl<M: Metric> MetricState<M> {
     ///
     /// # Errors
     /// [`crate::MetricError`] when the value is not defined for these data, or the metric panics;
-    /// [`brigade_torch::ErrorKind::InvalidArgument`], on every rank, when the ranks have different metrics; [`brigade_torch::ErrorKind::Communication`] when another
-    /// rank is gone.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`], on every rank, when the ranks have different metrics;
+    /// [`brigade_torch::ErrorKind::Communication`] when another rank is gone.
     #[track_caller]
     pub fn compute(&self, group: Option<&ProcessGroup>) -> Result<M::Value> {
         let folded = self.folded(group)?.unwrap_or(Folded::Sums(Vec::new()));

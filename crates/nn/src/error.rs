@@ -2,9 +2,8 @@
 
 use std::path::PathBuf;
 
-use tch::{TchError, Tensor};
-
 use brigade_torch::{Error, ErrorKind, says_out_of_memory};
+use tch::{TchError, Tensor};
 
 use crate::LoadReport;
 
@@ -14,7 +13,7 @@ use crate::LoadReport;
 /// use brigade_nn::{Linear, Model, ModelError};
 ///
 /// let model = Model::new(|path| Linear::new(path, 4, 2))?;
-/// let error = model.module_parameters("head").unwrap_err();
+/// let error = model.parameters_under("head").unwrap_err();
 /// assert!(matches!(error.downcast_ref(), Some(ModelError::NoSuchParameter { .. })), "{error}");
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```

@@ -3,9 +3,6 @@
 mod load;
 mod parts;
 
-use brigade_torch::{
-    NamedTensor, ProcessGroup, Result, Trainable, channels_last, make_products_reproducible,
-};
 pub(crate) use load::Shapes;
 pub use parts::NamedGroup;
 pub(crate) use parts::is_under;
@@ -16,6 +13,9 @@ use std::collections::HashSet;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
+use brigade_torch::{
+    NamedTensor, ProcessGroup, Result, Trainable, channels_last, make_products_reproducible,
+};
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::error::ModelError;
@@ -189,8 +189,9 @@ impl<M> Model<M> {
     ///
     /// # Errors
     /// The module's: [`crate::ModelError::Layer`] and [`crate::ModelError::Input`] for an input that does not fit,
-    /// [`brigade_torch::ErrorKind::Tensor`] for an operation outside of layers, [`brigade_torch::ErrorKind::Communication`] when a normalisation could
-    /// not share its statistics. [`crate::ModelError::Panicked`] with the text of a panic.
+    /// [`brigade_torch::ErrorKind::Tensor`] for an operation outside of layers,
+    /// [`brigade_torch::ErrorKind::Communication`] when a normalisation could not share its statistics.
+    /// [`crate::ModelError::Panicked`] with the text of a panic.
     pub fn forward<Input>(&self, input: Input) -> Result<M::Output>
     where
         M: Module<Input>,

@@ -1,8 +1,7 @@
 //! What a layer or a model does with its input.
 
-use tch::Tensor;
-
 use brigade_torch::Result;
+use tch::Tensor;
 
 /// A function of tensors with parameters.
 ///

@@ -4,10 +4,9 @@ use crate::error::ModelError;
 use std::fmt;
 
 use brigade_rank_env::text::escaped;
+use brigade_torch::Error;
 use indexmap::IndexMap;
 use tch::Tensor;
-
-use brigade_torch::Error;
 
 /// The tensors of a model by name, in order. A name appears once.
 ///

@@ -9,10 +9,9 @@ mod safetensors;
 use std::fs::File;
 use std::path::Path;
 
-use brigade_checkpoint::Error as FileError;
 #[cfg(doc)]
 use brigade_checkpoint::pth::PthFile;
-use brigade_checkpoint::{OpenWeights, format_of};
+use brigade_checkpoint::{Error as FileError, OpenWeights, format_of};
 use brigade_torch::Error;
 
 use crate::{LoadReport, Model, StateDict};
@@ -76,8 +75,9 @@ pub fn load_entry(path: impl AsRef<Path>, entry: &str) -> Result<StateDict, Erro
 /// ```
 ///
 /// # Errors
-/// [`brigade_checkpoint::Error`] when the system refuses, or for a kind that safetensors lacks; [`crate::ModelError::Torch`] when
-/// a tensor cannot be copied from its device. An older file of that name is still there then.
+/// [`brigade_checkpoint::Error`] when the system refuses, or for a kind that safetensors lacks;
+/// [`crate::ModelError::Torch`] when a tensor cannot be copied from its device. An older file of that name is still
+/// there then.
 pub fn save(state: &StateDict, path: impl AsRef<Path>) -> Result<(), Error> {
     safetensors::save(state, path.as_ref())
 }
@@ -98,8 +98,8 @@ pub fn save(state: &StateDict, path: impl AsRef<Path>) -> Result<(), Error> {
 /// ```
 ///
 /// # Errors
-/// [`brigade_checkpoint::Error`] when the system refuses, or for a kind that the format lacks. An older file of that name
-/// is still there then.
+/// [`brigade_checkpoint::Error`] when the system refuses, or for a kind that the format lacks. An older file of that
+/// name is still there then.
 pub fn save_pth(state: &StateDict, path: impl AsRef<Path>) -> Result<(), Error> {
     pth::save(state, path.as_ref())
 }

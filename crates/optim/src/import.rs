@@ -5,14 +5,11 @@ use std::path::Path;
 
 use brigade_checkpoint::pth::PthFile;
 use brigade_checkpoint::torch_optimizer::{StateTensor, TorchStateError, from_torch};
-use brigade_torch::tensor_from_bytes;
+use brigade_torch::{Result, tensor_from_bytes};
 use tch::Tensor;
 
 use crate::optimizer::Optimizer;
 use crate::state::{OptimizerState, StateMismatch};
-#[cfg(doc)]
-use brigade_torch::Error;
-use brigade_torch::Result;
 
 impl Optimizer {
     /// Continues from a state that PyTorch has written for the same model:
@@ -38,8 +35,8 @@ impl Optimizer {
     /// ```
     ///
     /// # Errors
-    /// [`brigade_checkpoint::Error`] when the file cannot be read; [`crate::StateMismatch`] with the first difference: nothing was
-    /// changed.
+    /// [`brigade_checkpoint::Error`] when the file cannot be read; [`crate::StateMismatch`] with the first
+    /// difference: nothing was changed.
     pub fn load_pytorch(&mut self, path: impl AsRef<Path>) -> Result<()> {
         let mut file = PthFile::open(path)?;
         let tree = file.value()?.try_map(&mut |_, stored| -> Result<Handle> {

@@ -271,7 +271,7 @@ impl OptimizerInner {
             found_inf: scalars.found_inf,
             ..DeviceNumbers::default()
         };
-        Ok(look_ahead(&fast, &slow, alpha, every, &device)?)
+        look_ahead(&fast, &slow, alpha, every, &device)
     }
 
     pub(crate) fn zero_grad(&mut self) -> Result<()> {

@@ -5,7 +5,7 @@ mod settings;
 use std::fmt;
 use std::sync::Arc;
 
-use brigade_torch::{NamedTensor, Trainable};
+use brigade_torch::{NamedTensor, Result, Trainable};
 use parking_lot::{Mutex, MutexGuard};
 use tch::Tensor;
 
@@ -16,9 +16,6 @@ use crate::inner::OptimizerInner;
 use crate::options::Options;
 use crate::rule::Rule;
 use crate::state::{OptimizerState, StateMismatch};
-#[cfg(doc)]
-use brigade_torch::Error;
-use brigade_torch::Result;
 
 pub use settings::{OptimizerBuilder, OptimizerSettings, Overrides};
 
@@ -56,8 +53,8 @@ impl Optimizer {
     /// Changes every parameter that has a gradient; one without is left as it is, its state too.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Tensor`] when the kernels refuse; [`brigade_torch::ErrorKind::InvalidArgument`], with nothing changed, when a
-    /// schedule has set a learning rate or momentum that is negative or not finite.
+    /// [`brigade_torch::ErrorKind::Tensor`] when the kernels refuse; [`brigade_torch::ErrorKind::InvalidArgument`],
+    /// with nothing changed, when a schedule has set a learning rate or momentum that is negative or not finite.
     pub fn step(&mut self) -> Result<()> {
         self.lock().step(&DeviceScalars::default())
     }
@@ -93,8 +90,8 @@ impl Optimizer {
     /// ```
     ///
     /// # Errors
-    /// As [`Optimizer::step`]; [`brigade_torch::ErrorKind::InvalidArgument`], with nothing changed, for numbers of another shape,
-    /// and for a rule that does not [take them](Rule::takes_device_scalars).
+    /// As [`Optimizer::step`]; [`brigade_torch::ErrorKind::InvalidArgument`], with nothing changed, for numbers of
+    /// another shape, and for a rule that does not [take them](Rule::takes_device_scalars).
     pub fn step_with(&mut self, scalars: &DeviceScalars<'_>) -> Result<()> {
         self.lock().step(scalars)
     }
@@ -133,7 +130,8 @@ impl Optimizer {
     /// Sets one group's learning rate; a schedule moves it in its new ratio to the others.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] when there is no such group, or the rate is negative or not finite.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] when there is no such group, or the rate is negative or not
+    /// finite.
     pub fn set_group_lr(&mut self, group: usize, lr: f64) -> Result<()> {
         check("the learning rate", lr, 0.0..f64::INFINITY)?;
         self.lock().set_group_lr(group, lr)
@@ -142,7 +140,8 @@ impl Optimizer {
     /// Sets one group's momentum: with Adam and its kin the first beta.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] when there is no such group, or the momentum is negative or not finite.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] when there is no such group, or the momentum is negative or not
+    /// finite.
     pub fn set_group_momentum(&mut self, group: usize, momentum: f64) -> Result<()> {
         check("the momentum", momentum, 0.0..f64::INFINITY)?;
         self.lock().group(group)?.momentum = momentum;
@@ -152,7 +151,8 @@ impl Optimizer {
     /// Sets one group's weight decay.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] when there is no such group, or the decay is negative or not finite.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] when there is no such group, or the decay is negative or not
+    /// finite.
     pub fn set_group_weight_decay(&mut self, group: usize, weight_decay: f64) -> Result<()> {
         check("the weight decay", weight_decay, 0.0..f64::INFINITY)?;
         self.lock().group(group)?.weight_decay = weight_decay;

@@ -2,11 +2,10 @@
 
 use std::collections::HashMap;
 
+use crate::state::{ParameterState, STEP};
 use brigade_torch::flat::same_layout;
 use brigade_torch::{NamedTensor, Result};
 use tch::{Device, Kind, Tensor};
-
-use crate::state::{ParameterState, STEP};
 
 /// The slots and the count of steps of each parameter, by its index: made when a parameter has its first
 /// gradient, so that memory follows what is trained.

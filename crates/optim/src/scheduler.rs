@@ -138,8 +138,8 @@ impl Scheduler {
     /// Goes to the next value: call it after the optimizer's step.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a schedule on a metric, and when the next value is negative or not
-    /// finite: the learning rate stays as it is then.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a schedule on a metric, and when the next value is negative
+    /// or not finite: the learning rate stays as it is then.
     pub fn step(&mut self) -> Result<()> {
         self.advance(1)
     }

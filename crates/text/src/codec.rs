@@ -66,8 +66,8 @@ impl TextCodec {
     /// made with: for those that are files of their own, such as Hugging Face's.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for settings of something else or of a later version, and when the tokenizer is
-    /// another one.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for settings of something else or of a later version, and when
+    /// the tokenizer is another one.
     pub fn from_settings(
         settings: &serde_json::Value,
         tokenizer: Arc<dyn Tokenizer>,
@@ -85,7 +85,7 @@ impl TextCodec {
             )));
         }
         let vocabulary =
-            Vocabulary::from_json(vocabulary.to_string().as_bytes()).map_err(Error::custom)?;
+            Vocabulary::from_json(vocabulary.to_string().as_bytes()).map_err(TextError::from)?;
         Ok(Self { tokenizer, vocabulary: Arc::new(vocabulary), backwards, pad_id })
     }
 
@@ -134,8 +134,8 @@ impl TextCodec {
     /// When the tokenizer refuses the text, or the vocabulary has neither a token nor one for unknown ones.
     pub fn ids(&self, text: &str) -> Result<Vec<i64>> {
         let mut tokens = TokenList::new();
-        self.tokenizer.tokenize(text, &mut tokens).map_err(Error::custom)?;
-        let ids = self.vocabulary.ids(&tokens).map_err(Error::custom)?;
+        self.tokenizer.tokenize(text, &mut tokens).map_err(TextError::from)?;
+        let ids = self.vocabulary.ids(&tokens).map_err(TextError::from)?;
         let mut ids: Vec<i64> = ids.into_iter().map(i64::from).collect();
         if self.backwards {
             ids.reverse();
@@ -143,9 +143,9 @@ impl TextCodec {
         Ok(ids)
     }
 
-    /// Makes batches of texts to predict, without targets, the longest first, padded by chunks of `seq_len` tokens (72):
-    /// fastai's `test_dl`. A Learner gives its predictions in the order of the texts. They are split on all processors,
-    /// and their tokens kept in memory.
+    /// Makes batches of texts to predict, without targets, the longest first, padded by chunks of `seq_len` tokens
+    /// (72): fastai's `test_dl`. A Learner gives its predictions in the order of the texts. They are split on all
+    /// processors, and their tokens kept in memory.
     ///
     /// ```
     /// # use std::sync::Arc;

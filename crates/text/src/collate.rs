@@ -114,8 +114,8 @@ impl Sequence {
     }
 }
 
-/// Takes what a tokenizer of Hugging Face's has made of a text or a pair: numbers, type ids, special tokens and words, as
-/// the tokenizer splits words; [`words_of_offsets`] finds them otherwise.
+/// Takes what a tokenizer of Hugging Face's has made of a text or a pair: numbers, type ids, special tokens and
+/// words, as the tokenizer splits words; [`words_of_offsets`] finds them otherwise.
 impl From<&Encoding> for Sequence {
     fn from(encoding: &Encoding) -> Self {
         let numbers = |list: &[u32]| list.iter().map(|id| i64::from(*id)).collect();
@@ -333,7 +333,7 @@ impl SequenceCollator {
                     cells.extend(std::iter::repeat_n(pad, padding));
                 }
             }
-            Ok(from_vec(cells, &[sequences.len() as i64, width as i64])?)
+            from_vec(cells, &[sequences.len() as i64, width as i64])
         };
         let typed = sequences.iter().any(|sequence| sequence.type_ids.is_some());
         let types = typed.then(|| table(self.pad_type_id, &|sequence| sequence.type_ids.clone()));

@@ -1,12 +1,13 @@
 //! Texts as numbers of tokens, wherever they lie.
 
-use brigade_torch::{Error, Result};
+use crate::error::TextError;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
 use brigade_data::DataError;
 use brigade_tokens::TokenIds;
+use brigade_torch::Result;
 
 /// Texts as numbers of tokens, read by ranges: from memory, or from a file that is not read whole.
 ///
@@ -83,7 +84,7 @@ impl Documents for TokenIds {
     }
 
     fn read(&self, document: usize, range: Range<usize>, ids: &mut Vec<i64>) -> Result<()> {
-        self.read(document, range, ids).map_err(Error::custom)
+        Ok(self.read(document, range, ids).map_err(TextError::from)?)
     }
 }
 

@@ -2,9 +2,8 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use serde::{Deserialize, Serialize};
-
 use brigade_torch::{Error, Result};
+use serde::{Deserialize, Serialize};
 
 /// The target that losses and metrics leave out, as in PyTorch.
 pub const IGNORED: i64 = -100;

@@ -266,8 +266,8 @@ impl TextLoaders {
         Self { origin, options }
     }
 
-    /// Sets the names of the folders with the texts to train and to validate with (`train` and `valid`); nothing changes
-    /// where texts do not come from a folder.
+    /// Sets the names of the folders with the texts to train and to validate with (`train` and `valid`); nothing
+    /// changes where texts do not come from a folder.
     #[must_use]
     pub fn folders(mut self, train: impl Into<String>, valid: impl Into<String>) -> Self {
         if let Origin::Folder { train: of_train, valid: of_valid, .. } = &mut self.origin {
@@ -406,8 +406,8 @@ impl TextLoaders {
         self
     }
 
-    /// Makes the loaders, with batches of this many texts, or rows of a language model, on each rank. All ranks call it,
-    /// and all fail when one does.
+    /// Makes the loaders, with batches of this many texts, or rows of a language model, on each rank. All ranks call
+    /// it, and all fail when one does.
     ///
     /// # Errors
     /// When texts cannot be read or split, there are too few, labels do not fit, or ranks see other texts.

@@ -78,6 +78,6 @@ impl Padding {
         let longest = longest.ok_or(DataError::EmptyBatch)?;
         let mut rows = Vec::with_capacity(texts.len() * longest);
         texts.iter().for_each(|text| self.append(text.as_ref(), longest, &mut rows));
-        Ok(from_vec(rows, &[texts.len() as i64, longest as i64])?)
+        from_vec(rows, &[texts.len() as i64, longest as i64])
     }
 }

@@ -18,8 +18,8 @@ pub struct AttentionOptions {
 
 /// Computes `softmax(queries · keysᵀ · scale + mask) · values`, as
 /// [torch.nn.functional.scaled_dot_product_attention](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html):
-/// queries `[batch, heads, queries, width]`, keys and values `[batch, heads or a divisor, keys, width]`, a mask
-/// that can be expanded to `[batch, heads, queries, keys]`, true where a query sees a key, or floats to add.
+/// queries `[batch, heads, queries, width]`, keys and values `[batch, heads or a divisor, keys, width]`, a mask that
+/// can be expanded to `[batch, heads, queries, keys]`, true where a query sees a key, or floats to add.
 ///
 /// On the CPU, with dropout in float32, bfloat16 or float16, libtorch keeps several tensors of
 /// `[batch, heads, queries, keys]`. Here at most 128 queries' weights exist at a time in each thread; the
@@ -30,8 +30,8 @@ pub struct AttentionOptions {
 /// gradients of gradients, and none of the mask. All else is libtorch's.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] for shapes, kinds or devices that do not fit, a probability that is not in `[0, 1]`, and
-/// a mask beside `causal`.
+/// [`crate::TorchError::Libtorch`] for shapes, kinds or devices that do not fit, a probability that is not in `[0,
+/// 1]`, and a mask beside `causal`.
 ///
 /// ```
 /// use brigade_torch::{AttentionOptions, attention};

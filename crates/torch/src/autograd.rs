@@ -172,8 +172,8 @@ pub fn gradient(parameter: &Tensor) -> Result<Option<Tensor>, Error> {
 /// Gives a parameter a gradient, in place of the one it had: a checkpoint within an accumulation window.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] when the parameter cannot have one; [`crate::ErrorKind::InvalidArgument`] when shape, kind or device
-/// are not the parameter's.
+/// [`crate::TorchError::Libtorch`] when the parameter cannot have one; [`crate::ErrorKind::InvalidArgument`] when
+/// shape, kind or device are not the parameter's.
 pub fn set_gradient(parameter: &Tensor, gradient: &Tensor) -> Result<(), Error> {
     let (expected, found) = (parameter.size(), gradient.size());
     let alike = parameter.f_kind()? == gradient.f_kind()?

@@ -67,9 +67,9 @@ impl From<ffi::CrossEntropyLoss> for CrossEntropyLoss {
 /// Without a target that counts, the sum is 0, the mean NaN, and the gradients are 0.
 ///
 /// # Errors
-/// [`crate::ErrorKind::InvalidArgument`] for another reduction; [`crate::TorchError::Libtorch`] with [`crate::Fault::Invalid`] for a
-/// target that is no class, and for shapes and kinds that do not fit. On a GPU such a target is found by the kernel:
-/// the error is that of a later call, and CUDA can do nothing more in this process.
+/// [`crate::ErrorKind::InvalidArgument`] for another reduction; [`crate::TorchError::Libtorch`] with
+/// [`crate::Fault::Invalid`] for a target that is no class, and for shapes and kinds that do not fit. On a GPU such a
+/// target is found by the kernel: the error is that of a later call, and CUDA can do nothing more in this process.
 ///
 /// ```
 /// use brigade_torch::{CrossEntropyOptions, cross_entropy};

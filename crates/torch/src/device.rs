@@ -161,8 +161,8 @@ impl GpuMath {
     /// ```
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`] when something has set TF32 through one of libtorch's two interfaces for it and through
-    /// the other one to something else.
+    /// [`crate::TorchError::Libtorch`] when something has set TF32 through one of libtorch's two interfaces for it
+    /// and through the other one to something else.
     pub fn current() -> Result<Self, Error> {
         let math = ffi::gpu_math().map_err(|error| Error::libtorch("settings of GPUs", &error))?;
         let ffi::GpuMath { tf32, benchmark, deterministic } = math;

@@ -28,7 +28,8 @@ impl Fetch {
     /// Begins to copy a tensor of one `int64`. Everything that the device was given so far comes first.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidArgument`] for another tensor; [`crate::TorchError::Libtorch`] when the device refuses.
+    /// [`crate::ErrorKind::InvalidArgument`] for another tensor; [`crate::TorchError::Libtorch`] when the device
+    /// refuses.
     pub fn start(tensor: &Tensor) -> Result<Self, Error> {
         if tensor.f_kind()? != Kind::Int64 || tensor.numel() != 1 {
             return Err(Error::invalid_argument(format!(

@@ -49,7 +49,8 @@ pub struct RmsPropStep {
 /// momentum; both are empty else.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when lists do.
+/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when
+/// lists do.
 ///
 /// ```
 /// use brigade_torch::{DeviceNumbers, flat};
@@ -130,7 +131,8 @@ pub struct RectifiedStep {
 /// running mean of its square where that rests on enough steps.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when lists do.
+/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when
+/// lists do.
 ///
 /// ```
 /// use brigade_torch::{DeviceNumbers, flat};
@@ -209,7 +211,8 @@ pub struct QhAdamStep {
 /// mean, and of its square beside that one's.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when lists do.
+/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when
+/// lists do.
 ///
 /// ```
 /// use brigade_torch::{DeviceNumbers, flat};
@@ -277,7 +280,8 @@ pub struct LambStep {
 /// One LAMB step, in place: two passes, as the length of the update depends on all of it.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when lists do.
+/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when
+/// lists do.
 ///
 /// ```
 /// use brigade_torch::{DeviceNumbers, flat};
@@ -343,7 +347,8 @@ pub struct LarcStep {
 /// One LARS or LARC step, in place; `momentum_buffers` are needed where there is a momentum.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when lists do.
+/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when
+/// lists do.
 ///
 /// ```
 /// use brigade_torch::{DeviceNumbers, flat};
@@ -378,7 +383,8 @@ pub fn larc(
 /// With a count of steps in `device` only where that is a multiple of `every`; else the caller decides.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when lists do.
+/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when
+/// lists do.
 ///
 /// ```
 /// use brigade_torch::{DeviceNumbers, flat};

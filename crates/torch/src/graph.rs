@@ -67,8 +67,8 @@ impl Graph {
     /// time, and what one has left there is lost when the other is replayed.
     ///
     /// # Errors
-    /// Those of `body`; [`crate::TorchError::Libtorch`] when the device does not record graphs ([`Fault::Unsupported`]), or when
-    /// an operation cannot be recorded.
+    /// Those of `body`; [`crate::TorchError::Libtorch`] when the device does not record graphs
+    /// ([`Fault::Unsupported`]), or when an operation cannot be recorded.
     pub fn record<R, E: From<Error>>(
         device: Device,
         shared: Option<&Self>,
@@ -138,7 +138,8 @@ impl GraphRecording {
     /// Begins to record what this thread gives the device; [`Graph::record`] says what `shared` is.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`] when the device does not record graphs ([`Fault::Unsupported`]), or records one already.
+    /// [`crate::TorchError::Libtorch`] when the device does not record graphs ([`Fault::Unsupported`]), or records
+    /// one already.
     pub fn begin(device: Device, shared: Option<&Graph>) -> Result<Self, Error> {
         let unsupported = || TorchError::Libtorch {
             operation: "record a graph",

@@ -138,8 +138,8 @@ impl ProcessGroup {
     /// Joins `size` ranks over a store. Returns when all have connected.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidArgument`] when `rank` is not below `size`; [`crate::TorchError::Collective`] of operation
-    /// `new_group` when a rank does not come within the time limit or an interface is unknown.
+    /// [`crate::ErrorKind::InvalidArgument`] when `rank` is not below `size`; [`crate::TorchError::Collective`] of
+    /// operation `new_group` when a rank does not come within the time limit or an interface is unknown.
     pub fn new(
         store: &Store,
         rank: usize,
@@ -446,8 +446,8 @@ impl ProcessGroup {
     /// ranks would number them differently.
     ///
     /// # Errors
-    /// [`crate::TorchError::Collective`] when a peer is gone or did not come in time; that of a [`crate::GradientHook`];
-    /// else as [`crate::backward`].
+    /// [`crate::TorchError::Collective`] when a peer is gone or did not come in time; that of a
+    /// [`crate::GradientHook`]; else as [`crate::backward`].
     pub fn backward(&self, loss: &Tensor) -> Result<(), Error> {
         self.backward_with(loss, BackwardOptions::default())
     }

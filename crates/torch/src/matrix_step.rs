@@ -50,7 +50,8 @@ pub enum Variances<'a> {
 /// One Adafactor step (Shazeer and Stern, 2018), in place, as `torch.optim.Adafactor`.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices do not fit; [`crate::ErrorKind::InvalidArgument`] when lists do not.
+/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices do not fit; [`crate::ErrorKind::InvalidArgument`]
+/// when lists do not.
 ///
 /// ```
 /// use brigade_torch::DeviceNumbers;

@@ -89,8 +89,8 @@ pub struct Elements<'a, T> {
 /// Looks at the elements of a contiguous CPU tensor, to copy from them: all, or parts.
 ///
 /// # Errors
-/// [`crate::ErrorKind::InvalidArgument`] when the element type is another one, or the tensor is on a device, sparse or not
-/// contiguous (call `contiguous()` first).
+/// [`crate::ErrorKind::InvalidArgument`] when the element type is another one, or the tensor is on a device, sparse
+/// or not contiguous (call `contiguous()` first).
 ///
 /// ```
 /// use brigade_torch::elements;
@@ -225,7 +225,8 @@ impl<T> fmt::Debug for Elements<'_, T> {
 /// use the storage through another handle. The bytes of truth values are brought to 0 and 1 afterwards.
 ///
 /// # Errors
-/// [`crate::ErrorKind::InvalidArgument`] when the tensor is on a device, sparse or not contiguous; the errors of `fill`.
+/// [`crate::ErrorKind::InvalidArgument`] when the tensor is on a device, sparse or not contiguous; the errors of
+/// `fill`.
 pub(crate) fn fill_bytes<E: From<Error>>(
     tensor: &mut Tensor,
     fill: impl FnOnce(&mut [u8]) -> Result<(), E>,

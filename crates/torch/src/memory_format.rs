@@ -9,7 +9,8 @@ use crate::error::Error;
 /// same tensor where it has them there.
 ///
 /// # Errors
-/// [`crate::ErrorKind::InvalidArgument`] for another number of dimensions; [`crate::TorchError::Libtorch`] without memory.
+/// [`crate::ErrorKind::InvalidArgument`] for another number of dimensions; [`crate::TorchError::Libtorch`] without
+/// memory.
 ///
 /// ```
 /// use brigade_torch::{channels_last, is_channels_last};

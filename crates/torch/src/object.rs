@@ -18,8 +18,8 @@ impl ProcessGroup {
     /// Rank `root`'s object, on every rank. Only the root gives one.
     ///
     /// # Errors
-    /// [`crate::TorchError::Object`] on every rank when the root's object cannot be carried; [`crate::ErrorKind::InvalidArgument`] when
-    /// the root gives none; otherwise [`crate::TorchError::Collective`].
+    /// [`crate::TorchError::Object`] on every rank when the root's object cannot be carried;
+    /// [`crate::ErrorKind::InvalidArgument`] when the root gives none; otherwise [`crate::TorchError::Collective`].
     #[track_caller]
     pub fn broadcast_object<T>(&self, object: Option<&T>, root: usize) -> Result<T, Error>
     where
@@ -61,7 +61,8 @@ impl ProcessGroup {
     /// The objects of all ranks, by rank, on every rank.
     ///
     /// # Errors
-    /// [`crate::TorchError::Object`] on every rank when one rank's object cannot be carried; [`crate::TorchError::Collective`].
+    /// [`crate::TorchError::Object`] on every rank when one rank's object cannot be carried;
+    /// [`crate::TorchError::Collective`].
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store};

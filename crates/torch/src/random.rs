@@ -9,8 +9,8 @@ use crate::error::Error;
 /// The state of a device's default generator: what dropout and random tensors draw from.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] when there is no such device; [`crate::ErrorKind::InvalidArgument`] for one that is neither CPU nor
-/// CUDA.
+/// [`crate::TorchError::Libtorch`] when there is no such device; [`crate::ErrorKind::InvalidArgument`] for one that
+/// is neither CPU nor CUDA.
 ///
 /// ```
 /// use brigade_torch::{rng_state, set_rng_state};

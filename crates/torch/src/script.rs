@@ -24,8 +24,8 @@ impl Script {
     /// Reads a file, to the CPU.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`] when it cannot be read or is not TorchScript; [`crate::ErrorKind::InvalidArgument`] for a path that
-    /// is not UTF-8.
+    /// [`crate::TorchError::Libtorch`] when it cannot be read or is not TorchScript;
+    /// [`crate::ErrorKind::InvalidArgument`] for a path that is not UTF-8.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         let text = path.to_str().ok_or_else(|| {

@@ -203,8 +203,8 @@ impl TcpStore {
 /// is given once.
 ///
 /// # Errors
-/// [`crate::ErrorKind::InvalidArgument`] for a number that is not that of such a socket (the variable that named it is left over
-/// from another process), and for one that was given before.
+/// [`crate::ErrorKind::InvalidArgument`] for a number that is not that of such a socket (the variable that named it
+/// is left over from another process), and for one that was given before.
 pub fn inherited_socket(fd: RawFd) -> Result<OwnedFd, Error> {
     static GIVEN: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
     let stale = |reason: String| {
@@ -264,8 +264,8 @@ impl Store {
     /// of them to drop its store removes the file.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidArgument`] when the file's folder does not exist; [`crate::TorchError::Store`] when it cannot be
-    /// written.
+    /// [`crate::ErrorKind::InvalidArgument`] when the file's folder does not exist; [`crate::TorchError::Store`] when
+    /// it cannot be written.
     pub fn file(path: impl AsRef<Path>, world_size: usize) -> Result<Self, Error> {
         let path = path.as_ref();
         let text = path.to_str().ok_or_else(|| {

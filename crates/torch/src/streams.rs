@@ -65,8 +65,8 @@ pub struct SideStream {
 }
 
 impl SideStream {
-    /// Takes a stream that no other thread has, and makes it and the device current in this thread; what the thread gives
-    /// the device comes behind the event. `None` for the CPU.
+    /// Takes a stream that no other thread has, and makes it and the device current in this thread; what the thread
+    /// gives the device comes behind the event. `None` for the CPU.
     ///
     /// ```
     /// use brigade_torch::SideStream;

@@ -103,7 +103,8 @@ pub trait TensorTree {
     /// Builds a tree of this structure from tensors in the order of [`visit`](TensorTree::visit).
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidArgument`] when the structure is that of another type, or when there are too few tensors.
+    /// [`crate::ErrorKind::InvalidArgument`] when the structure is that of another type, or when there are too few
+    /// tensors.
     fn from_spec(
         spec: &TreeSpec,
         tensors: &mut dyn Iterator<Item = Tensor>,
@@ -179,8 +180,8 @@ pub trait TensorTree {
     /// Joins trees of one structure along the first dimension of every tensor.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidArgument`] for no tree and where structures differ; [`crate::TorchError::Tensor`] where shapes differ in
-    /// another dimension.
+    /// [`crate::ErrorKind::InvalidArgument`] for no tree and where structures differ; [`crate::TorchError::Tensor`]
+    /// where shapes differ in another dimension.
     fn concat_rows(trees: &[&Self]) -> Result<Self::Owned, Error> {
         join(trees, "concat_rows", |tensors| Tensor::f_cat(tensors, 0))
     }

@@ -95,8 +95,8 @@ impl Accelerator {
     /// With defaults. Joins the other ranks; returns when all are connected.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Environment`] for contradicting variables; [`brigade_torch::ErrorKind::Communication`] when the ranks do
-    /// not find each other within the time limit.
+    /// [`brigade_torch::ErrorKind::Environment`] for contradicting variables;
+    /// [`brigade_torch::ErrorKind::Communication`] when the ranks do not find each other within the time limit.
     pub fn new() -> Result<Self> {
         Self::builder().build()
     }

@@ -6,12 +6,11 @@ mod outcome;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
-use brigade_torch::{DeviceExt, release_memory};
+use brigade_torch::{DeviceExt, Error, Result, release_memory};
 
 use crate::error::TrainError;
 use crate::job::Job;
 use agreement::Attempt;
-use brigade_torch::{Error, Result};
 use outcome::{End, Outcome, SCOPE};
 
 /// Runs the body with smaller and smaller batch sizes until one fits into memory. After each one that does not,

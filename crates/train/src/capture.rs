@@ -74,8 +74,8 @@ where
     ///
     /// # Errors
     /// Those of the body, and of [`crate::PreparedOptimizer::step`]: a non-finite loss of an earlier step among them.
-    /// [`brigade_torch::ErrorKind::Communication`] where an earlier replay was not done within the job's time limit, with the ranks that did
-    /// not come.
+    /// [`brigade_torch::ErrorKind::Communication`] where an earlier replay was not done within the job's time limit,
+    /// with the ranks that did not come.
     pub fn run(&mut self, batch: &B) -> Result<R> {
         if self.plain.is_some() {
             return (self.body)(batch);

@@ -2,7 +2,8 @@
 //!
 //! A loop for one process becomes one for many with four changes: make an [`Accelerator`], let it
 //! [`prepare`](Accelerator::prepare) the model, the optimizer and the loaders, call its
-//! [`backward`](Accelerator::backward), and [`update_metric`](Accelerator::update_metric) with what is counted. Started alone, the same program runs as one process.
+//! [`backward`](Accelerator::backward), and [`update_metric`](Accelerator::update_metric) with what is counted.
+//! Started alone, the same program runs as one process.
 //!
 //! Its parts serve programs without an Accelerator: [`Processes`] (the ranks and their collectives),
 //! [`GradientAccumulator`], [`ClipNorm`] and [`clip_grad_value`] (gradients), [`GradScaler`] and

@@ -61,8 +61,8 @@ impl<L: Loader + 'static> PreparedLoader<L> {
     /// ```
     ///
     /// # Errors
-    /// [`crate::TrainError::LoadersDiffer`] for unequal data sets, [`crate::TrainError::NoBatch`] for data without a batch,
-    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
+    /// [`crate::TrainError::LoadersDiffer`] for unequal data sets, [`crate::TrainError::NoBatch`] for data without a
+    /// batch, [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     pub fn new(
         loader: L,
         processes: &Processes,
@@ -167,7 +167,7 @@ impl<L: Loader> Stateful for LoaderInner<L> {
     }
 
     fn load_state_dict(&self, state: &Value<Tensor>) -> Result<()> {
-        Ok(self.restore(state, &Worlds { saved: 1, current: 1 })?)
+        self.restore(state, &Worlds { saved: 1, current: 1 })
     }
 }
 
@@ -284,7 +284,7 @@ impl<T: TensorTree<Owned = T>> Iterator for Batches<T> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let batch = match &mut self.source {
-            Source::Own(epoch) => epoch.next()?.map_err(Error::from),
+            Source::Own(epoch) => epoch.next()?,
             Source::Staged(epoch) => epoch.next()?,
             Source::Dispatched(dispatch) => dispatch.next()?,
         };
@@ -299,7 +299,7 @@ impl<T: TensorTree<Owned = T>> Iterator for Batches<T> {
         let batch = match &self.source {
             // Over the group, batches come on the device of its messages.
             Source::Dispatched(_) if device != Device::Cpu => {
-                batch.and_then(|batch| batch.try_map(|data| Ok(data.to_device(device)?)))
+                batch.and_then(|batch| batch.try_map(|data| data.to_device(device)))
             }
             _ => batch,
         };

@@ -90,7 +90,7 @@ impl ModelContext {
     pub(crate) fn place<M>(&self, model: &mut Model<M>) -> Result<bool> {
         if model.device() != self.job.device {
             let moved = model.to_device(self.job.device);
-            self.job.explain_memory(MOVE_OF_MODEL, moved.map_err(Error::from))?;
+            self.job.explain_memory(MOVE_OF_MODEL, moved)?;
         }
         let channels_last = memory_format::channels_last(model, &self.numerics);
         if channels_last {
@@ -153,8 +153,8 @@ impl<M> PreparedModel<M> {
     /// [`brigade_torch::ErrorKind::Model`] when the input does not fit, with the layer's name. The other ranks learn
     /// of it when this one leaves.
     ///
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] when gradients are on and a parameter is trained that was frozen at
-    /// `prepare`: the ranks would train it apart.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] when gradients are on and a parameter is trained that was frozen
+    /// at `prepare`: the ranks would train it apart.
     #[track_caller]
     pub fn forward<Input>(&self, input: Input) -> Result<M::Output>
     where
@@ -183,7 +183,7 @@ impl<M> PreparedModel<M> {
         {
             checked.set_reduces(sync);
         }
-        Ok(reducer.after_forward(output, sync)?)
+        reducer.after_forward(output, sync)
     }
 
     /// Sends rank 0's buffers (BatchNorm's statistics) to all ranks, where a forward in training has changed them
@@ -226,8 +226,7 @@ impl<M> PreparedModel<M> {
         let scope = self.context.numerics.scope(self.model.device())?;
         let output = self.model.forward(input);
         drop(scope);
-        let outputs =
-            output.map_err(Error::from).and_then(|output| self.context.numerics.outputs(output));
+        let outputs = output.and_then(|output| self.context.numerics.outputs(output));
         self.context.job.explain_memory("the forward pass", outputs)
     }
 

@@ -106,7 +106,7 @@ impl DeviceRates {
     fn step(&self, optimizer: &Optimizer, found: Option<&Tensor>) -> Result<()> {
         let lr = if self.by_value { None } else { Some(self.tensor()?) };
         let scalars = DeviceScalars { lr: lr.as_ref(), grad_scale: None, found_inf: found };
-        Ok(optimizer.clone().step_with(&scalars)?)
+        optimizer.clone().step_with(&scalars)
     }
 }
 
@@ -168,7 +168,7 @@ impl AtReplay for StepBetween {
                 rates.upload(optimizer)?;
                 rates.step(optimizer, self.found.as_ref())
             }
-            None => optimizer.clone().step().map_err(Error::from),
+            None => optimizer.clone().step(),
         };
         self.inner.job.explain_memory("the optimizer's step", stepped)
     }
@@ -264,7 +264,7 @@ impl PreparedOptimizer {
     /// # Errors
     /// As [`PreparedOptimizer::settled`] and [`Optimizer::set_lr`].
     pub fn set_lr(&mut self, lr: f64) -> Result<()> {
-        Ok(self.settled()?.set_lr(lr)?)
+        self.settled()?.set_lr(lr)
     }
 
     /// Returns the parameter groups as they are now.
@@ -316,7 +316,7 @@ impl OptimizerInner {
         }
         let mut optimizer = self.optimizer.clone();
         let Some(scaler) = &self.scaler else {
-            return Ok(optimizer.step()?);
+            return optimizer.step();
         };
         let stepped = scaler.step(&mut optimizer);
         self.accumulator.set_skipped(scaler.skipped());
@@ -368,7 +368,7 @@ impl OptimizerInner {
                 let pair = |gradient| (parameter.shallow_clone(), gradient);
                 gradient(parameter).map(|found| found.map(pair)).transpose()
             };
-            Ok(parameters.iter().filter_map(own).collect::<Result<_, _>>()?)
+            parameters.iter().filter_map(own).collect::<Result<_, _>>()
         })?;
         self.job.recorder.cut(StepBetween { inner: Arc::clone(self), gradients, found })
     }

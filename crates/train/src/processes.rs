@@ -68,9 +68,9 @@ impl Processes {
     /// Joins the other ranks; returns when all are connected.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Environment`] for contradicting variables of the environment; [`brigade_torch::ErrorKind::InvalidArgument`] for
-    /// contradicting options; [`brigade_torch::ErrorKind::Communication`] when the ranks do not find each other within the time
-    /// limit.
+    /// [`brigade_torch::ErrorKind::Environment`] for contradicting variables of the environment;
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for contradicting options;
+    /// [`brigade_torch::ErrorKind::Communication`] when the ranks do not find each other within the time limit.
     pub fn join(options: ConnectOptions) -> Result<Self> {
         Ok(Self::of(Arc::new(connect::join(options, debug_is_asked_for())?)))
     }

@@ -113,7 +113,7 @@ impl PreparedScheduler {
                 return Ok(());
             }
         }
-        Ok(scheduler.advance(self.stride)?)
+        scheduler.advance(self.stride)
     }
 
     /// Goes on after an evaluation that gave this metric. Every rank calls it; where the ranks' metrics
@@ -124,7 +124,7 @@ impl PreparedScheduler {
     pub fn step_with(&mut self, metric: f64) -> Result<()> {
         let mut scheduler = self.inner.scheduler.clone();
         let metric = if scheduler.watches_metric() { self.inner.agreed(metric)? } else { metric };
-        Ok(scheduler.step_with(metric)?)
+        scheduler.step_with(metric)
     }
 
     /// Returns a handle of the scheduler itself, for what this type has no method for, once the device has said
@@ -166,7 +166,7 @@ impl PreparedScheduler {
     /// # Errors
     /// As [`PreparedScheduler::settled`] and [`Scheduler::load_state`].
     pub fn load_state(&mut self, state: &SchedulerState) -> Result<()> {
-        Ok(self.settled()?.load_state(state)?)
+        self.settled()?.load_state(state)
     }
 }
 

@@ -177,7 +177,7 @@ impl Stateful for Optimizer {
         let state = OptimizerState::from_value(state, Tensor::shallow_clone)
             .map_err(Error::invalid_argument)?;
         // Clones are handles of one optimizer.
-        Ok(Self::load_state_dict(&mut self.clone(), &state)?)
+        Self::load_state_dict(&mut self.clone(), &state)
     }
 }
 
@@ -193,6 +193,6 @@ impl Stateful for Scheduler {
 
     fn load_state_dict(&self, state: &Value<Tensor>) -> Result<()> {
         let state = SchedulerState::from_value(state).map_err(Error::invalid_argument)?;
-        Ok(self.clone().load_state(&state)?)
+        self.clone().load_state(&state)
     }
 }

@@ -190,7 +190,7 @@ impl Augment {
                 "saturation and hue are of images [n, c, h, w] with 3 channels, or 1, not of {size:?}"
             )));
         }
-        Ok(self.transformed(images, &drawn).map_err(refused)?)
+        self.transformed(images, &drawn).map_err(refused)
     }
 
     /// Maps masks of classes `[n, h, w]` as the images of the same batch, by the nearest pixel; lighting
@@ -212,7 +212,7 @@ impl Augment {
             let mapped = self.resampled(&numbers, &drawn, Sampling::Nearest)?;
             mapped.f_squeeze_dim(1)?.f_to_kind(masks.kind())
         };
-        Ok(mapped().map_err(refused)?)
+        mapped().map_err(refused)
     }
 
     /// Returns the labels `[n]` of a mixed batch: each image's own, its partner's, and the share of its
@@ -230,7 +230,7 @@ impl Augment {
                 share: drawn.f_select(1, SHARE)?,
             })
         };
-        Ok(targets().map_err(refused)?)
+        targets().map_err(refused)
     }
 
     fn transformed(&self, images: &Tensor, drawn: &Tensor) -> Result<Tensor, TchError> {

@@ -82,8 +82,7 @@ impl<S: ImageSource> BatchedDataset for ResizedDataset<S> {
             return Err(Error::invalid_argument(format!(
                 "images that are resized on a device are bytes, not {to_tensor:?}; leave out `to_tensor`, and \
                  normalise with Augment"
-            ))
-            .into());
+            )));
         }
         samples.begin_epoch(context.epoch).map_err(VisionError::from)?;
         let mut reader = readers.take(samples);
@@ -113,8 +112,7 @@ impl<S: ImageSource> BatchedDataset for ResizedDataset<S> {
                     name(),
                     image.size(),
                     first.size()
-                ))
-                .into());
+                )));
             }
             images.push(image);
             labels.extend(samples.labels().get(read).copied());
@@ -168,8 +166,8 @@ fn finished(
     Ok(image)
 }
 
-/// Images that are reduced by more are resized in one direction after the other: CUDA's kernel holds the weights of both
-/// in 48 KB, which are full at 47 times with bicubic filters.
+/// Images that are reduced by more are resized in one direction after the other: CUDA's kernel holds the weights of
+/// both in 48 KB, which are full at 47 times with bicubic filters.
 const MOST_AT_ONCE: i64 = 32;
 
 /// Resizes bytes as Pillow does: sums in floating point, and rounded to bytes at the end.

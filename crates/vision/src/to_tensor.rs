@@ -269,7 +269,7 @@ impl<T: Element> Filled<T> {
         }
         let channels = if layout == Layout::Grey { 1 } else { 3 };
         let rows = self.planes.len().checked_div(pixels.saturating_mul(channels)).unwrap_or(0);
-        Ok(from_vec(self.planes, &[rows as i64, channels as i64, height, width])?)
+        from_vec(self.planes, &[rows as i64, channels as i64, height, width])
     }
 }
 

@@ -1,9 +1,9 @@
 //! What both programs of this example share: their options and their data.
 
-use brigade::Result;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use brigade::Result;
 use brigade::datasets::{Digits, FashionMnist, IdxFolder, LabelledImages, Mnist};
 use clap::Parser;
 

@@ -107,5 +107,5 @@ fn whole(folder: &Path, write: impl FnOnce(&Path) -> io::Result<()>) -> Result<(
     }
     let unfinished = folder.with_extension("unfinished");
     let written = write(&unfinished);
-    written.and_then(|()| std::fs::rename(unfinished, folder)).map_err(Error::custom)
+    Ok(written.and_then(|()| std::fs::rename(unfinished, folder))?)
 }

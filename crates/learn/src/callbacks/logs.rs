@@ -179,7 +179,7 @@ impl TrackerLog {
             "brigade.host": hostname(),
             "brigade.threads": tch::get_num_threads(),
         });
-        Ok(accelerator.trackers().start(&self.project, &config)?)
+        accelerator.trackers().start(&self.project, &config)
     }
 
     fn step_values(&self, learner: &LearnerState) -> Result<Values> {

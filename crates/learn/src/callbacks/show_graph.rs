@@ -115,7 +115,8 @@ impl Callback for ShowGraph {
     }
 }
 
-/// The losses so far, with room for those of the epochs that are still to come: as many batches in each as in the first.
+/// The losses so far, with room for those of the epochs that are still to come: as many batches in each as in the
+/// first.
 fn graph(learner: &LearnerState) -> Chart {
     let recorder = learner.recorder();
     let first = recorder.iters().first().copied().unwrap_or(0);

@@ -1,10 +1,9 @@
 //! That all ranks have the same data.
 
+use brigade_torch::{Error, Result};
 use brigade_train::Accelerator;
 use brigade_vision::check_ranks_agree;
 use brigade_vision::source::Fingerprint;
-
-use brigade_torch::{Error, Result};
 
 /// Returns what this rank has found when all ranks have found the same, by a fingerprint; else an error on every
 /// rank, so that none waits for one that has failed.

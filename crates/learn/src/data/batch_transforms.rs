@@ -4,8 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use brigade_torch::{Error, Result};
+use brigade_vision::Size;
 use brigade_vision::augment::{Augment, Geometric, Hue, Lighting, Padding, RandomErasing};
-use brigade_vision::{Size, transforms as images};
+use brigade_vision::transforms as images;
 use tch::Tensor;
 
 use super::item_transforms::Part;

@@ -3,12 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 
+use brigade_torch::{Error, Result};
 use brigade_vision::Size;
 use brigade_vision::transforms as images;
 use brigade_vision::transforms::{Compose, PadMode, RandomHorizontalFlip, Transform};
 use serde::{Deserialize, Serialize};
-
-use brigade_torch::{Error, Result};
 
 /// Constructors of random resized crops with fastai's defaults.
 ///

@@ -5,10 +5,9 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use brigade_torch::{Error, Result};
 use brigade_vision::VisionError;
 use brigade_vision::source::{FindFiles, ImageFiles};
-
-use brigade_torch::{Error, Result};
 
 /// The items of a data set: files below a folder, each with the cells of its row where they come from a table.
 ///

@@ -127,7 +127,7 @@ impl BatchedDataset for Samples {
         };
         let Some((rows, width)) = &self.rows else { return Ok((images, targets)) };
         // A broken image may have been replaced by another one, whose row this is.
-        let numbers = Vec::<i64>::try_from(&targets).map_err(Error::custom)?;
+        let numbers = Vec::<i64>::try_from(&targets)?;
         let length = (*width).max(1);
         let mut picked = Vec::with_capacity(numbers.len() * length);
         for number in &numbers {

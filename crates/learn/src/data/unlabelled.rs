@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use brigade_data::{BatchContext, BatchedDataset, DataError};
-use brigade_torch::{Error, Result};
+use brigade_torch::Result;
 use tch::Tensor;
 
 use crate::loaders::{Item, ItemCodec};
@@ -61,10 +61,10 @@ impl BatchedDataset for Unlabelled {
         for &index in indices {
             let len = self.files.len();
             let file = self.files.get(index).ok_or(DataError::Index { index, len })?;
-            let row = self.codec.encode(&Item::File(file.clone())).map_err(Error::custom)?;
+            let row = self.codec.encode(&Item::File(file.clone()))?;
             let [row] = <[Tensor; 1]>::try_from(row).map_err(|row| {
-                let reason = format!("{} is {} tensors, expected one", file.display(), row.len());
-                Error::custom(reason)
+                let message = format!("{} is {} tensors, expected one", file.display(), row.len());
+                DataError::Unfit { message }
             })?;
             rows.push(row);
         }

@@ -4,6 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 
 use brigade_data::{Batch, DataError};
+use brigade_torch::{Error, ErrorKind, Result, TorchError};
+use brigade_train::TrainError;
 
 use super::Learner;
 use crate::callback::{Callback, Interrupt, IntoCallbacks, Level, Phases, Ranks, Step, call};
@@ -15,8 +17,6 @@ use crate::hyper::{Hyper, Rates};
 use crate::loaders::{Parts, PreparedSource};
 use crate::recording::Recording;
 use crate::state::{CurrentBatch, LearnerState, Position};
-use brigade_torch::{Error, ErrorKind, Result, TorchError};
-use brigade_train::TrainError;
 
 /// What a fit can be told besides its epochs.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -341,7 +341,8 @@ impl Loop<'_> {
             let name = callback.name();
             let kept = callbacks.iter().find(|(known, _)| *known == name);
             if let Some((_, kept)) = kept {
-                let kept = serde_json::from_str(kept).map_err(Error::custom)?;
+                let kept = serde_json::from_str(kept)
+                    .map_err(|error| Error::new(ErrorKind::Checkpoint, error))?;
                 callback.load_state(state, &kept)?;
             }
         }

@@ -30,8 +30,8 @@ impl Learner {
     /// ```
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] with several ranks, for a first device that is not the Learner's, and for a model of
-    /// other parameters.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] with several ranks, for a first device that is not the
+    /// Learner's, and for a model of other parameters.
     pub fn parallel<X, M>(
         mut self,
         devices: &[Device],

@@ -23,7 +23,7 @@ impl LearnerState {
     /// On every rank when rank 0 cannot write.
     pub fn save(&self, path: impl AsRef<Path>, with_optimizer: bool) -> Result<()> {
         let path = path.as_ref();
-        self.on_main(|| saved::write(path, self.to_value(with_optimizer)?))
+        on_main(&self.accelerator, || saved::write(path, self.to_value(with_optimizer)?))
     }
 
     /// Reads such a file on rank 0, and sends it to the others: only rank 0 needs the file.
@@ -69,10 +69,6 @@ impl LearnerState {
             entries.push(("opt", state.to_value()));
         }
         Ok(Value::dict(entries))
-    }
-
-    fn on_main(&self, body: impl FnOnce() -> Result<()>) -> Result<()> {
-        on_main(&self.accelerator, body)
     }
 }
 

@@ -6,8 +6,8 @@ use tch::{Reduction, Tensor};
 use super::weights::Weights;
 use super::{Loss, read};
 
-/// The binary cross-entropy of scores of labels: `-w (v y ln σ(x) + (1 - y) ln(1 - σ(x)))`, with weights `w` of labels and
-/// `v` of positive targets.
+/// The binary cross-entropy of scores of labels: `-w (v y ln σ(x) + (1 - y) ln(1 - σ(x)))`, with weights `w` of
+/// labels and `v` of positive targets.
 ///
 /// Predictions and targets `[n, labels]`, in any further dimensions before the last; targets of any dtype, 0 and 1 or
 /// between.

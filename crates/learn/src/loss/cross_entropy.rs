@@ -38,7 +38,8 @@ impl CrossEntropy {
     }
 
     /// Takes targets for the mixture of their class, `1 - eps`, and all classes, `eps`. With weights this is PyTorch's
-    /// smoothing, which weighs both parts; fastai's is [`LabelSmoothingCrossEntropy`](super::LabelSmoothingCrossEntropy).
+    /// smoothing, which weighs both parts; fastai's is
+    /// [`LabelSmoothingCrossEntropy`](super::LabelSmoothingCrossEntropy).
     #[must_use]
     pub fn label_smoothing(mut self, eps: f64) -> Self {
         self.label_smoothing = eps;

@@ -5,8 +5,8 @@ use tch::{Kind, Tensor};
 
 use super::{Loss, read};
 
-/// The Dice loss: of each image and class `1 - (2 Σ p t + smooth) / (Σ (p + t) + smooth)` over its pixels, with the softmax
-/// `p` of scores and `t` 1 where the target is the class.
+/// The Dice loss: of each image and class `1 - (2 Σ p t + smooth) / (Σ (p + t) + smooth)` over its pixels, with the
+/// softmax `p` of scores and `t` 1 where the target is the class.
 ///
 /// Predictions `[n, classes, h, w]`, masks `[n, h, w]` or `[n, 1, h, w]`. The mean over images and classes; fastai's
 /// sum is [`DiceLoss::summed`].
@@ -48,8 +48,8 @@ impl DiceLoss {
         self
     }
 
-    /// Adds over images and classes instead of taking the mean, which is what fastai's loss does unless told otherwise. The
-    /// gradient then grows with the batch.
+    /// Adds over images and classes instead of taking the mean, which is what fastai's loss does unless told
+    /// otherwise. The gradient then grows with the batch.
     #[must_use]
     pub fn summed(mut self) -> Self {
         self.summed = true;

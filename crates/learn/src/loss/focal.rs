@@ -7,8 +7,8 @@ use super::cross_entropy::entropy;
 use super::weights::Weights;
 use super::{Loss, read};
 
-/// The focal loss (Lin et al., 2017): `(1 - p)^gamma · ce`, with the cross-entropy `ce` and `p = exp(-ce)`, so that samples
-/// that are right already count less.
+/// The focal loss (Lin et al., 2017): `(1 - p)^gamma · ce`, with the cross-entropy `ce` and `p = exp(-ce)`, so that
+/// samples that are right already count less.
 ///
 /// Predictions `[n, classes, …]`, targets `[n, …]`. A weight of the class is part of `ce`, so of `p`, as in fastai; the
 /// mean is over all samples, not weighted.

@@ -1,8 +1,7 @@
 //! Shapes and dtypes of what losses are given.
 
-use tch::{Kind, Tensor};
-
 use brigade_torch::{Error, Result};
+use tch::{Kind, Tensor};
 
 fn unfit(loss: &str, predictions: &Tensor, targets: &Tensor, expected: &str) -> Error {
     Error::invalid_argument(format!(

@@ -6,8 +6,8 @@ use tch::{Reduction, Tensor};
 
 use super::{Loss, read};
 
-/// The mean absolute error, `mean(|prediction - target|)`. Predictions and targets of one shape; `[n, 1]` and `[n]` fit,
-/// too.
+/// The mean absolute error, `mean(|prediction - target|)`. Predictions and targets of one shape; `[n, 1]` and `[n]`
+/// fit, too.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct L1;
 

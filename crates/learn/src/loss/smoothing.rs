@@ -7,11 +7,11 @@ use super::cross_entropy::entropy;
 use super::weights::Weights;
 use super::{Loss, read};
 
-/// The cross-entropy with smoothed labels: `eps/classes · Σₖ -ln pₖ + (1 - eps) · -wᵧ ln pᵧ`, of probabilities `p` and the
-/// target's class `y`.
+/// The cross-entropy with smoothed labels: `eps/classes · Σₖ -ln pₖ + (1 - eps) · -wᵧ ln pᵧ`, of probabilities `p`
+/// and the target's class `y`.
 ///
-/// Predictions `[n, classes, …]`, targets `[n, …]`. Weights of classes concern the second part alone, of which the mean is
-/// the weighted one, as in fastai; without weights it is PyTorch's `label_smoothing`.
+/// Predictions `[n, classes, …]`, targets `[n, …]`. Weights of classes concern the second part alone, of which the
+/// mean is the weighted one, as in fastai; without weights it is PyTorch's `label_smoothing`.
 ///
 /// ```
 /// use brigade_learn::loss::{LabelSmoothingCrossEntropy, Loss};

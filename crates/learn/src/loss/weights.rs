@@ -2,10 +2,9 @@
 
 use std::fmt;
 
+use brigade_torch::{Error, Result};
 use parking_lot::Mutex;
 use tch::{Device, Kind, Tensor};
-
-use brigade_torch::{Error, Result};
 
 /// Optional weights. A copy on the device is kept, so that a step need not send them.
 #[derive(Default)]

@@ -6,8 +6,7 @@ use brigade_metrics::{
     Accuracy, F1, Fold, Folded, Mae, Mean, Metric, MetricState, PredictedClasses, RocAucBinary,
     gather_in_data_order,
 };
-use brigade_torch::{Backend, GlooDevice, GroupOptions, ProcessGroup, Store};
-use brigade_torch::{Error, Result};
+use brigade_torch::{Backend, Error, GlooDevice, GroupOptions, ProcessGroup, Result, Store};
 use tch::{Kind, Tensor};
 
 use crate::fill::{classes, uniform_tensor};

@@ -42,8 +42,8 @@ impl Default for NextWordOptions {
 /// ```
 ///
 /// # Errors
-/// [`brigade_torch::ErrorKind::InvalidArgument`] for scores of other than one dimension or without a finite one, a temperature below 0, or a
-/// word outside of the vocabulary.
+/// [`brigade_torch::ErrorKind::InvalidArgument`] for scores of other than one dimension or without a finite one, a
+/// temperature below 0, or a word outside of the vocabulary.
 pub fn next_word(scores: &Tensor, options: &NextWordOptions) -> Result<i64> {
     let &[words] = scores.size().as_slice() else {
         return Err(Error::invalid_argument(format!(
@@ -109,8 +109,8 @@ pub fn next_word(scores: &Tensor, options: &NextWordOptions) -> Result<i64> {
 /// ```
 ///
 /// # Errors
-/// [`brigade_torch::ErrorKind::InvalidArgument`] for an empty prompt, and those of [`next_word`]; the model's, for a word that it does not
-/// have.
+/// [`brigade_torch::ErrorKind::InvalidArgument`] for an empty prompt, and those of [`next_word`]; the model's, for a
+/// word that it does not have.
 pub fn generate_words(
     model: &mut Model<LanguageModel>,
     prompt: &[i64],
@@ -131,8 +131,8 @@ pub fn generate_words(
 }
 
 impl LanguageModel {
-    /// [`generate_words`] for a module that something else holds and has put into evaluation, such as a Learner: goes on
-    /// from the hidden state, and leaves it as it is behind the last word but one.
+    /// [`generate_words`] for a module that something else holds and has put into evaluation, such as a Learner: goes
+    /// on from the hidden state, and leaves it as it is behind the last word but one.
     ///
     /// # Errors
     /// Those of [`generate_words`].

@@ -3,8 +3,7 @@
 use std::borrow::Borrow;
 
 use brigade_nn::{Module, ParamPath};
-use brigade_torch::copy_to_device;
-use brigade_torch::{Error, Result};
+use brigade_torch::{Error, Result, copy_to_device};
 use tch::Tensor;
 
 use super::{AwdLstm, AwdLstmOptions};

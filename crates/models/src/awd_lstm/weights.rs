@@ -77,8 +77,8 @@ pub fn write_encoder(state: &StateDict, file: impl AsRef<Path>) -> Result<()> {
 /// Learner's part.
 ///
 /// # Errors
-/// Those of [`weights::load`], and [`brigade_nn::ModelError::Mismatch`] where the encoder differs in a name or a shape: nothing
-/// was changed.
+/// Those of [`weights::load`], and [`brigade_nn::ModelError::Mismatch`] where the encoder differs in a name or a
+/// shape: nothing was changed.
 pub fn load_encoder<M: AwdLstmModel>(
     model: &mut Model<M>,
     file: impl AsRef<Path>,
@@ -181,7 +181,8 @@ impl PretrainedLanguageModel {
     /// Takes a language model's state dictionary, and the word of each row.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] where the rows are not as many as the words, or the words' table is missing.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] where the rows are not as many as the words, or the words' table
+    /// is missing.
     pub fn new(state: StateDict, vocabulary: Vec<String>) -> Result<Self> {
         let rows = |name: &str| state.get(name).and_then(|tensor| tensor.size().first().copied());
         if state.get(WORDS).is_none_or(|table| table.dim() != 2) {
@@ -259,8 +260,8 @@ impl PretrainedLanguageModel {
     /// encoder. Names have to agree; fastai copies by position, whatever the names are.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] where the vocabulary is not the model's, and [`brigade_nn::ModelError::Mismatch`] where weights do not
-    /// fit: nothing was changed.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] where the vocabulary is not the model's, and
+    /// [`brigade_nn::ModelError::Mismatch`] where weights do not fit: nothing was changed.
     pub fn load_into<M: AwdLstmModel>(
         &self,
         model: &mut Model<M>,

@@ -1,7 +1,6 @@
 //! Downloads into the cache of Hugging Face's tools, in its layout: `blobs/ETAG`, `snapshots/COMMIT/NAME` as
 //! a link to it, and `refs/REVISION`, which holds the commit.
 
-use brigade_torch::{Error, ErrorKind};
 use std::env;
 use std::fs;
 use std::io::{self, Read, Write};
@@ -10,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use brigade_checkpoint::hub_cache;
+use brigade_torch::{Error, ErrorKind};
 use sha2::{Digest, Sha256};
 use tempfile::NamedTempFile;
 use ureq::http::{HeaderMap, Response, StatusCode};

@@ -1,7 +1,6 @@
 //! Scaled dot products, and which keys a query sees.
 
-use brigade_torch::Result;
-use brigade_torch::{AttentionOptions, attention};
+use brigade_torch::{AttentionOptions, Result, attention};
 use tch::{Kind, Tensor};
 
 use super::Tokens;

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use brigade_torch::Result;
-use brigade_torch::{grad_enabled, try_recomputed};
+use brigade_torch::{Result, grad_enabled, try_recomputed};
 use parking_lot::Mutex;
 use tch::Tensor;
 

@@ -3,8 +3,7 @@
 use std::borrow::Borrow;
 
 use brigade_nn::{Init, ModelError, Module, ParamPath};
-use brigade_torch::Result;
-use brigade_torch::{gelu_linear, linear};
+use brigade_torch::{Result, gelu_linear, linear};
 use tch::Tensor;
 
 use crate::Activation;

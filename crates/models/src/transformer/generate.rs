@@ -13,8 +13,8 @@ use sampling::Before;
 
 /// A model that tells the next token from those before it: what [`GenerationOptions`] generate with.
 ///
-/// [`crate::Gpt2LmHead`] and [`crate::LlamaForCausalLm`] are such models. One's own keeps in its state what it needs of the
-/// tokens so far: keys and values, a hidden state of an LSTM, or the tokens themselves.
+/// [`crate::Gpt2LmHead`] and [`crate::LlamaForCausalLm`] are such models. One's own keeps in its state what it needs
+/// of the tokens so far: keys and values, a hidden state of an LSTM, or the tokens themselves.
 ///
 /// ```
 /// use brigade_models::{CausalModel, GenerationOptions, Tokens};

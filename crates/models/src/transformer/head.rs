@@ -1,8 +1,7 @@
 //! The head of a causal language model.
 
 use brigade_nn::{Init, ParamPath};
-use brigade_torch::Result;
-use brigade_torch::linear;
+use brigade_torch::{Result, linear};
 use tch::Tensor;
 
 use crate::init::{Redraw, redraw};

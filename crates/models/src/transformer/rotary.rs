@@ -2,8 +2,7 @@
 
 use std::f64::consts::PI;
 
-use brigade_torch::Result;
-use brigade_torch::copy_to_device;
+use brigade_torch::{Result, copy_to_device};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};

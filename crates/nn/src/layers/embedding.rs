@@ -11,9 +11,9 @@ use crate::{Init, Module, ParamPath};
 
 /// Row `i` of a table for every index `i`: from integers `[…]` to `[…, width]`.
 ///
-/// An index that has no row is [`crate::ModelError::OutsideTable`] on the CPU, where libtorch looks at each one anyway. On a GPU its
-/// kernel stops the device ("device-side assert triggered"): a check here would have the host wait in every step. Ids
-/// are checked where the host makes them.
+/// An index that has no row is [`crate::ModelError::OutsideTable`] on the CPU, where libtorch looks at each one
+/// anyway. On a GPU its kernel stops the device ("device-side assert triggered"): a check here would have the host
+/// wait in every step. Ids are checked where the host makes them.
 ///
 /// Parameter: `weight` `[rows, width]`, normal with mean 0 and deviation 1
 /// ([torch.nn.Embedding](https://docs.pytorch.org/docs/stable/generated/torch.nn.Embedding.html)).

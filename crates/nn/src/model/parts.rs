@@ -128,8 +128,8 @@ impl<M> Model<M> {
     /// ```
     ///
     /// # Errors
-    /// [`crate::ModelError::NoSuchParameter`] for a module without parameters; [`crate::ModelError::Groups`] for a parameter in no
-    /// group or in several.
+    /// [`crate::ModelError::NoSuchParameter`] for a module without parameters; [`crate::ModelError::Groups`] for a
+    /// parameter in no group or in several.
     pub fn parameter_groups(&self, groups: &[(&str, &[&str])]) -> Result<Vec<NamedGroup>> {
         let mut split = Vec::new();
         for (name, modules) in groups {

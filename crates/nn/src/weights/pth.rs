@@ -8,6 +8,7 @@ use brigade_checkpoint::pth::{
     self, PthFile, StorageKey, StoredStateDict, StoredTensor, TensorData,
 };
 use brigade_checkpoint::{Dtype, Error as FileError, TensorInfo, Value};
+use brigade_torch::{Error, bytes, dtype_of, loaded_kind, tensor_from_bytes};
 use indexmap::IndexMap;
 use tch::{Device, Tensor};
 
@@ -16,8 +17,6 @@ use super::safetensors::{CHUNK_BYTES, write_whole};
 use crate::error::ModelError;
 use crate::model::Shapes;
 use crate::{LoadReport, Model, StateDict};
-use brigade_torch::Error;
-use brigade_torch::{bytes, dtype_of, loaded_kind, tensor_from_bytes};
 
 /// A state dictionary of a file.
 pub(super) fn load(

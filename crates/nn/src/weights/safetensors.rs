@@ -10,15 +10,13 @@ use std::path::Path;
 
 use brigade_checkpoint::TensorInfo;
 use brigade_checkpoint::safetensors::{Entry, layout};
-use brigade_torch::{TensorFile, TorchError, bytes};
+use brigade_torch::{Error, TensorFile, TorchError, bytes, dtype_of, loaded_kind};
 use tch::{Device, Kind, TchError, Tensor};
 
 use super::{damaged, io};
 use crate::error::ModelError;
 use crate::model::Shapes;
 use crate::{LoadReport, Model, StateDict};
-use brigade_torch::Error;
-use brigade_torch::{dtype_of, loaded_kind};
 
 /// What is copied out of a tensor at a time: small enough for a processor's cache.
 pub(super) const CHUNK_BYTES: usize = 256 << 10;

@@ -66,7 +66,7 @@ fn a_cell_launches_is_interrupted_fails_and_goes_on() {
                  let accelerator = Accelerator::new()?;\n\
                  let mine = Tensor::from(number + accelerator.processes().process_index() as i64);\n\
                  if number < 0 && accelerator.processes().process_index() == 1 {\n\
-                     return Err(Error::InvalidArgument(\"a negative number\".to_owned()));\n\
+                     return Err(Error::invalid_argument(\"a negative number\"));\n\
                  }\n\
                  Ok(2 * accelerator.processes().reduce(&mine, ReduceOp::Sum)?.int64_value(&[]))\n\
              }",
@@ -90,7 +90,9 @@ fn a_cell_launches_is_interrupted_fails_and_goes_on() {
 
     // With this setting of evcxr's, Jupyter learns of a cell that fails.
     kernel.run(":preserve_vars_on_panic 0").succeeds();
-    kernel.run("fn fails((): ()) -> Result<()> { Err(Error::InvalidArgument(\"no data\".to_owned())) }").succeeds();
+    kernel
+        .run("fn fails((): ()) -> Result<()> { Err(Error::invalid_argument(\"no data\")) }")
+        .succeeds();
     let cell = kernel.run("notebook_launcher(fails, (), 2).unwrap();");
     assert!(cell.err.contains("no data") && !cell.error.is_empty(), "{cell:?}");
 

@@ -105,7 +105,7 @@ impl Rule for SgdRule {
             first,
         };
         if momentum == 0.0 {
-            return Ok(fused::sgd(parameters, gradients, &[], &kernel(false), &device)?);
+            return fused::sgd(parameters, gradients, &[], &kernel(false), &device);
         }
         if step.on_device {
             // Whether a buffer is new is known on the device only, where a first step may have been left out.

@@ -7,8 +7,7 @@ use brigade_optim::{
     QHAdam, RAdam, RmsProp, Rule, Sgd, Step, all_optimizers,
 };
 use brigade_test_device::numeric_device;
-use brigade_torch::Result;
-use brigade_torch::{ErrorKind, ProfiledEvent, ProfilerOptions, Recording, set_gradient};
+use brigade_torch::{ErrorKind, ProfiledEvent, ProfilerOptions, Recording, Result, set_gradient};
 use tch::{Device, Kind, Tensor};
 
 use crate::filled::{

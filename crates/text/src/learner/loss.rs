@@ -7,8 +7,7 @@ use brigade_learn::callback::{Callback, Step};
 use brigade_learn::loss::{LabelSmoothingCrossEntropy, Loss};
 use brigade_metrics::ClassesLast;
 use brigade_models::LanguageModelHead;
-use brigade_torch::CrossEntropyOptions;
-use brigade_torch::Result;
+use brigade_torch::{CrossEntropyOptions, Result};
 use brigade_train::{AutocastOptions, Precision};
 use parking_lot::Mutex;
 use tch::{Device, Tensor};
@@ -42,14 +41,13 @@ impl HeadLoss {
     /// In the fit's precision: the model's output has left it.
     fn autocast<R>(&self, device: Device, body: impl FnOnce() -> R) -> Result<R> {
         let precision = *self.precision.lock();
-        Ok(AutocastOptions { precision, cache: false }.run(device, body)?)
+        AutocastOptions { precision, cache: false }.run(device, body)
     }
 
     /// What the model gave as scores.
     fn scored(&self, output: &Tensor) -> Result<Tensor> {
         if self.head.is_fused() {
             self.autocast(output.device(), || self.head.scores(output))?
-                .map_err(|error| brigade_torch::Error::from(error).into())
         } else {
             Ok(output.shallow_clone())
         }

@@ -7,8 +7,7 @@ use brigade_learn::LearnerState;
 use brigade_learn::callback::{Callback, Phases, Step};
 use brigade_models::RecurrentState;
 use brigade_nn::LstmState;
-use brigade_torch::{Error, Result};
-use brigade_torch::{bytes, dtype_of, tensor_from_bytes};
+use brigade_torch::{Error, ErrorKind, Result, bytes, dtype_of, tensor_from_bytes};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tch::{Device, Tensor};
@@ -129,7 +128,7 @@ impl Callback for ModelResetter {
                 Ok(LstmState { hidden, cell })
             })
             .collect::<Result<Vec<_>>>()?;
-        Ok(self.state.set_hidden_state(layers)?)
+        self.state.set_hidden_state(layers)
     }
 }
 
@@ -192,9 +191,10 @@ impl SavedLayer {
     }
 
     fn decoded(&self, text: &str) -> Result<Tensor> {
-        let mut bytes = BASE64_STANDARD.decode(text).map_err(Error::custom)?;
-        tensor_from_bytes(&mut bytes, &self.shape, self.dtype)
-            .map_err(|error| Error::from(error).into())
+        let mut bytes = BASE64_STANDARD
+            .decode(text)
+            .map_err(|error| Error::new(ErrorKind::Checkpoint, error))?;
+        Ok(tensor_from_bytes(&mut bytes, &self.shape, self.dtype)?)
     }
 
     fn hidden(&self) -> Result<Tensor> {

@@ -13,6 +13,7 @@ use brigade_tokens::{TokenList, Vocabulary};
 use brigade_torch::{Error, Result};
 
 use crate::TextCodec;
+use crate::error::TextError;
 
 /// How [`TextLearner::generate`] goes on with a text, as fastai's `LMLearner.predict`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -149,6 +150,6 @@ fn written(ids: &[i64], vocabulary: &Vocabulary, decode: bool) -> Result<String>
     let tokens: TokenList =
         ids.iter().filter_map(token).filter(|token| !["xxbos", "xxpad"].contains(token)).collect();
     let tokens =
-        if decode { decode_special_tokens(&tokens).map_err(Error::custom)? } else { tokens };
+        if decode { decode_special_tokens(&tokens).map_err(TextError::from)? } else { tokens };
     Ok(tokens.iter().collect::<Vec<_>>().join(" "))
 }

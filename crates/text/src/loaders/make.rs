@@ -6,6 +6,7 @@ use std::thread;
 
 use brigade_data::{BatchedDataset, Collate, DataLoader, draw_seed};
 use brigade_tokens::{ParallelOptions, TextSource, TokenCorpus};
+use brigade_torch::{Error, Result};
 use brigade_train::Accelerator;
 use tch::Tensor;
 
@@ -16,7 +17,6 @@ use crate::error::TextError;
 use crate::{
     Backwards, Documents, LabelledTexts, LanguageModelData, Padding, SortedSampler, Subset,
 };
-use brigade_torch::{Error, Result};
 
 /// Makes the loaders: the same on all ranks.
 pub(super) fn loaders(

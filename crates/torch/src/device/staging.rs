@@ -7,8 +7,8 @@ use crate::bridge::{borrow, borrow_optional, ffi, own};
 use crate::error::Error;
 
 /// Begins to copy a tensor of a GPU into pinned memory of the host: into that of `into`, which an earlier copy of
-/// another tensor of its shape and kind has, or into new memory. It may be read after [`crate::DeviceExt::synchronize`].
-/// A tensor of the CPU is copied at once, into ordinary memory.
+/// another tensor of its shape and kind has, or into new memory. It may be read after
+/// [`crate::DeviceExt::synchronize`]. A tensor of the CPU is copied at once, into ordinary memory.
 ///
 /// ```
 /// use brigade_torch::copy_to_host;
@@ -39,7 +39,8 @@ pub fn copy_to_host(from: &Tensor, into: Option<&Tensor>) -> Result<Tensor, Erro
 /// ```
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`], as when memory is full; [`crate::TorchError::Tensor`] for a copy of a GPU's tensor to the CPU that fails.
+/// [`crate::TorchError::Libtorch`], as when memory is full; [`crate::TorchError::Tensor`] for a copy of a GPU's
+/// tensor to the CPU that fails.
 pub fn copy_to_device(from: &Tensor, device: Device) -> Result<Tensor, Error> {
     let Some(index) = gpu(device)? else { return Ok(from.f_to_device(device)?) };
     ffi::copy_to_gpu(borrow(from), index)

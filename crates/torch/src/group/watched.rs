@@ -45,9 +45,9 @@ impl ProcessGroup {
     ///
     /// A thread asks `is_done` ([`StreamEvent::is_done`](crate::StreamEvent::is_done), say) every 50 ms. Work that is
     /// not done within the limit, counted from this call or from the end of the work before it, fails: the thread
-    /// aborts the group, which ends NCCL's kernels, and the next `watch` or [`ProcessGroup::watched`] returns the error.
-    /// It is numbered as a collective, so that the error names ranks that had not come; all ranks call it in the same
-    /// order.
+    /// aborts the group, which ends NCCL's kernels, and the next `watch` or [`ProcessGroup::watched`] returns the
+    /// error. It is numbered as a collective, so that the error names ranks that had not come; all ranks call it in
+    /// the same order.
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store, StreamEvent};
@@ -89,8 +89,8 @@ impl ProcessGroup {
     /// Returns whether all watched work was done in time so far ([`ProcessGroup::watch`]), once with its own error.
     ///
     /// # Errors
-    /// [`crate::TorchError::Collective`] with [`Fault::Timeout`] for work that was not, then with [`Fault::Aborted`]; the error of
-    /// the question, where the device has failed.
+    /// [`crate::TorchError::Collective`] with [`Fault::Timeout`] for work that was not, then with [`Fault::Aborted`];
+    /// the error of the question, where the device has failed.
     pub fn watched(&self) -> Result<(), Error> {
         let failure = self.inner().watched.state.lock().failure.take();
         match failure {

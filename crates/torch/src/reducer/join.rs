@@ -77,8 +77,9 @@ impl Reducer {
     /// Does what one iteration of the others asks of a rank that has run out of data.
     ///
     /// # Errors
-    /// [`crate::TorchError::Collective`] when a peer is gone; [`crate::TorchError::EarlyTermination`] when that was asked for;
-    /// [`crate::ErrorKind::InvalidArgument`] when the others disagree, or outside of a join; that of a [`crate::GradientHook`].
+    /// [`crate::TorchError::Collective`] when a peer is gone; [`crate::TorchError::EarlyTermination`] when that was
+    /// asked for; [`crate::ErrorKind::InvalidArgument`] when the others disagree, or outside of a join; that of a
+    /// [`crate::GradientHook`].
     pub fn shadow(&self) -> Result<Shadowed, Error> {
         let roll = self.roll(GONE)?;
         if roll.active == 0 {

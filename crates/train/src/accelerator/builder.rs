@@ -385,8 +385,8 @@ impl AcceleratorBuilder {
     /// Joins the other ranks.
     ///
     /// # Errors
-    /// As [`Accelerator::new`]; [`brigade_torch::ErrorKind::InvalidArgument`] for zero accumulation steps, and for options that
-    /// contradict each other or [`AcceleratorBuilder::sharing`].
+    /// As [`Accelerator::new`]; [`brigade_torch::ErrorKind::InvalidArgument`] for zero accumulation steps, and for
+    /// options that contradict each other or [`AcceleratorBuilder::sharing`].
     pub fn build(self) -> Result<Accelerator> {
         self.models.comm_hook.check()?;
         let settings = self.accumulation.map_or_else(GradientAccumulationOptions::from_env, Ok)?;

@@ -12,9 +12,9 @@ impl Accelerator {
     ///
     /// The first three batches run as they are, then the step is recorded, and from the fourth on it is replayed; a
     /// batch of other shapes runs once and is recorded, too. The losses are those of the step that is not recorded, bit
-    /// for bit. What changes from step to step lies on the device: the batch, which is copied into the tensors that were
-    /// recorded, learning rates, the loss scale with its overflows, counts of steps, and random numbers, so that dropout
-    /// differs between replays.
+    /// for bit. What changes from step to step lies on the device: the batch, which is copied into the tensors that
+    /// were recorded, learning rates, the loss scale with its overflows, counts of steps, and random numbers, so that
+    /// dropout differs between replays.
     ///
     /// The body gets a batch and returns tensors, such as the loss; [`CapturedStep::run`] returns copies of them. It is
     /// called for the first batches only. So what it does on the host is done once, or in other words: values that it
@@ -22,8 +22,8 @@ impl Accelerator {
     /// behind it. Its models must be in training mode or not as they were when it was recorded
     /// ([`CapturedStep::forget`] has it recorded again). A momentum or a weight decay that has changed has it recorded
     /// again by itself, once: from then on the optimizer is called between two recordings, at each step, since its
-    /// kernels have those numbers by value. So are optimizers of float64 parameters, and rules of one's own that take no
-    /// numbers from the device.
+    /// kernels have those numbers by value. So are optimizers of float64 parameters, and rules of one's own that take
+    /// no numbers from the device.
     ///
     /// Where a step cannot be recorded it runs as it is: on a CPU, with Gloo between several ranks, with accumulation
     /// over several batches, with communication hooks of one's own, in debug mode, and after an operation that waits

@@ -36,9 +36,9 @@ impl Accelerator {
     /// before the window does: the result is the gradient of the mean over the whole window.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone; [`brigade_torch::ErrorKind::Tensor`] when the loss has no graph or more than one
-    /// value; [`crate::TrainError::LossNotFinite`] on every rank when the loss of one is infinite or NaN
-    /// ([`crate::AcceleratorBuilder::check_loss`]).
+    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone; [`brigade_torch::ErrorKind::Tensor`] when the
+    /// loss has no graph or more than one value; [`crate::TrainError::LossNotFinite`] on every rank when the loss of
+    /// one is infinite or NaN ([`crate::AcceleratorBuilder::check_loss`]).
     #[track_caller]
     pub fn backward(&self, loss: &Tensor) -> Result<()> {
         self.backward_with(loss, BackwardOptions::default())
@@ -168,8 +168,9 @@ impl Accelerator {
     /// A window without a token has gradients of 0.
     ///
     /// # Errors
-    /// As [`Accelerator::backward`]; [`brigade_torch::ErrorKind::InvalidArgument`], on every rank at the end of the window, when a
-    /// weight is negative, NaN, or a tensor of several elements. One that is a tensor on a GPU makes the loss NaN then.
+    /// As [`Accelerator::backward`]; [`brigade_torch::ErrorKind::InvalidArgument`], on every rank at the end of the
+    /// window, when a weight is negative, NaN, or a tensor of several elements. One that is a tensor on a GPU makes
+    /// the loss NaN then.
     pub fn backward_weighted(
         &self,
         models: &(impl PreparedModels + ?Sized),
@@ -179,9 +180,9 @@ impl Accelerator {
         self.gradients.backward_weighted(models, loss, &weight.into())
     }
 
-    /// Scales the gradients of all parameters together so that their norm is at most `clip`, and returns the norm before, a
-    /// scalar on their device. A number is the limit of the 2-norm; [`ClipNorm`] has any p-norm, and an error for
-    /// gradients that are not finite. The values are those of `torch.nn.utils.clip_grad_norm_`.
+    /// Scales the gradients of all parameters together so that their norm is at most `clip`, and returns the norm
+    /// before, a scalar on their device. A number is the limit of the 2-norm; [`ClipNorm`] has any p-norm, and an
+    /// error for gradients that are not finite. The values are those of `torch.nn.utils.clip_grad_norm_`.
     ///
     /// While gradients are still being added up it does nothing and returns `None`. With fp16 the
     /// gradients are divided by the scale first.
@@ -202,8 +203,8 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a limit that is negative or NaN; [`crate::TrainError::GradientNorm`], on every
-    /// rank, as [`ClipNorm::error_if_nonfinite`] says.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a limit that is negative or NaN;
+    /// [`crate::TrainError::GradientNorm`], on every rank, as [`ClipNorm::error_if_nonfinite`] says.
     pub fn clip_grad_norm(
         &self,
         parameters: &(impl Parameters + ?Sized),
@@ -269,8 +270,8 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// The body's; [`brigade_torch::ErrorKind::Communication`] when a peer is gone, or, with `throw_on_early_termination`, when a rank has
-    /// no more data.
+    /// The body's; [`brigade_torch::ErrorKind::Communication`] when a peer is gone, or, with
+    /// `throw_on_early_termination`, when a rank has no more data.
     pub fn join_uneven_inputs<R>(
         &self,
         models: &(impl PreparedModels + ?Sized),

@@ -31,8 +31,8 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// [`crate::TrainError::Rows`] for a tensor without one row per sample of the batch; [`brigade_metrics::MetricError`] when the metric cannot
-    /// take the batch.
+    /// [`crate::TrainError::Rows`] for a tensor without one row per sample of the batch;
+    /// [`brigade_metrics::MetricError`] when the metric cannot take the batch.
     pub fn update_metric<M: Metric, B>(
         &self,
         metric: &mut MetricState<M>,
@@ -51,17 +51,17 @@ impl Accelerator {
         if valid == 0 {
             return Ok(());
         }
-        Ok(metric.update_at(batch.index(), &predictions, &targets)?)
+        metric.update_at(batch.index(), &predictions, &targets)
     }
 
     /// Computes a metric's value over all ranks, the same on each. The state itself stays this rank's, and can be
     /// updated further. Every rank calls it.
     ///
     /// # Errors
-    /// [`brigade_metrics::MetricError`], on every rank, when the ranks have different metrics, or the value is not defined for these
-    /// data; [`brigade_torch::ErrorKind::Communication`] when another rank is gone.
+    /// [`brigade_metrics::MetricError`], on every rank, when the ranks have different metrics, or the value is not
+    /// defined for these data; [`brigade_torch::ErrorKind::Communication`] when another rank is gone.
     #[track_caller]
     pub fn compute_metric<M: Metric>(&self, metric: &MetricState<M>) -> Result<M::Value> {
-        Ok(metric.compute(self.processes.traced().as_ref())?)
+        metric.compute(self.processes.traced().as_ref())
     }
 }

@@ -44,7 +44,7 @@ impl Attempt {
             End::Fits => match self.group.all_gather_object(&()) {
                 Ok(_) => return outcome.unwrap_or_else(|panic| resume_unwind(panic)).map(Some),
                 Err(_) if self.is_given_up()? => End::Cut,
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(error),
             },
             // What fails after another rank has given up fails because of that, or will fail again.
             End::Failed(_) if self.is_given_up().unwrap_or(false) => End::Cut,
@@ -98,7 +98,7 @@ impl Attempt {
     }
 
     fn is_given_up(&self) -> Result<bool> {
-        Ok(self.store.contains(&[&given_up(self.number)])?)
+        self.store.contains(&[&given_up(self.number)])
     }
 
     fn key(&self, rank: usize) -> String {

@@ -2,10 +2,8 @@
 
 use std::any::Any;
 
-use brigade_torch::says_out_of_memory;
+use brigade_torch::{Result, says_out_of_memory};
 use serde::{Deserialize, Serialize};
-
-use brigade_torch::Result;
 
 pub(super) const SCOPE: &str = "find_executable_batch_size";
 

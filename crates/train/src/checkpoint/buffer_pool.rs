@@ -6,8 +6,8 @@ use brigade_torch::{Result, copy_to_host, is_pinned};
 use parking_lot::Mutex;
 use tch::{Device, Kind, Tensor};
 
-/// Tensors that no save uses now, pinned ones for copies of a GPU's. The pages of new memory cost more than the copy into them: a run that
-/// saves again and again copies into the same ones.
+/// Tensors that no save uses now, pinned ones for copies of a GPU's. The pages of new memory cost more than the copy
+/// into them: a run that saves again and again copies into the same ones.
 #[derive(Default)]
 pub(super) struct BufferPool(Mutex<HashMap<Form, Vec<Tensor>>>);
 
@@ -24,7 +24,7 @@ impl BufferPool {
         let found = kept.get_mut(&form).and_then(Vec::pop);
         drop(kept);
         if on_gpu {
-            return Ok(copy_to_host(tensor, found.as_ref())?);
+            return copy_to_host(tensor, found.as_ref());
         }
         let mut copy = match found {
             Some(copy) => copy,

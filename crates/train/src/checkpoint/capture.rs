@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, HashSet};
 use brigade_checkpoint::layout::{Object, Placement};
 use brigade_checkpoint::shards::{self, Index, IndexMetadata};
 use brigade_checkpoint::{Error as FileError, FileName, TensorInfo, Value};
-
 use brigade_torch::{Error, Result, dtype_of};
 use tch::Tensor;
 

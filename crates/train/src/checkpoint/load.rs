@@ -345,7 +345,7 @@ impl<'c> Files<'c> {
 
     fn read_into(&mut self, tensors: Vec<(Tensor, TensorLocation)>) -> Result<()> {
         tensors.into_iter().try_for_each(|(mut tensor, place)| {
-            Ok(self.open(&place.path)?.read_into(place.offset, &mut tensor)?)
+            self.open(&place.path)?.read_into(place.offset, &mut tensor)
         })
     }
 }

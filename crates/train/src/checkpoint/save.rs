@@ -249,7 +249,7 @@ impl Save {
                 let _ = store.delete(&format!("{key}/{rank}/ack"));
             }
             if let (Ok(()), Err(error)) = (&outcome, published) {
-                return Err(SaveFailure::Own(error.into()));
+                return Err(SaveFailure::Own(error));
             }
         }
         outcome.map_err(|(_, error)| SaveFailure::Own(error))
@@ -260,7 +260,7 @@ impl Save {
         let Some((store, key)) = &self.store else { return Ok(()) };
         let own = |error: Error| SaveFailure::Own(error);
         let message = serde_json::to_vec(share).unwrap_or_default();
-        store.set(&format!("{key}/{}", self.rank), message).map_err(|error| own(error.into()))?;
+        store.set(&format!("{key}/{}", self.rank), message).map_err(&own)?;
         let deadline = Instant::now() + self.time_limit;
         let outcome: Result<(), Failure> =
             wait_for(store, &format!("{key}/outcome"), deadline).map_err(own)?;

@@ -59,8 +59,8 @@ impl ClipNorm {
     /// of `torch.nn.utils.clip_grad_norm_`.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a negative or NaN option; [`crate::TrainError::GradientNorm`] as
-    /// [`ClipNorm::error_if_nonfinite`] says.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a negative or NaN option;
+    /// [`crate::TrainError::GradientNorm`] as [`ClipNorm::error_if_nonfinite`] says.
     pub fn clip(&self, parameters: &(impl Parameters + ?Sized)) -> Result<Tensor> {
         self.check()?;
         let gradients = gradients_of(parameters)?;
@@ -80,7 +80,7 @@ impl ClipNorm {
 
     fn norm(&self, parameters: &(impl Parameters + ?Sized)) -> Result<Tensor> {
         let gradients = gradients_of(parameters)?;
-        Ok(gradients::norm(&gradients.iter().collect::<Vec<_>>(), self.norm_type)?)
+        gradients::norm(&gradients.iter().collect::<Vec<_>>(), self.norm_type)
     }
 
     fn check(&self) -> Result<()> {
@@ -96,7 +96,7 @@ impl ClipNorm {
 pub fn clip_grad_value(parameters: &(impl Parameters + ?Sized), limit: f64) -> Result<()> {
     not_negative("the limit", limit)?;
     let gradients = gradients_of(parameters)?;
-    Ok(gradients::clamp(&gradients.iter().collect::<Vec<_>>(), limit)?)
+    gradients::clamp(&gradients.iter().collect::<Vec<_>>(), limit)
 }
 
 impl Gradients {
@@ -165,7 +165,7 @@ fn gradients_of(parameters: &(impl Parameters + ?Sized)) -> Result<Vec<Tensor>> 
         Err(error) => failure = Some(error),
     });
     match failure {
-        Some(error) => Err(error.into()),
+        Some(error) => Err(error),
         None => Ok(gradients),
     }
 }

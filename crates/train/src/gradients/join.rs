@@ -80,9 +80,10 @@ impl Gradients {
         let check = self.loss_check.as_deref();
         for model in models {
             // Whether the others leave a batch out or stop shows in whether they come again.
-            let shadowed = model.reducer.shadow().map_err(|error| {
-                check.and_then(LossCheck::found_in_shadow).unwrap_or_else(|| error.into())
-            })?;
+            let shadowed = model
+                .reducer
+                .shadow()
+                .map_err(|error| check.and_then(LossCheck::found_in_shadow).unwrap_or(error))?;
             match shadowed {
                 Shadowed::Ended => return Ok(false),
                 Shadowed::WithoutReduction => {}

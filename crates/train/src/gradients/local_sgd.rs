@@ -11,7 +11,8 @@ use crate::processes::Processes;
 /// [Local SGD](https://arxiv.org/abs/1808.07217): gradients are not averaged until it is finished or dropped; the
 /// parameters are averaged in every `steps`-th call of [`LocalSgd::step`], and at the end.
 ///
-/// Each rank keeps its own optimizer state. [`crate::Accelerator::local_sgd`] creates it; with one process it has no effect.
+/// Each rank keeps its own optimizer state. [`crate::Accelerator::local_sgd`] creates it; with one process it has no
+/// effect.
 #[must_use = "gradients are averaged again when it is dropped"]
 pub struct LocalSgd<'a, P: PreparedModels + ?Sized> {
     processes: Processes,
@@ -85,7 +86,7 @@ impl<P: PreparedModels + ?Sized> LocalSgd<'_, P> {
             Err(error) => outcome = Err(Error::from(error)),
         });
         outcome?;
-        Ok(group.all_reduce_coalesced(&mut parameters, ReduceOp::Mean)?)
+        group.all_reduce_coalesced(&mut parameters, ReduceOp::Mean)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use brigade_nn::Model;
-use brigade_torch::{Error, Reducer, Result, gradient};
+use brigade_torch::{Reducer, Result, gradient};
 use tch::Tensor;
 
 use crate::gradients::loss_check::CheckedModel;
@@ -111,7 +111,7 @@ pub(crate) fn scale_gradients(
 ) -> Result<()> {
     let mut outcome = Ok(());
     models.each_parameter(&mut |parameter| {
-        let scaled = gradient(parameter).map_err(Error::from).and_then(|gradient| {
+        let scaled = gradient(parameter).and_then(|gradient| {
             if let Some(mut gradient) = gradient {
                 let _ = tch::no_grad(|| gradient.f_mul_(factor))?;
             }

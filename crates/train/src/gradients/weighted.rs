@@ -1,11 +1,10 @@
 //! Losses that are sums over unequal numbers of tokens.
 
+use brigade_torch::Result;
 use tch::{Kind, Tensor};
 
-use brigade_torch::Result;
-
-/// What a loss weighs among others, mostly the number of its tokens, for [`crate::Accelerator::backward_weighted`]: a number,
-/// or a tensor of one element, which the host does not read where it is on a GPU.
+/// What a loss weighs among others, mostly the number of its tokens, for [`crate::Accelerator::backward_weighted`]: a
+/// number, or a tensor of one element, which the host does not read where it is on a GPU.
 #[derive(Debug)]
 pub struct LossWeight(Tensor);
 

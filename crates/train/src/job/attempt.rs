@@ -5,9 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use brigade_rank_env::World;
-use brigade_torch::{Fault, Store};
-
-use brigade_torch::Result;
+use brigade_torch::{Fault, Result, Store};
 
 /// One attempt in a store that the launcher serves (`TORCHELASTIC_USE_AGENT_STORE`).
 ///
@@ -65,7 +63,7 @@ impl Attempt {
 
     /// Keeps for later attempts that the group of this one was made.
     pub(crate) fn connected(&self) -> Result<()> {
-        Ok(self.store.set(CONNECTED, self.world_size.to_string())?)
+        self.store.set(CONNECTED, self.world_size.to_string())
     }
 
     /// The size of the last group that was made over this store.

@@ -175,7 +175,7 @@ fn open_store(world: &World, timeout: Duration) -> Result<Store> {
     if serves && endpoint.host == StoreHost::Rank0 {
         return Ok(store.map_err(|source| TrainError::StorePort { port: endpoint.port, source })?);
     }
-    Ok(store?)
+    store
 }
 
 #[cfg(test)]

@@ -4,10 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 use brigade_rank_env::World;
-use brigade_torch::{Backend, GlooDevice, GroupOptions, ProcessGroup, Store};
+use brigade_torch::{Backend, Error, GlooDevice, GroupOptions, ProcessGroup, Result, Store};
 use parking_lot::RwLock;
-
-use brigade_torch::{Error, Result};
 
 /// The process groups of a job and what makes new ones. A group whose messages were cut off in the middle is
 /// unusable, so after an attempt that ran out of memory all ranks reconnect.

@@ -83,7 +83,7 @@ where
         );
         return Ok(dataset);
     }
-    match dataset.to_device(device).map_err(Error::from) {
+    match dataset.to_device(device) {
         Ok(placed) => {
             // The copy reads the host's memory, which goes when this returns.
             device.synchronize()?;

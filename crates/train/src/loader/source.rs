@@ -139,7 +139,7 @@ pub(super) fn share_out<L: Loader>(
         return Ok(agreed);
     }
     let options = ShardOptions { split_batches, even_batches, ..ShardOptions::default() };
-    Ok(agreed.sharded((!dispatch_batches).then_some(rank), world, options)?)
+    agreed.sharded((!dispatch_batches).then_some(rank), world, options)
 }
 
 /// Compares the number of samples across ranks and gives rank 0's seed. In dispatch mode only rank 0's

@@ -43,7 +43,7 @@ impl<T: TensorTree<Owned = T> + Send + 'static> StagedEpoch<T> {
                 }
                 Err(error) => {
                     let _ = begun.send(Some(1));
-                    let _ = sender.send(Err(error.into()));
+                    let _ = sender.send(Err(error));
                 }
             }
         });
@@ -101,10 +101,9 @@ fn copy<T: TensorTree<Owned = T>>(
     batches: &SyncSender<Result<Copied<T>>>,
 ) {
     for batch in epoch {
-        let copied = batch.map_err(Error::from).and_then(|batch| {
-            let batch = batch.try_map(|data| {
-                data.try_map(&mut |tensor| copy_to_device(tensor, device).map_err(Error::from))
-            })?;
+        let copied = batch.and_then(|batch| {
+            let batch =
+                batch.try_map(|data| data.try_map(&mut |tensor| copy_to_device(tensor, device)))?;
             Ok((batch, StreamEvent::record(device)?))
         });
         if batches.send(copied).is_err() {

@@ -47,9 +47,9 @@ impl<M> PreparedModel<M> {
     /// ```
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`], on every rank and with nothing changed: no parameter matches, the ranks differ in
-    /// their arguments, a window of accumulation has begun, or an optimizer's rule refuses a thawed parameter.
-    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`], on every rank and with nothing changed: no parameter matches,
+    /// the ranks differ in their arguments, a window of accumulation has begun, or an optimizer's rule refuses a
+    /// thawed parameter. [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     #[track_caller]
     pub fn set_trainable(&mut self, pattern: &str, trainable: bool) -> Result<usize> {
         let parameters = self.model.parameters();

@@ -26,7 +26,7 @@ impl<M> PreparedModel<M> {
                         source,
                     })?;
                 }
-                Ok(weights::save(&self.model.state_dict(), &file)?)
+                weights::save(&self.model.state_dict(), &file)
             })
             .map(drop)
     }

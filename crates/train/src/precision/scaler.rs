@@ -203,8 +203,9 @@ impl GradScaler {
     /// optimizer has stepped since the last call.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] after gradients were unscaled and before the optimizer's step; [`crate::TrainError::NotFinite`]
-    /// when the scale has fallen so low that the loss itself must be infinite or NaN.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] after gradients were unscaled and before the optimizer's step;
+    /// [`crate::TrainError::NotFinite`] when the scale has fallen so low that the loss itself must be infinite or
+    /// NaN.
     pub fn scale_loss(&self, loss: &Tensor) -> Result<Tensor> {
         if let Some(device) = self.device(loss.device()) {
             self.before_backward_on_device(device)?;
@@ -433,7 +434,7 @@ impl Stateful for GradScaler {
     }
 
     fn load_state_dict(&self, state: &Value<Tensor>) -> Result<()> {
-        Ok(self.load_state(scaler_state(state).map_err(Error::invalid_argument)?)?)
+        self.load_state(scaler_state(state).map_err(Error::invalid_argument)?)
     }
 }
 

@@ -8,7 +8,8 @@ use crate::error::TrainError;
 use crate::processes::Processes;
 
 impl Processes {
-    /// Returns every rank's value; when a rank has failed, its own error there and [`crate::TrainError::Leader`] on the others.
+    /// Returns every rank's value; when a rank has failed, its own error there and [`crate::TrainError::Leader`] on
+    /// the others.
     pub(crate) fn agree<T>(&self, scope: &'static str, mine: Result<T>) -> Result<Vec<T>>
     where
         T: Serialize + DeserializeOwned,

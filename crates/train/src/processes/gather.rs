@@ -37,8 +37,8 @@ impl Processes {
     /// change nothing. Each tensor has one row per sample of the batch.
     ///
     /// # Errors
-    /// [`crate::TrainError::Rows`] for a tensor of another length; [`crate::TrainError::UnevenRound`] when some rank has no
-    /// batch in this round; [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
+    /// [`crate::TrainError::Rows`] for a tensor of another length; [`crate::TrainError::UnevenRound`] when some rank
+    /// has no batch in this round; [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     #[track_caller]
     pub fn gather_for_metrics<B, T: TensorTree>(
         &self,

@@ -44,8 +44,8 @@ impl Processes {
     /// ```
     ///
     /// # Errors
-    /// The body's own; [`crate::TrainError::Leader`] on the others when rank 0 failed; [`brigade_torch::ErrorKind::Communication`] when a peer
-    /// is gone.
+    /// The body's own; [`crate::TrainError::Leader`] on the others when rank 0 failed;
+    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     #[track_caller]
     pub fn main_process_first<R, E>(&self, body: impl FnOnce() -> Result<R, E>) -> Result<R>
     where
@@ -73,8 +73,8 @@ impl Processes {
     /// Runs the body on rank 0 alone; the others wait until it has ended.
     ///
     /// # Errors
-    /// The body's own; [`crate::TrainError::Leader`] on the others when rank 0 failed; [`brigade_torch::ErrorKind::Communication`] when a peer
-    /// is gone.
+    /// The body's own; [`crate::TrainError::Leader`] on the others when rank 0 failed;
+    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     #[track_caller]
     pub fn on_main_process<R, E>(&self, body: impl FnOnce() -> Result<R, E>) -> Result<Option<R>>
     where

@@ -23,7 +23,7 @@ impl Processes {
     /// Those of [`Split`].
     pub fn split_between_processes<S: Split + ?Sized>(&self, input: &S) -> Result<S::Part> {
         let (range, _) = share(input.length()?, self.process_index(), self.num_processes());
-        Ok(input.part(range, 0)?)
+        input.part(range, 0)
     }
 
     /// As [`Processes::split_between_processes`], with the last element of the whole input repeated so
@@ -33,7 +33,7 @@ impl Processes {
     /// Those of [`Split`].
     pub fn split_between_processes_padded<S: Split + ?Sized>(&self, input: &S) -> Result<S::Part> {
         let (range, repeats) = share(input.length()?, self.process_index(), self.num_processes());
-        Ok(input.part(range, repeats)?)
+        input.part(range, repeats)
     }
 }
 

@@ -39,7 +39,8 @@ impl Logging<'_> {
     /// instead.
     ///
     /// # Errors
-    /// [`crate::TrainError::File`] when the file cannot be opened; [`brigade_torch::ErrorKind::InvalidArgument`] when the process has a subscriber.
+    /// [`crate::TrainError::File`] when the file cannot be opened; [`brigade_torch::ErrorKind::InvalidArgument`] when
+    /// the process has a subscriber.
     pub fn init(&self, options: &LogOptions) -> Result<()> {
         self.layer(options)?.install()
     }

@@ -71,7 +71,8 @@ impl Trackers {
     ///
     /// # Errors
     /// On every rank: [`crate::TrainError::Track`] for a folder that cannot be written or a server that does not answer
-    /// ([`crate::TrainError::Leader`] on the other ranks); [`brigade_torch::ErrorKind::InvalidArgument`] when a run has begun.
+    /// ([`crate::TrainError::Leader`] on the other ranks); [`brigade_torch::ErrorKind::InvalidArgument`] when a run
+    /// has begun.
     pub fn start(&self, project: &str, config: &impl Serialize) -> Result<()> {
         if self.state.lock().started {
             return Err(Error::invalid_argument(
@@ -155,7 +156,8 @@ impl Trackers {
     /// Where no run has begun it does nothing.
     ///
     /// # Errors
-    /// [`crate::TrainError::Track`] when the last values could not be written, [`crate::TrainError::Leader`] on the other ranks.
+    /// [`crate::TrainError::Track`] when the last values could not be written, [`crate::TrainError::Leader`] on the
+    /// other ranks.
     pub fn finish(&self) -> Result<()> {
         if !std::mem::take(&mut self.state.lock().started) {
             return Ok(());

@@ -6,8 +6,9 @@ use std::process::Command;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use brigade_checkpoint::Dtype;
+use brigade_checkpoint::Value;
 use brigade_checkpoint::layout::{Manifest, TensorEntry};
-use brigade_checkpoint::{Dtype, Value};
 use brigade_nn::{Linear, Model, ParamPath};
 use brigade_testkit::{dist_test, step};
 use brigade_torch::{Error, Result};

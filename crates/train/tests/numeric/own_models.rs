@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use std::collections::BTreeMap;
+
 use brigade_nn::{
     BatchNorm1d, Dropout, Linear, Model, Module, ParamPath, Recompute, Sequential, TchModule,
     TorchScript,
@@ -11,7 +13,6 @@ use brigade_test_device::{numeric_device, on_device};
 use brigade_testkit::{World, dist_test};
 use brigade_torch::{BackwardOptions, GradOptions, grad, gradient};
 use brigade_train::{Accelerator, Precision, PreparedModel, PreparedOptimizer};
-use std::collections::BTreeMap;
 use tch::{Kind, Tensor, nn};
 
 use crate::device::builder;

@@ -111,7 +111,7 @@ impl MixedLabels {
             let share = self.share.f_to_kind(first.kind())?;
             second.f_lerp_tensor(&first, &share)?.f_mean(None::<Kind>)
         };
-        Ok(mixed().map_err(refused)?)
+        mixed().map_err(refused)
     }
 
     /// Returns the shares of the classes, `[n, classes]` in `f32`, as torchvision gives the labels.
@@ -123,7 +123,7 @@ impl MixedLabels {
             let hot = |labels: &Tensor| labels.f_one_hot(classes)?.f_to_kind(Kind::Float);
             hot(&self.second)?.f_lerp_tensor(&hot(&self.first)?, &self.share.f_unsqueeze(1)?)
         };
-        Ok(shares().map_err(refused)?)
+        shares().map_err(refused)
     }
 }
 

@@ -63,9 +63,9 @@ fn main() -> MainResult {
 
     let mut model = Model::new(|path| ResNet::resnet50d(path, classes))?;
     if download {
-        accelerator.processes().local_main_process_first(|| {
-            Hub::from_env().and_then(|hub| hub.weights(WEIGHTS)).map_err(Error::custom)
-        })?;
+        accelerator
+            .processes()
+            .local_main_process_first(|| Hub::from_env().and_then(|hub| hub.weights(WEIGHTS)))?;
     }
     match weights.or_else(|| cached_hub_file(WEIGHTS)) {
         Some(file) => {

@@ -194,8 +194,7 @@ impl Options {
     fn pretrained(&self, accelerator: &Accelerator) -> anyhow::Result<Option<PathBuf>> {
         let Some(repository) = &self.hub else { return Ok(self.model.clone()) };
         let download = || Hub::from_env()?.transformer(repository);
-        let folder =
-            accelerator.processes().local_main_process_first(|| download().map_err(Error::custom));
+        let folder = accelerator.processes().local_main_process_first(download);
         Ok(Some(folder?))
     }
 

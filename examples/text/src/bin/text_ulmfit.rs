@@ -52,9 +52,7 @@ fn main() -> MainResult {
     let Options { model: args, lr, save, .. } = &options;
     let accelerator = args.accelerator()?;
     let folder = args.folder(&accelerator)?;
-    accelerator
-        .processes()
-        .on_main_process(|| std::fs::create_dir_all(save).map_err(Error::custom))?;
+    accelerator.processes().on_main_process(|| std::fs::create_dir_all(save))?;
 
     // All texts, with an opinion or without: a tenth of them to validate with.
     let all = {

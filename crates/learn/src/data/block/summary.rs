@@ -148,7 +148,7 @@ fn follow(block: &DataBlock, path: &Path, summary: &mut Summary) -> Option<()> {
     let samples = Samples::new(&items, targets, classes, &block.reading(), Phase::Train);
     let indices: Vec<usize> = (0..items.len().min(BATCH)).collect();
     let dataset = samples.map(|samples| pipeline.augment.dataset(samples));
-    let batch = dataset.and_then(|dataset| Ok(dataset.batch(&indices, &context)?));
+    let batch = dataset.and_then(|dataset| dataset.batch(&indices, &context));
     let (images, _, drawn) =
         summary.step(format!("batch of {}", indices.len()), batch, |(images, targets, _)| {
             Ok(format!("images {}; targets {}", range(images)?, range(targets)?))

@@ -3,7 +3,8 @@
 use super::transformer::Block;
 use brigade_models::{Cnn, ResNet};
 use brigade_nn::{Linear, Model, Module, ParamPath};
-use brigade_optim::{Adam, Optimizer, Overrides, all_optimizers};
+use brigade_optim::{Adam, Optimizer};
+use brigade_optim::{Overrides, all_optimizers};
 use brigade_testkit::{World, dist_test};
 use brigade_torch::{Compression, ReducerOptions, Result, shift_allocations};
 use brigade_train::{Accelerator, CommHook, PowerSgd, Precision};

@@ -1,6 +1,5 @@
 //! Runs of the golden file, made again by this crate's Learner.
 
-use brigade_train::TrainError;
 use std::rc::Rc;
 use std::sync::{Arc, LazyLock};
 
@@ -9,6 +8,7 @@ use brigade_learn::{
     OneCycleOptions, Part, Predictions, SgdrOptions, Validation,
 };
 use brigade_torch::Result;
+use brigade_train::TrainError;
 use serde_json::Value;
 
 use super::check::Check;

@@ -1,6 +1,5 @@
 //! The golden file's tables: the callbacks' places, freezing, rates of groups, and schedules.
 
-use brigade_torch::ErrorKind;
 use std::sync::LazyLock;
 
 use brigade_learn::callback::{Callback, Phases};
@@ -11,6 +10,7 @@ use brigade_learn::callbacks::{
 };
 use brigade_learn::{Hyper, Learner, Suggestion};
 use brigade_schedule::Annealing;
+use brigade_torch::ErrorKind;
 use serde_json::Value;
 
 use super::recipe::{annealing, data, learner_of, loaders, number, numbers, rates};
