@@ -134,6 +134,8 @@ mod tests {
     use std::io::{Seek, Write};
 
     use super::*;
+    use crate::convert::FileTensor;
+    use crate::torch_optimizer::StateTensor;
 
     fn format(start: &[u8]) -> Result<&'static str, Error> {
         let mut file = tempfile::tempfile().unwrap();
@@ -177,8 +179,7 @@ mod tests {
     #[test]
     fn what_a_format_writes_it_recognizes_and_opens() {
         let folder = tempfile::tempdir().unwrap();
-        let weights =
-            vec![("layer.weight".to_owned(), crate::convert::FileTensor::bytes(&[1, 2, 3]))];
+        let weights = vec![("layer.weight".to_owned(), FileTensor::from_scalar(0.5))];
         for format in FORMATS {
             let path = folder.path().join(format.name());
             format.write(&path, &weights).unwrap();

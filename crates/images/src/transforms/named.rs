@@ -2,11 +2,8 @@
 
 use std::str::FromStr;
 
-use super::{
-    AugMix, AutoAugment, AutoAugmentPolicy, CenterCrop, ColorJitter, Compose, PadMode, RandAugment,
-    RandomCrop, RandomHorizontalFlip, RandomResizedCrop, RandomVerticalFlip, Resize,
-    TrivialAugmentWide,
-};
+use super::types::*;
+use super::{AutoAugmentPolicy, Compose, PadMode};
 use crate::{ImageError, Result, Size};
 
 /// A transform under a name in text, as the command line takes it: `name` or `name=value`.
