@@ -4,33 +4,27 @@
 //! Tensors are copied from file to file in pieces; no model is ever in memory as a whole.
 
 mod accelerate;
-mod cast;
 mod foreign;
 mod like;
 mod scaler;
 mod scheduler;
-mod tensor;
 mod tied;
 mod torch_scheduler;
 mod trainer_state;
 mod weights;
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 
 pub use accelerate::AccelerateRun;
 pub use like::{StateKind, convert_like};
-pub use tensor::FileTensor;
 pub use trainer_state::TrainerState;
-pub use weights::{
-    FoundWeights, Weights, WeightsOptions, find_weights, read_weights, weights_file,
-};
+pub use weights::{FoundWeights, WeightsOptions, find_weights, read_weights, weights_file};
 
 use crate::error::Error;
+pub use crate::file_tensor::{FileTensor, Weights};
 use crate::format::WeightsFormat;
-use crate::layout::{Checkpoint, ChecksumWriter, FileFacts, MANIFEST, Object};
-use crate::pth;
-use crate::safetensors::layout;
+use crate::layout::{Checkpoint, MANIFEST, Object};
 use crate::value::Value;
 
 /// What to make.
@@ -229,32 +223,4 @@ fn name_other_files(from: &Path, report: &mut Report) {
     report
         .left_out
         .extend(names.into_iter().map(|name| format!("{name}: a weights file holds one model")));
-}
-
-pub(crate) fn state_dict(weights: Weights) -> Value<FileTensor> {
-    Value::dict(weights.into_iter().map(|(name, tensor)| (name, Value::Tensor(tensor))))
-}
-
-pub(crate) fn write_pth(path: &Path, value: &Value<FileTensor>) -> Result<(), Error> {
-    let write = || -> std::io::Result<()> {
-        let file = File::create_new(path)?;
-        let mut out = std::io::BufWriter::with_capacity(1 << 20, &file);
-        pth::write(&mut out, value)?;
-        drop(out);
-        file.sync_all()
-    };
-    write().map_err(Error::io("write", path))
-}
-
-pub(crate) fn write_safetensors(path: &Path, weights: &Weights) -> Result<FileFacts, Error> {
-    use crate::pth::TensorData;
-    let infos: Vec<_> =
-        weights.iter().map(|(name, tensor)| (name.as_str(), tensor.info())).collect();
-    let layout = layout(path, &infos)?;
-    let mut out = ChecksumWriter::create_sized(path, layout.bytes, true)?;
-    out.put(&layout.header)?;
-    for place in layout.order {
-        weights[place].1.write_to(&mut out).map_err(Error::io("write", path))?;
-    }
-    out.finish(true)
 }

@@ -10,11 +10,12 @@ use std::io::Read;
 use std::path::Path;
 
 pub use safetensors::Safetensors;
+pub(crate) use safetensors::write_safetensors;
 pub use torch::Torch;
-pub(crate) use torch::begins_legacy;
+pub(crate) use torch::write_pth;
 
-use crate::convert::Weights;
 use crate::error::Error;
+use crate::file_tensor::Weights;
 use crate::other_format::{START_BYTES, describe};
 use crate::pth::{PthFile, StoredStateDict};
 use crate::safetensors::Entry;
@@ -134,7 +135,7 @@ mod tests {
     use std::io::{Seek, Write};
 
     use super::*;
-    use crate::convert::FileTensor;
+    use crate::file_tensor::FileTensor;
     use crate::torch_optimizer::StateTensor;
 
     fn format(start: &[u8]) -> Result<&'static str, Error> {

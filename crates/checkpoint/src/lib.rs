@@ -14,6 +14,7 @@ mod dtype;
 mod error;
 mod fault;
 mod file_name;
+mod file_tensor;
 mod format;
 pub mod hub_cache;
 pub mod layout;

@@ -21,6 +21,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+pub(crate) use legacy::begins_legacy;
 pub use quantizer::Quantizer;
 pub use state_dict::StoredStateDict;
 pub(crate) use state_dict::weights_under;
@@ -31,7 +32,6 @@ pub use write::{TensorData, write};
 use crate::dtype::{Dtype, TensorInfo};
 use crate::error::Error;
 use crate::fault::Fault;
-use crate::format::{Torch, WeightsFormat, format_of};
 use crate::value::Value;
 use archive::{Archive, read_at};
 use legacy::Legacy;
@@ -157,27 +157,6 @@ pub struct StorageKey {
 }
 
 impl PthFile {
-    /// Opens a file and reads its directory; no tensor yet.
-    ///
-    /// # Errors
-    /// [`Error::Io`], [`Error::UnknownFormat`], [`Error::Damaged`]; [`Error::Unsupported`] for archives
-    /// that PyTorch has not written, for the tar archives of PyTorch before 0.1.10, and for safetensors files.
-    pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
-        let path = path.as_ref();
-        let file = File::open(path).map_err(Error::io("read", path))?;
-        let format = format_of(path, &file)?;
-        if format.name() != Torch.name() {
-            return Err(Error::Unsupported {
-                path: path.to_owned(),
-                fact: format!(
-                    "it is a {}, and a file of torch.save is expected here",
-                    format.description()
-                ),
-            });
-        }
-        Self::from_file(path, file)
-    }
-
     /// As [`PthFile::open`], of a file whose format is known.
     ///
     /// # Errors

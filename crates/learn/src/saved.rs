@@ -1,6 +1,5 @@
 //! Files of values and tensors: dictionaries that `torch.load(weights_only=True)` reads.
 
-use crate::error::LearnError;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -11,6 +10,8 @@ use brigade_checkpoint::{Dtype, TensorInfo, Value};
 use brigade_torch::{Error, Result, TorchError, bytes, dtype_of, kind_of, tensor_from_bytes};
 use brigade_train::Accelerator;
 use tch::{Device, Tensor};
+
+use crate::error::LearnError;
 
 /// A tensor of a file, in memory as it is written.
 struct Stored {

@@ -1,12 +1,13 @@
 //! Names and tensors in order, and the report on how they fit a model.
 
-use crate::error::ModelError;
 use std::fmt;
 
 use brigade_rank_env::text::escaped;
 use brigade_torch::Error;
 use indexmap::IndexMap;
 use tch::Tensor;
+
+use crate::error::ModelError;
 
 /// The tensors of a model by name, in order. A name appears once.
 ///

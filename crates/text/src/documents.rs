@@ -1,6 +1,5 @@
 //! Texts as numbers of tokens, wherever they lie.
 
-use crate::error::TextError;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,6 +7,8 @@ use std::sync::Arc;
 use brigade_data::DataError;
 use brigade_tokens::TokenIds;
 use brigade_torch::Result;
+
+use crate::error::TextError;
 
 /// Texts as numbers of tokens, read by ranges: from memory, or from a file that is not read whole.
 ///

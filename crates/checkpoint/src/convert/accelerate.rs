@@ -5,8 +5,9 @@ use std::path::Path;
 
 use super::torch_scheduler::{self, Steps, TorchScheduler};
 use super::weights::of_object;
-use super::{FileTensor, Report, read, scaler, write_pth, write_safetensors};
+use super::{FileTensor, Report, read, scaler};
 use crate::error::Error;
+use crate::format::{write_pth, write_safetensors};
 use crate::layout::{Checkpoint, Object};
 use crate::torch_optimizer::to_torch;
 use crate::value::Value;

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::FileTensor;
+use super::Weights;
 use super::trainer_state::TrainerState;
-use super::weights::{Weights, WeightsOptions, find_weights, is_weights, strip_wrapper};
+use super::weights::{WeightsOptions, find_weights, is_weights, strip_wrapper};
 use crate::error::{Error, listed};
 use crate::pth::{PthFile, weights_under};
 use crate::value::Value;

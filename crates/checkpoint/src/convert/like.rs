@@ -11,10 +11,11 @@ use std::path::Path;
 use brigade_rank_env::text::counted;
 
 use super::foreign::{self, Foreign, State};
-use super::weights::{Weights, of_object};
-use super::{FileTensor, Report, must_be_free, read, scaler, scheduler, tied, write_safetensors};
+use super::weights::of_object;
+use super::{FileTensor, Report, Weights, must_be_free, read, scaler, scheduler, tied};
 use crate::error::Error;
 use crate::file_name::FileName;
+use crate::format::write_safetensors;
 use crate::layout::{
     Checkpoint, ChecksumWriter, FileFacts, MANIFEST, Manifest, Object, Placement, Staging,
 };

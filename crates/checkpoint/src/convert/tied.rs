@@ -4,7 +4,7 @@
 //! drops the others. The checkpoint of the program itself has all of them, and shows which are one.
 
 use super::FileTensor;
-use super::weights::Weights;
+use super::Weights;
 use crate::error::Error;
 use crate::pth::TensorData;
 

@@ -7,19 +7,15 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::FileTensor;
-use super::cast::is_float;
 use crate::dtype::Dtype;
 use crate::error::Error;
 use crate::file_name::FileName;
+use crate::file_tensor::{FileTensor, Weights, is_float};
 use crate::format::{OpenWeights, format_of};
 use crate::layout::{Checkpoint, Object, TensorLocation};
 use crate::pth::shown;
 use crate::shards::Index;
 use crate::wrapper_prefix;
-
-/// Names and tensors of one model, in order.
-pub type Weights = Vec<(String, FileTensor)>;
 
 /// Which weights of a file are meant, and in which form.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -5,9 +5,11 @@ use std::fs::File;
 use std::path::Path;
 
 use super::{OpenWeights, PICKLE_PROTOCOL, WeightsFormat};
-use crate::convert::{Weights, write_safetensors};
 use crate::error::Error;
-use crate::safetensors::Header;
+use crate::file_tensor::Weights;
+use crate::layout::{ChecksumWriter, FileFacts};
+use crate::pth::TensorData;
+use crate::safetensors::{Header, layout};
 
 /// Hugging Face's safetensors, see [`crate::safetensors`].
 #[derive(Debug, Clone, Copy)]
@@ -57,4 +59,17 @@ impl WeightsFormat for Safetensors {
     fn write(&self, path: &Path, weights: &Weights) -> Result<(), Error> {
         write_safetensors(path, weights).map(drop)
     }
+}
+
+/// Writes tensors to a new file, each copied in pieces.
+pub(crate) fn write_safetensors(path: &Path, weights: &Weights) -> Result<FileFacts, Error> {
+    let infos: Vec<_> =
+        weights.iter().map(|(name, tensor)| (name.as_str(), tensor.info())).collect();
+    let layout = layout(path, &infos)?;
+    let mut out = ChecksumWriter::create_sized(path, layout.bytes, true)?;
+    out.put(&layout.header)?;
+    for place in layout.order {
+        weights[place].1.write_to(&mut out).map_err(Error::io("write", path))?;
+    }
+    out.finish(true)
 }

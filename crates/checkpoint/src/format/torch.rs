@@ -3,10 +3,11 @@
 use std::fs::File;
 use std::path::Path;
 
-use super::{OpenWeights, WeightsFormat};
-use crate::convert::{Weights, state_dict, write_pth};
+use super::{OpenWeights, WeightsFormat, format_of};
 use crate::error::Error;
-use crate::pth::{self, PthFile};
+use crate::file_tensor::{FileTensor, Weights};
+use crate::pth::{self, PthFile, begins_legacy};
+use crate::value::Value;
 
 /// The files of `torch.save`, `torch.jit.save` and `torch.export.save`, see [`crate::pth`]. Written is one state
 /// dictionary, as `torch.save` writes it.
@@ -51,14 +52,43 @@ impl WeightsFormat for Torch {
     }
 }
 
-/// Whether a file that begins with these bytes is in the format before zip archives. 262 are enough to tell.
-pub(crate) fn begins_legacy(start: &[u8]) -> bool {
-    let Some(([0x80, _protocol], rest)) = start.split_at_checked(2) else { return false };
-    // The length of a frame, which protocols 4 and 5 have.
-    let rest = if rest.first() == Some(&0x95) { rest.get(9..).unwrap_or_default() } else { rest };
-    rest.starts_with(MAGIC)
+impl PthFile {
+    /// Opens a file and reads its directory; no tensor yet.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::UnknownFormat`], [`Error::Damaged`]; [`Error::Unsupported`] for archives
+    /// that PyTorch has not written, for the tar archives of PyTorch before 0.1.10, and for safetensors files.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
+        let path = path.as_ref();
+        let file = File::open(path).map_err(Error::io("read", path))?;
+        let format = format_of(path, &file)?;
+        if format.name() != Torch.name() {
+            return Err(Error::Unsupported {
+                path: path.to_owned(),
+                fact: format!(
+                    "it is a {}, and a file of torch.save is expected here",
+                    format.description()
+                ),
+            });
+        }
+        Self::from_file(path, file)
+    }
 }
 
-/// LONG1 of 0x1950a86a20f9469cfc6c, and STOP.
-const MAGIC: &[u8] = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.";
+fn state_dict(weights: Weights) -> Value<FileTensor> {
+    Value::dict(weights.into_iter().map(|(name, tensor)| (name, Value::Tensor(tensor))))
+}
+
+/// Writes a value as `torch.save` does, to a new file.
+pub(crate) fn write_pth(path: &Path, value: &Value<FileTensor>) -> Result<(), Error> {
+    let write = || -> std::io::Result<()> {
+        let file = File::create_new(path)?;
+        let mut out = std::io::BufWriter::with_capacity(1 << 20, &file);
+        pth::write(&mut out, value)?;
+        drop(out);
+        file.sync_all()
+    };
+    write().map_err(Error::io("write", path))
+}
+
 const ZIP_MAGIC: &[u8] = b"PK\x03\x04";

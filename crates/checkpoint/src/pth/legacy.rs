@@ -15,7 +15,6 @@ use super::pickle::{Dialect, MAX_BYTES, Node, Pickle, Value};
 use super::shown;
 use crate::dtype::Dtype;
 use crate::fault::Fault;
-use crate::format::begins_legacy;
 
 /// An open file in the old format.
 #[derive(Debug)]
@@ -224,3 +223,14 @@ const VERSION: i64 = 1001;
 /// Enough for most models.
 const FIRST_BYTES: u64 = 64 << 10;
 const COUNT_BYTES: u64 = 8;
+
+/// Whether a file that begins with these bytes is in the format before zip archives. 262 are enough to tell.
+pub(crate) fn begins_legacy(start: &[u8]) -> bool {
+    let Some(([0x80, _protocol], rest)) = start.split_at_checked(2) else { return false };
+    // The length of a frame, which protocols 4 and 5 have.
+    let rest = if rest.first() == Some(&0x95) { rest.get(9..).unwrap_or_default() } else { rest };
+    rest.starts_with(MAGIC)
+}
+
+/// LONG1 of 0x1950a86a20f9469cfc6c, and STOP.
+const MAGIC: &[u8] = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.";

@@ -1,6 +1,5 @@
 //! Items: the files that samples are made of, and where they are found.
 
-use crate::error::LearnError;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,6 +7,8 @@ use std::sync::Arc;
 use brigade_torch::{Error, Result};
 use brigade_vision::VisionError;
 use brigade_vision::source::{FindFiles, ImageFiles};
+
+use crate::error::LearnError;
 
 /// The items of a data set: files below a folder, each with the cells of its row where they come from a table.
 ///

@@ -1,6 +1,5 @@
 //! A save, from the copy to the rename.
 
-use crate::error::TrainError;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::path::PathBuf;
@@ -22,6 +21,7 @@ use super::capture::{Captured, capture};
 use super::inner::{Inner, Pending};
 use super::project::ProjectConfiguration;
 use super::write::write_files;
+use crate::error::TrainError;
 
 const SCOPE: &str = "save_state";
 

@@ -1,11 +1,12 @@
 //! The part of a launcher's store that belongs to one attempt of a job.
 
-use crate::error::TrainError;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use brigade_rank_env::World;
 use brigade_torch::{Fault, Result, Store};
+
+use crate::error::TrainError;
 
 /// One attempt in a store that the launcher serves (`TORCHELASTIC_USE_AGENT_STORE`).
 ///

@@ -1,5 +1,7 @@
 //! Tensors that lie in files.
 
+mod cast;
+
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
@@ -8,7 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use super::cast::{Cast, is_float};
+use self::cast::Cast;
+pub(crate) use self::cast::is_float;
 use crate::dtype::{Dtype, TensorInfo};
 use crate::error::Error;
 use crate::layout::TensorLocation;
@@ -44,7 +47,7 @@ impl FileTensor {
     }
 
     /// The tensor in another type of floats; the same tensor where either type is no plain float.
-    pub(super) fn cast(self, to: Dtype) -> Self {
+    pub(crate) fn cast(self, to: Dtype) -> Self {
         let from = self.info().dtype;
         if from == to || !is_float(from) || !is_float(to) {
             return self;
@@ -53,7 +56,7 @@ impl FileTensor {
     }
 
     /// How many finite values became infinite in its type, once it was written.
-    pub(super) fn overflowed(&self) -> u64 {
+    pub(crate) fn overflowed(&self) -> u64 {
         match &self.0 {
             Source::Cast(_, _, count) => count.load(Ordering::Relaxed),
             _ => 0,
@@ -144,3 +147,6 @@ impl TensorData for FileTensor {
 }
 
 const PIECE_BYTES: usize = 1 << 20;
+
+/// Names and tensors of one model, in order.
+pub type Weights = Vec<(String, FileTensor)>;

@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use crate::dtype::Dtype;
 
 /// Whether elements of `dtype` can be written as another float, or another float as `dtype`.
-pub(super) fn is_float(dtype: Dtype) -> bool {
+pub(crate) fn is_float(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16)
 }
 
