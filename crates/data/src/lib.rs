@@ -37,7 +37,8 @@ mod workers;
 
 pub use batch::Batch;
 pub use batched_dataset::{BatchContext, BatchedDataset, BatchesFromFn, Map, batches_from_fn};
-/// Makes a struct of tensors a sample and a batch: it implements [`Collate`], [`TensorTree`] and [`Split`].
+/// Makes a struct of tensors a sample and a batch: it implements [`Collate`],
+/// [`TensorTree`](brigade_torch::TensorTree) and [`Split`](brigade_torch::Split).
 ///
 /// So it is collated by a loader, moved to a device, split into micro-batches and between ranks, gathered
 /// over ranks, and read on one rank for all. Fields are tensors or trees of them (tuples, `Vec`, `Option`,

@@ -87,6 +87,6 @@ impl Augment {
         if drawn.device() == device {
             return Ok(drawn.shallow_clone());
         }
-        Ok(copy_to_device(drawn, device)?)
+        copy_to_device(drawn, device)
     }
 }
