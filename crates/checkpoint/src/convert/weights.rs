@@ -21,8 +21,8 @@ use crate::wrapper_prefix;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WeightsOptions {
     /// The key of the state dictionary in a file of `torch.save`, see
-    /// [`PthFile::state_dict`](crate::pth::PthFile::state_dict); of a checkpoint, the name of the model. Defaults to the only state dictionary,
-    /// and to the first model.
+    /// [`PthFile::state_dict`](crate::pth::PthFile::state_dict); of a checkpoint, the name of the model.
+    /// Defaults to the only state dictionary, and to the first model.
     pub key: Option<String>,
     /// What is taken off the names; tensors of other names are left out. Defaults to the prefixes of
     /// PyTorch's wrappers, where all names have them.

@@ -94,8 +94,8 @@ impl<R: Rule + 'static> OptimizerBuilder<R> {
     /// Makes the optimizer of a model's trained parameters, or of a list of named ones.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a number out of range, a model without a trained parameter, a group
-    /// whose pattern matches no parameter, and a parameter that the rule refuses.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a number out of range, a model without a trained
+    /// parameter, a group whose pattern matches no parameter, and a parameter that the rule refuses.
     pub fn build(self, parameters: &(impl Trainable + ?Sized)) -> Result<Optimizer> {
         check("the momentum", self.momentum, 0.0..f64::INFINITY)?;
         Optimizer::from_options(&self.options, self.rule, self.momentum, parameters)
