@@ -103,6 +103,7 @@ pub use brigade_schedule as schedule;
 pub use brigade_text as text;
 #[doc(inline)]
 pub use brigade_torch as torch;
+#[doc(inline)]
 pub use brigade_torch::{Error, ErrorKind, Result};
 #[doc(inline)]
 pub use brigade_track as track;

@@ -13,7 +13,8 @@ use crate::{BatchContext, BatchedDataset, Collate, DataError};
 /// [`BatchedDataset`], which every `Dataset` is too.
 ///
 /// ```
-/// use brigade_data::{DataError, DataLoader, Dataset};
+/// use brigade_data::{DataLoader, Dataset};
+/// use brigade_torch::Result;
 ///
 /// struct Squares;
 ///

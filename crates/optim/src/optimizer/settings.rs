@@ -27,7 +27,7 @@ use brigade_torch::Result;
 ///     let overrides = Overrides { lr: Some(0.5), ..Default::default() };
 ///     assert_eq!(settings.build_with(&parameters, overrides)?.lr(), 0.5);
 /// }
-/// # Ok::<(), brigade_optim::Error>(())
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub trait OptimizerSettings: fmt::Debug + Send + Sync {
     /// Returns the learning rate of the settings.

@@ -337,7 +337,8 @@ impl AcceleratorBuilder {
     /// # use brigade_optim::Sgd;
     /// # use brigade_train::Accelerator;
     /// # use tch::Tensor;
-    /// # use brigade_torch::Error;
+    /// use brigade_train::TrainError;
+    ///
     /// # let accelerator = Accelerator::builder().cpu(true).build()?;
     /// # let model = Model::new(|p| Linear::new(p, 4, 2))?;
     /// # let optimizer = Sgd::new(0.1).build(&model)?;
@@ -346,10 +347,13 @@ impl AcceleratorBuilder {
     /// let inputs = Tensor::full([2, 4], f64::INFINITY, (tch::Kind::Float, tch::Device::Cpu));
     /// let loss = model.forward(&inputs)?.cross_entropy_for_logits(&labels);
     /// match accelerator.backward(&loss).and_then(|()| optimizer.step()) {
-    ///     Err(error @ Error::LossNotFinite { weights_corrupted: false, .. }) => {
-    ///         accelerator.println(format!("batch left out: {error}"));
-    ///     }
-    ///     other => other?,
+    ///     Ok(()) => {}
+    ///     Err(error) => match error.downcast_ref() {
+    ///         Some(TrainError::LossNotFinite { weights_corrupted: false, .. }) => {
+    ///             accelerator.println(format!("batch left out: {error}"));
+    ///         }
+    ///         _ => return Err(error),
+    ///     },
     /// }
     /// optimizer.zero_grad()?;
     /// assert!(accelerator.optimizer_step_was_skipped());

@@ -25,8 +25,8 @@ use crate::stateful::Stateful;
 ///
 /// ```
 /// use std::sync::Mutex;
-/// use brigade_torch::{Bucket, GradientHook, ProcessGroup, ReduceOp};
 /// use brigade_checkpoint::Value;
+/// use brigade_torch::{Bucket, Error, GradientHook, ProcessGroup, ReduceOp, Result};
 /// use brigade_train::{Accelerator, CommHook, Stateful, StatefulHook};
 /// use tch::Tensor;
 ///
@@ -35,7 +35,7 @@ use crate::stateful::Stateful;
 /// struct Counting(Mutex<i64>);
 ///
 /// impl GradientHook for Counting {
-///     fn reduce(&self, group: &ProcessGroup, bucket: &mut Bucket) -> brigade_torch::Result<()> {
+///     fn reduce(&self, group: &ProcessGroup, bucket: &mut Bucket) -> Result<()> {
 ///         *self.0.lock().unwrap() += 4 * bucket.buffer.numel() as i64;
 ///         group.all_reduce(&mut bucket.buffer, ReduceOp::Mean)
 ///     }
@@ -48,7 +48,7 @@ use crate::stateful::Stateful;
 ///
 ///     fn load_state_dict(&self, state: &Value<Tensor>) -> Result<()> {
 ///         let bytes = state.get("bytes").and_then(Value::as_int);
-///         *self.0.lock().unwrap() = bytes.ok_or("`bytes` is missing")?;
+///         *self.0.lock().unwrap() = bytes.ok_or_else(|| Error::custom("`bytes` is missing"))?;
 ///         Ok(())
 ///     }
 /// }
