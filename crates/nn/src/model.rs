@@ -290,6 +290,32 @@ impl<M> Model<M> {
         parameters
     }
 
+    /// Returns the name of the parameter that is saved under a name: of tied ones the first, under which
+    /// [`Model::parameters`] has it. `None` for a buffer, and for a name that the model does not have.
+    ///
+    /// ```
+    /// use brigade_nn::{Linear, Model};
+    ///
+    /// let model = Model::new(|path| {
+    ///     let first = Linear::new(path / "first", 4, 4);
+    ///     (path / "second").tie("weight", first.weight());
+    ///     first
+    /// })?;
+    /// assert_eq!(model.parameter_name("second.weight"), Some("first.weight"));
+    /// assert_eq!(model.parameter_name("first.bias"), Some("first.bias"));
+    /// assert_eq!(model.parameter_name("third"), None);
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn parameter_name(&self, saved: &str) -> Option<&str> {
+        let entry = self.entries.iter().find(|entry| entry.name == saved)?;
+        match entry.role {
+            Role::Parameter => Some(&entry.name),
+            Role::SameAs(first) => Some(&self.entries.get(first)?.name),
+            Role::Buffer { .. } => None,
+        }
+    }
+
     /// Every buffer, saved or not, in order of registration.
     pub fn buffers(&self) -> Vec<NamedTensor> {
         self.named(|role| matches!(role, Role::Buffer { .. }))

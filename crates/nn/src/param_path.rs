@@ -1,9 +1,11 @@
 //! Where a constructor registers parameters and buffers, under PyTorch's names.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::fmt::Display;
 use std::ops::Div;
 
+use brigade_torch::TensorId;
 use tch::{Device, Kind, Tensor};
 
 use crate::layer_context::{LayerContext, shown};
@@ -318,9 +320,9 @@ fn in_order(store: &tch::nn::VarStore) -> Vec<(String, Tensor, bool)> {
     let mut named: Vec<(String, Tensor)> = store.variables().into_iter().collect();
     named.sort_by(|(left, _), (right, _)| left.cmp(right));
     let trainable = store.trainable_variables();
-    let place = |tensor: &Tensor| {
-        trainable.iter().position(|other| brigade_torch::same_tensor(tensor, other))
-    };
+    let places: HashMap<TensorId, usize> =
+        trainable.iter().enumerate().map(|(place, tensor)| (TensorId::of(tensor), place)).collect();
+    let place = |tensor: &Tensor| places.get(&TensorId::of(tensor)).copied();
     let mut placed: Vec<_> =
         named.into_iter().map(|(name, tensor)| (place(&tensor), name, tensor)).collect();
     // Stable: what has no place keeps the order of names.

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use brigade_torch::TensorId;
 use tch::{Kind, Tensor};
 
 use crate::Training;
@@ -76,18 +77,22 @@ impl ParamRegistry {
         self.entries.push(entry);
     }
 
-    /// The parameter that this tensor is. tch shows no identity of tensors, so the memory and its
-    /// layout stand for it; an empty tensor has no memory and is never found.
+    /// The parameter that this tensor is, or whose memory it has in the same layout, as the tied tensors of a
+    /// TorchScript file do.
     pub(crate) fn find(&self, tensor: &Tensor) -> Option<usize> {
-        if !tensor.defined() || tensor.numel() == 0 {
+        if !tensor.defined() {
             return None;
         }
+        let (id, memory) = (TensorId::of(tensor), tensor.data_ptr());
         self.entries.iter().position(|entry| {
             let other = &entry.tensor;
-            entry.role == Role::Parameter
-                && other.data_ptr() == tensor.data_ptr()
-                && other.size() == tensor.size()
-                && other.stride() == tensor.stride()
+            let is_alike = || {
+                !memory.is_null()
+                    && other.data_ptr() == memory
+                    && other.size() == tensor.size()
+                    && other.stride() == tensor.stride()
+            };
+            entry.role == Role::Parameter && (TensorId::of(other) == id || is_alike())
         })
     }
 }

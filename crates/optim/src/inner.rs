@@ -5,7 +5,9 @@ mod state;
 use std::fmt;
 
 use brigade_torch::flat::look_ahead;
-use brigade_torch::{DeviceNumbers, Error, NamedTensor, Result, clear_gradient, gradient};
+use brigade_torch::{
+    DeviceNumbers, Error, NamedTensor, Result, TensorId, clear_gradient, gradient,
+};
 use tch::{Kind, Tensor};
 
 use crate::device_scalars::DeviceScalars;
@@ -429,10 +431,8 @@ fn handle(parameter: &NamedTensor) -> NamedTensor {
     NamedTensor { name: parameter.name.clone(), tensor: parameter.tensor.shallow_clone() }
 }
 
-/// Whether two handles are of one parameter. An empty tensor has no address, but a name.
 fn same(a: &NamedTensor, b: &NamedTensor) -> bool {
-    let (left, right) = (a.tensor.data_ptr(), b.tensor.data_ptr());
-    left == right && (!left.is_null() || a.name == b.name)
+    TensorId::of(&a.tensor) == TensorId::of(&b.tensor)
 }
 
 impl fmt::Debug for OptimizerInner {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::state::{ParameterState, STEP};
 use brigade_torch::flat::same_layout;
-use brigade_torch::{NamedTensor, Result};
+use brigade_torch::{NamedTensor, Result, TensorId};
 use tch::{Device, Kind, Tensor};
 
 /// The slots and the count of steps of each parameter, by its index: made when a parameter has its first
@@ -64,20 +64,20 @@ impl ParamStates {
         parameters: &[&Tensor],
         made: &Tensor,
     ) -> Result<()> {
-        let mut all: HashMap<usize, usize> = HashMap::new();
-        for address in self.params.iter().filter_map(|param| param.count.as_ref().map(address)) {
-            *all.entry(address).or_default() += 1;
+        let mut all: HashMap<TensorId, usize> = HashMap::new();
+        for id in self.params.iter().filter_map(|param| param.count.as_ref().map(TensorId::of)) {
+            *all.entry(id).or_default() += 1;
         }
-        let mut ours: HashMap<usize, usize> = HashMap::new();
-        for address in chosen.iter().filter_map(|&index| self.count(index).map(address)) {
-            *ours.entry(address).or_default() += 1;
+        let mut ours: HashMap<TensorId, usize> = HashMap::new();
+        for id in chosen.iter().filter_map(|&index| self.count(index).map(TensorId::of)) {
+            *ours.entry(id).or_default() += 1;
         }
         // What became of a count, by the device, which tensor it was, and what it was on the host.
-        type Before = (Device, Option<usize>, u64);
+        type Before = (Device, Option<TensorId>, u64);
         let mut counted: Vec<(Before, Tensor)> = Vec::new();
         for (&index, parameter) in chosen.iter().zip(parameters) {
             let (device, state) = (parameter.device(), &mut self.params[index]);
-            let before = state.count.as_ref().map(address);
+            let before = state.count.as_ref().map(TensorId::of);
             let key = (device, before, if before.is_some() { 0 } else { state.steps });
             if let Some((_, count)) = counted.iter().find(|(known, _)| *known == key) {
                 state.count = Some(count.shallow_clone());
@@ -85,8 +85,8 @@ impl ParamStates {
             }
             let made = made.f_to_device(device)?;
             let count = match (&state.count, before) {
-                (Some(count), Some(address))
-                    if count.device() == device && all.get(&address) == ours.get(&address) =>
+                (Some(count), Some(id))
+                    if count.device() == device && all.get(&id) == ours.get(&id) =>
                 {
                     count.shallow_clone().f_add_(&made)?
                 }
@@ -104,14 +104,14 @@ impl ParamStates {
 
     /// Brings counts from devices to the host, and goes on there. Waits for them.
     pub(crate) fn fetch_counts(&mut self) -> Result<()> {
-        let mut fetched: HashMap<usize, u64> = HashMap::new();
+        let mut fetched: HashMap<TensorId, u64> = HashMap::new();
         for param in &mut self.params {
             let Some(count) = param.count.take() else { continue };
-            param.steps = match fetched.get(&address(&count)) {
+            param.steps = match fetched.get(&TensorId::of(&count)) {
                 Some(&steps) => steps,
                 None => count.f_double_value(&[])? as u64,
             };
-            fetched.insert(address(&count), param.steps);
+            fetched.insert(TensorId::of(&count), param.steps);
         }
         Ok(())
     }
@@ -237,11 +237,6 @@ impl ParamStates {
         }
         Ok(())
     }
-}
-
-/// Which tensor a count is.
-fn address(count: &Tensor) -> usize {
-    count.data_ptr() as usize
 }
 
 /// Of the parameter's shape, kind, device and strides.

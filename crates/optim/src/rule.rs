@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use brigade_torch::{DeviceNumbers, Error, Result};
+use brigade_torch::{DeviceNumbers, Error, Result, TensorId};
 use tch::{Device, Tensor};
 
 use crate::param_state::{ParamStates, STEP_KIND, like};
@@ -308,12 +308,12 @@ impl<'a> Step<'a> {
 
     /// The parameters, those together that have taken the same number of steps: mostly all.
     pub(crate) fn by_count(&self) -> Vec<Alike<'_>> {
-        let mut alike: Vec<((Option<usize>, u64), Alike<'_>)> = Vec::new();
+        let mut alike: Vec<((Option<TensorId>, u64), Alike<'_>)> = Vec::new();
         for (position, &index) in self.chosen.iter().enumerate() {
             let count = self.states.count(index);
             let steps = self.states.steps(index);
             let key = match count {
-                Some(count) => (Some(count.data_ptr() as usize), 0),
+                Some(count) => (Some(TensorId::of(count)), 0),
                 None => (None, steps),
             };
             let place = alike.iter().position(|(known, _)| *known == key).unwrap_or_else(|| {

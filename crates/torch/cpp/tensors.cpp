@@ -63,8 +63,8 @@ void backward(const Tensor& loss, bool retain_graph, bool create_graph) {
   loss.backward({}, retain_graph, create_graph);
 }
 
-bool same_tensor(const Tensor& first, const Tensor& second) {
-  return first.is_same(second);
+size_t tensor_identity(const Tensor& tensor) {
+  return reinterpret_cast<size_t>(tensor.unsafeGetTensorImpl());
 }
 
 void clear_gradient(const Tensor& tensor) {

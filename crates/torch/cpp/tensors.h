@@ -36,8 +36,9 @@ bool tensor_is_plain(const Tensor& tensor);
 // Whether another handle, a view or a graph uses its memory as well.
 bool tensor_is_shared(const Tensor& tensor);
 
-// Whether two handles are one tensor.
-bool same_tensor(const Tensor& first, const Tensor& second);
+// Address of what all handles of one tensor share. It stays when the tensor gets other data, and is there for one
+// without memory.
+size_t tensor_identity(const Tensor& tensor);
 // Sets the gradient to undefined, as zero_grad(set_to_none=True) does.
 void clear_gradient(const Tensor& tensor);
 

@@ -125,20 +125,6 @@ pub fn grad(
     Ok(gradients.map(|gradient| gradient.defined().then_some(gradient)).collect())
 }
 
-/// Whether two handles are one tensor, not only equal or over the same memory.
-///
-/// ```
-/// use brigade_torch::same_tensor;
-/// use tch::Tensor;
-/// let weight = Tensor::from(3.0);
-/// assert!(same_tensor(&weight, &weight.shallow_clone()));
-/// assert!(!same_tensor(&weight, &weight.view([1])));
-/// ```
-#[must_use]
-pub fn same_tensor(first: &Tensor, second: &Tensor) -> bool {
-    ffi::same_tensor(borrow(first), borrow(second))
-}
-
 /// Makes a parameter's gradient undefined, as PyTorch's `zero_grad(set_to_none=True)`.
 ///
 /// # Errors

@@ -460,7 +460,7 @@ pub(crate) mod ffi {
         fn tensor_is_plain(tensor: &Tensor) -> Result<bool>;
         fn tensor_is_shared(tensor: &Tensor) -> bool;
         fn backward(loss: &Tensor, retain_graph: bool, create_graph: bool) -> Result<()>;
-        fn same_tensor(first: &Tensor, second: &Tensor) -> bool;
+        fn tensor_identity(tensor: &Tensor) -> usize;
         /// Null for inputs that took no part.
         fn gradients_of(
             outputs: &[TensorRef<'_>],

@@ -46,6 +46,7 @@ mod split;
 mod store;
 mod streams;
 mod tensor_file;
+mod tensor_id;
 mod tensor_tree;
 mod warnings;
 mod work;
@@ -55,7 +56,7 @@ pub use attention::{AttentionOptions, attention};
 pub use autocast::{Autocast, emulated_kind};
 pub use autograd::{
     BackwardOptions, GradOptions, backward, backward_with, clear_gradient, grad, grad_enabled,
-    gradient, same_tensor, set_gradient,
+    gradient, set_gradient,
 };
 pub use backend::{Backend, GlooDevice};
 pub use bucket::Bucket;
@@ -100,6 +101,7 @@ pub use split::Split;
 pub use store::{DEFAULT_STORE_TIMEOUT, Store, TcpStore, inherited_socket};
 pub use streams::{SideStream, StreamEvent, Streams};
 pub use tensor_file::TensorFile;
+pub use tensor_id::TensorId;
 pub use tensor_tree::{TensorTree, TreeSpec};
 pub use warnings::WarningFilter;
 pub use work::Work;

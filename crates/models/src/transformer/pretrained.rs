@@ -247,8 +247,8 @@ fn load<M: Transformer>(model: &mut Model<M>, state: StateDict) -> Result<Pretra
         };
         report.renamed += usize::from(own_name != name);
         let (in_model, in_weights) = (values.size(), tensor.size());
-        // Tied weights are one tensor under several names.
-        kept.insert(values.data_ptr());
+        // Tied weights are one parameter under several names.
+        kept.extend(model.parameter_name(own_name).map(str::to_owned));
         if in_weights == in_model {
             fitting.insert(own_name, tensor)?;
         } else if in_head(&full) {
@@ -261,7 +261,7 @@ fn load<M: Transformer>(model: &mut Model<M>, state: StateDict) -> Result<Pretra
         }
     }
     for parameter in model.parameters() {
-        if !kept.contains(&parameter.tensor.data_ptr()) {
+        if !kept.contains(&parameter.name) {
             if in_head(&full_name::<M>(&parameter.name, in_own)) {
                 report.head.push(parameter.name);
             } else {

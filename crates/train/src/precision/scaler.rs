@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use brigade_checkpoint::{TensorInfo, Value};
 use brigade_optim::{DeviceScalars, Optimizer};
-use brigade_torch::{Error, ReduceOp, Result, gradient, gradients};
+use brigade_torch::{Error, ReduceOp, Result, TensorId, gradient, gradients};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
@@ -97,9 +97,9 @@ struct ScalerInner {
     job: Option<Arc<Job>>,
     /// Ranks may step unequally often for now: no messages about steps.
     alone: bool,
-    /// Parameters, by their address, whose gradients have been divided since the last backward pass, and
+    /// Parameters whose gradients have been divided since the last backward pass, and
     /// whether a value among those divided with them was not finite.
-    unscaled: HashMap<usize, FoundInf>,
+    unscaled: HashMap<TensorId, FoundInf>,
     /// Whether an optimizer step since the last backward pass was left out; `None` before the first.
     stepped: Option<bool>,
     skipped: bool,
@@ -273,7 +273,7 @@ impl GradScaler {
         }
         let mut inner = self.inner.lock();
         let waiting: Vec<&&Tensor> =
-            parameters.iter().filter(|p| !inner.unscaled.contains_key(&address(p))).collect();
+            parameters.iter().filter(|p| !inner.unscaled.contains_key(&TensorId::of(p))).collect();
         if !waiting.is_empty() {
             let gradients: Vec<Tensor> = waiting
                 .iter()
@@ -295,13 +295,14 @@ impl GradScaler {
             }
             let found = found.f_double_value(&[0])? != 0.0;
             for parameter in
-                waiting.into_iter().map(|parameter| address(parameter)).collect::<Vec<_>>()
+                waiting.into_iter().map(|parameter| TensorId::of(parameter)).collect::<Vec<_>>()
             {
                 inner.unscaled.insert(parameter, FoundInf::Known(found));
             }
         }
-        let known =
-            |p: &&Tensor| matches!(inner.unscaled.get(&address(p)), Some(FoundInf::Known(true)));
+        let known = |p: &&Tensor| {
+            matches!(inner.unscaled.get(&TensorId::of(p)), Some(FoundInf::Known(true)))
+        };
         Ok(parameters.iter().any(known))
     }
 
@@ -320,7 +321,7 @@ impl GradScaler {
         let mut inner = self.inner.lock();
         if inner.stepped.is_none() && !inner.device.as_ref().is_some_and(|device| device.stepped) {
             for parameter in parameters {
-                inner.unscaled.remove(&address(parameter));
+                inner.unscaled.remove(&TensorId::of(parameter));
             }
         }
     }
@@ -448,11 +449,6 @@ fn scaler_state<T>(state: &Value<T>) -> Result<GradScalerState, String> {
         growth_tracker: growth_tracker
             .ok_or("a scaler's state needs the count `growth_tracker`")?,
     })
-}
-
-/// A parameter's values lie where they are between its backward pass and its step.
-fn address(parameter: &Tensor) -> usize {
-    parameter.data_ptr() as usize
 }
 
 #[cfg(test)]

@@ -2,11 +2,11 @@
 
 use std::collections::VecDeque;
 
-use brigade_torch::{DeviceExt, Error, Fetch, ReduceOp, Result, gradient, gradients};
+use brigade_torch::{DeviceExt, Error, Fetch, ReduceOp, Result, TensorId, gradient, gradients};
 use tch::{Device, Kind, Tensor};
 
 use super::{
-    FoundInf, GradScaler, GradScalerOptions, GradScalerState, SMALLEST_SCALE, ScalerInner, address,
+    FoundInf, GradScaler, GradScalerOptions, GradScalerState, SMALLEST_SCALE, ScalerInner,
     mixed_gradients,
 };
 use crate::error::TrainError;
@@ -142,7 +142,7 @@ impl GradScaler {
             }
         };
         let waiting: Vec<&&Tensor> =
-            parameters.iter().filter(|p| !inner.unscaled.contains_key(&address(p))).collect();
+            parameters.iter().filter(|p| !inner.unscaled.contains_key(&TensorId::of(p))).collect();
         let gradients: Vec<Tensor> = waiting
             .iter()
             .map(|parameter| gradient(parameter))
@@ -159,12 +159,13 @@ impl GradScaler {
         // What was found when others were divided before, as by clipping.
         let earlier: Vec<Tensor> = parameters
             .iter()
-            .filter_map(|p| inner.unscaled.get(&address(p))?.on_device())
+            .filter_map(|p| inner.unscaled.get(&TensorId::of(p))?.on_device())
             .collect();
         for before in &earlier {
             found = found.f_maximum(before)?;
         }
-        for parameter in waiting.iter().map(|parameter| address(parameter)).collect::<Vec<_>>() {
+        for parameter in waiting.iter().map(|parameter| TensorId::of(parameter)).collect::<Vec<_>>()
+        {
             inner.unscaled.insert(parameter, FoundInf::OnDevice(found.shallow_clone()));
         }
         Ok(found)

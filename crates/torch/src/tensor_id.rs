@@ -1,0 +1,32 @@
+//! Which tensor a handle is of.
+
+use tch::Tensor;
+
+use crate::bridge::{borrow, ffi};
+
+/// The identity of a tensor, which all its handles share: equal tensors, views and detached handles have others, also
+/// over the same memory.
+///
+/// It is there for a tensor without memory, such as a parameter that other ranks hold, and stays when the tensor gets
+/// other data (`set_data`, [`resize`](Tensor::resize)). It may be given to another tensor once the last handle is gone.
+///
+/// ```
+/// use brigade_torch::TensorId;
+/// use tch::{Kind, Tensor};
+///
+/// let weight = Tensor::from(3.0);
+/// assert_eq!(TensorId::of(&weight), TensorId::of(&weight.shallow_clone()));
+/// assert_ne!(TensorId::of(&weight), TensorId::of(&weight.detach()));
+/// let empty = || Tensor::zeros([0], (Kind::Float, tch::Device::Cpu));
+/// assert_ne!(TensorId::of(&empty()), TensorId::of(&weight));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TensorId(usize);
+
+impl TensorId {
+    /// Returns the identity of the tensor that this is a handle of.
+    #[must_use]
+    pub fn of(tensor: &Tensor) -> Self {
+        Self(ffi::tensor_identity(borrow(tensor)))
+    }
+}
