@@ -42,6 +42,8 @@ const UNITS: [(&str, &[&str]); 3] = [
             "forks.cpp",
             "fake.cpp",
             "reducer.cpp",
+            "sharder.cpp",
+            "storage.cpp",
             "hook.cpp",
             "reproducible.cpp",
             "profiler.cpp",

@@ -396,6 +396,45 @@ pub(crate) mod ffi {
         reserved: u64,
     }
 
+    /// A borrowed group.
+    #[derive(Clone, Copy)]
+    struct GroupRef<'a> {
+        group: &'a Group,
+    }
+
+    /// How a model is sharded.
+    struct SharderOptions {
+        /// The type of whole parameters; -1 for their own.
+        kind: i8,
+        /// The type in which gradients are added up; -1 for that of the whole parameters.
+        reduce_kind: i8,
+        /// Whether whole parameters stay between steps.
+        whole_at_rest: bool,
+        /// What sums of gradients are divided by.
+        divisor: i64,
+    }
+
+    /// Where a parameter lies in its unit's storage.
+    struct ShardedRegion {
+        /// In elements.
+        offset: i64,
+        /// Of each rank, along the first dimension; 0 where each rank has all of it.
+        rows: i64,
+    }
+
+    /// What a sharder has done so far.
+    struct SharderMeter {
+        /// Bytes of whole parameters.
+        gathered: u64,
+        most_gathered: u64,
+        /// The most bytes of reductions in flight.
+        most_reduced: u64,
+        gathers: u64,
+        reductions: u64,
+        /// The most units that were whole at once.
+        most_whole: u64,
+    }
+
     extern "Rust" {
         type Blob;
         fn blob_address(blob: &Blob) -> usize;
@@ -425,6 +464,8 @@ pub(crate) mod ffi {
         include!("brigade-torch/cpp/store.h");
         include!("brigade-torch/cpp/group.h");
         include!("brigade-torch/cpp/reducer.h");
+        include!("brigade-torch/cpp/sharder.h");
+        include!("brigade-torch/cpp/storage.h");
         include!("brigade-torch/cpp/attention.h");
         include!("brigade-torch/cpp/cross_entropy.h");
         include!("brigade-torch/cpp/dropout.h");
@@ -728,6 +769,45 @@ pub(crate) mod ffi {
         fn reducer_shadow_backward(reducer: &Reducer) -> Result<bool>;
         fn reducer_push_rebuilt(reducer: &Reducer) -> Result<()>;
         fn reducer_used_map(reducer: &Reducer) -> Result<UniquePtr<Tensor>>;
+
+        type Sharder;
+        fn new_sharder(
+            gather: &Group,
+            reduce: &Group,
+            replicas: &[GroupRef<'_>],
+            options: &SharderOptions,
+        ) -> Result<UniquePtr<Sharder>>;
+        fn sharder_add_unit(
+            sharder: &Sharder,
+            name: &str,
+            reshards: bool,
+            parameters: &[TensorRef<'_>],
+            names: &[String],
+            regions: &[ShardedRegion],
+            bytes: usize,
+        ) -> Result<UniquePtr<CxxVector<Tensor>>>;
+        fn sharder_enter(sharder: &Sharder, unit: usize) -> Result<()>;
+        fn sharder_leave(
+            sharder: &Sharder,
+            unit: usize,
+            outputs: &[TensorRef<'_>],
+        ) -> Result<()>;
+        fn sharder_set_sync(sharder: &Sharder, sync: bool) -> Result<()>;
+        fn sharder_shards_changed(sharder: &Sharder) -> Result<()>;
+        fn sharder_update_trained(sharder: &Sharder) -> Result<()>;
+        fn sharder_reset(sharder: &Sharder);
+        fn sharder_hold_all(sharder: &Sharder) -> Result<()>;
+        fn sharder_release_all(sharder: &Sharder, write: bool) -> Result<()>;
+        fn sharder_meter(sharder: &Sharder) -> Result<SharderMeter>;
+
+        fn tensor_without_memory(
+            shape: &[i64],
+            kind: i8,
+            cuda_device: i32,
+            why: &str,
+        ) -> Result<UniquePtr<Tensor>>;
+        fn give_memory(tensor: &Tensor) -> Result<()>;
+        fn has_memory(tensor: &Tensor) -> bool;
 
         fn sync_batch_norm(
             group: &Group,

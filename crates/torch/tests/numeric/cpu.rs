@@ -3,4 +3,5 @@
 mod golden;
 mod reduce;
 mod reducer;
+mod sharder;
 mod sync_batch_norm;

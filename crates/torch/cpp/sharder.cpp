@@ -1,0 +1,932 @@
+#include "brigade-torch/src/bridge.rs.h"
+
+#include "forks.h"
+#include "storage.h"
+
+#include <gloo/common/error.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <mutex>
+#include <optional>
+
+namespace brigade {
+
+namespace {
+
+using torch::autograd::variable_list;
+
+// For starts of operations: the group's limit. For waits: the operation's own.
+constexpr int64_t kGroupsLimit = -1;
+constexpr int64_t kNoLimit = 0;
+
+// Has an error say of which unit it is, and keeps its type, which tells its kind.
+template <typename Run>
+auto named(const char* operation, const std::string& unit, Run run) {
+  const auto text = [&](const char* what) {
+    return std::string(operation) + " of unit `" + unit + "`: " + what;
+  };
+  try {
+    return run();
+  } catch (c10::Error& error) {
+    error.add_context(std::string(operation) + " of unit `" + unit + "`");
+    throw;
+  } catch (const TimeLimit& error) {
+    throw TimeLimit(text(error.what()));
+  } catch (const PeerLost& error) {
+    throw PeerLost(text(error.what()));
+  } catch (const Aborted& error) {
+    throw Aborted(text(error.what()));
+  } catch (const gloo::IoException& error) {
+    throw gloo::IoException(text(error.what()));
+  }
+}
+
+std::vector<TensorRef> references(const std::vector<at::Tensor>& tensors) {
+  std::vector<TensorRef> out;
+  out.reserve(tensors.size());
+  for (const auto& tensor : tensors) {
+    out.push_back(TensorRef{tensor});
+  }
+  return out;
+}
+
+// A dense tensor whose rows follow each other in memory, as they do in contiguous and in channels-last tensors.
+bool has_rows_in_order(const at::Tensor& tensor) {
+  return tensor.dim() > 0 && tensor.numel() > 0 && tensor.is_non_overlapping_and_dense() &&
+      (tensor.size(0) == 1 || tensor.stride(0) == tensor.numel() / tensor.size(0));
+}
+
+c10::DimVector strides_by_rows(const at::Tensor& tensor) {
+  if (!has_rows_in_order(tensor)) {
+    return c10::contiguous_strides(tensor.sizes());
+  }
+  c10::DimVector strides(tensor.strides());
+  strides[0] = tensor.numel() / tensor.size(0);
+  return strides;
+}
+
+struct Parameter {
+  std::string name;
+  // The layers' own tensor.
+  at::Tensor whole;
+  // This rank's rows, for the optimizer; all of it where each rank has it.
+  at::Tensor shard;
+  // The region in the unit's storage: with the padding behind the parameter, as rows and flat.
+  at::Tensor region;
+  at::Tensor flat;
+  // Rows of each rank, the last ones' padding included; 0 where each rank has the whole.
+  int64_t rows = 0;
+  // The first of this rank's own rows, and how many it has.
+  int64_t first = 0;
+  int64_t own = 0;
+  bool trained = false;
+  // Whether this backward's gradient is complete.
+  bool ready = false;
+  // Gradients of batches that were not reduced, in the type of the reduction.
+  at::Tensor kept;
+  // Reduced over the shards, not yet over the replicas.
+  at::Tensor partial;
+  std::shared_ptr<void> hook;
+
+  bool replicated() const {
+    return rows == 0;
+  }
+};
+
+enum class State { Sharded, Gathering, Whole };
+
+// A reduction in flight.
+struct InFlight {
+  std::unique_ptr<Work> scatter;
+  std::unique_ptr<Work> all;
+  std::vector<at::Tensor> inputs;
+  std::vector<at::Tensor> outputs;
+  int64_t bytes = 0;
+};
+
+struct Unit {
+  std::string name;
+  std::string why;
+  c10::Storage storage;
+  size_t bytes = 0;
+  bool reshards = true;
+  std::vector<Parameter> parameters;
+  State state = State::Sharded;
+  // The count of changes of the shards that the whole parameters are from.
+  uint64_t version = 0;
+  // Forwards of it that have begun and not ended.
+  int running = 0;
+  std::unique_ptr<Work> gather;
+  size_t trained = 0;
+  size_t missing = 0;
+  bool reduced = false;
+  std::optional<InFlight> reduction;
+};
+
+// The units in the order in which one forward entered them, and the place behind what ran inside of each. Hooks of
+// the forward's graph hold it.
+struct Pass {
+  struct Run {
+    size_t unit;
+    size_t end;
+  };
+  std::vector<Run> runs;
+  // Places of those that have not been left.
+  std::vector<size_t> open;
+};
+
+} // namespace
+
+class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
+ public:
+  ShardingEngine(
+      const Group& gather,
+      const Group& reduce,
+      const Group* replicas,
+      const SharderOptions& options)
+      : gather_(gather),
+        reduce_(reduce),
+        replicas_(replicas),
+        rank_(gather.live()->getRank()),
+        ranks_(gather.live()->getSize()),
+        kind_(options.kind < 0 ? std::nullopt : std::optional(static_cast<at::ScalarType>(options.kind))),
+        reduce_kind_(
+            options.reduce_kind < 0 ? std::nullopt
+                                    : std::optional(static_cast<at::ScalarType>(options.reduce_kind))),
+        whole_at_rest_(options.whole_at_rest),
+        divisor_(options.divisor) {}
+
+  std::vector<at::Tensor> add_unit(
+      std::string name,
+      bool reshards,
+      const std::vector<at::Tensor>& parameters,
+      rust::Slice<const rust::String> names,
+      rust::Slice<const ShardedRegion> regions,
+      size_t bytes) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    at::NoGradGuard no_grad;
+    Unit unit;
+    unit.name = std::move(name);
+    unit.why = "a parameter of unit `" + unit.name +
+        "` is sharded: other ranks have the rest of it. Read it inside of `gathered`, or in the unit's own forward";
+    unit.bytes = bytes;
+    unit.reshards = reshards;
+    const auto device = parameters.empty() ? at::Device(at::kCPU) : parameters[0].device();
+    unit.storage = empty_storage(device);
+    if (whole_at_rest_) {
+      allocate(unit.storage, bytes);
+    }
+    std::vector<at::Tensor> shards;
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      unit.parameters.push_back(cut(unit, parameters[i], std::string(names[i]), regions[i]));
+      shards.push_back(unit.parameters.back().shard);
+    }
+    if (whole_at_rest_) {
+      unit.state = State::Whole;
+    } else {
+      release(unit.storage, unit.why);
+    }
+    units_.push_back(std::move(unit));
+    watch(units_.size() - 1);
+    begin_count();
+    return shards;
+  }
+
+  void enter(size_t index) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto& unit = units_.at(index);
+    if (is_recomputing()) {
+      make_whole(unit);
+      return;
+    }
+    if (index == 0) {
+      if (in_backward_ || units_[0].running > 0) {
+        reset(); // what was before ended with an error
+      }
+      pass_ = std::make_shared<Pass>();
+    }
+    if (is_apart(index)) {
+      return;
+    }
+    TORCH_CHECK(
+        pass_ && (index == 0 || !pass_->open.empty()),
+        "unit `", unit.name, "` runs outside of its prepared model's forward: call the prepared model, or read the ",
+        "parameters inside of `gathered`");
+    ++unit.running;
+    const auto place = pass_->runs.size();
+    pass_->runs.push_back({index, place + 1});
+    pass_->open.push_back(place);
+    make_whole(unit);
+    if (place + 1 < learnt_.size() && learnt_[place] == index) {
+      start_gather(units_[learnt_[place + 1]]);
+    }
+  }
+
+  void leave(size_t index, const std::vector<at::Tensor>& outputs) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto& unit = units_.at(index);
+    if (is_recomputing()) {
+      return;
+    }
+    if (is_apart(index)) {
+      return;
+    }
+    TORCH_CHECK(
+        pass_ && !pass_->open.empty() && pass_->runs[pass_->open.back()].unit == index,
+        "unit `", unit.name, "` is left, but another one is running");
+    const auto place = pass_->open.back();
+    pass_->open.pop_back();
+    pass_->runs[place].end = pass_->runs.size();
+    --unit.running;
+    const bool differentiable = at::GradMode::is_enabled() && watch_outputs(place, outputs);
+    const bool last = !learnt_.empty() && learnt_.back() == index;
+    const bool stays = differentiable && (index == 0 || last || !unit.reshards);
+    if (!stays && unit.running == 0) {
+      free(unit);
+    }
+    if (index == 0) {
+      learnt_.clear();
+      for (const auto& run : pass_->runs) {
+        learnt_.push_back(run.unit);
+      }
+      for (auto& other : units_) {
+        // Gathered ahead, and then not run: the forward took another way than the last one.
+        if (other.state == State::Gathering && !whole_at_rest_) {
+          make_whole(other);
+          free(other);
+        }
+      }
+    }
+  }
+
+  void set_sync(bool sync) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    sync_ = sync;
+  }
+
+  void shards_changed() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++version_;
+    if (whole_at_rest_) {
+      // Each is waited for where it runs next.
+      for (auto& unit : units_) {
+        start_gather(unit);
+      }
+    }
+  }
+
+  void update_trained() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (size_t i = 0; i < units_.size(); ++i) {
+      watch(i);
+    }
+    begin_count();
+  }
+
+  void reset_after_error() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    reset();
+  }
+
+  void hold_all() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    TORCH_CHECK(!held_, "the parameters are whole already: `gathered` inside of `gathered`");
+    for (auto& unit : units_) {
+      start_gather(unit);
+    }
+    for (auto& unit : units_) {
+      make_whole(unit);
+    }
+    held_ = true;
+  }
+
+  void release_all(bool write) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    at::NoGradGuard no_grad;
+    held_ = false;
+    for (auto& unit : units_) {
+      if (write) {
+        for (auto& parameter : unit.parameters) {
+          auto from = own_rows(parameter);
+          if (!parameter.shard.is_alias_of(from)) {
+            parameter.shard.detach().copy_(from);
+          }
+        }
+      }
+      free(unit);
+    }
+    if (write) {
+      ++version_;
+    }
+  }
+
+  SharderMeter meter() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return {
+        static_cast<uint64_t>(gathered_),
+        static_cast<uint64_t>(most_gathered_),
+        static_cast<uint64_t>(most_reduced_),
+        gathers_,
+        reductions_,
+        static_cast<uint64_t>(most_whole_)};
+  }
+
+ private:
+  // Whether a unit runs outside of a forward of the model, while all parameters are held whole.
+  bool is_apart(size_t index) const {
+    return held_ && index != 0 && (!pass_ || pass_->open.empty());
+  }
+
+  at::Tensor own_rows(const Parameter& parameter) const {
+    if (parameter.replicated()) {
+      return parameter.whole.variable_data();
+    }
+    return parameter.region.narrow(0, parameter.first, parameter.own);
+  }
+
+  Parameter cut(
+      const Unit& unit, const at::Tensor& tensor, std::string name, const ShardedRegion& region) {
+    Parameter parameter;
+    parameter.name = std::move(name);
+    parameter.whole = tensor;
+    parameter.rows = region.rows;
+    const auto kind = kind_ && tensor.is_floating_point() ? *kind_ : tensor.scalar_type();
+    const auto values = tensor.detach();
+    const auto strides = strides_by_rows(tensor);
+    const auto whole = tensor_of(unit.storage, kind, region.offset, tensor.sizes(), strides);
+    if (parameter.replicated()) {
+      parameter.region = whole;
+      parameter.flat = tensor_of(unit.storage, kind, region.offset, {tensor.numel()}, {1});
+      parameter.shard = values.clone();
+    } else {
+      auto sizes = tensor.sizes().vec();
+      parameter.first = std::min(rank_ * region.rows, sizes[0]);
+      parameter.own = std::min(region.rows, sizes[0] - parameter.first);
+      const auto width = sizes[0] == 0 ? 0 : tensor.numel() / sizes[0];
+      sizes[0] = ranks_ * region.rows;
+      parameter.region = tensor_of(unit.storage, kind, region.offset, sizes, strides);
+      parameter.flat = tensor_of(unit.storage, kind, region.offset, {sizes[0] * width}, {1});
+      auto rows = values.narrow(0, parameter.first, parameter.own);
+      if (whole_at_rest_ && kind == tensor.scalar_type()) {
+        // The same memory: the optimizer's step writes into the whole parameter.
+        const auto offset = region.offset + parameter.first * strides[0];
+        parameter.shard = tensor_of(unit.storage, kind, offset, rows.sizes(), strides);
+      } else {
+        parameter.shard = at::empty_strided(rows.sizes(), strides, values.options());
+        parameter.shard.copy_(rows);
+      }
+    }
+    if (whole_at_rest_) {
+      whole.copy_(values);
+    }
+    // The same tensor with other memory: what holds it goes on with it.
+    const bool trained = tensor.requires_grad();
+    parameter.whole.set_data(whole);
+    parameter.shard.set_requires_grad(trained);
+    return parameter;
+  }
+
+  // Hooks into the gradients of the parameters that are trained.
+  void watch(size_t index) {
+    auto& unit = units_[index];
+    unit.trained = 0;
+    for (size_t i = 0; i < unit.parameters.size(); ++i) {
+      auto& parameter = unit.parameters[i];
+      parameter.trained = parameter.whole.requires_grad();
+      parameter.shard.set_requires_grad(parameter.trained);
+      if (!parameter.trained) {
+        parameter.hook.reset();
+        parameter.kept.reset();
+        continue;
+      }
+      ++unit.trained;
+      if (parameter.hook) {
+        continue;
+      }
+      // A shared_ptr up to libtorch 2.11, an intrusive_ptr later. The tensor holds it weakly.
+      auto accumulator = torch::autograd::impl::grad_accumulator(parameter.whole);
+      struct Hook : torch::autograd::FunctionPostHook {
+        Hook(std::weak_ptr<ShardingEngine> engine, size_t unit, size_t parameter)
+            : engine(std::move(engine)), unit(unit), parameter(parameter) {}
+        variable_list operator()(const variable_list& outputs, const variable_list&) override {
+          if (auto live = engine.lock()) {
+            live->gradient_arrived(unit, parameter);
+          }
+          return outputs;
+        }
+        std::weak_ptr<ShardingEngine> engine;
+        size_t unit;
+        size_t parameter;
+      };
+      accumulator->add_post_hook(std::make_unique<Hook>(weak_from_this(), index, i));
+      parameter.hook = std::make_shared<decltype(accumulator)>(std::move(accumulator));
+    }
+  }
+
+  // Whether a backward can come through one of the outputs.
+  bool watch_outputs(size_t place, const std::vector<at::Tensor>& outputs) {
+    auto last = std::make_shared<int>(-1);
+    bool differentiable = false;
+    for (const auto& output : outputs) {
+      if (!output.defined() || !output.requires_grad() || output.is_leaf()) {
+        continue;
+      }
+      differentiable = true;
+      // Weak: the graph may outlive the engine.
+      output.register_hook([weak = weak_from_this(), pass = pass_, place, last](const at::Tensor&) {
+        const auto task = torch::autograd::get_current_graph_task_id();
+        if (*last == task) {
+          return;
+        }
+        *last = task;
+        if (auto live = weak.lock()) {
+          live->before_backward(*pass, place);
+        }
+      });
+    }
+    return differentiable;
+  }
+
+  // The gradient of an output of a unit is there, so the nodes of all that began after the unit had ended are done:
+  // autograd runs the nodes of a device from the latest to the earliest.
+  void before_backward(const Pass& pass, size_t place) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    backward_begins();
+    const auto [index, end] = pass.runs[place];
+    for (size_t later = end; later < pass.runs.size(); ++later) {
+      if (pass.runs[later].unit != index) {
+        free(units_[pass.runs[later].unit]);
+      }
+    }
+    make_whole(units_[index]);
+    // What comes next: the last unit inside of this one, or the one before it.
+    const auto next = end > place + 1 ? end : place;
+    if (next > 0) {
+      start_gather(units_[pass.runs[next - 1].unit]);
+    }
+  }
+
+  void backward_begins() {
+    if (in_backward_) {
+      return;
+    }
+    in_backward_ = true;
+    torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
+      if (auto live = weak.lock()) {
+        live->backward_ends();
+      }
+    });
+  }
+
+  void gradient_arrived(size_t index, size_t place) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto& unit = units_[index];
+    auto& parameter = unit.parameters[place];
+    if (!parameter.trained) {
+      return;
+    }
+    TORCH_CHECK(
+        !at::GradMode::is_enabled(),
+        "the gradient of sharded parameter `", parameter.name,
+        "` would have a graph (`create_graph`): gradients of gradients are not supported with shards; compute them ",
+        "inside of `gathered`, or without sharding");
+    backward_begins();
+    if (!sync_) {
+      keep(parameter);
+      return;
+    }
+    if (!parameter.ready) {
+      parameter.ready = true;
+      if (--unit.missing == 0) {
+        reduce_in_order(false);
+      }
+    }
+  }
+
+  at::ScalarType kind_of_sum(const Parameter& parameter) const {
+    return reduce_kind_.value_or(parameter.whole.scalar_type());
+  }
+
+  // Adds a gradient that is not reduced yet to those of the batches before, in the type of the reduction.
+  void keep(Parameter& parameter) {
+    const auto kind = kind_of_sum(parameter);
+    if (kind == parameter.whole.scalar_type()) {
+      return; // autograd adds them up in this type
+    }
+    at::NoGradGuard no_grad;
+    auto& gradient = parameter.whole.mutable_grad();
+    if (!gradient.defined()) {
+      return;
+    }
+    if (parameter.kept.defined()) {
+      parameter.kept.add_(gradient);
+    } else {
+      parameter.kept = gradient.to(kind);
+    }
+    gradient.reset();
+  }
+
+  // From the last unit to the first, on every rank: gradients that come in another order on one rank cannot put the
+  // messages out of step. With `all` also units that lack gradients, as at the end of a backward.
+  void reduce_in_order(bool all) {
+    while (next_ > 0) {
+      auto& unit = units_[next_ - 1];
+      if (unit.trained > 0 && !all && unit.missing > 0) {
+        return;
+      }
+      --next_;
+      if (unit.trained > 0) {
+        reduce(unit);
+      }
+    }
+  }
+
+  void reduce(Unit& unit) {
+    // One input of a reduction at a time, besides the one that is made.
+    for (auto& other : units_) {
+      finish_reduction(other);
+    }
+    at::NoGradGuard no_grad;
+    InFlight flight;
+    std::vector<at::Tensor> shared;
+    for (auto& parameter : unit.parameters) {
+      if (!parameter.trained) {
+        continue;
+      }
+      if (parameter.replicated()) {
+        shared.push_back(input_of(parameter));
+      } else {
+        flight.inputs.push_back(input_of(parameter));
+        const auto& input = flight.inputs.back();
+        flight.outputs.push_back(at::empty({input.numel() / ranks_}, input.options()));
+        flight.bytes += static_cast<int64_t>(input.nbytes() + flight.outputs.back().nbytes());
+      }
+    }
+    ++reductions_;
+    reduced_ += flight.bytes;
+    most_reduced_ = std::max(most_reduced_, reduced_);
+    named("reduction of the gradients", unit.name, [&] {
+      if (!flight.inputs.empty()) {
+        const auto outputs = references(flight.outputs);
+        const auto inputs = references(flight.inputs);
+        flight.scatter = reduce_scatter_flat_coalesced(
+            reduce_,
+            {outputs.data(), outputs.size()},
+            {inputs.data(), inputs.size()},
+            Reduction::Sum,
+            kGroupsLimit);
+      }
+      if (!shared.empty()) {
+        const auto tensors = references(shared);
+        flight.all =
+            all_reduce_coalesced(reduce_, {tensors.data(), tensors.size()}, Reduction::Sum, kGroupsLimit);
+      }
+    });
+    flight.outputs.insert(flight.outputs.end(), shared.begin(), shared.end());
+    unit.reduction = std::move(flight);
+  }
+
+  // A parameter's gradient as each rank's rows one after the other, flat, in the type of the reduction.
+  at::Tensor input_of(Parameter& parameter) {
+    const auto kind = kind_of_sum(parameter);
+    auto& gradient = parameter.whole.mutable_grad();
+    at::Tensor sum;
+    if (parameter.kept.defined()) {
+      sum = gradient.defined() ? parameter.kept.add_(gradient) : parameter.kept;
+    } else {
+      sum = gradient;
+    }
+    const auto count = parameter.replicated() ? parameter.whole.numel() : parameter.flat.numel();
+    at::Tensor flat;
+    const bool as_it_lies = sum.defined() && sum.scalar_type() == kind && sum.numel() == count &&
+        sum.layout() == at::kStrided && sum.is_non_overlapping_and_dense() &&
+        sum.strides() == parameter.region.strides() && count > 0;
+    if (as_it_lies) {
+      flat = sum.as_strided({count}, {1});
+    } else {
+      const auto options = at::TensorOptions().dtype(kind).device(parameter.whole.device());
+      flat = sum.defined() ? at::empty({count}, options) : at::zeros({count}, options);
+      if (sum.defined()) {
+        auto rows = flat.as_strided(parameter.region.sizes(), parameter.region.strides());
+        if (parameter.replicated()) {
+          rows.copy_(sum);
+        } else {
+          const auto size = parameter.whole.size(0);
+          rows.narrow(0, 0, size).copy_(sum);
+          // What stands in the padding is added up, and read by no rank.
+          rows.narrow(0, size, rows.size(0) - size).zero_();
+        }
+      }
+    }
+    parameter.kept.reset();
+    gradient.reset();
+    return flat;
+  }
+
+  void finish_reduction(Unit& unit) {
+    if (!unit.reduction) {
+      return;
+    }
+    at::NoGradGuard no_grad;
+    // Taken out first: an error leaves nothing half done.
+    auto flight = std::move(*unit.reduction);
+    unit.reduction.reset();
+    named("reduction of the gradients", unit.name, [&] {
+      for (auto* work : {flight.scatter.get(), flight.all.get()}) {
+        if (work != nullptr) {
+          work_wait(*work, kNoLimit);
+        }
+      }
+    });
+    reduced_ -= flight.bytes;
+    size_t scattered = 0;
+    size_t shared = flight.inputs.size();
+    for (auto& parameter : unit.parameters) {
+      if (!parameter.trained) {
+        continue;
+      }
+      auto output = flight.outputs[parameter.replicated() ? shared++ : scattered++];
+      auto rows = output.as_strided(parameter.shard.sizes(), parameter.shard.strides());
+      if (replicas_ != nullptr) {
+        if (parameter.partial.defined()) {
+          parameter.partial.add_(rows);
+        } else {
+          parameter.partial = rows;
+        }
+      } else {
+        add_to_gradient(parameter, rows);
+      }
+    }
+  }
+
+  void add_to_gradient(Parameter& parameter, at::Tensor rows) {
+    // One division, after the sum.
+    rows.div_(divisor_);
+    rows = rows.to(parameter.shard.scalar_type());
+    auto& gradient = parameter.shard.mutable_grad();
+    if (gradient.defined()) {
+      gradient.add_(rows);
+    } else {
+      gradient = rows;
+    }
+  }
+
+  void reduce_over_replicas() {
+    if (replicas_ == nullptr) {
+      return;
+    }
+    at::NoGradGuard no_grad;
+    for (auto& unit : units_) {
+      std::vector<at::Tensor> partial;
+      for (auto& parameter : unit.parameters) {
+        if (parameter.partial.defined()) {
+          partial.push_back(parameter.partial);
+        }
+      }
+      if (partial.empty()) {
+        continue;
+      }
+      named("reduction over the replicas", unit.name, [&] {
+        const auto tensors = references(partial);
+        const auto work =
+            all_reduce_coalesced(*replicas_, {tensors.data(), tensors.size()}, Reduction::Sum, kGroupsLimit);
+        work_wait(*work, kNoLimit);
+      });
+      for (auto& parameter : unit.parameters) {
+        if (parameter.partial.defined()) {
+          add_to_gradient(parameter, parameter.partial);
+          parameter.partial.reset();
+        }
+      }
+    }
+  }
+
+  void backward_ends() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (sync_) {
+      // Parameters that this backward did not reach count as zeros: other ranks may have reached them.
+      reduce_in_order(true);
+      for (auto& unit : units_) {
+        finish_reduction(unit);
+      }
+      reduce_over_replicas();
+    }
+    for (auto& unit : units_) {
+      free(unit);
+    }
+    begin_count();
+    in_backward_ = false;
+  }
+
+  void begin_count() {
+    next_ = units_.size();
+    for (auto& unit : units_) {
+      unit.missing = unit.trained;
+      for (auto& parameter : unit.parameters) {
+        parameter.ready = false;
+      }
+    }
+  }
+
+  void start_gather(Unit& unit) {
+    if (unit.parameters.empty()) {
+      return;
+    }
+    const bool stale = unit.version != version_;
+    if (unit.state == State::Gathering || (unit.state == State::Whole && !stale)) {
+      return;
+    }
+    at::NoGradGuard no_grad;
+    if (unit.state == State::Sharded) {
+      allocate(unit.storage, unit.bytes);
+      ++whole_;
+      most_whole_ = std::max(most_whole_, whole_);
+      gathered_ += static_cast<int64_t>(unit.bytes);
+      most_gathered_ = std::max(most_gathered_, gathered_);
+    }
+    unit.state = State::Gathering;
+    unit.version = version_;
+    std::vector<at::Tensor> outputs;
+    std::vector<at::Tensor> inputs;
+    for (auto& parameter : unit.parameters) {
+      auto rows = own_rows(parameter);
+      if (!parameter.shard.is_alias_of(rows)) {
+        rows.copy_(parameter.shard.detach());
+      }
+      if (!parameter.replicated() && parameter.flat.numel() > 0) {
+        const auto count = parameter.flat.numel() / ranks_;
+        outputs.push_back(parameter.flat);
+        inputs.push_back(parameter.flat.narrow(0, rank_ * count, count));
+      }
+    }
+    ++gathers_;
+    if (outputs.empty()) {
+      return;
+    }
+    named("gather", unit.name, [&] {
+      const auto out = references(outputs);
+      const auto in = references(inputs);
+      unit.gather =
+          all_gather_flat_coalesced(gather_, {out.data(), out.size()}, {in.data(), in.size()}, kGroupsLimit);
+    });
+  }
+
+  void make_whole(Unit& unit) {
+    start_gather(unit);
+    if (unit.state != State::Gathering) {
+      return;
+    }
+    auto work = std::move(unit.gather);
+    unit.state = State::Whole;
+    if (work) {
+      named("gather", unit.name, [&] { work_wait(*work, kNoLimit); });
+    }
+  }
+
+  void free(Unit& unit) {
+    if (whole_at_rest_ || held_ || unit.state == State::Sharded) {
+      return;
+    }
+    if (unit.state == State::Gathering) {
+      make_whole(unit);
+    }
+    release(unit.storage, unit.why);
+    unit.state = State::Sharded;
+    --whole_;
+    gathered_ -= static_cast<int64_t>(unit.bytes);
+  }
+
+  void reset() {
+    at::NoGradGuard no_grad;
+    pass_.reset();
+    for (auto& unit : units_) {
+      unit.running = 0;
+      try {
+        if (unit.state == State::Gathering) {
+          make_whole(unit);
+        }
+        if (unit.reduction) {
+          auto flight = std::move(*unit.reduction);
+          unit.reduction.reset();
+          reduced_ -= flight.bytes;
+          for (auto* work : {flight.scatter.get(), flight.all.get()}) {
+            if (work != nullptr) {
+              work_wait(*work, kNoLimit);
+            }
+          }
+        }
+      } catch (const std::exception&) {
+        // The error that led here has been told.
+      }
+      for (auto& parameter : unit.parameters) {
+        parameter.kept.reset();
+        parameter.partial.reset();
+        parameter.whole.mutable_grad().reset();
+      }
+      free(unit);
+    }
+    begin_count();
+    in_backward_ = false;
+  }
+
+  const Group& gather_;
+  const Group& reduce_;
+  const Group* replicas_;
+  const int64_t rank_;
+  const int64_t ranks_;
+  // Of the whole parameters and of the sums of gradients, where they are not the parameters' own.
+  const std::optional<at::ScalarType> kind_;
+  const std::optional<at::ScalarType> reduce_kind_;
+  const bool whole_at_rest_;
+  const int64_t divisor_;
+
+  // Autograd's threads call hooks, while the thread that called `backward` waits.
+  std::mutex mutex_;
+  std::vector<Unit> units_;
+  std::shared_ptr<Pass> pass_;
+  // The order of the last forward.
+  std::vector<size_t> learnt_;
+  bool sync_ = true;
+  bool held_ = false;
+  bool in_backward_ = false;
+  uint64_t version_ = 0;
+  // Units from this one on have been reduced in this backward.
+  size_t next_ = 0;
+
+  int64_t whole_ = 0;
+  int64_t most_whole_ = 0;
+  int64_t gathered_ = 0;
+  int64_t most_gathered_ = 0;
+  int64_t reduced_ = 0;
+  int64_t most_reduced_ = 0;
+  uint64_t gathers_ = 0;
+  uint64_t reductions_ = 0;
+};
+
+
+std::unique_ptr<Sharder> new_sharder(
+    const Group& gather,
+    const Group& reduce,
+    rust::Slice<const GroupRef> replicas,
+    const SharderOptions& options) {
+  check_not_fork("a sharder");
+  auto out = std::make_unique<Sharder>();
+  out->engine = std::make_shared<ShardingEngine>(
+      gather, reduce, replicas.empty() ? nullptr : &replicas[0].group, options);
+  return out;
+}
+
+std::unique_ptr<std::vector<Tensor>> sharder_add_unit(
+    const Sharder& sharder,
+    rust::Str name,
+    bool reshards,
+    rust::Slice<const TensorRef> parameters,
+    rust::Slice<const rust::String> names,
+    rust::Slice<const ShardedRegion> regions,
+    size_t bytes) {
+  return std::make_unique<std::vector<Tensor>>(sharder.engine->add_unit(
+      std::string(name), reshards, copy_handles(parameters), names, regions, bytes));
+}
+
+void sharder_enter(const Sharder& sharder, size_t unit) {
+  sharder.engine->enter(unit);
+}
+
+void sharder_leave(const Sharder& sharder, size_t unit, rust::Slice<const TensorRef> outputs) {
+  sharder.engine->leave(unit, copy_handles(outputs));
+}
+
+void sharder_set_sync(const Sharder& sharder, bool sync) {
+  sharder.engine->set_sync(sync);
+}
+
+void sharder_shards_changed(const Sharder& sharder) {
+  sharder.engine->shards_changed();
+}
+
+void sharder_update_trained(const Sharder& sharder) {
+  sharder.engine->update_trained();
+}
+
+void sharder_reset(const Sharder& sharder) noexcept {
+  sharder.engine->reset_after_error();
+}
+
+void sharder_hold_all(const Sharder& sharder) {
+  sharder.engine->hold_all();
+}
+
+void sharder_release_all(const Sharder& sharder, bool write) {
+  sharder.engine->release_all(write);
+}
+
+SharderMeter sharder_meter(const Sharder& sharder) {
+  return sharder.engine->meter();
+}
+
+} // namespace brigade

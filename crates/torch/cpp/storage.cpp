@@ -1,0 +1,111 @@
+#include "brigade-torch/src/bridge.rs.h"
+
+#include "storage.h"
+
+#include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
+#include <c10/core/TensorOptions.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <mutex>
+#include <optional>
+
+namespace brigade {
+
+namespace {
+
+// libtorch 2.11 can set the flag, but has no public function that clears it. An explicit instantiation may name a
+// private member.
+template <auto Member>
+struct Access {
+  friend bool c10::StorageImpl::*access_is_refused() {
+    return Member;
+  }
+};
+bool c10::StorageImpl::*access_is_refused();
+template struct Access<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
+
+c10::DispatchKeySet keys_of(at::Device device) {
+  return c10::DispatchKeySet(c10::computeDispatchKey(std::nullopt, at::kStrided, device));
+}
+
+} // namespace
+
+c10::Storage empty_storage(at::Device device) {
+  // The allocator that libtorch itself would take for the device.
+  auto empty = at::empty({0}, at::TensorOptions().dtype(at::kByte).device(device));
+  auto* allocator = empty.storage().allocator();
+  TORCH_CHECK(allocator != nullptr, "no allocator for tensors on ", device);
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(),
+      0,
+      c10::DataPtr(nullptr, empty.device()),
+      allocator,
+      /*resizable=*/true));
+}
+
+at::Tensor tensor_of(
+    const c10::Storage& storage,
+    at::ScalarType kind,
+    int64_t offset,
+    at::IntArrayRef sizes,
+    at::IntArrayRef strides) {
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(storage), keys_of(storage.device()), at::scalarTypeToTypeMeta(kind));
+  auto* impl = tensor.unsafeGetTensorImpl();
+  impl->set_storage_offset(offset);
+  impl->set_sizes_and_strides(sizes, strides);
+  return tensor;
+}
+
+void allocate(const c10::Storage& storage, size_t bytes) {
+  auto* impl = storage.unsafeGetStorageImpl();
+  std::optional<c10::impl::VirtualGuardImpl> guard;
+  std::optional<at::Device> before;
+  if (!storage.device().is_cpu()) {
+    guard.emplace(storage.device_type());
+    before = guard->exchangeDevice(storage.device());
+  }
+  auto data = impl->allocator()->allocate(bytes);
+  if (guard) {
+    guard->setDevice(*before);
+  }
+  impl->*access_is_refused() = false;
+  // Looks at the flag, too.
+  impl->set_data_ptr_noswap(std::move(data));
+  impl->set_nbytes(bytes);
+}
+
+void release(const c10::Storage& storage, const std::string& why) {
+  auto* impl = storage.unsafeGetStorageImpl();
+  impl->*access_is_refused() = false;
+  impl->set_data_ptr_noswap(c10::DataPtr(nullptr, storage.device()));
+  impl->set_nbytes(0);
+  // Sets flags only, in spite of its name.
+  impl->release_data_and_set_meta_custom_data_ptr_error_msg_(why);
+}
+
+std::unique_ptr<Tensor> tensor_without_memory(
+    rust::Slice<const int64_t> shape, int8_t kind, int32_t cuda_device, rust::Str why) {
+  const auto device = cuda_device < 0
+      ? at::Device(at::kCPU)
+      : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(cuda_device));
+  const auto storage = empty_storage(device);
+  const at::IntArrayRef sizes(shape.data(), shape.size());
+  auto tensor = tensor_of(
+      storage, static_cast<at::ScalarType>(kind), 0, sizes, c10::contiguous_strides(sizes));
+  release(storage, std::string(why));
+  return std::make_unique<Tensor>(std::move(tensor));
+}
+
+void give_memory(const Tensor& tensor) {
+  allocate(tensor.storage(), at::detail::computeStorageNbytes(
+      tensor.sizes(), tensor.strides(), tensor.itemsize(), tensor.storage_offset()));
+}
+
+bool has_memory(const Tensor& tensor) {
+  return !tensor.has_storage() || tensor.storage().nbytes() >= at::detail::computeStorageNbytes(
+      tensor.sizes(), tensor.strides(), tensor.itemsize(), tensor.storage_offset());
+}
+
+} // namespace brigade

@@ -1,0 +1,37 @@
+// Memory of tensors that comes and goes while the tensors stay.
+#pragma once
+
+#include "rust/cxx.h"
+#include "tensors.h"
+
+#include <c10/core/Storage.h>
+
+#include <memory>
+#include <string>
+
+namespace brigade {
+
+// A storage of 0 bytes on a device, whose memory comes later.
+c10::Storage empty_storage(at::Device device);
+// A tensor of the storage, without a look at how many bytes that has.
+at::Tensor tensor_of(
+    const c10::Storage& storage,
+    at::ScalarType kind,
+    int64_t offset,
+    at::IntArrayRef sizes,
+    at::IntArrayRef strides);
+// Gives the storage new memory, whose contents are arbitrary. Tensors of the storage stay, and with them what
+// autograd has saved.
+void allocate(const c10::Storage& storage, size_t bytes);
+// Gives the memory back. An access throws `why` from now on: without that it would read address 0.
+void release(const c10::Storage& storage, const std::string& why);
+
+// A tensor without memory. An access throws `why`.
+std::unique_ptr<Tensor> tensor_without_memory(
+    rust::Slice<const int64_t> shape, int8_t kind, int32_t cuda_device, rust::Str why);
+// Gives such a tensor memory of its own, with arbitrary contents.
+void give_memory(const Tensor& tensor);
+// Whether the tensor has memory for its elements.
+bool has_memory(const Tensor& tensor);
+
+} // namespace brigade
