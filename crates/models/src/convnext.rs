@@ -3,7 +3,7 @@
 use std::borrow::Borrow;
 
 use brigade_nn::{
-    Conv2d, Conv2dOptions, Init, LayerNorm, LayerNormOptions, Linear, Module, ParamPath,
+    Conv2d, Conv2dOptions, Init, LayerNorm, LayerNormOptions, Linear, Module, ParamPath, Unit,
 };
 use brigade_torch::Result;
 use tch::Tensor;
@@ -207,7 +207,7 @@ impl Module<&Tensor> for ConvNeXtBody {
                 _ => conv.forward(&over_channels(norm, &maps)?)?,
             };
             for block in blocks {
-                maps = block.forward(&maps)?;
+                maps = block.unit.run(|| block.forward(&maps))?;
             }
         }
         Ok(maps)
@@ -227,6 +227,7 @@ impl Module<&Tensor> for ConvNeXt {
 /// A 7 x 7 convolution per channel, then two linear layers per pixel, beside the input.
 #[derive(Debug)]
 struct Block {
+    unit: Unit,
     layer_scale: Tensor,
     conv: Conv2d,
     norm: LayerNorm,
@@ -243,6 +244,7 @@ impl Block {
         let options =
             Conv2dOptions { padding: [3, 3], groups: channels, ..Conv2dOptions::default() };
         Self {
+            unit: path.unit(),
             layer_scale,
             conv: Conv2d::new(&block / 0, channels, channels, [7, 7], options),
             norm: norm(&block / 2, channels),

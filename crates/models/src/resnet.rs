@@ -2,7 +2,7 @@
 
 use std::borrow::Borrow;
 
-use brigade_nn::{BatchNorm2d, Conv2d, Flatten, Linear, MaxPool2d, Module, ParamPath};
+use brigade_nn::{BatchNorm2d, Conv2d, Flatten, Linear, MaxPool2d, Module, ParamPath, Unit};
 use brigade_torch::Result;
 use tch::Tensor;
 
@@ -266,7 +266,7 @@ impl ResNetBody {
         maps = MaxPool2d { kernel: [3, 3], stride: [2, 2], padding: [1, 1] }.forward(&maps)?;
         for blocks in &self.stages {
             for block in blocks {
-                maps = block.forward(&maps)?;
+                maps = block.unit.run(|| block.forward(&maps))?;
             }
             keep(&maps);
         }
@@ -342,6 +342,7 @@ impl Module<&Tensor> for ResNetBody {
 /// Two or three convolutions, each with its normalisation, beside a shortcut.
 #[derive(Debug)]
 struct Block {
+    unit: Unit,
     body: Vec<ConvNorm>,
     /// Where the shortcut cannot be the input itself.
     downsample: Option<ConvNorm>,
@@ -386,7 +387,8 @@ impl Block {
                 norm: BatchNorm2d::new(&path / (index + 1), outputs),
             }
         });
-        Self { body, downsample, average: average_shortcut && stride == 2, outputs }
+        let average = average_shortcut && stride == 2;
+        Self { unit: path.unit(), body, downsample, average, outputs }
     }
 
     fn convolutions(&self) -> impl Iterator<Item = &Conv2d> {

@@ -3,7 +3,7 @@
 use std::borrow::Borrow;
 use std::ops::Range;
 
-use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, LayerGroups, Module, ParamPath};
+use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, LayerGroups, Module, ParamPath, Unit};
 use brigade_torch::Result;
 use tch::Tensor;
 
@@ -173,7 +173,7 @@ impl Module<&Tensor> for UNet {
             maps = conv.forward(&maps)?.f_relu()?;
         }
         for (block, side) in self.blocks.iter().zip([third, second, first, stem]) {
-            maps = block.forward(&maps, &side)?;
+            maps = block.unit.run(|| block.forward(&maps, &side))?;
         }
         maps = resized(&self.shuffle.forward(&maps)?, images)?;
         if let Some([first, second]) = &self.cross {
@@ -190,6 +190,7 @@ impl Module<&Tensor> for UNet {
 /// Doubles the size and joins the encoder's maps.
 #[derive(Debug)]
 struct Block {
+    unit: Unit,
     shuffle: Shuffle,
     norm: BatchNorm2d,
     convs: [Conv2d; 2],
@@ -208,7 +209,7 @@ impl Block {
             conv(&(path / "conv2" / 0), [outputs, outputs], 3),
         ];
         convs.iter().for_each(|conv| draw_normal(path, conv));
-        Self { shuffle, norm, convs, outputs }
+        Self { unit: path.unit(), shuffle, norm, convs, outputs }
     }
 
     fn forward(&self, input: &Tensor, side: &Tensor) -> Result<Tensor> {

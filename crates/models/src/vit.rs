@@ -4,6 +4,7 @@ use std::borrow::Borrow;
 
 use brigade_nn::{
     Conv2d, Conv2dOptions, Dropout, Init, LayerNorm, LayerNormOptions, Linear, Module, ParamPath,
+    Unit,
 };
 use brigade_torch::Result;
 use tch::{Kind, Tensor};
@@ -245,7 +246,7 @@ impl Module<&Tensor> for VisionTransformerBody {
         let sequence = Tensor::f_cat(&[token, patches], 1)?.f_add(&self.pos_embed)?;
         let mut hidden = self.pos_drop.forward(&sequence)?;
         for block in &self.blocks {
-            hidden = block.forward(&hidden)?;
+            hidden = block.unit.run(|| block.forward(&hidden))?;
         }
         Ok(self.norm.forward(&hidden)?.f_select(1, 0)?)
     }
@@ -262,6 +263,7 @@ impl Module<&Tensor> for VisionTransformer {
 /// Attention and two linear layers, each after a normalisation and beside its input.
 #[derive(Debug)]
 struct Block {
+    unit: Unit,
     norm1: LayerNorm,
     qkv: Linear,
     proj: Linear,
@@ -278,6 +280,7 @@ impl Block {
         let VisionTransformerOptions { width, heads, .. } = options;
         let (attention, mlp) = (path / "attn", path / "mlp");
         Self {
+            unit: path.unit(),
             norm1: norm(path / "norm1", width),
             qkv: Linear::new(&attention / "qkv", width, 3 * width),
             proj: Linear::new(&attention / "proj", width, width),

@@ -60,6 +60,7 @@ mod sequential;
 mod shared_statistics;
 mod state_dict;
 mod training;
+mod unit;
 mod var_store;
 pub mod weights;
 
@@ -82,4 +83,5 @@ pub use script::{TorchScript, TorchScriptInputs, TorchScriptOutput};
 pub use sequential::Sequential;
 pub use state_dict::{LoadReport, ShapeMismatch, StateDict};
 pub use training::Training;
+pub use unit::{ModelSharding, Unit, UnitParameters};
 pub use var_store::TchModule;

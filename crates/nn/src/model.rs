@@ -23,7 +23,7 @@ use crate::hooks::Hooks;
 use crate::param_path::is_floating_point;
 use crate::param_registry::{Entry, ParamRegistry, Role};
 use crate::shared_statistics::SharedStatistics;
-use crate::{Module, ParamPath, Training};
+use crate::{Module, ParamPath, Training, Unit};
 
 /// A module `M` and all that it registered: what an optimizer steps, what ranks average, what is saved.
 ///
@@ -42,16 +42,17 @@ use crate::{Module, ParamPath, Training};
 /// ```
 pub struct Model<M> {
     module: M,
-    entries: Vec<Entry>,
+    pub(crate) entries: Vec<Entry>,
     training: Training,
     held: Vec<(String, Training)>,
     statistics: SharedStatistics,
     pub(crate) hooks: Hooks,
     pub(crate) layers: Vec<String>,
+    pub(crate) units: Vec<(String, Unit)>,
     pub(crate) norms: HashSet<String>,
     pub(crate) adopted: HashSet<String>,
     device: Device,
-    kind: Kind,
+    pub(crate) kind: Kind,
 }
 
 /// Options of [`Model::builder`].
@@ -131,6 +132,7 @@ impl ModelBuilder {
             statistics,
             hooks,
             layers,
+            units,
             norms,
             adopted,
             ..
@@ -146,6 +148,7 @@ impl ModelBuilder {
             statistics,
             hooks,
             layers,
+            units,
             norms,
             adopted,
             device: self.device,

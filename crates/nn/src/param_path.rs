@@ -11,7 +11,7 @@ use tch::{Device, Kind, Tensor};
 use crate::layer_context::{LayerContext, shown};
 use crate::param_registry::{Entry, ParamRegistry, Role};
 use crate::shared_statistics::SharedStatistics;
-use crate::{Init, Training};
+use crate::{Init, Training, Unit};
 
 /// A place in the tree of names: `path / "module1" / 0` holds `module1.0.weight`.
 ///
@@ -202,6 +202,20 @@ impl<'a> ParamPath<'a> {
         let training = registry.training.of_a_layer();
         registry.held.push((self.prefix.clone(), training.clone()));
         training
+    }
+
+    /// Makes a unit of all that is registered below this path: the part of a model that is gathered as a whole where the
+    /// model is sharded. The module here runs its forward in [`Unit::run`]. Units may lie in each other; the whole model is
+    /// one without being asked.
+    #[must_use]
+    pub fn unit(&self) -> Unit {
+        let known = |(name, _): &(String, Unit)| *name == self.prefix;
+        if self.prefix.is_empty() || self.registry.borrow().units.iter().any(known) {
+            self.reject("this is a unit already");
+        }
+        let unit = Unit::default();
+        self.registry.borrow_mut().units.push((self.prefix.clone(), unit.clone()));
+        unit
     }
 
     /// Where batch normalisations look for the ranks that share their statistics.

@@ -8,6 +8,7 @@ use tch::{Kind, Tensor};
 use crate::Training;
 use crate::hooks::Hooks;
 use crate::shared_statistics::SharedStatistics;
+use crate::unit::Unit;
 
 /// All that constructors have registered, and what was wrong with it.
 #[derive(Debug)]
@@ -22,6 +23,8 @@ pub(crate) struct ParamRegistry {
     pub(crate) hooks: Hooks,
     /// Of the layers that call hooks.
     pub(crate) layers: Vec<String>,
+    /// Parts of the model that are gathered together where it is sharded, by their paths.
+    pub(crate) units: Vec<(String, Unit)>,
     /// Names of the layers that are normalisations.
     pub(crate) norms: HashSet<String>,
     /// Names of tensors that something else made, of whose layers nothing is known.
@@ -60,6 +63,7 @@ impl ParamRegistry {
             statistics: SharedStatistics::default(),
             hooks: Hooks::default(),
             layers: Vec::new(),
+            units: Vec::new(),
             norms: HashSet::new(),
             adopted: HashSet::new(),
             entries: Vec::new(),

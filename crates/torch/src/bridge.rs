@@ -787,11 +787,7 @@ pub(crate) mod ffi {
             bytes: usize,
         ) -> Result<UniquePtr<CxxVector<Tensor>>>;
         fn sharder_enter(sharder: &Sharder, unit: usize) -> Result<()>;
-        fn sharder_leave(
-            sharder: &Sharder,
-            unit: usize,
-            outputs: &[TensorRef<'_>],
-        ) -> Result<()>;
+        fn sharder_leave(sharder: &Sharder, unit: usize, outputs: &[TensorRef<'_>]) -> Result<()>;
         fn sharder_set_sync(sharder: &Sharder, sync: bool) -> Result<()>;
         fn sharder_shards_changed(sharder: &Sharder) -> Result<()>;
         fn sharder_update_trained(sharder: &Sharder) -> Result<()>;

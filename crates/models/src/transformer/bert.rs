@@ -227,7 +227,7 @@ impl Bert {
             token_type_embeddings,
             norm,
             dropout,
-            encoder: Blocks::new(layers, options.recompute),
+            encoder: Blocks::new(&(path / "encoder" / "layer"), layers, options.recompute),
             pooler,
             name: path.name().to_owned(),
             options: options.clone(),

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use brigade_nn::{ParamPath, Unit};
 use brigade_torch::{Result, grad_enabled, try_recomputed};
 use parking_lot::Mutex;
 use tch::Tensor;
@@ -42,14 +43,17 @@ impl Shared {
 #[derive(Debug)]
 pub(super) struct Blocks<B> {
     blocks: Vec<Arc<Mutex<B>>>,
+    units: Vec<Unit>,
     /// Keeps only each block's input, and computes what the backward needs again.
     recompute: bool,
 }
 
 impl<B: Block> Blocks<B> {
-    pub(super) fn new(blocks: Vec<B>, recompute: bool) -> Self {
+    /// `path` has the blocks, each below its number.
+    pub(super) fn new(path: &ParamPath<'_>, blocks: Vec<B>, recompute: bool) -> Self {
+        let units = (0..blocks.len()).map(|index| (path / index).unit()).collect();
         let blocks = blocks.into_iter().map(|block| Arc::new(Mutex::new(block))).collect();
-        Self { blocks, recompute }
+        Self { blocks, units, recompute }
     }
 
     /// The last block's output. `seen` gets the input of each block.
@@ -60,21 +64,22 @@ impl<B: Block> Blocks<B> {
         mut cache: Option<&mut KeyValueCache>,
         mut seen: Option<&mut Vec<Tensor>>,
     ) -> Result<Tensor> {
-        for (index, block) in self.blocks.iter().enumerate() {
+        for (index, (block, unit)) in self.blocks.iter().zip(&self.units).enumerate() {
             if let Some(seen) = &mut seen {
                 seen.push(hidden.shallow_clone());
             }
             let layer = cache.as_deref_mut().map(|cache| cache.layer(index));
-            hidden = if self.recompute && layer.is_none() && grad_enabled() {
-                let (block, shared) = (Arc::clone(block), shared.shallow_clone());
-                try_recomputed(&[&hidden], move |inputs| {
-                    let block = block.lock();
-                    block.forward(&inputs[0], &shared, None)
-                })??
-            } else {
-                let block = block.lock();
-                block.forward(&hidden, shared, layer)?
-            };
+            hidden = unit.run(|| {
+                if self.recompute && layer.is_none() && grad_enabled() {
+                    let (block, shared) = (Arc::clone(block), shared.shallow_clone());
+                    try_recomputed(&[&hidden], move |inputs| {
+                        let block = block.lock();
+                        block.forward(&inputs[0], &shared, None)
+                    })?
+                } else {
+                    block.lock().forward(&hidden, shared, layer)
+                }
+            })?;
         }
         Ok(hidden)
     }

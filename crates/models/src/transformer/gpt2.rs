@@ -152,7 +152,7 @@ impl Gpt2 {
         for block in &blocks {
             block.redraw(path, options);
         }
-        let h = Blocks::new(blocks, options.recompute);
+        let h = Blocks::new(&(path / "h"), blocks, options.recompute);
         Self { wte, wpe, drop, h, ln_f, name: path.name().to_owned(), options: options.clone() }
     }
 

@@ -57,7 +57,7 @@ impl Llama {
         }
         Self {
             embed_tokens,
-            layers: Blocks::new(layers, options.recompute),
+            layers: Blocks::new(&(path / "layers"), layers, options.recompute),
             norm,
             rotary: Rotary::new(
                 options.head_width(),

@@ -1,6 +1,6 @@
 //! The blocks of fastai's residual networks.
 
-use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, Init, Module, ParamPath, Training};
+use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, Init, Module, ParamPath, Training, Unit};
 use brigade_torch::Result;
 use tch::{Device, Kind, Tensor};
 
@@ -20,6 +20,7 @@ pub(super) struct Shape {
 
 #[derive(Debug)]
 pub(super) struct Block {
+    pub(super) unit: Unit,
     body: Vec<ConvNorm>,
     squeeze: Option<SqueezeExcitation>,
     attention: Option<SimpleSelfAttention>,
@@ -68,7 +69,8 @@ impl Block {
             let index = usize::from(average);
             conv_norm(&(path / "idpath" / index), [inputs, outputs], 1, 1, 1)
         });
-        Self { body, squeeze, attention, shortcut, average, activation: options.activation }
+        let (unit, activation) = (path.unit(), options.activation);
+        Self { unit, body, squeeze, attention, shortcut, average, activation }
     }
 
     /// Draws the weights as `init_cnn` does: the last normalisation starts at 0.

@@ -234,7 +234,10 @@ fn a_read_outside_of_its_unit_is_an_error_that_names_the_unit() {
             up.f_to_kind(Kind::Float).unwrap_err(),
         ] {
             let text = error.to_string();
-            assert!(text.contains("unit `block 2` is sharded") && text.contains("gathered"), "{text}");
+            assert!(
+                text.contains("unit `block 2` is sharded") && text.contains("gathered"),
+                "{text}"
+            );
         }
         let sum = sharder.gathered(|| Ok::<_, Error>(up.sum(Kind::Double))).unwrap();
         assert!(sum.double_value(&[]).is_finite());
@@ -242,7 +245,8 @@ fn a_read_outside_of_its_unit_is_an_error_that_names_the_unit() {
         assert!(nested.unwrap_err().to_string().contains("`gathered` inside of `gathered`"));
         assert!(up.f_sum(Kind::Double).is_err());
         // A block alone, without the model around it.
-        let alone = sharder.run(1, || net.block(1, &Tensor::zeros([1, WIDTH], (Kind::Double, Device::Cpu))));
+        let alone = sharder
+            .run(1, || net.block(1, &Tensor::zeros([1, WIDTH], (Kind::Double, Device::Cpu))));
         assert!(alone.unwrap_err().to_string().contains("outside of its prepared model's forward"));
     });
 }
@@ -309,7 +313,10 @@ fn same_gradients(
         };
         let expected = match sum {
             Some(sum) => values(&(sum / ranks as f64)),
-            None => vec![0.0; if parameter.tensor.requires_grad() { parameter.tensor.numel() } else { 0 }],
+            None => vec![
+                0.0;
+                if parameter.tensor.requires_grad() { parameter.tensor.numel() } else { 0 }
+            ],
         };
         assert_eq!(whole.len(), expected.len(), "{}", parameter.name);
         assert_close(&whole, &expected, 0.0, 1e-14);
@@ -319,7 +326,12 @@ fn same_gradients(
 #[test]
 fn parameters_that_a_rank_does_not_use_count_as_zeros() {
     // Rank 0 leaves the third block out of its loss, not out of its forward; no rank uses the fourth.
-    let run = |rank: usize, net: &Net, forward: &dyn Fn(usize, &mut dyn FnMut() -> Result<Tensor, Error>) -> Result<Tensor, Error>| {
+    let run = |rank: usize,
+               net: &Net,
+               forward: &dyn Fn(
+        usize,
+        &mut dyn FnMut() -> Result<Tensor, Error>,
+    ) -> Result<Tensor, Error>| {
         net.loss(&tokens(rank, 0), &|unit, part| {
             let kept = forward(unit, part)?;
             Ok(match unit {
@@ -437,7 +449,8 @@ fn a_recomputed_part_gathers_its_unit_once() {
                             net.units[2].iter().map(|named| named.tensor.shallow_clone()).collect();
                         let x = part()?.detach();
                         let again = try_recomputed(&[&x], move |inputs| {
-                            let hidden = inputs[0].f_linear(&parameters[0], Some(&parameters[1]))?;
+                            let hidden =
+                                inputs[0].f_linear(&parameters[0], Some(&parameters[1]))?;
                             let hidden = hidden.tanh().f_linear(&parameters[2], None::<&Tensor>)?;
                             hidden.f_linear(&parameters[3], None::<&Tensor>)
                         })?;
@@ -447,7 +460,10 @@ fn a_recomputed_part_gathers_its_unit_once() {
             };
             backward(&loss(&tokens(rank, 0)).unwrap()).unwrap();
             for named in net.parameters() {
-                assert!(gradient(&named.tensor).unwrap().is_none(), "whole gradients are given back");
+                assert!(
+                    gradient(&named.tensor).unwrap().is_none(),
+                    "whole gradients are given back"
+                );
             }
         },
         |rank, net| {
@@ -536,7 +552,11 @@ fn replicas_of_shards_add_up_their_gradients() {
             .map(|rank| {
                 scope.spawn(move || {
                     let group = |name: &str, size: usize, rank: usize| {
-                        let options = GroupOptions { name: name.into(), timeout: LIMIT, ..GroupOptions::default() };
+                        let options = GroupOptions {
+                            name: name.into(),
+                            timeout: LIMIT,
+                            ..GroupOptions::default()
+                        };
                         ProcessGroup::new(store, rank, size, gloo(), options).unwrap()
                     };
                     // Ranks 0 and 1 share a model, and so do 2 and 3.
