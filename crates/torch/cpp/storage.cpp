@@ -1,9 +1,6 @@
-#include "brigade-torch/src/bridge.rs.h"
-
 #include "storage.h"
 
 #include <ATen/ATen.h>
-#include <ATen/EmptyTensor.h>
 #include <c10/core/TensorOptions.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -83,29 +80,6 @@ void release(const c10::Storage& storage, const std::string& why) {
   impl->set_nbytes(0);
   // Sets flags only, in spite of its name.
   impl->release_data_and_set_meta_custom_data_ptr_error_msg_(why);
-}
-
-std::unique_ptr<Tensor> tensor_without_memory(
-    rust::Slice<const int64_t> shape, int8_t kind, int32_t cuda_device, rust::Str why) {
-  const auto device = cuda_device < 0
-      ? at::Device(at::kCPU)
-      : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(cuda_device));
-  const auto storage = empty_storage(device);
-  const at::IntArrayRef sizes(shape.data(), shape.size());
-  auto tensor = tensor_of(
-      storage, static_cast<at::ScalarType>(kind), 0, sizes, c10::contiguous_strides(sizes));
-  release(storage, std::string(why));
-  return std::make_unique<Tensor>(std::move(tensor));
-}
-
-void give_memory(const Tensor& tensor) {
-  allocate(tensor.storage(), at::detail::computeStorageNbytes(
-      tensor.sizes(), tensor.strides(), tensor.itemsize(), tensor.storage_offset()));
-}
-
-bool has_memory(const Tensor& tensor) {
-  return !tensor.has_storage() || tensor.storage().nbytes() >= at::detail::computeStorageNbytes(
-      tensor.sizes(), tensor.strides(), tensor.itemsize(), tensor.storage_offset());
 }
 
 } // namespace brigade

@@ -1,12 +1,9 @@
 // Memory of tensors that comes and goes while the tensors stay.
 #pragma once
 
-#include "rust/cxx.h"
-#include "tensors.h"
-
+#include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
 
-#include <memory>
 #include <string>
 
 namespace brigade {
@@ -25,13 +22,5 @@ at::Tensor tensor_of(
 void allocate(const c10::Storage& storage, size_t bytes);
 // Gives the memory back. An access throws `why` from now on: without that it would read address 0.
 void release(const c10::Storage& storage, const std::string& why);
-
-// A tensor without memory. An access throws `why`.
-std::unique_ptr<Tensor> tensor_without_memory(
-    rust::Slice<const int64_t> shape, int8_t kind, int32_t cuda_device, rust::Str why);
-// Gives such a tensor memory of its own, with arbitrary contents.
-void give_memory(const Tensor& tensor);
-// Whether the tensor has memory for its elements.
-bool has_memory(const Tensor& tensor);
 
 } // namespace brigade

@@ -465,7 +465,6 @@ pub(crate) mod ffi {
         include!("brigade-torch/cpp/group.h");
         include!("brigade-torch/cpp/reducer.h");
         include!("brigade-torch/cpp/sharder.h");
-        include!("brigade-torch/cpp/storage.h");
         include!("brigade-torch/cpp/attention.h");
         include!("brigade-torch/cpp/cross_entropy.h");
         include!("brigade-torch/cpp/dropout.h");
@@ -795,15 +794,6 @@ pub(crate) mod ffi {
         fn sharder_hold_all(sharder: &Sharder) -> Result<()>;
         fn sharder_release_all(sharder: &Sharder, write: bool) -> Result<()>;
         fn sharder_meter(sharder: &Sharder) -> Result<SharderMeter>;
-
-        fn tensor_without_memory(
-            shape: &[i64],
-            kind: i8,
-            cuda_device: i32,
-            why: &str,
-        ) -> Result<UniquePtr<Tensor>>;
-        fn give_memory(tensor: &Tensor) -> Result<()>;
-        fn has_memory(tensor: &Tensor) -> bool;
 
         fn sync_batch_norm(
             group: &Group,

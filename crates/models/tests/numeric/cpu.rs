@@ -2,4 +2,5 @@
 
 mod golden;
 mod resnet;
+mod sharded;
 mod transformers_seed;
