@@ -186,7 +186,7 @@ impl MeshBuilder {
     /// divide the ranks inside of `dp_replicate`.
     pub fn build(self, world_size: usize) -> Result<Mesh, ShardingError> {
         let empty = Axis::GRID.into_iter().find(|axis| self.sizes[*axis as usize] == 0);
-        let empty = empty.or((self.expert == 0).then_some(Axis::Expert));
+        let empty = empty.or_else(|| (self.expert == 0).then_some(Axis::Expert));
         if let Some(axis) = empty {
             return Err(ShardingError::EmptyAxis { axis: axis.name() });
         }
@@ -254,8 +254,8 @@ impl Mesh {
     #[must_use]
     pub fn groups(&self, axis: Axis) -> Vec<Vec<usize>> {
         let pattern = self.pattern(axis);
-        let firsts =
-            (0..self.world_size()).filter(|rank| rank / pattern.stride % pattern.size == 0);
+        let firsts = (0..self.world_size())
+            .filter(|rank| (rank / pattern.stride).is_multiple_of(pattern.size));
         firsts.map(|first| pattern.ranks(first)).collect()
     }
 
