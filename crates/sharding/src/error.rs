@@ -9,10 +9,15 @@ use brigade_rank_env::text::escaped;
 #[non_exhaustive]
 pub enum ShardingError {
     /// A text that is not a strategy.
-    #[error("`{}` is not a sharding strategy: write none, zero1, zero2, zero3 or hybrid=N", escaped(.text))]
+    #[error(
+        "`{}` is not a sharding strategy: write {}zero1, zero2, zero3 or hybrid=N",
+        escaped(.text), if *.or_none { "none, " } else { "" }
+    )]
     UnknownStrategy {
         /// The text.
         text: String,
+        /// Whether `none` could have been written, too.
+        or_none: bool,
     },
 
     /// A number of ranks that is 0.

@@ -1,5 +1,7 @@
 //! How many bytes a rank needs.
 
+use serde::Serialize;
+
 use crate::plan::UnitParameter;
 use crate::{
     MixedPrecision, Offload, Parameter, ReduceGradients, Reshard, ShardingPlan, Strategy, Unit,
@@ -9,7 +11,7 @@ use crate::{
 ///
 /// With `N` parameters in float32, Adam, and `W` ranks: `16 N` replicated, `8 N + 8 N / W` with ZeRO-1,
 /// `4 N + 12 N / W` with ZeRO-2, and `16 N / W` and two units with ZeRO-3.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct Memory {
     /// Parameters between steps: shards, or whole ones and the shards that the optimizer steps.
     pub parameters: u64,

@@ -305,6 +305,14 @@ impl Mesh {
         groups.collect()
     }
 
+    /// Returns the first of [`Axis::ALL`] with the same groups as this one: `dp_shard` for `dp_shard_cp` where
+    /// nothing is divided along `cp`.
+    #[must_use]
+    pub fn first_axis(&self, axis: Axis) -> Axis {
+        let same = |other: &Axis| self.pattern(*other) == self.pattern(axis);
+        Axis::ALL.into_iter().find(same).unwrap_or(axis)
+    }
+
     /// Returns the axes of the grid with more than one rank, from the outermost to the innermost: the mesh of a
     /// checkpoint's manifest.
     #[must_use]
@@ -415,6 +423,7 @@ mod tests {
         let groups = mesh.process_groups();
         assert_eq!(groups.len(), 1);
         assert!(groups[0].axes.starts_with(&[Axis::Shard, Axis::Data, Axis::ShardContext]));
+        assert_eq!(mesh.first_axis(Axis::DataContext), Axis::Shard);
         assert!(Mesh::builder().build(1).unwrap().process_groups().is_empty());
     }
 

@@ -43,6 +43,32 @@ impl Parameter {
         Self { unit: Some(unit.into()), ..self }
     }
 
+    /// Sets the unit that its first name tells: the modules up to the first number, as in `h.0`,
+    /// `model.layers.12`, `encoder.block.3` or `layer1.0`. For weights files, of which the model is not known.
+    ///
+    /// ```
+    /// use brigade_checkpoint::Dtype;
+    /// use brigade_sharding::Parameter;
+    ///
+    /// let unit = |name| Parameter::new(name, &[8], Dtype::F32).in_block_of_name().unit;
+    /// assert_eq!(unit("model.layers.12.mlp.experts.3.weight").as_deref(), Some("model.layers.12"));
+    /// assert_eq!(unit("wte.weight"), None);
+    /// ```
+    #[must_use]
+    pub fn in_block_of_name(self) -> Self {
+        let mut end = 0;
+        let mut unit = None;
+        for component in self.name().split('.') {
+            end += component.len();
+            if !component.is_empty() && component.bytes().all(|byte| byte.is_ascii_digit()) {
+                unit = Some(self.name()[..end].to_owned());
+                break;
+            }
+            end += 1;
+        }
+        Self { unit, ..self }
+    }
+
     /// Adds a name under which the model uses it, too.
     #[must_use]
     pub fn tied(mut self, name: impl Into<String>) -> Self {
