@@ -1,0 +1,448 @@
+//! The grid in which the ranks of a job are arranged.
+
+use std::fmt;
+
+use brigade_checkpoint::layout::MeshAxis;
+use serde::{Deserialize, Serialize};
+
+use crate::ShardingError;
+
+/// An axis of a [`Mesh`], or several that are seen as one.
+///
+/// The first six are the axes of the grid, from the outermost to the innermost: neighbouring ranks differ in the
+/// innermost one. The others are flattened axes or, for experts, another cut of the same ranks. The names in
+/// messages and manifests are Accelerate's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Axis {
+    /// Stages of a pipeline: `pp`.
+    Pipeline,
+    /// Copies of the sharded model: `dp_replicate`.
+    Replicate,
+    /// Shards of the model, each rank with data of its own: `dp_shard`.
+    Shard,
+    /// Parts of the sequence, with ring or gathered attention: `cp`.
+    Context,
+    /// Parts of the sequence, exchanged for heads (Ulysses): `sp`.
+    Sequence,
+    /// Parts of layers: `tp`.
+    Tensor,
+    /// `Replicate` and `Shard`: ranks that read different samples: `dp`.
+    Data,
+    /// `Shard` and `Context`: ranks that share one copy of the parameters: `dp_shard_cp`.
+    ShardContext,
+    /// `Replicate`, `Shard` and `Context`: ranks over which losses and gradients are averaged: `dp_cp`.
+    DataContext,
+    /// Experts, spread over the innermost ranks of `Shard` to `Tensor`: `ep`.
+    Expert,
+    /// Ranks of `Shard` to `Tensor` with the same experts, which share one copy of them: `efsdp`.
+    ExpertShard,
+}
+
+impl Axis {
+    /// The axes of the grid, from the outermost to the innermost.
+    pub const GRID: [Self; 6] =
+        [Self::Pipeline, Self::Replicate, Self::Shard, Self::Context, Self::Sequence, Self::Tensor];
+
+    /// All axes, in the order in which ranks make their process groups.
+    pub const ALL: [Self; 11] = [
+        Self::Pipeline,
+        Self::Replicate,
+        Self::Shard,
+        Self::Context,
+        Self::Sequence,
+        Self::Tensor,
+        Self::Data,
+        Self::ShardContext,
+        Self::DataContext,
+        Self::Expert,
+        Self::ExpertShard,
+    ];
+
+    /// Returns its short name, which is Accelerate's: `dp_shard`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pipeline => "pp",
+            Self::Replicate => "dp_replicate",
+            Self::Shard => "dp_shard",
+            Self::Context => "cp",
+            Self::Sequence => "sp",
+            Self::Tensor => "tp",
+            Self::Data => "dp",
+            Self::ShardContext => "dp_shard_cp",
+            Self::DataContext => "dp_cp",
+            Self::Expert => "ep",
+            Self::ExpertShard => "efsdp",
+        }
+    }
+
+    /// The axes of the grid that it consists of, which are neighbours; `None` for the axes of experts.
+    fn grid(self) -> Option<std::ops::Range<usize>> {
+        Some(match self {
+            Self::Data => 1..3,
+            Self::ShardContext => 2..4,
+            Self::DataContext => 1..4,
+            Self::Expert | Self::ExpertShard => return None,
+            single => single as usize..single as usize + 1,
+        })
+    }
+}
+
+impl fmt::Display for Axis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// How the ranks of a job are arranged: a grid with named axes, in Accelerate's order
+/// (`pp`, `dp_replicate`, `dp_shard`, `cp`, `sp`, `tp`).
+///
+/// ```
+/// use brigade_sharding::{Axis, Mesh};
+///
+/// let mesh = Mesh::builder().replicate(2).shard(4).build(8)?;
+/// assert_eq!(mesh.to_string(), "dp_replicate 2 x dp_shard 4");
+/// assert_eq!(mesh.group(5, Axis::Shard)?, [4, 5, 6, 7]);
+/// assert_eq!(mesh.group(5, Axis::Replicate)?, [1, 5]);
+/// assert_eq!(mesh.coordinate(5, Axis::Shard)?, 1);
+/// assert_eq!(mesh.size(Axis::Data), 8);
+///
+/// let error = Mesh::builder().replicate(2).shard(3).build(8).unwrap_err();
+/// assert!(error.to_string().starts_with("the mesh dp_replicate 2 x dp_shard 3 has 6 ranks and the job has 8"));
+/// # Ok::<(), brigade_sharding::ShardingError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Mesh {
+    /// As [`Axis::GRID`].
+    sizes: [usize; 6],
+    expert: usize,
+}
+
+/// Ranks that communicate, and the axes that need them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MeshGroup {
+    /// The axes of which this is a group. Several where others have the size 1: `dp_shard` and `dp`.
+    pub axes: Vec<Axis>,
+    /// The ranks, in ascending order: a rank's place among them is its rank in the group.
+    pub ranks: Vec<usize>,
+}
+
+/// The sizes of a mesh to be. Each defaults to 1.
+#[derive(Debug, Clone)]
+pub struct MeshBuilder {
+    sizes: [usize; 6],
+    expert: usize,
+}
+
+impl MeshBuilder {
+    /// Sets the number of copies of the sharded model.
+    #[must_use]
+    pub fn replicate(self, size: usize) -> Self {
+        self.size(Axis::Replicate, size)
+    }
+
+    /// Sets the number of ranks that share one copy of the model.
+    #[must_use]
+    pub fn shard(self, size: usize) -> Self {
+        self.size(Axis::Shard, size)
+    }
+
+    /// Sets the number of stages of a pipeline.
+    #[must_use]
+    pub fn pipeline(self, size: usize) -> Self {
+        self.size(Axis::Pipeline, size)
+    }
+
+    /// Sets the number of parts of the sequence under context parallelism.
+    #[must_use]
+    pub fn context(self, size: usize) -> Self {
+        self.size(Axis::Context, size)
+    }
+
+    /// Sets the number of parts of the sequence under Ulysses' sequence parallelism.
+    #[must_use]
+    pub fn sequence(self, size: usize) -> Self {
+        self.size(Axis::Sequence, size)
+    }
+
+    /// Sets the number of parts of each layer under tensor parallelism.
+    #[must_use]
+    pub fn tensor(self, size: usize) -> Self {
+        self.size(Axis::Tensor, size)
+    }
+
+    /// Sets the number of ranks over which experts are spread. They are the innermost ranks of `dp_shard`, `cp`,
+    /// `sp` and `tp`, so it does not count in the product; it has to divide theirs.
+    #[must_use]
+    pub fn expert(self, size: usize) -> Self {
+        Self { expert: size, ..self }
+    }
+
+    /// Returns the mesh of a job with `world_size` ranks.
+    ///
+    /// # Errors
+    /// A size of 0; a product of the sizes that is not the world size; a number of expert ranks that does not
+    /// divide the ranks inside of `dp_replicate`.
+    pub fn build(self, world_size: usize) -> Result<Mesh, ShardingError> {
+        let empty = Axis::GRID.into_iter().find(|axis| self.sizes[*axis as usize] == 0);
+        let empty = empty.or_else(|| (self.expert == 0).then_some(Axis::Expert));
+        if let Some(axis) = empty {
+            return Err(ShardingError::EmptyAxis { axis: axis.name() });
+        }
+        let mesh = Mesh { sizes: self.sizes, expert: self.expert };
+        let Some(product) =
+            self.sizes.iter().try_fold(1, |all: usize, size| all.checked_mul(*size))
+        else {
+            return Err(ShardingError::TooManyRanks { axes: mesh.to_string() });
+        };
+        if product != world_size {
+            return Err(ShardingError::WorldSize { axes: mesh.to_string(), product, world_size });
+        }
+        if !mesh.inner().is_multiple_of(self.expert) {
+            return Err(ShardingError::Expert { expert: self.expert, inner: mesh.inner() });
+        }
+        Ok(mesh)
+    }
+
+    fn size(mut self, axis: Axis, size: usize) -> Self {
+        self.sizes[axis as usize] = size;
+        self
+    }
+}
+
+impl Mesh {
+    /// Starts a mesh whose axes all have the size 1.
+    #[must_use]
+    pub fn builder() -> MeshBuilder {
+        MeshBuilder { sizes: [1; 6], expert: 1 }
+    }
+
+    /// Returns the number of ranks.
+    #[must_use]
+    pub fn world_size(&self) -> usize {
+        self.sizes.iter().product()
+    }
+
+    /// Returns the number of ranks along an axis.
+    #[must_use]
+    pub fn size(&self, axis: Axis) -> usize {
+        self.pattern(axis).size
+    }
+
+    /// Returns a rank's place along an axis, which is its rank in the group of that axis.
+    ///
+    /// # Errors
+    /// A rank outside of the mesh.
+    pub fn coordinate(&self, rank: usize, axis: Axis) -> Result<usize, ShardingError> {
+        self.check(rank)?;
+        let pattern = self.pattern(axis);
+        Ok(rank / pattern.stride % pattern.size)
+    }
+
+    /// Returns the ranks that differ from `rank` in this axis alone, and `rank`, in ascending order.
+    ///
+    /// # Errors
+    /// A rank outside of the mesh.
+    pub fn group(&self, rank: usize, axis: Axis) -> Result<Vec<usize>, ShardingError> {
+        let place = self.coordinate(rank, axis)?;
+        let pattern = self.pattern(axis);
+        Ok(pattern.ranks(rank - place * pattern.stride))
+    }
+
+    /// Returns all groups of an axis, by their first rank: each rank is in exactly one.
+    #[must_use]
+    pub fn groups(&self, axis: Axis) -> Vec<Vec<usize>> {
+        let pattern = self.pattern(axis);
+        let firsts = (0..self.world_size())
+            .filter(|rank| (rank / pattern.stride).is_multiple_of(pattern.size));
+        firsts.map(|first| pattern.ranks(first)).collect()
+    }
+
+    /// Returns the groups of an axis cut into parts of `size` neighbouring members each: [`Reshard::To`] gathers
+    /// within these.
+    ///
+    /// [`Reshard::To`]: crate::Reshard::To
+    ///
+    /// # Errors
+    /// A size that does not divide the axis.
+    pub fn parts(&self, axis: Axis, size: usize) -> Result<Vec<Vec<usize>>, ShardingError> {
+        let whole = self.size(axis);
+        if size == 0 || !whole.is_multiple_of(size) {
+            return Err(ShardingError::ReshardTo { size, shard_size: whole });
+        }
+        let groups = self.groups(axis);
+        Ok(groups.iter().flat_map(|group| group.chunks(size)).map(<[usize]>::to_vec).collect())
+    }
+
+    /// Returns all groups of more than one rank that differ from each other. All ranks make their process groups
+    /// in this order, also those that they are not in: otherwise they wait for each other without end.
+    ///
+    /// ```
+    /// use brigade_sharding::Mesh;
+    ///
+    /// let mesh = Mesh::builder().replicate(2).shard(2).build(4)?;
+    /// let groups: Vec<_> = mesh.process_groups().into_iter().map(|group| group.ranks).collect();
+    /// assert_eq!(groups, [vec![0, 2], vec![1, 3], vec![0, 1], vec![2, 3], vec![0, 1, 2, 3]]);
+    /// # Ok::<(), brigade_sharding::ShardingError>(())
+    /// ```
+    #[must_use]
+    pub fn process_groups(&self) -> Vec<MeshGroup> {
+        // Groups of one shape of axis are the same ranks: (stride, size) identifies them.
+        let mut shapes: Vec<(Pattern, Vec<Axis>)> = Vec::new();
+        for axis in Axis::ALL {
+            let pattern = self.pattern(axis);
+            match shapes.iter_mut().find(|(known, _)| *known == pattern) {
+                Some((_, axes)) => axes.push(axis),
+                None if pattern.size > 1 => shapes.push((pattern, vec![axis])),
+                None => {}
+            }
+        }
+        let groups = shapes.into_iter().flat_map(|(_, axes)| {
+            let groups = self.groups(axes[0]).into_iter();
+            groups.map(move |ranks| MeshGroup { axes: axes.clone(), ranks })
+        });
+        groups.collect()
+    }
+
+    /// Returns the first of [`Axis::ALL`] with the same groups as this one: `dp_shard` for `dp_shard_cp` where
+    /// nothing is divided along `cp`.
+    #[must_use]
+    pub fn first_axis(&self, axis: Axis) -> Axis {
+        let same = |other: &Axis| self.pattern(*other) == self.pattern(axis);
+        Axis::ALL.into_iter().find(same).unwrap_or(axis)
+    }
+
+    /// Returns the axes of the grid with more than one rank, from the outermost to the innermost: the mesh of a
+    /// checkpoint's manifest.
+    #[must_use]
+    pub fn axes(&self) -> Vec<MeshAxis> {
+        self.used().map(|(axis, size)| MeshAxis { name: axis.name().to_owned(), size }).collect()
+    }
+
+    /// The axes of the grid with more than one rank.
+    pub(crate) fn used(&self) -> impl Iterator<Item = (Axis, usize)> {
+        Axis::GRID.into_iter().zip(self.sizes).filter(|(_, size)| *size > 1)
+    }
+
+    /// Ranks within one stage of the pipeline and one replica, over which experts are spread.
+    fn inner(&self) -> usize {
+        self.sizes[2..].iter().product()
+    }
+
+    fn pattern(&self, axis: Axis) -> Pattern {
+        match axis.grid() {
+            Some(grid) => Pattern {
+                stride: self.sizes[grid.end..].iter().product(),
+                size: self.sizes[grid].iter().product(),
+            },
+            None if axis == Axis::Expert => Pattern { stride: 1, size: self.expert },
+            None => Pattern { stride: self.expert, size: self.inner() / self.expert },
+        }
+    }
+
+    fn check(&self, rank: usize) -> Result<(), ShardingError> {
+        let world_size = self.world_size();
+        if rank < world_size { Ok(()) } else { Err(ShardingError::NoSuchRank { rank, world_size }) }
+    }
+}
+
+impl fmt::Display for Mesh {
+    /// Writes the axes with more than one rank: `dp_replicate 2 x dp_shard 4`. Of one rank: `dp_shard 1`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text: Vec<String> =
+            self.used().map(|(axis, size)| format!("{axis} {size}")).collect();
+        if text.is_empty() {
+            text.push("dp_shard 1".to_owned());
+        }
+        let experts = if self.expert > 1 { format!(", ep {}", self.expert) } else { String::new() };
+        f.pad(&(text.join(" x ") + &experts))
+    }
+}
+
+/// Ranks at equal distances from each other.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Pattern {
+    stride: usize,
+    size: usize,
+}
+
+impl Pattern {
+    fn ranks(self, first: usize) -> Vec<usize> {
+        (0..self.size).map(|place| first + place * self.stride).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_order_is_accelerates() {
+        let mesh = Mesh::builder()
+            .pipeline(2)
+            .replicate(2)
+            .shard(2)
+            .context(2)
+            .tensor(2)
+            .build(32)
+            .unwrap();
+        assert_eq!(mesh.to_string(), "pp 2 x dp_replicate 2 x dp_shard 2 x cp 2 x tp 2");
+        assert_eq!(mesh.group(0, Axis::Tensor).unwrap(), [0, 1]);
+        assert_eq!(mesh.group(0, Axis::Context).unwrap(), [0, 2]);
+        assert_eq!(mesh.group(0, Axis::Shard).unwrap(), [0, 4]);
+        assert_eq!(mesh.group(0, Axis::Replicate).unwrap(), [0, 8]);
+        assert_eq!(mesh.group(0, Axis::Pipeline).unwrap(), [0, 16]);
+        assert_eq!(mesh.group(1, Axis::ShardContext).unwrap(), [1, 3, 5, 7]);
+        assert_eq!(mesh.group(0, Axis::Data).unwrap(), [0, 4, 8, 12]);
+        assert_eq!(mesh.size(Axis::DataContext), 8);
+        let names: Vec<_> = mesh.axes().into_iter().map(|axis| axis.name).collect();
+        assert_eq!(names, ["pp", "dp_replicate", "dp_shard", "cp", "tp"]);
+    }
+
+    #[test]
+    fn experts_are_spread_over_the_inner_ranks() {
+        let mesh = Mesh::builder().replicate(2).shard(2).tensor(2).expert(2).build(8).unwrap();
+        assert_eq!(mesh.groups(Axis::Expert), [[0, 1], [2, 3], [4, 5], [6, 7]]);
+        assert_eq!(mesh.groups(Axis::ExpertShard), [[0, 2], [1, 3], [4, 6], [5, 7]]);
+        let fault = Mesh::builder().replicate(2).shard(4).expert(3).build(8).unwrap_err();
+        assert_eq!(fault.to_string(), "ep 3 does not divide dp_shard x cp x sp x tp, which is 4");
+    }
+
+    #[test]
+    fn parts_are_neighbours_within_a_group() {
+        let mesh = Mesh::builder().shard(4).tensor(2).build(8).unwrap();
+        let parts = mesh.parts(Axis::Shard, 2).unwrap();
+        assert_eq!(parts, [[0, 2], [4, 6], [1, 3], [5, 7]]);
+        assert!(mesh.parts(Axis::Shard, 3).is_err());
+    }
+
+    #[test]
+    fn groups_of_axes_that_are_the_same_ranks_are_made_once() {
+        let mesh = Mesh::builder().shard(4).build(4).unwrap();
+        let groups = mesh.process_groups();
+        assert_eq!(groups.len(), 1);
+        assert!(groups[0].axes.starts_with(&[Axis::Shard, Axis::Data, Axis::ShardContext]));
+        assert_eq!(mesh.first_axis(Axis::DataContext), Axis::Shard);
+        assert!(Mesh::builder().build(1).unwrap().process_groups().is_empty());
+    }
+
+    #[test]
+    fn contradictions_are_named() {
+        let fault = |builder: MeshBuilder, world| builder.build(world).unwrap_err().to_string();
+        assert_eq!(
+            fault(Mesh::builder().shard(0), 1),
+            "the size of dp_shard is 0: it must be at least 1"
+        );
+        assert_eq!(
+            fault(Mesh::builder().shard(3).tensor(2), 8),
+            "the mesh dp_shard 3 x tp 2 has 6 ranks and the job has 8: change a size, or start 6 ranks"
+        );
+        assert!(
+            fault(Mesh::builder().shard(usize::MAX).tensor(2), 8).contains("than can be counted")
+        );
+        let mesh = Mesh::builder().shard(2).build(2).unwrap();
+        let fault = mesh.group(2, Axis::Shard).unwrap_err().to_string();
+        assert_eq!(fault, "rank 2 is not in a mesh of 2 ranks");
+    }
+}
