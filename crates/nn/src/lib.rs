@@ -83,5 +83,5 @@ pub use script::{TorchScript, TorchScriptInputs, TorchScriptOutput};
 pub use sequential::Sequential;
 pub use state_dict::{LoadReport, ShapeMismatch, StateDict};
 pub use training::Training;
-pub use unit::{ModelSharding, Unit, UnitParameters};
+pub use unit::Unit;
 pub use var_store::TchModule;

@@ -3,12 +3,16 @@
 use std::fmt;
 use std::sync::Arc;
 
-use brigade_torch::{NamedTensor, Result, Sharder, SharderOptions, ShardingGroups, TensorTree};
+use brigade_sharding::{Parameter, ShardingPlan};
+use brigade_torch::{
+    Error, NamedTensor, Result, Sharder, ShardingGroups, TensorTree, dtype_of, kind_of,
+};
 use parking_lot::Mutex;
+use tch::Tensor;
 
 use crate::Model;
 use crate::model::is_under;
-use crate::param_registry::{Entry, Role};
+use crate::param_registry::Role;
 
 /// A part of a model, such as a transformer's block, that is gathered as a whole where the model is sharded over ranks
 /// (a module of PyTorch's `fully_shard`). Made by [`crate::ParamPath::unit`] in a constructor; the forward runs in
@@ -35,9 +39,9 @@ use crate::param_registry::{Entry, Role};
 /// }
 ///
 /// let model = Model::new(|path| Block::new(&(path / "block")))?;
-/// let units = model.units();
-/// assert_eq!((units[0].name.as_str(), units[0].parameters.len()), ("", 0));
-/// assert_eq!((units[1].name.as_str(), units[1].parameters.len()), ("block", 2));
+/// let parameters = model.sharding_parameters()?;
+/// assert_eq!(parameters[1].name(), "block.linear.bias");
+/// assert_eq!(parameters[1].unit.as_deref(), Some("block"));
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Clone, Default)]
@@ -50,30 +54,6 @@ pub struct Unit {
 struct Place {
     sharder: Arc<Sharder>,
     index: usize,
-}
-
-/// The parameters of a unit, which no other unit has.
-#[derive(Debug)]
-pub struct UnitParameters {
-    /// The dotted name of the unit's path; empty for the root, which has what no other unit has.
-    pub name: String,
-    /// In the order of registration.
-    pub parameters: Vec<NamedTensor>,
-}
-
-/// How [`Model::shard`] splits a model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ModelSharding {
-    /// Types of whole parameters and of sums, and whether whole parameters stay between steps.
-    pub sharder: SharderOptions,
-    /// Gives whole parameters back after a unit's forward. Defaults to true.
-    pub reshards: bool,
-}
-
-impl Default for ModelSharding {
-    fn default() -> Self {
-        Self { sharder: SharderOptions::default(), reshards: true }
-    }
 }
 
 impl Unit {
@@ -98,80 +78,78 @@ impl fmt::Debug for Unit {
 }
 
 impl<M> Model<M> {
-    /// Returns the units with their parameters: the root first, then the others in the order of registration. A
-    /// parameter belongs to the innermost unit in which all of its names are, so that weights that two units share are
-    /// their common parent's.
-    #[must_use]
-    pub fn units(&self) -> Vec<UnitParameters> {
-        let root = ("", Vec::new());
-        let named = self.units.iter().map(|(name, _)| (name.as_str(), Vec::new()));
-        let mut units: Vec<(&str, Vec<NamedTensor>)> = [root].into_iter().chain(named).collect();
-        for (index, entry) in self.entries.iter().enumerate() {
-            if entry.role != Role::Parameter {
-                continue;
-            }
-            let names =
-                |other: &Entry| other.role == Role::SameAs(index) || std::ptr::eq(other, entry);
-            let has_all = |unit: &str| {
-                self.entries
-                    .iter()
-                    .filter(|other| names(other))
-                    .all(|other| is_under(&other.name, unit))
-            };
+    /// Returns the parameters as data, in the order of registration, for a plan of sharding: all names, shapes, types,
+    /// whether they are trained, and the innermost unit that has them.
+    ///
+    /// # Errors
+    /// [`brigade_torch::ErrorKind::Tensor`] for a tensor that has no type.
+    pub fn sharding_parameters(&self) -> Result<Vec<Parameter>> {
+        let parameters =
+            self.entries.iter().enumerate().filter(|(_, it)| it.role == Role::Parameter);
+        let described = parameters.map(|(index, entry)| {
+            let shape: Vec<u64> =
+                entry.tensor.size().iter().map(|size| size.unsigned_abs()).collect();
+            let kind = entry.tensor.f_kind()?;
+            let dtype = dtype_of(kind).ok_or_else(|| {
+                Error::invalid_argument(format!("a parameter cannot be {kind:?}"))
+            })?;
+            let mut parameter = Parameter::new(&entry.name, &shape, dtype);
+            let others = self.entries.iter().filter(|other| other.role == Role::SameAs(index));
+            parameter.names.extend(others.map(|other| other.name.clone()));
+            parameter.trained = entry.tensor.requires_grad();
             // Prefixes of one name: the longest is the innermost.
-            let innermost = (0..units.len())
-                .filter(|&unit| has_all(units[unit].0))
-                .max_by_key(|&unit| units[unit].0.len())
-                .unwrap_or(0);
-            units[innermost].1.push(NamedTensor {
-                name: entry.name.clone(),
-                tensor: entry.tensor.shallow_clone(),
-            });
-        }
-        let owned =
-            |(name, parameters): (&str, _)| UnitParameters { name: name.to_owned(), parameters };
-        units.into_iter().map(owned).collect()
+            let units = self.units.iter().map(|(unit, _)| unit);
+            let around = units.filter(|unit| is_under(&entry.name, unit));
+            parameter.unit = around.max_by_key(|unit| unit.len()).cloned();
+            Ok(parameter)
+        });
+        described.collect()
     }
 
-    /// Splits the parameters over the ranks of a group, unit by unit, and returns the sharder and this rank's shards, for
-    /// an optimizer. The model's own parameters are whole inside of their units alone from now on; its forward runs as
-    /// the sharder's unit 0. All ranks have the same values before.
+    /// Splits the parameters over the ranks of groups as a plan says, and returns the sharder and this rank's shards, for
+    /// an optimizer. The model's own parameters are whole inside of their units alone from now on; its forward runs in
+    /// [`Sharder::run_root`]. All ranks have the same values before.
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store};
     /// # let gloo = Backend::Gloo(Default::default());
     /// # let group = ProcessGroup::new(&Store::hash()?, 0, 1, gloo, Default::default())?;
-    /// use brigade_nn::{Linear, Model, ModelSharding};
+    /// use brigade_nn::{Linear, Model};
+    /// use brigade_sharding::{Sharding, ShardingPlan};
     /// use brigade_torch::{ShardingGroups, backward};
     /// use tch::{Kind, Tensor};
     ///
     /// let mut model = Model::new(|path| Linear::new(path, 4, 2))?;
+    /// let sharding = Sharding::zero3();
+    /// let parameters = model.sharding_parameters()?;
+    /// let plan = ShardingPlan::new(&parameters, &sharding, &sharding.mesh(group.size())?)?;
     /// let groups = ShardingGroups { gather: group.clone(), reduce: group.clone(), replicas: None };
-    /// let (sharder, shards) = model.shard(groups, ModelSharding::default())?;
+    /// let (sharder, shards) = model.shard(groups, plan)?;
     /// let input = Tensor::ones([1, 4], (Kind::Float, model.device()));
-    /// let output = sharder.run(0, || model.forward(&input))?;
+    /// let output = sharder.run_root(|| model.forward(&input))?;
     /// backward(&output.sum(Kind::Float))?;
     /// assert_eq!(shards[0].tensor.grad().size(), [2, 4]);
-    /// # Ok::<(), brigade_torch::Error>(())
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// Those of [`Sharder::new`] and [`Sharder::add_unit`].
+    /// Those of [`Sharder::new`].
     pub fn shard(
         &mut self,
         groups: ShardingGroups,
-        options: ModelSharding,
+        plan: ShardingPlan,
     ) -> Result<(Arc<Sharder>, Vec<NamedTensor>)> {
-        let mut sharder = Sharder::new(groups, options.sharder)?;
-        let mut shards = Vec::new();
-        for unit in self.units() {
-            shards.extend(sharder.add_unit(&unit.name, options.reshards, &unit.parameters)?);
-        }
+        let parameters = self.entries.iter().filter(|entry| entry.role == Role::Parameter);
+        let parameters: Vec<Tensor> =
+            parameters.map(|entry| entry.tensor.shallow_clone()).collect();
+        let (sharder, shards) = Sharder::new(groups, plan, &parameters)?;
         let sharder = Arc::new(sharder);
-        for (index, (_, unit)) in self.units.iter().enumerate() {
-            *unit.place.lock() = Some(Place { sharder: Arc::clone(&sharder), index: index + 1 });
+        for (module, unit) in &self.units {
+            // A module without parameters of its own, or one that the plan has put into the root.
+            let index = sharder.unit(module);
+            *unit.place.lock() = index.map(|index| Place { sharder: Arc::clone(&sharder), index });
         }
-        if let Some(kind) = options.sharder.kind {
+        if let Some(kind) = sharder.plan().sharding().mixed.param.and_then(kind_of) {
             self.kind = kind;
         }
         Ok((sharder, shards))

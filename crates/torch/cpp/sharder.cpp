@@ -84,6 +84,8 @@ struct Parameter {
   // The first of this rank's own rows, and how many it has.
   int64_t first = 0;
   int64_t own = 0;
+  // The type in which gradients are added up.
+  at::ScalarType sum_kind = at::kFloat;
   bool trained = false;
   // Whether this backward's gradient is complete.
   bool ready = false;
@@ -154,10 +156,6 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
         replicas_(replicas),
         rank_(gather.live()->getRank()),
         ranks_(gather.live()->getSize()),
-        kind_(options.kind < 0 ? std::nullopt : std::optional(static_cast<at::ScalarType>(options.kind))),
-        reduce_kind_(
-            options.reduce_kind < 0 ? std::nullopt
-                                    : std::optional(static_cast<at::ScalarType>(options.reduce_kind))),
         whole_at_rest_(options.whole_at_rest),
         divisor_(options.divisor) {}
 
@@ -355,7 +353,8 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
     parameter.name = std::move(name);
     parameter.whole = tensor;
     parameter.rows = region.rows;
-    const auto kind = kind_ && tensor.is_floating_point() ? *kind_ : tensor.scalar_type();
+    const auto kind = static_cast<at::ScalarType>(region.kind);
+    parameter.sum_kind = static_cast<at::ScalarType>(region.reduce_kind);
     const auto values = tensor.detach();
     const auto strides = strides_by_rows(tensor);
     const auto whole = tensor_of(unit.storage, kind, region.offset, tensor.sizes(), strides);
@@ -508,13 +507,9 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
     }
   }
 
-  at::ScalarType kind_of_sum(const Parameter& parameter) const {
-    return reduce_kind_.value_or(parameter.whole.scalar_type());
-  }
-
   // Adds a gradient that is not reduced yet to those of the batches before, in the type of the reduction.
   void keep(Parameter& parameter) {
-    const auto kind = kind_of_sum(parameter);
+    const auto kind = parameter.sum_kind;
     if (kind == parameter.whole.scalar_type()) {
       return; // autograd adds them up in this type
     }
@@ -593,7 +588,7 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
 
   // A parameter's gradient as each rank's rows one after the other, flat, in the type of the reduction.
   at::Tensor input_of(Parameter& parameter) {
-    const auto kind = kind_of_sum(parameter);
+    const auto kind = parameter.sum_kind;
     auto& gradient = parameter.whole.mutable_grad();
     at::Tensor sum;
     if (parameter.kept.defined()) {
@@ -839,9 +834,6 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
   const Group* replicas_;
   const int64_t rank_;
   const int64_t ranks_;
-  // Of the whole parameters and of the sums of gradients, where they are not the parameters' own.
-  const std::optional<at::ScalarType> kind_;
-  const std::optional<at::ScalarType> reduce_kind_;
   const bool whole_at_rest_;
   const int64_t divisor_;
 

@@ -404,22 +404,22 @@ pub(crate) mod ffi {
 
     /// How a model is sharded.
     struct SharderOptions {
-        /// The type of whole parameters; -1 for their own.
-        kind: i8,
-        /// The type in which gradients are added up; -1 for that of the whole parameters.
-        reduce_kind: i8,
         /// Whether whole parameters stay between steps.
         whole_at_rest: bool,
         /// What sums of gradients are divided by.
         divisor: i64,
     }
 
-    /// Where a parameter lies in its unit's storage.
+    /// How a parameter lies in its unit's storage.
     struct ShardedRegion {
         /// In elements.
         offset: i64,
         /// Of each rank, along the first dimension; 0 where each rank has all of it.
         rows: i64,
+        /// The type in which it is whole.
+        kind: i8,
+        /// The type in which its gradients are added up.
+        reduce_kind: i8,
     }
 
     /// What a sharder has done so far.

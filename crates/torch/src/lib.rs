@@ -98,7 +98,7 @@ pub use recompute::{is_recomputing, recomputed, try_recomputed};
 pub use reducer::{BROADCAST_BYTES, JoinOptions, Reducer, ReducerOptions, Shadowed};
 pub use reproducible::{Products, cpu_kernels, make_products_reproducible};
 pub use script::{Script, ScriptValue};
-pub use sharder::{Sharder, SharderMeter, SharderOptions, ShardingGroups};
+pub use sharder::{Sharder, SharderMeter, ShardingGroups};
 pub use split::Split;
 pub use store::{DEFAULT_STORE_TIMEOUT, Store, TcpStore, inherited_socket};
 pub use streams::{SideStream, StreamEvent, Streams};

@@ -1,27 +1,20 @@
 //! The engine of sharded training: ZeRO's stages and PyTorch's FSDP2.
 
+use std::collections::HashMap;
 use std::fmt;
 
+use brigade_checkpoint::Dtype;
+use brigade_rank_env::text::counted;
+use brigade_sharding::{Offload, Reshard, ShardingPlan, UnitParameter};
 use cxx::UniquePtr;
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 use crate::bridge::{borrow_all, ffi, own};
+use crate::dtype::{dtype_of, kind_of};
 use crate::error::Error;
 use crate::group::ProcessGroup;
 use crate::parameters::NamedTensor;
 use crate::tensor_tree::TensorTree;
-
-/// How a [`Sharder`] keeps parameters and adds up gradients.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct SharderOptions {
-    /// The type of whole parameters, in which the model computes. Defaults to that of the parameters.
-    pub kind: Option<Kind>,
-    /// The type in which gradients are sent and added up. Defaults to that of the whole parameters.
-    pub reduce_kind: Option<Kind>,
-    /// Keeps whole parameters between steps, so that only gradients and optimizer states are sharded (ZeRO-1 and -2).
-    /// Defaults to false: whole parameters are there while their unit computes (ZeRO-3).
-    pub whole_at_rest: bool,
-}
 
 /// The groups whose ranks share a model.
 #[derive(Debug, Clone)]
@@ -42,33 +35,36 @@ pub struct ShardingGroups {
 /// fewer rows or none. The model's own tensors stay and lose their memory between uses, where a read is an error that
 /// names the unit. The optimizer has the shards, into whose gradients each backward adds the mean over the ranks.
 ///
-/// The first unit is the root, whose part of the forward is the whole forward; the others run inside of it. Every rank
-/// runs the same units in the same order.
+/// Every rank runs the same units in the same order, inside of [`Sharder::run_root`].
 ///
 /// ```
 /// # use brigade_torch::{Backend, ProcessGroup, Store};
 /// # let gloo = Backend::Gloo(Default::default());
 /// # let group = ProcessGroup::new(&Store::hash()?, 0, 1, gloo, Default::default())?;
-/// use brigade_torch::{NamedTensor, Sharder, SharderOptions, ShardingGroups, backward, gradient};
+/// use brigade_checkpoint::Dtype;
+/// use brigade_sharding::{Mesh, Parameter, Sharding, ShardingPlan};
+/// use brigade_torch::{Sharder, ShardingGroups, backward, gradient};
 /// use tch::{Kind, Tensor};
 ///
 /// let weight = Tensor::from_slice(&[1.0, 2.0]).set_requires_grad(true);
+/// let parameters = [Parameter::new("weight", &[2], Dtype::F64)];
+/// let plan = ShardingPlan::new(&parameters, &Sharding::zero3(), &Mesh::builder().build(1)?)?;
 /// let groups = ShardingGroups { gather: group.clone(), reduce: group.clone(), replicas: None };
-/// let mut sharder = Sharder::new(groups, SharderOptions::default())?;
-/// let parameters = [NamedTensor { name: "weight".to_owned(), tensor: weight.shallow_clone() }];
-/// let shards = sharder.add_unit("", true, &parameters)?;
+/// let (sharder, shards) = Sharder::new(groups, plan, &[weight.shallow_clone()])?;
 ///
-/// let loss = sharder.run(0, || Ok::<_, brigade_torch::Error>((&weight * &weight).sum(Kind::Double)))?;
+/// let square = || Ok::<_, brigade_torch::Error>((&weight * &weight).sum(Kind::Double));
+/// let loss = sharder.run_root(square)?;
 /// backward(&loss)?;
 /// assert_eq!(gradient(&shards[0].tensor)?.unwrap(), Tensor::from_slice(&[2.0, 4.0]));
 /// assert!(weight.f_sum(Kind::Double).is_err(), "it is whole in its unit alone");
-/// # Ok::<(), brigade_torch::Error>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Sharder {
     handle: Handle,
     groups: ShardingGroups,
-    options: SharderOptions,
-    units: Vec<String>,
+    plan: ShardingPlan,
+    /// The number of each module's unit.
+    modules: HashMap<String, usize>,
 }
 
 struct Handle(UniquePtr<ffi::Sharder>);
@@ -97,96 +93,102 @@ pub struct SharderMeter {
 }
 
 impl Sharder {
-    /// Makes a sharder without units.
+    /// Splits the parameters that a plan was made of, in the plan's order, and returns this rank's shards in the same
+    /// order: under the parameters' names, of their types, with fewer rows. All ranks have the same values before. A
+    /// parameter without dimensions is whole on each rank.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidArgument`] when `gather` and `reduce` have other ranks.
-    pub fn new(groups: ShardingGroups, options: SharderOptions) -> Result<Self, Error> {
-        let ShardingGroups { gather, reduce, replicas } = &groups;
-        if gather.global_ranks() != reduce.global_ranks() {
-            return Err(Error::invalid_argument(format!(
-                "parameters are gathered by ranks {:?} and gradients reduced by ranks {:?}: give two groups of the \
-                 same ranks",
-                gather.global_ranks(),
-                reduce.global_ranks()
-            )));
-        }
+    /// [`crate::ErrorKind::InvalidArgument`] when parameters or groups are others than the plan's, and for
+    /// [`Reshard::To`] and [`Offload::Cpu`], which plans have and this engine does not; [`crate::TorchError::Libtorch`],
+    /// above all when memory runs out.
+    pub fn new(
+        groups: ShardingGroups,
+        plan: ShardingPlan,
+        parameters: &[Tensor],
+    ) -> Result<(Self, Vec<NamedTensor>), Error> {
+        check(&groups, &plan, parameters)?;
         let replicated: Vec<_> =
-            replicas.iter().map(|group| ffi::GroupRef { group: group.raw() }).collect();
-        let ranks = gather.size() * replicas.as_ref().map_or(1, ProcessGroup::size);
+            groups.replicas.iter().map(|group| ffi::GroupRef { group: group.raw() }).collect();
         let raw = ffi::SharderOptions {
-            kind: options.kind.map_or(-1, |kind| kind as i8),
-            reduce_kind: options.reduce_kind.map_or(-1, |kind| kind as i8),
-            whole_at_rest: options.whole_at_rest,
-            divisor: ranks as i64,
+            whole_at_rest: plan.sharding().strategy.keeps_parameters_whole(),
+            divisor: plan.divisor() as i64,
         };
-        let handle = ffi::new_sharder(gather.raw(), reduce.raw(), &replicated, &raw)
+        let handle = ffi::new_sharder(groups.gather.raw(), groups.reduce.raw(), &replicated, &raw)
             .map_err(|error| Error::libtorch("Sharder::new", &error))?;
-        Ok(Self { handle: Handle(handle), groups, options, units: Vec::new() })
+        let mut sharder =
+            Self { handle: Handle(handle), groups, modules: HashMap::new(), plan: plan.clone() };
+        let mut shards = Vec::new();
+        if plan.units().first().is_none_or(|unit| !unit.is_root()) {
+            sharder.add_unit("", false, &[], parameters, 0)?;
+        }
+        for (number, unit) in plan.units().iter().enumerate() {
+            let number = number + usize::from(!plan.units()[0].is_root());
+            let reshards = unit.reshard != Reshard::No;
+            let bytes = unit.storage_bytes() as usize;
+            shards.extend(sharder.add_unit(
+                unit.title(),
+                reshards,
+                &unit.parameters,
+                parameters,
+                bytes,
+            )?);
+            sharder.modules.extend(unit.modules.iter().map(|module| (module.clone(), number)));
+        }
+        shards.sort_by_key(|(index, _)| *index);
+        Ok((sharder, shards.into_iter().map(|(_, shard)| shard).collect()))
     }
 
-    /// Splits the parameters of one more unit, and returns this rank's shards under the same names: of a type and
-    /// layout like the parameters, with fewer rows. A parameter without dimensions is whole on each rank.
-    ///
-    /// With `reshards` the parameters are given back after the unit's forward and gathered again in the backward; without,
-    /// they stay in between. Each parameter is in one unit, and all are on one device.
-    ///
-    /// # Errors
-    /// [`crate::TorchError::Libtorch`], above all when memory runs out.
-    pub fn add_unit(
-        &mut self,
-        name: &str,
+    /// Gives the engine one more unit. Returns shards with their places in the plan's list.
+    fn add_unit(
+        &self,
+        title: &str,
         reshards: bool,
-        parameters: &[NamedTensor],
-    ) -> Result<Vec<NamedTensor>, Error> {
-        let names: Vec<String> = parameters.iter().map(|named| named.name.clone()).collect();
-        let tensors: Vec<&Tensor> = parameters.iter().map(|named| &named.tensor).collect();
-        let (regions, bytes) = self.lay_out(&tensors)?;
+        planned: &[UnitParameter],
+        parameters: &[Tensor],
+        bytes: usize,
+    ) -> Result<Vec<(usize, NamedTensor)>, Error> {
+        let names: Vec<String> =
+            planned.iter().map(|planned| planned.parameter.name().to_owned()).collect();
+        let tensors: Vec<&Tensor> =
+            planned.iter().map(|planned| &parameters[planned.index]).collect();
+        let regions = planned.iter().map(region).collect::<Result<Vec<_>, _>>()?;
         let shards = ffi::sharder_add_unit(
             &self.handle.0,
-            name,
+            title,
             reshards,
             &borrow_all(&tensors),
             &names,
             &regions,
             bytes,
         )
-        .map_err(|error| Error::libtorch("Sharder::add_unit", &error))?;
-        self.units.push(name.to_owned());
+        .map_err(|error| Error::libtorch("Sharder::new", &error))?;
         let shards = shards.iter().map(|shard| own(ffi::copy_handle(shard)));
-        Ok(names
-            .into_iter()
-            .zip(shards)
-            .map(|(name, tensor)| NamedTensor { name, tensor })
-            .collect())
+        let named =
+            names.into_iter().zip(shards).map(|(name, tensor)| NamedTensor { name, tensor });
+        Ok(planned.iter().map(|planned| planned.index).zip(named).collect())
     }
 
-    /// Places parameters one behind the other in the memory of their unit, each with room for all ranks' rows.
-    fn lay_out(&self, parameters: &[&Tensor]) -> Result<(Vec<ffi::ShardedRegion>, usize), Error> {
-        /// As libtorch aligns memory of its own, for vector instructions.
-        const ALIGNMENT: usize = 64;
-        let ranks = self.groups.gather.size();
-        let mut bytes = 0;
-        let mut regions = Vec::with_capacity(parameters.len());
-        for parameter in parameters {
-            let kind = parameter.f_kind()?;
-            let kind = self.options.kind.filter(|_| is_float(kind)).unwrap_or(kind);
-            let size = parameter.size();
-            let (count, rows) = match size.first() {
-                Some(&first) if first > 0 => {
-                    let rows = first.unsigned_abs().div_ceil(ranks as u64) as usize;
-                    (parameter.numel() / first as usize * rows * ranks, rows)
-                }
-                _ => (parameter.numel(), 0),
-            };
-            let width = kind.elt_size_in_bytes();
-            regions.push(ffi::ShardedRegion { offset: (bytes / width) as i64, rows: rows as i64 });
-            bytes = (bytes + count * width).next_multiple_of(ALIGNMENT);
-        }
-        Ok((regions, bytes))
+    /// Returns the number of the unit that has a module, by the module's name in the plan; `None` for a name that the plan
+    /// does not have, whose parameters are the root's.
+    #[must_use]
+    pub fn unit(&self, module: &str) -> Option<usize> {
+        self.modules.get(module).copied()
     }
 
-    /// Runs a unit's part of the forward, with its parameters whole. Units run inside of the root.
+    /// Runs the whole forward, with the root's parameters whole; units run inside.
+    ///
+    /// # Errors
+    /// As [`Sharder::run`].
+    pub fn run_root<T, E>(&self, forward: impl FnOnce() -> Result<T, E>) -> Result<T, E>
+    where
+        T: TensorTree,
+        E: From<Error>,
+    {
+        self.run(0, forward)
+    }
+
+    /// Runs a unit's part of the forward, with its parameters whole. Inside of [`Sharder::run_root`], or of
+    /// [`Sharder::gathered`].
     ///
     /// # Errors
     /// Those of `forward`; [`crate::TorchError::Libtorch`] with the unit's name when a gather fails: a peer is gone, or
@@ -287,10 +289,10 @@ impl Sharder {
         })
     }
 
-    /// Returns the names of the units, in the order in which they were added.
+    /// Returns the plan that it was made with.
     #[must_use]
-    pub fn units(&self) -> &[String] {
-        &self.units
+    pub fn plan(&self) -> &ShardingPlan {
+        &self.plan
     }
 
     /// Returns the groups that it was made with.
@@ -322,16 +324,85 @@ impl Drop for Held<'_> {
     }
 }
 
-fn is_float(kind: Kind) -> bool {
-    matches!(kind, Kind::Double | Kind::Float | Kind::Half | Kind::BFloat16)
+fn region(planned: &UnitParameter) -> Result<ffi::ShardedRegion, Error> {
+    let number = |dtype: Dtype| match kind_of(dtype) {
+        Some(kind) => Ok(kind as i8),
+        None => Err(Error::invalid_argument(format!(
+            "parameter {:?} cannot be {dtype}: no tensor of a program can",
+            planned.parameter.name()
+        ))),
+    };
+    let region = &planned.region;
+    Ok(ffi::ShardedRegion {
+        offset: (region.offset / region.element_bytes.max(1)) as i64,
+        rows: if region.is_scalar { 0 } else { region.chunk() as i64 },
+        kind: number(planned.compute_dtype)?,
+        reduce_kind: number(planned.reduce_dtype)?,
+    })
+}
+
+/// Compares a plan with what it is to be carried out on.
+fn check(groups: &ShardingGroups, plan: &ShardingPlan, parameters: &[Tensor]) -> Result<(), Error> {
+    let ShardingGroups { gather, reduce, replicas } = groups;
+    let refuse = |text: String| Err(Error::invalid_argument(text));
+    if gather.global_ranks() != reduce.global_ranks() {
+        return refuse(format!(
+            "parameters are gathered by ranks {:?} and gradients reduced by ranks {:?}: give two groups of the same \
+             ranks",
+            gather.global_ranks(),
+            reduce.global_ranks()
+        ));
+    }
+    let copies = replicas.as_ref().map_or(1, ProcessGroup::size);
+    if gather.size() != plan.shard_ranks() || gather.size() * copies != plan.divisor() {
+        return refuse(format!(
+            "the plan is for mesh {}, but {} ranks share a copy of the model and {copies} have the same rows: make the \
+             groups of the plan's mesh",
+            plan.mesh(),
+            gather.size()
+        ));
+    }
+    let sharding = plan.sharding();
+    if let Reshard::To(size) = sharding.reshard_after_forward {
+        return refuse(format!(
+            "reshard_after_forward to groups of {size} ranks is not supported yet: use Reshard::Yes or Reshard::No"
+        ));
+    }
+    if sharding.offload != Offload::None {
+        return refuse("offload to the CPU is not supported yet: use Offload::None".into());
+    }
+    let planned: HashMap<usize, &UnitParameter> =
+        plan.parameters().map(|planned| (planned.index, planned)).collect();
+    if planned.len() != parameters.len() {
+        return refuse(format!(
+            "the plan has {}, the model {}",
+            counted(planned.len(), "parameter"),
+            counted(parameters.len(), "parameter")
+        ));
+    }
+    for (index, tensor) in parameters.iter().enumerate() {
+        let Some(planned) = planned.get(&index) else { continue };
+        let expected = &planned.parameter;
+        let shape: Vec<u64> = tensor.size().iter().map(|size| size.unsigned_abs()).collect();
+        let dtype = dtype_of(tensor.f_kind()?);
+        if shape != expected.shape || dtype != Some(expected.dtype) {
+            let found = dtype.map_or_else(|| "another type".into(), |dtype| dtype.to_string());
+            return refuse(format!(
+                "parameter {:?} is {found} {shape:?}, and {} {:?} in the plan: make the plan of the model as it is",
+                expected.name(),
+                expected.dtype,
+                expected.shape
+            ));
+        }
+    }
+    Ok(())
 }
 
 impl fmt::Debug for Sharder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Sharder")
             .field("groups", &self.groups)
-            .field("options", &self.options)
-            .field("units", &self.units)
+            .field("plan", &self.plan.to_string())
             .finish_non_exhaustive()
     }
 }

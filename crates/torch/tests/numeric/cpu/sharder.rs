@@ -3,10 +3,13 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 
+use brigade_sharding::{
+    Mesh, MixedPrecision, Parameter, Reshard, Sharding, ShardingPlan, Strategy,
+};
 use brigade_testkit::assert_close;
 use brigade_torch::{
-    BackwardOptions, Error, GroupOptions, NamedTensor, ProcessGroup, Sharder, SharderOptions,
-    ShardingGroups, Store, backward, backward_with, clear_gradient, gradient, try_recomputed,
+    BackwardOptions, Error, GroupOptions, NamedTensor, ProcessGroup, Sharder, ShardingGroups,
+    Store, backward, backward_with, clear_gradient, dtype_of, gradient, try_recomputed,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -117,18 +120,23 @@ fn tokens(rank: usize, step: usize) -> Tensor {
     (places * 3 + (2 * rank + step) as i64).remainder(7)
 }
 
-fn shard(
-    net: &Net,
-    groups: ShardingGroups,
-    options: SharderOptions,
-    reshards: bool,
-) -> (Sharder, Vec<NamedTensor>) {
-    let mut sharder = Sharder::new(groups, options).unwrap();
-    let mut shards = Vec::new();
-    for (index, unit) in net.units.iter().enumerate() {
-        let name = if index == 0 { "root".into() } else { format!("block {index}") };
-        shards.extend(sharder.add_unit(&name, reshards, unit).unwrap());
+fn shard(net: &Net, groups: ShardingGroups, sharding: Sharding) -> (Sharder, Vec<NamedTensor>) {
+    let copies = groups.replicas.as_ref().map_or(1, ProcessGroup::size);
+    let mesh = Mesh::builder().replicate(copies).shard(groups.gather.size());
+    let mesh = mesh.build(copies * groups.gather.size()).unwrap();
+    let mut parameters = Vec::new();
+    for (number, unit) in net.units.iter().enumerate() {
+        for NamedTensor { name, tensor } in unit {
+            let shape: Vec<u64> = tensor.size().iter().map(|size| size.unsigned_abs()).collect();
+            let parameter = Parameter::new(name, &shape, dtype_of(tensor.kind()).unwrap());
+            let unit = format!("{}", number.saturating_sub(1));
+            parameters.push(if number == 0 { parameter } else { parameter.in_unit(unit) });
+        }
     }
+    let plan = ShardingPlan::new(&parameters, &sharding, &mesh).unwrap();
+    let tensors: Vec<Tensor> = net.parameters().map(|named| named.tensor.shallow_clone()).collect();
+    let (sharder, shards) = Sharder::new(groups, plan, &tensors).unwrap();
+    assert_eq!((sharder.unit(""), sharder.unit("1"), sharder.unit("9")), (Some(0), Some(2), None));
     (sharder, shards)
 }
 
@@ -179,22 +187,21 @@ fn steps_are_those_of_one_process() {
     for ranks in 1..=4 {
         for batches in [1, 2] {
             let expected = by_one_process(ranks, batches, Kind::Double);
-            for (whole_at_rest, reshards, window) in [
-                (false, true, false),
-                (false, false, false),
-                (false, true, true),
-                (true, true, false),
-                (true, true, true),
+            for (strategy, reshard, window) in [
+                (Strategy::Zero3, Reshard::Yes, false),
+                (Strategy::Zero3, Reshard::No, false),
+                (Strategy::Zero3, Reshard::Yes, true),
+                (Strategy::Zero2, Reshard::Yes, false),
+                (Strategy::Zero1, Reshard::Yes, true),
             ] {
                 let what = format!(
-                    "{ranks} ranks, {batches} batches, whole at rest {whole_at_rest}, reshards {reshards}, \
-                     window {window}"
+                    "{ranks} ranks, {batches} batches, {strategy}, {reshard:?}, window {window}"
                 );
                 let found = on_ranks(ranks, |groups| {
                     let rank = groups.gather.rank();
                     let net = Net::new(Kind::Double);
-                    let options = SharderOptions { whole_at_rest, ..SharderOptions::default() };
-                    let (sharder, shards) = shard(&net, groups, options, reshards);
+                    let sharding = Sharding::from(strategy).reshard_after_forward(reshard);
+                    let (sharder, shards) = shard(&net, groups, sharding);
                     for step in 0..STEPS {
                         for batch in 0..batches {
                             sharder.set_sync(!window || batch + 1 == batches).unwrap();
@@ -205,9 +212,9 @@ fn steps_are_those_of_one_process() {
                         sharder.shards_changed().unwrap();
                     }
                     let meter = sharder.meter().unwrap();
-                    if !whole_at_rest {
+                    if strategy == Strategy::Zero3 {
                         assert_eq!(meter.gathered_bytes, 0, "{what}");
-                        let most = if reshards { 3 } else { 1 + BLOCKS as u64 };
+                        let most = if reshard == Reshard::Yes { 3 } else { 1 + BLOCKS as u64 };
                         assert!(meter.peak_whole_units <= most, "{what}: {meter:?}");
                     }
                     sharder.gathered(|| Ok::<_, Error>(net.values())).unwrap()
@@ -224,7 +231,7 @@ fn steps_are_those_of_one_process() {
 fn a_read_outside_of_its_unit_is_an_error_that_names_the_unit() {
     on_ranks(2, |groups| {
         let net = Net::new(Kind::Double);
-        let (sharder, shards) = shard(&net, groups, SharderOptions::default(), true);
+        let (sharder, shards) = shard(&net, groups, Sharding::zero3());
         let up = &net.units[2][0].tensor;
         assert_eq!((up.size(), up.requires_grad()), (vec![10, WIDTH], true));
         assert_eq!(shards[6].tensor.size(), [5, WIDTH]);
@@ -234,10 +241,7 @@ fn a_read_outside_of_its_unit_is_an_error_that_names_the_unit() {
             up.f_to_kind(Kind::Float).unwrap_err(),
         ] {
             let text = error.to_string();
-            assert!(
-                text.contains("unit `block 2` is sharded") && text.contains("gathered"),
-                "{text}"
-            );
+            assert!(text.contains("unit `1` is sharded") && text.contains("gathered"), "{text}");
         }
         let sum = sharder.gathered(|| Ok::<_, Error>(up.sum(Kind::Double))).unwrap();
         assert!(sum.double_value(&[]).is_finite());
@@ -255,7 +259,7 @@ fn a_read_outside_of_its_unit_is_an_error_that_names_the_unit() {
 fn what_is_written_inside_of_a_scope_goes_to_the_shards() {
     on_ranks(3, |groups| {
         let net = Net::new(Kind::Double);
-        let (sharder, shards) = shard(&net, groups, SharderOptions::default(), true);
+        let (sharder, shards) = shard(&net, groups, Sharding::zero3());
         let before = values(&shards[0].tensor);
         let failed = sharder.gathered_mut(|| {
             let _ = tch::no_grad(|| net.units[0][0].tensor.shallow_clone().fill_(7.0));
@@ -284,7 +288,7 @@ fn same_gradients(
     let found = on_ranks(ranks, |groups| {
         let rank = groups.gather.rank();
         let net = Net::new(Kind::Double);
-        let (sharder, shards) = shard(&net, groups, SharderOptions::default(), true);
+        let (sharder, shards) = shard(&net, groups, Sharding::zero3());
         sharded(rank, &net, &sharder);
         assert_eq!(sharder.meter().unwrap().gathered_bytes, 0);
         shards
@@ -486,12 +490,8 @@ fn whole_parameters_and_sums_can_have_types_of_their_own() {
     let found = on_ranks(2, |groups| {
         let rank = groups.gather.rank();
         let net = Net::new(Kind::Float);
-        let options = SharderOptions {
-            kind: Some(Kind::BFloat16),
-            reduce_kind: Some(Kind::Float),
-            whole_at_rest: false,
-        };
-        let (sharder, shards) = shard(&net, groups, options, true);
+        let sharding = Sharding::zero3().mixed(MixedPrecision::bf16());
+        let (sharder, shards) = shard(&net, groups, sharding);
         for batch in 0..2 {
             sharder.set_sync(batch == 1).unwrap();
             let loss = net.sharded_loss(&sharder, &tokens(rank, batch)).unwrap();
@@ -567,7 +567,7 @@ fn replicas_of_shards_add_up_their_gradients() {
                         replicas: Some(group(&format!("replicas {shard_rank}"), 2, replica)),
                     };
                     let net = Net::new(Kind::Double);
-                    let (sharder, shards) = shard(&net, groups, SharderOptions::default(), true);
+                    let (sharder, shards) = shard(&net, groups, Sharding::zero3());
                     for step in 0..STEPS {
                         for batch in 0..2 {
                             let tokens = tokens(rank, step * 2 + batch);
