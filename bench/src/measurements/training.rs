@@ -211,7 +211,7 @@ fn collectives(
         let mut seconds = Vec::with_capacity(STEPS);
         for number in 0..WARM_UP + STEPS {
             let start = Instant::now();
-            run(group, operation)?;
+            run(&group, operation)?;
             if number >= WARM_UP {
                 seconds.push(start.elapsed().as_secs_f64());
             }

@@ -194,8 +194,8 @@ impl ProcessGroup {
         self.all_gather_list(OPERATION, outputs, inputs)
     }
 
-    /// Gathers each of `inputs` as [`ProcessGroup::all_gather_flat`] does, into `outputs`, in one operation. An input may
-    /// be this rank's own rows of its output, which are not copied then; other tensors must not share memory.
+    /// Gathers each of `inputs` as [`ProcessGroup::all_gather_flat`] does, into `outputs`, in one operation. An input
+    /// may be this rank's own rows of its output, which are not copied then; other tensors must not share memory.
     ///
     /// # Errors
     /// [`crate::TorchError::Collective`], with [`crate::Fault::Invalid`] when an output is not `size` times its input's

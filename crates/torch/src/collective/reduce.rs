@@ -255,8 +255,8 @@ impl ProcessGroup {
         Ok(divided(pending.giving(output).reading([input]), divisor))
     }
 
-    /// Reduces each tensor as [`ProcessGroup::reduce_scatter_flat`] does, in one operation; Gloo with ranks that are not
-    /// Brigade's has several in flight.
+    /// Reduces each tensor as [`ProcessGroup::reduce_scatter_flat`] does, in one operation; Gloo with ranks that are
+    /// not Brigade's, or for types and operations of its own, has several in flight.
     ///
     /// # Errors
     /// As there; [`crate::Fault::Invalid`] also when the tensors are not on one device.
