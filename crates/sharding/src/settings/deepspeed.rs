@@ -13,7 +13,8 @@ pub(super) use values::Reader;
 use super::fsdp::mixed;
 use super::given::{Given, Values};
 use super::{
-    Facts, LossScale, Note, Precision, ScheduleSettings, Settings, SettingsError, optimizer, schedule,
+    Facts, LossScale, Note, Precision, ScheduleSettings, Settings, SettingsError, optimizer,
+    schedule,
 };
 use crate::{MixedPrecision, Offload, ReduceGradients, Reshard, Sharding};
 
@@ -187,7 +188,8 @@ impl DeepSpeedConfig {
         if let Some(ScheduleSettings::OneCycle { .. }) = settings.schedule
             && reader.truth("scheduler.params.cycle_momentum")?.unwrap_or(true)
         {
-            let text = "the momentum would fall while the rate rises; it stays as the optimizer has it";
+            let text =
+                "the momentum would fall while the rate rises; it stays as the optimizer has it";
             notes.push(reader.note("scheduler.params.cycle_momentum", text));
         }
         Ok((settings, notes))
@@ -225,20 +227,21 @@ impl Arguments {
     fn read(given: &[Given]) -> Result<Self, SettingsError> {
         let values = Values::new(given);
         let said = |name: &str| values.find(name).filter(|it| it.value != values::AUTO);
-        let mut arguments = Self {
-            gathers_on_save: values.switch("zero3_save_16bit_model")?,
-            ..Self::default()
-        };
+        let mut arguments =
+            Self { gathers_on_save: values.switch("zero3_save_16bit_model")?, ..Self::default() };
         if let Some(steps) = said("deepspeed_gradient_accumulation_steps") {
             arguments.steps = Some(steps.count()?);
         }
         if let Some(norm) = said("gradient_clipping") {
-            let number = norm.value.trim().parse().ok().filter(|it: &f64| it.is_finite() && *it >= 0.0);
-            arguments.clipping = Some(number.ok_or_else(|| norm.wrong("a number from 0, or auto"))?);
+            let number =
+                norm.value.trim().parse().ok().filter(|it: &f64| it.is_finite() && *it >= 0.0);
+            arguments.clipping =
+                Some(number.ok_or_else(|| norm.wrong("a number from 0, or auto"))?);
         }
         if let Some(stage) = said("zero_stage") {
             let number = stage.count()?;
-            arguments.stage = Some(number).filter(|it| *it <= 3).ok_or_else(|| stage.wrong("0 to 3"))?;
+            arguments.stage =
+                Some(number).filter(|it| *it <= 3).ok_or_else(|| stage.wrong("0 to 3"))?;
         }
         for (name, to) in [
             ("offload_optimizer_device", &mut arguments.offload_optimizer),
@@ -253,8 +256,14 @@ impl Arguments {
             }
         }
         for (name, text) in [
-            ("zero3_init_flag", "a model would be made in shards; write `Model::deferred` for that"),
-            ("deepspeed_moe_layer_cls_names", "names classes of a Python model; a Rust model names its units"),
+            (
+                "zero3_init_flag",
+                "a model would be made in shards; write `Model::deferred` for that",
+            ),
+            (
+                "deepspeed_moe_layer_cls_names",
+                "names classes of a Python model; a Rust model names its units",
+            ),
             ("deepspeed_multinode_launcher", "Brigade starts the hosts itself"),
         ] {
             arguments.notes.extend(values.find(name).map(|it| it.note(text)));
@@ -305,7 +314,11 @@ fn sharding(
         _ => return Err(reader.wrong(STAGE, "0 to 3")),
     };
     let base = base.mixed(mixed).offload(offload);
-    Ok(Some(if stage == 3 { base.reshard_after_forward(reshard(reader, facts, notes)?) } else { base }))
+    Ok(Some(if stage == 3 {
+        base.reshard_after_forward(reshard(reader, facts, notes)?)
+    } else {
+        base
+    }))
 }
 
 /// Ranks that share one copy, in DeepSpeed up to 0.18.
@@ -477,10 +490,7 @@ fn loss_scale(
     Ok(Some(LossScale::Dynamic { initial: f64::from(power).exp2(), growth_interval }))
 }
 
-fn clipping(
-    reader: Reader<'_>,
-    notes: &mut Vec<Note>,
-) -> Result<Option<f64>, SettingsError> {
+fn clipping(reader: Reader<'_>, notes: &mut Vec<Note>) -> Result<Option<f64>, SettingsError> {
     const NORM: &str = "gradient_clipping";
     match reader.number(NORM)? {
         Some(norm) if norm < 0.0 || !norm.is_finite() => Err(reader.wrong(NORM, "a number from 0")),
@@ -525,7 +535,9 @@ impl Batch {
         };
         let all = |micro: u64| micro.checked_mul(steps)?.checked_mul(ranks);
         Ok(match (train, micro) {
-            (Some(train), Some(micro)) if all(micro) != Some(train) => return Err(fault(train, micro)),
+            (Some(train), Some(micro)) if all(micro) != Some(train) => {
+                return Err(fault(train, micro));
+            }
             (Some(train), None) if !reader.is_auto(MICRO) => {
                 let micro = train.checked_div(ranks).unwrap_or(0) / steps;
                 if micro == 0 || all(micro) != Some(train) {

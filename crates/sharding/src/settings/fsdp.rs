@@ -134,11 +134,7 @@ impl FsdpConfig {
         Ok((settings, notes))
     }
 
-    fn mesh(
-        &self,
-        axes: Option<&ParallelismConfig>,
-        facts: &Facts,
-    ) -> Result<Mesh, SettingsError> {
+    fn mesh(&self, axes: Option<&ParallelismConfig>, facts: &Facts) -> Result<Mesh, SettingsError> {
         let world_size = facts.world_size;
         if let Some(axes) = axes {
             if self.version == Version::One {
@@ -206,9 +202,8 @@ fn strategy(values: Values<'_>, notes: &mut Vec<Note>) -> Result<(Shape, bool), 
         "HYBRID_SHARD" | "4" => (Shape::RanksOfAHost, true),
         "HYBRID_SHARD_ZERO2" | "_HYBRID_SHARD_ZERO2" | "5" => (Shape::RanksOfAHost, false),
         _ => {
-            return Err(given.wrong(
-                "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD or HYBRID_SHARD_ZERO2",
-            ));
+            return Err(given
+                .wrong("FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD or HYBRID_SHARD_ZERO2"));
         }
     })
 }
@@ -216,22 +211,21 @@ fn strategy(values: Values<'_>, notes: &mut Vec<Note>) -> Result<(Shape, bool), 
 /// `reshard_after_forward` of version 2, which is a truth.
 fn reshard(values: Values<'_>, notes: &mut Vec<Note>) -> Result<bool, SettingsError> {
     // The launcher sets this value by default.
-    if let Some(given) = values.find("fsdp_sharding_strategy").filter(|it| it.value != "FULL_SHARD") {
+    if let Some(given) = values.find("fsdp_sharding_strategy").filter(|it| it.value != "FULL_SHARD")
+    {
         notes.push(given.note(
             "has no effect in version 2, as in Accelerate: fsdp_reshard_after_forward and parallelism_config say it",
         ));
     }
     let Some(given) = values.find("fsdp_reshard_after_forward") else { return Ok(true) };
     given.truth().map_err(|_| {
-        given.wrong("true or false in version 2; true stands for FULL_SHARD, false for SHARD_GRAD_OP")
+        given.wrong(
+            "true or false in version 2; true stands for FULL_SHARD, false for SHARD_GRAD_OP",
+        )
     })
 }
 
-fn units(
-    values: Values<'_>,
-    origin: &str,
-    notes: &mut Vec<Note>,
-) -> Result<Units, SettingsError> {
+fn units(values: Values<'_>, origin: &str, notes: &mut Vec<Note>) -> Result<Units, SettingsError> {
     let Some(given) = values.find("fsdp_auto_wrap_policy") else {
         notes.push(Note {
             key: "fsdp_auto_wrap_policy".to_owned(),
@@ -247,13 +241,15 @@ fn units(
                  unit of each block";
     let units = match given.value.trim().to_ascii_uppercase().as_str() {
         "TRANSFORMER_BASED_WRAP" => Units::Blocks,
-        "SIZE_BASED_WRAP" => match values.find("fsdp_min_num_params").map(Given::count).transpose()? {
-            Some(parameters) if parameters > 0 => Units::AtLeast(parameters),
-            _ => {
-                notes.push(given.note(format!("without fsdp_min_num_params {whole}")));
-                Units::AtLeast(u64::MAX)
+        "SIZE_BASED_WRAP" => {
+            match values.find("fsdp_min_num_params").map(Given::count).transpose()? {
+                Some(parameters) if parameters > 0 => Units::AtLeast(parameters),
+                _ => {
+                    notes.push(given.note(format!("without fsdp_min_num_params {whole}")));
+                    Units::AtLeast(u64::MAX)
+                }
             }
-        },
+        }
         "NO_WRAP" => {
             notes.push(given.note(whole));
             Units::AtLeast(u64::MAX)
@@ -312,7 +308,9 @@ fn prefetch(
                  computation anyway",
             ));
         }
-        notes.push(given.note("has no effect: the next unit is gathered beside the computation anyway"));
+        notes.push(
+            given.note("has no effect: the next unit is gathered beside the computation anyway"),
+        );
     }
     let Some(given) = values.find("fsdp_backward_prefetch") else { return Ok(()) };
     let word = given.value.trim().to_ascii_uppercase();

@@ -77,7 +77,8 @@ pub(super) fn read(reader: Reader<'_>) -> Result<Option<OptimizerSettings>, Sett
         let is_decoupled = reader.truth("optimizer.params.adam_w_mode")?.unwrap_or(true);
         Ok(if is_decoupled { OptimizerKind::AdamW } else { OptimizerKind::Adam })
     };
-    const ADAM: &[&str] = &["betas", "eps", "bias_correction", "adam_w_mode", "torch_adam", "amsgrad"];
+    const ADAM: &[&str] =
+        &["betas", "eps", "bias_correction", "adam_w_mode", "torch_adam", "amsgrad"];
     let (kind, own): (OptimizerKind, &[&str]) = match name.to_ascii_lowercase().as_str() {
         "adam" => (adam()?, ADAM),
         "adamw" => (OptimizerKind::AdamW, ADAM),
@@ -96,7 +97,11 @@ pub(super) fn read(reader: Reader<'_>) -> Result<Option<OptimizerSettings>, Sett
     };
     reader.only("optimizer.params", &[&["lr", "weight_decay"], own].concat())?;
     for (key, usual, reason) in [
-        ("bias_correction", true, "moments would not be corrected for their first values; leave it out"),
+        (
+            "bias_correction",
+            true,
+            "moments would not be corrected for their first values; leave it out",
+        ),
         ("amsgrad", false, "DeepSpeed's own optimizers do not have it either; leave it out"),
     ] {
         let path = format!("optimizer.params.{key}");

@@ -28,7 +28,9 @@ impl ParallelismConfig {
     /// together.
     pub fn read(given: &[Given]) -> Result<Option<Self>, SettingsError> {
         let values = Values::new(given);
-        if values.find("use_parallelism_config").is_some() && !values.switch("use_parallelism_config")? {
+        if values.find("use_parallelism_config").is_some()
+            && !values.switch("use_parallelism_config")?
+        {
             return Ok(None);
         }
         let mut sizes = Vec::new();
@@ -63,7 +65,10 @@ impl ParallelismConfig {
     pub fn mesh(&self, world_size: usize) -> Result<Mesh, SettingsError> {
         for (axis, reason) in [
             (Axis::Tensor, "layers would be cut among ranks (tensor parallelism); set it to 1"),
-            (Axis::Context, "sequences would be cut among ranks (context parallelism); set it to 1"),
+            (
+                Axis::Context,
+                "sequences would be cut among ranks (context parallelism); set it to 1",
+            ),
             (Axis::Sequence, "sequences would be cut among ranks (Ulysses); set it to 1"),
         ] {
             if let Some(size) = self.find(axis).filter(|it| it.ranks > 1) {
@@ -114,8 +119,11 @@ impl ParallelismConfig {
     /// Accelerate's rules of `ParallelismConfig.__post_init__`.
     fn check(&self) -> Result<(), SettingsError> {
         let above_one = |axis| self.find(axis).filter(|it| it.ranks > 1);
-        let said = |size: &Size| format!("{} {} ({})", size.given.name, size.ranks, size.given.origin);
-        if let (Some(context), Some(sequence)) = (above_one(Axis::Context), above_one(Axis::Sequence)) {
+        let said =
+            |size: &Size| format!("{} {} ({})", size.given.name, size.ranks, size.given.origin);
+        if let (Some(context), Some(sequence)) =
+            (above_one(Axis::Context), above_one(Axis::Sequence))
+        {
             return Err(SettingsError::Contradiction {
                 first: said(context),
                 second: said(sequence),
@@ -145,8 +153,12 @@ fn check_option(given: &Given, name: &str) -> Result<(), SettingsError> {
         "cp_comm_strategy" if !["allgather", "alltoall"].contains(&given.value.as_str()) => {
             Err(given.wrong("allgather or alltoall"))
         }
-        "cp_backend" | "sp_backend" | "cp_comm_strategy" | "sp_seq_length"
-        | "sp_seq_length_is_variable" | "sp_attn_implementation" => Ok(()),
+        "cp_backend"
+        | "sp_backend"
+        | "cp_comm_strategy"
+        | "sp_seq_length"
+        | "sp_seq_length_is_variable"
+        | "sp_attn_implementation" => Ok(()),
         _ => Err(SettingsError::UnknownKey {
             origin: given.origin.clone(),
             key: given.name.clone(),

@@ -28,12 +28,18 @@ pub fn describe(settings: &Settings, notes: &[Note]) -> String {
     rows.push(("mesh", settings.mesh.to_string()));
     rows.push(("precision", precision(settings)));
     rows.push(("batches", batches(settings)));
-    rows.push(("clipping", settings.gradient_clipping.map_or_else(
-        || "none; the program may clip".to_owned(),
-        |norm| format!("gradients' norm at most {norm}"),
-    )));
+    rows.push((
+        "clipping",
+        settings.gradient_clipping.map_or_else(
+            || "none; the program may clip".to_owned(),
+            |norm| format!("gradients' norm at most {norm}"),
+        ),
+    ));
     if settings.recompute {
-        rows.push(("recompute", "activations of each unit are computed again in backward".to_owned()));
+        rows.push((
+            "recompute",
+            "activations of each unit are computed again in backward".to_owned(),
+        ));
     }
     if let Some(optimizer) = &settings.optimizer {
         let mut words = vec![optimizer.kind.name().to_owned()];
@@ -43,7 +49,9 @@ pub fn describe(settings: &Settings, notes: &[Note]) -> String {
             ("eps", optimizer.eps),
             ("momentum", optimizer.momentum),
         ];
-        words.extend(values.iter().filter_map(|(name, value)| Some(format!("{name} {}", (*value)?))));
+        words.extend(
+            values.iter().filter_map(|(name, value)| Some(format!("{name} {}", (*value)?))),
+        );
         words.extend(optimizer.betas.map(|(first, second)| format!("betas {first}, {second}")));
         words.extend(optimizer.nesterov.then(|| "nesterov".to_owned()));
         rows.push(("optimizer", words.join(", ")));
@@ -73,9 +81,13 @@ fn of_sharding(sharding: &Sharding) -> Vec<(&'static str, String)> {
     let mut rows = vec![("strategy", format!("{strategy}: {divided}"))];
     if !strategy.keeps_parameters_whole() {
         let reshard = match reshard_after_forward {
-            Reshard::Yes => "parameters are freed after forward, and gathered again in backward".to_owned(),
+            Reshard::Yes => {
+                "parameters are freed after forward, and gathered again in backward".to_owned()
+            }
             Reshard::No => "parameters stay whole from forward to backward".to_owned(),
-            Reshard::To(size) => format!("parameters stay in {size} parts from forward to backward"),
+            Reshard::To(size) => {
+                format!("parameters stay in {size} parts from forward to backward")
+            }
         };
         rows.push(("reshard", reshard));
         let units = match units {
@@ -86,13 +98,19 @@ fn of_sharding(sharding: &Sharding) -> Vec<(&'static str, String)> {
         };
         rows.push(("units", units));
     }
-    rows.push(("reduce", match reduce {
-        ReduceGradients::EachBatch => "gradients are reduced in each backward".to_owned(),
-        ReduceGradients::Window => "gradients are reduced once in a step".to_owned(),
-    }));
+    rows.push((
+        "reduce",
+        match reduce {
+            ReduceGradients::EachBatch => "gradients are reduced in each backward".to_owned(),
+            ReduceGradients::Window => "gradients are reduced once in a step".to_owned(),
+        },
+    ));
     if let Offload::Cpu { pin } = offload {
         let pinned = if *pin { ", pinned" } else { "" };
-        rows.push(("offload", format!("shards and the optimizer's state are in the host's memory{pinned}")));
+        rows.push((
+            "offload",
+            format!("shards and the optimizer's state are in the host's memory{pinned}"),
+        ));
     }
     rows
 }
@@ -103,7 +121,9 @@ fn precision(settings: &Settings) -> String {
         Precision::Fp8 => "fp8, computed as bf16".to_owned(),
         precision => precision.word().to_owned(),
     };
-    if let Some(Sharding { mixed: MixedPrecision { reduce: Some(reduce), .. }, .. }) = &settings.sharding {
+    if let Some(Sharding { mixed: MixedPrecision { reduce: Some(reduce), .. }, .. }) =
+        &settings.sharding
+    {
         let _ = write!(text, ", gradients summed in {reduce}");
     }
     match settings.loss_scale {
@@ -112,7 +132,10 @@ fn precision(settings: &Settings) -> String {
             let _ = write!(text, ", loss scale {scale}");
         }
         Some(LossScale::Dynamic { initial, growth_interval }) => {
-            let _ = write!(text, ", loss scale {initial} at first, doubled after {growth_interval} steps");
+            let _ = write!(
+                text,
+                ", loss scale {initial} at first, doubled after {growth_interval} steps"
+            );
         }
     }
     text
@@ -124,7 +147,9 @@ fn batches(settings: &Settings) -> String {
     let plural = if steps == 1 { "batch" } else { "batches" };
     match (settings.micro_batch_size, settings.train_batch_size) {
         (Some(micro), Some(train)) => {
-            format!("{micro} samples x {ranks} ranks x {steps} {plural} = {train} samples in a step")
+            format!(
+                "{micro} samples x {ranks} ranks x {steps} {plural} = {train} samples in a step"
+            )
         }
         _ => format!("the loader's x {ranks} ranks x {steps} {plural} in a step"),
     }

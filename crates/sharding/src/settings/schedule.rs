@@ -130,7 +130,8 @@ impl ScheduleSettings {
                 let decay = || {
                     let window = (float(total_steps) - float(warmup.steps)).max(1.0);
                     let progress = ((done - float(warmup.steps) + 1.0) / window).min(1.0);
-                    (cos_min_ratio + (1.0 - cos_min_ratio) * ((1.0 + (PI * progress).cos()) / 2.0)).max(0.0)
+                    (cos_min_ratio + (1.0 - cos_min_ratio) * ((1.0 + (PI * progress).cos()) / 2.0))
+                        .max(0.0)
                 };
                 let up = warmup.progress(done).map(|part| min_ratio + part * (1.0 - min_ratio));
                 own_lr * up.unwrap_or_else(decay)
@@ -140,7 +141,15 @@ impl ScheduleSettings {
                 let interval = if staircase { interval.floor() } else { interval };
                 min_lr * (1.0 + step_rate * interval)
             }
-            Self::OneCycle { min_lr, max_lr, first_steps, second_steps, stairs, decay_steps, decay_rate } => {
+            Self::OneCycle {
+                min_lr,
+                max_lr,
+                first_steps,
+                second_steps,
+                stairs,
+                decay_steps,
+                decay_rate,
+            } => {
                 let total = first_steps.saturating_add(second_steps);
                 if done_steps < total {
                     let scale = cycle(done_steps + 1, first_steps, second_steps, stairs);
@@ -173,11 +182,8 @@ fn cycle(place: u64, first_steps: u64, second_steps: u64, stairs: (u64, u64)) ->
     let ratio = first / total;
     let turn = (1.0 + float(place) / total).floor();
     let x = 1.0 + float(place) / total - turn;
-    let (scale, stairs) = if x <= ratio {
-        (x / ratio, stairs.0)
-    } else {
-        ((x - 1.0) / (ratio - 1.0), stairs.1)
-    };
+    let (scale, stairs) =
+        if x <= ratio { (x / ratio, stairs.0) } else { ((x - 1.0) / (ratio - 1.0), stairs.1) };
     if stairs == 0 {
         return scale;
     }
@@ -213,9 +219,13 @@ pub(super) fn read(reader: Reader<'_>) -> Result<Option<ScheduleSettings>, Setti
     let allowed: &[&str] = match name {
         "WarmupLR" => &WARMUP,
         "WarmupDecayLR" => &[WARMUP[0], WARMUP[1], WARMUP[2], WARMUP[3], "total_num_steps"],
-        "WarmupCosineLR" => {
-            &["warmup_min_ratio", "warmup_num_steps", "warmup_type", "cos_min_ratio", "total_num_steps"]
-        }
+        "WarmupCosineLR" => &[
+            "warmup_min_ratio",
+            "warmup_num_steps",
+            "warmup_type",
+            "cos_min_ratio",
+            "total_num_steps",
+        ],
         "LRRangeTest" => &[
             "lr_range_test_min_lr",
             "lr_range_test_step_size",

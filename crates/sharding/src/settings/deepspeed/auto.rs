@@ -91,9 +91,10 @@ impl Filling<'_> {
             self.fill_now("gradient_clipping", norm);
         }
         self.fill_now("zero_optimization.stage", arguments.stage);
-        for (section, device) in
-            [("offload_optimizer", &arguments.offload_optimizer), ("offload_param", &arguments.offload_param)]
-        {
+        for (section, device) in [
+            ("offload_optimizer", &arguments.offload_optimizer),
+            ("offload_param", &arguments.offload_param),
+        ] {
             self.fill_now(&format!("zero_optimization.{section}.device"), device.as_str());
             self.fill_now(&format!("zero_optimization.{section}.nvme_path"), "none");
         }
@@ -156,8 +157,8 @@ impl Filling<'_> {
     fn micro_batch_size(&self, facts: &Facts) -> Result<Option<u64>, SettingsError> {
         let Some(sizes) = &facts.batch_sizes else { return Ok(None) };
         let sizes: Option<Vec<u64>> = sizes.iter().copied().collect();
-        let mut sizes =
-            sizes.ok_or_else(|| self.auto(MICRO, "a loader given to `prepare` has no batch size"))?;
+        let mut sizes = sizes
+            .ok_or_else(|| self.auto(MICRO, "a loader given to `prepare` has no batch size"))?;
         if facts.split_batches {
             let ranks = u64::try_from(facts.world_size).unwrap_or(u64::MAX).max(1);
             sizes.iter_mut().for_each(|size| *size /= ranks);
@@ -199,7 +200,8 @@ impl Filling<'_> {
                 None
             }
             ProgramOptimizer::Own { .. } if has_optimizer => {
-                let remedy = "leave one of them out, or let the program take the optimizer of the settings";
+                let remedy =
+                    "leave one of them out, or let the program take the optimizer of the settings";
                 return Err(self.exclude("optimizer", "the program's own optimizer", remedy));
             }
             ProgramOptimizer::Own { lr } => {
@@ -222,7 +224,8 @@ impl Filling<'_> {
         match facts.schedule {
             ProgramSchedule::Unknown => self.open.extend(SCHEDULER),
             ProgramSchedule::Own if has_schedule => {
-                let remedy = "leave one of them out, or let the program take the schedule of the settings";
+                let remedy =
+                    "leave one of them out, or let the program take the schedule of the settings";
                 return Err(self.exclude("scheduler", "the program's own schedule", remedy));
             }
             ProgramSchedule::Own => {
@@ -260,7 +263,9 @@ impl Filling<'_> {
             self.fill_now(path, value);
         }
         match left_open(&self.root, "", &self.open) {
-            Some(path) => Err(self.auto(&path, "neither Accelerate nor Brigade knows a value for it")),
+            Some(path) => {
+                Err(self.auto(&path, "neither Accelerate nor Brigade knows a value for it"))
+            }
             None => Ok(self.root),
         }
     }

@@ -135,13 +135,16 @@ fn is_disabled(value: &Value) -> bool {
 
 const DTYPES: Kind = Word(&["fp32", "fp16", "bf16"]);
 const TRACKER: &str = "DeepSpeed would log to it; give the program a tracker of Brigade's";
-const PRESCALE: &str = "gradients would be divided before they are summed; they are divided once, after the sum";
+const PRESCALE: &str =
+    "gradients would be divided before they are summed; they are divided once, after the sum";
 const NO_EFFECT: &str = "another way to the same results; Brigade has one, as fast";
 const UNIT: &str = "a size of DeepSpeed's buffers; here a unit is gathered or reduced at once";
 const NVME: &str = "it is for offload to NVMe drives, which Brigade does not have";
-const QUANTIZED: &str = "parameters or gradients would be sent in 8 bits (ZeRO++), with other results; set it to false";
+const QUANTIZED: &str =
+    "parameters or gradients would be sent in 8 bits (ZeRO++), with other results; set it to false";
 const CHECKPOINT: &str = "it is for DeepSpeed's checkpoints; Brigade writes its own";
-const REMOVED: &str = "another training, which Brigade does not do (nor does DeepSpeed since 0.19); leave it out";
+const REMOVED: &str =
+    "another training, which Brigade does not do (nor does DeepSpeed since 0.19); leave it out";
 const RECOMPUTE: &str = "it is for models that call `deepspeed.checkpointing`; a Rust model says itself what it recomputes";
 
 const KEYS: &[(&str, Kind, Meaning)] = &[
@@ -170,29 +173,62 @@ const KEYS: &[(&str, Kind, Meaning)] = &[
         DTYPES,
         Noted("it is for ranks that share a sequence, of which there are none"),
     ),
-    ("sparse_gradients", Truth, Same("false", "gradients of embeddings would be sent sparse; they are sent dense")),
+    (
+        "sparse_gradients",
+        Truth,
+        Same("false", "gradients of embeddings would be sent sparse; they are sent dense"),
+    ),
     ("disable_allgather", Truth, Same("false", "it is for tests of DeepSpeed")),
-    ("steps_per_print", Any, Noted("DeepSpeed would print every so many steps; Accelerate turns that off, too")),
+    (
+        "steps_per_print",
+        Any,
+        Noted("DeepSpeed would print every so many steps; Accelerate turns that off, too"),
+    ),
     ("wall_clock_breakdown", Truth, Same("false", "DeepSpeed would print times; use the Profiler")),
     ("memory_breakdown", Truth, Same("false", "DeepSpeed would print memory; use `memory_report`")),
     ("dump_state", Truth, Same("false", "DeepSpeed would print its state")),
     ("disable_python_gc", Truth, Noted("there is no Python")),
     ("vocabulary_size", Count, Noted("DeepSpeed would warn where it is not a multiple of 8")),
     ("log_level", Text, Noted("it is for DeepSpeed's logger")),
-    ("dataloader_drop_last", Truth, Noted("the program's loader says that itself, with `drop_last`")),
-    ("zero_allow_untested_optimizer", Truth, Same("true", "each of Brigade's optimizers works with each stage")),
+    (
+        "dataloader_drop_last",
+        Truth,
+        Noted("the program's loader says that itself, with `drop_last`"),
+    ),
+    (
+        "zero_allow_untested_optimizer",
+        Truth,
+        Same("true", "each of Brigade's optimizers works with each stage"),
+    ),
     (
         "zero_force_ds_cpu_optimizer",
         Truth,
-        Noted("DeepSpeed would put its own optimizer for CPUs in place of the program's; Brigade keeps the program's"),
+        Noted(
+            "DeepSpeed would put its own optimizer for CPUs in place of the program's; Brigade keeps the program's",
+        ),
     ),
-    ("use_data_before_expert_parallelism", Truth, Noted("it is for experts on several ranks, of which there are none")),
-    ("use_data_before_expert_parallel_", Truth, Noted("it is for experts on several ranks, of which there are none")),
-    ("sequence_parallel_size", Count, Refused("1", "sequences would be cut among ranks; set it to 1")),
+    (
+        "use_data_before_expert_parallelism",
+        Truth,
+        Noted("it is for experts on several ranks, of which there are none"),
+    ),
+    (
+        "use_data_before_expert_parallel_",
+        Truth,
+        Noted("it is for experts on several ranks, of which there are none"),
+    ),
+    (
+        "sequence_parallel_size",
+        Count,
+        Refused("1", "sequences would be cut among ranks; set it to 1"),
+    ),
     (
         "tensor_parallel",
         Any,
-        Refused("{\"autotp_size\": 1}", "layers would be cut among ranks (tensor parallelism); leave it out"),
+        Refused(
+            "{\"autotp_size\": 1}",
+            "layers would be cut among ranks (tensor parallelism); leave it out",
+        ),
     ),
     ("expert_parallel", Any, Refused("null", "experts would be spread over ranks; leave it out")),
     ("fp16", Section, Honoured),
@@ -206,8 +242,16 @@ const KEYS: &[(&str, Kind, Meaning)] = &[
         Count,
         Same("1", "the scale would be halved after so many overflows; it is halved after each"),
     ),
-    ("fp16.consecutive_hysteresis", Truth, Same("false", "there is no hysteresis: each overflow halves the scale")),
-    ("fp16.min_loss_scale", Number, Noted("training would fail at this scale; Brigade's scale may fall below it")),
+    (
+        "fp16.consecutive_hysteresis",
+        Truth,
+        Same("false", "there is no hysteresis: each overflow halves the scale"),
+    ),
+    (
+        "fp16.min_loss_scale",
+        Number,
+        Noted("training would fail at this scale; Brigade's scale may fall below it"),
+    ),
     (
         "fp16.fp16_master_weights_and_grads",
         Truth,
@@ -219,18 +263,27 @@ const KEYS: &[(&str, Kind, Meaning)] = &[
     (
         "bf16.check_grad_overflow",
         Truth,
-        Noted("steps with gradients that are not finite would be skipped; `check_finite_loss` says what happens"),
+        Noted(
+            "steps with gradients that are not finite would be skipped; `check_finite_loss` says what happens",
+        ),
     ),
     (
         "bf16.bf16_master_weights_and_grads",
         Truth,
         Same("false", "shards and gradients would be bfloat16; they are float32"),
     ),
-    ("bf16.bf16_optimizer_states", Truth, Same("false", "the optimizer's state would be bfloat16; it is float32")),
+    (
+        "bf16.bf16_optimizer_states",
+        Truth,
+        Same("false", "the optimizer's state would be bfloat16; it is float32"),
+    ),
     (
         "bfloat16",
         Any,
-        Refused("null", "the old name of bf16, which Accelerate overrides by a bf16 that is off; rename it to bf16"),
+        Refused(
+            "null",
+            "the old name of bf16, which Accelerate overrides by a bf16 that is off; rename it to bf16",
+        ),
     ),
     ("torch_autocast", Section, Honoured),
     ("torch_autocast.enabled", Truth, Honoured),
@@ -241,9 +294,21 @@ const KEYS: &[(&str, Kind, Meaning)] = &[
         Noted("names classes of a Python model; all units are computed in this precision"),
     ),
     ("data_types", Section, Honoured),
-    ("data_types.grad_accum_dtype", DTYPES, Same("\"fp32\"", "gradients would be added up in it; they are in float32")),
-    ("data_types.param_dtype", DTYPES, Noted("parameters would be held in it; fp16.enabled or bf16.enabled says it")),
-    ("data_types.buffer_dtype", DTYPES, Noted("buffers would be cast to it; they keep the type that the model gave")),
+    (
+        "data_types.grad_accum_dtype",
+        DTYPES,
+        Same("\"fp32\"", "gradients would be added up in it; they are in float32"),
+    ),
+    (
+        "data_types.param_dtype",
+        DTYPES,
+        Noted("parameters would be held in it; fp16.enabled or bf16.enabled says it"),
+    ),
+    (
+        "data_types.buffer_dtype",
+        DTYPES,
+        Noted("buffers would be cast to it; they keep the type that the model gave"),
+    ),
     ("data_types.keep_in_fp32_modules", Any, Noted("buffers keep the type that the model gave")),
     ("optimizer", Section, Honoured),
     ("optimizer.type", Text, Honoured),
@@ -268,7 +333,10 @@ const KEYS: &[(&str, Kind, Meaning)] = &[
     (
         "zero_optimization.compute_grad_norm",
         Truth,
-        Same("true", "the gradients' norm would not be computed; it is where gradients are clipped"),
+        Same(
+            "true",
+            "the gradients' norm would not be computed; it is where gradients are clipped",
+        ),
     ),
     (
         "zero_optimization.load_from_fp32_weights",
@@ -299,7 +367,10 @@ const KEYS: &[(&str, Kind, Meaning)] = &[
     (
         "zero_optimization.offload_optimizer.ratio",
         Number,
-        Same("1", "a part of the optimizer's state would stay on the device; all of it is offloaded"),
+        Same(
+            "1",
+            "a part of the optimizer's state would stay on the device; all of it is offloaded",
+        ),
     ),
     (
         "zero_optimization.offload_optimizer.super_offload",
@@ -311,13 +382,25 @@ const KEYS: &[(&str, Kind, Meaning)] = &[
         Number,
         Noted("the offloaded optimizer runs on all cores of the rank"),
     ),
-    ("zero_optimization.zenflow", Any, Refused("null", "parameters would be updated late; leave it out")),
-    ("zero_optimization.sub_group_size", Count, Noted("the optimizer would work in slices; it works unit by unit")),
+    (
+        "zero_optimization.zenflow",
+        Any,
+        Refused("null", "parameters would be updated late; leave it out"),
+    ),
+    (
+        "zero_optimization.sub_group_size",
+        Count,
+        Noted("the optimizer would work in slices; it works unit by unit"),
+    ),
     ("zero_optimization.cpu_offload", Truth, Honoured),
     ("zero_optimization.cpu_offload_param", Truth, Honoured),
     ("zero_optimization.cpu_offload_use_pin_memory", Truth, Honoured),
     ("zero_optimization.cpu_offload_params", Truth, Honoured),
-    ("zero_optimization.stage3_prefetch_bucket_size", Count, Noted("one unit is gathered ahead of its use")),
+    (
+        "zero_optimization.stage3_prefetch_bucket_size",
+        Count,
+        Noted("one unit is gathered ahead of its use"),
+    ),
     (
         "zero_optimization.stage3_param_persistence_threshold",
         Count,
@@ -354,7 +437,11 @@ const KEYS: &[(&str, Kind, Meaning)] = &[
     ),
     ("zero_optimization.legacy_stage1", Truth, Same("false", NO_EFFECT)),
     ("zero_optimization.round_robin_gradients", Truth, Same("false", NO_EFFECT)),
-    ("zero_optimization.parameter_alignment", Truth, Noted("every parameter is aligned to 64 bytes")),
+    (
+        "zero_optimization.parameter_alignment",
+        Truth,
+        Noted("every parameter is aligned to 64 bytes"),
+    ),
     ("zero_optimization.zero_hpz_partition_size", Count, Honoured),
     ("zero_optimization.zero_quantized_weights", Truth, Refused("false", QUANTIZED)),
     ("zero_optimization.zero_quantized_nontrainable_weights", Truth, Refused("false", QUANTIZED)),
@@ -369,8 +456,16 @@ const KEYS: &[(&str, Kind, Meaning)] = &[
     ("zero_optimization.memory_efficient_linear", Truth, Noted(NO_EFFECT)),
     ("zero_optimization.override_module_apply", Truth, Noted("there are no Python modules")),
     ("zero_optimization.pipeline_loading_checkpoint", Truth, Same("false", CHECKPOINT)),
-    ("zero_optimization.log_trace_cache_warnings", Truth, Same("false", "there is no trace whose order may change")),
-    ("zero_optimization.enable_sanity_checks", Truth, Same("true", "plans of all ranks are always compared")),
+    (
+        "zero_optimization.log_trace_cache_warnings",
+        Truth,
+        Same("false", "there is no trace whose order may change"),
+    ),
+    (
+        "zero_optimization.enable_sanity_checks",
+        Truth,
+        Same("true", "plans of all ranks are always compared"),
+    ),
     ("zero_optimization.save_muon_momentum_buffer_in_memory", Truth, Noted(NVME)),
     (
         "zero_optimization.leaf_module",
@@ -381,7 +476,10 @@ const KEYS: &[(&str, Kind, Meaning)] = &[
     (
         "activation_checkpointing.partition_activations",
         Truth,
-        Same("false", "kept inputs would be cut among ranks that share layers, of which there are none"),
+        Same(
+            "false",
+            "kept inputs would be cut among ranks that share layers, of which there are none",
+        ),
     ),
     (
         "activation_checkpointing.cpu_checkpointing",
@@ -391,9 +489,17 @@ const KEYS: &[(&str, Kind, Meaning)] = &[
     ("activation_checkpointing.contiguous_memory_optimization", Truth, Same("false", RECOMPUTE)),
     ("activation_checkpointing.number_checkpoints", Count, Noted(RECOMPUTE)),
     ("activation_checkpointing.synchronize_checkpoint_boundary", Truth, Same("false", RECOMPUTE)),
-    ("activation_checkpointing.profile", Truth, Same("false", "DeepSpeed would print times; use the Profiler")),
+    (
+        "activation_checkpointing.profile",
+        Truth,
+        Same("false", "DeepSpeed would print times; use the Profiler"),
+    ),
     ("checkpoint", Section, Honoured),
-    ("checkpoint.tag_validation", Word(&["warn", "ignore", "fail"]), Noted("ranks always agree on a checkpoint's name")),
+    (
+        "checkpoint.tag_validation",
+        Word(&["warn", "ignore", "fail"]),
+        Noted("ranks always agree on a checkpoint's name"),
+    ),
     (
         "checkpoint.load_universal",
         Truth,
@@ -411,17 +517,45 @@ const KEYS: &[(&str, Kind, Meaning)] = &[
     ("flops_profiler", Any, Noted("DeepSpeed would print operations; use the Profiler")),
     ("timers", Any, Noted("it is for DeepSpeed's own timers")),
     ("aio", Any, Noted(NVME)),
-    ("pipeline", Any, Noted("it is for DeepSpeed's pipeline engine, which Accelerate does not use")),
-    ("compile", Any, Refused("{\"deepcompile\": false}", "the model would be compiled; leave it out")),
-    ("autotuning", Any, Refused("null", "DeepSpeed would try settings in runs of its own; leave it out")),
-    ("data_efficiency", Any, Refused("null", "DeepSpeed would choose samples and tokens; leave it out")),
+    (
+        "pipeline",
+        Any,
+        Noted("it is for DeepSpeed's pipeline engine, which Accelerate does not use"),
+    ),
+    (
+        "compile",
+        Any,
+        Refused("{\"deepcompile\": false}", "the model would be compiled; leave it out"),
+    ),
+    (
+        "autotuning",
+        Any,
+        Refused("null", "DeepSpeed would try settings in runs of its own; leave it out"),
+    ),
+    (
+        "data_efficiency",
+        Any,
+        Refused("null", "DeepSpeed would choose samples and tokens; leave it out"),
+    ),
     ("curriculum_learning", Any, Refused("null", "DeepSpeed would choose samples; leave it out")),
-    ("hybrid_engine", Any, Refused("null", "training would generate texts with kernels of DeepSpeed's; leave it out")),
+    (
+        "hybrid_engine",
+        Any,
+        Refused("null", "training would generate texts with kernels of DeepSpeed's; leave it out"),
+    ),
     ("weight_quantization", Any, Refused("null", "weights would be quantized; leave it out")),
     ("datastates", Any, Refused("null", "another writer of checkpoints; leave it out")),
     ("msamp", Any, Refused("null", "training in 8 bits; leave it out")),
-    ("amp", Any, Refused("null", "Apex would choose precisions; leave it out, and use fp16 or bf16")),
-    ("elasticity", Any, Refused("null", "DeepSpeed would choose batch sizes; use --nnodes MIN:MAX instead")),
+    (
+        "amp",
+        Any,
+        Refused("null", "Apex would choose precisions; leave it out, and use fp16 or bf16"),
+    ),
+    (
+        "elasticity",
+        Any,
+        Refused("null", "DeepSpeed would choose batch sizes; use --nnodes MIN:MAX instead"),
+    ),
     ("nebula", Any, Refused("null", REMOVED)),
     ("compression_training", Any, Refused("null", REMOVED)),
     ("quantize_training", Any, Refused("null", REMOVED)),

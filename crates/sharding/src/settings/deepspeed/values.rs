@@ -148,7 +148,11 @@ pub(super) fn as_count(value: &Value) -> Option<u64> {
     let number = value.as_f64()?;
     // Larger ones are not exact, and mean: no limit.
     let is_whole = number >= 0.0 && number.fract() == 0.0;
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole, and saturates")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "whole, and saturates"
+    )]
     is_whole.then_some(number as u64)
 }
 
