@@ -82,13 +82,14 @@ impl DeepSpeedConfig {
     /// A wrong value; an unknown argument of DeepSpeed's.
     pub fn from_arguments(given: &[Given]) -> Result<Self, SettingsError> {
         let arguments = Arguments::read(given)?;
-        let values = Values::new(given);
-        let first = values.find("zero_stage").or(values.find("use_deepspeed"));
+        let said = Values::new(given);
+        let first = said.find("zero_stage").or_else(|| said.find("use_deepspeed"));
+        let auto = || json!(values::AUTO);
         let offload = |device: &str| json!({"device": device, "nvme_path": null});
         let mut root = json!({
             "train_batch_size": "auto",
             "train_micro_batch_size_per_gpu": "auto",
-            "gradient_accumulation_steps": arguments.steps.map_or(json!("auto"), Value::from),
+            "gradient_accumulation_steps": arguments.steps.map_or_else(auto, Value::from),
             "zero_optimization": {
                 "stage": arguments.stage,
                 "offload_optimizer": offload(&arguments.offload_optimizer),
@@ -99,7 +100,7 @@ impl DeepSpeedConfig {
         // 0 would turn clipping off; Accelerate leaves it out, and DeepSpeed clips at 1.
         match arguments.clipping {
             Some(0.0) => {}
-            norm => root["gradient_clipping"] = norm.map_or(json!("auto"), Value::from),
+            norm => root["gradient_clipping"] = norm.map_or_else(auto, Value::from),
         }
         let Value::Object(root) = root else { unreachable!("an object was written") };
         let origin = first.map_or_else(|| "DeepSpeed".to_owned(), |it| it.origin.clone());

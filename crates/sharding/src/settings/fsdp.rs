@@ -60,7 +60,7 @@ impl FsdpConfig {
                 _ => return Err(given.wrong("1 or 2")),
             },
         };
-        let first = values.find("fsdp_version").or(values.with_prefix("fsdp_").next());
+        let first = values.find("fsdp_version").or_else(|| values.with_prefix("fsdp_").next());
         let origin = first.map_or_else(|| "FSDP".to_owned(), |it| it.origin.clone());
         let mut notes = Vec::new();
         let (shape, reshard) = match version {

@@ -130,7 +130,7 @@ impl ParallelismConfig {
                 remedy: "both cut sequences; set one of them to 1",
             });
         }
-        if let Some(inner) = above_one(Axis::Tensor).or(above_one(Axis::Context))
+        if let Some(inner) = above_one(Axis::Tensor).or_else(|| above_one(Axis::Context))
             && let Some(replicate) = above_one(Axis::Replicate)
             && self.size(Axis::Shard) == 1
         {
