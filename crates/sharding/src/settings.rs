@@ -145,8 +145,30 @@ pub enum LossScale {
     },
 }
 
+impl Settings {
+    /// What holds where nothing is said: copies of the whole model, arranged as `mesh`.
+    fn of_copies(mesh: Mesh, facts: &Facts) -> Self {
+        Self {
+            sharding: None,
+            mesh,
+            precision: facts.mixed_precision.unwrap_or_default(),
+            loss_scale: None,
+            micro_batch_size: None,
+            gradient_accumulation_steps: facts.gradient_accumulation_steps,
+            train_batch_size: None,
+            gradient_clipping: None,
+            recompute: false,
+            optimizer: None,
+            schedule: None,
+        }
+    }
+}
+
 /// Resolves the arguments of `accelerate launch` (from flags, variables or a file) for a Rust program. `file` is the
 /// content of `deepspeed_config_file`, where one is given.
+///
+/// DeepSpeed is on where `use_deepspeed` is, or with a `file`; FSDP where `use_fsdp` is, or, where that is not given,
+/// with any argument that begins with `fsdp_`. With neither each rank has the whole model.
 ///
 /// # Errors
 /// Unknown or wrong values, contradictions, and keys that ask for what Brigade does not do.
@@ -160,9 +182,8 @@ pub fn resolve(
     if facts.mixed_precision.is_none() {
         facts.mixed_precision = values.precision()?;
     }
-    let is_deepspeed = file.is_some() || values.switch("use_deepspeed")?;
     let axes = ParallelismConfig::read(given)?;
-    if is_deepspeed {
+    if file.is_some() || values.switch("use_deepspeed")? {
         if let Some(fsdp) = values.find("use_fsdp").filter(|it| it.is_true()) {
             return Err(SettingsError::Contradiction {
                 first: format!("{} ({})", fsdp.name, fsdp.origin),
@@ -174,11 +195,22 @@ pub fn resolve(
             Some(file) => file.clone().with_arguments(given)?,
             None => DeepSpeedConfig::from_arguments(given)?,
         };
-        let (mut settings, notes) = config.resolve(&facts)?;
+        let (settings, notes) = config.resolve(&facts)?;
         if let Some(axes) = axes {
-            axes.check_for_deepspeed(&mut settings, facts.world_size)?;
+            axes.check_for_deepspeed(&settings)?;
         }
         return Ok((settings, notes));
     }
-    FsdpConfig::read(given)?.resolve(axes.as_ref(), &facts)
+    let is_fsdp = match values.find("use_fsdp") {
+        Some(switch) => switch.truth()?,
+        None => values.with_prefix("fsdp_").next().is_some(),
+    };
+    if is_fsdp {
+        return FsdpConfig::read(given)?.resolve(axes.as_ref(), &facts);
+    }
+    let mesh = match axes {
+        Some(axes) => axes.mesh_of_copies(facts.world_size)?,
+        None => parallelism::copies(facts.world_size, "the number of ranks")?,
+    };
+    Ok((Settings::of_copies(mesh, &facts), Vec::new()))
 }

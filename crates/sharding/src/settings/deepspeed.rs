@@ -12,6 +12,7 @@ pub(super) use values::Reader;
 
 use super::fsdp::mixed;
 use super::given::{Given, Values};
+use super::parallelism::copies;
 use super::{
     Facts, LossScale, Note, Precision, ScheduleSettings, Settings, SettingsError, optimizer,
     schedule,
@@ -170,11 +171,11 @@ impl DeepSpeedConfig {
         let batch = Batch::read(reader, ranks)?;
         let at_mesh = |source| SettingsError::Mesh { origin: self.origin.clone(), source };
         let mesh = match &sharding {
-            Some(sharding) => sharding.mesh(facts.world_size),
-            None => crate::Mesh::builder().replicate(facts.world_size).build(facts.world_size),
+            Some(sharding) => sharding.mesh(facts.world_size).map_err(at_mesh)?,
+            None => copies(facts.world_size, &self.origin)?,
         };
         let settings = Settings {
-            mesh: mesh.map_err(at_mesh)?,
+            mesh,
             sharding,
             precision,
             loss_scale: loss_scale(reader, precision)?,

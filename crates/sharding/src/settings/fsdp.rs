@@ -3,6 +3,7 @@
 use brigade_checkpoint::Dtype;
 
 use super::given::{Given, Values, closest};
+use super::parallelism::copies;
 use super::{Facts, Note, ParallelismConfig, Precision, Settings, SettingsError};
 use crate::{Axis, Mesh, MixedPrecision, Offload, Reshard, Sharding, Units};
 
@@ -118,19 +119,8 @@ impl FsdpConfig {
                         float32";
             notes.push(self.note("mixed_precision", precision.word(), text));
         }
-        let settings = Settings {
-            sharding,
-            mesh,
-            precision,
-            loss_scale: None,
-            micro_batch_size: None,
-            gradient_accumulation_steps: facts.gradient_accumulation_steps,
-            train_batch_size: None,
-            gradient_clipping: None,
-            recompute: self.recompute,
-            optimizer: None,
-            schedule: None,
-        };
+        let settings =
+            Settings { sharding, recompute: self.recompute, ..Settings::of_copies(mesh, facts) };
         Ok((settings, notes))
     }
 
@@ -157,7 +147,7 @@ impl FsdpConfig {
         let mesh = match self.shape {
             Shape::AllRanks => Sharding::zero3().mesh(world_size),
             Shape::RanksOfAHost => Sharding::hybrid(facts.local_world_size).mesh(world_size),
-            Shape::Copies => Mesh::builder().replicate(world_size).build(world_size),
+            Shape::Copies => return copies(world_size, &self.origin),
         };
         mesh.map_err(|source| SettingsError::Mesh { origin: self.origin.clone(), source })
     }

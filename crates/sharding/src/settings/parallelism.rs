@@ -2,7 +2,7 @@
 
 use super::given::{Given, Values, closest};
 use super::{Settings, SettingsError};
-use crate::{Axis, Mesh, ShardingError};
+use crate::{Axis, Mesh};
 
 /// The sizes of `parallelism_config`, by which Accelerate arranges the ranks of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,39 +75,39 @@ impl ParallelismConfig {
                 return Err(size.given.unsupported(reason));
             }
         }
-        let (replicate, shard) = match (self.size(Axis::Replicate), self.size(Axis::Shard)) {
-            (1, 1) => (world_size, 1),
-            sizes => sizes,
-        };
+        let (replicate, shard) = (self.size(Axis::Replicate), self.size(Axis::Shard));
+        if replicate == 1 && shard == 1 {
+            return copies(world_size, &self.origin);
+        }
         let mesh = Mesh::builder().replicate(replicate).shard(shard).build(world_size);
-        mesh.map_err(|source| self.fault(source))
+        mesh.map_err(|source| SettingsError::Mesh { origin: self.origin.clone(), source })
     }
 
-    /// Sets the mesh of a job that DeepSpeed's settings shard, which know of copies by other keys only.
-    pub(super) fn check_for_deepspeed(
-        &self,
-        settings: &mut Settings,
-        world_size: usize,
-    ) -> Result<(), SettingsError> {
+    /// Refuses a mesh other than that of DeepSpeed's settings, which say by other keys who shares a copy.
+    pub(super) fn check_for_deepspeed(&self, settings: &Settings) -> Result<(), SettingsError> {
+        let mesh = self.mesh(settings.mesh.world_size())?;
+        if mesh == settings.mesh || mesh.size(Axis::Shard) == 1 {
+            return Ok(());
+        }
+        Err(SettingsError::Contradiction {
+            first: format!("parallelism_config {mesh} ({})", self.origin),
+            second: format!("DeepSpeed on {}", settings.mesh),
+            remedy: "leave out parallelism_config, or use FSDP for copies of a sharded model",
+        })
+    }
+
+    /// Returns the mesh of a job in which nothing is sharded.
+    pub(super) fn mesh_of_copies(&self, world_size: usize) -> Result<Mesh, SettingsError> {
         let mesh = self.mesh(world_size)?;
-        if let Some(sharding) = &settings.sharding {
-            let expected = sharding.mesh(world_size).map_err(|source| self.fault(source))?;
-            if mesh != expected && mesh.size(Axis::Shard) > 1 {
-                return Err(SettingsError::Contradiction {
-                    first: format!("parallelism_config {mesh} ({})", self.origin),
-                    second: format!("DeepSpeed's ZeRO on {expected}"),
-                    remedy: "leave out parallelism_config, or use FSDP for copies of a sharded model",
-                });
+        match self.find(Axis::Shard).filter(|it| it.ranks > 1) {
+            None => Ok(mesh),
+            Some(shard) => {
+                Err(shard.given.unsupported("it needs FSDP: set use_fsdp, and fsdp_version to 2"))
             }
         }
-        Ok(())
     }
 
-    pub(super) fn fault(&self, source: ShardingError) -> SettingsError {
-        SettingsError::Mesh { origin: self.origin.clone(), source }
-    }
-
-    /// The key of an axis, and where it was set.
+    /// Where the first size was set.
     pub(super) fn origin(&self) -> &str {
         &self.origin
     }
@@ -143,6 +143,12 @@ impl ParallelismConfig {
         }
         Ok(())
     }
+}
+
+/// The mesh of a job with a whole model on each rank.
+pub(super) fn copies(world_size: usize, origin: &str) -> Result<Mesh, SettingsError> {
+    let mesh = Mesh::builder().replicate(world_size).build(world_size);
+    mesh.map_err(|source| SettingsError::Mesh { origin: origin.to_owned(), source })
 }
 
 /// Keys that say how an axis works, which is not looked at while it has one rank.

@@ -450,8 +450,20 @@ fn errors_of_arguments_name_their_place() {
             "flag: parallelism_config_tp_size = 2 is not supported: layers would be cut",
         ),
         (
-            &[("parallelism_config_dp_shard_size", "4")],
+            &[("parallelism_config_dp_shard_size", "4"), ("use_fsdp", "true")],
             "parallelism_config (flag) and FSDP version 1 (FSDP) exclude each other",
+        ),
+        (
+            &[("parallelism_config_dp_shard_size", "4")],
+            "flag: parallelism_config_dp_shard_size = 4 is not supported: it needs FSDP",
+        ),
+        (
+            &[
+                ("use_deepspeed", "true"),
+                ("parallelism_config_dp_shard_size", "2"),
+                ("parallelism_config_dp_replicate_size", "2"),
+            ],
+            "parallelism_config dp_replicate 2 x dp_shard 2 (flag) and DeepSpeed on dp_shard 4 exclude each other",
         ),
         (
             &[("parallelism_config_tp_size", "2"), ("parallelism_config_dp_replicate_size", "2")],
@@ -506,6 +518,15 @@ fn variables_of_the_launcher_bring_no_notes_of_their_own() {
     let (settings, notes) = resolve(&given, None, &Facts::new(2)).unwrap();
     assert_eq!(settings.sharding.unwrap().strategy, Strategy::Zero3);
     assert_eq!(notes, []);
+}
+
+#[test]
+fn without_fsdp_and_deepspeed_each_rank_has_a_whole_model() {
+    let given = [("use_fsdp", "false"), ("fsdp_version", "2"), ("mixed_precision", "bf16")]
+        .map(|(name, value)| Given::new(name, value, "a.yaml"));
+    let (settings, notes) = resolve(&given, None, &Facts::new(3)).unwrap();
+    assert_eq!((settings.sharding, notes.len()), (None, 0));
+    assert_eq!((settings.mesh.size(Axis::Replicate), settings.precision), (3, Precision::Bf16));
 }
 
 #[test]
