@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use brigade_checkpoint::hub_cache;
 use brigade_rank_env::text::{counted, escaped};
+use brigade_sharding::Parameter;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 
@@ -13,14 +14,18 @@ use crate::config::Usage;
 
 mod known;
 mod memory;
-mod weights_file;
+mod strategies;
+pub(crate) mod weights_file;
+
+pub(crate) use strategies::Mixed;
 
 use memory::{Memory, MicroBatch, ModelSize, OptimizerState, Precision, Shape};
 
 /// Estimate the memory of a training run
 ///
 /// Weights, gradients and optimizer states are exact; activations, which the model's code decides,
-/// are an estimate from its shape. Every rank holds all of it: ranks share the work, not the memory.
+/// are an estimate from its shape. Without sharding every rank holds all of it: ranks share the work,
+/// not the memory. With --nproc the answer has every strategy of sharding.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct EstimateArgs {
@@ -58,10 +63,12 @@ pub(crate) struct EstimateArgs {
     #[arg(long)]
     fused_attention: bool,
 
-    /// Numbers of ranks to show
-    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,2,4,8",
-          value_parser = positive)]
-    world_size: Vec<u64>,
+    /// Show every strategy of sharding, for these numbers of ranks
+    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = crate::explain::ranks)]
+    nproc: Vec<usize>,
+
+    #[command(flatten)]
+    sharded: strategies::Options,
 
     /// Print the bytes as JSON
     #[arg(long)]
@@ -72,8 +79,10 @@ pub(crate) struct EstimateArgs {
 enum OptimizerArg {
     /// Two states: Adam, AdamW, LAMB
     #[default]
+    #[value(alias = "adamw", alias = "lamb")]
     Adam,
     /// One state: SGD with momentum, RMSprop, Adagrad
+    #[value(alias = "rmsprop", alias = "adagrad")]
     Momentum,
     /// No state
     Sgd,
@@ -86,17 +95,37 @@ struct Subject {
     /// What was read of its weights file, a line each.
     read: Vec<String>,
     notes: Vec<String>,
+    parameters: Vec<Parameter>,
+    /// Bytes of its buffers.
+    buffers: u64,
+}
+
+impl Subject {
+    /// A model of which only the sizes are known.
+    fn of_size(title: &str, size: ModelSize, notes: Vec<String>) -> Self {
+        let parameters = size.parameters_by_unit();
+        Self { title: title.to_owned(), size, read: Vec::new(), notes, parameters, buffers: 0 }
+    }
 }
 
 /// Answers on `out`; a reader that has seen enough ends the answer without an error.
 pub(crate) fn run(args: &EstimateArgs, out: impl Write) -> anyhow::Result<()> {
     let subject = args.subject()?;
-    let rows = args.rows(&subject.size)?;
     let mut out = io::BufWriter::new(out);
-    let written = if args.json {
-        args.json(&subject, &rows, &mut out)
+    let written = if args.nproc.is_empty() {
+        let rows = args.rows(&subject.size)?;
+        if args.json {
+            args.json(&subject, &rows, &mut out)
+        } else {
+            args.text(&subject, &rows, &mut out)
+        }
     } else {
-        args.text(&subject, &rows, &mut out)
+        let tables = strategies::tables(args, &subject)?;
+        if args.json {
+            strategies::json(args, &subject, &tables, &mut out)
+        } else {
+            strategies::text(args, &subject, &tables, &mut out)
+        }
     };
     match written.and_then(|()| out.flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -108,8 +137,7 @@ impl EstimateArgs {
     fn subject(&self) -> anyhow::Result<Subject> {
         let name = self.model.as_str();
         if let Some(size) = known::find(name, self.image_size) {
-            let (read, notes) = (Vec::new(), Vec::new());
-            return Ok(Subject { title: name.to_owned(), size, read, notes });
+            return Ok(Subject::of_size(name, size, Vec::new()));
         }
         let path = Path::new(name);
         if path.exists() {
@@ -121,8 +149,7 @@ impl EstimateArgs {
                  embedding"
                     .to_owned(),
             ];
-            let (title, size) = (name.to_owned(), usual(parameters));
-            return Ok(Subject { title, size, read: Vec::new(), notes });
+            return Ok(Subject::of_size(name, usual(parameters), notes));
         }
         if let Some(snapshot) = hub_cache::model(name) {
             let note = format!("weights in {}", snapshot.display());
@@ -152,8 +179,14 @@ impl EstimateArgs {
         if weights.size.shape.is_none() {
             notes.push(UNKNOWN_SHAPE.to_owned());
         }
-        let (title, size, read) = (self.model.clone(), weights.size, weights.read);
-        Ok(Subject { title, size, read, notes })
+        Ok(Subject {
+            title: self.model.clone(),
+            size: weights.size,
+            read: weights.read,
+            notes,
+            parameters: weights.parameters,
+            buffers: weights.buffers,
+        })
     }
 
     fn rows(&self, size: &ModelSize) -> anyhow::Result<Vec<(&'static str, Memory)>> {
@@ -162,11 +195,7 @@ impl EstimateArgs {
             OptimizerArg::Momentum => OptimizerState::One,
             OptimizerArg::Sgd => OptimizerState::None,
         };
-        let batch = MicroBatch {
-            samples: self.batch_size,
-            tokens: self.seq_len,
-            keeps_scores: !self.fused_attention,
-        };
+        let batch = self.batch(self.batch_size);
         PRECISIONS
             .into_iter()
             .map(|(name, precision)| {
@@ -177,12 +206,12 @@ impl EstimateArgs {
             .collect()
     }
 
-    fn text(
-        &self,
-        subject: &Subject,
-        rows: &[(&str, Memory)],
-        out: &mut impl Write,
-    ) -> io::Result<()> {
+    fn batch(&self, samples: u64) -> MicroBatch {
+        MicroBatch { samples, tokens: self.seq_len, keeps_scores: !self.fused_attention }
+    }
+
+    /// The model, and what a step is.
+    fn heading(&self, subject: &Subject, out: &mut impl Write) -> io::Result<()> {
         let size = &subject.size;
         writeln!(
             out,
@@ -200,8 +229,16 @@ impl EstimateArgs {
             }
             _ => counted(self.batch_size, "sample"),
         };
-        writeln!(out, "a step of one rank: {batch}, states of {}\n", self.optimizer.name())?;
+        writeln!(out, "a step of one rank: {batch}, states of {}\n", self.optimizer.name())
+    }
 
+    fn text(
+        &self,
+        subject: &Subject,
+        rows: &[(&str, Memory)],
+        out: &mut impl Write,
+    ) -> io::Result<()> {
+        self.heading(subject, out)?;
         writeln!(
             out,
             "{:<20}{:>10}{:>11}{:>11}{:>13}{:>10}",
@@ -227,8 +264,8 @@ impl EstimateArgs {
             "\n{:<8}{:>16}{:>22}{:>22}",
             "ranks", "samples a step", "fp32 on all ranks", "mixed on all ranks"
         )?;
-        for ranks in &self.world_size {
-            let all = |row: usize| in_bytes(rows[row].1.total().saturating_mul(*ranks));
+        for ranks in RANKS_SHOWN {
+            let all = |row: usize| in_bytes(rows[row].1.total().saturating_mul(ranks));
             let samples = ranks.saturating_mul(self.batch_size);
             writeln!(out, "{ranks:<8}{samples:>16}{:>22}{:>22}", all(0), all(1))?;
         }
@@ -318,7 +355,7 @@ fn short(count: u64) -> String {
 }
 
 /// `475 MiB`
-fn in_bytes(bytes: u64) -> String {
+pub(crate) fn in_bytes(bytes: u64) -> String {
     let units = [(1_u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
     match units.into_iter().find(|(unit, _)| bytes >= *unit) {
         Some((unit, name)) => {
@@ -328,6 +365,8 @@ fn in_bytes(bytes: u64) -> String {
         None => format!("{bytes} B"),
     }
 }
+
+const RANKS_SHOWN: [u64; 4] = [1, 2, 4, 8];
 
 const PRECISIONS: [(&str, Precision); 5] = [
     ("fp32", Precision::Fp32),
@@ -346,7 +385,7 @@ Examples:
   brigade estimate google-bert/bert-base-uncased --batch-size 32 --seq-len 128
   brigade estimate gpt2 --seq-len 512 --fused-attention
   brigade estimate resnet18 --image-size 32 --batch-size 128 --optimizer momentum
-  brigade estimate 7B --world-size 1,8";
+  brigade estimate 7B --nproc 8 --mixed bf16 --memory 80G --bandwidth 100G";
 
 #[cfg(test)]
 mod tests {

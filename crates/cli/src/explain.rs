@@ -10,6 +10,7 @@ pub(crate) use schedule::number;
 use table::Table;
 
 mod schedule;
+mod sharding;
 mod table;
 
 /// What to explain.
@@ -19,6 +20,8 @@ pub(crate) enum Explain {
     Shards(ShardsArgs),
     /// Show a schedule's learning rate and momentum, step by step
     Schedule(Box<schedule::ScheduleArgs>),
+    /// Show how ranks divide a model, and the messages of a step
+    Sharding(sharding::ShardingArgs),
 }
 
 /// The question of `brigade explain shards`.
@@ -80,6 +83,7 @@ pub(crate) fn run(explain: &Explain, out: impl Write) -> anyhow::Result<()> {
     let answered = match explain {
         Explain::Shards(args) => shards(args, &mut out),
         Explain::Schedule(args) => schedule::run(args, &mut out),
+        Explain::Sharding(args) => sharding::run(args, &mut out),
     };
     match answered.and_then(|()| Ok(out.flush()?)) {
         Err(error) if is_broken_pipe(&error) => Ok(()),
@@ -194,7 +198,7 @@ fn rows(text: &str) -> Result<usize, String> {
     at_most(MAX_ROWS, count(text)?)
 }
 
-fn ranks(text: &str) -> Result<usize, String> {
+pub(crate) fn ranks(text: &str) -> Result<usize, String> {
     at_most(MAX_RANKS, count(text)?)
 }
 

@@ -1,5 +1,6 @@
 //! What can be wrong with a mesh, a strategy or a plan.
 
+use brigade_checkpoint::Dtype;
 use brigade_rank_env::text::escaped;
 
 /// A mesh, a strategy or a plan that cannot be made. All of these are the caller's input; the text says what
@@ -8,10 +9,15 @@ use brigade_rank_env::text::escaped;
 #[non_exhaustive]
 pub enum ShardingError {
     /// A text that is not a strategy.
-    #[error("`{}` is not a sharding strategy: write none, zero1, zero2, zero3 or hybrid=N", escaped(.text))]
+    #[error(
+        "`{}` is not a sharding strategy: write {}zero1, zero2, zero3 or hybrid=N",
+        escaped(.text), if *.or_none { "none, " } else { "" }
+    )]
     UnknownStrategy {
         /// The text.
         text: String,
+        /// Whether `none` could have been written, too.
+        or_none: bool,
     },
 
     /// A number of ranks that is 0.
@@ -68,13 +74,85 @@ pub enum ShardingError {
         world_size: usize,
     },
 
-    /// A number of parts that does not divide the ranks that share one copy.
-    #[error("reshard to {size} does not divide the {shard_size} ranks that share one copy")]
+    /// A number of parts after forward that the ranks which share one copy cannot have.
+    #[error(
+        "units cannot be resharded to {size} after forward: write a number that divides the {shard_size} ranks \
+         which share one copy, and is neither 1 nor {shard_size}"
+    )]
     ReshardTo {
         /// Parts of a unit after forward.
         size: usize,
         /// Ranks that share one copy.
         shard_size: usize,
+    },
+
+    /// A mesh that does not have the strategy's shard size.
+    #[error("hybrid={shard_size} needs a mesh with dp_shard {shard_size}, and this one is {mesh}")]
+    MeshShard {
+        /// Ranks that share one copy.
+        shard_size: usize,
+        /// The mesh.
+        mesh: String,
+    },
+
+    /// A model without parameters.
+    #[error("there are no parameters to shard")]
+    NoParameters,
+
+    /// A parameter without a name.
+    #[error("a parameter of shape {shape:?} has no name")]
+    Nameless {
+        /// Its shape.
+        shape: Vec<u64>,
+    },
+
+    /// A name that is there twice.
+    #[error("two parameters have the name {}", escaped(.name))]
+    DuplicateName {
+        /// The name.
+        name: String,
+    },
+
+    /// A trained parameter that cannot have a gradient.
+    #[error("parameter {} is trained and of type {dtype}: freeze it, or make it a float", escaped(.name))]
+    NotTrainable {
+        /// Its name.
+        name: String,
+        /// Its type.
+        dtype: Dtype,
+    },
+
+    /// Parameters with more elements than can be counted.
+    #[error("with parameter {} the model has more elements than can be counted", escaped(.name))]
+    TooLarge {
+        /// The parameter with which the sum is too large.
+        name: String,
+    },
+
+    /// A pattern of units that matches nothing.
+    #[error(
+        "the pattern `{}` of units matches nothing; there are {}",
+        escaped(.pattern), first_of(.known)
+    )]
+    NoMatch {
+        /// The pattern.
+        pattern: String,
+        /// Names of as many components.
+        known: Vec<String>,
+    },
+
+    /// Two patterns of units that match one parameter.
+    #[error(
+        "the patterns `{}` and `{}` of units both match {}: make one of them narrower",
+        escaped(.first), escaped(.second), escaped(.name)
+    )]
+    Overlap {
+        /// A pattern.
+        first: String,
+        /// Another one.
+        second: String,
+        /// The parameter.
+        name: String,
     },
 }
 
@@ -82,4 +160,11 @@ pub enum ShardingError {
 fn divisors(world_size: usize) -> String {
     let divisors = (1..=world_size).filter(|size| world_size.is_multiple_of(*size));
     divisors.map(|size| size.to_string()).collect::<Vec<_>>().join(", ")
+}
+
+/// The first names of a list that may be long.
+fn first_of(names: &[String]) -> String {
+    const SHOWN: usize = 8;
+    let shown: Vec<_> = names.iter().take(SHOWN).map(|name| escaped(name).to_string()).collect();
+    shown.join(", ") + if names.len() > SHOWN { ", …" } else { "" }
 }

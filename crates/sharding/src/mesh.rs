@@ -186,7 +186,7 @@ impl MeshBuilder {
     /// divide the ranks inside of `dp_replicate`.
     pub fn build(self, world_size: usize) -> Result<Mesh, ShardingError> {
         let empty = Axis::GRID.into_iter().find(|axis| self.sizes[*axis as usize] == 0);
-        let empty = empty.or((self.expert == 0).then_some(Axis::Expert));
+        let empty = empty.or_else(|| (self.expert == 0).then_some(Axis::Expert));
         if let Some(axis) = empty {
             return Err(ShardingError::EmptyAxis { axis: axis.name() });
         }
@@ -254,8 +254,8 @@ impl Mesh {
     #[must_use]
     pub fn groups(&self, axis: Axis) -> Vec<Vec<usize>> {
         let pattern = self.pattern(axis);
-        let firsts =
-            (0..self.world_size()).filter(|rank| rank / pattern.stride % pattern.size == 0);
+        let firsts = (0..self.world_size())
+            .filter(|rank| (rank / pattern.stride).is_multiple_of(pattern.size));
         firsts.map(|first| pattern.ranks(first)).collect()
     }
 
@@ -303,6 +303,14 @@ impl Mesh {
             groups.map(move |ranks| MeshGroup { axes: axes.clone(), ranks })
         });
         groups.collect()
+    }
+
+    /// Returns the first of [`Axis::ALL`] with the same groups as this one: `dp_shard` for `dp_shard_cp` where
+    /// nothing is divided along `cp`.
+    #[must_use]
+    pub fn first_axis(&self, axis: Axis) -> Axis {
+        let same = |other: &Axis| self.pattern(*other) == self.pattern(axis);
+        Axis::ALL.into_iter().find(same).unwrap_or(axis)
     }
 
     /// Returns the axes of the grid with more than one rank, from the outermost to the innermost: the mesh of a
@@ -415,6 +423,7 @@ mod tests {
         let groups = mesh.process_groups();
         assert_eq!(groups.len(), 1);
         assert!(groups[0].axes.starts_with(&[Axis::Shard, Axis::Data, Axis::ShardContext]));
+        assert_eq!(mesh.first_axis(Axis::DataContext), Axis::Shard);
         assert!(Mesh::builder().build(1).unwrap().process_groups().is_empty());
     }
 

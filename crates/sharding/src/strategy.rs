@@ -47,7 +47,11 @@ impl Strategy {
     /// # Errors
     /// A text that is neither `none` nor a strategy.
     pub fn parse_setting(text: &str) -> Result<Option<Self>, ShardingError> {
-        if text == "none" { Ok(None) } else { text.parse().map(Some) }
+        match text.parse() {
+            Ok(strategy) => Ok(Some(strategy)),
+            Err(_) if text == "none" => Ok(None),
+            Err(_) => Err(ShardingError::UnknownStrategy { text: text.to_owned(), or_none: true }),
+        }
     }
 
     /// Returns whether parameters are whole on each rank between steps.
@@ -80,7 +84,10 @@ impl FromStr for Strategy {
             "zero1" => Ok(Self::Zero1),
             "zero2" => Ok(Self::Zero2),
             "zero3" => Ok(Self::Zero3),
-            _ => hybrid().ok_or_else(|| ShardingError::UnknownStrategy { text: text.to_owned() }),
+            _ => hybrid().ok_or_else(|| ShardingError::UnknownStrategy {
+                text: text.to_owned(),
+                or_none: false,
+            }),
         }
     }
 }
@@ -344,6 +351,11 @@ mod tests {
         {
             assert!(text.parse::<Strategy>().is_err(), "{text}");
         }
+        let fault = Strategy::parse_setting("off").unwrap_err().to_string();
+        assert_eq!(
+            fault,
+            "`off` is not a sharding strategy: write none, zero1, zero2, zero3 or hybrid=N"
+        );
     }
 
     #[test]

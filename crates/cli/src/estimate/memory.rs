@@ -4,6 +4,9 @@
 //! Weights, gradients and optimizer states are exact. Activations are an estimate: what a forward
 //! keeps for its backward depends on the model's code, of which only the sizes are known here.
 
+use brigade_checkpoint::Dtype;
+use brigade_sharding::Parameter;
+
 /// The sizes of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ModelSize {
@@ -13,6 +16,36 @@ pub(super) struct ModelSize {
     pub(super) largest: u64,
     /// What a forward keeps; `None` where it cannot be told.
     pub(super) shape: Option<Shape>,
+}
+
+impl ModelSize {
+    /// Parameters of a model with these sizes, in units: a transformer's blocks, or one for all.
+    pub(super) fn parameters_by_unit(&self) -> Vec<Parameter> {
+        let (layers, hidden) = match self.shape {
+            Some(Shape::Transformer { layers, hidden, .. }) => (layers.max(1), hidden.max(1)),
+            _ => (0, 1),
+        };
+        // Four matrices of attention and two of four times the width, with biases and two norms.
+        let block = 12 * u128::from(hidden).pow(2) + 13 * u128::from(hidden);
+        let most = self.parameters.checked_div(layers).unwrap_or(0);
+        let block = u64::try_from(block).unwrap_or(u64::MAX).min(most);
+        let rest = self.parameters - layers * block;
+        let mut parameters: Vec<_> = of_unit("", rest, hidden).collect();
+        for layer in 0..layers {
+            parameters.extend(of_unit(&format!("h.{layer}"), block, hidden));
+        }
+        parameters
+    }
+}
+
+/// Rows of a width, and what is left.
+fn of_unit(unit: &str, elements: u64, width: u64) -> impl Iterator<Item = Parameter> {
+    let shapes = [("rows", vec![elements / width, width]), ("rest", vec![elements % width])];
+    let shapes = shapes.into_iter().filter(|(_, shape)| !shape.contains(&0));
+    shapes.map(move |(name, shape)| {
+        let name = if unit.is_empty() { name.to_owned() } else { format!("{unit}.{name}") };
+        Parameter::new(name, &shape, Dtype::F32).in_block_of_name()
+    })
 }
 
 /// What decides the size of the activations.
@@ -125,7 +158,7 @@ impl Memory {
         };
         let activations = match &model.shape {
             None => None,
-            Some(shape) => Some(shape.activations(precision, batch)?),
+            Some(shape) => Some(shape.kept(precision, batch)?.total()?),
         };
         let memory = Self {
             weights,
@@ -151,8 +184,23 @@ impl Memory {
     }
 }
 
+/// Bytes that a forward keeps for its backward.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Kept {
+    /// Of the layers.
+    pub(super) activations: u64,
+    /// Of the outputs of a language model.
+    pub(super) logits: u64,
+}
+
+impl Kept {
+    fn total(self) -> Option<u64> {
+        self.activations.checked_add(self.logits)
+    }
+}
+
 impl Shape {
-    /// Bytes that a forward keeps for its backward.
+    /// Bytes that a forward keeps for its backward. `None` where they do not fit 64 bits.
     ///
     /// Transformer, per layer and token: 17 values of the width `hidden` (Korthikanti et al. 2022,
     /// "Reducing Activation Recomputation in Large Transformer Models", table 2: 34 bytes in 16
@@ -160,10 +208,10 @@ impl Shape {
     /// in 32 bits: for the loss and as its gradient.
     ///
     /// Convolutions: each output is kept, normalised and kept again, and rectified in place.
-    fn activations(&self, precision: Precision, batch: MicroBatch) -> Option<u64> {
+    pub(super) fn kept(&self, precision: Precision, batch: MicroBatch) -> Option<Kept> {
         let width: u128 = if precision == Precision::Fp32 { 4 } else { 2 };
         let samples = u128::from(batch.samples);
-        let bytes = match *self {
+        let (activations, logits) = match *self {
             Self::Transformer { layers, hidden, heads, vocabulary } => {
                 let tokens = u128::from(batch.tokens);
                 let blocks = product(&[17, hidden.into(), layers.into(), tokens, samples])?;
@@ -173,14 +221,12 @@ impl Shape {
                     0
                 };
                 let logits = product(&[8, vocabulary.into(), tokens, samples])?;
-                blocks
-                    .checked_add(scores)
-                    .and_then(|values| values.checked_mul(width))
-                    .and_then(|bytes| bytes.checked_add(logits))?
+                (blocks.checked_add(scores).and_then(|values| values.checked_mul(width))?, logits)
             }
-            Self::Convolutional { outputs } => product(&[2, outputs.into(), samples, width])?,
+            Self::Convolutional { outputs } => (product(&[2, outputs.into(), samples, width])?, 0),
         };
-        u64::try_from(bytes).ok()
+        let [activations, logits] = [activations, logits].map(u64::try_from);
+        Some(Kept { activations: activations.ok()?, logits: logits.ok()? })
     }
 }
 
@@ -216,6 +262,23 @@ mod tests {
             let expected = Memory { weights, gradients, optimizer, activations: None };
             assert_eq!(memory, expected, "{precision:?} {state:?}");
         }
+    }
+
+    #[test]
+    fn the_parameters_of_a_size_are_as_many() {
+        for parameters in [1, 1001, 124_439_808, 7_000_000_000] {
+            let shape = Shape::Transformer { layers: 12, hidden: 768, heads: 12, vocabulary: 0 };
+            for shape in [None, Some(shape)] {
+                let size = ModelSize { parameters, largest: 1, shape };
+                let by_unit = size.parameters_by_unit();
+                let sizes = by_unit.iter().map(|it| it.shape.iter().product::<u64>());
+                assert_eq!(sizes.sum::<u64>(), parameters);
+            }
+        }
+        let gpt2 = gpt2().parameters_by_unit();
+        let block: u64 =
+            gpt2.iter().filter(|it| it.unit.as_deref() == Some("h.3")).map(|it| it.shape[0]).sum();
+        assert_eq!(block, 12 * 768 + 13);
     }
 
     #[test]

@@ -7,6 +7,8 @@ use std::path::Path;
 use anyhow::{Context, ensure};
 use brigade_checkpoint::convert::{WeightsOptions, find_weights};
 use brigade_checkpoint::pth::TensorData;
+use brigade_checkpoint::{Dtype, TensorInfo};
+use brigade_sharding::Parameter;
 use serde::Deserialize;
 
 use super::memory::{ModelSize, Shape};
@@ -20,6 +22,10 @@ pub(super) struct Weights {
     pub(super) types: BTreeMap<String, u64>,
     /// Which state dictionary was read, a line each.
     pub(super) read: Vec<String>,
+    /// Its parameters as a model has them when it is trained: floats in 32 bits.
+    pub(super) parameters: Vec<Parameter>,
+    /// Bytes of its buffers.
+    pub(super) buffers: u64,
 }
 
 /// Reads a weights file of any format, the index of several, or a folder with either; of a file of `torch.save` the
@@ -28,6 +34,7 @@ pub(super) fn read(path: &Path, key: Option<&str>, side: Option<u64>) -> anyhow:
     let options = WeightsOptions { key: key.map(str::to_owned), ..WeightsOptions::default() };
     let found = find_weights(path, &options)?;
     let mut shapes = Vec::new();
+    let mut infos = Vec::new();
     let mut types = BTreeMap::new();
     for (name, tensor) in found.tensors {
         let info = tensor.info();
@@ -36,17 +43,45 @@ pub(super) fn read(path: &Path, key: Option<&str>, side: Option<u64>) -> anyhow:
         })?;
         let known = types.entry(info.dtype.name().to_owned()).or_insert(0_u64);
         *known = known.saturating_add(count);
-        shapes.push((name, info.shape, count));
+        shapes.push((name.clone(), info.shape.clone(), count));
+        infos.push((name, info));
     }
     ensure!(!shapes.is_empty(), "{} has no tensors", path.display());
-    let learned = |name: &str| !BUFFERS.iter().any(|ending| name.ends_with(ending));
-    let parameters: Vec<_> = shapes.iter().filter(|(name, ..)| learned(name)).collect();
+    let learned: Vec<_> = shapes.iter().filter(|(name, ..)| is_learned(name)).collect();
     let size = ModelSize {
-        parameters: parameters.iter().fold(0, |sum, (.., count)| sum.saturating_add(*count)),
-        largest: parameters.iter().map(|(.., count)| *count).max().unwrap_or(0),
+        parameters: learned.iter().fold(0, |sum, (.., count)| sum.saturating_add(*count)),
+        largest: learned.iter().map(|(.., count)| *count).max().unwrap_or(0),
         shape: transformer(path, &shapes)?.or_else(|| convolutional(&shapes, side)),
     };
-    Ok(Weights { size, tensors: shapes.len(), types, read: found.read })
+    let (parameters, buffers) = parameters(infos);
+    Ok(Weights { size, tensors: shapes.len(), types, read: found.read, parameters, buffers })
+}
+
+/// Returns the parameters among the tensors of a weights file, in units that their names tell, and the bytes of
+/// buffers. Floats have 32 bits, as in a model that is trained; what cannot be trained is frozen.
+pub(crate) fn parameters(
+    tensors: impl IntoIterator<Item = (String, TensorInfo)>,
+) -> (Vec<Parameter>, u64) {
+    let mut parameters = Vec::new();
+    let mut buffers = 0u64;
+    for (name, info) in tensors {
+        if !is_learned(&name) {
+            buffers = buffers.saturating_add(info.bytes().unwrap_or(u64::MAX));
+            continue;
+        }
+        let trained = matches!(info.dtype, Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16);
+        let dtype = match info.dtype {
+            Dtype::F16 | Dtype::BF16 => Dtype::F32,
+            own => own,
+        };
+        let parameter = Parameter::new(name, &info.shape, dtype).in_block_of_name();
+        parameters.push(if trained { parameter } else { parameter.frozen() });
+    }
+    (parameters, buffers)
+}
+
+fn is_learned(name: &str) -> bool {
+    !BUFFERS.iter().any(|ending| name.ends_with(ending))
 }
 
 type Tensor = (String, Vec<u64>, u64);

@@ -77,6 +77,11 @@ fn weights() {
     case.says(&["checkpoint", "inspect", "evil.safetensors"], SHOWN);
     case.says(&["checkpoint", "inspect", "evil.safetensors", "--json"], r"\u001b]52;c;AA==\u0007");
     case.says(&["estimate", "evil.safetensors"], "1 tensor");
+    case.says(&["estimate", "evil.safetensors", "--nproc", "2"], "zero3+cpu");
+    let sharding = ["explain", "sharding", "evil.safetensors", "--nproc", "2"];
+    case.says(&[&sharding[..], &["--all"]].concat(), SHOWN);
+    case.says(&[&sharding[..], &["--json"]].concat(), r"\u001b]52;c;AA==\u0007");
+    case.says(&[&sharding[..], &["--units", "layers"]].concat(), SHOWN);
     case.says(&["checkpoint", "convert", "evil.safetensors", "evil.pth"], "wrote evil.pth");
     case.says(&["checkpoint", "inspect", "evil.pth"], SHOWN);
     case.says(&["checkpoint", "inspect", "evil.pth", "--json"], r"\u001b]52;c;AA==\u0007");

@@ -23,7 +23,7 @@ fn answer(arguments: &[&str]) -> Value {
 }
 
 /// A safetensors file whose tensors take no space on the disk: only the header is read.
-fn write_header(path: &Path, tensors: &[(&str, &[u64])]) {
+pub(crate) fn write_header(path: &Path, tensors: &[(&str, &[u64])]) {
     let mut header = json!({"__metadata__": {"format": "pt"}});
     let mut end = 0;
     for (name, shape) in tensors {
@@ -45,7 +45,7 @@ fn write_header(path: &Path, tensors: &[(&str, &[u64])]) {
         .unwrap();
 }
 
-const GPT: [(&str, &[u64]); 8] = [
+pub(crate) const GPT: [(&str, &[u64]); 8] = [
     ("wte.weight", &[50_257, 768]),
     ("h.0.ln_1.weight", &[768]),
     ("h.0.attn.c_attn.weight", &[768, 2304]),
@@ -264,4 +264,92 @@ fn parts_without_an_estimate_are_named() {
     assert!(code == 2 && stderr.contains("must be at least 1"), "{stderr}");
     let (code, _, stderr) = ask(&["gpt2", "--batch-size", "18446744073709551615"]);
     assert!(code == 1 && stderr.contains("check the sizes"), "{stderr}");
+}
+
+/// The part of an answer that is about a strategy, the first of its name.
+fn of_strategy<'a>(answer: &'a Value, strategy: &str) -> &'a Value {
+    let strategies = answer["ranks"][0]["strategies"].as_array().unwrap();
+    let is_it = |it: &&Value| it["strategy"].as_str().unwrap_or("none") == strategy;
+    strategies.iter().find(is_it).unwrap()
+}
+
+#[test]
+fn every_strategy_of_sharding() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.safetensors");
+    write_header(&file, &GPT);
+    let file = file.to_str().unwrap();
+    let answer = answer(&[file, "--nproc", "4", "--bandwidth", "1G", "--optimizer", "adamw"]);
+    let n = answer["parameters"].as_u64().unwrap();
+    let block = 768 * 2304 + 768 * 3072 + 768_u64;
+    let root = n - 2 * block;
+    // The vocabulary's rows do not divide by 4.
+    let padded = n + 3 * 768;
+    let bytes = |strategy: &str, kind: &str| {
+        of_strategy(&answer, strategy)["bytes_per_rank"][kind].as_u64().unwrap()
+    };
+    let table = [
+        ("none", 4 * n, 4 * n, 8 * n, 0),
+        ("zero1", 4 * padded, 4 * n, 2 * padded, 0),
+        ("zero2", 4 * padded, padded, 2 * padded, 0),
+        ("hybrid=2", 2 * (n + 768), 2 * (n + 768), 4 * (n + 768), 4 * (n + 768)),
+        ("zero3", padded, padded, 2 * padded, 4 * padded),
+    ];
+    for (strategy, parameters, gradients, optimizer, gathered) in table {
+        assert_eq!(bytes(strategy, "parameters"), parameters, "{strategy}");
+        assert_eq!(bytes(strategy, "gradients"), gradients, "{strategy}");
+        assert_eq!(bytes(strategy, "optimizer"), optimizer, "{strategy}");
+        assert_eq!(bytes(strategy, "gathered"), gathered, "{strategy}");
+    }
+    let sent = |strategy: &str| of_strategy(&answer, strategy)["sent_elements"].as_u64().unwrap();
+    assert_eq!(sent("none"), 6 * n.div_ceil(4));
+    assert_eq!(sent("zero2"), 2 * (padded - padded / 4));
+    assert_eq!(sent("zero3"), 3 * (padded - padded / 4) - (root + 3 * 768) / 4 * 3);
+    let zero3 = of_strategy(&answer, "zero3");
+    let seconds = zero3["sent_bytes"].as_f64().unwrap() / 1_073_741_824.0;
+    assert!((zero3["seconds"].as_f64().unwrap() - seconds).abs() < 1e-12);
+
+    let strategies = answer["ranks"][0]["strategies"].as_array().unwrap();
+    let offloaded = strategies.last().unwrap();
+    assert_eq!(offloaded["offload"], true);
+    let on_host = offloaded["bytes_per_rank"]["offloaded"].as_u64().unwrap();
+    let saved = bytes("zero3", "total") - offloaded["bytes_per_rank"]["total"].as_u64().unwrap();
+    assert_eq!((on_host, saved), (4 * padded, 4 * padded));
+}
+
+#[test]
+fn the_smallest_change_that_fits_is_named() {
+    let change = |arguments: &[&str]| {
+        let answer = answer(arguments);
+        answer["ranks"][0]["change"].as_str().unwrap().to_owned()
+    };
+    // 16 bytes for each of 7 B parameters, and activations.
+    let of_7b = ["7B", "--nproc", "8", "--seq-len", "256", "--fused-attention", "--mixed", "bf16"];
+    let with = |memory: &str| change(&[&of_7b[..], &["--memory", memory]].concat());
+    assert_eq!(with("200G"), "it fits without sharding");
+    assert_eq!(with("80G"), "the smallest change that fits: --sharding zero1");
+    assert_eq!(with("40G"), "the smallest change that fits: --sharding zero2");
+    assert_eq!(with("20G"), "the smallest change that fits: --sharding zero3");
+    let offloaded = "the smallest change that fits: --sharding zero3 (offloaded to the CPU)";
+    assert_eq!(with("8G"), format!("{offloaded}, or --sharding zero3 on 32 ranks"));
+    assert!(with("1G").starts_with("nothing fits, nor does"), "{}", with("1G"));
+    let batch = change(&[&of_7b[..], &["--memory", "24G", "--batch-size", "64"]].concat());
+    assert_eq!(batch, format!("{offloaded} with --batch-size 16"));
+}
+
+#[test]
+fn strategies_as_a_table() {
+    let (code, stdout, stderr) =
+        ask(&["resnet18", "--nproc", "1,4", "--image-size", "32", "--memory", "100M"]);
+    assert_eq!(code, 0, "{stderr}");
+    let heads: Vec<_> = stdout.lines().filter(|line| line.contains(" none ")).collect();
+    assert!(heads[0].starts_with("1 rank ") && !heads[0].contains("zero1"), "{stdout}");
+    assert!(heads[1].contains("none       zero1       zero2    hybrid=2       zero3"), "{stdout}");
+    assert!(stdout.lines().all(|line| line.len() <= 100), "{stdout}");
+    for (flag, value) in [("--memory", "80G"), ("--bandwidth", "1G"), ("--mixed", "bf16")] {
+        let (code, _, stderr) = ask(&["gpt2", flag, value]);
+        assert!(code == 2 && stderr.contains("--nproc"), "{stderr}");
+    }
+    let (code, _, stderr) = ask(&["gpt2", "--nproc", "8", "--memory", "80X"]);
+    assert!(code == 2 && stderr.contains("such as 80G"), "{stderr}");
 }

@@ -7,6 +7,8 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
+use crate::estimate::{GPT, write_header};
+
 fn shards(args: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_brigade"));
     command.args(["explain", "shards"]).args(args.split_whitespace());
@@ -372,4 +374,79 @@ fn a_schedule_that_cannot_be_says_why() {
     assert!(error.contains("follows a metric, not the step"), "{error}");
     let (_, error) = refused(&["constant", "--lr", "0.1", "--steps", "99999999999"]);
     assert!(error.contains("at most 16777216"), "{error}");
+}
+
+/// What `brigade explain sharding` answers for a GPT of two blocks, or says about the arguments.
+fn sharding(args: &str) -> Result<String, String> {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.safetensors");
+    write_header(&file, &GPT);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_brigade"));
+    command.args(["explain", "sharding"]).arg(&file).args(args.split_whitespace());
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    if status.success() { Ok(text(stdout)) } else { Err(text(stderr)) }
+}
+
+#[test]
+fn sharding_shows_units_and_messages() {
+    let expected = "\
+zero3 on dp_shard 8: 3 units, the largest the root of 38598144 parameters
+
+unit                                      parameters       whole    rank 0 has  reshard   placements
+the root                                    38598144     147 MiB      18.4 MiB  no        S(0)
+h.0 to h.1, each                             4129536    15.8 MiB       2.0 MiB  yes       S(0)
+
+messages of a step, in the order in which they start:
+phase     operation       ranks               messages       bytes  sent by a rank  of unit
+forward   all_gather      8 dp_shard                 3     179 MiB         156 MiB  the root to h.1
+backward  all_gather      8 dp_shard                 2    31.5 MiB        27.6 MiB  h.1 to h.0
+backward  reduce_scatter  8 dp_shard                 3     179 MiB         156 MiB  h.1 to the root
+a rank sends 340 MiB in a step
+";
+    assert_eq!(sharding("--nproc 8").unwrap(), expected);
+    let hybrid = sharding("--nproc 4 --strategy hybrid=2 --mixed bf16 --all").unwrap();
+    assert!(hybrid.contains("  h.1.mlp.c_fc.weight [768, 3072] "), "{hybrid}");
+    assert!(hybrid.contains("backward  all_reduce      2 dp_replicate "), "{hybrid}");
+    assert!(hybrid.contains("R, S(0)"), "{hybrid}");
+    let joined = sharding("--nproc 4 --at-least 5000000 --reshard 2").unwrap();
+    assert!(joined.contains("2 units") && joined.contains("2 of dp_shard "), "{joined}");
+    assert!(sharding("--nproc 1").unwrap().ends_with("no messages in a step\n"));
+}
+
+#[test]
+fn sharding_as_json() {
+    let json = |args: &str| -> Value { serde_json::from_str(&sharding(args).unwrap()).unwrap() };
+    let answer = json("--nproc 8 --json --micro-batches 3 --reduce-once");
+    let units = answer["units"].as_array().unwrap();
+    assert_eq!(units.len(), 3);
+    assert_eq!(units[1]["parameters"][1]["placements"], serde_json::json!([{"shard": 0}]));
+    assert_eq!(units[1]["parameters"][1]["rows_per_rank"], 96);
+    let messages = answer["messages"].as_array().unwrap();
+    assert_eq!(messages.len(), 3 * (3 + 2) + 3);
+    let sent: u64 = messages.iter().map(|message| message["sent_bytes"].as_u64().unwrap()).sum();
+    assert_eq!(answer["sent_bytes"], sent);
+    assert_eq!(answer["mesh"], serde_json::json!([{"name": "dp_shard", "size": 8}]));
+}
+
+#[test]
+fn shardings_that_cannot_be_are_named() {
+    for (args, expected) in [
+        (
+            "--nproc 8 --strategy hybrid=3",
+            "hybrid=3 does not divide the 8 ranks: take one of 1, 2, 4, 8",
+        ),
+        ("--nproc 8 --strategy zero4", "write zero1, zero2, zero3 or hybrid=N"),
+        (
+            "--nproc 8 --units layers.*",
+            "the pattern `layers.*` of units matches nothing; there are wte.weight, h.0",
+        ),
+        ("--nproc 8 --units h.*,h.0", "the patterns `h.*` and `h.0` of units both match h.0."),
+        ("--nproc 8 --reshard 3", "divides the 8 ranks"),
+        ("--nproc 8 --reshard maybe", "write yes, no, or a number"),
+        ("--nproc 0", "it must be at least 1"),
+    ] {
+        let said = sharding(args).unwrap_err();
+        assert!(said.contains(expected) && said.lines().count() == 1, "{args}: {said}");
+    }
 }

@@ -43,7 +43,7 @@ fn a_short_help_has_one_line_for_each_option() {
 
 #[test]
 fn help_texts_are_those_on_file() {
-    let pages: [(&str, &[&str]); 53] = [
+    let pages: [(&str, &[&str]); 54] = [
         ("brigade", &["--help"]),
         ("launch", &["launch", "--help"]),
         ("launch-short", &["launch", "-h"]),
@@ -82,6 +82,7 @@ fn help_texts_are_those_on_file() {
         ("test", &["test", "--help"]),
         ("explain", &["explain", "--help"]),
         ("explain-shards", &["explain", "shards", "--help"]),
+        ("explain-sharding", &["explain", "sharding", "--help"]),
         ("explain-schedule", &["explain", "schedule", "--help"]),
         ("schedule/constant", &["explain", "schedule", "constant", "--help"]),
         ("schedule/linear", &["explain", "schedule", "linear", "--help"]),

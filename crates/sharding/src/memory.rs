@@ -1,0 +1,214 @@
+//! How many bytes a rank needs.
+
+use serde::Serialize;
+
+use crate::plan::UnitParameter;
+use crate::{
+    MixedPrecision, Offload, Parameter, ReduceGradients, Reshard, ShardingPlan, Strategy, Unit,
+};
+
+/// Bytes that the rank with the most of them needs on its device, by kind.
+///
+/// With `N` parameters in float32, Adam, and `W` ranks: `16 N` replicated, `8 N + 8 N / W` with ZeRO-1,
+/// `4 N + 12 N / W` with ZeRO-2, and `16 N / W` and two units with ZeRO-3.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize)]
+pub struct Memory {
+    /// Parameters between steps: shards, or whole ones and the shards that the optimizer steps.
+    pub parameters: u64,
+    /// Gradients that stay after a backward.
+    pub gradients: u64,
+    /// States of the optimizer.
+    pub optimizer: u64,
+    /// Whole parameters during a batch: two units, and those that are not freed after forward.
+    pub gathered: u64,
+    /// The whole gradients of one unit, and their copy in the type of sums.
+    pub reduce: u64,
+    /// The model's buffers.
+    pub buffers: u64,
+    /// What a forward keeps for its backward.
+    pub activations: u64,
+    /// The outputs of the model for its loss, and their gradient.
+    pub logits: u64,
+    /// What lies in the host's memory instead.
+    pub offloaded: u64,
+}
+
+/// What memory depends on besides the plan.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct Workload {
+    /// Values that the optimizer keeps for each parameter: 2 for Adam, 1 for SGD with momentum.
+    pub states: u64,
+    /// Bytes of the model's buffers.
+    pub buffers: u64,
+    /// Bytes that a forward keeps for its backward.
+    pub activations: u64,
+    /// Bytes of the outputs, and of their gradient.
+    pub logits: u64,
+}
+
+impl Memory {
+    /// Returns the bytes without sharding (DDP). With a type for computation, parameters are cast under autocast,
+    /// which keeps the copies until the forward is done.
+    #[must_use]
+    pub fn replicated(parameters: &[Parameter], mixed: MixedPrecision, workload: Workload) -> Self {
+        let mut memory = Self::of_workload(workload);
+        for parameter in parameters {
+            let sizes = parameter.shape.iter();
+            let elements = sizes.fold(1, |all: u64, size| all.saturating_mul(*size));
+            let bytes = |bytes: u64| elements.saturating_mul(bytes);
+            let (own, compute) = (parameter.dtype, mixed.param_dtype(parameter.dtype));
+            let add = |sum: &mut u64, bytes| *sum = sum.saturating_add(bytes);
+            add(&mut memory.parameters, bytes(own.bytes()));
+            if compute != own {
+                add(&mut memory.gathered, bytes(compute.bytes()));
+            }
+            if parameter.trained {
+                add(&mut memory.gradients, bytes(own.bytes()));
+                add(&mut memory.optimizer, bytes(own.bytes()).saturating_mul(workload.states));
+            }
+        }
+        memory
+    }
+
+    /// Returns the bytes on the device.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        let kinds = [
+            self.parameters,
+            self.gradients,
+            self.optimizer,
+            self.gathered,
+            self.reduce,
+            self.buffers,
+            self.activations,
+            self.logits,
+        ];
+        kinds.into_iter().fold(0, u64::saturating_add)
+    }
+
+    fn of_workload(workload: Workload) -> Self {
+        let Workload { buffers, activations, logits, .. } = workload;
+        Self { buffers, activations, logits, ..Self::default() }
+    }
+}
+
+impl ShardingPlan {
+    /// Returns the bytes that the first rank needs, which has the most.
+    ///
+    /// ```
+    /// use brigade_checkpoint::Dtype;
+    /// use brigade_sharding::{Parameter, Sharding, ShardingPlan, Workload};
+    ///
+    /// let parameters = [
+    ///     Parameter::new("h.0.weight", &[64, 10], Dtype::F32).in_unit("h.0"),
+    ///     Parameter::new("h.1.weight", &[64, 10], Dtype::F32).in_unit("h.1"),
+    /// ];
+    /// let plan = ShardingPlan::new(&parameters, &Sharding::zero3(), &Sharding::zero3().mesh(4)?)?;
+    /// let memory = plan.memory(Workload { states: 2, ..Workload::default() });
+    /// assert_eq!(memory.parameters + memory.gradients + memory.optimizer, 16 * 1280 / 4);
+    /// assert_eq!(memory.gathered, 4 * 1280);
+    /// # Ok::<(), brigade_sharding::ShardingError>(())
+    /// ```
+    #[must_use]
+    pub fn memory(&self, workload: Workload) -> Memory {
+        let is_whole = self.sharding().strategy.keeps_parameters_whole();
+        let storages = || self.units().iter().map(Unit::storage_bytes);
+        let shards = self.sum(|it| own_bytes(it) * chunk(it));
+        // A rank's rows of a whole parameter are its shard, unless the optimizer steps another type.
+        let other_type = |it: &UnitParameter| it.compute_dtype != it.parameter.dtype;
+        let masters = self.sum(|it| if other_type(it) { own_bytes(it) * chunk(it) } else { 0 });
+        let optimizer = self.sum_trained(|it| own_bytes(it) * chunk(it)) * workload.states;
+        let whole = if is_whole { storages().sum() } else { 0 };
+        let shards = if is_whole { masters } else { shards };
+        let (whole_gradients, gradients) = self.gradients();
+        let memory = Memory {
+            parameters: whole,
+            gradients: whole_gradients,
+            gathered: if is_whole { 0 } else { self.gathered() },
+            reduce: self.units().iter().map(|unit| self.reduce_bytes(unit)).max().unwrap_or(0),
+            ..Memory::of_workload(workload)
+        };
+        match self.sharding().offload {
+            Offload::Cpu { .. } => Memory { offloaded: shards + gradients + optimizer, ..memory },
+            Offload::None => Memory {
+                parameters: whole + shards,
+                gradients: whole_gradients + gradients,
+                optimizer,
+                ..memory
+            },
+        }
+    }
+
+    /// Bytes of gradients that stay: whole ones, and a rank's own rows.
+    fn gradients(&self) -> (u64, u64) {
+        let own = |it: &UnitParameter| own_bytes(it) * chunk(it);
+        if !self.keeps_whole_gradients() {
+            return (0, self.sum_trained(own));
+        }
+        // ZeRO-1 reduces a rank's rows in place, where they have the type that the optimizer steps.
+        let in_place = |it: &UnitParameter| {
+            self.sharding().strategy == Strategy::Zero1 && it.reduce_dtype == it.parameter.dtype
+        };
+        let whole = self.sum_trained(|it| it.reduce_dtype.bytes() * it.region.elements());
+        (whole, self.sum_trained(|it| if in_place(it) { 0 } else { own(it) }))
+    }
+
+    /// Whole parameters during a batch.
+    fn gathered(&self) -> u64 {
+        let mut freed = [0; 2];
+        let mut kept = 0;
+        for unit in self.units() {
+            let bytes = unit.storage_bytes();
+            match unit.reshard {
+                Reshard::No => kept += bytes,
+                Reshard::To(size) => kept += bytes / size as u64,
+                Reshard::Yes => {}
+            }
+            if unit.reshard != Reshard::No {
+                freed = if bytes > freed[0] {
+                    [bytes, freed[0]]
+                } else {
+                    [freed[0], freed[1].max(bytes)]
+                };
+            }
+        }
+        kept + freed[0] + freed[1]
+    }
+
+    /// The gradients of a unit on their way: as autograd makes them, and as they are summed.
+    fn reduce_bytes(&self, unit: &Unit) -> u64 {
+        let bytes = |it: &UnitParameter| {
+            let is_cast = it.reduce_dtype != it.compute_dtype;
+            let is_uneven = it.region.padded_elements() != it.region.elements();
+            let accumulated = self.keeps_whole_gradients();
+            let made = it.compute_dtype.bytes() * it.region.elements();
+            let input = it.reduce_dtype.bytes() * it.region.padded_elements();
+            let made = if accumulated && !is_cast { 0 } else { made };
+            let input = if is_uneven || (is_cast && !accumulated) { input } else { 0 };
+            made + input
+        };
+        unit.trained().map(bytes).sum()
+    }
+
+    /// Whether whole gradients stay until the window ends.
+    fn keeps_whole_gradients(&self) -> bool {
+        self.sharding().strategy == Strategy::Zero1
+            || self.sharding().reduce == ReduceGradients::Window
+    }
+
+    fn sum(&self, bytes: impl Fn(&UnitParameter) -> u64) -> u64 {
+        self.parameters().map(bytes).sum()
+    }
+
+    fn sum_trained(&self, bytes: impl Fn(&UnitParameter) -> u64) -> u64 {
+        self.sum(|it| if it.parameter.trained { bytes(it) } else { 0 })
+    }
+}
+
+fn own_bytes(parameter: &UnitParameter) -> u64 {
+    parameter.parameter.dtype.bytes()
+}
+
+fn chunk(parameter: &UnitParameter) -> u64 {
+    parameter.region.chunk_elements()
+}

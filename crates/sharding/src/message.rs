@@ -1,0 +1,266 @@
+//! The messages that ranks send for a plan.
+
+use std::fmt;
+
+use crate::{Axis, ReduceGradients, Reshard, ShardingPlan, Strategy, Unit, UnitParameter};
+
+/// A collective of one unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Message {
+    /// When it is sent.
+    pub phase: Phase,
+    /// What is done.
+    pub operation: Operation,
+    /// Its unit's place in [`ShardingPlan::units`].
+    pub unit: usize,
+    /// The ranks that take part.
+    pub peers: Peers,
+    /// How many they are.
+    pub ranks: u64,
+    /// Elements of the whole: what a gather gives, a scatter takes and an all-reduce sums, with padding.
+    pub elements: u64,
+    /// Bytes of these elements.
+    pub bytes: u64,
+}
+
+/// Part of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Phase {
+    /// The forward of a batch.
+    Forward,
+    /// The backward of a batch.
+    Backward,
+    /// After the optimizer's step: parameters that are whole between steps are gathered.
+    Step,
+}
+
+/// A collective operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Operation {
+    /// Each rank gets the parts of all.
+    AllGather,
+    /// Each rank gets the sum of its part.
+    ReduceScatter,
+    /// Each rank gets the sum of all.
+    AllReduce,
+}
+
+/// The ranks of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Peers {
+    /// The group of an axis of the mesh.
+    Axis(Axis),
+    /// So many neighbours among the ranks that share one copy: [`Mesh::parts`](crate::Mesh::parts).
+    Part(usize),
+}
+
+impl Message {
+    /// Returns the elements that a rank sends, with rings: `n - 1` parts to gather or scatter, twice that to
+    /// all-reduce.
+    #[must_use]
+    pub fn sent_elements(&self) -> u64 {
+        self.sent(self.elements)
+    }
+
+    /// Returns the bytes that a rank sends, with rings.
+    #[must_use]
+    pub fn sent_bytes(&self) -> u64 {
+        self.sent(self.bytes)
+    }
+
+    fn sent(&self, whole: u64) -> u64 {
+        let once = (self.ranks - 1) * whole.div_ceil(self.ranks);
+        if self.operation == Operation::AllReduce { 2 * once } else { once }
+    }
+}
+
+impl ShardingPlan {
+    /// Returns the messages of one step of `micro_batches` batches, in the order in which all ranks start them. A
+    /// unit that runs several times in a forward is gathered each time, which is not known here.
+    ///
+    /// ```
+    /// use brigade_checkpoint::Dtype;
+    /// use brigade_sharding::{Parameter, Sharding, ShardingPlan};
+    ///
+    /// let parameters = [
+    ///     Parameter::new("h.0.weight", &[8, 8], Dtype::F32).in_unit("h.0"),
+    ///     Parameter::new("h.1.weight", &[8, 8], Dtype::F32).in_unit("h.1"),
+    /// ];
+    /// let plan = ShardingPlan::new(&parameters, &Sharding::zero3(), &Sharding::zero3().mesh(2)?)?;
+    /// let messages: Vec<_> =
+    ///     plan.messages(1).map(|message| (message.operation.name(), message.unit)).collect();
+    /// assert_eq!(messages, [
+    ///     ("all_gather", 0), ("all_gather", 1), // forward; the last unit stays whole
+    ///     ("all_gather", 0), ("reduce_scatter", 1), ("reduce_scatter", 0), // backward
+    /// ]);
+    /// # Ok::<(), brigade_sharding::ShardingError>(())
+    /// ```
+    pub fn messages(&self, micro_batches: u64) -> impl Iterator<Item = Message> + '_ {
+        let batches =
+            (0..micro_batches).flat_map(move |batch| self.batch(batch + 1 == micro_batches));
+        batches.chain(self.after_step())
+    }
+
+    /// The messages of one batch.
+    pub(crate) fn batch(&self, is_last: bool) -> Vec<Message> {
+        let whole = self.sharding().strategy.keeps_parameters_whole();
+        let mut messages = Vec::new();
+        let units = self.units().len();
+        if !whole {
+            messages.extend((0..units).filter_map(|unit| self.gather(Phase::Forward, unit)));
+        }
+        // Backward reaches no unit before the first that is trained.
+        let first_trained = self.units().iter().position(|unit| unit.trained().next().is_some());
+        let reached: Vec<usize> = (first_trained.unwrap_or(units)..units).rev().collect();
+        // The gather of the unit before starts ahead of a unit's reduction.
+        let gather = |unit: &usize| if whole { None } else { self.gather(Phase::Backward, *unit) };
+        messages.extend(reached.first().and_then(gather));
+        for (place, unit) in reached.iter().enumerate() {
+            messages.extend(reached.get(place + 1).and_then(gather));
+            messages.extend(self.reduce(*unit, is_last));
+        }
+        messages
+    }
+
+    /// The messages that follow the optimizer's step.
+    pub(crate) fn after_step(&self) -> Vec<Message> {
+        if !self.sharding().strategy.keeps_parameters_whole() {
+            return Vec::new();
+        }
+        let gather = |(place, unit): (usize, &Unit)| {
+            let stepped = Payload::of(unit.trained(), compute_bytes).padded;
+            self.message(Phase::Step, Operation::AllGather, place, Axis::ShardContext, stepped)
+        };
+        self.units().iter().enumerate().filter_map(gather).collect()
+    }
+
+    fn gather(&self, phase: Phase, place: usize) -> Option<Message> {
+        let unit = &self.units()[place];
+        let whole = Payload::of(unit.parameters.iter(), compute_bytes).padded;
+        let message =
+            self.message(phase, Operation::AllGather, place, Axis::ShardContext, whole)?;
+        match (phase, unit.reshard) {
+            (Phase::Backward, Reshard::No) => None,
+            (Phase::Backward, Reshard::To(size)) => {
+                Some(Message { peers: Peers::Part(size), ranks: size as u64, ..message })
+            }
+            _ => Some(message),
+        }
+    }
+
+    /// The reductions of a unit's gradients in one backward.
+    fn reduce(&self, place: usize, is_last: bool) -> Vec<Message> {
+        let once = self.sharding().strategy == Strategy::Zero1
+            || self.sharding().reduce == ReduceGradients::Window;
+        let gradients = Payload::of(self.units()[place].trained(), |it| it.reduce_dtype.bytes());
+        let shard_ranks = self.shard_ranks() as u64;
+        let mut messages = Vec::new();
+        if is_last || !once {
+            let (operation, axis) = (Operation::ReduceScatter, Axis::ShardContext);
+            messages.extend(self.message(
+                Phase::Backward,
+                operation,
+                place,
+                axis,
+                gradients.padded,
+            ));
+        }
+        if is_last {
+            let part = gradients.padded.map(|whole| whole / shard_ranks);
+            let reduce =
+                |axis, of| self.message(Phase::Backward, Operation::AllReduce, place, axis, of);
+            messages.extend(reduce(Axis::Replicate, part));
+            messages.extend(reduce(Axis::DataContext, gradients.scalars));
+        }
+        messages
+    }
+
+    /// `None` where there is nothing to send, or no one to send it to.
+    fn message(
+        &self,
+        phase: Phase,
+        operation: Operation,
+        unit: usize,
+        axis: Axis,
+        [elements, bytes]: [u64; 2],
+    ) -> Option<Message> {
+        let ranks = self.mesh().size(axis) as u64;
+        let message =
+            Message { phase, operation, unit, peers: Peers::Axis(axis), ranks, elements, bytes };
+        (ranks > 1 && elements > 0).then_some(message)
+    }
+}
+
+/// Elements and bytes of a unit's parameters.
+struct Payload {
+    /// Of those that are cut, with padding.
+    padded: [u64; 2],
+    /// Of those that each rank has whole.
+    scalars: [u64; 2],
+}
+
+impl Payload {
+    fn of<'a>(
+        parameters: impl Iterator<Item = &'a UnitParameter>,
+        element_bytes: impl Fn(&UnitParameter) -> u64,
+    ) -> Self {
+        let mut payload = Self { padded: [0; 2], scalars: [0; 2] };
+        for parameter in parameters {
+            let is_scalar = parameter.region.is_scalar;
+            let sums = if is_scalar { &mut payload.scalars } else { &mut payload.padded };
+            let elements = parameter.region.padded_elements();
+            sums[0] += elements;
+            sums[1] += elements * element_bytes(parameter);
+        }
+        payload
+    }
+}
+
+fn compute_bytes(parameter: &UnitParameter) -> u64 {
+    parameter.compute_dtype.bytes()
+}
+
+impl Phase {
+    /// Returns its name: `forward`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+            Self::Step => "step",
+        }
+    }
+}
+
+impl Operation {
+    /// Returns its name: `all_gather`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::AllReduce => "all_reduce",
+        }
+    }
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl fmt::Display for Peers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Axis(axis) => axis.fmt(f),
+            Self::Part(size) => f.pad(&format!("{size} of {}", Axis::ShardContext)),
+        }
+    }
+}
