@@ -56,7 +56,7 @@ pub struct Settings {
     pub mesh: Mesh,
     /// Precision of the computation.
     pub precision: Precision,
-    /// Scale of the loss, with [`Precision::Fp16`].
+    /// Scale of the loss with [`Precision::Fp16`]; `None` for the program's own.
     pub loss_scale: Option<LossScale>,
     /// Samples of one rank in one forward; `None` where the program's loaders decide.
     pub micro_batch_size: Option<u64>,

@@ -21,6 +21,8 @@ pub struct FsdpConfig {
     notes: Vec<Note>,
     /// Where the version, or else the first key, was set.
     origin: String,
+    /// Where `mixed_precision` was set; else `origin`.
+    precision_origin: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,6 +65,8 @@ impl FsdpConfig {
         };
         let first = values.find("fsdp_version").or_else(|| values.with_prefix("fsdp_").next());
         let origin = first.map_or_else(|| "FSDP".to_owned(), |it| it.origin.clone());
+        let precision = values.find("mixed_precision");
+        let precision_origin = precision.map_or_else(|| origin.clone(), |it| it.origin.clone());
         let mut notes = Vec::new();
         let (shape, reshard) = match version {
             Version::One => strategy(values, &mut notes)?,
@@ -77,6 +81,7 @@ impl FsdpConfig {
             recompute: recompute(values, version, &mut notes)?,
             notes: Vec::new(),
             origin,
+            precision_origin,
         };
         prefetch(values, version, &mut notes)?;
         state_dict(values, version, &mut notes)?;
@@ -108,16 +113,13 @@ impl FsdpConfig {
         });
         let precision = facts.mixed_precision.unwrap_or_default();
         if precision == Precision::Fp8 {
-            notes.push(self.note(
-                "mixed_precision",
-                "fp8",
-                "products would be computed in 8 bits; they are computed in bf16",
-            ));
+            let text = "products would be computed in 8 bits; they are computed in bf16";
+            notes.push(self.note(precision, text));
         }
         if sharding.is_some() && precision != Precision::No {
             let text = "gradients are summed in this precision, as in Accelerate; `MixedPrecision`'s own default is \
                         float32";
-            notes.push(self.note("mixed_precision", precision.word(), text));
+            notes.push(self.note(precision, text));
         }
         let settings =
             Settings { sharding, recompute: self.recompute, ..Settings::of_copies(mesh, facts) };
@@ -152,11 +154,11 @@ impl FsdpConfig {
         mesh.map_err(|source| SettingsError::Mesh { origin: self.origin.clone(), source })
     }
 
-    fn note(&self, key: &str, value: &str, text: &str) -> Note {
+    fn note(&self, precision: Precision, text: &str) -> Note {
         Note {
-            key: key.to_owned(),
-            value: value.to_owned(),
-            origin: self.origin.clone(),
+            key: "mixed_precision".to_owned(),
+            value: precision.word().to_owned(),
+            origin: self.precision_origin.clone(),
             text: text.to_owned(),
         }
     }

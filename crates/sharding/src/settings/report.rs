@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use brigade_checkpoint::Dtype;
+
 use super::{LossScale, Note, Precision, Settings};
 use crate::{MixedPrecision, Offload, ReduceGradients, Reshard, Sharding, Units};
 
@@ -124,7 +126,7 @@ fn precision(settings: &Settings) -> String {
     if let Some(Sharding { mixed: MixedPrecision { reduce: Some(reduce), .. }, .. }) =
         &settings.sharding
     {
-        let _ = write!(text, ", gradients summed in {reduce}");
+        let _ = write!(text, ", gradients summed in {}", name(*reduce));
     }
     match settings.loss_scale {
         None => {}
@@ -139,6 +141,17 @@ fn precision(settings: &Settings) -> String {
         }
     }
     text
+}
+
+/// A type by PyTorch's name.
+fn name(dtype: Dtype) -> String {
+    match dtype {
+        Dtype::F16 => "float16".to_owned(),
+        Dtype::BF16 => "bfloat16".to_owned(),
+        Dtype::F32 => "float32".to_owned(),
+        Dtype::F64 => "float64".to_owned(),
+        other => other.to_string(),
+    }
 }
 
 fn batches(settings: &Settings) -> String {

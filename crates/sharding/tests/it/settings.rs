@@ -273,8 +273,9 @@ fn merge(root: &mut Value, more: Value) {
 }
 
 /// As [`with`], in `zero_optimization`.
+#[expect(clippy::needless_pass_by_value, reason = "`json!` where it is called")]
 fn zero(more: Value) -> Result<(Settings, Vec<String>), String> {
-    with(json!({"zero_optimization": more}))
+    with(json!({ "zero_optimization": more }))
 }
 
 #[test]

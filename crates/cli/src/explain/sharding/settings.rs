@@ -14,11 +14,14 @@ use clap::Args;
 /// Files with settings.
 #[derive(Debug, Args)]
 pub(super) struct SettingsFiles {
-    /// Settings file of Accelerate's (YAML, JSON) or Brigade's: fsdp_config, deepspeed_config, parallelism_config
+    /// Show what a settings file of Accelerate's means
+    ///
+    /// Its fsdp_config, deepspeed_config and parallelism_config, and a line for each key that is not
+    /// honoured as it stands. Brigade's own settings may have them, too, in `[accelerate]`
     #[arg(long, value_name = "FILE", conflicts_with_all = STRATEGY)]
     config: Option<PathBuf>,
 
-    /// DeepSpeed's configuration in JSON
+    /// Show what a DeepSpeed configuration means
     #[arg(long, value_name = "FILE", conflicts_with_all = STRATEGY)]
     deepspeed_config_file: Option<PathBuf>,
 }
