@@ -64,7 +64,7 @@ pub(crate) struct EstimateArgs {
     fused_attention: bool,
 
     /// Show every strategy of sharding, for these numbers of ranks
-    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = crate::explain::ranks)]
+    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = ranks)]
     nproc: Vec<usize>,
 
     #[command(flatten)]
@@ -343,6 +343,10 @@ fn positive(text: &str) -> Result<u64, String> {
         Ok(number) => Ok(number),
         Err(_) => Err("not a whole number from 1".to_owned()),
     }
+}
+
+fn ranks(text: &str) -> Result<usize, String> {
+    positive(text).and_then(|ranks| ranks.try_into().map_err(|_| "too many ranks".to_owned()))
 }
 
 /// `124.4 M`

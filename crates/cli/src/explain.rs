@@ -198,7 +198,7 @@ fn rows(text: &str) -> Result<usize, String> {
     at_most(MAX_ROWS, count(text)?)
 }
 
-pub(crate) fn ranks(text: &str) -> Result<usize, String> {
+fn ranks(text: &str) -> Result<usize, String> {
     at_most(MAX_RANKS, count(text)?)
 }
 

@@ -156,10 +156,12 @@ pub enum ShardingError {
     },
 }
 
-/// `1, 2, 4, 8`: the shard sizes that a world size allows.
+/// `1, 2, 4, 8`: the shard sizes that a world size allows, up to those of the largest groups.
 fn divisors(world_size: usize) -> String {
-    let divisors = (1..=world_size).filter(|size| world_size.is_multiple_of(*size));
-    divisors.map(|size| size.to_string()).collect::<Vec<_>>().join(", ")
+    const MOST: usize = 1024;
+    let divisors = (1..=world_size.min(MOST)).filter(|size| world_size.is_multiple_of(*size));
+    let divisors: Vec<_> = divisors.map(|size| size.to_string()).collect();
+    divisors.join(", ") + if world_size > MOST { ", …" } else { "" }
 }
 
 /// The first names of a list that may be long.

@@ -9,7 +9,9 @@ use brigade_rank_env::text::{counted, escaped};
 
 use crate::region::ALIGNMENT;
 use crate::unit::{Grouped, group};
-use crate::{Axis, Extent, Mesh, Parameter, Region, Reshard, Sharding, ShardingError, Strategy};
+use crate::{
+    Axis, Extent, Mesh, Note, Parameter, Region, Reshard, Sharding, ShardingError, Strategy,
+};
 
 /// How a model is divided among the ranks of a mesh, and which messages they send for it.
 ///
@@ -72,25 +74,6 @@ pub struct UnitParameter {
     pub compute_dtype: Dtype,
     /// The type in which its gradient is summed.
     pub reduce_dtype: Dtype,
-}
-
-/// What a user should know of a plan.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Note {
-    /// A tied parameter is in two units, which became one.
-    MergedByTie {
-        /// The unit that is no longer one by itself.
-        unit: String,
-        /// The unit that has its parameters now; empty for the root.
-        into: String,
-        /// Names of the parameter.
-        names: Vec<String>,
-    },
-    /// All parameters are one unit, so that all of them are whole at a time.
-    OneUnit {
-        /// Bytes of the whole parameters.
-        bytes: u64,
-    },
 }
 
 impl ShardingPlan {
@@ -310,24 +293,6 @@ impl fmt::Display for ShardingPlan {
                 )
             }
             None => Ok(()),
-        }
-    }
-}
-
-impl fmt::Display for Note {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::MergedByTie { unit, into, names } => {
-                let into = if into.is_empty() { "the root" } else { into };
-                let names = names.join(" = ");
-                let (unit, into, names) = (escaped(unit), escaped(into), escaped(names));
-                write!(f, "units {into} and {unit} are one: they share {names}")
-            }
-            Self::OneUnit { bytes } => write!(
-                f,
-                "the model is one unit: each rank has all of its {bytes} bytes of parameters at a time; name units \
-                 with `path.unit()` or a pattern"
-            ),
         }
     }
 }

@@ -1,3 +1,5 @@
+//! Plans, their messages, volume, memory and description, against formulas and as properties.
+
 use brigade_checkpoint::Dtype;
 use brigade_checkpoint::layout::Placement;
 use proptest::prelude::{

@@ -4,8 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use wildmatch::WildMatch;
 
-use crate::plan::Note;
-use crate::{Parameter, ShardingError, Units};
+use crate::{Note, Parameter, ShardingError, Units};
 
 /// Modules that are gathered together, and the parameters that they have.
 #[derive(Debug, Default)]

@@ -46,8 +46,8 @@ pub(crate) struct ShardingArgs {
 
     /// Modules that are units (h.*) [default: h.0, layers.0, ...]
     ///
-    /// * and ? match within one component of a name. By default units are the modules up to the first
-    /// number in a name
+    /// By default the modules up to the first number in a name. In a pattern, * and ? match within one
+    /// component
     #[arg(long, value_name = "PATTERN,..", value_delimiter = ',')]
     units: Vec<String>,
 
