@@ -55,7 +55,7 @@ pub(crate) struct ShardingArgs {
     #[arg(long, value_name = "N", conflicts_with = "units")]
     at_least: Option<u64>,
 
-    /// Free parameters after forward, or all but a part of N
+    /// Free units after forward, or keep a part of N
     #[arg(long, value_name = "yes|no|N", default_value = "yes", value_parser = reshard)]
     reshard: Reshard,
 
@@ -65,7 +65,7 @@ pub(crate) struct ShardingArgs {
     #[arg(long, value_name = "TYPE", value_enum)]
     mixed: Option<Mixed>,
 
-    /// Batches whose gradients are accumulated for a step
+    /// Batches that are accumulated for a step
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = steps)]
     micro_batches: u64,
 
