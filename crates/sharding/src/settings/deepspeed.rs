@@ -17,7 +17,7 @@ use super::{
     Facts, LossScale, Note, Precision, ScheduleSettings, Settings, SettingsError, optimizer,
     schedule,
 };
-use crate::{MixedPrecision, Offload, ReduceGradients, Reshard, Sharding};
+use crate::{Axis, MixedPrecision, Offload, ReduceGradients, Reshard, Sharding, ShardingError};
 
 /// A configuration of DeepSpeed's, with what the arguments of `accelerate launch` add to it.
 ///
@@ -95,7 +95,7 @@ impl DeepSpeedConfig {
                 "stage": arguments.stage,
                 "offload_optimizer": offload(&arguments.offload_optimizer),
                 "offload_param": offload(&arguments.offload_param),
-                "stage3_gather_16bit_weights_on_model_save": arguments.gathers_on_save,
+                "stage3_gather_16bit_weights_on_model_save": values::AUTO,
             },
         });
         // 0 would turn clipping off; Accelerate leaves it out, and DeepSpeed clips at 1.
@@ -174,6 +174,12 @@ impl DeepSpeedConfig {
             Some(sharding) => sharding.mesh(facts.world_size).map_err(at_mesh)?,
             None => copies(facts.world_size, &self.origin)?,
         };
+        if let Some(Sharding { reshard_after_forward: Reshard::To(size), .. }) = sharding {
+            let shard_size = mesh.size(Axis::Shard);
+            if !shard_size.is_multiple_of(size) {
+                return Err(at_mesh(ShardingError::ReshardTo { size, shard_size }));
+            }
+        }
         let settings = Settings {
             mesh,
             sharding,
@@ -361,8 +367,8 @@ fn reshard(
     }
     for (path, value) in [(LIVE, live), (REUSE, reuse)] {
         if value.is_some_and(|value| value > 0) {
-            let text = "a limit up to which parameters would stay whole after forward; they stay where both limits \
-                        hold the model twice over, and are freed otherwise";
+            let text = "parameters would stay whole after forward up to this limit; they do where the model is known \
+                        and within both limits, and are freed otherwise";
             notes.push(reader.note(path, text));
         }
     }
@@ -439,7 +445,8 @@ fn precision(
         Precision::Bf16
     } else if is_autocast {
         match reader.text("torch_autocast.dtype")? {
-            Some("float16" | "fp16" | "half") => Precision::Fp16,
+            Some("float16" | "fp16" | "half" | "torch.float16") => Precision::Fp16,
+            Some("float32" | "fp32" | "float" | "torch.float32") => Precision::No,
             _ => Precision::Bf16,
         }
     } else {

@@ -63,7 +63,10 @@ impl FsdpConfig {
                 _ => return Err(given.wrong("1 or 2")),
             },
         };
-        let first = values.find("fsdp_version").or_else(|| values.with_prefix("fsdp_").next());
+        let first = values
+            .find("fsdp_version")
+            .or_else(|| values.with_prefix("fsdp_").next())
+            .or_else(|| values.find("use_fsdp"));
         let origin = first.map_or_else(|| "FSDP".to_owned(), |it| it.origin.clone());
         let precision = values.find("mixed_precision");
         let precision_origin = precision.map_or_else(|| origin.clone(), |it| it.origin.clone());

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use brigade_checkpoint::Dtype;
+use brigade_rank_env::text::counted;
 
 use super::{LossScale, Note, Precision, Settings};
 use crate::{MixedPrecision, Offload, ReduceGradients, Reshard, Sharding, Units};
@@ -155,15 +156,13 @@ fn name(dtype: Dtype) -> String {
 }
 
 fn batches(settings: &Settings) -> String {
-    let ranks = settings.mesh.size(crate::Axis::Data);
-    let steps = settings.gradient_accumulation_steps;
-    let plural = if steps == 1 { "batch" } else { "batches" };
+    let ranks = counted(settings.mesh.size(crate::Axis::Data), "rank");
+    let steps = counted(settings.gradient_accumulation_steps, "batch");
     match (settings.micro_batch_size, settings.train_batch_size) {
         (Some(micro), Some(train)) => {
-            format!(
-                "{micro} samples x {ranks} ranks x {steps} {plural} = {train} samples in a step"
-            )
+            let micro = counted(micro, "sample");
+            format!("{micro} x {ranks} x {steps} = {train} samples in a step")
         }
-        _ => format!("the loader's x {ranks} ranks x {steps} {plural} in a step"),
+        _ => format!("the loader's x {ranks} x {steps} in a step"),
     }
 }

@@ -325,6 +325,19 @@ fn what_is_not_honoured_is_named_once() {
     }
     let (_, notes) = zero(json!({"overlap_comm": true, "reduce_scatter": true})).unwrap();
     assert_eq!(notes, [""; 0]);
+    let off = json!({"fp16": {"enabled": false, "hysteresis": 2}, "wandb": {"enabled": false}});
+    assert_eq!(with(off).unwrap().1, [""; 0]);
+    let (_, notes) =
+        with(json!({"fp16": {"enabled": true, "hysteresis": 2}, "wandb": {"enabled": true}}))
+            .unwrap();
+    assert!(
+        notes.iter().any(|note| note.starts_with("ds.json: fp16.hysteresis = 2: the scale")),
+        "{notes:?}"
+    );
+    assert!(
+        notes.iter().any(|note| note.starts_with("ds.json: wandb = {enabled}: DeepSpeed")),
+        "{notes:?}"
+    );
     // Values that `auto` has are nobody's choice.
     let (_, notes) = zero(json!({"stage3_gather_16bit_weights_on_model_save": "auto"})).unwrap();
     assert_eq!(notes, [""; 0]);
@@ -347,6 +360,10 @@ fn what_cannot_be_honoured_is_refused_by_name() {
             "ds.json: unknown key `zero_optimization.overlap_com`: did you mean `zero_optimization.overlap_comm`?",
         ),
         (zero(json!({"stage": 4})), "ds.json: zero_optimization.stage is 4, expected 0 to 3"),
+        (
+            zero(json!({"zero_hpz_partition_size": 3})),
+            "ds.json: units cannot be resharded to 3 after forward",
+        ),
         (
             zero(json!({"mics_shard_size": 3})),
             "ds.json: hybrid=3 does not divide the 4 ranks: take one of 1, 2, 4",
@@ -430,6 +447,15 @@ fn what_a_launcher_does_not_know_stays_open() {
 }
 
 #[test]
+fn arguments_alone_are_a_configuration_without_notes_of_its_own() {
+    let given = [("use_deepspeed", "true"), ("zero_stage", "1"), ("gradient_clipping", "0.5")]
+        .map(|(name, value)| Given::new(name, value, "a.yaml"));
+    let (settings, notes) = resolve(&given, None, &Facts::new(2)).unwrap();
+    assert_eq!(settings.sharding.unwrap().strategy, Strategy::Zero1);
+    assert_eq!((settings.gradient_clipping, notes), (Some(0.5), Vec::new()));
+}
+
+#[test]
 fn errors_of_arguments_name_their_place() {
     let resolved = |given: &[(&str, &str)], world_size| {
         let given: Vec<Given> =
@@ -452,7 +478,7 @@ fn errors_of_arguments_name_their_place() {
         ),
         (
             &[("parallelism_config_dp_shard_size", "4"), ("use_fsdp", "true")],
-            "parallelism_config (flag) and FSDP version 1 (FSDP) exclude each other",
+            "parallelism_config (flag) and FSDP version 1 (flag) exclude each other",
         ),
         (
             &[("parallelism_config_dp_shard_size", "4")],

@@ -1,6 +1,6 @@
 """Prints, as JSON, what the installed Accelerate and DeepSpeed make of settings for sharded training:
-`python made.py > accelerate-1.15.0.json`, with `accelerate==1.15.0`, `torch==2.13.0` and `deepspeed==0.19.8`. Nothing
-is trained; DeepSpeed is asked for its configuration only."""
+`python made.py > accelerate-1.15.0.json`, with `accelerate==1.15.0`, `torch==2.13.0` and `deepspeed==0.19.8`; without
+DeepSpeed its tables are left out. Nothing is trained; DeepSpeed is asked for its configuration only."""
 
 import contextlib
 import io
@@ -17,17 +17,21 @@ os.environ["DS_ACCELERATOR"] = "cpu"
 warnings.simplefilter("ignore")
 with contextlib.redirect_stdout(io.StringIO()):
     import accelerate
-    import deepspeed
     import torch
     from accelerate import Accelerator
     from accelerate.utils import dataclasses as plugins
-    from accelerate.utils import DummyOptim, DummyScheduler
-    from deepspeed.runtime import config as ds_config
-    from deepspeed.runtime import constants, lr_schedules
-    from deepspeed.runtime.activation_checkpointing import config as recompute
-    from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
-    from deepspeed.runtime.zero import config as zero
-    from deepspeed.runtime.zero import offload_config
+
+    try:
+        import deepspeed
+        from accelerate.utils import DummyOptim, DummyScheduler
+        from deepspeed.runtime import config as ds_config
+        from deepspeed.runtime import constants, lr_schedules
+        from deepspeed.runtime.activation_checkpointing import config as recompute
+        from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
+        from deepspeed.runtime.zero import config as zero
+        from deepspeed.runtime.zero import offload_config
+    except ImportError:
+        deepspeed = None
 
 logging.disable(logging.CRITICAL)
 VARIABLES = {
@@ -55,11 +59,16 @@ def environment(given):
     yield
 
 
+FAULTS = (AssertionError, AttributeError, ImportError, KeyError, TypeError, ValueError)
+if deepspeed:
+    FAULTS += (ds_config.DeepSpeedConfigError,)
+
+
 def answer(question):
     """What a function returns, or the beginning of its error."""
     try:
         return {"answer": question()}
-    except (AssertionError, AttributeError, ImportError, KeyError, TypeError, ValueError, ds_config.DeepSpeedConfigError) as error:
+    except FAULTS as error:
         words = (str(error).strip() or type(error).__name__).splitlines()
         return {"error": words[0][:120]}
 
@@ -372,14 +381,16 @@ def of_deepspeed(config, arguments, more):
 
 def keys():
     """Every key that DeepSpeed's code names."""
+    with open(ds_config.__file__, encoding="utf-8") as source:
+        text = source.read()
     names = {
         value
         for name, value in vars(constants).items()
         if isinstance(value, str) and name.isupper() and value.islower() and value.isidentifier()
     }
-    asked = set(re.findall(r"param_dict(?:,|\.get\(|\[)\s*([A-Z0-9_]+)", SOURCE))
+    asked = set(re.findall(r"param_dict(?:,|\.get\(|\[)\s*([A-Z0-9_]+)", text))
     names = {name for name in names if name.upper() in asked}
-    names |= set(re.findall(r"""param_dict(?:\.get\(|\[)['"]([a-z0-9_]+)""", SOURCE))
+    names |= set(re.findall(r"""param_dict(?:\.get\(|\[)['"]([a-z0-9_]+)""", text))
     models = {
         "zero_optimization": zero.DeepSpeedZeroConfig,
         "zero_optimization.offload_param": offload_config.DeepSpeedZeroOffloadParamConfig,
@@ -393,10 +404,6 @@ def keys():
     names |= set(ds_config._REMOVED_TOP_LEVEL_CONFIG_KEYS)
     names |= {f"zero_optimization.{name}" for name in ds_config._REMOVED_ZERO_CONFIG_KEYS}
     return sorted(names)
-
-
-with open(ds_config.__file__, encoding="utf-8") as source:
-    SOURCE = source.read()
 
 
 # Schedules
@@ -455,13 +462,16 @@ def main():
     of_program = [fsdp(given, "no", [name for name in given if name != "fsdp_version"]) for given in FSDP_OF_PROGRAM]
     made = {
         "accelerate": accelerate.__version__,
-        "deepspeed": deepspeed.__version__,
         "fsdp": [fsdp(given, "no") for given in FSDP] + precisions + of_program,
         "axes": list(all_axes()),
-        "deepspeed_configs": [of_deepspeed(*case) for case in DEEPSPEED],
-        "deepspeed_keys": keys(),
-        "schedules": [schedule(*case) for case in SCHEDULES],
     }
+    if deepspeed:
+        made |= {
+            "deepspeed": deepspeed.__version__,
+            "deepspeed_configs": [of_deepspeed(*case) for case in DEEPSPEED],
+            "deepspeed_keys": keys(),
+            "schedules": [schedule(*case) for case in SCHEDULES],
+        }
     rows = []
     for name, value in made.items():
         if isinstance(value, list):

@@ -55,10 +55,10 @@ impl SettingsFiles {
         }
         let given = given(&layer, |plugin| is_on(plugin));
         let named = given.iter().find(|it| it.name == DEEPSPEED_FILE && is_on(Plugin::DeepSpeed));
-        let named = named.map(|it| PathBuf::from(&it.value));
-        let deepspeed = match self.deepspeed_config_file.as_ref().or(named.as_ref()) {
-            Some(path) => Some(read_deepspeed(path)?),
-            None => None,
+        let deepspeed = match (&self.deepspeed_config_file, named) {
+            (Some(path), _) => Some(read_deepspeed(path, "flag --deepspeed-config-file")?),
+            (None, Some(named)) => Some(read_deepspeed(Path::new(&named.value), &named.origin)?),
+            (None, None) => None,
         };
         let facts = facts(&layer, ranks, parameters)?;
         let (settings, notes) = resolve(&given, deepspeed.as_ref(), &facts)?;
@@ -78,9 +78,10 @@ pub(super) struct Described {
 
 const DEEPSPEED_FILE: &str = "deepspeed_config_file";
 
-fn read_deepspeed(path: &Path) -> Result<DeepSpeedConfig> {
+fn read_deepspeed(path: &Path, asked_by: &str) -> Result<DeepSpeedConfig> {
     let text = fs::read_to_string(path);
-    let text = text.with_context(|| format!("cannot read {}", escaped(path.display())))?;
+    let unreadable = || format!("cannot read {} ({})", escaped(path.display()), escaped(asked_by));
+    let text = text.with_context(unreadable)?;
     Ok(DeepSpeedConfig::from_json(&path.display().to_string(), &text)?)
 }
 

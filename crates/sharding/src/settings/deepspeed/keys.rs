@@ -45,6 +45,12 @@ pub(super) fn check(
 ) -> Result<Vec<Note>, SettingsError> {
     let mut notes = Vec::new();
     check_section(reader, written, reader.root, "", &mut notes)?;
+    // What belongs to a precision that is off asks for nothing.
+    for section in ["fp16", "bf16", "torch_autocast"] {
+        if !reader.is_on(&format!("{section}.enabled"))? {
+            notes.retain(|note: &Note| !note.key.starts_with(&format!("{section}.")));
+        }
+    }
     Ok(notes)
 }
 
@@ -84,7 +90,8 @@ fn check_section(
                 notes.push(reader.note(&path, text));
             }
             Same(..) => {}
-            Noted(text) => notes.push(reader.note(&path, text)),
+            Noted(text) if !is_off(value) => notes.push(reader.note(&path, text)),
+            Noted(_) => {}
             Refused(off, reason) => {
                 if !is_same(value, off) && !is_disabled(value) {
                     return Err(reader.unsupported(&path, reason));
@@ -122,15 +129,14 @@ fn is_same(value: &Value, json: &str) -> bool {
     }
 }
 
-/// An object that turns itself off, or says nothing.
+/// An object whose `enabled` is false, or `false` alone, or an object that says nothing.
 fn is_disabled(value: &Value) -> bool {
-    match value {
-        Value::Object(section) => match section.get("enabled") {
-            Some(enabled) => as_truth(enabled) == Some(false),
-            None => section.is_empty(),
-        },
-        value => *value == false,
-    }
+    is_off(value) || *value == false || value.as_object().is_some_and(Map::is_empty)
+}
+
+/// An object whose `enabled` is false.
+fn is_off(value: &Value) -> bool {
+    value.get("enabled").and_then(as_truth) == Some(false)
 }
 
 const DTYPES: Kind = Word(&["fp32", "fp16", "bf16"]);
@@ -213,11 +219,6 @@ const KEYS: &[(&str, Kind, Meaning)] = &[
         Noted("it is for experts on several ranks, of which there are none"),
     ),
     (
-        "use_data_before_expert_parallel_",
-        Truth,
-        Noted("it is for experts on several ranks, of which there are none"),
-    ),
-    (
         "sequence_parallel_size",
         Count,
         Refused("1", "sequences would be cut among ranks; set it to 1"),
@@ -287,7 +288,23 @@ const KEYS: &[(&str, Kind, Meaning)] = &[
     ),
     ("torch_autocast", Section, Honoured),
     ("torch_autocast.enabled", Truth, Honoured),
-    ("torch_autocast.dtype", Word(&["float16", "bfloat16", "fp16", "bf16", "half"]), Honoured),
+    (
+        "torch_autocast.dtype",
+        Word(&[
+            "float16",
+            "fp16",
+            "half",
+            "torch.float16",
+            "bfloat16",
+            "bf16",
+            "torch.bfloat16",
+            "float32",
+            "fp32",
+            "float",
+            "torch.float32",
+        ]),
+        Honoured,
+    ),
     (
         "torch_autocast.lower_precision_safe_modules",
         Any,
