@@ -26,6 +26,7 @@ mod fsdp;
 mod given;
 mod optimizer;
 mod parallelism;
+mod reader;
 mod report;
 mod schedule;
 

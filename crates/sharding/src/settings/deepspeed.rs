@@ -3,16 +3,14 @@
 mod auto;
 mod json;
 mod keys;
-mod values;
 
 use brigade_checkpoint::Dtype;
 use serde_json::{Map, Value, json};
 
-pub(super) use values::Reader;
-
 use super::fsdp::mixed;
 use super::given::{Given, Values};
 use super::parallelism::copies;
+use super::reader::{AUTO, Reader};
 use super::{
     Facts, LossScale, Note, Precision, ScheduleSettings, Settings, SettingsError, optimizer,
     schedule,
@@ -85,7 +83,7 @@ impl DeepSpeedConfig {
         let arguments = Arguments::read(given)?;
         let said = Values::new(given);
         let first = said.find("zero_stage").or_else(|| said.find("use_deepspeed"));
-        let auto = || json!(values::AUTO);
+        let auto = || json!(AUTO);
         let offload = |device: &str| json!({"device": device, "nvme_path": null});
         let mut root = json!({
             "train_batch_size": "auto",
@@ -95,7 +93,7 @@ impl DeepSpeedConfig {
                 "stage": arguments.stage,
                 "offload_optimizer": offload(&arguments.offload_optimizer),
                 "offload_param": offload(&arguments.offload_param),
-                "stage3_gather_16bit_weights_on_model_save": values::AUTO,
+                "stage3_gather_16bit_weights_on_model_save": AUTO,
             },
         });
         // 0 would turn clipping off; Accelerate leaves it out, and DeepSpeed clips at 1.
@@ -234,7 +232,7 @@ impl Default for Arguments {
 impl Arguments {
     fn read(given: &[Given]) -> Result<Self, SettingsError> {
         let values = Values::new(given);
-        let said = |name: &str| values.find(name).filter(|it| it.value != values::AUTO);
+        let said = |name: &str| values.find(name).filter(|it| it.value != AUTO);
         let mut arguments =
             Self { gathers_on_save: values.switch("zero3_save_16bit_model")?, ..Self::default() };
         if let Some(steps) = said("deepspeed_gradient_accumulation_steps") {

@@ -31,7 +31,7 @@ enum Version {
     Two,
 }
 
-/// What a sharding strategy of version 1 divides among whom.
+/// The ranks that share one copy of the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Shape {
     AllRanks,

@@ -1,7 +1,7 @@
 //! The optimizer of DeepSpeed's configuration.
 
 use super::SettingsError;
-use super::deepspeed::Reader;
+use super::reader::Reader;
 
 /// An optimizer as DeepSpeed's settings describe it.
 #[derive(Debug, Clone, PartialEq)]

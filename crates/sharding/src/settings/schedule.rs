@@ -3,7 +3,7 @@
 use std::f64::consts::PI;
 
 use super::SettingsError;
-use super::deepspeed::Reader;
+use super::reader::Reader;
 
 /// A schedule of the learning rate as DeepSpeed's settings describe it.
 #[derive(Debug, Clone, PartialEq)]

@@ -79,7 +79,7 @@ fn fsdp_keys_are_resolved_as_accelerate_does() {
         let units = match (answer["wrap"].as_str(), answer["min_num_params"].as_u64()) {
             (Some("transformer_auto_wrap_policy"), _) => Units::Blocks,
             (Some(_), Some(parameters)) if parameters > 0 => Units::AtLeast(parameters),
-            // Blocks instead of one unit where nobody asked for one.
+            // Blocks instead of one unit where none was asked for.
             (None, _) if row["given"].get("fsdp_auto_wrap_policy").is_none() => Units::Blocks,
             _ => Units::AtLeast(u64::MAX),
         };
@@ -338,7 +338,7 @@ fn what_is_not_honoured_is_named_once() {
         notes.iter().any(|note| note.starts_with("ds.json: wandb = {enabled}: DeepSpeed")),
         "{notes:?}"
     );
-    // Values that `auto` has are nobody's choice.
+    // Values that `auto` has were not chosen.
     let (_, notes) = zero(json!({"stage3_gather_16bit_weights_on_model_save": "auto"})).unwrap();
     assert_eq!(notes, [""; 0]);
 }

@@ -49,11 +49,11 @@ impl SettingsFiles {
             None => Layer::default(),
         };
         let plugins = plugins::resolve(&mut layer)?;
-        let is_on = |plugin| plugins.iter().flat_map(|it| &it.on).any(|it| it.0 == plugin);
+        let is_on = |plugin: Plugin| plugins.iter().flat_map(|it| &it.on).any(|it| it.0 == plugin);
         if is_on(Plugin::Megatron) {
             bail!("Megatron-LM is not supported: use FSDP or DeepSpeed");
         }
-        let given = given(&layer, |plugin| is_on(plugin));
+        let given = given(&layer, is_on);
         let named = given.iter().find(|it| it.name == DEEPSPEED_FILE && is_on(Plugin::DeepSpeed));
         let deepspeed = match (&self.deepspeed_config_file, named) {
             (Some(path), _) => Some(read_deepspeed(path, "flag --deepspeed-config-file")?),

@@ -3,8 +3,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::values::{AUTO, as_count, at, at_mut};
 use super::{Arguments, DeepSpeedConfig};
+use crate::settings::reader::{AUTO, as_count, at, at_mut};
 use crate::settings::{Facts, Precision, ProgramOptimizer, ProgramSchedule, SettingsError};
 
 /// Fills in what a configuration leaves to the program. What the facts do not know stays `auto`.

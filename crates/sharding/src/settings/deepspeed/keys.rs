@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value};
 
-use super::values::{AUTO, Reader, as_count, as_number, as_truth, at};
 use crate::settings::given::closest;
+use crate::settings::reader::{AUTO, Reader, as_count, as_number, as_truth, at};
 use crate::settings::{Note, SettingsError};
 
 /// What a value is.
@@ -38,7 +38,7 @@ use Kind::{Any, Count, Number, Section, Text, Truth, Word};
 use Meaning::{Honoured, Noted, Refused, Same};
 
 /// Checks all keys: each is known, and has a value of its kind. Returns what is not honoured. `written` is the
-/// configuration before `auto` was filled in: nobody chose those values.
+/// configuration before `auto` was filled in: those values were not chosen.
 pub(super) fn check(
     reader: Reader<'_>,
     written: &Map<String, Value>,

@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value};
 
-use crate::settings::given::{closest, truth};
-use crate::settings::{Note, SettingsError};
+use super::given::{closest, truth};
+use super::{Note, SettingsError};
 
 /// DeepSpeed's word for: as the program has it.
 pub(super) const AUTO: &str = "auto";
@@ -26,44 +26,44 @@ pub(super) fn at_mut<'a>(root: &'a mut Map<String, Value>, path: &str) -> Option
 
 /// A configuration that is being read, with what messages need.
 #[derive(Clone, Copy)]
-pub(in crate::settings) struct Reader<'a> {
-    pub(in crate::settings) origin: &'a str,
-    pub(in crate::settings) root: &'a Map<String, Value>,
+pub(super) struct Reader<'a> {
+    pub(super) origin: &'a str,
+    pub(super) root: &'a Map<String, Value>,
 }
 
 impl<'a> Reader<'a> {
     /// The value at a path; `None` where it is missing, null or still `auto`.
-    pub(in crate::settings) fn find(self, path: &str) -> Option<&'a Value> {
+    pub(super) fn find(self, path: &str) -> Option<&'a Value> {
         at(self.root, path).filter(|value| !value.is_null() && *value != AUTO)
     }
 
-    pub(in crate::settings) fn is_auto(self, path: &str) -> bool {
+    pub(super) fn is_auto(self, path: &str) -> bool {
         at(self.root, path).is_some_and(|value| value == AUTO)
     }
 
-    pub(in crate::settings) fn truth(self, path: &str) -> Result<Option<bool>, SettingsError> {
+    pub(super) fn truth(self, path: &str) -> Result<Option<bool>, SettingsError> {
         self.read(path, "true or false", as_truth)
     }
 
     /// A truth, `false` where it is missing.
-    pub(in crate::settings) fn is_on(self, path: &str) -> Result<bool, SettingsError> {
+    pub(super) fn is_on(self, path: &str) -> Result<bool, SettingsError> {
         self.truth(path).map(Option::unwrap_or_default)
     }
 
-    pub(in crate::settings) fn count(self, path: &str) -> Result<Option<u64>, SettingsError> {
+    pub(super) fn count(self, path: &str) -> Result<Option<u64>, SettingsError> {
         self.read(path, "a whole number", as_count)
     }
 
-    pub(in crate::settings) fn number(self, path: &str) -> Result<Option<f64>, SettingsError> {
+    pub(super) fn number(self, path: &str) -> Result<Option<f64>, SettingsError> {
         self.read(path, "a number", as_number)
     }
 
-    pub(in crate::settings) fn text(self, path: &str) -> Result<Option<&'a str>, SettingsError> {
+    pub(super) fn text(self, path: &str) -> Result<Option<&'a str>, SettingsError> {
         self.read(path, "a text", Value::as_str)
     }
 
     /// Two numbers in a list.
-    pub(in crate::settings) fn pair(self, path: &str) -> Result<Option<(f64, f64)>, SettingsError> {
+    pub(super) fn pair(self, path: &str) -> Result<Option<(f64, f64)>, SettingsError> {
         self.read(path, "two numbers, [0.9, 0.999]", |value| match value.as_array()?.as_slice() {
             [first, second] => Some((as_number(first)?, as_number(second)?)),
             _ => None,
@@ -71,11 +71,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Refuses other keys of an object than these.
-    pub(in crate::settings) fn only(
-        self,
-        path: &str,
-        keys: &[&'static str],
-    ) -> Result<(), SettingsError> {
+    pub(super) fn only(self, path: &str, keys: &[&'static str]) -> Result<(), SettingsError> {
         let Some(value) = self.find(path) else { return Ok(()) };
         let section = value.as_object().ok_or_else(|| self.wrong(path, "an object, { ... }"))?;
         match section.keys().find(|key| !keys.contains(&key.as_str())) {
@@ -98,7 +94,7 @@ impl<'a> Reader<'a> {
         read(value).map(Some).ok_or_else(|| self.wrong(path, expected))
     }
 
-    pub(in crate::settings) fn wrong(self, path: &str, expected: &str) -> SettingsError {
+    pub(super) fn wrong(self, path: &str, expected: &str) -> SettingsError {
         SettingsError::Value {
             origin: self.origin.to_owned(),
             key: path.to_owned(),
@@ -107,7 +103,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    pub(in crate::settings) fn unsupported(self, path: &str, reason: &str) -> SettingsError {
+    pub(super) fn unsupported(self, path: &str, reason: &str) -> SettingsError {
         SettingsError::Unsupported {
             origin: self.origin.to_owned(),
             key: path.to_owned(),
@@ -116,7 +112,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    pub(in crate::settings) fn note(self, path: &str, text: &str) -> Note {
+    pub(super) fn note(self, path: &str, text: &str) -> Note {
         Note {
             key: path.to_owned(),
             value: shown(at(self.root, path)),
