@@ -95,6 +95,15 @@ pub enum ShardingError {
         mesh: String,
     },
 
+    /// A type of mixed precision that is not a float.
+    #[error("the type of {what} is {dtype}: it must be F64, F32, F16 or BF16")]
+    NotAFloat {
+        /// What has the type.
+        what: &'static str,
+        /// The type.
+        dtype: Dtype,
+    },
+
     /// A model without parameters.
     #[error("there are no parameters to shard")]
     NoParameters,

@@ -2,6 +2,7 @@
 //! messages they send. Nothing here has a tensor or a process group: plans are functions of names and shapes.
 //!
 //! - [`Sharding`] is what a user chooses: a [`Strategy`] and its options.
+//! - [`settings`] reads what Accelerate and DeepSpeed write.
 //! - [`Mesh`] is the grid of ranks, with its named axes and their groups.
 //! - [`ShardingPlan`] has the units of a model, the regions of its parameters, and the [`Message`]s of a step, from
 //!   which [`Volume`] and [`Memory`] follow.
@@ -17,6 +18,7 @@ mod note;
 mod parameter;
 mod plan;
 mod region;
+pub mod settings;
 mod strategy;
 #[cfg(test)]
 mod tests;

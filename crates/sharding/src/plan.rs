@@ -80,15 +80,17 @@ impl ShardingPlan {
     /// Plans a model whose parameters are in the order of registration, in which units run.
     ///
     /// # Errors
-    /// No parameters, a parameter without a name, two of one name, trained integers, sizes that cannot be counted;
-    /// patterns of units that match nothing or overlap; a mesh that does not have the shard size of
-    /// [`Strategy::Hybrid`]; [`Reshard::To`] with a number that is 1, that of all ranks, or does not divide it.
+    /// No parameters, a parameter without a name, two of one name, integers that are trained or computed in,
+    /// sizes that cannot be counted; patterns of units that match nothing or overlap; a mesh that does not have
+    /// the shard size of [`Strategy::Hybrid`]; [`Reshard::To`] with a number that is 1, that of all ranks, or does
+    /// not divide it.
     pub fn new(
         parameters: &[Parameter],
         sharding: &Sharding,
         mesh: &Mesh,
     ) -> Result<Self, ShardingError> {
         check(parameters)?;
+        sharding.mixed.check()?;
         let ranks = mesh.size(Axis::ShardContext);
         match (sharding.strategy, sharding.reshard_after_forward) {
             (Strategy::Hybrid(shard_size), _) if shard_size != mesh.size(Axis::Shard) => {

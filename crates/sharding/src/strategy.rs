@@ -168,6 +168,18 @@ impl MixedPrecision {
     pub fn reduce_dtype(&self, own: Dtype) -> Dtype {
         self.reduce.unwrap_or(if own == Dtype::F64 { own } else { Dtype::F32 })
     }
+
+    pub(crate) fn check(&self) -> Result<(), ShardingError> {
+        let types = [
+            ("the computation", self.param),
+            ("reductions", self.reduce),
+            ("outputs", self.output),
+        ];
+        match types.into_iter().find(|(_, dtype)| dtype.is_some_and(|it| !is_float(it))) {
+            Some((what, Some(dtype))) => Err(ShardingError::NotAFloat { what, dtype }),
+            _ => Ok(()),
+        }
+    }
 }
 
 pub(crate) fn is_float(dtype: Dtype) -> bool {

@@ -142,6 +142,9 @@ mod bad_input {
         let integer = Parameter::new("a", &[2], Dtype::I64);
         assert!(of(std::slice::from_ref(&integer)).contains("is trained and of type I64"));
         plan(&[integer.frozen()], &zero3, 2);
+        let mixed = MixedPrecision { reduce: Some(Dtype::I8), ..MixedPrecision::default() };
+        let integers = fault(&[f32(&[2])], &zero3.clone().mixed(mixed), 2);
+        assert_eq!(integers, "the type of reductions is I8: it must be F64, F32, F16 or BF16");
         for shape in [&[u64::MAX][..], &[1, u64::MAX, 2], &[1 << 40, 1 << 40], &[u64::MAX, 2]] {
             assert!(of(&[f32(shape)]).contains("more elements than can be counted"), "{shape:?}");
         }

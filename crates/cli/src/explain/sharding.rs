@@ -1,34 +1,44 @@
-//! `brigade explain sharding`: how the ranks divide the parameters of a weights file, and what they send.
+//! `brigade explain sharding`: how the ranks divide the parameters of a weights file, and what they send; what
+//! settings of Accelerate's and DeepSpeed's mean.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use anyhow::{Context as _, bail, ensure};
 use brigade_checkpoint::convert::{WeightsOptions, find_weights};
 use brigade_checkpoint::pth::TensorData;
 use brigade_rank_env::text::{counted, escaped};
 use brigade_sharding::{
-    Axis, Message, Peers, ReduceGradients, Reshard, Sharding, ShardingPlan, Strategy, Unit,
-    UnitParameter, Units,
+    Axis, Mesh, Message, Parameter, Peers, ReduceGradients, Reshard, Sharding, ShardingPlan,
+    Strategy, Unit, UnitParameter, Units,
 };
 use clap::Args;
 use serde_json::{Value, json};
 
 use crate::estimate::{Mixed, in_bytes, weights_file};
+use settings::{Described, SettingsFiles};
+
+mod settings;
 
 /// The question of `brigade explain sharding`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ShardingArgs {
     /// Weights file, its index, or a folder with either
-    file: PathBuf,
+    #[arg(required_unless_present_any = ["config", "deepspeed_config_file"])]
+    file: Option<PathBuf>,
 
     /// State dictionary of a file of torch.save, where it has several
-    #[arg(long, value_name = "KEY")]
+    #[arg(long, value_name = "KEY", requires = "file")]
     key: Option<String>,
 
-    /// Number of processes
+    /// Number of processes [default: that of --config]
     #[arg(long, value_name = "N", value_parser = super::ranks, allow_negative_numbers = true)]
-    nproc: usize,
+    #[arg(required_unless_present = "config")]
+    nproc: Option<usize>,
+
+    #[command(flatten)]
+    settings: SettingsFiles,
 
     /// zero1, zero2, zero3, or hybrid=N
     #[arg(long, value_name = "STRATEGY", default_value = "zero3")]
@@ -45,7 +55,7 @@ pub(crate) struct ShardingArgs {
     #[arg(long, value_name = "N", conflicts_with = "units")]
     at_least: Option<u64>,
 
-    /// Free parameters after forward, or all but a part of N
+    /// Free units after forward, or keep a part of N
     #[arg(long, value_name = "yes|no|N", default_value = "yes", value_parser = reshard)]
     reshard: Reshard,
 
@@ -55,7 +65,7 @@ pub(crate) struct ShardingArgs {
     #[arg(long, value_name = "TYPE", value_enum)]
     mixed: Option<Mixed>,
 
-    /// Batches whose gradients are accumulated for a step
+    /// Batches that are accumulated for a step
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = steps)]
     micro_batches: u64,
 
@@ -64,29 +74,69 @@ pub(crate) struct ShardingArgs {
     reduce_once: bool,
 
     /// Show each parameter and each message
-    #[arg(long, conflicts_with = "json")]
+    #[arg(long, conflicts_with = "json", requires = "file")]
     all: bool,
 
     /// Print the units, their parameters and the messages as JSON
-    #[arg(long)]
+    #[arg(long, requires = "file")]
     json: bool,
 }
 
+/// What the options or the settings files say.
+struct Choice {
+    /// `None`: a whole model on each rank.
+    sharding: Option<Sharding>,
+    mesh: Mesh,
+    batches: u64,
+    /// The settings files in words.
+    text: String,
+}
+
 pub(super) fn run(args: &ShardingArgs, out: &mut impl Write) -> anyhow::Result<()> {
-    let plan = args.plan()?;
+    let parameters = args.file.as_deref().map(|file| args.parameters(file)).transpose()?;
+    let choice = args.choose(parameters.as_deref())?;
+    if !args.json {
+        out.write_all(choice.text.as_bytes())?;
+    }
+    let (parameters, sharding) = match (parameters, choice.sharding) {
+        (Some(parameters), Some(sharding)) => (parameters, sharding),
+        (Some(_), None) if args.json => {
+            bail!("the settings divide nothing: each rank has a whole model")
+        }
+        _ => return Ok(()),
+    };
+    let plan = ShardingPlan::new(&parameters, &sharding, &choice.mesh)?;
     if args.json {
-        serde_json::to_writer_pretty(&mut *out, &args.json(&plan)).map_err(io::Error::from)?;
+        serde_json::to_writer_pretty(&mut *out, &as_json(&plan, choice.batches))
+            .map_err(io::Error::from)?;
         return Ok(out.write_all(b"\n")?);
     }
-    Ok(args.text(&plan, out)?)
+    if !choice.text.is_empty() {
+        writeln!(out)?;
+    }
+    Ok(args.text(&plan, choice.batches, out)?)
 }
 
 impl ShardingArgs {
-    fn plan(&self) -> anyhow::Result<ShardingPlan> {
+    fn parameters(&self, file: &Path) -> anyhow::Result<Vec<Parameter>> {
         let options = WeightsOptions { key: self.key.clone(), ..WeightsOptions::default() };
-        let found = find_weights(&self.file, &options)?;
+        let found = find_weights(file, &options)?;
         let tensors = found.tensors.into_iter().map(|(name, tensor)| (name, tensor.info()));
-        let (parameters, _) = weights_file::parameters(tensors);
+        Ok(weights_file::parameters(tensors).0)
+    }
+
+    fn choose(&self, parameters: Option<&[Parameter]>) -> anyhow::Result<Choice> {
+        if self.settings.is_given() {
+            let elements = |parameter: &Parameter| parameter.shape.iter().product::<u64>();
+            let parameters = parameters.map(|it| it.iter().map(elements).sum());
+            let Described { settings, text } = self.settings.resolve(self.nproc, parameters)?;
+            let batches = settings.gradient_accumulation_steps;
+            ensure!(
+                batches <= MAX_STEPS as u64,
+                "gradient_accumulation_steps {batches} is above {MAX_STEPS}"
+            );
+            return Ok(Choice { sharding: settings.sharding, mesh: settings.mesh, batches, text });
+        }
         let units = match (self.at_least, &*self.units) {
             (Some(elements), _) => Units::AtLeast(elements),
             (None, []) => Units::Blocks,
@@ -99,10 +149,17 @@ impl ShardingArgs {
             .mixed(Mixed::precision(self.mixed))
             .reshard_after_forward(self.reshard)
             .reduce(reduce);
-        Ok(ShardingPlan::new(&parameters, &sharding, &sharding.mesh(self.nproc)?)?)
+        let ranks = self.nproc.context("the number of ranks is not known: give --nproc")?;
+        let mesh = sharding.mesh(ranks)?;
+        Ok(Choice {
+            sharding: Some(sharding),
+            mesh,
+            batches: self.micro_batches,
+            text: String::new(),
+        })
     }
 
-    fn text(&self, plan: &ShardingPlan, out: &mut impl Write) -> io::Result<()> {
+    fn text(&self, plan: &ShardingPlan, batches: u64, out: &mut impl Write) -> io::Result<()> {
         writeln!(out, "{plan}")?;
         for note in plan.notes() {
             writeln!(out, "{note}")?;
@@ -110,11 +167,10 @@ impl ShardingArgs {
         writeln!(out)?;
         units(plan, self.all, out)?;
         writeln!(out)?;
-        self.messages(plan, out)
+        self.messages(plan, batches, out)
     }
 
-    fn messages(&self, plan: &ShardingPlan, out: &mut impl Write) -> io::Result<()> {
-        let batches = self.micro_batches;
+    fn messages(&self, plan: &ShardingPlan, batches: u64, out: &mut impl Write) -> io::Result<()> {
         let of_batches = match batches {
             1 => String::new(),
             batches => format!(" of {}", counted(batches, "batch")),
@@ -161,57 +217,56 @@ impl ShardingArgs {
         let sent = plan.volume(batches).bytes();
         writeln!(out, "a rank sends {} in a step", in_bytes(sent))
     }
+}
 
-    fn json(&self, plan: &ShardingPlan) -> Value {
-        let parameter = |parameter: &UnitParameter| {
-            let region = &parameter.region;
-            json!({
-                "names": parameter.parameter.names,
-                "shape": parameter.parameter.shape,
-                "dtype": parameter.parameter.dtype,
-                "trained": parameter.parameter.trained,
-                "placements": plan.placements(parameter),
-                "state_placements": plan.state_placements(parameter),
-                "offset": region.offset,
-                "rows_per_rank": region.chunk(),
-                "compute_dtype": parameter.compute_dtype,
-                "reduce_dtype": parameter.reduce_dtype,
-            })
-        };
-        let unit = |unit: &Unit| {
-            json!({
-                "name": unit.name,
-                "modules": unit.modules,
-                "elements": unit.elements(),
-                "bytes": unit.storage_bytes(),
-                "reshard_after_forward": unit.reshard,
-                "parameters": unit.parameters.iter().map(parameter).collect::<Vec<_>>(),
-            })
-        };
-        let message = |message: Message| {
-            json!({
-                "phase": message.phase.name(),
-                "operation": message.operation.name(),
-                "unit": plan.units()[message.unit].name,
-                "peers": peers(plan, &message),
-                "ranks": message.ranks,
-                "elements": message.elements,
-                "bytes": message.bytes,
-                "sent_bytes": message.sent_bytes(),
-            })
-        };
-        let batches = self.micro_batches;
-        let volume = plan.volume(batches);
+fn as_json(plan: &ShardingPlan, batches: u64) -> Value {
+    let parameter = |parameter: &UnitParameter| {
+        let region = &parameter.region;
         json!({
-            "strategy": plan.sharding().strategy,
-            "mesh": plan.mesh().axes(),
-            "notes": plan.notes().iter().map(ToString::to_string).collect::<Vec<_>>(),
-            "units": plan.units().iter().map(unit).collect::<Vec<_>>(),
-            "messages": plan.messages(batches).map(message).collect::<Vec<_>>(),
-            "sent_elements": volume.elements(),
-            "sent_bytes": volume.bytes(),
+            "names": parameter.parameter.names,
+            "shape": parameter.parameter.shape,
+            "dtype": parameter.parameter.dtype,
+            "trained": parameter.parameter.trained,
+            "placements": plan.placements(parameter),
+            "state_placements": plan.state_placements(parameter),
+            "offset": region.offset,
+            "rows_per_rank": region.chunk(),
+            "compute_dtype": parameter.compute_dtype,
+            "reduce_dtype": parameter.reduce_dtype,
         })
-    }
+    };
+    let unit = |unit: &Unit| {
+        json!({
+            "name": unit.name,
+            "modules": unit.modules,
+            "elements": unit.elements(),
+            "bytes": unit.storage_bytes(),
+            "reshard_after_forward": unit.reshard,
+            "parameters": unit.parameters.iter().map(parameter).collect::<Vec<_>>(),
+        })
+    };
+    let message = |message: Message| {
+        json!({
+            "phase": message.phase.name(),
+            "operation": message.operation.name(),
+            "unit": plan.units()[message.unit].name,
+            "peers": peers(plan, &message),
+            "ranks": message.ranks,
+            "elements": message.elements,
+            "bytes": message.bytes,
+            "sent_bytes": message.sent_bytes(),
+        })
+    };
+    let volume = plan.volume(batches);
+    json!({
+        "strategy": plan.sharding().strategy,
+        "mesh": plan.mesh().axes(),
+        "notes": plan.notes().iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "units": plan.units().iter().map(unit).collect::<Vec<_>>(),
+        "messages": plan.messages(batches).map(message).collect::<Vec<_>>(),
+        "sent_elements": volume.elements(),
+        "sent_bytes": volume.bytes(),
+    })
 }
 
 fn units(plan: &ShardingPlan, all: bool, out: &mut impl Write) -> io::Result<()> {
@@ -362,4 +417,6 @@ const EXAMPLES: &str = "\
 Examples:
   brigade explain sharding model.safetensors --nproc 8
   brigade explain sharding model.safetensors --nproc 16 --strategy hybrid=8 --mixed bf16
-  brigade explain sharding model.safetensors --nproc 8 --units 'h.*,wte' --all";
+  brigade explain sharding model.safetensors --nproc 8 --units 'h.*,wte' --all
+  brigade explain sharding --config accelerate.yaml
+  brigade explain sharding model.safetensors --deepspeed-config-file ds.json --nproc 8";

@@ -82,8 +82,22 @@ fn folder() -> TempDir {
     fs::write(folder.path().join("train.py"), "").unwrap();
     let hosts = "# three machines\nnode1 slots=4\nnode2 slots=4\nnode3 slots=2\n";
     fs::write(folder.path().join("hosts"), hosts).unwrap();
+    fs::write(folder.path().join("fsdp.yaml"), FSDP).unwrap();
     folder
 }
+
+const FSDP: &str = "\
+distributed_type: FSDP
+mixed_precision: bf16
+num_processes: 8
+fsdp_config:
+  fsdp_version: 2
+  fsdp_reshard_after_forward: false
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_cpu_ram_efficient_loading: true
+  fsdp_offload_params: true
+  fsdp_state_dict_type: FULL_STATE_DICT
+";
 
 #[test]
 fn launches_of_the_book_can_be_explained() {

@@ -353,3 +353,23 @@ fn strategies_as_a_table() {
     let (code, _, stderr) = ask(&["gpt2", "--nproc", "8", "--memory", "80X"]);
     assert!(code == 2 && stderr.contains("such as 80G"), "{stderr}");
 }
+
+#[test]
+fn strategies_of_a_model_whose_activations_are_unknown() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("cnn.safetensors");
+    let tensors: [(&str, &[u64]); 3] = [
+        ("layer1.0.weight", &[64, 3, 3, 3]),
+        ("layer1.1.weight", &[64, 64, 3, 3]),
+        ("layer1.0.running_mean", &[64]),
+    ];
+    write_header(&file, &tensors);
+    let file = file.to_str().unwrap();
+    let answer = answer(&[file, "--nproc", "2"]);
+    let bytes = &of_strategy(&answer, "zero3")["bytes_per_rank"];
+    assert_eq!((&bytes["activations"], &bytes["buffers"]), (&Value::Null, &json!(4 * 64)));
+    assert_eq!(bytes["parameters"], 4 * 32 * (27 + 64 * 9), "buffers are not sharded");
+    assert_eq!(answer["ranks"][0]["change"], Value::Null);
+    let (_, stdout, _) = ask(&[file, "--nproc", "2"]);
+    assert!(stdout.contains("activations          unknown     unknown"), "{stdout}");
+}

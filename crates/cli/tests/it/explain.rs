@@ -450,3 +450,105 @@ fn shardings_that_cannot_be_are_named() {
         assert!(said.contains(expected) && said.lines().count() == 1, "{args}: {said}");
     }
 }
+
+const DEEPSPEED: &str = r#"{
+    "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": 2, "gradient_clipping": 0.5,
+    "bf16": {"enabled": true}, "communication_data_type": "fp32",
+    "zero_optimization": {"stage": 3, "overlap_comm": false, "offload_optimizer": {"device": "cpu"}}
+}"#;
+
+const ACCELERATE: &str = "\
+distributed_type: DEEPSPEED
+num_machines: 2
+num_processes: 8
+machine_rank: 0
+main_process_ip: 10.0.0.1
+main_process_port: 29500
+deepspeed_config:
+  deepspeed_config_file: ds.json
+";
+
+/// What `brigade explain sharding` says of settings files, in a folder with these two and a GPT of two blocks.
+fn settings(args: &str) -> Result<String, String> {
+    let folder = tempfile::tempdir().unwrap();
+    write_header(&folder.path().join("model.safetensors"), &GPT);
+    for (name, text) in [
+        ("ds.json", DEEPSPEED),
+        ("a.yaml", ACCELERATE),
+        ("nvme.json", &DEEPSPEED.replace("cpu", "nvme")),
+        ("ddp.yaml", "distributed_type: MULTI_GPU\nnum_processes: 2\nmixed_precision: bf16\n"),
+        (
+            "fsdp1.yaml",
+            "distributed_type: FSDP\nnum_processes: 4\nfsdp_config:\n  fsdp_sharding_strategy: 2\n",
+        ),
+        ("megatron.yaml", "distributed_type: MEGATRON_LM\nnum_processes: 4\n"),
+    ] {
+        fs::write(folder.path().join(name), text).unwrap();
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_brigade"));
+    command.args(["explain", "sharding"]).args(args.split_whitespace()).current_dir(folder.path());
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    if status.success() { Ok(text(stdout)) } else { Err(text(stderr)) }
+}
+
+#[test]
+fn settings_of_deepspeed_are_told_as_what_they_become() {
+    let expected = "\
+strategy     zero3: each rank has a part of the parameters, the gradients and the optimizer's state
+reshard      parameters are freed after forward, and gathered again in backward
+units        the model's blocks
+reduce       gradients are reduced in each backward
+offload      shards and the optimizer's state are in the host's memory, pinned
+mesh         dp_shard 8
+precision    bf16, gradients summed in float32
+batches      the loader's x 8 ranks x 2 batches in a step
+clipping     gradients' norm at most 0.5
+note: ds.json: zero_optimization.overlap_comm = false: messages would wait for the computation; they always run beside it
+note: ds.json: zero_optimization.offload_optimizer.device = \"cpu\": the optimizer's state alone would lie in the host's memory; the shards of parameters do, too
+";
+    assert_eq!(settings("--deepspeed-config-file ds.json --nproc 8").unwrap(), expected);
+    // Accelerate's file names DeepSpeed's, and the ranks.
+    assert_eq!(settings("--config a.yaml").unwrap(), expected);
+    let planned = settings("model.safetensors --config a.yaml").unwrap();
+    let plan = planned.strip_prefix(expected).unwrap();
+    assert!(plan.starts_with("\nzero3 on dp_shard 8: 3 units, "), "{plan}");
+    assert!(plan.contains("messages of a step of 2 batches"), "{plan}");
+}
+
+#[test]
+fn settings_of_accelerate_are_told_as_what_they_become() {
+    let told = settings("--config ddp.yaml").unwrap();
+    assert!(
+        told.starts_with(
+            "strategy     none: each rank has the whole model\nmesh         dp_replicate 2\n"
+        ),
+        "{told}"
+    );
+    let told = settings("--config fsdp1.yaml --nproc 6").unwrap();
+    assert!(
+        told.contains("reshard      parameters stay whole from forward to backward\n"),
+        "{told}"
+    );
+    assert!(told.contains("mesh         dp_shard 6\n"), "{told}");
+    assert!(told.contains("note: fsdp1.yaml:3: fsdp_auto_wrap_policy: is not given"), "{told}");
+}
+
+#[test]
+fn settings_that_cannot_be_honoured_are_refused() {
+    for (args, expected) in [
+        (
+            "--deepspeed-config-file nvme.json --nproc 2",
+            "nvme.json: zero_optimization.offload_optimizer.device = \"nvme\" is not supported: ",
+        ),
+        ("--config megatron.yaml", "Megatron-LM is not supported: use FSDP or DeepSpeed"),
+        ("--deepspeed-config-file no.json --nproc 2", "cannot read no.json"),
+        ("--deepspeed-config-file ds.json", "--nproc <N>"),
+        ("--config a.yaml --strategy zero2", "cannot be used with"),
+        ("model.safetensors --config ddp.yaml --json", "the settings divide nothing"),
+        ("--config a.yaml --json", "<FILE>"),
+    ] {
+        let said = settings(args).unwrap_err();
+        assert!(said.contains(expected), "{args}: {said}");
+    }
+}

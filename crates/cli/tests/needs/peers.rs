@@ -172,6 +172,20 @@ fn accelerate_is_the_one_that_we_know() {
     }
 }
 
+/// What Accelerate makes of keys of sharded training is what the readers are held against.
+#[needs(Pytorch)]
+fn accelerates_plugins_are_those_that_we_know() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../sharding/tests/settings");
+    let output = Command::new(peer_python()).arg(folder.join("made.py")).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let made: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let kept = std::fs::read(folder.join("accelerate-1.15.0.json")).unwrap();
+    let kept: serde_json::Value = serde_json::from_slice(&kept).unwrap();
+    for table in ["accelerate", "fsdp", "axes"] {
+        assert_eq!(made[table], kept[table], "{table}");
+    }
+}
+
 #[needs(Pytorch)]
 fn a_script_for_torchrun() {
     let python = peer_python();

@@ -6,6 +6,8 @@ use brigade_hardware::{KernelLog, fault_in};
 use brigade_rank_env::scheduler::{expand_hosts, expand_tasks};
 use brigade_rank_env::{ErrorRecord, MAX_REPORT_LEN, ProgressReport};
 use brigade_rendezvous::{Decoder, FromAgent, ToAgent};
+use brigade_sharding::settings::{DeepSpeedConfig, Facts, Given, Settings, SettingsError};
+use brigade_sharding::settings::{Note, describe, resolve};
 use brigade_ssh::HostSpec;
 use brigade_track::reader::Line;
 
@@ -44,6 +46,37 @@ pub(super) const TARGETS: &[Target] = &[
         bytes_per_byte: YAML,
         free_bytes: FREE,
         read: accelerate_json,
+    },
+    Target {
+        name: "deepspeed_json",
+        reads: "DeepSpeed's configuration, in JSON or base64",
+        words: &[
+            "\"zero_optimization\":",
+            "{\"stage\":3}",
+            "\"auto\"",
+            "\"train_batch_size\":",
+            "\"scheduler\":{\"type\":\"OneCycle\",\"params\":",
+            "\"fp16\":{\"enabled\":true}",
+            "1e400",
+        ],
+        bytes_per_byte: TREE,
+        free_bytes: FREE,
+        read: deepspeed_json,
+    },
+    Target {
+        name: "fsdp_variables",
+        reads: "the variables and keys of Accelerate's FSDP, DeepSpeed and axes of ranks",
+        words: &[
+            "FSDP_VERSION=2\n",
+            "fsdp_sharding_strategy=HYBRID_SHARD\n",
+            "PARALLELISM_CONFIG_DP_SHARD_SIZE=",
+            "ACCELERATE_USE_DEEPSPEED=true\n",
+            "zero_stage=",
+            "=auto\n",
+        ],
+        bytes_per_byte: TREE,
+        free_bytes: FREE,
+        read: fsdp_variables,
     },
     Target {
         name: "settings",
@@ -169,6 +202,36 @@ fn accelerate(path: &str, input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
     if let Err(error) = brigade_config::accelerate::read(Path::new(path), text) {
         let _ = error.to_string();
+    }
+}
+
+fn deepspeed_json(input: &[u8]) {
+    let Ok(text) = std::str::from_utf8(input) else { return };
+    let config = DeepSpeedConfig::from_json("ds.json", text);
+    sharding(config.and_then(|config| config.resolve(&Facts::new(4))));
+}
+
+fn fsdp_variables(input: &[u8]) {
+    let Ok(text) = std::str::from_utf8(input) else { return };
+    let lines: Vec<(&str, &str)> = text.lines().filter_map(|line| line.split_once('=')).collect();
+    let variables = Given::from_variables(lines.iter().copied());
+    let keys: Vec<Given> =
+        lines.iter().map(|(name, value)| Given::new(name, *value, "a.yaml")).collect();
+    for given in [variables, keys] {
+        sharding(resolve(&given, None, &Facts::new(4)));
+    }
+}
+
+fn sharding(resolved: Result<(Settings, Vec<Note>), SettingsError>) {
+    match resolved {
+        Ok((settings, notes)) => {
+            let shown = describe(&settings, &notes);
+            assert!(shown.lines().count() >= notes.len(), "{shown}");
+            if let Some(schedule) = settings.schedule {
+                schedule.lr(3, 0.1);
+            }
+        }
+        Err(error) => drop(error.to_string()),
     }
 }
 

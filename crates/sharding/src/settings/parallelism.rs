@@ -1,0 +1,183 @@
+//! The axes of Accelerate's `parallelism_config`.
+
+use super::given::{Given, Values, closest};
+use super::{Settings, SettingsError};
+use crate::{Axis, Mesh};
+
+/// The sizes of `parallelism_config`, by which Accelerate arranges the ranks of a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParallelismConfig {
+    sizes: Vec<Size>,
+    /// Where the first of them was set.
+    origin: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Size {
+    axis: Axis,
+    ranks: usize,
+    given: Given,
+}
+
+impl ParallelismConfig {
+    /// Reads `parallelism_config_dp_shard_size` and its kin; `None` where no size is given, or
+    /// `use_parallelism_config` is off.
+    ///
+    /// # Errors
+    /// An unknown key, a size that is not a whole number from 1, and sizes of several axes that Accelerate refuses
+    /// together.
+    pub fn read(given: &[Given]) -> Result<Option<Self>, SettingsError> {
+        let values = Values::new(given);
+        if values.find("use_parallelism_config").is_some()
+            && !values.switch("use_parallelism_config")?
+        {
+            return Ok(None);
+        }
+        let mut sizes = Vec::new();
+        for given in values.with_prefix(PREFIX) {
+            let name = &given.name[PREFIX.len()..];
+            let Some((_, axis)) = AXES.iter().find(|(known, _)| *known == name) else {
+                check_option(given, name)?;
+                continue;
+            };
+            let ranks = given.value.trim().parse().ok().filter(|ranks| *ranks > 0);
+            let ranks = ranks.ok_or_else(|| given.wrong("a whole number from 1"))?;
+            sizes.retain(|it: &Size| it.axis != *axis);
+            sizes.push(Size { axis: *axis, ranks, given: given.clone() });
+        }
+        let Some(first) = sizes.first() else { return Ok(None) };
+        let config = Self { origin: first.given.origin.clone(), sizes };
+        config.check()?;
+        Ok(Some(config))
+    }
+
+    /// Returns the number of ranks along an axis.
+    #[must_use]
+    pub fn size(&self, axis: Axis) -> usize {
+        self.find(axis).map_or(1, |it| it.ranks)
+    }
+
+    /// Returns the mesh of a job with `world_size` ranks. Sizes that are all 1 mean copies on all ranks, as in
+    /// Accelerate.
+    ///
+    /// # Errors
+    /// Sizes whose product is not `world_size`; axes other than `dp_replicate` and `dp_shard`.
+    pub fn mesh(&self, world_size: usize) -> Result<Mesh, SettingsError> {
+        for (axis, reason) in [
+            (Axis::Tensor, "layers would be cut among ranks (tensor parallelism); set it to 1"),
+            (
+                Axis::Context,
+                "sequences would be cut among ranks (context parallelism); set it to 1",
+            ),
+            (Axis::Sequence, "sequences would be cut among ranks (Ulysses); set it to 1"),
+        ] {
+            if let Some(size) = self.find(axis).filter(|it| it.ranks > 1) {
+                return Err(size.given.unsupported(reason));
+            }
+        }
+        let (replicate, shard) = (self.size(Axis::Replicate), self.size(Axis::Shard));
+        if replicate == 1 && shard == 1 {
+            return copies(world_size, &self.origin);
+        }
+        let mesh = Mesh::builder().replicate(replicate).shard(shard).build(world_size);
+        mesh.map_err(|source| SettingsError::Mesh { origin: self.origin.clone(), source })
+    }
+
+    /// Refuses a mesh other than that of DeepSpeed's settings, which say by other keys who shares a copy.
+    pub(super) fn check_for_deepspeed(&self, settings: &Settings) -> Result<(), SettingsError> {
+        let mesh = self.mesh(settings.mesh.world_size())?;
+        if mesh == settings.mesh || mesh.size(Axis::Shard) == 1 {
+            return Ok(());
+        }
+        Err(SettingsError::Contradiction {
+            first: format!("parallelism_config {mesh} ({})", self.origin),
+            second: format!("DeepSpeed on {}", settings.mesh),
+            remedy: "leave out parallelism_config, or use FSDP for copies of a sharded model",
+        })
+    }
+
+    /// Returns the mesh of a job in which nothing is sharded.
+    pub(super) fn mesh_of_copies(&self, world_size: usize) -> Result<Mesh, SettingsError> {
+        let mesh = self.mesh(world_size)?;
+        match self.find(Axis::Shard).filter(|it| it.ranks > 1) {
+            None => Ok(mesh),
+            Some(shard) => {
+                Err(shard.given.unsupported("it needs FSDP: set use_fsdp, and fsdp_version to 2"))
+            }
+        }
+    }
+
+    /// Where the first size was set.
+    pub(super) fn origin(&self) -> &str {
+        &self.origin
+    }
+
+    fn find(&self, axis: Axis) -> Option<&Size> {
+        self.sizes.iter().find(|it| it.axis == axis)
+    }
+
+    /// Accelerate's rules of `ParallelismConfig.__post_init__`.
+    fn check(&self) -> Result<(), SettingsError> {
+        let above_one = |axis| self.find(axis).filter(|it| it.ranks > 1);
+        let said =
+            |size: &Size| format!("{} {} ({})", size.given.name, size.ranks, size.given.origin);
+        if let (Some(context), Some(sequence)) =
+            (above_one(Axis::Context), above_one(Axis::Sequence))
+        {
+            return Err(SettingsError::Contradiction {
+                first: said(context),
+                second: said(sequence),
+                remedy: "both cut sequences; set one of them to 1",
+            });
+        }
+        if let Some(inner) = above_one(Axis::Tensor).or_else(|| above_one(Axis::Context))
+            && let Some(replicate) = above_one(Axis::Replicate)
+            && self.size(Axis::Shard) == 1
+        {
+            return Err(SettingsError::Contradiction {
+                first: said(inner),
+                second: said(replicate),
+                remedy: "copies alone cannot be combined with cut layers or sequences; set \
+                         parallelism_config_dp_shard_size above 1",
+            });
+        }
+        Ok(())
+    }
+}
+
+/// The mesh of a job with a whole model on each rank.
+pub(super) fn copies(world_size: usize, origin: &str) -> Result<Mesh, SettingsError> {
+    let mesh = Mesh::builder().replicate(world_size).build(world_size);
+    mesh.map_err(|source| SettingsError::Mesh { origin: origin.to_owned(), source })
+}
+
+/// Keys that say how an axis works, which is not looked at while it has one rank.
+fn check_option(given: &Given, name: &str) -> Result<(), SettingsError> {
+    match name {
+        "cp_backend" if given.value != "torch" => Err(given.wrong("torch")),
+        "sp_backend" if given.value != "deepspeed" => Err(given.wrong("deepspeed")),
+        "cp_comm_strategy" if !["allgather", "alltoall"].contains(&given.value.as_str()) => {
+            Err(given.wrong("allgather or alltoall"))
+        }
+        "cp_backend"
+        | "sp_backend"
+        | "cp_comm_strategy"
+        | "sp_seq_length"
+        | "sp_seq_length_is_variable"
+        | "sp_attn_implementation" => Ok(()),
+        _ => Err(SettingsError::UnknownKey {
+            origin: given.origin.clone(),
+            key: given.name.clone(),
+            hint: closest(name, AXES.iter().map(|it| it.0)),
+        }),
+    }
+}
+
+const PREFIX: &str = "parallelism_config_";
+const AXES: [(&str, Axis); 5] = [
+    ("dp_replicate_size", Axis::Replicate),
+    ("dp_shard_size", Axis::Shard),
+    ("tp_size", Axis::Tensor),
+    ("cp_size", Axis::Context),
+    ("sp_size", Axis::Sequence),
+];
