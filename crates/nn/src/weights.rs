@@ -171,8 +171,8 @@ impl<M> Model<M> {
 ///
 /// All is checked first: each read, and the checksums of the files where they have some (`.pth`, which is read once more
 /// for that). Then one tensor after the other is read into its place, which takes no memory beside it where the tensor is
-/// plain, on the CPU and of the file's kind; else at most 16 MB, or what a view of a `.pth` file covers that overlaps
-/// itself.
+/// plain, on the CPU, and of the file's kind and order; else at most 16 MB, or what a view of a `.pth` file covers that
+/// overlaps itself.
 ///
 /// ```
 /// use brigade_checkpoint::WeightsReader;
