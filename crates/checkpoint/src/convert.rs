@@ -19,13 +19,14 @@ use std::path::{Path, PathBuf};
 pub use accelerate::AccelerateRun;
 pub use like::{StateKind, convert_like};
 pub use trainer_state::TrainerState;
-pub use weights::{FoundWeights, WeightsOptions, find_weights, read_weights, weights_file};
+pub use weights::{FoundWeights, WeightsOptions, find_weights, read_weights};
 
 use crate::error::Error;
 pub use crate::file_tensor::{FileTensor, Weights};
 use crate::format::WeightsFormat;
 use crate::layout::{Checkpoint, MANIFEST, Object};
 use crate::value::Value;
+use crate::weights_files::is_weights;
 
 /// What to make.
 #[derive(Debug, Clone, Copy)]
@@ -217,7 +218,7 @@ fn name_other_files(from: &Path, report: &mut Report) {
     let Ok(entries) = fs::read_dir(from) else { return };
     let mut names: Vec<String> = entries
         .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
-        .filter(|name| !weights::is_weights(name))
+        .filter(|name| !is_weights(name))
         .collect();
     names.sort();
     report

@@ -97,6 +97,17 @@ pub enum Error {
         keys: Vec<String>,
     },
 
+    /// A part of a tensor was asked for that the tensor does not have, or in memory of another size.
+    #[error("cannot read `{}` of {}: {fact}", shown(name), escaped(path.display()))]
+    NoSuchRegion {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// What it is, and what was asked for.
+        fact: String,
+    },
+
     /// A folder that is not a checkpoint of Brigade's.
     #[error("{} is not a checkpoint: {fact}", escaped(path.display()), fact = escaped(fact))]
     NotACheckpoint {
@@ -247,6 +258,7 @@ impl Error {
             | Self::NoStateDict { path, .. }
             | Self::SeveralStateDicts { path, .. }
             | Self::NoSuchKey { path, .. }
+            | Self::NoSuchRegion { path, .. }
             | Self::NotACheckpoint { path, .. }
             | Self::Version { path, .. }
             | Self::Occupied { path, .. }

@@ -85,6 +85,28 @@ pub enum OpenWeights {
     Storages(Box<PthFile>, StoredStateDict),
 }
 
+impl OpenWeights {
+    /// Returns the names of the tensors, in the order of the file.
+    #[must_use]
+    pub fn names(&self) -> Vec<&str> {
+        match self {
+            Self::Ranges(_, entries) => entries.iter().map(|entry| entry.name.as_str()).collect(),
+            Self::Storages(_, found) => {
+                found.tensors.iter().map(|(name, _)| name.as_str()).collect()
+            }
+        }
+    }
+
+    /// Returns the key of the state dictionary in the file; empty where it is all of the file.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        match self {
+            Self::Ranges(..) => "",
+            Self::Storages(_, found) => &found.key,
+        }
+    }
+}
+
 /// Returns the format of an open file that was not read from yet, from its first bytes and not from its name.
 ///
 /// # Errors
@@ -186,13 +208,8 @@ mod tests {
             format.write(&path, &weights).unwrap();
             let file = File::open(&path).unwrap();
             assert_eq!(format_of(&path, &file).unwrap().name(), format.name());
-            let names: Vec<_> = match format.open(&path, file, None).unwrap() {
-                OpenWeights::Ranges(_, entries) => entries.into_iter().map(|it| it.name).collect(),
-                OpenWeights::Storages(_, state) => {
-                    state.tensors.into_iter().map(|(name, _)| name).collect()
-                }
-            };
-            assert_eq!(names, ["layer.weight"], "{}", format.name());
+            let weights = format.open(&path, file, None).unwrap();
+            assert_eq!(weights.names(), ["layer.weight"], "{}", format.name());
             for extension in format.extensions() {
                 assert_eq!(format_named(extension.as_ref()).unwrap().name(), format.name());
             }

@@ -1,5 +1,6 @@
 //! Weights and checkpoint files, without libtorch.
 //!
+//! - [`WeightsReader`]: tensors of one file or many, read one at a time, whole or in part.
 //! - [`pth`]: the files of `torch.save`, in and out; nothing in them is ever executed.
 //! - [`safetensors`]: headers, in and out. [`shards`]: several files of a maximal size and their
 //!   index, in Hugging Face's layout.
@@ -21,10 +22,12 @@ pub mod layout;
 mod other_format;
 mod plain;
 pub mod pth;
+mod reader;
 pub mod safetensors;
 pub mod shards;
 pub mod torch_optimizer;
 mod value;
+mod weights_files;
 mod wrapper_prefix;
 
 pub use dtype::{Dtype, TensorInfo};
@@ -33,5 +36,7 @@ pub use file_name::{FileName, InvalidFileName};
 pub use format::{
     FORMATS, OpenWeights, Safetensors, Torch, WeightsFormat, format_named, format_of,
 };
+pub use reader::{Region, TensorReader, WeightsReader};
 pub use value::Value;
+pub use weights_files::{WeightsFile, open_weights, weights_file};
 pub use wrapper_prefix::{prefix_candidates, wrapper_prefix};

@@ -21,6 +21,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+pub(crate) use archive::StoragePlace;
 pub(crate) use legacy::begins_legacy;
 pub use quantizer::Quantizer;
 pub use state_dict::StoredStateDict;
@@ -94,8 +95,26 @@ impl Container {
         }
     }
 
+    /// Where a storage lies in the file.
+    fn place(&self, key: &str) -> Result<StoragePlace, Fault> {
+        match self {
+            Self::Zip(archive, folder) => archive.place(&entry(folder, key)),
+            Self::Legacy(legacy) => {
+                let (begin, bytes) = legacy.place(key)?;
+                Ok(StoragePlace { begin, bytes, checksum: None })
+            }
+        }
+    }
+
+    fn into_file(self) -> File {
+        match self {
+            Self::Zip(archive, _) => archive.into_file(),
+            Self::Legacy(legacy) => legacy.into_file(),
+        }
+    }
+
     /// Reads a storage, and verifies its checksum where it has one.
-    fn read(&mut self, key: &str) -> Result<Vec<u8>, Fault> {
+    fn read(&self, key: &str) -> Result<Vec<u8>, Fault> {
         match self {
             Self::Zip(archive, folder) => archive.read(&entry(folder, key)),
             Self::Legacy(legacy) => legacy.read(key),
@@ -105,7 +124,7 @@ impl Container {
     /// Copies `bytes` of a storage from `first` on to `out`, in pieces. With `verify` the checksum of the
     /// whole storage is verified before, where it has one.
     fn copy(
-        &mut self,
+        &self,
         key: &str,
         verify: bool,
         first: u64,
@@ -166,9 +185,9 @@ impl PthFile {
         Self::read(path, file, length).map_err(|fault| fault.at(path))
     }
 
-    fn read(path: &Path, mut file: File, length: u64) -> Result<Self, Fault> {
+    fn read(path: &Path, file: File, length: u64) -> Result<Self, Fault> {
         let mut start = [0];
-        read_at(&mut file, 0, &mut start)?;
+        read_at(&file, 0, &mut start)?;
         let (container, content) = if start == *b"P" {
             Self::read_zip(file, length)?
         } else {
@@ -181,7 +200,7 @@ impl PthFile {
 
     fn read_zip(file: File, length: u64) -> Result<(Container, Content), Fault> {
         let mut archive = Archive::open(file, length)?;
-        if let Some(inner) = exported::saved_state_dict(&mut archive)? {
+        if let Some(inner) = exported::saved_state_dict(&archive)? {
             archive = inner;
         }
         let folder = archive.folder().to_owned();
@@ -193,13 +212,13 @@ impl PthFile {
         }
         let pickle = format!("{folder}/data.pkl");
         let content = if !archive.has(&pickle) {
-            let configs = exported::configs(&mut archive, &folder)?;
+            let configs = exported::configs(&archive, &folder)?;
             if configs.is_empty() {
                 return Err(other_archive(&archive));
             }
             Content::Exported(configs)
         } else if archive.has(&format!("{folder}/constants.pkl")) {
-            Content::Script(script::Script::read(&mut archive, &folder)?)
+            Content::Script(script::Script::read(&archive, &folder)?)
         } else {
             Content::Pickle(archive.read(&pickle)?)
         };
@@ -264,12 +283,21 @@ impl PthFile {
         &self.path
     }
 
+    /// Where the bytes of a storage lie in the file.
+    pub(crate) fn place(&self, key: &str) -> Result<StoragePlace, Fault> {
+        self.container.place(key)
+    }
+
+    pub(crate) fn into_file(self) -> File {
+        self.container.into_file()
+    }
+
     /// Reads the bytes of a storage, and verifies their checksum where the format has one.
     ///
     /// # Errors
     /// [`Error::Damaged`] when they are not those that were written, or not as many as declared.
     pub fn storage(&mut self, storage: &StorageKey) -> Result<Vec<u8>, Error> {
-        let mut read = || {
+        let read = || {
             self.check_storage(storage)?;
             self.container.read(&storage.key)
         };

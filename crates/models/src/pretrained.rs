@@ -1,11 +1,14 @@
 //! Weights files of torchvision, timm and fastai as people have them on disk.
 
+use std::collections::HashSet;
 use std::path::Path;
 
-use brigade_checkpoint::{Error as FileError, prefix_candidates, wrapper_prefix};
+use brigade_checkpoint::{
+    Error as FileError, TensorReader, WeightsReader, prefix_candidates, wrapper_prefix,
+};
 use brigade_nn::{LoadReport, Model, ModelError, StateDict, weights};
-use brigade_torch::Result;
-use tch::Tensor;
+use brigade_torch::{Result, TensorRead, loaded_kind};
+use tch::{Device, Tensor};
 
 use crate::classifier::is_below;
 use crate::{ImageClassifier, InputChannels};
@@ -64,8 +67,41 @@ pub struct PretrainedReport {
     pub prefix: String,
 }
 
-/// A file's values under the model's names.
-struct Fit {
+/// Values of one name, in memory or in a file.
+#[derive(Clone, Copy)]
+enum Values<'s> {
+    Memory(&'s Tensor),
+    File(TensorReader<'s>),
+}
+
+impl Values<'_> {
+    fn size(self) -> Vec<i64> {
+        match self {
+            Self::Memory(tensor) => tensor.size(),
+            Self::File(tensor) => tensor.info().shape.iter().map(|it| it.cast_signed()).collect(),
+        }
+    }
+
+    fn read(self) -> Result<Tensor> {
+        match self {
+            Self::Memory(tensor) => Ok(tensor.shallow_clone()),
+            Self::File(tensor) => {
+                let kind = loaded_kind(tensor.name(), tensor.info().dtype).map_err(|fact| {
+                    FileError::Unsupported { path: tensor.path().to_owned(), fact }
+                })?;
+                let values = Tensor::f_empty(self.size(), (kind, Device::Cpu))?;
+                TensorRead::whole(tensor, values.shallow_clone()).read()?;
+                Ok(values)
+            }
+        }
+    }
+}
+
+/// What goes where in a model.
+struct Fit<'s> {
+    /// Tensors of files that go into the model as they are.
+    reads: Vec<TensorRead<'s>>,
+    /// Values in memory under the model's names.
     values: StateDict,
     report: PretrainedReport,
     problems: LoadReport,
@@ -92,18 +128,28 @@ impl Pretrained {
         Self { entry: Some(key.into()), ..self }
     }
 
-    /// Reads a safetensors or `.pth` file into the model.
+    /// Reads a safetensors or `.pth` file into the model: one tensor after the other, see [`weights::read`]. What is
+    /// adapted is in memory by itself, too.
     ///
     /// # Errors
     /// Those of [`weights::load`], and [`brigade_nn::ModelError::Mismatch`] with the report where more differs than the
-    /// head: nothing was changed.
+    /// head: nothing was changed. [`brigade_nn::ModelError::Interrupted`] when the disk fails after all was looked at.
     pub fn load<M: ImageClassifier>(
         &self,
         model: &mut Model<M>,
         file: impl AsRef<Path>,
     ) -> Result<PretrainedReport> {
-        let state = self.read(file.as_ref())?;
-        self.load_state_dict(model, &state)
+        let file = file.as_ref();
+        let weights = match &self.entry {
+            Some(key) => WeightsReader::open_entry(file, Some(key))?,
+            None => only_or_usual(|key| Ok(WeightsReader::open_entry(file, key)?))?,
+        };
+        let values: Vec<_> =
+            weights.tensors().map(|tensor| (tensor.name(), Values::File(tensor))).collect();
+        let mut fit = self.best_fit(model, &values)?;
+        weights::read(&weights, std::mem::take(&mut fit.reads))?;
+        weights.key().clone_into(&mut fit.report.key);
+        fit.copy(model)
     }
 
     /// Loads a state dictionary into the model.
@@ -115,43 +161,55 @@ impl Pretrained {
         model: &mut Model<M>,
         state: &StateDict,
     ) -> Result<PretrainedReport> {
-        let names: Vec<&str> = state.names().collect();
+        let values: Vec<_> =
+            state.iter().map(|(name, tensor)| (name, Values::Memory(tensor))).collect();
+        let mut fit = self.best_fit(model, &values)?;
+        state.key().clone_into(&mut fit.report.key);
+        fit.copy(model)
+    }
+
+    /// The fit without the prefix with which all fits.
+    fn best_fit<'s, M: ImageClassifier>(
+        &self,
+        model: &Model<M>,
+        values: &[(&'s str, Values<'s>)],
+    ) -> Result<Fit<'s>> {
+        let names: Vec<&str> = values.iter().map(|(name, _)| *name).collect();
         let own = model.state_dict();
         let usual = wrapper_prefix(&names, &own.names().collect::<Vec<_>>());
-        let mut fit = self.fit(model.module(), &own, state, &usual)?;
+        let mut fit = self.fit(model.module(), &own, values, &usual)?;
         if !fit.problems.is_complete() {
             for prefix in prefix_candidates(&names) {
-                let other = self.fit(model.module(), &own, state, &prefix)?;
+                let other = self.fit(model.module(), &own, values, &prefix)?;
                 if other.problems.is_complete() {
                     fit = other;
                     break;
                 }
             }
         }
-        if !fit.problems.is_complete() {
-            fit.problems.loaded = fit.values.len();
-            return Err(ModelError::Mismatch(Box::new(fit.problems)).into());
+        if fit.problems.is_complete() {
+            return Ok(fit);
         }
-        fit.report.loaded = model.load_matching(&fit.values)?.loaded;
-        state.key().clone_into(&mut fit.report.key);
-        Ok(fit.report)
+        fit.problems.loaded = fit.report.loaded;
+        Err(ModelError::Mismatch(Box::new(fit.problems)).into())
     }
 
     /// Compares the names that begin with `prefix`, without it. The others are unused, as a head is.
-    fn fit<M: ImageClassifier>(
+    fn fit<'s, M: ImageClassifier>(
         &self,
         module: &M,
         own: &StateDict,
-        state: &StateDict,
+        values: &[(&'s str, Values<'s>)],
         prefix: &str,
-    ) -> Result<Fit> {
+    ) -> Result<Fit<'s>> {
         let mut report =
             PretrainedReport { prefix: prefix.to_owned(), ..PretrainedReport::default() };
         let first = module.first_convolution();
         let channels = self.channels.unwrap_or_else(|| module.input_channels());
-        let mut fitting = StateDict::new();
+        let (mut reads, mut in_memory) = (Vec::new(), StateDict::new());
+        let mut placed = HashSet::new();
         let mut problems = LoadReport::default();
-        for (full, values) in state.iter() {
+        for &(full, values) in values {
             let Some(mut name) = full.strip_prefix(prefix).map(str::to_owned) else {
                 report.unused.push(full.to_owned());
                 continue;
@@ -162,7 +220,7 @@ impl Pretrained {
                 report.renamed += 1;
                 name = mapped;
             }
-            let Some(wanted) = own.get(&name).map(Tensor::size) else {
+            let Some(into) = own.get(&name) else {
                 if module.in_head(&name) {
                     report.unused.push(name);
                 } else {
@@ -170,33 +228,43 @@ impl Pretrained {
                 }
                 continue;
             };
-            let values = if values.size() == wanted {
-                values.shallow_clone()
-            } else if module.in_head(&name) {
+            let (wanted, found) = (into.size(), values.size());
+            let fits = found == wanted;
+            if !fits && module.in_head(&name) {
                 continue;
-            } else {
-                let is_first = is_below(&first, &name);
-                let adapted = if same_but_for_ones(&values.size(), &wanted) {
-                    Some(values.f_reshape(&wanted)?)
-                } else if is_first {
-                    channels.adapted(values, &wanted)?
-                } else {
-                    module.adapted(&name, values, &wanted)?
-                };
-                let Some(adapted) = adapted else {
-                    problems.mismatched.push(brigade_nn::ShapeMismatch {
-                        name,
-                        in_model: wanted,
-                        in_weights: values.size(),
-                    });
-                    continue;
-                };
-                report.adapted.push(name.clone());
-                adapted
-            };
-            fitting.insert(name, values)?;
+            }
+            match values {
+                Values::File(tensor) if fits => {
+                    reads.push(TensorRead::whole(tensor, into.shallow_clone()));
+                }
+                Values::Memory(tensor) if fits => {
+                    in_memory.insert(name.as_str(), tensor.shallow_clone())?;
+                }
+                _ => {
+                    let adapted = if same_but_for_ones(&found, &wanted) {
+                        Some(values.read()?.f_reshape(&wanted)?)
+                    } else if is_below(&first, &name) {
+                        channels.adapted(&values.read()?, &wanted)?
+                    } else {
+                        module.adapted(&name, &values.read()?, &wanted)?
+                    };
+                    let Some(adapted) = adapted else {
+                        problems.mismatched.push(brigade_nn::ShapeMismatch {
+                            name,
+                            in_model: wanted,
+                            in_weights: found,
+                        });
+                        continue;
+                    };
+                    report.adapted.push(name.clone());
+                    in_memory.insert(name.as_str(), adapted)?;
+                }
+            }
+            if !placed.insert(name.clone()) {
+                return Err(ModelError::DuplicateName { name }.into());
+            }
         }
-        let absent: Vec<&str> = own.names().filter(|name| fitting.get(name).is_none()).collect();
+        let absent: Vec<&str> = own.names().filter(|name| !placed.contains(*name)).collect();
         for name in absent {
             if module.in_head(name) {
                 report.head.push(name.to_owned());
@@ -206,28 +274,38 @@ impl Pretrained {
                 problems.missing.push(name.to_owned());
             }
         }
-        Ok(Fit { values: fitting, report, problems })
+        report.loaded = placed.len();
+        Ok(Fit { reads, values: in_memory, report, problems })
     }
+}
 
-    fn read(&self, path: &Path) -> Result<StateDict> {
-        match &self.entry {
-            Some(entry) => weights::load_entry(path, entry),
-            None => read_state_dict(path),
-        }
+impl Fit<'_> {
+    /// Copies the values in memory into the model.
+    fn copy<M>(self, model: &mut Model<M>) -> Result<PretrainedReport> {
+        model.load_matching(&self.values)?;
+        Ok(self.report)
     }
 }
 
 /// Reads a file's only state dictionary; of several the first under a key that libraries use.
 pub(crate) fn read_state_dict(path: &Path) -> Result<StateDict> {
+    only_or_usual(|key| match key {
+        Some(key) => weights::load_entry(path, key),
+        None => weights::load(path),
+    })
+}
+
+/// Opens the only state dictionary of a file, or of several the first under a key that libraries use.
+fn only_or_usual<T>(open: impl Fn(Option<&str>) -> Result<T>) -> Result<T> {
     const USUAL: [&str; 4] = ["model", "state_dict", "model_ema", "state_dict_ema"];
-    weights::load(path).or_else(|error| {
+    open(None).or_else(|error| {
         let usual = match error.downcast_ref() {
             Some(FileError::SeveralStateDicts { keys, .. }) => {
                 USUAL.iter().find(|usual| keys.iter().any(|key| key == *usual))
             }
             _ => None,
         };
-        usual.map_or(Err(error), |key| weights::load_entry(path, key))
+        usual.map_or(Err(error), |key| open(Some(key)))
     })
 }
 

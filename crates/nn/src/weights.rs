@@ -6,19 +6,24 @@
 mod pth;
 mod safetensors;
 
-use std::fs::File;
 use std::path::Path;
 
 #[cfg(doc)]
 use brigade_checkpoint::pth::PthFile;
-use brigade_checkpoint::{Error as FileError, OpenWeights, format_of};
-use brigade_torch::Error;
+use brigade_checkpoint::{
+    Error as FileError, OpenWeights, TensorReader, WeightsFile, WeightsReader, open_weights,
+};
+use brigade_torch::{Error, TensorRead, loaded_kind};
+use tch::{Device, Kind, Tensor};
 
+use crate::error::ModelError;
+use crate::model::Shapes;
 use crate::{LoadReport, Model, StateDict};
 
 /// Reads a safetensors file, or a `.pth`, `.pt`, `.bin` or `.ckpt` file of `torch.save` that holds one state
 /// dictionary, alone or in a dictionary ([`PthFile::state_dict`] has the rule); also the state dictionary of an archive
-/// of TorchScript or of `torch.export.save`.
+/// of TorchScript or of `torch.export.save`, and several files with an index, or a folder of them, as Hugging Face's
+/// libraries write them ([`open_weights`]).
 ///
 /// Tensors come to the CPU in the kind and shape they were saved in. Names are as in the file;
 /// [`Model::load_state_dict`] takes the prefixes of wrappers off.
@@ -41,7 +46,7 @@ use crate::{LoadReport, Model, StateDict};
 /// elements that tensors of a model cannot have (floats of 8 bits, quantized integers and others), without a state
 /// dictionary, or with several of which [`load_entry`] chooses one.
 pub fn load(path: impl AsRef<Path>) -> Result<StateDict, Error> {
-    read(path.as_ref(), None)
+    load_all(path.as_ref(), None)
 }
 
 /// Reads the state dictionary at one key of a `.pth` file, such as `model_ema` in
@@ -56,7 +61,7 @@ pub fn load(path: impl AsRef<Path>) -> Result<StateDict, Error> {
 /// # Errors
 /// Those of [`load`], also where nothing lies under the key.
 pub fn load_entry(path: impl AsRef<Path>, entry: &str) -> Result<StateDict, Error> {
-    read(path.as_ref(), Some(entry))
+    load_all(path.as_ref(), Some(entry))
 }
 
 /// Writes a safetensors file that PyTorch, Brigade and others read.
@@ -105,15 +110,15 @@ pub fn save_pth(state: &StateDict, path: impl AsRef<Path>) -> Result<(), Error> 
 }
 
 impl<M> Model<M> {
-    /// Reads a weights file into the model, when it fits in every name and shape.
+    /// Reads weights into the model, when they fit in every name and shape: what [`load`] reads, a file or several.
     ///
     /// As [`Model::load_state_dict`] of what [`load`] gives, but tensors are read straight into the
-    /// model's. That takes no memory beside it; for a tensor of another kind, on a device or channels
-    /// last at most 16 MB of the file at a time, of a `.pth` file its largest storage.
+    /// model's, see [`read`] for the memory that it takes.
     ///
     /// # Errors
     /// Those of [`load`] and of [`Model::load_state_dict`]; nothing was changed then.
-    /// [`crate::ModelError::Interrupted`] when the disk fails after all was looked at.
+    /// [`crate::ModelError::Interrupted`] when the disk fails after all was looked at: tensors read until then have the
+    /// values of the file, one has some of them, and the others have their own.
     pub fn load_weights(&mut self, path: impl AsRef<Path>) -> Result<LoadReport, Error> {
         self.load_file(path.as_ref(), None)
     }
@@ -136,12 +141,20 @@ impl<M> Model<M> {
     }
 
     fn load_file(&mut self, path: &Path, key: Option<&str>) -> Result<LoadReport, Error> {
-        match open(path, key)? {
-            OpenWeights::Ranges(file, entries) => {
-                safetensors::load_into(self, path, file, &entries)
-            }
-            OpenWeights::Storages(file, found) => pth::load_into(self, path, *file, found),
+        let weights = WeightsReader::open_entry(path, key)?;
+        let shape = |tensor: TensorReader<'_>| Ok((tensor.name().to_owned(), shape_of(tensor)?));
+        let shapes = weights.tensors().map(shape).collect::<Result<Shapes, Error>>()?;
+        let mut plan = self.plan(&shapes).complete()?;
+        weights.key().clone_into(&mut plan.report.key);
+        for tensor in weights.tensors() {
+            kind_of(tensor)?;
         }
+        let values = plan.values.into_iter();
+        let reads = values
+            .filter_map(|(name, into)| Some(TensorRead::whole(weights.get(&name)?, into)))
+            .collect();
+        read(&weights, reads)?;
+        Ok(plan.report)
     }
 
     /// Writes parameters and saved buffers to a safetensors file, see [`save`].
@@ -153,16 +166,80 @@ impl<M> Model<M> {
     }
 }
 
-fn read(path: &Path, entry: Option<&str>) -> Result<StateDict, Error> {
-    match open(path, entry)? {
-        OpenWeights::Ranges(file, entries) => safetensors::load(path, file, entries),
-        OpenWeights::Storages(file, found) => pth::load(path, *file, found),
-    }
+/// Reads tensors of open weights into tensors that are there, such as a model's: whole ones, or regions of them as a rank
+/// has of a sharded parameter.
+///
+/// All is checked first: each read, and the checksums of the files where they have some (`.pth`, which is read once more
+/// for that). Then one tensor after the other is read into its place, which takes no memory beside it where the tensor is
+/// plain, on the CPU, and of the file's kind and order; else at most 16 MB, or what a view of a `.pth` file covers that
+/// overlaps itself.
+///
+/// ```
+/// use brigade_checkpoint::WeightsReader;
+/// use brigade_nn::{Linear, Model, weights};
+/// use brigade_torch::TensorRead;
+/// # let folder = tempfile::tempdir()?;
+/// # std::env::set_current_dir(&folder)?;
+/// # Model::new(|p| Linear::new(p / "encoder", 784, 10))?.save_weights("encoder.safetensors")?;
+///
+/// let model = Model::new(|p| Linear::new(p / "head", 784, 10))?;
+/// let file = WeightsReader::open("encoder.safetensors")?;
+/// let reads = model.state_dict().into_iter().filter_map(|(name, into)| {
+///     Some(TensorRead::whole(file.get(&name.replace("head", "encoder"))?, into))
+/// });
+/// weights::read(&file, reads.collect())?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// Those of [`TensorRead::check`] and of [`WeightsReader::verify`]; nothing was changed then.
+/// [`ModelError::Interrupted`] when a file cannot be read afterwards: the tensors until then have its values, one may have
+/// some of them, and the others are as they were.
+pub fn read(weights: &WeightsReader, reads: Vec<TensorRead<'_>>) -> Result<(), Error> {
+    reads.iter().try_for_each(TensorRead::check)?;
+    weights.verify()?;
+    reads.into_iter().try_for_each(|read| {
+        let path = read.from.path();
+        let interrupted = |source| ModelError::Interrupted { path: path.to_owned(), source };
+        Ok(read.read().map_err(interrupted)?)
+    })
 }
 
-fn open(path: &Path, key: Option<&str>) -> Result<OpenWeights, Error> {
-    let file = File::open(path).map_err(|source| io("read", path, source))?;
-    Ok(format_of(path, &file)?.open(path, file, key)?)
+fn load_all(path: &Path, entry: Option<&str>) -> Result<StateDict, Error> {
+    let mut all: Option<StateDict> = None;
+    for file in open_weights(path, entry)? {
+        let state = match file.weights {
+            OpenWeights::Storages(opened, found) => pth::load(&file.path, *opened, found)?,
+            OpenWeights::Ranges(..) => load_ranges(file)?,
+        };
+        match &mut all {
+            None => all = Some(state),
+            Some(all) => state.into_iter().try_for_each(|(name, it)| all.insert(name, it))?,
+        }
+    }
+    Ok(all.unwrap_or_default())
+}
+
+fn load_ranges(file: WeightsFile) -> Result<StateDict, Error> {
+    let mut state = StateDict::new();
+    for tensor in WeightsReader::new(vec![file])?.tensors() {
+        let form = (kind_of(tensor)?, Device::Cpu);
+        let values = Tensor::f_empty(shape_of(tensor)?, form).map_err(|error| {
+            damaged(tensor.path(), format!("libtorch refuses a tensor of it: {error}"))
+        })?;
+        TensorRead::whole(tensor, values.shallow_clone()).read()?;
+        state.insert(tensor.name(), values)?;
+    }
+    Ok(state)
+}
+
+fn kind_of(tensor: TensorReader<'_>) -> Result<Kind, Error> {
+    loaded_kind(tensor.name(), tensor.info().dtype).map_err(|fact| unsupported(tensor.path(), fact))
+}
+
+fn shape_of(tensor: TensorReader<'_>) -> Result<Vec<i64>, Error> {
+    let shape = tensor.info().shape.iter().map(|&size| i64::try_from(size));
+    shape.collect::<Result<_, _>>().map_err(|error| damaged(tensor.path(), error.to_string()))
 }
 
 fn io(doing: &'static str, path: &Path, source: std::io::Error) -> Error {

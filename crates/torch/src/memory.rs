@@ -238,7 +238,7 @@ pub(crate) fn fill_bytes<E: From<Error>>(
     let address = ffi::tensor_mutable_data(borrow(tensor))
         .map_err(|error| Error::libtorch("fill_bytes", &error))?;
     // SAFETY: a contiguous CPU tensor holds that many initialised bytes; the tensor is borrowed for the
-    // call, and `fill`, of this crate, reads a file and uses no tensor.
+    // call, and `fill`, of this crate, reads a file (`brigade-checkpoint` knows no tensors) and uses no tensor.
     let memory = unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes) };
     if tensor.f_kind().map_err(Error::from)? != Kind::Bool {
         return fill(memory);

@@ -8,10 +8,11 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use tch::{Device, Kind, Tensor};
+use brigade_checkpoint::Region;
+use tch::{Kind, Tensor};
 
 use crate::error::{Error, TorchError};
-use crate::memory::fill_bytes;
+use crate::read_tensor::fill_converted;
 
 /// A file whose bytes go into tensors.
 ///
@@ -98,42 +99,13 @@ impl TensorFile {
     /// Those of [`TensorFile::read_into`].
     pub fn convert_into(&self, offset: u64, kind: Kind, tensor: &mut Tensor) -> Result<(), Error> {
         self.holds(offset, bytes_of(tensor, kind))?;
-        let plain =
-            tensor.device() == Device::Cpu && tensor.is_contiguous() && tensor.f_kind()? == kind;
-        if plain {
-            fill_bytes(tensor, |bytes| self.read(offset, bytes))
-        } else {
-            tch::no_grad(|| self.convert(offset, kind, tensor))
-        }
-    }
-
-    /// Into a tensor that is not plain: part by part, along its first dimensions.
-    fn convert(&self, offset: u64, kind: Kind, tensor: &Tensor) -> Result<(), Error> {
-        let (bytes, size) = (bytes_of(tensor, kind), tensor.size());
-        let (true, Some(&rows)) = (bytes > self.piece, size.first()) else {
-            return self.convert_part(offset, kind, tensor);
-        };
-        // More than a piece, so not empty.
-        let row = bytes / rows.unsigned_abs().max(1) as usize;
-        let step = (self.piece / row.max(1)) as i64;
-        for first in (0..rows).step_by(step.max(1) as usize) {
-            let at = offset + first.unsigned_abs() * row as u64;
-            match step {
-                // A row is more than a piece.
-                0 => self.convert(at, kind, &tensor.f_select(0, first)?)?,
-                _ => {
-                    let part = tensor.f_narrow(0, first, step.min(rows - first))?;
-                    self.convert_part(at, kind, &part)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn convert_part(&self, offset: u64, kind: Kind, tensor: &Tensor) -> Result<(), Error> {
-        let mut values = Tensor::f_empty(tensor.size(), (kind, Device::Cpu))?;
-        fill_bytes(&mut values, |bytes| self.read(offset, bytes))?;
-        Ok(tensor.shallow_clone().f_copy_(&values)?)
+        let size = tensor.size().into_iter().map(i64::unsigned_abs).collect::<Vec<_>>();
+        let mut at = offset;
+        fill_converted(tensor, kind, &Region::whole(&size), self.piece, |_, bytes| {
+            self.read(at, bytes)?;
+            at += bytes.len() as u64;
+            Ok(())
+        })
     }
 
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
@@ -182,6 +154,7 @@ const LEAST_PIECE_BYTES: usize = 4096;
 mod tests {
     use std::fs::OpenOptions;
 
+    use tch::Device;
     use tempfile::TempDir;
 
     use super::*;

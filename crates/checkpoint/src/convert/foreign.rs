@@ -11,10 +11,11 @@ use parking_lot::Mutex;
 use super::FileTensor;
 use super::Weights;
 use super::trainer_state::TrainerState;
-use super::weights::{WeightsOptions, find_weights, is_weights, strip_wrapper};
+use super::weights::{WeightsOptions, find_weights, strip_wrapper};
 use crate::error::{Error, listed};
 use crate::pth::{PthFile, weights_under};
 use crate::value::Value;
+use crate::weights_files::is_weights;
 
 /// Something with the name of its file, or its key.
 pub(super) struct Part<T> {

@@ -1,20 +1,17 @@
 //! A model's weights, wherever they lie.
 
-use std::collections::HashMap;
-use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
 use crate::dtype::Dtype;
 use crate::error::Error;
-use crate::file_name::FileName;
 use crate::file_tensor::{FileTensor, Weights, is_float};
-use crate::format::{OpenWeights, format_of};
+use crate::format::OpenWeights;
 use crate::layout::{Checkpoint, Object, TensorLocation};
 use crate::pth::shown;
-use crate::shards::Index;
+use crate::weights_files::{WeightsFile, open_weights};
 use crate::wrapper_prefix;
 
 /// Which weights of a file are meant, and in which form.
@@ -62,13 +59,9 @@ pub fn read_weights(path: &Path) -> Result<Weights, Error> {
 /// have the type; [`Error::Damaged`] where shards hold something else than their
 /// index says.
 pub fn find_weights(path: &Path, options: &WeightsOptions) -> Result<FoundWeights, Error> {
-    let file = if path.is_dir() { in_folder(path)? } else { path.to_owned() };
     let mut found = FoundWeights::default();
-    let key = options.key.as_deref();
-    if file.extension().is_some_and(|extension| extension == "json") {
-        of_shards(&file, key, &mut found)?;
-    } else {
-        of_file(&file, key, &mut found)?;
+    for file in open_weights(path, options.key.as_deref())? {
+        found.add(file);
     }
     if !found.key.is_empty() {
         found.read.push(format!("the state dictionary under `{}`", shown(&found.key)));
@@ -78,6 +71,27 @@ pub fn find_weights(path: &Path, options: &WeightsOptions) -> Result<FoundWeight
 }
 
 impl FoundWeights {
+    fn add(&mut self, WeightsFile { path, weights }: WeightsFile) {
+        match weights {
+            OpenWeights::Ranges(_, entries) => {
+                self.tensors.extend(entries.into_iter().map(|entry| {
+                    let (path, offset) = (path.clone(), entry.range.start);
+                    let place = TensorLocation { path, offset, info: entry.info };
+                    (entry.name, FileTensor::placed(place))
+                }));
+            }
+            OpenWeights::Storages(file, state) => {
+                let file = Arc::new(Mutex::new(*file));
+                let tensors = state.tensors.into_iter();
+                self.tensors.extend(
+                    tensors.map(|(name, tensor)| (name, FileTensor::stored(&file, tensor))),
+                );
+                self.key = state.key;
+                self.left_out.extend(state.left_out);
+            }
+        }
+    }
+
     /// Brings names and types into the form that `options` ask for.
     pub(super) fn take(&mut self, options: &WeightsOptions) -> Result<(), String> {
         if let Some(prefix) = &options.prefix {
@@ -163,86 +177,4 @@ pub(super) fn of_object(checkpoint: &Checkpoint, model: &Object) -> Result<Weigh
     Ok(weights)
 }
 
-pub(super) fn is_weights(name: &str) -> bool {
-    let is_part = name.starts_with("pytorch_model-") && name.ends_with(".bin");
-    name.ends_with(".safetensors") || is_part || NAMES.contains(&name)
-}
-
-/// The file of weights in a folder, or the index of several: `model.safetensors`, `pytorch_model.bin` and the like.
-#[must_use]
-pub fn weights_file(folder: &Path) -> Option<PathBuf> {
-    NAMES.iter().map(|name| folder.join(name)).find(|file| file.is_file())
-}
-
-fn in_folder(folder: &Path) -> Result<PathBuf, Error> {
-    weights_file(folder).ok_or_else(|| Error::UnknownFormat {
-        path: folder.to_owned(),
-        fact: format!("the folder holds none of {}", NAMES.join(", ")),
-    })
-}
-
-/// The shards of an index, which hold what it says, each tensor once.
-fn of_shards(path: &Path, key: Option<&str>, found: &mut FoundWeights) -> Result<(), Error> {
-    let index = Index::read(path)?;
-    let damaged = |fact: String| Error::Damaged { path: path.to_owned(), fact };
-    let mut holders: HashMap<String, &FileName> = HashMap::new();
-    let mut first: Option<(&FileName, String)> = None;
-    for shard in index.files() {
-        let before = found.tensors.len();
-        of_file(&path.with_file_name(shard), key, found)?;
-        match &first {
-            None => first = Some((shard, found.key.clone())),
-            Some((first, key)) if *key != found.key => {
-                return Err(damaged(format!(
-                    "the state dictionary of {first} is under the key `{}`, that of {shard} under `{}`",
-                    shown(key),
-                    shown(&found.key)
-                )));
-            }
-            Some(_) => {}
-        }
-        for (name, _) in &found.tensors[before..] {
-            if let Some(other) = holders.insert(name.clone(), shard) {
-                let name = shown(name);
-                return Err(damaged(format!("`{name}` is in two shards, {other} and {shard}")));
-            }
-        }
-    }
-    match index.weight_map.iter().find(|(name, shard)| holders.get(*name) != Some(shard)) {
-        Some((name, shard)) => {
-            Err(damaged(format!("`{}` is not in {shard}, where it is to be", shown(name))))
-        }
-        None => Ok(()),
-    }
-}
-
-fn of_file(path: &Path, key: Option<&str>, found: &mut FoundWeights) -> Result<(), Error> {
-    let file = File::open(path).map_err(Error::io("read", path))?;
-    match format_of(path, &file)?.open(path, file, key)? {
-        OpenWeights::Ranges(_, entries) => found.tensors.extend(entries.into_iter().map(|entry| {
-            let (path, offset) = (path.to_owned(), entry.range.start);
-            (entry.name, FileTensor::placed(TensorLocation { path, offset, info: entry.info }))
-        })),
-        OpenWeights::Storages(file, state) => {
-            let file = Arc::new(Mutex::new(*file));
-            let tensors = state.tensors.into_iter();
-            found
-                .tensors
-                .extend(tensors.map(|(name, tensor)| (name, FileTensor::stored(&file, tensor))));
-            found.key = state.key;
-            found.left_out.extend(state.left_out);
-        }
-    }
-    Ok(())
-}
-
-/// In the order in which they are looked for.
-const NAMES: [&str; 6] = [
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-    "diffusion_pytorch_model.safetensors",
-    "diffusion_pytorch_model.bin",
-];
 const MAX_PREFIXES: usize = 10;

@@ -8,7 +8,8 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::FileExt;
 
 use flate2::read::DeflateDecoder;
 
@@ -54,15 +55,15 @@ impl Archive {
     }
 
     /// Opens the archive in an entry of this one.
-    pub(super) fn open_inner(&mut self, name: &str) -> Result<Self, Fault> {
+    pub(super) fn open_inner(&self, name: &str) -> Result<Self, Fault> {
         let (entry, begin) = self.content(name)?;
         Self::open_at(self.file.try_clone()?, self.base + begin, entry.bytes)
     }
 
-    fn open_at(mut file: File, base: u64, length: u64) -> Result<Self, Fault> {
-        let (offset, bytes, count) = find_directory(&mut file, base, length)?;
+    fn open_at(file: File, base: u64, length: u64) -> Result<Self, Fault> {
+        let (offset, bytes, count) = find_directory(&file, base, length)?;
         let mut directory = vec![0; bytes as usize];
-        read_at(&mut file, base + offset, &mut directory)?;
+        read_at(&file, base + offset, &mut directory)?;
 
         let mut listed = Vec::new();
         let mut fields = Fields(&directory);
@@ -119,16 +120,16 @@ impl Archive {
     }
 
     /// Reads the content of an entry and verifies its checksum.
-    pub(super) fn read(&mut self, name: &str) -> Result<Vec<u8>, Fault> {
+    pub(super) fn read(&self, name: &str) -> Result<Vec<u8>, Fault> {
         let (entry, begin) = self.content(name)?;
         let mut content = vec![0; entry.bytes as usize];
-        read_at(&mut self.file, self.base + begin, &mut content)?;
+        read_at(&self.file, self.base + begin, &mut content)?;
         compare(name, crc32fast::hash(&content), entry.crc32)?;
         Ok(content)
     }
 
     /// Reads the content of an entry that may be compressed and has at most `most` bytes, and verifies its checksum.
-    pub(super) fn unpack(&mut self, name: &str, most: u64) -> Result<Vec<u8>, Fault> {
+    pub(super) fn unpack(&self, name: &str, most: u64) -> Result<Vec<u8>, Fault> {
         let entry = self.entry(name)?;
         if entry.content_bytes > most {
             return Err(Fault::unsupported(format_args!(
@@ -141,7 +142,7 @@ impl Archive {
         }
         let begin = self.begin(name, entry)?;
         let mut packed = vec![0; entry.bytes as usize];
-        read_at(&mut self.file, self.base + begin, &mut packed)?;
+        read_at(&self.file, self.base + begin, &mut packed)?;
         let mut content = Vec::new();
         let mut unpacked =
             DeflateDecoder::new(packed.as_slice()).take(entry.content_bytes.saturating_add(1));
@@ -161,32 +162,36 @@ impl Archive {
     /// Copies `bytes` of an entry from `first` on to `out`, in pieces. With `verify` the checksum of the whole
     /// entry is verified before, which reads it once more.
     pub(super) fn copy(
-        &mut self,
+        &self,
         name: &str,
         verify: bool,
         first: u64,
         bytes: u64,
         out: &mut dyn Write,
     ) -> Result<(), Fault> {
-        let (entry, begin) = self.content(name)?;
-        if first.checked_add(bytes).is_none_or(|end| end > entry.bytes) {
+        let place = self.place(name)?;
+        if first.checked_add(bytes).is_none_or(|end| end > place.bytes) {
             return Err(Fault::damaged(format_args!("the entry {name} is too short")));
         }
         if verify {
-            let mut crc = crc32fast::Hasher::new();
-            read_pieces(&mut self.file, self.base + begin, entry.bytes, &mut |piece| {
-                crc.update(piece);
-                Ok(())
-            })?;
-            compare(name, crc.finalize(), entry.crc32)?;
+            place.verify(&self.file)?;
         }
-        read_pieces(&mut self.file, self.base + begin + first, bytes, &mut |piece| {
-            out.write_all(piece)
-        })
+        read_pieces(&self.file, place.begin + first, bytes, &mut |piece| out.write_all(piece))
+    }
+
+    /// Where the content of an entry lies in the file.
+    pub(super) fn place(&self, name: &str) -> Result<StoragePlace, Fault> {
+        let (entry, begin) = self.content(name)?;
+        let checksum = Some((name.to_owned(), entry.crc32));
+        Ok(StoragePlace { begin: self.base + begin, bytes: entry.bytes, checksum })
+    }
+
+    pub(super) fn into_file(self) -> File {
+        self.file
     }
 
     /// An entry, and where its content begins.
-    fn content(&mut self, name: &str) -> Result<(Entry, u64), Fault> {
+    fn content(&self, name: &str) -> Result<(Entry, u64), Fault> {
         let entry = self.entry(name)?;
         if entry.storing != Storing::Plain {
             return Err(Fault::unsupported(format_args!(
@@ -198,9 +203,9 @@ impl Archive {
     }
 
     /// Where the bytes of an entry begin in the archive.
-    fn begin(&mut self, name: &str, entry: Entry) -> Result<u64, Fault> {
+    fn begin(&self, name: &str, entry: Entry) -> Result<u64, Fault> {
         let mut header = [0; LOCAL as usize];
-        read_at(&mut self.file, self.base + entry.header, &mut header)?;
+        read_at(&self.file, self.base + entry.header, &mut header)?;
         let mut fields = Fields(&header);
         if fields.take::<4>()? != *LOCAL_MAGIC {
             return Err(Fault::damaged(format_args!("the entry {name} is not at its place")));
@@ -212,7 +217,7 @@ impl Archive {
             return Err(Fault::damaged(format_args!("the entry {name} runs into the next")));
         }
         let mut own_name = vec![0; name_bytes.into()];
-        read_at(&mut self.file, self.base + entry.header + LOCAL, &mut own_name)?;
+        read_at(&self.file, self.base + entry.header + LOCAL, &mut own_name)?;
         if own_name != name.as_bytes() {
             return Err(Fault::damaged(format_args!("the entry {name} has another name inside")));
         }
@@ -222,6 +227,28 @@ impl Archive {
     fn entry(&self, name: &str) -> Result<Entry, Fault> {
         let missing = || Fault::damaged(format_args!("the entry {name} is missing"));
         self.entries.get(name).copied().ok_or_else(missing)
+    }
+}
+
+/// Where a storage lies in its file.
+#[derive(Debug, Clone)]
+pub(crate) struct StoragePlace {
+    pub(crate) begin: u64,
+    pub(crate) bytes: u64,
+    /// The name of its entry in a zip archive, and the checksum there; `None` in formats that have none.
+    pub(crate) checksum: Option<(String, u32)>,
+}
+
+impl StoragePlace {
+    /// Reads it in pieces, and compares its checksum where it has one.
+    pub(crate) fn verify(&self, file: &File) -> Result<(), Fault> {
+        let Some((name, expected)) = &self.checksum else { return Ok(()) };
+        let mut crc = crc32fast::Hasher::new();
+        read_pieces(file, self.begin, self.bytes, &mut |piece| {
+            crc.update(piece);
+            Ok(())
+        })?;
+        compare(name, crc.finalize(), *expected)
     }
 }
 
@@ -235,7 +262,7 @@ fn compare(name: &str, found: u32, expected: u32) -> Result<(), Fault> {
 }
 
 /// Offset, size and number of entries of the directory.
-fn find_directory(file: &mut File, base: u64, length: u64) -> Result<(u64, u64, u64), Fault> {
+fn find_directory(file: &File, base: u64, length: u64) -> Result<(u64, u64, u64), Fault> {
     let no_end = || {
         Fault::damaged(
             "the archive's directory is not at its end: it was cut short, as by a download that ended early; \
@@ -325,14 +352,13 @@ fn read_entry(fields: &mut Fields<'_>) -> Result<(String, Entry), Fault> {
     Ok((name, Entry { header, bytes: packed, content_bytes: bytes, crc32, storing, end: 0 }))
 }
 
-pub(super) fn read_at(file: &mut File, offset: u64, into: &mut [u8]) -> Result<(), Fault> {
-    file.seek(SeekFrom::Start(offset))?;
-    Ok(file.read_exact(into)?)
+pub(super) fn read_at(file: &File, offset: u64, into: &mut [u8]) -> Result<(), Fault> {
+    Ok(file.read_exact_at(into, offset)?)
 }
 
 /// Reads `bytes` bytes from `at` on in pieces.
 pub(super) fn read_pieces(
-    file: &mut File,
+    file: &File,
     mut at: u64,
     bytes: u64,
     each: &mut dyn FnMut(&[u8]) -> io::Result<()>,

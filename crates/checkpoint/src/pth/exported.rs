@@ -42,12 +42,12 @@ enum Int {
 }
 
 /// The file of `torch.save` with the state dictionary in an archive of PyTorch before 2.8; `None` in any other archive.
-pub(super) fn saved_state_dict(archive: &mut Archive) -> Result<Option<Archive>, Fault> {
+pub(super) fn saved_state_dict(archive: &Archive) -> Result<Option<Archive>, Fault> {
     if archive.has(STATE_DICT) { archive.open_inner(STATE_DICT).map(Some) } else { Ok(None) }
 }
 
 /// The lists of weights in an archive; none where it is not of `torch.export`.
-pub(super) fn configs(archive: &mut Archive, folder: &str) -> Result<Vec<Config>, Fault> {
+pub(super) fn configs(archive: &Archive, folder: &str) -> Result<Vec<Config>, Fault> {
     let begin = format!("{folder}/{WEIGHTS}");
     let is_config = |name: &&str| name.starts_with(&begin) && name.ends_with(CONFIG);
     let mut names: Vec<String> = archive.names().filter(is_config).map(ToOwned::to_owned).collect();

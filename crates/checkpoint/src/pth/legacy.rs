@@ -85,16 +85,16 @@ impl Legacy {
     }
 
     /// Reads a storage.
-    pub(super) fn read(&mut self, key: &str) -> Result<Vec<u8>, Fault> {
+    pub(super) fn read(&self, key: &str) -> Result<Vec<u8>, Fault> {
         let (begin, bytes) = self.place(key)?;
         let mut content = vec![0; bytes as usize];
-        read_at(&mut self.file, begin, &mut content)?;
+        read_at(&self.file, begin, &mut content)?;
         Ok(content)
     }
 
     /// Copies `bytes` of a storage from `first` on to `out`, in pieces.
     pub(super) fn copy(
-        &mut self,
+        &self,
         key: &str,
         first: u64,
         bytes: u64,
@@ -105,10 +105,15 @@ impl Legacy {
             return Err(Fault::damaged(format_args!("storage {} is too short", shown(key))));
         }
         let mut each = |piece: &[u8]| -> io::Result<()> { out.write_all(piece) };
-        read_pieces(&mut self.file, begin + first, bytes, &mut each)
+        read_pieces(&self.file, begin + first, bytes, &mut each)
     }
 
-    fn place(&self, key: &str) -> Result<(u64, u64), Fault> {
+    pub(super) fn into_file(self) -> File {
+        self.file
+    }
+
+    /// The first byte and the number of bytes of a storage.
+    pub(super) fn place(&self, key: &str) -> Result<(u64, u64), Fault> {
         let missing = || Fault::damaged(format_args!("storage {} is missing", shown(key)));
         self.storages.get(key).copied().ok_or_else(missing)
     }
@@ -128,7 +133,7 @@ impl Stream {
         let mut bytes = FIRST_BYTES.min(rest);
         loop {
             let mut code = vec![0; bytes as usize];
-            read_at(&mut self.file, self.at, &mut code)?;
+            read_at(&self.file, self.at, &mut code)?;
             let length = Pickle::read(&code, Dialect::Torch).map(|pickle| pickle.length());
             match length {
                 Ok(length) => {
@@ -171,7 +176,7 @@ impl Stream {
             return Err(cut(begin, self.length));
         }
         let mut count = [0; COUNT_BYTES as usize];
-        read_at(&mut self.file, self.at, &mut count)?;
+        read_at(&self.file, self.at, &mut count)?;
         let mut found = i64::from_le_bytes(count);
         if swapped_counts && found != elements {
             found = found.swap_bytes();

@@ -37,7 +37,7 @@ struct Class {
 
 impl Script {
     /// Reads pickles and code of an archive that has a `constants.pkl`.
-    pub(super) fn read(archive: &mut Archive, folder: &str) -> Result<Self, Fault> {
+    pub(super) fn read(archive: &Archive, folder: &str) -> Result<Self, Fault> {
         let code = format!("{folder}/code/");
         let files = archive.names().filter_map(|name| {
             let module = name.strip_prefix(&code)?.strip_suffix(".py")?;

@@ -5,6 +5,7 @@
 mod hostile;
 mod layout;
 mod like;
+mod reader;
 #[path = "../common/saved.rs"]
 mod saved;
 mod weights;

@@ -6,12 +6,12 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use brigade_checkpoint::convert::{WeightsOptions, find_weights, weights_file};
+use brigade_checkpoint::convert::{WeightsOptions, find_weights};
 use brigade_checkpoint::layout::{
     Checkpoint, MANIFEST, MeshAxis, Object, Placement, TensorEntry, latest, numbered, numbered_path,
 };
 use brigade_checkpoint::pth::{PthFile, TensorData};
-use brigade_checkpoint::{Error, TensorInfo, format_of};
+use brigade_checkpoint::{Error, TensorInfo, format_of, weights_file};
 use brigade_rank_env::text::{counted, escaped, printable};
 use serde_json::{Value, json};
 

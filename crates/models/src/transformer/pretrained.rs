@@ -5,11 +5,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use brigade_checkpoint::shards::{self, Index, IndexMetadata};
-use brigade_checkpoint::{FileName, wrapper_prefix};
+use brigade_checkpoint::{FileName, TensorReader, WeightsReader, wrapper_prefix};
 use brigade_nn::{
     LoadReport, Model, ModelBuilder, ModelError, ParamPath, ShapeMismatch, StateDict, weights,
 };
-use brigade_torch::{Error, Result};
+use brigade_torch::{Error, Result, TensorRead};
 use tch::{Kind, Tensor};
 
 use super::config::{CONFIG, TransformerOptions};
@@ -65,6 +65,8 @@ pub trait Transformer: Sized {
     /// Builds the model of a folder's `config.json` with the folder's weights, in 32 bits on the CPU. It is in
     /// training, as all new models are.
     ///
+    /// Memory is that of the model and 16 MB at most, see [`weights::read`].
+    ///
     /// # Errors
     /// [`super::ConfigError`], [`brigade_nn::ModelError::Build`], and those of [`Transformer::load_pretrained`].
     fn from_pretrained(folder: impl AsRef<Path>) -> Result<Model<Self>> {
@@ -78,13 +80,17 @@ pub trait Transformer: Sized {
     fn from_pretrained_as(folder: impl AsRef<Path>, builder: ModelBuilder) -> Result<Model<Self>> {
         let folder = folder.as_ref();
         let options = Self::Options::from_folder(folder)?;
-        let undrawn = builder.without_first_values();
-        let mut model = undrawn.build(|path| Self::build(path, &options))?;
-        if !Self::load_pretrained(&mut model, folder)?.head.is_empty() {
-            // A new head has first values.
-            model = builder.build(|path| Self::build(path, &options))?;
-            Self::load_pretrained(&mut model, folder)?;
+        let build = |builder: ModelBuilder| builder.build(|path| Self::build(path, &options));
+        let mut model = build(builder.without_first_values())?;
+        let weights = WeightsReader::open(folder)?;
+        let mut fit = Fit::of(&model, &weights)?;
+        if !fit.report.head.is_empty() {
+            // A new head has first values. The two models are not in memory at the same time.
+            drop((fit, model));
+            model = build(builder)?;
+            fit = Fit::of(&model, &weights)?;
         }
+        fit.read(&weights)?;
         Ok(model)
     }
 
@@ -101,13 +107,14 @@ pub trait Transformer: Sized {
     /// Everything else has to fit, or nothing is changed.
     ///
     /// # Errors
-    /// Those of [`weights::load`]; [`brigade_nn::ModelError::Mismatch`] with the report, or an error that says so for a
-    /// vocabulary of another size.
+    /// Those of [`WeightsReader::open`] and of [`weights::read`]; [`brigade_nn::ModelError::Mismatch`] with the report, or
+    /// an error that says so for a vocabulary of another size.
     fn load_pretrained(
         model: &mut Model<Self>,
         weights: impl AsRef<Path>,
     ) -> Result<PretrainedReport> {
-        load::<Self>(model, read(weights.as_ref())?)
+        let weights = WeightsReader::open(weights)?;
+        Fit::of(model, &weights)?.read(&weights)
     }
 
     /// Writes `config.json` and `model.safetensors` into a folder, which is made where it does not exist:
@@ -144,51 +151,6 @@ pub trait Transformer: Sized {
     }
 }
 
-/// Names of files with weights, the preferred one first.
-const FILES: [&str; 4] = [
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-];
-
-fn read(place: &Path) -> Result<StateDict> {
-    if !place.is_dir() {
-        return if place.extension().is_some_and(|it| it == "json") {
-            read_parts(place)
-        } else {
-            weights::load(place)
-        };
-    }
-    let Some(found) = FILES.iter().map(|name| place.join(name)).find(|path| path.is_file()) else {
-        return Err(Error::invalid_argument(format!(
-            "{} has no weights: expected one of {}",
-            place.display(),
-            FILES.join(", ")
-        )));
-    };
-    read(&found)
-}
-
-fn read_parts(index: &Path) -> Result<StateDict> {
-    let folder = index.parent().unwrap_or_else(|| Path::new("."));
-    let index = Index::read(index)?;
-    let mut all = StateDict::new();
-    for file in index.files() {
-        for (name, tensor) in weights::load(folder.join(&**file))? {
-            all.insert(name, tensor)?;
-        }
-    }
-    let absent = index.weight_map.iter().find(|(name, _)| all.get(name).is_none());
-    match absent {
-        None => Ok(all),
-        Some((name, file)) => Err(Error::invalid_argument(format!(
-            "{} lacks `{name}`, which the index says is in it",
-            folder.join(&**file).display()
-        ))),
-    }
-}
-
 /// Buffers that older versions of transformers wrote, and that are computed here.
 fn is_computed(name: &str) -> bool {
     const ENDINGS: [&str; 5] = [
@@ -211,70 +173,89 @@ fn full_name<M: Transformer>(name: &str, has_prefix: bool) -> String {
     if has_prefix { name } else { format!("{}.{name}", M::BODY) }
 }
 
-fn has_prefix<M: Transformer>(state: &StateDict) -> bool {
-    state.names().any(|name| is_below(M::BODY, name))
+/// Which tensors of open weights go into which of a model's.
+struct Fit<'w> {
+    reads: Vec<TensorRead<'w>>,
+    report: PretrainedReport,
 }
 
-fn load<M: Transformer>(model: &mut Model<M>, state: StateDict) -> Result<PretrainedReport> {
-    let own = model.state_dict();
-    let wrapper = {
-        let names: Vec<&str> = state.names().collect();
-        wrapper_prefix(&names, &own.names().collect::<Vec<_>>())
-    };
-    let state = if wrapper.is_empty() { state } else { state.strip_prefix(&wrapper) };
-    let (in_file, in_own) = (has_prefix::<M>(&state), has_prefix::<M>(&own));
-    let own_names: HashMap<String, &str> =
-        own.names().map(|name| (full_name::<M>(name, in_own), name)).collect();
-    let in_head = |full: &str| !is_below(M::BODY, full) || M::is_optional(full);
+impl<'w> Fit<'w> {
+    fn of<M: Transformer>(model: &Model<M>, weights: &'w WeightsReader) -> Result<Self> {
+        let own = model.state_dict();
+        let names: Vec<&str> = weights.tensors().map(|tensor| tensor.name()).collect();
+        let wrapper = wrapper_prefix(&names, &own.names().collect::<Vec<_>>());
+        // All names have the wrapper's prefix.
+        let without = |tensor: TensorReader<'w>| &tensor.name()[wrapper.len()..];
+        let in_file = weights.tensors().any(|tensor| is_below(M::BODY, without(tensor)));
+        let in_own = own.names().any(|name| is_below(M::BODY, name));
+        let own_names: HashMap<String, &str> =
+            own.names().map(|name| (full_name::<M>(name, in_own), name)).collect();
+        let in_head = |full: &str| !is_below(M::BODY, full) || M::is_optional(full);
 
-    let mut report = PretrainedReport::default();
-    let mut problems = LoadReport::default();
-    let mut fitting = StateDict::new();
-    let mut kept = HashSet::new();
-    for (name, tensor) in state {
-        if is_computed(&name) {
-            continue;
-        }
-        let full = full_name::<M>(&name, in_file);
-        let found = own_names.get(&full).and_then(|&own_name| Some((own_name, own.get(own_name)?)));
-        let Some((own_name, values)) = found else {
-            if in_head(&full) {
-                report.unused.push(name);
-            } else {
-                problems.unexpected.push(name);
+        let mut report = PretrainedReport::default();
+        let mut problems = LoadReport::default();
+        let mut fitting: HashMap<String, TensorReader<'w>> = HashMap::new();
+        let mut kept = HashSet::new();
+        for tensor in weights.tensors() {
+            let name = without(tensor);
+            if is_computed(name) {
+                continue;
             }
-            continue;
-        };
-        report.renamed += usize::from(own_name != name);
-        let (in_model, in_weights) = (values.size(), tensor.size());
-        // Tied weights are one parameter under several names.
-        kept.extend(model.parameter_name(own_name).map(str::to_owned));
-        if in_weights == in_model {
-            fitting.insert(own_name, tensor)?;
-        } else if in_head(&full) {
-            report.head.push(own_name.to_owned());
-        } else if full == format!("{}.{}", M::BODY, M::EMBEDDING) {
-            return Err(other_vocabulary(own_name, &in_model, &in_weights));
-        } else {
+            let full = full_name::<M>(name, in_file);
+            let found =
+                own_names.get(&full).and_then(|&own_name| Some((own_name, own.get(own_name)?)));
+            let Some((own_name, values)) = found else {
+                if in_head(&full) {
+                    report.unused.push(name.to_owned());
+                } else {
+                    problems.unexpected.push(name.to_owned());
+                }
+                continue;
+            };
+            report.renamed += usize::from(own_name != name);
+            let in_model = values.size();
+            let in_weights: Vec<i64> =
+                tensor.info().shape.iter().map(|size| size.cast_signed()).collect();
+            // Tied weights are one parameter under several names.
+            kept.extend(model.parameter_name(own_name).map(str::to_owned));
             let name = own_name.to_owned();
-            problems.mismatched.push(ShapeMismatch { name, in_model, in_weights });
-        }
-    }
-    for parameter in model.parameters() {
-        if !kept.contains(&parameter.name) {
-            if in_head(&full_name::<M>(&parameter.name, in_own)) {
-                report.head.push(parameter.name);
+            if in_weights == in_model {
+                if fitting.insert(name.clone(), tensor).is_some() {
+                    return Err(ModelError::DuplicateName { name }.into());
+                }
+            } else if in_head(&full) {
+                report.head.push(name);
+            } else if full == format!("{}.{}", M::BODY, M::EMBEDDING) {
+                return Err(other_vocabulary(own_name, &in_model, &in_weights));
             } else {
-                problems.missing.push(parameter.name);
+                problems.mismatched.push(ShapeMismatch { name, in_model, in_weights });
             }
         }
+        for parameter in model.parameters() {
+            if !kept.contains(&parameter.name) {
+                if in_head(&full_name::<M>(&parameter.name, in_own)) {
+                    report.head.push(parameter.name);
+                } else {
+                    problems.missing.push(parameter.name);
+                }
+            }
+        }
+        report.loaded = fitting.len();
+        if !problems.is_complete() {
+            problems.loaded = report.loaded;
+            return Err(ModelError::Mismatch(Box::new(problems)).into());
+        }
+        // In the model's order: of tied weights with two values the last name's stay.
+        let reads = own.into_iter();
+        let reads =
+            reads.filter_map(|(name, into)| Some(TensorRead::whole(fitting.remove(&name)?, into)));
+        Ok(Self { reads: reads.collect(), report })
     }
-    if !problems.is_complete() {
-        problems.loaded = fitting.len();
-        return Err(ModelError::Mismatch(Box::new(problems)).into());
+
+    fn read(self, weights: &WeightsReader) -> Result<PretrainedReport> {
+        weights::read(weights, self.reads)?;
+        Ok(self.report)
     }
-    report.loaded = model.load_matching(&fitting)?.loaded;
-    Ok(report)
 }
 
 fn other_vocabulary(name: &str, in_model: &[i64], in_weights: &[i64]) -> Error {

@@ -1,6 +1,7 @@
 //! What is held on the CPU alone: networks that consist of the same layers as smaller ones, and transformers' draws.
 
 mod golden;
+mod pretrained_memory;
 mod resnet;
 mod sharded;
 mod transformers_seed;

@@ -9,14 +9,12 @@ use brigade_checkpoint::pth::{
 };
 use brigade_checkpoint::{Dtype, Error as FileError, TensorInfo, Value};
 use brigade_torch::{Error, bytes, dtype_of, loaded_kind, tensor_from_bytes};
-use indexmap::IndexMap;
 use tch::{Device, Tensor};
 
 use super::damaged;
 use super::safetensors::{CHUNK_BYTES, write_whole};
+use crate::StateDict;
 use crate::error::ModelError;
-use crate::model::Shapes;
-use crate::{LoadReport, Model, StateDict};
 
 /// A state dictionary of a file.
 pub(super) fn load(
@@ -32,40 +30,6 @@ pub(super) fn load(
         state.insert(name, view)?;
     }
     Ok(state)
-}
-
-/// Into the model's tensors, when all fit: every storage is read to see that it is sound, and again for
-/// its values, so that only one is in memory at a time.
-pub(super) fn load_into<M>(
-    model: &Model<M>,
-    path: &Path,
-    mut file: PthFile,
-    found: StoredStateDict,
-) -> Result<LoadReport, Error> {
-    let tensors: IndexMap<String, StoredTensor> = found.tensors.into_iter().collect();
-    let shapes: Shapes =
-        tensors.iter().map(|(name, spec)| (name.clone(), spec.size.clone())).collect();
-    let mut plan = model.plan(&shapes).complete()?;
-    plan.report.key = found.key;
-    for (name, spec) in &tensors {
-        check_kind(path, name, spec)?;
-    }
-    let mut storages = HashMap::new();
-    for (name, spec) in &tensors {
-        // Of tensors that share one it stays until another is asked for.
-        storages.retain(|key, _| *key == spec.storage.key);
-        let _ = view(&mut file, &mut storages, spec).map_err(|error| about(error, name))?;
-    }
-    let interrupted = |source| ModelError::Interrupted { path: path.to_owned(), source };
-    for (name, mut tensor) in plan.values {
-        let Some(spec) = tensors.get(name.as_str()) else { continue };
-        storages.retain(|key, _| *key == spec.storage.key);
-        let values = view(&mut file, &mut storages, spec).map_err(interrupted)?;
-        tch::no_grad(|| tensor.f_copy_(&values)).map_err(|error| {
-            interrupted(ModelError::torch(format!("copy the values of {name}"))(error).into())
-        })?;
-    }
-    Ok(plan.report)
 }
 
 fn check_kind(path: &Path, name: &str, spec: &StoredTensor) -> Result<(), Error> {

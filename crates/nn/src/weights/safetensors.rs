@@ -1,98 +1,21 @@
-//! Files in which each tensor is a range of bytes, and safetensors out.
-//!
-//! Plain tensors are read into; the others are filled in pieces. A file that is cut short meanwhile is an error.
+//! Safetensors out.
 
-use std::collections::HashMap;
 use std::fs::{File, Permissions};
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use brigade_checkpoint::TensorInfo;
-use brigade_checkpoint::safetensors::{Entry, layout};
-use brigade_torch::{Error, TensorFile, TorchError, bytes, dtype_of, loaded_kind};
-use tch::{Device, Kind, TchError, Tensor};
+use brigade_checkpoint::safetensors::layout;
+use brigade_torch::{Error, bytes, dtype_of};
+use tch::{Device, Tensor};
 
-use super::{damaged, io};
+use super::io;
+use crate::StateDict;
 use crate::error::ModelError;
-use crate::model::Shapes;
-use crate::{LoadReport, Model, StateDict};
 
 /// What is copied out of a tensor at a time: small enough for a processor's cache.
 pub(super) const CHUNK_BYTES: usize = 256 << 10;
-
-pub(super) fn load(path: &Path, file: File, entries: Vec<Entry>) -> Result<StateDict, Error> {
-    let mut state = StateDict::new();
-    let file = tensor_file(path, file)?;
-    for entry in entries {
-        let form = (kind(path, &entry)?, Device::Cpu);
-        let refused =
-            |error: TchError| damaged(path, format!("libtorch refuses a tensor of it: {error}"));
-        let mut tensor = Tensor::f_empty(shape(path, &entry)?, form).map_err(refused)?;
-        fill(&file, &entry, &mut tensor)?;
-        state.insert(entry.name, tensor)?;
-    }
-    Ok(state)
-}
-
-/// Straight into the model's tensors, when all fit.
-pub(super) fn load_into<M>(
-    model: &Model<M>,
-    path: &Path,
-    file: File,
-    tensors: &[Entry],
-) -> Result<LoadReport, Error> {
-    let file = tensor_file(path, file)?;
-    let mut shapes = Shapes::new();
-    for entry in tensors {
-        shapes.insert(entry.name.clone(), shape(path, entry)?);
-    }
-    let plan = model.plan(&shapes).complete()?;
-    let interrupted = |source| ModelError::Interrupted { path: path.to_owned(), source };
-    let entries: HashMap<&str, &Entry> =
-        tensors.iter().map(|entry| (entry.name.as_str(), entry)).collect();
-    for entry in tensors {
-        kind(path, entry)?;
-    }
-    for (name, mut tensor) in plan.values {
-        let Some(entry) = entries.get(name.as_str()) else { continue };
-        fill(&file, entry, &mut tensor).map_err(interrupted)?;
-    }
-    Ok(plan.report)
-}
-
-fn kind(path: &Path, entry: &Entry) -> Result<Kind, Error> {
-    loaded_kind(&entry.name, entry.info.dtype).map_err(|fact| super::unsupported(path, fact))
-}
-
-fn shape(path: &Path, entry: &Entry) -> Result<Vec<i64>, Error> {
-    let shape = entry.info.shape.iter().map(|&size| i64::try_from(size));
-    shape.collect::<Result<_, _>>().map_err(|error| damaged(path, error.to_string()))
-}
-
-fn tensor_file(path: &Path, file: File) -> Result<TensorFile, Error> {
-    TensorFile::from_file(path, file).map_err(|error| unread(path, error))
-}
-
-fn fill(file: &TensorFile, entry: &Entry, tensor: &mut Tensor) -> Result<(), Error> {
-    let filled = file.convert_into(entry.range.start, kind(file.path(), entry)?, tensor);
-    filled.map_err(|error| unread(file.path(), error))
-}
-
-fn unread(path: &Path, error: Error) -> Error {
-    match error.downcast() {
-        Ok(TorchError::Read { path, source }) => io("read", &path, source),
-        Ok(TorchError::CutShort { expected, found, .. }) => damaged(
-            path,
-            format!("it was cut short while it was read: expected {expected} bytes, found {found}"),
-        ),
-        Ok(TorchError::Tensor(source)) => {
-            ModelError::Torch { doing: "copy values of a file".into(), source }.into()
-        }
-        Ok(other) => damaged(path, other.to_string()),
-        Err(other) => damaged(path, other.to_string()),
-    }
-}
 
 pub(super) fn save(state: &StateDict, path: &Path) -> Result<(), Error> {
     let mut tensors = Vec::with_capacity(state.len());

@@ -21,7 +21,7 @@ impl Accelerator {
 
     /// Reads a model's parameters and buffers on rank 0 and sends them to the others, so that only rank
     /// 0 needs the file: safetensors, or a file of `torch.save` with one state dictionary, alone or in a
-    /// dictionary. Every name and shape must fit, where need be without a prefix
+    /// dictionary; also several files with their index, and a folder. Every name and shape must fit, where need be without a prefix
     /// ([`Model::load_state_dict`](brigade_nn::Model::load_state_dict)); a line on standard error says so.
     ///
     /// # Errors

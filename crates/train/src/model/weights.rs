@@ -39,12 +39,9 @@ impl<M> PreparedModel<M> {
         path: &Path,
         key: Option<&str>,
     ) -> Result<Option<String>> {
-        let report = processes.on_main_process(|| {
-            let file = if path.is_dir() { path.join(MODEL_FILE) } else { path.to_owned() };
-            match key {
-                Some(key) => self.model.load_entry(file, key),
-                None => self.model.load_weights(file),
-            }
+        let report = processes.on_main_process(|| match key {
+            Some(key) => self.model.load_entry(path, key),
+            None => self.model.load_weights(path),
         })?;
         if let Some(group) = processes.group() {
             broadcast_all(&group, &self.model.parameters())?;

@@ -1,0 +1,267 @@
+//! Weights whose tensors are read one at a time, whole or in part, into memory of the caller.
+
+mod place;
+mod region;
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use indexmap::IndexMap;
+
+use self::place::Place;
+pub use self::region::Region;
+use crate::dtype::TensorInfo;
+use crate::error::Error;
+use crate::fault::Fault;
+use crate::format::OpenWeights;
+use crate::pth::{PthFile, StoragePlace, StoredStateDict, StoredTensor, shown};
+use crate::weights_files::{WeightsFile, open_weights};
+
+/// Open weights, of one file or several.
+///
+/// What it opens is what [`open_weights`] does. Where each tensor lies is known and checked from then on; its values are
+/// read when they are asked for, by threads at the same time if need be.
+///
+/// ```
+/// use brigade_checkpoint::{Region, WeightsReader};
+///
+/// let weights = WeightsReader::open("tests/fixtures/weights/kinds_protocol_4.pth")?;
+/// let matrix = weights.get("base").expect("the file has it");
+/// assert_eq!(matrix.info().to_string(), "[3, 4] of F32");
+/// // The last two rows, as a rank reads its shard.
+/// let rows = Region::whole(&matrix.info().shape).narrow(0, 1, 2);
+/// let mut bytes = vec![0; 2 * 4 * 4];
+/// matrix.read(&rows, &mut bytes)?;
+/// assert_eq!(bytes[..4], 5f32.to_le_bytes());
+/// # Ok::<(), brigade_checkpoint::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct WeightsReader {
+    files: Vec<OpenFile>,
+    tensors: IndexMap<String, Held>,
+    key: String,
+}
+
+#[derive(Debug)]
+struct OpenFile {
+    path: PathBuf,
+    file: File,
+    /// Its size when it was opened.
+    bytes: u64,
+    /// Storages with checksums, each with the name of a tensor in it.
+    checked: Vec<(String, StoragePlace)>,
+}
+
+/// A tensor in a file.
+#[derive(Debug)]
+struct Held {
+    /// Index of the file.
+    file: usize,
+    info: TensorInfo,
+    /// `None` for types whose elements are not whole bytes, or have a meaning only with a scale beside them.
+    place: Option<Place>,
+}
+
+/// A tensor of a [`WeightsReader`].
+#[derive(Debug, Clone, Copy)]
+pub struct TensorReader<'r> {
+    name: &'r str,
+    held: &'r Held,
+    file: &'r OpenFile,
+}
+
+impl WeightsReader {
+    /// Opens weights, see [`open_weights`].
+    ///
+    /// # Errors
+    /// Those of [`open_weights`]; [`Error::Damaged`] where a tensor of a `.pth` file does not lie in its storage.
+    pub fn open(place: impl AsRef<Path>) -> Result<Self, Error> {
+        Self::open_entry(place, None)
+    }
+
+    /// As [`WeightsReader::open`], of the state dictionary at `key` of a `.pth` file.
+    ///
+    /// # Errors
+    /// Those of [`WeightsReader::open`]; [`Error::NoSuchKey`].
+    pub fn open_entry(place: impl AsRef<Path>, key: Option<&str>) -> Result<Self, Error> {
+        Self::new(open_weights(place.as_ref(), key)?)
+    }
+
+    /// Takes files that are open. Of tensors of one name the last counts.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`] where a tensor of a `.pth` file does not lie in its storage; [`Error::Io`].
+    pub fn new(files: Vec<WeightsFile>) -> Result<Self, Error> {
+        let mut reader = Self { files: Vec::new(), tensors: IndexMap::new(), key: String::new() };
+        for WeightsFile { path, weights } in files {
+            weights.key().clone_into(&mut reader.key);
+            let opened = reader.add(&path, weights).map_err(|fault| fault.at(&path))?;
+            reader.files.push(opened);
+        }
+        Ok(reader)
+    }
+
+    fn add(&mut self, path: &Path, weights: OpenWeights) -> Result<OpenFile, Fault> {
+        let file = self.files.len();
+        let (opened, checked) = match weights {
+            OpenWeights::Ranges(opened, entries) => {
+                self.tensors.extend(entries.into_iter().map(|entry| {
+                    let place = has_whole_bytes(&entry.info).then(|| {
+                        let width = entry.info.dtype.bytes();
+                        Place::row_major(entry.range.start, width, &entry.info.shape)
+                    });
+                    (entry.name, Held { file, info: entry.info, place })
+                }));
+                (opened, Vec::new())
+            }
+            OpenWeights::Storages(opened, found) => {
+                let checked = self.add_stored(file, &opened, found)?;
+                (opened.into_file(), checked)
+            }
+        };
+        let bytes = opened.metadata()?.len();
+        Ok(OpenFile { path: path.to_owned(), file: opened, bytes, checked })
+    }
+
+    /// Adds the tensors of a `.pth` file. Returns its storages with checksums.
+    fn add_stored(
+        &mut self,
+        file: usize,
+        opened: &PthFile,
+        found: StoredStateDict,
+    ) -> Result<Vec<(String, StoragePlace)>, Fault> {
+        let mut storages: IndexMap<String, (String, StoredTensor, StoragePlace)> = IndexMap::new();
+        for (name, tensor) in found.tensors {
+            let key = &tensor.storage.key;
+            if !storages.contains_key(key) {
+                let place = opened.place(key).map_err(|fault| fault.about(&name))?;
+                storages.insert(key.clone(), (name.clone(), tensor.clone(), place));
+            }
+            let (_, first, storage) = &storages[key];
+            if first.storage != tensor.storage {
+                let fault =
+                    Fault::damaged(format_args!("storage {} is used as two kinds", shown(key)));
+                return Err(fault.about(&name));
+            }
+            let info = tensor.info();
+            let place = has_whole_bytes(&info).then(|| {
+                let width = info.dtype.bytes();
+                let bytes = |elements: i64| elements.unsigned_abs().saturating_mul(width);
+                Place {
+                    begin: storage.begin + bytes(tensor.offset),
+                    width,
+                    strides: tensor.stride.iter().copied().map(bytes).collect(),
+                }
+            });
+            self.tensors.insert(name, Held { file, info, place });
+        }
+        let storages = storages.into_values();
+        let checked = storages.filter(|(_, _, place)| place.checksum.is_some());
+        Ok(checked.map(|(name, _, place)| (name, place)).collect())
+    }
+
+    /// Returns the key of the state dictionary in its file, see
+    /// [`StoredStateDict::key`]; empty where it is all of the file.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// Returns the tensor of a name.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<TensorReader<'_>> {
+        let (_, name, held) = self.tensors.get_full(name)?;
+        Some(TensorReader { name, held, file: &self.files[held.file] })
+    }
+
+    /// Returns all tensors, in the order of their files.
+    #[must_use]
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorReader<'_>> {
+        let tensors = self.tensors.iter();
+        tensors.map(|(name, held)| TensorReader { name, held, file: &self.files[held.file] })
+    }
+
+    /// Compares the checksums of all storages of `.pth` files, which reads each once, in pieces. Safetensors and the
+    /// `.pth` files before zip archives have none.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`] with a tensor of the first storage that is not what was written; [`Error::Io`].
+    pub fn verify(&self) -> Result<(), Error> {
+        for file in &self.files {
+            for (name, place) in &file.checked {
+                let verified = place.verify(&file.file);
+                verified.map_err(|fault| fault.about(name).at(&file.path))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<'r> TensorReader<'r> {
+    /// Returns its name.
+    #[must_use]
+    pub fn name(&self) -> &'r str {
+        self.name
+    }
+
+    /// Returns its type and shape.
+    #[must_use]
+    pub fn info(&self) -> &'r TensorInfo {
+        &self.held.info
+    }
+
+    /// Returns the file that it is in.
+    #[must_use]
+    pub fn path(&self) -> &'r Path {
+        &self.file.path
+    }
+
+    /// Reads a region, in row-major order and little-endian as in the file, into as many bytes.
+    ///
+    /// What follows each other in the file, as rows do, is read where it goes. For columns, and for views of a `.pth` file
+    /// in another order, pieces of at most 4 MB are read and taken apart; for a view that overlaps itself, all that it
+    /// covers. Checksums are not compared: [`WeightsReader::verify`].
+    ///
+    /// # Errors
+    /// [`Error::NoSuchRegion`] where the tensor does not have the region or `into` another size;
+    /// [`Error::Unsupported`] for quantized tensors and elements of less than a byte; [`Error::Damaged`] for a file that
+    /// was cut short meanwhile, and [`Error::Io`]: `into` may be changed in part then.
+    pub fn read(&self, region: &Region, into: &mut [u8]) -> Result<(), Error> {
+        let Self { name, held: Held { info, place, .. }, file } = *self;
+        let path = &file.path;
+        let Some(place) = place else {
+            let fact = format!(
+                "`{}` is {}, whose elements cannot be read by themselves; save it in another dtype",
+                shown(name),
+                info.dtype
+            );
+            return Err(Error::Unsupported { path: path.clone(), fact });
+        };
+        let bytes = TensorInfo { dtype: info.dtype, shape: region.shape.clone() }.bytes();
+        if !region.is_within(&info.shape) || bytes != Some(into.len() as u64) {
+            return Err(Error::NoSuchRegion {
+                path: path.clone(),
+                name: name.to_owned(),
+                fact: format!("{region} into {} bytes, of a tensor {info}", into.len()),
+            });
+        }
+        place.read(&file.file, region, into).map_err(|error| {
+            if error.kind() != io::ErrorKind::UnexpectedEof {
+                return Error::io("read", path)(error);
+            }
+            let found = file.file.metadata().map_or(0, |metadata| metadata.len());
+            let fact = format!(
+                "it was cut short while `{}` was read: expected {} bytes, found {found}",
+                shown(name),
+                file.bytes
+            );
+            Error::Damaged { path: path.clone(), fact }
+        })
+    }
+}
+
+/// Whether each element is some bytes that have a meaning by themselves.
+fn has_whole_bytes(info: &TensorInfo) -> bool {
+    info.dtype.bits().is_multiple_of(8) && !info.dtype.is_quantized()
+}

@@ -1,0 +1,140 @@
+//! Parts of tensors.
+
+use std::fmt;
+
+/// A box of a tensor: its first element, and how many follow along each dimension.
+///
+/// ```
+/// use brigade_checkpoint::Region;
+///
+/// let whole = Region::whole(&[10, 4]);
+/// let rows = whole.narrow(0, 6, 3);
+/// assert_eq!((rows.offset.as_slice(), rows.shape.as_slice()), (&[6, 0][..], &[3, 4][..]));
+/// assert_eq!(rows.to_string(), "[3, 4] at [6, 0]");
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Region {
+    /// Index of its first element in the whole tensor, one number for each dimension.
+    pub offset: Vec<u64>,
+    /// Its shape.
+    pub shape: Vec<u64>,
+}
+
+impl Region {
+    /// Returns all of a tensor of this shape.
+    #[must_use]
+    pub fn whole(shape: &[u64]) -> Self {
+        Self { offset: vec![0; shape.len()], shape: shape.to_vec() }
+    }
+
+    /// Returns the part of `length` elements from `start` on along one dimension, as PyTorch's `narrow`: for
+    /// dimension 0 some of the rows.
+    ///
+    /// # Panics
+    /// When the region does not have the dimension.
+    #[must_use]
+    pub fn narrow(&self, dim: usize, start: u64, length: u64) -> Self {
+        let mut part = self.clone();
+        part.offset[dim] = part.offset[dim].saturating_add(start);
+        part.shape[dim] = length;
+        part
+    }
+
+    /// Returns whether it lies within a tensor of this shape.
+    #[must_use]
+    pub fn is_within(&self, shape: &[u64]) -> bool {
+        let fits = |dim: usize| {
+            let end = self.offset[dim].checked_add(self.shape[dim]);
+            end.is_some_and(|end| end <= shape[dim])
+        };
+        self.offset.len() == shape.len()
+            && self.shape.len() == shape.len()
+            && (0..shape.len()).all(fits)
+    }
+
+    /// Cuts it into parts of at most `most` elements, at least 1, that follow each other in row-major order; none
+    /// of a region without elements.
+    ///
+    /// ```
+    /// use brigade_checkpoint::Region;
+    ///
+    /// let parts: Vec<_> = Region::whole(&[5, 3]).parts(6).iter().map(ToString::to_string).collect();
+    /// assert_eq!(parts, ["[2, 3] at [0, 0]", "[2, 3] at [2, 0]", "[1, 3] at [4, 0]"]);
+    /// ```
+    #[must_use]
+    pub fn parts(&self, most: u64) -> Vec<Self> {
+        if self.shape.contains(&0) {
+            return Vec::new();
+        }
+        let most = most.max(1);
+        let inner = |dim: usize| {
+            self.shape[dim + 1..].iter().fold(1u64, |product, &size| product.saturating_mul(size))
+        };
+        // The first dimension whose rows have room.
+        let Some(dim) = (0..self.shape.len()).find(|&dim| inner(dim) <= most) else {
+            return vec![self.clone()];
+        };
+        let step = most / inner(dim);
+        let mut parts = vec![self.clone()];
+        for (outer, step) in (0..dim).map(|dim| (dim, 1)).chain([(dim, step)]) {
+            let cut = |part: &Self| {
+                let (part, size) = (part.clone(), self.shape[outer]);
+                let starts = (0..size.div_ceil(step)).map(move |number| number * step);
+                starts.map(move |start| part.narrow(outer, start, step.min(size - start)))
+            };
+            parts = parts.iter().flat_map(cut).collect();
+        }
+        parts
+    }
+}
+
+impl fmt::Display for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} at {:?}", self.shape, self.offset)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Places of the elements in a tensor of this shape, in row-major order.
+    fn places(region: &Region, shape: &[u64]) -> Vec<u64> {
+        let dims = region.offset.iter().zip(&region.shape).zip(shape);
+        dims.fold(vec![0], |places, ((&offset, &size), &whole)| {
+            let along =
+                |place: u64| (offset..offset + size).map(move |index| place * whole + index);
+            places.into_iter().flat_map(along).collect()
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn parts_follow_each_other_and_keep_the_limit(
+            shape in proptest::collection::vec(0u64..5, 0..5), most in 1u64..40
+        ) {
+            let whole = Region::whole(&shape);
+            let parts = whole.parts(most);
+            let placed: Vec<_> = parts.iter().map(|part| places(part, &shape)).collect();
+            prop_assert!(placed.iter().all(|part| part.len() as u64 <= most));
+            prop_assert!(parts.iter().all(|part| part.is_within(&shape)));
+            prop_assert_eq!(placed.concat(), places(&whole, &shape));
+        }
+    }
+
+    #[test]
+    fn regions_beyond_a_tensor_are_told() {
+        let region = |offset: &[u64], shape: &[u64]| Region {
+            offset: offset.to_vec(),
+            shape: shape.to_vec(),
+        };
+        assert!(region(&[2, 0], &[1, 4]).is_within(&[3, 4]));
+        assert!(region(&[], &[]).is_within(&[]));
+        assert!(!region(&[2, 0], &[2, 4]).is_within(&[3, 4]));
+        assert!(!region(&[u64::MAX], &[1]).is_within(&[3]));
+        assert!(!region(&[0], &[3]).is_within(&[3, 4]));
+        assert!(!region(&[0, 0], &[3]).is_within(&[3, 4]));
+    }
+}

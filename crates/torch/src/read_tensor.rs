@@ -1,0 +1,205 @@
+//! Tensors out of weights files.
+
+use brigade_checkpoint::{Error as FileError, Region, TensorReader};
+use tch::{Device, Kind, Tensor};
+
+use crate::dtype::loaded_kind;
+use crate::error::Error;
+use crate::memory::fill_bytes;
+
+/// A tensor to be filled with a region of a tensor of weights files. Both have one shape; kind, device and order in memory
+/// of the tensor may be any.
+///
+/// ```
+/// use brigade_checkpoint::{Region, WeightsReader};
+/// use brigade_torch::TensorRead;
+/// use tch::{Device, Kind, Tensor};
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("model.safetensors");
+/// # let header = br#"{"weight":{"dtype":"F32","shape":[4,2],"data_offsets":[0,32]}} "#;
+/// # let values = [0f32, 1., 2., 3., 4., 5., 6., 7.].map(f32::to_le_bytes);
+/// # std::fs::write(&path, [&(header.len() as u64).to_le_bytes(), &header[..], values.as_flattened()].concat())?;
+/// let weights = WeightsReader::open(path)?;
+/// let from = weights.get("weight").expect("the file has it");
+/// // The second half of the rows, as doubles.
+/// let region = Region::whole(&from.info().shape).narrow(0, 2, 2);
+/// let shard = Tensor::zeros([2, 2], (Kind::Double, Device::Cpu));
+/// TensorRead { from, region, into: shard.shallow_clone() }.read()?;
+/// assert_eq!(shard.double_value(&[0, 1]), 5.0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct TensorRead<'r> {
+    /// The tensor of the files.
+    pub from: TensorReader<'r>,
+    /// What is read of it.
+    pub region: Region,
+    /// What it is read into.
+    pub into: Tensor,
+}
+
+impl<'r> TensorRead<'r> {
+    /// Returns the read of a whole tensor.
+    #[must_use]
+    pub fn whole(from: TensorReader<'r>, into: Tensor) -> Self {
+        Self { from, region: Region::whole(&from.info().shape), into }
+    }
+
+    /// Checks what can be known before the file is read: the region, the shapes, and that tensors can have the file's type.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::InvalidArgument`] for another shape and for a region beyond the file's tensor;
+    /// [`FileError::Unsupported`] for types that tensors cannot have.
+    pub fn check(&self) -> Result<(), Error> {
+        let Self { from, region, into } = self;
+        let shape = region.shape.iter().map(|&size| i64::try_from(size).ok());
+        let fits = shape.eq(into.size().into_iter().map(Some));
+        if !fits || !region.is_within(&from.info().shape) {
+            return Err(Error::invalid_argument(format!(
+                "cannot read {region} of `{}`, {} in {}, into a tensor of shape {:?}",
+                from.name(),
+                from.info(),
+                from.path().display(),
+                into.size()
+            )));
+        }
+        Ok(self.kind().map(drop)?)
+    }
+
+    /// Reads. A plain tensor of the CPU, of the file's kind, is read into: memory beside it is what [`TensorReader::read`]
+    /// takes, 4 MB at most but for views that overlap themselves. For other tensors 8 MB more are read at a time and copied.
+    ///
+    /// Autograd does not notice: for leaves and buffers, outside of a forward pass.
+    ///
+    /// # Errors
+    /// Those of [`TensorRead::check`], with nothing changed; those of [`TensorReader::read`], and
+    /// [`crate::TorchError::Tensor`] when libtorch cannot copy: what is in the tensor is undefined then.
+    pub fn read(mut self) -> Result<(), Error> {
+        self.check()?;
+        let kind = self.kind()?;
+        let from = self.from;
+        fill_converted(&mut self.into, kind, &self.region, PART_BYTES, |part, bytes| {
+            Ok(from.read(part, bytes)?)
+        })
+    }
+
+    fn kind(&self) -> Result<Kind, FileError> {
+        let path = self.from.path();
+        let kind = loaded_kind(self.from.name(), self.from.info().dtype);
+        kind.map_err(|fact| FileError::Unsupported { path: path.to_owned(), fact })
+    }
+}
+
+/// Fills a tensor with what `read` gives of a region of its shape in values of `kind`: the whole region where the tensor
+/// is plain and of that kind, else parts of at most so many bytes, in row-major order.
+pub(crate) fn fill_converted(
+    into: &mut Tensor,
+    kind: Kind,
+    region: &Region,
+    part_bytes: usize,
+    mut read: impl FnMut(&Region, &mut [u8]) -> Result<(), Error>,
+) -> Result<(), Error> {
+    if into.device() == Device::Cpu && into.is_contiguous() && into.f_kind()? == kind {
+        return fill_bytes(into, |bytes| read(region, bytes));
+    }
+    tch::no_grad(|| {
+        for part in region.parts((part_bytes / kind.elt_size_in_bytes()) as u64) {
+            let mut target = into.shallow_clone();
+            for dim in 0..part.shape.len() {
+                let start = part.offset[dim] - region.offset[dim];
+                // Sizes of `into`, so an i64 has room.
+                target = target.f_narrow(dim as i64, start as i64, part.shape[dim] as i64)?;
+            }
+            let mut values = Tensor::f_empty(target.size(), (kind, Device::Cpu))?;
+            fill_bytes(&mut values, |bytes| read(&part, bytes))?;
+            target.f_copy_(&values)?;
+        }
+        Ok(())
+    })
+}
+
+/// With the window of the reader no more than 16 MB.
+const PART_BYTES: usize = 8 << 20;
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use brigade_checkpoint::safetensors::layout;
+    use brigade_checkpoint::{Dtype, TensorInfo, WeightsReader};
+
+    use super::*;
+    use crate::memory_format::channels_last;
+
+    fn open(path: &Path, shape: &[u64], values: &[f32]) -> WeightsReader {
+        let info = TensorInfo { dtype: Dtype::F32, shape: shape.to_vec() };
+        let mut bytes = layout(path, &[("t", info)]).unwrap().header;
+        bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        std::fs::write(path, bytes).unwrap();
+        WeightsReader::open(path).unwrap()
+    }
+
+    fn read(from: TensorReader<'_>, region: &Region, into: &Tensor) -> Result<(), Error> {
+        TensorRead { from, region: region.clone(), into: into.shallow_clone() }.read()
+    }
+
+    #[test]
+    fn regions_have_the_values_of_narrowing() {
+        let folder = tempfile::tempdir().unwrap();
+        // Two parts and more.
+        let shape = [96i64, 64, 32, 16];
+        let expected =
+            Tensor::arange(shape.iter().product::<i64>(), (Kind::Float, Device::Cpu)).view(shape);
+        let values = Vec::<f32>::try_from(expected.flatten(0, -1)).unwrap();
+        let weights = open(&folder.path().join("w"), &[96, 64, 32, 16], &values);
+        let tensor = weights.get("t").unwrap();
+        let whole = Region::whole(&tensor.info().shape);
+        for region in
+            [whole.clone(), whole.narrow(0, 5, 91), whole.narrow(1, 3, 60), whole.narrow(3, 2, 3)]
+        {
+            let mut expected = expected.shallow_clone();
+            for dim in 0..4 {
+                expected = expected.narrow(
+                    dim as i64,
+                    region.offset[dim] as i64,
+                    region.shape[dim] as i64,
+                );
+            }
+            for kind in [Kind::Float, Kind::Double, Kind::BFloat16] {
+                let plain = Tensor::zeros(expected.size(), (kind, Device::Cpu));
+                read(tensor, &region, &plain).unwrap();
+                assert_eq!(plain, expected.to_kind(kind), "{region} as {kind:?}");
+                let images = channels_last(&plain.zeros_like()).unwrap();
+                read(tensor, &region, &images).unwrap();
+                assert_eq!(images, plain, "{region} as {kind:?}, channels last");
+            }
+        }
+        let other = Tensor::zeros([96, 64, 32], (Kind::Float, Device::Cpu));
+        for region in [whole.clone(), whole.narrow(3, 0, 17)] {
+            let error = read(tensor, &region, &other).unwrap_err().to_string();
+            assert!(
+                error.starts_with(&format!("cannot read {region} of `t`, [96, 64, 32, 16] of F32")),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn scalars_and_empty_tensors_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        for (shape, values) in [(&[][..], &[2.5f32][..]), (&[0, 3], &[])] {
+            let weights = open(&folder.path().join("w"), shape, values);
+            let tensor = weights.get("t").unwrap();
+            for kind in [Kind::Float, Kind::Double] {
+                let sizes: Vec<i64> = shape.iter().map(|&size| size as i64).collect();
+                let into = Tensor::zeros(sizes, (kind, Device::Cpu));
+                TensorRead::whole(tensor, into.shallow_clone()).read().unwrap();
+                assert_eq!(
+                    into.sum(Kind::Double).double_value(&[]),
+                    f64::from(values.iter().sum::<f32>())
+                );
+            }
+        }
+    }
+}
