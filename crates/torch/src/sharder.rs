@@ -5,7 +5,7 @@ use std::fmt;
 
 use brigade_checkpoint::Dtype;
 use brigade_rank_env::text::counted;
-use brigade_sharding::{Offload, Reshard, ShardingPlan, UnitParameter};
+use brigade_sharding::{Offload, Reshard, ShardingPlan, Unit, UnitParameter};
 use cxx::UniquePtr;
 use tch::Tensor;
 
@@ -115,57 +115,21 @@ impl Sharder {
         };
         let handle = ffi::new_sharder(groups.gather.raw(), groups.reduce.raw(), &replicated, &raw)
             .map_err(|error| Error::libtorch("Sharder::new", &error))?;
-        let mut sharder =
-            Self { handle: Handle(handle), groups, modules: HashMap::new(), plan: plan.clone() };
+        let mut modules = HashMap::new();
         let mut shards = Vec::new();
-        if plan.units().first().is_none_or(|unit| !unit.is_root()) {
-            sharder.add_unit("", false, &[], parameters, 0)?;
+        // The engine has a root in any case: it is where a forward begins and ends.
+        let has_root = plan.units().first().is_some_and(Unit::is_root);
+        if !has_root {
+            shards.extend(add_unit(&handle, None, parameters)?);
         }
-        for (number, unit) in plan.units().iter().enumerate() {
-            let number = number + usize::from(!plan.units()[0].is_root());
-            let reshards = unit.reshard != Reshard::No;
-            let bytes = unit.storage_bytes() as usize;
-            shards.extend(sharder.add_unit(
-                unit.title(),
-                reshards,
-                &unit.parameters,
-                parameters,
-                bytes,
-            )?);
-            sharder.modules.extend(unit.modules.iter().map(|module| (module.clone(), number)));
+        for (place, unit) in plan.units().iter().enumerate() {
+            shards.extend(add_unit(&handle, Some(unit), parameters)?);
+            let number = place + usize::from(!has_root);
+            modules.extend(unit.modules.iter().map(|module| (module.clone(), number)));
         }
         shards.sort_by_key(|(index, _)| *index);
-        Ok((sharder, shards.into_iter().map(|(_, shard)| shard).collect()))
-    }
-
-    /// Gives the engine one more unit. Returns shards with their places in the plan's list.
-    fn add_unit(
-        &self,
-        title: &str,
-        reshards: bool,
-        planned: &[UnitParameter],
-        parameters: &[Tensor],
-        bytes: usize,
-    ) -> Result<Vec<(usize, NamedTensor)>, Error> {
-        let names: Vec<String> =
-            planned.iter().map(|planned| planned.parameter.name().to_owned()).collect();
-        let tensors: Vec<&Tensor> =
-            planned.iter().map(|planned| &parameters[planned.index]).collect();
-        let regions = planned.iter().map(region).collect::<Result<Vec<_>, _>>()?;
-        let shards = ffi::sharder_add_unit(
-            &self.handle.0,
-            title,
-            reshards,
-            &borrow_all(&tensors),
-            &names,
-            &regions,
-            bytes,
-        )
-        .map_err(|error| Error::libtorch("Sharder::new", &error))?;
-        let shards = shards.iter().map(|shard| own(ffi::copy_handle(shard)));
-        let named =
-            names.into_iter().zip(shards).map(|(name, tensor)| NamedTensor { name, tensor });
-        Ok(planned.iter().map(|planned| planned.index).zip(named).collect())
+        let shards = shards.into_iter().map(|(_, shard)| shard).collect();
+        Ok((Self { handle: Handle(handle), groups, plan, modules }, shards))
     }
 
     /// Returns the number of the unit that has a module, by the module's name in the plan; `None` for a name that the plan
@@ -322,6 +286,33 @@ impl Drop for Held<'_> {
         // It copies within memory and gives memory back.
         let _ = ffi::sharder_release_all(&self.sharder.handle.0, self.write);
     }
+}
+
+/// Gives the engine one more unit, without one a root that has no parameters. Returns shards with their places in the
+/// plan's list.
+fn add_unit(
+    sharder: &ffi::Sharder,
+    unit: Option<&Unit>,
+    parameters: &[Tensor],
+) -> Result<Vec<(usize, NamedTensor)>, Error> {
+    let planned = unit.map_or(&[][..], |unit| &unit.parameters);
+    let names: Vec<String> =
+        planned.iter().map(|planned| planned.parameter.name().to_owned()).collect();
+    let tensors: Vec<&Tensor> = planned.iter().map(|planned| &parameters[planned.index]).collect();
+    let regions = planned.iter().map(region).collect::<Result<Vec<_>, _>>()?;
+    let shards = ffi::sharder_add_unit(
+        sharder,
+        unit.map_or("the root", Unit::title),
+        unit.is_some_and(|unit| unit.reshard != Reshard::No),
+        &borrow_all(&tensors),
+        &names,
+        &regions,
+        unit.map_or(0, |unit| unit.storage_bytes() as usize),
+    )
+    .map_err(|error| Error::libtorch("Sharder::new", &error))?;
+    let shards = shards.iter().map(|shard| own(ffi::copy_handle(shard)));
+    let named = names.into_iter().zip(shards).map(|(name, tensor)| NamedTensor { name, tensor });
+    Ok(planned.iter().map(|planned| planned.index).zip(named).collect())
 }
 
 fn region(planned: &UnitParameter) -> Result<ffi::ShardedRegion, Error> {
