@@ -36,6 +36,7 @@ const UNITS: [(&str, &[&str]); 3] = [
             "store.cpp",
             "group.cpp",
             "gloo.cpp",
+            "ordered.cpp",
             "shared_memory.cpp",
             "through_host.cpp",
             "combine.cpp",

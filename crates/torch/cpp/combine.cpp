@@ -30,10 +30,17 @@ const char* name(RedOp op) {
   }
 }
 
-// `from` is one operand of each rank, one slot after the other. 16-bit numbers are combined in 32.
+// One operand of each rank.
+using Operands = std::vector<const char*>;
+
+template <typename T>
+BRIGADE_INLINE const T* as(const char* operand) {
+  return reinterpret_cast<const T*>(operand);
+}
+
+// 16-bit numbers are combined in 32.
 template <typename T, typename Combine>
-BRIGADE_INLINE void combine_all(
-    T* to, const T* from, size_t stride, int ranks, size_t count, Combine combine) {
+BRIGADE_INLINE void combine_all(T* to, const Operands& from, size_t count, Combine combine) {
   using Wide = std::conditional_t<
       std::is_same_v<T, c10::Half> || std::is_same_v<T, c10::BFloat16>,
       float,
@@ -42,11 +49,12 @@ BRIGADE_INLINE void combine_all(
   Wide block[kBlock];
   for (size_t begin = 0; begin < count; begin += kBlock) {
     const size_t n = std::min(kBlock, count - begin);
+    const T* first = as<T>(from[0]) + begin;
     for (size_t i = 0; i < n; ++i) {
-      block[i] = static_cast<Wide>(from[begin + i]);
+      block[i] = static_cast<Wide>(first[i]);
     }
-    for (int rank = 1; rank < ranks; ++rank) {
-      const T* other = from + rank * stride + begin;
+    for (size_t rank = 1; rank < from.size(); ++rank) {
+      const T* other = as<T>(from[rank]) + begin;
       for (size_t i = 0; i < n; ++i) {
         block[i] = combine(block[i], static_cast<Wide>(other[i]));
       }
@@ -91,56 +99,71 @@ struct Largest {
 
 // What gradients are.
 BRIGADE_EVERY_CPU
-void sum_float(float* to, const float* from, size_t stride, int ranks, size_t count) {
-  combine_all(to, from, stride, ranks, count, Sum());
+void sum_float(float* to, const Operands& from, size_t count) {
+  combine_all(to, from, count, Sum());
 }
 BRIGADE_EVERY_CPU
-void sum_bfloat16(
-    c10::BFloat16* to, const c10::BFloat16* from, size_t stride, int ranks, size_t count) {
-  combine_all(to, from, stride, ranks, count, Sum());
+void sum_bfloat16(c10::BFloat16* to, const Operands& from, size_t count) {
+  combine_all(to, from, count, Sum());
 }
 
 template <typename T>
-void combine_as(RedOp op, char* out, const char* in, size_t stride, int ranks, size_t count) {
+void combine_as(RedOp op, char* out, const Operands& from, size_t count) {
   auto* to = reinterpret_cast<T*>(out);
-  const auto* from = reinterpret_cast<const T*>(in);
-  stride /= sizeof(T);
   switch (op) {
     case RedOp::SUM:
       if constexpr (std::is_same_v<T, float>) {
-        return sum_float(to, from, stride, ranks, count);
+        return sum_float(to, from, count);
       } else if constexpr (std::is_same_v<T, c10::BFloat16>) {
-        return sum_bfloat16(to, from, stride, ranks, count);
+        return sum_bfloat16(to, from, count);
       } else {
-        return combine_all(to, from, stride, ranks, count, Sum());
+        return combine_all(to, from, count, Sum());
       }
     case RedOp::PRODUCT:
-      return combine_all(to, from, stride, ranks, count, Product());
+      return combine_all(to, from, count, Product());
     case RedOp::MIN:
-      return combine_all(to, from, stride, ranks, count, Smallest());
+      return combine_all(to, from, count, Smallest());
     default:
-      return combine_all(to, from, stride, ranks, count, Largest());
+      return combine_all(to, from, count, Largest());
   }
 }
 
 } // namespace
 
 void combine(
-    const Request& request, char* out, const char* in, size_t stride, int ranks, size_t count) {
-  switch (request.kind) {
+    c10::ScalarType kind, RedOp op, char* out, const std::vector<const char*>& in, size_t count) {
+  switch (kind) {
     case c10::ScalarType::Float:
-      return combine_as<float>(request.op, out, in, stride, ranks, count);
+      return combine_as<float>(op, out, in, count);
     case c10::ScalarType::Double:
-      return combine_as<double>(request.op, out, in, stride, ranks, count);
+      return combine_as<double>(op, out, in, count);
     case c10::ScalarType::Half:
-      return combine_as<c10::Half>(request.op, out, in, stride, ranks, count);
+      return combine_as<c10::Half>(op, out, in, count);
     case c10::ScalarType::BFloat16:
-      return combine_as<c10::BFloat16>(request.op, out, in, stride, ranks, count);
+      return combine_as<c10::BFloat16>(op, out, in, count);
     case c10::ScalarType::Int:
-      return combine_as<int32_t>(request.op, out, in, stride, ranks, count);
+      return combine_as<int32_t>(op, out, in, count);
     default:
-      return combine_as<int64_t>(request.op, out, in, stride, ranks, count);
+      return combine_as<int64_t>(op, out, in, count);
   }
+}
+
+void combine(
+    RedOp op,
+    const Pieces& own,
+    const Pieces& out,
+    size_t begin,
+    size_t end,
+    int rank,
+    const std::vector<const char*>& in) {
+  std::vector<const char*> operands(in.size());
+  out.visit(begin, end, [&](const Piece& it) {
+    for (size_t from = 0; from < in.size(); ++from) {
+      const bool is_own = from == static_cast<size_t>(rank);
+      operands[from] = is_own ? own.at(begin + it.place) : in[from] + it.place;
+    }
+    combine(it.kind, op, it.data, operands, it.bytes / c10::elementSize(it.kind));
+  });
 }
 
 bool can_combine(c10::ScalarType kind, RedOp op) {
@@ -161,22 +184,50 @@ bool depends_on_order(c10::ScalarType kind, RedOp op) {
   return c10::isFloatingType(kind) && (op == RedOp::SUM || op == RedOp::PRODUCT);
 }
 
+const char* name(Operation operation) {
+  switch (operation) {
+    case Operation::AllReduce:
+      return "an all-reduce";
+    case Operation::AllGather:
+      return "an all-gather";
+    default:
+      return "a reduce-scatter";
+  }
+}
+
 void check_same(int rank, const Request& request, int other_rank, const Request& other) {
+  if (other == request) {
+    return;
+  }
+  const auto asked = request.text(), other_asked = other.text();
   TORCH_CHECK(
-      other == request,
-      "an all-reduce is of the same on all ranks: rank ",
+      false,
+      "a collective is of the same on all ranks: rank ",
       rank,
       " asked for ",
-      request.text(),
+      asked,
       ", rank ",
       other_rank,
       " for ",
-      other.text());
+      other_asked,
+      asked == other_asked ? " with tensors of other types or lengths" : "");
 }
 
 std::string Request::text() const {
   std::ostringstream out;
-  out << numel << " numbers of type " << c10::toString(kind) << ", " << name(op);
+  out << name(operation) << " of ";
+  if (tensors != 1) {
+    out << tensors << " tensors with ";
+  }
+  out << numel << " numbers of ";
+  if (kind == c10::ScalarType::Undefined) {
+    out << "several types";
+  } else {
+    out << "type " << c10::toString(kind);
+  }
+  if (operation != Operation::AllGather) {
+    out << ", " << name(op);
+  }
   return out.str();
 }
 

@@ -1,22 +1,39 @@
-// Element by element, what an all-reduce makes of the operands of all ranks.
+// What ranks ask each other for, and, element by element, what a reduction makes of the operands of all ranks.
 #pragma once
+
+#include "pieces.h"
 
 #include <c10/core/ScalarType.h>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
+#include <vector>
 
 namespace brigade {
 
-// What an all-reduce is of. All ranks must ask for the same.
+enum class Operation : uint8_t { AllReduce, AllGather, ReduceScatter };
+
+// For messages: `an all-gather`.
+const char* name(Operation operation);
+
+// What a collective is of. All ranks must ask for the same.
 struct Request {
-  int64_t numel;
+  Operation operation;
+  // Undefined where tensors of several types go together.
   c10::ScalarType kind;
+  // UNUSED for an all-gather.
   c10d::ReduceOp::RedOpType op;
+  // Of an all-reduce one, whatever is reduced together.
+  uint32_t tensors;
+  // Of all ranks' parts together.
+  int64_t numel;
+  // A hash of the types and lengths of all parts; 0 for an all-reduce.
+  uint64_t layout;
   bool operator==(const Request&) const = default;
 
-  // For messages: `7 numbers of type Float, sum`.
+  // For messages: `an all-reduce of 7 numbers of type Float, sum`.
   std::string text() const;
 };
 
@@ -30,10 +47,24 @@ bool can_combine(c10::ScalarType kind, c10d::ReduceOp::RedOpType op);
 bool depends_on_order(c10::ScalarType kind, c10d::ReduceOp::RedOpType op);
 
 // Combines `count` elements of each rank in the order of the ranks, so that a result depends neither on its
-// place among others nor on the rank that computes it. `in` holds one operand after the other, `stride`
-// bytes apart, a multiple of the element's size; `out` may be one of them. 16-bit floats are combined in
-// float32 and rounded once.
+// place among others nor on the rank that computes it. `in` has the operand of each rank; `out` may be one of
+// them. 16-bit floats are combined in float32 and rounded once.
 void combine(
-    const Request& request, char* out, const char* in, size_t stride, int ranks, size_t count);
+    c10::ScalarType kind,
+    c10d::ReduceOp::RedOpType op,
+    char* out,
+    const std::vector<const char*>& in,
+    size_t count);
+
+// The same for bytes `begin` to `end` of a stream. Rank `rank` has its operands in `own`, the others theirs at
+// `in`, from `begin` on.
+void combine(
+    c10d::ReduceOp::RedOpType op,
+    const Pieces& own,
+    const Pieces& out,
+    size_t begin,
+    size_t end,
+    int rank,
+    const std::vector<const char*>& in);
 
 } // namespace brigade

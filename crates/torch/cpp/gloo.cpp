@@ -2,10 +2,13 @@
 #define USE_C10D_GLOO 1
 
 #include "brigade-torch/src/bridge.rs.h"
-#include "combine.h"
+#include "ordered.h"
+#include "several_works.h"
 #include "shared_memory.h"
 
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <c10/util/hash.h>
 #include <torch/version.h>
 
 #include <algorithm>
@@ -49,47 +52,90 @@ void close_connections(
   }
 }
 
-// An all-reduce of our own, on one of Gloo's threads.
-class OwnAllReduce : public c10d::ProcessGroupGloo::AsyncWork {
+using Tensors = std::vector<at::Tensor>;
+using Answer = c10::intrusive_ptr<c10d::Work>;
+
+// A collective of our own, on one of Gloo's threads.
+class OwnWork : public c10d::ProcessGroupGloo::AsyncWork {
+ public:
+  OwnWork(
+      const Contexts& contexts,
+      std::unique_ptr<Exchange> exchange,
+      c10d::OpType type,
+      const char* title,
+      uint64_t sequence,
+      milliseconds limit,
+      const Tensors& inputs,
+      const std::vector<Tensors>& outputs)
+      : AsyncWork(contexts.front(), outputs, type, sequence, limit, title, inputs),
+        contexts_(contexts),
+        exchange_(std::move(exchange)),
+        limit_(limit),
+        inputs_(inputs) {
+    for (const auto& list : outputs) {
+      outputs_.insert(outputs_.end(), list.begin(), list.end());
+    }
+  }
+
+  void run() final {
+    at::NoGradGuard no_grad;
+    try {
+      run(*exchange_, limit_);
+    } catch (const std::exception& error) {
+      exchange_->fail(std::current_exception());
+      // As after a failure of Gloo's own: nothing that this group does later can end well.
+      close_connections(contexts_, exchange_->rank(), exchange_->size(), error.what());
+      throw;
+    }
+  }
+
+  const Tensors getInputTensors() override {
+    return inputs_;
+  }
+  const Tensors getOutputTensors() override {
+    return outputs_;
+  }
+
+ protected:
+  virtual void run(Exchange& exchange, milliseconds limit) = 0;
+
+ private:
+  const Contexts contexts_;
+  const std::unique_ptr<Exchange> exchange_;
+  const milliseconds limit_;
+  const Tensors inputs_;
+  Tensors outputs_;
+};
+
+class OwnAllReduce final : public OwnWork {
  public:
   OwnAllReduce(
       const Contexts& contexts,
-      int rank,
-      int size,
-      std::vector<at::Tensor>& tensors,
-      const c10d::ReduceOp& op,
+      std::unique_ptr<Exchange> exchange,
       uint64_t sequence,
-      milliseconds limit)
-      : AsyncWork(
-            contexts.front(),
-            {tensors},
+      milliseconds limit,
+      const Tensors& tensors,
+      const c10d::ReduceOp& op)
+      : OwnWork(
+            contexts,
+            std::move(exchange),
             c10d::OpType::ALLREDUCE,
+            "gloo:all_reduce",
             sequence,
             limit,
-            "gloo:all_reduce",
-            tensors),
-        contexts_(contexts),
-        rank_(rank),
-        size_(size),
+            tensors,
+            {tensors}),
         tensors_(tensors),
-        op_(op),
-        limit_(limit) {}
+        op_(op) {}
 
-  void run() override {
-    at::NoGradGuard no_grad;
+ private:
+  void run(Exchange& exchange, milliseconds limit) override {
     // One tensor as it lies in memory, whatever the order of its dimensions; several as one.
     const bool in_place = tensors_.size() == 1 && tensors_[0].is_non_overlapping_and_dense();
     auto flat = in_place ? tensors_[0] : joined();
-    try {
-      reduce(
-          static_cast<char*>(flat.data_ptr()),
-          {flat.numel(), flat.scalar_type(), op_.op_},
-          limit_);
-    } catch (const std::exception& error) {
-      // As after a failure of Gloo's own: nothing that this group does later can end well.
-      close_connections(contexts_, rank_, size_, error.what());
-      throw;
-    }
+    const Request request{
+        Operation::AllReduce, flat.scalar_type(), op_.op_, 1, flat.numel(), 0};
+    exchange.all_reduce(static_cast<char*>(flat.data_ptr()), request, limit);
     if (!in_place) {
       int64_t start = 0;
       for (auto& tensor : tensors_) {
@@ -99,201 +145,165 @@ class OwnAllReduce : public c10d::ProcessGroupGloo::AsyncWork {
     }
   }
 
-  const std::vector<at::Tensor> getInputTensors() override {
-    return tensors_;
-  }
-  const std::vector<at::Tensor> getOutputTensors() override {
-    return tensors_;
-  }
-
- protected:
-  // Leaves the result in `data`, on all ranks.
-  virtual void reduce(char* data, const Request& request, milliseconds limit) = 0;
-
-  const Contexts contexts_;
-  const int rank_;
-  const int size_;
-
- private:
   at::Tensor joined() const {
-    std::vector<at::Tensor> flat;
+    Tensors flat;
     for (const auto& tensor : tensors_) {
       flat.push_back(tensor.reshape({-1}));
     }
     return at::cat(flat);
   }
 
-  std::vector<at::Tensor> tensors_;
+  Tensors tensors_;
   const c10d::ReduceOp op_;
-  const milliseconds limit_;
 };
 
-// In the memory of the host.
-class SharedAllReduce final : public OwnAllReduce {
- public:
-  SharedAllReduce(
-      const Contexts& contexts,
-      const std::shared_ptr<SharedMemory>& memory,
-      std::vector<at::Tensor>& tensors,
-      const c10d::ReduceOp& op,
-      uint64_t sequence,
-      milliseconds limit)
-      : OwnAllReduce(contexts, memory->rank(), memory->size(), tensors, op, sequence, limit),
-        memory_(memory),
-        ticket_(memory_->take_ticket()) {}
+// An all-gather or a reduce-scatter of a list. `shards[i]` is this rank's part of `wholes[i]`, which is one tensor of
+// equal parts or one tensor for each rank.
+struct Lists {
+  Tensors shards;
+  std::vector<Tensors> wholes;
 
- private:
-  void reduce(char* data, const Request& request, milliseconds limit) override {
-    memory_->all_reduce(data, request, ticket_, limit);
+  Tensors all_wholes() const {
+    Tensors all;
+    for (const auto& whole : wholes) {
+      all.insert(all.end(), whole.begin(), whole.end());
+    }
+    return all;
   }
 
-  const std::shared_ptr<SharedMemory> memory_;
-  const uint64_t ticket_;
+  // Throws where this rank can see that a part does not fit.
+  Request request(Operation operation, c10d::ReduceOp::RedOpType op, int rank, int size) const {
+    Request out{operation, shards[0].scalar_type(), op, static_cast<uint32_t>(shards.size()), 0, 0};
+    for (size_t i = 0; i < shards.size(); ++i) {
+      const auto kind = shards[i].scalar_type();
+      const auto& whole = wholes.at(i);
+      const bool flat = whole.size() == 1;
+      TORCH_CHECK(
+          flat || whole.size() == static_cast<size_t>(size),
+          name(operation), " of ", size, " ranks has one tensor for each, found ", whole.size());
+      const auto& own = whole[flat ? 0 : static_cast<size_t>(rank)];
+      TORCH_CHECK(
+          own.numel() == shards[i].numel() * (flat ? size : 1),
+          name(operation), " among ", size, " ranks: a tensor of ", own.numel(),
+          " numbers does not fit a part of ", shards[i].numel());
+      for (const auto& tensor : whole) {
+        TORCH_CHECK(
+            tensor.scalar_type() == kind,
+            name(operation), " has one type, found ", tensor.scalar_type(), " and ", kind);
+        out.numel += tensor.numel();
+        out.layout = c10::hash_combine(out.layout, static_cast<size_t>(tensor.numel()));
+      }
+      out.layout = c10::hash_combine(out.layout, static_cast<size_t>(kind));
+      if (kind != out.kind) {
+        out.kind = c10::ScalarType::Undefined;
+      }
+    }
+    return out;
+  }
 };
 
-// Over the network, each element combined in the order of the ranks: every rank gets its part of all others,
-// combines it, and sends the result to all. As many bytes as in Gloo's ring, whose order depends on where an
-// element lies among the others; and a reducer lays gradients out anew after its first backward, so that a
-// run that is resumed would have other last digits than one that was not stopped.
-class OrderedAllReduce final : public OwnAllReduce {
- public:
-  OrderedAllReduce(
-      c10d::ProcessGroupGloo& group,
-      const Contexts& contexts,
-      int rank,
-      int size,
-      uint64_t number,
-      std::vector<at::Tensor>& tensors,
-      const c10d::ReduceOp& op,
-      uint64_t sequence,
-      milliseconds limit)
-      : OwnAllReduce(contexts, rank, size, tensors, op, sequence, limit),
-        group_(group),
-        // Above those of messages between two ranks; a number comes again after 2^27 all-reduces.
-        tag_(static_cast<int>(0x40000000 | (number << 2 & 0x1FFFFFFC))) {}
+struct Span {
+  char* data;
+  size_t bytes;
 
- private:
-  // Fewer bytes cost their message, not their length: all go to all at once.
-  static constexpr size_t kSmall = 16 << 10;
-  static constexpr size_t kLine = 64;
-  static_assert(sizeof(Request) <= kLine);
-
-  void reduce(char* data, const Request& request, milliseconds limit) override {
-    const auto end = steady_clock::now() + std::min(limit, milliseconds(std::chrono::hours(24 * 365)));
-    const size_t width = c10::elementSize(request.kind);
-    const auto count = static_cast<size_t>(request.numel);
-    const bool small = count * width <= kSmall;
-    const auto own = static_cast<size_t>(rank_);
-
-    // First what each rank asks for, since data of another length would end Gloo's thread, and few data
-    // with it.
-    const size_t stride = kLine + kSmall;
-    auto letters = at::empty({static_cast<int64_t>(stride) * size_}, at::kByte);
-    auto* const in = static_cast<char*>(letters.data_ptr());
-    char* const letter = in + stride * own;
-    std::memcpy(letter, &request, sizeof(request));
-    if (small) {
-      std::memcpy(letter + kLine, data, count * width);
-    }
-    Messages first(*this, tag_);
-    for (int peer : others()) {
-      first.recv(in + stride * static_cast<size_t>(peer), stride, peer);
-    }
-    for (int peer : others()) {
-      first.send(letter, kLine + (small ? count * width : 0), peer);
-    }
-    first.wait(end);
-    for (int peer : others()) {
-      Request other;
-      std::memcpy(&other, in + stride * static_cast<size_t>(peer), sizeof(other));
-      check_same(rank_, request, peer, other);
-    }
-    if (small) {
-      combine(request, data, in + kLine, stride, size_, count);
-    } else {
-      reduce_parts(data, request, width, count, end);
-    }
+  bool overlaps(const Span& other) const {
+    return bytes > 0 && other.bytes > 0 && data < other.data + other.bytes && other.data < data + bytes;
   }
+};
 
-  void reduce_parts(
-      char* data,
+Span span_of(const at::Tensor& tensor) {
+  return {static_cast<char*>(tensor.data_ptr()), tensor.nbytes()};
+}
+
+class OwnListWork final : public OwnWork {
+ public:
+  OwnListWork(
+      const Contexts& contexts,
+      std::unique_ptr<Exchange> exchange,
+      uint64_t sequence,
+      milliseconds limit,
       const Request& request,
-      size_t width,
-      size_t count,
-      steady_clock::time_point end) {
-    const auto begin_of = [&](int rank) { return count * static_cast<size_t>(rank) / size_; };
-    const auto length_of = [&](int rank) { return begin_of(rank + 1) - begin_of(rank); };
-    char* const own = data + begin_of(rank_) * width;
-    const size_t bytes = length_of(rank_) * width;
-    const size_t stride = (bytes + kLine - 1) / kLine * kLine;
-    auto operands = at::empty({static_cast<int64_t>(stride) * size_}, at::kByte);
-    auto* const in = static_cast<char*>(operands.data_ptr());
-    Messages operands_in(*this, tag_ + 1);
-    for (int peer : others()) {
-      operands_in.recv(in + stride * static_cast<size_t>(peer), bytes, peer);
-    }
-    for (int peer : others()) {
-      operands_in.send(data + begin_of(peer) * width, length_of(peer) * width, peer);
-    }
-    std::memcpy(in + stride * static_cast<size_t>(rank_), own, bytes);
-    operands_in.wait(end);
-    combine(request, own, in, stride, size_, length_of(rank_));
-    Messages results(*this, tag_ + 2);
-    for (int peer : others()) {
-      results.recv(data + begin_of(peer) * width, length_of(peer) * width, peer);
-    }
-    for (int peer : others()) {
-      results.send(own, bytes, peer);
-    }
-    results.wait(end);
+      const Lists& lists)
+      : OwnWork(
+            contexts,
+            std::move(exchange),
+            gathers(request) ? c10d::OpType::ALLGATHER : c10d::OpType::REDUCE_SCATTER,
+            gathers(request) ? "gloo:all_gather" : "gloo:reduce_scatter",
+            sequence,
+            limit,
+            gathers(request) ? lists.shards : lists.all_wholes(),
+            {gathers(request) ? lists.all_wholes() : lists.shards}),
+        request_(request),
+        lists_(lists) {}
+
+ private:
+  static bool gathers(const Request& request) {
+    return request.operation == Operation::AllGather;
   }
 
-  // From the next rank on, so that not all send to the same one first.
-  std::vector<int> others() const {
-    std::vector<int> peers;
-    for (int step = 1; step < size_; ++step) {
-      peers.push_back((rank_ + step) % size_);
+  void run(Exchange& exchange, milliseconds limit) override {
+    const bool gathers = OwnListWork::gathers(request_);
+    const auto size = static_cast<size_t>(exchange.size());
+    const auto own_rank = static_cast<size_t>(exchange.rank());
+    // Memory that stands in for tensors whose own does not do.
+    Tensors read;
+    std::vector<std::pair<at::Tensor, at::Tensor>> written;
+    const auto source = [&](const at::Tensor& tensor) {
+      read.push_back(tensor.resolve_conj().resolve_neg().contiguous());
+      return span_of(read.back());
+    };
+    const auto stand_in = [&](const at::Tensor& tensor) {
+      written.emplace_back(tensor, at::empty(tensor.sizes(), tensor.options()));
+      return span_of(written.back().second);
+    };
+    const auto target = [&](const at::Tensor& tensor) {
+      return tensor.is_contiguous() ? span_of(tensor) : stand_in(tensor);
+    };
+
+    Pieces own;
+    std::vector<Pieces> parts(size);
+    for (size_t i = 0; i < lists_.shards.size(); ++i) {
+      const auto& tensor = lists_.shards[i];
+      auto shard = gathers ? source(tensor) : target(tensor);
+      std::vector<Span> spans;
+      for (const auto& whole : lists_.wholes[i]) {
+        spans.push_back(gathers ? target(whole) : source(whole));
+      }
+      if (spans.size() == 1) {
+        spans.assign(size, {spans[0].data, shard.bytes});
+        for (size_t rank = 0; rank < size; ++rank) {
+          spans[rank].data += rank * shard.bytes;
+        }
+      }
+      for (size_t rank = 0; rank < size; ++rank) {
+        const bool in_place = rank == own_rank && spans[rank].data == shard.data;
+        if (spans[rank].overlaps(shard) && !in_place) {
+          // Each would be read after it was written in part.
+          shard = gathers ? source(tensor.clone()) : stand_in(tensor);
+        }
+      }
+      const auto kind = tensor.scalar_type();
+      own.add(shard.data, shard.bytes, kind);
+      for (size_t rank = 0; rank < size; ++rank) {
+        if (gathers && spans[rank].data == shard.data) {
+          parts[rank].skip(spans[rank].bytes);
+        } else {
+          parts[rank].add(spans[rank].data, spans[rank].bytes, kind);
+        }
+      }
     }
-    return peers;
+    if (gathers) {
+      exchange.all_gather(own, parts, request_, limit);
+    } else {
+      exchange.reduce_scatter(parts, own, request_, limit);
+    }
+    for (auto& [tensor, memory] : written) {
+      tensor.copy_(memory);
+    }
   }
 
-  // Messages under way at once. Gloo's threads move them, so that none here is waited for.
-  class Messages {
-   public:
-    Messages(OrderedAllReduce& work, int tag) : work_(work), tag_(tag) {}
-
-    void send(char* data, size_t bytes, int peer) {
-      if (bytes > 0) {
-        auto list = tensor(data, bytes);
-        pending_.push_back(work_.group_.send(list, peer, tag_));
-      }
-    }
-    void recv(char* data, size_t bytes, int peer) {
-      if (bytes > 0) {
-        auto list = tensor(data, bytes);
-        pending_.push_back(work_.group_.recv(list, peer, tag_));
-      }
-    }
-    void wait(steady_clock::time_point end) {
-      for (const auto& message : pending_) {
-        const auto left = std::chrono::ceil<milliseconds>(end - steady_clock::now());
-        message->wait(std::max(left, milliseconds(1)));
-      }
-    }
-
-   private:
-    static std::vector<at::Tensor> tensor(char* data, size_t bytes) {
-      return {at::from_blob(data, {static_cast<int64_t>(bytes)}, at::kByte)};
-    }
-
-    OrderedAllReduce& work_;
-    const int tag_;
-    std::vector<c10::intrusive_ptr<c10d::Work>> pending_;
-  };
-
-  // It owns the thread that this runs on.
-  c10d::ProcessGroupGloo& group_;
-  const int tag_;
+  const Request request_;
+  const Lists lists_;
 };
 
 // ProcessGroupGloo plus abort(), and a destructor with a bounded wait: c10d's destructor waits for all
@@ -324,32 +334,94 @@ class AbortableGloo : public c10d::ProcessGroupGloo {
     abort();
   }
 
-  c10::intrusive_ptr<c10d::Work> allreduce(
-      std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override {
-    std::lock_guard<std::mutex> lock(starting_);
+  Answer allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
     if (tensors.size() == 1) {
       if (auto work = own_all_reduce(tensors, options)) {
         return work;
       }
     }
+    std::lock_guard<std::mutex> lock(starting_);
     return ProcessGroupGloo::allreduce(tensors, options);
   }
 
   // Tensors of one type, in one message.
-  c10::intrusive_ptr<c10d::Work> allreduce_coalesced(
-      std::vector<at::Tensor>& tensors,
-      const c10d::AllreduceCoalescedOptions& options) override {
-    std::lock_guard<std::mutex> lock(starting_);
+  Answer allreduce_coalesced(
+      Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override {
     if (auto work = own_all_reduce(tensors, options)) {
       return work;
     }
+    std::lock_guard<std::mutex> lock(starting_);
     return ProcessGroupGloo::allreduce_coalesced(tensors, options);
   }
 
-  // All ranks are Brigade's, so that all-reduces can be other than Gloo's. Of two operands the order does not
-  // matter.
+  Answer _allgather_base(
+      at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
+    if (auto work = own_all_gather({{input}, {{output}}}, options)) {
+      return work;
+    }
+    return ProcessGroupGloo::_allgather_base(output, input, options);
+  }
+
+  // Parts may be of several lengths where it is ours to do.
+  Answer allgather(
+      std::vector<Tensors>& outputs,
+      Tensors& inputs,
+      const c10d::AllgatherOptions& options) override {
+    if (inputs.size() == 1 && outputs.size() == 1) {
+      if (auto work = own_all_gather({inputs, outputs}, options)) {
+        return work;
+      }
+    }
+    return ProcessGroupGloo::allgather(outputs, inputs, options);
+  }
+
+  Answer allgather_into_tensor_coalesced(
+      Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
+    if (auto work = own_all_gather(flat(inputs, outputs), options)) {
+      return work;
+    }
+    // Gloo's own form has one type.
+    return one_by_one(inputs.size(), [&](size_t i) {
+      return ProcessGroupGloo::_allgather_base(outputs[i], inputs[i], options);
+    });
+  }
+
+  Answer _reduce_scatter_base(
+      at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override {
+    if (auto work = own_reduce_scatter({{output}, {{input}}}, options)) {
+      return work;
+    }
+    return ProcessGroupGloo::_reduce_scatter_base(output, input, options);
+  }
+
+  // Parts may be of several lengths.
+  Answer reduce_scatter(
+      Tensors& outputs,
+      std::vector<Tensors>& inputs,
+      const c10d::ReduceScatterOptions& options) override {
+    if (inputs.size() == 1 && outputs.size() == 1) {
+      if (auto work = own_reduce_scatter({outputs, inputs}, options)) {
+        return work;
+      }
+    }
+    return ProcessGroupGloo::reduce_scatter(outputs, inputs, options);
+  }
+
+  Answer reduce_scatter_tensor_coalesced(
+      Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) override {
+    if (auto work = own_reduce_scatter(flat(outputs, inputs), options)) {
+      return work;
+    }
+    // Gloo's form of one tensor calls this one.
+    return one_by_one(inputs.size(), [&](size_t i) {
+      Tensors output{outputs[i]}, input{inputs[i]};
+      return ProcessGroupGloo::reduce_scatter_tensor_coalesced(output, input, options);
+    });
+  }
+
+  // All ranks are Brigade's, so that collectives can be other than Gloo's.
   void ranks_are_ours() {
-    ordered_ = getSize() > 2;
+    ours_ = true;
   }
 
   // Every rank calls it, with the memory that it has opened, if it has: they use it when all have.
@@ -368,32 +440,102 @@ class AbortableGloo : public c10d::ProcessGroupGloo {
   }
 
  private:
-  // None where it is Gloo's to do. All ranks agree on type and operation, and so on the way. Under the lock: number and
-  // place in the queue go together.
-  c10::intrusive_ptr<AsyncWork> own_all_reduce(
-      std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) {
+  using Own = c10::intrusive_ptr<AsyncWork>;
+
+  // None where it is Gloo's to do. All ranks agree on type and operation, and so on the way.
+  Own own_all_reduce(const Tensors& tensors, const c10d::AllreduceOptions& options) {
     const auto& op = options.reduceOp;
-    const auto limit =
-        options.timeout == c10d::kUnsetTimeout ? options_->timeout : options.timeout;
     const auto ours = [&](const at::Tensor& tensor) {
-      return tensor.layout() == at::kStrided && tensor.device().is_cpu() &&
-          tensor.scalar_type() == tensors[0].scalar_type() && can_combine(tensor.scalar_type(), op.op_);
+      return is_plain(tensor) && tensor.scalar_type() == tensors[0].scalar_type() &&
+          can_combine(tensor.scalar_type(), op.op_);
     };
     if (tensors.empty() || !std::all_of(tensors.begin(), tensors.end(), ours)) {
       return {};
     }
-    c10::intrusive_ptr<AsyncWork> work;
-    if (shared_) {
-      work = c10::make_intrusive<SharedAllReduce>(
-          contexts_, shared_, tensors, op, ++seq_, limit);
-    } else if (ordered_ && depends_on_order(tensors[0].scalar_type(), op.op_)) {
-      work = c10::make_intrusive<OrderedAllReduce>(
-          *this, contexts_, getRank(), getSize(), ordered_count_++, tensors, op, ++seq_, limit);
-    } else {
+    // Of two operands the order does not matter.
+    const bool ordered =
+        ours_ && getSize() > 2 && depends_on_order(tensors[0].scalar_type(), op.op_);
+    if (!shared_ && !ordered) {
       return {};
     }
+    return start_own<OwnAllReduce>(options.timeout, tensors, op);
+  }
+
+  Own own_all_gather(const Lists& lists, const c10d::AllgatherOptions& options) {
+    return own_lists(
+        Operation::AllGather, c10d::ReduceOp::UNUSED, lists, options.timeout, [](const at::Tensor&) {
+          return true;
+        });
+  }
+
+  Own own_reduce_scatter(const Lists& lists, const c10d::ReduceScatterOptions& options) {
+    const auto op = options.reduceOp.op_;
+    return own_lists(
+        Operation::ReduceScatter, op, lists, options.timeout, [&](const at::Tensor& tensor) {
+          return can_combine(tensor.scalar_type(), op);
+        });
+  }
+
+  template <typename Fits>
+  Own own_lists(
+      Operation operation,
+      c10d::ReduceOp::RedOpType op,
+      const Lists& lists,
+      milliseconds limit,
+      Fits fits) {
+    const auto ours = [&](const at::Tensor& tensor) { return is_plain(tensor) && fits(tensor); };
+    const auto wholes = lists.all_wholes();
+    if (!(shared_ || ours_) || lists.shards.empty() ||
+        !std::all_of(lists.shards.begin(), lists.shards.end(), ours) ||
+        !std::all_of(wholes.begin(), wholes.end(), ours)) {
+      return {};
+    }
+    const auto request = lists.request(operation, op, getRank(), getSize());
+    return start_own<OwnListWork>(limit, request, lists);
+  }
+
+  // Under the lock: number and place in the queue go together.
+  template <typename OwnKind, typename... Args>
+  Own start_own(milliseconds limit, const Args&... args) {
+    std::lock_guard<std::mutex> lock(starting_);
+    std::unique_ptr<Exchange> exchange;
+    if (shared_) {
+      exchange = std::make_unique<SharedExchange>(shared_);
+    } else {
+      exchange = std::make_unique<OrderedExchange>(*this, ordered_count_++);
+    }
+    const auto work = c10::make_intrusive<OwnKind>(
+        contexts_,
+        std::move(exchange),
+        ++seq_,
+        limit == c10d::kUnsetTimeout ? options_->timeout : limit,
+        args...);
     enqueue(work);
     return work;
+  }
+
+  static bool is_plain(const at::Tensor& tensor) {
+    return tensor.layout() == at::kStrided && tensor.device().is_cpu();
+  }
+
+  static Lists flat(const Tensors& shards, const Tensors& wholes) {
+    TORCH_CHECK(
+        shards.size() == wholes.size(),
+        "a list has ", shards.size(), " parts of ", wholes.size(), " tensors");
+    Lists out{shards, {}};
+    for (const auto& whole : wholes) {
+      out.wholes.push_back({whole});
+    }
+    return out;
+  }
+
+  template <typename Start>
+  static Answer one_by_one(size_t count, Start start) {
+    std::vector<Answer> works;
+    for (size_t i = 0; i < count; ++i) {
+      works.push_back(start(i));
+    }
+    return c10::make_intrusive<SeveralWorks>(std::move(works));
   }
 
   std::vector<c10::intrusive_ptr<AsyncWork>> in_flight() {
@@ -416,7 +558,7 @@ class AbortableGloo : public c10d::ProcessGroupGloo {
   }
 
   std::shared_ptr<SharedMemory> shared_;
-  bool ordered_ = false;
+  bool ours_ = false;
   std::mutex starting_;
   uint64_t ordered_count_ = 0;
 };

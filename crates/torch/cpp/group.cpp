@@ -1,6 +1,7 @@
 #include "brigade-torch/src/bridge.rs.h"
 
 #include "forks.h"
+#include "several_works.h"
 
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
@@ -40,45 +41,10 @@ c10d::ReduceOp reduce_op(Reduction op) {
 
 using Answer = c10::intrusive_ptr<c10d::Work>;
 
-// Operations of one call.
-class SeveralWorks final : public c10d::Work {
- public:
-  explicit SeveralWorks(std::vector<Answer> works) : works_(std::move(works)) {}
-
-  bool isCompleted() override {
-    return std::all_of(works_.begin(), works_.end(), [](auto& it) { return it->isCompleted(); });
-  }
-  bool isSuccess() const override {
-    return std::all_of(works_.begin(), works_.end(), [](auto& it) { return it->isSuccess(); });
-  }
-  std::exception_ptr exception() const override {
-    for (const auto& work : works_) {
-      if (auto error = work->exception()) {
-        return error;
-      }
-    }
-    return nullptr;
-  }
-  // The limit is that of all together.
-  bool wait(milliseconds limit) override {
-    const auto end = std::chrono::steady_clock::now() + limit;
-    bool good = true;
-    for (const auto& work : works_) {
-      const auto left =
-          std::chrono::ceil<milliseconds>(end - std::chrono::steady_clock::now());
-      good = work->wait(limit.count() > 0 ? std::max(left, milliseconds(1)) : limit) && good;
-    }
-    return good;
-  }
-  void abort() override {
-    for (const auto& work : works_) {
-      work->abort();
-    }
-  }
-
- private:
-  const std::vector<Answer> works_;
-};
+// Whether NCCL moves these, which are on one device.
+bool go_by_nccl(const Group& group, const std::vector<at::Tensor>& tensors) {
+  return group.has_nccl && !tensors.empty() && !tensors[0].is_cpu();
+}
 
 // Starts `count` operations on tensors of one device: as one where NCCL does it, which launches one kernel for all;
 // several in flight elsewhere.
@@ -86,7 +52,7 @@ template <typename Start>
 std::unique_ptr<Work> start_together(
     const Group& group, const std::vector<at::Tensor>& tensors, size_t count, Start start) {
   const auto on = tensors.empty() ? at::Tensor() : tensors[0];
-  if (!on.defined() || !group.has_nccl || on.is_cpu()) {
+  if (!go_by_nccl(group, tensors)) {
     std::vector<Answer> works;
     for (size_t i = 0; i < count; ++i) {
       works.push_back(start(i));
@@ -109,6 +75,18 @@ std::unique_ptr<Work> start_together(
     throw;
   }
   return handle(group, on, group.live()->endCoalescing(device));
+}
+
+// Gives a list of tensors of one device to the backend itself: c10d's own way to it loses the time limit of an
+// all-gather.
+template <typename Start>
+std::unique_ptr<Work> start_list(
+    const Group& group, const std::vector<at::Tensor>& tensors, Start start) {
+  if (tensors.empty()) {
+    return handle(group, at::Tensor(), c10::make_intrusive<SeveralWorks>(std::vector<Answer>()));
+  }
+  const auto backend = group.live()->getBackend(tensors[0].device().type());
+  return handle(group, tensors[0], start(*backend));
 }
 
 } // namespace
@@ -198,7 +176,7 @@ std::unique_ptr<Work> all_reduce_coalesced(
   opts.reduceOp = reduce_op(op);
   opts.timeout = milliseconds(timeout_ms);
   auto all = copy_handles(tensors);
-  if (group.has_nccl && !all.empty() && !all[0].is_cpu()) {
+  if (go_by_nccl(group, all)) {
     return start_together(group, all, all.size(), [&](size_t i) {
       std::vector<at::Tensor> list{all[i]};
       return group.live()->allreduce(list, opts);
@@ -270,8 +248,13 @@ std::unique_ptr<Work> all_gather_flat_coalesced(
   opts.timeout = milliseconds(timeout_ms);
   auto out = copy_handles(outputs);
   auto in = copy_handles(inputs);
-  return start_together(group, in, in.size(), [&](size_t i) {
-    return group.live()->_allgather_base(out[i], in[i], opts);
+  if (go_by_nccl(group, in)) {
+    return start_together(group, in, in.size(), [&](size_t i) {
+      return group.live()->_allgather_base(out[i], in[i], opts);
+    });
+  }
+  return start_list(group, in, [&](c10d::Backend& backend) {
+    return backend.allgather_into_tensor_coalesced(out, in, opts);
   });
 }
 
@@ -348,8 +331,13 @@ std::unique_ptr<Work> reduce_scatter_flat_coalesced(
   opts.timeout = milliseconds(timeout_ms);
   auto out = copy_handles(outputs);
   auto in = copy_handles(inputs);
-  return start_together(group, in, in.size(), [&](size_t i) {
-    return group.live()->_reduce_scatter_base(out[i], in[i], opts);
+  if (go_by_nccl(group, in)) {
+    return start_together(group, in, in.size(), [&](size_t i) {
+      return group.live()->_reduce_scatter_base(out[i], in[i], opts);
+    });
+  }
+  return start_list(group, in, [&](c10d::Backend& backend) {
+    return backend.reduce_scatter_tensor_coalesced(out, in, opts);
   });
 }
 

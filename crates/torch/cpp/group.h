@@ -15,6 +15,8 @@
 
 namespace brigade {
 
+struct Traffic;
+
 struct Group {
   explicit Group(c10::intrusive_ptr<c10d::ProcessGroup> group) : group(std::move(group)) {}
   // A child of fork leaves it as it is: its destructor would wait for threads that stayed in the parent.
@@ -26,12 +28,14 @@ struct Group {
   // Sends and receives in flight: Gloo's wait on their own, so an abort must reach each.
   mutable std::mutex mutex;
   mutable std::vector<c10::weak_intrusive_ptr<c10d::Work>> messages;
-  // Whether all-reduces go through the memory of the one host.
+  // Whether reductions and gathers go through the memory of the one host.
   bool shares_memory = false;
   // Whether tensors on GPUs go by NCCL: on a stream, without the host.
   bool has_nccl = false;
   // Ends what NCCL has in flight; undefined for other groups.
   std::function<void()> finish;
+  // What a fake group would have sent; null for other groups.
+  std::shared_ptr<Traffic> traffic;
 
  private:
   c10::intrusive_ptr<c10d::ProcessGroup> group;
@@ -45,6 +49,7 @@ struct Work {
 };
 
 struct GlooOptions;
+struct OperationTraffic;
 enum class Reduction : uint8_t;
 
 std::unique_ptr<Group> gloo_group(
@@ -59,6 +64,10 @@ std::unique_ptr<Group> nccl_group(
 // Before it is dropped: waits some seconds for what is in flight on a GPU. Nothing for other groups.
 void group_finish(const Group& group);
 std::unique_ptr<Group> fake_group(const Store& store, int32_t rank, int32_t size, rust::Str name);
+
+// By operation; empty for groups that are not fake.
+rust::Vec<OperationTraffic> group_traffic(const Group& group);
+void group_reset_traffic(const Group& group);
 
 struct ServedDevice {
   c10::DeviceType device;

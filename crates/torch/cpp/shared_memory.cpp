@@ -29,13 +29,14 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr size_t kLine = 64;
 constexpr size_t kPage = 4096;
-// A piece fits the cache between its writer and its readers.
+// A chunk fits the cache between its writer and its readers.
 constexpr size_t kLargestSlot = 1 << 20;
 constexpr size_t kSmallestSlot = 128 << 10;
 constexpr size_t kSlotsOfAllRanks = 4 << 20;
-// Up to here every rank adds all pieces for itself; with more each adds its part and copies the others'.
+// More do not run on one host; a slot has a line for each.
+constexpr int kMostRanks = 1024;
+// Up to here every rank adds all chunks for itself; with more each adds its part and copies the others'.
 constexpr int kAllAdd = 3;
 // Looks before a rank sleeps: its core may have other work to do.
 constexpr int kLooks = 200;
@@ -63,11 +64,21 @@ struct alignas(kLine) SharedMemory::Rank {
   std::atomic<uint32_t> progress;
   std::atomic<uint32_t> sleepers;
   std::atomic<uint32_t> left;
-  // Of the pieces with an even and an odd number: what the all-reduce that begins with it is of.
+  // Of the chunks with an even and an odd number: what the collective that begins with it is of.
   Request requests[2];
 };
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free, "processes share it");
+
+// What the collective that is served has of its own.
+struct SharedMemory::Turn {
+  const Request& request;
+  const Clock::time_point end;
+  const milliseconds limit;
+  uint32_t chunk = 0;
+  // Of the first chunk the ranks compare what it is of.
+  bool first = true;
+};
 
 #ifdef __linux__
 
@@ -125,6 +136,9 @@ void wake_all(const std::atomic<uint32_t>& word) {
 } // namespace
 
 std::shared_ptr<SharedMemory> SharedMemory::make(int size) {
+  if (size > kMostRanks) {
+    return nullptr;
+  }
   const int fd = memfd_create("brigade", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) {
     return nullptr;
@@ -236,7 +250,7 @@ void SharedMemory::publish() {
 }
 
 // Until `rank` has made as many steps as this one.
-void SharedMemory::wait_for(int rank, Clock::time_point end, milliseconds limit) {
+void SharedMemory::wait_for(int rank, const Turn& turn) {
   auto& other = state(rank);
   uint32_t seen = 0;
   // The numbers go round: their distance tells.
@@ -262,12 +276,12 @@ void SharedMemory::wait_for(int rank, Clock::time_point end, milliseconds limit)
           "Connection closed by peer: rank " + std::to_string(rank) + " has left the group");
     }
     const auto now = Clock::now();
-    if (now >= end) {
+    if (now >= turn.end) {
       throw TimeLimit(
-          "Timed out waiting " + std::to_string(limit.count()) + "ms for rank " +
-          std::to_string(rank) + " in an all-reduce");
+          "Timed out waiting " + std::to_string(turn.limit.count()) + "ms for rank " +
+          std::to_string(rank) + " in " + name(turn.request.operation));
     }
-    const auto left = std::chrono::ceil<milliseconds>(end - now);
+    const auto left = std::chrono::ceil<milliseconds>(turn.end - now);
     other.sleepers.fetch_add(1);
     if (!there() && !closed_.load()) {
       sleep_while(other.progress, seen, std::min(left, kLifeSign));
@@ -291,7 +305,7 @@ std::string SharedMemory::address() const {
 }
 void SharedMemory::close(const std::exception_ptr&) noexcept {}
 void SharedMemory::publish() {}
-void SharedMemory::wait_for(int, Clock::time_point, milliseconds) {}
+void SharedMemory::wait_for(int, const Turn&) {}
 
 #endif
 
@@ -308,11 +322,20 @@ SharedMemory::Rank& SharedMemory::state(int rank) const {
 }
 
 // Two for each rank, in turns: a rank may fill one because all ranks have read what it held: they have
-// announced the piece between.
+// announced the chunk between.
 char* SharedMemory::slot(int rank, uint32_t chunk) const {
   const size_t slots = 2 * slot_bytes_ * static_cast<size_t>(size_);
   char* first = static_cast<char*>(base_) + bytes_ - slots;
   return first + (chunk % 2 * static_cast<size_t>(size_) + static_cast<size_t>(rank)) * slot_bytes_;
+}
+
+// Those of all ranks, from a byte of them on.
+std::vector<const char*> SharedMemory::slots(uint32_t chunk, size_t offset) const {
+  std::vector<const char*> all;
+  for (int rank = 0; rank < size_; ++rank) {
+    all.push_back(slot(rank, chunk) + offset);
+  }
+  return all;
 }
 
 void SharedMemory::check_open() {
@@ -322,102 +345,152 @@ void SharedMemory::check_open() {
   }
 }
 
-void SharedMemory::wait_for_all(Clock::time_point end, milliseconds limit) {
-  for (int rank = 0; rank < size_; ++rank) {
-    if (rank != rank_) {
-      wait_for(rank, end, limit);
-    }
+// Waits for `rank`, which has asked for the same.
+void SharedMemory::meet(int rank, const Turn& turn) {
+  if (rank == rank_) {
+    return;
+  }
+  wait_for(rank, turn);
+  if (turn.first) {
+    check_same(rank_, turn.request, rank, state(rank).requests[turn.chunk % 2]);
   }
 }
 
-void SharedMemory::compare(const Request& request, uint32_t chunk) const {
+void SharedMemory::meet_all(const Turn& turn) {
   for (int rank = 0; rank < size_; ++rank) {
-    const auto& other = state(rank).requests[chunk % 2];
-    check_same(rank_, request, rank, other);
+    meet(rank, turn);
   }
 }
 
-// Waits until the ticket is served, and serves the next one at the end (a ticket lock).
-struct SharedMemory::TicketGuard {
-  TicketGuard(SharedMemory& memory, uint64_t ticket, Clock::time_point end, milliseconds limit)
-      : memory(memory) {
-    std::unique_lock<std::mutex> lock(memory.mutex_);
-    const bool came = memory.changed_.wait_until(
-        lock, end, [&] { return memory.serving_ == ticket || memory.closed_.load(); });
-    if (memory.closed_.load()) {
-      std::rethrow_exception(memory.why_);
-    }
-    if (!came) {
-      throw TimeLimit(
-          "Timed out waiting " + std::to_string(limit.count()) +
-          "ms for the all-reduce before this one");
-    }
-  }
-  ~TicketGuard() {
-    {
-      std::lock_guard<std::mutex> guard(memory.mutex_);
-      ++memory.serving_;
-    }
-    memory.changed_.notify_all();
-  }
-  TicketGuard(const TicketGuard&) = delete;
-  TicketGuard& operator=(const TicketGuard&) = delete;
-
-  SharedMemory& memory;
-};
-
-void SharedMemory::all_reduce(
-    void* data, const Request& request, uint64_t ticket, milliseconds limit) {
-  // A limit as large as the type allows is none.
-  const auto now = Clock::now();
-  const auto longest = std::chrono::duration_cast<milliseconds>(Clock::time_point::max() - now) / 2;
-  const auto end = now + std::min(limit, longest);
+// Waits for its turn, calls `act` for one chunk after the other until it returns that there is no more, and has the
+// next one served.
+template <typename Act>
+void SharedMemory::serve(
+    const Request& request, uint64_t ticket, milliseconds limit, Act act) {
+  Turn turn{request, deadline(limit), limit};
   try {
-    const TicketGuard own(*this, ticket, end, limit);
-    const size_t width = c10::elementSize(request.kind);
-    const size_t count = static_cast<size_t>(request.numel);
-    const size_t most = slot_bytes_ / width;
-    size_t done = 0;
-    do {
-      const size_t n = std::min(most, count - done);
-      char* const piece = static_cast<char*>(data) + done * width;
-      const uint32_t chunk = chunks_++;
-      if (done == 0) {
-        state(rank_).requests[chunk % 2] = request;
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      const bool came = changed_.wait_until(
+          lock, turn.end, [&] { return serving_ == ticket || closed_.load(); });
+      if (closed_.load()) {
+        std::rethrow_exception(why_);
       }
-      std::memcpy(slot(rank_, chunk), piece, n * width);
-      publish();
-      wait_for_all(end, limit);
-      if (done == 0) {
-        compare(request, chunk);
+      if (!came) {
+        throw TimeLimit(
+            "Timed out waiting " + std::to_string(limit.count()) +
+            "ms for the collective before this one");
       }
-      if (size_ <= kAllAdd) {
-        combine(request, piece, slot(0, chunk), slot_bytes_, size_, n);
-      } else {
-        const auto part = [&](int rank) { return n * static_cast<size_t>(rank) / size_; };
-        const size_t begin = part(rank_);
-        char* const sums = slot(rank_, chunk) + begin * width;
-        combine(
-            request,
-            sums,
-            slot(0, chunk) + begin * width,
-            slot_bytes_,
-            size_,
-            part(rank_ + 1) - begin);
-        publish();
-        wait_for_all(end, limit);
-        for (int rank = 0; rank < size_; ++rank) {
-          const size_t from = part(rank) * width;
-          std::memcpy(piece + from, slot(rank, chunk) + from, part(rank + 1) * width - from);
-        }
+    }
+    bool more = true;
+    while (more) {
+      turn.chunk = chunks_++;
+      if (turn.first) {
+        state(rank_).requests[turn.chunk % 2] = request;
       }
-      done += n;
-    } while (done < count);
+      more = act(turn);
+      turn.first = false;
+    }
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      ++serving_;
+    }
+    changed_.notify_all();
   } catch (const std::exception&) {
     // The ranks are no longer at the same place: what comes later fails for the same reason.
     close(std::current_exception());
     throw;
   }
+}
+
+void SharedMemory::all_reduce(
+    char* data, const Request& request, uint64_t ticket, milliseconds limit) {
+  const size_t width = c10::elementSize(request.kind);
+  const size_t count = static_cast<size_t>(request.numel);
+  const size_t most = slot_bytes_ / width;
+  size_t done = 0;
+  serve(request, ticket, limit, [&](const Turn& turn) {
+    const size_t n = std::min(most, count - done);
+    char* const chunk = data + done * width;
+    std::memcpy(slot(rank_, turn.chunk), chunk, n * width);
+    publish();
+    meet_all(turn);
+    if (size_ <= kAllAdd) {
+      combine(request.kind, request.op, chunk, slots(turn.chunk, 0), n);
+    } else {
+      const auto part = [&](int rank) { return n * static_cast<size_t>(rank) / size_; };
+      const size_t begin = part(rank_);
+      char* const sums = slot(rank_, turn.chunk) + begin * width;
+      const auto operands = slots(turn.chunk, begin * width);
+      combine(request.kind, request.op, sums, operands, part(rank_ + 1) - begin);
+      publish();
+      meet_all(turn);
+      for (int rank = 0; rank < size_; ++rank) {
+        const size_t from = part(rank) * width;
+        std::memcpy(
+            chunk + from, slot(rank, turn.chunk) + from, part(rank + 1) * width - from);
+      }
+    }
+    done += n;
+    return done < count;
+  });
+}
+
+void SharedMemory::all_gather(
+    const Pieces& own,
+    const std::vector<Pieces>& places,
+    const Request& request,
+    uint64_t ticket,
+    milliseconds limit) {
+  const size_t bytes = longest(places);
+  size_t done = 0;
+  serve(request, ticket, limit, [&](const Turn& turn) {
+    const size_t end = done + slot_bytes_;
+    own.copy_to(slot(rank_, turn.chunk), done, end);
+    publish();
+    // Its own first, for which it need not wait, then from the next rank on: not all read from the same one.
+    for (int step = 0; step < size_; ++step) {
+      const int rank = (rank_ + step) % size_;
+      meet(rank, turn);
+      places[static_cast<size_t>(rank)].copy_from(slot(rank, turn.chunk), done, end);
+    }
+    done = end;
+    return done < bytes;
+  });
+}
+
+void SharedMemory::reduce_scatter(
+    const std::vector<Pieces>& parts,
+    const Pieces& out,
+    const Request& request,
+    uint64_t ticket,
+    milliseconds limit) {
+  const auto& own = parts[static_cast<size_t>(rank_)];
+  const size_t bytes = longest(parts);
+  // A slot has a field for each other rank, the next rank's first.
+  const size_t field = slot_bytes_ / static_cast<size_t>(size_ - 1) / kLine * kLine;
+  const auto field_for = [&](int reader, int writer, uint32_t chunk) {
+    const int step = (reader - writer + size_) % size_;
+    return slot(writer, chunk) + static_cast<size_t>(step - 1) * field;
+  };
+  std::vector<const char*> operands(parts.size());
+  size_t done = 0;
+  serve(request, ticket, limit, [&](const Turn& turn) {
+    const size_t end = done + field;
+    for (int step = 1; step < size_; ++step) {
+      const int reader = (rank_ + step) % size_;
+      parts[static_cast<size_t>(reader)].copy_to(field_for(reader, rank_, turn.chunk), done, end);
+    }
+    publish();
+    meet_all(turn);
+    for (int rank = 0; rank < size_; ++rank) {
+      operands[static_cast<size_t>(rank)] =
+          rank == rank_ ? nullptr : field_for(rank_, rank, turn.chunk);
+    }
+    combine(request.op, own, out, done, end, rank_, operands);
+    done = end;
+    return done < bytes;
+  });
 }
 
 } // namespace brigade

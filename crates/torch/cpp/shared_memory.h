@@ -1,7 +1,7 @@
-// Memory that the ranks of a group share when all of them run on one host, and the all-reduce in it.
+// Memory that the ranks of a group share when all of them run on one host, and the collectives in it.
 #pragma once
 
-#include "combine.h"
+#include "exchange.h"
 
 #include <atomic>
 #include <chrono>
@@ -15,8 +15,8 @@
 namespace brigade {
 
 // Gradients that go through the loopback device are copied into the kernel and out again, by each rank,
-// in pieces that wake a thread each. Here a rank copies a piece into its slot, and the others add from
-// there.
+// in pieces that wake a thread each. Here a rank copies a chunk into its slot, and the others add from
+// there, or copy it to its place.
 //
 // A rank is known to live by a lock on its byte of the memory's file, which the kernel gives up with the
 // process. The file has no name: nothing of it is left behind.
@@ -40,31 +40,46 @@ class SharedMemory {
   // How other ranks find it.
   std::string address() const;
 
-  // The ticket of the next all-reduce, in the order of the calls, which is the same on all ranks.
+  // The ticket of the next collective, in the order of the calls, which is the same on all ranks.
   uint64_t take_ticket() {
     return tickets_taken_.fetch_add(1, std::memory_order_relaxed);
   }
 
-  // Combines `data` of all ranks, in the order of their numbers: all get the same bits. Waits for the
-  // all-reduces before it. Throws when a rank asks for something else, has left or does not come in time;
-  // the memory cannot be used after that.
-  void all_reduce(void* data, const Request& request, uint64_t ticket, std::chrono::milliseconds limit);
+  // As in `Exchange`, after the collectives before it. The memory cannot be used after a failure.
+  void all_reduce(
+      char* data, const Request& request, uint64_t ticket, std::chrono::milliseconds limit);
+  void all_gather(
+      const Pieces& own,
+      const std::vector<Pieces>& places,
+      const Request& request,
+      uint64_t ticket,
+      std::chrono::milliseconds limit);
+  void reduce_scatter(
+      const std::vector<Pieces>& parts,
+      const Pieces& out,
+      const Request& request,
+      uint64_t ticket,
+      std::chrono::milliseconds limit);
 
-  // All-reduces in flight, and all later ones, fail at once with this, and those of the other ranks too.
+  // Collectives in flight, and all later ones, fail at once with this, and those of the other ranks too.
   void close(const std::exception_ptr& why) noexcept;
 
  private:
   struct Rank;
-  struct TicketGuard;
+  struct Turn;
 
   SharedMemory(int fd, void* base, size_t bytes, int rank, int size);
   static std::shared_ptr<SharedMemory> map(int fd, int rank, int size);
   Rank& state(int rank) const;
   char* slot(int rank, uint32_t chunk) const;
+  std::vector<const char*> slots(uint32_t chunk, size_t offset) const;
+  template <typename Act>
+  void serve(
+      const Request& request, uint64_t ticket, std::chrono::milliseconds limit, Act act);
   void publish();
-  void wait_for(int rank, Clock::time_point end, std::chrono::milliseconds limit);
-  void wait_for_all(Clock::time_point end, std::chrono::milliseconds limit);
-  void compare(const Request& request, uint32_t chunk) const;
+  void wait_for(int rank, const Turn& turn);
+  void meet(int rank, const Turn& turn);
+  void meet_all(const Turn& turn);
   void check_open();
   bool lives(int rank) const;
 
@@ -83,9 +98,42 @@ class SharedMemory {
   std::atomic<bool> closed_{false};
   std::exception_ptr why_;
 
-  // Of the all-reduce that is served: pieces so far, and steps that this rank has announced.
+  // Chunks so far, and steps that this rank has announced.
   uint32_t chunks_ = 0;
   uint32_t progress_ = 0;
+};
+
+// One collective in it.
+class SharedExchange final : public Exchange {
+ public:
+  explicit SharedExchange(const std::shared_ptr<SharedMemory>& memory)
+      : Exchange(memory->rank(), memory->size()), memory_(memory), ticket_(memory->take_ticket()) {}
+
+  void all_reduce(
+      char* data, const Request& request, std::chrono::milliseconds limit) override {
+    memory_->all_reduce(data, request, ticket_, limit);
+  }
+  void all_gather(
+      const Pieces& own,
+      const std::vector<Pieces>& places,
+      const Request& request,
+      std::chrono::milliseconds limit) override {
+    memory_->all_gather(own, places, request, ticket_, limit);
+  }
+  void reduce_scatter(
+      const std::vector<Pieces>& parts,
+      const Pieces& out,
+      const Request& request,
+      std::chrono::milliseconds limit) override {
+    memory_->reduce_scatter(parts, out, request, ticket_, limit);
+  }
+  void fail(const std::exception_ptr& why) noexcept override {
+    memory_->close(why);
+  }
+
+ private:
+  const std::shared_ptr<SharedMemory> memory_;
+  const uint64_t ticket_;
 };
 
 } // namespace brigade

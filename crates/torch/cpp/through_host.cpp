@@ -156,6 +156,14 @@ class ThroughHost : public c10d::Backend {
     auto in = input.to(at::kCPU);
     return answer(inner_->_allgather_base(out[0], in, options), std::move(results));
   }
+  Answer allgather_into_tensor_coalesced(
+      Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
+    Pairs results, read;
+    auto out = results.add(outputs, false);
+    auto in = read.add(inputs, true);
+    return answer(
+        inner_->allgather_into_tensor_coalesced(out, in, options), std::move(results));
+  }
   Answer gather(
       std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override {
     Pairs results, read;
@@ -184,6 +192,14 @@ class ThroughHost : public c10d::Backend {
     auto out = results.add({output}, false);
     auto in = input.to(at::kCPU);
     return answer(inner_->_reduce_scatter_base(out[0], in, options), std::move(results));
+  }
+  Answer reduce_scatter_tensor_coalesced(
+      Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) override {
+    Pairs results, read;
+    auto out = results.add(outputs, false);
+    auto in = read.add(inputs, true);
+    return answer(
+        inner_->reduce_scatter_tensor_coalesced(out, in, options), std::move(results));
   }
   Answer alltoall(
       Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override {

@@ -12,9 +12,9 @@ use crate::store::{Store, milliseconds};
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Backend {
-    /// Gloo, for CPU tensors, over TCP. Where all ranks of a group are on one host, all-reduces go
-    /// through memory that they share; `BRIGADE_SHARED_MEMORY=0` has them go over TCP, too. Tensors on GPUs are
-    /// copied to the host and back: slow, but ranks may share a GPU, which NCCL refuses.
+    /// Gloo, for CPU tensors, over TCP. Where all ranks of a group are on one host, all-reduces, reduce-scatters and
+    /// all-gathers go through memory that they share; `BRIGADE_SHARED_MEMORY=0` has them go over TCP, too. Tensors on
+    /// GPUs are copied to the host and back: slow, but ranks may share a GPU, which NCCL refuses.
     Gloo(GlooDevice),
     /// NCCL for CUDA tensors, and Gloo beside it for CPU tensors, objects and barriers. Needs the feature `cuda`
     /// and a GPU for each rank. Operations on CUDA tensors do not block the host, but the stream that is current
@@ -24,7 +24,8 @@ pub enum Backend {
     /// an error of [`Fault::Timeout`](crate::Fault::Timeout). 0 and 3 as `TORCH_NCCL_ASYNC_ERROR_HANDLING` in the
     /// environment change that; 1, which launchers set, counts as unset.
     Nccl,
-    /// Answers at once as if all ranks sent what this one sends; for simulation.
+    /// Answers at once as if all ranks sent what this one sends; for simulation. Counts what a rank would send
+    /// ([`crate::ProcessGroup::traffic`]).
     Fake,
 }
 

@@ -182,9 +182,16 @@ pub(crate) mod ffi {
         name: &'a str,
         address: String,
         interfaces: Vec<String>,
-        /// Whether all-reduces go through memory where all ranks are on one host.
+        /// Whether reductions and gathers go through memory where all ranks are on one host.
         share_memory: bool,
         timeout_ms: i64,
+    }
+
+    /// What a rank of a fake group would have sent.
+    struct OperationTraffic {
+        operation: String,
+        messages: u64,
+        bytes: u64,
     }
 
     struct ReducerOptions {
@@ -583,6 +590,8 @@ pub(crate) mod ffi {
             options: &GlooOptions<'_>,
         ) -> Result<UniquePtr<Group>>;
         fn fake_group(store: &Store, rank: i32, size: i32, name: &str) -> Result<UniquePtr<Group>>;
+        fn group_traffic(group: &Group) -> Vec<OperationTraffic>;
+        fn group_reset_traffic(group: &Group);
         fn group_finish(group: &Group) -> Result<()>;
         fn group_set_timeout(group: &Group, timeout_ms: i64) -> Result<()>;
         fn group_abort(group: &Group) -> Result<()>;

@@ -8,6 +8,8 @@
 mod barrier;
 mod exchange;
 mod gather;
+#[cfg(test)]
+mod list_tests;
 mod message;
 mod reduce;
 
@@ -114,6 +116,41 @@ impl ProcessGroup {
         }
     }
 
+    /// Checks that each of `wholes` holds the rows of its part of every rank.
+    fn parts_fit(
+        &self,
+        operation: &'static str,
+        wholes: &[Tensor],
+        parts: &[Tensor],
+    ) -> Result<(), Error> {
+        self.on_one_device(operation, parts)?;
+        if wholes.len() != parts.len() {
+            let text = format!("{} tensors of all ranks, and {} parts", wholes.len(), parts.len());
+            return Err(self.invalid_argument(operation, text));
+        }
+        for (whole, part) in wholes.iter().zip(parts) {
+            let (found, expected) = (describe(whole), self.shape_of_all(part));
+            if (whole.size(), whole.f_kind()?, whole.device())
+                != (expected.clone(), part.f_kind()?, part.device())
+            {
+                let text =
+                    format!("expected shape {expected:?} for {}, found {found}", describe(part));
+                return Err(self.invalid_argument(operation, text));
+            }
+        }
+        Ok(())
+    }
+
+    /// The shape of all ranks' tensors of one shape, along the first dimension.
+    fn shape_of_all(&self, part: &Tensor) -> Vec<i64> {
+        let mut shape = part.size();
+        match shape.first_mut() {
+            Some(rows) => *rows *= self.size() as i64,
+            None => shape.push(self.size() as i64),
+        }
+        shape
+    }
+
     /// The shape of a tensor whose rows divide evenly among the ranks.
     fn rows_for_all(&self, operation: &'static str, input: &Tensor) -> Result<Vec<i64>, Error> {
         let shape = input.size();
@@ -156,6 +193,12 @@ fn dense(tensor: &Tensor) -> Result<Tensor, Error> {
     Ok(tensor.f_detach()?.f_contiguous()?)
 }
 
+/// As [`dense`], with a scalar as one row.
+fn rows(tensor: &Tensor) -> Result<Tensor, Error> {
+    let tensor = dense(tensor)?;
+    if tensor.dim() == 0 { Ok(tensor.f_unsqueeze(0)?) } else { Ok(tensor) }
+}
+
 /// For an operation that goes on after its start has returned: memory that nothing else can reach, so that
 /// nothing else can read or write it meanwhile. The same tensor where it is that already.
 fn unshared(tensor: Tensor) -> Result<Tensor, Error> {
@@ -179,6 +222,19 @@ fn fill(pending: PendingWork, tensor: Tensor, target: Tensor) -> Work<Tensor> {
     }
     work.then(move |tensor| {
         tch::no_grad(|| tensor.f_copy_(&target))?;
+        Ok(())
+    })
+}
+
+/// As [`fill`], for several tensors.
+fn fill_all(pending: PendingWork, tensors: Vec<Tensor>, targets: Vec<Tensor>) -> Work<Vec<Tensor>> {
+    pending.giving(tensors).then(move |tensors| {
+        let _guard = tch::no_grad_guard();
+        for (tensor, target) in tensors.iter_mut().zip(&targets) {
+            if !tensor.is_contiguous() {
+                tensor.f_copy_(target)?;
+            }
+        }
         Ok(())
     })
 }

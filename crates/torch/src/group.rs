@@ -2,6 +2,7 @@
 
 mod watched;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::Location;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -71,8 +72,8 @@ pub struct GroupOptions {
     /// Compares operation, shape, type and place in the program between ranks before each collective,
     /// and names the ranks that differ ([`crate::TorchError::Desync`]). The same on every rank. Slow.
     pub debug: bool,
-    /// Whether all-reduces go through shared memory where they can ([`ProcessGroup::shares_memory`]). One
-    /// rank that says no is enough.
+    /// Whether reductions and gathers go through shared memory where they can
+    /// ([`ProcessGroup::shares_memory`]). One rank that says no is enough.
     pub share_memory: bool,
 }
 
@@ -88,6 +89,17 @@ impl Default for GroupOptions {
             share_memory: true,
         }
     }
+}
+
+/// What operations of one name have sent from one rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Traffic {
+    /// Number of operations. A list of tensors that goes as one operation counts once.
+    pub messages: u64,
+    /// Bytes sent by a rank. All-reduce, all-gather and reduce-scatter count as in a ring, on average over the ranks:
+    /// `(size - 1) / size` of the bytes of all ranks' parts, twice that for an all-reduce.
+    pub bytes: u64,
 }
 
 pub(crate) struct Inner {
@@ -330,11 +342,39 @@ impl ProcessGroup {
         self.inner.device
     }
 
-    /// Whether all-reduces of CPU tensors go through memory that the ranks share: with Gloo, where all of
-    /// them are on this host and are Brigade's. All get the same bits, as over TCP.
+    /// Returns whether all-reduces, reduce-scatters and all-gathers of CPU tensors go through memory that the ranks
+    /// share: with Gloo, where all of them are on this host and are Brigade's. The results have the bits of those
+    /// over TCP.
     #[must_use]
     pub fn shares_memory(&self) -> bool {
         ffi::group_shares_memory(self.raw())
+    }
+
+    /// Returns what this rank of a [`Backend::Fake`] group would have sent since the group was made or
+    /// [`ProcessGroup::reset_traffic`] was called, by operation (`all_reduce`, `all_gather`, `reduce_scatter`, …).
+    /// Empty for other backends, which do not count.
+    ///
+    /// ```
+    /// # use brigade_torch::{Backend, GroupOptions, ProcessGroup, Store};
+    /// use tch::{Device, Kind, Tensor};
+    /// let options = GroupOptions::default();
+    /// let group = ProcessGroup::new(&Store::hash()?, 0, 8, Backend::Fake, options)?;
+    /// group.all_gather_flat(&Tensor::zeros([100], (Kind::Float, Device::Cpu)))?;
+    /// let gathers = group.traffic()["all_gather"];
+    /// assert_eq!((gathers.messages, gathers.bytes), (1, 7 * 400));
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn traffic(&self) -> BTreeMap<String, Traffic> {
+        ffi::group_traffic(self.raw())
+            .into_iter()
+            .map(|it| (it.operation, Traffic { messages: it.messages, bytes: it.bytes }))
+            .collect()
+    }
+
+    /// Sets the counters of [`ProcessGroup::traffic`] to zero.
+    pub fn reset_traffic(&self) {
+        ffi::group_reset_traffic(self.raw());
     }
 
     /// The time limit of this handle's operations.

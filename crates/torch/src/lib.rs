@@ -79,7 +79,7 @@ pub use fetch::Fetch;
 pub use graph::{Graph, GraphRecording, records_graphs};
 #[doc(hidden)]
 pub use graph::{GraphRecorder, RecordedGraph, record_graphs_with};
-pub use group::{DEFAULT_GROUP_TIMEOUT, GroupOptions, ProcessGroup};
+pub use group::{DEFAULT_GROUP_TIMEOUT, GroupOptions, ProcessGroup, Traffic};
 pub use hook::{Compression, GradientHook};
 pub use linear::{gelu_linear, linear};
 pub use loss_flag::{LossFlag, first_elements_are_finite, first_elements_not_finite};

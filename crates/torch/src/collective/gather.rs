@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use tch::Tensor;
 
-use super::{copies, copy, dense, unshared};
+use super::{copies, copy, dense, fill_all, rows, unshared};
 use crate::bridge::{borrow, borrow_all, ffi};
 use crate::check::{describe, describe_all};
 use crate::error::Error;
@@ -143,18 +143,14 @@ impl ProcessGroup {
     }
 
     fn flat_input_and_output(&self, tensor: &Tensor) -> Result<(Tensor, Tensor), Error> {
-        let mut input = dense(tensor)?;
-        if input.dim() == 0 {
-            input = input.f_unsqueeze(0)?;
-        }
-        let mut shape = input.size();
-        shape[0] *= self.size() as i64;
+        let input = rows(tensor)?;
+        let shape = self.shape_of_all(&input);
         let output = Tensor::f_empty(&shape, (input.f_kind()?, input.device()))?;
         Ok((input, output))
     }
 
-    /// Gathers each tensor as [`ProcessGroup::all_gather_flat`] does: with NCCL in one kernel, with Gloo several in
-    /// flight.
+    /// Gathers each tensor as [`ProcessGroup::all_gather_flat`] does, in one operation; Gloo with ranks that are not
+    /// Brigade's has several in flight.
     ///
     /// # Errors
     /// As there; [`crate::Fault::Invalid`] when the tensors are not on one device.
@@ -195,12 +191,50 @@ impl ProcessGroup {
         let pairs = tensors.iter().map(|tensor| self.flat_input_and_output(tensor));
         let (inputs, outputs): (Vec<_>, Vec<_>) =
             pairs.collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
+        self.all_gather_list(OPERATION, outputs, inputs)
+    }
+
+    /// Gathers each of `inputs` as [`ProcessGroup::all_gather_flat`] does, into `outputs`, in one operation. An input
+    /// may be this rank's own rows of its output, which are not copied then; other tensors must not share memory.
+    ///
+    /// # Errors
+    /// [`crate::TorchError::Collective`], with [`crate::Fault::Invalid`] when an output is not `size` times its input's
+    /// shape, or the tensors are not on one device.
+    ///
+    /// ```
+    /// # use brigade_torch::{Backend, ProcessGroup, Store};
+    /// # let gloo = Backend::Gloo(Default::default());
+    /// # let group = &ProcessGroup::new(&Store::hash()?, 0, 1, gloo, Default::default())?;
+    /// use tch::{Device, Kind, Tensor};
+    /// let weight = Tensor::zeros([2 * group.size() as i64, 3], (Kind::Float, Device::Cpu));
+    /// let shard = weight.narrow(0, 2 * group.rank() as i64, 2).fill_(1.0);
+    /// group.all_gather_into(&mut [weight.shallow_clone()], &[shard])?;
+    /// assert_eq!(weight.mean(Kind::Float).double_value(&[]), 1.0);
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn all_gather_into(&self, outputs: &mut [Tensor], inputs: &[Tensor]) -> Result<(), Error> {
+        const OPERATION: &str = "all_gather_into";
+        self.parts_fit(OPERATION, outputs, inputs)?;
+        let outputs = outputs.iter().map(Tensor::shallow_clone).collect();
+        let inputs = inputs.iter().map(rows).collect::<Result<_, _>>()?;
+        self.all_gather_list(OPERATION, outputs, inputs)?.wait().map(drop)
+    }
+
+    #[track_caller]
+    fn all_gather_list(
+        &self,
+        operation: &'static str,
+        outputs: Vec<Tensor>,
+        inputs: Vec<Tensor>,
+    ) -> Result<Work<Vec<Tensor>>, Error> {
+        let targets = outputs.iter().map(dense).collect::<Result<Vec<_>, _>>()?;
         let what = || describe_all(&inputs);
-        let pending = self.collective(OPERATION, what, |group, limit| {
-            let (outputs, inputs) = (borrow_all(&outputs), borrow_all(&inputs));
-            ffi::all_gather_flat_coalesced(group, &outputs, &inputs, limit)
+        let pending = self.collective(operation, what, |group, limit| {
+            let (targets, inputs) = (borrow_all(&targets), borrow_all(&inputs));
+            ffi::all_gather_flat_coalesced(group, &targets, &inputs, limit)
         })?;
-        Ok(pending.giving(outputs).reading(inputs))
+        Ok(fill_all(pending, outputs, targets).reading(inputs))
     }
 
     /// On rank `root` the tensors of all ranks, by rank; `None` elsewhere.

@@ -2,7 +2,7 @@
 
 use tch::{Kind, Tensor};
 
-use super::{copies, copy, dense, unshared};
+use super::{copies, copy, dense, fill_all, rows, unshared};
 use crate::bridge::{borrow, borrow_all, ffi};
 use crate::check::{describe, describe_all};
 use crate::error::Error;
@@ -122,16 +122,7 @@ impl ProcessGroup {
         let pending = self.collective(OPERATION, what, |group, limit| {
             ffi::all_reduce_coalesced(group, &borrow_all(&targets), raw, limit)
         })?;
-        let work = pending.giving(tensors).then(move |tensors| {
-            let _guard = tch::no_grad_guard();
-            for (tensor, target) in tensors.iter_mut().zip(&targets) {
-                if !tensor.is_contiguous() {
-                    tensor.f_copy_(target)?;
-                }
-            }
-            Ok(())
-        });
-        Ok(all_divided(work, divisor))
+        Ok(all_divided(fill_all(pending, tensors, targets), divisor))
     }
 
     /// Replaces rank `root`'s tensor by the reduction over all ranks. What the other ranks' tensors hold
@@ -264,8 +255,8 @@ impl ProcessGroup {
         Ok(divided(pending.giving(output).reading([input]), divisor))
     }
 
-    /// Reduces each tensor as [`ProcessGroup::reduce_scatter_flat`] does: with NCCL in one kernel, with Gloo several in
-    /// flight.
+    /// Reduces each tensor as [`ProcessGroup::reduce_scatter_flat`] does, in one operation; Gloo with ranks that are
+    /// not Brigade's, or for types and operations of its own, has several in flight.
     ///
     /// # Errors
     /// As there; [`crate::Fault::Invalid`] also when the tensors are not on one device.
@@ -298,7 +289,7 @@ impl ProcessGroup {
         op: ReduceOp,
     ) -> Result<Work<Vec<Tensor>>, Error> {
         const OPERATION: &str = "reduce_scatter_flat_coalesced";
-        let (raw, divisor) = self.reduction_of_all(OPERATION, op, inputs)?;
+        self.on_one_device(OPERATION, inputs)?;
         let inputs = inputs.iter().map(dense).collect::<Result<Vec<_>, _>>()?;
         let output = |input: &Tensor| -> Result<Tensor, Error> {
             let mut shape = self.rows_for_all(OPERATION, input)?;
@@ -306,12 +297,58 @@ impl ProcessGroup {
             Ok(Tensor::f_empty(&shape, (input.f_kind()?, input.device()))?)
         };
         let outputs = inputs.iter().map(output).collect::<Result<Vec<_>, _>>()?;
+        self.reduce_scatter_list(OPERATION, outputs, inputs, op)
+    }
+
+    /// Reduces each of `inputs` as [`ProcessGroup::reduce_scatter_flat`] does, into `outputs`, in one operation. An
+    /// output may be the rows of its input that stay on this rank; other tensors must not share memory.
+    ///
+    /// # Errors
+    /// As [`ProcessGroup::all_reduce`]; [`crate::Fault::Invalid`] also when an input is not `size` times its output's
+    /// shape, or the tensors are not on one device.
+    ///
+    /// ```
+    /// # use brigade_torch::{Backend, ProcessGroup, Store};
+    /// # let gloo = Backend::Gloo(Default::default());
+    /// # let group = &ProcessGroup::new(&Store::hash()?, 0, 1, gloo, Default::default())?;
+    /// use brigade_torch::ReduceOp;
+    /// use tch::{Device, Kind, Tensor};
+    /// let gradients = Tensor::ones([2 * group.size() as i64, 3], (Kind::Float, Device::Cpu));
+    /// let mine = gradients.narrow(0, 2 * group.rank() as i64, 2);
+    /// group.reduce_scatter_into(&mut [mine.shallow_clone()], &[gradients], ReduceOp::Sum)?;
+    /// assert_eq!(mine.double_value(&[0, 0]), group.size() as f64);
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn reduce_scatter_into(
+        &self,
+        outputs: &mut [Tensor],
+        inputs: &[Tensor],
+        op: ReduceOp,
+    ) -> Result<(), Error> {
+        const OPERATION: &str = "reduce_scatter_into";
+        self.parts_fit(OPERATION, inputs, outputs)?;
+        let outputs = outputs.iter().map(Tensor::shallow_clone).collect();
+        let inputs = inputs.iter().map(dense).collect::<Result<_, _>>()?;
+        self.reduce_scatter_list(OPERATION, outputs, inputs, op)?.wait().map(drop)
+    }
+
+    #[track_caller]
+    fn reduce_scatter_list(
+        &self,
+        operation: &'static str,
+        outputs: Vec<Tensor>,
+        inputs: Vec<Tensor>,
+        op: ReduceOp,
+    ) -> Result<Work<Vec<Tensor>>, Error> {
+        let (raw, divisor) = self.reduction_of_all(operation, op, &inputs)?;
+        let targets = outputs.iter().map(rows).collect::<Result<Vec<_>, _>>()?;
         let what = || format!("{op:?} {}", describe_all(&inputs));
-        let pending = self.collective(OPERATION, what, |group, limit| {
-            let (outputs, inputs) = (borrow_all(&outputs), borrow_all(&inputs));
-            ffi::reduce_scatter_flat_coalesced(group, &outputs, &inputs, raw, limit)
+        let pending = self.collective(operation, what, |group, limit| {
+            let (targets, inputs) = (borrow_all(&targets), borrow_all(&inputs));
+            ffi::reduce_scatter_flat_coalesced(group, &targets, &inputs, raw, limit)
         })?;
-        Ok(all_divided(pending.giving(outputs).reading(inputs), divisor))
+        Ok(all_divided(fill_all(pending, outputs, targets).reading(inputs), divisor))
     }
 
     /// As [`ProcessGroup::reduction`], for tensors of one device, which it checks.

@@ -89,3 +89,46 @@ fn a_reducer_among_a_thousand() {
     assert!(values(&gradient).iter().all(|g| (g - 4.0).abs() < 1e-6 || (g - 0.004).abs() < 1e-6));
     assert_eq!(reducer.bucket_bytes().unwrap().iter().sum::<usize>(), 4 * 101_000);
 }
+
+/// Bytes as in sharded training's table of volumes: n is the whole, in elements of 4 bytes.
+#[test]
+fn what_a_rank_would_send_is_counted() {
+    for size in [8, 64, 1024] {
+        let group = group(3, size);
+        assert!(group.traffic().is_empty());
+        let parts = size as i64;
+        let whole = |rows: i64| Tensor::zeros([rows * parts, 5], (Kind::Float, Device::Cpu));
+        let shard = |rows: i64| whole(rows).narrow(0, 0, rows);
+        let bytes = |rows: u64| rows * 5 * 4 * (size as u64 - 1);
+        drop(group.all_gather_flat(&shard(2)).unwrap());
+        group.all_gather_into(&mut [whole(1), whole(3)], &[shard(1), shard(3)]).unwrap();
+        drop(group.reduce_scatter_flat(&whole(2), ReduceOp::Sum).unwrap());
+        group
+            .reduce_scatter_into(&mut [shard(1), shard(4)], &[whole(1), whole(4)], ReduceOp::Mean)
+            .unwrap();
+        group.all_reduce(&mut whole(7), ReduceOp::Mean).unwrap();
+        group.all_reduce_coalesced(&mut [whole(1), whole(1)], ReduceOp::Sum).unwrap();
+        group.barrier().unwrap();
+        let sent = |operation: &str| {
+            let traffic = group.traffic()[operation];
+            (traffic.messages, traffic.bytes)
+        };
+        assert_eq!(sent("all_gather"), (2, bytes(2 + 4)), "{size} ranks");
+        assert_eq!(sent("reduce_scatter"), (2, bytes(2 + 5)), "{size} ranks");
+        assert_eq!(sent("all_reduce"), (2, 2 * bytes(7 + 2)), "{size} ranks");
+        assert_eq!(sent("barrier"), (1, 0));
+        // Groups count apart.
+        let pair = group.subgroup(&[3, 5]).unwrap().unwrap();
+        pair.send(&shard(1), 1, 0).unwrap();
+        pair.broadcast(&mut shard(1), 0).unwrap();
+        assert_eq!(pair.traffic()["send"].bytes, 20);
+        assert_eq!(pair.traffic()["broadcast"].bytes, 20);
+        group.reset_traffic();
+        assert!(group.traffic().is_empty() && !pair.traffic().is_empty());
+        let rows: Vec<i64> = (0..parts).collect();
+        let input = Tensor::zeros([rows.iter().sum()], (Kind::Float, Device::Cpu));
+        drop(group.all_to_all_flat(&input, &rows, &rows).unwrap());
+        let traffic = group.traffic()["all_to_all"];
+        assert_eq!(traffic.bytes, 4 * (rows.iter().sum::<i64>() as u64 - 3), "its own rows stay");
+    }
+}

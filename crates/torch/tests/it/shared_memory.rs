@@ -1,9 +1,9 @@
-//! All-reduces in the memory of the one host: what they give, and that nothing hangs where they fail.
+//! Collectives in the memory of the one host: what they give, and that nothing hangs where they fail.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use brigade_testkit::{World, dist_test, step};
-use brigade_torch::{Fault, GroupOptions, ProcessGroup, ReduceOp, Store};
+use brigade_torch::{Error, Fault, GroupOptions, ProcessGroup, ReduceOp, Store, Work};
 use tch::{Device, Kind, Tensor};
 
 use crate::rendezvous::{self, LIMIT, assert_fault, meet, missing};
@@ -102,9 +102,16 @@ fn many_in_flight(group: &ProcessGroup) {
                 group.start_all_reduce(tensor, ReduceOp::Sum).unwrap()
             })
             .collect();
-        // Another of Gloo's own between them.
-        let gathered = group.all_gather(&Tensor::from(rank)).unwrap();
-        assert_eq!(gathered.len(), 4);
+        // One of Gloo's own between them, and others of ours.
+        let mut root = Tensor::from(rank);
+        group.broadcast(&mut root, 3).unwrap();
+        assert_eq!(root.double_value(&[]), 3.0);
+        let gathered = group.start_all_gather_flat(&Tensor::from(rank)).unwrap();
+        let rows = Tensor::full([400_000], rank, (Kind::Double, Device::Cpu));
+        let scattered = group.start_reduce_scatter_flat(&rows, ReduceOp::Sum).unwrap();
+        assert_eq!(rendezvous::values(&gathered.wait().unwrap()), [0.0, 1.0, 2.0, 3.0]);
+        let sum = scattered.wait().unwrap();
+        assert_eq!((sum.size(), sum.min().double_value(&[])), (vec![100_000], 6.0));
         for (number, work) in works.into_iter().enumerate().rev() {
             let sum = work.wait().unwrap();
             let expected = 6.0 + 4.0 * number as f64;
@@ -150,45 +157,196 @@ dist_test!(world = 4, dist_many_all_reduces_in_flight_over_tcp, |world| {
     many_in_flight(&group_over_tcp(&world));
 });
 
-dist_test!(world = 2, dist_a_peer_killed_inside_an_all_reduce, |world| {
-    let large = || Tensor::zeros([64 << 20], (Kind::Float, Device::Cpu));
+/// Asks for a collective: for another one where the rank is the odd one.
+type Ask = fn(&ProcessGroup, bool) -> Result<(), Error>;
+
+fn rows(count: i64, kind: Kind) -> Tensor {
+    Tensor::zeros([count], (kind, Device::Cpu))
+}
+
+fn gather(group: &ProcessGroup, lengths: &[(i64, Kind)]) -> Result<(), Error> {
+    let tensors: Vec<Tensor> = lengths.iter().map(|&(count, kind)| rows(count, kind)).collect();
+    group.all_gather_flat_coalesced(&tensors).map(drop)
+}
+
+fn scatter(group: &ProcessGroup, count: i64, op: ReduceOp) -> Result<(), Error> {
+    group.reduce_scatter_flat(&rows(count, Kind::Float), op).map(drop)
+}
+
+/// Each with words of the error.
+const MISMATCHES: [(Ask, &[&str]); 5] = [
+    (
+        |group, odd| {
+            if odd {
+                return gather(group, &[(3, Kind::Float)]);
+            }
+            group.all_reduce(&mut rows(3, Kind::Float), ReduceOp::Sum)
+        },
+        &[
+            "an all-gather of 9 numbers of type Float",
+            "an all-reduce of 3 numbers of type Float, sum",
+        ],
+    ),
+    (
+        |group, odd| {
+            if odd { gather(group, &[(3, Kind::Float)]) } else { scatter(group, 9, ReduceOp::Sum) }
+        },
+        &["an all-gather of 9 numbers", "a reduce-scatter of 9 numbers of type Float, sum"],
+    ),
+    (
+        |group, odd| scatter(group, 600_000, if odd { ReduceOp::Max } else { ReduceOp::Sum }),
+        &["a reduce-scatter of 600000 numbers of type Float, largest", "Float, sum"],
+    ),
+    (
+        |group, odd| gather(group, &[(500_000, if odd { Kind::Int } else { Kind::Float })]),
+        &["an all-gather of 1500000 numbers of type Int", "of type Float"],
+    ),
+    (
+        |group, odd| {
+            let (first, second) = if odd { (4, 2) } else { (2, 4) };
+            gather(group, &[(first, Kind::Float), (second, Kind::Float)])
+        },
+        &["an all-gather of 2 tensors with 18 numbers", "with tensors of other types or lengths"],
+    ),
+];
+
+fn different_collectives_are_an_error(group: &ProcessGroup) {
+    for (number, (ask, words)) in MISMATCHES.into_iter().enumerate() {
+        step!("mismatch {number}");
+        let group = group.subgroup(&[0, 1, 2]).unwrap().unwrap();
+        let error = ask(&group, group.rank() == 1).unwrap_err();
+        // Who sees it first closes the connections of the others.
+        assert!(matches!(error.fault(), Some(Fault::Invalid | Fault::PeerLost)), "{error}");
+        let text = error.to_string();
+        if error.fault() == Some(Fault::Invalid) {
+            let words = words.iter().chain(&["of the same on all ranks"]);
+            assert!(words.clone().all(|it| text.contains(it)), "{number}: {text}");
+        }
+        meet(&group, "done", 3);
+    }
+}
+
+dist_test!(world = 3, dist_different_collectives_are_an_error_in_shared_memory, |world| {
+    different_collectives_are_an_error(&rendezvous::group(&world));
+});
+
+dist_test!(world = 3, dist_different_collectives_are_an_error_over_tcp, |world| {
+    different_collectives_are_an_error(&group_over_tcp(&world));
+});
+
+/// Starts a collective of as many numbers on each rank.
+type Start = fn(&ProcessGroup, i64) -> Result<Work<Tensor>, Error>;
+
+const STARTS: [(&str, Start); 3] = [
+    ("an all-reduce", |group, count| {
+        group.start_all_reduce(rows(count, Kind::Float), ReduceOp::Sum)
+    }),
+    ("an all-gather", |group, count| group.start_all_gather_flat(&rows(count / 2, Kind::Float))),
+    ("a reduce-scatter", |group, count| {
+        group.start_reduce_scatter_flat(&rows(count, Kind::Float), ReduceOp::Sum)
+    }),
+];
+
+/// More than goes through before a peer dies.
+const LONG: i64 = 64 << 20;
+/// Several slots.
+const SHORT: i64 = 4 << 20;
+
+fn a_peer_is_killed_inside(world: &World, (name, start): (&str, Start)) {
     if world.rank.as_usize() == 1 {
         rendezvous::by_a_child_that_dies(|| {
-            let group = rendezvous::group(&world);
+            let group = rendezvous::group(world);
             assert!(group.shares_memory());
-            let _work = group.start_all_reduce(large(), ReduceOp::Sum).unwrap();
+            let _work = start(&group, LONG).unwrap();
             meet(&group, "started", 2);
             rendezvous::die();
         });
         return;
     }
-    let group = rendezvous::group(&world);
+    let group = rendezvous::group(world);
     let begun = Instant::now();
-    let work = group.start_all_reduce(large(), ReduceOp::Sum).unwrap();
+    let work = start(&group, LONG).unwrap();
     meet(&group, "started", 2);
     let error = match work.wait() {
         Err(error) => Err::<(), _>(error),
         // It was quick: then the next one fails.
-        Ok(_) => group.all_reduce(&mut Tensor::from(1.0), ReduceOp::Sum),
+        Ok(_) => start(&group, 1).and_then(Work::wait).map(drop),
     };
     let error = assert_fault(error, Fault::PeerLost);
-    assert!(error.to_string().contains("rank 1 has left the group"), "{error}");
+    assert!(error.to_string().contains("rank 1 has left the group"), "{name}: {error}");
     assert!(begun.elapsed() < LIMIT);
+}
+
+dist_test!(world = 2, dist_a_peer_killed_inside_an_all_reduce, |world| {
+    a_peer_is_killed_inside(&world, STARTS[0]);
+});
+
+dist_test!(world = 2, dist_a_peer_killed_inside_an_all_gather, |world| {
+    a_peer_is_killed_inside(&world, STARTS[1]);
+});
+
+dist_test!(world = 2, dist_a_peer_killed_inside_a_reduce_scatter, |world| {
+    a_peer_is_killed_inside(&world, STARTS[2]);
+});
+
+dist_test!(world = 2, dist_a_late_rank_is_waited_for, |world| {
+    let group = rendezvous::group(&world);
+    for (name, start) in STARTS {
+        step!("{name}");
+        let early = (group.rank() == 0).then(|| start(&group, SHORT));
+        meet(&group, &format!("rank 0 has started {name}"), 2);
+        let sum = early.unwrap_or_else(|| start(&group, SHORT)).unwrap().wait().unwrap();
+        assert_eq!(sum.max().double_value(&[]), 0.0);
+    }
+});
+
+dist_test!(world = 2, dist_who_does_not_come_is_named_with_the_operation, |world| {
+    let all = rendezvous::group(&world);
+    for (name, start) in STARTS {
+        step!("{name}");
+        let group = all.subgroup(&[0, 1]).unwrap().unwrap();
+        if group.rank() == 0 {
+            let hasty = group.within(Duration::from_millis(300));
+            let error = assert_fault(start(&hasty, 2).unwrap().wait(), Fault::Timeout);
+            let text = format!("Timed out waiting 300ms for rank 1 in {name}");
+            assert!(error.to_string().contains(&text), "{error}");
+            assert_eq!(missing(&error), [1], "{error}");
+        }
+        meet(&group, "given up", 2);
+    }
+});
+
+dist_test!(world = 2, dist_an_abort_ends_what_has_begun, |world| {
+    let all = rendezvous::group(&world);
+    for (name, start) in STARTS {
+        step!("{name}");
+        let group = all.subgroup(&[0, 1]).unwrap().unwrap();
+        let works: Vec<_> = (0..16).map(|_| start(&group, SHORT).unwrap()).collect();
+        meet(&group, "started", 2);
+        if group.rank() == 0 {
+            group.abort().unwrap();
+        }
+        // Those that had ended are well.
+        let fault = if group.rank() == 0 { Fault::Aborted } else { Fault::PeerLost };
+        for error in works.into_iter().filter_map(|work| work.wait().err()) {
+            assert_eq!(error.fault(), Some(fault), "{error}");
+        }
+        assert_fault(start(&group, SHORT).and_then(Work::wait), fault);
+        meet(&group, "ended", 2);
+    }
 });
 
 /// What `failure.rs` says of the shared memory, over TCP. Of three ranks: two leave it to Gloo.
 mod over_tcp {
-    use std::time::Duration;
-
     use super::*;
 
     const SHORT: Duration = Duration::from_millis(400);
 
-    fn reduce(group: &ProcessGroup) -> Result<(), brigade_torch::Error> {
+    fn reduce(group: &ProcessGroup) -> Result<(), Error> {
         reduce_elements(group, 1)
     }
 
-    fn reduce_elements(group: &ProcessGroup, count: i64) -> Result<(), brigade_torch::Error> {
+    fn reduce_elements(group: &ProcessGroup, count: i64) -> Result<(), Error> {
         let mut tensor = Tensor::ones([count], (Kind::Float, Device::Cpu));
         group.all_reduce(&mut tensor, ReduceOp::Sum)
     }

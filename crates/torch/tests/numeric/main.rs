@@ -9,6 +9,7 @@ mod distance;
 mod dropped;
 mod fused;
 mod linear;
+mod lists;
 mod max_pool;
 mod norm_relu;
 #[path = "../common/rendezvous.rs"]
