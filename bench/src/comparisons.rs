@@ -48,6 +48,7 @@ pub(crate) fn all() -> Vec<Comparison> {
         Comparison { name: "memory", run: training::memory },
         Comparison { name: "two-processes-against-pytorch", run: training::two_processes_both },
         Comparison { name: "all-reduce", run: training::all_reduce },
+        Comparison { name: "shards", run: training::shards },
         Comparison { name: "two-processes", run: training::two_processes },
         Comparison { name: "checkpoint-files", run: checkpoint::files },
         Comparison { name: "checkpoint-background", run: checkpoint::background },

@@ -49,6 +49,7 @@ pub(crate) fn run(name: &str) -> Result<Vec<Vec<f64>>> {
         "learner" => learner::run(&words[1..]),
         "adamw" => training::adamw(),
         "all-reduce" => training::all_reduce(),
+        "shards" => training::shards(),
         "checkpoint" => checkpoint::run(&words[1..]),
         other => bail!("there is no measurement {other:?}"),
     }

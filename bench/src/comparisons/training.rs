@@ -280,10 +280,28 @@ pub(crate) fn two_processes_both(rounds: usize) -> Result<Vec<Row>> {
 
 /// All-reduces between two processes of this host.
 pub(crate) fn all_reduce(rounds: usize) -> Result<Vec<Row>> {
-    let Some(peer) = Side::torchrun("peers/all_reduce.py", &[]) else {
+    let rows = [
+        "all-reduce of 47 MB between 2 processes of one host, against torch.distributed",
+        "all-reduce of 4 bytes, the same",
+    ];
+    collectives(rounds, "all-reduce", rows, 1.0)
+}
+
+/// What sharded training sends between two processes of this host.
+pub(crate) fn shards(rounds: usize) -> Result<Vec<Row>> {
+    let rows = [
+        "all-gather into 16 MB between 2 processes of one host, against torch.distributed",
+        "reduce-scatter of 16 MB, the same",
+    ];
+    collectives(rounds, "shards", rows, 3.0)
+}
+
+/// Two collectives of `peers/collectives.py`; the peer's time over ours is to be at least `goal`.
+fn collectives(rounds: usize, name: &str, rows: [&'static str; 2], goal: f64) -> Result<Vec<Row>> {
+    let Some(peer) = Side::torchrun("peers/collectives.py", &[name]) else {
         return Ok(Vec::new());
     };
-    let sides = [launched(2, "all-reduce")?, peer];
+    let sides = [launched(2, name)?, peer];
     let mut medians = [const { [Vec::new(), Vec::new()] }; 2];
     for round in 0..rounds {
         for turn in 0..2 {
@@ -293,25 +311,18 @@ pub(crate) fn all_reduce(rounds: usize) -> Result<Vec<Row>> {
             }
         }
     }
-    let row = |what, [mut ours, mut theirs]: [Vec<f64>; 2]| {
+    let row = |(what, [mut ours, mut theirs]): (&'static str, [Vec<f64>; 2])| {
         let (ours, theirs) = (median(&mut ours), median(&mut theirs));
         Row {
             what,
             ours: milliseconds(ours),
             other: milliseconds(theirs),
             ratio: format!("{:.1}x", theirs / ours),
-            goal: "at least 1.0x".to_owned(),
-            reached: theirs >= ours,
+            goal: format!("at least {goal:.1}x"),
+            reached: theirs >= goal * ours,
         }
     };
-    let [large, small] = medians;
-    Ok(vec![
-        row(
-            "all-reduce of 47 MB between 2 processes of one host, against torch.distributed",
-            large,
-        ),
-        row("all-reduce of 4 bytes, the same", small),
-    ])
+    Ok(rows.into_iter().zip(medians).map(row).collect())
 }
 
 /// A measurement under the launcher, with the two threads of the machine for all processes together.

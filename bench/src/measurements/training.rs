@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use brigade::models::ResNet;
 use brigade::prelude::*;
 use brigade::torch::{Products, make_products_reproducible};
+use brigade_torch::{Error, ProcessGroup};
 
 use super::nets::Net;
 use super::products::Product;
@@ -183,17 +184,34 @@ pub(crate) fn adamw() -> Result<Vec<Vec<f64>>> {
     Ok(vec![seconds])
 }
 
-/// Seconds of all-reduces of ResNet-18's gradients, and of one number, as `peers/all_reduce.py` has them.
+/// Seconds of all-reduces of ResNet-18's gradients, and of one number, as `peers/collectives.py` has them.
 pub(crate) fn all_reduce() -> Result<Vec<Vec<f64>>> {
+    let mut tensors = [11_689_512, 1].map(|numbers| Tensor::zeros([numbers], tch::kind::FLOAT_CPU));
+    collectives(|group, operation| group.all_reduce(&mut tensors[operation], ReduceOp::Sum))
+}
+
+/// Seconds of all-gathers into 16 MB, and of reduce-scatters of 16 MB, as `peers/collectives.py` has them.
+pub(crate) fn shards() -> Result<Vec<Vec<f64>>> {
+    let zeros = |numbers| [Tensor::zeros([numbers], tch::kind::FLOAT_CPU)];
+    let (mut whole, mut shard) = (zeros(4 << 20), zeros(2 << 20));
+    collectives(|group, operation| match operation {
+        0 => group.all_gather_into(&mut whole, &shard),
+        _ => group.reduce_scatter_into(&mut shard, &whole, ReduceOp::Sum),
+    })
+}
+
+/// Seconds of two operations, on the main process.
+fn collectives(
+    mut run: impl FnMut(&ProcessGroup, usize) -> Result<(), Error>,
+) -> Result<Vec<Vec<f64>>> {
     let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
-    let group = accelerator.processes().group().context("all-reduces are of several ranks")?;
+    let group = accelerator.processes().group().context("collectives are of several ranks")?;
     let mut lists = Vec::new();
-    for numbers in [11_689_512, 1] {
-        let mut tensor = Tensor::zeros([numbers], tch::kind::FLOAT_CPU);
+    for operation in 0..2 {
         let mut seconds = Vec::with_capacity(STEPS);
         for number in 0..WARM_UP + STEPS {
             let start = Instant::now();
-            group.all_reduce(&mut tensor, ReduceOp::Sum)?;
+            run(&group, operation)?;
             if number >= WARM_UP {
                 seconds.push(start.elapsed().as_secs_f64());
             }
