@@ -89,7 +89,7 @@ class FakeBackend : public c10d::Backend {
   void shutdown() override {}
 
   Answer broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
-    // The last one of the ring has nobody to pass it on to.
+    // The last rank of the ring does not pass it on.
     const bool last = (getRank() + 1) % getSize() == options.rootRank;
     traffic_->add("broadcast", last ? 0 : bytes_of(tensors));
     return done(tensors);
