@@ -228,7 +228,7 @@ fn sharding(resolved: Result<(Settings, Vec<Note>), SettingsError>) {
             let shown = describe(&settings, &notes);
             assert!(shown.lines().count() >= notes.len(), "{shown}");
             if let Some(schedule) = settings.schedule {
-                schedule.lr(3, 0.1);
+                let _ = schedule.lr(3, 0.1);
             }
         }
         Err(error) => drop(error.to_string()),
