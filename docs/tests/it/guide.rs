@@ -28,7 +28,10 @@ fn every_key_of_sharded_training_is_answered() {
     assert!(all.len() > 130, "{} keys", all.len());
     let mut missing: Vec<&str> = all.into_iter().filter(|key| !words.contains(key)).collect();
     missing.sort_unstable();
-    assert!(missing.is_empty(), "docs/from-fsdp-and-deepspeed.md does not say what becomes of {missing:?}");
+    assert!(
+        missing.is_empty(),
+        "docs/from-fsdp-and-deepspeed.md does not say what becomes of {missing:?}"
+    );
 }
 
 fn words(page: &str) -> HashSet<&str> {
