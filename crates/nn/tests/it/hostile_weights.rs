@@ -1,12 +1,13 @@
 //! Weights files that are damaged or made to deceive.
 
+use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use brigade_checkpoint::Error as FileError;
-use brigade_nn::weights;
+use brigade_checkpoint::{Error as FileError, WeightsReader};
+use brigade_nn::{Linear, Model, ModelError, weights};
 use brigade_testkit::archive;
-use brigade_torch::Error;
+use brigade_torch::{Error, TensorRead};
 use proptest::prelude::*;
 use tch::{Kind, Tensor};
 
@@ -41,6 +42,40 @@ fn truncated_files_are_damaged_at_every_length() {
             );
         }
     }
+}
+
+/// A checksum shows it before the model is changed; safetensors have none.
+#[test]
+fn files_that_are_cut_after_they_were_opened_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = Model::new(|p| Linear::new(p, 40, 30)).unwrap();
+    let before = model.state_dict().deep_clone().unwrap();
+    let interrupted = |name: &str| {
+        let path = folder.path().join(name);
+        if name.ends_with(".pth") {
+            weights::save_pth(&before, &path).unwrap();
+        } else {
+            weights::save(&before, &path).unwrap();
+        }
+        let file = WeightsReader::open(&path).unwrap();
+        OpenOptions::new().write(true).open(&path).unwrap().set_len(200).unwrap();
+        let reads = model.state_dict().into_iter();
+        let reads = reads.map(|(name, into)| TensorRead::whole(file.get(&name).unwrap(), into));
+        weights::read(&file, reads.collect()).unwrap_err()
+    };
+    let error = interrupted("cut.pth");
+    assert!(error.to_string().contains("`weight`: it ends too early"), "{error}");
+    for (name, tensor) in model.state_dict() {
+        assert_eq!(Some(&tensor), before.get(&name), "{name}");
+    }
+    let error = interrupted("cut.safetensors");
+    assert!(
+        matches!(error.downcast_ref(), Some(ModelError::Interrupted { path, .. }) if path.ends_with("cut.safetensors")),
+        "{error}"
+    );
+    let said = error.to_string();
+    assert!(said.contains("so the model is partly changed"), "{said}");
+    assert!(said.contains("it was cut short while `weight` was read: expected "), "{said}");
 }
 
 #[test]
