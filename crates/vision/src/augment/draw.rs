@@ -6,7 +6,8 @@ use tch::Tensor;
 
 use super::Augment;
 use super::color::Light;
-use super::geometry::{Geometric, Homography};
+use super::geometry::Geometric;
+use super::homography::Homography;
 use crate::transforms::SampleRng;
 
 /// Columns of what is drawn for a sample: a map (row by row), brightness, contrast, the part of its grey, the turn of its
