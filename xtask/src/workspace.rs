@@ -65,14 +65,15 @@ impl Workspace {
         let metadata: Metadata = serde_json::from_slice(&output.stdout)
             .context("cannot read what cargo metadata says")?;
         let names: BTreeSet<String> = metadata.packages.iter().map(|it| it.name.clone()).collect();
-        let package = |it: PackageMetadata| -> Result<Package> {
+        let package = |package: PackageMetadata| -> Result<Package> {
             let targets = |kind: &str| -> BTreeSet<String> {
-                let of_kind = it.targets.iter().filter(|it| it.kind.iter().any(|it| it == kind));
+                let of_kind =
+                    package.targets.iter().filter(|it| it.kind.iter().any(|it| it == kind));
                 of_kind.map(|it| it.name.clone()).collect()
             };
-            let folder = it.manifest_path.parent().unwrap_or_else(|| Path::new(""));
-            let dependencies = it.dependencies.iter().map(|it| it.name.clone());
-            let settings = it.metadata.and_then(|it| it.brigade);
+            let folder = package.manifest_path.parent().unwrap_or_else(|| Path::new(""));
+            let dependencies = package.dependencies.iter().map(|it| it.name.clone());
+            let settings = package.metadata.and_then(|it| it.brigade);
             Ok(Package {
                 folder: checkout.relative(folder).to_path_buf(),
                 dependencies: dependencies.filter(|it| names.contains(it)).collect(),
@@ -80,7 +81,7 @@ impl Workspace {
                 programs: targets("bin"),
                 has_library: !targets("lib").is_empty() || !targets("proc-macro").is_empty(),
                 settings: settings.unwrap_or_default(),
-                name: it.name,
+                name: package.name,
             })
         };
         let packages: Result<Vec<_>> = metadata.packages.into_iter().map(package).collect();

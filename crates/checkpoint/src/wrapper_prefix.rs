@@ -58,17 +58,24 @@ pub fn prefix_candidates(names: &[impl AsRef<str>]) -> Vec<String> {
     candidates.split_off(1)
 }
 
-/// Returns the [`prefix_candidates`], then the path that the most of the model's `own` names have before them
-/// (`net.`), where it is one alone. For a run whose states are taken over whole: weights alone could be of
-/// another module with the same names.
+/// Returns the [`prefix_candidates`], the paths that all names begin with (`net.`), and the path that the most of
+/// the model's `own` names have before them (`net.` beside a loss), where it is one alone. For a run whose states
+/// are taken over whole: weights alone could be of another module with the same names.
 pub(crate) fn prefixes_around(names: &[impl AsRef<str>], own: &[impl AsRef<str>]) -> Vec<String> {
     let mut candidates = prefix_candidates(names);
-    if let Some(path) = path_before(names, own)
-        && !candidates.iter().any(|known| known == path)
-    {
-        candidates.push(path.to_owned());
+    for path in common_paths(names).chain(path_before(names, own)) {
+        if !candidates.iter().any(|known| known == path) {
+            candidates.push(path.to_owned());
+        }
     }
     candidates
+}
+
+/// The paths that all names begin with, up to four deep, the shortest one first.
+fn common_paths(names: &[impl AsRef<str>]) -> impl Iterator<Item = &str> {
+    let first = names.first().map(AsRef::as_ref).unwrap_or_default();
+    let paths = first.match_indices('.').take(MAX_DEPTH).map(|(dot, _)| &first[..=dot]);
+    paths.take_while(|path| names.iter().all(|name| has(name.as_ref(), path)))
 }
 
 /// The path that the most of the model's own names have before them; `None` where two have as many.
@@ -107,10 +114,12 @@ mod tests {
     #[test]
     fn the_path_before_most_own_names_is_a_candidate() {
         let own = ["0.weight", "0.bias", "head.weight"];
-        let candidates = |names: &[&str]| prefixes_around(names, &own);
-        assert_eq!(candidates(&["model.0.weight", "model.0.bias"]), ["model."]);
-        assert_eq!(candidates(&["net.model.0.weight", "net.model.head.weight"]), ["net.model."]);
-        assert_eq!(candidates(&["a.0.weight", "a.0.bias", "b.0.weight", "loss.weight"]), ["a."]);
+        let path = |names| path_before(names, &own);
+        assert_eq!(path(&["model.0.weight", "model.0.bias"]), Some("model."));
+        assert_eq!(path(&["net.model.0.weight", "net.model.head.weight"]), Some("net.model."));
+        let beside_others = ["a.0.weight", "a.0.bias", "b.0.weight", "loss.weight"];
+        assert_eq!(path(&beside_others), Some("a."));
+        assert_eq!(prefixes_around(&beside_others, &own), ["a."]);
         for none in [
             &["0.weight", "0.bias"][..],
             &["a.0.weight", "b.0.weight"],
@@ -118,8 +127,28 @@ mod tests {
             &["a0.weight"],
             &[],
         ] {
-            assert!(candidates(none).is_empty(), "{none:?}");
+            assert_eq!(path(none), None, "{none:?}");
         }
+    }
+
+    #[test]
+    fn a_path_that_all_names_begin_with_is_a_candidate() {
+        let table = [
+            (&["net.a", "net.b.c"][..], &["net."][..]),
+            (&["a.b.c.d.e.f", "a.b.c.d.e.g"], &["a.", "a.b.", "a.b.c.", "a.b.c.d."]),
+            (&["model.net.a", "model.net.b"], &["model.", "model.net."]),
+            (&["net.a", "network.a"], &[]),
+            // Nothing would be left of a name.
+            (&["net.", "net.a"], &[]),
+            (&["net.a", "a"], &[]),
+            (&["größe.a", "größe.b"], &["größe."]),
+            (&[], &[]),
+        ];
+        for (names, expected) in table {
+            assert_eq!(prefixes_around(names, &[""; 0]), expected, "{names:?}");
+        }
+        // Of a shared parameter the file has one name, and two paths fit it.
+        assert_eq!(prefixes_around(&["net.head.w"], &["head.w", "w"]), ["net.", "net.head."]);
     }
 
     #[test]

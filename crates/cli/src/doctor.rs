@@ -169,13 +169,13 @@ impl DoctorArgs {
     fn hosts_to_examine(&self, facts: &LocalFacts) -> anyhow::Result<Vec<HostToExamine>> {
         let (client, limits) = (self.ssh_command.as_deref(), TimeLimits::default());
         let access = HostAccess::resolve(client, self.timeout, limits, facts)?;
-        let host = |it: HostSpec| {
-            let here = access.local.is(&it);
-            let command = access.command(&it, ROLE)?;
-            let loopback = it.name.parse().is_ok_and(|it: IpAddr| it.is_loopback());
-            let is_nameless = here && (loopback || it.name == "localhost");
-            let name = if is_nameless { own_name(facts) } else { it.name };
-            Ok(HostToExamine { name, here, ranks: it.slots, command })
+        let host = |spec: HostSpec| {
+            let here = access.local.is(&spec);
+            let command = access.command(&spec, ROLE)?;
+            let loopback = spec.name.parse().is_ok_and(|it: IpAddr| it.is_loopback());
+            let is_nameless = here && (loopback || spec.name == "localhost");
+            let name = if is_nameless { own_name(facts) } else { spec.name };
+            Ok(HostToExamine { name, here, ranks: spec.slots, command })
         };
         self.hosts()?.into_iter().map(host).collect()
     }

@@ -80,13 +80,17 @@ fn text(facts: &Facts, tools: &[(&str, Option<String>)]) -> String {
         "libtorch",
         libtorch.or(facts.libtorch.as_ref()).map_or_else(
             || NONE.to_owned(),
-            |it| {
-                let version = it.version.as_deref().unwrap_or("of unknown version");
-                let cuda = it
+            |libtorch| {
+                let version = libtorch.version.as_deref().unwrap_or("of unknown version");
+                let cuda = libtorch
                     .cuda
                     .as_deref()
                     .map_or_else(|| "CPU only".to_owned(), |it| format!("CUDA {it}"));
-                format!("{version}, {cuda}, {} (by {})", it.folder.display(), it.found_by)
+                format!(
+                    "{version}, {cuda}, {} (by {})",
+                    libtorch.folder.display(),
+                    libtorch.found_by
+                )
             },
         ),
     ));

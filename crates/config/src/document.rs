@@ -153,34 +153,38 @@ mod tests {
     /// A text for any setting that it takes.
     fn any_text(expected: &str) -> BoxedStrategy<String> {
         match expected {
-            it if it.starts_with("true") => prop_oneof!["true", "false"].boxed(),
-            it if it.starts_with("a whole number from 1, or") => {
+            text if text.starts_with("true") => prop_oneof!["true", "false"].boxed(),
+            text if text.starts_with("a whole number from 1, or") => {
                 prop_oneof![Just("auto".to_owned()), (1_usize..99).prop_map(|it| it.to_string())]
                     .boxed()
             }
-            it if it.ends_with("at least 1") => (1_usize..99).prop_map(|it| it.to_string()).boxed(),
-            it if it.starts_with("a whole number") => {
+            text if text.ends_with("at least 1") => {
+                (1_usize..99).prop_map(|it| it.to_string()).boxed()
+            }
+            text if text.starts_with("a whole number") => {
                 (0_usize..99).prop_map(|it| it.to_string()).boxed()
             }
-            it if it.starts_with("a port from 1") => {
+            text if text.starts_with("a port from 1") => {
                 (1_u16..9, 0_u16..9).prop_map(|(a, b)| format!("{a}-{}", a + b)).boxed()
             }
-            it if it.starts_with("a port") => any::<u16>().prop_map(|it| it.to_string()).boxed(),
-            it if it.starts_with("a number of hosts") => {
+            text if text.starts_with("a port") => {
+                any::<u16>().prop_map(|it| it.to_string()).boxed()
+            }
+            text if text.starts_with("a number of hosts") => {
                 (1_usize..9, 0_usize..9).prop_map(|(a, b)| format!("{a}:{}", a + b)).boxed()
             }
-            it if it.starts_with("a number of seconds") => {
-                (0_u32..100_000).prop_map(|it| (f64::from(it) / 100.0).to_string()).boxed()
-            }
-            it if it.contains("name=value") => "[a-z_]{1,9}=[a-z0-9. ]{0,9}".boxed(),
-            it if it.starts_with("a list") => r#"[a-z0-9:"' \\]{1,9}[a-z]"#.boxed(),
-            it if it.starts_with("a text") || it.starts_with("a path") => {
+            text if text.starts_with("a number of seconds") => (0_u32..100_000)
+                .prop_map(|centiseconds| (f64::from(centiseconds) / 100.0).to_string())
+                .boxed(),
+            text if text.contains("name=value") => "[a-z_]{1,9}=[a-z0-9. ]{0,9}".boxed(),
+            text if text.starts_with("a list") => r#"[a-z0-9:"' \\]{1,9}[a-z]"#.boxed(),
+            text if text.starts_with("a text") || text.starts_with("a path") => {
                 r#"[ -~é\n]{1,20}"#.boxed()
             }
-            it if it.starts_with("hosts") => "[a-z]{1,9}:[1-9],[0-9]x".boxed(),
-            it if it.starts_with("local ranks") => Just("0,12".to_owned()).boxed(),
+            text if text.starts_with("hosts") => "[a-z]{1,9}:[1-9],[0-9]x".boxed(),
+            text if text.starts_with("local ranks") => Just("0,12".to_owned()).boxed(),
             // Words: the first of them.
-            it => Just(it.split([',', ' ']).next().unwrap_or_default().to_owned()).boxed(),
+            text => Just(text.split([',', ' ']).next().unwrap_or_default().to_owned()).boxed(),
         }
     }
 

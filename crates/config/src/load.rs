@@ -84,8 +84,8 @@ pub fn read_layer(path: &Path, text: &str) -> Result<Layer, ConfigError> {
 /// By its ending: YAML and JSON are Accelerate's, TOML is ours.
 #[must_use]
 pub fn is_accelerates(path: &Path) -> bool {
-    path.extension().is_some_and(|it| {
-        ["yaml", "yml", "json"].iter().any(|ending| it.eq_ignore_ascii_case(ending))
+    path.extension().is_some_and(|found| {
+        ["yaml", "yml", "json"].iter().any(|ending| found.eq_ignore_ascii_case(ending))
     })
 }
 

@@ -104,7 +104,10 @@ impl Questionnaire {
     /// The question to ask; `None` when there is none left.
     #[must_use]
     pub fn next(&self) -> Option<Question> {
-        ORDER.iter().copied().find(|it| self.said(*it).is_none() && self.applies(*it))
+        ORDER
+            .iter()
+            .copied()
+            .find(|question| self.said(*question).is_none() && self.applies(*question))
     }
 
     /// Takes an answer.
@@ -248,7 +251,7 @@ impl Questionnaire {
                 let mut backends = vec![first];
                 let others = DynamoBackend::WORDS.iter().copied();
                 let no = DynamoBackend::No.word();
-                backends.extend(others.filter(|it| *it != first && *it != no));
+                backends.extend(others.filter(|backend| *backend != first && *backend != no));
                 words(&backends)
             }
             Question::CompileMode => words(DynamoMode::WORDS),

@@ -2,6 +2,7 @@
 
 use std::ops::{Deref, DerefMut};
 
+use brigade_rank_env::text::counted;
 use brigade_sampling::Round;
 use brigade_torch::{Result, TensorTree};
 
@@ -101,7 +102,9 @@ impl<T: TensorTree> Batch<T> {
         if self.rank.is_some() || rank >= world {
             let message = match self.rank {
                 Some(own) => format!("the batch is rank {own}'s alone: it has no parts"),
-                None => format!("rank {rank} does not exist among {world} ranks"),
+                None => {
+                    format!("rank {rank} does not exist among {}", counted(world, "rank"))
+                }
             };
             return Err(DataError::Options { message }.into());
         }
@@ -111,9 +114,10 @@ impl<T: TensorTree> Batch<T> {
             let found = tensor.size().first().copied();
             if found != Some(total as i64) {
                 let message = format!(
-                    "a tensor of shape {:?} cannot be dealt out to {world} ranks: expected \
-                     {total} rows, one for each sample",
-                    tensor.size()
+                    "a tensor of shape {:?} cannot be dealt out to {}: expected {}, one for each sample",
+                    tensor.size(),
+                    counted(world, "rank"),
+                    counted(total, "row")
                 );
                 return Err(DataError::Options { message }.into());
             }

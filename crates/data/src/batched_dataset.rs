@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use brigade_rank_env::text::counted;
 use brigade_sampling::stream;
 use brigade_torch::{Result, TensorTree};
 use rand_pcg::rand_core::Rng;
@@ -186,7 +187,7 @@ impl<D: fmt::Debug, F> fmt::Debug for Map<D, F> {
 
 impl<F> fmt::Debug for BatchesFromFn<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "BatchesFromFn({} samples)", self.len)
+        write!(f, "BatchesFromFn({})", counted(self.len, "sample"))
     }
 }
 

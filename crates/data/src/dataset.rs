@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use brigade_rank_env::text::counted;
 use brigade_torch::Result;
 
 use crate::{BatchContext, BatchedDataset, Collate, DataError};
@@ -202,7 +203,7 @@ where
 
 impl<F> fmt::Debug for DatasetFromFn<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DatasetFromFn({} samples)", self.len)
+        write!(f, "DatasetFromFn({})", counted(self.len, "sample"))
     }
 }
 

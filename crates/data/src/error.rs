@@ -2,6 +2,7 @@
 
 use std::io;
 
+use brigade_rank_env::text::counted;
 use brigade_torch::{Error, ErrorKind, says_out_of_memory};
 
 /// Why a batch could not be made, or a loader's options do not fit: the detail of an [`Error`].
@@ -26,7 +27,7 @@ use brigade_torch::{Error, ErrorKind, says_out_of_memory};
 pub enum DataError {
     // ---- datasets ----
     /// A dataset was asked for a sample that it does not have.
-    #[error("sample {index} was asked for, but the dataset holds {len} samples")]
+    #[error("sample {index} was asked for, but the dataset holds {}", counted(.len, "sample"))]
     Index {
         /// The sample's number.
         index: usize,

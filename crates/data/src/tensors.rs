@@ -1,5 +1,6 @@
 //! Tensors in memory as a dataset.
 
+use brigade_rank_env::text::counted;
 use brigade_torch::{Element, Result, TensorTree, TorchError, copy_to_device, elements, from_vec};
 use parking_lot::Mutex;
 use tch::{Device, Kind, Tensor};
@@ -130,7 +131,11 @@ where
         match all {
             Some(all) if filled == len => Self::new(all),
             Some(_) => Err(DataError::Unfit {
-                message: format!("a dataset of {len} samples gave {filled} rows"),
+                message: format!(
+                    "a dataset of {} gave {}",
+                    counted(len, "sample"),
+                    counted(filled, "row")
+                ),
             }
             .into()),
             None => Err(DataError::Unfit {

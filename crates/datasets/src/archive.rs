@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use crate::DatasetError;
 use crate::lock::open_locked;
+use brigade_rank_env::text::counted;
 use tree::Tree;
 
 /// Unpacks an archive (tar, tar.gz or zip, by its content) into a folder of its own.
@@ -194,7 +195,7 @@ fn unpack(file: File, bytes: u64, tree: &mut Tree<'_>) -> Result<(), DatasetErro
         tar::unpack((&*start).chain(file), tree)
     } else {
         let start = String::from_utf8_lossy(start.get(..SHOWN_BYTES).unwrap_or(&start));
-        let found = format!("{bytes} bytes that begin with {start:?}");
+        let found = format!("{} that begin with {start:?}", counted(bytes, "byte"));
         Err(DatasetError::NotAnArchive { path: archive.into(), found })
     }
 }

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use brigade_rank_env::text::counted;
 use brigade_torch::{Error, ErrorKind};
 
 /// Why the files of a data set could not be read or fetched.
@@ -48,8 +49,9 @@ pub enum DatasetError {
     },
     /// The first four bytes are not those of the expected kind of IDX file.
     #[error(
-        "{path} is not an IDX file of unsigned bytes in {dimensions} dimensions: \
-         expected magic number {expected:#010x}, found {found:#010x}"
+        "{path} is not an IDX file of unsigned bytes in {}: \
+         expected magic number {expected:#010x}, found {found:#010x}",
+        counted(.dimensions, "dimension")
     )]
     Magic {
         /// The file.
@@ -62,7 +64,10 @@ pub enum DatasetError {
         found: u32,
     },
     /// The file ends before its data does.
-    #[error("{path} is truncated: expected {expected} bytes, found {found}; fetch it again")]
+    #[error(
+        "{path} is truncated: expected {}, found {found}; fetch it again",
+        counted(.expected, "byte")
+    )]
     Truncated {
         /// The file.
         path: PathBuf,
@@ -72,7 +77,10 @@ pub enum DatasetError {
         found: u64,
     },
     /// There is more in the file than its header announces.
-    #[error("{path} goes on after the {expected} bytes that its header announces; fetch it again")]
+    #[error(
+        "{path} has more than {}, the size that its header announces; fetch it again",
+        counted(.expected, "byte")
+    )]
     TrailingBytes {
         /// The file.
         path: PathBuf,
@@ -88,7 +96,10 @@ pub enum DatasetError {
         shape: Vec<usize>,
     },
     /// The gzip stream does not decompress.
-    #[error("{path} is a damaged gzip file: {cause}, after {found} good bytes; fetch it again")]
+    #[error(
+        "{path} is a damaged gzip file: {cause}, after {}; fetch it again",
+        counted(.found, "good byte")
+    )]
     Gzip {
         /// The file.
         path: PathBuf,
@@ -110,8 +121,9 @@ pub enum DatasetError {
     },
     /// A pair of files that do not belong together.
     #[error(
-        "{images} holds {image_count} images, but {labels} holds {label_count} labels: \
-         the two files do not belong together"
+        "{images} holds {}, but {labels} holds {}: the two files do not belong together",
+        counted(.image_count, "image"),
+        counted(.label_count, "label")
     )]
     CountMismatch {
         /// The file of images.
@@ -180,7 +192,10 @@ pub enum DatasetError {
         found: String,
     },
     /// The archive cannot be read to its end.
-    #[error("{path} is a damaged archive: {cause}, after {entries} good entries; fetch it again")]
+    #[error(
+        "{path} is a damaged archive: {cause}, after {}; fetch it again",
+        counted(.entries, "good entry")
+    )]
     DamagedArchive {
         /// The archive.
         path: PathBuf,

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use brigade_data::{BatchContext, BatchedDataset, DataError};
+use brigade_rank_env::text::counted;
 use brigade_torch::{Result, from_vec};
 use fast_image_resize::images::{TypedImage, TypedImageRef};
 use fast_image_resize::pixels::U8;
@@ -46,9 +47,9 @@ impl LabelledImages {
         let expected = height.checked_mul(width).and_then(|area| area.checked_mul(labels.len()));
         if height == 0 || width == 0 || expected != Some(pixels.len()) {
             let message = format!(
-                "{} labels for images of {height}x{width} do not go with {} bytes of pixels",
-                labels.len(),
-                pixels.len()
+                "found {} of pixels for {} and images of {height}x{width}",
+                counted(pixels.len(), "byte"),
+                counted(labels.len(), "label")
             );
             return Err(DataError::Unfit { message }.into());
         }
@@ -249,7 +250,8 @@ impl BatchedDataset for LabelledImages {
 impl std::fmt::Debug for LabelledImages {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { height, width, classes, .. } = self;
-        write!(f, "LabelledImages({} of {height}x{width}, {classes} classes)", self.labels.len())
+        let classes = counted(classes, "class");
+        write!(f, "LabelledImages({} of {height}x{width}, {classes})", self.labels.len())
     }
 }
 
@@ -348,7 +350,7 @@ mod tests {
     #[test]
     fn mismatched_files_are_refused() {
         let error = LabelledImages::new(vec![0; 7], vec![0, 1], 2, 2).unwrap_err().to_string();
-        assert_eq!(error, "2 labels for images of 2x2 do not go with 7 bytes of pixels");
+        assert_eq!(error, "found 7 bytes of pixels for 2 labels and images of 2x2");
         assert!(LabelledImages::new(vec![], vec![1], 0, 2).is_err());
         let error = two().with_classes(3, "labels").unwrap_err().to_string();
         assert_eq!(error, "labels: label 3 at position 0, expected 0 to 2");

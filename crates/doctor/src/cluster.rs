@@ -201,7 +201,7 @@ impl Cluster {
         let facts = host.facts.as_ref()?;
         let network = &facts.network;
         // A login on this host came from somewhere else: it says nothing about the other hosts.
-        let by_ssh = network.reached_at.filter(|it| !host.here && !it.is_loopback());
+        let by_ssh = network.reached_at.filter(|address| !host.here && !address.is_loopback());
         by_ssh
             .or_else(|| {
                 let of_name = self.examined().filter(|(other, ..)| *other != place);
@@ -214,7 +214,10 @@ impl Cluster {
                 let others = self.examined().filter(|(other, ..)| *other != place);
                 let others: Vec<IpAddr> =
                     others.filter_map(|(_, _, facts)| facts.network.reached_at).collect();
-                let own = network.interfaces.iter().filter(|it| it.up && !it.loopback);
+                let own = network
+                    .interfaces
+                    .iter()
+                    .filter(|interface| interface.up && !interface.loopback);
                 let mut own = own.flat_map(|it| &it.addresses);
                 own.find(|it| others.iter().any(|other| it.is_near(*other))).map(|it| it.address)
             })
@@ -228,6 +231,6 @@ impl Cluster {
     /// The route between two hosts.
     #[must_use]
     pub fn route(&self, from: usize, to: usize) -> Option<&Route> {
-        self.routes.iter().find(|it| it.from == from && it.to == to)
+        self.routes.iter().find(|route| route.from == from && route.to == to)
     }
 }

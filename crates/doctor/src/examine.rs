@@ -154,7 +154,7 @@ fn plan_routes(cluster: &Cluster, addresses: &[Vec<u16>]) -> Vec<Route> {
                 (AddressSource::Gloo, interface_choice::gloo(theirs).address()),
                 (AddressSource::Nccl, nccl),
             ] {
-                let new = pick.filter(|it| !it.is_loopback() && !is_link_local(it));
+                let new = pick.filter(|address| !address.is_loopback() && !is_link_local(address));
                 let new = new.filter(|it| !known.contains(it));
                 let address = addresses[to].first().zip(new);
                 attempts.extend(address.map(|(port, address)| (by, (address, *port).into())));

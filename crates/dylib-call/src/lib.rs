@@ -102,11 +102,11 @@ impl Address {
         let base = base_of(&all, &object).ok_or_else(no_entry)?;
         let start = base.checked_add(self.offset).ok_or_else(no_entry)?;
         let end = start.checked_add(size_of::<Entry>() as u64).ok_or_else(no_entry)?;
-        let is_inside = |it: &Mapping| {
-            it.is_readable
-                && it.file.as_deref() == Some(&object)
-                && it.range.start <= start
-                && end <= it.range.end
+        let is_inside = |mapping: &Mapping| {
+            mapping.is_readable
+                && mapping.file.as_deref() == Some(&object)
+                && mapping.range.start <= start
+                && end <= mapping.range.end
         };
         if !all.iter().any(is_inside) || start % align_of::<Entry>() as u64 != 0 {
             return Err(no_entry());

@@ -256,7 +256,8 @@ fn on_bus(root: &Path, vendor: &str) -> usize {
         let value = |file| read(&folder.join(device).join(file));
         // 0x03 is a display, 0x12 an accelerator; switches and sound devices are others.
         value("vendor").is_some_and(|it| it == vendor)
-            && value("class").is_some_and(|it| it.starts_with("0x03") || it.starts_with("0x12"))
+            && value("class")
+                .is_some_and(|class| class.starts_with("0x03") || class.starts_with("0x12"))
     };
     entries(&folder).iter().filter(|device| is_gpu(device)).count()
 }

@@ -104,7 +104,7 @@ pub fn prefix_of(text: &str) -> Option<String> {
     let card = card(&text);
     let function = &text[card.len()..];
     let is_function = function.is_empty()
-        || function.strip_prefix('.').is_some_and(|it| it.len() == 1 && is_hex(it));
+        || function.strip_prefix('.').is_some_and(|digit| digit.len() == 1 && is_hex(digit));
     let parts: Vec<&str> = card.split(':').collect();
     let is_card = parts.len() == 3
         && parts

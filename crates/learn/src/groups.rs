@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use brigade_optim::{Group, Optimizer, OptimizerSettings, Overrides};
+use brigade_rank_env::text::counted;
 use brigade_torch::{Error, NamedTensor, Result};
 use brigade_train::{Accelerator, PreparedOptimizer};
 
@@ -84,8 +85,9 @@ impl Grouped {
             let count = groups.iter().flatten().filter(|name| **name == parameter.name).count();
             if count != 1 {
                 return Err(Error::invalid_argument(format!(
-                    "parameter `{}` is in {count} parameter groups; every parameter belongs to exactly one",
-                    parameter.name
+                    "parameter `{}` is in {}; every parameter belongs to exactly one",
+                    parameter.name,
+                    counted(count, "parameter group")
                 )));
             }
         }
@@ -264,10 +266,10 @@ impl Grouped {
     pub(crate) fn set(&mut self, hyper: Hyper, values: &[f64]) -> Result<()> {
         if values.len() != self.groups.len() {
             return Err(Error::invalid_argument(format!(
-                "{} values of {} were given for {} parameter groups",
-                values.len(),
+                "found {} of {} for {}; give one for each",
+                counted(values.len(), "value"),
                 hyper.name(),
-                self.groups.len()
+                counted(self.groups.len(), "parameter group")
             )));
         }
         if let Some(value) = values.iter().find(|value| !value.is_finite() || **value < 0.0) {

@@ -1,5 +1,6 @@
 //! Hyperparameters of the parameter groups: one number for all, or one for each group.
 
+use brigade_rank_env::text::counted;
 use brigade_torch::{Error, Result};
 
 /// A hyperparameter that schedules move.
@@ -84,8 +85,9 @@ impl Rates {
             Self::Each(ref rates) if rates.len() == groups => rates.clone(),
             Self::Each(ref rates) => {
                 return Err(Error::invalid_argument(format!(
-                    "{} rates were given for {groups} parameter groups; give one for each, or one for all",
-                    rates.len()
+                    "found {} for {}; give one for each, or one for all",
+                    counted(rates.len(), "rate"),
+                    counted(groups, "parameter group")
                 )));
             }
         };

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
+use brigade_rank_env::text::escaped;
 use brigade_torch::{Error, Result};
 use tch::{Kind, Tensor};
 
@@ -233,10 +234,13 @@ impl ClassInterpretation {
     }
 
     /// Writes the classes' precision, recall and F1 with their averages as a table, as scikit-learn's
-    /// `classification_report`.
+    /// `classification_report`. What a terminal would obey in a class's name is escaped.
     #[must_use]
     pub fn classification_report(&self) -> String {
-        let reports = self.class_reports();
+        let mut reports = self.class_reports();
+        for report in &mut reports {
+            report.name = escaped(&report.name).to_string();
+        }
         let samples = self.targets.len() as u64;
         let mean = |of: fn(&ClassReport) -> f64, weighted: bool| {
             let weight = |report: &ClassReport| if weighted { report.support as f64 } else { 1.0 };

@@ -4,16 +4,7 @@
 //! metric of that name is `metrics::Precision`.
 
 pub use brigade_datasets::{Urls, untar_data};
-pub use brigade_metrics::{
-    self as metrics, Accuracy, AccuracyMulti, Average, AveragePrecision, AveragePrecisionMulti,
-    BalancedAccuracy, Brier, ClassesLast, CohenKappa, CorpusBleu, Dice, DiceMulti, ErrorRate,
-    ExpRmspe, ExplainedVariance, F1, F1Multi, FBeta, FBetaMulti, Fold, FoldFn, Folded,
-    ForegroundAccuracy, HammingLoss, HammingLossMulti, IGNORED, IntoMetrics, Jaccard, JaccardCoeff,
-    JaccardCoeffMulti, JaccardMulti, KappaWeights, Mae, Matthews, Mean, MeanOf, Metric,
-    MetricState, Mse, Msle, MultiClass, Pearson, PerClass, Perplexity, PrecisionMulti,
-    PredictedClasses, R2, Recall, RecallMulti, Renamed, Rmse, RocAuc, RocAucBinary, RocAucMulti,
-    RowsFn, Spearman, TopK, fold, mean_of, of_rows,
-};
+pub use brigade_metrics::{self as metrics, *};
 pub use brigade_models::zoo::*;
 pub use brigade_models::{Architecture, HeadOptions};
 pub use brigade_optim::{AdamW, Sgd};
@@ -25,20 +16,12 @@ pub use brigade_train::Precision::{Bf16, Fp16};
 pub use brigade_train::{Accelerator, Precision};
 pub use brigade_vision::augment::{Augment, Hue, Lighting, Padding, RandomErasing};
 pub use brigade_vision::labels::Split;
+pub use brigade_vision::transforms::AutoAugmentPolicy;
 pub use brigade_vision::transforms::types::*;
-pub use brigade_vision::transforms::{
-    AugMix, AutoAugment, AutoAugmentPolicy, CenterCrop, ColorJitter, Crop, RandAugment, RandomCrop,
-    RandomVerticalFlip, TrivialAugmentWide,
-};
 pub use brigade_vision::{CacheOptions, OnBroken, Size};
 pub use tch::{Device, Kind, Tensor};
 
-pub use crate::callbacks::{
-    ActivationStats, BINS, Better, Checkpoint, CsvLog, CutMix, EarlyStopping, Ema, FreezeSchedule,
-    GradientAccumulation, GradientClip, LayerStats, MixDraw, MixSource, MixUp, NormFreeze,
-    ParamScheduler, Progress, RANGE, ReduceLrOnPlateau, SaveModel, ShortEpoch, ShowGraph, Swa,
-    TerminateOnNan, Times, Timing, TrackerLog,
-};
+pub use crate::callbacks::*;
 pub use crate::data::{
     AugTransforms, BatchTransform, CategoryBlock, Column, Csv, DataBlock, FileList, Files, Flip,
     FolderNames, GetItems, ImageBlock, ImageLoaders, IntoLabel, ItemTransform, Items, Label,

@@ -72,8 +72,10 @@ impl Project {
         };
         if !output.status.success() {
             let text = String::from_utf8_lossy(&output.stderr);
-            let lines =
-                text.lines().map(str::trim).filter(|it| !it.is_empty() && *it != "Caused by:");
+            let lines = text
+                .lines()
+                .map(str::trim)
+                .filter(|line| !line.is_empty() && *line != "Caused by:");
             let reason = lines.collect::<Vec<_>>().join(": ");
             let reason = reason.strip_prefix("error: ").unwrap_or(&reason);
             bail!("cargo finds no project in {}: {reason}", from.display());

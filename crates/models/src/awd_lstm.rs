@@ -13,6 +13,7 @@ mod weights;
 use std::borrow::Borrow;
 
 use brigade_nn::{Module, ParamPath};
+use brigade_rank_env::text::counted;
 use brigade_torch::Result;
 use tch::Tensor;
 
@@ -162,8 +163,9 @@ impl AwdLstm {
             *options;
         if layers == 0 || embedding < 1 || hidden < 1 {
             path.reject(format_args!(
-                "an AWD-LSTM of {layers} layers, {embedding} numbers a word and {hidden} hidden ones: each has \
-                 to be 1 at least"
+                "an AWD-LSTM of {}, {} a word and {hidden} hidden ones: each has to be 1 at least",
+                counted(layers, "layer"),
+                counted(embedding, "number")
             ));
         }
         if bidirectional && (embedding % 2 != 0 || (layers > 1 && hidden % 2 != 0)) {

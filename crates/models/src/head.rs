@@ -7,6 +7,7 @@ use brigade_nn::{
     BatchNorm1d, BatchNormOptions, Dropout, Flatten, Layer, Linear, LinearOptions, Module,
     ParamPath, Relu, Sequential,
 };
+use brigade_rank_env::text::counted;
 use brigade_torch::Result;
 use tch::Tensor;
 
@@ -99,8 +100,9 @@ impl Head {
         };
         if dropout.len() != linear {
             path.reject(format_args!(
-                "{} probabilities of dropout for {linear} linear layers: give one, or {linear}",
-                dropout.len()
+                "{} of dropout for {}: give one, or {linear}",
+                counted(dropout.len(), "probability"),
+                counted(linear, "linear layer")
             ));
         }
 

@@ -6,6 +6,7 @@ use brigade_nn::{
     Conv2d, Conv2dOptions, Dropout, Init, LayerNorm, LayerNormOptions, Linear, Module, ParamPath,
     Unit,
 };
+use brigade_rank_env::text::counted;
 use brigade_torch::Result;
 use tch::{Kind, Tensor};
 
@@ -117,7 +118,10 @@ impl VisionTransformerBody {
             ));
         }
         if heads < 1 || width % heads != 0 {
-            path.reject(format_args!("{heads} heads do not divide the width {width}"));
+            path.reject(format_args!(
+                "the width {width} cannot be divided among {}",
+                counted(heads, "head")
+            ));
         }
         let grid = image_size / patch_size.max(1);
         let kernel = [patch_size; 2];

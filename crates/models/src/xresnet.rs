@@ -5,6 +5,7 @@ mod block;
 use std::borrow::Borrow;
 
 use brigade_nn::{Dropout, Flatten, Linear, MaxPool2d, Module, ParamPath};
+use brigade_rank_env::text::counted;
 use brigade_torch::Result;
 use tch::Tensor;
 
@@ -170,8 +171,8 @@ impl XResNetBody {
     fn undrawn(path: &ParamPath<'_>, options: &XResNetOptions) -> Self {
         if options.expansion < 1 || options.layers.is_empty() {
             path.reject(format_args!(
-                "{} stages of expansion {}: at least one stage, and 1 or 4",
-                options.layers.len(),
+                "{} of expansion {}: at least one stage, and 1 or 4",
+                counted(options.layers.len(), "stage"),
                 options.expansion
             ));
         }

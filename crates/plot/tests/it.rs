@@ -116,8 +116,11 @@ fn labels_of_ticks_do_not_overlap() {
             for pair in across.windows(2) {
                 assert!(pair[0].1 + half(&pair[0].0) < pair[1].1 - half(&pair[1].0), "{across:?}");
             }
-            for it in &across {
-                assert!(it.1 + half(&it.0) < f64::from(width) + 1.0, "{width}: {it:?}");
+            for (text, middle, _) in &across {
+                assert!(
+                    middle + half(text) < f64::from(width) + 1.0,
+                    "{width}: {text:?} at {middle}"
+                );
             }
         }
     }

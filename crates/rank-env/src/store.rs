@@ -44,7 +44,7 @@ pub fn own_address(name: &str) -> Option<IpAddr> {
         return Some(Ipv4Addr::LOCALHOST.into());
     }
     if let Ok(address) = plain.parse::<IpAddr>() {
-        return Some(address).filter(|it| !it.is_unspecified() && is_own(it));
+        return Some(address).filter(|address| !address.is_unspecified() && is_own(address));
     }
     let mut addresses = (name, 0).to_socket_addrs().ok()?.map(|it| it.ip().to_canonical());
     let first = addresses.next()?;

@@ -109,7 +109,8 @@ impl Write for Escaping<'_, '_> {
 #[must_use]
 pub fn escaped_answer(text: &str) -> Cow<'_, str> {
     let stays = |character: char| character == '\n' || escape(character, false).is_none();
-    if text.bytes().all(|it| it == b'\n' || (b' '..=b'~').contains(&it)) || text.chars().all(stays)
+    if text.bytes().all(|byte| byte == b'\n' || (b' '..=b'~').contains(&byte))
+        || text.chars().all(stays)
     {
         return text.into();
     }
@@ -143,7 +144,10 @@ pub fn counted(count: impl Display, noun: &str) -> String {
     let stem = noun.strip_suffix('y').filter(|stem| !stem.ends_with(['a', 'e', 'o', 'u']));
     match stem {
         Some(stem) => format!("{count} {stem}ies"),
-        None if ["s", "x", "ch", "sh"].iter().any(|ending| noun.ends_with(ending)) => {
+        // "ch" as in "batch", not as in "epoch".
+        None if ["s", "x", "ch", "sh"].iter().any(|ending| noun.ends_with(ending))
+            && !noun.ends_with("epoch") =>
+        {
             format!("{count} {noun}es")
         }
         None => format!("{count} {noun}s"),
@@ -203,8 +207,14 @@ mod tests {
 
     #[test]
     fn one_and_several() {
-        let table =
-            [("tensor", "tensors"), ("class", "classes"), ("entry", "entries"), ("key", "keys")];
+        let table = [
+            ("tensor", "tensors"),
+            ("class", "classes"),
+            ("good entry", "good entries"),
+            ("key", "keys"),
+            ("batch", "batches"),
+            ("epoch", "epochs"),
+        ];
         for (one, several) in table {
             assert_eq!(counted(1, one), format!("1 {one}"));
             assert_eq!(counted(0, one), format!("0 {several}"));

@@ -221,16 +221,7 @@ impl Curve {
                 schedule.momentum(step)
             }
             Self::Momentum { momentum, .. } => Some(momentum.lr(step)),
-            Self::Constant { .. }
-            | Self::Linear { .. }
-            | Self::Cosine { .. }
-            | Self::Restarts { .. }
-            | Self::FlatCosine { .. }
-            | Self::Polynomial { .. }
-            | Self::Exponential { .. }
-            | Self::Step { .. }
-            | Self::MultiStep { .. }
-            | Self::InverseSqrt { .. } => None,
+            _ => None,
         }
     }
 }

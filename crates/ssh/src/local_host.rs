@@ -22,8 +22,8 @@ impl LocalHost {
     pub fn gather() -> Self {
         let name = gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default();
         let interfaces = getifaddrs().ok().into_iter().flatten();
-        let addresses = interfaces.filter_map(|it| {
-            let address = it.address?;
+        let addresses = interfaces.filter_map(|interface| {
+            let address = interface.address?;
             let v4 = address.as_sockaddr_in().map(|it| IpAddr::V4(it.ip()));
             v4.or_else(|| address.as_sockaddr_in6().map(|it| IpAddr::V6(it.ip())))
         });

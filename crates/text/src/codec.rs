@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use brigade_data::DataLoader;
 use brigade_learn::{Item, ItemCodec, LearnError, Loaders, Picture, data};
+use brigade_rank_env::text::counted;
 use brigade_tokens::{
     FastaiTokenizer, ParallelOptions, TextSource, TokenCorpus, TokenList, Tokenizer, Vocabulary,
 };
@@ -190,8 +191,8 @@ impl TextCodec {
             let token = u32::try_from(*id).ok().and_then(|id| self.vocabulary.token(id));
             token.ok_or_else(|| {
                 Error::invalid_argument(format!(
-                    "the vocabulary of {} tokens has none with number {id}",
-                    self.vocabulary.len()
+                    "the vocabulary of {} has none with number {id}",
+                    counted(self.vocabulary.len(), "token")
                 ))
             })
         };

@@ -1,6 +1,7 @@
 //! Sequences of tokens as batches for transformers, as Hugging Face's collators make them.
 
 use brigade_data::{Batch, DataError};
+use brigade_rank_env::text::counted;
 use brigade_tokens::{Encoding, Side};
 use brigade_torch::{Result, from_vec};
 use tch::{Kind, Tensor};
@@ -91,11 +92,11 @@ impl Sequence {
     fn check(&self, position: usize) -> Result<()> {
         let tokens = self.ids.len();
         let lengths = [
-            ("type ids", self.type_ids.as_ref().map(Vec::len)),
-            ("marks of special tokens", self.special.as_ref().map(Vec::len)),
-            ("words", self.words.as_ref().map(Vec::len)),
+            ("type id", self.type_ids.as_ref().map(Vec::len)),
+            ("special token mark", self.special.as_ref().map(Vec::len)),
+            ("word", self.words.as_ref().map(Vec::len)),
             (
-                "labels",
+                "label",
                 match &self.label {
                     Some(SequenceLabel::Tokens(labels)) => Some(labels.len()),
                     _ => None,
@@ -106,10 +107,12 @@ impl Sequence {
             None => Ok(()),
             Some((what, len)) => Err(DataError::Unfit {
                 message: format!(
-                    "sequence {position} of the batch has {tokens} tokens and {} {what}: give one for each token",
-                    len.unwrap_or_default()
+                    "sequence {position} of the batch has {} and {}: give one for each token",
+                    counted(tokens, "token"),
+                    counted(len.unwrap_or_default(), what)
                 ),
-            }.into()),
+            }
+            .into()),
         }
     }
 }
@@ -291,9 +294,9 @@ impl SequenceCollator {
             Objective::Masked(masked) => {
                 if seeds.len() != sequences.len() {
                     let message = format!(
-                        "{} seeds were given for {} sequences whose tokens are to be hidden: give one for each",
-                        seeds.len(),
-                        sequences.len()
+                        "found {} for {} whose tokens are to be hidden: give one for each",
+                        counted(seeds.len(), "seed"),
+                        counted(sequences.len(), "sequence")
                     );
                     return Err(DataError::Unfit { message }.into());
                 }
@@ -311,8 +314,8 @@ impl SequenceCollator {
         if longest > width {
             return Err(DataError::Unfit {
                 message: format!(
-                    "a sequence of {longest} tokens does not fit in {width}: let the tokenizer cut texts, or raise \
-                     max_length"
+                    "a sequence of {} does not fit in {width}: let the tokenizer cut texts, or raise max_length",
+                    counted(longest, "token")
                 ),
             }.into());
         }
@@ -361,8 +364,9 @@ impl SequenceCollator {
         let beyond = |id: &i64| !(0..tokens).contains(id);
         let refuse = |what: String| {
             let message = format!(
-                "{what} is beyond the model's vocabulary of {tokens} tokens (vocab_size), 0 to {}: take the \
-                 tokenizer that belongs to the model, or a model of a larger vocabulary",
+                "{what} is beyond the model's vocabulary of {} (vocab_size), 0 to {}: take the tokenizer that \
+                 belongs to the model, or a model of a larger vocabulary",
+                counted(tokens, "token"),
                 tokens - 1
             );
             Err(DataError::Unfit { message }.into())
@@ -413,8 +417,7 @@ fn labels(sequences: &[Sequence]) -> Result<Option<Tensor>> {
     }
     let width = widths.first().copied().unwrap_or_default();
     if let Some(position) = widths.iter().position(|other| *other != width) {
-        let (expected, found) =
-            (format!("{width} numbers"), format!("{} numbers", widths[position]));
+        let (expected, found) = (counted(width, "number"), counted(widths[position], "number"));
         return Err(DataError::Collate { position, expected, found }.into());
     }
     Ok(match first {

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use brigade_data::{BatchContext, BatchedDataset, Collate, DataError};
+use brigade_rank_env::text::counted;
 use brigade_torch::{Result, TensorTree};
 use tch::Tensor;
 
@@ -47,8 +48,11 @@ impl<D: Documents, L> LabelledTexts<D, L> {
     pub fn new(documents: D, labels: Vec<L>, padding: Padding) -> Result<Self> {
         let texts = documents.len();
         if labels.len() != texts {
-            let message =
-                format!("{} labels were given for {texts} texts: give one for each", labels.len());
+            let message = format!(
+                "found {} for {}; give one for each",
+                counted(labels.len(), "label"),
+                counted(texts, "text")
+            );
             return Err(DataError::Unfit { message }.into());
         }
         if let Some(empty) = (0..texts).find(|text| documents.tokens(*text) == 0) {

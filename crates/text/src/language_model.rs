@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use brigade_data::{BatchContext, BatchedDataset, DataError};
+use brigade_rank_env::text::counted;
 use brigade_sampling::{Sampler, Shuffle};
 use brigade_torch::{Result, from_vec};
 use parking_lot::Mutex;
@@ -67,16 +68,20 @@ impl<D: Documents> LanguageModelData<D> {
         let unfit = |message| Err(DataError::Unfit { message }.into());
         if rows == 0 || seq_len == 0 {
             return unfit(format!(
-                "{rows} rows of {seq_len} tokens make no batch of a language model: both must be at least 1"
+                "a batch of a language model cannot have {} of {}: both must be at least 1",
+                counted(rows, "row"),
+                counted(seq_len, "token")
             ));
         }
         let tokens: usize = (0..documents.len()).map(|document| documents.tokens(document)).sum();
         if tokens <= rows {
             return unfit(format!(
-                "{} texts of {tokens} tokens in all make no batch of {rows} rows, which takes at least {} tokens; \
-                 give more texts, or a smaller batch size (the rows of all ranks count)",
-                documents.len(),
-                rows + 1
+                "a batch of {} takes at least {} tokens, found {} in {}; give more texts, or a smaller batch size \
+                 (the rows of all ranks count)",
+                counted(rows, "row"),
+                rows + 1,
+                tokens,
+                counted(documents.len(), "text")
             ));
         }
         let streams = Mutex::default();
@@ -137,20 +142,20 @@ impl<D: Documents> LanguageModelData<D> {
         if !consecutive || row + indices.len() > self.rows {
             return Err(DataError::Options {
                 message: format!(
-                    "a batch of {} samples from sample {first} on is not a step of a language model with {} rows: the \
-                     loader must not shuffle, and its batch size must be the rows divided by the number of ranks",
-                    indices.len(),
-                    self.rows
+                    "a batch of {} from sample {first} on is not a step of a language model with {}: the loader \
+                     must not shuffle, and its batch size must be the rows divided by the number of ranks",
+                    counted(indices.len(), "sample"),
+                    counted(self.rows, "row")
                 ),
             }.into());
         }
         if row != context.rank * indices.len() {
             return Err(DataError::Options {
                 message: format!(
-                    "rank {} has {} rows from row {row} on, and the next step would be another stream: make the data \
+                    "rank {} has {} from row {row} on, and the next step would be another stream: make the data \
                      set with as many rows as all ranks have together, which are {} now",
                     context.rank,
-                    indices.len(),
+                    counted(indices.len(), "row"),
                     self.rows
                 ),
             }.into());

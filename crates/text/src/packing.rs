@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 
 use brigade_data::{Batch, BatchContext, BatchedDataset, DataError};
+use brigade_rank_env::text::counted;
 use brigade_torch::{Result, from_vec};
 use tch::Tensor;
 
@@ -38,9 +39,10 @@ impl<D: Documents> Blocks<D> {
         if tokens == 0 || all < tokens {
             return Err(DataError::Unfit {
                 message: format!(
-                    "{} texts of {all} tokens in all cannot be cut into sequences of {tokens}: give more texts, or \
-                     shorter sequences of at least 1 token",
-                    documents.len()
+                    "{} of {} in all cannot be cut into sequences of {tokens}: give more texts, or shorter \
+                     sequences of at least 1 token",
+                    counted(documents.len(), "text"),
+                    counted(all, "token")
                 ),
             }.into());
         }
@@ -154,7 +156,8 @@ impl<D: Documents> PackedTexts<D> {
             }));
         }
         if pieces.is_empty() {
-            let message = format!("none of the {} texts has a token to pack", documents.len());
+            let message =
+                format!("none of {} has a token to pack", counted(documents.len(), "text"));
             return Err(DataError::Unfit { message }.into());
         }
         pieces.sort_by_key(|piece| Reverse(piece.tokens));

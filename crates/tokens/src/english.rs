@@ -101,7 +101,7 @@ impl English {
         let mut special_cases = self.special_cases;
         special_cases.extend(cases.into_iter().map(|it| it.into_iter().map(Into::into).collect()));
         if let Some(case) =
-            special_cases.iter().find(|it| it.is_empty() || it.iter().any(String::is_empty))
+            special_cases.iter().find(|case| case.is_empty() || case.iter().any(String::is_empty))
         {
             let message = format!(
                 "the special case {case:?} has an empty token: give tokens of a character or more"

@@ -136,9 +136,9 @@ impl FastaiTokenizer {
         let rules = |name: &str| -> Result<Vec<Rule>> {
             list(name)?.iter().map(|it| Rule::from_description(it, custom)).collect()
         };
-        let tokens = list("special_tokens")?.iter().map(|it| {
-            it.as_str().ok_or_else(|| {
-                Error::InvalidArgument(format!("{it} among special tokens is no text"))
+        let tokens = list("special_tokens")?.iter().map(|token| {
+            token.as_str().ok_or_else(|| {
+                Error::InvalidArgument(format!("{token} among special tokens is no text"))
             })
         });
         let tokens = tokens.collect::<Result<Vec<_>>>()?;

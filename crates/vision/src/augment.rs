@@ -12,6 +12,7 @@ mod dataset;
 mod draw;
 mod erasing;
 mod geometry;
+mod homography;
 mod mix;
 mod points;
 mod resample;

@@ -4,6 +4,7 @@ use std::fmt;
 
 use brigade_data::{BatchContext, BatchedDataset, DataError};
 use brigade_images::ImageError;
+use brigade_rank_env::text::counted;
 use brigade_torch::{Error, Result, from_vec};
 use tch::Tensor;
 
@@ -52,16 +53,16 @@ impl<S: ImageSource> PointDataset<S> {
         let count = points.first().map_or(0, Vec::len);
         if let Some(index) = points.iter().position(|list| list.len() != count) {
             return Err(Error::invalid_argument(format!(
-                "{} has {} points, the first image {count}; each needs as many",
+                "{} has {}, the first image {count}; each needs as many",
                 images.name(index),
-                points[index].len()
+                counted(points[index].len(), "point")
             )));
         }
         if points.len() != images.len() {
             return Err(Error::invalid_argument(format!(
-                "points were given for {} of {} images",
-                points.len(),
-                images.len()
+                "found {} of points for {}; give one for each",
+                counted(points.len(), "list"),
+                counted(images.len(), "image")
             )));
         }
         let labels = vec![0; images.len()];

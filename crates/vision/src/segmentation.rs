@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use brigade_data::{BatchContext, BatchedDataset, DataError};
 use brigade_images::decode::Decoder;
 use brigade_images::{ImageError, Size};
+use brigade_rank_env::text::counted;
 use brigade_torch::{Error, Result, from_vec};
 use tch::Tensor;
 
@@ -67,9 +68,9 @@ impl<S: ImageSource, M: ImageSource> SegmentationDataset<S, M> {
     pub fn new(images: S, masks: M) -> Result<Self> {
         if images.len() != masks.len() {
             return Err(Error::invalid_argument(format!(
-                "{} masks were given for {} images",
-                masks.len(),
-                images.len()
+                "found {} for {}; give one for each",
+                counted(masks.len(), "mask"),
+                counted(images.len(), "image")
             )));
         }
         let labels = vec![0; images.len()];
@@ -214,11 +215,11 @@ impl<S: ImageSource, M: ImageSource> SegmentationDataset<S, M> {
             if let Some(place) = wrong {
                 let (pixel, width) = (place / 3, mask.width() as usize);
                 return Err(ImageError::InvalidArgument(format!(
-                    "{name} has the class {} in column {}, row {}; {count} classes and {} for pixels \
-                     without one were announced",
+                    "{name} has the class {} in column {}, row {}; announced were {} and {} for pixels without one",
                     mask.pixels()[place],
                     pixel % width,
                     pixel / width,
+                    counted(count, "class"),
                     self.ignore_index
                 )));
             }

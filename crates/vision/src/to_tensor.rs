@@ -1,5 +1,6 @@
 //! Images as the rows of a batch.
 
+use brigade_rank_env::text::counted;
 use brigade_torch::{Element, Error, Result, from_vec};
 use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
@@ -232,8 +233,8 @@ impl<T: Element> Filled<T> {
         };
         reserved.ok_or_else(|| {
             Error::invalid_argument(format!(
-                "there is no memory for a batch of {rows} images of {} pixels; make the batch or \
-                 the images smaller",
+                "there is no memory for a batch of {} of {} pixels; make the batch or the images smaller",
+                counted(rows, "image"),
                 image.size()
             ))
         })?;

@@ -43,7 +43,7 @@ pub fn inner_process(parent: i32) -> Option<i32> {
 /// A program on the way to the one that was asked for.
 fn is_transit(program: Option<PathBuf>) -> bool {
     let Some(program) = program else { return true };
-    program.file_name().is_none_or(|it| it == "nsenter" || it == "unshare" || it == "env")
+    program.file_name().is_none_or(|name| name == "nsenter" || name == "unshare" || name == "env")
 }
 
 /// The living processes in the process namespace of this one.

@@ -38,8 +38,10 @@ impl Stage {
         for (build, programs) in built {
             let place = stage.folder.join("builds").join(build.libtorch.version());
             let find = |is_test: bool, package: &str, target: &str| {
-                programs.iter().find(|it| {
-                    it.is_test == is_test && it.package == package && it.target == target
+                programs.iter().find(|program| {
+                    program.is_test == is_test
+                        && program.package == package
+                        && program.target == target
                 })
             };
             for program in tests.iter().map(in_archive) {
@@ -55,7 +57,7 @@ impl Stage {
             }
         }
         let (_, programs) = built.first().context("nothing was built")?;
-        let runner = programs.iter().find(|it| !it.is_test && it.target == RUNNER.1);
+        let runner = programs.iter().find(|program| !program.is_test && program.target == RUNNER.1);
         let runner = runner.with_context(|| format!("cargo has built no {}", RUNNER.1))?;
         stage.link(&runner.path, &stage.folder.join("bin").join(RUNNER.1))?;
         for path in FILES {
@@ -71,7 +73,7 @@ impl Stage {
                     cuda: build.cuda,
                 })
                 .collect(),
-            programs: tests.iter().map(in_archive).filter(|it| cuda || it.short).collect(),
+            programs: tests.iter().map(in_archive).filter(|test| cuda || test.short).collect(),
         };
         let list = serde_json::to_string_pretty(&pack).context("cannot write the list")?;
         let texts =

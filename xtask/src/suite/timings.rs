@@ -152,9 +152,9 @@ fn slowest<T>(mut all: Vec<T>, elapsed: impl Fn(&T) -> Duration, most: usize) ->
 /// Each program with the number of its tests, their time and the part of it that they waited.
 fn programs(timings: &[Timing]) -> Vec<(&str, usize, Duration, Duration)> {
     let mut programs: BTreeMap<&str, (usize, Duration, Duration)> = BTreeMap::new();
-    for it in timings {
-        let program = programs.entry(&it.program).or_default();
-        *program = (program.0 + 1, program.1 + it.elapsed, program.2 + it.waited());
+    for timing in timings {
+        let program = programs.entry(&timing.program).or_default();
+        *program = (program.0 + 1, program.1 + timing.elapsed, program.2 + timing.waited());
     }
     programs.into_iter().map(|(name, it)| (name, it.0, it.1, it.2)).collect()
 }

@@ -22,9 +22,9 @@ fn machine_folder(line: &str) -> Option<String> {
         let wanted = format!("/{folder}/");
         for (at, _) in line.match_indices(&wanted) {
             let before = line[..at].chars().next_back();
-            let in_longer_path = before.is_some_and(|it| {
-                it.is_alphanumeric()
-                    || matches!(it, '.' | '_' | '-' | '/' | '>' | '}' | '~' | '*' | ')' | '$')
+            let in_longer_path = before.is_some_and(|letter| {
+                letter.is_alphanumeric()
+                    || matches!(letter, '.' | '_' | '-' | '/' | '>' | '}' | '~' | '*' | ')' | '$')
             });
             let goes_on = line[at + wanted.len()..]
                 .starts_with(|it: char| it.is_alphanumeric() || matches!(it, '.' | '_' | '-'));

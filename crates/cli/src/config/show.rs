@@ -90,9 +90,9 @@ pub(crate) fn json(layers: &Layer, file: Option<&SettingsPath>) -> Map<String, V
         };
         values.iter().map(row).collect()
     };
-    let note = |it: &brigade_config::Note| {
-        let source = (it.source != Source::Default).then(|| it.source.to_string());
-        json!({ "source": source, "text": it.text, "warning": it.is_warning })
+    let note = |note: &brigade_config::Note| {
+        let source = (note.source != Source::Default).then(|| note.source.to_string());
+        json!({ "source": source, "text": note.text, "warning": note.is_warning })
     };
     let notes: Vec<Value> = layers.notes.iter().map(note).collect();
     let file = file.map(

@@ -159,8 +159,8 @@ fn rendezvous(
                     said(layers, "rdzv-endpoint")
                 )));
             }
-            let plain = |it: &'_ str| {
-                let rest = it.split_once("://").map_or(it, |(_, rest)| rest);
+            let plain = |endpoint: &'_ str| {
+                let rest = endpoint.split_once("://").map_or(endpoint, |(_, rest)| rest);
                 rest.trim_end_matches('/').to_owned()
             };
             let endpoint = |it: &str| endpoint_of(layers, &plain(it.trim()), ETCD_PORT);

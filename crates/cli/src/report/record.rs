@@ -185,7 +185,7 @@ impl Record {
             }
         }
         let epoch = values.get("epoch").and_then(Logged::number);
-        let epoch = epoch.filter(|it| it.is_finite() && it.fract() == 0.0);
+        let epoch = epoch.filter(|epoch| epoch.is_finite() && epoch.fract() == 0.0);
         if let Some(epoch) = epoch {
             self.epoch_lines += 1;
             self.epochs.log(epoch, step, values);

@@ -130,7 +130,9 @@ fn install(words: &[OsString], libtorch: &Libtorch, folder: &Path) -> anyhow::Re
 
 /// A folder's name for a libtorch: its path, in letters that a name of a file may have.
 fn name_of(libtorch: &Path) -> String {
-    let plain = |it: char| if it.is_ascii_alphanumeric() || ".-".contains(it) { it } else { '_' };
+    let plain = |letter: char| {
+        if letter.is_ascii_alphanumeric() || ".-".contains(letter) { letter } else { '_' }
+    };
     let name: String = libtorch.to_string_lossy().chars().map(plain).collect();
     // A name has 255 bytes at most; the end of a path tells more than its beginning.
     name[name.len().saturating_sub(200)..].to_owned()

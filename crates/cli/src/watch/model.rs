@@ -243,7 +243,9 @@ impl Goal {
                 let name = name.rsplit('.').next().unwrap_or_default();
                 names.contains(&name)
             });
-            found.and_then(|(_, value)| value.number()).filter(|it| it.is_finite() && *it > 0.0)
+            found
+                .and_then(|(_, value)| value.number())
+                .filter(|number| number.is_finite() && *number > 0.0)
         };
         let steps = find(&["max_steps", "total_steps", "max_train_steps", "num_steps", "steps"]);
         let epochs = find(&["epochs", "num_epochs", "max_epochs", "num_train_epochs", "n_epoch"]);

@@ -45,8 +45,9 @@ impl Case {
         assert!(said.contains(expected), "{words:?}: {said:?}");
         for line in said.split('\n') {
             assert!(!line.starts_with("brigade: forged"), "{words:?}: {said:?}");
-            let obeyed = |it: char| {
-                it.is_control() || matches!(it, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}')
+            let obeyed = |letter: char| {
+                letter.is_control()
+                    || matches!(letter, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}')
             };
             assert!(!line.contains(obeyed), "{words:?}: {line:?}");
         }

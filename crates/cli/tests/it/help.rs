@@ -37,7 +37,7 @@ fn a_short_help_has_one_line_for_each_option() {
     }
     let (_, launch) = pages.iter().find(|(command, _)| command == &["launch"]).unwrap();
     let options =
-        launch.lines().filter(|it| it.starts_with("  ") && it.trim_start().starts_with('-'));
+        launch.lines().filter(|line| line.starts_with("  ") && line.trim_start().starts_with('-'));
     assert!(options.count() <= 16, "{launch}");
 }
 

@@ -75,8 +75,8 @@ fn slots_of_a_list() {
     let hosts = |flags: &[&str]| {
         let json = text(folder.path(), &[&["--hostfile", "hosts", "--json"], flags].concat());
         let json: serde_json::Value = serde_json::from_str(&json).unwrap();
-        let row = |it: &serde_json::Value| {
-            format!("{} {} {}", it["host"], it["nproc"], it["devices"]).replace('"', "")
+        let row = |host: &serde_json::Value| {
+            format!("{} {} {}", host["host"], host["nproc"], host["devices"]).replace('"', "")
         };
         json["hosts"].as_array().unwrap().iter().map(row).collect::<Vec<_>>()
     };

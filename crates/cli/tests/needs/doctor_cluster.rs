@@ -121,11 +121,11 @@ impl Examined {
     pub(crate) fn says(&self, verdict: &str, subject: &str, host: &str, text: &str) -> &Value {
         let findings = self.findings(subject);
         let alone = self.json["hosts"].as_array().is_some_and(|hosts| hosts.len() == 1);
-        let found = findings.iter().find(|it| {
-            let found = it["found"].as_str().unwrap_or_default();
-            let means = it["means"].as_str().unwrap_or_default();
-            it["verdict"] == verdict
-                && (alone || hosts(it) == host)
+        let found = findings.iter().find(|finding| {
+            let found = finding["found"].as_str().unwrap_or_default();
+            let means = finding["means"].as_str().unwrap_or_default();
+            finding["verdict"] == verdict
+                && (alone || hosts(finding) == host)
                 && (found.contains(text) || means.contains(text))
         });
         let Some(found) = found else {

@@ -387,8 +387,8 @@ impl<'s> TrainingJob<'_, 's> {
             (_, word) => word == Some("launch"),
         };
         let is_rank = |it: &Process| trainer::is_rank(&it.environment);
-        let is_session = |it: &Process| {
-            it.command.first().is_some_and(|it| it == "ssh" || it.starts_with("sshd: "))
+        let is_session = |process: &Process| {
+            process.command.first().is_some_and(|it| it == "ssh" || it.starts_with("sshd: "))
         };
         let mut processes = host.processes();
         match fault.kind {
@@ -440,9 +440,10 @@ impl<'s> TrainingJob<'_, 's> {
     /// Waits until the job has trained further, and it must be in this attempt.
     fn goes_on(&mut self, what: &str, restarts: u64, world: u64) -> Progress {
         let now = Progress::read(self.work()).unwrap();
-        let is_further = |it: Progress| {
-            let is_new = (it.restarts, it.world) != (now.restarts, now.world);
-            (it.restarts, it.world) == (restarts, world) && (is_new || it.step > now.step + 5)
+        let is_further = |progress: Progress| {
+            let is_new = (progress.restarts, progress.world) != (now.restarts, now.world);
+            (progress.restarts, progress.world) == (restarts, world)
+                && (is_new || progress.step > now.step + 5)
         };
         let progress = self.wait_for(what, |it| is_further(it) || it.restarts > restarts);
         if progress.restarts != restarts {
@@ -599,9 +600,14 @@ impl<'s> TrainingJob<'_, 's> {
         let processes: Vec<String> = hosts
             .iter()
             .flat_map(|host| {
-                let line = |it: Process| {
-                    let state = job::state_of(it.pid);
-                    format!("{} {} {state:?} {}\n", host.name(), it.pid, it.command.join(" "))
+                let line = |process: Process| {
+                    let state = job::state_of(process.pid);
+                    format!(
+                        "{} {} {state:?} {}\n",
+                        host.name(),
+                        process.pid,
+                        process.command.join(" ")
+                    )
                 };
                 host.processes().into_iter().map(line)
             })

@@ -374,8 +374,8 @@ impl<'a> Keys<'a> {
             let Some(argument) = PluginArgument::named(name).filter(|it| it.plugin == plugin)
             else {
                 let names = ARGUMENTS.iter().filter(|it| it.plugin == plugin).map(|it| it.name);
-                let hint = suggest::closest(name, names).map_or_else(String::new, |it| {
-                    format!(": did you mean `{}`?", it.replace('-', "_"))
+                let hint = suggest::closest(name, names).map_or_else(String::new, |closest| {
+                    format!(": did you mean `{}`?", closest.replace('-', "_"))
                 });
                 let (at, hint) = (self.source(entry), format!(" in {}{hint}", entry.key));
                 return Err(ConfigError::UnknownKey { at, key: key.clone(), hint });

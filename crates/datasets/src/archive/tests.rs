@@ -353,7 +353,7 @@ fn damage_is_found_and_nothing_is_left() {
         ),
         ("gzip, another checksum", checksum, "after 2 good entries; fetch it again"),
         ("tar, cut", plain[..2000].to_vec(), "is a damaged archive: "),
-        ("tar, a header", header, "after 1 good entries"),
+        ("tar, a header", header, "after 1 good entry;"),
         ("zip, cut", packed[..packed.len() / 2].to_vec(), "Missing end of central directory"),
         ("zip, a body", body, "is a damaged archive: "),
         (

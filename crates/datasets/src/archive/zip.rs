@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, BufReader, Read};
 
+use brigade_rank_env::text::counted;
 use flate2::bufread::DeflateDecoder;
 use rawzip::{CompressionMethod, ErrorKind, MAX_CENTRAL_DIRECTORY_RECORD_SIZE, ZipArchive};
 
@@ -50,7 +51,7 @@ pub(super) fn unpack(file: File, tree: &mut Tree<'_>) -> Result<(), DatasetError
         }
     }
     if found != expected {
-        let reason = format!("its directory has {found} entries of {expected}");
+        let reason = format!("its directory has {found} of {}", counted(expected, "entry"));
         return Err(tree.damaged(io::Error::other(reason)));
     }
     Ok(())

@@ -6,6 +6,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use brigade_rank_env::text::counted;
 use md5::Md5;
 use sha2::{Digest, Sha256};
 
@@ -41,7 +42,9 @@ impl<'a> RemoteFile<'a> {
         if let Some(expected) = self.md5_of_start {
             let found = digest::<Md5>(&mut file.take(START_BYTES))?;
             if !found.eq_ignore_ascii_case(expected) {
-                let text = |sum| format!("{bytes} bytes, of which the first MiB has md5 {sum}");
+                let text = |sum| {
+                    format!("{}, of which the first MiB has md5 {sum}", counted(bytes, "byte"))
+                };
                 let (expected, found) = (text(expected), text(&found));
                 return Ok(Some(Difference { expected, found }));
             }
@@ -50,7 +53,7 @@ impl<'a> RemoteFile<'a> {
         if let Some(expected) = self.sha256 {
             let found = digest::<Sha256>(file)?;
             if !found.eq_ignore_ascii_case(expected) {
-                let text = |sum| format!("{bytes} bytes with sha256 {sum}");
+                let text = |sum| format!("{} with sha256 {sum}", counted(bytes, "byte"));
                 let (expected, found) = (text(expected), text(&found));
                 return Ok(Some(Difference { expected, found }));
             }
@@ -60,8 +63,7 @@ impl<'a> RemoteFile<'a> {
 
     pub(crate) fn difference_in_size(&self, found: u64) -> Option<Difference> {
         let expected = self.bytes.filter(|expected| *expected != found)?;
-        let text = |bytes| format!("{bytes} bytes");
-        Some(Difference { expected: text(expected), found: text(found) })
+        Some(Difference { expected: counted(expected, "byte"), found: counted(found, "byte") })
     }
 }
 

@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use brigade_rank_env::text::counted;
 use ureq::http::header::{CONTENT_LENGTH, ETAG, HeaderMap, LAST_MODIFIED};
 
 use super::Failure;
@@ -137,9 +138,10 @@ impl Part {
             progress.advance(count as u64);
         }
         match total {
-            Some(total) if bytes < total => {
-                Err(Failure::Passing(format!("the file ended after {bytes} of {total} bytes")))
-            }
+            Some(total) if bytes < total => Err(Failure::Passing(format!(
+                "the file ended after {bytes} of {}",
+                counted(total, "byte")
+            ))),
             _ => Ok(()),
         }
     }

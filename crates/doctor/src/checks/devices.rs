@@ -219,9 +219,9 @@ mod tests {
     fn driver_faults() {
         for (spoil, expected) in [
             (
-                (|it| {
+                (|facts| {
                     let driver = Driver { on_bus: 2, ..Driver::default() };
-                    it.devices = Devices { driver, ..Devices::default() };
+                    facts.devices = Devices { driver, ..Devices::default() };
                 }) as fn(&mut Facts),
                 "2 GPUs are in the host, but NVIDIA's driver is not loaded",
             ),
@@ -283,8 +283,8 @@ mod tests {
     #[test]
     fn broken_devices() {
         let xid = |text: &str| DeviceMessage { text: text.to_owned(), seconds_ago: 600 };
-        let findings = spoiled(|it| {
-            it.kernel_log.faults = vec![
+        let findings = spoiled(|facts| {
+            facts.kernel_log.faults = vec![
                 xid("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."),
                 xid("NVRM: Xid (PCI:0000:3b:00): 13, Graphics Exception"),
             ];
@@ -293,8 +293,8 @@ mod tests {
         assert_eq!(verdict, Verdict::Warning);
         let start = "Xid 79 at PCI 0000:3b:00 10 minutes ago: the GPU has fallen off the bus";
         assert!(found.starts_with(start), "{found}");
-        let (verdict, ..) = fixtures::only(&spoiled(|it| {
-            it.kernel_log.faults = vec![xid("NVRM: Xid (PCI:0000:3b:00): 13, ...")];
+        let (verdict, ..) = fixtures::only(&spoiled(|facts| {
+            facts.kernel_log.faults = vec![xid("NVRM: Xid (PCI:0000:3b:00): 13, ...")];
         }));
         assert_eq!(verdict, Verdict::Note);
         let (verdict, ..) =

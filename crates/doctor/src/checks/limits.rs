@@ -111,9 +111,9 @@ mod tests {
                 "ulimit -u 100",
             ),
             (
-                Box::new(|it| {
-                    it.limits.locked_bytes = limit(8 << 20, 8 << 20);
-                    it.network.infiniband = vec!["mlx5_0/1".to_owned()];
+                Box::new(|facts| {
+                    facts.limits.locked_bytes = limit(8 << 20, 8 << 20);
+                    facts.network.infiniband = vec!["mlx5_0/1".to_owned()];
                 }),
                 Verdict::Fail,
                 "only 8.0 MiB of memory",

@@ -81,7 +81,7 @@ fn of_host(facts: &Facts) -> Vec<Finding> {
 fn kills(facts: &Facts, of_group: bool) -> Option<Finding> {
     let kills = facts.kernel_log.kills.iter();
     let recent: Vec<&Kill> =
-        kills.filter(|it| it.of_group == of_group && it.seconds_ago < RECENT).collect();
+        kills.filter(|kill| kill.of_group == of_group && kill.seconds_ago < RECENT).collect();
     let last = recent.last()?;
     let found = format!(
         "the kernel has killed {} for {}, the last ({}) {} ago",
@@ -139,16 +139,16 @@ mod tests {
 
     #[test]
     fn limits_of_the_group() {
-        let (verdict, _, found) = fixtures::only(&spoiled(|it| {
-            it.memory.group_limit_bytes = Some(8 << 30);
+        let (verdict, _, found) = fixtures::only(&spoiled(|facts| {
+            facts.memory.group_limit_bytes = Some(8 << 30);
         }));
         assert_eq!(
             (verdict, found.as_str()),
             (Verdict::Note, "a limit of 8.0 GiB holds, of the host's 64 GiB")
         );
-        let findings = spoiled(|it| {
-            it.memory.group_limit_bytes = Some(1 << 30);
-            it.memory.group_used_bytes = Some(900 << 20);
+        let findings = spoiled(|facts| {
+            facts.memory.group_limit_bytes = Some(1 << 30);
+            facts.memory.group_used_bytes = Some(900 << 20);
         });
         assert_eq!(fixtures::only(&findings).2, "only 124 MiB of 1.0 GiB are free");
         assert!(findings[0].remedy.contains("container"));
@@ -156,10 +156,10 @@ mod tests {
 
     #[test]
     fn swap_huge_pages_and_kills() {
-        let (verdict, _, found) = fixtures::only(&spoiled(|it| {
-            it.memory.swap_bytes = 8 << 30;
-            it.memory.swap_used_bytes = 7 << 30;
-            it.memory.available_bytes = 2 << 30;
+        let (verdict, _, found) = fixtures::only(&spoiled(|facts| {
+            facts.memory.swap_bytes = 8 << 30;
+            facts.memory.swap_used_bytes = 7 << 30;
+            facts.memory.available_bytes = 2 << 30;
         }));
         assert_eq!((verdict, found.as_str()), (Verdict::Warning, "7.0 GiB are swapped out"));
         let (verdict, ..) = fixtures::only(&spoiled(|it| it.memory.huge_page_bytes = 40 << 30));

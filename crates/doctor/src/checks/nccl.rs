@@ -70,7 +70,7 @@ fn name_or_value(name: &str, value: &str, bad: Verdict) -> Option<Finding> {
 
 /// The command that sets the other name, for a value that needs no quotes.
 fn renamed(name: &str, near: &str, value: &str) -> String {
-    let is_plain = |it: char| it.is_ascii_alphanumeric() || "_.,:=^/-".contains(it);
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "_.,:=^/-".contains(letter);
     if value.chars().all(is_plain) {
         format!("unset {name}; export {near}={value}")
     } else {
@@ -137,9 +137,9 @@ fn settings(facts: &Facts) -> Vec<Finding> {
         "unset it; large networks may need 22",
     );
     add(
-        get("NCCL_PROTO").is_some_and(|it| {
-            !it.starts_with('^')
-                && it.split(',').any(|word| word.trim().eq_ignore_ascii_case("LL128"))
+        get("NCCL_PROTO").is_some_and(|protocols| {
+            !protocols.starts_with('^')
+                && protocols.split(',').any(|word| word.trim().eq_ignore_ascii_case("LL128"))
         }),
         warning,
         "NCCL_PROTO",

@@ -75,7 +75,9 @@ impl Blocked {
         let by_name = |it: &&Attempt| matches!(it.by, AddressSource::Name | AddressSource::Reached);
         let attempts: Vec<&Attempt> = route.attempts.iter().filter(by_name).collect();
         let open = |port: u16| {
-            attempts.iter().any(|it| it.address.port() == port && it.outcome == Outcome::Open)
+            attempts
+                .iter()
+                .any(|attempt| attempt.address.port() == port && attempt.outcome == Outcome::Open)
         };
         let closed: Vec<&&Attempt> =
             attempts.iter().filter(|it| !open(it.address.port())).collect();

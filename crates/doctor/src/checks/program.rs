@@ -214,12 +214,12 @@ mod tests {
             needed_by: "/srv/train".into(),
             in_library: in_library.map(Into::into),
         };
-        let (_, _, found) = fixtures::only(&spoiled(|it| {
-            it.missing = vec![lost("libfoo.so.1", None), lost("libtorch_cpu.so", None)];
+        let (_, _, found) = fixtures::only(&spoiled(|program| {
+            program.missing = vec![lost("libfoo.so.1", None), lost("libtorch_cpu.so", None)];
         }));
         assert_eq!(found, "libraries are not found: libfoo.so.1");
-        let (verdict, _, found) = fixtures::only(&spoiled(|it| {
-            it.missing = vec![lost("GLIBC_2.39", Some("/lib/libc.so.6"))];
+        let (verdict, _, found) = fixtures::only(&spoiled(|program| {
+            program.missing = vec![lost("GLIBC_2.39", Some("/lib/libc.so.6"))];
         }));
         assert_eq!(verdict, Verdict::Fail);
         assert_eq!(found, "/lib/libc.so.6 is too old: it has no GLIBC_2.39");

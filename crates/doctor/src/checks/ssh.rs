@@ -62,9 +62,9 @@ fn lost(host: &HostReport, lost: &Lost) -> Finding {
         }
         Lost::Ended { code, stderr } => {
             let all = stderr.join("\n").to_lowercase();
-            let known = KNOWN.iter().find(|it| {
-                it.code.is_none_or(|code_wanted| *code == Some(code_wanted))
-                    && it.words.iter().any(|word| all.contains(word))
+            let known = KNOWN.iter().find(|known| {
+                known.code.is_none_or(|code_wanted| *code == Some(code_wanted))
+                    && known.words.iter().any(|word| all.contains(word))
             });
             let finding = match known {
                 Some(known) => fail(known.found)

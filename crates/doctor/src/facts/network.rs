@@ -122,9 +122,9 @@ fn interfaces(sources: &Sources) -> Vec<Interface> {
         if let Some(link) = address.as_link_addr() {
             interface.mtu = mtu(sources, &entry.interface_name, link.ifindex(), link.addr());
         }
-        let ip = |it: &nix::sys::socket::SockaddrStorage| {
-            let v4 = it.as_sockaddr_in().map(|it| IpAddr::V4(it.ip()));
-            v4.or_else(|| it.as_sockaddr_in6().map(|it| IpAddr::V6(it.ip())))
+        let ip = |address: &nix::sys::socket::SockaddrStorage| {
+            let v4 = address.as_sockaddr_in().map(|it| IpAddr::V4(it.ip()));
+            v4.or_else(|| address.as_sockaddr_in6().map(|it| IpAddr::V6(it.ip())))
         };
         if let Some(address) = ip(address) {
             let ones = match entry.netmask.as_ref().and_then(ip) {

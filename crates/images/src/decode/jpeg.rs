@@ -13,7 +13,15 @@ use crate::image::{CropBox, Image, Region, Size};
 const MAX_SCANS: usize = 1_000;
 
 pub(super) fn header(bytes: &[u8]) -> Result<Found, Problem> {
-    let decoder = decoder(bytes)?;
+    let repaired;
+    let decoder = match decoder(bytes) {
+        Ok(decoder) => decoder,
+        // Of a progressive file, the decoder looks at all scans.
+        Err(refused) => {
+            repaired = repair::repair(bytes).ok_or(refused)?.jpeg;
+            decoder(&repaired)?
+        }
+    };
     let size = size(&decoder)?;
     let orientation = decoder.exif_orientation().and_then(Orientation::of_exif);
     // A block takes a bit or more in the first scan, if it is not coded arithmetically.
@@ -37,16 +45,19 @@ pub(super) fn decode_region(
     at_least: Option<Size>,
     target: &mut Image,
 ) -> Result<Decoded, Problem> {
+    if !repair::is_whole(bytes) {
+        return Err(Problem("it ends before its end marker (EOI): it was cut short".to_owned()));
+    }
     let refused = match decode_sound(bytes, whole, region, at_least, false, target) {
         Ok(decoded) => return Ok(decoded),
         Err(refused) => refused,
     };
     if let Some(repair::Repaired { jpeg, warning }) = repair::repair(bytes) {
         let (place, _) = decode_sound(&jpeg, whole, region, at_least, false, target)?;
-        return Ok((place, Some(warning)));
+        return Ok((place, warning));
     }
     // A progressive file whose coded data ends early, but whose end is there: the decoder does then what
-    // libjpeg does. It does not where a Huffman code is wrong.
+    // libjpeg does where blocks are smoothed.
     if bytes.ends_with(&[0xFF, 0xD9])
         && repair::is_progressive_with_known_markers(bytes)
         && let Ok(decoded @ (_, Some(_))) =

@@ -6,6 +6,8 @@
 mod compression;
 mod directory;
 
+use brigade_rank_env::text::counted;
+
 use self::compression::Compression;
 use self::directory::{Directory, tag};
 use super::jpeg;
@@ -334,6 +336,8 @@ impl<'a> Picture<'a> {
 
 /// The most columns and rows of a tile of a smaller picture. Writers make tiles of 256 or 512.
 const LARGEST_TILE: u32 = 4096;
+/// All tables that JPEG knows have less than 4 KiB.
+const MAX_JPEG_TABLES: usize = 64 << 10;
 
 /// Adds to each sample that of the pixel before.
 fn sum_up(row: &mut [u8], stride: usize, bits: u32, big_endian: bool) {
@@ -392,6 +396,17 @@ pub(super) fn decode(bytes: &[u8], target: &mut Image, numbers: bool) -> Result<
     };
     if stored > 4 * bytes.len() as u64 {
         return Err(Problem("its strips or tiles overlap".to_owned()));
+    }
+    // They are read again with each strip or tile.
+    let (tables, pieces) = (picture.tables.len(), across * down * planes);
+    if picture.compression == Compression::Jpeg
+        && (tables > MAX_JPEG_TABLES || tables.saturating_mul(pieces) > 64 * bytes.len())
+    {
+        return Err(Problem(format!(
+            "its JPEG tables have {}, too many for a picture in {}",
+            counted(tables, "byte"),
+            counted(pieces, "piece")
+        )));
     }
     let largest = (1_u32 << picture.bits.min(8)) - 1;
     for number in 0..across * down {

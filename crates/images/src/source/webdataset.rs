@@ -6,6 +6,7 @@ mod shards;
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
+use brigade_rank_env::text::counted;
 use serde_json::Value;
 
 use self::index::{Rules, ShardIndex};
@@ -21,7 +22,8 @@ use crate::{ImageError, Result};
 ///
 /// An archive that is compressed by gzip (`.tar.gz`, `.tgz`) is unpacked when it is opened, its images and labels
 /// alone, into a file without a name in the system's temporary folder (`TMPDIR`): each process has one for
-/// itself, as large as the images, until it ends. Where that is much, `gunzip` the archives once.
+/// itself, as large as the images, until it ends. Where that is much, `gunzip` the archives once. An archive
+/// whose images and labels take more than 256 MiB and a hundred times its own size is an error.
 ///
 /// The archives are files of this host. Opening them reads the headers of their members, one of 512
 /// bytes for each, and nothing of the members; images are then read at their places, in any order,
@@ -278,7 +280,8 @@ impl WebDatasetOptions {
     /// Opens the archives of a pattern, as [`WebDataset::open`] says.
     ///
     /// # Errors
-    /// When an archive cannot be read, is damaged, compressed by something else than gzip, or ends before
+    /// When an archive cannot be read, is damaged, compressed by something else than gzip, becomes too large
+    /// unpacked, or ends before
     /// one of its members does; when there are no images, or a sample has several and none was chosen by
     /// [`images`](Self::images).
     pub fn open(&self, pattern: impl AsRef<str>) -> Result<WebDataset> {
@@ -312,8 +315,8 @@ impl WebDatasetOptions {
         if images.is_empty() {
             let shards: Vec<_> = paths.iter().take(3).map(|path| path.display()).collect();
             return Err(ImageError::InvalidArgument(format!(
-                "there are no images in {} archives {shards:?}: looked for members that end in .{}",
-                paths.len(),
+                "there are no images in {} {shards:?}: looked for members that end in .{}",
+                counted(paths.len(), "archive"),
                 self.images.join(", .")
             )));
         }

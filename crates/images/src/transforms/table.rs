@@ -17,15 +17,15 @@ macro_rules! transforms_table {
             VerticalFlip: flip::RandomVerticalFlip, 0 {
                 "vertical-flip": Fraction(RandomVerticalFlip::new, "P", 0.5), "mirrors top and bottom";
             }
-            CenterCrop: crop::CenterCrop, 1 {
+            CenterCrop: center_crop::CenterCrop, 1 {
                 "center-crop": Area(CenterCrop::new), "the middle";
             }
             Crop: crop::Crop, 1 {}
-            RandomCrop: crop::RandomCrop, 1 {
+            RandomCrop: random_crop::RandomCrop, 1 {
                 "random-crop": Area(|size| RandomCrop::new(size).pad_if_needed(PadMode::ZEROS)),
                     "anywhere, black beside smaller images";
             }
-            RandomResizedCrop: crop::RandomResizedCrop, 1 {
+            RandomResizedCrop: random_resized_crop::RandomResizedCrop, 1 {
                 "random-resized-crop": Area(RandomResizedCrop::new), "a part of random size, by torchvision's rules";
                 "fastai-crop": Area(RandomResizedCrop::fastai), "the same by fastai's rules";
             }

@@ -148,40 +148,40 @@ fn choose(
     nproc: usize,
     host: &str,
 ) -> Vec<DeviceFault> {
-    let device_of = |it: &ReportedFault, devices: &[Device]| {
+    let device_of = |reported: &ReportedFault, devices: &[Device]| {
         devices
             .iter()
-            .position(|device| device.pci.as_deref().is_some_and(|pci| it.fault.is_of(pci)))
+            .position(|device| device.pci.as_deref().is_some_and(|pci| reported.fault.is_of(pci)))
     };
     let ranks = &inventory.of_ranks[..inventory.of_ranks.len().min(nproc)];
-    let is_ours = |it: &&ReportedFault| {
+    let is_ours = |reported: &&ReportedFault| {
         // Another job's GPU is not reported, a switch or a device that is gone is.
-        device_of(it, ranks).is_some() || device_of(it, &inventory.present).is_none()
+        device_of(reported, ranks).is_some() || device_of(reported, &inventory.present).is_none()
     };
     let ours: Vec<&ReportedFault> = found.iter().filter(is_ours).collect();
-    let is_explained = |it: &ReportedFault| {
-        it.fault.is_consequence
+    let is_explained = |reported: &ReportedFault| {
+        reported.fault.is_consequence
             && ours
                 .iter()
-                .any(|other| other.fault.pci == it.fault.pci && !other.fault.is_consequence)
+                .any(|other| other.fault.pci == reported.fault.pci && !other.fault.is_consequence)
     };
     let mut chosen: Vec<&&ReportedFault> = ours.iter().filter(|it| !is_explained(it)).collect();
     chosen.sort_by_key(|it| (it.is_earlier, it.fault.is_consequence, !it.fault.is_serious));
     chosen.truncate(MOST_TOLD);
-    let told = |it: &&ReportedFault| {
-        let local_rank = device_of(it, ranks);
+    let told = |reported: &&ReportedFault| {
+        let local_rank = device_of(reported, ranks);
         let address = local_rank.and_then(|at| ranks[at].pci.clone());
-        let Fault { source, code, pci, means, remedy, .. } = &it.fault;
+        let Fault { source, code, pci, means, remedy, .. } = &reported.fault;
         DeviceFault {
             host: host.to_owned(),
             device: address.or_else(|| pci.clone()).unwrap_or_default(),
             rank: local_rank.map(|local_rank| first_rank + local_rank),
             fault: code.map_or_else(|| (*source).to_owned(), |code| format!("{source} {code}")),
-            count: it.count,
-            is_earlier: it.is_earlier,
+            count: reported.count,
+            is_earlier: reported.is_earlier,
             means: means.clone(),
             remedy: remedy.clone(),
-            message: it.message.clone(),
+            message: reported.message.clone(),
         }
     };
     chosen.into_iter().map(told).collect()

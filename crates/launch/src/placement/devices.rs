@@ -292,7 +292,7 @@ fn is_named(device: &Device, name: &str, kind: &'static dyn Vendor) -> bool {
 }
 
 fn is_uuid(name: &str, kind: &'static dyn Vendor) -> bool {
-    kind.id_prefixes().iter().any(|it| name.len() > it.len() && name.starts_with(it))
+    kind.id_prefixes().iter().any(|prefix| name.len() > prefix.len() && name.starts_with(prefix))
 }
 
 const LIST: &str = "all, or numbers or UUIDs of GPUs such as 0,2";

@@ -248,9 +248,9 @@ fn libraries(executable: &Path, kind: CargoKind, linked: BTreeSet<PathBuf>) -> V
 fn default_binary(metadata: &Value, package: Option<&str>) -> Result<CargoTarget, ProgramError> {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let members = list(&metadata["workspace_default_members"]);
-    let chosen = list(&metadata["packages"]).into_iter().filter(|it| match package {
-        Some(name) => it["name"] == name,
-        None => members.contains(&it["id"]),
+    let chosen = list(&metadata["packages"]).into_iter().filter(|candidate| match package {
+        Some(name) => candidate["name"] == name,
+        None => members.contains(&candidate["id"]),
     });
     let chosen: Vec<Value> = chosen.collect();
     if let (Some(name), []) = (package, chosen.as_slice()) {

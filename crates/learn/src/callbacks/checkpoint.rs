@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use brigade_rank_env::text::counted;
 use brigade_torch::Error;
 
 use crate::callback::{Callback, Step};
@@ -82,10 +83,10 @@ impl Callback for Checkpoint {
         {
             if progress.fit == self.fit && progress.epochs != learner.epochs() {
                 return Err(Error::invalid_argument(format!(
-                    "the checkpoint in {} is of a fit of {} epochs, and this one has {}; remove the folder to \
+                    "the checkpoint in {} is of a fit of {}, and this one has {}; remove the folder to \
                      begin anew",
                     self.folder.display(),
-                    progress.epochs,
+                    counted(progress.epochs, "epoch"),
                     learner.epochs()
                 ))
                 .into());

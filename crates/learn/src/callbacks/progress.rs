@@ -3,6 +3,7 @@
 use std::iter::{RepeatN, repeat_n};
 use std::time::{Duration, Instant};
 
+use brigade_rank_env::text::escaped;
 use brigade_train::Progress as Bar;
 
 use crate::callback::{Callback, Step};
@@ -107,14 +108,15 @@ impl Callback for Progress {
 
 fn header(names: &[String]) -> String {
     let names = std::iter::once("epoch").chain(names.iter().map(String::as_str));
-    names.chain(["time"]).map(|name| column(name, name)).collect()
+    let names = names.chain(["time"]).map(|name| escaped(name).to_string());
+    names.map(|name| column(&name, &name)).collect()
 }
 
 fn line(names: &[String], row: &EpochRow) -> String {
     let mut text = column("epoch", &row.epoch.to_string());
     for (name, value) in names.iter().zip(&row.values) {
         let value = value.map_or_else(String::new, |value| format!("{value:.6}"));
-        text += &column(name, &value);
+        text += &column(&escaped(name).to_string(), &value);
     }
     text + &column("time", &time(row.time))
 }
@@ -131,5 +133,24 @@ fn time(time: Duration) -> String {
         format!("{hours}:{minutes:02}:{:02}", seconds % 60)
     } else {
         format!("{minutes:02}:{:02}", seconds % 60)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_metrics_cannot_command_a_terminal() {
+        let names = ["train_loss".to_owned(), "recall of \x1b]52;c;cm0gLXJm\x07\n".to_owned()];
+        let header = header(&names);
+        assert_eq!(
+            header,
+            "epoch     train_loss  recall of \\u{1b}]52;c;cm0gLXJm\\u{7}\\n  time      "
+        );
+        let values = vec![Some(0.5), Some(0.25)];
+        let line = line(&names, &EpochRow { epoch: 0, values, time: Duration::from_secs(61) });
+        assert_eq!(line.len(), header.len());
+        assert_eq!(line.find("0.250000"), header.find("recall"), "{header}\n{line}");
     }
 }

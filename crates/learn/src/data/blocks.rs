@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 
+use brigade_rank_env::text::counted;
 use brigade_torch::{Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -277,8 +278,8 @@ impl TargetBlock {
                 encoder.vocabulary = block.vocabulary_of(names.into_iter().flatten());
                 if encoder.vocabulary.names.is_empty() {
                     return Err(Error::invalid_argument(format!(
-                        "none of the {} training items has a label; look at the labeller and its separator",
-                        items.len()
+                        "none of {} has a label; look at the labeller and its separator",
+                        counted(items.len(), "training item")
                     )));
                 }
             }
@@ -286,8 +287,8 @@ impl TargetBlock {
                 encoder.kind = TargetKind::Mask;
                 if !(2..=255).contains(&block.codes.len()) {
                     return Err(Error::invalid_argument(format!(
-                        "masks have 2 to 255 classes, found {} codes",
-                        block.codes.len()
+                        "masks have 2 to 255 classes, found {}",
+                        counted(block.codes.len(), "code")
                     )));
                 }
                 encoder.vocabulary.names.clone_from(&block.codes);
@@ -304,9 +305,9 @@ impl TargetBlock {
         if let (TargetKind::Category, [only]) = (encoder.kind, encoder.vocabulary.names.as_slice())
         {
             return Err(Error::invalid_argument(format!(
-                "all {} training items have the label {only:?}, and one class cannot be told from others; look \
-                 at the labeller, as {} has this label",
-                items.len(),
+                "the training set ({}) has the single label {only:?}, and one class cannot be told from others; \
+                 look at the labeller, as {} has this label",
+                counted(items.len(), "item"),
                 items.name(0)
             )));
         }
@@ -356,9 +357,9 @@ impl Encoder {
                     let numbers = numbers_of(items, index, label)?;
                     if numbers.len() != self.width {
                         return Err(Error::invalid_argument(format!(
-                            "{} has {} numbers as its target, the first training item {}",
+                            "{} has {} as its target, the first training item {}",
                             items.name(index),
-                            numbers.len(),
+                            counted(numbers.len(), "number"),
                             self.width
                         )));
                     }
@@ -372,9 +373,9 @@ impl Encoder {
                     match numbers.as_chunks::<2>() {
                         (points, []) if numbers.len() == self.width => Ok(points.to_vec()),
                         _ => Err(Error::invalid_argument(format!(
-                            "{} has {} numbers as its points, expected x and y of each, {} in all",
+                            "{} has {} as its points, expected x and y of each, {} in all",
                             items.name(index),
-                            numbers.len(),
+                            counted(numbers.len(), "number"),
                             self.width.next_multiple_of(2)
                         ))),
                     }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use brigade_rank_env::text::counted;
 use brigade_torch::{Error, Result};
 use brigade_vision::VisionError;
 use brigade_vision::source::{FindFiles, ImageFiles};
@@ -143,7 +144,7 @@ impl Items {
         match missing.first() {
             None => Ok(self),
             Some(first) => Err(Error::invalid_argument(format!(
-                "{} of the {} files of {list} are not there, as {}; {advice}",
+                "{list} names files that are not there, {} of {}, as {}; {advice}",
                 missing.len(),
                 self.len(),
                 self.name(*first)
@@ -253,9 +254,9 @@ impl GetItems for Files {
             let folders: BTreeSet<String> = found.relative_paths().filter_map(first).collect();
             let folders: Vec<String> = folders.into_iter().take(10).collect();
             return Err(Error::invalid_argument(format!(
-                "none of the {} files below {} is left by folders({:?}) and recurse({}); the folders with \
+                "none of {} below {} is left by folders({:?}) and recurse({}); the folders with \
                  files are {folders:?}",
-                found.relative_paths().count(),
+                counted(found.relative_paths().count(), "file"),
                 root.display(),
                 self.folders,
                 self.recurse,
@@ -271,7 +272,7 @@ impl GetItems for Files {
 /// use brigade_learn::data::{GetItems, file_list};
 ///
 /// let error = file_list(["1.jpg"]).items("photos".as_ref()).unwrap_err().to_string();
-/// assert!(error.starts_with("1 of the 1 files of the list are not there, as photos/1.jpg"), "{error}");
+/// assert!(error.starts_with("the list names files that are not there, 1 of 1, as photos/1.jpg"), "{error}");
 /// ```
 pub fn file_list<P: Into<PathBuf>>(files: impl IntoIterator<Item = P>) -> FileList {
     FileList(files.into_iter().map(Into::into).collect())

@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
+use brigade_rank_env::text::counted;
 use brigade_torch::{Error, Result};
 use brigade_vision::VisionError;
 use brigade_vision::labels::Labeller;
@@ -237,10 +238,10 @@ impl LabelItems for LabelList {
                 items.name(index)
             ))),
             None => Err(Error::invalid_argument(format!(
-                "{} is item {}, and there are {} labels; give one for each item, in the same order",
+                "{} is item {}, beyond {}; give one for each item, in the same order",
                 items.name(index),
                 items.number(index),
-                self.0.len()
+                counted(self.0.len(), "label")
             ))),
         };
         (0..items.len()).map(label).collect()

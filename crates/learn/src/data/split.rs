@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use brigade_rank_env::text::counted;
 use brigade_sampling::{Sampler, Shuffle};
 use brigade_torch::{Error, Result};
 use brigade_vision::VisionError;
@@ -134,9 +135,9 @@ pub fn grandparent(train: impl FolderNames, valid: impl FolderNames) -> Splitter
             if part.is_empty() {
                 let met: Vec<String> = met.into_iter().take(10).collect();
                 return Err(Error::invalid_argument(format!(
-                    "none of the {} items is in a folder of a folder named {}; the folders above those of \
+                    "none of {} is in a folder of a folder named {}; the folders above those of \
                      the items are {met:?}: name them in grandparent(train, valid), or split otherwise",
-                    items.len(),
+                    counted(items.len(), "item"),
                     names.join(" or ")
                 )));
             }
@@ -168,9 +169,9 @@ pub fn mask_split(valid: impl IntoIterator<Item = bool>) -> Splitter {
     Splitter::of_items(move |items| {
         if valid.len() != items.len() {
             return Err(Error::invalid_argument(format!(
-                "a mask of {} values cannot split {} items; give one for each, in the getter's order",
-                valid.len(),
-                items.len()
+                "a mask of {} cannot split {}; give one for each, in the getter's order",
+                counted(valid.len(), "value"),
+                counted(items.len(), "item")
             )));
         }
         Ok(by(items, |index| valid.get(index).copied().unwrap_or_default()))

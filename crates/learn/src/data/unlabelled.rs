@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use brigade_data::{BatchContext, BatchedDataset, DataError};
+use brigade_rank_env::text::counted;
 use brigade_torch::Result;
 use tch::Tensor;
 
@@ -63,7 +64,8 @@ impl BatchedDataset for Unlabelled {
             let file = self.files.get(index).ok_or(DataError::Index { index, len })?;
             let row = self.codec.encode(&Item::File(file.clone()))?;
             let [row] = <[Tensor; 1]>::try_from(row).map_err(|row| {
-                let message = format!("{} is {} tensors, expected one", file.display(), row.len());
+                let message =
+                    format!("{} is {}, expected one", file.display(), counted(row.len(), "tensor"));
                 DataError::Unfit { message }
             })?;
             rows.push(row);

@@ -1,5 +1,6 @@
 //! Freezing of parameter groups.
 
+use brigade_rank_env::text::counted;
 use brigade_torch::{Error, Result};
 
 use super::Learner;
@@ -18,8 +19,8 @@ impl LearnerState {
         };
         let Some(first) = first.filter(|first| *first <= groups) else {
             return Err(Error::invalid_argument(format!(
-                "freeze_to({group}): the model has {groups} parameter groups; give 0 to {groups}, or -1 to \
-                 -{groups} from the end"
+                "freeze_to({group}): the model has {}; give 0 to {groups}, or -1 to -{groups} from the end",
+                counted(groups, "parameter group")
             )));
         };
         if groups == 1 && group != 0 {

@@ -1,5 +1,6 @@
 //! The learning-rate finder, and what it suggests.
 
+use brigade_rank_env::text::counted;
 use brigade_schedule::Annealing;
 use brigade_torch::{Error, Result};
 
@@ -117,10 +118,10 @@ impl LrFinding {
         let (lrs, losses) = self.curve();
         rule.of(lrs, losses).ok_or_else(|| {
             Error::invalid_argument(format!(
-                "lr_find cannot suggest a rate by `{}`: the curve has {} points; begin at a smaller rate, or take \
+                "lr_find cannot suggest a rate by `{}`: the curve has {}; begin at a smaller rate, or take \
                  more steps",
                 rule.name(),
-                lrs.len()
+                counted(lrs.len(), "point")
             ))
         })
     }

@@ -1,5 +1,6 @@
 //! Fits with schedules: one cycle, flat and cosine, restarts, and fine-tuning.
 
+use brigade_rank_env::text::counted;
 use brigade_schedule::Annealing;
 use brigade_torch::{Error, Result};
 
@@ -303,8 +304,10 @@ impl Learner {
         let rates = self.rates(rates)?;
         let too_long = || {
             Error::invalid_argument(format!(
-                "fit_sgdr: {cycles} cycles of {cycle_len} epochs, each {cycle_mult} times as long as the one \
-                 before, are no number of epochs; give each at least 1 and fewer cycles"
+                "fit_sgdr: {} of {}, each {cycle_mult} times as long as the one before, are not a number of \
+                 epochs; give each at least 1 and fewer cycles",
+                counted(cycles, "cycle"),
+                counted(cycle_len, "epoch")
             ))
         };
         let length = |cycle: usize| {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use brigade_rank_env::text::counted;
 use brigade_torch::{Error, Result};
 use parking_lot::Mutex;
 use tch::{Device, Kind, Tensor};
@@ -32,8 +33,8 @@ impl Weights {
         let Some(values) = &self.values else { return Ok(None) };
         if values.len() as i64 != expected {
             return Err(Error::invalid_argument(format!(
-                "{loss}: {} weights for {expected} classes or labels; give one for each",
-                values.len()
+                "{loss}: {} for {expected} classes or labels; give one for each",
+                counted(values.len(), "weight")
             )));
         }
         let mut placed = self.placed.lock();

@@ -1,6 +1,7 @@
 //! Texts from a language model, one word after another.
 
 use brigade_nn::Model;
+use brigade_rank_env::text::counted;
 use brigade_torch::{Error, Result};
 use tch::{Kind, Tensor};
 
@@ -62,7 +63,8 @@ pub fn next_word(scores: &Tensor, options: &NextWordOptions) -> Result<i64> {
     if let Some(word) = never {
         if !(0..words).contains(&word) {
             return Err(Error::invalid_argument(format!(
-                "word {word} is not one of the {words} words"
+                "word {word} is not in the vocabulary of {}",
+                counted(words, "word")
             )));
         }
         let _ = likely.f_narrow(0, word, 1)?.f_zero_()?;
@@ -80,7 +82,8 @@ pub fn next_word(scores: &Tensor, options: &NextWordOptions) -> Result<i64> {
     let sum = likely.f_sum(kind)?.f_double_value(&[])?;
     if !(sum > 0.0 && sum.is_finite()) {
         return Err(Error::invalid_argument(format!(
-            "no word can be chosen: the probabilities of {words} words sum up to {sum}"
+            "no word can be chosen: the probabilities of {} sum up to {sum}",
+            counted(words, "word")
         )));
     }
     let chosen = if temperature == 0.0 {

@@ -1,6 +1,7 @@
 //! From the outputs of a whole text to one vector, and to the classes.
 
 use brigade_nn::{BatchNorm1d, Dropout, Linear, LinearOptions, ParamPath, Relu, Sequential};
+use brigade_rank_env::text::counted;
 use brigade_torch::Result;
 use tch::{Kind, Tensor};
 
@@ -71,9 +72,9 @@ pub(super) fn linear_layers(
     let layers = sizes.len().saturating_sub(1);
     if dropout.len() != layers {
         path.reject(format_args!(
-            "{} probabilities of dropout for {layers} linear layers: one is the encoder's output dropout, give \
-             {} others",
-            dropout.len(),
+            "{} of dropout for {}: the first is the encoder's output dropout, give {} beside it",
+            counted(dropout.len(), "probability"),
+            counted(layers, "linear layer"),
             layers.saturating_sub(1)
         ));
     }

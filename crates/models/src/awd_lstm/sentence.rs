@@ -3,6 +3,7 @@
 use std::borrow::Borrow;
 
 use brigade_nn::{Module, ParamPath};
+use brigade_rank_env::text::counted;
 use brigade_torch::{Error, Result, copy_to_device};
 use tch::Tensor;
 
@@ -39,7 +40,8 @@ impl SentenceEncoder {
         let path = path.borrow();
         if seq_len < 1 || max_len.is_some_and(|length| length < 1) {
             path.reject(format_args!(
-                "parts of {seq_len} words, of which {max_len:?} are kept: both have to be 1 at least"
+                "parts of {}, of which {max_len:?} are kept: both have to be 1 at least",
+                counted(seq_len, "word")
             ));
         }
         Self { encoder: AwdLstm::new(path / "module", words, options), seq_len, max_len }
@@ -63,8 +65,9 @@ impl SentenceEncoder {
         let first = (0..parts).find(|part| time - part * self.seq_len <= length);
         first.ok_or_else(|| {
             Error::invalid_argument(format!(
-                "the last part of a batch of {time} words is {} long, and max_len {length} keeps none of it: \
-                 choose one of seq_len, {}, at least",
+                "the last part of a batch of {} is {} long, and max_len {length} keeps none of it: choose one of \
+                 seq_len, {}, at least",
+                counted(time, "word"),
                 time - (parts - 1) * self.seq_len,
                 self.seq_len
             ))
@@ -79,7 +82,9 @@ impl Module<&Tensor> for SentenceEncoder {
         let (rows, time) = words.size2()?;
         if rows == 0 || time == 0 {
             return Err(Error::invalid_argument(format!(
-                "a batch of {rows} texts of {time} words has no outputs: leave it out"
+                "a batch of {} of {} has no outputs: leave it out",
+                counted(rows, "text"),
+                counted(time, "word")
             )));
         }
         let parts = (time + self.seq_len - 1) / self.seq_len;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use brigade_nn::LstmState;
+use brigade_rank_env::text::counted;
 use brigade_torch::{Error, Result};
 use parking_lot::Mutex;
 use tch::{Kind, Tensor};
@@ -81,8 +82,8 @@ impl RecurrentState {
         let mut held = self.0.lock();
         if !layers.is_empty() && layers.len() != held.shapes.len() {
             return Err(Error::invalid_argument(format!(
-                "a hidden state of {} layers for a model of {}",
-                layers.len(),
+                "a hidden state of {} for a model of {}",
+                counted(layers.len(), "layer"),
                 held.shapes.len()
             )));
         }

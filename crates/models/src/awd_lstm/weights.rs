@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use brigade_nn::{LoadReport, Model, StateDict, weights};
+use brigade_rank_env::text::counted;
 use brigade_torch::{Error, Result};
 use tch::Tensor;
 
@@ -196,9 +197,10 @@ impl PretrainedLanguageModel {
             match rows(name) {
                 Some(rows) if rows != vocabulary.len() as i64 => {
                     return Err(Error::invalid_argument(format!(
-                        "a vocabulary of {} words does not fit the weights, whose `{name}` has {rows} rows: take \
-                         the vocabulary that they were trained with",
-                        vocabulary.len()
+                        "a vocabulary of {} does not fit the weights, whose `{name}` has {}: take the vocabulary \
+                         that they were trained with",
+                        counted(vocabulary.len(), "word"),
+                        counted(rows, "row")
                     )));
                 }
                 _ => {}
@@ -272,8 +274,8 @@ impl PretrainedLanguageModel {
         let rows = model.module().encoder().embedding().size().first().copied().unwrap_or(0);
         if rows != vocabulary.len() as i64 {
             return Err(Error::invalid_argument(format!(
-                "a vocabulary of {} words does not fit the model, which has {rows}",
-                vocabulary.len()
+                "a vocabulary of {} does not fit the model, which has {rows}",
+                counted(vocabulary.len(), "word")
             )));
         }
         let (state, mut report) = self.matched(vocabulary)?;

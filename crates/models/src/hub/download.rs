@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use brigade_checkpoint::hub_cache;
+use brigade_rank_env::text::counted;
 use brigade_torch::{Error, ErrorKind};
 use sha2::{Digest, Sha256};
 use tempfile::NamedTempFile;
@@ -388,21 +389,28 @@ fn copy(from: &mut impl Read, to: &mut impl Write, head: &Head) -> std::result::
             Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => {
-                return Err(Copied::Read(format!("broke off after {bytes} bytes: {error}")));
+                return Err(Copied::Read(format!(
+                    "broke off after {}: {error}",
+                    counted(bytes, "byte")
+                )));
             }
         };
         let part = buffer.get(..count).unwrap_or_default();
         bytes += part.len() as u64;
         if let Some(expected) = head.bytes.filter(|expected| bytes > *expected) {
             return Err(Copied::Read(format!(
-                "it has more than the {expected} bytes that were announced"
+                "more came than {} that the hub had announced",
+                counted(expected, "byte")
             )));
         }
         hash.update(part);
         to.write_all(part).map_err(Copied::Write)?;
     }
     if let Some(expected) = head.bytes.filter(|expected| bytes < *expected) {
-        return Err(Copied::Read(format!("it ended after {bytes} of {expected} bytes")));
+        return Err(Copied::Read(format!(
+            "it ended after {bytes} of {}",
+            counted(expected, "byte")
+        )));
     }
     // Of a small file that is in the repository itself, the etag is Git's SHA-1.
     if head.etag.len() == 64 && head.etag.bytes().all(is_hexadecimal) {

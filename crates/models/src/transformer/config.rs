@@ -234,7 +234,7 @@ pub(super) fn refuse(
     entries: &[(&'static str, Value)],
 ) -> Result<(), ConfigError> {
     for (key, built) in entries {
-        if let Some(value) = config.get(*key).filter(|it| !it.is_null() && *it != built) {
+        if let Some(value) = config.get(*key).filter(|value| !value.is_null() && *value != built) {
             return Err(ConfigError::Unsupported { key, value: value.to_string() });
         }
     }

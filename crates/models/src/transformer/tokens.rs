@@ -1,5 +1,6 @@
 //! What transformers read.
 
+use brigade_rank_env::text::counted;
 use brigade_torch::{Error, Result};
 use tch::Tensor;
 
@@ -90,8 +91,9 @@ impl Tokens<'_> {
         fits("shape of position ids", self.position_ids, &[batch, tokens], true)?;
         if self.position_ids.is_none() && past + tokens > positions {
             return Err(Error::invalid_argument(format!(
-                "the model has {positions} positions, found {} tokens: cut the texts into shorter pieces",
-                past + tokens
+                "the model has {}, found {}: cut the texts into shorter pieces",
+                counted(positions, "position"),
+                counted(past + tokens, "token")
             )));
         }
         Ok((batch, tokens))

@@ -258,8 +258,8 @@ fn assert_training(expected: &Value, train: impl Fn(Option<u64>) -> Trained) {
         let expected = numbers(expected);
         let found = ours.last[name];
         // The signs of changes of a tensor's elements vary: those of its sum may cancel.
-        let change = perturbed.iter().flat_map(|it| {
-            it.last[name].into_iter().zip(found).map(|(other, ours)| (other - ours).abs())
+        let change = perturbed.iter().flat_map(|run| {
+            run.last[name].into_iter().zip(found).map(|(other, ours)| (other - ours).abs())
         });
         let change = change.fold(0.0, f64::max);
         for (found, sum) in found.into_iter().zip(&expected) {

@@ -3,8 +3,10 @@
 use std::fmt::Write;
 
 use brigade_plot::escape_markup;
+use brigade_rank_env::text::escaped;
 
-/// Rows of texts below a row of names; every row has as many texts as there are names.
+/// Rows of texts below a row of names; every row has as many texts as there are names. What a terminal would obey is
+/// escaped in all of them.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     names: Vec<String>,
@@ -15,7 +17,10 @@ pub(super) struct Table {
 
 impl Table {
     pub(super) fn new(names: Vec<String>, rows: Vec<Vec<String>>) -> Self {
-        Self { names, rows, named_rows: false }
+        let line = |texts: Vec<String>| {
+            texts.iter().map(|text| escaped(text).to_string()).collect::<Vec<String>>()
+        };
+        Self { names: line(names), rows: rows.into_iter().map(line).collect(), named_rows: false }
     }
 
     /// Makes the first column the names of the rows.
@@ -81,5 +86,15 @@ mod tests {
              <tr><th>0</th><td>&lt;b&gt;</td></tr>\n<tr><th>10</th><td>a &amp; b</td></tr>\n\
              </tbody>\n</table>\n"
         );
+    }
+
+    #[test]
+    fn a_cell_is_one_line_that_no_terminal_obeys() {
+        let table = Table::new(owned(&["a\u{202e}b"]), vec![owned(&["\x1b[2J<b>\nc"])]);
+        let cell = r"\u{1b}[2J<b>\nc";
+        assert_eq!(table.text(), format!("{:>15}\n{cell}\n", r"a\u{202e}b"));
+        let html = table.html();
+        assert!(html.contains(r"<th>a\u{202e}b</th>"), "{html}");
+        assert!(html.contains(&format!("<td>{}</td>", escape_markup(cell))), "{html}");
     }
 }

@@ -15,6 +15,10 @@ use brigade_train::Accelerator;
 use tch::{Device, Kind, Tensor};
 
 fn learner() -> Learner {
+    learner_of(["a", "b", "c", "d"])
+}
+
+fn learner_of(classes: [&str; 4]) -> Learner {
     let accelerator =
         Accelerator::builder().world(World::alone()).cpu(true).quiet(true).build().unwrap();
     accelerator.set_seed(1);
@@ -25,7 +29,7 @@ fn learner() -> Learner {
     };
     let train = DataLoader::new(data(200)).batch_size(10).shuffle(true).threads(0);
     let valid = DataLoader::new(data(50)).batch_size(10).threads(0);
-    let data = Loaders::new(train, valid).unwrap();
+    let data = Loaders::new(train, valid).unwrap().classes(classes);
     let model = |path: &ParamPath<'_>| Linear::new(path, 4, 4);
     Learner::new(&accelerator, data, model).unwrap().metrics(Accuracy).quiet(true)
 }
@@ -94,4 +98,25 @@ fn an_interpretation_shows_its_matrix_and_its_report() {
     assert!(content.plain().ends_with(report.trim_end()), "{}", content.plain());
     let html = html("interpretation", &content);
     assert!(html.contains("data:image/svg+xml;base64,") && html.contains("f1-score"), "{html}");
+}
+
+/// Classes are named by folders and tables of data that others have made.
+#[test]
+fn names_of_classes_cannot_command_a_terminal_or_a_page() {
+    let hostile = "<script>\x1b]52;c;cm0gLXJm\x07\r\u{202e}";
+    let mut learner = learner_of([hostile, "b", "c", "d"]);
+    learner.fit(1, 0.05, ()).unwrap();
+    let interpretation = ClassInterpretation::from_learner(&mut learner).unwrap();
+    assert_eq!(interpretation.class_names()[0], hostile);
+    let content = interpretation.cell_content();
+    let escaped = r"<script>\u{1b}]52;c;cm0gLXJm\u{7}\r\u{202e}";
+    let line = content.plain().lines().find(|line| line.trim_start().starts_with(escaped));
+    assert!(line.is_some(), "{}", content.plain());
+    let html = html("hostile", &content);
+    assert!(html.contains(&escaped.replace('<', "&lt;").replace('>', "&gt;")), "{html}");
+    for shown in [content.plain(), &html] {
+        let obeyed = |letter: char| letter.is_control() && letter != '\n' || letter == '\u{202e}';
+        assert!(!shown.contains(obeyed), "{shown:?}");
+    }
+    assert!(!html.contains("<script>"), "{html}");
 }

@@ -159,8 +159,8 @@ impl Failures {
 fn add_faults(failure: &mut RankFailure, faults: &[DeviceFault]) {
     let all = &mut failure.device_faults;
     for fault in faults {
-        let same = |it: &&mut DeviceFault| {
-            (&it.host, &it.device, &it.fault) == (&fault.host, &fault.device, &fault.fault)
+        let same = |known: &&mut DeviceFault| {
+            (&known.host, &known.device, &known.fault) == (&fault.host, &fault.device, &fault.fault)
         };
         if let Some(known) = all.iter_mut().find(same) {
             known.count = known.count.max(fault.count);

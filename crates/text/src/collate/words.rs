@@ -1,6 +1,7 @@
 //! Words and their tokens.
 
 use brigade_data::DataError;
+use brigade_rank_env::text::counted;
 use brigade_torch::Result;
 
 use crate::IGNORED;
@@ -27,8 +28,8 @@ pub fn align_labels(words: &[Option<u32>], labels: &[i64], all_tokens: bool) -> 
         let Some(word) = word else { return Ok(IGNORED) };
         let label = labels.get(*word as usize).ok_or_else(|| DataError::Unfit {
             message: format!(
-                "word {word} has no label, {} were given: give one for each word of the text",
-                labels.len()
+                "word {word} has no label, found {}: give one for each word of the text",
+                counted(labels.len(), "label")
             ),
         })?;
         Ok(if first || all_tokens { *label } else { IGNORED })

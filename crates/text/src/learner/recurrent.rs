@@ -7,6 +7,7 @@ use brigade_learn::LearnerState;
 use brigade_learn::callback::{Callback, Phases, Step};
 use brigade_models::RecurrentState;
 use brigade_nn::LstmState;
+use brigade_rank_env::text::counted;
 use brigade_torch::{Error, ErrorKind, Result, bytes, dtype_of, tensor_from_bytes};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -114,8 +115,9 @@ impl Callback for ModelResetter {
             let count = all.size().get(1).copied().unwrap_or(0);
             if count % world != 0 {
                 return Err(Error::invalid_argument(format!(
-                    "the checkpoint has the hidden states of {count} rows, which {world} ranks cannot share \
-                     evenly; go on with a number of ranks that divides them"
+                    "the checkpoint has the hidden states of {}, which {world} ranks cannot share \
+                     evenly; go on with a number of ranks that divides them",
+                    counted(count, "row")
                 )));
             }
             let mine = count / world;

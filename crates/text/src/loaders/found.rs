@@ -3,6 +3,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
+use brigade_rank_env::text::counted;
 use brigade_sampling::{Sampler, Shuffle};
 use brigade_tokens::{TextSource, TokenCorpus, TokenIds, Vocabulary};
 use brigade_torch::{Error, Result};
@@ -52,9 +53,9 @@ impl Found {
         let pad_id = vocabulary.id(&options.pad_token).map(i64::from);
         if pad_id.is_none() && !options.language_model {
             return Err(Error::invalid_argument(format!(
-                "the vocabulary of {} tokens has no token {:?} to fill up texts with: name one that it has by \
+                "the vocabulary of {} has no token {:?} to fill up texts with: name one that it has by \
                  .pad_token(…)",
-                vocabulary.len(),
+                counted(vocabulary.len(), "token"),
                 options.pad_token
             )));
         }
@@ -133,8 +134,9 @@ fn divide(source: &TextSource, part: &Part, seed: u64) -> Result<(Vec<usize>, Ve
         _ => return Ok((train, valid)),
     };
     Err(Error::invalid_argument(format!(
-        "none of the {len} texts is to {lacks} with: look at the folders or the column that divide them, choose by \
-         .valid_share(…), or train without validation by .without_validation()"
+        "none of {} is to {lacks} with: look at the folders or the column that divide them, choose by \
+         .valid_share(…), or train without validation by .without_validation()",
+        counted(len, "text")
     )))
 }
 
@@ -164,9 +166,9 @@ fn labels(
 ) -> Result<Labels> {
     let Some(labels) = source.labels() else {
         return Err(Error::invalid_argument(format!(
-            "the source of {} texts has no labels: name their column, set them by TextSource::with_labels, or train a \
+            "the source of {} has no labels: name their column, set them by TextSource::with_labels, or train a \
              language model by .language_model()",
-            source.len()
+            counted(source.len(), "text")
         )));
     };
     let label = |index: &usize| labels.get(*index).map(String::as_str).unwrap_or_default();
@@ -183,9 +185,9 @@ fn labels(
             };
             if let [only] = classes.names() {
                 return Err(Error::invalid_argument(format!(
-                    "all {} texts to train with have the label {only:?}, and one class cannot be told from others: \
-                     look at the column or the folders of the labels",
-                    train.len()
+                    "the training set ({}) has the single label {only:?}, and one class cannot be told from \
+                     others: look at the column or the folders of the labels",
+                    counted(train.len(), "text")
                 )));
             }
             let mut numbers = vec![0; source.len()];

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::thread;
 
 use brigade_data::{BatchedDataset, Collate, DataLoader, draw_seed};
+use brigade_rank_env::text::counted;
 use brigade_tokens::{ParallelOptions, TextSource, TokenCorpus};
 use brigade_torch::{Error, Result};
 use brigade_train::Accelerator;
@@ -148,9 +149,9 @@ impl Maker {
         train = train.drop_last(self.options.drop_last);
         if train.is_empty() {
             return Err(Error::invalid_argument(format!(
-                "{} texts to train with make no batch of {}: make the batch smaller, or keep smaller batches by \
+                "too few to train with for a batch of {1}: {0}; make the batch smaller, or keep smaller batches by \
                  .drop_last(false)",
-                self.found.train.len(),
+                counted(self.found.train.len(), "text"),
                 self.batch_size
             )));
         }

@@ -130,9 +130,9 @@ fn labels_of_every_kind_are_joined_and_mixed_ones_are_named() {
         "{mixed}"
     );
     let widths = error(vec![Numbers(vec![1.0]), Numbers(vec![1.0, 2.0])]);
-    assert!(widths.contains("2 numbers, the first has 1 numbers"), "{widths}");
+    assert!(widths.contains("2 numbers, the first has 1 number:"), "{widths}");
     assert!(error(vec![Tokens(vec![1, 2]), Class(1)]).contains("sample 1 of the batch has"));
-    assert!(error(vec![Tokens(vec![1])]).contains("has 2 tokens and 1 labels"));
+    assert!(error(vec![Tokens(vec![1])]).contains("has 2 tokens and 1 label:"));
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn sequences_that_do_not_fit_are_named() {
     );
     assert!(
         error(collator.clone().masked(hiding()), &one)
-            .contains("0 seeds were given for 1 sequences")
+            .contains("found 0 seeds for 1 sequence whose")
     );
     let typed = [Sequence::new(vec![5]).type_ids(vec![0]), Sequence::new(vec![6])];
     assert!(error(collator.clone(), &typed).starts_with("sample 1 of the batch has none"));

@@ -156,10 +156,13 @@ fn data_that_make_no_streams_are_named() {
     let new = |texts: Vec<Vec<i64>>, rows, seq_len| {
         LanguageModelData::new(texts, rows, seq_len).unwrap_err().to_string()
     };
-    assert!(new(vec![], 4, 72).contains("0 texts of 0 tokens in all make no batch of 4 rows"));
+    assert!(
+        new(vec![], 4, 72)
+            .contains("a batch of 4 rows takes at least 5 tokens, found 0 in 0 texts")
+    );
     assert!(new(texts(&[2, 2]), 4, 72).contains("takes at least 5 tokens"));
     assert!(new(texts(&[9]), 0, 72).contains("0 rows of 72 tokens"));
-    assert!(new(texts(&[9]), 1, 0).contains("1 rows of 0 tokens"));
+    assert!(new(texts(&[9]), 1, 0).contains("1 row of 0 tokens"));
     assert!(LanguageModelData::new(texts(&[3, 2]), 4, 72).is_ok());
 }
 
@@ -335,7 +338,7 @@ fn labels_are_classes_rows_of_numbers_or_none() {
         LabelledTexts::new(texts(&[2, 3]), vec![None::<i64>; 2], Padding::chunks(8)).unwrap();
     assert!(none.batch(&[1], &context).unwrap().1.is_none());
     let error = LabelledTexts::new(texts(&[2, 3]), vec![1i64], Padding::chunks(8)).unwrap_err();
-    assert!(error.to_string().contains("1 labels were given for 2 texts"));
+    assert!(error.to_string().contains("found 1 label for 2 texts"));
     let error = LabelledTexts::new(texts(&[2, 0]), vec![1i64, 2], Padding::chunks(8)).unwrap_err();
     assert!(error.to_string().starts_with("text 1 of 2 has no token"));
     assert!(number.batch(&[2], &context).is_err());

@@ -176,7 +176,10 @@ fn targets_are_classes_several_of_them_or_numbers() {
         message(rows(["neg", "odd", "neg", "pos"]).target(category))
             .contains("text 1: the label \"odd\"")
     );
-    assert!(message(rows(["neg"; 4])).contains("all 3 texts to train with have the label \"neg\""));
+    assert!(
+        message(rows(["neg"; 4]))
+            .contains("the training set (3 texts) has the single label \"neg\"")
+    );
     let number = message(rows(["1", "two", "3", "4"]).target(TextTarget::Number));
     assert_eq!(number, "text 1 has the label \"two\", expected a finite number");
     assert!(message(rows(["", "", "", "a"]).target(several(None))).contains("there is no class"));
@@ -207,7 +210,7 @@ fn data_that_make_no_loaders_are_named() {
     assert!(message(texts(), 1).contains("has no labels"));
     assert!(
         message(texts().valid_share(0.1).language_model(), 1)
-            .contains("none of the 5 texts is to validate with")
+            .contains("none of 5 texts is to validate with")
     );
     assert!(message(texts().valid_share(1.0).language_model(), 1).contains("a share of 1"));
     assert!(
@@ -216,7 +219,7 @@ fn data_that_make_no_loaders_are_named() {
     );
     assert!(
         message(texts().valid_indices([0]).language_model(), 64)
-            .contains("make no batch of 64 rows")
+            .contains("a batch of 64 rows takes at least 65 tokens")
     );
     let missing = folder.path().join("missing.csv");
     assert!(
@@ -225,7 +228,7 @@ fn data_that_make_no_loaders_are_named() {
     let labelled = || {
         TextLoaders::from_texts([("a", "x"), ("b", "y"), ("c", "x")]).min_freq(1).valid_indices([2])
     };
-    assert!(message(labelled(), 64).contains("2 texts to train with make no batch of 64"));
+    assert!(message(labelled(), 64).contains("too few to train with for a batch of 64: 2 texts"));
     let without_padding = Vocabulary::new(["xxunk", "a"]).unwrap();
     let error = message(labelled().vocabulary(without_padding), 1);
     assert!(error.contains("the vocabulary of 2 tokens has no token \"xxpad\""), "{error}");

@@ -27,7 +27,9 @@ pub(super) fn is_url(text: &str) -> bool {
 
 fn is_scheme(text: &str) -> bool {
     text.chars().nth(1).is_some()
-        && text.chars().all(|it| CHARACTERS.is(it, WORD) || matches!(it, '+' | '-' | '.'))
+        && text
+            .chars()
+            .all(|letter| CHARACTERS.is(letter, WORD) || matches!(letter, '+' | '-' | '.'))
 }
 
 fn is_host_and_path(text: &str) -> bool {
@@ -65,7 +67,8 @@ fn after_host(text: &str) -> Option<&str> {
 
 /// `(?:X[X_-]{0,62})?X\.` with X a letter or digit, or anything from U+00A1 to U+FFFF.
 fn after_label(text: &str) -> Option<&str> {
-    let (label, rest) = split_run(text, |it| is_in_label(it) || matches!(it, '_' | '-'));
+    let (label, rest) =
+        split_run(text, |letter| is_in_label(letter) || matches!(letter, '_' | '-'));
     let rest = rest.strip_prefix('.')?;
     let ends = label.starts_with(is_in_label) && label.ends_with(is_in_label);
     (ends && label.chars().take(65).count() <= 64).then_some(rest)

@@ -90,7 +90,8 @@ impl Settings {
         let max_length = config.and_then(|config| config.get("model_max_length")?.as_u64());
         let max_length = max_length.filter(|length| *length < LARGE);
         let added = inner.get_added_tokens_decoder();
-        let is_special = |name: &str| added.values().any(|it| it.special && it.content == name);
+        let is_special =
+            |name: &str| added.values().any(|token| token.special && token.content == name);
         let find = |token: SpecialToken| {
             let named = [config, special].into_iter().flatten().find_map(|json| {
                 let value = json.get(token.key())?;

@@ -106,7 +106,7 @@ pub fn replace_wrep(text: &str) -> Cow<'_, str> {
 /// first letters.
 fn may_be_repeated(text: &[u8], start: usize, next: usize) -> bool {
     let ascii = |it: &u8| (b'!'..=b'\x7f').contains(it);
-    text.get(next).is_some_and(|it| *it == text[start] || !ascii(it))
+    text.get(next).is_some_and(|letter| *letter == text[start] || !ascii(letter))
 }
 
 /// A word that occurs several times, with spaces between.
@@ -121,9 +121,9 @@ struct Repeated<'a> {
 
 /// `(\w+)\s+((?:\1\s+)+)\1(\s|\W|$)` at the beginning.
 fn repeated_word(text: &str) -> Option<Repeated<'_>> {
-    let is_word = |it: char| match it {
-        '\0'..='\x7f' => it.is_ascii_alphanumeric() || it == '_',
-        _ => CHARACTERS.is(it, WORD),
+    let is_word = |letter: char| match letter {
+        '\0'..='\x7f' => letter.is_ascii_alphanumeric() || letter == '_',
+        _ => CHARACTERS.is(letter, WORD),
     };
     let length = text.find(|it| !is_word(it)).unwrap_or(text.len());
     let word = &text[..length];

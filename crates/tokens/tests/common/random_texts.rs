@@ -26,8 +26,8 @@ impl RandomTexts {
         let (_, known) = characters.split_once("assigned:").unwrap();
         let known = known.split_whitespace().take_while(|it| !it.ends_with(':'));
         let number = |it: &str| u32::from_str_radix(it, 16).unwrap();
-        let range = |it: &str| {
-            let (first, last) = it.split_once('-').unwrap_or((it, it));
+        let range = |text: &str| {
+            let (first, last) = text.split_once('-').unwrap_or((text, text));
             number(first)..=number(last)
         };
         Self {

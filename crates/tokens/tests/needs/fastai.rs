@@ -128,8 +128,8 @@ fn the_tables_are_spacys() {
         let same_python =
             [&ours, &theirs].map(|it| it.lines().find(|line| line.contains(", Unicode ")));
         let first = if same_python[0] == same_python[1] { "" } else { "alpha:" };
-        let [ours, theirs] = [&ours, &theirs].map(|it| {
-            let lines = it.lines().filter(|line| !line.starts_with('#'));
+        let [ours, theirs] = [&ours, &theirs].map(|text| {
+            let lines = text.lines().filter(|line| !line.starts_with('#'));
             lines.skip_while(|line| !line.starts_with(first)).collect::<Vec<_>>()
         });
         let different = ours.iter().zip(&theirs).find(|(ours, theirs)| ours != theirs);

@@ -1,11 +1,13 @@
 //! What is drawn for a batch: a row of numbers for each sample.
 
+use brigade_rank_env::text::counted;
 use brigade_torch::{Error, Result, copy_to_device, from_vec};
 use tch::Tensor;
 
 use super::Augment;
 use super::color::Light;
-use super::geometry::{Geometric, Homography};
+use super::geometry::Geometric;
+use super::homography::Homography;
 use crate::transforms::SampleRng;
 
 /// Columns of what is drawn for a sample: a map (row by row), brightness, contrast, the part of its grey, the turn of its
@@ -34,8 +36,8 @@ impl Augment {
             &[rows, _, height, width] if rows == seeds.len() as i64 => (height, width),
             size => {
                 return Err(Error::invalid_argument(format!(
-                    "{} seeds are for as many images [n, c, h, w], not for {size:?}",
-                    seeds.len()
+                    "found {} for images of shape {size:?}; give one for each of [n, c, h, w]",
+                    counted(seeds.len(), "seed")
                 )));
             }
         };

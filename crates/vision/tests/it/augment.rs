@@ -187,7 +187,10 @@ fn what_does_not_belong_together_is_refused() {
     let augment = Augment::fastai();
     let images = images(3);
     let error = augment.draw(&[1, 2], &images).unwrap_err().to_string();
-    assert_eq!(error, "2 seeds are for as many images [n, c, h, w], not for [3, 3, 24, 32]");
+    assert_eq!(
+        error,
+        "found 2 seeds for images of shape [3, 3, 24, 32]; give one for each of [n, c, h, w]"
+    );
     let drawn = augment.draw(&[1, 2, 3], &images).unwrap();
     let error = augment.apply(&images.narrow(0, 0, 2), &drawn).unwrap_err().to_string();
     assert_eq!(

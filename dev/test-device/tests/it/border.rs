@@ -21,8 +21,8 @@ fn close(inputs: &[Tensor], function: impl Fn(&[Tensor]) -> Tensor) {
     let run = |device: Device| {
         let inputs: Vec<Tensor> = inputs
             .iter()
-            .map(|it| {
-                let there = it.to_device(device).detach();
+            .map(|input| {
+                let there = input.to_device(device).detach();
                 if there.is_floating_point() { there.set_requires_grad(true) } else { there }
             })
             .collect();

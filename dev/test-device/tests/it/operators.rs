@@ -42,11 +42,11 @@ fn random(size: &[i64]) -> Tensor {
 fn with_gradients(inputs: &[Tensor], function: impl Fn(&[Tensor]) -> Tensor) -> Vec<Tensor> {
     let inputs: Vec<Tensor> = inputs
         .iter()
-        .map(|it| {
-            if it.is_floating_point() {
-                it.detach().set_requires_grad(true)
+        .map(|input| {
+            if input.is_floating_point() {
+                input.detach().set_requires_grad(true)
             } else {
-                it.shallow_clone()
+                input.shallow_clone()
             }
         })
         .collect();

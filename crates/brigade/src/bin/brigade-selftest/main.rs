@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use brigade::prelude::*;
+use brigade_rank_env::text::counted;
 use checks::{CHECKS, Check, Verdict};
 
 /// Long enough for a loaded machine, short enough that a firewall is noticed while one watches.
@@ -53,11 +54,9 @@ fn run() -> anyhow::Result<bool> {
         Accelerator::builder().timeout(LIMIT).build().context("the ranks cannot meet")?;
     let world = accelerator.processes().world();
     accelerator.println(format!(
-        "{} process{} on {} host{}, device {:?}",
-        world.world_size,
-        if accelerator.processes().num_processes() == 1 { "" } else { "es" },
-        world.num_nodes,
-        if world.num_nodes == 1 { "" } else { "s" },
+        "{} on {}, device {:?}",
+        counted(world.world_size, "process"),
+        counted(world.num_nodes, "host"),
         accelerator.device()
     ));
     let mut failed = 0;
@@ -65,8 +64,11 @@ fn run() -> anyhow::Result<bool> {
         failed += usize::from(!passes(&accelerator, check)?);
     }
     match failed {
-        0 => accelerator.println(format!("{} checks passed", CHECKS.len())),
-        _ => accelerator.println(format!("{failed} of {} checks failed", CHECKS.len())),
+        0 => accelerator.println(format!("{} passed", counted(CHECKS.len(), "check"))),
+        _ => {
+            let checks = counted(CHECKS.len(), "check");
+            accelerator.println(format!("{failed} of {checks} failed"));
+        }
     }
     Ok(failed == 0)
 }

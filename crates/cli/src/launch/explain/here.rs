@@ -58,17 +58,17 @@ impl Here<'_> {
     }
 
     pub(super) fn json(&self, answer: &mut Map<String, Value>) {
-        let rank = |it: Rank| {
+        let rank = |rank: Rank| {
             let env: Map<String, Value> =
-                it.env.into_iter().map(|(name, value)| (name, value.into())).collect();
+                rank.env.into_iter().map(|(name, value)| (name, value.into())).collect();
             json!({
-                "rank": it.rank,
-                "local_rank": it.local_rank,
-                "command": it.command,
+                "rank": rank.rank,
+                "local_rank": rank.local_rank,
+                "command": rank.command,
                 "env": env,
-                "cpus": it.cpus,
-                "gpu": it.gpu.as_ref().map(|it| &it.device),
-                "nics": it.gpu.as_ref().map(|it| &it.nics),
+                "cpus": rank.cpus,
+                "gpu": rank.gpu.as_ref().map(|it| &it.device),
+                "nics": rank.gpu.as_ref().map(|it| &it.nics),
             })
         };
         answer.insert("rendezvous".to_owned(), self.rendezvous().into());

@@ -23,8 +23,8 @@ impl OnHosts<'_> {
         let hosts = &self.plan.hosts;
         writeln!(out, "\nhosts: {}; all of them are asked before any starts", hosts.len())?;
         for host in hosts {
-            let devices = host.spec.devices.as_ref().map(|it| {
-                let numbers: Vec<_> = it.iter().map(ToString::to_string).collect();
+            let devices = host.spec.devices.as_ref().map(|devices| {
+                let numbers: Vec<_> = devices.iter().map(ToString::to_string).collect();
                 format!(", on GPUs {}", numbers.join(","))
             });
             writeln!(out, "  {}  {}{}", host.spec, ranks(host), devices.unwrap_or_default())?;

@@ -2,10 +2,15 @@
 //!
 //! The decoder of the crate libjpeg-turbo-rs refuses a wrong Huffman code or sets its block to grey. libjpeg, and so
 //! Pillow, takes the code for a zero and goes on with the next bit, so that other pixels come out. Here the
-//! coefficients are read as libjpeg reads them (`jdhuff.c`, `jdmarker.c`), and written as a sound file that the
-//! decoder takes. A file that ends within its data stays an error, as in Pillow.
+//! coefficients are read as libjpeg reads them (`jdhuff.c`, `jdphuff.c`, `jdmarker.c`), and written as a sound file
+//! that the decoder takes. A file that ends within its data stays an error, as in Pillow.
 //!
-//! It is slow, bit by bit, and only for files that the decoder has refused.
+//! It is slow, bit by bit, and only for files that the decoder has refused or that have no end.
+
+mod progressive;
+mod write;
+
+use self::progressive::Pass;
 
 /// Whether a file is progressive and has, from its first scan on, no markers but those of scans and their tables.
 /// Bytes of a table may look like another one.
@@ -20,20 +25,48 @@ pub(super) fn is_progressive_with_known_markers(bytes: &[u8]) -> bool {
     frame < start && bytes.get(start..).unwrap_or_default().windows(2).all(known)
 }
 
-/// A sound file, and what is wrong with the one that it was made of.
+/// A sound file, and what libjpeg warns of in the one that it was made of.
 pub(super) struct Repaired {
     pub(super) jpeg: Vec<u8>,
-    pub(super) warning: String,
+    pub(super) warning: Option<String>,
 }
 
-/// Reads a damaged file of Huffman codes in sequential order; `None` for one that libjpeg does not read either, and
-/// for progressive and arithmetic coding.
+/// Reads a file of Huffman codes that the decoder refuses; `None` for one that libjpeg does not read either, and for
+/// arithmetic coding.
 pub(super) fn repair(bytes: &[u8]) -> Option<Repaired> {
     let mut file = File::new(bytes);
     file.read()?;
-    let warning = file.warning?.to_owned();
-    let jpeg = write(file.frame.as_ref()?, &file.headers)?;
-    Some(Repaired { jpeg, warning })
+    let frame = file.frame.as_ref()?;
+    // libjpeg guesses what scans would have refined, otherwise where the last one ends early.
+    if file.insufficient && frame.is_smoothed() {
+        return None;
+    }
+    let jpeg = write::write(frame, &file.headers)?;
+    Some(Repaired { jpeg, warning: file.warning.map(str::to_owned) })
+}
+
+/// Whether a file has its end marker, or, without it, all that libjpeg reads up to the last block. Pillow takes
+/// others for cut short.
+pub(super) fn is_whole(bytes: &[u8]) -> bool {
+    bytes.ends_with(&[0xFF, EOI])
+        || has_end(bytes).unwrap_or(false)
+        || File::new(bytes).read().is_some()
+}
+
+/// Whether an end marker comes after the first scan; `None` where the file ends before that is known.
+fn has_end(bytes: &[u8]) -> Option<bool> {
+    let (mut at, mut is_scanned) = (2, false);
+    loop {
+        at += bytes.get(at..)?.iter().position(|byte| *byte == 0xFF)? + 1;
+        match *bytes.get(at)? {
+            EOI if is_scanned => return Some(true),
+            // Coded data, and what has no segment.
+            0 | 0xFF | 0x01 | RST0..=EOI => continue,
+            kind => is_scanned |= kind == SOS,
+        }
+        let &[high, low] = bytes.get(at + 1..at + 3)? else { return None };
+        at += 1 + usize::from(u16::from_be_bytes([high, low]));
+    }
 }
 
 const SOI: u8 = 0xD8;
@@ -51,6 +84,7 @@ const NATURAL: [usize; 80] = [
 ];
 
 struct Frame {
+    is_progressive: bool,
     width: u16,
     height: u16,
     components: Vec<Component>,
@@ -68,6 +102,18 @@ struct Component {
     down: usize,
     stride: usize,
     blocks: Vec<[i16; 64]>,
+    /// How many low bits of each coefficient, in the order of coding, no scan has told; -1 before the first one.
+    unknown: [i8; 64],
+}
+
+impl Frame {
+    /// Whether libjpeg smooths blocks: where scans have told all averages, and not all of the nine coefficients next
+    /// to them.
+    fn is_smoothed(&self) -> bool {
+        self.is_progressive
+            && self.components.iter().all(|component| component.unknown[0] >= 0)
+            && self.components.iter().any(|component| component.unknown[1..10] != [0; 9])
+    }
 }
 
 struct Table {
@@ -119,8 +165,11 @@ struct File<'a> {
     alternating: [Option<Table>; 4],
     restart_interval: u32,
     next_restart: u8,
+    scans: usize,
+    /// Blocks of the band that end here, of which nothing more is coded.
+    ended_blocks: u32,
     frame: Option<Frame>,
-    /// Segments that say what the colours are.
+    /// Segments that say what the colours and the orientation are.
     headers: Vec<u8>,
 }
 
@@ -139,6 +188,8 @@ impl<'a> File<'a> {
             alternating: [const { None }; 4],
             restart_interval: 0,
             next_restart: 0,
+            scans: 0,
+            ended_blocks: 0,
             frame: None,
             headers: Vec::new(),
         }
@@ -211,12 +262,12 @@ impl<'a> File<'a> {
             let Some(body) = self.segment() else { return is_whole.then_some(()) };
             match kind {
                 SOS if is_whole => return None,
-                0xC0 | 0xC1 => self.start_frame(body)?,
-                0xC2..=0xCF if !matches!(kind, 0xC4 | 0xC8 | 0xCC) => return None,
+                0xC0..=0xC2 => self.start_frame(body, kind == 0xC2)?,
+                0xC3..=0xCF if !matches!(kind, 0xC4 | 0xC8 | 0xCC) => return None,
                 0xC4 => self.huffman_tables(body)?,
                 0xDB => self.quantization_tables(body)?,
                 DRI => self.restart_interval = u32::from(u16::from_be_bytes(body.try_into().ok()?)),
-                0xE0 | 0xEE => {
+                0xE0 | 0xE1 | 0xEE => {
                     self.headers.extend([0xFF, kind]);
                     self.headers.extend(self.bytes.get(start + 2..self.at)?);
                 }
@@ -226,7 +277,7 @@ impl<'a> File<'a> {
         }
     }
 
-    fn start_frame(&mut self, body: &[u8]) -> Option<()> {
+    fn start_frame(&mut self, body: &[u8], is_progressive: bool) -> Option<()> {
         let &[8, high, low, wide, narrow, count, ref rest @ ..] = body else { return None };
         let (height, width) = (u16::from_be_bytes([high, low]), u16::from_be_bytes([wide, narrow]));
         let is_second = self.frame.is_some();
@@ -257,6 +308,10 @@ impl<'a> File<'a> {
             let units = |side: u16, most: usize| usize::from(side).div_ceil(8 * most);
             let stride = units(width, most_across) * horizontal;
             let all = stride.checked_mul(units(height, most_down) * vertical)?;
+            // Of each a bit is coded at least.
+            if all > 8 * self.bytes.len() {
+                return None;
+            }
             let mut memory = Vec::new();
             memory.try_reserve_exact(all).ok()?;
             memory.resize(all, [0; 64]);
@@ -270,9 +325,10 @@ impl<'a> File<'a> {
                 down: blocks(height, vertical, most_down),
                 stride,
                 blocks: memory,
+                unknown: [-1; 64],
             });
         }
-        self.frame = Some(Frame { width, height, components });
+        self.frame = Some(Frame { is_progressive, width, height, components });
         Some(())
     }
 
@@ -307,11 +363,16 @@ impl<'a> File<'a> {
         Some(())
     }
 
-    /// Reads a scan; whether it was one of all components.
+    /// Reads a scan; whether it was the only one, of all components.
     fn scan(&mut self, body: &[u8]) -> Option<bool> {
+        self.scans += 1;
+        if self.scans > super::MAX_SCANS {
+            return None;
+        }
         let mut frame = self.frame.take()?;
         let (&count, rest) = body.split_first()?;
-        let selected = rest.get(..2 * usize::from(count))?.as_chunks::<2>().0;
+        let (selected, parameters) = rest.split_at_checked(2 * usize::from(count))?;
+        let selected = selected.as_chunks::<2>().0;
         let mut members = Vec::new();
         for &[id, tables] in selected {
             let number = frame.components.iter().position(|component| component.id == id)?;
@@ -322,7 +383,16 @@ impl<'a> File<'a> {
             component.quantization?;
             members.push((number, usize::from(tables >> 4), usize::from(tables & 15)));
         }
-        let whole = members.len() == frame.components.len();
+        let pass =
+            if frame.is_progressive { Some(Pass::new(parameters, members.len())?) } else { None };
+        if let Some(pass) = &pass {
+            for (number, ..) in &members {
+                if !pass.follows(&mut frame.components.get_mut(*number)?.unknown)? {
+                    self.warn("scans out of order");
+                }
+            }
+        }
+        let whole = !frame.is_progressive && members.len() == frame.components.len();
         let alone = members.len() == 1;
         let (across, down) = match members.first() {
             Some((number, ..)) if alone => {
@@ -337,6 +407,7 @@ impl<'a> File<'a> {
             None => return None,
         };
         (self.buffer, self.left, self.insufficient, self.next_restart) = (0, 0, false, 0);
+        self.ended_blocks = 0;
         let mut before = [0_i32; 4];
         let mut to_go = self.restart_interval;
         for unit in 0..across * down {
@@ -344,6 +415,7 @@ impl<'a> File<'a> {
                 if to_go == 0 {
                     self.restart()?;
                     before = [0; 4];
+                    self.ended_blocks = 0;
                     to_go = self.restart_interval;
                 }
                 to_go -= 1;
@@ -360,7 +432,10 @@ impl<'a> File<'a> {
                     let (column, row) = (x * h + place % h, y * v + place / h);
                     let block = component.blocks.get_mut(row * component.stride + column)?;
                     let before = before.get_mut(*number)?;
-                    self.block(block, *direct, *alternating, before)?;
+                    match &pass {
+                        None => self.block(block, *direct, *alternating, before)?,
+                        Some(pass) => self.band(pass, block, *direct, *alternating, before)?,
+                    }
                 }
             }
         }
@@ -505,122 +580,5 @@ impl<'a> File<'a> {
             self.insufficient = false;
         }
         Some(())
-    }
-}
-
-/// Writes coefficients as a file with a scan for each component, in codes that hold any value.
-fn write(frame: &Frame, headers: &[u8]) -> Option<Vec<u8>> {
-    let mut out = vec![0xFF, SOI];
-    out.extend(headers);
-    let segment = |out: &mut Vec<u8>, kind: u8, body: &[u8]| -> Option<()> {
-        out.extend([0xFF, kind]);
-        out.extend(u16::try_from(body.len() + 2).ok()?.to_be_bytes());
-        out.extend(body);
-        Some(())
-    };
-    let mut head = vec![8];
-    head.extend(frame.height.to_be_bytes());
-    head.extend(frame.width.to_be_bytes());
-    head.push(frame.components.len() as u8);
-    for (number, component) in (0_u8..).zip(&frame.components) {
-        // A component without a scan is grey, whatever its table.
-        let table = component.quantization.unwrap_or([1; 64]);
-        let mut body = vec![0x10 | number];
-        body.extend(table.iter().flat_map(|value| value.to_be_bytes()));
-        segment(&mut out, 0xDB, &body)?;
-        let sampling = (component.horizontal << 4 | component.vertical) as u8;
-        head.extend([component.id, sampling, number]);
-    }
-    segment(&mut out, 0xC1, &head)?;
-    // 16 categories of 5 bits; 128 symbols of 8 bits and as many of 9.
-    let mut direct = vec![0; 17];
-    direct[5] = 16;
-    direct.extend(0..16);
-    segment(&mut out, 0xC4, &direct)?;
-    let mut alternating = vec![0; 17];
-    alternating[0] = 0x10;
-    (alternating[8], alternating[9]) = (128, 128);
-    alternating.extend(0..=255);
-    segment(&mut out, 0xC4, &alternating)?;
-    for component in &frame.components {
-        segment(&mut out, SOS, &[1, component.id, 0, 0, 63, 0])?;
-        let mut bits = BitWriter { out: &mut out, buffer: 0, count: 0 };
-        let mut before = 0_i16;
-        for row in component.blocks.chunks(component.stride.max(1)).take(component.down) {
-            for block in row.iter().take(component.across) {
-                bits.block(block, &mut before)?;
-            }
-        }
-        bits.finish();
-    }
-    out.extend([0xFF, EOI]);
-    Some(out)
-}
-
-struct BitWriter<'a> {
-    out: &'a mut Vec<u8>,
-    buffer: u32,
-    count: u32,
-}
-
-impl BitWriter<'_> {
-    fn bits(&mut self, value: u32, count: u32) {
-        self.buffer = self.buffer << count | value & ((1 << count) - 1);
-        self.count += count;
-        while self.count >= 8 {
-            self.count -= 8;
-            let byte = (self.buffer >> self.count) as u8;
-            self.out.push(byte);
-            if byte == 0xFF {
-                self.out.push(0);
-            }
-        }
-    }
-
-    /// A number of a category; `None` where the coding has none for it.
-    fn value(value: i16) -> Option<(u32, u32)> {
-        let category = 16 - value.checked_abs()?.leading_zeros();
-        let bits = if value < 0 { value - 1 } else { value };
-        Some((category, bits as u16 as u32))
-    }
-
-    fn block(&mut self, block: &[i16; 64], before: &mut i16) -> Option<()> {
-        // The decoder's sum wraps as this difference does.
-        let (category, value) = Self::value(block[0].wrapping_sub(*before))?;
-        *before = block[0];
-        self.bits(category, 5);
-        self.bits(value, category);
-        let mut run = 0;
-        for place in NATURAL.iter().take(64).skip(1) {
-            let coefficient = *block.get(*place)?;
-            if coefficient == 0 {
-                run += 1;
-                continue;
-            }
-            while run > 15 {
-                self.symbol(0xF0);
-                run -= 16;
-            }
-            let (category, value) = Self::value(coefficient)?;
-            self.symbol(run << 4 | category);
-            self.bits(value, category);
-            run = 0;
-        }
-        if run > 0 {
-            self.symbol(0);
-        }
-        Some(())
-    }
-
-    fn symbol(&mut self, symbol: u32) {
-        match symbol {
-            0..128 => self.bits(symbol, 8),
-            _ => self.bits(256 + symbol - 128, 9),
-        }
-    }
-
-    /// Fills the last byte with ones.
-    fn finish(&mut self) {
-        self.bits(0x7F, (8 - self.count) % 8);
     }
 }

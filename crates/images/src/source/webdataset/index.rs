@@ -142,6 +142,8 @@ fn compressed(
     let reader = Bounded { file: MultiGzDecoder::new(stream), since_seek: &since_member };
     let mut archive = Archive::new(reader);
     let mut groups = Groups::default();
+    let most = facts.bytes.saturating_mul(EXPANSION).saturating_add(FREE_BYTES);
+    let mut left = most;
     let unread = |error: io::Error| match error.raw_os_error() {
         Some(_) => ImageError::Read { path: path.into(), cause: error },
         None => damaged(format!("as gzip: {error}")),
@@ -168,20 +170,30 @@ fn compressed(
                 }
                 // An error once the labels are read, which looks at the length alone.
                 Wanted::Label if bytes > MAX_LABEL_BYTES => Span { offset: 0, bytes },
-                _ => unpacked.add(bytes, &mut entry).map_err(|error| match error {
-                    Unpacking::Read(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                        damaged(format!(
-                            "the member {} has {bytes} bytes, and the archive ends before them",
-                            String::from_utf8_lossy(&name)
-                        ))
-                    }
-                    Unpacking::Read(error) => unread(error),
-                    Unpacking::Write(error) => ImageError::InvalidArgument(format!(
-                        "cannot unpack {} into the temporary folder: {error}; give another by \
+                _ if bytes > left => {
+                    return Err(damaged(format!(
+                        "its images and labels have more than {most} bytes up to the member {}, too many for \
+                         its size; unpack it to a .tar if you trust it",
+                        String::from_utf8_lossy(&name)
+                    )));
+                }
+                _ => {
+                    left -= bytes;
+                    unpacked.add(bytes, &mut entry).map_err(|error| match error {
+                        Unpacking::Read(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                            damaged(format!(
+                                "the member {} has {bytes} bytes, and the archive ends before them",
+                                String::from_utf8_lossy(&name)
+                            ))
+                        }
+                        Unpacking::Read(error) => unread(error),
+                        Unpacking::Write(error) => ImageError::InvalidArgument(format!(
+                            "cannot unpack {} into the temporary folder: {error}; give another by \
                          TMPDIR, or unpack the archive to a .tar",
-                        path.display()
-                    )),
-                })?,
+                            path.display()
+                        )),
+                    })?
+                }
             };
             groups.add(&name, span, rules).map_err(damaged)?;
         }
@@ -356,4 +368,9 @@ impl<R: Seek> Seek for Bounded<'_, R> {
 }
 
 const MAX_HEADER_BYTES: u64 = 1 << 20;
+/// How many times its size an archive may become in the temporary folder. Deflate can make 1032 bytes of one; images
+/// that are compressed already hardly grow.
+const EXPANSION: u64 = 100;
+/// Beside that, for small archives.
+const FREE_BYTES: u64 = 1 << 28;
 const THREADS: usize = 8;

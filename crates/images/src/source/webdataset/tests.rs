@@ -175,6 +175,32 @@ fn members_of_compressed_archives_are_unpacked_in_pieces() {
 }
 
 #[test]
+fn a_small_archive_cannot_fill_the_temporary_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.tar");
+    let mut tar = Builder::new(File::create(&path).unwrap());
+    for (name, bytes) in [("a.jpg", 5), ("b.unwanted", 0), ("c.jpg", 300 << 20)] {
+        let mut header = Header::new_ustar();
+        header.set_path(name).unwrap();
+        header.set_size(bytes);
+        header.set_cksum();
+        tar.append(&header, &b"bytes"[..usize::try_from(bytes).unwrap().min(5)]).unwrap();
+    }
+    drop(tar);
+    // The header alone decides: what it announces need not be there.
+    let packed = gzip(&path, "a.tar.gz", 1);
+    let most = std::fs::metadata(&packed).unwrap().len() * 100 + (256 << 20);
+    let error = open(&packed).unwrap_err();
+    assert!(
+        error.ends_with(&format!(
+            "its images and labels have more than {most} bytes up to the member c.jpg, too many for its size; \
+             unpack it to a .tar if you trust it"
+        )),
+        "{error}"
+    );
+}
+
+#[test]
 fn images_with_longer_names_are_found() {
     let folder = tempfile::tempdir().unwrap();
     let members =
@@ -207,7 +233,7 @@ fn images_with_longer_names_are_found() {
     let chosen = WebDatasetOptions::new().images(["target.jpg"]).open_shards([&path]).unwrap();
     assert_eq!(bytes(&chosen, 0), "out");
     let error = WebDatasetOptions::new().images(["jpg"]).open_shards([&path]).unwrap_err();
-    assert!(error.to_string().contains("there are no images in 1 archives"), "{error}");
+    assert!(error.to_string().contains("there are no images in 1 archive ["), "{error}");
 }
 
 #[test]
@@ -307,7 +333,7 @@ fn damaged_archives_say_where() {
         ("it is compressed by zstd", &|file| {
             file.write_all_at(&[0x28, 0xb5, 0x2f, 0xfd], 0).unwrap();
         }),
-        ("there are no images in 1 archives", &|file| file.set_len(0).unwrap()),
+        ("there are no images in 1 archive [", &|file| file.set_len(0).unwrap()),
         (
             "the member a.jpg has 8589934591 bytes from byte 512, and the file ends at 4096",
             &|file| {

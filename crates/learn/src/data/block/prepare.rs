@@ -4,6 +4,7 @@ use std::path::Path;
 
 use brigade_data::{BatchContext, BatchedDataset, DataLoader, draw_seed};
 use brigade_metrics::Mse;
+use brigade_rank_env::text::counted;
 use brigade_sampling::Weighted;
 use brigade_torch::{Error, Result};
 use brigade_train::Accelerator;
@@ -85,9 +86,9 @@ impl DataBlock {
         let labels = label.labels(items)?;
         if labels.len() != items.len() {
             return Err(Error::invalid_argument(format!(
-                "the labeller gave {} labels for {} items",
-                labels.len(),
-                items.len()
+                "the labeller gave {} for {}",
+                counted(labels.len(), "label"),
+                counted(items.len(), "item")
             )));
         }
         Ok(labels)
@@ -104,15 +105,15 @@ impl DataBlock {
         }
         if split.train.is_empty() {
             return Err(Error::invalid_argument(format!(
-                "the split leaves none of the {} items to train with; look at its share and its rule",
-                items.len()
+                "the split leaves none of {} to train with; look at its share and its rule",
+                counted(items.len(), "item")
             )));
         }
         if split.valid.is_empty() && !self.split.may_lack_validation() {
             return Err(Error::invalid_argument(format!(
-                "the split leaves none of the {} items to validate with; look at its share and its rule, or \
+                "the split leaves none of {} to validate with; look at its share and its rule, or \
                  train without validation by .split(no_split())",
-                items.len()
+                counted(items.len(), "item")
             )));
         }
         Ok(split)
@@ -193,9 +194,9 @@ impl Maker<'_> {
             }
             if loader.is_empty() {
                 return Err(Error::invalid_argument(format!(
-                    "{} training items make no batch of {}; make the batch smaller, or keep smaller batches by \
+                    "too few for a batch of {1}: {0}; make the batch smaller, or keep smaller batches by \
                      .drop_last(false)",
-                    part.items.len(),
+                    counted(part.items.len(), "training item"),
                     self.batch_size
                 )));
             }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::Path;
 
 use brigade_data::{BatchContext, BatchedDataset};
+use brigade_rank_env::text::{counted, escaped};
 use brigade_torch::{Error, Result};
 use brigade_vision::decode::{DecodeOptions, Decoder};
 use brigade_vision::source::ImageSource;
@@ -57,12 +58,13 @@ impl Summary {
     }
 }
 
+/// A line for each step. What a terminal would obey in the names of files and labels is escaped.
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for Step { name, result } in &self.steps {
             match result {
-                Ok(text) => writeln!(f, "{name}: {text}")?,
-                Err(reason) => writeln!(f, "{name} FAILED: {reason}")?,
+                Ok(text) => writeln!(f, "{name}: {}", escaped(text))?,
+                Err(reason) => writeln!(f, "{name} FAILED: {}", escaped(reason))?,
             }
         }
         Ok(())
@@ -105,7 +107,7 @@ fn follow(block: &DataBlock, path: &Path, summary: &mut Summary) -> Option<()> {
         let classes = encoder.classes().map(|names| {
             let some: Vec<&str> = names.iter().take(10).map(String::as_str).collect();
             let more = if names.len() > some.len() { ", …" } else { "" };
-            format!(" of {} classes: {}{more}", names.len(), some.join(", "))
+            format!(" of {}: {}{more}", counted(names.len(), "class"), some.join(", "))
         });
         let first = match targets {
             Targets::Classes(classes) => format!("class {}", classes.first().unwrap_or(&0)),

@@ -167,7 +167,7 @@ fn metrics_and_columns() {
 #[test]
 fn rates_and_numbers() {
     let two = || simple().split_by_prefix(&[&["0", "1"], &["3"]]).unwrap();
-    let length = "3 rates were given for 2 parameter groups";
+    let length = "found 3 rates for 2 parameter groups";
     refused(two().fit(1, vec![0.1, 0.2, 0.3], ()), length);
     refused(two().fit_one_cycle(1, vec![0.1, 0.2, 0.3], ()), length);
     for rate in [-0.1, f64::NAN, f64::INFINITY] {
@@ -187,7 +187,7 @@ fn rates_and_numbers() {
     let schedules = vec![Annealing::Constant(0.1); 3];
     refused(
         two().fit(1, 0.1, ParamScheduler::each_group(Hyper::Lr, schedules)),
-        "3 values of lr were given for 2",
+        "found 3 values of lr for 2 parameter groups",
     );
     refused(two().freeze_to(3), "freeze_to(3): the model has 2 parameter groups");
     refused(two().freeze_to(-3), "freeze_to(-3)");

@@ -165,7 +165,7 @@ fn words_are_drawn_by_their_probability() {
     let refused = |options| next_word(&scores, &options).unwrap_err().to_string();
     assert_eq!(
         refused(NextWordOptions { never: Some(4), ..options }),
-        "word 4 is not one of the 4 words"
+        "word 4 is not in the vocabulary of 4 words"
     );
     assert!(refused(NextWordOptions { temperature: -1.0, ..options }).contains("temperature -1"));
     let broken = on_device(&Tensor::from_slice(&[f64::NAN, 0.0]));

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use brigade::prelude::*;
+use brigade_rank_env::text::counted;
 
 use super::Verdict;
 
@@ -33,7 +34,11 @@ pub(super) fn places(accelerator: &Accelerator) -> Result<Verdict> {
     let world = accelerator.processes().world();
     let place = (world.rank.as_usize(), world.node_rank, world.local_rank.as_usize());
     let all = accelerator.processes().gather_object(place)?;
-    ensure!(all.len() == accelerator.processes().num_processes(), "{} ranks answered", all.len());
+    ensure!(
+        all.len() == accelerator.processes().num_processes(),
+        "{} answered",
+        counted(all.len(), "rank")
+    );
     for (rank, place) in all.iter().enumerate() {
         ensure!(place.0 == rank, "rank {} answered in the place of rank {rank}", place.0);
         let twin = all.iter().filter(|other| (other.1, other.2) == (place.1, place.2)).count();

@@ -4,6 +4,7 @@ use anyhow::{Context, Result, ensure};
 use brigade::data::TensorDataset;
 use brigade::prelude::*;
 use brigade::train::TrainError;
+use brigade_rank_env::text::counted;
 
 use super::Verdict;
 
@@ -88,7 +89,7 @@ pub(super) fn metrics(accelerator: &Accelerator) -> Result<Verdict> {
     }
     seen.sort_unstable();
     let every: Vec<i64> = (0..SAMPLES as i64).collect();
-    ensure!(seen == every, "{SAMPLES} samples became {}: {seen:?}", seen.len());
+    ensure!(seen == every, "{} became {}: {seen:?}", counted(SAMPLES, "sample"), seen.len());
     Ok(Verdict::Passed)
 }
 
