@@ -23,6 +23,7 @@ mod other_format;
 mod plain;
 pub mod pth;
 mod reader;
+mod region;
 pub mod safetensors;
 pub mod shards;
 pub mod torch_optimizer;
@@ -36,7 +37,8 @@ pub use file_name::{FileName, InvalidFileName};
 pub use format::{
     FORMATS, OpenWeights, Safetensors, Torch, WeightsFormat, format_named, format_of,
 };
-pub use reader::{Region, TensorReader, WeightsReader};
+pub use reader::{TensorReader, WeightsReader};
+pub use region::{Region, RegionCopy, Run};
 pub use value::Value;
 pub use weights_files::{WeightsFile, open_weights, weights_file};
 pub use wrapper_prefix::{prefix_candidates, wrapper_prefix};

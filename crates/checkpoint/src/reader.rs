@@ -1,7 +1,6 @@
 //! Weights whose tensors are read one at a time, whole or in part, into memory of the caller.
 
 mod place;
-mod region;
 
 use std::fs::File;
 use std::io;
@@ -10,7 +9,7 @@ use std::path::{Path, PathBuf};
 use indexmap::IndexMap;
 
 use self::place::Place;
-pub use self::region::Region;
+use crate::Region;
 use crate::dtype::TensorInfo;
 use crate::error::Error;
 use crate::fault::Fault;

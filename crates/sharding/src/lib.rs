@@ -4,21 +4,21 @@
 //! - [`Sharding`] is what a user chooses: a [`Strategy`] and its options.
 //! - [`settings`] reads what Accelerate and DeepSpeed write.
 //! - [`Mesh`] is the grid of ranks, with its named axes and their groups.
-//! - [`ShardingPlan`] has the units of a model, the regions of its parameters, and the [`Message`]s of a step, from
+//! - [`ShardingPlan`] has the units of a model, the slots of its parameters, and the [`Message`]s of a step, from
 //!   which [`Volume`] and [`Memory`] follow.
-//! - [`Extent`] is what a rank has of a tensor; [`Extent::copy_to`] is how a checkpoint of other ranks becomes it.
+//! - What a rank has of a tensor is a [`Region`](brigade_checkpoint::Region), whose `copy_to` is how a checkpoint of other
+//!   ranks becomes it.
 
 mod description;
 mod error;
-mod extent;
 mod memory;
 mod mesh;
 mod message;
 mod note;
 mod parameter;
 mod plan;
-mod region;
 pub mod settings;
+mod slot;
 mod strategy;
 #[cfg(test)]
 mod tests;
@@ -27,13 +27,12 @@ mod volume;
 
 pub use description::PlanDifference;
 pub use error::ShardingError;
-pub use extent::{Extent, ExtentCopy, Run};
 pub use memory::{Memory, Workload};
 pub use mesh::{Axis, Mesh, MeshBuilder, MeshGroup};
 pub use message::{Message, Operation, Peers, Phase};
 pub use note::Note;
 pub use parameter::Parameter;
 pub use plan::{ShardingPlan, Unit, UnitParameter};
-pub use region::{ALIGNMENT, Region};
+pub use slot::{ALIGNMENT, Slot};
 pub use strategy::{MixedPrecision, Offload, ReduceGradients, Reshard, Sharding, Strategy, Units};
 pub use volume::{Traffic, Volume};

@@ -149,7 +149,7 @@ impl ShardingPlan {
         let in_place = |it: &UnitParameter| {
             self.sharding().strategy == Strategy::Zero1 && it.reduce_dtype == it.parameter.dtype
         };
-        let whole = self.sum_trained(|it| it.reduce_dtype.bytes() * it.region.elements());
+        let whole = self.sum_trained(|it| it.reduce_dtype.bytes() * it.slot.elements());
         (whole, self.sum_trained(|it| if in_place(it) { 0 } else { own(it) }))
     }
 
@@ -179,10 +179,10 @@ impl ShardingPlan {
     fn reduce_bytes(&self, unit: &Unit) -> u64 {
         let bytes = |it: &UnitParameter| {
             let is_cast = it.reduce_dtype != it.compute_dtype;
-            let is_uneven = it.region.padded_elements() != it.region.elements();
+            let is_uneven = it.slot.padded_elements() != it.slot.elements();
             let accumulated = self.keeps_whole_gradients();
-            let made = it.compute_dtype.bytes() * it.region.elements();
-            let input = it.reduce_dtype.bytes() * it.region.padded_elements();
+            let made = it.compute_dtype.bytes() * it.slot.elements();
+            let input = it.reduce_dtype.bytes() * it.slot.padded_elements();
             let made = if accumulated && !is_cast { 0 } else { made };
             let input = if is_uneven || (is_cast && !accumulated) { input } else { 0 };
             made + input
@@ -210,5 +210,5 @@ fn own_bytes(parameter: &UnitParameter) -> u64 {
 }
 
 fn chunk(parameter: &UnitParameter) -> u64 {
-    parameter.region.chunk_elements()
+    parameter.slot.chunk_elements()
 }

@@ -206,9 +206,9 @@ impl Payload {
     ) -> Self {
         let mut payload = Self { padded: [0; 2], scalars: [0; 2] };
         for parameter in parameters {
-            let is_scalar = parameter.region.is_scalar;
+            let is_scalar = parameter.slot.is_scalar;
             let sums = if is_scalar { &mut payload.scalars } else { &mut payload.padded };
-            let elements = parameter.region.padded_elements();
+            let elements = parameter.slot.padded_elements();
             sums[0] += elements;
             sums[1] += elements * element_bytes(parameter);
         }

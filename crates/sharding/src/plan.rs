@@ -1,17 +1,15 @@
-//! The plan of a sharded model: units, regions, placements.
+//! The plan of a sharded model: units, slots, placements.
 
 use std::collections::HashSet;
 use std::fmt;
 
-use brigade_checkpoint::Dtype;
 use brigade_checkpoint::layout::Placement;
+use brigade_checkpoint::{Dtype, Region};
 use brigade_rank_env::text::{counted, escaped};
 
-use crate::region::ALIGNMENT;
+use crate::slot::ALIGNMENT;
 use crate::unit::{Grouped, group};
-use crate::{
-    Axis, Extent, Mesh, Note, Parameter, Region, Reshard, Sharding, ShardingError, Strategy,
-};
+use crate::{Axis, Mesh, Note, Parameter, Reshard, Sharding, ShardingError, Slot, Strategy};
 
 /// How a model is divided among the ranks of a mesh, and which messages they send for it.
 ///
@@ -19,7 +17,7 @@ use crate::{
 /// each rank. [`fingerprint`](Self::fingerprint) and [`difference`](Self::difference) find ranks that do not.
 ///
 /// ```
-/// use brigade_checkpoint::Dtype;
+/// use brigade_checkpoint::{Dtype, Region};
 /// use brigade_sharding::{Parameter, Sharding, ShardingPlan};
 ///
 /// let parameters = [
@@ -34,8 +32,8 @@ use crate::{
 /// assert_eq!(units, ["the root", "h.0", "h.1"]);
 ///
 /// let bias = &plan.units()[1].parameters[1];
-/// assert_eq!(bias.region.rows_of(3), 6..8);
-/// assert_eq!(bias.region.offset, 8 * 8 * 4);
+/// assert_eq!(bias.slot.rows_of(3), 6..8);
+/// assert_eq!(bias.slot.offset, 8 * 8 * 4);
 /// # Ok::<(), brigade_sharding::ShardingError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,7 +67,7 @@ pub struct UnitParameter {
     /// What the list has of it.
     pub parameter: Parameter,
     /// Its place in the unit's storage, and which rows are whose.
-    pub region: Region,
+    pub slot: Slot,
     /// The type in which it is gathered and computed.
     pub compute_dtype: Dtype,
     /// The type in which its gradient is summed.
@@ -173,10 +171,10 @@ impl ShardingPlan {
     ///
     /// # Errors
     /// A rank outside of the mesh.
-    pub fn extent(&self, parameter: &UnitParameter, rank: usize) -> Result<Extent, ShardingError> {
+    pub fn region(&self, parameter: &UnitParameter, rank: usize) -> Result<Region, ShardingError> {
         let place = self.mesh.coordinate(rank, Axis::ShardContext)? as u64;
-        let whole = Extent::whole(&parameter.parameter.shape);
-        if parameter.region.is_scalar {
+        let whole = Region::whole(&parameter.parameter.shape);
+        if parameter.slot.is_scalar {
             return Ok(whole);
         }
         Ok(whole.chunk(0, self.shard_ranks() as u64, place))
@@ -186,13 +184,13 @@ impl ShardingPlan {
     #[must_use]
     pub fn placements(&self, parameter: &UnitParameter) -> Vec<Placement> {
         let is_whole = self.sharding.strategy.keeps_parameters_whole();
-        self.placed(is_whole || parameter.region.is_scalar)
+        self.placed(is_whole || parameter.slot.is_scalar)
     }
 
     /// Returns how the ranks hold the optimizer's state of a parameter, for each of [`Mesh::axes`].
     #[must_use]
     pub fn state_placements(&self, parameter: &UnitParameter) -> Vec<Placement> {
-        self.placed(parameter.region.is_scalar)
+        self.placed(parameter.slot.is_scalar)
     }
 
     fn placed(&self, is_whole: bool) -> Vec<Placement> {
@@ -218,7 +216,7 @@ impl Unit {
         for index in grouped.parameters {
             let parameter = &parameters[index];
             let compute_dtype = sharding.mixed.param_dtype(parameter.dtype);
-            let region = Region {
+            let slot = Slot {
                 offset,
                 rows: parameter.shape.first().copied().unwrap_or(1),
                 row_elements: parameter.row_elements()?,
@@ -227,17 +225,17 @@ impl Unit {
                 is_scalar: parameter.shape.is_empty(),
             };
             // Keeps all later sums of bytes within 64 bits.
-            let padded = region.rows.checked_next_multiple_of(ranks);
-            let padded = padded.and_then(|rows| rows.checked_mul(region.row_elements));
+            let padded = slot.rows.checked_next_multiple_of(ranks);
+            let padded = padded.and_then(|rows| rows.checked_mul(slot.row_elements));
             match padded.and_then(|padded| elements.checked_add(padded)) {
                 Some(sum) if sum <= MAX_ELEMENTS => *elements = sum,
                 _ => return Err(ShardingError::TooLarge { name: parameter.name().to_owned() }),
             }
-            offset = (offset + region.bytes()).next_multiple_of(ALIGNMENT);
+            offset = (offset + slot.bytes()).next_multiple_of(ALIGNMENT);
             planned.push(UnitParameter {
                 index,
                 parameter: parameter.clone(),
-                region,
+                slot,
                 compute_dtype,
                 reduce_dtype: sharding.mixed.reduce_dtype(parameter.dtype),
             });
@@ -265,13 +263,13 @@ impl Unit {
     /// Returns the number of its parameters' elements, without padding.
     #[must_use]
     pub fn elements(&self) -> u64 {
-        self.parameters.iter().map(|parameter| parameter.region.elements()).sum()
+        self.parameters.iter().map(|parameter| parameter.slot.elements()).sum()
     }
 
     /// Returns the bytes of the storage with all of its parameters whole, with padding.
     #[must_use]
     pub fn storage_bytes(&self) -> u64 {
-        self.parameters.last().map_or(0, |last| last.region.offset + last.region.bytes())
+        self.parameters.last().map_or(0, |last| last.slot.offset + last.slot.bytes())
     }
 
     /// Its parameters that are trained.

@@ -307,11 +307,11 @@ mod traffic {
         assert_eq!(scalar.len(), 1);
         assert_eq!(scalar[0].peers, Peers::Axis(Axis::DataContext));
         let temperature = &plan.units()[0].parameters[1];
-        assert_eq!(plan.extent(temperature, 3).unwrap(), Extent::whole(&[]));
+        assert_eq!(plan.region(temperature, 3).unwrap(), Region::whole(&[]));
         assert_eq!(plan.placements(temperature), [Placement::Replicate; 2]);
         let weight = &plan.units()[0].parameters[0];
         assert_eq!(plan.placements(weight), [Placement::Replicate, Placement::Shard(0)]);
-        assert_eq!(plan.extent(weight, 3).unwrap().offset, [2]);
+        assert_eq!(plan.region(weight, 3).unwrap().offset, [2]);
         assert_eq!(plan.divisor(), 4);
     }
 
@@ -463,20 +463,20 @@ proptest! {
         let mut seen: Vec<_> = plan.parameters().map(|parameter| parameter.index).collect();
         seen.sort_unstable();
         prop_assert_eq!(seen, (0..parameters.len()).collect::<Vec<_>>());
-        for parameter in plan.parameters().filter(|parameter| !parameter.region.is_scalar) {
+        for parameter in plan.parameters().filter(|parameter| !parameter.slot.is_scalar) {
             for group in plan.mesh().groups(Axis::ShardContext) {
                 let mut next = 0;
                 for (place, rank) in group.into_iter().enumerate() {
-                    let extent = plan.extent(parameter, rank).unwrap();
-                    let rows = parameter.region.rows_of(place as u64);
-                    prop_assert_eq!(extent.offset[0], rows.start);
-                    prop_assert_eq!(extent.shape[0], rows.end - rows.start);
-                    prop_assert_eq!(extent.elements(), parameter.region.elements_of(place as u64));
+                    let region = plan.region(parameter, rank).unwrap();
+                    let rows = parameter.slot.rows_of(place as u64);
+                    prop_assert_eq!(region.offset[0], rows.start);
+                    prop_assert_eq!(region.shape[0], rows.end - rows.start);
+                    prop_assert_eq!(region.elements(), parameter.slot.elements_of(place as u64));
                     prop_assert_eq!(rows.start, next);
-                    prop_assert!(rows.end - rows.start <= parameter.region.chunk());
+                    prop_assert!(rows.end - rows.start <= parameter.slot.chunk());
                     next = rows.end;
                 }
-                prop_assert_eq!(next, parameter.region.rows);
+                prop_assert_eq!(next, parameter.slot.rows);
             }
         }
     }
@@ -486,10 +486,10 @@ proptest! {
         for unit in plan(&parameters, &sharding, 4).units() {
             let mut end = 0;
             for parameter in &unit.parameters {
-                let region = parameter.region;
-                prop_assert!(region.offset >= end && region.offset.is_multiple_of(ALIGNMENT));
-                prop_assert_eq!(region.element_bytes, parameter.compute_dtype.bytes());
-                end = region.offset + region.bytes();
+                let slot = parameter.slot;
+                prop_assert!(slot.offset >= end && slot.offset.is_multiple_of(ALIGNMENT));
+                prop_assert_eq!(slot.element_bytes, parameter.compute_dtype.bytes());
+                end = slot.offset + slot.bytes();
             }
             prop_assert_eq!(unit.storage_bytes(), end);
         }

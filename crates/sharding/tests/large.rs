@@ -56,7 +56,7 @@ fn seventy_billion_parameters_for_1024_ranks() {
     assert!(plan.volume(8).bytes() > 0);
     assert_eq!(plan.difference(&plan.description()), None);
     for rank in 0..1024 {
-        let rows: u64 = plan.parameters().map(|it| plan.extent(it, rank).unwrap().shape[0]).sum();
+        let rows: u64 = plan.parameters().map(|it| plan.region(it, rank).unwrap().shape[0]).sum();
         assert!(rows > 0);
     }
     let peak = ALLOCATOR.get_peak_memory();

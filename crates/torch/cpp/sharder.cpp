@@ -76,8 +76,8 @@ struct Parameter {
   at::Tensor whole;
   // This rank's rows, for the optimizer; all of it where each rank has it.
   at::Tensor shard;
-  // The region in the unit's storage: with the padding behind the parameter, as rows and flat.
-  at::Tensor region;
+  // The slot in the unit's storage: with the padding behind the parameter, as rows and flat.
+  at::Tensor rows_of_all;
   at::Tensor flat;
   // Rows of each rank, the last ones' padding included; 0 where each rank has the whole.
   int64_t rows = 0;
@@ -164,7 +164,7 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
       bool reshards,
       const std::vector<at::Tensor>& parameters,
       rust::Slice<const rust::String> names,
-      rust::Slice<const ShardedRegion> regions,
+      rust::Slice<const ShardedSlot> slots,
       size_t bytes) {
     std::lock_guard<std::mutex> lock(mutex_);
     at::NoGradGuard no_grad;
@@ -181,7 +181,7 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
     }
     std::vector<at::Tensor> shards;
     for (size_t i = 0; i < parameters.size(); ++i) {
-      unit.parameters.push_back(cut(unit, parameters[i], std::string(names[i]), regions[i]));
+      unit.parameters.push_back(cut(unit, parameters[i], std::string(names[i]), slots[i]));
       shards.push_back(unit.parameters.back().shard);
     }
     if (whole_at_rest_) {
@@ -344,36 +344,36 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
     if (parameter.replicated()) {
       return parameter.whole.variable_data();
     }
-    return parameter.region.narrow(0, parameter.first, parameter.own);
+    return parameter.rows_of_all.narrow(0, parameter.first, parameter.own);
   }
 
   Parameter cut(
-      const Unit& unit, const at::Tensor& tensor, std::string name, const ShardedRegion& region) {
+      const Unit& unit, const at::Tensor& tensor, std::string name, const ShardedSlot& slot) {
     Parameter parameter;
     parameter.name = std::move(name);
     parameter.whole = tensor;
-    parameter.rows = region.rows;
-    const auto kind = static_cast<at::ScalarType>(region.kind);
-    parameter.sum_kind = static_cast<at::ScalarType>(region.reduce_kind);
+    parameter.rows = slot.rows;
+    const auto kind = static_cast<at::ScalarType>(slot.kind);
+    parameter.sum_kind = static_cast<at::ScalarType>(slot.reduce_kind);
     const auto values = tensor.detach();
     const auto strides = strides_by_rows(tensor);
-    const auto whole = tensor_of(unit.storage, kind, region.offset, tensor.sizes(), strides);
+    const auto whole = tensor_of(unit.storage, kind, slot.offset, tensor.sizes(), strides);
     if (parameter.replicated()) {
-      parameter.region = whole;
-      parameter.flat = tensor_of(unit.storage, kind, region.offset, {tensor.numel()}, {1});
+      parameter.rows_of_all = whole;
+      parameter.flat = tensor_of(unit.storage, kind, slot.offset, {tensor.numel()}, {1});
       parameter.shard = values.clone();
     } else {
       auto sizes = tensor.sizes().vec();
-      parameter.first = std::min(rank_ * region.rows, sizes[0]);
-      parameter.own = std::min(region.rows, sizes[0] - parameter.first);
+      parameter.first = std::min(rank_ * slot.rows, sizes[0]);
+      parameter.own = std::min(slot.rows, sizes[0] - parameter.first);
       const auto width = sizes[0] == 0 ? 0 : tensor.numel() / sizes[0];
-      sizes[0] = ranks_ * region.rows;
-      parameter.region = tensor_of(unit.storage, kind, region.offset, sizes, strides);
-      parameter.flat = tensor_of(unit.storage, kind, region.offset, {sizes[0] * width}, {1});
+      sizes[0] = ranks_ * slot.rows;
+      parameter.rows_of_all = tensor_of(unit.storage, kind, slot.offset, sizes, strides);
+      parameter.flat = tensor_of(unit.storage, kind, slot.offset, {sizes[0] * width}, {1});
       auto rows = values.narrow(0, parameter.first, parameter.own);
       if (whole_at_rest_ && kind == tensor.scalar_type()) {
         // The same memory: the optimizer's step writes into the whole parameter.
-        const auto offset = region.offset + parameter.first * strides[0];
+        const auto offset = slot.offset + parameter.first * strides[0];
         parameter.shard = tensor_of(unit.storage, kind, offset, rows.sizes(), strides);
       } else {
         parameter.shard = at::empty_strided(rows.sizes(), strides, values.options());
@@ -600,14 +600,14 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
     at::Tensor flat;
     const bool as_it_lies = sum.defined() && sum.scalar_type() == kind && sum.numel() == count &&
         sum.layout() == at::kStrided && sum.is_non_overlapping_and_dense() &&
-        sum.strides() == parameter.region.strides() && count > 0;
+        sum.strides() == parameter.rows_of_all.strides() && count > 0;
     if (as_it_lies) {
       flat = sum.as_strided({count}, {1});
     } else {
       const auto options = at::TensorOptions().dtype(kind).device(parameter.whole.device());
       flat = sum.defined() ? at::empty({count}, options) : at::zeros({count}, options);
       if (sum.defined()) {
-        auto rows = flat.as_strided(parameter.region.sizes(), parameter.region.strides());
+        auto rows = flat.as_strided(parameter.rows_of_all.sizes(), parameter.rows_of_all.strides());
         if (parameter.replicated()) {
           rows.copy_(sum);
         } else {
@@ -879,10 +879,10 @@ std::unique_ptr<std::vector<Tensor>> sharder_add_unit(
     bool reshards,
     rust::Slice<const TensorRef> parameters,
     rust::Slice<const rust::String> names,
-    rust::Slice<const ShardedRegion> regions,
+    rust::Slice<const ShardedSlot> slots,
     size_t bytes) {
   return std::make_unique<std::vector<Tensor>>(sharder.engine->add_unit(
-      std::string(name), reshards, copy_handles(parameters), names, regions, bytes));
+      std::string(name), reshards, copy_handles(parameters), names, slots, bytes));
 }
 
 void sharder_enter(const Sharder& sharder, size_t unit) {

@@ -10,7 +10,7 @@ namespace brigade {
 
 struct SharderOptions;
 struct SharderMeter;
-struct ShardedRegion;
+struct ShardedSlot;
 class ShardingEngine;
 
 struct Sharder {
@@ -33,7 +33,7 @@ std::unique_ptr<std::vector<Tensor>> sharder_add_unit(
     bool reshards,
     rust::Slice<const TensorRef> parameters,
     rust::Slice<const rust::String> names,
-    rust::Slice<const ShardedRegion> regions,
+    rust::Slice<const ShardedSlot> slots,
     size_t bytes);
 // Around a unit's part of a forward.
 void sharder_enter(const Sharder& sharder, size_t unit);

@@ -418,7 +418,7 @@ pub(crate) mod ffi {
     }
 
     /// How a parameter lies in its unit's storage.
-    struct ShardedRegion {
+    struct ShardedSlot {
         /// In elements.
         offset: i64,
         /// Of each rank, along the first dimension; 0 where each rank has all of it.
@@ -791,7 +791,7 @@ pub(crate) mod ffi {
             reshards: bool,
             parameters: &[TensorRef<'_>],
             names: &[String],
-            regions: &[ShardedRegion],
+            slots: &[ShardedSlot],
             bytes: usize,
         ) -> Result<UniquePtr<CxxVector<Tensor>>>;
         fn sharder_enter(sharder: &Sharder, unit: usize) -> Result<()>;

@@ -299,14 +299,14 @@ fn add_unit(
     let names: Vec<String> =
         planned.iter().map(|planned| planned.parameter.name().to_owned()).collect();
     let tensors: Vec<&Tensor> = planned.iter().map(|planned| &parameters[planned.index]).collect();
-    let regions = planned.iter().map(region).collect::<Result<Vec<_>, _>>()?;
+    let slots = planned.iter().map(slot).collect::<Result<Vec<_>, _>>()?;
     let shards = ffi::sharder_add_unit(
         sharder,
         unit.map_or("the root", Unit::title),
         unit.is_some_and(|unit| unit.reshard != Reshard::No),
         &borrow_all(&tensors),
         &names,
-        &regions,
+        &slots,
         unit.map_or(0, |unit| unit.storage_bytes() as usize),
     )
     .map_err(|error| Error::libtorch("Sharder::new", &error))?;
@@ -315,7 +315,7 @@ fn add_unit(
     Ok(planned.iter().map(|planned| planned.index).zip(named).collect())
 }
 
-fn region(planned: &UnitParameter) -> Result<ffi::ShardedRegion, Error> {
+fn slot(planned: &UnitParameter) -> Result<ffi::ShardedSlot, Error> {
     let number = |dtype: Dtype| match kind_of(dtype) {
         Some(kind) => Ok(kind as i8),
         None => Err(Error::invalid_argument(format!(
@@ -323,10 +323,10 @@ fn region(planned: &UnitParameter) -> Result<ffi::ShardedRegion, Error> {
             planned.parameter.name()
         ))),
     };
-    let region = &planned.region;
-    Ok(ffi::ShardedRegion {
-        offset: (region.offset / region.element_bytes.max(1)) as i64,
-        rows: if region.is_scalar { 0 } else { region.chunk() as i64 },
+    let slot = &planned.slot;
+    Ok(ffi::ShardedSlot {
+        offset: (slot.offset / slot.element_bytes.max(1)) as i64,
+        rows: if slot.is_scalar { 0 } else { slot.chunk() as i64 },
         kind: number(planned.compute_dtype)?,
         reduce_kind: number(planned.reduce_dtype)?,
     })

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use super::Region;
+use crate::Region;
 
 /// A tensor in a file. All its elements lie within the file.
 #[derive(Debug, Clone, PartialEq, Eq)]

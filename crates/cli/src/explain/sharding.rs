@@ -221,7 +221,7 @@ impl ShardingArgs {
 
 fn as_json(plan: &ShardingPlan, batches: u64) -> Value {
     let parameter = |parameter: &UnitParameter| {
-        let region = &parameter.region;
+        let slot = &parameter.slot;
         json!({
             "names": parameter.parameter.names,
             "shape": parameter.parameter.shape,
@@ -229,8 +229,8 @@ fn as_json(plan: &ShardingPlan, batches: u64) -> Value {
             "trained": parameter.parameter.trained,
             "placements": plan.placements(parameter),
             "state_placements": plan.state_placements(parameter),
-            "offset": region.offset,
-            "rows_per_rank": region.chunk(),
+            "offset": slot.offset,
+            "rows_per_rank": slot.chunk(),
             "compute_dtype": parameter.compute_dtype,
             "reduce_dtype": parameter.reduce_dtype,
         })
@@ -297,7 +297,7 @@ fn units(plan: &ShardingPlan, all: bool, out: &mut impl Write) -> io::Result<()>
             },
             unit.parameters
                 .iter()
-                .find(|it| !it.region.is_scalar)
+                .find(|it| !it.slot.is_scalar)
                 .map_or_else(|| "R".to_owned(), |parameter| placements(plan, parameter)),
         ])?;
         if all {
@@ -310,8 +310,8 @@ fn units(plan: &ShardingPlan, all: bool, out: &mut impl Write) -> io::Result<()>
                     .collect();
                 line([
                     format!("  {} {:?}", names.join(" = "), parameter.parameter.shape),
-                    parameter.region.elements().to_string(),
-                    in_bytes(parameter.region.bytes()),
+                    parameter.slot.elements().to_string(),
+                    in_bytes(parameter.slot.bytes()),
                     in_bytes(rank_0_bytes(plan, parameter)),
                     if parameter.parameter.trained { "" } else { "frozen" }.to_owned(),
                     placements(plan, parameter),
@@ -325,19 +325,19 @@ fn units(plan: &ShardingPlan, all: bool, out: &mut impl Write) -> io::Result<()>
 
 /// Whether two units differ in their names alone.
 fn is_alike(unit: &Unit, other: &Unit) -> bool {
-    let regions = |unit: &Unit| {
-        unit.parameters.iter().map(|it| (it.region, it.parameter.trained)).collect::<Vec<_>>()
+    let slots = |unit: &Unit| {
+        unit.parameters.iter().map(|it| (it.slot, it.parameter.trained)).collect::<Vec<_>>()
     };
-    !unit.is_root() && unit.reshard == other.reshard && regions(unit) == regions(other)
+    !unit.is_root() && unit.reshard == other.reshard && slots(unit) == slots(other)
 }
 
 /// Bytes of a parameter that stay on rank 0 between steps.
 fn rank_0_bytes(plan: &ShardingPlan, parameter: &UnitParameter) -> u64 {
-    let region = &parameter.region;
+    let slot = &parameter.slot;
     if plan.sharding().strategy.keeps_parameters_whole() {
-        region.elements() * region.element_bytes
+        slot.elements() * slot.element_bytes
     } else {
-        region.elements_of(0) * parameter.parameter.dtype.bytes()
+        slot.elements_of(0) * parameter.parameter.dtype.bytes()
     }
 }
 

@@ -1,56 +1,8 @@
-//! Boxes of elements in a tensor, and what two of them have in common.
+//! What two regions of a tensor have in common.
 
-/// A box of elements in a tensor: what one rank holds of it.
-///
-/// ```
-/// use brigade_sharding::Extent;
-///
-/// // Rank 1 of 3 wants what ranks 0 and 1 of 2 have saved of a tensor of 5 rows.
-/// let whole = Extent::whole(&[5, 8]);
-/// let wanted = whole.chunk(0, 3, 1);
-/// assert_eq!((wanted.offset[0], wanted.shape[0]), (2, 2));
-/// let [first, second] = [whole.chunk(0, 2, 0), whole.chunk(0, 2, 1)];
-/// let copied = |saved: &Extent| saved.copy_to(&wanted).map_or(0, |copy| copy.elements());
-/// assert_eq!([copied(&first), copied(&second)], [8, 8]);
-/// ```
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Extent {
-    /// Its first element, by dimension.
-    pub offset: Vec<u64>,
-    /// Its size, by dimension.
-    pub shape: Vec<u64>,
-}
+use super::Region;
 
-impl Extent {
-    /// Returns all of a tensor of this shape.
-    #[must_use]
-    pub fn whole(shape: &[u64]) -> Self {
-        Self { offset: vec![0; shape.len()], shape: shape.to_vec() }
-    }
-
-    /// Returns the part of the rank at `place` of `ranks` when this is cut along a dimension into
-    /// `ceil(size / ranks)` elements for each; the last ranks have fewer, or none. Applied once for each axis of a
-    /// mesh, from the outermost to the innermost, it gives what PyTorch's DTensor has on a rank.
-    ///
-    /// # Panics
-    /// If the tensor does not have that dimension, or `ranks` is 0.
-    #[must_use]
-    pub fn chunk(&self, dim: usize, ranks: u64, place: u64) -> Self {
-        let size = self.shape[dim];
-        let most = size.div_ceil(ranks);
-        let begin = most.saturating_mul(place).min(size);
-        let mut part = self.clone();
-        part.offset[dim] += begin;
-        part.shape[dim] = most.min(size - begin);
-        part
-    }
-
-    /// Returns the number of elements.
-    #[must_use]
-    pub fn elements(&self) -> u64 {
-        self.shape.iter().product()
-    }
-
+impl Region {
     /// Returns the elements that are in both; `None` where there are none, and for tensors of other dimensions.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Option<Self> {
@@ -60,7 +12,7 @@ impl Extent {
         let mut common = Self { offset: Vec::new(), shape: Vec::new() };
         for dim in 0..self.shape.len() {
             let begin = self.offset[dim].max(other.offset[dim]);
-            let end = |extent: &Self| extent.offset[dim] + extent.shape[dim];
+            let end = |region: &Self| region.offset[dim].saturating_add(region.shape[dim]);
             let end = end(self).min(end(other));
             if begin >= end {
                 return None;
@@ -74,7 +26,7 @@ impl Extent {
     /// Returns how the elements that are in both are copied from this, stored contiguously, to `target`, stored
     /// contiguously; `None` where there are none.
     #[must_use]
-    pub fn copy_to(&self, target: &Self) -> Option<ExtentCopy> {
+    pub fn copy_to(&self, target: &Self) -> Option<RegionCopy> {
         let common = self.intersection(target)?;
         let dims = common.shape.len();
         // From here on all dimensions are whole on both sides: one run goes over them.
@@ -83,7 +35,7 @@ impl Extent {
         };
         let whole_from = (0..dims).rev().take_while(|dim| is_whole(*dim)).last().unwrap_or(dims);
         let outer = whole_from.saturating_sub(1);
-        Some(ExtentCopy {
+        Some(RegionCopy {
             run: common.shape[outer..].iter().product(),
             outer: common.shape[..outer].to_vec(),
             source: Side::new(self, &common),
@@ -92,9 +44,9 @@ impl Extent {
     }
 }
 
-/// How elements are copied from one extent to another: runs of equal length that lie contiguously on both sides.
+/// How elements are copied from one region to another: runs of equal length that lie contiguously on both sides.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ExtentCopy {
+pub struct RegionCopy {
     run: u64,
     /// Sizes of the dimensions over which runs are repeated.
     outer: Vec<u64>,
@@ -102,18 +54,18 @@ pub struct ExtentCopy {
     target: Side,
 }
 
-/// Elements of a [`ExtentCopy`] that lie contiguously on both sides.
+/// Elements of a [`RegionCopy`] that lie contiguously on both sides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
-    /// The first element in the extent that is read.
+    /// The first element in the region that is read.
     pub source: u64,
-    /// The first element in the extent that is written.
+    /// The first element in the region that is written.
     pub target: u64,
     /// The number of elements.
     pub len: u64,
 }
 
-impl ExtentCopy {
+impl RegionCopy {
     /// Returns the number of elements.
     #[must_use]
     pub fn elements(&self) -> u64 {
@@ -136,7 +88,7 @@ impl ExtentCopy {
     }
 }
 
-/// Where a box begins in an extent that is stored contiguously.
+/// Where a box begins in a region that is stored contiguously.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Side {
     first: u64,
@@ -144,13 +96,13 @@ struct Side {
 }
 
 impl Side {
-    fn new(extent: &Extent, common: &Extent) -> Self {
-        let mut strides = vec![1; extent.shape.len()];
-        for dim in (1..extent.shape.len()).rev() {
-            strides[dim - 1] = strides[dim] * extent.shape[dim];
+    fn new(region: &Region, common: &Region) -> Self {
+        let mut strides = vec![1; region.shape.len()];
+        for dim in (1..region.shape.len()).rev() {
+            strides[dim - 1] = strides[dim] * region.shape[dim];
         }
-        let dims = 0..extent.shape.len();
-        let first = dims.map(|dim| (common.offset[dim] - extent.offset[dim]) * strides[dim]).sum();
+        let dims = 0..region.shape.len();
+        let first = dims.map(|dim| (common.offset[dim] - region.offset[dim]) * strides[dim]).sum();
         Self { first, strides }
     }
 }
@@ -162,20 +114,20 @@ mod tests {
     use super::*;
 
     /// All parts of a tensor that is cut along dimensions, one cut after the other.
-    fn parts(shape: &[u64], cuts: &[(usize, u64)]) -> Vec<Extent> {
-        cuts.iter().fold(vec![Extent::whole(shape)], |parts, (dim, ranks)| {
+    fn parts(shape: &[u64], cuts: &[(usize, u64)]) -> Vec<Region> {
+        cuts.iter().fold(vec![Region::whole(shape)], |parts, (dim, ranks)| {
             let dim = dim % shape.len();
-            let cut = |part: Extent| (0..*ranks).map(move |place| part.chunk(dim, *ranks, place));
+            let cut = |part: Region| (0..*ranks).map(move |place| part.chunk(dim, *ranks, place));
             parts.into_iter().flat_map(cut).collect()
         })
     }
 
     /// The element's number in the whole tensor.
-    fn number(extent: &Extent, shape: &[u64], element: u64) -> u64 {
+    fn number(region: &Region, shape: &[u64], element: u64) -> u64 {
         let (mut rest, mut number, mut stride) = (element, 0, 1);
         for dim in (0..shape.len()).rev() {
-            number += (extent.offset[dim] + rest % extent.shape[dim]) * stride;
-            rest /= extent.shape[dim];
+            number += (region.offset[dim] + rest % region.shape[dim]) * stride;
+            rest /= region.shape[dim];
             stride *= shape[dim];
         }
         number
@@ -183,7 +135,7 @@ mod tests {
 
     #[test]
     fn rows_are_one_run() {
-        let whole = Extent::whole(&[6, 4, 3]);
+        let whole = Region::whole(&[6, 4, 3]);
         let copy = whole.chunk(0, 2, 1).copy_to(&whole).unwrap();
         assert_eq!(copy.runs().collect::<Vec<_>>(), [Run { source: 0, target: 36, len: 36 }]);
         let copy = whole.copy_to(&whole.chunk(1, 2, 1)).unwrap();
@@ -197,10 +149,10 @@ mod tests {
 
     #[test]
     fn scalars_and_empty_parts() {
-        let scalar = Extent::whole(&[]);
+        let scalar = Region::whole(&[]);
         let copy = scalar.copy_to(&scalar).unwrap();
         assert_eq!(copy.runs().collect::<Vec<_>>(), [Run { source: 0, target: 0, len: 1 }]);
-        let whole = Extent::whole(&[2, 3]);
+        let whole = Region::whole(&[2, 3]);
         assert_eq!(whole.chunk(0, 4, 3).elements(), 0);
         assert_eq!(whole.copy_to(&whole.chunk(0, 4, 3)), None);
         assert_eq!(whole.copy_to(&scalar), None);
@@ -215,7 +167,7 @@ mod tests {
         ) {
             let (from, to) = (parts(&shape, &from), parts(&shape, &to));
             let elements: u64 = shape.iter().product();
-            prop_assert_eq!(from.iter().map(Extent::elements).sum::<u64>(), elements);
+            prop_assert_eq!(from.iter().map(Region::elements).sum::<u64>(), elements);
             let mut copied = vec![0; elements as usize];
             for (source, target) in from.iter().flat_map(|source| to.iter().map(move |target| (source, target))) {
                 let Some(copy) = source.copy_to(target) else { continue };

@@ -1,6 +1,10 @@
 //! Parts of tensors.
 
+mod copy;
+
 use std::fmt;
+
+pub use copy::{RegionCopy, Run};
 
 /// A box of a tensor: its first element, and how many follow along each dimension.
 ///
@@ -38,6 +42,38 @@ impl Region {
         part.offset[dim] = part.offset[dim].saturating_add(start);
         part.shape[dim] = length;
         part
+    }
+
+    /// Returns the part of the rank at `place` of `ranks` when this is cut along a dimension into
+    /// `ceil(size / ranks)` elements for each; the last ranks have fewer, or none. Applied once for each axis of a
+    /// mesh, from the outermost to the innermost, it gives what PyTorch's DTensor has on a rank.
+    ///
+    /// ```
+    /// use brigade_checkpoint::Region;
+    ///
+    /// // Rank 1 of 3 wants what ranks 0 and 1 of 2 have saved of a tensor of 5 rows.
+    /// let whole = Region::whole(&[5, 8]);
+    /// let wanted = whole.chunk(0, 3, 1);
+    /// assert_eq!((wanted.offset[0], wanted.shape[0]), (2, 2));
+    /// let [first, second] = [whole.chunk(0, 2, 0), whole.chunk(0, 2, 1)];
+    /// let copied = |saved: &Region| saved.copy_to(&wanted).map_or(0, |copy| copy.elements());
+    /// assert_eq!([copied(&first), copied(&second)], [8, 8]);
+    /// ```
+    ///
+    /// # Panics
+    /// When the region does not have the dimension, or `ranks` is 0.
+    #[must_use]
+    pub fn chunk(&self, dim: usize, ranks: u64, place: u64) -> Self {
+        let size = self.shape[dim];
+        let most = size.div_ceil(ranks);
+        let begin = most.saturating_mul(place).min(size);
+        self.narrow(dim, begin, most.min(size - begin))
+    }
+
+    /// Returns the number of elements.
+    #[must_use]
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().product()
     }
 
     /// Returns whether it lies within a tensor of this shape.

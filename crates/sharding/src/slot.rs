@@ -9,16 +9,16 @@ use std::ops::Range;
 /// into place. The last ranks may have fewer rows, or none.
 ///
 /// ```
-/// use brigade_sharding::Region;
+/// use brigade_sharding::Slot;
 ///
-/// let region = Region { offset: 0, rows: 5, row_elements: 8, element_bytes: 4, ranks: 4, is_scalar: false };
-/// assert_eq!(region.chunk(), 2);
-/// let rows: Vec<_> = (0..4).map(|rank| region.rows_of(rank)).collect();
+/// let slot = Slot { offset: 0, rows: 5, row_elements: 8, element_bytes: 4, ranks: 4, is_scalar: false };
+/// assert_eq!(slot.chunk(), 2);
+/// let rows: Vec<_> = (0..4).map(|rank| slot.rows_of(rank)).collect();
 /// assert_eq!(rows, [0..2, 2..4, 4..5, 5..5]);
-/// assert_eq!(region.padded_elements(), 2 * 4 * 8);
+/// assert_eq!(slot.padded_elements(), 2 * 4 * 8);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Region {
+pub struct Slot {
     /// Bytes before it in the storage: a multiple of [`ALIGNMENT`].
     pub offset: u64,
     /// Size of the first dimension; 1 for a parameter without dimensions.
@@ -33,10 +33,10 @@ pub struct Region {
     pub is_scalar: bool,
 }
 
-/// Bytes to which regions are aligned: a cache line, and what vector instructions want.
+/// Bytes to which slots are aligned: a cache line, and what vector instructions want.
 pub const ALIGNMENT: u64 = 64;
 
-impl Region {
+impl Slot {
     /// Returns the rows for which each rank has room.
     #[must_use]
     pub fn chunk(&self) -> u64 {
