@@ -2,6 +2,7 @@
 
 mod load;
 mod parts;
+mod shard;
 
 pub(crate) use load::Shapes;
 pub use parts::NamedGroup;
@@ -42,17 +43,17 @@ use crate::{Module, ParamPath, Training, Unit};
 /// ```
 pub struct Model<M> {
     module: M,
-    pub(crate) entries: Vec<Entry>,
+    entries: Vec<Entry>,
     training: Training,
     held: Vec<(String, Training)>,
     statistics: SharedStatistics,
     pub(crate) hooks: Hooks,
     pub(crate) layers: Vec<String>,
-    pub(crate) units: Vec<(String, Unit)>,
+    units: Vec<(String, Unit)>,
     pub(crate) norms: HashSet<String>,
     pub(crate) adopted: HashSet<String>,
     device: Device,
-    pub(crate) kind: Kind,
+    kind: Kind,
 }
 
 /// Options of [`Model::builder`].

@@ -307,7 +307,7 @@ mod traffic {
         assert_eq!(scalar.len(), 1);
         assert_eq!(scalar[0].peers, Peers::Axis(Axis::DataContext));
         let temperature = &plan.units()[0].parameters[1];
-        assert_eq!(plan.region(temperature, 3).unwrap(), Region::whole(&[]));
+        assert_eq!(plan.region(temperature, 3).unwrap(), brigade_checkpoint::Region::whole(&[]));
         assert_eq!(plan.placements(temperature), [Placement::Replicate; 2]);
         let weight = &plan.units()[0].parameters[0];
         assert_eq!(plan.placements(weight), [Placement::Replicate, Placement::Shard(0)]);

@@ -37,12 +37,12 @@ fn values(tensor: &Tensor) -> Vec<f64> {
 
 /// Compares the gradients of a model on two ranks with the mean of two whole models' gradients. `units` are the expected
 /// names.
-fn same_gradients<M: Send>(
+fn same_gradients<M>(
     units: &[&str],
     input: impl Fn(usize) -> Tensor + Sync,
     build: impl Fn(&ParamPath<'_>) -> M,
 ) where
-    M: for<'t> Module<&'t Tensor, Output = Tensor>,
+    M: for<'t> Module<&'t Tensor, Output = Tensor> + Send,
 {
     let new = || {
         tch::manual_seed(5);

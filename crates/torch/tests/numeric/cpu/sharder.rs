@@ -19,6 +19,11 @@ use crate::rendezvous::{LIMIT, gloo, values};
 const WIDTH: i64 = 6;
 const BLOCKS: usize = 4;
 
+/// A unit's part of a forward.
+type Part<'a> = &'a mut dyn FnMut() -> Result<Tensor, Error>;
+/// What runs the parts of units, given their numbers.
+type RunUnit<'a> = &'a dyn Fn(usize, Part<'_>) -> Result<Tensor, Error>;
+
 /// Runs each rank in a thread of its own, and gives back what each returns.
 fn on_ranks<R: Send>(ranks: usize, run: impl Fn(ShardingGroups) -> R + Sync) -> Vec<R> {
     let store = Store::hash().unwrap();
@@ -86,11 +91,7 @@ impl Net {
     }
 
     /// The loss of the tokens, with `run` around each unit.
-    fn loss(
-        &self,
-        tokens: &Tensor,
-        run: &dyn Fn(usize, &mut dyn FnMut() -> Result<Tensor, Error>) -> Result<Tensor, Error>,
-    ) -> Result<Tensor, Error> {
+    fn loss(&self, tokens: &Tensor, run: RunUnit<'_>) -> Result<Tensor, Error> {
         let [wte, scale] = &self.units[0][..] else { unreachable!() };
         run(0, &mut || {
             let mut x = Tensor::embedding(&wte.tensor, tokens, -1, false, false);
@@ -121,7 +122,7 @@ fn tokens(rank: usize, step: usize) -> Tensor {
     (places * 3 + (2 * rank + step) as i64).remainder(7)
 }
 
-fn shard(net: &Net, groups: ShardingGroups, sharding: Sharding) -> (Sharder, Vec<NamedTensor>) {
+fn shard(net: &Net, groups: ShardingGroups, sharding: &Sharding) -> (Sharder, Vec<NamedTensor>) {
     let copies = groups.replicas.as_ref().map_or(1, ProcessGroup::size);
     let mesh = Mesh::builder().replicate(copies).shard(groups.gather.size());
     let mesh = mesh.build(copies * groups.gather.size()).unwrap();
@@ -134,7 +135,7 @@ fn shard(net: &Net, groups: ShardingGroups, sharding: Sharding) -> (Sharder, Vec
             parameters.push(if number == 0 { parameter } else { parameter.in_unit(unit) });
         }
     }
-    let plan = ShardingPlan::new(&parameters, &sharding, &mesh).unwrap();
+    let plan = ShardingPlan::new(&parameters, sharding, &mesh).unwrap();
     let tensors: Vec<Tensor> = net.parameters().map(|named| named.tensor.shallow_clone()).collect();
     let (sharder, shards) = Sharder::new(groups, plan, &tensors).unwrap();
     assert_eq!((sharder.unit(""), sharder.unit("1"), sharder.unit("9")), (Some(0), Some(2), None));
@@ -202,7 +203,7 @@ fn steps_are_those_of_one_process() {
                     let rank = groups.gather.rank();
                     let net = Net::new(Kind::Double);
                     let sharding = Sharding::from(strategy).reshard_after_forward(reshard);
-                    let (sharder, shards) = shard(&net, groups, sharding);
+                    let (sharder, shards) = shard(&net, groups, &sharding);
                     for step in 0..STEPS {
                         for batch in 0..batches {
                             sharder.set_sync(!window || batch + 1 == batches).unwrap();
@@ -260,7 +261,7 @@ fn every_strategy_has_the_bits_of_a_reducer() {
             let found = on_ranks(ranks, |groups| {
                 let rank = groups.gather.rank();
                 let net = Net::new(Kind::Float);
-                let (sharder, shards) = shard(&net, groups, Sharding::from(strategy));
+                let (sharder, shards) = shard(&net, groups, &Sharding::from(strategy));
                 for step in 0..STEPS {
                     let tokens = tokens(rank, step);
                     backward(&net.sharded_loss(&sharder, &tokens).unwrap()).unwrap();
@@ -278,7 +279,7 @@ fn every_strategy_has_the_bits_of_a_reducer() {
 fn a_read_outside_of_its_unit_is_an_error_that_names_the_unit() {
     on_ranks(2, |groups| {
         let net = Net::new(Kind::Double);
-        let (sharder, shards) = shard(&net, groups, Sharding::zero3());
+        let (sharder, shards) = shard(&net, groups, &Sharding::zero3());
         let up = &net.units[2][0].tensor;
         assert_eq!((up.size(), up.requires_grad()), (vec![10, WIDTH], true));
         assert_eq!(shards[6].tensor.size(), [5, WIDTH]);
@@ -306,7 +307,7 @@ fn a_read_outside_of_its_unit_is_an_error_that_names_the_unit() {
 fn what_is_written_inside_of_a_scope_goes_to_the_shards() {
     on_ranks(3, |groups| {
         let net = Net::new(Kind::Double);
-        let (sharder, shards) = shard(&net, groups, Sharding::zero3());
+        let (sharder, shards) = shard(&net, groups, &Sharding::zero3());
         let before = values(&shards[0].tensor);
         let failed = sharder.gathered_mut(|| {
             let _ = tch::no_grad(|| net.units[0][0].tensor.shallow_clone().fill_(7.0));
@@ -335,7 +336,7 @@ fn same_gradients(
     let found = on_ranks(ranks, |groups| {
         let rank = groups.gather.rank();
         let net = Net::new(Kind::Double);
-        let (sharder, shards) = shard(&net, groups, Sharding::zero3());
+        let (sharder, shards) = shard(&net, groups, &Sharding::zero3());
         sharded(rank, &net, &sharder);
         assert_eq!(sharder.meter().unwrap().gathered_bytes, 0);
         shards
@@ -377,12 +378,7 @@ fn same_gradients(
 #[test]
 fn parameters_that_a_rank_does_not_use_count_as_zeros() {
     // Rank 0 leaves the third block out of its loss, not out of its forward; no rank uses the fourth.
-    let run = |rank: usize,
-               net: &Net,
-               forward: &dyn Fn(
-        usize,
-        &mut dyn FnMut() -> Result<Tensor, Error>,
-    ) -> Result<Tensor, Error>| {
+    let run = |rank: usize, net: &Net, forward: RunUnit<'_>| {
         net.loss(&tokens(rank, 0), &|unit, part| {
             let kept = forward(unit, part)?;
             Ok(match unit {
@@ -413,7 +409,7 @@ fn forwards_and_backwards_come_in_any_order() {
         let options = BackwardOptions { retain_graph: true, ..BackwardOptions::default() };
         backward_with(&kept, options).unwrap();
         backward(&(kept * 3.0)).unwrap();
-        // A forward whose loss nobody asks for.
+        // A forward without a backward.
         let _ = loss(&tokens(rank, 3));
     };
     same_gradients(
@@ -538,7 +534,7 @@ fn whole_parameters_and_sums_can_have_types_of_their_own() {
         let rank = groups.gather.rank();
         let net = Net::new(Kind::Float);
         let sharding = Sharding::zero3().mixed(MixedPrecision::bf16());
-        let (sharder, shards) = shard(&net, groups, sharding);
+        let (sharder, shards) = shard(&net, groups, &sharding);
         for batch in 0..2 {
             sharder.set_sync(batch == 1).unwrap();
             let loss = net.sharded_loss(&sharder, &tokens(rank, batch)).unwrap();
@@ -614,7 +610,7 @@ fn replicas_of_shards_add_up_their_gradients() {
                         replicas: Some(group(&format!("replicas {shard_rank}"), 2, replica)),
                     };
                     let net = Net::new(Kind::Double);
-                    let (sharder, shards) = shard(&net, groups, Sharding::zero3());
+                    let (sharder, shards) = shard(&net, groups, &Sharding::zero3());
                     for step in 0..STEPS {
                         for batch in 0..2 {
                             let tokens = tokens(rank, step * 2 + batch);
