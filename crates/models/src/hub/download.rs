@@ -399,7 +399,7 @@ fn copy(from: &mut impl Read, to: &mut impl Write, head: &Head) -> std::result::
         bytes += part.len() as u64;
         if let Some(expected) = head.bytes.filter(|expected| bytes > *expected) {
             return Err(Copied::Read(format!(
-                "more came than {} that the hub had announced",
+                "it has more than the {} announced by the hub",
                 counted(expected, "byte")
             )));
         }
