@@ -271,6 +271,10 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
     std::lock_guard<std::mutex> lock(mutex_);
     ++version_;
     if (whole_at_rest_) {
+      for (auto& unit : units_) {
+        // A gather that is in flight may have read the rows as they were.
+        finish_gather(unit);
+      }
       // Each is waited for where it runs next.
       for (auto& unit : units_) {
         start_gather(unit);
@@ -712,6 +716,8 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
       reduce_over_replicas();
     }
     for (auto& unit : units_) {
+      // The optimizer may write what a gather of a unit that did not run still reads.
+      finish_gather(unit);
       free(unit);
     }
     begin_count();
@@ -773,6 +779,10 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
 
   void make_whole(Unit& unit) {
     start_gather(unit);
+    finish_gather(unit);
+  }
+
+  void finish_gather(Unit& unit) {
     if (unit.state != State::Gathering) {
       return;
     }
@@ -788,7 +798,7 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
       return;
     }
     if (unit.state == State::Gathering) {
-      make_whole(unit);
+      finish_gather(unit);
     }
     release(unit.storage, unit.why);
     unit.state = State::Sharded;
@@ -802,9 +812,7 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
     for (auto& unit : units_) {
       unit.running = 0;
       try {
-        if (unit.state == State::Gathering) {
-          make_whole(unit);
-        }
+        finish_gather(unit);
         if (unit.reduction) {
           auto flight = std::move(*unit.reduction);
           unit.reduction.reset();
@@ -818,10 +826,14 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
       } catch (const std::exception&) {
         // The error that led here has been told.
       }
-      for (auto& parameter : unit.parameters) {
-        parameter.kept.reset();
-        parameter.partial.reset();
-        parameter.whole.mutable_grad().reset();
+      // A backward that ended in the middle has left gradients of some parameters alone. Those of the batches before an
+      // error in a forward are whole.
+      if (in_backward_) {
+        for (auto& parameter : unit.parameters) {
+          parameter.kept.reset();
+          parameter.partial.reset();
+          parameter.whole.mutable_grad().reset();
+        }
       }
       free(unit);
     }

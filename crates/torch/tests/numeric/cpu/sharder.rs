@@ -474,9 +474,18 @@ fn errors_and_panics_leave_the_sharder_usable() {
             let options = BackwardOptions { create_graph: true, ..BackwardOptions::default() };
             let refused = backward_with(&loss, options).unwrap_err().to_string();
             assert!(refused.contains("gradients of gradients"), "{refused}");
+            sharder.set_sync(false).unwrap();
             backward(&net.sharded_loss(sharder, &tokens(rank, 1)).unwrap()).unwrap();
+            // What the window's earlier batch has brought stays.
+            assert!(fail(false).is_err());
+            sharder.set_sync(true).unwrap();
+            backward(&net.sharded_loss(sharder, &tokens(rank, 2)).unwrap()).unwrap();
         },
-        |rank, net| backward(&net.plain_loss(&tokens(rank, 1))).unwrap(),
+        |rank, net| {
+            for batch in [1, 2] {
+                backward(&net.plain_loss(&tokens(rank, batch))).unwrap();
+            }
+        },
     );
 }
 
@@ -506,6 +515,8 @@ fn a_recomputed_part_gathers_its_unit_once() {
                 })
             };
             backward(&loss(&tokens(rank, 0)).unwrap()).unwrap();
+            // The root once, each block in the forward and in the backward: nothing for what is computed again.
+            assert_eq!(sharder.meter().unwrap().gathers, 1 + 2 * BLOCKS as u64);
             for named in net.parameters() {
                 assert!(
                     gradient(&named.tensor).unwrap().is_none(),
