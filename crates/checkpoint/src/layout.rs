@@ -30,7 +30,7 @@ mod verify;
 pub use file::{ChecksumWriter, FileFacts, files};
 pub use manifest::{FORMAT, MANIFEST, Manifest, Object, VERSION};
 pub use names::{latest, numbered, numbered_path};
-pub use open::{Checkpoint, TensorLocation};
+pub use open::{Checkpoint, StoredTensor, TensorLocation};
 pub use sharding::{Chunk, MeshAxis, Placement, TensorEntry};
 pub use staging::{Replaced, Staging, staging_path};
 pub use sweep::{keep_newest, sweep};

@@ -50,6 +50,12 @@ pub fn file_name(stem: &FileName, part: usize, parts: usize) -> FileName {
     }
 }
 
+/// The name of the file with the rows that one of several ranks has: `model-rows-00001-of-00002.safetensors`.
+#[must_use]
+pub fn rows_name(stem: &FileName, place: usize, ranks: usize) -> FileName {
+    stem.with_ending(format_args!("-rows-{:05}-of-{ranks:05}.safetensors", place + 1))
+}
+
 /// The name of the index of several parts.
 #[must_use]
 pub fn index_name(stem: &FileName) -> FileName {

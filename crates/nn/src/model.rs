@@ -54,6 +54,8 @@ pub struct Model<M> {
     pub(crate) adopted: HashSet<String>,
     device: Device,
     kind: Kind,
+    /// Whether the parameters are spread over ranks.
+    is_sharded: bool,
 }
 
 /// Options of [`Model::builder`].
@@ -154,6 +156,7 @@ impl ModelBuilder {
             adopted,
             device: self.device,
             kind: self.kind,
+            is_sharded: false,
         };
         let elsewhere = |entry: &Entry| entry.tensor.device() != self.device;
         if model.entries.iter().any(elsewhere) {
@@ -524,6 +527,12 @@ impl<M> Model<M> {
         to: &str,
         convert: impl Fn(&Tensor) -> Result<Tensor, TchError>,
     ) -> Result<()> {
+        if self.is_sharded {
+            return Err(brigade_torch::Error::invalid_argument(format!(
+                "cannot move the model {to}: its parameters are spread over ranks, whose shards would stay as they are; \
+                 convert it before `prepare`"
+            )));
+        }
         let exchange = |entry: &Entry| {
             let mut tensor = entry.tensor.shallow_clone();
             // Taken before: libtorch checks a gradient against its tensor when it is asked for.

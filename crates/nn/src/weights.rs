@@ -16,6 +16,7 @@ use brigade_checkpoint::{
 use brigade_torch::{Error, TensorRead, loaded_kind};
 use tch::{Device, Kind, Tensor};
 
+pub use self::safetensors::WeightsWriter;
 use crate::error::ModelError;
 use crate::model::Shapes;
 use crate::{LoadReport, Model, StateDict};
@@ -142,6 +143,22 @@ impl<M> Model<M> {
 
     fn load_file(&mut self, path: &Path, key: Option<&str>) -> Result<LoadReport, Error> {
         let weights = WeightsReader::open_entry(path, key)?;
+        let (values, report) = self.matched(&weights)?;
+        let reads = values.into_iter().map(|(from, into)| TensorRead::whole(from, into)).collect();
+        read(&weights, reads)?;
+        Ok(report)
+    }
+
+    /// Compares open weights with the model as [`Model::load_weights`] does. Returns each tensor of the files with the
+    /// model's tensor that it is for, and the report. For models whose tensors cannot be read into, such as those that
+    /// are spread over ranks.
+    ///
+    /// # Errors
+    /// Those of [`Model::load_state_dict`]; a type that tensors cannot have.
+    pub fn matched<'w>(
+        &self,
+        weights: &'w WeightsReader,
+    ) -> Result<(Vec<(TensorReader<'w>, Tensor)>, LoadReport), Error> {
         let shape = |tensor: TensorReader<'_>| Ok((tensor.name().to_owned(), shape_of(tensor)?));
         let shapes = weights.tensors().map(shape).collect::<Result<Shapes, Error>>()?;
         let mut plan = self.plan(&shapes).complete()?;
@@ -150,11 +167,8 @@ impl<M> Model<M> {
             kind_of(tensor)?;
         }
         let values = plan.values.into_iter();
-        let reads = values
-            .filter_map(|(name, into)| Some(TensorRead::whole(weights.get(&name)?, into)))
-            .collect();
-        read(&weights, reads)?;
-        Ok(plan.report)
+        let values = values.filter_map(|(name, into)| Some((weights.get(&name)?, into)));
+        Ok((values.collect(), plan.report))
     }
 
     /// Writes parameters and saved buffers to a safetensors file, see [`save`].

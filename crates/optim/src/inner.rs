@@ -2,6 +2,7 @@
 
 mod state;
 
+use std::collections::HashMap;
 use std::fmt;
 
 use brigade_torch::flat::look_ahead;
@@ -333,6 +334,35 @@ impl OptimizerInner {
     /// Whether it steps, or has stepped, one of these parameters.
     pub(crate) fn concerns(&self, model: &[NamedTensor]) -> bool {
         self.known.iter().any(|known| model.iter().any(|parameter| same(known, parameter)))
+    }
+
+    pub(crate) fn replace_with_shards(&mut self, shards: &[(&Tensor, &Tensor)]) -> Result<bool> {
+        let shard_of: HashMap<TensorId, &Tensor> =
+            shards.iter().map(|(whole, shard)| (TensorId::of(whole), *shard)).collect();
+        let concerned = |it: &NamedTensor| shard_of.contains_key(&TensorId::of(&it.tensor));
+        if !self.known.iter().any(concerned) {
+            return Ok(false);
+        }
+        if !self.rule.is_elementwise() {
+            return Err(Error::invalid_argument(format!(
+                "{} cannot step the shards of a model: an element's step depends on other elements of its parameter; \
+                 use an elementwise optimizer such as AdamW, or train without sharding",
+                self.rule.name()
+            )));
+        }
+        if self.launched > 0 || self.steps()? > 0 {
+            return Err(Error::invalid_argument(format!(
+                "the optimizer has made {} steps with whole parameters and cannot step shards: prepare it before its \
+                 first step, and load its state after `prepare`",
+                self.steps()?
+            )));
+        }
+        for parameter in self.known.iter_mut().chain(&mut self.parameters) {
+            if let Some(shard) = shard_of.get(&TensorId::of(&parameter.tensor)) {
+                parameter.tensor = shard.shallow_clone();
+            }
+        }
+        Ok(true)
     }
 
     /// Every parameter that it would know after `model`'s trained ones have become those of `trained`, and

@@ -293,6 +293,40 @@ impl Optimizer {
         Ok(())
     }
 
+    /// Steps shards in the place of whole parameters from now on, under the same names, in the same groups. `shards` are
+    /// pairs of a parameter and this rank's rows of it; parameters that are not stepped are left out. Returns whether any
+    /// is stepped.
+    ///
+    /// ```
+    /// use brigade_optim::Sgd;
+    /// use brigade_torch::{NamedTensor, set_gradient};
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// let whole = Tensor::ones([4, 2], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+    /// let shard = Tensor::ones([2, 2], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+    /// let parameters = [NamedTensor { name: "weight".into(), tensor: whole.shallow_clone() }];
+    /// let mut optimizer = Sgd::new(0.5).build(&parameters)?;
+    /// assert!(optimizer.replace_with_shards(&[(&whole, &shard)])?);
+    /// set_gradient(&shard, &shard.ones_like())?;
+    /// optimizer.step()?;
+    /// assert_eq!(shard.double_value(&[0, 0]), 0.5);
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`brigade_torch::ErrorKind::InvalidArgument`], with nothing changed, for a rule that is not
+    /// [elementwise](crate::Rule::is_elementwise), and for an optimizer that has stepped: its states are those of whole
+    /// parameters.
+    pub fn replace_with_shards(&mut self, shards: &[(&Tensor, &Tensor)]) -> Result<bool> {
+        self.lock().replace_with_shards(shards)
+    }
+
+    /// Returns whether its rule is [elementwise](crate::Rule::is_elementwise).
+    #[must_use]
+    pub fn is_elementwise(&self) -> bool {
+        self.lock().rule.is_elementwise()
+    }
+
     /// Waits for other handles, and gives what all of them share.
     pub(crate) fn lock(&self) -> MutexGuard<'_, OptimizerInner> {
         self.inner.lock()

@@ -112,6 +112,13 @@ pub trait Rule: fmt::Debug + Send {
         false
     }
 
+    /// Returns whether an element's step depends on nothing but that element, its gradient and its states. Only such a
+    /// rule can step the shards of a model whose parameters are spread over ranks. Defaults to false: the optimizer is
+    /// refused there.
+    fn is_elementwise(&self) -> bool {
+        false
+    }
+
     /// Steps the parameters of one group that have gradients. Called without autograd.
     ///
     /// # Errors

@@ -84,7 +84,8 @@ fn describe(unit: &Unit, parameter: &UnitParameter) -> String {
     let unit = if unit.is_root() { "the root".to_owned() } else { quoted(&unit.name) };
     let (names, shape, dtype) =
         (names.join(" = "), &parameter.parameter.shape, parameter.parameter.dtype);
-    format!("{names}: {shape:?} {dtype}, {trained}, in {unit}")
+    let kept = if parameter.parameter.keeps_dtype { ", computed in its own type" } else { "" };
+    format!("{names}: {shape:?} {dtype}, {trained}, in {unit}{kept}")
 }
 
 fn fnv(text: &str) -> u64 {

@@ -56,7 +56,7 @@ impl Memory {
             let sizes = parameter.shape.iter();
             let elements = sizes.fold(1, |all: u64, size| all.saturating_mul(*size));
             let bytes = |bytes: u64| elements.saturating_mul(bytes);
-            let (own, compute) = (parameter.dtype, mixed.param_dtype(parameter.dtype));
+            let (own, compute) = (parameter.dtype, parameter.compute_dtype(&mixed));
             let add = |sum: &mut u64, bytes| *sum = sum.saturating_add(bytes);
             add(&mut memory.parameters, bytes(own.bytes()));
             if compute != own {

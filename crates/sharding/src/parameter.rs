@@ -2,8 +2,8 @@
 
 use brigade_checkpoint::Dtype;
 
-use crate::ShardingError;
 use crate::strategy::is_float;
+use crate::{MixedPrecision, ShardingError};
 
 /// A parameter of a model, without its values.
 ///
@@ -27,6 +27,9 @@ pub struct Parameter {
     /// The module that the model names as a unit and that has the parameter under its first name: `h.0`. `None`
     /// for parameters of no unit.
     pub unit: Option<String>,
+    /// Whether it is gathered and computed in its own type whatever [`MixedPrecision::param`](crate::MixedPrecision::param)
+    /// says, as a batch normalisation is, whose running statistics have 32 bits.
+    pub keeps_dtype: bool,
 }
 
 impl Parameter {
@@ -34,7 +37,8 @@ impl Parameter {
     #[must_use]
     pub fn new(name: impl Into<String>, shape: &[u64], dtype: Dtype) -> Self {
         let names = vec![name.into()];
-        Self { names, shape: shape.to_vec(), dtype, trained: true, unit: None }
+        let shape = shape.to_vec();
+        Self { names, shape, dtype, trained: true, unit: None, keeps_dtype: false }
     }
 
     /// Sets the unit that has it.
@@ -80,6 +84,18 @@ impl Parameter {
     #[must_use]
     pub fn frozen(self) -> Self {
         Self { trained: false, ..self }
+    }
+
+    /// Makes it a parameter that is computed in its own type.
+    #[must_use]
+    pub fn keeping_dtype(self) -> Self {
+        Self { keeps_dtype: true, ..self }
+    }
+
+    /// Returns the type in which it is gathered and computed.
+    #[must_use]
+    pub fn compute_dtype(&self, mixed: &MixedPrecision) -> Dtype {
+        if self.keeps_dtype { self.dtype } else { mixed.param_dtype(self.dtype) }
     }
 
     /// Returns its first name.

@@ -215,7 +215,7 @@ impl Unit {
         let mut planned = Vec::with_capacity(grouped.parameters.len());
         for index in grouped.parameters {
             let parameter = &parameters[index];
-            let compute_dtype = sharding.mixed.param_dtype(parameter.dtype);
+            let compute_dtype = parameter.compute_dtype(&sharding.mixed);
             let slot = Slot {
                 offset,
                 rows: parameter.shape.first().copied().unwrap_or(1),

@@ -282,6 +282,30 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
     }
   }
 
+  void scale_unreduced(const at::Tensor& factor) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    at::NoGradGuard no_grad;
+    for (auto& unit : units_) {
+      for (auto& parameter : unit.parameters) {
+        for (auto* sum : {&parameter.kept, &parameter.whole.mutable_grad()}) {
+          if (sum->defined()) {
+            sum->mul_(factor.to(sum->device()));
+          }
+        }
+      }
+    }
+  }
+
+  void clear_unreduced() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto& unit : units_) {
+      for (auto& parameter : unit.parameters) {
+        parameter.kept.reset();
+        parameter.whole.mutable_grad().reset();
+      }
+    }
+  }
+
   void update_trained() {
     std::lock_guard<std::mutex> lock(mutex_);
     for (size_t i = 0; i < units_.size(); ++i) {
@@ -911,6 +935,14 @@ void sharder_set_sync(const Sharder& sharder, bool sync) {
 
 void sharder_shards_changed(const Sharder& sharder) {
   sharder.engine->shards_changed();
+}
+
+void sharder_scale_unreduced(const Sharder& sharder, const Tensor& factor) {
+  sharder.engine->scale_unreduced(factor);
+}
+
+void sharder_clear_unreduced(const Sharder& sharder) {
+  sharder.engine->clear_unreduced();
 }
 
 void sharder_update_trained(const Sharder& sharder) {

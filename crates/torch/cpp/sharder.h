@@ -40,6 +40,10 @@ void sharder_enter(const Sharder& sharder, size_t unit);
 void sharder_leave(const Sharder& sharder, size_t unit, rust::Slice<const TensorRef> outputs);
 // Whether the next backward reduces; without, whole gradients add up on each rank.
 void sharder_set_sync(const Sharder& sharder, bool sync);
+// Multiplies the gradients that add up on this rank, not reduced yet, by one number.
+void sharder_scale_unreduced(const Sharder& sharder, const Tensor& factor);
+// Drops them.
+void sharder_clear_unreduced(const Sharder& sharder);
 // The shards have changed: the optimizer has stepped, or weights were loaded.
 void sharder_shards_changed(const Sharder& sharder);
 // Looks anew at which parameters are trained.

@@ -797,6 +797,8 @@ pub(crate) mod ffi {
         fn sharder_enter(sharder: &Sharder, unit: usize) -> Result<()>;
         fn sharder_leave(sharder: &Sharder, unit: usize, outputs: &[TensorRef<'_>]) -> Result<()>;
         fn sharder_set_sync(sharder: &Sharder, sync: bool) -> Result<()>;
+        fn sharder_scale_unreduced(sharder: &Sharder, factor: &Tensor) -> Result<()>;
+        fn sharder_clear_unreduced(sharder: &Sharder) -> Result<()>;
         fn sharder_shards_changed(sharder: &Sharder) -> Result<()>;
         fn sharder_update_trained(sharder: &Sharder) -> Result<()>;
         fn sharder_reset(sharder: &Sharder);

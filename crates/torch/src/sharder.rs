@@ -9,7 +9,7 @@ use brigade_sharding::{Offload, Reshard, ShardingPlan, Unit, UnitParameter};
 use cxx::UniquePtr;
 use tch::Tensor;
 
-use crate::bridge::{borrow_all, ffi, own};
+use crate::bridge::{borrow, borrow_all, ffi, own};
 use crate::dtype::{dtype_of, kind_of};
 use crate::error::Error;
 use crate::group::ProcessGroup;
@@ -181,6 +181,26 @@ impl Sharder {
     pub fn set_sync(&self, sync: bool) -> Result<(), Error> {
         ffi::sharder_set_sync(&self.handle.0, sync)
             .map_err(|error| Error::libtorch("Sharder::set_sync", &error))
+    }
+
+    /// Multiplies the gradients that add up on this rank without being reduced by one number, on the host or on their
+    /// device. Those that were reduced are the shards' own.
+    ///
+    /// # Errors
+    /// [`crate::TorchError::Libtorch`].
+    pub fn scale_unreduced(&self, factor: &Tensor) -> Result<(), Error> {
+        ffi::sharder_scale_unreduced(&self.handle.0, borrow(factor))
+            .map_err(|error| Error::libtorch("Sharder::scale_unreduced", &error))
+    }
+
+    /// Drops the gradients that add up on this rank without being reduced, as an optimizer's `zero_grad` drops those of
+    /// the shards.
+    ///
+    /// # Errors
+    /// [`crate::TorchError::Libtorch`].
+    pub fn clear_unreduced(&self) -> Result<(), Error> {
+        ffi::sharder_clear_unreduced(&self.handle.0)
+            .map_err(|error| Error::libtorch("Sharder::clear_unreduced", &error))
     }
 
     /// Tells that the shards have changed: the optimizer has stepped, or weights were loaded into them. Parameters that are

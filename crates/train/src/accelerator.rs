@@ -77,6 +77,8 @@ pub struct Accelerator {
     numerics: Arc<Numerics>,
     /// Whether the banner has been printed.
     banner_printed: Arc<AtomicBool>,
+    /// Whether the line about sharding has been printed.
+    plan_printed: Arc<AtomicBool>,
     /// A join's rule for prepared loaders.
     even_batches: Arc<EvenBatches>,
     watch: Arc<Watch>,

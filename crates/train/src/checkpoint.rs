@@ -27,6 +27,7 @@ use crate::gradients::accumulate::GradientAccumulator;
 use crate::gradients::loss_check::LossCheck;
 use crate::processes::Processes;
 use crate::registry::{CheckpointObject, Registry};
+use crate::sharding::ShardedModels;
 use inner::{Hooks, Inner, Pending};
 use message_pack::MessagePack;
 
@@ -86,7 +87,7 @@ impl Checkpoints {
         project: ProjectConfiguration,
         accumulator: &GradientAccumulator,
     ) -> Self {
-        Self::checked(processes, project, accumulator, None, false)
+        Self::checked(processes, project, accumulator, None, None, false)
     }
 
     pub(crate) fn checked(
@@ -94,6 +95,7 @@ impl Checkpoints {
         project: ProjectConfiguration,
         accumulator: &GradientAccumulator,
         loss_check: Option<Arc<LossCheck>>,
+        sharded: Option<Arc<ShardedModels>>,
         quiet: bool,
     ) -> Self {
         let inner = Inner {
@@ -102,6 +104,7 @@ impl Checkpoints {
             registry: Arc::default(),
             accumulator: accumulator.clone(),
             loss_check,
+            sharded,
             quiet,
             pending: Mutex::default(),
             copies: Arc::default(),

@@ -10,7 +10,8 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use brigade_rank_env::World;
-use brigade_torch::{CudaUnavailable, ProcessGroup, Products, Result, Store};
+use brigade_sharding::Mesh;
+use brigade_torch::{CudaUnavailable, ProcessGroup, Products, Result, ShardingGroups, Store};
 use tch::Device;
 
 use crate::job::groups::Groups;
@@ -54,6 +55,14 @@ impl Job {
     /// For messages beside the collectives; `None` when there is one rank.
     pub(crate) fn store(&self) -> Option<&Store> {
         self.groups.as_ref().map(|groups| &groups.store)
+    }
+
+    /// Returns the groups of a mesh. All ranks take part.
+    pub(crate) fn sharding_groups(&self, mesh: &Mesh) -> Result<ShardingGroups> {
+        match &self.groups {
+            Some(groups) => groups.sharding(mesh),
+            None => groups::alone(self.device),
+        }
     }
 
     /// Makes a new group of all ranks: the old one is unusable.

@@ -26,6 +26,7 @@ mod processes;
 mod recorder;
 mod registry;
 mod scheduler;
+mod sharding;
 mod stateful;
 mod watch;
 

@@ -2,9 +2,10 @@
 
 mod comm_hook;
 mod set_trainable;
+mod sharded;
 mod weights;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,8 +13,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use brigade_checkpoint::{TensorInfo, Value};
 use brigade_nn::{Model, Module};
 use brigade_torch::{
-    BROADCAST_BYTES, Error, NamedTensor, ProcessGroup, Reducer, ReducerOptions, Result, TensorTree,
-    Trainable, grad_enabled,
+    BROADCAST_BYTES, Error, NamedTensor, ProcessGroup, Reducer, ReducerOptions, Result, Sharder,
+    TensorTree, Trainable, grad_enabled,
 };
 use parking_lot::Mutex;
 use tch::Tensor;
@@ -26,6 +27,7 @@ use crate::gradients::models::{Joining, PreparedModels};
 use crate::job::Job;
 use crate::precision::{Numerics, memory_format};
 use crate::registry::{CheckpointObject, Checkpointed, Kind, ModelTensor, Registry};
+use crate::sharding::{Part, ShardedModel, ShardedModels};
 use crate::stateful::{Stateful, infos, mismatch, same_shape, stateful_handle};
 
 /// A [`Model`] after [`crate::Accelerator::prepare`]: on the process's device, with rank 0's weights, and with
@@ -36,6 +38,8 @@ pub struct PreparedModel<M> {
     /// Its own, since layers need not be shared by threads.
     model: Model<M>,
     reduction: Reduction,
+    /// With sharding, in the place of a reducer.
+    sharded: Option<Arc<ShardedModel>>,
     inner: Arc<ModelInner>,
     /// What another reduction is made with.
     context: ModelContext,
@@ -55,6 +59,8 @@ struct ModelState {
     /// Handles of the parameters and saved buffers, under their names in order.
     tensors: Vec<ModelTensor>,
     hook: Option<Arc<dyn StatefulHook>>,
+    /// Whose shards are among the tensors.
+    sharded: Option<Arc<ShardedModel>>,
 }
 
 /// How prepared models are reduced.
@@ -73,6 +79,7 @@ pub(crate) struct ModelContext {
     pub(crate) registry: Arc<Registry>,
     pub(crate) loss_check: Option<Arc<LossCheck>>,
     pub(crate) accumulator: GradientAccumulator,
+    pub(crate) sharded: Option<Arc<ShardedModels>>,
 }
 
 /// What averages the gradients of the parameters that were trained when it was made.
@@ -85,6 +92,8 @@ struct Reduction {
     frozen: Vec<NamedTensor>,
 }
 
+pub(crate) use weights::make_folder_of;
+
 impl ModelContext {
     /// Puts a model on the process's device and into its memory format. Returns whether it has its channels last.
     pub(crate) fn place<M>(&self, model: &mut Model<M>) -> Result<bool> {
@@ -92,7 +101,9 @@ impl ModelContext {
             let moved = model.to_device(self.job.device);
             self.job.explain_memory(MOVE_OF_MODEL, moved)?;
         }
-        let channels_last = memory_format::channels_last(model, &self.numerics);
+        // Rows of shards are contiguous.
+        let channels_last =
+            self.sharded.is_none() && memory_format::channels_last(model, &self.numerics);
         if channels_last {
             model.to_channels_last()?;
         }
@@ -101,7 +112,7 @@ impl ModelContext {
 
     /// Makes the reducer of what is trained now, with its hook and loss check. All ranks take part.
     fn reduce<M>(&self, model: &Model<M>) -> Result<Reduction> {
-        let Some(group) = self.job.group() else {
+        let Some(group) = self.job.group().filter(|_| self.sharded.is_none()) else {
             return Ok(Reduction { reducer: None, hook: None, checked: None, frozen: Vec::new() });
         };
         let trained = model.trainable_parameters();
@@ -129,17 +140,23 @@ impl<M> PreparedModel<M> {
         if let (Some(group), true) = (&group, context.options.sync_batch_norm) {
             model.convert_sync_batch_norm(group);
         }
+        let sharded = match &context.sharded {
+            Some(models) if !model.parameters().is_empty() => {
+                Some(context.shard(&mut model, models)?)
+            }
+            _ => None,
+        };
         let reduction = context.reduce(&model)?;
-        if let Some(group) = &group {
+        if let (Some(group), None) = (&group, &sharded) {
             // Frozen parameters are broadcast like buffers at the start, but never again.
             broadcast_all(group, &reduction.frozen)?;
             if reduction.reducer.is_none() {
                 broadcast_all(group, &model.buffers())?;
             }
         }
-        let inner = Arc::new(ModelInner::new(&model, reduction.hook.clone()));
+        let inner = Arc::new(ModelInner::new(&model, reduction.hook.clone(), sharded.clone()));
         context.registry.register(&inner);
-        Ok(Self { model, reduction, inner, context })
+        Ok(Self { model, reduction, sharded, inner, context })
     }
 
     /// The model's output, computed with the Accelerator's mixed precision; what has 16 bits is given
@@ -163,6 +180,9 @@ impl<M> PreparedModel<M> {
     {
         if grad_enabled() {
             self.check_frozen()?;
+        }
+        if let Some(sharded) = &self.sharded {
+            return self.sharded_forward(sharded, input);
         }
         let Some(reducer) = &self.reduction.reducer else {
             return self.computed(input);
@@ -194,6 +214,9 @@ impl<M> PreparedModel<M> {
     /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     #[track_caller]
     pub fn broadcast_buffers(&self) -> Result<()> {
+        if self.sharded.is_some() {
+            return self.send_buffers();
+        }
         if let (Some(reducer), true) =
             (&self.reduction.reducer, self.inner.buffers_differ.load(Ordering::Relaxed))
         {
@@ -206,13 +229,15 @@ impl<M> PreparedModel<M> {
     /// Compares the frozen parameters with what `prepare` saw. A model without frozen parameters, as most
     /// are, pays nothing.
     fn check_frozen(&self) -> Result<()> {
-        match self.reduction.frozen.iter().find(|parameter| parameter.tensor.requires_grad()) {
+        let sharded = self.sharded.as_ref().and_then(|sharded| sharded.thawed());
+        let mut frozen = self.reduction.frozen.iter();
+        let thawed = frozen.find(|parameter| parameter.tensor.requires_grad());
+        match sharded.or(thawed.map(|parameter| parameter.name.clone())) {
             None => Ok(()),
-            Some(parameter) => Err(Error::invalid_argument(format!(
-                "parameter {:?} was frozen when the model was prepared and is trained now: its gradient \
+            Some(name) => Err(Error::invalid_argument(format!(
+                "parameter {name:?} was frozen when the model was prepared and is trained now: its gradient \
                  would not be averaged over the ranks. Freeze it again, and call `set_trainable` of the \
-                 prepared model instead",
-                parameter.name
+                 prepared model instead"
             ))),
         }
     }
@@ -246,14 +271,15 @@ impl<M> PreparedModel<M> {
         &self.model
     }
 
-    /// The model itself, to change. The reducer keeps the parameters that it was made with: a replaced
+    /// The model itself, to change. Of a sharded model the parameters have no memory outside of
+    /// [`PreparedModel::gathered_mut`]. The reducer keeps the parameters that it was made with: a replaced
     /// tensor is trained by this rank alone, and a thawed one is an error of the next forward; see
     /// [`PreparedModel::set_trainable`].
     pub fn inner_mut(&mut self) -> &mut Model<M> {
         &mut self.model
     }
 
-    /// The model, no longer prepared.
+    /// The model, no longer prepared. Of a sharded model the parameters have no memory: save its weights before.
     #[must_use]
     pub fn into_inner(self) -> Model<M> {
         self.model
@@ -263,6 +289,13 @@ impl<M> PreparedModel<M> {
     #[must_use]
     pub fn reducer(&self) -> Option<&Reducer> {
         self.reduction.reducer.as_ref()
+    }
+
+    /// Returns the sharder of a model whose parameters are spread over ranks: its plan, its groups, and what it has
+    /// gathered.
+    #[must_use]
+    pub fn sharder(&self) -> Option<&Sharder> {
+        self.sharded.as_ref().map(|sharded| &**sharded.sharder())
     }
 
     fn hook_state(&self) -> Option<&dyn StatefulHook> {
@@ -276,8 +309,14 @@ impl<M> PreparedModels for PreparedModel<M> {
     }
 
     fn each_parameter(&self, f: &mut dyn FnMut(&Tensor)) {
-        for parameter in self.model.trainable_parameters() {
+        for parameter in self.trainable_parameters() {
             f(&parameter.tensor);
+        }
+    }
+
+    fn each_sharder(&self, f: &mut dyn FnMut(&Sharder)) {
+        if let Some(sharded) = &self.sharded {
+            f(sharded.sharder());
         }
     }
 
@@ -298,9 +337,13 @@ impl<M> fmt::Debug for PreparedModel<M> {
 }
 
 impl ModelInner {
-    fn new<M>(model: &Model<M>, hook: Option<Arc<dyn StatefulHook>>) -> Self {
+    fn new<M>(
+        model: &Model<M>,
+        hook: Option<Arc<dyn StatefulHook>>,
+        sharded: Option<Arc<ShardedModel>>,
+    ) -> Self {
         Self {
-            state: Mutex::new(ModelState::new(model, hook)),
+            state: Mutex::new(ModelState::new(model, hook, sharded)),
             sync: AtomicBool::new(true),
             buffers_differ: AtomicBool::new(true),
         }
@@ -308,24 +351,34 @@ impl ModelInner {
 
     /// Takes the state anew: what is trained, or the hook, has changed.
     fn replace_state<M>(&self, model: &Model<M>, hook: Option<Arc<dyn StatefulHook>>) {
-        *self.state.lock() = ModelState::new(model, hook);
+        let mut state = self.state.lock();
+        let sharded = state.sharded.take();
+        *state = ModelState::new(model, hook, sharded);
     }
 }
 
 impl ModelState {
-    fn new<M>(model: &Model<M>, hook: Option<Arc<dyn StatefulHook>>) -> Self {
+    fn new<M>(
+        model: &Model<M>,
+        hook: Option<Arc<dyn StatefulHook>>,
+        sharded: Option<Arc<ShardedModel>>,
+    ) -> Self {
         let names = |tensors: Vec<NamedTensor>| -> HashSet<String> {
             tensors.into_iter().map(|tensor| tensor.name).collect()
         };
         let (trained, buffers) = (model.trainable_parameters(), names(model.buffers()));
         let tensors = model.state_dict().into_iter().map(|(name, detached)| {
+            if let Some(tensor) = sharded.as_ref().and_then(|it| it.shard(&name)) {
+                let trained = tensor.requires_grad();
+                return ModelTensor { name, tensor, trained, buffer: false };
+            }
             // The parameter itself where it is trained: it has the gradient.
             let parameter = trained.iter().find(|parameter| parameter.name == name);
             let tensor = parameter.map_or(detached, |p| p.tensor.shallow_clone());
             let (trained, buffer) = (parameter.is_some(), buffers.contains(&name));
             ModelTensor { name, tensor, trained, buffer }
         });
-        Self { tensors: tensors.collect(), hook }
+        Self { tensors: tensors.collect(), hook, sharded }
     }
 }
 
@@ -379,11 +432,29 @@ impl Checkpointed for ModelInner {
     fn hook(&self) -> Option<Arc<dyn StatefulHook>> {
         self.state.lock().hook.clone()
     }
+
+    fn parts(&self) -> HashMap<String, Part> {
+        let state = self.state.lock();
+        state.sharded.iter().flat_map(|sharded| sharded.parts()).collect()
+    }
+
+    fn loaded(&self) -> Result<()> {
+        let sharded = self.state.lock().sharded.clone();
+        sharded.map_or(Ok(()), |sharded| sharded.sharder().shards_changed())
+    }
 }
 
 impl<M> Trainable for PreparedModel<M> {
+    /// The shards of a sharded model: what an optimizer steps.
     fn trainable_parameters(&self) -> Vec<NamedTensor> {
-        self.model.trainable_parameters()
+        match &self.sharded {
+            Some(sharded) => {
+                let mut shards = sharded.shards();
+                shards.retain(|shard| shard.tensor.requires_grad());
+                shards
+            }
+            None => self.model.trainable_parameters(),
+        }
     }
 }
 
@@ -394,7 +465,7 @@ stateful_handle!(
 
 impl<M> From<&Model<M>> for CheckpointObject {
     fn from(model: &Model<M>) -> Self {
-        Self(Arc::new(ModelInner::new(model, None)))
+        Self(Arc::new(ModelInner::new(model, None, None)))
     }
 }
 

@@ -1,6 +1,7 @@
 //! An optimizer after [`crate::Accelerator::prepare`]: the same arithmetic, behind the gates of accumulation, loss
 //! check and loss scale.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,6 +21,7 @@ use crate::parameters::Parameters;
 use crate::precision::scaler::GradScaler;
 use crate::recorder::AtReplay;
 use crate::registry::{Checkpointed, Kind as ObjectKind, Registry};
+use crate::sharding::{Part, ShardedModels};
 use crate::stateful::{Stateful, stateful_handle};
 
 /// An [`Optimizer`] after [`crate::Accelerator::prepare`].
@@ -48,6 +50,8 @@ pub(crate) struct OptimizerInner {
     /// The groups' learning rates on a GPU.
     rates: Option<DeviceRates>,
     job: Arc<Job>,
+    /// Models whose shards it may step.
+    sharded: Option<Arc<ShardedModels>>,
 }
 
 /// The groups' learning rates as a tensor on the device: what is launched, or recorded, holds none of their values.
@@ -181,7 +185,14 @@ impl AtReplay for StepBetween {
 
 impl PreparedOptimizer {
     /// Prepares an optimizer, and registers it for checkpoints.
-    pub(crate) fn new(optimizer: Optimizer, gradients: &Gradients, registry: &Registry) -> Self {
+    pub(crate) fn new(
+        optimizer: Optimizer,
+        gradients: &Gradients,
+        registry: &Registry,
+    ) -> Result<Self> {
+        if let Some(sharded) = &gradients.sharded {
+            sharded.take_over(&optimizer)?;
+        }
         let loss_check = gradients.loss_check.as_ref();
         let loss_check =
             loss_check.map(|check| (Arc::clone(check), check.watch_optimizer(&optimizer)));
@@ -205,9 +216,10 @@ impl PreparedOptimizer {
             loss_check,
             rates,
             job: Arc::clone(job),
+            sharded: gradients.sharded.clone(),
         });
         registry.register(&inner);
-        Self { inner }
+        Ok(Self { inner })
     }
 
     /// Changes every parameter that has a gradient, once the window of accumulation ends. With fp16 a step
@@ -307,6 +319,15 @@ impl OptimizerInner {
         if !self.accumulator.sync_gradients() {
             return Ok(());
         }
+        let outcome = self.step_now();
+        if let Some(sharded) = &self.sharded {
+            // Also of a step that failed in its middle: some shards may have changed.
+            sharded.stepped(&self.optimizer)?;
+        }
+        outcome
+    }
+
+    fn step_now(self: &Arc<Self>) -> Result<()> {
         if let Some(rates) = &self.rates {
             return self.step_on_device(rates);
         }
@@ -378,6 +399,9 @@ impl OptimizerInner {
             return Ok(());
         }
         self.optimizer.clone().zero_grad()?;
+        if let Some(sharded) = &self.sharded {
+            sharded.cleared(&self.optimizer)?;
+        }
         if let Some(scaler) = &self.scaler {
             self.optimizer.with_parameters(|parameters| scaler.forget(parameters));
         }
@@ -420,6 +444,10 @@ impl Checkpointed for OptimizerInner {
 
     fn optimizer(&self) -> Option<Optimizer> {
         Some(self.optimizer.clone())
+    }
+
+    fn parts(&self) -> HashMap<String, Part> {
+        self.sharded.as_ref().map(|sharded| sharded.parts_of(&self.optimizer)).unwrap_or_default()
     }
 }
 

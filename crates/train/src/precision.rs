@@ -7,7 +7,9 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use brigade_torch::{Autocast, DeviceExt, Error, GpuMath, Result, TensorTree};
+use brigade_checkpoint::Dtype;
+use brigade_sharding::Sharding;
+use brigade_torch::{Autocast, DeviceExt, Error, GpuMath, Result, TensorTree, dtype_of, kind_of};
 use tch::{Device, Kind};
 
 use crate::job::Job;
@@ -106,6 +108,8 @@ impl AutocastOptions {
 pub(crate) struct Numerics {
     pub(crate) autocast: AutocastOptions,
     pub(crate) float32_outputs: bool,
+    /// The type of outputs, where sharding names one.
+    pub(crate) output: Option<Kind>,
     /// Whether convolutional models are put into channels last; `None` where that is faster.
     pub(crate) channels_last: Option<bool>,
     /// Whether GPUs compute products of float32 tensors in TF32.
@@ -118,6 +122,7 @@ pub(crate) struct NumericsOptions {
     pub(crate) precision: Option<Precision>,
     pub(crate) cache: bool,
     pub(crate) float32_outputs: bool,
+    pub(crate) output: Option<Kind>,
     pub(crate) channels_last: Option<bool>,
     pub(crate) scaler: GradScalerOptions,
     pub(crate) math: MathOptions,
@@ -165,6 +170,7 @@ impl Default for NumericsOptions {
             precision: None,
             cache: true,
             float32_outputs: true,
+            output: None,
             channels_last: None,
             scaler: GradScalerOptions::default(),
             math: MathOptions::default(),
@@ -173,6 +179,33 @@ impl Default for NumericsOptions {
 }
 
 impl NumericsOptions {
+    /// Makes the type of autocast and that of sharded parameters agree: one that is not named follows the other. Inputs
+    /// and losses are of 32 bits, so operations of 16-bit parameters run under autocast.
+    pub(crate) fn with_sharding(&mut self, mut sharding: Sharding) -> Result<Sharding> {
+        let precision = match self.precision {
+            Some(precision) => precision,
+            None => from_env()?.unwrap_or_default(),
+        };
+        let of_parameters = match sharding.mixed.param {
+            Some(Dtype::BF16) => Precision::Bf16,
+            Some(Dtype::F16) => Precision::Fp16,
+            Some(_) | None => Precision::No,
+        };
+        match (precision, sharding.mixed.param) {
+            (Precision::No, _) => self.precision = Some(of_parameters),
+            (precision, None) => sharding.mixed.param = dtype_of(precision.kind()),
+            (precision, Some(_)) if precision == of_parameters => {}
+            (precision, Some(dtype)) => {
+                return Err(Error::invalid_argument(format!(
+                    "mixed precision is {precision}, but sharding gathers parameters in {dtype}: name one type, in \
+                     `mixed_precision` or in `Sharding::mixed`"
+                )));
+            }
+        }
+        self.output = sharding.mixed.output.and_then(kind_of);
+        Ok(sharding)
+    }
+
     /// Returns the settings, and with fp16 the scaler of the loss.
     pub(crate) fn decide(
         &self,
@@ -190,11 +223,16 @@ impl NumericsOptions {
         let numerics = Numerics {
             autocast: AutocastOptions { precision, cache: self.cache },
             float32_outputs: self.float32_outputs,
+            output: self.output,
             channels_last: self.channels_last,
             tf32,
         };
         Ok((numerics, scaler))
     }
+}
+
+fn is_floating_point(kind: Kind) -> bool {
+    matches!(kind, Kind::Half | Kind::BFloat16 | Kind::Float | Kind::Double)
 }
 
 fn from_env() -> Result<Option<Precision>> {
@@ -221,13 +259,16 @@ impl Numerics {
 
     /// A forward's outputs for the loss.
     pub(crate) fn outputs<T: TensorTree<Owned = T>>(&self, outputs: T) -> Result<T> {
-        if self.autocast.precision == Precision::No || !self.float32_outputs {
+        let converts = self.autocast.precision != Precision::No && self.float32_outputs;
+        if !converts && self.output.is_none() {
             return Ok(outputs);
         }
         outputs.try_map(&mut |tensor| {
-            Ok(match tensor.f_kind()? {
-                Kind::Half | Kind::BFloat16 => tensor.f_to_kind(Kind::Float)?,
-                _ => tensor.shallow_clone(),
+            Ok(match (tensor.f_kind()?, self.output) {
+                (kind, Some(output)) if is_floating_point(kind) => tensor.f_to_kind(output)?,
+                (_, Some(_)) => tensor.shallow_clone(),
+                (Kind::Half | Kind::BFloat16, None) => tensor.f_to_kind(Kind::Float)?,
+                (_, None) => tensor.shallow_clone(),
             })
         })
     }

@@ -1,5 +1,6 @@
 //! What checkpoints hold, in the order of its registration.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Weak};
 
@@ -11,6 +12,7 @@ use tch::Tensor;
 
 use crate::gradients::hook::StatefulHook;
 use crate::precision::scaler::GradScaler;
+use crate::sharding::Part;
 use crate::stateful::Stateful;
 
 /// The objects that a checkpoint holds.
@@ -49,6 +51,20 @@ pub(crate) trait Checkpointed: Stateful + Send + Sync {
     /// Returns the optimizer that it is.
     fn optimizer(&self) -> Option<Optimizer> {
         None
+    }
+
+    /// Returns what this rank has of tensors that are spread over ranks: of a model by the tensor's name, of an optimizer
+    /// by the name of the parameter, whose states are spread in the same way.
+    fn parts(&self) -> HashMap<String, Part> {
+        HashMap::new()
+    }
+
+    /// Takes note that its tensors were read from a checkpoint.
+    ///
+    /// # Errors
+    /// When a message that follows cannot be sent.
+    fn loaded(&self) -> Result<()> {
+        Ok(())
     }
 
     /// Returns the number of samples of all ranks that it has counted.

@@ -10,6 +10,7 @@ use super::verify::{checksum_fact, verify_files};
 use crate::dtype::TensorInfo;
 use crate::error::Error;
 use crate::file_name::FileName;
+use crate::region::Region;
 use crate::safetensors::Header;
 use crate::value::Value;
 
@@ -29,6 +30,15 @@ pub struct TensorLocation {
     pub offset: u64,
     /// What the tensor is.
     pub info: TensorInfo,
+}
+
+/// A tensor as it is stored: whole, or in chunks that cover it exactly once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredTensor {
+    /// Type and global shape.
+    pub info: TensorInfo,
+    /// Which part of the tensor lies where.
+    pub chunks: Vec<(Region, TensorLocation)>,
 }
 
 impl Checkpoint {
@@ -161,6 +171,23 @@ impl Checkpoint {
             }
             None => Ok(chunks),
         }
+    }
+
+    /// Returns an object's tensors as they are stored, by name.
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::chunks`].
+    pub fn stored(&self, object: &Object) -> Result<HashMap<String, StoredTensor>, Error> {
+        let stored = self.chunks(object)?.into_iter().filter_map(|(name, places)| {
+            let entry = object.tensors.get(&name)?;
+            let regions = entry
+                .chunks
+                .iter()
+                .map(|chunk| Region { offset: chunk.offset.clone(), shape: chunk.shape.clone() });
+            let chunks = regions.zip(places).collect();
+            Some((name, StoredTensor { info: entry.info(), chunks }))
+        });
+        Ok(stored.collect())
     }
 
     /// Returns where an object's tensors lie, by name.

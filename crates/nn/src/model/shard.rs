@@ -7,15 +7,28 @@ use brigade_torch::{Error, NamedTensor, Result, Sharder, ShardingGroups, dtype_o
 use tch::Tensor;
 
 use super::{Model, is_under};
+use crate::param_path::is_floating_point;
 use crate::param_registry::Role;
+
+/// The name of the module that has a tensor of this name.
+fn module_of(name: &str) -> &str {
+    name.rsplit_once('.').map_or("", |(module, _)| module)
+}
 
 impl<M> Model<M> {
     /// Returns the parameters as data, in the order of registration, for a plan of sharding: all names, shapes, types,
-    /// whether they are trained, and the innermost unit that has them.
+    /// whether they are trained, the innermost unit that has them, and whether their module has floating-point buffers,
+    /// whose type they keep then.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::Tensor`] for a tensor that has no type.
     pub fn sharding_parameters(&self) -> Result<Vec<Parameter>> {
+        // The module itself computes with its buffers: a parameter of another type does not meet them.
+        let has_float_buffer = |module: &str| {
+            let mut buffers =
+                self.entries.iter().filter(|it| matches!(it.role, Role::Buffer { .. }));
+            buffers.any(|it| module_of(&it.name) == module && is_floating_point(it.tensor.kind()))
+        };
         let parameters =
             self.entries.iter().enumerate().filter(|(_, it)| it.role == Role::Parameter);
         let described = parameters.map(|(index, entry)| {
@@ -29,6 +42,7 @@ impl<M> Model<M> {
             let others = self.entries.iter().filter(|other| other.role == Role::SameAs(index));
             parameter.names.extend(others.map(|other| other.name.clone()));
             parameter.trained = entry.tensor.requires_grad();
+            parameter.keeps_dtype = has_float_buffer(module_of(&entry.name));
             // Prefixes of one name: the longest is the innermost.
             let units = self.units.iter().map(|(unit, _)| unit);
             let around = units.filter(|unit| is_under(&entry.name, unit));
@@ -76,6 +90,7 @@ impl<M> Model<M> {
             parameters.map(|entry| entry.tensor.shallow_clone()).collect();
         let (sharder, shards) = Sharder::new(groups, plan, &parameters)?;
         let sharder = Arc::new(sharder);
+        self.is_sharded = true;
         for (module, unit) in &self.units {
             // A module without parameters of its own, or one that the plan has put into the root.
             unit.set_place(&sharder, sharder.unit(module));

@@ -3,12 +3,13 @@
 use std::fs::{File, Permissions};
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use brigade_checkpoint::TensorInfo;
 use brigade_checkpoint::safetensors::layout;
 use brigade_torch::{Error, bytes, dtype_of};
 use tch::{Device, Tensor};
+use tempfile::NamedTempFile;
 
 use super::io;
 use crate::StateDict;
@@ -18,7 +19,7 @@ use crate::error::ModelError;
 pub(super) const CHUNK_BYTES: usize = 256 << 10;
 
 pub(super) fn save(state: &StateDict, path: &Path) -> Result<(), Error> {
-    let mut tensors = Vec::with_capacity(state.len());
+    let mut infos = Vec::with_capacity(state.len());
     for (name, tensor) in state.iter() {
         let kind =
             tensor.f_kind().map_err(ModelError::torch(format!("read the kind of {name}")))?;
@@ -27,24 +28,119 @@ pub(super) fn save(state: &StateDict, path: &Path) -> Result<(), Error> {
             fact: format!("safetensors cannot hold `{name}` of {kind:?}"),
         })?;
         let shape = tensor.size().iter().map(|size| size.unsigned_abs()).collect();
-        tensors.push((name, TensorInfo { dtype, shape }));
+        infos.push((name, TensorInfo { dtype, shape }));
     }
-    let layout = layout(path, &tensors)?;
-    let in_order: Vec<&Tensor> = {
-        let all: Vec<&Tensor> = state.iter().map(|(_, tensor)| tensor).collect();
-        layout.order.iter().map(|&place| all[place]).collect()
-    };
-    write_whole(path, |out| {
-        out.write_all(&layout.header)?;
-        for tensor in in_order {
-            let plain = tensor.f_to_device(Device::Cpu).and_then(|t| t.f_contiguous());
-            let plain = plain.map_err(std::io::Error::other)?;
-            let plain = bytes(&plain).map_err(std::io::Error::other)?;
-            plain.try_chunks(CHUNK_BYTES, |chunk| out.write_all(chunk))?;
+    let mut writer = WeightsWriter::create(path, &infos)?;
+    let all: Vec<&Tensor> = state.iter().map(|(_, tensor)| tensor).collect();
+    while let Some(place) = writer.next_place() {
+        writer.write(all[place])?;
+    }
+    writer.finish()
+}
+
+/// Writes a safetensors file one tensor after the other, so that they need not be in memory together. The file appears
+/// whole or not at all, as with [`save`](super::save).
+///
+/// ```
+/// use brigade_checkpoint::{Dtype, TensorInfo};
+/// use brigade_nn::weights::{self, WeightsWriter};
+/// use tch::{Device, Kind, Tensor};
+/// # let folder = tempfile::tempdir()?;
+/// # std::env::set_current_dir(&folder)?;
+///
+/// let info = |shape: &[u64]| TensorInfo { dtype: Dtype::F32, shape: shape.to_vec() };
+/// let infos = [("weight", info(&[2, 3])), ("bias", info(&[2]))];
+/// let mut writer = WeightsWriter::create("two.safetensors", &infos)?;
+/// while let Some(place) = writer.next_place() {
+///     let shape: Vec<i64> = infos[place].1.shape.iter().map(|&size| size as i64).collect();
+///     writer.write(&Tensor::ones(shape, (Kind::Float, Device::Cpu)))?;
+/// }
+/// writer.finish()?;
+/// assert_eq!(weights::load("two.safetensors")?.len(), 2);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct WeightsWriter {
+    path: PathBuf,
+    file: NamedTempFile,
+    infos: Vec<TensorInfo>,
+    /// Places in the list that was given, in the order of the file.
+    order: Vec<usize>,
+    written: usize,
+}
+
+impl WeightsWriter {
+    /// Begins a file of these tensors.
+    ///
+    /// # Errors
+    /// [`brigade_checkpoint::Error`] for a type that safetensors lacks, and when the system refuses.
+    pub fn create(path: impl AsRef<Path>, tensors: &[(&str, TensorInfo)]) -> Result<Self, Error> {
+        let path = path.as_ref();
+        let layout = layout(path, tensors)?;
+        let file = temporary(path).and_then(|file| {
+            file.as_file().write_all(&layout.header)?;
+            Ok(file)
+        });
+        Ok(Self {
+            path: path.to_owned(),
+            file: file.map_err(|source| io("write", path, source))?,
+            infos: tensors.iter().map(|(_, info)| info.clone()).collect(),
+            order: layout.order,
+            written: 0,
+        })
+    }
+
+    /// Returns the place in the list of the tensor that has to be written next; `None` after the last.
+    #[must_use]
+    pub fn next_place(&self) -> Option<usize> {
+        self.order.get(self.written).copied()
+    }
+
+    /// Writes the tensor of [`WeightsWriter::next_place`], of any device.
+    ///
+    /// # Errors
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a tensor of another shape or type than was told, and after the
+    /// last; [`brigade_checkpoint::Error`] when the system refuses; libtorch's, when it cannot be copied.
+    pub fn write(&mut self, tensor: &Tensor) -> Result<(), Error> {
+        let expected = self.next_place().map(|place| &self.infos[place]);
+        let shape: Vec<u64> = tensor.size().iter().map(|size| size.unsigned_abs()).collect();
+        let found = dtype_of(tensor.f_kind()?).map(|dtype| TensorInfo { dtype, shape });
+        if found.as_ref() != expected {
+            let text = |info: Option<&TensorInfo>| {
+                info.map_or_else(|| "no tensor".to_owned(), ToString::to_string)
+            };
+            return Err(Error::invalid_argument(format!(
+                "{}: the next tensor is {}, and {} was given",
+                self.path.display(),
+                text(expected),
+                text(found.as_ref())
+            )));
         }
+        let plain = tensor.f_to_device(Device::Cpu)?.f_contiguous()?;
+        let mut out = self.file.as_file();
+        bytes(&plain)?
+            .try_chunks(CHUNK_BYTES, |chunk| out.write_all(chunk))
+            .map_err(|source| io("write", &self.path, source))?;
+        self.written += 1;
         Ok(())
-    })
-    .map_err(|source| io("write", path, source))
+    }
+
+    /// Puts the file in its place, once all tensors were written.
+    ///
+    /// # Errors
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] when a tensor is missing; [`brigade_checkpoint::Error`] when the
+    /// system refuses. An older file of that name is still there then.
+    pub fn finish(self) -> Result<(), Error> {
+        if self.written < self.order.len() {
+            return Err(Error::invalid_argument(format!(
+                "{}: {} of {} tensors were written",
+                self.path.display(),
+                self.written,
+                self.order.len()
+            )));
+        }
+        persist(self.file, &self.path).map_err(|source| io("write", &self.path, source))
+    }
 }
 
 /// Writes a file that appears whole or not at all, even when the machine stops.
@@ -52,19 +148,31 @@ pub(super) fn write_whole(
     path: &Path,
     write: impl FnOnce(&mut &File) -> std::io::Result<()>,
 ) -> std::io::Result<()> {
-    let folder = match path.parent() {
+    let file = temporary(path)?;
+    write(&mut file.as_file())?;
+    persist(file, path)
+}
+
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
-    };
-    let temporary = tempfile::Builder::new()
+    }
+}
+
+/// A file beside the one that it will become.
+fn temporary(path: &Path) -> std::io::Result<NamedTempFile> {
+    tempfile::Builder::new()
         .prefix(".")
         .suffix(".part")
         // Less the umask, as any other file; the default of temporary files is 0600.
         .permissions(Permissions::from_mode(0o666))
-        .tempfile_in(folder)?;
-    write(&mut temporary.as_file())?;
-    temporary.as_file().sync_all()?;
-    temporary.persist(path)?;
+        .tempfile_in(folder_of(path))
+}
+
+fn persist(file: NamedTempFile, path: &Path) -> std::io::Result<()> {
+    file.as_file().sync_all()?;
+    file.persist(path)?;
     // The rename is in the folder, which is flushed by itself.
-    File::open(folder)?.sync_all()
+    File::open(folder_of(path))?.sync_all()
 }

@@ -83,6 +83,10 @@ impl Rule for AdagradRule {
         true
     }
 
+    fn is_elementwise(&self) -> bool {
+        true
+    }
+
     fn step(&self, step: &mut Step<'_>) -> Result<()> {
         step.fill_missing_with(SUM, self.initial)?;
         let steps = step.step_tensors()?;

@@ -146,6 +146,10 @@ impl Rule for AdamRule {
         true
     }
 
+    fn is_elementwise(&self) -> bool {
+        true
+    }
+
     fn step(&self, step: &mut Step<'_>) -> Result<()> {
         step.fill_missing(EXP_AVG)?;
         step.fill_missing(EXP_AVG_SQ)?;

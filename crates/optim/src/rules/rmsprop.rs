@@ -108,6 +108,10 @@ impl Rule for RmsPropRule {
         true
     }
 
+    fn is_elementwise(&self) -> bool {
+        true
+    }
+
     fn step(&self, step: &mut Step<'_>) -> Result<()> {
         step.fill_missing(SQUARE_AVG)?;
         if self.centered {

@@ -92,6 +92,10 @@ impl Rule for SgdRule {
         true
     }
 
+    fn is_elementwise(&self) -> bool {
+        true
+    }
+
     fn step(&self, step: &mut Step<'_>) -> Result<()> {
         let Step { chosen, parameters, gradients, lr, momentum, weight_decay, device, .. } = *step;
         let kernel = |first: bool| SgdStep {

@@ -4,10 +4,12 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::sync::atomic::Ordering;
 
+use brigade_sharding::{ShardingPlan, Workload};
 use brigade_torch::{CudaUnavailable, DeviceExt};
 use tch::Device;
 
 use crate::accelerator::Accelerator;
+use crate::model::PreparedModel;
 use crate::precision::{Precision, caveat};
 
 /// The banner's contents.
@@ -60,12 +62,47 @@ impl Accelerator {
         let _ = std::io::stderr().lock().write_all(start.lines().as_bytes());
     }
 
+    /// Once, when the first model was sharded: what each rank has and sends.
+    pub(crate) fn print_plan<M>(&self, model: &PreparedModel<M>) {
+        let Some(sharder) = model.sharder() else { return };
+        if self.options.quiet
+            || !self.is_main_process()
+            || self.plan_printed.swap(true, Ordering::Relaxed)
+        {
+            return;
+        }
+        let steps = self.gradients.accumulator.steps() as u64;
+        let lines = plan_lines(sharder.plan(), steps);
+        let _ = std::io::stderr().lock().write_all(lines.as_bytes());
+    }
+
     fn caveats(&self) -> Vec<String> {
         let products =
             (self.device() == Device::Cpu).then(|| self.processes.job.products.caveat()).flatten();
         let precision = caveat(self.mixed_precision(), self.device());
         products.map(str::to_owned).into_iter().chain(precision).collect()
     }
+}
+
+/// A line with strategy, units, bytes of a rank and of a step's messages, and one for each remark.
+fn plan_lines(plan: &ShardingPlan, micro_batches: u64) -> String {
+    let memory = plan.memory(Workload { states: 1, ..Workload::default() });
+    let sent = plan.volume(micro_batches).bytes();
+    let [parameters, gradients, optimizer, gathered, sent] =
+        [memory.parameters, memory.gradients, memory.optimizer, memory.gathered, sent]
+            .map(megabytes);
+    let mut lines = format!(
+        "brigade: {plan}; on each rank {parameters} of parameters, {gradients} of gradients, {optimizer} for each \
+         state of the optimizer, {gathered} gathered; {sent} sent in a step\n"
+    );
+    for note in plan.notes() {
+        let _ = writeln!(lines, "brigade: {note}");
+    }
+    lines
+}
+
+fn megabytes(bytes: u64) -> String {
+    format!("{:.1} MB", bytes as f64 / 1e6)
 }
 
 impl Start {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use brigade_rank_env::World;
+use brigade_sharding::Sharding;
 use brigade_torch::{Backend, Error, GlooDevice, ReducerOptions, Result, Store, keep_freed_memory};
 use brigade_track::Tracker;
 use tch::Device;
@@ -21,6 +22,7 @@ use crate::model::ModelOptions;
 use crate::precision::scaler::GradScalerOptions;
 use crate::precision::{NumericsOptions, Precision};
 use crate::processes::Processes;
+use crate::sharding::{ShardedModels, sharding_from_env};
 use crate::watch::{Watch, WatchOptions};
 
 /// Settings of an [`Accelerator`]. Every one has a default.
@@ -42,6 +44,8 @@ pub struct AcceleratorBuilder {
     quiet: bool,
     watch: WatchOptions,
     project: ProjectConfiguration,
+    /// `None`: as the environment says.
+    sharding: Option<Sharding>,
 }
 
 impl AcceleratorBuilder {
@@ -64,6 +68,7 @@ impl AcceleratorBuilder {
             quiet: false,
             watch: WatchOptions::default(),
             project: ProjectConfiguration::default(),
+            sharding: None,
         }
     }
 
@@ -175,6 +180,39 @@ impl AcceleratorBuilder {
     /// prepared: processes, device, precision, memory format. Off unless set.
     pub fn quiet(mut self, quiet: bool) -> Self {
         self.quiet = quiet;
+        self
+    }
+
+    /// Spreads the parameters, gradients and optimizer states of the models that are prepared over the ranks (ZeRO,
+    /// PyTorch's FSDP). Unless set it is what the environment says (`BRIGADE_SHARDING`, which
+    /// `brigade launch --sharding` sets), else every rank has whole models.
+    ///
+    /// The loop stays the same. An optimizer that was built with whole parameters steps this rank's shards from
+    /// `prepare` on. Outside of the model's forward the parameters have no memory: read them within
+    /// [`PreparedModel::gathered`](crate::PreparedModel::gathered). With [`AcceleratorBuilder::mixed_precision`] parameters
+    /// are gathered in that type unless [`Sharding::mixed`] names one.
+    ///
+    /// ```
+    /// use brigade_nn::{Linear, Model};
+    /// use brigade_optim::AdamW;
+    /// use brigade_sharding::Sharding;
+    /// use brigade_train::Accelerator;
+    /// use tch::{Kind, Tensor};
+    ///
+    /// let accelerator =
+    ///     Accelerator::builder().cpu(true).quiet(true).sharding(Sharding::zero3()).build()?;
+    /// let model = Model::new(|path| Linear::new(path, 4, 2))?;
+    /// let optimizer = AdamW::default().build(&model)?;
+    /// let (model, mut optimizer) = accelerator.prepare((model, optimizer))?;
+    /// let inputs = Tensor::ones([8, 4], (Kind::Float, accelerator.device()));
+    /// let loss = model.forward(&inputs)?.f_mean(Kind::Float)?;
+    /// accelerator.backward(&loss)?;
+    /// accelerator.clip_grad_norm(&model, 1.0)?;
+    /// optimizer.step()?;
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    pub fn sharding(mut self, sharding: Sharding) -> Self {
+        self.sharding = Some(sharding);
         self
     }
 
@@ -420,16 +458,34 @@ impl AcceleratorBuilder {
             }
         };
         let job = &processes.job;
-        let tf32 = self.numerics.math.apply(joins, job.device)?;
-        let (numerics, scaler) = self.numerics.decide(job, tf32)?;
+        let mut numerics = self.numerics;
+        let sharded =
+            self.sharding.map_or_else(sharding_from_env, |sharding| Ok(Some(sharding)))?;
+        let sharded = match sharded {
+            Some(sharding) => {
+                let sharding = numerics.with_sharding(sharding)?;
+                Some(Arc::new(ShardedModels::new(sharding, job.size())?))
+            }
+            None => None,
+        };
+        if let Some(sharded) = sharded.as_ref().filter(|_| !self.models.comm_hook.is_none()) {
+            return Err(sharded.refuse(
+                "a communication hook",
+                "it gets buckets of whole gradients, and shards are reduced without buckets",
+            ));
+        }
+        let tf32 = numerics.math.apply(joins, job.device)?;
+        let (numerics, scaler) = numerics.decide(job, tf32)?;
         let checks = self.loss_check.on && scaler.is_none();
-        let loss_check = checks.then(|| Arc::new(LossCheck::new(job, self.loss_check)));
+        let loss_check =
+            checks.then(|| Arc::new(LossCheck::new(job, self.loss_check, sharded.clone())));
         let watch = shared.unwrap_or_else(|| Arc::new(Watch::new(self.watch, &processes)));
         let checkpoints = Checkpoints::checked(
             &processes,
             self.project,
             &accumulator,
             loss_check.clone(),
+            sharded.clone(),
             self.quiet,
         );
         if let Some(scaler) = &scaler {
@@ -438,11 +494,18 @@ impl AcceleratorBuilder {
         let options =
             Options { models: Arc::new(self.models), loader: self.loader, quiet: self.quiet };
         Ok(Accelerator {
-            gradients: Gradients { processes: processes.clone(), accumulator, scaler, loss_check },
+            gradients: Gradients {
+                processes: processes.clone(),
+                accumulator,
+                scaler,
+                loss_check,
+                sharded,
+            },
             processes,
             options: Arc::new(options),
             numerics: Arc::new(numerics),
             banner_printed: Arc::default(),
+            plan_printed: Arc::default(),
             even_batches: Arc::default(),
             watch,
             checkpoints,

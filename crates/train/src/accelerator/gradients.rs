@@ -316,7 +316,13 @@ impl Accelerator {
         steps: usize,
         enabled: bool,
     ) -> Result<LocalSgd<'a, P>> {
-        let Gradients { processes, accumulator, .. } = &self.gradients;
+        let Gradients { processes, accumulator, sharded, .. } = &self.gradients;
+        if let Some(sharded) = sharded.as_ref().filter(|_| enabled) {
+            return Err(sharded.refuse(
+                "local_sgd",
+                "no rank has all parameters, which each would train on its own",
+            ));
+        }
         LocalSgd::begin(processes, accumulator, models, steps, enabled)
     }
 }

@@ -33,13 +33,18 @@ impl Accelerator {
     /// [`brigade_torch::ErrorKind::InvalidArgument`] where the loss scale's options are out of range.
     pub fn with_mixed_precision(&self, precision: Precision) -> Result<Self> {
         let (before, scaler) = (*self.numerics, &self.gradients.scaler);
-        let options = NumericsOptions {
+        let mut options = NumericsOptions {
             precision: Some(precision),
             cache: before.autocast.cache,
             float32_outputs: before.float32_outputs,
+            output: before.output,
             channels_last: before.channels_last,
             math: MathOptions::default(),
             scaler: scaler.as_ref().map(GradScaler::options).unwrap_or_default(),
+        };
+        let sharded = match &self.gradients.sharded {
+            Some(sharded) => Some(Arc::new(sharded.with_precision(&mut options)?)),
+            None => None,
         };
         let job = &self.processes.job;
         let had_scaler = scaler.is_some();
@@ -49,10 +54,13 @@ impl Accelerator {
                 self.checkpoints.register(scaler);
                 None
             }
-            None if had_scaler => Some(Arc::new(LossCheck::new(job, LossCheckOptions::default()))),
+            None if had_scaler => {
+                let options = LossCheckOptions::default();
+                Some(Arc::new(LossCheck::new(job, options, sharded.clone())))
+            }
             None => self.gradients.loss_check.clone(),
         };
-        let gradients = Gradients { scaler, loss_check, ..self.gradients.clone() };
+        let gradients = Gradients { scaler, loss_check, sharded, ..self.gradients.clone() };
         Ok(Self { numerics: Arc::new(numerics), gradients, ..self.clone() })
     }
 

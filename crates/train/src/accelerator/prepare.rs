@@ -69,10 +69,13 @@ impl<M> Prepare for Model<M> {
             registry: Arc::clone(accelerator.checkpoints.registry()),
             loss_check: accelerator.gradients.loss_check.clone(),
             accumulator: accelerator.gradients.accumulator.clone(),
+            sharded: accelerator.gradients.sharded.clone(),
         };
         let channels_last = context.place(&mut self)?;
         accelerator.print_banner(channels_last);
-        PreparedModel::new(self, context)
+        let prepared = PreparedModel::new(self, context)?;
+        accelerator.print_plan(&prepared);
+        Ok(prepared)
     }
 }
 
@@ -81,7 +84,7 @@ impl Prepare for Optimizer {
 
     fn prepare(self, accelerator: &Accelerator) -> Result<PreparedOptimizer> {
         let Accelerator { gradients, checkpoints, .. } = accelerator;
-        Ok(PreparedOptimizer::new(self, gradients, checkpoints.registry()))
+        PreparedOptimizer::new(self, gradients, checkpoints.registry())
     }
 }
 

@@ -1,16 +1,17 @@
 //! What a rank writes: its share of everything that was prepared.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use brigade_checkpoint::layout::{Object, Placement};
+use brigade_checkpoint::layout::{Chunk, Object, TensorEntry};
 use brigade_checkpoint::shards::{self, Index, IndexMetadata};
-use brigade_checkpoint::{Error as FileError, FileName, TensorInfo, Value};
+use brigade_checkpoint::{Error as FileError, FileName, Region, TensorInfo, Value};
 use brigade_torch::{Error, Result, dtype_of};
 use tch::Tensor;
 
 use super::buffer_pool::BufferPool;
 use super::inner::Inner;
 use super::ranks;
+use crate::sharding::{Part, part_at};
 
 /// A rank's files, and the objects that they hold: those of all ranks on rank 0, its own on the others.
 pub(super) struct Captured {
@@ -38,6 +39,8 @@ pub(super) struct NamedTensor {
     pub(super) tensor: Tensor,
     /// Only rank 0's counts.
     main_only: bool,
+    /// Which rows of it this rank has, where it is spread over ranks.
+    part: Option<Part>,
 }
 
 /// The state of everything, as it is now. The tensors are those of the objects: see [`Captured::copy`].
@@ -52,21 +55,26 @@ pub(super) fn capture(checkpoints: &Inner) -> Result<Captured> {
             captured.samples = object.samples().unwrap_or_default();
         }
         let kind = object.kind().name();
+        let parts = object.parts();
         match object.tensors() {
             Some(tensors) => {
                 let tensors = tensors.into_iter().map(|saved| {
                     let tensor = saved.tensor.f_detach()?;
-                    NamedTensor::new(saved.name, tensor, saved.buffer)
+                    NamedTensor::new(saved.name, tensor, saved.buffer, &parts)
                 });
                 let tensors = tensors.collect::<Result<_>>()?;
                 captured.add(checkpoints, kind, name, None, tensors)?;
             }
-            None => captured.add_state(checkpoints, kind, name, object.state_dict()?)?,
+            None => {
+                let (text, tensors) = split(object.state_dict()?, &parts)?;
+                captured.add(checkpoints, kind, name, Some(text), tensors)?;
+            }
         }
     }
     let position = checkpoints.accumulator.position();
     let run = Value::dict([("accumulation_position", Value::Int(position as i64))]);
-    captured.add_state(checkpoints, "run", "run", run)?;
+    let (text, tensors) = split(run, &HashMap::new())?;
+    captured.add(checkpoints, "run", "run", Some(text), tensors)?;
     captured.add_rank(checkpoints, ranks::state(checkpoints, &named)?)?;
     Ok(captured)
 }
@@ -85,24 +93,13 @@ impl Captured {
         Ok(())
     }
 
-    fn add_state(
-        &mut self,
-        checkpoints: &Inner,
-        kind: &str,
-        name: &str,
-        state: Value<Tensor>,
-    ) -> Result<()> {
-        let (text, tensors) = split(state)?;
-        self.add(checkpoints, kind, name, Some(text), tensors)
-    }
-
     /// Adds the state that differs between ranks. A rank other than 0 lists nothing else.
     fn add_rank(&mut self, checkpoints: &Inner, state: Value<Tensor>) -> Result<()> {
         let name = format!("rank_{}", checkpoints.processes.process_index());
         if !checkpoints.processes.is_main_process() {
             self.objects.clear();
         }
-        let (text, tensors) = split(state)?;
+        let (text, tensors) = split(state, &HashMap::new())?;
         let name = file_name(&name)?;
         let json = name.json();
         let mut object = Object::new("rank", name.clone());
@@ -124,7 +121,7 @@ impl Captured {
         kind: &str,
         name: &str,
         state: Option<Vec<u8>>,
-        mut tensors: Vec<NamedTensor>,
+        tensors: Vec<NamedTensor>,
     ) -> Result<()> {
         let (rank, ranks) =
             (checkpoints.processes.process_index(), checkpoints.processes.num_processes());
@@ -137,6 +134,8 @@ impl Captured {
                 self.files.push(FilePlan { name: file, contents: Contents::Text(text) });
             }
         }
+        let (spread, mut tensors): (Vec<_>, Vec<_>) =
+            tensors.into_iter().partition(|tensor| tensor.part.is_some());
         // Together, so that few files are bound to rank 0.
         tensors.sort_by_key(|tensor| !tensor.main_only);
         let sizes: Vec<u64> = tensors.iter().map(NamedTensor::bytes).collect();
@@ -165,7 +164,7 @@ impl Captured {
                 least.map_or(0, |(rank, _)| rank)
             };
             loads[writer] += part.iter().map(|&place| sizes[place]).sum::<u64>();
-            object.add_file(&file, infos(&chosen), &[Placement::Replicate]);
+            object.add_file(&file, infos(&chosen), &checkpoints.replicated());
             if writer == rank {
                 self.files.push(FilePlan { name: file, contents: Contents::Tensors(chosen) });
             }
@@ -178,21 +177,77 @@ impl Captured {
                 self.files.push(FilePlan { name: file, contents: Contents::Text(text) });
             }
         }
+        self.add_spread(&mut object, rank, spread);
         self.objects.push(object);
         Ok(())
+    }
+
+    /// Adds the tensors of which each rank has some rows: a file for each part, which one of the ranks that have it
+    /// writes. What all ranks write is known to each.
+    fn add_spread(&mut self, object: &mut Object, rank: usize, spread: Vec<NamedTensor>) {
+        let Some(part) = spread.iter().find_map(|tensor| tensor.part.clone()) else { return };
+        let count = part.writers().len();
+        let files: Vec<FileName> =
+            (0..count).map(|place| shards::rows_name(&object.name, place, count)).collect();
+        let mut used = vec![false; files.len()];
+        for tensor in &spread {
+            let Some(part) = &tensor.part else { continue };
+            let regions = (0..files.len()).map(|place| (place, part.of(place)));
+            // A tensor without elements has one chunk, without elements as well.
+            let regions = regions.filter(|(place, it)| it.elements() > 0 || *place == 0);
+            let chunks = regions.map(|(place, Region { offset, shape })| {
+                used[place] = true;
+                Chunk { file: files[place].clone(), key: None, offset, shape }
+            });
+            let entry = TensorEntry {
+                dtype: tensor.info.dtype,
+                shape: part.shape.clone(),
+                placements: part.placements.clone(),
+                chunks: chunks.collect(),
+            };
+            object.tensors.insert(tensor.name.clone(), entry);
+        }
+        for (place, file) in files.iter().enumerate().filter(|(place, _)| used[*place]) {
+            object.tensor_files.push(file.clone());
+            if part.place() == place && part.writers()[place] == rank {
+                let own = spread.iter().filter_map(|it| it.in_chunk(place)).collect();
+                let contents = Contents::Tensors(own);
+                self.files.push(FilePlan { name: file.clone(), contents });
+            }
+        }
     }
 }
 
 impl NamedTensor {
-    fn new(name: String, tensor: Tensor, main_only: bool) -> Result<Self> {
+    /// `parts` are those of its object.
+    fn new(
+        name: String,
+        tensor: Tensor,
+        main_only: bool,
+        parts: &HashMap<String, Part>,
+    ) -> Result<Self> {
         let kind = tensor.f_kind()?;
         let dtype = dtype_of(kind).ok_or_else(|| {
             Error::invalid_argument(format!(
                 "a checkpoint cannot hold `{name}`: its tensor is of {kind:?}"
             ))
         })?;
-        let shape = tensor.size().iter().map(|size| size.unsigned_abs()).collect();
-        Ok(Self { name, info: TensorInfo { dtype, shape }, tensor, main_only })
+        let shape: Vec<u64> = tensor.size().iter().map(|size| size.unsigned_abs()).collect();
+        // A state that is no copy of the parameter in form, such as a count of steps, is the same on all ranks.
+        let part = part_at(parts, &name).filter(|part| part.own_shape() == shape).cloned();
+        Ok(Self { name, info: TensorInfo { dtype, shape }, tensor, main_only, part })
+    }
+
+    /// Returns a handle of it where its rows are a chunk of their own.
+    fn in_chunk(&self, place: usize) -> Option<Self> {
+        let part = self.part.as_ref()?;
+        (part.of(place).elements() > 0 || place == 0).then(|| Self {
+            name: self.name.clone(),
+            info: self.info.clone(),
+            tensor: self.tensor.shallow_clone(),
+            main_only: false,
+            part: Some(part.clone()),
+        })
     }
 
     fn bytes(&self) -> u64 {
@@ -209,7 +264,10 @@ fn file_name(name: &str) -> Result<FileName> {
 }
 
 /// A state's tree as text, and its tensors.
-fn split(state: Value<Tensor>) -> Result<(Vec<u8>, Vec<NamedTensor>)> {
+fn split(
+    state: Value<Tensor>,
+    parts: &HashMap<String, Part>,
+) -> Result<(Vec<u8>, Vec<NamedTensor>)> {
     let mut tensors: Vec<NamedTensor> = Vec::new();
     let mut names = HashSet::new();
     let tree = state.try_map(&mut |place, tensor| {
@@ -218,7 +276,7 @@ fn split(state: Value<Tensor>) -> Result<(Vec<u8>, Vec<NamedTensor>)> {
         while !names.insert(name.clone()) {
             name.push('\'');
         }
-        tensors.push(NamedTensor::new(name.clone(), tensor.f_detach()?, false)?);
+        tensors.push(NamedTensor::new(name.clone(), tensor.f_detach()?, false, parts)?);
         Ok::<_, Error>(name)
     })?;
     let mut text = serde_json::to_vec_pretty(&tree.to_json())

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-use brigade_torch::{Result, TorchError};
+use brigade_checkpoint::layout::{MeshAxis, Placement};
+use brigade_torch::{Error, Result, TorchError};
 use parking_lot::Mutex;
 
 use super::buffer_pool::BufferPool;
@@ -14,6 +15,7 @@ use crate::gradients::accumulate::GradientAccumulator;
 use crate::gradients::loss_check::LossCheck;
 use crate::processes::Processes;
 use crate::registry::Registry;
+use crate::sharding::ShardedModels;
 
 /// What all handles of the checkpoints share.
 pub(super) struct Inner {
@@ -23,6 +25,8 @@ pub(super) struct Inner {
     pub(super) accumulator: GradientAccumulator,
     /// Of an Accelerator: weights that a non-finite loss has corrupted are not saved.
     pub(super) loss_check: Option<Arc<LossCheck>>,
+    /// How models are sharded, where they are.
+    pub(super) sharded: Option<Arc<ShardedModels>>,
     /// Whether warnings are left out.
     pub(super) quiet: bool,
     /// A save that is still being written.
@@ -52,6 +56,34 @@ impl Inner {
     pub(super) fn weights_may_be_saved(&self) -> Result<()> {
         self.accumulator.settle()?;
         self.loss_check.as_ref().map_or(Ok(()), |check| check.before_save())
+    }
+
+    /// Fails within a window of accumulation whose gradients are not reduced yet: they are whole on each rank, and a
+    /// checkpoint has what ranks have of them.
+    pub(super) fn gradients_may_be_saved(&self) -> Result<()> {
+        let Some(sharded) = self.sharded.as_ref().filter(|_| self.accumulator.position() > 0)
+        else {
+            return Ok(());
+        };
+        if sharded.models().iter().all(|model| model.reduces_each_batch()) {
+            return Ok(());
+        }
+        Err(Error::invalid_argument(format!(
+            "save_state after {} batches of a window of accumulation: {} reduces gradients at the window's end alone, and \
+             they would be lost; save after the optimizer's step",
+            self.accumulator.position(),
+            sharded.sharding().strategy
+        )))
+    }
+
+    /// Returns the axes of the ranks' mesh, where models are sharded.
+    pub(super) fn mesh(&self) -> Option<Vec<MeshAxis>> {
+        self.sharded.as_ref().map(|sharded| sharded.mesh().axes())
+    }
+
+    /// Returns the placements of a tensor that all ranks have whole.
+    pub(super) fn replicated(&self) -> Vec<Placement> {
+        vec![Placement::Replicate; self.mesh().map_or(1, |axes| axes.len())]
     }
 
     pub(super) fn reset_window(&self) {

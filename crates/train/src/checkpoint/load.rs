@@ -6,16 +6,17 @@ use std::mem;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use brigade_checkpoint::layout::{self, Checkpoint, Object, TensorLocation};
-use brigade_checkpoint::{Error as FileError, Value};
-use brigade_torch::{Error, Result, TensorFile, TorchError, loaded_kind};
+use brigade_checkpoint::layout::{self, Checkpoint, MeshAxis, Object, StoredTensor};
+use brigade_checkpoint::{Error as FileError, Region, TensorInfo, Value};
+use brigade_torch::{Error, Result, TensorFile, TorchError, dtype_of, loaded_kind};
 use parking_lot::Mutex;
 use tch::{Device, Tensor};
 
 use super::inner::Inner;
 use super::ranks::{self, Named};
 use crate::error::TrainError;
-use crate::registry::{Checkpointed, Kind, Worlds};
+use crate::registry::{Checkpointed, Kind, ModelTensor, Worlds};
+use crate::sharding::{Part, part_at};
 use crate::stateful::same_shape;
 
 const SCOPE: &str = "load_state";
@@ -116,10 +117,10 @@ struct Ready {
     objects: Vec<Named>,
     worlds: Worlds,
     /// Straight from the files into these.
-    tensors: Vec<(Tensor, TensorLocation)>,
-    states: Vec<(Arc<dyn Checkpointed>, Value<TensorLocation>)>,
+    tensors: Vec<(Tensor, Wanted)>,
+    states: Vec<(Arc<dyn Checkpointed>, Value<Wanted>)>,
     /// This rank's own, or, on another number of ranks, those of all ranks of the other run.
-    ranks: Vec<Value<TensorLocation>>,
+    ranks: Vec<Value<Wanted>>,
     position: usize,
 }
 
@@ -165,25 +166,27 @@ impl Ready {
         for (name, object) in &objects {
             let saved = find(name)?;
             let about = |reason: String| mismatch(format!("{name}: {reason}"));
+            let parts = object.parts();
             match object.tensors() {
                 Some(model) => {
-                    let mut places = checkpoint.tensors(saved)?;
+                    let mut stored = checkpoint.stored(saved)?;
                     for parameter in model {
-                        let place = places.remove(&parameter.name);
-                        let place =
-                            place.ok_or_else(|| about(format!("it lacks `{}`", parameter.name)))?;
-                        same_shape(&parameter.name, &parameter.tensor, &place.info)
-                            .map_err(about)?;
-                        tensors.push((parameter.tensor, place));
+                        let found = stored.remove(&parameter.name);
+                        let found =
+                            found.ok_or_else(|| about(format!("it lacks `{}`", parameter.name)))?;
+                        let part = parts.get(&parameter.name);
+                        let wanted =
+                            Wanted::of_parameter(&parameter, part, found).map_err(about)?;
+                        tensors.push((parameter.tensor, wanted));
                     }
-                    if let Some(name) = places.into_keys().min() {
+                    if let Some(name) = stored.into_keys().min() {
                         return Err(about(format!("it has `{name}`, which the model lacks")).into());
                     }
                 }
                 None => {
-                    let state = placed(&checkpoint, saved)?;
+                    let state = placed(&checkpoint, saved, &parts)?;
                     let infos =
-                        state.clone().try_map(&mut |_, place| Ok::<_, Error>(place.info))?;
+                        state.clone().try_map(&mut |_, wanted| Ok::<_, Error>(wanted.info()))?;
                     object.check_state_dict(&infos).map_err(about)?;
                     states.push((Arc::clone(object), state));
                 }
@@ -194,15 +197,30 @@ impl Ready {
         let wanted = if worlds.saved == worlds.current { rank..rank + 1 } else { 0..worlds.saved };
         let mut own = Vec::new();
         for rank in wanted {
-            let state = placed(&checkpoint, find(&format!("rank_{rank}"))?)?;
-            for (parameter, place) in ranks::gradients(&state, &objects).map_err(mismatch)? {
-                same_shape("a gradient", &parameter, &place.info).map_err(mismatch)?;
+            let state = placed(&checkpoint, find(&format!("rank_{rank}"))?, &HashMap::new())?;
+            for (parameter, wanted) in ranks::gradients(&state, &objects).map_err(mismatch)? {
+                same_shape("a gradient", &parameter, &wanted.info()).map_err(mismatch)?;
             }
-            let infos = state.clone().try_map(&mut |_, place| Ok::<_, Error>(place.info))?;
+            let infos = state.clone().try_map(&mut |_, wanted| Ok::<_, Error>(wanted.info()))?;
             ranks::check_hooks(&infos, &objects).map_err(mismatch)?;
             own.push(state);
         }
-        let run = placed(&checkpoint, find("run")?)?;
+        let mesh = checkpoints.mesh();
+        let sharded = mesh.is_some() || manifest.mesh.iter().any(|axis| axis.name != "data");
+        let differs = mesh.as_ref().is_none_or(|mesh| *mesh != manifest.mesh);
+        let in_window = own.iter().any(|state| {
+            let gradients = state.get("gradients").and_then(Value::as_dict);
+            gradients.is_some_and(|gradients| !gradients.is_empty())
+        });
+        if sharded && differs && in_window {
+            return Err(mismatch(format!(
+                "it was saved within a window of accumulation on {}, whose gradients are spread over those ranks: go on \
+                 with the same ranks and strategy, or load one that was saved after a step",
+                mesh_text(&manifest.mesh)
+            ))
+            .into());
+        }
+        let run = placed(&checkpoint, find("run")?, &HashMap::new())?;
         let position = run.get("accumulation_position").and_then(Value::as_int);
         let position = position.and_then(|position| usize::try_from(position).ok());
         let position = position
@@ -222,8 +240,10 @@ impl Ready {
     /// then. Returns why the run does not go on bit for bit, where it does not.
     fn restore(self, checkpoints: &Inner) -> Result<Option<String>> {
         let mut files = Files::new(&self.checkpoint);
-        for (_, place) in &self.tensors {
-            files.open(&place.path)?;
+        for (_, wanted) in &self.tensors {
+            for (_, place) in &wanted.stored.chunks {
+                files.open(&place.path)?;
+            }
         }
         let states = self.states.into_iter();
         let states = states.map(|(object, state)| Ok((object, files.read_all(state)?)));
@@ -239,6 +259,7 @@ impl Ready {
                 object.restore(&state, &self.worlds)?;
             }
             read_into(&self.checkpoint, self.tensors)?;
+            self.objects.iter().try_for_each(|(_, object)| object.loaded())?;
             checkpoints.reset_window();
             checkpoints.accumulator.set_position(self.position);
             let same_world = self.worlds.saved == self.worlds.current;
@@ -277,17 +298,60 @@ fn interrupted(path: &Path, source: Error) -> Error {
     TrainError::LoadInterrupted { path: path.to_owned(), source }.into()
 }
 
-/// An object's tree with the places of its tensors.
-fn placed(checkpoint: &Checkpoint, object: &Object) -> Result<Value<TensorLocation>> {
+/// A stored tensor, and what of it this rank has.
+#[derive(Debug, Clone)]
+struct Wanted {
+    stored: StoredTensor,
+    region: Region,
+}
+
+impl Wanted {
+    fn whole(stored: StoredTensor) -> Self {
+        Self { region: Region::whole(&stored.info.shape), stored }
+    }
+
+    fn of_parameter(
+        parameter: &ModelTensor,
+        part: Option<&Part>,
+        stored: StoredTensor,
+    ) -> Result<Self, String> {
+        let Some(part) = part else {
+            same_shape(&parameter.name, &parameter.tensor, &stored.info)?;
+            return Ok(Self::whole(stored));
+        };
+        let dtype = parameter.tensor.f_kind().map_err(|error| error.to_string())?;
+        if stored.info.shape != part.shape || dtype_of(dtype) != Some(stored.info.dtype) {
+            return Err(format!(
+                "`{}` is {} in the checkpoint, but {:?} of {dtype:?} here",
+                parameter.name, stored.info, part.shape
+            ));
+        }
+        Ok(Self { stored, region: part.own() })
+    }
+
+    /// Type and shape of what is wanted.
+    fn info(&self) -> TensorInfo {
+        TensorInfo { dtype: self.stored.info.dtype, shape: self.region.shape.clone() }
+    }
+}
+
+/// An object's tree with its stored tensors, of which `parts` says what this rank has.
+fn placed(
+    checkpoint: &Checkpoint,
+    object: &Object,
+    parts: &HashMap<String, Part>,
+) -> Result<Value<Wanted>> {
     let Some(state) = checkpoint.state(object)? else { return Ok(Value::None) };
-    let mut places = checkpoint.tensors(object)?;
-    state.try_map(&mut |_, name| {
-        places.remove(&name).ok_or_else(|| {
-            FileError::Damaged {
-                path: checkpoint.folder().to_owned(),
-                fact: format!("the tensor `{name}` of {} is missing", object.name),
-            }
-            .into()
+    let mut stored = checkpoint.stored(object)?;
+    state.try_map(&mut |place, name| {
+        let found = stored.remove(&name).ok_or_else(|| FileError::Damaged {
+            path: checkpoint.folder().to_owned(),
+            fact: format!("the tensor `{name}` of {} is missing", object.name),
+        })?;
+        let part = part_at(parts, place).filter(|part| part.shape == found.info.shape);
+        Ok(match part {
+            Some(part) => Wanted { region: part.own(), stored: found },
+            None => Wanted::whole(found),
         })
     })
 }
@@ -330,31 +394,81 @@ impl<'c> Files<'c> {
         Ok(entry.insert(file))
     }
 
-    fn read_all(&mut self, state: Value<TensorLocation>) -> Result<Value<Tensor>> {
-        state.try_map(&mut |name, place| {
-            let kind = loaded_kind(name, place.info.dtype).map_err(|fact| {
-                let path = place.path.clone();
+    fn read_all(&mut self, state: Value<Wanted>) -> Result<Value<Tensor>> {
+        state.try_map(&mut |name, wanted| {
+            let info = wanted.info();
+            let kind = loaded_kind(name, info.dtype).map_err(|fact| {
+                let path = self.checkpoint.folder().to_owned();
                 FileError::Unsupported { path, fact }
             })?;
-            let shape: Vec<i64> = place.info.shape.iter().map(|size| size.cast_signed()).collect();
-            let mut tensor = Tensor::f_empty(shape, (kind, Device::Cpu))?;
-            self.open(&place.path)?.read_into(place.offset, &mut tensor)?;
+            let mut tensor = Tensor::f_empty(signed(&info.shape), (kind, Device::Cpu))?;
+            self.read_wanted(&wanted, &mut tensor)?;
             Ok(tensor)
         })
     }
 
-    fn read_into(&mut self, tensors: Vec<(Tensor, TensorLocation)>) -> Result<()> {
-        tensors.into_iter().try_for_each(|(mut tensor, place)| {
-            self.open(&place.path)?.read_into(place.offset, &mut tensor)
-        })
+    fn read_into(&mut self, tensors: Vec<(Tensor, Wanted)>) -> Result<()> {
+        tensors
+            .into_iter()
+            .try_for_each(|(mut tensor, wanted)| self.read_wanted(&wanted, &mut tensor))
     }
+
+    /// Reads what is wanted out of the chunks that have it. Whole rows are read straight into their places; of chunks
+    /// that cut other dimensions, one at a time lies in memory as well.
+    fn read_wanted(&mut self, wanted: &Wanted, tensor: &mut Tensor) -> Result<()> {
+        let Wanted { stored, region } = wanted;
+        for (chunk, place) in &stored.chunks {
+            let file = self.open(&place.path)?;
+            if chunk == region {
+                file.read_into(place.offset, tensor)?;
+                continue;
+            }
+            let Some(common) = chunk.intersection(region) else { continue };
+            let mut rows = tensor.f_detach()?;
+            for dim in 0..common.shape.len() {
+                let start = common.offset[dim] - region.offset[dim];
+                rows = rows.f_narrow(dim as i64, start as i64, common.shape[dim] as i64)?;
+            }
+            let inner = |it: &Region| it.shape.get(1..).map(<[u64]>::to_vec);
+            if inner(chunk) == inner(&common) {
+                // Bytes of a row: the sizes of a stored tensor were checked to fit 64 bits.
+                let first = common.offset[0] - chunk.offset[0];
+                let row = place.info.bytes().unwrap_or(0) / chunk.shape[0].max(1);
+                file.read_into(place.offset + first * row, &mut rows)?;
+                continue;
+            }
+            let mut whole = Tensor::f_empty(signed(&chunk.shape), (rows.f_kind()?, Device::Cpu))?;
+            file.read_into(place.offset, &mut whole)?;
+            for dim in 0..common.shape.len() {
+                let start = common.offset[dim] - chunk.offset[dim];
+                whole = whole.f_narrow(dim as i64, start as i64, common.shape[dim] as i64)?;
+            }
+            tch::no_grad(|| rows.f_detach()?.f_copy_(&whole))?;
+        }
+        Ok(())
+    }
+}
+
+fn mesh_text(mesh: &[MeshAxis]) -> String {
+    let axes: Vec<String> = mesh.iter().map(|it| format!("{} {}", it.name, it.size)).collect();
+    if axes.is_empty() { "one rank".to_owned() } else { axes.join(" x ") }
+}
+
+fn signed(shape: &[u64]) -> Vec<i64> {
+    shape.iter().map(|size| size.cast_signed()).collect()
 }
 
 /// Reads on two threads, each about half of the bytes: the first half of the files and the second, each through
 /// descriptors of its own, so that the system reads ahead for both. On one where the system starts no other.
-fn read_into(checkpoint: &Checkpoint, mut tensors: Vec<(Tensor, TensorLocation)>) -> Result<()> {
-    tensors.sort_by(|(_, a), (_, b)| (&a.path, a.offset).cmp(&(&b.path, b.offset)));
-    let bytes = |(_, place): &(Tensor, TensorLocation)| place.info.bytes().unwrap_or_default();
+fn read_into(checkpoint: &Checkpoint, mut tensors: Vec<(Tensor, Wanted)>) -> Result<()> {
+    let first = |wanted: &Wanted| {
+        let place = wanted.stored.chunks.iter().find(|(chunk, _)| {
+            chunk.intersection(&wanted.region).is_some_and(|common| common.elements() > 0)
+        });
+        place.map(|(_, place)| (place.path.clone(), place.offset))
+    };
+    tensors.sort_by_cached_key(|(_, wanted)| first(wanted));
+    let bytes = |(_, wanted): &(Tensor, Wanted)| wanted.info().bytes().unwrap_or_default();
     let whole: u64 = tensors.iter().map(bytes).sum();
     let mut before = 0;
     let middle = tensors.iter().position(|tensor| {

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use brigade_checkpoint::FileName;
 use brigade_checkpoint::layout::{
-    self, FileFacts, Manifest, Object, Replaced, Staging, keep_newest, numbered, numbered_path,
-    sweep,
+    self, FileFacts, Manifest, MeshAxis, Object, Replaced, Staging, keep_newest, numbered,
+    numbered_path, sweep,
 };
 use brigade_torch::{DeviceExt, Error, Result, Store, TorchError};
 use serde::{Deserialize, Serialize};
@@ -40,6 +40,8 @@ struct Save {
     flush: bool,
     folder: PathBuf,
     captured: Captured,
+    /// The axes of the ranks' mesh, where models are sharded.
+    mesh: Option<Vec<MeshAxis>>,
     /// Where the copies' memory goes back to; without a copy there is none.
     copies: Option<Arc<BufferPool>>,
     /// On rank 0.
@@ -66,6 +68,7 @@ type Failure = (usize, String);
 /// Captures and copies; the rest is done here or by a thread. Gives the checkpoint's place.
 pub(super) fn begin(inner: &Inner, target: &Target) -> Result<PathBuf> {
     inner.weights_may_be_saved()?;
+    inner.gradients_may_be_saved()?;
     inner.wait()?;
     let job = &inner.processes.job;
     let number = job.saves.fetch_add(1, Ordering::Relaxed);
@@ -115,6 +118,7 @@ pub(super) fn begin(inner: &Inner, target: &Target) -> Result<PathBuf> {
         flush: project.flush,
         folder,
         captured,
+        mesh: inner.mesh(),
         copies: project.keeps_copies().then(|| Arc::clone(&inner.copies)),
         main: main.take(),
     };
@@ -220,6 +224,9 @@ impl Save {
     fn manifest(&self, step: u64, samples: u64, shares: Vec<Share>) -> Manifest {
         let made_by = concat!("brigade ", env!("CARGO_PKG_VERSION"));
         let mut manifest = Manifest { step, samples, ..Manifest::new(made_by, self.ranks) };
+        if let Some(mesh) = &self.mesh {
+            manifest.mesh.clone_from(mesh);
+        }
         for share in shares {
             manifest.objects.extend(share.objects);
             manifest.files.extend(share.files);

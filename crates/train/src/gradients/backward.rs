@@ -12,6 +12,7 @@ use crate::gradients::models::{PreparedModels, scale_gradients};
 use crate::gradients::weighted::{LossWeight, WeightedWindow};
 use crate::precision::scaler::GradScaler;
 use crate::processes::Processes;
+use crate::sharding::ShardedModels;
 
 /// What becomes of a loss's gradients until an optimizer steps: the parts that one Accelerator shares with all that
 /// it prepares.
@@ -23,6 +24,8 @@ pub(crate) struct Gradients {
     pub(crate) scaler: Option<GradScaler>,
     /// `None` when it is off, and with a loss scaler.
     pub(crate) loss_check: Option<Arc<LossCheck>>,
+    /// How models are sharded, where they are.
+    pub(crate) sharded: Option<Arc<ShardedModels>>,
 }
 
 impl Gradients {

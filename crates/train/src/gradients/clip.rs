@@ -64,8 +64,13 @@ impl ClipNorm {
     pub fn clip(&self, parameters: &(impl Parameters + ?Sized)) -> Result<Tensor> {
         self.check()?;
         let gradients = gradients_of(parameters)?;
+        let norm = gradients::norm(&gradients.iter().collect::<Vec<_>>(), self.norm_type)?;
+        self.clip_to(&gradients, norm)
+    }
+
+    /// Scales gradients whose norm, perhaps with those of other ranks, is known.
+    fn clip_to(&self, gradients: &[Tensor], norm: Tensor) -> Result<Tensor> {
         let borrowed: Vec<&Tensor> = gradients.iter().collect();
-        let norm = gradients::norm(&borrowed, self.norm_type)?;
         if self.error_if_nonfinite {
             let norm = norm.f_double_value(&[])?;
             if !norm.is_finite() {
@@ -76,11 +81,6 @@ impl ClipNorm {
         let factor = norm.f_add_scalar(1e-6)?.f_reciprocal()?.f_mul_scalar(self.max_norm)?;
         gradients::multiply(&borrowed, &factor.f_clamp_max(1.0)?)?;
         Ok(norm)
-    }
-
-    fn norm(&self, parameters: &(impl Parameters + ?Sized)) -> Result<Tensor> {
-        let gradients = gradients_of(parameters)?;
-        gradients::norm(&gradients.iter().collect::<Vec<_>>(), self.norm_type)
     }
 
     fn check(&self) -> Result<()> {
@@ -121,13 +121,31 @@ impl Gradients {
                 error_if_nonfinite: options.error_if_nonfinite && !overflows,
                 ..options
             };
-            return options.clip(parameters).map(Some);
+            let norm = self.norm(parameters, options.norm_type)?;
+            return options.clip_to(&gradients_of(parameters)?, norm).map(Some);
         }
-        if self.unscale(parameters)? {
+        let overflowed = self.unscale(parameters)?;
+        let norm = self.norm(parameters, options.norm_type)?;
+        if overflowed {
             // The step will be skipped, and scaling by 0 or NaN would hide why.
-            return options.norm(parameters).map(Some);
+            return Ok(Some(norm));
         }
-        options.clip(parameters).map(Some)
+        options.clip_to(&gradients_of(parameters)?, norm).map(Some)
+    }
+
+    /// The norm of the gradients, those of other ranks' shards included.
+    fn norm(&self, parameters: &(impl Parameters + ?Sized), norm_type: f64) -> Result<Tensor> {
+        match &self.sharded {
+            Some(sharded) => {
+                let mut handles = Vec::new();
+                parameters.each(&mut |parameter| handles.push(parameter.shallow_clone()));
+                sharded.norm(&handles, norm_type)
+            }
+            None => {
+                let gradients = gradients_of(parameters)?;
+                gradients::norm(&gradients.iter().collect::<Vec<_>>(), norm_type)
+            }
+        }
     }
 
     /// Clamps the gradients once the window of accumulation ends.

@@ -140,6 +140,11 @@ impl CommHook {
         Self::Wrapped(compression, Box::new(self))
     }
 
+    /// Returns whether gradients are sent as they are.
+    pub(crate) fn is_none(&self) -> bool {
+        matches!(self, Self::None)
+    }
+
     /// Checks the options.
     pub(crate) fn check(&self) -> Result<()> {
         match self {

@@ -58,6 +58,12 @@ impl Gradients {
         even_batches: &EvenBatches,
         body: impl FnOnce() -> Result<R>,
     ) -> Result<R> {
+        if let Some(sharded) = &self.sharded {
+            return Err(sharded.refuse(
+                "join_uneven_inputs",
+                "a rank without a batch cannot take part in the gathers of a forward",
+            ));
+        }
         let _even = EvenBatchesGuard::new(even_batches, options.even_batches);
         let mut joining = Vec::new();
         models.each_joining(&mut |model| joining.push(model));

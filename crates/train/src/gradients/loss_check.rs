@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use brigade_optim::Optimizer;
 use brigade_torch::{
-    Error, Fetch, LossFlag, NamedTensor, Result, Store, first_elements_are_finite,
+    Error, Fetch, LossFlag, NamedTensor, ProcessGroup, Result, Store, first_elements_are_finite,
     first_elements_not_finite, gradient,
 };
 use parking_lot::Mutex;
@@ -18,6 +18,7 @@ use crate::error::TrainError;
 use crate::gradients::hook::StatefulHook;
 use crate::job::Job;
 use crate::recorder::AtReplay;
+use crate::sharding::ShardedModels;
 
 /// Checks the losses of one [`crate::Accelerator`].
 ///
@@ -41,6 +42,8 @@ pub(crate) struct LossCheck {
     store: Option<Store>,
     state: Mutex<State>,
     models: Mutex<Vec<Weak<CheckedModel>>>,
+    /// Sharded models, whose reductions carry a flag to the rank that has its row alone.
+    sharded: Option<Arc<ShardedModels>>,
     optimizers: Mutex<Vec<Weak<CheckedOptimizer>>>,
 }
 
@@ -125,7 +128,11 @@ impl CheckedModel {
 }
 
 impl LossCheck {
-    pub(crate) fn new(job: &Arc<Job>, options: LossCheckOptions) -> Self {
+    pub(crate) fn new(
+        job: &Arc<Job>,
+        options: LossCheckOptions,
+        sharded: Option<Arc<ShardedModels>>,
+    ) -> Self {
         Self {
             job: Arc::downgrade(job),
             rank: job.rank(),
@@ -135,6 +142,7 @@ impl LossCheck {
             store: job.store().cloned(),
             state: Mutex::default(),
             models: Mutex::default(),
+            sharded,
             optimizers: Mutex::default(),
         }
     }
@@ -177,6 +185,9 @@ impl LossCheck {
         loss: &Tensor,
         backward: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
+        if let Some(group) = self.agreeing_group() {
+            return self.agreed(&group, loss, backward);
+        }
         let models = self.models();
         let mut state = self.state.lock();
         state.backwards += 1;
@@ -210,6 +221,44 @@ impl LossCheck {
             return Ok(());
         }
         self.after_reduction(&reached)
+    }
+
+    /// The ranks of sharded models, which send the check's result before each backward; `None` where gradients carry it.
+    fn agreeing_group(&self) -> Option<ProcessGroup> {
+        self.sharded.as_ref().filter(|sharded| sharded.any())?;
+        self.job.upgrade()?.group()
+    }
+
+    /// Runs the backward of a loss of sharded models when it is finite on all ranks; on a GPU the result is read before
+    /// the next step.
+    fn agreed(
+        &self,
+        group: &ProcessGroup,
+        loss: &Tensor,
+        backward: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let finite = loss.f_detach()?.f_isfinite()?.f_all()?;
+        let own = finite.f_logical_not()?.f_to_kind(Kind::Int64)?.f_reshape([1])?;
+        let all = group.all_gather_flat(&own)?;
+        let mut state = self.state.lock();
+        state.backwards += 1;
+        let reduction = state.reductions;
+        state.reductions += 1;
+        if self.later {
+            let answer = all.f_amax([0i64], true)?.f_add(&own.f_mul_scalar(2i64)?)?;
+            let (backward, fetch) = (state.backwards, Fetch::start(&answer)?);
+            let pending = Pending { backward, reduction, fetch, passed: false, used: None };
+            state.pending.push_back(pending);
+        } else {
+            let ranks = Vec::<i64>::try_from(&all)?;
+            if let Some(rank) = ranks.iter().position(|not_finite| *not_finite != 0) {
+                let found = Found { rank: Some(rank), used: None };
+                drop(state);
+                return Err(self.error(found, self.next_step()));
+            }
+        }
+        drop(state);
+        backward()
     }
 
     /// Flags the gradients with values computed on the device.

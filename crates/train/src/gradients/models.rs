@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use brigade_nn::Model;
-use brigade_torch::{Reducer, Result, gradient};
+use brigade_torch::{Reducer, Result, Sharder, gradient};
 use tch::Tensor;
 
 use crate::gradients::loss_check::CheckedModel;
@@ -17,6 +17,8 @@ pub trait PreparedModels {
     fn each_parameter(&self, f: &mut dyn FnMut(&Tensor));
     /// Calls `f` for each model whose gradients are reduced.
     fn each_joining<'a>(&'a self, f: &mut dyn FnMut(Joining<'a>));
+    /// Calls `f` with the sharder of each sharded model, which has gradients that are not reduced yet.
+    fn each_sharder(&self, f: &mut dyn FnMut(&Sharder));
 }
 
 impl<P: PreparedModels + ?Sized> Parameters for P {
@@ -36,6 +38,8 @@ impl<M> PreparedModels for Model<M> {
     }
 
     fn each_joining<'a>(&'a self, _f: &mut dyn FnMut(Joining<'a>)) {}
+
+    fn each_sharder(&self, _f: &mut dyn FnMut(&Sharder)) {}
 }
 
 impl<P: PreparedModels + ?Sized> PreparedModels for &P {
@@ -49,6 +53,10 @@ impl<P: PreparedModels + ?Sized> PreparedModels for &P {
 
     fn each_joining<'a>(&'a self, f: &mut dyn FnMut(Joining<'a>)) {
         (**self).each_joining(f);
+    }
+
+    fn each_sharder(&self, f: &mut dyn FnMut(&Sharder)) {
+        (**self).each_sharder(f);
     }
 }
 
@@ -65,6 +73,10 @@ macro_rules! several {
 
             fn each_joining<'a>(&'a self, f: &mut dyn FnMut(Joining<'a>)) {
                 $(self.$index.each_joining(f);)+
+            }
+
+            fn each_sharder(&self, f: &mut dyn FnMut(&Sharder)) {
+                $(self.$index.each_sharder(f);)+
             }
         }
     };
@@ -119,6 +131,11 @@ pub(crate) fn scale_gradients(
         });
         if outcome.is_ok() {
             outcome = scaled;
+        }
+    });
+    models.each_sharder(&mut |sharder| {
+        if outcome.is_ok() {
+            outcome = sharder.scale_unreduced(factor);
         }
     });
     outcome

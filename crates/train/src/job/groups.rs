@@ -4,8 +4,12 @@ use std::fmt;
 use std::time::Duration;
 
 use brigade_rank_env::World;
-use brigade_torch::{Backend, Error, GlooDevice, GroupOptions, ProcessGroup, Result, Store};
-use parking_lot::RwLock;
+use brigade_sharding::{Axis, Mesh};
+use brigade_torch::{
+    Backend, Error, GlooDevice, GroupOptions, ProcessGroup, Result, ShardingGroups, Store,
+};
+use parking_lot::{Mutex, RwLock};
+use tch::Device;
 
 /// The process groups of a job and what makes new ones. A group whose messages were cut off in the middle is
 /// unusable, so after an attempt that ran out of memory all ranks reconnect.
@@ -25,6 +29,8 @@ struct Connected {
     world: ProcessGroup,
     /// The ranks of this host, when there are several hosts.
     host: Option<ProcessGroup>,
+    /// Those of sharded models, made for the first of them, with their mesh.
+    sharding: Mutex<Option<(Mesh, ShardingGroups)>>,
 }
 
 impl Groups {
@@ -74,6 +80,18 @@ impl Groups {
     pub(crate) fn host(&self) -> Option<ProcessGroup> {
         self.current.read().host.clone()
     }
+
+    /// Returns the groups of a mesh, which are made at the first call. All ranks take part.
+    pub(crate) fn sharding(&self, mesh: &Mesh) -> Result<ShardingGroups> {
+        let current = self.current.read();
+        let mut known = current.sharding.lock();
+        if let Some((_, groups)) = known.as_ref().filter(|(of, _)| of == mesh) {
+            return Ok(groups.clone());
+        }
+        let groups = sharding_groups(&current.world, mesh)?;
+        *known = Some((mesh.clone(), groups.clone()));
+        Ok(groups)
+    }
 }
 
 impl Connected {
@@ -90,7 +108,7 @@ impl Connected {
             1 => None,
             _ => host_group(&group, world)?,
         };
-        Ok(Self { world: group, host })
+        Ok(Self { world: group, host, sharding: Mutex::default() })
     }
 }
 
@@ -109,6 +127,36 @@ fn host_group(group: &ProcessGroup, world: &World) -> Result<Option<ProcessGroup
         mine = group.subgroup(&ranks)?.or(mine);
     }
     Ok(mine)
+}
+
+/// Makes the groups of a mesh, in one order on all ranks.
+fn sharding_groups(world: &ProcessGroup, mesh: &Mesh) -> Result<ShardingGroups> {
+    let own = |axis: Axis| -> Result<ProcessGroup> {
+        let mut mine = None;
+        for ranks in mesh.groups(axis) {
+            mine = world.subgroup(&ranks)?.or(mine);
+        }
+        mine.ok_or_else(|| {
+            let rank = world.rank();
+            Error::invalid_argument(format!("rank {rank} is in no group of {axis} in mesh {mesh}"))
+        })
+    };
+    Ok(ShardingGroups {
+        gather: own(Axis::ShardContext)?,
+        reduce: own(Axis::ShardContext)?,
+        replicas: (mesh.size(Axis::Replicate) > 1).then(|| own(Axis::Replicate)).transpose()?,
+    })
+}
+
+/// The groups of one rank alone, whose messages are copies.
+pub(super) fn alone(device: Device) -> Result<ShardingGroups> {
+    let store = Store::hash()?;
+    let group = |name: &str| {
+        let options =
+            GroupOptions { name: name.to_owned(), device: Some(device), ..GroupOptions::default() };
+        ProcessGroup::new(&store, 0, 1, Backend::Fake, options)
+    };
+    Ok(ShardingGroups { gather: group("gather")?, reduce: group("reduce")?, replicas: None })
 }
 
 impl fmt::Debug for Groups {

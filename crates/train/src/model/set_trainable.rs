@@ -52,7 +52,10 @@ impl<M> PreparedModel<M> {
     /// thawed parameter. [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     #[track_caller]
     pub fn set_trainable(&mut self, pattern: &str, trainable: bool) -> Result<usize> {
-        let parameters = self.model.parameters();
+        let parameters = match &self.sharded {
+            Some(sharded) => sharded.shards(),
+            None => self.model.parameters(),
+        };
         let wildcard = wildmatch::WildMatch::new(pattern);
         let matching = |parameter: &NamedTensor| wildcard.matches(&parameter.name);
         let trained = |parameter: &NamedTensor| {
@@ -86,6 +89,9 @@ impl<M> PreparedModel<M> {
         for parameter in &parameters {
             clear_gradient(&parameter.tensor)?;
             let _ = parameter.tensor.shallow_clone().f_requires_grad_(trained(parameter))?;
+        }
+        if let Some(sharded) = &self.sharded {
+            sharded.update_trained()?;
         }
         let state = match self.hook_state() {
             Some(hook) => Some(hook.state_dict()?),

@@ -15,17 +15,13 @@ const MODEL_FILE: &str = "model.safetensors";
 impl<M> PreparedModel<M> {
     /// Writes the model's weights from rank 0; the others wait.
     pub(crate) fn save_weights(&self, processes: &Processes, path: &Path) -> Result<()> {
+        let file = file_in(path);
+        if let Some(sharded) = &self.sharded {
+            return sharded.save_weights(&self.model.state_dict(), processes, &file);
+        }
         processes
-            .on_main_process(|| -> Result<()> {
-                let file = file_in(path);
-                let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
-                if let Some(folder) = folder {
-                    std::fs::create_dir_all(folder).map_err(|source| TrainError::File {
-                        action: "cannot make folder",
-                        path: folder.to_owned(),
-                        source,
-                    })?;
-                }
+            .on_main_process(|| {
+                make_folder_of(&file)?;
                 weights::save(&self.model.state_dict(), &file)
             })
             .map(drop)
@@ -39,6 +35,11 @@ impl<M> PreparedModel<M> {
         path: &Path,
         key: Option<&str>,
     ) -> Result<Option<String>> {
+        if let Some(sharded) = &self.sharded {
+            let report = sharded.load_weights(&self.model, processes, path, key)?;
+            let remark = report.and_then(|report| report.remark());
+            return Ok(remark.map(|remark| format!("{}: {remark}", path.display())));
+        }
         let report = processes.on_main_process(|| match key {
             Some(key) => self.model.load_entry(path, key),
             None => self.model.load_weights(path),
@@ -50,6 +51,15 @@ impl<M> PreparedModel<M> {
         let remark = report.and_then(|report| report.remark());
         Ok(remark.map(|remark| format!("{}: {remark}", path.display())))
     }
+}
+
+pub(crate) fn make_folder_of(file: &Path) -> Result<()> {
+    let Some(folder) = file.parent().filter(|folder| !folder.as_os_str().is_empty()) else {
+        return Ok(());
+    };
+    let failed =
+        |source| TrainError::File { action: "cannot make folder", path: folder.to_owned(), source };
+    Ok(std::fs::create_dir_all(folder).map_err(failed)?)
 }
 
 fn file_in(path: &Path) -> PathBuf {

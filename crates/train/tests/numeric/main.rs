@@ -16,6 +16,7 @@ mod precision;
 #[path = "../common/resume.rs"]
 mod resume;
 mod scaler;
+mod sharding;
 mod sync_batch_norm;
 mod uneven;
 mod weighted;

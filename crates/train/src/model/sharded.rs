@@ -1,0 +1,106 @@
+//! The forward of a model whose parameters are spread over ranks, and its whole weights for a scope.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use brigade_nn::{Model, Module};
+use brigade_torch::{Result, TensorTree, grad_enabled};
+
+use super::{ModelContext, PreparedModel, broadcast_all};
+use crate::sharding::{ShardedModel, ShardedModels};
+
+impl ModelContext {
+    /// Spreads a model with rank 0's values over the ranks, and lets the optimizers that were prepared before step its
+    /// shards. All ranks take part.
+    pub(super) fn shard<M>(
+        &self,
+        model: &mut Model<M>,
+        models: &ShardedModels,
+    ) -> Result<Arc<ShardedModel>> {
+        let plan = models.plan(model, &self.job)?;
+        if let Some(group) = self.job.group() {
+            broadcast_all(&group, &model.parameters())?;
+            broadcast_all(&group, &model.buffers())?;
+        }
+        let sharded = models.shard(model, plan, &self.job)?;
+        for optimizer in self.registry.optimizers() {
+            models.take_over(&optimizer)?;
+        }
+        Ok(sharded)
+    }
+}
+
+impl<M> PreparedModel<M> {
+    pub(super) fn sharded_forward<Input>(
+        &self,
+        sharded: &ShardedModel,
+        input: Input,
+    ) -> Result<M::Output>
+    where
+        M: Module<Input>,
+        M::Output: TensorTree<Owned = M::Output>,
+    {
+        let sync = self.inner.sync.load(Ordering::Relaxed);
+        if grad_enabled() {
+            sharded.sharder().set_sync(sync || sharded.reduces_each_batch())?;
+        }
+        self.send_buffers()?;
+        let output = sharded.sharder().run_root(|| self.computed(input))?;
+        if self.model.is_training() {
+            self.inner.buffers_differ.store(true, Ordering::Relaxed);
+        }
+        Ok(output)
+    }
+
+    /// Replaces the buffers by rank 0's, where they may differ.
+    pub(super) fn send_buffers(&self) -> Result<()> {
+        if self.inner.buffers_differ.swap(false, Ordering::Relaxed)
+            && let Some(group) = self.context.job.group()
+        {
+            broadcast_all(&group, &self.model.buffers())?;
+        }
+        Ok(())
+    }
+
+    /// Runs `read` with the whole parameters of a sharded model, on every rank; without sharding the model is passed as
+    /// it is. Within the scope a rank needs memory for the whole model.
+    ///
+    /// ```
+    /// use brigade_nn::{Linear, Model};
+    /// use brigade_sharding::Sharding;
+    /// use brigade_train::Accelerator;
+    /// use tch::Kind;
+    ///
+    /// let accelerator =
+    ///     Accelerator::builder().cpu(true).quiet(true).sharding(Sharding::zero3()).build()?;
+    /// let model = accelerator.prepare(Model::new(|path| Linear::new(path, 4, 2))?)?;
+    /// let norm = model.gathered(|model| Ok(model.parameters()[0].tensor.f_norm()?))?;
+    /// assert!(norm.double_value(&[]) > 0.0);
+    /// let outside = model.inner().parameters()[0].tensor.f_sum(Kind::Float);
+    /// assert!(outside.unwrap_err().to_string().contains("gathered"));
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of `read`; [`brigade_torch::ErrorKind::Communication`] when a peer is gone; an error inside of another
+    /// `gathered`.
+    pub fn gathered<T>(&self, read: impl FnOnce(&Model<M>) -> Result<T>) -> Result<T> {
+        match &self.sharded {
+            Some(sharded) => sharded.sharder().gathered(|| read(&self.model)),
+            None => read(&self.model),
+        }
+    }
+
+    /// Runs `write` with the whole parameters of a sharded model, on every rank, and takes this rank's rows of what it
+    /// has written over into the shards. Every rank writes the same values.
+    ///
+    /// # Errors
+    /// As [`PreparedModel::gathered`]; after an error of `write` the shards are as before.
+    pub fn gathered_mut<T>(&mut self, write: impl FnOnce(&mut Model<M>) -> Result<T>) -> Result<T> {
+        let Self { model, sharded, .. } = self;
+        match sharded {
+            Some(sharded) => sharded.sharder().gathered_mut(|| write(model)),
+            None => write(model),
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! Models whose parameters, gradients and optimizer states are spread over the ranks.
+
+mod norm;
+mod part;
+mod weights;
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+use brigade_nn::Model;
+use brigade_optim::Optimizer;
+use brigade_sharding::{Axis, Mesh, ReduceGradients, Sharding, ShardingPlan, Strategy};
+use brigade_torch::{Error, NamedTensor, ProcessGroup, Result, Sharder, TensorId};
+use parking_lot::Mutex;
+use tch::Tensor;
+
+pub(crate) use part::{Part, part_at};
+
+use crate::job::Job;
+use crate::precision::NumericsOptions;
+
+/// How an Accelerator shards models, and those that it has prepared.
+pub(crate) struct ShardedModels {
+    sharding: Sharding,
+    mesh: Mesh,
+    /// Shared with Accelerators of another precision, whose optimizers may step them.
+    models: Arc<Mutex<Vec<Weak<ShardedModel>>>>,
+}
+
+/// A model whose parameters are spread over ranks.
+pub(crate) struct ShardedModel {
+    sharder: Arc<Sharder>,
+    /// Behind a lock, since tensors are not shared between threads.
+    parameters: Mutex<Vec<ShardedParameter>>,
+    /// Identities of all shards.
+    shards: HashSet<TensorId>,
+}
+
+/// A parameter with this rank's rows of it.
+pub(crate) struct ShardedParameter {
+    /// Its names: several where it is tied.
+    pub(crate) names: Vec<String>,
+    /// The model's own tensor, which has memory inside of its unit alone.
+    pub(crate) whole: Tensor,
+    /// This rank's rows, which the optimizer steps.
+    pub(crate) shard: Tensor,
+    /// `None` for a parameter without dimensions, which every rank has whole.
+    pub(crate) part: Option<Part>,
+}
+
+impl ShardedModels {
+    pub(crate) fn new(sharding: Sharding, world_size: usize) -> Result<Self> {
+        let mesh = sharding.mesh(world_size).map_err(refused)?;
+        Ok(Self { sharding, mesh, models: Arc::default() })
+    }
+
+    /// Returns the same with the type of parameters that a precision wants.
+    pub(crate) fn with_precision(&self, options: &mut NumericsOptions) -> Result<Self> {
+        let mut sharding = self.sharding.clone();
+        sharding.mixed.param = None;
+        let sharding = options.with_sharding(sharding)?;
+        Ok(Self { sharding, mesh: self.mesh.clone(), models: Arc::clone(&self.models) })
+    }
+
+    pub(crate) fn sharding(&self) -> &Sharding {
+        &self.sharding
+    }
+
+    pub(crate) fn mesh(&self) -> &Mesh {
+        &self.mesh
+    }
+
+    /// Returns the plan of a model, the same on all ranks, which take part.
+    pub(crate) fn plan<M>(&self, model: &Model<M>, job: &Job) -> Result<ShardingPlan> {
+        let parameters = model.sharding_parameters()?;
+        let plan = ShardingPlan::new(&parameters, &self.sharding, &self.mesh).map_err(refused)?;
+        if let Some(group) = job.group() {
+            compare(&group, &plan)?;
+        }
+        Ok(plan)
+    }
+
+    /// Spreads a model over the ranks, all of which have the same values. All take part.
+    pub(crate) fn shard<M>(
+        &self,
+        model: &mut Model<M>,
+        plan: ShardingPlan,
+        job: &Job,
+    ) -> Result<Arc<ShardedModel>> {
+        let groups = job.sharding_groups(&self.mesh)?;
+        let place = self.mesh.coordinate(job.rank(), Axis::ShardContext).map_err(refused)?;
+        let writers = writers(&self.mesh).map_err(refused)?;
+        let whole = model.parameters();
+        let (sharder, shards) = model.shard(groups, plan)?;
+        let mut planned: Vec<_> = sharder.plan().parameters().collect();
+        planned.sort_unstable_by_key(|planned| planned.index);
+        let parameters = planned.into_iter().zip(whole).zip(shards);
+        let parameters = parameters.map(|((planned, whole), shard)| ShardedParameter {
+            names: planned.parameter.names.clone(),
+            whole: whole.tensor,
+            shard: shard.tensor,
+            part: (!planned.slot.is_scalar).then(|| {
+                let placements = sharder.plan().state_placements(planned);
+                Part::new(planned.parameter.shape.clone(), place, &writers, placements)
+            }),
+        });
+        let parameters: Vec<ShardedParameter> = parameters.collect();
+        let shards = parameters.iter().map(|it| TensorId::of(&it.shard)).collect();
+        let sharded =
+            Arc::new(ShardedModel { sharder, parameters: Mutex::new(parameters), shards });
+        let mut models = self.models.lock();
+        models.retain(|known| known.strong_count() > 0);
+        models.push(Arc::downgrade(&sharded));
+        Ok(sharded)
+    }
+
+    /// Lets an optimizer that was made with whole parameters step the shards of all models.
+    pub(crate) fn take_over(&self, optimizer: &Optimizer) -> Result<()> {
+        let mut optimizer = optimizer.clone();
+        for model in self.models() {
+            model.with_parameters(|parameters| {
+                let pairs: Vec<(&Tensor, &Tensor)> =
+                    parameters.iter().map(|it| (&it.whole, &it.shard)).collect();
+                optimizer.replace_with_shards(&pairs)
+            })?;
+            if model.is_stepped_by(&optimizer) && !optimizer.is_elementwise() {
+                return Err(Error::invalid_argument(
+                    "an optimizer whose rule needs whole parameters was built of a sharded model: use an elementwise \
+                     one such as AdamW, or train without sharding",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the models of an optimizer that it has stepped.
+    pub(crate) fn stepped(&self, optimizer: &Optimizer) -> Result<()> {
+        let concerned = self.models().into_iter().filter(|model| model.is_stepped_by(optimizer));
+        concerned.map(|model| model.sharder.shards_changed()).collect()
+    }
+
+    /// Drops gradients of this optimizer's models that were not reduced.
+    pub(crate) fn cleared(&self, optimizer: &Optimizer) -> Result<()> {
+        let concerned = self.models().into_iter().filter(|model| model.is_stepped_by(optimizer));
+        concerned.map(|model| model.sharder.clear_unreduced()).collect()
+    }
+
+    /// Returns the parts that this rank has of an optimizer's states, by the names of their parameters.
+    pub(crate) fn parts_of(&self, optimizer: &Optimizer) -> HashMap<String, Part> {
+        let models = self.models();
+        let concerned = models.iter().filter(|model| model.is_stepped_by(optimizer));
+        concerned.flat_map(|model| model.parts()).collect()
+    }
+
+    /// Returns whether any prepared model is still there.
+    pub(crate) fn any(&self) -> bool {
+        !self.models().is_empty()
+    }
+
+    pub(crate) fn models(&self) -> Vec<Arc<ShardedModel>> {
+        self.models.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Fails for what needs gradients that are whole on each rank.
+    pub(crate) fn refuse(&self, what: &str, why: &str) -> Error {
+        Error::invalid_argument(format!(
+            "{what} does not go together with sharding ({}): {why}; train without sharding, or without {what}",
+            self.sharding.strategy
+        ))
+    }
+}
+
+impl ShardedModel {
+    pub(crate) fn sharder(&self) -> &Arc<Sharder> {
+        &self.sharder
+    }
+
+    pub(crate) fn plan(&self) -> &ShardingPlan {
+        self.sharder.plan()
+    }
+
+    pub(crate) fn with_parameters<R>(&self, f: impl FnOnce(&[ShardedParameter]) -> R) -> R {
+        f(&self.parameters.lock())
+    }
+
+    /// Returns the shards under their first names, of all parameters.
+    pub(crate) fn shards(&self) -> Vec<NamedTensor> {
+        let shard = |it: &ShardedParameter| NamedTensor {
+            name: it.names[0].clone(),
+            tensor: it.shard.shallow_clone(),
+        };
+        self.with_parameters(|parameters| parameters.iter().map(shard).collect())
+    }
+
+    /// Returns whether each backward reduces gradients, whatever the window of accumulation.
+    pub(crate) fn reduces_each_batch(&self) -> bool {
+        let sharding = self.plan().sharding();
+        sharding.strategy != Strategy::Zero1 && sharding.reduce == ReduceGradients::EachBatch
+    }
+
+    /// Returns the parts that this rank has, by all names of their parameters.
+    pub(crate) fn parts(&self) -> Vec<(String, Part)> {
+        self.with_parameters(|parameters| {
+            let parts = parameters.iter().filter_map(|it| Some((it, it.part.as_ref()?)));
+            let named = parts.flat_map(|(it, part)| it.names.iter().map(move |name| (name, part)));
+            named.map(|(name, part)| (name.clone(), part.clone())).collect()
+        })
+    }
+
+    /// Trains the parameters whose shards require a gradient from now on.
+    pub(crate) fn update_trained(&self) -> Result<()> {
+        self.sharder.clear_unreduced()?;
+        for ShardedParameter { whole, shard, .. } in &*self.parameters.lock() {
+            let _ = whole.shallow_clone().f_requires_grad_(shard.requires_grad())?;
+        }
+        self.sharder.update_trained()
+    }
+
+    /// Returns the name of a parameter that is trained, and was frozen when its shard was made or last looked at.
+    pub(crate) fn thawed(&self) -> Option<String> {
+        let differs =
+            |it: &&ShardedParameter| it.whole.requires_grad() && !it.shard.requires_grad();
+        self.with_parameters(|parameters| Some(parameters.iter().find(differs)?.names[0].clone()))
+    }
+
+    /// Returns the shard of the parameter that has this name.
+    pub(crate) fn shard(&self, name: &str) -> Option<Tensor> {
+        self.with_parameters(|parameters| {
+            let named = |it: &&ShardedParameter| it.names.iter().any(|known| known == name);
+            Some(parameters.iter().find(named)?.shard.shallow_clone())
+        })
+    }
+
+    fn is_stepped_by(&self, optimizer: &Optimizer) -> bool {
+        optimizer.with_parameters(|stepped| {
+            stepped.iter().any(|tensor| self.shards.contains(&TensorId::of(tensor)))
+        })
+    }
+}
+
+/// Compares the plan with those of all ranks.
+fn compare(group: &ProcessGroup, plan: &ShardingPlan) -> Result<()> {
+    let own = plan.fingerprint();
+    let all: Vec<u64> = group.all_gather_object(&own)?;
+    let Some(other) = all.iter().position(|other| *other != all[0]) else { return Ok(()) };
+    let texts: Vec<String> = group.all_gather_object(&plan.description())?;
+    let rank = if own == all[0] { other } else { 0 };
+    let difference = plan.difference(&texts[rank]).map(|difference| difference.to_string());
+    Err(Error::invalid_argument(format!(
+        "the sharded models of ranks {} and {rank} differ, and nothing was prepared: {}; build the same model with the \
+         same settings on every rank",
+        group.rank(),
+        difference.unwrap_or_else(|| "their plans have different fingerprints".to_owned())
+    )))
+}
+
+/// Returns the rank that writes each part to a checkpoint: replicas share the work.
+fn writers(mesh: &Mesh) -> Result<Arc<[usize]>, brigade_sharding::ShardingError> {
+    let mut holders: Vec<Vec<usize>> = vec![Vec::new(); mesh.size(Axis::ShardContext)];
+    for rank in 0..mesh.world_size() {
+        holders[mesh.coordinate(rank, Axis::ShardContext)?].push(rank);
+    }
+    Ok(holders.iter().enumerate().map(|(place, ranks)| ranks[place % ranks.len()]).collect())
+}
+
+/// Returns what `brigade launch` says of sharding.
+pub(crate) fn sharding_from_env() -> Result<Option<Sharding>> {
+    Ok(None) // TEMPORARY
+}
+
+pub(crate) fn refused(error: brigade_sharding::ShardingError) -> Error {
+    Error::invalid_argument(error.to_string())
+}
+
+impl fmt::Debug for ShardedModels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ShardedModels")
+            .field("sharding", &self.sharding)
+            .field("mesh", &self.mesh)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,181 @@
+//! Weights of sharded models to and from files, one tensor at a time.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use brigade_checkpoint::safetensors::layout;
+use brigade_checkpoint::{TensorInfo, TensorReader, WeightsReader};
+use brigade_nn::weights::WeightsWriter;
+use brigade_nn::{LoadReport, Model, StateDict};
+use brigade_torch::{Error, Result, TensorId, TensorRead, dtype_of};
+use tch::{Device, Tensor};
+
+use super::{Part, ShardedModel, ShardedParameter};
+use crate::model::make_folder_of;
+use crate::processes::Processes;
+
+impl ShardedModel {
+    /// Writes whole weights from rank 0, in the types of the shards. Beside the shards a rank has one tensor in memory.
+    pub(crate) fn save_weights(
+        &self,
+        state: &StateDict,
+        processes: &Processes,
+        file: &Path,
+    ) -> Result<()> {
+        let tensors: Vec<Saved> =
+            state.iter().map(|(name, tensor)| self.saved(name, tensor)).collect();
+        let infos: Vec<(&str, TensorInfo)> = state
+            .iter()
+            .map(|(name, _)| name)
+            .zip(tensors.iter().map(|it| it.info()))
+            .map(|(name, info)| Ok((name, info?)))
+            .collect::<Result<_>>()?;
+        let mut writer = processes.on_main_process(|| {
+            make_folder_of(file)?;
+            WeightsWriter::create(file, &infos)
+        })?;
+        // The order of the file, which all ranks know, since all take part in each gather.
+        let mut outcome = Ok(());
+        for place in layout(file, &infos)?.order {
+            let whole = tensors[place].whole(self)?;
+            // After an error the other ranks still wait for this one in the gathers that follow.
+            if let (Some(writer), Ok(())) = (&mut writer, &outcome) {
+                outcome = writer.write(&whole);
+            }
+        }
+        let finished = processes.on_main_process(|| {
+            outcome?;
+            writer.map_or(Ok(()), WeightsWriter::finish)
+        });
+        finished.map(drop)
+    }
+
+    fn saved(&self, name: &str, tensor: &Tensor) -> Saved {
+        let of = |it: &ShardedParameter| (it.shard.shallow_clone(), it.part.clone());
+        let found = self.with_parameters(|parameters| {
+            parameters.iter().find(|it| it.names.iter().any(|known| known == name)).map(of)
+        });
+        match found {
+            Some((shard, Some(part))) => Saved::Rows(shard, part),
+            Some((shard, None)) => Saved::Whole(shard),
+            None => Saved::Whole(tensor.shallow_clone()),
+        }
+    }
+
+    /// Reads weights on rank 0, and sends each rank what it has of them. Returns the report, on rank 0. Beside the shards
+    /// a rank has one tensor in memory.
+    pub(crate) fn load_weights<M>(
+        &self,
+        model: &Model<M>,
+        processes: &Processes,
+        path: &Path,
+        key: Option<&str>,
+    ) -> Result<Option<LoadReport>> {
+        let reader = processes.on_main_process(|| -> Result<_> {
+            let reader = WeightsReader::open_entry(path, key)?;
+            model.matched(&reader)?;
+            reader.verify()?;
+            Ok(reader)
+        })?;
+        // A second look, since the names of the first borrow the reader.
+        let (matched, report) = match &reader {
+            Some(reader) => model.matched(reader).map(|(values, report)| (values, Some(report)))?,
+            None => (Vec::new(), None),
+        };
+        let mut from: HashMap<TensorId, TensorReader<'_>> = HashMap::new();
+        for (reader, into) in matched {
+            from.entry(TensorId::of(&into)).or_insert(reader);
+        }
+        let mut outcome = Ok(());
+        let parameters = self.parameters.lock();
+        for ShardedParameter { whole, shard, part, .. } in &*parameters {
+            let values = Tensor::f_zeros(whole.size(), (shard.f_kind()?, Device::Cpu))?;
+            self.receive(&from, whole, &values, processes, &mut outcome)?;
+            let rows = match part {
+                Some(part) => narrow_to(&values, part)?,
+                None => values,
+            };
+            tch::no_grad(|| shard.f_detach()?.f_copy_(&rows))?;
+        }
+        drop(parameters);
+        for buffer in model.buffers() {
+            let (size, kind) = (buffer.tensor.size(), buffer.tensor.f_kind()?);
+            let values = Tensor::f_empty(size, (kind, Device::Cpu))?;
+            tch::no_grad(|| values.shallow_clone().f_copy_(&buffer.tensor))?;
+            self.receive(&from, &buffer.tensor, &values, processes, &mut outcome)?;
+            tch::no_grad(|| buffer.tensor.f_detach()?.f_copy_(&values))?;
+        }
+        self.sharder.shards_changed()?;
+        processes.on_main_process(|| outcome)?;
+        Ok(report)
+    }
+
+    /// Reads a tensor's values on rank 0 and sends them to all. A file that cannot be read any more leaves `outcome` an
+    /// error, and the other ranks take part to the end.
+    fn receive(
+        &self,
+        from: &HashMap<TensorId, TensorReader<'_>>,
+        tensor: &Tensor,
+        values: &Tensor,
+        processes: &Processes,
+        outcome: &mut Result<()>,
+    ) -> Result<()> {
+        if let (Some(reader), true) = (from.get(&TensorId::of(tensor)), outcome.is_ok()) {
+            *outcome = TensorRead::whole(*reader, values.shallow_clone()).read();
+        }
+        let Some(group) = processes.group() else { return Ok(()) };
+        let mut sent = values.f_to_device(processes.device())?;
+        group.broadcast(&mut sent, 0)?;
+        tch::no_grad(|| values.shallow_clone().f_copy_(&sent))?;
+        Ok(())
+    }
+}
+
+/// A tensor of a state dictionary.
+enum Saved {
+    Whole(Tensor),
+    /// This rank's rows.
+    Rows(Tensor, Part),
+}
+
+impl Saved {
+    fn info(&self) -> Result<TensorInfo> {
+        let (tensor, shape) = match self {
+            Self::Whole(tensor) => {
+                (tensor, tensor.size().iter().map(|size| size.unsigned_abs()).collect())
+            }
+            Self::Rows(shard, part) => (shard, part.shape.clone()),
+        };
+        let kind = tensor.f_kind()?;
+        let dtype = dtype_of(kind).ok_or_else(|| {
+            Error::invalid_argument(format!("a file of weights cannot hold a tensor of {kind:?}"))
+        })?;
+        Ok(TensorInfo { dtype, shape })
+    }
+
+    /// Returns the whole tensor. All ranks take part.
+    fn whole(&self, model: &ShardedModel) -> Result<Tensor> {
+        let (shard, part) = match self {
+            Self::Whole(tensor) => return Ok(tensor.f_detach()?),
+            Self::Rows(shard, part) => (shard, part),
+        };
+        let shape: Vec<i64> = part.shape.iter().map(|size| size.cast_signed()).collect();
+        let mut room = shape.clone();
+        room[0] = part.of(0).shape[0].cast_signed();
+        let padded = Tensor::f_zeros(&room, (shard.f_kind()?, shard.device()))?;
+        let own = padded.f_narrow(0, 0, shard.size()[0])?;
+        tch::no_grad(|| own.shallow_clone().f_copy_(shard))?;
+        let all = model.sharder.groups().gather.all_gather_flat(&padded)?;
+        let mut rows = shape.clone();
+        rows[0] = -1;
+        if padded.numel() == 0 {
+            return Ok(Tensor::f_empty(&shape, (shard.f_kind()?, Device::Cpu))?);
+        }
+        Ok(all.f_reshape(&rows)?.f_narrow(0, 0, shape[0])?)
+    }
+}
+
+fn narrow_to(values: &Tensor, part: &Part) -> Result<Tensor> {
+    let own = part.own();
+    Ok(values.f_narrow(0, own.offset[0].cast_signed(), own.shape[0].cast_signed())?)
+}

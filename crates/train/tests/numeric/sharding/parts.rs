@@ -1,0 +1,122 @@
+//! Parameters that are frozen and thawed, optimizers of shards, buffers, and types of the computation.
+
+use brigade_optim::{AdamW, Group};
+use brigade_sharding::{MixedPrecision, Sharding};
+use brigade_testkit::assert_close;
+use brigade_torch::Trainable;
+use brigade_train::{Accelerator, AcceleratorBuilder, Precision};
+use tch::Kind;
+
+use super::{Recipe, Rule, net, on_ranks, step, values};
+
+const RECIPE: Recipe = Recipe { rule: Rule::AdamW, window: 1, clip: None };
+
+/// Trains, freezes the blocks, trains, thaws them, trains.
+fn with_frozen_blocks(builder: AcceleratorBuilder, ranks: std::ops::Range<usize>) -> Vec<f64> {
+    let accelerator = builder.sync_batch_norm(true).build().unwrap();
+    let model = net();
+    let optimizer = AdamW::default()
+        .lr(1e-2)
+        .group(Group::matching("blocks.*").lr(5e-3))
+        .build(&model)
+        .unwrap();
+    let mut objects = accelerator.prepare((model, optimizer)).unwrap();
+    step(&accelerator, &mut objects, &RECIPE, ranks.clone(), 0).unwrap();
+    assert_eq!(objects.0.set_trainable("blocks.*", false).unwrap(), 12);
+    assert_eq!(objects.1.groups().unwrap().len(), 1);
+    step(&accelerator, &mut objects, &RECIPE, ranks.clone(), 1).unwrap();
+    objects.0.set_trainable("blocks.1.*", true).unwrap();
+    assert_eq!(objects.1.groups().unwrap().len(), 2);
+    step(&accelerator, &mut objects, &RECIPE, ranks, 2).unwrap();
+    values(&objects.0)
+}
+
+#[test]
+fn parameters_freeze_and_thaw() {
+    let expected = with_frozen_blocks(Accelerator::builder().cpu(true).quiet(true), 0..2);
+    for sharding in [Sharding::zero1(), Sharding::zero2(), Sharding::zero3()] {
+        let found = on_ranks(2, |builder, rank| {
+            with_frozen_blocks(builder.sharding(sharding.clone()), rank..rank + 1)
+        });
+        assert_close(&found[0], &expected, 1e-12, 1e-14);
+        assert_eq!(found[0], found[1]);
+    }
+}
+
+/// An optimizer may be prepared before its model, with it, or be built of the prepared one.
+#[test]
+fn an_optimizer_is_built_in_any_order() {
+    let run = |order: usize| {
+        on_ranks(2, |builder, rank| {
+            let accelerator = builder.sharding(Sharding::zero3()).build().unwrap();
+            let model = net();
+            let mut objects = match order {
+                0 => {
+                    let optimizer = RECIPE.rule.build(&model);
+                    let (optimizer, model) = accelerator.prepare((optimizer, model)).unwrap();
+                    (model, optimizer)
+                }
+                1 => {
+                    let optimizer = RECIPE.rule.build(&model);
+                    accelerator.prepare((model, optimizer)).unwrap()
+                }
+                _ => {
+                    let model = accelerator.prepare(model).unwrap();
+                    assert_eq!(model.trainable_parameters()[0].tensor.size()[1], 5);
+                    let optimizer = RECIPE.rule.build(&model);
+                    let optimizer = accelerator.prepare(optimizer).unwrap();
+                    (model, optimizer)
+                }
+            };
+            for number in 0..2 {
+                step(&accelerator, &mut objects, &RECIPE, rank..rank + 1, number).unwrap();
+            }
+            values(&objects.0)
+        })
+    };
+    let expected = run(0);
+    assert_eq!(run(1), expected);
+    assert_eq!(run(2), expected);
+}
+
+/// In 16 bits the loss falls, shards stay in 32, and files have 32.
+#[test]
+fn sixteen_bits() {
+    let cases = [
+        (Some(Precision::Bf16), MixedPrecision::default()),
+        (None, MixedPrecision::bf16()),
+        (Some(Precision::Fp16), MixedPrecision::default()),
+    ];
+    for (precision, mixed) in cases {
+        let losses = on_ranks(2, |builder, rank| {
+            let builder = builder.sharding(Sharding::zero3().mixed(mixed));
+            let builder = match precision {
+                Some(precision) => builder.mixed_precision(precision),
+                None => builder,
+            };
+            let accelerator = builder.build().unwrap();
+            let mut model = net();
+            model.to_kind(Kind::Float).unwrap();
+            let optimizer = RECIPE.rule.build(&model);
+            let (model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();
+            let (inputs, targets) = super::samples(rank, 0);
+            let (inputs, targets) = (inputs.to_kind(Kind::Float), targets.to_kind(Kind::Float));
+            let mut losses = Vec::new();
+            for _ in 0..20 {
+                let output = model.forward(&inputs).unwrap();
+                assert_eq!(output.kind(), Kind::Float);
+                let loss = (output - &targets).square().mean(Kind::Float);
+                accelerator.backward(&loss).unwrap();
+                accelerator.clip_grad_norm(&model, 1.0).unwrap();
+                optimizer.step().unwrap();
+                optimizer.zero_grad().unwrap();
+                losses.push(loss.double_value(&[]));
+            }
+            assert!(model.trainable_parameters().iter().all(|it| it.tensor.kind() == Kind::Float));
+            losses
+        });
+        for losses in losses {
+            assert!(losses[19] < losses[0] * 0.8, "{precision:?} {mixed:?}: {losses:?}");
+        }
+    }
+}
