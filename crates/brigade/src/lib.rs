@@ -98,6 +98,8 @@ pub use brigade_rank_env::{MainError, MainResult};
 pub use brigade_sampling as sampling;
 #[doc(inline)]
 pub use brigade_schedule as schedule;
+#[doc(inline)]
+pub use brigade_sharding as sharding;
 #[cfg(feature = "text")]
 #[doc(inline)]
 pub use brigade_text as text;
@@ -131,6 +133,7 @@ pub mod prelude {
     pub use crate::optim::{Group, Lookahead, Optimizer, Scheduler};
     pub use crate::rank_env::MainResult;
     pub use crate::schedule::{FitOneCycle, LrSchedule, OneCycle, Plateau, Schedule};
+    pub use crate::sharding::Sharding;
     pub use crate::torch::{BackwardOptions, ReduceOp, TensorTree};
     pub use crate::train::{
         Accelerator, AcceleratorBuilder, ClipNorm, CommHook, GradientAccumulationOptions,

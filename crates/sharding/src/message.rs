@@ -141,6 +141,8 @@ impl ShardingPlan {
             self.message(phase, Operation::AllGather, place, Axis::ShardContext, whole)?;
         match (phase, unit.reshard) {
             (Phase::Backward, Reshard::No) => None,
+            // The unit that ran last stays whole: backward begins with it.
+            (Phase::Backward, _) if place + 1 == self.units().len() => None,
             (Phase::Backward, Reshard::To(size)) => {
                 Some(Message { peers: Peers::Part(size), ranks: size as u64, ..message })
             }

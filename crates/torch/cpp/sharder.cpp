@@ -262,9 +262,10 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
     }
   }
 
-  void set_sync(bool sync) {
+  void set_sync(bool sync, bool window_ends) {
     std::lock_guard<std::mutex> lock(mutex_);
     sync_ = sync;
+    window_ends_ = window_ends;
   }
 
   void shards_changed() {
@@ -287,7 +288,7 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
     at::NoGradGuard no_grad;
     for (auto& unit : units_) {
       for (auto& parameter : unit.parameters) {
-        for (auto* sum : {&parameter.kept, &parameter.whole.mutable_grad()}) {
+        for (auto* sum : {&parameter.kept, &parameter.partial, &parameter.whole.mutable_grad()}) {
           if (sum->defined()) {
             sum->mul_(factor.to(sum->device()));
           }
@@ -301,6 +302,7 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
     for (auto& unit : units_) {
       for (auto& parameter : unit.parameters) {
         parameter.kept.reset();
+        parameter.partial.reset();
         parameter.whole.mutable_grad().reset();
       }
     }
@@ -737,7 +739,9 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
       for (auto& unit : units_) {
         finish_reduction(unit);
       }
-      reduce_over_replicas();
+      if (window_ends_) {
+        reduce_over_replicas();
+      }
     }
     for (auto& unit : units_) {
       // The optimizer may write what a gather of a unit that did not run still reads.
@@ -880,6 +884,8 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
   // The order of the last forward.
   std::vector<size_t> learnt_;
   bool sync_ = true;
+  // Whether what replicas have summed goes to the others in the next backward.
+  bool window_ends_ = true;
   bool held_ = false;
   bool in_backward_ = false;
   uint64_t version_ = 0;
@@ -929,8 +935,8 @@ void sharder_leave(const Sharder& sharder, size_t unit, rust::Slice<const Tensor
   sharder.engine->leave(unit, copy_handles(outputs));
 }
 
-void sharder_set_sync(const Sharder& sharder, bool sync) {
-  sharder.engine->set_sync(sync);
+void sharder_set_sync(const Sharder& sharder, bool sync, bool window_ends) {
+  sharder.engine->set_sync(sync, window_ends);
 }
 
 void sharder_shards_changed(const Sharder& sharder) {

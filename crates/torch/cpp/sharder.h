@@ -38,8 +38,9 @@ std::unique_ptr<std::vector<Tensor>> sharder_add_unit(
 // Around a unit's part of a forward.
 void sharder_enter(const Sharder& sharder, size_t unit);
 void sharder_leave(const Sharder& sharder, size_t unit, rust::Slice<const TensorRef> outputs);
-// Whether the next backward reduces; without, whole gradients add up on each rank.
-void sharder_set_sync(const Sharder& sharder, bool sync);
+// Whether the next backward reduces; without, whole gradients add up on each rank. What a rank's replicas have summed
+// goes to the others where `window_ends`.
+void sharder_set_sync(const Sharder& sharder, bool sync, bool window_ends);
 // Multiplies the gradients that add up on this rank, not reduced yet, by one number.
 void sharder_scale_unreduced(const Sharder& sharder, const Tensor& factor);
 // Drops them.

@@ -176,10 +176,13 @@ impl Sharder {
     /// Tells whether the next backwards reduce gradients. Without, whole gradients add up on each rank, and the next
     /// backward that reduces brings their sum (PyTorch's `set_requires_gradient_sync`). Defaults to true.
     ///
+    /// Where parameters are replicated between groups, `window_ends` tells whether the next backward also sums over them
+    /// (PyTorch's `set_is_last_backward`); before, a group's sums add up on its ranks. Defaults to true.
+    ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`].
-    pub fn set_sync(&self, sync: bool) -> Result<(), Error> {
-        ffi::sharder_set_sync(&self.handle.0, sync)
+    pub fn set_sync(&self, sync: bool, window_ends: bool) -> Result<(), Error> {
+        ffi::sharder_set_sync(&self.handle.0, sync, window_ends)
             .map_err(|error| Error::libtorch("Sharder::set_sync", &error))
     }
 

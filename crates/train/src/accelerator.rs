@@ -11,6 +11,7 @@ mod metrics;
 mod precision;
 mod prepare;
 mod processes;
+mod sharding;
 mod watching;
 mod weights;
 
@@ -21,6 +22,7 @@ use std::sync::atomic::AtomicBool;
 use brigade_torch::Result;
 pub use builder::AcceleratorBuilder;
 pub use prepare::Prepare;
+pub use sharding::{MemoryReport, MemoryRow};
 
 use crate::checkpoint::Checkpoints;
 use crate::gradients::backward::Gradients;

@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-use brigade_torch::{Backend, ProcessGroup, Result, StreamEvent, TensorTree, records_graphs};
+use brigade_torch::{
+    Backend, Error, ProcessGroup, Result, StreamEvent, TensorTree, records_graphs,
+};
 use tch::{Device, Kind, Tensor};
 
 use crate::gradients::accumulate::GradientAccumulator;
@@ -12,6 +14,7 @@ use crate::gradients::hook::CommHook;
 use crate::job::Job;
 use crate::processes::Processes;
 use crate::recorder::{Recorded, RecordingGuard};
+use crate::sharding::ShardedModels;
 
 /// A training step that is recorded and replayed where the device can; made by [`crate::Accelerator::capture`].
 #[must_use = "a step does nothing until `run` is called"]
@@ -27,6 +30,8 @@ pub struct CapturedStep<'a, B, R> {
     runs: usize,
     /// Why nothing is recorded.
     plain: Option<String>,
+    /// What the first run returns, where nothing may run.
+    refused: Option<Error>,
 }
 
 pub(crate) type Body<'a, B, R> = Box<dyn FnMut(&B) -> Result<R> + 'a>;
@@ -56,11 +61,19 @@ where
         processes: &Processes,
         accumulator: &GradientAccumulator,
         comm_hook: &CommHook,
+        sharded: Option<&ShardedModels>,
         quiet: bool,
         body: Body<'a, B, R>,
     ) -> Self {
+        let moves = |it: &&ShardedModels| !it.sharding().strategy.keeps_parameters_whole();
         CapturedStep {
-            plain: cannot_record(processes, accumulator, comm_hook),
+            refused: sharded.filter(moves).map(|sharded| {
+                sharded.refuse(
+                    "a captured step",
+                    "a recording holds the memory of parameters, which moves from unit to unit",
+                )
+            }),
+            plain: cannot_record(processes, accumulator, comm_hook, sharded.is_some()),
             processes: processes.clone(),
             accumulator: accumulator.clone(),
             quiet,
@@ -75,8 +88,12 @@ where
     /// # Errors
     /// Those of the body, and of [`crate::PreparedOptimizer::step`]: a non-finite loss of an earlier step among them.
     /// [`brigade_torch::ErrorKind::Communication`] where an earlier replay was not done within the job's time limit,
-    /// with the ranks that did not come.
+    /// with the ranks that did not come. [`brigade_torch::ErrorKind::InvalidArgument`] where the parameters are sharded
+    /// between steps: nothing has run then.
     pub fn run(&mut self, batch: &B) -> Result<R> {
+        if let Some(error) = &self.refused {
+            return Err(Error::invalid_argument(error.to_string()));
+        }
         if self.plain.is_some() {
             return (self.body)(batch);
         }
@@ -181,6 +198,7 @@ fn cannot_record(
     processes: &Processes,
     accumulator: &GradientAccumulator,
     comm_hook: &CommHook,
+    is_sharded: bool,
 ) -> Option<String> {
     let gloo = |group: &ProcessGroup| matches!(group.backend(), Backend::Gloo(_));
     let reason = if !records_graphs(processes.device()) {
@@ -189,6 +207,8 @@ fn cannot_record(
         "gradients are accumulated over several batches"
     } else if processes.job.debug {
         "debug mode compares ranks before each collective"
+    } else if is_sharded {
+        "the optimizer's states are spread over the ranks"
     } else if processes.group().as_ref().is_some_and(gloo) {
         "Gloo's messages go through the host"
     } else if !matches!(comm_hook, CommHook::None | CommHook::Fp16 | CommHook::Bf16) {

@@ -30,7 +30,7 @@ mod sharding;
 mod stateful;
 mod watch;
 
-pub use accelerator::{Accelerator, AcceleratorBuilder, Prepare};
+pub use accelerator::{Accelerator, AcceleratorBuilder, MemoryReport, MemoryRow, Prepare};
 #[doc(hidden)]
 pub use brigade_data::__derive;
 pub use capture::CapturedStep;

@@ -199,6 +199,11 @@ impl ShardedModel {
         sharding.strategy != Strategy::Zero1 && sharding.reduce == ReduceGradients::EachBatch
     }
 
+    /// Returns whether the shards have all gradients after each backward, whatever the window of accumulation.
+    pub(crate) fn has_reduced_gradients(&self) -> bool {
+        self.reduces_each_batch() && self.plan().mesh().size(Axis::Replicate) == 1
+    }
+
     /// Returns the parts that this rank has, by all names of their parameters.
     pub(crate) fn parts(&self) -> Vec<(String, Part)> {
         self.with_parameters(|parameters| {

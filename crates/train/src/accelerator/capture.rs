@@ -4,6 +4,7 @@ use brigade_torch::{Result, TensorTree};
 
 use super::Accelerator;
 use crate::capture::CapturedStep;
+use crate::gradients::backward::Gradients;
 
 impl Accelerator {
     /// Makes a whole training step one call of the GPU's driver: forward, backward, reduction, clipping, optimizer and
@@ -26,7 +27,7 @@ impl Accelerator {
     /// no numbers from the device.
     ///
     /// Where a step cannot be recorded it runs as it is: on a CPU, with Gloo between several ranks, with accumulation
-    /// over several batches, with communication hooks of one's own, in debug mode, and after an operation that waits
+    /// over several batches, with communication hooks of one's own, with sharded models, in debug mode, and after an operation that waits
     /// for the device, of which a line on standard error tells once.
     ///
     /// ```
@@ -62,6 +63,7 @@ impl Accelerator {
         R: TensorTree<Owned = R>,
     {
         let (quiet, hook) = (self.options.quiet, &self.options.models.comm_hook);
-        CapturedStep::new(&self.processes, &self.gradients.accumulator, hook, quiet, Box::new(body))
+        let Gradients { processes, accumulator, sharded, .. } = &self.gradients;
+        CapturedStep::new(processes, accumulator, hook, sharded.as_deref(), quiet, Box::new(body))
     }
 }

@@ -65,12 +65,12 @@ impl Inner {
         else {
             return Ok(());
         };
-        if sharded.models().iter().all(|model| model.reduces_each_batch()) {
+        if sharded.models().iter().all(|model| model.has_reduced_gradients()) {
             return Ok(());
         }
         Err(Error::invalid_argument(format!(
-            "save_state after {} batches of a window of accumulation: {} reduces gradients at the window's end alone, and \
-             they would be lost; save after the optimizer's step",
+            "save_state after {} batches of a window of accumulation: {} sums gradients over all ranks at the window's end \
+             alone, and they would be lost; save after the optimizer's step",
             self.accumulator.position(),
             sharded.sharding().strategy
         )))

@@ -42,7 +42,7 @@ impl<M> PreparedModel<M> {
     {
         let sync = self.inner.sync.load(Ordering::Relaxed);
         if grad_enabled() {
-            sharded.sharder().set_sync(sync || sharded.reduces_each_batch())?;
+            sharded.sharder().set_sync(sync || sharded.reduces_each_batch(), sync)?;
         }
         self.send_buffers()?;
         let output = sharded.sharder().run_root(|| self.computed(input))?;

@@ -2,6 +2,7 @@
 
 mod checkpoints;
 mod limits;
+mod messages;
 mod parts;
 
 use brigade_nn::{Init, Linear, Model, Module, ParamPath, Unit};

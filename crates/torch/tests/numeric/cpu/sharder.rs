@@ -206,7 +206,9 @@ fn steps_are_those_of_one_process() {
                     let (sharder, shards) = shard(&net, groups, &sharding);
                     for step in 0..STEPS {
                         for batch in 0..batches {
-                            sharder.set_sync(!window || batch + 1 == batches).unwrap();
+                            sharder
+                                .set_sync(!window || batch + 1 == batches, batch + 1 == batches)
+                                .unwrap();
                             let tokens = tokens(rank, step * batches + batch);
                             backward(&net.sharded_loss(&sharder, &tokens).unwrap()).unwrap();
                         }
@@ -474,11 +476,11 @@ fn errors_and_panics_leave_the_sharder_usable() {
             let options = BackwardOptions { create_graph: true, ..BackwardOptions::default() };
             let refused = backward_with(&loss, options).unwrap_err().to_string();
             assert!(refused.contains("gradients of gradients"), "{refused}");
-            sharder.set_sync(false).unwrap();
+            sharder.set_sync(false, false).unwrap();
             backward(&net.sharded_loss(sharder, &tokens(rank, 1)).unwrap()).unwrap();
             // What the window's earlier batch has brought stays.
             assert!(fail(false).is_err());
-            sharder.set_sync(true).unwrap();
+            sharder.set_sync(true, true).unwrap();
             backward(&net.sharded_loss(sharder, &tokens(rank, 2)).unwrap()).unwrap();
         },
         |rank, net| {
@@ -547,7 +549,7 @@ fn whole_parameters_and_sums_can_have_types_of_their_own() {
         let sharding = Sharding::zero3().mixed(MixedPrecision::bf16());
         let (sharder, shards) = shard(&net, groups, &sharding);
         for batch in 0..2 {
-            sharder.set_sync(batch == 1).unwrap();
+            sharder.set_sync(batch == 1, batch == 1).unwrap();
             let loss = net.sharded_loss(&sharder, &tokens(rank, batch)).unwrap();
             backward(&loss).unwrap();
         }

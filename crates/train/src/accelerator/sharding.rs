@@ -1,0 +1,171 @@
+//! What ranks share of sharded models: the mesh, and the memory of each kind.
+
+use std::fmt;
+
+use brigade_sharding::{Mesh, Workload};
+use brigade_torch::{Result, gradient};
+use tch::Tensor;
+
+use super::Accelerator;
+use crate::sharding::ShardedModel;
+
+/// Bytes that this rank has of sharded models, by kind: as planned, and as measured so far. Made by
+/// [`Accelerator::memory_report`], and printed as a table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemoryReport {
+    /// One row for each kind.
+    pub rows: Vec<MemoryRow>,
+}
+
+/// One kind of memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryRow {
+    /// What it is for: `parameters`, `gradients`, `optimizer`, `gathered` or `reduced`.
+    pub kind: &'static str,
+    /// Bytes of the rank with the most of them, by the plan.
+    pub planned: u64,
+    /// Bytes of this rank: now, or the most at once for what is gathered and reduced.
+    pub measured: u64,
+}
+
+impl Accelerator {
+    /// Returns the ranks as the grid in which models are sharded and replicated. Without sharding all ranks are along
+    /// `dp_replicate`, since each has the whole model.
+    ///
+    /// ```
+    /// use brigade_sharding::Sharding;
+    /// use brigade_train::Accelerator;
+    /// let accelerator = Accelerator::builder().cpu(true).sharding(Sharding::zero3()).build()?;
+    /// assert_eq!(accelerator.mesh()?.to_string(), "dp_shard 1");
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a world without ranks.
+    pub fn mesh(&self) -> Result<Mesh> {
+        if let Some(sharded) = &self.gradients.sharded {
+            return Ok(sharded.mesh().clone());
+        }
+        let ranks = self.processes.num_processes();
+        Mesh::builder().replicate(ranks).build(ranks).map_err(crate::sharding::refused)
+    }
+
+    /// Returns the memory of the sharded models that are prepared, as planned and as measured so far; `None` where no
+    /// model is sharded.
+    ///
+    /// ```
+    /// use brigade_nn::{Linear, Model};
+    /// use brigade_optim::AdamW;
+    /// use brigade_sharding::Sharding;
+    /// use brigade_train::Accelerator;
+    /// # let accelerator =
+    /// #     Accelerator::builder().cpu(true).quiet(true).sharding(Sharding::zero3()).build()?;
+    /// let model = Model::new(|path| Linear::new(path, 4, 2))?;
+    /// let optimizer = AdamW::default().build(&model)?;
+    /// let (model, optimizer) = accelerator.prepare((model, optimizer))?;
+    /// let report = accelerator.memory_report()?.expect("a sharded model");
+    /// assert_eq!(report.rows[0].measured, 4 * (4 * 2 + 2));
+    /// println!("{report}");
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`brigade_optim::Optimizer::state_dict`].
+    pub fn memory_report(&self) -> Result<Option<MemoryReport>> {
+        let Some(sharded) = &self.gradients.sharded else { return Ok(None) };
+        let models = sharded.models();
+        if models.is_empty() {
+            return Ok(None);
+        }
+        let mut states = Vec::new();
+        for optimizer in self.checkpoints.registry().optimizers() {
+            states.extend(optimizer.state_dict()?.parameters);
+        }
+        let tensors = states.iter().flat_map(|it| &it.tensors).map(|(_, tensor)| tensor);
+        let optimizer: u64 = tensors.map(bytes_of).sum();
+        // As many as the first parameter that has some: elementwise rules keep the same of all.
+        let slots =
+            states.iter().map(|it| it.tensors.iter().filter(|(_, it)| it.dim() > 0).count());
+        let workload = Workload { states: slots.max().unwrap_or(0) as u64, ..Workload::default() };
+        let mut rows = ["parameters", "gradients", "optimizer", "gathered", "reduced"]
+            .map(|kind| MemoryRow { kind, planned: 0, measured: 0 });
+        for model in &models {
+            let planned = model.plan().memory(workload);
+            let measured = measure(model)?;
+            let [parameters, gradients, states, gathered, reduced] = &mut rows;
+            parameters.planned += planned.parameters;
+            gradients.planned += planned.gradients;
+            states.planned += planned.optimizer;
+            gathered.planned += planned.gathered;
+            reduced.planned += planned.reduce;
+            parameters.measured += measured.parameters;
+            gradients.measured += measured.gradients;
+            gathered.measured += measured.gathered;
+            reduced.measured += measured.reduced;
+        }
+        rows[2].measured = optimizer;
+        Ok(Some(MemoryReport { rows: rows.into() }))
+    }
+}
+
+#[derive(Debug, Default)]
+struct Measured {
+    parameters: u64,
+    gradients: u64,
+    gathered: u64,
+    reduced: u64,
+}
+
+fn measure(model: &ShardedModel) -> Result<Measured> {
+    let is_whole = model.plan().sharding().strategy.keeps_parameters_whole();
+    let meter = model.sharder().meter()?;
+    let storages: u64 = model.plan().units().iter().map(|unit| unit.storage_bytes()).sum();
+    let mut measured = Measured {
+        parameters: if is_whole { storages } else { 0 },
+        gathered: if is_whole { 0 } else { meter.peak_gathered_bytes },
+        reduced: meter.peak_reduced_bytes,
+        ..Measured::default()
+    };
+    model.with_parameters(|parameters| -> Result<()> {
+        for parameter in parameters {
+            // The rows of a whole parameter are the shard, where both have one type.
+            if !is_whole || parameter.shard.f_kind()? != parameter.whole.f_kind()? {
+                measured.parameters += bytes_of(&parameter.shard);
+            }
+            let gradients = [gradient(&parameter.shard)?, gradient(&parameter.whole)?];
+            measured.gradients += gradients.iter().flatten().map(bytes_of).sum::<u64>();
+        }
+        Ok(())
+    })?;
+    Ok(measured)
+}
+
+fn bytes_of(tensor: &Tensor) -> u64 {
+    (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64
+}
+
+impl MemoryReport {
+    /// Returns the sum of a rank's bytes by the plan.
+    #[must_use]
+    pub fn planned(&self) -> u64 {
+        self.rows.iter().map(|row| row.planned).sum()
+    }
+
+    /// Returns the sum of this rank's bytes.
+    #[must_use]
+    pub fn measured(&self) -> u64 {
+        self.rows.iter().map(|row| row.measured).sum()
+    }
+}
+
+impl fmt::Display for MemoryReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{:<12}{:>12}{:>12}", "", "planned MB", "measured MB")?;
+        let megabytes = |bytes: u64| bytes as f64 / 1e6;
+        for MemoryRow { kind, planned, measured } in &self.rows {
+            writeln!(f, "{kind:<12}{:>12.1}{:>12.1}", megabytes(*planned), megabytes(*measured))?;
+        }
+        let (planned, measured) = (megabytes(self.planned()), megabytes(self.measured()));
+        write!(f, "{:<12}{planned:>12.1}{measured:>12.1}", "all")
+    }
+}

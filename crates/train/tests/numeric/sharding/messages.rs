@@ -1,0 +1,117 @@
+//! Messages and memory of a step are those of the plan, also on worlds that no machine has.
+
+use std::collections::BTreeMap;
+
+use brigade_models::{Gpt2LmHead, Gpt2Options};
+use brigade_nn::Model;
+use brigade_optim::AdamW;
+use brigade_rank_env::{StoreEndpoint, World, WorldSize};
+use brigade_sharding::{Operation, ReduceGradients, Reshard, Sharding, ShardingPlan};
+use brigade_torch::{Backend, Store};
+use brigade_train::{Accelerator, AcceleratorBuilder};
+use tch::{Device, Kind, Tensor};
+
+/// Of one operation: messages, and bytes that a rank sends.
+type Traffic = BTreeMap<&'static str, (u64, u64)>;
+
+fn planned(plan: &ShardingPlan, micro_batches: u64) -> Traffic {
+    let mut traffic = Traffic::new();
+    for message in plan.messages(micro_batches) {
+        let sum = traffic.entry(message.operation.name()).or_default();
+        sum.0 += 1;
+        sum.1 += message.sent_bytes();
+    }
+    traffic
+}
+
+/// Rank 0 of a world in which every other rank sends what it does.
+fn fake(ranks: usize) -> AcceleratorBuilder {
+    let size = WorldSize::new(ranks).unwrap();
+    let world = World::on_one_host(0, size, StoreEndpoint::alone()).unwrap();
+    let builder = Accelerator::builder().world(world).store(Store::hash().unwrap());
+    builder.backend(Backend::Fake).cpu(true).quiet(true)
+}
+
+fn gpt2() -> Model<Gpt2LmHead> {
+    let options = Gpt2Options {
+        vocab_size: 101,
+        n_embd: 16,
+        n_head: 2,
+        n_layer: 3,
+        n_positions: 8,
+        embd_pdrop: 0.0,
+        attn_pdrop: 0.0,
+        resid_pdrop: 0.0,
+        ..Gpt2Options::default()
+    };
+    Model::new(|path| Gpt2LmHead::new(path, &options)).unwrap()
+}
+
+#[test]
+fn a_step_sends_what_the_plan_says() {
+    let tokens = Tensor::arange(10, (Kind::Int64, Device::Cpu)).view([2, 5]);
+    for ranks in [8, 64, 1024] {
+        let strategies = [
+            Sharding::zero1(),
+            Sharding::zero2(),
+            Sharding::zero3(),
+            Sharding::zero3().reshard_after_forward(Reshard::No),
+            Sharding::zero3().reduce(ReduceGradients::Window),
+            Sharding::hybrid(8),
+        ];
+        for sharding in strategies {
+            // The largest world for those alone that differ by its size.
+            let is_large = [Sharding::zero3(), Sharding::hybrid(8)].contains(&sharding);
+            if ranks == 1024 && !is_large {
+                continue;
+            }
+            let accelerator = fake(ranks).sharding(sharding.clone()).build().unwrap();
+            let model = gpt2();
+            let optimizer = AdamW::default().build(&model).unwrap();
+            let (model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();
+            let mut train = || {
+                for micro in 0..2 {
+                    let backward = || {
+                        let output = model.forward(&tokens)?;
+                        accelerator.backward(&output.square().mean(Kind::Float))
+                    };
+                    if micro == 0 {
+                        accelerator.no_sync(&model, backward).unwrap();
+                    } else {
+                        backward().unwrap();
+                    }
+                }
+                optimizer.step().unwrap();
+                optimizer.zero_grad().unwrap();
+            };
+            // Once before: the engine learns the order of the units, and gathers ahead from then on.
+            train();
+            let sharder = model.sharder().unwrap();
+            let groups = sharder.groups();
+            let all = [Some(&groups.gather), Some(&groups.reduce), groups.replicas.as_ref()];
+            let all: Vec<_> = all.into_iter().flatten().collect();
+            all.iter().for_each(|group| group.reset_traffic());
+            train();
+            let mut found = Traffic::new();
+            for (operation, traffic) in all.iter().flat_map(|group| group.traffic()) {
+                let names = [Operation::AllGather, Operation::ReduceScatter, Operation::AllReduce];
+                let name = names.iter().map(|it| it.name()).find(|name| *name == operation);
+                let sum = found.entry(name.expect("a planned operation")).or_default();
+                sum.0 += traffic.messages;
+                sum.1 += traffic.bytes;
+            }
+            let expected = planned(sharder.plan(), 2);
+            for (operation, (messages, bytes)) in expected {
+                let of = found.remove(operation).unwrap_or_default();
+                // The plan rounds each rank's part of a ring up to whole elements.
+                let rounding = messages * 2 * ranks as u64 * 4;
+                let fits = of.0 == messages && of.1 <= bytes && of.1 + rounding >= bytes;
+                assert!(
+                    fits,
+                    "{ranks} ranks, {sharding:?}: {operation} {of:?}, {messages} {bytes} planned"
+                );
+            }
+            assert!(found.is_empty(), "{found:?}");
+        }
+    }
+}
