@@ -1,5 +1,7 @@
 //! libtorch's profiler: what ran, when, for how long.
 
+mod kineto_thread;
+
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -70,8 +72,10 @@ impl Recording {
     /// [`crate::TorchError::Libtorch`] when this thread is recorded already.
     pub fn start(options: ProfilerOptions) -> Result<Self, Error> {
         let ProfilerOptions { cuda, shapes, memory, flops } = options;
-        ffi::profiler_start(&ffi::ProfilerOptions { cuda, shapes, memory, flops })
-            .map_err(|error| Error::libtorch("profiler_start", &error))?;
+        kineto_thread::around_first_start(|| {
+            ffi::profiler_start(&ffi::ProfilerOptions { cuda, shapes, memory, flops })
+                .map_err(|error| Error::libtorch("profiler_start", &error))
+        })?;
         Ok(Self { running: true, _thread: PhantomData })
     }
 
