@@ -9,6 +9,7 @@ use brigade::models::{IGNORED_LABEL, TokenLoss};
 use brigade::prelude::{
     Accelerator, Kind, Mean, MetricState, ProjectConfiguration, Schedule, Tensor,
 };
+use brigade::sharding::{Sharding, ShardingError, Strategy};
 use brigade::text::SequenceBatch;
 use brigade_plot::{Chart, Plot};
 use clap::Args;
@@ -43,6 +44,19 @@ pub struct Training {
     /// Save the model and its tokenizer here, as `from_pretrained` of Hugging Face's transformers reads them.
     #[arg(long, value_name = "FOLDER")]
     pub save: Option<PathBuf>,
+    /// What the processes divide between them: none, zero1, zero2, zero3 or hybrid=N [default: as the launcher says].
+    #[arg(long, value_name = "STRATEGY", value_parser = ShardingChoice::parse)]
+    pub sharding: Option<ShardingChoice>,
+}
+
+/// A strategy of sharding, or none.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct ShardingChoice(Option<Strategy>);
+
+impl ShardingChoice {
+    fn parse(text: &str) -> Result<Self, ShardingError> {
+        Strategy::parse_setting(text).map(Self)
+    }
 }
 
 impl Training {
@@ -56,6 +70,9 @@ impl Training {
             Accelerator::builder().gradient_accumulation_steps(self.accumulate as usize);
         if let Some(folder) = &common.checkpoint {
             builder = builder.project(ProjectConfiguration::new(folder).total_limit(2));
+        }
+        if let Some(ShardingChoice(strategy)) = self.sharding {
+            builder = builder.sharding(strategy.map(Sharding::from));
         }
         let accelerator = common.accelerator(builder)?;
         accelerator.processes().set_seed_per_process(common.seed.into());

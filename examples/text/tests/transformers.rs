@@ -128,6 +128,40 @@ mod numeric {
         assert_eq!(tokens.count(), 1);
     }
 
+    /// Each strategy has the losses of whole models, is killed and goes on with other ranks and another strategy, and saves
+    /// the same weights.
+    #[test]
+    fn dist_gpt_sharded() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        let weights = |saved: &str| fs::read(folder.join(saved).join("model.safetensors")).unwrap();
+        let run_two = |arguments: &str| {
+            let two = format!("--nproc 2 {GPT} {SMALL_GPT} --epochs 2 --batch-size 8 {arguments}");
+            run(launcher::brigade_beside(GPT), &format!("launch {two}"), folder)
+        };
+        let whole = run_two("--sharding none --save whole");
+        for strategy in ["zero1", "zero2", "zero3", "hybrid=1"] {
+            let text = run_two(&format!("--sharding {strategy} --save {strategy}"));
+            near(&losses(&text), &losses(&whole), 1e-6, &text);
+            near(&validation(&text), &validation(&whole), 1e-3, &text);
+        }
+        // The same bits: the strategies have the same shards, and norms of them.
+        assert_eq!(weights("zero1"), weights("zero3"));
+        assert_eq!(weights("zero2"), weights("zero3"));
+
+        run_two("--sharding zero3 --checkpoint kept --checkpoint-every 2");
+        // Without the newest it goes on in the middle.
+        let kept = fs::read_dir(folder.join("kept/checkpoints")).unwrap();
+        let mut kept: Vec<_> = kept.map(|entry| entry.unwrap().path()).collect();
+        kept.sort();
+        fs::remove_dir_all(kept.pop().unwrap()).unwrap();
+        assert!(!kept.is_empty());
+        let one = "--epochs 2 --batch-size 16 --checkpoint kept --sharding zero2";
+        let text = run(GPT, &format!("{SMALL_GPT} {one}"), folder);
+        assert!(text.contains("Going on after step"), "{text}");
+        near(&losses(&text), &losses(&whole), 1e-5, &text);
+    }
+
     #[test]
     fn dist_glue_alone_again_and_on_two_processes() {
         let folder = tempfile::tempdir().unwrap();

@@ -45,7 +45,7 @@ pub struct AcceleratorBuilder {
     watch: WatchOptions,
     project: ProjectConfiguration,
     /// `None`: as the environment says.
-    sharding: Option<Sharding>,
+    sharding: Option<Option<Sharding>>,
 }
 
 impl AcceleratorBuilder {
@@ -185,7 +185,7 @@ impl AcceleratorBuilder {
 
     /// Spreads the parameters, gradients and optimizer states of the models that are prepared over the ranks (ZeRO,
     /// PyTorch's FSDP). Unless set it is what the environment says (`BRIGADE_SHARDING`, which
-    /// `brigade launch --sharding` sets), else every rank has whole models.
+    /// `brigade launch --sharding` sets), else every rank has whole models; `None` says so whatever the environment.
     ///
     /// The loop stays the same. An optimizer that was built with whole parameters steps this rank's shards from
     /// `prepare` on. Outside of the model's forward the parameters have no memory: read them within
@@ -211,8 +211,8 @@ impl AcceleratorBuilder {
     /// optimizer.step()?;
     /// # Ok::<(), brigade_torch::Error>(())
     /// ```
-    pub fn sharding(mut self, sharding: Sharding) -> Self {
-        self.sharding = Some(sharding);
+    pub fn sharding(mut self, sharding: impl Into<Option<Sharding>>) -> Self {
+        self.sharding = Some(sharding.into());
         self
     }
 
@@ -460,7 +460,7 @@ impl AcceleratorBuilder {
         let job = &processes.job;
         let mut numerics = self.numerics;
         let sharded =
-            self.sharding.map_or_else(sharding_from_env, |sharding| Ok(Some(sharding)))?;
+            self.sharding.map_or_else(sharding_from_env, Ok)?;
         let sharded = match sharded {
             Some(sharding) => {
                 let sharding = numerics.with_sharding(sharding)?;

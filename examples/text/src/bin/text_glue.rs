@@ -173,10 +173,16 @@ fn main() -> MainResult {
     }
     accelerator.checkpoints().wait()?;
     losses.finish(&accelerator, common, training)?;
-    if let Some(folder) = training.save.as_ref().filter(|_| accelerator.is_main_process()) {
+    if let Some(folder) = &training.save {
         model.eval();
-        BertForSequenceClassification::save_pretrained(model.inner(), folder)?;
-        tokenizer.save(folder)?;
+        // On every rank: all take part in gathering the weights of a sharded model.
+        model.gathered(|model| {
+            if accelerator.is_main_process() {
+                BertForSequenceClassification::save_pretrained(model, folder)?;
+                tokenizer.save(folder).map_err(Error::custom)?;
+            }
+            Ok(())
+        })?;
     }
     Ok(accelerator.trackers().finish()?)
 }

@@ -163,14 +163,18 @@ fn main() -> MainResult {
     losses.finish(&accelerator, common, training)?;
 
     model.eval();
-    if accelerator.is_main_process() {
-        let model = model.inner();
-        accelerator.println(options.write(model, &tokenizer)?);
-        if let Some(folder) = &training.save {
-            Gpt2LmHead::save_pretrained(model, folder)?;
-            tokenizer.save(folder)?;
+    // On every rank: all take part in gathering the weights of a sharded model.
+    model.gathered(|model| {
+        if accelerator.is_main_process() {
+            let text = options.write(model, &tokenizer).map_err(Error::custom)?;
+            accelerator.println(text);
+            if let Some(folder) = &training.save {
+                Gpt2LmHead::save_pretrained(model, folder)?;
+                tokenizer.save(folder).map_err(Error::custom)?;
+            }
         }
-    }
+        Ok(())
+    })?;
     Ok(accelerator.trackers().finish()?)
 }
 
