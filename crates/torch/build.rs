@@ -54,6 +54,9 @@ const UNITS: [(&str, &[&str]); 3] = [
     // TorchScript's headers are many, and nothing else needs them.
     ("script", &["script.cpp"]),
 ];
+/// Loops whose results must not depend on the processor or on a compiler's choice. Compiled with the same flags in every
+/// profile, so that tests run the released code.
+const LOOPS: &str = "cpp/step_kernels.cpp";
 /// Needs CUDA's headers.
 const CUDA_UNIT: (&str, &[&str]) =
     ("cuda", &["cuda.cpp", "graph.cpp", "gpu_program.cpp", "nccl.cpp"]);
@@ -109,7 +112,7 @@ fn main() {
     if openmp.is_some() {
         build.flag("-fopenmp");
     }
-    build.compile("brigade_torch");
+    build.objects(loops(&include)).compile("brigade_torch");
 
     println!("cargo::rustc-link-search=native={}", lib.display());
     for library in ["torch_cpu", "c10"] {
@@ -170,6 +173,26 @@ fn openmp(lib: &Path) -> Option<String> {
     let entries = fs::read_dir(lib).expect("libtorch's library folder can be read");
     let mut names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     names.find(|name| name.starts_with("libgomp") && name.contains(".so"))
+}
+
+/// Compiles [`LOOPS`]; the paths of the objects.
+fn loops(include: &Path) -> Vec<PathBuf> {
+    cc::Build::new()
+        .cpp(true)
+        .file(LOOPS)
+        .std("c++20")
+        .opt_level(3)
+        .debug(false)
+        .flag("-isystem")
+        .flag(include.to_str().expect("checked before"))
+        .flag_if_supported("-fvisibility=hidden")
+        // A multiplication and an addition that are contracted to one instruction are rounded once. Which ones are
+        // depends on the processor, and may differ between vectors and the elements after the last vector.
+        .flag("-ffp-contract=off")
+        // So that square roots and conditions become vector instructions. Neither changes a result.
+        .flag_if_supported("-fno-math-errno")
+        .flag_if_supported("-fno-trapping-math")
+        .compile_intermediates()
 }
 
 /// Writes a file that includes others of the folder `cpp`; its path.

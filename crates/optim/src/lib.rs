@@ -2,8 +2,8 @@
 //!
 //! An [`Optimizer`] is built by [`AdamW`], [`Sgd`] and the others from anything
 //! [`Trainable`](brigade_torch::Trainable): a model, tch's `VarStore`, or a list of
-//! [`NamedTensor`](brigade_torch::NamedTensor)s. Its rule runs on libtorch's fused kernels, its parameters
-//! lie in [groups](Group), its state has PyTorch's names. A [`Scheduler`] moves the learning rate by a
+//! [`NamedTensor`](brigade_torch::NamedTensor)s. Its rule steps all parameters of a group at once, its
+//! parameters lie in [groups](Group), its state has PyTorch's names. A [`Scheduler`] moves the learning rate by a
 //! [`LrSchedule`](brigade_schedule::LrSchedule): one of [`brigade_schedule`]'s curves, or any closure.
 //! Nothing here knows of ranks; `brigade-train` puts a wrapper around what it prepares.
 //!

@@ -1,15 +1,17 @@
 #include "brigade-torch/src/bridge.rs.h"
 
-#include "every_cpu.h"
 #include "foreach.h"
+#include "step_ranges.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
+#include <tuple>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace brigade {
@@ -18,34 +20,6 @@ namespace {
 
 // Elements of a parallel task, and of a partial sum: sums do not depend on the number of threads.
 constexpr int64_t kFlatBlock = 16384;
-// Elements whose update waits in the first-level cache for its norm.
-constexpr int64_t kStrip = 1024;
-constexpr int64_t kLanes = 8;
-// Of all rules: parameter, gradient, up to three states.
-constexpr size_t kMostRoles = 5;
-
-// Whether all lie in memory element beside element, in the same order.
-bool is_flat(const std::vector<at::Tensor>& tensors) {
-  const auto& first = tensors[0];
-  const auto kind = first.scalar_type();
-  return first.device().is_cpu() && (kind == at::kFloat || kind == at::kDouble) &&
-      first.is_non_overlapping_and_dense() &&
-      std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& t) {
-           return t.strides() == first.strides() && !t.is_neg();
-         });
-}
-
-// A gradient may lie otherwise than its parameter when it was set by hand.
-void lay_out_as_parameter(std::vector<at::Tensor>& tensors) {
-  auto& gradient = tensors[1];
-  if (tensors[0].is_non_overlapping_and_dense() && gradient.strides() != tensors[0].strides()) {
-    gradient = at::empty_like(tensors[0]).copy_(gradient);
-  }
-}
-
-void changed(const at::Tensor& tensor) {
-  tensor.unsafeGetTensorImpl()->bump_version();
-}
 
 template <typename F>
 void each_block(int64_t numel, const F& run) {
@@ -56,11 +30,6 @@ void each_block(int64_t numel, const F& run) {
     }
   });
 }
-
-struct Norms {
-  double first = 0;
-  double second = 0;
-};
 
 template <typename F>
 Norms sum_of_squares(int64_t numel, const F& run) {
@@ -76,294 +45,100 @@ Norms sum_of_squares(int64_t numel, const F& run) {
   return sum;
 }
 
-// The numbers of a step that the loops use: the rule's, and what follows from them.
 template <typename Step>
-struct Host {
-  explicit Host(const Step& step)
-      : of(step),
-        l2(step.decoupled ? 0 : step.weight_decay),
-        keep(step.decoupled ? 1 - step.lr * step.weight_decay : 1) {}
-
-  const Step& of;
-  double l2;
-  double keep;
-  double size = 0;
-  double mean_scale = 1;
-  double square_scale = 1;
-  double root_scale = 1;
-  bool adaptive = false;
-};
-
-// ---- RMSprop
-
-template <typename T>
-BRIGADE_INLINE void rmsprop_range(
-    T* __restrict parameter, const T* __restrict gradient, T* __restrict square, T* __restrict mean,
-    T* __restrict buffer, int64_t count, const Host<RmsPropStep>& step) {
-  const T lr = step.of.lr, rest = 1 - step.of.alpha, alpha = step.of.alpha, eps = step.of.eps,
-          momentum = step.of.momentum, decay = step.l2, keep = step.keep,
-          sign = step.of.maximize ? -1 : 1;
-  const bool buffers_gradient = step.of.momentum_of_gradient;
-  for (int64_t i = 0; i < count; ++i) {
-    const T weight = parameter[i] * keep;
-    const T slope = sign * gradient[i] + decay * weight;
-    const T squared = alpha * square[i] + rest * (slope * slope);
-    square[i] = squared;
-    T spread = squared;
-    if (mean) {
-      const T moved = mean[i] + rest * (slope - mean[i]);
-      mean[i] = moved;
-      // Rounding must not make it negative.
-      spread = std::max(squared - moved * moved, T(0));
-    }
-    const T denominator = std::sqrt(spread) + eps;
-    T move;
-    if (!buffer) {
-      move = slope / denominator;
-    } else if (buffers_gradient) {
-      buffer[i] = momentum * buffer[i] + slope;
-      move = buffer[i] / denominator;
-    } else {
-      buffer[i] = momentum * buffer[i] + slope / denominator;
-      move = buffer[i];
-    }
-    parameter[i] = weight - lr * move;
-  }
+DecayNumbers decay_of(const Step& step) {
+  return {
+      step.maximize ? -1.0 : 1.0, step.decoupled ? 0 : step.weight_decay,
+      step.decoupled ? 1 - step.lr * step.weight_decay : 1};
 }
 
-// ---- moments, for RAdam, QHAdam and LAMB
+// A rule with norms goes over a parameter twice. In 16 bits the second pass would read what the first has rounded:
+// operations step those, in copies of 32 bits.
+enum class Loops { kElements, kNorms };
 
-template <typename T>
-BRIGADE_INLINE void rectified_range(
-    T* __restrict parameter, const T* __restrict gradient, T* __restrict mean, T* __restrict square,
-    int64_t count, const Host<RectifiedStep>& step) {
-  const T first = 1 - step.of.beta1, beta2 = step.of.beta2, second = 1 - step.of.beta2, size = step.size,
-          root_scale = step.root_scale, eps = step.of.eps, decay = step.l2, keep = step.keep,
-          sign = step.of.maximize ? -1 : 1;
-  const bool adaptive = step.adaptive;
-  for (int64_t i = 0; i < count; ++i) {
-    const T weight = parameter[i] * keep;
-    const T slope = sign * gradient[i] + decay * weight;
-    const T moved = mean[i] + first * (slope - mean[i]);
-    const T squared = beta2 * square[i] + second * (slope * slope);
-    mean[i] = moved;
-    square[i] = squared;
-    const T denominator = adaptive ? std::sqrt(squared) * root_scale + eps : T(1);
-    parameter[i] = weight - size * (moved / denominator);
-  }
+bool has_loops(at::ScalarType kind, Loops loops) {
+  const bool wide = kind == at::kFloat || kind == at::kDouble;
+  return wide || (loops == Loops::kElements && (kind == at::kBFloat16 || kind == at::kHalf));
 }
 
-template <typename T>
-BRIGADE_INLINE void qhadam_range(
-    T* __restrict parameter, const T* __restrict gradient, T* __restrict mean, T* __restrict square,
-    int64_t count, const Host<QhAdamStep>& step) {
-  const T first = 1 - step.of.beta1, beta2 = step.of.beta2, second = 1 - step.of.beta2,
-          mean_scale = step.mean_scale, square_scale = step.square_scale, eps = step.of.eps,
-          slope_part = 1 - step.of.nu1, square_part = 1 - step.of.nu2, lr = step.of.lr,
-          decay = step.l2, keep = step.keep, sign = step.of.maximize ? -1 : 1;
-  for (int64_t i = 0; i < count; ++i) {
-    const T weight = parameter[i] * keep;
-    const T slope = sign * gradient[i] + decay * weight;
-    const T moved = mean[i] + first * (slope - mean[i]);
-    const T squared = beta2 * square[i] + second * (slope * slope);
-    mean[i] = moved;
-    square[i] = squared;
-    const T numerator = slope_part * slope + moved * mean_scale;
-    const T denominator = std::sqrt(square_part * (slope * slope) + squared * square_scale) + eps;
-    parameter[i] = weight - lr * (numerator / denominator);
-  }
-}
-
-template <typename T>
-BRIGADE_INLINE void lamb_moments_range(
-    T* __restrict parameter, const T* __restrict gradient, T* __restrict mean, T* __restrict square,
-    T* __restrict update, int64_t count, const Host<LambStep>& step) {
-  const T first = 1 - step.of.beta1, beta2 = step.of.beta2, second = 1 - step.of.beta2,
-          mean_scale = step.mean_scale, root_scale = step.root_scale, eps = step.of.eps,
-          decay = step.l2, keep = step.keep, sign = step.of.maximize ? -1 : 1;
-  for (int64_t i = 0; i < count; ++i) {
-    const T weight = parameter[i] * keep;
-    const T slope = sign * gradient[i] + decay * weight;
-    const T moved = mean[i] + first * (slope - mean[i]);
-    const T squared = beta2 * square[i] + second * (slope * slope);
-    parameter[i] = weight;
-    mean[i] = moved;
-    square[i] = squared;
-    update[i] = (moved * mean_scale) / (std::sqrt(squared) * root_scale + eps);
-  }
-}
-
-template <typename T>
-BRIGADE_INLINE void lamb_update_range(
-    T* __restrict parameter, const T* __restrict mean, const T* __restrict square, int64_t count,
-    const Host<LambStep>& step, double rate) {
-  const T mean_scale = step.mean_scale, root_scale = step.root_scale, eps = step.of.eps, lr = rate;
-  for (int64_t i = 0; i < count; ++i) {
-    parameter[i] -= lr * ((mean[i] * mean_scale) / (std::sqrt(square[i]) * root_scale + eps));
-  }
-}
-
-template <typename T>
-BRIGADE_INLINE double squares_range(const T* __restrict values, int64_t count) {
-  // Lanes let the compiler use vectors without changing the order of additions.
-  double lanes[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) {
-      const double value = values[i + lane];
-      lanes[lane] += value * value;
+// Which parameters are stepped by loops: those on the CPU, unless numbers of the step are on a device.
+class Split {
+ public:
+  // Roles whose elements lie otherwise than the loops read them (views with gaps, gradients set by hand) become
+  // copies; the role `unchanged` is not written back.
+  Split(
+      Roles& roles, size_t unchanged, Loops kind, rust::Slice<const TensorRef> device, bool operations_only) {
+    for (size_t i = 0; i < roles[0].size(); ++i) {
+      const auto parameter = roles[0][i];
+      if (operations_only || !device.empty() || !parameter.is_cpu() ||
+          !has_loops(parameter.scalar_type(), kind)) {
+        operations.push_back(i);
+        continue;
+      }
+      loops.push_back(i);
+      // In the parameter's order where that is dense, else contiguous.
+      const auto like = parameter.is_non_overlapping_and_dense() && !parameter.is_neg()
+          ? parameter
+          : at::empty(parameter.sizes(), parameter.options());
+      for (size_t role = 0; role < roles.size(); ++role) {
+        auto& own = roles[role][i];
+        if (own.is_non_overlapping_and_dense() && !own.is_neg() && same_order(own, like)) {
+          continue;
+        }
+        const auto copy = at::empty_strided(like.sizes(), like.strides(), like.options()).copy_(own);
+        if (role != unchanged) {
+          copies_.emplace_back(own, copy);
+        }
+        own = copy;
+      }
     }
   }
-  double sum = 0;
-  for (; i < count; ++i) {
-    sum += double(values[i]) * double(values[i]);
-  }
-  for (const double lane : lanes) {
-    sum += lane;
-  }
-  return sum;
-}
 
-// ---- LARS and LARC
-
-template <typename T>
-BRIGADE_INLINE void slope_range(
-    const T* __restrict parameter, const T* __restrict gradient, T* __restrict weight,
-    T* __restrict slope, int64_t count, const Host<LarcStep>& step) {
-  const T decay = step.l2, keep = step.keep, sign = step.of.maximize ? -1 : 1;
-  for (int64_t i = 0; i < count; ++i) {
-    weight[i] = parameter[i] * keep;
-    slope[i] = sign * gradient[i] + decay * weight[i];
-  }
-}
-
-template <typename T>
-BRIGADE_INLINE void larc_range(
-    T* __restrict parameter, const T* __restrict gradient, T* __restrict buffer, int64_t count,
-    const Host<LarcStep>& step, double rate) {
-  const T lr = rate, momentum = step.of.momentum, decay = step.l2, keep = step.keep,
-          sign = step.of.maximize ? -1 : 1;
-  for (int64_t i = 0; i < count; ++i) {
-    const T weight = parameter[i] * keep;
-    T move = sign * gradient[i] + decay * weight;
-    if (buffer) {
-      move += momentum * buffer[i];
-      buffer[i] = move;
+  void write_back() const {
+    for (const auto& [original, copy] : copies_) {
+      original.copy_(copy);
     }
-    parameter[i] = weight - lr * move;
-  }
-}
-
-template <typename T>
-BRIGADE_INLINE void look_ahead_range(T* __restrict fast, T* __restrict slow, int64_t count, double by) {
-  const T alpha = by;
-  for (int64_t i = 0; i < count; ++i) {
-    slow[i] += alpha * (fast[i] - slow[i]);
-    fast[i] = slow[i];
-  }
-}
-
-// The same for both types: attributes choose the CPU for a function, not for a template.
-#define BRIGADE_KERNELS(T)                                                                         \
-  BRIGADE_EVERY_CPU void run_rmsprop(                                                              \
-      T* p, const T* g, T* s, T* m, T* b, int64_t n, const Host<RmsPropStep>& step) {                    \
-    rmsprop_range<T>(p, g, s, m, b, n, step);                                                      \
-  }                                                                                                \
-  BRIGADE_EVERY_CPU void run_rectified(                                                            \
-      T* p, const T* g, T* m, T* s, int64_t n, const Host<RectifiedStep>& step) {                        \
-    rectified_range<T>(p, g, m, s, n, step);                                                       \
-  }                                                                                                \
-  BRIGADE_EVERY_CPU void run_qhadam(                                                               \
-      T* p, const T* g, T* m, T* s, int64_t n, const Host<QhAdamStep>& step) {                     \
-    qhadam_range<T>(p, g, m, s, n, step);                                                          \
-  }                                                                                                \
-  BRIGADE_EVERY_CPU Norms run_lamb_moments(                                                        \
-      T* p, const T* g, T* m, T* s, int64_t n, const Host<LambStep>& step) {                             \
-    T update[kStrip];                                                                              \
-    Norms norms;                                                                                   \
-    for (int64_t i = 0; i < n; i += kStrip) {                                                      \
-      const int64_t count = std::min(kStrip, n - i);                                               \
-      lamb_moments_range<T>(p + i, g + i, m + i, s + i, update, count, step);                      \
-      norms.first += squares_range<T>(p + i, count);                                               \
-      norms.second += squares_range<T>(update, count);                                             \
-    }                                                                                              \
-    return norms;                                                                                  \
-  }                                                                                                \
-  BRIGADE_EVERY_CPU void run_lamb_update(                                                          \
-      T* p, const T* m, const T* s, int64_t n, const Host<LambStep>& step, double rate) {                \
-    lamb_update_range<T>(p, m, s, n, step, rate);                                                  \
-  }                                                                                                \
-  BRIGADE_EVERY_CPU Norms run_larc_norms(const T* p, const T* g, int64_t n, const Host<LarcStep>& step) { \
-    T weight[kStrip], slope[kStrip];                                                               \
-    Norms norms;                                                                                   \
-    for (int64_t i = 0; i < n; i += kStrip) {                                                      \
-      const int64_t count = std::min(kStrip, n - i);                                               \
-      slope_range<T>(p + i, g + i, weight, slope, count, step);                                    \
-      norms.first += squares_range<T>(weight, count);                                              \
-      norms.second += squares_range<T>(slope, count);                                              \
-    }                                                                                              \
-    return norms;                                                                                  \
-  }                                                                                                \
-  BRIGADE_EVERY_CPU void run_larc(                                                                 \
-      T* p, const T* g, T* b, int64_t n, const Host<LarcStep>& step, double rate) {                      \
-    larc_range<T>(p, g, b, n, step, rate);                                                         \
-  }                                                                                                \
-  BRIGADE_EVERY_CPU void run_look_ahead(T* fast, T* slow, int64_t n, double alpha) {               \
-    look_ahead_range<T>(fast, slow, n, alpha);                                                     \
   }
 
-BRIGADE_KERNELS(float)
-BRIGADE_KERNELS(double)
-
-// Calls `run` with a null pointer of the tensors' type.
-template <typename F>
-void by_type(const at::Tensor& tensor, const F& run) {
-  if (tensor.scalar_type() == at::kFloat) {
-    run(static_cast<float*>(nullptr));
-  } else {
-    run(static_cast<double*>(nullptr));
-  }
-}
-
-// Which parameters have their gradient and states in memory as the loops read it. Others, and all where
-// numbers of the step are on a device, are stepped by operations.
-struct Split {
   std::vector<size_t> loops;
   std::vector<size_t> operations;
+
+ private:
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies_;
 };
 
-Split split(Roles& roles, rust::Slice<const TensorRef> device, bool operations) {
-  Split out;
-  for (size_t i = 0; i < roles[0].size(); ++i) {
-    std::vector<at::Tensor> of;
-    for (const auto& role : roles) {
-      of.push_back(role[i]);
-    }
-    const bool loops = !operations && device.empty() && [&] {
-      if (roles.size() > 1 && of[0].is_cpu()) {
-        lay_out_as_parameter(of);
-        roles[kGradient][i] = of[kGradient];
+// Calls `run` with the memory of each role and a number of elements, for ranges that together are all parameters.
+template <typename Run>
+void loop_elements(const Roles& roles, const std::vector<size_t>& indices, const Run& run) {
+  for (const auto kind : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
+    by_type(kind, [&](auto* null) {
+      using T = std::remove_pointer_t<decltype(null)>;
+      std::vector<StepMemory<T>> all;
+      for (const size_t i : indices) {
+        if (roles[0][i].scalar_type() == kind) {
+          all.push_back(memory_of<T>(roles, i));
+        }
       }
-      return is_flat(of);
-    }();
-    (loops ? out.loops : out.operations).push_back(i);
+      each_range(all, [&](size_t index, int64_t begin, int64_t end) {
+        run(all[index].from(begin), end - begin);
+      });
+    });
   }
-  return out;
+  for (const size_t i : indices) {
+    changed(roles[0][i]);
+  }
 }
 
-// Calls `run` with the memory of each role of one parameter, and its number of elements.
+// Calls `run` with the memory of each parameter, one by one.
 template <typename Run>
-void loop(const Roles& roles, const std::vector<size_t>& indices, const Run& run) {
+void loop_tensors(const Roles& roles, const std::vector<size_t>& indices, const Run& run) {
   for (const size_t i : indices) {
     const auto& parameter = roles[0][i];
-    by_type(parameter, [&](auto* null) {
-      using T = std::remove_pointer_t<decltype(null)>;
-      std::array<T*, kMostRoles> memory{};
-      for (size_t role = 0; role < roles.size(); ++role) {
-        memory[role] = roles[role][i].template mutable_data_ptr<T>();
-      }
-      run(memory, parameter.numel());
-    });
+    if (parameter.scalar_type() == at::kFloat) {
+      run(memory_of<float>(roles, i));
+    } else {
+      run(memory_of<double>(roles, i));
+    }
     changed(parameter);
   }
 }
@@ -413,16 +188,15 @@ void rmsprop(
   const bool buffered = step.momentum != 0;
   const size_t wanted = 3 + step.centered + buffered;
   auto roles = roles_of(tensors, count, wanted, wanted, "RMSprop");
-  const auto ways = split(roles, device, operations);
+  const Split ways(roles, kGradient, Loops::kElements, device, operations);
   const size_t mean_at = step.centered ? 3 : kNone, buffer_at = buffered ? wanted - 1 : kNone;
-  const Host<RmsPropStep> numbers(step);
-  loop(roles, ways.loops, [&](const auto& t, int64_t numel) {
-    auto *m = step.centered ? t[mean_at] : nullptr, *b = buffered ? t[buffer_at] : nullptr;
-    each_block(numel, [&](int64_t, int64_t i, int64_t end) {
-      run_rmsprop(
-          t[0] + i, t[1] + i, t[2] + i, m ? m + i : m, b ? b + i : b, end - i, numbers);
-    });
+  const RmsPropNumbers numbers{
+      decay_of(step), step.lr, step.alpha, step.eps, step.momentum, step.momentum_of_gradient};
+  loop_elements(roles, ways.loops, [&](const auto& t, int64_t count) {
+    auto *mean = step.centered ? t[mean_at] : nullptr, *buffer = buffered ? t[buffer_at] : nullptr;
+    rmsprop_loop(t[0], t[1], t[2], mean, buffer, count, numbers);
   });
+  ways.write_back();
   each_piece(chosen(roles, ways.operations), kGradient, [&](Piece& piece) {
     const StepNumbers now(device, piece.device, step.lr, 0);
     const auto &p = piece.roles[0], &squares = piece.roles[2];
@@ -466,18 +240,16 @@ void rectified(
     rust::Slice<const TensorRef> device, bool operations) {
   at::NoGradGuard no_grad;
   auto roles = roles_of(tensors, count, 4, 4, "RAdam");
-  const auto ways = split(roles, device, operations);
+  const Split ways(roles, kGradient, Loops::kElements, device, operations);
   if (!ways.loops.empty()) {
     const auto how = rectification(step, step.lr, step.steps);
-    Host<RectifiedStep> numbers(step);
-    numbers.size = how.size.host();
-    numbers.root_scale = how.root_scale.host();
-    numbers.adaptive = how.adaptive.host() > 0;
-    loop(roles, ways.loops, [&](const auto& t, int64_t numel) {
-      each_block(numel, [&](int64_t, int64_t i, int64_t end) {
-        run_rectified(t[0] + i, t[1] + i, t[2] + i, t[3] + i, end - i, numbers);
-      });
+    const RectifiedNumbers numbers{
+        decay_of(step), step.beta1, step.beta2, step.eps, how.size.host(), how.root_scale.host(),
+        how.adaptive.host() > 0};
+    loop_elements(roles, ways.loops, [&](const auto& t, int64_t count) {
+      rectified_loop(t[0], t[1], t[2], t[3], count, numbers);
     });
+    ways.write_back();
   }
   each_piece(chosen(roles, ways.operations), kGradient, [&](Piece& piece) {
     const StepNumbers now(device, piece.device, step.lr, step.steps);
@@ -504,21 +276,21 @@ void qhadam(
     rust::Slice<const TensorRef> device, bool operations) {
   at::NoGradGuard no_grad;
   auto roles = roles_of(tensors, count, 4, 4, "QHAdam");
-  const auto ways = split(roles, device, operations);
+  const Split ways(roles, kGradient, Loops::kElements, device, operations);
   const auto mean_scale = [&](const Number& steps) {
     return step.nu1 / (1 - power(step.beta1, steps));
   };
   const auto square_scale = [&](const Number& steps) {
     return step.nu2 / (1 - power(step.beta2, steps));
   };
-  Host<QhAdamStep> numbers(step);
-  numbers.mean_scale = mean_scale(step.steps).host();
-  numbers.square_scale = square_scale(step.steps).host();
-  loop(roles, ways.loops, [&](const auto& t, int64_t numel) {
-    each_block(numel, [&](int64_t, int64_t i, int64_t end) {
-      run_qhadam(t[0] + i, t[1] + i, t[2] + i, t[3] + i, end - i, numbers);
-    });
+  const QhAdamNumbers numbers{
+      decay_of(step), step.lr,  step.beta1, step.beta2,
+      step.nu1,       step.nu2, step.eps,   mean_scale(step.steps).host(),
+      square_scale(step.steps).host()};
+  loop_elements(roles, ways.loops, [&](const auto& t, int64_t count) {
+    qhadam_loop(t[0], t[1], t[2], t[3], count, numbers);
   });
+  ways.write_back();
   each_piece(chosen(roles, ways.operations), kGradient, [&](Piece& piece) {
     const StepNumbers now(device, piece.device, step.lr, step.steps);
     const auto &p = piece.roles[0], &means = piece.roles[2], &squares = piece.roles[3];
@@ -543,23 +315,26 @@ void lamb(
     rust::Slice<const TensorRef> device, bool operations) {
   at::NoGradGuard no_grad;
   auto roles = roles_of(tensors, count, 4, 4, "LAMB");
-  const auto ways = split(roles, device, operations);
+  const Split ways(roles, kGradient, Loops::kNorms, device, operations);
   const auto mean_scale = [&](const Number& steps) { return 1 / (1 - power(step.beta1, steps)); };
   const auto root_scale = [&](const Number& steps) {
     return 1 / root(1 - power(step.beta2, steps));
   };
-  Host<LambStep> numbers(step);
-  numbers.mean_scale = mean_scale(step.steps).host();
-  numbers.root_scale = root_scale(step.steps).host();
-  loop(roles, ways.loops, [&](const auto& t, int64_t numel) {
-    const auto sums = sum_of_squares(numel, [&](int64_t i, int64_t end) {
-      return run_lamb_moments(t[0] + i, t[1] + i, t[2] + i, t[3] + i, end - i, numbers);
+  const LambNumbers numbers{
+      decay_of(step), step.beta1, step.beta2, step.eps, mean_scale(step.steps).host(),
+      root_scale(step.steps).host()};
+  loop_tensors(roles, ways.loops, [&](const auto& memory) {
+    const auto sums = sum_of_squares(memory.count, [&](int64_t begin, int64_t end) {
+      const auto t = memory.from(begin);
+      return lamb_moments_loop(t[0], t[1], t[2], t[3], end - begin, numbers);
     });
     const double rate = lamb_rate(step, std::sqrt(sums.first), std::sqrt(sums.second));
-    each_block(numel, [&](int64_t, int64_t i, int64_t end) {
-      run_lamb_update(t[0] + i, t[2] + i, t[3] + i, end - i, numbers, rate);
+    each_block(memory.count, [&](int64_t, int64_t begin, int64_t end) {
+      const auto t = memory.from(begin);
+      lamb_update_loop(t[0], t[2], t[3], end - begin, numbers, rate);
     });
   });
+  ways.write_back();
   each_piece(chosen(roles, ways.operations), kGradient, [&](Piece& piece) {
     const StepNumbers now(device, piece.device, step.lr, step.steps);
     const auto &p = piece.roles[0], &means = piece.roles[2], &squares = piece.roles[3];
@@ -588,18 +363,21 @@ void larc(
   at::NoGradGuard no_grad;
   const bool buffered = step.momentum != 0;
   auto roles = roles_of(tensors, count, 2 + buffered, 2 + buffered, "LARC");
-  const auto ways = split(roles, device, operations);
-  const Host<LarcStep> numbers(step);
-  loop(roles, ways.loops, [&](const auto& t, int64_t numel) {
-    auto* b = buffered ? t[2] : nullptr;
-    const auto sums = sum_of_squares(numel, [&](int64_t i, int64_t end) {
-      return run_larc_norms(t[0] + i, t[1] + i, end - i, numbers);
+  const Split ways(roles, kGradient, Loops::kNorms, device, operations);
+  const LarcNumbers numbers{decay_of(step), step.momentum};
+  loop_tensors(roles, ways.loops, [&](const auto& memory) {
+    const auto sums = sum_of_squares(memory.count, [&](int64_t begin, int64_t end) {
+      const auto t = memory.from(begin);
+      return larc_norms_loop(t[0], t[1], end - begin, numbers);
     });
     const double rate = larc_rate(step, std::sqrt(sums.first), std::sqrt(sums.second));
-    each_block(numel, [&](int64_t, int64_t i, int64_t end) {
-      run_larc(t[0] + i, t[1] + i, b ? b + i : b, end - i, numbers, rate);
+    each_block(memory.count, [&](int64_t, int64_t begin, int64_t end) {
+      // Without momentum the third role is null.
+      const auto t = memory.from(begin);
+      larc_loop(t[0], t[1], t[2], end - begin, numbers, rate);
     });
   });
+  ways.write_back();
   each_piece(chosen(roles, ways.operations), kGradient, [&](Piece& piece) {
     const StepNumbers now(device, piece.device, step.lr, 0);
     const auto& p = piece.roles[0];
@@ -629,16 +407,11 @@ void look_ahead(
     rust::Slice<const TensorRef> device, bool operations) {
   at::NoGradGuard no_grad;
   auto roles = roles_of(tensors, count, 2, 2, "Lookahead");
-  Split ways;
-  for (size_t i = 0; i < count; ++i) {
-    const bool loops = !operations && device.empty() && is_flat({roles[0][i], roles[1][i]});
-    (loops ? ways.loops : ways.operations).push_back(i);
-  }
-  loop(roles, ways.loops, [&](const auto& t, int64_t numel) {
-    each_block(numel, [&](int64_t, int64_t i, int64_t end) {
-      run_look_ahead(t[0] + i, t[1] + i, end - i, step.alpha);
-    });
+  const Split ways(roles, kNone, Loops::kElements, device, operations);
+  loop_elements(roles, ways.loops, [&](const auto& t, int64_t count) {
+    look_ahead_loop(t[0], t[1], count, step.alpha);
   });
+  ways.write_back();
   each_piece(chosen(roles, ways.operations), kNone, [&](Piece& piece) {
     const auto &fast = piece.roles[0], &slow = piece.roles[1];
     const StepNumbers now(device, piece.device, 0, 0);

@@ -1,11 +1,10 @@
 // Optimizer steps that libtorch has no fused kernel for: one pass over the memory of a parameter, its
 // gradient and its state.
 //
-// Each function takes the tensors of `count` parameters, role after role in the order that it names. On the
-// CPU, in float32 and float64, dense and all of one layout, a parameter's are read once, in parallel;
-// elsewhere (CUDA, half precision), and where numbers of the step are on a device, foreach operations step
-// all parameters together. `operations` asks for the latter: for tests that compare the two. `device` is
-// what `StepNumbers` takes.
+// Each function takes the tensors of `count` parameters, role after role in the order that it names. On the CPU a
+// parameter's are read once, in parallel (`step_kernels.h`); elsewhere (CUDA, 16 bits of LAMB and LARC), and where
+// numbers of the step are on a device, foreach operations step all parameters together. `operations` asks for the
+// latter: for tests that compare the two. `device` is what `StepNumbers` takes.
 #pragma once
 
 #include "tensors.h"

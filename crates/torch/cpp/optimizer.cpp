@@ -1,8 +1,8 @@
 #include "brigade-torch/src/bridge.rs.h"
 
 #include "foreach.h"
+#include "step_ranges.h"
 
-#include <ATen/ops/_fused_adagrad.h>
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
@@ -10,9 +10,11 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <cmath>
 #include <initializer_list>
 #include <map>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -20,21 +22,11 @@ namespace brigade {
 
 namespace {
 
-// Whether the elements of two tensors of one shape lie in the same order.
-bool same_order(const at::Tensor& one, const at::Tensor& other) {
-  for (int64_t dimension = 0; dimension < one.dim(); ++dimension) {
-    if (one.size(dimension) > 1 && one.stride(dimension) != other.stride(dimension)) {
-      return false;
-    }
-  }
-  return true;
-}
-
-// The CPU kernels take every tensor for a row of numbers, as long as the parameter: they compare neither
-// sizes nor strides, and copy what is not contiguous in its dimensions' order (channels_last) and back,
-// which takes longer than the step. So they are given rows, after everything was compared here. A gradient
-// that lies otherwise than its parameter (set by hand) is copied, and so is a parameter with gaps (a
-// view), which gets its values back at the end.
+// The loops of the CPU take every tensor for a row of numbers, as long as the parameter, and so do libtorch's kernels
+// when they are given rows; else they copy what is not contiguous in its dimensions' order (channels_last) and back,
+// which takes longer than the step. Neither compares sizes or strides, so everything is compared here. A gradient
+// that lies otherwise than its parameter (set by hand) is copied, and so is a parameter with gaps (a view), which gets
+// its values back at the end.
 class Rows {
  public:
   Rows(List given_parameters, List given_gradients, std::initializer_list<List*> states)
@@ -101,8 +93,11 @@ class Rows {
         other.device(), " in ", other.scalar_type());
   }
 
+  // The loops of the CPU take addresses.
   static void as_row(at::Tensor& tensor) {
-    tensor = tensor.as_strided({tensor.numel()}, {1});
+    if (!tensor.is_cpu()) {
+      tensor = tensor.as_strided({tensor.numel()}, {1});
+    }
   }
 
   std::vector<std::pair<at::Tensor, at::Tensor>> with_gaps_;
@@ -166,6 +161,95 @@ void check_counts(const List& counts, const List& parameters) {
         "a count of steps is one number in Float on its parameter's device, not ",
         count.toString(), " of shape ", count.defined() ? count.sizes() : at::IntArrayRef());
   }
+}
+
+// The value of a number of a step whose parameters are on the CPU, where to read it does not wait.
+double value_of(const Number& number) {
+  return number.on_host() ? number.host() : *number.device().const_data_ptr<double>();
+}
+
+bool is_skipped(const StepNumbers& now) {
+  return now.can_skip() && *now.skip.const_data_ptr<bool>();
+}
+
+DecayNumbers decay_on_cpu(
+    bool maximize, double weight_decay, bool decoupled, double lr, const StepNumbers& now) {
+  const double scale = now.inverse_scale.defined() ? *now.inverse_scale.const_data_ptr<double>() : 1;
+  return {
+      maximize ? -scale : scale, decoupled ? 0 : weight_decay, decoupled ? 1 - lr * weight_decay : 1};
+}
+
+// Calls `run` with each parameter's index, the memory of its roles and a number of elements, for ranges that together
+// are all parameters, which are of one kind.
+template <typename Run>
+void loop_on_cpu(const Roles& roles, const Run& run) {
+  by_type(roles[0][0].scalar_type(), [&](auto* null) {
+    using T = std::remove_pointer_t<decltype(null)>;
+    std::vector<StepMemory<T>> all;
+    all.reserve(roles[0].size());
+    for (size_t i = 0; i < roles[0].size(); ++i) {
+      all.push_back(memory_of<T>(roles, i));
+    }
+    each_range(all, [&](size_t index, int64_t begin, int64_t end) {
+      run(index, all[index].from(begin), end - begin);
+    });
+  });
+  for (const auto& parameter : roles[0]) {
+    changed(parameter);
+  }
+}
+
+void adam_on_cpu(const Roles& roles, const List& counts, const AdamStep& step, const StepNumbers& now) {
+  if (is_skipped(now)) {
+    return;
+  }
+  const double lr = value_of(now.lr);
+  std::vector<AdamNumbers> numbers;
+  numbers.reserve(counts.size());
+  float last = 0;
+  for (const auto& count : counts) {
+    // Mostly all are the same.
+    const float steps = *count.const_data_ptr<float>();
+    if (numbers.empty() || steps != last) {
+      last = steps;
+      numbers.push_back(
+          {decay_on_cpu(step.maximize, step.weight_decay, step.decoupled, lr, now), step.beta1, step.beta2,
+           step.eps, lr / (1 - std::pow(step.beta1, double{steps})),
+           std::sqrt(1 - std::pow(step.beta2, double{steps}))});
+    } else {
+      numbers.push_back(AdamNumbers(numbers.back()));
+    }
+  }
+  loop_on_cpu(roles, [&](size_t index, const auto& t, int64_t count) {
+    adam_loop(t[0], t[1], t[2], t[3], t[4], count, numbers[index]);
+  });
+}
+
+void sgd_on_cpu(const Roles& roles, const SgdStep& step, const StepNumbers& now) {
+  if (is_skipped(now)) {
+    return;
+  }
+  const double lr = value_of(now.lr);
+  const SgdNumbers numbers{
+      decay_on_cpu(step.maximize, step.weight_decay, step.decoupled, lr, now), lr, step.momentum,
+      step.dampening, step.nesterov, step.first};
+  loop_on_cpu(roles, [&](size_t, const auto& t, int64_t count) {
+    sgd_loop(t[0], t[1], step.momentum == 0 ? nullptr : t[2], count, numbers);
+  });
+}
+
+void adagrad_on_cpu(
+    const Roles& roles, const List& counts, const AdagradStep& step, const StepNumbers& now) {
+  const auto decay = decay_on_cpu(step.maximize, step.weight_decay, /*decoupled=*/false, step.lr, now);
+  std::vector<AdagradNumbers> numbers;
+  numbers.reserve(counts.size());
+  for (const auto& count : counts) {
+    const double before = double{*count.const_data_ptr<float>()} - 1;
+    numbers.push_back({decay, step.lr / (1 + before * step.lr_decay), step.eps});
+  }
+  loop_on_cpu(roles, [&](size_t index, const auto& t, int64_t count) {
+    adagrad_loop(t[0], t[1], t[2], count, numbers[index]);
+  });
 }
 
 // SGD with momentum by operations. `weight_decay` is what is added to the gradient.
@@ -256,6 +340,11 @@ void fused_adam(
     const auto &p = rows[i].parameters, &g = rows[i].gradients;
     const auto &m = kinds[i][2], &v = kinds[i][3], &vmax = kinds[i][4], &t = kinds[i][5];
     const StepNumbers now(device, p[0].device(), step.lr, 0);
+    if (p[0].is_cpu()) {
+      adam_on_cpu({p, g, m, v, vmax}, t, step, now);
+      rows[i].write_back();
+      continue;
+    }
     const auto run = [&](const auto& lr) {
       if (step.decoupled) {
         at::_fused_adamw_(
@@ -296,14 +385,18 @@ void fused_sgd(
   for (size_t i = 0; i < kinds.size(); ++i) {
     const auto &p = rows[i].parameters, &g = rows[i].gradients, &buffers = kinds[i][2];
     const StepNumbers now(device, p[0].device(), step.lr, 0);
+    // Kernels take from the host whether buffers are new, which a count on a device decides.
+    const bool count_decides = step.momentum != 0 && !now.steps.on_host() && step.dampening != 0;
+    if (p[0].is_cpu() && !count_decides) {
+      sgd_on_cpu({p, g, buffers}, step, now);
+      rows[i].write_back();
+      continue;
+    }
     if (step.decoupled && step.weight_decay != 0) {
       multiply_list(p, now.unless_skipped(1 - now.lr * step.weight_decay, 1));
     }
     const double added = step.decoupled ? 0 : step.weight_decay;
-    // The kernel takes from the host whether buffers are new, which a count on a device decides. That of the
-    // CPU reads the momentum of 16-bit parameters as if it had 32 bits, past its end.
-    const bool count_decides = !now.steps.on_host() && step.dampening != 0;
-    if (step.momentum != 0 && (count_decides || (p[0].is_cpu() && p[0].element_size() < 4))) {
+    if (count_decides) {
       each_piece({p, g, buffers}, kGradient, [&](Piece& piece) {
         sgd_list(piece, step, added, now);
       });
@@ -342,9 +435,7 @@ void fused_adagrad(
   for (size_t i = 0; i < kinds.size(); ++i) {
     const auto &p = rows[i].parameters, &g = rows[i].gradients, &sums = kinds[i][2];
     if (p[0].is_cpu() && device.empty()) {
-      at::_fused_adagrad_(
-          p, g, sums, kinds[i][3], step.lr, step.lr_decay, step.weight_decay, step.eps,
-          step.maximize);
+      adagrad_on_cpu({p, g, sums}, kinds[i][3], step, StepNumbers(device, p[0].device(), step.lr, 0));
     } else {
       // Not every version of libtorch that this is built with has the kernel for CUDA.
       adagrad_list(p, g, sums, kinds[i][3], step, device);

@@ -1,11 +1,12 @@
 //! Optimizer steps that libtorch has no fused kernel for.
 //!
 //! Each function steps a list of parameters, with a list of gradients and of each state beside it. On the
-//! CPU, in float32 and float64, where a parameter, its gradient and its state lie alike, they are read once,
-//! in parallel; sums do not depend on the number of threads. Elsewhere (CUDA, half precision), and where
-//! numbers of the step are on a device, libtorch's foreach operations step all parameters of a device and
+//! CPU a parameter, its gradient and its state are read once, in parallel, by loops of this crate; sums do not
+//! depend on the number of threads, and what [`rmsprop`], [`rectified`], [`qhadam`] and [`look_ahead`] give an element
+//! depends on its numbers alone ([`fused`](crate::fused)). Elsewhere (CUDA; 16 bits of [`lamb`] and [`larc`]), and
+//! where numbers of the step are on a device, libtorch's foreach operations step all parameters of a device and
 //! kind together: as many operations for a hundred parameters as for one, up to 2^25 elements, and none
-//! waits for the device. There 16-bit parameters and states are computed in float32 and rounded at the end.
+//! waits for the device. 16-bit parameters and states are computed in float32 and rounded at the end.
 //!
 //! In all of them a decoupled weight decay shrinks the weight first, by the learning rate times itself; else
 //! it is added to the gradient, times the weight.

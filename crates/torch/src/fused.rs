@@ -1,4 +1,10 @@
-//! libtorch's fused optimizer kernels: one pass over all parameters of a device and kind, on CPU and CUDA.
+//! Steps of Adam, AdamW, SGD and Adagrad: one pass over all parameters of a device and kind.
+//!
+//! On CUDA they are libtorch's fused kernels. On the CPU they are loops of this crate with the same order of
+//! operations: 16-bit parameters and states are computed in float32 and rounded at the end, and the result of an
+//! element depends on its numbers alone, not on its place, the size of its tensor, the number of threads or the
+//! processor (the bits of a NaN excepted). libtorch's kernels for the CPU do not have that property, which sharded
+//! training needs: a shard's elements are stepped as they are within the whole tensor.
 
 use tch::Tensor;
 

@@ -11,7 +11,7 @@ use crate::rule::{Rule, Step};
 
 builder! {
     /// Adagrad (Duchi, Hazan and Singer, 2011), with the defaults and the arithmetic of
-    /// `torch.optim.Adagrad`, on libtorch's fused kernels.
+    /// `torch.optim.Adagrad(fused=True)`.
     ///
     /// The learning rate is 0.01 unless set, the weight decay 0 and added to the gradient.
     ///

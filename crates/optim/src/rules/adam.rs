@@ -10,8 +10,8 @@ use crate::options::Options;
 use crate::rule::{Rule, Step};
 
 builder! {
-    /// Adam (Kingma and Ba, 2015), with the defaults and the arithmetic of `torch.optim.Adam`, on libtorch's
-    /// fused kernels.
+    /// Adam (Kingma and Ba, 2015), with the defaults and the arithmetic of
+    /// `torch.optim.Adam(fused=True)`.
     ///
     /// The learning rate is 0.001 unless set; the weight decay is 0 unless set, and added to the gradient.
     ///
@@ -42,7 +42,7 @@ impl Adam {
 
 builder! {
     /// AdamW (Loshchilov and Hutter, 2019): Adam with decoupled weight decay, with the defaults and the
-    /// arithmetic of `torch.optim.AdamW`, on libtorch's fused kernels.
+    /// arithmetic of `torch.optim.AdamW(fused=True)`.
     ///
     /// The learning rate is 0.001 unless set; the weight decay is 0.01 unless set, and shrinks the weight by
     /// the learning rate times itself before each step.

@@ -10,8 +10,8 @@ use crate::options::{Options, WeightDecay};
 use crate::rule::{Rule, Step};
 
 builder! {
-    /// Stochastic gradient descent with momentum, with the arithmetic of `torch.optim.SGD`, on libtorch's
-    /// fused kernels. The weight decay is 0 unless set, and added to the gradient.
+    /// Stochastic gradient descent with momentum, with the arithmetic of `torch.optim.SGD(fused=True)`.
+    /// The weight decay is 0 unless set, and added to the gradient.
     ///
     /// ```
     /// use brigade_optim::Sgd;

@@ -16,7 +16,7 @@ use crate::filled::{
 
 type Build = fn(&Model<Filled>) -> Result<Optimizer>;
 
-/// Optimizers with all that changes their operations. The fused kernels of the CPU come first.
+/// Optimizers with all that changes their operations. Those with fused kernels come first.
 const FUSED: [(&str, Build); 8] = [
     ("SGD", |model| Sgd::new(0.125).build(model)),
     ("SGD with momentum", |model| {
@@ -239,7 +239,7 @@ fn dampening_begins_with_the_first_step_that_is_made() {
     assert_eq!(run(true), run(false));
 }
 
-/// libtorch's kernel for the CPU reads such a momentum wrongly.
+/// libtorch's kernel for the CPU, which parameters on the CPU do not use, reads such a momentum wrongly.
 #[test]
 fn sgd_has_a_momentum_in_16_bits() {
     let run = |kind: Kind, nesterov: bool| {
@@ -340,7 +340,8 @@ fn steps_make_as_many_operations_for_many_parameters_as_for_few() {
 #[test]
 fn no_step_reads_a_number_from_the_device() {
     let muon = |model: &Model<Filled>| Muon::default().build(model);
-    // The CPU's fused kernels read a tensor's rate, and Adam's its count of steps; CUDA's take addresses.
+    // libtorch's fused kernels for the CPU, which a GPU made of host memory runs, read a tensor's rate, and Adam's its
+    // count of steps; CUDA's take addresses.
     let fused = FUSED.into_iter().filter(|(name, _)| name.starts_with("SGD"));
     let fused = fused.map(|(name, build)| (name, build, false));
     let others = OPERATIONS.into_iter().filter(|(name, _)| *name != "Muon");

@@ -7,5 +7,6 @@ mod filled;
 mod golden;
 mod groups;
 mod import;
+mod place;
 mod slips;
 mod state;

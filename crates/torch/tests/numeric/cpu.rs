@@ -4,4 +4,5 @@ mod golden;
 mod reduce;
 mod reducer;
 mod sharder;
+mod steps;
 mod sync_batch_norm;

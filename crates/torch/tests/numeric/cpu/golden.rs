@@ -1,5 +1,5 @@
 //! The curve that PyTorch's DistributedDataParallel gave for the CNN of the FashionMNIST example. The
-//! optimizer steps are the fused kernels, so those are proved too.
+//! optimizer steps are those of `fused`, so those are proved too.
 
 use std::collections::BTreeMap;
 
