@@ -20,6 +20,24 @@ pub enum ShardingError {
         or_none: bool,
     },
 
+    /// A setting in JSON that is not one of sharding.
+    #[error(
+        "not a JSON object of sharding: {fault}; write a strategy's name, or an object such as {{\"strategy\": \"zero3\"}}"
+    )]
+    Setting {
+        /// What is wrong.
+        fault: String,
+    },
+
+    /// A variable of the environment with a setting that is wrong.
+    #[error("the variable {name}: {source}")]
+    Variable {
+        /// The variable.
+        name: &'static str,
+        /// What is wrong.
+        source: Box<Self>,
+    },
+
     /// A number of ranks that is 0.
     #[error("the size of {axis} is 0: it must be at least 1")]
     EmptyAxis {

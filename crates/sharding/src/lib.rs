@@ -17,6 +17,7 @@ mod message;
 mod note;
 mod parameter;
 mod plan;
+mod setting;
 pub mod settings;
 mod slot;
 mod strategy;

@@ -271,7 +271,7 @@ fn writers(mesh: &Mesh) -> Result<Arc<[usize]>, brigade_sharding::ShardingError>
 
 /// Returns what `brigade launch` says of sharding.
 pub(crate) fn sharding_from_env() -> Result<Option<Sharding>> {
-    Ok(None) // TEMPORARY
+    Sharding::from_env().map_err(refused)
 }
 
 pub(crate) fn refused(error: brigade_sharding::ShardingError) -> Error {
