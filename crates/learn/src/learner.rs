@@ -93,13 +93,20 @@ impl Learner {
     /// entropy where they name none), no metrics, and the Accelerator's ranks and device.
     ///
     /// # Errors
-    /// When the model cannot be built, or has no parameter.
+    /// When the model cannot be built, or has no parameter; with an Accelerator that shards models.
     pub fn new<X, C>(accelerator: &Accelerator, data: Loaders<X>, model: C) -> Result<Self>
     where
         X: ModelInput,
         C: IntoModel,
         C::Module: for<'a> Module<X::Ref<'a>, Output = Tensor> + 'static,
     {
+        if let Some(sharding) = accelerator.sharding() {
+            return Err(Error::invalid_argument(format!(
+                "a Learner does not train sharded models yet, and the Accelerator shards them ({}): build it with \
+                 `.sharding(None)`, start the program without --sharding, or write the loop with the Accelerator",
+                sharding.strategy
+            )));
+        }
         let model = model.into_model()?;
         let slot: Box<dyn AnyModel> = Box::new(Slot::<C::Module, X>::new(model));
         let groups = vec![slot.parameters().into_iter().map(|it| it.name).collect::<Vec<_>>()];

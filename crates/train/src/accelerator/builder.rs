@@ -459,8 +459,7 @@ impl AcceleratorBuilder {
         };
         let job = &processes.job;
         let mut numerics = self.numerics;
-        let sharded =
-            self.sharding.map_or_else(sharding_from_env, Ok)?;
+        let sharded = self.sharding.map_or_else(sharding_from_env, Ok)?;
         let sharded = match sharded {
             Some(sharding) => {
                 let sharding = numerics.with_sharding(sharding)?;

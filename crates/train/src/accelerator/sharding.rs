@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use brigade_sharding::{Mesh, Workload};
+use brigade_sharding::{Mesh, Sharding, Workload};
 use brigade_torch::{Result, gradient};
 use tch::Tensor;
 
@@ -29,6 +29,12 @@ pub struct MemoryRow {
 }
 
 impl Accelerator {
+    /// Returns how models are sharded that are prepared; `None` where every rank has whole models.
+    #[must_use]
+    pub fn sharding(&self) -> Option<&Sharding> {
+        self.gradients.sharded.as_ref().map(|sharded| sharded.sharding())
+    }
+
     /// Returns the ranks as the grid in which models are sharded and replicated. Without sharding all ranks are along
     /// `dp_replicate`, since each has the whole model.
     ///

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use brigade_checkpoint::layout::{Checkpoint, numbered, numbered_path};
 use brigade_nn::{Linear, Model};
+use brigade_rank_env::env::BRIGADE_SHARDING;
 use brigade_testkit::KillableRanks;
 use brigade_train::{Accelerator, ProjectConfiguration};
 use rand::RngExt;
@@ -125,15 +126,16 @@ fn losses(folder: &Path, rank: usize) -> BTreeMap<usize, String> {
 /// so often as asked for.
 ///
 /// `large`: with a file that goes past the system's cache, and until at least one kill has come while that
-/// was being written.
-fn killed_at_random_instants(world: usize, large: bool) {
+/// was being written. `sharding`: the strategy, as the launcher hands it to the ranks.
+fn killed_at_random_instants(world: usize, large: bool, sharding: &str) {
     let kills = std::env::var("BRIGADE_KILLS").ok().and_then(|number| number.parse().ok());
     let kills: u64 = kills.unwrap_or(if large { 3 } else { 5 });
     let seed = brigade_test_needs::random().u64(..);
     // In memory, where there is such a place: a disk that others use makes a save last seconds.
     let memory = || tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
     let folder = if large { tempfile::tempdir() } else { memory() }.unwrap();
-    let mut variables = vec![(FOLDER, folder.path().as_os_str())];
+    let mut variables =
+        vec![(FOLDER, folder.path().as_os_str()), (BRIGADE_SHARDING, OsStr::new(sharding))];
     if large {
         variables.push((LARGE, OsStr::new("1")));
     }
@@ -183,15 +185,21 @@ fn killed_at_random_instants(world: usize, large: bool) {
 
 #[test]
 fn one_rank_resumes_bit_for_bit() {
-    killed_at_random_instants(1, false);
+    killed_at_random_instants(1, false, "none");
 }
 
 #[test]
 fn two_ranks_resume_bit_for_bit() {
-    killed_at_random_instants(2, false);
+    killed_at_random_instants(2, false, "none");
+}
+
+/// Each rank's rows are in files of its own.
+#[test]
+fn sharded_ranks_resume_bit_for_bit() {
+    killed_at_random_instants(2, false, "zero3");
 }
 
 #[test]
 fn a_large_file_is_whole_or_has_no_name() {
-    killed_at_random_instants(2, true);
+    killed_at_random_instants(2, true, "none");
 }

@@ -15,6 +15,7 @@ use brigade_learn::{
 use brigade_metrics::{Accuracy, ErrorRate, Fold, Folded, Metric, Mse};
 use brigade_nn::{Flatten, Linear, ParamPath, Sequential};
 use brigade_schedule::Annealing;
+use brigade_sharding::Sharding;
 use brigade_testkit::{World, dist_test};
 use brigade_torch::{Error, Result};
 use brigade_train::Accelerator;
@@ -206,6 +207,14 @@ fn rates_and_numbers() {
     assert_eq!(weights(&learner), before);
     assert!(learner.recorder().rows().is_empty() && learner.recorder().names().len() == 2);
     usable(&mut learner);
+}
+
+#[test]
+fn sharded_models() {
+    let accelerator =
+        Accelerator::builder().cpu(true).quiet(true).sharding(Sharding::zero3()).build().unwrap();
+    let model = |path: &ParamPath<'_>| Sequential::new().add(Linear::new(path / 0, 2, 2));
+    refused(Learner::new(&accelerator, loaders(8), model), "the Accelerator shards them (zero3)");
 }
 
 #[test]
