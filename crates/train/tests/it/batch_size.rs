@@ -1,6 +1,8 @@
 //! Batch sizes after a real out-of-memory error.
 
+use brigade_nn::{Linear, Model, Module, ParamPath, Unit};
 use brigade_optim::Sgd;
+use brigade_sharding::Sharding;
 use brigade_testkit::{World, dist_test};
 use brigade_torch::{Error, Result};
 use brigade_train::{Accelerator, Precision, TrainError};
@@ -157,3 +159,59 @@ fn invalid_searches_are_refused() {
         .find_executable_batch_size(4, |_| -> Result<()> { Err(Error::invalid_argument("no")) });
     assert_eq!(other.unwrap_err().to_string(), "no");
 }
+
+/// Takes memory in its unit's part of the forward.
+struct Hungry {
+    first: Linear,
+    unit: Unit,
+    second: Linear,
+    /// Bytes, as the shape of a tensor.
+    takes: [i64; 1],
+}
+
+impl Module<&Tensor> for Hungry {
+    type Output = Tensor;
+
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let x = self.first.forward(input)?;
+        self.unit.run(|| -> Result<Tensor> {
+            let _ = Tensor::f_zeros(self.takes, tch::kind::FLOAT_CPU)?;
+            self.second.forward(&x)
+        })
+    }
+}
+
+// The rank that has memory waits in the gradients' reduction for the one that has not.
+dist_test!(world = 2, dist_sharded_ranks_go_on_with_the_same_size, |world: World| {
+    let builder = Accelerator::builder().cpu(true).quiet(true);
+    let accelerator = builder.sharding(Sharding::zero3()).build().unwrap();
+    let is_short = world.rank.as_usize() == 1;
+    if is_short {
+        // Each new process group takes threads, and so address space.
+        limit_memory(1800 * MIB);
+    }
+    let mut tried = Vec::new();
+    let attempt = |size| -> Result<f64> {
+        tried.push(size);
+        let model = Model::new(|path: &ParamPath<'_>| Hungry {
+            first: Linear::new(path / "first", 4, 4),
+            unit: (path / "second").unit(),
+            second: Linear::new(path / "second", 4, 2),
+            takes: if is_short { batch(size) } else { [1] },
+        })?;
+        let optimizer = Sgd::new(0.1).build(&model)?;
+        let (model, mut optimizer) = accelerator.prepare((model, optimizer))?;
+        for _ in 0..3 {
+            let inputs = Tensor::f_ones([2, 4], tch::kind::FLOAT_CPU)?;
+            let loss = model.forward(&inputs)?.f_square()?.f_mean(Kind::Float)?;
+            accelerator.backward(&loss)?;
+            optimizer.step()?;
+            optimizer.zero_grad()?;
+        }
+        model.gathered(|model| Ok(model.parameters()[0].tensor.f_norm()?.f_double_value(&[])?))
+    };
+    let norm = accelerator.find_executable_batch_size_by(512, |size| size / 8, attempt);
+    assert!(norm.unwrap().is_finite());
+    assert_eq!(tried, [512, 64, 8][..tried.len()]);
+    assert!(tried.len() > 1);
+});

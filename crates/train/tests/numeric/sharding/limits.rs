@@ -1,9 +1,11 @@
 //! What does not go together with sharding is refused by name before anything starts.
 
+use std::time::Duration;
+
 use brigade_nn::Model;
 use brigade_optim::Lamb;
 use brigade_sharding::{MixedPrecision, Offload, ReduceGradients, Reshard, Sharding};
-use brigade_torch::Result;
+use brigade_torch::{ErrorKind, Result};
 use brigade_train::{
     Accelerator, AcceleratorBuilder, CommHook, JoinInputs, PowerSgd, Precision, TrainError,
 };
@@ -148,4 +150,21 @@ fn reads_outside_of_the_forward() -> Result<()> {
     let filled = model.gathered(|model| Ok(model.parameters()[0].tensor.double_value(&[0, 0])))?;
     assert_eq!(filled, 0.25);
     Ok(())
+}
+
+/// A rank that leaves is an error of the others within the time limit, with the unit whose parameters it lacks.
+#[test]
+fn a_rank_that_is_gone() {
+    let outcomes = on_ranks(2, |builder, rank| {
+        let builder = builder.sharding(Sharding::zero3()).timeout(Duration::from_secs(3));
+        let accelerator = builder.build().unwrap();
+        // Without buffers, which are sent first.
+        let model = Model::new(|path| brigade_nn::Linear::new(path / "head", 3, 4)).unwrap();
+        let model = accelerator.prepare(model).unwrap();
+        let input = Tensor::ones([2, 3], tch::kind::FLOAT_CPU);
+        (rank == 0).then(|| model.forward(&input).unwrap_err())
+    });
+    let error = outcomes[0].as_ref().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Communication, "{error}");
+    assert!(error.to_string().contains("the root"), "{error}");
 }
