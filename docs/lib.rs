@@ -17,6 +17,7 @@ pages! {
     FromTorchrun "from-torchrun.md"
     Gpus "gpus.md"
     Images "images.md"
+    LargeModels "large-models.md"
     Learner "learner.md"
     Metrics "metrics.md"
     Notebooks "notebooks.md"

@@ -205,12 +205,15 @@ impl<'a> ParamPath<'a> {
     }
 
     /// Makes a unit of all that is registered below this path: the part of a model that is gathered as a whole where the
-    /// model is sharded. The module here runs its forward in [`Unit::run`]. Units may lie in each other; the whole model is
-    /// one without being asked.
+    /// model is sharded. The module here runs its forward in [`Unit::run`]. Units may lie in each other. The whole model is
+    /// one without being asked, so that a unit of the empty path is a plain call.
     #[must_use]
     pub fn unit(&self) -> Unit {
+        if self.prefix.is_empty() {
+            return Unit::default();
+        }
         let known = |(name, _): &(String, Unit)| *name == self.prefix;
-        if self.prefix.is_empty() || self.registry.borrow().units.iter().any(known) {
+        if self.registry.borrow().units.iter().any(known) {
             self.reject("this is a unit already");
         }
         let unit = Unit::default();
