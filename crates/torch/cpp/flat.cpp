@@ -107,9 +107,11 @@ class Split {
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_;
 };
 
-// Calls `run` with the memory of each role and a number of elements, for ranges that together are all parameters.
+// Calls `run` with the memory of each role and a number of elements, for ranges that together are all parameters. The
+// role `unchanged` is not written to.
 template <typename Run>
-void loop_elements(const Roles& roles, const std::vector<size_t>& indices, const Run& run) {
+void loop_elements(
+    const Roles& roles, const std::vector<size_t>& indices, size_t unchanged, const Run& run) {
   for (const auto kind : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
     by_type(kind, [&](auto* null) {
       using T = std::remove_pointer_t<decltype(null)>;
@@ -119,9 +121,7 @@ void loop_elements(const Roles& roles, const std::vector<size_t>& indices, const
           all.push_back(memory_of<T>(roles, i));
         }
       }
-      each_range(all, [&](size_t index, int64_t begin, int64_t end) {
-        run(all[index].from(begin), end - begin);
-      });
+      each_range(all, unchanged, [&](size_t, const auto& memory, int64_t count) { run(memory, count); });
     });
   }
   for (const size_t i : indices) {
@@ -192,7 +192,7 @@ void rmsprop(
   const size_t mean_at = step.centered ? 3 : kNone, buffer_at = buffered ? wanted - 1 : kNone;
   const RmsPropNumbers numbers{
       decay_of(step), step.lr, step.alpha, step.eps, step.momentum, step.momentum_of_gradient};
-  loop_elements(roles, ways.loops, [&](const auto& t, int64_t count) {
+  loop_elements(roles, ways.loops, kGradient, [&](const auto& t, int64_t count) {
     auto *mean = step.centered ? t[mean_at] : nullptr, *buffer = buffered ? t[buffer_at] : nullptr;
     rmsprop_loop(t[0], t[1], t[2], mean, buffer, count, numbers);
   });
@@ -246,7 +246,7 @@ void rectified(
     const RectifiedNumbers numbers{
         decay_of(step), step.beta1, step.beta2, step.eps, how.size.host(), how.root_scale.host(),
         how.adaptive.host() > 0};
-    loop_elements(roles, ways.loops, [&](const auto& t, int64_t count) {
+    loop_elements(roles, ways.loops, kGradient, [&](const auto& t, int64_t count) {
       rectified_loop(t[0], t[1], t[2], t[3], count, numbers);
     });
     ways.write_back();
@@ -287,7 +287,7 @@ void qhadam(
       decay_of(step), step.lr,  step.beta1, step.beta2,
       step.nu1,       step.nu2, step.eps,   mean_scale(step.steps).host(),
       square_scale(step.steps).host()};
-  loop_elements(roles, ways.loops, [&](const auto& t, int64_t count) {
+  loop_elements(roles, ways.loops, kGradient, [&](const auto& t, int64_t count) {
     qhadam_loop(t[0], t[1], t[2], t[3], count, numbers);
   });
   ways.write_back();
@@ -408,7 +408,7 @@ void look_ahead(
   at::NoGradGuard no_grad;
   auto roles = roles_of(tensors, count, 2, 2, "Lookahead");
   const Split ways(roles, kNone, Loops::kElements, device, operations);
-  loop_elements(roles, ways.loops, [&](const auto& t, int64_t count) {
+  loop_elements(roles, ways.loops, kNone, [&](const auto& t, int64_t count) {
     look_ahead_loop(t[0], t[1], count, step.alpha);
   });
   ways.write_back();

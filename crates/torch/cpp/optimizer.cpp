@@ -190,9 +190,7 @@ void loop_on_cpu(const Roles& roles, const Run& run) {
     for (size_t i = 0; i < roles[0].size(); ++i) {
       all.push_back(memory_of<T>(roles, i));
     }
-    each_range(all, [&](size_t index, int64_t begin, int64_t end) {
-      run(index, all[index].from(begin), end - begin);
-    });
+    each_range(all, kGradient, run);
   });
   for (const auto& parameter : roles[0]) {
     changed(parameter);

@@ -8,8 +8,7 @@
 // they get in the whole tensor. Exceptions are the payloads of NaNs, and sums over a tensor, which depend on its
 // length and on nothing else.
 //
-// 16-bit types are computed in float32 and rounded when they are stored. Without ATen's headers, so that compiling
-// takes seconds.
+// Without ATen's headers, so that compiling takes seconds.
 #pragma once
 
 #include <c10/util/BFloat16.h>
@@ -85,43 +84,43 @@ struct Norms {
   double second = 0;
 };
 
-// The steps of an element by itself. Null: `largest` without amsgrad, `buffer` without momentum, `mean` of RMSprop
-// where it is not centered.
-#define BRIGADE_ELEMENT_LOOPS(T)                                                                       \
-  void adam_loop(                                                                                      \
-      T* parameter, const T* gradient, T* mean, T* square, T* largest, int64_t count,                  \
-      const AdamNumbers& step);                                                                        \
-  void sgd_loop(T* parameter, const T* gradient, T* buffer, int64_t count, const SgdNumbers& step);    \
+// These may be null: `largest` without amsgrad, `buffer` without momentum, and `mean` of RMSprop where it is not
+// centered. The first loop of LAMB and of LARC returns sums of squares over its range: of weights and updates, and of
+// weights and slopes.
+#define BRIGADE_STEP_LOOPS(T)                                                                            \
+  void adam_loop(                                                                                        \
+      T* parameter, const T* gradient, T* mean, T* square, T* largest, int64_t count,                    \
+      const AdamNumbers& step);                                                                          \
+  void sgd_loop(T* parameter, const T* gradient, T* buffer, int64_t count, const SgdNumbers& step);      \
   void adagrad_loop(T* parameter, const T* gradient, T* sum, int64_t count, const AdagradNumbers& step); \
-  void rmsprop_loop(                                                                                   \
-      T* parameter, const T* gradient, T* square, T* mean, T* buffer, int64_t count,                   \
-      const RmsPropNumbers& step);                                                                     \
-  void rectified_loop(                                                                                 \
+  void rmsprop_loop(                                                                                     \
+      T* parameter, const T* gradient, T* square, T* mean, T* buffer, int64_t count,                     \
+      const RmsPropNumbers& step);                                                                       \
+  void rectified_loop(                                                                                   \
       T* parameter, const T* gradient, T* mean, T* square, int64_t count, const RectifiedNumbers& step); \
-  void qhadam_loop(                                                                                    \
-      T* parameter, const T* gradient, T* mean, T* square, int64_t count, const QhAdamNumbers& step);  \
-  void look_ahead_loop(T* fast, T* slow, int64_t count, double alpha);
-
-// The steps whose length a norm of the tensor decides. The first loop of each returns sums of squares over its range:
-// of weights and updates, or of weights and slopes.
-#define BRIGADE_NORM_LOOPS(T)                                                                          \
-  Norms lamb_moments_loop(                                                                             \
-      T* parameter, const T* gradient, T* mean, T* square, int64_t count, const LambNumbers& step);    \
-  void lamb_update_loop(                                                                               \
-      T* parameter, const T* mean, const T* square, int64_t count, const LambNumbers& step, double rate); \
-  Norms larc_norms_loop(                                                                               \
-      const T* parameter, const T* gradient, int64_t count, const LarcNumbers& step);                  \
-  void larc_loop(                                                                                      \
+  void qhadam_loop(                                                                                      \
+      T* parameter, const T* gradient, T* mean, T* square, int64_t count, const QhAdamNumbers& step);    \
+  void look_ahead_loop(T* fast, T* slow, int64_t count, double alpha);                                   \
+  Norms lamb_moments_loop(                                                                               \
+      T* parameter, const T* gradient, T* mean, T* square, int64_t count, const LambNumbers& step);      \
+  void lamb_update_loop(                                                                                 \
+      T* parameter, const T* mean, const T* square, int64_t count, const LambNumbers& step,              \
+      double rate);                                                                                      \
+  Norms larc_norms_loop(                                                                                 \
+      const T* parameter, const T* gradient, int64_t count, const LarcNumbers& step);                    \
+  void larc_loop(                                                                                        \
       T* parameter, const T* gradient, T* buffer, int64_t count, const LarcNumbers& step, double rate);
 
-BRIGADE_ELEMENT_LOOPS(float)
-BRIGADE_ELEMENT_LOOPS(double)
-BRIGADE_ELEMENT_LOOPS(c10::BFloat16)
-BRIGADE_ELEMENT_LOOPS(c10::Half)
-BRIGADE_NORM_LOOPS(float)
-BRIGADE_NORM_LOOPS(double)
+BRIGADE_STEP_LOOPS(float)
+BRIGADE_STEP_LOOPS(double)
 
-#undef BRIGADE_ELEMENT_LOOPS
-#undef BRIGADE_NORM_LOOPS
+#undef BRIGADE_STEP_LOOPS
+
+// 16-bit types are stepped in float32. Their conversions are loops of their own: within those of the steps compilers
+// make no vectors of them.
+void widen(const c10::BFloat16* from, float* to, int64_t count);
+void widen(const c10::Half* from, float* to, int64_t count);
+void narrow(const float* from, c10::BFloat16* to, int64_t count);
+void narrow(const float* from, c10::Half* to, int64_t count);
 
 } // namespace brigade

@@ -19,6 +19,8 @@ constexpr int64_t kFewestElements = 16384;
 constexpr int64_t kRangeUnit = 64;
 // Of all rules: parameter, gradient, up to three states.
 constexpr size_t kMostRoles = 5;
+// Elements of 16 bits that are converted at once: those of all roles stay in the first-level cache.
+constexpr int64_t kStaged = 1024;
 
 // The elements of one parameter and of what belongs to it, role after role; null for roles that a rule has not.
 template <typename T>
@@ -82,10 +84,40 @@ StepMemory<T> memory_of(const Roles& roles, size_t index) {
   return out;
 }
 
-// Calls `run(index, begin, end)` for ranges of each tensor's elements that together are all of them. One parallel
-// region for the list: many small tensors cost no more than a large one.
+// Calls `run` with part of a parameter's elements in the type that they are computed in, and their number. The role
+// `unchanged` is not written to.
 template <typename T, typename Run>
-void each_range(const std::vector<StepMemory<T>>& all, const Run& run) {
+void run_range(const StepMemory<T>& memory, int64_t begin, int64_t end, size_t unchanged, const Run& run) {
+  if constexpr (sizeof(T) > 2) {
+    run(memory.from(begin), end - begin);
+  } else {
+    float staged[kMostRoles][kStaged];
+    std::array<float*, kMostRoles> wide{};
+    for (size_t role = 0; role < kMostRoles; ++role) {
+      wide[role] = memory.roles[role] == nullptr ? nullptr : staged[role];
+    }
+    for (; begin < end; begin += kStaged) {
+      const int64_t count = std::min(kStaged, end - begin);
+      const auto narrow_roles = memory.from(begin);
+      for (size_t role = 0; role < kMostRoles; ++role) {
+        if (wide[role] != nullptr) {
+          widen(narrow_roles[role], wide[role], count);
+        }
+      }
+      run(wide, count);
+      for (size_t role = 0; role < kMostRoles; ++role) {
+        if (wide[role] != nullptr && role != unchanged) {
+          narrow(wide[role], narrow_roles[role], count);
+        }
+      }
+    }
+  }
+}
+
+// Calls `run` with a tensor's index, the memory of its roles and a number of elements, for ranges that together are all
+// elements of all tensors. One parallel region for the list: many small tensors cost no more than a large one.
+template <typename T, typename Run>
+void each_range(const std::vector<StepMemory<T>>& all, size_t unchanged, const Run& run) {
   std::vector<int64_t> ends;
   ends.reserve(all.size());
   int64_t total = 0;
@@ -103,7 +135,9 @@ void each_range(const std::vector<StepMemory<T>>& all, const Run& run) {
       };
       const int64_t from = cut(begin), to = cut(end);
       if (from < to) {
-        run(index, from, to);
+        run_range(all[index], from, to, unchanged, [&](const auto& roles, int64_t elements) {
+          run(index, roles, elements);
+        });
       }
     }
   });

@@ -258,6 +258,17 @@ impl From<brigade_sampling::PlanError> for Error {
     }
 }
 
+/// A wrong variable is an error of the environment, all else of an argument.
+impl From<brigade_sharding::ShardingError> for Error {
+    fn from(error: brigade_sharding::ShardingError) -> Self {
+        let kind = match error {
+            brigade_sharding::ShardingError::Variable { .. } => ErrorKind::Environment,
+            _ => ErrorKind::InvalidArgument,
+        };
+        Self::new(kind, error)
+    }
+}
+
 impl From<brigade_schedule::ScheduleError> for Error {
     fn from(error: brigade_schedule::ScheduleError) -> Self {
         Self::new(ErrorKind::InvalidArgument, error)

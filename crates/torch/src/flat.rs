@@ -6,7 +6,8 @@
 //! depends on its numbers alone ([`fused`](crate::fused)). Elsewhere (CUDA; 16 bits of [`lamb`] and [`larc`]), and
 //! where numbers of the step are on a device, libtorch's foreach operations step all parameters of a device and
 //! kind together: as many operations for a hundred parameters as for one, up to 2^25 elements, and none
-//! waits for the device. 16-bit parameters and states are computed in float32 and rounded at the end.
+//! waits for the device. 16-bit parameters and states are computed in float32 and rounded at the end. Where tensors
+//! of a list share memory, their values afterwards are not specified.
 //!
 //! In all of them a decoupled weight decay shrinks the weight first, by the learning rate times itself; else
 //! it is added to the gradient, times the weight.

@@ -5,6 +5,8 @@
 //! element depends on its numbers alone, not on its place, the size of its tensor, the number of threads or the
 //! processor (the bits of a NaN excepted). libtorch's kernels for the CPU do not have that property, which sharded
 //! training needs: a shard's elements are stepped as they are within the whole tensor.
+//!
+//! Where tensors of a list share memory, their values afterwards are not specified: all are stepped at once.
 
 use tch::Tensor;
 

@@ -229,10 +229,12 @@ impl<M> PreparedModel<M> {
     /// Compares the frozen parameters with what `prepare` saw. A model without frozen parameters, as most
     /// are, pays nothing.
     fn check_frozen(&self) -> Result<()> {
-        let sharded = self.sharded.as_ref().and_then(|sharded| sharded.thawed());
         let mut frozen = self.reduction.frozen.iter();
-        let thawed = frozen.find(|parameter| parameter.tensor.requires_grad());
-        match sharded.or(thawed.map(|parameter| parameter.name.clone())) {
+        let thawed = match &self.sharded {
+            Some(sharded) => sharded.thawed(),
+            None => frozen.find(|it| it.tensor.requires_grad()).map(|it| it.name.clone()),
+        };
+        match thawed {
             None => Ok(()),
             Some(name) => Err(Error::invalid_argument(format!(
                 "parameter {name:?} was frozen when the model was prepared and is trained now: its gradient \

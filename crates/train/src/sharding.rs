@@ -51,7 +51,7 @@ pub(crate) struct ShardedParameter {
 
 impl ShardedModels {
     pub(crate) fn new(sharding: Sharding, world_size: usize) -> Result<Self> {
-        let mesh = sharding.mesh(world_size).map_err(refused)?;
+        let mesh = sharding.mesh(world_size)?;
         Ok(Self { sharding, mesh, models: Arc::default() })
     }
 
@@ -74,7 +74,7 @@ impl ShardedModels {
     /// Returns the plan of a model, the same on all ranks, which take part.
     pub(crate) fn plan<M>(&self, model: &Model<M>, job: &Job) -> Result<ShardingPlan> {
         let parameters = model.sharding_parameters()?;
-        let plan = ShardingPlan::new(&parameters, &self.sharding, &self.mesh).map_err(refused)?;
+        let plan = ShardingPlan::new(&parameters, &self.sharding, &self.mesh)?;
         if let Some(group) = job.group() {
             compare(&group, &plan)?;
         }
@@ -89,8 +89,8 @@ impl ShardedModels {
         job: &Job,
     ) -> Result<Arc<ShardedModel>> {
         let groups = job.sharding_groups(&self.mesh)?;
-        let place = self.mesh.coordinate(job.rank(), Axis::ShardContext).map_err(refused)?;
-        let writers = writers(&self.mesh).map_err(refused)?;
+        let place = self.mesh.coordinate(job.rank(), Axis::ShardContext)?;
+        let writers = writers(&self.mesh)?;
         let whole = model.parameters();
         let (sharder, shards) = model.shard(groups, plan)?;
         let mut planned: Vec<_> = sharder.plan().parameters().collect();
@@ -136,14 +136,17 @@ impl ShardedModels {
 
     /// Tells the models of an optimizer that it has stepped.
     pub(crate) fn stepped(&self, optimizer: &Optimizer) -> Result<()> {
-        let concerned = self.models().into_iter().filter(|model| model.is_stepped_by(optimizer));
-        concerned.map(|model| model.sharder.shards_changed()).collect()
+        self.each_of(optimizer, Sharder::shards_changed)
     }
 
     /// Drops gradients of this optimizer's models that were not reduced.
     pub(crate) fn cleared(&self, optimizer: &Optimizer) -> Result<()> {
-        let concerned = self.models().into_iter().filter(|model| model.is_stepped_by(optimizer));
-        concerned.map(|model| model.sharder.clear_unreduced()).collect()
+        self.each_of(optimizer, Sharder::clear_unreduced)
+    }
+
+    fn each_of(&self, optimizer: &Optimizer, act: fn(&Sharder) -> Result<()>) -> Result<()> {
+        let mut models = self.models().into_iter().filter(|model| model.is_stepped_by(optimizer));
+        models.try_for_each(|model| act(&model.sharder))
     }
 
     /// Returns the parts that this rank has of an optimizer's states, by the names of their parameters.
@@ -261,21 +264,12 @@ fn compare(group: &ProcessGroup, plan: &ShardingPlan) -> Result<()> {
 }
 
 /// Returns the rank that writes each part to a checkpoint: replicas share the work.
-fn writers(mesh: &Mesh) -> Result<Arc<[usize]>, brigade_sharding::ShardingError> {
+fn writers(mesh: &Mesh) -> Result<Arc<[usize]>> {
     let mut holders: Vec<Vec<usize>> = vec![Vec::new(); mesh.size(Axis::ShardContext)];
     for rank in 0..mesh.world_size() {
         holders[mesh.coordinate(rank, Axis::ShardContext)?].push(rank);
     }
     Ok(holders.iter().enumerate().map(|(place, ranks)| ranks[place % ranks.len()]).collect())
-}
-
-/// Returns what `brigade launch` says of sharding.
-pub(crate) fn sharding_from_env() -> Result<Option<Sharding>> {
-    Sharding::from_env().map_err(refused)
-}
-
-pub(crate) fn refused(error: brigade_sharding::ShardingError) -> Error {
-    Error::invalid_argument(error.to_string())
 }
 
 impl fmt::Debug for ShardedModels {

@@ -22,7 +22,7 @@ use crate::model::ModelOptions;
 use crate::precision::scaler::GradScalerOptions;
 use crate::precision::{NumericsOptions, Precision};
 use crate::processes::Processes;
-use crate::sharding::{ShardedModels, sharding_from_env};
+use crate::sharding::ShardedModels;
 use crate::watch::{Watch, WatchOptions};
 
 /// Settings of an [`Accelerator`]. Every one has a default.
@@ -459,7 +459,7 @@ impl AcceleratorBuilder {
         };
         let job = &processes.job;
         let mut numerics = self.numerics;
-        let sharded = self.sharding.map_or_else(sharding_from_env, Ok)?;
+        let sharded = self.sharding.map_or_else(Sharding::from_env, Ok)?;
         let sharded = match sharded {
             Some(sharding) => {
                 let sharding = numerics.with_sharding(sharding)?;

@@ -53,7 +53,7 @@ impl Accelerator {
             return Ok(sharded.mesh().clone());
         }
         let ranks = self.processes.num_processes();
-        Mesh::builder().replicate(ranks).build(ranks).map_err(crate::sharding::refused)
+        Ok(Mesh::builder().replicate(ranks).build(ranks)?)
     }
 
     /// Returns the memory of the sharded models that are prepared, as planned and as measured so far; `None` where no

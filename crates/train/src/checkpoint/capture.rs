@@ -177,20 +177,20 @@ impl Captured {
                 self.files.push(FilePlan { name: file, contents: Contents::Text(text) });
             }
         }
-        self.add_spread(&mut object, rank, spread);
+        self.add_spread(&mut object, rank, &spread);
         self.objects.push(object);
         Ok(())
     }
 
     /// Adds the tensors of which each rank has some rows: a file for each part, which one of the ranks that have it
     /// writes. What all ranks write is known to each.
-    fn add_spread(&mut self, object: &mut Object, rank: usize, spread: Vec<NamedTensor>) {
+    fn add_spread(&mut self, object: &mut Object, rank: usize, spread: &[NamedTensor]) {
         let Some(part) = spread.iter().find_map(|tensor| tensor.part.clone()) else { return };
         let count = part.writers().len();
         let files: Vec<FileName> =
             (0..count).map(|place| shards::rows_name(&object.name, place, count)).collect();
         let mut used = vec![false; files.len()];
-        for tensor in &spread {
+        for tensor in spread {
             let Some(part) = &tensor.part else { continue };
             let regions = (0..files.len()).map(|place| (place, part.of(place)));
             // A tensor without elements has one chunk, without elements as well.

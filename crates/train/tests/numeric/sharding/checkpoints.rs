@@ -24,14 +24,11 @@ fn prepared(builder: AcceleratorBuilder) -> (Accelerator, Prepared) {
 /// Trains on all samples of `samples` ranks, which `ranks` ranks share out; `None`: without sharding.
 fn run<R: Send>(
     ranks: usize,
-    sharding: Option<Sharding>,
+    sharding: Option<&Sharding>,
     body: impl Fn(&Accelerator, &mut Prepared, std::ops::Range<usize>) -> R + Sync,
 ) -> Vec<R> {
     on_ranks(ranks, |builder, rank| {
-        let builder = match &sharding {
-            Some(sharding) => builder.sharding(sharding.clone()),
-            None => builder,
-        };
+        let builder = builder.sharding(sharding.cloned());
         let (accelerator, mut objects) = prepared(builder);
         let share = SAMPLES / ranks;
         body(&accelerator, &mut objects, rank * share..(rank + 1) * share)
@@ -41,7 +38,7 @@ fn run<R: Send>(
 const SAMPLES: usize = 4;
 
 /// Saves after two steps; returns the weights after two more.
-fn save(ranks: usize, sharding: Option<Sharding>, folder: &Path) -> Vec<f64> {
+fn save(ranks: usize, sharding: Option<&Sharding>, folder: &Path) -> Vec<f64> {
     run(ranks, sharding, |accelerator, objects, samples| {
         for number in 0..2 {
             step(accelerator, objects, &RECIPE, samples.clone(), number).unwrap();
@@ -56,7 +53,7 @@ fn save(ranks: usize, sharding: Option<Sharding>, folder: &Path) -> Vec<f64> {
     .remove(0)
 }
 
-fn resume(ranks: usize, sharding: Option<Sharding>, folder: &Path) -> Vec<f64> {
+fn resume(ranks: usize, sharding: Option<&Sharding>, folder: &Path) -> Vec<f64> {
     run(ranks, sharding, |accelerator, objects, samples| {
         let loaded = accelerator.load_state(folder).unwrap();
         assert_eq!(loaded.step, 2);
@@ -83,9 +80,9 @@ fn any_ranks_and_strategies_go_on() {
     ];
     for (number, (ranks, sharding)) in forms.iter().enumerate() {
         let folder = folder.path().join(number.to_string());
-        let expected = save(*ranks, sharding.clone(), &folder);
+        let expected = save(*ranks, sharding.as_ref(), &folder);
         for (others, other) in &forms {
-            let found = resume(*others, other.clone(), &folder);
+            let found = resume(*others, other.as_ref(), &folder);
             if ranks == others && sharding == other {
                 assert_eq!(found, expected);
             }
@@ -99,7 +96,7 @@ fn any_ranks_and_strategies_go_on() {
 fn each_rank_writes_what_it_has() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path().join("saved");
-    save(4, Some(Sharding::hybrid(2)), &folder);
+    save(4, Some(&Sharding::hybrid(2)), &folder);
     let checkpoint = brigade_checkpoint::layout::Checkpoint::open(&folder).unwrap();
     assert!(checkpoint.verify().is_empty());
     let manifest = checkpoint.manifest();
@@ -128,7 +125,7 @@ fn each_rank_writes_what_it_has() {
 fn another_model_is_refused_before_anything_changes() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path().join("saved");
-    save(2, Some(Sharding::zero3()), &folder);
+    save(2, Some(&Sharding::zero3()), &folder);
     let outcomes = on_ranks(2, |builder, _| {
         let accelerator = builder.sharding(Sharding::zero3()).build().unwrap();
         let other = Model::builder()
