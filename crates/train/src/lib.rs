@@ -29,6 +29,7 @@ mod scheduler;
 mod sharding;
 mod stateful;
 mod watch;
+mod weights_file;
 
 pub use accelerator::{Accelerator, AcceleratorBuilder, MemoryReport, MemoryRow, Prepare};
 #[doc(hidden)]

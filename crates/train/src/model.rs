@@ -92,8 +92,6 @@ struct Reduction {
     frozen: Vec<NamedTensor>,
 }
 
-pub(crate) use weights::make_folder_of;
-
 impl ModelContext {
     /// Puts a model on the process's device and into its memory format. Returns whether it has its channels last.
     pub(crate) fn place<M>(&self, model: &mut Model<M>) -> Result<bool> {

@@ -1,16 +1,13 @@
 //! Weights to and from files.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use brigade_nn::weights;
 use brigade_torch::Result;
 
 use super::{PreparedModel, broadcast_all};
-use crate::error::TrainError;
 use crate::processes::Processes;
-
-/// The file's name in a folder, as Hugging Face's.
-const MODEL_FILE: &str = "model.safetensors";
+use crate::weights_file::{file_in, make_folder_of};
 
 impl<M> PreparedModel<M> {
     /// Writes the model's weights from rank 0; the others wait.
@@ -50,22 +47,5 @@ impl<M> PreparedModel<M> {
         }
         let remark = report.and_then(|report| report.remark());
         Ok(remark.map(|remark| format!("{}: {remark}", path.display())))
-    }
-}
-
-pub(crate) fn make_folder_of(file: &Path) -> Result<()> {
-    let Some(folder) = file.parent().filter(|folder| !folder.as_os_str().is_empty()) else {
-        return Ok(());
-    };
-    let failed =
-        |source| TrainError::File { action: "cannot make folder", path: folder.to_owned(), source };
-    Ok(std::fs::create_dir_all(folder).map_err(failed)?)
-}
-
-fn file_in(path: &Path) -> PathBuf {
-    if path.extension().is_some_and(|extension| extension == "safetensors") {
-        path.to_owned()
-    } else {
-        path.join(MODEL_FILE)
     }
 }

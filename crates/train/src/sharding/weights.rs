@@ -11,8 +11,8 @@ use brigade_torch::{Error, Result, TensorId, TensorRead, dtype_of};
 use tch::{Device, Tensor};
 
 use super::{Part, ShardedModel, ShardedParameter};
-use crate::model::make_folder_of;
 use crate::processes::Processes;
+use crate::weights_file::make_folder_of;
 
 impl ShardedModel {
     /// Writes whole weights from rank 0, in the types of the shards. Beside the shards a rank has one tensor in memory.
