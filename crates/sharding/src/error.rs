@@ -20,6 +20,22 @@ pub enum ShardingError {
         or_none: bool,
     },
 
+    /// A text in JSON that is not a strategy with its options.
+    #[error("not the options of a sharding strategy in JSON: {}", escaped(.message))]
+    Json {
+        /// What the parser found.
+        message: String,
+    },
+
+    /// A variable of the environment with a wrong value.
+    #[error("{name}: {source}")]
+    Variable {
+        /// Its name.
+        name: &'static str,
+        /// What is wrong with its value.
+        source: Box<ShardingError>,
+    },
+
     /// A number of ranks that is 0.
     #[error("the size of {axis} is 0: it must be at least 1")]
     EmptyAxis {

@@ -22,6 +22,7 @@ mod slot;
 mod strategy;
 #[cfg(test)]
 mod tests;
+mod text;
 mod unit;
 mod volume;
 
