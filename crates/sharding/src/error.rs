@@ -33,7 +33,7 @@ pub enum ShardingError {
         /// Its name.
         name: &'static str,
         /// What is wrong with its value.
-        source: Box<ShardingError>,
+        source: Box<Self>,
     },
 
     /// A number of ranks that is 0.
