@@ -18,6 +18,7 @@ use explain::Explanation;
 use flags::SettingFlags;
 use foreign::ForeignFlags;
 pub(crate) use foreign::refusal;
+use options::Resolved;
 use program::ProgramArgs;
 
 mod explain;
@@ -28,6 +29,7 @@ mod options;
 mod program;
 mod rendezvous;
 pub(crate) mod settings_as_flags;
+mod sharding;
 
 /// Run a program as several ranks, on this host or on many
 ///
@@ -91,8 +93,8 @@ pub(crate) struct JobArgs {
 pub(crate) fn run(args: &LaunchArgs) -> anyhow::Result<u8> {
     let variables = Variables::gather();
     let (mut layers, file) = args.job.layers(&variables, true)?;
-    let (options, unused) = options::options(&mut layers, &args.job.program, &variables)?;
-    let hosts = hosts::options(&layers)?;
+    let Resolved { options, hosts, unused, sharding } =
+        options::options(&mut layers, &args.job.program, &variables)?;
     let job = match hosts {
         // Each host decides for itself: the program may be there and not here.
         Some(hosts) => {
@@ -104,14 +106,20 @@ pub(crate) fn run(args: &LaunchArgs) -> anyhow::Result<u8> {
         None => Job::Here(Box::new(LaunchPlan::resolve(&options, &HostFacts::gather(&options))?)),
     };
     if args.explain {
-        let explanation =
-            Explanation { layers: &layers, file: file.as_ref(), options: &options, job: &job };
+        let explanation = Explanation {
+            layers: &layers,
+            file: file.as_ref(),
+            options: &options,
+            job: &job,
+            sharding: sharding.as_ref(),
+        };
         explanation.write(args.json, output::Answer::new(io::stdout().lock()))?;
         return Ok(0);
     }
     if !options.output.quiet {
         say_lines(file_in_use(file.as_ref(), &layers, unused.as_deref()));
         say_lines(variable_files_in_use(&job));
+        say_lines(sharding.iter().flat_map(|it| &it.notes).map(|note| format!("note: {note}")));
     }
     say_warnings(&layers);
     let outcome = match job {

@@ -36,6 +36,7 @@ mod report;
 mod secrets;
 mod selftest;
 mod setup;
+mod sharding;
 mod usage;
 mod watch;
 

@@ -25,7 +25,7 @@ pub struct PluginArgument {
     pub(crate) is_lower: bool,
 }
 
-/// A way of training that Accelerate has and Brigade has not.
+/// A way of training for which Accelerate has arguments of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plugin {
     /// PyTorch's `FullyShardedDataParallel` and `fully_shard`.
@@ -68,6 +68,12 @@ impl Plugin {
             Self::Parallelism => Some("use-parallelism-config"),
             Self::Fp8 => None,
         }
+    }
+
+    /// Returns whether its arguments say how a Rust program shards its model, too.
+    #[must_use]
+    pub fn shards(self) -> bool {
+        matches!(self, Self::Fsdp | Self::DeepSpeed | Self::Parallelism)
     }
 
     /// Every argument that turns one of them on.

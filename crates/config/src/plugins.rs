@@ -1,9 +1,9 @@
 //! Accelerate's plugins for sharded training and for fp8: arguments of `accelerate launch` that become
 //! variables for Python programs.
 //!
-//! Brigade keeps a whole model on each rank, and has no kernels for fp8, so these are not settings of
-//! its own. A Python program that uses Accelerate reads them from its environment, under the names and
-//! with the defaults that `accelerate launch` gives them: [`ARGUMENTS`].
+//! A Python program that uses Accelerate reads them from its environment, under the names and with the defaults that
+//! `accelerate launch` gives them: [`ARGUMENTS`]. For a Rust program, those of FSDP, DeepSpeed and the axes of
+//! parallelism become a `Sharding`.
 
 use crate::error::ConfigError;
 use crate::layer::{Layer, PLUGIN_PREFIX};
@@ -35,17 +35,31 @@ impl Plugins {
     /// Which are on, and where each was turned on: `FSDP (flag --use-fsdp)`.
     #[must_use]
     pub fn what(&self) -> String {
-        let named = |(plugin, source): &(Plugin, Source)| format!("{} ({source})", plugin.name());
-        self.on.iter().map(named).collect::<Vec<_>>().join(" and ")
+        self.with_sources(|_| true)
     }
 
-    /// What to do instead with a program that none of them is for.
+    /// Those that only Python programs have, and where each was turned on: `fp8 (flag --mixed-precision)`. Empty where
+    /// all of them become a sharding of a Rust program.
+    #[must_use]
+    pub fn only_for_python(&self) -> String {
+        self.with_sources(|plugin| !plugin.shards())
+    }
+
+    fn with_sources(&self, is_named: impl Fn(Plugin) -> bool) -> String {
+        let named = |(plugin, source): &(Plugin, Source)| format!("{} ({source})", plugin.name());
+        let names = self.on.iter().filter(|it| is_named(it.0)).map(named);
+        names.collect::<Vec<_>>().join(" and ")
+    }
+
+    /// What to do instead with a program that is not a Python program.
     #[must_use]
     pub fn remedy(&self) -> &'static str {
-        if self.on.iter().all(|it| it.0 == Plugin::Fp8) {
-            "use --mixed-precision bf16: Brigade has no kernels for fp8"
+        if self.on.iter().all(|it| it.0.shards()) {
+            "start the same program on all hosts"
+        } else if self.on.iter().any(|it| it.0 == Plugin::Megatron) {
+            "use --sharding, or the settings of FSDP or DeepSpeed"
         } else {
-            "leave it out: a Brigade program has a whole model on each rank"
+            "use --mixed-precision bf16: Brigade has no kernels for fp8"
         }
     }
 }

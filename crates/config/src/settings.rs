@@ -12,7 +12,8 @@ use brigade_launch::{
 };
 
 use crate::value::{
-    Backend, DynamoBackend, DynamoMode, HostList, List, Pairs, Precision, Raw, Value,
+    Backend, DynamoBackend, DynamoMode, HostList, List, Pairs, Precision, Raw, ShardingSetting,
+    Value,
 };
 
 /// What the table says of one setting.
@@ -419,6 +420,13 @@ settings! {
         /// Batches whose gradients are added up for one step
         gradient_accumulation_steps: NonZeroUsize = "gradient-accumulation-steps" "N"
             default "1" env "ACCELERATE_GRADIENT_ACCUMULATION_STEPS";
+        /// How a Rust program shards its model: none, zero1, zero2, zero3 or hybrid=N
+        ///
+        /// hybrid=N shards among N neighbouring ranks. With options it is an object in JSON, or a table
+        /// in a settings file: { strategy = "zero3", reshard_after_forward = "no" }. Settings of FSDP and
+        /// DeepSpeed are read, too
+        sharding: ShardingSetting = "sharding" "STRATEGY"
+            default "none";
         /// Backend of torch.compile, for Python programs
         dynamo_backend: DynamoBackend = "dynamo-backend" "BACKEND"
             default "no" env "ACCELERATE_DYNAMO_BACKEND";
@@ -446,7 +454,7 @@ settings! {
 pub(crate) const ACCELERATE: Table = Table {
     name: "accelerate",
     meaning: " Arguments of `accelerate launch` for FSDP, DeepSpeed, Megatron-LM, axes of parallelism \
-              and fp8, for Python programs that use Accelerate.",
+              and fp8. FSDP and DeepSpeed are for Rust programs, too, the rest is for Python programs.",
 };
 /// The last table: variables for the ranks.
 pub(crate) const ENV: Table = Table { name: "env", meaning: " Variables for every rank." };

@@ -9,9 +9,11 @@ use indexmap::IndexMap;
 
 pub use choice::{Backend, DynamoBackend, DynamoMode, Precision};
 pub use foreign::HostList;
+pub use sharding::ShardingSetting;
 
 mod choice;
 mod foreign;
+mod sharding;
 
 /// The type of a setting.
 ///

@@ -60,7 +60,7 @@ pub use brigade_rendezvous::{
 pub use brigade_ssh::die_with_parent;
 pub use error::LaunchError;
 pub use guard::{Guard, GuardSources};
-pub use options::{ForPython, LaunchOptions};
+pub use options::{ForOthers, ForPython, LaunchOptions};
 pub use outcome::Outcome;
 pub use output::{
     Color, ColorFacts, LineFilter, LocalRanks, LogFolder, OutputFacts, OutputOptions, OutputPlan,

@@ -30,7 +30,7 @@ pub struct LaunchOptions {
     /// Variables of this process that no rank gets: those by which a user has told the launcher
     /// something.
     pub withheld: Vec<String>,
-    /// Variables for ranks that are Python programs. Another program is refused.
+    /// Variables for ranks that are Python programs, and what other programs get instead.
     pub for_python: Option<ForPython>,
     /// How long ranks may take to stop after SIGTERM before they are killed.
     pub shutdown_timeout: Duration,
@@ -75,12 +75,24 @@ pub struct LaunchOptions {
 /// Variables that only Python programs understand.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForPython {
-    /// What the user has asked for, and where: `FSDP (flag --use-fsdp)`.
-    pub what: String,
-    /// What to do with a program that is not a Python program.
-    pub remedy: String,
     /// The variables. Those of [`LaunchOptions::env`] go before them.
     pub variables: Vec<(String, String)>,
+    /// What a program gets that is not a Python program.
+    pub others: ForOthers,
+}
+
+/// What becomes of a program that is not a Python program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ForOthers {
+    /// It gets these variables. Those of [`LaunchOptions::env`] go before them.
+    Variables(Vec<(String, String)>),
+    /// It is refused.
+    Refused {
+        /// What the user has asked for, and where: `fp8 (flag --mixed-precision)`.
+        what: String,
+        /// What to do instead.
+        remedy: String,
+    },
 }
 
 /// One rank of no program on one host; 30 s to stop, as torchrun, and to be silent; no restart.

@@ -12,7 +12,8 @@ use crate::placement::{self, PlacementFacts, RankSetup};
 use crate::program::{CargoTarget, Invocation, Program, ProgramError, Search, with_local_rank};
 use crate::rendezvous::RendezvousMode;
 use crate::{
-    Device, Devices, ForPython, LaunchError, LaunchOptions, OutputFacts, OutputOptions, OutputPlan,
+    Device, Devices, ForOthers, ForPython, LaunchError, LaunchOptions, OutputFacts, OutputOptions,
+    OutputPlan,
 };
 
 /// What the plan must know about this host, gathered once.
@@ -149,11 +150,15 @@ impl LaunchPlan {
         options.rendezvous.check(options.nodes)?;
         let Invocation { file, name, mut args } = facts.program.clone()?;
         let mut user_env = options.env.clone();
-        if let Some(ForPython { what, remedy, variables }) = &options.for_python {
-            if !facts.is_python {
-                let (what, remedy) = (what.clone(), remedy.clone());
-                return Err(LaunchError::ForPython { what, program: name, remedy });
-            }
+        if let Some(ForPython { variables, others }) = &options.for_python {
+            let variables = match others {
+                _ if facts.is_python => variables,
+                ForOthers::Variables(variables) => variables,
+                ForOthers::Refused { what, remedy } => {
+                    let (what, remedy) = (what.clone(), remedy.clone());
+                    return Err(LaunchError::ForPython { what, program: name, remedy });
+                }
+            };
             let is_free = |name: &String| options.env.iter().all(|own| own.0 != *name);
             user_env.extend(variables.iter().filter(|it| is_free(&it.0)).cloned());
         }
@@ -398,19 +403,25 @@ mod tests {
             ),
             "--threads-per-rank 0 is not possible: a rank needs at least one thread"
         );
-        let for_python = Some(ForPython {
-            what: "FSDP (flag --use-fsdp)".into(),
-            remedy: "leave it out".into(),
-            variables: vec![],
-        });
+        let (what, remedy) = ("fp8 (flag --mixed-precision)".into(), "leave it out".into());
+        let others = ForOthers::Refused { what, remedy };
+        let for_python = Some(ForPython { variables: vec![], others });
         let options = LaunchOptions { for_python, ..Default::default() };
         assert_eq!(
             refuse(options.clone(), facts(8, &[])),
-            "FSDP (flag --use-fsdp) needs a Python program that uses Accelerate, and train is not a \
+            "fp8 (flag --mixed-precision) needs a Python program that uses Accelerate, and train is not a \
              Python program; leave it out"
         );
         let python = HostFacts { is_python: true, ..facts(8, &[]) };
         assert!(LaunchPlan::resolve(&options, &python).is_ok());
+
+        let pairs = |value: &str| vec![("A".to_owned(), value.to_owned())];
+        let others = ForOthers::Variables(pairs("other"));
+        let for_python = Some(ForPython { variables: pairs("python"), others });
+        let options = LaunchOptions { for_python, ..Default::default() };
+        for (facts, expected) in [(python, "python"), (facts(8, &[]), "other")] {
+            assert_eq!(LaunchPlan::resolve(&options, &facts).unwrap().user_env, pairs(expected));
+        }
         let directory =
             ProgramError::Executable(brigade_ssh::executable::ExecutableError::Directory {
                 path: "/tmp".into(),

@@ -96,7 +96,18 @@ impl Program {
         self.find(search).ok().map(|it| self.is_python(&it))
     }
 
-    /// The same for a program that was found.
+    /// Whether Python runs it by what it is called: a module, a script `*.py`, or an interpreter itself.
+    #[must_use]
+    pub fn is_named_as_python(&self) -> bool {
+        match self {
+            Self::Module(_) | Self::ModuleIn { .. } => true,
+            Self::Cargo(_) => false,
+            Self::Auto(name) => python::is_script(name) || python::is_named_so(Path::new(name)),
+            Self::Executable(name) => python::is_named_so(Path::new(name)),
+        }
+    }
+
+    /// [`Self::is_python_here`] for a program that was found.
     pub(crate) fn is_python(&self, found: &Invocation) -> bool {
         match self {
             Self::Module(_) | Self::ModuleIn { .. } => true,

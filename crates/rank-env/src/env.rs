@@ -55,8 +55,8 @@ pub const ACCELERATE_GRADIENT_ACCUMULATION_STEPS: &str = "ACCELERATE_GRADIENT_AC
 /// Stay on the CPU where there is a GPU. Accelerate's name; `brigade launch --cpu` sets it.
 pub const ACCELERATE_USE_CPU: &str = "ACCELERATE_USE_CPU";
 
-/// How models are sharded: `none`, `zero1`, `zero2`, `zero3`, `hybrid=N`, or a JSON object with all options. `brigade
-/// launch --sharding` sets it.
+/// How the program shards its model: a strategy (`zero3`), its options in JSON, or `none`. A wish of the user; `brigade
+/// launch --sharding` sets it, and so do settings of FSDP and DeepSpeed.
 pub const BRIGADE_SHARDING: &str = "BRIGADE_SHARDING";
 
 /// The secret of a job on several hosts: its launchers prove to each other that they know it. Read by

@@ -20,21 +20,19 @@ pub enum ShardingError {
         or_none: bool,
     },
 
-    /// A setting in JSON that is not one of sharding.
-    #[error(
-        "not a JSON object of sharding: {fault}; write a strategy's name, or an object such as {{\"strategy\": \"zero3\"}}"
-    )]
-    Setting {
-        /// What is wrong.
-        fault: String,
+    /// A text in JSON that is not a strategy with its options.
+    #[error("not the options of a sharding strategy in JSON: {}", escaped(.message))]
+    Json {
+        /// What the parser found.
+        message: String,
     },
 
-    /// A variable of the environment with a setting that is wrong.
-    #[error("the variable {name}: {source}")]
+    /// A variable of the environment with a wrong value.
+    #[error("{name}: {source}")]
     Variable {
-        /// The variable.
+        /// Its name.
         name: &'static str,
-        /// What is wrong.
+        /// What is wrong with its value.
         source: Box<Self>,
     },
 

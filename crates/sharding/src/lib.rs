@@ -17,12 +17,12 @@ mod message;
 mod note;
 mod parameter;
 mod plan;
-mod setting;
 pub mod settings;
 mod slot;
 mod strategy;
 #[cfg(test)]
 mod tests;
+mod text;
 mod unit;
 mod volume;
 

@@ -17,7 +17,8 @@ use crate::{Mesh, ShardingError};
 /// | `Zero3` | sharded | sharded | sharded | stage 3 | FSDP, `FULL_SHARD` |
 /// | `Hybrid(n)` | sharded among `n` ranks | as parameters | as parameters | MiCS | `HYBRID_SHARD` |
 ///
-/// Its text form is what `--sharding`, `BRIGADE_SHARDING` and `brigade.toml` take.
+/// Its text form is what `--sharding`, `BRIGADE_SHARDING` and `brigade.toml` take; [`Sharding::parse_setting`] has that of
+/// a strategy with options.
 ///
 /// ```
 /// use brigade_sharding::Strategy;

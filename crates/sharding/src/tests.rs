@@ -467,12 +467,6 @@ fn parameters() -> impl Generator<Value = Vec<Parameter>> {
 
 proptest! {
     #[test]
-    fn settings_keep_their_text(sharding in shardings()) {
-        let text = sharding.to_setting();
-        prop_assert_eq!(Sharding::parse_setting(&text).unwrap(), Some(sharding), "{}", text);
-    }
-
-    #[test]
     fn ranks_cover_each_parameter_once(
         parameters in parameters(), sharding in shardings(), replicas in 1usize..4,
     ) {

@@ -5,12 +5,13 @@ use std::io::{self, Write};
 use brigade_config::{Layer, SettingsPath};
 use brigade_launch::LaunchOptions;
 use brigade_rank_env::text::escaped;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use here::Here;
 use on_hosts::OnHosts;
 
 use super::Job;
+use super::sharding::FromPlugins;
 use crate::config::show;
 
 mod here;
@@ -22,6 +23,7 @@ pub(super) struct Explanation<'a> {
     pub(super) file: Option<&'a SettingsPath>,
     pub(super) options: &'a LaunchOptions,
     pub(super) job: &'a Job,
+    pub(super) sharding: Option<&'a FromPlugins>,
 }
 
 impl Explanation<'_> {
@@ -37,6 +39,12 @@ impl Explanation<'_> {
 
     fn text(&self, out: &mut impl Write) -> io::Result<()> {
         show::text(self.layers, self.file, show::Which::Set, out)?;
+        if let Some(sharding) = self.sharding {
+            writeln!(out, "\nsharding of a Rust program, from {}:", escaped(&sharding.what))?;
+            for line in sharding.text().lines() {
+                writeln!(out, "  {line}")?;
+            }
+        }
         match self.job {
             Job::Here(plan) => Here { plan }.text(out)?,
             Job::OnHosts(plan) => OnHosts { plan, options: self.options }.text(out)?,
@@ -46,6 +54,12 @@ impl Explanation<'_> {
 
     fn json(&self, out: &mut impl Write) -> io::Result<()> {
         let mut answer = show::json(self.layers, self.file);
+        if let Some(sharding) = self.sharding {
+            let notes: Vec<String> = sharding.notes.iter().map(ToString::to_string).collect();
+            let object =
+                json!({"setting": sharding.setting(), "from": sharding.what, "notes": notes});
+            answer.insert("sharding".to_owned(), object);
+        }
         match self.job {
             Job::Here(plan) => Here { plan }.json(&mut answer),
             Job::OnHosts(plan) => OnHosts { plan, options: self.options }.json(&mut answer),

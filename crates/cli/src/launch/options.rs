@@ -1,29 +1,49 @@
 //! From settings to what the launcher is asked for.
 
 use brigade_config::plugin_arguments::Plugin;
-use brigade_config::plugins;
+use brigade_config::plugins::{self, Plugins};
 use brigade_config::value::{Precision, Value as _};
 use brigade_config::{
     ConfigError, Layer, Source, Variables, is_accelerates_default, of_the_launcher,
 };
+use brigade_launch::hosts::HostsOptions;
 use brigade_launch::{
-    ChosenPorts, ForPython, GuardSources, LaunchOptions, NprocSpec, OutputOptions, PlacementFacts,
-    PlacementOptions, PortRange, RendezvousMode, Secret, SecretError,
+    ChosenPorts, ForOthers, ForPython, GuardSources, LaunchOptions, NprocSpec, OutputOptions,
+    PlacementFacts, PlacementOptions, PortRange, Program, RendezvousMode, Secret, SecretError,
 };
-use brigade_rank_env::env::ACCELERATE_MIXED_PRECISION;
+use brigade_rank_env::env::{ACCELERATE_MIXED_PRECISION, BRIGADE_SHARDING};
 
+use super::hosts;
 use super::program::ProgramArgs;
 use super::rendezvous::{self, Decided, Route};
+use super::sharding::{self, FromPlugins, Ranks};
 
-/// The launcher's options, and the plugins of Accelerate's default file that are not used because the
-/// program is none of Python's.
+/// What the settings come to.
+pub(super) struct Resolved {
+    /// What the launcher is asked for.
+    pub(super) options: LaunchOptions,
+    /// The list of hosts, where there is one.
+    pub(super) hosts: Option<HostsOptions>,
+    /// The plugins of Accelerate's default file that are not used because the program is not a Python program.
+    pub(super) unused: Option<String>,
+    /// What FSDP or DeepSpeed means for a Rust program.
+    pub(super) sharding: Option<FromPlugins>,
+}
+
+/// Plugins that are on.
+pub(super) struct PluginChoice {
+    pub(super) plugins: Plugins,
+    for_python: ForPython,
+}
+
+/// Resolves the settings.
 ///
 /// Errors when settings contradict each other, or ask for what there is not.
 pub(super) fn options(
     layers: &mut Layer,
     program: &ProgramArgs,
     variables: &Variables,
-) -> anyhow::Result<(LaunchOptions, Option<String>)> {
+) -> anyhow::Result<Resolved> {
     let Decided { way, waits, heartbeat_timeout } = rendezvous::decide(layers)?;
     let is_on_hosts = way == Route::Hosts;
     if is_on_hosts && layers.settings.raw == Some(true) {
@@ -49,10 +69,14 @@ pub(super) fn options(
         None if is_on_hosts => NprocSpec::Gpu,
         None => count(layers, &placement),
     };
-    let (for_python, unused) = plugins(layers, program, variables)?;
+    let program_args = program;
+    let program = program_args.program(variables)?;
+    sharding::settle(layers, &program)?;
+    let (chosen, unused) = plugins(layers, &program, variables)?;
     // What a setting says goes before what another one implies.
-    let mut env = training(layers);
-    if let Some(ForPython { variables, .. }) = &for_python {
+    let training = training(layers);
+    let mut env = training.clone();
+    if let Some(PluginChoice { for_python: ForPython { variables, .. }, .. }) = &chosen {
         // They say the same, in Accelerate's own spelling.
         env.retain(|(name, _)| variables.iter().all(|it| it.0 != *name));
     }
@@ -64,10 +88,10 @@ pub(super) fn options(
     let store_port = store_port(layers, &rendezvous, is_on_hosts);
     let settings = &layers.settings;
     let default = LaunchOptions::default();
-    let options = LaunchOptions {
+    let mut options = LaunchOptions {
         nproc,
-        program: program.program(variables)?,
-        args: program.arguments().to_vec(),
+        program,
+        args: program_args.arguments().to_vec(),
         threads_per_rank: settings.threads_per_rank,
         max_restarts: settings.max_restarts.unwrap_or(default.max_restarts),
         nodes: settings.nnodes.unwrap_or_default(),
@@ -96,24 +120,43 @@ pub(super) fn options(
         placement,
         env,
         withheld: of_the_launcher(),
-        for_python,
+        for_python: None,
         store_port,
     };
-    Ok((options, unused))
+    let hosts = hosts::options(layers)?;
+    let is_sharded = chosen.is_some() || layers.is_given("sharding");
+    let ranks = if is_sharded { Ranks::count(&options, hosts.as_ref())? } else { None };
+    sharding::check(layers, ranks)?;
+    let mut from_plugins = None;
+    if let Some(PluginChoice { mut for_python, plugins }) = chosen {
+        let is_rust = match options.program.is_python_here() {
+            Some(is_python) => !is_python,
+            None => !options.program.is_named_as_python(),
+        };
+        if is_rust && plugins.only_for_python().is_empty() {
+            let read = FromPlugins::read(layers, &plugins, ranks)?;
+            let of_plugins = read.variables(layers);
+            for_python.others =
+                ForOthers::Variables(training.into_iter().chain(of_plugins).collect());
+            from_plugins = Some(read);
+        }
+        options.for_python = Some(for_python);
+    }
+    Ok(Resolved { options, hosts, unused, sharding: from_plugins })
 }
 
-/// The variables of Accelerate's plugins, for Python programs. A file that was not asked for turns
-/// them on for Python programs only: else the plugins that it names, which are not used.
+/// The variables of Accelerate's plugins for Python programs, with the plugins. A file that was not asked for turns
+/// them on for Python programs only: else the names of the plugins, which are not used.
 ///
 /// Errors when plugins exclude each other.
 pub(super) fn plugins(
     layers: &mut Layer,
-    program: &ProgramArgs,
+    program: &Program,
     variables: &Variables,
-) -> anyhow::Result<(Option<ForPython>, Option<String>)> {
+) -> anyhow::Result<(Option<PluginChoice>, Option<String>)> {
     let Some(plugins) = plugins::resolve(layers)? else { return Ok((None, None)) };
     let is_asked_for = plugins.on.iter().any(|it| !is_accelerates_default(&it.1, variables));
-    if !is_asked_for && program.program(variables)?.is_python_here() == Some(false) {
+    if !is_asked_for && program.is_python_here() == Some(false) {
         let names = plugins.names();
         for (plugin, source) in plugins.on {
             layers.note(source, format!("{} is for Python programs and not used", plugin.name()));
@@ -123,8 +166,11 @@ pub(super) fn plugins(
         }
         return Ok((None, Some(names)));
     }
-    let (what, remedy) = (plugins.what(), plugins.remedy().to_owned());
-    let mut values = plugins.variables;
+    // Where some are for Python alone, those are named.
+    let what = Some(plugins.only_for_python()).filter(|it| !it.is_empty());
+    let what = what.unwrap_or_else(|| plugins.what());
+    let others = ForOthers::Refused { what, remedy: plugins.remedy().to_owned() };
+    let mut values = plugins.variables.clone();
     if plugins.adds_python_path {
         let folder = layers.settings.workdir.clone().map_or_else(std::env::current_dir, Ok)?;
         let before = variables.value(PYTHONPATH).into_iter().flat_map(std::env::split_paths);
@@ -132,7 +178,8 @@ pub(super) fn plugins(
         let paths = std::env::join_paths(before.chain([folder]))?;
         values.push((PYTHONPATH.to_owned(), paths.to_string_lossy().into_owned()));
     }
-    Ok((Some(ForPython { what, remedy, variables: values }), None))
+    let for_python = ForPython { variables: values, others };
+    Ok((Some(PluginChoice { for_python, plugins }), None))
 }
 
 /// The port of the ranks' store, where the user has chosen it: by its own setting, or on one host by
@@ -208,6 +255,7 @@ pub(super) fn training(layers: &Layer) -> Vec<(String, String)> {
     let python = |is_on: Option<bool>| is_on.map(|it| if it { "True" } else { "False" }.to_owned());
     let rows = [
         ("cpu", "ACCELERATE_USE_CPU", python(settings.cpu)),
+        ("sharding", BRIGADE_SHARDING, settings.text("sharding")),
         // Of fp8 the plugin says it, to Python programs alone.
         (
             "mixed-precision",

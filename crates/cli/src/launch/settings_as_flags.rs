@@ -6,13 +6,14 @@ use brigade_config::plugin_arguments::PluginArgument;
 use brigade_config::plugins;
 use brigade_config::{Layer, Source, TABLE, Variables};
 use brigade_launch::events::EventsTarget;
-use brigade_launch::{ForPython, LaunchError, LaunchOptions, Program, Secret};
+use brigade_launch::{LaunchError, LaunchOptions, Program, Secret};
 
 use crate::config::Usage;
 use crate::job_file::JobFile;
 
+use super::options::PluginChoice;
 use super::rendezvous::OF_A_LIST;
-use super::{JobArgs, file_in_use, options, say_lines, say_warnings};
+use super::{JobArgs, file_in_use, options, say_lines, say_warnings, sharding};
 
 impl JobArgs {
     /// The job, with every setting, whichever layer it is from: the launchers in the job have neither
@@ -45,17 +46,19 @@ impl JobArgs {
             let reason = "a job file needs a program that is built already: build it, and name it after the options";
             return Err(Usage(reason.to_owned()).into());
         }
-        let (for_python, unused) = options::plugins(layers, &self.program, variables)?;
         let program = self.program.program(variables)?;
-        if let Some(ForPython { what, remedy, .. }) = &for_python
+        sharding::settle(layers, &program)?;
+        let (chosen, unused) = options::plugins(layers, &program, variables)?;
+        if let Some(PluginChoice { plugins, .. }) = &chosen
+            && !plugins.only_for_python().is_empty()
             && program.is_python_here() == Some(false)
         {
             let program = self.program.words().first().cloned().unwrap_or_default();
-            let (what, remedy) = (what.clone(), remedy.clone());
+            let (what, remedy) = (plugins.only_for_python(), plugins.remedy().to_owned());
             return Err(LaunchError::ForPython { what, program, remedy }.into());
         }
         let mut flags = settings_as_flags(layers);
-        if for_python.is_some() {
+        if chosen.is_some() {
             flags.extend(plugins_as_flags(layers));
         }
         flags.extend(match program {

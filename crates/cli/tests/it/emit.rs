@@ -75,7 +75,7 @@ const VALUES: &[(&str, &str)] = &[
     ("dynamo-use-regional-compilation", "true"),
     ("debug-collectives", "true"),
 ];
-/// Settings that the scheduler says, or that are for a list of hosts, or excluded by `cpu`.
+/// Settings that the scheduler says, or that are for a list of hosts, or excluded by `cpu`, or not for Python programs.
 const WITHOUT: &[&str] = &[
     "devices",
     "hosts",
@@ -92,6 +92,7 @@ const WITHOUT: &[&str] = &[
     "master-addr",
     "master-port",
     "rdzv-endpoint",
+    "sharding",
 ];
 
 #[test]

@@ -34,6 +34,7 @@ mod restart;
 mod selftest_build;
 mod sessions;
 mod setup;
+mod sharding;
 mod watch;
 #[path = "../common/work.rs"]
 mod work;

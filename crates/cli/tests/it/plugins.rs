@@ -1,5 +1,5 @@
 //! FSDP, DeepSpeed, Megatron-LM and fp8 under `brigade launch`: a Python program gets the variables that
-//! `accelerate launch` sets, and any other program is refused.
+//! `accelerate launch` sets, and any other program is refused what it has no use for (`sharding.rs` has the rest).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -189,14 +189,9 @@ fn another_program_is_refused() {
     let work = Work::new();
     let brigade = env!("CARGO_BIN_EXE_brigade");
     for (flags, what) in [
-        (&["--use-fsdp"][..], "FSDP (flag --use-fsdp)"),
-        (&["--use_deepspeed", "--zero_stage", "3"], "DeepSpeed (flag --use-deepspeed)"),
-        (&["--use_megatron_lm"], "Megatron-LM (flag --use-megatron-lm)"),
+        (&["--use_megatron_lm"][..], "Megatron-LM (flag --use-megatron-lm)"),
         (&["--mixed_precision=fp8", "--fp8_backend=te"], "fp8 (flag --mixed-precision)"),
-        (
-            &["--use_fsdp", "--mixed-precision=fp8"],
-            "FSDP (flag --use-fsdp) and fp8 (flag --mixed-precision)",
-        ),
+        (&["--use_fsdp", "--mixed-precision=fp8"], "fp8 (flag --mixed-precision)"),
     ] {
         let said = work.refusal(&[flags, &[brigade]].concat());
         let expected = format!("brigade: {what} needs a Python program that uses Accelerate, and ");
@@ -204,20 +199,24 @@ fn another_program_is_refused() {
         let remedy = if what.starts_with("fp8") {
             "use --mixed-precision bf16: Brigade has no kernels for fp8"
         } else {
-            "leave it out: a Brigade program has a whole model on each rank"
+            "use --sharding, or the settings of FSDP or DeepSpeed"
         };
         assert!(said.trim_end().ends_with(remedy), "{said}");
     }
     let file = work.path().join("config.yaml");
-    fs::write(&file, "distributed_type: FSDP\n").unwrap();
+    fs::write(&file, "distributed_type: MEGATRON_LM\n").unwrap();
     let said = work.refusal(&["--config", file.to_str().unwrap(), brigade]);
-    assert!(said.contains("FSDP (") && said.contains("config.yaml:1)"), "{said}");
-    let said = work.refusal(&["--use-fsdp", "--bin", "train"]);
+    assert!(said.contains("Megatron-LM (") && said.contains("config.yaml:1)"), "{said}");
+    let said = work.refusal(&["--use-megatron-lm", "--bin", "train"]);
     assert!(said.contains("needs a Python program"), "{said}");
+    let found = work.variables(&["--use-fsdp", "--nproc=2", "--bin", "train"]);
+    assert_eq!(found["BRIGADE_SHARDING"], "zero3");
+    assert!(!found.contains_key("ACCELERATE_USE_FSDP"), "{found:?}");
     // A script may start a Python, and so may what is called like one.
     for program in [&["./script.sh"][..], &["python3", "-c", "pass"], &["-m", "pkg.train"]] {
         let found = work.variables(&[&["--use-fsdp"], program].concat());
         assert_eq!(found["ACCELERATE_USE_FSDP"], "true");
+        assert!(!found.contains_key("BRIGADE_SHARDING"), "{found:?}");
     }
 }
 

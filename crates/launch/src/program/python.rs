@@ -18,14 +18,17 @@ pub(super) fn is_script(name: &OsStr) -> bool {
 
 /// A Python by its name, or a file that some interpreter reads.
 pub(super) fn is_interpreter(file: &Path) -> bool {
-    let name = file.file_name().unwrap_or_default().as_bytes();
-    let is_named_so = [b"python".as_slice(), b"pypy"].iter().any(|it| name.starts_with(it));
     let is_script = || {
         let mut start = [0; 2];
         let read = File::open(file).and_then(|mut it| it.read_exact(&mut start));
         read.is_ok() && start == *b"#!"
     };
-    is_named_so || is_script()
+    is_named_so(file) || is_script()
+}
+
+pub(super) fn is_named_so(file: &Path) -> bool {
+    let name = file.file_name().unwrap_or_default().as_bytes();
+    [b"python".as_slice(), b"pypy"].iter().any(|it| name.starts_with(it))
 }
 
 /// A script in the file system; `None` where there is no such file, but there may be a program of

@@ -1,0 +1,233 @@
+//! How a Rust program shards its model: by `--sharding`, or by the settings of FSDP and DeepSpeed.
+
+use brigade_config::plugin_arguments::Plugin;
+use brigade_config::plugins::Plugins;
+use brigade_config::{ConfigError, Layer, Source};
+use brigade_launch::hosts::HostsOptions;
+use brigade_launch::{HostFacts, LaunchError, LaunchOptions, NprocSpec, Program};
+use brigade_rank_env::env;
+use brigade_sharding::Sharding;
+use brigade_sharding::settings::{Facts, Note, Precision, Settings, describe};
+
+/// Decides between the setting `sharding` and the plugins that shard, of which the upper layer wins, and sets the other
+/// back. `sharding` is not for Python programs.
+///
+/// # Errors
+/// Both in one layer; `--sharding` for a Python program.
+pub(super) fn settle(layers: &mut Layer, program: &Program) -> Result<(), ConfigError> {
+    let Some(source) = layers.source(SHARDING).filter(|it| **it != Source::Default).cloned() else {
+        return Ok(());
+    };
+    let text = layers.settings.text(SHARDING).unwrap_or_default();
+    if program.is_named_as_python() && program.is_python_here() != Some(false) {
+        if let Source::Flag(_) = source {
+            return Err(ConfigError::Contradiction(format!(
+                "--sharding {text} is for Rust programs: use --use-fsdp or --use-deepspeed for a Python program"
+            )));
+        }
+        layers.reset(SHARDING);
+        if text != NONE {
+            layers.warn(source, format!("sharding {text} is for Rust programs and not used"));
+        }
+        return Ok(());
+    }
+    let switches = Plugin::ALL.into_iter().filter(|it| it.shards());
+    let switches: Vec<(Plugin, &str)> =
+        switches.filter_map(|it| Some((it, it.switch()?))).collect();
+    for (plugin, switch) in switches {
+        let of_plugin = layers.source(&format!("accelerate.{switch}")).cloned();
+        let is_on = layers.settings.accelerate.get(switch).is_some_and(|it| it == "true");
+        let Some(of_plugin) = of_plugin.filter(|_| is_on) else { continue };
+        let name = plugin.name();
+        if of_plugin.layer() == source.layer() {
+            return Err(ConfigError::Contradiction(format!(
+                "sharding {text} ({source}) and {name} ({of_plugin}) exclude each other: leave out one of them"
+            )));
+        }
+        if of_plugin.layer() > source.layer() {
+            layers.reset(SHARDING);
+            layers.note(source, format!("sharding {text} gives way to {name} ({of_plugin})"));
+            return Ok(());
+        }
+        layers.set_plugin(switch, "false", source.clone())?;
+        layers.note(of_plugin, format!("{name} gives way to sharding {text} ({source})"));
+    }
+    Ok(())
+}
+
+/// The ranks of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ranks {
+    /// Of the host that has the most.
+    pub(super) of_host: usize,
+    pub(super) all: usize,
+}
+
+impl Ranks {
+    /// Counts them; `None` where only the hosts themselves know. Where the number of hosts may change, it is the
+    /// largest.
+    ///
+    /// # Errors
+    /// Devices that are not there.
+    pub(super) fn count(
+        options: &LaunchOptions,
+        hosts: Option<&HostsOptions>,
+    ) -> Result<Option<Self>, LaunchError> {
+        if let Some(hosts) = hosts {
+            let of_host = |slots: Option<usize>| match (slots, options.nproc) {
+                (Some(slots), _) | (None, NprocSpec::Count(slots)) => Some(slots),
+                _ => None,
+            };
+            let counts: Option<Vec<usize>> =
+                hosts.hosts.iter().map(|host| of_host(host.slots)).collect();
+            return Ok(counts.map(|counts| Self {
+                of_host: counts.iter().copied().max().unwrap_or_default(),
+                all: counts.into_iter().fold(0, usize::saturating_add),
+            }));
+        }
+        let of_host = if let NprocSpec::Count(count) = options.nproc {
+            count
+        } else {
+            let facts = HostFacts::gather(options);
+            let wanted = options.placement.devices.as_ref();
+            facts.placement.devices.count(options.nproc, wanted, facts.cores)?
+        };
+        Ok(Some(Self { of_host, all: of_host.saturating_mul(options.nodes.max) }))
+    }
+}
+
+/// Checks that the setting `sharding` fits the ranks of the job.
+///
+/// # Errors
+/// A shard size that does not divide them.
+pub(super) fn check(layers: &Layer, ranks: Option<Ranks>) -> Result<(), ConfigError> {
+    let Some(Sharding { strategy, .. }) =
+        layers.settings.sharding.as_ref().and_then(|it| it.0.as_ref())
+    else {
+        return Ok(());
+    };
+    let Some(ranks) = ranks.filter(|it| it.all > 0) else { return Ok(()) };
+    match Sharding::from(*strategy).mesh(ranks.all) {
+        Ok(_) => Ok(()),
+        Err(fault) => {
+            let source = layers.source(SHARDING).map(ToString::to_string).unwrap_or_default();
+            Err(ConfigError::Contradiction(format!("{source}: {fault}")))
+        }
+    }
+}
+
+/// What the settings of FSDP or DeepSpeed mean for a Rust program.
+pub(super) struct FromPlugins {
+    /// Where they are from: `FSDP (flag --use-fsdp)`.
+    pub(super) what: String,
+    settings: Settings,
+    /// A line for each key that is not honoured as it stands.
+    pub(super) notes: Vec<Note>,
+}
+
+impl FromPlugins {
+    /// Reads them.
+    ///
+    /// # Errors
+    /// An unknown number of ranks; a file that cannot be read; keys that are refused; a precision or a number of batches
+    /// other than that of the launch.
+    pub(super) fn read(
+        layers: &Layer,
+        plugins: &Plugins,
+        ranks: Option<Ranks>,
+    ) -> anyhow::Result<Self> {
+        let what = plugins.what();
+        let Some(ranks) = ranks else {
+            return Err(ConfigError::Contradiction(format!(
+                "{what} needs the number of ranks: give --nproc, or each host its own, as in node1:4"
+            ))
+            .into());
+        };
+        let facts = Facts { local_world_size: ranks.of_host, ..Facts::new(ranks.all) };
+        let is_on = |plugin: Plugin| plugins.on.iter().any(|it| it.0 == plugin);
+        let (settings, mut notes) = crate::sharding::read(layers, None, is_on, &facts)
+            .map_err(|fault| ConfigError::Contradiction(format!("{fault:#}")))?;
+        let same = |name: &str, value: &str| match layers.settings.text(name) {
+            Some(given) if layers.is_given(name) && given != value => {
+                let source = layers.source(name).map(ToString::to_string).unwrap_or_default();
+                Err(ConfigError::Contradiction(format!(
+                    "{name} is {given} ({source}), and {value} by {what}: leave out one of them"
+                )))
+            }
+            _ => Ok(()),
+        };
+        same(PRECISION, settings.precision.word())?;
+        same(STEPS, &settings.gradient_accumulation_steps.to_string())?;
+        notes.extend(of_the_program(&settings, &what));
+        Ok(Self { what, settings, notes })
+    }
+
+    /// Returns the variables by which the ranks learn it; settings that the user has made are not among them.
+    pub(super) fn variables(&self, layers: &Layer) -> Vec<(String, String)> {
+        let Settings { sharding, precision, gradient_accumulation_steps: steps, .. } =
+            &self.settings;
+        let mut variables = vec![(env::BRIGADE_SHARDING, setting(sharding.as_ref()))];
+        if *precision != Precision::No && !layers.is_given(PRECISION) {
+            variables.push((env::ACCELERATE_MIXED_PRECISION, precision.word().to_owned()));
+        }
+        if *steps != 1 && !layers.is_given(STEPS) {
+            variables.push((env::ACCELERATE_GRADIENT_ACCUMULATION_STEPS, steps.to_string()));
+        }
+        variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+    }
+
+    /// Returns it in words, a line for each part, and the notes.
+    pub(super) fn text(&self) -> String {
+        describe(&self.settings, &self.notes)
+    }
+
+    /// Returns the text of `BRIGADE_SHARDING`.
+    pub(super) fn setting(&self) -> String {
+        setting(self.settings.sharding.as_ref())
+    }
+}
+
+fn setting(sharding: Option<&Sharding>) -> String {
+    sharding.map_or_else(|| NONE.to_owned(), Sharding::to_setting)
+}
+
+/// What no variable says to a Rust program.
+fn of_the_program(settings: &Settings, what: &str) -> Vec<Note> {
+    let mut notes = Vec::new();
+    let mut note = |key: &str, value: String, text: &str| {
+        let (key, origin, text) = (key.to_owned(), what.to_owned(), text.to_owned());
+        notes.push(Note { key, value, origin, text });
+    };
+    if let Some(norm) = settings.gradient_clipping.filter(|norm| *norm > 0.0) {
+        let text = "gradients would be clipped; a launch does not say it to a Rust program: clip them there";
+        note("gradient_clipping", norm.to_string(), text);
+    }
+    if let Some(samples) = settings.micro_batch_size {
+        let text =
+            "batches of a rank would have so many samples; the loaders of a Rust program decide";
+        note("train_micro_batch_size_per_gpu", samples.to_string(), text);
+    }
+    if settings.loss_scale.is_some() {
+        let text = "the loss would be scaled so; a Rust program has its own scale";
+        note("fp16.loss_scale", String::new(), text);
+    }
+    if settings.recompute {
+        let text = "activations would be computed again in backward; a launch does not say it to a Rust \
+                    program: turn it on there";
+        note("fsdp_activation_checkpointing", "true".to_owned(), text);
+    }
+    if let Some(optimizer) = &settings.optimizer {
+        let text = "it would be the optimizer; a Rust program makes its own";
+        note("optimizer", optimizer.kind.name().to_owned(), text);
+    }
+    if let Some(schedule) = &settings.schedule {
+        let text = "it would be the learning rate's schedule; a Rust program makes its own";
+        note("scheduler", schedule.name().to_owned(), text);
+    }
+    notes
+}
+
+const SHARDING: &str = "sharding";
+const NONE: &str = "none";
+const PRECISION: &str = "mixed-precision";
+const STEPS: &str = "gradient-accumulation-steps";

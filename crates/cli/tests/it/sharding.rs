@@ -1,0 +1,252 @@
+//! How `brigade launch` says to a Rust program in which way its model is sharded: `--sharding`, and the settings of
+//! FSDP and DeepSpeed. `env` stands in for the program: it prints the variables of its rank.
+
+use std::fs;
+use std::process::Output;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::job::brigade;
+
+/// A folder with settings files and a Python script.
+struct Work(TempDir);
+
+impl Work {
+    fn new() -> Self {
+        let work = Self(tempfile::tempdir().unwrap());
+        for (name, text) in [
+            ("train.py", ""),
+            (
+                "fsdp.yaml",
+                "distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 2\nfsdp_config:\n  \
+                 fsdp_version: 2\n  fsdp_reshard_after_forward: false\n  \
+                 fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  fsdp_offload_params: true\n  \
+                 fsdp_state_dict_type: FULL_STATE_DICT\n",
+            ),
+            (
+                "deepspeed.yaml",
+                "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n  zero_stage: 2\n  \
+                 gradient_accumulation_steps: 4\n  gradient_clipping: 0.5\n",
+            ),
+            (
+                "ds.json",
+                r#"{"train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 4,
+                    "bf16": {"enabled": true}, "gradient_clipping": 0.5,
+                    "zero_optimization": {"stage": 2, "overlap_comm": false}}"#,
+            ),
+            (
+                "job.toml",
+                "version = 1\n[training]\nsharding = { strategy = \"zero3\", reshard_after_forward = \"no\" }\n",
+            ),
+        ] {
+            fs::write(work.0.path().join(name), text).unwrap();
+        }
+        work
+    }
+
+    fn launch_with(&self, variable: Option<&str>, words: &[&str]) -> Output {
+        let mut command = brigade();
+        command.env_remove("BRIGADE_SHARDING").env_remove("ACCELERATE_MIXED_PRECISION");
+        command.env_remove("ACCELERATE_GRADIENT_ACCUMULATION_STEPS");
+        if let Some(text) = variable {
+            command.env("BRIGADE_SHARDING", text);
+        }
+        command.current_dir(self.0.path()).arg("launch").args(words).output().unwrap()
+    }
+
+    /// What the first rank has of a variable, and the launcher's own lines.
+    fn rank(&self, name: &str, variable: Option<&str>, words: &[&str]) -> (Option<String>, String) {
+        let words = [words, &["env"]].concat();
+        let output = self.launch_with(variable, &words);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{words:?}: {stderr}");
+        let stdout = String::from_utf8(output.stdout).unwrap();
+        let start = format!("[0] {name}=");
+        let value = stdout.lines().find_map(|line| line.strip_prefix(&start));
+        (value.map(str::to_owned), stderr)
+    }
+
+    fn sharding(&self, variable: Option<&str>, words: &[&str]) -> String {
+        self.rank("BRIGADE_SHARDING", variable, words).0.unwrap_or_else(|| "not set".to_owned())
+    }
+
+    fn refusal(&self, words: &[&str]) -> String {
+        let output = self.launch_with(None, words);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{words:?}: {stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
+        assert!(output.stdout.is_empty(), "{words:?}: something was started");
+        stderr
+    }
+}
+
+#[test]
+fn the_flag_goes_before_the_variable_and_the_file() {
+    let work = Work::new();
+    let two = "--nproc=2";
+    let of_file = r#"{"reshard_after_forward":"no","strategy":"zero3"}"#;
+    assert_eq!(work.sharding(None, &[two]), "not set");
+    assert_eq!(work.sharding(None, &[two, "--config=job.toml"]), of_file);
+    assert_eq!(work.sharding(Some("zero2"), &[two, "--config=job.toml"]), "zero2");
+    let flag = "--sharding=hybrid=2";
+    assert_eq!(work.sharding(Some("zero2"), &[two, flag, "--config=job.toml"]), "hybrid=2");
+    assert_eq!(work.sharding(None, &[two, "--sharding", of_file]), of_file);
+    assert_eq!(work.sharding(None, &[two, "--sharding=none", "--config=job.toml"]), "none");
+    assert_eq!(work.sharding(None, &[two, flag, "--env=BRIGADE_SHARDING=zero1"]), "zero1");
+}
+
+#[test]
+fn settings_of_fsdp_become_a_sharding() {
+    let work = Work::new();
+    let (text, stderr) = work.rank("BRIGADE_SHARDING", None, &["--config=fsdp.yaml"]);
+    let sharding: Value = serde_json::from_str(&text.unwrap()).unwrap();
+    assert_eq!(sharding["strategy"], "zero3");
+    assert_eq!(sharding["reshard_after_forward"], "no");
+    assert_eq!(sharding["offload"]["cpu"]["pin"], true);
+    assert_eq!(sharding["mixed"]["param"], "BF16");
+    let note =
+        "brigade: note: fsdp.yaml:4: fsdp_state_dict_type = FULL_STATE_DICT: checkpoints would";
+    assert!(stderr.lines().any(|line| line.starts_with(note)), "{stderr}");
+    let (precision, stderr) =
+        work.rank("ACCELERATE_MIXED_PRECISION", None, &["--config=fsdp.yaml", "--quiet"]);
+    assert_eq!((precision.as_deref(), &*stderr), (Some("bf16"), ""));
+    let no_shard = ["--nproc=2", "--use-fsdp", "--fsdp-sharding-strategy=NO_SHARD"];
+    assert_eq!(work.sharding(None, &no_shard), "none");
+    let hybrid = ["--use-fsdp", "--fsdp-version=2", "--use-parallelism-config", "--nproc=2"];
+    let sizes =
+        ["--parallelism-config-dp-replicate-size=2", "--parallelism-config-dp-shard-size=1"];
+    let said = work.refusal(&[&hybrid[..], &sizes, &["env"]].concat());
+    assert!(said.contains("parallelism_config_dp_shard_size 1"), "{said}");
+}
+
+#[test]
+fn settings_of_deepspeed_become_variables_and_lines() {
+    let work = Work::new();
+    let words = ["--nproc=2", "--use-deepspeed", "--deepspeed-config-file=ds.json"];
+    let (text, stderr) = work.rank("BRIGADE_SHARDING", None, &words);
+    let sharding: Value = serde_json::from_str(&text.unwrap()).unwrap();
+    assert_eq!(sharding["strategy"], "zero2");
+    for expected in [
+        "brigade: note: ds.json: zero_optimization.overlap_comm = false: ",
+        "brigade: note: DeepSpeed (flag --use-deepspeed): gradient_clipping = 0.5: ",
+        "brigade: note: DeepSpeed (flag --use-deepspeed): train_micro_batch_size_per_gpu = 8: ",
+    ] {
+        assert!(stderr.lines().any(|line| line.starts_with(expected)), "{expected}: {stderr}");
+    }
+    for (name, expected) in
+        [("ACCELERATE_MIXED_PRECISION", "bf16"), ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")]
+    {
+        assert_eq!(work.rank(name, None, &words).0.as_deref(), Some(expected), "{name}");
+    }
+    assert_eq!(work.sharding(None, &["--nproc=2", "--use-deepspeed", "--zero-stage=3"]), "zero3");
+    // The field of Accelerate's file gives way to the setting.
+    let steps = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS";
+    let file = "--config=deepspeed.yaml";
+    assert_eq!(work.rank(steps, None, &[file]).0.as_deref(), Some("4"));
+    let flag = "--gradient-accumulation-steps=2";
+    assert_eq!(work.rank(steps, None, &[file, flag]).0.as_deref(), Some("2"));
+}
+
+#[test]
+fn sharding_and_plugins_give_way_by_layer() {
+    let work = Work::new();
+    assert_eq!(work.sharding(None, &["--config=fsdp.yaml", "--sharding=zero1"]), "zero1");
+    assert_eq!(work.sharding(Some("zero1"), &["--config=fsdp.yaml"]), "zero1");
+    let words = ["--nproc=2", "--use-deepspeed", "--zero-stage=2"];
+    assert_eq!(work.sharding(Some("zero1"), &words), "zero2");
+}
+
+#[test]
+fn contradictions_start_nothing() {
+    let work = Work::new();
+    let deepspeed = ["--nproc=2", "--use-deepspeed", "--deepspeed-config-file=ds.json"];
+    for (words, expected) in [
+        (
+            &["--nproc=2", "--sharding=zero4"][..],
+            "`zero4` is not a sharding strategy: write none, zero1, zero2, zero3 or hybrid=N",
+        ),
+        (
+            &["--nproc=4", "--sharding=hybrid=3"],
+            "flag --sharding: hybrid=3 does not divide the 4 ranks: take one of 1, 2, 4",
+        ),
+        (
+            &["--hosts=a:2,b:3", "--sharding=hybrid=2"],
+            "flag --sharding: hybrid=2 does not divide the 5 ranks",
+        ),
+        (
+            &["--nproc=2", "--sharding=zero3", "--use-deepspeed"],
+            "sharding zero3 (flag --sharding) and DeepSpeed (flag --use-deepspeed) exclude each other",
+        ),
+        (
+            &[&deepspeed[..], &["--mixed-precision=fp16"]].concat(),
+            "bf16.enabled (ds.json) and mixed precision fp16 exclude each other",
+        ),
+        (
+            &[&deepspeed[..], &["--mixed-precision=no"]].concat(),
+            "mixed-precision is no (flag --mixed-precision), and bf16 by DeepSpeed (flag --use-deepspeed)",
+        ),
+        (
+            &[&deepspeed[..], &["--gradient-accumulation-steps=2"]].concat(),
+            "gradient-accumulation-steps is 2 (flag --gradient-accumulation-steps), and 4 by DeepSpeed",
+        ),
+        (
+            &["--nproc=2", "--use-deepspeed", "--deepspeed-config-file=other.json"],
+            "cannot read other.json (flag --deepspeed-config-file)",
+        ),
+        (&["--nproc=2", "--use-deepspeed", "--offload-optimizer-device=nvme"], "is not supported"),
+    ] {
+        let said = work.refusal(&[words, &["env"]].concat());
+        assert!(said.contains(expected), "{words:?}: {said}");
+    }
+}
+
+#[test]
+fn python_programs_have_their_own_settings() {
+    let work = Work::new();
+    let said = work.refusal(&["--nproc=2", "--sharding=zero3", "train.py"]);
+    let expected =
+        "brigade: --sharding zero3 is for Rust programs: use --use-fsdp or --use-deepspeed";
+    assert!(said.starts_with(expected), "{said}");
+    // A setting that is there for all launches is not an error.
+    let output = work.launch_with(Some("zero3"), &["--nproc=1", "--explain", "train.py"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    let expected = "environment BRIGADE_SHARDING: sharding zero3 is for Rust programs and not used";
+    assert!(output.status.success() && text.contains(expected), "{text}");
+    assert!(!text.contains("BRIGADE_SHARDING=zero3"), "{text}");
+}
+
+#[test]
+fn the_explanation_has_the_sharding() {
+    let work = Work::new();
+    let output = work.launch_with(None, &["--config=fsdp.yaml", "--explain", "env"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    for line in [
+        "sharding of a Rust program, from FSDP (fsdp.yaml:1):",
+        "  strategy     zero3: each rank has a part of the parameters, the gradients and the optimizer's state",
+        "  mesh         dp_shard 2",
+    ] {
+        assert!(text.lines().any(|it| it == line), "{text}");
+    }
+    let output = work.launch_with(None, &["--config=fsdp.yaml", "--explain", "--json", "env"]);
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let setting = answer["sharding"]["setting"].as_str().unwrap();
+    assert_eq!(answer["ranks"][0]["env"]["BRIGADE_SHARDING"], setting);
+    assert!(answer["sharding"]["notes"].as_array().is_some_and(|notes| !notes.is_empty()));
+}
+
+#[test]
+fn a_job_file_has_the_sharding() {
+    let work = Work::new();
+    let emitted = |words: &[&str]| {
+        let mut command = brigade();
+        command.current_dir(work.0.path()).args(["emit", "slurm", "--nproc=2"]).args(words);
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let script = emitted(&["--sharding=hybrid=2", "env"]);
+    assert!(script.contains("--sharding 'hybrid=2'"), "{script}");
+    let script = emitted(&["--config=fsdp.yaml", "env"]);
+    assert!(script.contains("--use-fsdp --fsdp-version 2"), "{script}");
+}
