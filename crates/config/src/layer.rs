@@ -90,11 +90,19 @@ impl Layer {
         if !self.settings.read(name, raw) {
             let mut error = ConfigError::value(source, name, raw.shown());
             // `quiet = "yes"` is of the wrong kind, `tee = "9"` has the wrong words.
-            if let (Raw::Text(text), ConfigError::Value { wrong, .. }) = (raw, &mut error)
-                && !Settings::default().set(name, text)
-                && let Some(setting) = Setting::named(name)
+            let setting = Setting::named(name);
+            let text = match raw {
+                Raw::Text(text) => Some(text.clone()),
+                _ => raw
+                    .json()
+                    .filter(|_| setting.is_some_and(|it| it.takes_table))
+                    .map(|it| it.to_string()),
+            };
+            if let (Some(text), ConfigError::Value { wrong, .. }) = (text, &mut error)
+                && !Settings::default().set(name, &text)
+                && let Some(setting) = setting
             {
-                *wrong = fault(setting, text);
+                *wrong = fault(setting, &text);
             }
             return Err(error);
         }

@@ -38,6 +38,8 @@ pub struct Setting {
     pub words: &'static [&'static str],
     /// It is true or false: the flag needs no value.
     pub is_switch: bool,
+    /// A file may have a table for it, whose JSON a flag takes.
+    pub(crate) takes_table: bool,
     meaning: &'static [&'static str],
     fault: fn(&str) -> String,
 }
@@ -135,6 +137,7 @@ macro_rules! settings {
                 expected: <$type as Value>::EXPECTED,
                 words: <$type as Value>::WORDS,
                 is_switch: <$type as Value>::IS_SWITCH,
+                takes_table: <$type as Value>::TAKES_TABLE,
                 meaning: &[$($meaning,)*],
                 fault: <$type as Value>::fault,
             },

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use indexmap::IndexMap;
+use serde_json::{Map, Value as Json};
 
 pub use choice::{Backend, DynamoBackend, DynamoMode, Precision};
 pub use foreign::HostList;
@@ -31,6 +32,9 @@ pub trait Value: Clone + PartialEq + Sized {
 
     /// A file may have a list in brackets.
     const IS_LIST: bool = false;
+
+    /// A file may have a table, whose JSON [`parse`](Self::parse) takes.
+    const TAKES_TABLE: bool = false;
 
     /// Reads what a variable or a flag says; `None` where it is not [`EXPECTED`](Self::EXPECTED).
     fn parse(text: &str) -> Option<Self>;
@@ -94,6 +98,21 @@ impl Raw {
             Self::Null => "null".to_owned(),
             Self::Other(text) => text.clone(),
         }
+    }
+
+    /// The value in JSON; `None` where it has a part that settings do not have there: a date, a fraction, nothing.
+    pub(crate) fn json(&self) -> Option<Json> {
+        Some(match self {
+            Self::Text(text) => text.clone().into(),
+            Self::Integer(number) => (*number).into(),
+            Self::Bool(value) => (*value).into(),
+            Self::List(items) => items.iter().map(Self::json).collect::<Option<Vec<_>>>()?.into(),
+            Self::Table(table) => {
+                let pair = |(key, value): (&String, &Self)| Some((key.clone(), value.json()?));
+                table.iter().map(pair).collect::<Option<Map<_, _>>>()?.into()
+            }
+            Self::Float(_) | Self::Null | Self::Other(_) => return None,
+        })
     }
 
     fn scalar(&self) -> Option<String> {

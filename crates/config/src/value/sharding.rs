@@ -1,7 +1,6 @@
 //! How a Rust program shards its model.
 
 use brigade_sharding::Sharding;
-use serde_json::{Map, Value as Json};
 
 use super::{Raw, Value};
 
@@ -12,6 +11,7 @@ pub struct ShardingSetting(pub Option<Sharding>);
 impl Value for ShardingSetting {
     const EXPECTED: &'static str =
         "none, zero1, zero2, zero3, hybrid=N, or a strategy with its options";
+    const TAKES_TABLE: bool = true;
 
     fn parse(text: &str) -> Option<Self> {
         Sharding::parse_setting(text).ok().map(Self)
@@ -28,7 +28,7 @@ impl Value for ShardingSetting {
     fn read(raw: &Raw) -> Option<Self> {
         match raw {
             Raw::Text(text) => Self::parse(text),
-            Raw::Table(_) => Self::parse(&json(raw)?.to_string()),
+            Raw::Table(_) => Self::parse(&raw.json()?.to_string()),
             _ => None,
         }
     }
@@ -40,20 +40,6 @@ impl Value for ShardingSetting {
     fn text(&self) -> String {
         self.0.as_ref().map_or_else(|| "none".to_owned(), Sharding::to_setting)
     }
-}
-
-fn json(raw: &Raw) -> Option<Json> {
-    Some(match raw {
-        Raw::Text(text) => text.clone().into(),
-        Raw::Integer(number) => (*number).into(),
-        Raw::Bool(value) => (*value).into(),
-        Raw::List(items) => items.iter().map(json).collect::<Option<Vec<_>>>()?.into(),
-        Raw::Table(table) => {
-            let pair = |(key, value): (&String, &Raw)| Some((key.clone(), json(value)?));
-            table.iter().map(pair).collect::<Option<Map<_, _>>>()?.into()
-        }
-        Raw::Float(_) | Raw::Null | Raw::Other(_) => return None,
-    })
 }
 
 #[cfg(test)]
@@ -93,8 +79,16 @@ mod tests {
                 "\"zero4\"",
                 "f:3: sharding is \"zero4\", `zero4` is not a sharding strategy: write none",
             ),
-            ("{ strategy = \"zero4\" }", "f:3: sharding is a table, expected none, zero1, "),
-            ("3", "f:3: sharding is 3, expected none, zero1, "),
+            (
+                "{ strategy = \"zero4\" }",
+                "f:3: sharding is a table, not the options of a sharding strategy in JSON: `zero4` is not a",
+            ),
+            (
+                "{ strategy = \"zero3\", resard = \"no\" }",
+                "f:3: sharding is a table, not the options of a sharding strategy in JSON: unknown field `resard`",
+            ),
+            ("{ strategy = \"zero3\", units = 1.5 }", "f:3: sharding is a table, expected none"),
+            ("3", "f:3: sharding is 3, `3` is not a sharding strategy: write none"),
         ] {
             let text = format!("version = 1\n[training]\nsharding = {written}\n");
             let error = file::read("f".as_ref(), &text).unwrap_err().to_string();
