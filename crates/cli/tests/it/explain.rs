@@ -400,9 +400,9 @@ h.0 to h.1, each                             4129536    15.8 MiB       2.0 MiB  
 messages of a step, in the order in which they start:
 phase     operation       ranks               messages       bytes  sent by a rank  of unit
 forward   all_gather      8 dp_shard                 3     179 MiB         156 MiB  the root to h.1
-backward  all_gather      8 dp_shard                 2    31.5 MiB        27.6 MiB  h.1 to h.0
+backward  all_gather      8 dp_shard                 1    15.8 MiB        13.8 MiB  h.0
 backward  reduce_scatter  8 dp_shard                 3     179 MiB         156 MiB  h.1 to the root
-a rank sends 340 MiB in a step
+a rank sends 327 MiB in a step
 ";
     assert_eq!(sharding("--nproc 8").unwrap(), expected);
     let hybrid = sharding("--nproc 4 --strategy hybrid=2 --mixed bf16 --all").unwrap();
@@ -423,7 +423,7 @@ fn sharding_as_json() {
     assert_eq!(units[1]["parameters"][1]["placements"], serde_json::json!([{"shard": 0}]));
     assert_eq!(units[1]["parameters"][1]["rows_per_rank"], 96);
     let messages = answer["messages"].as_array().unwrap();
-    assert_eq!(messages.len(), 3 * (3 + 2) + 3);
+    assert_eq!(messages.len(), 3 * (3 + 1) + 3);
     let sent: u64 = messages.iter().map(|message| message["sent_bytes"].as_u64().unwrap()).sum();
     assert_eq!(answer["sent_bytes"], sent);
     assert_eq!(answer["mesh"], serde_json::json!([{"name": "dp_shard", "size": 8}]));
