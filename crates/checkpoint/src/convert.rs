@@ -150,13 +150,17 @@ fn convert_in(
 /// An object's tree with its tensors.
 fn read(checkpoint: &Checkpoint, object: &Object) -> Result<Value<FileTensor>, Error> {
     let Some(state) = checkpoint.state(object)? else { return Ok(Value::None) };
-    let mut places = checkpoint.tensors(object)?;
+    let mut stored = checkpoint.stored(object)?;
+    let path = || checkpoint.folder().to_owned();
     state.try_map(&mut |_, name| {
-        let place = places.remove(&name).ok_or_else(|| Error::Damaged {
-            path: checkpoint.folder().to_owned(),
+        let tensor = stored.remove(&name).ok_or_else(|| Error::Damaged {
+            path: path(),
             fact: format!("the tensor `{name}` of {} is missing", object.name),
-        });
-        place.map(FileTensor::placed)
+        })?;
+        FileTensor::of_checkpoint(tensor).map_err(|fact| Error::Unsupported {
+            path: path(),
+            fact: format!("`{name}` of {}: {fact}", object.name),
+        })
     })
 }
 

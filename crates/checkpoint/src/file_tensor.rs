@@ -14,8 +14,9 @@ use self::cast::Cast;
 pub(crate) use self::cast::is_float;
 use crate::dtype::{Dtype, TensorInfo};
 use crate::error::Error;
-use crate::layout::TensorLocation;
+use crate::layout::{self, TensorLocation};
 use crate::pth::{PthFile, Quantizer, StoredTensor, TensorData};
+use crate::region::Region;
 use crate::torch_optimizer::StateTensor;
 
 /// A tensor in a file of some format, or small enough to be in memory.
@@ -26,6 +27,8 @@ pub struct FileTensor(Source);
 enum Source {
     Placed(TensorLocation),
     Stored(Arc<Mutex<PthFile>>, StoredTensor),
+    /// Rows of it one after the other, as ranks have saved theirs.
+    Rows(TensorInfo, Vec<TensorLocation>),
     Memory(TensorInfo, Arc<[u8]>),
     /// Another float tensor, written as this type, and how many of its values became infinite.
     Cast(Box<FileTensor>, Dtype, Arc<AtomicU64>),
@@ -34,6 +37,29 @@ enum Source {
 impl FileTensor {
     pub(crate) fn placed(place: TensorLocation) -> Self {
         Self(Source::Placed(place))
+    }
+
+    /// A tensor of a checkpoint, whole or in the rows of several ranks.
+    ///
+    /// Errors for one that is cut along another dimension than the first, which no run saves yet.
+    pub(crate) fn of_checkpoint(tensor: layout::StoredTensor) -> Result<Self, String> {
+        let layout::StoredTensor { info, mut chunks } = tensor;
+        let cut =
+            |(region, _): &(Region, TensorLocation)| region.shape.get(1..) != info.shape.get(1..);
+        if chunks.len() > 1 && chunks.iter().any(cut) {
+            return Err(format!(
+                "{info} is cut along several dimensions, which cannot be put together yet"
+            ));
+        }
+        chunks.sort_by_key(|(region, _)| region.offset.first().copied());
+        let mut places: Vec<TensorLocation> = chunks.into_iter().map(|(_, place)| place).collect();
+        Ok(match (places.len(), places.pop()) {
+            (1, Some(place)) => Self::placed(place),
+            (_, last) => {
+                places.extend(last);
+                Self(Source::Rows(info, places))
+            }
+        })
     }
 
     pub(crate) fn stored(file: &Arc<Mutex<PthFile>>, tensor: StoredTensor) -> Self {
@@ -105,7 +131,7 @@ impl TensorData for FileTensor {
         match &self.0 {
             Source::Placed(place) => place.info.clone(),
             Source::Stored(_, tensor) => tensor.info(),
-            Source::Memory(info, _) => info.clone(),
+            Source::Memory(info, _) | Source::Rows(info, _) => info.clone(),
             Source::Cast(tensor, to, _) => TensorInfo { dtype: *to, ..tensor.info() },
         }
     }
@@ -129,21 +155,25 @@ impl TensorData for FileTensor {
                 let mut file = file.lock();
                 file.copy_tensor(tensor, out).map_err(io::Error::other)
             }
-            Source::Placed(place) => {
-                let unread = |error| io::Error::other(Error::io("read", &place.path)(error));
-                let file = File::open(&place.path).map_err(unread)?;
-                let mut left = place.info.bytes().unwrap_or_default();
-                let (mut at, mut piece) = (place.offset, vec![0; PIECE_BYTES.min(left as usize)]);
-                while left > 0 {
-                    let now = left.min(PIECE_BYTES as u64) as usize;
-                    file.read_exact_at(&mut piece[..now], at).map_err(unread)?;
-                    out.write_all(&piece[..now])?;
-                    (at, left) = (at + now as u64, left - now as u64);
-                }
-                Ok(())
-            }
+            Source::Placed(place) => copy(place, out),
+            Source::Rows(_, places) => places.iter().try_for_each(|place| copy(place, out)),
         }
     }
+}
+
+/// Copies the bytes of a place, a piece at a time.
+fn copy(place: &TensorLocation, out: &mut dyn Write) -> io::Result<()> {
+    let unread = |error| io::Error::other(Error::io("read", &place.path)(error));
+    let file = File::open(&place.path).map_err(unread)?;
+    let mut left = place.info.bytes().unwrap_or_default();
+    let (mut at, mut piece) = (place.offset, vec![0; PIECE_BYTES.min(left as usize)]);
+    while left > 0 {
+        let now = left.min(PIECE_BYTES as u64) as usize;
+        file.read_exact_at(&mut piece[..now], at).map_err(unread)?;
+        out.write_all(&piece[..now])?;
+        (at, left) = (at + now as u64, left - now as u64);
+    }
+    Ok(())
 }
 
 const PIECE_BYTES: usize = 1 << 20;

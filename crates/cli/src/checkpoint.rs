@@ -12,6 +12,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum};
 
 mod inspect;
+mod merge;
 mod verify;
 
 /// What to do.
@@ -20,6 +21,7 @@ pub(crate) enum Checkpoint {
     Inspect(InspectArgs),
     Verify(VerifyArgs),
     Convert(ConvertArgs),
+    Merge(merge::MergeArgs),
 }
 
 /// Show what a checkpoint or weights file holds
@@ -177,6 +179,7 @@ pub(crate) fn run(question: &Checkpoint, out: impl Write) -> anyhow::Result<u8> 
         Checkpoint::Inspect(args) => (0, inspect::answer(&args.path, args.form())?),
         Checkpoint::Verify(args) => verify::answer(&args.path)?,
         Checkpoint::Convert(args) => (0, args.convert()?),
+        Checkpoint::Merge(args) => (0, args.merge()?),
     };
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(code),

@@ -149,7 +149,15 @@ mod numeric {
         assert_eq!(weights("zero1"), weights("zero3"));
         assert_eq!(weights("zero2"), weights("zero3"));
 
-        run_two("--sharding zero3 --checkpoint kept --checkpoint-every 2");
+        run_two("--sharding zero3 --checkpoint kept --checkpoint-every 2 --save last");
+        let merge = "checkpoint merge kept merged.safetensors";
+        let text = run(launcher::brigade_beside(GPT), merge, folder);
+        assert!(text.contains("2 ranks as dp_shard 2"), "{text}");
+        let load = |file: &str| brigade::nn::weights::load(folder.join(file)).unwrap();
+        let (merged, last) = (load("merged.safetensors"), load("last/model.safetensors"));
+        for (name, tensor) in last.iter() {
+            assert_eq!(merged.get(name), Some(tensor), "{name}");
+        }
         // Without the newest it goes on in the middle.
         let kept = fs::read_dir(folder.join("kept/checkpoints")).unwrap();
         let mut kept: Vec<_> = kept.map(|entry| entry.unwrap().path()).collect();

@@ -170,9 +170,15 @@ pub(super) fn strip_wrapper(weights: &mut Weights) -> String {
 
 /// A checkpoint's model.
 pub(super) fn of_object(checkpoint: &Checkpoint, model: &Object) -> Result<Weights, Error> {
-    let places = checkpoint.tensors(model)?;
-    let mut weights: Weights =
-        places.into_iter().map(|(name, place)| (name, FileTensor::placed(place))).collect();
+    let stored = checkpoint.stored(model)?.into_iter();
+    let tensors = stored.map(|(name, tensor)| {
+        let tensor = FileTensor::of_checkpoint(tensor).map_err(|fact| {
+            let path = checkpoint.folder().to_owned();
+            Error::Unsupported { path, fact: format!("`{name}` of {}: {fact}", model.name) }
+        })?;
+        Ok((name, tensor))
+    });
+    let mut weights: Weights = tensors.collect::<Result<_, Error>>()?;
     weights.sort_by(|(a, _), (b, _)| a.cmp(b));
     Ok(weights)
 }

@@ -189,27 +189,6 @@ impl Checkpoint {
         });
         Ok(stored.collect())
     }
-
-    /// Returns where an object's tensors lie, by name.
-    ///
-    /// # Errors
-    /// Those of [`Checkpoint::chunks`]; [`Error::Unsupported`] for a tensor that is stored in several chunks.
-    pub fn tensors(&self, object: &Object) -> Result<HashMap<String, TensorLocation>, Error> {
-        let whole = self.chunks(object)?.into_iter().map(|(name, mut places)| {
-            match (places.len(), places.pop()) {
-                (1, Some(place)) => Ok((name, place)),
-                (count, _) => Err(Error::Unsupported {
-                    path: self.folder.clone(),
-                    fact: format!(
-                        "`{name}` of {} is stored in {count} chunks, and this version of Brigade reads tensors \
-                         that are stored whole; update Brigade to the version that wrote it ({})",
-                        object.name, self.manifest.made_by
-                    ),
-                }),
-            }
-        });
-        whole.collect()
-    }
 }
 
 fn is_safetensors(name: &str) -> bool {

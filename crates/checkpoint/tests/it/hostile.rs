@@ -361,7 +361,7 @@ fn a_manifest_that_contradicts_itself_or_its_files_is_refused() {
     let checkpoint = model(folder.path(), MESH, &good).unwrap();
     assert!(checkpoint.verify().is_empty());
     let object = &checkpoint.manifest().objects[0];
-    assert_eq!(checkpoint.tensors(object).unwrap()["w"].info.shape, [2]);
+    assert_eq!(checkpoint.chunks(object).unwrap()["w"][0].info.shape, [2]);
 
     // Refused when it is opened.
     let other = chunk(r#","key":"v""#, "[1]", "[2]");
@@ -404,7 +404,7 @@ fn a_manifest_that_contradicts_itself_or_its_files_is_refused() {
         ),
     ] {
         let checkpoint = model(folder.path(), MESH, &entry).unwrap();
-        let error = checkpoint.tensors(&checkpoint.manifest().objects[0]).unwrap_err();
+        let error = checkpoint.chunks(&checkpoint.manifest().objects[0]).unwrap_err();
         assert!(error.to_string().contains(expected), "{expected}: {error}");
         assert_eq!(checkpoint.verify()[0].to_string(), error.to_string());
     }
@@ -431,7 +431,8 @@ fn a_sharded_tensor_can_be_told_and_is_not_misread() {
         let key = format!("w@{},0", rank * 2);
         let laid =
             brigade_checkpoint::safetensors::layout(Path::new("shard"), &[(&key, info)]).unwrap();
-        fs::write(staging.path().join(&file), [laid.header, vec![0; 24]].concat()).unwrap();
+        let values = (rank as f32 + 1.0).to_le_bytes().repeat(6);
+        fs::write(staging.path().join(&file), [laid.header, values].concat()).unwrap();
         let facts = FileFacts::of(&staging.path().join(&file), false).unwrap();
         manifest.files.insert(file.clone(), facts);
         object.tensor_files.push(file.clone());
@@ -447,11 +448,16 @@ fn a_sharded_tensor_can_be_told_and_is_not_misread() {
     assert!(checkpoint.verify().is_empty(), "{:?}", checkpoint.verify());
     assert_eq!(checkpoint.manifest().objects, manifest.objects);
     let object = &checkpoint.manifest().objects[0];
-    let error = checkpoint.tensors(object).unwrap_err();
-    assert!(matches!(error, Error::Unsupported { .. }), "{error}");
-    assert!(error.to_string().contains("stored in 2 chunks"), "{error}");
+    let stored = &checkpoint.stored(object).unwrap()["w"];
+    assert_eq!((stored.info.shape.clone(), stored.chunks.len()), (vec![4, 3], 2));
+    // Rows are joined in their order, whatever that of the chunks.
     let to = folder.path().join("out.safetensors");
-    let error = convert(&target, &to, Target::Weights(&Safetensors)).unwrap_err().to_string();
-    assert!(error.contains("stored in 2 chunks"), "{error}");
-    assert!(!to.exists());
+    convert(&target, &to, Target::Weights(&Safetensors)).unwrap();
+    let weights = brigade_checkpoint::WeightsReader::open(&to).unwrap();
+    let tensor = weights.get("w").unwrap();
+    assert_eq!(tensor.info().shape, [4, 3]);
+    let mut bytes = vec![0; 48];
+    tensor.read(&brigade_checkpoint::Region::whole(&[4, 3]), &mut bytes).unwrap();
+    let expected: Vec<u8> = [1f32, 2.0].iter().flat_map(|it| it.to_le_bytes().repeat(6)).collect();
+    assert_eq!(bytes, expected);
 }

@@ -43,7 +43,7 @@ fn a_short_help_has_one_line_for_each_option() {
 
 #[test]
 fn help_texts_are_those_on_file() {
-    let pages: [(&str, &[&str]); 54] = [
+    let pages: [(&str, &[&str]); 55] = [
         ("brigade", &["--help"]),
         ("launch", &["launch", "--help"]),
         ("launch-short", &["launch", "-h"]),
@@ -68,6 +68,7 @@ fn help_texts_are_those_on_file() {
         ("checkpoint-inspect", &["checkpoint", "inspect", "--help"]),
         ("checkpoint-verify", &["checkpoint", "verify", "--help"]),
         ("checkpoint-convert", &["checkpoint", "convert", "--help"]),
+        ("checkpoint-merge", &["checkpoint", "merge", "--help"]),
         ("config", &["config", "--help"]),
         ("config-default", &["config", "default", "--help"]),
         ("config-show", &["config", "show", "--help"]),

@@ -22,6 +22,7 @@ mod launch;
 #[path = "../common/launchers.rs"]
 mod launchers;
 mod logs;
+mod merge;
 mod nodes;
 mod pages;
 #[path = "../common/person.rs"]

@@ -1,0 +1,138 @@
+//! `brigade checkpoint merge`: the weights of a sharded run as one file.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+use brigade_checkpoint::convert::{Target, WeightsOptions, convert_with};
+use brigade_checkpoint::layout::{Checkpoint, Manifest};
+use brigade_checkpoint::{FORMATS, format_named};
+use brigade_rank_env::text::{counted, escaped};
+use clap::Args;
+
+/// Join the weights that the ranks of a sharded run have saved into one file
+///
+/// The rows of each tensor are copied one after the other, so that memory does not grow with the model. The
+/// file appears whole or not at all, and must not be there yet. Checkpoints of unsharded runs are taken, too.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct MergeArgs {
+    /// The checkpoint's folder, or a project's with the newest checkpoint in it
+    from: PathBuf,
+
+    /// The file to make; its ending decides the format
+    to: PathBuf,
+
+    /// Name of the model, where the checkpoint has several
+    ///
+    /// model, model_1, ... in the order in which the program prepared them. By default the only one
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  brigade checkpoint merge runs/checkpoints/checkpoint_3 model.safetensors
+  brigade checkpoint merge runs model.pth";
+
+impl MergeArgs {
+    pub(super) fn merge(&self) -> Result<String> {
+        let folder = self.folder()?;
+        let format = self.to.extension().and_then(format_named).with_context(|| {
+            let endings: Vec<_> = FORMATS.iter().flat_map(|it| it.extensions()).copied().collect();
+            format!(
+                "the ending of {} names no format of weights: take one of .{}",
+                escaped(self.to.display()),
+                endings.join(", .")
+            )
+        })?;
+        let checkpoint = Checkpoint::open(&folder)?;
+        let key = Some(self.chosen(checkpoint.manifest(), &folder)?);
+        let options = WeightsOptions { key, ..WeightsOptions::default() };
+        let report = convert_with(&folder, &self.to, Target::Weights(format), &options)?;
+        let mut text = format!("read {}\n", found(&checkpoint));
+        for file in report.written {
+            text.push_str(&format!("wrote {}\n", escaped(file.display())));
+        }
+        for line in report.left_out {
+            text.push_str(&format!("left out {}\n", escaped(line)));
+        }
+        Ok(text)
+    }
+
+    /// The checkpoint's folder: a project's newest where `from` is a project's.
+    fn folder(&self) -> Result<PathBuf> {
+        if let Some(foreign) = foreign(&self.from) {
+            bail!("{}: {foreign}", escaped(self.from.display()));
+        }
+        let checkpoints = self.from.join("checkpoints");
+        Ok(if checkpoints.is_dir() {
+            brigade_checkpoint::layout::latest(&checkpoints)?
+        } else {
+            self.from.clone()
+        })
+    }
+
+    fn chosen(&self, manifest: &Manifest, folder: &Path) -> Result<String> {
+        let names: Vec<String> =
+            manifest.of_kind("model").map(|object| object.name.to_string()).collect();
+        let list = names.join(", ");
+        match (&self.model, &names[..]) {
+            (Some(name), _) if names.contains(name) => Ok(name.clone()),
+            (Some(name), _) => {
+                bail!("{} has no model {}: it has {list}", escaped(folder.display()), escaped(name))
+            }
+            (None, [name]) => Ok(name.clone()),
+            (None, []) => bail!("{} holds no model", escaped(folder.display())),
+            (None, _) => bail!(
+                "{} holds several models: give --model with one of {list}",
+                escaped(folder.display())
+            ),
+        }
+    }
+}
+
+/// What the checkpoint is, in a line.
+fn found(checkpoint: &Checkpoint) -> String {
+    let manifest = checkpoint.manifest();
+    let mesh: Vec<String> =
+        manifest.mesh.iter().map(|axis| format!("{} {}", escaped(&axis.name), axis.size)).collect();
+    let tensors = manifest.of_kind("model").flat_map(|object| object.tensors.values());
+    let (count, chunks) =
+        tensors.fold((0, 0), |(count, chunks), it| (count + 1, chunks + it.chunks.len()));
+    let mesh = if mesh.is_empty() { String::new() } else { format!(" as {}", mesh.join(" x ")) };
+    format!(
+        "a checkpoint of {}: step {}, {}{mesh}, {} in {}",
+        escaped(&manifest.made_by),
+        manifest.step,
+        counted(manifest.world_size, "rank"),
+        counted(count, "tensor"),
+        counted(chunks, "chunk")
+    )
+}
+
+/// What a folder of another library is, and what joins its shards.
+fn foreign(folder: &Path) -> Option<&'static str> {
+    let has = |name: &str| folder.join(name).exists();
+    let names = std::fs::read_dir(folder).ok()?.flatten();
+    let mut names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    if has("zero_to_fp32.py") || has("latest") && names.any(|name| name.starts_with("global_step"))
+    {
+        return Some(
+            "it is a checkpoint of DeepSpeed, which is not read yet: run the `zero_to_fp32.py` in it, and take the \
+             file that it makes",
+        );
+    }
+    if has("pytorch_model_fsdp_0") {
+        return Some(
+            "it is a folder of Accelerate with FSDP's shards, which are not read yet: run `accelerate merge-weights` on \
+             its `pytorch_model_fsdp_0`",
+        );
+    }
+    if has(".metadata") {
+        return Some(
+            "it is a checkpoint of torch.distributed.checkpoint, which is not read yet: run `python -m \
+             torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE`",
+        );
+    }
+    None
+}

@@ -1,0 +1,126 @@
+//! `brigade checkpoint merge`: rows that ranks have saved become one file of weights.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use brigade_checkpoint::layout::{
+    Chunk, FileFacts, Manifest, MeshAxis, Object, Placement, Staging, TensorEntry,
+};
+use brigade_checkpoint::safetensors::layout;
+use brigade_checkpoint::{Dtype, FileName, Region, TensorInfo, WeightsReader};
+
+/// Writes a checkpoint of `ranks` ranks whose models have a weight `[5, 2]` of 0 to 9, spread by rows.
+fn checkpoint(folder: &Path, ranks: u64, models: &[&str]) {
+    let staging = Staging::create(folder, "test").unwrap();
+    let mut manifest = Manifest::new("brigade 0.1.0", ranks as usize);
+    manifest.mesh = vec![MeshAxis { name: "dp_shard".into(), size: ranks as usize }];
+    manifest.step = 7;
+    for model in models {
+        let mut object = Object::new("model", FileName::new(*model).unwrap());
+        let mut chunks = Vec::new();
+        for rank in 0..ranks {
+            let region = Region::whole(&[5, 2]).chunk(0, ranks, rank);
+            if region.elements() == 0 {
+                continue;
+            }
+            let Region { offset, shape } = region;
+            let file = FileName::new(format!("{model}-rows-{rank}.safetensors")).unwrap();
+            let info = TensorInfo { dtype: Dtype::F32, shape: shape.clone() };
+            let mut bytes = layout(Path::new("rows"), &[("head.weight", info)]).unwrap().header;
+            for value in offset[0] * 2..(offset[0] + shape[0]) * 2 {
+                bytes.extend((value as f32).to_le_bytes());
+            }
+            let path = staging.path().join(&file);
+            fs::write(&path, bytes).unwrap();
+            manifest.files.insert(file.clone(), FileFacts::of(&path, false).unwrap());
+            object.tensor_files.push(file.clone());
+            chunks.push(Chunk { file, key: None, offset, shape });
+        }
+        let placements = vec![Placement::Shard(0)];
+        let entry = TensorEntry { dtype: Dtype::F32, shape: vec![5, 2], placements, chunks };
+        object.tensors.insert("head.weight".into(), entry);
+        manifest.objects.push(object);
+    }
+    staging.commit(&manifest, false).unwrap();
+}
+
+/// What the command says, and whether it ends well.
+fn merge(folder: &Path, arguments: &str) -> (bool, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_brigade"));
+    command.args(["checkpoint", "merge"]).args(arguments.split_whitespace());
+    let output = command.current_dir(folder).stdin(Stdio::null()).output().unwrap();
+    let said = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+    (output.status.success(), said)
+}
+
+fn refused(folder: &Path, arguments: &str, expected: &str) {
+    let (is_well, said) = merge(folder, arguments);
+    assert!(!is_well && said.contains(expected), "{arguments}: {said}");
+}
+
+#[test]
+fn rows_are_joined_in_their_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    for ranks in [1, 2, 4] {
+        checkpoint(&folder.join(format!("of-{ranks}")), ranks, &["model"]);
+        let file = format!("of-{ranks}.safetensors");
+        let (is_well, said) = merge(folder, &format!("of-{ranks} {file}"));
+        assert!(is_well, "{said}");
+        assert!(said.contains("a checkpoint of brigade 0.1.0: step 7, "), "{said}");
+        assert!(said.contains(&format!("as dp_shard {ranks}, 1 tensor in")), "{said}");
+        let weights = WeightsReader::open(folder.join(&file)).unwrap();
+        let tensor = weights.get("head.weight").unwrap();
+        assert_eq!(tensor.info().shape, [5, 2]);
+        let mut bytes = vec![0; 40];
+        tensor.read(&Region::whole(&[5, 2]), &mut bytes).unwrap();
+        let expected: Vec<u8> = (0..10).flat_map(|value| (value as f32).to_le_bytes()).collect();
+        assert_eq!(bytes, expected, "{ranks} ranks");
+        // It is not written over.
+        refused(folder, &format!("of-{ranks} {file}"), "already exists");
+    }
+    // A project's folder stands for its newest checkpoint.
+    fs::create_dir_all(folder.join("run/checkpoints")).unwrap();
+    checkpoint(&folder.join("run/checkpoints/checkpoint_3"), 2, &["model"]);
+    let (is_well, said) = merge(folder, "run run.pth");
+    assert!(is_well && folder.join("run.pth").is_file(), "{said}");
+}
+
+#[test]
+fn what_cannot_be_merged_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    checkpoint(&folder.join("two"), 2, &["model", "model_1"]);
+    refused(folder, "two out.safetensors", "give --model with one of model, model_1");
+    refused(
+        folder,
+        "two out.safetensors --model model_2",
+        "has no model model_2: it has model, model_1",
+    );
+    refused(folder, "two out.zip", "names no format of weights");
+    refused(folder, "two out", "names no format of weights");
+    refused(folder, "missing out.safetensors", "missing");
+    let (is_well, said) = merge(folder, "two out.safetensors --model model_1");
+    assert!(is_well && said.contains("left out model: "), "{said}");
+
+    fs::remove_file(folder.join("two/model-rows-1.safetensors")).unwrap();
+    refused(
+        folder,
+        "two other.safetensors --model model",
+        "its model-rows-1.safetensors is missing",
+    );
+    assert!(!folder.join("other.safetensors").exists());
+
+    let foreign = |name: &str, file: &str| {
+        let file = folder.join(name).join(file);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, "").unwrap();
+    };
+    foreign("dcp", ".metadata");
+    refused(folder, "dcp out.pth", "torch.distributed.checkpoint, which is not read yet");
+    foreign("deepspeed", "zero_to_fp32.py");
+    refused(folder, "deepspeed out.pth", "a checkpoint of DeepSpeed, which is not read yet");
+    foreign("fsdp", "pytorch_model_fsdp_0/.metadata");
+    refused(folder, "fsdp out.pth", "accelerate merge-weights");
+}
