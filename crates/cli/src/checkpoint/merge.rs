@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use brigade_checkpoint::convert::{Target, WeightsOptions, convert_with};
 use brigade_checkpoint::layout::{Checkpoint, Manifest};
 use brigade_checkpoint::{FORMATS, format_named};
@@ -46,10 +46,10 @@ impl MergeArgs {
             )
         })?;
         let checkpoint = Checkpoint::open(&folder)?;
-        let key = Some(self.chosen(checkpoint.manifest(), &folder)?);
-        let options = WeightsOptions { key, ..WeightsOptions::default() };
+        let model = self.chosen(checkpoint.manifest(), &folder)?;
+        let mut text = format!("read {}\n", found(&checkpoint, &model));
+        let options = WeightsOptions { key: Some(model), ..WeightsOptions::default() };
         let report = convert_with(&folder, &self.to, Target::Weights(format), &options)?;
-        let mut text = format!("read {}\n", found(&checkpoint));
         for file in report.written {
             text.push_str(&format!("wrote {}\n", escaped(file.display())));
         }
@@ -61,15 +61,20 @@ impl MergeArgs {
 
     /// The checkpoint's folder: a project's newest where `from` is a project's.
     fn folder(&self) -> Result<PathBuf> {
-        if let Some(foreign) = foreign(&self.from) {
-            bail!("{}: {foreign}", escaped(self.from.display()));
-        }
+        let refuse = |folder: &Path| match foreign(folder) {
+            Some(foreign) => Err(anyhow!("{}: {foreign}", escaped(folder.display()))),
+            None => Ok(()),
+        };
+        refuse(&self.from)?;
         let checkpoints = self.from.join("checkpoints");
-        Ok(if checkpoints.is_dir() {
-            brigade_checkpoint::layout::latest(&checkpoints)?
-        } else {
-            self.from.clone()
-        })
+        if !checkpoints.is_dir() {
+            return Ok(self.from.clone());
+        }
+        // Accelerate's folders have the same names.
+        for folder in std::fs::read_dir(&checkpoints)?.flatten() {
+            refuse(&folder.path())?;
+        }
+        Ok(brigade_checkpoint::layout::latest(&checkpoints)?)
     }
 
     fn chosen(&self, manifest: &Manifest, folder: &Path) -> Result<String> {
@@ -77,12 +82,15 @@ impl MergeArgs {
             manifest.of_kind("model").map(|object| object.name.to_string()).collect();
         let list = names.join(", ");
         match (&self.model, &names[..]) {
+            (_, []) => bail!(
+                "{} holds no model: merge a checkpoint of a program that prepares one",
+                escaped(folder.display())
+            ),
             (Some(name), _) if names.contains(name) => Ok(name.clone()),
             (Some(name), _) => {
                 bail!("{} has no model {}: it has {list}", escaped(folder.display()), escaped(name))
             }
             (None, [name]) => Ok(name.clone()),
-            (None, []) => bail!("{} holds no model", escaped(folder.display())),
             (None, _) => bail!(
                 "{} holds several models: give --model with one of {list}",
                 escaped(folder.display())
@@ -91,12 +99,13 @@ impl MergeArgs {
     }
 }
 
-/// What the checkpoint is, in a line.
-fn found(checkpoint: &Checkpoint) -> String {
+/// What the checkpoint is, and how it has the model, in a line.
+fn found(checkpoint: &Checkpoint, model: &str) -> String {
     let manifest = checkpoint.manifest();
     let mesh: Vec<String> =
         manifest.mesh.iter().map(|axis| format!("{} {}", escaped(&axis.name), axis.size)).collect();
-    let tensors = manifest.of_kind("model").flat_map(|object| object.tensors.values());
+    let chosen = manifest.of_kind("model").filter(|object| *object.name == *model);
+    let tensors = chosen.flat_map(|object| object.tensors.values());
     let (count, chunks) =
         tensors.fold((0, 0), |(count, chunks), it| (count + 1, chunks + it.chunks.len()));
     let mesh = if mesh.is_empty() { String::new() } else { format!(" as {}", mesh.join(" x ")) };
@@ -115,11 +124,12 @@ fn foreign(folder: &Path) -> Option<&'static str> {
     let has = |name: &str| folder.join(name).exists();
     let names = std::fs::read_dir(folder).ok()?.flatten();
     let mut names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    if has("zero_to_fp32.py") || has("latest") && names.any(|name| name.starts_with("global_step"))
-    {
+    let is_deepspeeds =
+        |name: String| name.starts_with("global_step") || name.ends_with("_optim_states.pt");
+    if has("zero_to_fp32.py") || names.any(is_deepspeeds) {
         return Some(
-            "it is a checkpoint of DeepSpeed, which is not read yet: run the `zero_to_fp32.py` in it, and take the \
-             file that it makes",
+            "it is a checkpoint of DeepSpeed, which is not read yet: run the `zero_to_fp32.py` that DeepSpeed has saved \
+             with it, and take the file that it makes",
         );
     }
     if has("pytorch_model_fsdp_0") {

@@ -410,7 +410,10 @@ a rank sends 327 MiB in a step
     assert!(hybrid.contains("backward  all_reduce      2 dp_replicate "), "{hybrid}");
     assert!(hybrid.contains("R, S(0)"), "{hybrid}");
     let joined = sharding("--nproc 4 --at-least 5000000 --reshard 2").unwrap();
-    assert!(joined.contains("2 units") && joined.contains("2 of dp_shard "), "{joined}");
+    assert!(joined.contains("2 units") && joined.contains("7.9 MiB  2 "), "{joined}");
+    // The last block is whole when backward begins; the one before is gathered within its part.
+    let part = sharding("--nproc 4 --reshard 2").unwrap();
+    assert!(part.contains("2 of dp_shard "), "{part}");
     assert!(sharding("--nproc 1").unwrap().ends_with("no messages in a step\n"));
 }
 

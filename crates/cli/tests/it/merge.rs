@@ -121,6 +121,20 @@ fn what_cannot_be_merged_is_named() {
     refused(folder, "dcp out.pth", "torch.distributed.checkpoint, which is not read yet");
     foreign("deepspeed", "zero_to_fp32.py");
     refused(folder, "deepspeed out.pth", "a checkpoint of DeepSpeed, which is not read yet");
+    foreign("step", "zero_pp_rank_0_mp_rank_00_optim_states.pt");
+    refused(folder, "step out.pth", "a checkpoint of DeepSpeed, which is not read yet");
+    foreign("project", "checkpoints/checkpoint_0/pytorch_model_fsdp_0/.metadata");
+    refused(
+        folder,
+        "project out.pth",
+        "checkpoint_0: it is a folder of Accelerate with FSDP's shards",
+    );
+    checkpoint(&folder.join("none"), 2, &[]);
+    refused(
+        folder,
+        "none out.pth --model model",
+        "holds no model: merge a checkpoint of a program",
+    );
     foreign("fsdp", "pytorch_model_fsdp_0/.metadata");
     refused(folder, "fsdp out.pth", "accelerate merge-weights");
 }

@@ -2,6 +2,9 @@
 
 use std::path::Path;
 
+use brigade_checkpoint::Safetensors;
+use brigade_checkpoint::convert::{AccelerateRun, Target, convert};
+use brigade_checkpoint::pth::{PthFile, StoredTensor};
 use brigade_nn::{Model, weights};
 use brigade_sharding::Sharding;
 use brigade_testkit::assert_close;
@@ -193,4 +196,37 @@ fn weights_files_are_whole() {
         });
         assert!(unwritable.iter().all(Result::is_err));
     }
+}
+
+/// The command line's conversions join the rows of models and of optimizers.
+#[test]
+fn rows_are_joined_by_conversions() {
+    let folder = tempfile::tempdir().unwrap();
+    let saved = folder.path().join("saved");
+    let expected = run(4, Some(&Sharding::zero3()), |accelerator, objects, samples| {
+        step(accelerator, objects, &RECIPE, samples, 0).unwrap();
+        accelerator.save_state(&saved).unwrap();
+        accelerator.checkpoints().wait().unwrap();
+        values(&objects.0)
+    })
+    .remove(0);
+    let file = folder.path().join("net.safetensors");
+    convert(&saved, &file, Target::Weights(&Safetensors)).unwrap();
+    let mut model = Model::builder().kind(Kind::Double).build(Net::new).unwrap();
+    model.load_weights(&file).unwrap();
+    assert_eq!(crate::net::weights(&model), expected);
+
+    let accelerate = folder.path().join("accelerate");
+    convert(&saved, &accelerate, Target::Accelerate(AccelerateRun::default())).unwrap();
+    let optimizer = accelerate.join("optimizer.bin");
+    let file = std::fs::File::open(&optimizer).unwrap();
+    let optimizer = PthFile::from_file(&optimizer, file).unwrap();
+    let mut shapes = Vec::new();
+    let tree = optimizer.value().unwrap().try_map(&mut |_, tensor: StoredTensor| {
+        shapes.push(tensor.info().shape);
+        Ok::<_, std::convert::Infallible>(())
+    });
+    assert!(tree.is_ok());
+    // Both moments of each block's second weight, whole.
+    assert_eq!(shapes.iter().filter(|shape| **shape == [5, 7]).count(), 2 * 3);
 }
