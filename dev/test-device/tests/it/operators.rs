@@ -346,7 +346,9 @@ fn optimizers_and_scaling_of_losses() {
     };
     for (at, (expected, found)) in run(Device::Cpu).iter().zip(run(gpu())).enumerate() {
         assert_eq!(found.device(), gpu(), "{at}");
-        assert!(found.to_device(Device::Cpu).equal(expected), "{at}: {found} is not {expected}");
+        // On the CPU steps are kernels of Brigade's own, whose last bits are others than libtorch's.
+        let is_close = found.to_device(Device::Cpu).allclose(expected, 1e-6, 1e-7, false);
+        assert!(is_close, "{at}: {found} is not {expected}");
     }
 }
 
