@@ -123,7 +123,8 @@ impl Gradients {
     fn provisional_divisor(&self, weight: &Tensor) -> Result<Tensor> {
         let settings = self.accumulator.settings();
         let steps = settings.steps as f64;
-        if settings.sync_each_batch {
+        let mut sharded = self.sharded.iter().flat_map(|sharded| sharded.models());
+        if settings.sync_each_batch || sharded.any(|model| model.reduces_each_batch()) {
             return Ok(Tensor::from(steps));
         }
         Ok(weight.f_clamp_min(1.0)?.f_nan_to_num(1.0, None, None)?.f_mul_scalar(steps)?)

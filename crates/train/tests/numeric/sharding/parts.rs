@@ -1,11 +1,12 @@
 //! Parameters that are frozen and thawed, optimizers of shards, buffers, and types of the computation.
 
+use brigade_data::{DataLoader, TensorDataset};
 use brigade_optim::{AdamW, Group};
-use brigade_sharding::{MixedPrecision, Sharding};
+use brigade_sharding::{MixedPrecision, ReduceGradients, Sharding};
 use brigade_testkit::assert_close;
 use brigade_torch::Trainable;
 use brigade_train::{Accelerator, AcceleratorBuilder, Precision};
-use tch::Kind;
+use tch::{Device, Kind, Tensor};
 
 use super::{Recipe, Rule, net, on_ranks, step, values};
 
@@ -40,6 +41,49 @@ fn parameters_freeze_and_thaw() {
         });
         assert_close(&found[0], &expected, 1e-12, 1e-14);
         assert_eq!(found[0], found[1]);
+    }
+}
+
+/// Trains on windows of two batches, the last of one, whose samples and ranks have unequal numbers of tokens.
+fn weighted(builder: AcceleratorBuilder, ranks: usize) -> Vec<f64> {
+    let accelerator = builder.sync_batch_norm(true).gradient_accumulation_steps(2).build().unwrap();
+    let model = net();
+    let optimizer = RECIPE.rule.build(&model);
+    let wave = |count: i64| (Tensor::arange(count, (Kind::Double, Device::Cpu)) * 0.7).sin();
+    let counts = (Tensor::arange(20, (Kind::Double, Device::Cpu)) * 7.0).fmod(5.0) + 1.0;
+    let data = (wave(100).view([20, 5]), (wave(60).view([20, 3]), counts.view([20, 1])));
+    // Four rows of all ranks together.
+    let loader = DataLoader::new(TensorDataset::new(data).unwrap()).batch_size(4 / ranks);
+    let (model, mut optimizer, loader) = accelerator.prepare((model, optimizer, loader)).unwrap();
+    for batch in &loader {
+        let batch = batch.unwrap();
+        let (inputs, (targets, counts)) = &*batch;
+        let step = || {
+            let loss = (model.forward(inputs)? - targets).square() * counts;
+            let total = counts.sum(Kind::Double);
+            accelerator.backward_weighted(&model, &loss.sum(Kind::Double), &total)?;
+            accelerator.clip_grad_norm(&model, 0.5)?;
+            optimizer.step()?;
+            optimizer.zero_grad()
+        };
+        accelerator.accumulate(&model, &batch, step).unwrap();
+    }
+    values(&model)
+}
+
+#[test]
+fn losses_of_unequal_weights() {
+    let expected = weighted(Accelerator::builder().cpu(true).quiet(true), 1);
+    let strategies = [
+        Sharding::zero1(),
+        Sharding::zero2(),
+        Sharding::zero3(),
+        Sharding::zero3().reduce(ReduceGradients::Window),
+        Sharding::hybrid(1),
+    ];
+    for sharding in strategies {
+        let found = on_ranks(2, |builder, _| weighted(builder.sharding(sharding.clone()), 2));
+        assert_close(&found[0], &expected, 1e-12, 1e-14);
     }
 }
 
