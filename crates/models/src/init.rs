@@ -24,13 +24,7 @@ pub(crate) enum Redraw {
 
 /// Draws the values of `weight` again. What fails is noted at the path, and the model fails to build.
 pub(crate) fn redraw(path: &ParamPath<'_>, weight: &Tensor, how: Redraw) {
-    if !weight.defined() || !path.draws_first_values() {
-        // The path has refused the parameter, and the model will say so; or weights are read next.
-        return;
-    }
-    if let Err(error) = tch::no_grad(|| weight.shallow_clone().f_copy_(&drawn(weight, how)?)) {
-        path.reject(format_args!("the first values of a weight: {error}"));
-    }
+    path.redraw(weight, move |values| how.fill(values));
 }
 
 /// Sets the bias of a normalisation to what fastai's start with.
@@ -40,36 +34,38 @@ pub(crate) fn redraw_norm(path: &ParamPath<'_>, bias: Option<&Tensor>) {
     }
 }
 
-/// In 32 bits on the CPU, as [`brigade_nn::Init`] draws, so that a seed gives one model in every kind.
-fn drawn(weight: &Tensor, how: Redraw) -> Result<Tensor, TchError> {
-    let shape = weight.size();
-    let empty = Tensor::f_empty(&shape, (Kind::Float, Device::Cpu))?;
-    let fan = |outer: usize| {
-        let kernel: i64 = shape.iter().skip(2).product();
-        2f64.sqrt() / ((shape.get(outer).copied().unwrap_or(1) * kernel) as f64).sqrt()
-    };
-    let mut values = empty;
-    match how {
-        Redraw::KaimingFanOut => values.f_normal_(0.0, fan(0)),
-        Redraw::KaimingFanIn => values.f_normal_(0.0, fan(1)),
-        Redraw::Icnr => {
-            let mut quarter = shape.clone();
-            if let Some(outputs) = quarter.first_mut() {
-                *outputs /= 4;
+impl Redraw {
+    /// Sets all values.
+    pub(crate) fn fill(self, values: &mut Tensor) -> Result<(), TchError> {
+        let shape = values.size();
+        let fan = |outer: usize| {
+            let kernel: i64 = shape.iter().skip(2).product();
+            2f64.sqrt() / ((shape.get(outer).copied().unwrap_or(1) * kernel) as f64).sqrt()
+        };
+        let filled = match self {
+            Self::KaimingFanOut => values.f_normal_(0.0, fan(0)),
+            Self::KaimingFanIn => values.f_normal_(0.0, fan(1)),
+            Self::Icnr => {
+                let mut quarter = shape.clone();
+                if let Some(outputs) = quarter.first_mut() {
+                    *outputs /= 4;
+                }
+                let mut drawn = Tensor::f_empty(&quarter, (Kind::Float, Device::Cpu))?;
+                let drawn = drawn.f_normal_(0.0, fan(1))?;
+                return values.f_copy_(&drawn.f_repeat_interleave_self_int(4, 0, None)?);
             }
-            let mut drawn = Tensor::f_empty(&quarter, (Kind::Float, Device::Cpu))?;
-            drawn.f_normal_(0.0, fan(1))?.f_repeat_interleave_self_int(4, 0, None)
-        }
-        Redraw::Normal(std) => values.f_normal_(0.0, std),
-        Redraw::Uniform(bound) => values.f_uniform_(-bound, bound),
-        Redraw::Constant(value) => values.f_fill_(value),
-        Redraw::TruncatedNormal(std) => {
-            // timm's steps: the inverse distribution function of a uniform number. The bounds are 100
-            // deviations away for its 0.02, where the distribution function is 0 and 1 in 64 bits.
-            let _ = values.f_uniform_(-1.0, 1.0)?;
-            let _ = values.f_erfinv_()?;
-            let _ = values.f_mul_scalar_(std * 2f64.sqrt())?;
-            values.f_clamp_(-2.0, 2.0)
-        }
+            Self::Normal(std) => values.f_normal_(0.0, std),
+            Self::Uniform(bound) => values.f_uniform_(-bound, bound),
+            Self::Constant(value) => values.f_fill_(value),
+            Self::TruncatedNormal(std) => {
+                // timm's steps: the inverse distribution function of a uniform number. The bounds are 100
+                // deviations away for its 0.02, where the distribution function is 0 and 1 in 64 bits.
+                let _ = values.f_uniform_(-1.0, 1.0)?;
+                let _ = values.f_erfinv_()?;
+                let _ = values.f_mul_scalar_(std * 2f64.sqrt())?;
+                values.f_clamp_(-2.0, 2.0)
+            }
+        };
+        filled.map(drop)
     }
 }

@@ -84,6 +84,16 @@ pub enum ModelError {
         found: &'static str,
     },
 
+    /// Something needs the values of a deferred model before they are there.
+    #[error(
+        "{action} needs the parameters' values, and the model has none yet, since it was built by `Model::deferred`: \
+         give it to `Accelerator::prepare`, or call `materialize`, before"
+    )]
+    Deferred {
+        /// What was asked for, such as `forward`.
+        action: &'static str,
+    },
+
     /// A kind that parameters cannot have.
     #[error("parameters cannot be {kind:?}: only floating-point kinds have gradients")]
     NotFloatingPoint {
@@ -182,6 +192,7 @@ impl From<ModelError> for Error {
             | M::NoSuchBuffer { .. }
             | M::NoSuchLayer { .. }
             | M::NotFloatingPoint { .. }
+            | M::Deferred { .. }
             | M::DuplicateName { .. } => ErrorKind::InvalidArgument,
             M::Groups { .. }
             | M::ScriptOutput { .. }

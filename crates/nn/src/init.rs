@@ -1,6 +1,6 @@
 //! How a parameter gets its first values: PyTorch's defaults, number for number.
 
-use tch::{Device, Kind, TchError, Tensor};
+use tch::{TchError, Tensor};
 
 /// The first values of a parameter.
 ///
@@ -61,26 +61,25 @@ impl Init {
         Self::Uniform { low: -bound, high: bound }
     }
 
-    /// A float tensor of `shape` on the CPU.
-    pub(crate) fn draw(self, shape: &[i64]) -> Result<Tensor, TchError> {
-        let options = (Kind::Float, Device::Cpu);
-        match self {
-            Self::Zeros => Tensor::f_zeros(shape, options),
-            Self::Ones => Tensor::f_ones(shape, options),
-            Self::Constant(value) => Tensor::f_full(shape, value, options),
-            Self::Uniform { low, high } => Tensor::f_empty(shape, options)?.f_uniform_(low, high),
-            Self::Normal { mean, std } => Tensor::f_empty(shape, options)?.f_normal_(mean, std),
-            Self::KaimingUniform => {
-                let fan_in = fan_in(shape);
-                if fan_in == 0 {
-                    return Tensor::f_zeros(shape, options);
+    /// Sets all values of a tensor.
+    pub(crate) fn fill(self, values: &mut Tensor) -> Result<(), TchError> {
+        let filled = match self {
+            Self::Zeros => values.f_zero_(),
+            Self::Ones => values.f_fill_(1.0),
+            Self::Constant(value) => values.f_fill_(value),
+            Self::Uniform { low, high } => values.f_uniform_(low, high),
+            Self::Normal { mean, std } => values.f_normal_(mean, std),
+            Self::KaimingUniform => match fan_in(&values.size()) {
+                0 => values.f_zero_(),
+                fan_in => {
+                    // The steps of torch.nn.init, in its order, so that the last bit agrees.
+                    let gain = (2.0 / (1.0 + 5f64.sqrt().powi(2))).sqrt();
+                    let bound = 3f64.sqrt() * (gain / (fan_in as f64).sqrt());
+                    values.f_uniform_(-bound, bound)
                 }
-                // The steps of torch.nn.init, in its order, so that the last bit agrees.
-                let gain = (2.0 / (1.0 + 5f64.sqrt().powi(2))).sqrt();
-                let bound = 3f64.sqrt() * (gain / (fan_in as f64).sqrt());
-                Tensor::f_empty(shape, options)?.f_uniform_(-bound, bound)
-            }
-        }
+            },
+        };
+        filled.map(drop)
     }
 }
 
@@ -95,7 +94,15 @@ pub(crate) fn fan_in(shape: &[i64]) -> i64 {
 
 #[cfg(test)]
 mod tests {
+    use tch::{Device, Kind};
+
     use super::*;
+
+    fn drawn(init: Init, shape: &[i64]) -> Tensor {
+        let mut values = Tensor::empty(shape, (Kind::Float, Device::Cpu));
+        init.fill(&mut values).unwrap();
+        values
+    }
 
     #[test]
     fn fan_in_is_what_meets_in_one_output() {
@@ -107,7 +114,7 @@ mod tests {
 
     #[test]
     fn kaiming_fills_its_range_and_no_more() {
-        let weight = Init::KaimingUniform.draw(&[256, 16]).unwrap();
+        let weight = drawn(Init::KaimingUniform, &[256, 16]);
         let largest = weight.abs().max().double_value(&[]);
         assert!(largest <= 0.25, "{largest} lies outside 1/sqrt(16)");
         assert!(largest > 0.24, "{largest}: the range is not filled");
@@ -116,7 +123,7 @@ mod tests {
 
     #[test]
     fn a_weight_without_inputs_is_accepted() {
-        assert_eq!(Init::KaimingUniform.draw(&[3, 0]).unwrap().size(), [3, 0]);
+        assert_eq!(drawn(Init::KaimingUniform, &[3, 0]).size(), [3, 0]);
         assert_eq!(Init::fan_in_bias(0), Init::Zeros);
     }
 }

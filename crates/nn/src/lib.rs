@@ -42,6 +42,7 @@
 //!
 //! Architectures that others have described are in `brigade-models`.
 
+mod deferred;
 mod error;
 mod hooks;
 mod init;
@@ -64,6 +65,7 @@ mod unit;
 mod var_store;
 pub mod weights;
 
+pub use deferred::{DeferredValue, DeferredValues};
 pub use error::ModelError;
 pub use hooks::ForwardHook;
 pub use init::Init;

@@ -1,9 +1,12 @@
 //! A module together with its parameters and buffers.
 
+mod conversion;
 mod load;
+mod materialize;
 mod parts;
 mod shard;
 
+use conversion::Conversion;
 pub(crate) use load::Shapes;
 pub use parts::NamedGroup;
 pub(crate) use parts::is_under;
@@ -14,11 +17,10 @@ use std::collections::HashSet;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use brigade_torch::{
-    NamedTensor, ProcessGroup, Result, Trainable, channels_last, make_products_reproducible,
-};
-use tch::{Device, Kind, TchError, Tensor};
+use brigade_torch::{NamedTensor, ProcessGroup, Result, Trainable, make_products_reproducible};
+use tch::{Device, Kind, Tensor};
 
+use crate::deferred::DeferredValues;
 use crate::error::ModelError;
 use crate::hooks::Hooks;
 use crate::param_path::is_floating_point;
@@ -56,6 +58,8 @@ pub struct Model<M> {
     kind: Kind,
     /// Whether the parameters are spread over ranks.
     is_sharded: bool,
+    /// Where parameters have no memory yet: the values that they are to have.
+    deferred: Option<DeferredValues>,
 }
 
 /// Options of [`Model::builder`].
@@ -65,6 +69,7 @@ pub struct ModelBuilder {
     device: Device,
     kind: Kind,
     drawn: bool,
+    is_deferred: bool,
 }
 
 impl Model<()> {
@@ -78,7 +83,7 @@ impl Model<()> {
     /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     pub fn builder() -> ModelBuilder {
-        ModelBuilder { device: Device::Cpu, kind: Kind::Float, drawn: true }
+        ModelBuilder { device: Device::Cpu, kind: Kind::Float, drawn: true, is_deferred: false }
     }
 }
 
@@ -113,6 +118,29 @@ impl ModelBuilder {
         self
     }
 
+    /// Makes parameters that have shapes and no memory, see [`Model::deferred`].
+    ///
+    /// ```
+    /// use brigade_nn::{Linear, Model};
+    /// use tch::Kind;
+    ///
+    /// let mut model = Model::builder().kind(Kind::Half).deferred().build(|p| Linear::new(p, 4, 2))?;
+    /// assert!(model.is_deferred());
+    /// model.materialize()?;
+    /// assert_eq!(model.parameters()[0].tensor.kind(), Kind::Half);
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    pub fn deferred(mut self) -> Self {
+        self.is_deferred = true;
+        self
+    }
+
+    /// Returns whether [`ModelBuilder::deferred`] was called.
+    #[must_use]
+    pub fn is_deferred(&self) -> bool {
+        self.is_deferred
+    }
+
     /// Runs the constructor.
     ///
     /// # Errors
@@ -125,7 +153,7 @@ impl ModelBuilder {
         }
         // First values use MKL's vector functions, and it takes the setting only before its first use.
         let _ = make_products_reproducible();
-        let registry = RefCell::new(ParamRegistry::new(self.kind, self.drawn));
+        let registry = RefCell::new(ParamRegistry::new(self.kind, self.drawn, self.is_deferred));
         let module = constructor(&ParamPath::root(&registry));
         let ParamRegistry {
             entries,
@@ -138,6 +166,7 @@ impl ModelBuilder {
             units,
             norms,
             adopted,
+            draws,
             ..
         } = registry.into_inner();
         if !problems.is_empty() {
@@ -157,6 +186,7 @@ impl ModelBuilder {
             device: self.device,
             kind: self.kind,
             is_sharded: false,
+            deferred: draws.map(DeferredValues::new).transpose()?,
         };
         let elsewhere = |entry: &Entry| entry.tensor.device() != self.device;
         if model.entries.iter().any(elsewhere) {
@@ -182,6 +212,38 @@ impl<M> Model<M> {
         Model::builder().build(constructor)
     }
 
+    /// Runs the constructor, and gives parameters no memory: they have names, shapes and types, and optimizers can be built
+    /// of them. [`brigade_train`'s `prepare`] gives them memory, on each rank what it has of them, so that a model can be
+    /// larger than the memory of a device (PyTorch's `torch.device("meta")` and `to_empty`). Buffers have memory.
+    ///
+    /// Values are drawn then, one parameter at a time, and are those that [`Model::new`] draws for the same seed, whatever
+    /// was drawn since; or they are read from the file that [`Model::load_weights`] was called with. Numbers that the
+    /// constructor draws by itself, outside of [`ParamPath::parameter_with`] and [`ParamPath::redraw`], come before all
+    /// others. [`ModelBuilder::deferred`] is the same with options.
+    ///
+    /// [`brigade_train`'s `prepare`]: https://docs.rs/brigade-train
+    ///
+    /// ```
+    /// use brigade_nn::{Linear, Model};
+    ///
+    /// tch::manual_seed(1);
+    /// let mut model = Model::deferred(|p| Linear::new(p, 4, 2))?;
+    /// let error = model.parameters()[0].tensor.f_norm().unwrap_err().to_string();
+    /// assert!(error.contains("parameter `weight` has no memory yet"));
+    /// model.materialize()?;
+    ///
+    /// tch::manual_seed(1);
+    /// let other = Model::new(|p| Linear::new(p, 4, 2))?;
+    /// assert_eq!(model.parameters()[0].tensor, other.parameters()[0].tensor);
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`ModelBuilder::build`].
+    pub fn deferred(constructor: impl FnOnce(&ParamPath<'_>) -> M) -> Result<Self> {
+        Model::builder().deferred().build(constructor)
+    }
+
     /// Returns the module's output for this input.
     ///
     /// ```
@@ -203,6 +265,7 @@ impl<M> Model<M> {
     where
         M: Module<Input>,
     {
+        self.check_values("forward")?;
         match catch_unwind(AssertUnwindSafe(|| self.module.forward(input))) {
             Ok(output) => output,
             Err(panic) => match text_of(panic.as_ref()) {
@@ -321,6 +384,22 @@ impl<M> Model<M> {
             Role::SameAs(first) => Some(&self.entries.get(first)?.name),
             Role::Buffer { .. } => None,
         }
+    }
+
+    /// Returns the parameter or buffer of this name, the model's own tensor; under each of its names where it is tied.
+    ///
+    /// ```
+    /// use brigade_nn::{Linear, Model};
+    ///
+    /// let model = Model::new(|path| Linear::new(path / "head", 4, 2))?;
+    /// assert_eq!(model.tensor("head.weight").map(|weight| weight.size()), Some(vec![2, 4]));
+    /// assert!(model.tensor("head").is_none());
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn tensor(&self, name: &str) -> Option<Tensor> {
+        let entry = self.entries.iter().find(|entry| entry.name == name)?;
+        Some(entry.tensor.shallow_clone())
     }
 
     /// Every buffer, saved or not, in order of registration.
@@ -467,7 +546,7 @@ impl<M> Model<M> {
     /// [`crate::ModelError::Torch`] when the device is not there or has no memory left; tensors before the one
     /// that is named have moved already then.
     pub fn to_device(&mut self, device: Device) -> Result<()> {
-        self.convert(&format!("to {device:?}"), |tensor| tensor.f_to(device))?;
+        self.convert(Conversion::Device(device))?;
         self.device = device;
         Ok(())
     }
@@ -480,13 +559,7 @@ impl<M> Model<M> {
         if !is_floating_point(kind) {
             return Err(ModelError::NotFloatingPoint { kind }.into());
         }
-        self.convert(&format!("to {kind:?}"), |tensor| {
-            if is_floating_point(tensor.f_kind()?) {
-                tensor.f_to_kind(kind)
-            } else {
-                Ok(tensor.shallow_clone())
-            }
-        })?;
+        self.convert(Conversion::Kind(kind))?;
         self.kind = kind;
         Ok(())
     }
@@ -498,10 +571,7 @@ impl<M> Model<M> {
     /// # Errors
     /// [`crate::ModelError::Torch`] as for [`Model::to_device`].
     pub fn to_channels_last(&mut self) -> Result<()> {
-        self.convert("to channels last", |tensor| match tensor.dim() {
-            4 => channels_last(tensor).map_err(|error| TchError::Torch(error.to_string())),
-            _ => Ok(tensor.shallow_clone()),
-        })
+        self.convert(Conversion::ChannelsLast)
     }
 
     fn named(&self, wanted: impl Fn(Role) -> bool) -> Vec<NamedTensor> {
@@ -522,11 +592,7 @@ impl<M> Model<M> {
 
     /// Exchanges the memory under every tensor, which keeps its identity (`set_data`), so that all
     /// handles see the change. One by one: a second copy of the whole model may not fit.
-    fn convert(
-        &mut self,
-        to: &str,
-        convert: impl Fn(&Tensor) -> Result<Tensor, TchError>,
-    ) -> Result<()> {
+    fn convert(&mut self, to: Conversion) -> Result<()> {
         if self.is_sharded {
             return Err(brigade_torch::Error::invalid_argument(format!(
                 "cannot move the model {to}: its parameters are spread over ranks, whose shards would stay as they are; \
@@ -537,9 +603,9 @@ impl<M> Model<M> {
             let mut tensor = entry.tensor.shallow_clone();
             // Taken before: libtorch checks a gradient against its tensor when it is asked for.
             let mut gradient = tensor.grad();
-            tensor.f_set_data(&convert(&tensor.f_detach()?)?)?;
+            tensor.f_set_data(&to.of(&tensor.f_detach()?, &entry.name)?)?;
             if gradient.defined() {
-                gradient.f_set_data(&convert(&gradient.f_detach()?)?)?;
+                gradient.f_set_data(&to.of(&gradient.f_detach()?, &entry.name)?)?;
             }
             Ok(())
         };

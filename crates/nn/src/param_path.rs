@@ -5,9 +5,10 @@ use std::collections::HashMap;
 use std::fmt::Display;
 use std::ops::Div;
 
-use brigade_torch::TensorId;
-use tch::{Device, Kind, Tensor};
+use brigade_torch::{TensorId, unallocated};
+use tch::{Device, Kind, TchError, Tensor};
 
+use crate::deferred::{Draw, FirstValues, filled, no_memory};
 use crate::layer_context::{LayerContext, shown};
 use crate::param_registry::{Entry, ParamRegistry, Role};
 use crate::shared_statistics::SharedStatistics;
@@ -43,6 +44,12 @@ impl<'a> ParamPath<'a> {
         Self { registry, prefix: String::new() }
     }
 
+    fn draw_later(&self, tensor: &Tensor, first_values: FirstValues) {
+        if let (true, Some(draws)) = (tensor.defined(), &mut self.registry.borrow_mut().draws) {
+            draws.push(Draw::new(tensor, first_values));
+        }
+    }
+
     /// The path below this one. The step is a name or an index.
     #[must_use]
     pub fn join(&self, step: impl Display) -> Self {
@@ -60,25 +67,87 @@ impl<'a> ParamPath<'a> {
 
     /// Registers a trainable parameter. The layer keeps the tensor that is returned.
     pub fn parameter(&self, name: &str, shape: &[i64], init: Init) -> Tensor {
+        self.parameter_with(name, shape, move |values| init.fill(values))
+    }
+
+    /// Registers a trainable parameter whose first values a function sets. The function gets a float32 tensor of this shape
+    /// on the CPU, sets all of it, and draws from libtorch's CPU generator alone. It runs at once; of a
+    /// [deferred](crate::Model::deferred) model when the parameter gets its memory.
+    ///
+    /// ```
+    /// use brigade_nn::{Model, ParamPath};
+    ///
+    /// let model = Model::new(|path: &ParamPath| {
+    ///     path.parameter_with("weight", &[4, 3], |values| {
+    ///         values.f_normal_(0.0, 0.02)?.f_get(0)?.f_zero_().map(drop)
+    ///     })
+    /// })?;
+    /// assert_eq!(model.parameters()[0].tensor.double_value(&[0, 2]), 0.0);
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    pub fn parameter_with(
+        &self,
+        name: &str,
+        shape: &[i64],
+        first_values: impl FnOnce(&mut Tensor) -> Result<(), TchError> + Send + 'static,
+    ) -> Tensor {
         if shape.iter().any(|&size| size < 0) {
             self.reject_at(name, format_args!("the shape {shape:?} has a negative size"));
             return Tensor::new();
         }
-        let (kind, init) = {
+        let (kind, is_drawn, is_deferred) = {
             let registry = self.registry.borrow();
-            (registry.kind, if registry.drawn { init } else { Init::Zeros })
+            (registry.kind, registry.drawn, registry.draws.is_some())
         };
-        let drawn = tch::no_grad(|| {
-            init.draw(shape)?.f_to_kind(kind)?.f_detach()?.f_set_requires_grad(true)
-        });
-        self.add(name, drawn, Role::Parameter)
+        let first_values: FirstValues = if is_drawn {
+            Box::new(first_values)
+        } else {
+            Box::new(|values| Init::Zeros.fill(values))
+        };
+        if !is_deferred {
+            let drawn = || {
+                let values = filled(shape, first_values)?;
+                values.f_to_kind(kind)?.f_detach()?.f_set_requires_grad(true)
+            };
+            return self.add(name, tch::no_grad(drawn), Role::Parameter);
+        }
+        let options = (kind, Device::Cpu);
+        let tensor = match unallocated(shape, None, options, &no_memory(&self.full_name(name))) {
+            Ok(tensor) => tensor.f_set_requires_grad(true),
+            Err(error) => Err(TchError::Torch(error.to_string())),
+        };
+        let tensor = self.add(name, tensor, Role::Parameter);
+        self.draw_later(&tensor, first_values);
+        tensor
     }
 
-    /// Whether parameters get first values here: for constructors that draw some a second time. See
-    /// [`crate::ModelBuilder::without_first_values`].
-    #[must_use]
-    pub fn draws_first_values(&self) -> bool {
-        self.registry.borrow().drawn
+    /// Sets the first values of a parameter or buffer of this model again, after those that it was registered with: for
+    /// architectures that draw theirs once all layers are made. The function is as for [`ParamPath::parameter_with`]; it
+    /// does not run where weights are read next ([`crate::ModelBuilder::without_first_values`]).
+    pub fn redraw(
+        &self,
+        tensor: &Tensor,
+        first_values: impl FnOnce(&mut Tensor) -> Result<(), TchError> + Send + 'static,
+    ) {
+        let (is_drawn, is_deferred, is_known) = {
+            let registry = self.registry.borrow();
+            (registry.drawn, registry.draws.is_some(), registry.is_registered(tensor))
+        };
+        if !tensor.defined() || !is_drawn {
+            // The path has refused the tensor, and the model will say so; or weights are read next.
+            return;
+        }
+        if !is_known {
+            self.reject("draws the first values of a tensor that is not of this model");
+        } else if is_deferred {
+            self.draw_later(tensor, Box::new(first_values));
+        } else {
+            let set =
+                || tensor.shallow_clone().f_copy_(&filled(&tensor.size(), Box::new(first_values))?);
+            if let Err(error) = tch::no_grad(set) {
+                self.reject(format_args!("the first values of a weight: {error}"));
+            }
+        }
     }
 
     /// Registers a trainable parameter that starts from a copy of these values, converted to the
@@ -257,7 +326,7 @@ impl<'a> ParamPath<'a> {
         self.add(name, taken, Role::Buffer { persistent })
     }
 
-    fn add(&self, name: &str, made: Result<Tensor, tch::TchError>, role: Role) -> Tensor {
+    fn add(&self, name: &str, made: Result<Tensor, TchError>, role: Role) -> Tensor {
         self.check_name(name);
         let tensor = match made {
             Ok(tensor) => tensor,
@@ -347,7 +416,7 @@ fn in_order(store: &tch::nn::VarStore) -> Vec<(String, Tensor, bool)> {
     placed.into_iter().map(|(place, name, tensor)| (name, tensor, place.is_some())).collect()
 }
 
-fn copy_as(values: &Tensor, kind: Kind) -> Result<Tensor, tch::TchError> {
+fn copy_as(values: &Tensor, kind: Kind) -> Result<Tensor, TchError> {
     let mut copy = Tensor::f_empty(values.size(), (kind, Device::Cpu))?;
     copy.f_copy_(values)?;
     Ok(copy)

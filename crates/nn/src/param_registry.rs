@@ -1,11 +1,13 @@
 //! The parameters and buffers of one model, in the order of their registration.
 
 use std::collections::HashSet;
+use std::ptr;
 
-use brigade_torch::TensorId;
+use brigade_torch::{TensorId, has_memory};
 use tch::{Kind, Tensor};
 
 use crate::Training;
+use crate::deferred::Draw;
 use crate::hooks::Hooks;
 use crate::shared_statistics::SharedStatistics;
 use crate::unit::Unit;
@@ -16,6 +18,8 @@ pub(crate) struct ParamRegistry {
     pub(crate) kind: Kind,
     /// Parameters get first values; otherwise they are 0.
     pub(crate) drawn: bool,
+    /// Of a deferred model: how its values are drawn, in the order of the draws.
+    pub(crate) draws: Option<Vec<Draw>>,
     pub(crate) training: Training,
     /// The switches of layers that behave differently in training, by the layers' names.
     pub(crate) held: Vec<(String, Training)>,
@@ -54,10 +58,11 @@ pub(crate) enum Role {
 }
 
 impl ParamRegistry {
-    pub(crate) fn new(kind: Kind, drawn: bool) -> Self {
+    pub(crate) fn new(kind: Kind, drawn: bool, is_deferred: bool) -> Self {
         Self {
             kind,
             drawn,
+            draws: is_deferred.then(Vec::new),
             training: Training::new(),
             held: Vec::new(),
             statistics: SharedStatistics::default(),
@@ -81,18 +86,28 @@ impl ParamRegistry {
         self.entries.push(entry);
     }
 
+    /// Whether a name of the model stands for this very tensor.
+    pub(crate) fn is_registered(&self, tensor: &Tensor) -> bool {
+        tensor.defined() && {
+            let id = TensorId::of(tensor);
+            self.entries.iter().any(|entry| TensorId::of(&entry.tensor) == id)
+        }
+    }
+
     /// The parameter that this tensor is, or whose memory it has in the same layout, as the tied tensors of a
     /// TorchScript file do.
     pub(crate) fn find(&self, tensor: &Tensor) -> Option<usize> {
         if !tensor.defined() {
             return None;
         }
-        let (id, memory) = (TensorId::of(tensor), tensor.data_ptr());
+        let address =
+            |tensor: &Tensor| if has_memory(tensor) { tensor.data_ptr() } else { ptr::null_mut() };
+        let (id, memory) = (TensorId::of(tensor), address(tensor));
         self.entries.iter().position(|entry| {
             let other = &entry.tensor;
             let is_alike = || {
                 !memory.is_null()
-                    && other.data_ptr() == memory
+                    && address(other) == memory
                     && other.size() == tensor.size()
                     && other.stride() == tensor.stride()
             };

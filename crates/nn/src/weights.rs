@@ -144,8 +144,9 @@ impl<M> Model<M> {
     fn load_file(&mut self, path: &Path, key: Option<&str>) -> Result<LoadReport, Error> {
         let weights = WeightsReader::open_entry(path, key)?;
         let (values, report) = self.matched(&weights)?;
-        let reads = values.into_iter().map(|(from, into)| TensorRead::whole(from, into)).collect();
-        read(&weights, reads)?;
+        let values =
+            values.into_iter().map(|(from, into)| (from.name().to_owned(), into)).collect();
+        self.read_from(weights, values)?;
         Ok(report)
     }
 

@@ -187,7 +187,7 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
     if (whole_at_rest_) {
       unit.state = State::Whole;
     } else {
-      release(unit.storage, unit.why);
+      release(unit.storage, unit.bytes, unit.why);
     }
     units_.push_back(std::move(unit));
     watch(units_.size() - 1);
@@ -386,12 +386,14 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
     const auto kind = static_cast<at::ScalarType>(slot.kind);
     parameter.sum_kind = static_cast<at::ScalarType>(slot.reduce_kind);
     const auto values = tensor.detach();
+    // Parameters of a deferred model get their values as shards.
+    const bool known = has_memory(tensor);
     const auto strides = strides_by_rows(tensor);
     const auto whole = tensor_of(unit.storage, kind, slot.offset, tensor.sizes(), strides);
     if (parameter.replicated()) {
       parameter.rows_of_all = whole;
       parameter.flat = tensor_of(unit.storage, kind, slot.offset, {tensor.numel()}, {1});
-      parameter.shard = values.clone();
+      parameter.shard = known ? values.clone() : at::zeros(values.sizes(), values.options());
     } else {
       auto sizes = tensor.sizes().vec();
       parameter.first = std::min(rank_ * slot.rows, sizes[0]);
@@ -407,10 +409,12 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
         parameter.shard = tensor_of(unit.storage, kind, offset, rows.sizes(), strides);
       } else {
         parameter.shard = at::empty_strided(rows.sizes(), strides, values.options());
-        parameter.shard.copy_(rows);
+        if (known) {
+          parameter.shard.copy_(rows);
+        }
       }
     }
-    if (whole_at_rest_) {
+    if (whole_at_rest_ && known) {
       whole.copy_(values);
     }
     // The same tensor with other memory: what holds it goes on with it.
@@ -828,7 +832,7 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
     if (unit.state == State::Gathering) {
       finish_gather(unit);
     }
-    release(unit.storage, unit.why);
+    release(unit.storage, unit.bytes, unit.why);
     unit.state = State::Sharded;
     --whole_;
     gathered_ -= static_cast<int64_t>(unit.bytes);

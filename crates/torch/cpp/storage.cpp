@@ -73,13 +73,32 @@ void allocate(const c10::Storage& storage, size_t bytes) {
   impl->set_nbytes(bytes);
 }
 
-void release(const c10::Storage& storage, const std::string& why) {
+void release(const c10::Storage& storage, size_t bytes, const std::string& why) {
   auto* impl = storage.unsafeGetStorageImpl();
   impl->*access_is_refused() = false;
   impl->set_data_ptr_noswap(c10::DataPtr(nullptr, storage.device()));
-  impl->set_nbytes(0);
+  // Views are made as of memory that is there, so that it is their use that throws `why`.
+  impl->set_nbytes(bytes);
   // Sets flags only, in spite of its name.
   impl->release_data_and_set_meta_custom_data_ptr_error_msg_(why);
+}
+
+std::unique_ptr<Tensor> unallocated(
+    const Tensor& like, rust::Slice<const int64_t> sizes, rust::Slice<const int64_t> strides, rust::Str why) {
+  const auto storage = empty_storage(like.device());
+  auto tensor = tensor_of(
+      storage, like.scalar_type(), 0, {sizes.data(), sizes.size()}, {strides.data(), strides.size()});
+  size_t end = tensor.numel() == 0 ? 0 : 1;
+  for (size_t i = 0; end > 0 && i < sizes.size(); ++i) {
+    end += static_cast<size_t>(sizes[i] - 1) * static_cast<size_t>(strides[i]);
+  }
+  release(storage, end * tensor.itemsize(), std::string(why));
+  return std::make_unique<Tensor>(std::move(tensor));
+}
+
+bool has_memory(const Tensor& tensor) {
+  return !tensor.defined() || tensor.numel() == 0 || !tensor.has_storage() ||
+      !(tensor.storage().unsafeGetStorageImpl()->*access_is_refused());
 }
 
 } // namespace brigade

@@ -1,7 +1,8 @@
 // Memory of tensors that comes and goes while the tensors stay.
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include "tensors.h"
+
 #include <c10/core/Storage.h>
 
 #include <string>
@@ -20,7 +21,14 @@ at::Tensor tensor_of(
 // Gives the storage new memory, whose contents are arbitrary. Tensors of the storage stay, and with them what
 // autograd has saved.
 void allocate(const c10::Storage& storage, size_t bytes);
-// Gives the memory back. An access throws `why` from now on: without that it would read address 0.
-void release(const c10::Storage& storage, const std::string& why);
+// Gives the memory back, or has the storage wait for its first. An access throws `why` from now on: without that it would
+// read address 0.
+void release(const c10::Storage& storage, size_t bytes, const std::string& why);
+
+// A tensor of the type and device of another one that has no memory: an access throws `why`.
+std::unique_ptr<Tensor> unallocated(
+    const Tensor& like, rust::Slice<const int64_t> sizes, rust::Slice<const int64_t> strides, rust::Str why);
+// Whether all elements lie in memory.
+bool has_memory(const Tensor& tensor);
 
 } // namespace brigade

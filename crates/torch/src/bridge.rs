@@ -472,6 +472,7 @@ pub(crate) mod ffi {
         include!("brigade-torch/cpp/group.h");
         include!("brigade-torch/cpp/reducer.h");
         include!("brigade-torch/cpp/sharder.h");
+        include!("brigade-torch/cpp/storage.h");
         include!("brigade-torch/cpp/attention.h");
         include!("brigade-torch/cpp/cross_entropy.h");
         include!("brigade-torch/cpp/dropout.h");
@@ -550,6 +551,13 @@ pub(crate) mod ffi {
         fn fetched_number(fetch: &Fetch) -> Result<i64>;
         fn rng_state(cuda_device: i32) -> Result<Vec<u8>>;
         fn set_rng_state(cuda_device: i32, state: &[u8]) -> Result<()>;
+        fn unallocated(
+            like: &Tensor,
+            sizes: &[i64],
+            strides: &[i64],
+            why: &str,
+        ) -> Result<UniquePtr<Tensor>>;
+        fn has_memory(tensor: &Tensor) -> bool;
         fn keep_freed_memory() -> bool;
         fn shift_allocations(bytes: usize) -> Result<()>;
 

@@ -50,6 +50,7 @@ mod streams;
 mod tensor_file;
 mod tensor_id;
 mod tensor_tree;
+mod unallocated;
 mod warnings;
 mod work;
 mod work_handle;
@@ -107,6 +108,7 @@ pub use streams::{SideStream, StreamEvent, Streams};
 pub use tensor_file::TensorFile;
 pub use tensor_id::TensorId;
 pub use tensor_tree::{TensorTree, TreeSpec};
+pub use unallocated::{has_memory, unallocated};
 pub use warnings::WarningFilter;
 pub use work::Work;
 

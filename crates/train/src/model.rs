@@ -142,7 +142,11 @@ impl<M> PreparedModel<M> {
             Some(models) if !model.parameters().is_empty() => {
                 Some(context.shard(&mut model, models)?)
             }
-            _ => None,
+            _ => {
+                let values = model.materialize();
+                context.job.explain_memory(MOVE_OF_MODEL, values)?;
+                None
+            }
         };
         let reduction = context.reduce(&model)?;
         if let (Some(group), None) = (&group, &sharded) {

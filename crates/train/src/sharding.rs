@@ -1,5 +1,6 @@
 //! Models whose parameters, gradients and optimizer states are spread over the ranks.
 
+mod deferred;
 mod norm;
 mod part;
 mod weights;
@@ -76,7 +77,7 @@ impl ShardedModels {
         let parameters = model.sharding_parameters()?;
         let plan = ShardingPlan::new(&parameters, &self.sharding, &self.mesh)?;
         if let Some(group) = job.group() {
-            compare(&group, &plan)?;
+            compare(&group, &plan, model.is_deferred())?;
         }
         Ok(plan)
     }
@@ -247,10 +248,19 @@ impl ShardedModel {
     }
 }
 
-/// Compares the plan with those of all ranks.
-fn compare(group: &ProcessGroup, plan: &ShardingPlan) -> Result<()> {
+/// Compares the plan with those of all ranks, and whether the model has its values.
+fn compare(group: &ProcessGroup, plan: &ShardingPlan, is_deferred: bool) -> Result<()> {
     let own = plan.fingerprint();
-    let all: Vec<u64> = group.all_gather_object(&own)?;
+    let (all, deferred): (Vec<u64>, Vec<bool>) =
+        group.all_gather_object(&(own, is_deferred))?.into_iter().unzip();
+    if let (Some(first), Some(other)) =
+        (deferred.iter().position(|it| *it), deferred.iter().position(|it| !it))
+    {
+        return Err(Error::invalid_argument(format!(
+            "the model is deferred on rank {first} and has its values on rank {other}, and nothing was prepared: build \
+             it in the same way on every rank"
+        )));
+    }
     let Some(other) = all.iter().position(|other| *other != all[0]) else { return Ok(()) };
     let texts: Vec<String> = group.all_gather_object(&plan.description())?;
     let rank = if own == all[0] { other } else { 0 };

@@ -1,10 +1,10 @@
 //! The dropouts of an AWD-LSTM: of words, of inputs for a whole sequence, of the weights between time steps.
 
 use brigade_nn::{
-    Embedding, EmbeddingOptions, LstmOptions, LstmState, Module, ParamPath, Training,
+    Embedding, EmbeddingOptions, Init, LstmOptions, LstmState, Module, ParamPath, Training,
 };
 use brigade_torch::Result;
-use tch::{Device, Kind, Tensor};
+use tch::Tensor;
 
 use crate::init::{Redraw, redraw};
 
@@ -129,35 +129,32 @@ impl WeightDropLstm {
         check(path, "a weight", probability);
         let options = LstmOptions { batch_first: true, bidirectional, ..LstmOptions::default() };
         let bound = 1.0 / (hidden.max(1) as f64).sqrt();
-        // Drawn in PyTorch's order, and registered in fastai's: the raw weight belongs to the wrapper and comes
-        // before the module's.
-        let mut drawn = Vec::new();
-        for suffix in &["", "_reverse"][..options.directions()] {
-            let shapes: [(&str, &[i64]); 4] = [
-                ("weight_ih", &[4 * hidden, inputs]),
-                ("weight_hh", &[4 * hidden, hidden]),
-                ("bias_ih", &[4 * hidden]),
-                ("bias_hh", &[4 * hidden]),
-            ];
-            for (name, shape) in shapes {
-                let values = Tensor::f_empty(shape, (Kind::Float, Device::Cpu))
-                    .and_then(|mut values| values.f_uniform_(-bound, bound));
-                match values {
-                    Ok(values) => drawn.push((format!("{name}_l0{suffix}"), values)),
-                    Err(error) => path.reject(format_args!("{name}_l0{suffix}: {error}")),
-                }
-            }
-        }
         let module = path / "module";
-        let raw = drawn
-            .get(HIDDEN_TO_HIDDEN)
-            .map(|(name, values)| path.parameter_from(&format!("{name}_raw"), values));
-        let mut weights: Vec<Tensor> = Vec::with_capacity(drawn.len());
-        for (place, (name, values)) in drawn.iter().enumerate() {
-            weights.push(match &raw {
-                Some(raw) if place == HIDDEN_TO_HIDDEN => raw.shallow_clone(),
-                _ => module.parameter_from(name, values),
+        let mut shapes: Vec<(String, [i64; 2], usize)> = Vec::new();
+        for suffix in &["", "_reverse"][..options.directions()] {
+            let of_layer = [
+                ("weight_ih", [4 * hidden, inputs], 2),
+                ("weight_hh", [4 * hidden, hidden], 2),
+                ("bias_ih", [4 * hidden, 1], 1),
+                ("bias_hh", [4 * hidden, 1], 1),
+            ];
+            shapes.extend(
+                of_layer.map(|(name, shape, dims)| (format!("{name}_l0{suffix}"), shape, dims)),
+            );
+        }
+        // Registered in fastai's order, and drawn in PyTorch's: the raw weight belongs to the wrapper and comes before
+        // the module's.
+        let (name, shape, dims) = &shapes[HIDDEN_TO_HIDDEN];
+        let raw = path.parameter(&format!("{name}_raw"), &shape[..*dims], Init::Zeros);
+        let mut weights: Vec<Tensor> = Vec::with_capacity(shapes.len());
+        for (place, (name, shape, dims)) in shapes.iter().enumerate() {
+            weights.push(match place {
+                HIDDEN_TO_HIDDEN => raw.shallow_clone(),
+                _ => module.parameter(name, &shape[..*dims], Init::Zeros),
             });
+        }
+        for weight in &weights {
+            redraw(path, weight, Redraw::Uniform(bound));
         }
         Self { weights, options, probability, training: path.training() }
     }

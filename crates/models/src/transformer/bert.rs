@@ -21,7 +21,6 @@ use super::blocks::{Blocks, Shared};
 use super::config::{self, ConfigError, TransformerOptions};
 use super::{ProblemType, Tokens, Transformer, full_name, init};
 use crate::Activation;
-use crate::init::{Redraw, redraw};
 
 /// The sizes of a [`Bert`], under the names of transformers' `BertConfig`; the defaults are those of
 /// `bert-base-uncased`.
@@ -213,11 +212,10 @@ impl Bert {
         let pooler =
             pooler.then(|| Linear::new(path / "pooler" / "dense", hidden_size, hidden_size));
         // All layers have been drawn by their defaults before.
-        let normal = Redraw::Normal(options.initializer_range);
-        for embedding in [&word_embeddings, &position_embeddings, &token_type_embeddings] {
-            redraw(path, embedding.weight(), normal);
+        init::draw_table(path, &word_embeddings, options.initializer_range, pad_token_id);
+        for embedding in [&position_embeddings, &token_type_embeddings] {
+            init::draw_table(path, embedding, options.initializer_range, None);
         }
-        init::clear_row(path, word_embeddings.weight(), pad_token_id);
         for layer in layers.iter().flat_map(BertLayer::linear).chain(&pooler) {
             init::draw(path, layer, options.initializer_range);
         }

@@ -1,7 +1,6 @@
 //! First values that transformers' `_init_weights` draws.
 
-use brigade_nn::{Linear, ParamPath};
-use tch::Tensor;
+use brigade_nn::{Embedding, Linear, ParamPath};
 
 use crate::init::{Redraw, redraw};
 
@@ -13,13 +12,18 @@ pub(super) fn draw(path: &ParamPath<'_>, layer: &Linear, deviation: f64) {
     }
 }
 
-/// The row of an embedding that stands for padding.
-pub(super) fn clear_row(path: &ParamPath<'_>, weight: &Tensor, row: Option<i64>) {
-    let Some(row) = row.filter(|&row| weight.defined() && (0..weight.size()[0]).contains(&row))
-    else {
-        return;
-    };
-    if let Err(error) = tch::no_grad(|| weight.f_get(row)?.f_zero_()) {
-        path.reject(error);
-    }
+/// A normal table with a row of 0, which stands for padding.
+pub(super) fn draw_table(
+    path: &ParamPath<'_>,
+    table: &Embedding,
+    deviation: f64,
+    padding: Option<i64>,
+) {
+    path.redraw(table.weight(), move |values| {
+        Redraw::Normal(deviation).fill(values)?;
+        match padding.filter(|row| (0..values.size()[0]).contains(row)) {
+            Some(row) => values.f_get(row)?.f_zero_().map(drop),
+            None => Ok(()),
+        }
+    });
 }

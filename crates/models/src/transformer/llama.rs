@@ -16,7 +16,6 @@ use super::blocks::{Blocks, Shared};
 use super::causal_lm::{CausalBody, CausalLm};
 use super::rotary::Rotary;
 use super::{KeyValueCache, Tokens, Transformer};
-use crate::init::{Redraw, redraw};
 
 /// Llama without a head (Touvron et al., 2023; versions 1 to 3): from [`Tokens`] to hidden numbers `[batch,
 /// tokens, hidden_size]`. Positions are rotations of queries and keys, several of which share a key.
@@ -50,8 +49,8 @@ impl Llama {
             .collect();
         let norm = RmsNorm::new(path / "norm", width, options.rms_norm_eps);
         // All layers have been drawn by their defaults before.
-        redraw(path, embed_tokens.weight(), Redraw::Normal(options.initializer_range));
-        super::init::clear_row(path, embed_tokens.weight(), options.pad_token_id);
+        let padding = options.pad_token_id;
+        super::init::draw_table(path, &embed_tokens, options.initializer_range, padding);
         for layer in layers.iter().flat_map(LlamaLayer::linear) {
             super::init::draw(path, layer, options.initializer_range);
         }

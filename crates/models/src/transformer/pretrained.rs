@@ -9,7 +9,7 @@ use brigade_checkpoint::{FileName, TensorReader, WeightsReader, wrapper_prefix};
 use brigade_nn::{
     LoadReport, Model, ModelBuilder, ModelError, ParamPath, ShapeMismatch, StateDict, weights,
 };
-use brigade_torch::{Error, Result, TensorRead};
+use brigade_torch::{Error, Result};
 use tch::{Kind, Tensor};
 
 use super::config::{CONFIG, TransformerOptions};
@@ -73,24 +73,35 @@ pub trait Transformer: Sized {
         Self::from_pretrained_as(folder, Model::builder())
     }
 
-    /// As [`Transformer::from_pretrained`], of another kind or on another device.
+    /// As [`Transformer::from_pretrained`], of another kind or on another device, or deferred: then the weights are read when
+    /// the parameters get their memory, by each rank of a sharded model its rows.
+    ///
+    /// ```
+    /// use brigade_models::{Gpt2LmHead, Gpt2Options, Transformer};
+    /// use brigade_nn::Model;
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// # let folder = folder.path().join("gpt2");
+    /// let options = Gpt2Options { vocab_size: 50, n_embd: 32, n_head: 4, n_layer: 1, ..Default::default() };
+    /// let model = Model::new(|path| Gpt2LmHead::new(path, &options))?;
+    /// Gpt2LmHead::save_pretrained(&model, &folder)?;
+    /// let model = Gpt2LmHead::from_pretrained_as(&folder, Model::builder().deferred())?;
+    /// assert!(model.is_deferred()); // for `Accelerator::prepare`
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// As [`Transformer::from_pretrained`].
     fn from_pretrained_as(folder: impl AsRef<Path>, builder: ModelBuilder) -> Result<Model<Self>> {
         let folder = folder.as_ref();
         let options = Self::Options::from_folder(folder)?;
-        let build = |builder: ModelBuilder| builder.build(|path| Self::build(path, &options));
-        let mut model = build(builder.without_first_values())?;
+        // Without memory until it is known what is drawn and what is read.
+        let mut model = builder.deferred().build(|path| Self::build(path, &options))?;
         let weights = WeightsReader::open(folder)?;
-        let mut fit = Fit::of(&model, &weights)?;
-        if !fit.report.head.is_empty() {
-            // A new head has first values. The two models are not in memory at the same time.
-            drop((fit, model));
-            model = build(builder)?;
-            fit = Fit::of(&model, &weights)?;
+        Fit::of(&model, &weights)?.read(&mut model, weights)?;
+        if !builder.is_deferred() {
+            model.materialize()?;
         }
-        fit.read(&weights)?;
         Ok(model)
     }
 
@@ -114,7 +125,7 @@ pub trait Transformer: Sized {
         weights: impl AsRef<Path>,
     ) -> Result<PretrainedReport> {
         let weights = WeightsReader::open(weights)?;
-        Fit::of(model, &weights)?.read(&weights)
+        Fit::of(model, &weights)?.read(model, weights)
     }
 
     /// Writes `config.json` and `model.safetensors` into a folder, which is made where it does not exist:
@@ -174,13 +185,14 @@ fn full_name<M: Transformer>(name: &str, has_prefix: bool) -> String {
 }
 
 /// Which tensors of open weights go into which of a model's.
-struct Fit<'w> {
-    reads: Vec<TensorRead<'w>>,
+struct Fit {
+    /// Names in the weights, and the model's tensors.
+    tensors: Vec<(String, Tensor)>,
     report: PretrainedReport,
 }
 
-impl<'w> Fit<'w> {
-    fn of<M: Transformer>(model: &Model<M>, weights: &'w WeightsReader) -> Result<Self> {
+impl Fit {
+    fn of<'w, M: Transformer>(model: &Model<M>, weights: &'w WeightsReader) -> Result<Self> {
         let own = model.state_dict();
         let names: Vec<&str> = weights.tensors().map(|tensor| tensor.name()).collect();
         let wrapper = wrapper_prefix(&names, &own.names().collect::<Vec<_>>());
@@ -246,14 +258,15 @@ impl<'w> Fit<'w> {
             return Err(ModelError::Mismatch(Box::new(problems)).into());
         }
         // In the model's order: of tied weights with two values the last name's stay.
-        let reads = own.into_iter();
-        let reads =
-            reads.filter_map(|(name, into)| Some(TensorRead::whole(fitting.remove(&name)?, into)));
-        Ok(Self { reads: reads.collect(), report })
+        let tensors = own.names().filter_map(|name| {
+            let from = fitting.remove(name)?.name().to_owned();
+            Some((from, model.tensor(name)?))
+        });
+        Ok(Self { tensors: tensors.collect(), report })
     }
 
-    fn read(self, weights: &WeightsReader) -> Result<PretrainedReport> {
-        weights::read(weights, self.reads)?;
+    fn read<M>(self, model: &mut Model<M>, weights: WeightsReader) -> Result<PretrainedReport> {
+        model.read_from(weights, self.tensors)?;
         Ok(self.report)
     }
 }

@@ -164,23 +164,22 @@ struct SimpleSelfAttention {
 impl SimpleSelfAttention {
     fn new(path: &ParamPath<'_>, channels: i64, symmetric: bool) -> Self {
         let conv = path / "conv";
-        let float = (Kind::Float, Device::Cpu);
-        let unit = || {
-            let drawn = Tensor::f_empty([channels.max(0)], float)?.f_normal_(0.0, 1.0)?;
-            let norm = drawn.f_norm()?;
-            drawn.f_div(&norm)
-        };
-        let unit = || {
-            tch::no_grad(unit).unwrap_or_else(|error: tch::TchError| {
-                conv.reject(error);
-                Tensor::from_slice::<f32>(&[])
-            })
+        let gamma = path.parameter("gamma", &[1], Init::Zeros);
+        let weight = conv.parameter("weight_orig", &[channels, channels, 1], Init::KaimingUniform);
+        let unit = |name| {
+            let zeros = Tensor::zeros([channels.max(0)], (Kind::Float, Device::Cpu));
+            let vector = conv.buffer(name, &zeros);
+            conv.redraw(&vector, |values| {
+                let norm = values.f_normal_(0.0, 1.0)?.f_norm()?;
+                values.f_div_(&norm).map(drop)
+            });
+            vector
         };
         Self {
-            gamma: path.parameter("gamma", &[1], Init::Zeros),
-            weight: conv.parameter("weight_orig", &[channels, channels, 1], Init::KaimingUniform),
-            left: conv.buffer("weight_u", &unit()),
-            right: conv.buffer("weight_v", &unit()),
+            gamma,
+            weight,
+            left: unit("weight_u"),
+            right: unit("weight_v"),
             symmetric,
             training: path.training(),
         }

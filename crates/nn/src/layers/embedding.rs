@@ -54,18 +54,20 @@ impl Embedding {
         options: EmbeddingOptions,
     ) -> Self {
         let path = path.borrow();
-        let weight = path.parameter("weight", &[rows, width], Init::Normal { mean: 0.0, std: 1.0 });
-        if let Some(row) = options.padding {
-            let zeroed = (0..rows)
-                .contains(&row)
-                .then(|| tch::no_grad(|| weight.f_get(row).and_then(|mut row| row.f_zero_())));
-            match zeroed {
-                Some(Ok(_)) => {}
-                Some(Err(error)) => path.reject(error),
-                None => path.reject(format_args!("padding row {row} is not among {rows} rows")),
-            }
+        let padding = options.padding;
+        if let Some(row) = padding
+            && !(0..rows).contains(&row)
+        {
+            path.reject(format_args!("padding row {row} is not among {rows} rows"));
         }
-        Self { weight, padding: options.padding, context: path.layer() }
+        let weight = path.parameter_with("weight", &[rows, width], move |values| {
+            Init::Normal { mean: 0.0, std: 1.0 }.fill(values)?;
+            match padding.filter(|row| (0..rows).contains(row)) {
+                Some(row) => values.f_get(row)?.f_zero_().map(drop),
+                None => Ok(()),
+            }
+        });
+        Self { weight, padding, context: path.layer() }
     }
 
     /// `[rows, width]`.

@@ -1,3 +1,4 @@
 //! Tests about the CPU, whatever the device of the others is.
 
+mod deferred;
 mod rounding;

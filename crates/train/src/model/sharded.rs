@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use brigade_nn::{Model, Module};
-use brigade_torch::{Result, TensorTree, grad_enabled};
+use brigade_torch::{Result, TensorTree, grad_enabled, has_memory};
 
 use super::{ModelContext, PreparedModel, broadcast_all};
+use crate::processes::Processes;
 use crate::sharding::{ShardedModel, ShardedModels};
 
 impl ModelContext {
@@ -19,10 +20,15 @@ impl ModelContext {
     ) -> Result<Arc<ShardedModel>> {
         let plan = models.plan(model, &self.job)?;
         if let Some(group) = self.job.group() {
-            broadcast_all(&group, &model.parameters())?;
-            broadcast_all(&group, &model.buffers())?;
+            let mut known = model.parameters();
+            known.retain(|parameter| has_memory(&parameter.tensor));
+            broadcast_all(&group, &known)?;
         }
         let sharded = models.shard(model, plan, &self.job)?;
+        sharded.set_deferred_values(model, &Processes::of(Arc::clone(&self.job)))?;
+        if let Some(group) = self.job.group() {
+            broadcast_all(&group, &model.buffers())?;
+        }
         for optimizer in self.registry.optimizers() {
             models.take_over(&optimizer)?;
         }

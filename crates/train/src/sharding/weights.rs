@@ -175,7 +175,7 @@ impl Saved {
     }
 }
 
-fn narrow_to(values: &Tensor, part: &Part) -> Result<Tensor> {
+pub(super) fn narrow_to(values: &Tensor, part: &Part) -> Result<Tensor> {
     let own = part.own();
     Ok(values.f_narrow(0, own.offset[0].cast_signed(), own.shape[0].cast_signed())?)
 }

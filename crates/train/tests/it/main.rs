@@ -8,6 +8,7 @@ mod checkpoint_kill;
 mod checkpoint_versions;
 mod checkpoint_worlds;
 mod debug;
+mod deferred;
 mod extending;
 mod forward_errors;
 mod losses;

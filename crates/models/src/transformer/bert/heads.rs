@@ -11,6 +11,7 @@ use super::super::loss::{ProblemType, TokenLoss, head_loss, sequence_loss, token
 use super::super::{IGNORED_LABEL, Tokens, Transformer};
 use super::{BODY, Bert, BertOptions, EMBEDDING, POOLER, norm};
 use crate::Activation;
+use crate::init::{Redraw, redraw};
 
 /// BERT as a masked language model: from [`Tokens`] to logits `[batch, tokens, vocab_size]` of the tokens
 /// themselves.
@@ -59,10 +60,17 @@ impl BertForMaskedLm {
         let norm = norm(&transform / "LayerNorm", options);
         let decoder = &predictions / "decoder";
         let (weight, bias) = if options.tie_word_embeddings {
-            if path.draws_first_values() {
-                draw_in_vain(path, &[&[vocab_size, width], &[vocab_size]]);
+            // transformers draws a decoder before it ties it.
+            let deviation = options.initializer_range;
+            path.redraw(dense.weight(), move |values| {
+                let form = (Kind::Float, Device::Cpu);
+                let _ = Tensor::f_empty([vocab_size, width], form)?.f_uniform_(0.0, 1.0)?;
+                let _ = Tensor::f_empty([vocab_size], form)?.f_uniform_(0.0, 1.0)?;
+                Redraw::Normal(deviation).fill(values)
+            });
+            if let Some(bias) = dense.bias() {
+                redraw(path, bias, Redraw::Constant(0.0));
             }
-            draw(path, &dense, options.initializer_range);
             let weight = decoder.tie("weight", bert.word_embeddings.weight());
             (weight, decoder.tie("bias", &bias))
         } else {
@@ -275,16 +283,6 @@ impl LayerGroups for BertForTokenClassification {
         let mut groups = self.bert.layer_groups();
         groups.push(vec![self.classifier.name.clone()]);
         groups
-    }
-}
-
-/// Takes from the generator what transformers takes for a decoder before it ties it.
-fn draw_in_vain(path: &ParamPath<'_>, shapes: &[&[i64]]) {
-    for &shape in shapes {
-        let drawn = Tensor::f_empty(shape, (Kind::Float, Device::Cpu));
-        if let Err(error) = drawn.and_then(|mut it| it.f_uniform_(0.0, 1.0)) {
-            path.reject(error);
-        }
     }
 }
 

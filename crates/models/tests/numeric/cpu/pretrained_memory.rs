@@ -50,7 +50,7 @@ fn weights_are_not_in_memory_beside_the_model() {
             assert_eq!(Some(&tensor), expected.get(&name), "{name}");
         }
         drop(model);
-        // Built a second time, since its head has first values.
+        // Its head has first values.
         let before = status("VmRSS");
         fs::write("/proc/self/clear_refs", "5").unwrap();
         let classifier = BertForSequenceClassification::from_pretrained(place(name)).unwrap();

@@ -1,0 +1,63 @@
+//! Other devices, types and orders of memory for the tensors of a model.
+
+use std::fmt;
+
+use brigade_torch::{channels_last, has_memory, unallocated};
+use tch::{Device, Kind, TchError, Tensor};
+
+use crate::deferred::no_memory;
+use crate::param_path::is_floating_point;
+
+/// What the tensors of a model are converted to.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Conversion {
+    Device(Device),
+    /// Of floating-point tensors.
+    Kind(Kind),
+    /// Of tensors with four dimensions.
+    ChannelsLast,
+}
+
+impl Conversion {
+    /// Returns what a tensor of this name becomes; without memory, if it has none.
+    pub(super) fn of(self, tensor: &Tensor, name: &str) -> Result<Tensor, TchError> {
+        if !has_memory(tensor) {
+            return self.of_unallocated(tensor, name);
+        }
+        match self {
+            Self::Device(device) => tensor.f_to(device),
+            Self::Kind(kind) if is_floating_point(tensor.f_kind()?) => tensor.f_to_kind(kind),
+            Self::ChannelsLast if tensor.dim() == 4 => channels_last(tensor).map_err(refused),
+            Self::Kind(_) | Self::ChannelsLast => Ok(tensor.shallow_clone()),
+        }
+    }
+
+    fn of_unallocated(self, tensor: &Tensor, name: &str) -> Result<Tensor, TchError> {
+        let (shape, mut strides) = (tensor.size(), tensor.stride());
+        let (mut kind, mut device) = (tensor.f_kind()?, tensor.device());
+        match self {
+            Self::Device(to) => device = to,
+            Self::Kind(to) => kind = to,
+            Self::ChannelsLast => {
+                if let &[_, channels, height, width] = &shape[..] {
+                    strides = vec![height * width * channels, 1, width * channels, channels];
+                }
+            }
+        }
+        unallocated(&shape, Some(&strides), (kind, device), &no_memory(name)).map_err(refused)
+    }
+}
+
+fn refused(error: brigade_torch::Error) -> TchError {
+    TchError::Torch(error.to_string())
+}
+
+impl fmt::Display for Conversion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Device(device) => write!(f, "to {device:?}"),
+            Self::Kind(kind) => write!(f, "to {kind:?}"),
+            Self::ChannelsLast => f.write_str("to channels last"),
+        }
+    }
+}

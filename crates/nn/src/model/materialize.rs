@@ -1,0 +1,106 @@
+//! Memory and values for the parameters of a deferred model.
+
+use brigade_checkpoint::WeightsReader;
+use brigade_torch::{Result, TensorId, TensorRead, has_memory};
+use tch::Tensor;
+
+use super::Model;
+use crate::deferred::{DeferredValue, DeferredValues};
+use crate::error::ModelError;
+use crate::weights;
+
+impl<M> Model<M> {
+    /// Returns whether parameters have no memory yet: see [`Model::deferred`].
+    #[must_use]
+    pub fn is_deferred(&self) -> bool {
+        self.deferred.is_some()
+    }
+
+    /// Gives the parameters of a [deferred](Model::deferred) model their memory and values, all of them on this rank; does
+    /// nothing for other models. Beside the model one parameter is in memory at a time.
+    ///
+    /// # Errors
+    /// [`ModelError::Torch`] when memory runs out; those of [`Model::load_weights`] for values that are read from a file.
+    /// Some parameters have their values then, and the others have none: build the model anew.
+    pub fn materialize(&mut self) -> Result<()> {
+        let Some(values) = self.take_deferred_values() else { return Ok(()) };
+        values.for_each(|id, value| {
+            let Some(entry) = self.distinct().find(|entry| TensorId::of(&entry.tensor) == id)
+            else {
+                return Ok(());
+            };
+            let mut tensor = entry.tensor.shallow_clone();
+            let mut allocate = || {
+                if !has_memory(&tensor) {
+                    let options = (tensor.f_kind()?, tensor.device());
+                    let (size, strides) = (tensor.size(), tensor.stride());
+                    tensor.f_set_data(&Tensor::f_empty_strided(size, strides, options)?)?;
+                }
+                if let DeferredValue::Drawn(values) = &value {
+                    tensor.f_copy_(values)?;
+                }
+                Ok(())
+            };
+            tch::no_grad(&mut allocate)
+                .map_err(ModelError::torch(format!("give {} its values", entry.name)))?;
+            match value {
+                DeferredValue::Drawn(_) => Ok(()),
+                DeferredValue::File(from) => {
+                    let path = from.path().to_owned();
+                    let interrupted = |source| ModelError::Interrupted { path, source };
+                    Ok(TensorRead::whole(from, tensor).read().map_err(interrupted)?)
+                }
+            }
+        })
+    }
+
+    /// Takes the values that a [deferred](Model::deferred) model is to have, for what gives parameters their memory by
+    /// itself, such as sharded training; `None` for other models.
+    pub fn take_deferred_values(&mut self) -> Option<DeferredValues> {
+        self.deferred.take()
+    }
+
+    /// Reads tensors of open weights into tensors of the model, each of which is given with the name of the one in the
+    /// weights; those of a deferred model are read when they get their memory.
+    ///
+    /// # Errors
+    /// Those of [`weights::read`].
+    pub fn read_from(
+        &mut self,
+        weights: WeightsReader,
+        tensors: Vec<(String, Tensor)>,
+    ) -> Result<()> {
+        let is_later = |tensor: &Tensor| self.deferred.is_some() && !has_memory(tensor);
+        let mut now = Vec::new();
+        for (name, into) in &tensors {
+            let from = weights.get(name).ok_or_else(|| {
+                brigade_torch::Error::invalid_argument(format!(
+                    "the weights have no tensor `{name}`"
+                ))
+            })?;
+            let read = TensorRead::whole(from, into.shallow_clone());
+            if is_later(into) {
+                read.check()?;
+            } else {
+                now.push(read);
+            }
+        }
+        weights::read(&weights, now)?;
+        if let Some(deferred) = &mut self.deferred {
+            let (later, now): (Vec<_>, Vec<_>) =
+                tensors.into_iter().partition(|(_, tensor)| !has_memory(tensor));
+            now.iter().for_each(|(_, tensor)| deferred.keep(TensorId::of(tensor)));
+            let later = later.into_iter().map(|(name, tensor)| (name, TensorId::of(&tensor)));
+            deferred.read_later(weights, later);
+        }
+        Ok(())
+    }
+
+    /// Fails where parameters have no memory yet.
+    pub(crate) fn check_values(&self, action: &'static str) -> Result<()> {
+        match self.deferred {
+            Some(_) => Err(ModelError::Deferred { action }.into()),
+            None => Ok(()),
+        }
+    }
+}

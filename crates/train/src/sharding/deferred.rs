@@ -1,0 +1,67 @@
+//! Values for the shards of a model that was built without memory.
+
+use std::collections::HashMap;
+
+use brigade_nn::{DeferredValue, Model};
+use brigade_torch::{Error, Result, TensorId, TensorRead};
+use tch::Tensor;
+
+use super::ShardedModel;
+use super::weights::narrow_to;
+use crate::processes::Processes;
+
+impl ShardedModel {
+    /// Gives the shards of a deferred model their values: each rank's rows of what rank 0 draws, one parameter at a time, and
+    /// each rank's rows of files. Does nothing for other models. All ranks take part.
+    pub(crate) fn set_deferred_values<M>(
+        &self,
+        model: &mut Model<M>,
+        processes: &Processes,
+    ) -> Result<()> {
+        let Some(values) = model.take_deferred_values() else { return Ok(()) };
+        let buffers = model.buffers();
+        let buffers: HashMap<TensorId, Tensor> =
+            buffers.into_iter().map(|it| (TensorId::of(&it.tensor), it.tensor)).collect();
+        let parameters = self.parameters.lock();
+        let places: HashMap<TensorId, usize> = parameters
+            .iter()
+            .enumerate()
+            .map(|(place, it)| (TensorId::of(&it.whole), place))
+            .collect();
+        let mut read = Ok(());
+        values.for_each(|id, value| {
+            let parameter = places.get(&id).map(|&place| &parameters[place]);
+            match (parameter, value) {
+                (Some(it), DeferredValue::Drawn(mut values)) => {
+                    if let Some(group) = processes.group() {
+                        values = values.f_to_device(processes.device())?;
+                        group.broadcast(&mut values, 0)?;
+                    }
+                    let rows = match &it.part {
+                        Some(part) => narrow_to(&values, part)?,
+                        None => values,
+                    };
+                    tch::no_grad(|| it.shard.f_detach()?.f_copy_(&rows))?;
+                }
+                (Some(it), DeferredValue::File(from)) if read.is_ok() => {
+                    let mut rows = TensorRead::whole(from, it.shard.f_detach()?);
+                    if let Some(part) = &it.part {
+                        rows.region = part.own();
+                    }
+                    read = rows.read();
+                }
+                (None, DeferredValue::Drawn(values)) => {
+                    if let Some(buffer) = buffers.get(&id) {
+                        tch::no_grad(|| buffer.f_detach()?.f_copy_(&values))?;
+                    }
+                }
+                (_, DeferredValue::File(_)) => {}
+            }
+            Ok::<(), Error>(())
+        })?;
+        drop(parameters);
+        // Other ranks would wait for one that could not read its file.
+        processes.agree("prepare of a deferred model", read)?;
+        self.sharder().shards_changed()
+    }
+}
