@@ -3,6 +3,7 @@
 //! The format is told from the first bytes, not from the file's name. Nothing in a file is ever
 //! executed, and no file, however made, costs memory out of proportion to its size.
 
+mod parts;
 mod pth;
 mod safetensors;
 
@@ -16,7 +17,8 @@ use brigade_checkpoint::{
 use brigade_torch::{Error, TensorRead, loaded_kind};
 use tch::{Device, Kind, Tensor};
 
-pub use self::safetensors::WeightsWriter;
+pub use self::parts::PartsWriter;
+pub use self::safetensors::{WeightsWriter, info_of};
 use crate::error::ModelError;
 use crate::model::Shapes;
 use crate::{LoadReport, Model, StateDict};

@@ -1,14 +1,12 @@
 //! Folders of Hugging Face's: a config and weights.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use brigade_checkpoint::shards::{self, Index, IndexMetadata};
-use brigade_checkpoint::{FileName, TensorReader, WeightsReader, wrapper_prefix};
-use brigade_nn::{
-    LoadReport, Model, ModelBuilder, ModelError, ParamPath, ShapeMismatch, StateDict, weights,
-};
+use brigade_checkpoint::{TensorReader, WeightsReader, wrapper_prefix};
+use brigade_nn::weights::{self, PartsWriter};
+use brigade_nn::{LoadReport, Model, ModelBuilder, ModelError, ParamPath, ShapeMismatch};
 use brigade_torch::{Error, Result};
 use tch::{Kind, Tensor};
 
@@ -149,16 +147,25 @@ pub trait Transformer: Sized {
         max_bytes: u64,
     ) -> Result<()> {
         let folder = folder.as_ref();
+        write_weights(model, folder, max_bytes)?;
+        Self::save_config(model, folder)
+    }
+
+    /// Writes `config.json` alone into a folder, which is made where it does not exist: beside the weights of a sharded model,
+    /// which are written without being whole on a rank.
+    ///
+    /// # Errors
+    /// [`brigade_checkpoint::Error`] where the file cannot be written.
+    fn save_config(model: &Model<Self>, folder: impl AsRef<Path>) -> Result<()> {
+        let folder = folder.as_ref();
         fs::create_dir_all(folder).map_err(|source| io("make", folder, source))?;
         let mut config = model.module().options().to_config();
         config.insert("architectures".to_owned(), vec![Self::ARCHITECTURE].into());
         if let Some(dtype) = dtype_name(model.kind()) {
             config.insert("dtype".to_owned(), dtype.into());
         }
-        let written = write_weights(model, folder, max_bytes)?;
         let text = serde_json::to_string_pretty(&config).map_err(Error::custom)? + "\n";
-        write(&folder.join(CONFIG), &text)?;
-        remove_others(folder, &written)
+        write(&folder.join(CONFIG), &text)
     }
 }
 
@@ -282,60 +289,27 @@ fn other_vocabulary(name: &str, in_model: &[i64], in_weights: &[i64]) -> Error {
     Error::invalid_argument(text)
 }
 
-/// Writes weights, tied ones once, and gives the names of the files.
-fn write_weights<M>(model: &Model<M>, folder: &Path, max_bytes: u64) -> Result<Vec<String>> {
+/// Writes weights, tied ones once.
+fn write_weights<M>(model: &Model<M>, folder: &Path, max_bytes: u64) -> Result<()> {
     let first: HashSet<String> = first_names(model);
     let own = model.state_dict();
     let saved: Vec<(&str, &Tensor)> =
         own.iter().filter(|(name, _)| first.contains(*name)).collect();
-    let sizes: Vec<u64> = saved
+    let infos = saved
         .iter()
-        .map(|(_, tensor)| (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64)
-        .collect();
-    let parts = shards::cut(&sizes, max_bytes);
-    let stem = FileName::new("model").map_err(Error::custom)?;
-    let mut index = Index {
-        metadata: IndexMetadata { total_size: sizes.iter().sum() },
-        weight_map: BTreeMap::new(),
-    };
-    let mut written = Vec::new();
-    for (number, part) in parts.iter().enumerate() {
-        let file = shards::file_name(&stem, number, parts.len());
-        let mut state = StateDict::new();
-        for &place in part {
-            let (name, tensor) = saved[place];
-            state.insert(name, tensor.shallow_clone())?;
-            index.weight_map.insert(name.to_owned(), file.clone());
-        }
-        weights::save(&state, folder.join(&*file))?;
-        written.push(file.to_string());
+        .map(|&(name, tensor)| Ok((name, weights::info_of(name, tensor, folder)?)))
+        .collect::<Result<Vec<_>>>()?;
+    let mut writer = PartsWriter::create(folder, &infos, max_bytes)?;
+    while let Some(place) = writer.next_place() {
+        writer.write(saved[place].1)?;
     }
-    if parts.len() > 1 {
-        let name = shards::index_name(&stem);
-        write(&folder.join(&*name), &index.to_json())?;
-        written.push(name.to_string());
-    }
-    Ok(written)
+    writer.finish()
 }
 
 /// Names of parameters and saved buffers, of tied ones the first.
 fn first_names<M>(model: &Model<M>) -> HashSet<String> {
     let all = model.parameters().into_iter().chain(model.buffers());
     all.map(|tensor| tensor.name).collect()
-}
-
-/// Removes weights of an earlier save, which would be read instead of the new ones, or beside them.
-fn remove_others(folder: &Path, written: &[String]) -> Result<()> {
-    for entry in fs::read_dir(folder).map_err(|source| io("read", folder, source))? {
-        let path = entry.map_err(|source| io("read", folder, source))?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let is_part = name.starts_with("model-") && name.ends_with(".safetensors");
-        let is_whole = name == "model.safetensors" || name == "model.safetensors.index.json";
-        if (is_part || is_whole) && !written.contains(&name) {
-            fs::remove_file(&path).map_err(|source| io("remove", &path, source))?;
-        }
-    }
-    Ok(())
 }
 
 /// Writes a text that is there whole or not at all.

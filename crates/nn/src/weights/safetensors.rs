@@ -21,14 +21,7 @@ pub(super) const CHUNK_BYTES: usize = 256 << 10;
 pub(super) fn save(state: &StateDict, path: &Path) -> Result<(), Error> {
     let mut infos = Vec::with_capacity(state.len());
     for (name, tensor) in state.iter() {
-        let kind =
-            tensor.f_kind().map_err(ModelError::torch(format!("read the kind of {name}")))?;
-        let dtype = dtype_of(kind).ok_or_else(|| brigade_checkpoint::Error::Unsupported {
-            path: path.to_owned(),
-            fact: format!("safetensors cannot hold `{name}` of {kind:?}"),
-        })?;
-        let shape = tensor.size().iter().map(|size| size.unsigned_abs()).collect();
-        infos.push((name, TensorInfo { dtype, shape }));
+        infos.push((name, info_of(name, tensor, path)?));
     }
     let mut writer = WeightsWriter::create(path, &infos)?;
     let all: Vec<&Tensor> = state.iter().map(|(_, tensor)| tensor).collect();
@@ -36,6 +29,20 @@ pub(super) fn save(state: &StateDict, path: &Path) -> Result<(), Error> {
         writer.write(all[place])?;
     }
     writer.finish()
+}
+
+/// Returns the type and shape of a tensor that is to be written to `path`.
+///
+/// # Errors
+/// [`brigade_checkpoint::Error::Unsupported`] for a type that files of weights lack.
+pub fn info_of(name: &str, tensor: &Tensor, path: &Path) -> Result<TensorInfo, Error> {
+    let kind = tensor.f_kind().map_err(ModelError::torch(format!("read the kind of {name}")))?;
+    let dtype = dtype_of(kind).ok_or_else(|| brigade_checkpoint::Error::Unsupported {
+        path: path.to_owned(),
+        fact: format!("safetensors cannot hold `{name}` of {kind:?}"),
+    })?;
+    let shape = tensor.size().iter().map(|size| size.unsigned_abs()).collect();
+    Ok(TensorInfo { dtype, shape })
 }
 
 /// Writes a safetensors file one tensor after the other, so that they need not be in memory together. The file appears

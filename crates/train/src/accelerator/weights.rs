@@ -6,6 +6,7 @@ use brigade_torch::Result;
 
 use super::Accelerator;
 use crate::model::PreparedModel;
+use crate::weights_file::{WeightsTarget, file_in};
 
 impl Accelerator {
     /// Writes a model's parameters and buffers under PyTorch's names, from rank 0; the others wait.
@@ -16,7 +17,37 @@ impl Accelerator {
     /// On every rank when rank 0 cannot write.
     pub fn save_model<M>(&self, model: &PreparedModel<M>, path: impl AsRef<Path>) -> Result<()> {
         self.checkpoints.weights_may_be_saved()?;
-        model.save_weights(&self.processes, path.as_ref())
+        model.save_weights(&self.processes, &WeightsTarget::File(file_in(path.as_ref())))
+    }
+
+    /// As [`Accelerator::save_model`], in files of at most `max_bytes` each with their index, as Hugging Face's libraries
+    /// write them (`max_shard_size`): `model-00001-of-00002.safetensors`, and so on. Where all fits into one file, that is
+    /// `model.safetensors`. Tied weights are written once, under their first name. Beside a sharded model's shards a rank has
+    /// one tensor in memory. Weights of an earlier save in the folder are removed.
+    ///
+    /// ```
+    /// use brigade_nn::{Linear, Model};
+    /// use brigade_train::Accelerator;
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// let accelerator = Accelerator::builder().cpu(true).build()?;
+    /// let model = accelerator.prepare(Model::new(|path| Linear::new(path, 4, 2))?)?;
+    /// accelerator.save_model_in_parts(&model, &folder, 32)?;
+    /// assert!(folder.path().join("model-00002-of-00002.safetensors").exists());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// On every rank when rank 0 cannot write.
+    pub fn save_model_in_parts<M>(
+        &self,
+        model: &PreparedModel<M>,
+        folder: impl AsRef<Path>,
+        max_bytes: u64,
+    ) -> Result<()> {
+        self.checkpoints.weights_may_be_saved()?;
+        let target = WeightsTarget::Parts(folder.as_ref().to_owned(), max_bytes);
+        model.save_weights(&self.processes, &target)
     }
 
     /// Reads a model's parameters and buffers on rank 0 and sends them to the others, so that only rank

@@ -4,24 +4,34 @@ use std::path::Path;
 
 use brigade_nn::weights;
 use brigade_torch::Result;
+use tch::Tensor;
 
 use super::{PreparedModel, broadcast_all};
 use crate::processes::Processes;
-use crate::weights_file::{file_in, make_folder_of};
+use crate::weights_file::WeightsTarget;
 
 impl<M> PreparedModel<M> {
-    /// Writes the model's weights from rank 0; the others wait.
-    pub(crate) fn save_weights(&self, processes: &Processes, path: &Path) -> Result<()> {
-        let file = file_in(path);
-        if let Some(sharded) = &self.sharded {
-            return sharded.save_weights(&self.model.state_dict(), processes, &file);
+    /// Writes the model's weights from rank 0; the others wait. Files with an index have tied weights once.
+    pub(crate) fn save_weights(&self, processes: &Processes, to: &WeightsTarget) -> Result<()> {
+        let mut state: Vec<(String, Tensor)> = self.model.state_dict().into_iter().collect();
+        if matches!(to, WeightsTarget::Parts(..)) {
+            state.retain(|(name, _)| self.model.parameter_name(name).is_none_or(|it| it == name));
         }
-        processes
-            .on_main_process(|| {
-                make_folder_of(&file)?;
-                weights::save(&self.model.state_dict(), &file)
-            })
-            .map(drop)
+        if let Some(sharded) = &self.sharded {
+            return sharded.save_weights(&state, processes, to);
+        }
+        let write = || {
+            let info = |(name, tensor): &(String, Tensor)| {
+                Ok((name.clone(), weights::info_of(name, tensor, to.path())?))
+            };
+            let infos = state.iter().map(info).collect::<Result<Vec<_>>>()?;
+            let infos: Vec<_> =
+                infos.iter().map(|(name, info)| (name.as_str(), info.clone())).collect();
+            let mut writer = to.create(&infos)?;
+            to.order(&infos)?.into_iter().try_for_each(|place| writer.write(&state[place].1))?;
+            writer.finish()
+        };
+        processes.on_main_process(write).map(drop)
     }
 
     /// Reads the model's weights on rank 0, of the state dictionary at `key` where there is one, and sends them to

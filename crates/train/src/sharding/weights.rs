@@ -3,40 +3,34 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use brigade_checkpoint::safetensors::layout;
 use brigade_checkpoint::{TensorInfo, TensorReader, WeightsReader};
-use brigade_nn::weights::WeightsWriter;
-use brigade_nn::{LoadReport, Model, StateDict};
+use brigade_nn::{LoadReport, Model};
 use brigade_torch::{Error, Result, TensorId, TensorRead, dtype_of};
 use tch::{Device, Tensor};
 
 use super::{Part, ShardedModel, ShardedParameter};
 use crate::processes::Processes;
-use crate::weights_file::make_folder_of;
+use crate::weights_file::{TargetWriter, WeightsTarget};
 
 impl ShardedModel {
     /// Writes whole weights from rank 0, in the types of the shards. Beside the shards a rank has one tensor in memory.
     pub(crate) fn save_weights(
         &self,
-        state: &StateDict,
+        state: &[(String, Tensor)],
         processes: &Processes,
-        file: &Path,
+        to: &WeightsTarget,
     ) -> Result<()> {
         let tensors: Vec<Saved> =
             state.iter().map(|(name, tensor)| self.saved(name, tensor)).collect();
         let infos: Vec<(&str, TensorInfo)> = state
             .iter()
-            .map(|(name, _)| name)
-            .zip(tensors.iter().map(|it| it.info()))
-            .map(|(name, info)| Ok((name, info?)))
+            .zip(&tensors)
+            .map(|((name, _), tensor)| Ok((name.as_str(), tensor.info()?)))
             .collect::<Result<_>>()?;
-        let mut writer = processes.on_main_process(|| {
-            make_folder_of(file)?;
-            WeightsWriter::create(file, &infos)
-        })?;
-        // The order of the file, which all ranks know, since all take part in each gather.
+        let mut writer = processes.on_main_process(|| to.create(&infos))?;
+        // All ranks know the order, since all take part in each gather.
         let mut outcome = Ok(());
-        for place in layout(file, &infos)?.order {
+        for place in to.order(&infos)? {
             let whole = tensors[place].whole(self)?;
             // After an error the other ranks still wait for this one in the gathers that follow.
             if let (Some(writer), Ok(())) = (&mut writer, &outcome) {
@@ -45,7 +39,7 @@ impl ShardedModel {
         }
         let finished = processes.on_main_process(|| {
             outcome?;
-            writer.map_or(Ok(()), WeightsWriter::finish)
+            writer.map_or(Ok(()), TargetWriter::finish)
         });
         finished.map(drop)
     }

@@ -84,7 +84,7 @@ fn main() -> MainResult {
     };
     let (train, valid) = accelerator.prepare((loader(train).shuffle(true), loader(valid)))?;
 
-    let model = Model::new(|path| Gpt2LmHead::new(path, &options.model(&tokenizer)))?;
+    let model = Model::deferred(|path| Gpt2LmHead::new(path, &options.model(&tokenizer)))?;
     let optimizer = AdamW::default()
         .lr(options.lr)
         .betas(0.9, 0.95)

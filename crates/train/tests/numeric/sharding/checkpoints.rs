@@ -155,6 +155,7 @@ fn another_model_is_refused_before_anything_changes() {
 fn weights_files_are_whole() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("net.safetensors");
+    let parts = folder.path().join("parts");
     let expected = net();
     for (ranks, sharding) in [
         (1, Sharding::zero3()),
@@ -166,10 +167,19 @@ fn weights_files_are_whole() {
             let accelerator = builder.sharding(sharding.clone()).build().unwrap();
             let model = accelerator.prepare(net()).unwrap();
             accelerator.save_model(&model, &file).unwrap();
+            accelerator.save_model_in_parts(&model, &parts, 300).unwrap();
         });
-        let state = weights::load(&file).unwrap();
-        for (name, tensor) in expected.state_dict().iter() {
-            assert_eq!(*tensor, state.get(name).unwrap().shallow_clone(), "{name} {sharding:?}");
+        let several = parts.join("model-00003-of-00014.safetensors");
+        assert!(several.exists());
+        for place in [&file, &parts] {
+            let state = weights::load(place).unwrap();
+            for (name, tensor) in expected.state_dict().iter() {
+                assert_eq!(
+                    *tensor,
+                    state.get(name).unwrap().shallow_clone(),
+                    "{name} {sharding:?}"
+                );
+            }
         }
         // Into a model of other values.
         let found = on_ranks(ranks, |builder, _| {
