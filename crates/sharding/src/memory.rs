@@ -119,7 +119,9 @@ impl ShardingPlan {
         let masters = self.sum(|it| if other_type(it) { own_bytes(it) * chunk(it) } else { 0 });
         let optimizer = self.sum_trained(|it| own_bytes(it) * chunk(it)) * workload.states;
         let whole = if is_whole { storages().sum() } else { 0 };
-        let shards = if is_whole { masters } else { shards };
+        // In the host's memory shards have memory of their own.
+        let is_on_device = self.sharding().offload == Offload::None;
+        let shards = if is_whole && is_on_device { masters } else { shards };
         let (whole_gradients, gradients) = self.gradients();
         let memory = Memory {
             parameters: whole,

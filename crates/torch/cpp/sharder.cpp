@@ -1,5 +1,6 @@
 #include "brigade-torch/src/bridge.rs.h"
 
+#include "copy_stream.h"
 #include "forks.h"
 #include "storage.h"
 
@@ -11,6 +12,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <deque>
 #include <mutex>
 #include <optional>
 
@@ -87,6 +89,8 @@ struct Parameter {
   // The type in which gradients are added up.
   at::ScalarType sum_kind = at::kFloat;
   bool trained = false;
+  // This rank's part of the whole parameter, from a forward to its backward, where neighbouring ranks keep one together.
+  at::Tensor part;
   // Whether this backward's gradient is complete.
   bool ready = false;
   // Gradients of batches that were not reduced, in the type of the reduction.
@@ -117,6 +121,11 @@ struct Unit {
   c10::Storage storage;
   size_t bytes = 0;
   bool reshards = true;
+  // Whether neighbouring ranks keep the whole parameters together from forward to backward; and those that this rank
+  // keeps now, of these shards.
+  bool keeps_part = false;
+  int64_t part_bytes = 0;
+  uint64_t part_version = 0;
   std::vector<Parameter> parameters;
   State state = State::Sharded;
   // The count of changes of the shards that the whole parameters are from.
@@ -124,10 +133,24 @@ struct Unit {
   // Forwards of it that have begun and not ended.
   int running = 0;
   std::unique_ptr<Work> gather;
+  // Behind the copies of offloaded rows to the device.
+  std::optional<c10::Event> copied;
   size_t trained = 0;
   size_t missing = 0;
   bool reduced = false;
   std::optional<InFlight> reduction;
+};
+
+// A reduced gradient on its way to the host's memory.
+struct Leaving {
+  Parameter* parameter;
+  at::Tensor on_device;
+  at::Tensor on_host;
+};
+
+struct Homeward {
+  std::vector<Leaving> gradients;
+  c10::Event arrived;
 };
 
 // The units in the order in which one forward entered them, and the place behind what ran inside of each. Hooks of
@@ -150,18 +173,23 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
       const Group& gather,
       const Group& reduce,
       const Group* replicas,
+      const Group* parts,
       const SharderOptions& options)
       : gather_(gather),
         reduce_(reduce),
         replicas_(replicas),
+        parts_(parts),
         rank_(gather.live()->getRank()),
         ranks_(gather.live()->getSize()),
         whole_at_rest_(options.whole_at_rest),
+        offloads_(options.offload),
+        pins_(options.pin),
         divisor_(options.divisor) {}
 
   std::vector<at::Tensor> add_unit(
       std::string name,
       bool reshards,
+      bool keeps_part,
       const std::vector<at::Tensor>& parameters,
       rust::Slice<const rust::String> names,
       rust::Slice<const ShardedSlot> slots,
@@ -174,8 +202,13 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
         "` is sharded: other ranks have the rest of it. Read it inside of `gathered`, or in the unit's own forward";
     unit.bytes = bytes;
     unit.reshards = reshards;
+    unit.keeps_part = keeps_part;
     const auto device = parameters.empty() ? at::Device(at::kCPU) : parameters[0].device();
     unit.storage = empty_storage(device);
+    if (offloads_ && !device.is_cpu() && !to_device_) {
+      to_device_.emplace(device);
+      to_host_.emplace(device);
+    }
     if (whole_at_rest_) {
       allocate(unit.storage, bytes);
     }
@@ -245,9 +278,13 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
     const bool last = !learnt_.empty() && learnt_.back() == index;
     const bool stays = differentiable && (index == 0 || last || !unit.reshards);
     if (!stays && unit.running == 0) {
+      if (differentiable && unit.keeps_part) {
+        keep_part(unit);
+      }
       free(unit);
     }
     if (index == 0) {
+      wait_for_copies();
       learnt_.clear();
       for (const auto& run : pass_->runs) {
         learnt_.push_back(run.unit);
@@ -337,6 +374,7 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
     std::lock_guard<std::mutex> lock(mutex_);
     at::NoGradGuard no_grad;
     held_ = false;
+    wait_for_copies();
     for (auto& unit : units_) {
       if (write) {
         for (auto& parameter : unit.parameters) {
@@ -393,7 +431,12 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
     if (parameter.replicated()) {
       parameter.rows_of_all = whole;
       parameter.flat = tensor_of(unit.storage, kind, slot.offset, {tensor.numel()}, {1});
-      parameter.shard = known ? values.clone() : at::zeros(values.sizes(), values.options());
+      parameter.shard = new_shard(values);
+      if (known) {
+        parameter.shard.copy_(values);
+      } else {
+        parameter.shard.zero_();
+      }
     } else {
       auto sizes = tensor.sizes().vec();
       parameter.first = std::min(rank_ * slot.rows, sizes[0]);
@@ -403,12 +446,12 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
       parameter.rows_of_all = tensor_of(unit.storage, kind, slot.offset, sizes, strides);
       parameter.flat = tensor_of(unit.storage, kind, slot.offset, {sizes[0] * width}, {1});
       auto rows = values.narrow(0, parameter.first, parameter.own);
-      if (whole_at_rest_ && kind == tensor.scalar_type()) {
+      if (whole_at_rest_ && !to_device_ && kind == tensor.scalar_type()) {
         // The same memory: the optimizer's step writes into the whole parameter.
         const auto offset = slot.offset + parameter.first * strides[0];
         parameter.shard = tensor_of(unit.storage, kind, offset, rows.sizes(), strides);
       } else {
-        parameter.shard = at::empty_strided(rows.sizes(), strides, values.options());
+        parameter.shard = new_shard(rows, strides);
         if (known) {
           parameter.shard.copy_(rows);
         }
@@ -422,6 +465,22 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
     parameter.whole.set_data(whole);
     parameter.shard.set_requires_grad(trained);
     return parameter;
+  }
+
+  // Memory for a shard or its gradient: the host's, where they are offloaded.
+  at::Tensor new_shard(const at::Tensor& like, std::optional<at::IntArrayRef> strides = std::nullopt) const {
+    auto options = at::TensorOptions().dtype(like.scalar_type()).device(like.device());
+    if (to_device_) {
+      options = options.device(at::kCPU).pinned_memory(pins_);
+    }
+    return at::empty_strided(like.sizes(), strides.value_or(like.strides()), options);
+  }
+
+  // Before the host may write into offloaded shards: copies may still read them.
+  void wait_for_copies() const {
+    if (to_device_) {
+      to_device_->synchronize();
+    }
   }
 
   // Hooks into the gradients of the parameters that are trained.
@@ -592,15 +651,18 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
       } else {
         flight.inputs.push_back(input_of(parameter));
         const auto& input = flight.inputs.back();
-        flight.outputs.push_back(at::empty({input.numel() / ranks_}, input.options()));
-        flight.bytes += static_cast<int64_t>(input.nbytes() + flight.outputs.back().nbytes());
+        // One rank's rows are all rows.
+        flight.outputs.push_back(
+            ranks_ == 1 ? input : at::empty({input.numel() / ranks_}, input.options()));
+        flight.bytes += static_cast<int64_t>(
+            ranks_ == 1 ? input.nbytes() : input.nbytes() + flight.outputs.back().nbytes());
       }
     }
     ++reductions_;
     reduced_ += flight.bytes;
     most_reduced_ = std::max(most_reduced_, reduced_);
     named("reduction of the gradients", unit.name, [&] {
-      if (!flight.inputs.empty()) {
+      if (!flight.inputs.empty() && ranks_ > 1) {
         const auto outputs = references(flight.outputs);
         const auto inputs = references(flight.inputs);
         flight.scatter = reduce_scatter_flat_coalesced(
@@ -610,7 +672,7 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
             Reduction::Sum,
             kGroupsLimit);
       }
-      if (!shared.empty()) {
+      if (!shared.empty() && ranks_ > 1) {
         const auto tensors = references(shared);
         flight.all =
             all_reduce_coalesced(reduce_, {tensors.data(), tensors.size()}, Reduction::Sum, kGroupsLimit);
@@ -675,6 +737,7 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
     reduced_ -= flight.bytes;
     size_t scattered = 0;
     size_t shared = flight.inputs.size();
+    std::vector<Leaving> leaving;
     for (auto& parameter : unit.parameters) {
       if (!parameter.trained) {
         continue;
@@ -688,15 +751,50 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
           parameter.partial = rows;
         }
       } else {
-        add_to_gradient(parameter, rows);
+        divide_and_add(parameter, rows, leaving);
       }
     }
+    send_home(std::move(leaving));
   }
 
-  void add_to_gradient(Parameter& parameter, at::Tensor rows) {
+  void divide_and_add(Parameter& parameter, at::Tensor rows, std::vector<Leaving>& leaving) {
     // One division, after the sum.
     rows.div_(divisor_);
     rows = rows.to(parameter.shard.scalar_type());
+    if (to_host_) {
+      leaving.push_back({&parameter, rows, new_shard(rows)});
+    } else {
+      add_to_gradient(parameter, rows);
+    }
+  }
+
+  // Begins to copy gradients to the host, and takes in those of the units before, so that the device holds the gradients
+  // of two units.
+  void send_home(std::vector<Leaving> leaving) {
+    if (leaving.empty()) {
+      return;
+    }
+    auto arrived = to_host_->behind_current([&] {
+      for (auto& gradient : leaving) {
+        gradient.on_host.copy_(gradient.on_device, /*non_blocking=*/pins_);
+      }
+    });
+    homeward_.push_back({std::move(leaving), std::move(arrived)});
+    while (homeward_.size() > 1) {
+      take_in();
+    }
+  }
+
+  void take_in() {
+    auto flight = std::move(homeward_.front());
+    homeward_.pop_front();
+    flight.arrived.synchronize();
+    for (auto& gradient : flight.gradients) {
+      add_to_gradient(*gradient.parameter, gradient.on_host);
+    }
+  }
+
+  static void add_to_gradient(Parameter& parameter, const at::Tensor& rows) {
     auto& gradient = parameter.shard.mutable_grad();
     if (gradient.defined()) {
       gradient.add_(rows);
@@ -726,12 +824,14 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
             all_reduce_coalesced(*replicas_, {tensors.data(), tensors.size()}, Reduction::Sum, kGroupsLimit);
         work_wait(*work, kNoLimit);
       });
+      std::vector<Leaving> leaving;
       for (auto& parameter : unit.parameters) {
         if (parameter.partial.defined()) {
-          add_to_gradient(parameter, parameter.partial);
+          divide_and_add(parameter, parameter.partial, leaving);
           parameter.partial.reset();
         }
       }
+      send_home(std::move(leaving));
     }
   }
 
@@ -746,10 +846,15 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
       if (window_ends_) {
         reduce_over_replicas();
       }
+      while (!homeward_.empty()) {
+        take_in();
+      }
     }
+    wait_for_copies();
     for (auto& unit : units_) {
       // The optimizer may write what a gather of a unit that did not run still reads.
       finish_gather(unit);
+      drop_part(unit);
       free(unit);
     }
     begin_count();
@@ -779,17 +884,81 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
       allocate(unit.storage, unit.bytes);
       ++whole_;
       most_whole_ = std::max(most_whole_, whole_);
-      gathered_ += static_cast<int64_t>(unit.bytes);
-      most_gathered_ = std::max(most_gathered_, gathered_);
+      count_gathered(static_cast<int64_t>(unit.bytes));
     }
     unit.state = State::Gathering;
     unit.version = version_;
+    ++gathers_;
+    if (to_device_) {
+      // The memory is new to the current stream, whose work until here may still use what was there before.
+      unit.copied.emplace(to_device_->behind_current([&] { copy_and_gather(unit); }));
+    } else {
+      copy_and_gather(unit);
+    }
+  }
+
+  // Keeps this rank's part of the whole parameters for the backward.
+  void keep_part(Unit& unit) {
+    at::NoGradGuard no_grad;
+    drop_part(unit);
+    for (auto& parameter : unit.parameters) {
+      if (!parameter.replicated()) {
+        parameter.part = part_of(parameter).clone();
+        unit.part_bytes += static_cast<int64_t>(parameter.part.nbytes());
+      }
+    }
+    unit.part_version = version_;
+    count_gathered(unit.part_bytes);
+  }
+
+  void drop_part(Unit& unit) {
+    for (auto& parameter : unit.parameters) {
+      parameter.part.reset();
+    }
+    gathered_ -= unit.part_bytes;
+    unit.part_bytes = 0;
+  }
+
+  at::Tensor part_of(const Parameter& parameter) const {
+    const auto live = parts_->live();
+    const auto count = parameter.flat.numel() / live->getSize();
+    return parameter.flat.narrow(0, live->getRank() * count, count);
+  }
+
+  void count_gathered(int64_t bytes) {
+    gathered_ += bytes;
+    most_gathered_ = std::max(most_gathered_, gathered_);
+  }
+
+  void gather_parts(Unit& unit) {
+    std::vector<at::Tensor> outputs;
+    std::vector<at::Tensor> inputs;
+    for (auto& parameter : unit.parameters) {
+      if (parameter.replicated()) {
+        own_rows(parameter).copy_(parameter.shard.detach(), /*non_blocking=*/pins_);
+        continue;
+      }
+      if (parameter.flat.numel() > 0) {
+        outputs.push_back(parameter.flat);
+        inputs.push_back(part_of(parameter));
+        inputs.back().copy_(parameter.part);
+      }
+    }
+    drop_part(unit);
+    start(unit, *parts_, outputs, inputs);
+  }
+
+  void copy_and_gather(Unit& unit) {
+    if (unit.part_bytes > 0 && unit.part_version == version_) {
+      gather_parts(unit);
+      return;
+    }
     std::vector<at::Tensor> outputs;
     std::vector<at::Tensor> inputs;
     for (auto& parameter : unit.parameters) {
       auto rows = own_rows(parameter);
       if (!parameter.shard.is_alias_of(rows)) {
-        rows.copy_(parameter.shard.detach());
+        rows.copy_(parameter.shard.detach(), /*non_blocking=*/pins_);
       }
       if (!parameter.replicated() && parameter.flat.numel() > 0) {
         const auto count = parameter.flat.numel() / ranks_;
@@ -797,7 +966,16 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
         inputs.push_back(parameter.flat.narrow(0, rank_ * count, count));
       }
     }
-    ++gathers_;
+    if (ranks_ > 1) {
+      start(unit, gather_, outputs, inputs);
+    }
+  }
+
+  void start(
+      Unit& unit,
+      const Group& group,
+      const std::vector<at::Tensor>& outputs,
+      const std::vector<at::Tensor>& inputs) {
     if (outputs.empty()) {
       return;
     }
@@ -805,7 +983,7 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
       const auto out = references(outputs);
       const auto in = references(inputs);
       unit.gather =
-          all_gather_flat_coalesced(gather_, {out.data(), out.size()}, {in.data(), in.size()}, kGroupsLimit);
+          all_gather_flat_coalesced(group, {out.data(), out.size()}, {in.data(), in.size()}, kGroupsLimit);
     });
   }
 
@@ -820,6 +998,10 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
     }
     auto work = std::move(unit.gather);
     unit.state = State::Whole;
+    if (unit.copied) {
+      to_device_->follow(*unit.copied);
+      unit.copied.reset();
+    }
     if (work) {
       named("gather", unit.name, [&] { work_wait(*work, kNoLimit); });
     }
@@ -867,8 +1049,11 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
           parameter.whole.mutable_grad().reset();
         }
       }
+      drop_part(unit);
       free(unit);
     }
+    // What has not come home is of a backward that failed.
+    homeward_.clear();
     begin_count();
     in_backward_ = false;
   }
@@ -876,10 +1061,19 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
   const Group& gather_;
   const Group& reduce_;
   const Group* replicas_;
+  // Neighbouring ranks that keep whole parameters together from forward to backward.
+  const Group* parts_;
   const int64_t rank_;
   const int64_t ranks_;
   const bool whole_at_rest_;
+  // Whether shards, their gradients and the optimizer's states lie in the host's memory, and whether that is pinned.
+  const bool offloads_;
+  const bool pins_;
   const int64_t divisor_;
+  // There where shards are offloaded: on the CPU they would lie in the same memory.
+  std::optional<CopyStream> to_device_;
+  std::optional<CopyStream> to_host_;
+  std::deque<Homeward> homeward_;
 
   // Autograd's threads call hooks, while the thread that called `backward` waits.
   std::mutex mutex_;
@@ -911,11 +1105,16 @@ std::unique_ptr<Sharder> new_sharder(
     const Group& gather,
     const Group& reduce,
     rust::Slice<const GroupRef> replicas,
+    rust::Slice<const GroupRef> parts,
     const SharderOptions& options) {
   check_not_fork("a sharder");
   auto out = std::make_unique<Sharder>();
   out->engine = std::make_shared<ShardingEngine>(
-      gather, reduce, replicas.empty() ? nullptr : &replicas[0].group, options);
+      gather,
+      reduce,
+      replicas.empty() ? nullptr : &replicas[0].group,
+      parts.empty() ? nullptr : &parts[0].group,
+      options);
   return out;
 }
 
@@ -923,12 +1122,13 @@ std::unique_ptr<std::vector<Tensor>> sharder_add_unit(
     const Sharder& sharder,
     rust::Str name,
     bool reshards,
+    bool keeps_part,
     rust::Slice<const TensorRef> parameters,
     rust::Slice<const rust::String> names,
     rust::Slice<const ShardedSlot> slots,
     size_t bytes) {
   return std::make_unique<std::vector<Tensor>>(sharder.engine->add_unit(
-      std::string(name), reshards, copy_handles(parameters), names, slots, bytes));
+      std::string(name), reshards, keeps_part, copy_handles(parameters), names, slots, bytes));
 }
 
 void sharder_enter(const Sharder& sharder, size_t unit) {

@@ -18,12 +18,14 @@ struct Sharder {
 };
 
 // `gather` moves parameters, `reduce` gradients; ranks of both are the same. `replicas`: the ranks that have the same
-// rows, in a slice of one or none.
+// rows, in a slice of one or none. `parts`: neighbouring ranks that keep whole parameters together from forward to
+// backward, in another.
 struct GroupRef;
 std::unique_ptr<Sharder> new_sharder(
     const Group& gather,
     const Group& reduce,
     rust::Slice<const GroupRef> replicas,
+    rust::Slice<const GroupRef> parts,
     const SharderOptions& options);
 // Cuts the parameters of a unit and gives back this rank's shards, in the same order. The first unit is the root, which
 // holds all others.
@@ -31,6 +33,7 @@ std::unique_ptr<std::vector<Tensor>> sharder_add_unit(
     const Sharder& sharder,
     rust::Str name,
     bool reshards,
+    bool keeps_part,
     rust::Slice<const TensorRef> parameters,
     rust::Slice<const rust::String> names,
     rust::Slice<const ShardedSlot> slots,

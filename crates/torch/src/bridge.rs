@@ -413,6 +413,9 @@ pub(crate) mod ffi {
     struct SharderOptions {
         /// Whether whole parameters stay between steps.
         whole_at_rest: bool,
+        /// Whether shards lie in the host's memory, and whether that is pinned.
+        offload: bool,
+        pin: bool,
         /// What sums of gradients are divided by.
         divisor: i64,
     }
@@ -791,12 +794,14 @@ pub(crate) mod ffi {
             gather: &Group,
             reduce: &Group,
             replicas: &[GroupRef<'_>],
+            parts: &[GroupRef<'_>],
             options: &SharderOptions,
         ) -> Result<UniquePtr<Sharder>>;
         fn sharder_add_unit(
             sharder: &Sharder,
             name: &str,
             reshards: bool,
+            keeps_part: bool,
             parameters: &[TensorRef<'_>],
             names: &[String],
             slots: &[ShardedSlot],

@@ -25,6 +25,9 @@ pub struct ShardingGroups {
     pub reduce: ProcessGroup,
     /// Ranks that have the same rows, where parameters are sharded within hosts and replicated between them.
     pub replicas: Option<ProcessGroup>,
+    /// Neighbouring ones of `gather`'s ranks that keep whole parameters together from forward to backward, for
+    /// [`Reshard::To`] their number.
+    pub parts: Option<ProcessGroup>,
 }
 
 /// Splits the parameters of a model into shards, one for each rank, and gathers them unit by unit while the model
@@ -34,6 +37,9 @@ pub struct ShardingGroups {
 /// parameter is split along its first dimension, in `ceil(rows / ranks)` rows for each rank; the last ranks may have
 /// fewer rows or none. The model's own tensors stay and lose their memory between uses, where a read is an error that
 /// names the unit. The optimizer has the shards, into whose gradients each backward adds the mean over the ranks.
+///
+/// With [`Offload::Cpu`] the shards and their gradients lie in the host's memory. A unit's rows are copied to the device
+/// while the unit before computes, and its gradients back while the next one does.
 ///
 /// Every rank runs the same units in the same order, inside of [`Sharder::run_root`].
 ///
@@ -49,7 +55,7 @@ pub struct ShardingGroups {
 /// let weight = Tensor::from_slice(&[1.0, 2.0]).set_requires_grad(true);
 /// let parameters = [Parameter::new("weight", &[2], Dtype::F64)];
 /// let plan = ShardingPlan::new(&parameters, &Sharding::zero3(), &Mesh::builder().build(1)?)?;
-/// let groups = ShardingGroups { gather: group.clone(), reduce: group.clone(), replicas: None };
+/// let groups = ShardingGroups { gather: group.clone(), reduce: group.clone(), replicas: None, parts: None };
 /// let (sharder, shards) = Sharder::new(groups, plan, &[weight.shallow_clone()])?;
 ///
 /// let square = || Ok::<_, brigade_torch::Error>((&weight * &weight).sum(Kind::Double));
@@ -98,9 +104,8 @@ impl Sharder {
     /// parameter without dimensions is whole on each rank.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidArgument`] when parameters or groups are others than the plan's, and for
-    /// [`Reshard::To`] and [`Offload::Cpu`], which plans have and this engine does not; [`crate::TorchError::Libtorch`],
-    /// above all when memory runs out.
+    /// [`crate::ErrorKind::InvalidArgument`] when parameters or groups are others than the plan's;
+    /// [`crate::TorchError::Libtorch`], above all when memory runs out.
     pub fn new(
         groups: ShardingGroups,
         plan: ShardingPlan,
@@ -109,11 +114,16 @@ impl Sharder {
         check(&groups, &plan, parameters)?;
         let replicated: Vec<_> =
             groups.replicas.iter().map(|group| ffi::GroupRef { group: group.raw() }).collect();
+        let parts: Vec<_> =
+            groups.parts.iter().map(|group| ffi::GroupRef { group: group.raw() }).collect();
         let raw = ffi::SharderOptions {
             whole_at_rest: plan.sharding().strategy.keeps_parameters_whole(),
+            offload: plan.sharding().offload != Offload::None,
+            pin: plan.sharding().offload == Offload::Cpu { pin: true },
             divisor: plan.divisor() as i64,
         };
-        let handle = ffi::new_sharder(groups.gather.raw(), groups.reduce.raw(), &replicated, &raw)
+        let (gather, reduce) = (groups.gather.raw(), groups.reduce.raw());
+        let handle = ffi::new_sharder(gather, reduce, &replicated, &parts, &raw)
             .map_err(|error| Error::libtorch("Sharder::new", &error))?;
         let mut modules = HashMap::new();
         let mut shards = Vec::new();
@@ -327,6 +337,7 @@ fn add_unit(
         sharder,
         unit.map_or("the root", Unit::title),
         unit.is_some_and(|unit| unit.reshard != Reshard::No),
+        unit.is_some_and(|unit| matches!(unit.reshard, Reshard::To(_))),
         &borrow_all(&tensors),
         &names,
         &slots,
@@ -357,7 +368,7 @@ fn slot(planned: &UnitParameter) -> Result<ffi::ShardedSlot, Error> {
 
 /// Compares a plan with what it is to be carried out on.
 fn check(groups: &ShardingGroups, plan: &ShardingPlan, parameters: &[Tensor]) -> Result<(), Error> {
-    let ShardingGroups { gather, reduce, replicas } = groups;
+    let ShardingGroups { gather, reduce, replicas, parts } = groups;
     let refuse = |text: String| Err(Error::invalid_argument(text));
     if gather.global_ranks() != reduce.global_ranks() {
         return refuse(format!(
@@ -377,13 +388,14 @@ fn check(groups: &ShardingGroups, plan: &ShardingPlan, parameters: &[Tensor]) ->
         ));
     }
     let sharding = plan.sharding();
-    if let Reshard::To(size) = sharding.reshard_after_forward {
+    if let (Reshard::To(size), false) =
+        (sharding.reshard_after_forward, sharding.strategy.keeps_parameters_whole())
+        && parts.as_ref().map(ProcessGroup::size) != Some(size)
+    {
         return refuse(format!(
-            "reshard_after_forward to groups of {size} ranks is not supported yet: use Reshard::Yes or Reshard::No"
+            "reshard_after_forward to {size} ranks needs a group of {size} neighbouring ranks, and {} were given",
+            parts.as_ref().map_or(0, ProcessGroup::size)
         ));
-    }
-    if sharding.offload != Offload::None {
-        return refuse("offload to the CPU is not supported yet: use Offload::None".into());
     }
     let planned: HashMap<usize, &UnitParameter> =
         plan.parameters().map(|planned| (planned.index, planned)).collect();

@@ -57,10 +57,14 @@ impl Job {
         self.groups.as_ref().map(|groups| &groups.store)
     }
 
-    /// Returns the groups of a mesh. All ranks take part.
-    pub(crate) fn sharding_groups(&self, mesh: &Mesh) -> Result<ShardingGroups> {
+    /// Returns the groups of a mesh, with parts of so many ranks. All ranks take part.
+    pub(crate) fn sharding_groups(
+        &self,
+        mesh: &Mesh,
+        part: Option<usize>,
+    ) -> Result<ShardingGroups> {
         match &self.groups {
-            Some(groups) => groups.sharding(mesh),
+            Some(groups) => groups.sharding(mesh, part),
             None => groups::alone(self.device),
         }
     }

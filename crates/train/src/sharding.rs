@@ -11,10 +11,10 @@ use std::sync::{Arc, Weak};
 
 use brigade_nn::Model;
 use brigade_optim::Optimizer;
-use brigade_sharding::{Axis, Mesh, ReduceGradients, Sharding, ShardingPlan, Strategy};
+use brigade_sharding::{Axis, Mesh, ReduceGradients, Reshard, Sharding, ShardingPlan, Strategy};
 use brigade_torch::{Error, NamedTensor, ProcessGroup, Result, Sharder, TensorId};
 use parking_lot::Mutex;
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 pub(crate) use part::{Part, part_at};
 
@@ -89,7 +89,11 @@ impl ShardedModels {
         plan: ShardingPlan,
         job: &Job,
     ) -> Result<Arc<ShardedModel>> {
-        let groups = job.sharding_groups(&self.mesh)?;
+        let part = match plan.sharding().reshard_after_forward {
+            Reshard::To(size) if !plan.sharding().strategy.keeps_parameters_whole() => Some(size),
+            _ => None,
+        };
+        let groups = job.sharding_groups(&self.mesh, part)?;
         let place = self.mesh.coordinate(job.rank(), Axis::ShardContext)?;
         let writers = writers(&self.mesh)?;
         let whole = model.parameters();
@@ -182,6 +186,11 @@ impl ShardedModel {
 
     pub(crate) fn plan(&self) -> &ShardingPlan {
         self.sharder.plan()
+    }
+
+    /// Returns the device on which the model computes, also where its shards are offloaded.
+    pub(crate) fn device(&self) -> Device {
+        self.with_parameters(|all| all.first().map_or(Device::Cpu, |it| it.whole.device()))
     }
 
     pub(crate) fn with_parameters<R>(&self, f: impl FnOnce(&[ShardedParameter]) -> R) -> R {

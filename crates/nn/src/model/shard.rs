@@ -69,7 +69,7 @@ impl<M> Model<M> {
     /// let sharding = Sharding::zero3();
     /// let parameters = model.sharding_parameters()?;
     /// let plan = ShardingPlan::new(&parameters, &sharding, &sharding.mesh(group.size())?)?;
-    /// let groups = ShardingGroups { gather: group.clone(), reduce: group.clone(), replicas: None };
+    /// let groups = ShardingGroups { gather: group.clone(), reduce: group.clone(), replicas: None, parts: None };
     /// let (sharder, shards) = model.shard(groups, plan)?;
     /// let input = Tensor::ones([1, 4], (Kind::Float, model.device()));
     /// let output = sharder.run_root(|| model.forward(&input))?;

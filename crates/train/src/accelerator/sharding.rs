@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use brigade_sharding::{Mesh, Sharding, Workload};
+use brigade_sharding::{Mesh, Offload, Sharding, Workload};
 use brigade_torch::{Result, gradient};
 use tch::Tensor;
 
@@ -20,7 +20,7 @@ pub struct MemoryReport {
 /// One kind of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryRow {
-    /// What it is for: `parameters`, `gradients`, `optimizer`, `gathered` or `reduced`.
+    /// What it is for: `parameters`, `gradients`, `optimizer`, `gathered`, `reduced`; `offloaded` is in the host's memory.
     pub kind: &'static str,
     /// Bytes of the rank with the most of them, by the plan.
     pub planned: u64,
@@ -95,6 +95,7 @@ impl Accelerator {
         let workload = Workload { states: slots.max().unwrap_or(0) as u64, ..Workload::default() };
         let mut rows = ["parameters", "gradients", "optimizer", "gathered", "reduced"]
             .map(|kind| MemoryRow { kind, planned: 0, measured: 0 });
+        let mut offloaded = 0;
         for model in &models {
             let planned = model.plan().memory(workload);
             let measured = measure(model)?;
@@ -104,18 +105,28 @@ impl Accelerator {
             states.planned += planned.optimizer;
             gathered.planned += planned.gathered;
             reduced.planned += planned.reduce;
+            offloaded += measured.offloaded;
             parameters.measured += measured.parameters;
             gradients.measured += measured.gradients;
             gathered.measured += measured.gathered;
             reduced.measured += measured.reduced;
         }
         rows[2].measured = optimizer;
-        Ok(Some(MemoryReport { rows: rows.into() }))
+        let mut rows = Vec::from(rows);
+        if sharded.sharding().offload != Offload::None {
+            let planned = models.iter().map(|model| model.plan().memory(workload).offloaded).sum();
+            // Shards, their gradients and the optimizer's states are in the host's memory.
+            let measured = offloaded + optimizer;
+            rows[2].measured = 0;
+            rows.push(MemoryRow { kind: "offloaded", planned, measured });
+        }
+        Ok(Some(MemoryReport { rows }))
     }
 }
 
 #[derive(Debug, Default)]
 struct Measured {
+    offloaded: u64,
     parameters: u64,
     gradients: u64,
     gathered: u64,
@@ -124,6 +135,7 @@ struct Measured {
 
 fn measure(model: &ShardedModel) -> Result<Measured> {
     let is_whole = model.plan().sharding().strategy.keeps_parameters_whole();
+    let offloads = model.plan().sharding().offload != Offload::None;
     let meter = model.sharder().meter()?;
     let storages: u64 = model.plan().units().iter().map(|unit| unit.storage_bytes()).sum();
     let mut measured = Measured {
@@ -134,12 +146,17 @@ fn measure(model: &ShardedModel) -> Result<Measured> {
     };
     model.with_parameters(|parameters| -> Result<()> {
         for parameter in parameters {
-            // The rows of a whole parameter are the shard, where both have one type.
-            if !is_whole || parameter.shard.f_kind()? != parameter.whole.f_kind()? {
-                measured.parameters += bytes_of(&parameter.shard);
+            let of_shard = gradient(&parameter.shard)?.as_ref().map_or(0, bytes_of);
+            if offloads {
+                measured.offloaded += bytes_of(&parameter.shard) + of_shard;
+            } else {
+                // The rows of a whole parameter are the shard, where both have one type.
+                if !is_whole || parameter.shard.f_kind()? != parameter.whole.f_kind()? {
+                    measured.parameters += bytes_of(&parameter.shard);
+                }
+                measured.gradients += of_shard;
             }
-            let gradients = [gradient(&parameter.shard)?, gradient(&parameter.whole)?];
-            measured.gradients += gradients.iter().flatten().map(bytes_of).sum::<u64>();
+            measured.gradients += gradient(&parameter.whole)?.as_ref().map_or(0, bytes_of);
         }
         Ok(())
     })?;

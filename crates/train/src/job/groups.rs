@@ -29,8 +29,8 @@ struct Connected {
     world: ProcessGroup,
     /// The ranks of this host, when there are several hosts.
     host: Option<ProcessGroup>,
-    /// Those of sharded models, made for the first of them, with their mesh.
-    sharding: Mutex<Option<(Mesh, ShardingGroups)>>,
+    /// Those of sharded models, made for the first of them, with their mesh and the size of parts.
+    sharding: Mutex<Option<(Mesh, Option<usize>, ShardingGroups)>>,
 }
 
 impl Groups {
@@ -81,15 +81,16 @@ impl Groups {
         self.current.read().host.clone()
     }
 
-    /// Returns the groups of a mesh, which are made at the first call. All ranks take part.
-    pub(crate) fn sharding(&self, mesh: &Mesh) -> Result<ShardingGroups> {
+    /// Returns the groups of a mesh, which are made at the first call; with parts of so many ranks. All ranks take part.
+    pub(crate) fn sharding(&self, mesh: &Mesh, part: Option<usize>) -> Result<ShardingGroups> {
         let current = self.current.read();
         let mut known = current.sharding.lock();
-        if let Some((_, groups)) = known.as_ref().filter(|(of, _)| of == mesh) {
+        let same = |(of, size, _): &&(Mesh, Option<usize>, _)| (of, *size) == (mesh, part);
+        if let Some((.., groups)) = known.as_ref().filter(same) {
             return Ok(groups.clone());
         }
-        let groups = sharding_groups(&current.world, mesh)?;
-        *known = Some((mesh.clone(), groups.clone()));
+        let groups = sharding_groups(&current.world, mesh, part)?;
+        *known = Some((mesh.clone(), part, groups.clone()));
         Ok(groups)
     }
 }
@@ -130,10 +131,14 @@ fn host_group(group: &ProcessGroup, world: &World) -> Result<Option<ProcessGroup
 }
 
 /// Makes the groups of a mesh, in one order on all ranks.
-fn sharding_groups(world: &ProcessGroup, mesh: &Mesh) -> Result<ShardingGroups> {
-    let own = |axis: Axis| -> Result<ProcessGroup> {
+fn sharding_groups(
+    world: &ProcessGroup,
+    mesh: &Mesh,
+    part: Option<usize>,
+) -> Result<ShardingGroups> {
+    let one_of = |axis: Axis, groups: Vec<Vec<usize>>| -> Result<ProcessGroup> {
         let mut mine = None;
-        for ranks in mesh.groups(axis) {
+        for ranks in groups {
             mine = world.subgroup(&ranks)?.or(mine);
         }
         mine.ok_or_else(|| {
@@ -141,10 +146,13 @@ fn sharding_groups(world: &ProcessGroup, mesh: &Mesh) -> Result<ShardingGroups> 
             Error::invalid_argument(format!("rank {rank} is in no group of {axis} in mesh {mesh}"))
         })
     };
+    let own = |axis: Axis| one_of(axis, mesh.groups(axis));
+    let axis = Axis::ShardContext;
     Ok(ShardingGroups {
         gather: own(Axis::ShardContext)?,
         reduce: own(Axis::ShardContext)?,
         replicas: (mesh.size(Axis::Replicate) > 1).then(|| own(Axis::Replicate)).transpose()?,
+        parts: part.map(|size| one_of(axis, mesh.parts(axis, size)?)).transpose()?,
     })
 }
 
@@ -156,7 +164,12 @@ pub(super) fn alone(device: Device) -> Result<ShardingGroups> {
             GroupOptions { name: name.to_owned(), device: Some(device), ..GroupOptions::default() };
         ProcessGroup::new(&store, 0, 1, Backend::Fake, options)
     };
-    Ok(ShardingGroups { gather: group("gather")?, reduce: group("reduce")?, replicas: None })
+    Ok(ShardingGroups {
+        gather: group("gather")?,
+        reduce: group("reduce")?,
+        replicas: None,
+        parts: None,
+    })
 }
 
 impl fmt::Debug for Groups {

@@ -291,6 +291,10 @@ impl GradScaler {
             if let Some(group) =
                 inner.job.as_ref().filter(|_| !inner.alone).and_then(|job| job.group())
             {
+                // The gradients may lie in the host's memory, and the group's messages do not.
+                if let Some(job) = &inner.job {
+                    found = found.f_to_device(job.device)?;
+                }
                 group.all_reduce(&mut found, ReduceOp::Max)?;
             }
             let found = found.f_double_value(&[0])? != 0.0;

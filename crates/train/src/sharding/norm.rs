@@ -28,7 +28,7 @@ impl ShardedModels {
             .partition(|parameter| spread.contains(&TensorId::of(parameter)));
         let device = parameters.first().map_or(Device::Cpu, Tensor::device);
         let kind = parameters.first().map_or(Ok(Kind::Float), Tensor::f_kind)?;
-        let group = &first.sharder().groups().gather;
+        let group = (&first.sharder().groups().gather, first.device());
         let others = whole(&others)?;
         let power = Power { norm_type, device };
         let mut sum = power.over_ranks(group, &shards)?;
@@ -48,7 +48,11 @@ struct Power {
 
 impl Power {
     /// Of the gradients that all ranks have of these shards, in double precision.
-    fn over_ranks(&self, group: &ProcessGroup, shards: &[Tensor]) -> Result<Tensor> {
+    fn over_ranks(
+        &self,
+        (group, group_device): (&ProcessGroup, Device),
+        shards: &[Tensor],
+    ) -> Result<Tensor> {
         // The norm of order 0 counts parameters, of which each rank has rows; all others count elements.
         let of_rank = if self.norm_type == 0.0 {
             let counts = shards.iter().map(|shard| match gradient(shard)? {
@@ -70,8 +74,8 @@ impl Power {
             };
             sum.f_reshape([1])?
         };
-        let ranks = group.all_gather(&of_rank)?;
-        let ranks = Tensor::f_stack(&ranks, 0)?;
+        let ranks = group.all_gather(&of_rank.f_to_device(group_device)?)?;
+        let ranks = Tensor::f_stack(&ranks, 0)?.f_to_device(self.device)?;
         Ok(if self.norm_type == 0.0 {
             ranks.f_amax([0i64], false)?.f_sum(Kind::Double)?
         } else if self.norm_type.is_infinite() {

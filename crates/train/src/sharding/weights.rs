@@ -156,7 +156,7 @@ impl Saved {
         let shape: Vec<i64> = part.shape.iter().map(|size| size.cast_signed()).collect();
         let mut room = shape.clone();
         room[0] = part.of(0).shape[0].cast_signed();
-        let padded = Tensor::f_zeros(&room, (shard.f_kind()?, shard.device()))?;
+        let padded = Tensor::f_zeros(&room, (shard.f_kind()?, model.device()))?;
         let own = padded.f_narrow(0, 0, shard.size()[0])?;
         tch::no_grad(|| own.shallow_clone().f_copy_(shard))?;
         let all = model.sharder.groups().gather.all_gather_flat(&padded)?;

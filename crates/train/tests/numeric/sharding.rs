@@ -3,6 +3,7 @@
 mod checkpoints;
 mod limits;
 mod messages;
+mod offload;
 mod parts;
 
 use brigade_nn::{Init, Linear, Model, Module, ParamPath, Unit};
@@ -149,6 +150,8 @@ pub(crate) fn step(
                 ranks.clone().map(|rank| samples(rank, number * recipe.window + micro)).collect();
             let inputs = Tensor::cat(&parts.iter().map(|it| &it.0).collect::<Vec<_>>(), 0);
             let targets = Tensor::cat(&parts.iter().map(|it| &it.1).collect::<Vec<_>>(), 0);
+            let (inputs, targets) =
+                (inputs.to(accelerator.device()), targets.to(accelerator.device()));
             let loss = (model.forward(&inputs)? - targets).square().mean(Kind::Double);
             accelerator.backward(&(&loss / recipe.window as f64))?;
             Ok(loss.double_value(&[]))
@@ -196,6 +199,9 @@ fn strategies(ranks: usize) -> Vec<Sharding> {
         Sharding::zero3().reshard_after_forward(Reshard::No),
         Sharding::zero3().reduce(ReduceGradients::Window),
     ];
+    if ranks == 4 {
+        all.push(Sharding::zero3().reshard_after_forward(Reshard::To(2)));
+    }
     if ranks.is_multiple_of(2) {
         all.push(Sharding::hybrid(2));
         all.push(Sharding::hybrid(1));

@@ -81,6 +81,7 @@ fn same_gradients<M>(
                         gather: group("gather"),
                         reduce: group("reduce"),
                         replicas: None,
+                        parts: None,
                     };
                     let sharding = Sharding::zero3();
                     let parameters = model.sharding_parameters().unwrap();

@@ -44,6 +44,7 @@ fn on_ranks<R: Send>(ranks: usize, run: impl Fn(ShardingGroups) -> R + Sync) -> 
                         gather: group("gather"),
                         reduce: group("reduce"),
                         replicas: None,
+                        parts: None,
                     })
                 })
             })
@@ -621,6 +622,7 @@ fn replicas_of_shards_add_up_their_gradients() {
                         gather: group(&format!("gather {replica}"), 2, shard_rank),
                         reduce: group(&format!("reduce {replica}"), 2, shard_rank),
                         replicas: Some(group(&format!("replicas {shard_rank}"), 2, replica)),
+                        parts: None,
                     };
                     let net = Net::new(Kind::Double);
                     let (sharder, shards) = shard(&net, groups, &Sharding::zero3());

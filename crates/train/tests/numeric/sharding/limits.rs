@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use brigade_nn::Model;
 use brigade_optim::Lamb;
-use brigade_sharding::{MixedPrecision, Offload, ReduceGradients, Reshard, Sharding};
+use brigade_sharding::{MixedPrecision, ReduceGradients, Reshard, Sharding};
 use brigade_torch::{ErrorKind, Result};
 use brigade_train::{
     Accelerator, AcceleratorBuilder, CommHook, JoinInputs, PowerSgd, Precision, TrainError,
@@ -49,8 +49,6 @@ fn settings_that_cannot_be() -> Result<()> {
         outcomes.iter().all(|it| it == "hybrid=3 does not divide the 2 ranks: take one of 1, 2")
     );
     let prepared = |sharding: Sharding| alone().sharding(sharding).build()?.prepare(net());
-    let error = text(prepared(Sharding::zero3().offload(Offload::Cpu { pin: true })));
-    assert!(error.contains("offload"), "{error}");
     let error = text(prepared(Sharding::zero3().reshard_after_forward(Reshard::To(2))));
     assert!(error.contains('2'), "{error}");
     let mixed = Sharding::zero3().mixed(MixedPrecision::bf16());

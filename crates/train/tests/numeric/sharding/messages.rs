@@ -56,6 +56,7 @@ fn a_step_sends_what_the_plan_says() {
             Sharding::zero2(),
             Sharding::zero3(),
             Sharding::zero3().reshard_after_forward(Reshard::No),
+            Sharding::zero3().reshard_after_forward(Reshard::To(4)),
             Sharding::zero3().reduce(ReduceGradients::Window),
             Sharding::hybrid(8),
         ];
@@ -88,7 +89,8 @@ fn a_step_sends_what_the_plan_says() {
             train();
             let sharder = model.sharder().unwrap();
             let groups = sharder.groups();
-            let all = [Some(&groups.gather), Some(&groups.reduce), groups.replicas.as_ref()];
+            let (replicas, parts) = (groups.replicas.as_ref(), groups.parts.as_ref());
+            let all = [Some(&groups.gather), Some(&groups.reduce), replicas, parts];
             let all: Vec<_> = all.into_iter().flatten().collect();
             all.iter().for_each(|group| group.reset_traffic());
             train();

@@ -1,0 +1,140 @@
+//! Shards in the host's memory.
+
+#[cfg(not(feature = "cuda"))]
+use brigade_sharding::MixedPrecision;
+use brigade_sharding::{Offload, ReduceGradients, Reshard, Sharding};
+#[cfg(not(feature = "cuda"))]
+use brigade_test_device::fake;
+use brigade_testkit::assert_close;
+use brigade_train::{Accelerator, ClipNorm};
+use tch::{Device, Kind};
+
+use super::{Recipe, Rule, STEPS, net, on_ranks, same_bits, step, trained, values};
+
+fn strategies() -> Vec<Sharding> {
+    vec![
+        Sharding::zero1(),
+        Sharding::zero2(),
+        Sharding::zero3(),
+        Sharding::zero3().reshard_after_forward(Reshard::No),
+        Sharding::zero3().reduce(ReduceGradients::Window),
+    ]
+}
+
+fn recipes() -> [Recipe; 3] {
+    let clip = Some(ClipNorm { max_norm: 0.05, ..ClipNorm::default() });
+    [
+        Recipe { rule: Rule::AdamW, window: 1, clip: None },
+        Recipe { rule: Rule::Momentum, window: 2, clip },
+        Recipe { rule: Rule::AdamW, window: 2, clip: None },
+    ]
+}
+
+/// Copies come late on this GPU: what is used too early is not a number.
+#[cfg(not(feature = "cuda"))]
+#[test]
+fn a_gpu_trains_with_shards_in_the_hosts_memory() {
+    fake::install(1).unwrap();
+    for recipe in recipes() {
+        for sharding in strategies() {
+            let expected = on_ranks(1, |builder, _| {
+                trained(builder.sharding(sharding.clone()), &recipe, 0..1)
+            })
+            .remove(0);
+            for pin in [true, false] {
+                let offloaded = sharding.clone().offload(Offload::Cpu { pin });
+                let about = format!("{recipe:?} {offloaded:?}");
+                let builder = Accelerator::builder().quiet(true).sharding(offloaded);
+                let accelerator = builder.sync_batch_norm(true).build().unwrap();
+                assert_eq!(accelerator.device(), Device::Cuda(0));
+                let model = net();
+                let optimizer = recipe.rule.build(&model);
+                let mut objects = accelerator.prepare((model, optimizer)).unwrap();
+                for number in 0..STEPS {
+                    step(&accelerator, &mut objects, &recipe, 0..1, number).unwrap();
+                }
+                let found = values(&objects.0);
+                assert!(found.iter().all(|it| it.is_finite()), "{about}");
+                assert_close(&found, &expected, 1e-6, 1e-7);
+                let report = accelerator.memory_report().unwrap().unwrap();
+                let row = |kind: &str| *report.rows.iter().find(|row| row.kind == kind).unwrap();
+                assert_eq!(row("optimizer").measured, 0, "{about}");
+                assert!(row("offloaded").measured > 0, "{report}");
+            }
+        }
+    }
+}
+
+/// The whole parameters of a GPU's model are there in their units alone.
+#[cfg(not(feature = "cuda"))]
+#[test]
+fn the_gpu_holds_two_units_and_no_shards() {
+    use brigade_nn::{Linear, Model};
+    use brigade_optim::AdamW;
+    use brigade_torch::Result;
+    use tch::Tensor;
+
+    struct Deep(Vec<(brigade_nn::Unit, Linear)>);
+    impl brigade_nn::Module<&Tensor> for Deep {
+        type Output = Tensor;
+        fn forward(&self, input: &Tensor) -> Result<Tensor> {
+            let mut x = input.shallow_clone();
+            for (unit, linear) in &self.0 {
+                x = unit.run(|| Ok(&x + linear.forward(&x)?.tanh()))?;
+            }
+            Ok(x)
+        }
+    }
+    const UNIT: u64 = 256 * 256 * 4 + 256 * 4;
+    fake::install(1).unwrap();
+    let bf16 =
+        MixedPrecision { param: Some(brigade_checkpoint::Dtype::BF16), ..Default::default() };
+    for mixed in [MixedPrecision::default(), bf16] {
+        let model = Model::deferred(|path| {
+            let unit = |number| {
+                let path = path / "blocks" / number;
+                (path.unit(), Linear::new(&path / "linear", 256, 256))
+            };
+            Deep((0..8).map(unit).collect())
+        })
+        .unwrap();
+        let sharding = Sharding::zero3().mixed(mixed).offload(Offload::Cpu { pin: true });
+        let accelerator = Accelerator::builder().quiet(true).sharding(sharding).build().unwrap();
+        let optimizer = AdamW::default().build(&model).unwrap();
+        let (model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();
+        let kind = if mixed.param.is_some() { Kind::BFloat16 } else { Kind::Float };
+        let input = Tensor::ones([2, 256], (kind, accelerator.device()));
+        let mut losses = Vec::new();
+        for _ in 0..4 {
+            let loss = model.forward(&input).unwrap().square().mean(Kind::Float);
+            accelerator.backward(&loss).unwrap();
+            optimizer.step().unwrap();
+            optimizer.zero_grad().unwrap();
+            losses.push(loss.double_value(&[]));
+        }
+        assert!(losses.windows(2).all(|pair| pair[1] < pair[0]), "{losses:?}");
+        let meter = accelerator.memory_report().unwrap().unwrap();
+        let gathered = meter.rows.iter().find(|row| row.kind == "gathered").unwrap().measured;
+        assert!(gathered <= 2 * (UNIT + 1024), "{gathered}");
+        let peak = fake::memory(0).unwrap().peak;
+        // Two whole units, their gradients, and two units' reductions; the activations are small.
+        assert!(peak < 7 * UNIT, "{peak} bytes of units of {UNIT}");
+    }
+}
+
+/// Where the model computes on the CPU its shards lie there in any case.
+#[test]
+fn on_the_cpu_nothing_changes() {
+    for sharding in [Sharding::zero1(), Sharding::zero3()] {
+        let recipe = recipes()[1];
+        let run = |sharding: &Sharding| {
+            on_ranks(2, |builder, rank| {
+                trained(builder.sharding(sharding.clone()), &recipe, rank..rank + 1)
+            })
+        };
+        let (plain, offloaded) =
+            (run(&sharding), run(&sharding.clone().offload(Offload::Cpu { pin: true })));
+        same_bits(&plain[0], &offloaded[0], "offload");
+        same_bits(&plain[1], &offloaded[1], "offload");
+    }
+}
