@@ -5,6 +5,7 @@ pub(crate) mod gpu;
 mod images;
 mod learner;
 mod products;
+mod sharding;
 mod text;
 mod training;
 
@@ -49,6 +50,10 @@ pub(crate) fn all() -> Vec<Comparison> {
         Comparison { name: "two-processes-against-pytorch", run: training::two_processes_both },
         Comparison { name: "all-reduce", run: training::all_reduce },
         Comparison { name: "shards", run: training::shards },
+        Comparison { name: "sharded-step", run: sharding::small },
+        Comparison { name: "sharded-step-gpt2", run: sharding::gpt2 },
+        Comparison { name: "sharded-checkpoint", run: sharding::checkpoint },
+        Comparison { name: "sharded-load", run: sharding::load },
         Comparison { name: "two-processes", run: training::two_processes },
         Comparison { name: "checkpoint-files", run: checkpoint::files },
         Comparison { name: "checkpoint-background", run: checkpoint::background },

@@ -6,6 +6,7 @@ mod images;
 mod learner;
 mod nets;
 mod products;
+mod sharding;
 mod text;
 mod training;
 
@@ -50,6 +51,7 @@ pub(crate) fn run(name: &str) -> Result<Vec<Vec<f64>>> {
         "adamw" => training::adamw(),
         "all-reduce" => training::all_reduce(),
         "shards" => training::shards(),
+        "sharding" => sharding::run(&words[1..]),
         "checkpoint" => checkpoint::run(&words[1..]),
         other => bail!("there is no measurement {other:?}"),
     }

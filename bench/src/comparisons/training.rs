@@ -326,7 +326,7 @@ fn collectives(rounds: usize, name: &str, rows: [&'static str; 2], goal: f64) ->
 }
 
 /// A measurement under the launcher, with the two threads of the machine for all processes together.
-fn launched(processes: usize, measurement: &str) -> Result<Side> {
+pub(super) fn launched(processes: usize, measurement: &str) -> Result<Side> {
     let own = std::env::current_exe().context("cannot find this program")?;
     Ok(Side::command(
         processes::brigade()?,

@@ -1,0 +1,142 @@
+//! Sharded training against PyTorch's FSDP2, by two processes of one thread.
+
+use anyhow::{Context, Result};
+
+use super::training::{launched, megabytes};
+use super::{in_turns, milliseconds};
+use crate::processes::{Side, median};
+use crate::table::Row;
+
+/// What the rows of one model are called, and the share of FSDP2's step to reach.
+struct Goals {
+    model: &'static str,
+    rows: [&'static str; 4],
+    of_fsdp2: f64,
+}
+
+pub(crate) fn small(rounds: usize) -> Result<Vec<Row>> {
+    steps(
+        rounds,
+        &Goals {
+            model: "small",
+            rows: [
+                "GPT of 5.8 M, 2 processes of 1 thread: zero3 against our DDP",
+                "GPT of 5.8 M: zero1 against our DDP",
+                "GPT of 5.8 M: zero3 against FSDP2",
+                "GPT of 5.8 M: DDP against PyTorch's",
+            ],
+            of_fsdp2: 0.75,
+        },
+    )
+}
+
+pub(crate) fn gpt2(rounds: usize) -> Result<Vec<Row>> {
+    steps(
+        rounds,
+        &Goals {
+            model: "gpt2",
+            rows: [
+                "GPT-2 124M, 2 processes of 1 thread: zero3 against our DDP",
+                "GPT-2 124M: zero1 against our DDP",
+                "GPT-2 124M: zero3 against FSDP2",
+                "GPT-2 124M: DDP against PyTorch's",
+            ],
+            of_fsdp2: 0.6,
+        },
+    )
+}
+
+fn steps(rounds: usize, goals: &Goals) -> Result<Vec<Row>> {
+    let theirs = |how| Side::torchrun("peers/sharding.py", &["step", goals.model, how]);
+    let (Some(fsdp2), Some(their_ddp)) = (theirs("fsdp2"), theirs("ddp")) else {
+        return Ok(Vec::new());
+    };
+    let ours = |strategy: &str| launched(2, &format!("sharding step {} {strategy}", goals.model));
+    let sides = [ours("none")?, ours("zero1")?, ours("zero3")?, fsdp2, their_ddp];
+    let [ddp, zero1, zero3, fsdp2, their_ddp] = in_turns(rounds, &sides)?;
+    let [over_ddp, zero1_over_ddp, over_fsdp2, ddp_over_ddp] = goals.rows;
+    Ok(vec![
+        share(over_ddp, zero3, ddp, 1.05),
+        share(zero1_over_ddp, zero1, ddp, 1.0),
+        share(over_fsdp2, zero3, fsdp2, goals.of_fsdp2),
+        share(ddp_over_ddp, ddp, their_ddp, 1.0),
+    ])
+}
+
+/// Our time as a share of another.
+fn share(what: &'static str, ours: f64, other: f64, goal: f64) -> Row {
+    Row {
+        what,
+        ours: milliseconds(ours),
+        other: milliseconds(other),
+        ratio: format!("{:.2}", ours / other),
+        goal: format!("at most {goal:.2}"),
+        reached: ours <= goal * other,
+    }
+}
+
+/// 1 GB of weights and Adam's states, from two ranks and back.
+pub(crate) fn checkpoint(rounds: usize) -> Result<Vec<Row>> {
+    let (mut own, mut peer) = ([const { Vec::new() }; 3], [const { Vec::new() }; 2]);
+    for _ in 0..rounds {
+        // Two folders, since each side fills one with 4 GB.
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().to_str().context("the temporary folder is not UTF-8")?;
+        let side = launched(2, &format!("sharding checkpoint {path}"))?;
+        for (all, of_round) in own.iter_mut().zip(side.lists::<3>()?) {
+            all.extend(of_round);
+        }
+        drop(folder);
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().to_str().context("the temporary folder is not UTF-8")?;
+        let Some(side) = Side::torchrun("peers/sharding.py", &["checkpoint", path]) else {
+            return Ok(Vec::new());
+        };
+        for (all, of_round) in peer.iter_mut().zip(side.lists::<2>()?) {
+            all.extend(of_round);
+        }
+    }
+    let [blocked, saved, loaded] = own.map(|mut all| median(&mut all));
+    let [their_save, their_load] = peer.map(|mut all| median(&mut all));
+    Ok(vec![
+        share("sharded checkpoint of 1 GB by 2 ranks: on the disk, against DCP", saved, their_save, 0.5),
+        share("sharded checkpoint of 1 GB: the training is held up, against DCP", blocked, their_save, 0.5),
+        share("sharded checkpoint of 1 GB: load, against DCP", loaded, their_load, 0.5),
+    ])
+}
+
+/// Weights of 1 GB out of one file into the shards of two ranks.
+pub(crate) fn load(rounds: usize) -> Result<Vec<Row>> {
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("layers.safetensors");
+    let path = file.to_str().context("the temporary folder is not UTF-8")?;
+    let [bytes] = Side::own(&format!("sharding write {path}")).lists::<1>()?;
+    let Some(peer) = Side::torchrun("peers/sharding.py", &["load", path]) else {
+        return Ok(Vec::new());
+    };
+    let sides = [launched(2, &format!("sharding load {path}"))?, peer];
+    let mut found = [const { [Vec::new(), Vec::new()] }; 2];
+    for round in 0..rounds {
+        for turn in 0..2 {
+            let side = (round + turn) % 2;
+            for (all, of_round) in found[side].iter_mut().zip(sides[side].lists::<2>()?) {
+                all.extend(of_round);
+            }
+        }
+    }
+    let [[seconds, peak], [their_seconds, their_peak]] =
+        found.map(|lists| lists.map(|mut all| median(&mut all)));
+    // A rank's shard, and one layer.
+    let goal = bytes[0] / 2.0 + 2048.0 * 2048.0 * 4.0;
+    Ok(vec![
+        share("weights of 1 GB into shards of 2 ranks, against fully_shard", seconds, their_seconds, 0.5),
+        Row {
+            what: "weights of 1 GB into shards of 2 ranks: highest memory of rank 0",
+            ours: megabytes(peak),
+            other: megabytes(their_peak),
+            ratio: format!("{:.2}", peak / their_peak),
+            goal: format!("at most {}", megabytes(goal)),
+            reached: peak <= goal,
+        },
+    ])
+}
