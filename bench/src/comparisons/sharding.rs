@@ -99,8 +99,18 @@ pub(crate) fn checkpoint(rounds: usize) -> Result<Vec<Row>> {
     let [blocked, saved, loaded] = own.map(|mut all| median(&mut all));
     let [their_save, their_load] = peer.map(|mut all| median(&mut all));
     Ok(vec![
-        share("sharded checkpoint of 1 GB by 2 ranks: on the disk, against DCP", saved, their_save, 0.5),
-        share("sharded checkpoint of 1 GB: the training is held up, against DCP", blocked, their_save, 0.5),
+        share(
+            "sharded checkpoint of 1 GB by 2 ranks: on the disk, against DCP",
+            saved,
+            their_save,
+            0.5,
+        ),
+        share(
+            "sharded checkpoint of 1 GB: the training is held up, against DCP",
+            blocked,
+            their_save,
+            0.5,
+        ),
         share("sharded checkpoint of 1 GB: load, against DCP", loaded, their_load, 0.5),
     ])
 }
@@ -129,7 +139,12 @@ pub(crate) fn load(rounds: usize) -> Result<Vec<Row>> {
     // A rank's shard, and one layer.
     let goal = bytes[0] / 2.0 + 2048.0 * 2048.0 * 4.0;
     Ok(vec![
-        share("weights of 1 GB into shards of 2 ranks, against fully_shard", seconds, their_seconds, 0.5),
+        share(
+            "weights of 1 GB into shards of 2 ranks, against fully_shard",
+            seconds,
+            their_seconds,
+            0.5,
+        ),
         Row {
             what: "weights of 1 GB into shards of 2 ranks: highest memory of rank 0",
             ours: megabytes(peak),

@@ -37,7 +37,8 @@ fn of_main(accelerator: &Accelerator, lists: Vec<Vec<f64>>) -> Vec<Vec<f64>> {
 }
 
 fn step(model: &str, strategy: &str) -> Result<Vec<Vec<f64>>> {
-    let off = Gpt2Options { resid_pdrop: 0.0, embd_pdrop: 0.0, attn_pdrop: 0.0, ..Default::default() };
+    let off =
+        Gpt2Options { resid_pdrop: 0.0, embd_pdrop: 0.0, attn_pdrop: 0.0, ..Default::default() };
     let (options, rows, steps) = match model {
         "small" => {
             let small = Gpt2Options {

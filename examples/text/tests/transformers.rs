@@ -253,6 +253,51 @@ fn a_killed_run_goes_on_to_the_same_losses() {
     }
 }
 
+/// A host of two is lost: the other starts its ranks again, which go on from the shards of all four.
+#[test]
+fn a_sharded_job_goes_on_with_the_hosts_that_are_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let port = brigade_launch::StorePort::reserve(brigade_launch::Interfaces::Loopback).unwrap();
+    let launch = format!(
+        "launch --nnodes 1:2 --nproc 2 --rdzv-endpoint 127.0.0.1:{} --rdzv-conf last_call_timeout=0.2,join_interval=0 --max-restarts 3 \
+         {GPT} {SMALL_GPT} --epochs 5 --batch-size 2 --sharding zero3 --checkpoint kept --checkpoint-every 3 --save last",
+        port.number()
+    );
+    let start = || {
+        let mut command = command(launcher::brigade_beside(GPT), &launch, folder);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let first = start();
+    let mut second = start();
+    let complete = || {
+        let mut entries =
+            fs::read_dir(folder.join("kept/checkpoints")).into_iter().flatten().flatten();
+        entries.any(|entry| entry.file_name().to_string_lossy().starts_with("checkpoint_"))
+    };
+    while !complete() {
+        assert_eq!(second.try_wait().unwrap(), None, "it ended before its first checkpoint");
+        sleep(Duration::from_millis(2));
+    }
+    second.kill().unwrap();
+    second.wait().unwrap();
+    let output = first.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}\n{}", said(&output));
+    assert!(text.contains("Going on after step "), "{text}\n{}", said(&output));
+    let losses = losses(&text);
+    assert!(losses.iter().all(|loss| loss.is_finite()), "{text}");
+    assert!(losses[losses.len() - 1] < losses[0], "{text}");
+    let text =
+        run(launcher::brigade_beside(GPT), "checkpoint merge kept merged.safetensors", folder);
+    assert!(text.contains("2 ranks as dp_shard 2"), "{text}");
+    let load = |file: &str| brigade::nn::weights::load(folder.join(file)).unwrap();
+    let (merged, last) = (load("merged.safetensors"), load("last/model.safetensors"));
+    for (name, tensor) in last.iter() {
+        assert_eq!(merged.get(name), Some(tensor), "{name}");
+    }
+}
+
 #[test]
 fn wrong_use_is_answered_with_a_line() {
     let folder = tempfile::tempdir().unwrap();
