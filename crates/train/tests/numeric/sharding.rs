@@ -1,6 +1,7 @@
 //! Sharded models train as whole ones do, whatever the ranks, the strategy, accumulation and clipping.
 
 mod checkpoints;
+mod foreign;
 mod limits;
 mod messages;
 mod offload;

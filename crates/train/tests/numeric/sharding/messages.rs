@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use brigade_models::{Gpt2LmHead, Gpt2Options};
+use brigade_models::{Gpt2LmHead, Gpt2Options, LlamaForCausalLm, LlamaOptions};
 use brigade_nn::Model;
 use brigade_optim::AdamW;
 use brigade_rank_env::{StoreEndpoint, World, WorldSize};
@@ -116,4 +116,35 @@ fn a_step_sends_what_the_plan_says() {
             assert!(found.is_empty(), "{found:?}");
         }
     }
+}
+
+/// A line of /proc/self/status, in bytes.
+fn status(name: &str) -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+}
+
+/// Alone in its process, whose memory it measures.
+#[test]
+fn a_model_of_70_billion_parameters_is_planned_for_1024_ranks() {
+    let options = LlamaOptions {
+        vocab_size: 128_256,
+        hidden_size: 8192,
+        intermediate_size: 28_672,
+        num_hidden_layers: 80,
+        num_attention_heads: 64,
+        num_key_value_heads: Some(8),
+        ..LlamaOptions::default()
+    };
+    let before = status("VmRSS");
+    let model = Model::deferred(|path| LlamaForCausalLm::new(path, &options)).unwrap();
+    let parameters = model.sharding_parameters().unwrap();
+    let sharding = Sharding::zero3();
+    let plan = ShardingPlan::new(&parameters, &sharding, &sharding.mesh(1024).unwrap()).unwrap();
+    assert!(plan.messages(1).count() > 200);
+    assert!(model.num_parameters() > 70_000_000_000);
+    assert_eq!(plan.units().len(), 81);
+    let more = status("VmHWM").saturating_sub(before);
+    assert!(more < 200 << 20, "{more} bytes");
 }
