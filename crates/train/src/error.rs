@@ -8,7 +8,7 @@ use std::time::Duration;
 use brigade_torch::{Error, ErrorKind, Result};
 
 pub(crate) use out_of_memory::MOVE_OF_MODEL;
-pub use out_of_memory::OutOfMemory;
+pub use out_of_memory::{MemoryPlan, OutOfMemory};
 
 /// What failed in the Accelerator or in what it prepared: the detail of an [`Error`].
 #[derive(Debug, thiserror::Error)]

@@ -12,8 +12,10 @@ use std::time::Duration;
 use brigade_rank_env::World;
 use brigade_sharding::Mesh;
 use brigade_torch::{CudaUnavailable, ProcessGroup, Products, Result, ShardingGroups, Store};
+use parking_lot::Mutex;
 use tch::Device;
 
+use crate::error::MemoryPlan;
 use crate::job::groups::Groups;
 use crate::recorder::Recorder;
 
@@ -37,6 +39,8 @@ pub(crate) struct Job {
     pub(crate) tries: AtomicU64,
     /// Accelerators that check losses: the same number on all ranks.
     pub(crate) loss_checks: AtomicU64,
+    /// What the plan of the last sharded model says of memory, for errors.
+    pub(crate) memory_plan: Mutex<Option<MemoryPlan>>,
     /// What a step that is being recorded has to do on the host at each replay.
     pub(crate) recorder: Recorder,
 }

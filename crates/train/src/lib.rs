@@ -36,7 +36,7 @@ pub use accelerator::{Accelerator, AcceleratorBuilder, MemoryReport, MemoryRow, 
 pub use brigade_data::__derive;
 pub use capture::CapturedStep;
 pub use checkpoint::{Checkpoints, HookHandle, LoadOptions, Loaded, ProjectConfiguration};
-pub use error::{OutOfMemory, TrainError};
+pub use error::{MemoryPlan, OutOfMemory, TrainError};
 pub use gradients::accumulate::{GradientAccumulationOptions, GradientAccumulator};
 pub use gradients::clip::{ClipNorm, clip_grad_value};
 pub use gradients::hook::{CommHook, PowerSgd, StatefulHook};

@@ -140,7 +140,8 @@ impl<M> PreparedModel<M> {
         }
         let sharded = match &context.sharded {
             Some(models) if !model.parameters().is_empty() => {
-                Some(context.shard(&mut model, models)?)
+                let sharded = context.shard(&mut model, models);
+                Some(context.job.explain_memory(MOVE_OF_MODEL, sharded)?)
             }
             _ => {
                 let values = model.materialize();

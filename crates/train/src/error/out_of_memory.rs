@@ -19,11 +19,24 @@ pub struct OutOfMemory {
     pub driver: Option<MemoryInfo>,
     /// What this process's tensors have.
     pub allocator: Option<DeviceMemory>,
+    /// What the plan of a sharded model says; `None` without sharding.
+    pub plan: Option<MemoryPlan>,
+}
+
+/// What the plan of a sharded model says of a rank's memory, with two states of the optimizer and without activations.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// The strategy, such as `zero2`.
+    pub strategy: String,
+    /// Bytes on the device.
+    pub bytes: u64,
+    /// The smallest change that needs less there, and its bytes.
+    pub smaller: Option<(String, u64)>,
 }
 
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rank, device, during, detail, driver, allocator } = self;
+        let Self { rank, device, during, detail, driver, allocator, plan } = self;
         write!(f, "rank {rank} ran out of memory on {device} in {during}: {detail}")?;
         if let Some(MemoryInfo { free, total }) = driver {
             write!(f, "; {} of {} are free", gibibytes(*free), gibibytes(*total))?;
@@ -36,6 +49,16 @@ impl fmt::Display for OutOfMemory {
                 gibibytes(*peak),
                 gibibytes(reserved.saturating_sub(*allocated))
             )?;
+        }
+        if let Some(MemoryPlan { strategy, bytes, smaller }) = plan {
+            write!(
+                f,
+                "; {strategy} plans {} for parameters, gradients and states",
+                gibibytes(*bytes)
+            )?;
+            if let Some((change, bytes)) = smaller {
+                write!(f, ", and {change} would plan {}", gibibytes(*bytes))?;
+            }
         }
         f.write_str(match *during {
             MOVE_OF_MODEL => "; prepare it in 16 bits, or use a GPU with more memory",
@@ -71,12 +94,18 @@ mod tests {
                 peak: 75 << 30,
                 reserved: 78 << 30,
             }),
+            plan: Some(MemoryPlan {
+                strategy: "zero2".into(),
+                bytes: 40 << 30,
+                smaller: Some(("zero3".into(), 20 << 30)),
+            }),
         };
         assert_eq!(
             error.to_string(),
             "rank 3 ran out of memory on cuda:1 in the forward pass: encoder.layer.11.output.dense: CUDA out of \
              memory. Tried to allocate 2.00 GiB; 0.50 GiB of 80.00 GiB are free; tensors of this process have \
-             70.00 GiB (at most 75.00 GiB so far), and 8.00 GiB are kept for reuse; use a smaller batch \
+             70.00 GiB (at most 75.00 GiB so far), and 8.00 GiB are kept for reuse; zero2 plans 40.00 GiB for \
+             parameters, gradients and states, and zero3 would plan 20.00 GiB; use a smaller batch \
              (find_executable_batch_size finds one), 16 bits, or gradient checkpointing"
         );
     }

@@ -9,6 +9,7 @@ use brigade_torch::{
     Backend, CudaUnavailable, DEFAULT_GROUP_TIMEOUT, DEVICE_KINDS, DeviceExt, Error, GlooDevice,
     Result, Store, TcpStore, inherited_socket, make_products_reproducible,
 };
+use parking_lot::Mutex;
 use tch::Device;
 
 use crate::error::TrainError;
@@ -105,6 +106,7 @@ pub(crate) fn join(options: ConnectOptions, debug: bool) -> Result<Job> {
         saves: AtomicU64::new(0),
         tries: AtomicU64::new(0),
         loss_checks: AtomicU64::new(0),
+        memory_plan: Mutex::default(),
         recorder: Recorder::default(),
     })
 }

@@ -23,6 +23,7 @@ impl Job {
                 detail,
                 driver: kind.memory(index).ok(),
                 allocator: DeviceMemory::of(self.device).ok().flatten(),
+                plan: self.memory_plan.lock().clone(),
             };
             TrainError::OutOfMemory(Box::new(memory)).into()
         })

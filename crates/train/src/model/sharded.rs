@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use brigade_nn::{Model, Module};
+use brigade_sharding::{Offload, Sharding, ShardingPlan, Strategy, Workload};
 use brigade_torch::{Result, TensorTree, grad_enabled, has_memory};
 
 use super::{ModelContext, PreparedModel, broadcast_all};
+use crate::error::MemoryPlan;
 use crate::processes::Processes;
 use crate::sharding::{ShardedModel, ShardedModels};
 
@@ -19,6 +21,7 @@ impl ModelContext {
         models: &ShardedModels,
     ) -> Result<Arc<ShardedModel>> {
         let plan = models.plan(model, &self.job)?;
+        *self.job.memory_plan.lock() = Some(memory_plan(model, &plan)?);
         if let Some(group) = self.job.group() {
             let mut known = model.parameters();
             known.retain(|parameter| has_memory(&parameter.tensor));
@@ -109,4 +112,27 @@ impl<M> PreparedModel<M> {
             None => write(model),
         }
     }
+}
+
+/// Returns what a plan says of memory, and the smallest change that needs less of the device.
+fn memory_plan<M>(model: &Model<M>, plan: &ShardingPlan) -> Result<MemoryPlan> {
+    let workload = Workload { states: 2, ..Workload::default() };
+    let (sharding, bytes) = (plan.sharding(), plan.memory(workload).total());
+    let offloaded = sharding.clone().offload(Offload::Cpu { pin: true });
+    let strategies = [Strategy::Zero2, Strategy::Zero3]
+        .map(|strategy| (strategy.to_string(), Sharding { strategy, ..sharding.clone() }));
+    let changes = strategies.into_iter().chain([("offload to the CPU".to_owned(), offloaded)]);
+    let parameters = model.sharding_parameters()?;
+    let mut smaller = None;
+    for (name, changed) in changes {
+        // A hybrid mesh shards over fewer ranks than zero3 would.
+        let Ok(mesh) = changed.mesh(plan.mesh().world_size()) else { continue };
+        let Ok(plan) = ShardingPlan::new(&parameters, &changed, &mesh) else { continue };
+        let less = plan.memory(workload).total();
+        if less < bytes {
+            smaller = Some((name, less));
+            break;
+        }
+    }
+    Ok(MemoryPlan { strategy: sharding.strategy.to_string(), bytes, smaller })
 }

@@ -122,6 +122,33 @@ fn the_gpu_holds_two_units_and_no_shards() {
     }
 }
 
+/// What does not fit is told with the strategy, its plan, and the change that needs less.
+#[cfg(not(feature = "cuda"))]
+#[test]
+fn memory_that_runs_out_is_explained() {
+    use brigade_nn::{Linear, Model};
+    use tch::Tensor;
+
+    fake::install(1).unwrap();
+    let linear = || Model::new(|path| Linear::new(path / "linear", 512, 1024)).unwrap();
+    let prepared = |sharding: Sharding| {
+        let accelerator = Accelerator::builder().quiet(true).sharding(sharding).build().unwrap();
+        accelerator.prepare(linear())
+    };
+    fake::set_capacity(0, 1 << 20).unwrap();
+    let error = prepared(Sharding::zero1()).map(drop).unwrap_err();
+    let text = error.to_string();
+    assert!(error.is_out_of_memory() && text.contains("the move of the model"), "{text}");
+    fake::set_capacity(0, 40 << 20).unwrap();
+    let model = prepared(Sharding::zero1()).unwrap();
+    let inputs = Tensor::ones([1 << 14, 512], (Kind::Float, Device::Cuda(0)));
+    let error = model.forward(&inputs).unwrap_err();
+    let text = error.to_string();
+    assert!(error.is_out_of_memory() && text.contains("linear"), "{text}");
+    assert!(text.contains("; zero1 plans 0.01 GiB for parameters, gradients and states"), "{text}");
+    assert!(text.contains("offload to the CPU would plan 0.00 GiB"), "{text}");
+}
+
 /// Where the model computes on the CPU its shards lie there in any case.
 #[test]
 fn on_the_cpu_nothing_changes() {
