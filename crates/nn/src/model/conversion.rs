@@ -27,7 +27,9 @@ impl Conversion {
         match self {
             Self::Device(device) => tensor.f_to(device),
             Self::Kind(kind) if is_floating_point(tensor.f_kind()?) => tensor.f_to_kind(kind),
-            Self::ChannelsLast if tensor.dim() == 4 => channels_last(tensor).map_err(refused),
+            Self::ChannelsLast if tensor.dim() == 4 => {
+                channels_last(tensor).map_err(|error| refused(&error))
+            }
             Self::Kind(_) | Self::ChannelsLast => Ok(tensor.shallow_clone()),
         }
     }
@@ -44,11 +46,12 @@ impl Conversion {
                 }
             }
         }
-        unallocated(&shape, Some(&strides), (kind, device), &no_memory(name)).map_err(refused)
+        unallocated(&shape, Some(&strides), (kind, device), &no_memory(name))
+            .map_err(|error| refused(&error))
     }
 }
 
-fn refused(error: brigade_torch::Error) -> TchError {
+fn refused(error: &brigade_torch::Error) -> TchError {
     TchError::Torch(error.to_string())
 }
 

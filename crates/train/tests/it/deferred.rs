@@ -115,10 +115,8 @@ fn draws(world: &World) {
             assert_eq!(after, rng_state(Device::Cpu).unwrap(), "{about}");
         }
         for ((name, found), (_, expected)) in whole(&model).iter().zip(all(&plain).unwrap()) {
-            let expected = match mixed && found.kind() == Kind::BFloat16 {
-                true => expected.to_kind(Kind::BFloat16),
-                false => expected,
-            };
+            let is_half = mixed && found.kind() == Kind::BFloat16;
+            let expected = if is_half { expected.to_kind(Kind::BFloat16) } else { expected };
             assert!(found.equal(&expected), "{name} {about}");
         }
         drop(model);

@@ -48,7 +48,7 @@ fn close(inputs: &[Tensor], function: impl Fn(&[Tensor]) -> Vec<Tensor>) {
 }
 
 /// Normally distributed numbers: the first draw of a test, its second, ... are the same in each run.
-/// (A generator that nobody seeded begins at a random state, so a failure would not come again.)
+/// (A generator without a seed begins at a random state, so a failure would not come again.)
 fn random(size: &[i64]) -> Tensor {
     thread_local!(static DRAWS: Cell<i64> = const { Cell::new(0) });
     let draw = DRAWS.get() + 1;

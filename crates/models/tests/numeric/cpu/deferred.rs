@@ -67,7 +67,7 @@ fn a_seed_gives_the_same_first_values() {
     language.encoder.embedding = 6;
     language.encoder.hidden = 10;
     check("awd-lstm", |path| LanguageModel::new(path, 20, &language));
-    check("cnn", |path| Cnn::new(path));
+    check("cnn", Cnn::new);
     check("resnet", resnet18(3));
     check("xresnet", |path| {
         XResNet::new(
