@@ -49,6 +49,7 @@ mod rule;
 #[doc(hidden)]
 pub mod rules;
 mod scheduler;
+mod shards;
 mod state;
 
 pub use device_scalars::DeviceScalars;
@@ -59,4 +60,5 @@ pub use rule::{Rule, Slots, Step};
 #[doc(inline)]
 pub use rules::*;
 pub use scheduler::{Scheduler, SchedulerState};
+pub use shards::{RankSums, ReducedSums, ShardedStep, Shards};
 pub use state::{GroupState, OptimizerState, ParameterState, StateMismatch};

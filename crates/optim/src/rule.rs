@@ -6,6 +6,7 @@ use brigade_torch::{DeviceNumbers, Error, Result, TensorId};
 use tch::{Device, Tensor};
 
 use crate::param_state::{ParamStates, STEP_KIND, like};
+use crate::shards::ShardedStep;
 
 /// One optimizer's arithmetic: how a parameter changes along its gradient.
 ///
@@ -112,11 +113,32 @@ pub trait Rule: fmt::Debug + Send {
         false
     }
 
-    /// Returns whether an element's step depends on nothing but that element, its gradient and its states. Only such a
-    /// rule can step the shards of a model whose parameters are spread over ranks. Defaults to false: the optimizer is
-    /// refused there.
+    /// Returns whether an element's step depends on nothing but that element, its gradient and its states. Such a rule
+    /// steps the shards of a model whose parameters are spread over ranks as it steps whole parameters. Defaults to
+    /// false.
     fn is_elementwise(&self) -> bool {
         false
+    }
+
+    /// Returns whether it can step the shards of a model: it is [elementwise](Rule::is_elementwise), or has
+    /// [`Rule::step_shards`]. An optimizer of another rule is refused where parameters are spread over ranks.
+    fn steps_shards(&self) -> bool {
+        self.is_elementwise()
+    }
+
+    /// Steps the parameters of all groups where ranks have some rows of each, if the rule is not elementwise. All ranks
+    /// have gradients of the same parameters, and call this together. Called without autograd, and without
+    /// [numbers of a device](Rule::takes_device_scalars). [`Rule::slot_shape`] is asked for the shapes of this rank's
+    /// slots with this rank's rows of the parameter; a slot that has no rows where the parameter has none is spread as
+    /// the parameter is, any other is the same on all ranks.
+    ///
+    /// # Errors
+    /// libtorch's, and those of collectives.
+    fn step_shards(&self, _step: &mut ShardedStep<'_>) -> Result<()> {
+        Err(Error::invalid_argument(format!(
+            "{} says that it steps shards and does not implement `Rule::step_shards`",
+            self.name()
+        )))
     }
 
     /// Steps the parameters of one group that have gradients. Called without autograd.
@@ -305,7 +327,10 @@ impl<'a> Step<'a> {
     ///
     /// # Errors
     /// Those of `run`.
-    pub fn each(&self, run: impl Fn(&Tensor, &Tensor, &Slots<'_>) -> Result<()>) -> Result<()> {
+    pub fn each(
+        &self,
+        mut run: impl FnMut(&Tensor, &Tensor, &Slots<'_>) -> Result<()>,
+    ) -> Result<()> {
         for (position, &index) in self.chosen.iter().enumerate() {
             let slots = Slots { states: self.states, index, counts: self.counts };
             run(self.parameters[position], self.gradients[position], &slots)?;

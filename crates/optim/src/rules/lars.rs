@@ -2,11 +2,13 @@
 
 use brigade_torch::Result;
 use brigade_torch::flat::{self, LarcStep};
+use tch::Tensor;
 
 use crate::builder::{builder, decoupled_weight_decay};
 use crate::check::check;
 use crate::options::{Options, WeightDecay};
 use crate::rule::{Rule, Step};
+use crate::shards::{ShardedStep, Slopes, square_sum, wide, write};
 
 builder! {
     /// LARS (You, Gitman and Ginsburg, 2017), and LARC, which clips its rate: SGD with momentum, each
@@ -129,5 +131,48 @@ impl Rule for LarsRule {
             &step.device,
         )?;
         Ok(())
+    }
+
+    fn steps_shards(&self) -> bool {
+        true
+    }
+
+    fn step_shards(&self, step: &mut ShardedStep<'_>) -> Result<()> {
+        // Of the weight and of the slope of each parameter.
+        let mut squares = step.shards().sums();
+        step.each_group(|step| {
+            if step.momentum() != 0.0 {
+                step.fill_missing(MOMENTUM_BUFFER)?;
+            }
+            let slopes = Slopes::new(step, self.decay, self.maximize);
+            step.each(|parameter, gradient, _| {
+                let (weight, slope) = slopes.of(parameter, gradient)?;
+                let sums = [square_sum(&weight)?, square_sum(&slope)?];
+                squares.add(parameter, Tensor::f_stack(&sums, 0)?);
+                Ok(())
+            })
+        })?;
+        let mut squares = squares.reduce()?;
+        step.each_group(|step| {
+            let slopes = Slopes::new(step, self.decay, self.maximize);
+            let (lr, momentum, weight_decay) = (step.lr(), step.momentum(), step.weight_decay());
+            step.each(|parameter, gradient, slots| {
+                let norms = squares.next()?.f_sqrt()?;
+                let (weight, slope) = (norms.f_select(0, 0)?, norms.f_select(0, 1)?);
+                let below = slope.f_add(&weight.f_mul_scalar(weight_decay)?)?;
+                let below = below.f_add_scalar(self.eps)?;
+                let mut rate = weight.f_mul_scalar(lr * self.trust)?.f_div(&below)?;
+                if self.clip {
+                    rate = rate.f_clamp_max(lr)?;
+                }
+                let (weight, mut update) = slopes.of(parameter, gradient)?;
+                if momentum != 0.0 {
+                    let buffer = slots.require(MOMENTUM_BUFFER)?;
+                    update = update.f_add(&wide(buffer)?.f_mul_scalar(momentum)?)?;
+                    write(buffer, &update)?;
+                }
+                write(parameter, &weight.f_sub(&update.f_mul(&rate)?)?)
+            })
+        })
     }
 }

@@ -4,6 +4,7 @@ mod checkpoints;
 mod limits;
 mod messages;
 mod parts;
+mod rules;
 
 use brigade_nn::{Init, Linear, Model, Module, ParamPath, Unit};
 use brigade_optim::{AdamW, Optimizer, Sgd};
