@@ -386,16 +386,14 @@ impl OptimizerInner {
         if !self.rule.steps_shards() {
             return Err(shards::refused(&*self.rule));
         }
-        // One rank has all rows.
+        // A single rank has all rows. A parameter that is frozen may be stepped later.
         let spread = shards.iter().filter(|(whole, _)| group.size() > 1 && whole.dim() > 0);
-        let spread: Vec<_> =
-            spread.filter(|(whole, shard)| is_known(whole) || is_known(shard)).collect();
-        let is_new = |(_, shard): &&(&Tensor, &Tensor)| {
+        let is_new = |shard: &Tensor| {
             self.shards.as_ref().is_none_or(|shards| shards.whole_shape(shard).is_none())
         };
-        let concerned =
-            replaces || (!self.rule.is_elementwise() && spread.iter().any(|it| is_new(it)));
-        if concerned && (self.launched > 0 || self.steps()? > 0) {
+        let had_no_sums =
+            !self.rule.is_elementwise() && spread.clone().any(|(_, shard)| is_new(shard));
+        if (replaces || had_no_sums) && (self.launched > 0 || self.steps()? > 0) {
             return Err(Error::invalid_argument(format!(
                 "the optimizer has made {} steps with whole parameters and cannot step shards: prepare it before its \
                  first step, and load its state after `prepare`",
@@ -407,9 +405,8 @@ impl OptimizerInner {
                 parameter.tensor = shard.shallow_clone();
             }
         }
-        if !spread.is_empty() {
-            let known = self.shards.get_or_insert_with(|| Shards::new(group));
-            spread.into_iter().for_each(|(whole, shard)| known.add(shard, whole.size()));
+        for (whole, shard) in spread {
+            self.shards.get_or_insert_with(|| Shards::new(group)).add(shard, whole.size());
         }
         Ok(true)
     }

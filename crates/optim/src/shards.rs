@@ -15,8 +15,9 @@ use crate::rule::{Rule, Step};
 #[derive(Debug)]
 pub struct Shards {
     group: ProcessGroup,
-    /// Shapes of the whole parameters, by the identities of this rank's shards.
-    shapes: HashMap<TensorId, Vec<i64>>,
+    /// Shapes of the whole parameters, by the identities of this rank's shards, which are theirs as long as there is a
+    /// handle.
+    shapes: HashMap<TensorId, (Tensor, Vec<i64>)>,
 }
 
 impl Shards {
@@ -25,7 +26,7 @@ impl Shards {
     }
 
     pub(crate) fn add(&mut self, shard: &Tensor, shape: Vec<i64>) {
-        self.shapes.insert(TensorId::of(shard), shape);
+        self.shapes.insert(TensorId::of(shard), (shard.shallow_clone(), shape));
     }
 
     /// Returns the ranks that share one copy of the parameters.
@@ -38,7 +39,7 @@ impl Shards {
     /// rank has whole.
     #[must_use]
     pub fn whole_shape(&self, shard: &Tensor) -> Option<&[i64]> {
-        self.shapes.get(&TensorId::of(shard)).map(Vec::as_slice)
+        self.shapes.get(&TensorId::of(shard)).map(|(_, shape)| shape.as_slice())
     }
 
     /// Returns which of a parameter's rows a rank of the group has.

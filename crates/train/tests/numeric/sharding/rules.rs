@@ -7,14 +7,15 @@ use brigade_optim::{Adafactor, AdamW, Group, Lamb, Lars, Lookahead, Muon, Optimi
 use brigade_sharding::Sharding;
 use brigade_testkit::assert_close;
 use brigade_torch::{Result, Trainable};
-use brigade_train::{Accelerator, AcceleratorBuilder, PreparedModel, PreparedOptimizer};
+use brigade_train::{Accelerator, PreparedModel, PreparedOptimizer};
 use tch::{Device, Kind, Tensor};
 
+use super::messages::fake;
 use super::{on_ranks, same_bits};
 use crate::net::{fill, weights};
 
 /// Matrices whose rows no number of ranks divides or that have one row alone, a parameter of three dimensions, one of a
-/// single element, and one without dimensions.
+/// single element, one without dimensions, and a frozen one.
 struct Matrices {
     stem: Linear,
     unit: Unit,
@@ -60,8 +61,9 @@ impl Module<&Tensor> for Matrices {
 fn matrices() -> Model<Matrices> {
     let model = Model::builder().kind(Kind::Double).build(Matrices::new).unwrap();
     fill(&model);
-    let scale = model.parameters().into_iter().find(|it| it.name == "scale").unwrap();
-    let _ = tch::no_grad(|| scale.tensor.shallow_clone().fill_(0.7));
+    let of = |name: &str| model.parameters().into_iter().find(|it| it.name == name).unwrap().tensor;
+    let _ = tch::no_grad(|| of("scale").fill_(0.7));
+    let _ = of("head.weight").set_requires_grad(false);
     model
 }
 
@@ -112,35 +114,28 @@ fn optimizers(rule: &str, model: &impl Trainable) -> Result<Vec<Optimizer>> {
 /// The rows of data in each step, of all ranks together.
 const ROWS: i64 = 12;
 
-struct Run {
-    accelerator: Accelerator,
+struct Run<'a> {
+    accelerator: &'a Accelerator,
     model: PreparedModel<Matrices>,
     optimizers: Vec<PreparedOptimizer>,
-    /// This rank's rows of the data.
-    first: i64,
-    count: i64,
 }
 
-impl Run {
-    fn new(builder: AcceleratorBuilder, rule: &str, rank: usize, ranks: usize) -> Self {
-        let accelerator = builder.build().unwrap();
+impl<'a> Run<'a> {
+    fn new(accelerator: &'a Accelerator, rule: &str) -> Self {
         let model = matrices();
         let optimizers = optimizers(rule, &model).unwrap();
         let model = accelerator.prepare(model).unwrap();
         let optimizers = optimizers.into_iter().map(|it| accelerator.prepare(it).unwrap());
-        let count = ROWS / ranks as i64;
-        let optimizers = optimizers.collect();
-        Self { accelerator, model, optimizers, first: rank as i64 * count, count }
-    }
-
-    fn alone(rule: &str) -> Self {
-        Self::new(Accelerator::builder().cpu(true).quiet(true), rule, 0, 1)
+        Self { accelerator, model, optimizers: optimizers.collect() }
     }
 
     fn steps(&mut self, numbers: std::ops::Range<i64>) {
+        let processes = self.accelerator.processes();
+        let count = ROWS / processes.num_processes() as i64;
+        let first = processes.process_index() as i64 * count;
         let wave = |columns: i64, phase: i64| {
             let all = Tensor::arange(ROWS * columns, (Kind::Double, Device::Cpu)) * 0.7 + phase;
-            all.sin().view([ROWS, columns]).narrow(0, self.first, self.count)
+            all.sin().view([ROWS, columns]).narrow(0, first, count)
         };
         for number in numbers {
             let output = self.model.forward(&wave(6, 17 * number)).unwrap();
@@ -153,13 +148,36 @@ impl Run {
         }
     }
 
-    /// Trains, freezes a matrix, trains, thaws it, trains.
+    /// Trains, freezes a matrix, trains, thaws all, trains.
     fn with_frozen(mut self) -> Vec<f64> {
         self.steps(0..2);
         assert_eq!(self.model.set_trainable("block.deep.weight", false).unwrap(), 1);
         self.steps(2..3);
-        self.model.set_trainable("block.deep.weight", true).unwrap();
+        self.model.set_trainable("*", true).unwrap();
         self.steps(3..5);
+        self.values()
+    }
+
+    /// Saves after two of four steps.
+    fn save(mut self, folder: &Path) -> Vec<f64> {
+        self.steps(0..2);
+        self.accelerator.save_state(folder).unwrap();
+        self.accelerator.checkpoints().wait().unwrap();
+        self.steps(2..4);
+        self.values()
+    }
+
+    /// Goes on from what was saved.
+    fn resume(mut self, folder: &Path) -> Vec<f64> {
+        // Of other values.
+        self.steps(7..8);
+        self.accelerator.load_state(folder).unwrap();
+        self.steps(2..4);
+        self.values()
+    }
+
+    fn trained(mut self) -> Vec<f64> {
+        self.steps(0..4);
         self.values()
     }
 
@@ -168,29 +186,40 @@ impl Run {
     }
 }
 
-fn strategies(ranks: usize) -> Vec<Sharding> {
-    let mut all = vec![Sharding::zero1(), Sharding::zero2(), Sharding::zero3()];
-    if ranks == 4 {
-        all.push(Sharding::hybrid(2));
+/// Runs each of these rules on all ranks, and compares with one process.
+fn as_one_process<const RULES: usize>(
+    rules: [&str; RULES],
+    ranks: usize,
+    sharding: Option<&Sharding>,
+    run: impl Fn(Run<'_>, &str) -> Vec<f64> + Sync,
+    expected: &[Vec<f64>; RULES],
+) {
+    let found = on_ranks(ranks, |builder, _| {
+        let accelerator = builder.sharding(sharding.cloned()).build().unwrap();
+        rules.map(|rule| run(Run::new(&accelerator, rule), rule))
+    });
+    for (number, rule) in rules.iter().enumerate() {
+        println!("{rule}, {ranks} ranks, {sharding:?}");
+        assert_close(&found[0][number], &expected[number], 1e-12, 1e-14);
+        for rank in &found {
+            same_bits(&rank[number], &found[0][number], rule);
+        }
     }
-    all
+}
+
+fn alone() -> Accelerator {
+    Accelerator::builder().cpu(true).quiet(true).build().unwrap()
 }
 
 #[test]
 fn steps_are_those_of_whole_parameters() {
-    for rule in RULES {
-        let expected = Run::alone(rule).with_frozen();
-        for ranks in 1..=4 {
-            for sharding in strategies(ranks) {
-                let found = on_ranks(ranks, |builder, rank| {
-                    let builder = builder.sharding(sharding.clone());
-                    Run::new(builder, rule, rank, ranks).with_frozen()
-                });
-                let about = format!("{rule}, {ranks} ranks, {sharding:?}");
-                println!("{about}");
-                assert_close(&found[0], &expected, 1e-12, 1e-14);
-                found.iter().for_each(|rank| same_bits(rank, &found[0], &about));
-            }
+    let expected = RULES.map(|rule| Run::new(&alone(), rule).with_frozen());
+    for ranks in 1..=4 {
+        let hybrid = (ranks == 4).then(|| Sharding::hybrid(2));
+        let all =
+            [Sharding::zero1(), Sharding::zero2(), Sharding::zero3()].into_iter().chain(hybrid);
+        for sharding in all {
+            as_one_process(RULES, ranks, Some(&sharding), |run, _| run.with_frozen(), &expected);
         }
     }
 }
@@ -198,48 +227,20 @@ fn steps_are_those_of_whole_parameters() {
 /// A checkpoint's states are whole, whoever has written them: another number of ranks goes on with them.
 #[test]
 fn checkpoints_go_on_with_any_ranks() {
+    let rules = ["LAMB with Lookahead", "LARS", "Adafactor", "Muon"];
+    let expected = rules.map(|rule| Run::new(&alone(), rule).trained());
     let folder = tempfile::tempdir().unwrap();
-    let forms = [
-        (1, None),
-        (1, Some(Sharding::zero3())),
-        (2, Some(Sharding::zero3())),
-        (3, Some(Sharding::zero1())),
-        (4, Some(Sharding::hybrid(2))),
-    ];
-    for rule in ["LAMB with Lookahead", "LARS", "Adafactor", "Muon"] {
-        let mut whole = Run::alone(rule);
-        whole.steps(0..4);
-        let expected = whole.values();
-        for (saving, by) in &forms {
-            let folder = folder.path().join(format!("{rule} {saving} {}", by.is_some()));
-            let on_some = |ranks: usize,
-                           sharding: &Option<Sharding>,
-                           body: &(dyn Fn(Run) -> Vec<f64> + Sync)| {
-                let all = on_ranks(ranks, |builder, rank| {
-                    body(Run::new(builder.sharding(sharding.clone()), rule, rank, ranks))
-                });
-                assert_close(&all[0], &expected, 1e-12, 1e-14);
-            };
-            on_some(*saving, by, &|mut run: Run| save_and_go_on(&mut run, &folder));
-            for (loading, into) in &forms {
-                on_some(*loading, into, &|mut run: Run| {
-                    // Of other values.
-                    run.steps(7..8);
-                    run.accelerator.load_state(&folder).unwrap();
-                    run.steps(2..4);
-                    run.values()
-                });
-            }
+    let zero3 = Sharding::zero3();
+    for saving in [1, 2] {
+        let folder = |rule: &str| folder.path().join(format!("{rule} {saving}"));
+        let by = (saving > 1).then_some(&zero3);
+        as_one_process(rules, saving, by, |run, rule| run.save(&folder(rule)), &expected);
+        let forms = [(1, None), (3, Some(Sharding::zero1())), (4, Some(Sharding::hybrid(2)))];
+        for (ranks, into) in forms {
+            let resume = |run: Run<'_>, rule: &str| run.resume(&folder(rule));
+            as_one_process(rules, ranks, into.as_ref(), resume, &expected);
         }
     }
-}
-
-fn save_and_go_on(run: &mut Run, folder: &Path) -> Vec<f64> {
-    run.steps(0..2);
-    run.accelerator.save_state(folder).unwrap();
-    run.accelerator.checkpoints().wait().unwrap();
-    run.steps(2..4);
-    run.values()
 }
 
 /// Means over rows are the same on all ranks, and are saved once.
@@ -247,9 +248,9 @@ fn save_and_go_on(run: &mut Run, folder: &Path) -> Vec<f64> {
 fn factors_of_a_variance_are_saved_as_they_are_spread() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path().join("saved");
-    on_ranks(2, |builder, rank| {
-        let mut run = Run::new(builder.sharding(Sharding::zero3()), "Adafactor", rank, 2);
-        save_and_go_on(&mut run, &folder)
+    on_ranks(2, |builder, _| {
+        let accelerator = builder.sharding(Sharding::zero3()).build().unwrap();
+        Run::new(&accelerator, "Adafactor").save(&folder)
     });
     let checkpoint = brigade_checkpoint::layout::Checkpoint::open(&folder).unwrap();
     assert!(checkpoint.verify().is_empty());
@@ -258,9 +259,9 @@ fn factors_of_a_variance_are_saved_as_they_are_spread() {
         let tensor = &optimizer.tensors[&format!("state.{name}")];
         (tensor.shape.clone(), tensor.chunks.len())
     };
-    // Rank 0 has one of the two rows, as many as the means of the columns.
-    assert_eq!(chunks("head.weight.row_var"), (vec![2, 1], 2));
-    assert_eq!(chunks("head.weight.col_var"), (vec![1, 5], 1));
+    assert_eq!(chunks("stem.weight.row_var"), (vec![7, 1], 2));
+    assert_eq!(chunks("stem.weight.col_var"), (vec![1, 6], 1));
+    // Rank 0 has one row, as many as the means of the columns.
     assert_eq!(chunks("block.narrow.weight.row_var"), (vec![1, 1], 1));
     assert_eq!(chunks("block.narrow.weight.col_var"), (vec![1, 5], 1));
     assert_eq!(chunks("block.taps.col_var"), (vec![5, 1, 3], 2));
@@ -271,10 +272,9 @@ fn factors_of_a_variance_are_saved_as_they_are_spread() {
 #[test]
 fn an_optimizer_is_built_in_any_order() {
     for rule in ["LAMB", "Adafactor", "Muon"] {
-        let mut whole = Run::alone(rule);
-        whole.steps(0..3);
+        let expected = Run::new(&alone(), rule).trained();
         for before in [true, false] {
-            let found = on_ranks(2, |builder, rank| {
+            let found = on_ranks(2, |builder, _| {
                 let accelerator = builder.sharding(Sharding::zero3()).build().unwrap();
                 let model = matrices();
                 let all = |found: Vec<Optimizer>| -> Vec<PreparedOptimizer> {
@@ -288,13 +288,57 @@ fn an_optimizer_is_built_in_any_order() {
                     let optimizers = all(optimizers(rule, &model).unwrap());
                     (model, optimizers)
                 };
-                let count = ROWS / 2;
-                let first = rank as i64 * count;
-                let mut run = Run { accelerator, model, optimizers, first, count };
-                run.steps(0..3);
-                run.values()
+                Run { accelerator: &accelerator, model, optimizers }.trained()
             });
-            assert_close(&found[0], &whole.values(), 1e-12, 1e-14);
+            assert_close(&found[0], &expected, 1e-12, 1e-14);
         }
+    }
+}
+
+/// All parameters share the messages of a step.
+#[test]
+fn a_step_sends_few_messages() {
+    let planned = [("LAMB", [1, 0]), ("LARS", [1, 0]), ("Adafactor", [2, 0]), ("Muon", [0, 2])];
+    let accelerator = fake(3).sharding(Sharding::zero3()).build().unwrap();
+    for (rule, expected) in planned {
+        let mut run = Run::new(&accelerator, rule);
+        let group = run.model.sharder().unwrap().groups().gather.clone();
+        group.reset_traffic();
+        run.steps(0..1);
+        let traffic = group.traffic();
+        let messages = |operation: &str| traffic.get(operation).map_or(0, |it| it.messages);
+        let found = [messages("all_reduce"), messages("all_to_all")];
+        assert_eq!(found, expected, "{rule}: {traffic:?}");
+    }
+}
+
+/// Averages of weights are averages of shards (EMA): an average is validated in the place of the weights.
+#[test]
+fn shards_are_averaged_and_exchanged() {
+    let averaged = |run: &mut Run<'_>| {
+        let shards = run.model.trainable_parameters();
+        let live: Vec<Tensor> = shards.iter().map(|it| it.tensor.detach()).collect();
+        let mut averages: Vec<Tensor> = live.iter().map(Tensor::copy).collect();
+        for number in 0..3 {
+            run.steps(number..number + 1);
+            for (average, shard) in averages.iter_mut().zip(&live) {
+                let _ = average.lerp_(shard, 0.1);
+            }
+        }
+        live.iter()
+            .zip(&averages)
+            .for_each(|(shard, average)| shard.shallow_clone().copy_(average));
+        if let Some(sharder) = run.model.sharder() {
+            sharder.shards_changed().unwrap();
+        }
+        run.values()
+    };
+    let expected = averaged(&mut Run::new(&alone(), "LAMB"));
+    for sharding in [Sharding::zero1(), Sharding::zero2(), Sharding::zero3()] {
+        let found = on_ranks(3, |builder, _| {
+            let accelerator = builder.sharding(sharding.clone()).build().unwrap();
+            averaged(&mut Run::new(&accelerator, "LAMB"))
+        });
+        assert_close(&found[0], &expected, 1e-12, 1e-14);
     }
 }
