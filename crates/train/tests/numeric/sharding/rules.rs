@@ -58,8 +58,8 @@ impl Module<&Tensor> for Matrices {
     }
 }
 
-fn matrices() -> Model<Matrices> {
-    let model = Model::builder().kind(Kind::Double).build(Matrices::new).unwrap();
+fn matrices(kind: Kind) -> Model<Matrices> {
+    let model = Model::builder().kind(kind).build(Matrices::new).unwrap();
     fill(&model);
     let of = |name: &str| model.parameters().into_iter().find(|it| it.name == name).unwrap().tensor;
     let _ = tch::no_grad(|| of("scale").fill_(0.7));
@@ -122,7 +122,11 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     fn new(accelerator: &'a Accelerator, rule: &str) -> Self {
-        let model = matrices();
+        Self::of_kind(accelerator, rule, Kind::Double)
+    }
+
+    fn of_kind(accelerator: &'a Accelerator, rule: &str, kind: Kind) -> Self {
+        let model = matrices(kind);
         let optimizers = optimizers(rule, &model).unwrap();
         let model = accelerator.prepare(model).unwrap();
         let optimizers = optimizers.into_iter().map(|it| accelerator.prepare(it).unwrap());
@@ -137,9 +141,11 @@ impl<'a> Run<'a> {
             let all = Tensor::arange(ROWS * columns, (Kind::Double, Device::Cpu)) * 0.7 + phase;
             all.sin().view([ROWS, columns]).narrow(0, first, count)
         };
+        let kind = self.model.trainable_parameters()[0].tensor.kind();
         for number in numbers {
-            let output = self.model.forward(&wave(6, 17 * number)).unwrap();
-            let loss = (output - wave(2, 5 * number + 1)).square().mean(Kind::Double);
+            let output = self.model.forward(&wave(6, 17 * number).to_kind(kind)).unwrap();
+            let loss = (output.to_kind(Kind::Double) - wave(2, 5 * number + 1)).square();
+            let loss = loss.mean(Kind::Double);
             self.accelerator.backward(&loss).unwrap();
             for optimizer in &mut self.optimizers {
                 optimizer.step().unwrap();
@@ -276,7 +282,7 @@ fn an_optimizer_is_built_in_any_order() {
         for before in [true, false] {
             let found = on_ranks(2, |builder, _| {
                 let accelerator = builder.sharding(Sharding::zero3()).build().unwrap();
-                let model = matrices();
+                let model = matrices(Kind::Double);
                 let all = |found: Vec<Optimizer>| -> Vec<PreparedOptimizer> {
                     found.into_iter().map(|it| accelerator.prepare(it).unwrap()).collect()
                 };
@@ -340,5 +346,32 @@ fn shards_are_averaged_and_exchanged() {
             averaged(&mut Run::new(&accelerator, "LAMB"))
         });
         assert_close(&found[0], &expected, 1e-12, 1e-14);
+    }
+}
+
+/// In fewer bits steps are as far from those in 64 bits as without sharding.
+#[test]
+fn fewer_bits() {
+    let expected = RULES.map(|rule| Run::new(&alone(), rule).trained());
+    for kind in [Kind::Float, Kind::BFloat16] {
+        let distances = |values: [Vec<f64>; RULES.len()]| {
+            let mut pairs = values.iter().zip(&expected);
+            RULES.map(|_| {
+                let (found, expected) = pairs.next().unwrap();
+                found.iter().zip(expected).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt()
+            })
+        };
+        let run = |accelerator: &Accelerator| {
+            RULES.map(|rule| Run::of_kind(accelerator, rule, kind).trained())
+        };
+        let whole = distances(run(&alone()));
+        let found =
+            on_ranks(3, |builder, _| run(&builder.sharding(Sharding::zero3()).build().unwrap()));
+        assert!(found.iter().all(|rank| *rank == found[0]));
+        let found = distances(found[0].clone());
+        println!("{kind:?}: {whole:?} without, {found:?} with sharding");
+        for (number, rule) in RULES.iter().enumerate() {
+            assert!(found[number] < 3.0 * whole[number], "{rule}, {kind:?}: {found:?}, {whole:?}");
+        }
     }
 }
