@@ -6,7 +6,6 @@ use std::ops::Range;
 use brigade_torch::{DeviceNumbers, Error, ProcessGroup, ReduceOp, Result, TensorId};
 use tch::{Kind, Tensor};
 
-use crate::options::WeightDecay;
 use crate::param_state::ParamStates;
 use crate::rule::{Rule, Step};
 
@@ -73,6 +72,11 @@ impl RankSums<'_> {
         self.values.push((self.shards.whole_shape(shard).is_some(), value));
     }
 
+    /// Adds a value for each of these parameters.
+    pub(crate) fn add_all(&mut self, shards: &[&Tensor], values: Vec<Tensor>) {
+        shards.iter().zip(values).for_each(|(shard, value)| self.add(shard, value));
+    }
+
     /// Returns the sums, in the order in which they were added: the same bits on all ranks, which all
     /// take part.
     ///
@@ -114,9 +118,13 @@ impl ReducedSums {
     /// [`brigade_torch::ErrorKind::InvalidArgument`] when fewer were added.
     #[expect(clippy::should_implement_trait, reason = "a missing sum is an error")]
     pub fn next(&mut self) -> Result<Tensor> {
-        self.0
-            .next()
-            .ok_or_else(|| Error::invalid_argument("a rule reads more sums than it has added"))
+        let missing = || Error::invalid_argument("a rule reads more sums than it has added");
+        self.0.next().ok_or_else(missing)
+    }
+
+    /// Returns the next sums.
+    pub(crate) fn take(&mut self, count: usize) -> Result<Vec<Tensor>> {
+        (0..count).map(|_| self.next()).collect()
     }
 }
 
@@ -194,53 +202,6 @@ pub(crate) fn wide(tensor: &Tensor) -> Result<Tensor> {
         Kind::Half | Kind::BFloat16 => tensor.f_to_kind(Kind::Float)?,
         _ => tensor.shallow_clone(),
     })
-}
-
-/// The sum of squares as a scalar in double precision.
-pub(crate) fn square_sum(tensor: &Tensor) -> Result<Tensor> {
-    let norm = tensor.f_norm_scalaropt_dtype(2, Kind::Double)?;
-    Ok(norm.f_square()?)
-}
-
-/// How weight decay and the direction of the step change a weight and its gradient before the rule does.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Slopes {
-    keep: f64,
-    added: f64,
-    maximize: bool,
-}
-
-impl Slopes {
-    pub(crate) fn new(step: &Step<'_>, decay: WeightDecay, maximize: bool) -> Self {
-        let (lr, weight_decay) = (step.lr(), step.weight_decay());
-        match decay {
-            WeightDecay::Decoupled => Self { keep: 1.0 - lr * weight_decay, added: 0.0, maximize },
-            WeightDecay::Added => Self { keep: 1.0, added: weight_decay, maximize },
-        }
-    }
-
-    /// Returns the weight after its decay, and the slope along which it descends.
-    pub(crate) fn of(&self, parameter: &Tensor, gradient: &Tensor) -> Result<(Tensor, Tensor)> {
-        let mut weight = wide(parameter)?;
-        if self.keep != 1.0 {
-            weight = weight.f_mul_scalar(self.keep)?;
-        }
-        let mut slope = wide(gradient)?;
-        if self.maximize {
-            slope = slope.f_neg()?;
-        }
-        // Without weight decay an infinite weight must not become a NaN in the gradient.
-        if self.added != 0.0 {
-            slope = slope.f_add(&weight.f_mul_scalar(self.added)?)?;
-        }
-        Ok((weight, slope))
-    }
-}
-
-/// Writes values into a parameter or a state, in its own type.
-pub(crate) fn write(into: &Tensor, values: &Tensor) -> Result<()> {
-    into.shallow_clone().f_copy_(values)?;
-    Ok(())
 }
 
 /// The slots of a parameter of this size whose rows are spread as the parameter's own are, with their whole shapes.

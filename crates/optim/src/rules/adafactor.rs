@@ -6,9 +6,9 @@ use tch::{Kind, Tensor};
 
 use crate::builder::builder;
 use crate::check::check;
-use crate::options::{Options, WeightDecay};
+use crate::options::Options;
 use crate::rule::{Rule, Slots, Step};
-use crate::shards::{ShardedStep, Shards, Slopes, square_sum, wide, write};
+use crate::shards::{ShardedStep, Shards, wide};
 
 builder! {
     /// Adafactor (Shazeer and Stern, 2018), with the defaults and the arithmetic of `torch.optim.Adafactor`:
@@ -96,7 +96,6 @@ impl AdafactorRule {
         } else {
             wide(slots.require(VARIANCE)?)?
         };
-        // The direction's sign is squared away in the variance.
         let slope = if self.maximize { gradient.f_neg()? } else { gradient.shallow_clone() };
         Ok(variance.f_clamp_min(eps * eps)?.f_rsqrt()?.f_mul(&wide(&slope)?)?)
     }
@@ -109,6 +108,18 @@ fn machine_epsilon(kind: Kind) -> f64 {
         Kind::BFloat16 => 2f64.powi(-7),
         _ => f32::EPSILON.into(),
     }
+}
+
+/// The sum of squares as a scalar in double precision.
+fn square_sum(tensor: &Tensor) -> Result<Tensor> {
+    let norm = tensor.f_norm_scalaropt_dtype(2, Kind::Double)?;
+    Ok(norm.f_square()?)
+}
+
+/// Writes values into a parameter or a state, in its own type.
+fn write(into: &Tensor, values: &Tensor) -> Result<()> {
+    into.shallow_clone().f_copy_(values)?;
+    Ok(())
 }
 
 /// The elements of the whole parameter.
@@ -257,8 +268,7 @@ impl Rule for AdafactorRule {
         })?;
         let (mut squares, mut means) = (squares.reduce()?, means.into_iter());
         step.each_group(|step| {
-            let slopes = Slopes::new(step, WeightDecay::Decoupled, self.maximize);
-            let lr = step.lr();
+            let (lr, keep) = (step.lr(), 1.0 - step.lr() * step.weight_decay());
             step.each(|parameter, gradient, slots| {
                 let Some((size, mean_of_rows)) = means.next() else { return Ok(()) };
                 let square = squares.next()?.f_div_scalar(elements(shards, parameter))?;
@@ -267,7 +277,7 @@ impl Rule for AdafactorRule {
                 let size = size.f_sqrt()?.f_clamp_min(self.eps2)?;
                 let rate = size.f_mul_scalar(rho)?.f_div(&excess)?;
                 let update = self.update(parameter, gradient, slots, mean_of_rows.as_ref())?;
-                let (weight, _) = slopes.of(parameter, gradient)?;
+                let weight = wide(parameter)?.f_mul_scalar(keep)?;
                 write(parameter, &weight.f_sub(&update.f_mul(&rate)?)?)
             })
         })

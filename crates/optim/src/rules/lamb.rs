@@ -2,13 +2,12 @@
 
 use brigade_torch::Result;
 use brigade_torch::flat::{self, LambStep};
-use tch::Tensor;
 
 use crate::builder::{builder, decoupled_weight_decay};
 use crate::check::{check, check_betas};
 use crate::options::{Options, WeightDecay};
-use crate::rule::{Rule, Slots, Step};
-use crate::shards::{ShardedStep, Slopes, square_sum, wide, write};
+use crate::rule::{Alike, Rule, Step};
+use crate::shards::ShardedStep;
 
 builder! {
     /// LAMB (You et al., 2020) in fastai's form: Adam's step, whose length for each parameter follows the
@@ -59,13 +58,18 @@ const EXP_AVG: usize = 0;
 const EXP_AVG_SQ: usize = 1;
 
 impl LambRule {
-    /// The step of length 1 along moments that have moved.
-    fn update(&self, slots: &Slots<'_>, beta1: f64) -> Result<Tensor> {
-        let bias = |beta: f64| 1.0 - beta.powf(slots.steps() as f64);
-        let mean = wide(slots.require(EXP_AVG)?)?.f_mul_scalar(1.0 / bias(beta1))?;
-        let root = wide(slots.require(EXP_AVG_SQ)?)?.f_sqrt()?;
-        let root = root.f_mul_scalar(1.0 / bias(self.beta2).sqrt())?.f_add_scalar(self.eps)?;
-        Ok(mean.f_div(&root)?)
+    fn numbers(&self, step: &Step<'_>, alike: &Alike<'_>) -> LambStep {
+        LambStep {
+            lr: step.lr,
+            steps: alike.steps,
+            eps: self.eps,
+            max_trust: self.max_trust,
+            beta1: step.momentum,
+            beta2: self.beta2,
+            weight_decay: step.weight_decay,
+            decoupled: self.decay == WeightDecay::Decoupled,
+            maximize: self.maximize,
+        }
     }
 }
 
@@ -109,17 +113,7 @@ impl Rule for LambRule {
                 &alike.gradients,
                 &alike.list(EXP_AVG),
                 &alike.list(EXP_AVG_SQ),
-                &LambStep {
-                    lr: step.lr,
-                    steps: alike.steps,
-                    eps: self.eps,
-                    max_trust: self.max_trust,
-                    beta1: step.momentum,
-                    beta2: self.beta2,
-                    weight_decay: step.weight_decay,
-                    decoupled: self.decay == WeightDecay::Decoupled,
-                    maximize: self.maximize,
-                },
+                &self.numbers(step, &alike),
                 &alike.device,
             )?;
         }
@@ -131,35 +125,37 @@ impl Rule for LambRule {
     }
 
     fn step_shards(&self, step: &mut ShardedStep<'_>) -> Result<()> {
-        // Of the weight and of the update of each parameter.
         let mut squares = step.shards().sums();
         step.each_group(|step| {
             step.fill_missing(EXP_AVG)?;
             step.fill_missing(EXP_AVG_SQ)?;
-            let (slopes, beta1) = (Slopes::new(step, self.decay, self.maximize), step.momentum());
-            step.each(|parameter, gradient, slots| {
-                let (weight, slope) = slopes.of(parameter, gradient)?;
-                let (mean, square) = (slots.require(EXP_AVG)?, slots.require(EXP_AVG_SQ)?);
-                write(mean, &wide(mean)?.f_lerp(&slope, 1.0 - beta1)?)?;
-                write(square, &wide(square)?.f_lerp(&slope.f_square()?, 1.0 - self.beta2)?)?;
-                write(parameter, &weight)?;
-                let sums = [square_sum(&weight)?, square_sum(&self.update(slots, beta1)?)?];
-                squares.add(parameter, Tensor::f_stack(&sums, 0)?);
-                Ok(())
-            })
+            for alike in step.by_count() {
+                let own = flat::lamb_squares(
+                    &alike.parameters,
+                    &alike.gradients,
+                    &alike.list(EXP_AVG),
+                    &alike.list(EXP_AVG_SQ),
+                    &self.numbers(step, &alike),
+                    &alike.device,
+                )?;
+                squares.add_all(&alike.parameters, own);
+            }
+            Ok(())
         })?;
         let mut squares = squares.reduce()?;
         step.each_group(|step| {
-            let (lr, beta1) = (step.lr(), step.momentum());
-            step.each(|parameter, _, slots| {
-                let norms = squares.next()?.f_sqrt()?;
-                let (weight, update) = (norms.f_select(0, 0)?, norms.f_select(0, 1)?);
-                let either_is_zero = weight.f_eq(0)?.f_logical_or(&update.f_eq(0)?)?;
-                let trust = weight.f_div(&update)?.f_clamp_max(self.max_trust)?;
-                let rate = trust.f_masked_fill(&either_is_zero, 1)?.f_mul_scalar(lr)?;
-                let update = self.update(slots, beta1)?.f_mul(&rate)?;
-                write(parameter, &wide(parameter)?.f_sub(&update)?)
-            })
+            for alike in step.by_count() {
+                flat::lamb_update(
+                    &alike.parameters,
+                    &alike.gradients,
+                    &alike.list(EXP_AVG),
+                    &alike.list(EXP_AVG_SQ),
+                    &squares.take(alike.parameters.len())?,
+                    &self.numbers(step, &alike),
+                    &alike.device,
+                )?;
+            }
+            Ok(())
         })
     }
 }

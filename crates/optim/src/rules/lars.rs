@@ -8,7 +8,7 @@ use crate::builder::{builder, decoupled_weight_decay};
 use crate::check::check;
 use crate::options::{Options, WeightDecay};
 use crate::rule::{Rule, Step};
-use crate::shards::{ShardedStep, Slopes, square_sum, wide, write};
+use crate::shards::ShardedStep;
 
 builder! {
     /// LARS (You, Gitman and Ginsburg, 2017), and LARC, which clips its rate: SGD with momentum, each
@@ -74,6 +74,30 @@ struct LarsRule {
 
 const MOMENTUM_BUFFER: usize = 0;
 
+impl LarsRule {
+    fn numbers(&self, step: &Step<'_>) -> LarcStep {
+        LarcStep {
+            lr: step.lr,
+            trust: self.trust,
+            clip: self.clip,
+            weight_decay: step.weight_decay,
+            decoupled: self.decay == WeightDecay::Decoupled,
+            eps: self.eps,
+            momentum: step.momentum,
+            maximize: self.maximize,
+        }
+    }
+}
+
+fn fill_buffers(step: &mut Step<'_>) -> Result<()> {
+    if step.momentum == 0.0 { Ok(()) } else { step.fill_missing(MOMENTUM_BUFFER) }
+}
+
+/// Those of all parameters, if there is a momentum.
+fn buffers<'s>(step: &'s Step<'_>) -> Vec<&'s Tensor> {
+    if step.momentum == 0.0 { Vec::new() } else { step.list(MOMENTUM_BUFFER) }
+}
+
 impl Rule for LarsRule {
     fn name(&self) -> &'static str {
         if self.clip { "LARC" } else { "LARS" }
@@ -109,25 +133,12 @@ impl Rule for LarsRule {
     }
 
     fn step(&self, step: &mut Step<'_>) -> Result<()> {
-        let mut buffers = Vec::new();
-        if step.momentum != 0.0 {
-            step.fill_missing(MOMENTUM_BUFFER)?;
-            buffers = step.list(MOMENTUM_BUFFER);
-        }
+        fill_buffers(step)?;
         flat::larc(
             step.parameters,
             step.gradients,
-            &buffers,
-            &LarcStep {
-                lr: step.lr,
-                trust: self.trust,
-                clip: self.clip,
-                weight_decay: step.weight_decay,
-                decoupled: self.decay == WeightDecay::Decoupled,
-                eps: self.eps,
-                momentum: step.momentum,
-                maximize: self.maximize,
-            },
+            &buffers(step),
+            &self.numbers(step),
             &step.device,
         )?;
         Ok(())
@@ -138,41 +149,29 @@ impl Rule for LarsRule {
     }
 
     fn step_shards(&self, step: &mut ShardedStep<'_>) -> Result<()> {
-        // Of the weight and of the slope of each parameter.
         let mut squares = step.shards().sums();
         step.each_group(|step| {
-            if step.momentum() != 0.0 {
-                step.fill_missing(MOMENTUM_BUFFER)?;
-            }
-            let slopes = Slopes::new(step, self.decay, self.maximize);
-            step.each(|parameter, gradient, _| {
-                let (weight, slope) = slopes.of(parameter, gradient)?;
-                let sums = [square_sum(&weight)?, square_sum(&slope)?];
-                squares.add(parameter, Tensor::f_stack(&sums, 0)?);
-                Ok(())
-            })
+            fill_buffers(step)?;
+            let own = flat::larc_squares(
+                step.parameters,
+                step.gradients,
+                &buffers(step),
+                &self.numbers(step),
+                &step.device,
+            )?;
+            squares.add_all(step.parameters, own);
+            Ok(())
         })?;
         let mut squares = squares.reduce()?;
         step.each_group(|step| {
-            let slopes = Slopes::new(step, self.decay, self.maximize);
-            let (lr, momentum, weight_decay) = (step.lr(), step.momentum(), step.weight_decay());
-            step.each(|parameter, gradient, slots| {
-                let norms = squares.next()?.f_sqrt()?;
-                let (weight, slope) = (norms.f_select(0, 0)?, norms.f_select(0, 1)?);
-                let below = slope.f_add(&weight.f_mul_scalar(weight_decay)?)?;
-                let below = below.f_add_scalar(self.eps)?;
-                let mut rate = weight.f_mul_scalar(lr * self.trust)?.f_div(&below)?;
-                if self.clip {
-                    rate = rate.f_clamp_max(lr)?;
-                }
-                let (weight, mut update) = slopes.of(parameter, gradient)?;
-                if momentum != 0.0 {
-                    let buffer = slots.require(MOMENTUM_BUFFER)?;
-                    update = update.f_add(&wide(buffer)?.f_mul_scalar(momentum)?)?;
-                    write(buffer, &update)?;
-                }
-                write(parameter, &weight.f_sub(&update.f_mul(&rate)?)?)
-            })
+            Ok(flat::larc_update(
+                step.parameters,
+                step.gradients,
+                &buffers(step),
+                &squares.take(step.parameters.len())?,
+                &self.numbers(step),
+                &step.device,
+            )?)
         })
     }
 }
