@@ -125,7 +125,7 @@ fn write(into: &Tensor, values: &Tensor) -> Result<()> {
 /// The elements of the whole parameter.
 fn elements(shards: &Shards, shard: &Tensor) -> f64 {
     let whole = |shape: &[i64]| shape.iter().map(|&size| size as f64).product();
-    shards.whole_shape(shard).map_or(shard.numel() as f64, whole)
+    shards.whole_shape(shard).map_or_else(|| shard.numel() as f64, whole)
 }
 
 /// The rows of a matrix whose rows are spread: means over them are sums over ranks.

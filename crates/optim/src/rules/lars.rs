@@ -164,14 +164,14 @@ impl Rule for LarsRule {
         })?;
         let mut squares = squares.reduce()?;
         step.each_group(|step| {
-            Ok(flat::larc_update(
+            flat::larc_update(
                 step.parameters,
                 step.gradients,
                 &buffers(step),
                 &squares.take(step.parameters.len())?,
                 &self.numbers(step),
                 &step.device,
-            )?)
+            )
         })
     }
 }
