@@ -336,9 +336,9 @@ impl Optimizer {
     ///
     /// ```
     /// use brigade_optim::Adafactor;
-    /// use brigade_torch::NamedTensor;
-    ///
-    /// let optimizer = Adafactor::default().build(&Vec::<NamedTensor>::new())?;
+    /// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
+    /// # let _ = tch::nn::linear(model.root(), 2, 2, Default::default());
+    /// let optimizer = Adafactor::default().build(&model)?;
     /// assert_eq!(optimizer.spread_slots(&[5, 7]), [("row_var", vec![5, 1])]);
     /// # Ok::<(), brigade_torch::Error>(())
     /// ```

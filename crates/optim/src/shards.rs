@@ -77,8 +77,7 @@ impl RankSums<'_> {
         shards.iter().zip(values).for_each(|(shard, value)| self.add(shard, value));
     }
 
-    /// Returns the sums, in the order in which they were added: the same bits on all ranks, which all
-    /// take part.
+    /// Returns the sums, in the order in which they were added: the same bits on all ranks, which all take part.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone; [`brigade_torch::ErrorKind::Tensor`] when memory
@@ -167,6 +166,54 @@ impl<'a> GroupStep<'a> {
 }
 
 /// One step of the parameters of all groups, of which each rank has some rows.
+///
+/// ```
+/// use brigade_optim::{Rule, ShardedStep, Step};
+/// use brigade_torch::Result;
+/// use tch::{Kind, Tensor};
+///
+/// /// Gradient descent by a step of length 1 for each parameter.
+/// #[derive(Debug)]
+/// struct Normalized;
+///
+/// fn square_sum(gradient: &Tensor) -> Result<Tensor> {
+///     Ok(gradient.f_square()?.f_sum(Kind::Double)?)
+/// }
+///
+/// fn descend(parameter: &Tensor, gradient: &Tensor, square_sum: &Tensor, lr: f64) -> Result<()> {
+///     let step = gradient.f_div(&square_sum.f_sqrt()?)?.f_mul_scalar(lr)?;
+///     let _ = parameter.shallow_clone().f_sub_(&step)?;
+///     Ok(())
+/// }
+///
+/// impl Rule for Normalized {
+///     fn name(&self) -> &'static str { "Normalized" }
+///
+///     fn slots(&self) -> &'static [&'static str] { &[] }
+///
+///     fn step(&self, step: &mut Step<'_>) -> Result<()> {
+///         let lr = step.lr();
+///         step.each(|weight, gradient, _| descend(weight, gradient, &square_sum(gradient)?, lr))
+///     }
+///
+///     fn steps_shards(&self) -> bool { true }
+///
+///     fn step_shards(&self, step: &mut ShardedStep<'_>) -> Result<()> {
+///         let mut sums = step.shards().sums();
+///         step.each_group(|step| {
+///             step.each(|rows, gradient, _| {
+///                 sums.add(rows, square_sum(gradient)?);
+///                 Ok(())
+///             })
+///         })?;
+///         let mut sums = sums.reduce()?; // one message for all parameters
+///         step.each_group(|step| {
+///             let lr = step.lr();
+///             step.each(|rows, gradient, _| descend(rows, gradient, &sums.next()?, lr))
+///         })
+///     }
+/// }
+/// ```
 #[derive(Debug)]
 pub struct ShardedStep<'a> {
     pub(crate) shards: &'a Shards,

@@ -72,17 +72,11 @@ fn rounds_half_precision_once(roles: usize, squares: usize, run: &Rule<'_>, oper
     }
 }
 
+type InParts<'a> = dyn Fn(&[ffi::TensorRef<'_>], StepPart, &[ffi::TensorRef<'_>], bool) -> Result<(), cxx::Exception>
+    + 'a;
+
 /// The two passes of a rule with norms are its step, also with sums of squares that are handed over between them.
-fn parts_are_the_whole(
-    roles: usize,
-    squares: usize,
-    run: &dyn Fn(
-        &[ffi::TensorRef<'_>],
-        StepPart,
-        &[ffi::TensorRef<'_>],
-        bool,
-    ) -> Result<(), cxx::Exception>,
-) {
+fn parts_are_the_whole(roles: usize, squares: usize, run: &InParts<'_>) {
     for (kind, operations) in
         [(Kind::Double, false), (Kind::Float, true), (Kind::Double, true), (Kind::Float, false)]
     {

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use brigade_checkpoint::convert::{AccelerateRun, Target, convert};
+use brigade_checkpoint::pth::{PthFile, StoredTensor};
 use brigade_nn::{Init, Linear, Model, Module, ParamPath, Unit};
 use brigade_optim::{Adafactor, AdamW, Group, Lamb, Lars, Lookahead, Muon, Optimizer};
 use brigade_sharding::Sharding;
@@ -273,6 +275,18 @@ fn factors_of_a_variance_are_saved_as_they_are_spread() {
     assert_eq!(chunks("block.narrow.weight.col_var"), (vec![1, 5], 1));
     assert_eq!(chunks("block.taps.col_var"), (vec![5, 1, 3], 2));
     assert_eq!(chunks("stem.bias.variance"), (vec![7], 2));
+
+    let accelerate = folder.with_extension("accelerate");
+    convert(&folder, &accelerate, Target::Accelerate(AccelerateRun::default())).unwrap();
+    let file = accelerate.join("optimizer.bin");
+    let optimizer = PthFile::from_file(&file, std::fs::File::open(&file).unwrap()).unwrap();
+    let mut shapes = Vec::new();
+    let tree = optimizer.value().unwrap().try_map(&mut |_, tensor: StoredTensor| {
+        shapes.push(tensor.info().shape);
+        Ok::<_, std::convert::Infallible>(())
+    });
+    assert!(tree.is_ok());
+    assert!(shapes.contains(&vec![7, 1]) && shapes.contains(&vec![1, 6]), "{shapes:?}");
 }
 
 /// An optimizer may be prepared before its model, or be built of the prepared one.
