@@ -16,8 +16,8 @@ use crate::group::ParameterGroup;
 use crate::lookahead::{Lookahead, SLOW};
 use crate::options::{Grouping, Options};
 use crate::param_state::{ParamStates, like};
-use crate::rule::Rule;
-use crate::shards::{self, GroupStep, ShardedStep, Shards};
+use crate::rule::{GroupStep, Rule, ShardedStep};
+use crate::shards::{Shards, spread_slots};
 
 /// A rule, the parameters in their groups, and their states.
 ///
@@ -366,7 +366,7 @@ impl OptimizerInner {
 
     /// Returns the slots of a parameter of this size whose rows are spread as its own are, with their shapes.
     pub(crate) fn spread_slots(&self, size: &[i64]) -> Vec<(&'static str, Vec<i64>)> {
-        shards::spread_slots(self.states.names(), |slot, size| self.slot_shape(slot, size), size)
+        spread_slots(self.states.names(), |slot, size| self.slot_shape(slot, size), size)
     }
 
     pub(crate) fn replace_with_shards(
@@ -384,7 +384,12 @@ impl OptimizerInner {
             return Ok(false);
         }
         if !self.rule.steps_shards() {
-            return Err(shards::refused(&*self.rule));
+            return Err(Error::invalid_argument(format!(
+                "{} cannot step the shards of a model: an element's step may depend on other elements of its parameter; \
+                 implement `Rule::is_elementwise` or `Rule::step_shards`, use an optimizer such as AdamW, or train \
+                 without sharding",
+                self.rule.name()
+            )));
         }
         // A single rank has all rows. A parameter that is frozen may be stepped later.
         let spread = shards.iter().filter(|(whole, _)| group.size() > 1 && whole.dim() > 0);

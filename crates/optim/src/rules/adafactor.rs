@@ -7,8 +7,8 @@ use tch::{Kind, Tensor};
 use crate::builder::builder;
 use crate::check::check;
 use crate::options::Options;
-use crate::rule::{Rule, Slots, Step};
-use crate::shards::{ShardedStep, Shards, wide};
+use crate::rule::{Rule, ShardedStep, Slots, Step};
+use crate::shards::{Shards, wide};
 
 builder! {
     /// Adafactor (Shazeer and Stern, 2018), with the defaults and the arithmetic of `torch.optim.Adafactor`:

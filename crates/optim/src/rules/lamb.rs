@@ -6,8 +6,7 @@ use brigade_torch::flat::{self, LambStep};
 use crate::builder::{builder, decoupled_weight_decay};
 use crate::check::{check, check_betas};
 use crate::options::{Options, WeightDecay};
-use crate::rule::{Alike, Rule, Step};
-use crate::shards::ShardedStep;
+use crate::rule::{Alike, Rule, ShardedStep, Step};
 
 builder! {
     /// LAMB (You et al., 2020) in fastai's form: Adam's step, whose length for each parameter follows the

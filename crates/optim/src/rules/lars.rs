@@ -7,8 +7,7 @@ use tch::Tensor;
 use crate::builder::{builder, decoupled_weight_decay};
 use crate::check::check;
 use crate::options::{Options, WeightDecay};
-use crate::rule::{Rule, Step};
-use crate::shards::ShardedStep;
+use crate::rule::{Rule, ShardedStep, Step};
 
 builder! {
     /// LARS (You, Gitman and Ginsburg, 2017), and LARC, which clips its rate: SGD with momentum, each

@@ -9,8 +9,8 @@ use tch::{Device, Kind, Tensor};
 use crate::builder::builder;
 use crate::check::check;
 use crate::options::Options;
-use crate::rule::{Rule, Step};
-use crate::shards::{ShardedStep, Shards, wide};
+use crate::rule::{Rule, ShardedStep, Step};
+use crate::shards::{Shards, wide};
 
 builder! {
     /// Muon (Jordan et al., 2024), with the defaults and the arithmetic of `torch.optim.Muon`: momentum whose

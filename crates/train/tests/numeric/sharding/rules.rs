@@ -233,7 +233,7 @@ fn steps_are_those_of_whole_parameters() {
     }
 }
 
-/// A checkpoint's states are whole, whoever has written them: another number of ranks goes on with them.
+/// The states of a checkpoint are whole, by any number of ranks: any other goes on with them.
 #[test]
 fn checkpoints_go_on_with_any_ranks() {
     let rules = ["LAMB with Lookahead", "LARS", "Adafactor", "Muon"];
