@@ -342,7 +342,8 @@ impl OptimizerInner {
             return optimizer.step();
         };
         let stepped = scaler.step(&mut optimizer);
-        self.accumulator.set_skipped(scaler.skipped());
+        // A device that keeps the scale has told by now.
+        self.accumulator.set_skipped(scaler.settle()?);
         stepped.map(drop)
     }
 
