@@ -14,7 +14,7 @@ use brigade_checkpoint::pth::PthFile;
 use brigade_checkpoint::{
     Error as FileError, OpenWeights, TensorReader, WeightsFile, WeightsReader, open_weights,
 };
-use brigade_torch::{Error, TensorRead, loaded_kind};
+use brigade_torch::{Error, TensorId, TensorRead, has_memory, loaded_kind};
 use tch::{Device, Kind, Tensor};
 
 pub use self::parts::PartsWriter;
@@ -150,6 +150,40 @@ impl<M> Model<M> {
             values.into_iter().map(|(from, into)| (from.name().to_owned(), into)).collect();
         self.read_from(weights, values)?;
         Ok(report)
+    }
+
+    /// Reads tensors of open weights into tensors of the model, each of which is given with the name of the one in the
+    /// weights; those of a deferred model are read when they get their memory.
+    ///
+    /// # Errors
+    /// Those of [`read`].
+    pub fn read_from(
+        &mut self,
+        weights: WeightsReader,
+        tensors: Vec<(String, Tensor)>,
+    ) -> Result<(), Error> {
+        let is_later = |tensor: &Tensor| self.is_deferred() && !has_memory(tensor);
+        let mut now = Vec::new();
+        for (name, into) in &tensors {
+            let from = weights.get(name).ok_or_else(|| {
+                Error::invalid_argument(format!("the weights have no tensor `{name}`"))
+            })?;
+            let read = TensorRead::whole(from, into.shallow_clone());
+            if is_later(into) {
+                read.check()?;
+            } else {
+                now.push(read);
+            }
+        }
+        read(&weights, now)?;
+        if let Some(deferred) = self.deferred_values() {
+            let (later, now): (Vec<_>, Vec<_>) =
+                tensors.into_iter().partition(|(_, tensor)| !has_memory(tensor));
+            now.iter().for_each(|(_, tensor)| deferred.keep(TensorId::of(tensor)));
+            let later = later.into_iter().map(|(name, tensor)| (name, TensorId::of(&tensor)));
+            deferred.read_later(weights, later);
+        }
+        Ok(())
     }
 
     /// Compares open weights with the model as [`Model::load_weights`] does. Returns each tensor of the files with the

@@ -2,12 +2,12 @@
 
 mod state;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 use brigade_torch::flat::look_ahead;
 use brigade_torch::{
-    DeviceNumbers, Error, NamedTensor, Result, TensorId, clear_gradient, gradient,
+    DeviceNumbers, Error, NamedTensor, ProcessGroup, Result, TensorId, clear_gradient, gradient,
 };
 use tch::{Kind, Tensor};
 
@@ -16,7 +16,8 @@ use crate::group::ParameterGroup;
 use crate::lookahead::{Lookahead, SLOW};
 use crate::options::{Grouping, Options};
 use crate::param_state::{ParamStates, like};
-use crate::rule::{Rule, Step};
+use crate::rule::{GroupStep, Rule, ShardedStep};
+use crate::shards::{Shards, spread_slots};
 
 /// A rule, the parameters in their groups, and their states.
 ///
@@ -37,6 +38,8 @@ pub(crate) struct OptimizerInner {
     keys: Vec<(usize, bool)>,
     pub(crate) states: ParamStates,
     pub(crate) lookahead: Option<Lookahead>,
+    /// Where some parameters are this rank's rows of them.
+    shards: Option<Shards>,
     /// The learning rate that the optimizer was built with: what groups' own rates are relative to.
     pub(crate) initial_lr: f64,
     pub(crate) lr: f64,
@@ -70,6 +73,7 @@ impl OptimizerInner {
             keys,
             states,
             lookahead,
+            shards: None,
             initial_lr,
             lr,
             steps: 0,
@@ -156,11 +160,12 @@ impl OptimizerInner {
                 )));
             }
         }
-        if !scalars.is_empty() && !self.rule.takes_device_scalars() {
+        if !scalars.is_empty() && !self.takes_device_scalars() {
             return Err(Error::invalid_argument(format!(
-                "{} takes no numbers from a device: implement `Rule::takes_device_scalars`, or call \
+                "{} takes no numbers from a device{}: implement `Rule::takes_device_scalars`, or call \
                  `Optimizer::step`",
-                self.rule.name()
+                self.rule.name(),
+                if self.rule.takes_device_scalars() { " with sharded parameters" } else { "" }
             )));
         }
         let fits = |lr: &&Tensor| lr.numel() == 1 || lr.size() == [self.groups.len() as i64];
@@ -191,6 +196,7 @@ impl OptimizerInner {
             self.steps = self.steps()?;
             self.count = None;
         }
+        let mut groups = Vec::with_capacity(self.groups.len());
         for (index, (group, members)) in self.groups.iter().zip(&self.members).enumerate() {
             let chosen: Vec<usize> =
                 members.iter().copied().filter(|&index| gradients[index].is_some()).collect();
@@ -216,28 +222,44 @@ impl OptimizerInner {
                 Some(made) => self.states.count_up_on_device(&chosen, &parameters, made)?,
                 None => self.states.count_up(&chosen)?,
             }
-            let lr = match scalars.lr {
+            let lr_on_device = match scalars.lr {
                 Some(lr) => self.rate_on_device(index, lr)?,
                 None => None,
             };
-            self.rule.step(&mut Step {
-                chosen: &chosen,
-                parameters: &parameters,
-                gradients: &gradients,
-                states: &mut self.states,
+            groups.push(GroupStep {
+                chosen,
+                parameters,
+                gradients,
                 lr: group.lr,
                 momentum: group.momentum,
                 weight_decay: group.weight_decay,
-                on_device,
-                counts: self.rule.counts_steps(),
-                device: DeviceNumbers {
-                    lr: lr.as_ref(),
-                    steps: None,
-                    grad_scale: scalars.grad_scale,
-                    found_inf: scalars.found_inf,
-                },
-            })?;
+                lr_on_device,
+            });
         }
+        let counts = self.rule.counts_steps();
+        match self.shards.as_ref().filter(|_| !self.rule.is_elementwise()) {
+            Some(shards) => {
+                let states = &mut self.states;
+                self.rule.step_shards(&mut ShardedStep {
+                    shards,
+                    groups: &groups,
+                    states,
+                    counts,
+                })?;
+            }
+            None => {
+                for group in &groups {
+                    let device = DeviceNumbers {
+                        lr: group.lr_on_device.as_ref(),
+                        steps: None,
+                        grad_scale: scalars.grad_scale,
+                        found_inf: scalars.found_inf,
+                    };
+                    self.rule.step(&mut group.step(&mut self.states, counts, on_device, device))?;
+                }
+            }
+        }
+        drop(groups);
         if made.is_none() {
             self.steps += 1;
         }
@@ -336,21 +358,47 @@ impl OptimizerInner {
         self.known.iter().any(|known| model.iter().any(|parameter| same(known, parameter)))
     }
 
-    pub(crate) fn replace_with_shards(&mut self, shards: &[(&Tensor, &Tensor)]) -> Result<bool> {
+    /// Returns whether its steps can have numbers of a device.
+    pub(crate) fn takes_device_scalars(&self) -> bool {
+        let over_shards = self.shards.is_some() && !self.rule.is_elementwise();
+        self.rule.takes_device_scalars() && !over_shards
+    }
+
+    /// Returns the slots of a parameter of this size whose rows are spread as its own are, with their shapes.
+    pub(crate) fn spread_slots(&self, size: &[i64]) -> Vec<(&'static str, Vec<i64>)> {
+        spread_slots(self.states.names(), |slot, size| self.slot_shape(slot, size), size)
+    }
+
+    pub(crate) fn replace_with_shards(
+        &mut self,
+        shards: &[(&Tensor, &Tensor)],
+        group: &ProcessGroup,
+    ) -> Result<bool> {
         let shard_of: HashMap<TensorId, &Tensor> =
             shards.iter().map(|(whole, shard)| (TensorId::of(whole), *shard)).collect();
-        let concerned = |it: &NamedTensor| shard_of.contains_key(&TensorId::of(&it.tensor));
-        if !self.known.iter().any(concerned) {
+        let known: HashSet<TensorId> =
+            self.known.iter().map(|known| TensorId::of(&known.tensor)).collect();
+        let is_known = |tensor: &Tensor| known.contains(&TensorId::of(tensor));
+        let replaces = shards.iter().any(|(whole, _)| is_known(whole));
+        if !replaces && !shards.iter().any(|(_, shard)| is_known(shard)) {
             return Ok(false);
         }
-        if !self.rule.is_elementwise() {
+        if !self.rule.steps_shards() {
             return Err(Error::invalid_argument(format!(
-                "{} cannot step the shards of a model: an element's step depends on other elements of its parameter; \
-                 use an elementwise optimizer such as AdamW, or train without sharding",
+                "{} cannot step the shards of a model: an element's step may depend on other elements of its parameter; \
+                 implement `Rule::is_elementwise` or `Rule::step_shards`, use an optimizer such as AdamW, or train \
+                 without sharding",
                 self.rule.name()
             )));
         }
-        if self.launched > 0 || self.steps()? > 0 {
+        // A single rank has all rows. A parameter that is frozen may be stepped later.
+        let spread = shards.iter().filter(|(whole, _)| group.size() > 1 && whole.dim() > 0);
+        let is_new = |shard: &Tensor| {
+            self.shards.as_ref().is_none_or(|shards| shards.whole_shape(shard).is_none())
+        };
+        let had_no_sums =
+            !self.rule.is_elementwise() && spread.clone().any(|(_, shard)| is_new(shard));
+        if (replaces || had_no_sums) && (self.launched > 0 || self.steps()? > 0) {
             return Err(Error::invalid_argument(format!(
                 "the optimizer has made {} steps with whole parameters and cannot step shards: prepare it before its \
                  first step, and load its state after `prepare`",
@@ -361,6 +409,9 @@ impl OptimizerInner {
             if let Some(shard) = shard_of.get(&TensorId::of(&parameter.tensor)) {
                 parameter.tensor = shard.shallow_clone();
             }
+        }
+        for (whole, shard) in spread {
+            self.shards.get_or_insert_with(|| Shards::new(group)).add(shard, whole.size());
         }
         Ok(true)
     }

@@ -49,14 +49,16 @@ mod rule;
 #[doc(hidden)]
 pub mod rules;
 mod scheduler;
+mod shards;
 mod state;
 
 pub use device_scalars::DeviceScalars;
 pub use group::{Group, ParameterGroup};
 pub use lookahead::Lookahead;
 pub use optimizer::{Optimizer, OptimizerBuilder, OptimizerSettings, Overrides};
-pub use rule::{Rule, Slots, Step};
+pub use rule::{Rule, ShardedStep, Slots, Step};
 #[doc(inline)]
 pub use rules::*;
 pub use scheduler::{Scheduler, SchedulerState};
+pub use shards::{RankSums, ReducedSums, Shards};
 pub use state::{GroupState, OptimizerState, ParameterState, StateMismatch};

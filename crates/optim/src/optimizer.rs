@@ -5,7 +5,7 @@ mod settings;
 use std::fmt;
 use std::sync::Arc;
 
-use brigade_torch::{NamedTensor, Result, Trainable};
+use brigade_torch::{NamedTensor, ProcessGroup, Result, Trainable};
 use parking_lot::{Mutex, MutexGuard};
 use tch::Tensor;
 
@@ -97,10 +97,11 @@ impl Optimizer {
     }
 
     /// Returns whether [`Optimizer::step_with`] can be called: whether its rule
-    /// [takes numbers on a device](Rule::takes_device_scalars).
+    /// [takes numbers on a device](Rule::takes_device_scalars). Over shards only an
+    /// [elementwise](Rule::is_elementwise) rule does.
     #[must_use]
     pub fn takes_device_scalars(&self) -> bool {
-        self.lock().rule.takes_device_scalars()
+        self.lock().takes_device_scalars()
     }
 
     /// Makes all gradients undefined, as PyTorch's `zero_grad(set_to_none=True)`.
@@ -294,19 +295,23 @@ impl Optimizer {
     }
 
     /// Steps shards in the place of whole parameters from now on, under the same names, in the same groups. `shards` are
-    /// pairs of a parameter and this rank's rows of it; parameters that are not stepped are left out. Returns whether any
-    /// is stepped.
+    /// pairs of a parameter and this rank's rows of it, `ceil(rows / ranks)` for each rank of the group, the last ones may
+    /// have fewer or none; one without dimensions is whole on each rank. Pairs whose parameter is not stepped are left
+    /// out. An optimizer that was built of shards gets to know what they are shards of. Returns whether any is stepped.
     ///
     /// ```
+    /// # use brigade_torch::{Backend, ProcessGroup, Store};
+    /// # let gloo = Backend::Gloo(Default::default());
+    /// # let group = &ProcessGroup::new(&Store::hash()?, 0, 1, gloo, Default::default())?;
     /// use brigade_optim::Sgd;
     /// use brigade_torch::{NamedTensor, set_gradient};
     /// use tch::{Device, Kind, Tensor};
     ///
     /// let whole = Tensor::ones([4, 2], (Kind::Float, Device::Cpu)).set_requires_grad(true);
-    /// let shard = Tensor::ones([2, 2], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+    /// let shard = Tensor::ones([4, 2], (Kind::Float, Device::Cpu)).set_requires_grad(true);
     /// let parameters = [NamedTensor { name: "weight".into(), tensor: whole.shallow_clone() }];
     /// let mut optimizer = Sgd::new(0.5).build(&parameters)?;
-    /// assert!(optimizer.replace_with_shards(&[(&whole, &shard)])?);
+    /// assert!(optimizer.replace_with_shards(&[(&whole, &shard)], group)?);
     /// set_gradient(&shard, &shard.ones_like())?;
     /// optimizer.step()?;
     /// assert_eq!(shard.double_value(&[0, 0]), 0.5);
@@ -314,17 +319,32 @@ impl Optimizer {
     /// ```
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`], with nothing changed, for a rule that is not
-    /// [elementwise](crate::Rule::is_elementwise), and for an optimizer that has stepped: its states are those of whole
+    /// [`brigade_torch::ErrorKind::InvalidArgument`], with nothing changed, for a rule that does not
+    /// [step shards](crate::Rule::steps_shards), and for an optimizer that has stepped: its states are those of whole
     /// parameters.
-    pub fn replace_with_shards(&mut self, shards: &[(&Tensor, &Tensor)]) -> Result<bool> {
-        self.lock().replace_with_shards(shards)
+    pub fn replace_with_shards(
+        &mut self,
+        shards: &[(&Tensor, &Tensor)],
+        group: &ProcessGroup,
+    ) -> Result<bool> {
+        self.lock().replace_with_shards(shards, group)
     }
 
-    /// Returns whether its rule is [elementwise](crate::Rule::is_elementwise).
+    /// Returns the tensors that it keeps of a parameter of this size and that are spread over ranks, along the first
+    /// dimension, where the parameter is: their names in [`OptimizerState`] and their whole shapes. Others are the same on
+    /// all ranks.
+    ///
+    /// ```
+    /// use brigade_optim::Adafactor;
+    /// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
+    /// # let _ = tch::nn::linear(model.root(), 2, 2, Default::default());
+    /// let optimizer = Adafactor::default().build(&model)?;
+    /// assert_eq!(optimizer.spread_slots(&[5, 7]), [("row_var", vec![5, 1])]);
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
     #[must_use]
-    pub fn is_elementwise(&self) -> bool {
-        self.lock().rule.is_elementwise()
+    pub fn spread_slots(&self, size: &[i64]) -> Vec<(&'static str, Vec<i64>)> {
+        self.lock().spread_slots(size)
     }
 
     /// Waits for other handles, and gives what all of them share.

@@ -6,6 +6,7 @@ use brigade_torch::{DeviceNumbers, Error, Result, TensorId};
 use tch::{Device, Tensor};
 
 use crate::param_state::{ParamStates, STEP_KIND, like};
+use crate::shards::Shards;
 
 /// One optimizer's arithmetic: how a parameter changes along its gradient.
 ///
@@ -112,11 +113,32 @@ pub trait Rule: fmt::Debug + Send {
         false
     }
 
-    /// Returns whether an element's step depends on nothing but that element, its gradient and its states. Only such a
-    /// rule can step the shards of a model whose parameters are spread over ranks. Defaults to false: the optimizer is
-    /// refused there.
+    /// Returns whether an element's step depends on nothing but that element, its gradient and its states. Such a rule
+    /// steps the shards of a model whose parameters are spread over ranks as it steps whole parameters. Defaults to
+    /// false.
     fn is_elementwise(&self) -> bool {
         false
+    }
+
+    /// Returns whether it can step the shards of a model: it is [elementwise](Rule::is_elementwise), or has
+    /// [`Rule::step_shards`]. An optimizer of another rule is refused where parameters are spread over ranks.
+    fn steps_shards(&self) -> bool {
+        self.is_elementwise()
+    }
+
+    /// Steps the parameters of all groups where ranks have some rows of each, if the rule is not elementwise. All ranks
+    /// have gradients of the same parameters, and call this together. Called without autograd, and without
+    /// [numbers of a device](Rule::takes_device_scalars). [`Rule::slot_shape`] is asked for the shapes of this rank's
+    /// slots with this rank's rows of the parameter; a slot that has no rows where the parameter has none is spread as
+    /// the parameter is, any other is the same on all ranks.
+    ///
+    /// # Errors
+    /// libtorch's, and those of collectives.
+    fn step_shards(&self, _step: &mut ShardedStep<'_>) -> Result<()> {
+        Err(Error::invalid_argument(format!(
+            "{} says that it steps shards and does not implement `Rule::step_shards`",
+            self.name()
+        )))
     }
 
     /// Steps the parameters of one group that have gradients. Called without autograd.
@@ -305,7 +327,10 @@ impl<'a> Step<'a> {
     ///
     /// # Errors
     /// Those of `run`.
-    pub fn each(&self, run: impl Fn(&Tensor, &Tensor, &Slots<'_>) -> Result<()>) -> Result<()> {
+    pub fn each(
+        &self,
+        mut run: impl FnMut(&Tensor, &Tensor, &Slots<'_>) -> Result<()>,
+    ) -> Result<()> {
         for (position, &index) in self.chosen.iter().enumerate() {
             let slots = Slots { states: self.states, index, counts: self.counts };
             run(self.parameters[position], self.gradients[position], &slots)?;
@@ -360,5 +385,121 @@ impl<'a> Step<'a> {
             Ok(tensor)
         });
         each.collect()
+    }
+}
+
+/// One group's part of a step.
+#[derive(Debug)]
+pub(crate) struct GroupStep<'a> {
+    /// The indices of the parameters that have a gradient.
+    pub(crate) chosen: Vec<usize>,
+    pub(crate) parameters: Vec<&'a Tensor>,
+    pub(crate) gradients: Vec<&'a Tensor>,
+    pub(crate) lr: f64,
+    pub(crate) momentum: f64,
+    pub(crate) weight_decay: f64,
+    /// The learning rate where it is on a device.
+    pub(crate) lr_on_device: Option<Tensor>,
+}
+
+impl<'a> GroupStep<'a> {
+    /// The step of this group alone.
+    pub(crate) fn step<'s>(
+        &'s self,
+        states: &'s mut ParamStates,
+        counts: bool,
+        on_device: bool,
+        device: DeviceNumbers<'s>,
+    ) -> Step<'s> {
+        Step {
+            chosen: &self.chosen,
+            parameters: &self.parameters,
+            gradients: &self.gradients,
+            states,
+            lr: self.lr,
+            momentum: self.momentum,
+            weight_decay: self.weight_decay,
+            on_device,
+            counts,
+            device,
+        }
+    }
+}
+
+/// One step of the parameters of all groups, of which each rank has some rows.
+///
+/// ```
+/// use brigade_optim::{Rule, ShardedStep, Step};
+/// use brigade_torch::Result;
+/// use tch::{Kind, Tensor};
+///
+/// /// Gradient descent by a step of length 1 for each parameter.
+/// #[derive(Debug)]
+/// struct Normalized;
+///
+/// fn square_sum(gradient: &Tensor) -> Result<Tensor> {
+///     Ok(gradient.f_square()?.f_sum(Kind::Double)?)
+/// }
+///
+/// fn descend(parameter: &Tensor, gradient: &Tensor, square_sum: &Tensor, lr: f64) -> Result<()> {
+///     let step = gradient.f_div(&square_sum.f_sqrt()?)?.f_mul_scalar(lr)?;
+///     let _ = parameter.shallow_clone().f_sub_(&step)?;
+///     Ok(())
+/// }
+///
+/// impl Rule for Normalized {
+///     fn name(&self) -> &'static str { "Normalized" }
+///
+///     fn slots(&self) -> &'static [&'static str] { &[] }
+///
+///     fn step(&self, step: &mut Step<'_>) -> Result<()> {
+///         let lr = step.lr();
+///         step.each(|weight, gradient, _| descend(weight, gradient, &square_sum(gradient)?, lr))
+///     }
+///
+///     fn steps_shards(&self) -> bool { true }
+///
+///     fn step_shards(&self, step: &mut ShardedStep<'_>) -> Result<()> {
+///         let mut sums = step.shards().sums();
+///         step.each_group(|step| {
+///             step.each(|rows, gradient, _| {
+///                 sums.add(rows, square_sum(gradient)?);
+///                 Ok(())
+///             })
+///         })?;
+///         let mut sums = sums.reduce()?; // one message for all parameters
+///         step.each_group(|step| {
+///             let lr = step.lr();
+///             step.each(|rows, gradient, _| descend(rows, gradient, &sums.next()?, lr))
+///         })
+///     }
+/// }
+/// ```
+#[derive(Debug)]
+pub struct ShardedStep<'a> {
+    pub(crate) shards: &'a Shards,
+    pub(crate) groups: &'a [GroupStep<'a>],
+    pub(crate) states: &'a mut ParamStates,
+    /// Whether the rule counts steps.
+    pub(crate) counts: bool,
+}
+
+impl<'a> ShardedStep<'a> {
+    /// Returns who has what of the parameters.
+    #[must_use]
+    pub fn shards(&self) -> &'a Shards {
+        self.shards
+    }
+
+    /// Runs `run` for each group with this rank's rows, in the order of the groups. A rule that needs sums over the ranks
+    /// goes over all groups, adds up what it has, reduces it once, and goes over all groups again.
+    ///
+    /// # Errors
+    /// Those of `run`.
+    pub fn each_group(&mut self, mut run: impl FnMut(&mut Step<'_>) -> Result<()>) -> Result<()> {
+        let none = DeviceNumbers::default();
+        self.groups
+            .iter()
+            .try_for_each(|group| run(&mut group.step(self.states, self.counts, false, none)))
     }
 }

@@ -129,19 +129,83 @@ void loop_elements(
   }
 }
 
-// Calls `run` with the memory of each parameter, one by one.
+// Calls `run` with the index and the memory of each parameter, one by one.
 template <typename Run>
 void loop_tensors(const Roles& roles, const std::vector<size_t>& indices, const Run& run) {
   for (const size_t i : indices) {
     const auto& parameter = roles[0][i];
     if (parameter.scalar_type() == at::kFloat) {
-      run(memory_of<float>(roles, i));
+      run(i, memory_of<float>(roles, i));
     } else {
-      run(memory_of<double>(roles, i));
+      run(i, memory_of<double>(roles, i));
     }
     changed(parameter);
   }
 }
+
+// The sums of squares of a rule with norms, two for each parameter. Over whole parameters both passes are one call. Where
+// ranks have rows of them, the first pass gives the sums of this rank's rows, and the second has those of all ranks.
+class Squares {
+ public:
+  Squares(StepPart part, rust::Slice<const TensorRef> sums, const List& parameters) : part_(part) {
+    TORCH_CHECK(
+        sums.size() == (part == StepPart::Whole ? 0 : parameters.size()), sums.size(), " sums of squares for ",
+        parameters.size(), " parameters");
+    for (size_t i = 0; i < sums.size(); ++i) {
+      const auto& sum = sums_.emplace_back(sums[i].tensor);
+      TORCH_CHECK(
+          sum.scalar_type() == at::kDouble && sum.numel() == 2 && sum.is_contiguous() &&
+              sum.device() == parameters[i].device(),
+          "sums of squares are two numbers in double precision beside their parameter");
+    }
+  }
+
+  bool computes() const {
+    return part_ != StepPart::Update;
+  }
+  bool updates() const {
+    return part_ != StepPart::Sums;
+  }
+
+  // The sums of a parameter on the CPU.
+  template <typename Compute>
+  Norms of(size_t index, const Compute& compute) const {
+    if (!computes()) {
+      const auto* sums = sums_[index].const_data_ptr<double>();
+      return {sums[0], sums[1]};
+    }
+    const Norms found = compute();
+    if (!updates()) {
+      auto* sums = sums_[index].mutable_data_ptr<double>();
+      sums[0] = found.first;
+      sums[1] = found.second;
+    }
+    return found;
+  }
+
+  // The norms of a piece of the parameters at `indices`, as vectors.
+  template <typename Compute>
+  std::pair<at::Tensor, at::Tensor> norms_of(
+      const Piece& piece, const std::vector<size_t>& indices, const Compute& compute) const {
+    List own;
+    for (size_t i = 0; !sums_.empty() && i < piece.indices.size(); ++i) {
+      own.push_back(sums_[indices[piece.indices[i]]].view({2}));
+    }
+    if (!computes()) {
+      const auto norms = at::stack(own).sqrt_();
+      return {norms.select(1, 0), norms.select(1, 1)};
+    }
+    const std::pair<at::Tensor, at::Tensor> found = compute();
+    if (!updates()) {
+      at::_foreach_copy_(own, at::stack({found.first, found.second}, 1).square_().unbind(0));
+    }
+    return found;
+  }
+
+ private:
+  StepPart part_;
+  List sums_;
+};
 
 // How RAdam divides its step, from the count of steps.
 struct Rectification {
@@ -311,10 +375,11 @@ void qhadam(
 }
 
 void lamb(
-    rust::Slice<const TensorRef> tensors, size_t count, const LambStep& step,
-    rust::Slice<const TensorRef> device, bool operations) {
+    rust::Slice<const TensorRef> tensors, size_t count, const LambStep& step, StepPart part,
+    rust::Slice<const TensorRef> sums, rust::Slice<const TensorRef> device, bool operations) {
   at::NoGradGuard no_grad;
   auto roles = roles_of(tensors, count, 4, 4, "LAMB");
+  const Squares squares_of(part, sums, roles[0]);
   const Split ways(roles, kGradient, Loops::kNorms, device, operations);
   const auto mean_scale = [&](const Number& steps) { return 1 / (1 - power(step.beta1, steps)); };
   const auto root_scale = [&](const Number& steps) {
@@ -323,11 +388,16 @@ void lamb(
   const LambNumbers numbers{
       decay_of(step), step.beta1, step.beta2, step.eps, mean_scale(step.steps).host(),
       root_scale(step.steps).host()};
-  loop_tensors(roles, ways.loops, [&](const auto& memory) {
-    const auto sums = sum_of_squares(memory.count, [&](int64_t begin, int64_t end) {
-      const auto t = memory.from(begin);
-      return lamb_moments_loop(t[0], t[1], t[2], t[3], end - begin, numbers);
+  loop_tensors(roles, ways.loops, [&](size_t index, const auto& memory) {
+    const auto sums = squares_of.of(index, [&] {
+      return sum_of_squares(memory.count, [&](int64_t begin, int64_t end) {
+        const auto t = memory.from(begin);
+        return lamb_moments_loop(t[0], t[1], t[2], t[3], end - begin, numbers);
+      });
     });
+    if (!squares_of.updates()) {
+      return;
+    }
     const double rate = lamb_rate(step, std::sqrt(sums.first), std::sqrt(sums.second));
     each_block(memory.count, [&](int64_t, int64_t begin, int64_t end) {
       const auto t = memory.from(begin);
@@ -338,7 +408,7 @@ void lamb(
   each_piece(chosen(roles, ways.operations), kGradient, [&](Piece& piece) {
     const StepNumbers now(device, piece.device, step.lr, step.steps);
     const auto &p = piece.roles[0], &means = piece.roles[2], &squares = piece.roles[3];
-    {
+    if (squares_of.computes()) {
       const auto slopes = decay_and_slopes(
           p, piece.roles[1], step.maximize, step.weight_decay, step.decoupled, now);
       move_means(means, slopes.list, 1 - step.beta1, now);
@@ -348,7 +418,11 @@ void lamb(
     updates.copy(means);
     updates.multiply(mean_scale(now.steps));
     updates.block.div_(roots(squares, root_scale(now.steps), step.eps).block);
-    const auto weight_norms = norms(p), update_norms = norms(updates.views);
+    const auto [weight_norms, update_norms] = squares_of.norms_of(
+        piece, ways.operations, [&] { return std::pair(norms(p), norms(updates.views)); });
+    if (!squares_of.updates()) {
+      return;
+    }
     const auto either_is_zero = weight_norms.eq(0).logical_or_(update_norms.eq(0));
     const auto trust = weight_norms.div(update_norms)
                            .clamp_max_(step.max_trust)
@@ -358,18 +432,24 @@ void lamb(
 }
 
 void larc(
-    rust::Slice<const TensorRef> tensors, size_t count, const LarcStep& step,
-    rust::Slice<const TensorRef> device, bool operations) {
+    rust::Slice<const TensorRef> tensors, size_t count, const LarcStep& step, StepPart part,
+    rust::Slice<const TensorRef> sums, rust::Slice<const TensorRef> device, bool operations) {
   at::NoGradGuard no_grad;
   const bool buffered = step.momentum != 0;
   auto roles = roles_of(tensors, count, 2 + buffered, 2 + buffered, "LARC");
+  const Squares squares_of(part, sums, roles[0]);
   const Split ways(roles, kGradient, Loops::kNorms, device, operations);
   const LarcNumbers numbers{decay_of(step), step.momentum};
-  loop_tensors(roles, ways.loops, [&](const auto& memory) {
-    const auto sums = sum_of_squares(memory.count, [&](int64_t begin, int64_t end) {
-      const auto t = memory.from(begin);
-      return larc_norms_loop(t[0], t[1], end - begin, numbers);
+  loop_tensors(roles, ways.loops, [&](size_t index, const auto& memory) {
+    const auto sums = squares_of.of(index, [&] {
+      return sum_of_squares(memory.count, [&](int64_t begin, int64_t end) {
+        const auto t = memory.from(begin);
+        return larc_norms_loop(t[0], t[1], end - begin, numbers);
+      });
     });
+    if (!squares_of.updates()) {
+      return;
+    }
     const double rate = larc_rate(step, std::sqrt(sums.first), std::sqrt(sums.second));
     each_block(memory.count, [&](int64_t, int64_t begin, int64_t end) {
       // Without momentum the third role is null.
@@ -381,11 +461,16 @@ void larc(
   each_piece(chosen(roles, ways.operations), kGradient, [&](Piece& piece) {
     const StepNumbers now(device, piece.device, step.lr, 0);
     const auto& p = piece.roles[0];
-    auto slopes = decay_and_slopes(
-        p, piece.roles[1], step.maximize, step.weight_decay, step.decoupled, now);
-    const auto weight_norms = norms(p);
-    const auto below =
-        norms(slopes.list).add_(weight_norms, step.weight_decay).add_(step.eps);
+    // The first pass has shrunk the weights.
+    const double weight_decay = step.decoupled && !squares_of.computes() ? 0 : step.weight_decay;
+    auto slopes =
+        decay_and_slopes(p, piece.roles[1], step.maximize, weight_decay, step.decoupled, now);
+    const auto [weight_norms, slope_norms] = squares_of.norms_of(
+        piece, ways.operations, [&] { return std::pair(norms(p), norms(slopes.list)); });
+    if (!squares_of.updates()) {
+      return;
+    }
+    const auto below = slope_norms.add(weight_norms, step.weight_decay).add_(step.eps);
     auto rates = scaled(weight_norms.mul(step.trust), now.lr).div_(below);
     if (step.clip) {
       rates = now.lr.on_host() ? rates.clamp_max(now.lr.host())

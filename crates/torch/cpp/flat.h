@@ -14,6 +14,7 @@ namespace brigade {
 struct RmsPropStep;
 struct RectifiedStep;
 struct QhAdamStep;
+enum class StepPart : uint8_t;
 struct LambStep;
 struct LarcStep;
 struct LookAheadStep;
@@ -32,12 +33,12 @@ void qhadam(
     rust::Slice<const TensorRef> device, bool operations);
 // parameter, gradient, exp_avg, exp_avg_sq
 void lamb(
-    rust::Slice<const TensorRef> tensors, size_t count, const LambStep& step,
-    rust::Slice<const TensorRef> device, bool operations);
+    rust::Slice<const TensorRef> tensors, size_t count, const LambStep& step, StepPart part,
+    rust::Slice<const TensorRef> sums, rust::Slice<const TensorRef> device, bool operations);
 // parameter, gradient, then momentum_buffer when it has momentum
 void larc(
-    rust::Slice<const TensorRef> tensors, size_t count, const LarcStep& step,
-    rust::Slice<const TensorRef> device, bool operations);
+    rust::Slice<const TensorRef> tensors, size_t count, const LarcStep& step, StepPart part,
+    rust::Slice<const TensorRef> sums, rust::Slice<const TensorRef> device, bool operations);
 // fast, slow: slow goes `alpha` of the way to fast, and fast to slow. With a count of steps on the device only
 // where that is a multiple of `every`.
 void look_ahead(

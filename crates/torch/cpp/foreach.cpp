@@ -391,10 +391,11 @@ void each_piece(const Roles& roles, size_t unchanged, const std::function<void(P
       do {
         elements += roles[0][indices[end++]].numel();
       } while (end < indices.size() && elements + roles[0][indices[end]].numel() <= kPiece);
-      const auto own = chosen(roles, {indices.begin() + begin, indices.begin() + end});
+      const std::vector<size_t> places(indices.begin() + begin, indices.begin() + end);
+      const auto own = chosen(roles, places);
       begin = end;
       const auto& first = own[0][0];
-      Piece piece{own, first.device(), first.scalar_type()};
+      Piece piece{own, first.device(), first.scalar_type(), places};
       const bool half = piece.kind == at::kHalf || piece.kind == at::kBFloat16;
       if (half) {
         // In 16 bits 0.999 x is mostly x. Copies are rounded once, at the end.

@@ -156,6 +156,8 @@ struct Piece {
   at::Device device;
   // The parameters' kind. The roles of parameters in 16 bits are copies in 32.
   at::ScalarType kind;
+  // Where the parameters are in the list that was cut into pieces.
+  std::vector<size_t> indices;
 };
 
 constexpr size_t kNone = SIZE_MAX;

@@ -137,20 +137,33 @@ BRIGADE_INLINE void rmsprop_range(
 
 // ---- moments, for RAdam, QHAdam and LAMB
 
+// The running means of the slope and of its square.
+template <typename T>
+struct Moments {
+  BRIGADE_INLINE Moments(double beta1, double beta2) : first(1 - beta1), beta2(beta2), second(1 - beta2) {}
+
+  BRIGADE_INLINE T mean(T before, T slope) const {
+    return before + first * (slope - before);
+  }
+  BRIGADE_INLINE T square(T before, T slope) const {
+    return beta2 * before + second * (slope * slope);
+  }
+
+  T first, beta2, second;
+};
+
 template <typename T>
 BRIGADE_INLINE void rectified_range(
     T* __restrict parameter, const T* __restrict gradient, T* __restrict mean, T* __restrict square,
     int64_t count, const RectifiedNumbers& step) {
   const Decay<T> decay(step.decay);
-  const T first = 1 - step.beta1, beta2 = step.beta2, second = 1 - step.beta2, size = step.size,
-          root_scale = step.root_scale, eps = step.eps;
+  const Moments<T> moments(step.beta1, step.beta2);
+  const T size = step.size, root_scale = step.root_scale, eps = step.eps;
   const bool adaptive = step.adaptive;
   for (int64_t i = 0; i < count; ++i) {
     const T weight = decay.weight(parameter[i]);
     const T slope = decay.slope(gradient[i], weight);
-    const T before = mean[i];
-    const T moved = before + first * (slope - before);
-    const T squared = beta2 * square[i] + second * (slope * slope);
+    const T moved = moments.mean(mean[i], slope), squared = moments.square(square[i], slope);
     mean[i] = moved;
     square[i] = squared;
     const T denominator = adaptive ? std::sqrt(squared) * root_scale + eps : T(1);
@@ -163,15 +176,13 @@ BRIGADE_INLINE void qhadam_range(
     T* __restrict parameter, const T* __restrict gradient, T* __restrict mean, T* __restrict square,
     int64_t count, const QhAdamNumbers& step) {
   const Decay<T> decay(step.decay);
-  const T first = 1 - step.beta1, beta2 = step.beta2, second = 1 - step.beta2, lr = step.lr, eps = step.eps,
-          mean_scale = step.mean_scale, square_scale = step.square_scale, slope_part = 1 - step.nu1,
-          square_part = 1 - step.nu2;
+  const Moments<T> moments(step.beta1, step.beta2);
+  const T lr = step.lr, eps = step.eps, mean_scale = step.mean_scale, square_scale = step.square_scale,
+          slope_part = 1 - step.nu1, square_part = 1 - step.nu2;
   for (int64_t i = 0; i < count; ++i) {
     const T weight = decay.weight(parameter[i]);
     const T slope = decay.slope(gradient[i], weight);
-    const T before = mean[i];
-    const T moved = before + first * (slope - before);
-    const T squared = beta2 * square[i] + second * (slope * slope);
+    const T moved = moments.mean(mean[i], slope), squared = moments.square(square[i], slope);
     mean[i] = moved;
     square[i] = squared;
     const T numerator = slope_part * slope + moved * mean_scale;
@@ -185,13 +196,12 @@ BRIGADE_INLINE void lamb_moments_range(
     T* __restrict parameter, const T* __restrict gradient, T* __restrict mean, T* __restrict square,
     T* __restrict update, int64_t count, const LambNumbers& step) {
   const Decay<T> decay(step.decay);
-  const T first = 1 - step.beta1, beta2 = step.beta2, second = 1 - step.beta2, mean_scale = step.mean_scale,
-          root_scale = step.root_scale, eps = step.eps;
+  const Moments<T> moments(step.beta1, step.beta2);
+  const T mean_scale = step.mean_scale, root_scale = step.root_scale, eps = step.eps;
   for (int64_t i = 0; i < count; ++i) {
     const T weight = decay.weight(parameter[i]);
     const T slope = decay.slope(gradient[i], weight);
-    const T moved = mean[i] + first * (slope - mean[i]);
-    const T squared = beta2 * square[i] + second * (slope * slope);
+    const T moved = moments.mean(mean[i], slope), squared = moments.square(square[i], slope);
     parameter[i] = weight;
     mean[i] = moved;
     square[i] = squared;

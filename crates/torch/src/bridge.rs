@@ -277,6 +277,17 @@ pub(crate) mod ffi {
         maximize: bool,
     }
 
+    /// Which passes of a rule with norms are made.
+    #[repr(u8)]
+    enum StepPart {
+        /// All.
+        Whole,
+        /// The first, which gives sums of squares.
+        Sums,
+        /// The second, which gets them.
+        Update,
+    }
+
     struct LambStep {
         lr: f64,
         steps: f64,
@@ -976,6 +987,8 @@ pub(crate) mod ffi {
             tensors: &[TensorRef<'_>],
             count: usize,
             step: &LambStep,
+            part: StepPart,
+            sums: &[TensorRef<'_>],
             device: &[TensorRef<'_>],
             operations: bool,
         ) -> Result<()>;
@@ -983,6 +996,8 @@ pub(crate) mod ffi {
             tensors: &[TensorRef<'_>],
             count: usize,
             step: &LarcStep,
+            part: StepPart,
+            sums: &[TensorRef<'_>],
             device: &[TensorRef<'_>],
             operations: bool,
         ) -> Result<()>;

@@ -12,11 +12,12 @@
 //! In all of them a decoupled weight decay shrinks the weight first, by the learning rate times itself; else
 //! it is added to the gradient, times the weight.
 
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
-use crate::bridge::{borrow, ffi};
+use crate::bridge::{borrow, borrow_all, ffi};
 use crate::device_numbers::{DeviceNumbers, lend_roles};
 use crate::error::Error;
+use ffi::StepPart;
 
 /// Whether the loops of this crate, here and in [`batch_norm_relu`](crate::batch_norm_relu), run on
 /// libtorch's threads. Else on one: they do where libtorch brings the OpenMP library of GNU's compiler
@@ -306,6 +307,74 @@ pub fn lamb(
     step: &LambStep,
     device: &DeviceNumbers<'_>,
 ) -> Result<(), Error> {
+    let roles = [parameters, gradients, exp_avgs, exp_avg_sqs];
+    lamb_part(&roles, step, StepPart::Whole, &[], device)
+}
+
+/// The first pass of [`lamb`] alone, for parameters of which each rank has a part: moves the moments, shrinks the weights
+/// by decoupled weight decay, and returns for each parameter the sum of squares of this part's weights and of its updates,
+/// in double precision. [`lamb_update`] makes the second pass with the sums of all parts.
+///
+/// # Errors
+/// As [`lamb`].
+pub fn lamb_squares(
+    parameters: &[&Tensor],
+    gradients: &[&Tensor],
+    exp_avgs: &[&Tensor],
+    exp_avg_sqs: &[&Tensor],
+    step: &LambStep,
+    device: &DeviceNumbers<'_>,
+) -> Result<Vec<Tensor>, Error> {
+    let roles = [parameters, gradients, exp_avgs, exp_avg_sqs];
+    let squares = squares_of(parameters)?;
+    lamb_part(&roles, step, StepPart::Sums, &squares, device)?;
+    Ok(squares)
+}
+
+/// The second pass of [`lamb`], with the sums of squares of whole parameters.
+///
+/// # Errors
+/// As [`lamb`].
+///
+/// ```
+/// use brigade_torch::{DeviceNumbers, flat};
+/// use tch::Tensor;
+/// let (weight, gradient) = (Tensor::from(1f32), Tensor::from(2f32));
+/// let (mean, square) = (Tensor::from(0f32), Tensor::from(0f32));
+/// let step = flat::LambStep {
+///     lr: 0.5, steps: 1.0, eps: 0.0, max_trust: 10.0, beta1: 0.0, beta2: 0.0, weight_decay: 0.0,
+///     decoupled: true, maximize: false,
+/// };
+/// let (lists, device) = ([[&weight], [&gradient], [&mean], [&square]], DeviceNumbers::default());
+/// let [p, g, m, s] = &lists;
+/// let squares = flat::lamb_squares(p, g, m, s, &step, &device)?;
+/// assert_eq!(squares[0], Tensor::from_slice(&[1.0, 1.0]));
+/// // Another rank's part has a weight of the root of three, and no gradient.
+/// let all = [Tensor::from_slice(&[4.0, 1.0])];
+/// flat::lamb_update(p, g, m, s, &all, &step, &device)?;
+/// assert_eq!(weight.double_value(&[]), 0.0); // twice as far as alone
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+pub fn lamb_update(
+    parameters: &[&Tensor],
+    gradients: &[&Tensor],
+    exp_avgs: &[&Tensor],
+    exp_avg_sqs: &[&Tensor],
+    squares: &[Tensor],
+    step: &LambStep,
+    device: &DeviceNumbers<'_>,
+) -> Result<(), Error> {
+    let roles = [parameters, gradients, exp_avgs, exp_avg_sqs];
+    lamb_part(&roles, step, StepPart::Update, squares, device)
+}
+
+fn lamb_part(
+    roles: &[&[&Tensor]],
+    step: &LambStep,
+    part: StepPart,
+    squares: &[Tensor],
+    device: &DeviceNumbers<'_>,
+) -> Result<(), Error> {
     let LambStep { lr, steps, eps, max_trust, beta1, beta2, weight_decay, decoupled, maximize } =
         *step;
     let step = ffi::LambStep {
@@ -319,9 +388,16 @@ pub fn lamb(
         decoupled,
         maximize,
     };
-    lend_roles("LAMB step", &[parameters, gradients, exp_avgs, exp_avg_sqs], |tensors, count| {
-        device.lend(|device| ffi::lamb(tensors, count, &step, device, false))
+    let squares = borrow_all(squares);
+    lend_roles("LAMB step", roles, |tensors, count| {
+        device.lend(|device| ffi::lamb(tensors, count, &step, part, &squares, device, false))
     })
+}
+
+/// Memory for two sums of squares of each parameter.
+fn squares_of(parameters: &[&Tensor]) -> Result<Vec<Tensor>, Error> {
+    let pair = |parameter: &&Tensor| Tensor::f_empty([2], (Kind::Double, parameter.device()));
+    Ok(parameters.iter().map(pair).collect::<Result<_, _>>()?)
 }
 
 /// The numbers of one LARS or LARC step.
@@ -371,12 +447,75 @@ pub fn larc(
     step: &LarcStep,
     device: &DeviceNumbers<'_>,
 ) -> Result<(), Error> {
+    larc_part(&[parameters, gradients, momentum_buffers], step, StepPart::Whole, &[], device)
+}
+
+/// The first pass of [`larc`] alone, for parameters of which each rank has a part: returns for each parameter the sum of
+/// squares of this part's weights, after their decay, and of its gradients, in double precision. [`larc_update`] makes the
+/// second pass with the sums of all parts, and the same step; between them neither weights nor gradients change.
+///
+/// # Errors
+/// As [`larc`].
+pub fn larc_squares(
+    parameters: &[&Tensor],
+    gradients: &[&Tensor],
+    momentum_buffers: &[&Tensor],
+    step: &LarcStep,
+    device: &DeviceNumbers<'_>,
+) -> Result<Vec<Tensor>, Error> {
+    let squares = squares_of(parameters)?;
+    let roles = [parameters, gradients, momentum_buffers];
+    larc_part(&roles, step, StepPart::Sums, &squares, device)?;
+    Ok(squares)
+}
+
+/// The second pass of [`larc`], with the sums of squares of whole parameters.
+///
+/// # Errors
+/// As [`larc`].
+///
+/// ```
+/// use brigade_torch::{DeviceNumbers, flat};
+/// use tch::Tensor;
+/// let (weight, gradient) = (Tensor::from(3f32), Tensor::from(4f32));
+/// let step = flat::LarcStep {
+///     lr: 1.0, trust: 0.5, clip: true, weight_decay: 0.0, decoupled: true, eps: 0.0, momentum: 0.0,
+///     maximize: false,
+/// };
+/// let device = DeviceNumbers::default();
+/// let squares = flat::larc_squares(&[&weight], &[&gradient], &[], &step, &device)?;
+/// assert_eq!(squares[0], Tensor::from_slice(&[9.0, 16.0]));
+/// // Another rank's part has a weight of the root of seven, and no gradient.
+/// let all = [Tensor::from_slice(&[16.0, 16.0])];
+/// flat::larc_update(&[&weight], &[&gradient], &[], &all, &step, &device)?;
+/// assert_eq!(weight.double_value(&[]), 1.0);
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+pub fn larc_update(
+    parameters: &[&Tensor],
+    gradients: &[&Tensor],
+    momentum_buffers: &[&Tensor],
+    squares: &[Tensor],
+    step: &LarcStep,
+    device: &DeviceNumbers<'_>,
+) -> Result<(), Error> {
+    let roles = [parameters, gradients, momentum_buffers];
+    larc_part(&roles, step, StepPart::Update, squares, device)
+}
+
+fn larc_part(
+    roles: &[&[&Tensor]; 3],
+    step: &LarcStep,
+    part: StepPart,
+    squares: &[Tensor],
+    device: &DeviceNumbers<'_>,
+) -> Result<(), Error> {
     let LarcStep { lr, trust, clip, weight_decay, decoupled, eps, momentum, maximize } = *step;
-    let mut roles = vec![parameters, gradients];
-    roles.extend((momentum != 0.0).then_some(momentum_buffers));
+    let roles = if momentum == 0.0 { &roles[..2] } else { &roles[..] };
     let step = ffi::LarcStep { lr, trust, clip, weight_decay, decoupled, momentum, eps, maximize };
-    lend_roles("LARC step", &roles, |tensors, count| {
-        device.lend(|device| ffi::larc(tensors, count, &step, device, false))
+    let squares = borrow_all(squares);
+    lend_roles("LARC step", roles, |tensors, count| {
+        device.lend(|device| ffi::larc(tensors, count, &step, part, &squares, device, false))
     })
 }
 

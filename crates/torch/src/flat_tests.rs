@@ -72,6 +72,26 @@ fn rounds_half_precision_once(roles: usize, squares: usize, run: &Rule<'_>, oper
     }
 }
 
+type InParts<'a> = dyn Fn(&[ffi::TensorRef<'_>], StepPart, &[ffi::TensorRef<'_>], bool) -> Result<(), cxx::Exception>
+    + 'a;
+
+/// The two passes of a rule with norms are its step, also with sums of squares that are handed over between them.
+fn parts_are_the_whole(roles: usize, squares: usize, run: &InParts<'_>) {
+    for (kind, operations) in
+        [(Kind::Double, false), (Kind::Float, true), (Kind::Double, true), (Kind::Float, false)]
+    {
+        let made = || made(&SHAPES, roles, squares, kind);
+        let (whole, parts) = (made(), made());
+        run(&borrow_all(&whole), StepPart::Whole, &[], operations).unwrap();
+        let pair = |_: &&[i64]| Tensor::zeros([2], (Kind::Double, Device::Cpu));
+        let sums: Vec<Tensor> = SHAPES.iter().map(pair).collect();
+        for part in [StepPart::Sums, StepPart::Update] {
+            run(&borrow_all(&parts), part, &borrow_all(&sums), operations).unwrap();
+        }
+        assert_eq!(parts, whole, "{kind:?}");
+    }
+}
+
 fn operations_do_not_grow(roles: usize, squares: usize, run: &Rule<'_>) {
     let events = |count: usize| {
         let shapes = vec![&[4i64, 3][..]; count];
@@ -207,9 +227,12 @@ fn lamb_is_the_same_in_one_pass_and_by_operations() {
             maximize,
         };
         let run = |tensors: &[ffi::TensorRef<'_>], count, operations| {
-            ffi::lamb(tensors, count, &step, &[], operations)
+            ffi::lamb(tensors, count, &step, StepPart::Whole, &[], &[], operations)
         };
         same(4, 3, &run);
+        parts_are_the_whole(4, 3, &|tensors, part, sums, operations| {
+            ffi::lamb(tensors, SHAPES.len(), &step, part, sums, &[], operations)
+        });
         if maximize {
             operations_do_not_grow(4, 3, &run);
         }
@@ -217,7 +240,7 @@ fn lamb_is_the_same_in_one_pass_and_by_operations() {
 }
 
 #[test]
-fn weights_of_zero_are_trusted() {
+fn weights_of_zero_are_trusted_and_sums_of_another_type_refused() {
     let step = ffi::LambStep {
         lr: 0.5,
         steps: 1.0,
@@ -232,8 +255,13 @@ fn weights_of_zero_are_trusted() {
     for operations in [false, true] {
         let zeros = || Tensor::zeros([2], (Kind::Float, Device::Cpu));
         let tensors = [zeros(), Tensor::from_slice(&[2f32, -3.0]), zeros(), zeros()];
-        ffi::lamb(&borrow_all(&tensors), 1, &step, &[], operations).unwrap();
+        ffi::lamb(&borrow_all(&tensors), 1, &step, StepPart::Whole, &[], &[], operations).unwrap();
         assert_eq!(tensors[0], Tensor::from_slice(&[-0.5f32, 0.5]));
+        let sums = [Tensor::zeros([2], (Kind::Float, Device::Cpu))];
+        let part = StepPart::Update;
+        let error =
+            ffi::lamb(&borrow_all(&tensors), 1, &step, part, &borrow_all(&sums), &[], operations);
+        assert!(error.unwrap_err().to_string().contains("double precision"));
     }
 }
 
@@ -253,9 +281,12 @@ fn larc_is_the_same_in_one_pass_and_by_operations() {
             };
             let roles = 2 + usize::from(momentum != 0.0);
             let run = |tensors: &[ffi::TensorRef<'_>], count, operations| {
-                ffi::larc(tensors, count, &step, &[], operations)
+                ffi::larc(tensors, count, &step, StepPart::Whole, &[], &[], operations)
             };
             same(roles, roles, &run);
+            parts_are_the_whole(roles, roles, &|tensors, part, sums, operations| {
+                ffi::larc(tensors, SHAPES.len(), &step, part, sums, &[], operations)
+            });
             if maximize {
                 operations_do_not_grow(roles, roles, &run);
             }

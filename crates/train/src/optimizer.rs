@@ -328,7 +328,9 @@ impl OptimizerInner {
     }
 
     fn step_now(self: &Arc<Self>) -> Result<()> {
-        if let Some(rates) = &self.rates {
+        // A sharded model that was prepared later may have made a rule one that takes no numbers from the device.
+        let rates = self.rates.as_ref().filter(|_| self.optimizer.takes_device_scalars());
+        if let Some(rates) = rates {
             return self.step_on_device(rates);
         }
         self.losses_admit()?;
@@ -340,7 +342,8 @@ impl OptimizerInner {
             return optimizer.step();
         };
         let stepped = scaler.step(&mut optimizer);
-        self.accumulator.set_skipped(scaler.skipped());
+        // A device that keeps the scale has told by now.
+        self.accumulator.set_skipped(scaler.settle()?);
         stepped.map(drop)
     }
 

@@ -16,7 +16,7 @@ use brigade_torch::{Error, NamedTensor, ProcessGroup, Result, Sharder, TensorId}
 use parking_lot::Mutex;
 use tch::{Device, Tensor};
 
-pub(crate) use part::{Part, part_at};
+pub(crate) use part::Part;
 
 use crate::job::Job;
 use crate::precision::NumericsOptions;
@@ -120,21 +120,15 @@ impl ShardedModels {
         Ok(sharded)
     }
 
-    /// Lets an optimizer that was made with whole parameters step the shards of all models.
+    /// Lets an optimizer that was made with whole parameters, or of a sharded model, step the shards of all models.
     pub(crate) fn take_over(&self, optimizer: &Optimizer) -> Result<()> {
         let mut optimizer = optimizer.clone();
         for model in self.models() {
             model.with_parameters(|parameters| {
                 let pairs: Vec<(&Tensor, &Tensor)> =
                     parameters.iter().map(|it| (&it.whole, &it.shard)).collect();
-                optimizer.replace_with_shards(&pairs)
+                optimizer.replace_with_shards(&pairs, &model.sharder.groups().gather)
             })?;
-            if model.is_stepped_by(&optimizer) && !optimizer.is_elementwise() {
-                return Err(Error::invalid_argument(
-                    "an optimizer whose rule needs whole parameters was built of a sharded model: use an elementwise \
-                     one such as AdamW, or train without sharding",
-                ));
-            }
         }
         Ok(())
     }
@@ -154,11 +148,17 @@ impl ShardedModels {
         models.try_for_each(|model| act(&model.sharder))
     }
 
-    /// Returns the parts that this rank has of an optimizer's states, by the names of their parameters.
+    /// Returns the parts that this rank has of an optimizer's states, by their places in its state: `state.PARAMETER.SLOT`.
     pub(crate) fn parts_of(&self, optimizer: &Optimizer) -> HashMap<String, Part> {
         let models = self.models();
         let concerned = models.iter().filter(|model| model.is_stepped_by(optimizer));
-        concerned.flat_map(|model| model.parts()).collect()
+        let of_parameter = |(name, part): (String, Part)| {
+            let size: Vec<i64> = part.shape.iter().map(|size| size.cast_signed()).collect();
+            let slots = optimizer.spread_slots(&size).into_iter();
+            slots
+                .map(move |(slot, shape)| (format!("state.{name}.{slot}"), part.with_shape(&shape)))
+        };
+        concerned.flat_map(|model| model.parts()).flat_map(of_parameter).collect()
     }
 
     /// Returns whether any prepared model is still there.

@@ -1,13 +1,11 @@
 //! Memory and values for the parameters of a deferred model.
 
-use brigade_checkpoint::WeightsReader;
 use brigade_torch::{Result, TensorId, TensorRead, has_memory};
 use tch::Tensor;
 
 use super::Model;
 use crate::deferred::{DeferredValue, DeferredValues};
 use crate::error::ModelError;
-use crate::weights;
 
 impl<M> Model<M> {
     /// Returns whether parameters have no memory yet: see [`Model::deferred`].
@@ -60,40 +58,9 @@ impl<M> Model<M> {
         self.deferred.take()
     }
 
-    /// Reads tensors of open weights into tensors of the model, each of which is given with the name of the one in the
-    /// weights; those of a deferred model are read when they get their memory.
-    ///
-    /// # Errors
-    /// Those of [`weights::read`].
-    pub fn read_from(
-        &mut self,
-        weights: WeightsReader,
-        tensors: Vec<(String, Tensor)>,
-    ) -> Result<()> {
-        let is_later = |tensor: &Tensor| self.deferred.is_some() && !has_memory(tensor);
-        let mut now = Vec::new();
-        for (name, into) in &tensors {
-            let from = weights.get(name).ok_or_else(|| {
-                brigade_torch::Error::invalid_argument(format!(
-                    "the weights have no tensor `{name}`"
-                ))
-            })?;
-            let read = TensorRead::whole(from, into.shallow_clone());
-            if is_later(into) {
-                read.check()?;
-            } else {
-                now.push(read);
-            }
-        }
-        weights::read(&weights, now)?;
-        if let Some(deferred) = &mut self.deferred {
-            let (later, now): (Vec<_>, Vec<_>) =
-                tensors.into_iter().partition(|(_, tensor)| !has_memory(tensor));
-            now.iter().for_each(|(_, tensor)| deferred.keep(TensorId::of(tensor)));
-            let later = later.into_iter().map(|(name, tensor)| (name, TensorId::of(&tensor)));
-            deferred.read_later(weights, later);
-        }
-        Ok(())
+    /// Returns the values that the parameters are to have, where they have no memory yet.
+    pub(crate) fn deferred_values(&mut self) -> Option<&mut DeferredValues> {
+        self.deferred.as_mut()
     }
 
     /// Fails where parameters have no memory yet.

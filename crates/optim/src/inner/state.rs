@@ -171,7 +171,7 @@ impl OptimizerInner {
     }
 
     /// The shape of a slot for a parameter of this size.
-    fn slot_shape(&self, slot: usize, size: &[i64]) -> Option<Vec<i64>> {
+    pub(super) fn slot_shape(&self, slot: usize, size: &[i64]) -> Option<Vec<i64>> {
         if slot < self.rule.slots().len() {
             self.rule.slot_shape(slot, size)
         } else {

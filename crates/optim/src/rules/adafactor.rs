@@ -2,11 +2,13 @@
 
 use brigade_torch::Result;
 use brigade_torch::matrix_step::{self, AdafactorStep, Variances};
+use tch::{Kind, Tensor};
 
 use crate::builder::builder;
 use crate::check::check;
 use crate::options::Options;
-use crate::rule::{Rule, Step};
+use crate::rule::{Rule, ShardedStep, Slots, Step};
+use crate::shards::{Shards, wide};
 
 builder! {
     /// Adafactor (Shazeer and Stern, 2018), with the defaults and the arithmetic of `torch.optim.Adafactor`:
@@ -68,6 +70,73 @@ struct AdafactorRule {
 const ROW_VAR: usize = 0;
 const COL_VAR: usize = 1;
 const VARIANCE: usize = 2;
+
+impl AdafactorRule {
+    /// The step before its length is bounded, by the variance that rows and columns give, or whose elements are kept. A
+    /// matrix has the mean of its rows' means from all ranks.
+    fn update(
+        &self,
+        parameter: &Tensor,
+        gradient: &Tensor,
+        slots: &Slots<'_>,
+        mean_of_rows: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let eps = match self.eps1 {
+            Some(eps1) => eps1,
+            None => machine_epsilon(parameter.f_kind()?),
+        };
+        let variance = if parameter.dim() > 1 {
+            let rows = wide(slots.require(ROW_VAR)?)?;
+            let mean = match mean_of_rows {
+                Some(mean) => mean.f_to_kind(rows.f_kind()?)?,
+                None => rows.f_mean_dim([-2i64].as_slice(), true, None::<Kind>)?,
+            };
+            let product = rows.f_mul(&wide(slots.require(COL_VAR)?)?)?;
+            product.f_div(&mean.f_clamp_min(eps)?)?
+        } else {
+            wide(slots.require(VARIANCE)?)?
+        };
+        let slope = if self.maximize { gradient.f_neg()? } else { gradient.shallow_clone() };
+        Ok(variance.f_clamp_min(eps * eps)?.f_rsqrt()?.f_mul(&wide(&slope)?)?)
+    }
+}
+
+fn machine_epsilon(kind: Kind) -> f64 {
+    match kind {
+        Kind::Double => f64::EPSILON,
+        Kind::Half => 2f64.powi(-10),
+        Kind::BFloat16 => 2f64.powi(-7),
+        _ => f32::EPSILON.into(),
+    }
+}
+
+/// The sum of squares as a scalar in double precision.
+fn square_sum(tensor: &Tensor) -> Result<Tensor> {
+    let norm = tensor.f_norm_scalaropt_dtype(2, Kind::Double)?;
+    Ok(norm.f_square()?)
+}
+
+/// Writes values into a parameter or a state, in its own type.
+fn write(into: &Tensor, values: &Tensor) -> Result<()> {
+    into.shallow_clone().f_copy_(values)?;
+    Ok(())
+}
+
+/// The elements of the whole parameter.
+fn elements(shards: &Shards, shard: &Tensor) -> f64 {
+    let whole = |shape: &[i64]| shape.iter().map(|&size| size as f64).product();
+    shards.whole_shape(shard).map_or_else(|| shard.numel() as f64, whole)
+}
+
+/// The rows of a matrix whose rows are spread: means over them are sums over ranks.
+fn spread_rows(shards: &Shards, shard: &Tensor) -> Option<i64> {
+    shards.whole_shape(shard).filter(|shape| shape.len() == 2).map(|shape| shape[0])
+}
+
+/// Moves a mean by the part that the newest values have in it.
+fn move_mean(mean: &Tensor, values: &Tensor, part: f64) -> Result<()> {
+    write(mean, &wide(mean)?.f_lerp(&values.f_to_kind(wide(mean)?.f_kind()?)?, part)?)
+}
 
 impl Rule for AdafactorRule {
     fn name(&self) -> &'static str {
@@ -142,5 +211,75 @@ impl Rule for AdafactorRule {
             }
         }
         Ok(())
+    }
+
+    fn steps_shards(&self) -> bool {
+        true
+    }
+
+    fn step_shards(&self, step: &mut ShardedStep<'_>) -> Result<()> {
+        let shards = step.shards();
+        let part = |slots: &Slots<'_>| (slots.steps() as f64).powf(self.beta2_decay);
+        // The squares of each weight; of a matrix also those of each column's gradients, and the rows' means.
+        let mut sums = shards.sums();
+        step.each_group(|step| {
+            for slot in [ROW_VAR, COL_VAR, VARIANCE] {
+                step.fill_missing_shaped(slot, |size| self.slot_shape(slot, size))?;
+            }
+            step.each(|parameter, gradient, slots| {
+                let part = part(slots);
+                sums.add(parameter, square_sum(&wide(parameter)?)?);
+                let squares = wide(gradient)?.f_square()?;
+                if parameter.dim() < 2 {
+                    return move_mean(slots.require(VARIANCE)?, &squares, part);
+                }
+                let mean = |dim: i64| squares.f_mean_dim([dim].as_slice(), true, None::<Kind>);
+                let rows = slots.require(ROW_VAR)?;
+                move_mean(rows, &mean(-1)?, part)?;
+                if spread_rows(shards, parameter).is_none() {
+                    return move_mean(slots.require(COL_VAR)?, &mean(-2)?, part);
+                }
+                sums.add(
+                    parameter,
+                    squares.f_sum_dim_intlist([0i64].as_slice(), true, Kind::Double)?,
+                );
+                sums.add(parameter, rows.f_sum(Kind::Double)?);
+                Ok(())
+            })
+        })?;
+        let mut sums = sums.reduce()?;
+        // What the second pass has of each parameter: its mean square, and the mean of its rows' means.
+        let mut means = Vec::new();
+        let mut squares = shards.sums();
+        step.each_group(|step| {
+            step.each(|parameter, gradient, slots| {
+                let size = sums.next()?.f_div_scalar(elements(shards, parameter))?;
+                let mut mean_of_rows = None;
+                if let Some(rows) = spread_rows(shards, parameter) {
+                    let columns = sums.next()?.f_div_scalar(rows)?;
+                    move_mean(slots.require(COL_VAR)?, &columns, part(slots))?;
+                    mean_of_rows = Some(sums.next()?.f_div_scalar(rows)?);
+                }
+                let update = self.update(parameter, gradient, slots, mean_of_rows.as_ref())?;
+                squares.add(parameter, square_sum(&update)?);
+                means.push((size, mean_of_rows));
+                Ok(())
+            })
+        })?;
+        let (mut squares, mut means) = (squares.reduce()?, means.into_iter());
+        step.each_group(|step| {
+            let (lr, keep) = (step.lr(), 1.0 - step.lr() * step.weight_decay());
+            step.each(|parameter, gradient, slots| {
+                let Some((size, mean_of_rows)) = means.next() else { return Ok(()) };
+                let square = squares.next()?.f_div_scalar(elements(shards, parameter))?;
+                let excess = square.f_sqrt()?.f_div_scalar(self.threshold)?.f_clamp_min(1)?;
+                let rho = lr.min(1.0 / (slots.steps() as f64).sqrt());
+                let size = size.f_sqrt()?.f_clamp_min(self.eps2)?;
+                let rate = size.f_mul_scalar(rho)?.f_div(&excess)?;
+                let update = self.update(parameter, gradient, slots, mean_of_rows.as_ref())?;
+                let weight = wide(parameter)?.f_mul_scalar(keep)?;
+                write(parameter, &weight.f_sub(&update.f_mul(&rate)?)?)
+            })
+        })
     }
 }

@@ -6,7 +6,7 @@ use brigade_torch::flat::{self, LambStep};
 use crate::builder::{builder, decoupled_weight_decay};
 use crate::check::{check, check_betas};
 use crate::options::{Options, WeightDecay};
-use crate::rule::{Rule, Step};
+use crate::rule::{Alike, Rule, ShardedStep, Step};
 
 builder! {
     /// LAMB (You et al., 2020) in fastai's form: Adam's step, whose length for each parameter follows the
@@ -56,6 +56,22 @@ struct LambRule {
 const EXP_AVG: usize = 0;
 const EXP_AVG_SQ: usize = 1;
 
+impl LambRule {
+    fn numbers(&self, step: &Step<'_>, alike: &Alike<'_>) -> LambStep {
+        LambStep {
+            lr: step.lr,
+            steps: alike.steps,
+            eps: self.eps,
+            max_trust: self.max_trust,
+            beta1: step.momentum,
+            beta2: self.beta2,
+            weight_decay: step.weight_decay,
+            decoupled: self.decay == WeightDecay::Decoupled,
+            maximize: self.maximize,
+        }
+    }
+}
+
 impl Rule for LambRule {
     fn name(&self) -> &'static str {
         "Lamb"
@@ -96,20 +112,49 @@ impl Rule for LambRule {
                 &alike.gradients,
                 &alike.list(EXP_AVG),
                 &alike.list(EXP_AVG_SQ),
-                &LambStep {
-                    lr: step.lr,
-                    steps: alike.steps,
-                    eps: self.eps,
-                    max_trust: self.max_trust,
-                    beta1: step.momentum,
-                    beta2: self.beta2,
-                    weight_decay: step.weight_decay,
-                    decoupled: self.decay == WeightDecay::Decoupled,
-                    maximize: self.maximize,
-                },
+                &self.numbers(step, &alike),
                 &alike.device,
             )?;
         }
         Ok(())
+    }
+
+    fn steps_shards(&self) -> bool {
+        true
+    }
+
+    fn step_shards(&self, step: &mut ShardedStep<'_>) -> Result<()> {
+        let mut squares = step.shards().sums();
+        step.each_group(|step| {
+            step.fill_missing(EXP_AVG)?;
+            step.fill_missing(EXP_AVG_SQ)?;
+            for alike in step.by_count() {
+                let own = flat::lamb_squares(
+                    &alike.parameters,
+                    &alike.gradients,
+                    &alike.list(EXP_AVG),
+                    &alike.list(EXP_AVG_SQ),
+                    &self.numbers(step, &alike),
+                    &alike.device,
+                )?;
+                squares.add_all(&alike.parameters, own);
+            }
+            Ok(())
+        })?;
+        let mut squares = squares.reduce()?;
+        step.each_group(|step| {
+            for alike in step.by_count() {
+                flat::lamb_update(
+                    &alike.parameters,
+                    &alike.gradients,
+                    &alike.list(EXP_AVG),
+                    &alike.list(EXP_AVG_SQ),
+                    &squares.take(alike.parameters.len())?,
+                    &self.numbers(step, &alike),
+                    &alike.device,
+                )?;
+            }
+            Ok(())
+        })
     }
 }

@@ -2,11 +2,12 @@
 
 use brigade_torch::Result;
 use brigade_torch::flat::{self, LarcStep};
+use tch::Tensor;
 
 use crate::builder::{builder, decoupled_weight_decay};
 use crate::check::check;
 use crate::options::{Options, WeightDecay};
-use crate::rule::{Rule, Step};
+use crate::rule::{Rule, ShardedStep, Step};
 
 builder! {
     /// LARS (You, Gitman and Ginsburg, 2017), and LARC, which clips its rate: SGD with momentum, each
@@ -72,6 +73,30 @@ struct LarsRule {
 
 const MOMENTUM_BUFFER: usize = 0;
 
+impl LarsRule {
+    fn numbers(&self, step: &Step<'_>) -> LarcStep {
+        LarcStep {
+            lr: step.lr,
+            trust: self.trust,
+            clip: self.clip,
+            weight_decay: step.weight_decay,
+            decoupled: self.decay == WeightDecay::Decoupled,
+            eps: self.eps,
+            momentum: step.momentum,
+            maximize: self.maximize,
+        }
+    }
+}
+
+fn fill_buffers(step: &mut Step<'_>) -> Result<()> {
+    if step.momentum == 0.0 { Ok(()) } else { step.fill_missing(MOMENTUM_BUFFER) }
+}
+
+/// Those of all parameters, if there is a momentum.
+fn buffers<'s>(step: &'s Step<'_>) -> Vec<&'s Tensor> {
+    if step.momentum == 0.0 { Vec::new() } else { step.list(MOMENTUM_BUFFER) }
+}
+
 impl Rule for LarsRule {
     fn name(&self) -> &'static str {
         if self.clip { "LARC" } else { "LARS" }
@@ -107,27 +132,45 @@ impl Rule for LarsRule {
     }
 
     fn step(&self, step: &mut Step<'_>) -> Result<()> {
-        let mut buffers = Vec::new();
-        if step.momentum != 0.0 {
-            step.fill_missing(MOMENTUM_BUFFER)?;
-            buffers = step.list(MOMENTUM_BUFFER);
-        }
+        fill_buffers(step)?;
         flat::larc(
             step.parameters,
             step.gradients,
-            &buffers,
-            &LarcStep {
-                lr: step.lr,
-                trust: self.trust,
-                clip: self.clip,
-                weight_decay: step.weight_decay,
-                decoupled: self.decay == WeightDecay::Decoupled,
-                eps: self.eps,
-                momentum: step.momentum,
-                maximize: self.maximize,
-            },
+            &buffers(step),
+            &self.numbers(step),
             &step.device,
         )?;
         Ok(())
+    }
+
+    fn steps_shards(&self) -> bool {
+        true
+    }
+
+    fn step_shards(&self, step: &mut ShardedStep<'_>) -> Result<()> {
+        let mut squares = step.shards().sums();
+        step.each_group(|step| {
+            fill_buffers(step)?;
+            let own = flat::larc_squares(
+                step.parameters,
+                step.gradients,
+                &buffers(step),
+                &self.numbers(step),
+                &step.device,
+            )?;
+            squares.add_all(step.parameters, own);
+            Ok(())
+        })?;
+        let mut squares = squares.reduce()?;
+        step.each_group(|step| {
+            flat::larc_update(
+                step.parameters,
+                step.gradients,
+                &buffers(step),
+                &squares.take(step.parameters.len())?,
+                &self.numbers(step),
+                &step.device,
+            )
+        })
     }
 }

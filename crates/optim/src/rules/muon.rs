@@ -1,12 +1,16 @@
 //! Muon.
 
+use std::ops::Range;
+
 use brigade_torch::matrix_step::{self, MuonStep};
-use brigade_torch::{Error, Result};
+use brigade_torch::{DeviceNumbers, Error, Result};
+use tch::{Device, Kind, Tensor};
 
 use crate::builder::builder;
 use crate::check::check;
 use crate::options::Options;
-use crate::rule::{Rule, Step};
+use crate::rule::{Rule, ShardedStep, Step};
+use crate::shards::{Shards, wide};
 
 builder! {
     /// Muon (Jordan et al., 2024), with the defaults and the arithmetic of `torch.optim.Muon`: momentum whose
@@ -126,16 +130,230 @@ impl Rule for MuonRule {
             &step.list(MOMENTUM_BUFFER),
             &MuonStep {
                 lr: step.lr,
-                match_rms_adamw: self.rate == MuonRate::MatchRmsAdamw,
                 momentum: step.momentum,
-                nesterov: self.nesterov,
-                coefficients: self.coefficients,
-                iterations: self.iterations,
-                eps: self.eps,
                 weight_decay: step.weight_decay,
+                ..self.numbers()
             },
             &step.device,
         )?;
         Ok(())
+    }
+
+    fn steps_shards(&self) -> bool {
+        true
+    }
+
+    /// Each matrix has an owner among the ranks, which gets its rows, makes it orthogonal, and sends the rows back.
+    fn step_shards(&self, step: &mut ShardedStep<'_>) -> Result<()> {
+        let shards = step.shards();
+        let mut directions = Vec::new();
+        step.each_group(|step| {
+            step.fill_missing(MOMENTUM_BUFFER)?;
+            let momentum = step.momentum();
+            step.each(|parameter, gradient, slots| {
+                let mut buffer = slots.require(MOMENTUM_BUFFER)?.shallow_clone();
+                let _ = buffer.f_lerp_(gradient, 1.0 - momentum)?;
+                let rows = if self.nesterov { gradient.f_lerp(&buffer, momentum)? } else { buffer };
+                let whole = shards.whole_shape(parameter).and_then(|shape| shape.try_into().ok());
+                directions.push(Direction { rows, whole });
+                Ok(())
+            })
+        })?;
+        let mut updates = self.updates(shards, &directions)?.into_iter();
+        step.each_group(|step| {
+            let (lr, keep) = (step.lr(), 1.0 - step.lr() * step.weight_decay());
+            step.each(|parameter, _, _| {
+                let mut parameter = parameter.shallow_clone();
+                let Some(update) = updates.next() else { return Ok(()) };
+                if keep != 1.0 {
+                    let _ = parameter.f_mul_scalar_(keep)?;
+                }
+                let _ = parameter.f_add_(&update.f_mul_scalar(lr)?)?;
+                Ok(())
+            })
+        })
+    }
+}
+
+/// This rank's rows of the direction of a matrix' step.
+#[derive(Debug)]
+struct Direction {
+    rows: Tensor,
+    /// The shape of the matrix whose rows are spread; `None` where every rank has all of it.
+    whole: Option<[i64; 2]>,
+}
+
+impl MuonRule {
+    /// The numbers of a step without those that groups have of their own.
+    fn numbers(&self) -> MuonStep {
+        MuonStep {
+            lr: 1.0,
+            match_rms_adamw: self.rate == MuonRate::MatchRmsAdamw,
+            momentum: 0.0,
+            nesterov: self.nesterov,
+            coefficients: self.coefficients,
+            iterations: self.iterations,
+            eps: self.eps,
+            weight_decay: 0.0,
+        }
+    }
+
+    /// Returns the steps of this rank's rows at a learning rate of 1. All ranks take part.
+    fn updates(&self, shards: &Shards, directions: &[Direction]) -> Result<Vec<Tensor>> {
+        let spread = directions.iter().filter_map(|it| Some((&it.rows, it.whole?)));
+        let owners = Owners::new(shards, spread.collect())?;
+        let mut matrices = owners.gather()?;
+        let owned = matrices.len();
+        let whole_here = directions.iter().filter(|it| it.whole.is_none());
+        let whole_here = whole_here.map(|it| wide(&it.rows)).collect::<Result<Vec<_>>>()?;
+        matrices.extend(whole_here);
+        let zeros = || matrices.iter().map(Tensor::f_zeros_like).collect::<Result<Vec<_>, _>>();
+        // From zeros, and without a momentum, the weight becomes the step.
+        let (mut steps, buffers) = (zeros()?, zeros()?);
+        matrix_step::muon(
+            &steps.iter().collect::<Vec<_>>(),
+            &matrices.iter().collect::<Vec<_>>(),
+            &buffers.iter().collect::<Vec<_>>(),
+            &MuonStep { nesterov: false, ..self.numbers() },
+            &DeviceNumbers::default(),
+        )?;
+        let mut whole_here = steps.split_off(owned).into_iter();
+        let mut spread = owners.scatter(&steps)?.into_iter();
+        let each = directions.iter();
+        let each =
+            each.map(|it| if it.whole.is_some() { spread.next() } else { whole_here.next() });
+        Ok(each.flatten().collect())
+    }
+}
+
+/// Which rank has all rows of a matrix for the time of a step.
+struct Owners<'a> {
+    shards: &'a Shards,
+    /// This rank's rows of each matrix, and the whole shape.
+    spread: Vec<(&'a Tensor, [i64; 2])>,
+    owners: Vec<usize>,
+    /// What is sent: in 32 bits, unless a matrix has 64.
+    options: (Kind, Device),
+}
+
+impl<'a> Owners<'a> {
+    fn new(shards: &'a Shards, spread: Vec<(&'a Tensor, [i64; 2])>) -> Result<Self> {
+        let cost = |[rows, columns]: [i64; 2]| (rows * columns) as f64 * rows.min(columns) as f64;
+        let costs: Vec<f64> = spread.iter().map(|(_, shape)| cost(*shape)).collect();
+        let mut options = (Kind::Float, shards.group().device());
+        for (rows, _) in &spread {
+            options.1 = rows.device();
+            if rows.f_kind()? == Kind::Double {
+                options.0 = Kind::Double;
+            }
+        }
+        Ok(Self { shards, spread, owners: share_out(&costs, shards.group().size()), options })
+    }
+
+    /// The places of the matrices that a rank owns.
+    fn of(&self, rank: usize) -> impl Iterator<Item = usize> {
+        (0..self.spread.len()).filter(move |&place| self.owners[place] == rank)
+    }
+
+    /// The rows that a rank has of a matrix.
+    fn rows(&self, place: usize, rank: usize) -> Range<i64> {
+        self.shards.rows_of(rank, self.spread[place].1[0])
+    }
+
+    /// The shape of what a rank has of a matrix.
+    fn shape(&self, place: usize, rank: usize) -> [i64; 2] {
+        let rows = self.rows(place, rank);
+        [rows.end - rows.start, self.spread[place].1[1]]
+    }
+
+    /// Returns the whole matrices that this rank owns.
+    fn gather(&self) -> Result<Vec<Tensor>> {
+        let own: Vec<usize> = self.of(self.shards.group().rank()).collect();
+        let blocks = self.exchange(
+            |rank| self.of(rank).map(|place| Ok(self.spread[place].0.shallow_clone())).collect(),
+            |rank| own.iter().map(|&place| self.shape(place, rank)).collect(),
+        )?;
+        let whole = (0..own.len()).map(|number| {
+            let rows: Vec<&Tensor> = blocks.iter().map(|of_rank| &of_rank[number]).collect();
+            Ok(Tensor::f_cat(&rows, 0)?)
+        });
+        whole.collect()
+    }
+
+    /// Returns this rank's rows of all matrices, whose owners give whole ones: `own` are those of this rank.
+    fn scatter(&self, own: &[Tensor]) -> Result<Vec<Tensor>> {
+        let this = self.shards.group().rank();
+        let blocks = self.exchange(
+            |rank| {
+                let rows = |(place, matrix): (usize, &Tensor)| {
+                    let rows = self.rows(place, rank);
+                    Ok(matrix.f_narrow(0, rows.start, rows.end - rows.start)?)
+                };
+                self.of(this).zip(own).map(rows).collect()
+            },
+            |rank| self.of(rank).map(|place| self.shape(place, this)).collect(),
+        )?;
+        let mut blocks: Vec<_> = blocks.into_iter().map(Vec::into_iter).collect();
+        Ok(self.owners.iter().filter_map(|&owner| blocks[owner].next()).collect())
+    }
+
+    /// Sends blocks to each rank, and returns those that it gets from each, of the shapes that are given. One message.
+    fn exchange(
+        &self,
+        sent: impl Fn(usize) -> Result<Vec<Tensor>>,
+        shapes: impl Fn(usize) -> Vec<[i64; 2]>,
+    ) -> Result<Vec<Vec<Tensor>>> {
+        let ranks = self.shards.group().size();
+        if self.spread.is_empty() {
+            return Ok((0..ranks).map(|_| Vec::new()).collect());
+        }
+        let empty = |size: i64| Tensor::f_empty([size], self.options);
+        let inputs = (0..ranks).map(|rank| {
+            let mut flat = vec![empty(0)?];
+            for block in sent(rank)? {
+                flat.push(block.f_to_kind(self.options.0)?.f_reshape([-1])?);
+            }
+            // Offloaded shards lie in the host's memory, and the group's messages may not.
+            Ok(Tensor::f_cat(&flat, 0)?.f_to_device(self.shards.group().device())?)
+        });
+        let inputs = inputs.collect::<Result<Vec<_>>>()?;
+        let shapes: Vec<Vec<[i64; 2]>> = (0..ranks).map(shapes).collect();
+        let sizes = |shapes: &Vec<[i64; 2]>| shapes.iter().map(|[r, c]| r * c).collect::<Vec<_>>();
+        let of_group = (self.options.0, self.shards.group().device());
+        let size = |shapes: &Vec<[i64; 2]>| sizes(shapes).iter().sum::<i64>();
+        let outputs = shapes.iter().map(|shapes| Tensor::f_empty([size(shapes)], of_group));
+        let outputs = outputs.collect::<Result<Vec<_>, _>>()?;
+        let outputs = self.shards.group().all_to_all(&inputs, Some(outputs))?;
+        let blocks = outputs.iter().zip(&shapes).map(|(flat, shapes)| {
+            let flat = flat.f_to_device(self.options.1)?;
+            let blocks = flat.f_split_with_sizes(sizes(shapes), 0)?.into_iter().zip(shapes);
+            blocks.map(|(block, shape)| Ok(block.f_reshape(shape)?)).collect()
+        });
+        blocks.collect()
+    }
+}
+
+/// Gives each piece of work to a rank: the largest first, always to the rank that has the least so far.
+fn share_out(costs: &[f64], ranks: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..costs.len()).collect();
+    order.sort_by(|&a, &b| costs[b].total_cmp(&costs[a]));
+    let mut loads = vec![0f64; ranks];
+    let mut owners = vec![0; costs.len()];
+    for place in order {
+        let least = (0..ranks).min_by(|&a, &b| loads[a].total_cmp(&loads[b])).unwrap_or(0);
+        owners[place] = least;
+        // Matrices without elements go round as well.
+        loads[least] += costs[place].max(1.0);
+    }
+    owners
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn work_is_shared_out_from_the_largest() {
+        let owners = super::share_out(&[1.0, 8.0, 3.0, 4.0, 0.0, 3.0], 3);
+        assert_eq!(owners, [1, 0, 2, 1, 1, 2]);
+        assert_eq!(super::share_out(&[2.0, 2.0, 2.0], 1), [0, 0, 0]);
     }
 }

@@ -11,7 +11,7 @@ use tch::Tensor;
 use super::buffer_pool::BufferPool;
 use super::inner::Inner;
 use super::ranks;
-use crate::sharding::{Part, part_at};
+use crate::sharding::Part;
 
 /// A rank's files, and the objects that they hold: those of all ranks on rank 0, its own on the others.
 pub(super) struct Captured {
@@ -233,8 +233,7 @@ impl NamedTensor {
             ))
         })?;
         let shape: Vec<u64> = tensor.size().iter().map(|size| size.unsigned_abs()).collect();
-        // A state that is no copy of the parameter in form, such as a count of steps, is the same on all ranks.
-        let part = part_at(parts, &name).filter(|part| part.own_shape() == shape).cloned();
+        let part = parts.get(&name).filter(|part| part.own_shape() == shape).cloned();
         Ok(Self { name, info: TensorInfo { dtype, shape }, tensor, main_only, part })
     }
 

@@ -16,7 +16,7 @@ use super::inner::Inner;
 use super::ranks::{self, Named};
 use crate::error::TrainError;
 use crate::registry::{Checkpointed, Kind, ModelTensor, Worlds};
-use crate::sharding::{Part, part_at};
+use crate::sharding::Part;
 use crate::stateful::same_shape;
 
 const SCOPE: &str = "load_state";
@@ -348,7 +348,7 @@ fn placed(
             path: checkpoint.folder().to_owned(),
             fact: format!("the tensor `{name}` of {} is missing", object.name),
         })?;
-        let part = part_at(parts, place).filter(|part| part.shape == found.info.shape);
+        let part = parts.get(place).filter(|part| part.shape == found.info.shape);
         Ok(match part {
             Some(part) => Wanted { region: part.own(), stored: found },
             None => Wanted::whole(found),

@@ -238,9 +238,16 @@ impl GradScaler {
     pub fn step(&self, optimizer: &mut Optimizer) -> Result<bool> {
         if self.inner.lock().device.is_some() {
             let found = optimizer.with_parameters(|parameters| self.found_on_device(parameters))?;
-            let found_inf = Some(&found);
-            optimizer.step_with(&DeviceScalars { found_inf, ..DeviceScalars::default() })?;
-            return Ok(found.f_double_value(&[0])? == 0.0);
+            let on_device = optimizer.takes_device_scalars();
+            if on_device {
+                let found_inf = Some(&found);
+                optimizer.step_with(&DeviceScalars { found_inf, ..DeviceScalars::default() })?;
+            }
+            let admits = found.f_double_value(&[0])? == 0.0;
+            if admits && !on_device {
+                optimizer.step()?;
+            }
+            return Ok(admits);
         }
         let admits = optimizer.with_parameters(|parameters| self.admits(parameters))?;
         if admits {
@@ -328,11 +335,6 @@ impl GradScaler {
                 inner.unscaled.remove(&TensorId::of(parameter));
             }
         }
-    }
-
-    /// Returns whether an optimizer's last step was skipped.
-    pub(crate) fn skipped(&self) -> bool {
-        self.inner.lock().skipped
     }
 
     /// Until the guard is dropped, nothing is sent: gradients that were averaged overflow on all ranks

@@ -1,6 +1,5 @@
 //! This rank's rows of a tensor, and who has the others.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use brigade_checkpoint::Region;
@@ -19,13 +18,6 @@ pub(crate) struct Part {
     pub(crate) placements: Vec<Placement>,
 }
 
-/// Finds the part of a tensor by its place in a state: a model's is its name, an optimizer's `state.PARAMETER.SLOT`, whose
-/// slots are spread as the parameter is.
-pub(crate) fn part_at<'p>(parts: &'p HashMap<String, Part>, place: &str) -> Option<&'p Part> {
-    let of_state = || parts.get(place.strip_prefix("state.")?.rsplit_once('.')?.0);
-    parts.get(place).or_else(of_state)
-}
-
 impl Part {
     pub(super) fn new(
         shape: Vec<u64>,
@@ -34,6 +26,11 @@ impl Part {
         placements: Vec<Placement>,
     ) -> Self {
         Self { shape, place, writers: Arc::clone(writers), placements }
+    }
+
+    /// Returns this rank's part of a tensor of another shape, whose rows are spread over the same ranks.
+    pub(super) fn with_shape(&self, shape: &[i64]) -> Self {
+        Self { shape: shape.iter().map(|size| size.unsigned_abs()).collect(), ..self.clone() }
     }
 
     /// Returns the rows of this rank.

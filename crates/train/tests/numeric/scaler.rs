@@ -1,7 +1,7 @@
 //! Loss scaling: PyTorch's numbers, skipped steps, agreement between ranks.
 
 use brigade_nn::Model;
-use brigade_optim::{Scheduler, Sgd};
+use brigade_optim::{Optimizer, Rule, Scheduler, Sgd, Step};
 use brigade_schedule::Schedule;
 use brigade_test_device::{numeric_device, on_device};
 use brigade_testkit::{World, dist_test};
@@ -79,6 +79,48 @@ fn steps_and_scales_are_pytorchs() {
     }
     assert!(moved < factors.len() as u64, "a step was to be left out");
     assert_eq!(optimizer.steps().unwrap(), moved);
+}
+
+#[derive(Debug)]
+struct Descent;
+
+impl Rule for Descent {
+    fn name(&self) -> &'static str {
+        "Descent"
+    }
+
+    fn slots(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    fn step(&self, step: &mut Step<'_>) -> Result<()> {
+        let lr = step.lr();
+        step.each(|parameter, gradient, _| {
+            let _ = parameter.shallow_clone().f_sub_(&gradient.f_mul_scalar(lr)?)?;
+            Ok(())
+        })
+    }
+}
+
+/// A device that keeps the scale is asked before the step.
+#[test]
+fn a_rule_without_numbers_of_the_device_is_not_stepped_after_an_overflow() {
+    let accelerator = fp16().build().unwrap();
+    let model = start();
+    let optimizer = Optimizer::with_rule(Descent, 0.5).build(&model).unwrap();
+    let (model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();
+    let input = on_device(&Tensor::from_slice(&[1f32, 2.0, -1.0]));
+    for (factor, expected) in
+        [(1.0, [0.0, -2.0, 2.5]), (1e36, [0.0, -2.0, 2.5]), (2.0, [-1.0, -4.0, 3.5])]
+    {
+        optimizer.zero_grad().unwrap();
+        let loss = (model.forward(&input).unwrap() * factor).sum(Kind::Float);
+        accelerator.backward(&loss).unwrap();
+        optimizer.step().unwrap();
+        assert_eq!(accelerator.optimizer_step_was_skipped(), factor > 2.0);
+        assert_eq!(weights(model.inner()), expected);
+    }
+    assert_eq!(optimizer.steps().unwrap(), 2);
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod limits;
 mod messages;
 mod offload;
 mod parts;
+mod rules;
 
 use brigade_nn::{Init, Linear, Model, Module, ParamPath, Unit};
 use brigade_optim::{AdamW, Optimizer, Sgd};

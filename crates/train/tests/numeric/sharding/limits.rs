@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use brigade_nn::Model;
-use brigade_optim::Lamb;
+use brigade_optim::{Optimizer, Step};
 use brigade_sharding::{MixedPrecision, ReduceGradients, Reshard, Sharding};
 use brigade_torch::{ErrorKind, Result};
 use brigade_train::{
@@ -33,12 +33,40 @@ fn methods_that_need_whole_gradients() -> Result<()> {
     assert!(error.contains("join_uneven_inputs") && error.contains("zero2"), "{error}");
     let error = text(accelerator.local_sgd(&model, 4, true));
     assert!(error.contains("local_sgd"), "{error}");
-    let lamb = Lamb::default().build(&net())?;
-    accelerator.prepare(lamb)?;
+    Ok(())
+}
+
+/// A rule that says nothing of shards.
+#[derive(Debug)]
+struct Centered;
+
+impl brigade_optim::Rule for Centered {
+    fn name(&self) -> &'static str {
+        "Centered"
+    }
+
+    fn slots(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    fn step(&self, step: &mut Step<'_>) -> Result<()> {
+        let lr = step.lr();
+        step.each(|parameter, gradient, _| {
+            let centered = gradient.f_sub(&gradient.f_mean(gradient.f_kind()?)?)?;
+            let _ = parameter.shallow_clone().f_sub_(&centered.f_mul_scalar(lr)?)?;
+            Ok(())
+        })
+    }
+}
+
+#[test]
+fn rules_that_need_whole_parameters() -> Result<()> {
+    let accelerator = alone().sharding(Sharding::zero2()).build()?;
+    accelerator.prepare(Optimizer::with_rule(Centered, 0.1).build(&net())?)?;
     let model = net();
-    let lamb = Lamb::default().build(&model)?;
-    let error = text(accelerator.prepare((model, lamb)));
-    assert!(error.contains("LAMB") || error.contains("Lamb"), "{error}");
+    let optimizer = Optimizer::with_rule(Centered, 0.1).build(&model)?;
+    let error = text(accelerator.prepare((model, optimizer)));
+    assert!(error.contains("Centered") && error.contains("step_shards"), "{error}");
     Ok(())
 }
 

@@ -25,7 +25,7 @@ fn planned(plan: &ShardingPlan, micro_batches: u64) -> Traffic {
 }
 
 /// Rank 0 of a world in which every other rank sends what it does.
-fn fake(ranks: usize) -> AcceleratorBuilder {
+pub(super) fn fake(ranks: usize) -> AcceleratorBuilder {
     let size = WorldSize::new(ranks).unwrap();
     let world = World::on_one_host(0, size, StoreEndpoint::alone()).unwrap();
     let builder = Accelerator::builder().world(world).store(Store::hash().unwrap());

@@ -1,0 +1,154 @@
+//! Parameters whose rows are spread over ranks, and sums over those.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use brigade_torch::{Error, ProcessGroup, ReduceOp, Result, TensorId};
+use tch::{Kind, Tensor};
+
+/// The ranks among which the rows of parameters are spread: `ceil(rows / ranks)` for each, the last ones may have fewer
+/// or none.
+#[derive(Debug)]
+pub struct Shards {
+    group: ProcessGroup,
+    /// Shapes of the whole parameters, by the identities of this rank's shards, which are theirs as long as there is a
+    /// handle.
+    shapes: HashMap<TensorId, (Tensor, Vec<i64>)>,
+}
+
+impl Shards {
+    pub(crate) fn new(group: &ProcessGroup) -> Self {
+        Self { group: group.clone(), shapes: HashMap::new() }
+    }
+
+    pub(crate) fn add(&mut self, shard: &Tensor, shape: Vec<i64>) {
+        self.shapes.insert(TensorId::of(shard), (shard.shallow_clone(), shape));
+    }
+
+    /// Returns the ranks that share one copy of the parameters.
+    #[must_use]
+    pub fn group(&self) -> &ProcessGroup {
+        &self.group
+    }
+
+    /// Returns the shape of the whole parameter, of which `shard` is this rank's rows; `None` for a parameter that every
+    /// rank has whole.
+    #[must_use]
+    pub fn whole_shape(&self, shard: &Tensor) -> Option<&[i64]> {
+        self.shapes.get(&TensorId::of(shard)).map(|(_, shape)| shape.as_slice())
+    }
+
+    /// Returns which of a parameter's rows a rank of the group has.
+    #[must_use]
+    pub fn rows_of(&self, rank: usize, rows: i64) -> Range<i64> {
+        let ranks = self.group.size() as i64;
+        let share = (rows + ranks - 1) / ranks;
+        let first = (rank as i64 * share).min(rows);
+        first..(first + share).min(rows)
+    }
+
+    /// Begins a list of sums over the ranks.
+    #[must_use]
+    pub fn sums(&self) -> RankSums<'_> {
+        RankSums { shards: self, values: Vec::new() }
+    }
+}
+
+/// Numbers of parameters that are summed over the ranks, all in one message. Made by [`Shards::sums`].
+#[derive(Debug)]
+pub struct RankSums<'a> {
+    shards: &'a Shards,
+    /// Whether each is this rank's part of a sum.
+    values: Vec<(bool, Tensor)>,
+}
+
+impl RankSums<'_> {
+    /// Adds what this rank's rows of a parameter have of a sum, of the same shape on each rank. Where every rank has the
+    /// whole parameter, it is the sum already.
+    pub fn add(&mut self, shard: &Tensor, value: Tensor) {
+        self.values.push((self.shards.whole_shape(shard).is_some(), value));
+    }
+
+    /// Adds a value for each of these parameters.
+    pub(crate) fn add_all(&mut self, shards: &[&Tensor], values: Vec<Tensor>) {
+        shards.iter().zip(values).for_each(|(shard, value)| self.add(shard, value));
+    }
+
+    /// Returns the sums, in the order in which they were added: the same bits on all ranks, which all take part.
+    ///
+    /// # Errors
+    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone; [`brigade_torch::ErrorKind::Tensor`] when memory
+    /// runs out.
+    pub fn reduce(self) -> Result<ReducedSums> {
+        let Self { shards, values } = self;
+        let flat = values.iter().filter(|(spread, _)| *spread);
+        let flat = flat.map(|(_, value)| Ok(value.f_to_kind(Kind::Double)?.f_reshape([-1])?));
+        let flat = flat.collect::<Result<Vec<_>>>()?;
+        let mut sums = Vec::new().into_iter();
+        if !flat.is_empty() {
+            let sizes: Vec<i64> = flat.iter().map(|value| value.numel() as i64).collect();
+            let parts = Tensor::f_cat(&flat, 0)?;
+            // Offloaded shards lie in the host's memory, and the group's messages may not.
+            let mut sum = parts.f_to_device(shards.group.device())?;
+            shards.group.all_reduce(&mut sum, ReduceOp::Sum)?;
+            let sum = sum.f_to_device(parts.device())?;
+            sums = sum.f_split_with_sizes(&sizes, 0)?.into_iter();
+        }
+        let all = values.into_iter().map(|(spread, value)| {
+            let sum = if spread { sums.next() } else { None };
+            Ok(match sum {
+                Some(sum) => sum.f_reshape(value.size())?,
+                None => value.f_to_kind(Kind::Double)?,
+            })
+        });
+        let all: Vec<Tensor> = all.collect::<Result<_>>()?;
+        Ok(ReducedSums(all.into_iter()))
+    }
+}
+
+/// The sums of [`RankSums::reduce`].
+#[derive(Debug)]
+pub struct ReducedSums(std::vec::IntoIter<Tensor>);
+
+impl ReducedSums {
+    /// Returns the next sum, in double precision.
+    ///
+    /// # Errors
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] when fewer were added.
+    #[expect(clippy::should_implement_trait, reason = "a missing sum is an error")]
+    pub fn next(&mut self) -> Result<Tensor> {
+        let missing = || Error::invalid_argument("a rule reads more sums than it has added");
+        self.0.next().ok_or_else(missing)
+    }
+
+    /// Returns the next sums.
+    pub(crate) fn take(&mut self, count: usize) -> Result<Vec<Tensor>> {
+        (0..count).map(|_| self.next()).collect()
+    }
+}
+
+/// The type in which a step is computed: at least 32 bits.
+pub(crate) fn wide(tensor: &Tensor) -> Result<Tensor> {
+    Ok(match tensor.f_kind()? {
+        Kind::Half | Kind::BFloat16 => tensor.f_to_kind(Kind::Float)?,
+        _ => tensor.shallow_clone(),
+    })
+}
+
+/// The slots of a parameter of this size whose rows are spread as the parameter's own are, with their whole shapes.
+pub(crate) fn spread_slots(
+    names: &[&'static str],
+    shape: impl Fn(usize, &[i64]) -> Option<Vec<i64>>,
+    size: &[i64],
+) -> Vec<(&'static str, Vec<i64>)> {
+    // A rank without rows of the parameter has none of such a slot.
+    let mut empty = size.to_vec();
+    if let Some(rows) = empty.first_mut() {
+        *rows = 0;
+    }
+    let slots = names.iter().enumerate().filter_map(|(slot, &name)| {
+        let is_spread = shape(slot, &empty)?.first() == Some(&0);
+        is_spread.then(|| shape(slot, size)).flatten().map(|shape| (name, shape))
+    });
+    slots.collect()
+}
