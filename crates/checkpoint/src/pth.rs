@@ -7,6 +7,7 @@
 //! (stride 0, as `expand` makes it), and all tensors together may not be many times the file.
 
 mod archive;
+mod dcp_metadata;
 mod exported;
 mod legacy;
 mod pickle;
@@ -22,6 +23,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 pub(crate) use archive::StoragePlace;
+pub use dcp_metadata::{DcpMetadata, DcpPlace, DcpTensor, dcp_metadata};
 pub(crate) use legacy::begins_legacy;
 pub use quantizer::Quantizer;
 pub use state_dict::StoredStateDict;

@@ -23,6 +23,7 @@ pub(super) struct Pickle<'a> {
     root: Value<'a>,
     nodes: Vec<Node<'a>>,
     states: HashMap<usize, Value<'a>>,
+    arguments: HashMap<usize, Value<'a>>,
     /// Bytes up to the end of its last instruction.
     length: usize,
 }
@@ -179,12 +180,14 @@ impl<'a> Pickle<'a> {
             memo: HashMap::new(),
             nodes: Vec::new(),
             states: HashMap::new(),
+            arguments: HashMap::new(),
             dialect,
         };
         for _ in 0..MAX_INSTRUCTIONS {
             if let Some(root) = machine.step()? {
                 let length = bytes.len() - machine.code.0.len();
-                return Ok(Self { root, nodes: machine.nodes, states: machine.states, length });
+                let Machine { nodes, states, arguments, .. } = machine;
+                return Ok(Self { root, nodes, states, arguments, length });
             }
         }
         Err(Fault::unsupported(format_args!("its pickle has over {MAX_INSTRUCTIONS} instructions")))
@@ -228,6 +231,11 @@ impl<'a> Pickle<'a> {
         self.states.get(&index).copied()
     }
 
+    /// What the function that would make the object of this index was given.
+    pub(super) fn arguments(&self, index: usize) -> Option<Value<'a>> {
+        self.arguments.get(&index).copied()
+    }
+
     /// The container of this index.
     pub(super) fn node(&self, index: usize) -> Option<&Node<'a>> {
         self.nodes.get(index)
@@ -244,6 +252,8 @@ struct Machine<'a> {
     nodes: Vec<Node<'a>>,
     /// Attributes of objects of which only the names are known, by index.
     states: HashMap<usize, Value<'a>>,
+    /// Arguments of calls of functions of which only the names are known, by index of the result.
+    arguments: HashMap<usize, Value<'a>>,
     dialect: Dialect,
 }
 
@@ -554,7 +564,11 @@ impl<'a> Machine<'a> {
             Value::Global(function) if !matches!(function, Global::Foreign(..)) => {
                 self.call(function, arguments, 0)
             }
-            callee => self.object(callee),
+            callee => {
+                self.object(callee)?;
+                self.arguments.insert(self.nodes.len() - 1, arguments);
+                Ok(())
+            }
         }
     }
 

@@ -1,0 +1,297 @@
+//! The `.metadata` file of `torch.distributed.checkpoint`.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::pickle::{Dialect, Global, Node, Pickle, Value};
+use super::{MAX_DIMENSIONS, shown};
+use crate::fault::Fault;
+use crate::{Dtype, Error, Region};
+
+/// The tensors of a folder of `torch.distributed.checkpoint`, and where their parts lie.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DcpMetadata {
+    /// Tensors by name.
+    pub tensors: BTreeMap<String, DcpTensor>,
+    /// Places of all parts, of tensors and of other values.
+    pub places: Vec<DcpPlace>,
+}
+
+/// Type, shape and parts of a tensor.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DcpTensor {
+    /// Type of the elements.
+    pub dtype: Dtype,
+    /// Shape of the whole tensor.
+    pub shape: Vec<u64>,
+    /// Boxes that the writers have saved.
+    pub chunks: Vec<Region>,
+}
+
+/// The bytes of one part, in a file of the folder.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DcpPlace {
+    /// Name of the tensor or value.
+    pub name: String,
+    /// First element of the part; `None` for what is not a tensor.
+    pub offset: Option<Vec<u64>>,
+    /// Name of the file, as the pickle has it: not checked.
+    pub file: String,
+    /// First byte in the file.
+    pub start: u64,
+    /// Number of bytes.
+    pub length: u64,
+}
+
+/// Reads the bytes of a `.metadata` file. Nothing in it is executed.
+///
+/// `path` is the file that the bytes are from, for messages.
+///
+/// # Errors
+/// [`Error::Damaged`], and [`Error::Unsupported`] for a pickle of anything else.
+pub fn dcp_metadata(path: &Path, bytes: &[u8]) -> Result<DcpMetadata, Error> {
+    let read = || {
+        let pickle = Pickle::read(bytes, Dialect::Torch)?;
+        Walk { pickle, left: bytes.len() }.metadata()
+    };
+    read().map_err(|fault| fault.at(path))
+}
+
+struct Walk<'a> {
+    pickle: Pickle<'a>,
+    /// Bytes of names, and parts, to come at most: sharing in the pickle must not multiply them.
+    left: usize,
+}
+
+impl<'a> Walk<'a> {
+    fn metadata(mut self) -> Result<DcpMetadata, Fault> {
+        let root = self.pickle.root();
+        self.class(root, "Metadata")?;
+        let mut tensors = BTreeMap::new();
+        for (name, entry) in self.dict(self.attribute(root, "state_dict_metadata")?)?.to_vec() {
+            let Value::Str(name) = name else { return Err(unknown("a name")) };
+            if self.class(entry, "BytesStorageMetadata").is_ok() {
+                continue;
+            }
+            let tensor = self.tensor(entry).map_err(|fault| fault.about(&shown(name)))?;
+            self.count(name.len())?;
+            tensors.insert(name.to_owned(), tensor);
+        }
+        let mut places = Vec::new();
+        for (index, info) in self.dict(self.attribute(root, "storage_data")?)?.to_vec() {
+            places.push(self.place(index, info)?);
+        }
+        Ok(DcpMetadata { tensors, places })
+    }
+
+    fn tensor(&mut self, entry: Value<'a>) -> Result<DcpTensor, Fault> {
+        self.class(entry, "TensorStorageMetadata")?;
+        let properties = self.attribute(entry, "properties")?;
+        let dtype = match self.items(self.state(properties)?)?.first() {
+            Some(Value::Global(Global::Dtype(dtype))) => Some(*dtype),
+            Some(Value::Global(Global::Foreign("torch", name))) => {
+                FLOATS_AND_INTS.iter().find(|(known, _)| known == name).map(|it| it.1)
+            }
+            _ => None,
+        };
+        let dtype = dtype.ok_or_else(|| unknown("the type of a tensor"))?;
+        let shape = self.size(self.attribute(entry, "size")?)?;
+        let list = self.items(self.attribute(entry, "chunks")?)?.to_vec();
+        self.count(list.len())?;
+        let mut chunks = Vec::with_capacity(list.len());
+        for chunk in list {
+            self.class(chunk, "ChunkStorageMetadata")?;
+            let offset = self.size(self.attribute(chunk, "offsets")?)?;
+            let part = self.size(self.attribute(chunk, "sizes")?)?;
+            let inside = |dim: usize| {
+                let end = offset[dim].checked_add(part[dim]);
+                end.is_some_and(|end| end <= shape[dim])
+            };
+            if offset.len() != shape.len()
+                || part.len() != shape.len()
+                || !(0..shape.len()).all(inside)
+            {
+                return Err(Fault::damaged(format_args!(
+                    "a part of shape {part:?} at {offset:?} reaches outside of shape {shape:?}"
+                )));
+            }
+            chunks.push(Region { offset, shape: part });
+        }
+        Ok(DcpTensor { dtype, shape, chunks })
+    }
+
+    fn place(&mut self, index: Value<'a>, info: Value<'a>) -> Result<DcpPlace, Fault> {
+        self.class(index, "MetadataIndex")?;
+        self.class(info, "_StorageInfo")?;
+        let name = self.text(self.attribute(index, "fqn")?)?;
+        let offset = match self.attribute(index, "offset")? {
+            Value::None => None,
+            offset => Some(self.size(offset)?),
+        };
+        let file = self.text(self.attribute(info, "relative_path")?)?;
+        let start = natural(self.attribute(info, "offset")?)?;
+        let length = natural(self.attribute(info, "length")?)?;
+        Ok(DcpPlace { name, offset, file, start, length })
+    }
+
+    fn class(&self, value: Value<'a>, class: &str) -> Result<(), Fault> {
+        let found = match value {
+            Value::Node(index) => self.pickle.node(index),
+            _ => None,
+        };
+        match found {
+            Some(Node::Foreign(module, name))
+                if module.starts_with("torch.distributed.checkpoint.") && *name == class =>
+            {
+                Ok(())
+            }
+            Some(Node::Foreign(module, name)) => Err(Fault::unsupported(format_args!(
+                "its pickle has a {} where torch.distributed.checkpoint has a {class}",
+                shown(&format!("{module}.{name}"))
+            ))),
+            _ => Err(unknown(class)),
+        }
+    }
+
+    fn state(&self, value: Value<'a>) -> Result<Value<'a>, Fault> {
+        let Value::Node(index) = value else { return Err(unknown("an object")) };
+        self.pickle.state(index).ok_or_else(|| unknown("an object's attributes"))
+    }
+
+    fn attribute(&self, value: Value<'a>, name: &str) -> Result<Value<'a>, Fault> {
+        let entries = self.dict(self.state(value)?)?;
+        if entries.len() > MAX_ATTRIBUTES {
+            return Err(unknown("an object's attributes"));
+        }
+        let found = entries.iter().find(|(key, _)| *key == Value::Str(name));
+        found.map(|(_, value)| *value).ok_or_else(|| unknown(name))
+    }
+
+    fn dict(&self, value: Value<'a>) -> Result<&[(Value<'a>, Value<'a>)], Fault> {
+        match value {
+            Value::Node(index) => match self.pickle.node(index) {
+                Some(Node::Dict(entries)) => Ok(entries),
+                _ => Err(unknown("a dictionary")),
+            },
+            _ => Err(unknown("a dictionary")),
+        }
+    }
+
+    fn items(&self, value: Value<'a>) -> Result<&[Value<'a>], Fault> {
+        match value {
+            Value::Node(index) => match self.pickle.node(index) {
+                Some(Node::List(items) | Node::Tuple(items)) => Ok(items),
+                _ => Err(unknown("a list")),
+            },
+            _ => Err(unknown("a list")),
+        }
+    }
+
+    /// A `torch.Size`: a call with a tuple.
+    fn size(&self, value: Value<'a>) -> Result<Vec<u64>, Fault> {
+        let call = match value {
+            Value::Node(index) => self.pickle.arguments(index),
+            _ => None,
+        };
+        let items = match call {
+            Some(arguments) => match self.items(arguments)? {
+                [size] => self.items(*size)?,
+                _ => return Err(unknown("a size")),
+            },
+            None => self.items(value)?,
+        };
+        if items.len() > MAX_DIMENSIONS {
+            return Err(unknown("a size"));
+        }
+        items.iter().map(|item| natural(*item)).collect()
+    }
+
+    fn text(&mut self, value: Value<'a>) -> Result<String, Fault> {
+        let Value::Str(text) = value else { return Err(unknown("a name")) };
+        self.count(text.len())?;
+        Ok(text.to_owned())
+    }
+
+    fn count(&mut self, amount: usize) -> Result<(), Fault> {
+        let amount = amount.div_ceil(MAX_COPIES);
+        self.left = self.left.checked_sub(amount).ok_or_else(|| {
+            Fault::unsupported("its pickle repeats values until they are many times its size")
+        })?;
+        Ok(())
+    }
+}
+
+fn natural(value: Value<'_>) -> Result<u64, Fault> {
+    match value {
+        Value::Int(number) => u64::try_from(number).map_err(|_| unknown("a size")),
+        _ => Err(unknown("a size")),
+    }
+}
+
+fn unknown(what: &str) -> Fault {
+    Fault::unsupported(format_args!(
+        "its pickle does not have {what} where torch.distributed.checkpoint writes it"
+    ))
+}
+
+const FLOATS_AND_INTS: [(&str, Dtype); 9] = [
+    ("float64", Dtype::F64),
+    ("float32", Dtype::F32),
+    ("float16", Dtype::F16),
+    ("bfloat16", Dtype::BF16),
+    ("int64", Dtype::I64),
+    ("int32", Dtype::I32),
+    ("int16", Dtype::I16),
+    ("int8", Dtype::I8),
+    ("uint8", Dtype::U8),
+];
+/// A file name is stored once and recalled for each part.
+const MAX_COPIES: usize = 16;
+/// Of an object of these classes; one dictionary may be that of many objects.
+const MAX_ATTRIBUTES: usize = 32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PICKLE: &[u8] = include_bytes!("../../tests/fixtures/dcp/metadata.pkl");
+
+    fn read(bytes: &[u8]) -> Result<DcpMetadata, Error> {
+        dcp_metadata(Path::new(".metadata"), bytes)
+    }
+
+    #[test]
+    fn parts_of_a_tensor_and_their_files_are_read() {
+        let metadata = read(PICKLE).unwrap();
+        let whole = Region::whole(&[5, 4]);
+        let chunks = vec![whole.narrow(0, 0, 3), whole.narrow(0, 3, 2)];
+        let tensor = DcpTensor { dtype: Dtype::F32, shape: vec![5, 4], chunks };
+        assert_eq!(metadata.tensors, BTreeMap::from([("model.w".to_owned(), tensor)]));
+        let places: Vec<_> = metadata
+            .places
+            .iter()
+            .map(|it| (it.offset.clone(), it.file.as_str(), it.start, it.length))
+            .collect();
+        let expected = [
+            (Some(vec![0, 0]), "__0_0.distcp", 0, 1700),
+            (Some(vec![3, 0]), "__1_0.distcp", 0, 1701),
+            (None, "__1_0.distcp", 1701, 40),
+        ];
+        assert_eq!(places, expected);
+    }
+
+    #[test]
+    fn cut_and_changed_bytes_are_errors_or_other_metadata() {
+        for end in 0..PICKLE.len() {
+            assert!(read(&PICKLE[..end]).is_err(), "cut at {end}");
+        }
+        for at in 0..PICKLE.len() {
+            for byte in [0, b'.', 0x80, 0xff] {
+                let mut bytes = PICKLE.to_vec();
+                bytes[at] = byte;
+                // Must not panic.
+                let _ = read(&bytes);
+            }
+        }
+    }
+}
