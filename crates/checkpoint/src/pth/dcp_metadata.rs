@@ -124,7 +124,8 @@ impl<'a> Walk<'a> {
         self.class(index, "MetadataIndex")?;
         self.class(info, "_StorageInfo")?;
         let name = self.text(self.attribute(index, "fqn")?)?;
-        let offset = match self.attribute(index, "offset")? {
+        // An index of what is no tensor lacks the attribute: its class has `None` for it.
+        let offset = match self.attribute(index, "offset").unwrap_or(Value::None) {
             Value::None => None,
             offset => Some(self.size(offset)?),
         };
@@ -278,6 +279,27 @@ mod tests {
             (None, "__1_0.distcp", 1701, 40),
         ];
         assert_eq!(places, expected);
+    }
+
+    #[test]
+    fn metadata_of_torch_are_read() {
+        let metadata =
+            read(include_bytes!("../../tests/fixtures/dcp/torch_2_13.metadata")).unwrap();
+        let weight = &metadata.tensors["model.0.weight"];
+        assert_eq!((weight.dtype, weight.shape.as_slice()), (Dtype::F32, &[7, 4][..]));
+        // Of fully_shard: ceil(7 / 2) rows, and the rest.
+        let whole = Region::whole(&[7, 4]);
+        assert_eq!(weight.chunks, [whole.narrow(0, 0, 4), whole.narrow(0, 4, 3)]);
+        assert_eq!(metadata.tensors["model.1.bias"].dtype, Dtype::BF16);
+        let moment = &metadata.tensors["optim.state.0.weight.exp_avg"];
+        assert_eq!((moment.shape.as_slice(), moment.chunks.len()), (&[7, 4][..], 2));
+        for (name, tensor) in &metadata.tensors {
+            let parts = metadata.places.iter().filter(|place| place.name == *name).count();
+            assert_eq!(parts, tensor.chunks.len(), "{name}");
+        }
+        assert!(
+            metadata.places.iter().all(|it| it.file == "__0_0.distcp" || it.file == "__1_0.distcp")
+        );
     }
 
     #[test]
