@@ -21,6 +21,7 @@ pub use like::{StateKind, convert_like};
 pub use trainer_state::TrainerState;
 pub use weights::{FoundWeights, WeightsOptions, find_weights, read_weights};
 
+use crate::dcp::dcp_folder;
 use crate::error::Error;
 pub use crate::file_tensor::{FileTensor, Weights};
 use crate::format::WeightsFormat;
@@ -125,7 +126,9 @@ fn convert_in(
             let mut weights = match checkpoint {
                 Some(checkpoint) => of_model(checkpoint, options, &mut report)?,
                 None => {
-                    name_other_files(from, &mut report);
+                    if dcp_folder(from)?.is_none() {
+                        name_other_files(from, &mut report);
+                    }
                     find_weights(from, options)?
                 }
             };

@@ -43,7 +43,16 @@ impl FileTensor {
     ///
     /// Errors for one that is cut along another dimension than the first, which no run saves yet.
     pub(crate) fn of_checkpoint(tensor: layout::StoredTensor) -> Result<Self, String> {
-        let layout::StoredTensor { info, mut chunks } = tensor;
+        Self::of_rows(tensor.info, tensor.chunks)
+    }
+
+    /// A tensor of chunks that cover it, each in a file.
+    ///
+    /// Errors for one that is cut along another dimension than the first.
+    pub(crate) fn of_rows(
+        info: TensorInfo,
+        mut chunks: Vec<(Region, TensorLocation)>,
+    ) -> Result<Self, String> {
         let cut =
             |(region, _): &(Region, TensorLocation)| region.shape.get(1..) != info.shape.get(1..);
         if chunks.len() > 1 && chunks.iter().any(cut) {

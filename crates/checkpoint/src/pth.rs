@@ -187,11 +187,24 @@ impl PthFile {
         Self::read(path, file, length).map_err(|fault| fault.at(path))
     }
 
+    /// Opens what `torch.save` has written into a range of a file.
+    pub(crate) fn from_range(
+        path: &Path,
+        file: &File,
+        begin: u64,
+        length: u64,
+    ) -> Result<Self, Fault> {
+        let archive = Archive::open_at(file.try_clone()?, begin, length)?;
+        let (container, content) = Self::read_zip(archive)?;
+        let path = path.to_owned();
+        Ok(Self { path, container, content, verified: HashSet::new(), last: None })
+    }
+
     fn read(path: &Path, file: File, length: u64) -> Result<Self, Fault> {
         let mut start = [0];
         read_at(&file, 0, &mut start)?;
         let (container, content) = if start == *b"P" {
-            Self::read_zip(file, length)?
+            Self::read_zip(Archive::open(file, length)?)?
         } else {
             let (legacy, code) = Legacy::open(file, length)?;
             (Container::Legacy(legacy), Content::Pickle(code))
@@ -200,8 +213,7 @@ impl PthFile {
         Ok(Self { path, container, content, verified: HashSet::new(), last: None })
     }
 
-    fn read_zip(file: File, length: u64) -> Result<(Container, Content), Fault> {
-        let mut archive = Archive::open(file, length)?;
+    fn read_zip(mut archive: Archive) -> Result<(Container, Content), Fault> {
         if let Some(inner) = exported::saved_state_dict(&archive)? {
             archive = inner;
         }

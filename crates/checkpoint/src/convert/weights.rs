@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use crate::dcp::{DcpWeights, dcp_folder, dcp_weights};
 use crate::dtype::Dtype;
 use crate::error::Error;
 use crate::file_tensor::{FileTensor, Weights, is_float};
@@ -60,8 +61,14 @@ pub fn read_weights(path: &Path) -> Result<Weights, Error> {
 /// index says.
 pub fn find_weights(path: &Path, options: &WeightsOptions) -> Result<FoundWeights, Error> {
     let mut found = FoundWeights::default();
-    for file in open_weights(path, options.key.as_deref())? {
-        found.add(file);
+    if let Some(folder) = dcp_folder(path)? {
+        let weights = dcp_weights(&folder, options.key.as_deref())?;
+        let DcpWeights { tensors, key, read, left_out } = weights;
+        found = FoundWeights { tensors, key, read: vec![read], left_out };
+    } else {
+        for file in open_weights(path, options.key.as_deref())? {
+            found.add(file);
+        }
     }
     if !found.key.is_empty() {
         found.read.push(format!("the state dictionary under `{}`", shown(&found.key)));

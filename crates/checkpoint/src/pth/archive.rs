@@ -60,7 +60,8 @@ impl Archive {
         Self::open_at(self.file.try_clone()?, self.base + begin, entry.bytes)
     }
 
-    fn open_at(file: File, base: u64, length: u64) -> Result<Self, Fault> {
+    /// Opens the archive of so many bytes that begins in a file.
+    pub(super) fn open_at(file: File, base: u64, length: u64) -> Result<Self, Fault> {
         let (offset, bytes, count) = find_directory(&file, base, length)?;
         let mut directory = vec![0; bytes as usize];
         read_at(&file, base + offset, &mut directory)?;

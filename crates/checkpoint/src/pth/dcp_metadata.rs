@@ -15,6 +15,9 @@ pub struct DcpMetadata {
     pub tensors: BTreeMap<String, DcpTensor>,
     /// Places of all parts, of tensors and of other values.
     pub places: Vec<DcpPlace>,
+    /// Keys of each tensor's value in the dictionaries that were saved, outermost first; a name that is missing is a key of
+    /// the outermost.
+    pub keys: BTreeMap<String, Vec<String>>,
 }
 
 /// Type, shape and parts of a tensor.
@@ -81,7 +84,35 @@ impl<'a> Walk<'a> {
         for (index, info) in self.dict(self.attribute(root, "storage_data")?)?.to_vec() {
             places.push(self.place(index, info)?);
         }
-        Ok(DcpMetadata { tensors, places })
+        let keys = self.keys(root, &tensors)?;
+        Ok(DcpMetadata { tensors, places, keys })
+    }
+
+    fn keys(
+        &mut self,
+        root: Value<'a>,
+        tensors: &BTreeMap<String, DcpTensor>,
+    ) -> Result<BTreeMap<String, Vec<String>>, Fault> {
+        let mut keys = BTreeMap::new();
+        let planned = match self.attribute(root, "planner_data")? {
+            Value::None => return Ok(keys),
+            planned => self.dict(planned)?.to_vec(),
+        };
+        for (name, path) in planned {
+            let Value::Str(name) = name else { return Err(unknown("a name")) };
+            if !tensors.contains_key(name) {
+                continue;
+            }
+            let mut of_tensor = Vec::new();
+            for key in self.items(path)?.to_vec() {
+                of_tensor.push(match key {
+                    Value::Int(index) => index.to_string(),
+                    key => self.text(key)?,
+                });
+            }
+            keys.insert(name.to_owned(), of_tensor);
+        }
+        Ok(keys)
     }
 
     fn tensor(&mut self, entry: Value<'a>) -> Result<DcpTensor, Fault> {
@@ -235,7 +266,8 @@ fn unknown(what: &str) -> Fault {
     ))
 }
 
-const FLOATS_AND_INTS: [(&str, Dtype); 9] = [
+const FLOATS_AND_INTS: [(&str, Dtype); 10] = [
+    ("bool", Dtype::Bool),
     ("float64", Dtype::F64),
     ("float32", Dtype::F32),
     ("float16", Dtype::F16),
@@ -284,7 +316,7 @@ mod tests {
     #[test]
     fn metadata_of_torch_are_read() {
         let metadata =
-            read(include_bytes!("../../tests/fixtures/dcp/torch_2_13.metadata")).unwrap();
+            read(include_bytes!("../../tests/fixtures/dcp/torch_2_13/.metadata")).unwrap();
         let weight = &metadata.tensors["model.0.weight"];
         assert_eq!((weight.dtype, weight.shape.as_slice()), (Dtype::F32, &[7, 4][..]));
         // Of fully_shard: ceil(7 / 2) rows, and the rest.
@@ -297,6 +329,8 @@ mod tests {
             let parts = metadata.places.iter().filter(|place| place.name == *name).count();
             assert_eq!(parts, tensor.chunks.len(), "{name}");
         }
+        assert_eq!(metadata.keys["model.0.weight"], ["model", "0.weight"]);
+        assert_eq!(metadata.keys["optim.state.0.weight.exp_avg"][..2], ["optim", "state"]);
         assert!(
             metadata.places.iter().all(|it| it.file == "__0_0.distcp" || it.file == "__1_0.distcp")
         );

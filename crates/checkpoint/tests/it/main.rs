@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
 
+mod dcp;
 mod hostile;
 mod layout;
 mod like;

@@ -5,11 +5,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, anyhow, bail};
 use brigade_checkpoint::convert::{Target, WeightsOptions, convert_with};
 use brigade_checkpoint::layout::{Checkpoint, Manifest};
-use brigade_checkpoint::{FORMATS, format_named};
+use brigade_checkpoint::{FORMATS, dcp_folder, format_named};
 use brigade_rank_env::text::{counted, escaped};
 use clap::Args;
 
 /// Join the weights that the ranks of a sharded run have saved into one file
+///
+/// Reads Brigade's checkpoints, and those of PyTorch's torch.distributed.checkpoint, also in the folders that
+/// Accelerate saves with FSDP (SHARDED_STATE_DICT).
 ///
 /// The rows of each tensor are copied one after the other, so that memory does not grow with the model. The
 /// file appears whole or not at all, and must not be there yet. Checkpoints of unsharded runs are taken, too.
@@ -23,6 +26,8 @@ pub(crate) struct MergeArgs {
     to: PathBuf,
 
     /// Name of the model, where the checkpoint has several
+    ///
+    /// Of torch.distributed.checkpoint the key of a state dictionary; by default model, or the only one.
     ///
     /// model, model_1, ... in the order in which the program prepared them. By default the only one
     #[arg(long, value_name = "NAME")]
@@ -45,11 +50,18 @@ impl MergeArgs {
                 endings.join(", .")
             )
         })?;
-        let checkpoint = Checkpoint::open(&folder)?;
-        let model = self.chosen(checkpoint.manifest(), &folder)?;
-        let mut text = format!("read {}\n", found(&checkpoint, &model));
-        let options = WeightsOptions { key: Some(model), ..WeightsOptions::default() };
+        let (mut text, key) = if dcp_folder(&folder)?.is_some() {
+            (String::new(), self.model.clone())
+        } else {
+            let checkpoint = Checkpoint::open(&folder)?;
+            let model = self.chosen(checkpoint.manifest(), &folder)?;
+            (format!("read {}\n", found(&checkpoint, &model)), Some(model))
+        };
+        let options = WeightsOptions { key, ..WeightsOptions::default() };
         let report = convert_with(&folder, &self.to, Target::Weights(format), &options)?;
+        for line in report.read {
+            text.push_str(&format!("read {}\n", escaped(line)));
+        }
         for file in report.written {
             text.push_str(&format!("wrote {}\n", escaped(file.display())));
         }
@@ -130,18 +142,6 @@ fn foreign(folder: &Path) -> Option<&'static str> {
         return Some(
             "it is a checkpoint of DeepSpeed, which is not read yet: run the `zero_to_fp32.py` that DeepSpeed has saved \
              with it, and take the file that it makes",
-        );
-    }
-    if has("pytorch_model_fsdp_0") {
-        return Some(
-            "it is a folder of Accelerate with FSDP's shards, which are not read yet: run `accelerate merge-weights` on \
-             its `pytorch_model_fsdp_0`",
-        );
-    }
-    if has(".metadata") {
-        return Some(
-            "it is a checkpoint of torch.distributed.checkpoint, which is not read yet: run `python -m \
-             torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE`",
         );
     }
     None

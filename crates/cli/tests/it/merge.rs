@@ -118,23 +118,42 @@ fn what_cannot_be_merged_is_named() {
         fs::write(file, "").unwrap();
     };
     foreign("dcp", ".metadata");
-    refused(folder, "dcp out.pth", "torch.distributed.checkpoint, which is not read yet");
+    refused(folder, "dcp out.pth", "dcp/.metadata");
     foreign("deepspeed", "zero_to_fp32.py");
     refused(folder, "deepspeed out.pth", "a checkpoint of DeepSpeed, which is not read yet");
     foreign("step", "zero_pp_rank_0_mp_rank_00_optim_states.pt");
     refused(folder, "step out.pth", "a checkpoint of DeepSpeed, which is not read yet");
-    foreign("project", "checkpoints/checkpoint_0/pytorch_model_fsdp_0/.metadata");
-    refused(
-        folder,
-        "project out.pth",
-        "checkpoint_0: it is a folder of Accelerate with FSDP's shards",
-    );
     checkpoint(&folder.join("none"), 2, &[]);
     refused(
         folder,
         "none out.pth --model model",
         "holds no model: merge a checkpoint of a program",
     );
-    foreign("fsdp", "pytorch_model_fsdp_0/.metadata");
-    refused(folder, "fsdp out.pth", "accelerate merge-weights");
+}
+
+#[test]
+fn parts_of_torch_distributed_checkpoint_are_joined() {
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/fixtures/dcp");
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    // As Accelerate has it, in a project's newest checkpoint.
+    let of_accelerate = folder.join("run/checkpoints/checkpoint_0/pytorch_model_fsdp_0");
+    for to in [folder.join("dcp"), of_accelerate] {
+        fs::create_dir_all(&to).unwrap();
+        for file in [".metadata", "__0_0.distcp", "__1_0.distcp"] {
+            fs::copy(fixture.join("torch_2_13").join(file), to.join(file)).unwrap();
+        }
+    }
+    for (from, arguments) in
+        [("dcp", ""), ("dcp", " --model optim"), ("run/checkpoints/checkpoint_0", "")]
+    {
+        let to = format!("{}{}.safetensors", from.replace('/', "-"), arguments.len());
+        let (is_well, said) = merge(folder, &format!("{from} {to}{arguments}"));
+        assert!(is_well, "{said}");
+        assert!(said.contains("read a checkpoint of torch.distributed.checkpoint: "), "{said}");
+        let weights = WeightsReader::open(folder.join(&to)).unwrap();
+        let name = if arguments.is_empty() { "0.weight" } else { "state.0.weight.exp_avg" };
+        assert_eq!(weights.get(name).unwrap().info().shape, [7, 4]);
+    }
+    refused(folder, "dcp out.pth --model modle", "optim");
 }

@@ -1,0 +1,104 @@
+//! Weights out of folders that `torch.distributed.checkpoint` has written.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use brigade_checkpoint::convert::{Target, WeightsOptions, convert, convert_with};
+use brigade_checkpoint::{Error, Region, Safetensors, WeightsReader, dcp_folder};
+
+const TARGET: Target = Target::Weights(&Safetensors);
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/dcp").join(name)
+}
+
+/// A copy of the folder that two ranks have written.
+fn copied(to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for file in [".metadata", "__0_0.distcp", "__1_0.distcp"] {
+        fs::copy(fixture("torch_2_13").join(file), to.join(file)).unwrap();
+    }
+}
+
+fn values(file: &Path) -> Vec<(String, String, Vec<u8>)> {
+    let weights = WeightsReader::open(file).unwrap();
+    let read = |tensor: brigade_checkpoint::TensorReader<'_>| {
+        let mut bytes = vec![0; tensor.info().bytes().unwrap() as usize];
+        tensor.read(&Region::whole(&tensor.info().shape), &mut bytes).unwrap();
+        (tensor.name().to_owned(), tensor.info().to_string(), bytes)
+    };
+    let mut all: Vec<_> = weights.tensors().map(read).collect();
+    all.sort();
+    all
+}
+
+#[test]
+fn parts_of_two_ranks_are_joined() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    copied(&folder.join("run"));
+    copied(&folder.join("accelerate/pytorch_model_fsdp_0"));
+    for from in ["run", "accelerate"] {
+        let to = folder.join(format!("{from}.safetensors"));
+        let report = convert(&folder.join(from), &to, TARGET).unwrap();
+        assert_eq!(values(&to), values(&fixture("torch_2_13.safetensors")));
+        let read = "a checkpoint of torch.distributed.checkpoint: 4 tensors in 8 parts in 2 files";
+        assert_eq!(report.read[0], read);
+        assert_eq!(report.left_out, ["optim: a weights file holds one model and nothing else"]);
+    }
+    // The moments of Adam are there under their own key.
+    let options = WeightsOptions { key: Some("optim".into()), ..WeightsOptions::default() };
+    let to = folder.join("optim.safetensors");
+    convert_with(&folder.join("run"), &to, TARGET, &options).unwrap();
+    let names: Vec<String> = values(&to).into_iter().map(|(name, ..)| name).collect();
+    assert!(names.contains(&"state.0.weight.exp_avg".to_owned()), "{names:?}");
+}
+
+#[test]
+fn what_is_missing_or_cut_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let refused = |from: &str| {
+        let to = folder.join("out.safetensors");
+        let error = convert(&folder.join(from), &to, TARGET).unwrap_err();
+        assert!(!to.exists());
+        error
+    };
+    let no_key = WeightsOptions { key: Some("modle".into()), ..WeightsOptions::default() };
+    copied(&folder.join("key"));
+    let error =
+        convert_with(&folder.join("key"), &folder.join("out"), TARGET, &no_key).unwrap_err();
+    assert!(
+        matches!(&error, Error::NoSuchKey { keys, .. } if *keys == ["model", "optim"]),
+        "{error}"
+    );
+
+    copied(&folder.join("missing"));
+    fs::remove_file(folder.join("missing/__1_0.distcp")).unwrap();
+    let error = refused("missing");
+    assert!(matches!(&error, Error::Io { path, .. } if path.ends_with("__1_0.distcp")), "{error}");
+
+    copied(&folder.join("cut"));
+    let file = fs::OpenOptions::new().write(true).open(folder.join("cut/__1_0.distcp")).unwrap();
+    file.set_len(3000).unwrap();
+    let error = refused("cut");
+    assert!(matches!(error, Error::Damaged { .. }), "{error}");
+    assert!(error.to_string().contains("are not in a file of 3000"), "{error}");
+
+    // Another rank's file in its place: no part is what the metadata say.
+    copied(&folder.join("exchanged"));
+    let (one, other) =
+        (folder.join("exchanged/__0_0.distcp"), folder.join("exchanged/__1_0.distcp"));
+    fs::copy(&other, &one).unwrap();
+    assert!(matches!(refused("exchanged"), Error::Damaged { .. } | Error::Unsupported { .. }));
+
+    for model in ["pytorch_model_fsdp_0", "pytorch_model_fsdp_1"] {
+        copied(&folder.join("several").join(model));
+    }
+    let error = dcp_folder(&folder.join("several")).unwrap_err().to_string();
+    assert!(
+        error.contains("pytorch_model_fsdp_0") && error.contains("pytorch_model_fsdp_1"),
+        "{error}"
+    );
+    assert_eq!(dcp_folder(folder).unwrap(), None);
+}
