@@ -52,7 +52,7 @@ impl Optimizer {
         let state = OptimizerState::from_value(&state, |tensor| tensor.0.shallow_clone()).map_err(
             |found| StateMismatch::Layout { expected: "an optimizer's state".into(), found },
         )?;
-        inner.load_state_dict(&state)
+        inner.load_state_dict(&state, false)
     }
 }
 

@@ -204,7 +204,17 @@ impl Optimizer {
     /// # Errors
     /// [`crate::StateMismatch`] with the first difference: nothing was changed.
     pub fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()> {
-        self.lock().load_state_dict(state)
+        self.lock().load_state_dict(state, false)
+    }
+
+    /// Continues from a state as [`Optimizer::load_state_dict`] does, and keeps the state's own tensors where they have the
+    /// type, the device and the order of memory that it needs, so that they are not in memory twice.
+    ///
+    /// # Errors
+    /// As there.
+    #[expect(clippy::needless_pass_by_value, reason = "its tensors are the optimizer's afterwards")]
+    pub fn adopt_state(&mut self, state: OptimizerState) -> Result<()> {
+        self.lock().load_state_dict(&state, true)
     }
 
     /// Compares a state with this optimizer by the shapes of its tensors, which need not be in memory.

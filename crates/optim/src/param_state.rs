@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::state::{ParameterState, STEP};
 use brigade_torch::flat::same_layout;
-use brigade_torch::{NamedTensor, Result, TensorId};
+use brigade_torch::{Error, NamedTensor, Result, TensorId};
 use tch::{Device, Kind, Tensor};
 
 /// The slots and the count of steps of each parameter, by its index: made when a parameter has its first
@@ -208,12 +208,14 @@ impl ParamStates {
         Ok(named)
     }
 
-    /// Copies a checked state in.
+    /// Takes a checked state in: copies of its values, or with `adopt` its own tensors where they have the form that this
+    /// state needs.
     pub(crate) fn import(
         &mut self,
         index: usize,
         parameter: &NamedTensor,
         found: &ParameterState,
+        adopt: bool,
         shape: impl Fn(usize, &[i64]) -> Option<Vec<i64>>,
     ) -> Result<()> {
         let parameter = parameter.tensor.f_detach()?;
@@ -226,13 +228,19 @@ impl ParamStates {
                 continue;
             }
             let Some(slot) = self.names.iter().position(|known| known == name) else { continue };
+            let values = values.f_detach()?;
             let mut made = match shape(slot, &size) {
                 Some(shape) if shape != size => {
-                    Tensor::f_zeros(&shape[..], (parameter.f_kind()?, parameter.device()))?
+                    Tensor::f_empty(&shape[..], (parameter.f_kind()?, parameter.device()))?
                 }
-                _ => like(&parameter, 0.0)?,
+                _ => parameter.f_empty_like()?,
             };
-            made.f_copy_(&values.f_detach()?)?;
+            let form = |it: &Tensor| Ok::<_, Error>((it.f_kind()?, it.device(), it.stride()));
+            if adopt && form(&values)? == form(&made)? {
+                made = values;
+            } else {
+                made.f_copy_(&values)?;
+            }
             self.set(index, slot, made);
         }
         Ok(())

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use brigade_checkpoint::{TensorInfo, Value};
-use brigade_optim::{DeviceScalars, Optimizer, ParameterGroup};
+use brigade_optim::{DeviceScalars, Optimizer, OptimizerState, ParameterGroup};
 use brigade_torch::{DeviceExt, Error, Result, gradient, set_gradient};
 use parking_lot::Mutex;
 use tch::{Device, Kind, Tensor};
@@ -20,7 +20,7 @@ use crate::job::Job;
 use crate::parameters::Parameters;
 use crate::precision::scaler::GradScaler;
 use crate::recorder::AtReplay;
-use crate::registry::{Checkpointed, Kind as ObjectKind, Registry};
+use crate::registry::{Checkpointed, Kind as ObjectKind, Registry, Worlds};
 use crate::sharding::{Part, ShardedModels};
 use crate::stateful::{Stateful, stateful_handle};
 
@@ -443,6 +443,13 @@ impl Stateful for OptimizerInner {
 impl Checkpointed for OptimizerInner {
     fn kind(&self) -> ObjectKind {
         ObjectKind::Optimizer
+    }
+
+    /// The values were read for this alone, and are kept as they are.
+    fn restore(&self, state: &Value<Tensor>, _worlds: &Worlds) -> Result<()> {
+        let state = OptimizerState::from_value(state, Tensor::shallow_clone)
+            .map_err(Error::invalid_argument)?;
+        self.settled()?.clone().adopt_state(state)
     }
 
     fn optimizer(&self) -> Option<Optimizer> {

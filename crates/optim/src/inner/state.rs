@@ -42,12 +42,13 @@ impl OptimizerInner {
     }
 
     /// Checks everything first; a mismatch changes nothing.
-    pub(crate) fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()> {
+    pub(crate) fn load_state_dict(&mut self, state: &OptimizerState, adopt: bool) -> Result<()> {
         self.check_state(state)?;
         let mut states = self.states.none();
         for (index, (parameter, found)) in self.parameters.iter().zip(&state.parameters).enumerate()
         {
-            states.import(index, parameter, found, |slot, size| self.slot_shape(slot, size))?;
+            let shape = |slot, size: &[i64]| self.slot_shape(slot, size);
+            states.import(index, parameter, found, adopt, shape)?;
         }
         let momentum_name = self.rule.momentum_name();
         for (group, found) in self.groups.iter_mut().zip(&state.groups) {
