@@ -6,6 +6,7 @@
 mod accelerate;
 mod foreign;
 mod like;
+mod parts;
 mod scaler;
 mod scheduler;
 mod tied;
@@ -34,6 +35,9 @@ use crate::weights_files::is_weights;
 pub enum Target {
     /// One file of this format with a model's weights.
     Weights(&'static dyn WeightsFormat),
+    /// A folder with a model's weights in safetensors files of at most so many bytes and their index, as Hugging Face's
+    /// libraries write them: `model-00001-of-00002.safetensors`, or `model.safetensors` where they fit into one.
+    Parts(u64),
     /// A folder in the layout of Accelerate's `save_state`.
     Accelerate(AccelerateRun),
 }
@@ -123,20 +127,17 @@ fn convert_in(
             });
         }
         (Target::Weights(format), checkpoint) => {
-            let mut weights = match checkpoint {
-                Some(checkpoint) => of_model(checkpoint, options, &mut report)?,
-                None => {
-                    if dcp_folder(from)?.is_none() {
-                        name_other_files(from, &mut report);
-                    }
-                    find_weights(from, options)?
-                }
-            };
-            report.read.append(&mut weights.read);
-            report.left_out.append(&mut weights.left_out);
-            let weights = weights.tensors;
+            let weights = weights_of(from, checkpoint.as_ref(), options, &mut report)?;
             let made = partial.join("weights");
             format.write(&made, &weights)?;
+            report.changed.extend(weights.iter().filter_map(overflow));
+            made
+        }
+        (Target::Parts(max_bytes), checkpoint) => {
+            let weights = weights_of(from, checkpoint.as_ref(), options, &mut report)?;
+            let made = partial.join("parts");
+            fs::create_dir(&made).map_err(Error::io("make", &made))?;
+            parts::write(&made, &weights, max_bytes)?;
             report.changed.extend(weights.iter().filter_map(overflow));
             made
         }
@@ -165,6 +166,27 @@ fn read(checkpoint: &Checkpoint, object: &Object) -> Result<Value<FileTensor>, E
             fact: format!("`{name}` of {}: {fact}", object.name),
         })
     })
+}
+
+/// The weights of a checkpoint's model, of another library's folder, or of weights files.
+fn weights_of(
+    from: &Path,
+    checkpoint: Option<&Checkpoint>,
+    options: &WeightsOptions,
+    report: &mut Report,
+) -> Result<Weights, Error> {
+    let mut weights = match checkpoint {
+        Some(checkpoint) => of_model(checkpoint, options, report)?,
+        None => {
+            if dcp_folder(from)?.is_none() {
+                name_other_files(from, report);
+            }
+            find_weights(from, options)?
+        }
+    };
+    report.read.append(&mut weights.read);
+    report.left_out.append(&mut weights.left_out);
+    Ok(weights.tensors)
 }
 
 fn must_be_free(to: &Path) -> Result<(), Error> {

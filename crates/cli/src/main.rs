@@ -17,6 +17,7 @@ use output::Answer;
 
 #[cfg(test)]
 mod book;
+mod byte_size;
 mod checkpoint;
 mod config;
 mod data;

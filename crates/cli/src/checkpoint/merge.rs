@@ -9,6 +9,8 @@ use brigade_checkpoint::{FORMATS, dcp_folder, format_named};
 use brigade_rank_env::text::{counted, escaped};
 use clap::Args;
 
+use crate::byte_size::bytes;
+
 /// Join the weights that the ranks of a sharded run have saved into one file
 ///
 /// Reads Brigade's checkpoints, and those of PyTorch's torch.distributed.checkpoint, also in the folders that
@@ -22,8 +24,15 @@ pub(crate) struct MergeArgs {
     /// The checkpoint's folder, or a project's with the newest checkpoint in it
     from: PathBuf,
 
-    /// The file to make; its ending decides the format
+    /// The file to make, whose ending decides the format; a folder with --max-shard-size
     to: PathBuf,
+
+    /// Largest size of a file, such as 5GB
+    ///
+    /// TO becomes a folder with model-00001-of-00002.safetensors, ... and their index, as Hugging Face's libraries
+    /// read it.
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    max_shard_size: Option<u64>,
 
     /// Name of the model, where the checkpoint has several
     ///
@@ -37,19 +46,13 @@ pub(crate) struct MergeArgs {
 const EXAMPLES: &str = "\
 Examples:
   brigade checkpoint merge runs/checkpoints/checkpoint_3 model.safetensors
-  brigade checkpoint merge runs model.pth";
+  brigade checkpoint merge runs model.pth
+  brigade checkpoint merge runs weights --max-shard-size 5GB";
 
 impl MergeArgs {
     pub(super) fn merge(&self) -> Result<String> {
         let folder = self.folder()?;
-        let format = self.to.extension().and_then(format_named).with_context(|| {
-            let endings: Vec<_> = FORMATS.iter().flat_map(|it| it.extensions()).copied().collect();
-            format!(
-                "the ending of {} names no format of weights: take one of .{}",
-                escaped(self.to.display()),
-                endings.join(", .")
-            )
-        })?;
+        let target = self.target()?;
         let (mut text, key) = if dcp_folder(&folder)?.is_some() {
             (String::new(), self.model.clone())
         } else {
@@ -58,7 +61,7 @@ impl MergeArgs {
             (format!("read {}\n", found(&checkpoint, &model)), Some(model))
         };
         let options = WeightsOptions { key, ..WeightsOptions::default() };
-        let report = convert_with(&folder, &self.to, Target::Weights(format), &options)?;
+        let report = convert_with(&folder, &self.to, target, &options)?;
         for line in report.read {
             text.push_str(&format!("read {}\n", escaped(line)));
         }
@@ -69,6 +72,21 @@ impl MergeArgs {
             text.push_str(&format!("left out {}\n", escaped(line)));
         }
         Ok(text)
+    }
+
+    fn target(&self) -> Result<Target> {
+        if let Some(max_bytes) = self.max_shard_size {
+            return Ok(Target::Parts(max_bytes));
+        }
+        let format = self.to.extension().and_then(format_named).with_context(|| {
+            let endings: Vec<_> = FORMATS.iter().flat_map(|it| it.extensions()).copied().collect();
+            format!(
+                "the ending of {} names no format of weights: take one of .{}, or make a folder with --max-shard-size",
+                escaped(self.to.display()),
+                endings.join(", .")
+            )
+        })?;
+        Ok(Target::Weights(format))
     }
 
     /// The checkpoint's folder: a project's newest where `from` is a project's.

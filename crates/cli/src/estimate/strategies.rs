@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::memory::{Kept, Precision};
 use super::{EstimateArgs, OptimizerArg, Subject, in_bytes, positive};
+use crate::byte_size::bytes;
 
 /// What is asked of strategies.
 #[derive(Debug, Args)]
@@ -332,31 +333,6 @@ pub(super) fn json(
     });
     serde_json::to_writer_pretty(&mut *out, &answer)?;
     out.write_all(b"\n")
-}
-
-/// `80G`, `80GiB` (of 1024), `80GB` (of 1000), `85899345920`
-fn bytes(text: &str) -> Result<u64, String> {
-    let number_ends = text.find(|it: char| !it.is_ascii_digit() && it != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(number_ends);
-    let unit = unit.trim().to_ascii_uppercase();
-    let power = unit
-        .chars()
-        .next()
-        .map_or(Some(0), |it| ['B', 'K', 'M', 'G', 'T'].iter().position(|unit| *unit == it));
-    let base: f64 = match unit.get(1..).unwrap_or("") {
-        "" | "IB" => 1024.0,
-        "B" => 1000.0,
-        _ => 0.0,
-    };
-    let value = number
-        .parse::<f64>()
-        .ok()
-        .zip(power)
-        .map(|(number, power)| number * base.powi(power as i32));
-    match value {
-        Some(value) if base > 0.0 && (1.0..1e19).contains(&value) => Ok(value.round() as u64),
-        _ => Err("not a number of bytes such as 80G, 80GiB or 80GB".to_owned()),
-    }
 }
 
 /// `1.2 s`

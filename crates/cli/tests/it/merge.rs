@@ -80,6 +80,16 @@ fn rows_are_joined_in_their_order() {
         // It is not written over.
         refused(folder, &format!("of-{ranks} {file}"), "already exists");
     }
+    // In files of a limited size, in a folder: two of the ranks' rows are of 40 bytes together.
+    checkpoint(&folder.join("two"), 2, &["model"]);
+    for (size, file) in [("8", "model.safetensors"), ("5GB", "model.safetensors")] {
+        let to = format!("parts-{size}");
+        let (is_well, said) = merge(folder, &format!("two {to} --max-shard-size {size}"));
+        assert!(is_well && said.contains(file), "{said}");
+        let weights = WeightsReader::open(folder.join(&to)).unwrap();
+        assert_eq!(weights.get("head.weight").unwrap().info().shape, [5, 2]);
+    }
+    refused(folder, "two none --max-shard-size many", "not a number of bytes");
     // A project's folder stands for its newest checkpoint.
     fs::create_dir_all(folder.join("run/checkpoints")).unwrap();
     checkpoint(&folder.join("run/checkpoints/checkpoint_3"), 2, &["model"]);
@@ -144,6 +154,12 @@ fn parts_of_torch_distributed_checkpoint_are_joined() {
             fs::copy(fixture.join("torch_2_13").join(file), to.join(file)).unwrap();
         }
     }
+    let parts = |size: &str| merge(folder, &format!("dcp parts-{size} --max-shard-size {size}"));
+    let (is_well, said) = parts("64");
+    assert!(is_well && said.contains("model.safetensors.index.json"), "{said}");
+    let weights = WeightsReader::open(folder.join("parts-64")).unwrap();
+    assert_eq!(weights.tensors().len(), 4);
+    assert!(folder.join("parts-64/model-00002-of-00002.safetensors").exists(), "{said}");
     for (from, arguments) in
         [("dcp", ""), ("dcp", " --model optim"), ("run/checkpoints/checkpoint_0", "")]
     {
