@@ -208,7 +208,7 @@ fn a_constructor_may_not_redraw_what_is_not_its_own() {
     for builder in [Model::builder(), Model::builder().deferred()] {
         let error = builder
             .build(|path: &ParamPath<'_>| {
-                path.redraw(&other, |values| values.f_fill_(1.0).map(drop))
+                path.redraw(&other, |values| values.f_fill_(1.0).map(drop));
             })
             .unwrap_err()
             .to_string();
