@@ -7,6 +7,7 @@ mod launcher;
 
 use std::ffi::OsStr;
 use std::fs;
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::thread::sleep;
@@ -268,12 +269,22 @@ fn a_sharded_job_goes_on_with_the_hosts_that_are_left() {
         let mut command = command(launcher::brigade_beside(GPT), &launch, folder);
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
+    // The vocabulary and the tokens, which one process of each host makes: here both hosts have one folder.
+    run(GPT, &format!("{SMALL_GPT} --epochs 1 --batch-size 16"), folder);
     let first = start();
+    // The first serves the rendezvous, and the job ends with the host that serves it.
+    while TcpStream::connect(("127.0.0.1", port.number())).is_err() {
+        sleep(Duration::from_millis(2));
+    }
     let mut second = start();
+    // Of all four ranks, since the first host may have begun alone, and in its place.
     let complete = || {
-        let mut entries =
-            fs::read_dir(folder.join("kept/checkpoints")).into_iter().flatten().flatten();
-        entries.any(|entry| entry.file_name().to_string_lossy().starts_with("checkpoint_"))
+        let entries = fs::read_dir(folder.join("kept/checkpoints")).into_iter().flatten().flatten();
+        let whole = entries
+            .filter(|entry| entry.file_name().to_string_lossy().starts_with("checkpoint_"))
+            .map(|entry| fs::read(entry.path().join("manifest.json")).unwrap_or_default());
+        let mut manifests = whole.map(|text| serde_json::from_slice::<serde_json::Value>(&text));
+        manifests.any(|manifest| manifest.is_ok_and(|manifest| manifest["world_size"] == 4))
     };
     while !complete() {
         assert_eq!(second.try_wait().unwrap(), None, "it ended before its first checkpoint");
