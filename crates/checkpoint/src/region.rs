@@ -70,10 +70,13 @@ impl Region {
         self.narrow(dim, begin, most.min(size - begin))
     }
 
-    /// Returns the number of elements.
+    /// Returns the number of elements; `u64::MAX` for more, as a damaged file may claim.
     #[must_use]
     pub fn elements(&self) -> u64 {
-        self.shape.iter().product()
+        if self.shape.contains(&0) {
+            return 0;
+        }
+        self.shape.iter().fold(1, |product: u64, &size| product.saturating_mul(size))
     }
 
     /// Returns whether it lies within a tensor of this shape.
@@ -172,5 +175,13 @@ mod tests {
         assert!(!region(&[u64::MAX], &[1]).is_within(&[3]));
         assert!(!region(&[0], &[3]).is_within(&[3, 4]));
         assert!(!region(&[0, 0], &[3]).is_within(&[3, 4]));
+    }
+
+    #[test]
+    fn sizes_that_no_tensor_has_are_counted_without_overflow() {
+        let large = 1 << 40;
+        assert_eq!(Region::whole(&[large, large]).elements(), u64::MAX);
+        assert_eq!(Region::whole(&[large, large, 0]).elements(), 0);
+        assert_eq!(Region::whole(&[]).elements(), 1);
     }
 }
