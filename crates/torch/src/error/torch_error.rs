@@ -286,6 +286,8 @@ impl Thrown {
             ThrownKind::Aborted => Fault::Aborted,
             // libtorch's allocator of CPU memory throws no type of its own.
             ThrownKind::Libtorch if says_out_of_memory(&self.detail) => Fault::OutOfMemory,
+            // Nor does Gloo when a rank leaves the group while others still connect to it.
+            ThrownKind::Libtorch if says_connection_lost(&self.detail) => Fault::PeerLost,
             ThrownKind::Libtorch => Fault::Invalid,
             ThrownKind::Backend => nccl_fault(&self.detail).unwrap_or(Fault::Backend),
             ThrownKind::Other => Fault::Backend,
@@ -340,11 +342,20 @@ fn nccl_fault(text: &str) -> Option<Fault> {
 /// without the backtrace that comes last in others'.
 pub(crate) fn user_text(text: &str) -> &str {
     let text = text.split("\nException raised from").next().unwrap_or(text);
+    let text = text.strip_prefix("Gloo connectFullMesh failed with ").unwrap_or(text);
+    let text = text.split(" This is typically caused by").next().unwrap_or(text);
     let text = match text.strip_prefix('[').and_then(|rest| rest.split_once("] ")) {
         Some((place, rest)) if place.contains(".cc:") || place.contains(".cpp:") => rest,
         _ => text,
     };
     text.trim()
+}
+
+/// Whether an error's text is Gloo's for a connection that its other end has closed.
+fn says_connection_lost(text: &str) -> bool {
+    ["Connection closed by peer", "Connection reset by peer"]
+        .iter()
+        .any(|words| text.contains(words))
 }
 
 /// libtorch's reason, where tch puts "Internal torch error" before it.
@@ -403,6 +414,8 @@ mod tests {
         }
         let memory = thrown(ThrownKind::Libtorch, "DefaultCPUAllocator: can't allocate memory");
         assert_eq!(memory.fault(), Fault::OutOfMemory);
+        let lost = thrown(ThrownKind::Libtorch, "Connection closed by peer [127.0.0.1]:17581.");
+        assert_eq!(lost.fault(), Fault::PeerLost);
     }
 
     #[test]
@@ -410,6 +423,9 @@ mod tests {
         let gloo = "[/third_party/gloo/unbound_buffer.cc:78] Timed out waiting 9ms";
         assert_eq!(user_text(gloo), "Timed out waiting 9ms");
         assert_eq!(user_text("[Rank 0]: Rank 1 failed"), "[Rank 0]: Rank 1 failed");
+        let mesh = "Gloo connectFullMesh failed with [/third_party/gloo/pair.cc:553] Connection closed by peer \
+                    [127.0.0.1]:17581. This is typically caused by a remote worker crashing. Check the logs. GLHF!";
+        assert_eq!(user_text(mesh), "Connection closed by peer [127.0.0.1]:17581.");
         let aten = "size mismatch\nException raised from at (f.cpp:1)\nframe #0: x";
         assert_eq!(user_text(aten), "size mismatch");
     }

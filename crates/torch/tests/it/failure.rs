@@ -170,6 +170,8 @@ dist_test!(world = 2, dist_a_peer_killed_inside_a_collective, |world| {
 dist_test!(world = 2, dist_work_of_a_device_has_a_limit, |world| {
     let group = rendezvous::group(&world);
     let others = group.subgroup(&[0, 1]).unwrap().unwrap();
+    // Both have connected before one leaves.
+    group.barrier().unwrap();
     if group.rank() == 0 {
         let asked = Arc::new(AtomicUsize::new(0));
         let hasty = others.within(SHORT);
@@ -238,6 +240,8 @@ fn work_of_a_device_is_watched_until_its_group_ends() {
 dist_test!(world = 2, dist_abort_ends_waiting_operations, |world| {
     let group = rendezvous::group(&world);
     let others = group.subgroup(&[0, 1]).unwrap().unwrap();
+    // Both have connected before one leaves.
+    group.barrier().unwrap();
     if group.rank() == 0 {
         let (tell, told) = mpsc::channel();
         let waiting = others.clone();
@@ -264,6 +268,8 @@ dist_test!(world = 2, dist_abort_ends_waiting_operations, |world| {
 dist_test!(world = 2, dist_abort_wakes_messages, |world| {
     let group = rendezvous::group(&world);
     let others = group.subgroup(&[0, 1]).unwrap().unwrap();
+    // Both have connected before one leaves.
+    group.barrier().unwrap();
     if group.rank() == 0 {
         let place = || Tensor::from(0.0);
         let works = [
@@ -283,6 +289,8 @@ dist_test!(world = 2, dist_abort_wakes_messages, |world| {
 dist_test!(world = 2, dist_a_group_with_a_failure_is_dropped_quickly, |world| {
     let group = rendezvous::group(&world);
     let others = group.subgroup(&[0, 1]).unwrap().unwrap();
+    // Both have connected before one leaves.
+    group.barrier().unwrap();
     if group.rank() == 0 {
         // The peer never takes part in any of these.
         let works: Vec<_> = (0..4)
