@@ -33,8 +33,9 @@ impl Learner {
     /// loss cannot be written down, such as one with a function of the program's own.
     pub fn export(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
+        let weights = self.state.full_state_dict()?;
         on_main(&self.state.accelerator, || {
-            let weights = self.state.state_dict();
+            let weights = weights.unwrap_or_default();
             let weights =
                 weights.iter().map(|(name, it)| (name, Value::Tensor(it.shallow_clone())));
             let mut entries = vec![

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use brigade_optim::{Group, Optimizer, OptimizerSettings, Overrides};
+use brigade_optim::{Group, Optimizer, OptimizerSettings, OptimizerState, Overrides};
 use brigade_rank_env::text::counted;
 use brigade_torch::{Error, NamedTensor, Result};
 use brigade_train::{Accelerator, PreparedOptimizer};
@@ -240,6 +240,25 @@ impl Grouped {
             Some(Held::Prepared(optimizer)) => Some(optimizer.settled()?),
             None => None,
         })
+    }
+
+    /// Returns the whole state of an optimizer of shards on rank 0; all ranks take part.
+    pub(crate) fn full_state_dict(&self) -> Result<Option<OptimizerState>> {
+        match &self.held {
+            Some(Held::Prepared(optimizer)) => optimizer.full_state_dict(),
+            _ => Ok(None),
+        }
+    }
+
+    /// Returns what this rank has of rank 0's state, for a prepared optimizer; all ranks take part.
+    pub(crate) fn scatter_state_dict(
+        &self,
+        state: Option<OptimizerState>,
+    ) -> Result<Option<OptimizerState>> {
+        match &self.held {
+            Some(Held::Prepared(optimizer)) => optimizer.scatter_state_dict(state).map(Some),
+            _ => Ok(None),
+        }
     }
 
     pub(crate) fn step(&mut self) -> Result<()> {

@@ -41,6 +41,10 @@ pub use self::schedules::{FineTuneOptions, FlatCosOptions, OneCycleOptions, Sgdr
 /// The same program runs on one process and, under `brigade launch`, on any number: a fit shares the loaders out
 /// among the ranks, averages gradients, and leaves both when it ends. All ranks call the same methods.
 ///
+/// A model that its ranks cannot hold whole is sharded ([`Learner::sharding`], or the Accelerator's own setting): from the
+/// first fit on each rank has a part of the weights, gradients and optimizer states, and what reads whole weights
+/// ([`LearnerState::gathered`], `save`, `export`, `predict`) is called on every rank.
+///
 /// ```
 /// use brigade_data::{DataLoader, TensorDataset};
 /// use brigade_metrics::Accuracy;
@@ -93,20 +97,13 @@ impl Learner {
     /// entropy where they name none), no metrics, and the Accelerator's ranks and device.
     ///
     /// # Errors
-    /// When the model cannot be built, or has no parameter; with an Accelerator that shards models.
+    /// When the model cannot be built, or has no parameter.
     pub fn new<X, C>(accelerator: &Accelerator, data: Loaders<X>, model: C) -> Result<Self>
     where
         X: ModelInput,
         C: IntoModel,
         C::Module: for<'a> Module<X::Ref<'a>, Output = Tensor> + 'static,
     {
-        if let Some(sharding) = accelerator.sharding() {
-            return Err(Error::invalid_argument(format!(
-                "a Learner does not train sharded models yet, and the Accelerator shards them ({}): build it with \
-                 `.sharding(None)`, start the program without --sharding, or write the loop with the Accelerator",
-                sharding.strategy
-            )));
-        }
         let model = model.into_model()?;
         let slot: Box<dyn AnyModel> = Box::new(Slot::<C::Module, X>::new(model));
         let groups = vec![slot.parameters().into_iter().map(|it| it.name).collect::<Vec<_>>()];
@@ -197,7 +194,16 @@ impl Learner {
         outcome
     }
 
-    /// Makes the model a plain one again and gives back the loaders, where a scope was left by a panic; a fit and
+    /// Prepares the model where the Accelerator shards models, so that it is in memory in parts alone. Every rank calls it.
+    pub(crate) fn shard(&mut self) -> Result<()> {
+        if self.state.accelerator.sharding().is_some() && !self.state.model.is_prepared() {
+            self.enter()?;
+            self.leave();
+        }
+        Ok(())
+    }
+
+    /// Makes the model a plain one again, unless it is sharded, and gives back the loaders, where a scope was left by a panic; a fit and
     /// [`Learner::distributed`] do it by themselves.
     pub fn detach(&mut self) {
         self.entered = 0;
@@ -237,8 +243,10 @@ impl Learner {
 
     pub(crate) fn leave(&mut self) {
         if self.entered == 0 {
-            self.state.model.detach();
-            self.state.grouped.detach();
+            if self.state.model.sharder().is_none() {
+                self.state.model.detach();
+                self.state.grouped.detach();
+            }
             self.prepared = None;
         }
     }

@@ -4,10 +4,11 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::marker::PhantomData;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use brigade_nn::{ForwardHook, Model, Module, StateDict};
-use brigade_torch::{Error, NamedTensor, Result};
+use brigade_torch::{Error, NamedTensor, Result, Sharder};
 use brigade_train::{Accelerator, AutocastOptions, Precision, PreparedModel, PreparedModels};
 use tch::Tensor;
 
@@ -20,16 +21,24 @@ pub(crate) trait AnyModel {
     fn forward(&self, inputs: &[Tensor]) -> Result<Tensor>;
     /// Prepares it for the ranks: all of them take part.
     fn prepare(&mut self, accelerator: &Accelerator) -> Result<()>;
-    /// Makes it a plain model again.
+    /// Makes it a plain model again; a sharded one stays as it is.
     fn detach(&mut self);
+    /// Returns the engine of a sharded model.
+    fn sharder(&self) -> Option<Arc<Sharder>>;
     fn is_prepared(&self) -> bool;
     fn set_training(&mut self, on: bool);
     fn parameters(&self) -> Vec<NamedTensor>;
+    /// Returns what an optimizer steps of all parameters: this rank's shards, where it is sharded.
+    fn local_parameters(&self) -> Vec<NamedTensor>;
     fn norm_parameters(&self) -> Vec<String>;
     fn buffers(&self) -> Vec<NamedTensor>;
     fn state_dict(&self) -> StateDict;
     fn load_state_dict(&mut self, state: &StateDict) -> Result<()>;
-    /// Trains these parameters and no others. For a plain model.
+    /// Returns the state on rank 0; all ranks take part.
+    fn full_state_dict(&self, is_main: bool) -> Result<Option<StateDict>>;
+    /// Takes rank 0's state into a sharded model; all ranks take part.
+    fn load_full_state_dict(&mut self, state: Option<&StateDict>) -> Result<()>;
+    /// Trains these parameters and no others. For a plain model, or a sharded one.
     fn train_only(&mut self, names: &HashSet<String>) -> Result<()>;
     /// Whether the next backward averages gradients over the ranks.
     fn set_sync(&self, on: bool);
@@ -151,8 +160,17 @@ where
 
     fn detach(&mut self) {
         match std::mem::replace(&mut self.held, Held::Lost) {
-            Held::Prepared(model) => self.held = Held::Plain(Box::new(model.into_inner())),
+            Held::Prepared(model) if model.sharder().is_none() => {
+                self.held = Held::Plain(Box::new(model.into_inner()));
+            }
             other => self.held = other,
+        }
+    }
+
+    fn sharder(&self) -> Option<Arc<Sharder>> {
+        match &self.held {
+            Held::Prepared(model) => model.sharder().cloned(),
+            _ => None,
         }
     }
 
@@ -174,6 +192,13 @@ where
         self.model().map(Model::parameters).unwrap_or_default()
     }
 
+    fn local_parameters(&self) -> Vec<NamedTensor> {
+        match &self.held {
+            Held::Prepared(model) => model.local_parameters(),
+            _ => self.parameters(),
+        }
+    }
+
     fn norm_parameters(&self) -> Vec<String> {
         self.model().map(Model::norm_parameters).unwrap_or_default()
     }
@@ -191,7 +216,27 @@ where
         Ok(())
     }
 
+    fn full_state_dict(&self, is_main: bool) -> Result<Option<StateDict>> {
+        match &self.held {
+            Held::Prepared(model) if model.sharder().is_some() => model.full_state_dict(),
+            _ => Ok(is_main.then(|| self.state_dict())),
+        }
+    }
+
+    fn load_full_state_dict(&mut self, state: Option<&StateDict>) -> Result<()> {
+        match &mut self.held {
+            Held::Prepared(model) => model.load_full_state_dict(state),
+            Held::Plain(_) => Err(Error::invalid_argument("the model is not prepared")),
+            Held::Lost => Err(lost()),
+        }
+    }
+
     fn train_only(&mut self, names: &HashSet<String>) -> Result<()> {
+        if let Held::Prepared(model) = &mut self.held
+            && model.sharder().is_some()
+        {
+            return model.train_only(names);
+        }
         let model = self.model_mut()?;
         model.requires_grad(false)?;
         if !names.is_empty() {

@@ -7,8 +7,7 @@ use std::path::{Path, PathBuf};
 
 use brigade_checkpoint::pth::{self, PthFile, StoredTensor, TensorData};
 use brigade_checkpoint::{Dtype, TensorInfo, Value};
-use brigade_torch::{Error, Result, TorchError, bytes, dtype_of, kind_of, tensor_from_bytes};
-use brigade_train::Accelerator;
+use brigade_torch::{Error, Result, bytes, dtype_of, tensor_from_bytes};
 use tch::{Device, Tensor};
 
 use crate::error::LearnError;
@@ -107,43 +106,5 @@ pub(crate) fn read(path: &Path) -> Result<Value<Tensor>> {
             .and_then(|view| view.f_contiguous())
             .map_err(|error| refused(error.to_string()))?;
         Ok(tensor)
-    })
-}
-
-/// Sends rank 0's value to all ranks; the others give `None`.
-pub(crate) fn broadcast(
-    accelerator: &Accelerator,
-    value: Option<Value<Tensor>>,
-) -> Result<Value<Tensor>> {
-    if !accelerator.processes().use_distributed() {
-        return Ok(value.ok_or_else(|| TorchError::Internal("rank 0 has no value to send".into()))?);
-    }
-    let mut tensors = Vec::new();
-    let mut description = None;
-    if let Some(value) = value {
-        let named: Value<String> = value.try_map(&mut |_, tensor| {
-            let tensor = tensor.f_detach()?.f_to_device(accelerator.device())?.f_contiguous()?;
-            tensors.push(tensor);
-            Ok::<_, Error>((tensors.len() - 1).to_string())
-        })?;
-        let infos = tensors.iter().map(|tensor| (tensor.size(), dtype_of(tensor.kind())));
-        description = Some((named.to_json().to_string(), infos.collect::<Vec<_>>()));
-    }
-    let description = accelerator.processes().broadcast_object(description, 0)?;
-    let unknown =
-        |reason: &str| TorchError::Internal(format!("rank 0's value cannot be read: {reason}"));
-    let (json, infos) = description.ok_or_else(|| unknown("it sent none"))?;
-    if !accelerator.is_main_process() {
-        for (size, dtype) in infos {
-            let kind = dtype.and_then(kind_of).ok_or_else(|| unknown("a tensor has no type"))?;
-            tensors.push(Tensor::f_zeros(size, (kind, accelerator.device()))?);
-        }
-    }
-    let tensors = accelerator.processes().broadcast(&tensors, 0)?;
-    let json = serde_json::from_str(&json).map_err(|error| unknown(&error.to_string()))?;
-    let named = Value::<String>::from_json(&json).map_err(|reason| unknown(&reason))?;
-    named.try_map(&mut |_, index| {
-        let tensor = index.parse().ok().and_then(|index: usize| tensors.get(index));
-        Ok(tensor.map(Tensor::shallow_clone).ok_or_else(|| unknown("a tensor is missing"))?)
     })
 }

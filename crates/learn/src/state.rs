@@ -5,6 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use brigade_checkpoint::Value;
 use brigade_data::Batch;
 use brigade_metrics::Metric;
 use brigade_nn::StateDict;
@@ -106,6 +107,19 @@ impl CurrentBatch {
         let round_samples = batch.round().total_valid();
         let Parts { inputs, target } = batch.into_data();
         Self { inputs, target, rows, valid, place, round_rows, round_samples, ..Self::default() }
+    }
+
+    /// Leaves out the rows that complete the batch.
+    pub(crate) fn leave_out_duplicates(&mut self) -> Result<()> {
+        if self.rows == self.valid {
+            return Ok(());
+        }
+        let valid = self.valid as i64;
+        for tensor in self.inputs.iter_mut().chain(&mut self.target) {
+            *tensor = tensor.f_narrow(0, 0, valid)?;
+        }
+        self.rows = self.valid;
+        Ok(())
     }
 }
 
@@ -342,7 +356,7 @@ impl LearnerState {
         self.model.module()?.downcast_ref()
     }
 
-    /// Returns the model's parameters.
+    /// Returns the model's parameters. Those of a sharded model have no memory outside of [`LearnerState::gathered`].
     #[must_use]
     pub fn parameters(&self) -> Vec<NamedTensor> {
         self.model.parameters()
@@ -354,18 +368,125 @@ impl LearnerState {
         self.model.buffers()
     }
 
-    /// Returns the model's parameters and saved buffers under their names.
+    /// Returns what the optimizer steps of the model's parameters, frozen ones included, under their names: this rank's
+    /// shards of a sharded model, the parameters themselves otherwise. A callback that writes into them calls
+    /// [`LearnerState::local_parameters_changed`] afterwards.
+    #[must_use]
+    pub fn local_parameters(&self) -> Vec<NamedTensor> {
+        self.model.local_parameters()
+    }
+
+    /// Tells a sharded model that its shards were written into, on every rank.
+    ///
+    /// # Errors
+    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
+    pub fn local_parameters_changed(&self) -> Result<()> {
+        self.model.sharder().map_or(Ok(()), |sharder| sharder.shards_changed())
+    }
+
+    /// Whether the model's parameters are spread over the ranks: with an Accelerator that shards models, from the first
+    /// fit on.
+    #[must_use]
+    pub fn is_sharded(&self) -> bool {
+        self.model.sharder().is_some()
+    }
+
+    /// Runs `read` with the whole parameters of a sharded model, for which each rank needs the memory. Every rank calls it.
+    /// Another model is passed as it is.
+    ///
+    /// # Errors
+    /// Those of `read`; [`brigade_torch::ErrorKind::Communication`] when a peer is gone; an error inside of another
+    /// `gathered`.
+    pub fn gathered<R>(&self, read: impl FnOnce(&Self) -> Result<R>) -> Result<R> {
+        match self.model.sharder() {
+            Some(sharder) => sharder.gathered(|| read(self)),
+            None => read(self),
+        }
+    }
+
+    /// Runs `write` with the whole parameters of a sharded model, and takes each rank's part of what it has written. Every
+    /// rank calls it, and writes the same values.
+    ///
+    /// # Errors
+    /// As [`LearnerState::gathered`]; after an error of `write` the parameters are as before.
+    pub fn gathered_mut<R>(&mut self, write: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
+        match self.model.sharder() {
+            Some(sharder) => sharder.gathered_mut(|| write(self)),
+            None => write(self),
+        }
+    }
+
+    /// Returns the model's whole parameters and saved buffers on rank 0, and `None` on the others. Every rank calls it. Of a
+    /// sharded model they are copies in the host's memory.
+    ///
+    /// # Errors
+    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone; [`brigade_torch::ErrorKind::Tensor`] when memory
+    /// runs out.
+    pub fn full_state_dict(&self) -> Result<Option<StateDict>> {
+        self.model.full_state_dict(self.accelerator.is_main_process())
+    }
+
+    /// Copies rank 0's values into the model; the other ranks give `None`. Every rank calls it.
+    ///
+    /// # Errors
+    /// On every rank, with nothing changed, when a name or a shape does not fit.
+    pub fn load_full_state_dict(&mut self, state: Option<&StateDict>) -> Result<()> {
+        if self.is_sharded() {
+            return self.model.load_full_state_dict(state);
+        }
+        let values = state.map(|state| {
+            let tensors = state.iter();
+            Value::dict(tensors.map(|(name, it)| (name, Value::Tensor(it.shallow_clone()))))
+        });
+        let values = self.accelerator.processes().broadcast_state(values)?;
+        let mut state = StateDict::new();
+        for (name, value) in values.as_dict().unwrap_or_default() {
+            if let (Some(name), Some(tensor)) = (name.as_str(), value.as_tensor()) {
+                state.insert(name, tensor.shallow_clone())?;
+            }
+        }
+        self.model.load_state_dict(&state)
+    }
+
+    /// Returns the model's parameters and saved buffers under their names. Those of a sharded model have no memory outside
+    /// of [`LearnerState::gathered`]; see [`LearnerState::full_state_dict`].
     #[must_use]
     pub fn state_dict(&self) -> StateDict {
         self.model.state_dict()
     }
 
-    /// Copies these values into the model.
+    /// Copies these values into the model; rank 0's into a sharded one, where every rank calls it.
     ///
     /// # Errors
     /// When a name or a shape does not fit: nothing was changed.
     pub fn load_state_dict(&mut self, state: &StateDict) -> Result<()> {
+        if self.is_sharded() {
+            return self.model.load_full_state_dict(Some(state));
+        }
         self.model.load_state_dict(state)
+    }
+
+    /// Returns copies of what this rank has of the model: parameters and buffers.
+    pub(crate) fn copied_values(&self) -> Result<Vec<Tensor>> {
+        let copied = |tensor: Tensor| -> Result<Tensor> {
+            let mut copy = tensor.f_empty_like()?;
+            copy.f_copy_(&tensor)?;
+            Ok(copy)
+        };
+        self.local_values().map(copied).collect()
+    }
+
+    /// Puts copies back that [`LearnerState::copied_values`] has made.
+    pub(crate) fn put_back(&mut self, copies: &[Tensor]) -> Result<()> {
+        for (mut value, copy) in self.local_values().zip(copies) {
+            value.f_copy_(copy)?;
+        }
+        self.local_parameters_changed()
+    }
+
+    fn local_values(&self) -> impl Iterator<Item = Tensor> {
+        let values = self.local_parameters().into_iter().chain(self.buffers());
+        values.map(|value| value.tensor.detach())
     }
 
     /// Holds layers below a name in evaluation, also in training, or lets them go.

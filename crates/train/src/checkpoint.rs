@@ -28,7 +28,7 @@ use crate::gradients::loss_check::LossCheck;
 use crate::processes::Processes;
 use crate::registry::{CheckpointObject, Registry};
 use crate::sharding::ShardedModels;
-use inner::{Hooks, Inner, Pending};
+use inner::{Inner, Pending};
 use message_pack::MessagePack;
 
 /// Saves and loads the state of all that is registered, into folders that appear whole or not at all. All ranks
@@ -108,8 +108,32 @@ impl Checkpoints {
             quiet,
             pending: Mutex::default(),
             copies: Arc::default(),
-            save_hooks: Hooks::default(),
-            load_hooks: Hooks::default(),
+            save_hooks: Arc::default(),
+            load_hooks: Arc::default(),
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// Returns checkpoints of the same objects, with the same project and hooks, for models that are sharded in another
+    /// way.
+    pub(crate) fn with_sharding(
+        &self,
+        loss_check: Option<Arc<LossCheck>>,
+        sharded: Option<Arc<ShardedModels>>,
+    ) -> Self {
+        let inner = &self.inner;
+        let inner = Inner {
+            processes: inner.processes.clone(),
+            project: inner.project.clone(),
+            registry: Arc::clone(&inner.registry),
+            accumulator: inner.accumulator.clone(),
+            loss_check,
+            sharded,
+            quiet: inner.quiet,
+            pending: Mutex::default(),
+            copies: Arc::clone(&inner.copies),
+            save_hooks: Arc::clone(&inner.save_hooks),
+            load_hooks: Arc::clone(&inner.load_hooks),
         };
         Self { inner: Arc::new(inner) }
     }

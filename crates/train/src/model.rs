@@ -26,6 +26,7 @@ use crate::gradients::loss_check::{CheckedModel, LossCheck};
 use crate::gradients::models::{Joining, PreparedModels};
 use crate::job::Job;
 use crate::precision::{Numerics, memory_format};
+use crate::processes::Processes;
 use crate::registry::{CheckpointObject, Checkpointed, Kind, ModelTensor, Registry};
 use crate::sharding::{Part, ShardedModel, ShardedModels};
 use crate::stateful::{Stateful, infos, mismatch, same_shape, stateful_handle};
@@ -299,8 +300,34 @@ impl<M> PreparedModel<M> {
     /// Returns the sharder of a model whose parameters are spread over ranks: its plan, its groups, and what it has
     /// gathered.
     #[must_use]
-    pub fn sharder(&self) -> Option<&Sharder> {
-        self.sharded.as_ref().map(|sharded| &**sharded.sharder())
+    pub fn sharder(&self) -> Option<&Arc<Sharder>> {
+        self.sharded.as_ref().map(|sharded| sharded.sharder())
+    }
+
+    /// Returns what an optimizer steps of the parameters, frozen ones included, under their names in order: this rank's
+    /// shards of a sharded model, the parameters themselves otherwise. A program that writes into shards calls
+    /// [`Sharder::shards_changed`] afterwards.
+    #[must_use]
+    pub fn local_parameters(&self) -> Vec<NamedTensor> {
+        match &self.sharded {
+            Some(sharded) => sharded.shards(),
+            None => self.model.parameters(),
+        }
+    }
+
+    pub(crate) fn sharded(&self) -> Option<&Arc<ShardedModel>> {
+        self.sharded.as_ref()
+    }
+
+    pub(crate) fn processes(&self) -> Processes {
+        Processes::of(Arc::clone(&self.context.job))
+    }
+
+    /// Replaces parameters and buffers that all ranks have whole by rank 0's.
+    pub(crate) fn broadcast_values(&self) -> Result<()> {
+        let Some(group) = self.context.job.group() else { return Ok(()) };
+        broadcast_all(&group, &self.model.parameters())?;
+        broadcast_all(&group, &self.model.buffers())
     }
 
     fn hook_state(&self) -> Option<&dyn StatefulHook> {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use brigade_checkpoint::{TensorInfo, Value};
 use brigade_optim::{DeviceScalars, Optimizer, OptimizerState, ParameterGroup};
-use brigade_torch::{DeviceExt, Error, Result, gradient, set_gradient};
+use brigade_torch::{DeviceExt, Error, ProcessGroup, Result, gradient, set_gradient};
 use parking_lot::Mutex;
 use tch::{Device, Kind, Tensor};
 
@@ -19,6 +19,7 @@ use crate::gradients::loss_check::{CheckedOptimizer, LossCheck};
 use crate::job::Job;
 use crate::parameters::Parameters;
 use crate::precision::scaler::GradScaler;
+use crate::processes::Processes;
 use crate::recorder::AtReplay;
 use crate::registry::{Checkpointed, Kind as ObjectKind, Registry, Worlds};
 use crate::sharding::{Part, ShardedModels};
@@ -220,6 +221,20 @@ impl PreparedOptimizer {
         });
         registry.register(&inner);
         Ok(Self { inner })
+    }
+
+    pub(crate) fn processes(&self) -> Processes {
+        Processes::of(Arc::clone(&self.inner.job))
+    }
+
+    /// Returns what this rank has of the tensors of its state, by their places in it.
+    pub(crate) fn parts(&self) -> HashMap<String, Part> {
+        Checkpointed::parts(&*self.inner)
+    }
+
+    /// Returns the ranks that share one copy of the parameters, where it steps shards.
+    pub(crate) fn gather_group(&self) -> Option<ProcessGroup> {
+        self.inner.sharded.as_ref()?.group_of(&self.inner.optimizer)
     }
 
     /// Changes every parameter that has a gradient, once the window of accumulation ends. With fp16 a step

@@ -6,6 +6,7 @@ pub(crate) mod gather;
 pub(crate) mod scope;
 pub(crate) mod split;
 pub(crate) mod trigger;
+mod values;
 
 use std::fmt;
 use std::io::Write as _;

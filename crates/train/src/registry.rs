@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 
 use brigade_checkpoint::Value;
 use brigade_optim::{Optimizer, Scheduler};
-use brigade_torch::Result;
+use brigade_torch::{Result, TensorId};
 use parking_lot::Mutex;
 use tch::Tensor;
 
@@ -197,6 +197,27 @@ impl Registry {
     pub(crate) fn optimizers(&self) -> Vec<Optimizer> {
         let prepared = self.prepared.lock();
         prepared.iter().filter_map(|object| object.upgrade()?.optimizer()).collect()
+    }
+
+    /// Returns what this rank has of an object's tensors that are spread over ranks, by their places in its state.
+    pub(crate) fn parts_of(&self, object: &dyn Checkpointed) -> HashMap<String, Part> {
+        let shards = object.shards();
+        if shards.is_empty() {
+            return object.parts();
+        }
+        let mut of_shards: HashMap<TensorId, Part> = HashMap::new();
+        let prepared: Vec<_> = self.prepared.lock().iter().filter_map(Weak::upgrade).collect();
+        for model in prepared {
+            let mut parts = model.parts();
+            let tensors = model.tensors().unwrap_or_default().into_iter();
+            of_shards.extend(tensors.filter_map(|saved| {
+                Some((TensorId::of(&saved.tensor), parts.remove(&saved.name)?))
+            }));
+        }
+        let part = |(place, shard): (String, Tensor)| {
+            Some((place, of_shards.get(&TensorId::of(&shard))?.clone()))
+        };
+        shards.into_iter().filter_map(part).collect()
     }
 
     /// All that are still there, with their names: `model`, `model_1`, …, by kind and in order.

@@ -1,6 +1,7 @@
 //! Models whose parameters, gradients and optimizer states are spread over the ranks.
 
 mod deferred;
+mod full_state;
 mod norm;
 mod part;
 mod weights;
@@ -17,7 +18,9 @@ use parking_lot::Mutex;
 use tch::{Device, Tensor};
 
 pub(crate) use part::Part;
+pub(crate) use weights::{gather_rows, narrow_to};
 
+use crate::gradients::hook::CommHook;
 use crate::job::Job;
 use crate::precision::NumericsOptions;
 
@@ -161,6 +164,13 @@ impl ShardedModels {
         concerned.flat_map(|model| model.parts()).flat_map(of_parameter).collect()
     }
 
+    /// Returns the ranks that share one copy of what an optimizer steps; `None` where it steps no shards.
+    pub(crate) fn group_of(&self, optimizer: &Optimizer) -> Option<ProcessGroup> {
+        let models = self.models();
+        let model = models.iter().find(|model| model.is_stepped_by(optimizer))?;
+        Some(model.gather_group().clone())
+    }
+
     /// Returns whether any prepared model is still there.
     pub(crate) fn any(&self) -> bool {
         !self.models().is_empty()
@@ -168,6 +178,17 @@ impl ShardedModels {
 
     pub(crate) fn models(&self) -> Vec<Arc<ShardedModel>> {
         self.models.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Fails for a communication hook, which gets whole gradients.
+    pub(crate) fn refuse_hook(&self, hook: &CommHook) -> Result<()> {
+        if hook.is_none() {
+            return Ok(());
+        }
+        Err(self.refuse(
+            "a communication hook",
+            "it gets buckets of whole gradients, and shards are reduced without buckets",
+        ))
     }
 
     /// Fails for what needs gradients that are whole on each rank.

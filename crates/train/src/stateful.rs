@@ -84,6 +84,14 @@ pub trait Stateful {
     /// # Errors
     /// When it does not fit; the object keeps its state then, and so do all other objects of a load.
     fn load_state_dict(&self, state: &Value<Tensor>) -> Result<()>;
+
+    /// Returns which tensors of the state are spread over the ranks as a prepared model's shards are, such as averages of
+    /// weights: the place of each in the state (`tensors.fc.weight`), and the shard. A checkpoint holds the rows of all
+    /// ranks, and a load on other ranks gives each its own. None unless implemented; then each rank's state is taken to
+    /// be the same, and rank 0's is saved.
+    fn shards(&self) -> Vec<(String, Tensor)> {
+        Vec::new()
+    }
 }
 
 /// Implements [`Stateful`] for a handle by what it shares.
@@ -156,6 +164,10 @@ impl<T: Stateful + ?Sized> Stateful for Arc<T> {
 
     fn load_state_dict(&self, state: &Value<Tensor>) -> Result<()> {
         (**self).load_state_dict(state)
+    }
+
+    fn shards(&self) -> Vec<(String, Tensor)> {
+        (**self).shards()
     }
 }
 

@@ -18,6 +18,8 @@ struct Copies(Mutex<Inner>);
 #[derive(Debug, Default)]
 struct Inner {
     tensors: Vec<(String, Tensor)>,
+    /// Of a sharded model: the shards of which there are copies.
+    shards: Vec<(String, Tensor)>,
     count: i64,
     registered: bool,
 }
@@ -31,8 +33,13 @@ impl Copies {
             Ok((name, copy))
         });
         let tensors = copied.collect::<Result<_>>()?;
+        let mut shards = Vec::new();
+        if learner.is_sharded() {
+            let parameters = learner.local_parameters().into_iter();
+            shards.extend(parameters.map(|it| (it.name, it.tensor)));
+        }
         let mut inner = self.0.lock();
-        (inner.tensors, inner.count) = (tensors, 0);
+        (inner.tensors, inner.shards, inner.count) = (tensors, shards, 0);
         // Once: checkpoints know an object by its place among all.
         if !std::mem::replace(&mut inner.registered, true) {
             drop(inner);
@@ -60,13 +67,13 @@ impl Copies {
             value.f_copy_(copy)?;
             copy.f_copy_(&before)?;
         }
-        Ok(())
+        learner.local_parameters_changed()
     }
 }
 
 /// Parameters and floating-point buffers, without a graph.
 fn live(learner: &LearnerState) -> Vec<(String, Tensor)> {
-    let parameters = learner.parameters().into_iter();
+    let parameters = learner.local_parameters().into_iter();
     let buffers = learner.buffers().into_iter();
     let buffers = buffers.filter(|buffer| buffer.tensor.is_floating_point());
     parameters.chain(buffers).map(|value| (value.name, value.tensor.detach())).collect()
@@ -106,12 +113,19 @@ impl Stateful for Copies {
         inner.count = state.get("count").and_then(Value::as_int).unwrap_or(0);
         Ok(())
     }
+
+    fn shards(&self) -> Vec<(String, Tensor)> {
+        let inner = self.0.lock();
+        let place =
+            |(name, shard): &(String, Tensor)| (format!("tensors.{name}"), shard.shallow_clone());
+        inner.shards.iter().map(place).collect()
+    }
 }
 
 /// Keeps an exponential moving average of the weights (Polyak averaging), validates with it, and leaves it in the
 /// model at the end of the fit.
 ///
-/// BatchNorm's statistics are averaged as well. Every rank averages its own copy of the same weights. Checkpoints
+/// BatchNorm's statistics are averaged as well. Every rank averages its own copy of the same weights, or its shards. Checkpoints
 /// that the [`Checkpoint`](super::Checkpoint) callback saves hold it.
 #[derive(Debug)]
 pub struct Ema {

@@ -79,7 +79,7 @@ impl NormFreeze {
 impl Callback for NormFreeze {
     fn before_train(&mut self, learner: &mut LearnerState) -> Step {
         self.release(learner);
-        let frozen = learner.parameters();
+        let frozen = learner.local_parameters();
         let frozen = frozen.iter().filter(|it| !it.tensor.requires_grad());
         let norms = learner.model.norm_parameters();
         let layers: Vec<String> = frozen

@@ -446,11 +446,20 @@ impl Loop<'_> {
             let batch = batch?;
             // Those that a resumed epoch leaves out count.
             state.position.iter = batch.index();
+            if !state.position.training && batch.valid() == 0 {
+                // The other ranks gather the model's parts for their batches.
+                let Parts { inputs, .. } = batch.into_data();
+                drop(state.model.forward(&inputs)?);
+                continue;
+            }
             let (rank, world) = (
                 state.accelerator.processes().process_index(),
                 state.accelerator.processes().num_processes(),
             );
             state.batch = CurrentBatch::of(batch, rank, world);
+            if !state.position.training {
+                state.batch.leave_out_duplicates()?;
+            }
             self.level(
                 Level::Batch,
                 [Event::BeforeBatch, Event::AfterCancelBatch, Event::AfterBatch],

@@ -42,11 +42,21 @@ impl LearnerState {
     pub(crate) fn build_optimizer(&mut self, lr: f64) -> Result<()> {
         self.replacing_model(|state| {
             state.model.train_only(&state.grouped.trained())?;
-            state.grouped.build(&state.model.parameters(), lr)
+            state.grouped.build(&state.model.local_parameters(), lr)
         })
     }
 
-    /// Runs `body` with the plain model: the reducer of a prepared one knows what was trained when it was made.
+    /// Prepares the optimizer of a sharded model, outside of a fit as well.
+    pub(crate) fn prepare_optimizer(&mut self) -> Result<()> {
+        if self.is_sharded() {
+            let accelerator = self.accelerator.clone();
+            self.grouped.prepare(&accelerator)?;
+        }
+        Ok(())
+    }
+
+    /// Runs `body` with the plain model, or a sharded one: the reducer of another prepared one knows what was trained when it
+    /// was made.
     fn replacing_model(&mut self, body: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
         let prepared = self.model.is_prepared();
         if prepared {

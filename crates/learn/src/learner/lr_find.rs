@@ -270,7 +270,9 @@ impl Learner {
             )));
         }
         let (built, hypers) = (self.state.grouped.is_built(), self.state.hypers().to_vec());
-        let weights = self.state.state_dict().deep_clone()?;
+        // A model that is to be sharded has its shards from here on.
+        self.shard()?;
+        let values = self.state.copied_values()?;
         let optimizer = match self.state.optimizer()? {
             Some(optimizer) => Some(optimizer.state_dict()?.deep_clone()?),
             None => None,
@@ -294,7 +296,7 @@ impl Learner {
         self.callbacks = all.into_iter().map(|(_, callback)| callback).collect();
         let found = std::mem::replace(&mut self.state.recorder, recorder);
         self.train.set_epoch(epoch);
-        self.state.load_state_dict(&weights)?;
+        self.state.put_back(&values)?;
         match (built, optimizer, self.state.optimizer()?) {
             (true, Some(state), Some(mut optimizer)) => {
                 optimizer.load_state_dict(&state)?;

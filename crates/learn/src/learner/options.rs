@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use brigade_metrics::IntoMetrics;
 use brigade_optim::OptimizerSettings;
-use brigade_torch::Result;
+use brigade_sharding::Sharding;
+use brigade_torch::{Error, Result};
 use brigade_train::Precision;
 
 use super::Learner;
@@ -111,6 +112,30 @@ impl Learner {
     /// When the device has no such precision.
     pub fn mixed_precision(mut self, precision: Precision) -> Result<Self> {
         self.state.accelerator = self.state.accelerator.with_mixed_precision(precision)?;
+        Ok(self)
+    }
+
+    /// Sets how the model is sharded over the ranks, or that each has the whole model (`None`); the Accelerator's setting
+    /// unless set. A model that is [deferred](brigade_nn::Model::deferred) is never whole in any rank's memory.
+    ///
+    /// ```no_run
+    /// use brigade_sharding::Sharding;
+    /// # fn f(learner: brigade_learn::Learner) -> brigade_torch::Result<()> {
+    /// let mut learner = learner.sharding(Sharding::zero3())?;
+    /// learner.fit_one_cycle(2, 1e-3, ())?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// When the shard size does not divide the ranks, or the types contradict the precision; for a Learner whose model
+    /// is sharded already.
+    pub fn sharding(mut self, sharding: impl Into<Option<Sharding>>) -> Result<Self> {
+        if self.state.model.is_prepared() {
+            return Err(Error::invalid_argument(
+                "`sharding` comes after the model was prepared: call it when the Learner is made, before its first fit",
+            ));
+        }
+        self.state.accelerator = self.state.accelerator.with_sharding(sharding)?;
         Ok(self)
     }
 

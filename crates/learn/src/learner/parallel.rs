@@ -46,6 +46,13 @@ impl Learner {
                 "`parallel` is for one process, and this job has several: each has a device of its own already",
             ));
         }
+        if let Some(sharding) = self.state.accelerator.sharding() {
+            return Err(Error::invalid_argument(format!(
+                "`parallel` keeps the whole model on each device, and the Accelerator shards it ({}): leave one of them \
+                 out",
+                sharding.strategy
+            )));
+        }
         let own = self.state.accelerator.device();
         let Some((first, others)) = devices.split_first().filter(|(first, _)| **first == own)
         else {

@@ -263,7 +263,7 @@ impl Learner {
 
     /// Predicts one item: a file or its bytes where the data have a codec, such as images; or a tensor of the
     /// model's input without the dimension of the batch. It needs no other rank, outside of
-    /// [`Learner::distributed`].
+    /// [`Learner::distributed`]; with a sharded model every rank calls it, and may give another item.
     ///
     /// # Errors
     /// When the item cannot be read or does not fit.
@@ -275,11 +275,15 @@ impl Learner {
     }
 
     /// Runs `body` with the model in evaluation and without autograd: for what a program does with the module of the
-    /// Learner itself, such as generating text. It needs no other rank. The next fit trains again.
-    pub fn evaluated<R>(&mut self, body: impl FnOnce(&LearnerState) -> R) -> R {
+    /// Learner itself, such as generating text. It needs no other rank; a sharded model is whole meanwhile, and every rank
+    /// calls it. The next fit trains again.
+    ///
+    /// # Errors
+    /// Those of `body`, and of [`LearnerState::gathered`].
+    pub fn evaluated<R>(&mut self, body: impl FnOnce(&LearnerState) -> Result<R>) -> Result<R> {
         self.state.model.set_training(false);
         let _without_autograd = tch::no_grad_guard();
-        body(&self.state)
+        self.state.gathered(body)
     }
 
     /// The output of the model in evaluation, with the Accelerator's precision.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use brigade_checkpoint::Value;
 use brigade_nn::StateDict;
 use brigade_optim::OptimizerState;
-use brigade_torch::Result;
+use brigade_torch::{Error, Result};
 
 use tch::Tensor;
 
@@ -17,13 +17,26 @@ use crate::state::LearnerState;
 
 impl LearnerState {
     /// Writes the model to a file, with the optimizer where it is asked for, from rank 0; the others wait. The file is
-    /// a dictionary `{"model", "opt"}` that PyTorch reads, and appears whole or not at all.
+    /// a dictionary `{"model", "opt"}` that PyTorch reads, and appears whole or not at all. Of a sharded model rank 0 has
+    /// all that is written in the host's memory meanwhile.
     ///
     /// # Errors
     /// On every rank when rank 0 cannot write.
     pub fn save(&self, path: impl AsRef<Path>, with_optimizer: bool) -> Result<()> {
         let path = path.as_ref();
-        on_main(&self.accelerator, || saved::write(path, self.to_value(with_optimizer)?))
+        let model = self.full_state_dict()?;
+        let optimizer = match (with_optimizer, self.is_sharded()) {
+            (true, true) => self.grouped.full_state_dict()?,
+            (true, false) => self.optimizer()?.map(|it| it.state_dict()).transpose()?,
+            (false, _) => None,
+        };
+        on_main(&self.accelerator, || {
+            let model = model.unwrap_or_default();
+            let model = model.iter().map(|(name, it)| (name, Value::Tensor(it.shallow_clone())));
+            let mut entries = vec![("model", Value::dict(model))];
+            entries.extend(optimizer.map(|state| ("opt", state.to_value())));
+            saved::write(path, Value::dict(entries))
+        })
     }
 
     /// Reads such a file on rank 0, and sends it to the others: only rank 0 needs the file.
@@ -33,18 +46,16 @@ impl LearnerState {
     /// nothing was changed then.
     pub fn load(&mut self, path: impl AsRef<Path>, with_optimizer: bool) -> Result<()> {
         let path = path.as_ref();
-        let mut value = None;
-        on_main(&self.accelerator, || {
-            value = Some(saved::read(path)?);
-            Ok(())
-        })?;
-        let value = saved::broadcast(&self.accelerator, value)?;
+        let processes = self.accelerator.processes().clone();
+        let value = processes.on_main_process(|| saved::read(path))?;
+        if self.is_sharded() {
+            return self.load_sharded(path, value, with_optimizer);
+        }
+        let value = processes.broadcast_state(value)?;
         let refused = |reason: String| LearnError::Format { path: path.to_owned(), reason };
         let model = state_dict(path, value.get("model").unwrap_or(&value))?;
         if with_optimizer {
-            let state = value.get("opt").ok_or_else(|| {
-                refused("it has no optimizer: it was saved without one".to_owned())
-            })?;
+            let state = value.get("opt").ok_or_else(|| refused(WITHOUT_OPTIMIZER.to_owned()))?;
             let state =
                 OptimizerState::from_value(state, Tensor::shallow_clone).map_err(refused)?;
             if let Some(mut optimizer) = self.optimizer()? {
@@ -60,17 +71,49 @@ impl LearnerState {
         self.model.load_state_dict(&model)
     }
 
-    fn to_value(&self, with_optimizer: bool) -> Result<Value<Tensor>> {
-        let model = self.state_dict();
-        let model = model.iter().map(|(name, it)| (name, Value::Tensor(it.shallow_clone())));
-        let mut entries = vec![("model", Value::dict(model))];
-        if let (true, Some(optimizer)) = (with_optimizer, self.optimizer()?) {
-            let state = optimizer.state_dict()?;
-            entries.push(("opt", state.to_value()));
+    /// Takes what rank 0 has read, of which each rank gets its part.
+    fn load_sharded(
+        &mut self,
+        path: &Path,
+        value: Option<Value<Tensor>>,
+        with_optimizer: bool,
+    ) -> Result<()> {
+        let processes = self.accelerator.processes().clone();
+        let refused = |reason: String| LearnError::Format { path: path.to_owned(), reason };
+        let read = processes.on_main_process(|| {
+            let value = value.unwrap_or(Value::None);
+            let model = state_dict(path, value.get("model").unwrap_or(&value))?;
+            if !with_optimizer {
+                return Ok::<_, Error>((model, None));
+            }
+            let state = value.get("opt").ok_or_else(|| refused(WITHOUT_OPTIMIZER.to_owned()))?;
+            let state =
+                OptimizerState::from_value(state, Tensor::shallow_clone).map_err(refused)?;
+            Ok((model, Some(state)))
+        })?;
+        let (model, optimizer) = read.unzip();
+        let own = if with_optimizer {
+            self.grouped.scatter_state_dict(optimizer.flatten())?
+        } else {
+            None
+        };
+        if let Some((own, optimizer)) = own.as_ref().zip(self.optimizer()?) {
+            // The same outcome on all ranks, since shapes and names of a parameter's parts differ in its rows alone.
+            let fits = optimizer.check_state(own, |tensor| tensor.size());
+            let fits = fits.map_err(|mismatch| mismatch.to_string());
+            let all = processes.gather_object(fits)?;
+            all.into_iter().collect::<std::result::Result<Vec<()>, _>>().map_err(refused)?;
         }
-        Ok(Value::dict(entries))
+        self.model.load_full_state_dict(model.as_ref())?;
+        if let Some((own, mut optimizer)) = own.zip(self.optimizer()?) {
+            optimizer.adopt_state(own)?;
+            self.grouped.read_back()?;
+        }
+        Ok(())
     }
 }
+
+const WITHOUT_OPTIMIZER: &str = "it has no optimizer: it was saved without one";
 
 /// Reads names and tensors.
 pub(crate) fn state_dict(path: &Path, value: &Value<Tensor>) -> Result<StateDict> {
@@ -105,9 +148,11 @@ impl Learner {
     /// # Errors
     /// As [`LearnerState::load`].
     pub fn load(&mut self, path: impl AsRef<Path>, with_optimizer: bool) -> Result<()> {
+        self.shard()?;
         if with_optimizer {
             let rates = self.default_rates().of_groups(self.state.grouped.len())?;
             self.make_optimizer(false, &rates)?;
+            self.state.prepare_optimizer()?;
         }
         self.state.load(path, with_optimizer)
     }

@@ -15,7 +15,8 @@ type Split<B> = Arc<dyn Fn(B) -> Result<Parts> + Send + Sync>;
 /// A loader whose batches have lost their type.
 pub(crate) trait BatchSource {
     /// Shares it out among the ranks: for training by the Accelerator's rules, and into its checkpoints; for
-    /// validation batch by batch, without duplicates.
+    /// validation batch by batch, without duplicates; with sharding each rank has as many batches, of which the last ones
+    /// may have duplicates or nothing else.
     fn prepare(&self, accelerator: &Accelerator, training: bool)
     -> Result<Box<dyn PreparedSource>>;
     fn batches(&self) -> usize;
@@ -88,7 +89,9 @@ where
         let loader = if training {
             accelerator.prepare(handle)?
         } else {
-            let whole = DataLoaderConfiguration { even_batches: false, ..Default::default() };
+            // Ranks that share a model's parts run as many forward passes; what completes the batches is left out.
+            let even_batches = accelerator.sharding().is_some();
+            let whole = DataLoaderConfiguration { even_batches, ..Default::default() };
             PreparedLoader::new(handle, accelerator.processes(), whole)?
         };
         Ok(Box::new(Prepared { loader, split: Arc::clone(&self.split) }))

@@ -92,9 +92,9 @@ pub(crate) fn bits(tensor: &Tensor) -> Vec<u64> {
     values(tensor).into_iter().map(f64::to_bits).collect()
 }
 
-/// The bits of all parameters and buffers.
+/// The bits of all parameters and buffers. With a sharded model every rank calls it.
 pub(crate) fn weights(state: &LearnerState) -> Vec<(String, Vec<u64>)> {
-    state_bits(&state.state_dict())
+    state.gathered(|state| Ok(state_bits(&state.state_dict()))).unwrap()
 }
 
 pub(crate) fn state_bits(state: &StateDict) -> Vec<(String, Vec<u64>)> {

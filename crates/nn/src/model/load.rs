@@ -60,6 +60,23 @@ impl<M> Model<M> {
         plan.copy(state)
     }
 
+    /// Compares a state with the model as [`Model::load_state_dict`] does, and copies nothing. Returns each of its tensors
+    /// with the model's tensor that it is for, and the report. For models whose tensors cannot be copied into, such as
+    /// those that are spread over ranks.
+    ///
+    /// # Errors
+    /// Those of [`Model::load_state_dict`].
+    pub fn matched_state<'s>(
+        &self,
+        state: &'s StateDict,
+    ) -> Result<(Vec<Matched<'s>>, LoadReport), Error> {
+        let mut plan = self.plan(&shapes(state)).complete()?;
+        state.key().clone_into(&mut plan.report.key);
+        let values = plan.values.into_iter();
+        let values = values.filter_map(|(name, into)| Some((state.get(&name)?, into)));
+        Ok((values.collect(), plan.report))
+    }
+
     /// Compares names and shapes with the model's.
     pub(crate) fn plan(&self, weights: &Shapes) -> LoadPlan {
         let theirs: Vec<&String> = weights.keys().collect();
@@ -116,6 +133,9 @@ impl<M> Model<M> {
         LoadPlan { values, report }
     }
 }
+
+/// A tensor of a state, and the model's tensor that it is for.
+type Matched<'s> = (&'s Tensor, Tensor);
 
 /// Weights compared with a model, nothing copied yet.
 pub(crate) struct LoadPlan {

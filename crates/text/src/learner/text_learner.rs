@@ -69,26 +69,23 @@ pub trait TextLearner {
 
 impl TextLearner for Learner {
     fn save_encoder(&self, path: impl AsRef<Path>) -> Result<()> {
-        let path = path.as_ref();
-        let written = if self.accelerator().is_main_process() {
-            encoder_name(self)
-                .and_then(|name| encoder_state(&self.state_dict(), &name))
-                .and_then(|state| write_encoder(&state, path))
-                .map_err(|error| error.to_string())
-        } else {
-            Ok(())
-        };
-        self.accelerator()
+        let name = encoder_name(self)?;
+        let state = self.full_state_dict()?.unwrap_or_default();
+        let written = self
+            .accelerator()
             .processes()
-            .broadcast_object(written, 0)?
-            .map_err(Error::invalid_argument)
+            .on_main_process(|| write_encoder(&encoder_state(&state, &name)?, path.as_ref()));
+        written.map(drop)
     }
 
     fn load_encoder(&mut self, path: impl AsRef<Path>) -> Result<()> {
         let name = encoder_name(self)?;
-        let values = read_encoder(path.as_ref())?;
-        let whole = with_encoder(&self.state_dict(), &name, &values)?;
-        self.state_mut().load_state_dict(&whole)?;
+        let state = self.full_state_dict()?.unwrap_or_default();
+        let whole = self
+            .accelerator()
+            .processes()
+            .on_main_process(|| with_encoder(&state, &name, &read_encoder(path.as_ref())?))?;
+        self.state_mut().load_full_state_dict(whole.as_ref())?;
         self.freeze()
     }
 

@@ -467,11 +467,8 @@ impl AcceleratorBuilder {
             }
             None => None,
         };
-        if let Some(sharded) = sharded.as_ref().filter(|_| !self.models.comm_hook.is_none()) {
-            return Err(sharded.refuse(
-                "a communication hook",
-                "it gets buckets of whole gradients, and shards are reduced without buckets",
-            ));
+        if let Some(sharded) = &sharded {
+            sharded.refuse_hook(&self.models.comm_hook)?;
         }
         let tf32 = numerics.math.apply(joins, job.device)?;
         let (numerics, scaler) = numerics.decide(job, tf32)?;

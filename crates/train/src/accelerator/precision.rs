@@ -33,15 +33,8 @@ impl Accelerator {
     /// [`brigade_torch::ErrorKind::InvalidArgument`] where the loss scale's options are out of range.
     pub fn with_mixed_precision(&self, precision: Precision) -> Result<Self> {
         let (before, scaler) = (*self.numerics, &self.gradients.scaler);
-        let mut options = NumericsOptions {
-            precision: Some(precision),
-            cache: before.autocast.cache,
-            float32_outputs: before.float32_outputs,
-            output: before.output,
-            channels_last: before.channels_last,
-            math: MathOptions::default(),
-            scaler: scaler.as_ref().map(GradScaler::options).unwrap_or_default(),
-        };
+        let mut options = self.numerics_options();
+        options.precision = Some(precision);
         let sharded = match &self.gradients.sharded {
             Some(sharded) => Some(Arc::new(sharded.with_precision(&mut options)?)),
             None => None,
@@ -62,6 +55,20 @@ impl Accelerator {
         };
         let gradients = Gradients { scaler, loss_check, sharded, ..self.gradients.clone() };
         Ok(Self { numerics: Arc::new(numerics), gradients, ..self.clone() })
+    }
+
+    /// Returns the options that this Accelerator's numerics were made with.
+    pub(super) fn numerics_options(&self) -> NumericsOptions {
+        let numerics = &*self.numerics;
+        NumericsOptions {
+            precision: Some(numerics.autocast.precision),
+            cache: numerics.autocast.cache,
+            float32_outputs: numerics.float32_outputs,
+            output: numerics.output,
+            channels_last: numerics.channels_last,
+            math: MathOptions::default(),
+            scaler: self.grad_scaler().map(GradScaler::options).unwrap_or_default(),
+        }
     }
 
     /// Returns the same Accelerator with another memory format for the convolutional models that it prepares from

@@ -1,13 +1,15 @@
 //! What ranks share of sharded models: the mesh, and the memory of each kind.
 
 use std::fmt;
+use std::sync::Arc;
 
 use brigade_sharding::{Mesh, Offload, Sharding, Workload};
 use brigade_torch::{Result, gradient};
 use tch::Tensor;
 
 use super::Accelerator;
-use crate::sharding::ShardedModel;
+use crate::gradients::backward::Gradients;
+use crate::sharding::{ShardedModel, ShardedModels};
 
 /// Bytes that this rank has of sharded models, by kind: as planned, and as measured so far. Made by
 /// [`Accelerator::memory_report`], and printed as a table.
@@ -33,6 +35,52 @@ impl Accelerator {
     #[must_use]
     pub fn sharding(&self) -> Option<&Sharding> {
         self.gradients.sharded.as_ref().map(|sharded| sharded.sharding())
+    }
+
+    /// Returns the same Accelerator with models that it prepares from now on sharded in this way, or whole on each rank
+    /// (`None`). Ranks, trackers, what checkpoints hold, and all other options are shared.
+    ///
+    /// ```
+    /// use brigade_sharding::Sharding;
+    /// use brigade_train::Accelerator;
+    /// let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
+    /// let sharding = accelerator.with_sharding(Sharding::zero3())?;
+    /// assert!(accelerator.sharding().is_none() && sharding.sharding().is_some());
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`AcceleratorBuilder::build`](crate::AcceleratorBuilder::build) with
+    /// [`sharding`](crate::AcceleratorBuilder::sharding).
+    pub fn with_sharding(&self, sharding: impl Into<Option<Sharding>>) -> Result<Self> {
+        let job = &self.processes.job;
+        let mut options = self.numerics_options();
+        options.output = None;
+        let sharded = match sharding.into() {
+            Some(sharding) => {
+                let sharding = options.with_sharding(sharding)?;
+                Some(Arc::new(ShardedModels::new(sharding, job.size())?))
+            }
+            None => None,
+        };
+        if let Some(sharded) = &sharded {
+            sharded.refuse_hook(&self.options.models.comm_hook)?;
+        }
+        let (numerics, scaler) = options.decide(job, self.numerics.tf32)?;
+        let loss_check = self.gradients.loss_check.as_ref();
+        let loss_check = loss_check.map(|it| Arc::new(it.with_sharding(job, sharded.clone())));
+        let checkpoints = self.checkpoints.with_sharding(loss_check.clone(), sharded.clone());
+        // The loss scale goes on where there is one.
+        let scaler = match (&self.gradients.scaler, scaler) {
+            (Some(before), Some(_)) => Some(before.clone()),
+            (_, scaler) => {
+                scaler.iter().for_each(|scaler| checkpoints.register(scaler));
+                scaler
+            }
+        };
+        let loss_check = loss_check.filter(|_| scaler.is_none());
+        let gradients = Gradients { scaler, loss_check, sharded, ..self.gradients.clone() };
+        Ok(Self { numerics: Arc::new(numerics), gradients, checkpoints, ..self.clone() })
     }
 
     /// Returns the ranks as the grid in which models are sharded and replicated. Without sharding all ranks are along

@@ -55,7 +55,7 @@ pub(super) fn capture(checkpoints: &Inner) -> Result<Captured> {
             captured.samples = object.samples().unwrap_or_default();
         }
         let kind = object.kind().name();
-        let parts = object.parts();
+        let parts = checkpoints.registry.parts_of(&**object);
         match object.tensors() {
             Some(tensors) => {
                 let tensors = tensors.into_iter().map(|saved| {

@@ -32,8 +32,8 @@ pub(super) struct Inner {
     /// A save that is still being written.
     pub(super) pending: Mutex<Option<Pending>>,
     pub(super) copies: Arc<BufferPool>,
-    pub(super) save_hooks: Hooks,
-    pub(super) load_hooks: Hooks,
+    pub(super) save_hooks: Arc<Hooks>,
+    pub(super) load_hooks: Arc<Hooks>,
 }
 
 /// A save that a thread completes in the background.

@@ -166,7 +166,7 @@ impl Ready {
         for (name, object) in &objects {
             let saved = find(name)?;
             let about = |reason: String| mismatch(format!("{name}: {reason}"));
-            let parts = object.parts();
+            let parts = checkpoints.registry.parts_of(&**object);
             match object.tensors() {
                 Some(model) => {
                     let mut stored = checkpoint.stored(saved)?;

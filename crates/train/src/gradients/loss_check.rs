@@ -147,6 +147,15 @@ impl LossCheck {
         }
     }
 
+    /// Returns a check with the same options, for models that are sharded in another way.
+    pub(crate) fn with_sharding(
+        &self,
+        job: &Arc<Job>,
+        sharded: Option<Arc<ShardedModels>>,
+    ) -> Self {
+        Self::new(job, LossCheckOptions { on: true, later: self.later }, sharded)
+    }
+
     /// Checks the losses of a model whose gradients are reduced, until the returned guard is dropped.
     pub(crate) fn watch_model(
         &self,

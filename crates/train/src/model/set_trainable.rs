@@ -1,5 +1,6 @@
 //! Freezing and thawing after `prepare`, the same on all ranks.
 
+use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
 use brigade_optim::Optimizer;
@@ -11,8 +12,8 @@ use super::PreparedModel;
 /// What a rank was asked for, and what stands against it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Request {
-    pattern: String,
-    trainable: bool,
+    /// The method with its arguments.
+    call: String,
     /// The names of what would be trained.
     trained: Vec<String>,
     problem: Option<String>,
@@ -52,41 +53,64 @@ impl<M> PreparedModel<M> {
     /// thawed parameter. [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     #[track_caller]
     pub fn set_trainable(&mut self, pattern: &str, trainable: bool) -> Result<usize> {
-        let parameters = match &self.sharded {
-            Some(sharded) => sharded.shards(),
-            None => self.model.parameters(),
-        };
         let wildcard = wildmatch::WildMatch::new(pattern);
+        let parameters = self.local_parameters();
         let matching = |parameter: &NamedTensor| wildcard.matches(&parameter.name);
         let trained = |parameter: &NamedTensor| {
             if matching(parameter) { trainable } else { parameter.tensor.requires_grad() }
         };
-        let optimizers: Vec<Optimizer> = self.context.registry.optimizers();
-        let concerned = optimizers.into_iter().filter(|it| it.concerns(&parameters));
-        let mut concerned: Vec<Optimizer> = concerned.collect();
         let count = parameters.iter().filter(|parameter| matching(parameter)).count();
+        let unknown = (count == 0).then(|| {
+            let names: Vec<&str> = parameters.iter().take(8).map(|it| it.name.as_str()).collect();
+            format!("no parameter matches; there are {}", names.join(", "))
+        });
+        let call = format!("set_trainable({pattern:?}, {trainable})");
+        self.train_those(&parameters, trained, call, unknown)?;
+        Ok(count)
+    }
+
+    /// Trains the parameters of these names, and freezes all others, as [`PreparedModel::set_trainable`] does.
+    ///
+    /// # Errors
+    /// As there, also for a name that the model lacks.
+    #[track_caller]
+    pub fn train_only(&mut self, names: &HashSet<String>) -> Result<()> {
+        let parameters = self.local_parameters();
+        let known: HashSet<&String> = parameters.iter().map(|parameter| &parameter.name).collect();
+        let unknown = names.iter().filter(|name| !known.contains(name)).min();
+        let unknown = unknown.map(|name| format!("the model has no parameter `{name}`"));
+        let trained = |parameter: &NamedTensor| names.contains(&parameter.name);
+        self.train_those(&parameters, trained, "train_only".to_owned(), unknown)
+    }
+
+    /// Trains those of `parameters`, all of the model's, for which `trained` is true. `problem` is why this rank cannot.
+    #[track_caller]
+    fn train_those(
+        &mut self,
+        parameters: &[NamedTensor],
+        trained: impl Fn(&NamedTensor) -> bool,
+        call: String,
+        problem: Option<String>,
+    ) -> Result<()> {
+        let optimizers: Vec<Optimizer> = self.context.registry.optimizers();
+        let concerned = optimizers.into_iter().filter(|it| it.concerns(parameters));
+        let mut concerned: Vec<Optimizer> = concerned.collect();
         let refusal = || {
-            let mut checks = concerned.iter().map(|it| it.check_trained(&parameters, trained));
+            let mut checks = concerned.iter().map(|it| it.check_trained(parameters, &trained));
             checks.find_map(Result::err).map(|error| error.to_string())
         };
-        let problem = if count == 0 {
-            let names: Vec<&str> = parameters.iter().take(8).map(|it| it.name.as_str()).collect();
-            Some(format!("no parameter matches; there are {}", names.join(", ")))
-        } else if self.context.accumulator.position() > 0 {
-            Some("a window of accumulated gradients has begun; call it after the step".to_owned())
-        } else {
-            refusal()
-        };
+        let in_window = self.context.accumulator.position() > 0;
+        let begun = "a window of accumulated gradients has begun; call it after the step";
+        let problem = problem.or_else(|| in_window.then(|| begun.to_owned())).or_else(refusal);
         self.agree(Request {
-            pattern: pattern.to_owned(),
-            trainable,
+            call,
             trained: parameters.iter().filter(|it| trained(it)).map(|it| it.name.clone()).collect(),
             problem,
         })?;
         for optimizer in &mut concerned {
-            optimizer.set_trained(&parameters, trained)?;
+            optimizer.set_trained(parameters, &trained)?;
         }
-        for parameter in &parameters {
+        for parameter in parameters {
             clear_gradient(&parameter.tensor)?;
             let _ = parameter.tensor.shallow_clone().f_requires_grad_(trained(parameter))?;
         }
@@ -103,7 +127,7 @@ impl<M> PreparedModel<M> {
         }
         self.inner.replace_state(&self.model, self.reduction.hook.clone());
         self.inner.buffers_differ.store(true, Ordering::Relaxed);
-        Ok(count)
+        Ok(())
     }
 
     /// The same outcome on all ranks.
@@ -113,13 +137,10 @@ impl<M> PreparedModel<M> {
             Some(group) => group.at(std::panic::Location::caller()).all_gather_object(&request)?,
             None => vec![request],
         };
-        let say = |Request { pattern, trainable, trained, .. }: &Request| {
-            format!("set_trainable({pattern:?}, {trainable}) with {} trained", trained.len())
+        let say = |Request { call, trained, .. }: &Request| {
+            format!("{call} with {} trained", trained.len())
         };
-        let differs = |it: &Request| {
-            (&it.pattern, it.trainable, &it.trained)
-                != (&all[0].pattern, all[0].trainable, &all[0].trained)
-        };
+        let differs = |it: &Request| (&it.call, &it.trained) != (&all[0].call, &all[0].trained);
         if let Some(rank) = all.iter().position(differs) {
             return Err(Error::invalid_argument(format!(
                 "the ranks differ, and nothing was changed: rank 0 called {}, rank {rank} {}; call it with \
@@ -132,8 +153,8 @@ impl<M> PreparedModel<M> {
         match all.iter().enumerate().find_map(problem) {
             None => Ok(()),
             Some((rank, problem)) => Err(Error::invalid_argument(format!(
-                "set_trainable({:?}, {}) on rank {rank}: {problem}; nothing was changed",
-                all[0].pattern, all[0].trainable
+                "{} on rank {rank}: {problem}; nothing was changed",
+                all[0].call
             ))),
         }
     }

@@ -6,7 +6,7 @@ use brigade_nn::weights;
 use brigade_torch::Result;
 use tch::Tensor;
 
-use super::{PreparedModel, broadcast_all};
+use super::PreparedModel;
 use crate::processes::Processes;
 use crate::weights_file::WeightsTarget;
 
@@ -51,10 +51,7 @@ impl<M> PreparedModel<M> {
             Some(key) => self.model.load_entry(path, key),
             None => self.model.load_weights(path),
         })?;
-        if let Some(group) = processes.group() {
-            broadcast_all(&group, &self.model.parameters())?;
-            broadcast_all(&group, &self.model.buffers())?;
-        }
+        self.broadcast_values()?;
         let remark = report.and_then(|report| report.remark());
         Ok(remark.map(|remark| format!("{}: {remark}", path.display())))
     }

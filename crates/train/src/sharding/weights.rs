@@ -5,7 +5,7 @@ use std::path::Path;
 
 use brigade_checkpoint::{TensorInfo, TensorReader, WeightsReader};
 use brigade_nn::{LoadReport, Model};
-use brigade_torch::{Error, Result, TensorId, TensorRead, dtype_of};
+use brigade_torch::{Error, ProcessGroup, Result, TensorId, TensorRead, dtype_of};
 use tch::{Device, Tensor};
 
 use super::{Part, ShardedModel, ShardedParameter};
@@ -80,11 +80,36 @@ impl ShardedModel {
         for (reader, into) in matched {
             from.entry(TensorId::of(&into)).or_insert(reader);
         }
+        self.take_values(model, processes, |tensor, values| {
+            let reader = from.get(&TensorId::of(tensor));
+            reader.map_or(Ok(()), |it| TensorRead::whole(*it, values.shallow_clone()).read())
+        })?;
+        Ok(report)
+    }
+
+    /// Replaces parameters and buffers by what rank 0 has of them, one tensor at a time. `read` puts the values of one of the
+    /// model's tensors into another, on the CPU; it is called on rank 0 alone, until its first error.
+    pub(crate) fn take_values<M>(
+        &self,
+        model: &Model<M>,
+        processes: &Processes,
+        mut read: impl FnMut(&Tensor, &Tensor) -> Result<()>,
+    ) -> Result<()> {
         let mut outcome = Ok(());
+        let mut receive = |tensor: &Tensor, values: &Tensor| {
+            // An error leaves the other ranks with their part in what follows.
+            if processes.is_main_process() && outcome.is_ok() {
+                outcome = tch::no_grad(|| read(tensor, values));
+            }
+            let Some(group) = processes.group() else { return Ok(()) };
+            let mut sent = values.f_to_device(processes.device())?;
+            group.broadcast(&mut sent, 0)?;
+            Ok::<_, Error>(tch::no_grad(|| values.shallow_clone().f_copy_(&sent))?)
+        };
         let parameters = self.parameters.lock();
         for ShardedParameter { whole, shard, part, .. } in &*parameters {
             let values = Tensor::f_zeros(whole.size(), (shard.f_kind()?, Device::Cpu))?;
-            self.receive(&from, whole, &values, processes, &mut outcome)?;
+            receive(whole, &values)?;
             let rows = match part {
                 Some(part) => narrow_to(&values, part)?,
                 None => values,
@@ -96,32 +121,21 @@ impl ShardedModel {
             let (size, kind) = (buffer.tensor.size(), buffer.tensor.f_kind()?);
             let values = Tensor::f_empty(size, (kind, Device::Cpu))?;
             tch::no_grad(|| values.shallow_clone().f_copy_(&buffer.tensor))?;
-            self.receive(&from, &buffer.tensor, &values, processes, &mut outcome)?;
+            receive(&buffer.tensor, &values)?;
             tch::no_grad(|| buffer.tensor.f_detach()?.f_copy_(&values))?;
         }
         self.sharder.shards_changed()?;
-        processes.on_main_process(|| outcome)?;
-        Ok(report)
+        processes.on_main_process(|| outcome).map(drop)
     }
 
-    /// Reads a tensor's values on rank 0 and sends them to all. A file that cannot be read any more leaves `outcome` an
-    /// error, and the other ranks take part to the end.
-    fn receive(
-        &self,
-        from: &HashMap<TensorId, TensorReader<'_>>,
-        tensor: &Tensor,
-        values: &Tensor,
-        processes: &Processes,
-        outcome: &mut Result<()>,
-    ) -> Result<()> {
-        if let (Some(reader), true) = (from.get(&TensorId::of(tensor)), outcome.is_ok()) {
-            *outcome = TensorRead::whole(*reader, values.shallow_clone()).read();
-        }
-        let Some(group) = processes.group() else { return Ok(()) };
-        let mut sent = values.f_to_device(processes.device())?;
-        group.broadcast(&mut sent, 0)?;
-        tch::no_grad(|| values.shallow_clone().f_copy_(&sent))?;
-        Ok(())
+    /// Returns the ranks that share one copy of the parameters.
+    pub(crate) fn gather_group(&self) -> &ProcessGroup {
+        &self.sharder.groups().gather
+    }
+
+    /// Returns a tensor of the state dictionary whole. All ranks take part.
+    pub(crate) fn whole_value(&self, name: &str, tensor: &Tensor) -> Result<Tensor> {
+        self.saved(name, tensor).whole(self)
     }
 }
 
@@ -153,23 +167,28 @@ impl Saved {
             Self::Whole(tensor) => return Ok(tensor.f_detach()?),
             Self::Rows(shard, part) => (shard, part),
         };
-        let shape: Vec<i64> = part.shape.iter().map(|size| size.cast_signed()).collect();
-        let mut room = shape.clone();
-        room[0] = part.of(0).shape[0].cast_signed();
-        let padded = Tensor::f_zeros(&room, (shard.f_kind()?, model.device()))?;
-        let own = padded.f_narrow(0, 0, shard.size()[0])?;
-        tch::no_grad(|| own.shallow_clone().f_copy_(shard))?;
-        let all = model.sharder.groups().gather.all_gather_flat(&padded)?;
-        let mut rows = shape.clone();
-        rows[0] = -1;
-        if padded.numel() == 0 {
-            return Ok(Tensor::f_empty(&shape, (shard.f_kind()?, Device::Cpu))?);
-        }
-        Ok(all.f_reshape(&rows)?.f_narrow(0, 0, shape[0])?)
+        gather_rows(shard, part, model.gather_group())
     }
 }
 
-pub(super) fn narrow_to(values: &Tensor, part: &Part) -> Result<Tensor> {
+/// Returns the tensor of which `shard` is this rank's rows, on the group's device. All ranks take part.
+pub(crate) fn gather_rows(shard: &Tensor, part: &Part, group: &ProcessGroup) -> Result<Tensor> {
+    let shape: Vec<i64> = part.shape.iter().map(|size| size.cast_signed()).collect();
+    let mut room = shape.clone();
+    room[0] = part.of(0).shape[0].cast_signed();
+    let padded = Tensor::f_zeros(&room, (shard.f_kind()?, group.device()))?;
+    let own = padded.f_narrow(0, 0, shard.size()[0])?;
+    tch::no_grad(|| own.shallow_clone().f_copy_(shard))?;
+    let all = group.all_gather_flat(&padded)?;
+    let mut rows = shape.clone();
+    rows[0] = -1;
+    if padded.numel() == 0 {
+        return Ok(Tensor::f_empty(&shape, (shard.f_kind()?, Device::Cpu))?);
+    }
+    Ok(all.f_reshape(&rows)?.f_narrow(0, 0, shape[0])?)
+}
+
+pub(crate) fn narrow_to(values: &Tensor, part: &Part) -> Result<Tensor> {
     let own = part.own();
     Ok(values.f_narrow(0, own.offset[0].cast_signed(), own.shape[0].cast_signed())?)
 }

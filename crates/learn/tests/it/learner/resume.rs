@@ -13,6 +13,7 @@ use brigade_learn::callbacks::{
 use brigade_learn::{Event, FineTuneOptions, Learner};
 use brigade_nn::{Dropout, Linear, ParamPath, Relu, Sequential};
 use brigade_optim::AdamW;
+use brigade_sharding::Sharding;
 use brigade_testkit::{World, dist_test, step};
 use brigade_torch::{Error, Result};
 use brigade_train::Accelerator;
@@ -121,6 +122,7 @@ fn program(
     folder: &Path,
     seed: i64,
     stop: Option<usize>,
+    sharding: Option<Sharding>,
 ) -> (Learner, Result<()>) {
     let log = folder.join("log");
     let accelerator =
@@ -132,6 +134,8 @@ fn program(
         .split_by_prefix(&[&["0"], &["3"]])
         .unwrap()
         .optimizer(AdamW::fastai())
+        .sharding(sharding)
+        .unwrap()
         .quiet(true);
     (recipe.add)(&mut learner, folder);
     let checkpoint = Checkpoint::new(folder.join("last"));
@@ -147,8 +151,15 @@ fn program(
     (learner, outcome)
 }
 
-fn goes_on(accelerator: &Accelerator) {
-    for recipe in &RECIPES {
+fn all() -> Vec<&'static Recipe> {
+    RECIPES.iter().collect()
+}
+
+fn goes_on(accelerator: &Accelerator, recipes: &[&Recipe], sharding: Option<Sharding>) {
+    let program = |recipe: &Recipe, path: &Path, seed: i64, stop: Option<usize>| {
+        program(accelerator, recipe, path, seed, stop, sharding.clone())
+    };
+    for recipe in recipes {
         let shared = |name: &str| {
             // All ranks see one folder.
             let folder = tempfile::Builder::new().prefix(name).tempdir().unwrap();
@@ -158,15 +169,15 @@ fn goes_on(accelerator: &Accelerator) {
         };
         step!("{}: without an interruption", recipe.name);
         let (_kept, path) = shared("whole");
-        let (whole, outcome) = program(accelerator, recipe, &path, 1, None);
+        let (whole, outcome) = program(recipe, &path, 1, None);
         outcome.unwrap();
         let expected = weights(&whole);
         for &stop in recipe.breaks {
             step!("{}: interrupted after {stop}", recipe.name);
             let (_kept, path) = shared("broken");
-            let (_, outcome) = program(accelerator, recipe, &path, 1, Some(stop));
+            let (_, outcome) = program(recipe, &path, 1, Some(stop));
             assert!(outcome.unwrap_err().to_string().contains("interrupted"), "{}", recipe.name);
-            let (learner, outcome) = program(accelerator, recipe, &path, 2, None);
+            let (learner, outcome) = program(recipe, &path, 2, None);
             outcome.unwrap();
             if stop < recipe.every.unwrap_or(6).min(6) {
                 // No checkpoint was there yet: it began anew, with its own random numbers.
@@ -183,7 +194,7 @@ fn goes_on(accelerator: &Accelerator) {
                 assert_eq!(text.lines().count(), 1 + EPOCHS, "{text}");
             }
             step!("{}: finished, and started again", recipe.name);
-            let (again, outcome) = program(accelerator, recipe, &path, 3, Some(1));
+            let (again, outcome) = program(recipe, &path, 3, Some(1));
             // A batch more would be an error.
             outcome.unwrap();
             assert_eq!(weights(&again), expected, "{} again", recipe.name);
@@ -194,11 +205,69 @@ fn goes_on(accelerator: &Accelerator) {
 
 #[test]
 fn fits_go_on_alone() {
-    goes_on(&alone());
+    goes_on(&alone(), &all(), None);
 }
 
 dist_test!(world = 2, seconds = 120, dist_fits_go_on, |_world: World| {
-    goes_on(&joined());
+    goes_on(&joined(), &all(), None);
+});
+
+dist_test!(world = 2, seconds = 120, dist_sharded_fits_go_on, |_world: World| {
+    let accelerator = joined();
+    let named = |names: &[&str]| -> Vec<&Recipe> {
+        RECIPES.iter().filter(|recipe| names.contains(&recipe.name)).collect()
+    };
+    let averages = ["MixUp and EMA", "EMA that is dropped, SWA", "second fit of fine_tune"];
+    goes_on(&accelerator, &named(&averages), Some(Sharding::zero3()));
+    goes_on(&accelerator, &named(&["accumulation", "MixUp and EMA"]), Some(Sharding::zero2()));
+    goes_on(&accelerator, &named(&["trackers"]), Some(Sharding::zero1()));
+});
+
+/// A fit that two ranks have begun goes on with one, and the other way round, whatever is sharded.
+dist_test!(world = 2, dist_a_fit_goes_on_with_other_ranks, |_world: World| {
+    let (one, two) = (alone(), joined());
+    let shared = |name: &str| {
+        let folder = tempfile::Builder::new().prefix(name).tempdir().unwrap();
+        let path = two.processes().broadcast_object(folder.path().to_owned(), 0).unwrap();
+        (folder, path)
+    };
+    let fit = |accelerator: &Accelerator, path: &Path, sharding, stop: Option<usize>| {
+        // Checkpoints of its own, without what another fit has registered.
+        let accelerator = &Accelerator::builder().sharing(accelerator).quiet(true).build().unwrap();
+        let mut learner =
+            learner(accelerator).optimizer(AdamW::fastai()).sharding(sharding).unwrap();
+        learner.add((Ema::new(0.8), Checkpoint::new(path).every(4)));
+        if let Some(stop) = stop {
+            learner.add(interrupts(stop));
+        }
+        let outcome = learner.fit_one_cycle(EPOCHS, 0.02, ());
+        assert_eq!(outcome.is_err(), stop.is_some(), "{outcome:?}");
+        learner
+    };
+    let (_kept, path) = shared("whole");
+    let expected = fit(&two, &path, None, None);
+    let expected =
+        (expected.state_dict().deep_clone().unwrap(), expected.recorder().losses().to_vec());
+    let agrees = |learner: &Learner| {
+        close(learner.recorder().losses(), &expected.1, 1e-11);
+        let state = learner.full_state_dict().unwrap();
+        assert!(state.is_none_or(|state| apart(&expected.0, &state) < 1e-11));
+    };
+    for sharding in [Some(Sharding::zero3()), Some(Sharding::zero1()), None] {
+        step!("two ranks, then one, {sharding:?}");
+        let (_kept, path) = shared("fewer");
+        drop(fit(&two, &path, Some(Sharding::zero3()), Some(13)));
+        if two.is_main_process() {
+            agrees(&fit(&one, &path, sharding.clone(), None));
+        }
+        step!("one rank, then two, {sharding:?}");
+        let (_kept, path) = shared("more");
+        if two.is_main_process() {
+            drop(fit(&one, &path, sharding.clone(), Some(9)));
+        }
+        two.processes().wait_for_everyone().unwrap();
+        agrees(&fit(&two, &path, Some(Sharding::zero2()), None));
+    }
 });
 
 fn simple(folder: &Path) -> Learner {

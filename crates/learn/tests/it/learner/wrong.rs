@@ -19,7 +19,7 @@ use brigade_sharding::Sharding;
 use brigade_testkit::{World, dist_test};
 use brigade_torch::{Error, Result};
 use brigade_train::Accelerator;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::setup::*;
 
@@ -211,10 +211,23 @@ fn rates_and_numbers() {
 
 #[test]
 fn sharded_models() {
-    let accelerator =
-        Accelerator::builder().cpu(true).quiet(true).sharding(Sharding::zero3()).build().unwrap();
-    let model = |path: &ParamPath<'_>| Sequential::new().add(Linear::new(path / 0, 2, 2));
-    refused(Learner::new(&accelerator, loaders(8), model), "the Accelerator shards them (zero3)");
+    let mut learner = simple().sharding(Sharding::zero3()).unwrap();
+    let constructor = |path: &ParamPath<'_>| mlp(path);
+    let several = simple().sharding(Sharding::zero3()).unwrap();
+    let several = several.parallel::<Tensor, _>(&[Device::Cpu, Device::Cpu], constructor);
+    refused(
+        several,
+        "`parallel` keeps the whole model on each device, and the Accelerator shards it (zero3)",
+    );
+    usable(&mut learner);
+    // Whole weights are read in a scope alone.
+    let weight = |state: &brigade_learn::LearnerState| Ok(state.parameters()[0].tensor.f_norm()?);
+    refused(weight(&learner), "gathered");
+    assert!(learner.gathered(weight).unwrap().double_value(&[]) > 0.0);
+    refused(learner.gathered(|it| it.gathered(weight)), "gathered");
+    usable(&mut learner);
+    refused(learner.sharding(Sharding::zero2()), "`sharding` comes after the model was prepared");
+    refused(simple().sharding(Sharding::hybrid(2)), "1");
 }
 
 #[test]

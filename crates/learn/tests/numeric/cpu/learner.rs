@@ -7,3 +7,4 @@ mod mixtures;
 mod parallel;
 mod pictures;
 mod ranks;
+mod sharded;

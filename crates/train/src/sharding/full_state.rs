@@ -1,0 +1,184 @@
+//! Whole states of sharded models and optimizers, which rank 0 alone has.
+
+use std::collections::HashMap;
+
+use brigade_checkpoint::Value;
+use brigade_nn::StateDict;
+use brigade_optim::OptimizerState;
+use brigade_torch::{Error, Result, TensorId};
+use tch::{Device, Tensor};
+
+use super::{Part, gather_rows, narrow_to};
+use crate::model::PreparedModel;
+use crate::optimizer::PreparedOptimizer;
+use crate::stateful::{Stateful, mismatch};
+
+impl<M> PreparedModel<M> {
+    /// Returns the model's whole parameters and saved buffers on rank 0, copied to the host's memory, and `None` on the
+    /// other ranks (PyTorch's `get_model_state_dict` with `full_state_dict` and `cpu_offload`). Every rank calls it. Beside
+    /// a sharded model's shards, and rank 0's copies, a rank has one whole tensor in memory.
+    ///
+    /// [`Accelerator::save_model`](crate::Accelerator::save_model) writes a file without the copies.
+    ///
+    /// ```
+    /// use brigade_nn::{Linear, Model};
+    /// use brigade_sharding::Sharding;
+    /// use brigade_train::Accelerator;
+    ///
+    /// let accelerator =
+    ///     Accelerator::builder().cpu(true).quiet(true).sharding(Sharding::zero3()).build()?;
+    /// let mut model = accelerator.prepare(Model::new(|path| Linear::new(path, 4, 2))?)?;
+    /// let state = model.full_state_dict()?;
+    /// assert_eq!(state.as_ref().unwrap().get("weight").unwrap().size(), [2, 4]);
+    /// model.load_full_state_dict(state.as_ref())?;
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone; [`brigade_torch::ErrorKind::Tensor`] when memory
+    /// runs out.
+    pub fn full_state_dict(&self) -> Result<Option<StateDict>> {
+        let main = self.processes().is_main_process();
+        let mut full = StateDict::new();
+        for (name, tensor) in self.inner().state_dict() {
+            let whole = match self.sharded() {
+                Some(sharded) => sharded.whole_value(&name, &tensor)?,
+                None => tensor,
+            };
+            if main {
+                full.insert(name, copied(&whole, Device::Cpu)?)?;
+            }
+        }
+        Ok(main.then_some(full))
+    }
+
+    /// Replaces parameters and saved buffers by those of rank 0's `state`; the other ranks give `None`. Every rank calls
+    /// it, and gets its rows of a sharded model. Names and shapes fit as for
+    /// [`Model::load_state_dict`](brigade_nn::Model::load_state_dict).
+    ///
+    /// # Errors
+    /// On every rank, with nothing changed, when rank 0 has no state or it does not fit;
+    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
+    pub fn load_full_state_dict(&mut self, state: Option<&StateDict>) -> Result<()> {
+        let processes = self.processes();
+        let Some(sharded) = self.sharded().cloned() else {
+            processes.on_main_process(|| self.inner_mut().load_state_dict(given(state)?))?;
+            return self.broadcast_values();
+        };
+        let mut from: HashMap<TensorId, &Tensor> = HashMap::new();
+        processes.on_main_process(|| {
+            let (matched, _) = self.inner().matched_state(given(state)?)?;
+            for (values, into) in matched {
+                from.entry(TensorId::of(&into)).or_insert(values);
+            }
+            Ok::<_, Error>(())
+        })?;
+        sharded.take_values(self.inner(), &processes, |tensor, into| {
+            let values = from.get(&TensorId::of(tensor));
+            Ok(values.map_or(Ok(()), |values| into.shallow_clone().f_copy_(values))?)
+        })
+    }
+}
+
+impl PreparedOptimizer {
+    /// Returns the optimizer's state on rank 0, its tensors whole and copied to the host's memory, and `None` on the other
+    /// ranks (PyTorch's `get_optimizer_state_dict` with `full_state_dict` and `cpu_offload`). Every rank calls it.
+    ///
+    /// ```
+    /// use brigade_nn::{Linear, Model};
+    /// use brigade_optim::AdamW;
+    /// use brigade_sharding::Sharding;
+    /// use brigade_train::Accelerator;
+    ///
+    /// let accelerator =
+    ///     Accelerator::builder().cpu(true).quiet(true).sharding(Sharding::zero3()).build()?;
+    /// let model = Model::new(|path| Linear::new(path, 4, 2))?;
+    /// let optimizer = AdamW::default().lr(0.25).build(&model)?;
+    /// let (_model, mut optimizer) = accelerator.prepare((model, optimizer))?;
+    /// let state = optimizer.full_state_dict()?;
+    /// optimizer.load_full_state_dict(state)?;
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`PreparedModel::full_state_dict`].
+    pub fn full_state_dict(&self) -> Result<Option<OptimizerState>> {
+        let main = self.processes().is_main_process();
+        let parts = self.parts();
+        let group = self.gather_group();
+        let whole = Stateful::state_dict(self)?.try_map(&mut |place, tensor| {
+            let whole = match (&group, parts.get(place)) {
+                (Some(group), Some(part)) if is_own(part, &tensor) => {
+                    gather_rows(&tensor, part, group)?
+                }
+                _ => tensor,
+            };
+            if main { copied(&whole, Device::Cpu) } else { Ok(whole) }
+        })?;
+        if main { state_of(&whole).map(Some) } else { Ok(None) }
+    }
+
+    /// Sends every rank what it has of rank 0's state, whose tensors are whole; the other ranks give `None`. Every rank
+    /// calls it, and the optimizer stays as it is.
+    ///
+    /// # Errors
+    /// On every rank when rank 0 has no state; [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
+    pub fn scatter_state_dict(&self, state: Option<OptimizerState>) -> Result<OptimizerState> {
+        let parts = self.parts();
+        let processes = self.processes();
+        let value = processes.on_main_process(|| {
+            let state = state.ok_or_else(no_state)?;
+            Ok::<_, Error>(state.to_value())
+        })?;
+        let own = processes.broadcast_values(value, &mut |place, whole| {
+            match parts.get(place).filter(|part| whole.size() == sizes(part)) {
+                // A copy, so that the whole tensor goes.
+                Some(part) => copied(&narrow_to(&whole, part)?, whole.device()),
+                None => Ok(whole),
+            }
+        })?;
+        state_of(&own)
+    }
+
+    /// Continues from rank 0's state, whose tensors are whole; the other ranks give `None`. Every rank calls it.
+    ///
+    /// # Errors
+    /// As [`brigade_optim::Optimizer::load_state_dict`] and [`PreparedOptimizer::scatter_state_dict`], on every rank and
+    /// with nothing changed.
+    pub fn load_full_state_dict(&mut self, state: Option<OptimizerState>) -> Result<()> {
+        let own = self.scatter_state_dict(state)?;
+        let mut optimizer = self.settled()?;
+        let fits = optimizer.check_state(&own, |tensor| tensor.size());
+        let fits = fits.map_err(|error| mismatch(error.to_string()));
+        self.processes().agree("load_full_state_dict", fits)?;
+        optimizer.adopt_state(own)
+    }
+}
+
+fn no_state() -> Error {
+    Error::invalid_argument("rank 0 has given no state to load: `None` is for the other ranks")
+}
+
+fn given(state: Option<&StateDict>) -> Result<&StateDict> {
+    state.ok_or_else(no_state)
+}
+
+fn state_of(value: &Value<Tensor>) -> Result<OptimizerState> {
+    OptimizerState::from_value(value, Tensor::shallow_clone).map_err(mismatch)
+}
+
+fn sizes(part: &Part) -> Vec<i64> {
+    part.shape.iter().map(|size| size.cast_signed()).collect()
+}
+
+fn is_own(part: &Part, tensor: &Tensor) -> bool {
+    let own = part.own_shape();
+    own.iter().copied().eq(tensor.size().iter().map(|size| size.unsigned_abs()))
+}
+
+/// Returns a contiguous copy without a graph.
+fn copied(tensor: &Tensor, device: Device) -> Result<Tensor> {
+    let copy = Tensor::f_empty(tensor.size(), (tensor.f_kind()?, device))?;
+    tch::no_grad(|| copy.shallow_clone().f_copy_(tensor))?;
+    Ok(copy)
+}
