@@ -155,9 +155,9 @@ fn all() -> Vec<&'static Recipe> {
     RECIPES.iter().collect()
 }
 
-fn goes_on(accelerator: &Accelerator, recipes: &[&Recipe], sharding: Option<Sharding>) {
+fn goes_on(accelerator: &Accelerator, recipes: &[&Recipe], sharding: Option<&Sharding>) {
     let program = |recipe: &Recipe, path: &Path, seed: i64, stop: Option<usize>| {
-        program(accelerator, recipe, path, seed, stop, sharding.clone())
+        program(accelerator, recipe, path, seed, stop, sharding.cloned())
     };
     for recipe in recipes {
         let shared = |name: &str| {
@@ -218,12 +218,12 @@ dist_test!(world = 2, seconds = 120, dist_sharded_fits_go_on, |_world: World| {
         RECIPES.iter().filter(|recipe| names.contains(&recipe.name)).collect()
     };
     let averages = ["MixUp and EMA", "EMA that is dropped, SWA", "second fit of fine_tune"];
-    goes_on(&accelerator, &named(&averages), Some(Sharding::zero3()));
-    goes_on(&accelerator, &named(&["accumulation", "MixUp and EMA"]), Some(Sharding::zero2()));
-    goes_on(&accelerator, &named(&["trackers"]), Some(Sharding::zero1()));
+    goes_on(&accelerator, &named(&averages), Some(&Sharding::zero3()));
+    goes_on(&accelerator, &named(&["accumulation", "MixUp and EMA"]), Some(&Sharding::zero2()));
+    goes_on(&accelerator, &named(&["trackers"]), Some(&Sharding::zero1()));
 });
 
-/// A fit that two ranks have begun goes on with one, and the other way round, whatever is sharded.
+// A fit that two ranks have begun goes on with one, and the other way round, whatever is sharded.
 dist_test!(world = 2, dist_a_fit_goes_on_with_other_ranks, |_world: World| {
     let (one, two) = (alone(), joined());
     let shared = |name: &str| {
