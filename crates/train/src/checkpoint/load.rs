@@ -236,29 +236,41 @@ impl Ready {
     }
 
     /// Changes first what can still fail: files that cannot be read, then objects of the program's own, which
-    /// are restored when one fails. Models come last, read straight from the files: only the disk can fail
-    /// then. Returns why the run does not go on bit for bit, where it does not.
+    /// are restored when one fails. Models and states that optimizers have already come last, read straight from the files:
+    /// only the disk can fail then. Returns why the run does not go on bit for bit, where it does not.
     fn restore(self, checkpoints: &Inner) -> Result<Option<String>> {
         let mut files = Files::new(&self.checkpoint);
-        for (_, wanted) in &self.tensors {
+        let mut in_place = self.tensors;
+        let mut states = Vec::new();
+        for (object, state) in self.states {
+            let state = if object.kind() == Kind::Optimizer {
+                files.read_beside(state, &object.state_dict()?, &mut in_place)?
+            } else {
+                files.read_all(state)?
+            };
+            states.push((object, state));
+        }
+        for (_, wanted) in &in_place {
             for (_, place) in &wanted.stored.chunks {
                 files.open(&place.path)?;
             }
         }
-        let states = self.states.into_iter();
-        let states = states.map(|(object, state)| Ok((object, files.read_all(state)?)));
-        let states = states.collect::<Result<Vec<_>>>()?;
         let ranks = self.ranks.into_iter().map(|state| files.read_all(state));
         let ranks = ranks.collect::<Result<Vec<_>>>()?;
         let (custom, others): (Vec<_>, Vec<_>) =
             states.into_iter().partition(|(object, _)| object.kind() == Kind::Custom);
         restore_custom(custom, &self.worlds, self.checkpoint.folder())?;
 
+        let (optimizers, others): (Vec<_>, Vec<_>) =
+            others.into_iter().partition(|(object, _)| object.kind() == Kind::Optimizer);
         let change = || -> Result<Option<String>> {
-            for (object, state) in others {
-                object.restore(&state, &self.worlds)?;
-            }
-            read_into(&self.checkpoint, self.tensors)?;
+            let restore = |(object, state): &(Arc<dyn Checkpointed>, Value<Tensor>)| {
+                object.restore(state, &self.worlds)
+            };
+            others.iter().try_for_each(restore)?;
+            read_into(&self.checkpoint, in_place)?;
+            // After the values that are read into their states.
+            optimizers.iter().try_for_each(restore)?;
             self.objects.iter().try_for_each(|(_, object)| object.loaded())?;
             checkpoints.reset_window();
             checkpoints.accumulator.set_position(self.position);
@@ -394,17 +406,44 @@ impl<'c> Files<'c> {
         Ok(entry.insert(file))
     }
 
-    fn read_all(&mut self, state: Value<Wanted>) -> Result<Value<Tensor>> {
+    /// Reads the numbers of an optimizer's state, and what it has no tensor for; the tensors of `live`, its state now, go into
+    /// `in_place` with what is to be read into them.
+    fn read_beside(
+        &mut self,
+        state: Value<Wanted>,
+        live: &Value<Tensor>,
+        in_place: &mut Vec<(Tensor, Wanted)>,
+    ) -> Result<Value<Tensor>> {
+        let mut known = HashMap::new();
+        live.as_ref().try_map(&mut |name, tensor| {
+            known.insert(name.to_owned(), tensor.f_detach()?);
+            Ok::<_, Error>(())
+        })?;
         state.try_map(&mut |name, wanted| {
-            let info = wanted.info();
-            let kind = loaded_kind(name, info.dtype).map_err(|fact| {
-                let path = self.checkpoint.folder().to_owned();
-                FileError::Unsupported { path, fact }
-            })?;
-            let mut tensor = Tensor::f_empty(signed(&info.shape), (kind, Device::Cpu))?;
-            self.read_wanted(&wanted, &mut tensor)?;
+            let fits = |tensor: &Tensor| {
+                tensor.dim() > 0 && same_shape(name, tensor, &wanted.info()).is_ok()
+            };
+            let Some(tensor) = known.remove(name).filter(fits) else {
+                return self.read_one(name, &wanted);
+            };
+            in_place.push((tensor.shallow_clone(), wanted));
             Ok(tensor)
         })
+    }
+
+    fn read_all(&mut self, state: Value<Wanted>) -> Result<Value<Tensor>> {
+        state.try_map(&mut |name, wanted| self.read_one(name, &wanted))
+    }
+
+    fn read_one(&mut self, name: &str, wanted: &Wanted) -> Result<Tensor> {
+        let info = wanted.info();
+        let kind = loaded_kind(name, info.dtype).map_err(|fact| {
+            let path = self.checkpoint.folder().to_owned();
+            FileError::Unsupported { path, fact }
+        })?;
+        let mut tensor = Tensor::f_empty(signed(&info.shape), (kind, Device::Cpu))?;
+        self.read_wanted(wanted, &mut tensor)?;
+        Ok(tensor)
     }
 
     fn read_into(&mut self, tensors: Vec<(Tensor, Wanted)>) -> Result<()> {
