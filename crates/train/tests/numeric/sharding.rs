@@ -2,6 +2,7 @@
 
 mod checkpoints;
 mod foreign;
+mod fsdp2;
 mod limits;
 mod messages;
 mod offload;

@@ -1,0 +1,128 @@
+//! The numbers of PyTorch's `fully_shard` (`tests/golden/make_fsdp2.py`): losses, norms of the gradients and weights.
+
+use brigade_nn::{Linear, Model, Module, ParamPath, Unit};
+use brigade_sharding::{ReduceGradients, Reshard, Sharding};
+use brigade_testkit::assert_close;
+use brigade_torch::Result;
+use brigade_train::{AcceleratorBuilder, ClipNorm};
+use serde_json::Value;
+use tch::{Kind, Tensor};
+
+use super::{Rule, on_ranks, samples};
+use crate::net::fill;
+
+struct Net {
+    stem: Linear,
+    blocks: Vec<(Unit, Linear, Linear)>,
+    head: Linear,
+}
+
+impl Net {
+    fn new(path: &ParamPath<'_>) -> Self {
+        let blocks = (0..3).map(|number| {
+            let path = path / "blocks" / number;
+            (path.unit(), Linear::new(&path / "up", 7, 5), Linear::new(&path / "down", 5, 7))
+        });
+        let blocks = blocks.collect();
+        Self {
+            stem: Linear::new(path / "stem", 5, 7),
+            blocks,
+            head: Linear::new(path / "head", 7, 3),
+        }
+    }
+}
+
+impl Module<&Tensor> for Net {
+    type Output = Tensor;
+
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let mut x = self.stem.forward(input)?;
+        for (unit, up, down) in &self.blocks {
+            x = unit.run(|| {
+                Ok::<_, brigade_torch::Error>(&x + down.forward(&up.forward(&x)?.tanh())?)
+            })?;
+        }
+        self.head.forward(&x)
+    }
+}
+
+const STEPS: usize = 4;
+const MICRO: usize = 2;
+
+/// The rank's losses, the norms, and the weights by name.
+fn trained(
+    builder: AcceleratorBuilder,
+    rank: usize,
+    rule: Rule,
+    max_norm: f64,
+) -> (Vec<f64>, Vec<f64>, Vec<(String, Vec<f64>)>) {
+    let accelerator = builder.build().unwrap();
+    let model = Model::builder().kind(Kind::Double).build(Net::new).unwrap();
+    fill(&model);
+    let optimizer = rule.build(&model);
+    let (model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();
+    let (mut losses, mut norms) = (Vec::new(), Vec::new());
+    for step in 0..STEPS {
+        let mut sum = 0.0;
+        for micro in 0..MICRO {
+            let backward = || {
+                let (inputs, targets) = samples(rank, step * MICRO + micro);
+                let (inputs, targets) =
+                    (inputs.to(accelerator.device()), targets.to(accelerator.device()));
+                let loss = (model.forward(&inputs)? - targets).square().mean(Kind::Double);
+                accelerator.backward(&(&loss / MICRO as f64))?;
+                Ok::<_, brigade_torch::Error>(loss.double_value(&[]))
+            };
+            sum += if micro + 1 < MICRO {
+                accelerator.no_sync(&model, backward).unwrap()
+            } else {
+                backward().unwrap()
+            };
+        }
+        let clip = ClipNorm { max_norm, ..ClipNorm::default() };
+        let norm = accelerator.clip_grad_norm(&model, clip).unwrap();
+        norms.push(norm.unwrap().double_value(&[]));
+        optimizer.step().unwrap();
+        optimizer.zero_grad().unwrap();
+        losses.push(sum);
+    }
+    let weights = model.gathered(|model| {
+        let values = |tensor: Tensor| Vec::<f64>::try_from(tensor.detach().reshape([-1])).unwrap();
+        Ok(model.parameters().into_iter().map(|it| (it.name, values(it.tensor))).collect())
+    });
+    (losses, norms, weights.unwrap())
+}
+
+fn numbers(value: &Value) -> Vec<f64> {
+    value.as_array().unwrap().iter().map(|it| it.as_f64().unwrap()).collect()
+}
+
+#[test]
+fn losses_norms_and_weights_are_fsdp2s() {
+    let golden: Value = serde_json::from_str(include_str!("../../golden/fsdp2.json")).unwrap();
+    let cases = golden["cases"].as_array().unwrap();
+    assert_eq!(cases.len(), 8);
+    for case in cases {
+        let sharding = Sharding::zero3()
+            .reshard_after_forward(if case["reshard"] == true { Reshard::Yes } else { Reshard::No })
+            .reduce(if case["window"] == true {
+                ReduceGradients::Window
+            } else {
+                ReduceGradients::EachBatch
+            });
+        let rule = if case["rule"] == "adamw" { Rule::AdamW } else { Rule::Momentum };
+        let ranks = case["ranks"].as_u64().unwrap() as usize;
+        let max_norm = case["clip"].as_f64().unwrap();
+        let all = on_ranks(ranks, |builder, rank| {
+            trained(builder.sharding(sharding.clone()), rank, rule, max_norm)
+        });
+        for (rank, (losses, norms, weights)) in all.into_iter().enumerate() {
+            assert_close(&losses, &numbers(&case["losses"][rank]), 1e-12, 1e-14);
+            assert_close(&norms, &numbers(&case["norms"]), 1e-12, 1e-14);
+            assert_eq!(weights.len(), case["weights"].as_object().unwrap().len());
+            for (name, values) in weights {
+                assert_close(&values, &numbers(&case["weights"][&name]), 1e-11, 1e-13);
+            }
+        }
+    }
+}
