@@ -161,3 +161,66 @@ pub(crate) fn load(rounds: usize) -> Result<Vec<Row>> {
         },
     ])
 }
+
+/// What sharding costs where there is a single rank.
+pub(crate) fn one_rank(rounds: usize) -> Result<Vec<Row>> {
+    let ours = |strategy: &str| Side::own(&format!("sharding step small {strategy}"));
+    let [plain, zero1, zero3] = in_turns(rounds, &[ours("none"), ours("zero1"), ours("zero3")])?;
+    Ok(vec![
+        share("GPT of 5.8 M, 1 process: zero3 against no sharding", zero3, plain, 1.01),
+        share("GPT of 5.8 M, 1 process: zero1 against no sharding", zero1, plain, 1.01),
+    ])
+}
+
+/// The highest memory of a rank that trains 352 MB of weights over 2 ranks, against the plan.
+pub(crate) fn memory(rounds: usize) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for (strategy, what) in [
+        (
+            "zero1",
+            "352 MB of weights with AdamW, zero1 on 2 ranks: highest memory against the plan",
+        ),
+        ("zero2", "the same, zero2"),
+        ("zero3", "the same, zero3"),
+    ] {
+        let side = launched(2, &format!("sharding memory {strategy}"))?;
+        let (mut peaks, mut planned) = (Vec::new(), 0.0);
+        for _ in 0..rounds {
+            let [peak, plan] = side.lists::<2>()?;
+            peaks.extend(peak);
+            planned = plan[0];
+        }
+        let peak = median(&mut peaks);
+        rows.push(Row {
+            what,
+            ours: megabytes(peak),
+            other: megabytes(planned),
+            ratio: format!("{:.2}", peak / planned),
+            goal: "at most 1.05".to_owned(),
+            reached: peak <= 1.05 * planned,
+        });
+    }
+    Ok(rows)
+}
+
+/// A checkpoint of 1 GB that four ranks have saved, loaded by two.
+pub(crate) fn reshard(rounds: usize) -> Result<Vec<Row>> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().to_str().context("the temporary folder is not UTF-8")?;
+    let [bytes] = launched(4, &format!("sharding reshard-save {path}"))?.lists::<1>()?;
+    let side = launched(2, &format!("sharding reshard-load {path}"))?;
+    let mut seconds = Vec::new();
+    for _ in 0..rounds {
+        let [of_round] = side.lists::<1>()?;
+        seconds.extend(of_round);
+    }
+    let rate = bytes[0] / median(&mut seconds);
+    Ok(vec![Row {
+        what: "sharded checkpoint of 1 GB of 4 ranks, loaded by 2: bytes in a second",
+        ours: megabytes(rate),
+        other: "-".to_owned(),
+        ratio: "-".to_owned(),
+        goal: "at least 300 MB".to_owned(),
+        reached: rate >= 300e6,
+    }])
+}

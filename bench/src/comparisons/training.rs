@@ -335,7 +335,7 @@ pub(super) fn launched(processes: usize, measurement: &str) -> Result<Side> {
             "--nproc".to_owned(),
             processes.to_string(),
             "--threads-per-rank".to_owned(),
-            (2 / processes).to_string(),
+            (2 / processes).max(1).to_string(),
             "--prefix".to_owned(),
             String::new(),
             "--".to_owned(),

@@ -9,7 +9,7 @@ use brigade::models::{Gpt2LmHead, Gpt2Options, Labelled};
 use brigade::nn::{Init, Unit};
 use brigade::prelude::*;
 use brigade::sharding::Strategy;
-use brigade::train::LoadOptions;
+use brigade::train::{LoadOptions, PreparedModel, PreparedOptimizer};
 
 use super::training::status;
 
@@ -17,13 +17,17 @@ const WARM_UP: usize = 2;
 const LAYERS: usize = 21;
 const WIDTH: i64 = 2048;
 
-/// Runs `step small|gpt2 STRATEGY`, `checkpoint FOLDER`, `write FILE` or `load FILE`.
+/// Runs `step small|gpt2 STRATEGY`, `checkpoint FOLDER`, `write FILE`, `load FILE`, `memory STRATEGY`, or
+/// `reshard-save|reshard-load FOLDER`.
 pub(crate) fn run(words: &[&str]) -> Result<Vec<Vec<f64>>> {
     match words {
         ["step", model, strategy] => step(model, strategy),
         ["checkpoint", folder] => checkpoint(Path::new(folder)),
         ["write", file] => write(Path::new(file)),
         ["load", file] => load(Path::new(file)),
+        ["memory", strategy] => memory(strategy),
+        ["reshard-save", folder] => reshard_save(Path::new(folder)),
+        ["reshard-load", folder] => reshard_load(Path::new(folder)),
         other => bail!("there is no measurement of sharding {other:?}"),
     }
 }
@@ -102,16 +106,64 @@ impl Module<&Tensor> for Layers {
     }
 }
 
-/// Seconds for which a save holds up the training, until it is on the disk, and of loads with and without checksums.
-fn checkpoint(folder: &Path) -> Result<Vec<Vec<f64>>> {
-    let accelerator = accelerator(Some(Sharding::zero3()))?;
+/// A model of [`LAYERS`] with its optimizer, after so many steps.
+fn trained(
+    accelerator: &Accelerator,
+    steps: usize,
+) -> Result<(PreparedModel<Layers>, PreparedOptimizer)> {
     let model = Model::deferred(|path| Layers::new(path, LAYERS))?;
     let optimizer = AdamW::default().build(&model)?;
     let (model, mut optimizer) = accelerator.prepare((model, optimizer))?;
-    let output = model.forward(&Tensor::ones([1, WIDTH], tch::kind::FLOAT_CPU))?;
-    accelerator.backward(&output.sum(Kind::Float))?;
-    optimizer.step()?;
-    optimizer.zero_grad()?;
+    for _ in 0..steps {
+        let output = model.forward(&Tensor::ones([1, WIDTH], tch::kind::FLOAT_CPU))?;
+        accelerator.backward(&output.sum(Kind::Float))?;
+        optimizer.step()?;
+        optimizer.zero_grad()?;
+    }
+    Ok((model, optimizer))
+}
+
+/// Bytes of the highest memory above what the process had before, and of the plan.
+fn memory(strategy: &str) -> Result<Vec<Vec<f64>>> {
+    let accelerator = accelerator(Strategy::parse_setting(strategy)?.map(Sharding::from))?;
+    accelerator.processes().wait_for_everyone()?;
+    let before = status("VmRSS")?;
+    fs::write("/proc/self/clear_refs", "5").context("cannot reset the highest memory")?;
+    let objects = trained(&accelerator, 3)?;
+    let peak = status("VmHWM")? - before;
+    let report = accelerator.memory_report()?.context("no model is sharded")?;
+    drop(objects);
+    Ok(of_main(&accelerator, vec![vec![peak], vec![report.planned() as f64]]))
+}
+
+/// Saves a checkpoint, and returns the bytes of its tensors.
+fn reshard_save(folder: &Path) -> Result<Vec<Vec<f64>>> {
+    let accelerator = accelerator(Some(Sharding::zero3()))?;
+    let objects = trained(&accelerator, 1)?;
+    accelerator.save_state(folder.join("of_four"))?;
+    accelerator.checkpoints().wait()?;
+    drop(objects);
+    let bytes = 3 * LAYERS as i64 * WIDTH * WIDTH * 4;
+    Ok(of_main(&accelerator, vec![vec![bytes as f64]]))
+}
+
+/// Seconds of a load.
+fn reshard_load(folder: &Path) -> Result<Vec<Vec<f64>>> {
+    let accelerator = accelerator(Some(Sharding::zero3()))?;
+    let objects = trained(&accelerator, 0)?;
+    accelerator.processes().wait_for_everyone()?;
+    let start = Instant::now();
+    accelerator.load_state(folder.join("of_four"))?;
+    accelerator.processes().wait_for_everyone()?;
+    let seconds = start.elapsed().as_secs_f64();
+    drop(objects);
+    Ok(of_main(&accelerator, vec![vec![seconds]]))
+}
+
+/// Seconds for which a save holds up the training, until it is on the disk, and of loads with and without checksums.
+fn checkpoint(folder: &Path) -> Result<Vec<Vec<f64>>> {
+    let accelerator = accelerator(Some(Sharding::zero3()))?;
+    let (_model, _optimizer) = trained(&accelerator, 1)?;
     let (mut blocked, mut saves) = (Vec::new(), Vec::new());
     let (mut loads, mut unverified) = (Vec::new(), Vec::new());
     for number in 0..4 {
