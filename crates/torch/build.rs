@@ -44,6 +44,8 @@ const UNITS: [(&str, &[&str]); 3] = [
             "fake.cpp",
             "reducer.cpp",
             "sharder.cpp",
+            "sharder_gather.cpp",
+            "sharder_reduce.cpp",
             "storage.cpp",
             "hook.cpp",
             "reproducible.cpp",

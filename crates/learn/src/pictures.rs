@@ -206,7 +206,8 @@ impl Learner {
     }
 
     /// Draws samples of the validation data with their targets and what is predicted (fastai's `show_results`); a
-    /// wrong class is red. It needs no other rank, outside of [`Learner::distributed`].
+    /// wrong class is red. It needs no other rank, outside of [`Learner::distributed`]; with a sharded model every rank
+    /// calls it.
     ///
     /// # Errors
     /// When the batch cannot be made, or the data have no pictures.

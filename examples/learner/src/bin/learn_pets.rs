@@ -89,10 +89,12 @@ fn main() -> MainResult {
         let (actual, predicted) = (pair.actual, pair.predicted);
         accelerator.println(format!("{} of {actual} were taken for {predicted}", pair.count));
     }
-    if let Some(folder) = common.plot_training(&learner)? {
+    // On every rank: the model may be spread over them.
+    let results = common.plots.as_ref().map(|_| learner.show_results(9)).transpose()?;
+    if let Some((folder, results)) = common.plot_training(&learner)?.zip(results) {
         found.plot(&Suggestion::ALL).save(folder.join("lr_find.png"))?;
         learner.show_batch(9)?.save(folder.join("batch.png"))?;
-        learner.show_results(9)?.save(folder.join("results.png"))?;
+        results.save(folder.join("results.png"))?;
         interpretation.plot_confusion_matrix(true)?.save(folder.join("confusion.png"))?;
         interpretation.plot_top_losses(&learner, 9)?.save(folder.join("top_losses.png"))?;
     }

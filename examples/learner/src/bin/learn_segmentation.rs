@@ -69,9 +69,11 @@ fn main() -> MainResult {
 
     if common.plots.is_some() {
         let found = Interpretation::from_learner(&mut learner)?;
+        // On every rank: the model may be spread over them.
+        let results = learner.show_results(6)?;
         if let Some(folder) = common.plot_training(&learner)? {
             learner.show_batch(9)?.save(folder.join("batch.png"))?;
-            learner.show_results(6)?.save(folder.join("results.png"))?;
+            results.save(folder.join("results.png"))?;
             found.plot_top_losses(&learner, 9)?.save(folder.join("top_losses.png"))?;
         }
     }

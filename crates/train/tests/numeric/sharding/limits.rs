@@ -155,7 +155,10 @@ fn reads_outside_of_the_forward() -> Result<()> {
         model.inner().parameters()[0].tensor.shallow_clone()
     };
     let error = parameter(&model).f_sum(Kind::Double).unwrap_err().to_string();
-    assert!(error.contains("the root") && error.contains("gathered"), "{error}");
+    assert!(
+        error.contains("the root") && error.contains("`stem.weight`") && error.contains("gathered"),
+        "{error}"
+    );
     let error = text(model.gathered(|_| model.gathered(|_| Ok(()))));
     assert!(error.contains("inside of `gathered`"), "{error}");
     let error = text(model.inner_mut().to_kind(Kind::Float));
