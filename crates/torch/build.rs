@@ -46,6 +46,7 @@ const UNITS: [(&str, &[&str]); 3] = [
             "sharder.cpp",
             "sharder_gather.cpp",
             "sharder_reduce.cpp",
+            "regions.cpp",
             "storage.cpp",
             "hook.cpp",
             "reproducible.cpp",

@@ -126,6 +126,18 @@ pub(crate) mod ffi {
         BitXor = 7,
     }
 
+    /// What crosses the edge of a region whose layers several ranks compute together.
+    #[repr(u8)]
+    enum RegionEdge {
+        Copy = 0,
+        Reduce = 1,
+        Scatter = 2,
+        Gather = 3,
+        GatherSequence = 4,
+        ReduceScatterSequence = 5,
+        AllToAll = 6,
+    }
+
     /// Whether products of matrices on the CPU give the same bits wherever their operands lie in memory.
     #[derive(Debug)]
     #[repr(u8)]
@@ -501,6 +513,7 @@ pub(crate) mod ffi {
         include!("brigade-torch/cpp/norm_relu.h");
         include!("brigade-torch/cpp/profiler.h");
         include!("brigade-torch/cpp/recompute.h");
+        include!("brigade-torch/cpp/regions.h");
         include!("brigade-torch/cpp/script.h");
         #[cfg(feature = "cuda")]
         include!("brigade-torch/cpp/cuda.h");
@@ -830,6 +843,13 @@ pub(crate) mod ffi {
         fn sharder_release_all(sharder: &Sharder, write: bool) -> Result<()>;
         fn sharder_meter(sharder: &Sharder) -> Result<SharderMeter>;
 
+        fn region_edge(
+            group: &Group,
+            input: &Tensor,
+            edge: RegionEdge,
+            dim: i64,
+            other: i64,
+        ) -> Result<UniquePtr<Tensor>>;
         fn sync_batch_norm(
             group: &Group,
             input: &Tensor,

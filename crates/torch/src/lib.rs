@@ -41,6 +41,7 @@ mod random;
 mod read_tensor;
 mod recompute;
 mod reducer;
+pub mod regions;
 mod reproducible;
 mod script;
 mod sharder;

@@ -1,7 +1,9 @@
 //! The group that answers at once, alone and under the reducer.
 
+use std::collections::BTreeMap;
+
 use brigade_torch::{
-    Backend, GroupOptions, ProcessGroup, ReduceOp, Reducer, ReducerOptions, Store,
+    Backend, GroupOptions, ProcessGroup, ReduceOp, Reducer, ReducerOptions, Store, regions,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -130,5 +132,50 @@ fn what_a_rank_would_send_is_counted() {
         drop(group.all_to_all_flat(&input, &rows, &rows).unwrap());
         let traffic = group.traffic()["all_to_all"];
         assert_eq!(traffic.bytes, 4 * (rows.iter().sum::<i64>() as u64 - 3), "its own rows stay");
+    }
+}
+
+/// Forward and back, `n` being the bytes of the whole: `2 n (size - 1) / size` for a sum, half of it for a gather, a
+/// reduce-scatter and an all-to-all.
+#[test]
+fn edges_of_regions_send_what_the_table_says() {
+    type Edge = fn(&ProcessGroup, &Tensor) -> brigade_torch::Result<Tensor>;
+    let whole = |size: usize| Tensor::ones([size as i64, 6], (Kind::Float, Device::Cpu));
+    let part = |_: usize| Tensor::ones([1, 6], (Kind::Float, Device::Cpu));
+    // The edge, its input, and how many of the messages of either kind.
+    let edges: [(Edge, &dyn Fn(usize) -> Tensor, &[&str]); 7] = [
+        (regions::copy_to_region, &whole, &["all_reduce"]),
+        (regions::reduce_from_region, &whole, &["all_reduce"]),
+        (|group, x| regions::scatter_to_region(group, x, 0), &whole, &["all_gather"]),
+        (|group, x| regions::gather_from_region(group, x, 0), &part, &["all_gather"]),
+        (
+            |group, x| regions::gather_from_sequence_region(group, x, 0),
+            &part,
+            &["all_gather", "reduce_scatter"],
+        ),
+        (
+            |group, x| regions::reduce_scatter_to_sequence_region(group, x, 0),
+            &whole,
+            &["reduce_scatter", "all_gather"],
+        ),
+        (|group, x| regions::all_to_all(group, x, 0, 1), &whole, &["all_to_all", "all_to_all"]),
+    ];
+    for size in [8, 64, 1024] {
+        for (edge, input, operations) in &edges {
+            let group = group(1, size);
+            let input = input(size).set_requires_grad(true);
+            edge(&group, &input).unwrap().sum(Kind::Float).f_backward().unwrap();
+            let gathered = 6 * 4 * (size as u64 - 1);
+            let mut expected: BTreeMap<String, (u64, u64)> = BTreeMap::new();
+            for operation in *operations {
+                let bytes = if *operation == "all_reduce" { 2 * gathered } else { gathered };
+                let (messages, sum) = expected.entry((*operation).to_owned()).or_default();
+                (*messages, *sum) = (*messages + 1, *sum + bytes);
+            }
+            let found =
+                group.traffic().into_iter().map(|(name, it)| (name, (it.messages, it.bytes)));
+            let found: BTreeMap<String, (u64, u64)> = found.collect();
+            assert_eq!(found, expected, "{size} ranks");
+        }
     }
 }

@@ -12,6 +12,7 @@ mod linear;
 mod lists;
 mod max_pool;
 mod norm_relu;
+mod regions;
 #[path = "../common/rendezvous.rs"]
 #[allow(dead_code, reason = "the other tests use the rest of it")]
 mod rendezvous;

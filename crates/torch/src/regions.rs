@@ -1,0 +1,187 @@
+//! Collectives with gradients, for layers that the ranks of a group compute together.
+//!
+//! A *region* is a part of a model in which each rank has a part of every layer (tensor parallelism), or a part of the
+//! sequence (sequence parallelism). These functions are its edges, as Megatron-LM has them. Sums are never divided by the
+//! number of ranks. The message of the gradient is sent in backward: all ranks run the same edges in the same order.
+//!
+//! | edge | forward | gradient |
+//! |---|---|---|
+//! | [`copy_to_region`] | nothing | sum over the ranks |
+//! | [`reduce_from_region`] | sum over the ranks | nothing |
+//! | [`scatter_to_region`] | this rank's part | gathered |
+//! | [`gather_from_region`] | gathered | this rank's part |
+//! | [`gather_from_sequence_region`] | gathered | this rank's part of the sum |
+//! | [`reduce_scatter_to_sequence_region`] | this rank's part of the sum | gathered |
+//! | [`all_to_all`] | parts exchanged | exchanged back |
+//!
+//! A linear layer whose output features are spread over the ranks, followed by one whose input features are, needs one
+//! message forward and one back:
+//!
+//! ```
+//! # use brigade_torch::{Backend, ProcessGroup, Store};
+//! # let gloo = Backend::Gloo(Default::default());
+//! # let group = &ProcessGroup::new(&Store::hash()?, 0, 1, gloo, Default::default())?;
+//! use brigade_torch::regions::{copy_to_region, reduce_from_region};
+//! use tch::{Device, Kind, Tensor};
+//!
+//! // This rank's rows of the first weight, and columns of the second.
+//! let up = Tensor::randn([8 / group.size() as i64, 4], (Kind::Float, Device::Cpu));
+//! let down = Tensor::randn([4, 8 / group.size() as i64], (Kind::Float, Device::Cpu));
+//! let input = Tensor::randn([2, 4], (Kind::Float, Device::Cpu));
+//! let hidden = copy_to_region(group, &input)?.f_linear(&up, None::<&Tensor>)?.f_relu()?;
+//! let output = reduce_from_region(group, &hidden.f_linear(&down, None::<&Tensor>)?)?;
+//! assert_eq!(output.size(), [2, 4]);
+//! # Ok::<(), brigade_torch::Error>(())
+//! ```
+
+use std::time::Instant;
+
+use tch::Tensor;
+
+use crate::bridge::{borrow, ffi, own};
+use crate::error::Error;
+use crate::group::ProcessGroup;
+
+/// Returns the input, equal on all ranks, for layers of which each rank has a part. Its gradient is the sum of those of
+/// all ranks (Megatron's `f`).
+///
+/// # Errors
+/// [`crate::ErrorKind::Tensor`] when memory runs out. In backward [`crate::ErrorKind::Communication`] when a peer is gone.
+pub fn copy_to_region(group: &ProcessGroup, input: &Tensor) -> Result<Tensor, Error> {
+    edge(group, "copy_to_region", input, ffi::RegionEdge::Copy, 0, 0)
+}
+
+/// Returns the sum of all ranks' inputs, equal on all of them (Megatron's `g`).
+///
+/// # Errors
+/// [`crate::ErrorKind::Communication`] when a peer is gone; [`crate::ErrorKind::Tensor`] when memory runs out.
+pub fn reduce_from_region(group: &ProcessGroup, input: &Tensor) -> Result<Tensor, Error> {
+    edge(group, "reduce_from_region", input, ffi::RegionEdge::Reduce, 0, 0)
+}
+
+/// Returns this rank's part, along `dim`, of an input that is equal on all ranks.
+///
+/// # Errors
+/// [`crate::ErrorKind::InvalidArgument`] where the ranks do not divide the dimension;
+/// [`crate::ErrorKind::Tensor`] when memory runs out.
+pub fn scatter_to_region(group: &ProcessGroup, input: &Tensor, dim: i64) -> Result<Tensor, Error> {
+    let dim = divided("scatter_to_region", group, input, dim)?;
+    edge(group, "scatter_to_region", input, ffi::RegionEdge::Scatter, dim, 0)
+}
+
+/// Returns the inputs of all ranks, which have one shape, side by side along `dim`, for layers that each rank computes whole
+/// and alike.
+///
+/// # Errors
+/// [`crate::ErrorKind::Communication`] when a peer is gone; [`crate::ErrorKind::InvalidArgument`] without such a dimension.
+pub fn gather_from_region(group: &ProcessGroup, input: &Tensor, dim: i64) -> Result<Tensor, Error> {
+    let dim = known("gather_from_region", input, dim)?;
+    edge(group, "gather_from_region", input, ffi::RegionEdge::Gather, dim, 0)
+}
+
+/// Returns the inputs of all ranks side by side along `dim`, for layers of which each rank has a part: gradients of the
+/// whole are summed over the ranks.
+///
+/// # Errors
+/// As [`gather_from_region`].
+pub fn gather_from_sequence_region(
+    group: &ProcessGroup,
+    input: &Tensor,
+    dim: i64,
+) -> Result<Tensor, Error> {
+    let dim = known("gather_from_sequence_region", input, dim)?;
+    edge(group, "gather_from_sequence_region", input, ffi::RegionEdge::GatherSequence, dim, 0)
+}
+
+/// Returns this rank's part, along `dim`, of the sum of all ranks' inputs.
+///
+/// # Errors
+/// As [`scatter_to_region`]; [`crate::ErrorKind::Communication`] when a peer is gone.
+pub fn reduce_scatter_to_sequence_region(
+    group: &ProcessGroup,
+    input: &Tensor,
+    dim: i64,
+) -> Result<Tensor, Error> {
+    let operation = "reduce_scatter_to_sequence_region";
+    let dim = divided(operation, group, input, dim)?;
+    edge(group, operation, input, ffi::RegionEdge::ReduceScatterSequence, dim, 0)
+}
+
+/// Cuts the input along `split` into a part for each rank, and returns the parts for this one side by side along `concat`:
+/// what is spread over the ranks along one dimension becomes spread along another, as heads in the place of a sequence
+/// (DeepSpeed-Ulysses).
+///
+/// ```
+/// # use brigade_torch::{Backend, ProcessGroup, Store};
+/// # let gloo = Backend::Gloo(Default::default());
+/// # let group = &ProcessGroup::new(&Store::hash()?, 0, 1, gloo, Default::default())?;
+/// use brigade_torch::regions::all_to_all;
+/// use tch::{Device, Kind, Tensor};
+///
+/// // [batch, part of the sequence, heads, size] becomes [batch, sequence, part of the heads, size], and back.
+/// let queries = Tensor::randn([2, 6, 4, 8], (Kind::Float, Device::Cpu));
+/// let by_heads = all_to_all(group, &queries, 2, 1)?;
+/// assert_eq!(all_to_all(group, &by_heads, 1, 2)?, queries);
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`reduce_scatter_to_sequence_region`].
+pub fn all_to_all(
+    group: &ProcessGroup,
+    input: &Tensor,
+    split: i64,
+    concat: i64,
+) -> Result<Tensor, Error> {
+    let split = divided("all_to_all", group, input, split)?;
+    let concat = known("all_to_all", input, concat)?;
+    edge(group, "all_to_all", input, ffi::RegionEdge::AllToAll, split, concat)
+}
+
+fn edge(
+    group: &ProcessGroup,
+    operation: &'static str,
+    input: &Tensor,
+    edge: ffi::RegionEdge,
+    dim: i64,
+    other: i64,
+) -> Result<Tensor, Error> {
+    if group.size() == 1 {
+        return Ok(input.shallow_clone());
+    }
+    let begun = Instant::now();
+    let (started, output) = group.exclusively(|handle| {
+        let started = group.next_collective(operation);
+        (started, ffi::region_edge(handle, borrow(input), edge, dim, other))
+    });
+    match output {
+        Ok(output) => Ok(own(output)),
+        Err(error) => Err(group.failure(started, begun, &error).into()),
+    }
+}
+
+/// Returns the number of a dimension, counted from the front.
+fn known(operation: &str, input: &Tensor, dim: i64) -> Result<i64, Error> {
+    let dimensions = input.dim() as i64;
+    let place = if dim < 0 { dim + dimensions } else { dim };
+    if (0..dimensions).contains(&place) {
+        return Ok(place);
+    }
+    Err(Error::invalid_argument(format!(
+        "{operation}: there is no dimension {dim} in a tensor of shape {:?}",
+        input.size()
+    )))
+}
+
+fn divided(operation: &str, group: &ProcessGroup, input: &Tensor, dim: i64) -> Result<i64, Error> {
+    let place = known(operation, input, dim)?;
+    let (size, ranks) = (input.size()[place as usize], group.size() as i64);
+    if size % ranks == 0 {
+        return Ok(place);
+    }
+    let (less, more) = (size / ranks * ranks, (size / ranks + 1) * ranks);
+    Err(Error::invalid_argument(format!(
+        "{operation}: dimension {dim} has {size} elements, which {ranks} ranks do not divide; take {} or {more}",
+        if less == 0 { more } else { less }
+    )))
+}
