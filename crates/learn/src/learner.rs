@@ -194,9 +194,11 @@ impl Learner {
         outcome
     }
 
-    /// Prepares the model where the Accelerator shards models, so that it is in memory in parts alone. Every rank calls it.
-    pub(crate) fn shard(&mut self) -> Result<()> {
-        if self.state.accelerator.sharding().is_some() && !self.state.model.is_prepared() {
+    /// Gives a deferred model its values, and spreads one that the Accelerator shards over the ranks. Every rank calls it.
+    pub(crate) fn place_model(&mut self) -> Result<()> {
+        let model = &self.state.model;
+        let is_due = self.state.accelerator.sharding().is_some() || model.is_deferred();
+        if is_due && !model.is_prepared() {
             self.enter()?;
             self.leave();
         }

@@ -26,6 +26,8 @@ pub(crate) trait AnyModel {
     /// Returns the engine of a sharded model.
     fn sharder(&self) -> Option<Arc<Sharder>>;
     fn is_prepared(&self) -> bool;
+    /// Whether its values have no memory yet.
+    fn is_deferred(&self) -> bool;
     fn set_training(&mut self, on: bool);
     fn parameters(&self) -> Vec<NamedTensor>;
     /// Returns what an optimizer steps of all parameters: this rank's shards, where it is sharded.
@@ -176,6 +178,10 @@ where
 
     fn is_prepared(&self) -> bool {
         matches!(self.held, Held::Prepared(_))
+    }
+
+    fn is_deferred(&self) -> bool {
+        self.model().is_ok_and(Model::is_deferred)
     }
 
     fn set_training(&mut self, on: bool) {

@@ -270,8 +270,7 @@ impl Learner {
             )));
         }
         let (built, hypers) = (self.state.grouped.is_built(), self.state.hypers().to_vec());
-        // A model that is to be sharded has its shards from here on.
-        self.shard()?;
+        self.place_model()?;
         let values = self.state.copied_values()?;
         let optimizer = match self.state.optimizer()? {
             Some(optimizer) => Some(optimizer.state_dict()?.deep_clone()?),

@@ -148,7 +148,7 @@ impl Learner {
     /// # Errors
     /// As [`LearnerState::load`].
     pub fn load(&mut self, path: impl AsRef<Path>, with_optimizer: bool) -> Result<()> {
-        self.shard()?;
+        self.place_model()?;
         if with_optimizer {
             let rates = self.default_rates().of_groups(self.state.grouped.len())?;
             self.make_optimizer(false, &rates)?;

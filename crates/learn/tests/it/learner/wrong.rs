@@ -13,7 +13,7 @@ use brigade_learn::{
     Event, FitOptions, Hyper, LearnError, Learner, Loaders, Part, Predictor, Rates,
 };
 use brigade_metrics::{Accuracy, ErrorRate, Fold, Folded, Metric, Mse};
-use brigade_nn::{Flatten, Linear, ParamPath, Sequential};
+use brigade_nn::{Flatten, Linear, Model, ParamPath, Sequential};
 use brigade_schedule::Annealing;
 use brigade_sharding::Sharding;
 use brigade_testkit::{World, dist_test};
@@ -228,6 +228,21 @@ fn sharded_models() {
     usable(&mut learner);
     refused(learner.sharding(Sharding::zero2()), "`sharding` comes after the model was prepared");
     refused(simple().sharding(Sharding::hybrid(2)), "1");
+}
+
+#[test]
+fn models_without_memory() {
+    let deferred = || Model::builder().kind(Kind::Double).deferred().build(mlp).unwrap();
+    let learner = || Learner::new(&alone(), loaders(8), deferred()).unwrap().quiet(true);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("weights.pth");
+    let mut first = learner();
+    assert!(first.lr_find().unwrap().losses().len() > 10);
+    usable(&mut first);
+    first.save(&path, false).unwrap();
+    let mut second = learner();
+    second.load(&path, false).unwrap();
+    assert_eq!(weights(&second), weights(&first));
 }
 
 #[test]
