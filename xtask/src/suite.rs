@@ -163,8 +163,10 @@ impl<'a> Run<'a> {
             // Cargo refuses doc tests of a package without a library.
             let libraries: Vec<&str> = names
                 .iter()
-                .filter(|it| self.workspace.package(it).is_some_and(|it| it.has_library))
-                .flat_map(|it| ["-p", *it])
+                .filter(|name| {
+                    self.workspace.package(name).is_some_and(|package| package.has_library)
+                })
+                .flat_map(|package| ["-p", *package])
                 .collect();
             if status.success() && distance == 0 && !libraries.is_empty() {
                 status = self.documents(&libraries)?;

@@ -5,10 +5,9 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     let number_ends = text.find(|it: char| !it.is_ascii_digit() && it != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(number_ends);
     let unit = unit.trim().to_ascii_uppercase();
-    let power = unit
-        .chars()
-        .next()
-        .map_or(Some(0), |it| ['B', 'K', 'M', 'G', 'T'].iter().position(|unit| *unit == it));
+    let power = unit.chars().next().map_or(Some(0), |letter| {
+        ['B', 'K', 'M', 'G', 'T'].iter().position(|unit| *unit == letter)
+    });
     let base: f64 = match unit.get(1..).unwrap_or("") {
         "" | "IB" => 1024.0,
         "B" => 1000.0,

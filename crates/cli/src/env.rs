@@ -85,7 +85,7 @@ fn text(facts: &Facts, tools: &[(&str, Option<String>)]) -> String {
                 let cuda = libtorch
                     .cuda
                     .as_deref()
-                    .map_or_else(|| "CPU only".to_owned(), |it| format!("CUDA {it}"));
+                    .map_or_else(|| "CPU only".to_owned(), |version| format!("CUDA {version}"));
                 format!(
                     "{version}, {cuda}, {} (by {})",
                     libtorch.folder.display(),

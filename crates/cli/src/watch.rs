@@ -116,7 +116,7 @@ impl WatchArgs {
         let names: Vec<_> = runs
             .iter()
             .filter_map(|run| run.file_stem())
-            .map(|it| printable(&it.to_string_lossy()))
+            .map(|stem| printable(&stem.to_string_lossy()))
             .collect();
         if names.is_empty() { String::new() } else { format!(", but {}", names.join(", ")) }
     }

@@ -191,7 +191,7 @@ mod tests {
     fn any_settings() -> impl Strategy<Value = Settings> {
         let each: Vec<_> = TABLE
             .iter()
-            .map(|it| (Just(it.name), proptest::option::of(any_text(it.expected))))
+            .map(|setting| (Just(setting.name), proptest::option::of(any_text(setting.expected))))
             .collect();
         let env = proptest::collection::btree_map("[A-Z][A-Z_. ]{0,8}X", "[ -~é\n\t]{0,12}", 0..4);
         let texts = ["fsdp-auto-wrap-policy", "deepspeed-config-file", "zero3-init-flag"];

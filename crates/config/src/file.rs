@@ -54,7 +54,7 @@ pub fn read(path: &Path, text: &str) -> Result<Layer, ConfigError> {
         } else {
             let tables = TABLES.iter().map(|it| it.name).chain([ACCELERATE.name, ENV.name]);
             let hint = suggest::closest(&name, tables)
-                .map_or_else(String::new, |it| format!(": did you mean [{it}]?"));
+                .map_or_else(String::new, |table| format!(": did you mean [{table}]?"));
             return Err(ConfigError::UnknownKey { at, key: key.get_ref().to_string(), hint });
         }
     }

@@ -95,8 +95,8 @@ impl Layer {
                 Raw::Text(text) => Some(text.clone()),
                 _ => raw
                     .json()
-                    .filter(|_| setting.is_some_and(|it| it.takes_table))
-                    .map(|it| it.to_string()),
+                    .filter(|_| setting.is_some_and(|known| known.takes_table))
+                    .map(|value| value.to_string()),
             };
             if let (Some(text), ConfigError::Value { wrong, .. }) = (text, &mut error)
                 && !Settings::default().set(name, &text)
@@ -140,8 +140,8 @@ impl Layer {
         source: Source,
     ) -> Result<(), ConfigError> {
         let Some(argument) = PluginArgument::named(name) else {
-            let hint = suggest::closest(name, ARGUMENTS.iter().map(|it| it.name))
-                .map_or_else(String::new, |it| format!(": did you mean `{it}`?"));
+            let hint = suggest::closest(name, ARGUMENTS.iter().map(|argument| argument.name))
+                .map_or_else(String::new, |known| format!(": did you mean `{known}`?"));
             return Err(ConfigError::UnknownKey { at: source, key: name.to_owned(), hint });
         };
         match argument.parse(text) {

@@ -366,9 +366,9 @@ mod tests {
     fn names_are_used_once() {
         let mut names: Vec<&str> = ARGUMENTS.iter().map(|it| it.name).collect();
         names.extend(
-            crate::settings::TABLE
-                .iter()
-                .flat_map(|it| [it.name].into_iter().chain(it.also.iter().copied())),
+            crate::settings::TABLE.iter().flat_map(|argument| {
+                [argument.name].into_iter().chain(argument.also.iter().copied())
+            }),
         );
         names.sort_unstable();
         assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "{names:?}");

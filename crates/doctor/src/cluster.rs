@@ -174,7 +174,7 @@ impl Route {
     pub fn open_door(&self) -> Option<SocketAddr> {
         let mut open = self.attempts.iter().filter(|it| it.outcome == Outcome::Open);
         open.find(|it| matches!(it.by, AddressSource::Name | AddressSource::Reached))
-            .map(|it| it.address)
+            .map(|candidate| candidate.address)
     }
 }
 

@@ -133,8 +133,8 @@ fn plan_routes(cluster: &Cluster, addresses: &[Vec<u16>]) -> Vec<Route> {
             let named = facts.names.iter().find(|it| it.name == host.name);
             let mut known: Vec<IpAddr> = named
                 .into_iter()
-                .flat_map(|it| it.addresses.iter().copied())
-                .filter(|it| !it.is_loopback())
+                .flat_map(|interface| interface.addresses.iter().copied())
+                .filter(|address| !address.is_loopback())
                 .take(MAX_ADDRESSES)
                 .collect();
             let by = if known.is_empty() { AddressSource::Reached } else { AddressSource::Name };

@@ -234,7 +234,7 @@ mod tests {
         ];
         let lines: Vec<(Verdict, Subject, usize)> = in_order(findings, 3)
             .into_iter()
-            .map(|it| (it.verdict, it.subject, it.hosts.len()))
+            .map(|finding| (finding.verdict, finding.subject, finding.hosts.len()))
             .collect();
         assert_eq!(
             lines,

@@ -108,10 +108,10 @@ fn candidates<'a>(facts: &'a Facts, family: Option<&str>) -> Vec<(&'a str, IpAdd
 pub(crate) fn matches(rule: &str, name: &str) -> bool {
     let (not, rule) = rule.strip_prefix('^').map_or((false, rule), |rest| (true, rest));
     let (whole, rule) = rule.strip_prefix('=').map_or((false, rule), |rest| (true, rest));
-    let listed = rule
-        .split(',')
-        .map(|it| it.split(':').next().unwrap_or(it))
-        .any(|it| if whole { it == name } else { !it.is_empty() && name.starts_with(it) });
+    let listed =
+        rule.split(',').map(|entry| entry.split(':').next().unwrap_or(entry)).any(|wanted| {
+            if whole { wanted == name } else { !wanted.is_empty() && name.starts_with(wanted) }
+        });
     listed != not
 }
 

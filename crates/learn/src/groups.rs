@@ -166,7 +166,10 @@ impl Grouped {
         let trained: Vec<NamedTensor> = parameters
             .iter()
             .filter(|parameter| parameter.tensor.requires_grad())
-            .map(|it| NamedTensor { name: it.name.clone(), tensor: it.tensor.shallow_clone() })
+            .map(|parameter| NamedTensor {
+                name: parameter.name.clone(),
+                tensor: parameter.tensor.shallow_clone(),
+            })
             .collect();
         let names: HashSet<&str> = trained.iter().map(|it| it.name.as_str()).collect();
         let mut groups = Vec::new();

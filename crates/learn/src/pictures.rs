@@ -156,9 +156,9 @@ impl ActivationStats {
             chart
         };
         Grid::new("Activations")
-            .panel(panel("Mean", |it| &it.means))
-            .panel(panel("Deviation", |it| &it.deviations))
-            .panel(panel("Near zero", |it| &it.near_zero))
+            .panel(panel("Mean", |layer| &layer.means))
+            .panel(panel("Deviation", |layer| &layer.deviations))
+            .panel(panel("Near zero", |layer| &layer.near_zero))
     }
 
     /// Draws the histograms of a layer's absolute outputs over the batches: a column for each, colours by the

@@ -164,7 +164,7 @@ impl CohenKappa {
         let predicted = |class: usize| (0..classes).map(|it| cell(it, class)).sum::<f64>();
         let occurring: Vec<(usize, f64, f64)> = (0..classes)
             .map(|class| (class, there(class), predicted(class)))
-            .filter(|it| it.1 + it.2 > 0.0)
+            .filter(|counts| counts.1 + counts.2 > 0.0)
             .collect();
         let all: f64 = cells.iter().sum();
         let (mut observed, mut expected) = (0.0, 0.0);

@@ -261,7 +261,7 @@ impl Metric for RocAuc {
         }
         let there: Vec<bool> = targets
             .iter()
-            .flat_map(|&it| (0..scores.columns).map(move |class| class == it))
+            .flat_map(|&label| (0..scores.columns).map(move |class| class == label))
             .collect();
         Ok(of_labels(roc_auc, self.average, &scores, &there))
     }

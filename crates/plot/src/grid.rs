@@ -82,11 +82,13 @@ impl Draw for Grid {
         // All of a column are as wide as its widest, all of a row as high as its highest.
         let greatest = |sides: &mut dyn Iterator<Item = f64>| sides.fold(0.0, f64::max);
         let widths: Vec<f64> = (0..columns.min(scenes.len()))
-            .map(|at| greatest(&mut scenes.iter().skip(at).step_by(columns).map(|it| it.width)))
+            .map(|at| {
+                greatest(&mut scenes.iter().skip(at).step_by(columns).map(|scene| scene.width))
+            })
             .collect();
         let heights: Vec<f64> = scenes
             .chunks(columns)
-            .map(|row| greatest(&mut row.iter().map(|it| it.height)))
+            .map(|row| greatest(&mut row.iter().map(|scene| scene.height)))
             .collect();
         let title = if self.title.is_empty() { 0.0 } else { 30.0 };
         let width = widths.iter().sum::<f64>().max(160.0);

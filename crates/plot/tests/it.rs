@@ -15,7 +15,9 @@ fn texts(svg: &str) -> Vec<(String, f64, f64)> {
         |node: &roxmltree::Node<'_, '_>, name| node.attribute(name).unwrap().parse().unwrap();
     let nodes = document.descendants().filter(|node| node.has_tag_name("text"));
     nodes
-        .map(|it| (it.text().unwrap_or_default().to_owned(), number(&it, "x"), number(&it, "y")))
+        .map(|node| {
+            (node.text().unwrap_or_default().to_owned(), number(&node, "x"), number(&node, "y"))
+        })
         .collect()
 }
 

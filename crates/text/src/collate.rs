@@ -124,7 +124,7 @@ impl From<&Encoding> for Sequence {
         let numbers = |list: &[u32]| list.iter().map(|id| i64::from(*id)).collect();
         Self::new(numbers(&encoding.ids))
             .type_ids(numbers(&encoding.type_ids))
-            .special(encoding.special_tokens_mask.iter().map(|it| *it == 1).collect())
+            .special(encoding.special_tokens_mask.iter().map(|mask| *mask == 1).collect())
             .words(encoding.word_ids.clone())
     }
 }

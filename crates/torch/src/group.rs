@@ -368,7 +368,9 @@ impl ProcessGroup {
     pub fn traffic(&self) -> BTreeMap<String, Traffic> {
         ffi::group_traffic(self.raw())
             .into_iter()
-            .map(|it| (it.operation, Traffic { messages: it.messages, bytes: it.bytes }))
+            .map(|counted| {
+                (counted.operation, Traffic { messages: counted.messages, bytes: counted.bytes })
+            })
             .collect()
     }
 

@@ -131,7 +131,9 @@ fn nccl_cpu_tensors_and_objects_go_by_gloo() {
 fn nccl_several_operations_are_in_flight() {
     let group = alone();
     let works: Vec<_> = (0..8)
-        .map(|it| group.start_all_reduce(tensor(&group, &[f64::from(it)]), ReduceOp::Sum).unwrap())
+        .map(|number| {
+            group.start_all_reduce(tensor(&group, &[f64::from(number)]), ReduceOp::Sum).unwrap()
+        })
         .collect();
     for (it, work) in works.into_iter().enumerate().rev() {
         assert_eq!(values(&work.wait().unwrap()), [it as f64]);

@@ -146,7 +146,7 @@ pub(crate) fn write_image(folder: &Path, name: &str, image: &Image, at: Stamp) -
     fs::create_dir_all(folder).map_err(TrackError::file("cannot make the folder", folder))?;
     let name: String = name
         .chars()
-        .map(|it| if it.is_alphanumeric() || "-_.".contains(it) { it } else { '_' })
+        .map(|letter| if letter.is_alphanumeric() || "-_.".contains(letter) { letter } else { '_' })
         .collect();
     let step = at.step.map_or_else(|| format!("{:.6}", at.seconds()), |step| step.to_string());
     let path = folder.join(format!("{name}-{step}.png"));

@@ -134,7 +134,7 @@ mod tests {
         let archives = names("corpus");
         let packed: BTreeSet<String> = archives
             .iter()
-            .filter_map(|it| it.strip_suffix(".tar.gz"))
+            .filter_map(|name| name.strip_suffix(".tar.gz"))
             .map(str::to_owned)
             .collect();
         assert_eq!(packed.difference(&known).next(), None);

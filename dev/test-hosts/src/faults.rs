@@ -50,10 +50,9 @@ impl Host {
     /// side a closed connection.
     #[must_use]
     pub fn kill_sshd_sessions(&self) -> usize {
-        let sessions = self
-            .processes()
-            .into_iter()
-            .filter(|process| process.command.first().is_some_and(|it| it.starts_with("sshd: ")));
+        let sessions = self.processes().into_iter().filter(|process| {
+            process.command.first().is_some_and(|argument| argument.starts_with("sshd: "))
+        });
         let killed = sessions.map(|it| kill(Pid::from_raw(it.pid), Signal::SIGKILL).is_ok());
         killed.filter(|killed| *killed).count()
     }

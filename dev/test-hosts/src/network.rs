@@ -59,7 +59,7 @@ impl Network {
         }
         let known: Vec<_> = started
             .iter()
-            .map(|it| (it.name().to_owned(), it.address().to_owned(), it.host_key()))
+            .map(|host| (host.name().to_owned(), host.address().to_owned(), host.host_key()))
             .collect();
         let ssh_config = keys::write_client_files(folder.path(), &known);
         Self { hosts: started, _switch: switch, ssh_config, folder }

@@ -69,7 +69,7 @@ impl Table {
             if train.iter().any(|row| values[*row].is_none()) {
                 let gaps: Vec<&str> = values
                     .iter()
-                    .map(|it| if it.is_some() { "there" } else { "missing" })
+                    .map(|value| if value.is_some() { "there" } else { "missing" })
                     .collect();
                 categories.push(Categories::of(&gaps, &train));
             }

@@ -180,6 +180,6 @@ fn of_extension(folder: &Path, extension: &str) -> anyhow::Result<PathBuf> {
     files.sort();
     let mut files = files.into_iter();
     files
-        .find(|file| file.extension().is_some_and(|it| it == extension))
+        .find(|file| file.extension().is_some_and(|found| found == extension))
         .with_context(|| format!("{} has no file .{extension}", folder.display()))
 }

@@ -135,7 +135,7 @@ fn spellings(setting: &Setting) -> Vec<String> {
     let names = [setting.name].into_iter().chain(setting.also.iter().copied());
     names
         .flat_map(|name| [name.to_owned(), name.replace('-', "_")])
-        .filter(|it| it != setting.name)
+        .filter(|spelling| spelling != setting.name)
         .collect()
 }
 

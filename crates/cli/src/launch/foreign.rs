@@ -128,7 +128,7 @@ impl ForeignFlags {
         }
         layers
             .set("nproc", &(total / hosts).to_string(), source.clone())
-            .map_err(|it| it.to_string())?;
+            .map_err(|error| error.to_string())?;
         if hosts > 1 {
             let text = format!("{total} ranks on {hosts} hosts are {} on each", total / hosts);
             layers.note(source, text);
@@ -169,7 +169,7 @@ fn moved_to_emit(flag: &str, args: &[String]) -> Option<String> {
     let value = args.iter().enumerate().find_map(|(i, arg)| {
         let rest = arg.strip_prefix("--emit")?;
         rest.strip_prefix('=')
-            .or_else(|| args.get(i + 1).filter(|_| rest.is_empty()).map(|it| &**it))
+            .or_else(|| args.get(i + 1).filter(|_| rest.is_empty()).map(|value| &**value))
     });
     let command = match value {
         Some(value @ ("slurm" | "k8s" | "jobset")) => format!("`brigade emit {value}`"),

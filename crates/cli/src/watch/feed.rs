@@ -162,7 +162,9 @@ impl RunFile {
             folder.filter(|it| !it.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
         let entries = folder.read_dir().into_iter().flatten().flatten().map(|entry| entry.path());
         let mut runs: Vec<PathBuf> = entries
-            .filter(|path| path.extension().is_some_and(|it| it == "jsonl") && path.is_file())
+            .filter(|path| {
+                path.extension().is_some_and(|extension| extension == "jsonl") && path.is_file()
+            })
             .collect();
         runs.sort_unstable();
         let own = self.path().and_then(Path::file_name);

@@ -84,9 +84,13 @@ fn variables_of_the_launcher_stay_with_it() {
     let lines = run.lines_of(0);
     let mut of_brigade: Vec<&str> = lines
         .into_iter()
-        .filter(|it| it.starts_with("BRIGADE_") && !it.starts_with("BRIGADE_AGENT="))
+        .filter(|variable| {
+            variable.starts_with("BRIGADE_") && !variable.starts_with("BRIGADE_AGENT=")
+        })
         // What these tests themselves may be run with.
-        .filter(|it| !["BRIGADE_REQUIRE=", "BRIGADE_TEST_"].iter().any(|own| it.starts_with(own)))
+        .filter(|variable| {
+            !["BRIGADE_REQUIRE=", "BRIGADE_TEST_"].iter().any(|own| variable.starts_with(own))
+        })
         .collect();
     of_brigade.sort_unstable();
     let expected = [

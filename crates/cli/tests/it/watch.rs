@@ -119,7 +119,7 @@ fn a_run_that_grows_on_a_terminal() {
     watched.wait("an epoch", |shown| {
         ["50 %", "valid_loss 0.875", "epoch  valid_loss  accuracy"]
             .iter()
-            .all(|it| shown.contains(it))
+            .all(|word| shown.contains(word))
     });
     watched.press("\x1b[B\x1b[B");
     watched.until("━ accuracy 0.5");

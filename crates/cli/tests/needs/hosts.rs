@@ -173,7 +173,7 @@ fn a_job_starts_again_on_the_same_hosts_and_with_fewer() {
         site.host(1)
             .processes()
             .iter()
-            .all(|it| it.command.first().is_none_or(|it| it.starts_with("sshd")))
+            .all(|process| process.command.first().is_none_or(|name| name.starts_with("sshd")))
     });
     site.host(1).restore();
     let run = job.finish();

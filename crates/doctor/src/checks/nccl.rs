@@ -178,8 +178,9 @@ fn settings(facts: &Facts) -> Vec<Finding> {
         "unset TORCH_NCCL_ASYNC_ERROR_HANDLING",
     );
     add(
-        get("NCCL_DEBUG")
-            .is_some_and(|it| ["INFO", "TRACE"].iter().any(|word| it.eq_ignore_ascii_case(word))),
+        get("NCCL_DEBUG").is_some_and(|level| {
+            ["INFO", "TRACE"].iter().any(|word| level.eq_ignore_ascii_case(word))
+        }),
         note,
         "NCCL_DEBUG",
         "every rank prints what NCCL does",

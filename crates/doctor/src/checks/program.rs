@@ -113,8 +113,8 @@ fn missing(missing: &[Missing]) -> Vec<Finding> {
     // Without libtorch all of its libraries are missing; that check has the better remedy.
     let libraries: Vec<&str> = libraries
         .iter()
-        .map(|it| it.what.as_str())
-        .filter(|it| !super::libtorch::is_part(it))
+        .map(|library| library.what.as_str())
+        .filter(|name| !super::libtorch::is_part(name))
         .collect();
     let mut findings = Vec::new();
     if !libraries.is_empty() {

@@ -88,7 +88,7 @@ fn said(finding: Finding, words: &[String]) -> Finding {
     let words: Vec<&str> = words
         .iter()
         .map(String::as_str)
-        .filter(|it| !it.chars().all(|c| "@ ".contains(c)))
+        .filter(|line| !line.chars().all(|c| "@ ".contains(c)))
         .collect();
     let last = &words[words.len().saturating_sub(2)..];
     let last: Vec<&str> = last.iter().map(|it| it.trim_start_matches("ssh: ")).collect();

@@ -26,7 +26,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
 fn stale(facts: &Facts) -> Option<Finding> {
     let set: Vec<&str> = env::TABLE
         .iter()
-        .map(|it| it.name)
+        .map(|library| library.name)
         .filter(|name| facts.variables.contains_key(*name))
         .collect();
     if set.is_empty() {
@@ -92,7 +92,7 @@ fn different(cluster: &Cluster) -> Vec<Finding> {
     let mut names: Vec<&String> = cluster
         .examined()
         .flat_map(|(_, _, facts)| facts.variables.keys())
-        .filter(|name| LIBRARIES.iter().any(|it| name.starts_with(it)))
+        .filter(|name| LIBRARIES.iter().any(|prefix| name.starts_with(prefix)))
         .filter(|name| !OWN_PER_HOST.contains(&name.as_str()))
         .collect();
     names.sort();

@@ -86,8 +86,10 @@ fn read_versions<'data, R: ReadRef<'data>>(
             let file = text(need.file(endian, strings)?);
             let versions = versions
                 // A weak need does not count: the loader only warns.
-                .filter(|it| it.as_ref().map_or(true, |it| it.vna_flags.get(endian).0 & WEAK == 0))
-                .map(|it| it?.name(endian, strings).map(text))
+                .filter(|needed| {
+                    needed.as_ref().map_or(true, |need| need.vna_flags.get(endian).0 & WEAK == 0)
+                })
+                .map(|needed| needed?.name(endian, strings).map(text))
                 .collect::<object::read::Result<Vec<String>>>()?;
             found.needed_versions.push((file, versions));
         }

@@ -159,7 +159,9 @@ fn expand(list: &str, file: &Path) -> Vec<PathBuf> {
     let origin = file.parent().unwrap_or_else(|| Path::new("/")).to_string_lossy();
     let folders = list.split([':', ';']).filter(|it| !it.is_empty());
     folders
-        .map(|it| PathBuf::from(it.replace("${ORIGIN}", &origin).replace("$ORIGIN", &origin)))
+        .map(|folder| {
+            PathBuf::from(folder.replace("${ORIGIN}", &origin).replace("$ORIGIN", &origin))
+        })
         .collect()
 }
 

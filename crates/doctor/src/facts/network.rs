@@ -148,7 +148,7 @@ fn mtu(sources: &Sources, name: &str, index: usize, hardware: Option<[u8; 6]>) -
     let value = if ours { read("mtu") } else { None };
     value
         .or_else(|| sources.value(format!("/proc/sys/net/ipv6/conf/{name}/mtu")))
-        .and_then(|it| it.parse().ok())
+        .and_then(|text| text.parse().ok())
 }
 
 fn infiniband(sources: &Sources) -> Vec<String> {

@@ -40,7 +40,7 @@ fn into(measured: &mut Measured, nonce: &str, address: SocketAddr) -> io::Result
         // Single bytes went through. If packets of a smaller size do, too, it is the size.
         measured.passes = SMALLER
             .into_iter()
-            .find(|it| bulk(nonce, address, Some(*it)).is_ok_and(|arrived| arrived.bytes > 0));
+            .find(|size| bulk(nonce, address, Some(*size)).is_ok_and(|arrived| arrived.bytes > 0));
     }
     Ok(())
 }

@@ -19,7 +19,9 @@ pub(super) fn write(
     let several = cluster.hosts.len() > 1;
     let rows: Vec<(&Finding, String)> = findings
         .iter()
-        .map(|it| (it, if several { escaped(place(it)).to_string() } else { String::new() }))
+        .map(|finding| {
+            (finding, if several { escaped(place(finding)).to_string() } else { String::new() })
+        })
         .collect();
     let widest = |texts: &mut dyn Iterator<Item = usize>| texts.max().unwrap_or_default();
     let verdicts = widest(&mut findings.iter().map(|it| it.verdict.word().len()));

@@ -146,7 +146,7 @@ mod tests {
         let rows: Vec<_> = made
             .hosts
             .iter()
-            .map(|it| (it.spec.to_string(), it.nproc, it.first_rank, it.is_here))
+            .map(|host| (host.spec.to_string(), host.nproc, host.first_rank, host.is_here))
             .collect();
         let count = NprocSpec::Count;
         let expected = [

@@ -200,10 +200,9 @@ mod tests {
         assert_eq!(bundle.contents, Contents::Script);
         let bundle_digest = bundle.files[0].bundle_digest.clone();
         assert!(
-            bundle
-                .files
-                .iter()
-                .all(|it| it.bundle_digest == bundle_digest && it.path.len() > it.name.len())
+            bundle.files.iter().all(
+                |file| file.bundle_digest == bundle_digest && file.path.len() > file.name.len()
+            )
         );
         // The same files have the same place, others another.
         assert_eq!(

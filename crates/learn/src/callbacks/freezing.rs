@@ -83,8 +83,8 @@ impl Callback for NormFreeze {
         let frozen = frozen.iter().filter(|it| !it.tensor.requires_grad());
         let norms = learner.model.norm_parameters();
         let layers: Vec<String> = frozen
-            .filter(|it| norms.contains(&it.name))
-            .filter_map(|it| it.name.strip_suffix(".weight").map(str::to_owned))
+            .filter(|parameter| norms.contains(&parameter.name))
+            .filter_map(|parameter| parameter.name.strip_suffix(".weight").map(str::to_owned))
             .collect();
         let statistics = learner.buffers();
         for layer in layers {

@@ -99,7 +99,7 @@ impl Learner {
         let members = |prefixes: &&[&str]| {
             let inside = parameters
                 .iter()
-                .filter(|it| prefixes.iter().any(|prefix| below(prefix, &it.name)));
+                .filter(|parameter| prefixes.iter().any(|prefix| below(prefix, &parameter.name)));
             inside.map(|it| it.name.clone()).collect()
         };
         let groups = groups.iter().map(members).collect();

@@ -125,7 +125,7 @@ pub(crate) fn ranks_agree(learner: &Learner) {
     let rows: Vec<Vec<Option<u64>>> = recorder
         .rows()
         .iter()
-        .map(|row| row.values.iter().map(|it| it.map(f64::to_bits)).collect())
+        .map(|row| row.values.iter().map(|value| value.map(f64::to_bits)).collect())
         .collect();
     let losses: Vec<u64> = recorder.losses().iter().map(|it| it.to_bits()).collect();
     let lrs: Vec<u64> = recorder.lrs().iter().map(|it| it.to_bits()).collect();

@@ -101,7 +101,7 @@ mod tests {
         let mut phrases = Phrases::new();
         [&[1, 2][..], &[2, 3], &[2, 3, 4], &[1], &[5, 5]]
             .into_iter()
-            .for_each(|it| phrases.insert(it));
+            .for_each(|phrase| phrases.insert(phrase));
         let find = |symbols: &[Symbol]| {
             let tokens = symbols.iter().map(|symbol| Token { start: 0, end: 0, symbol: *symbol });
             phrases.find(&tokens.collect::<Vec<_>>())

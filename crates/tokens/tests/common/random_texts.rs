@@ -17,7 +17,7 @@ impl RandomTexts {
     pub(crate) fn new(random: Rng) -> Self {
         let lines = include_str!("../../src/english/exceptions.txt")
             .lines()
-            .filter(|it| it.starts_with('['));
+            .filter(|line| line.starts_with('['));
         let pieces = lines.map(|line| serde_json::from_str::<Vec<String>>(line).unwrap());
         let entities =
             include_str!("../../src/rules/entities.txt").lines().filter(|it| !it.starts_with('#'));

@@ -84,7 +84,7 @@ impl Mlp {
             .iter()
             .chain(&self.momenta)
             .chain([&self.loss])
-            .map(|it| it.detach().flatten(0, -1))
+            .map(|tensor| tensor.detach().flatten(0, -1))
             .collect();
         Vec::<f32>::try_from(Tensor::cat(&all, 0)).unwrap()
     }

@@ -359,7 +359,7 @@ fn optimizers_and_scaling_of_losses() {
                 .chain(&gradients)
                 .chain(&first)
                 .chain(&second)
-                .map(|it| it.shallow_clone()),
+                .map(|tensor| tensor.shallow_clone()),
         );
         all
     };

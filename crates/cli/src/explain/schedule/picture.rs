@@ -123,7 +123,7 @@ fn ticks(low: f64, high: f64) -> Vec<f64> {
     let apart = factor * power;
     let first = (low / apart).ceil() as i64;
     (first..first + 12)
-        .map(|it| it as f64 * apart)
+        .map(|place| place as f64 * apart)
         .take_while(|tick| *tick <= high * (1.0 + 1e-12))
         .collect()
 }

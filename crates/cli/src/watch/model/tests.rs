@@ -62,7 +62,7 @@ fn epochs_between_lines_are_fractions() {
     assert_eq!(model(&on_each).epochs.clock().at(15.0), Some(1.5));
     assert_eq!(model(&on_each).epochs.rows().len(), 3);
     let fractions: String = (1..99_999)
-        .map(|it| format!("{{\"_step\":{it},\"epoch\":{}}}\n", f64::from(it) / 7.0))
+        .map(|step| format!("{{\"_step\":{step},\"epoch\":{}}}\n", f64::from(step) / 7.0))
         .collect();
     let epoch = model(&fractions).epochs.clock().at(70_000.0).unwrap();
     assert!((epoch - 10_000.0).abs() < 1e-6, "{epoch}");

@@ -74,9 +74,9 @@ fn a_signal_while_hosts_are_called() {
     let launcher = job.pid();
     wait_until("ssh", || {
         let processes = site.host(0).processes();
-        processes
-            .iter()
-            .any(|it| it.parent == launcher && it.command.first().is_some_and(|it| it == "ssh"))
+        processes.iter().any(|child| {
+            child.parent == launcher && child.command.first().is_some_and(|name| name == "ssh")
+        })
     });
     job.send(Signal::SIGINT);
     let run = job.finish();
@@ -96,7 +96,7 @@ fn after_any_kill_no_process_is_left() {
         site.host(host)
             .processes()
             .iter()
-            .any(|it| it.command.first().is_some_and(|it| it == "sleep"))
+            .any(|process| process.command.first().is_some_and(|name| name == "sleep"))
     };
     type Fault<'a> = (&'a str, &'a dyn Fn(i32), i32, &'a str);
     let table: [Fault<'_>; 4] = [
@@ -259,7 +259,7 @@ fn readers_that_stop_and_go() {
         let of = |pid: i32| fs::read_to_string(format!("/proc/{pid}/io")).unwrap_or_default();
         let all = site.network.hosts().iter().flat_map(Host::processes);
         all.filter(|it| it.command.first().is_some_and(|it| it == "yes"))
-            .map(|it| of(it.pid))
+            .map(|process| of(process.pid))
             .collect()
     };
     // Until none of them writes any more.

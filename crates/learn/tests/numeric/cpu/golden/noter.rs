@@ -142,8 +142,10 @@ impl Callback for Norm {
         let squares: f64 = learner
             .parameters()
             .iter()
-            .filter(|it| it.tensor.grad().defined())
-            .map(|it| it.tensor.grad().to_kind(Kind::Double).square().sum(None).double_value(&[]))
+            .filter(|parameter| parameter.tensor.grad().defined())
+            .map(|parameter| {
+                parameter.tensor.grad().to_kind(Kind::Double).square().sum(None).double_value(&[])
+            })
             .sum();
         let mut notes = self.notes.borrow_mut();
         let notes = notes.last_mut().unwrap();
