@@ -139,31 +139,47 @@ fn what_a_rank_would_send_is_counted() {
 /// reduce-scatter and an all-to-all.
 #[test]
 fn edges_of_regions_send_what_the_table_says() {
-    type Edge = fn(&ProcessGroup, &Tensor) -> brigade_torch::Result<Tensor>;
-    let whole = |size: usize| Tensor::ones([size as i64, 6], (Kind::Float, Device::Cpu));
-    let part = |_: usize| Tensor::ones([1, 6], (Kind::Float, Device::Cpu));
-    // The edge, its input, and how many of the messages of either kind.
-    let edges: [(Edge, &dyn Fn(usize) -> Tensor, &[&str]); 7] = [
-        (regions::copy_to_region, &whole, &["all_reduce"]),
-        (regions::reduce_from_region, &whole, &["all_reduce"]),
-        (|group, x| regions::scatter_to_region(group, x, 0), &whole, &["all_gather"]),
-        (|group, x| regions::gather_from_region(group, x, 0), &part, &["all_gather"]),
-        (
-            |group, x| regions::gather_from_sequence_region(group, x, 0),
-            &part,
-            &["all_gather", "reduce_scatter"],
-        ),
-        (
-            |group, x| regions::reduce_scatter_to_sequence_region(group, x, 0),
-            &whole,
-            &["reduce_scatter", "all_gather"],
-        ),
-        (|group, x| regions::all_to_all(group, x, 0, 1), &whole, &["all_to_all", "all_to_all"]),
+    struct Case {
+        edge: fn(&ProcessGroup, &Tensor) -> brigade_torch::Result<Tensor>,
+        /// Whether a rank has a row of the input, and not all of them.
+        is_part: bool,
+        /// The messages, forward and back.
+        operations: &'static [&'static str],
+    }
+    let edges = [
+        Case { edge: regions::copy_to_region, is_part: false, operations: &["all_reduce"] },
+        Case { edge: regions::reduce_from_region, is_part: false, operations: &["all_reduce"] },
+        Case {
+            edge: |group, x| regions::scatter_to_region(group, x, 0),
+            is_part: false,
+            operations: &["all_gather"],
+        },
+        Case {
+            edge: |group, x| regions::gather_from_region(group, x, 0),
+            is_part: true,
+            operations: &["all_gather"],
+        },
+        Case {
+            edge: |group, x| regions::gather_from_sequence_region(group, x, 0),
+            is_part: true,
+            operations: &["all_gather", "reduce_scatter"],
+        },
+        Case {
+            edge: |group, x| regions::reduce_scatter_to_sequence_region(group, x, 0),
+            is_part: false,
+            operations: &["reduce_scatter", "all_gather"],
+        },
+        Case {
+            edge: |group, x| regions::all_to_all(group, x, 0, 1),
+            is_part: false,
+            operations: &["all_to_all", "all_to_all"],
+        },
     ];
     for size in [8, 64, 1024] {
-        for (edge, input, operations) in &edges {
+        for Case { edge, is_part, operations } in &edges {
             let group = group(1, size);
-            let input = input(size).set_requires_grad(true);
+            let rows = if *is_part { 1 } else { size as i64 };
+            let input = Tensor::ones([rows, 6], (Kind::Float, Device::Cpu)).set_requires_grad(true);
             edge(&group, &input).unwrap().sum(Kind::Float).f_backward().unwrap();
             let gathered = 6 * 4 * (size as u64 - 1);
             let mut expected: BTreeMap<String, (u64, u64)> = BTreeMap::new();

@@ -133,9 +133,11 @@ dist_test!(world = 3, dist_heads_in_the_place_of_a_sequence, |world| {
     same(&grad(&own), &of_rank(&group, &grad(&whole), 1));
 });
 
+type Edge = fn(&ProcessGroup, &Tensor) -> Tensor;
+
 dist_test!(world = 2, dist_gradients_are_finite_differences, |world| {
     let group = rendezvous::group(&world);
-    let edges: [(&str, fn(&ProcessGroup, &Tensor) -> Tensor); 7] = [
+    let edges: [(&str, Edge); 7] = [
         ("copy", |group, x| copy_to_region(group, x).unwrap()),
         ("reduce", |group, x| reduce_from_region(group, x).unwrap()),
         ("scatter", |group, x| scatter_to_region(group, x, 0).unwrap()),

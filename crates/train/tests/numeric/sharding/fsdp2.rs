@@ -49,13 +49,14 @@ impl Module<&Tensor> for Net {
 const STEPS: usize = 4;
 const MICRO: usize = 2;
 
-/// The rank's losses, the norms, and the weights by name.
-fn trained(
-    builder: AcceleratorBuilder,
-    rank: usize,
-    rule: Rule,
-    max_norm: f64,
-) -> (Vec<f64>, Vec<f64>, Vec<(String, Vec<f64>)>) {
+struct Trained {
+    losses: Vec<f64>,
+    norms: Vec<f64>,
+    weights: Vec<(String, Vec<f64>)>,
+}
+
+/// What a rank finds.
+fn trained(builder: AcceleratorBuilder, rank: usize, rule: Rule, max_norm: f64) -> Trained {
     let accelerator = builder.build().unwrap();
     let model = Model::builder().kind(Kind::Double).build(Net::new).unwrap();
     fill(&model);
@@ -90,7 +91,7 @@ fn trained(
         let values = |tensor: Tensor| Vec::<f64>::try_from(tensor.detach().reshape([-1])).unwrap();
         Ok(model.parameters().into_iter().map(|it| (it.name, values(it.tensor))).collect())
     });
-    (losses, norms, weights.unwrap())
+    Trained { losses, norms, weights: weights.unwrap() }
 }
 
 fn numbers(value: &Value) -> Vec<f64> {
@@ -116,7 +117,7 @@ fn losses_norms_and_weights_are_fsdp2s() {
         let all = on_ranks(ranks, |builder, rank| {
             trained(builder.sharding(sharding.clone()), rank, rule, max_norm)
         });
-        for (rank, (losses, norms, weights)) in all.into_iter().enumerate() {
+        for (rank, Trained { losses, norms, weights }) in all.into_iter().enumerate() {
             assert_close(&losses, &numbers(&case["losses"][rank]), 1e-12, 1e-14);
             assert_close(&norms, &numbers(&case["norms"]), 1e-12, 1e-14);
             assert_eq!(weights.len(), case["weights"].as_object().unwrap().len());
