@@ -15,6 +15,7 @@ mod batch_size;
 mod capture;
 mod checkpoint;
 mod error;
+mod full_state;
 mod gradients;
 mod job;
 mod loader;

@@ -1,7 +1,6 @@
 //! Models whose parameters, gradients and optimizer states are spread over the ranks.
 
 mod deferred;
-mod full_state;
 mod norm;
 mod part;
 mod weights;
@@ -20,7 +19,6 @@ use tch::{Device, Tensor};
 pub(crate) use part::Part;
 pub(crate) use weights::{gather_rows, narrow_to};
 
-use crate::gradients::hook::CommHook;
 use crate::job::Job;
 use crate::precision::NumericsOptions;
 
@@ -178,17 +176,6 @@ impl ShardedModels {
 
     pub(crate) fn models(&self) -> Vec<Arc<ShardedModel>> {
         self.models.lock().iter().filter_map(Weak::upgrade).collect()
-    }
-
-    /// Fails for a communication hook, which gets whole gradients.
-    pub(crate) fn refuse_hook(&self, hook: &CommHook) -> Result<()> {
-        if hook.is_none() {
-            return Ok(());
-        }
-        Err(self.refuse(
-            "a communication hook",
-            "it gets buckets of whole gradients, and shards are reduced without buckets",
-        ))
     }
 
     /// Fails for what needs gradients that are whole on each rank.

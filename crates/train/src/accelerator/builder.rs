@@ -10,6 +10,7 @@ use brigade_torch::{Backend, Error, GlooDevice, ReducerOptions, Result, Store, k
 use brigade_track::Tracker;
 use tch::Device;
 
+use super::sharding::refuse_hook;
 use super::{Accelerator, Options};
 use crate::checkpoint::{Checkpoints, ProjectConfiguration};
 use crate::gradients::accumulate::{GradientAccumulationOptions, GradientAccumulator};
@@ -468,7 +469,7 @@ impl AcceleratorBuilder {
             None => None,
         };
         if let Some(sharded) = &sharded {
-            sharded.refuse_hook(&self.models.comm_hook)?;
+            refuse_hook(sharded, &self.models.comm_hook)?;
         }
         let tf32 = numerics.math.apply(joins, job.device)?;
         let (numerics, scaler) = numerics.decide(job, tf32)?;

@@ -9,6 +9,7 @@ use tch::Tensor;
 
 use super::Accelerator;
 use crate::gradients::backward::Gradients;
+use crate::gradients::hook::CommHook;
 use crate::sharding::{ShardedModel, ShardedModels};
 
 /// Bytes that this rank has of sharded models, by kind: as planned, and as measured so far. Made by
@@ -64,7 +65,7 @@ impl Accelerator {
             None => None,
         };
         if let Some(sharded) = &sharded {
-            sharded.refuse_hook(&self.options.models.comm_hook)?;
+            refuse_hook(sharded, &self.options.models.comm_hook)?;
         }
         let (numerics, scaler) = options.decide(job, self.numerics.tf32)?;
         let loss_check = self.gradients.loss_check.as_ref();
@@ -170,6 +171,17 @@ impl Accelerator {
         }
         Ok(Some(MemoryReport { rows }))
     }
+}
+
+/// Fails for a communication hook, which gets whole gradients.
+pub(super) fn refuse_hook(sharded: &ShardedModels, hook: &CommHook) -> Result<()> {
+    if hook.is_none() {
+        return Ok(());
+    }
+    Err(sharded.refuse(
+        "a communication hook",
+        "it gets buckets of whole gradients, and shards are reduced without buckets",
+    ))
 }
 
 #[derive(Debug, Default)]

@@ -8,9 +8,9 @@ use brigade_optim::OptimizerState;
 use brigade_torch::{Error, Result, TensorId};
 use tch::{Device, Tensor};
 
-use super::{Part, gather_rows, narrow_to};
 use crate::model::PreparedModel;
 use crate::optimizer::PreparedOptimizer;
+use crate::sharding::{Part, gather_rows, narrow_to};
 use crate::stateful::{Stateful, mismatch};
 
 impl<M> PreparedModel<M> {
