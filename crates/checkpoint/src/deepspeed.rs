@@ -8,7 +8,8 @@ mod optimizer;
 mod universal;
 mod zero;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use brigade_rank_env::text::counted;
@@ -31,7 +32,7 @@ pub type Moments = BTreeMap<String, BTreeMap<String, FileTensor>>;
 
 /// A folder of a step that DeepSpeed has saved, open.
 ///
-/// No file is read but for names and places, and nothing in a pickle is executed.
+/// Names and places of tensors are read, not their elements, and nothing in a pickle is executed.
 ///
 /// ```
 /// use brigade_checkpoint::{DeepSpeedFolder, deepspeed_folder, pth::TensorData};
@@ -52,6 +53,8 @@ pub struct DeepSpeedFolder {
     weights: Weights,
     /// Names of weights that the optimizer does not have, from the model's file.
     untrained: Vec<String>,
+    /// Names of tied parameters that were not saved: one line each.
+    left_out: Vec<String>,
     parameters: Vec<Parameter>,
     states: States,
     scheduler: Option<Value<FileTensor>>,
@@ -102,72 +105,55 @@ impl DeepSpeedFolder {
             parameters = found;
             states = States::Zero(zero);
         }
-        let mut names = BTreeSet::new();
-        let mut weights = Weights::new();
-        let mut add = |name: &str, tensor: FileTensor| {
-            if names.insert(name.to_owned()) {
-                weights.push((name.to_owned(), tensor));
-            }
-        };
+        let mut weights = NamedWeights::default();
         let buffers: BTreeSet<&str> = model.buffers().into_iter().collect();
         for (name, tensor) in model.module().filter(|(name, _)| buffers.contains(name)) {
-            add(name, tensor.cast(Dtype::F32));
+            weights.add(name, tensor.cast(Dtype::F32));
         }
         for (name, tensor) in frozen(&model, &paths)? {
-            add(&name, tensor);
+            weights.add(&name, tensor);
         }
         for (index, parameter) in parameters.iter().enumerate() {
             let tensor = match &states {
                 States::Zero(zero) => zero.weight(index, parameter)?,
                 States::Universal(universal) => universal.weight(parameter)?,
             };
-            add(&parameter.name, tensor);
+            weights.add(&parameter.name, tensor);
         }
-        let known: BTreeMap<String, FileTensor> = if model.shared().next().is_some() {
-            weights.iter().cloned().collect()
-        } else {
-            BTreeMap::new()
-        };
-        let mut add = |name: &str, tensor: FileTensor| {
-            let is_new = names.insert(name.to_owned());
-            if is_new {
-                weights.push((name.to_owned(), tensor));
-            }
-            is_new
-        };
-        for (name, other) in model.shared() {
-            let Some(tensor) = known.get(other) else {
-                let (name, other) = (shown(name), shown(other));
-                let fact =
-                    format!("`{name}` is to be `{other}`, which the checkpoint does not have");
-                return Err(Error::Damaged { path: paths[0].clone(), fact });
-            };
-            add(name, tensor.clone());
-        }
+        weights.add_tied(&model, &paths[0])?;
         // Stage 1 saves no frozen parameters, but the module has them. With stage 3 it has none.
         let mut untrained = Vec::new();
-        if stage < 3 {
-            for (name, tensor) in model.module() {
-                if add(name, tensor) {
-                    untrained.push(name.to_owned());
-                }
+        for (name, tensor) in model.module().filter(|_| stage < 3) {
+            if weights.add(name, tensor) {
+                untrained.push(name.to_owned());
             }
         }
+        let missing = model.shared().filter(|(name, _)| !weights.places.contains_key(*name));
+        let missing = missing.map(|(name, other)| {
+            let (name, other) = (shown(name), shown(other));
+            format!("`{name}`: it is `{other}`, which the checkpoint does not have")
+        });
+        let left_out = missing.collect();
+        let weights = weights.all;
         if weights.is_empty() {
             let fact = "it holds no parameters".to_owned();
             return Err(Error::Damaged { path: folder.to_owned(), fact });
         }
-        Ok(Self {
-            folder: folder.to_owned(),
+        let (step, scheduler) = (model.step(), model.scheduler());
+        let folder = folder.to_owned();
+        let run = Self {
+            folder,
             stage,
             ranks,
-            step: model.step(),
+            step,
             weights,
             untrained,
+            left_out,
             parameters,
             states,
-            scheduler: model.scheduler(),
-        })
+            scheduler,
+        };
+        Ok(run)
     }
 
     /// Returns the folder.
@@ -267,19 +253,9 @@ impl DeepSpeedFolder {
         self.scheduler.as_ref()
     }
 
-    /// What was found, in a line.
-    pub(crate) fn read(&self) -> String {
-        let kind = match &self.states {
-            States::Zero(_) => "a checkpoint",
-            States::Universal(_) => "a universal checkpoint",
-        };
-        let step = self.step.map_or_else(String::new, |step| format!(", step {step}"));
-        format!(
-            "{kind} of DeepSpeed: stage {}, {}{step}, {}",
-            self.stage,
-            counted(self.ranks as usize, "rank"),
-            counted(self.weights.len(), "tensor")
-        )
+    /// Tied parameters that were not saved, a line each.
+    pub(crate) fn left_out(&self) -> &[String] {
+        &self.left_out
     }
 
     /// Which weights are not the optimizer's, in a line.
@@ -316,6 +292,58 @@ impl DeepSpeedFolder {
     }
 }
 
+/// What was found, in a line.
+impl fmt::Display for DeepSpeedFolder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match &self.states {
+            States::Zero(_) => "a checkpoint",
+            States::Universal(_) => "a universal checkpoint",
+        };
+        let ranks = counted(self.ranks, "rank");
+        write!(f, "{kind} of DeepSpeed: stage {}, {ranks}", self.stage)?;
+        if let Some(step) = self.step {
+            write!(f, ", step {step}")?;
+        }
+        write!(f, ", {}", counted(self.weights.len(), "tensor"))
+    }
+}
+
+/// Weights, each name once.
+#[derive(Default)]
+struct NamedWeights {
+    all: Weights,
+    places: HashMap<String, usize>,
+}
+
+impl NamedWeights {
+    /// Adds a tensor unless its name is known; whether it was added.
+    fn add(&mut self, name: &str, tensor: FileTensor) -> bool {
+        let is_new = !self.places.contains_key(name);
+        if is_new {
+            self.places.insert(name.to_owned(), self.all.len());
+            self.all.push((name.to_owned(), tensor));
+        }
+        is_new
+    }
+
+    /// Gives the parameters that are another one its tensor, where it is known.
+    fn add_tied(&mut self, model: &ModelStates, path: &Path) -> Result<(), Error> {
+        let size = |tensor: &FileTensor| tensor.info().bytes().unwrap_or_default();
+        let own = self.all.iter().map(|(_, it)| size(it)).fold(0u64, u64::saturating_add);
+        let mut left = own.saturating_mul(MAX_COPIES).saturating_add(FREE_BYTES);
+        for (name, other) in model.shared() {
+            let Some(&place) = self.places.get(other) else { continue };
+            let tensor = self.all[place].1.clone();
+            left = left.checked_sub(size(&tensor)).ok_or_else(|| Error::Unsupported {
+                path: path.to_owned(),
+                fact: format!("its tied parameters would take over {MAX_COPIES} times the others"),
+            })?;
+            self.add(name, tensor);
+        }
+        Ok(())
+    }
+}
+
 /// The files of the model's states: one with stages 1 and 2, one of each rank with stage 3.
 fn model_files(files: &Files, stage: u64, ranks: Option<u64>) -> Result<Vec<PathBuf>, Error> {
     if stage < 3 {
@@ -328,7 +356,7 @@ fn model_files(files: &Files, stage: u64, ranks: Option<u64>) -> Result<Vec<Path
     let path = |rank: u64| {
         files.models.get(&rank).cloned().ok_or_else(|| {
             let name = format!("zero_pp_rank_{rank}_mp_rank_00_model_states.pt");
-            files.missing(&name, &format!("the run had {}", counted(ranks as usize, "rank")))
+            files.missing(&name, &format!("the run had {}", counted(ranks, "rank")))
         })
     };
     (0..ranks).map(path).collect()
@@ -380,3 +408,7 @@ pub(crate) fn in_32_bits(weights: &Weights) -> Weights {
 /// Keys of a parameter group that say which parameters it has.
 const OWN: [&str; 2] = ["params", "param_names"];
 const MAX_SHOWN: usize = 5;
+/// How often all that is stored may be used under other names.
+const MAX_COPIES: u64 = 16;
+/// What is not counted.
+const FREE_BYTES: u64 = 1 << 20;

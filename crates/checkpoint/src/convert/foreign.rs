@@ -1,5 +1,5 @@
-//! The states of a run of PyTorch's, wherever they lie: a folder of Accelerate's `save_state` or of Hugging
-//! Face's Trainer, or one dictionary that `torch.save` has written, Lightning's among them.
+//! The states of a run of PyTorch's, wherever they lie: a folder of Accelerate's `save_state`, of Hugging Face's Trainer
+//! or of DeepSpeed, or one dictionary that `torch.save` has written, Lightning's among them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -153,6 +153,7 @@ fn of_folder(folder: &Path) -> Result<Foreign, Error> {
 fn of_deepspeed(run: &DeepSpeedFolder, foreign: &mut Foreign) -> Result<(), Error> {
     let name = run.folder().file_name().unwrap_or_default().to_string_lossy().into_owned();
     foreign.models.push(Part { name: name.clone(), value: in_32_bits(run.weights()) });
+    foreign.left_out.extend_from_slice(run.left_out());
     let value = run.optimizer_state()?;
     foreign.optimizers.push(Part { name: format!("the optimizer of {name}"), value });
     if let Some(value) = run.step() {

@@ -44,7 +44,8 @@ pub struct FoundWeights {
 }
 
 /// Reads the names of a weights file, of an index of several, or of a folder of either: safetensors, or
-/// a state dictionary of `torch.save`, which may lie in a dictionary. The prefixes of
+/// a state dictionary of `torch.save`, which may lie in a dictionary. Also those of folders that
+/// `torch.distributed.checkpoint` or DeepSpeed has written. The prefixes of
 /// DistributedDataParallel and `torch.compile` are taken off.
 ///
 /// # Errors
@@ -82,7 +83,7 @@ pub fn find_weights(path: &Path, options: &WeightsOptions) -> Result<FoundWeight
 
 /// The weights of a step that DeepSpeed has saved, or one of the states that its optimizer has of each.
 fn of_deepspeed(run: &DeepSpeedFolder, options: &WeightsOptions) -> Result<FoundWeights, Error> {
-    let mut found = FoundWeights { read: vec![run.read()], ..FoundWeights::default() };
+    let mut found = FoundWeights { read: vec![run.to_string()], ..FoundWeights::default() };
     match &options.key {
         Some(key) => {
             found.tensors = run.slot(key)?;
@@ -93,6 +94,7 @@ fn of_deepspeed(run: &DeepSpeedFolder, options: &WeightsOptions) -> Result<Found
             found.read.extend(run.read_beside());
             let line = "the optimizer's states: a weights file holds one model and nothing else";
             found.left_out.push(line.to_owned());
+            found.left_out.extend_from_slice(run.left_out());
         }
     }
     Ok(found)

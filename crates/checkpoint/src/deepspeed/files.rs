@@ -108,7 +108,7 @@ impl Files {
             whole: None,
             models: BTreeMap::new(),
             optimizers: BTreeMap::new(),
-            is_universal: folder.join(UNIVERSAL).is_dir(),
+            is_universal: false,
         };
         let entries = fs::read_dir(folder).map_err(Error::io("read", folder))?;
         let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
@@ -138,6 +138,7 @@ impl Files {
                 return Err(Error::Unsupported { path: other, fact });
             }
         }
+        files.is_universal = files.optimizers.is_empty() && folder.join(UNIVERSAL).is_dir();
         Ok(files)
     }
 

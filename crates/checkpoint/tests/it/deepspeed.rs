@@ -484,11 +484,6 @@ fn contradictions_are_refused() {
             "tensor or pipeline",
         ),
         (good(), with(fits(), vec![("ds_autoep_layers", list(Value::None))]), "expert parallelism"),
-        (
-            good(),
-            with(fits(), vec![("shared_params", Value::dict([("b", Value::Str("c".into()))]))]),
-            "`b` is to be `c`",
-        ),
         (with(good(), vec![("zero_stage", Value::Int(7))]), fits(), "its `zero_stage` is 7"),
         (with(good(), vec![("zero_stage", Value::Int(3))]), fits(), "its `zero_stage` is 3"),
         (with(good(), vec![("partition_count", Value::None)]), fits(), "no `partition_count`"),
@@ -584,6 +579,26 @@ fn ranks_that_contradict_each_other_are_refused() {
         &[8],
     );
     refused("stage", optimizer(2, 2, 0..4), "it is of stage 2 with 2 ranks", &[8]);
+}
+
+#[test]
+fn a_tied_parameter_that_was_not_saved_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    save_optimizer(folder, 0, optimizer(2, 1, 0..8));
+    let text = |text: &str| Value::Str(text.into());
+    let tied = Value::dict([("b", text("c")), ("d", text("a")), ("frozen", text("c"))]);
+    let module = Value::dict([("a", numbers(0..8)), ("frozen", numbers(0..3))]);
+    let changes = vec![("shared_params", tied), ("module", module)];
+    let states = with(model(vec![shapes(&[("a", &[4, 2])])]), changes);
+    save(&folder.join("mp_rank_00_model_states.pt"), &states);
+    let to = folder.join("made.safetensors");
+    let report = convert(folder, &to, TARGET).unwrap();
+    let missing = "`b`: it is `c`, which the checkpoint does not have";
+    assert_eq!(report.left_out[1..], [missing]);
+    let found = values(&to);
+    assert_eq!(found.keys().collect::<Vec<_>>(), ["a", "d", "frozen"]);
+    assert_eq!(found["a"], found["d"]);
 }
 
 /// A program of two parameters right after `prepare`.
