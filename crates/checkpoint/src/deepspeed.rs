@@ -180,15 +180,15 @@ impl DeepSpeedFolder {
         self.step
     }
 
-    /// Returns the whole weights: trained parameters in the optimizer's 32 bits, floating-point buffers as 32-bit floats,
-    /// frozen parameters and other buffers in their own type. A tied parameter has all its names.
+    /// Returns the whole weights: trained parameters in the optimizer's 32 bits, floating-point buffers as 32-bit
+    /// floats, frozen parameters and other buffers in their own type. A tied parameter has all its names.
     #[must_use]
     pub fn weights(&self) -> &Weights {
         &self.weights
     }
 
-    /// Finds the states of the optimizer of each trained parameter: with Adam `exp_avg` and `exp_avg_sq` in the shape of
-    /// the parameter, and `step`. Parameters without states are not in it.
+    /// Finds the states of the optimizer of each trained parameter: with Adam `exp_avg` and `exp_avg_sq` in the shape
+    /// of the parameter, and `step`. Parameters without states are not in it.
     ///
     /// # Errors
     /// [`Error::Damaged`] where ranks have different states; of a universal checkpoint what is wrong with its files.
@@ -202,8 +202,8 @@ impl DeepSpeedFolder {
     /// Returns the state of the whole optimizer in PyTorch's form, with the names of the parameters.
     ///
     /// # Errors
-    /// Those of [`DeepSpeedFolder::moments`]; [`Error::Unsupported`] where the parameter groups were not saved or are not
-    /// those of the weights.
+    /// Those of [`DeepSpeedFolder::moments`]; [`Error::Unsupported`] where the parameter groups were not saved or are
+    /// not those of the weights.
     pub fn optimizer_state(&self) -> Result<Value<FileTensor>, Error> {
         let mut moments = self.moments()?;
         let groups = match &self.states {

@@ -1,5 +1,5 @@
-//! The states of a run of PyTorch's, wherever they lie: a folder of Accelerate's `save_state`, of Hugging Face's Trainer
-//! or of DeepSpeed, or one dictionary that `torch.save` has written, Lightning's among them.
+//! The states of a run of PyTorch's, wherever they lie: a folder of Accelerate's `save_state`, of Hugging Face's
+//! Trainer or of DeepSpeed, or one dictionary that `torch.save` has written, Lightning's among them.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -20,12 +20,12 @@ pub(super) const UNIVERSAL: &str = "zero";
 /// The longest name of a folder.
 const MAX_TAG: u64 = 4096;
 
-/// Returns the folder of a step that DeepSpeed has saved: the folder itself, the one that its file `latest` names, or the
-/// only `global_stepN` in it. `None` where there is none.
+/// Returns the folder of a step that DeepSpeed has saved: the folder itself, the one that its file `latest` names, or
+/// the only `global_stepN` in it. `None` where there is none.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for several steps without a file `latest`; [`Error::Damaged`] where the one that it names is not
-/// there.
+/// [`Error::Unsupported`] for several steps without a file `latest`; [`Error::Damaged`] where the one that it names is
+/// not there.
 pub fn deepspeed_folder(place: &Path) -> Result<Option<PathBuf>, Error> {
     if has_states(place) {
         return Ok(Some(place.to_owned()));
@@ -168,8 +168,8 @@ fn refusal(name: &str) -> Option<&'static str> {
     }
     if name.contains("expert_") || name.starts_with("expp_rank_") {
         return Some(
-            "it has the experts of a mixture of DeepSpeed's MoE, which are not read: gather the weights in the run that \
-             saved them",
+            "it has the experts of a mixture of DeepSpeed's MoE, which are not read: gather the weights in the run \
+             that saved them",
         );
     }
     let (_, model_rank) = name.split_once("mp_rank_")?;
@@ -180,8 +180,9 @@ fn refusal(name: &str) -> Option<&'static str> {
 }
 
 /// Why weights that are cut by tensor parallelism are not read.
-pub(super) const TENSOR_PARALLEL: &str = "it is of a run with tensor or pipeline parallelism, of which only the program \
-                                          knows how its parameters are cut: gather the weights in the run that saved them";
+pub(super) const TENSOR_PARALLEL: &str = "it is of a run with tensor or pipeline parallelism, of which only the \
+                                          program knows how its parameters are cut: gather the weights in the run \
+                                          that saved them";
 
 #[cfg(test)]
 mod tests {

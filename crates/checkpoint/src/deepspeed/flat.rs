@@ -107,8 +107,8 @@ impl Chain {
         self.ends.last().copied().unwrap_or_default()
     }
 
-    /// Cuts `count` elements from `first` on out of it: for each vector its number, and which of its elements. `None` where
-    /// it has not as many.
+    /// Cuts `count` elements from `first` on out of it: for each vector its number, and which of its elements. `None`
+    /// where it has not as many.
     pub(super) fn cut(&self, first: u64, count: u64) -> Option<Vec<(usize, u64, u64)>> {
         let end = first.checked_add(count).filter(|end| *end <= self.len())?;
         let (mut at, mut pieces) = (first, Vec::new());

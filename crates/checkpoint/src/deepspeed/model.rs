@@ -50,8 +50,8 @@ impl ModelStates {
         for key in ["ds_autoep_layers", "autoep_layers"] {
             if tree.get(key).is_some_and(|layers| !matches!(layers, Value::None)) {
                 return Err(refuse(
-                    "its experts are spread by DeepSpeed's expert parallelism, which is not read: gather the weights in \
-                     the run that saved them",
+                    "its experts are spread by DeepSpeed's expert parallelism, which is not read: gather the weights \
+                     in the run that saved them",
                 ));
             }
         }
@@ -78,8 +78,8 @@ impl ModelStates {
             Some(group @ Value::Dict(_)) => std::slice::from_ref(group),
             _ => {
                 return Err(Fault::unsupported(
-                    "it has no `param_shapes`, which DeepSpeed writes with ZeRO; for a run without ZeRO, convert this file \
-                     alone with the key `module`",
+                    "it has no `param_shapes`, which DeepSpeed writes with ZeRO; for a run without ZeRO, convert this \
+                     file alone with the key `module`",
                 ));
             }
         };

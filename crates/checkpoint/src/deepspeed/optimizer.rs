@@ -65,6 +65,8 @@ impl RankStates {
         })?;
         let stage = match state.get("zero_stage") {
             Some(Value::Int(stage)) => *stage,
+            // The optimizer of bfloat16 does not say it, and is of stage 1.
+            _ if known == 2 => 1,
             _ => known,
         };
         if !(1..=3).contains(&stage) || (stage == 3) != (known == 3) {

@@ -105,6 +105,23 @@ fn weights_are_those_of_zero_to_fp32() {
     }
 }
 
+/// DeepSpeed's BF16_Optimizer does not write its stage, so that its own script refuses the files.
+#[test]
+fn weights_of_the_optimizer_of_bfloat16_are_those_that_its_model_rounds() {
+    let folder = tempfile::tempdir().unwrap();
+    let (wide, rounded) =
+        (folder.path().join("wide.safetensors"), folder.path().join("rounded.safetensors"));
+    let dtype = Some(Dtype::BF16);
+    let options = WeightsOptions { dtype, ..WeightsOptions::default() };
+    let report = convert_with(&fixture("1-bfloat16"), &wide, TARGET, &options).unwrap();
+    let line = "a checkpoint of DeepSpeed: stage 1, 2 ranks, step 2, 10 tensors";
+    assert_eq!(report.read[0], line);
+    let options = WeightsOptions { dtype, key: Some("module".into()), ..WeightsOptions::default() };
+    let model = fixture("1-bfloat16/global_step2/mp_rank_00_model_states.pt");
+    convert_with(&model, &rounded, TARGET, &options).unwrap();
+    assert_eq!(values(&wide), values(&rounded));
+}
+
 #[test]
 fn universal_checkpoints_have_the_weights_and_moments_of_their_steps() {
     let folder = tempfile::tempdir().unwrap();
