@@ -5,7 +5,9 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use brigade_checkpoint::convert::{Target, WeightsOptions, convert, convert_like, convert_with};
+use brigade_checkpoint::convert::{
+    StateKind, Target, WeightsOptions, convert, convert_like, convert_with,
+};
 use brigade_checkpoint::layout::Checkpoint;
 use brigade_checkpoint::pth::{TensorData, write};
 use brigade_checkpoint::{
@@ -700,4 +702,52 @@ fn a_step_becomes_a_checkpoint_with_weights_and_moments() {
         let numbers = state.get("groups").unwrap().as_items().unwrap()[0].get("numbers").unwrap();
         assert_eq!(numbers.get("beta1").and_then(Value::as_float), Some(0.7));
     }
+}
+
+/// `fixtures/deepspeed/make_accelerate.py` has made it.
+#[test]
+fn a_folder_of_accelerate_with_deepspeed_becomes_a_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let names = ["0.weight", "0.bias", "1.weight", "1.bias"];
+    let shapes = [vec![7, 4], vec![7], vec![3, 7], vec![3]];
+    let numbers = json!({
+        "lr": 0.02, "initial_lr": 0.02, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.0, "amsgrad": 0.0
+    });
+    let optimizer = json!({
+        "kind": "AdamW", "steps": 0, "initial_lr": 0.02, "lr": 0.02,
+        "groups": [{ "numbers": numbers, "parameters": names }],
+        "parameters": names, "state": {},
+    });
+    let definition = json!({ "all": { "function": { "momentum": false } } });
+    let scheduler = json!({ "position": 0, "lr": 0.0, "plateau": null, "definition": definition });
+    let entries = [
+        ("model", "model", None, names.into_iter().zip(shapes).collect()),
+        ("optimizer", "optimizer", Some(optimizer), Vec::new()),
+        ("scheduler", "scheduler", Some(scheduler), Vec::new()),
+    ];
+    let like = folder.join("like");
+    saved::write(&like, 2, 0, &entries);
+    let to = folder.join("made");
+    let report = convert_like(&fixture("accelerate"), &to, &like, &[StateKind::Random]).unwrap();
+    let expected = values(&fixture("accelerate.safetensors"));
+    assert_eq!(values(&to.join("model.safetensors")), expected);
+    let found = values(&to.join("optimizer.safetensors"));
+    for (name, moment) in values(&fixture("accelerate.moments.safetensors")) {
+        let (parameter, slot) = name.split_once('/').unwrap();
+        let of = |key: &String| key.ends_with(&format!("{parameter}.{slot}"));
+        let own: Vec<_> = found.iter().filter(|(key, _)| of(key)).map(|(_, value)| value).collect();
+        assert_eq!(own, [&moment], "{name} of {:?}", found.keys());
+    }
+    let checkpoint = Checkpoint::open(&to).unwrap();
+    assert_eq!(checkpoint.manifest().step, 3);
+    let state = |kind: &str| {
+        let object = checkpoint.manifest().of_kind(kind).next().unwrap().clone();
+        checkpoint.state(&object).unwrap().unwrap()
+    };
+    let optimizer = state("optimizer");
+    let numbers = optimizer.get("groups").unwrap().as_items().unwrap()[0].get("numbers").unwrap();
+    assert_eq!(numbers.get("beta1").and_then(Value::as_float), Some(0.8));
+    assert_eq!(state("scheduler").get("position").and_then(Value::as_int), Some(3));
+    assert!(!report.left_out.iter().any(|line| line.contains("pytorch_model")), "{report:?}");
 }
