@@ -1,5 +1,5 @@
-//! From one layout of weights and states to another: Brigade's, PyTorch's, Accelerate's, those of Hugging
-//! Face's Trainer and of Lightning.
+//! From one layout of weights and states to another: Brigade's, PyTorch's, Accelerate's, those of DeepSpeed, of
+//! Hugging Face's Trainer and of Lightning.
 //!
 //! Tensors are copied from file to file in pieces; no model is ever in memory as a whole.
 
@@ -23,6 +23,7 @@ pub use trainer_state::TrainerState;
 pub use weights::{FoundWeights, WeightsOptions, find_weights, read_weights};
 
 use crate::dcp::dcp_folder;
+use crate::deepspeed::deepspeed_folder;
 use crate::error::Error;
 pub use crate::file_tensor::{FileTensor, Weights};
 use crate::format::WeightsFormat;
@@ -178,7 +179,7 @@ fn weights_of(
     let mut weights = match checkpoint {
         Some(checkpoint) => of_model(checkpoint, options, report)?,
         None => {
-            if dcp_folder(from)?.is_none() {
+            if dcp_folder(from)?.is_none() && deepspeed_folder(from)?.is_none() {
                 name_other_files(from, report);
             }
             find_weights(from, options)?

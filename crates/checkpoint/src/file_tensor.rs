@@ -71,6 +71,17 @@ impl FileTensor {
         })
     }
 
+    /// A tensor whose elements lie in parts, one after the other, which are as many bytes.
+    pub(crate) fn of_parts(info: TensorInfo, mut parts: Vec<TensorLocation>) -> Self {
+        match (parts.len(), parts.pop()) {
+            (1, Some(part)) => Self::placed(TensorLocation { info, ..part }),
+            (_, last) => {
+                parts.extend(last);
+                Self(Source::Rows(info, parts))
+            }
+        }
+    }
+
     pub(crate) fn stored(file: &Arc<Mutex<PthFile>>, tensor: StoredTensor) -> Self {
         Self(Source::Stored(Arc::clone(file), tensor))
     }

@@ -7,12 +7,14 @@
 //! - [`layout`]: a checkpoint as a folder that is there whole or not at all.
 //! - [`hub_cache`]: what Hugging Face's tools have downloaded.
 //! - [`dcp_folder`]: folders of `torch.distributed.checkpoint`, which [`convert`] reads.
+//! - [`DeepSpeedFolder`]: what DeepSpeed's engine has saved, which [`convert`] reads, too.
 //! - [`convert`]: to and from the layouts of PyTorch, Accelerate, Hugging Face's Trainer and Lightning.
 //! - [`torch_optimizer`]: the state of an optimizer in PyTorch's form, in and out.
 //! - [`Value`]: the states of optimizers and schedules as trees of plain values.
 
 pub mod convert;
 mod dcp;
+mod deepspeed;
 mod dtype;
 mod error;
 mod fault;
@@ -34,6 +36,7 @@ mod weights_files;
 mod wrapper_prefix;
 
 pub use dcp::dcp_folder;
+pub use deepspeed::{DeepSpeedFolder, Moments, deepspeed_folder};
 pub use dtype::{Dtype, TensorInfo};
 pub use error::Error;
 pub use file_name::{FileName, InvalidFileName};

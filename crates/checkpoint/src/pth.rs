@@ -247,11 +247,22 @@ impl PthFile {
     /// [`Error::Damaged`], also for a tensor outside its storage; [`Error::Unsupported`], also for tensors
     /// that would take many times the file's size.
     pub fn value(&self) -> Result<Value<StoredTensor>, Error> {
+        self.tree(false)
+    }
+
+    /// As [`PthFile::value`], where a `torch.Size` is a tuple, and the stage of DeepSpeed's ZeRO an integer.
+    pub(crate) fn value_with_sizes(&self) -> Result<Value<StoredTensor>, Error> {
+        self.tree(true)
+    }
+
+    fn tree(&self, with_sizes: bool) -> Result<Value<StoredTensor>, Error> {
         let tree = || {
             let tree = match (&self.content, &self.container) {
                 (Content::Pickle(code), _) => {
                     let pickle = Pickle::read(code, Dialect::Torch)?;
-                    TreeBuilder::new(&pickle, code.len()).plant(pickle.root(), 0)?
+                    let mut builder = TreeBuilder::new(&pickle, code.len());
+                    builder.with_sizes = with_sizes;
+                    builder.plant(pickle.root(), 0)?
                 }
                 (Content::Script(script), _) => script.state_dict()?,
                 (Content::Exported(configs), Container::Zip(archive, folder)) => {
@@ -452,7 +463,7 @@ impl StoredTensor {
     }
 
     /// Whether its elements follow each other in row-major order.
-    fn is_contiguous(&self) -> bool {
+    pub(crate) fn is_contiguous(&self) -> bool {
         let mut expected = 1;
         self.size.iter().zip(&self.stride).rev().all(|(&size, &stride)| {
             let fits = size <= 1 || stride == expected;
@@ -516,6 +527,8 @@ struct TreeBuilder<'p, 'a> {
     /// Bytes to come at most of the places of containers and tensors: all keys above them, which a reader of
     /// the tree joins for each ([`Value::try_map`]).
     place_bytes: u64,
+    /// Whether sizes and stages are read, and not only named.
+    with_sizes: bool,
 }
 
 impl<'p, 'a> TreeBuilder<'p, 'a> {
@@ -526,6 +539,7 @@ impl<'p, 'a> TreeBuilder<'p, 'a> {
             values: 2 * bytes + 1024,
             text_bytes: MAX_COPIES * bytes as u64 + FREE_BYTES,
             place_bytes: MAX_PLACES * bytes as u64 + FREE_BYTES,
+            with_sizes: false,
         }
     }
 
@@ -585,6 +599,18 @@ impl<'p, 'a> TreeBuilder<'p, 'a> {
             Node::List(list) => Value::List(items(list)?),
             Node::Tuple(tuple) => Value::Tuple(items(tuple)?),
             Node::Storage(_) => Value::Foreign("torch.storage".into()),
+            Node::Foreign("torch", "Size") if self.with_sizes => match self.argument(index) {
+                Some(size) => self.plant_at(size, depth + 1, place)?,
+                None => Value::Foreign(self.text("torch.Size")?),
+            },
+            Node::Foreign(module, "ZeroStageEnum")
+                if self.with_sizes && module.starts_with("deepspeed.") =>
+            {
+                match self.argument(index) {
+                    Some(Raw::Int(stage)) => Value::Int(stage),
+                    _ => Value::Foreign(self.text("deepspeed.ZeroStageEnum")?),
+                }
+            }
             Node::Foreign(module, name) => Value::Foreign(self.text(&format!("{module}.{name}"))?),
             Node::Pairs(list) => {
                 let pairs = pickle.pairs(*list).ok_or_else(|| {
@@ -595,6 +621,18 @@ impl<'p, 'a> TreeBuilder<'p, 'a> {
             Node::Dict(entries) => self.dict(entries, depth, place)?,
             Node::Tensor(tensor) => Value::Tensor(self.tensor(tensor)?),
         })
+    }
+
+    /// The only argument of the call that would make an object.
+    fn argument(&self, object: usize) -> Option<Raw<'a>> {
+        let Some(Raw::Node(arguments)) = self.pickle.arguments(object) else { return None };
+        match self.pickle.node(arguments) {
+            Some(Node::Tuple(arguments)) => match arguments[..] {
+                [argument] => Some(argument),
+                _ => None,
+            },
+            _ => None,
+        }
     }
 
     fn dict(

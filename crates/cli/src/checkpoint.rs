@@ -27,8 +27,8 @@ pub(crate) enum Checkpoint {
 /// Show what a checkpoint or weights file holds
 ///
 /// A folder that a run has saved, a safetensors file, an index of several, or a file of torch.save,
-/// torch.jit.save or torch.export.save. Of a project's folder the newest checkpoint is shown. Tensors
-/// are not read, and nothing in a file is ever executed.
+/// torch.jit.save or torch.export.save, or what DeepSpeed has saved. Of a project's folder the newest checkpoint
+/// is shown. Tensors are not read, and nothing in a file is ever executed.
 #[derive(Debug, Args)]
 #[command(after_help = INSPECT_EXAMPLES)]
 pub(crate) struct InspectArgs {
@@ -58,15 +58,15 @@ pub(crate) struct VerifyArgs {
 /// The target appears whole or not at all, and must not be there yet. What cannot be carried is
 /// named.
 ///
-/// To resume a run of PyTorch, Accelerate, Lightning or Hugging Face's Trainer in your program, save a
+/// To resume a run of PyTorch, Accelerate, DeepSpeed, Lightning or Hugging Face's Trainer in your program, save a
 /// checkpoint right after `prepare` and pass it as --like; it defines the layout.
 #[derive(Debug, Args)]
 #[command(after_help = CONVERT_EXAMPLES)]
 pub(crate) struct ConvertArgs {
     /// Checkpoint, weights file, or folder or index of weights
     ///
-    /// With --like a folder of Accelerate's save_state or of Trainer, a .ckpt of Lightning, or a dictionary
-    /// of torch.save with `model`, `optimizer`, `scheduler`
+    /// With --like a folder of Accelerate's save_state, of Trainer or of DeepSpeed, a .ckpt of Lightning, or a
+    /// dictionary of torch.save with `model`, `optimizer`, `scheduler`
     from: PathBuf,
 
     /// What to make

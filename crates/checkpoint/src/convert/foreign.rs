@@ -1,5 +1,5 @@
-//! The states of a run of PyTorch's, wherever they lie: a folder of Accelerate's `save_state` or of Hugging
-//! Face's Trainer, or one dictionary that `torch.save` has written, Lightning's among them.
+//! The states of a run of PyTorch's, wherever they lie: a folder of Accelerate's `save_state`, of Hugging Face's
+//! Trainer or of DeepSpeed, or one dictionary that `torch.save` has written, Lightning's among them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,6 +12,7 @@ use super::FileTensor;
 use super::Weights;
 use super::trainer_state::TrainerState;
 use super::weights::{WeightsOptions, find_weights, strip_wrapper};
+use crate::deepspeed::{DeepSpeedFolder, deepspeed_folder, in_32_bits};
 use crate::error::{Error, listed};
 use crate::pth::{PthFile, weights_under};
 use crate::value::Value;
@@ -53,6 +54,7 @@ pub(super) fn read(from: &Path) -> Result<Foreign, Error> {
 
 fn of_folder(folder: &Path) -> Result<Foreign, Error> {
     let mut foreign = Foreign::default();
+    let deepspeed = deepspeed_folder(folder)?.map(|it| DeepSpeedFolder::open(&it)).transpose()?;
     let mut files: Vec<String> = fs::read_dir(folder)
         .map_err(Error::io("read", folder))?
         .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
@@ -64,7 +66,8 @@ fn of_folder(folder: &Path) -> Result<Foreign, Error> {
         number => format!("{stem}_{number}.{ending}"),
     };
     let mut used: Vec<String> = Vec::new();
-    for number in 0.. {
+    // A Trainer may have written the model's 16 bits beside DeepSpeed's 32.
+    for number in 0..if deepspeed.is_some() { 0 } else { usize::MAX } {
         let names = [
             numbered("model", "safetensors", number),
             numbered("model", "safetensors.index.json", number),
@@ -103,6 +106,10 @@ fn of_folder(folder: &Path) -> Result<Foreign, Error> {
             kind.push(Part { name: name.to_owned(), value: tree(&folder.join(name))? });
         }
     }
+    if let Some(run) = &deepspeed {
+        of_deepspeed(run, &mut foreign)?;
+        used.extend(files.iter().filter(|name| is_deepspeeds(name, run)).cloned());
+    }
     for name in &files {
         let numbered = |start: &str, end: &str| {
             name.strip_prefix(start)?.strip_suffix(end)?.parse::<usize>().ok()
@@ -140,6 +147,38 @@ fn of_folder(folder: &Path) -> Result<Foreign, Error> {
     let rest = files.into_iter().filter(|name| !used.contains(name));
     foreign.left_out.extend(rest.filter_map(|name| why_not(&name)));
     Ok(foreign)
+}
+
+/// The model and the optimizer of a step that DeepSpeed has saved.
+fn of_deepspeed(run: &DeepSpeedFolder, foreign: &mut Foreign) -> Result<(), Error> {
+    let name = run.folder().file_name().unwrap_or_default().to_string_lossy().into_owned();
+    foreign.models.push(Part { name: name.clone(), value: in_32_bits(run.weights()) });
+    foreign.left_out.extend_from_slice(run.left_out());
+    let value = run.optimizer_state()?;
+    foreign.optimizers.push(Part { name: format!("the optimizer of {name}"), value });
+    if let Some(value) = run.step() {
+        foreign.steps = Some(Part { name: format!("`global_steps` of {name}"), value });
+    }
+    if let Some(state) = run.scheduler().filter(|_| foreign.schedulers.is_empty()) {
+        if state.get("last_epoch").is_some() {
+            let name = format!("`lr_scheduler` of {name}");
+            foreign.schedulers.push(Part { name, value: state.clone() });
+        } else {
+            foreign.left_out.push(format!(
+                "`lr_scheduler` of {name}: a schedule of DeepSpeed's own, not one of torch.optim.lr_scheduler"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Whether DeepSpeed has written the file or folder beside the step that was read.
+fn is_deepspeeds(name: &str, run: &DeepSpeedFolder) -> bool {
+    let is_step = run.folder().file_name().is_some_and(|step| step == name);
+    is_step
+        || ["latest", "latest_universal", "zero", "zero_to_fp32.py", "zero_to_torch.py"]
+            .contains(&name)
+        || name.ends_with("_states.pt")
 }
 
 /// The random states of a Trainer's rank under Accelerate's names.

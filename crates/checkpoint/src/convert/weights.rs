@@ -6,6 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::dcp::{DcpWeights, dcp_folder, dcp_weights};
+use crate::deepspeed::{DeepSpeedFolder, deepspeed_folder};
 use crate::dtype::Dtype;
 use crate::error::Error;
 use crate::file_tensor::{FileTensor, Weights, is_float};
@@ -43,7 +44,8 @@ pub struct FoundWeights {
 }
 
 /// Reads the names of a weights file, of an index of several, or of a folder of either: safetensors, or
-/// a state dictionary of `torch.save`, which may lie in a dictionary. The prefixes of
+/// a state dictionary of `torch.save`, which may lie in a dictionary. Also those of folders that
+/// `torch.distributed.checkpoint` or DeepSpeed has written. The prefixes of
 /// DistributedDataParallel and `torch.compile` are taken off.
 ///
 /// # Errors
@@ -65,6 +67,8 @@ pub fn find_weights(path: &Path, options: &WeightsOptions) -> Result<FoundWeight
         let weights = dcp_weights(&folder, options.key.as_deref())?;
         let DcpWeights { tensors, key, read, left_out } = weights;
         found = FoundWeights { tensors, key, read: vec![read], left_out };
+    } else if let Some(folder) = deepspeed_folder(path)? {
+        found = of_deepspeed(&DeepSpeedFolder::open(&folder)?, options)?;
     } else {
         for file in open_weights(path, options.key.as_deref())? {
             found.add(file);
@@ -74,6 +78,25 @@ pub fn find_weights(path: &Path, options: &WeightsOptions) -> Result<FoundWeight
         found.read.push(format!("the state dictionary under `{}`", shown(&found.key)));
     }
     found.take(options).map_err(|fact| Error::Unsupported { path: path.to_owned(), fact })?;
+    Ok(found)
+}
+
+/// The weights of a step that DeepSpeed has saved, or one of the states that its optimizer has of each.
+fn of_deepspeed(run: &DeepSpeedFolder, options: &WeightsOptions) -> Result<FoundWeights, Error> {
+    let mut found = FoundWeights { read: vec![run.to_string()], ..FoundWeights::default() };
+    match &options.key {
+        Some(key) => {
+            found.tensors = run.slot(key)?;
+            found.key.clone_from(key);
+        }
+        None => {
+            found.tensors.clone_from(run.weights());
+            found.read.extend(run.read_beside());
+            let line = "the optimizer's states: a weights file holds one model and nothing else";
+            found.left_out.push(line.to_owned());
+            found.left_out.extend_from_slice(run.left_out());
+        }
+    }
     Ok(found)
 }
 

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
 
 mod dcp;
+mod deepspeed;
 mod hostile;
 mod layout;
 mod like;

@@ -11,7 +11,9 @@ use brigade_checkpoint::layout::{
     Checkpoint, MANIFEST, MeshAxis, Object, Placement, TensorEntry, latest, numbered, numbered_path,
 };
 use brigade_checkpoint::pth::{PthFile, TensorData};
-use brigade_checkpoint::{Error, TensorInfo, format_of, weights_file};
+use brigade_checkpoint::{
+    DeepSpeedFolder, Error, TensorInfo, deepspeed_folder, format_of, weights_file,
+};
 use brigade_rank_env::text::{counted, escaped, printable};
 use serde_json::{Value, json};
 
@@ -28,6 +30,9 @@ pub(super) enum Form {
 
 pub(super) fn answer(path: &Path, form: Form) -> anyhow::Result<String> {
     if path.is_dir() && !path.join(MANIFEST).exists() {
+        if let Some(folder) = deepspeed_folder(path)? {
+            return deepspeed(path, &DeepSpeedFolder::open(&folder)?, form);
+        }
         if let Some(project) = Project::find(path)? {
             return project.answer(form);
         }
@@ -85,6 +90,36 @@ fn weights(path: &Path, file: &Path, form: Form) -> anyhow::Result<String> {
         Form::Short => groups(&tensors),
         _ => table(&tensors),
     });
+    Ok(text)
+}
+
+/// A step that DeepSpeed has saved: its weights, and the states of its optimizer by parameter.
+fn deepspeed(path: &Path, run: &DeepSpeedFolder, form: Form) -> anyhow::Result<String> {
+    let weights = run.weights().iter().map(|(name, tensor)| (name.clone(), tensor.info()));
+    let weights: Vec<(String, TensorInfo)> = weights.collect();
+    let mut states = Vec::new();
+    for (name, slots) in run.moments()? {
+        states.extend(slots.iter().map(|(slot, it)| (format!("{name}.{slot}"), it.info())));
+    }
+    if form == Form::Json {
+        let all = json!({
+            "stage": run.stage(),
+            "ranks": run.ranks(),
+            "step": run.step(),
+            "tensors": tensors_json(&weights),
+            "optimizer": tensors_json(&states),
+        });
+        return Ok(format!("{all:#}\n"));
+    }
+    let shown = match form {
+        Form::Short => groups,
+        _ => table,
+    };
+    let (weights, path) = (shown(&weights), escaped(path.display()));
+    let mut text = format!("{path}: {}\n{weights}", escaped(run));
+    if !states.is_empty() {
+        write!(text, "\noptimizer\n{}", shown(&states))?;
+    }
     Ok(text)
 }
 

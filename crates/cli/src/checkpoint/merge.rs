@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result, bail};
 use brigade_checkpoint::convert::{Target, WeightsOptions, convert_with};
 use brigade_checkpoint::layout::{Checkpoint, Manifest};
-use brigade_checkpoint::{FORMATS, dcp_folder, format_named};
+use brigade_checkpoint::{FORMATS, dcp_folder, deepspeed_folder, format_named};
 use brigade_rank_env::text::{counted, escaped};
 use clap::Args;
 
@@ -13,10 +13,11 @@ use crate::byte_size::bytes;
 
 /// Join the weights that the ranks of a sharded run have saved into one file
 ///
-/// Reads Brigade's checkpoints, and those of PyTorch's torch.distributed.checkpoint, also in the folders that
-/// Accelerate saves with FSDP (SHARDED_STATE_DICT).
+/// Reads Brigade's checkpoints, those of PyTorch's torch.distributed.checkpoint, also in the folders that
+/// Accelerate saves with FSDP (SHARDED_STATE_DICT), and those of DeepSpeed with ZeRO of stages 1 to 3, also
+/// universal ones: the folder with the file `latest`, or that of a step.
 ///
-/// The rows of each tensor are copied one after the other, so that memory does not grow with the model. The
+/// The parts of each tensor are copied one after the other, so that memory does not grow with the model. The
 /// file appears whole or not at all, and must not be there yet. Checkpoints of unsharded runs are taken, too.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
@@ -36,7 +37,8 @@ pub(crate) struct MergeArgs {
 
     /// Name of the model, where the checkpoint has several
     ///
-    /// Of torch.distributed.checkpoint the key of a state dictionary; by default model, or the only one.
+    /// Of torch.distributed.checkpoint the key of a state dictionary; by default model, or the only one. Of DeepSpeed
+    /// a state of its optimizer, as exp_avg, in the place of the weights.
     ///
     /// model, model_1, ... in the order in which the program prepared them. By default the only one
     #[arg(long, value_name = "NAME")]
@@ -47,13 +49,15 @@ const EXAMPLES: &str = "\
 Examples:
   brigade checkpoint merge runs/checkpoints/checkpoint_3 model.safetensors
   brigade checkpoint merge runs model.pth
-  brigade checkpoint merge runs weights --max-shard-size 5GB";
+  brigade checkpoint merge runs weights --max-shard-size 5GB
+  brigade checkpoint merge deepspeed/global_step100 model.safetensors";
 
 impl MergeArgs {
     pub(super) fn merge(&self) -> Result<String> {
         let folder = self.folder()?;
         let target = self.target()?;
-        let (mut text, key) = if dcp_folder(&folder)?.is_some() {
+        let is_foreign = dcp_folder(&folder)?.is_some() || deepspeed_folder(&folder)?.is_some();
+        let (mut text, key) = if is_foreign {
             (String::new(), self.model.clone())
         } else {
             let checkpoint = Checkpoint::open(&folder)?;
@@ -91,18 +95,9 @@ impl MergeArgs {
 
     /// The checkpoint's folder: a project's newest where `from` is a project's.
     fn folder(&self) -> Result<PathBuf> {
-        let refuse = |folder: &Path| match foreign(folder) {
-            Some(foreign) => Err(anyhow!("{}: {foreign}", escaped(folder.display()))),
-            None => Ok(()),
-        };
-        refuse(&self.from)?;
         let checkpoints = self.from.join("checkpoints");
         if !checkpoints.is_dir() {
             return Ok(self.from.clone());
-        }
-        // Accelerate's folders have the same names.
-        for folder in std::fs::read_dir(&checkpoints)?.flatten() {
-            refuse(&folder.path())?;
         }
         Ok(brigade_checkpoint::layout::latest(&checkpoints)?)
     }
@@ -147,20 +142,4 @@ fn found(checkpoint: &Checkpoint, model: &str) -> String {
         counted(count, "tensor"),
         counted(chunks, "chunk")
     )
-}
-
-/// What a folder of another library is, and what joins its shards.
-fn foreign(folder: &Path) -> Option<&'static str> {
-    let has = |name: &str| folder.join(name).exists();
-    let names = std::fs::read_dir(folder).ok()?.flatten();
-    let mut names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    let is_deepspeeds =
-        |name: String| name.starts_with("global_step") || name.ends_with("_optim_states.pt");
-    if has("zero_to_fp32.py") || names.any(is_deepspeeds) {
-        return Some(
-            "it is a checkpoint of DeepSpeed, which is not read yet: run the `zero_to_fp32.py` that DeepSpeed has saved \
-             with it, and take the file that it makes",
-        );
-    }
-    None
 }

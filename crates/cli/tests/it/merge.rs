@@ -130,9 +130,9 @@ fn what_cannot_be_merged_is_named() {
     foreign("dcp", ".metadata");
     refused(folder, "dcp out.pth", "dcp/.metadata");
     foreign("deepspeed", "zero_to_fp32.py");
-    refused(folder, "deepspeed out.pth", "a checkpoint of DeepSpeed, which is not read yet");
-    foreign("step", "zero_pp_rank_0_mp_rank_00_optim_states.pt");
-    refused(folder, "step out.pth", "a checkpoint of DeepSpeed, which is not read yet");
+    refused(folder, "deepspeed out.pth", "no folder of a step");
+    foreign("step", "mp_rank_00_model_states.pt");
+    refused(folder, "step out.pth", "zero_pp_rank_0_mp_rank_00_optim_states.pt, ...) is missing");
     checkpoint(&folder.join("none"), 2, &[]);
     refused(
         folder,
@@ -172,4 +172,46 @@ fn parts_of_torch_distributed_checkpoint_are_joined() {
         assert_eq!(weights.get(name).unwrap().info().shape, [7, 4]);
     }
     refused(folder, "dcp out.pth --model modle", "optim");
+}
+
+#[test]
+fn parameters_of_deepspeeds_ranks_are_joined() {
+    let fixture =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/fixtures/deepspeed");
+    let from = fixture.join("3-bfloat16");
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let from = from.display();
+    let (is_well, said) = merge(folder, &format!("{from} model.safetensors"));
+    assert!(is_well, "{said}");
+    let line = "read a checkpoint of DeepSpeed: stage 3, 3 ranks, step 2, 10 tensors\n";
+    assert!(said.contains(line), "{said}");
+    let read = |file: &Path, name: &str| {
+        let weights = WeightsReader::open(file).unwrap();
+        let tensor = weights.get(name).unwrap();
+        let mut bytes = vec![0; tensor.info().bytes().unwrap() as usize];
+        tensor.read(&Region::whole(&tensor.info().shape), &mut bytes).unwrap();
+        bytes
+    };
+    let (made, expected) =
+        (folder.join("model.safetensors"), fixture.join("3-bfloat16.safetensors"));
+    for name in ["embedding.weight", "head.weight", "frozen.weight", "back.bias"] {
+        assert_eq!(read(&made, name), read(&expected, name), "{name}");
+    }
+    let (is_well, said) = merge(folder, &format!("{from} exp_avg.safetensors --model exp_avg"));
+    assert!(is_well, "{said}");
+    refused(folder, &format!("{from} no.pth --model momentum"), "exp_avg_sq");
+
+    let inspect = |flag: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_brigade"));
+        command.args(["checkpoint", "inspect", &from.to_string()]).args(flag.split_whitespace());
+        String::from_utf8(command.output().unwrap().stdout).unwrap()
+    };
+    let said = inspect("");
+    assert!(
+        said.contains("stage 3, 3 ranks, step 2") && said.contains("back.bias.exp_avg_sq"),
+        "{said}"
+    );
+    assert!(inspect("--short").contains("optimizer\n"));
+    assert!(inspect("--json").contains("\"stage\": 3"));
 }

@@ -6,10 +6,10 @@ use std::path::Path;
 
 use brigade_checkpoint::convert::TrainerState;
 use brigade_checkpoint::layout::{Checkpoint, MANIFEST, Manifest};
-use brigade_checkpoint::pth::{PthFile, StoredTensor};
+use brigade_checkpoint::pth::{PthFile, StoredTensor, TensorData};
 use brigade_checkpoint::safetensors::Header;
 use brigade_checkpoint::shards::Index;
-use brigade_checkpoint::{Region, TensorInfo, Value, WeightsReader, format_of};
+use brigade_checkpoint::{DeepSpeedFolder, Region, TensorInfo, Value, WeightsReader, format_of};
 use brigade_schedule::{Definition, Described};
 use brigade_testkit::archive;
 
@@ -58,6 +58,26 @@ pub(super) const TARGETS: &[Target] = &[
         bytes_per_byte: TREE,
         free_bytes: FREE + PTH_FREE,
         read: pickle,
+    },
+    Target {
+        name: "deepspeed",
+        reads: "the pickle of DeepSpeed's states: `o` and the optimizer's, or `m` and the model's, beside a sound other",
+        words: &[
+            "param_shapes",
+            "shared_params",
+            "fp32_flat_groups",
+            "partition_count",
+            "exp_avg",
+            "ctorch\nSize\n",
+            "cdeepspeed.runtime.zero.config\nZeroStageEnum\n",
+            "X\x01\0\0\x000",
+            "tR",
+            "q\x01",
+            "h\x01",
+        ],
+        bytes_per_byte: TREE,
+        free_bytes: FREE + PTH_FREE,
+        read: deepspeed,
     },
     Target {
         name: "script",
@@ -272,6 +292,58 @@ fn pickle(input: &[u8]) {
     let floats: Vec<u8> = (0..64u8).flat_map(|i| f32::from(i).to_le_bytes()).collect();
     pth(&archive(&[("data.pkl", input), ("data/0", &floats), ("data/1", &[])]));
 }
+
+/// The files of one rank, with storages of the sizes that those of the corpus have.
+fn deepspeed(input: &[u8]) {
+    let (optimizers, model) = match input.split_first() {
+        Some((b'o', pickle)) => (vec![pickle], DEEPSPEED_MODEL),
+        Some((b'm', pickle)) => (DEEPSPEED_OPTIMIZERS.to_vec(), pickle),
+        _ => return,
+    };
+    let floats: Vec<u8> = (0..8u8).flat_map(|i| f32::from(i).to_le_bytes()).collect();
+    let saved = |pickle: &[u8], third: usize| {
+        archive(&[
+            ("data.pkl", pickle),
+            ("data/0", &floats),
+            ("data/1", &floats),
+            ("data/2", &floats[..third]),
+            ("data/3", &floats),
+        ])
+    };
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    let write = |name: &str, bytes: &[u8]| {
+        fs::write(folder.path().join(name), bytes).expect("a file can be written");
+    };
+    let bytes = saved(model, 32);
+    write("mp_rank_00_model_states.pt", &bytes);
+    write("zero_pp_rank_0_mp_rank_00_model_states.pt", &bytes);
+    for optimizer in optimizers {
+        let states = saved(optimizer, 4);
+        write("zero_pp_rank_0_mp_rank_00_optim_states.pt", &states);
+        let Ok(run) = DeepSpeedFolder::open(folder.path()) else { continue };
+        let _ = (run.to_string(), run.optimizer_state());
+        let moments = run.moments().unwrap_or_default();
+        let moments = moments.values().flat_map(|slots| slots.values());
+        let mut sink = Sink(0);
+        for tensor in run.weights().iter().map(|(_, tensor)| tensor).chain(moments) {
+            let before = sink.0;
+            // A storage may turn out to be damaged.
+            if tensor.write_to(&mut sink).is_ok() {
+                assert_eq!(Some(sink.0 - before), tensor.info().bytes(), "{:?}", tensor.info());
+            }
+        }
+        let most = 64 * (bytes.len() + states.len()) as u64 + (4 << 20);
+        assert!(sink.0 <= most, "{} bytes of at most {most}", sink.0);
+    }
+}
+
+/// What comes after the first byte of an input of the corpus.
+const DEEPSPEED_MODEL: &[u8] =
+    include_bytes!("../../../../fuzz/regressions/deepspeed/good-model").split_at(1).1;
+const DEEPSPEED_OPTIMIZERS: [&[u8]; 2] = [
+    include_bytes!("../../../../fuzz/regressions/deepspeed/good-stage-2").split_at(1).1,
+    include_bytes!("../../../../fuzz/regressions/deepspeed/good-stage-3").split_at(1).1,
+];
 
 fn manifest(input: &[u8]) {
     let folder = tempfile::tempdir().expect("a folder can be made");

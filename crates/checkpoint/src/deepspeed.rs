@@ -1,0 +1,414 @@
+//! Checkpoints that DeepSpeed's `engine.save_checkpoint` has written, with ZeRO of stages 1 to 3, and universal
+//! checkpoints.
+
+mod files;
+mod flat;
+mod model;
+mod optimizer;
+mod universal;
+mod zero;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use brigade_rank_env::text::counted;
+
+pub use files::deepspeed_folder;
+
+use self::files::Files;
+use self::flat::{Chain, Flat, Piece, joined};
+use self::model::ModelStates;
+use self::universal::Universal;
+use self::zero::Zero;
+use crate::dtype::Dtype;
+use crate::error::Error;
+use crate::file_tensor::{FileTensor, Weights};
+use crate::pth::{TensorData, shown};
+use crate::value::Value;
+
+/// States of an optimizer by the name of the parameter and their own: `exp_avg`, `exp_avg_sq`, `step`.
+pub type Moments = BTreeMap<String, BTreeMap<String, FileTensor>>;
+
+/// A folder of a step that DeepSpeed has saved, open.
+///
+/// Names and places of tensors are read, not their elements, and nothing in a pickle is executed.
+///
+/// ```
+/// use brigade_checkpoint::{DeepSpeedFolder, deepspeed_folder, pth::TensorData};
+///
+/// let folder = deepspeed_folder("tests/fixtures/deepspeed/3-bfloat16".as_ref())?.expect("a step");
+/// let run = DeepSpeedFolder::open(&folder)?;
+/// assert_eq!((run.stage(), run.ranks(), run.step()), (3, 3, Some(2)));
+/// let moments = run.moments()?;
+/// assert_eq!(moments["middle.weight"]["exp_avg"].info().shape, [3, 5]);
+/// # Ok::<(), brigade_checkpoint::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct DeepSpeedFolder {
+    folder: PathBuf,
+    stage: u64,
+    ranks: u64,
+    step: Option<u64>,
+    weights: Weights,
+    /// Names of weights that the optimizer does not have, from the model's file.
+    untrained: Vec<String>,
+    /// Names of tied parameters that were not saved: one line each.
+    left_out: Vec<String>,
+    parameters: Vec<Parameter>,
+    states: States,
+    scheduler: Option<Value<FileTensor>>,
+}
+
+/// A trained parameter.
+#[derive(Debug)]
+struct Parameter {
+    name: String,
+    shape: Vec<u64>,
+    /// The group that it is in: of the optimizer with stages 1 and 2, of the engine with stage 3.
+    group: usize,
+}
+
+/// What the trained parameters and the states of the optimizer lie in.
+#[derive(Debug)]
+enum States {
+    Zero(Zero),
+    Universal(Universal),
+}
+
+impl DeepSpeedFolder {
+    /// Opens the folder of a step, see [`deepspeed_folder`].
+    ///
+    /// # Errors
+    /// [`Error::Damaged`] for a file that is missing, cut short, or contradicts the others; [`Error::Unsupported`] for
+    /// tensor parallelism, pipelines and experts; [`Error::Io`].
+    pub fn open(folder: &Path) -> Result<Self, Error> {
+        let files = Files::of(folder)?;
+        let (states, paths, parameters, stage, ranks, model);
+        if files.is_universal {
+            let universal = Universal::of(folder)?;
+            // Stages 1 and 2 have one file of a model.
+            stage = universal.stage.unwrap_or_else(|| if files.whole.is_some() { 2 } else { 3 });
+            paths = model_files(&files, stage, universal.partitions)?;
+            model = ModelStates::open(&paths[0])?;
+            let found = Universal::parameters(&model);
+            parameters = found.map_err(|fault| fault.at(&paths[0]))?;
+            ranks = universal.partitions.unwrap_or(paths.len() as u64);
+            states = States::Universal(universal);
+        } else {
+            let all = zero::ranks(&files)?;
+            (stage, ranks) = (all[0].stage, all[0].partitions);
+            paths = model_files(&files, stage, Some(ranks))?;
+            model = ModelStates::open(&paths[0])?;
+            let found = Zero::of(all, &model);
+            let (zero, found) = found.map_err(|fault| fault.at(&paths[0]))?;
+            parameters = found;
+            states = States::Zero(zero);
+        }
+        let mut weights = NamedWeights::default();
+        let buffers: BTreeSet<&str> = model.buffers().into_iter().collect();
+        for (name, tensor) in model.module().filter(|(name, _)| buffers.contains(name)) {
+            weights.add(name, tensor.cast(Dtype::F32));
+        }
+        for (name, tensor) in frozen(&model, &paths)? {
+            weights.add(&name, tensor);
+        }
+        for (index, parameter) in parameters.iter().enumerate() {
+            let tensor = match &states {
+                States::Zero(zero) => zero.weight(index, parameter)?,
+                States::Universal(universal) => universal.weight(parameter)?,
+            };
+            weights.add(&parameter.name, tensor);
+        }
+        weights.add_tied(&model, &paths[0])?;
+        // Stage 1 saves no frozen parameters, but the module has them. With stage 3 it has none.
+        let mut untrained = Vec::new();
+        for (name, tensor) in model.module().filter(|_| stage < 3) {
+            if weights.add(name, tensor) {
+                untrained.push(name.to_owned());
+            }
+        }
+        let missing = model.shared().filter(|(name, _)| !weights.places.contains_key(*name));
+        let missing = missing.map(|(name, other)| {
+            let (name, other) = (shown(name), shown(other));
+            format!("`{name}`: it is `{other}`, which the checkpoint does not have")
+        });
+        let left_out = missing.collect();
+        let weights = weights.all;
+        if weights.is_empty() {
+            let fact = "it holds no parameters".to_owned();
+            return Err(Error::Damaged { path: folder.to_owned(), fact });
+        }
+        let (step, scheduler) = (model.step(), model.scheduler());
+        let folder = folder.to_owned();
+        let run = Self {
+            folder,
+            stage,
+            ranks,
+            step,
+            weights,
+            untrained,
+            left_out,
+            parameters,
+            states,
+            scheduler,
+        };
+        Ok(run)
+    }
+
+    /// Returns the folder.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Returns the stage of ZeRO: 1, 2 or 3.
+    #[must_use]
+    pub fn stage(&self) -> u64 {
+        self.stage
+    }
+
+    /// Returns the number of ranks that the parameters were spread over.
+    #[must_use]
+    pub fn ranks(&self) -> u64 {
+        self.ranks
+    }
+
+    /// Returns the number of steps that the engine had taken, where its files tell it.
+    #[must_use]
+    pub fn step(&self) -> Option<u64> {
+        self.step
+    }
+
+    /// Returns the whole weights: trained parameters in the optimizer's 32 bits, floating-point buffers as 32-bit
+    /// floats, frozen parameters and other buffers in their own type. A tied parameter has all its names.
+    #[must_use]
+    pub fn weights(&self) -> &Weights {
+        &self.weights
+    }
+
+    /// Finds the states of the optimizer of each trained parameter: with Adam `exp_avg` and `exp_avg_sq` in the shape
+    /// of the parameter, and `step`. Parameters without states are not in it.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`] where ranks have different states; of a universal checkpoint what is wrong with its files.
+    pub fn moments(&self) -> Result<Moments, Error> {
+        match &self.states {
+            States::Zero(zero) => zero.moments(&self.parameters),
+            States::Universal(universal) => universal.moments(&self.parameters),
+        }
+    }
+
+    /// Returns the state of the whole optimizer in PyTorch's form, with the names of the parameters.
+    ///
+    /// # Errors
+    /// Those of [`DeepSpeedFolder::moments`]; [`Error::Unsupported`] where the parameter groups were not saved or are
+    /// not those of the weights.
+    pub fn optimizer_state(&self) -> Result<Value<FileTensor>, Error> {
+        let mut moments = self.moments()?;
+        let groups = match &self.states {
+            States::Zero(zero) => zero.head().groups.as_ref(),
+            States::Universal(universal) => universal.groups.as_ref(),
+        };
+        let refuse =
+            |fact: &str| Error::Unsupported { path: self.folder.clone(), fact: fact.to_owned() };
+        let groups = groups.and_then(Value::as_items).ok_or_else(|| {
+            refuse("its optimizer has no parameter groups in PyTorch's form; the weights can be read alone")
+        })?;
+        let mut by_group: BTreeMap<usize, Vec<&str>> = BTreeMap::new();
+        for parameter in &self.parameters {
+            by_group.entry(parameter.group).or_default().push(&parameter.name);
+        }
+        let (mut states, mut made, mut number) = (Vec::new(), Vec::new(), 0i64);
+        for group in groups {
+            let own = group.get("params").and_then(Value::as_items).unwrap_or_default();
+            let (mut numbers, mut names) = (Vec::new(), Vec::new());
+            for index in own {
+                let index = index.as_int().and_then(|index| usize::try_from(index).ok());
+                for name in index.and_then(|index| by_group.remove(&index)).unwrap_or_default() {
+                    if let Some(slots) = moments.remove(name) {
+                        let slots = slots.into_iter().map(|(slot, it)| (slot, Value::Tensor(it)));
+                        states.push((Value::Int(number), Value::dict(slots)));
+                    }
+                    numbers.push(Value::Int(number));
+                    names.push(Value::Str(name.to_owned()));
+                    number += 1;
+                }
+            }
+            let kept = group.as_dict().unwrap_or_default().iter();
+            let kept = kept.filter(|(key, _)| key.as_str().is_none_or(|key| !OWN.contains(&key)));
+            let mut entries = kept.cloned().collect::<Vec<_>>();
+            entries.push((Value::Str("params".into()), Value::List(numbers)));
+            entries.push((Value::Str("param_names".into()), Value::List(names)));
+            made.push(Value::Dict(entries));
+        }
+        if !by_group.is_empty() {
+            return Err(refuse("the parameter groups of its optimizer do not have all parameters"));
+        }
+        Ok(Value::dict([("state", Value::Dict(states)), ("param_groups", Value::List(made))]))
+    }
+
+    /// The state of the scheduler, where it is a dictionary.
+    pub(crate) fn scheduler(&self) -> Option<&Value<FileTensor>> {
+        self.scheduler.as_ref()
+    }
+
+    /// Tied parameters that were not saved, a line each.
+    pub(crate) fn left_out(&self) -> &[String] {
+        &self.left_out
+    }
+
+    /// Which weights are not the optimizer's, in a line.
+    pub(crate) fn read_beside(&self) -> Option<String> {
+        let names = self.untrained.iter().take(MAX_SHOWN);
+        let names: Vec<String> = names.map(|name| format!("`{}`", shown(name))).collect();
+        let more = match self.untrained.len().saturating_sub(MAX_SHOWN) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        (!names.is_empty()).then(|| {
+            let names = names.join(", ");
+            format!("{names}{more} from the model's states, in the type that the run trained with")
+        })
+    }
+
+    /// Names of the optimizer's states, and those of one name as tensors under the names of the parameters.
+    pub(crate) fn slot(&self, slot: &str) -> Result<Weights, Error> {
+        let moments = self.moments()?;
+        let mut keys: BTreeSet<String> = BTreeSet::new();
+        for slots in moments.values() {
+            if slots.len() > keys.len() {
+                keys.extend(slots.keys().cloned());
+            }
+        }
+        let own = moments.into_iter();
+        let found: Weights =
+            own.filter_map(|(name, mut slots)| Some((name, slots.remove(slot)?))).collect();
+        if found.is_empty() {
+            let (path, key) = (self.folder.clone(), slot.to_owned());
+            return Err(Error::NoSuchKey { path, key, keys: keys.into_iter().collect() });
+        }
+        Ok(found)
+    }
+}
+
+/// What was found, in a line.
+impl fmt::Display for DeepSpeedFolder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match &self.states {
+            States::Zero(_) => "a checkpoint",
+            States::Universal(_) => "a universal checkpoint",
+        };
+        let ranks = counted(self.ranks, "rank");
+        write!(f, "{kind} of DeepSpeed: stage {}, {ranks}", self.stage)?;
+        if let Some(step) = self.step {
+            write!(f, ", step {step}")?;
+        }
+        write!(f, ", {}", counted(self.weights.len(), "tensor"))
+    }
+}
+
+/// Weights, each name once.
+#[derive(Default)]
+struct NamedWeights {
+    all: Weights,
+    places: HashMap<String, usize>,
+}
+
+impl NamedWeights {
+    /// Adds a tensor unless its name is known; whether it was added.
+    fn add(&mut self, name: &str, tensor: FileTensor) -> bool {
+        let is_new = !self.places.contains_key(name);
+        if is_new {
+            self.places.insert(name.to_owned(), self.all.len());
+            self.all.push((name.to_owned(), tensor));
+        }
+        is_new
+    }
+
+    /// Gives the parameters that are another one its tensor, where it is known.
+    fn add_tied(&mut self, model: &ModelStates, path: &Path) -> Result<(), Error> {
+        let size = |tensor: &FileTensor| tensor.info().bytes().unwrap_or_default();
+        let own = self.all.iter().map(|(_, it)| size(it)).fold(0u64, u64::saturating_add);
+        let mut left = own.saturating_mul(MAX_COPIES).saturating_add(FREE_BYTES);
+        for (name, other) in model.shared() {
+            let Some(&place) = self.places.get(other) else { continue };
+            let tensor = self.all[place].1.clone();
+            left = left.checked_sub(size(&tensor)).ok_or_else(|| Error::Unsupported {
+                path: path.to_owned(),
+                fact: format!("its tied parameters would take over {MAX_COPIES} times the others"),
+            })?;
+            self.add(name, tensor);
+        }
+        Ok(())
+    }
+}
+
+/// The files of the model's states: one with stages 1 and 2, one of each rank with stage 3.
+fn model_files(files: &Files, stage: u64, ranks: Option<u64>) -> Result<Vec<PathBuf>, Error> {
+    if stage < 3 {
+        let name = "mp_rank_00_model_states.pt";
+        let path = files.whole.clone();
+        let path = path.ok_or_else(|| files.missing(name, "it has the names of the parameters"))?;
+        return Ok(vec![path]);
+    }
+    let ranks = ranks.unwrap_or(files.models.len() as u64).max(1);
+    let path = |rank: u64| {
+        files.models.get(&rank).cloned().ok_or_else(|| {
+            let name = format!("zero_pp_rank_{rank}_mp_rank_00_model_states.pt");
+            files.missing(&name, &format!("the run had {}", counted(ranks, "rank")))
+        })
+    };
+    (0..ranks).map(path).collect()
+}
+
+/// Parameters that are not trained: whole with stages 1 and 2, in parts with stage 3. `model` is the first of `paths`.
+fn frozen(model: &ModelStates, paths: &[PathBuf]) -> Result<Weights, Error> {
+    let shapes = model.frozen().map_err(|fault| fault.at(&paths[0]))?;
+    if shapes.is_empty() {
+        return Ok(Weights::new());
+    }
+    let fragments_of = |path: &PathBuf, model: &ModelStates| -> Result<Vec<Flat>, Error> {
+        let fragment =
+            |name: &str| model.fragment(name).map_err(|fault| fault.about(&shown(name)).at(path));
+        shapes.iter().map(|shape| fragment(&shape.name)).collect()
+    };
+    let mut ranks = vec![fragments_of(&paths[0], model)?];
+    for path in &paths[1..] {
+        // Closed again: there may be more ranks than files may be open.
+        ranks.push(fragments_of(path, &ModelStates::open(path)?)?);
+    }
+    let mut weights = Weights::new();
+    for (index, shape) in shapes.iter().enumerate() {
+        let chain = Chain::of(ranks.iter().map(|fragments| fragments[index].elements));
+        let damaged = |fact: String| Error::Damaged {
+            path: paths[0].clone(),
+            fact: format!("`{}`: {fact}", shown(&shape.name)),
+        };
+        let cut = chain.cut(0, shape.elements).ok_or_else(|| {
+            damaged(format!("it has {} elements, the ranks have {}", shape.elements, chain.len()))
+        })?;
+        let piece = |(rank, first, count)| Piece { rank, vector: 0, first, count };
+        let pieces: Vec<Piece> = cut.into_iter().map(piece).collect();
+        let tensor = joined(&shape.shape, &pieces, |piece| Ok(&ranks[piece.rank][index]));
+        weights.push((shape.name.clone(), tensor.map_err(damaged)?));
+    }
+    Ok(weights)
+}
+
+/// Weights in 32 bits, as an optimizer has them.
+pub(crate) fn in_32_bits(weights: &Weights) -> Weights {
+    let wide = |tensor: &FileTensor| match tensor.info().dtype {
+        Dtype::F16 | Dtype::BF16 => tensor.clone().cast(Dtype::F32),
+        _ => tensor.clone(),
+    };
+    weights.iter().map(|(name, tensor)| (name.clone(), wide(tensor))).collect()
+}
+
+/// Keys of a parameter group that say which parameters it has.
+const OWN: [&str; 2] = ["params", "param_names"];
+const MAX_SHOWN: usize = 5;
+/// How often all that is stored may be used under other names.
+const MAX_COPIES: u64 = 16;
+/// What is not counted.
+const FREE_BYTES: u64 = 1 << 20;

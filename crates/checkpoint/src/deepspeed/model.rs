@@ -1,0 +1,149 @@
+//! The file of a model's states: names, shapes, and what the optimizer does not have.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::files::TENSOR_PARALLEL;
+use super::flat::Flat;
+use crate::error::Error;
+use crate::fault::Fault;
+use crate::file_tensor::FileTensor;
+use crate::pth::{PthFile, StoredTensor, shown};
+use crate::value::Value;
+
+type Tree = Value<StoredTensor>;
+
+/// An open file of a model's states.
+#[derive(Debug)]
+pub(super) struct ModelStates {
+    file: Arc<Mutex<PthFile>>,
+    tree: Tree,
+}
+
+/// A parameter that is trained.
+#[derive(Debug)]
+pub(super) struct Shape {
+    pub(super) name: String,
+    pub(super) shape: Vec<u64>,
+    pub(super) elements: u64,
+}
+
+impl ModelStates {
+    /// # Errors
+    /// What is wrong with the file; [`Error::Unsupported`] for one of model parallelism.
+    pub(super) fn open(path: &Path) -> Result<Self, Error> {
+        let file = PthFile::open(path)?;
+        let tree = file.value_with_sizes()?;
+        let degree = |key: &str| tree.get("checkpoint_parallel_dimensions")?.get(key)?.as_int();
+        let refuse =
+            |fact: &str| Error::Unsupported { path: path.to_owned(), fact: fact.to_owned() };
+        let sizes = [
+            tree.get("mp_world_size").and_then(Value::as_int),
+            degree("pp_degree"),
+            degree("tp_degree"),
+        ];
+        if sizes.iter().flatten().any(|size| *size > 1) {
+            return Err(refuse(TENSOR_PARALLEL));
+        }
+        for key in ["ds_autoep_layers", "autoep_layers"] {
+            if tree.get(key).is_some_and(|layers| !matches!(layers, Value::None)) {
+                return Err(refuse(
+                    "its experts are spread by DeepSpeed's expert parallelism, which is not read: gather the weights \
+                     in the run that saved them",
+                ));
+            }
+        }
+        Ok(Self { file: Arc::new(Mutex::new(file)), tree })
+    }
+
+    /// The optimizer's steps.
+    pub(super) fn step(&self) -> Option<u64> {
+        u64::try_from(self.tree.get("global_steps")?.as_int()?).ok()
+    }
+
+    /// The state of the scheduler that the engine was given.
+    pub(super) fn scheduler(&self) -> Option<Value<FileTensor>> {
+        let state = self.tree.get("lr_scheduler").filter(|state| state.as_dict().is_some())?;
+        let stored = |tensor| Ok::<_, Error>(FileTensor::stored(&self.file, tensor));
+        state.clone().try_map(&mut |_, tensor| stored(tensor)).ok()
+    }
+
+    /// The trained parameters by groups, in the order in which the optimizer has them.
+    pub(super) fn shapes(&self) -> Result<Vec<Vec<Shape>>, Fault> {
+        let groups = self.tree.get("param_shapes");
+        let groups = match groups {
+            Some(Value::List(groups) | Value::Tuple(groups)) => groups.as_slice(),
+            Some(group @ Value::Dict(_)) => std::slice::from_ref(group),
+            _ => {
+                return Err(Fault::unsupported(
+                    "it has no `param_shapes`, which DeepSpeed writes with ZeRO; for a run without ZeRO, convert this \
+                     file alone with the key `module`",
+                ));
+            }
+        };
+        groups.iter().map(shapes).collect()
+    }
+
+    /// Shapes of parameters that are not trained, where they were saved.
+    pub(super) fn frozen(&self) -> Result<Vec<Shape>, Fault> {
+        let is_saved = self.tree.get("frozen_param_fragments").and_then(Value::as_dict).is_some();
+        match self.tree.get("frozen_param_shapes").filter(|_| is_saved) {
+            None | Some(Value::None) => Ok(Vec::new()),
+            Some(group) => shapes(group),
+        }
+    }
+
+    /// The elements of this rank of a parameter that is not trained.
+    pub(super) fn fragment(&self, name: &str) -> Result<Flat, Fault> {
+        let fragments = self.tree.get("frozen_param_fragments");
+        match fragments.and_then(|fragments| fragments.get(name)) {
+            Some(Value::Tensor(tensor)) => Flat::of(&self.file.lock(), tensor),
+            _ => Err(Fault::damaged("`frozen_param_fragments` does not have it")),
+        }
+    }
+
+    /// Names of the tensors of the module that are buffers.
+    pub(super) fn buffers(&self) -> Vec<&str> {
+        let names = self.tree.get("buffer_names").and_then(Value::as_items).unwrap_or_default();
+        names.iter().filter_map(Value::as_str).collect()
+    }
+
+    /// All tensors of the module, as the rank has them.
+    pub(super) fn module(&self) -> impl Iterator<Item = (&str, FileTensor)> {
+        let entries = self.tree.get("module").and_then(Value::as_dict).unwrap_or_default();
+        entries.iter().filter_map(|(name, value)| match (name, value) {
+            (Value::Str(name), Value::Tensor(tensor)) => {
+                Some((name.as_str(), FileTensor::stored(&self.file, tensor.clone())))
+            }
+            _ => None,
+        })
+    }
+
+    /// Names of parameters that are another one, and the other's.
+    pub(super) fn shared(&self) -> impl Iterator<Item = (&str, &str)> {
+        let entries = self.tree.get("shared_params").and_then(Value::as_dict).unwrap_or_default();
+        entries.iter().filter_map(|(name, other)| Some((name.as_str()?, other.as_str()?)))
+    }
+}
+
+fn shapes(group: &Tree) -> Result<Vec<Shape>, Fault> {
+    let entries = group.as_dict().ok_or_else(|| {
+        Fault::damaged("`param_shapes` does not have dictionaries of names and sizes")
+    })?;
+    let shape = |(name, size): &(Tree, Tree)| {
+        let sizes = size.as_items()?.iter().map(|size| u64::try_from(size.as_int()?).ok());
+        let shape =
+            sizes.collect::<Option<Vec<u64>>>().filter(|sizes| sizes.len() <= MAX_DIMENSIONS)?;
+        let elements = shape.iter().try_fold(1u64, |all, size| all.checked_mul(*size))?;
+        Some(Shape { name: name.as_str()?.to_owned(), shape, elements })
+    };
+    let about = |entry: &(Tree, Tree)| {
+        let name = shown(entry.0.as_str().unwrap_or_default());
+        Fault::damaged(format_args!("`param_shapes` has no size for `{name}`"))
+    };
+    entries.iter().map(|entry| shape(entry).ok_or_else(|| about(entry))).collect()
+}
+
+const MAX_DIMENSIONS: usize = 32;
