@@ -23,7 +23,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 pub(crate) use archive::StoragePlace;
-pub use dcp_metadata::{DcpMetadata, DcpPlace, DcpTensor, dcp_metadata};
+pub use dcp_metadata::{DcpKey, DcpMetadata, DcpPlace, DcpTensor, dcp_metadata};
 pub(crate) use legacy::begins_legacy;
 pub use quantizer::Quantizer;
 pub use state_dict::StoredStateDict;

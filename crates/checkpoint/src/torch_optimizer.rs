@@ -4,7 +4,10 @@
 //! PyTorch numbers the parameters through all groups: `{'state': {0: {'exp_avg': ...}}, 'param_groups':
 //! [{'lr': ..., 'params': [0, 1]}]}`. Brigade names them: `{kind, steps, initial_lr, lr, groups: [{numbers,
 //! parameters}], parameters: [name], state: {name: {slot: tensor}}}`. Since PyTorch 2.6 an optimizer made of
-//! `named_parameters()` saves `param_names`, too, and then names decide, else the order.
+//! `named_parameters()` saves `param_names`, too, and then names decide, else the order. The states of
+//! `torch.distributed.checkpoint.state_dict` have names instead of numbers ([`by_number`]).
+
+mod by_number;
 
 use std::collections::HashMap;
 
@@ -68,6 +71,33 @@ pub enum TorchStateError {
         expected: String,
         /// The file's.
         found: String,
+    },
+    /// A parameter of the program's optimizer is missing.
+    #[error("it has no parameter `{name}`, which is in group {group} of the program's optimizer")]
+    Absent {
+        /// The group.
+        group: usize,
+        /// The parameter.
+        name: String,
+    },
+    /// A parameter that the program's optimizer does not have.
+    #[error("it has a parameter `{name}`, which the program's optimizer does not have")]
+    Unknown {
+        /// The parameter.
+        name: String,
+    },
+    /// Parameters of one group have different hyperparameters.
+    #[error(
+        "`{key}` of the parameter `{name}` is not that of the others in group {group} of the program's optimizer; make \
+         the groups as they were"
+    )]
+    Differs {
+        /// The group.
+        group: usize,
+        /// The parameter.
+        name: String,
+        /// The hyperparameter.
+        key: String,
     },
     /// A hyperparameter that every optimizer of this kind has is missing.
     #[error("group {group} has no `{name}`, so it is of another kind of optimizer")]
@@ -142,6 +172,8 @@ pub fn from_torch<T: StateTensor>(
     theirs: &Value<T>,
     like: &Value<T>,
 ) -> Result<(Value<T>, u64), TorchStateError> {
+    let numbered = by_number::numbered(theirs, like)?;
+    let theirs = numbered.as_ref().unwrap_or(theirs);
     let states = theirs.get("state").and_then(Value::as_dict);
     let groups = theirs.get("param_groups").and_then(Value::as_items);
     let (Some(states), Some(groups)) = (states, groups) else {
@@ -216,14 +248,7 @@ fn names<T>(
     let params = group.get("params").and_then(Value::as_items);
     let params = params.ok_or_else(|| layout("a list `params` in each group", group))?;
     let theirs = strings(group.get("param_names")).map(|mut names| {
-        let mut prefix = wrapper_prefix(&names, own);
-        let is_own = |name: &str| own.iter().any(|own| own == name);
-        if prefix.is_empty() && names.len() == own.len() && !names.iter().any(|name| is_own(name)) {
-            let fits = |prefix: &String| {
-                names.iter().all(|name| name.strip_prefix(prefix.as_str()).is_some_and(is_own))
-            };
-            prefix = prefixes_around(&names, own).into_iter().find(fits).unwrap_or_default();
-        }
+        let prefix = own_prefix(&names, own);
         names.iter_mut().for_each(|name| drop(name.drain(..prefix.len())));
         names
     });
@@ -247,6 +272,19 @@ fn names<T>(
     let number =
         |number: &Value<T>| number.as_int().ok_or_else(|| layout("numbers in `params`", number));
     params.iter().map(number).zip(names).map(|(number, name)| Ok((number?, name))).collect()
+}
+
+/// What their names have before ours.
+fn own_prefix(names: &[String], own: &[String]) -> String {
+    let prefix = wrapper_prefix(names, own);
+    let is_own = |name: &str| own.iter().any(|own| own == name);
+    if !prefix.is_empty() || names.len() != own.len() || names.iter().any(|name| is_own(name)) {
+        return prefix;
+    }
+    let fits = |prefix: &String| {
+        names.iter().all(|name| name.strip_prefix(prefix.as_str()).is_some_and(is_own))
+    };
+    prefixes_around(names, own).into_iter().find(fits).unwrap_or_default()
 }
 
 /// A group's hyperparameters under our names. Of those that a file does not have, ours are taken where

@@ -54,6 +54,17 @@ fn parts_of_two_ranks_are_joined() {
     assert!(names.contains(&"state.0.weight.exp_avg".to_owned()), "{names:?}");
 }
 
+/// One rank has the left columns of a weight, the other the right ones.
+#[test]
+fn parts_of_columns_are_joined() {
+    let folder = tempfile::tempdir().unwrap();
+    let to = folder.path().join("out.safetensors");
+    let report = convert(&fixture("fsdp"), &to, TARGET).unwrap();
+    assert_eq!(values(&to), values(&fixture("fsdp.safetensors")));
+    let read = "a checkpoint of torch.distributed.checkpoint: 4 tensors in 8 parts in 2 files";
+    assert_eq!(report.read[0], read);
+}
+
 #[test]
 fn what_is_missing_or_cut_is_named() {
     let folder = tempfile::tempdir().unwrap();
