@@ -1,6 +1,7 @@
 //! Folders of `torch.distributed.checkpoint` (DCP), as PyTorch's FSDP and Accelerate save them.
 
 mod tree;
+mod write;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -10,6 +11,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use self::tree::Tree;
+pub(crate) use self::write::write_folder;
 use crate::dtype::TensorInfo;
 use crate::error::Error;
 use crate::fault::Fault;
@@ -138,21 +140,30 @@ impl DcpFolder {
             files.len()
         );
         let others = tops.iter().filter(|top| **top != key);
-        let left_out = others
-            .map(|top| format!("{}: a weights file holds one model and nothing else", shown(top)))
-            .collect();
+        let others = others
+            .map(|top| format!("{}: a weights file holds one model and nothing else", shown(top)));
+        let beside = self.metadata.values.iter();
+        let beside = beside.filter(|name| !key.is_empty() && self.top(name) == key);
+        let beside = beside.map(|name| format!("`{}`: not a tensor", shown(name)));
+        let left_out = others.chain(beside).collect();
         Ok(DcpWeights { tensors, key, read, left_out })
     }
 
-    /// Reads all that was saved beside the weights under `model`, by its outermost keys.
+    /// Whether tensors lie under this key.
+    pub(crate) fn has(&self, key: &str) -> bool {
+        self.metadata.tensors.keys().any(|name| self.top(name) == key)
+    }
+
+    /// Reads all that was saved beside the weights under the keys `models`, by its outermost keys.
     pub(crate) fn states(
         &mut self,
-        model: Option<&str>,
+        models: &[String],
     ) -> Result<Vec<(String, Value<FileTensor>)>, Error> {
         let DcpMetadata { tensors, values, .. } = &self.metadata;
-        let of_model = |name: &String| model.is_some_and(|model| self.top(name) == model);
+        let of_model = |name: &String| models.contains(&self.top(name));
         let tensors: Vec<String> = tensors.keys().filter(|name| !of_model(name)).cloned().collect();
-        let is_state = |name: &&String| model == Some("") || !of_model(name);
+        // Numbers beside weights that lie under no key.
+        let is_state = |name: &&String| self.top(name).is_empty() || !of_model(name);
         let values: Vec<String> = values.iter().filter(is_state).cloned().collect();
         let mut tree = Tree::default();
         for name in tensors {

@@ -119,7 +119,13 @@ pub fn to_torch<T: Clone>(state: &Value<T>, left_out: &mut Vec<String>) -> Optio
         for (key, value) in group.get("numbers")?.as_dict()? {
             let (key, value) = (key.as_str()?, value.as_float()?);
             match key {
-                "beta1" | "beta2" => {}
+                "beta1" | "beta2" | "eps1" | "eps2" => {}
+                _ if key.starts_with("ns_coefficients_") => {}
+                "ns_steps" => numbers.push((key, Value::Int(value as i64))),
+                "match_rms_adamw" => {
+                    let rate = if value == 0.0 { Value::None } else { Value::Str(key.to_owned()) };
+                    numbers.push(("adjust_lr_fn", rate));
+                }
                 _ if key.starts_with("lookahead") => {
                     left_out.push(format!("{key} = {value}: torch.optim has no Lookahead"));
                 }
@@ -130,6 +136,15 @@ pub fn to_torch<T: Clone>(state: &Value<T>, left_out: &mut Vec<String>) -> Optio
         if let (Some(first), Some(second)) = (of("beta1"), of("beta2")) {
             let betas = Value::Tuple(vec![Value::Float(first), Value::Float(second)]);
             numbers.push(("betas", betas));
+        }
+        if let Some(second) = of("eps2") {
+            let first = of("eps1").map_or(Value::None, Value::Float);
+            numbers.push(("eps", Value::Tuple(vec![first, Value::Float(second)])));
+        }
+        let coefficients = ["a", "b", "c"].map(|it| of(&format!("ns_coefficients_{it}")));
+        if let [Some(a), Some(b), Some(c)] = coefficients {
+            let all = [a, b, c].map(Value::Float).into();
+            numbers.push(("ns_coefficients", Value::Tuple(all)));
         }
         let mut indices = Vec::new();
         for name in group.get("parameters")?.as_items()? {
@@ -146,6 +161,29 @@ pub fn to_torch<T: Clone>(state: &Value<T>, left_out: &mut Vec<String>) -> Optio
     }
     Some(Value::dict([("state", Value::Dict(states)), ("param_groups", Value::List(groups))]))
 }
+
+/// Brings a state into the form of PyTorch's `get_optimizer_state_dict`: as [`to_torch`], under the names of the
+/// parameters, and with the settings that `torch.optim` has for an optimizer of this kind beside its hyperparameters.
+pub fn to_torch_by_name<T: Clone>(
+    state: &Value<T>,
+    left_out: &mut Vec<String>,
+) -> Option<Value<T>> {
+    let made = to_torch(state, left_out)?;
+    let kind = state.get("kind").and_then(Value::as_str).unwrap_or_default();
+    let settings = SETTINGS.iter().find(|(known, _)| *known == kind).map_or(&[][..], |it| it.1);
+    by_number::named(made, state, settings)
+}
+
+/// What groups of `torch.optim` have beside hyperparameters.
+const SETTINGS: [(&str, &[&str]); 7] = [
+    ("Adam", &["foreach", "capturable", "differentiable", "fused"]),
+    ("AdamW", &["foreach", "capturable", "differentiable", "fused"]),
+    ("SGD", &["foreach", "differentiable", "fused"]),
+    ("RMSprop", &["foreach", "capturable", "differentiable"]),
+    ("RAdam", &["foreach", "capturable", "differentiable"]),
+    ("Adagrad", &["foreach", "differentiable", "fused"]),
+    ("Adafactor", &["foreach"]),
+];
 
 /// Numbers that are truth values in PyTorch.
 const FLAGS: [&str; 12] = [

@@ -204,7 +204,7 @@ fn sharded_optimizers(folder: &Path, used: &mut Vec<String>) -> Result<Vec<State
         if !is_dcp_folder(&path) {
             break;
         }
-        let states = DcpFolder::open(&path)?.states(None)?;
+        let states = DcpFolder::open(&path)?.states(&[])?;
         let state = states.into_iter().find(|(key, _)| OPTIMIZERS.contains(&key.as_str()));
         let (_, value) = state.ok_or_else(|| Error::Unsupported {
             path,
@@ -223,15 +223,34 @@ fn sharded_optimizers(folder: &Path, used: &mut Vec<String>) -> Result<Vec<State
 fn of_dcp(folder: &Path) -> Result<Foreign, Error> {
     let mut foreign = Foreign::default();
     let mut saved = DcpFolder::open(folder)?;
-    let mut found = saved.weights(None).map_err(one_alone)?;
-    strip_wrapper(&mut found.tensors);
-    let name = if found.key.is_empty() { "the model".to_owned() } else { found.key.clone() };
-    foreign.models.push(Part { name, value: found.tensors });
-    for (name, value) in saved.states(Some(&found.key))? {
-        let value = if OPTIMIZERS.contains(&name.as_str()) { with_state(value) } else { value };
-        foreign.sort(name, value);
+    let mut models: Vec<String> = Vec::new();
+    let mut next = None;
+    while next.is_none() || next.as_deref().is_some_and(|key| saved.has(key)) {
+        let mut found = saved.weights(next.as_deref()).map_err(one_alone)?;
+        strip_wrapper(&mut found.tensors);
+        let name = if found.key.is_empty() { "the model" } else { &found.key };
+        foreign.models.push(Part { name: name.to_owned(), value: found.tensors });
+        models.push(found.key);
+        next = Some(format!("{}_{}", models[0], models.len()));
+    }
+    let mut states = saved.states(&models)?;
+    // The second of a kind has the number 1.
+    states.sort_by_key(|(name, _)| numbered_key(name).1);
+    for (name, value) in states {
+        let is_optimizer = OPTIMIZERS.contains(&numbered_key(&name).0);
+        if is_optimizer {
+            foreign.optimizers.extend(each(name, with_state(value)));
+        } else {
+            foreign.sort(name, value);
+        }
     }
     Ok(foreign)
+}
+
+/// A key without its number, and the number: `optim_1` is the second optimizer.
+fn numbered_key(key: &str) -> (&str, u64) {
+    let parts = key.rsplit_once('_').and_then(|(stem, number)| Some((stem, number.parse().ok()?)));
+    parts.unwrap_or((key, 0))
 }
 
 /// An optimizer's state; one without tensors has no `state` in a folder that keeps no empty dictionaries.

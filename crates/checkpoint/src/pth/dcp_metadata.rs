@@ -1,9 +1,13 @@
 //! The `.metadata` file of `torch.distributed.checkpoint`.
 
+mod write;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::Path;
 
+pub(crate) use self::write::torch_name;
+pub use self::write::write_dcp_metadata;
 use super::pickle::{Dialect, Global, Node, Pickle, Value};
 use super::{MAX_DIMENSIONS, shown};
 use crate::fault::Fault;

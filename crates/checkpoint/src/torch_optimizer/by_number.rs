@@ -30,6 +30,50 @@ pub(super) fn numbered<T: StateTensor>(
     }
 }
 
+/// Brings a state under numbers into the form with names, those of `ours`, whose parameters were numbered. Groups get
+/// `settings` that they lack. `None` where the two do not fit.
+pub(super) fn named<T: Clone>(
+    theirs: Value<T>,
+    ours: &Value<T>,
+    settings: &[&str],
+) -> Option<Value<T>> {
+    let groups = ours.get("groups")?.as_items()?;
+    let groups: Vec<Vec<String>> =
+        groups.iter().map(|group| strings(group.get("parameters"))).collect::<Option<_>>()?;
+    let names = groups.concat();
+    let Value::Dict(mut entries) = theirs else { return None };
+    for (key, value) in &mut entries {
+        match (key.as_str(), value) {
+            (Some("state"), Value::Dict(states)) => {
+                for (key, _) in states {
+                    let number = usize::try_from(key.as_int()?).ok()?;
+                    *key = Value::Str(names.get(number)?.clone());
+                }
+            }
+            (Some("param_groups"), Value::List(made)) => {
+                for (group, names) in made.iter_mut().zip(&groups) {
+                    let Value::Dict(numbers) = group else { return None };
+                    let names = names.iter().cloned().map(Value::Str).collect();
+                    numbers.retain(|(key, _)| key.as_str() != Some("params"));
+                    for &setting in settings {
+                        if numbers.iter().any(|(key, _)| key.as_str() == Some(setting)) {
+                            continue;
+                        }
+                        let value = match setting {
+                            "foreach" | "fused" => Value::None,
+                            _ => Value::Bool(false),
+                        };
+                        numbers.push((Value::Str(setting.to_owned()), value));
+                    }
+                    numbers.push((Value::Str("params".into()), Value::List(names)));
+                }
+            }
+            _ => {}
+        }
+    }
+    Some(Value::Dict(entries))
+}
+
 fn is_flat<T>(key: &Value<T>) -> bool {
     key.as_str().is_some_and(|key| key.starts_with(GROUPS))
 }
@@ -164,7 +208,7 @@ const GROUPS: &str = "param_groups.";
 
 #[cfg(test)]
 mod tests {
-    use super::super::{TorchStateError, from_torch};
+    use super::super::{TorchStateError, from_torch, to_torch_by_name};
     use super::*;
 
     #[derive(Debug, Clone, PartialEq)]
@@ -294,5 +338,52 @@ mod tests {
         let mut strange = flat_state("");
         strange.push(("epoch".into(), Value::Int(3)));
         assert!(refused(strange).contains("`state.NAME.SLOT`"));
+    }
+
+    /// Settings, and hyperparameters of which PyTorch makes tuples, texts and integers.
+    #[test]
+    fn names_and_settings_are_those_of_get_optimizer_state_dict() {
+        let numbers = [
+            ("lr", 0.5),
+            ("initial_lr", 0.5),
+            ("momentum", 0.9),
+            ("weight_decay", 0.0),
+            ("nesterov", 1.0),
+            ("ns_coefficients_a", 3.0),
+            ("ns_coefficients_b", -4.0),
+            ("ns_coefficients_c", 2.0),
+            ("ns_steps", 5.0),
+            ("eps1", 1e-30),
+            ("eps2", 1e-3),
+            ("match_rms_adamw", 1.0),
+        ];
+        let group = Value::dict([
+            ("numbers", Value::dict(numbers.map(|(name, number)| (name, Value::Float(number))))),
+            ("parameters", strings(&["b", "a"])),
+        ]);
+        let slots = Value::dict([("step", Value::Tensor(Number(2.0)))]);
+        let ours = Value::dict([
+            ("kind", Value::Str("SGD".into())),
+            ("steps", Value::Int(2)),
+            ("groups", Value::List(vec![group])),
+            ("state", Value::dict([("a", slots)])),
+        ]);
+        let theirs = to_torch_by_name(&ours, &mut Vec::new()).unwrap();
+        let group = &theirs.get("param_groups").and_then(Value::as_items).unwrap()[0];
+        let floats = |numbers: &[f64]| {
+            Value::Tuple(numbers.iter().map(|number| Value::Float(*number)).collect())
+        };
+        assert_eq!(group.get("params"), Some(&strings(&["b", "a"])));
+        assert_eq!(group.get("ns_coefficients"), Some(&floats(&[3.0, -4.0, 2.0])));
+        assert_eq!(group.get("eps"), Some(&floats(&[1e-30, 1e-3])));
+        assert_eq!(group.get("ns_steps"), Some(&Value::Int(5)));
+        assert_eq!(group.get("adjust_lr_fn"), Some(&Value::Str("match_rms_adamw".into())));
+        let settings = ["foreach", "differentiable", "fused", "capturable"].map(|it| group.get(it));
+        let expected = [Some(&Value::None), Some(&Value::Bool(false)), Some(&Value::None), None];
+        assert_eq!(settings, expected);
+        assert!(theirs.get("state").and_then(|states| states.get("a")).is_some());
+        let (back, steps) = from_torch(&theirs, &ours).unwrap();
+        assert_eq!((back.get("groups"), steps), (ours.get("groups"), 2));
+        assert_eq!(back.get("state"), ours.get("state"));
     }
 }

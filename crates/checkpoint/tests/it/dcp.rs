@@ -3,13 +3,22 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use brigade_checkpoint::convert::{Target, WeightsOptions, convert, convert_with};
+use brigade_checkpoint::convert::{
+    StateKind, Target, WeightsOptions, convert, convert_like, convert_with,
+};
 use brigade_checkpoint::{Error, Region, Safetensors, WeightsReader, dcp_folder};
+
+use crate::saved;
 
 const TARGET: Target = Target::Weights(&Safetensors);
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/dcp").join(name)
+}
+
+/// A checkpoint that Brigade has saved.
+fn ours() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../train/tests/fixtures/checkpoint_version_2")
 }
 
 /// A copy of the folder that two ranks have written.
@@ -63,6 +72,59 @@ fn parts_of_columns_are_joined() {
     assert_eq!(values(&to), values(&fixture("fsdp.safetensors")));
     let read = "a checkpoint of torch.distributed.checkpoint: 4 tensors in 8 parts in 2 files";
     assert_eq!(report.read[0], read);
+}
+
+/// A checkpoint of two models and two optimizers goes there and back.
+#[test]
+fn a_checkpoint_is_written_and_read_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let (to, back) = (folder.path().join("dcp"), folder.path().join("back"));
+    let ours = folder.path().join("ours");
+    saved::before_a_window(&ours);
+    let report = convert(&ours, &to, Target::Dcp).unwrap();
+    assert_eq!(report.written, [to.join(".metadata"), to.join("__0_0.distcp")]);
+    let left = report.left_out.join("\n");
+    assert!(left.contains("scheduler_1: models and optimizers alone"), "{left}");
+    let keep: Vec<StateKind> = StateKind::ALL
+        .into_iter()
+        .filter(|kind| ![StateKind::Model, StateKind::Optimizer].contains(kind))
+        .collect();
+    let report = convert_like(&to, &back, &ours, &keep).unwrap();
+    assert_eq!(report.left_out, Vec::<String>::new());
+    for file in ["model", "model_1", "optimizer", "optimizer_1"] {
+        let file = format!("{file}.safetensors");
+        assert_eq!(values(&back.join(&file)), values(&ours.join(&file)), "{file}");
+    }
+    let state = |folder: &Path| -> serde_json::Value {
+        serde_json::from_slice(&fs::read(folder.join("optimizer.json")).unwrap()).unwrap()
+    };
+    assert_eq!(state(&back), state(&ours));
+
+    // Weights alone, of a checkpoint or a file.
+    let options = WeightsOptions { key: Some("model".into()), ..WeightsOptions::default() };
+    convert_with(&ours, &folder.path().join("one"), Target::Dcp, &options).unwrap();
+    convert(&ours.join("model.safetensors"), &folder.path().join("file"), Target::Dcp).unwrap();
+    for name in ["one", "file"] {
+        let weights = folder.path().join(format!("{name}.safetensors"));
+        let report = convert(&folder.path().join(name), &weights, TARGET).unwrap();
+        assert_eq!(report.left_out, Vec::<String>::new(), "{name}");
+        assert_eq!(values(&weights), values(&ours.join("model.safetensors")), "{name}");
+    }
+}
+
+#[test]
+fn what_has_no_place_in_a_folder_is_named_and_nothing_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let formats = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/formats");
+    let error = convert(&formats.join("quantized.pth"), &folder.path().join("out"), Target::Dcp)
+        .unwrap_err();
+    let said = error.to_string();
+    assert!(said.contains("torch.distributed.checkpoint has no tensors of q"), "{said}");
+    let occupied = folder.path().join("there");
+    fs::create_dir(&occupied).unwrap();
+    let error = convert(&ours(), &occupied, Target::Dcp).unwrap_err();
+    assert!(matches!(error, Error::Occupied { .. }), "{error}");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
 }
 
 #[test]
