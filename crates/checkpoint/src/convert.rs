@@ -1,5 +1,5 @@
-//! From one layout of weights and states to another: Brigade's, PyTorch's, Accelerate's, those of Hugging
-//! Face's Trainer and of Lightning.
+//! From one layout of weights and states to another: Brigade's, PyTorch's, that of `torch.distributed.checkpoint`,
+//! Accelerate's, those of Hugging Face's Trainer and of Lightning.
 //!
 //! Tensors are copied from file to file in pieces; no model is ever in memory as a whole.
 

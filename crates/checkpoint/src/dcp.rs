@@ -18,7 +18,7 @@ use crate::fault::Fault;
 use crate::file_name::FileName;
 use crate::file_tensor::{FileTensor, Weights};
 use crate::layout::TensorLocation;
-use crate::pth::{DcpKey, DcpMetadata, DcpTensor, PthFile, dcp_metadata, shown};
+use crate::pth::{DcpKey, DcpMetadata, DcpTensor, PthFile, StoragePlace, dcp_metadata, shown};
 use crate::region::{Region, check_cover};
 use crate::value::Value;
 
@@ -240,17 +240,19 @@ impl DcpFolder {
             tensor.chunks.iter().filter(|region| region.elements() > 0).collect();
         let boxes = chunks.iter().map(|it| (it.offset.as_slice(), it.shape.as_slice()));
         check_cover(&tensor.shape, boxes).map_err(|fact| self.damaged(about(fact)))?;
-        let (mut parts, mut files) = (Vec::new(), Vec::new());
+        let (mut parts, mut storages, mut files) = (Vec::new(), Vec::new(), Vec::new());
         for region in chunks {
             let found = self.place(name, Some(&region.offset)).ok_or_else(|| {
                 self.damaged(about(format!("it does not say where the part {region} lies")))
             })?;
             files.push(self.metadata.places[found].file.clone());
             let range = self.range(found)?;
-            parts.push((region.clone(), located(&range, name, &tensor, region)?));
+            let (place, storage) = located(&range, name, &tensor, region)?;
+            parts.push((region.clone(), place));
+            storages.push((range.path, storage));
         }
         let info = TensorInfo { dtype: tensor.dtype, shape: tensor.shape };
-        let joined = FileTensor::of_chunks(info, parts)
+        let joined = FileTensor::of_checked_chunks(info, parts, storages)
             .map_err(|fact| Error::Unsupported { path: self.path.clone(), fact: about(fact) })?;
         Ok((joined, files))
     }
@@ -328,15 +330,15 @@ fn chosen(path: &Path, tops: &BTreeSet<String>, key: Option<&str>) -> Result<Str
     }
 }
 
-/// Finds a part of a tensor in its file: an archive of `torch.save` with one tensor.
+/// Finds a part of a tensor in its file, an archive of `torch.save` with one tensor, and its storage.
 fn located(
     range: &Range,
     name: &str,
     tensor: &DcpTensor,
     region: &Region,
-) -> Result<TensorLocation, Error> {
+) -> Result<(TensorLocation, StoragePlace), Error> {
     let Range { path, file, start, length } = range;
-    let read = || -> Result<TensorLocation, Fault> {
+    let read = || -> Result<_, Fault> {
         let about = |fact: String| format!("`{}` at {region}: {fact}", shown(name));
         let saved = PthFile::from_range(path, file, *start, *length)?;
         let found = match saved.value().map_err(|error| Fault::damaged(about(error.to_string())))? {
@@ -362,7 +364,7 @@ fn located(
         }
         let storage = saved.place(&found.storage.key)?;
         let offset = storage.begin + found.offset.unsigned_abs() * tensor.dtype.bytes();
-        Ok(TensorLocation { path: path.clone(), offset, info })
+        Ok((TensorLocation { path: path.clone(), offset, info }, storage))
     };
     read().map_err(|fault| fault.at(path))
 }

@@ -6,6 +6,7 @@ mod chunks;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,7 +18,7 @@ use self::chunks::Chunks;
 use crate::dtype::{Dtype, TensorInfo};
 use crate::error::Error;
 use crate::layout::{self, TensorLocation};
-use crate::pth::{PthFile, Quantizer, StoredTensor, TensorData};
+use crate::pth::{PthFile, Quantizer, StoragePlace, StoredTensor, TensorData};
 use crate::region::Region;
 use crate::torch_optimizer::StateTensor;
 
@@ -59,6 +60,19 @@ impl FileTensor {
             Ok([(_, place)]) => Self::placed(place),
             Err(chunks) => Self(Source::Chunks(Arc::new(Chunks::new(info, chunks)?))),
         })
+    }
+
+    /// The same, with the storages of `torch.save` that the chunks lie in: their checksums are compared before a byte is
+    /// copied.
+    ///
+    /// Returns the errors of [`of_chunks`](Self::of_chunks).
+    pub(crate) fn of_checked_chunks(
+        info: TensorInfo,
+        chunks: Vec<(Region, TensorLocation)>,
+        storages: Vec<(PathBuf, StoragePlace)>,
+    ) -> Result<Self, String> {
+        let chunks = Chunks::new(info, chunks)?.checked(storages);
+        Ok(Self(Source::Chunks(Arc::new(chunks))))
     }
 
     pub(crate) fn stored(file: &Arc<Mutex<PthFile>>, tensor: StoredTensor) -> Self {

@@ -225,7 +225,7 @@ fn of_dcp(folder: &Path) -> Result<Foreign, Error> {
     let mut saved = DcpFolder::open(folder)?;
     let mut models: Vec<String> = Vec::new();
     let mut next = None;
-    while next.is_none() || next.as_deref().is_some_and(|key| saved.has(key)) {
+    while models.len() < MAX_MODELS && next.as_deref().is_none_or(|key| saved.has(key)) {
         let mut found = saved.weights(next.as_deref()).map_err(one_alone)?;
         strip_wrapper(&mut found.tensors);
         let name = if found.key.is_empty() { "the model" } else { &found.key };
@@ -431,6 +431,8 @@ const SCALERS: [&str; 6] = [
 const RANDOM: [&str; 3] = ["rng_state", "torch_rng_state", "cpu_rng_state"];
 const TRAINER_STATE: &str = "trainer_state.json";
 const MAX_SHOWN: usize = 60;
+/// Of one folder: each is looked for among all names.
+const MAX_MODELS: usize = 64;
 
 #[cfg(test)]
 mod tests {

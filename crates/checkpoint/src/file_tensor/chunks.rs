@@ -3,11 +3,14 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::copy;
 use crate::dtype::TensorInfo;
 use crate::error::Error;
 use crate::layout::TensorLocation;
+use crate::pth::StoragePlace;
 use crate::region::{Region, RegionCopy};
 
 /// Parts in files that cover a tensor exactly once, wherever they begin and end.
@@ -18,6 +21,10 @@ pub(super) struct Chunks {
     parts: Vec<(Region, TensorLocation)>,
     /// For each part the end of the rows that it and those before it have.
     ends: Vec<u64>,
+    /// Storages with checksums that the parts lie in, each with its file.
+    storages: Vec<(PathBuf, StoragePlace)>,
+    /// Whether the checksums were compared.
+    verified: AtomicBool,
 }
 
 impl Chunks {
@@ -43,7 +50,26 @@ impl Chunks {
             last = last.max(rows(region).1);
             last
         });
-        Ok(Self { ends: ends.collect(), parts, info })
+        let (storages, verified) = (Vec::new(), AtomicBool::new(false));
+        Ok(Self { ends: ends.collect(), parts, info, storages, verified })
+    }
+
+    /// Compares checksums before the first element is written.
+    pub(super) fn checked(self, storages: Vec<(PathBuf, StoragePlace)>) -> Self {
+        Self { storages, ..self }
+    }
+
+    fn verify(&self) -> io::Result<()> {
+        if self.verified.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        for (path, storage) in &self.storages {
+            let file =
+                File::open(path).map_err(Error::io("read", path)).map_err(io::Error::other)?;
+            storage.verify(&file).map_err(|fault| io::Error::other(fault.at(path)))?;
+        }
+        self.verified.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     pub(super) fn info(&self) -> &TensorInfo {
@@ -52,6 +78,7 @@ impl Chunks {
 
     /// Writes the elements in row-major order, a piece at a time.
     pub(super) fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
+        self.verify()?;
         self.write_pieces(out, PIECE_BYTES)
     }
 

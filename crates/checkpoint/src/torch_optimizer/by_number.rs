@@ -5,7 +5,7 @@
 //! Flattened, each tensor and number has a key of its own, and the groups are gone: `{'state.0.weight.exp_avg': ...,
 //! 'param_groups.0.weight.lr': ...}`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use indexmap::IndexMap;
 
@@ -181,15 +181,15 @@ fn difference<T: StateTensor>(
     a: &[(Value<T>, Value<T>)],
     b: &[(Value<T>, Value<T>)],
 ) -> Option<String> {
-    let of = |list: &[(Value<T>, Value<T>)], wanted: &Value<T>| {
-        let found = list.iter().find(|(key, _)| key.as_str() == wanted.as_str());
-        found.map(|(_, value)| value.clone())
+    let by_key = |list: &[(Value<T>, Value<T>)]| -> BTreeMap<String, Value<T>> {
+        let named = list.iter().map(|(key, value)| (key.as_str().unwrap_or_default(), value));
+        named.map(|(key, value)| (key.to_owned(), value.clone())).collect()
     };
+    let (a, b) = (by_key(a), by_key(b));
     let differs =
-        |(key, value): &&(Value<T>, Value<T>)| !of(a, key).is_some_and(|other| same(&other, value));
-    let missing = |(key, _): &&(Value<T>, Value<T>)| of(b, key).is_none();
-    let found = b.iter().find(differs).or_else(|| a.iter().find(missing));
-    found.map(|(key, _)| key.as_str().unwrap_or_default().to_owned())
+        |(key, value): &(&String, &Value<T>)| !b.get(*key).is_some_and(|other| same(value, other));
+    let found = a.iter().find(differs).or_else(|| b.iter().find(|(key, _)| !a.contains_key(*key)));
+    found.map(|(key, _)| key.clone())
 }
 
 fn same<T: StateTensor>(a: &Value<T>, b: &Value<T>) -> bool {

@@ -158,6 +158,18 @@ fn what_is_missing_or_cut_is_named() {
     assert!(matches!(error, Error::Damaged { .. }), "{error}");
     assert!(error.to_string().contains("are not in a file of 3000"), "{error}");
 
+    // A bit of a weight, which only the checksum knows of.
+    copied(&folder.join("changed"));
+    let file = folder.join("changed/__0_0.distcp");
+    let mut bytes = fs::read(&file).unwrap();
+    let whole = values(&fixture("torch_2_13.safetensors"));
+    let (_, _, weight) = whole.iter().find(|(name, ..)| name == "0.weight").unwrap();
+    let at = bytes.windows(16).position(|found| found == &weight[..16]).unwrap();
+    bytes[at + 3] ^= 1;
+    fs::write(&file, bytes).unwrap();
+    let error = refused("changed").to_string();
+    assert!(error.contains("__0_0.distcp is damaged: the checksum of the entry"), "{error}");
+
     // Another rank's file in its place: no part is what the metadata say.
     copied(&folder.join("exchanged"));
     let (one, other) =

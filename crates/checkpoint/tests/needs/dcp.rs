@@ -104,6 +104,10 @@ for flat in False, True:
     dcp.save({"app": {"model": weights, "optim": states}}, checkpoint_id=f"{sys.argv[1]}/app_{flat}")
     # torchtitan has the weights outermost.
     dcp.save({**weights, "optimizer": states, "step": 4}, checkpoint_id=f"{sys.argv[1]}/top_{flat}")
+import os
+os.mkdir(f"{sys.argv[1]}/full")  # Accelerate's FULL_STATE_DICT
+torch.save(weights, f"{sys.argv[1]}/full/pytorch_model_fsdp.bin")
+torch.save(get_optimizer_state_dict(model, optimizer), f"{sys.argv[1]}/full/optimizer.bin")
 save_file(weights, f"{sys.argv[1]}/model.safetensors")
 states = {name: optimizer.state[parameter] for name, parameter in model.named_parameters()}
 states = {f"state.{name}.{slot}": tensor for name, slots in states.items() for slot, tensor in slots.items()}
@@ -112,7 +116,7 @@ save_file(states, f"{sys.argv[1]}/optimizer.safetensors")
     python(script, &[folder.path()]);
     let like = folder.path().join("like");
     saved::before_a_window(&like);
-    for name in ["app_False", "app_True", "top_False", "top_True"] {
+    for name in ["app_False", "app_True", "top_False", "top_True", "full"] {
         let (from, to) = (folder.path().join(name), folder.path().join(format!("{name}_made")));
         let report = convert_like(&from, &to, &like, &StateKind::ALL).unwrap();
         for file in ["model.safetensors", "optimizer.safetensors"] {
