@@ -16,7 +16,7 @@ use crate::byte_size::bytes;
 /// Reads Brigade's checkpoints, and those of PyTorch's torch.distributed.checkpoint, also in the folders that
 /// Accelerate saves with FSDP (SHARDED_STATE_DICT).
 ///
-/// The rows of each tensor are copied one after the other, so that memory does not grow with the model. The
+/// The parts of each tensor are joined a piece at a time, so that memory does not grow with the model. The
 /// file appears whole or not at all, and must not be there yet. Checkpoints of unsharded runs are taken, too.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
