@@ -48,7 +48,7 @@ pub(super) fn write(
                 }
                 put(&mut entries, vec![DcpKey::Name(key("optim"))], state);
             }
-            "run" | "rank" => {}
+            "run" => {}
             _ => report.left_out.push(format!(
                 "{}: models and optimizers alone are written for torch.distributed.checkpoint",
                 object.name

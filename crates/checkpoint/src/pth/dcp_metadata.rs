@@ -406,4 +406,24 @@ mod tests {
             }
         }
     }
+
+    /// One chunk, recalled by five bytes each time.
+    #[test]
+    fn chunks_that_are_repeated_out_of_proportion_are_refused() {
+        let whole = Region::whole(&[5, 4]);
+        let tensor = DcpTensor { dtype: Dtype::F32, shape: vec![5, 4], chunks: vec![whole] };
+        let metadata = DcpMetadata {
+            tensors: [("w".to_owned(), tensor)].into(),
+            values: BTreeSet::new(),
+            places: Vec::new(),
+            keys: BTreeMap::new(),
+        };
+        let bytes = write_dcp_metadata(&metadata).unwrap();
+        assert_eq!(read(&bytes).unwrap(), metadata);
+        let end = bytes.windows(3).position(|it| it == b"eub").unwrap();
+        let repeated = [b"r\xff\xff\0\0".to_vec(), b"j\xff\xff\0\0".repeat(200_000)].concat();
+        let bytes = [&bytes[..end], &repeated, &bytes[end..]].concat();
+        let error = read(&bytes).unwrap_err().to_string();
+        assert!(error.contains("many times its size"), "{error}");
+    }
 }

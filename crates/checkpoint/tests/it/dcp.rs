@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use brigade_checkpoint::convert::{
     StateKind, Target, WeightsOptions, convert, convert_like, convert_with,
 };
+use brigade_checkpoint::pth::{DcpKey, DcpMetadata, DcpPlace, dcp_metadata, write_dcp_metadata};
 use brigade_checkpoint::{Error, Region, Safetensors, WeightsReader, dcp_folder};
 
 use crate::saved;
@@ -186,4 +187,76 @@ fn what_is_missing_or_cut_is_named() {
         "{error}"
     );
     assert_eq!(dcp_folder(folder).unwrap(), None);
+}
+
+/// Metadata that only someone who means harm, or a broken writer, writes.
+#[test]
+fn metadata_that_do_not_fit_their_files_are_named() {
+    let bytes = fs::read(fixture("torch_2_13/.metadata")).unwrap();
+    let metadata = dcp_metadata(Path::new(".metadata"), &bytes).unwrap();
+    let refused = |change: &dyn Fn(&mut DcpMetadata), expected: &str| {
+        let folder = tempfile::tempdir().unwrap();
+        copied(&folder.path().join("from"));
+        let mut metadata = metadata.clone();
+        change(&mut metadata);
+        let bytes = write_dcp_metadata(&metadata).unwrap();
+        fs::write(folder.path().join("from/.metadata"), bytes).unwrap();
+        let to = folder.path().join("out.safetensors");
+        let error = convert(&folder.path().join("from"), &to, TARGET).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+        assert!(!to.exists());
+    };
+    // One weight under many names: the files would be read as often as there are names.
+    let copy = |metadata: &mut DcpMetadata| {
+        let places = metadata.places.iter().filter(|it| it.name == "model.0.weight").cloned();
+        let places: Vec<_> = places.collect();
+        let whole = metadata.tensors["model.0.weight"].clone();
+        for number in 0..20 {
+            let other = format!("model.0.copy{number}");
+            let keys = [DcpKey::Name("model".into()), DcpKey::Name(other.clone())];
+            metadata.keys.insert(other.clone(), keys.into());
+            metadata.tensors.insert(other.clone(), whole.clone());
+            let mut of_copy = places.clone();
+            of_copy.iter_mut().for_each(|it| it.name.clone_from(&other));
+            metadata.places.extend(of_copy);
+        }
+    };
+    refused(&copy, "are those of another part, too");
+    let tensor = |metadata: &mut DcpMetadata, change: &dyn Fn(&mut Vec<Region>)| {
+        change(&mut metadata.tensors.get_mut("model.0.weight").unwrap().chunks);
+    };
+    refused(
+        &|it| {
+            tensor(it, &|chunks| {
+                chunks.pop();
+            });
+        },
+        "`model.0.weight`: its chunks leave a gap: 16 elements are stored of 28",
+    );
+    refused(
+        &|it| {
+            tensor(it, &|chunks| chunks.push(chunks[0].clone()));
+        },
+        "its chunks overlap",
+    );
+    refused(
+        &|it| {
+            tensor(it, &|chunks| {
+                chunks[0].shape[0] = 3;
+                chunks[1] = Region { offset: vec![3, 0], shape: vec![4, 4] };
+            });
+        },
+        "`model.0.weight` at [3, 4] at [0, 0]: expected [3, 4] of F32, found [4, 4] of F32",
+    );
+    let place = |metadata: &mut DcpMetadata, change: &dyn Fn(&mut DcpPlace)| {
+        let found = metadata.places.iter_mut().find(|it| it.name == "model.0.weight");
+        change(found.unwrap());
+    };
+    refused(&|it| place(it, &|place| place.file = "../x".into()), "../x");
+    refused(&|it| place(it, &|place| place.start = 1 << 60), "are not in a file of 12808");
+    refused(&|it| place(it, &|place| place.start += 3), "__0_0.distcp");
+    refused(
+        &|it| it.places.retain(|place| place.name != "model.0.weight"),
+        "it does not say where the part [4, 4] at [0, 0] lies",
+    );
 }
