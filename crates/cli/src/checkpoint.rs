@@ -28,8 +28,8 @@ pub(crate) enum Checkpoint {
 
 /// Show what a checkpoint or weights file holds
 ///
-/// A folder that a run has saved, a safetensors file, an index of several, or a file of torch.save,
-/// torch.jit.save or torch.export.save. Of a project's folder the newest checkpoint is shown. Tensors
+/// A folder that a run has saved, a safetensors file, an index of several, a file of torch.save,
+/// torch.jit.save or torch.export.save, or the weights in a folder of torch.distributed.checkpoint. Of a project's folder the newest checkpoint is shown. Tensors
 /// are not read, and nothing in a file is ever executed.
 #[derive(Debug, Args)]
 #[command(after_help = INSPECT_EXAMPLES)]
