@@ -5,7 +5,7 @@
 //! [{'lr': ..., 'params': [0, 1]}]}`. Brigade names them: `{kind, steps, initial_lr, lr, groups: [{numbers,
 //! parameters}], parameters: [name], state: {name: {slot: tensor}}}`. Since PyTorch 2.6 an optimizer made of
 //! `named_parameters()` saves `param_names`, too, and then names decide, else the order. The states of
-//! `torch.distributed.checkpoint.state_dict` have names instead of numbers ([`by_number`]).
+//! `torch.distributed.checkpoint.state_dict` have names instead of numbers.
 
 mod by_number;
 
