@@ -5,7 +5,7 @@ use std::process::Command;
 
 use brigade_checkpoint::convert::{StateKind, Target, convert, convert_like};
 use brigade_checkpoint::layout::Checkpoint;
-use brigade_checkpoint::{Region, WeightsReader};
+use brigade_checkpoint::{Region, Value, WeightsReader};
 use brigade_test_needs::{Need, needs};
 
 use crate::saved;
@@ -94,14 +94,17 @@ fn peer_pytorchs_flattened_states_are_read() {
     let script = r#"
 torch.manual_seed(1)
 model, optimizer = made()
+scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
 for _ in range(4):
     model(torch.rand(5, 6)).square().sum().backward()
     optimizer.step()
+    scheduler.step()
 for flat in False, True:
     options = StateDictOptions(flatten_optimizer_state_dict=flat)
     states = get_optimizer_state_dict(model, optimizer, options=options)
     weights = get_model_state_dict(model)
-    dcp.save({"app": {"model": weights, "optim": states}}, checkpoint_id=f"{sys.argv[1]}/app_{flat}")
+    app = {"model": weights, "optim": states, "scheduler": scheduler.state_dict()}
+    dcp.save({"app": app}, checkpoint_id=f"{sys.argv[1]}/app_{flat}")
     # torchtitan has the weights outermost.
     dcp.save({**weights, "optimizer": states, "step": 4}, checkpoint_id=f"{sys.argv[1]}/top_{flat}")
 import os
@@ -129,6 +132,11 @@ save_file(states, f"{sys.argv[1]}/optimizer.safetensors")
         let group = &state.get("groups").unwrap().as_items().unwrap()[0];
         let rate = group.get("numbers").and_then(|numbers| numbers.get("lr")?.as_float());
         assert_eq!(rate, Some(0.5), "{name}");
+        if name.starts_with("app") {
+            let scheduler = made.manifest().of_kind("scheduler").next().unwrap();
+            let state = made.state(scheduler).unwrap().unwrap();
+            assert_eq!(state.get("position").and_then(Value::as_int), Some(4), "{report:?}");
+        }
         let left = report.left_out.join("\n");
         assert_eq!(left.contains("`step`: the integer 4"), name.starts_with("top"), "{left}");
     }
