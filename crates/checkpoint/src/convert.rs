@@ -1,9 +1,10 @@
-//! From one layout of weights and states to another: Brigade's, PyTorch's, Accelerate's, those of DeepSpeed, of
-//! Hugging Face's Trainer and of Lightning.
+//! From one layout of weights and states to another: Brigade's, PyTorch's, that of `torch.distributed.checkpoint`,
+//! Accelerate's, those of DeepSpeed, of Hugging Face's Trainer and of Lightning.
 //!
 //! Tensors are copied from file to file in pieces; no model is ever in memory as a whole.
 
 mod accelerate;
+mod dcp;
 mod foreign;
 mod like;
 mod parts;
@@ -41,6 +42,10 @@ pub enum Target {
     Parts(u64),
     /// A folder in the layout of Accelerate's `save_state`.
     Accelerate(AccelerateRun),
+    /// A folder that `torch.distributed.checkpoint.load` reads, of one rank: models under `model`, `model_1`, ..., and
+    /// optimizers under `optim`, `optim_1`, ... in the form of `get_optimizer_state_dict`. With options, and of weights
+    /// files, one model.
+    Dcp,
 }
 
 /// What a conversion has made, and what it could not carry.
@@ -127,6 +132,21 @@ fn convert_in(
                 ),
             });
         }
+        (Target::Dcp, checkpoint) => {
+            let made = partial.join("dcp");
+            fs::create_dir(&made).map_err(Error::io("make", &made))?;
+            match checkpoint {
+                Some(checkpoint) if *options == WeightsOptions::default() => {
+                    dcp::write(checkpoint, &made, &mut report)?;
+                }
+                checkpoint => {
+                    let weights = weights_of(from, checkpoint.as_ref(), options, &mut report)?;
+                    dcp::write_weights(&made, &weights)?;
+                    report.changed.extend(weights.iter().filter_map(overflow));
+                }
+            }
+            made
+        }
         (Target::Weights(format), checkpoint) => {
             let weights = weights_of(from, checkpoint.as_ref(), options, &mut report)?;
             let made = partial.join("weights");
@@ -167,6 +187,13 @@ fn read(checkpoint: &Checkpoint, object: &Object) -> Result<Value<FileTensor>, E
             fact: format!("`{name}` of {}: {fact}", object.name),
         })
     })
+}
+
+fn not_understood(checkpoint: &Checkpoint, object: &Object) -> Error {
+    Error::Damaged {
+        path: checkpoint.folder().to_owned(),
+        fact: format!("the state of {} has not the form of its kind, {}", object.name, object.kind),
+    }
 }
 
 /// The weights of a checkpoint's model, of another library's folder, or of weights files.

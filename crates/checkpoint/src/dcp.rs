@@ -1,17 +1,25 @@
-//! Weights in folders of `torch.distributed.checkpoint` (DCP), as PyTorch's FSDP and Accelerate save them.
+//! Folders of `torch.distributed.checkpoint` (DCP), as PyTorch's FSDP and Accelerate save them.
+
+mod tree;
+mod write;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
+
+use self::tree::Tree;
+pub(crate) use self::write::write_folder;
 use crate::dtype::TensorInfo;
 use crate::error::Error;
 use crate::fault::Fault;
 use crate::file_name::FileName;
 use crate::file_tensor::{FileTensor, Weights};
 use crate::layout::TensorLocation;
-use crate::pth::{DcpMetadata, DcpPlace, DcpTensor, PthFile, dcp_metadata, shown};
-use crate::region::Region;
+use crate::pth::{DcpKey, DcpMetadata, DcpTensor, PthFile, StoragePlace, dcp_metadata, shown};
+use crate::region::{Region, check_cover};
 use crate::value::Value;
 
 /// The file whose presence says that a folder is complete.
@@ -20,6 +28,9 @@ const METADATA: &str = ".metadata";
 const OF_ACCELERATE: &str = "pytorch_model_fsdp_";
 /// The key of the model in the dictionary that most programs save.
 const MODEL: &str = "model";
+/// Keys of what is not a model.
+const STATES: [&str; 7] =
+    ["optim", "optimizer", "optimizers", "lr_scheduler", "scheduler", "dataloader", "train_state"];
 
 /// Weights of a folder, and how they were found.
 pub(crate) struct DcpWeights {
@@ -37,14 +48,14 @@ pub(crate) struct DcpWeights {
 /// # Errors
 /// [`Error::Unsupported`] for a folder of Accelerate with several models.
 pub fn dcp_folder(folder: &Path) -> Result<Option<PathBuf>, Error> {
-    if folder.join(METADATA).is_file() {
+    if is_dcp_folder(folder) {
         return Ok(Some(folder.to_owned()));
     }
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut models: Vec<PathBuf> = entries
         .filter(|entry| entry.file_name().to_string_lossy().starts_with(OF_ACCELERATE))
         .map(|entry| entry.path())
-        .filter(|path| path.join(METADATA).is_file())
+        .filter(|path| is_dcp_folder(path))
         .collect();
     models.sort();
     if models.len() < 2 {
@@ -55,106 +66,281 @@ pub fn dcp_folder(folder: &Path) -> Result<Option<PathBuf>, Error> {
     Err(Error::Unsupported { path: folder.to_owned(), fact })
 }
 
+/// Whether a folder is itself one that `torch.distributed.checkpoint` has written.
+pub(crate) fn is_dcp_folder(folder: &Path) -> bool {
+    folder.join(METADATA).is_file()
+}
+
 /// Finds the weights of a folder with DCP's metadata. No pickle is executed. `key` is that of the weights among the
-/// dictionaries that were saved; by default `model`, or the only one.
+/// dictionaries that were saved; by default `model`, or the only one that is not an optimizer's.
 ///
 /// # Errors
 /// [`Error::Damaged`] and [`Error::Unsupported`] with the file that is not what the metadata say; [`Error::Io`] for one that
 /// is missing; [`Error::NoSuchKey`], [`Error::SeveralStateDicts`].
 pub(crate) fn dcp_weights(folder: &Path, key: Option<&str>) -> Result<DcpWeights, Error> {
-    let path = folder.join(METADATA);
-    let bytes = fs::read(&path).map_err(Error::io("read", &path))?;
-    let metadata = dcp_metadata(&path, &bytes)?;
-    let top = |name: &str| match metadata.keys.get(name).map(Vec::as_slice) {
-        Some([first, _, ..]) => first.clone(),
-        _ => String::new(),
-    };
-    let tops: BTreeSet<String> = metadata.tensors.keys().map(|name| top(name)).collect();
-    let key = chosen(&path, &tops, key)?;
-    let places: BTreeMap<(&str, &[u64]), &DcpPlace> = metadata
-        .places
-        .iter()
-        .filter_map(|place| Some(((place.name.as_str(), place.offset.as_deref()?), place)))
-        .collect();
-    let mut tensors = Weights::new();
-    let (mut count, mut files) = (0, BTreeSet::new());
-    for (name, tensor) in metadata.tensors.iter().filter(|(name, _)| top(name) == key) {
-        let about = |fact: String| format!("`{}`: {fact}", shown(name));
-        let mut parts = Vec::new();
-        for region in tensor.chunks.iter().filter(|region| region.elements() > 0) {
-            let missing = || Error::Damaged {
-                path: path.clone(),
-                fact: about(format!("it does not say where the part {region} lies")),
-            };
-            let place =
-                places.get(&(name.as_str(), region.offset.as_slice())).ok_or_else(missing)?;
-            parts.push((region.clone(), located(folder, place, tensor, region)?));
-            files.insert(place.file.as_str());
-            count += 1;
-        }
-        covers(tensor, &parts)
-            .map_err(|fact| Error::Damaged { path: path.clone(), fact: about(fact) })?;
-        let info = TensorInfo { dtype: tensor.dtype, shape: tensor.shape.clone() };
-        let joined = FileTensor::of_rows(info, parts)
-            .map_err(|fact| Error::Unsupported { path: path.clone(), fact: about(fact) })?;
-        tensors.push((inner_name(&metadata, name), joined));
+    DcpFolder::open(folder)?.weights(key)
+}
+
+/// An open folder, whose tensors and values are found one at a time.
+pub(crate) struct DcpFolder {
+    folder: PathBuf,
+    /// The file of the metadata.
+    path: PathBuf,
+    /// Its places are sorted by name and offset.
+    metadata: DcpMetadata,
+    /// How many keys lie around all that was saved: 1 for the `app` of a program that saves an object with its model and
+    /// its optimizer.
+    depth: usize,
+    /// Bytes of each file that were not read yet: parts do not overlap, so that reading takes no longer than the files
+    /// are long.
+    left: BTreeMap<String, u64>,
+    /// The file that was read last.
+    last: Option<(String, File)>,
+}
+
+/// The bytes of a part or a value.
+struct Range {
+    path: PathBuf,
+    file: File,
+    start: u64,
+    length: u64,
+}
+
+impl DcpFolder {
+    /// Reads the metadata, and no other file yet.
+    pub(crate) fn open(folder: &Path) -> Result<Self, Error> {
+        let path = folder.join(METADATA);
+        let bytes = fs::read(&path).map_err(Error::io("read", &path))?;
+        let mut metadata = dcp_metadata(&path, &bytes)?;
+        metadata.places.sort_by(|a, b| (&a.name, &a.offset).cmp(&(&b.name, &b.offset)));
+        let (left, last) = (BTreeMap::new(), None);
+        let mut folder = Self { folder: folder.to_owned(), path, metadata, depth: 0, left, last };
+        folder.depth = folder.wrappers();
+        Ok(folder)
     }
-    let read = format!(
-        "a checkpoint of torch.distributed.checkpoint: {} tensors in {count} parts in {} files",
-        tensors.len(),
-        files.len()
-    );
-    let others = tops.iter().filter(|top| **top != key);
-    let left_out = others
-        .map(|top| format!("{}: a weights file holds one model and nothing else", shown(top)))
-        .collect();
-    Ok(DcpWeights { tensors, key, read, left_out })
+
+    /// Finds the weights, see [`dcp_weights`].
+    pub(crate) fn weights(&mut self, key: Option<&str>) -> Result<DcpWeights, Error> {
+        let tops: BTreeSet<String> =
+            self.metadata.tensors.keys().map(|name| self.top(name)).collect();
+        let key = chosen(&self.path, &tops, key)?;
+        let names: Vec<String> =
+            self.metadata.tensors.keys().filter(|name| self.top(name) == key).cloned().collect();
+        let (mut tensors, mut count) = (Weights::new(), 0);
+        let mut files = BTreeSet::new();
+        for name in names {
+            let (tensor, parts) = self.tensor(&name)?;
+            count += parts.len();
+            files.extend(parts);
+            tensors.push((self.inner_name(&name), tensor));
+        }
+        let read = format!(
+            "a checkpoint of torch.distributed.checkpoint: {} tensors in {count} parts in {} files",
+            tensors.len(),
+            files.len()
+        );
+        let others = tops.iter().filter(|top| **top != key);
+        let others = others
+            .map(|top| format!("{}: a weights file holds one model and nothing else", shown(top)));
+        let beside = self.metadata.values.iter();
+        let beside = beside.filter(|name| !key.is_empty() && self.top(name) == key);
+        let beside = beside.map(|name| format!("`{}`: not a tensor", shown(name)));
+        let left_out = others.chain(beside).collect();
+        Ok(DcpWeights { tensors, key, read, left_out })
+    }
+
+    /// Whether tensors lie under this key.
+    pub(crate) fn has(&self, key: &str) -> bool {
+        self.metadata.tensors.keys().any(|name| self.top(name) == key)
+    }
+
+    /// Reads all that was saved beside the weights under the keys `models`, by its outermost keys.
+    pub(crate) fn states(
+        &mut self,
+        models: &[String],
+    ) -> Result<Vec<(String, Value<FileTensor>)>, Error> {
+        let DcpMetadata { tensors, values, .. } = &self.metadata;
+        let of_model = |name: &String| models.contains(&self.top(name));
+        let tensors: Vec<String> = tensors.keys().filter(|name| !of_model(name)).cloned().collect();
+        // Numbers beside weights that lie under no key.
+        let is_state = |name: &&String| self.top(name).is_empty() || !of_model(name);
+        let values: Vec<String> = values.iter().filter(is_state).cloned().collect();
+        let mut tree = Tree::default();
+        for name in tensors {
+            let value = Value::Tensor(self.tensor(&name)?.0);
+            self.put(&mut tree, &name, value)?;
+        }
+        for name in values {
+            let value = self.value(&name)?;
+            self.put(&mut tree, &name, value)?;
+        }
+        let tree = tree.into_value().map_err(|fact| self.damaged(fact))?;
+        let Value::Dict(entries) = tree else { return Ok(Vec::new()) };
+        let named = |(key, value): (Value<FileTensor>, _)| Some((key.as_str()?.to_owned(), value));
+        Ok(entries.into_iter().filter_map(named).collect())
+    }
+
+    fn put(&self, tree: &mut Tree, name: &str, value: Value<FileTensor>) -> Result<(), Error> {
+        let keys = self.keys(name);
+        let keys = keys.get(self.depth..).filter(|keys| !keys.is_empty()).unwrap_or(&keys);
+        tree.insert(keys, value).map_err(|fact| self.damaged(format!("`{}`: {fact}", shown(name))))
+    }
+
+    /// Keys of a tensor or value, outermost first.
+    fn keys(&self, name: &str) -> Vec<DcpKey> {
+        match self.metadata.keys.get(name) {
+            Some(keys) => keys.clone(),
+            None => vec![DcpKey::Name(name.to_owned())],
+        }
+    }
+
+    /// Returns 1 where all lies under one key, which is not a model's, and a model in it.
+    fn wrappers(&self) -> usize {
+        let mut first = None;
+        let mut has_model = false;
+        for keys in self.metadata.keys.values() {
+            let [key, second, _, ..] = &keys[..] else { return 0 };
+            if *first.get_or_insert(key) != key {
+                return 0;
+            }
+            has_model |= matches!(second, DcpKey::Name(name) if name == MODEL);
+        }
+        usize::from(has_model && first.is_some_and(|it| it.to_string() != MODEL))
+    }
+
+    /// The key of the dictionary that something lies in; empty for what lies in none.
+    fn top(&self, name: &str) -> String {
+        match self.metadata.keys.get(name).and_then(|keys| keys.get(self.depth..)) {
+            Some([first, _, ..]) => first.to_string(),
+            _ => String::new(),
+        }
+    }
+
+    /// A tensor's name in its state dictionary.
+    fn inner_name(&self, name: &str) -> String {
+        match self.metadata.keys.get(name).and_then(|keys| keys.get(self.depth..)) {
+            Some([_, rest @ ..]) if !rest.is_empty() => {
+                rest.iter().map(ToString::to_string).collect::<Vec<_>>().join(".")
+            }
+            _ => name.to_owned(),
+        }
+    }
+
+    fn damaged(&self, fact: String) -> Error {
+        Error::Damaged { path: self.path.clone(), fact }
+    }
+
+    /// A tensor of all its parts, and the file of each.
+    fn tensor(&mut self, name: &str) -> Result<(FileTensor, Vec<String>), Error> {
+        let about = |fact: String| format!("`{}`: {fact}", shown(name));
+        let Some(tensor) = self.metadata.tensors.get(name).cloned() else {
+            return Err(self.damaged(about("it is not a tensor".into())));
+        };
+        let chunks: Vec<&Region> =
+            tensor.chunks.iter().filter(|region| region.elements() > 0).collect();
+        let boxes = chunks.iter().map(|it| (it.offset.as_slice(), it.shape.as_slice()));
+        check_cover(&tensor.shape, boxes).map_err(|fact| self.damaged(about(fact)))?;
+        let (mut parts, mut storages, mut files) = (Vec::new(), Vec::new(), Vec::new());
+        for region in chunks {
+            let found = self.place(name, Some(&region.offset)).ok_or_else(|| {
+                self.damaged(about(format!("it does not say where the part {region} lies")))
+            })?;
+            files.push(self.metadata.places[found].file.clone());
+            let range = self.range(found)?;
+            let (place, storage) = located(&range, name, &tensor, region)?;
+            parts.push((region.clone(), place));
+            storages.push((range.path, storage));
+        }
+        let info = TensorInfo { dtype: tensor.dtype, shape: tensor.shape };
+        let joined = FileTensor::of_checked_chunks(info, parts, storages)
+            .map_err(|fact| Error::Unsupported { path: self.path.clone(), fact: about(fact) })?;
+        Ok((joined, files))
+    }
+
+    /// What is not a tensor: a value that `torch.save` has written.
+    fn value(&mut self, name: &str) -> Result<Value<FileTensor>, Error> {
+        let found = self.place(name, None).ok_or_else(|| {
+            self.damaged(format!("it does not say where the value `{}` lies", shown(name)))
+        })?;
+        let Range { path, file, start, length } = self.range(found)?;
+        let read = || -> Result<_, Fault> {
+            let saved = PthFile::from_range(&path, &file, start, length)?;
+            let value = saved.value().map_err(|error| Fault::damaged(error.to_string()))?;
+            Ok((saved, value))
+        };
+        let (saved, value) = read().map_err(|fault| fault.about(&shown(name)).at(&path))?;
+        let saved = Arc::new(Mutex::new(saved));
+        value.try_map(&mut |_, tensor| Ok(FileTensor::stored(&saved, tensor)))
+    }
+
+    /// The number of the place of a part, or of a value.
+    fn place(&self, name: &str, offset: Option<&[u64]>) -> Option<usize> {
+        let places = &self.metadata.places;
+        let wanted = (name, offset);
+        places.binary_search_by(|it| (it.name.as_str(), it.offset.as_deref()).cmp(&wanted)).ok()
+    }
+
+    /// Opens the file of a place, which no other place may share bytes with.
+    fn range(&mut self, place: usize) -> Result<Range, Error> {
+        let place = &self.metadata.places[place];
+        let name = FileName::new(place.file.as_str())
+            .map_err(|error| self.damaged(format!("{}: {error}", shown(&place.file))))?;
+        let path = self.folder.join(&*name);
+        let file = match self.last.take() {
+            Some((last, file)) if last == place.file => file,
+            _ => File::open(&path).map_err(Error::io("read", &path))?,
+        };
+        let bytes = file.metadata().map_err(Error::io("read", &path))?.len();
+        let (start, length) = (place.start, place.length);
+        let damaged = |fact: String| Error::Damaged {
+            path: path.clone(),
+            fact: format!("`{}`: {fact}", shown(&place.name)),
+        };
+        if start.checked_add(length).is_none_or(|end| end > bytes) {
+            let fact = format!("its {length} bytes at {start} are not in a file of {bytes}");
+            return Err(damaged(fact));
+        }
+        let left = self.left.entry(place.file.clone()).or_insert(bytes);
+        *left = left.checked_sub(length).ok_or_else(|| {
+            damaged(format!("its {length} bytes at {start} are those of another part, too"))
+        })?;
+        let copy = file.try_clone().map_err(Error::io("read", &path))?;
+        self.last = Some((place.file.clone(), copy));
+        Ok(Range { path, file, start, length })
+    }
 }
 
 /// The key of the weights among those of the outermost dictionary; empty for tensors that lie in it themselves.
 fn chosen(path: &Path, tops: &BTreeSet<String>, key: Option<&str>) -> Result<String, Error> {
     let keys = || tops.iter().cloned().collect::<Vec<_>>();
-    match key {
-        Some(key) if tops.contains(key) => Ok(key.to_owned()),
-        Some(key) => {
-            Err(Error::NoSuchKey { path: path.to_owned(), key: key.to_owned(), keys: keys() })
+    if let Some(key) = key {
+        if tops.contains(key) {
+            return Ok(key.to_owned());
         }
-        None if tops.contains(MODEL) => Ok(MODEL.to_owned()),
-        None if tops.len() <= 1 => Ok(tops.first().cloned().unwrap_or_default()),
-        None => Err(Error::SeveralStateDicts { path: path.to_owned(), keys: keys() }),
+        return Err(Error::NoSuchKey { path: path.to_owned(), key: key.to_owned(), keys: keys() });
+    }
+    if tops.contains(MODEL) {
+        return Ok(MODEL.to_owned());
+    }
+    let mut models = tops.iter().filter(|top| !STATES.contains(&top.as_str()));
+    match (models.next(), models.next()) {
+        (Some(model), None) => Ok(model.clone()),
+        (None, _) if tops.len() <= 1 => Ok(tops.first().cloned().unwrap_or_default()),
+        _ => Err(Error::SeveralStateDicts { path: path.to_owned(), keys: keys() }),
     }
 }
 
-/// A tensor's name in its state dictionary.
-fn inner_name(metadata: &DcpMetadata, name: &str) -> String {
-    match metadata.keys.get(name).map(Vec::as_slice) {
-        Some([_, rest @ ..]) if !rest.is_empty() => rest.join("."),
-        _ => name.to_owned(),
-    }
-}
-
-/// Finds a part of a tensor in its file: an archive of `torch.save` with one tensor.
+/// Finds a part of a tensor in its file, an archive of `torch.save` with one tensor, and its storage.
 fn located(
-    folder: &Path,
-    place: &DcpPlace,
+    range: &Range,
+    name: &str,
     tensor: &DcpTensor,
     region: &Region,
-) -> Result<TensorLocation, Error> {
-    let name = FileName::new(place.file.as_str()).map_err(|error| Error::Damaged {
-        path: folder.join(METADATA),
-        fact: format!("{}: {error}", shown(&place.file)),
-    })?;
-    let path = folder.join(&*name);
-    let file = File::open(&path).map_err(Error::io("read", &path))?;
-    let read = || -> Result<TensorLocation, Fault> {
-        let about = |fact: String| format!("`{}` at {region}: {fact}", shown(&place.name));
-        let bytes = file.metadata()?.len();
-        if place.start.checked_add(place.length).is_none_or(|end| end > bytes) {
-            let (length, start) = (place.length, place.start);
-            let fact = format!("its {length} bytes at {start} are not in a file of {bytes}");
-            return Err(Fault::damaged(about(fact)));
-        }
-        let saved = PthFile::from_range(&path, &file, place.start, place.length)?;
+) -> Result<(TensorLocation, StoragePlace), Error> {
+    let Range { path, file, start, length } = range;
+    let read = || -> Result<_, Fault> {
+        let about = |fact: String| format!("`{}` at {region}: {fact}", shown(name));
+        let saved = PthFile::from_range(path, file, *start, *length)?;
         let found = match saved.value().map_err(|error| Fault::damaged(about(error.to_string())))? {
             Value::Tensor(found) => found,
             other => {
@@ -178,25 +364,7 @@ fn located(
         }
         let storage = saved.place(&found.storage.key)?;
         let offset = storage.begin + found.offset.unsigned_abs() * tensor.dtype.bytes();
-        Ok(TensorLocation { path: path.clone(), offset, info })
+        Ok((TensorLocation { path: path.clone(), offset, info }, storage))
     };
-    read().map_err(|fault| fault.at(&path))
-}
-
-/// Whether parts are all of a tensor, each once.
-fn covers(tensor: &DcpTensor, parts: &[(Region, TensorLocation)]) -> Result<(), String> {
-    let all = Region::whole(&tensor.shape).elements();
-    let found: u64 = parts.iter().map(|(region, _)| region.elements()).sum();
-    let mut rows: Vec<(u64, u64)> = parts
-        .iter()
-        .filter_map(|(region, _)| Some((*region.offset.first()?, *region.shape.first()?)))
-        .collect();
-    rows.sort_unstable();
-    // What joins parts refuses those that are cut along other dimensions.
-    let by_rows = parts.iter().all(|(it, _)| it.shape.get(1..) == tensor.shape.get(1..));
-    let overlap = by_rows && rows.windows(2).any(|pair| pair[0].0 + pair[0].1 > pair[1].0);
-    if found != all || overlap {
-        return Err(format!("its parts have {found} elements of {all}, or overlap"));
-    }
-    Ok(())
+    read().map_err(|fault| fault.at(path))
 }

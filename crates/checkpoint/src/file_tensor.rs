@@ -1,10 +1,12 @@
 //! Tensors that lie in files.
 
 mod cast;
+mod chunks;
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,10 +14,11 @@ use parking_lot::Mutex;
 
 use self::cast::Cast;
 pub(crate) use self::cast::is_float;
+use self::chunks::Chunks;
 use crate::dtype::{Dtype, TensorInfo};
 use crate::error::Error;
 use crate::layout::{self, TensorLocation};
-use crate::pth::{PthFile, Quantizer, StoredTensor, TensorData};
+use crate::pth::{PthFile, Quantizer, StoragePlace, StoredTensor, TensorData};
 use crate::region::Region;
 use crate::torch_optimizer::StateTensor;
 
@@ -27,8 +30,10 @@ pub struct FileTensor(Source);
 enum Source {
     Placed(TensorLocation),
     Stored(Arc<Mutex<PthFile>>, StoredTensor),
-    /// Rows of it one after the other, as ranks have saved theirs.
-    Rows(TensorInfo, Vec<TensorLocation>),
+    /// Parts of it that cover it, as ranks have saved theirs.
+    Chunks(Arc<Chunks>),
+    /// Parts of its bytes one after the other, as DeepSpeed cuts flat tensors.
+    Parts(TensorInfo, Vec<TensorLocation>),
     Memory(TensorInfo, Arc<[u8]>),
     /// Another float tensor, written as this type, and how many of its values became infinite.
     Cast(Box<FileTensor>, Dtype, Arc<AtomicU64>),
@@ -39,35 +44,23 @@ impl FileTensor {
         Self(Source::Placed(place))
     }
 
-    /// A tensor of a checkpoint, whole or in the rows of several ranks.
+    /// A tensor of a checkpoint, whole or in the parts of several ranks.
     ///
-    /// Errors for one that is cut along another dimension than the first, which no run saves yet.
+    /// Returns the errors of [`of_chunks`](Self::of_chunks).
     pub(crate) fn of_checkpoint(tensor: layout::StoredTensor) -> Result<Self, String> {
-        Self::of_rows(tensor.info, tensor.chunks)
+        Self::of_chunks(tensor.info, tensor.chunks)
     }
 
-    /// A tensor of chunks that cover it, each in a file.
+    /// A tensor of chunks that cover it exactly once, each in a file.
     ///
-    /// Errors for one that is cut along another dimension than the first.
-    pub(crate) fn of_rows(
+    /// Errors for elements of less than a byte that are cut along another dimension than the first.
+    pub(crate) fn of_chunks(
         info: TensorInfo,
-        mut chunks: Vec<(Region, TensorLocation)>,
+        chunks: Vec<(Region, TensorLocation)>,
     ) -> Result<Self, String> {
-        let cut =
-            |(region, _): &(Region, TensorLocation)| region.shape.get(1..) != info.shape.get(1..);
-        if chunks.len() > 1 && chunks.iter().any(cut) {
-            return Err(format!(
-                "{info} is cut along several dimensions, which cannot be put together yet"
-            ));
-        }
-        chunks.sort_by_key(|(region, _)| region.offset.first().copied());
-        let mut places: Vec<TensorLocation> = chunks.into_iter().map(|(_, place)| place).collect();
-        Ok(match (places.len(), places.pop()) {
-            (1, Some(place)) => Self::placed(place),
-            (_, last) => {
-                places.extend(last);
-                Self(Source::Rows(info, places))
-            }
+        Ok(match <[_; 1]>::try_from(chunks) {
+            Ok([(_, place)]) => Self::placed(place),
+            Err(chunks) => Self(Source::Chunks(Arc::new(Chunks::new(info, chunks)?))),
         })
     }
 
@@ -77,9 +70,22 @@ impl FileTensor {
             (1, Some(part)) => Self::placed(TensorLocation { info, ..part }),
             (_, last) => {
                 parts.extend(last);
-                Self(Source::Rows(info, parts))
+                Self(Source::Parts(info, parts))
             }
         }
+    }
+
+    /// The same, with the storages of `torch.save` that the chunks lie in: their checksums are compared before a byte is
+    /// copied.
+    ///
+    /// Returns the errors of [`of_chunks`](Self::of_chunks).
+    pub(crate) fn of_checked_chunks(
+        info: TensorInfo,
+        chunks: Vec<(Region, TensorLocation)>,
+        storages: Vec<(PathBuf, StoragePlace)>,
+    ) -> Result<Self, String> {
+        let chunks = Chunks::new(info, chunks)?.checked(storages);
+        Ok(Self(Source::Chunks(Arc::new(chunks))))
     }
 
     pub(crate) fn stored(file: &Arc<Mutex<PthFile>>, tensor: StoredTensor) -> Self {
@@ -151,7 +157,8 @@ impl TensorData for FileTensor {
         match &self.0 {
             Source::Placed(place) => place.info.clone(),
             Source::Stored(_, tensor) => tensor.info(),
-            Source::Memory(info, _) | Source::Rows(info, _) => info.clone(),
+            Source::Memory(info, _) | Source::Parts(info, _) => info.clone(),
+            Source::Chunks(chunks) => chunks.info().clone(),
             Source::Cast(tensor, to, _) => TensorInfo { dtype: *to, ..tensor.info() },
         }
     }
@@ -176,7 +183,8 @@ impl TensorData for FileTensor {
                 file.copy_tensor(tensor, out).map_err(io::Error::other)
             }
             Source::Placed(place) => copy(place, out),
-            Source::Rows(_, places) => places.iter().try_for_each(|place| copy(place, out)),
+            Source::Chunks(chunks) => chunks.write_to(out),
+            Source::Parts(_, places) => places.iter().try_for_each(|place| copy(place, out)),
         }
     }
 }

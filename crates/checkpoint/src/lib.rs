@@ -6,8 +6,8 @@
 //!   index, in Hugging Face's layout.
 //! - [`layout`]: a checkpoint as a folder that is there whole or not at all.
 //! - [`hub_cache`]: what Hugging Face's tools have downloaded.
-//! - [`dcp_folder`]: folders of `torch.distributed.checkpoint`, which [`convert`] reads.
-//! - [`DeepSpeedFolder`]: what DeepSpeed's engine has saved, which [`convert`] reads, too.
+//! - [`dcp_folder`]: folders of `torch.distributed.checkpoint`, which [`convert`] reads and writes.
+//! - [`DeepSpeedFolder`]: what DeepSpeed's engine has saved, which [`convert`] reads.
 //! - [`convert`]: to and from the layouts of PyTorch, Accelerate, Hugging Face's Trainer and Lightning.
 //! - [`torch_optimizer`]: the state of an optimizer in PyTorch's form, in and out.
 //! - [`Value`]: the states of optimizers and schedules as trees of plain values.

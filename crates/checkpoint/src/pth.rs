@@ -23,7 +23,10 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 pub(crate) use archive::StoragePlace;
-pub use dcp_metadata::{DcpMetadata, DcpPlace, DcpTensor, dcp_metadata};
+pub(crate) use dcp_metadata::torch_name;
+pub use dcp_metadata::{
+    DcpKey, DcpMetadata, DcpPlace, DcpTensor, dcp_metadata, write_dcp_metadata,
+};
 pub(crate) use legacy::begins_legacy;
 pub use quantizer::Quantizer;
 pub use state_dict::StoredStateDict;

@@ -1,10 +1,12 @@
 //! Parts of tensors.
 
 mod copy;
+mod cover;
 
 use std::fmt;
 
 pub use copy::{RegionCopy, Run};
+pub(crate) use cover::check_cover;
 
 /// A box of a tensor: its first element, and how many follow along each dimension.
 ///

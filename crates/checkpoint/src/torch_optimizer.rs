@@ -4,7 +4,10 @@
 //! PyTorch numbers the parameters through all groups: `{'state': {0: {'exp_avg': ...}}, 'param_groups':
 //! [{'lr': ..., 'params': [0, 1]}]}`. Brigade names them: `{kind, steps, initial_lr, lr, groups: [{numbers,
 //! parameters}], parameters: [name], state: {name: {slot: tensor}}}`. Since PyTorch 2.6 an optimizer made of
-//! `named_parameters()` saves `param_names`, too, and then names decide, else the order.
+//! `named_parameters()` saves `param_names`, too, and then names decide, else the order. The states of
+//! `torch.distributed.checkpoint.state_dict` have names instead of numbers.
+
+mod by_number;
 
 use std::collections::HashMap;
 
@@ -69,6 +72,33 @@ pub enum TorchStateError {
         /// The file's.
         found: String,
     },
+    /// A parameter of the program's optimizer is missing.
+    #[error("it has no parameter `{name}`, which is in group {group} of the program's optimizer")]
+    Absent {
+        /// The group.
+        group: usize,
+        /// The parameter.
+        name: String,
+    },
+    /// A parameter that the program's optimizer does not have.
+    #[error("it has a parameter `{name}`, which the program's optimizer does not have")]
+    Unknown {
+        /// The parameter.
+        name: String,
+    },
+    /// Parameters of one group have different hyperparameters.
+    #[error(
+        "`{key}` of the parameter `{name}` is not that of the others in group {group} of the program's optimizer; make \
+         the groups as they were"
+    )]
+    Differs {
+        /// The group.
+        group: usize,
+        /// The parameter.
+        name: String,
+        /// The hyperparameter.
+        key: String,
+    },
     /// A hyperparameter that every optimizer of this kind has is missing.
     #[error("group {group} has no `{name}`, so it is of another kind of optimizer")]
     Missing {
@@ -89,7 +119,13 @@ pub fn to_torch<T: Clone>(state: &Value<T>, left_out: &mut Vec<String>) -> Optio
         for (key, value) in group.get("numbers")?.as_dict()? {
             let (key, value) = (key.as_str()?, value.as_float()?);
             match key {
-                "beta1" | "beta2" => {}
+                "beta1" | "beta2" | "eps1" | "eps2" => {}
+                _ if key.starts_with("ns_coefficients_") => {}
+                "ns_steps" => numbers.push((key, Value::Int(value as i64))),
+                "match_rms_adamw" => {
+                    let rate = if value == 0.0 { Value::None } else { Value::Str(key.to_owned()) };
+                    numbers.push(("adjust_lr_fn", rate));
+                }
                 _ if key.starts_with("lookahead") => {
                     left_out.push(format!("{key} = {value}: torch.optim has no Lookahead"));
                 }
@@ -100,6 +136,15 @@ pub fn to_torch<T: Clone>(state: &Value<T>, left_out: &mut Vec<String>) -> Optio
         if let (Some(first), Some(second)) = (of("beta1"), of("beta2")) {
             let betas = Value::Tuple(vec![Value::Float(first), Value::Float(second)]);
             numbers.push(("betas", betas));
+        }
+        if let Some(second) = of("eps2") {
+            let first = of("eps1").map_or(Value::None, Value::Float);
+            numbers.push(("eps", Value::Tuple(vec![first, Value::Float(second)])));
+        }
+        let coefficients = ["a", "b", "c"].map(|it| of(&format!("ns_coefficients_{it}")));
+        if let [Some(a), Some(b), Some(c)] = coefficients {
+            let all = [a, b, c].map(Value::Float).into();
+            numbers.push(("ns_coefficients", Value::Tuple(all)));
         }
         let mut indices = Vec::new();
         for name in group.get("parameters")?.as_items()? {
@@ -116,6 +161,29 @@ pub fn to_torch<T: Clone>(state: &Value<T>, left_out: &mut Vec<String>) -> Optio
     }
     Some(Value::dict([("state", Value::Dict(states)), ("param_groups", Value::List(groups))]))
 }
+
+/// Brings a state into the form of PyTorch's `get_optimizer_state_dict`: as [`to_torch`], under the names of the
+/// parameters, and with the settings that `torch.optim` has for an optimizer of this kind beside its hyperparameters.
+pub fn to_torch_by_name<T: Clone>(
+    state: &Value<T>,
+    left_out: &mut Vec<String>,
+) -> Option<Value<T>> {
+    let made = to_torch(state, left_out)?;
+    let kind = state.get("kind").and_then(Value::as_str).unwrap_or_default();
+    let settings = SETTINGS.iter().find(|(known, _)| *known == kind).map_or(&[][..], |it| it.1);
+    by_number::named(made, state, settings)
+}
+
+/// What groups of `torch.optim` have beside hyperparameters.
+const SETTINGS: [(&str, &[&str]); 7] = [
+    ("Adam", &["foreach", "capturable", "differentiable", "fused"]),
+    ("AdamW", &["foreach", "capturable", "differentiable", "fused"]),
+    ("SGD", &["foreach", "differentiable", "fused"]),
+    ("RMSprop", &["foreach", "capturable", "differentiable"]),
+    ("RAdam", &["foreach", "capturable", "differentiable"]),
+    ("Adagrad", &["foreach", "differentiable", "fused"]),
+    ("Adafactor", &["foreach"]),
+];
 
 /// Numbers that are truth values in PyTorch.
 const FLAGS: [&str; 12] = [
@@ -142,6 +210,8 @@ pub fn from_torch<T: StateTensor>(
     theirs: &Value<T>,
     like: &Value<T>,
 ) -> Result<(Value<T>, u64), TorchStateError> {
+    let numbered = by_number::numbered(theirs, like)?;
+    let theirs = numbered.as_ref().unwrap_or(theirs);
     let states = theirs.get("state").and_then(Value::as_dict);
     let groups = theirs.get("param_groups").and_then(Value::as_items);
     let (Some(states), Some(groups)) = (states, groups) else {
@@ -216,14 +286,7 @@ fn names<T>(
     let params = group.get("params").and_then(Value::as_items);
     let params = params.ok_or_else(|| layout("a list `params` in each group", group))?;
     let theirs = strings(group.get("param_names")).map(|mut names| {
-        let mut prefix = wrapper_prefix(&names, own);
-        let is_own = |name: &str| own.iter().any(|own| own == name);
-        if prefix.is_empty() && names.len() == own.len() && !names.iter().any(|name| is_own(name)) {
-            let fits = |prefix: &String| {
-                names.iter().all(|name| name.strip_prefix(prefix.as_str()).is_some_and(is_own))
-            };
-            prefix = prefixes_around(&names, own).into_iter().find(fits).unwrap_or_default();
-        }
+        let prefix = own_prefix(&names, own);
         names.iter_mut().for_each(|name| drop(name.drain(..prefix.len())));
         names
     });
@@ -247,6 +310,19 @@ fn names<T>(
     let number =
         |number: &Value<T>| number.as_int().ok_or_else(|| layout("numbers in `params`", number));
     params.iter().map(number).zip(names).map(|(number, name)| Ok((number?, name))).collect()
+}
+
+/// What their names have before ours.
+fn own_prefix(names: &[String], own: &[String]) -> String {
+    let prefix = wrapper_prefix(names, own);
+    let is_own = |name: &str| own.iter().any(|own| own == name);
+    if !prefix.is_empty() || names.len() != own.len() || names.iter().any(|name| is_own(name)) {
+        return prefix;
+    }
+    let fits = |prefix: &String| {
+        names.iter().all(|name| name.strip_prefix(prefix.as_str()).is_some_and(is_own))
+    };
+    prefixes_around(names, own).into_iter().find(fits).unwrap_or_default()
 }
 
 /// A group's hyperparameters under our names. Of those that a file does not have, ours are taken where

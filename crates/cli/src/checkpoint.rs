@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use brigade_checkpoint::convert::{
-    AccelerateRun, StateKind, Target, WeightsOptions, convert_like, convert_with,
+    AccelerateRun, Report, StateKind, Target, WeightsOptions, convert_like, convert_with,
 };
 use brigade_checkpoint::{Dtype, FORMATS, WeightsFormat, format_named};
 use brigade_rank_env::text::escaped;
@@ -13,6 +13,7 @@ use clap::{Args, Subcommand, ValueEnum};
 
 mod inspect;
 mod merge;
+mod split;
 mod verify;
 
 /// What to do.
@@ -22,13 +23,15 @@ pub(crate) enum Checkpoint {
     Verify(VerifyArgs),
     Convert(ConvertArgs),
     Merge(merge::MergeArgs),
+    Split(split::SplitArgs),
 }
 
 /// Show what a checkpoint or weights file holds
 ///
-/// A folder that a run has saved, a safetensors file, an index of several, or a file of torch.save,
-/// torch.jit.save or torch.export.save, or what DeepSpeed has saved. Of a project's folder the newest checkpoint
-/// is shown. Tensors are not read, and nothing in a file is ever executed.
+/// A folder that a run has saved, a safetensors file, an index of several, a file of torch.save,
+/// torch.jit.save or torch.export.save, what DeepSpeed has saved, or the weights in a folder of
+/// torch.distributed.checkpoint. Of a project's folder the newest checkpoint is shown. Tensors are not read, and
+/// nothing in a file is ever executed.
 #[derive(Debug, Args)]
 #[command(after_help = INSPECT_EXAMPLES)]
 pub(crate) struct InspectArgs {
@@ -58,15 +61,16 @@ pub(crate) struct VerifyArgs {
 /// The target appears whole or not at all, and must not be there yet. What cannot be carried is
 /// named.
 ///
-/// To resume a run of PyTorch, Accelerate, DeepSpeed, Lightning or Hugging Face's Trainer in your program, save a
+/// To resume a run of PyTorch (also of FSDP), Accelerate, DeepSpeed, Lightning or Hugging Face's Trainer in your
+/// program, save a
 /// checkpoint right after `prepare` and pass it as --like; it defines the layout.
 #[derive(Debug, Args)]
 #[command(after_help = CONVERT_EXAMPLES)]
 pub(crate) struct ConvertArgs {
     /// Checkpoint, weights file, or folder or index of weights
     ///
-    /// With --like a folder of Accelerate's save_state, of Trainer or of DeepSpeed, a .ckpt of Lightning, or a
-    /// dictionary of torch.save with `model`, `optimizer`, `scheduler`
+    /// With --like a folder of Accelerate's save_state, of Trainer, of DeepSpeed or of torch.distributed.checkpoint, a
+    /// .ckpt of Lightning, or a dictionary of torch.save with `model`, `optimizer`, `scheduler`
     from: PathBuf,
 
     /// What to make
@@ -147,6 +151,8 @@ enum Layout {
     Weights(&'static dyn WeightsFormat),
     /// A folder for Accelerate's load_state.
     Accelerate,
+    /// A folder for torch.distributed.checkpoint.load.
+    Dcp,
 }
 
 fn layout_help() -> String {
@@ -161,14 +167,19 @@ fn layout_help() -> String {
     )
 }
 
-/// The formats of weights files by their names, and Accelerate's folder.
+/// The formats of weights files by their names, Accelerate's folder and that of torch.distributed.checkpoint.
 fn layouts() -> impl TypedValueParser<Value = Layout> {
     let formats =
         FORMATS.iter().map(|format| PossibleValue::new(format.name()).help(format.written()));
     let accelerate = PossibleValue::new("accelerate").help("A folder for Accelerate's load_state");
-    PossibleValuesParser::new(formats.chain([accelerate])).map(|name| {
+    let dcp = PossibleValue::new("dcp").help("A folder for torch.distributed.checkpoint.load");
+    PossibleValuesParser::new(formats.chain([accelerate, dcp])).map(|name| {
         let format = FORMATS.iter().find(|format| format.name() == name);
-        format.map_or(Layout::Accelerate, |format| Layout::Weights(*format))
+        match format {
+            Some(format) => Layout::Weights(*format),
+            None if name == "dcp" => Layout::Dcp,
+            None => Layout::Accelerate,
+        }
     })
 }
 
@@ -180,6 +191,7 @@ pub(crate) fn run(question: &Checkpoint, out: impl Write) -> anyhow::Result<u8> 
         Checkpoint::Verify(args) => verify::answer(&args.path)?,
         Checkpoint::Convert(args) => (0, args.convert()?),
         Checkpoint::Merge(args) => (0, args.merge()?),
+        Checkpoint::Split(args) => (0, args.split()?),
     };
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(code),
@@ -203,23 +215,7 @@ impl ConvertArgs {
             Some(like) => convert_like(&self.from, &self.to, like, &self.keep_state)?,
             None => convert_with(&self.from, &self.to, self.target()?, &self.options())?,
         };
-        let mut text = String::new();
-        for line in report.read {
-            text.push_str(&format!("read {}\n", escaped(line)));
-        }
-        for file in report.written {
-            text.push_str(&format!("wrote {}\n", escaped(file.display())));
-        }
-        for line in report.changed {
-            text.push_str(&format!("changed {}\n", escaped(line)));
-        }
-        for line in report.kept {
-            text.push_str(&format!("kept {}\n", escaped(line)));
-        }
-        for line in report.left_out {
-            text.push_str(&format!("left out {}\n", escaped(line)));
-        }
-        Ok(text)
+        Ok(told(report))
     }
 
     fn options(&self) -> WeightsOptions {
@@ -241,7 +237,7 @@ impl ConvertArgs {
             Some(ending) => format_named(ending).map(Layout::Weights).ok_or_else(|| {
                 let names: Vec<_> = FORMATS.iter().map(|format| format.name()).collect();
                 anyhow::anyhow!(
-                    "the ending .{} names no layout: give --to {} or accelerate",
+                    "the ending .{} names no layout: give --to {}, accelerate or dcp",
                     escaped(ending.display()),
                     names.join(", ")
                 )
@@ -249,6 +245,7 @@ impl ConvertArgs {
         };
         let target = match self.layout.map_or_else(by_extension, Ok)? {
             Layout::Weights(format) => Target::Weights(format),
+            Layout::Dcp => Target::Dcp,
             Layout::Accelerate => Target::Accelerate(AccelerateRun {
                 num_processes: self.num_processes.map(|processes| processes as usize),
                 split_batches: self.split_batches,
@@ -263,6 +260,27 @@ impl ConvertArgs {
         }
         Ok(target)
     }
+}
+
+/// What a conversion has done, in lines.
+fn told(report: Report) -> String {
+    let mut text = String::new();
+    for line in report.read {
+        text.push_str(&format!("read {}\n", escaped(line)));
+    }
+    for file in report.written {
+        text.push_str(&format!("wrote {}\n", escaped(file.display())));
+    }
+    for line in report.changed {
+        text.push_str(&format!("changed {}\n", escaped(line)));
+    }
+    for line in report.kept {
+        text.push_str(&format!("kept {}\n", escaped(line)));
+    }
+    for line in report.left_out {
+        text.push_str(&format!("left out {}\n", escaped(line)));
+    }
+    text
 }
 
 /// `12.3 MB`, as the tools of this trade count.
@@ -286,6 +304,7 @@ const CONVERT_EXAMPLES: &str = "\
 Examples:
   brigade checkpoint convert checkpoint_3 model.pth
   brigade checkpoint convert checkpoint_3 for_accelerate --to accelerate
+  brigade checkpoint convert checkpoint_3 for_fsdp --to dcp
   brigade checkpoint convert pytorch_model.bin model.safetensors
   brigade checkpoint convert dino.pth model.safetensors --key teacher --prefix backbone.
   brigade checkpoint convert lightning.ckpt model.safetensors --prefix model. --dtype bfloat16

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::torch_scheduler::{self, Steps, TorchScheduler};
 use super::weights::of_object;
-use super::{FileTensor, Report, read, scaler};
+use super::{FileTensor, Report, not_understood, read, scaler};
 use crate::error::Error;
 use crate::format::{write_pth, write_safetensors};
 use crate::layout::{Checkpoint, Object};
@@ -84,13 +84,6 @@ pub(super) fn write(
             .into(),
     );
     Ok(())
-}
-
-fn not_understood(checkpoint: &Checkpoint, object: &Object) -> Error {
-    Error::Damaged {
-        path: checkpoint.folder().to_owned(),
-        fact: format!("the state of {} has not the form of its kind, {}", object.name, object.kind),
-    }
 }
 
 /// A scheduler of the checkpoint, and the optimizer whose rates it sets.

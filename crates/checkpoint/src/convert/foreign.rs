@@ -1,5 +1,6 @@
 //! The states of a run of PyTorch's, wherever they lie: a folder of Accelerate's `save_state`, of Hugging Face's
-//! Trainer or of DeepSpeed, or one dictionary that `torch.save` has written, Lightning's among them.
+//! Trainer, of DeepSpeed or of `torch.distributed.checkpoint`, or one dictionary that `torch.save` has written,
+//! Lightning's among them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,6 +13,7 @@ use super::FileTensor;
 use super::Weights;
 use super::trainer_state::TrainerState;
 use super::weights::{WeightsOptions, find_weights, strip_wrapper};
+use crate::dcp::{DcpFolder, is_dcp_folder};
 use crate::deepspeed::{DeepSpeedFolder, deepspeed_folder, in_32_bits};
 use crate::error::{Error, listed};
 use crate::pth::{PthFile, weights_under};
@@ -43,8 +45,53 @@ pub(super) struct Foreign {
     pub(super) left_out: Vec<String>,
 }
 
+impl Foreign {
+    /// Puts a value of a dictionary in its place, by its key.
+    fn sort(&mut self, name: String, value: Value<FileTensor>) {
+        let is = |names: &[&str]| names.contains(&name.as_str());
+        if is(&OPTIMIZERS) {
+            self.optimizers.extend(each(name, value));
+        } else if is(&SCHEDULERS) {
+            self.schedulers.extend(each(name, value));
+        } else if is(&SCALERS) {
+            self.scaler = Some(Part { name, value });
+        } else if is(&RANDOM) && matches!(value, Value::Tensor(_)) {
+            let value = Value::dict([("torch_manual_seed", value)]);
+            self.random.insert(0, Part { name, value });
+        } else {
+            let what = match &value {
+                Value::Int(number) => format!("the integer {number}"),
+                Value::Float(number) => format!("the number {number}"),
+                Value::Str(text) if text.len() <= MAX_SHOWN => format!("the text {text:?}"),
+                value => value.describe().to_owned(),
+            };
+            if name == "loops"
+                && let Some(batches) = batches_of_epoch(&value).filter(|batches| *batches > 0)
+            {
+                self.left_out.push(format!(
+                    "`loops`: {batches} batches of its epoch, which skip_first_batches passes over"
+                ));
+                return;
+            }
+            if name == "global_step"
+                && let Some(steps) = value.as_int().and_then(|steps| u64::try_from(steps).ok())
+            {
+                self.steps = Some(Part { name, value: steps });
+                return;
+            }
+            self.left_out.push(format!("`{name}`: {what}, which has no place in a checkpoint"));
+        }
+    }
+}
+
 pub(super) fn read(from: &Path) -> Result<Foreign, Error> {
-    let mut foreign = if from.is_dir() { of_folder(from) } else { of_dictionary(from) }?;
+    let mut foreign = if is_dcp_folder(from) {
+        of_dcp(from)
+    } else if from.is_dir() {
+        of_folder(from)
+    } else {
+        of_dictionary(from)
+    }?;
     // One that is off has an empty dictionary.
     foreign.scaler = foreign
         .scaler
@@ -73,6 +120,9 @@ fn of_folder(folder: &Path) -> Result<Foreign, Error> {
             numbered("model", "safetensors.index.json", number),
             numbered("pytorch_model", "bin", number),
             numbered("pytorch_model", "bin.index.json", number),
+            // Of FSDP, the whole model or the parts of the ranks.
+            numbered("pytorch_model_fsdp", "bin", number),
+            format!("pytorch_model_fsdp_{number}"),
         ];
         let Some(name) = names.into_iter().find(|name| files.contains(name)) else { break };
         let found = find_weights(&folder.join(&name), &WeightsOptions::default());
@@ -81,8 +131,8 @@ fn of_folder(folder: &Path) -> Result<Foreign, Error> {
         foreign.left_out.extend(found.left_out.into_iter().map(|line| format!("{name}: {line}")));
         foreign.models.push(Part { name, value: found.tensors });
     }
-    let mut states = |stem: &str, ending: &str| -> Result<Vec<State>, Error> {
-        let mut found = Vec::new();
+    let states = |stem: &str, ending: &str, used: &mut Vec<String>| -> Result<_, Error> {
+        let mut found: Vec<State> = Vec::new();
         for number in 0.. {
             let name = numbered(stem, ending, number);
             if !files.contains(&name) {
@@ -93,9 +143,12 @@ fn of_folder(folder: &Path) -> Result<Foreign, Error> {
         }
         Ok(found)
     };
-    foreign.optimizers = states("optimizer", "bin")?;
-    foreign.schedulers = states("scheduler", "bin")?;
-    foreign.scaler = states("scaler", "pt")?.pop();
+    foreign.optimizers = states("optimizer", "bin", &mut used)?;
+    if foreign.optimizers.is_empty() {
+        foreign.optimizers = sharded_optimizers(folder, &mut used)?;
+    }
+    foreign.schedulers = states("scheduler", "bin", &mut used)?;
+    foreign.scaler = states("scaler", "pt", &mut used)?.pop();
     foreign.steps_per_process = !foreign.schedulers.is_empty();
     // Trainer's. Both write `scaler.pt`.
     for (kind, name) in
@@ -141,7 +194,7 @@ fn of_folder(folder: &Path) -> Result<Foreign, Error> {
     if foreign.models.is_empty() {
         return Err(Error::UnknownFormat {
             path: folder.to_owned(),
-            fact: "the folder holds no model.safetensors and no pytorch_model.bin".into(),
+            fact: "the folder holds no model.safetensors, no pytorch_model.bin and no pytorch_model_fsdp_0".into(),
         });
     }
     let rest = files.into_iter().filter(|name| !used.contains(name));
@@ -179,6 +232,78 @@ fn is_deepspeeds(name: &str, run: &DeepSpeedFolder) -> bool {
         || ["latest", "latest_universal", "zero", "zero_to_fp32.py", "zero_to_torch.py"]
             .contains(&name)
         || name.ends_with("_states.pt")
+}
+
+/// The optimizers that Accelerate has saved in folders of their own, with FSDP.
+fn sharded_optimizers(folder: &Path, used: &mut Vec<String>) -> Result<Vec<State>, Error> {
+    let mut found = Vec::new();
+    for number in 0.. {
+        let name = format!("optimizer_{number}");
+        let path = folder.join(&name);
+        if !is_dcp_folder(&path) {
+            break;
+        }
+        let states = DcpFolder::open(&path)?.states(&[])?;
+        let state = states.into_iter().find(|(key, _)| OPTIMIZERS.contains(&key.as_str()));
+        let (_, value) = state.ok_or_else(|| Error::Unsupported {
+            path,
+            fact: format!(
+                "it has no optimizer's state under any of the keys {}",
+                OPTIMIZERS.join(", ")
+            ),
+        })?;
+        used.push(name.clone());
+        found.push(Part { name, value: with_state(value) });
+    }
+    Ok(found)
+}
+
+/// A folder of `torch.distributed.checkpoint` with a model, and what was saved beside it.
+fn of_dcp(folder: &Path) -> Result<Foreign, Error> {
+    let mut foreign = Foreign::default();
+    let mut saved = DcpFolder::open(folder)?;
+    let mut models: Vec<String> = Vec::new();
+    let mut next = None;
+    while models.len() < MAX_MODELS && next.as_deref().is_none_or(|key| saved.has(key)) {
+        let mut found = saved.weights(next.as_deref()).map_err(one_alone)?;
+        strip_wrapper(&mut found.tensors);
+        let name = if found.key.is_empty() { "the model" } else { &found.key };
+        foreign.models.push(Part { name: name.to_owned(), value: found.tensors });
+        models.push(found.key);
+        next = Some(format!("{}_{}", models[0], models.len()));
+    }
+    let mut states = saved.states(&models)?;
+    // The second of a kind has the number 1.
+    states.sort_by_key(|(name, _)| numbered_key(name).1);
+    for (name, value) in states {
+        let is_optimizer = OPTIMIZERS.contains(&numbered_key(&name).0);
+        if is_optimizer {
+            foreign.optimizers.extend(each(name, with_state(value)));
+        } else {
+            foreign.sort(name, value);
+        }
+    }
+    Ok(foreign)
+}
+
+/// A key without its number, and the number: `optim_1` is the second optimizer.
+fn numbered_key(key: &str) -> (&str, u64) {
+    let parts = key.rsplit_once('_').and_then(|(stem, number)| Some((stem, number.parse().ok()?)));
+    parts.unwrap_or((key, 0))
+}
+
+/// An optimizer's state; one without tensors has no `state` in a folder that keeps no empty dictionaries.
+fn with_state(value: Value<FileTensor>) -> Value<FileTensor> {
+    match value {
+        Value::Dict(mut entries)
+            if entries.iter().any(|(key, _)| key.as_str() == Some("param_groups"))
+                && !entries.iter().any(|(key, _)| key.as_str() == Some("state")) =>
+        {
+            entries.push((Value::Str("state".into()), Value::Dict(Vec::new())));
+            Value::Dict(entries)
+        }
+        value => value,
+    }
 }
 
 /// The random states of a Trainer's rank under Accelerate's names.
@@ -231,8 +356,7 @@ fn of_dictionary(path: &Path) -> Result<Foreign, Error> {
     let mut foreign = Foreign::default();
     for (key, value) in entries {
         let name = key.as_str().unwrap_or("a key that is not a string").to_owned();
-        let is = |names: &[&str]| names.contains(&name.as_str());
-        if is(&MODELS) && value.as_dict().is_some() {
+        if MODELS.contains(&name.as_str()) && value.as_dict().is_some() {
             match weights_under(path, &value, &name) {
                 Ok(state) => {
                     let tensors = state.tensors.into_iter();
@@ -251,38 +375,7 @@ fn of_dictionary(path: &Path) -> Result<Foreign, Error> {
         }
         let value =
             value.try_map(&mut |_, tensor| Ok::<_, Error>(FileTensor::stored(&file, tensor)))?;
-        if is(&OPTIMIZERS) {
-            foreign.optimizers.extend(each(name, value));
-        } else if is(&SCHEDULERS) {
-            foreign.schedulers.extend(each(name, value));
-        } else if is(&SCALERS) {
-            foreign.scaler = Some(Part { name, value });
-        } else if is(&RANDOM) && matches!(value, Value::Tensor(_)) {
-            let value = Value::dict([("torch_manual_seed", value)]);
-            foreign.random.insert(0, Part { name, value });
-        } else {
-            let what = match &value {
-                Value::Int(number) => format!("the integer {number}"),
-                Value::Float(number) => format!("the number {number}"),
-                Value::Str(text) if text.len() <= MAX_SHOWN => format!("the text {text:?}"),
-                value => value.describe().to_owned(),
-            };
-            if name == "loops"
-                && let Some(batches) = batches_of_epoch(&value).filter(|batches| *batches > 0)
-            {
-                foreign.left_out.push(format!(
-                    "`loops`: {batches} batches of its epoch, which skip_first_batches passes over"
-                ));
-                continue;
-            }
-            if name == "global_step"
-                && let Some(steps) = value.as_int().and_then(|steps| u64::try_from(steps).ok())
-            {
-                foreign.steps = Some(Part { name, value: steps });
-                continue;
-            }
-            foreign.left_out.push(format!("`{name}`: {what}, which has no place in a checkpoint"));
-        }
+        foreign.sort(name, value);
     }
     // Lightning adds the steps of all optimizers up.
     if foreign.optimizers.len() > 1
@@ -377,6 +470,8 @@ const SCALERS: [&str; 6] = [
 const RANDOM: [&str; 3] = ["rng_state", "torch_rng_state", "cpu_rng_state"];
 const TRAINER_STATE: &str = "trainer_state.json";
 const MAX_SHOWN: usize = 60;
+/// Of one folder: each is looked for among all names.
+const MAX_MODELS: usize = 64;
 
 #[cfg(test)]
 mod tests {

@@ -76,7 +76,8 @@ impl StateKind {
 }
 
 /// Makes a checkpoint for `load_state` of a folder of Accelerate's `save_state`, of Hugging Face's Trainer or of
-/// DeepSpeed, or of a dictionary that `torch.save` or Lightning has written, for the program that has saved `like`. `to`
+/// DeepSpeed, or of `torch.distributed.checkpoint`, or of a dictionary that `torch.save` or Lightning has written, for
+/// the program that has saved `like`. `to`
 /// must not be there yet; it appears whole or not at all. States of the kinds `keep` come from `like` where
 /// `from` has none.
 ///

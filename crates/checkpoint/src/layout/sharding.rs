@@ -1,12 +1,12 @@
 //! How a manifest describes a tensor: its global shape, how ranks hold it, and the chunks that are stored.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use crate::dtype::{Dtype, TensorInfo};
 use crate::file_name::FileName;
+use crate::region::check_cover;
 
 /// One dimension of the grid in which the ranks of a run are arranged: `data` of size 4.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -144,55 +144,8 @@ impl TensorEntry {
                 ));
             }
         }
-        self.check_cover()
-    }
-
-    /// Whether the chunks tile the whole. A set of boxes covers a box exactly once if and only if the signed
-    /// counts of their corners are the same: the corners are the mixed difference of how often each element is
-    /// covered. That takes time in proportion to the number of chunks, unlike a comparison of all pairs.
-    fn check_cover(&self) -> Result<(), String> {
-        // Along a dimension that all chunks span there is nothing to compare.
-        let cut: Vec<usize> = (0..self.shape.len())
-            .filter(|&dim| self.chunks.iter().any(|chunk| chunk.shape[dim] != self.shape[dim]))
-            .collect();
-        if cut.len() > MAX_CUT_DIMS {
-            return Err(format!(
-                "it is cut along {} dimensions, at most {MAX_CUT_DIMS} are supported",
-                cut.len()
-            ));
-        }
-        let mut corners: BTreeMap<Vec<u64>, i64> = BTreeMap::new();
-        let mut count = |offset: &dyn Fn(usize) -> u64, shape: &[u64], sign: i64| {
-            if shape.contains(&0) {
-                return;
-            }
-            for corner in 0..1u32 << cut.len() {
-                let far = |place: usize| corner >> place & 1 == 1;
-                let at = cut
-                    .iter()
-                    .enumerate()
-                    .map(|(place, &dim)| offset(dim) + if far(place) { shape[dim] } else { 0 });
-                let sign = if corner.count_ones() % 2 == 0 { sign } else { -sign };
-                *corners.entry(at.collect()).or_default() += sign;
-            }
-        };
-        count(&|_| 0, &self.shape, 1);
-        for chunk in &self.chunks {
-            count(&|dim| chunk.offset[dim], &chunk.shape, -1);
-        }
-        if corners.values().all(|&count| count == 0) {
-            return Ok(());
-        }
-        let elements = |shape: &[u64]| shape.iter().map(|&size| u128::from(size)).product::<u128>();
-        let stored = self.chunks.iter();
-        let stored = stored.fold(0u128, |sum, chunk| sum.saturating_add(elements(&chunk.shape)));
-        let whole = elements(&self.shape);
-        let fault = match stored.cmp(&whole) {
-            std::cmp::Ordering::Less => "leave a gap",
-            std::cmp::Ordering::Greater => "overlap",
-            std::cmp::Ordering::Equal => "overlap and leave a gap",
-        };
-        Err(format!("its chunks {fault}: {stored} elements are stored of {whole}"))
+        let chunks = self.chunks.iter().map(|it| (it.offset.as_slice(), it.shape.as_slice()));
+        check_cover(&self.shape, chunks)
     }
 }
 
@@ -206,8 +159,6 @@ impl Chunk {
 
 /// As PyTorch.
 const MAX_DIMS: usize = 64;
-/// Each doubles the corners of a chunk. Data, tensor and expert parallelism together cut along three.
-const MAX_CUT_DIMS: usize = 4;
 
 #[cfg(test)]
 mod tests {

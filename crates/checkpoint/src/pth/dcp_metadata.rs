@@ -1,8 +1,13 @@
 //! The `.metadata` file of `torch.distributed.checkpoint`.
 
-use std::collections::BTreeMap;
+mod write;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::path::Path;
 
+pub(crate) use self::write::torch_name;
+pub use self::write::write_dcp_metadata;
 use super::pickle::{Dialect, Global, Node, Pickle, Value};
 use super::{MAX_DIMENSIONS, shown};
 use crate::fault::Fault;
@@ -13,11 +18,32 @@ use crate::{Dtype, Error, Region};
 pub struct DcpMetadata {
     /// Tensors by name.
     pub tensors: BTreeMap<String, DcpTensor>,
+    /// Names of what is not a tensor: each is a value that `torch.save` has written.
+    pub values: BTreeSet<String>,
     /// Places of all parts, of tensors and of other values.
     pub places: Vec<DcpPlace>,
-    /// Keys of each tensor's value in the dictionaries that were saved, outermost first; a name that is missing is a key of
-    /// the outermost.
-    pub keys: BTreeMap<String, Vec<String>>,
+    /// Keys of each tensor or value in the dictionaries and lists that were saved, outermost first; a name that is missing
+    /// is a key of the outermost.
+    pub keys: BTreeMap<String, Vec<DcpKey>>,
+}
+
+/// A key of a dictionary, or an index of a list.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum DcpKey {
+    /// Of a dictionary.
+    Name(String),
+    /// Of a list.
+    Index(u64),
+}
+
+impl fmt::Display for DcpKey {
+    /// Writes the name or the index.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name(name) => f.write_str(name),
+            Self::Index(index) => write!(f, "{index}"),
+        }
+    }
 }
 
 /// Type, shape and parts of a tensor.
@@ -70,29 +96,31 @@ impl<'a> Walk<'a> {
     fn metadata(mut self) -> Result<DcpMetadata, Fault> {
         let root = self.pickle.root();
         self.class(root, "Metadata")?;
-        let mut tensors = BTreeMap::new();
+        let (mut tensors, mut values) = (BTreeMap::new(), BTreeSet::new());
         for (name, entry) in self.dict(self.attribute(root, "state_dict_metadata")?)?.to_vec() {
             let Value::Str(name) = name else { return Err(unknown("a name")) };
+            self.count(name.len())?;
             if self.class(entry, "BytesStorageMetadata").is_ok() {
+                values.insert(name.to_owned());
                 continue;
             }
             let tensor = self.tensor(entry).map_err(|fault| fault.about(&shown(name)))?;
-            self.count(name.len())?;
             tensors.insert(name.to_owned(), tensor);
         }
         let mut places = Vec::new();
         for (index, info) in self.dict(self.attribute(root, "storage_data")?)?.to_vec() {
+            self.count(PART_BYTES * MAX_COPIES)?;
             places.push(self.place(index, info)?);
         }
-        let keys = self.keys(root, &tensors)?;
-        Ok(DcpMetadata { tensors, places, keys })
+        let keys = self.keys(root, |name| tensors.contains_key(name) || values.contains(name))?;
+        Ok(DcpMetadata { tensors, values, places, keys })
     }
 
     fn keys(
         &mut self,
         root: Value<'a>,
-        tensors: &BTreeMap<String, DcpTensor>,
-    ) -> Result<BTreeMap<String, Vec<String>>, Fault> {
+        is_known: impl Fn(&str) -> bool,
+    ) -> Result<BTreeMap<String, Vec<DcpKey>>, Fault> {
         let mut keys = BTreeMap::new();
         let planned = match self.attribute(root, "planner_data")? {
             Value::None => return Ok(keys),
@@ -100,17 +128,22 @@ impl<'a> Walk<'a> {
         };
         for (name, path) in planned {
             let Value::Str(name) = name else { return Err(unknown("a name")) };
-            if !tensors.contains_key(name) {
+            if !is_known(name) {
                 continue;
             }
-            let mut of_tensor = Vec::new();
-            for key in self.items(path)?.to_vec() {
-                of_tensor.push(match key {
-                    Value::Int(index) => index.to_string(),
-                    key => self.text(key)?,
+            let path = self.items(path)?.to_vec();
+            if path.is_empty() || path.len() > MAX_KEYS {
+                return Err(unknown("the keys of a value"));
+            }
+            self.count(name.len() + path.len())?;
+            let mut of_value = Vec::with_capacity(path.len());
+            for key in path {
+                of_value.push(match key {
+                    Value::Int(_) => DcpKey::Index(natural(key)?),
+                    key => DcpKey::Name(self.text(key)?),
                 });
             }
-            keys.insert(name.to_owned(), of_tensor);
+            keys.insert(name.to_owned(), of_value);
         }
         Ok(keys)
     }
@@ -121,14 +154,14 @@ impl<'a> Walk<'a> {
         let dtype = match self.items(self.state(properties)?)?.first() {
             Some(Value::Global(Global::Dtype(dtype))) => Some(*dtype),
             Some(Value::Global(Global::Foreign("torch", name))) => {
-                FLOATS_AND_INTS.iter().find(|(known, _)| known == name).map(|it| it.1)
+                TYPES.iter().find(|(known, _)| known == name).map(|it| it.1)
             }
             _ => None,
         };
         let dtype = dtype.ok_or_else(|| unknown("the type of a tensor"))?;
         let shape = self.size(self.attribute(entry, "size")?)?;
         let list = self.items(self.attribute(entry, "chunks")?)?.to_vec();
-        self.count(list.len())?;
+        self.count(list.len().saturating_mul(PART_BYTES * MAX_COPIES))?;
         let mut chunks = Vec::with_capacity(list.len());
         for chunk in list {
             self.class(chunk, "ChunkStorageMetadata")?;
@@ -160,6 +193,17 @@ impl<'a> Walk<'a> {
             Value::None => None,
             offset => Some(self.size(offset)?),
         };
+        match self.attribute(info, "transform_descriptors").unwrap_or(Value::None) {
+            Value::None => {}
+            transforms if self.items(transforms)?.is_empty() => {}
+            _ => {
+                return Err(Fault::unsupported(format_args!(
+                    "`{}` was compressed or changed by an extension when it was saved; load the checkpoint in PyTorch \
+                     and save it without extensions",
+                    shown(&name)
+                )));
+            }
+        }
         let file = self.text(self.attribute(info, "relative_path")?)?;
         let start = natural(self.attribute(info, "offset")?)?;
         let length = natural(self.attribute(info, "length")?)?;
@@ -266,7 +310,8 @@ fn unknown(what: &str) -> Fault {
     ))
 }
 
-const FLOATS_AND_INTS: [(&str, Dtype); 10] = [
+/// Types of which PyTorch has storages, under the names that its tensors have for them.
+const TYPES: [(&str, Dtype); 12] = [
     ("bool", Dtype::Bool),
     ("float64", Dtype::F64),
     ("float32", Dtype::F32),
@@ -277,9 +322,15 @@ const FLOATS_AND_INTS: [(&str, Dtype); 10] = [
     ("int16", Dtype::I16),
     ("int8", Dtype::I8),
     ("uint8", Dtype::U8),
+    ("complex64", Dtype::C64),
+    ("complex128", Dtype::C128),
 ];
 /// A file name is stored once and recalled for each part.
 const MAX_COPIES: usize = 16;
+/// Bytes of the pickle at least for each part of a tensor, and for each place.
+const PART_BYTES: usize = 16;
+/// Of dictionaries in dictionaries.
+const MAX_KEYS: usize = 32;
 /// Of an object of these classes; one dictionary may be that of many objects.
 const MAX_ATTRIBUTES: usize = 32;
 
@@ -299,6 +350,7 @@ mod tests {
         let whole = Region::whole(&[5, 4]);
         let chunks = vec![whole.narrow(0, 0, 3), whole.narrow(0, 3, 2)];
         let tensor = DcpTensor { dtype: Dtype::F32, shape: vec![5, 4], chunks };
+        assert_eq!(metadata.values, BTreeSet::from(["step".to_owned()]));
         assert_eq!(metadata.tensors, BTreeMap::from([("model.w".to_owned(), tensor)]));
         let places: Vec<_> = metadata
             .places
@@ -329,8 +381,12 @@ mod tests {
             let parts = metadata.places.iter().filter(|place| place.name == *name).count();
             assert_eq!(parts, tensor.chunks.len(), "{name}");
         }
-        assert_eq!(metadata.keys["model.0.weight"], ["model", "0.weight"]);
-        assert_eq!(metadata.keys["optim.state.0.weight.exp_avg"][..2], ["optim", "state"]);
+        let keys =
+            |name: &str| metadata.keys[name].iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(keys("model.0.weight"), ["model", "0.weight"]);
+        assert_eq!(keys("optim.state.0.weight.exp_avg")[..2], ["optim", "state"]);
+        assert!(metadata.values.contains("optim.param_groups.0.lr"));
+        assert_eq!(metadata.keys["optim.param_groups.0.lr"][2], DcpKey::Index(0));
         assert!(
             metadata.places.iter().all(|it| it.file == "__0_0.distcp" || it.file == "__1_0.distcp")
         );
@@ -349,5 +405,25 @@ mod tests {
                 let _ = read(&bytes);
             }
         }
+    }
+
+    /// One chunk, recalled by five bytes each time.
+    #[test]
+    fn chunks_that_are_repeated_out_of_proportion_are_refused() {
+        let whole = Region::whole(&[5, 4]);
+        let tensor = DcpTensor { dtype: Dtype::F32, shape: vec![5, 4], chunks: vec![whole] };
+        let metadata = DcpMetadata {
+            tensors: [("w".to_owned(), tensor)].into(),
+            values: BTreeSet::new(),
+            places: Vec::new(),
+            keys: BTreeMap::new(),
+        };
+        let bytes = write_dcp_metadata(&metadata).unwrap();
+        assert_eq!(read(&bytes).unwrap(), metadata);
+        let end = bytes.windows(3).position(|it| it == b"eub").unwrap();
+        let repeated = [b"r\xff\xff\0\0".to_vec(), b"j\xff\xff\0\0".repeat(200_000)].concat();
+        let bytes = [&bytes[..end], &repeated, &bytes[end..]].concat();
+        let error = read(&bytes).unwrap_err().to_string();
+        assert!(error.contains("many times its size"), "{error}");
     }
 }

@@ -1,9 +1,12 @@
 //! Checkpoints as a program saves them, with zeros for tensors.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::path::Path;
 
-use brigade_checkpoint::layout::{ChecksumWriter, Manifest, Object, Placement, Staging};
+use brigade_checkpoint::layout::{
+    Checkpoint, ChecksumWriter, FileFacts, Manifest, Object, Placement, Staging,
+};
 use brigade_checkpoint::safetensors::layout;
 use brigade_checkpoint::{Dtype, FileName, TensorInfo};
 use serde_json::{Value, json};
@@ -48,5 +51,24 @@ pub(crate) fn write(folder: &Path, ranks: usize, step: u64, entries: &[Entry<'_>
         objects.push(object);
     }
     let manifest = Manifest { step, objects, files, ..Manifest::new("a test", ranks) };
+    staging.commit(&manifest, false).unwrap();
+}
+
+/// Writes a copy of the checkpoint of `crates/train` whose program is not within an accumulation window.
+pub(crate) fn before_a_window(folder: &Path) {
+    let from =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../train/tests/fixtures/checkpoint_version_2");
+    let checkpoint = Checkpoint::open(&from).unwrap();
+    let staging = Staging::create(folder, "test").unwrap();
+    let mut manifest = checkpoint.manifest().clone();
+    for file in manifest.files.keys() {
+        fs::copy(from.join(file), staging.path().join(file)).unwrap();
+    }
+    let run = FileName::new("run.json").unwrap();
+    let path = staging.path().join(&run);
+    let mut state: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    state["accumulation_position"] = json!(0);
+    fs::write(&path, format!("{state:#}\n")).unwrap();
+    manifest.files.insert(run, FileFacts::of(&path, false).unwrap());
     staging.commit(&manifest, false).unwrap();
 }

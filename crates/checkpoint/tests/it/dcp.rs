@@ -3,13 +3,23 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use brigade_checkpoint::convert::{Target, WeightsOptions, convert, convert_with};
+use brigade_checkpoint::convert::{
+    StateKind, Target, WeightsOptions, convert, convert_like, convert_with,
+};
+use brigade_checkpoint::pth::{DcpKey, DcpMetadata, DcpPlace, dcp_metadata, write_dcp_metadata};
 use brigade_checkpoint::{Error, Region, Safetensors, WeightsReader, dcp_folder};
+
+use crate::saved;
 
 const TARGET: Target = Target::Weights(&Safetensors);
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/dcp").join(name)
+}
+
+/// A checkpoint that Brigade has saved.
+fn ours() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../train/tests/fixtures/checkpoint_version_2")
 }
 
 /// A copy of the folder that two ranks have written.
@@ -54,6 +64,70 @@ fn parts_of_two_ranks_are_joined() {
     assert!(names.contains(&"state.0.weight.exp_avg".to_owned()), "{names:?}");
 }
 
+/// One rank has the left columns of a weight, the other the right ones.
+#[test]
+fn parts_of_columns_are_joined() {
+    let folder = tempfile::tempdir().unwrap();
+    let to = folder.path().join("out.safetensors");
+    let report = convert(&fixture("fsdp"), &to, TARGET).unwrap();
+    assert_eq!(values(&to), values(&fixture("fsdp.safetensors")));
+    let read = "a checkpoint of torch.distributed.checkpoint: 4 tensors in 8 parts in 2 files";
+    assert_eq!(report.read[0], read);
+}
+
+/// A checkpoint of two models and two optimizers goes there and back.
+#[test]
+fn a_checkpoint_is_written_and_read_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let (to, back) = (folder.path().join("dcp"), folder.path().join("back"));
+    let ours = folder.path().join("ours");
+    saved::before_a_window(&ours);
+    let report = convert(&ours, &to, Target::Dcp).unwrap();
+    assert_eq!(report.written, [to.join(".metadata"), to.join("__0_0.distcp")]);
+    let left = report.left_out.join("\n");
+    assert!(left.contains("scheduler_1: models and optimizers alone"), "{left}");
+    let keep: Vec<StateKind> = StateKind::ALL
+        .into_iter()
+        .filter(|kind| ![StateKind::Model, StateKind::Optimizer].contains(kind))
+        .collect();
+    let report = convert_like(&to, &back, &ours, &keep).unwrap();
+    assert_eq!(report.left_out, Vec::<String>::new());
+    for file in ["model", "model_1", "optimizer", "optimizer_1"] {
+        let file = format!("{file}.safetensors");
+        assert_eq!(values(&back.join(&file)), values(&ours.join(&file)), "{file}");
+    }
+    let state = |folder: &Path| -> serde_json::Value {
+        serde_json::from_slice(&fs::read(folder.join("optimizer.json")).unwrap()).unwrap()
+    };
+    assert_eq!(state(&back), state(&ours));
+
+    // Weights alone, of a checkpoint or a file.
+    let options = WeightsOptions { key: Some("model".into()), ..WeightsOptions::default() };
+    convert_with(&ours, &folder.path().join("one"), Target::Dcp, &options).unwrap();
+    convert(&ours.join("model.safetensors"), &folder.path().join("file"), Target::Dcp).unwrap();
+    for name in ["one", "file"] {
+        let weights = folder.path().join(format!("{name}.safetensors"));
+        let report = convert(&folder.path().join(name), &weights, TARGET).unwrap();
+        assert_eq!(report.left_out, Vec::<String>::new(), "{name}");
+        assert_eq!(values(&weights), values(&ours.join("model.safetensors")), "{name}");
+    }
+}
+
+#[test]
+fn what_has_no_place_in_a_folder_is_named_and_nothing_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let formats = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/formats");
+    let error = convert(&formats.join("quantized.pth"), &folder.path().join("out"), Target::Dcp)
+        .unwrap_err();
+    let said = error.to_string();
+    assert!(said.contains("torch.distributed.checkpoint has no tensors of q"), "{said}");
+    let occupied = folder.path().join("there");
+    fs::create_dir(&occupied).unwrap();
+    let error = convert(&ours(), &occupied, Target::Dcp).unwrap_err();
+    assert!(matches!(error, Error::Occupied { .. }), "{error}");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
 #[test]
 fn what_is_missing_or_cut_is_named() {
     let folder = tempfile::tempdir().unwrap();
@@ -85,6 +159,18 @@ fn what_is_missing_or_cut_is_named() {
     assert!(matches!(error, Error::Damaged { .. }), "{error}");
     assert!(error.to_string().contains("are not in a file of 3000"), "{error}");
 
+    // A bit of a weight, which only the checksum knows of.
+    copied(&folder.join("changed"));
+    let file = folder.join("changed/__0_0.distcp");
+    let mut bytes = fs::read(&file).unwrap();
+    let whole = values(&fixture("torch_2_13.safetensors"));
+    let (_, _, weight) = whole.iter().find(|(name, ..)| name == "0.weight").unwrap();
+    let at = bytes.windows(16).position(|found| found == &weight[..16]).unwrap();
+    bytes[at + 3] ^= 1;
+    fs::write(&file, bytes).unwrap();
+    let error = refused("changed").to_string();
+    assert!(error.contains("__0_0.distcp is damaged: the checksum of the entry"), "{error}");
+
     // Another rank's file in its place: no part is what the metadata say.
     copied(&folder.join("exchanged"));
     let (one, other) =
@@ -101,4 +187,76 @@ fn what_is_missing_or_cut_is_named() {
         "{error}"
     );
     assert_eq!(dcp_folder(folder).unwrap(), None);
+}
+
+/// Metadata that only someone who means harm, or a broken writer, writes.
+#[test]
+fn metadata_that_do_not_fit_their_files_are_named() {
+    let bytes = fs::read(fixture("torch_2_13/.metadata")).unwrap();
+    let metadata = dcp_metadata(Path::new(".metadata"), &bytes).unwrap();
+    let refused = |change: &dyn Fn(&mut DcpMetadata), expected: &str| {
+        let folder = tempfile::tempdir().unwrap();
+        copied(&folder.path().join("from"));
+        let mut metadata = metadata.clone();
+        change(&mut metadata);
+        let bytes = write_dcp_metadata(&metadata).unwrap();
+        fs::write(folder.path().join("from/.metadata"), bytes).unwrap();
+        let to = folder.path().join("out.safetensors");
+        let error = convert(&folder.path().join("from"), &to, TARGET).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+        assert!(!to.exists());
+    };
+    // One weight under many names: the files would be read as often as there are names.
+    let copy = |metadata: &mut DcpMetadata| {
+        let places = metadata.places.iter().filter(|it| it.name == "model.0.weight").cloned();
+        let places: Vec<_> = places.collect();
+        let whole = metadata.tensors["model.0.weight"].clone();
+        for number in 0..20 {
+            let other = format!("model.0.copy{number}");
+            let keys = [DcpKey::Name("model".into()), DcpKey::Name(other.clone())];
+            metadata.keys.insert(other.clone(), keys.into());
+            metadata.tensors.insert(other.clone(), whole.clone());
+            let mut of_copy = places.clone();
+            of_copy.iter_mut().for_each(|it| it.name.clone_from(&other));
+            metadata.places.extend(of_copy);
+        }
+    };
+    refused(&copy, "are those of another part, too");
+    let tensor = |metadata: &mut DcpMetadata, change: &dyn Fn(&mut Vec<Region>)| {
+        change(&mut metadata.tensors.get_mut("model.0.weight").unwrap().chunks);
+    };
+    refused(
+        &|it| {
+            tensor(it, &|chunks| {
+                chunks.pop();
+            });
+        },
+        "`model.0.weight`: its chunks leave a gap: 16 elements are stored of 28",
+    );
+    refused(
+        &|it| {
+            tensor(it, &|chunks| chunks.push(chunks[0].clone()));
+        },
+        "its chunks overlap",
+    );
+    refused(
+        &|it| {
+            tensor(it, &|chunks| {
+                chunks[0].shape[0] = 3;
+                chunks[1] = Region { offset: vec![3, 0], shape: vec![4, 4] };
+            });
+        },
+        "`model.0.weight` at [3, 4] at [0, 0]: expected [3, 4] of F32, found [4, 4] of F32",
+    );
+    let place = |metadata: &mut DcpMetadata, change: &dyn Fn(&mut DcpPlace)| {
+        let found = metadata.places.iter_mut().find(|it| it.name == "model.0.weight");
+        change(found.unwrap());
+    };
+    refused(&|it| place(it, &|place| place.file = "../x".into()), "../x");
+    refused(&|it| place(it, &|place| place.start = 1 << 60), "are not in a file of 12808");
+    refused(&|it| place(it, &|place| place.start += 3), "__0_0.distcp");
+    refused(
+        &|it| it.places.retain(|place| place.name != "model.0.weight"),
+        "it does not say where the part [4, 4] at [0, 0] lies",
+    );
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use brigade_checkpoint::convert::{Report, StateKind, convert_like};
 use brigade_checkpoint::layout::Checkpoint;
 use brigade_checkpoint::pth::{PthFile, TensorData, write};
-use brigade_checkpoint::{Dtype, Error, TensorInfo, Value};
+use brigade_checkpoint::{Dtype, Error, Region, TensorInfo, Value, WeightsReader};
 use serde_json::json;
 
 use crate::saved;
@@ -80,9 +80,28 @@ impl Made {
         self.state(object).get(key)?.as_int()
     }
 
+    /// Names, types and bytes of an object's tensors.
+    fn values(&self, object: &str) -> Vec<(String, String, Vec<u8>)> {
+        values(&self.folder.path().join(format!("made/{object}.safetensors")))
+    }
+
     fn step(&self) -> u64 {
         Checkpoint::open(self.folder.path().join("made")).unwrap().manifest().step
     }
+}
+
+fn values(file: &Path) -> Vec<(String, String, Vec<u8>)> {
+    let weights = WeightsReader::open(file).unwrap();
+    let mut all: Vec<_> = weights
+        .tensors()
+        .map(|tensor| {
+            let mut bytes = vec![0; tensor.info().bytes().unwrap() as usize];
+            tensor.read(&Region::whole(&tensor.info().shape), &mut bytes).unwrap();
+            (tensor.name().to_owned(), tensor.info().to_string(), bytes)
+        })
+        .collect();
+    all.sort();
+    all
 }
 
 fn made(from: &Path, kind: &str, ranks: usize, keep: &[StateKind]) -> Result<Made, Error> {
@@ -147,6 +166,71 @@ fn a_folder_of_trainers_is_read_whole() {
     assert!(left.contains("trainer_state.json: the epoch 0.41666"), "{left}");
     assert!(left.contains("rng_state.pth: python, numpy, which Brigade does not use"), "{left}");
     assert!(!left.contains("optimizer.pt") && !left.contains("scheduler.pt: not"), "{left}");
+}
+
+/// Accelerate's folder of FSDP with SHARDED_STATE_DICT, which `fixtures/dcp/make_with_accelerates_layout.py` has made.
+#[test]
+fn the_parts_of_ranks_and_the_states_of_their_optimizer_are_read() {
+    let keep = [StateKind::Loader, StateKind::Random, StateKind::Scheduler];
+    let made = made(&fixture("dcp/fsdp"), "Adam", 2, &keep).unwrap();
+    assert_eq!((made.step(), made.count("optimizer", "steps")), (3, Some(3)));
+    assert_eq!(made.values("model"), values(&fixture("dcp/fsdp.safetensors")));
+    let named =
+        |(name, info, bytes): (String, String, Vec<u8>)| (format!("state.{name}"), info, bytes);
+    let states = values(&fixture("dcp/fsdp_optimizer.safetensors")).into_iter().map(named);
+    assert_eq!(made.values("optimizer"), states.collect::<Vec<_>>());
+    let optimizer = made.state("optimizer");
+    let groups = optimizer.get("groups").and_then(Value::as_items).unwrap();
+    let number = |group: usize, key: &str| groups[group].get("numbers")?.get(key)?.as_float();
+    assert_eq!([number(0, "weight_decay"), number(1, "weight_decay")], [Some(0.05), Some(0.0)]);
+    assert_eq!([number(0, "lr"), number(1, "initial_lr")], [Some(0.005), Some(0.02)]);
+    assert_eq!([number(0, "beta1"), number(0, "beta2")], [Some(0.9), Some(0.99)]);
+    let report = &made.report;
+    assert_eq!(report.left_out, Vec::<String>::new());
+}
+
+#[test]
+fn damaged_folders_of_ranks_are_errors_and_no_panics() {
+    let copy = |to: &Path| {
+        for part in ["pytorch_model_fsdp_0", "optimizer_0"] {
+            fs::create_dir_all(to.join(part)).unwrap();
+            for file in [".metadata", "__0_0.distcp", "__1_0.distcp"] {
+                fs::copy(fixture("dcp/fsdp").join(part).join(file), to.join(part).join(file))
+                    .unwrap();
+            }
+        }
+    };
+    let keep = StateKind::ALL;
+    let damaged = |file: &str, change: &dyn Fn(&mut Vec<u8>)| {
+        let folder = tempfile::tempdir().unwrap();
+        copy(folder.path());
+        let path = folder.path().join(file);
+        let mut bytes = fs::read(&path).unwrap();
+        change(&mut bytes);
+        fs::write(&path, bytes).unwrap();
+        made(folder.path(), "Adam", 2, &keep).err().map(|error| error.to_string())
+    };
+    for file in ["optimizer_0/.metadata", "optimizer_0/__0_0.distcp", "optimizer_0/__1_0.distcp"] {
+        let length = fs::metadata(fixture("dcp/fsdp").join(file)).unwrap().len() as usize;
+        for end in (0..length).step_by(length / 4) {
+            let error = damaged(file, &|bytes| bytes.truncate(end)).unwrap();
+            assert!(error.contains(file), "{file} of {end}: {error}");
+        }
+        for at in (0..length).step_by(length / 12) {
+            // An error, or other numbers: not every byte has a checksum.
+            let _ = damaged(file, &|bytes| bytes[at] ^= 0x55);
+        }
+    }
+    // Not the value of a number: the checkpoint of the other rank in its place.
+    let other = fs::read(fixture("dcp/fsdp/optimizer_0/__0_0.distcp")).unwrap();
+    let error =
+        damaged("optimizer_0/__1_0.distcp", &|bytes| bytes[..other.len()].copy_from_slice(&other));
+    assert!(error.unwrap().contains("__1_0.distcp"));
+    let folder = tempfile::tempdir().unwrap();
+    copy(folder.path());
+    fs::remove_file(folder.path().join("optimizer_0/__1_0.distcp")).unwrap();
+    let error = made(folder.path(), "Adam", 2, &keep).err().unwrap();
+    assert!(matches!(&error, Error::Io { path, .. } if path.ends_with("__1_0.distcp")), "{error}");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // clippy knows only functions marked as tests
 
+mod dcp;
 mod formats;
 mod pth;
 #[path = "../common/saved.rs"]

@@ -12,7 +12,7 @@ use brigade_checkpoint::layout::{
 };
 use brigade_checkpoint::pth::{PthFile, TensorData};
 use brigade_checkpoint::{
-    DeepSpeedFolder, Error, TensorInfo, deepspeed_folder, format_of, weights_file,
+    DeepSpeedFolder, Error, TensorInfo, dcp_folder, deepspeed_folder, format_of, weights_file,
 };
 use brigade_rank_env::text::{counted, escaped, printable};
 use serde_json::{Value, json};
@@ -37,18 +37,21 @@ pub(super) fn answer(path: &Path, form: Form) -> anyhow::Result<String> {
             return project.answer(form);
         }
         if let Some(file) = weights_file(path) {
-            return weights(path, &file, form);
+            return weights(path, Some(&file), form);
+        }
+        if dcp_folder(path)?.is_some() {
+            return weights(path, None, form);
         }
     }
     if path.is_dir() {
         checkpoint(&Checkpoint::open(path)?, form, None)
     } else {
-        weights(path, path, form)
+        weights(path, Some(path), form)
     }
 }
 
-/// The weights at `path`, which are in `file`: it, or the file of a folder.
-fn weights(path: &Path, file: &Path, form: Form) -> anyhow::Result<String> {
+/// The weights at `path`, which are in `file`: it, or the file of a folder; none where they are in parts.
+fn weights(path: &Path, file: Option<&Path>, form: Form) -> anyhow::Result<String> {
     // Of the shards of an index the weights are shown.
     let is_one = path.is_file() && !is_index(path);
     let found = match find_weights(path, &WeightsOptions::default()) {
@@ -63,7 +66,7 @@ fn weights(path: &Path, file: &Path, form: Form) -> anyhow::Result<String> {
     };
     let tensors = found.tensors.into_iter().map(|(name, tensor)| (name, tensor.info()));
     let tensors: Vec<(String, TensorInfo)> = tensors.collect();
-    let metadata = metadata(file)?;
+    let metadata = file.map(metadata).transpose()?.unwrap_or_default();
     if form == Form::Json {
         let all = json!({
             "read": found.read,

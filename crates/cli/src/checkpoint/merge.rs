@@ -17,7 +17,7 @@ use crate::byte_size::bytes;
 /// Accelerate saves with FSDP (SHARDED_STATE_DICT), and those of DeepSpeed with ZeRO of stages 1 to 3, also
 /// universal ones: the folder with the file `latest`, or that of a step.
 ///
-/// The parts of each tensor are copied one after the other, so that memory does not grow with the model. The
+/// The parts of each tensor are joined a piece at a time, so that memory does not grow with the model. The
 /// file appears whole or not at all, and must not be there yet. Checkpoints of unsharded runs are taken, too.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]

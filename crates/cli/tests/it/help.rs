@@ -43,7 +43,7 @@ fn a_short_help_has_one_line_for_each_option() {
 
 #[test]
 fn help_texts_are_those_on_file() {
-    let pages: [(&str, &[&str]); 55] = [
+    let pages: [(&str, &[&str]); 56] = [
         ("brigade", &["--help"]),
         ("launch", &["launch", "--help"]),
         ("launch-short", &["launch", "-h"]),
@@ -69,6 +69,7 @@ fn help_texts_are_those_on_file() {
         ("checkpoint-verify", &["checkpoint", "verify", "--help"]),
         ("checkpoint-convert", &["checkpoint", "convert", "--help"]),
         ("checkpoint-merge", &["checkpoint", "merge", "--help"]),
+        ("checkpoint-split", &["checkpoint", "split", "--help"]),
         ("config", &["config", "--help"]),
         ("config-default", &["config", "default", "--help"]),
         ("config-show", &["config", "show", "--help"]),

@@ -36,6 +36,7 @@ mod selftest_build;
 mod sessions;
 mod setup;
 mod sharding;
+mod split;
 mod watch;
 #[path = "../common/work.rs"]
 mod work;

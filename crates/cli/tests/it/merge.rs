@@ -172,6 +172,14 @@ fn parts_of_torch_distributed_checkpoint_are_joined() {
         assert_eq!(weights.get(name).unwrap().info().shape, [7, 4]);
     }
     refused(folder, "dcp out.pth --model modle", "optim");
+    for from in ["dcp", "run/checkpoints/checkpoint_0"] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_brigade"));
+        command.args(["checkpoint", "inspect", from]).current_dir(folder).stdin(Stdio::null());
+        let output = command.output().unwrap();
+        let said = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+        assert!(output.status.success() && said.contains("1.bias"), "{said}");
+        assert!(said.contains("read a checkpoint of torch.distributed.checkpoint: "), "{said}");
+    }
 }
 
 #[test]

@@ -4,9 +4,11 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
 
-use brigade_checkpoint::convert::TrainerState;
+use brigade_checkpoint::convert::{TrainerState, read_weights};
 use brigade_checkpoint::layout::{Checkpoint, MANIFEST, Manifest};
-use brigade_checkpoint::pth::{PthFile, StoredTensor, TensorData};
+use brigade_checkpoint::pth::{
+    PthFile, StoredTensor, TensorData, dcp_metadata, write_dcp_metadata,
+};
 use brigade_checkpoint::safetensors::Header;
 use brigade_checkpoint::shards::Index;
 use brigade_checkpoint::{DeepSpeedFolder, Region, TensorInfo, Value, WeightsReader, format_of};
@@ -160,6 +162,27 @@ pub(super) const TARGETS: &[Target] = &[
         bytes_per_byte: TREE,
         free_bytes: FREE,
         read: index,
+    },
+    Target {
+        name: "dcp",
+        reads: "the metadata of a folder of torch.distributed.checkpoint, in one whose parts are sound",
+        words: &[
+            "ctorch.distributed.checkpoint.metadata\nMetadata\n",
+            "ctorch.distributed.checkpoint.metadata\nTensorStorageMetadata\n",
+            "ctorch.distributed.checkpoint.metadata\nChunkStorageMetadata\n",
+            "ctorch.distributed.checkpoint.filesystem\n_StorageInfo\n",
+            "ctorch\nSize\n",
+            "X\x0c\0\0\0__0_0.distcp",
+            "X\x07\0\0\0offsets",
+            "X\x05\0\0\0sizes",
+            ")\u{81}}(",
+            "t\u{85}R",
+            "ub",
+            "j\x01\0\0\0",
+        ],
+        bytes_per_byte: TREE,
+        free_bytes: FREE + PTH_FREE,
+        read: dcp,
     },
     Target {
         name: "state",
@@ -379,6 +402,43 @@ fn index(input: &[u8]) {
         assert!(stays_in(folder, name.as_ref()), "{name:?}");
     }
 }
+
+fn dcp(input: &[u8]) {
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    let path = folder.path().join(".metadata");
+    let Ok(metadata) = dcp_metadata(&path, input) else { return };
+    for tensor in metadata.tensors.values() {
+        assert!(tensor.chunks.iter().all(|chunk| chunk.is_within(&tensor.shape)), "{tensor:?}");
+    }
+    // Less may be repeated in a shorter file.
+    let again = write_dcp_metadata(&metadata).ok();
+    if let Some(Ok(again)) = again.map(|bytes| dcp_metadata(&path, &bytes)) {
+        assert_eq!(again, metadata);
+    }
+    fs::write(&path, input).expect("a file can be written");
+    for (rank, bytes) in PARTS.iter().enumerate() {
+        let name = format!("__{rank}_0.distcp");
+        fs::write(folder.path().join(name), bytes).expect("a file can be written");
+    }
+    let Ok(weights) = read_weights(folder.path()) else { return };
+    let mut written = 0;
+    for (_, tensor) in weights {
+        written += tensor.info().bytes().expect("a tensor in files has a size");
+        let _ = tensor.write_to(&mut io::sink());
+    }
+    // No byte of a file is that of two tensors.
+    assert!(written <= PARTS.iter().map(|part| part.len() as u64).sum(), "{written} bytes");
+}
+
+/// What two ranks have saved.
+const PARTS: [&[u8]; 2] = [
+    include_bytes!(
+        "../../../../crates/checkpoint/tests/fixtures/dcp/fsdp/pytorch_model_fsdp_0/__0_0.distcp"
+    ),
+    include_bytes!(
+        "../../../../crates/checkpoint/tests/fixtures/dcp/fsdp/pytorch_model_fsdp_0/__1_0.distcp"
+    ),
+];
 
 fn trainer_state(input: &[u8]) {
     let Ok(state) = TrainerState::parse(input) else { return };

@@ -1,0 +1,218 @@
+//! Tensors in parts.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::copy;
+use crate::dtype::TensorInfo;
+use crate::error::Error;
+use crate::layout::TensorLocation;
+use crate::pth::StoragePlace;
+use crate::region::{Region, RegionCopy};
+
+/// Parts in files that cover a tensor exactly once, wherever they begin and end.
+#[derive(Debug)]
+pub(super) struct Chunks {
+    info: TensorInfo,
+    /// By their first row.
+    parts: Vec<(Region, TensorLocation)>,
+    /// For each part the end of the rows that it and those before it have.
+    ends: Vec<u64>,
+    /// Storages with checksums that the parts lie in, each with its file.
+    storages: Vec<(PathBuf, StoragePlace)>,
+    /// Whether the checksums were compared.
+    verified: AtomicBool,
+}
+
+impl Chunks {
+    /// From parts of this tensor in any order.
+    ///
+    /// Errors for elements of less than a byte that are cut along another dimension than the first.
+    pub(super) fn new(
+        info: TensorInfo,
+        mut parts: Vec<(Region, TensorLocation)>,
+    ) -> Result<Self, String> {
+        let is_cut =
+            |(region, _): &(Region, TensorLocation)| region.shape.get(1..) != info.shape.get(1..);
+        if is_packed(&info) && parts.iter().any(is_cut) {
+            return Err(format!(
+                "{info} has elements of {} bits and is cut along another dimension than the first, which cannot be \
+                 put together",
+                info.dtype.bits()
+            ));
+        }
+        parts.sort_by(|(a, _), (b, _)| a.offset.cmp(&b.offset));
+        let mut last = 0;
+        let ends = parts.iter().map(|(region, _)| {
+            last = last.max(rows(region).1);
+            last
+        });
+        let (storages, verified) = (Vec::new(), AtomicBool::new(false));
+        Ok(Self { ends: ends.collect(), parts, info, storages, verified })
+    }
+
+    /// Compares checksums before the first element is written.
+    pub(super) fn checked(self, storages: Vec<(PathBuf, StoragePlace)>) -> Self {
+        Self { storages, ..self }
+    }
+
+    fn verify(&self) -> io::Result<()> {
+        if self.verified.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        for (path, storage) in &self.storages {
+            let file =
+                File::open(path).map_err(Error::io("read", path)).map_err(io::Error::other)?;
+            storage.verify(&file).map_err(|fault| io::Error::other(fault.at(path)))?;
+        }
+        self.verified.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    pub(super) fn info(&self) -> &TensorInfo {
+        &self.info
+    }
+
+    /// Writes the elements in row-major order, a piece at a time.
+    pub(super) fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
+        self.verify()?;
+        self.write_pieces(out, PIECE_BYTES)
+    }
+
+    fn write_pieces(&self, out: &mut dyn Write, piece_bytes: u64) -> io::Result<()> {
+        if is_packed(&self.info) {
+            return self.parts.iter().try_for_each(|(_, place)| copy(place, out));
+        }
+        let width = self.info.dtype.bytes();
+        let mut open: Option<(usize, File)> = None;
+        for piece in Region::whole(&self.info.shape).parts(piece_bytes / width) {
+            let mut bytes = vec![0; (piece.elements() * width) as usize];
+            let (begin, end) = rows(&piece);
+            let from = self.ends.partition_point(|&last| last <= begin);
+            let to = self.parts.partition_point(|(region, _)| rows(region).0 < end);
+            for number in from..to {
+                let (region, place) = &self.parts[number];
+                let Some(copy) = region.copy_to(&piece) else { continue };
+                let unread = |error| io::Error::other(Error::io("read", &place.path)(error));
+                let file = match open.take() {
+                    Some((last, file)) if self.parts[last].1.path == place.path => file,
+                    _ => File::open(&place.path).map_err(unread)?,
+                };
+                read(&file, place.offset, &copy, width, &mut bytes).map_err(unread)?;
+                open = Some((number, file));
+            }
+            out.write_all(&bytes)?;
+        }
+        Ok(())
+    }
+}
+
+/// Copies what a part and a piece have in common from the part, which begins at `offset` of a file.
+fn read(
+    file: &File,
+    offset: u64,
+    copy: &RegionCopy,
+    width: u64,
+    piece: &mut [u8],
+) -> io::Result<()> {
+    let range = |first: u64, len: u64| (first * width) as usize..((first + len) * width) as usize;
+    let begin = copy.runs().next().map_or(0, |run| run.source);
+    let end = copy.runs().last().map_or(0, |run| run.source + run.len);
+    // Reading what lies between runs takes less time than a system call for each.
+    if end - begin <= MOST_READ * copy.elements() {
+        let mut span = vec![0; ((end - begin) * width) as usize];
+        file.read_exact_at(&mut span, offset + begin * width)?;
+        for run in copy.runs() {
+            let source = &span[range(run.source - begin, run.len)];
+            piece[range(run.target, run.len)].copy_from_slice(source);
+        }
+        return Ok(());
+    }
+    copy.runs().try_for_each(|run| {
+        file.read_exact_at(&mut piece[range(run.target, run.len)], offset + run.source * width)
+    })
+}
+
+/// Whether elements lie within bytes.
+fn is_packed(info: &TensorInfo) -> bool {
+    !info.dtype.bits().is_multiple_of(8)
+}
+
+/// First row and the end of the rows.
+fn rows(region: &Region) -> (u64, u64) {
+    match (region.offset.first(), region.shape.first()) {
+        (Some(&first), Some(&count)) => (first, first.saturating_add(count)),
+        _ => (0, 1),
+    }
+}
+
+const PIECE_BYTES: u64 = 1 << 20;
+/// Elements to read at most for each that is used.
+const MOST_READ: u64 = 4;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::dtype::Dtype;
+
+    proptest! {
+        /// As the numbers from 0 on, which were cut along any dimensions and stored part after part.
+        #[test]
+        fn parts_of_any_cut_are_the_whole(
+            shape in proptest::collection::vec(0u64..7, 1..4),
+            cuts in proptest::collection::vec((0usize..4, 1u64..4), 0..4),
+            piece_bytes in 1u64..300,
+        ) {
+            let regions = cuts.iter().fold(vec![Region::whole(&shape)], |parts, (dim, ranks)| {
+                let cut = |part: Region| (0..*ranks).map(move |place| part.chunk(dim % part.shape.len(), *ranks, place));
+                parts.into_iter().flat_map(cut).collect()
+            });
+            let whole = Region::whole(&shape);
+            let numbers: Vec<u32> = (0..whole.elements() as u32).collect();
+            let mut file = tempfile::NamedTempFile::new().unwrap();
+            let (mut parts, mut offset) = (Vec::new(), 0);
+            for region in regions.into_iter().rev().filter(|region| region.elements() > 0) {
+                let mut values = vec![0u32; region.elements() as usize];
+                for run in whole.copy_to(&region).unwrap().runs() {
+                    let range = |first: u64| first as usize..(first + run.len) as usize;
+                    values[range(run.target)].copy_from_slice(&numbers[range(run.source)]);
+                }
+                let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+                file.write_all(&bytes).unwrap();
+                let info = TensorInfo { dtype: Dtype::U32, shape: region.shape.clone() };
+                parts.push((region, TensorLocation { path: file.path().to_owned(), offset, info }));
+                offset += bytes.len() as u64;
+            }
+            let info = TensorInfo { dtype: Dtype::U32, shape };
+            let mut found = Vec::new();
+            Chunks::new(info, parts).unwrap().write_pieces(&mut found, piece_bytes).unwrap();
+            let expected: Vec<u8> = numbers.iter().flat_map(|value| value.to_le_bytes()).collect();
+            prop_assert!(found == expected, "{} bytes of {}", found.len(), expected.len());
+        }
+    }
+
+    #[test]
+    fn rows_of_elements_of_less_than_a_byte_are_joined_and_columns_refused() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&[3, 4, 1, 2]).unwrap();
+        let info = |shape: &[u64]| TensorInfo { dtype: Dtype::F4, shape: shape.to_vec() };
+        let part = |region: Region, offset: u64| {
+            let place =
+                TensorLocation { path: file.path().to_owned(), offset, info: info(&region.shape) };
+            (region, place)
+        };
+        let whole = Region::whole(&[2, 4]);
+        let rows = vec![part(whole.narrow(0, 1, 1), 0), part(whole.narrow(0, 0, 1), 2)];
+        let mut found = Vec::new();
+        Chunks::new(info(&[2, 4]), rows).unwrap().write_to(&mut found).unwrap();
+        assert_eq!(found, [1, 2, 3, 4]);
+        let columns = vec![part(whole.narrow(1, 0, 2), 0), part(whole.narrow(1, 2, 2), 2)];
+        let error = Chunks::new(info(&[2, 4]), columns).unwrap_err();
+        assert!(error.contains("elements of 4 bits"), "{error}");
+    }
+}
