@@ -279,7 +279,7 @@ fn every_strategy_has_the_bits_of_a_reducer() {
 }
 
 #[test]
-fn a_read_outside_of_its_unit_is_an_error_that_names_the_unit() {
+fn a_read_outside_of_its_unit_is_an_error_that_names_the_parameter_and_the_unit() {
     on_ranks(2, |groups| {
         let net = Net::new(Kind::Double);
         let (sharder, shards) = shard(&net, groups, &Sharding::zero3());
@@ -292,7 +292,8 @@ fn a_read_outside_of_its_unit_is_an_error_that_names_the_unit() {
             up.f_to_kind(Kind::Float).unwrap_err(),
         ] {
             let text = error.to_string();
-            assert!(text.contains("unit `1` is sharded") && text.contains("gathered"), "{text}");
+            assert!(text.contains("`1.up`") && text.contains("sharded in unit `1`"), "{text}");
+            assert!(text.contains("gathered"), "{text}");
         }
         let sum = sharder.gathered(|| Ok::<_, Error>(up.sum(Kind::Double))).unwrap();
         assert!(sum.double_value(&[]).is_finite());
