@@ -5,9 +5,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use brigade_checkpoint::{TensorReader, WeightsReader};
+use brigade_sharding::TensorPart;
 use brigade_torch::{Error, Result, TensorId, rng_state, set_rng_state};
 use indexmap::IndexMap;
 use tch::{Device, Kind, TchError, Tensor};
+
+use crate::tensor_parallel::taken;
 
 /// Sets the first values of a tensor, all of them.
 pub(crate) type FirstValues = Box<dyn FnOnce(&mut Tensor) -> Result<(), TchError> + Send>;
@@ -15,7 +18,10 @@ pub(crate) type FirstValues = Box<dyn FnOnce(&mut Tensor) -> Result<(), TchError
 /// First values that are still to be drawn.
 pub(crate) struct Draw {
     target: TensorId,
+    /// Of the whole parameter.
     shape: Vec<i64>,
+    /// What this rank of a tensor group has of it.
+    part: Option<TensorPart>,
     first_values: FirstValues,
 }
 
@@ -34,15 +40,18 @@ pub struct DeferredValues {
 struct FileValues {
     weights: Arc<WeightsReader>,
     name: String,
+    /// What this rank of a tensor group has of it.
+    part: Option<TensorPart>,
 }
 
 /// The values of one tensor of a deferred model.
 #[derive(Debug)]
 pub enum DeferredValue<'a> {
-    /// As drawn: whole, float32, on the CPU. The function that gets it may keep it, or change it.
+    /// As drawn: float32, on the CPU, of the parameter's shape. The function that gets it may keep it, or change it.
     Drawn(Tensor),
-    /// In a file, whose tensor has the same shape.
-    File(TensorReader<'a>),
+    /// In a file, whose tensor has the parameter's shape; the whole parameter's where ranks of a tensor group divide it, with
+    /// this rank's part.
+    File(TensorReader<'a>, Option<TensorPart>),
 }
 
 impl DeferredValues {
@@ -54,13 +63,12 @@ impl DeferredValues {
     pub(crate) fn read_later(
         &mut self,
         weights: WeightsReader,
-        tensors: impl Iterator<Item = (String, TensorId)>,
+        tensors: impl Iterator<Item = (String, TensorId, Option<TensorPart>)>,
     ) {
         let weights = Arc::new(weights);
-        self.read.extend(
-            tensors
-                .map(|(name, id)| (id, Some(FileValues { weights: Arc::clone(&weights), name }))),
-        );
+        self.read.extend(tensors.map(|(name, id, part)| {
+            (id, Some(FileValues { weights: Arc::clone(&weights), name, part }))
+        }));
     }
 
     /// Notes that a tensor has its values.
@@ -92,32 +100,44 @@ impl DeferredValues {
             if moved {
                 set_rng_state(Device::Cpu, &generator)?;
             }
-            let drawn = draws.into_iter().try_for_each(|Draw { target, shape, first_values }| {
-                let values = tch::no_grad(|| filled(&shape, first_values))?;
-                // What is drawn again later, or read, takes its numbers from the generator all the same.
-                let Some(left) = draws_left.get_mut(&target) else { return Ok(()) };
-                *left -= 1;
-                if *left == 0 { set(target, DeferredValue::Drawn(values)) } else { Ok(()) }
-            });
+            let drawn =
+                draws.into_iter().try_for_each(|Draw { target, shape, part, first_values }| {
+                    let values = tch::no_grad(|| {
+                        let whole = filled(&shape, first_values)?;
+                        part.as_ref().map_or(Ok(whole.shallow_clone()), |part| taken(&whole, part))
+                    })?;
+                    // What is drawn again later, or read, takes its numbers from the generator all the same.
+                    let Some(left) = draws_left.get_mut(&target) else { return Ok(()) };
+                    *left -= 1;
+                    if *left == 0 { set(target, DeferredValue::Drawn(values)) } else { Ok(()) }
+                });
             if moved {
                 set_rng_state(Device::Cpu, &now)?;
             }
             drawn?;
         }
         let files = read.into_iter().filter_map(|(id, file)| Some((id, file?)));
-        for (id, FileValues { weights, name }) in files {
+        for (id, FileValues { weights, name, part }) in files {
             let reader = weights.get(&name).ok_or_else(|| {
                 Error::invalid_argument(format!("the open weights have no tensor `{name}`"))
             })?;
-            set(id, DeferredValue::File(reader))?;
+            set(id, DeferredValue::File(reader, part))?;
         }
         Ok(())
     }
 }
 
 impl Draw {
-    pub(crate) fn new(tensor: &Tensor, first_values: FirstValues) -> Self {
-        Self { target: TensorId::of(tensor), shape: tensor.size(), first_values }
+    /// `part` is what the tensor is of the whole parameter that the function sets.
+    pub(crate) fn new(
+        tensor: &Tensor,
+        part: Option<TensorPart>,
+        first_values: FirstValues,
+    ) -> Self {
+        let whole =
+            |part: &TensorPart| part.shape().iter().map(|size| size.cast_signed()).collect();
+        let shape = part.as_ref().map_or_else(|| tensor.size(), whole);
+        Self { target: TensorId::of(tensor), shape, part, first_values }
     }
 }
 

@@ -32,13 +32,18 @@ impl LayerContext {
 
     /// As [`Self::finish`], for an operation of the border.
     pub(crate) fn finish_border(&self, result: Result<Tensor>, input: &Tensor) -> Result<Tensor> {
+        Ok(self.output(self.check_border(result, input)?))
+    }
+
+    /// As [`Self::check`], for an operation of the border.
+    pub(crate) fn check_border(&self, result: Result<Tensor>, input: &Tensor) -> Result<Tensor> {
         let result = result.map_err(|error| match error.downcast() {
             // The layer's name stands for the operation's.
             Ok(TorchError::Libtorch { detail, .. }) => TchError::Torch(detail),
             Ok(other) => TchError::Torch(other.to_string()),
             Err(other) => TchError::Torch(other.to_string()),
         });
-        self.finish(result, input)
+        self.check(result, input)
     }
 
     /// What the layer's hooks make of its output.

@@ -60,6 +60,7 @@ mod script;
 mod sequential;
 mod shared_statistics;
 mod state_dict;
+mod tensor_parallel;
 mod training;
 mod unit;
 mod var_store;
@@ -84,6 +85,9 @@ pub use recompute::Recompute;
 pub use script::{TorchScript, TorchScriptInputs, TorchScriptOutput};
 pub use sequential::Sequential;
 pub use state_dict::{LoadReport, ShapeMismatch, StateDict};
+pub use tensor_parallel::{
+    Divided, DividedParameter, TensorParallel, TensorParallelPlan, TensorRegion,
+};
 pub use training::Training;
 pub use unit::Unit;
 pub use var_store::TchModule;

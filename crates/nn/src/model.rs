@@ -26,7 +26,7 @@ use crate::hooks::Hooks;
 use crate::param_path::is_floating_point;
 use crate::param_registry::{Entry, ParamRegistry, Role};
 use crate::shared_statistics::SharedStatistics;
-use crate::{Module, ParamPath, Training, Unit};
+use crate::{Module, ParamPath, TensorParallel, Training, Unit};
 
 /// A module `M` and all that it registered: what an optimizer steps, what ranks average, what is saved.
 ///
@@ -54,6 +54,7 @@ pub struct Model<M> {
     units: Vec<(String, Unit)>,
     pub(crate) norms: HashSet<String>,
     pub(crate) adopted: HashSet<String>,
+    pub(crate) tensor: Option<TensorParallel>,
     device: Device,
     kind: Kind,
     /// Whether the parameters are spread over ranks.
@@ -63,13 +64,14 @@ pub struct Model<M> {
 }
 
 /// Options of [`Model::builder`].
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 #[must_use = "call build with a constructor"]
 pub struct ModelBuilder {
     device: Device,
     kind: Kind,
     drawn: bool,
     is_deferred: bool,
+    tensor: Option<TensorParallel>,
 }
 
 impl Model<()> {
@@ -83,7 +85,13 @@ impl Model<()> {
     /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     pub fn builder() -> ModelBuilder {
-        ModelBuilder { device: Device::Cpu, kind: Kind::Float, drawn: true, is_deferred: false }
+        ModelBuilder {
+            device: Device::Cpu,
+            kind: Kind::Float,
+            drawn: true,
+            is_deferred: false,
+            tensor: None,
+        }
     }
 }
 
@@ -135,6 +143,30 @@ impl ModelBuilder {
         self
     }
 
+    /// Has the ranks of a group divide the layers that the plan names: each rank gets its part of their weights, and computes
+    /// with it. Constructors, names, first values and files are those of the undivided model.
+    ///
+    /// ```
+    /// # use brigade_torch::{Backend, ProcessGroup, Store};
+    /// # let gloo = Backend::Gloo(Default::default());
+    /// # let group = ProcessGroup::new(&Store::hash()?, 0, 1, gloo, Default::default())?;
+    /// use brigade_nn::{Linear, Model, ParamPath, Relu, Sequential, TensorParallel};
+    /// use brigade_sharding::TensorPlan;
+    ///
+    /// let plan = TensorPlan::new().column("0.weight").row("2.weight");
+    /// let ranks = group.size() as i64;
+    /// let model = Model::builder().tensor_parallel(TensorParallel { group, plan }).build(|path: &ParamPath| {
+    ///     Sequential::new().and(Linear::new(path / 0, 4, 8)).and(Relu).and(Linear::new(path / 2, 8, 4))
+    /// })?;
+    /// assert_eq!(model.tensor("0.weight").unwrap().size(), [8 / ranks, 4]);
+    /// assert_eq!(model.tensor("2.weight").unwrap().size(), [4, 8 / ranks]);
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    pub fn tensor_parallel(mut self, tensor: TensorParallel) -> Self {
+        self.tensor = Some(tensor);
+        self
+    }
+
     /// Returns whether [`ModelBuilder::deferred`] was called.
     #[must_use]
     pub fn is_deferred(&self) -> bool {
@@ -153,8 +185,10 @@ impl ModelBuilder {
         }
         // First values use MKL's vector functions, and it takes the setting only before its first use.
         let _ = make_products_reproducible();
-        let registry = RefCell::new(ParamRegistry::new(self.kind, self.drawn, self.is_deferred));
+        let registry =
+            RefCell::new(ParamRegistry::new(self.kind, self.drawn, self.is_deferred, self.tensor));
         let module = constructor(&ParamPath::root(&registry));
+        registry.borrow_mut().check_plan();
         let ParamRegistry {
             entries,
             problems,
@@ -166,6 +200,7 @@ impl ModelBuilder {
             units,
             norms,
             adopted,
+            tensor,
             draws,
             ..
         } = registry.into_inner();
@@ -183,6 +218,7 @@ impl ModelBuilder {
             units,
             norms,
             adopted,
+            tensor,
             device: self.device,
             kind: self.kind,
             is_sharded: false,
@@ -581,8 +617,12 @@ impl<M> Model<M> {
             .collect()
     }
 
+    pub(crate) fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
     /// Every tensor once.
-    fn distinct(&self) -> impl Iterator<Item = &Entry> {
+    pub(crate) fn distinct(&self) -> impl Iterator<Item = &Entry> {
         self.entries.iter().filter(|entry| !matches!(entry.role, Role::SameAs(_)))
     }
 

@@ -5,14 +5,16 @@ use std::collections::HashMap;
 use std::fmt::Display;
 use std::ops::Div;
 
-use brigade_torch::{TensorId, unallocated};
+use brigade_sharding::{TensorPart, TensorStyle};
+use brigade_torch::{ProcessGroup, TensorId, unallocated};
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::deferred::{Draw, FirstValues, filled, no_memory};
 use crate::layer_context::{LayerContext, shown};
 use crate::param_registry::{Entry, ParamRegistry, Role};
 use crate::shared_statistics::SharedStatistics;
-use crate::{Init, Training, Unit};
+use crate::tensor_parallel::taken;
+use crate::{Init, TensorRegion, Training, Unit};
 
 /// A place in the tree of names: `path / "module1" / 0` holds `module1.0.weight`.
 ///
@@ -37,16 +39,18 @@ use crate::{Init, Training, Unit};
 pub struct ParamPath<'a> {
     registry: &'a RefCell<ParamRegistry>,
     prefix: String,
+    /// Whether all below is whole on every rank of a tensor group.
+    is_replicated: bool,
 }
 
 impl<'a> ParamPath<'a> {
     pub(crate) fn root(registry: &'a RefCell<ParamRegistry>) -> Self {
-        Self { registry, prefix: String::new() }
+        Self { registry, prefix: String::new(), is_replicated: false }
     }
 
-    fn draw_later(&self, tensor: &Tensor, first_values: FirstValues) {
+    fn draw_later(&self, tensor: &Tensor, part: Option<TensorPart>, first_values: FirstValues) {
         if let (true, Some(draws)) = (tensor.defined(), &mut self.registry.borrow_mut().draws) {
-            draws.push(Draw::new(tensor, first_values));
+            draws.push(Draw::new(tensor, part, first_values));
         }
     }
 
@@ -54,9 +58,43 @@ impl<'a> ParamPath<'a> {
     #[must_use]
     pub fn join(&self, step: impl Display) -> Self {
         let step = step.to_string();
-        let path = Self { registry: self.registry, prefix: self.full_name(&step) };
+        let path = Self { prefix: self.full_name(&step), ..self.clone() };
         path.check_name(&step);
         path
+    }
+
+    /// The same path, below which every rank of a tensor group has whole parameters, whatever the plan says: for a layer
+    /// that cannot be divided, such as the projection to fewer key heads than there are ranks.
+    #[must_use]
+    pub fn replicated(&self) -> Self {
+        Self { is_replicated: true, ..self.clone() }
+    }
+
+    /// The number of ranks that divide layers between them; 1 without tensor parallelism.
+    #[must_use]
+    pub fn tensor_ranks(&self) -> usize {
+        self.registry.borrow().tensor.as_ref().map_or(1, |tensor| tensor.group.size())
+    }
+
+    /// The ranks that divide layers between them, for values that go into divided layers and come out of them.
+    #[must_use]
+    pub fn tensor_region(&self) -> TensorRegion {
+        let registry = self.registry.borrow();
+        registry
+            .tensor
+            .as_ref()
+            .map_or_else(TensorRegion::default, |tensor| TensorRegion::new(tensor.group.clone()))
+    }
+
+    /// How a parameter is divided, and over which ranks; `None` where every rank has it whole.
+    pub(crate) fn tensor_style(&self, name: &str) -> Option<(TensorStyle, ProcessGroup)> {
+        let registry = self.registry.borrow();
+        let tensor = registry.tensor.as_ref()?;
+        if self.is_replicated || tensor.group.size() == 1 {
+            return None;
+        }
+        let style = tensor.plan.style(&self.full_name(name))?.clone();
+        Some((style, tensor.group.clone()))
     }
 
     /// The dotted name of this place, empty at the root.
@@ -91,6 +129,26 @@ impl<'a> ParamPath<'a> {
         shape: &[i64],
         first_values: impl FnOnce(&mut Tensor) -> Result<(), TchError> + Send + 'static,
     ) -> Tensor {
+        if let Some((style, _)) = self.tensor_style(name) {
+            self.reject_at(
+                name,
+                format_args!(
+                    "the tensor plan divides it ({style}), and the module reads it whole: leave it out of the plan, or \
+                     make it a layer that can be divided, such as a linear layer or an embedding"
+                ),
+            );
+        }
+        self.drawn_parameter(name, shape, None, Box::new(first_values))
+    }
+
+    /// Registers a parameter of this whole shape, or this rank's part of it.
+    pub(crate) fn drawn_parameter(
+        &self,
+        name: &str,
+        shape: &[i64],
+        part: Option<TensorPart>,
+        first_values: FirstValues,
+    ) -> Tensor {
         if shape.iter().any(|&size| size < 0) {
             self.reject_at(name, format_args!("the shape {shape:?} has a negative size"));
             return Tensor::new();
@@ -99,25 +157,27 @@ impl<'a> ParamPath<'a> {
             let registry = self.registry.borrow();
             (registry.kind, registry.drawn, registry.draws.is_some())
         };
-        let first_values: FirstValues = if is_drawn {
-            Box::new(first_values)
-        } else {
-            Box::new(|values| Init::Zeros.fill(values))
-        };
+        let first_values: FirstValues =
+            if is_drawn { first_values } else { Box::new(|values| Init::Zeros.fill(values)) };
+        let own = part.as_ref().map_or_else(|| shape.to_vec(), |part| signed(&part.own_shape()));
         if !is_deferred {
             let drawn = || {
-                let values = filled(shape, first_values)?;
+                // Zeros need not be made of the whole parameter.
+                let values = match &part {
+                    Some(part) if is_drawn => taken(&filled(shape, first_values)?, part)?,
+                    _ => filled(&own, first_values)?,
+                };
                 values.f_to_kind(kind)?.f_detach()?.f_set_requires_grad(true)
             };
-            return self.add(name, tch::no_grad(drawn), Role::Parameter);
+            return self.add(name, tch::no_grad(drawn), Role::Parameter, part);
         }
         let options = (kind, Device::Cpu);
-        let tensor = match unallocated(shape, None, options, &no_memory(&self.full_name(name))) {
+        let tensor = match unallocated(&own, None, options, &no_memory(&self.full_name(name))) {
             Ok(tensor) => tensor.f_set_requires_grad(true),
             Err(error) => Err(TchError::Torch(error.to_string())),
         };
-        let tensor = self.add(name, tensor, Role::Parameter);
-        self.draw_later(&tensor, first_values);
+        let tensor = self.add(name, tensor, Role::Parameter, part.clone());
+        self.draw_later(&tensor, part, first_values);
         tensor
     }
 
@@ -129,24 +189,32 @@ impl<'a> ParamPath<'a> {
         tensor: &Tensor,
         first_values: impl FnOnce(&mut Tensor) -> Result<(), TchError> + Send + 'static,
     ) {
-        let (is_drawn, is_deferred, is_known) = {
+        let (is_drawn, is_deferred, known) = {
             let registry = self.registry.borrow();
-            (registry.drawn, registry.draws.is_some(), registry.is_registered(tensor))
+            (registry.drawn, registry.draws.is_some(), registry.part_of(tensor))
         };
         if !tensor.defined() || !is_drawn {
             // The path has refused the tensor, and the model will say so; or weights are read next.
             return;
         }
-        if !is_known {
+        let Some(part) = known else {
             self.reject("draws the first values of a tensor that is not of this model");
-        } else if is_deferred {
-            self.draw_later(tensor, Box::new(first_values));
-        } else {
-            let set =
-                || tensor.shallow_clone().f_copy_(&filled(&tensor.size(), Box::new(first_values))?);
-            if let Err(error) = tch::no_grad(set) {
-                self.reject(format_args!("the first values of a weight: {error}"));
-            }
+            return;
+        };
+        if is_deferred {
+            self.draw_later(tensor, part, Box::new(first_values));
+            return;
+        }
+        let set = || {
+            let first_values = Box::new(first_values);
+            let values = match &part {
+                Some(part) => taken(&filled(&signed(part.shape()), first_values)?, part)?,
+                None => filled(&tensor.size(), first_values)?,
+            };
+            tensor.shallow_clone().f_copy_(&values)
+        };
+        if let Err(error) = tch::no_grad(set) {
+            self.reject(format_args!("the first values of a weight: {error}"));
         }
     }
 
@@ -155,7 +223,7 @@ impl<'a> ParamPath<'a> {
     pub fn parameter_from(&self, name: &str, values: &Tensor) -> Tensor {
         let kind = self.registry.borrow().kind;
         let taken = tch::no_grad(|| copy_as(values, kind)?.f_set_requires_grad(true));
-        self.add(name, taken, Role::Parameter)
+        self.add(name, taken, Role::Parameter, None)
     }
 
     /// Registers a tensor that is state but not trained, such as running statistics. It is saved
@@ -191,7 +259,10 @@ impl<'a> ParamPath<'a> {
     pub fn tie(&self, name: &str, tensor: &Tensor) -> Tensor {
         let first = self.registry.borrow().find(tensor);
         match first {
-            Some(first) => self.add(name, Ok(tensor.shallow_clone()), Role::SameAs(first)),
+            Some(first) => {
+                let part = self.registry.borrow().entries[first].part.clone();
+                self.add(name, Ok(tensor.shallow_clone()), Role::SameAs(first), part)
+            }
             None => {
                 self.reject_at(name, "ties a tensor that is not a parameter of this model");
                 tensor.shallow_clone()
@@ -323,10 +394,16 @@ impl<'a> ParamPath<'a> {
             let kind = if is_floating_point(own) { kind } else { own };
             copy_as(values, kind)
         });
-        self.add(name, taken, Role::Buffer { persistent })
+        self.add(name, taken, Role::Buffer { persistent }, None)
     }
 
-    fn add(&self, name: &str, made: Result<Tensor, TchError>, role: Role) -> Tensor {
+    fn add(
+        &self,
+        name: &str,
+        made: Result<Tensor, TchError>,
+        role: Role,
+        part: Option<TensorPart>,
+    ) -> Tensor {
         self.check_name(name);
         let tensor = match made {
             Ok(tensor) => tensor,
@@ -335,12 +412,16 @@ impl<'a> ParamPath<'a> {
                 return Tensor::new();
             }
         };
-        self.register(name, &tensor, role);
+        self.register(name, &tensor, role, part);
         tensor
     }
 
     fn adopt(&self, name: &str, tensor: &Tensor, role: Role) {
         let problem = match tensor.f_kind() {
+            _ if self.tensor_style(name).is_some() => Some(
+                "the tensor plan divides it, and something else made it, which reads it whole: leave it out of the plan"
+                    .to_owned(),
+            ),
             _ if name.split('.').any(str::is_empty) => Some("a name has no empty parts".to_owned()),
             Ok(kind) if role != (Role::Buffer { persistent: true }) && !is_floating_point(kind) => {
                 Some(format!("parameters cannot be {kind:?}"))
@@ -351,24 +432,24 @@ impl<'a> ParamPath<'a> {
         match problem {
             Some(problem) => self.reject_at(name, problem),
             None => {
-                self.register(name, tensor, role);
+                self.register(name, tensor, role, None);
                 self.registry.borrow_mut().adopted.insert(self.full_name(name));
             }
         }
     }
 
-    fn register(&self, name: &str, tensor: &Tensor, role: Role) {
+    fn register(&self, name: &str, tensor: &Tensor, role: Role, part: Option<TensorPart>) {
         let full_name = self.full_name(name);
         let taken = self.registry.borrow().has(&full_name);
         if taken {
             self.reject_at(name, "this name is registered twice");
         } else {
-            let entry = Entry { name: full_name, tensor: tensor.shallow_clone(), role };
+            let entry = Entry { name: full_name, tensor: tensor.shallow_clone(), role, part };
             self.registry.borrow_mut().add(entry);
         }
     }
 
-    fn full_name(&self, name: &str) -> String {
+    pub(crate) fn full_name(&self, name: &str) -> String {
         if self.prefix.is_empty() { name.to_owned() } else { format!("{}.{name}", self.prefix) }
     }
 
@@ -414,6 +495,10 @@ fn in_order(store: &tch::nn::VarStore) -> Vec<(String, Tensor, bool)> {
     // Stable: what has no place keeps the order of names.
     placed.sort_by_key(|(place, ..)| place.unwrap_or(usize::MAX));
     placed.into_iter().map(|(place, name, tensor)| (name, tensor, place.is_some())).collect()
+}
+
+fn signed(shape: &[u64]) -> Vec<i64> {
+    shape.iter().map(|size| size.cast_signed()).collect()
 }
 
 fn copy_as(values: &Tensor, kind: Kind) -> Result<Tensor, TchError> {

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::ptr;
 
+use brigade_sharding::TensorPart;
 use brigade_torch::{TensorId, has_memory};
 use tch::{Kind, Tensor};
 
@@ -10,6 +11,7 @@ use crate::Training;
 use crate::deferred::Draw;
 use crate::hooks::Hooks;
 use crate::shared_statistics::SharedStatistics;
+use crate::tensor_parallel::TensorParallel;
 use crate::unit::Unit;
 
 /// All that constructors have registered, and what was wrong with it.
@@ -33,6 +35,8 @@ pub(crate) struct ParamRegistry {
     pub(crate) norms: HashSet<String>,
     /// Names of tensors that something else made, of whose layers nothing is known.
     pub(crate) adopted: HashSet<String>,
+    /// The ranks that divide layers between them.
+    pub(crate) tensor: Option<TensorParallel>,
     pub(crate) entries: Vec<Entry>,
     pub(crate) problems: Vec<String>,
     names: HashSet<String>,
@@ -44,6 +48,18 @@ pub(crate) struct Entry {
     pub(crate) name: String,
     pub(crate) tensor: Tensor,
     pub(crate) role: Role,
+    /// Where the tensor lies in the whole parameter, of which each rank of a tensor group has a part.
+    pub(crate) part: Option<TensorPart>,
+}
+
+impl Entry {
+    /// The shape of the whole parameter.
+    pub(crate) fn whole_size(&self) -> Vec<i64> {
+        match &self.part {
+            Some(part) => part.shape().iter().map(|size| size.cast_signed()).collect(),
+            None => self.tensor.size(),
+        }
+    }
 }
 
 /// What a name stands for.
@@ -57,8 +73,16 @@ pub(crate) enum Role {
     SameAs(usize),
 }
 
+/// Names of parameters that a message lists.
+const SHOWN_NAMES: usize = 24;
+
 impl ParamRegistry {
-    pub(crate) fn new(kind: Kind, drawn: bool, is_deferred: bool) -> Self {
+    pub(crate) fn new(
+        kind: Kind,
+        drawn: bool,
+        is_deferred: bool,
+        tensor: Option<TensorParallel>,
+    ) -> Self {
         Self {
             kind,
             drawn,
@@ -71,6 +95,7 @@ impl ParamRegistry {
             units: Vec::new(),
             norms: HashSet::new(),
             adopted: HashSet::new(),
+            tensor,
             entries: Vec::new(),
             problems: Vec::new(),
             names: HashSet::new(),
@@ -86,12 +111,36 @@ impl ParamRegistry {
         self.entries.push(entry);
     }
 
-    /// Whether a name of the model stands for this very tensor.
-    pub(crate) fn is_registered(&self, tensor: &Tensor) -> bool {
-        tensor.defined() && {
-            let id = TensorId::of(tensor);
-            self.entries.iter().any(|entry| TensorId::of(&entry.tensor) == id)
+    /// Which part of a parameter this very tensor is, `Some(None)` where it is all of it; `None` where it is not of the
+    /// model.
+    pub(crate) fn part_of(&self, tensor: &Tensor) -> Option<Option<TensorPart>> {
+        if !tensor.defined() {
+            return None;
         }
+        let id = TensorId::of(tensor);
+        let entry = self.entries.iter().find(|entry| TensorId::of(&entry.tensor) == id)?;
+        Some(entry.part.clone())
+    }
+
+    /// Notes the patterns of the tensor plan that match no parameter.
+    pub(crate) fn check_plan(&mut self) {
+        let Some(tensor) = &self.tensor else { return };
+        let parameters =
+            || self.entries.iter().filter(|entry| !matches!(entry.role, Role::Buffer { .. }));
+        let unmatched = tensor.plan.unmatched(parameters().map(|entry| entry.name.as_str()));
+        if unmatched.is_empty() {
+            return;
+        }
+        let patterns: Vec<String> =
+            unmatched.iter().map(|pattern| format!("`{pattern}`")).collect();
+        let known: Vec<&str> =
+            parameters().take(SHOWN_NAMES).map(|entry| entry.name.as_str()).collect();
+        let more = if parameters().count() > known.len() { ", …" } else { "" };
+        self.problems.push(format!(
+            "the tensor plan's {} match no parameter; the model has {}{more}",
+            patterns.join(" and "),
+            known.join(", ")
+        ));
     }
 
     /// The parameter that this tensor is, or whose memory it has in the same layout, as the tied tensors of a

@@ -7,13 +7,15 @@ mod parts;
 mod pth;
 mod safetensors;
 
+use std::collections::HashMap;
 use std::path::Path;
 
 #[cfg(doc)]
 use brigade_checkpoint::pth::PthFile;
 use brigade_checkpoint::{
-    Error as FileError, OpenWeights, TensorReader, WeightsFile, WeightsReader, open_weights,
+    Error as FileError, OpenWeights, Region, TensorReader, WeightsFile, WeightsReader, open_weights,
 };
+use brigade_sharding::TensorPart;
 use brigade_torch::{Error, TensorId, TensorRead, has_memory, loaded_kind};
 use tch::{Device, Kind, Tensor};
 
@@ -163,16 +165,22 @@ impl<M> Model<M> {
         tensors: Vec<(String, Tensor)>,
     ) -> Result<(), Error> {
         let is_later = |tensor: &Tensor| self.is_deferred() && !has_memory(tensor);
+        let mut parts: HashMap<TensorId, TensorPart> = self
+            .divided_parameters()
+            .into_iter()
+            .map(|divided| (TensorId::of(&divided.tensor), divided.part))
+            .collect();
         let mut now = Vec::new();
         for (name, into) in &tensors {
             let from = weights.get(name).ok_or_else(|| {
                 Error::invalid_argument(format!("the weights have no tensor `{name}`"))
             })?;
-            let read = TensorRead::whole(from, into.shallow_clone());
-            if is_later(into) {
-                read.check()?;
-            } else {
-                now.push(read);
+            for read in reads(from, into, None, parts.get(&TensorId::of(into)))? {
+                if is_later(into) {
+                    read.check()?;
+                } else {
+                    now.push(read);
+                }
             }
         }
         read(&weights, now)?;
@@ -180,7 +188,10 @@ impl<M> Model<M> {
             let (later, now): (Vec<_>, Vec<_>) =
                 tensors.into_iter().partition(|(_, tensor)| !has_memory(tensor));
             now.iter().for_each(|(_, tensor)| deferred.keep(TensorId::of(tensor)));
-            let later = later.into_iter().map(|(name, tensor)| (name, TensorId::of(&tensor)));
+            let later = later.into_iter().map(|(name, tensor)| {
+                let id = TensorId::of(&tensor);
+                (name, id, parts.remove(&id))
+            });
             deferred.read_later(weights, later);
         }
         Ok(())
@@ -204,15 +215,23 @@ impl<M> Model<M> {
             kind_of(tensor)?;
         }
         let values = plan.values.into_iter();
-        let values = values.filter_map(|(name, into)| Some((weights.get(&name)?, into)));
+        let values = values.filter_map(|found| Some((weights.get(&found.name)?, found.into)));
         Ok((values.collect(), plan.report))
     }
 
     /// Writes parameters and saved buffers to a safetensors file, see [`save`].
     ///
     /// # Errors
-    /// Those of [`save`].
+    /// Those of [`save`]; [`brigade_torch::ErrorKind::InvalidArgument`] for a model of which each rank of a tensor group has a
+    /// part.
     pub fn save_weights(&self, path: impl AsRef<Path>) -> Result<(), Error> {
+        if let Some(divided) = self.divided_parameters().first() {
+            return Err(Error::invalid_argument(format!(
+                "save_weights: each rank of the tensor group has a part of `{}`: save `whole_state_dict`, which every \
+                 rank calls, or use `Accelerator::save_model`",
+                divided.name
+            )));
+        }
         save(&self.state_dict(), path)
     }
 }
@@ -254,6 +273,32 @@ pub fn read(weights: &WeightsReader, reads: Vec<TensorRead<'_>>) -> Result<(), E
         let interrupted = |source| ModelError::Interrupted { path: path.to_owned(), source };
         Ok(read.read().map_err(interrupted)?)
     })
+}
+
+/// Returns the reads of a tensor of open weights into a parameter of which this rank of a tensor group has a part, or into
+/// `rows` of that part; several where the part lies in several blocks. Without a part the tensor, or its rows, are read whole.
+///
+/// # Errors
+/// [`brigade_torch::ErrorKind::Tensor`] when libtorch makes no views of `into`.
+pub fn reads<'w>(
+    from: TensorReader<'w>,
+    into: &Tensor,
+    rows: Option<Region>,
+    part: Option<&TensorPart>,
+) -> Result<Vec<TensorRead<'w>>, Error> {
+    let Some(part) = part else {
+        let mut read = TensorRead::whole(from, into.shallow_clone());
+        read.region = rows.unwrap_or(read.region);
+        return Ok(vec![read]);
+    };
+    let rows = rows.unwrap_or_else(|| Region::whole(&part.own_shape()));
+    let dim = part.dim();
+    let reads = part.sources(&rows).into_iter().map(|(region, place)| {
+        let (start, length) = (place.offset[dim].cast_signed(), place.shape[dim].cast_signed());
+        let into = tch::no_grad(|| into.f_detach()?.f_narrow(dim as i64, start, length))?;
+        Ok(TensorRead { from, region, into })
+    });
+    reads.collect()
 }
 
 fn load_all(path: &Path, entry: Option<&str>) -> Result<StateDict, Error> {

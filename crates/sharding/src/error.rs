@@ -56,6 +56,37 @@ pub enum ShardingError {
         world_size: usize,
     },
 
+    /// A parameter that the ranks of a tensor group cannot divide.
+    #[error(
+        "`{}`: {ranks} tensor ranks do not divide {size} (shape {shape:?}, dimension {dim}): take {}, or other ranks",
+        escaped(.name), nearest.iter().map(u64::to_string).collect::<Vec<_>>().join(" or ")
+    )]
+    Indivisible {
+        /// The parameter's name.
+        name: String,
+        /// Its whole shape.
+        shape: Vec<u64>,
+        /// The dimension that is divided.
+        dim: usize,
+        /// Its size.
+        size: u64,
+        /// Ranks of the tensor group.
+        ranks: usize,
+        /// The nearest sizes that can be divided.
+        nearest: Vec<u64>,
+    },
+
+    /// A vocabulary of which a rank of a tensor group would have nothing.
+    #[error("`{}`: a vocabulary of {size} entries leaves some of {ranks} tensor ranks without one", escaped(.name))]
+    EmptyPart {
+        /// The parameter's name.
+        name: String,
+        /// Entries of the vocabulary.
+        size: u64,
+        /// Ranks of the tensor group.
+        ranks: usize,
+    },
+
     /// Axes whose product has no place in a number.
     #[error("the mesh {axes} has more ranks than can be counted")]
     TooManyRanks {

@@ -6,6 +6,7 @@
 //! - [`Mesh`] is the grid of ranks, with its named axes and their groups.
 //! - [`ShardingPlan`] has the units of a model, the slots of its parameters, and the [`Message`]s of a step, from
 //!   which [`Volume`] and [`Memory`] follow.
+//! - [`TensorPlan`] says which weights the ranks of a tensor group divide, and [`TensorPart`] what a rank has of one.
 //! - What a rank has of a tensor is a [`Region`](brigade_checkpoint::Region), whose `copy_to` is how a checkpoint of other
 //!   ranks becomes it.
 
@@ -20,6 +21,8 @@ mod plan;
 pub mod settings;
 mod slot;
 mod strategy;
+mod tensor_part;
+mod tensor_plan;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -36,4 +39,6 @@ pub use parameter::Parameter;
 pub use plan::{ShardingPlan, Unit, UnitParameter};
 pub use slot::{ALIGNMENT, Slot};
 pub use strategy::{MixedPrecision, Offload, ReduceGradients, Reshard, Sharding, Strategy, Units};
+pub use tensor_part::TensorPart;
+pub use tensor_plan::{Heads, TensorPlan, TensorStyle};
 pub use volume::{Traffic, Volume};

@@ -1,5 +1,6 @@
 //! Scaled dot products, and which keys a query sees.
 
+use brigade_nn::{Divided, ParamPath, TensorRegion};
 use brigade_torch::{AttentionOptions, Result, attention};
 use tch::{Kind, Tensor};
 
@@ -91,12 +92,14 @@ fn is_all(mask: &Tensor) -> Result<bool> {
 }
 
 /// Attention of queries `[batch, heads, queries, width]` to keys and values `[batch, heads or a divisor, keys,
-/// width]`, as `[batch, queries, heads · width]`. `scale` multiplies the scores, by 1/√width where there is none.
+/// width]`, as `[batch, queries, heads · width]`. `scale` multiplies the scores, by 1/√width where there is none. The ranks of
+/// the region have other heads, and drop other scores.
 pub(super) fn attend(
     [queries, keys, values]: [&Tensor; 3],
     mask: &AttentionMask,
     dropout: f64,
     scale: Option<f64>,
+    region: &TensorRegion,
 ) -> Result<Tensor> {
     let given = match mask {
         AttentionMask::Given(mask) => Some(mask),
@@ -104,9 +107,57 @@ pub(super) fn attend(
     };
     let causal = matches!(mask, AttentionMask::Causal);
     let options = AttentionOptions { dropout, causal, scale };
-    let attended = attention(queries, keys, values, given, &options)?;
+    let compute = || attention(queries, keys, values, given, &options);
+    let attended = if dropout > 0.0 {
+        region.with_own_random_numbers(queries.device(), compute)?
+    } else {
+        compute()?
+    };
     // All heads of a token lie beside each other already.
     Ok(attended.f_transpose(1, 2)?.f_flatten(2, 3)?)
+}
+
+/// How attention's heads are divided over the ranks of a tensor group.
+#[derive(Debug)]
+pub(super) struct OwnHeads {
+    /// This rank's heads of queries; all of them where nothing is divided.
+    pub(super) count: i64,
+    /// The edges of the divided projections.
+    pub(super) region: TensorRegion,
+}
+
+impl OwnHeads {
+    /// `queries` is how the projection to queries is divided, `others` those that have to be divided alike. What does not fit
+    /// is noted at the path.
+    pub(super) fn new(
+        path: &ParamPath<'_>,
+        heads: i64,
+        queries: Option<&Divided>,
+        others: &[Option<&Divided>],
+    ) -> Self {
+        if others.iter().any(|other| other.is_some() != queries.is_some()) {
+            path.reject(
+                "the tensor plan divides some of the projections to queries, keys and values: divide all of them, or none",
+            );
+        }
+        let Some(divided) = queries else {
+            return Self { count: heads, region: TensorRegion::default() };
+        };
+        let ranks = divided.part.ranks() as i64;
+        check_heads(path, heads, "heads", ranks);
+        Self { count: heads / ranks, region: divided.region.clone() }
+    }
+}
+
+/// Notes heads that the ranks do not divide, with the nearest numbers that they do.
+pub(super) fn check_heads(path: &ParamPath<'_>, heads: i64, what: &str, ranks: i64) {
+    if heads % ranks != 0 {
+        let (less, more) = (heads / ranks * ranks, (heads / ranks + 1) * ranks);
+        let nearest = if less > 0 { format!("{less} or {more}") } else { more.to_string() };
+        path.reject(format_args!(
+            "{ranks} tensor ranks do not divide {heads} {what}: take {nearest}, or other ranks"
+        ));
+    }
 }
 
 /// `[batch, tokens, heads · width]` as `[batch, heads, tokens, width]`, without a copy.

@@ -7,8 +7,9 @@ use std::borrow::Borrow;
 
 use brigade_nn::{
     Dropout, Embedding, EmbeddingOptions, LayerGroups, LayerNorm, LayerNormOptions, Linear, Module,
-    ParamPath,
+    ParamPath, TensorParallelPlan,
 };
+use brigade_sharding::TensorPlan;
 use brigade_torch::Result;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -295,6 +296,22 @@ impl LayerGroups for Bert {
             .map(|index| vec![self.full(&format!("encoder.layer.{index}"))]);
         let pooler = self.pooler.iter().map(|_| vec![self.full("pooler")]);
         [vec![self.full("embeddings")]].into_iter().chain(layers).chain(pooler).collect()
+    }
+}
+
+impl TensorParallelPlan for Bert {
+    /// Attention by heads, the perceptron by its inner features, the words' embedding by the vocabulary. The pooler is whole
+    /// on every rank.
+    fn tensor_plan() -> TensorPlan {
+        TensorPlan::new()
+            .vocabulary("*embeddings.word_embeddings.weight")
+            .column("*attention.self.query.weight")
+            .column("*attention.self.key.weight")
+            .column("*attention.self.value.weight")
+            .row("*attention.output.dense.weight")
+            .column("*intermediate.dense.weight")
+            .row("*output.dense.weight")
+            .optional()
     }
 }
 

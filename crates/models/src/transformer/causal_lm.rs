@@ -2,12 +2,13 @@
 
 use std::borrow::Borrow;
 
-use brigade_nn::{LayerGroups, Module, ParamPath};
+use brigade_nn::{Embedding, LayerGroups, Module, ParamPath, TensorParallelPlan};
+use brigade_sharding::TensorPlan;
 use brigade_torch::Result;
 use tch::Tensor;
 
 use super::head::LanguageHead;
-use super::loss::{TokenLoss, head_loss, shifted};
+use super::loss::{TokenLoss, shifted};
 use super::{CausalModel, KeyValueCache, Tokens, Transformer};
 
 /// A transformer whose last hidden numbers a language head takes: [`Gpt2`](crate::Gpt2), [`Llama`](crate::Llama), or
@@ -34,8 +35,8 @@ pub trait CausalBody: Transformer + LayerGroups {
     /// Returns the standard deviation of the head's first weight.
     fn initializer_range(&self) -> f64;
 
-    /// Returns the weight of the embedding where the head has the same.
-    fn tied_embedding(&self) -> Option<&Tensor>;
+    /// Returns the embedding where the head has its weight.
+    fn tied_embedding(&self) -> Option<&Embedding>;
 }
 
 /// A language model: from [`Tokens`] to logits `[batch, tokens, vocabulary]` of the next token.
@@ -89,7 +90,7 @@ impl<B: CausalBody> CausalLm<B> {
         smoothing: f64,
     ) -> Result<TokenLoss> {
         let hidden = self.hidden(tokens)?;
-        head_loss(&hidden, self.lm_head.weight(), None, &shifted(labels)?, smoothing)
+        self.lm_head.loss(&hidden, &shifted(labels)?, smoothing)
     }
 
     /// Computes the logits of tokens that follow those in the cache, and adds them to it.
@@ -125,6 +126,13 @@ impl<B: CausalBody> LayerGroups for CausalLm<B> {
     /// The embeddings, which the head may share, each layer, and the last normalisation with the head.
     fn layer_groups(&self) -> Vec<Vec<String>> {
         self.lm_head.with_groups(self.body.layer_groups())
+    }
+}
+
+impl<B: CausalBody + TensorParallelPlan> TensorParallelPlan for CausalLm<B> {
+    /// The body's, and the head by its vocabulary.
+    fn tensor_plan() -> TensorPlan {
+        B::tensor_plan().and(TensorPlan::new().vocabulary("*lm_head.weight").optional())
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::borrow::Borrow;
 
-use brigade_nn::{Init, ModelError, Module, ParamPath};
+use brigade_nn::{Divided, Init, ModelError, Module, ParamPath};
+use brigade_sharding::TensorStyle;
 use brigade_torch::{Result, gelu_linear, linear};
 use tch::Tensor;
 
@@ -15,28 +16,33 @@ pub(super) struct Conv1D {
     name: String,
     weight: Tensor,
     bias: Tensor,
+    divided: Option<Divided>,
 }
 
 impl Conv1D {
     pub(super) fn new<'a>(path: impl Borrow<ParamPath<'a>>, inputs: i64, outputs: i64) -> Self {
         let path = path.borrow();
-        Self {
-            name: path.name().to_owned(),
-            weight: path.parameter(
-                "weight",
-                &[inputs, outputs],
-                Init::Normal { mean: 0.0, std: 0.02 },
-            ),
-            bias: path.parameter("bias", &[outputs], Init::Zeros),
-        }
+        let shape = [inputs, outputs];
+        let init = Init::Normal { mean: 0.0, std: 0.02 };
+        let (weight, divided) = path.divided_parameter("weight", &shape, [1, 0], init);
+        let bias = path.divided_bias("bias", outputs, divided.as_ref(), Init::Zeros);
+        Self { name: path.name().to_owned(), weight, bias, divided }
     }
 
     pub(super) fn weight(&self) -> &Tensor {
         &self.weight
     }
-}
 
-impl Conv1D {
+    /// How the ranks of a tensor group divide the weight.
+    pub(super) fn divided(&self) -> Option<&Divided> {
+        self.divided.as_ref()
+    }
+
+    /// How many of the outputs this rank of a tensor group computes.
+    pub(super) fn outputs(&self) -> i64 {
+        self.weight.size().last().copied().unwrap_or_default()
+    }
+
     /// The output for the activation of the input. GELU is computed again in the backward, which keeps half of
     /// what it would otherwise.
     pub(super) fn forward_activated(
@@ -47,9 +53,26 @@ impl Conv1D {
         let Some(approximate) = activation.gelu_approximation() else {
             return self.forward(&activation.apply(input)?);
         };
-        let output =
-            gelu_linear(input, approximate, &self.weight.f_transpose(0, 1)?, Some(&self.bias));
-        self.finish(output, input)
+        self.compute(input, |input, weight, bias| gelu_linear(input, approximate, weight, bias))
+    }
+
+    fn compute(
+        &self,
+        input: &Tensor,
+        product: impl FnOnce(&Tensor, &Tensor, Option<&Tensor>) -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        let weight = self.weight.f_transpose(0, 1)?;
+        match &self.divided {
+            Some(Divided { style: TensorStyle::Row, region, .. }) => {
+                let summand = self.finish(product(input, &weight, None), input)?;
+                Ok(region.leave(&summand)?.f_add(&self.bias)?)
+            }
+            Some(divided) => {
+                let entered = divided.region.enter(input)?;
+                self.finish(product(&entered, &weight, Some(&self.bias)), input)
+            }
+            None => self.finish(product(input, &weight, Some(&self.bias)), input),
+        }
     }
 
     fn finish(&self, output: Result<Tensor>, input: &Tensor) -> Result<Tensor> {
@@ -65,6 +88,6 @@ impl Module<&Tensor> for Conv1D {
     type Output = Tensor;
 
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        self.finish(linear(input, &self.weight.f_transpose(0, 1)?, Some(&self.bias)), input)
+        self.compute(input, linear)
     }
 }

@@ -3,14 +3,16 @@
 use std::borrow::Borrow;
 
 use brigade_nn::{
-    Dropout, Embedding, LayerGroups, LayerNorm, LayerNormOptions, Module, ParamPath, Training,
+    Dropout, Embedding, LayerGroups, LayerNorm, LayerNormOptions, Module, ParamPath,
+    TensorParallelPlan, Training,
 };
+use brigade_sharding::{Heads, TensorPlan};
 use brigade_torch::{Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tch::Tensor;
 
-use super::attention::{AttentionMask, attend, split_heads};
+use super::attention::{AttentionMask, OwnHeads, attend, split_heads};
 use super::blocks::{Block, Blocks, Shared};
 use super::cache::LayerCache;
 use super::causal_lm::{CausalBody, CausalLm};
@@ -211,6 +213,19 @@ impl Transformer for Gpt2 {
     }
 }
 
+impl TensorParallelPlan for Gpt2 {
+    /// Attention by heads, the perceptron by its inner features, the tokens' embedding by the vocabulary.
+    fn tensor_plan() -> TensorPlan {
+        TensorPlan::new()
+            .vocabulary("*wte.weight")
+            .heads("*attn.c_attn.weight", Heads::fused(3))
+            .row("*attn.c_proj.weight")
+            .column("*mlp.c_fc.weight")
+            .row("*mlp.c_proj.weight")
+            .optional()
+    }
+}
+
 impl CausalBody for Gpt2 {
     const LANGUAGE_MODEL: &'static str = "GPT2LMHeadModel";
 
@@ -241,8 +256,8 @@ impl CausalBody for Gpt2 {
         self.options.initializer_range
     }
 
-    fn tied_embedding(&self) -> Option<&Tensor> {
-        self.options.tie_word_embeddings.then(|| self.wte.weight())
+    fn tied_embedding(&self) -> Option<&Embedding> {
+        self.options.tie_word_embeddings.then_some(&self.wte)
     }
 }
 
@@ -281,8 +296,7 @@ struct Gpt2Block {
     mlp_c_proj: Conv1D,
     mlp_dropout: Dropout,
     activation: Activation,
-    heads: i64,
-    width: i64,
+    heads: OwnHeads,
     dropout: f64,
     scale: f64,
 }
@@ -303,9 +317,11 @@ impl Gpt2Block {
         if !(0.0..1.0).contains(&options.attn_pdrop) {
             path.reject(format_args!("attn_pdrop {} is not in [0, 1)", options.attn_pdrop));
         }
+        let c_attn = Conv1D::new(&attention / "c_attn", width, 3 * width);
+        let heads = OwnHeads::new(&attention, heads, c_attn.divided(), &[]);
         Self {
             ln_1: norm(path / "ln_1", options),
-            c_attn: Conv1D::new(&attention / "c_attn", width, 3 * width),
+            c_attn,
             c_proj: Conv1D::new(&attention / "c_proj", width, width),
             training: (&attention / "attn_dropout").training(),
             resid_dropout: Dropout::maskless(&attention / "resid_dropout", options.resid_pdrop),
@@ -315,7 +331,6 @@ impl Gpt2Block {
             mlp_dropout: Dropout::maskless(&mlp / "dropout", options.resid_pdrop),
             activation: options.activation_function,
             heads,
-            width,
             dropout: options.attn_pdrop,
             scale,
         }
@@ -339,18 +354,25 @@ impl Gpt2Block {
         mask: &AttentionMask,
         cache: Option<&mut LayerCache>,
     ) -> Result<Tensor> {
-        let parts = self.c_attn.forward(input)?.f_split(self.width, -1)?;
+        let parts = self.c_attn.forward(input)?.f_split(self.c_attn.outputs() / 3, -1)?;
         let [queries, keys, values] = parts.as_slice() else {
             return Err(Error::invalid_argument("attention needs queries, keys and values"));
         };
-        let queries = split_heads(queries, self.heads)?;
-        let (keys, values) = (split_heads(keys, self.heads)?, split_heads(values, self.heads)?);
+        let heads = self.heads.count;
+        let queries = split_heads(queries, heads)?;
+        let (keys, values) = (split_heads(keys, heads)?, split_heads(values, heads)?);
         let (keys, values) = match cache {
             Some(cache) => cache.extend(&keys, &values)?,
             None => (keys, values),
         };
         let dropout = if self.training.is_on() { self.dropout } else { 0.0 };
-        let attended = attend([&queries, &keys, &values], mask, dropout, Some(self.scale))?;
+        let attended = attend(
+            [&queries, &keys, &values],
+            mask,
+            dropout,
+            Some(self.scale),
+            &self.heads.region,
+        )?;
         self.resid_dropout.forward(&self.c_proj.forward(&attended)?)
     }
 }

@@ -1,16 +1,21 @@
-//! The head of a causal language model.
+//! The head of a language model.
 
-use brigade_nn::{Init, ParamPath};
+use brigade_nn::{Divided, Embedding, Init, ParamPath};
+use brigade_sharding::TensorStyle;
 use brigade_torch::{Result, linear};
 use tch::Tensor;
 
+use super::loss::{TokenLoss, head_loss};
 use crate::init::{Redraw, redraw};
 
-/// A linear layer without bias to the vocabulary, often with the weight of the embedding.
+/// A linear layer to the vocabulary, often with the weight of the embedding.
 #[derive(Debug)]
 pub(super) struct LanguageHead {
-    /// `[vocabulary, width]`
+    /// `[vocabulary, width]`; of a divided one this rank's part of the vocabulary.
     weight: Tensor,
+    /// `[vocabulary]`, divided alike.
+    bias: Option<Tensor>,
+    divided: Option<Divided>,
     /// The full name where the weight is its own.
     own: Option<String>,
 }
@@ -20,23 +25,61 @@ impl LanguageHead {
         path: &ParamPath<'_>,
         shape: [i64; 2],
         deviation: f64,
-        tied: Option<&Tensor>,
+        tied: Option<&Embedding>,
     ) -> Self {
         if let Some(embedding) = tied {
-            return Self { weight: path.tie("weight", embedding), own: None };
+            let weight = path.tie("weight", embedding.weight());
+            return Self::with_bias(weight, None, embedding.divided());
         }
-        let weight = path.parameter("weight", &shape, Init::KaimingUniform);
+        let (weight, divided) =
+            path.divided_parameter("weight", &shape, [0, 1], Init::KaimingUniform);
+        if let Some(Divided { style, .. }) = &divided
+            && *style != TensorStyle::Vocabulary
+        {
+            path.reject(format_args!(
+                "a language head is divided by its vocabulary, and the tensor plan says {style}"
+            ));
+        }
         redraw(path, &weight, Redraw::Normal(deviation));
-        Self { weight, own: Some(path.name().to_owned()) }
+        Self { weight, bias: None, divided, own: Some(path.name().to_owned()) }
     }
 
-    pub(super) fn weight(&self) -> &Tensor {
-        &self.weight
+    /// Of parameters that the model has elsewhere, and how they are divided.
+    pub(super) fn with_bias(
+        weight: Tensor,
+        bias: Option<Tensor>,
+        divided: Option<&Divided>,
+    ) -> Self {
+        Self { weight, bias, divided: divided.cloned(), own: None }
     }
 
-    /// Logits `[…, vocabulary]`.
+    /// Logits `[…, vocabulary]`, on every rank.
     pub(super) fn forward(&self, hidden: &Tensor) -> Result<Tensor> {
-        linear(hidden, &self.weight, None)
+        let bias = self.bias.as_ref();
+        match &self.divided {
+            Some(Divided { part, region, .. }) => {
+                region.gather(&linear(&region.enter(hidden)?, &self.weight, bias)?, part)
+            }
+            None => linear(hidden, &self.weight, bias),
+        }
+    }
+
+    /// The loss of labels `[…]` for hidden numbers `[…, width]`, without all of the logits: those of labels that count are
+    /// computed, some at a time; of a divided vocabulary each rank computes its part, and no logits are sent.
+    pub(super) fn loss(
+        &self,
+        hidden: &Tensor,
+        labels: &Tensor,
+        smoothing: f64,
+    ) -> Result<TokenLoss> {
+        head_loss(
+            hidden,
+            &self.weight,
+            self.bias.as_ref(),
+            self.divided.as_ref(),
+            labels,
+            smoothing,
+        )
     }
 
     /// Logits `[batch, vocabulary]` of the last of the tokens.

@@ -5,7 +5,10 @@ mod options;
 
 use std::borrow::Borrow;
 
-use brigade_nn::{Embedding, EmbeddingOptions, LayerGroups, Module, ParamPath, RmsNorm};
+use brigade_nn::{
+    Embedding, EmbeddingOptions, LayerGroups, Module, ParamPath, RmsNorm, TensorParallelPlan,
+};
+use brigade_sharding::TensorPlan;
 use brigade_torch::{Error, Result};
 use tch::Tensor;
 
@@ -108,6 +111,22 @@ impl LayerGroups for Llama {
     }
 }
 
+impl TensorParallelPlan for Llama {
+    /// Attention by heads, the perceptron by its inner features, the embedding by the vocabulary.
+    fn tensor_plan() -> TensorPlan {
+        TensorPlan::new()
+            .vocabulary("*embed_tokens.weight")
+            .column("*self_attn.q_proj.weight")
+            .column("*self_attn.k_proj.weight")
+            .column("*self_attn.v_proj.weight")
+            .row("*self_attn.o_proj.weight")
+            .column("*mlp.gate_proj.weight")
+            .column("*mlp.up_proj.weight")
+            .row("*mlp.down_proj.weight")
+            .optional()
+    }
+}
+
 impl CausalBody for Llama {
     const LANGUAGE_MODEL: &'static str = "LlamaForCausalLM";
 
@@ -138,8 +157,8 @@ impl CausalBody for Llama {
         self.options.initializer_range
     }
 
-    fn tied_embedding(&self) -> Option<&Tensor> {
-        self.options.tie_word_embeddings.then(|| self.embed_tokens.weight())
+    fn tied_embedding(&self) -> Option<&Embedding> {
+        self.options.tie_word_embeddings.then_some(&self.embed_tokens)
     }
 }
 

@@ -1,6 +1,9 @@
 //! Losses of language models and classifiers, as sums and counts.
 
-use brigade_torch::{CrossEntropyOptions, Error, Result, cross_entropy, linear_cross_entropy};
+use brigade_nn::Divided;
+use brigade_torch::{
+    CrossEntropyOptions, Error, Result, cross_entropy, linear, linear_cross_entropy,
+};
 use tch::{Kind, Reduction, Tensor};
 
 /// Labels that add nothing to a loss: padding, and tokens that are not to be predicted.
@@ -155,11 +158,18 @@ pub(super) fn head_loss(
     hidden: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
+    divided: Option<&Divided>,
     labels: &Tensor,
     smoothing: f64,
 ) -> Result<TokenLoss> {
-    let found = linear_cross_entropy(hidden, weight, bias, labels, &summed(smoothing));
-    let found = found?;
+    let options = summed(smoothing);
+    let found = match divided {
+        Some(Divided { part, region, .. }) => {
+            let logits = region.gather(&linear(&region.enter(hidden)?, weight, bias)?, part)?;
+            cross_entropy(&logits, labels, &options)?
+        }
+        None => linear_cross_entropy(hidden, weight, bias, labels, &options)?,
+    };
     Ok(TokenLoss { sum: found.loss, count: found.count })
 }
 

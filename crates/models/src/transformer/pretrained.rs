@@ -94,10 +94,11 @@ pub trait Transformer: Sized {
         let folder = folder.as_ref();
         let options = Self::Options::from_folder(folder)?;
         // Without memory until it is known what is drawn and what is read.
+        let is_deferred = builder.is_deferred();
         let mut model = builder.deferred().build(|path| Self::build(path, &options))?;
         let weights = WeightsReader::open(folder)?;
         Fit::of(&model, &weights)?.read(&mut model, weights)?;
-        if !builder.is_deferred() {
+        if !is_deferred {
             model.materialize()?;
         }
         Ok(model)

@@ -5,4 +5,5 @@ mod golden;
 mod pretrained_memory;
 mod resnet;
 mod sharded;
+mod tensor_parallel;
 mod transformers_seed;

@@ -2,12 +2,13 @@
 
 use std::borrow::Borrow;
 
+use brigade_sharding::TensorStyle;
 use brigade_torch::{Error, Result};
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::error::ModelError;
 use crate::layer_context::LayerContext;
-use crate::{Init, Module, ParamPath};
+use crate::{Divided, Init, Module, ParamPath};
 
 /// Row `i` of a table for every index `i`: from integers `[…]` to `[…, width]`.
 ///
@@ -26,11 +27,16 @@ use crate::{Init, Module, ParamPath};
 /// assert_eq!(model.forward(&Tensor::from_slice(&[3i64, 99]))?.size(), [2, 16]);
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```
+///
+/// Where the ranks of a tensor group divide the rows ([`crate::ModelBuilder::tensor_parallel`]), a rank has `[part of rows,
+/// width]`, and the vectors of all ranks are added up: each id has its row on one of them.
 #[derive(Debug)]
 pub struct Embedding {
     weight: Tensor,
+    rows: i64,
     padding: Option<i64>,
     context: LayerContext,
+    divided: Option<Divided>,
 }
 
 /// Options of [`Embedding`].
@@ -60,19 +66,34 @@ impl Embedding {
         {
             path.reject(format_args!("padding row {row} is not among {rows} rows"));
         }
-        let weight = path.parameter_with("weight", &[rows, width], move |values| {
+        let first_values = move |values: &mut Tensor| {
             Init::Normal { mean: 0.0, std: 1.0 }.fill(values)?;
             match padding.filter(|row| (0..rows).contains(row)) {
                 Some(row) => values.f_get(row)?.f_zero_().map(drop),
                 None => Ok(()),
             }
-        });
-        Self { weight, padding, context: path.layer() }
+        };
+        let shape = [rows, width];
+        let (weight, divided) = path.divided_parameter_with("weight", &shape, [0, 1], first_values);
+        if let Some(Divided { style, .. }) = &divided
+            && *style != TensorStyle::Vocabulary
+        {
+            path.reject(format_args!(
+                "an embedding is divided by its vocabulary, and the tensor plan says {style}"
+            ));
+        }
+        Self { weight, rows, padding, context: path.layer(), divided }
     }
 
     /// `[rows, width]`.
     pub fn weight(&self) -> &Tensor {
         &self.weight
+    }
+
+    /// Returns how the ranks of a tensor group divide the weight; `None` where every rank has it whole.
+    #[must_use]
+    pub fn divided(&self) -> Option<&Divided> {
+        self.divided.as_ref()
     }
 }
 
@@ -81,6 +102,9 @@ impl Module<&Tensor> for Embedding {
 
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let padding = self.padding.unwrap_or(NO_PADDING);
+        if let Some(divided) = &self.divided {
+            return self.forward_divided(input, divided);
+        }
         let output = Tensor::f_embedding(&self.weight, input, padding, false, false);
         if output.is_err()
             && let Ok(Some(error)) = self.outside(input)
@@ -92,10 +116,29 @@ impl Module<&Tensor> for Embedding {
 }
 
 impl Embedding {
+    /// The vectors of ids whose rows this rank has, 0 for the others, added up over the ranks.
+    fn forward_divided(&self, input: &Tensor, divided: &Divided) -> Result<Tensor> {
+        let range = divided.part.ranges().into_iter().next().unwrap_or_default();
+        let (first, end) = (range.start.cast_signed(), range.end.cast_signed());
+        if let Ok(Some(error)) = self.outside(input) {
+            return Err(error);
+        }
+        let own = || {
+            let outside = input.f_lt(first)?.f_logical_or(&input.f_ge(end)?)?;
+            let place = input.f_sub_scalar(first)?.f_masked_fill(&outside, 0)?;
+            let padding = self.padding.filter(|row| (first..end).contains(row));
+            let padding = padding.map_or(NO_PADDING, |row| row - first);
+            let vectors = Tensor::f_embedding(&self.weight, &place, padding, false, false)?;
+            vectors.f_masked_fill(&outside.f_unsqueeze(-1)?, 0.0)
+        };
+        let own = self.context.check(own(), input)?;
+        Ok(self.context.output(divided.region.leave(&own)?))
+    }
+
     /// The error for the first index that has no row, after libtorch has refused them. A GPU that has stopped cannot
     /// be asked.
     fn outside(&self, input: &Tensor) -> Result<Option<Error>, TchError> {
-        let rows = self.weight.size().first().copied().unwrap_or_default();
+        let rows = self.rows;
         let is_whole = matches!(input.f_kind()?, Kind::Int64 | Kind::Int);
         if input.device() != Device::Cpu || !is_whole {
             return Ok(None);

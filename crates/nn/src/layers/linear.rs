@@ -2,11 +2,12 @@
 
 use std::borrow::Borrow;
 
+use brigade_sharding::TensorStyle;
 use brigade_torch::{Result, gelu_linear, linear};
 use tch::Tensor;
 
 use crate::layer_context::LayerContext;
-use crate::{Init, Module, ParamPath};
+use crate::{Divided, Init, Module, ParamPath};
 
 /// `y = x Wᵀ + b`, from `[…, in]` to `[…, out]`.
 ///
@@ -22,11 +23,16 @@ use crate::{Init, Module, ParamPath};
 /// assert_eq!(model.forward(&input)?.size(), [5, 2]);
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```
+///
+/// Where the ranks of a tensor group divide the weight ([`crate::ModelBuilder::tensor_parallel`]), a rank has `[part of out,
+/// in]` and computes its part of the outputs (column, heads, vocabulary), or `[out, part of in]`, takes its part of the input,
+/// and the outputs of all ranks are added up (row); the bias is added once.
 #[derive(Debug)]
 pub struct Linear {
     weight: Tensor,
     bias: Option<Tensor>,
     context: LayerContext,
+    divided: Option<Divided>,
 }
 
 /// Options of [`Linear`].
@@ -56,13 +62,13 @@ impl Linear {
         options: LinearOptions,
     ) -> Self {
         let path = path.borrow();
-        Self {
-            weight: path.parameter("weight", &[outputs, inputs], Init::KaimingUniform),
-            bias: options
-                .bias
-                .then(|| path.parameter("bias", &[outputs], Init::fan_in_bias(inputs))),
-            context: path.layer(),
-        }
+        let shape = [outputs, inputs];
+        let (weight, divided) =
+            path.divided_parameter("weight", &shape, [0, 1], Init::KaimingUniform);
+        let bias = options.bias.then(|| {
+            path.divided_bias("bias", outputs, divided.as_ref(), Init::fan_in_bias(inputs))
+        });
+        Self { weight, bias, context: path.layer(), divided }
     }
 
     /// `[out, in]`.
@@ -87,8 +93,17 @@ impl Linear {
     /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     pub fn forward_gelu(&self, input: &Tensor, approximate: &str) -> Result<Tensor> {
-        let output = gelu_linear(input, approximate, &self.weight, self.bias.as_ref());
-        self.context.finish_border(output, input)
+        self.compute(input, true, |input, bias| gelu_linear(input, approximate, &self.weight, bias))
+    }
+
+    /// Computes the layer for an input that has entered a region of divided layers ([`crate::TensorRegion::enter`]), so that
+    /// layers with the same input, such as the projections of attention, send one message for its gradient. The same as the
+    /// forward where the weight is not divided by output features.
+    ///
+    /// # Errors
+    /// Those of the forward.
+    pub fn forward_entered(&self, input: &Tensor) -> Result<Tensor> {
+        self.compute(input, false, |input, bias| linear(input, &self.weight, bias))
     }
 
     /// `[out]`.
@@ -96,13 +111,42 @@ impl Linear {
     pub fn bias(&self) -> Option<&Tensor> {
         self.bias.as_ref()
     }
+
+    /// Returns how the ranks of a tensor group divide the weight; `None` where every rank has it whole.
+    #[must_use]
+    pub fn divided(&self) -> Option<&Divided> {
+        self.divided.as_ref()
+    }
+
+    fn compute(
+        &self,
+        input: &Tensor,
+        enters: bool,
+        product: impl FnOnce(&Tensor, Option<&Tensor>) -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        let bias = self.bias.as_ref();
+        match &self.divided {
+            Some(Divided { style: TensorStyle::Row, region, .. }) => {
+                let summand = self.context.check_border(product(input, None), input)?;
+                let mut output = region.leave(&summand)?;
+                if let Some(bias) = bias {
+                    output = self.context.check(output.f_add(bias), input)?;
+                }
+                Ok(self.context.output(output))
+            }
+            Some(divided) if enters => {
+                let entered = divided.region.enter(input)?;
+                self.context.finish_border(product(&entered, bias), input)
+            }
+            _ => self.context.finish_border(product(input, bias), input),
+        }
+    }
 }
 
 impl Module<&Tensor> for Linear {
     type Output = Tensor;
 
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let output = linear(input, &self.weight, self.bias.as_ref());
-        self.context.finish_border(output, input)
+        self.compute(input, true, |input, bias| linear(input, &self.weight, bias))
     }
 }

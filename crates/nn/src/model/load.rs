@@ -3,14 +3,16 @@
 use std::collections::HashSet;
 
 use brigade_checkpoint::{prefix_candidates, wrapper_prefix};
+use brigade_sharding::TensorPart;
 use brigade_torch::Error;
 use indexmap::IndexMap;
-use tch::Tensor;
+use tch::{TchError, Tensor};
 
 use super::Model;
 use crate::error::ModelError;
 use crate::param_registry::{Entry, Role};
 use crate::state_dict::ShapeMismatch;
+use crate::tensor_parallel::taken;
 use crate::{LoadReport, StateDict};
 
 /// Names and shapes of weights, wherever they are.
@@ -18,7 +20,8 @@ pub(crate) type Shapes = IndexMap<String, Vec<i64>>;
 
 impl<M> Model<M> {
     /// Parameters and saved buffers by name, in order of registration. The tensors are detached but
-    /// share the model's memory; [`StateDict::deep_clone`] makes a snapshot.
+    /// share the model's memory; [`StateDict::deep_clone`] makes a snapshot. Of parameters that ranks of a tensor group
+    /// divide they are this rank's parts; [`Model::whole_state_dict`] has them whole.
     pub fn state_dict(&self) -> StateDict {
         let mut state = StateDict::new();
         for entry in self.saved() {
@@ -60,21 +63,24 @@ impl<M> Model<M> {
         plan.copy(state)
     }
 
-    /// Compares a state with the model as [`Model::load_state_dict`] does, and copies nothing. Returns each of its tensors
-    /// with the model's tensor that it is for, and the report. For models whose tensors cannot be copied into, such as
-    /// those that are spread over ranks.
+    /// Compares a state with the model as [`Model::load_state_dict`] does, and copies nothing into the model. Returns each of
+    /// its tensors, of those that ranks of a tensor group divide a copy of this rank's part, with the model's tensor that it
+    /// is for, and the report. For models whose tensors cannot be copied into, such as those that are spread over ranks.
     ///
     /// # Errors
     /// Those of [`Model::load_state_dict`].
-    pub fn matched_state<'s>(
+    pub fn matched_state(
         &self,
-        state: &'s StateDict,
-    ) -> Result<(Vec<Matched<'s>>, LoadReport), Error> {
+        state: &StateDict,
+    ) -> Result<(Vec<(Tensor, Tensor)>, LoadReport), Error> {
         let mut plan = self.plan(&shapes(state)).complete()?;
         state.key().clone_into(&mut plan.report.key);
-        let values = plan.values.into_iter();
-        let values = values.filter_map(|(name, into)| Some((state.get(&name)?, into)));
-        Ok((values.collect(), plan.report))
+        let values = plan.values.into_iter().filter_map(|found| {
+            let own = found.own(state.get(&found.name)?);
+            Some(own.map(|own| (own, found.into)))
+        });
+        let values = values.collect::<Result<_, _>>();
+        Ok((values.map_err(ModelError::torch("copy a part of a state"))?, plan.report))
     }
 
     /// Compares names and shapes with the model's.
@@ -116,10 +122,14 @@ impl<M> Model<M> {
                 }
                 continue;
             };
-            let in_model = entry.tensor.size();
+            let in_model = entry.whole_size();
             if in_model == *in_weights {
                 report.loaded += 1;
-                values.push((found.clone(), entry.tensor.shallow_clone()));
+                values.push(Match {
+                    name: found.clone(),
+                    into: entry.tensor.shallow_clone(),
+                    part: entry.part.clone(),
+                });
             } else {
                 let (name, in_weights) = (entry.name.clone(), in_weights.clone());
                 report.mismatched.push(ShapeMismatch { name, in_model, in_weights });
@@ -134,13 +144,28 @@ impl<M> Model<M> {
     }
 }
 
-/// A tensor of a state, and the model's tensor that it is for.
-type Matched<'s> = (&'s Tensor, Tensor);
+/// A tensor of weights with the model's tensor that it goes into.
+pub(crate) struct Match {
+    /// Its name in the weights.
+    pub(crate) name: String,
+    pub(crate) into: Tensor,
+    /// What the model's tensor is of it.
+    pub(crate) part: Option<TensorPart>,
+}
+
+impl Match {
+    /// The values that the model's tensor takes.
+    fn own(&self, values: &Tensor) -> Result<Tensor, TchError> {
+        match &self.part {
+            Some(part) => tch::no_grad(|| taken(values, part)),
+            None => Ok(values.shallow_clone()),
+        }
+    }
+}
 
 /// Weights compared with a model, nothing copied yet.
 pub(crate) struct LoadPlan {
-    /// Names of the weights, and the model's tensors that they go into.
-    pub(crate) values: Vec<(String, Tensor)>,
+    pub(crate) values: Vec<Match>,
     pub(crate) report: LoadReport,
 }
 
@@ -155,10 +180,12 @@ impl LoadPlan {
     }
 
     fn copy(self, state: &StateDict) -> Result<LoadReport, Error> {
-        for (name, mut tensor) in self.values {
-            let Some(values) = state.get(&name) else { continue };
-            tch::no_grad(|| tensor.f_copy_(values))
-                .map_err(ModelError::torch(format!("copy the values of {name}")))?;
+        for found in self.values {
+            let Some(values) = state.get(&found.name) else { continue };
+            let copied = found
+                .own(values)
+                .and_then(|values| tch::no_grad(|| found.into.shallow_clone().f_copy_(&values)));
+            copied.map_err(ModelError::torch(format!("copy the values of {}", found.name)))?;
         }
         Ok(self.report)
     }

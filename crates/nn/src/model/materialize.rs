@@ -6,6 +6,7 @@ use tch::Tensor;
 use super::Model;
 use crate::deferred::{DeferredValue, DeferredValues};
 use crate::error::ModelError;
+use crate::weights::reads;
 
 impl<M> Model<M> {
     /// Returns whether parameters have no memory yet: see [`Model::deferred`].
@@ -43,10 +44,11 @@ impl<M> Model<M> {
                 .map_err(ModelError::torch(format!("give {} its values", entry.name)))?;
             match value {
                 DeferredValue::Drawn(_) => Ok(()),
-                DeferredValue::File(from) => {
+                DeferredValue::File(from, part) => {
                     let path = from.path().to_owned();
                     let interrupted = |source| ModelError::Interrupted { path, source };
-                    Ok(TensorRead::whole(from, tensor).read().map_err(interrupted)?)
+                    let reads = reads(from, &tensor, None, part.as_ref())?;
+                    Ok(reads.into_iter().try_for_each(TensorRead::read).map_err(interrupted)?)
                 }
             }
         })

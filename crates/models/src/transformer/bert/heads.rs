@@ -2,12 +2,16 @@
 
 use std::borrow::Borrow;
 
-use brigade_nn::{Dropout, Init, LayerGroups, LayerNorm, Linear, Module, ParamPath};
-use brigade_torch::{Result, linear};
+use brigade_nn::{
+    Dropout, Init, LayerGroups, LayerNorm, Linear, Module, ParamPath, TensorParallelPlan,
+};
+use brigade_sharding::TensorPlan;
+use brigade_torch::Result;
 use tch::{Device, Kind, Tensor};
 
+use super::super::head::LanguageHead;
 use super::super::init::draw;
-use super::super::loss::{ProblemType, TokenLoss, head_loss, sequence_loss, token_loss};
+use super::super::loss::{ProblemType, TokenLoss, sequence_loss, token_loss};
 use super::super::{IGNORED_LABEL, Tokens, Transformer};
 use super::{BODY, Bert, BertOptions, EMBEDDING, POOLER, norm};
 use crate::Activation;
@@ -41,8 +45,7 @@ pub struct BertForMaskedLm {
     dense: Linear,
     activation: Activation,
     norm: LayerNorm,
-    decoder: Tensor,
-    bias: Tensor,
+    predictions: LanguageHead,
     head: String,
 }
 
@@ -54,12 +57,13 @@ impl BertForMaskedLm {
         let bert = Bert::with_pooler(&(path / "bert"), options, false);
         let head = path / "cls";
         let predictions = &head / "predictions";
-        let bias = predictions.parameter("bias", &[vocab_size], Init::Zeros);
+        let divided = bert.word_embeddings.divided().filter(|_| options.tie_word_embeddings);
+        let bias = predictions.divided_bias("bias", vocab_size, divided, Init::Zeros);
         let transform = &predictions / "transform";
         let dense = Linear::new(&transform / "dense", width, width);
         let norm = norm(&transform / "LayerNorm", options);
         let decoder = &predictions / "decoder";
-        let (weight, bias) = if options.tie_word_embeddings {
+        let predicted = if options.tie_word_embeddings {
             // transformers draws a decoder before it ties it.
             let deviation = options.initializer_range;
             path.redraw(dense.weight(), move |values| {
@@ -72,21 +76,20 @@ impl BertForMaskedLm {
                 redraw(path, bias, Redraw::Constant(0.0));
             }
             let weight = decoder.tie("weight", bert.word_embeddings.weight());
-            (weight, decoder.tie("bias", &bias))
+            LanguageHead::with_bias(weight, Some(decoder.tie("bias", &bias)), divided)
         } else {
             let own = Linear::new(&decoder, width, vocab_size);
             draw(path, &dense, options.initializer_range);
             draw(path, &own, options.initializer_range);
             let shared = own.bias().map_or_else(|| bias.shallow_clone(), Tensor::shallow_clone);
-            (own.weight().shallow_clone(), shared)
+            LanguageHead::with_bias(own.weight().shallow_clone(), Some(shared), own.divided())
         };
         Self {
             bert,
             dense,
             activation: options.hidden_act,
             norm,
-            decoder: weight,
-            bias,
+            predictions: predicted,
             head: head.name().to_owned(),
         }
     }
@@ -121,7 +124,7 @@ impl BertForMaskedLm {
         let counted = labels.f_ne(IGNORED_LABEL)?.f_nonzero()?.f_squeeze_dim(-1)?;
         let rows = hidden.f_flatten(0, 1)?.f_index_select(0, &counted)?;
         let labels = labels.f_index_select(0, &counted)?;
-        head_loss(&self.transformed(&rows)?, &self.decoder, Some(&self.bias), &labels, smoothing)
+        self.predictions.loss(&self.transformed(&rows)?, &labels, smoothing)
     }
 
     fn transformed(&self, hidden: &Tensor) -> Result<Tensor> {
@@ -134,7 +137,15 @@ impl<'t, I: Into<Tokens<'t>>> Module<I> for BertForMaskedLm {
 
     fn forward(&self, tokens: I) -> Result<Tensor> {
         let hidden = self.transformed(&self.hidden(tokens)?)?;
-        linear(&hidden, &self.decoder, Some(&self.bias))
+        self.predictions.forward(&hidden)
+    }
+}
+
+impl TensorParallelPlan for BertForMaskedLm {
+    /// The body's, and the head by its vocabulary.
+    fn tensor_plan() -> TensorPlan {
+        Bert::tensor_plan()
+            .and(TensorPlan::new().vocabulary("*predictions.decoder.weight").optional())
     }
 }
 
@@ -209,6 +220,13 @@ impl<'t, I: Into<Tokens<'t>>> Module<I> for BertForSequenceClassification {
     }
 }
 
+impl TensorParallelPlan for BertForSequenceClassification {
+    /// The body's; the classifier is whole on every rank.
+    fn tensor_plan() -> TensorPlan {
+        Bert::tensor_plan()
+    }
+}
+
 impl LayerGroups for BertForSequenceClassification {
     /// The embeddings, each layer, and the pooler with the classifier.
     fn layer_groups(&self) -> Vec<Vec<String>> {
@@ -274,6 +292,13 @@ impl<'t, I: Into<Tokens<'t>>> Module<I> for BertForTokenClassification {
 
     fn forward(&self, tokens: I) -> Result<Tensor> {
         self.classifier.forward(&self.bert.forward(tokens)?)
+    }
+}
+
+impl TensorParallelPlan for BertForTokenClassification {
+    /// The body's; the classifier is whole on every rank.
+    fn tensor_plan() -> TensorPlan {
+        Bert::tensor_plan()
     }
 }
 

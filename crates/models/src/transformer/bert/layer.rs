@@ -4,7 +4,7 @@ use brigade_nn::{Dropout, LayerNorm, Linear, Module, ParamPath, Training};
 use brigade_torch::Result;
 use tch::Tensor;
 
-use super::super::attention::{AttentionMask, attend, split_heads};
+use super::super::attention::{AttentionMask, OwnHeads, attend, split_heads};
 use super::super::blocks::{Block, Shared};
 use super::super::cache::LayerCache;
 use super::{BertOptions, norm};
@@ -25,7 +25,7 @@ pub(super) struct BertLayer {
     output_norm: LayerNorm,
     output_dropout: Dropout,
     activation: Activation,
-    heads: i64,
+    heads: OwnHeads,
     dropout: f64,
 }
 
@@ -40,10 +40,13 @@ impl BertLayer {
         let (own, attention_output) = (&attention / "self", &attention / "output");
         let output = path / "output";
         let square = |name: &str| Linear::new(&own / name, width, width);
+        let [query, key, value] = ["query", "key", "value"].map(square);
+        let others = [key.divided(), value.divided()];
+        let heads = OwnHeads::new(&own, options.num_attention_heads, query.divided(), &others);
         Self {
-            query: square("query"),
-            key: square("key"),
-            value: square("value"),
+            query,
+            key,
+            value,
             training: (&own / "dropout").training(),
             attention_dense: Linear::new(&attention_output / "dense", width, width),
             attention_norm: norm(&attention_output / "LayerNorm", options),
@@ -56,7 +59,7 @@ impl BertLayer {
             output_norm: norm(&output / "LayerNorm", options),
             output_dropout: Dropout::maskless(&output / "dropout", options.hidden_dropout_prob),
             activation: options.hidden_act,
-            heads: options.num_attention_heads,
+            heads,
             dropout,
         }
     }
@@ -68,11 +71,13 @@ impl BertLayer {
     }
 
     fn attend(&self, input: &Tensor, mask: &AttentionMask) -> Result<Tensor> {
-        let heads = |layer: &Linear| split_heads(&layer.forward(input)?, self.heads);
+        let OwnHeads { count, region } = &self.heads;
+        let input = region.enter(input)?;
+        let heads = |layer: &Linear| split_heads(&layer.forward_entered(&input)?, *count);
         let (queries, keys) = (heads(&self.query)?, heads(&self.key)?);
         let values = heads(&self.value)?;
         let dropout = if self.training.is_on() { self.dropout } else { 0.0 };
-        attend([&queries, &keys, &values], mask, dropout, None)
+        attend([&queries, &keys, &values], mask, dropout, None, region)
     }
 }
 

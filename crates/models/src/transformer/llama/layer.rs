@@ -4,7 +4,7 @@ use brigade_nn::{Linear, LinearOptions, Module, ParamPath, RmsNorm, Training};
 use brigade_torch::Result;
 use tch::Tensor;
 
-use super::super::attention::{attend, split_heads};
+use super::super::attention::{OwnHeads, attend, check_heads, split_heads};
 use super::super::blocks::{Block, Shared};
 use super::super::cache::LayerCache;
 use super::LlamaOptions;
@@ -25,8 +25,11 @@ pub(super) struct LlamaLayer {
     activation: Activation,
     training: Training,
     dropout: f64,
-    heads: i64,
+    heads: OwnHeads,
+    /// All of them where the projections are not divided.
     key_heads: i64,
+    /// Where every rank projects to all keys: the one head that this rank's queries share.
+    shared_key_head: Option<i64>,
 }
 
 impl LlamaLayer {
@@ -40,10 +43,24 @@ impl LlamaLayer {
             Linear::with_options(path / name, inputs, outputs, LinearOptions { bias })
         };
         let (bias, mlp_bias) = (options.attention_bias, options.mlp_bias);
+        let q_proj = linear(&attention, "q_proj", width, own, bias);
+        let ranks = q_proj.divided().map_or(1, |divided| divided.part.ranks() as i64);
+        // With fewer heads of keys than ranks, several ranks share one: each projects to all of them.
+        let is_shared = key_heads % ranks != 0 && key_heads > 0 && ranks % key_heads == 0;
+        let path_of_keys = if is_shared { attention.replicated() } else { attention.clone() };
+        let k_proj = linear(&path_of_keys, "k_proj", width, keys, bias);
+        let v_proj = linear(&path_of_keys, "v_proj", width, keys, bias);
+        let others = if is_shared { vec![] } else { vec![k_proj.divided(), v_proj.divided()] };
+        let heads = OwnHeads::new(&attention, heads, q_proj.divided(), &others);
+        if !is_shared {
+            check_heads(&attention, key_heads, "heads of keys and values", ranks);
+        }
+        let rank = heads.region.group().map_or(0, |group| group.rank() as i64);
+        let shared_key_head = is_shared.then(|| rank * key_heads / ranks);
         Self {
-            q_proj: linear(&attention, "q_proj", width, own, bias),
-            k_proj: linear(&attention, "k_proj", width, keys, bias),
-            v_proj: linear(&attention, "v_proj", width, keys, bias),
+            q_proj,
+            k_proj,
+            v_proj,
             o_proj: linear(&attention, "o_proj", own, width, bias),
             gate_proj: linear(&mlp, "gate_proj", width, inner, mlp_bias),
             up_proj: linear(&mlp, "up_proj", width, inner, mlp_bias),
@@ -58,7 +75,8 @@ impl LlamaLayer {
             training: attention.training(),
             dropout: options.attention_dropout,
             heads,
-            key_heads,
+            key_heads: if is_shared { key_heads } else { key_heads / ranks },
+            shared_key_head,
         }
     }
 
@@ -74,10 +92,18 @@ impl LlamaLayer {
         shared: &Shared,
         cache: Option<&mut LayerCache>,
     ) -> Result<Tensor> {
-        let heads = |layer: &Linear, heads| split_heads(&layer.forward(input)?, heads);
-        let (mut queries, mut keys) =
-            (heads(&self.q_proj, self.heads)?, heads(&self.k_proj, self.key_heads)?);
-        let values = heads(&self.v_proj, self.key_heads)?;
+        let OwnHeads { count, region } = &self.heads;
+        let entered = region.enter(input)?;
+        let mut queries = split_heads(&self.q_proj.forward_entered(&entered)?, *count)?;
+        let of_keys = |layer: &Linear| match self.shared_key_head {
+            None => split_heads(&layer.forward_entered(&entered)?, self.key_heads),
+            // Its weight is whole on every rank, and so is its gradient, which is summed behind the projection.
+            Some(head) => {
+                let all = region.enter(&layer.forward(input)?)?;
+                Ok(split_heads(&all, self.key_heads)?.f_narrow(1, head, 1)?)
+            }
+        };
+        let (mut keys, values) = (of_keys(&self.k_proj)?, of_keys(&self.v_proj)?);
         if let Some(rotation) = &shared.rotation {
             (queries, keys) = (rotation.apply(&queries)?, rotation.apply(&keys)?);
         }
@@ -86,7 +112,8 @@ impl LlamaLayer {
             None => (keys, values),
         };
         let dropout = if self.training.is_on() { self.dropout } else { 0.0 };
-        self.o_proj.forward(&attend([&queries, &keys, &values], &shared.mask, dropout, None)?)
+        let attended = attend([&queries, &keys, &values], &shared.mask, dropout, None, region)?;
+        self.o_proj.forward(&attended)
     }
 }
 
@@ -100,8 +127,12 @@ impl Block for LlamaLayer {
         let attended = self.attend(&self.input_layernorm.forward(hidden)?, shared, cache)?;
         let hidden = hidden.f_add(&attended)?;
         let input = self.post_attention_layernorm.forward(&hidden)?;
-        let gate = self.activation.apply(&self.gate_proj.forward(&input)?)?;
-        let inner = gate.f_mul(&self.up_proj.forward(&input)?)?;
+        let input = match self.gate_proj.divided() {
+            Some(divided) => divided.region.enter(&input)?,
+            None => input,
+        };
+        let gate = self.activation.apply(&self.gate_proj.forward_entered(&input)?)?;
+        let inner = gate.f_mul(&self.up_proj.forward_entered(&input)?)?;
         Ok(hidden.f_add(&self.down_proj.forward(&inner)?)?)
     }
 }

@@ -1,0 +1,319 @@
+//! Layers that the ranks of a group compute together, each with a part of their weights (tensor parallelism).
+
+use std::collections::HashMap;
+
+use brigade_sharding::{TensorPart, TensorPlan, TensorStyle};
+use brigade_torch::regions::{copy_to_region, gather_from_region, reduce_from_region};
+use brigade_torch::{ProcessGroup, Result, rng_state, set_rng_state};
+use tch::{Device, Kind, TchError, Tensor};
+
+use crate::{Init, Model, ParamPath, StateDict};
+
+/// The ranks that divide a model's layers between them, and which weights they divide. Given to
+/// [`ModelBuilder::tensor_parallel`](crate::ModelBuilder::tensor_parallel).
+#[derive(Debug, Clone)]
+pub struct TensorParallel {
+    /// The ranks that have a part of each divided layer.
+    pub group: ProcessGroup,
+    /// Patterns of the weights that they divide.
+    pub plan: TensorPlan,
+}
+
+/// Architectures that know which of their weights the ranks of a tensor group divide.
+pub trait TensorParallelPlan {
+    /// Returns the plan, whose patterns fit wherever the module lies in a model.
+    fn tensor_plan() -> TensorPlan;
+}
+
+/// How a parameter is divided over the ranks of a tensor group, as a layer gets it from
+/// [`ParamPath::divided_parameter`].
+#[derive(Debug, Clone)]
+pub struct Divided {
+    /// How it is divided.
+    pub style: TensorStyle,
+    /// This rank's part.
+    pub part: TensorPart,
+    /// The edges of the layers that are divided.
+    pub region: TensorRegion,
+}
+
+/// The edges of divided layers: where values that are equal on all ranks of a tensor group go into layers of which each rank
+/// has a part, and where their outputs come out ([`brigade_torch::regions`]).
+///
+/// ```
+/// use brigade_nn::TensorRegion;
+/// use tch::Tensor;
+///
+/// // Without a tensor group nothing is sent.
+/// let region = TensorRegion::default();
+/// let input = Tensor::from_slice(&[1f32, 2.0]);
+/// assert_eq!(region.leave(&region.enter(&input)?)?, input);
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct TensorRegion {
+    group: Option<ProcessGroup>,
+}
+
+impl TensorRegion {
+    /// Returns the edges of layers that the ranks of a group divide between them.
+    #[must_use]
+    pub fn new(group: ProcessGroup) -> Self {
+        Self { group: Some(group).filter(|group| group.size() > 1) }
+    }
+
+    /// Returns the ranks that divide layers between them; `None` where there is one.
+    #[must_use]
+    pub fn group(&self) -> Option<&ProcessGroup> {
+        self.group.as_ref()
+    }
+
+    /// Returns an input, equal on all ranks, for divided layers: the gradient is the sum over the ranks.
+    ///
+    /// # Errors
+    /// Those of [`copy_to_region`].
+    pub fn enter(&self, input: &Tensor) -> Result<Tensor> {
+        match &self.group {
+            Some(group) => copy_to_region(group, input),
+            None => Ok(input.shallow_clone()),
+        }
+    }
+
+    /// Returns the sum of all ranks' outputs, equal on all of them.
+    ///
+    /// # Errors
+    /// Those of [`reduce_from_region`].
+    pub fn leave(&self, output: &Tensor) -> Result<Tensor> {
+        match &self.group {
+            Some(group) => reduce_from_region(group, output),
+            None => Ok(output.shallow_clone()),
+        }
+    }
+
+    /// Returns the outputs of all ranks side by side along the last dimension, equal on all of them, for outputs that are
+    /// divided like `part`'s dimension. Their sizes may differ by one, as those of a vocabulary may.
+    ///
+    /// # Errors
+    /// Those of [`gather_from_region`].
+    pub fn gather(&self, output: &Tensor, part: &TensorPart) -> Result<Tensor> {
+        let Some(group) = &self.group else { return Ok(output.shallow_clone()) };
+        let sizes = (0..part.ranks()).map(|rank| part.shape_of(rank)[part.dim()].cast_signed());
+        let sizes: Vec<i64> = sizes.collect();
+        let most = sizes.iter().copied().max().unwrap_or_default();
+        if sizes.iter().all(|&size| size == most) {
+            return gather_from_region(group, output, -1);
+        }
+        let own = output.size().last().copied().unwrap_or_default();
+        let padded = output.f_constant_pad_nd([0, most - own])?;
+        let gathered = gather_from_region(group, &padded, -1)?;
+        let places = sizes.iter().enumerate();
+        let parts = places.map(|(rank, &size)| gathered.f_narrow(-1, rank as i64 * most, size));
+        let parts = parts.collect::<Result<Vec<_>, _>>()?;
+        Ok(Tensor::f_cat(&parts, -1)?)
+    }
+}
+
+impl TensorRegion {
+    /// Returns a whole parameter, on every rank, from this rank's part and those of the others. Every rank calls it.
+    ///
+    /// # Errors
+    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone; [`brigade_torch::ErrorKind::Tensor`] when memory runs
+    /// out.
+    pub fn whole(&self, own: &Tensor, part: &TensorPart) -> Result<Tensor> {
+        let Some(group) = &self.group else { return Ok(own.detach()) };
+        let dim = part.dim() as i64;
+        let sizes = (0..part.ranks()).map(|rank| part.shape_of(rank)[part.dim()].cast_signed());
+        let most = sizes.max().unwrap_or_default();
+        let padded = {
+            let mut shape = own.size();
+            let length = shape[part.dim()];
+            shape[part.dim()] = most;
+            let padded = Tensor::f_zeros(&shape, (own.f_kind()?, own.device()))?;
+            padded.f_narrow(dim, 0, length)?.f_copy_(&own.f_detach()?)?;
+            padded
+        };
+        let parts = group.all_gather(&padded)?;
+        let shape: Vec<i64> = part.shape().iter().map(|size| size.cast_signed()).collect();
+        let whole = Tensor::f_empty(shape, (own.f_kind()?, own.device()))?;
+        for (rank, theirs) in parts.iter().enumerate() {
+            let mut place = 0;
+            for range in part.ranges_of(rank) {
+                let (start, length) =
+                    (range.start.cast_signed(), (range.end - range.start).cast_signed());
+                whole
+                    .f_narrow(dim, start, length)?
+                    .f_copy_(&theirs.f_narrow(dim, place, length)?)?;
+                place += length;
+            }
+        }
+        Ok(whole)
+    }
+
+    /// Runs `f` with random numbers that differ from rank to rank and are the same in each run with the same seed: for
+    /// dropout of divided values, whose ranks have others of them. What is drawn outside stays equal on all ranks.
+    ///
+    /// # Errors
+    /// Those of `f`; [`brigade_torch::ErrorKind::Tensor`] for a generator that cannot be set.
+    pub fn with_own_random_numbers<T>(
+        &self,
+        device: Device,
+        f: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let Some(group) = &self.group else { return f() };
+        // One number of the shared stream, the same on all ranks, so that each call draws others.
+        let number = Tensor::f_randint(i64::MAX, [1], (Kind::Int64, Device::Cpu))?;
+        let number = number.f_int64_value(&[0])?;
+        let generators: Vec<Device> =
+            [Device::Cpu].into_iter().chain(Some(device).filter(|it| *it != Device::Cpu)).collect();
+        let before = generators.iter().map(|&device| Ok((device, rng_state(device)?)));
+        let before = before.collect::<Result<Vec<_>>>()?;
+        let rank = group.rank() as i64;
+        tch::manual_seed(number.wrapping_add(rank.wrapping_mul(RANK_STRIDE)));
+        let result = f();
+        for (device, state) in before {
+            set_rng_state(device, &state)?;
+        }
+        result
+    }
+}
+
+/// An odd number with bits all over, so that seeds of ranks lie far from each other.
+const RANK_STRIDE: i64 = 0x5851_f42d_4c95_7f2d;
+
+/// A parameter of which each rank of a tensor group has a part.
+#[derive(Debug)]
+pub struct DividedParameter {
+    /// The first of its names.
+    pub name: String,
+    /// This rank's part: the model's own tensor.
+    pub tensor: Tensor,
+    /// Where it lies in the whole parameter.
+    pub part: TensorPart,
+}
+
+impl<M> Model<M> {
+    /// Returns the ranks that divide the model's layers between them, and the plan; `None` for a model that was built without
+    /// [`ModelBuilder::tensor_parallel`](crate::ModelBuilder::tensor_parallel).
+    #[must_use]
+    pub fn tensor_parallel(&self) -> Option<&TensorParallel> {
+        self.tensor.as_ref()
+    }
+
+    /// Returns the parameters of which each rank of the tensor group has a part, in the order of registration.
+    #[must_use]
+    pub fn divided_parameters(&self) -> Vec<DividedParameter> {
+        let divided = self.distinct().filter_map(|entry| {
+            Some(DividedParameter {
+                name: entry.name.clone(),
+                tensor: entry.tensor.shallow_clone(),
+                part: entry.part.clone()?,
+            })
+        });
+        divided.collect()
+    }
+
+    /// Returns parameters and saved buffers as [`Model::state_dict`], those that ranks of a tensor group divide whole, on every
+    /// rank. Every rank of the group calls it.
+    ///
+    /// # Errors
+    /// Those of [`TensorRegion::whole`].
+    pub fn whole_state_dict(&self) -> Result<StateDict> {
+        let state = self.state_dict();
+        let Some(tensor) = &self.tensor else { return Ok(state) };
+        let region = TensorRegion::new(tensor.group.clone());
+        let parts: HashMap<&str, &TensorPart> = self
+            .entries()
+            .iter()
+            .filter_map(|entry| Some((entry.name.as_str(), entry.part.as_ref()?)))
+            .collect();
+        let mut whole = StateDict::new();
+        for (name, own) in state {
+            let value = match parts.get(name.as_str()) {
+                Some(part) => region.whole(&own, part)?,
+                None => own,
+            };
+            whole.insert(name, value)?;
+        }
+        Ok(whole)
+    }
+}
+
+impl ParamPath<'_> {
+    /// Registers a trainable parameter of which each rank of a tensor group has a part, where the plan divides it: for layers
+    /// that can compute with a part. `shape` is that of the whole parameter, followed by its dimensions of output and of input
+    /// features. Returns this rank's part, with how it is divided; the whole parameter and `None` where the plan leaves it
+    /// whole.
+    ///
+    /// First values are those of the undivided parameter.
+    pub fn divided_parameter(
+        &self,
+        name: &str,
+        shape: &[i64],
+        dims: [usize; 2],
+        init: Init,
+    ) -> (Tensor, Option<Divided>) {
+        self.divided_parameter_with(name, shape, dims, move |values| init.fill(values))
+    }
+
+    /// As [`ParamPath::divided_parameter`], with a function that sets the first values of the whole parameter as for
+    /// [`ParamPath::parameter_with`].
+    pub fn divided_parameter_with(
+        &self,
+        name: &str,
+        shape: &[i64],
+        [outputs, inputs]: [usize; 2],
+        first_values: impl FnOnce(&mut Tensor) -> Result<(), TchError> + Send + 'static,
+    ) -> (Tensor, Option<Divided>) {
+        let divided = self.tensor_style(name).and_then(|(style, group)| {
+            let dim = if style == TensorStyle::Row { inputs } else { outputs };
+            let part = self.part(name, shape, dim, &style, &group)?;
+            Some(Divided { style, part, region: TensorRegion::new(group) })
+        });
+        let part = divided.as_ref().map(|divided| divided.part.clone());
+        (self.drawn_parameter(name, shape, part, Box::new(first_values)), divided)
+    }
+
+    /// Registers the bias of a weight: this rank's part of it where the weight is divided by output features, the whole bias
+    /// otherwise.
+    pub fn divided_bias(
+        &self,
+        name: &str,
+        outputs: i64,
+        weight: Option<&Divided>,
+        init: Init,
+    ) -> Tensor {
+        let part = weight.filter(|weight| weight.style != TensorStyle::Row).and_then(|weight| {
+            self.part(name, &[outputs], 0, &weight.style, weight.region.group()?)
+        });
+        self.drawn_parameter(name, &[outputs], part, Box::new(move |values| init.fill(values)))
+    }
+
+    fn part(
+        &self,
+        name: &str,
+        shape: &[i64],
+        dim: usize,
+        style: &TensorStyle,
+        group: &ProcessGroup,
+    ) -> Option<TensorPart> {
+        let sizes: Vec<u64> = shape.iter().map(|&size| u64::try_from(size).unwrap_or(0)).collect();
+        let name = self.full_name(name);
+        match TensorPart::new(&name, &sizes, dim, style, group.rank(), group.size()) {
+            Ok(part) => Some(part),
+            Err(error) => {
+                self.reject(error);
+                None
+            }
+        }
+    }
+}
+
+/// Returns a copy of what a part has of whole values.
+pub(crate) fn taken(values: &Tensor, part: &TensorPart) -> Result<Tensor, TchError> {
+    let ranges = part.ranges().into_iter().map(|range| {
+        let (start, end) = (range.start.cast_signed(), range.end.cast_signed());
+        values.f_narrow(part.dim() as i64, start, end - start)
+    });
+    // A copy also of one range, so that the whole values go.
+    Tensor::f_cat(&ranges.collect::<Result<Vec<_>, _>>()?, part.dim() as i64)
+}
