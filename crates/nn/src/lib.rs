@@ -86,7 +86,7 @@ pub use script::{TorchScript, TorchScriptInputs, TorchScriptOutput};
 pub use sequential::Sequential;
 pub use state_dict::{LoadReport, ShapeMismatch, StateDict};
 pub use tensor_parallel::{
-    Divided, DividedParameter, TensorParallel, TensorParallelPlan, TensorRegion,
+    Divided, DividedParameter, TensorParallel, TensorParallelPlan, TensorRegion, take_part,
 };
 pub use training::Training;
 pub use unit::Unit;

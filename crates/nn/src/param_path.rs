@@ -14,7 +14,7 @@ use crate::layer_context::{LayerContext, shown};
 use crate::param_registry::{Entry, ParamRegistry, Role};
 use crate::shared_statistics::SharedStatistics;
 use crate::tensor_parallel::taken;
-use crate::{Init, TensorRegion, Training, Unit};
+use crate::{Init, TensorParallel, TensorRegion, Training, Unit};
 
 /// A place in the tree of names: `path / "module1" / 0` holds `module1.0.weight`.
 ///
@@ -73,28 +73,25 @@ impl<'a> ParamPath<'a> {
     /// The number of ranks that divide layers between them; 1 without tensor parallelism.
     #[must_use]
     pub fn tensor_ranks(&self) -> usize {
-        self.registry.borrow().tensor.as_ref().map_or(1, |tensor| tensor.group.size())
+        self.registry.borrow().tensor.as_ref().map_or(1, TensorParallel::ranks)
     }
 
     /// The ranks that divide layers between them, for values that go into divided layers and come out of them.
     #[must_use]
     pub fn tensor_region(&self) -> TensorRegion {
         let registry = self.registry.borrow();
-        registry
-            .tensor
-            .as_ref()
-            .map_or_else(TensorRegion::default, |tensor| TensorRegion::new(tensor.group.clone()))
+        let group = registry.tensor.as_ref().and_then(|tensor| tensor.group.clone());
+        group.map_or_else(TensorRegion::default, TensorRegion::new)
     }
 
     /// How a parameter is divided, and over which ranks; `None` where every rank has it whole.
     pub(crate) fn tensor_style(&self, name: &str) -> Option<(TensorStyle, ProcessGroup)> {
         let registry = self.registry.borrow();
         let tensor = registry.tensor.as_ref()?;
-        if self.is_replicated || tensor.group.size() == 1 {
-            return None;
-        }
+        let group =
+            tensor.group.as_ref().filter(|group| group.size() > 1 && !self.is_replicated)?;
         let style = tensor.plan.style(&self.full_name(name))?.clone();
-        Some((style, tensor.group.clone()))
+        Some((style, group.clone()))
     }
 
     /// The dotted name of this place, empty at the root.

@@ -14,9 +14,18 @@ use crate::{Init, Model, ParamPath, StateDict};
 #[derive(Debug, Clone)]
 pub struct TensorParallel {
     /// The ranks that have a part of each divided layer.
-    pub group: ProcessGroup,
+    /// `None` where there is one: nothing is divided then, and the plan is checked all the same.
+    pub group: Option<ProcessGroup>,
     /// Patterns of the weights that they divide.
     pub plan: TensorPlan,
+}
+
+impl TensorParallel {
+    /// Returns the number of ranks that have a part of each divided layer.
+    #[must_use]
+    pub fn ranks(&self) -> usize {
+        self.group.as_ref().map_or(1, ProcessGroup::size)
+    }
 }
 
 /// Architectures that know which of their weights the ranks of a tensor group divide.
@@ -219,8 +228,9 @@ impl<M> Model<M> {
     /// Those of [`TensorRegion::whole`].
     pub fn whole_state_dict(&self) -> Result<StateDict> {
         let state = self.state_dict();
-        let Some(tensor) = &self.tensor else { return Ok(state) };
-        let region = TensorRegion::new(tensor.group.clone());
+        let group = self.tensor.as_ref().and_then(|tensor| tensor.group.clone());
+        let Some(group) = group else { return Ok(state) };
+        let region = TensorRegion::new(group);
         let parts: HashMap<&str, &TensorPart> = self
             .entries()
             .iter()
@@ -308,7 +318,25 @@ impl ParamPath<'_> {
     }
 }
 
-/// Returns a copy of what a part has of whole values.
+/// Returns a copy of what a rank of a tensor group has of the values of a whole parameter.
+///
+/// ```
+/// use brigade_nn::take_part;
+/// use brigade_sharding::{TensorPart, TensorStyle};
+/// use tch::Tensor;
+///
+/// let whole = Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0]);
+/// let part = TensorPart::new("bias", &[4], 0, &TensorStyle::Column, 1, 2)?;
+/// assert_eq!(take_part(&whole, &part)?, Tensor::from_slice(&[3f32, 4.0]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// [`brigade_torch::ErrorKind::Tensor`] for values of another shape.
+pub fn take_part(values: &Tensor, part: &TensorPart) -> Result<Tensor> {
+    Ok(taken(values, part)?)
+}
+
 pub(crate) fn taken(values: &Tensor, part: &TensorPart) -> Result<Tensor, TchError> {
     let ranges = part.ranges().into_iter().map(|range| {
         let (start, end) = (range.start.cast_signed(), range.end.cast_signed());

@@ -104,6 +104,19 @@ impl Optimizer {
         self.lock().takes_device_scalars()
     }
 
+    /// Returns whether the step of an element depends on that element alone ([`Rule::is_elementwise`]), so that parts of
+    /// parameters are stepped as whole ones are.
+    #[must_use]
+    pub fn is_elementwise(&self) -> bool {
+        self.lock().rule.is_elementwise()
+    }
+
+    /// Returns the name of the rule: `AdamW`.
+    #[must_use]
+    pub fn rule_name(&self) -> &'static str {
+        self.lock().rule.name()
+    }
+
     /// Makes all gradients undefined, as PyTorch's `zero_grad(set_to_none=True)`.
     ///
     /// # Errors

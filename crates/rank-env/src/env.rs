@@ -59,6 +59,10 @@ pub const ACCELERATE_USE_CPU: &str = "ACCELERATE_USE_CPU";
 /// launch --sharding` sets it, and so do settings of FSDP and DeepSpeed.
 pub const BRIGADE_SHARDING: &str = "BRIGADE_SHARDING";
 
+/// How many ranks divide each layer between them (tensor parallelism). A wish of the user; `brigade launch --tensor` sets
+/// it.
+pub const BRIGADE_TENSOR: &str = "BRIGADE_TENSOR";
+
 /// The secret of a job on several hosts: its launchers prove to each other that they know it. Read by
 /// `brigade launch`, and kept from the ranks.
 pub const BRIGADE_RDZV_SECRET: &str = "BRIGADE_RDZV_SECRET";

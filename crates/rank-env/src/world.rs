@@ -80,6 +80,12 @@ impl World {
         })
     }
 
+    /// The same process among fewer: as this rank of so many. Its host, store and name of the job stay.
+    #[must_use]
+    pub fn among(&self, rank: Rank, world_size: WorldSize) -> Self {
+        Self { rank, world_size, ..self.clone() }
+    }
+
     /// What the launcher put into this process's environment; [`World::alone`] where there is none.
     ///
     /// Errors as [`World::from_vars`].

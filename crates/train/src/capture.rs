@@ -10,6 +10,7 @@ use brigade_torch::{
 use tch::{Device, Kind, Tensor};
 
 use crate::gradients::accumulate::GradientAccumulator;
+use crate::gradients::backward::Gradients;
 use crate::gradients::hook::CommHook;
 use crate::job::Job;
 use crate::processes::Processes;
@@ -58,22 +59,21 @@ where
     R: TensorTree<Owned = R>,
 {
     pub(crate) fn new(
-        processes: &Processes,
-        accumulator: &GradientAccumulator,
+        gradients: &Gradients,
         comm_hook: &CommHook,
-        sharded: Option<&ShardedModels>,
         quiet: bool,
         body: Body<'a, B, R>,
     ) -> Self {
-        let moves = |it: &&ShardedModels| !it.sharding().strategy.keeps_parameters_whole();
+        let Gradients { processes, accumulator, sharded, .. } = gradients;
+        let moves = |it: &&Arc<ShardedModels>| !it.sharding().strategy.keeps_parameters_whole();
         CapturedStep {
-            refused: sharded.filter(moves).map(|sharded| {
+            refused: sharded.as_ref().filter(moves).map(|sharded| {
                 sharded.refuse(
                     "a captured step",
                     "a recording holds the memory of parameters, which moves from unit to unit",
                 )
             }),
-            plain: cannot_record(processes, accumulator, comm_hook, sharded.is_some()),
+            plain: cannot_record(gradients, comm_hook),
             processes: processes.clone(),
             accumulator: accumulator.clone(),
             quiet,
@@ -194,12 +194,8 @@ where
 }
 
 /// Why steps run as they are; `None` where they can be recorded.
-fn cannot_record(
-    processes: &Processes,
-    accumulator: &GradientAccumulator,
-    comm_hook: &CommHook,
-    is_sharded: bool,
-) -> Option<String> {
+fn cannot_record(gradients: &Gradients, comm_hook: &CommHook) -> Option<String> {
+    let Gradients { processes, accumulator, .. } = gradients;
     let gloo = |group: &ProcessGroup| matches!(group.backend(), Backend::Gloo(_));
     let reason = if !records_graphs(processes.device()) {
         "the device records no graphs"
@@ -207,8 +203,10 @@ fn cannot_record(
         "gradients are accumulated over several batches"
     } else if processes.job.debug {
         "debug mode compares ranks before each collective"
-    } else if is_sharded {
+    } else if gradients.sharded.is_some() {
         "the optimizer's states are spread over the ranks"
+    } else if gradients.tensor.is_some() {
+        "ranks divide layers between them, and send messages within the forward"
     } else if processes.group().as_ref().is_some_and(gloo) {
         "Gloo's messages go through the host"
     } else if !matches!(comm_hook, CommHook::None | CommHook::Fp16 | CommHook::Bf16) {

@@ -28,6 +28,7 @@ use crate::gradients::loss_check::LossCheck;
 use crate::processes::Processes;
 use crate::registry::{CheckpointObject, Registry};
 use crate::sharding::ShardedModels;
+use crate::tensor_parallel::TensorModels;
 use inner::{Inner, Pending};
 use message_pack::MessagePack;
 
@@ -87,7 +88,7 @@ impl Checkpoints {
         project: ProjectConfiguration,
         accumulator: &GradientAccumulator,
     ) -> Self {
-        Self::checked(processes, project, accumulator, None, None, false)
+        Self::checked(processes, project, accumulator, None, None, None, false)
     }
 
     pub(crate) fn checked(
@@ -96,6 +97,7 @@ impl Checkpoints {
         accumulator: &GradientAccumulator,
         loss_check: Option<Arc<LossCheck>>,
         sharded: Option<Arc<ShardedModels>>,
+        tensor: Option<Arc<TensorModels>>,
         quiet: bool,
     ) -> Self {
         let inner = Inner {
@@ -105,6 +107,7 @@ impl Checkpoints {
             accumulator: accumulator.clone(),
             loss_check,
             sharded,
+            tensor,
             quiet,
             pending: Mutex::default(),
             copies: Arc::default(),
@@ -129,6 +132,7 @@ impl Checkpoints {
             accumulator: inner.accumulator.clone(),
             loss_check,
             sharded,
+            tensor: inner.tensor.clone(),
             quiet: inner.quiet,
             pending: Mutex::default(),
             copies: Arc::clone(&inner.copies),

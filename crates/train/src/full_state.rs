@@ -38,11 +38,12 @@ impl<M> PreparedModel<M> {
     /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone; [`brigade_torch::ErrorKind::Tensor`] when memory
     /// runs out.
     pub fn full_state_dict(&self) -> Result<Option<StateDict>> {
-        let main = self.processes().is_main_process();
+        let main = self.everyone().is_main_process();
+        let spread = self.spread();
         let mut full = StateDict::new();
         for (name, tensor) in self.inner().state_dict() {
-            let whole = match self.sharded() {
-                Some(sharded) => sharded.whole_value(&name, &tensor)?,
+            let whole = match &spread {
+                Some(spread) => spread.whole_value(&name, &tensor)?,
                 None => tensor,
             };
             if main {
@@ -60,8 +61,8 @@ impl<M> PreparedModel<M> {
     /// On every rank, with nothing changed, when rank 0 has no state or it does not fit;
     /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     pub fn load_full_state_dict(&mut self, state: Option<&StateDict>) -> Result<()> {
-        let processes = self.processes();
-        let Some(sharded) = self.sharded().cloned() else {
+        let processes = self.everyone();
+        let Some(spread) = self.spread() else {
             processes.on_main_process(|| self.inner_mut().load_state_dict(given(state)?))?;
             return self.broadcast_values();
         };
@@ -73,7 +74,7 @@ impl<M> PreparedModel<M> {
             }
             Ok::<_, Error>(())
         })?;
-        sharded.take_values(self.inner(), &processes, |tensor, into| {
+        spread.take_values(|tensor, into| {
             let values = from.get(&TensorId::of(tensor));
             Ok(values.map_or(Ok(()), |values| into.shallow_clone().f_copy_(values))?)
         })

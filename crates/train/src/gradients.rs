@@ -9,4 +9,5 @@ pub(crate) mod join;
 pub(crate) mod local_sgd;
 pub(crate) mod loss_check;
 pub(crate) mod models;
+mod norm;
 pub(crate) mod weighted;

@@ -9,9 +9,11 @@ use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use brigade_rank_env::World;
-use brigade_sharding::Mesh;
-use brigade_torch::{CudaUnavailable, ProcessGroup, Products, Result, ShardingGroups, Store};
+use brigade_rank_env::{Rank, World, WorldSize};
+use brigade_sharding::{Axis, Mesh};
+use brigade_torch::{
+    CudaUnavailable, Error, ProcessGroup, Products, Result, ShardingGroups, Store,
+};
 use parking_lot::Mutex;
 use tch::Device;
 
@@ -71,6 +73,35 @@ impl Job {
             Some(groups) => groups.sharding(mesh, part),
             None => groups::alone(self.device),
         }
+    }
+
+    /// Returns the ranks that read other samples as a job of their own, and the ranks that divide layers with this one, which
+    /// read the same samples. All ranks take part.
+    pub(crate) fn divide(&self, mesh: &Mesh) -> Result<(Self, ProcessGroup)> {
+        let Some(groups) = &self.groups else {
+            return Err(Error::invalid_argument(format!(
+                "the mesh {mesh} divides layers over ranks, and this job has one rank"
+            )));
+        };
+        let (data, tensor) = groups.divide(mesh)?;
+        let (rank, size) = (mesh.coordinate(self.rank(), Axis::Data)?, mesh.size(Axis::Data));
+        let world_size = WorldSize::new(size)?;
+        let rank = Rank::new(rank, world_size)?;
+        let job = Self {
+            world: self.world.among(rank, world_size),
+            groups: data,
+            device: self.device,
+            missing_gpu: self.missing_gpu.clone(),
+            products: self.products,
+            timeout: self.timeout,
+            debug: self.debug,
+            saves: AtomicU64::new(0),
+            tries: AtomicU64::new(0),
+            loss_checks: AtomicU64::new(0),
+            memory_plan: Mutex::default(),
+            recorder: Recorder::default(),
+        };
+        Ok((job, tensor))
     }
 
     /// Makes a new group of all ranks: the old one is unusable.

@@ -29,6 +29,7 @@ mod registry;
 mod scheduler;
 mod sharding;
 mod stateful;
+mod tensor_parallel;
 mod watch;
 mod weights_file;
 

@@ -3,6 +3,7 @@
 mod comm_hook;
 mod set_trainable;
 mod sharded;
+mod spread;
 mod weights;
 
 use std::collections::{HashMap, HashSet};
@@ -30,6 +31,7 @@ use crate::processes::Processes;
 use crate::registry::{CheckpointObject, Checkpointed, Kind, ModelTensor, Registry};
 use crate::sharding::{Part, ShardedModel, ShardedModels};
 use crate::stateful::{Stateful, infos, mismatch, same_shape, stateful_handle};
+use crate::tensor_parallel::{TensorModel, TensorModels};
 
 /// A [`Model`] after [`crate::Accelerator::prepare`]: on the process's device, with rank 0's weights, and with
 /// gradients that `backward` averages over the ranks.
@@ -41,6 +43,8 @@ pub struct PreparedModel<M> {
     reduction: Reduction,
     /// With sharding, in the place of a reducer.
     sharded: Option<Arc<ShardedModel>>,
+    /// Where ranks divide layers between them.
+    tensor: Option<Arc<TensorModel>>,
     inner: Arc<ModelInner>,
     /// What another reduction is made with.
     context: ModelContext,
@@ -81,6 +85,7 @@ pub(crate) struct ModelContext {
     pub(crate) loss_check: Option<Arc<LossCheck>>,
     pub(crate) accumulator: GradientAccumulator,
     pub(crate) sharded: Option<Arc<ShardedModels>>,
+    pub(crate) tensor: Option<Arc<TensorModels>>,
 }
 
 /// What averages the gradients of the parameters that were trained when it was made.
@@ -136,6 +141,10 @@ impl<M> PreparedModel<M> {
     /// Prepares a model that is in its place. All ranks take part.
     pub(crate) fn new(mut model: Model<M>, context: ModelContext) -> Result<Self> {
         let group = context.job.group();
+        match &context.tensor {
+            Some(tensor) => tensor.check(&model)?,
+            None => check_whole(&model)?,
+        }
         if let (Some(group), true) = (&group, context.options.sync_batch_norm) {
             model.convert_sync_batch_norm(group);
         }
@@ -158,9 +167,30 @@ impl<M> PreparedModel<M> {
                 broadcast_all(group, &model.buffers())?;
             }
         }
+        let tensor = match &context.tensor {
+            Some(tensor) => {
+                let stepped = match &sharded {
+                    Some(sharded) => sharded.shards(),
+                    None => model.parameters(),
+                };
+                let divided = tensor.add(&model, &stepped);
+                let mut whole = stepped;
+                whole.retain(|it| divided.part(&it.name).is_none());
+                whole.extend(model.buffers());
+                broadcast_all(tensor.group(), &whole)?;
+                sharded.iter().try_for_each(|it| it.sharder().shards_changed())?;
+                context
+                    .registry
+                    .optimizers()
+                    .iter()
+                    .try_for_each(|it| tensor.check_optimizer(it))?;
+                Some(divided)
+            }
+            None => None,
+        };
         let inner = Arc::new(ModelInner::new(&model, reduction.hook.clone(), sharded.clone()));
         context.registry.register(&inner);
-        Ok(Self { model, reduction, sharded, inner, context })
+        Ok(Self { model, reduction, sharded, tensor, inner, context })
     }
 
     /// The model's output, computed with the Accelerator's mixed precision; what has 16 bits is given
@@ -315,12 +345,13 @@ impl<M> PreparedModel<M> {
         }
     }
 
-    pub(crate) fn sharded(&self) -> Option<&Arc<ShardedModel>> {
-        self.sharded.as_ref()
-    }
-
     pub(crate) fn processes(&self) -> Processes {
         Processes::of(Arc::clone(&self.context.job))
+    }
+
+    /// Returns all ranks of the job, those included that divide layers with this one.
+    pub(crate) fn everyone(&self) -> Processes {
+        self.context.tensor.as_ref().map_or_else(|| self.processes(), |it| it.everyone().clone())
     }
 
     /// Replaces parameters and buffers that all ranks have whole by rank 0's.
@@ -511,6 +542,18 @@ fn handles(tensors: &[NamedTensor]) -> Vec<NamedTensor> {
         tensor: named.tensor.shallow_clone(),
     };
     tensors.iter().map(handle).collect()
+}
+
+/// Fails for a model of which each rank of a tensor group has a part, where the Accelerator has no such groups.
+fn check_whole<M>(model: &Model<M>) -> Result<()> {
+    match model.divided_parameters().first() {
+        None => Ok(()),
+        Some(divided) => Err(Error::invalid_argument(format!(
+            "this rank has a part of `{}` and the Accelerator's ranks do not divide layers: give the Accelerator a \
+             mesh with tensor ranks, and build the model by its `parallel_model`",
+            divided.name
+        ))),
+    }
 }
 
 /// Replaces tensors by rank 0's.

@@ -194,6 +194,9 @@ impl PreparedOptimizer {
         if let Some(sharded) = &gradients.sharded {
             sharded.take_over(&optimizer)?;
         }
+        if let Some(tensor) = &gradients.tensor {
+            tensor.check_optimizer(&optimizer)?;
+        }
         let loss_check = gradients.loss_check.as_ref();
         let loss_check =
             loss_check.map(|check| (Arc::clone(check), check.watch_optimizer(&optimizer)));

@@ -1,9 +1,7 @@
 //! Models whose parameters, gradients and optimizer states are spread over the ranks.
 
 mod deferred;
-mod norm;
 mod part;
-mod weights;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -16,8 +14,7 @@ use brigade_torch::{Error, NamedTensor, ProcessGroup, Result, Sharder, TensorId}
 use parking_lot::Mutex;
 use tch::{Device, Tensor};
 
-pub(crate) use part::Part;
-pub(crate) use weights::{gather_rows, narrow_to};
+pub(crate) use part::{Part, gather_rows, narrow_to};
 
 use crate::job::Job;
 use crate::precision::NumericsOptions;
@@ -203,6 +200,11 @@ impl ShardedModel {
 
     pub(crate) fn with_parameters<R>(&self, f: impl FnOnce(&[ShardedParameter]) -> R) -> R {
         f(&self.parameters.lock())
+    }
+
+    /// Returns the ranks that share one copy of the parameters.
+    pub(crate) fn gather_group(&self) -> &ProcessGroup {
+        &self.sharder.groups().gather
     }
 
     /// Returns the shards under their first names, of all parameters.

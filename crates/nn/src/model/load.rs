@@ -63,24 +63,21 @@ impl<M> Model<M> {
         plan.copy(state)
     }
 
-    /// Compares a state with the model as [`Model::load_state_dict`] does, and copies nothing into the model. Returns each of
-    /// its tensors, of those that ranks of a tensor group divide a copy of this rank's part, with the model's tensor that it
-    /// is for, and the report. For models whose tensors cannot be copied into, such as those that are spread over ranks.
+    /// Compares a state with the model as [`Model::load_state_dict`] does, and copies nothing. Returns each of its tensors
+    /// with the model's tensor that it is for, and the report. For models whose tensors cannot be copied into, such as
+    /// those that are spread over ranks; of a parameter that ranks of a tensor group divide the state has the whole.
     ///
     /// # Errors
     /// Those of [`Model::load_state_dict`].
-    pub fn matched_state(
+    pub fn matched_state<'s>(
         &self,
-        state: &StateDict,
-    ) -> Result<(Vec<(Tensor, Tensor)>, LoadReport), Error> {
+        state: &'s StateDict,
+    ) -> Result<(Vec<(&'s Tensor, Tensor)>, LoadReport), Error> {
         let mut plan = self.plan(&shapes(state)).complete()?;
         state.key().clone_into(&mut plan.report.key);
-        let values = plan.values.into_iter().filter_map(|found| {
-            let own = found.own(state.get(&found.name)?);
-            Some(own.map(|own| (own, found.into)))
-        });
-        let values = values.collect::<Result<_, _>>();
-        Ok((values.map_err(ModelError::torch("copy a part of a state"))?, plan.report))
+        let values = plan.values.into_iter();
+        let values = values.filter_map(|found| Some((state.get(&found.name)?, found.into)));
+        Ok((values.collect(), plan.report))
     }
 
     /// Compares names and shapes with the model's.

@@ -56,6 +56,9 @@ impl Accelerator {
             self.gradients.scaler.iter().for_each(GradScaler::reset);
             self.checkpoints.release_memory();
         };
+        if let Some(tensor) = &self.gradients.tensor {
+            return Err(tensor.refuse("find_executable_batch_size", "choose a batch size"));
+        }
         batch_size::find(&self.processes.job, start, next, clean_up, body)
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use brigade_rank_env::World;
-use brigade_sharding::Sharding;
+use brigade_sharding::{Mesh, Sharding};
 use brigade_torch::{Backend, Error, GlooDevice, ReducerOptions, Result, Store, keep_freed_memory};
 use brigade_track::Tracker;
 use tch::Device;
@@ -24,6 +24,7 @@ use crate::precision::scaler::GradScalerOptions;
 use crate::precision::{NumericsOptions, Precision};
 use crate::processes::Processes;
 use crate::sharding::ShardedModels;
+use crate::tensor_parallel;
 use crate::watch::{Watch, WatchOptions};
 
 /// Settings of an [`Accelerator`]. Every one has a default.
@@ -47,6 +48,8 @@ pub struct AcceleratorBuilder {
     project: ProjectConfiguration,
     /// `None`: as the environment says.
     sharding: Option<Option<Sharding>>,
+    /// `None`: as the environment says.
+    mesh: Option<Mesh>,
 }
 
 impl AcceleratorBuilder {
@@ -70,6 +73,7 @@ impl AcceleratorBuilder {
             watch: WatchOptions::default(),
             project: ProjectConfiguration::default(),
             sharding: None,
+            mesh: None,
         }
     }
 
@@ -196,7 +200,7 @@ impl AcceleratorBuilder {
     /// ```
     /// use brigade_nn::{Linear, Model};
     /// use brigade_optim::AdamW;
-    /// use brigade_sharding::Sharding;
+    /// use brigade_sharding::{Mesh, Sharding};
     /// use brigade_train::Accelerator;
     /// use tch::{Kind, Tensor};
     ///
@@ -214,6 +218,30 @@ impl AcceleratorBuilder {
     /// ```
     pub fn sharding(mut self, sharding: impl Into<Option<Sharding>>) -> Self {
         self.sharding = Some(sharding.into());
+        self
+    }
+
+    /// Arranges the ranks in a mesh, whose axis `tp` divides layers (tensor parallelism): the ranks of a tensor group read the
+    /// same samples and compute each divided layer together. Unless set, the environment says how many those are
+    /// (`BRIGADE_TENSOR`, which `brigade launch --tensor` sets), and all others read other samples. Along `dp_shard` parameters
+    /// are spread as [`AcceleratorBuilder::sharding`] says; along `dp_replicate` every rank has a copy. Models are built by
+    /// [`Accelerator::parallel_model`].
+    ///
+    /// ```
+    /// use brigade_models::{Gpt2LmHead, Gpt2Options};
+    /// use brigade_sharding::Mesh;
+    /// use brigade_train::Accelerator;
+    ///
+    /// // With 8 ranks `Mesh::builder().replicate(4).tensor(2).build(8)?`.
+    /// let mesh = Mesh::builder().build(1)?;
+    /// let accelerator = Accelerator::builder().cpu(true).quiet(true).mesh(mesh).build()?;
+    /// let options = Gpt2Options { vocab_size: 50, n_embd: 16, n_layer: 1, n_head: 2, ..Default::default() };
+    /// let model = accelerator.parallel_model(|path| Gpt2LmHead::new(path, &options))?;
+    /// let model = accelerator.prepare(model)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn mesh(mut self, mesh: Mesh) -> Self {
+        self.mesh = Some(mesh);
         self
     }
 
@@ -447,6 +475,12 @@ impl AcceleratorBuilder {
         let shared = self.sharing.as_ref().filter(|_| self.watch.is_default());
         let shared = shared.map(|other| Arc::clone(&other.watch));
         let joins = self.processes.is_none() && self.sharing.is_none();
+        let divided = self.sharing.as_ref().map(|other| {
+            (
+                other.gradients.tensor.clone(),
+                Processes::of(Arc::clone(&other.gradients.processes.job)),
+            )
+        });
         let processes = match (self.processes, self.sharing) {
             (Some(processes), _) => processes,
             (None, Some(other)) => Processes::of(other.processes.job),
@@ -458,10 +492,28 @@ impl AcceleratorBuilder {
                 Processes::of(Arc::new(connect::join(self.connection, debug)?))
             }
         };
-        let job = &processes.job;
         let mut numerics = self.numerics;
-        let sharded = self.sharding.map_or_else(Sharding::from_env, Ok)?;
-        let sharded = match sharded {
+        let mut sharding = self.sharding.map_or_else(Sharding::from_env, Ok)?;
+        let (tensor, data) = match (divided, self.mesh) {
+            (Some(_), Some(mesh)) => {
+                return Err(Error::invalid_argument(format!(
+                    "the option `mesh({mesh})` contradicts `sharing`: it was decided by the other Accelerator; set it there"
+                )));
+            }
+            (Some(divided), None) => divided,
+            (None, mesh) => {
+                let mesh = match mesh {
+                    Some(mesh) => Some(mesh),
+                    None => tensor_parallel::mesh_from_env(sharding.as_ref(), &processes)?,
+                };
+                match mesh {
+                    Some(mesh) => tensor_parallel::arrange(mesh, &mut sharding, &processes)?,
+                    None => (None, processes.clone()),
+                }
+            }
+        };
+        let job = &data.job;
+        let sharded = match sharding {
             Some(sharding) => {
                 let sharding = numerics.with_sharding(sharding)?;
                 Some(Arc::new(ShardedModels::new(sharding, job.size())?))
@@ -472,7 +524,8 @@ impl AcceleratorBuilder {
             refuse_hook(sharded, &self.models.comm_hook)?;
         }
         let tf32 = numerics.math.apply(joins, job.device)?;
-        let (numerics, scaler) = numerics.decide(job, tf32)?;
+        // Ranks that divide layers overflow apart from each other.
+        let (numerics, scaler) = numerics.decide(&processes.job, tf32)?;
         let checks = self.loss_check.on && scaler.is_none();
         let loss_check =
             checks.then(|| Arc::new(LossCheck::new(job, self.loss_check, sharded.clone())));
@@ -483,6 +536,7 @@ impl AcceleratorBuilder {
             &accumulator,
             loss_check.clone(),
             sharded.clone(),
+            tensor.clone(),
             self.quiet,
         );
         if let Some(scaler) = &scaler {
@@ -492,11 +546,12 @@ impl AcceleratorBuilder {
             Options { models: Arc::new(self.models), loader: self.loader, quiet: self.quiet };
         Ok(Accelerator {
             gradients: Gradients {
-                processes: processes.clone(),
+                processes: data,
                 accumulator,
                 scaler,
                 loss_check,
                 sharded,
+                tensor,
             },
             processes,
             options: Arc::new(options),

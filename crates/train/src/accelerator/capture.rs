@@ -4,7 +4,6 @@ use brigade_torch::{Result, TensorTree};
 
 use super::Accelerator;
 use crate::capture::CapturedStep;
-use crate::gradients::backward::Gradients;
 
 impl Accelerator {
     /// Makes a whole training step one call of the GPU's driver: forward, backward, reduction, clipping, optimizer and
@@ -63,7 +62,6 @@ impl Accelerator {
         R: TensorTree<Owned = R>,
     {
         let (quiet, hook) = (self.options.quiet, &self.options.models.comm_hook);
-        let Gradients { processes, accumulator, sharded, .. } = &self.gradients;
-        CapturedStep::new(processes, accumulator, hook, sharded.as_deref(), quiet, Box::new(body))
+        CapturedStep::new(&self.gradients, hook, quiet, Box::new(body))
     }
 }

@@ -62,6 +62,6 @@ impl Accelerator {
     /// defined for these data; [`brigade_torch::ErrorKind::Communication`] when another rank is gone.
     #[track_caller]
     pub fn compute_metric<M: Metric>(&self, metric: &MetricState<M>) -> Result<M::Value> {
-        metric.compute(self.processes.traced().as_ref())
+        metric.compute(self.data_processes().traced().as_ref())
     }
 }

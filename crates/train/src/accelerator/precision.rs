@@ -49,6 +49,7 @@ impl Accelerator {
             }
             None if had_scaler => {
                 let options = LossCheckOptions::default();
+                let job = &self.gradients.processes.job;
                 Some(Arc::new(LossCheck::new(job, options, sharded.clone())))
             }
             None => self.gradients.loss_check.clone(),

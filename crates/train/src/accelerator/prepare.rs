@@ -63,13 +63,14 @@ impl<M> Prepare for Model<M> {
 
     fn prepare(mut self, accelerator: &Accelerator) -> Result<PreparedModel<M>> {
         let context = ModelContext {
-            job: Arc::clone(&accelerator.processes.job),
+            job: Arc::clone(&accelerator.gradients.processes.job),
             options: Arc::clone(&accelerator.options.models),
             numerics: Arc::clone(&accelerator.numerics),
             registry: Arc::clone(accelerator.checkpoints.registry()),
             loss_check: accelerator.gradients.loss_check.clone(),
             accumulator: accelerator.gradients.accumulator.clone(),
             sharded: accelerator.gradients.sharded.clone(),
+            tensor: accelerator.gradients.tensor.clone(),
         };
         let channels_last = context.place(&mut self)?;
         accelerator.print_banner(channels_last);
@@ -93,7 +94,7 @@ impl Prepare for Scheduler {
 
     fn prepare(self, accelerator: &Accelerator) -> Result<PreparedScheduler> {
         let splits = accelerator.options.loader.split_batches;
-        let processes = if splits { 1 } else { accelerator.processes().num_processes() };
+        let processes = if splits { 1 } else { accelerator.data_processes().num_processes() };
         let Accelerator { gradients, checkpoints, .. } = accelerator;
         Ok(PreparedScheduler::new(self, gradients, checkpoints.registry(), processes))
     }
@@ -125,7 +126,8 @@ where
 
 impl Accelerator {
     fn prepare_loader<L: Loader + 'static>(&self, loader: L) -> Result<PreparedLoader<L>> {
-        let Self { processes, even_batches, checkpoints, .. } = self;
+        let Self { even_batches, checkpoints, .. } = self;
+        let processes = self.data_processes();
         let configuration = self.options.loader;
         let registry = checkpoints.registry();
         PreparedLoader::registered(loader, processes, configuration, even_batches, registry)

@@ -14,6 +14,22 @@ impl Accelerator {
         &self.processes
     }
 
+    /// Returns the ranks that read other samples than this one, and this one: all ranks, unless some divide layers between them
+    /// ([`AcceleratorBuilder::mesh`](crate::AcceleratorBuilder::mesh)), of which each tensor group reads the same. Sums and
+    /// means over samples are taken over these.
+    ///
+    /// ```
+    /// use brigade_train::Accelerator;
+    ///
+    /// let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
+    /// assert_eq!(accelerator.data_processes().num_processes(), accelerator.processes().num_processes());
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn data_processes(&self) -> &Processes {
+        &self.gradients.processes
+    }
+
     /// As [`Processes::gather`], for what was computed from a batch, without the duplicates that
     /// complete uneven batches: over an epoch, every sample counts exactly once.
     ///
@@ -25,7 +41,7 @@ impl Accelerator {
         batch: &Batch<B>,
         values: &T,
     ) -> Result<T::Owned> {
-        self.processes.gather_for_metrics(batch, values)
+        self.data_processes().gather_for_metrics(batch, values)
     }
 
     /// Whether this is rank 0.

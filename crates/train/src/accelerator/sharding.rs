@@ -3,7 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use brigade_sharding::{Mesh, Offload, Sharding, Workload};
+use brigade_nn::{Model, ModelBuilder, ParamPath, TensorParallel, TensorParallelPlan};
+use brigade_sharding::{Mesh, Offload, Sharding, TensorPlan, Workload};
 use brigade_torch::{Result, gradient};
 use tch::Tensor;
 
@@ -54,7 +55,7 @@ impl Accelerator {
     /// As [`AcceleratorBuilder::build`](crate::AcceleratorBuilder::build) with
     /// [`sharding`](crate::AcceleratorBuilder::sharding).
     pub fn with_sharding(&self, sharding: impl Into<Option<Sharding>>) -> Result<Self> {
-        let job = &self.processes.job;
+        let job = &self.gradients.processes.job;
         let mut options = self.numerics_options();
         options.output = None;
         let sharded = match sharding.into() {
@@ -67,7 +68,7 @@ impl Accelerator {
         if let Some(sharded) = &sharded {
             refuse_hook(sharded, &self.options.models.comm_hook)?;
         }
-        let (numerics, scaler) = options.decide(job, self.numerics.tf32)?;
+        let (numerics, scaler) = options.decide(&self.processes.job, self.numerics.tf32)?;
         let loss_check = self.gradients.loss_check.as_ref();
         let loss_check = loss_check.map(|it| Arc::new(it.with_sharding(job, sharded.clone())));
         let checkpoints = self.checkpoints.with_sharding(loss_check.clone(), sharded.clone());
@@ -98,11 +99,71 @@ impl Accelerator {
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] for a world without ranks.
     pub fn mesh(&self) -> Result<Mesh> {
-        if let Some(sharded) = &self.gradients.sharded {
-            return Ok(sharded.mesh().clone());
-        }
-        let ranks = self.processes.num_processes();
-        Ok(Mesh::builder().replicate(ranks).build(ranks)?)
+        let data = match &self.gradients.sharded {
+            Some(sharded) => sharded.mesh().clone(),
+            None => {
+                let ranks = self.data_processes().num_processes();
+                Mesh::builder().replicate(ranks).build(ranks)?
+            }
+        };
+        self.gradients.tensor.as_ref().map_or(Ok(data.clone()), |tensor| tensor.mesh_with(&data))
+    }
+
+    /// Builds a model whose layers the ranks of this rank's tensor group divide as its architecture says; the model that
+    /// [`Model::new`] builds where there is one such rank.
+    ///
+    /// ```
+    /// use brigade_models::{LlamaForCausalLm, LlamaOptions};
+    /// use brigade_train::Accelerator;
+    ///
+    /// let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
+    /// let options = LlamaOptions {
+    ///     vocab_size: 50, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1,
+    ///     num_attention_heads: 4, ..Default::default()
+    /// };
+    /// let model = accelerator.parallel_model(|path| LlamaForCausalLm::new(path, &options))?;
+    /// assert_eq!(model.tensor("lm_head.weight").unwrap().size(), [50, 32]);
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`brigade_nn::ModelBuilder::build`], among them heads and sizes that the ranks do not divide.
+    pub fn parallel_model<M: TensorParallelPlan>(
+        &self,
+        constructor: impl FnOnce(&ParamPath<'_>) -> M,
+    ) -> Result<Model<M>> {
+        self.parallel_model_with(M::tensor_plan(), Model::builder(), constructor)
+    }
+
+    /// As [`Accelerator::parallel_model`], with a plan for a model of one's own, and with options of the model: a type, memory
+    /// that it gets in [`Accelerator::prepare`].
+    ///
+    /// ```
+    /// use brigade_nn::{Linear, Model, ParamPath, Relu, Sequential};
+    /// use brigade_sharding::TensorPlan;
+    /// use brigade_train::Accelerator;
+    ///
+    /// let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
+    /// let plan = TensorPlan::new().column("*.up.weight").row("*.down.weight");
+    /// let model = accelerator.parallel_model_with(plan, Model::builder().deferred(), |path: &ParamPath| {
+    ///     let path = path / "block";
+    ///     Sequential::new().and(Linear::new(&path / "up", 4, 8)).and(Relu).and(Linear::new(&path / "down", 8, 4))
+    /// })?;
+    /// let model = accelerator.prepare(model)?;
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Accelerator::parallel_model`]; a pattern that matches no parameter, and one that matches a parameter of a module
+    /// that reads it whole.
+    pub fn parallel_model_with<M>(
+        &self,
+        plan: TensorPlan,
+        builder: ModelBuilder,
+        constructor: impl FnOnce(&ParamPath<'_>) -> M,
+    ) -> Result<Model<M>> {
+        let group = self.gradients.tensor.as_ref().map(|tensor| tensor.group().clone());
+        builder.tensor_parallel(TensorParallel { group, plan }).build(constructor)
     }
 
     /// Returns the memory of the sharded models that are prepared, as planned and as measured so far; `None` where no

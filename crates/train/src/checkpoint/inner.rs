@@ -16,6 +16,7 @@ use crate::gradients::loss_check::LossCheck;
 use crate::processes::Processes;
 use crate::registry::Registry;
 use crate::sharding::ShardedModels;
+use crate::tensor_parallel::TensorModels;
 
 /// What all handles of the checkpoints share.
 pub(super) struct Inner {
@@ -27,6 +28,8 @@ pub(super) struct Inner {
     pub(super) loss_check: Option<Arc<LossCheck>>,
     /// How models are sharded, where they are.
     pub(super) sharded: Option<Arc<ShardedModels>>,
+    /// Where ranks divide layers between them.
+    pub(super) tensor: Option<Arc<TensorModels>>,
     /// Whether warnings are left out.
     pub(super) quiet: bool,
     /// A save that is still being written.

@@ -13,11 +13,13 @@ use crate::gradients::weighted::{LossWeight, WeightedWindow};
 use crate::precision::scaler::GradScaler;
 use crate::processes::Processes;
 use crate::sharding::ShardedModels;
+use crate::tensor_parallel::TensorModels;
 
 /// What becomes of a loss's gradients until an optimizer steps: the parts that one Accelerator shares with all that
 /// it prepares.
 #[derive(Clone)]
 pub(crate) struct Gradients {
+    /// The ranks that read other samples, over which gradients are averaged.
     pub(crate) processes: Processes,
     pub(crate) accumulator: GradientAccumulator,
     /// With fp16 only.
@@ -26,6 +28,8 @@ pub(crate) struct Gradients {
     pub(crate) loss_check: Option<Arc<LossCheck>>,
     /// How models are sharded, where they are.
     pub(crate) sharded: Option<Arc<ShardedModels>>,
+    /// Where ranks divide layers between them.
+    pub(crate) tensor: Option<Arc<TensorModels>>,
 }
 
 impl Gradients {
@@ -65,7 +69,9 @@ impl Gradients {
 
     fn unchecked_backward(&self, loss: &Tensor, options: BackwardOptions) -> Result<()> {
         let backward = |loss: &Tensor| -> Result<()> {
-            match self.processes.group() {
+            // The gradients of divided layers are sent to other ranks than those of the samples.
+            let everyone = self.tensor.as_ref().map_or(&self.processes, |it| it.everyone());
+            match everyone.group() {
                 Some(group) => Ok(group.backward_with(loss, options)?),
                 None => Ok(brigade_torch::backward_with(loss, options)?),
             }

@@ -5,6 +5,7 @@ use tch::Tensor;
 
 use crate::error::TrainError;
 use crate::gradients::backward::Gradients;
+use crate::gradients::norm::norm;
 use crate::parameters::Parameters;
 
 /// How gradients are clipped by their norm: by [`crate::Accelerator::clip_grad_norm`], or by
@@ -135,17 +136,14 @@ impl Gradients {
 
     /// The norm of the gradients, those of other ranks' shards included.
     fn norm(&self, parameters: &(impl Parameters + ?Sized), norm_type: f64) -> Result<Tensor> {
-        match &self.sharded {
-            Some(sharded) => {
-                let mut handles = Vec::new();
-                parameters.each(&mut |parameter| handles.push(parameter.shallow_clone()));
-                sharded.norm(&handles, norm_type)
-            }
-            None => {
-                let gradients = gradients_of(parameters)?;
-                gradients::norm(&gradients.iter().collect::<Vec<_>>(), norm_type)
-            }
+        let (sharded, tensor) = (self.sharded.as_deref(), self.tensor.as_deref());
+        if sharded.is_none() && tensor.is_none() {
+            let gradients = gradients_of(parameters)?;
+            return gradients::norm(&gradients.iter().collect::<Vec<_>>(), norm_type);
         }
+        let mut handles = Vec::new();
+        parameters.each(&mut |parameter| handles.push(parameter.shallow_clone()));
+        norm(sharded, tensor, &handles, norm_type)
     }
 
     /// Clamps the gradients once the window of accumulation ends.

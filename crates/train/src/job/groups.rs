@@ -73,6 +73,29 @@ impl Groups {
         Ok(())
     }
 
+    /// Returns the groups of the ranks that read other samples, `None` where this rank reads all, and the ranks that divide
+    /// layers with this one. All ranks take part.
+    pub(crate) fn divide(&self, mesh: &Mesh) -> Result<(Option<Self>, ProcessGroup)> {
+        let world = self.world();
+        let tensor = along(&world, mesh, Axis::Tensor)?;
+        let data = along(&world, mesh, Axis::Data)?;
+        if data.size() == 1 {
+            return Ok((None, tensor));
+        }
+        let place = mesh.coordinate(world.rank(), Axis::Tensor)?;
+        let store = self.store.prefix(&format!("data_of_tensor_rank_{place}"))?;
+        let connected = Connected { world: data, host: None, sharding: Mutex::default() };
+        let data = Self {
+            store,
+            backend: self.backend.clone(),
+            gloo: self.gloo.clone(),
+            timeout: self.timeout,
+            debug: self.debug,
+            current: RwLock::new(connected),
+        };
+        Ok((Some(data), tensor))
+    }
+
     pub(crate) fn world(&self) -> ProcessGroup {
         self.current.read().world.clone()
     }
@@ -136,23 +159,34 @@ fn sharding_groups(
     mesh: &Mesh,
     part: Option<usize>,
 ) -> Result<ShardingGroups> {
-    let one_of = |axis: Axis, groups: Vec<Vec<usize>>| -> Result<ProcessGroup> {
-        let mut mine = None;
-        for ranks in groups {
-            mine = world.subgroup(&ranks)?.or(mine);
-        }
-        mine.ok_or_else(|| {
-            let rank = world.rank();
-            Error::invalid_argument(format!("rank {rank} is in no group of {axis} in mesh {mesh}"))
-        })
-    };
-    let own = |axis: Axis| one_of(axis, mesh.groups(axis));
+    let own = |axis: Axis| along(world, mesh, axis);
     let axis = Axis::ShardContext;
     Ok(ShardingGroups {
         gather: own(Axis::ShardContext)?,
         reduce: own(Axis::ShardContext)?,
         replicas: (mesh.size(Axis::Replicate) > 1).then(|| own(Axis::Replicate)).transpose()?,
-        parts: part.map(|size| one_of(axis, mesh.parts(axis, size)?)).transpose()?,
+        parts: part.map(|size| one_of(world, mesh, axis, mesh.parts(axis, size)?)).transpose()?,
+    })
+}
+
+/// Makes all groups of an axis, and returns the one of this rank. All ranks take part.
+fn along(world: &ProcessGroup, mesh: &Mesh, axis: Axis) -> Result<ProcessGroup> {
+    one_of(world, mesh, axis, mesh.groups(axis))
+}
+
+fn one_of(
+    world: &ProcessGroup,
+    mesh: &Mesh,
+    axis: Axis,
+    groups: Vec<Vec<usize>>,
+) -> Result<ProcessGroup> {
+    let mut mine = None;
+    for ranks in groups {
+        mine = world.subgroup(&ranks)?.or(mine);
+    }
+    mine.ok_or_else(|| {
+        let rank = world.rank();
+        Error::invalid_argument(format!("rank {rank} is in no group of {axis} in mesh {mesh}"))
     })
 }
 

@@ -17,8 +17,8 @@ impl<M> PreparedModel<M> {
         if matches!(to, WeightsTarget::Parts(..)) {
             state.retain(|(name, _)| self.model.parameter_name(name).is_none_or(|it| it == name));
         }
-        if let Some(sharded) = &self.sharded {
-            return sharded.save_weights(&state, processes, to);
+        if let Some(spread) = self.spread() {
+            return spread.save_weights(&state, to);
         }
         let write = || {
             let info = |(name, tensor): &(String, Tensor)| {
@@ -42,8 +42,8 @@ impl<M> PreparedModel<M> {
         path: &Path,
         key: Option<&str>,
     ) -> Result<Option<String>> {
-        if let Some(sharded) = &self.sharded {
-            let report = sharded.load_weights(&self.model, processes, path, key)?;
+        if let Some(spread) = self.spread() {
+            let report = spread.load_weights(path, key)?;
             let remark = report.and_then(|report| report.remark());
             return Ok(remark.map(|remark| format!("{}: {remark}", path.display())));
         }

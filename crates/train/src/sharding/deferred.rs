@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 
+use brigade_nn::weights::reads;
 use brigade_nn::{DeferredValue, Model};
 use brigade_torch::{Error, Result, TensorId, TensorRead};
 use tch::Tensor;
 
 use super::ShardedModel;
-use super::weights::narrow_to;
+use super::narrow_to;
 use crate::processes::Processes;
 
 impl ShardedModel {
@@ -43,19 +44,17 @@ impl ShardedModel {
                     };
                     tch::no_grad(|| it.shard.f_detach()?.f_copy_(&rows))?;
                 }
-                (Some(it), DeferredValue::File(from)) if read.is_ok() => {
-                    let mut rows = TensorRead::whole(from, it.shard.f_detach()?);
-                    if let Some(part) = &it.part {
-                        rows.region = part.own();
-                    }
-                    read = rows.read();
+                (Some(it), DeferredValue::File(from, part)) if read.is_ok() => {
+                    let rows = it.part.as_ref().map(|rows| rows.own());
+                    read = reads(from, &it.shard.f_detach()?, rows, part.as_ref())
+                        .and_then(|reads| reads.into_iter().try_for_each(TensorRead::read));
                 }
                 (None, DeferredValue::Drawn(values)) => {
                     if let Some(buffer) = buffers.get(&id) {
                         tch::no_grad(|| buffer.f_detach()?.f_copy_(&values))?;
                     }
                 }
-                (_, DeferredValue::File(_)) => {}
+                (_, DeferredValue::File(..)) => {}
             }
             Ok::<(), Error>(())
         })?;

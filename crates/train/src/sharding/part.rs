@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use brigade_checkpoint::Region;
 use brigade_checkpoint::layout::Placement;
+use brigade_torch::{ProcessGroup, Result};
+use tch::{Device, Tensor};
 
 /// What this rank has of a tensor whose rows are spread over ranks.
 #[derive(Debug, Clone)]
@@ -55,4 +57,27 @@ impl Part {
     pub(crate) fn writers(&self) -> &[usize] {
         &self.writers
     }
+}
+
+/// Returns the tensor of which `shard` is this rank's rows, on the group's device. All ranks take part.
+pub(crate) fn gather_rows(shard: &Tensor, part: &Part, group: &ProcessGroup) -> Result<Tensor> {
+    let shape: Vec<i64> = part.shape.iter().map(|size| size.cast_signed()).collect();
+    let mut room = shape.clone();
+    room[0] = part.of(0).shape[0].cast_signed();
+    let padded = Tensor::f_zeros(&room, (shard.f_kind()?, group.device()))?;
+    let own = padded.f_narrow(0, 0, shard.size()[0])?;
+    tch::no_grad(|| own.shallow_clone().f_copy_(shard))?;
+    let all = group.all_gather_flat(&padded)?;
+    let mut rows = shape.clone();
+    rows[0] = -1;
+    if padded.numel() == 0 {
+        return Ok(Tensor::f_empty(&shape, (shard.f_kind()?, Device::Cpu))?);
+    }
+    Ok(all.f_reshape(&rows)?.f_narrow(0, 0, shape[0])?)
+}
+
+/// Returns this rank's rows of a whole tensor.
+pub(crate) fn narrow_to(values: &Tensor, part: &Part) -> Result<Tensor> {
+    let own = part.own();
+    Ok(values.f_narrow(0, own.offset[0].cast_signed(), own.shape[0].cast_signed())?)
 }

@@ -18,5 +18,6 @@ mod resume;
 mod scaler;
 mod sharding;
 mod sync_batch_norm;
+mod tensor_parallel;
 mod uneven;
 mod weighted;

@@ -41,7 +41,7 @@ fn built<M>(
     tch::manual_seed(7);
     let mut builder = Model::builder().kind(Kind::Double);
     if let Some((group, plan)) = tensor {
-        builder = builder.tensor_parallel(TensorParallel { group: group.clone(), plan });
+        builder = builder.tensor_parallel(TensorParallel { group: Some(group.clone()), plan });
     }
     let mut model = if deferred { builder.deferred() } else { builder }.build(new)?;
     model.materialize()?;

@@ -1,0 +1,139 @@
+//! Norms of gradients of which ranks have parts.
+
+use std::collections::HashSet;
+
+use brigade_torch::{ProcessGroup, Result, TensorId, gradient, gradients};
+use tch::{Device, Kind, Tensor};
+
+use crate::sharding::ShardedModels;
+use crate::tensor_parallel::TensorModels;
+
+/// Returns the norm of the parameters' gradients, of some of which this rank has a part: rows of a sharded parameter, a part of
+/// one that tensor ranks divide, or rows of such a part. It is that of the whole gradients, each counted once, and the same on
+/// all ranks, which take part: with one message for shards, one for tensor parts, and two for shards of such parts.
+pub(super) fn norm(
+    sharded: Option<&ShardedModels>,
+    tensor: Option<&TensorModels>,
+    parameters: &[Tensor],
+    norm_type: f64,
+) -> Result<Tensor> {
+    let device = parameters.first().map_or(Device::Cpu, Tensor::device);
+    let kind = parameters.first().map_or(Ok(Kind::Float), Tensor::f_kind)?;
+    let power = Power { norm_type, device };
+    let models = sharded.map(ShardedModels::models).unwrap_or_default();
+    let mut rows: HashSet<TensorId> = HashSet::new();
+    for model in &models {
+        model.with_parameters(|parameters| {
+            let parts = parameters.iter().filter(|it| it.part.is_some());
+            rows.extend(parts.map(|it| TensorId::of(&it.shard)));
+        });
+    }
+    // In the host's memory the shards of an offloaded model, whose group sends from the device.
+    let of_rows = models.first().map(|it| (&it.sharder().groups().gather, it.device()));
+    let of_parts = tensor.map(|it| (it.group(), it.everyone().device()));
+    let mut sum: Option<Tensor> = None;
+    for (over_rows, over_parts) in [(true, false), (false, false), (true, true), (false, true)] {
+        let groups: Vec<(&ProcessGroup, Device)> = [(over_rows, of_rows), (over_parts, of_parts)]
+            .into_iter()
+            .filter_map(|(is_over, group)| group.filter(|_| is_over))
+            .collect();
+        if groups.len() != usize::from(over_rows) + usize::from(over_parts) {
+            continue;
+        }
+        let belongs = |parameter: &&Tensor| {
+            let id = TensorId::of(parameter);
+            let is_part = tensor.is_some_and(|tensor| tensor.part(id).is_some());
+            (rows.contains(&id), is_part) == (over_rows, over_parts)
+        };
+        let chosen: Vec<Tensor> =
+            parameters.iter().filter(belongs).map(Tensor::shallow_clone).collect();
+        let found = if groups.is_empty() {
+            let found = whole(&chosen)?;
+            if found.is_empty() {
+                continue;
+            }
+            power.of(&gradients::norm(&found.iter().collect::<Vec<_>>(), norm_type)?)?
+        } else {
+            power.over_ranks(&groups, &chosen)?
+        };
+        sum = Some(match sum {
+            Some(sum) => power.add(&sum, &found)?,
+            None => found,
+        });
+    }
+    match sum {
+        Some(sum) => Ok(power.root(&sum)?.f_to_kind(kind)?),
+        None => gradients::norm(&[], norm_type),
+    }
+}
+
+/// Sums of powers, whose root is a norm; the largest value for the norm of infinity.
+struct Power {
+    norm_type: f64,
+    device: Device,
+}
+
+impl Power {
+    /// Of the gradients that all ranks of the groups have of these parts, in double precision.
+    fn over_ranks(&self, groups: &[(&ProcessGroup, Device)], shards: &[Tensor]) -> Result<Tensor> {
+        // The norm of order 0 counts parameters, of which each rank has a part; all others count elements.
+        let mut found = if self.norm_type == 0.0 {
+            let counts = shards.iter().map(|shard| match gradient(shard)? {
+                Some(gradient) => Ok(gradient.f_ne(0.0)?.f_any()?.f_to_kind(Kind::Double)?),
+                None => Ok(Tensor::f_zeros([0i64; 0], (Kind::Double, self.device))?),
+            });
+            let counts = counts.collect::<Result<Vec<_>>>()?;
+            if counts.is_empty() {
+                Tensor::f_zeros([1], (Kind::Double, self.device))?
+            } else {
+                Tensor::f_stack(&counts, 0)?
+            }
+        } else {
+            let found = whole(shards)?;
+            let sum = if found.is_empty() {
+                Tensor::f_zeros([0i64; 0], (Kind::Double, self.device))?
+            } else {
+                self.of(&gradients::norm(&found.iter().collect::<Vec<_>>(), self.norm_type)?)?
+            };
+            sum.f_reshape([1])?
+        };
+        for (group, device) in groups {
+            let ranks = group.all_gather(&found.f_to_device(*device)?)?;
+            let ranks = Tensor::f_stack(&ranks, 0)?.f_to_device(self.device)?;
+            found = if self.norm_type == 0.0 || self.norm_type.is_infinite() {
+                ranks.f_amax([0i64], false)?
+            } else {
+                // In the order of the ranks, so that all of them have the same bits.
+                ranks.f_sum_dim_intlist([0i64].as_slice(), false, Kind::Double)?
+            };
+        }
+        Ok(found.f_sum(Kind::Double)?)
+    }
+
+    /// Of a norm.
+    fn of(&self, norm: &Tensor) -> Result<Tensor> {
+        let norm = norm.f_to_kind(Kind::Double)?;
+        if self.norm_type == 0.0 || self.norm_type.is_infinite() {
+            return Ok(norm);
+        }
+        Ok(norm.f_pow(&Tensor::from(self.norm_type).f_to_device(self.device)?)?)
+    }
+
+    fn add(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        Ok(if self.norm_type.is_infinite() { a.f_maximum(b)? } else { a.f_add(b)? })
+    }
+
+    fn root(&self, sum: &Tensor) -> Result<Tensor> {
+        if self.norm_type == 0.0 || self.norm_type.is_infinite() {
+            return Ok(sum.shallow_clone());
+        }
+        Ok(sum.f_pow(&Tensor::from(1.0 / self.norm_type).f_to_device(self.device)?)?)
+    }
+}
+
+/// The gradients of those that have one.
+fn whole(parameters: &[Tensor]) -> Result<Vec<Tensor>> {
+    let found = parameters.iter().filter_map(|parameter| gradient(parameter).transpose());
+    // A rank without rows has a gradient without elements, which has no largest one.
+    found.filter(|gradient| gradient.as_ref().map_or(true, |it| it.numel() > 0)).collect()
+}

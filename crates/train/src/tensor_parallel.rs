@@ -1,0 +1,259 @@
+//! Models whose layers the ranks of a tensor group compute together.
+
+use std::collections::HashMap;
+use std::env;
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+use brigade_nn::Model;
+use brigade_optim::Optimizer;
+use brigade_rank_env::env::BRIGADE_TENSOR;
+use brigade_sharding::{Axis, Mesh, MeshBuilder, Sharding, Strategy, TensorPart};
+use brigade_torch::{Error, NamedTensor, ProcessGroup, Result, TensorId};
+use parking_lot::Mutex;
+
+use crate::processes::Processes;
+
+/// The ranks that divide layers between them, and the models of which they have parts.
+pub(crate) struct TensorModels {
+    mesh: Mesh,
+    /// The ranks that have the other parts of what this one has, and read the same samples.
+    group: ProcessGroup,
+    /// All ranks of the job.
+    everyone: Processes,
+    models: Mutex<Vec<Weak<TensorModel>>>,
+}
+
+/// A model of which each rank of a tensor group has a part.
+#[derive(Debug)]
+pub(crate) struct TensorModel {
+    /// Of the tensors that an optimizer steps: parameters, or shards of them.
+    parts: HashMap<TensorId, TensorPart>,
+    /// By all names.
+    named: HashMap<String, TensorPart>,
+}
+
+impl TensorModels {
+    /// Divides the ranks of a job as a mesh says, whose axes but `tp`, `dp_shard` and `dp_replicate` have the size 1. Returns
+    /// the ranks that read other samples as well. All ranks take part.
+    pub(crate) fn new(mesh: Mesh, everyone: &Processes) -> Result<(Self, Processes)> {
+        let (data, group) = everyone.job.divide(&mesh)?;
+        let models = Mutex::default();
+        let data = Processes::of(Arc::new(data));
+        Ok((Self { mesh, group, everyone: everyone.clone(), models }, data))
+    }
+
+    /// Returns the mesh of all ranks, of which `data` is the mesh of those that read other samples.
+    pub(crate) fn mesh_with(&self, data: &Mesh) -> Result<Mesh> {
+        let ranks = data.world_size() * self.group.size();
+        Ok(with_tensor(data, self.group.size()).build(ranks)?)
+    }
+
+    pub(crate) fn group(&self) -> &ProcessGroup {
+        &self.group
+    }
+
+    pub(crate) fn everyone(&self) -> &Processes {
+        &self.everyone
+    }
+
+    /// Checks a model that is prepared: that it was built for these ranks, and alike on all of them. Tensors that all ranks
+    /// have whole are replaced by those of the group's first rank. All ranks take part.
+    pub(crate) fn check<M>(&self, model: &Model<M>) -> Result<()> {
+        let Some(built) = model.tensor_parallel() else {
+            return Err(Error::invalid_argument(format!(
+                "the ranks divide layers (mesh {}), and the model was built whole: build it by \
+                 `Accelerator::parallel_model`, or with an empty plan by `parallel_model_with` where every rank of a \
+                 tensor group is to have all of it",
+                self.mesh
+            )));
+        };
+        let divided = model.divided_parameters();
+        let parts: HashMap<TensorId, &TensorPart> =
+            divided.iter().map(|it| (TensorId::of(&it.tensor), &it.part)).collect();
+        let described = |it: &NamedTensor| match parts.get(&TensorId::of(&it.tensor)) {
+            Some(part) => format!("{} {:?} divided along {}", it.name, part.shape(), part.dim()),
+            None => format!("{} {:?} whole", it.name, it.tensor.size()),
+        };
+        let own: Vec<String> = model.parameters().iter().map(described).collect();
+        let all: Vec<(usize, Vec<String>)> = self.group.all_gather_object(&(built.ranks(), own))?;
+        let (ranks, own) = &all[self.group.rank()];
+        if *ranks != self.group.size() {
+            return Err(Error::invalid_argument(format!(
+                "the model was built for {ranks} tensor ranks, and this job has {}: build it by \
+                 `Accelerator::parallel_model` of this Accelerator",
+                self.group.size()
+            )));
+        }
+        if let Some((rank, (_, theirs))) = all.iter().enumerate().find(|(_, it)| it.1 != *own) {
+            let first = own.iter().zip(theirs).find(|(own, theirs)| own != theirs);
+            let difference = match first {
+                Some((own, theirs)) => format!("`{own}` here and `{theirs}` there"),
+                None => format!("{} parameters here and {} there", own.len(), theirs.len()),
+            };
+            return Err(Error::invalid_argument(format!(
+                "the models of tensor ranks {} and {rank} differ, and nothing was prepared: {difference}; build the same \
+                 model with the same plan on every rank",
+                self.group.rank()
+            )));
+        }
+        Ok(())
+    }
+
+    /// Notes what a prepared model's optimizer steps: `stepped` in the order of the parameters.
+    pub(crate) fn add<M>(&self, model: &Model<M>, stepped: &[NamedTensor]) -> Arc<TensorModel> {
+        let divided = model.divided_parameters().into_iter();
+        let own: HashMap<String, TensorPart> = divided.map(|it| (it.name, it.part)).collect();
+        let parts = stepped
+            .iter()
+            .filter_map(|it| Some((TensorId::of(&it.tensor), own.get(&it.name)?.clone())));
+        let saved = model.state_dict();
+        let named = saved.iter().filter_map(|(name, _)| {
+            let part = own.get(model.parameter_name(name)?)?;
+            Some((name.to_owned(), part.clone()))
+        });
+        let model = Arc::new(TensorModel { parts: parts.collect(), named: named.collect() });
+        let mut models = self.models.lock();
+        models.retain(|known| known.strong_count() > 0);
+        models.push(Arc::downgrade(&model));
+        model
+    }
+
+    /// Returns this rank's part of a tensor that an optimizer steps; `None` where every rank of the group has all of it.
+    pub(crate) fn part(&self, stepped: TensorId) -> Option<TensorPart> {
+        let models = self.models.lock();
+        models.iter().filter_map(Weak::upgrade).find_map(|it| it.parts.get(&stepped).cloned())
+    }
+
+    /// Fails for an optimizer that needs whole parameters and steps parts.
+    pub(crate) fn check_optimizer(&self, optimizer: &Optimizer) -> Result<()> {
+        let steps_parts = optimizer.with_parameters(|stepped| {
+            stepped.iter().any(|tensor| self.part(TensorId::of(tensor)).is_some())
+        });
+        if !steps_parts || optimizer.is_elementwise() {
+            return Ok(());
+        }
+        Err(Error::invalid_argument(format!(
+            "{} needs whole parameters, and each of {} tensor ranks has a part: use a rule whose steps depend on one \
+             element alone, such as AdamW or SGD",
+            optimizer.rule_name(),
+            self.group.size()
+        )))
+    }
+
+    /// Fails for what does not work with tensor parallelism.
+    pub(crate) fn refuse(&self, what: &str, instead: &str) -> Error {
+        Error::invalid_argument(format!(
+            "{what} does not work where ranks divide layers (mesh {}): {instead}",
+            self.mesh
+        ))
+    }
+}
+
+impl TensorModel {
+    /// Returns this rank's part of the parameter of a name; `None` where every rank of the group has all of it.
+    pub(crate) fn part(&self, name: &str) -> Option<&TensorPart> {
+        self.named.get(name)
+    }
+}
+
+impl fmt::Debug for TensorModels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TensorModels").field("mesh", &self.mesh).finish_non_exhaustive()
+    }
+}
+
+/// Returns the mesh of a number of tensor ranks that the environment gives; `None` where it gives none.
+pub(crate) fn mesh_from_env(
+    sharding: Option<&Sharding>,
+    everyone: &Processes,
+) -> Result<Option<Mesh>> {
+    let Ok(text) = env::var(BRIGADE_TENSOR) else { return Ok(None) };
+    let ranks = everyone.num_processes();
+    let size = match text.trim().parse::<usize>() {
+        Ok(size) if size > 0 => size,
+        _ => {
+            return Err(Error::invalid_argument(format!(
+                "{BRIGADE_TENSOR}: {text:?} is not a number of tensor ranks: write 1 or more"
+            )));
+        }
+    };
+    if size == 1 {
+        return Ok(None);
+    }
+    let others = (ranks / size).max(1);
+    let data = match sharding {
+        Some(sharding) => sharding.mesh(others)?,
+        None => Mesh::builder().replicate(others).build(others)?,
+    };
+    // A number of ranks that it does not divide is an error of the mesh, which has the numbers.
+    Ok(Some(with_tensor(&data, size).build(ranks)?))
+}
+
+/// Divides the ranks as a mesh says. Returns the tensor groups, `None` where a tensor group is one rank, and the ranks that
+/// read other samples; sharding becomes that of those ranks. All ranks take part.
+pub(crate) fn arrange(
+    mesh: Mesh,
+    sharding: &mut Option<Sharding>,
+    everyone: &Processes,
+) -> Result<(Option<Arc<TensorModels>>, Processes)> {
+    let ranks = everyone.num_processes();
+    if mesh.world_size() != ranks {
+        return Err(Error::invalid_argument(format!(
+            "the mesh {mesh} has {} ranks and the job has {ranks}: change a size, or start {} ranks",
+            mesh.world_size(),
+            mesh.world_size()
+        )));
+    }
+    for axis in [Axis::Pipeline, Axis::Context, Axis::Sequence, Axis::Expert] {
+        if mesh.size(axis) > 1 {
+            return Err(Error::invalid_argument(format!(
+                "the mesh {mesh} has {} ranks along {axis}, which does not work yet: use {}, {} and {}",
+                mesh.size(axis),
+                Axis::Replicate,
+                Axis::Shard,
+                Axis::Tensor
+            )));
+        }
+    }
+    agree(sharding, &mesh)?;
+    if mesh.size(Axis::Tensor) == 1 {
+        return Ok((None, everyone.clone()));
+    }
+    let (tensor, data) = TensorModels::new(mesh, everyone)?;
+    Ok((Some(Arc::new(tensor)), data))
+}
+
+/// Returns a mesh of the ranks that read other samples, each of which becomes so many tensor ranks.
+fn with_tensor(data: &Mesh, ranks: usize) -> MeshBuilder {
+    let builder = Mesh::builder().replicate(data.size(Axis::Replicate));
+    builder.shard(data.size(Axis::Shard)).tensor(ranks)
+}
+
+/// Makes a strategy the one of a mesh, whose axes say how many ranks share a copy of the parameters.
+fn agree(sharding: &mut Option<Sharding>, mesh: &Mesh) -> Result<()> {
+    let (replicate, shard) = (mesh.size(Axis::Replicate), mesh.size(Axis::Shard));
+    let Some(sharding) = sharding else {
+        return match shard {
+            1 => Ok(()),
+            _ => Err(Error::invalid_argument(format!(
+                "the mesh {mesh} spreads parameters over {shard} ranks and no sharding was chosen: set \
+                 `sharding(Sharding::zero3())`, or use `replicate({shard})` in the place of `shard({shard})`"
+            ))),
+        };
+    };
+    let own = sharding.mesh(replicate * shard)?;
+    if own.size(Axis::Shard) == shard {
+        return Ok(());
+    }
+    if sharding.strategy == Strategy::Zero3 && shard > 1 {
+        sharding.strategy = Strategy::Hybrid(shard);
+        return Ok(());
+    }
+    Err(Error::invalid_argument(format!(
+        "the mesh {mesh} spreads parameters over {shard} ranks, and {} over {}: give the mesh `shard({})`, or use zero3",
+        sharding.strategy,
+        own.size(Axis::Shard),
+        own.size(Axis::Shard)
+    )))
+}

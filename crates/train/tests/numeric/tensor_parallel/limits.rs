@@ -1,0 +1,1 @@
+//! What does not fit a mesh is refused by name before anything has changed.
