@@ -86,6 +86,12 @@ impl TensorPart {
         Ok(Self { shape: shape.to_vec(), dim, blocks, rank, ranks })
     }
 
+    /// Returns the part of another rank.
+    #[must_use]
+    pub fn of_rank(&self, rank: usize) -> Self {
+        Self { rank, ..self.clone() }
+    }
+
     /// Returns the shape of the whole parameter.
     #[must_use]
     pub fn shape(&self) -> &[u64] {

@@ -10,7 +10,7 @@ use tch::{Device, Tensor};
 
 use crate::model::PreparedModel;
 use crate::optimizer::PreparedOptimizer;
-use crate::sharding::{Part, gather_rows, narrow_to};
+use crate::sharding::Part;
 use crate::stateful::{Stateful, mismatch};
 
 impl<M> PreparedModel<M> {
@@ -104,15 +104,13 @@ impl PreparedOptimizer {
     /// # Errors
     /// As [`PreparedModel::full_state_dict`].
     pub fn full_state_dict(&self) -> Result<Option<OptimizerState>> {
-        let main = self.processes().is_main_process();
+        let main = self.everyone().is_main_process();
         let parts = self.parts();
-        let group = self.gather_group();
+        let (group, region) = (self.gather_group(), self.region());
         let whole = Stateful::state_dict(self)?.try_map(&mut |place, tensor| {
-            let whole = match (&group, parts.get(place)) {
-                (Some(group), Some(part)) if is_own(part, &tensor) => {
-                    gather_rows(&tensor, part, group)?
-                }
-                _ => tensor,
+            let whole = match parts.get(place).filter(|part| is_own(part, &tensor)) {
+                Some(part) => part.gather(&tensor, group.as_ref(), &region)?,
+                None => tensor,
             };
             if main { copied(&whole, Device::Cpu) } else { Ok(whole) }
         })?;
@@ -126,7 +124,7 @@ impl PreparedOptimizer {
     /// On every rank when rank 0 has no state; [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     pub fn scatter_state_dict(&self, state: Option<OptimizerState>) -> Result<OptimizerState> {
         let parts = self.parts();
-        let processes = self.processes();
+        let processes = self.everyone();
         let value = processes.on_main_process(|| {
             let state = state.ok_or_else(no_state)?;
             Ok::<_, Error>(state.to_value())
@@ -134,7 +132,7 @@ impl PreparedOptimizer {
         let own = processes.broadcast_values(value, &mut |place, whole| {
             match parts.get(place).filter(|part| whole.size() == sizes(part)) {
                 // A copy, so that the whole tensor goes.
-                Some(part) => copied(&narrow_to(&whole, part)?, whole.device()),
+                Some(part) => copied(&part.take(&whole)?, whole.device()),
                 None => Ok(whole),
             }
         })?;
@@ -151,7 +149,7 @@ impl PreparedOptimizer {
         let mut optimizer = self.settled()?;
         let fits = optimizer.check_state(&own, |tensor| tensor.size());
         let fits = fits.map_err(|error| mismatch(error.to_string()));
-        self.processes().agree("load_full_state_dict", fits)?;
+        self.everyone().agree("load_full_state_dict", fits)?;
         optimizer.adopt_state(own)
     }
 }
@@ -169,7 +167,7 @@ fn state_of(value: &Value<Tensor>) -> Result<OptimizerState> {
 }
 
 fn sizes(part: &Part) -> Vec<i64> {
-    part.shape.iter().map(|size| size.cast_signed()).collect()
+    part.whole_shape().iter().map(|size| size.cast_signed()).collect()
 }
 
 fn is_own(part: &Part, tensor: &Tensor) -> bool {

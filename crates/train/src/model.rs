@@ -43,8 +43,6 @@ pub struct PreparedModel<M> {
     reduction: Reduction,
     /// With sharding, in the place of a reducer.
     sharded: Option<Arc<ShardedModel>>,
-    /// Where ranks divide layers between them.
-    tensor: Option<Arc<TensorModel>>,
     inner: Arc<ModelInner>,
     /// What another reduction is made with.
     context: ModelContext,
@@ -66,6 +64,8 @@ struct ModelState {
     hook: Option<Arc<dyn StatefulHook>>,
     /// Whose shards are among the tensors.
     sharded: Option<Arc<ShardedModel>>,
+    /// Whose parts of divided layers are among the tensors.
+    tensor: Option<Arc<TensorModel>>,
 }
 
 /// How prepared models are reduced.
@@ -173,9 +173,9 @@ impl<M> PreparedModel<M> {
                     Some(sharded) => sharded.shards(),
                     None => model.parameters(),
                 };
-                let divided = tensor.add(&model, &stepped);
+                let divided = tensor.add(&model, &stepped, sharded.is_some())?;
                 let mut whole = stepped;
-                whole.retain(|it| divided.part(&it.name).is_none());
+                whole.retain(|it| !divided.is_part(&it.tensor));
                 whole.extend(model.buffers());
                 broadcast_all(tensor.group(), &whole)?;
                 sharded.iter().try_for_each(|it| it.sharder().shards_changed())?;
@@ -188,9 +188,11 @@ impl<M> PreparedModel<M> {
             }
             None => None,
         };
-        let inner = Arc::new(ModelInner::new(&model, reduction.hook.clone(), sharded.clone()));
+        let inner =
+            ModelInner::new(&model, reduction.hook.clone(), sharded.clone(), tensor.clone());
+        let inner = Arc::new(inner);
         context.registry.register(&inner);
-        Ok(Self { model, reduction, sharded, tensor, inner, context })
+        Ok(Self { model, reduction, sharded, inner, context })
     }
 
     /// The model's output, computed with the Accelerator's mixed precision; what has 16 bits is given
@@ -404,9 +406,10 @@ impl ModelInner {
         model: &Model<M>,
         hook: Option<Arc<dyn StatefulHook>>,
         sharded: Option<Arc<ShardedModel>>,
+        tensor: Option<Arc<TensorModel>>,
     ) -> Self {
         Self {
-            state: Mutex::new(ModelState::new(model, hook, sharded)),
+            state: Mutex::new(ModelState::new(model, hook, sharded, tensor)),
             sync: AtomicBool::new(true),
             buffers_differ: AtomicBool::new(true),
         }
@@ -415,8 +418,8 @@ impl ModelInner {
     /// Takes the state anew: what is trained, or the hook, has changed.
     fn replace_state<M>(&self, model: &Model<M>, hook: Option<Arc<dyn StatefulHook>>) {
         let mut state = self.state.lock();
-        let sharded = state.sharded.take();
-        *state = ModelState::new(model, hook, sharded);
+        let (sharded, tensor) = (state.sharded.take(), state.tensor.take());
+        *state = ModelState::new(model, hook, sharded, tensor);
     }
 }
 
@@ -425,6 +428,7 @@ impl ModelState {
         model: &Model<M>,
         hook: Option<Arc<dyn StatefulHook>>,
         sharded: Option<Arc<ShardedModel>>,
+        tensor: Option<Arc<TensorModel>>,
     ) -> Self {
         let names = |tensors: Vec<NamedTensor>| -> HashSet<String> {
             tensors.into_iter().map(|tensor| tensor.name).collect()
@@ -441,7 +445,7 @@ impl ModelState {
             let (trained, buffer) = (parameter.is_some(), buffers.contains(&name));
             ModelTensor { name, tensor, trained, buffer }
         });
-        Self { tensors: tensors.collect(), hook, sharded }
+        Self { tensors: tensors.collect(), hook, sharded, tensor }
     }
 }
 
@@ -498,7 +502,9 @@ impl Checkpointed for ModelInner {
 
     fn parts(&self) -> HashMap<String, Part> {
         let state = self.state.lock();
-        state.sharded.iter().flat_map(|sharded| sharded.parts()).collect()
+        let rows = state.sharded.iter().flat_map(|sharded| sharded.parts());
+        let parts = state.tensor.iter().flat_map(|tensor| tensor.parts().clone());
+        rows.chain(parts).collect()
     }
 
     fn loaded(&self) -> Result<()> {
@@ -528,7 +534,7 @@ stateful_handle!(
 
 impl<M> From<&Model<M>> for CheckpointObject {
     fn from(model: &Model<M>) -> Self {
-        Self(Arc::new(ModelInner::new(model, None, None)))
+        Self(Arc::new(ModelInner::new(model, None, None, None)))
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use brigade_checkpoint::{TensorInfo, Value};
+use brigade_nn::TensorRegion;
 use brigade_optim::{DeviceScalars, Optimizer, OptimizerState, ParameterGroup};
 use brigade_torch::{DeviceExt, Error, ProcessGroup, Result, gradient, set_gradient};
 use parking_lot::Mutex;
@@ -24,6 +25,7 @@ use crate::recorder::AtReplay;
 use crate::registry::{Checkpointed, Kind as ObjectKind, Registry, Worlds};
 use crate::sharding::{Part, ShardedModels};
 use crate::stateful::{Stateful, stateful_handle};
+use crate::tensor_parallel::TensorModels;
 
 /// An [`Optimizer`] after [`crate::Accelerator::prepare`].
 ///
@@ -53,6 +55,7 @@ pub(crate) struct OptimizerInner {
     job: Arc<Job>,
     /// Models whose shards it may step.
     sharded: Option<Arc<ShardedModels>>,
+    tensor: Option<Arc<TensorModels>>,
 }
 
 /// The groups' learning rates as a tensor on the device: what is launched, or recorded, holds none of their values.
@@ -221,13 +224,22 @@ impl PreparedOptimizer {
             rates,
             job: Arc::clone(job),
             sharded: gradients.sharded.clone(),
+            tensor: gradients.tensor.clone(),
         });
         registry.register(&inner);
         Ok(Self { inner })
     }
 
-    pub(crate) fn processes(&self) -> Processes {
-        Processes::of(Arc::clone(&self.inner.job))
+    /// Returns all ranks of the job, those included that divide layers with this one.
+    pub(crate) fn everyone(&self) -> Processes {
+        let of_samples = || Processes::of(Arc::clone(&self.inner.job));
+        self.inner.tensor.as_ref().map_or_else(of_samples, |tensor| tensor.everyone().clone())
+    }
+
+    /// Returns the edges of the layers that ranks divide.
+    pub(crate) fn region(&self) -> TensorRegion {
+        let tensor = self.inner.tensor.as_ref();
+        tensor.map_or_else(TensorRegion::default, |it| TensorRegion::new(it.group().clone()))
     }
 
     /// Returns what this rank has of the tensors of its state, by their places in it.
@@ -475,7 +487,11 @@ impl Checkpointed for OptimizerInner {
     }
 
     fn parts(&self) -> HashMap<String, Part> {
-        self.sharded.as_ref().map(|sharded| sharded.parts_of(&self.optimizer)).unwrap_or_default()
+        match (&self.sharded, &self.tensor) {
+            (Some(sharded), _) => sharded.parts_of(&self.optimizer),
+            (None, Some(tensor)) => tensor.parts_of(&self.optimizer),
+            (None, None) => HashMap::new(),
+        }
     }
 }
 

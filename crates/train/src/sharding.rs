@@ -9,12 +9,14 @@ use std::sync::{Arc, Weak};
 
 use brigade_nn::Model;
 use brigade_optim::Optimizer;
-use brigade_sharding::{Axis, Mesh, ReduceGradients, Reshard, Sharding, ShardingPlan, Strategy};
+use brigade_sharding::{
+    Axis, Mesh, ReduceGradients, Reshard, Sharding, ShardingPlan, Strategy, TensorPart,
+};
 use brigade_torch::{Error, NamedTensor, ProcessGroup, Result, Sharder, TensorId};
 use parking_lot::Mutex;
 use tch::{Device, Tensor};
 
-pub(crate) use part::{Part, gather_rows, narrow_to};
+pub(crate) use part::{Part, Writers, narrow_to};
 
 use crate::job::Job;
 use crate::precision::NumericsOptions;
@@ -80,12 +82,14 @@ impl ShardedModels {
         Ok(plan)
     }
 
-    /// Spreads a model over the ranks, all of which have the same values. All take part.
+    /// Spreads a model over the ranks, all of which have the same values. `all` is the mesh of all ranks, those included that
+    /// divide layers with this one. All take part.
     pub(crate) fn shard<M>(
         &self,
         model: &mut Model<M>,
         plan: ShardingPlan,
         job: &Job,
+        all: &Mesh,
     ) -> Result<Arc<ShardedModel>> {
         let part = match plan.sharding().reshard_after_forward {
             Reshard::To(size) if !plan.sharding().strategy.keeps_parameters_whole() => Some(size),
@@ -93,20 +97,23 @@ impl ShardedModels {
         };
         let groups = job.sharding_groups(&self.mesh, part)?;
         let place = self.mesh.coordinate(job.rank(), Axis::ShardContext)?;
-        let writers = writers(&self.mesh)?;
+        let writers = Writers::new(all)?;
+        let divided = model.divided_parameters().into_iter();
+        let mut divided: HashMap<TensorId, TensorPart> =
+            divided.map(|it| (TensorId::of(&it.tensor), it.part)).collect();
         let whole = model.parameters();
         let (sharder, shards) = model.shard(groups, plan)?;
         let mut planned: Vec<_> = sharder.plan().parameters().collect();
         planned.sort_unstable_by_key(|planned| planned.index);
         let parameters = planned.into_iter().zip(whole).zip(shards);
-        let parameters = parameters.map(|((planned, whole), shard)| ShardedParameter {
-            names: planned.parameter.names.clone(),
-            whole: whole.tensor,
-            shard: shard.tensor,
-            part: (!planned.slot.is_scalar).then(|| {
+        let parameters = parameters.map(|((planned, whole), shard)| {
+            let tensor = divided.remove(&TensorId::of(&whole.tensor));
+            let part = (!planned.slot.is_scalar).then(|| {
                 let placements = sharder.plan().state_placements(planned);
-                Part::new(planned.parameter.shape.clone(), place, &writers, placements)
-            }),
+                Part::new(planned.parameter.shape.clone(), tensor, place, &writers, placements)
+            });
+            let names = planned.parameter.names.clone();
+            ShardedParameter { names, whole: whole.tensor, shard: shard.tensor, part }
         });
         let parameters: Vec<ShardedParameter> = parameters.collect();
         let shards = parameters.iter().map(|it| TensorId::of(&it.shard)).collect();
@@ -150,13 +157,7 @@ impl ShardedModels {
     pub(crate) fn parts_of(&self, optimizer: &Optimizer) -> HashMap<String, Part> {
         let models = self.models();
         let concerned = models.iter().filter(|model| model.is_stepped_by(optimizer));
-        let of_parameter = |(name, part): (String, Part)| {
-            let size: Vec<i64> = part.shape.iter().map(|size| size.cast_signed()).collect();
-            let slots = optimizer.spread_slots(&size).into_iter();
-            slots
-                .map(move |(slot, shape)| (format!("state.{name}.{slot}"), part.with_shape(&shape)))
-        };
-        concerned.flat_map(|model| model.parts()).flat_map(of_parameter).collect()
+        parts_of_state(optimizer, concerned.flat_map(|model| model.parts()))
     }
 
     /// Returns the ranks that share one copy of what an optimizer steps; `None` where it steps no shards.
@@ -292,13 +293,18 @@ fn compare(group: &ProcessGroup, plan: &ShardingPlan, is_deferred: bool) -> Resu
     )))
 }
 
-/// Returns the rank that writes each part to a checkpoint: replicas share the work.
-fn writers(mesh: &Mesh) -> Result<Arc<[usize]>> {
-    let mut holders: Vec<Vec<usize>> = vec![Vec::new(); mesh.size(Axis::ShardContext)];
-    for rank in 0..mesh.world_size() {
-        holders[mesh.coordinate(rank, Axis::ShardContext)?].push(rank);
-    }
-    Ok(holders.iter().enumerate().map(|(place, ranks)| ranks[place % ranks.len()]).collect())
+/// Returns what this rank has of an optimizer's states, by their places in its state (`state.PARAMETER.SLOT`), from what it has
+/// of the parameters.
+pub(crate) fn parts_of_state(
+    optimizer: &Optimizer,
+    parameters: impl Iterator<Item = (String, Part)>,
+) -> HashMap<String, Part> {
+    let of_parameter = |(name, part): (String, Part)| {
+        let size: Vec<i64> = part.shape.iter().map(|size| size.cast_signed()).collect();
+        let slots = optimizer.spread_slots(&size).into_iter();
+        slots.map(move |(slot, shape)| (format!("state.{name}.{slot}"), part.with_shape(&shape)))
+    };
+    parameters.flat_map(of_parameter).collect()
 }
 
 impl fmt::Debug for ShardedModels {

@@ -1,18 +1,21 @@
 //! Models whose layers the ranks of a tensor group compute together.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::env;
 use std::fmt;
 use std::sync::{Arc, Weak};
 
+use brigade_checkpoint::layout::Placement;
 use brigade_nn::Model;
 use brigade_optim::Optimizer;
 use brigade_rank_env::env::BRIGADE_TENSOR;
 use brigade_sharding::{Axis, Mesh, MeshBuilder, Sharding, Strategy, TensorPart};
 use brigade_torch::{Error, NamedTensor, ProcessGroup, Result, TensorId};
 use parking_lot::Mutex;
+use tch::Tensor;
 
 use crate::processes::Processes;
+use crate::sharding::{Part, Writers, parts_of_state};
 
 /// The ranks that divide layers between them, and the models of which they have parts.
 pub(crate) struct TensorModels {
@@ -27,10 +30,10 @@ pub(crate) struct TensorModels {
 /// A model of which each rank of a tensor group has a part.
 #[derive(Debug)]
 pub(crate) struct TensorModel {
-    /// Of the tensors that an optimizer steps: parameters, or shards of them.
-    parts: HashMap<TensorId, TensorPart>,
-    /// By all names.
-    named: HashMap<String, TensorPart>,
+    /// The tensors that an optimizer steps, parts of parameters or shards of such parts.
+    stepped: HashSet<TensorId>,
+    /// What this rank has of them, by all names, where nothing else spreads them.
+    parts: HashMap<String, Part>,
 }
 
 impl TensorModels {
@@ -47,6 +50,15 @@ impl TensorModels {
     pub(crate) fn mesh_with(&self, data: &Mesh) -> Result<Mesh> {
         let ranks = data.world_size() * self.group.size();
         Ok(with_tensor(data, self.group.size()).build(ranks)?)
+    }
+
+    /// Returns the mesh of all ranks, where models are sharded as on the mesh `sharded`, or not at all.
+    pub(crate) fn mesh_over(&self, sharded: Option<&Mesh>) -> Result<Mesh> {
+        let data = self.mesh.size(Axis::Data);
+        match sharded {
+            Some(sharded) => self.mesh_with(sharded),
+            None => self.mesh_with(&Mesh::builder().replicate(data).build(data)?),
+        }
     }
 
     pub(crate) fn group(&self) -> &ProcessGroup {
@@ -100,36 +112,57 @@ impl TensorModels {
         Ok(())
     }
 
-    /// Notes what a prepared model's optimizer steps: `stepped` in the order of the parameters.
-    pub(crate) fn add<M>(&self, model: &Model<M>, stepped: &[NamedTensor]) -> Arc<TensorModel> {
+    /// Notes what optimizers of a prepared model step: `stepped`, of all parameters; shards where the model is sharded.
+    pub(crate) fn add<M>(
+        &self,
+        model: &Model<M>,
+        stepped: &[NamedTensor],
+        is_sharded: bool,
+    ) -> Result<Arc<TensorModel>> {
         let divided = model.divided_parameters().into_iter();
-        let own: HashMap<String, TensorPart> = divided.map(|it| (it.name, it.part)).collect();
-        let parts = stepped
-            .iter()
-            .filter_map(|it| Some((TensorId::of(&it.tensor), own.get(&it.name)?.clone())));
-        let saved = model.state_dict();
-        let named = saved.iter().filter_map(|(name, _)| {
-            let part = own.get(model.parameter_name(name)?)?;
-            Some((name.to_owned(), part.clone()))
-        });
-        let model = Arc::new(TensorModel { parts: parts.collect(), named: named.collect() });
+        let divided: HashMap<String, TensorPart> = divided.map(|it| (it.name, it.part)).collect();
+        let mut parts = HashMap::new();
+        if !is_sharded {
+            let mesh = self.mesh_over(None)?;
+            let writers = Writers::new(&mesh)?;
+            let data_axes = usize::from(mesh.size(Axis::Data) > 1);
+            for (name, _) in model.state_dict() {
+                let first = model.parameter_name(&name).unwrap_or_default();
+                let Some(part) = divided.get(first) else { continue };
+                let placements = vec![Placement::Replicate; data_axes];
+                let (own, part) = (part.own_shape(), Some(part.clone()));
+                parts.insert(name, Part::new(own, part, 0, &writers, placements));
+            }
+        }
+        let is_part = |it: &&NamedTensor| divided.contains_key(&it.name);
+        let stepped = stepped.iter().filter(is_part).map(|it| TensorId::of(&it.tensor)).collect();
+        let model = Arc::new(TensorModel { stepped, parts });
         let mut models = self.models.lock();
         models.retain(|known| known.strong_count() > 0);
         models.push(Arc::downgrade(&model));
-        model
+        Ok(model)
     }
 
-    /// Returns this rank's part of a tensor that an optimizer steps; `None` where every rank of the group has all of it.
-    pub(crate) fn part(&self, stepped: TensorId) -> Option<TensorPart> {
-        let models = self.models.lock();
-        models.iter().filter_map(Weak::upgrade).find_map(|it| it.parts.get(&stepped).cloned())
+    fn models(&self) -> Vec<Arc<TensorModel>> {
+        self.models.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Returns whether this rank has a part of a tensor that an optimizer steps, and the others of its group other parts.
+    pub(crate) fn is_part(&self, stepped: TensorId) -> bool {
+        self.models().iter().any(|model| model.stepped.contains(&stepped))
+    }
+
+    /// Returns what this rank has of an optimizer's states, by their places in its state, where nothing else spreads them.
+    pub(crate) fn parts_of(&self, optimizer: &Optimizer) -> HashMap<String, Part> {
+        let models = self.models();
+        let concerned = models.iter().filter(|model| model.is_stepped_by(optimizer));
+        let parts = concerned.flat_map(|model| model.parts.clone());
+        parts_of_state(optimizer, parts)
     }
 
     /// Fails for an optimizer that needs whole parameters and steps parts.
     pub(crate) fn check_optimizer(&self, optimizer: &Optimizer) -> Result<()> {
-        let steps_parts = optimizer.with_parameters(|stepped| {
-            stepped.iter().any(|tensor| self.part(TensorId::of(tensor)).is_some())
-        });
+        let steps_parts = self.models().iter().any(|model| model.is_stepped_by(optimizer));
         if !steps_parts || optimizer.is_elementwise() {
             return Ok(());
         }
@@ -151,9 +184,17 @@ impl TensorModels {
 }
 
 impl TensorModel {
-    /// Returns this rank's part of the parameter of a name; `None` where every rank of the group has all of it.
-    pub(crate) fn part(&self, name: &str) -> Option<&TensorPart> {
-        self.named.get(name)
+    /// Returns what this rank has of parameters, by all names, where nothing else spreads them.
+    pub(crate) fn parts(&self) -> &HashMap<String, Part> {
+        &self.parts
+    }
+
+    pub(crate) fn is_part(&self, stepped: &Tensor) -> bool {
+        self.stepped.contains(&TensorId::of(stepped))
+    }
+
+    fn is_stepped_by(&self, optimizer: &Optimizer) -> bool {
+        optimizer.with_parameters(|stepped| stepped.iter().any(|tensor| self.is_part(tensor)))
     }
 }
 

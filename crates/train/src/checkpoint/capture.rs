@@ -177,44 +177,61 @@ impl Captured {
                 self.files.push(FilePlan { name: file, contents: Contents::Text(text) });
             }
         }
-        self.add_spread(&mut object, rank, &spread);
+        self.add_spread(&mut object, rank, &spread)?;
         self.objects.push(object);
         Ok(())
     }
 
-    /// Adds the tensors of which each rank has some rows: a file for each part, which one of the ranks that have it
-    /// writes. What all ranks write is known to each.
-    fn add_spread(&mut self, object: &mut Object, rank: usize, spread: &[NamedTensor]) {
-        let Some(part) = spread.iter().find_map(|tensor| tensor.part.clone()) else { return };
-        let count = part.writers().len();
+    /// Adds the tensors of which each rank has a part: a file for each part, which one of the ranks that have it writes. What
+    /// all ranks write is known to each.
+    fn add_spread(
+        &mut self,
+        object: &mut Object,
+        rank: usize,
+        spread: &[NamedTensor],
+    ) -> Result<()> {
+        let Some(part) = spread.iter().find_map(|tensor| tensor.part.clone()) else {
+            return Ok(());
+        };
+        let count = part.slots();
         let files: Vec<FileName> =
-            (0..count).map(|place| shards::rows_name(&object.name, place, count)).collect();
-        let mut used = vec![false; files.len()];
+            (0..count).map(|slot| shards::rows_name(&object.name, slot, count)).collect();
+        let mut used = vec![false; count];
+        let mut own: Vec<Vec<NamedTensor>> = files.iter().map(|_| Vec::new()).collect();
         for tensor in spread {
             let Some(part) = &tensor.part else { continue };
-            let regions = (0..files.len()).map(|place| (place, part.of(place)));
-            // A tensor without elements has one chunk, without elements as well.
-            let regions = regions.filter(|(place, it)| it.elements() > 0 || *place == 0);
-            let chunks = regions.map(|(place, Region { offset, shape })| {
-                used[place] = true;
-                Chunk { file: files[place].clone(), key: None, offset, shape }
-            });
+            let mut chunks = Vec::new();
+            for slot in 0..count {
+                for (number, (Region { offset, shape }, place)) in
+                    part.pieces_of(slot).into_iter().enumerate()
+                {
+                    used[slot] = true;
+                    // A part of several blocks has a name for each, which no tensor has: none has an empty part.
+                    let key = (number > 0).then(|| format!("{}..{number}", tensor.name));
+                    let file = files[slot].clone();
+                    if part.writer(slot) == Some(rank) {
+                        own[slot].push(tensor.piece(key.as_ref(), &place)?);
+                    }
+                    chunks.push(Chunk { file, key, offset, shape });
+                }
+            }
             let entry = TensorEntry {
                 dtype: tensor.info.dtype,
-                shape: part.shape.clone(),
+                shape: part.whole_shape().to_vec(),
                 placements: part.placements.clone(),
-                chunks: chunks.collect(),
+                chunks,
             };
             object.tensors.insert(tensor.name.clone(), entry);
         }
-        for (place, file) in files.iter().enumerate().filter(|(place, _)| used[*place]) {
-            object.tensor_files.push(file.clone());
-            if part.place() == place && part.writers()[place] == rank {
-                let own = spread.iter().filter_map(|it| it.in_chunk(place)).collect();
-                let contents = Contents::Tensors(own);
-                self.files.push(FilePlan { name: file.clone(), contents });
+        for ((file, own), used) in files.into_iter().zip(own).zip(used) {
+            if used {
+                object.tensor_files.push(file.clone());
+            }
+            if !own.is_empty() {
+                self.files.push(FilePlan { name: file, contents: Contents::Tensors(own) });
             }
         }
+        Ok(())
     }
 }
 
@@ -237,15 +254,20 @@ impl NamedTensor {
         Ok(Self { name, info: TensorInfo { dtype, shape }, tensor, main_only, part })
     }
 
-    /// Returns a handle of it where its rows are a chunk of their own.
-    fn in_chunk(&self, place: usize) -> Option<Self> {
-        let part = self.part.as_ref()?;
-        (part.of(place).elements() > 0 || place == 0).then(|| Self {
-            name: self.name.clone(),
-            info: self.info.clone(),
-            tensor: self.tensor.shallow_clone(),
+    /// Returns a box of it, under a name of its own where it has one.
+    fn piece(&self, key: Option<&String>, place: &Region) -> Result<Self> {
+        let mut tensor = self.tensor.shallow_clone();
+        for (dim, (&start, &length)) in place.offset.iter().zip(&place.shape).enumerate() {
+            if tensor.size()[dim] != length.cast_signed() {
+                tensor = tensor.f_narrow(dim as i64, start.cast_signed(), length.cast_signed())?;
+            }
+        }
+        Ok(Self {
+            name: key.unwrap_or(&self.name).clone(),
+            info: TensorInfo { dtype: self.info.dtype, shape: place.shape.clone() },
+            tensor,
             main_only: false,
-            part: Some(part.clone()),
+            part: None,
         })
     }
 

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use brigade_checkpoint::layout::{MeshAxis, Placement};
+use brigade_sharding::Mesh;
 use brigade_torch::{Error, Result, TorchError};
 use parking_lot::Mutex;
 
@@ -79,9 +80,13 @@ impl Inner {
         )))
     }
 
-    /// Returns the axes of the ranks' mesh, where models are sharded.
+    /// Returns the axes of the ranks' mesh, where models are sharded or layers divided.
     pub(super) fn mesh(&self) -> Option<Vec<MeshAxis>> {
-        self.sharded.as_ref().map(|sharded| sharded.mesh().axes())
+        let sharded = self.sharded.as_ref().map(|sharded| sharded.mesh());
+        match &self.tensor {
+            Some(tensor) => tensor.mesh_over(sharded).ok().map(|mesh| mesh.axes()),
+            None => sharded.map(Mesh::axes),
+        }
     }
 
     /// Returns the placements of a tensor that all ranks have whole.

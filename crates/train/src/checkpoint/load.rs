@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use brigade_checkpoint::layout::{self, Checkpoint, MeshAxis, Object, StoredTensor};
 use brigade_checkpoint::{Error as FileError, Region, TensorInfo, Value};
+use brigade_sharding::Axis;
 use brigade_torch::{Error, Result, TensorFile, TorchError, dtype_of, loaded_kind};
 use parking_lot::Mutex;
 use tch::{Device, Tensor};
@@ -192,9 +193,19 @@ impl Ready {
                 }
             }
         }
-        let worlds = Worlds { saved: manifest.world_size, current: ranks };
+        // Ranks that divide layers read the same samples.
+        let readers = |ranks: usize, axes: &[MeshAxis]| {
+            let tensor = axes.iter().find(|axis| axis.name == Axis::Tensor.name());
+            ranks / tensor.map_or(1, |axis| axis.size).max(1)
+        };
+        let mesh = checkpoints.mesh();
+        let worlds = Worlds {
+            saved: readers(manifest.world_size, &manifest.mesh),
+            current: readers(ranks, mesh.as_deref().unwrap_or_default()),
+        };
         // As the file says: it ends at the first rank whose state is not there.
-        let wanted = if worlds.saved == worlds.current { rank..rank + 1 } else { 0..worlds.saved };
+        let saved = manifest.world_size;
+        let wanted = if saved == ranks { rank..rank + 1 } else { 0..saved };
         let mut own = Vec::new();
         for rank in wanted {
             let state = placed(&checkpoint, find(&format!("rank_{rank}"))?, &HashMap::new())?;
@@ -205,7 +216,6 @@ impl Ready {
             ranks::check_hooks(&infos, &objects).map_err(mismatch)?;
             own.push(state);
         }
-        let mesh = checkpoints.mesh();
         let sharded = mesh.is_some() || manifest.mesh.iter().any(|axis| axis.name != "data");
         let differs = mesh.as_ref().is_none_or(|mesh| *mesh != manifest.mesh);
         let in_window = own.iter().any(|state| {
@@ -274,7 +284,8 @@ impl Ready {
             self.objects.iter().try_for_each(|(_, object)| object.loaded())?;
             checkpoints.reset_window();
             checkpoints.accumulator.set_position(self.position);
-            let same_world = self.worlds.saved == self.worlds.current;
+            let same_world =
+                self.checkpoint.manifest().world_size == checkpoints.processes.num_processes();
             ranks::restore(checkpoints, &self.objects, &ranks, same_world)
         };
         change().map_err(|source| interrupted(self.checkpoint.folder(), source))
@@ -314,12 +325,21 @@ fn interrupted(path: &Path, source: Error) -> Error {
 #[derive(Debug, Clone)]
 struct Wanted {
     stored: StoredTensor,
-    region: Region,
+    /// Boxes of the stored tensor, each with its place in what this rank has.
+    pieces: Vec<(Region, Region)>,
+    /// Of what this rank has.
+    shape: Vec<u64>,
 }
 
 impl Wanted {
     fn whole(stored: StoredTensor) -> Self {
-        Self { region: Region::whole(&stored.info.shape), stored }
+        let whole = Region::whole(&stored.info.shape);
+        let shape = whole.shape.clone();
+        Self { pieces: vec![(whole.clone(), whole)], shape, stored }
+    }
+
+    fn part(part: &Part, stored: StoredTensor) -> Self {
+        Self { pieces: part.pieces(), shape: part.own_shape(), stored }
     }
 
     fn of_parameter(
@@ -332,18 +352,19 @@ impl Wanted {
             return Ok(Self::whole(stored));
         };
         let dtype = parameter.tensor.f_kind().map_err(|error| error.to_string())?;
-        if stored.info.shape != part.shape || dtype_of(dtype) != Some(stored.info.dtype) {
+        let shape = part.whole_shape();
+        if stored.info.shape != shape || dtype_of(dtype) != Some(stored.info.dtype) {
             return Err(format!(
-                "`{}` is {} in the checkpoint, but {:?} of {dtype:?} here",
-                parameter.name, stored.info, part.shape
+                "`{}` is {} in the checkpoint, but {shape:?} of {dtype:?} here",
+                parameter.name, stored.info
             ));
         }
-        Ok(Self { stored, region: part.own() })
+        Ok(Self::part(part, stored))
     }
 
     /// Type and shape of what is wanted.
     fn info(&self) -> TensorInfo {
-        TensorInfo { dtype: self.stored.info.dtype, shape: self.region.shape.clone() }
+        TensorInfo { dtype: self.stored.info.dtype, shape: self.shape.clone() }
     }
 }
 
@@ -360,9 +381,9 @@ fn placed(
             path: checkpoint.folder().to_owned(),
             fact: format!("the tensor `{name}` of {} is missing", object.name),
         })?;
-        let part = parts.get(place).filter(|part| part.shape == found.info.shape);
+        let part = parts.get(place).filter(|part| part.whole_shape() == found.info.shape);
         Ok(match part {
-            Some(part) => Wanted { region: part.own(), stored: found },
+            Some(part) => Wanted::part(part, found),
             None => Wanted::whole(found),
         })
     })
@@ -455,7 +476,23 @@ impl<'c> Files<'c> {
     /// Reads what is wanted out of the chunks that have it. Whole rows are read straight into their places; of chunks
     /// that cut other dimensions, one at a time lies in memory as well.
     fn read_wanted(&mut self, wanted: &Wanted, tensor: &mut Tensor) -> Result<()> {
-        let Wanted { stored, region } = wanted;
+        let stored = &wanted.stored;
+        for (region, place) in &wanted.pieces {
+            let mut piece = tensor.f_detach()?;
+            for (dim, (&start, &length)) in place.offset.iter().zip(&place.shape).enumerate() {
+                piece = piece.f_narrow(dim as i64, start.cast_signed(), length.cast_signed())?;
+            }
+            self.read_piece(stored, region, &mut piece)?;
+        }
+        Ok(())
+    }
+
+    fn read_piece(
+        &mut self,
+        stored: &StoredTensor,
+        region: &Region,
+        tensor: &mut Tensor,
+    ) -> Result<()> {
         for (chunk, place) in &stored.chunks {
             let file = self.open(&place.path)?;
             if chunk == region {
@@ -502,7 +539,9 @@ fn signed(shape: &[u64]) -> Vec<i64> {
 fn read_into(checkpoint: &Checkpoint, mut tensors: Vec<(Tensor, Wanted)>) -> Result<()> {
     let first = |wanted: &Wanted| {
         let place = wanted.stored.chunks.iter().find(|(chunk, _)| {
-            chunk.intersection(&wanted.region).is_some_and(|common| common.elements() > 0)
+            wanted.pieces.iter().any(|(region, _)| {
+                chunk.intersection(region).is_some_and(|common| common.elements() > 0)
+            })
         });
         place.map(|(_, place)| (place.path.clone(), place.offset))
     };

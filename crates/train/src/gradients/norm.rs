@@ -42,7 +42,7 @@ pub(super) fn norm(
         }
         let belongs = |parameter: &&Tensor| {
             let id = TensorId::of(parameter);
-            let is_part = tensor.is_some_and(|tensor| tensor.part(id).is_some());
+            let is_part = tensor.is_some_and(|tensor| tensor.is_part(id));
             (rows.contains(&id), is_part) == (over_rows, over_parts)
         };
         let chosen: Vec<Tensor> =

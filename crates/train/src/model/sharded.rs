@@ -27,7 +27,9 @@ impl ModelContext {
             known.retain(|parameter| has_memory(&parameter.tensor));
             broadcast_all(&group, &known)?;
         }
-        let sharded = models.shard(model, plan, &self.job)?;
+        let data = models.mesh();
+        let all = self.tensor.as_ref().map_or(Ok(data.clone()), |tensor| tensor.mesh_with(data))?;
+        let sharded = models.shard(model, plan, &self.job, &all)?;
         sharded.set_deferred_values(model, &Processes::of(Arc::clone(&self.job)))?;
         if let Some(group) = self.job.group() {
             broadcast_all(&group, &model.buffers())?;

@@ -4,50 +4,54 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use brigade_checkpoint::{TensorInfo, TensorReader, WeightsReader};
-use brigade_nn::{LoadReport, Model, TensorRegion, take_part};
-use brigade_sharding::TensorPart;
+use brigade_nn::{LoadReport, Model, TensorRegion};
 use brigade_torch::{Error, Result, TensorId, TensorRead, dtype_of};
 use tch::{Device, Tensor};
 
 use super::PreparedModel;
 use crate::processes::Processes;
-use crate::sharding::{Part, ShardedModel, ShardedParameter, gather_rows, narrow_to};
-use crate::tensor_parallel::{TensorModel, TensorModels};
+use crate::registry::Checkpointed;
+use crate::sharding::{Part, ShardedModel};
 use crate::weights_file::{TargetWriter, WeightsTarget};
 
 /// A model of which this rank has rows, parts of divided layers, or rows of such parts.
 pub(crate) struct Spread<'a, M> {
     model: &'a Model<M>,
     sharded: Option<&'a ShardedModel>,
-    tensor: Option<(TensorRegion, &'a TensorModel)>,
+    /// By all names of the parameters.
+    parts: HashMap<String, Part>,
+    region: TensorRegion,
     /// All ranks that have something of it.
     everyone: Processes,
 }
 
-/// A tensor of a state dictionary.
+/// A tensor of a state dictionary: what this rank has of it.
 struct Saved {
-    /// What this rank has of it.
     own: Tensor,
-    rows: Option<Part>,
-    part: Option<TensorPart>,
+    part: Option<Part>,
 }
 
 impl<M> PreparedModel<M> {
     /// Returns the model as one of which ranks have parts; `None` where every rank has all of it.
     pub(crate) fn spread(&self) -> Option<Spread<'_, M>> {
-        let tensor = self.tensor.as_deref().zip(self.context.tensor.as_deref());
-        if self.sharded.is_none() && tensor.is_none() {
+        // Of the value: every `Arc` of a `Stateful` is `Checkpointed`, without parts.
+        let parts = Checkpointed::parts(&*self.inner);
+        if self.sharded.is_none() && parts.is_empty() {
             return None;
         }
-        let region = |(of_model, models): (_, &TensorModels)| {
-            (TensorRegion::new(models.group().clone()), of_model)
-        };
         Some(Spread {
             model: &self.model,
             sharded: self.sharded.as_deref(),
-            tensor: tensor.map(region),
+            parts,
+            region: self.region(),
             everyone: self.everyone(),
         })
+    }
+
+    /// Returns the edges of the layers that ranks divide.
+    pub(crate) fn region(&self) -> TensorRegion {
+        let tensor = self.context.tensor.as_ref();
+        tensor.map_or_else(TensorRegion::default, |it| TensorRegion::new(it.group().clone()))
     }
 }
 
@@ -135,12 +139,15 @@ impl<M> Spread<'_, M> {
         for parameter in self.model.parameters() {
             let saved = self.saved(&parameter.name, &parameter.tensor);
             let size = match &saved.part {
-                Some(part) => signed(part.shape()),
+                Some(part) => part.whole_shape().iter().map(|size| size.cast_signed()).collect(),
                 None => parameter.tensor.size(),
             };
             let values = Tensor::f_zeros(&size, (saved.own.f_kind()?, Device::Cpu))?;
             receive(&parameter.tensor, &values)?;
-            let own = saved.taken(&values)?;
+            let own = match &saved.part {
+                Some(part) => part.take(&values)?,
+                None => values,
+            };
             tch::no_grad(|| saved.own.f_detach()?.f_copy_(&own))?;
         }
         for buffer in self.model.buffers() {
@@ -162,39 +169,30 @@ impl<M> Spread<'_, M> {
     }
 
     fn saved(&self, name: &str, tensor: &Tensor) -> Saved {
-        let of = |it: &ShardedParameter| (it.shard.shallow_clone(), it.part.clone());
-        let shard = self.sharded.and_then(|sharded| {
-            sharded.with_parameters(|parameters| {
-                parameters.iter().find(|it| it.names.iter().any(|known| known == name)).map(of)
-            })
-        });
-        let (own, rows) = shard.unwrap_or_else(|| (tensor.shallow_clone(), None));
-        let part = self.tensor.as_ref().and_then(|(_, model)| model.part(name).cloned());
-        Saved { own, rows, part }
+        let shard = self.sharded.and_then(|sharded| sharded.shard(name));
+        Saved {
+            own: shard.unwrap_or_else(|| tensor.shallow_clone()),
+            part: self.parts.get(name).cloned(),
+        }
     }
 
     /// Returns the whole tensor. All ranks take part.
     fn whole(&self, saved: &Saved) -> Result<Tensor> {
-        let rows = match (&saved.rows, self.sharded) {
-            (Some(rows), Some(sharded)) => gather_rows(&saved.own, rows, sharded.gather_group())?,
-            _ => saved.own.f_detach()?,
-        };
-        match (&saved.part, &self.tensor) {
-            (Some(part), Some((region, _))) => {
-                // The group sends from its device, where an offloaded shard is not.
-                region.whole(&rows.f_to_device(self.everyone.device())?, part)
+        match &saved.part {
+            Some(part) => {
+                let rows = self.sharded.map(ShardedModel::gather_group);
+                part.gather(&saved.own, rows, &self.region)
             }
-            _ => Ok(rows),
+            None => Ok(saved.own.f_detach()?),
         }
     }
 }
 
 impl Saved {
     fn info(&self) -> Result<TensorInfo> {
-        let shape = match (&self.part, &self.rows) {
-            (Some(part), _) => part.shape().to_vec(),
-            (None, Some(rows)) => rows.shape.clone(),
-            (None, None) => self.own.size().iter().map(|size| size.unsigned_abs()).collect(),
+        let shape = match &self.part {
+            Some(part) => part.whole_shape().to_vec(),
+            None => self.own.size().iter().map(|size| size.unsigned_abs()).collect(),
         };
         let kind = self.own.f_kind()?;
         let dtype = dtype_of(kind).ok_or_else(|| {
@@ -202,17 +200,4 @@ impl Saved {
         })?;
         Ok(TensorInfo { dtype, shape })
     }
-
-    /// Returns what this rank has of whole values.
-    fn taken(&self, values: &Tensor) -> Result<Tensor> {
-        let part = match &self.part {
-            Some(part) => take_part(values, part)?,
-            None => values.shallow_clone(),
-        };
-        self.rows.as_ref().map_or(Ok(part.shallow_clone()), |rows| narrow_to(&part, rows))
-    }
-}
-
-fn signed(shape: &[u64]) -> Vec<i64> {
-    shape.iter().map(|size| size.cast_signed()).collect()
 }

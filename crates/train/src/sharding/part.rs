@@ -1,69 +1,181 @@
-//! This rank's rows of a tensor, and who has the others.
+//! What this rank has of a tensor of which ranks have parts, and who has the others.
 
 use std::sync::Arc;
 
 use brigade_checkpoint::Region;
 use brigade_checkpoint::layout::Placement;
+use brigade_nn::{TensorRegion, take_part};
+use brigade_sharding::{Axis, Mesh, TensorPart};
 use brigade_torch::{ProcessGroup, Result};
 use tch::{Device, Tensor};
 
-/// What this rank has of a tensor whose rows are spread over ranks.
+/// What this rank has of a tensor: rows, a part along tensor ranks, or rows of such a part.
 #[derive(Debug, Clone)]
 pub(crate) struct Part {
-    /// The global shape.
+    /// The shape of what is spread by rows: the whole tensor, or a tensor rank's part of it.
     pub(crate) shape: Vec<u64>,
+    /// How tensor ranks divide the whole tensor.
+    pub(crate) tensor: Option<TensorPart>,
     /// This rank's place among those that share one copy.
     place: usize,
-    /// The rank that writes each place's rows to checkpoints.
-    writers: Arc<[usize]>,
+    writers: Arc<Writers>,
     /// For each axis of the mesh.
     pub(crate) placements: Vec<Placement>,
 }
 
+/// The rank that writes each part to checkpoints: replicas share the work.
+#[derive(Debug)]
+pub(crate) struct Writers {
+    /// Ranks that share one copy by rows.
+    places: usize,
+    /// Ranks that divide layers.
+    tensor_ranks: usize,
+    /// For each place the ranks that write the parts of all tensor ranks.
+    ranks: Vec<usize>,
+}
+
+impl Writers {
+    /// Returns the writers of a mesh of all ranks.
+    pub(crate) fn new(mesh: &Mesh) -> Result<Arc<Self>> {
+        let (places, tensor_ranks) = (mesh.size(Axis::ShardContext), mesh.size(Axis::Tensor));
+        let mut holders: Vec<Vec<usize>> = vec![Vec::new(); places * tensor_ranks];
+        for rank in 0..mesh.world_size() {
+            let place = mesh.coordinate(rank, Axis::ShardContext)?;
+            holders[place * tensor_ranks + mesh.coordinate(rank, Axis::Tensor)?].push(rank);
+        }
+        let ranks = holders.iter().enumerate().map(|(slot, ranks)| ranks[slot % ranks.len()]);
+        Ok(Arc::new(Self { places, tensor_ranks, ranks: ranks.collect() }))
+    }
+}
+
 impl Part {
-    pub(super) fn new(
+    /// `shape` is that of what is spread by rows, `placements` those of the data axes.
+    pub(crate) fn new(
         shape: Vec<u64>,
+        tensor: Option<TensorPart>,
         place: usize,
-        writers: &Arc<[usize]>,
-        placements: Vec<Placement>,
+        writers: &Arc<Writers>,
+        mut placements: Vec<Placement>,
     ) -> Self {
-        Self { shape, place, writers: Arc::clone(writers), placements }
+        if writers.tensor_ranks > 1 {
+            // The innermost axis.
+            placements.push(match &tensor {
+                Some(tensor) => Placement::Shard(tensor.dim()),
+                None => Placement::Replicate,
+            });
+        }
+        Self { shape, tensor, place, writers: Arc::clone(writers), placements }
     }
 
     /// Returns this rank's part of a tensor of another shape, whose rows are spread over the same ranks.
-    pub(super) fn with_shape(&self, shape: &[i64]) -> Self {
+    pub(crate) fn with_shape(&self, shape: &[i64]) -> Self {
         Self { shape: shape.iter().map(|size| size.unsigned_abs()).collect(), ..self.clone() }
+    }
+
+    /// Returns the shape of the whole tensor.
+    pub(crate) fn whole_shape(&self) -> &[u64] {
+        self.tensor.as_ref().map_or(&self.shape, TensorPart::shape)
     }
 
     /// Returns the rows of this rank.
     pub(crate) fn own(&self) -> Region {
-        self.of(self.place)
+        self.rows(&self.shape, self.place)
     }
 
-    /// Returns the rows of a place.
-    pub(crate) fn of(&self, place: usize) -> Region {
-        Region::whole(&self.shape).chunk(0, self.writers.len() as u64, place as u64)
+    /// Returns the rows that the first rank has, which has the most.
+    pub(crate) fn first(&self) -> Region {
+        self.rows(&self.shape, 0)
     }
 
-    /// Returns the shape of this rank's rows.
+    fn rows(&self, shape: &[u64], place: usize) -> Region {
+        if shape.is_empty() {
+            return Region::whole(shape);
+        }
+        Region::whole(shape).chunk(0, self.writers.places as u64, place as u64)
+    }
+
+    /// Returns the shape of what this rank has.
     pub(crate) fn own_shape(&self) -> Vec<u64> {
         self.own().shape
     }
 
-    pub(crate) fn place(&self) -> usize {
-        self.place
+    /// Returns the boxes of the whole tensor that this rank has, each with its place in what this rank has.
+    pub(crate) fn pieces(&self) -> Vec<(Region, Region)> {
+        pieces(&self.own(), self.tensor.as_ref())
     }
 
-    pub(crate) fn writers(&self) -> &[usize] {
-        &self.writers
+    /// Returns the number of parts of all tensors of the same ranks.
+    pub(crate) fn slots(&self) -> usize {
+        self.writers.ranks.len()
+    }
+
+    /// Returns the boxes of the whole tensor in a part, each with its place in that part. A tensor without elements has one
+    /// box, without elements as well, in the first part.
+    pub(crate) fn pieces_of(&self, slot: usize) -> Vec<(Region, Region)> {
+        let (place, rank) = (slot / self.writers.tensor_ranks, slot % self.writers.tensor_ranks);
+        let tensor = match &self.tensor {
+            Some(tensor) => Some(tensor.of_rank(rank)),
+            // Of what all tensor ranks have the first writes.
+            None if rank > 0 => return Vec::new(),
+            None => None,
+        };
+        let shape = tensor.as_ref().map_or_else(|| self.shape.clone(), TensorPart::own_shape);
+        let rows = self.rows(&shape, place);
+        if rows.elements() == 0 {
+            let is_empty = self.whole_shape().contains(&0);
+            let whole = Region::whole(self.whole_shape());
+            return if is_empty && slot == 0 { vec![(whole, rows)] } else { Vec::new() };
+        }
+        pieces(&rows, tensor.as_ref())
+    }
+
+    /// Returns the rank that writes a part.
+    pub(crate) fn writer(&self, slot: usize) -> Option<usize> {
+        self.writers.ranks.get(slot).copied()
+    }
+
+    /// Returns the whole tensor of which `own` is what this rank has, on the groups' device. All ranks take part.
+    pub(crate) fn gather(
+        &self,
+        own: &Tensor,
+        rows: Option<&ProcessGroup>,
+        region: &TensorRegion,
+    ) -> Result<Tensor> {
+        let part = match rows {
+            Some(group) => gather_rows(own, self, group)?,
+            None => own.f_detach()?,
+        };
+        match &self.tensor {
+            Some(tensor) => {
+                // The group sends from its device, where an offloaded shard is not.
+                let device = region.group().map_or(part.device(), ProcessGroup::device);
+                region.whole(&part.f_to_device(device)?, tensor)
+            }
+            None => Ok(part),
+        }
+    }
+
+    /// Returns what this rank has of a whole tensor.
+    pub(crate) fn take(&self, whole: &Tensor) -> Result<Tensor> {
+        match &self.tensor {
+            Some(tensor) => narrow_to(&take_part(whole, tensor)?, self),
+            None => narrow_to(whole, self),
+        }
+    }
+}
+
+fn pieces(rows: &Region, tensor: Option<&TensorPart>) -> Vec<(Region, Region)> {
+    match tensor {
+        Some(tensor) => tensor.sources(rows),
+        None => vec![(rows.clone(), Region::whole(&rows.shape))],
     }
 }
 
 /// Returns the tensor of which `shard` is this rank's rows, on the group's device. All ranks take part.
-pub(crate) fn gather_rows(shard: &Tensor, part: &Part, group: &ProcessGroup) -> Result<Tensor> {
+fn gather_rows(shard: &Tensor, part: &Part, group: &ProcessGroup) -> Result<Tensor> {
     let shape: Vec<i64> = part.shape.iter().map(|size| size.cast_signed()).collect();
     let mut room = shape.clone();
-    room[0] = part.of(0).shape[0].cast_signed();
+    room[0] = part.first().shape[0].cast_signed();
     let padded = Tensor::f_zeros(&room, (shard.f_kind()?, group.device()))?;
     let own = padded.f_narrow(0, 0, shard.size()[0])?;
     tch::no_grad(|| own.shallow_clone().f_copy_(shard))?;

@@ -1,5 +1,6 @@
 //! Models whose layers ranks divide train as whole ones do, with replicas, with shards, and with both.
 
+mod checkpoints;
 mod limits;
 
 use std::sync::Mutex;
@@ -107,7 +108,8 @@ where
                 let ids = batch.data();
                 let loss = model.forward(Labelled::new(&ids, &ids))?.mean()?;
                 accelerator.backward(&loss)?;
-                let all = accelerator.gather_for_metrics(&batch, &loss.detach().expand([2], true))?;
+                let all =
+                    accelerator.gather_for_metrics(&batch, &loss.detach().expand([2], true))?;
                 losses.extend(Vec::<f64>::try_from(all).unwrap());
                 if let Some(norm) = accelerator.clip_grad_norm(model, recipe.clip())? {
                     found.push(norm.double_value(&[]));
