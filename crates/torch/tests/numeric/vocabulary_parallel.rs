@@ -382,7 +382,10 @@ dist_test!(world = 2, dist_extreme_logits_are_as_whole_ones, |world| {
                 vocabulary_parallel_cross_entropy(&group, &own, &targets, part, &options).unwrap();
             backward(&found.loss).unwrap();
             let place = format!("{row:?}, {target}, {z_loss}");
-            assert!(found.loss.allclose(&expected, EXACT, 0.0, true), "{place}: {}", found.loss);
+            // The logarithm of a sum ends where the largest logit does.
+            let sizes = row.iter().filter(|logit| logit.is_finite()).map(|logit| logit.abs());
+            let digit = 2.0 * f64::EPSILON * sizes.fold(0.0, f64::max);
+            assert!(found.loss.allclose(&expected, EXACT, digit, true), "{place}: {}", found.loss);
             let expected = grad(&whole).narrow(1, part.start, part.size);
             assert!(grad(&own).allclose(&expected, EXACT, EXACT, true), "{place}: {}", grad(&own));
         }
