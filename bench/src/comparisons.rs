@@ -6,6 +6,7 @@ mod images;
 mod learner;
 mod products;
 mod sharding;
+mod tensor_parallel;
 mod text;
 mod training;
 
@@ -57,6 +58,7 @@ pub(crate) fn all() -> Vec<Comparison> {
         Comparison { name: "sharded-one-rank", run: sharding::one_rank },
         Comparison { name: "sharded-memory", run: sharding::memory },
         Comparison { name: "sharded-reshard", run: sharding::reshard },
+        Comparison { name: "divided-loss", run: tensor_parallel::loss },
         Comparison { name: "two-processes", run: training::two_processes },
         Comparison { name: "checkpoint-files", run: checkpoint::files },
         Comparison { name: "checkpoint-background", run: checkpoint::background },

@@ -7,6 +7,7 @@ mod learner;
 mod nets;
 mod products;
 mod sharding;
+mod tensor_parallel;
 mod text;
 mod training;
 
@@ -52,6 +53,7 @@ pub(crate) fn run(name: &str) -> Result<Vec<Vec<f64>>> {
         "all-reduce" => training::all_reduce(),
         "shards" => training::shards(),
         "sharding" => sharding::run(&words[1..]),
+        "tensor-parallel" => tensor_parallel::run(&words[1..]),
         "checkpoint" => checkpoint::run(&words[1..]),
         other => bail!("there is no measurement {other:?}"),
     }

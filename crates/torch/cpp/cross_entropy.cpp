@@ -2,6 +2,7 @@
 
 #include "exponential.h"
 #include "native_bf16.h"
+#include "regions.h"
 
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
@@ -14,6 +15,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -31,12 +33,85 @@ constexpr int64_t kFewestRows = 128;
 // Sums that go side by side, so that they are vectors.
 constexpr int64_t kLossLanes = 32;
 
+// The classes, and which of them this rank has a column of logits for.
+struct Classes {
+  explicit Classes(int64_t all) : all(all), own(all) {}
+  // A rank's part. What it has beyond the last class is padding.
+  Classes(const Group& group, const VocabularyPart& part)
+      : all(part.vocabulary),
+        start(part.start),
+        own(std::clamp<int64_t>(part.vocabulary - part.start, 0, part.size)) {
+    if (group.live()->getSize() > 1) {
+      this->group = group.live();
+    }
+  }
+
+  int64_t all;
+  int64_t start = 0; // the first one of this rank
+  int64_t own; // number of this rank's
+  c10::intrusive_ptr<c10d::ProcessGroup> group; // null where one rank has all of them
+
+  // Equal on all ranks, so that all send as many messages.
+  int64_t most_of_a_rank() const {
+    return group ? (all + group->getSize() - 1) / group->getSize() : own;
+  }
+};
+
 // What a row's logits become: its loss, and its gradient where that is wanted.
 struct RowLoss {
   double smoothing; // of the targets
+  double z_loss; // factor of the squared log of the sum of exponentials
   double scale; // of the gradient
   at::Tensor divisor; // of the gradient, too, where it is on a device
 };
+
+// Sums over a row's logits, or over a rank's part of them, which it sends to the others: the largest logit and the sum
+// of exponentials apart, since their logarithm alone would lose what largest logits of 1e30 have beside them.
+struct RowSums {
+  double largest = -std::numeric_limits<double>::infinity();
+  double exponentials = 0; // of what is left when the largest is subtracted
+  double target = 0; // its logit; 0 where another rank has it
+  double logits = 0; // for smoothing alone, without which it is not sent
+
+  static int64_t sent(const RowLoss& how) {
+    return how.smoothing > 0 ? 4 : 3;
+  }
+};
+static_assert(sizeof(RowSums) == 4 * sizeof(double));
+
+// A row over all ranks.
+struct WholeRow {
+  double largest;
+  double exponentials;
+  double loss;
+  double slope; // of a logit's share of the exponentials
+};
+
+WholeRow whole_row(
+    const double* sums, int64_t ranks, int64_t step, const Classes& classes, const RowLoss& how) {
+  WholeRow row{-std::numeric_limits<double>::infinity(), 0, 0, how.scale};
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    row.largest = std::max(row.largest, sums[rank * step]);
+  }
+  double target = 0, logits = 0;
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    RowSums of_rank;
+    std::memcpy(&of_rank, sums + rank * step, RowSums::sent(how) * sizeof(double));
+    row.exponentials += of_rank.exponentials * std::exp(of_rank.largest - row.largest);
+    target += of_rank.target;
+    logits += of_rank.logits;
+  }
+  const double log_sum = row.largest + std::log(row.exponentials);
+  row.loss = log_sum - (1 - how.smoothing) * target;
+  if (how.smoothing > 0) {
+    row.loss -= how.smoothing / static_cast<double>(classes.all) * logits;
+  }
+  if (how.z_loss > 0) {
+    row.loss += how.z_loss * log_sum * log_sum;
+    row.slope *= 1 + 2 * how.z_loss * log_sum;
+  }
+  return row;
+}
 
 template <typename T>
 struct Computed {
@@ -47,10 +122,17 @@ struct Computed<double> {
   using type = double;
 };
 
-// One row: logits in, gradient out, which may be the same memory; null where no gradient is wanted.
+// Of a row without a finite logit nothing is subtracted: minus infinity from itself is NaN, where a rank's part of a row
+// may be so.
+template <typename C>
+BRIGADE_INLINE C subtracted(C largest) {
+  return largest == -std::numeric_limits<C>::infinity() ? 0 : largest;
+}
+
+// `target` is negative where another rank has it.
 template <typename T, typename C = typename Computed<T>::type>
-BRIGADE_EVERY_CPU double row_loss(
-    const T* logits, int64_t classes, int64_t target, const RowLoss& how, T* gradient) {
+BRIGADE_EVERY_CPU RowSums
+sums_of_row(const T* logits, int64_t classes, int64_t target, const RowLoss& how) {
   C most[kLossLanes];
   std::fill(most, most + kLossLanes, -std::numeric_limits<C>::infinity());
   const int64_t whole = classes - classes % kLossLanes;
@@ -64,19 +146,20 @@ BRIGADE_EVERY_CPU double row_loss(
   for (int64_t at = whole; at < classes; ++at) {
     largest = std::max(largest, static_cast<C>(logits[at]));
   }
+  const C less = subtracted(largest);
   // Lanes of the whole row would lose digits in a row of many classes: a part is added up in double.
   constexpr int64_t kPart = 64 * kLossLanes;
-  const bool smooth = how.smoothing > 0;
-  double sum = 0, plain_sum = 0;
+  RowSums row;
+  row.largest = largest;
   for (int64_t part = 0; part < whole; part += kPart) {
     C sums[kLossLanes] = {}, plain[kLossLanes] = {};
     const int64_t end = std::min(part + kPart, whole);
     for (int64_t at = part; at < end; at += kLossLanes) {
       for (int64_t lane = 0; lane < kLossLanes; ++lane) {
-        sums[lane] += exponential(static_cast<C>(logits[at + lane]) - largest);
+        sums[lane] += exponential(static_cast<C>(logits[at + lane]) - less);
       }
     }
-    if (smooth) {
+    if (how.smoothing > 0) {
       for (int64_t at = part; at < end; at += kLossLanes) {
         for (int64_t lane = 0; lane < kLossLanes; ++lane) {
           plain[lane] += static_cast<C>(logits[at + lane]);
@@ -84,50 +167,95 @@ BRIGADE_EVERY_CPU double row_loss(
       }
     }
     for (int64_t lane = 0; lane < kLossLanes; ++lane) {
-      sum += sums[lane];
-      plain_sum += plain[lane];
+      row.exponentials += sums[lane];
+      row.logits += plain[lane];
     }
   }
   for (int64_t at = whole; at < classes; ++at) {
-    sum += exponential(static_cast<C>(logits[at]) - largest);
-    plain_sum += static_cast<C>(logits[at]);
+    row.exponentials += exponential(static_cast<C>(logits[at]) - less);
+    row.logits += static_cast<C>(logits[at]);
   }
-  const double log_sum = static_cast<double>(largest) + std::log(sum);
-  double loss = log_sum - (1 - how.smoothing) * static_cast<double>(static_cast<C>(logits[target]));
-  if (smooth) {
-    loss -= how.smoothing / static_cast<double>(classes) * plain_sum;
+  row.target = target < 0 ? 0 : static_cast<double>(static_cast<C>(logits[target]));
+  return row;
+}
+
+// Logits in, gradient out, which may be the same memory. `own_largest` is that of these logits.
+template <typename T, typename C = typename Computed<T>::type>
+BRIGADE_EVERY_CPU void gradient_of_row(
+    const T* logits, const Classes& classes, int64_t target, double own_largest,
+    const WholeRow& row, const RowLoss& how, T* gradient) {
+  const double spread = how.smoothing / static_cast<double>(classes.all);
+  const C at_target = target < 0 ? 0 : static_cast<C>(logits[target]);
+  const C largest = subtracted(static_cast<C>(own_largest));
+  const C factor =
+      static_cast<C>(row.slope * std::exp(own_largest - row.largest) / row.exponentials);
+  const C less = static_cast<C>(how.scale * spread);
+  for (int64_t at = 0; at < classes.own; ++at) {
+    gradient[at] =
+        static_cast<T>(exponential(static_cast<C>(logits[at]) - largest) * factor - less);
   }
-  if (gradient != nullptr) {
-    const C at_target = static_cast<C>(logits[target]);
-    const C factor = static_cast<C>(how.scale / sum);
-    const C less = static_cast<C>(how.scale * how.smoothing / static_cast<double>(classes));
-    for (int64_t at = 0; at < classes; ++at) {
-      gradient[at] =
-          static_cast<T>(exponential(static_cast<C>(logits[at]) - largest) * factor - less);
+  if (target >= 0) {
+    const double share = std::exp(static_cast<double>(at_target) - row.largest) / row.exponentials;
+    gradient[target] =
+        static_cast<T>(row.slope * share - how.scale * (spread + (1 - how.smoothing)));
+  }
+}
+
+// Fewer rows than a thread is worth are done by one.
+template <typename F>
+void for_each_row(int64_t rows, const Classes& classes, const F& run) {
+  const int64_t fewest = std::max<int64_t>(1, 32768 / std::max<int64_t>(1, classes.own));
+  at::parallel_for(0, rows, fewest, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      run(row);
     }
-    const double share = std::exp(static_cast<double>(at_target) - static_cast<double>(largest)) / sum;
-    gradient[target] = static_cast<T>(
-        how.scale * (share - how.smoothing / static_cast<double>(classes) - (1 - how.smoothing)));
-  }
-  return loss;
+  });
 }
 
 template <typename T>
 double loss_of_rows(
-    const at::Tensor& logits, const at::Tensor& targets, const RowLoss& how,
-    const at::Tensor& gradient) {
-  const int64_t rows = logits.size(0), classes = logits.size(1);
+    const at::Tensor& logits, const at::Tensor& targets, const Classes& classes,
+    const RowLoss& how, const at::Tensor& gradient) {
+  const int64_t rows = logits.size(0), step = logits.stride(0);
   const T* from = logits.const_data_ptr<T>();
   const int64_t* target = targets.const_data_ptr<int64_t>();
   T* to = gradient.defined() ? gradient.mutable_data_ptr<T>() : nullptr;
+  const auto own_target = [&](int64_t row) {
+    const int64_t place = target[row] - classes.start;
+    return place < classes.own ? std::max<int64_t>(place, -1) : -1;
+  };
+  const auto sums = [&](int64_t row) {
+    return sums_of_row(from + row * step, classes.own, own_target(row), how);
+  };
   std::vector<double> losses(rows);
-  at::parallel_for(0, rows, std::max<int64_t>(1, 32768 / classes), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      losses[row] = row_loss(
-          from + row * classes, classes, target[row], how,
-          to == nullptr ? nullptr : to + row * classes);
+  const auto finish = [&](int64_t row, double own_largest, const WholeRow& whole) {
+    losses[row] = whole.loss;
+    if (to != nullptr) {
+      gradient_of_row(
+          from + row * step, classes, own_target(row), own_largest, whole, how, to + row * step);
     }
-  });
+  };
+  if (!classes.group) {
+    for_each_row(rows, classes, [&](int64_t row) {
+      const auto own = sums(row);
+      finish(row, own.largest, whole_row(&own.largest, 1, 4, classes, how));
+    });
+  } else {
+    const int64_t sent = RowSums::sent(how);
+    const auto of_own = at::empty({rows, sent}, targets.options().dtype(at::kDouble));
+    double* own = of_own.mutable_data_ptr<double>();
+    for_each_row(rows, classes, [&](int64_t row) {
+      const auto of_row = sums(row);
+      std::memcpy(own + row * sent, &of_row, sent * sizeof(double));
+    });
+    const auto of_all = regions::gather(classes.group, of_own, 0);
+    const double* all = of_all.const_data_ptr<double>();
+    for_each_row(rows, classes, [&](int64_t row) {
+      finish(
+          row, own[row * sent],
+          whole_row(all + row * sent, classes.group->getSize(), rows * sent, classes, how));
+    });
+  }
   double loss = 0;
   for (const double of_row : losses) {
     loss += of_row;
@@ -209,18 +337,89 @@ struct Counted {
   }
 };
 
-// The sum of the losses of contiguous logits [rows, classes], a scalar. The gradient, where it is defined, is
-// filled, and may be the logits.
+// The same of a rank's part, on a device.
+at::Tensor loss_and_gradient_of_part(
+    const at::Tensor& logits, const Counted& counted, const Classes& classes, const RowLoss& how,
+    at::Tensor gradient) {
+  const auto wide = at::toOpMathType(logits.scalar_type());
+  const int64_t rows = logits.size(0);
+  const auto places = counted.targets - classes.start;
+  const auto is_elsewhere =
+      places.lt(0).logical_or_(places.ge(classes.own))
+          .logical_and_(counted.targets.ge(0).logical_and_(counted.targets.lt(classes.all)));
+  // The place of a target that is no class stays outside: the kernel of `gather` tells of it.
+  const auto columns = places.masked_fill(is_elsewhere, 0).unsqueeze(1);
+  auto own = at::zeros({4, rows}, logits.options().dtype(at::kDouble));
+  at::Tensor exponentials;
+  if (classes.own == 0) {
+    own[0].fill_(-std::numeric_limits<double>::infinity());
+  } else {
+    const auto largest = logits.amax(1).to(wide);
+    const auto less = largest.masked_fill(largest.eq(-std::numeric_limits<double>::infinity()), 0);
+    exponentials = at::sub(logits, less.unsqueeze(1)).exp_();
+    own[0].copy_(largest);
+    own[1].copy_(exponentials.sum(1, /*keepdim=*/false, at::kDouble));
+    own[2].copy_(logits.gather(1, columns).squeeze(1).masked_fill_(is_elsewhere, 0));
+    if (how.smoothing > 0) {
+      own[3].copy_(logits.sum(1, /*keepdim=*/false, at::kDouble));
+    }
+  }
+  const int64_t sent = RowSums::sent(how);
+  const auto all = regions::gather(classes.group, own.narrow(0, 0, sent).unsqueeze(0), 0);
+  const auto of_all = [&](int64_t which) { return all.select(1, which); };
+  const auto largest = of_all(0).amax(0);
+  const auto sum = of_all(1).mul((of_all(0) - largest).exp_()).sum(0);
+  const auto log_sum = largest + sum.log();
+  auto loss = log_sum - of_all(2).sum(0) * (1 - how.smoothing);
+  const double spread = how.smoothing / static_cast<double>(classes.all);
+  if (how.smoothing > 0) {
+    loss.sub_(of_all(3).sum(0) * spread);
+  }
+  if (how.z_loss > 0) {
+    loss.add_(log_sum.square() * how.z_loss);
+  }
+  if (counted.ignored.defined()) {
+    loss.masked_fill_(counted.ignored, 0);
+  }
+  if (gradient.defined() && classes.own > 0) {
+    auto factor = (own[0] - largest).exp_().div_(sum);
+    if (how.z_loss > 0) {
+      factor.mul_(1 + 2 * how.z_loss * log_sum);
+    }
+    exponentials.mul_(factor.to(wide).unsqueeze(1));
+    if (spread > 0) {
+      exponentials.sub_(spread);
+    }
+    const auto at_target = at::full({rows, 1}, -(1 - how.smoothing), exponentials.options());
+    exponentials.scatter_add_(1, columns, at_target.masked_fill_(is_elsewhere.unsqueeze(1), 0));
+    exponentials.mul_(how.scale);
+    if (how.divisor.defined()) {
+      exponentials.div_(how.divisor);
+    }
+    if (counted.ignored.defined()) {
+      exponentials.masked_fill_(counted.ignored.unsqueeze(1), 0);
+    }
+    gradient.copy_(exponentials);
+  }
+  return loss.sum();
+}
+
+// The sum of the losses of logits [rows, classes], a scalar. The gradient, where it is defined, is filled. It may be
+// the logits, and else has their strides.
 at::Tensor loss_and_gradient(
-    const at::Tensor& logits, const Counted& counted, const RowLoss& how, at::Tensor gradient) {
+    const at::Tensor& logits, const Counted& counted, const Classes& classes, const RowLoss& how,
+    at::Tensor gradient) {
   const auto wide = at::toOpMathType(logits.scalar_type());
   if (logits.device().is_cpu()) {
     double loss = 0;
     AT_DISPATCH_FLOATING_TYPES_AND2(
         at::kBFloat16, at::kHalf, logits.scalar_type(), "cross_entropy", [&] {
-          loss = loss_of_rows<scalar_t>(logits, counted.targets, how, gradient);
+          loss = loss_of_rows<scalar_t>(logits, counted.targets, classes, how, gradient);
         });
     return at::scalar_tensor(loss, at::TensorOptions().dtype(at::kDouble));
+  }
+  if (classes.group) {
+    return loss_and_gradient_of_part(logits, counted, classes, how, gradient);
   }
   auto logs = at::log_softmax(logits, 1, wide);
   const auto places = counted.targets.unsqueeze(1);
@@ -231,12 +430,20 @@ at::Tensor loss_and_gradient(
     return losses.sum(at::kDouble);
   };
   auto loss = of_counted(logs.gather(1, places).squeeze(1)) * -(1 - how.smoothing);
-  const double less = how.smoothing / static_cast<double>(logits.size(1));
+  const double less = how.smoothing / static_cast<double>(classes.all);
   if (how.smoothing > 0) {
     loss = loss - of_counted(logs.sum(1)) * less;
   }
+  at::Tensor log_sum;
+  if (how.z_loss > 0) {
+    log_sum = logits.amax(1).to(wide) - logs.amax(1);
+    loss = loss + of_counted(log_sum.square()) * how.z_loss;
+  }
   if (gradient.defined()) {
     logs.exp_();
+    if (log_sum.defined()) {
+      logs.mul_((1 + 2 * how.z_loss * log_sum).unsqueeze(1));
+    }
     if (less > 0) {
       logs.sub_(less);
     }
@@ -263,10 +470,10 @@ RowLoss row_loss_of(
   const bool divide = product != at::kHalf && (options.mean || !is_short);
   if (counted.count) {
     const auto count = static_cast<double>(*counted.count);
-    return {options.label_smoothing, divide && count > 0 ? 1 / count : 1, at::Tensor()};
+    return {options.label_smoothing, options.z_loss, divide && count > 0 ? 1 / count : 1, at::Tensor()};
   }
   return {
-      options.label_smoothing, 1,
+      options.label_smoothing, options.z_loss, 1,
       divide ? counted.total.clamp_min(1).to(at::kDouble) : at::Tensor()};
 }
 
@@ -344,15 +551,22 @@ struct CrossEntropy : public torch::autograd::Function<CrossEntropy> {
 
   static at::Tensor forward(
       AutogradContext* context, const at::Tensor& logits, const Counted& counted,
-      const CrossEntropyOptions& options, bool wanted) {
+      const Classes& classes, const CrossEntropyOptions& options, bool wanted) {
     RECORD_FUNCTION("brigade::cross_entropy", {});
-    const auto flat = logits.reshape({-1, logits.size(-1)});
+    const int64_t columns = logits.size(-1);
+    const auto flat = logits.reshape({-1, columns});
     const auto rows = counted.of(flat);
+    const auto without_padding = [&](const at::Tensor& all) { return all.narrow(1, 0, classes.own); };
     const auto gradient = wanted ? at::empty_like(rows) : at::Tensor();
+    if (wanted && classes.own < columns) {
+      gradient.narrow(1, classes.own, columns - classes.own).zero_();
+    }
     auto sum = at::zeros({}, rows.options().dtype(at::kDouble));
     const auto how = row_loss_of(options, counted, rows.scalar_type(), rows.scalar_type());
     if (counted.rows() > 0) {
-      sum = loss_and_gradient(rows, counted, how, gradient);
+      sum = loss_and_gradient(
+          without_padding(rows), counted, classes, how,
+          wanted ? without_padding(gradient) : at::Tensor());
     }
     if (wanted) {
       const auto all = counted.among_all(gradient, flat.size(0)).view_as(logits);
@@ -363,7 +577,7 @@ struct CrossEntropy : public torch::autograd::Function<CrossEntropy> {
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     auto out = give(context, kName, 1, gradients[0]);
-    out.resize(4);
+    out.resize(5);
     return out;
   }
 };
@@ -375,17 +589,19 @@ struct LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy>
   static at::Tensor forward(
       AutogradContext* context, const at::Tensor& hidden, const at::Tensor& weight,
       const std::optional<at::Tensor>& bias, const at::Tensor& compute_weight,
-      const Counted& counted, const CrossEntropyOptions& options,
+      const Counted& counted, const Classes& classes, const CrossEntropyOptions& options,
       const std::array<bool, 3>& wanted) {
     RECORD_FUNCTION("brigade::linear_cross_entropy", {});
     // The types are chosen.
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const auto type = compute_weight.scalar_type();
     const auto sum_type = at::toOpMathType(type);
-    const int64_t classes = weight.size(0), width = weight.size(1);
+    const int64_t width = weight.size(1);
+    const auto without_padding = [&](const at::Tensor& all) { return all.narrow(0, 0, classes.own); };
+    const auto factors = without_padding(compute_weight);
     const auto flat = hidden.reshape({-1, width});
     const auto rows = counted.of(flat).to(type);
-    const auto compute_bias = bias ? bias->to(type) : at::Tensor();
+    const auto compute_bias = bias ? without_padding(bias->to(type)) : at::Tensor();
     const auto how = row_loss_of(options, counted, hidden.scalar_type(), type);
     const bool any = wanted[0] || wanted[1] || wanted[2];
 
@@ -395,42 +611,49 @@ struct LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy>
       of_hidden = at::empty({counted.rows(), width}, options_of(type));
     }
     if (wanted[2]) {
-      of_bias = at::zeros({classes}, options_of(sum_type));
+      of_bias = at::zeros(bias->sizes(), options_of(sum_type));
     }
     auto sum = at::zeros({}, options_of(at::kDouble));
+    // Ranks whose processors differ compute 16-bit products in two types, and must still have as many chunks.
+    const auto bytes = static_cast<int64_t>(
+        classes.group ? std::max(sizeof(float), c10::elementSize(type)) : c10::elementSize(type));
     const int64_t most = std::max(
-        kFewestRows,
-        kMostLogitBytes / static_cast<int64_t>(std::max<int64_t>(1, classes) * c10::elementSize(type)));
+        kFewestRows, kMostLogitBytes / (std::max<int64_t>(1, classes.most_of_a_rank()) * bytes));
     const int64_t chunks = (counted.rows() + most - 1) / most;
     const int64_t of_chunk = chunks == 0 ? 0 : (counted.rows() + chunks - 1) / chunks;
     // The first chunk is as large as any.
-    const auto memory = at::empty({of_chunk, classes}, options_of(type));
+    const auto memory = at::empty({of_chunk, classes.own}, options_of(type));
     for (int64_t begin = 0; begin < counted.rows(); begin += of_chunk) {
       const int64_t size = std::min(of_chunk, counted.rows() - begin);
       const auto in = rows.narrow(0, begin, size);
       auto logits = memory.narrow(0, 0, size);
       if (compute_bias.defined()) {
-        at::addmm_out(logits, compute_bias, in, compute_weight.t());
+        at::addmm_out(logits, compute_bias, in, factors.t());
       } else {
-        at::mm_out(logits, in, compute_weight.t());
+        at::mm_out(logits, in, factors.t());
       }
       sum += loss_and_gradient(
-          logits, counted.narrow(begin, size), how, any ? logits : at::Tensor());
+          logits, counted.narrow(begin, size), classes, how, any ? logits : at::Tensor());
       if (wanted[0]) {
         auto out = of_hidden.narrow(0, begin, size);
-        at::mm_out(out, logits, compute_weight);
+        at::mm_out(out, logits, factors);
       }
       if (wanted[1]) {
         if (!of_weight.defined()) {
-          of_weight = at::mm(logits.t(), in);
+          const bool is_padded = classes.own < weight.size(0);
+          of_weight = is_padded ? at::zeros(weight.sizes(), options_of(type))
+                                : at::empty(weight.sizes(), options_of(type));
+          auto out = without_padding(of_weight);
+          at::mm_out(out, logits.t(), in);
         } else if (type == sum_type) {
-          of_weight.addmm_(logits.t(), in);
+          without_padding(of_weight).addmm_(logits.t(), in);
         } else {
-          of_weight = of_weight.to(sum_type).add_(at::mm(logits.t(), in));
+          of_weight = of_weight.to(sum_type);
+          without_padding(of_weight).add_(at::mm(logits.t(), in));
         }
       }
       if (wanted[2]) {
-        of_bias.add_(logits.sum(0, /*keepdim=*/false, sum_type));
+        without_padding(of_bias).add_(logits.sum(0, /*keepdim=*/false, sum_type));
       }
     }
     if (wanted[0]) {
@@ -451,7 +674,7 @@ struct LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy>
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     auto out = give(context, kName, 3, gradients[0]);
-    out.resize(7);
+    out.resize(8);
     return out;
   }
 };
@@ -469,6 +692,9 @@ void check_targets(
   TORCH_CHECK_VALUE(
       options.label_smoothing >= 0 && options.label_smoothing <= 1, "label_smoothing is ",
       options.label_smoothing, ", expected 0 to 1");
+  TORCH_CHECK_VALUE(
+      options.z_loss >= 0 && std::isfinite(options.z_loss), "z_loss is ", options.z_loss,
+      ", expected a finite number that is not negative");
 }
 
 void check_rows(const char* name, const at::Tensor& rows) {
@@ -481,25 +707,24 @@ CrossEntropyLoss handed_over(at::Tensor loss, const Counted& counted) {
   return {std::make_unique<Tensor>(std::move(loss)), std::make_unique<Tensor>(counted.total)};
 }
 
-} // namespace
-
-CrossEntropyLoss cross_entropy(
-    const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& options) {
-  check_rows("logits", logits);
-  check_targets(targets, logits, options);
-  const Counted counted(targets, logits.size(-1), options);
-  const bool wanted = at::GradMode::is_enabled() && logits.requires_grad();
-  return handed_over(CrossEntropy::apply(logits, counted, options, wanted), counted);
+void check_part(const char* name, int64_t size, const VocabularyPart& part) {
+  TORCH_CHECK_VALUE(
+      size == part.size, name, " has ", size, " classes, the part of the vocabulary ", part.size);
 }
 
-CrossEntropyLoss linear_cross_entropy(
-    const Tensor& hidden,
-    const Tensor& weight,
-    rust::Slice<const TensorRef> bias,
-    const Tensor& targets,
+CrossEntropyLoss loss_of_logits(
+    const Tensor& logits, const Tensor& targets, const Classes& classes,
     const CrossEntropyOptions& options) {
+  check_targets(targets, logits, options);
+  const Counted counted(targets, classes.all, options);
+  const bool wanted = at::GradMode::is_enabled() && logits.requires_grad();
+  return handed_over(CrossEntropy::apply(logits, counted, classes, options, wanted), counted);
+}
+
+CrossEntropyLoss loss_of_hidden(
+    const Tensor& hidden, const Tensor& weight, rust::Slice<const TensorRef> bias,
+    const Tensor& targets, const Classes& classes, const CrossEntropyOptions& options) {
   check_rows("hidden", hidden);
-  check_rows("weight", weight);
   check_targets(targets, hidden, options);
   const auto offset = optional_handle(bias);
   TORCH_CHECK_VALUE(
@@ -524,7 +749,7 @@ CrossEntropyLoss linear_cross_entropy(
         ": expected one type outside of autocast");
   }
   type = product_type(type, device);
-  const Counted counted(targets, weight.size(0), options);
+  const Counted counted(targets, classes.all, options);
   const bool records = at::GradMode::is_enabled();
   const std::array<bool, 3> wanted{
       records && hidden.requires_grad(), records && weight.requires_grad(),
@@ -534,8 +759,51 @@ CrossEntropyLoss linear_cross_entropy(
       ? at::autocast::cached_cast(type, weight, device.type()).detach()
       : weight.detach().to(type);
   return handed_over(
-      LinearCrossEntropy::apply(hidden, weight, offset, compute_weight, counted, options, wanted),
+      LinearCrossEntropy::apply(
+          hidden, weight, offset, compute_weight, counted, classes, options, wanted),
       counted);
+}
+
+} // namespace
+
+CrossEntropyLoss cross_entropy(
+    const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& options) {
+  check_rows("logits", logits);
+  return loss_of_logits(logits, targets, Classes(logits.size(-1)), options);
+}
+
+CrossEntropyLoss linear_cross_entropy(
+    const Tensor& hidden,
+    const Tensor& weight,
+    rust::Slice<const TensorRef> bias,
+    const Tensor& targets,
+    const CrossEntropyOptions& options) {
+  check_rows("weight", weight);
+  return loss_of_hidden(hidden, weight, bias, targets, Classes(weight.size(0)), options);
+}
+
+CrossEntropyLoss vocabulary_parallel_cross_entropy(
+    const Group& group,
+    const Tensor& logits,
+    const Tensor& targets,
+    const VocabularyPart& part,
+    const CrossEntropyOptions& options) {
+  check_rows("logits", logits);
+  check_part("logits", logits.size(-1), part);
+  return loss_of_logits(logits, targets, Classes(group, part), options);
+}
+
+CrossEntropyLoss linear_vocabulary_parallel_cross_entropy(
+    const Group& group,
+    const Tensor& hidden,
+    const Tensor& weight,
+    rust::Slice<const TensorRef> bias,
+    const Tensor& targets,
+    const VocabularyPart& part,
+    const CrossEntropyOptions& options) {
+  check_rows("weight", weight);
+  check_part("weight", weight.size(0), part);
+  return loss_of_hidden(hidden, weight, bias, targets, Classes(group, part), options);
 }
 
 } // namespace brigade

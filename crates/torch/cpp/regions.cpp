@@ -11,12 +11,13 @@ namespace regions {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-using GroupHandle = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 enum class Move { Nothing, Sum, Part, Gather, SumPart, Exchange };
 
-at::Tensor sum(const GroupHandle& group, const at::Tensor& input) {
-  std::vector<at::Tensor> list{input.clone(at::MemoryFormat::Contiguous)};
+// In the input's own memory where nothing else can see it: a gradient of many megabytes that only passes by.
+at::Tensor sum(const GroupHandle& group, const at::Tensor& input, bool may_overwrite) {
+  const bool overwrites = may_overwrite && input.is_contiguous() && !tensor_is_shared(input);
+  std::vector<at::Tensor> list{overwrites ? input : input.clone(at::MemoryFormat::Contiguous)};
   group->allreduce(list)->wait();
   return list[0];
 }
@@ -26,7 +27,6 @@ at::Tensor part(const GroupHandle& group, const at::Tensor& input, int64_t dim) 
   return input.narrow(dim, group->getRank() * size, size).contiguous();
 }
 
-// The tensors of all ranks side by side along `dim`.
 at::Tensor gather(const GroupHandle& group, const at::Tensor& input, int64_t dim) {
   auto sizes = input.sizes().vec();
   sizes.insert(sizes.begin(), group->getSize());
@@ -62,13 +62,19 @@ at::Tensor exchange(const GroupHandle& group, const at::Tensor& input, int64_t c
   return all.movedim(0, joined).flatten(joined, joined + 1).contiguous();
 }
 
-at::Tensor run(const GroupHandle& group, const at::Tensor& input, Move move, int64_t dim, int64_t other) {
+at::Tensor run(
+    const GroupHandle& group,
+    const at::Tensor& input,
+    Move move,
+    int64_t dim,
+    int64_t other,
+    bool may_overwrite) {
   at::NoGradGuard no_grad;
   switch (move) {
     case Move::Nothing:
       return input.alias();
     case Move::Sum:
-      return sum(group, input);
+      return sum(group, input, may_overwrite);
     case Move::Part:
       return part(group, input, dim);
     case Move::Gather:
@@ -119,7 +125,7 @@ struct Edge : public torch::autograd::Function<Edge> {
     context->saved_data["edge"] = edge;
     context->saved_data["dim"] = dim;
     context->saved_data["other"] = other;
-    return run(group, input, moves_of(static_cast<RegionEdge>(edge)).forward, dim, other);
+    return run(group, input, moves_of(static_cast<RegionEdge>(edge)).forward, dim, other, /*may_overwrite=*/false);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -136,7 +142,9 @@ struct Edge : public torch::autograd::Function<Edge> {
     const auto other = context->saved_data["other"].toInt();
     const bool swaps = edge == RegionEdge::AllToAll;
     const auto move = moves_of(edge).backward;
-    return {run(group, gradients[0], move, swaps ? other : dim, swaps ? dim : other), {}, {}, {}, {}};
+    const auto summed = run(
+        group, gradients[0], move, swaps ? other : dim, swaps ? dim : other, /*may_overwrite=*/true);
+    return {summed, {}, {}, {}, {}};
   }
 };
 

@@ -7,6 +7,15 @@ namespace brigade {
 
 enum class RegionEdge : uint8_t;
 
+namespace regions {
+
+using GroupHandle = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+// The tensors of all ranks side by side along `dim`, without a gradient.
+at::Tensor gather(const GroupHandle& group, const at::Tensor& input, int64_t dim);
+
+} // namespace regions
+
 // `dim` is what is cut or put together; an all-to-all puts together along `other`.
 std::unique_ptr<Tensor> region_edge(
     const Group& group, const Tensor& input, RegionEdge edge, int64_t dim, int64_t other);

@@ -356,7 +356,15 @@ pub(crate) mod ffi {
     struct CrossEntropyOptions {
         ignore_index: i64,
         label_smoothing: f64,
+        z_loss: f64,
         mean: bool,
+    }
+
+    /// The classes of which a rank has the logits.
+    struct VocabularyPart {
+        start: i64,
+        size: i64,
+        vocabulary: i64,
     }
 
     struct CrossEntropyLoss {
@@ -890,6 +898,22 @@ pub(crate) mod ffi {
             weight: &Tensor,
             bias: &[TensorRef<'_>],
             targets: &Tensor,
+            options: &CrossEntropyOptions,
+        ) -> Result<CrossEntropyLoss>;
+        fn vocabulary_parallel_cross_entropy(
+            group: &Group,
+            logits: &Tensor,
+            targets: &Tensor,
+            part: &VocabularyPart,
+            options: &CrossEntropyOptions,
+        ) -> Result<CrossEntropyLoss>;
+        fn linear_vocabulary_parallel_cross_entropy(
+            group: &Group,
+            hidden: &Tensor,
+            weight: &Tensor,
+            bias: &[TensorRef<'_>],
+            targets: &Tensor,
+            part: &VocabularyPart,
             options: &CrossEntropyOptions,
         ) -> Result<CrossEntropyLoss>;
 

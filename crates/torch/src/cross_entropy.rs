@@ -12,20 +12,23 @@ pub struct CrossEntropyOptions {
     pub ignore_index: i64,
     /// The part of a target that is spread over all classes, from 0 to 1.
     pub label_smoothing: f64,
+    /// Factor of the z-loss, which adds the square of the logarithm of the sum of exponentials to each row's loss and so
+    /// keeps logits from drifting ([PaLM](https://arxiv.org/abs/2204.02311), section 5). Defaults to 0.
+    pub z_loss: f64,
     /// `Sum` or `Mean`, which divides by the number of rows that count.
     pub reduction: Reduction,
 }
 
 impl Default for CrossEntropyOptions {
-    /// PyTorch's: −100, 0, and the mean.
+    /// PyTorch's: −100, 0, and the mean; no z-loss.
     fn default() -> Self {
-        Self { ignore_index: -100, label_smoothing: 0.0, reduction: Reduction::Mean }
+        Self { ignore_index: -100, label_smoothing: 0.0, z_loss: 0.0, reduction: Reduction::Mean }
     }
 }
 
 impl CrossEntropyOptions {
-    fn for_libtorch(&self, operation: &str) -> Result<ffi::CrossEntropyOptions, Error> {
-        let Self { ignore_index, label_smoothing, reduction } = *self;
+    pub(crate) fn for_libtorch(&self, operation: &str) -> Result<ffi::CrossEntropyOptions, Error> {
+        let Self { ignore_index, label_smoothing, z_loss, reduction } = *self;
         let mean = match reduction {
             Reduction::Mean => true,
             Reduction::Sum => false,
@@ -35,7 +38,7 @@ impl CrossEntropyOptions {
                 )));
             }
         };
-        Ok(ffi::CrossEntropyOptions { ignore_index, label_smoothing, mean })
+        Ok(ffi::CrossEntropyOptions { ignore_index, label_smoothing, z_loss, mean })
     }
 }
 
@@ -68,7 +71,7 @@ impl From<ffi::CrossEntropyLoss> for CrossEntropyLoss {
 ///
 /// # Errors
 /// [`crate::ErrorKind::InvalidArgument`] for another reduction; [`crate::TorchError::Libtorch`] with
-/// [`crate::Fault::Invalid`] for a target that is no class, and for shapes and kinds that do not fit. On a GPU such a
+/// [`crate::Fault::Invalid`] for a target that is no class, and for shapes, kinds and options that do not fit. On a GPU such a
 /// target is found by the kernel: the error is that of a later call, and CUDA can do nothing more in this process.
 ///
 /// ```

@@ -52,6 +52,7 @@ mod tensor_file;
 mod tensor_id;
 mod tensor_tree;
 mod unallocated;
+mod vocabulary_parallel;
 mod warnings;
 mod work;
 mod work_handle;
@@ -110,6 +111,10 @@ pub use tensor_file::TensorFile;
 pub use tensor_id::TensorId;
 pub use tensor_tree::{TensorTree, TreeSpec};
 pub use unallocated::{has_memory, unallocated};
+pub use vocabulary_parallel::{
+    VocabularyPart, linear_vocabulary_parallel_cross_entropy, region_argmax, region_top_k,
+    vocabulary_parallel_cross_entropy, vocabulary_parallel_embedding,
+};
 pub use warnings::WarningFilter;
 pub use work::Work;
 

@@ -185,5 +185,6 @@ fn summed(smoothing: f64) -> CrossEntropyOptions {
         ignore_index: IGNORED_LABEL,
         label_smoothing: smoothing,
         reduction: Reduction::Sum,
+        ..CrossEntropyOptions::default()
     }
 }

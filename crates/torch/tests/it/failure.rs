@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use brigade_testkit::{dist_test, step};
 use brigade_torch::{
-    Backend, Error, Fault, GlooDevice, GroupOptions, ProcessGroup, ReduceOp, Store,
+    Backend, CrossEntropyOptions, Error, ErrorKind, Fault, GlooDevice, GroupOptions, ProcessGroup,
+    ReduceOp, Store, VocabularyPart, linear_vocabulary_parallel_cross_entropy, region_argmax,
+    vocabulary_parallel_cross_entropy, vocabulary_parallel_embedding,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -138,6 +140,46 @@ dist_test!(world = 3, dist_a_killed_peer_is_noticed_at_once, |world| {
     let begun = Instant::now();
     let error = assert_fault(reduce(&group), Fault::PeerLost);
     assert_eq!(missing(&error), [1], "{error}");
+    drop(group);
+    assert!(begun.elapsed() < LIMIT, "long before the limit");
+});
+
+dist_test!(world = 3, dist_a_peer_that_has_a_part_of_the_vocabulary_is_killed, |world| {
+    let part = VocabularyPart::even(9, world.rank.as_usize(), 3).unwrap();
+    let rows = Tensor::ones([part.size, part.size], (Kind::Float, Device::Cpu));
+    let ids = Tensor::from_slice(&[0_i64, 5, 8]);
+    let options = CrossEntropyOptions::default();
+    let loss = |group: &ProcessGroup| {
+        let found = linear_vocabulary_parallel_cross_entropy(
+            group, &rows, &rows, None, &ids, part, &options,
+        );
+        found.map(drop)
+    };
+    if world.rank.as_usize() == 1 {
+        rendezvous::by_a_child_that_dies(|| {
+            let group = rendezvous::group(&world);
+            loss(&group).unwrap();
+            meet(&group, "before", 3);
+            rendezvous::die();
+        });
+        return;
+    }
+    let group = rendezvous::group(&world);
+    loss(&group).unwrap();
+    meet(&group, "before", 3);
+    let begun = Instant::now();
+    let error = assert_fault(loss(&group), Fault::PeerLost);
+    assert_eq!((error.kind(), missing(&error)), (ErrorKind::Communication, vec![1]), "{error}");
+    let text = error.to_string();
+    assert!(text.starts_with("linear_vocabulary_parallel_cross_entropy on group"), "{text}");
+    let later = [
+        vocabulary_parallel_cross_entropy(&group, &rows, &ids, part, &options).map(drop),
+        vocabulary_parallel_embedding(&group, &ids, &rows, part, None).map(drop),
+        region_argmax(&group, &rows, part).map(drop),
+    ];
+    for outcome in later {
+        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Communication);
+    }
     drop(group);
     assert!(begun.elapsed() < LIMIT, "long before the limit");
 });

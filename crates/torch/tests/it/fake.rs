@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use brigade_torch::{
-    Backend, GroupOptions, ProcessGroup, ReduceOp, Reducer, ReducerOptions, Store, regions,
+    Backend, CrossEntropyOptions, GroupOptions, ProcessGroup, ReduceOp, Reducer, ReducerOptions,
+    Store, VocabularyPart, linear_vocabulary_parallel_cross_entropy, region_argmax, region_top_k,
+    regions, vocabulary_parallel_cross_entropy, vocabulary_parallel_embedding,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -193,5 +195,72 @@ fn edges_of_regions_send_what_the_table_says() {
             let found: BTreeMap<String, (u64, u64)> = found.collect();
             assert_eq!(found, expected, "{size} ranks");
         }
+    }
+}
+
+/// Three numbers for each row that counts, a fourth one with label smoothing, and no logits.
+#[test]
+fn a_divided_vocabulary_sends_a_few_numbers_for_each_row() {
+    const ROWS: i64 = 300;
+    const IGNORED: i64 = 20;
+    // A chunk has 256 rows of them: 128 MiB.
+    const PART: i64 = 1 << 17;
+    const WIDTH: i64 = 2;
+    let like = (Kind::Float, Device::Cpu);
+    let ids = Tensor::arange(ROWS, (Kind::Int64, Device::Cpu));
+    let targets = ids.copy();
+    let _ = targets.narrow(0, 7, IGNORED).fill_(-100);
+    let hidden = Tensor::ones([ROWS, WIDTH], like).set_requires_grad(true);
+    let weight = Tensor::ones([PART, WIDTH], like).set_requires_grad(true);
+    let few = Tensor::ones([ROWS, 5], like).set_requires_grad(true);
+    for size in [8, 64, 1024] {
+        let group = group(1, size);
+        let sent = |operation: &str| {
+            let all = group.traffic();
+            assert!(all.keys().all(|name| name == operation), "{all:?}");
+            let traffic = all.get(operation).copied().unwrap_or_default();
+            group.reset_traffic();
+            (traffic.messages, traffic.bytes)
+        };
+        let peers = size as u64 - 1;
+        let counted = (ROWS - IGNORED) as u64;
+        let part = VocabularyPart::even(PART * size as i64, 1, size).unwrap();
+        for (label_smoothing, numbers) in [(0.0, 3), (0.1, 4)] {
+            let options =
+                CrossEntropyOptions { label_smoothing, z_loss: 0.1, ..Default::default() };
+            let found = linear_vocabulary_parallel_cross_entropy(
+                &group,
+                &regions::copy_to_region(&group, &hidden).unwrap(),
+                &weight,
+                None,
+                &targets,
+                part,
+                &options,
+            )
+            .unwrap();
+            assert_eq!(sent("all_gather"), (2, counted * numbers * 8 * peers), "{size} ranks");
+            // Back: the sum of the gradient of `hidden`.
+            found.loss.f_backward().unwrap();
+            let gradient = (ROWS * WIDTH * 4) as u64;
+            assert_eq!(sent("all_reduce"), (1, 2 * gradient * peers / size as u64), "{size} ranks");
+
+            let part = VocabularyPart::even(5 * size as i64, 1, size).unwrap();
+            let targets = targets.clamp_max(5 * size as i64 - 1);
+            let found =
+                vocabulary_parallel_cross_entropy(&group, &few, &targets, part, &options).unwrap();
+            assert_eq!(sent("all_gather"), (1, counted * numbers * 8 * peers), "{size} ranks");
+            found.loss.f_backward().unwrap();
+            assert_eq!(sent("none back"), (0, 0));
+        }
+        let rows = vocabulary_parallel_embedding(&group, &ids, &weight, part, None).unwrap();
+        let bytes = (ROWS * WIDTH * 4) as u64;
+        assert_eq!(sent("all_reduce"), (1, 2 * bytes * peers / size as u64), "{size} ranks");
+        rows.sum(Kind::Float).f_backward().unwrap();
+        assert_eq!(sent("none back"), (0, 0));
+        let part = VocabularyPart::even(5 * size as i64, 1, size).unwrap();
+        drop(region_argmax(&group, &few, part).unwrap());
+        assert_eq!(sent("all_gather"), (1, ROWS as u64 * 16 * peers), "{size} ranks");
+        drop(region_top_k(&group, &few, part, 3).unwrap());
+        assert_eq!(sent("all_gather"), (1, ROWS as u64 * 48 * peers), "{size} ranks");
     }
 }

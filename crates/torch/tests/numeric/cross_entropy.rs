@@ -87,8 +87,21 @@ impl Case {
 }
 
 fn by_libtorch(logits: &Tensor, targets: &Tensor, options: &CrossEntropyOptions) -> Tensor {
-    let CrossEntropyOptions { ignore_index, label_smoothing, reduction } = *options;
-    logits.cross_entropy_loss::<Tensor>(targets, None, reduction, ignore_index, label_smoothing)
+    let CrossEntropyOptions { ignore_index, label_smoothing, z_loss, reduction } = *options;
+    let loss = logits.cross_entropy_loss::<Tensor>(
+        targets,
+        None,
+        reduction,
+        ignore_index,
+        label_smoothing,
+    );
+    if z_loss == 0.0 {
+        return loss;
+    }
+    let counted = targets.ne(ignore_index).to_kind(logits.kind());
+    let squares = (logits.logsumexp([1], false).square() * &counted).sum(None::<Kind>);
+    let mean = reduction == Reduction::Mean;
+    loss + z_loss * if mean { squares / counted.sum(None::<Kind>) } else { squares }
 }
 
 fn options(reduction: Reduction, label_smoothing: f64) -> CrossEntropyOptions {
@@ -97,7 +110,14 @@ fn options(reduction: Reduction, label_smoothing: f64) -> CrossEntropyOptions {
 
 fn all_options() -> impl Iterator<Item = CrossEntropyOptions> {
     let reductions = [Reduction::Mean, Reduction::Sum];
-    reductions.into_iter().flat_map(|r| [0.0, 0.1, 1.0].map(|smoothing| options(r, smoothing)))
+    reductions.into_iter().flat_map(|reduction| {
+        [(0.0, 0.0), (0.1, 0.0), (1.0, 0.0), (0.0, 0.01), (0.1, 0.2)].map(
+            |(label_smoothing, z_loss)| CrossEntropyOptions {
+                z_loss,
+                ..options(reduction, label_smoothing)
+            },
+        )
+    })
 }
 
 fn fault_of(result: Result<CrossEntropyLoss, Error>) -> (Fault, String) {
@@ -344,6 +364,12 @@ fn what_does_not_fit_is_named() {
     assert!(short.contains("expected Int64"), "{short}");
     let mixed = with(&case.targets, &case.weight.to_kind(Kind::Float)).1;
     assert!(mixed.contains("expected one type"), "{mixed}");
+    for z_loss in [-1.0, f64::NAN] {
+        let options = CrossEntropyOptions { z_loss, ..options };
+        let (fault, detail) = fault_of(cross_entropy(&case.hidden, &case.targets, &options));
+        assert_eq!(fault, Fault::Invalid);
+        assert!(detail.contains("z_loss is"), "{detail}");
+    }
     let none = CrossEntropyOptions { reduction: Reduction::None, ..options };
     let error = cross_entropy(&case.hidden, &case.targets, &none).unwrap_err().to_string();
     assert!(error.contains("expected the reduction Mean or Sum"), "{error}");

@@ -16,3 +16,4 @@ mod regions;
 #[path = "../common/rendezvous.rs"]
 #[allow(dead_code, reason = "the other tests use the rest of it")]
 mod rendezvous;
+mod vocabulary_parallel;

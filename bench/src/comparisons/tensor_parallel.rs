@@ -1,0 +1,54 @@
+//! Tensor parallelism against PyTorch's DTensor, by two processes of one thread.
+
+use anyhow::Result;
+
+use super::milliseconds;
+use super::training::{launched, megabytes};
+use crate::processes::{Side, median};
+use crate::table::Row;
+
+/// A head and its loss, where each rank has half of a vocabulary of 32,000 tokens.
+pub(crate) fn loss(rounds: usize) -> Result<Vec<Row>> {
+    let Some(peer) = Side::torchrun("peers/tensor_parallel.py", &["loss"]) else {
+        return Ok(Vec::new());
+    };
+    let own = |how: &str| launched(2, &format!("tensor-parallel loss {how}"));
+    let sides = [own("divided")?, own("gathered")?, peer];
+    let mut found = [const { [Vec::new(), Vec::new()] }; 3];
+    for round in 0..rounds {
+        for turn in 0..sides.len() {
+            let side = (round + turn) % sides.len();
+            for (all, of_round) in found[side].iter_mut().zip(sides[side].lists::<2>()?) {
+                all.extend(of_round);
+            }
+        }
+    }
+    let [[divided, peak], [_, gathered_peak], [theirs, their_peak]] =
+        found.map(|lists| lists.map(|mut all| median(&mut all)));
+    Ok(vec![
+        Row {
+            what: "head and loss of 32,000 tokens on 2 ranks of 1 thread: against loss_parallel",
+            ours: milliseconds(divided),
+            other: milliseconds(theirs),
+            ratio: format!("{:.2}x", theirs / divided),
+            goal: "at least 1.25x".to_owned(),
+            reached: theirs >= 1.25 * divided,
+        },
+        Row {
+            what: "head and loss of 32,000 tokens: highest memory of rank 0, against loss_parallel",
+            ours: megabytes(peak),
+            other: megabytes(their_peak),
+            ratio: format!("{:.2}", peak / their_peak),
+            goal: "at most 1.00".to_owned(),
+            reached: peak <= their_peak,
+        },
+        Row {
+            what: "head and loss of 32,000 tokens: highest memory of rank 0, against gathered logits",
+            ours: megabytes(peak),
+            other: megabytes(gathered_peak),
+            ratio: format!("{:.2}", peak / gathered_peak),
+            goal: "at most 0.60".to_owned(),
+            reached: peak <= 0.6 * gathered_peak,
+        },
+    ])
+}

@@ -1,0 +1,68 @@
+//! Our side of tensor parallelism: what `peers/tensor_parallel.py` does with PyTorch's DTensor.
+
+use std::fs;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use brigade::prelude::*;
+use brigade::torch::regions::{copy_to_region, gather_from_region};
+use brigade::torch::{
+    CrossEntropyOptions, VocabularyPart, backward, clear_gradient, cross_entropy,
+    linear_vocabulary_parallel_cross_entropy,
+};
+
+use super::training::status;
+
+const WARM_UP: usize = 2;
+const STEPS: usize = 5;
+const TOKENS: i64 = 1024;
+const WIDTH: i64 = 512;
+const VOCABULARY: i64 = 32_000;
+
+/// Runs `loss divided` or `loss gathered`.
+pub(crate) fn run(words: &[&str]) -> Result<Vec<Vec<f64>>> {
+    match words {
+        ["loss", "divided"] => loss(false),
+        ["loss", "gathered"] => loss(true),
+        other => bail!("there is no measurement of tensor parallelism {other:?}"),
+    }
+}
+
+/// Seconds of the head's forward and backward with the loss, and bytes of the highest memory above what the process had
+/// before.
+fn loss(gathers: bool) -> Result<Vec<Vec<f64>>> {
+    let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
+    let group = accelerator.processes().group().context("the loss is one of several ranks")?;
+    let part = VocabularyPart::even(VOCABULARY, group.rank(), group.size())?;
+    tch::manual_seed(1);
+    let hidden = Tensor::randn([TOKENS, WIDTH], tch::kind::FLOAT_CPU).set_requires_grad(true);
+    let targets = Tensor::randint(VOCABULARY, [TOKENS], tch::kind::INT64_CPU);
+    let weight = Tensor::randn([part.size, WIDTH], tch::kind::FLOAT_CPU) * 0.02;
+    let weight = weight.set_requires_grad(true);
+    let options = CrossEntropyOptions::default();
+    group.barrier()?;
+    let before = status("VmRSS")?;
+    fs::write("/proc/self/clear_refs", "5").context("cannot reset the highest memory")?;
+    let mut seconds = Vec::new();
+    for number in 0..WARM_UP + STEPS {
+        let start = Instant::now();
+        let copied = copy_to_region(&group, &hidden)?;
+        let found = if gathers {
+            let logits = copied.f_linear(&weight, None::<&Tensor>)?;
+            cross_entropy(&gather_from_region(&group, &logits, -1)?, &targets, &options)?
+        } else {
+            linear_vocabulary_parallel_cross_entropy(
+                &group, &copied, &weight, None, &targets, part, &options,
+            )?
+        };
+        backward(&found.loss)?;
+        clear_gradient(&hidden)?;
+        clear_gradient(&weight)?;
+        if number >= WARM_UP {
+            seconds.push(start.elapsed().as_secs_f64());
+        }
+    }
+    let peak = status("VmHWM")? - before;
+    let lists = vec![seconds, vec![peak]];
+    Ok(if accelerator.is_main_process() { lists } else { Vec::new() })
+}
