@@ -430,6 +430,12 @@ settings! {
         /// DeepSpeed are read, too
         sharding: ShardingSetting = "sharding" "STRATEGY"
             default "none";
+        /// Ranks that divide each layer of a Rust program's model between them (tensor parallelism)
+        ///
+        /// Neighbouring ranks, which read the same samples. They divide the number of ranks, and the model's
+        /// attention heads
+        tensor: NonZeroUsize = "tensor" "N"
+            default "1" env "BRIGADE_TENSOR";
         /// Backend of torch.compile, for Python programs
         dynamo_backend: DynamoBackend = "dynamo-backend" "BACKEND"
             default "no" env "ACCELERATE_DYNAMO_BACKEND";

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use brigade_sharding::{TensorPart, TensorPlan, TensorStyle};
 use brigade_torch::regions::{copy_to_region, gather_from_region, reduce_from_region};
-use brigade_torch::{ProcessGroup, Result, rng_state, set_rng_state};
+use brigade_torch::{ProcessGroup, Result, VocabularyPart, rng_state, set_rng_state};
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::{Init, Model, ParamPath, StateDict};
@@ -44,6 +44,19 @@ pub struct Divided {
     pub part: TensorPart,
     /// The edges of the layers that are divided.
     pub region: TensorRegion,
+}
+
+impl Divided {
+    /// Returns this rank's part of a vocabulary, of a parameter that is divided by it.
+    #[must_use]
+    pub fn vocabulary(&self) -> VocabularyPart {
+        let range = self.part.ranges().into_iter().next().unwrap_or_default();
+        VocabularyPart {
+            start: range.start.cast_signed(),
+            size: (range.end - range.start).cast_signed(),
+            vocabulary: self.part.shape()[self.part.dim()].cast_signed(),
+        }
+    }
 }
 
 /// The edges of divided layers: where values that are equal on all ranks of a tensor group go into layers of which each rank

@@ -11,7 +11,7 @@ use brigade_launch::{
     ChosenPorts, ForOthers, ForPython, GuardSources, LaunchOptions, NprocSpec, OutputOptions,
     PlacementFacts, PlacementOptions, PortRange, Program, RendezvousMode, Secret, SecretError,
 };
-use brigade_rank_env::env::{ACCELERATE_MIXED_PRECISION, BRIGADE_SHARDING};
+use brigade_rank_env::env::{ACCELERATE_MIXED_PRECISION, BRIGADE_SHARDING, BRIGADE_TENSOR};
 
 use super::hosts;
 use super::program::ProgramArgs;
@@ -72,6 +72,7 @@ pub(super) fn options(
     let program_args = program;
     let program = program_args.program(variables)?;
     sharding::settle(layers, &program)?;
+    sharding::settle_tensor(layers, &program)?;
     let (chosen, unused) = plugins(layers, &program, variables)?;
     // What a setting says goes before what another one implies.
     let training = training(layers);
@@ -256,6 +257,7 @@ pub(super) fn training(layers: &Layer) -> Vec<(String, String)> {
     let rows = [
         ("cpu", "ACCELERATE_USE_CPU", python(settings.cpu)),
         ("sharding", BRIGADE_SHARDING, settings.text("sharding")),
+        ("tensor", BRIGADE_TENSOR, settings.text("tensor")),
         // Of fp8 the plugin says it, to Python programs alone.
         (
             "mixed-precision",

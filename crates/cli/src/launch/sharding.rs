@@ -1,5 +1,7 @@
 //! How a Rust program shards its model: by `--sharding`, or by the settings of FSDP and DeepSpeed.
 
+use std::num::NonZeroUsize;
+
 use brigade_config::plugin_arguments::Plugin;
 use brigade_config::plugins::Plugins;
 use brigade_config::{ConfigError, Layer, Source};
@@ -8,6 +10,31 @@ use brigade_launch::{HostFacts, LaunchError, LaunchOptions, NprocSpec, Program};
 use brigade_rank_env::env;
 use brigade_sharding::Sharding;
 use brigade_sharding::settings::{Facts, Note, Precision, Settings, describe};
+
+/// Leaves the setting `tensor` out for a Python program.
+///
+/// # Errors
+/// `--tensor` for a Python program.
+pub(super) fn settle_tensor(layers: &mut Layer, program: &Program) -> Result<(), ConfigError> {
+    let Some(source) = layers.source(TENSOR).filter(|it| **it != Source::Default).cloned() else {
+        return Ok(());
+    };
+    if !program.is_named_as_python() || program.is_python_here() == Some(false) {
+        return Ok(());
+    }
+    let ranks = layers.settings.tensor.map_or(1, NonZeroUsize::get);
+    if let Source::Flag(_) = source {
+        return Err(ConfigError::Contradiction(format!(
+            "--tensor {ranks} is for Rust programs: use --use-parallelism-config with \
+             --parallelism-config-tp-size {ranks} for a Python program"
+        )));
+    }
+    layers.reset(TENSOR);
+    if ranks > 1 {
+        layers.warn(source, format!("tensor {ranks} is for Rust programs and not used"));
+    }
+    Ok(())
+}
 
 /// Decides between the setting `sharding` and the plugins that shard, of which the upper layer wins, and sets the other
 /// back. `sharding` is not for Python programs.
@@ -96,18 +123,29 @@ impl Ranks {
     }
 }
 
-/// Checks that the setting `sharding` fits the ranks of the job.
+/// Checks that the settings `tensor` and `sharding` fit the ranks of the job.
 ///
 /// # Errors
-/// A shard size that does not divide them.
+/// Tensor ranks or a shard size that do not divide them.
 pub(super) fn check(layers: &Layer, ranks: Option<Ranks>) -> Result<(), ConfigError> {
+    let Some(ranks) = ranks.filter(|it| it.all > 0) else { return Ok(()) };
+    let tensor = layers.settings.tensor.map_or(1, NonZeroUsize::get);
+    if !ranks.all.is_multiple_of(tensor) {
+        let source = layers.source(TENSOR).map(ToString::to_string).unwrap_or_default();
+        return Err(ConfigError::Contradiction(format!(
+            "{source}: {tensor} tensor ranks do not divide the {} ranks of the job: start {} or {} ranks, or take other \
+             tensor ranks",
+            ranks.all,
+            (ranks.all / tensor).max(1) * tensor,
+            (ranks.all / tensor + 1) * tensor
+        )));
+    }
     let Some(Sharding { strategy, .. }) =
         layers.settings.sharding.as_ref().and_then(|it| it.0.as_ref())
     else {
         return Ok(());
     };
-    let Some(ranks) = ranks.filter(|it| it.all > 0) else { return Ok(()) };
-    match Sharding::from(*strategy).mesh(ranks.all) {
+    match Sharding::from(*strategy).mesh(ranks.all / tensor) {
         Ok(_) => Ok(()),
         Err(fault) => {
             let source = layers.source(SHARDING).map(ToString::to_string).unwrap_or_default();
@@ -228,6 +266,7 @@ fn of_the_program(settings: &Settings, what: &str) -> Vec<Note> {
 }
 
 const SHARDING: &str = "sharding";
+const TENSOR: &str = "tensor";
 const NONE: &str = "none";
 const PRECISION: &str = "mixed-precision";
 const STEPS: &str = "gradient-accumulation-steps";

@@ -2,7 +2,8 @@
 
 use brigade_nn::Divided;
 use brigade_torch::{
-    CrossEntropyOptions, Error, Result, cross_entropy, linear, linear_cross_entropy,
+    CrossEntropyOptions, Error, Result, cross_entropy, linear_cross_entropy,
+    linear_vocabulary_parallel_cross_entropy,
 };
 use tch::{Kind, Reduction, Tensor};
 
@@ -163,10 +164,13 @@ pub(super) fn head_loss(
     smoothing: f64,
 ) -> Result<TokenLoss> {
     let options = summed(smoothing);
+    let divided = divided.and_then(|it| Some((it, it.region.group()?)));
     let found = match divided {
-        Some(Divided { part, region, .. }) => {
-            let logits = region.gather(&linear(&region.enter(hidden)?, weight, bias)?, part)?;
-            cross_entropy(&logits, labels, &options)?
+        Some((divided, group)) => {
+            let (hidden, part) = (divided.region.enter(hidden)?, divided.vocabulary());
+            linear_vocabulary_parallel_cross_entropy(
+                group, &hidden, weight, bias, labels, part, &options,
+            )?
         }
         None => linear_cross_entropy(hidden, weight, bias, labels, &options)?,
     };

@@ -3,7 +3,7 @@
 use std::borrow::Borrow;
 
 use brigade_sharding::TensorStyle;
-use brigade_torch::{Error, Result};
+use brigade_torch::{Error, Result, vocabulary_parallel_embedding};
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::error::ModelError;
@@ -101,10 +101,19 @@ impl Module<&Tensor> for Embedding {
     type Output = Tensor;
 
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let padding = self.padding.unwrap_or(NO_PADDING);
-        if let Some(divided) = &self.divided {
-            return self.forward_divided(input, divided);
+        if let Some(divided) = &self.divided
+            && let Some(group) = divided.region.group()
+        {
+            let (weight, part) = (&self.weight, divided.vocabulary());
+            let output = vocabulary_parallel_embedding(group, input, weight, part, self.padding);
+            if output.is_err()
+                && let Ok(Some(error)) = self.outside(input)
+            {
+                return Err(error);
+            }
+            return Ok(self.context.output(output?));
         }
+        let padding = self.padding.unwrap_or(NO_PADDING);
         let output = Tensor::f_embedding(&self.weight, input, padding, false, false);
         if output.is_err()
             && let Ok(Some(error)) = self.outside(input)
@@ -116,25 +125,6 @@ impl Module<&Tensor> for Embedding {
 }
 
 impl Embedding {
-    /// The vectors of ids whose rows this rank has, 0 for the others, added up over the ranks.
-    fn forward_divided(&self, input: &Tensor, divided: &Divided) -> Result<Tensor> {
-        let range = divided.part.ranges().into_iter().next().unwrap_or_default();
-        let (first, end) = (range.start.cast_signed(), range.end.cast_signed());
-        if let Ok(Some(error)) = self.outside(input) {
-            return Err(error);
-        }
-        let own = || {
-            let outside = input.f_lt(first)?.f_logical_or(&input.f_ge(end)?)?;
-            let place = input.f_sub_scalar(first)?.f_masked_fill(&outside, 0)?;
-            let padding = self.padding.filter(|row| (first..end).contains(row));
-            let padding = padding.map_or(NO_PADDING, |row| row - first);
-            let vectors = Tensor::f_embedding(&self.weight, &place, padding, false, false)?;
-            vectors.f_masked_fill(&outside.f_unsqueeze(-1)?, 0.0)
-        };
-        let own = self.context.check(own(), input)?;
-        Ok(self.context.output(divided.region.leave(&own)?))
-    }
-
     /// The error for the first index that has no row, after libtorch has refused them. A GPU that has stopped cannot
     /// be asked.
     fn outside(&self, input: &Tensor) -> Result<Option<Error>, TchError> {
