@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use brigade_sharding::{TensorPart, TensorPlan, TensorStyle};
 use brigade_torch::regions::{copy_to_region, gather_from_region, reduce_from_region};
-use brigade_torch::{ProcessGroup, Result, VocabularyPart, rng_state, set_rng_state};
+use brigade_torch::{Error, ProcessGroup, Result, VocabularyPart, rng_state, set_rng_state};
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::{Init, Model, ParamPath, StateDict};
@@ -232,6 +232,28 @@ impl<M> Model<M> {
             })
         });
         divided.collect()
+    }
+
+    /// Returns the shape of the parameter or buffer of a name, of one that ranks of a tensor group divide that of the whole;
+    /// `None` for a name that the model does not have.
+    #[must_use]
+    pub fn whole_size(&self, name: &str) -> Option<Vec<i64>> {
+        Some(self.entries().iter().find(|entry| entry.name == name)?.whole_size())
+    }
+
+    /// Fails where each rank of a tensor group has a part of parameters, for an action that needs all of them.
+    ///
+    /// # Errors
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] with the action and what to use in its place.
+    pub fn check_undivided(&self, action: &str) -> Result<()> {
+        let Some(divided) = self.distinct().find(|entry| entry.part.is_some()) else {
+            return Ok(());
+        };
+        Err(Error::invalid_argument(format!(
+            "{action}: each rank of the tensor group has a part of `{}`: use `Accelerator::save_model` of the prepared \
+             model, or save `whole_state_dict`, which every rank calls",
+            divided.name
+        )))
     }
 
     /// Returns parameters and saved buffers as [`Model::state_dict`], those that ranks of a tensor group divide whole, on every

@@ -225,13 +225,7 @@ impl<M> Model<M> {
     /// Those of [`save`]; [`brigade_torch::ErrorKind::InvalidArgument`] for a model of which each rank of a tensor group has a
     /// part.
     pub fn save_weights(&self, path: impl AsRef<Path>) -> Result<(), Error> {
-        if let Some(divided) = self.divided_parameters().first() {
-            return Err(Error::invalid_argument(format!(
-                "save_weights: each rank of the tensor group has a part of `{}`: save `whole_state_dict`, which every \
-                 rank calls, or use `Accelerator::save_model`",
-                divided.name
-            )));
-        }
+        self.check_undivided("save_weights")?;
         save(&self.state_dict(), path)
     }
 }

@@ -75,8 +75,8 @@ impl TensorModels {
         let Some(built) = model.tensor_parallel() else {
             return Err(Error::invalid_argument(format!(
                 "the ranks divide layers (mesh {}), and the model was built whole: build it by \
-                 `Accelerator::parallel_model`, or with an empty plan by `parallel_model_with` where every rank of a \
-                 tensor group is to have all of it",
+                 `Accelerator::parallel_model`, or by `parallel_builder` with an empty plan where every rank of a tensor \
+                 group is to have all of it",
                 self.mesh
             )));
         };
@@ -204,31 +204,31 @@ impl fmt::Debug for TensorModels {
     }
 }
 
-/// Returns the mesh of a number of tensor ranks that the environment gives; `None` where it gives none.
-pub(crate) fn mesh_from_env(
+/// Returns the number of tensor ranks that the environment gives; 1 where it gives none.
+pub(crate) fn ranks_from_env() -> Result<usize> {
+    let Ok(text) = env::var(BRIGADE_TENSOR) else { return Ok(1) };
+    match text.trim().parse::<usize>() {
+        Ok(ranks) if ranks > 0 => Ok(ranks),
+        _ => Err(Error::invalid_argument(format!(
+            "{BRIGADE_TENSOR}: {text:?} is not a number of tensor ranks: write 1 or more"
+        ))),
+    }
+}
+
+/// Returns the mesh of so many tensor ranks, whose other axes are those of the sharding.
+pub(crate) fn mesh_of(
+    ranks: usize,
     sharding: Option<&Sharding>,
     everyone: &Processes,
-) -> Result<Option<Mesh>> {
-    let Ok(text) = env::var(BRIGADE_TENSOR) else { return Ok(None) };
-    let ranks = everyone.num_processes();
-    let size = match text.trim().parse::<usize>() {
-        Ok(size) if size > 0 => size,
-        _ => {
-            return Err(Error::invalid_argument(format!(
-                "{BRIGADE_TENSOR}: {text:?} is not a number of tensor ranks: write 1 or more"
-            )));
-        }
-    };
-    if size == 1 {
-        return Ok(None);
-    }
-    let others = (ranks / size).max(1);
+) -> Result<Mesh> {
+    let all = everyone.num_processes();
+    let others = (all / ranks.max(1)).max(1);
     let data = match sharding {
         Some(sharding) => sharding.mesh(others)?,
         None => Mesh::builder().replicate(others).build(others)?,
     };
     // A number of ranks that it does not divide is an error of the mesh, which has the numbers.
-    Ok(Some(with_tensor(&data, size).build(ranks)?))
+    Ok(with_tensor(&data, ranks).build(all)?)
 }
 
 /// Divides the ranks as a mesh says. Returns the tensor groups, `None` where a tensor group is one rank, and the ranks that

@@ -47,6 +47,9 @@ pub struct Training {
     /// What the processes divide between them: none, zero1, zero2, zero3 or hybrid=N [default: as the launcher says].
     #[arg(long, value_name = "STRATEGY", value_parser = ShardingChoice::parse)]
     pub sharding: Option<ShardingChoice>,
+    /// Number of processes that divide each layer between them, and read the same samples [default: as the launcher says].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub tensor: Option<u64>,
 }
 
 /// A strategy of sharding, or none.
@@ -74,8 +77,12 @@ impl Training {
         if let Some(ShardingChoice(strategy)) = self.sharding {
             builder = builder.sharding(strategy.map(Sharding::from));
         }
+        if let Some(ranks) = self.tensor {
+            builder = builder.tensor_parallel(ranks as usize);
+        }
         let accelerator = common.accelerator(builder)?;
-        accelerator.processes().set_seed_per_process(common.seed.into());
+        // Processes that divide layers drop the same hidden numbers.
+        accelerator.data_processes().set_seed_per_process(common.seed.into());
         Ok(accelerator.with_mixed_precision(common.precision(&accelerator))?)
     }
 

@@ -141,13 +141,15 @@ pub trait Transformer: Sized {
     /// (`max_shard_size`). Parts and an index of an earlier save are removed.
     ///
     /// # Errors
-    /// As [`Transformer::save_pretrained`].
+    /// As [`Transformer::save_pretrained`]; [`brigade_torch::ErrorKind::InvalidArgument`] for a model whose layers ranks
+    /// divide: `Accelerator::save_model` writes its weights, and [`Transformer::save_config`] the file beside them.
     fn save_pretrained_in_parts(
         model: &Model<Self>,
         folder: impl AsRef<Path>,
         max_bytes: u64,
     ) -> Result<()> {
         let folder = folder.as_ref();
+        model.check_undivided("save_pretrained")?;
         write_weights(model, folder, max_bytes)?;
         Self::save_config(model, folder)
     }
@@ -233,7 +235,7 @@ impl Fit {
                 continue;
             };
             report.renamed += usize::from(own_name != name);
-            let in_model = values.size();
+            let in_model = model.whole_size(own_name).unwrap_or_else(|| values.size());
             let in_weights: Vec<i64> =
                 tensor.info().shape.iter().map(|size| size.cast_signed()).collect();
             // Tied weights are one parameter under several names.

@@ -50,6 +50,7 @@ pub struct AcceleratorBuilder {
     sharding: Option<Option<Sharding>>,
     /// `None`: as the environment says.
     mesh: Option<Mesh>,
+    tensor_ranks: Option<usize>,
 }
 
 impl AcceleratorBuilder {
@@ -74,6 +75,7 @@ impl AcceleratorBuilder {
             project: ProjectConfiguration::default(),
             sharding: None,
             mesh: None,
+            tensor_ranks: None,
         }
     }
 
@@ -242,6 +244,21 @@ impl AcceleratorBuilder {
     /// ```
     pub fn mesh(mut self, mesh: Mesh) -> Self {
         self.mesh = Some(mesh);
+        self
+    }
+
+    /// Has so many neighbouring ranks divide each layer between them, whatever the number of ranks is that they divide: the
+    /// mesh follows from it and from [`AcceleratorBuilder::sharding`].
+    ///
+    /// ```
+    /// use brigade_train::Accelerator;
+    ///
+    /// let error = Accelerator::builder().cpu(true).tensor_parallel(2).build().unwrap_err();
+    /// assert!(error.to_string().contains("tp 2"));
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    pub fn tensor_parallel(mut self, ranks: usize) -> Self {
+        self.tensor_ranks = Some(ranks);
         self
     }
 
@@ -494,22 +511,24 @@ impl AcceleratorBuilder {
         };
         let mut numerics = self.numerics;
         let mut sharding = self.sharding.map_or_else(Sharding::from_env, Ok)?;
-        let (tensor, data) = match (divided, self.mesh) {
-            (Some(_), Some(mesh)) => {
+        let (tensor, data) = match (divided, self.mesh, self.tensor_ranks) {
+            (Some(divided), None, None) => divided,
+            (Some(_), ..) => {
+                return Err(Error::invalid_argument(
+                    "the options `mesh` and `tensor_parallel` contradict `sharing`: the other Accelerator has arranged the \
+                     ranks; set them there",
+                ));
+            }
+            (None, Some(mesh), None) => tensor_parallel::arrange(mesh, &mut sharding, &processes)?,
+            (None, Some(mesh), Some(ranks)) => {
                 return Err(Error::invalid_argument(format!(
-                    "the option `mesh({mesh})` contradicts `sharing`: it was decided by the other Accelerator; set it there"
+                    "the options `mesh({mesh})` and `tensor_parallel({ranks})` contradict each other: set one of them"
                 )));
             }
-            (Some(divided), None) => divided,
-            (None, mesh) => {
-                let mesh = match mesh {
-                    Some(mesh) => Some(mesh),
-                    None => tensor_parallel::mesh_from_env(sharding.as_ref(), &processes)?,
-                };
-                match mesh {
-                    Some(mesh) => tensor_parallel::arrange(mesh, &mut sharding, &processes)?,
-                    None => (None, processes.clone()),
-                }
+            (None, None, ranks) => {
+                let ranks = ranks.map_or_else(tensor_parallel::ranks_from_env, Ok)?;
+                let mesh = tensor_parallel::mesh_of(ranks, sharding.as_ref(), &processes)?;
+                tensor_parallel::arrange(mesh, &mut sharding, &processes)?
             }
         };
         let job = &data.job;

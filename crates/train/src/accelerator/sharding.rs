@@ -132,38 +132,35 @@ impl Accelerator {
         &self,
         constructor: impl FnOnce(&ParamPath<'_>) -> M,
     ) -> Result<Model<M>> {
-        self.parallel_model_with(M::tensor_plan(), Model::builder(), constructor)
+        self.parallel_builder(M::tensor_plan()).build(constructor)
     }
 
-    /// As [`Accelerator::parallel_model`], with a plan for a model of one's own, and with options of the model: a type, memory
-    /// that it gets in [`Accelerator::prepare`].
+    /// Returns the options of a model whose layers the ranks of this rank's tensor group divide as a plan says: for a model of
+    /// one's own, for weights that are read, and for one that gets its memory in [`Accelerator::prepare`].
     ///
     /// ```
-    /// use brigade_nn::{Linear, Model, ParamPath, Relu, Sequential};
+    /// use brigade_nn::{Linear, ParamPath, Relu, Sequential};
     /// use brigade_sharding::TensorPlan;
     /// use brigade_train::Accelerator;
     ///
     /// let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
     /// let plan = TensorPlan::new().column("*.up.weight").row("*.down.weight");
-    /// let model = accelerator.parallel_model_with(plan, Model::builder().deferred(), |path: &ParamPath| {
+    /// let model = accelerator.parallel_builder(plan).deferred().build(|path: &ParamPath| {
     ///     let path = path / "block";
     ///     Sequential::new().and(Linear::new(&path / "up", 4, 8)).and(Relu).and(Linear::new(&path / "down", 8, 4))
     /// })?;
     /// let model = accelerator.prepare(model)?;
+    ///
+    /// let plan = TensorPlan::new().column("*.upp.weight");
+    /// let model = accelerator.parallel_builder(plan).build(|path| Linear::new(path / "up", 4, 8));
+    /// let error = model.unwrap_err().to_string();
+    /// assert!(error.contains("the tensor plan's `*.upp.weight` match no parameter; the model has up.weight, up.bias"));
     /// # Ok::<(), brigade_torch::Error>(())
     /// ```
-    ///
-    /// # Errors
-    /// As [`Accelerator::parallel_model`]; a pattern that matches no parameter, and one that matches a parameter of a module
-    /// that reads it whole.
-    pub fn parallel_model_with<M>(
-        &self,
-        plan: TensorPlan,
-        builder: ModelBuilder,
-        constructor: impl FnOnce(&ParamPath<'_>) -> M,
-    ) -> Result<Model<M>> {
+    #[must_use = "build the model with a constructor"]
+    pub fn parallel_builder(&self, plan: TensorPlan) -> ModelBuilder {
         let group = self.gradients.tensor.as_ref().map(|tensor| tensor.group().clone());
-        builder.tensor_parallel(TensorParallel { group, plan }).build(constructor)
+        Model::builder().tensor_parallel(TensorParallel { group, plan })
     }
 
     /// Returns the memory of the sharded models that are prepared, as planned and as measured so far; `None` where no

@@ -169,9 +169,9 @@ where
             .build()
             .unwrap();
         assert_eq!(accelerator.mesh().unwrap().size(Axis::Tensor), mesh.size(Axis::Tensor));
-        let options = Model::builder().kind(Kind::Double);
+        let options = accelerator.parallel_builder(M::tensor_plan()).kind(Kind::Double);
         let options = if deferred { options.deferred() } else { options };
-        let model = accelerator.parallel_model_with(M::tensor_plan(), options, new).unwrap();
+        let model = options.build(new).unwrap();
         let optimizer = recipe.optimizer(&model);
         let train = loader(STEPS * recipe.micro_batches * mesh.size(Axis::Data));
         let (mut model, optimizer, train) = accelerator.prepare((model, optimizer, train)).unwrap();

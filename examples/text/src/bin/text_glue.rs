@@ -8,6 +8,7 @@ use brigade::metrics::Average;
 use brigade::models::{
     BertForSequenceClassification, BertOptions, Hub, Tokens, Transformer, TransformerOptions,
 };
+use brigade::nn::TensorParallelPlan;
 use brigade::prelude::*;
 use brigade::text::tokens::{BpeTrainer, HuggingFaceTokenizer, SpecialToken, Truncation};
 use brigade::text::{SequenceBatch, SequenceCollator, SequenceData};
@@ -72,7 +73,9 @@ fn main() -> MainResult {
         None => options.own_tokenizer(&accelerator, &pairs)?,
     };
     let bert = options.bert(pretrained.as_deref(), &tokenizer, &mut pairs)?;
-    let mut model = Model::new(|path| BertForSequenceClassification::new(path, &bert))?;
+    let mut model = accelerator
+        .parallel_builder(BertForSequenceClassification::tensor_plan())
+        .build(|path| BertForSequenceClassification::new(path, &bert))?;
     if let Some(folder) = &pretrained {
         let report = BertForSequenceClassification::load_pretrained(&mut model, folder)?;
         if !report.head.is_empty() {

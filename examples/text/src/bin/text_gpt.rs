@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use brigade::models::{GenerationOptions, Gpt2LmHead, Gpt2Options, Labelled, Transformer};
+use brigade::nn::TensorParallelPlan;
 use brigade::prelude::*;
 use brigade::text::tokens::{
     self, BpeTrainer, HuggingFaceTokenizer, LinesOptions, ParallelOptions, SpecialToken,
@@ -84,7 +85,10 @@ fn main() -> MainResult {
     };
     let (train, valid) = accelerator.prepare((loader(train).shuffle(true), loader(valid)))?;
 
-    let model = Model::deferred(|path| Gpt2LmHead::new(path, &options.model(&tokenizer)))?;
+    let model = accelerator
+        .parallel_builder(Gpt2LmHead::tensor_plan())
+        .deferred()
+        .build(|path| Gpt2LmHead::new(path, &options.model(&tokenizer)))?;
     let optimizer = AdamW::default()
         .lr(options.lr)
         .betas(0.9, 0.95)
@@ -163,18 +167,19 @@ fn main() -> MainResult {
     losses.finish(&accelerator, common, training)?;
 
     model.eval();
-    // On every rank: all take part in gathering the weights of a sharded model.
+    // On every rank: all take part in gathering the weights of a sharded model, and in computing divided layers.
     model.gathered(|model| {
-        if accelerator.is_main_process() {
-            let text = options.write(model, &tokenizer).map_err(Error::custom)?;
-            accelerator.println(text);
-            if let Some(folder) = &training.save {
-                Gpt2LmHead::save_pretrained(model, folder)?;
-                tokenizer.save(folder).map_err(Error::custom)?;
-            }
-        }
+        let text = options.write(model, &tokenizer).map_err(Error::custom)?;
+        accelerator.println(text);
         Ok(())
     })?;
+    if let Some(folder) = &training.save {
+        accelerator.save_model_in_parts(&model, folder, u64::MAX)?;
+        if accelerator.is_main_process() {
+            Gpt2LmHead::save_config(model.inner(), folder)?;
+            tokenizer.save(folder)?;
+        }
+    }
     Ok(accelerator.trackers().finish()?)
 }
 
