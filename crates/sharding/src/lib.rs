@@ -6,6 +6,7 @@
 //! - [`Mesh`] is the grid of ranks, with its named axes and their groups.
 //! - [`ShardingPlan`] has the units of a model, the slots of its parameters, and the [`Message`]s of a step, from
 //!   which [`Volume`] and [`Memory`] follow.
+//! - [`pipeline`] has the schedules of pipeline parallelism, as tables of actions and messages.
 //! - What a rank has of a tensor is a [`Region`](brigade_checkpoint::Region), whose `copy_to` is how a checkpoint of other
 //!   ranks becomes it.
 
@@ -16,6 +17,7 @@ mod mesh;
 mod message;
 mod note;
 mod parameter;
+pub mod pipeline;
 mod plan;
 pub mod settings;
 mod slot;
