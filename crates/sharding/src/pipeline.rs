@@ -22,12 +22,14 @@
 //! ```
 
 mod action;
+mod build;
 mod check;
 mod clock;
 mod cut;
 mod error;
 mod order;
 mod schedule;
+mod slots;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -37,4 +39,5 @@ pub use clock::{Costs, RankTimeline, Span, StageCosts, Timeline};
 pub use cut::{cut_at, cut_by_cost, cut_evenly};
 pub use error::{ActionFault, PipelineError, Place};
 pub use schedule::Schedule;
-pub use table::{PipelineTable, Slot};
+pub use slots::Slot;
+pub use table::PipelineTable;

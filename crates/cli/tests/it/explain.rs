@@ -681,7 +681,7 @@ fn pipelines_and_meshes_that_cannot_be_are_named() {
         ("pipeline --stages 4 --micro-batches 7 --schedule zbv", "twice as many as ranks: take 8"),
         (
             "pipeline --stages 4 --micro-batches 4 --chunks 2",
-            "1f1b has one stage for each rank, and 2 is asked for",
+            "1f1b has one stage for each rank, not 2",
         ),
         ("pipeline --stages 4 --micro-batches 4 --schedule 2f2b", "write gpipe, 1f1b, "),
         ("pipeline --stages 4 --micro-batches 0", "it must be at least 1"),

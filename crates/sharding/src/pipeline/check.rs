@@ -2,14 +2,8 @@
 
 use std::collections::HashMap;
 
+use super::table::Event;
 use super::{Action, ActionFault, ActionKind, PipelineError, PipelineTable, Place};
-
-/// An action of a table, by its rank and its position there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Event {
-    pub(super) rank: usize,
-    pub(super) position: usize,
-}
 
 /// A table with the place of each of its actions.
 pub(super) struct Checker<'a> {

@@ -23,7 +23,7 @@ pub fn cut_evenly(layers: usize, stages: usize) -> Result<Vec<Range<usize>>, Pip
 }
 
 /// Cuts layers into stages so that the slowest stage is as fast as can be. `costs` has the time of each layer, as
-/// measured or estimated, in any unit.
+/// measured or estimated, in any unit. Takes memory for as many numbers as layers times stages.
 ///
 /// ```
 /// // A large head: the last stage has it alone.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use brigade_rank_env::text::escaped;
+use brigade_rank_env::text::{counted, escaped};
 
 use super::{Action, Schedule};
 use crate::error::first_of;
@@ -39,7 +39,7 @@ pub enum PipelineError {
     },
 
     /// A number of chunks that the schedule does not have.
-    #[error("{schedule} has {takes} for each rank, and {chunks} is asked for", takes = .schedule.chunks_in_words())]
+    #[error("{schedule} has {takes} for each rank, not {chunks}", takes = .schedule.chunks_in_words())]
     Chunks {
         /// The schedule.
         schedule: Schedule,
@@ -64,7 +64,8 @@ pub enum PipelineError {
     },
 
     /// Lists of a table with different lengths.
-    #[error("the table has actions for {ranks} ranks and limits of held activations for {limits}")]
+    #[error("the table has actions for {} and limits of held activations for {limits}",
+        counted(*.ranks, "rank"))]
     Limits {
         /// Lists of actions.
         ranks: usize,
@@ -73,7 +74,7 @@ pub enum PipelineError {
     },
 
     /// A stage on a rank that the table does not have.
-    #[error("stage {stage} is on rank {rank}, and the table has {ranks} ranks")]
+    #[error("stage {stage} is on rank {rank}, and the table has {}", counted(*.ranks, "rank"))]
     StageRank {
         /// The stage.
         stage: usize,
@@ -116,7 +117,7 @@ pub enum PipelineError {
     },
 
     /// Costs for another number of stages.
-    #[error("there are costs for {given} stages, and the table has {stages}")]
+    #[error("there are costs for {}, and the table has {stages}", counted(*.given, "stage"))]
     CostsOfStages {
         /// Stages with costs.
         given: usize,

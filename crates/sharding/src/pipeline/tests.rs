@@ -158,10 +158,7 @@ mod schedules {
             "interleaved on 4 ranks cannot run 9 micro-batches, which go through a rank's stages in rounds of \
              equal size, each of at least as many as there are ranks: take 8 or 10"
         );
-        assert_eq!(
-            fault(Schedule::GPipe, 4, 4, 2),
-            "gpipe has one stage for each rank, and 2 is asked for"
-        );
+        assert_eq!(fault(Schedule::GPipe, 4, 4, 2), "gpipe has one stage for each rank, not 2");
         assert_eq!(
             fault(Schedule::GPipe, 4, 0, 1),
             "the number of micro-batches is 0: it must be at least 1"
@@ -308,14 +305,14 @@ mod faults {
         let sizes = [
             (vec![], 1, vec![1], vec![vec![]], "the number of stages is 0: it must be at least 1"),
             (vec![0], 1, vec![], vec![], "the number of ranks is 0: it must be at least 1"),
-            (vec![1], 1, vec![1], vec![vec![]], "stage 0 is on rank 1, and the table has 1 ranks"),
+            (vec![1], 1, vec![1], vec![vec![]], "stage 0 is on rank 1, and the table has 1 rank"),
             (vec![0], 1, vec![1, 1], vec![vec![], vec![]], "rank 1 has no stage"),
             (
                 vec![0],
                 1,
                 vec![],
                 vec![vec![]],
-                "the table has actions for 1 ranks and limits of held activations for 0",
+                "the table has actions for 1 rank and limits of held activations for 0",
             ),
             (vec![0], 1, vec![1], vec![vec![]], "rank 0 has no forward of stage 0, micro-batch 0"),
         ];
@@ -543,7 +540,7 @@ proptest! {
     #[test]
     fn cuts_by_cost_are_the_best(costs in vec(0..20u32, 1..9), stages in 1..5usize) {
         let costs: Vec<_> = costs.into_iter().map(f64::from).collect();
-        prop_assume!(costs.len() >= stages);
+        let stages = stages.min(costs.len());
         let slowest = |cuts: &[std::ops::Range<usize>]| {
             let sum = |cut: &std::ops::Range<usize>| costs[cut.clone()].iter().sum::<f64>();
             cuts.iter().map(sum).fold(0.0, f64::max)
