@@ -9,6 +9,8 @@ use clap::{Args, Subcommand, ValueEnum};
 pub(crate) use schedule::number;
 use table::Table;
 
+mod mesh;
+mod pipeline;
 mod schedule;
 mod sharding;
 mod table;
@@ -22,6 +24,10 @@ pub(crate) enum Explain {
     Schedule(Box<schedule::ScheduleArgs>),
     /// Show how ranks divide a model, and the messages of a step
     Sharding(sharding::ShardingArgs),
+    /// Show where ranks are on the axes of parallelism, and their groups
+    Mesh(mesh::MeshArgs),
+    /// Show what the ranks of a pipeline do in which order
+    Pipeline(pipeline::PipelineArgs),
 }
 
 /// The question of `brigade explain shards`.
@@ -84,6 +90,8 @@ pub(crate) fn run(explain: &Explain, out: impl Write) -> anyhow::Result<()> {
         Explain::Shards(args) => shards(args, &mut out),
         Explain::Schedule(args) => schedule::run(args, &mut out),
         Explain::Sharding(args) => sharding::run(args, &mut out),
+        Explain::Mesh(args) => mesh::run(args, &mut out),
+        Explain::Pipeline(args) => pipeline::run(args, &mut out),
     };
     match answered.and_then(|()| Ok(out.flush()?)) {
         Err(error) if is_broken_pipe(&error) => Ok(()),

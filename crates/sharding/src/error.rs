@@ -1,6 +1,7 @@
 //! What can be wrong with a mesh, a strategy or a plan.
 
 use brigade_checkpoint::Dtype;
+use brigade_checkpoint::layout::MeshAxis;
 use brigade_rank_env::text::escaped;
 
 /// A mesh, a strategy or a plan that cannot be made. All of these are the caller's input; the text says what
@@ -45,7 +46,8 @@ pub enum ShardingError {
 
     /// Axes whose product is not the world size.
     #[error(
-        "the mesh {axes} has {product} ranks and the job has {world_size}: change a size, or start {product} ranks"
+        "the mesh {axes} has {product} ranks and the job has {world_size}: {}, or start {product} ranks",
+        made(.fitting)
     )]
     WorldSize {
         /// The axes and their sizes: `dp_replicate 2 x dp_shard 4`.
@@ -54,6 +56,8 @@ pub enum ShardingError {
         product: usize,
         /// Ranks of the job.
         world_size: usize,
+        /// The axes whose size alone could be changed, with the sizes that they would have then.
+        fitting: Vec<MeshAxis>,
     },
 
     /// A parameter that the ranks of a tensor group cannot divide.
@@ -95,7 +99,7 @@ pub enum ShardingError {
     },
 
     /// A number of expert ranks that does not divide the ranks that experts are spread over.
-    #[error("ep {expert} does not divide dp_shard x cp x sp x tp, which is {inner}")]
+    #[error("ep {expert} does not divide dp_shard x cp x sp x tp, which is {inner}: take one of {}", divisors(*.inner))]
     Expert {
         /// The size of the axis of experts.
         expert: usize,
@@ -212,7 +216,17 @@ pub enum ShardingError {
     },
 }
 
-/// `1, 2, 4, 8`: the shard sizes that a world size allows, up to those of the largest groups.
+/// `make pp 4 or tp 4`
+fn made(axes: &[MeshAxis]) -> String {
+    let axes: Vec<_> = axes.iter().map(|axis| format!("{} {}", axis.name, axis.size)).collect();
+    if axes.is_empty() {
+        "change two sizes".to_owned()
+    } else {
+        format!("make {}", axes.join(" or "))
+    }
+}
+
+/// `1, 2, 4, 8`: the sizes that a number of ranks allows, up to those of the largest groups.
 fn divisors(world_size: usize) -> String {
     const MOST: usize = 1024;
     let divisors = (1..=world_size.min(MOST)).filter(|size| world_size.is_multiple_of(*size));
@@ -221,7 +235,7 @@ fn divisors(world_size: usize) -> String {
 }
 
 /// The first names of a list that may be long.
-fn first_of(names: &[String]) -> String {
+pub(crate) fn first_of(names: &[String]) -> String {
     const SHOWN: usize = 8;
     let shown: Vec<_> = names.iter().take(SHOWN).map(|name| escaped(name).to_string()).collect();
     shown.join(", ") + if names.len() > SHOWN { ", …" } else { "" }

@@ -7,6 +7,7 @@
 //! - [`ShardingPlan`] has the units of a model, the slots of its parameters, and the [`Message`]s of a step, from
 //!   which [`Volume`] and [`Memory`] follow.
 //! - [`TensorPlan`] says which weights the ranks of a tensor group divide, and [`TensorPart`] what a rank has of one.
+//! - [`pipeline`] has the schedules of pipeline parallelism, as tables of actions and messages.
 //! - What a rank has of a tensor is a [`Region`](brigade_checkpoint::Region), whose `copy_to` is how a checkpoint of other
 //!   ranks becomes it.
 
@@ -17,6 +18,7 @@ mod mesh;
 mod message;
 mod note;
 mod parameter;
+pub mod pipeline;
 mod plan;
 pub mod settings;
 mod slot;

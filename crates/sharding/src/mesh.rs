@@ -197,7 +197,13 @@ impl MeshBuilder {
             return Err(ShardingError::TooManyRanks { axes: mesh.to_string() });
         };
         if product != world_size {
-            return Err(ShardingError::WorldSize { axes: mesh.to_string(), product, world_size });
+            let fitting = mesh.fitting(product, world_size);
+            return Err(ShardingError::WorldSize {
+                axes: mesh.to_string(),
+                product,
+                world_size,
+                fitting,
+            });
         }
         if !mesh.inner().is_multiple_of(self.expert) {
             return Err(ShardingError::Expert { expert: self.expert, inner: mesh.inner() });
@@ -325,6 +331,17 @@ impl Mesh {
         Axis::GRID.into_iter().zip(self.sizes).filter(|(_, size)| *size > 1)
     }
 
+    /// The sizes that single axes would have to have for the world size: of those that are used, and of `dp_shard`.
+    fn fitting(&self, product: usize, world_size: usize) -> Vec<MeshAxis> {
+        let fitting = |(axis, size): (Axis, usize)| {
+            let size = world_size.checked_mul(size)?;
+            let fits = size > 0 && size.is_multiple_of(product);
+            fits.then(|| MeshAxis { name: axis.name().to_owned(), size: size / product })
+        };
+        let axes = Axis::GRID.into_iter().zip(self.sizes);
+        axes.filter(|(axis, size)| *size > 1 || *axis == Axis::Shard).filter_map(fitting).collect()
+    }
+
     /// Ranks within one stage of the pipeline and one replica, over which experts are spread.
     fn inner(&self) -> usize {
         self.sizes[2..].iter().product()
@@ -406,7 +423,10 @@ mod tests {
         assert_eq!(mesh.groups(Axis::Expert), [[0, 1], [2, 3], [4, 5], [6, 7]]);
         assert_eq!(mesh.groups(Axis::ExpertShard), [[0, 2], [1, 3], [4, 6], [5, 7]]);
         let fault = Mesh::builder().replicate(2).shard(4).expert(3).build(8).unwrap_err();
-        assert_eq!(fault.to_string(), "ep 3 does not divide dp_shard x cp x sp x tp, which is 4");
+        assert_eq!(
+            fault.to_string(),
+            "ep 3 does not divide dp_shard x cp x sp x tp, which is 4: take one of 1, 2, 4"
+        );
     }
 
     #[test]
@@ -436,7 +456,18 @@ mod tests {
         );
         assert_eq!(
             fault(Mesh::builder().shard(3).tensor(2), 8),
-            "the mesh dp_shard 3 x tp 2 has 6 ranks and the job has 8: change a size, or start 6 ranks"
+            "the mesh dp_shard 3 x tp 2 has 6 ranks and the job has 8: make dp_shard 4, or start 6 ranks"
+        );
+        assert!(
+            fault(Mesh::builder().tensor(2).pipeline(2), 8)
+                .ends_with("job has 8: make pp 4 or dp_shard 2 or tp 4, or start 4 ranks")
+        );
+        assert!(
+            fault(Mesh::builder(), 8).ends_with("job has 8: make dp_shard 8, or start 1 ranks")
+        );
+        assert!(
+            fault(Mesh::builder().shard(3).tensor(3), 8)
+                .ends_with("job has 8: change two sizes, or start 9 ranks")
         );
         assert!(
             fault(Mesh::builder().shard(usize::MAX).tensor(2), 8).contains("than can be counted")

@@ -161,13 +161,13 @@ impl<'a> Table<'a> {
 
 /// A place on an axis of the table, or how many are left out here.
 #[derive(Debug, Clone, Copy)]
-enum Index {
+pub(super) enum Index {
     At(usize),
     Omitted(usize),
 }
 
 /// The indices of `ranges`, with a mark for each gap between two.
-fn shown(ranges: &[Range<usize>]) -> impl Iterator<Item = Index> + '_ {
+pub(super) fn shown(ranges: &[Range<usize>]) -> impl Iterator<Item = Index> + '_ {
     ranges.iter().enumerate().flat_map(|(at, range)| {
         let before = at.checked_sub(1).map(|at| ranges[at].end);
         let gap = before.map(|end| Index::Omitted(range.start - end));
@@ -178,7 +178,7 @@ fn shown(ranges: &[Range<usize>]) -> impl Iterator<Item = Index> + '_ {
 /// The first and last of `0..len`, `limit` in all, and what lies around `mark`. Three quarters are
 /// from the start; the end is where the unusual batches are. One alone is never left out: the line
 /// that says so would be as long.
-fn ends(len: usize, limit: usize, mark: Option<usize>) -> Vec<Range<usize>> {
+pub(super) fn ends(len: usize, limit: usize, mark: Option<usize>) -> Vec<Range<usize>> {
     if len <= limit + 1 {
         return iter::once(0..len).collect();
     }
@@ -205,7 +205,7 @@ fn boundary(shards: &Shards, round: usize) -> Option<usize> {
 }
 
 /// Indices in short: `0-11`, `0,4..44` for steps, `3 x8` for one index again and again.
-fn runs(indices: &[usize]) -> String {
+pub(super) fn runs(indices: &[usize]) -> String {
     let mut parts = Vec::new();
     let mut rest = indices;
     while let [first, ..] = *rest {
@@ -230,7 +230,7 @@ fn runs(indices: &[usize]) -> String {
 }
 
 /// Columns of text in a line: what a terminal that is not narrow shows.
-const WIDTH: usize = 100;
+pub(super) const WIDTH: usize = 100;
 const GAP: &str = "  ";
 /// More than fit: the head of a column alone, "rank 0", takes this much of the width.
 const MAX_COLUMNS: usize = WIDTH / 8;

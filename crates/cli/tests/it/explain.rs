@@ -555,3 +555,151 @@ fn settings_that_cannot_be_honoured_are_refused() {
         assert!(said.contains(expected), "{args}: {said}");
     }
 }
+
+/// What `brigade explain` answers, or says about the arguments.
+fn explained(args: &str) -> Result<String, String> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_brigade"));
+    command.arg("explain").args(args.split_whitespace());
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    if status.success() { Ok(text(stdout)) } else { Err(text(stderr)) }
+}
+
+#[test]
+fn a_pipeline_is_shown_slot_by_slot() {
+    let expected = "\
+1f1b: 3 stages on 3 ranks, 4 micro-batches
+
+0 F0 F1 F2 .  .  .  .  B0 -  F3 B1 -  .  B2 -  .  B3 -
+1 .  F0 F1 .  .  B0 -  F2 B1 -  F3 B2 -  .  B3 -  .  .
+2 .  .  F0 B0 -  F1 B1 -  F2 B2 -  F3 B3 -  .  .  .  .
+
+F0: forward of micro-batch 0; B: backward, two slots; -: continued; .: idle
+
+rank  stages       computes    idle  held  sends                 receives
+0     0                  12       6     3  4 to 1                4 from 1
+1     1                  12       6     2  4 to 0, 4 to 2        4 from 0, 4 from 2
+2     2                  12       6     1  4 to 1                4 from 1
+held: most activations of the stage at a time
+bubble: idle for 0.500 of the time that ranks compute; by the formula 0.500
+";
+    assert_eq!(explained("pipeline --stages 3 --micro-batches 4").unwrap(), expected);
+    let zbv = explained("pipeline --stages 2 --micro-batches 4 --schedule zbv").unwrap();
+    assert!(zbv.contains("\n0 0F0 0F1 0F2 3F0 3I0 3W0 3F1"), "{zbv}");
+    assert!(zbv.contains("0     0,3                24       1     4  8 to 1 "), "{zbv}");
+    let late = explained("pipeline --stages 3 --micro-batches 4 --message-time 0.5").unwrap();
+    assert!(late.contains("messages take no slot here\n"), "{late}");
+    assert!(late.ends_with("by the formula 0.500 without messages\n"), "{late}");
+    assert!(!late.contains("idle for 0.500"), "{late}");
+}
+
+#[test]
+fn a_long_pipeline_is_cut_to_the_width() {
+    let args = "pipeline --stages 40 --micro-batches 200 --schedule interleaved --chunks 3";
+    let short = explained(args).unwrap();
+    assert!(short.contains("... 8 more ranks\n") && short.contains(" ..  "), "{short}");
+    assert!(short.lines().all(|line| line.len() <= 100), "{short}");
+    let all = explained(&format!("{args} --all")).unwrap();
+    assert!(!all.contains("more ranks") && all.contains(" 119F199 "), "{all}");
+}
+
+#[test]
+fn a_pipeline_as_json() {
+    let args = "pipeline --stages 2 --micro-batches 4 --schedule interleaved --json";
+    let answer: Value = serde_json::from_str(&explained(args).unwrap()).unwrap();
+    assert_eq!(answer["schedule"], "interleaved");
+    assert_eq!((&answer["chunks"], &answer["bubble_formula"]), (&2.into(), &0.125.into()));
+    assert_eq!(answer["ranks"][1]["stages"], serde_json::json!([1, 3]));
+    let actions = answer["ranks"][0]["actions"].as_array().unwrap();
+    let kinds: Vec<_> = actions.iter().map(|it| it["kind"].as_str().unwrap()).collect();
+    assert_eq!(kinds[..3], ["unshard", "forward", "send_activation"]);
+    assert_eq!(actions[2]["peer"], 1);
+    assert_eq!(kinds.iter().filter(|kind| **kind == "backward").count(), 8);
+    assert_eq!(kinds.iter().filter(|kind| **kind == "reduce_gradients").count(), 2);
+}
+
+#[test]
+fn a_mesh_is_shown_by_host() {
+    let expected = "\
+pp 2 x dp_shard 2 x tp 2: 8 ranks on 2 hosts
+
+host  rank    pp            dp_shard      tp
+0     0       0             0             0
+      1       0             0             1
+      2       0             1             0
+      3       0             1             1
+1     4       1             0             0
+      5       1             0             1
+      6       1             1             0
+      7       1             1             1
+
+pp                                   4 groups of 2: 0,4  1,5  2,6  3,7
+dp_shard = dp = dp_shard_cp = dp_cp  4 groups of 2: 0,2  1,3  4,6  5,7
+tp                                   4 groups of 2: 0-1  2-3  4-5  6-7
+
+the same samples are read by: 0-1,4-5  2-3,6-7
+";
+    let args = "mesh --nproc 8 --nnodes 2 --pipeline 2 --tensor 2";
+    assert_eq!(explained(args).unwrap(), expected);
+    let across = explained("mesh --nproc 8 --nnodes 4 --tensor 4 --expert 8").unwrap();
+    for expected in [
+        "warning: tp: 2 of 2 groups cross hosts (ranks 0-3 are on hosts 0-1), so each layer reduces",
+        "make tp a number that divides the 2 ranks of a host\n",
+        "warning: ep: 1 of 1 group cross hosts (ranks 0-7 are on hosts 0-3)",
+    ] {
+        assert!(across.contains(expected), "{across}");
+    }
+    let context = explained("mesh --nproc 8 --context 4 --sequence 2").unwrap();
+    assert!(context.contains("all ranks read the same samples\nalong cp and sp "), "{context}");
+    assert!(!context.contains("efsdp") && !context.contains("warning"), "{context}");
+    let data = explained("mesh --nproc 100 --replicate 4").unwrap();
+    assert!(data.contains("dp_replicate 4 x dp_shard 25: 100 ranks on 1 host\n"), "{data}");
+    assert!(data.contains("\n... 68 more ranks\n") && data.contains("... 17 more ..."), "{data}");
+    assert!(data.ends_with("each rank reads samples of its own\n"), "{data}");
+}
+
+#[test]
+fn a_mesh_as_json() {
+    let args = "mesh --nproc 4 --nnodes 2 --tensor 2 --json";
+    let answer: Value = serde_json::from_str(&explained(args).unwrap()).unwrap();
+    let rank = serde_json::json!({ "rank": 3, "host": 1, "coordinates": {"dp_shard": 1, "tp": 1} });
+    assert_eq!(answer["ranks"][3], rank);
+    assert_eq!(answer["groups"][1]["axes"], serde_json::json!(["tp"]));
+    assert_eq!(answer["groups"][0]["groups"], serde_json::json!([[0, 2], [1, 3]]));
+    assert_eq!(answer["same_samples"], serde_json::json!([[0, 1], [2, 3]]));
+    assert_eq!(answer["warnings"], serde_json::json!([]));
+}
+
+#[test]
+fn pipelines_and_meshes_that_cannot_be_are_named() {
+    for (args, expected) in [
+        ("pipeline --stages 4 --micro-batches 3", "1f1b on 4 ranks cannot run 3 micro-batches"),
+        (
+            "pipeline --stages 4 --micro-batches 9 --schedule interleaved",
+            "at least as many as there are ranks: take 8 or 10",
+        ),
+        ("pipeline --stages 4 --micro-batches 7 --schedule zbv", "twice as many as ranks: take 8"),
+        (
+            "pipeline --stages 4 --micro-batches 4 --chunks 2",
+            "1f1b has one stage for each rank, not 2",
+        ),
+        ("pipeline --stages 4 --micro-batches 4 --schedule 2f2b", "write gpipe, 1f1b, "),
+        ("pipeline --stages 4 --micro-batches 0", "it must be at least 1"),
+        (
+            "pipeline --stages 4 --micro-batches 4 --message-time -1",
+            "the time of a message is -1: it must be a finite number and not below 0",
+        ),
+        (
+            "pipeline --stages 1000000 --micro-batches 100000000000 --schedule gpipe",
+            "are more than 1048576 passes: take fewer",
+        ),
+        ("mesh --nproc 8 --tensor 2 --shard 3", "make dp_shard 4, or start 6 ranks"),
+        ("mesh --nproc 8 --tensor 3", "the mesh tp 3 has 3 ranks and the job has 8: make tp 8, or"),
+        ("mesh --nproc 8 --expert 3", "take one of 1, 2, 4, 8"),
+        ("mesh --nproc 8 --nnodes 3", "8 ranks cannot be shared out evenly among 3 hosts: "),
+        ("mesh --nproc 8 --tensor 0", "it must be at least 1"),
+    ] {
+        let said = explained(args).unwrap_err();
+        assert!(said.contains(expected) && said.lines().count() == 1, "{args}: {said}");
+    }
+}

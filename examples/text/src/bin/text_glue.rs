@@ -178,14 +178,12 @@ fn main() -> MainResult {
     losses.finish(&accelerator, common, training)?;
     if let Some(folder) = &training.save {
         model.eval();
-        // On every rank: all take part in gathering the weights of a sharded model.
-        model.gathered(|model| {
-            if accelerator.is_main_process() {
-                BertForSequenceClassification::save_pretrained(model, folder)?;
-                tokenizer.save(folder).map_err(Error::custom)?;
-            }
-            Ok(())
-        })?;
+        // On every rank: all take part in making each tensor whole.
+        accelerator.save_model_in_parts(&model, folder, u64::MAX)?;
+        if accelerator.is_main_process() {
+            BertForSequenceClassification::save_config(model.inner(), folder)?;
+            tokenizer.save(folder)?;
+        }
     }
     Ok(accelerator.trackers().finish()?)
 }

@@ -1,0 +1,43 @@
+//! Pipeline parallelism as data: which rank computes what in which order, and when it sends and receives.
+//!
+//! A model is cut into *stages*, consecutive layers that one rank has, and a batch into *micro-batches*. A
+//! [`Schedule`] orders the forward and backward passes of all stages; [`PipelineTable`] has the actions of each rank,
+//! with every message, and cannot be made of actions that would wait for each other. [`PipelineTable::simulate`]
+//! runs it on a simulated clock. Nothing here has a tensor or a process group.
+//!
+//! ```
+//! use brigade_sharding::pipeline::{Costs, PipelineTable, Schedule};
+//!
+//! let table = PipelineTable::new(Schedule::OneForwardOneBackward, 2, 4, 1)?;
+//! assert_eq!(
+//!     table.to_string(),
+//!     "0  F0 F1 .  .  B0 -  F2 B1 -  F3 B2 -  .  B3 - \n\
+//!      1  .  F0 B0 -  F1 B1 -  F2 B2 -  F3 B3 -  .  . \n"
+//! );
+//! assert_eq!((table.held(0), table.held(1)), (2, 1));
+//! let timeline = table.simulate(&Costs::equal(table.stages()))?;
+//! assert_eq!(timeline.total, 15.0);
+//! assert_eq!(timeline.bubble(), 0.25);
+//! # Ok::<(), brigade_sharding::pipeline::PipelineError>(())
+//! ```
+
+mod action;
+mod build;
+mod check;
+mod clock;
+mod cut;
+mod error;
+mod order;
+mod schedule;
+mod slots;
+mod table;
+#[cfg(test)]
+mod tests;
+
+pub use action::{Action, ActionKind};
+pub use clock::{Costs, RankTimeline, Span, StageCosts, Timeline};
+pub use cut::{cut_at, cut_by_cost, cut_evenly};
+pub use error::{ActionFault, PipelineError, Place};
+pub use schedule::Schedule;
+pub use slots::Slot;
+pub use table::PipelineTable;

@@ -1,0 +1,73 @@
+//! The text form of a table: a row for each rank, a column for each slot of time.
+
+use std::fmt;
+
+use super::clock::Costs;
+use super::{Action, PipelineTable, RankTimeline};
+
+impl PipelineTable {
+    /// Returns for each rank what it computes in each slot of time, if a pass takes a slot, a whole backward pass
+    /// two, and messages none. All rows have the same length.
+    #[must_use]
+    pub fn slots(&self) -> Vec<Vec<Slot>> {
+        let timeline = self.run(&Costs::equal(self.stages()));
+        let row = |rank: &RankTimeline| {
+            let mut row = vec![Slot::Idle; timeline.total as usize];
+            for span in rank.spans.iter().filter(|span| span.action.kind.computes()) {
+                let slots = span.start as usize..span.end as usize;
+                for (at, slot) in row[slots].iter_mut().enumerate() {
+                    *slot = if at == 0 { Slot::Pass(span.action) } else { Slot::Continued };
+                }
+            }
+            row
+        };
+        timeline.ranks.iter().map(row).collect()
+    }
+
+    /// Returns the text of a slot, as [`Display`](fmt::Display) writes it: `F3`, or `1F3` where ranks have several
+    /// stages; `-` for a pass that goes on, `.` for none.
+    #[must_use]
+    pub fn slot_text(&self, slot: Slot) -> String {
+        match slot {
+            Slot::Idle => ".".to_owned(),
+            Slot::Continued => "-".to_owned(),
+            Slot::Pass(Action { kind, stage, micro_batch }) => {
+                let stage =
+                    if self.stages() > self.ranks() { stage.to_string() } else { String::new() };
+                format!("{stage}{}{}", kind.letter(), micro_batch.unwrap_or(0))
+            }
+        }
+    }
+}
+
+/// A slot of time of a rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Slot {
+    /// The rank waits.
+    Idle,
+    /// A pass begins.
+    Pass(Action),
+    /// The pass of the slot before goes on.
+    Continued,
+}
+
+impl fmt::Display for PipelineTable {
+    /// Writes a line for each rank and a column for each slot of time.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rows = self.slots();
+        let rows: Vec<Vec<_>> = rows
+            .into_iter()
+            .map(|row| row.into_iter().map(|slot| self.slot_text(slot)).collect())
+            .collect();
+        let width = rows.iter().flatten().map(String::len).max().unwrap_or(0);
+        let head = self.ranks().saturating_sub(1).to_string().len();
+        for (rank, row) in rows.iter().enumerate() {
+            write!(f, "{rank:<head$} ")?;
+            for cell in row {
+                write!(f, " {cell:<width$}")?;
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}
