@@ -104,6 +104,14 @@ impl Learner {
         C: IntoModel,
         C::Module: for<'a> Module<X::Ref<'a>, Output = Tensor> + 'static,
     {
+        let readers = accelerator.data_processes().num_processes();
+        if readers != accelerator.processes().num_processes() {
+            return Err(Error::invalid_argument(format!(
+                "the Learner does not train on the mesh {}, whose ranks divide layers between them: write the loop with \
+                 the Accelerator, or start the program without --tensor",
+                accelerator.mesh()?
+            )));
+        }
         let model = model.into_model()?;
         let slot: Box<dyn AnyModel> = Box::new(Slot::<C::Module, X>::new(model));
         let groups = vec![slot.parameters().into_iter().map(|it| it.name).collect::<Vec<_>>()];

@@ -349,6 +349,9 @@ impl OptimizerInner {
         if !self.accumulator.sync_gradients() {
             return Ok(());
         }
+        if let Some(tensor) = self.tensor.as_ref().filter(|_| self.job.debug) {
+            tensor.compare_gradients(&self.optimizer)?;
+        }
         let outcome = self.step_now();
         if let Some(sharded) = &self.sharded {
             // Also of a step that failed in its middle: some shards may have changed.

@@ -10,9 +10,9 @@ use brigade_nn::Model;
 use brigade_optim::Optimizer;
 use brigade_rank_env::env::BRIGADE_TENSOR;
 use brigade_sharding::{Axis, Mesh, MeshBuilder, Sharding, Strategy, TensorPart};
-use brigade_torch::{Error, NamedTensor, ProcessGroup, Result, TensorId};
+use brigade_torch::{Error, NamedTensor, ProcessGroup, Result, TensorId, gradient};
 use parking_lot::Mutex;
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use crate::processes::Processes;
 use crate::sharding::{Part, Writers, parts_of_state};
@@ -172,6 +172,50 @@ impl TensorModels {
             optimizer.rule_name(),
             self.group.size()
         )))
+    }
+
+    /// Compares a loss with those of the ranks that read the same samples, in debug mode. All of them take part.
+    pub(crate) fn compare_losses(&self, loss: &Tensor) -> Result<()> {
+        let own = loss.f_sum(Kind::Double)?.f_double_value(&[])?;
+        let all: Vec<f64> = self.group.all_gather_object(&own)?;
+        let Some(rank) = all.iter().position(|other| other.to_bits() != own.to_bits()) else {
+            return Ok(());
+        };
+        Err(Error::invalid_argument(format!(
+            "the loss is {own} on tensor rank {} and {} on tensor rank {rank}: ranks that divide layers have to read the \
+             same samples (prepare the loader, or give all of them one batch) and to draw the same random numbers",
+            self.group.rank(),
+            all[rank]
+        )))
+    }
+
+    /// Compares the gradients of parameters that every rank of the group has whole, in debug mode. All of them take part.
+    pub(crate) fn compare_gradients(&self, optimizer: &Optimizer) -> Result<()> {
+        let sums = optimizer.with_parameters(|stepped| {
+            let sum = |parameter: &Tensor| -> Result<Option<u64>> {
+                let is_whole = !self.is_part(TensorId::of(parameter));
+                let found = gradient(parameter)?.filter(|_| is_whole);
+                let sum = found.map(|it| it.f_sum(Kind::Double)?.f_double_value(&[]));
+                Ok(sum.transpose()?.map(f64::to_bits))
+            };
+            stepped.iter().map(|it| sum(it)).collect::<Result<Vec<_>>>()
+        })?;
+        let all: Vec<Vec<Option<u64>>> = self.group.all_gather_object(&sums)?;
+        for (rank, theirs) in all.iter().enumerate() {
+            let Some(place) = sums.iter().zip(theirs).position(|(own, theirs)| own != theirs)
+            else {
+                continue;
+            };
+            let state = optimizer.state_dict()?;
+            let name = state.parameters.get(place).map_or("a parameter", |it| it.name.as_str());
+            return Err(Error::invalid_argument(format!(
+                "the gradient of `{name}`, which every rank has whole, differs between tensor ranks {} and {rank}: a \
+                 module between divided layers computes other values on them, such as one that draws random numbers of \
+                 its own",
+                self.group.rank()
+            )));
+        }
+        Ok(())
     }
 
     /// Fails for what does not work with tensor parallelism.

@@ -102,6 +102,20 @@ mod numeric {
         near(&validation(&two), &validation(&first), 1e-3, &two);
         assert_eq!(two.matches("[1]").count(), 0, "rank 0 alone prints: {two}");
 
+        // Two processes that divide each layer, and two such pairs, each of which has half of the pairs' rows.
+        for (ranks, batch, sharding) in [(2, 8, "none"), (4, 4, "zero3")] {
+            let launched = format!(
+                "launch --nproc {ranks} --tensor 2 --sharding {sharding} {program} {options} --batch-size {batch} \
+                 --save divided"
+            );
+            let divided = run(launcher::brigade_beside(program), &launched, folder);
+            near(&losses(&divided), &one, 1e-5, &divided);
+            near(&validation(&divided), &validation(&first), 1e-3, &divided);
+            let size =
+                |of: &str| fs::metadata(folder.join(of).join("model.safetensors")).unwrap().len();
+            assert_eq!(size("divided"), size("saved"));
+        }
+
         let picture = fs::read(folder.join("plots/loss.png")).unwrap();
         assert_eq!(picture[..8], *b"\x89PNG\r\n\x1a\n");
         for file in ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]

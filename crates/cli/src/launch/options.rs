@@ -125,7 +125,7 @@ pub(super) fn options(
         store_port,
     };
     let hosts = hosts::options(layers)?;
-    let is_sharded = chosen.is_some() || layers.is_given("sharding");
+    let is_sharded = chosen.is_some() || layers.is_given("sharding") || layers.is_given("tensor");
     let ranks = if is_sharded { Ranks::count(&options, hosts.as_ref())? } else { None };
     sharding::check(layers, ranks)?;
     let mut from_plugins = None;

@@ -8,8 +8,8 @@ use brigade_config::{ConfigError, Layer, Source};
 use brigade_launch::hosts::HostsOptions;
 use brigade_launch::{HostFacts, LaunchError, LaunchOptions, NprocSpec, Program};
 use brigade_rank_env::env;
-use brigade_sharding::Sharding;
 use brigade_sharding::settings::{Facts, Note, Precision, Settings, describe};
+use brigade_sharding::{Axis, Sharding};
 
 /// Leaves the setting `tensor` out for a Python program.
 ///
@@ -205,6 +205,10 @@ impl FromPlugins {
         let Settings { sharding, precision, gradient_accumulation_steps: steps, .. } =
             &self.settings;
         let mut variables = vec![(env::BRIGADE_SHARDING, setting(sharding.as_ref()))];
+        let tensor = self.settings.mesh.size(Axis::Tensor);
+        if tensor > 1 {
+            variables.push((env::BRIGADE_TENSOR, tensor.to_string()));
+        }
         if *precision != Precision::No && !layers.is_given(PRECISION) {
             variables.push((env::ACCELERATE_MIXED_PRECISION, precision.word().to_owned()));
         }

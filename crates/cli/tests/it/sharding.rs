@@ -250,3 +250,29 @@ fn a_job_file_has_the_sharding() {
     let script = emitted(&["--config=fsdp.yaml", "env"]);
     assert!(script.contains("--use-fsdp --fsdp-version 2"), "{script}");
 }
+
+#[test]
+fn tensor_ranks_are_said_to_rust_programs() {
+    let work = Work::new();
+    let tensor = |words: &[&str]| work.rank("BRIGADE_TENSOR", None, words).0;
+    assert_eq!(tensor(&["--nproc=2"]), None);
+    assert_eq!(tensor(&["--nproc=4", "--tensor=2"]).as_deref(), Some("2"));
+    let of_accelerate = [
+        "--nproc=4",
+        "--use-fsdp",
+        "--fsdp-version=2",
+        "--use-parallelism-config",
+        "--parallelism-config-dp-shard-size=2",
+        "--parallelism-config-tp-size=2",
+    ];
+    assert_eq!(tensor(&of_accelerate).as_deref(), Some("2"));
+    assert_eq!(work.sharding(None, &of_accelerate), "zero3");
+    let said = work.refusal(&["--nproc=3", "--tensor=2", "env"]);
+    let expected = "brigade: flag --tensor: 2 tensor ranks do not divide the 3 ranks of the job: start 2 or 4 ranks";
+    assert!(said.starts_with(expected), "{said}");
+    let said = work.refusal(&["--nproc=4", "--tensor=2", "--sharding=hybrid=4", "env"]);
+    assert!(said.contains("hybrid=4 does not divide the 2 ranks"), "{said}");
+    let said = work.refusal(&["--nproc=2", "--tensor=2", "train.py"]);
+    let expected = "brigade: --tensor 2 is for Rust programs: use --use-parallelism-config with";
+    assert!(said.starts_with(expected), "{said}");
+}

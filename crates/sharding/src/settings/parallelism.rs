@@ -61,10 +61,9 @@ impl ParallelismConfig {
     /// Accelerate.
     ///
     /// # Errors
-    /// Sizes whose product is not `world_size`; axes other than `dp_replicate` and `dp_shard`.
+    /// Sizes whose product is not `world_size`; axes other than `dp_replicate`, `dp_shard` and `tp`.
     pub fn mesh(&self, world_size: usize) -> Result<Mesh, SettingsError> {
         for (axis, reason) in [
-            (Axis::Tensor, "layers would be cut among ranks (tensor parallelism); set it to 1"),
             (
                 Axis::Context,
                 "sequences would be cut among ranks (context parallelism); set it to 1",
@@ -76,15 +75,20 @@ impl ParallelismConfig {
             }
         }
         let (replicate, shard) = (self.size(Axis::Replicate), self.size(Axis::Shard));
-        if replicate == 1 && shard == 1 {
+        let tensor = self.size(Axis::Tensor);
+        if replicate == 1 && shard == 1 && tensor == 1 {
             return copies(world_size, &self.origin);
         }
-        let mesh = Mesh::builder().replicate(replicate).shard(shard).build(world_size);
+        let builder = Mesh::builder().replicate(replicate).shard(shard).tensor(tensor);
+        let mesh = builder.build(world_size);
         mesh.map_err(|source| SettingsError::Mesh { origin: self.origin.clone(), source })
     }
 
     /// Refuses a mesh other than that of DeepSpeed's settings, which say by other keys who shares a copy.
     pub(super) fn check_for_deepspeed(&self, settings: &Settings) -> Result<(), SettingsError> {
+        if let Some(tensor) = self.find(Axis::Tensor).filter(|it| it.ranks > 1) {
+            return Err(tensor.given.unsupported("it is not combined with DeepSpeed: use FSDP"));
+        }
         let mesh = self.mesh(settings.mesh.world_size())?;
         if mesh == settings.mesh || mesh.size(Axis::Shard) == 1 {
             return Ok(());

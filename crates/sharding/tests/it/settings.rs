@@ -95,10 +95,11 @@ fn the_data_axes_are_those_of_accelerates_mesh() {
         given.push(Given::new("fsdp_version", "2", "a.yaml"));
         let resolved = resolve(&given, None, &Facts::new(world_size));
         let axes = row.get("answer").and_then(Value::as_array);
-        let is_data = |axes: &Vec<Value>| {
-            axes.iter().all(|axis| axis[0].as_str().is_some_and(|name| name.starts_with("dp_")))
+        let is_known = |axes: &Vec<Value>| {
+            let has_layers = |name: &str| name.starts_with("dp_") || name == "tp";
+            axes.iter().all(|axis| axis[0].as_str().is_some_and(has_layers))
         };
-        let Some(axes) = axes.filter(|axes| is_data(axes)) else {
+        let Some(axes) = axes.filter(|axes| is_known(axes)) else {
             assert!(resolved.is_err(), "{row}: {resolved:?}");
             continue;
         };
@@ -456,6 +457,25 @@ fn arguments_alone_are_a_configuration_without_notes_of_its_own() {
 }
 
 #[test]
+fn tensor_ranks_are_an_axis_of_the_mesh() {
+    let given = [
+        ("fsdp_version", "2"),
+        ("parallelism_config_dp_shard_size", "2"),
+        ("parallelism_config_tp_size", "2"),
+    ];
+    let settings = |given: &[(&str, &str)]| {
+        let given: Vec<Given> =
+            given.iter().map(|(name, value)| Given::new(*name, *value, "flag")).collect();
+        resolve(&given, None, &Facts::new(4)).unwrap().0
+    };
+    let both = settings(&given);
+    assert_eq!(both.mesh.to_string(), "dp_shard 2 x tp 2");
+    assert_eq!(both.sharding.unwrap().strategy, Strategy::Zero3);
+    let settings = settings(&[("parallelism_config_tp_size", "4")]);
+    assert_eq!((settings.mesh.to_string(), settings.sharding), ("tp 4".to_owned(), None));
+}
+
+#[test]
 fn errors_of_arguments_name_their_place() {
     let resolved = |given: &[(&str, &str)], world_size| {
         let given: Vec<Given> =
@@ -473,8 +493,16 @@ fn errors_of_arguments_name_their_place() {
         ),
         (&[("fsdp_shard", "1")], "flag: unknown key `fsdp_shard`"),
         (
+            &[("fsdp_version", "2"), ("parallelism_config_cp_size", "2")],
+            "flag: parallelism_config_cp_size = 2 is not supported: sequences would be cut",
+        ),
+        (
             &[("fsdp_version", "2"), ("parallelism_config_tp_size", "2")],
-            "flag: parallelism_config_tp_size = 2 is not supported: layers would be cut",
+            "flag: the mesh tp 2 has 2 ranks and the job has 4",
+        ),
+        (
+            &[("use_deepspeed", "true"), ("parallelism_config_tp_size", "2")],
+            "flag: parallelism_config_tp_size = 2 is not supported: it is not combined with DeepSpeed",
         ),
         (
             &[("parallelism_config_dp_shard_size", "4"), ("use_fsdp", "true")],

@@ -50,6 +50,9 @@ impl Gradients {
         if let Some(group) = self.processes.traced() {
             group.check_backward(finite)?;
         }
+        if let Some(tensor) = self.tensor.as_ref().filter(|_| self.processes.job.debug) {
+            tensor.compare_losses(loss)?;
+        }
         if !finite {
             let rank = Some(self.processes.job.rank());
             return Err(
