@@ -144,8 +144,8 @@ struct Edge : public torch::autograd::Function<Edge> {
     const auto move = moves_of(edge).backward;
     const auto found = run(
         group, gradients[0], move, swaps ? other : dim, swaps ? dim : other, /*may_overwrite=*/true);
-    // A handle of its own: a group's thread may hold the other one a little longer, and whoever accumulates gradients
-    // copies those that it does not own alone.
+    // A handle of its own: a group's thread may hold the other one a little longer, and autograd copies a gradient that
+    // has two handles where it accumulates it.
     return {found.detach(), {}, {}, {}, {}};
   }
 };
