@@ -122,8 +122,8 @@ struct Computed<double> {
   using type = double;
 };
 
-// Of a row without a finite logit nothing is subtracted: minus infinity from itself is NaN, where a rank's part of a row
-// may be so.
+// The largest logit where it can be subtracted from all: minus infinity from itself would be NaN, and a rank's part of a
+// row may have nothing else.
 template <typename C>
 BRIGADE_INLINE C subtracted(C largest) {
   return largest == -std::numeric_limits<C>::infinity() ? 0 : largest;

@@ -142,9 +142,11 @@ struct Edge : public torch::autograd::Function<Edge> {
     const auto other = context->saved_data["other"].toInt();
     const bool swaps = edge == RegionEdge::AllToAll;
     const auto move = moves_of(edge).backward;
-    const auto summed = run(
+    const auto found = run(
         group, gradients[0], move, swaps ? other : dim, swaps ? dim : other, /*may_overwrite=*/true);
-    return {summed, {}, {}, {}, {}};
+    // A handle of its own: a group's thread may hold the other one a little longer, and autograd copies a gradient that
+    // has two handles where it accumulates it.
+    return {found.detach(), {}, {}, {}, {}};
   }
 };
 

@@ -12,8 +12,8 @@ pub struct CrossEntropyOptions {
     pub ignore_index: i64,
     /// The part of a target that is spread over all classes, from 0 to 1.
     pub label_smoothing: f64,
-    /// Factor of the z-loss, which adds the square of the logarithm of the sum of exponentials to each row's loss and so
-    /// keeps logits from drifting ([PaLM](https://arxiv.org/abs/2204.02311), section 5). Defaults to 0.
+    /// Factor of the z-loss, which adds the square of the logarithm of the sum of exponentials to each row's loss and
+    /// so keeps logits from drifting ([PaLM](https://arxiv.org/abs/2204.02311), section 5). Defaults to 0.
     pub z_loss: f64,
     /// `Sum` or `Mean`, which divides by the number of rows that count.
     pub reduction: Reduction,
@@ -71,8 +71,9 @@ impl From<ffi::CrossEntropyLoss> for CrossEntropyLoss {
 ///
 /// # Errors
 /// [`crate::ErrorKind::InvalidArgument`] for another reduction; [`crate::TorchError::Libtorch`] with
-/// [`crate::Fault::Invalid`] for a target that is no class, and for shapes, kinds and options that do not fit. On a GPU such a
-/// target is found by the kernel: the error is that of a later call, and CUDA can do nothing more in this process.
+/// [`crate::Fault::Invalid`] for a target that is no class, and for shapes, kinds and options that do not fit. On a
+/// GPU such a target is found by the kernel: the error is that of a later call, and CUDA can do nothing more in this
+/// process.
 ///
 /// ```
 /// use brigade_torch::{CrossEntropyOptions, cross_entropy};

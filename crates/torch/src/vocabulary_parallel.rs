@@ -13,8 +13,8 @@ use crate::regions::reduce_from_region;
 
 /// The rows of an embedding's or a head's weight that a rank has, one for each token of the vocabulary.
 ///
-/// The parts follow each other in the order of the ranks and cover the vocabulary once. The last ones may reach beyond it:
-/// such rows are padding, which has no probability and gets no gradient.
+/// The parts follow each other in the order of the ranks and cover the vocabulary once. The last ones may reach beyond
+/// it: such rows are padding, which has no probability and gets no gradient.
 ///
 /// ```
 /// use brigade_torch::VocabularyPart;
@@ -114,25 +114,25 @@ fn checked(vocabulary: i64, rank: usize, ranks: usize) -> Result<(i64, i64), Err
     match (i64::try_from(rank), i64::try_from(ranks)) {
         (Ok(rank), Ok(ranks)) if rank < ranks && ranks <= vocabulary => Ok((rank, ranks)),
         _ => Err(Error::invalid_argument(format!(
-            "a vocabulary of {vocabulary} tokens has no part for rank {rank} of {ranks}; take at least one token for each \
-             rank"
+            "a vocabulary of {vocabulary} tokens has no part for rank {rank} of {ranks}; take at least one token \
+             for each rank"
         ))),
     }
 }
 
 /// Computes [`crate::cross_entropy`] of logits of which each rank has the columns of its part of the vocabulary.
 ///
-/// `logits` is `[…, size of the part]`, `targets` `[…]` of int64 with ids of the whole vocabulary, equal on all ranks, as
-/// `options` are. Loss and count are equal on all ranks, bit by bit, and each has the gradient of its own logits.
+/// `logits` is `[…, size of the part]`, `targets` `[…]` of int64 with ids of the whole vocabulary, equal on all ranks,
+/// as `options` are. Loss and count are equal on all ranks, bit by bit, and each has the gradient of its own logits.
 ///
-/// Logits are not gathered. The ranks gather 24 bytes for each row that counts (on a GPU: for each row), in one message:
-/// the largest logit, the sum of exponentials and the target's logit; label smoothing has 8 bytes more. The backward
-/// sends nothing. A group of one rank computes what [`crate::cross_entropy`] does, to the bit.
+/// Logits are not gathered. The ranks gather 24 bytes for each row that counts (on a GPU: for each row), in one
+/// message: the largest logit, the sum of exponentials and the target's logit; label smoothing has 8 bytes more. The
+/// backward sends nothing. A group of one rank computes what [`crate::cross_entropy`] does, to the bit.
 ///
 /// # Errors
 /// Those of [`crate::cross_entropy`], on every rank: a target outside of the vocabulary is refused before a message is
-/// sent. [`crate::ErrorKind::InvalidArgument`] for a part without rows. [`crate::ErrorKind::Communication`] when a peer is
-/// gone, or does not come in time because its arguments were refused.
+/// sent. [`crate::ErrorKind::InvalidArgument`] for a part without rows. [`crate::ErrorKind::Communication`] when a
+/// peer is gone, or does not come in time because its arguments were refused.
 ///
 /// ```
 /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -168,15 +168,16 @@ pub fn vocabulary_parallel_cross_entropy(
 /// Computes [`vocabulary_parallel_cross_entropy`] of the logits `hidden · weightᵀ + bias` without having them all, as
 /// [`crate::linear_cross_entropy`] does: the head of a language model whose weight is divided by rows.
 ///
-/// `weight` is `[size of the part, width]`, `bias` `[size of the part]`; `hidden` `[…, width]` and `targets` `[…]` are equal
-/// on all ranks. The gradient of `hidden` is this rank's part of a sum over the ranks. The edge of the region, through which
-/// `hidden` comes, adds them up: [`copy_to_region`](crate::regions::copy_to_region), in one message of the size of
-/// `hidden` and in the gradient's own memory, or
-/// [`gather_from_sequence_region`](crate::regions::gather_from_sequence_region), where ranks have parts of the sequence
-/// outside of the head. Without an edge the gradient is too small.
+/// `weight` is `[size of the part, width]`, `bias` `[size of the part]`; `hidden` `[…, width]` and `targets` `[…]` are
+/// equal on all ranks. The gradient of `hidden` is this rank's part of a sum over the ranks. The edge of the region,
+/// through which `hidden` comes, adds them up: [`copy_to_region`](crate::regions::copy_to_region), in one message of
+/// the size of `hidden` and in the gradient's own memory, or
+/// [`gather_from_sequence_region`](crate::regions::gather_from_sequence_region), where ranks have parts of the
+/// sequence outside of the head. Without an edge the gradient is too small.
 ///
 /// Forward there is the one message of [`vocabulary_parallel_cross_entropy`] for each chunk of rows with 128 MiB of
-/// logits at most (128 rows at least). One for all chunks would need the logits of all of them, or a third more products.
+/// logits at most (128 rows at least). One for all chunks would need the logits of all of them, or a third more
+/// products.
 ///
 /// # Errors
 /// Returns the same errors as [`crate::linear_cross_entropy`] and [`vocabulary_parallel_cross_entropy`].
@@ -228,8 +229,8 @@ pub fn linear_vocabulary_parallel_cross_entropy(
     })
 }
 
-/// Returns the rows of ids `[…]` in an embedding `[vocabulary, width]` that is divided by rows: `[…, width]`, equal on all
-/// ranks.
+/// Returns the rows of ids `[…]` in an embedding `[vocabulary, width]` that is divided by rows: `[…, width]`, equal on
+/// all ranks.
 ///
 /// `ids` are integers of the whole vocabulary, equal on all ranks. A rank looks up those of its part; for the others it
 /// has rows that change no number they are added to, and the ranks' results are summed in one message. The result has
@@ -237,9 +238,10 @@ pub fn linear_vocabulary_parallel_cross_entropy(
 /// ranks, is added to the rows of this rank. The row of `padding`, an id of the whole vocabulary, gets no gradient.
 ///
 /// # Errors
-/// [`crate::ErrorKind::Tensor`] on every rank for an id outside of the vocabulary, before a message is sent. On a GPU the
-/// kernel finds it: the error is that of a later call. [`crate::ErrorKind::InvalidArgument`] for a part without rows or
-/// with a number of rows that the weight does not have; [`crate::ErrorKind::Communication`] when a peer is gone.
+/// [`crate::ErrorKind::Tensor`] on every rank for an id outside of the vocabulary, before a message is sent. On a GPU
+/// the kernel finds it: the error is that of a later call. [`crate::ErrorKind::InvalidArgument`] for a part without
+/// rows or with a number of rows that the weight does not have; [`crate::ErrorKind::Communication`] when a peer is
+/// gone.
 ///
 /// ```
 /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -280,9 +282,9 @@ pub fn vocabulary_parallel_embedding(
     reduce_from_region(group, &rows)
 }
 
-/// Returns the id of the largest logit of each row, `[…]` of int64, where each rank has the logits `[…, size of the part]`
-/// of its part of the vocabulary. Equal on all ranks, and what `argmax` gives for whole logits: of equal logits the lowest
-/// id, and NaN before all numbers.
+/// Returns the id of the largest logit of each row, `[…]` of int64, where each rank has the logits `[…, size of the
+/// part]` of its part of the vocabulary. Equal on all ranks, and what `argmax` gives for whole logits: of equal logits
+/// the lowest id, and NaN before all numbers.
 ///
 /// The ranks gather 16 bytes for each row.
 ///
@@ -317,8 +319,8 @@ pub fn region_argmax(
     Ok(ids.f_gather(-1, &best, false)?.f_squeeze_dim(-1)?)
 }
 
-/// Returns the `k` largest logits of each row and their ids, both `[…, k]` and sorted from the largest on, where each rank
-/// has the logits `[…, size of the part]` of its part of the vocabulary. Equal on all ranks, without gradients.
+/// Returns the `k` largest logits of each row and their ids, both `[…, k]` and sorted from the largest on, where each
+/// rank has the logits `[…, size of the part]` of its part of the vocabulary. Equal on all ranks, without gradients.
 ///
 /// The ranks gather `16 k` bytes for each row. Which of equal logits are among the `k` largest is not specified, as for
 /// `topk` of whole logits.

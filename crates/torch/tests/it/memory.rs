@@ -2,12 +2,15 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use brigade_testkit::dist_test;
+use brigade_torch::regions::copy_to_region;
 use brigade_torch::{
-    Error, ErrorKind, TensorTree, clear_gradient, elements, from_vec, grad_enabled, gradient,
+    Error, ErrorKind, TensorTree, backward, clear_gradient, elements, from_vec, grad_enabled,
+    gradient,
 };
 use tch::{Device, Kind, Tensor};
 
-use crate::rendezvous::values;
+use crate::rendezvous::{self, values};
 
 #[test]
 fn a_vector_becomes_a_tensor_without_a_copy() {
@@ -131,3 +134,25 @@ fn containers_are_visited_in_one_order() {
     });
     assert_eq!((failed.err(), calls), (Some("third"), 3));
 }
+
+dist_test!(world = 2, dist_a_gradient_is_summed_in_its_own_memory, |world| {
+    let group = rendezvous::group(&world);
+    let status = |name: &str| {
+        let text = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        line.trim_start_matches(':').trim().split(' ').next().unwrap().parse::<u64>().unwrap()
+    };
+    let x = Tensor::ones([32 << 20], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+    // The first messages make buffers.
+    let warm_up = x.narrow(0, 0, 1 << 20).detach().set_requires_grad(true);
+    for input in [&warm_up, &x] {
+        let output = copy_to_region(&group, input).unwrap() * 3.0;
+        let before = status("VmRSS");
+        std::fs::write("/proc/self/clear_refs", "5").unwrap();
+        backward(&output.sum(Kind::Float)).unwrap();
+        let peak = status("VmHWM").saturating_sub(before);
+        let bytes = input.numel() as u64 * 4 / 1024;
+        assert!(input.numel() < x.numel() || peak < bytes * 3 / 2, "{peak} kB, of {bytes}");
+    }
+    assert_eq!(gradient(&x).unwrap().unwrap().double_value(&[7]), 6.0);
+});
