@@ -58,6 +58,7 @@ pub(crate) fn all() -> Vec<Comparison> {
         Comparison { name: "sharded-one-rank", run: sharding::one_rank },
         Comparison { name: "sharded-memory", run: sharding::memory },
         Comparison { name: "sharded-reshard", run: sharding::reshard },
+        Comparison { name: "divided-layer", run: tensor_parallel::layer },
         Comparison { name: "divided-loss", run: tensor_parallel::loss },
         Comparison { name: "two-processes", run: training::two_processes },
         Comparison { name: "checkpoint-files", run: checkpoint::files },

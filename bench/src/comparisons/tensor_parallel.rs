@@ -7,6 +7,31 @@ use super::training::{launched, megabytes};
 use crate::processes::{Side, median};
 use crate::table::Row;
 
+/// A layer of Llama with the embedding before it and the norm behind it.
+pub(crate) fn layer(rounds: usize) -> Result<Vec<Row>> {
+    let Some(peer) = Side::torchrun("peers/tensor_parallel.py", &["layer"]) else {
+        return Ok(Vec::new());
+    };
+    let sides = [launched(2, "tensor-parallel layer")?, peer];
+    let mut found = [const { Vec::new() }; 2];
+    for round in 0..rounds {
+        for turn in 0..sides.len() {
+            let side = (round + turn) % sides.len();
+            let [seconds] = sides[side].lists::<1>()?;
+            found[side].extend(seconds);
+        }
+    }
+    let [ours, theirs] = found.map(|mut all| median(&mut all));
+    Ok(vec![Row {
+        what: "layer of Llama (hidden size 512, 4 x 256 tokens) on 2 ranks of 1 thread: against parallelize_module",
+        ours: milliseconds(ours),
+        other: milliseconds(theirs),
+        ratio: format!("{:.2}x", theirs / ours),
+        goal: "at least 1.30x".to_owned(),
+        reached: theirs >= 1.3 * ours,
+    }])
+}
+
 /// A head and its loss, where each rank has half of a vocabulary of 32,000 tokens.
 pub(crate) fn loss(rounds: usize) -> Result<Vec<Row>> {
     let Some(peer) = Side::torchrun("peers/tensor_parallel.py", &["loss"]) else {

@@ -4,6 +4,7 @@ use std::fs;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
+use brigade::models::{Llama, LlamaOptions};
 use brigade::prelude::*;
 use brigade::torch::regions::{copy_to_region, gather_from_region};
 use brigade::torch::{
@@ -18,14 +19,47 @@ const STEPS: usize = 5;
 const TOKENS: i64 = 1024;
 const WIDTH: i64 = 512;
 const VOCABULARY: i64 = 32_000;
+const INNER: i64 = 1376;
 
-/// Runs `loss divided` or `loss gathered`.
+/// Runs `layer`, `loss divided` or `loss gathered`.
 pub(crate) fn run(words: &[&str]) -> Result<Vec<Vec<f64>>> {
     match words {
+        ["layer"] => layer(),
         ["loss", "divided"] => loss(false),
         ["loss", "gathered"] => loss(true),
         other => bail!("there is no measurement of tensor parallelism {other:?}"),
     }
+}
+
+/// Seconds of the forward and backward of a Llama with one layer, whose projections the ranks divide.
+fn layer() -> Result<Vec<Vec<f64>>> {
+    let accelerator = Accelerator::builder().cpu(true).quiet(true).tensor_parallel(2).build()?;
+    tch::manual_seed(1);
+    let options = LlamaOptions {
+        vocab_size: 64,
+        hidden_size: WIDTH,
+        intermediate_size: INNER,
+        num_hidden_layers: 1,
+        num_attention_heads: 8,
+        ..LlamaOptions::default()
+    };
+    let model = accelerator.parallel_model(|path| Llama::new(path, &options))?;
+    let model = accelerator.prepare(model)?;
+    let ids = Tensor::randint(64, [4, 256], tch::kind::INT64_CPU);
+    accelerator.processes().wait_for_everyone()?;
+    let mut seconds = Vec::new();
+    for number in 0..WARM_UP + STEPS {
+        let start = Instant::now();
+        let output = model.forward(&ids)?;
+        accelerator.backward(&output.f_mean(Kind::Float)?)?;
+        for parameter in model.local_parameters() {
+            clear_gradient(&parameter.tensor)?;
+        }
+        if number >= WARM_UP {
+            seconds.push(start.elapsed().as_secs_f64());
+        }
+    }
+    Ok(if accelerator.is_main_process() { vec![seconds] } else { Vec::new() })
 }
 
 /// Seconds of the head's forward and backward with the loss, and bytes of the highest memory above what the process had

@@ -156,7 +156,7 @@ impl ModelBuilder {
     /// let plan = TensorPlan::new().column("0.weight").row("2.weight");
     /// let ranks = group.size() as i64;
     /// let model = Model::builder().tensor_parallel(TensorParallel { group: Some(group), plan }).build(|path: &ParamPath| {
-    ///     Sequential::new().and(Linear::new(path / 0, 4, 8)).and(Relu).and(Linear::new(path / 2, 8, 4))
+    ///     Sequential::new().add(Linear::new(path / 0, 4, 8)).add(Relu).add(Linear::new(path / 2, 8, 4))
     /// })?;
     /// assert_eq!(model.tensor("0.weight").unwrap().size(), [8 / ranks, 4]);
     /// assert_eq!(model.tensor("2.weight").unwrap().size(), [4, 8 / ranks]);

@@ -147,7 +147,7 @@ impl Accelerator {
     /// let plan = TensorPlan::new().column("*.up.weight").row("*.down.weight");
     /// let model = accelerator.parallel_builder(plan).deferred().build(|path: &ParamPath| {
     ///     let path = path / "block";
-    ///     Sequential::new().and(Linear::new(&path / "up", 4, 8)).and(Relu).and(Linear::new(&path / "down", 8, 4))
+    ///     Sequential::new().add(Linear::new(&path / "up", 4, 8)).add(Relu).add(Linear::new(&path / "down", 8, 4))
     /// })?;
     /// let model = accelerator.prepare(model)?;
     ///
