@@ -230,3 +230,48 @@ fn bert_with_its_heads() {
         },
     );
 }
+
+/// The messages of a forward and backward, as the documentation has them: sums of hidden numbers before and behind divided
+/// layers, and a few numbers for each label.
+#[test]
+fn messages_on_groups_of_any_size() {
+    for ranks in [2, 8, 64, 1024] {
+        let store = Store::hash().unwrap();
+        let options = GroupOptions::default();
+        let group = ProcessGroup::new(&store, 0, ranks, Backend::Fake, options).unwrap();
+        let heads = ranks as i64;
+        let options = LlamaOptions {
+            vocab_size: 4 * heads,
+            hidden_size: 2 * heads,
+            intermediate_size: 3 * heads,
+            num_hidden_layers: 2,
+            num_attention_heads: heads,
+            num_key_value_heads: Some(heads),
+            ..Default::default()
+        };
+        let new = |path: &ParamPath<'_>| LlamaForCausalLm::new(path, &options);
+        let plan = LlamaForCausalLm::tensor_plan();
+        let model = built(Some((&group, plan)), false, &new).unwrap();
+        // Of a rank: its head of queries, keys and values, its part of the perceptron and of both vocabularies.
+        let layer = 4 * (2 * 2 * heads) + 3 * (3 * 2 * heads) + 2 * (2 * heads);
+        let whole = 2 * layer + 2 * (4 * 2 * heads) + 2 * heads;
+        assert_eq!(model.num_parameters() as i64, whole);
+        group.reset_traffic();
+        let ids = ids(4 * heads, 2, 9);
+        let loss = mean(model.forward(Labelled::new(&ids, &ids)));
+        let sent = group.traffic();
+        // The embedding, and attention's and the perceptron's output of each layer.
+        let others = ranks as u64 - 1;
+        // In a ring; the number of ranks divides the bytes.
+        let hidden = (2 * 9 * 2 * 8) * 2 * others;
+        assert_eq!((sent["all_reduce"].messages, sent["all_reduce"].bytes), (5, 5 * hidden));
+        // Three numbers for each of 16 labels.
+        assert_eq!((sent["all_gather"].messages, sent["all_gather"].bytes), (1, 16 * 24 * others));
+        group.reset_traffic();
+        backward(&loss).unwrap();
+        let sent = group.traffic();
+        // The inputs of attention and perceptron of each layer, and of the head.
+        assert_eq!((sent["all_reduce"].messages, sent["all_reduce"].bytes), (5, 5 * hidden));
+        assert_eq!(sent.len(), 1);
+    }
+}
