@@ -77,7 +77,7 @@ pub use layers::{
     EmbeddingOptions, Flatten, LayerNorm, LayerNormOptions, Linear, LinearOptions, Lstm,
     LstmOptions, LstmState, MaxPool2d, Relu, RmsNorm,
 };
-pub use model::{Model, ModelBuilder, NamedGroup};
+pub use model::{DividedParameter, Model, ModelBuilder, NamedGroup};
 pub use module::{Layer, Module};
 pub use named::Named;
 pub use param_path::ParamPath;
@@ -85,9 +85,7 @@ pub use recompute::Recompute;
 pub use script::{TorchScript, TorchScriptInputs, TorchScriptOutput};
 pub use sequential::Sequential;
 pub use state_dict::{LoadReport, ShapeMismatch, StateDict};
-pub use tensor_parallel::{
-    Divided, DividedParameter, TensorParallel, TensorParallelPlan, TensorRegion, take_part,
-};
+pub use tensor_parallel::{Divided, TensorParallel, TensorParallelPlan, TensorRegion, take_part};
 pub use training::Training;
 pub use unit::Unit;
 pub use var_store::TchModule;

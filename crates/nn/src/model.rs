@@ -1,12 +1,14 @@
 //! A module together with its parameters and buffers.
 
 mod conversion;
+mod divided;
 mod load;
 mod materialize;
 mod parts;
 mod shard;
 
 use conversion::Conversion;
+pub use divided::DividedParameter;
 pub(crate) use load::Shapes;
 pub use parts::NamedGroup;
 pub(crate) use parts::is_under;

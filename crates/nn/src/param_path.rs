@@ -1,5 +1,7 @@
 //! Where a constructor registers parameters and buffers, under PyTorch's names.
 
+mod divided;
+
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt::Display;

@@ -1,13 +1,10 @@
 //! Layers that the ranks of a group compute together, each with a part of their weights (tensor parallelism).
 
-use std::collections::HashMap;
-
+use brigade_checkpoint::{Region, TensorReader};
 use brigade_sharding::{TensorPart, TensorPlan, TensorStyle};
 use brigade_torch::regions::{copy_to_region, gather_from_region, reduce_from_region};
-use brigade_torch::{Error, ProcessGroup, Result, VocabularyPart, rng_state, set_rng_state};
+use brigade_torch::{ProcessGroup, Result, TensorRead, VocabularyPart, rng_state, set_rng_state};
 use tch::{Device, Kind, TchError, Tensor};
-
-use crate::{Init, Model, ParamPath, StateDict};
 
 /// The ranks that divide a model's layers between them, and which weights they divide. Given to
 /// [`ModelBuilder::tensor_parallel`](crate::ModelBuilder::tensor_parallel).
@@ -202,155 +199,30 @@ impl TensorRegion {
 /// An odd number with bits all over, so that seeds of ranks lie far from each other.
 const RANK_STRIDE: i64 = 0x5851_f42d_4c95_7f2d;
 
-/// A parameter of which each rank of a tensor group has a part.
-#[derive(Debug)]
-pub struct DividedParameter {
-    /// The first of its names.
-    pub name: String,
-    /// This rank's part: the model's own tensor.
-    pub tensor: Tensor,
-    /// Where it lies in the whole parameter.
-    pub part: TensorPart,
-}
-
-impl<M> Model<M> {
-    /// Returns the ranks that divide the model's layers between them, and the plan; `None` for a model that was built without
-    /// [`ModelBuilder::tensor_parallel`](crate::ModelBuilder::tensor_parallel).
-    #[must_use]
-    pub fn tensor_parallel(&self) -> Option<&TensorParallel> {
-        self.tensor.as_ref()
-    }
-
-    /// Returns the parameters of which each rank of the tensor group has a part, in the order of registration.
-    #[must_use]
-    pub fn divided_parameters(&self) -> Vec<DividedParameter> {
-        let divided = self.distinct().filter_map(|entry| {
-            Some(DividedParameter {
-                name: entry.name.clone(),
-                tensor: entry.tensor.shallow_clone(),
-                part: entry.part.clone()?,
-            })
-        });
-        divided.collect()
-    }
-
-    /// Returns the shape of the parameter or buffer of a name, of one that ranks of a tensor group divide that of the whole;
-    /// `None` for a name that the model does not have.
-    #[must_use]
-    pub fn whole_size(&self, name: &str) -> Option<Vec<i64>> {
-        Some(self.entries().iter().find(|entry| entry.name == name)?.whole_size())
-    }
-
-    /// Fails where each rank of a tensor group has a part of parameters, for an action that needs all of them.
-    ///
-    /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] with the action and what to use in its place.
-    pub fn check_undivided(&self, action: &str) -> Result<()> {
-        let Some(divided) = self.distinct().find(|entry| entry.part.is_some()) else {
-            return Ok(());
-        };
-        Err(Error::invalid_argument(format!(
-            "{action}: each rank of the tensor group has a part of `{}`: use `Accelerator::save_model` of the prepared \
-             model, or save `whole_state_dict`, which every rank calls",
-            divided.name
-        )))
-    }
-
-    /// Returns parameters and saved buffers as [`Model::state_dict`], those that ranks of a tensor group divide whole, on every
-    /// rank. Every rank of the group calls it.
-    ///
-    /// # Errors
-    /// Those of [`TensorRegion::whole`].
-    pub fn whole_state_dict(&self) -> Result<StateDict> {
-        let state = self.state_dict();
-        let group = self.tensor.as_ref().and_then(|tensor| tensor.group.clone());
-        let Some(group) = group else { return Ok(state) };
-        let region = TensorRegion::new(group);
-        let parts: HashMap<&str, &TensorPart> = self
-            .entries()
-            .iter()
-            .filter_map(|entry| Some((entry.name.as_str(), entry.part.as_ref()?)))
-            .collect();
-        let mut whole = StateDict::new();
-        for (name, own) in state {
-            let value = match parts.get(name.as_str()) {
-                Some(part) => region.whole(&own, part)?,
-                None => own,
-            };
-            whole.insert(name, value)?;
-        }
-        Ok(whole)
-    }
-}
-
-impl ParamPath<'_> {
-    /// Registers a trainable parameter of which each rank of a tensor group has a part, where the plan divides it: for layers
-    /// that can compute with a part. `shape` is that of the whole parameter, followed by its dimensions of output and of input
-    /// features. Returns this rank's part, with how it is divided; the whole parameter and `None` where the plan leaves it
-    /// whole.
-    ///
-    /// First values are those of the undivided parameter.
-    pub fn divided_parameter(
-        &self,
-        name: &str,
-        shape: &[i64],
-        dims: [usize; 2],
-        init: Init,
-    ) -> (Tensor, Option<Divided>) {
-        self.divided_parameter_with(name, shape, dims, move |values| init.fill(values))
-    }
-
-    /// As [`ParamPath::divided_parameter`], with a function that sets the first values of the whole parameter as for
-    /// [`ParamPath::parameter_with`].
-    pub fn divided_parameter_with(
-        &self,
-        name: &str,
-        shape: &[i64],
-        [outputs, inputs]: [usize; 2],
-        first_values: impl FnOnce(&mut Tensor) -> Result<(), TchError> + Send + 'static,
-    ) -> (Tensor, Option<Divided>) {
-        let divided = self.tensor_style(name).and_then(|(style, group)| {
-            let dim = if style == TensorStyle::Row { inputs } else { outputs };
-            let part = self.part(name, shape, dim, &style, &group)?;
-            Some(Divided { style, part, region: TensorRegion::new(group) })
-        });
-        let part = divided.as_ref().map(|divided| divided.part.clone());
-        (self.drawn_parameter(name, shape, part, Box::new(first_values)), divided)
-    }
-
-    /// Registers the bias of a weight: this rank's part of it where the weight is divided by output features, the whole bias
-    /// otherwise.
-    pub fn divided_bias(
-        &self,
-        name: &str,
-        outputs: i64,
-        weight: Option<&Divided>,
-        init: Init,
-    ) -> Tensor {
-        let part = weight.filter(|weight| weight.style != TensorStyle::Row).and_then(|weight| {
-            self.part(name, &[outputs], 0, &weight.style, weight.region.group()?)
-        });
-        self.drawn_parameter(name, &[outputs], part, Box::new(move |values| init.fill(values)))
-    }
-
-    fn part(
-        &self,
-        name: &str,
-        shape: &[i64],
-        dim: usize,
-        style: &TensorStyle,
-        group: &ProcessGroup,
-    ) -> Option<TensorPart> {
-        let sizes: Vec<u64> = shape.iter().map(|&size| u64::try_from(size).unwrap_or(0)).collect();
-        let name = self.full_name(name);
-        match TensorPart::new(&name, &sizes, dim, style, group.rank(), group.size()) {
-            Ok(part) => Some(part),
-            Err(error) => {
-                self.reject(error);
-                None
-            }
-        }
-    }
+/// Returns the reads of a tensor of open weights into a parameter of which this rank of a tensor group has a part, or into
+/// `rows` of that part; several where the part lies in several blocks. Without a part the tensor, or its rows, are read whole.
+///
+/// # Errors
+/// [`brigade_torch::ErrorKind::Tensor`] when libtorch makes no views of `into`.
+pub fn part_reads<'w>(
+    from: TensorReader<'w>,
+    into: &Tensor,
+    rows: Option<Region>,
+    part: Option<&TensorPart>,
+) -> Result<Vec<TensorRead<'w>>> {
+    let Some(part) = part else {
+        let mut read = TensorRead::whole(from, into.shallow_clone());
+        read.region = rows.unwrap_or(read.region);
+        return Ok(vec![read]);
+    };
+    let rows = rows.unwrap_or_else(|| Region::whole(&part.own_shape()));
+    let dim = part.dim();
+    let reads = part.sources(&rows).into_iter().map(|(region, place)| {
+        let (start, length) = (place.offset[dim].cast_signed(), place.shape[dim].cast_signed());
+        let into = tch::no_grad(|| into.f_detach()?.f_narrow(dim as i64, start, length))?;
+        Ok(TensorRead { from, region, into })
+    });
+    reads.collect()
 }
 
 /// Returns a copy of what a rank of a tensor group has of the values of a whole parameter.

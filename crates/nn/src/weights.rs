@@ -13,7 +13,7 @@ use std::path::Path;
 #[cfg(doc)]
 use brigade_checkpoint::pth::PthFile;
 use brigade_checkpoint::{
-    Error as FileError, OpenWeights, Region, TensorReader, WeightsFile, WeightsReader, open_weights,
+    Error as FileError, OpenWeights, TensorReader, WeightsFile, WeightsReader, open_weights,
 };
 use brigade_sharding::TensorPart;
 use brigade_torch::{Error, TensorId, TensorRead, has_memory, loaded_kind};
@@ -23,6 +23,7 @@ pub use self::parts::PartsWriter;
 pub use self::safetensors::{WeightsWriter, info_of};
 use crate::error::ModelError;
 use crate::model::Shapes;
+use crate::tensor_parallel::part_reads;
 use crate::{LoadReport, Model, StateDict};
 
 /// Reads a safetensors file, or a `.pth`, `.pt`, `.bin` or `.ckpt` file of `torch.save` that holds one state
@@ -175,7 +176,7 @@ impl<M> Model<M> {
             let from = weights.get(name).ok_or_else(|| {
                 Error::invalid_argument(format!("the weights have no tensor `{name}`"))
             })?;
-            for read in reads(from, into, None, parts.get(&TensorId::of(into)))? {
+            for read in part_reads(from, into, None, parts.get(&TensorId::of(into)))? {
                 if is_later(into) {
                     read.check()?;
                 } else {
@@ -267,32 +268,6 @@ pub fn read(weights: &WeightsReader, reads: Vec<TensorRead<'_>>) -> Result<(), E
         let interrupted = |source| ModelError::Interrupted { path: path.to_owned(), source };
         Ok(read.read().map_err(interrupted)?)
     })
-}
-
-/// Returns the reads of a tensor of open weights into a parameter of which this rank of a tensor group has a part, or into
-/// `rows` of that part; several where the part lies in several blocks. Without a part the tensor, or its rows, are read whole.
-///
-/// # Errors
-/// [`brigade_torch::ErrorKind::Tensor`] when libtorch makes no views of `into`.
-pub fn reads<'w>(
-    from: TensorReader<'w>,
-    into: &Tensor,
-    rows: Option<Region>,
-    part: Option<&TensorPart>,
-) -> Result<Vec<TensorRead<'w>>, Error> {
-    let Some(part) = part else {
-        let mut read = TensorRead::whole(from, into.shallow_clone());
-        read.region = rows.unwrap_or(read.region);
-        return Ok(vec![read]);
-    };
-    let rows = rows.unwrap_or_else(|| Region::whole(&part.own_shape()));
-    let dim = part.dim();
-    let reads = part.sources(&rows).into_iter().map(|(region, place)| {
-        let (start, length) = (place.offset[dim].cast_signed(), place.shape[dim].cast_signed());
-        let into = tch::no_grad(|| into.f_detach()?.f_narrow(dim as i64, start, length))?;
-        Ok(TensorRead { from, region, into })
-    });
-    reads.collect()
 }
 
 fn load_all(path: &Path, entry: Option<&str>) -> Result<StateDict, Error> {

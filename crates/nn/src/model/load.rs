@@ -72,7 +72,7 @@ impl<M> Model<M> {
     pub fn matched_state<'s>(
         &self,
         state: &'s StateDict,
-    ) -> Result<(Vec<(&'s Tensor, Tensor)>, LoadReport), Error> {
+    ) -> Result<(Vec<Matched<'s>>, LoadReport), Error> {
         let mut plan = self.plan(&shapes(state)).complete()?;
         state.key().clone_into(&mut plan.report.key);
         let values = plan.values.into_iter();
@@ -140,6 +140,9 @@ impl<M> Model<M> {
         LoadPlan { values, report }
     }
 }
+
+/// A tensor of a state, and the model's tensor that it is for.
+type Matched<'s> = (&'s Tensor, Tensor);
 
 /// A tensor of weights with the model's tensor that it goes into.
 pub(crate) struct Match {

@@ -6,7 +6,7 @@ use tch::Tensor;
 use super::Model;
 use crate::deferred::{DeferredValue, DeferredValues};
 use crate::error::ModelError;
-use crate::weights::reads;
+use crate::tensor_parallel::part_reads;
 
 impl<M> Model<M> {
     /// Returns whether parameters have no memory yet: see [`Model::deferred`].
@@ -47,7 +47,7 @@ impl<M> Model<M> {
                 DeferredValue::File(from, part) => {
                     let path = from.path().to_owned();
                     let interrupted = |source| ModelError::Interrupted { path, source };
-                    let reads = reads(from, &tensor, None, part.as_ref())?;
+                    let reads = part_reads(from, &tensor, None, part.as_ref())?;
                     Ok(reads.into_iter().try_for_each(TensorRead::read).map_err(interrupted)?)
                 }
             }

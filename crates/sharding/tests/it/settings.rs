@@ -465,7 +465,7 @@ fn tensor_ranks_are_an_axis_of_the_mesh() {
     ];
     let settings = |given: &[(&str, &str)]| {
         let given: Vec<Given> =
-            given.iter().map(|(name, value)| Given::new(*name, *value, "flag")).collect();
+            given.iter().map(|(name, value)| Given::new(name, *value, "flag")).collect();
         resolve(&given, None, &Facts::new(4)).unwrap().0
     };
     let both = settings(&given);

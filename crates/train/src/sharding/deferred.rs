@@ -2,8 +2,7 @@
 
 use std::collections::HashMap;
 
-use brigade_nn::weights::reads;
-use brigade_nn::{DeferredValue, Model};
+use brigade_nn::{DeferredValue, Model, part_reads};
 use brigade_torch::{Error, Result, TensorId, TensorRead};
 use tch::Tensor;
 
@@ -46,7 +45,7 @@ impl ShardedModel {
                 }
                 (Some(it), DeferredValue::File(from, part)) if read.is_ok() => {
                     let rows = it.part.as_ref().map(|rows| rows.own());
-                    read = reads(from, &it.shard.f_detach()?, rows, part.as_ref())
+                    read = part_reads(from, &it.shard.f_detach()?, rows, part.as_ref())
                         .and_then(|reads| reads.into_iter().try_for_each(TensorRead::read));
                 }
                 (None, DeferredValue::Drawn(values)) => {

@@ -1,0 +1,78 @@
+//! Parameters of which a layer gets this rank's part.
+
+use brigade_sharding::{TensorPart, TensorStyle};
+use brigade_torch::ProcessGroup;
+use tch::{TchError, Tensor};
+
+use super::ParamPath;
+use crate::{Divided, Init, TensorRegion};
+
+impl ParamPath<'_> {
+    /// Registers a trainable parameter of which each rank of a tensor group has a part, where the plan divides it: for layers
+    /// that can compute with a part. `shape` is that of the whole parameter, followed by its dimensions of output and of input
+    /// features. Returns this rank's part, with how it is divided; the whole parameter and `None` where the plan leaves it
+    /// whole.
+    ///
+    /// First values are those of the undivided parameter.
+    pub fn divided_parameter(
+        &self,
+        name: &str,
+        shape: &[i64],
+        dims: [usize; 2],
+        init: Init,
+    ) -> (Tensor, Option<Divided>) {
+        self.divided_parameter_with(name, shape, dims, move |values| init.fill(values))
+    }
+
+    /// As [`ParamPath::divided_parameter`], with a function that sets the first values of the whole parameter as for
+    /// [`ParamPath::parameter_with`].
+    pub fn divided_parameter_with(
+        &self,
+        name: &str,
+        shape: &[i64],
+        [outputs, inputs]: [usize; 2],
+        first_values: impl FnOnce(&mut Tensor) -> Result<(), TchError> + Send + 'static,
+    ) -> (Tensor, Option<Divided>) {
+        let divided = self.tensor_style(name).and_then(|(style, group)| {
+            let dim = if style == TensorStyle::Row { inputs } else { outputs };
+            let part = self.part(name, shape, dim, &style, &group)?;
+            Some(Divided { style, part, region: TensorRegion::new(group) })
+        });
+        let part = divided.as_ref().map(|divided| divided.part.clone());
+        (self.drawn_parameter(name, shape, part, Box::new(first_values)), divided)
+    }
+
+    /// Registers the bias of a weight: this rank's part of it where the weight is divided by output features, the whole bias
+    /// otherwise.
+    pub fn divided_bias(
+        &self,
+        name: &str,
+        outputs: i64,
+        weight: Option<&Divided>,
+        init: Init,
+    ) -> Tensor {
+        let part = weight.filter(|weight| weight.style != TensorStyle::Row).and_then(|weight| {
+            self.part(name, &[outputs], 0, &weight.style, weight.region.group()?)
+        });
+        self.drawn_parameter(name, &[outputs], part, Box::new(move |values| init.fill(values)))
+    }
+
+    fn part(
+        &self,
+        name: &str,
+        shape: &[i64],
+        dim: usize,
+        style: &TensorStyle,
+        group: &ProcessGroup,
+    ) -> Option<TensorPart> {
+        let sizes: Vec<u64> = shape.iter().map(|&size| u64::try_from(size).unwrap_or(0)).collect();
+        let name = self.full_name(name);
+        match TensorPart::new(&name, &sizes, dim, style, group.rank(), group.size()) {
+            Ok(part) => Some(part),
+            Err(error) => {
+                self.reject(error);
+                None
+            }
+        }
+    }
+}
