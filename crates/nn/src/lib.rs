@@ -85,7 +85,9 @@ pub use recompute::Recompute;
 pub use script::{TorchScript, TorchScriptInputs, TorchScriptOutput};
 pub use sequential::Sequential;
 pub use state_dict::{LoadReport, ShapeMismatch, StateDict};
-pub use tensor_parallel::{Divided, TensorParallel, TensorParallelPlan, TensorRegion, take_part};
+pub use tensor_parallel::{
+    Divided, TensorParallel, TensorParallelPlan, TensorRegion, part_reads, take_part,
+};
 pub use training::Training;
 pub use unit::Unit;
 pub use var_store::TchModule;

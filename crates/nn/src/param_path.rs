@@ -416,11 +416,14 @@ impl<'a> ParamPath<'a> {
     }
 
     fn adopt(&self, name: &str, tensor: &Tensor, role: Role) {
+        if self.tensor_style(name).is_some() {
+            // It is registered all the same: its pattern does match a parameter.
+            self.reject_at(
+                name,
+                "the tensor plan divides it, and something else made it, which reads it whole: leave it out of the plan",
+            );
+        }
         let problem = match tensor.f_kind() {
-            _ if self.tensor_style(name).is_some() => Some(
-                "the tensor plan divides it, and something else made it, which reads it whole: leave it out of the plan"
-                    .to_owned(),
-            ),
             _ if name.split('.').any(str::is_empty) => Some("a name has no empty parts".to_owned()),
             Ok(kind) if role != (Role::Buffer { persistent: true }) && !is_floating_point(kind) => {
                 Some(format!("parameters cannot be {kind:?}"))

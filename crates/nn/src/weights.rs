@@ -166,7 +166,7 @@ impl<M> Model<M> {
         tensors: Vec<(String, Tensor)>,
     ) -> Result<(), Error> {
         let is_later = |tensor: &Tensor| self.is_deferred() && !has_memory(tensor);
-        let mut parts: HashMap<TensorId, TensorPart> = self
+        let parts: HashMap<TensorId, TensorPart> = self
             .divided_parameters()
             .into_iter()
             .map(|divided| (TensorId::of(&divided.tensor), divided.part))
@@ -190,8 +190,9 @@ impl<M> Model<M> {
                 tensors.into_iter().partition(|(_, tensor)| !has_memory(tensor));
             now.iter().for_each(|(_, tensor)| deferred.keep(TensorId::of(tensor)));
             let later = later.into_iter().map(|(name, tensor)| {
+                // Of tied weights each name is read.
                 let id = TensorId::of(&tensor);
-                (name, id, parts.remove(&id))
+                (name, id, parts.get(&id).cloned())
             });
             deferred.read_later(weights, later);
         }

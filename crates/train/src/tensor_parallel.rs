@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 
 use brigade_checkpoint::layout::Placement;
-use brigade_nn::Model;
+use brigade_nn::{Model, TensorParallel};
 use brigade_optim::Optimizer;
 use brigade_rank_env::env::BRIGADE_TENSOR;
 use brigade_sharding::{Axis, Mesh, MeshBuilder, Sharding, Strategy, TensorPart};
@@ -72,14 +72,6 @@ impl TensorModels {
     /// Checks a model that is prepared: that it was built for these ranks, and alike on all of them. Tensors that all ranks
     /// have whole are replaced by those of the group's first rank. All ranks take part.
     pub(crate) fn check<M>(&self, model: &Model<M>) -> Result<()> {
-        let Some(built) = model.tensor_parallel() else {
-            return Err(Error::invalid_argument(format!(
-                "the ranks divide layers (mesh {}), and the model was built whole: build it by \
-                 `Accelerator::parallel_model`, or by `parallel_builder` with an empty plan where every rank of a tensor \
-                 group is to have all of it",
-                self.mesh
-            )));
-        };
         let divided = model.divided_parameters();
         let parts: HashMap<TensorId, &TensorPart> =
             divided.iter().map(|it| (TensorId::of(&it.tensor), &it.part)).collect();
@@ -88,8 +80,18 @@ impl TensorModels {
             None => format!("{} {:?} whole", it.name, it.tensor.size()),
         };
         let own: Vec<String> = model.parameters().iter().map(described).collect();
-        let all: Vec<(usize, Vec<String>)> = self.group.all_gather_object(&(built.ranks(), own))?;
+        // Ranks without tensor parallelism take part, so that no rank waits for one that has an error.
+        let ranks = model.tensor_parallel().map(TensorParallel::ranks);
+        let all: Vec<(Option<usize>, Vec<String>)> = self.group.all_gather_object(&(ranks, own))?;
         let (ranks, own) = &all[self.group.rank()];
+        let Some(ranks) = ranks else {
+            return Err(Error::invalid_argument(format!(
+                "the ranks divide layers (mesh {}), and the model was built whole: build it by \
+                 `Accelerator::parallel_model`, or by `parallel_builder` with an empty plan where every rank of a tensor \
+                 group is to have all of it",
+                self.mesh
+            )));
+        };
         if *ranks != self.group.size() {
             return Err(Error::invalid_argument(format!(
                 "the model was built for {ranks} tensor ranks, and this job has {}: build it by \
@@ -97,11 +99,20 @@ impl TensorModels {
                 self.group.size()
             )));
         }
-        if let Some((rank, (_, theirs))) = all.iter().enumerate().find(|(_, it)| it.1 != *own) {
+        let mut others = all.iter().enumerate();
+        if let Some((rank, (their_ranks, theirs))) =
+            others.find(|(_, it)| (&it.0, &it.1) != (&Some(*ranks), own))
+        {
             let first = own.iter().zip(theirs).find(|(own, theirs)| own != theirs);
-            let difference = match first {
-                Some((own, theirs)) => format!("`{own}` here and `{theirs}` there"),
-                None => format!("{} parameters here and {} there", own.len(), theirs.len()),
+            let difference = match (first, their_ranks) {
+                (Some((own, theirs)), _) => format!("`{own}` here and `{theirs}` there"),
+                (None, Some(theirs)) if theirs != ranks => {
+                    format!("built for {ranks} tensor ranks here and for {theirs} there")
+                }
+                (None, None) => "built for tensor ranks here and whole there".to_owned(),
+                (None, Some(_)) => {
+                    format!("{} parameters here and {} there", own.len(), theirs.len())
+                }
             };
             return Err(Error::invalid_argument(format!(
                 "the models of tensor ranks {} and {rank} differ, and nothing was prepared: {difference}; build the same \

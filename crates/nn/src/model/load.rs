@@ -18,6 +18,9 @@ use crate::{LoadReport, StateDict};
 /// Names and shapes of weights, wherever they are.
 pub(crate) type Shapes = IndexMap<String, Vec<i64>>;
 
+/// Tensors of a state with the model's tensors that they are for.
+type MatchedValues<'s> = Vec<(&'s Tensor, Tensor)>;
+
 impl<M> Model<M> {
     /// Parameters and saved buffers by name, in order of registration. The tensors are detached but
     /// share the model's memory; [`StateDict::deep_clone`] makes a snapshot. Of parameters that ranks of a tensor group
@@ -72,7 +75,7 @@ impl<M> Model<M> {
     pub fn matched_state<'s>(
         &self,
         state: &'s StateDict,
-    ) -> Result<(Vec<Matched<'s>>, LoadReport), Error> {
+    ) -> Result<(MatchedValues<'s>, LoadReport), Error> {
         let mut plan = self.plan(&shapes(state)).complete()?;
         state.key().clone_into(&mut plan.report.key);
         let values = plan.values.into_iter();
@@ -140,9 +143,6 @@ impl<M> Model<M> {
         LoadPlan { values, report }
     }
 }
-
-/// A tensor of a state, and the model's tensor that it is for.
-type Matched<'s> = (&'s Tensor, Tensor);
 
 /// A tensor of weights with the model's tensor that it goes into.
 pub(crate) struct Match {

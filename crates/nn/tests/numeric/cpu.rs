@@ -2,3 +2,4 @@
 
 mod deferred;
 mod rounding;
+mod tensor_parallel;

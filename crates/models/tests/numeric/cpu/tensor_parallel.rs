@@ -1,5 +1,7 @@
 //! Transformers whose layers the ranks of a group divide compute what one rank computes.
 
+mod edges;
+
 use std::sync::Mutex;
 use std::thread;
 
