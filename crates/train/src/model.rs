@@ -188,8 +188,7 @@ impl<M> PreparedModel<M> {
             }
             None => None,
         };
-        let inner =
-            ModelInner::new(&model, reduction.hook.clone(), sharded.clone(), tensor.clone());
+        let inner = ModelInner::new(&model, reduction.hook.clone(), sharded.clone(), tensor);
         let inner = Arc::new(inner);
         context.registry.register(&inner);
         Ok(Self { model, reduction, sharded, inner, context })

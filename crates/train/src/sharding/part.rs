@@ -148,7 +148,7 @@ impl Part {
         match &self.tensor {
             Some(tensor) => {
                 // The group sends from its device, where an offloaded shard is not.
-                let device = region.group().map_or(part.device(), ProcessGroup::device);
+                let device = region.group().map_or_else(|| part.device(), ProcessGroup::device);
                 region.whole(&part.f_to_device(device)?, tensor)
             }
             None => Ok(part),

@@ -187,8 +187,8 @@ where
 
 fn check<M>(
     new: impl Fn(&ParamPath<'_>) -> M + Sync,
-    mesh: Mesh,
-    sharding: Option<Sharding>,
+    mesh: &Mesh,
+    sharding: Option<&Sharding>,
     recipe: Recipe,
 ) where
     M: for<'a> Module<Labelled<'a>, Output = TokenLoss> + TensorParallelPlan,
@@ -197,7 +197,7 @@ fn check<M>(
     let expected = alone(&state, &new, mesh.size(Axis::Data), recipe);
     let state = Mutex::new(state);
     for deferred in [false, true] {
-        let runs = divided(&state, &new, (&mesh, sharding.as_ref()), deferred, recipe);
+        let runs = divided(&state, &new, (mesh, sharding), deferred, recipe);
         for (rank, run) in runs.iter().enumerate() {
             assert_close(&run.numbers, &expected.numbers, 1e-12, 1e-13);
             if rank == 0 {
@@ -224,16 +224,16 @@ fn mesh(replicate: usize, shard: usize, tensor: usize) -> Mesh {
 #[test]
 fn tensor_ranks_alone() {
     for tensor in [2, 3, 4] {
-        check(|path| Gpt2LmHead::new(path, &gpt2()), mesh(1, 1, tensor), None, ADAM);
+        check(|path| Gpt2LmHead::new(path, &gpt2()), &mesh(1, 1, tensor), None, ADAM);
     }
-    check(|path| LlamaForCausalLm::new(path, &llama()), mesh(1, 1, 4), None, ADAM);
+    check(|path| LlamaForCausalLm::new(path, &llama()), &mesh(1, 1, 4), None, ADAM);
 }
 
 #[test]
 fn with_replicas() {
     for norm_type in [1.0, 2.0, f64::INFINITY, 0.0] {
         let recipe = Recipe { momentum: true, micro_batches: 2, norm_type };
-        check(|path| Gpt2LmHead::new(path, &gpt2()), mesh(2, 1, 2), None, recipe);
+        check(|path| Gpt2LmHead::new(path, &gpt2()), &mesh(2, 1, 2), None, recipe);
     }
 }
 
@@ -243,13 +243,13 @@ fn with_shards() {
         for norm_type in [2.0, 0.0] {
             let recipe = Recipe { momentum: false, micro_batches: 2, norm_type };
             let new = |path: &ParamPath<'_>| LlamaForCausalLm::new(path, &llama());
-            check(new, mesh(1, 2, 2), Some(sharding.clone()), recipe);
+            check(new, &mesh(1, 2, 2), Some(&sharding), recipe);
         }
     }
-    check(|path| Gpt2LmHead::new(path, &gpt2()), mesh(1, 3, 2), Some(Sharding::zero3()), ADAM);
+    check(|path| Gpt2LmHead::new(path, &gpt2()), &mesh(1, 3, 2), Some(&Sharding::zero3()), ADAM);
 }
 
 #[test]
 fn with_replicas_of_shards() {
-    check(|path| Gpt2LmHead::new(path, &gpt2()), mesh(2, 2, 2), Some(Sharding::zero3()), ADAM);
+    check(|path| Gpt2LmHead::new(path, &gpt2()), &mesh(2, 2, 2), Some(&Sharding::zero3()), ADAM);
 }

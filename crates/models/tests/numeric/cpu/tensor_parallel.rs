@@ -91,7 +91,7 @@ fn check<M>(
         let found = loss(&model);
         assert_close(&[found.double_value(&[])], &[expected], 1e-12, 1e-13);
         backward(&found).unwrap();
-        let region = TensorRegion::new(group.clone());
+        let region = TensorRegion::new(group);
         let whole_gradients: Vec<(String, Option<Tensor>)> = model
             .parameters()
             .into_iter()
