@@ -259,7 +259,19 @@ impl<'a> ParamPath<'a> {
         let first = self.registry.borrow().find(tensor);
         match first {
             Some(first) => {
-                let part = self.registry.borrow().entries[first].part.clone();
+                let (part, first_name) = {
+                    let entry = &self.registry.borrow().entries[first];
+                    (entry.part.clone(), entry.name.clone())
+                };
+                if let (Some((style, _)), None) = (self.tensor_style(name), &part) {
+                    self.reject_at(
+                        name,
+                        format_args!(
+                            "the tensor plan divides it ({style}), and it is tied to `{first_name}`, which is whole: name \
+                             `{first_name}` in the plan"
+                        ),
+                    );
+                }
                 self.add(name, Ok(tensor.shallow_clone()), Role::SameAs(first), part)
             }
             None => {
@@ -434,7 +446,12 @@ impl<'a> ParamPath<'a> {
         match problem {
             Some(problem) => self.reject_at(name, problem),
             None => {
-                self.register(name, tensor, role, None);
+                // A further name of a divided parameter is one of the same part.
+                let part = match role {
+                    Role::SameAs(first) => self.registry.borrow().entries[first].part.clone(),
+                    _ => None,
+                };
+                self.register(name, tensor, role, part);
                 self.registry.borrow_mut().adopted.insert(self.full_name(name));
             }
         }

@@ -121,16 +121,25 @@ impl PreparedOptimizer {
     /// calls it, and the optimizer stays as it is.
     ///
     /// # Errors
-    /// On every rank when rank 0 has no state; [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
+    /// On every rank when rank 0 has no state, or a part in the place of a whole tensor;
+    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     pub fn scatter_state_dict(&self, state: Option<OptimizerState>) -> Result<OptimizerState> {
         let parts = self.parts();
         let processes = self.everyone();
         let value = processes.on_main_process(|| {
             let state = state.ok_or_else(no_state)?;
-            Ok::<_, Error>(state.to_value())
+            // A part would fit the ranks' own states, and every rank would continue from rank 0's part.
+            state.to_value().try_map(&mut |place, tensor| match parts.get(place) {
+                Some(part) if tensor.size() != sizes(part) => Err(mismatch(format!(
+                    "`{place}` has shape {:?} in the optimizer's state, expected that of the whole, {:?}",
+                    tensor.size(),
+                    sizes(part)
+                ))),
+                _ => Ok(tensor),
+            })
         })?;
         let own = processes.broadcast_values(value, &mut |place, whole| {
-            match parts.get(place).filter(|part| whole.size() == sizes(part)) {
+            match parts.get(place) {
                 // A copy, so that the whole tensor goes.
                 Some(part) => copied(&part.take(&whole)?, whole.device()),
                 None => Ok(whole),

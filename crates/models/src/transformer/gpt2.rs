@@ -317,10 +317,12 @@ impl Gpt2Block {
         if !(0.0..1.0).contains(&options.attn_pdrop) {
             path.reject(format_args!("attn_pdrop {} is not in [0, 1)", options.attn_pdrop));
         }
+        // Layers are registered, and drawn, in transformers' order.
+        let ln_1 = norm(path / "ln_1", options);
         let c_attn = Conv1D::new(&attention / "c_attn", width, 3 * width);
         let heads = OwnHeads::new(&attention, heads, c_attn.divided(), &[]);
         Self {
-            ln_1: norm(path / "ln_1", options),
+            ln_1,
             c_attn,
             c_proj: Conv1D::new(&attention / "c_proj", width, width),
             training: (&attention / "attn_dropout").training(),

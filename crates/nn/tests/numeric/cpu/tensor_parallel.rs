@@ -202,6 +202,33 @@ fn replicated_paths_and_patterns_are_whole() {
     });
 }
 
+#[test]
+fn further_names_of_divided_parameters_have_the_same_part() {
+    let new = |path: &ParamPath<'_>| {
+        let table = Embedding::new(path / "table", 7, 3);
+        let _ = (path / "head").tie("weight", table.weight());
+        path.adopt_parameter("again.weight", table.weight());
+    };
+    on_ranks(2, |group| {
+        let plan = TensorPlan::new().vocabulary("table.weight").vocabulary("head.weight");
+        let model = filled(builder(Some(&group), plan).build(new).unwrap());
+        let whole = model.whole_state_dict().unwrap();
+        assert_eq!((model.divided_parameters().len(), whole.len()), (1, 3));
+        for (name, tensor) in whole.iter() {
+            assert_eq!(model.whole_size(name), Some(vec![7, 3]), "{name}");
+            assert_eq!(tensor, &wave(&[7, 3], 0.0), "{name}");
+        }
+        // The first name decides.
+        let found = problems(Some(&group), TensorPlan::new().vocabulary("head.weight"), new);
+        assert_problems(
+            &found,
+            &[
+                "head.weight: the tensor plan divides it (vocabulary), and it is tied to `table.weight`",
+            ],
+        );
+    });
+}
+
 type Forward = fn(&Linear, &Tensor) -> brigade_torch::Result<Tensor>;
 
 /// Output and gradients of the input, the weight and the bias, for a loss whose gradient is `weights`.

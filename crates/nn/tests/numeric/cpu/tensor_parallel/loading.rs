@@ -140,7 +140,7 @@ fn another_shape_is_an_error_with_the_whole_shapes() {
                 let model = if deferred { model.deferred() } else { model };
                 let mut model = model.build(layers).unwrap();
                 let whole = model.whole_size(name).unwrap();
-                let mut refuse = |result: brigade_torch::Result<_>| {
+                let refuse = |result: brigade_torch::Result<_>| {
                     let error = result.map(drop).unwrap_err();
                     let Some(ModelError::Mismatch(report)) = error.downcast_ref() else {
                         panic!("{error}");
