@@ -80,10 +80,31 @@ impl World {
         })
     }
 
-    /// The same process among fewer: as this rank of so many. Its host, store and name of the job stay.
-    #[must_use]
-    pub fn among(&self, rank: Rank, world_size: WorldSize) -> Self {
-        Self { rank, world_size, ..self.clone() }
+    /// The same process among fewer, which count as the ranks of one host: those that read other samples, where ranks divide
+    /// layers between them. Store and name of the job stay.
+    ///
+    /// ```
+    /// use brigade_rank_env::{StoreEndpoint, World, WorldSize};
+    ///
+    /// // Ranks 1 and 3 of 4.
+    /// let world = World::on_one_host(3, WorldSize::new(4)?, StoreEndpoint::alone())?;
+    /// let second = world.among(1, WorldSize::new(2)?)?;
+    /// assert_eq!((second.rank.as_usize(), second.local_rank.as_usize()), (1, 1));
+    /// # Ok::<(), brigade_rank_env::WorldError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`WorldError::RankOutOfRange`].
+    pub fn among(&self, rank: usize, world_size: WorldSize) -> Result<Self, WorldError> {
+        Ok(Self {
+            rank: Rank::new(rank, world_size)?,
+            world_size,
+            local_rank: LocalRank::new(rank, world_size)?,
+            local_world_size: world_size,
+            node_rank: 0,
+            num_nodes: 1,
+            ..self.clone()
+        })
     }
 
     /// What the launcher put into this process's environment; [`World::alone`] where there is none.

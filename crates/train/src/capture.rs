@@ -64,7 +64,8 @@ where
         quiet: bool,
         body: Body<'a, B, R>,
     ) -> Self {
-        let Gradients { processes, accumulator, sharded, .. } = gradients;
+        let Gradients { processes, accumulator, sharded, tensor, .. } = gradients;
+        let everyone = tensor.as_ref().map_or(processes, |tensor| tensor.everyone());
         let moves = |it: &&Arc<ShardedModels>| !it.sharding().strategy.keeps_parameters_whole();
         CapturedStep {
             refused: sharded.as_ref().filter(moves).map(|sharded| {
@@ -74,7 +75,7 @@ where
                 )
             }),
             plain: cannot_record(gradients, comm_hook),
-            processes: processes.clone(),
+            processes: everyone.clone(),
             accumulator: accumulator.clone(),
             quiet,
             body,

@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use brigade_rank_env::{Rank, World, WorldSize};
+use brigade_rank_env::{World, WorldSize};
 use brigade_sharding::{Axis, Mesh};
 use brigade_torch::{
     CudaUnavailable, Error, ProcessGroup, Products, Result, ShardingGroups, Store,
@@ -85,10 +85,8 @@ impl Job {
         };
         let (data, tensor) = groups.divide(mesh)?;
         let (rank, size) = (mesh.coordinate(self.rank(), Axis::Data)?, mesh.size(Axis::Data));
-        let world_size = WorldSize::new(size)?;
-        let rank = Rank::new(rank, world_size)?;
         let job = Self {
-            world: self.world.among(rank, world_size),
+            world: self.world.among(rank, WorldSize::new(size)?)?,
             groups: data,
             device: self.device,
             missing_gpu: self.missing_gpu.clone(),

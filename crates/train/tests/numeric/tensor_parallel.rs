@@ -229,6 +229,24 @@ fn tensor_ranks_alone() {
     check(|path| LlamaForCausalLm::new(path, &llama()), &mesh(1, 1, 4), None, ADAM);
 }
 
+/// The ranks that read other samples count as those of one host.
+#[test]
+fn ranks_of_other_samples_have_an_order() {
+    let found = on_ranks(4, |builder, rank| {
+        let accelerator = builder.tensor_parallel(2).build().unwrap();
+        let data = accelerator.data_processes();
+        let own = data.on_local_main_process(|| Ok::<_, brigade_torch::Error>(rank)).unwrap();
+        let first = data.local_main_process_first(|| Ok::<_, brigade_torch::Error>(rank)).unwrap();
+        assert_eq!(first, rank);
+        let share = data.split_between_processes(&[10, 11, 12][..]).unwrap().to_vec();
+        (data.process_index(), own, data.gather_object(rank).unwrap(), share)
+    });
+    assert_eq!(found[0], (0, Some(0), vec![0, 2], vec![10, 11]));
+    assert_eq!(found[1], (0, Some(1), vec![1, 3], vec![10, 11]));
+    assert_eq!(found[2], (1, None, vec![0, 2], vec![12]));
+    assert_eq!(found[3], (1, None, vec![1, 3], vec![12]));
+}
+
 #[test]
 fn with_replicas() {
     for norm_type in [1.0, 2.0, f64::INFINITY, 0.0] {

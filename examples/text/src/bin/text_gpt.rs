@@ -103,7 +103,7 @@ fn main() -> MainResult {
     let losses = Losses::new(&accelerator);
     training.begin(common, &accelerator)?;
 
-    let mut meter = accelerator.processes().meter(20);
+    let mut meter = accelerator.data_processes().meter(20);
     for epoch in train.epoch()..training.epochs {
         model.train();
         // The loss of the batches that become one step.

@@ -2,13 +2,14 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use brigade_models::{Gpt2LmHead, Labelled};
-use brigade_nn::{Linear, Model, ParamPath, TensorParallelPlan, weights};
+use brigade_nn::{Linear, Model, Module, ParamPath, TensorParallelPlan, weights};
 use brigade_optim::{Adafactor, AdamW, Lamb, Muon, Optimizer, OptimizerState, ParameterState, Sgd};
 use brigade_sharding::{Mesh, MeshBuilder, Sharding, TensorPlan};
 use brigade_testkit::assert_close;
-use brigade_torch::{Result, gradient};
+use brigade_torch::{ErrorKind, Result, gradient};
 use brigade_train::{
     Accelerator, AcceleratorBuilder, GradScalerOptions, Precision, PreparedModel, PreparedOptimizer,
 };
@@ -422,4 +423,72 @@ fn files_are_those_of_one_process() {
 fn zeros() -> brigade_nn::StateDict {
     let builder = Model::builder().kind(Kind::Double).without_first_values();
     builder.build(|path| Gpt2LmHead::new(path, &gpt2())).unwrap().state_dict()
+}
+
+/// In the forward, and in the backward of a forward that all ranks have made.
+#[test]
+fn a_rank_that_is_gone() {
+    for forwards in [0, 1] {
+        let outcomes = on_ranks(2, |builder, rank| {
+            let builder = builder.tensor_parallel(2).sharding(None);
+            let accelerator = builder.timeout(Duration::from_secs(5)).build().unwrap();
+            let model = accelerator.prepare(model(&accelerator)).unwrap();
+            let ids = ids();
+            let forward = || model.forward(Labelled::new(&ids, &ids))?.mean();
+            let losses: Vec<Result<Tensor>> = (0..forwards).map(|_| forward()).collect();
+            (rank == 0).then(|| match losses.into_iter().next() {
+                Some(loss) => accelerator.backward(&loss.unwrap()).unwrap_err(),
+                None => forward().unwrap_err(),
+            })
+        });
+        let error = outcomes[0].as_ref().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Communication, "{error}");
+    }
+}
+
+fn ids() -> Tensor {
+    let places = Tensor::arange(12, (Kind::Int64, Device::Cpu));
+    (places * 7).remainder(23).view([2, 6])
+}
+
+/// A layer that adds random numbers to what all ranks have.
+struct Noise(Linear);
+
+impl Module<&Tensor> for Noise {
+    type Output = Tensor;
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        // Ranks are threads that share a generator: no two draw the same numbers.
+        let noise = Tensor::randn(input.size(), (Kind::Double, Device::Cpu));
+        self.0.forward(&(input + noise))
+    }
+}
+
+#[test]
+fn debug_mode_compares_the_ranks_of_a_group() {
+    let debug = |builder: AcceleratorBuilder| {
+        builder.tensor_parallel(2).sharding(None).debug(true).build().unwrap()
+    };
+    let errors = on_ranks(2, |builder, rank| {
+        let accelerator = debug(builder);
+        let model = accelerator.prepare(model(&accelerator)).unwrap();
+        let (ids, scale) = (ids(), 1.0 + rank as f64);
+        let loss = || model.forward(Labelled::new(&ids, &ids)).unwrap().mean().unwrap();
+        accelerator.backward(&loss()).unwrap();
+        text(accelerator.backward(&(loss() * scale)))
+    });
+    assert_all_contain(&errors, &["the loss is", "on tensor rank", "the same samples"]);
+    let errors = on_ranks(2, |builder, _| {
+        let accelerator = debug(builder);
+        let builder = accelerator.parallel_builder(TensorPlan::new()).kind(Kind::Double);
+        let model = builder.build(|path| Noise(Linear::new(path / "head", 3, 4))).unwrap();
+        let optimizer = Sgd::new(0.1).build(&model).unwrap();
+        let (model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();
+        let input = Tensor::ones([2, 3], (Kind::Double, Device::Cpu));
+        let output = model.forward(&input).unwrap();
+        // A loss of equal value whose gradient differs.
+        let loss = (&output - output.detach()).sum(Kind::Double);
+        accelerator.backward(&loss).unwrap();
+        text(optimizer.step())
+    });
+    assert_all_contain(&errors, &["the gradient of `head.weight`", "tensor ranks"]);
 }
