@@ -142,13 +142,15 @@ fn normal(path: &Path) -> PathBuf {
     fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf())
 }
 
-/// Whether a file of the API reference will be there: `brigade_train/struct.Accelerator.html`.
+/// Whether a file of the API reference will be there: `brigade_train/struct.Accelerator.html`, or that of a module.
 fn is_documented(item: &str) -> bool {
     let (name, file) = item.split_once('/').unwrap();
     let folder = if name == "brigade" { name } else { name.strip_prefix("brigade_").unwrap() };
     let folder = root().join("crates").join(folder).join("src");
+    let (module, file) = file.rsplit_once('/').unwrap_or(("", file));
     if file == "index.html" {
-        return folder.is_dir();
+        let module = folder.join(module);
+        return module.is_dir() || module.with_extension("rs").is_file();
     }
     let declaration = file.strip_suffix(".html").unwrap().replace('.', " ");
     let starts = ["<", " ", ":", "(", ";"].map(|end| format!("pub {declaration}{end}"));
