@@ -238,7 +238,7 @@ fn ranks_of_other_samples_have_an_order() {
         let own = data.on_local_main_process(|| Ok::<_, brigade_torch::Error>(rank)).unwrap();
         let first = data.local_main_process_first(|| Ok::<_, brigade_torch::Error>(rank)).unwrap();
         assert_eq!(first, rank);
-        let share = data.split_between_processes(&[10, 11, 12][..]).unwrap().to_vec();
+        let share = data.split_between_processes(&[10, 11, 12][..]).unwrap();
         (data.process_index(), own, data.gather_object(rank).unwrap(), share)
     });
     assert_eq!(found[0], (0, Some(0), vec![0, 2], vec![10, 11]));
