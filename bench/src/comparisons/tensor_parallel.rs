@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 
-use super::milliseconds;
 use super::training::{launched, megabytes};
+use super::{in_turns, milliseconds};
 use crate::processes::{Side, median};
 use crate::table::Row;
 
@@ -12,16 +12,7 @@ pub(crate) fn layer(rounds: usize) -> Result<Vec<Row>> {
     let Some(peer) = Side::torchrun("peers/tensor_parallel.py", &["layer"]) else {
         return Ok(Vec::new());
     };
-    let sides = [launched(2, "tensor-parallel layer")?, peer];
-    let mut found = [const { Vec::new() }; 2];
-    for round in 0..rounds {
-        for turn in 0..sides.len() {
-            let side = (round + turn) % sides.len();
-            let [seconds] = sides[side].lists::<1>()?;
-            found[side].extend(seconds);
-        }
-    }
-    let [ours, theirs] = found.map(|mut all| median(&mut all));
+    let [ours, theirs] = in_turns(rounds, &[launched(2, "tensor-parallel layer")?, peer])?;
     Ok(vec![Row {
         what: "layer of Llama (hidden size 512, 4 x 256 tokens) on 2 ranks of 1 thread: against parallelize_module",
         ours: milliseconds(ours),
