@@ -6,6 +6,7 @@ mod disks;
 mod numeric;
 #[path = "../common/resume.rs"]
 mod resume;
+mod tensor_ranks;
 mod torchrun;
 
 brigade_test_needs::main!();

@@ -38,7 +38,7 @@ fn rank() {
 }
 
 /// In one piece: the ranks have the same output.
-fn say(line: &str) {
+pub(crate) fn say(line: &str) {
     use std::io::Write;
     std::io::stdout().write_all(format!("{line}\n").as_bytes()).unwrap();
 }
@@ -99,6 +99,14 @@ fn succeeds(words: &[&str], failures: u32, line: &str) {
     let words = [&["--nproc-per-node=2"], words].concat();
     let [output] = outputs([torchrun(&words, failures, line)]);
     assert_eq!(lines(&output), [0, 1].map(|rank| format!("rank {rank}, attempt {failures}: 6")));
+}
+
+/// The lines of two ranks of one host, each of which a line of `sh` starts; `python` is the script of one of Python's.
+pub(crate) fn lines_of(python: &str, line: &str) -> Vec<String> {
+    let mut command = torchrun(&["--nproc-per-node=2", "--standalone"], 0, line);
+    command.env("PYTHON_RANK", python);
+    let [output] = outputs([command]);
+    lines(&output)
 }
 
 /// A port that was free a moment ago, and that no program is given that asks for any.
