@@ -71,7 +71,7 @@ fn losses(group: Option<ProcessGroup>) -> Vec<f64> {
         backward(&loss).unwrap();
         for parameter in model.parameters() {
             let by = gradient(&parameter.tensor).unwrap().unwrap() * -1e-3;
-            tch::no_grad(|| parameter.tensor.shallow_clone().f_add_(&by)).unwrap();
+            let _ = tch::no_grad(|| parameter.tensor.shallow_clone().f_add_(&by)).unwrap();
             clear_gradient(&parameter.tensor).unwrap();
         }
         loss.double_value(&[])
