@@ -32,7 +32,7 @@ pub trait TensorParallelPlan {
 }
 
 /// How a parameter is divided over the ranks of a tensor group, as a layer gets it from
-/// [`ParamPath::divided_parameter`].
+/// [`ParamPath::divided_parameter`](crate::ParamPath::divided_parameter).
 #[derive(Debug, Clone)]
 pub struct Divided {
     /// How it is divided.

@@ -70,7 +70,8 @@ impl ParamPath<'_> {
         match TensorPart::new(&name, &sizes, dim, style, group.rank(), group.size()) {
             Ok(part) => Some(part),
             Err(error) => {
-                self.reject(error);
+                // It has the parameter's full name.
+                self.registry.borrow_mut().problems.push(error.to_string());
                 None
             }
         }
