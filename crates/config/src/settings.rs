@@ -435,7 +435,7 @@ settings! {
         /// Neighbouring ranks, which read the same samples. They divide the number of ranks, and the model's
         /// attention heads
         tensor: NonZeroUsize = "tensor" "N"
-            default "1" env "BRIGADE_TENSOR";
+            default "1";
         /// Backend of torch.compile, for Python programs
         dynamo_backend: DynamoBackend = "dynamo-backend" "BACKEND"
             default "no" env "ACCELERATE_DYNAMO_BACKEND";
