@@ -60,6 +60,7 @@ pub(crate) fn all() -> Vec<Comparison> {
         Comparison { name: "sharded-reshard", run: sharding::reshard },
         Comparison { name: "divided-layer", run: tensor_parallel::layer },
         Comparison { name: "divided-loss", run: tensor_parallel::loss },
+        Comparison { name: "divided-context", run: tensor_parallel::context },
         Comparison { name: "two-processes", run: training::two_processes },
         Comparison { name: "checkpoint-files", run: checkpoint::files },
         Comparison { name: "checkpoint-background", run: checkpoint::background },

@@ -47,6 +47,7 @@ const UNITS: [(&str, &[&str]); 3] = [
             "sharder_gather.cpp",
             "sharder_reduce.cpp",
             "regions.cpp",
+            "context_attention.cpp",
             "storage.cpp",
             "hook.cpp",
             "reproducible.cpp",

@@ -1,4 +1,5 @@
-//! Tensor parallelism against PyTorch's DTensor, by two processes of one thread.
+//! Tensor parallelism against PyTorch's DTensor, by two processes of one thread; context parallelism by two such against
+//! one process with two threads, since PyTorch's runs on GPUs alone.
 
 use anyhow::Result;
 
@@ -21,6 +22,30 @@ pub(crate) fn layer(rounds: usize) -> Result<Vec<Row>> {
         goal: "at least 1.30x".to_owned(),
         reached: theirs >= 1.3 * ours,
     }])
+}
+
+/// Attention to a sequence of which each rank has half.
+pub(crate) fn context(rounds: usize) -> Result<Vec<Row>> {
+    let Some(peer) = Side::peer("peers/attention.py", &[]) else { return Ok(Vec::new()) };
+    let own = |method: &str| launched(2, &format!("tensor-parallel attention {method}"));
+    let sides = [own("gather")?, own("ring")?, own("ulysses")?, peer];
+    let [gather, ring, ulysses, theirs] = in_turns(rounds, &sides)?;
+    let row = |what: &'static str, ours: f64| Row {
+        what,
+        ours: milliseconds(ours),
+        other: milliseconds(theirs),
+        ratio: format!("{:.2}x", theirs / ours),
+        goal: "at least 1.00x".to_owned(),
+        reached: theirs >= ours,
+    };
+    Ok(vec![
+        row(
+            "causal attention, 8 heads, 4,096 tokens, gathered keys on 2 ranks of 1 thread: against 1 process of 2",
+            gather,
+        ),
+        row("the same, ring", ring),
+        row("the same, Ulysses", ulysses),
+    ])
 }
 
 /// A head and its loss, where each rank has half of a vocabulary of 32,000 tokens.

@@ -1,14 +1,17 @@
-//! Our side of tensor parallelism: what `peers/tensor_parallel.py` does with PyTorch's DTensor.
+//! Our side of tensor and context parallelism: what `peers/tensor_parallel.py` does with PyTorch's DTensor, and
+//! `peers/attention.py` in one process.
 
 use std::fs;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use brigade::models::{Llama, LlamaOptions};
+use brigade::nn::{ContextParallel, ContextRegion};
 use brigade::prelude::*;
+use brigade::sharding::ContextMethod;
 use brigade::torch::regions::{copy_to_region, gather_from_region};
 use brigade::torch::{
-    CrossEntropyOptions, VocabularyPart, backward, clear_gradient, cross_entropy,
+    AttentionOptions, CrossEntropyOptions, VocabularyPart, backward, clear_gradient, cross_entropy,
     linear_vocabulary_parallel_cross_entropy,
 };
 
@@ -20,13 +23,15 @@ const TOKENS: i64 = 1024;
 const WIDTH: i64 = 512;
 const VOCABULARY: i64 = 32_000;
 const INNER: i64 = 1376;
+const SEQUENCE: i64 = 4096;
 
-/// Runs `layer`, `loss divided` or `loss gathered`.
+/// Runs `layer`, `loss divided`, `loss gathered`, or `attention` with a method of context parallelism.
 pub(crate) fn run(words: &[&str]) -> Result<Vec<Vec<f64>>> {
     match words {
         ["layer"] => layer(),
         ["loss", "divided"] => loss(false),
         ["loss", "gathered"] => loss(true),
+        ["attention", method] => context(method.parse().map_err(anyhow::Error::msg)?),
         other => bail!("there is no measurement of tensor parallelism {other:?}"),
     }
 }
@@ -55,6 +60,33 @@ fn layer() -> Result<Vec<Vec<f64>>> {
         for parameter in model.local_parameters() {
             clear_gradient(&parameter.tensor)?;
         }
+        if number >= WARM_UP {
+            seconds.push(start.elapsed().as_secs_f64());
+        }
+    }
+    Ok(if accelerator.is_main_process() { vec![seconds] } else { Vec::new() })
+}
+
+/// Seconds of the forward and backward of causal attention to 4,096 tokens, of which each rank has a part.
+fn context(method: ContextMethod) -> Result<Vec<Vec<f64>>> {
+    let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
+    let group = accelerator.processes().group().context("the ranks are several")?;
+    let region = ContextRegion::new(&ContextParallel { group: Some(group.clone()), method });
+    let part = region.part(SEQUENCE, true);
+    tch::manual_seed(1);
+    let whole = || Tensor::randn([1, 8, SEQUENCE, 64], tch::kind::FLOAT_CPU);
+    let own = |whole: &Tensor| Ok::<_, Error>(part.take(whole, 2)?.set_requires_grad(true));
+    let inputs = [own(&whole())?, own(&whole())?, own(&whole())?];
+    let target = part.take(&whole(), 2)?;
+    let options = AttentionOptions { causal: true, ..AttentionOptions::default() };
+    group.barrier()?;
+    let mut seconds = Vec::new();
+    for number in 0..WARM_UP + STEPS {
+        let start = Instant::now();
+        let [queries, keys, values] = &inputs;
+        let attended = part.attention(queries, keys, values, None, &options)?;
+        backward(&attended.f_mul(&target)?.f_sum(Kind::Float)?)?;
+        inputs.iter().try_for_each(clear_gradient)?;
         if number >= WARM_UP {
             seconds.push(start.elapsed().as_secs_f64());
         }

@@ -43,7 +43,7 @@ pub use file_name::{FileName, InvalidFileName};
 pub use format::{
     FORMATS, OpenWeights, Safetensors, Torch, WeightsFormat, format_named, format_of,
 };
-pub use reader::{TensorReader, WeightsReader};
+pub use reader::{Stack, TensorReader, WeightsReader};
 pub use region::{Region, RegionCopy, Run};
 pub use value::Value;
 pub use weights_files::{WeightsFile, open_weights, weights_file};

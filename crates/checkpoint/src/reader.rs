@@ -2,6 +2,7 @@
 
 mod place;
 
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -60,6 +61,28 @@ struct Held {
     info: TensorInfo,
     /// `None` for types whose elements are not whole bytes, or have a meaning only with a scale beside them.
     place: Option<Place>,
+    /// Of a tensor that [`WeightsReader::stack`] made: where it lies.
+    pieces: Vec<Piece>,
+}
+
+/// A tensor that [`WeightsReader::stack`] is to make of several.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stack {
+    /// Its name.
+    pub name: String,
+    /// Names of the tensors that each element along its first dimension is made of.
+    pub elements: Vec<Vec<String>>,
+}
+
+/// A tensor of the files that is some rows of one element of a stack.
+#[derive(Debug)]
+struct Piece {
+    /// Index of the element.
+    element: u64,
+    /// Row of the element that is the first of this tensor.
+    row: u64,
+    name: String,
+    held: Held,
 }
 
 /// A tensor of a [`WeightsReader`].
@@ -67,7 +90,7 @@ struct Held {
 pub struct TensorReader<'r> {
     name: &'r str,
     held: &'r Held,
-    file: &'r OpenFile,
+    files: &'r [OpenFile],
 }
 
 impl WeightsReader {
@@ -110,7 +133,7 @@ impl WeightsReader {
                         let width = entry.info.dtype.bytes();
                         Place::row_major(entry.range.start, width, &entry.info.shape)
                     });
-                    (entry.name, Held { file, info: entry.info, place })
+                    (entry.name, Held { file, info: entry.info, place, pieces: Vec::new() })
                 }));
                 (opened, Vec::new())
             }
@@ -153,7 +176,7 @@ impl WeightsReader {
                     strides: tensor.stride.iter().copied().map(bytes).collect(),
                 }
             });
-            self.tensors.insert(name, Held { file, info, place });
+            self.tensors.insert(name, Held { file, info, place, pieces: Vec::new() });
         }
         let storages = storages.into_values();
         let checked = storages.filter(|(_, _, place)| place.checksum.is_some());
@@ -171,14 +194,116 @@ impl WeightsReader {
     #[must_use]
     pub fn get(&self, name: &str) -> Option<TensorReader<'_>> {
         let (_, name, held) = self.tensors.get_full(name)?;
-        Some(TensorReader { name, held, file: &self.files[held.file] })
+        Some(TensorReader { name, held, files: &self.files })
     }
 
     /// Returns all tensors, in the order of their files.
     #[must_use]
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorReader<'_>> {
         let tensors = self.tensors.iter();
-        tensors.map(|(name, held)| TensorReader { name, held, file: &self.files[held.file] })
+        tensors.map(|(name, held)| TensorReader { name, held, files: &self.files })
+    }
+
+    /// Gives tensors other names: those for which a function has one. Of tensors of one name the last counts.
+    pub fn rename(&mut self, new_name: impl Fn(&str) -> Option<String>) {
+        let tensors = std::mem::take(&mut self.tensors).into_iter();
+        let renamed = tensors.map(|(name, held)| (new_name(&name).unwrap_or(name), held));
+        self.tensors = renamed.collect();
+    }
+
+    /// Puts tensors in the place of several each: element `i` along the first dimension of a stack is the tensors of the names
+    /// `elements[i]`, one after the other along theirs. A stack is read as any other tensor, from where the several lie; they
+    /// have no names of their own from then on. For architectures that have in one tensor what files have apart, such as the
+    /// experts of a layer.
+    ///
+    /// ```
+    /// use brigade_checkpoint::{Stack, WeightsReader};
+    ///
+    /// let mut weights = WeightsReader::open("tests/fixtures/weights/kinds_protocol_4.pth")?;
+    /// weights.stack(vec![Stack { name: "all".to_owned(), elements: vec![vec!["base".to_owned()]] }])?;
+    /// let all = weights.get("all").expect("it was stacked");
+    /// assert_eq!(all.info().to_string(), "[1, 3, 4] of F32");
+    /// assert!(weights.get("base").is_none());
+    /// # Ok::<(), brigade_checkpoint::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for names that the weights do not have or that are used twice, and for tensors of different types
+    /// or whose shapes do not fit; nothing is changed then.
+    pub fn stack(&mut self, stacks: Vec<Stack>) -> Result<(), Error> {
+        let mut used = HashSet::new();
+        let infos = stacks.iter().map(|stack| self.stacked(stack, &mut used));
+        let infos = infos.collect::<Result<Vec<_>, _>>()?;
+        let parts: HashSet<String> = used.into_iter().map(str::to_owned).collect();
+        let mut apart = HashMap::with_capacity(parts.len());
+        let mut kept = IndexMap::with_capacity(self.tensors.len() - parts.len() + stacks.len());
+        for (name, held) in std::mem::take(&mut self.tensors) {
+            if parts.contains(&name) {
+                apart.insert(name, held);
+            } else {
+                kept.insert(name, held);
+            }
+        }
+        for (Stack { name, elements }, info) in stacks.into_iter().zip(infos) {
+            let mut pieces = Vec::new();
+            for (element, parts) in (0..).zip(elements) {
+                let mut row = 0u64;
+                for part in parts {
+                    let Some(held) = apart.remove(&part) else { continue };
+                    let rows = held.info.shape[0];
+                    pieces.push(Piece { element, row, name: part, held });
+                    row = row.saturating_add(rows);
+                }
+            }
+            let file = pieces.first().map_or(0, |piece| piece.held.file);
+            kept.insert(name, Held { file, info, place: None, pieces });
+        }
+        self.tensors = kept;
+        Ok(())
+    }
+
+    /// The type and shape of a stack, whose parts are added to those that are used.
+    fn stacked<'s>(
+        &self,
+        Stack { name, elements }: &'s Stack,
+        used: &mut HashSet<&'s str>,
+    ) -> Result<TensorInfo, Error> {
+        let refused = |fact: String| {
+            let path = self.files.first().map(|file| file.path.clone()).unwrap_or_default();
+            let fact = format!("`{}` cannot be put together: {fact}", shown(name));
+            Error::Unsupported { path, fact }
+        };
+        if self.tensors.contains_key(name) {
+            return Err(refused("the weights have it, too".to_owned()));
+        }
+        let mut whole: Option<TensorInfo> = None;
+        for parts in elements {
+            let mut element: Option<TensorInfo> = None;
+            for part in parts {
+                let Some(held) = self.tensors.get(part).filter(|_| used.insert(part)) else {
+                    return Err(refused(format!("`{}` is missing", shown(part))));
+                };
+                let info = &held.info;
+                let fits = |other: &TensorInfo| {
+                    other.dtype == info.dtype && other.shape[1..] == info.shape[1..]
+                };
+                if info.shape.is_empty() || !element.as_ref().is_none_or(fits) {
+                    return Err(refused(format!("`{}` is {info}", shown(part))));
+                }
+                match &mut element {
+                    Some(it) => it.shape[0] = it.shape[0].saturating_add(info.shape[0]),
+                    None => element = Some(info.clone()),
+                }
+            }
+            if whole.is_some() && element != whole {
+                let parts: Vec<_> = parts.iter().map(|part| shown(part)).collect();
+                return Err(refused(format!("{} differ from the first ones", parts.join(" and "))));
+            }
+            whole = element;
+        }
+        let mut info = whole.ok_or_else(|| refused("it has no parts".to_owned()))?;
+        info.shape.insert(0, elements.len() as u64);
+        Ok(info)
     }
 
     /// Compares the checksums of all storages of `.pth` files, which reads each once, in pieces. Safetensors and the
@@ -210,10 +335,14 @@ impl<'r> TensorReader<'r> {
         &self.held.info
     }
 
-    /// Returns the file that it is in.
+    /// Returns the file that it is in; the first, where it was stacked from tensors of several.
     #[must_use]
     pub fn path(&self) -> &'r Path {
-        &self.file.path
+        &self.file().path
+    }
+
+    fn file(&self) -> &'r OpenFile {
+        &self.files[self.held.file]
     }
 
     /// Reads a region, in row-major order and little-endian as in the file, into as many bytes.
@@ -227,8 +356,13 @@ impl<'r> TensorReader<'r> {
     /// [`Error::Unsupported`] for quantized tensors and elements of less than a byte; [`Error::Damaged`] for a file that
     /// was cut short meanwhile, and [`Error::Io`]: `into` may be changed in part then.
     pub fn read(&self, region: &Region, into: &mut [u8]) -> Result<(), Error> {
-        let Self { name, held: Held { info, place, .. }, file } = *self;
+        let Self { name, held: Held { info, place, pieces, .. }, .. } = *self;
+        let file = self.file();
         let path = &file.path;
+        if !pieces.is_empty() {
+            self.check_region(region, into)?;
+            return pieces.iter().try_for_each(|piece| self.read_piece(piece, region, into));
+        }
         let Some(place) = place else {
             let fact = format!(
                 "`{}` is {}, whose elements cannot be read by themselves; save it in another dtype",
@@ -237,14 +371,7 @@ impl<'r> TensorReader<'r> {
             );
             return Err(Error::Unsupported { path: path.clone(), fact });
         };
-        let bytes = TensorInfo { dtype: info.dtype, shape: region.shape.clone() }.bytes();
-        if !region.is_within(&info.shape) || bytes != Some(into.len() as u64) {
-            return Err(Error::NoSuchRegion {
-                path: path.clone(),
-                name: name.to_owned(),
-                fact: format!("{region} into {} bytes, of a tensor {info}", into.len()),
-            });
-        }
+        self.check_region(region, into)?;
         place.read(&file.file, region, into).map_err(|error| {
             if error.kind() != io::ErrorKind::UnexpectedEof {
                 return Error::io("read", path)(error);
@@ -257,6 +384,41 @@ impl<'r> TensorReader<'r> {
             );
             Error::Damaged { path: path.clone(), fact }
         })
+    }
+
+    fn check_region(&self, region: &Region, into: &[u8]) -> Result<(), Error> {
+        let info = &self.held.info;
+        let bytes = TensorInfo { dtype: info.dtype, shape: region.shape.clone() }.bytes();
+        if region.is_within(&info.shape) && bytes == Some(into.len() as u64) {
+            return Ok(());
+        }
+        Err(Error::NoSuchRegion {
+            path: self.path().to_owned(),
+            name: self.name.to_owned(),
+            fact: format!("{region} into {} bytes, of a tensor {info}", into.len()),
+        })
+    }
+
+    /// Reads what a region of a stack has of a piece of it.
+    fn read_piece(&self, piece: &Piece, region: &Region, into: &mut [u8]) -> Result<(), Error> {
+        let (elements, rows) =
+            (region.offset[0]..region.offset[0] + region.shape[0], region.shape[1]);
+        let first = region.offset[1].max(piece.row);
+        let end = (region.offset[1] + rows).min(piece.row.saturating_add(piece.held.info.shape[0]));
+        if !elements.contains(&piece.element) || first >= end || into.is_empty() {
+            return Ok(());
+        }
+        let mut wanted =
+            Region { offset: region.offset[1..].to_vec(), shape: region.shape[1..].to_vec() };
+        wanted.offset[0] = first - piece.row;
+        wanted.shape[0] = end - first;
+        // Of a row all columns of the region follow each other, in the piece's order.
+        let row_bytes = into.len() / (region.shape[0] * rows) as usize;
+        let start = (piece.element - elements.start) * rows + (first - region.offset[1]);
+        let start = start as usize * row_bytes;
+        let bytes = (end - first) as usize * row_bytes;
+        let reader = TensorReader { name: &piece.name, held: &piece.held, files: self.files };
+        reader.read(&wanted, &mut into[start..start + bytes])
     }
 }
 

@@ -15,6 +15,7 @@ use crate::value::{
     Backend, DynamoBackend, DynamoMode, HostList, List, Pairs, Precision, Raw, ShardingSetting,
     Value,
 };
+use brigade_sharding::ContextMethod;
 
 /// What the table says of one setting.
 #[derive(Clone, Copy, Debug)]
@@ -435,6 +436,22 @@ settings! {
         /// Neighbouring ranks, which read the same samples. They divide the number of ranks, and the model's
         /// attention heads
         tensor: NonZeroUsize = "tensor" "N"
+            default "1";
+        /// Ranks that have parts of each sequence of a Rust program (context parallelism)
+        ///
+        /// Neighbouring ranks, which read the same samples. They divide the number of ranks
+        context: NonZeroUsize = "context" "N"
+            default "1";
+        /// How attention gets the keys of tokens that other ranks have
+        ///
+        /// gather: all of them at once. ring: from rank to rank, without masks and dropout of scores. ulysses: in
+        /// exchange for heads, which the ranks divide
+        context_method: ContextMethod = "context-method" "METHOD"
+            default "gather";
+        /// Ranks that have the stages of the model of a Rust program (pipeline parallelism)
+        ///
+        /// They read the same samples, and lie as far apart as can be. They divide the number of ranks
+        pipeline: NonZeroUsize = "pipeline" "N"
             default "1";
         /// Backend of torch.compile, for Python programs
         dynamo_backend: DynamoBackend = "dynamo-backend" "BACKEND"

@@ -107,8 +107,8 @@ impl Learner {
         let readers = accelerator.data_processes().num_processes();
         if readers != accelerator.processes().num_processes() {
             return Err(Error::invalid_argument(format!(
-                "the Learner does not train on the mesh {}, whose ranks divide layers between them: write the loop with \
-                 the Accelerator, or start the program without --tensor",
+                "the Learner does not train on the mesh {}, whose ranks divide layers or sequences between them: write \
+                 the loop with the Accelerator, or start the program without --tensor and --context",
                 accelerator.mesh()?
             )));
         }

@@ -1,7 +1,7 @@
 //! Activation functions that an architecture can be built with.
 
 use brigade_torch::Result;
-use tch::Tensor;
+use tch::{TchError, Tensor};
 
 /// The function after a normalisation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -35,12 +35,17 @@ impl Activation {
     /// # Errors
     /// libtorch's, as out of memory.
     pub fn apply(self, input: &Tensor) -> Result<Tensor> {
-        Ok(match self {
-            Self::Relu => input.f_relu()?,
-            Self::Mish => input.f_mish()?,
-            Self::Silu => input.f_silu()?,
-            Self::Gelu => input.f_gelu("none")?,
-            Self::GeluTanh => input.f_gelu("tanh")?,
-        })
+        Ok(self.function()(input)?)
+    }
+
+    /// Returns the function by itself, for a layer that is given one.
+    pub(crate) fn function(self) -> fn(&Tensor) -> std::result::Result<Tensor, TchError> {
+        match self {
+            Self::Relu => Tensor::f_relu,
+            Self::Mish => Tensor::f_mish,
+            Self::Silu => Tensor::f_silu,
+            Self::Gelu => |input| input.f_gelu("none"),
+            Self::GeluTanh => |input| input.f_gelu("tanh"),
+        }
     }
 }

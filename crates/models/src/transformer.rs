@@ -1,4 +1,4 @@
-//! Transformers under Hugging Face's names: GPT-2, BERT and Llama, with their losses and generation.
+//! Transformers under Hugging Face's names: GPT-2, BERT, Llama and Mixtral, with their losses and generation.
 
 mod attention;
 mod bert;
@@ -6,6 +6,7 @@ mod blocks;
 mod cache;
 mod causal_lm;
 mod config;
+mod context;
 mod conv1d;
 mod decay;
 mod generate;
@@ -16,8 +17,10 @@ mod init;
 mod labelled;
 mod llama;
 mod loss;
+mod mixtral;
 mod pretrained;
 mod rotary;
+mod rotated_attention;
 mod tokens;
 
 pub use self::bert::{
@@ -35,6 +38,7 @@ pub use self::llama::{Llama, LlamaForCausalLm, LlamaOptions};
 pub use self::loss::{
     IGNORED_LABEL, ProblemType, TokenLoss, causal_lm_loss, sequence_loss, token_loss,
 };
+pub use self::mixtral::{Mixtral, MixtralForCausalLm, MixtralOptions};
 pub use self::pretrained::Transformer;
 pub use self::rotary::Llama3Scaling;
 pub use self::tokens::Tokens;

@@ -5,6 +5,7 @@ mod batch_norm;
 mod conv;
 mod dropout;
 mod embedding;
+mod experts;
 mod flatten;
 mod layer_norm;
 mod linear;
@@ -17,6 +18,9 @@ pub use batch_norm::{BatchNorm1d, BatchNorm2d, BatchNormOptions};
 pub use conv::{Conv2d, Conv2dOptions};
 pub use dropout::Dropout;
 pub use embedding::{Embedding, EmbeddingOptions};
+pub use experts::{
+    ExpertLoad, Experts, ExpertsOptions, Routing, load_balancing_loss, router_z_loss,
+};
 pub use flatten::Flatten;
 pub use layer_norm::{LayerNorm, LayerNormOptions};
 pub use linear::{Linear, LinearOptions};

@@ -42,8 +42,10 @@
 //!
 //! Architectures that others have described are in `brigade-models`.
 
+mod context_parallel;
 mod deferred;
 mod error;
+mod expert_parallel;
 mod hooks;
 mod init;
 mod into_model;
@@ -55,6 +57,7 @@ mod module;
 mod named;
 mod param_path;
 mod param_registry;
+mod pipeline;
 mod recompute;
 mod script;
 mod sequential;
@@ -66,21 +69,27 @@ mod unit;
 mod var_store;
 pub mod weights;
 
+pub use context_parallel::{ContextParallel, ContextPart, ContextRegion};
 pub use deferred::{DeferredValue, DeferredValues};
 pub use error::ModelError;
+pub use expert_parallel::ExpertParallel;
 pub use hooks::ForwardHook;
 pub use init::Init;
 pub use into_model::IntoModel;
 pub use layer_groups::LayerGroups;
 pub use layers::{
     BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, Dropout, Embedding,
-    EmbeddingOptions, Flatten, LayerNorm, LayerNormOptions, Linear, LinearOptions, Lstm,
-    LstmOptions, LstmState, MaxPool2d, Relu, RmsNorm,
+    EmbeddingOptions, ExpertLoad, Experts, ExpertsOptions, Flatten, LayerNorm, LayerNormOptions,
+    Linear, LinearOptions, Lstm, LstmOptions, LstmState, MaxPool2d, Relu, RmsNorm, Routing,
+    load_balancing_loss, router_z_loss,
 };
 pub use model::{DividedParameter, Model, ModelBuilder, NamedGroup};
 pub use module::{Layer, Module};
 pub use named::Named;
 pub use param_path::ParamPath;
+pub use pipeline::{
+    PipelineParallel, PipelineStages, SharedParameter, StageCut, StageOutput, Stages,
+};
 pub use recompute::Recompute;
 pub use script::{TorchScript, TorchScriptInputs, TorchScriptOutput};
 pub use sequential::Sequential;

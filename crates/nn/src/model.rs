@@ -6,12 +6,14 @@ mod load;
 mod materialize;
 mod parts;
 mod shard;
+mod stages;
 
 use conversion::Conversion;
 pub use divided::DividedParameter;
 pub(crate) use load::Shapes;
 pub use parts::NamedGroup;
 pub(crate) use parts::is_under;
+use stages::Cut;
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -19,7 +21,9 @@ use std::collections::HashSet;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use brigade_torch::{NamedTensor, ProcessGroup, Result, Trainable, make_products_reproducible};
+use brigade_torch::{
+    NamedTensor, ProcessGroup, Result, TensorId, Trainable, make_products_reproducible,
+};
 use tch::{Device, Kind, Tensor};
 
 use crate::deferred::DeferredValues;
@@ -28,7 +32,10 @@ use crate::hooks::Hooks;
 use crate::param_path::is_floating_point;
 use crate::param_registry::{Entry, ParamRegistry, Role};
 use crate::shared_statistics::SharedStatistics;
-use crate::{Module, ParamPath, TensorParallel, Training, Unit};
+use crate::{
+    ContextParallel, ExpertParallel, Module, ParamPath, PipelineParallel, PipelineStages,
+    TensorParallel, Training, Unit,
+};
 
 /// A module `M` and all that it registered: what an optimizer steps, what ranks average, what is saved.
 ///
@@ -57,6 +64,17 @@ pub struct Model<M> {
     pub(crate) norms: HashSet<String>,
     pub(crate) adopted: HashSet<String>,
     pub(crate) tensor: Option<TensorParallel>,
+    context: Option<ContextParallel>,
+    experts: Option<ExpertParallel>,
+    /// Names of parameters of which each rank has some experts.
+    expert_parameters: HashSet<String>,
+    /// Whether a module takes its part of sequences.
+    divides_sequences: bool,
+    batch_norms: Vec<String>,
+    /// Where the model is cut into the stages of a pipeline.
+    stages: Option<PipelineStages>,
+    /// What other stages have. Its tensors have no memory; layers ask them for types.
+    elsewhere: Vec<Entry>,
     device: Device,
     kind: Kind,
     /// Whether the parameters are spread over ranks.
@@ -74,6 +92,9 @@ pub struct ModelBuilder {
     drawn: bool,
     is_deferred: bool,
     tensor: Option<TensorParallel>,
+    context: Option<ContextParallel>,
+    pipeline: Option<PipelineParallel>,
+    experts: Option<ExpertParallel>,
 }
 
 impl Model<()> {
@@ -93,6 +114,9 @@ impl Model<()> {
             drawn: true,
             is_deferred: false,
             tensor: None,
+            context: None,
+            pipeline: None,
+            experts: None,
         }
     }
 }
@@ -169,6 +193,67 @@ impl ModelBuilder {
         self
     }
 
+    /// Has each rank of a group compute a part of every sequence: modules get the group by [`ParamPath::context`].
+    ///
+    /// ```
+    /// use brigade_nn::{ContextParallel, Model};
+    /// use brigade_sharding::ContextMethod;
+    ///
+    /// // With several ranks `Some(group)`.
+    /// let context = ContextParallel { group: None, method: ContextMethod::Ring };
+    /// let model = Model::builder().context_parallel(context).build(|path| path.context())?;
+    /// assert_eq!(model.module().method(), ContextMethod::Ring);
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    pub fn context_parallel(mut self, context: ContextParallel) -> Self {
+        self.context = Some(context);
+        self
+    }
+
+    /// Gives this rank the parameters of its stages of a pipeline alone: those of the blocks of a row
+    /// ([`ParamPath::stages`]), of the first stage with what comes before them, and of the last one with what comes behind.
+    /// Names, first values and files are those of the whole model. A parameter that is tied between two stages is on both.
+    ///
+    /// ```
+    /// use brigade_nn::{Linear, Model, ParamPath, PipelineParallel, Relu, Sequential, StageCut};
+    ///
+    /// let constructor = |path: &ParamPath| {
+    ///     let layers = Sequential::new().add(Linear::new(path / 0, 4, 8)).add(Relu).add(Linear::new(path / 2, 8, 2));
+    ///     layers.in_stages(path.stages(0..3))
+    /// };
+    /// let pipeline = PipelineParallel { stage_ranks: vec![0, 1], rank: 1, cut: StageCut::Even };
+    /// let model = Model::builder().pipeline(pipeline).build(constructor)?;
+    /// assert_eq!(model.parameters()[0].name, "2.weight");
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    pub fn pipeline(mut self, pipeline: PipelineParallel) -> Self {
+        self.pipeline = Some(pipeline);
+        self
+    }
+
+    /// Has the ranks of a group divide the experts of each [`Experts`](crate::Experts) between them, in ranges of as many:
+    /// tokens are sent to the ranks that have their experts. Constructors, names, first values and files are those of the model
+    /// with all experts.
+    ///
+    /// ```
+    /// # use brigade_torch::{Backend, ProcessGroup, Store};
+    /// # let gloo = Backend::Gloo(Default::default());
+    /// # let group = ProcessGroup::new(&Store::hash()?, 0, 1, gloo, Default::default())?;
+    /// use brigade_nn::{ExpertParallel, Experts, ExpertsOptions, Model};
+    ///
+    /// let ranks = group.size() as i64;
+    /// let experts = ExpertParallel { group: Some(group) };
+    /// let model = Model::builder().expert_parallel(experts).build(|path| {
+    ///     Experts::new(path, 8, 16, ExpertsOptions { experts: 4, ..Default::default() })
+    /// })?;
+    /// assert_eq!(model.tensor("experts.down_proj").unwrap().size(), [4 / ranks, 8, 16]);
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    pub fn expert_parallel(mut self, experts: ExpertParallel) -> Self {
+        self.experts = Some(experts);
+        self
+    }
+
     /// Returns whether [`ModelBuilder::deferred`] was called.
     #[must_use]
     pub fn is_deferred(&self) -> bool {
@@ -187,13 +272,17 @@ impl ModelBuilder {
         }
         // First values use MKL's vector functions, and it takes the setting only before its first use.
         let _ = make_products_reproducible();
+        // Of other stages nothing gets memory.
+        let is_deferred = self.is_deferred || self.pipeline.is_some();
         let registry =
-            RefCell::new(ParamRegistry::new(self.kind, self.drawn, self.is_deferred, self.tensor));
+            RefCell::new(ParamRegistry::new(self.kind, self.drawn, is_deferred, self.tensor));
+        registry.borrow_mut().context = self.context;
+        registry.borrow_mut().divide_experts(self.experts);
         let module = constructor(&ParamPath::root(&registry));
         registry.borrow_mut().check_plan();
         let ParamRegistry {
             entries,
-            problems,
+            mut problems,
             training,
             held,
             statistics,
@@ -203,15 +292,31 @@ impl ModelBuilder {
             norms,
             adopted,
             tensor,
+            context,
+            experts,
+            expert_parameters,
+            divides_sequences,
             draws,
+            rows,
+            batch_norms,
             ..
         } = registry.into_inner();
+        let cut = match self.pipeline {
+            Some(pipeline) => match Cut::new(pipeline, rows, entries) {
+                Ok(cut) => cut,
+                Err(problem) => {
+                    problems.push(problem);
+                    Cut::default()
+                }
+            },
+            None => Cut { entries, ..Cut::default() },
+        };
         if !problems.is_empty() {
             return Err(ModelError::Build { problems }.into());
         }
         let mut model = Model {
             module,
-            entries,
+            entries: cut.entries,
             training,
             held,
             statistics,
@@ -221,14 +326,27 @@ impl ModelBuilder {
             norms,
             adopted,
             tensor,
+            context,
+            experts,
+            expert_parameters,
+            divides_sequences,
+            batch_norms,
+            stages: cut.stages,
+            elsewhere: cut.elsewhere,
             device: self.device,
             kind: self.kind,
             is_sharded: false,
             deferred: draws.map(DeferredValues::new).transpose()?,
         };
+        if let Some(values) = &mut model.deferred {
+            model.elsewhere.iter().for_each(|it| values.keep(TensorId::of(&it.tensor)));
+        }
         let elsewhere = |entry: &Entry| entry.tensor.device() != self.device;
         if model.entries.iter().any(elsewhere) {
             model.to_device(self.device)?;
+        }
+        if !self.is_deferred {
+            model.materialize()?;
         }
         Ok(model)
     }
@@ -632,6 +750,12 @@ impl<M> Model<M> {
         self.entries.iter().filter(|entry| entry.role != (Role::Buffer { persistent: false }))
     }
 
+    /// What other stages of a pipeline save.
+    fn elsewhere_names(&self) -> impl Iterator<Item = &String> {
+        let saved = |entry: &&Entry| entry.role != (Role::Buffer { persistent: false });
+        self.elsewhere.iter().filter(saved).map(|entry| &entry.name)
+    }
+
     /// Exchanges the memory under every tensor, which keeps its identity (`set_data`), so that all
     /// handles see the change. One by one: a second copy of the whole model may not fit.
     fn convert(&mut self, to: Conversion) -> Result<()> {
@@ -651,7 +775,7 @@ impl<M> Model<M> {
             }
             Ok(())
         };
-        for entry in self.distinct() {
+        for entry in self.distinct().chain(&self.elsewhere) {
             tch::no_grad(|| exchange(entry)).map_err(|error| {
                 let Entry { name, tensor, .. } = entry;
                 let bytes = tensor.numel() * tensor.kind().elt_size_in_bytes();

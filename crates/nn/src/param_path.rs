@@ -14,9 +14,10 @@ use tch::{Device, Kind, TchError, Tensor};
 use crate::deferred::{Draw, FirstValues, filled, no_memory};
 use crate::layer_context::{LayerContext, shown};
 use crate::param_registry::{Entry, ParamRegistry, Role};
+use crate::pipeline::Row;
 use crate::shared_statistics::SharedStatistics;
 use crate::tensor_parallel::taken;
-use crate::{Init, TensorParallel, TensorRegion, Training, Unit};
+use crate::{ContextRegion, Init, Stages, TensorParallel, TensorRegion, Training, Unit};
 
 /// A place in the tree of names: `path / "module1" / 0` holds `module1.0.weight`.
 ///
@@ -82,8 +83,22 @@ impl<'a> ParamPath<'a> {
     #[must_use]
     pub fn tensor_region(&self) -> TensorRegion {
         let registry = self.registry.borrow();
-        let group = registry.tensor.as_ref().and_then(|tensor| tensor.group.clone());
-        group.map_or_else(TensorRegion::default, TensorRegion::new)
+        registry.tensor.as_ref().map_or_else(TensorRegion::default, TensorRegion::of)
+    }
+
+    /// Returns the ranks that have parts of each sequence, for a module whose forward takes its part of them.
+    #[must_use]
+    pub fn context(&self) -> ContextRegion {
+        let mut registry = self.registry.borrow_mut();
+        registry.divides_sequences = true;
+        registry.context.as_ref().map_or_else(ContextRegion::default, ContextRegion::new)
+    }
+
+    /// The ranks that have experts between them; `None` where there is one.
+    pub(crate) fn expert_group(&self) -> Option<ProcessGroup> {
+        let registry = self.registry.borrow();
+        let group = registry.experts.as_ref()?.group.as_ref()?;
+        (group.size() > 1).then(|| group.clone())
     }
 
     /// How a parameter is divided, and over which ranks; `None` where every rank has it whole.
@@ -128,6 +143,12 @@ impl<'a> ParamPath<'a> {
         shape: &[i64],
         first_values: impl FnOnce(&mut Tensor) -> Result<(), TchError> + Send + 'static,
     ) -> Tensor {
+        self.reject_style(name);
+        self.drawn_parameter(name, shape, None, Box::new(first_values))
+    }
+
+    /// Notes a parameter that the tensor plan divides, of which the module needs all.
+    fn reject_style(&self, name: &str) {
         if let Some((style, _)) = self.tensor_style(name) {
             self.reject_at(
                 name,
@@ -137,7 +158,6 @@ impl<'a> ParamPath<'a> {
                 ),
             );
         }
-        self.drawn_parameter(name, shape, None, Box::new(first_values))
     }
 
     /// Registers a parameter of this whole shape, or this rank's part of it.
@@ -372,9 +392,23 @@ impl<'a> ParamPath<'a> {
         unit
     }
 
+    /// Makes a row of blocks at which a pipeline can cut the model: `steps` are the blocks' names below this path, in the
+    /// order in which the forward runs them, which it does by [`Stages::run`]. What was registered before the first block's
+    /// parameters belongs to the first stage, and what comes behind to the last.
+    #[must_use]
+    pub fn stages(&self, steps: impl IntoIterator<Item = impl Display>) -> Stages {
+        let blocks: Vec<String> =
+            steps.into_iter().map(|step| self.full_name(&step.to_string())).collect();
+        let row = Stages::new(blocks.len());
+        self.registry.borrow_mut().rows.push(Row { blocks, row: row.clone() });
+        row
+    }
+
     /// Where batch normalisations look for the ranks that share their statistics.
     pub(crate) fn shared_statistics(&self) -> SharedStatistics {
-        self.registry.borrow().statistics.clone()
+        let mut registry = self.registry.borrow_mut();
+        registry.batch_norms.push(self.prefix.clone());
+        registry.statistics.clone()
     }
 
     /// Registers a layer, which then has forward hooks and is named in errors.

@@ -4,12 +4,15 @@ use std::collections::HashSet;
 use std::ptr;
 
 use brigade_sharding::TensorPart;
-use brigade_torch::{TensorId, has_memory};
+use brigade_torch::{ProcessGroup, TensorId, has_memory};
 use tch::{Kind, Tensor};
 
 use crate::Training;
+use crate::context_parallel::ContextParallel;
 use crate::deferred::Draw;
+use crate::expert_parallel::ExpertParallel;
 use crate::hooks::Hooks;
+use crate::pipeline::Row;
 use crate::shared_statistics::SharedStatistics;
 use crate::tensor_parallel::TensorParallel;
 use crate::unit::Unit;
@@ -31,12 +34,24 @@ pub(crate) struct ParamRegistry {
     pub(crate) layers: Vec<String>,
     /// Parts of the model that are gathered together where it is sharded, by their paths.
     pub(crate) units: Vec<(String, Unit)>,
+    /// Rows of blocks at which a pipeline can cut the model.
+    pub(crate) rows: Vec<Row>,
+    /// Names of the batch normalisations.
+    pub(crate) batch_norms: Vec<String>,
     /// Names of the layers that are normalisations.
     pub(crate) norms: HashSet<String>,
     /// Names of tensors that something else made, of whose layers nothing is known.
     pub(crate) adopted: HashSet<String>,
     /// The ranks that divide layers between them.
     pub(crate) tensor: Option<TensorParallel>,
+    /// The ranks that have parts of each sequence.
+    pub(crate) context: Option<ContextParallel>,
+    /// The ranks that have experts between them.
+    pub(crate) experts: Option<ExpertParallel>,
+    /// Names of parameters of which each rank has some experts.
+    pub(crate) expert_parameters: HashSet<String>,
+    /// Whether a constructor has asked for them.
+    pub(crate) divides_sequences: bool,
     pub(crate) entries: Vec<Entry>,
     pub(crate) problems: Vec<String>,
     names: HashSet<String>,
@@ -93,9 +108,15 @@ impl ParamRegistry {
             hooks: Hooks::default(),
             layers: Vec::new(),
             units: Vec::new(),
+            rows: Vec::new(),
+            batch_norms: Vec::new(),
             norms: HashSet::new(),
             adopted: HashSet::new(),
             tensor,
+            context: None,
+            experts: None,
+            expert_parameters: HashSet::new(),
+            divides_sequences: false,
             entries: Vec::new(),
             problems: Vec::new(),
             names: HashSet::new(),
@@ -120,6 +141,22 @@ impl ParamRegistry {
         let id = TensorId::of(tensor);
         let entry = self.entries.iter().find(|entry| TensorId::of(&entry.tensor) == id)?;
         Some(entry.part.clone())
+    }
+
+    /// Sets the ranks that have experts between them, and notes other groups that they cannot be together with.
+    pub(crate) fn divide_experts(&mut self, experts: Option<ExpertParallel>) {
+        self.experts = experts;
+        let ranks = self.experts.as_ref().map_or(1, ExpertParallel::ranks);
+        let tensor = self.tensor.as_ref().map_or(1, TensorParallel::ranks);
+        let context = self.context.as_ref().and_then(|context| context.group.as_ref());
+        let context = context.map_or(1, ProcessGroup::size);
+        for (axis, others) in [("tensor", tensor), ("context", context)] {
+            if ranks > 1 && others > 1 {
+                self.problems.push(format!(
+                    "experts of {ranks} ranks cannot be together with {others} {axis} ranks: leave one of them out"
+                ));
+            }
+        }
     }
 
     /// Notes the patterns of the tensor plan that match no parameter.

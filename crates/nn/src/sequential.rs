@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-use brigade_torch::Result;
+use brigade_torch::{Error, Result};
 use tch::Tensor;
 
-use crate::Module;
 use crate::module::Layer;
+use crate::{Module, Stages};
 
 /// Layers in a row, from tensor to tensor. PyTorch names them by their index, and so does
 /// `path / 0`, `path / 1`, …; layers without parameters count.
@@ -23,6 +23,7 @@ use crate::module::Layer;
 #[derive(Default)]
 pub struct Sequential {
     layers: Vec<Box<dyn Layer>>,
+    stages: Option<Stages>,
 }
 
 impl Sequential {
@@ -52,6 +53,13 @@ impl Sequential {
         self.add(Function(function))
     }
 
+    /// Makes the layers the row of blocks at which a pipeline can cut the model: [`crate::ParamPath::stages`] of their names,
+    /// one for each layer.
+    #[must_use]
+    pub fn in_stages(self, stages: Stages) -> Self {
+        Self { stages: Some(stages), ..self }
+    }
+
     /// The number of layers, functions included.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -69,6 +77,17 @@ impl Module<&Tensor> for Sequential {
     type Output = Tensor;
 
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        if let Some(stages) = &self.stages {
+            let layer = |index: usize, hidden: &Tensor| match self.layers.get(index) {
+                Some(layer) if self.layers.len() == stages.len() => layer.forward(hidden),
+                _ => Err(Error::invalid_argument(format!(
+                    "the row of stages has {} blocks, and the Sequential {} layers",
+                    stages.len(),
+                    self.layers.len()
+                ))),
+            };
+            return stages.run(|| Ok(input.shallow_clone()), layer);
+        }
         let Some((first, rest)) = self.layers.split_first() else {
             return Ok(input.shallow_clone());
         };

@@ -1,7 +1,7 @@
 //! The statistics that the batch norms of a model share between ranks.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use brigade_torch::ProcessGroup;
 use parking_lot::Mutex;
@@ -13,6 +13,7 @@ pub(crate) struct SharedStatistics(Arc<Sharing>);
 #[derive(Debug, Default)]
 struct Sharing {
     layers: AtomicUsize,
+    is_shared: AtomicBool,
     group: Mutex<Option<ProcessGroup>>,
 }
 
@@ -25,8 +26,14 @@ impl SharedStatistics {
 
     pub(crate) fn share(&self, group: &ProcessGroup) -> usize {
         // One rank's statistics are its own: the plain kernel is faster.
+        self.0.is_shared.store(true, Ordering::Relaxed);
         *self.0.group.lock() = (group.size() > 1).then(|| group.clone());
         self.0.layers.load(Ordering::Relaxed)
+    }
+
+    /// Whether ranks share them, were it one rank.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.0.is_shared.load(Ordering::Relaxed)
     }
 
     pub(crate) fn group(&self) -> Option<ProcessGroup> {

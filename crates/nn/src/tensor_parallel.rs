@@ -1,9 +1,16 @@
 //! Layers that the ranks of a group compute together, each with a part of their weights (tensor parallelism).
 
+use std::cell::Cell;
+
 use brigade_checkpoint::{Region, TensorReader};
 use brigade_sharding::{TensorPart, TensorPlan, TensorStyle};
-use brigade_torch::regions::{copy_to_region, gather_from_region, reduce_from_region};
-use brigade_torch::{ProcessGroup, Result, TensorRead, VocabularyPart, rng_state, set_rng_state};
+use brigade_torch::regions::{
+    copy_to_region, gather_from_region, gather_from_sequence_region, reduce_from_region,
+    reduce_scatter_to_sequence_region, scatter_to_region,
+};
+use brigade_torch::{
+    Error, ProcessGroup, Result, TensorRead, VocabularyPart, rng_state, set_rng_state,
+};
 use tch::{Device, Kind, TchError, Tensor};
 
 /// The ranks that divide a model's layers between them, and which weights they divide. Given to
@@ -72,13 +79,147 @@ impl Divided {
 #[derive(Debug, Clone, Default)]
 pub struct TensorRegion {
     group: Option<ProcessGroup>,
+    has_sequence_regions: bool,
+}
+
+thread_local! {
+    /// Whether this thread computes between divided layers, where each rank has a part of the sequence.
+    static IN_SEQUENCE_REGION: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Sets whether a thread computes in a sequence region, until it is dropped.
+struct SequenceScope(bool);
+
+impl SequenceScope {
+    fn enter() -> Self {
+        Self(IN_SEQUENCE_REGION.replace(true))
+    }
+}
+
+impl Drop for SequenceScope {
+    fn drop(&mut self) {
+        IN_SEQUENCE_REGION.set(self.0);
+    }
 }
 
 impl TensorRegion {
     /// Returns the edges of layers that the ranks of a group divide between them.
     #[must_use]
     pub fn new(group: ProcessGroup) -> Self {
-        Self { group: Some(group).filter(|group| group.size() > 1) }
+        Self { group: Some(group).filter(|group| group.size() > 1), has_sequence_regions: false }
+    }
+
+    /// Returns the edges of a model's divided layers.
+    pub(crate) fn of(tensor: &TensorParallel) -> Self {
+        let has_sequence_regions = tensor.plan.has_sequence_regions();
+        let region = tensor.group.clone().map_or_else(Self::default, Self::new);
+        Self { has_sequence_regions, ..region }
+    }
+
+    /// Returns the ranks, where this thread computes in a sequence region of theirs.
+    fn sequence_group(&self) -> Option<&ProcessGroup> {
+        self.group.as_ref().filter(|_| self.has_sequence_regions && IN_SEQUENCE_REGION.get())
+    }
+
+    /// Returns whether each rank computes a part of the sequence between divided layers.
+    #[must_use]
+    pub fn has_sequence_regions(&self) -> bool {
+        self.has_sequence_regions && self.group.is_some()
+    }
+
+    /// Computes a row of layers, from hidden numbers `[.., sequence, hidden size]` that are equal on all ranks to such ones.
+    /// Where the plan has [sequence regions](brigade_sharding::TensorPlan::sequence_regions), `f` gets this rank's part of the
+    /// sequence and returns its part: divided layers gather the sequence before their product and scatter the sum behind it,
+    /// and other layers of this crate compute the part, with the sum of the ranks' gradients for their parameters. Otherwise
+    /// it is a plain call.
+    ///
+    /// # Errors
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a sequence that the ranks do not divide; those of `f`, and of
+    /// [`gather_from_region`].
+    pub fn over_sequence(
+        &self,
+        hidden: Tensor,
+        f: impl FnOnce(Tensor) -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        let Some(group) = self.group.as_ref().filter(|_| self.has_sequence_regions) else {
+            return f(hidden);
+        };
+        let (size, ranks) = (hidden.size(), group.size() as i64);
+        let length = size.iter().rev().nth(1).copied().unwrap_or(0);
+        if length % ranks != 0 || length == 0 {
+            let (less, more) = (length / ranks * ranks, (length / ranks + 1) * ranks);
+            let nearest = if less > 0 { format!("{less} or {more}") } else { more.to_string() };
+            return Err(Error::invalid_argument(format!(
+                "{ranks} tensor ranks do not divide sequences of {length} tokens into sequence regions: pad or cut the texts \
+                 to {nearest} tokens, or turn sequence regions off"
+            )));
+        }
+        let part = f(scatter_to_region(group, &hidden, -2)?)?;
+        gather_from_region(group, &part, -2)
+    }
+
+    /// Runs layers of a sequence region, in [`TensorRegion::over_sequence`] and where they are computed again in backward.
+    ///
+    /// # Errors
+    /// Those of `f`.
+    pub fn in_sequence_region<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
+        let _scope = self.has_sequence_regions().then(SequenceScope::enter);
+        f()
+    }
+
+    /// Runs layers that every rank computes whole and alike, of the [whole sequence](TensorRegion::whole_sequence), within a
+    /// sequence region.
+    ///
+    /// # Errors
+    /// Those of `f`.
+    pub fn outside_sequence_region<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
+        let _scope = SequenceScope(IN_SEQUENCE_REGION.replace(false));
+        f()
+    }
+
+    /// Returns a parameter that every rank has whole, for a layer of a sequence region: the gradient is the sum over the
+    /// ranks, which have other tokens. The parameter itself elsewhere.
+    ///
+    /// # Errors
+    /// Those of [`copy_to_region`].
+    pub fn enter_parameter(&self, parameter: &Tensor) -> Result<Tensor> {
+        match self.sequence_group() {
+            Some(group) => copy_to_region(group, parameter),
+            None => Ok(parameter.shallow_clone()),
+        }
+    }
+
+    /// Returns the whole sequence of a sequence region, for a layer that every rank computes whole and alike.
+    ///
+    /// # Errors
+    /// Those of [`gather_from_region`].
+    pub fn whole_sequence(&self, input: &Tensor) -> Result<Tensor> {
+        match self.sequence_group() {
+            Some(group) => gather_from_region(group, input, -2),
+            None => Ok(input.shallow_clone()),
+        }
+    }
+
+    /// Returns this rank's part of a [whole sequence](TensorRegion::whole_sequence) that every rank has computed alike.
+    ///
+    /// # Errors
+    /// Those of [`scatter_to_region`].
+    pub fn part_of_sequence(&self, whole: &Tensor) -> Result<Tensor> {
+        match self.sequence_group() {
+            Some(group) => scatter_to_region(group, whole, -2),
+            None => Ok(whole.shallow_clone()),
+        }
+    }
+
+    /// Returns values that every rank has whole, of whose gradients each has a summand.
+    ///
+    /// # Errors
+    /// Those of [`copy_to_region`].
+    pub fn enter_whole(&self, values: &Tensor) -> Result<Tensor> {
+        match &self.group {
+            Some(group) => copy_to_region(group, values),
+            None => Ok(values.shallow_clone()),
+        }
     }
 
     /// Returns the ranks that divide layers between them; `None` where there is one.
@@ -87,22 +228,26 @@ impl TensorRegion {
         self.group.as_ref()
     }
 
-    /// Returns an input, equal on all ranks, for divided layers: the gradient is the sum over the ranks.
+    /// Returns an input for divided layers, whose gradient is the sum over the ranks: it is equal on all ranks, or in a
+    /// sequence region the parts of all ranks are put together along the dimension before the last.
     ///
     /// # Errors
-    /// Those of [`copy_to_region`].
+    /// Those of [`copy_to_region`] and [`gather_from_sequence_region`].
     pub fn enter(&self, input: &Tensor) -> Result<Tensor> {
-        match &self.group {
-            Some(group) => copy_to_region(group, input),
-            None => Ok(input.shallow_clone()),
+        match self.sequence_group() {
+            Some(group) => gather_from_sequence_region(group, input, -2),
+            None => self.enter_whole(input),
         }
     }
 
-    /// Returns the sum of all ranks' outputs, equal on all of them.
+    /// Returns the sum of all ranks' outputs, equal on all of them; in a sequence region this rank's part of it.
     ///
     /// # Errors
-    /// Those of [`reduce_from_region`].
+    /// Those of [`reduce_from_region`] and [`reduce_scatter_to_sequence_region`].
     pub fn leave(&self, output: &Tensor) -> Result<Tensor> {
+        if let Some(group) = self.sequence_group() {
+            return reduce_scatter_to_sequence_region(group, output, -2);
+        }
         match &self.group {
             Some(group) => reduce_from_region(group, output),
             None => Ok(output.shallow_clone()),
@@ -178,22 +323,31 @@ impl TensorRegion {
         device: Device,
         f: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        let Some(group) = &self.group else { return f() };
-        // One number of the shared stream, the same on all ranks, so that each call draws others.
-        let number = Tensor::f_randint(i64::MAX, [1], (Kind::Int64, Device::Cpu))?;
-        let number = number.f_int64_value(&[0])?;
-        let generators: Vec<Device> =
-            [Device::Cpu].into_iter().chain(Some(device).filter(|it| *it != Device::Cpu)).collect();
-        let before = generators.iter().map(|&device| Ok((device, rng_state(device)?)));
-        let before = before.collect::<Result<Vec<_>>>()?;
-        let rank = group.rank() as i64;
-        tch::manual_seed(number.wrapping_add(rank.wrapping_mul(RANK_STRIDE)));
-        let result = f();
-        for (device, state) in before {
-            set_rng_state(device, &state)?;
-        }
-        result
+        with_own_random_numbers(self.group.as_ref(), device, f)
     }
+}
+
+/// Runs `f` with random numbers that differ from rank to rank of a group.
+pub(crate) fn with_own_random_numbers<T>(
+    group: Option<&ProcessGroup>,
+    device: Device,
+    f: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let Some(group) = group else { return f() };
+    // One number of the shared stream, the same on all ranks, so that each call draws others.
+    let number = Tensor::f_randint(i64::MAX, [1], (Kind::Int64, Device::Cpu))?;
+    let number = number.f_int64_value(&[0])?;
+    let generators: Vec<Device> =
+        [Device::Cpu].into_iter().chain(Some(device).filter(|it| *it != Device::Cpu)).collect();
+    let before = generators.iter().map(|&device| Ok((device, rng_state(device)?)));
+    let before = before.collect::<Result<Vec<_>>>()?;
+    let rank = group.rank() as i64;
+    tch::manual_seed(number.wrapping_add(rank.wrapping_mul(RANK_STRIDE)));
+    let result = f();
+    for (device, state) in before {
+        set_rng_state(device, &state)?;
+    }
+    result
 }
 
 /// An odd number with bits all over, so that seeds of ranks lie far from each other.

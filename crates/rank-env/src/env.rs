@@ -63,6 +63,17 @@ pub const BRIGADE_SHARDING: &str = "BRIGADE_SHARDING";
 /// it.
 pub const BRIGADE_TENSOR: &str = "BRIGADE_TENSOR";
 
+/// How many ranks have the stages of each model (pipeline parallelism). A wish of the user; `brigade launch --pipeline`
+/// sets it.
+pub const BRIGADE_PIPELINE: &str = "BRIGADE_PIPELINE";
+
+/// How many ranks have parts of each sequence (context parallelism). A wish of the user; `brigade launch --context` sets it.
+pub const BRIGADE_CONTEXT: &str = "BRIGADE_CONTEXT";
+
+/// How attention gets the keys of tokens that other ranks have: `gather`, `ring` or `ulysses`. A wish of the user; `brigade
+/// launch --context-method` sets it.
+pub const BRIGADE_CONTEXT_METHOD: &str = "BRIGADE_CONTEXT_METHOD";
+
 /// The secret of a job on several hosts: its launchers prove to each other that they know it. Read by
 /// `brigade launch`, and kept from the ranks.
 pub const BRIGADE_RDZV_SECRET: &str = "BRIGADE_RDZV_SECRET";

@@ -29,9 +29,9 @@ pub enum Axis {
     Tensor,
     /// `Replicate` and `Shard`: ranks that read different samples: `dp`.
     Data,
-    /// `Shard` and `Context`: ranks that share one copy of the parameters: `dp_shard_cp`.
+    /// `Shard`, `Context` and `Sequence`: ranks that share one copy of the parameters: `dp_shard_cp`.
     ShardContext,
-    /// `Replicate`, `Shard` and `Context`: ranks over which losses and gradients are averaged: `dp_cp`.
+    /// `Replicate`, `Shard`, `Context` and `Sequence`: ranks over which losses and gradients are averaged: `dp_cp`.
     DataContext,
     /// Experts, spread over the innermost ranks of `Shard` to `Tensor`: `ep`.
     Expert,
@@ -81,8 +81,8 @@ impl Axis {
     fn grid(self) -> Option<std::ops::Range<usize>> {
         Some(match self {
             Self::Data => 1..3,
-            Self::ShardContext => 2..4,
-            Self::DataContext => 1..4,
+            Self::ShardContext => 2..5,
+            Self::DataContext => 1..5,
             Self::Expert | Self::ExpertShard => return None,
             single => single as usize..single as usize + 1,
         })

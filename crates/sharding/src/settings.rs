@@ -46,7 +46,7 @@ pub use schedule::{ScheduleSettings, Warmup};
 
 use given::Values;
 
-use crate::{Mesh, Sharding};
+use crate::{ContextMethod, Mesh, Sharding};
 
 /// What settings of Accelerate's or DeepSpeed's mean for a Rust program.
 #[derive(Debug, Clone, PartialEq)]
@@ -55,6 +55,8 @@ pub struct Settings {
     pub sharding: Option<Sharding>,
     /// How the ranks are arranged.
     pub mesh: Mesh,
+    /// How attention gets the keys of tokens that other ranks have, where ranks have parts of each sequence.
+    pub context_method: ContextMethod,
     /// Precision of the computation.
     pub precision: Precision,
     /// Scale of the loss with [`Precision::Fp16`]; `None` for the program's own.
@@ -152,6 +154,7 @@ impl Settings {
         Self {
             sharding: None,
             mesh,
+            context_method: ContextMethod::default(),
             precision: facts.mixed_precision.unwrap_or_default(),
             loss_scale: None,
             micro_batch_size: None,
@@ -196,9 +199,10 @@ pub fn resolve(
             Some(file) => file.clone().with_arguments(given)?,
             None => DeepSpeedConfig::from_arguments(given)?,
         };
-        let (settings, notes) = config.resolve(&facts)?;
+        let (mut settings, notes) = config.resolve(&facts)?;
         if let Some(axes) = axes {
-            axes.check_for_deepspeed(&settings)?;
+            settings.mesh = axes.mesh_for_deepspeed(&settings)?;
+            settings.context_method = axes.context_method();
         }
         return Ok((settings, notes));
     }
@@ -209,9 +213,10 @@ pub fn resolve(
     if is_fsdp {
         return FsdpConfig::read(given)?.resolve(axes.as_ref(), &facts);
     }
-    let mesh = match axes {
+    let mesh = match &axes {
         Some(axes) => axes.mesh_of_copies(facts.world_size)?,
         None => parallelism::copies(facts.world_size, "the number of ranks")?,
     };
-    Ok((Settings::of_copies(mesh, &facts), Vec::new()))
+    let context_method = axes.map(|axes| axes.context_method()).unwrap_or_default();
+    Ok((Settings { context_method, ..Settings::of_copies(mesh, &facts) }, Vec::new()))
 }

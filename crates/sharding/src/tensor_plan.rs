@@ -77,6 +77,7 @@ impl Heads {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TensorPlan {
     rules: Vec<Rule>,
+    has_sequence_regions: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -132,9 +133,32 @@ impl TensorPlan {
         self
     }
 
+    /// Has each rank compute a part of the sequence between divided layers, in normalisations, dropout and residuals, so that
+    /// their activations are divided too (Megatron-LM's sequence parallelism): sequences are gathered before a divided layer,
+    /// and the sums behind it are scattered, which takes as many bytes as the sums alone. Off unless set.
+    ///
+    /// ```
+    /// use brigade_sharding::TensorPlan;
+    ///
+    /// let plan = TensorPlan::new().column("*.up.weight").row("*.down.weight").sequence_regions(true);
+    /// assert!(plan.has_sequence_regions());
+    /// ```
+    #[must_use]
+    pub fn sequence_regions(mut self, on: bool) -> Self {
+        self.has_sequence_regions = on;
+        self
+    }
+
+    /// Returns whether each rank computes a part of the sequence between divided layers.
+    #[must_use]
+    pub fn has_sequence_regions(&self) -> bool {
+        self.has_sequence_regions
+    }
+
     /// Returns this plan with the patterns of another behind its own.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
+        self.has_sequence_regions |= other.has_sequence_regions;
         self.rules.extend(other.rules);
         self
     }

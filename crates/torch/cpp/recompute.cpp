@@ -33,6 +33,20 @@ std::unique_ptr<std::vector<Tensor>> gradients_of(
       allow_unused));
 }
 
+void backward_from(
+    rust::Slice<const TensorRef> outputs,
+    rust::Slice<const TensorRef> output_gradients,
+    rust::Slice<const TensorRef> leaves,
+    bool retain_graph,
+    bool create_graph) {
+  torch::autograd::backward(
+      copy_handles(outputs),
+      copy_handles(output_gradients),
+      retain_graph,
+      create_graph,
+      copy_handles(leaves));
+}
+
 namespace {
 
 using torch::autograd::SavedVariable;

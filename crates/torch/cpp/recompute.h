@@ -25,6 +25,14 @@ std::unique_ptr<std::vector<Tensor>> gradients_of(
     bool create_graph,
     bool allow_unused);
 
+// Adds the gradients of `leaves` to theirs; of all leaves where none is given.
+void backward_from(
+    rust::Slice<const TensorRef> outputs,
+    rust::Slice<const TensorRef> output_gradients,
+    rust::Slice<const TensorRef> leaves,
+    bool retain_graph,
+    bool create_graph);
+
 // Keeps the inputs, the random number generators' states and the autocast state.
 std::unique_ptr<RecomputePart> recompute_begin(rust::Slice<const TensorRef> inputs);
 // From here to `recompute_leave`, what this thread's operations save for the backward is left out.

@@ -5,6 +5,8 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <numeric>
+
 namespace brigade {
 
 namespace regions {
@@ -113,6 +115,13 @@ Moves moves_of(RegionEdge edge) {
   TORCH_CHECK(false, "there is no such edge of a region");
 }
 
+void check_first_gradient() {
+  TORCH_CHECK(
+      !at::GradMode::is_enabled(),
+      "the gradient of a region's edge would have a graph (`create_graph`): gradients of gradients are not supported ",
+      "where ranks compute a layer together");
+}
+
 struct Edge : public torch::autograd::Function<Edge> {
   static at::Tensor forward(
       AutogradContext* context,
@@ -129,10 +138,7 @@ struct Edge : public torch::autograd::Function<Edge> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    TORCH_CHECK(
-        !at::GradMode::is_enabled(),
-        "the gradient of a region's edge would have a graph (`create_graph`): gradients of gradients are not supported ",
-        "where ranks compute a layer together");
+    check_first_gradient();
     check_not_fork("a process group");
     auto group = c10::static_intrusive_pointer_cast<c10d::ProcessGroup>(
         context->saved_data["group"].toCapsule());
@@ -150,7 +156,54 @@ struct Edge : public torch::autograd::Function<Edge> {
   }
 };
 
+at::Tensor exchange_rows(
+    const GroupHandle& group, const at::Tensor& input, std::vector<int64_t> send, std::vector<int64_t> receive) {
+  at::NoGradGuard no_grad;
+  auto sizes = input.sizes().vec();
+  sizes[0] = std::accumulate(receive.begin(), receive.end(), int64_t{0});
+  auto out = at::empty(sizes, input.options());
+  auto in = input.contiguous();
+  group->alltoall_base(out, in, receive, send)->wait();
+  return out;
+}
+
+struct ExchangeRows : public torch::autograd::Function<ExchangeRows> {
+  static at::Tensor forward(
+      AutogradContext* context,
+      const at::Tensor& input,
+      const GroupHandle& group,
+      std::vector<int64_t> send,
+      std::vector<int64_t> receive) {
+    context->saved_data["group"] = c10::IValue::make_capsule(group);
+    context->saved_data["send"] = send;
+    context->saved_data["receive"] = receive;
+    return exchange_rows(group, input, std::move(send), std::move(receive));
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    check_first_gradient();
+    check_not_fork("a process group");
+    auto group = c10::static_intrusive_pointer_cast<c10d::ProcessGroup>(
+        context->saved_data["group"].toCapsule());
+    auto send = context->saved_data["send"].toIntVector();
+    auto receive = context->saved_data["receive"].toIntVector();
+    return {exchange_rows(group, gradients[0], std::move(receive), std::move(send)), {}, {}, {}};
+  }
+};
+
 } // namespace regions
+
+std::unique_ptr<Tensor> region_exchange_rows(
+    const Group& group,
+    const Tensor& input,
+    rust::Slice<const int64_t> send_rows,
+    rust::Slice<const int64_t> receive_rows) {
+  return std::make_unique<Tensor>(regions::ExchangeRows::apply(
+      input,
+      group.live(),
+      std::vector<int64_t>(send_rows.begin(), send_rows.end()),
+      std::vector<int64_t>(receive_rows.begin(), receive_rows.end())));
+}
 
 std::unique_ptr<Tensor> region_edge(
     const Group& group, const Tensor& input, RegionEdge edge, int64_t dim, int64_t other) {

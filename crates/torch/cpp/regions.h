@@ -20,4 +20,11 @@ at::Tensor gather(const GroupHandle& group, const at::Tensor& input, int64_t dim
 std::unique_ptr<Tensor> region_edge(
     const Group& group, const Tensor& input, RegionEdge edge, int64_t dim, int64_t other);
 
+// Rows to each rank and from each, whose numbers are given; the gradient goes back the same way.
+std::unique_ptr<Tensor> region_exchange_rows(
+    const Group& group,
+    const Tensor& input,
+    rust::Slice<const int64_t> send_rows,
+    rust::Slice<const int64_t> receive_rows);
+
 } // namespace brigade

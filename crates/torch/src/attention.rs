@@ -1,9 +1,12 @@
 //! Attention.
 
+use std::time::Instant;
+
 use tch::Tensor;
 
 use crate::bridge::{borrow, borrow_optional, ffi, own};
 use crate::error::Error;
+use crate::group::ProcessGroup;
 
 /// How [`attention`] weighs.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -50,6 +53,74 @@ pub fn attention(
     mask: Option<&Tensor>,
     options: &AttentionOptions,
 ) -> Result<Tensor, Error> {
+    let options = checked(options)?;
+    let (queries, keys, values) = (borrow(queries), borrow(keys), borrow(values));
+    ffi::attention(queries, keys, values, &borrow_optional(mask), &options)
+        .map(own)
+        .map_err(|error| Error::libtorch("attention", &error))
+}
+
+/// Computes attention of a sequence of which each rank of a group has a part (context parallelism): `softmax(queries · keysᵀ ·
+/// scale) · values` for this rank's queries, with the keys and values of all ranks. All are `[batch, heads, own tokens, size]`
+/// of the same number of tokens on every rank; keys and values may have a divisor of the heads.
+///
+/// Without `causal` every token sees all. With it, rank `r` of `n` has the chunks `r` and `2 n - 1 - r` of the `2 n` chunks of
+/// the sequence, one behind the other: each rank has the same work then, and half of the products are left out.
+///
+/// Keys and values of the other ranks are gathered, in forward and again in backward, and their gradients are summed by a
+/// reduce-scatter. With `ring` they travel from rank to rank instead, while attention to those before is computed: each rank
+/// has two ranks' keys at a time. Results for the keys of each rank are weighed by the logarithms of their sums of powers, in
+/// float32 (float64 for float64). Gradients of keys are those of the sum of the ranks' losses, and are sent in that type too.
+/// With one rank it is [`attention`].
+///
+/// ```
+/// # use brigade_torch::{Backend, ProcessGroup, Store};
+/// # let gloo = Backend::Gloo(Default::default());
+/// # let group = &ProcessGroup::new(&Store::hash()?, 0, 1, gloo, Default::default())?;
+/// use brigade_torch::{AttentionOptions, context_attention};
+/// use tch::{Device, Kind, Tensor};
+///
+/// let own = || Tensor::randn([2, 4, 16, 8], (Kind::Float, Device::Cpu));
+/// let options = AttentionOptions { causal: true, ..Default::default() };
+/// let output = context_attention(group, &own(), &own(), &own(), true, &options)?;
+/// assert_eq!(output.size(), [2, 4, 16, 8]);
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+///
+/// # Errors
+/// [`crate::ErrorKind::InvalidArgument`] for dropout; [`crate::TorchError::Libtorch`] for shapes that do not fit, and an odd
+/// number of tokens under `causal`; [`crate::ErrorKind::Communication`] when a peer is gone, in backward too.
+pub fn context_attention(
+    group: &ProcessGroup,
+    queries: &Tensor,
+    keys: &Tensor,
+    values: &Tensor,
+    ring: bool,
+    options: &AttentionOptions,
+) -> Result<Tensor, Error> {
+    if options.dropout != 0.0 {
+        return Err(Error::invalid_argument(format!(
+            "context_attention: expected no dropout of scores, found {}",
+            options.dropout
+        )));
+    }
+    if group.size() == 1 {
+        return attention(queries, keys, values, None, options);
+    }
+    let options = checked(options)?;
+    let begun = Instant::now();
+    let (started, output) = group.exclusively(|handle| {
+        let (queries, keys, values) = (borrow(queries), borrow(keys), borrow(values));
+        let started = group.next_collective("context_attention");
+        (started, ffi::context_attention(handle, queries, keys, values, ring, &options))
+    });
+    match output {
+        Ok(output) => Ok(own(output)),
+        Err(error) => Err(group.failure(started, begun, &error).into()),
+    }
+}
+
+fn checked(options: &AttentionOptions) -> Result<ffi::AttentionOptions, Error> {
     let AttentionOptions { dropout, causal, scale } = *options;
     if scale.is_some_and(|scale| !(scale > 0.0 && scale.is_finite())) {
         return Err(Error::invalid_argument(format!(
@@ -57,9 +128,5 @@ pub fn attention(
         )));
     }
     // 0 stands for the default.
-    let options = ffi::AttentionOptions { dropout, causal, scale: scale.unwrap_or(0.0) };
-    let (queries, keys, values) = (borrow(queries), borrow(keys), borrow(values));
-    ffi::attention(queries, keys, values, &borrow_optional(mask), &options)
-        .map(own)
-        .map_err(|error| Error::libtorch("attention", &error))
+    Ok(ffi::AttentionOptions { dropout, causal, scale: scale.unwrap_or(0.0) })
 }

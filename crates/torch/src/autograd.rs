@@ -68,6 +68,45 @@ pub fn backward_with(loss: &Tensor, options: BackwardOptions) -> Result<(), Erro
         .map_err(|error| Error::libtorch("backward", &error))
 }
 
+/// Computes gradients from those of outputs, one for each, and adds them to the gradients of the leaves among which they
+/// come out: of all leaves, or of `leaves` where some are given, and then nothing else is computed. What the outputs do not
+/// depend on keeps its gradient.
+///
+/// ```
+/// use brigade_torch::{BackwardOptions, backward_from, gradient};
+/// use tch::Tensor;
+///
+/// let weight = Tensor::from_slice(&[2.0, 3.0]).set_requires_grad(true);
+/// let input = Tensor::from_slice(&[5.0, 7.0]).set_requires_grad(true);
+/// let output = &weight * &input;
+/// let from_next = Tensor::from_slice(&[1.0, 10.0]);
+/// let retain = BackwardOptions { retain_graph: true, ..Default::default() };
+/// backward_from(&[&output], &[&from_next], &[&input], retain)?;
+/// assert_eq!(Vec::<f64>::try_from(gradient(&input)?.unwrap())?, [2.0, 30.0]);
+/// assert!(gradient(&weight)?.is_none());
+/// backward_from(&[&output], &[&from_next], &[&weight], BackwardOptions::default())?;
+/// assert_eq!(Vec::<f64>::try_from(gradient(&weight)?.unwrap())?, [5.0, 70.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// [`crate::TorchError::Libtorch`] when an output has no graph, or another shape than its gradient.
+pub fn backward_from(
+    outputs: &[&Tensor],
+    output_gradients: &[&Tensor],
+    leaves: &[&Tensor],
+    options: BackwardOptions,
+) -> Result<(), Error> {
+    ffi::backward_from(
+        &borrow_all(outputs),
+        &borrow_all(output_gradients),
+        &borrow_all(leaves),
+        options.retains(),
+        options.create_graph,
+    )
+    .map_err(|error| Error::libtorch("backward_from", &error))
+}
+
 /// Options of [`grad`].
 #[derive(Debug, Clone, Copy, Default)]
 pub struct GradOptions<'a> {

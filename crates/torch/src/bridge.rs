@@ -521,6 +521,7 @@ pub(crate) mod ffi {
         include!("brigade-torch/cpp/norm_relu.h");
         include!("brigade-torch/cpp/profiler.h");
         include!("brigade-torch/cpp/recompute.h");
+        include!("brigade-torch/cpp/context_attention.h");
         include!("brigade-torch/cpp/regions.h");
         include!("brigade-torch/cpp/script.h");
         #[cfg(feature = "cuda")]
@@ -543,6 +544,13 @@ pub(crate) mod ffi {
         fn tensor_is_plain(tensor: &Tensor) -> Result<bool>;
         fn tensor_is_shared(tensor: &Tensor) -> bool;
         fn backward(loss: &Tensor, retain_graph: bool, create_graph: bool) -> Result<()>;
+        fn backward_from(
+            outputs: &[TensorRef<'_>],
+            output_gradients: &[TensorRef<'_>],
+            leaves: &[TensorRef<'_>],
+            retain_graph: bool,
+            create_graph: bool,
+        ) -> Result<()>;
         fn tensor_identity(tensor: &Tensor) -> usize;
         /// Null for inputs that took no part.
         fn gradients_of(
@@ -857,6 +865,20 @@ pub(crate) mod ffi {
             edge: RegionEdge,
             dim: i64,
             other: i64,
+        ) -> Result<UniquePtr<Tensor>>;
+        fn region_exchange_rows(
+            group: &Group,
+            input: &Tensor,
+            send_rows: &[i64],
+            receive_rows: &[i64],
+        ) -> Result<UniquePtr<Tensor>>;
+        fn context_attention(
+            group: &Group,
+            queries: &Tensor,
+            keys: &Tensor,
+            values: &Tensor,
+            ring: bool,
+            options: &AttentionOptions,
         ) -> Result<UniquePtr<Tensor>>;
         fn sync_batch_norm(
             group: &Group,

@@ -57,11 +57,11 @@ mod warnings;
 mod work;
 mod work_handle;
 
-pub use attention::{AttentionOptions, attention};
+pub use attention::{AttentionOptions, attention, context_attention};
 pub use autocast::{Autocast, emulated_kind};
 pub use autograd::{
-    BackwardOptions, GradOptions, backward, backward_with, clear_gradient, grad, grad_enabled,
-    gradient, set_gradient,
+    BackwardOptions, GradOptions, backward, backward_from, backward_with, clear_gradient, grad,
+    grad_enabled, gradient, set_gradient,
 };
 pub use backend::{Backend, GlooDevice};
 pub use bucket::Bucket;

@@ -13,6 +13,7 @@
 //! | [`gather_from_sequence_region`] | gathered | this rank's part of the sum |
 //! | [`reduce_scatter_to_sequence_region`] | this rank's part of the sum | gathered |
 //! | [`all_to_all`] | parts exchanged | exchanged back |
+//! | [`all_to_all_rows`] | rows exchanged, any number to each rank | exchanged back |
 //!
 //! A linear layer whose output features are spread over the ranks, followed by one whose input features are, needs one
 //! message forward and one back:
@@ -36,6 +37,7 @@
 
 use std::time::Instant;
 
+use cxx::UniquePtr;
 use tch::Tensor;
 
 use crate::bridge::{borrow, ffi, own};
@@ -138,6 +140,59 @@ pub fn all_to_all(
     edge(group, "all_to_all", input, ffi::RegionEdge::AllToAll, split, concat)
 }
 
+/// Sends blocks of rows to all ranks and returns theirs, in the order of the ranks: `send_rows[i]` rows, which follow those
+/// for the ranks before, go to rank `i`, and `receive_rows[j]` come from rank `j`. The numbers are known before, as from
+/// [`ProcessGroup::all_to_all_flat`] of this rank's. The gradient goes back the same way. Ranks without rows take part, too.
+///
+/// ```
+/// # use brigade_torch::{Backend, ProcessGroup, Store};
+/// # let gloo = Backend::Gloo(Default::default());
+/// # let group = &ProcessGroup::new(&Store::hash()?, 0, 1, gloo, Default::default())?;
+/// use brigade_torch::regions::all_to_all_rows;
+/// use tch::{Device, Kind, Tensor};
+///
+/// // Tokens for the experts of this rank, which is alone here.
+/// let tokens = Tensor::randn([5, 8], (Kind::Float, Device::Cpu));
+/// let received = all_to_all_rows(group, &tokens, &[5], &[5])?;
+/// assert_eq!(all_to_all_rows(group, &received, &[5], &[5])?, tokens);
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+///
+/// # Errors
+/// [`crate::ErrorKind::InvalidArgument`] where the numbers are not one per rank or do not add up to the rows of the input;
+/// [`crate::ErrorKind::Communication`] when a peer is gone; [`crate::ErrorKind::Tensor`] when memory runs out.
+pub fn all_to_all_rows(
+    group: &ProcessGroup,
+    input: &Tensor,
+    send_rows: &[i64],
+    receive_rows: &[i64],
+) -> Result<Tensor, Error> {
+    let operation = "all_to_all_rows";
+    let Some(&rows) = input.size().first() else {
+        return Err(Error::invalid_argument(format!(
+            "{operation}: a tensor without dimensions has no rows to send"
+        )));
+    };
+    let total = |counts: &[i64]| {
+        let sum = counts.iter().try_fold(0i64, |sum, &n| sum.checked_add(n).filter(|_| n >= 0));
+        sum.filter(|_| counts.len() == group.size())
+    };
+    let Some((sent, received)) = total(send_rows).zip(total(receive_rows)) else {
+        return Err(Error::invalid_argument(format!(
+            "{operation}: expected {} numbers of rows to send and to receive, found {send_rows:?} and {receive_rows:?}",
+            group.size()
+        )));
+    };
+    if sent != rows || (group.size() == 1 && received != rows) {
+        return Err(Error::invalid_argument(format!(
+            "{operation}: the input has {rows} rows, but {send_rows:?} are to be sent and {receive_rows:?} received"
+        )));
+    }
+    together(group, operation, input, |handle| {
+        ffi::region_exchange_rows(handle, borrow(input), send_rows, receive_rows)
+    })
+}
+
 fn edge(
     group: &ProcessGroup,
     operation: &'static str,
@@ -146,13 +201,25 @@ fn edge(
     dim: i64,
     other: i64,
 ) -> Result<Tensor, Error> {
+    together(group, operation, input, |handle| {
+        ffi::region_edge(handle, borrow(input), edge, dim, other)
+    })
+}
+
+/// Runs an operation of all ranks; gives the input back where there is one.
+fn together(
+    group: &ProcessGroup,
+    operation: &'static str,
+    input: &Tensor,
+    run: impl FnOnce(&ffi::Group) -> Result<UniquePtr<ffi::Tensor>, cxx::Exception>,
+) -> Result<Tensor, Error> {
     if group.size() == 1 {
         return Ok(input.shallow_clone());
     }
     let begun = Instant::now();
     let (started, output) = group.exclusively(|handle| {
         let started = group.next_collective(operation);
-        (started, ffi::region_edge(handle, borrow(input), edge, dim, other))
+        (started, run(handle))
     });
     match output {
         Ok(output) => Ok(own(output)),

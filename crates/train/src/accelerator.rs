@@ -8,6 +8,7 @@ mod checkpoints;
 mod data;
 mod gradients;
 mod metrics;
+mod pipeline;
 mod precision;
 mod prepare;
 mod processes;
@@ -74,7 +75,11 @@ use crate::watch::Watch;
 #[derive(Clone)]
 pub struct Accelerator {
     processes: Processes,
+    /// The ranks that read other samples.
+    data: Processes,
     gradients: Gradients,
+    /// With a pipeline, whether ranks agree on losses that are not finite.
+    checks_step_losses: bool,
     options: Arc<Options>,
     numerics: Arc<Numerics>,
     /// Whether the banner has been printed.

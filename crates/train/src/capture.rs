@@ -208,6 +208,10 @@ fn cannot_record(gradients: &Gradients, comm_hook: &CommHook) -> Option<String> 
         "the optimizer's states are spread over the ranks"
     } else if gradients.tensor.is_some() {
         "ranks divide layers between them, and send messages within the forward"
+    } else if gradients.pipeline.is_some() {
+        "ranks have stages of models, and send messages within the step"
+    } else if gradients.context.is_some() {
+        "ranks have parts of each sequence, and send messages within the forward"
     } else if processes.group().as_ref().is_some_and(gloo) {
         "Gloo's messages go through the host"
     } else if !matches!(comm_hook, CommHook::None | CommHook::Fp16 | CommHook::Bf16) {

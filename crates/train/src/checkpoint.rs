@@ -25,6 +25,7 @@ pub use project::ProjectConfiguration;
 
 use crate::gradients::accumulate::GradientAccumulator;
 use crate::gradients::loss_check::LossCheck;
+use crate::pipeline::PipelineRanks;
 use crate::processes::Processes;
 use crate::registry::{CheckpointObject, Registry};
 use crate::sharding::ShardedModels;
@@ -73,6 +74,15 @@ pub struct HookHandle {
     number: u64,
 }
 
+/// What ranks do together with what is saved.
+#[derive(Default)]
+pub(crate) struct Together {
+    pub(crate) loss_check: Option<Arc<LossCheck>>,
+    pub(crate) sharded: Option<Arc<ShardedModels>>,
+    pub(crate) tensor: Option<Arc<TensorModels>>,
+    pub(crate) pipeline: Option<Arc<PipelineRanks>>,
+}
+
 impl Checkpoints {
     /// Makes checkpoints for these ranks, with nothing registered.
     #[must_use]
@@ -88,18 +98,17 @@ impl Checkpoints {
         project: ProjectConfiguration,
         accumulator: &GradientAccumulator,
     ) -> Self {
-        Self::checked(processes, project, accumulator, None, None, None, false)
+        Self::checked(processes, project, accumulator, Together::default(), false)
     }
 
     pub(crate) fn checked(
         processes: &Processes,
         project: ProjectConfiguration,
         accumulator: &GradientAccumulator,
-        loss_check: Option<Arc<LossCheck>>,
-        sharded: Option<Arc<ShardedModels>>,
-        tensor: Option<Arc<TensorModels>>,
+        together: Together,
         quiet: bool,
     ) -> Self {
+        let Together { loss_check, sharded, tensor, pipeline } = together;
         let inner = Inner {
             processes: processes.clone(),
             project,
@@ -108,6 +117,7 @@ impl Checkpoints {
             loss_check,
             sharded,
             tensor,
+            pipeline,
             quiet,
             pending: Mutex::default(),
             copies: Arc::default(),
@@ -133,6 +143,7 @@ impl Checkpoints {
             loss_check,
             sharded,
             tensor: inner.tensor.clone(),
+            pipeline: inner.pipeline.clone(),
             quiet: inner.quiet,
             pending: Mutex::default(),
             copies: Arc::clone(&inner.copies),
@@ -242,6 +253,7 @@ impl Checkpoints {
     }
 
     fn load_from(&self, path: Option<&Path>, options: LoadOptions) -> Result<Loaded> {
+        self.inner.refuse_stages("load_state")?;
         let loaded = load::load(&self.inner, path, options)?;
         if let Some(difference) = loaded.rounding_differs.as_ref().filter(|_| !self.inner.quiet) {
             self.inner.processes.warn(difference);

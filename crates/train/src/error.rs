@@ -39,6 +39,16 @@ pub enum TrainError {
         /// How long it waited.
         limit: Duration,
     },
+    /// A rank of a pipeline failed, or lost another one.
+    #[error("rank {rank} of the pipeline, {action}: {source}")]
+    Pipeline {
+        /// The rank within the pipeline.
+        rank: usize,
+        /// What it did, with the stage and the micro-batch, and the rank with which it exchanged a message.
+        action: String,
+        /// What went wrong.
+        source: Error,
+    },
     /// A GPU's memory does not suffice.
     #[error("{0}")]
     OutOfMemory(Box<OutOfMemory>),
@@ -192,6 +202,7 @@ impl From<TrainError> for Error {
     fn from(error: TrainError) -> Self {
         use TrainError as T;
         let kind = match &error {
+            T::Pipeline { source, .. } => source.kind(),
             T::StorePort { .. } => ErrorKind::Environment,
             T::AttemptRank { .. } | T::Leader { .. } => ErrorKind::Communication,
             T::OutOfMemory(_) | T::NoBatchSize { .. } => ErrorKind::OutOfMemory,

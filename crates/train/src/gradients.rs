@@ -10,4 +10,3 @@ pub(crate) mod local_sgd;
 pub(crate) mod loss_check;
 pub(crate) mod models;
 mod norm;
-pub(crate) mod weighted;

@@ -75,19 +75,16 @@ impl Job {
         }
     }
 
-    /// Returns the ranks that read other samples as a job of their own, and the ranks that divide layers with this one, which
-    /// read the same samples. All ranks take part.
-    pub(crate) fn divide(&self, mesh: &Mesh) -> Result<(Self, ProcessGroup)> {
-        let Some(groups) = &self.groups else {
-            return Err(Error::invalid_argument(format!(
-                "the mesh {mesh} divides layers over ranks, and this job has one rank"
-            )));
+    /// Returns the ranks that differ from this one along an axis of a mesh alone, as a job of their own. All ranks take part.
+    pub(crate) fn along(&self, mesh: &Mesh, axis: Axis) -> Result<Self> {
+        let groups = match &self.groups {
+            Some(groups) => groups.along(mesh, axis)?,
+            None => None,
         };
-        let (data, tensor) = groups.divide(mesh)?;
-        let (rank, size) = (mesh.coordinate(self.rank(), Axis::Data)?, mesh.size(Axis::Data));
-        let job = Self {
+        let (rank, size) = (mesh.coordinate(self.rank(), axis)?, mesh.size(axis));
+        Ok(Self {
             world: self.world.among(rank, WorldSize::new(size)?)?,
-            groups: data,
+            groups,
             device: self.device,
             missing_gpu: self.missing_gpu.clone(),
             products: self.products,
@@ -98,8 +95,17 @@ impl Job {
             loss_checks: AtomicU64::new(0),
             memory_plan: Mutex::default(),
             recorder: Recorder::default(),
-        };
-        Ok((job, tensor))
+        })
+    }
+
+    /// Returns the group of the ranks that differ from this one along an axis of a mesh alone. All ranks take part.
+    pub(crate) fn group_along(&self, mesh: &Mesh, axis: Axis) -> Result<ProcessGroup> {
+        match &self.groups {
+            Some(groups) => groups.group_along(mesh, axis),
+            None => Err(Error::invalid_argument(format!(
+                "the mesh {mesh} has several ranks along {axis}, and this job has one rank"
+            ))),
+        }
     }
 
     /// Makes a new group of all ranks: the old one is unusable.

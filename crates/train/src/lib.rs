@@ -11,17 +11,21 @@
 //! [`Trackers`].
 
 mod accelerator;
+mod arrangement;
 mod batch_size;
 mod capture;
 mod checkpoint;
+mod context_parallel;
 mod error;
 mod full_state;
 mod gradients;
 mod job;
 mod loader;
+mod loss_weight;
 mod model;
 mod optimizer;
 mod parameters;
+mod pipeline;
 mod precision;
 mod processes;
 mod recorder;
@@ -45,14 +49,15 @@ pub use gradients::hook::{CommHook, PowerSgd, StatefulHook};
 pub use gradients::join::JoinInputs;
 pub use gradients::local_sgd::LocalSgd;
 pub use gradients::models::{Joining, PreparedModels};
-pub use gradients::weighted::LossWeight;
 pub use job::connect::ConnectOptions;
 pub use loader::placement::DATASET_SHARE;
 pub use loader::source::{DataLoaderConfiguration, Loader};
 pub use loader::{Batches, PreparedLoader};
+pub use loss_weight::LossWeight;
 pub use model::PreparedModel;
 pub use optimizer::PreparedOptimizer;
 pub use parameters::Parameters;
+pub use pipeline::{Pipeline, PipelineLoss, PipelineOptions, StepLoss};
 pub use precision::scaler::{GradScaler, GradScalerOptions, GradScalerState};
 pub use precision::{AutocastOptions, Precision};
 pub use processes::Processes;

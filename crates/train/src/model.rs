@@ -4,6 +4,7 @@ mod comm_hook;
 mod set_trainable;
 mod sharded;
 mod spread;
+mod stages;
 mod weights;
 
 use std::collections::{HashMap, HashSet};
@@ -20,12 +21,14 @@ use brigade_torch::{
 use parking_lot::Mutex;
 use tch::Tensor;
 
+use crate::context_parallel::ContextRanks;
 use crate::error::MOVE_OF_MODEL;
 use crate::gradients::accumulate::GradientAccumulator;
 use crate::gradients::hook::{CommHook, StatefulHook};
 use crate::gradients::loss_check::{CheckedModel, LossCheck};
 use crate::gradients::models::{Joining, PreparedModels};
 use crate::job::Job;
+use crate::pipeline::{PipelineRanks, StageModel};
 use crate::precision::{Numerics, memory_format};
 use crate::processes::Processes;
 use crate::registry::{CheckpointObject, Checkpointed, Kind, ModelTensor, Registry};
@@ -46,6 +49,8 @@ pub struct PreparedModel<M> {
     inner: Arc<ModelInner>,
     /// What another reduction is made with.
     context: ModelContext,
+    /// Of a pipeline: what the ranks' pipelines know as long as the model lives.
+    _stage: Option<Arc<StageModel>>,
 }
 
 /// A model but for its layers: the handle through which checkpoints reach it.
@@ -86,6 +91,8 @@ pub(crate) struct ModelContext {
     pub(crate) accumulator: GradientAccumulator,
     pub(crate) sharded: Option<Arc<ShardedModels>>,
     pub(crate) tensor: Option<Arc<TensorModels>>,
+    pub(crate) context: Option<Arc<ContextRanks>>,
+    pub(crate) pipeline: Option<Arc<PipelineRanks>>,
 }
 
 /// What averages the gradients of the parameters that were trained when it was made.
@@ -122,7 +129,7 @@ impl ModelContext {
         let trained = model.trainable_parameters();
         let mut frozen = model.parameters();
         frozen.retain(|parameter| !parameter.tensor.requires_grad());
-        if trained.is_empty() {
+        if trained.is_empty() || self.pipeline.is_some() {
             return Ok(Reduction { reducer: None, hook: None, checked: None, frozen });
         }
         let buffers = named(model.buffers());
@@ -145,6 +152,13 @@ impl<M> PreparedModel<M> {
             Some(tensor) => tensor.check(&model)?,
             None => check_whole(&model)?,
         }
+        if let Some(context) = &context.context {
+            context.check(&model)?;
+        }
+        match &context.pipeline {
+            Some(pipeline) => pipeline.check(&model)?,
+            None => check_all_stages(&model)?,
+        }
         if let (Some(group), true) = (&group, context.options.sync_batch_norm) {
             model.convert_sync_batch_norm(group);
         }
@@ -163,6 +177,9 @@ impl<M> PreparedModel<M> {
         if let (Some(group), None) = (&group, &sharded) {
             // Frozen parameters are broadcast like buffers at the start, but never again.
             broadcast_all(group, &reduction.frozen)?;
+            if context.pipeline.is_some() {
+                broadcast_all(group, &model.trainable_parameters())?;
+            }
             if reduction.reducer.is_none() {
                 broadcast_all(group, &model.buffers())?;
             }
@@ -188,10 +205,11 @@ impl<M> PreparedModel<M> {
             }
             None => None,
         };
+        let stage = context.pipeline.as_ref().map(|pipeline| pipeline.add(&model)).transpose()?;
         let inner = ModelInner::new(&model, reduction.hook.clone(), sharded.clone(), tensor);
         let inner = Arc::new(inner);
         context.registry.register(&inner);
-        Ok(Self { model, reduction, sharded, inner, context })
+        Ok(Self { model, reduction, sharded, inner, context, _stage: stage })
     }
 
     /// The model's output, computed with the Accelerator's mixed precision; what has 16 bits is given
@@ -557,6 +575,18 @@ fn check_whole<M>(model: &Model<M>) -> Result<()> {
             "this rank has a part of `{}` and the Accelerator's ranks do not divide layers: give the Accelerator a \
              mesh with tensor ranks, and build the model by its `parallel_model`",
             divided.name
+        ))),
+    }
+}
+
+/// Fails for a model of which this rank has some stages, where the Accelerator has no pipeline.
+fn check_all_stages<M>(model: &Model<M>) -> Result<()> {
+    match model.pipeline().filter(|it| it.stage_ranks().iter().any(|rank| *rank != it.rank())) {
+        None => Ok(()),
+        Some(stages) => Err(Error::invalid_argument(format!(
+            "this rank has some of {} stages of the model and the Accelerator's ranks have no stages: give the Accelerator a \
+             mesh with pipeline ranks, and build the model by its `parallel_model`",
+            stages.stages()
         ))),
     }
 }

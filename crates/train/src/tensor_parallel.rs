@@ -1,15 +1,13 @@
 //! Models whose layers the ranks of a tensor group compute together.
 
 use std::collections::{HashMap, HashSet};
-use std::env;
 use std::fmt;
 use std::sync::{Arc, Weak};
 
 use brigade_checkpoint::layout::Placement;
 use brigade_nn::{Model, TensorParallel};
 use brigade_optim::Optimizer;
-use brigade_rank_env::env::BRIGADE_TENSOR;
-use brigade_sharding::{Axis, Mesh, MeshBuilder, Sharding, Strategy, TensorPart};
+use brigade_sharding::{Axis, Mesh, TensorPart, TensorPlan};
 use brigade_torch::{Error, NamedTensor, ProcessGroup, Result, TensorId, gradient};
 use parking_lot::Mutex;
 use tch::{Kind, Tensor};
@@ -22,6 +20,8 @@ pub(crate) struct TensorModels {
     mesh: Mesh,
     /// The ranks that have the other parts of what this one has, and read the same samples.
     group: ProcessGroup,
+    /// Whether each has a part of the sequence between divided layers.
+    has_sequence_regions: bool,
     /// All ranks of the job.
     everyone: Processes,
     models: Mutex<Vec<Weak<TensorModel>>>,
@@ -37,27 +37,36 @@ pub(crate) struct TensorModel {
 }
 
 impl TensorModels {
-    /// Divides the ranks of a job as a mesh says, whose axes but `tp`, `dp_shard` and `dp_replicate` have the size 1. Returns
-    /// the ranks that read other samples as well. All ranks take part.
-    pub(crate) fn new(mesh: Mesh, everyone: &Processes) -> Result<(Self, Processes)> {
-        let (data, group) = everyone.job.divide(&mesh)?;
-        let models = Mutex::default();
-        let data = Processes::of(Arc::new(data));
-        Ok((Self { mesh, group, everyone: everyone.clone(), models }, data))
+    /// `group` are the ranks that have the other parts of what this one has, and `everyone` all ranks of the job.
+    pub(crate) fn new(
+        mesh: Mesh,
+        group: ProcessGroup,
+        everyone: &Processes,
+        has_sequence_regions: bool,
+    ) -> Self {
+        let (everyone, models) = (everyone.clone(), Mutex::default());
+        Self { mesh, group, has_sequence_regions, everyone, models }
     }
 
-    /// Returns the mesh of all ranks, of which `data` is the mesh of those that read other samples.
-    pub(crate) fn mesh_with(&self, data: &Mesh) -> Result<Mesh> {
-        let ranks = data.world_size() * self.group.size();
-        Ok(with_tensor(data, self.group.size()).build(ranks)?)
+    /// Returns the options of models with a plan, whose layers these ranks divide.
+    pub(crate) fn of_models(&self, plan: TensorPlan) -> TensorParallel {
+        let has_regions = self.has_sequence_regions || plan.has_sequence_regions();
+        TensorParallel { group: Some(self.group.clone()), plan: plan.sequence_regions(has_regions) }
+    }
+
+    /// Returns the mesh of all ranks, of which `averaged` is the mesh of those over which gradients are averaged.
+    pub(crate) fn mesh_with(&self, averaged: &Mesh) -> Result<Mesh> {
+        let ranks = averaged.world_size() * self.group.size();
+        let builder = Mesh::builder().replicate(averaged.size(Axis::Replicate));
+        Ok(builder.shard(averaged.size(Axis::Shard)).tensor(self.group.size()).build(ranks)?)
     }
 
     /// Returns the mesh of all ranks, where models are sharded as on the mesh `sharded`, or not at all.
     pub(crate) fn mesh_over(&self, sharded: Option<&Mesh>) -> Result<Mesh> {
-        let data = self.mesh.size(Axis::Data);
+        let averaged = self.mesh.size(Axis::DataContext);
         match sharded {
             Some(sharded) => self.mesh_with(sharded),
-            None => self.mesh_with(&Mesh::builder().replicate(data).build(data)?),
+            None => self.mesh_with(&Mesh::builder().replicate(averaged).build(averaged)?),
         }
     }
 
@@ -136,11 +145,11 @@ impl TensorModels {
         if !is_sharded {
             let mesh = self.mesh_over(None)?;
             let writers = Writers::new(&mesh)?;
-            let data_axes = usize::from(mesh.size(Axis::Data) > 1);
+            let averaged_axes = usize::from(mesh.size(Axis::Data) > 1);
             for (name, _) in model.state_dict() {
                 let first = model.parameter_name(&name).unwrap_or_default();
                 let Some(part) = divided.get(first) else { continue };
-                let placements = vec![Placement::Replicate; data_axes];
+                let placements = vec![Placement::Replicate; averaged_axes];
                 let (own, part) = (part.own_shape(), Some(part.clone()));
                 parts.insert(name, Part::new(own, part, 0, &writers, placements));
             }
@@ -182,21 +191,6 @@ impl TensorModels {
              element alone, such as AdamW or SGD",
             optimizer.rule_name(),
             self.group.size()
-        )))
-    }
-
-    /// Compares a loss with those of the ranks that read the same samples, in debug mode. All of them take part.
-    pub(crate) fn compare_losses(&self, loss: &Tensor) -> Result<()> {
-        let own = loss.f_sum(Kind::Double)?.f_double_value(&[])?;
-        let all: Vec<f64> = self.group.all_gather_object(&own)?;
-        let Some(rank) = all.iter().position(|other| other.to_bits() != own.to_bits()) else {
-            return Ok(());
-        };
-        Err(Error::invalid_argument(format!(
-            "the loss is {own} on tensor rank {} and {} on tensor rank {rank}: ranks that divide layers have to read the \
-             same samples (prepare the loader, or give all of them one batch) and to draw the same random numbers",
-            self.group.rank(),
-            all[rank]
         )))
     }
 
@@ -257,99 +251,4 @@ impl fmt::Debug for TensorModels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TensorModels").field("mesh", &self.mesh).finish_non_exhaustive()
     }
-}
-
-/// Returns the number of tensor ranks that the environment gives; 1 where it gives none.
-pub(crate) fn ranks_from_env() -> Result<usize> {
-    let Ok(text) = env::var(BRIGADE_TENSOR) else { return Ok(1) };
-    match text.trim().parse::<usize>() {
-        Ok(ranks) if ranks > 0 => Ok(ranks),
-        _ => Err(Error::invalid_argument(format!(
-            "{BRIGADE_TENSOR}: {text:?} is not a number of tensor ranks: write 1 or more"
-        ))),
-    }
-}
-
-/// Returns the mesh of so many tensor ranks, whose other axes are those of the sharding.
-pub(crate) fn mesh_of(
-    ranks: usize,
-    sharding: Option<&Sharding>,
-    everyone: &Processes,
-) -> Result<Mesh> {
-    let all = everyone.num_processes();
-    let others = (all / ranks.max(1)).max(1);
-    let data = match sharding {
-        Some(sharding) => sharding.mesh(others)?,
-        None => Mesh::builder().replicate(others).build(others)?,
-    };
-    // A number of ranks that it does not divide is an error of the mesh, which has the numbers.
-    Ok(with_tensor(&data, ranks).build(all)?)
-}
-
-/// Divides the ranks as a mesh says. Returns the tensor groups, `None` where a tensor group is one rank, and the ranks that
-/// read other samples; sharding becomes that of those ranks. All ranks take part.
-pub(crate) fn arrange(
-    mesh: Mesh,
-    sharding: &mut Option<Sharding>,
-    everyone: &Processes,
-) -> Result<(Option<Arc<TensorModels>>, Processes)> {
-    let ranks = everyone.num_processes();
-    if mesh.world_size() != ranks {
-        return Err(Error::invalid_argument(format!(
-            "the mesh {mesh} has {} ranks and the job has {ranks}: change a size, or start {} ranks",
-            mesh.world_size(),
-            mesh.world_size()
-        )));
-    }
-    for axis in [Axis::Pipeline, Axis::Context, Axis::Sequence, Axis::Expert] {
-        if mesh.size(axis) > 1 {
-            return Err(Error::invalid_argument(format!(
-                "the mesh {mesh} has {} ranks along {axis}, which does not work yet: use {}, {} and {}",
-                mesh.size(axis),
-                Axis::Replicate,
-                Axis::Shard,
-                Axis::Tensor
-            )));
-        }
-    }
-    agree(sharding, &mesh)?;
-    if mesh.size(Axis::Tensor) == 1 {
-        return Ok((None, everyone.clone()));
-    }
-    let (tensor, data) = TensorModels::new(mesh, everyone)?;
-    Ok((Some(Arc::new(tensor)), data))
-}
-
-/// Returns a mesh of the ranks that read other samples, each of which becomes so many tensor ranks.
-fn with_tensor(data: &Mesh, ranks: usize) -> MeshBuilder {
-    let builder = Mesh::builder().replicate(data.size(Axis::Replicate));
-    builder.shard(data.size(Axis::Shard)).tensor(ranks)
-}
-
-/// Makes a strategy the one of a mesh, whose axes say how many ranks share a copy of the parameters.
-fn agree(sharding: &mut Option<Sharding>, mesh: &Mesh) -> Result<()> {
-    let (replicate, shard) = (mesh.size(Axis::Replicate), mesh.size(Axis::Shard));
-    let Some(sharding) = sharding else {
-        return match shard {
-            1 => Ok(()),
-            _ => Err(Error::invalid_argument(format!(
-                "the mesh {mesh} spreads parameters over {shard} ranks and no sharding was chosen: set \
-                 `sharding(Sharding::zero3())`, or use `replicate({shard})` in the place of `shard({shard})`"
-            ))),
-        };
-    };
-    let own = sharding.mesh(replicate * shard)?;
-    if own.size(Axis::Shard) == shard {
-        return Ok(());
-    }
-    if sharding.strategy == Strategy::Zero3 && shard > 1 {
-        sharding.strategy = Strategy::Hybrid(shard);
-        return Ok(());
-    }
-    Err(Error::invalid_argument(format!(
-        "the mesh {mesh} spreads parameters over {shard} ranks, and {} over {}: give the mesh `shard({})`, or use zero3",
-        sharding.strategy,
-        own.size(Axis::Shard),
-        own.size(Axis::Shard)
-    )))
 }

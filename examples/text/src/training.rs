@@ -50,6 +50,9 @@ pub struct Training {
     /// Number of processes that divide each layer between them, and read the same samples [default: as the launcher says].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub tensor: Option<u64>,
+    /// Number of processes that have parts of each sequence, and read the same samples [default: as the launcher says].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub context: Option<u64>,
 }
 
 /// A strategy of sharding, or none.
@@ -79,6 +82,9 @@ impl Training {
         }
         if let Some(ranks) = self.tensor {
             builder = builder.tensor_parallel(ranks as usize);
+        }
+        if let Some(ranks) = self.context {
+            builder = builder.context_parallel(ranks as usize);
         }
         let accelerator = common.accelerator(builder)?;
         // Processes that divide layers drop the same hidden numbers.

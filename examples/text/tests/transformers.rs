@@ -17,7 +17,7 @@ const GPT: &str = env!("CARGO_BIN_EXE_text_gpt");
 const GLUE: &str = env!("CARGO_BIN_EXE_text_glue");
 
 /// Without dropout, which each process draws by itself.
-const SMALL_GPT: &str = "--generate 12 --vocabulary 300 --context 16 --layers 1 --heads 2 --width 16 --dropout 0 \
+const SMALL_GPT: &str = "--generate 12 --vocabulary 300 --block-size 16 --layers 1 --heads 2 --width 16 --dropout 0 \
                          --warmup 5 --lr 1e-2 --log-losses";
 const SMALL_GLUE: &str = "--generate 90 --vocabulary 300 --layers 1 --heads 2 --width 16 --dropout 0 --warmup 5 \
                           --lr 1e-2 --log-losses";
@@ -102,11 +102,18 @@ mod numeric {
         near(&validation(&two), &validation(&first), 1e-3, &two);
         assert_eq!(two.matches("[1]").count(), 0, "rank 0 alone prints: {two}");
 
-        // Two processes that divide each layer, and two such pairs, each of which has half of the pairs' rows.
-        for (ranks, batch, sharding) in [(2, 8, "none"), (4, 4, "zero3")] {
+        // Processes that divide each layer, each sequence, or both; of four processes two pairs, each of which has half of
+        // the pairs' rows, or one group of all.
+        for (ranks, batch, axes) in [
+            (2, 8, "--tensor 2"),
+            (4, 4, "--tensor 2 --sharding zero3"),
+            (2, 8, "--context 2"),
+            (4, 4, "--context 2 --sharding zero3"),
+            (4, 8, "--context 2 --tensor 2"),
+            (2, 8, "--context 2 --context-method ulysses"),
+        ] {
             let launched = format!(
-                "launch --nproc {ranks} --tensor 2 --sharding {sharding} {program} {options} --batch-size {batch} \
-                 --save divided"
+                "launch --nproc {ranks} {axes} {program} {options} --batch-size {batch} --save divided"
             );
             let divided = run(launcher::brigade_beside(program), &launched, folder);
             near(&losses(&divided), &one, 1e-5, &divided);
@@ -336,7 +343,7 @@ fn wrong_use_is_answered_with_a_line() {
     assert!(gpt("--vocabulary 100").contains("no room for the 256 bytes"));
     assert!(gpt("--vocabulary 300 --heads 3").contains("n_head 3 does not divide n_embd 128"));
     assert!(gpt("--vocabulary 300 --valid 2").contains("--valid 2 is not in [0, 1)"));
-    let little = gpt("--vocabulary 300 --context 4000");
+    let little = gpt("--vocabulary 300 --block-size 4000");
     assert!(little.contains("reviews-12.txt: too little text to"), "{little}");
     fs::write(folder.join("latin.txt"), b"Gr\xfc\xdfe\n").unwrap();
     assert!(refused(GPT, "--data latin.txt", folder).contains("latin.txt"));

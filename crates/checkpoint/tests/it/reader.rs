@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use brigade_checkpoint::convert::{FileTensor, WeightsOptions, find_weights, read_weights};
 use brigade_checkpoint::pth::TensorData;
 use brigade_checkpoint::{
-    Dtype, Error, Region, Safetensors, TensorInfo, TensorReader, WeightsFormat, WeightsReader,
+    Dtype, Error, Region, Safetensors, Stack, TensorInfo, TensorReader, WeightsFormat,
+    WeightsReader,
 };
 
 fn fixtures() -> PathBuf {
@@ -149,4 +150,81 @@ fn a_storage_that_is_not_what_was_written_is_found_with_a_tensor_of_it() {
     OpenOptions::new().write(true).open(&path).unwrap().write_all_at(&[99], at as u64 + 5).unwrap();
     let error = reader.verify().unwrap_err().to_string();
     assert!(error.contains("`base`: the checksum of the entry "), "{error}");
+}
+
+/// Files with these tensors, of float32.
+fn written(folder: &Path, tensors: &[(&str, &[u64], &[f32])]) -> WeightsReader {
+    let path = folder.join("parts.safetensors");
+    let infos: Vec<(&str, TensorInfo)> = tensors
+        .iter()
+        .map(|&(name, shape, _)| (name, TensorInfo { dtype: Dtype::F32, shape: shape.to_vec() }))
+        .collect();
+    let mut content = brigade_checkpoint::safetensors::layout(&path, &infos).unwrap().header;
+    let values = tensors.iter().flat_map(|(.., values)| *values);
+    content.extend(values.flat_map(|value| value.to_le_bytes()));
+    fs::write(&path, content).unwrap();
+    WeightsReader::open(path).unwrap()
+}
+
+#[test]
+fn a_stack_is_read_from_where_its_parts_lie() {
+    let folder = tempfile::tempdir().unwrap();
+    let values: Vec<f32> = (0u8..24).map(f32::from).collect();
+    // Two elements of 1 and 2 rows, with 4 columns.
+    let parts = [
+        ("a.0", &[1u64, 4][..], &values[..4]),
+        ("b.0", &[2, 4], &values[4..12]),
+        ("a.1", &[1, 4], &values[12..16]),
+        ("b.1", &[2, 4], &values[16..]),
+    ];
+    let mut weights = written(folder.path(), &parts);
+    let stack = |name: &str, elements: &[&[&str]]| {
+        let names = |parts: &&[&str]| parts.iter().map(|&part| part.to_owned()).collect();
+        Stack { name: name.to_owned(), elements: elements.iter().map(names).collect() }
+    };
+    let all = stack("all", &[&["a.0", "b.0"], &["a.1", "b.1"]]);
+    for (name, elements, fact) in [
+        ("all", [&["a.0", "b.0"][..], &["a.1", "c.1"]], "`c.1` is missing"),
+        ("all", [&["a.0", "b.0"], &["a.0", "b.1"]], "`a.0` is missing"),
+        ("all", [&["a.0", "b.0"], &["b.1", "b.0"]], "`b.0` is missing"),
+        ("all", [&["a.0"], &["b.1"]], "b.1 differ from the first ones"),
+        ("all", [&["a.0"], &[]], " differ from the first ones"),
+        ("a.1", [&["a.0"], &["b.0"]], "the weights have it, too"),
+    ] {
+        let error = weights.stack(vec![stack(name, &elements)]).unwrap_err().to_string();
+        assert!(error.contains("cannot be put together") && error.contains(fact), "{error}");
+    }
+    // Not the first one either.
+    let error = weights.stack(vec![all.clone(), stack("none", &[])]).unwrap_err().to_string();
+    assert!(error.contains("`none` cannot be put together: it has no parts"), "{error}");
+    assert_eq!(weights.tensors().len(), 4);
+
+    weights.stack(vec![all]).unwrap();
+    weights.rename(|name| (name == "all").then(|| "experts".to_owned()));
+    let names: Vec<&str> = weights.tensors().map(|tensor| tensor.name()).collect();
+    assert_eq!(names, ["experts"]);
+    let stack = weights.get("experts").unwrap();
+    assert_eq!(stack.info().shape, [2, 3, 4]);
+    for (elements, rows, columns) in [
+        (0..2, 0..3, 0..4),
+        (1..2, 0..3, 0..4),
+        (0..2, 1..3, 1..3),
+        (0..1, 0..1, 3..4),
+        (1..2, 2..3, 0..4),
+        (0..2, 0..2, 2..4),
+        (0..0, 0..3, 0..4),
+    ] {
+        let region = Region {
+            offset: vec![elements.start, rows.start, columns.start],
+            shape: [&elements, &rows, &columns].map(|it| it.end - it.start).to_vec(),
+        };
+        let expected: Vec<u8> = elements
+            .flat_map(|element| rows.clone().map(move |row| element * 3 + row))
+            .flat_map(|row| columns.clone().map(move |column| row * 4 + column))
+            .flat_map(|place| values[place as usize].to_le_bytes())
+            .collect();
+        assert_eq!(read(stack, &region).unwrap(), expected, "{region}");
+    }
+    let beyond = Region { offset: vec![1, 0, 0], shape: vec![2, 3, 4] };
+    assert!(matches!(read(stack, &beyond), Err(Error::NoSuchRegion { .. })));
 }

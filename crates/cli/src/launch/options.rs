@@ -11,7 +11,10 @@ use brigade_launch::{
     ChosenPorts, ForOthers, ForPython, GuardSources, LaunchOptions, NprocSpec, OutputOptions,
     PlacementFacts, PlacementOptions, PortRange, Program, RendezvousMode, Secret, SecretError,
 };
-use brigade_rank_env::env::{ACCELERATE_MIXED_PRECISION, BRIGADE_SHARDING, BRIGADE_TENSOR};
+use brigade_rank_env::env::{
+    ACCELERATE_MIXED_PRECISION, BRIGADE_CONTEXT, BRIGADE_CONTEXT_METHOD, BRIGADE_PIPELINE,
+    BRIGADE_SHARDING, BRIGADE_TENSOR,
+};
 
 use super::hosts;
 use super::program::ProgramArgs;
@@ -72,7 +75,7 @@ pub(super) fn options(
     let program_args = program;
     let program = program_args.program(variables)?;
     sharding::settle(layers, &program)?;
-    sharding::settle_tensor(layers, &program)?;
+    sharding::settle_axes(layers, &program)?;
     let (chosen, unused) = plugins(layers, &program, variables)?;
     // What a setting says goes before what another one implies.
     let training = training(layers);
@@ -125,8 +128,10 @@ pub(super) fn options(
         store_port,
     };
     let hosts = hosts::options(layers)?;
-    let is_sharded = chosen.is_some() || layers.is_given("sharding") || layers.is_given("tensor");
-    let ranks = if is_sharded { Ranks::count(&options, hosts.as_ref())? } else { None };
+    let axes = ["sharding", "tensor", "context", "pipeline"];
+    let divides = axes.iter().any(|name| layers.is_given(name));
+    let ranks =
+        if chosen.is_some() || divides { Ranks::count(&options, hosts.as_ref())? } else { None };
     sharding::check(layers, ranks)?;
     let mut from_plugins = None;
     if let Some(PluginChoice { mut for_python, plugins }) = chosen {
@@ -258,6 +263,9 @@ pub(super) fn training(layers: &Layer) -> Vec<(String, String)> {
         ("cpu", "ACCELERATE_USE_CPU", python(settings.cpu)),
         ("sharding", BRIGADE_SHARDING, settings.text("sharding")),
         ("tensor", BRIGADE_TENSOR, settings.text("tensor")),
+        ("context", BRIGADE_CONTEXT, settings.text("context")),
+        ("context-method", BRIGADE_CONTEXT_METHOD, settings.text("context-method")),
+        ("pipeline", BRIGADE_PIPELINE, settings.text("pipeline")),
         // Of fp8 the plugin says it, to Python programs alone.
         (
             "mixed-precision",

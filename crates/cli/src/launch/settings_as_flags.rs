@@ -48,7 +48,7 @@ impl JobArgs {
         }
         let program = self.program.program(variables)?;
         sharding::settle(layers, &program)?;
-        sharding::settle_tensor(layers, &program)?;
+        sharding::settle_axes(layers, &program)?;
         let (chosen, unused) = options::plugins(layers, &program, variables)?;
         if let Some(PluginChoice { plugins, .. }) = &chosen
             && !plugins.only_for_python().is_empty()

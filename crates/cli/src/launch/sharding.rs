@@ -11,27 +11,40 @@ use brigade_rank_env::env;
 use brigade_sharding::settings::{Facts, Note, Precision, Settings, describe};
 use brigade_sharding::{Axis, Sharding};
 
-/// Leaves the setting `tensor` out for a Python program.
+/// Leaves the settings of layers and sequences that ranks divide out for a Python program.
 ///
 /// # Errors
-/// `--tensor` for a Python program.
-pub(super) fn settle_tensor(layers: &mut Layer, program: &Program) -> Result<(), ConfigError> {
-    let Some(source) = layers.source(TENSOR).filter(|it| **it != Source::Default).cloned() else {
-        return Ok(());
-    };
+/// Their flags for a Python program.
+pub(super) fn settle_axes(layers: &mut Layer, program: &Program) -> Result<(), ConfigError> {
     if !program.is_named_as_python() || program.is_python_here() == Some(false) {
         return Ok(());
     }
-    let ranks = layers.settings.tensor.map_or(1, NonZeroUsize::get);
-    if let Source::Flag(_) = source {
-        return Err(ConfigError::Contradiction(format!(
-            "--tensor {ranks} is for Rust programs: use --use-parallelism-config with \
-             --parallelism-config-tp-size {ranks} for a Python program"
-        )));
-    }
-    layers.reset(TENSOR);
-    if ranks > 1 {
-        layers.warn(source, format!("tensor {ranks} is for Rust programs and not used"));
+    let parallelism = "--use-parallelism-config with --parallelism-config";
+    for (name, instead) in [
+        (TENSOR, format!("{parallelism}-tp-size")),
+        (CONTEXT, format!("{parallelism}-cp-size")),
+        (CONTEXT_METHOD, format!("{parallelism}-cp-comm-strategy")),
+        (PIPELINE, "--use-megatron-lm with --megatron-lm-pp-degree".to_owned()),
+    ] {
+        let Some(source) = layers.source(name).filter(|it| **it != Source::Default).cloned() else {
+            continue;
+        };
+        let value = layers.settings.text(name).unwrap_or_default();
+        if let Source::Flag(_) = source {
+            let instead = match (name, value.as_str()) {
+                (CONTEXT_METHOD, "ring") => format!("{instead} alltoall"),
+                (CONTEXT_METHOD, "ulysses") => format!("{parallelism}-sp-size"),
+                (CONTEXT_METHOD, _) => format!("{instead} allgather"),
+                _ => format!("{instead} {value}"),
+            };
+            return Err(ConfigError::Contradiction(format!(
+                "--{name} {value} is for Rust programs: use {instead} for a Python program"
+            )));
+        }
+        layers.reset(name);
+        if !["1", "gather"].contains(&value.as_str()) {
+            layers.warn(source, format!("{name} {value} is for Rust programs and not used"));
+        }
     }
     Ok(())
 }
@@ -123,29 +136,49 @@ impl Ranks {
     }
 }
 
-/// Checks that the settings `tensor` and `sharding` fit the ranks of the job.
+/// Checks that the settings `tensor`, `context`, `pipeline` and `sharding` fit the ranks of the job.
 ///
 /// # Errors
-/// Tensor ranks or a shard size that do not divide them.
+/// Tensor ranks, context ranks, pipeline ranks or a shard size that do not divide them.
 pub(super) fn check(layers: &Layer, ranks: Option<Ranks>) -> Result<(), ConfigError> {
     let Some(ranks) = ranks.filter(|it| it.all > 0) else { return Ok(()) };
-    let tensor = layers.settings.tensor.map_or(1, NonZeroUsize::get);
-    if !ranks.all.is_multiple_of(tensor) {
-        let source = layers.source(TENSOR).map(ToString::to_string).unwrap_or_default();
-        return Err(ConfigError::Contradiction(format!(
-            "{source}: {tensor} tensor ranks do not divide the {} ranks of the job: start {} or {} ranks, or take other \
-             tensor ranks",
-            ranks.all,
-            (ranks.all / tensor).max(1) * tensor,
-            (ranks.all / tensor + 1) * tensor
-        )));
+    let mut left = ranks.all;
+    let settings = &layers.settings;
+    let mut before: Vec<&str> = Vec::new();
+    for (name, size) in
+        [(TENSOR, settings.tensor), (CONTEXT, settings.context), (PIPELINE, settings.pipeline)]
+    {
+        let size = size.map_or(1, NonZeroUsize::get);
+        if !left.is_multiple_of(size) {
+            let source = layers.source(name).map(ToString::to_string).unwrap_or_default();
+            let others = ranks.all / left;
+            let group = size.saturating_mul(others);
+            let of = if others == 1 {
+                format!("the {left} ranks of the job")
+            } else {
+                format!(
+                    "the {left} groups of {others} {} ranks in the {} ranks of the job",
+                    before.join(" and "),
+                    ranks.all
+                )
+            };
+            return Err(ConfigError::Contradiction(format!(
+                "{source}: {size} {name} ranks do not divide {of}: start {} or {} ranks, or take other {name} ranks",
+                (ranks.all / group).max(1) * group,
+                (ranks.all / group + 1) * group
+            )));
+        }
+        left /= size;
+        if size > 1 {
+            before.push(name);
+        }
     }
     let Some(Sharding { strategy, .. }) =
         layers.settings.sharding.as_ref().and_then(|it| it.0.as_ref())
     else {
         return Ok(());
     };
-    match Sharding::from(*strategy).mesh(ranks.all / tensor) {
+    match Sharding::from(*strategy).mesh(left) {
         Ok(_) => Ok(()),
         Err(fault) => {
             let source = layers.source(SHARDING).map(ToString::to_string).unwrap_or_default();
@@ -209,6 +242,12 @@ impl FromPlugins {
         if tensor > 1 {
             variables.push((env::BRIGADE_TENSOR, tensor.to_string()));
         }
+        let context =
+            self.settings.mesh.size(Axis::Context) * self.settings.mesh.size(Axis::Sequence);
+        if context > 1 {
+            variables.push((env::BRIGADE_CONTEXT, context.to_string()));
+            variables.push((env::BRIGADE_CONTEXT_METHOD, self.settings.context_method.to_string()));
+        }
         if *precision != Precision::No && !layers.is_given(PRECISION) {
             variables.push((env::ACCELERATE_MIXED_PRECISION, precision.word().to_owned()));
         }
@@ -271,6 +310,9 @@ fn of_the_program(settings: &Settings, what: &str) -> Vec<Note> {
 
 const SHARDING: &str = "sharding";
 const TENSOR: &str = "tensor";
+const CONTEXT: &str = "context";
+const CONTEXT_METHOD: &str = "context-method";
+const PIPELINE: &str = "pipeline";
 const NONE: &str = "none";
 const PRECISION: &str = "mixed-precision";
 const STEPS: &str = "gradient-accumulation-steps";

@@ -94,6 +94,9 @@ const WITHOUT: &[&str] = &[
     "rdzv-endpoint",
     "sharding",
     "tensor",
+    "context",
+    "context-method",
+    "pipeline",
 ];
 
 #[test]

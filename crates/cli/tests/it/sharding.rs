@@ -276,3 +276,83 @@ fn tensor_ranks_are_said_to_rust_programs() {
     let expected = "brigade: --tensor 2 is for Rust programs: use --use-parallelism-config with";
     assert!(said.starts_with(expected), "{said}");
 }
+
+#[test]
+fn context_ranks_are_said_to_rust_programs() {
+    let work = Work::new();
+    let said = |words: &[&str]| {
+        let read = |name: &str| work.rank(name, None, words).0;
+        (read("BRIGADE_CONTEXT"), read("BRIGADE_CONTEXT_METHOD"))
+    };
+    let both = |ranks: &str, method: &str| (Some(ranks.to_owned()), Some(method.to_owned()));
+    assert_eq!(said(&["--nproc=2"]), (None, None));
+    assert_eq!(said(&["--nproc=4", "--context=2", "--context-method=ring"]), both("2", "ring"));
+    let of_fsdp = [
+        "--nproc=4",
+        "--use-fsdp",
+        "--fsdp-version=2",
+        "--use-parallelism-config",
+        "--parallelism-config-dp-shard-size=2",
+        "--parallelism-config-cp-size=2",
+    ];
+    assert_eq!(said(&of_fsdp), both("2", "gather"));
+    assert_eq!(work.sharding(None, &of_fsdp), "zero3");
+    let passed = [&of_fsdp[..], &["--parallelism-config-cp-comm-strategy=alltoall"]].concat();
+    assert_eq!(said(&passed), both("2", "ring"));
+    let exchanged = [&of_fsdp[..5], &["--parallelism-config-sp-size=2"]].concat();
+    assert_eq!(said(&exchanged), both("2", "ulysses"));
+    for (words, expected) in [
+        (
+            &["--nproc=3", "--context=2", "env"][..],
+            "brigade: flag --context: 2 context ranks do not divide the 3 ranks of the job: start 2 or 4 ranks",
+        ),
+        (
+            &["--nproc=6", "--tensor=2", "--context=2", "env"],
+            "brigade: flag --context: 2 context ranks do not divide the 3 groups of 2 tensor ranks in the 6 ranks of \
+             the job: start 4 or 8 ranks",
+        ),
+        (
+            &["--nproc=2", "--context-method=rings", "env"],
+            "brigade: invalid value 'rings' for '--context-method <METHOD>': expected gather, ring or ulysses",
+        ),
+        (
+            &["--nproc=2", "--context-method=ring", "train.py"],
+            "brigade: --context-method ring is for Rust programs: use --use-parallelism-config with \
+             --parallelism-config-cp-comm-strategy alltoall",
+        ),
+    ] {
+        let said = work.refusal(words);
+        assert!(said.starts_with(expected), "{said}");
+    }
+}
+
+#[test]
+fn pipeline_ranks_are_said_to_rust_programs() {
+    let work = Work::new();
+    let said = |words: &[&str]| work.rank("BRIGADE_PIPELINE", None, words).0;
+    assert_eq!(said(&["--nproc=2"]), None);
+    assert_eq!(said(&["--nproc=4", "--pipeline=2", "--tensor=2"]), Some("2".to_owned()));
+    for (words, expected) in [
+        (
+            &["--nproc=3", "--pipeline=2", "env"][..],
+            "brigade: flag --pipeline: 2 pipeline ranks do not divide the 3 ranks of the job: start 2 or 4 ranks",
+        ),
+        (
+            &["--nproc=6", "--tensor=2", "--pipeline=2", "env"],
+            "brigade: flag --pipeline: 2 pipeline ranks do not divide the 3 groups of 2 tensor ranks in the 6 ranks of \
+             the job: start 4 or 8 ranks",
+        ),
+        (
+            &["--nproc=12", "--tensor=2", "--context=2", "--pipeline=2", "env"],
+            "brigade: flag --pipeline: 2 pipeline ranks do not divide the 3 groups of 4 tensor and context ranks in the \
+             12 ranks of the job: start 8 or 16 ranks",
+        ),
+        (
+            &["--nproc=2", "--pipeline=2", "train.py"],
+            "brigade: --pipeline 2 is for Rust programs: use --use-megatron-lm with --megatron-lm-pp-degree 2",
+        ),
+    ] {
+        let said = work.refusal(words);
+        assert!(said.starts_with(expected), "{said}");
+    }
+}

@@ -1,6 +1,6 @@
 //! How a Rust program shards its model.
 
-use brigade_sharding::Sharding;
+use brigade_sharding::{ContextMethod, Sharding};
 
 use super::{Raw, Value};
 
@@ -39,6 +39,19 @@ impl Value for ShardingSetting {
 
     fn text(&self) -> String {
         self.0.as_ref().map_or_else(|| "none".to_owned(), Sharding::to_setting)
+    }
+}
+
+impl Value for ContextMethod {
+    const EXPECTED: &'static str = "gather, ring or ulysses";
+    const WORDS: &'static [&'static str] = &["gather", "ring", "ulysses"];
+
+    fn parse(text: &str) -> Option<Self> {
+        text.parse().ok()
+    }
+
+    fn text(&self) -> String {
+        self.name().to_owned()
     }
 }
 

@@ -1,10 +1,11 @@
 //! Scaled dot products, and which keys a query sees.
 
-use brigade_nn::{Divided, ParamPath, TensorRegion};
-use brigade_torch::{AttentionOptions, Result, attention};
+use brigade_nn::{ContextPart, ContextRegion, Divided, ParamPath, TensorRegion};
+use brigade_torch::{AttentionOptions, Result};
 use tch::{Kind, Tensor};
 
 use super::Tokens;
+use super::rotary::Rotation;
 
 /// Which keys each query sees.
 #[derive(Debug)]
@@ -71,6 +72,75 @@ impl AttentionMask {
         Ok(Self::Given(seen.f_expand([-1, 1, keys, keys], false)?))
     }
 
+    /// As [`Self::causal`] for a rank that has a part of the tokens, and the part.
+    pub(super) fn causal_part(
+        tokens: &Tokens<'_>,
+        region: &ContextRegion,
+    ) -> Result<(Self, ContextPart)> {
+        let length = tokens.ids.size()[1];
+        let whole = Self::causal(&Tokens { attention_mask: None, ..*tokens }, 0, length)?;
+        let hides_more = match tokens.attention_mask {
+            None => false,
+            Some(mask) if mask.dim() == 4 => true,
+            // Padding on the right alone is hidden by causality.
+            Some(mask) => {
+                let mask = mask.f_ne(0)?;
+                let later = mask.f_narrow(1, 1, (length - 1).max(0))?;
+                let earlier = mask.f_narrow(1, 0, (length - 1).max(0))?;
+                !is_all(&later.f_le_tensor(&earlier)?)?
+            }
+        };
+        let part = region.part(length, !hides_more);
+        match tokens.attention_mask.filter(|_| hides_more) {
+            Some(mask) => Ok((Self::Given(rows_of(mask, &part, true)?), part)),
+            None => Ok((whole, part)),
+        }
+    }
+
+    /// As [`Self::bidirectional`] for a rank that has a part of the tokens, and the part.
+    pub(super) fn bidirectional_part(
+        tokens: &Tokens<'_>,
+        region: &ContextRegion,
+    ) -> Result<(Self, ContextPart)> {
+        let length = tokens.ids.size()[1];
+        let part = region.part(length, false);
+        let hides_any = match tokens.attention_mask {
+            None => false,
+            Some(mask) if mask.dim() == 4 => true,
+            Some(mask) => !is_all(&mask.f_ne(0)?)?,
+        };
+        let is_padded = part.tokens().padded_length() != length.unsigned_abs();
+        if !hides_any && !is_padded {
+            return Ok((Self::Full, part));
+        }
+        let all;
+        let mask = match tokens.attention_mask {
+            Some(mask) => mask,
+            None => {
+                all = tokens.ids.f_ones_like()?;
+                &all
+            }
+        };
+        Ok((Self::Given(rows_of(mask, &part, false)?), part))
+    }
+
+    /// Hides keys that are `window` or more places before a query (Mistral's sliding window), `past` of which are in a cache.
+    pub(super) fn within_window(self, window: i64, past: i64, tokens: &Tokens<'_>) -> Result<Self> {
+        let queries = tokens.ids.size()[1];
+        let keys = past + queries;
+        // A mask of one's own is used as it is, as in transformers.
+        if keys <= window || tokens.attention_mask.is_some_and(|mask| mask.dim() == 4) {
+            return Ok(self);
+        }
+        let places = Tensor::f_ones([1, 1, queries, keys], (Kind::Bool, tokens.ids.device()))?;
+        let near = places.f_triu(past - window + 1)?;
+        Ok(Self::Given(match self {
+            Self::Full => near,
+            Self::Causal => near.f_tril(past)?,
+            Self::Given(seen) => seen.f_logical_and(&near)?,
+        }))
+    }
+
     pub(super) fn shallow_clone(&self) -> Self {
         match self {
             Self::Full => Self::Full,
@@ -78,6 +148,33 @@ impl AttentionMask {
             Self::Given(mask) => Self::Given(mask.shallow_clone()),
         }
     }
+}
+
+/// The mask `[batch or 1, 1, own tokens, padded length]` of this rank's queries, from one of all tokens: `[batch, tokens]`, or
+/// `[batch, 1, tokens, tokens]` with its own causality. Of all queries where attention has all tokens.
+fn rows_of(mask: &Tensor, part: &ContextPart, is_causal: bool) -> Result<Tensor> {
+    let (length, padded) =
+        (part.tokens().length().cast_signed(), part.tokens().padded_length().cast_signed());
+    let columns = Tensor::f_arange(padded, (Kind::Int64, mask.device()))?;
+    let rows =
+        if part.attends_by_heads() { columns.shallow_clone() } else { part.places(mask.device())? };
+    let rows_down = rows.f_unsqueeze(1)?;
+    // Padding sees itself: a query without a key has no softmax.
+    let own = columns.f_unsqueeze(0)?.f_eq_tensor(&rows_down)?;
+    let missing = padded - length;
+    let mask = mask.f_ne(0)?.f_to_kind(Kind::Uint8)?;
+    if mask.dim() == 4 {
+        let whole = mask.f_constant_pad_nd([0, missing, 0, missing])?;
+        let seen = whole.f_index_select(2, &rows)?.f_to_kind(Kind::Bool)?;
+        let is_padding = rows_down.f_ge(length)?;
+        return Ok(seen.f_logical_or(&own.f_logical_and(&is_padding)?)?);
+    }
+    let keys = mask.f_constant_pad_nd([0, missing])?.f_to_kind(Kind::Bool)?.f_unsqueeze(1)?;
+    if !is_causal {
+        return Ok(keys.f_expand([-1, rows.size()[0], -1], false)?.f_unsqueeze(1)?);
+    }
+    let seen = keys.f_logical_and(&columns.f_unsqueeze(0)?.f_le_tensor(&rows_down)?)?;
+    Ok(seen.f_logical_or(&own)?.f_unsqueeze(1)?)
 }
 
 /// A mask that has been made for each query.
@@ -91,23 +188,42 @@ fn is_all(mask: &Tensor) -> Result<bool> {
     Ok(mask.f_all()?.f_int64_value(&[])? != 0)
 }
 
+/// What all blocks of a forward have in common.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) mask: AttentionMask,
+    pub(super) rotation: Option<Rotation>,
+    /// Which tokens this rank has.
+    pub(super) part: ContextPart,
+}
+
+impl Shared {
+    pub(super) fn shallow_clone(&self) -> Self {
+        Self {
+            mask: self.mask.shallow_clone(),
+            rotation: self.rotation.as_ref().map(Rotation::shallow_clone),
+            part: self.part.clone(),
+        }
+    }
+}
+
 /// Attention of queries `[batch, heads, queries, width]` to keys and values `[batch, heads or a divisor, keys,
 /// width]`, as `[batch, queries, heads · width]`. `scale` multiplies the scores, by 1/√width where there is none. The ranks of
-/// the region have other heads, and drop other scores.
+/// the region have other heads, and drop other scores; where ranks have parts of the sequence, the keys are those of all.
 pub(super) fn attend(
     [queries, keys, values]: [&Tensor; 3],
-    mask: &AttentionMask,
+    shared: &Shared,
     dropout: f64,
     scale: Option<f64>,
     region: &TensorRegion,
 ) -> Result<Tensor> {
-    let given = match mask {
+    let given = match &shared.mask {
         AttentionMask::Given(mask) => Some(mask),
         AttentionMask::Full | AttentionMask::Causal => None,
     };
-    let causal = matches!(mask, AttentionMask::Causal);
+    let causal = matches!(shared.mask, AttentionMask::Causal);
     let options = AttentionOptions { dropout, causal, scale };
-    let compute = || attention(queries, keys, values, given, &options);
+    let compute = || shared.part.attention(queries, keys, values, given, &options);
     let attended = if dropout > 0.0 {
         region.with_own_random_numbers(queries.device(), compute)?
     } else {

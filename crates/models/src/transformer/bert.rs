@@ -6,8 +6,8 @@ mod layer;
 use std::borrow::Borrow;
 
 use brigade_nn::{
-    Dropout, Embedding, EmbeddingOptions, LayerGroups, LayerNorm, LayerNormOptions, Linear, Module,
-    ParamPath, TensorParallelPlan,
+    ContextPart, Dropout, Embedding, EmbeddingOptions, LayerGroups, LayerNorm, LayerNormOptions,
+    Linear, Module, ParamPath, TensorParallelPlan,
 };
 use brigade_sharding::TensorPlan;
 use brigade_torch::Result;
@@ -17,9 +17,10 @@ use tch::Tensor;
 
 pub use self::heads::{BertForMaskedLm, BertForSequenceClassification, BertForTokenClassification};
 use self::layer::BertLayer;
-use super::attention::AttentionMask;
-use super::blocks::{Blocks, Shared};
+use super::attention::Shared;
+use super::blocks::Blocks;
 use super::config::{self, ConfigError, TransformerOptions};
+use super::context::Context;
 use super::{ProblemType, Tokens, Transformer, full_name, init};
 use crate::Activation;
 
@@ -176,6 +177,7 @@ pub struct Bert {
     dropout: Dropout,
     encoder: Blocks<BertLayer>,
     pooler: Option<Linear>,
+    context: Context,
     name: String,
     options: BertOptions,
 }
@@ -220,14 +222,21 @@ impl Bert {
         for layer in layers.iter().flat_map(BertLayer::linear).chain(&pooler) {
             init::draw(path, layer, options.initializer_range);
         }
+        let probabilities = [options.hidden_dropout_prob, options.attention_probs_dropout_prob];
         Self {
             word_embeddings,
             position_embeddings,
             token_type_embeddings,
             norm,
             dropout,
-            encoder: Blocks::new(&(path / "encoder" / "layer"), layers, options.recompute),
+            encoder: Blocks::new(
+                &(path / "encoder" / "layer"),
+                layers,
+                options.recompute,
+                &probabilities,
+            ),
             pooler,
+            context: Context::new(path, &probabilities),
             name: path.name().to_owned(),
             options: options.clone(),
         }
@@ -258,22 +267,40 @@ impl Bert {
     }
 
     fn run(&self, tokens: Tokens<'_>, seen: Option<&mut Vec<Tensor>>) -> Result<Tensor> {
-        let (_, length) = tokens.checked_size(0, self.options.max_position_embeddings)?;
-        let positions = self.position_embeddings.forward(&tokens.positions(0, length)?)?;
-        let words = self.word_embeddings.forward(tokens.ids)?;
-        let hidden = match tokens.token_type_ids {
-            Some(types) => {
-                words.f_add(&self.token_type_embeddings.forward(types)?)?.f_add(&positions)?
-            }
-            // All are of the first part: one row, looked up once.
-            None => {
-                let first = Tensor::f_zeros([1, 1], (tch::Kind::Int64, tokens.ids.device()))?;
-                words.f_add(&positions.f_add(&self.token_type_embeddings.forward(&first)?)?)?
-            }
-        };
-        let hidden = self.dropout.forward(&self.norm.forward(&hidden)?)?;
-        let shared = Shared { mask: AttentionMask::bidirectional(&tokens)?, rotation: None };
-        self.encoder.forward(hidden, &shared, None, seen)
+        let (hidden, part) = self.own_states(tokens, seen)?;
+        part.gather(&hidden, 1)
+    }
+
+    /// The output for this rank's tokens, and which they are.
+    fn own_states(
+        &self,
+        tokens: Tokens<'_>,
+        seen: Option<&mut Vec<Tensor>>,
+    ) -> Result<(Tensor, ContextPart)> {
+        tokens.checked_size(0, self.options.max_position_embeddings)?;
+        let own = self.context.bidirectional(&tokens)?;
+        let shared = Shared { mask: own.mask, rotation: None, part: own.part };
+        let hidden = self.context.run(&shared.part, &own.ids, || {
+            let embedded = || {
+                let positions = self.position_embeddings.forward(&own.positions)?;
+                let words = self.word_embeddings.forward(&own.ids)?;
+                let hidden = match &own.token_type_ids {
+                    Some(types) => words
+                        .f_add(&self.token_type_embeddings.forward(types)?)?
+                        .f_add(&positions)?,
+                    // All are of the first part: one row, looked up once.
+                    None => {
+                        let first = Tensor::f_zeros([1, 1], (tch::Kind::Int64, own.ids.device()))?;
+                        words.f_add(
+                            &positions.f_add(&self.token_type_embeddings.forward(&first)?)?,
+                        )?
+                    }
+                };
+                self.dropout.forward(&self.norm.forward(&hidden)?)
+            };
+            self.encoder.forward(embedded, &shared, None, seen)
+        })?;
+        Ok((hidden, shared.part))
     }
 
     fn full(&self, name: &str) -> String {

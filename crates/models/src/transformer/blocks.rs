@@ -1,16 +1,16 @@
 //! A row of equal blocks, kept for the backward or computed again.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use brigade_nn::{ParamPath, Unit};
+use brigade_nn::{ParamPath, Stages, TensorRegion, Training, Unit};
 use brigade_torch::{Result, grad_enabled, try_recomputed};
 use parking_lot::Mutex;
 use tch::Tensor;
 
 use super::KeyValueCache;
-use super::attention::AttentionMask;
+use super::attention::Shared;
 use super::cache::LayerCache;
-use super::rotary::Rotation;
 
 /// A layer of a transformer.
 pub(super) trait Block: Send + 'static {
@@ -21,21 +21,16 @@ pub(super) trait Block: Send + 'static {
         shared: &Shared,
         cache: Option<&mut LayerCache>,
     ) -> Result<Tensor>;
-}
 
-/// What all blocks of a forward have in common.
-#[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) mask: AttentionMask,
-    pub(super) rotation: Option<Rotation>,
-}
-
-impl Shared {
-    fn shallow_clone(&self) -> Self {
-        Self {
-            mask: self.mask.shallow_clone(),
-            rotation: self.rotation.as_ref().map(Rotation::shallow_clone),
-        }
+    /// As [`Self::forward`], with the logits of the layer's router, where it has one: of the whole sequence, on every rank of
+    /// a tensor group.
+    fn forward_routed(
+        &self,
+        hidden: &Tensor,
+        shared: &Shared,
+        cache: Option<&mut LayerCache>,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        Ok((self.forward(hidden, shared, cache)?, None))
     }
 }
 
@@ -44,43 +39,122 @@ impl Shared {
 pub(super) struct Blocks<B> {
     blocks: Vec<Arc<Mutex<B>>>,
     units: Vec<Unit>,
+    /// Where a pipeline cuts the row.
+    row: Stages,
     /// Keeps only each block's input, and computes what the backward needs again.
     recompute: bool,
+    /// The ranks that divide the blocks' layers, and may have parts of the sequence between them.
+    region: TensorRegion,
+    /// Whether the blocks have dropout.
+    draws: bool,
+    training: Training,
 }
 
 impl<B: Block> Blocks<B> {
-    /// `path` has the blocks, each below its number.
-    pub(super) fn new(path: &ParamPath<'_>, blocks: Vec<B>, recompute: bool) -> Self {
+    /// `path` has the blocks, each below its number; `dropout` are the probabilities that they have.
+    pub(super) fn new(
+        path: &ParamPath<'_>,
+        blocks: Vec<B>,
+        recompute: bool,
+        dropout: &[f64],
+    ) -> Self {
+        let draws = dropout.iter().any(|probability| *probability > 0.0);
         let units = (0..blocks.len()).map(|index| (path / index).unit()).collect();
+        let row = path.stages(0..blocks.len());
         let blocks = blocks.into_iter().map(|block| Arc::new(Mutex::new(block))).collect();
-        Self { blocks, units, recompute }
+        let (region, training) = (path.tensor_region(), path.training());
+        Self { blocks, units, row, recompute, region, draws, training }
     }
 
-    /// The last block's output. `seen` gets the input of each block.
+    /// The last block's output. `first` makes the input of the first one; `seen` gets the input of each block, of all
+    /// tokens.
     pub(super) fn forward(
         &self,
+        first: impl FnOnce() -> Result<Tensor>,
+        shared: &Shared,
+        cache: Option<&mut KeyValueCache>,
+        seen: Option<&mut Vec<Tensor>>,
+    ) -> Result<Tensor> {
+        Ok(self.forward_routed(first, shared, cache, seen)?.0)
+    }
+
+    /// As [`Self::forward`], with the logits of the routers of the blocks that have one.
+    pub(super) fn forward_routed(
+        &self,
+        first: impl FnOnce() -> Result<Tensor>,
+        shared: &Shared,
+        cache: Option<&mut KeyValueCache>,
+        seen: Option<&mut Vec<Tensor>>,
+    ) -> Result<(Tensor, Vec<Tensor>)> {
+        let mut routers = Vec::new();
+        let hidden = self.row.run_blocks(first, |blocks, hidden| {
+            if !self.in_parts(cache.as_deref()) {
+                return self.run(blocks, hidden, shared, cache, seen, &mut routers);
+            }
+            self.region.over_sequence(hidden, |part| {
+                let device = part.device();
+                let run = || self.run(blocks, part, shared, None, seen, &mut routers);
+                if self.draws && self.training.is_on() {
+                    self.region.with_own_random_numbers(device, run)
+                } else {
+                    run()
+                }
+            })
+        })?;
+        Ok((hidden, routers))
+    }
+
+    /// Whether each rank of a tensor group has a part of the sequence: not of tokens that follow cached ones, which come one at
+    /// a time.
+    fn in_parts(&self, cache: Option<&KeyValueCache>) -> bool {
+        self.region.has_sequence_regions() && cache.is_none()
+    }
+
+    /// Runs some of the blocks, those of a pipeline's stage or all.
+    fn run(
+        &self,
+        blocks: Range<usize>,
         mut hidden: Tensor,
         shared: &Shared,
         mut cache: Option<&mut KeyValueCache>,
         mut seen: Option<&mut Vec<Tensor>>,
+        routers: &mut Vec<Tensor>,
     ) -> Result<Tensor> {
-        for (index, (block, unit)) in self.blocks.iter().zip(&self.units).enumerate() {
+        let in_parts = self.in_parts(cache.as_deref());
+        for index in blocks {
+            let (block, unit) = (&self.blocks[index], &self.units[index]);
             if let Some(seen) = &mut seen {
-                seen.push(hidden.shallow_clone());
+                let own = || self.region.whole_sequence(&hidden);
+                let own = if in_parts { self.region.in_sequence_region(own)? } else { own()? };
+                seen.push(shared.part.gather(&own, 1)?);
             }
             let layer = cache.as_deref_mut().map(|cache| cache.layer(index));
-            hidden = unit.run(|| {
+            let (next, router) = unit.run(|| {
                 if self.recompute && layer.is_none() && grad_enabled() {
                     let (block, shared) = (Arc::clone(block), shared.shallow_clone());
+                    let region = self.region.clone();
                     try_recomputed(&[&hidden], move |inputs| {
-                        let block = block.lock();
-                        block.forward(&inputs[0], &shared, None)
+                        let compute = || block.lock().forward_routed(&inputs[0], &shared, None);
+                        if in_parts { region.in_sequence_region(compute) } else { compute() }
                     })?
                 } else {
-                    block.lock().forward(&hidden, shared, layer)
+                    let compute = || block.lock().forward_routed(&hidden, shared, layer);
+                    if in_parts { self.region.in_sequence_region(compute) } else { compute() }
                 }
             })?;
+            hidden = next;
+            routers.extend(router);
         }
         Ok(hidden)
+    }
+
+    /// Whether this rank has some of the blocks alone, as a stage of a pipeline.
+    pub(super) fn is_cut(&self) -> bool {
+        self.row.is_cut()
+    }
+
+    /// What a function gives for each block.
+    pub(super) fn map<T>(&self, f: impl Fn(&B) -> T) -> Vec<T> {
+        self.blocks.iter().map(|block| f(&block.lock())).collect()
     }
 }

@@ -2,13 +2,16 @@
 
 use std::borrow::Borrow;
 
-use brigade_nn::{Embedding, LayerGroups, Module, ParamPath, TensorParallelPlan};
+use brigade_checkpoint::WeightsReader;
+use brigade_nn::{
+    ContextPart, ContextRegion, Embedding, LayerGroups, Module, ParamPath, TensorParallelPlan,
+};
 use brigade_sharding::TensorPlan;
 use brigade_torch::Result;
 use tch::Tensor;
 
 use super::head::LanguageHead;
-use super::loss::{TokenLoss, shifted};
+use super::loss::{IGNORED_LABEL, TokenLoss, shifted};
 use super::{CausalModel, KeyValueCache, Tokens, Transformer};
 
 /// A transformer whose last hidden numbers a language head takes: [`Gpt2`](crate::Gpt2), [`Llama`](crate::Llama), or
@@ -28,6 +31,30 @@ pub trait CausalBody: Transformer + LayerGroups {
         cache: Option<&mut KeyValueCache>,
         seen: Option<&mut Vec<Tensor>>,
     ) -> Result<Tensor>;
+
+    /// Computes the normalised output of the last layer for this rank's tokens, and returns which they are. Defaults to all
+    /// tokens, on every rank.
+    ///
+    /// # Errors
+    /// Those of [`CausalBody::run`].
+    fn run_part(&self, tokens: Tokens<'_>) -> Result<(Tensor, ContextPart)> {
+        let hidden = self.run(tokens, None, None)?;
+        let length = hidden.size().get(1).copied().unwrap_or(0);
+        Ok((hidden, ContextRegion::default().part(length, true)))
+    }
+
+    /// As [`CausalBody::run_part`], with a loss of the body's own that is added to the mean loss of labels, such as that of
+    /// routers. Defaults to none.
+    ///
+    /// # Errors
+    /// Those of [`CausalBody::run_part`].
+    fn run_part_with_loss(
+        &self,
+        tokens: Tokens<'_>,
+    ) -> Result<(Tensor, ContextPart, Option<Tensor>)> {
+        let (hidden, part) = self.run_part(tokens)?;
+        Ok((hidden, part, None))
+    }
 
     /// Returns the shape `[vocabulary, width]` of the head's weight.
     fn head_shape(&self) -> [i64; 2];
@@ -79,7 +106,8 @@ impl<B: CausalBody> CausalLm<B> {
     }
 
     /// Computes the loss of labels `[batch, tokens]`, mostly the ids with [`crate::IGNORED_LABEL`] at padding:
-    /// as [`crate::causal_lm_loss`] of the logits, without having all of them.
+    /// as [`crate::causal_lm_loss`] of the logits, without having all of them. A loss of the body's own
+    /// ([`CausalBody::run_part_with_loss`]) is added to its mean: times the number of labels to the sum.
     ///
     /// # Errors
     /// Those of the forward; labels that are no tokens.
@@ -89,8 +117,13 @@ impl<B: CausalBody> CausalLm<B> {
         labels: &Tensor,
         smoothing: f64,
     ) -> Result<TokenLoss> {
-        let hidden = self.hidden(tokens)?;
-        self.lm_head.loss(&hidden, &shifted(labels)?, smoothing)
+        let (hidden, part, own) = self.body.run_part_with_loss(tokens.into())?;
+        let labels = part.take_or(&shifted(labels)?, 1, IGNORED_LABEL)?;
+        let mut loss = self.lm_head.loss(&hidden, &labels, smoothing)?;
+        if let Some(own) = own {
+            loss.sum = loss.sum.f_add(&own.f_mul(&loss.count)?.f_to_kind(loss.sum.f_kind()?)?)?;
+        }
+        loss.over(&part)
     }
 
     /// Computes the logits of tokens that follow those in the cache, and adds them to it.
@@ -106,7 +139,8 @@ impl<'t, I: Into<Tokens<'t>>, B: CausalBody> Module<I> for CausalLm<B> {
     type Output = Tensor;
 
     fn forward(&self, tokens: I) -> Result<Tensor> {
-        self.lm_head.forward(&self.hidden(tokens)?)
+        let (hidden, part) = self.body.run_part(tokens.into())?;
+        part.gather(&self.lm_head.forward(&hidden)?, 1)
     }
 }
 
@@ -138,6 +172,14 @@ impl<B: CausalBody + TensorParallelPlan> TensorParallelPlan for CausalLm<B> {
 
 impl<B: CausalBody> Transformer for CausalLm<B> {
     type Options = B::Options;
+
+    fn adapt_weights(weights: &mut WeightsReader) -> Result<()> {
+        B::adapt_weights(weights)
+    }
+
+    fn saved_tensors(name: &str, tensor: &Tensor) -> Result<Vec<(String, Tensor)>> {
+        B::saved_tensors(name, tensor)
+    }
 
     const ARCHITECTURE: &'static str = B::LANGUAGE_MODEL;
     const BODY: &'static str = B::BODY;

@@ -2,7 +2,7 @@
 
 use std::borrow::Borrow;
 
-use brigade_nn::{Divided, Init, ModelError, Module, ParamPath};
+use brigade_nn::{Divided, Init, ModelError, Module, ParamPath, TensorRegion};
 use brigade_sharding::TensorStyle;
 use brigade_torch::{Result, gelu_linear, linear};
 use tch::Tensor;
@@ -17,6 +17,7 @@ pub(super) struct Conv1D {
     weight: Tensor,
     bias: Tensor,
     divided: Option<Divided>,
+    region: TensorRegion,
 }
 
 impl Conv1D {
@@ -26,7 +27,7 @@ impl Conv1D {
         let init = Init::Normal { mean: 0.0, std: 0.02 };
         let (weight, divided) = path.divided_parameter("weight", &shape, [1, 0], init);
         let bias = path.divided_bias("bias", outputs, divided.as_ref(), Init::Zeros);
-        Self { name: path.name().to_owned(), weight, bias, divided }
+        Self { name: path.name().to_owned(), weight, bias, divided, region: path.tensor_region() }
     }
 
     pub(super) fn weight(&self) -> &Tensor {
@@ -65,13 +66,17 @@ impl Conv1D {
         match &self.divided {
             Some(Divided { style: TensorStyle::Row, region, .. }) => {
                 let summand = self.finish(product(input, &weight, None), input)?;
-                Ok(region.leave(&summand)?.f_add(&self.bias)?)
+                Ok(region.leave(&summand)?.f_add(&region.enter_parameter(&self.bias)?)?)
             }
             Some(divided) => {
                 let entered = divided.region.enter(input)?;
                 self.finish(product(&entered, &weight, Some(&self.bias)), input)
             }
-            None => self.finish(product(input, &weight, Some(&self.bias)), input),
+            None => {
+                let weight = self.region.enter_parameter(&weight)?;
+                let bias = self.region.enter_parameter(&self.bias)?;
+                self.finish(product(input, &weight, Some(&bias)), input)
+            }
         }
     }
 

@@ -3,7 +3,7 @@
 use std::borrow::Borrow;
 
 use brigade_nn::{
-    Dropout, Embedding, LayerGroups, LayerNorm, LayerNormOptions, Module, ParamPath,
+    ContextPart, Dropout, Embedding, LayerGroups, LayerNorm, LayerNormOptions, Module, ParamPath,
     TensorParallelPlan, Training,
 };
 use brigade_sharding::{Heads, TensorPlan};
@@ -12,11 +12,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tch::Tensor;
 
-use super::attention::{AttentionMask, OwnHeads, attend, split_heads};
-use super::blocks::{Block, Blocks, Shared};
+use super::attention::{OwnHeads, Shared, attend, split_heads};
+use super::blocks::{Block, Blocks};
 use super::cache::LayerCache;
 use super::causal_lm::{CausalBody, CausalLm};
 use super::config::{ConfigError, TransformerOptions};
+use super::context::Context;
 use super::conv1d::Conv1D;
 use super::{KeyValueCache, Tokens, Transformer, config, full_name};
 use crate::Activation;
@@ -128,6 +129,7 @@ pub struct Gpt2 {
     drop: Dropout,
     h: Blocks<Gpt2Block>,
     ln_f: LayerNorm,
+    context: Context,
     name: String,
     options: Gpt2Options,
 }
@@ -154,8 +156,10 @@ impl Gpt2 {
         for block in &blocks {
             block.redraw(path, options);
         }
-        let h = Blocks::new(&(path / "h"), blocks, options.recompute);
-        Self { wte, wpe, drop, h, ln_f, name: path.name().to_owned(), options: options.clone() }
+        let dropout = [options.embd_pdrop, options.resid_pdrop, options.attn_pdrop];
+        let h = Blocks::new(&(path / "h"), blocks, options.recompute, &dropout);
+        let (context, name) = (Context::new(path, &dropout), path.name().to_owned());
+        Self { wte, wpe, drop, h, ln_f, context, name, options: options.clone() }
     }
 
     /// Returns the input of each block and the normalised output of the last: transformers'
@@ -176,6 +180,34 @@ impl Gpt2 {
     /// Those of the forward; more tokens than positions.
     pub fn forward_cached(&self, tokens: Tokens<'_>, cache: &mut KeyValueCache) -> Result<Tensor> {
         self.run(tokens, Some(cache), None)
+    }
+}
+
+impl Gpt2 {
+    /// The output for this rank's tokens, and which they are.
+    fn own_states(
+        &self,
+        tokens: Tokens<'_>,
+        cache: Option<&mut KeyValueCache>,
+        seen: Option<&mut Vec<Tensor>>,
+    ) -> Result<(Tensor, ContextPart)> {
+        let past = cache.as_deref().map_or(0, KeyValueCache::len);
+        tokens.checked_size(past, self.options.n_positions)?;
+        let own = self.context.causal(&tokens, past, cache.is_some())?;
+        let shared = Shared { mask: own.mask, rotation: None, part: own.part };
+        let hidden = self.context.run(&shared.part, &own.ids, || {
+            let embedded = || {
+                let positions = self.wpe.forward(&own.positions)?;
+                let mut hidden = self.wte.forward(&own.ids)?.f_add(&positions)?;
+                if let Some(types) = &own.token_type_ids {
+                    hidden = hidden.f_add(&self.wte.forward(types)?)?;
+                }
+                self.drop.forward(&hidden)
+            };
+            let hidden = self.h.forward(embedded, &shared, cache, seen)?;
+            self.ln_f.forward(&hidden)
+        })?;
+        Ok((hidden, shared.part))
     }
 }
 
@@ -235,17 +267,12 @@ impl CausalBody for Gpt2 {
         cache: Option<&mut KeyValueCache>,
         seen: Option<&mut Vec<Tensor>>,
     ) -> Result<Tensor> {
-        let past = cache.as_deref().map_or(0, KeyValueCache::len);
-        let (_, length) = tokens.checked_size(past, self.options.n_positions)?;
-        let positions = self.wpe.forward(&tokens.positions(past, length)?)?;
-        let mut hidden = self.wte.forward(tokens.ids)?.f_add(&positions)?;
-        if let Some(types) = tokens.token_type_ids {
-            hidden = hidden.f_add(&self.wte.forward(types)?)?;
-        }
-        let mask = AttentionMask::causal(&tokens, past, length)?;
-        let shared = Shared { mask, rotation: None };
-        let hidden = self.h.forward(self.drop.forward(&hidden)?, &shared, cache, seen)?;
-        self.ln_f.forward(&hidden)
+        let (hidden, part) = self.own_states(tokens, cache, seen)?;
+        part.gather(&hidden, 1)
+    }
+
+    fn run_part(&self, tokens: Tokens<'_>) -> Result<(Tensor, ContextPart)> {
+        self.own_states(tokens, None, None)
     }
 
     fn head_shape(&self) -> [i64; 2] {
@@ -353,7 +380,7 @@ impl Gpt2Block {
     fn attend(
         &self,
         input: &Tensor,
-        mask: &AttentionMask,
+        shared: &Shared,
         cache: Option<&mut LayerCache>,
     ) -> Result<Tensor> {
         let parts = self.c_attn.forward(input)?.f_split(self.c_attn.outputs() / 3, -1)?;
@@ -370,7 +397,7 @@ impl Gpt2Block {
         let dropout = if self.training.is_on() { self.dropout } else { 0.0 };
         let attended = attend(
             [&queries, &keys, &values],
-            mask,
+            shared,
             dropout,
             Some(self.scale),
             &self.heads.region,
@@ -386,7 +413,7 @@ impl Block for Gpt2Block {
         shared: &Shared,
         cache: Option<&mut LayerCache>,
     ) -> Result<Tensor> {
-        let attended = self.attend(&self.ln_1.forward(hidden)?, &shared.mask, cache)?;
+        let attended = self.attend(&self.ln_1.forward(hidden)?, shared, cache)?;
         let hidden = attended.f_add(hidden)?;
         let inner = self.c_fc.forward(&self.ln_2.forward(&hidden)?)?;
         let added = self.mlp_c_proj.forward_activated(&inner, self.activation)?;

@@ -1,12 +1,13 @@
 //! Llama, as transformers has it.
 
 mod layer;
-mod options;
+pub(super) mod options;
 
 use std::borrow::Borrow;
 
 use brigade_nn::{
-    Embedding, EmbeddingOptions, LayerGroups, Module, ParamPath, RmsNorm, TensorParallelPlan,
+    ContextPart, Embedding, EmbeddingOptions, LayerGroups, Module, ParamPath, RmsNorm,
+    TensorParallelPlan,
 };
 use brigade_sharding::TensorPlan;
 use brigade_torch::{Error, Result};
@@ -14,9 +15,10 @@ use tch::Tensor;
 
 use self::layer::LlamaLayer;
 pub use self::options::LlamaOptions;
-use super::attention::AttentionMask;
-use super::blocks::{Blocks, Shared};
+use super::attention::Shared;
+use super::blocks::Blocks;
 use super::causal_lm::{CausalBody, CausalLm};
+use super::context::Context;
 use super::rotary::Rotary;
 use super::{KeyValueCache, Tokens, Transformer};
 
@@ -30,6 +32,7 @@ pub struct Llama {
     layers: Blocks<LlamaLayer>,
     norm: RmsNorm,
     rotary: Rotary,
+    context: Context,
     name: String,
     options: LlamaOptions,
 }
@@ -59,13 +62,19 @@ impl Llama {
         }
         Self {
             embed_tokens,
-            layers: Blocks::new(&(path / "layers"), layers, options.recompute),
+            layers: Blocks::new(
+                &(path / "layers"),
+                layers,
+                options.recompute,
+                &[options.attention_dropout],
+            ),
             norm,
             rotary: Rotary::new(
                 options.head_width(),
                 options.rope_theta,
                 options.rope_scaling.as_ref(),
             ),
+            context: Context::new(path, &[options.attention_dropout]),
             name: path.name().to_owned(),
             options: options.clone(),
         }
@@ -89,6 +98,33 @@ impl Llama {
     /// Those of the forward.
     pub fn forward_cached(&self, tokens: Tokens<'_>, cache: &mut KeyValueCache) -> Result<Tensor> {
         self.run(tokens, Some(cache), None)
+    }
+}
+
+impl Llama {
+    /// The output for this rank's tokens, and which they are.
+    fn own_states(
+        &self,
+        tokens: Tokens<'_>,
+        cache: Option<&mut KeyValueCache>,
+        seen: Option<&mut Vec<Tensor>>,
+    ) -> Result<(Tensor, ContextPart)> {
+        let past = cache.as_deref().map_or(0, KeyValueCache::len);
+        // Rotations have no last position; quality ends at that of the training.
+        tokens.checked_size(past, i64::MAX)?;
+        if tokens.token_type_ids.is_some() {
+            return Err(Error::invalid_argument("Llama has no token types: give ids and a mask"));
+        }
+        let own = self.context.causal(&tokens, past, cache.is_some())?;
+        let part = own.part;
+        let hidden = self.context.run(&part, &own.ids, || {
+            let embedded = || self.embed_tokens.forward(&own.ids);
+            let kind = self.embed_tokens.weight().kind();
+            let rotation = Some(self.rotary.at(&own.positions, kind)?);
+            let shared = Shared { mask: own.mask, rotation, part: part.clone() };
+            self.norm.forward(&self.layers.forward(embedded, &shared, cache, seen)?)
+        })?;
+        Ok((hidden, part))
     }
 }
 
@@ -136,17 +172,12 @@ impl CausalBody for Llama {
         cache: Option<&mut KeyValueCache>,
         seen: Option<&mut Vec<Tensor>>,
     ) -> Result<Tensor> {
-        let past = cache.as_deref().map_or(0, KeyValueCache::len);
-        // Rotations have no last position; quality ends at that of the training.
-        let (_, length) = tokens.checked_size(past, i64::MAX)?;
-        if tokens.token_type_ids.is_some() {
-            return Err(Error::invalid_argument("Llama has no token types: give ids and a mask"));
-        }
-        let hidden = self.embed_tokens.forward(tokens.ids)?;
-        let rotation = self.rotary.at(&tokens.positions(past, length)?, hidden.kind())?;
-        let mask = AttentionMask::causal(&tokens, past, length)?;
-        let shared = Shared { mask, rotation: Some(rotation) };
-        self.norm.forward(&self.layers.forward(hidden, &shared, cache, seen)?)
+        let (hidden, part) = self.own_states(tokens, cache, seen)?;
+        part.gather(&hidden, 1)
+    }
+
+    fn run_part(&self, tokens: Tokens<'_>) -> Result<(Tensor, ContextPart)> {
+        self.own_states(tokens, None, None)
     }
 
     fn head_shape(&self) -> [i64; 2] {

@@ -1,6 +1,6 @@
 //! Losses of language models and classifiers, as sums and counts.
 
-use brigade_nn::Divided;
+use brigade_nn::{ContextPart, Divided};
 use brigade_torch::{
     CrossEntropyOptions, Error, Result, cross_entropy, linear_cross_entropy,
     linear_vocabulary_parallel_cross_entropy,
@@ -30,6 +30,11 @@ impl TokenLoss {
     /// libtorch's.
     pub fn mean(&self) -> Result<Tensor> {
         Ok(self.sum.f_div(&self.count)?)
+    }
+
+    /// Sums those of ranks that have other tokens of the same texts.
+    pub(super) fn over(self, part: &ContextPart) -> Result<Self> {
+        Ok(Self { sum: part.sum(&self.sum)?, count: part.sum(&self.count)? })
     }
 }
 

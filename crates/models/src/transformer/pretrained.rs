@@ -60,6 +60,25 @@ pub trait Transformer: Sized {
         false
     }
 
+    /// Gives tensors of weights files the names and shapes of this model's, where files have others, as of experts that are
+    /// one tensor here and each its own there. Defaults to nothing.
+    ///
+    /// # Errors
+    /// Those of [`WeightsReader::stack`].
+    fn adapt_weights(weights: &mut WeightsReader) -> Result<()> {
+        let _ = weights;
+        Ok(())
+    }
+
+    /// Returns what files have of a tensor of this model, the opposite of [`Transformer::adapt_weights`]. Defaults to the
+    /// tensor under its name.
+    ///
+    /// # Errors
+    /// [`brigade_torch::ErrorKind::Tensor`] when libtorch makes no views.
+    fn saved_tensors(name: &str, tensor: &Tensor) -> Result<Vec<(String, Tensor)>> {
+        Ok(vec![(name.to_owned(), tensor.shallow_clone())])
+    }
+
     /// Builds the model of a folder's `config.json` with the folder's weights, in 32 bits on the CPU. It is in
     /// training, as all new models are.
     ///
@@ -96,7 +115,8 @@ pub trait Transformer: Sized {
         // Without memory until it is known what is drawn and what is read.
         let is_deferred = builder.is_deferred();
         let mut model = builder.deferred().build(|path| Self::build(path, &options))?;
-        let weights = WeightsReader::open(folder)?;
+        let mut weights = WeightsReader::open(folder)?;
+        Self::adapt_weights(&mut weights)?;
         Fit::of(&model, &weights)?.read(&mut model, weights)?;
         if !is_deferred {
             model.materialize()?;
@@ -123,7 +143,8 @@ pub trait Transformer: Sized {
         model: &mut Model<Self>,
         weights: impl AsRef<Path>,
     ) -> Result<PretrainedReport> {
-        let weights = WeightsReader::open(weights)?;
+        let mut weights = WeightsReader::open(weights)?;
+        Self::adapt_weights(&mut weights)?;
         Fit::of(model, &weights)?.read(model, weights)
     }
 
@@ -293,18 +314,20 @@ fn other_vocabulary(name: &str, in_model: &[i64], in_weights: &[i64]) -> Error {
 }
 
 /// Writes weights, tied ones once.
-fn write_weights<M>(model: &Model<M>, folder: &Path, max_bytes: u64) -> Result<()> {
+fn write_weights<M: Transformer>(model: &Model<M>, folder: &Path, max_bytes: u64) -> Result<()> {
     let first: HashSet<String> = first_names(model);
     let own = model.state_dict();
-    let saved: Vec<(&str, &Tensor)> =
-        own.iter().filter(|(name, _)| first.contains(*name)).collect();
+    let saved = own.iter().filter(|(name, _)| first.contains(*name));
+    let saved = saved.map(|(name, tensor)| M::saved_tensors(name, tensor));
+    let saved: Vec<(String, Tensor)> =
+        saved.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
     let infos = saved
         .iter()
-        .map(|&(name, tensor)| Ok((name, weights::info_of(name, tensor, folder)?)))
+        .map(|(name, tensor)| Ok((name.as_str(), weights::info_of(name, tensor, folder)?)))
         .collect::<Result<Vec<_>>>()?;
     let mut writer = PartsWriter::create(folder, &infos, max_bytes)?;
     while let Some(place) = writer.next_place() {
-        writer.write(saved[place].1)?;
+        writer.write(&saved[place].1)?;
     }
     writer.finish()
 }

@@ -6,8 +6,8 @@ use std::process::Command;
 
 use brigade_models::{
     Bert, BertForMaskedLm, BertForSequenceClassification, BertForTokenClassification, BertOptions,
-    CausalModel, GenerationOptions, Gpt2, Gpt2LmHead, LlamaForCausalLm, Tokens, Transformer,
-    TransformerOptions, no_decay_parameters,
+    CausalModel, GenerationOptions, Gpt2, Gpt2LmHead, LlamaForCausalLm, MixtralForCausalLm, Tokens,
+    Transformer, TransformerOptions, no_decay_parameters,
 };
 use brigade_nn::{Model, Module, weights};
 use brigade_test_needs::{Need, needs};
@@ -28,6 +28,8 @@ fn folders_go_to_transformers_and_back() {
     writes("llama", theirs.path(), &llama);
     let llama: Model<LlamaForCausalLm> = agrees("llama3", folders, Parts::One);
     writes("llama3", theirs.path(), &llama);
+    let mixtral: Model<MixtralForCausalLm> = agrees("mixtral", folders, Parts::Several);
+    writes("mixtral", theirs.path(), &mixtral);
     agrees::<Bert>("bert", folders, Parts::One);
     agrees::<BertForMaskedLm>("bert_masked_lm", folders, Parts::One);
     agrees::<BertForSequenceClassification>("bert_classifier", folders, Parts::Several);

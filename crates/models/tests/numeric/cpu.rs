@@ -1,7 +1,10 @@
 //! What is held on the CPU alone: networks that consist of the same layers as smaller ones, and transformers' draws.
 
+mod context_parallel;
 mod deferred;
+mod expert_parallel;
 mod golden;
+mod pipeline;
 mod pretrained_memory;
 mod resnet;
 mod sharded;

@@ -1,7 +1,8 @@
-//! GPT-2, BERT and Llama against transformers: names, values, losses, gradients, and what they write.
+//! GPT-2, BERT, Llama and Mixtral against transformers: names, values, losses, gradients, and what they write.
 
 pub(crate) mod common;
 mod folders;
 mod forward;
 mod generation;
+mod mixtral;
 mod more;

@@ -6,7 +6,7 @@ use brigade_torch::Result;
 use tch::Tensor;
 
 use crate::layer_context::LayerContext;
-use crate::{Init, Module, ParamPath};
+use crate::{Init, Module, ParamPath, TensorRegion};
 
 /// `y = (x − mean) / √(var + eps) · weight + bias`, mean and biased variance over the last
 /// dimensions `shape` of `[…, shape]`, each position by itself.
@@ -30,6 +30,7 @@ pub struct LayerNorm {
     weight: Option<Tensor>,
     bias: Option<Tensor>,
     eps: f64,
+    region: TensorRegion,
     context: LayerContext,
 }
 
@@ -69,6 +70,7 @@ impl LayerNorm {
             weight: affine.then(|| path.parameter("weight", shape, Init::Ones)),
             bias: (affine && bias).then(|| path.parameter("bias", shape, Init::Zeros)),
             eps,
+            region: path.tensor_region(),
             context: path.norm_layer(),
         }
     }
@@ -78,8 +80,12 @@ impl Module<&Tensor> for LayerNorm {
     type Output = Tensor;
 
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let (weight, bias) = (self.weight.as_ref(), self.bias.as_ref());
-        let output = input.f_layer_norm(&self.shape, weight, bias, self.eps, true);
+        let entered = |parameter: &Option<Tensor>| {
+            parameter.as_ref().map(|it| self.region.enter_parameter(it)).transpose()
+        };
+        let (weight, bias) = (entered(&self.weight)?, entered(&self.bias)?);
+        let output =
+            input.f_layer_norm(&self.shape, weight.as_ref(), bias.as_ref(), self.eps, true);
         self.context.finish(output, input)
     }
 }

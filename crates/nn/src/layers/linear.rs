@@ -7,7 +7,7 @@ use brigade_torch::{Result, gelu_linear, linear};
 use tch::Tensor;
 
 use crate::layer_context::LayerContext;
-use crate::{Divided, Init, Module, ParamPath};
+use crate::{Divided, Init, Module, ParamPath, TensorRegion};
 
 /// `y = x Wᵀ + b`, from `[…, in]` to `[…, out]`.
 ///
@@ -33,6 +33,7 @@ pub struct Linear {
     bias: Option<Tensor>,
     context: LayerContext,
     divided: Option<Divided>,
+    region: TensorRegion,
 }
 
 /// Options of [`Linear`].
@@ -68,7 +69,7 @@ impl Linear {
         let bias = options.bias.then(|| {
             path.divided_bias("bias", outputs, divided.as_ref(), Init::fan_in_bias(inputs))
         });
-        Self { weight, bias, context: path.layer(), divided }
+        Self { weight, bias, context: path.layer(), divided, region: path.tensor_region() }
     }
 
     /// `[out, in]`.
@@ -93,7 +94,9 @@ impl Linear {
     /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     pub fn forward_gelu(&self, input: &Tensor, approximate: &str) -> Result<Tensor> {
-        self.compute(input, true, |input, bias| gelu_linear(input, approximate, &self.weight, bias))
+        self.compute(input, true, |input, weight, bias| {
+            gelu_linear(input, approximate, weight, bias)
+        })
     }
 
     /// Computes the layer for an input that has entered a region of divided layers ([`crate::TensorRegion::enter`]), so that
@@ -103,7 +106,7 @@ impl Linear {
     /// # Errors
     /// Those of the forward.
     pub fn forward_entered(&self, input: &Tensor) -> Result<Tensor> {
-        self.compute(input, false, |input, bias| linear(input, &self.weight, bias))
+        self.compute(input, false, linear)
     }
 
     /// `[out]`.
@@ -122,23 +125,29 @@ impl Linear {
         &self,
         input: &Tensor,
         enters: bool,
-        product: impl FnOnce(&Tensor, Option<&Tensor>) -> Result<Tensor>,
+        product: impl FnOnce(&Tensor, &Tensor, Option<&Tensor>) -> Result<Tensor>,
     ) -> Result<Tensor> {
-        let bias = self.bias.as_ref();
+        let (weight, bias) = (&self.weight, self.bias.as_ref());
         match &self.divided {
             Some(Divided { style: TensorStyle::Row, region, .. }) => {
-                let summand = self.context.check_border(product(input, None), input)?;
+                let summand = self.context.check_border(product(input, weight, None), input)?;
                 let mut output = region.leave(&summand)?;
                 if let Some(bias) = bias {
-                    output = self.context.check(output.f_add(bias), input)?;
+                    let bias = region.enter_parameter(bias)?;
+                    output = self.context.check(output.f_add(&bias), input)?;
                 }
                 Ok(self.context.output(output))
             }
-            Some(divided) if enters => {
-                let entered = divided.region.enter(input)?;
-                self.context.finish_border(product(&entered, bias), input)
+            Some(divided) => {
+                let entered =
+                    if enters { divided.region.enter(input)? } else { input.shallow_clone() };
+                self.context.finish_border(product(&entered, weight, bias), input)
             }
-            _ => self.context.finish_border(product(input, bias), input),
+            None => {
+                let weight = self.region.enter_parameter(weight)?;
+                let bias = bias.map(|bias| self.region.enter_parameter(bias)).transpose()?;
+                self.context.finish_border(product(input, &weight, bias.as_ref()), input)
+            }
         }
     }
 }
@@ -147,6 +156,6 @@ impl Module<&Tensor> for Linear {
     type Output = Tensor;
 
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        self.compute(input, true, |input, bias| linear(input, &self.weight, bias))
+        self.compute(input, true, linear)
     }
 }

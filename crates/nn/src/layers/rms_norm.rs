@@ -6,7 +6,7 @@ use brigade_torch::Result;
 use tch::Tensor;
 
 use crate::layer_context::LayerContext;
-use crate::{Init, Module, ParamPath};
+use crate::{Init, Module, ParamPath, TensorRegion};
 
 /// `y = x / √(mean(x²) + eps) · weight`, the mean over the last dimension of `[…, width]`, each position by
 /// itself.
@@ -30,6 +30,7 @@ pub struct RmsNorm {
     weight: Tensor,
     width: i64,
     eps: f64,
+    region: TensorRegion,
     context: LayerContext,
 }
 
@@ -38,7 +39,7 @@ impl RmsNorm {
     pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, width: i64, eps: f64) -> Self {
         let path = path.borrow();
         let weight = path.parameter("weight", &[width], Init::Ones);
-        Self { weight, width, eps, context: path.norm_layer() }
+        Self { weight, width, eps, region: path.tensor_region(), context: path.norm_layer() }
     }
 }
 
@@ -46,7 +47,8 @@ impl Module<&Tensor> for RmsNorm {
     type Output = Tensor;
 
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let output = input.f_rms_norm([self.width], Some(&self.weight), self.eps);
+        let weight = self.region.enter_parameter(&self.weight)?;
+        let output = input.f_rms_norm([self.width], Some(&weight), self.eps);
         self.context.finish(output, input)
     }
 }

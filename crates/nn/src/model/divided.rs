@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 
 use brigade_sharding::TensorPart;
-use brigade_torch::{Error, Result};
+use brigade_torch::{Error, ProcessGroup, Result};
 use tch::Tensor;
 
 use super::Model;
-use crate::{StateDict, TensorParallel, TensorRegion};
+use crate::{ContextParallel, ExpertParallel, StateDict, TensorParallel, TensorRegion};
 
-/// A parameter of which each rank of a tensor group has a part.
+/// A parameter of which each rank of a tensor group, or of the group that has experts between them, has a part.
 #[derive(Debug)]
 pub struct DividedParameter {
     /// The first of its names.
@@ -18,6 +18,9 @@ pub struct DividedParameter {
     pub tensor: Tensor,
     /// Where it lies in the whole parameter.
     pub part: TensorPart,
+    /// Whether the ranks of [`Model::expert_parallel`] have it between them, some experts each, and not those of a tensor
+    /// group. Ranks have other tokens then, and the gradient is the sum over the losses of the group's ranks.
+    pub is_expert: bool,
 }
 
 impl<M> Model<M> {
@@ -28,7 +31,28 @@ impl<M> Model<M> {
         self.tensor.as_ref()
     }
 
-    /// Returns the parameters of which each rank of the tensor group has a part, in the order of registration.
+    /// Returns the ranks that have parts of each sequence; `None` for a model that was built without
+    /// [`ModelBuilder::context_parallel`](crate::ModelBuilder::context_parallel).
+    #[must_use]
+    pub fn context_parallel(&self) -> Option<&ContextParallel> {
+        self.context.as_ref()
+    }
+
+    /// Returns the ranks that have experts between them; `None` for a model that was built without
+    /// [`ModelBuilder::expert_parallel`](crate::ModelBuilder::expert_parallel).
+    #[must_use]
+    pub fn expert_parallel(&self) -> Option<&ExpertParallel> {
+        self.experts.as_ref()
+    }
+
+    /// Returns whether a module takes its part of sequences where ranks divide them: whether one called
+    /// [`ParamPath::context`](crate::ParamPath::context).
+    #[must_use]
+    pub fn divides_sequences(&self) -> bool {
+        self.divides_sequences
+    }
+
+    /// Returns the parameters of which each rank of the tensor group, or of the experts' group, has a part, in the order of registration.
     #[must_use]
     pub fn divided_parameters(&self) -> Vec<DividedParameter> {
         let divided = self.distinct().filter_map(|entry| {
@@ -36,6 +60,7 @@ impl<M> Model<M> {
                 name: entry.name.clone(),
                 tensor: entry.tensor.shallow_clone(),
                 part: entry.part.clone()?,
+                is_expert: self.expert_parameters.contains(&entry.name),
             })
         });
         divided.collect()
@@ -48,31 +73,39 @@ impl<M> Model<M> {
         Some(self.entries().iter().find(|entry| entry.name == name)?.whole_size())
     }
 
-    /// Fails where each rank of a tensor group has a part of parameters, for an action that needs all of them.
+    /// Fails where this rank has a part of the parameters, as a rank of a tensor group or of a pipeline, for an action that
+    /// needs all of them.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] with the action and what to use in its place.
     pub fn check_undivided(&self, action: &str) -> Result<()> {
+        if let Some(name) = self.elsewhere_names().next() {
+            return Err(Error::invalid_argument(format!(
+                "{action}: `{name}` is of another stage of the pipeline: use `Accelerator::save_model` of the prepared model"
+            )));
+        }
         let Some(divided) = self.distinct().find(|entry| entry.part.is_some()) else {
             return Ok(());
         };
         Err(Error::invalid_argument(format!(
-            "{action}: each rank of the tensor group has a part of `{}`: use `Accelerator::save_model` of the prepared \
+            "{action}: each rank of a group has a part of `{}`: use `Accelerator::save_model` of the prepared \
              model, or save `whole_state_dict`, which every rank calls",
             divided.name
         )))
     }
 
-    /// Returns parameters and saved buffers as [`Model::state_dict`], those that ranks of a tensor group divide whole, on every
+    /// Returns parameters and saved buffers as [`Model::state_dict`], those that ranks of a group divide whole, on every
     /// rank. Every rank of the group calls it.
     ///
     /// # Errors
     /// Those of [`TensorRegion::whole`].
     pub fn whole_state_dict(&self) -> Result<StateDict> {
         let state = self.state_dict();
-        let group = self.tensor.as_ref().and_then(|tensor| tensor.group.clone());
-        let Some(group) = group else { return Ok(state) };
-        let region = TensorRegion::new(group);
+        let region = |group: Option<&ProcessGroup>| {
+            group.map_or_else(TensorRegion::default, |group| TensorRegion::new(group.clone()))
+        };
+        let tensor = region(self.tensor.as_ref().and_then(|tensor| tensor.group.as_ref()));
+        let experts = region(self.experts.as_ref().and_then(|experts| experts.group.as_ref()));
         let parts: HashMap<&str, &TensorPart> = self
             .entries()
             .iter()
@@ -81,7 +114,10 @@ impl<M> Model<M> {
         let mut whole = StateDict::new();
         for (name, own) in state {
             let value = match parts.get(name.as_str()) {
-                Some(part) => region.whole(&own, part)?,
+                Some(part) if self.expert_parameters.contains(&name) => {
+                    experts.whole(&own, part)?
+                }
+                Some(part) => tensor.whole(&own, part)?,
                 None => own,
             };
             whole.insert(name, value)?;

@@ -86,7 +86,8 @@ impl<M> Model<M> {
     /// Compares names and shapes with the model's.
     pub(crate) fn plan(&self, weights: &Shapes) -> LoadPlan {
         let theirs: Vec<&String> = weights.keys().collect();
-        let own: Vec<&String> = self.entries.iter().map(|entry| &entry.name).collect();
+        let own = self.entries.iter().map(|entry| &entry.name).chain(self.elsewhere_names());
+        let own: Vec<&String> = own.collect();
         let plan = self.plan_without(&wrapper_prefix(&theirs, &own), weights);
         if plan.report.is_complete() {
             return plan;
@@ -135,7 +136,8 @@ impl<M> Model<M> {
                 report.mismatched.push(ShapeMismatch { name, in_model, in_weights });
             }
         }
-        let known: HashSet<_> = self.saved().map(|e| e.name.as_str()).collect();
+        let known = self.saved().map(|entry| &entry.name).chain(self.elsewhere_names());
+        let known: HashSet<_> = known.map(String::as_str).collect();
         let unexpected = weights
             .keys()
             .filter(|name| name.strip_prefix(prefix).is_none_or(|rest| !known.contains(rest)));

@@ -5,7 +5,7 @@ use brigade_torch::ProcessGroup;
 use tch::{TchError, Tensor};
 
 use super::ParamPath;
-use crate::{Divided, Init, TensorRegion};
+use crate::{Divided, Init};
 
 impl ParamPath<'_> {
     /// Registers a trainable parameter of which each rank of a tensor group has a part, where the plan divides it: for layers
@@ -36,7 +36,7 @@ impl ParamPath<'_> {
         let divided = self.tensor_style(name).and_then(|(style, group)| {
             let dim = if style == TensorStyle::Row { inputs } else { outputs };
             let part = self.part(name, shape, dim, &style, &group)?;
-            Some(Divided { style, part, region: TensorRegion::new(group) })
+            Some(Divided { style, part, region: self.tensor_region() })
         });
         let part = divided.as_ref().map(|divided| divided.part.clone());
         (self.drawn_parameter(name, shape, part, Box::new(first_values)), divided)
@@ -55,6 +55,30 @@ impl ParamPath<'_> {
             self.part(name, &[outputs], 0, &weight.style, weight.region.group()?)
         });
         self.drawn_parameter(name, &[outputs], part, Box::new(move |values| init.fill(values)))
+    }
+
+    /// Registers a trainable parameter whose first dimension is experts: this rank's of them where ranks have the experts
+    /// between them.
+    pub(crate) fn expert_parameter(&self, name: &str, shape: &[i64], init: Init) -> Tensor {
+        self.reject_style(name);
+        let part = self.expert_group().and_then(|group| {
+            let (experts, ranks) = (shape.first().copied().unwrap_or(0), group.size() as i64);
+            if experts % ranks != 0 {
+                let (less, more) = (experts / ranks * ranks, (experts / ranks + 1) * ranks);
+                let nearest = if less > 0 { format!("{less} or {more}") } else { more.to_string() };
+                self.reject_at(
+                    name,
+                    format_args!(
+                        "{ranks} expert ranks do not divide {experts} experts: take {nearest}, or other ranks"
+                    ),
+                );
+                return None;
+            }
+            let part = self.part(name, shape, 0, &TensorStyle::Column, &group)?;
+            self.registry.borrow_mut().expert_parameters.insert(self.full_name(name));
+            Some(part)
+        });
+        self.drawn_parameter(name, shape, part, Box::new(move |values| init.fill(values)))
     }
 
     fn part(

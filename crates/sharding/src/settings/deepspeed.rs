@@ -15,7 +15,9 @@ use super::{
     Facts, LossScale, Note, Precision, ScheduleSettings, Settings, SettingsError, optimizer,
     schedule,
 };
-use crate::{Axis, MixedPrecision, Offload, ReduceGradients, Reshard, Sharding, ShardingError};
+use crate::{
+    Axis, ContextMethod, MixedPrecision, Offload, ReduceGradients, Reshard, Sharding, ShardingError,
+};
 
 /// A configuration of DeepSpeed's, with what the arguments of `accelerate launch` add to it.
 ///
@@ -180,6 +182,7 @@ impl DeepSpeedConfig {
         }
         let settings = Settings {
             mesh,
+            context_method: ContextMethod::default(),
             sharding,
             precision,
             loss_scale: loss_scale(reader, precision)?,

@@ -124,8 +124,13 @@ impl FsdpConfig {
                         float32";
             notes.push(self.note(precision, text));
         }
-        let settings =
-            Settings { sharding, recompute: self.recompute, ..Settings::of_copies(mesh, facts) };
+        let context_method = axes.map(ParallelismConfig::context_method).unwrap_or_default();
+        let settings = Settings {
+            sharding,
+            recompute: self.recompute,
+            context_method,
+            ..Settings::of_copies(mesh, facts)
+        };
         Ok((settings, notes))
     }
 
@@ -140,7 +145,7 @@ impl FsdpConfig {
                 });
             }
             let mesh = axes.mesh(world_size)?;
-            if mesh.size(Axis::Shard) == 1 && world_size > 1 {
+            if mesh.size(Axis::ShardContext) == 1 && world_size > 1 {
                 return Err(SettingsError::Contradiction {
                     first: format!("parallelism_config_dp_shard_size 1 ({})", axes.origin()),
                     second: format!("FSDP ({})", self.origin),

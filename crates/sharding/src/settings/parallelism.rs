@@ -2,12 +2,13 @@
 
 use super::given::{Given, Values, closest};
 use super::{Settings, SettingsError};
-use crate::{Axis, Mesh};
+use crate::{Axis, ContextMethod, Mesh};
 
 /// The sizes of `parallelism_config`, by which Accelerate arranges the ranks of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParallelismConfig {
     sizes: Vec<Size>,
+    method: ContextMethod,
     /// Where the first of them was set.
     origin: String,
 }
@@ -46,7 +47,14 @@ impl ParallelismConfig {
             sizes.push(Size { axis: *axis, ranks, given: given.clone() });
         }
         let Some(first) = sizes.first() else { return Ok(None) };
-        let config = Self { origin: first.given.origin.clone(), sizes };
+        let method = match values.find("parallelism_config_cp_comm_strategy") {
+            _ if sizes.iter().any(|it| it.axis == Axis::Sequence && it.ranks > 1) => {
+                ContextMethod::Ulysses
+            }
+            Some(given) if given.value == "alltoall" => ContextMethod::Ring,
+            _ => ContextMethod::Gather,
+        };
+        let config = Self { origin: first.given.origin.clone(), sizes, method };
         config.check()?;
         Ok(Some(config))
     }
@@ -57,41 +65,58 @@ impl ParallelismConfig {
         self.find(axis).map_or(1, |it| it.ranks)
     }
 
+    /// Returns how attention gets the keys of tokens that other ranks have: by `cp_comm_strategy`, and with `sp_size` by an
+    /// exchange for heads.
+    #[must_use]
+    pub fn context_method(&self) -> ContextMethod {
+        self.method
+    }
+
     /// Returns the mesh of a job with `world_size` ranks. Sizes that are all 1 mean copies on all ranks, as in
     /// Accelerate.
     ///
     /// # Errors
-    /// Sizes whose product is not `world_size`; axes other than `dp_replicate`, `dp_shard` and `tp`.
+    /// Sizes whose product is not `world_size`.
     pub fn mesh(&self, world_size: usize) -> Result<Mesh, SettingsError> {
-        for (axis, reason) in [
-            (
-                Axis::Context,
-                "sequences would be cut among ranks (context parallelism); set it to 1",
-            ),
-            (Axis::Sequence, "sequences would be cut among ranks (Ulysses); set it to 1"),
-        ] {
-            if let Some(size) = self.find(axis).filter(|it| it.ranks > 1) {
-                return Err(size.given.unsupported(reason));
-            }
-        }
         let (replicate, shard) = (self.size(Axis::Replicate), self.size(Axis::Shard));
+        let (context, sequence) = (self.size(Axis::Context), self.size(Axis::Sequence));
         let tensor = self.size(Axis::Tensor);
-        if replicate == 1 && shard == 1 && tensor == 1 {
+        if replicate * shard * context * sequence * tensor == 1 {
             return copies(world_size, &self.origin);
         }
-        let builder = Mesh::builder().replicate(replicate).shard(shard).tensor(tensor);
-        let mesh = builder.build(world_size);
+        let builder = Mesh::builder().replicate(replicate).shard(shard).context(context);
+        let mesh = builder.sequence(sequence).tensor(tensor).build(world_size);
         mesh.map_err(|source| SettingsError::Mesh { origin: self.origin.clone(), source })
     }
 
-    /// Refuses a mesh other than that of DeepSpeed's settings, which say by other keys who shares a copy.
-    pub(super) fn check_for_deepspeed(&self, settings: &Settings) -> Result<(), SettingsError> {
-        if let Some(tensor) = self.find(Axis::Tensor).filter(|it| it.ranks > 1) {
-            return Err(tensor.given.unsupported("it is not combined with DeepSpeed: use FSDP"));
+    /// Returns the mesh of DeepSpeed's settings, which say by other keys who shares a copy, with the ranks along `sp`.
+    ///
+    /// # Errors
+    /// Axes other than DeepSpeed's, and sizes that do not divide the ranks.
+    pub(super) fn mesh_for_deepspeed(&self, settings: &Settings) -> Result<Mesh, SettingsError> {
+        for axis in [Axis::Tensor, Axis::Context] {
+            if let Some(size) = self.find(axis).filter(|it| it.ranks > 1) {
+                return Err(size.given.unsupported("it is not combined with DeepSpeed: use FSDP"));
+            }
         }
         let mesh = self.mesh(settings.mesh.world_size())?;
-        if mesh == settings.mesh || mesh.size(Axis::Shard) == 1 {
-            return Ok(());
+        let (replicate, shard) =
+            (settings.mesh.size(Axis::Replicate), settings.mesh.size(Axis::Shard));
+        let parts = self.size(Axis::Sequence);
+        let is_same = |axis| mesh.size(axis) == settings.mesh.size(axis);
+        if parts > 1 && mesh.size(Axis::Shard) == 1 {
+            // Ranks with parts of a sequence share a copy as those with samples of their own do.
+            let inside = if shard > 1 { shard } else { replicate };
+            let (replicate, shard) =
+                if shard > 1 { (replicate, inside / parts) } else { (inside / parts, 1) };
+            let builder = Mesh::builder().replicate(replicate).shard(shard).sequence(parts);
+            let mesh = builder.build(settings.mesh.world_size());
+            return mesh
+                .map_err(|source| SettingsError::Mesh { origin: self.origin.clone(), source });
+        }
+        if (is_same(Axis::Replicate) && is_same(Axis::ShardContext)) || mesh.size(Axis::Shard) == 1
+        {
+            return Ok(if parts > 1 { mesh } else { settings.mesh.clone() });
         }
         Err(SettingsError::Contradiction {
             first: format!("parallelism_config {mesh} ({})", self.origin),

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use brigade_torch::{
-    Backend, CrossEntropyOptions, GroupOptions, ProcessGroup, ReduceOp, Reducer, ReducerOptions,
-    Store, VocabularyPart, linear_vocabulary_parallel_cross_entropy, region_argmax, region_top_k,
-    regions, vocabulary_parallel_cross_entropy, vocabulary_parallel_embedding,
+    AttentionOptions, Backend, CrossEntropyOptions, GroupOptions, ProcessGroup, ReduceOp, Reducer,
+    ReducerOptions, Store, VocabularyPart, context_attention,
+    linear_vocabulary_parallel_cross_entropy, region_argmax, region_top_k, regions,
+    vocabulary_parallel_cross_entropy, vocabulary_parallel_embedding,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -176,6 +177,14 @@ fn edges_of_regions_send_what_the_table_says() {
             is_part: false,
             operations: &["all_to_all", "all_to_all"],
         },
+        Case {
+            edge: |group, x| {
+                let rows = vec![1; group.size()];
+                regions::all_to_all_rows(group, x, &rows, &rows)
+            },
+            is_part: false,
+            operations: &["all_to_all", "all_to_all"],
+        },
     ];
     for size in [8, 64, 1024] {
         for Case { edge, is_part, operations } in &edges {
@@ -195,6 +204,40 @@ fn edges_of_regions_send_what_the_table_says() {
             let found: BTreeMap<String, (u64, u64)> = found.collect();
             assert_eq!(found, expected, "{size} ranks");
         }
+    }
+}
+
+/// Keys and values of 2 tokens, 3 heads of 4 numbers: gathered in forward and backward, their gradients scattered; or, in a
+/// ring, passed on in forward and in backward, where the gradients go all the way round.
+#[test]
+fn attention_of_parts_of_a_sequence_sends_keys_and_values() {
+    let like = (Kind::Float, Device::Cpu);
+    let own = || Tensor::ones([1, 3, 2, 4], like).set_requires_grad(true);
+    for size in [8, 64, 1024] {
+        let group = group(1, size);
+        let part = 2 * (3 * 2 * 4) * 4;
+        let others = size as u64 - 1;
+        let run = |ring: bool| {
+            group.reset_traffic();
+            let options = AttentionOptions { causal: true, ..Default::default() };
+            let output = context_attention(&group, &own(), &own(), &own(), ring, &options).unwrap();
+            let of = |group: &ProcessGroup| {
+                let sent = group.traffic().into_iter();
+                sent.map(|(name, it)| (name, it.messages, it.bytes)).collect::<Vec<_>>()
+            };
+            let forward = of(&group);
+            group.reset_traffic();
+            output.sum(Kind::Float).f_backward().unwrap();
+            (forward, of(&group))
+        };
+        let gathered = |name: &str| (name.to_owned(), 1, part * others);
+        let (forward, backward) = run(false);
+        assert_eq!(forward, [gathered("all_gather")]);
+        assert_eq!(backward, [gathered("all_gather"), gathered("reduce_scatter")]);
+        let passed = |messages: u64| ("all_to_all".to_owned(), messages, part * messages);
+        let (forward, backward) = run(true);
+        assert_eq!(forward, [passed(others)]);
+        assert_eq!(backward, [passed(others + others + 1)]);
     }
 }
 

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // clippy knows only functions marked as tests
 
 mod coalesced;
+mod context_attention;
 mod cpu;
 mod cross_entropy;
 mod distance;

@@ -3,7 +3,7 @@
 use brigade_test_device::numeric_device;
 use brigade_testkit::{World, assert_close, dist_test};
 use brigade_torch::regions::{
-    all_to_all, copy_to_region, gather_from_region, gather_from_sequence_region,
+    all_to_all, all_to_all_rows, copy_to_region, gather_from_region, gather_from_sequence_region,
     reduce_from_region, reduce_scatter_to_sequence_region, scatter_to_region,
 };
 use brigade_torch::{ErrorKind, ProcessGroup, backward, gradient};
@@ -215,4 +215,44 @@ dist_test!(world = 3, dist_what_does_not_divide_is_named, |world| {
     let output = reduce_from_region(&group, &copy_to_region(&group, &x).unwrap()).unwrap();
     let slope = Tensor::f_run_backward(&[output.sum(Kind::Double)], &[&x], true, true);
     assert!(slope.unwrap_err().to_string().contains("create_graph"));
+});
+
+dist_test!(world = 3, dist_rows_go_to_ranks_and_their_gradients_back, |world| {
+    let group = rendezvous::group(&world);
+    // Rows from each rank to each: one rank sends none, one gets none, and one block is empty.
+    let counts = [[2i64, 3, 0], [0, 0, 0], [1, 4, 0]];
+    let (rank, width) = (group.rank(), 2);
+    let send = counts[rank];
+    let receive = counts.map(|row| row[rank]);
+    let starts = |from: usize, to: usize| counts[from][..to].iter().sum::<i64>();
+    let rows_of = |from: usize| wave(&[counts[from].iter().sum(), width], from as f64);
+    let x = leaf(&rows_of(rank));
+    let received = all_to_all_rows(&group, &x, &send, &receive).unwrap();
+    let blocks: Vec<Tensor> = (0..3)
+        .map(|from| rows_of(from).narrow(0, starts(from, rank), counts[from][rank]))
+        .collect();
+    same(&received, &Tensor::cat(&blocks, 0));
+    // Each rank multiplies what it got by its own number.
+    backward(&(&received * (rank as f64 + 2.0)).sum(Kind::Double)).unwrap();
+    let factors: Vec<Tensor> = (0..3)
+        .map(|to| Tensor::full([send[to], width], to as f64 + 2.0, (Kind::Double, x.device())))
+        .collect();
+    same(&grad(&x), &Tensor::cat(&factors, 0));
+    // And back to where they came from.
+    same(&all_to_all_rows(&group, &received, &receive, &send).unwrap(), &rows_of(rank));
+
+    let refused = |input: &Tensor, send: &[i64], receive: &[i64], text: &str| {
+        let error = all_to_all_rows(&group, input, send, receive).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert!(error.to_string().contains(text), "{error}");
+    };
+    let rows = wave(&[4, 2], 0.0);
+    refused(&rows, &[1, 1, 1], &[0, 0, 0], "the input has 4 rows, but [1, 1, 1] are to be sent");
+    refused(&rows, &[4, 0], &[0, 0, 0], "expected 3 numbers of rows");
+    refused(&rows, &[5, -1, 0], &[0, 0, 0], "expected 3 numbers of rows");
+    refused(&rows, &[4, 0, 0], &[i64::MAX, 1, 0], "expected 3 numbers of rows");
+    let scalar = Tensor::from(1.0);
+    refused(&scalar, &[1, 0, 0], &[0, 0, 0], "without dimensions has no rows");
+    // Nothing was sent: the next messages meet.
+    same(&all_to_all_rows(&group, &received, &receive, &send).unwrap(), &rows_of(rank));
 });

@@ -59,6 +59,12 @@ impl Accelerator {
         if let Some(tensor) = &self.gradients.tensor {
             return Err(tensor.refuse("find_executable_batch_size", "choose a batch size"));
         }
+        if let Some(pipeline) = &self.gradients.pipeline {
+            return Err(pipeline.refuse("find_executable_batch_size", "choose a batch size"));
+        }
+        if let Some(context) = &self.gradients.context {
+            return Err(context.refuse("find_executable_batch_size", "choose a batch size"));
+        }
         batch_size::find(&self.processes.job, start, next, clean_up, body)
     }
 }

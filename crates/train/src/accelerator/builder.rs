@@ -5,14 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use brigade_rank_env::World;
-use brigade_sharding::{Mesh, Sharding};
+use brigade_sharding::{ContextMethod, Mesh, Sharding};
 use brigade_torch::{Backend, Error, GlooDevice, ReducerOptions, Result, Store, keep_freed_memory};
 use brigade_track::Tracker;
 use tch::Device;
 
 use super::sharding::refuse_hook;
 use super::{Accelerator, Options};
-use crate::checkpoint::{Checkpoints, ProjectConfiguration};
+use crate::arrangement::{Arrangement, ArrangementOptions};
+use crate::checkpoint::{Checkpoints, ProjectConfiguration, Together};
 use crate::gradients::accumulate::{GradientAccumulationOptions, GradientAccumulator};
 use crate::gradients::backward::Gradients;
 use crate::gradients::hook::CommHook;
@@ -20,11 +21,11 @@ use crate::gradients::loss_check::{LossCheck, LossCheckOptions};
 use crate::job::connect::{self, ConnectOptions, debug_is_asked_for};
 use crate::loader::source::DataLoaderConfiguration;
 use crate::model::ModelOptions;
+use crate::pipeline::PipelineOptions;
 use crate::precision::scaler::GradScalerOptions;
 use crate::precision::{NumericsOptions, Precision};
 use crate::processes::Processes;
 use crate::sharding::ShardedModels;
-use crate::tensor_parallel;
 use crate::watch::{Watch, WatchOptions};
 
 /// Settings of an [`Accelerator`]. Every one has a default.
@@ -48,9 +49,7 @@ pub struct AcceleratorBuilder {
     project: ProjectConfiguration,
     /// `None`: as the environment says.
     sharding: Option<Option<Sharding>>,
-    /// `None`: as the environment says.
-    mesh: Option<Mesh>,
-    tensor_ranks: Option<usize>,
+    arrangement: ArrangementOptions,
 }
 
 impl AcceleratorBuilder {
@@ -74,8 +73,7 @@ impl AcceleratorBuilder {
             watch: WatchOptions::default(),
             project: ProjectConfiguration::default(),
             sharding: None,
-            mesh: None,
-            tensor_ranks: None,
+            arrangement: ArrangementOptions::default(),
         }
     }
 
@@ -202,7 +200,7 @@ impl AcceleratorBuilder {
     /// ```
     /// use brigade_nn::{Linear, Model};
     /// use brigade_optim::AdamW;
-    /// use brigade_sharding::{Mesh, Sharding};
+    /// use brigade_sharding::{ContextMethod, Mesh, Sharding};
     /// use brigade_train::Accelerator;
     /// use tch::{Kind, Tensor};
     ///
@@ -243,7 +241,7 @@ impl AcceleratorBuilder {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn mesh(mut self, mesh: Mesh) -> Self {
-        self.mesh = Some(mesh);
+        self.arrangement.mesh = Some(mesh);
         self
     }
 
@@ -258,7 +256,74 @@ impl AcceleratorBuilder {
     /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     pub fn tensor_parallel(mut self, ranks: usize) -> Self {
-        self.tensor_ranks = Some(ranks);
+        self.arrangement.tensor_ranks = Some(ranks);
+        self
+    }
+
+    /// Has the ranks of a tensor group compute a part of the sequence each between divided layers (Megatron-LM's
+    /// `sequence_parallelism`): the activations of normalisations, dropout and residuals are divided too, for as many bytes in
+    /// messages. The number of tokens has to be a multiple of the ranks. Off unless set, or a plan
+    /// [says so](brigade_sharding::TensorPlan::sequence_regions).
+    ///
+    /// ```
+    /// use brigade_train::Accelerator;
+    ///
+    /// // With one rank nothing is divided.
+    /// let accelerator = Accelerator::builder().cpu(true).quiet(true).sequence_regions(true).build()?;
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    pub fn sequence_regions(mut self, on: bool) -> Self {
+        self.arrangement.sequence_regions = on;
+        self
+    }
+
+    /// Has so many neighbouring ranks compute a part of every sequence (context parallelism): for sequences whose activations
+    /// do not fit one device. They read the same samples, and each of them computes some of the tokens. The mesh follows from
+    /// it, [`AcceleratorBuilder::tensor_parallel`] and [`AcceleratorBuilder::sharding`]. Unless set, the environment says how
+    /// many those are (`BRIGADE_CONTEXT`, which `brigade launch --context` sets).
+    ///
+    /// ```
+    /// use brigade_sharding::ContextMethod;
+    /// use brigade_train::Accelerator;
+    ///
+    /// let builder = Accelerator::builder().cpu(true).context_parallel(4);
+    /// let error = builder.context_method(ContextMethod::Ring).build().unwrap_err();
+    /// assert!(error.to_string().contains("cp 4"));
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    pub fn context_parallel(mut self, ranks: usize) -> Self {
+        self.arrangement.context_ranks = Some(ranks);
+        self
+    }
+
+    /// Has so many ranks have the stages of each model (pipeline parallelism): for models that do not fit a device, over slow
+    /// networks. They read the same samples, and the loop is that of [`Accelerator::forward_backward`]. The mesh follows from
+    /// it and the other axes. Unless set, the environment says how many those are (`BRIGADE_PIPELINE`, which
+    /// `brigade launch --pipeline` sets).
+    ///
+    /// ```
+    /// use brigade_train::Accelerator;
+    ///
+    /// let error = Accelerator::builder().cpu(true).pipeline_parallel(4).build().unwrap_err();
+    /// assert!(error.to_string().contains("pp 4"));
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    pub fn pipeline_parallel(mut self, ranks: usize) -> Self {
+        self.arrangement.pipeline_ranks = Some(ranks);
+        self
+    }
+
+    /// Sets how pipelines divide a batch and order its passes. Defaults to 1F1B with four micro-batches for each rank of a
+    /// pipeline.
+    pub fn pipeline_options(mut self, options: PipelineOptions) -> Self {
+        self.arrangement.pipeline = Some(options);
+        self
+    }
+
+    /// Sets how attention gets the keys and values of tokens that other ranks have. Defaults to
+    /// [`ContextMethod::Gather`], or to what the environment says (`BRIGADE_CONTEXT_METHOD`).
+    pub fn context_method(mut self, method: ContextMethod) -> Self {
+        self.arrangement.context_method = Some(method);
         self
     }
 
@@ -492,12 +557,7 @@ impl AcceleratorBuilder {
         let shared = self.sharing.as_ref().filter(|_| self.watch.is_default());
         let shared = shared.map(|other| Arc::clone(&other.watch));
         let joins = self.processes.is_none() && self.sharing.is_none();
-        let divided = self.sharing.as_ref().map(|other| {
-            (
-                other.gradients.tensor.clone(),
-                Processes::of(Arc::clone(&other.gradients.processes.job)),
-            )
-        });
+        let arranged = self.sharing.as_ref().map(Accelerator::arrangement);
         let processes = match (self.processes, self.sharing) {
             (Some(processes), _) => processes,
             (None, Some(other)) => Processes::of(other.processes.job),
@@ -511,27 +571,17 @@ impl AcceleratorBuilder {
         };
         let mut numerics = self.numerics;
         let mut sharding = self.sharding.map_or_else(Sharding::from_env, Ok)?;
-        let (tensor, data) = match (divided, self.mesh, self.tensor_ranks) {
-            (Some(divided), None, None) => divided,
-            (Some(_), ..) => {
-                return Err(Error::invalid_argument(
-                    "the options `mesh` and `tensor_parallel` contradict `sharing`: the other Accelerator has arranged the \
-                     ranks; set them there",
-                ));
-            }
-            (None, Some(mesh), None) => tensor_parallel::arrange(mesh, &mut sharding, &processes)?,
-            (None, Some(mesh), Some(ranks)) => {
+        let arrangement = match (arranged, self.arrangement.first_set()) {
+            (Some(arranged), None) => arranged,
+            (Some(_), Some(option)) => {
                 return Err(Error::invalid_argument(format!(
-                    "the options `mesh({mesh})` and `tensor_parallel({ranks})` contradict each other: set one of them"
+                    "the option `{option}` contradicts `sharing`: the other Accelerator has arranged the ranks; set it there"
                 )));
             }
-            (None, None, ranks) => {
-                let ranks = ranks.map_or_else(tensor_parallel::ranks_from_env, Ok)?;
-                let mesh = tensor_parallel::mesh_of(ranks, sharding.as_ref(), &processes)?;
-                tensor_parallel::arrange(mesh, &mut sharding, &processes)?
-            }
+            (None, _) => self.arrangement.arrange(&mut sharding, &processes)?,
         };
-        let job = &data.job;
+        let Arrangement { averaged, data, tensor, context, pipeline } = arrangement;
+        let job = &averaged.job;
         let sharded = match sharding {
             Some(sharding) => {
                 let sharding = numerics.with_sharding(sharding)?;
@@ -545,33 +595,40 @@ impl AcceleratorBuilder {
         let tf32 = numerics.math.apply(joins, job.device)?;
         // Ranks that divide layers overflow apart from each other.
         let (numerics, scaler) = numerics.decide(&processes.job, tf32)?;
-        let checks = self.loss_check.on && scaler.is_none();
+        if let (Some(pipeline), Some(_)) = (&pipeline, &scaler) {
+            return Err(pipeline.refuse("fp16, whose loss is scaled,", "use bf16"));
+        }
+        let checks_step_losses = pipeline.is_some() && self.loss_check.on;
+        let checks = self.loss_check.on && scaler.is_none() && pipeline.is_none();
         let loss_check =
             checks.then(|| Arc::new(LossCheck::new(job, self.loss_check, sharded.clone())));
         let watch = shared.unwrap_or_else(|| Arc::new(Watch::new(self.watch, &processes)));
-        let checkpoints = Checkpoints::checked(
-            &processes,
-            self.project,
-            &accumulator,
-            loss_check.clone(),
-            sharded.clone(),
-            tensor.clone(),
-            self.quiet,
-        );
+        let together = Together {
+            loss_check: loss_check.clone(),
+            sharded: sharded.clone(),
+            tensor: tensor.clone(),
+            pipeline: pipeline.clone(),
+        };
+        let checkpoints =
+            Checkpoints::checked(&processes, self.project, &accumulator, together, self.quiet);
         if let Some(scaler) = &scaler {
             checkpoints.register(scaler);
         }
         let options =
             Options { models: Arc::new(self.models), loader: self.loader, quiet: self.quiet };
         Ok(Accelerator {
+            data,
             gradients: Gradients {
-                processes: data,
+                processes: averaged,
                 accumulator,
                 scaler,
                 loss_check,
                 sharded,
                 tensor,
+                context,
+                pipeline,
             },
+            checks_step_losses,
             processes,
             options: Arc::new(options),
             numerics: Arc::new(numerics),

@@ -11,7 +11,7 @@ use crate::gradients::clip::ClipNorm;
 use crate::gradients::join::JoinInputs;
 use crate::gradients::local_sgd::LocalSgd;
 use crate::gradients::models::{NoSyncGuard, PreparedModels};
-use crate::gradients::weighted::LossWeight;
+use crate::loss_weight::LossWeight;
 use crate::parameters::Parameters;
 
 impl Accelerator {

@@ -71,6 +71,8 @@ impl<M> Prepare for Model<M> {
             accumulator: accelerator.gradients.accumulator.clone(),
             sharded: accelerator.gradients.sharded.clone(),
             tensor: accelerator.gradients.tensor.clone(),
+            context: accelerator.gradients.context.clone(),
+            pipeline: accelerator.gradients.pipeline.clone(),
         };
         let channels_last = context.place(&mut self)?;
         accelerator.print_banner(channels_last);

@@ -14,9 +14,9 @@ impl Accelerator {
         &self.processes
     }
 
-    /// Returns the ranks that read other samples than this one, and this one: all ranks, unless some divide layers between them
-    /// ([`AcceleratorBuilder::mesh`](crate::AcceleratorBuilder::mesh)), of which each tensor group reads the same. Sums and
-    /// means over samples are taken over these.
+    /// Returns the ranks that read other samples than this one, and this one: all ranks, unless some divide layers or sequences
+    /// between them ([`AcceleratorBuilder::mesh`](crate::AcceleratorBuilder::mesh)), of which each tensor and each context
+    /// group reads the same. Sums and means over samples are taken over these.
     ///
     /// ```
     /// use brigade_train::Accelerator;
@@ -27,7 +27,7 @@ impl Accelerator {
     /// ```
     #[must_use]
     pub fn data_processes(&self) -> &Processes {
-        &self.gradients.processes
+        &self.data
     }
 
     /// As [`Processes::gather`], for what was computed from a batch, without the duplicates that

@@ -9,6 +9,7 @@ use brigade_torch::{Result, gradient};
 use tch::Tensor;
 
 use super::Accelerator;
+use crate::arrangement::Arrangement;
 use crate::gradients::backward::Gradients;
 use crate::gradients::hook::CommHook;
 use crate::sharding::{ShardedModel, ShardedModels};
@@ -99,18 +100,18 @@ impl Accelerator {
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] for a world without ranks.
     pub fn mesh(&self) -> Result<Mesh> {
-        let data = match &self.gradients.sharded {
+        let averaged = match &self.gradients.sharded {
             Some(sharded) => sharded.mesh().clone(),
             None => {
-                let ranks = self.data_processes().num_processes();
+                let ranks = self.gradients.processes.num_processes();
                 Mesh::builder().replicate(ranks).build(ranks)?
             }
         };
-        self.gradients.tensor.as_ref().map_or(Ok(data.clone()), |tensor| tensor.mesh_with(&data))
+        self.arrangement().mesh_with(&averaged)
     }
 
-    /// Builds a model whose layers the ranks of this rank's tensor group divide as its architecture says; the model that
-    /// [`Model::new`] builds where there is one such rank.
+    /// Builds a model whose layers the ranks of this rank's tensor group divide as its architecture says, and whose sequences
+    /// those of its context group; of a pipeline this rank's stages. It is the model that [`Model::new`] builds where there is one such rank.
     ///
     /// ```
     /// use brigade_models::{LlamaForCausalLm, LlamaOptions};
@@ -159,8 +160,30 @@ impl Accelerator {
     /// ```
     #[must_use = "build the model with a constructor"]
     pub fn parallel_builder(&self, plan: TensorPlan) -> ModelBuilder {
-        let group = self.gradients.tensor.as_ref().map(|tensor| tensor.group().clone());
-        Model::builder().tensor_parallel(TensorParallel { group, plan })
+        let tensor = match &self.gradients.tensor {
+            Some(tensor) => tensor.of_models(plan),
+            None => TensorParallel { group: None, plan },
+        };
+        let builder = Model::builder().tensor_parallel(tensor);
+        let builder = match &self.gradients.context {
+            Some(context) => builder.context_parallel(context.of_models()),
+            None => builder,
+        };
+        match &self.gradients.pipeline {
+            Some(pipeline) => builder.pipeline(pipeline.of_models()),
+            None => builder,
+        }
+    }
+
+    /// Returns how the ranks are arranged.
+    pub(super) fn arrangement(&self) -> Arrangement {
+        Arrangement {
+            averaged: self.gradients.processes.clone(),
+            data: self.data.clone(),
+            tensor: self.gradients.tensor.clone(),
+            context: self.gradients.context.clone(),
+            pipeline: self.gradients.pipeline.clone(),
+        }
     }
 
     /// Returns the memory of the sharded models that are prepared, as planned and as measured so far; `None` where no

@@ -14,6 +14,7 @@ use super::buffer_pool::BufferPool;
 use super::project::ProjectConfiguration;
 use crate::gradients::accumulate::GradientAccumulator;
 use crate::gradients::loss_check::LossCheck;
+use crate::pipeline::PipelineRanks;
 use crate::processes::Processes;
 use crate::registry::Registry;
 use crate::sharding::ShardedModels;
@@ -31,6 +32,8 @@ pub(super) struct Inner {
     pub(super) sharded: Option<Arc<ShardedModels>>,
     /// Where ranks divide layers between them.
     pub(super) tensor: Option<Arc<TensorModels>>,
+    /// Where ranks have stages of models.
+    pub(super) pipeline: Option<Arc<PipelineRanks>>,
     /// Whether warnings are left out.
     pub(super) quiet: bool,
     /// A save that is still being written.
@@ -60,6 +63,15 @@ impl Inner {
     pub(super) fn weights_may_be_saved(&self) -> Result<()> {
         self.accumulator.settle()?;
         self.loss_check.as_ref().map_or(Ok(()), |check| check.before_save())
+    }
+
+    /// Fails where ranks have stages of models: a checkpoint has the same objects on all ranks.
+    pub(super) fn refuse_stages(&self, what: &str) -> Result<()> {
+        let Some(pipeline) = &self.pipeline else { return Ok(()) };
+        Err(pipeline.refuse(
+            what,
+            "save weights by `Accelerator::save_model`, and begin from them; optimizers' states are not saved yet",
+        ))
     }
 
     /// Fails within a window of accumulation whose gradients are not reduced yet: they are whole on each rank, and a

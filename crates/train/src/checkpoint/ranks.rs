@@ -8,7 +8,7 @@ use brigade_torch::{
 use tch::{Device, Tensor};
 
 use super::inner::Inner;
-use crate::gradients::weighted::WeightedWindow;
+use crate::loss_weight::WeightedWindow;
 use crate::registry::Checkpointed;
 
 /// An object with its name in checkpoints.

@@ -67,6 +67,7 @@ type Failure = (usize, String);
 
 /// Captures and copies; the rest is done here or by a thread. Gives the checkpoint's place.
 pub(super) fn begin(inner: &Inner, target: &Target) -> Result<PathBuf> {
+    inner.refuse_stages("save_state")?;
     inner.weights_may_be_saved()?;
     inner.gradients_may_be_saved()?;
     inner.wait()?;

@@ -10,7 +10,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tch::Tensor;
 
 use crate::gradients::models::{NoSyncGuard, PreparedModels, scale_gradients};
-use crate::gradients::weighted::WeightedWindow;
+use crate::loss_weight::WeightedWindow;
 use crate::precision::scaler::GradScaler;
 
 /// How gradients of several batches become one optimizer step.
@@ -166,6 +166,11 @@ impl GradientAccumulator {
             1 => Ok(loss.shallow_clone()),
             divisor => Ok(loss.f_div_scalar(divisor as f64)?),
         }
+    }
+
+    /// Returns what the gradients of a batch's mean loss count in the window: one over its batches.
+    pub(crate) fn share(&self) -> f64 {
+        1.0 / self.window.divisor.load(Ordering::Relaxed) as f64
     }
 
     /// Runs the body for one batch of a window: forward and backward of `models`, and the step where

@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
-use brigade_torch::{BackwardOptions, Error, ReduceOp, Result};
-use tch::{Device, Tensor};
+use brigade_torch::{BackwardOptions, Error, ProcessGroup, ReduceOp, Result};
+use tch::{Device, Kind, Tensor};
 
+use crate::context_parallel::ContextRanks;
 use crate::error::{TrainError, loss_is_not_finite};
 use crate::gradients::accumulate::GradientAccumulator;
 use crate::gradients::loss_check::LossCheck;
 use crate::gradients::models::{PreparedModels, scale_gradients};
-use crate::gradients::weighted::{LossWeight, WeightedWindow};
+use crate::loss_weight::{LossWeight, WeightedWindow};
+use crate::pipeline::PipelineRanks;
 use crate::precision::scaler::GradScaler;
 use crate::processes::Processes;
 use crate::sharding::ShardedModels;
@@ -19,7 +21,7 @@ use crate::tensor_parallel::TensorModels;
 /// it prepares.
 #[derive(Clone)]
 pub(crate) struct Gradients {
-    /// The ranks that read other samples, over which gradients are averaged.
+    /// The ranks over which gradients are averaged.
     pub(crate) processes: Processes,
     pub(crate) accumulator: GradientAccumulator,
     /// With fp16 only.
@@ -30,6 +32,10 @@ pub(crate) struct Gradients {
     pub(crate) sharded: Option<Arc<ShardedModels>>,
     /// Where ranks divide layers between them.
     pub(crate) tensor: Option<Arc<TensorModels>>,
+    /// Where ranks have parts of each sequence.
+    pub(crate) context: Option<Arc<ContextRanks>>,
+    /// Where ranks have stages of models.
+    pub(crate) pipeline: Option<Arc<PipelineRanks>>,
 }
 
 impl Gradients {
@@ -42,6 +48,9 @@ impl Gradients {
     /// The backward pass of a loss that has its share of the window already.
     #[track_caller]
     fn run(&self, loss: &Tensor, options: BackwardOptions) -> Result<()> {
+        if let Some(pipeline) = &self.pipeline {
+            return Err(pipeline.refuse("backward", "use `Accelerator::forward_backward`"));
+        }
         // Reading the loss waits for the device and for the other ranks, so only debug mode does it here. With a
         // loss scale, an overflowing loss is expected.
         let finite = !self.processes.job.debug
@@ -50,8 +59,13 @@ impl Gradients {
         if let Some(group) = self.processes.traced() {
             group.check_backward(finite)?;
         }
-        if let Some(tensor) = self.tensor.as_ref().filter(|_| self.processes.job.debug) {
-            tensor.compare_losses(loss)?;
+        if self.processes.job.debug {
+            if let Some(tensor) = &self.tensor {
+                compare_losses(loss, tensor.group(), "tensor")?;
+            }
+            if let Some(context) = &self.context {
+                compare_losses(loss, context.group(), "context")?;
+            }
         }
         if !finite {
             let rank = Some(self.processes.job.rank());
@@ -149,4 +163,20 @@ impl Gradients {
         group.all_reduce(&mut sum, ReduceOp::Sum)?;
         Ok(sum.f_reshape([0i64; 0])?.f_to_device(place)?)
     }
+}
+
+/// Compares a loss with those of the ranks of a group, which read the same samples, in debug mode. All of them take part.
+fn compare_losses(loss: &Tensor, group: &ProcessGroup, axis: &str) -> Result<()> {
+    let own = loss.f_sum(Kind::Double)?.f_double_value(&[])?;
+    let all: Vec<f64> = group.all_gather_object(&own)?;
+    let Some(rank) = all.iter().position(|other| other.to_bits() != own.to_bits()) else {
+        return Ok(());
+    };
+    let what = if axis == "tensor" { "divide layers" } else { "have parts of a sequence" };
+    Err(Error::invalid_argument(format!(
+        "the loss is {own} on {axis} rank {} and {} on {axis} rank {rank}: ranks that {what} have to read the same samples \
+         (prepare the loader, or give all of them one batch) and to draw the same random numbers",
+        group.rank(),
+        all[rank]
+    )))
 }

@@ -137,13 +137,14 @@ impl Gradients {
     /// The norm of the gradients, those of other ranks' shards included.
     fn norm(&self, parameters: &(impl Parameters + ?Sized), norm_type: f64) -> Result<Tensor> {
         let (sharded, tensor) = (self.sharded.as_deref(), self.tensor.as_deref());
-        if sharded.is_none() && tensor.is_none() {
+        let pipeline = self.pipeline.as_deref();
+        if sharded.is_none() && tensor.is_none() && pipeline.is_none() {
             let gradients = gradients_of(parameters)?;
             return gradients::norm(&gradients.iter().collect::<Vec<_>>(), norm_type);
         }
         let mut handles = Vec::new();
         parameters.each(&mut |parameter| handles.push(parameter.shallow_clone()));
-        norm(sharded, tensor, &handles, norm_type)
+        norm(sharded, tensor, pipeline, &handles, norm_type)
     }
 
     /// Clamps the gradients once the window of accumulation ends.

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use brigade_torch::{ProcessGroup, Result, TensorId, gradient, gradients};
 use tch::{Device, Kind, Tensor};
 
+use crate::pipeline::PipelineRanks;
 use crate::sharding::ShardedModels;
 use crate::tensor_parallel::TensorModels;
 
@@ -14,6 +15,7 @@ use crate::tensor_parallel::TensorModels;
 pub(super) fn norm(
     sharded: Option<&ShardedModels>,
     tensor: Option<&TensorModels>,
+    pipeline: Option<&PipelineRanks>,
     parameters: &[Tensor],
     norm_type: f64,
 ) -> Result<Tensor> {
@@ -43,7 +45,9 @@ pub(super) fn norm(
         let belongs = |parameter: &&Tensor| {
             let id = TensorId::of(parameter);
             let is_part = tensor.is_some_and(|tensor| tensor.is_part(id));
-            (rows.contains(&id), is_part) == (over_rows, over_parts)
+            // A parameter of several stages is counted by the first rank that has it.
+            let is_own = pipeline.is_none_or(|it| !it.is_counted_before(parameter));
+            is_own && (rows.contains(&id), is_part) == (over_rows, over_parts)
         };
         let chosen: Vec<Tensor> =
             parameters.iter().filter(belongs).map(Tensor::shallow_clone).collect();
@@ -60,6 +64,13 @@ pub(super) fn norm(
             Some(sum) => power.add(&sum, &found)?,
             None => found,
         });
+    }
+    if let Some(pipeline) = pipeline {
+        let own = match sum {
+            Some(sum) => sum.f_to_kind(Kind::Double)?,
+            None => Tensor::f_zeros([0i64; 0], (Kind::Double, device))?,
+        };
+        sum = Some(power.over_stages(pipeline, &own)?);
     }
     match sum {
         Some(sum) => Ok(power.root(&sum)?.f_to_kind(kind)?),
@@ -108,6 +119,18 @@ impl Power {
             };
         }
         Ok(found.f_sum(Kind::Double)?)
+    }
+
+    /// Of all stages of a pipeline, in double precision.
+    fn over_stages(&self, pipeline: &PipelineRanks, own: &Tensor) -> Result<Tensor> {
+        let group = pipeline.group();
+        let own = own.f_to_device(pipeline.everyone().device())?.f_reshape([1])?;
+        let ranks = Tensor::f_cat(&group.all_gather(&own)?, 0)?.f_to_device(self.device)?;
+        Ok(if self.norm_type.is_infinite() {
+            ranks.f_amax([0i64], false)?
+        } else {
+            ranks.f_sum_dim_intlist([0i64].as_slice(), false, Kind::Double)?
+        })
     }
 
     /// Of a norm.

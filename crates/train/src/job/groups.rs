@@ -73,27 +73,30 @@ impl Groups {
         Ok(())
     }
 
-    /// Returns the groups of the ranks that read other samples, `None` where this rank reads all, and the ranks that divide
-    /// layers with this one. All ranks take part.
-    pub(crate) fn divide(&self, mesh: &Mesh) -> Result<(Option<Self>, ProcessGroup)> {
+    /// Returns the groups of the ranks that differ from this one along an axis of a mesh alone; `None` where it is the only
+    /// one. All ranks take part.
+    pub(crate) fn along(&self, mesh: &Mesh, axis: Axis) -> Result<Option<Self>> {
         let world = self.world();
-        let tensor = along(&world, mesh, Axis::Tensor)?;
-        let data = along(&world, mesh, Axis::Data)?;
-        if data.size() == 1 {
-            return Ok((None, tensor));
+        let group = along(&world, mesh, axis)?;
+        if group.size() == 1 {
+            return Ok(None);
         }
-        let place = mesh.coordinate(world.rank(), Axis::Tensor)?;
-        let store = self.store.prefix(&format!("data_of_tensor_rank_{place}"))?;
-        let connected = Connected { world: data, host: None, sharding: Mutex::default() };
-        let data = Self {
+        let first = mesh.group(world.rank(), axis)?.first().copied().unwrap_or_default();
+        let store = self.store.prefix(&format!("{axis}_of_rank_{first}"))?;
+        let connected = Connected { world: group, host: None, sharding: Mutex::default() };
+        Ok(Some(Self {
             store,
             backend: self.backend.clone(),
             gloo: self.gloo.clone(),
             timeout: self.timeout,
             debug: self.debug,
             current: RwLock::new(connected),
-        };
-        Ok((Some(data), tensor))
+        }))
+    }
+
+    /// Returns the group of the ranks that differ from this one along an axis of a mesh alone. All ranks take part.
+    pub(crate) fn group_along(&self, mesh: &Mesh, axis: Axis) -> Result<ProcessGroup> {
+        along(&self.world(), mesh, axis)
     }
 
     pub(crate) fn world(&self) -> ProcessGroup {

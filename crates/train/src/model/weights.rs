@@ -17,6 +17,9 @@ impl<M> PreparedModel<M> {
         if matches!(to, WeightsTarget::Parts(..)) {
             state.retain(|(name, _)| self.model.parameter_name(name).is_none_or(|it| it == name));
         }
+        if let Some(pipeline) = &self.context.pipeline {
+            return self.save_stages(pipeline, &state, to);
+        }
         if let Some(spread) = self.spread() {
             return spread.save_weights(&state, to);
         }
@@ -42,6 +45,11 @@ impl<M> PreparedModel<M> {
         path: &Path,
         key: Option<&str>,
     ) -> Result<Option<String>> {
+        if let Some(pipeline) = self.context.pipeline.clone() {
+            let report = self.load_stages(&pipeline, path, key)?;
+            let remark = report.remark().filter(|_| processes.is_main_process());
+            return Ok(remark.map(|remark| format!("{}: {remark}", path.display())));
+        }
         if let Some(spread) = self.spread() {
             let report = spread.load_weights(path, key)?;
             let remark = report.and_then(|report| report.remark());

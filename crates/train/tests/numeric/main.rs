@@ -12,6 +12,7 @@ mod metrics;
 #[path = "../common/net.rs"]
 mod net;
 mod own_models;
+mod pipeline;
 mod precision;
 #[path = "../common/resume.rs"]
 mod resume;

@@ -1,6 +1,7 @@
 //! Models whose layers ranks divide train as whole ones do, with replicas, with shards, and with both.
 
 mod checkpoints;
+mod context;
 mod limits;
 
 use std::sync::Mutex;
@@ -11,7 +12,7 @@ use brigade_models::{
 };
 use brigade_nn::{Model, Module, ParamPath, StateDict, TensorParallelPlan};
 use brigade_optim::{AdamW, Optimizer, Sgd};
-use brigade_sharding::{Axis, Mesh, Sharding};
+use brigade_sharding::{Axis, ContextMethod, Mesh, Sharding};
 use brigade_testkit::assert_close;
 use brigade_torch::Trainable;
 use brigade_train::{Accelerator, ClipNorm, PreparedLoader, PreparedModel, PreparedOptimizer};
@@ -60,6 +61,9 @@ struct Recipe {
     momentum: bool,
     micro_batches: usize,
     norm_type: f64,
+    method: Option<ContextMethod>,
+    /// Each rank of a tensor group has a part of the sequence between divided layers.
+    regions: bool,
 }
 
 impl Recipe {
@@ -162,13 +166,19 @@ where
     M: for<'a> Module<Labelled<'a>, Output = TokenLoss> + TensorParallelPlan,
 {
     on_ranks(mesh.world_size(), |builder, rank| {
-        let accelerator = builder
+        let builder = builder
             .sharding(sharding.cloned())
             .mesh(mesh.clone())
-            .gradient_accumulation_steps(recipe.micro_batches)
-            .build()
-            .unwrap();
-        assert_eq!(accelerator.mesh().unwrap().size(Axis::Tensor), mesh.size(Axis::Tensor));
+            .sequence_regions(recipe.regions)
+            .gradient_accumulation_steps(recipe.micro_batches);
+        let builder = match recipe.method {
+            Some(method) => builder.context_method(method),
+            None => builder,
+        };
+        let accelerator = builder.build().unwrap();
+        for axis in [Axis::Tensor, Axis::Context, Axis::Sequence] {
+            assert_eq!(accelerator.mesh().unwrap().size(axis), mesh.size(axis));
+        }
         let options = accelerator.parallel_builder(M::tensor_plan()).kind(Kind::Double);
         let options = if deferred { options.deferred() } else { options };
         let model = options.build(new).unwrap();
@@ -214,7 +224,8 @@ fn check<M>(
     }
 }
 
-const ADAM: Recipe = Recipe { momentum: false, micro_batches: 1, norm_type: 2.0 };
+const ADAM: Recipe =
+    Recipe { momentum: false, micro_batches: 1, norm_type: 2.0, method: None, regions: false };
 
 fn mesh(replicate: usize, shard: usize, tensor: usize) -> Mesh {
     let builder = Mesh::builder().replicate(replicate).shard(shard).tensor(tensor);
@@ -250,7 +261,8 @@ fn ranks_of_other_samples_have_an_order() {
 #[test]
 fn with_replicas() {
     for norm_type in [1.0, 2.0, f64::INFINITY, 0.0] {
-        let recipe = Recipe { momentum: true, micro_batches: 2, norm_type };
+        let recipe =
+            Recipe { momentum: true, micro_batches: 2, norm_type, method: None, regions: false };
         check(|path| Gpt2LmHead::new(path, &gpt2()), &mesh(2, 1, 2), None, recipe);
     }
 }
@@ -259,7 +271,13 @@ fn with_replicas() {
 fn with_shards() {
     for sharding in [Sharding::zero1(), Sharding::zero2(), Sharding::zero3()] {
         for norm_type in [2.0, 0.0] {
-            let recipe = Recipe { momentum: false, micro_batches: 2, norm_type };
+            let recipe = Recipe {
+                momentum: false,
+                micro_batches: 2,
+                norm_type,
+                method: None,
+                regions: false,
+            };
             let new = |path: &ParamPath<'_>| LlamaForCausalLm::new(path, &llama());
             check(new, &mesh(1, 2, 2), Some(&sharding), recipe);
         }

@@ -173,7 +173,7 @@ dist_test!(
         assert!(error.to_string().contains("backward_weighted"), "{error}");
         let weights = vec![1.0; 1 + world.rank.as_usize()];
         let error = first
-            .backward_weighted(&model, &loss().sum(Kind::Double), &Tensor::from_slice(&weights))
+            .backward_weighted(&model, &loss().sum(Kind::Double), Tensor::from_slice(&weights))
             .unwrap_err();
         assert!(error.to_string().contains("several elements"), "{error}");
         // No token on any rank: nothing to learn, and no NaN.

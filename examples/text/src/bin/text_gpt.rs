@@ -42,7 +42,7 @@ struct Options {
     vocabulary: usize,
     /// Context length, in tokens.
     #[arg(long, default_value_t = 64, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
-    context: u32,
+    block_size: u32,
     /// Number of transformer blocks.
     #[arg(long, default_value_t = 2)]
     layers: usize,
@@ -122,7 +122,7 @@ fn main() -> MainResult {
                 optimizer.zero_grad()?;
                 add_loss(&mut window, &loss)
             })?;
-            meter.step_with_tokens(batch.valid(), batch.valid() * options.context as usize);
+            meter.step_with_tokens(batch.valid(), batch.valid() * options.block_size as usize);
             if accelerator.sync_gradients() {
                 let loss = accelerator.compute_metric(&std::mem::take(&mut window))?;
                 let step = optimizer.steps()?;
@@ -219,7 +219,7 @@ impl Options {
         let cut = lines - (lines as f64 * self.valid).ceil() as usize;
         let blocks = |lines: std::ops::Range<usize>, what: &str| {
             let part = Subset::new(ids.clone(), lines.collect())?;
-            let blocks = Blocks::new(part, self.context as usize)
+            let blocks = Blocks::new(part, self.block_size as usize)
                 .with_context(|| format!("{}: too little text to {what} with", file.display()))?;
             // Blocks are of one length: nothing is padded.
             anyhow::Ok(SequenceData::new(blocks, SequenceCollator::new(0).causal()))
@@ -239,7 +239,7 @@ impl Options {
         let end = tokenizer.special_id(SpecialToken::End).map(i64::from);
         Gpt2Options {
             vocab_size: tokenizer.vocab_size() as i64,
-            n_positions: self.context.into(),
+            n_positions: self.block_size.into(),
             n_embd: self.width.into(),
             n_layer: self.layers,
             n_head: self.heads.into(),
@@ -264,7 +264,7 @@ impl Options {
             temperature: self.temperature,
             top_k: Some(self.top_k.into()),
             max_new_tokens: self.new_tokens.into(),
-            max_length: Some(self.context.into()),
+            max_length: Some(self.block_size.into()),
             eos_token_id: model.module().options().eos_token_id.clone(),
             seed: Some(self.common.seed.into()),
             ..GenerationOptions::default()

@@ -119,12 +119,12 @@ impl BertForMaskedLm {
         labels: &Tensor,
         smoothing: f64,
     ) -> Result<TokenLoss> {
-        let hidden = self.hidden(tokens)?;
-        let labels = labels.f_reshape([-1])?;
+        let (hidden, part) = self.bert.own_states(tokens.into(), None)?;
+        let labels = part.take_or(labels, 1, IGNORED_LABEL)?.f_reshape([-1])?;
         let counted = labels.f_ne(IGNORED_LABEL)?.f_nonzero()?.f_squeeze_dim(-1)?;
         let rows = hidden.f_flatten(0, 1)?.f_index_select(0, &counted)?;
         let labels = labels.f_index_select(0, &counted)?;
-        self.predictions.loss(&self.transformed(&rows)?, &labels, smoothing)
+        self.predictions.loss(&self.transformed(&rows)?, &labels, smoothing)?.over(&part)
     }
 
     fn transformed(&self, hidden: &Tensor) -> Result<Tensor> {
@@ -136,8 +136,8 @@ impl<'t, I: Into<Tokens<'t>>> Module<I> for BertForMaskedLm {
     type Output = Tensor;
 
     fn forward(&self, tokens: I) -> Result<Tensor> {
-        let hidden = self.transformed(&self.hidden(tokens)?)?;
-        self.predictions.forward(&hidden)
+        let (hidden, part) = self.bert.own_states(tokens.into(), None)?;
+        part.gather(&self.predictions.forward(&self.transformed(&hidden)?)?, 1)
     }
 }
 

@@ -4,8 +4,8 @@ use brigade_nn::{Dropout, LayerNorm, Linear, Module, ParamPath, Training};
 use brigade_torch::Result;
 use tch::Tensor;
 
-use super::super::attention::{AttentionMask, OwnHeads, attend, split_heads};
-use super::super::blocks::{Block, Shared};
+use super::super::attention::{OwnHeads, Shared, attend, split_heads};
+use super::super::blocks::Block;
 use super::super::cache::LayerCache;
 use super::{BertOptions, norm};
 use crate::Activation;
@@ -70,14 +70,14 @@ impl BertLayer {
         [query, key, value, attention_dense, intermediate, output_dense]
     }
 
-    fn attend(&self, input: &Tensor, mask: &AttentionMask) -> Result<Tensor> {
+    fn attend(&self, input: &Tensor, shared: &Shared) -> Result<Tensor> {
         let OwnHeads { count, region } = &self.heads;
         let input = region.enter(input)?;
         let heads = |layer: &Linear| split_heads(&layer.forward_entered(&input)?, *count);
         let (queries, keys) = (heads(&self.query)?, heads(&self.key)?);
         let values = heads(&self.value)?;
         let dropout = if self.training.is_on() { self.dropout } else { 0.0 };
-        attend([&queries, &keys, &values], mask, dropout, None, region)
+        attend([&queries, &keys, &values], shared, dropout, None, region)
     }
 }
 
@@ -88,7 +88,7 @@ impl Block for BertLayer {
         shared: &Shared,
         _cache: Option<&mut LayerCache>,
     ) -> Result<Tensor> {
-        let attended = self.attention_dense.forward(&self.attend(hidden, &shared.mask)?)?;
+        let attended = self.attention_dense.forward(&self.attend(hidden, shared)?)?;
         let attended = self.attention_dropout.forward(&attended)?.f_add(hidden)?;
         let attended = self.attention_norm.forward(&attended)?;
         let inner = self.intermediate.forward(&attended)?;

@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use super::super::config::{self, ConfigError, TransformerOptions};
 use super::super::rotary::Llama3Scaling;
+use super::super::rotated_attention::RotatedAttentionOptions;
 use crate::Activation;
 
 /// The sizes of a [`super::Llama`], under the names of transformers' `LlamaConfig`; the defaults are those of
@@ -109,29 +110,21 @@ impl LlamaOptions {
         self.num_key_value_heads.unwrap_or(self.num_attention_heads)
     }
 
+    /// The sizes of attention.
+    pub(super) fn attention(&self) -> RotatedAttentionOptions {
+        RotatedAttentionOptions {
+            width: self.hidden_size,
+            heads: self.num_attention_heads,
+            key_heads: self.key_heads(),
+            head_width: self.head_width(),
+            bias: self.attention_bias,
+            dropout: self.attention_dropout,
+        }
+    }
+
     /// Notes what cannot be built.
     pub(super) fn check(&self, path: &ParamPath<'_>) {
-        let (heads, keys, width) = (self.num_attention_heads, self.key_heads(), self.head_width());
-        if self.head_dim.is_none() && (heads < 1 || self.hidden_size % heads != 0) {
-            path.reject(format_args!(
-                "num_attention_heads {heads} does not divide hidden_size {}",
-                self.hidden_size
-            ));
-        }
-        if keys < 1 || heads % keys != 0 {
-            path.reject(format_args!(
-                "num_key_value_heads {keys} does not divide num_attention_heads {heads}"
-            ));
-        }
-        if width < 2 || width % 2 != 0 {
-            path.reject(format_args!("heads of width {width} are not pairs to rotate"));
-        }
-        if !(0.0..1.0).contains(&self.attention_dropout) {
-            path.reject(format_args!(
-                "attention_dropout {} is not in [0, 1)",
-                self.attention_dropout
-            ));
-        }
+        self.attention().check(path, self.head_dim.is_some());
     }
 }
 
@@ -139,28 +132,43 @@ impl TransformerOptions for LlamaOptions {
     const MODEL_TYPE: &'static str = "llama";
 
     fn from_config(mut config: Map<String, Value>) -> Result<Self, ConfigError> {
-        let old_theta = config.remove("rope_theta");
-        let old = config.remove("rope_scaling");
-        let rope = [config.remove("rope_parameters"), old];
-        let rope = rope.into_iter().flatten().find(|it| !it.is_null());
-        let (theta, rope_scaling) = read_rope(rope)?;
-        let old_theta = old_theta.as_ref().and_then(Value::as_f64);
+        let (theta, rope_scaling) = take_rope(&mut config)?;
         let options: Self = config::from_map(config, Self::MODEL_TYPE)?;
-        Ok(Self { rope_theta: theta.or(old_theta).unwrap_or(ROPE_THETA), rope_scaling, ..options })
+        Ok(Self { rope_theta: theta.unwrap_or(ROPE_THETA), rope_scaling, ..options })
     }
 
     fn to_config(&self) -> Map<String, Value> {
         let mut config = config::to_map(self, Self::MODEL_TYPE);
-        let mut rope = match self.rope_scaling.map(serde_json::to_value) {
-            Some(Ok(Value::Object(scaling))) => scaling,
-            _ => Map::new(),
-        };
-        let rope_type = if self.rope_scaling.is_some() { "llama3" } else { "default" };
-        rope.insert("rope_type".to_owned(), rope_type.into());
-        rope.insert("rope_theta".to_owned(), self.rope_theta.into());
-        config.insert("rope_parameters".to_owned(), rope.into());
+        insert_rope(&mut config, self.rope_theta, self.rope_scaling);
         config
     }
+}
+
+/// Takes what a config says of rotations, in the newer form or the older one.
+pub(in super::super) fn take_rope(
+    config: &mut Map<String, Value>,
+) -> Result<(Option<f64>, Option<Llama3Scaling>), ConfigError> {
+    let old_theta = config.remove("rope_theta");
+    let old = config.remove("rope_scaling");
+    let rope = [config.remove("rope_parameters"), old];
+    let (theta, scaling) = read_rope(rope.into_iter().flatten().find(|it| !it.is_null()))?;
+    Ok((theta.or_else(|| old_theta.as_ref().and_then(Value::as_f64)), scaling))
+}
+
+/// Puts rotations into a config.
+pub(in super::super) fn insert_rope(
+    config: &mut Map<String, Value>,
+    theta: f64,
+    scaling: Option<Llama3Scaling>,
+) {
+    let mut rope = match scaling.map(serde_json::to_value) {
+        Some(Ok(Value::Object(scaling))) => scaling,
+        _ => Map::new(),
+    };
+    let rope_type = if scaling.is_some() { "llama3" } else { "default" };
+    rope.insert("rope_type".to_owned(), rope_type.into());
+    rope.insert("rope_theta".to_owned(), theta.into());
+    config.insert("rope_parameters".to_owned(), rope.into());
 }
 
 fn read_rope(rope: Option<Value>) -> Result<(Option<f64>, Option<Llama3Scaling>), ConfigError> {

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use brigade_models::{
     BertForSequenceClassification, BertOptions, ConvNeXt, ConvNeXtOptions, Gpt2LmHead, Gpt2Options,
-    LlamaForCausalLm, LlamaOptions, ResNet, ResNetOptions, UNet, UNetOptions, VisionTransformer,
-    VisionTransformerOptions, XResNet, XResNetOptions,
+    LlamaForCausalLm, LlamaOptions, Mixtral, MixtralForCausalLm, MixtralOptions, ResNet,
+    ResNetOptions, UNet, UNetOptions, VisionTransformer, VisionTransformerOptions, XResNet,
+    XResNetOptions,
 };
-use brigade_nn::{Model, Module, ParamPath};
+use brigade_nn::{Model, Module, ParamPath, load_balancing_loss};
 use brigade_sharding::{Sharding, ShardingPlan};
 use brigade_testkit::assert_close;
 use brigade_torch::{
@@ -161,6 +162,40 @@ fn language_models() {
     };
     let layers = ["", "bert.encoder.layer.0", "bert.encoder.layer.1"];
     same_gradients(&layers, tokens, |path| BertForSequenceClassification::new(path, &options));
+}
+
+/// Mixtral's hidden numbers with the loss of its routers.
+struct Balanced(Mixtral);
+
+impl Module<&Tensor> for Balanced {
+    type Output = Tensor;
+
+    fn forward(&self, ids: &Tensor) -> Result<Tensor> {
+        let (hidden, routers) = self.0.forward_routed(ids)?;
+        let routers: Vec<&Tensor> = routers.iter().collect();
+        Ok(hidden.f_add(&load_balancing_loss(&routers, 2, None)?)?)
+    }
+}
+
+#[test]
+fn experts_with_and_without_the_loss_of_routers() {
+    for recompute in [false, true] {
+        let options = MixtralOptions {
+            vocab_size: 31,
+            hidden_size: 12,
+            intermediate_size: 10,
+            num_hidden_layers: 2,
+            num_attention_heads: 2,
+            num_key_value_heads: None,
+            num_local_experts: 5,
+            recompute,
+            ..MixtralOptions::default()
+        };
+        let layers = ["", "model.layers.0", "model.layers.1"];
+        same_gradients(&layers, tokens, |path| MixtralForCausalLm::new(path, &options));
+        let layers = ["", "layers.0", "layers.1"];
+        same_gradients(&layers, tokens, |path| Balanced(Mixtral::new(path, &options)));
+    }
 }
 
 #[test]

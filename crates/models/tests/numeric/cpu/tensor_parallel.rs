@@ -1,13 +1,13 @@
 //! Transformers whose layers the ranks of a group divide compute what one rank computes.
 
-mod edges;
+pub(super) mod edges;
 
 use std::sync::Mutex;
 use std::thread;
 
 use brigade_models::{
     BertForMaskedLm, BertForSequenceClassification, BertOptions, CausalLm, Gpt2LmHead, Gpt2Options,
-    Labelled, LlamaForCausalLm, LlamaOptions, TokenLoss,
+    Labelled, LlamaForCausalLm, LlamaOptions, MixtralForCausalLm, MixtralOptions, TokenLoss,
 };
 use brigade_nn::{
     Model, Module, ParamPath, StateDict, TensorParallel, TensorParallelPlan, TensorRegion,
@@ -18,9 +18,9 @@ use brigade_torch::{Backend, GroupOptions, ProcessGroup, Result, Store, backward
 use tch::{Device, Kind, Tensor};
 
 /// Ranks are threads, which share libtorch's generator: models are drawn one after the other.
-static DRAWS: Mutex<()> = Mutex::new(());
+pub(super) static DRAWS: Mutex<()> = Mutex::new(());
 
-fn on_ranks(ranks: usize, body: impl Fn(ProcessGroup) + Sync) {
+pub(super) fn on_ranks(ranks: usize, body: impl Fn(ProcessGroup) + Sync) {
     let store = Store::hash().unwrap();
     thread::scope(|scope| {
         for rank in 0..ranks {
@@ -50,7 +50,7 @@ fn built<M>(
     Ok(model)
 }
 
-fn values(tensor: &Tensor) -> Vec<f64> {
+pub(super) fn values(tensor: &Tensor) -> Vec<f64> {
     Vec::try_from(tensor.detach().to_kind(Kind::Double).reshape([-1])).unwrap()
 }
 
@@ -76,6 +76,15 @@ fn check<M>(
 ) where
     M: TensorParallelPlan,
 {
+    check_plan(ranks, &M::tensor_plan(), new, loss);
+}
+
+fn check_plan<M>(
+    ranks: usize,
+    plan: &TensorPlan,
+    new: impl Fn(&ParamPath<'_>) -> M + Sync,
+    loss: impl Fn(&Model<M>) -> Tensor + Sync,
+) {
     let whole = built(None, false, &new).unwrap();
     let expected = loss(&whole);
     backward(&expected).unwrap();
@@ -84,8 +93,8 @@ fn check<M>(
     let (expected, state) = (expected.double_value(&[]), whole.state_dict());
     let shared = Mutex::new((gradients, state));
     on_ranks(ranks, |group| {
-        let mut model = built(Some((&group, M::tensor_plan())), false, &new).unwrap();
-        let deferred = built(Some((&group, M::tensor_plan())), true, &new).unwrap();
+        let mut model = built(Some((&group, plan.clone())), false, &new).unwrap();
+        let deferred = built(Some((&group, plan.clone())), true, &new).unwrap();
         let divided = model.divided_parameters();
         assert!(!divided.is_empty());
         let found = loss(&model);
@@ -133,12 +142,12 @@ fn check<M>(
     });
 }
 
-fn ids(vocabulary: i64, batch: i64, tokens: i64) -> Tensor {
+pub(super) fn ids(vocabulary: i64, batch: i64, tokens: i64) -> Tensor {
     let places = Tensor::arange(batch * tokens, (Kind::Int64, Device::Cpu));
     (places * 7 + 3).remainder(vocabulary).view([batch, tokens])
 }
 
-fn gpt2(vocabulary: i64) -> Gpt2Options {
+pub(super) fn gpt2(vocabulary: i64) -> Gpt2Options {
     Gpt2Options {
         vocab_size: vocabulary,
         n_positions: 16,
@@ -152,7 +161,7 @@ fn gpt2(vocabulary: i64) -> Gpt2Options {
     }
 }
 
-fn llama(key_heads: i64) -> LlamaOptions {
+pub(super) fn llama(key_heads: i64) -> LlamaOptions {
     LlamaOptions {
         vocab_size: 53,
         hidden_size: 24,
@@ -164,7 +173,22 @@ fn llama(key_heads: i64) -> LlamaOptions {
     }
 }
 
-fn bert() -> BertOptions {
+pub(super) fn mixtral() -> MixtralOptions {
+    MixtralOptions {
+        vocab_size: 53,
+        hidden_size: 24,
+        intermediate_size: 20,
+        num_hidden_layers: 2,
+        num_attention_heads: 12,
+        num_key_value_heads: Some(2),
+        num_local_experts: 12,
+        // Far from ties between experts.
+        initializer_range: 0.2,
+        ..Default::default()
+    }
+}
+
+pub(super) fn bert() -> BertOptions {
     BertOptions {
         vocab_size: 41,
         hidden_size: 24,
@@ -178,7 +202,7 @@ fn bert() -> BertOptions {
     }
 }
 
-fn mean(loss: Result<TokenLoss>) -> Tensor {
+pub(super) fn mean(loss: Result<TokenLoss>) -> Tensor {
     loss.unwrap().mean().unwrap()
 }
 
@@ -207,6 +231,20 @@ fn llama_with_keys_divided_and_shared() {
     }
 }
 
+/// Attention is divided; every rank has all experts.
+#[test]
+fn mixtral_with_the_loss_of_its_routers() {
+    for (ranks, key_heads) in [(2, 2), (3, 3), (4, 2)] {
+        let options = MixtralOptions {
+            num_key_value_heads: Some(key_heads),
+            output_router_logits: true,
+            router_aux_loss_coef: 0.2,
+            ..mixtral()
+        };
+        check(ranks, |path| MixtralForCausalLm::new(path, &options), causal);
+    }
+}
+
 #[test]
 fn bert_with_its_heads() {
     let masked = |model: &Model<BertForMaskedLm>| {
@@ -231,6 +269,64 @@ fn bert_with_its_heads() {
             mean(model.module().loss(&logits, &labels, 0.0))
         },
     );
+}
+
+/// Between divided layers each rank has a part of the sequence.
+#[test]
+fn with_sequence_regions() {
+    let plan = |plan: TensorPlan| plan.sequence_regions(true);
+    fn causal<B>(model: &Model<CausalLm<B>>) -> Tensor
+    where
+        CausalLm<B>: for<'a> Module<Labelled<'a>, Output = TokenLoss>
+            + for<'a> Module<&'a Tensor, Output = Tensor>,
+    {
+        let ids = ids(41, 2, 12);
+        let loss = mean(model.forward(Labelled::new(&ids, &ids)));
+        loss + (model.forward(&ids).unwrap().square() * 0.01).mean(Kind::Double)
+    }
+    for ranks in [2, 3, 4] {
+        let of_gpt2 = plan(Gpt2LmHead::tensor_plan());
+        check_plan(ranks, &of_gpt2, |path| Gpt2LmHead::new(path, &gpt2(53)), causal);
+        let recomputed = Gpt2Options { recompute: true, ..gpt2(53) };
+        check_plan(ranks, &of_gpt2, |path| Gpt2LmHead::new(path, &recomputed), causal);
+    }
+    for (ranks, key_heads) in [(2, 12), (4, 2), (3, 1)] {
+        let of_llama = plan(LlamaForCausalLm::tensor_plan());
+        check_plan(ranks, &of_llama, |path| LlamaForCausalLm::new(path, &llama(key_heads)), causal);
+        // A layer that every rank has whole, between others.
+        let partly = of_llama.clone().replicated("*mlp.*");
+        check_plan(ranks, &partly, |path| LlamaForCausalLm::new(path, &llama(key_heads)), causal);
+    }
+    for (ranks, key_heads) in [(2, 12), (4, 2), (3, 3)] {
+        let options = MixtralOptions {
+            num_key_value_heads: Some(key_heads),
+            output_router_logits: true,
+            recompute: ranks == 4,
+            ..mixtral()
+        };
+        let of_mixtral = plan(MixtralForCausalLm::tensor_plan());
+        check_plan(ranks, &of_mixtral, |path| MixtralForCausalLm::new(path, &options), causal);
+    }
+    let masked = |model: &Model<BertForMaskedLm>| {
+        let tokens = ids(41, 2, 12);
+        let labels = tokens.masked_fill(&tokens.remainder(3).ne(0), -100);
+        mean(model.forward(Labelled::new(&tokens, &labels)))
+    };
+    let of_bert = plan(BertForMaskedLm::tensor_plan());
+    check_plan(3, &of_bert, |path| BertForMaskedLm::new(path, &bert()), masked);
+
+    let shared = Mutex::new(Vec::new());
+    on_ranks(2, |group| {
+        let new = |path: &ParamPath<'_>| Gpt2LmHead::new(path, &gpt2(53));
+        let tensor = Some((&group, plan(Gpt2LmHead::tensor_plan())));
+        let error = built(tensor, false, &new).unwrap().forward(&ids(41, 2, 9)).unwrap_err();
+        shared.lock().unwrap().push(error.to_string());
+    });
+    for error in shared.into_inner().unwrap() {
+        let expected = "2 tensor ranks do not divide sequences of 9 tokens into sequence regions: pad or cut the texts to 8 \
+                        or 10 tokens";
+        assert!(error.contains(expected), "{error}");
+    }
 }
 
 /// The messages of a forward and backward, as the documentation has them: sums of hidden numbers before and behind divided
@@ -275,5 +371,35 @@ fn messages_on_groups_of_any_size() {
         // The inputs of attention and perceptron of each layer, and of the head.
         assert_eq!((sent["all_reduce"].messages, sent["all_reduce"].bytes), (5, 5 * hidden));
         assert_eq!(sent.len(), 1);
+
+        // With sequence regions a gather before and a scatter behind divided layers are as many bytes as a sum.
+        let plan = LlamaForCausalLm::tensor_plan().sequence_regions(true);
+        let model = built(Some((&group, plan)), false, &new).unwrap();
+        let tokens = heads;
+        let ids = ids.view([-1]).narrow(0, 0, 1).expand([1, tokens], true).contiguous();
+        group.reset_traffic();
+        let loss = mean(model.forward(Labelled::new(&ids, &ids)));
+        let sent = group.traffic();
+        let bytes = (tokens as u64 * 2 * heads as u64 * 8 / ranks as u64) * others;
+        // The sequence before attention and perceptron of each layer, and behind the last, beside the numbers of labels.
+        let labels = (tokens as u64 - 1) * 24 * others;
+        assert_eq!(
+            (sent["all_gather"].messages, sent["all_gather"].bytes),
+            (6, 5 * bytes + labels)
+        );
+        let scattered = (sent["reduce_scatter"].messages, sent["reduce_scatter"].bytes);
+        assert_eq!(scattered, (4, 4 * bytes));
+        // The embedding's output is summed whole.
+        assert_eq!((sent["all_reduce"].messages, sent["all_reduce"].bytes), (1, 2 * bytes));
+        group.reset_traffic();
+        backward(&loss).unwrap();
+        let sent = group.traffic();
+        // Of what was scattered, and of what was cut in front of the first layer.
+        assert_eq!((sent["all_gather"].messages, sent["all_gather"].bytes), (5, 5 * bytes));
+        let scattered = (sent["reduce_scatter"].messages, sent["reduce_scatter"].bytes);
+        assert_eq!(scattered, (4, 4 * bytes));
+        // The head's input, and two normalisations of each layer.
+        let norms = 4 * 2 * (2 * heads as u64 * 8) * others / ranks as u64;
+        assert_eq!((sent["all_reduce"].messages, sent["all_reduce"].bytes), (5, 2 * bytes + norms));
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use brigade_models::{Gpt2LmHead, Labelled};
 use brigade_nn::{Linear, Model, Module, ParamPath, TensorParallelPlan, weights};
 use brigade_optim::{Adafactor, AdamW, Lamb, Muon, Optimizer, OptimizerState, ParameterState, Sgd};
-use brigade_sharding::{Mesh, MeshBuilder, Sharding, TensorPlan};
+use brigade_sharding::{ContextMethod, Mesh, Sharding, TensorPlan};
 use brigade_testkit::assert_close;
 use brigade_torch::{ErrorKind, Result, gradient};
 use brigade_train::{
@@ -67,21 +67,11 @@ fn meshes_of_another_size() {
 
 #[test]
 fn axes_that_do_not_work_yet() {
-    type Resize = fn(MeshBuilder, usize) -> MeshBuilder;
-    let axes: [(&str, Resize); 4] = [
-        ("pp", MeshBuilder::pipeline),
-        ("cp", MeshBuilder::context),
-        ("sp", MeshBuilder::sequence),
-        ("ep", MeshBuilder::expert),
-    ];
-    for (name, axis) in axes {
-        // Experts lie along the ranks of other axes.
-        let builder = if name == "ep" { Mesh::builder().tensor(2) } else { Mesh::builder() };
-        let mesh = axis(builder, 2).build(2).unwrap();
-        let errors = refusals(2, |builder| builder.mesh(mesh.clone()));
-        let expected = format!("2 ranks along {name}, which does not work yet: use dp_replicate");
-        assert_all_contain(&errors, &[&expected, "dp_shard and tp"]);
-    }
+    // Experts lie along the ranks of other axes.
+    let mesh = Mesh::builder().tensor(2).expert(2).build(2).unwrap();
+    let errors = refusals(2, |builder| builder.mesh(mesh.clone()));
+    let expected = "2 ranks along ep, which does not work yet: use pp, dp_replicate";
+    assert_all_contain(&errors, &[expected, "dp_shard, cp, sp and tp"]);
 }
 
 #[test]
@@ -428,9 +418,17 @@ fn zeros() -> brigade_nn::StateDict {
 /// In the forward, and in the backward of a forward that all ranks have made.
 #[test]
 fn a_rank_that_is_gone() {
-    for forwards in [0, 1] {
+    let context = |method: ContextMethod| {
+        move |builder: AcceleratorBuilder| builder.context_parallel(2).context_method(method)
+    };
+    let ways: [Box<dyn Fn(AcceleratorBuilder) -> AcceleratorBuilder + Sync>; 3] = [
+        Box::new(|builder| builder.tensor_parallel(2).sequence_regions(true)),
+        Box::new(context(ContextMethod::Ring)),
+        Box::new(context(ContextMethod::Ulysses)),
+    ];
+    for (divide, forwards) in ways.iter().flat_map(|divide| [(divide, 0), (divide, 1)]) {
         let outcomes = on_ranks(2, |builder, rank| {
-            let builder = builder.tensor_parallel(2).sharding(None);
+            let builder = divide(builder).sharding(None);
             let accelerator = builder.timeout(Duration::from_secs(5)).build().unwrap();
             let model = accelerator.prepare(model(&accelerator)).unwrap();
             let ids = ids();

@@ -165,7 +165,7 @@ fn divided_models_are_not_saved_as_whole_ones() {
     });
 }
 
-fn joined(world: &World) -> ProcessGroup {
+pub(in super::super) fn joined(world: &World) -> ProcessGroup {
     let store = match world.store.host {
         StoreHost::Rank0Fd(fd) => {
             TcpStore::server_on_socket(inherited_socket(fd).unwrap()).unwrap()

@@ -20,6 +20,12 @@ impl From<&Tensor> for LossWeight {
     }
 }
 
+impl From<Tensor> for LossWeight {
+    fn from(weight: Tensor) -> Self {
+        Self(weight)
+    }
+}
+
 impl LossWeight {
     /// As a scalar in double precision. An invalid one is NaN, because the other ranks wait for this rank's weight.
     pub(crate) fn checked(&self) -> Result<Tensor> {

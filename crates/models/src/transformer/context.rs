@@ -1,0 +1,99 @@
+//! Which tokens of a batch a rank computes.
+
+use brigade_nn::{ContextPart, ContextRegion, ParamPath, Training};
+use brigade_torch::Result;
+use tch::Tensor;
+
+use super::Tokens;
+use super::attention::AttentionMask;
+
+/// Where a transformer takes its part of sequences that several ranks have.
+#[derive(Debug)]
+pub(super) struct Context {
+    region: ContextRegion,
+    training: Training,
+    /// Whether the body has dropout, so that each rank needs numbers of its own.
+    draws: bool,
+}
+
+/// A rank's part of tokens, and what attention sees of them.
+pub(super) struct OwnTokens {
+    pub(super) ids: Tensor,
+    pub(super) token_type_ids: Option<Tensor>,
+    /// `[batch or 1, own tokens]`.
+    pub(super) positions: Tensor,
+    pub(super) mask: AttentionMask,
+    pub(super) part: ContextPart,
+}
+
+impl Context {
+    /// `dropout` are the probabilities that the body has.
+    pub(super) fn new(path: &ParamPath<'_>, dropout: &[f64]) -> Self {
+        let draws = dropout.iter().any(|probability| *probability > 0.0);
+        Self { region: path.context(), training: path.training(), draws }
+    }
+
+    /// This rank's part of the tokens of a causal model, `past` of which are in a cache: all of them where there is one.
+    pub(super) fn causal(
+        &self,
+        tokens: &Tokens<'_>,
+        past: i64,
+        is_cached: bool,
+    ) -> Result<OwnTokens> {
+        let length = tokens.ids.size()[1];
+        if is_cached || self.region.group().is_none() {
+            let mask = AttentionMask::causal(tokens, past, length)?;
+            return OwnTokens::take(
+                tokens,
+                past,
+                mask,
+                ContextRegion::default().part(length, true),
+            );
+        }
+        let (mask, part) = AttentionMask::causal_part(tokens, &self.region)?;
+        OwnTokens::take(tokens, past, mask, part)
+    }
+
+    /// This rank's part of the tokens of a model that sees them all.
+    pub(super) fn bidirectional(&self, tokens: &Tokens<'_>) -> Result<OwnTokens> {
+        let (mask, part) = if self.region.group().is_none() {
+            let part = self.region.part(tokens.ids.size()[1], false);
+            (AttentionMask::bidirectional(tokens)?, part)
+        } else {
+            AttentionMask::bidirectional_part(tokens, &self.region)?
+        };
+        OwnTokens::take(tokens, 0, mask, part)
+    }
+
+    /// Computes what ranks have parts of, with random numbers of each rank's own in training.
+    pub(super) fn run<T>(
+        &self,
+        part: &ContextPart,
+        like: &Tensor,
+        f: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        if part.is_divided() && self.draws && self.training.is_on() {
+            self.region.with_own_random_numbers(like.device(), f)
+        } else {
+            f()
+        }
+    }
+}
+
+impl OwnTokens {
+    fn take(
+        tokens: &Tokens<'_>,
+        past: i64,
+        mask: AttentionMask,
+        part: ContextPart,
+    ) -> Result<Self> {
+        let own = |whole: &Tensor| part.take(whole, 1);
+        Ok(Self {
+            ids: own(tokens.ids)?,
+            token_type_ids: tokens.token_type_ids.map(own).transpose()?,
+            positions: own(&tokens.positions(past, tokens.ids.size()[1])?)?,
+            mask,
+            part,
+        })
+    }
+}

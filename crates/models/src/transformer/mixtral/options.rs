@@ -1,0 +1,158 @@
+//! The sizes of a Mixtral.
+
+use brigade_nn::ParamPath;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::super::config::{self, ConfigError, TransformerOptions};
+use super::super::llama::options::{insert_rope, take_rope};
+use super::super::rotary::Llama3Scaling;
+use super::super::rotated_attention::RotatedAttentionOptions;
+use crate::Activation;
+
+/// The sizes of a [`super::Mixtral`], under the names of transformers' `MixtralConfig`; the defaults are those of
+/// Mixtral 8x7B.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct MixtralOptions {
+    /// Vocabulary size. Defaults to 32000.
+    pub vocab_size: i64,
+    /// Hidden size. Defaults to 4096.
+    pub hidden_size: i64,
+    /// Size of the inner layer of each expert. Defaults to 14336.
+    pub intermediate_size: i64,
+    /// Number of layers. Defaults to 32.
+    pub num_hidden_layers: usize,
+    /// Number of heads of queries. Defaults to 32.
+    pub num_attention_heads: i64,
+    /// Number of heads of keys and values, which divides that of queries; none is as many. Defaults to 8.
+    pub num_key_value_heads: Option<i64>,
+    /// Width of a head. Defaults to `hidden_size / num_attention_heads`.
+    pub head_dim: Option<i64>,
+    /// Activation of the experts' gates. Defaults to [`Activation::Silu`].
+    #[serde(with = "config::activation")]
+    pub hidden_act: Activation,
+    /// Length of texts in training. Defaults to 131072. Longer ones are computed, too.
+    pub max_position_embeddings: i64,
+    /// Standard deviation of first values. Defaults to 0.02.
+    pub initializer_range: f64,
+    /// Number that is added in the normalisations. Defaults to 1e-5.
+    pub rms_norm_eps: f64,
+    /// Wavelength of the slowest rotation divided by 2π. Defaults to 1000000. In `config.json` it is in `rope_parameters`.
+    #[serde(skip)]
+    pub rope_theta: f64,
+    /// Stretches rotations for longer texts. Defaults to none. In `config.json` it is in `rope_parameters`, in older ones in
+    /// `rope_scaling`.
+    #[serde(skip)]
+    pub rope_scaling: Option<Llama3Scaling>,
+    /// Number of tokens, its own included, that a token sees. Defaults to none: all before it.
+    pub sliding_window: Option<i64>,
+    /// Dropout of the weights of attention. Defaults to 0.
+    pub attention_dropout: f64,
+    /// Number of experts of each layer. Defaults to 8.
+    pub num_local_experts: i64,
+    /// Number of experts that each token goes through. Defaults to 2.
+    pub num_experts_per_tok: i64,
+    /// Adds the load-balancing loss of the routers to the loss. Defaults to false, as in published configs: set it for
+    /// training.
+    pub output_router_logits: bool,
+    /// Coefficient of the load-balancing loss. Defaults to 0.001.
+    pub router_aux_loss_coef: f64,
+    /// Random numbers in training, by which inputs of experts are multiplied, differ from 1 by this much at most. Defaults to
+    /// 0.
+    pub router_jitter_noise: f64,
+    /// Gives the head the weight of the embedding. Defaults to false.
+    pub tie_word_embeddings: bool,
+    /// Token that pads, whose embedding is not trained. Defaults to none.
+    pub pad_token_id: Option<i64>,
+    /// Token before a text. Defaults to 1.
+    pub bos_token_id: Option<i64>,
+    /// Tokens after a text. Defaults to 2.
+    #[serde(with = "config::token_ids")]
+    pub eos_token_id: Vec<i64>,
+    /// Computes each layer again in the backward instead of keeping what it needs: gradient checkpointing. Not in
+    /// `config.json`. Defaults to false.
+    #[serde(skip)]
+    pub recompute: bool,
+    /// Other entries of `config.json`, which are written as they were read.
+    #[serde(flatten)]
+    pub others: Map<String, Value>,
+}
+
+const ROPE_THETA: f64 = 1e6;
+
+impl Default for MixtralOptions {
+    fn default() -> Self {
+        Self {
+            vocab_size: 32000,
+            hidden_size: 4096,
+            intermediate_size: 14336,
+            num_hidden_layers: 32,
+            num_attention_heads: 32,
+            num_key_value_heads: Some(8),
+            head_dim: None,
+            hidden_act: Activation::Silu,
+            max_position_embeddings: 4096 * 32,
+            initializer_range: 0.02,
+            rms_norm_eps: 1e-5,
+            rope_theta: ROPE_THETA,
+            rope_scaling: None,
+            sliding_window: None,
+            attention_dropout: 0.0,
+            num_local_experts: 8,
+            num_experts_per_tok: 2,
+            output_router_logits: false,
+            router_aux_loss_coef: 0.001,
+            router_jitter_noise: 0.0,
+            tie_word_embeddings: false,
+            pad_token_id: None,
+            bos_token_id: Some(1),
+            eos_token_id: vec![2],
+            recompute: false,
+            others: Map::new(),
+        }
+    }
+}
+
+impl MixtralOptions {
+    /// The width of a head.
+    pub(super) fn head_width(&self) -> i64 {
+        self.head_dim.unwrap_or_else(|| self.hidden_size / self.num_attention_heads.max(1))
+    }
+
+    /// The sizes of attention.
+    pub(super) fn attention(&self) -> RotatedAttentionOptions {
+        RotatedAttentionOptions {
+            width: self.hidden_size,
+            heads: self.num_attention_heads,
+            key_heads: self.num_key_value_heads.unwrap_or(self.num_attention_heads),
+            head_width: self.head_width(),
+            bias: false,
+            dropout: self.attention_dropout,
+        }
+    }
+
+    /// Notes what cannot be built; the experts note theirs.
+    pub(super) fn check(&self, path: &ParamPath<'_>) {
+        self.attention().check(path, self.head_dim.is_some());
+        if let Some(window) = self.sliding_window.filter(|&window| window < 1) {
+            path.reject(format_args!("expected a sliding_window of at least 1, found {window}"));
+        }
+    }
+}
+
+impl TransformerOptions for MixtralOptions {
+    const MODEL_TYPE: &'static str = "mixtral";
+
+    fn from_config(mut config: Map<String, Value>) -> Result<Self, ConfigError> {
+        let (theta, rope_scaling) = take_rope(&mut config)?;
+        let options: Self = config::from_map(config, Self::MODEL_TYPE)?;
+        Ok(Self { rope_theta: theta.unwrap_or(ROPE_THETA), rope_scaling, ..options })
+    }
+
+    fn to_config(&self) -> Map<String, Value> {
+        let mut config = config::to_map(self, Self::MODEL_TYPE);
+        insert_rope(&mut config, self.rope_theta, self.rope_scaling);
+        config
+    }
+}

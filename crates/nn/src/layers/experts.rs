@@ -1,0 +1,348 @@
+//! Mixture of experts: perceptrons of which each token goes through a few.
+
+mod exchange;
+mod router;
+
+use std::borrow::Borrow;
+
+use brigade_torch::{Error, Result, linear};
+use parking_lot::Mutex;
+use tch::{Kind, TchError, Tensor};
+
+use self::exchange::Exchange;
+use self::router::Router;
+pub use self::router::{Routing, load_balancing_loss, router_z_loss};
+use crate::layer_context::LayerContext;
+use crate::{Init, Linear, LinearOptions, Module, ParamPath, TensorRegion, Training};
+
+/// Gated perceptrons (experts), of which a router chooses a few for each token (Shazeer et al., 2017): from `[…, hidden]` to
+/// `[…, hidden]`.
+///
+/// `p = softmax(x Wᵀ)` over all experts, in float32 (float64 of a model in float64); of the `experts_per_token` largest, `y =
+/// Σ pᵢ · downᵢ(activation(gateᵢ(x)) · upᵢ(x))`, with `p` divided by their sum where [`ExpertsOptions::normalize`] says so.
+/// Tokens are sorted by expert, and each expert that has tokens computes one product for all of them; without a capacity no
+/// token is dropped or padded. The sum is in the order of the router's choices, so that it does not depend on threads.
+///
+/// Parameters, with the names of transformers: `gate.weight` `[experts, hidden]`, `experts.gate_up_proj` `[experts, 2 ·
+/// intermediate, hidden]`, `experts.down_proj` `[experts, hidden, intermediate]`; with
+/// [`ExpertsOptions::shared_intermediate_size`] also `shared_experts.{gate_proj, up_proj, down_proj}.weight`.
+///
+/// ```
+/// use brigade_nn::{Experts, ExpertsOptions, Model, load_balancing_loss};
+/// use tch::{Kind, Tensor};
+///
+/// let options = ExpertsOptions { experts: 4, experts_per_token: 2, ..Default::default() };
+/// let model = Model::new(|path| Experts::new(path, 8, 16, options))?;
+/// let tokens = Tensor::randn([2, 5, 8], (Kind::Float, model.device()));
+/// let (output, routing) = model.module().forward_routed(&tokens)?;
+/// let balance = load_balancing_loss(&[&routing.logits], 2, None)?;
+/// (output.square().mean(Kind::Float) + balance * 0.01).backward();
+///
+/// let load = model.module().load().expect("a forward has run");
+/// assert_eq!(load.tokens.iter().sum::<i64>(), 2 * 10);
+/// assert_eq!(load.dropped, 0);
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+///
+/// With [`ModelBuilder::expert_parallel`](crate::ModelBuilder::expert_parallel) each rank of a group has a range of the
+/// experts, and tokens are sent to the ranks that have theirs, and back.
+#[derive(Debug)]
+pub struct Experts {
+    router: Router,
+    /// `[own experts, 2 · intermediate, hidden]`.
+    gate_up: Tensor,
+    /// `[own experts, hidden, intermediate]`.
+    down: Tensor,
+    shared: Option<SharedExperts>,
+    exchange: Option<Exchange>,
+    options: ExpertsOptions,
+    hidden: i64,
+    training: Training,
+    context: LayerContext,
+    region: TensorRegion,
+    /// Of the last forward.
+    load: Mutex<Option<ExpertLoad>>,
+}
+
+/// Options of [`Experts`].
+#[derive(Debug, Clone, Copy)]
+pub struct ExpertsOptions {
+    /// Number of experts. Defaults to 8.
+    pub experts: i64,
+    /// Number of experts that each token goes through. Defaults to 2.
+    pub experts_per_token: i64,
+    /// Divides the weights of a token's experts by their sum. Defaults to true.
+    pub normalize: bool,
+    /// Tokens that an expert takes at most, in shares of those that each would get if all got as many: the first choices of
+    /// tokens come first, then the second ones, each in the order of tokens. The others are dropped: this expert adds nothing
+    /// to them. Of ranks with other tokens each has this capacity for its own. Defaults to none, and nothing is dropped.
+    pub capacity_factor: Option<f64>,
+    /// Size of the inner layer of a perceptron that all tokens go through beside their experts. Defaults to none.
+    pub shared_intermediate_size: Option<i64>,
+    /// Multiplies inputs in training by random numbers that differ from 1 by this much at most. Defaults to 0.
+    pub jitter: f64,
+    /// Function of the gates. Defaults to [`Tensor::f_silu`].
+    pub activation: fn(&Tensor) -> std::result::Result<Tensor, TchError>,
+    /// First values of the router and the experts. Defaults to none: those of [`Linear`].
+    pub first_values: Option<Init>,
+}
+
+impl Default for ExpertsOptions {
+    fn default() -> Self {
+        Self {
+            experts: 8,
+            experts_per_token: 2,
+            normalize: true,
+            capacity_factor: None,
+            shared_intermediate_size: None,
+            jitter: 0.0,
+            activation: Tensor::f_silu,
+            first_values: None,
+        }
+    }
+}
+
+/// What the experts got in a forward, of this rank's tokens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExpertLoad {
+    /// Tokens that each of all experts computed.
+    pub tokens: Vec<i64>,
+    /// Choices of tokens that were dropped for want of capacity.
+    pub dropped: i64,
+}
+
+impl Experts {
+    /// Registers the router and the experts at the path.
+    pub fn new<'a>(
+        path: impl Borrow<ParamPath<'a>>,
+        hidden: i64,
+        intermediate: i64,
+        options: ExpertsOptions,
+    ) -> Self {
+        let path = path.borrow();
+        options.check(path);
+        let ExpertsOptions { experts, first_values, .. } = options;
+        let router = Router::new(path, hidden, &options);
+        let own = path / "experts";
+        let stacked = |name: &str, outputs: i64, inputs: i64| {
+            let init = first_values.unwrap_or_else(|| Init::fan_in_bias(inputs));
+            own.expert_parameter(name, &[experts, outputs, inputs], init)
+        };
+        let gate_up = stacked("gate_up_proj", 2 * intermediate, hidden);
+        let down = stacked("down_proj", hidden, intermediate);
+        let shared = options.shared_intermediate_size.map(|inner| {
+            SharedExperts::new(&(path / "shared_experts"), hidden, inner, options.activation)
+        });
+        let exchange = path.expert_group().map(|group| Exchange::new(group, experts));
+        Self {
+            router,
+            gate_up,
+            down,
+            shared,
+            exchange,
+            options,
+            hidden,
+            training: path.training(),
+            context: path.layer(),
+            region: path.tensor_region(),
+            load: Mutex::default(),
+        }
+    }
+
+    /// Returns what the experts got in the last forward, which needs no further wait for a GPU; `None` before the first.
+    #[must_use]
+    pub fn load(&self) -> Option<ExpertLoad> {
+        self.load.lock().clone()
+    }
+
+    /// Returns the router's weight `[experts, hidden]`.
+    pub fn router_weight(&self) -> &Tensor {
+        self.router.weight()
+    }
+
+    /// Returns the gates and the first layers of this rank's experts, `[experts, 2 · intermediate, hidden]`.
+    pub fn gate_up(&self) -> &Tensor {
+        &self.gate_up
+    }
+
+    /// Returns the second layers of this rank's experts, `[experts, hidden, intermediate]`.
+    pub fn down(&self) -> &Tensor {
+        &self.down
+    }
+
+    /// Computes the layer, and returns where the router sent the tokens, for the losses of routers; in a sequence region those
+    /// of the whole sequence.
+    ///
+    /// # Errors
+    /// [`crate::ModelError::Input`] for an input whose last dimension is not the hidden size; those of
+    /// [`brigade_torch::regions::all_to_all_rows`] where ranks have the experts between them.
+    pub fn forward_routed(&self, input: &Tensor) -> Result<(Tensor, Routing)> {
+        if input.size().last() != Some(&self.hidden) {
+            return Err(self.context.refuse(input, "[…, hidden]"));
+        }
+        // In a sequence region of a tensor group every rank computes the whole sequence alike.
+        let whole = self.region.whole_sequence(input)?;
+        let (output, routing) =
+            self.region.outside_sequence_region(|| self.whole_routed(&whole))?;
+        Ok((self.context.output(self.region.part_of_sequence(&output)?), routing))
+    }
+
+    fn whole_routed(&self, input: &Tensor) -> Result<(Tensor, Routing)> {
+        let mut tokens = input.f_reshape([-1, self.hidden])?;
+        if self.options.jitter > 0.0 && self.training.is_on() {
+            let jitter = self.options.jitter;
+            let factors = tokens.f_empty_like()?.f_uniform_(1.0 - jitter, 1.0 + jitter)?;
+            tokens = tokens.f_mul(&factors)?;
+        }
+        let routing = self.router.forward(&tokens)?;
+        let mut output = self.routed(&tokens, &routing)?;
+        if let Some(shared) = &self.shared {
+            output = output.f_add(&shared.forward(&tokens)?)?;
+        }
+        Ok((output.f_reshape(input.size())?, routing))
+    }
+
+    fn routed(&self, tokens: &Tensor, routing: &Routing) -> Result<Tensor> {
+        let (count, chosen) = (tokens.size()[0], self.options.experts_per_token);
+        let experts = self.options.experts;
+        // First choices before second ones. Sorted by expert, and within one as before.
+        let by_choice = routing.experts.f_transpose(0, 1)?.f_reshape([-1])?;
+        let mut order = by_choice.f_argsort_stable(true, 0, false)?;
+        // The one wait for a GPU; `bincount` would be a second one.
+        let wanted = Tensor::f_zeros([experts], (Kind::Int64, tokens.device()))?;
+        let wanted = wanted.f_scatter_add(0, &by_choice, &by_choice.f_ones_like()?)?;
+        let wanted = Vec::<i64>::try_from(wanted)?;
+        let mut taken = wanted.clone();
+        if let Some(factor) = self.options.capacity_factor {
+            let even = factor * (count * chosen) as f64 / experts as f64;
+            // Not more than there are, so that the number has room in an i64.
+            let capacity = even.ceil().min((count * chosen) as f64) as i64;
+            taken.iter_mut().for_each(|tokens| *tokens = (*tokens).min(capacity));
+            let mut start = 0;
+            let kept = wanted.iter().zip(&taken).map(|(wanted, taken)| {
+                let kept = order.f_narrow(0, start, *taken);
+                start += wanted;
+                kept
+            });
+            order = Tensor::f_cat(&kept.collect::<Result<Vec<_>, _>>()?, 0)?;
+        }
+        let dropped = wanted.iter().sum::<i64>() - taken.iter().sum::<i64>();
+        *self.load.lock() = Some(ExpertLoad { tokens: taken.clone(), dropped });
+
+        // A row for each choice, so that no row is taken twice: gradients of rows that are would be added in an order that
+        // depends on threads on a GPU.
+        let rows = tokens
+            .f_unsqueeze(0)?
+            .f_expand([chosen, -1, -1], false)?
+            .f_reshape([-1, self.hidden])?
+            .f_index_select(0, &order)?;
+        let computed = match &self.exchange {
+            Some(exchange) => {
+                exchange.run(&rows, &taken, |rows, counts| self.compute(rows, counts))?
+            }
+            None => self.compute(&rows, &taken)?,
+        };
+        let options = (computed.f_kind()?, computed.device());
+        let all = Tensor::f_zeros([count * chosen, self.hidden], options)?;
+        let all = all.f_index_copy(0, &order, &computed)?.f_view([chosen, count, self.hidden])?;
+        let all = all.f_to_kind(routing.weights.f_kind()?)?;
+        let weights = routing.weights.f_transpose(0, 1)?.f_unsqueeze(2)?;
+        let mut sum = all.f_get(0)?.f_mul(&weights.f_get(0)?)?;
+        for choice in 1..chosen {
+            sum = sum.f_add(&all.f_get(choice)?.f_mul(&weights.f_get(choice)?)?)?;
+        }
+        Ok(sum.f_to_kind(options.0)?)
+    }
+
+    /// Computes this rank's experts, the first `counts[0]` rows by the first one, and so on.
+    fn compute(&self, rows: &Tensor, counts: &[i64]) -> Result<Tensor> {
+        let (gate_up, down) = (self.gate_up.f_unbind(0)?, self.down.f_unbind(0)?);
+        let pieces = rows.f_split_with_sizes(counts, 0)?;
+        let mut all = gate_up.iter().zip(&down).zip(&pieces).filter(|(_, rows)| rows.size()[0] > 0);
+        // Without rows an expert computes none, so that all ranks have the same graph: their backwards meet in messages.
+        let first = all.next().or_else(|| gate_up.iter().zip(&down).zip(&pieces).next());
+        let outputs = first.into_iter().chain(all).map(|((gate_up, down), rows)| {
+            let halves = linear(rows, gate_up, None)?.f_chunk(2, -1)?;
+            let [gate, up] = halves.as_slice() else {
+                return Err(Error::invalid_argument("experts with an inner layer of size 0"));
+            };
+            linear(&(self.options.activation)(gate)?.f_mul(up)?, down, None)
+        });
+        let outputs = outputs.collect::<Result<Vec<_>>>()?;
+        match outputs.as_slice() {
+            [output] => Ok(output.shallow_clone()),
+            outputs => Ok(Tensor::f_cat(outputs, 0)?),
+        }
+    }
+}
+
+impl Module<&Tensor> for Experts {
+    type Output = Tensor;
+
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        Ok(self.forward_routed(input)?.0)
+    }
+}
+
+impl ExpertsOptions {
+    /// Notes what cannot be built.
+    fn check(&self, path: &ParamPath<'_>) {
+        let Self { experts, experts_per_token: chosen, jitter, .. } = *self;
+        if experts < 1 {
+            path.reject(format_args!("expected at least 1 expert, found {experts}"));
+        }
+        if !(1..=experts.max(1)).contains(&chosen) {
+            path.reject(format_args!(
+                "expected from 1 to {experts} experts per token, found {chosen}"
+            ));
+        }
+        if let Some(factor) =
+            self.capacity_factor.filter(|factor| factor.is_nan() || *factor <= 0.0)
+        {
+            path.reject(format_args!("expected a capacity factor above 0, found {factor}"));
+        }
+        if !(0.0..1.0).contains(&jitter) {
+            path.reject(format_args!(
+                "expected a jitter of at least 0 and below 1, found {jitter}"
+            ));
+        }
+    }
+}
+
+/// A gated perceptron that all tokens go through.
+#[derive(Debug)]
+struct SharedExperts {
+    gate: Linear,
+    up: Linear,
+    down: Linear,
+    activation: fn(&Tensor) -> std::result::Result<Tensor, TchError>,
+}
+
+impl SharedExperts {
+    fn new(
+        path: &ParamPath<'_>,
+        hidden: i64,
+        inner: i64,
+        activation: fn(&Tensor) -> std::result::Result<Tensor, TchError>,
+    ) -> Self {
+        let linear = |name: &str, inputs, outputs| {
+            Linear::with_options(path / name, inputs, outputs, LinearOptions { bias: false })
+        };
+        Self {
+            gate: linear("gate_proj", hidden, inner),
+            up: linear("up_proj", hidden, inner),
+            down: linear("down_proj", inner, hidden),
+            activation,
+        }
+    }
+
+    fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
+        let gate = (self.activation)(&self.gate.forward(tokens)?)?;
+        self.down.forward(&gate.f_mul(&self.up.forward(tokens)?)?)
+    }
+}
+
+/// The kind in which routers compute.
+fn router_kind(kind: Kind) -> Kind {
+    if kind == Kind::Double { kind } else { Kind::Float }
+}

@@ -1,0 +1,481 @@
+//! Models that are cut into the stages of a pipeline.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use brigade_sharding::pipeline::{PipelineError, cut_at, cut_by_cost, cut_evenly};
+use brigade_torch::{Error, ErrorKind, Result};
+use parking_lot::Mutex;
+use tch::Tensor;
+
+/// Where a row of blocks is cut into stages.
+#[derive(Debug, Clone, Default, PartialEq)]
+#[non_exhaustive]
+pub enum StageCut {
+    /// Numbers of blocks that differ by one at most; the first stages have more.
+    #[default]
+    Even,
+    /// The slowest stage is as fast as can be, for these times of the blocks, in any unit.
+    Costs(Vec<f64>),
+    /// Before the blocks of these full names, the first ones of all stages but the first: `transformer.h.6`.
+    At(Vec<String>),
+}
+
+impl StageCut {
+    /// Returns the blocks of each stage.
+    fn cut(&self, blocks: &[String], stages: usize) -> Result<Vec<Range<usize>>, String> {
+        let said = |error: PipelineError| match error {
+            PipelineError::FewLayers { layers, .. } => {
+                format!("{error}; take {layers} stages or fewer")
+            }
+            _ => error.to_string(),
+        };
+        let cut = match self {
+            Self::Even => cut_evenly(blocks.len(), stages).map_err(said)?,
+            Self::Costs(costs) if costs.len() != blocks.len() => {
+                return Err(format!(
+                    "the cut has the costs of {} blocks, and there are {}",
+                    costs.len(),
+                    blocks.len()
+                ));
+            }
+            Self::Costs(costs) => cut_by_cost(costs, stages).map_err(said)?,
+            Self::At(starts) => {
+                let blocks: Vec<&str> = blocks.iter().map(String::as_str).collect();
+                let starts: Vec<&str> = starts.iter().map(String::as_str).collect();
+                cut_at(&blocks, &starts).map_err(said)?
+            }
+        };
+        if cut.len() != stages {
+            return Err(format!(
+                "the cut names the first blocks of {} stages, and the pipeline has {stages}",
+                cut.len()
+            ));
+        }
+        Ok(cut)
+    }
+}
+
+/// The stages of a pipeline, and which of them are this rank's. Given to
+/// [`ModelBuilder::pipeline`](crate::ModelBuilder::pipeline).
+#[derive(Debug, Clone)]
+pub struct PipelineParallel {
+    /// The rank of each stage within the pipeline:
+    /// [`PipelineTable::stage_ranks`](brigade_sharding::pipeline::PipelineTable::stage_ranks).
+    pub stage_ranks: Vec<usize>,
+    /// This rank within the pipeline.
+    pub rank: usize,
+    /// Where the blocks are cut.
+    pub cut: StageCut,
+}
+
+impl PipelineParallel {
+    /// Returns whether a stage is this rank's.
+    fn has(&self, stage: usize) -> bool {
+        self.stage_ranks.get(stage) == Some(&self.rank)
+    }
+}
+
+/// A row of blocks at which a pipeline cuts a model into stages. Made by [`crate::ParamPath::stages`] in a constructor; the
+/// forward runs the row in [`Stages::run`], which runs all blocks where the model is not cut. What the module computes behind
+/// the row is of the last stage, and what it computes before it, outside of `first`, of every stage. Clones are the same row.
+///
+/// ```
+/// use brigade_nn::{Embedding, Linear, Model, Module, ParamPath, Stages};
+/// use brigade_torch::Result;
+/// use tch::Tensor;
+///
+/// struct Net { embedding: Embedding, row: Stages, blocks: Vec<Linear>, head: Linear }
+///
+/// impl Net {
+///     fn new(path: &ParamPath<'_>) -> Self {
+///         Self {
+///             embedding: Embedding::new(path / "embedding", 50, 8),
+///             row: (path / "blocks").stages(0..4),
+///             blocks: (0..4).map(|index| Linear::new(path / "blocks" / index, 8, 8)).collect(),
+///             head: Linear::new(path / "head", 8, 50),
+///         }
+///     }
+/// }
+///
+/// impl Module<&Tensor> for Net {
+///     type Output = Tensor;
+///     fn forward(&self, ids: &Tensor) -> Result<Tensor> {
+///         let block = |index: usize, hidden: &Tensor| self.blocks[index].forward(hidden);
+///         let hidden = self.row.run(|| self.embedding.forward(ids), block)?;
+///         self.head.forward(&hidden)
+///     }
+/// }
+///
+/// let model = Model::new(Net::new)?;
+/// assert_eq!(model.forward(&Tensor::from_slice(&[1i64, 2]))?.size(), [2, 50]);
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+#[derive(Clone, Default)]
+pub struct Stages {
+    blocks: usize,
+    place: Arc<Mutex<Place>>,
+}
+
+/// What a row runs.
+#[derive(Default)]
+enum Place {
+    /// All blocks.
+    #[default]
+    Whole,
+    /// This rank has not all stages, and none of them runs.
+    Cut { own: Vec<usize>, stages: usize },
+    /// A stage.
+    Running { blocks: Range<usize>, input: Option<Tensor>, is_last: bool, is_split: bool },
+    /// A stage has run its blocks; with its output, where what is behind the row is another stage's, or apart.
+    Ended { output: Option<Tensor>, behind: Option<Tensor> },
+}
+
+impl Stages {
+    pub(crate) fn new(blocks: usize) -> Self {
+        Self { blocks, place: Arc::default() }
+    }
+
+    /// Runs the row: the blocks one after the other, each with its index and the output of the one before. `first` makes the
+    /// input of the first block, such as the embeddings of tokens.
+    ///
+    /// In a stage of a pipeline it runs the stage's blocks alone. On all stages but the last it ends with an error, which
+    /// tells the executor that the stage has ended, and which the caller passes on.
+    ///
+    /// # Errors
+    /// Those of `first` and `block`; the end of a stage; [`brigade_torch::ErrorKind::InvalidArgument`] for a second call in
+    /// one stage, and for a model that is cut and runs outside of a pipeline's executor.
+    pub fn run(
+        &self,
+        first: impl FnOnce() -> Result<Tensor>,
+        mut block: impl FnMut(usize, &Tensor) -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        self.run_blocks(first, |blocks, mut hidden| {
+            for index in blocks {
+                hidden = block(index, &hidden)?;
+            }
+            Ok(hidden)
+        })
+    }
+
+    /// As [`Stages::run`], with a function that runs several blocks one after the other: all of them, or those of a stage. For
+    /// a row that does something around its blocks.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn run_blocks(
+        &self,
+        first: impl FnOnce() -> Result<Tensor>,
+        run: impl FnOnce(Range<usize>, Tensor) -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        let (blocks, input, is_last, is_split) = {
+            let mut place = self.place.lock();
+            match &mut *place {
+                Place::Whole => (0..self.blocks, None, true, false),
+                Place::Running { blocks, input, is_last, is_split } => {
+                    let taken = (blocks.clone(), input.take(), *is_last, *is_split);
+                    *place = Place::Ended { output: None, behind: None };
+                    taken
+                }
+                Place::Ended { .. } => {
+                    return Err(Error::invalid_argument(
+                        "the blocks of a pipeline's stage ran twice in one call of the closure: call the model's forward \
+                         once for each micro-batch",
+                    ));
+                }
+                Place::Cut { own, stages } => {
+                    return Err(Error::invalid_argument(format!(
+                        "this rank has {} of a pipeline of {stages}: run the model by `Accelerator::forward_backward` or \
+                         `Accelerator::forward_stages`",
+                        words(own)
+                    )));
+                }
+            }
+        };
+        let input = match input {
+            Some(input) => input,
+            None => first()?,
+        };
+        let hidden = run(blocks, input)?;
+        if is_last && is_split {
+            let behind = hidden.f_detach()?.f_set_requires_grad(true)?;
+            let taken = behind.shallow_clone();
+            *self.place.lock() = Place::Ended { output: Some(hidden), behind: Some(taken) };
+            return Ok(behind);
+        }
+        if is_last {
+            return Ok(hidden);
+        }
+        *self.place.lock() = Place::Ended { output: Some(hidden), behind: None };
+        Err(Error::new(ErrorKind::Model, StageEnded))
+    }
+
+    /// Returns whether the row belongs to a stage of a pipeline, and other ranks may have other blocks of it.
+    #[must_use]
+    pub fn is_cut(&self) -> bool {
+        !matches!(*self.place.lock(), Place::Whole)
+    }
+
+    /// The number of blocks.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.blocks
+    }
+
+    /// True without any block.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.blocks == 0
+    }
+
+    fn set(&self, place: Place) -> Place {
+        std::mem::replace(&mut *self.place.lock(), place)
+    }
+}
+
+impl fmt::Debug for Stages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stages").field("blocks", &self.blocks).finish_non_exhaustive()
+    }
+}
+
+/// `stage 1`, `stages 0 and 3`.
+fn words(stages: &[usize]) -> String {
+    let numbers: Vec<String> = stages.iter().map(ToString::to_string).collect();
+    format!("stage{} {}", if stages.len() == 1 { "" } else { "s" }, numbers.join(" and "))
+}
+
+/// Ends a forward whose rest is another rank's.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the stage of a pipeline has ended here: run the model by `Accelerator::forward_backward`, and pass the error of its \
+     forward on"
+)]
+struct StageEnded;
+
+/// What a stage of a pipeline has computed.
+#[derive(Debug)]
+pub enum StageOutput<T> {
+    /// The output of its last block, which the next stage takes.
+    Hidden(Tensor),
+    /// What the last stage's closure returned.
+    Value(T),
+    /// The same, whose graph ends at the row ([`PipelineStages::run_split`]).
+    Split {
+        /// What the closure returned.
+        value: T,
+        /// The output of the row.
+        output: Tensor,
+        /// What the closure got of it: a leaf, whose gradient is that of the output.
+        leaf: Tensor,
+    },
+}
+
+/// A parameter that several stages have, such as an embedding whose weight the head has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SharedParameter {
+    /// The first of its names.
+    pub name: String,
+    /// The ranks of the pipeline that have it, in the order of their stages.
+    pub ranks: Vec<usize>,
+}
+
+/// How a model is cut into stages, of which this rank has some.
+#[derive(Debug)]
+pub struct PipelineStages {
+    pipeline: PipelineParallel,
+    row: Stages,
+    blocks: Vec<Range<usize>>,
+    shared: Vec<SharedParameter>,
+    /// The first names of the parameters of each stage that this rank has.
+    names: Vec<Vec<String>>,
+}
+
+/// The blocks of a row, as the constructor has named them.
+#[derive(Debug)]
+pub(crate) struct Row {
+    pub(crate) blocks: Vec<String>,
+    pub(crate) row: Stages,
+}
+
+impl PipelineStages {
+    pub(crate) fn new(pipeline: PipelineParallel, rows: Vec<Row>) -> Result<(Self, Row), String> {
+        let mut rows = rows.into_iter();
+        let (Some(row), None) = (rows.next(), rows.next()) else {
+            return Err(
+                "a pipeline cuts a model at its row of blocks, and it has none, or several: a module makes one by \
+                 `ParamPath::stages` and runs it by `Stages::run`"
+                    .to_owned(),
+            );
+        };
+        let stages = pipeline.stage_ranks.len();
+        let blocks = pipeline.cut.cut(&row.blocks, stages)?;
+        let own: Vec<usize> = (0..stages).filter(|&stage| pipeline.has(stage)).collect();
+        if own.is_empty() {
+            return Err(format!(
+                "rank {} has no stage of the pipeline, whose stages are of the ranks {:?}",
+                pipeline.rank, pipeline.stage_ranks
+            ));
+        }
+        if own.len() < stages {
+            row.row.set(Place::Cut { own, stages });
+        }
+        let names = vec![Vec::new(); stages];
+        let of_row = row.row.clone();
+        Ok((Self { pipeline, row: of_row, blocks, shared: Vec::new(), names }, row))
+    }
+
+    /// Notes a parameter and the stages that have it. Returns whether this rank has one of them.
+    pub(crate) fn add(&mut self, name: &str, is_parameter: bool, stages: &[usize]) -> bool {
+        let has = stages.iter().any(|&stage| self.pipeline.has(stage));
+        if !is_parameter {
+            return has;
+        }
+        let mut ranks = Vec::new();
+        for &stage in stages {
+            self.names[stage].push(name.to_owned());
+            let rank = self.pipeline.stage_ranks[stage];
+            if !ranks.contains(&rank) {
+                ranks.push(rank);
+            }
+        }
+        if ranks.len() > 1 {
+            self.shared.push(SharedParameter { name: name.to_owned(), ranks });
+        }
+        has
+    }
+
+    /// Returns the stage of a block.
+    pub(crate) fn stage_of(&self, block: usize) -> usize {
+        let found = self.blocks.iter().position(|blocks| blocks.contains(&block));
+        found.unwrap_or_default()
+    }
+
+    /// Returns the number of stages of all ranks.
+    #[must_use]
+    pub fn stages(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Returns the rank of each stage within the pipeline.
+    #[must_use]
+    pub fn stage_ranks(&self) -> &[usize] {
+        &self.pipeline.stage_ranks
+    }
+
+    /// Returns the rank, within the pipeline, that has this part of the model.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.pipeline.rank
+    }
+
+    /// Returns the blocks of each stage, by their places in the row.
+    #[must_use]
+    pub fn blocks(&self) -> &[Range<usize>] {
+        &self.blocks
+    }
+
+    /// Returns the parameters that several ranks have, alike on all of them.
+    #[must_use]
+    pub fn shared(&self) -> &[SharedParameter] {
+        &self.shared
+    }
+
+    /// Returns the names of the parameters of a stage, the first of each.
+    #[must_use]
+    pub fn parameters_of(&self, stage: usize) -> &[String] {
+        self.names.get(stage).map_or(&[], Vec::as_slice)
+    }
+
+    /// Runs a stage of this rank: `forward` with the row's blocks of the stage alone. `input` is the output of the stage
+    /// before; `None` for the first one.
+    ///
+    /// # Errors
+    /// Those of `forward`; [`brigade_torch::ErrorKind::InvalidArgument`] for a stage of another rank, an input that is
+    /// missing or too much, and for a closure that does not run the row.
+    pub fn run<T>(
+        &self,
+        stage: usize,
+        input: Option<Tensor>,
+        forward: impl FnOnce() -> Result<T>,
+    ) -> Result<StageOutput<T>> {
+        self.run_as(stage, input, false, forward)
+    }
+
+    /// As [`PipelineStages::run`]; in the last stage, what is behind the row gets a graph of its own, so that its backward can
+    /// run once where that of the blocks runs in two parts.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn run_split<T>(
+        &self,
+        stage: usize,
+        input: Option<Tensor>,
+        forward: impl FnOnce() -> Result<T>,
+    ) -> Result<StageOutput<T>> {
+        self.run_as(stage, input, true, forward)
+    }
+
+    fn run_as<T>(
+        &self,
+        stage: usize,
+        input: Option<Tensor>,
+        is_split: bool,
+        forward: impl FnOnce() -> Result<T>,
+    ) -> Result<StageOutput<T>> {
+        let Some(blocks) = self.blocks.get(stage).filter(|_| self.pipeline.has(stage)) else {
+            return Err(Error::invalid_argument(format!(
+                "stage {stage} is not of rank {} of the pipeline",
+                self.pipeline.rank
+            )));
+        };
+        if input.is_some() != (stage > 0) {
+            return Err(Error::invalid_argument(format!(
+                "stage {stage} takes {}",
+                if stage > 0 { "the output of the stage before" } else { "no input" }
+            )));
+        }
+        let is_last = stage + 1 == self.stages();
+        let running = Place::Running { blocks: blocks.clone(), input, is_last, is_split };
+        let mut guard = Guard { row: &self.row, before: Some(self.row.set(running)) };
+        let result = forward();
+        let after = guard.end();
+        match (after, result) {
+            (Place::Ended { output: Some(hidden), behind: None }, Err(_)) => {
+                Ok(StageOutput::Hidden(hidden))
+            }
+            (_, Err(error)) => Err(error),
+            (Place::Ended { output: None, .. }, Ok(value)) => Ok(StageOutput::Value(value)),
+            (Place::Ended { output: Some(output), behind: Some(leaf) }, Ok(value)) => {
+                Ok(StageOutput::Split { value, output, leaf })
+            }
+            (Place::Ended { .. }, Ok(_)) => Err(Error::invalid_argument(format!(
+                "the closure went on after stage {stage} had ended: it is to return the error of the model's forward"
+            ))),
+            (_, Ok(_)) => Err(Error::invalid_argument(format!(
+                "the closure of stage {stage} did not run the model's blocks: call the model's forward in it"
+            ))),
+        }
+    }
+}
+
+/// Puts a row back, also after a panic.
+struct Guard<'a> {
+    row: &'a Stages,
+    before: Option<Place>,
+}
+
+impl Guard<'_> {
+    fn end(&mut self) -> Place {
+        self.row.set(self.before.take().unwrap_or_default())
+    }
+}
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        if let Some(before) = self.before.take() {
+            self.row.set(before);
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! The training step where ranks have stages of models.
+
+use brigade_torch::{ReduceOp, Result, TensorTree};
+use tch::{Kind, Tensor};
+
+use super::Accelerator;
+use crate::error::TrainError;
+use crate::model::PreparedModel;
+use crate::pipeline::{PipelineLoss, StepLoss};
+
+impl Accelerator {
+    /// Computes the gradients of a batch's loss, in the micro-batches of a pipeline where the mesh has an axis `pp`
+    /// ([`crate::AcceleratorBuilder::mesh`]): the forward, the loss and [`Accelerator::backward`] of the ordinary loop in one
+    /// call. The closure runs the model and returns the loss of what it gets, a mean, or a sum with its weight
+    /// ([`PipelineLoss`]). Returns the loss of this rank's batch, on all ranks of the pipeline.
+    ///
+    /// A stage's closure ends within the model's forward, with an error that the closure passes on, except on the last stage:
+    /// what is behind the model's row of blocks, and the loss, are of that alone. Without a pipeline the closure gets the whole
+    /// batch.
+    ///
+    /// Gradients are averaged over the ranks that read other samples, by the number of rows, or by the weights of sums. Where
+    /// the batch does not end its window of accumulation, they stay as they are.
+    ///
+    /// ```
+    /// use brigade_data::{DataLoader, TensorDataset};
+    /// use brigade_models::{LlamaForCausalLm, LlamaOptions};
+    /// use brigade_optim::AdamW;
+    /// use brigade_train::Accelerator;
+    /// # use tch::{Device, Kind, Tensor};
+    ///
+    /// // With 4 ranks `.mesh(Mesh::builder().pipeline(4).build(4)?)`, and nothing else is another.
+    /// let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
+    /// let options = LlamaOptions {
+    ///     vocab_size: 50, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 4,
+    ///     num_attention_heads: 4, ..Default::default()
+    /// };
+    /// let model = accelerator.parallel_model(|path| LlamaForCausalLm::new(path, &options))?;
+    /// let optimizer = AdamW::default().build(&model)?;
+    /// # let ids = Tensor::arange(48, (Kind::Int64, Device::Cpu)).view([8, 6]);
+    /// let train = DataLoader::new(TensorDataset::new(ids)?).batch_size(4).drop_last(true);
+    /// let (model, mut optimizer, train) = accelerator.prepare((model, optimizer, train))?;
+    /// for batch in &train {
+    ///     let ids = batch?.into_data();
+    ///     let loss = accelerator.forward_backward(&model, &ids, |model, micro| {
+    ///         let loss = model.inner().module().loss(micro, micro, 0.0)?;
+    ///         Ok((loss.sum, loss.count))
+    ///     })?;
+    ///     accelerator.clip_grad_norm(&model, 1.0)?;
+    ///     optimizer.step()?;
+    ///     optimizer.zero_grad()?;
+    ///     assert!(loss.value() > 0.0);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`crate::Pipeline::forward_backward`] and [`Accelerator::backward`]; [`TrainError::LossNotFinite`] on every rank when
+    /// the loss of one is infinite or NaN.
+    #[track_caller]
+    pub fn forward_backward<M, B, L>(
+        &self,
+        model: &PreparedModel<M>,
+        batch: &B,
+        mut loss: impl FnMut(&PreparedModel<M>, &B::Owned) -> Result<L>,
+    ) -> Result<StepLoss>
+    where
+        B: TensorTree,
+        L: PipelineLoss,
+    {
+        let gradients = &self.gradients;
+        let Some(pipeline) = &gradients.pipeline else {
+            let rows = batch.rows()?;
+            let (loss, weight) = loss(model, &batch.narrow_rows(0..rows)?)?.parts();
+            let value = loss.f_detach()?.f_to_kind(Kind::Double)?;
+            let Some(weight) = weight else {
+                self.backward(&loss)?;
+                return Ok(StepLoss::of(value.f_double_value(&[])?, rows as f64));
+            };
+            let number = weight.checked()?.f_double_value(&[])?;
+            self.backward_weighted(model, &loss, weight)?;
+            let weight = number;
+            let mean = if weight == 0.0 { 0.0 } else { value.f_double_value(&[])? / weight };
+            return Ok(StepLoss::of(mean, weight));
+        };
+        let factor = gradients.accumulator.share();
+        let averaged = &gradients.processes;
+        let found = pipeline
+            .forward_backward(model.inner(), batch, factor, averaged, |micro| loss(model, micro))?;
+        self.check_step_loss(found.value())?;
+        if gradients.accumulator.sync_gradients() {
+            pipeline.average(model.inner(), averaged)?;
+        }
+        Ok(found)
+    }
+
+    /// Fails on all ranks where the loss of one is infinite or NaN.
+    fn check_step_loss(&self, value: f64) -> Result<()> {
+        if !self.checks_step_losses {
+            return Ok(());
+        }
+        let mut finite = value.is_finite();
+        let averaged = &self.gradients.processes;
+        if let Some(group) = averaged.group() {
+            let mut flag =
+                Tensor::from_slice(&[i32::from(finite)]).f_to_device(averaged.device())?;
+            group.all_reduce(&mut flag, ReduceOp::Min)?;
+            finite = flag.f_int64_value(&[0])? == 1;
+        }
+        if finite {
+            return Ok(());
+        }
+        self.gradients.accumulator.set_skipped(true);
+        let rank = (!value.is_finite()).then(|| self.processes.process_index());
+        Err(TrainError::LossNotFinite { rank, step: None, weights_corrupted: false }.into())
+    }
+
+    /// Computes a value of a batch without gradients, in the micro-batches of a pipeline where there is one, and returns the
+    /// values of all micro-batches on all ranks of the pipeline: losses, logits, or what the closure makes of them. Without a
+    /// pipeline it is one value, of the whole batch.
+    ///
+    /// ```
+    /// use brigade_nn::{Linear, Model};
+    /// use brigade_train::Accelerator;
+    /// use tch::{Kind, Tensor};
+    ///
+    /// let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
+    /// let mut model = accelerator.prepare(Model::new(|path| Linear::new(path, 4, 2))?)?;
+    /// model.eval();
+    /// let batch = Tensor::zeros([3, 4], (Kind::Float, accelerator.device()));
+    /// let logits = accelerator.forward_stages(&model, &batch, |model, micro| model.forward(micro))?;
+    /// assert_eq!(Tensor::cat(&logits, 0).size(), [3, 2]);
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`crate::Pipeline::forward`].
+    #[track_caller]
+    pub fn forward_stages<M, B, T>(
+        &self,
+        model: &PreparedModel<M>,
+        batch: &B,
+        mut value: impl FnMut(&PreparedModel<M>, &B::Owned) -> Result<T>,
+    ) -> Result<Vec<T::Owned>>
+    where
+        B: TensorTree,
+        T: TensorTree,
+    {
+        match &self.gradients.pipeline {
+            Some(pipeline) => {
+                pipeline.pipeline().forward(model.inner(), batch, |micro| value(model, micro))
+            }
+            None => tch::no_grad(|| {
+                let value = value(model, &batch.narrow_rows(0..batch.rows()?)?)?;
+                Ok(vec![value.try_map(&mut |tensor| tensor.f_detach())?])
+            }),
+        }
+    }
+}

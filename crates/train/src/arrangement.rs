@@ -1,0 +1,301 @@
+//! Which ranks of a job compute which part of what: the axes of its mesh as groups of ranks.
+
+use std::env;
+use std::fmt::Display;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use brigade_rank_env::env::{
+    BRIGADE_CONTEXT, BRIGADE_CONTEXT_METHOD, BRIGADE_PIPELINE, BRIGADE_TENSOR,
+};
+use brigade_sharding::{Axis, ContextMethod, Mesh, Sharding, Strategy};
+use brigade_torch::{Error, Result};
+
+use crate::context_parallel::ContextRanks;
+use crate::pipeline::{PipelineOptions, PipelineRanks};
+use crate::processes::Processes;
+use crate::tensor_parallel::TensorModels;
+
+/// What a program asks for, of which the environment gives what it does not set.
+#[derive(Debug, Default)]
+pub(crate) struct ArrangementOptions {
+    pub(crate) mesh: Option<Mesh>,
+    pub(crate) tensor_ranks: Option<usize>,
+    pub(crate) sequence_regions: bool,
+    pub(crate) context_ranks: Option<usize>,
+    pub(crate) context_method: Option<ContextMethod>,
+    pub(crate) pipeline_ranks: Option<usize>,
+    /// How batches are divided and passes are ordered, where there are pipelines.
+    pub(crate) pipeline: Option<PipelineOptions>,
+}
+
+/// The ranks of a job, by what they compute together.
+#[derive(Clone)]
+pub(crate) struct Arrangement {
+    /// The ranks over which gradients are averaged, and over which parameters are sharded or replicated: those that have
+    /// other samples or other parts of a sequence.
+    pub(crate) averaged: Processes,
+    /// The ranks that read other samples.
+    pub(crate) data: Processes,
+    /// Where ranks divide layers between them.
+    pub(crate) tensor: Option<Arc<TensorModels>>,
+    /// Where ranks have parts of each sequence.
+    pub(crate) context: Option<Arc<ContextRanks>>,
+    /// Where ranks have stages of models.
+    pub(crate) pipeline: Option<Arc<PipelineRanks>>,
+}
+
+impl ArrangementOptions {
+    /// Returns the first option that is set, for a program whose ranks have been arranged already.
+    pub(crate) fn first_set(&self) -> Option<&'static str> {
+        let set = [
+            ("mesh", self.mesh.is_some()),
+            ("tensor_parallel", self.tensor_ranks.is_some()),
+            ("sequence_regions", self.sequence_regions),
+            ("context_parallel", self.context_ranks.is_some()),
+            ("context_method", self.context_method.is_some()),
+            ("pipeline_parallel", self.pipeline_ranks.is_some()),
+            ("pipeline_options", self.pipeline.is_some()),
+        ];
+        set.into_iter().find(|(_, is_set)| *is_set).map(|(name, _)| name)
+    }
+
+    /// Arranges the ranks; sharding becomes that of the ranks over which gradients are averaged. All ranks take part.
+    pub(crate) fn arrange(
+        self,
+        sharding: &mut Option<Sharding>,
+        everyone: &Processes,
+    ) -> Result<Arrangement> {
+        let others = [
+            ("tensor_parallel", self.tensor_ranks),
+            ("context_parallel", self.context_ranks),
+            ("pipeline_parallel", self.pipeline_ranks),
+        ];
+        if let (Some(mesh), Some((name, Some(ranks)))) =
+            (&self.mesh, others.into_iter().find(|(_, ranks)| ranks.is_some()))
+        {
+            return Err(Error::invalid_argument(format!(
+                "the options `mesh({mesh})` and `{name}({ranks})` contradict each other: set one of them"
+            )));
+        }
+        let given = from_env(BRIGADE_CONTEXT_METHOD)?;
+        let (mesh, method) = match self.mesh {
+            Some(mesh) => {
+                let method = self.context_method.or(given);
+                let method = method_of(&mesh, method)?;
+                (mesh, method)
+            }
+            None => {
+                let tensor = ranks(self.tensor_ranks, BRIGADE_TENSOR, "tensor ranks")?;
+                let context = ranks(self.context_ranks, BRIGADE_CONTEXT, "context ranks")?;
+                let method = self.context_method.or(given).unwrap_or_default();
+                let stages = ranks(self.pipeline_ranks, BRIGADE_PIPELINE, "pipeline ranks")?;
+                let layers = (tensor, stages);
+                (mesh_of(layers, context, method, sharding.as_ref(), everyone)?, method)
+            }
+        };
+        arrange(&mesh, method, self.sequence_regions, self.pipeline, sharding, everyone)
+    }
+}
+
+impl Arrangement {
+    /// Returns a mesh of ranks over which gradients are averaged with the axes of all ranks.
+    pub(crate) fn mesh_with(&self, averaged: &Mesh) -> Result<Mesh> {
+        let tensor = self.tensor.as_ref().map_or(1, |tensor| tensor.group().size());
+        if let Some(pipeline) = &self.pipeline {
+            return Ok(pipeline.mesh().clone());
+        }
+        let Some(context) = &self.context else {
+            return self.tensor.as_ref().map_or(Ok(averaged.clone()), |it| it.mesh_with(averaged));
+        };
+        let parts = context.group().size();
+        let (mut replicate, mut shard) =
+            (averaged.size(Axis::Replicate), averaged.size(Axis::Shard));
+        // The innermost of the axes has the parts of a sequence in it.
+        let inner = if shard > 1 { &mut shard } else { &mut replicate };
+        *inner /= parts;
+        let builder = Mesh::builder().replicate(replicate).shard(shard).tensor(tensor);
+        let builder = match context.method() {
+            ContextMethod::Ulysses => builder.sequence(parts),
+            _ => builder.context(parts),
+        };
+        Ok(builder.build(averaged.world_size() * tensor)?)
+    }
+}
+
+/// Returns a number of ranks that a program or else the environment gives; 1 where neither does.
+fn ranks(set: Option<usize>, variable: &str, what: &str) -> Result<usize> {
+    if let Some(ranks) = set {
+        return Ok(ranks);
+    }
+    let Ok(text) = env::var(variable) else { return Ok(1) };
+    match text.trim().parse::<usize>() {
+        Ok(ranks) if ranks > 0 => Ok(ranks),
+        _ => Err(Error::invalid_argument(format!(
+            "{variable}: {text:?} is not a number of {what}: write 1 or more"
+        ))),
+    }
+}
+
+fn from_env<T: FromStr<Err: Display>>(variable: &str) -> Result<Option<T>> {
+    let Ok(text) = env::var(variable) else { return Ok(None) };
+    let parsed =
+        text.parse().map_err(|error| Error::invalid_argument(format!("{variable}: {error}")));
+    parsed.map(Some)
+}
+
+/// Returns the method of a mesh, whose axis says whether sequences are exchanged for heads.
+fn method_of(mesh: &Mesh, method: Option<ContextMethod>) -> Result<ContextMethod> {
+    let (context, sequence) = (mesh.size(Axis::Context), mesh.size(Axis::Sequence));
+    match method {
+        Some(ContextMethod::Ulysses) if context > 1 => Err(Error::invalid_argument(format!(
+            "the mesh {mesh} has {context} ranks along cp, and Ulysses exchanges sequences for heads along sp: use \
+             `Mesh::builder().sequence({context})`, or the method `gather` or `ring`"
+        ))),
+        Some(method) if method != ContextMethod::Ulysses && sequence > 1 => {
+            Err(Error::invalid_argument(format!(
+                "the mesh {mesh} has {sequence} ranks along sp, where Ulysses exchanges sequences for heads, and the method \
+                 is {method}: use `Mesh::builder().context({sequence})`, or the method `ulysses`"
+            )))
+        }
+        Some(method) => Ok(method),
+        None if sequence > 1 => Ok(ContextMethod::Ulysses),
+        None => Ok(ContextMethod::default()),
+    }
+}
+
+/// Returns the mesh of so many ranks that divide layers, of each layer and by stages, and context ranks. Its other axes are
+/// those of the sharding.
+fn mesh_of(
+    (tensor, stages): (usize, usize),
+    context: usize,
+    method: ContextMethod,
+    sharding: Option<&Sharding>,
+    everyone: &Processes,
+) -> Result<Mesh> {
+    let all = everyone.num_processes();
+    let others = (all / tensor.max(1) / stages.max(1) / context.max(1)).max(1);
+    let data = match sharding {
+        Some(sharding) => sharding.mesh(others)?,
+        None => Mesh::builder().replicate(others).build(others)?,
+    };
+    let builder =
+        Mesh::builder().replicate(data.size(Axis::Replicate)).shard(data.size(Axis::Shard));
+    let builder = match method {
+        ContextMethod::Ulysses => builder.sequence(context),
+        _ => builder.context(context),
+    };
+    // A number of ranks that it does not divide is an error of the mesh, which has the numbers.
+    Ok(builder.pipeline(stages).tensor(tensor).build(all)?)
+}
+
+fn arrange(
+    mesh: &Mesh,
+    method: ContextMethod,
+    has_sequence_regions: bool,
+    pipeline: Option<PipelineOptions>,
+    sharding: &mut Option<Sharding>,
+    everyone: &Processes,
+) -> Result<Arrangement> {
+    let ranks = everyone.num_processes();
+    if mesh.world_size() != ranks {
+        return Err(Error::invalid_argument(format!(
+            "the mesh {mesh} has {} ranks and the job has {ranks}: change a size, or start {} ranks",
+            mesh.world_size(),
+            mesh.world_size()
+        )));
+    }
+    if mesh.size(Axis::Expert) > 1 {
+        return Err(Error::invalid_argument(format!(
+            "the mesh {mesh} has {} ranks along {}, which does not work yet: use {}, {}, {}, {}, {} and {}",
+            mesh.size(Axis::Expert),
+            Axis::Expert,
+            Axis::Pipeline,
+            Axis::Replicate,
+            Axis::Shard,
+            Axis::Context,
+            Axis::Sequence,
+            Axis::Tensor
+        )));
+    }
+    if mesh.size(Axis::Context) > 1 && mesh.size(Axis::Sequence) > 1 {
+        return Err(Error::invalid_argument(format!(
+            "the mesh {mesh} divides sequences along both cp and sp: use one of them, with {} ranks",
+            mesh.size(Axis::Context) * mesh.size(Axis::Sequence)
+        )));
+    }
+    let stages = mesh.size(Axis::Pipeline);
+    if stages > 1 {
+        PipelineRanks::check_mesh(mesh)?;
+        if let Some(sharding) = sharding {
+            return Err(Error::invalid_argument(format!(
+                "the mesh {mesh} has stages of a pipeline, and parameters are sharded ({}), which does not work together yet: \
+                 train without sharding, or without the axis pp",
+                sharding.strategy
+            )));
+        }
+    }
+    agree(sharding, mesh)?;
+    let job = &everyone.job;
+    let pipeline = match stages {
+        1 => None,
+        _ => {
+            let group = job.group_along(mesh, Axis::Pipeline)?;
+            Some(Arc::new(PipelineRanks::new(mesh.clone(), &group, pipeline, everyone)?))
+        }
+    };
+    let parts = mesh.size(Axis::Context) * mesh.size(Axis::Sequence);
+    let axis = if mesh.size(Axis::Sequence) > 1 { Axis::Sequence } else { Axis::Context };
+    let context = match parts {
+        1 => None,
+        _ => Some(Arc::new(ContextRanks::new(mesh.clone(), job.group_along(mesh, axis)?, method))),
+    };
+    let tensor = match mesh.size(Axis::Tensor) {
+        1 => None,
+        _ => {
+            let group = job.group_along(mesh, Axis::Tensor)?;
+            let models = TensorModels::new(mesh.clone(), group, everyone, has_sequence_regions);
+            Some(Arc::new(models))
+        }
+    };
+    let averaged = match mesh.size(Axis::DataContext) {
+        all if all == ranks => everyone.clone(),
+        _ => Processes::of(Arc::new(job.along(mesh, Axis::DataContext)?)),
+    };
+    let data = match parts {
+        1 => averaged.clone(),
+        _ => Processes::of(Arc::new(job.along(mesh, Axis::Data)?)),
+    };
+    Ok(Arrangement { averaged, data, tensor, context, pipeline })
+}
+
+/// Makes a strategy the one of a mesh, whose axes say how many ranks share a copy of the parameters.
+fn agree(sharding: &mut Option<Sharding>, mesh: &Mesh) -> Result<()> {
+    // Ranks with parts of a sequence share a copy as those with samples of their own do.
+    let (replicate, shard) = (mesh.size(Axis::Replicate), mesh.size(Axis::ShardContext));
+    let Some(sharding) = sharding else {
+        return match mesh.size(Axis::Shard) {
+            1 => Ok(()),
+            shard => Err(Error::invalid_argument(format!(
+                "the mesh {mesh} spreads parameters over {shard} ranks and no sharding was chosen: set \
+                 `sharding(Sharding::zero3())`, or use `replicate({shard})` in the place of `shard({shard})`"
+            ))),
+        };
+    };
+    let own = sharding.mesh(replicate * shard)?;
+    if own.size(Axis::Shard) == shard {
+        return Ok(());
+    }
+    // The ranks of a shard, each of which has parts of sequences now.
+    let is_inside = sharding.strategy == Strategy::Hybrid(mesh.size(Axis::Shard));
+    if (sharding.strategy == Strategy::Zero3 || is_inside) && shard > 1 {
+        sharding.strategy = Strategy::Hybrid(shard);
+        return Ok(());
+    }
+    Err(Error::invalid_argument(format!(
+        "the mesh {mesh} spreads parameters over {shard} ranks, and {} over {}: give the mesh `shard({})`, or use zero3",
+        sharding.strategy,
+        own.size(Axis::Shard),
+        own.size(Axis::Shard)
+    )))
+}

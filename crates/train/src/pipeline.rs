@@ -1,0 +1,280 @@
+//! Pipelines: models whose stages are on several ranks, and the executor of their schedules.
+
+mod evaluate;
+mod loss;
+mod ranks;
+mod run;
+mod shared;
+mod wire;
+
+use std::fmt;
+
+use brigade_nn::{Model, PipelineParallel, PipelineStages, StageCut};
+use brigade_sharding::pipeline::{PipelineTable, Schedule};
+use brigade_torch::{Error, ErrorKind, ProcessGroup, Result, TensorTree};
+use tch::Tensor;
+
+pub use self::loss::{PipelineLoss, StepLoss};
+pub(crate) use self::ranks::PipelineRanks;
+pub(crate) use self::ranks::StageModel;
+use self::run::Step;
+use self::wire::Forms;
+
+/// How a pipeline divides a batch and orders its passes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PipelineOptions {
+    /// Micro-batches of a step.
+    pub micro_batches: usize,
+    /// The order of the passes. Defaults to [`Schedule::OneForwardOneBackward`].
+    pub schedule: Schedule,
+    /// Stages of each rank. Defaults to [`Schedule::least_chunks`].
+    pub chunks: Option<usize>,
+    /// Where the model is cut. Defaults to [`StageCut::Even`].
+    pub cut: StageCut,
+}
+
+impl PipelineOptions {
+    /// Returns the options of 1F1B with so many micro-batches.
+    #[must_use]
+    pub fn new(micro_batches: usize) -> Self {
+        let (schedule, cut) = (Schedule::OneForwardOneBackward, StageCut::Even);
+        Self { micro_batches, schedule, chunks: None, cut }
+    }
+
+    /// Sets the order of the passes.
+    #[must_use]
+    pub fn schedule(self, schedule: Schedule) -> Self {
+        Self { schedule, ..self }
+    }
+
+    /// Sets the number of stages of each rank.
+    #[must_use]
+    pub fn chunks(self, chunks: usize) -> Self {
+        Self { chunks: Some(chunks), ..self }
+    }
+
+    /// Sets where the model is cut.
+    #[must_use]
+    pub fn cut(self, cut: StageCut) -> Self {
+        Self { cut, ..self }
+    }
+}
+
+/// The ranks that have the stages of one model, and the order in which they compute. Every rank reads the same batch.
+///
+/// ```
+/// # use brigade_torch::{Backend, ProcessGroup, Store};
+/// # let gloo = Backend::Gloo(Default::default());
+/// # let group = ProcessGroup::new(&Store::hash()?, 0, 1, gloo, Default::default())?;
+/// use brigade_nn::{Linear, Model, ParamPath, Relu, Sequential};
+/// use brigade_train::{Pipeline, PipelineOptions};
+/// use tch::{Kind, Tensor};
+///
+/// // The group of the ranks that have stages, here one.
+/// let pipeline = Pipeline::new(group, PipelineOptions::new(4))?;
+/// let model = Model::builder().pipeline(pipeline.parallel()).build(|path: &ParamPath| {
+///     let layers = Sequential::new().add(Linear::new(path / 0, 4, 8)).add(Relu).add(Linear::new(path / 2, 8, 1));
+///     layers.in_stages(path.stages(0..3))
+/// })?;
+/// let batch = Tensor::ones([8, 4], (Kind::Float, model.device()));
+/// let loss = pipeline.forward_backward(&model, &batch, |micro| {
+///     Ok(model.forward(micro)?.square().mean(Kind::Float))
+/// })?;
+/// assert!(loss.value() > 0.0 && model.parameters()[0].tensor.grad().defined());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Pipeline {
+    group: ProcessGroup,
+    options: PipelineOptions,
+    table: PipelineTable,
+    /// What is known of the activations that go from stage to stage.
+    forms: Forms,
+}
+
+impl Pipeline {
+    /// Makes the pipeline of the ranks of a group. Nothing is sent.
+    ///
+    /// # Errors
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for numbers of micro-batches or stages that the schedule does not have,
+    /// with the nearest that it has.
+    pub fn new(group: ProcessGroup, options: PipelineOptions) -> Result<Self> {
+        let chunks = options.chunks.unwrap_or_else(|| options.schedule.least_chunks());
+        let (schedule, micro_batches) = (options.schedule, options.micro_batches);
+        let table = PipelineTable::new(schedule, group.size(), micro_batches, chunks)
+            .map_err(|error| Error::new(ErrorKind::InvalidArgument, error))?;
+        Ok(Self { group, options, table, forms: Forms::default() })
+    }
+
+    /// Returns the stages of this rank, for [`brigade_nn::ModelBuilder::pipeline`].
+    #[must_use]
+    pub fn parallel(&self) -> PipelineParallel {
+        PipelineParallel {
+            stage_ranks: self.table.stage_ranks().to_vec(),
+            rank: self.group.rank(),
+            cut: self.options.cut.clone(),
+        }
+    }
+
+    /// Returns the ranks that have stages.
+    #[must_use]
+    pub fn group(&self) -> &ProcessGroup {
+        &self.group
+    }
+
+    /// Returns the actions of a step.
+    #[must_use]
+    pub fn table(&self) -> &PipelineTable {
+        &self.table
+    }
+
+    /// Returns how the batch is divided and the passes are ordered.
+    #[must_use]
+    pub fn options(&self) -> &PipelineOptions {
+        &self.options
+    }
+
+    /// Computes the gradients of a batch's loss, and adds them to those that are there. The batch is cut into micro-batches
+    /// whose rows differ by one at most, and `loss` runs for each of them and each stage of this rank: it calls the model's
+    /// forward once, passes its error on, and returns the loss of the micro-batch ([`PipelineLoss`]), which the last stage
+    /// alone comes to. Every rank of the pipeline calls this with the same batch.
+    ///
+    /// Schedules that compute gradients of weights apart ([`Schedule::ZeroBubble`], [`Schedule::ZeroBubbleV`]) run the
+    /// backward of a stage's blocks twice, first for its input and then for its weights, and the second one computes the
+    /// gradients between the layers again: about half of a backward more than the other schedules, except in the first stage.
+    ///
+    /// # Errors
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a model that was not built for this pipeline, a batch normalisation
+    /// whose statistics are not shared, and a batch with fewer rows than micro-batches; nothing was sent then. Later ones are
+    /// a [`crate::TrainError::Pipeline`] with rank, action, stage and micro-batch, of the cause's kind:
+    /// [`brigade_torch::ErrorKind::Communication`] when another rank is gone or has failed. The group is aborted, so that all
+    /// ranks end, and cannot be used again.
+    #[track_caller]
+    pub fn forward_backward<M, B, L>(
+        &self,
+        model: &Model<M>,
+        batch: &B,
+        loss: impl FnMut(&B::Owned) -> Result<L>,
+    ) -> Result<StepLoss>
+    where
+        B: TensorTree,
+        L: PipelineLoss,
+    {
+        self.scaled_forward_backward(model, batch, 1.0, &|_| Ok(1.0), loss)
+    }
+
+    /// As [`Pipeline::forward_backward`], with gradients times a factor, and those of sums times what `share` makes of their
+    /// weight.
+    pub(crate) fn scaled_forward_backward<M, B, L>(
+        &self,
+        model: &Model<M>,
+        batch: &B,
+        factor: f64,
+        share: &dyn Fn(f64) -> Result<f64>,
+        loss: impl FnMut(&B::Owned) -> Result<L>,
+    ) -> Result<StepLoss>
+    where
+        B: TensorTree,
+        L: PipelineLoss,
+    {
+        let stages = self.stages_of(model)?;
+        if let Some(name) = model.unshared_batch_norm() {
+            return Err(Error::invalid_argument(format!(
+                "the batch normalisation `{name}` would have the statistics of one micro-batch of one rank: share them over the \
+                 ranks by `Model::convert_sync_batch_norm`, or use a layer or group normalisation"
+            )));
+        }
+        let rows = batch.rows()?;
+        let count = self.table.micro_batches();
+        if rows < count {
+            return Err(Error::invalid_argument(format!(
+                "a batch of {rows} rows cannot be cut into {count} micro-batches: give at least {count} rows, as with \
+                 `drop_last` for the last batch of the data, or use at most {rows} micro-batches"
+            )));
+        }
+        let micros = cut_rows(batch, rows, count)?;
+        self.whole(|| Step::new(self, model, stages, micros, rows, factor).run(share, loss))
+    }
+
+    /// Computes a value of each micro-batch without gradients, and returns the values of all of them on every rank of the
+    /// pipeline, in their order: losses, logits, or what the closure makes of them. The batch may have fewer rows than
+    /// micro-batches. Every rank of the pipeline calls this with the same batch.
+    ///
+    /// # Errors
+    /// As [`Pipeline::forward_backward`]; a batch without rows.
+    #[track_caller]
+    pub fn forward<M, B, T>(
+        &self,
+        model: &Model<M>,
+        batch: &B,
+        value: impl FnMut(&B::Owned) -> Result<T>,
+    ) -> Result<Vec<T::Owned>>
+    where
+        B: TensorTree,
+        T: TensorTree,
+    {
+        let stages = self.stages_of(model)?;
+        let rows = batch.rows()?;
+        if rows == 0 {
+            return Err(Error::invalid_argument("a pipeline needs a batch with rows, found none"));
+        }
+        let micros = cut_rows(batch, rows, self.table.micro_batches().min(rows))?;
+        self.whole(|| {
+            tch::no_grad(|| Step::new(self, model, stages, micros, rows, 1.0).evaluate(value))
+        })
+    }
+
+    fn stages_of<'m, M>(&self, model: &'m Model<M>) -> Result<&'m PipelineStages> {
+        let stages = model.pipeline().filter(|stages| {
+            stages.stage_ranks() == self.table.stage_ranks() && stages.rank() == self.group.rank()
+        });
+        stages.ok_or_else(|| {
+            Error::invalid_argument(format!(
+                "the model was not built for rank {} of this pipeline of {} stages on {} ranks: build it with \
+                 `Model::builder().pipeline(pipeline.parallel())`",
+                self.group.rank(),
+                self.table.stages(),
+                self.group.size()
+            ))
+        })
+    }
+
+    /// Runs a step, and ends what is in flight where it fails, also by a panic.
+    fn whole<R>(&self, step: impl FnOnce() -> Result<R>) -> Result<R> {
+        struct Ends<'a>(Option<&'a ProcessGroup>);
+        impl Drop for Ends<'_> {
+            fn drop(&mut self) {
+                if let Some(group) = self.0.filter(|group| group.size() > 1) {
+                    // The error that led here is the one to tell.
+                    let _ = group.abort();
+                }
+            }
+        }
+        let mut ends = Ends(Some(&self.group));
+        let result = step()?;
+        ends.0 = None;
+        Ok(result)
+    }
+}
+
+/// Cuts a batch into parts whose rows differ by one at most; the first ones have more.
+fn cut_rows<B: TensorTree>(batch: &B, rows: usize, parts: usize) -> Result<Vec<B::Owned>> {
+    let (each, more) = (rows / parts, rows % parts);
+    let start = |part: usize| part * each + part.min(more);
+    (0..parts).map(|part| batch.narrow_rows(start(part)..start(part + 1))).collect()
+}
+
+/// The shapes and types of a tree's tensors.
+fn form_of(tree: &impl TensorTree) -> Vec<(Vec<i64>, tch::Kind)> {
+    let mut form = Vec::new();
+    tree.visit(&mut |tensor: &Tensor| form.push((tensor.size(), tensor.kind())));
+    form
+}
+
+impl fmt::Debug for Pipeline {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pipeline")
+            .field("rank", &self.group.rank())
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,88 @@
+//! Forward passes alone.
+
+use brigade_nn::StageOutput;
+use brigade_sharding::pipeline::{Action, ActionKind};
+use brigade_torch::{Error, ProcessGroup, Result, TensorTree, TreeSpec};
+use tch::Tensor;
+
+use super::run::Step;
+use super::wire::{kind_of, number_of};
+
+impl<M, T: TensorTree> Step<'_, M, T> {
+    /// Runs all stages of all micro-batches, and returns what the last stage's closure has returned, on every rank.
+    pub(super) fn evaluate<V: TensorTree>(
+        mut self,
+        mut value: impl FnMut(&T) -> Result<V>,
+    ) -> Result<Vec<V::Owned>> {
+        let (stages, micros) = (self.stages.stages(), self.micros.len());
+        let ranks = self.stages.stage_ranks();
+        let rank = self.stages.rank();
+        let mut values = Vec::with_capacity(micros);
+        // In one order on all ranks, in which a pass comes after the one that its input is of, so that nothing waits in a
+        // circle.
+        for time in 0..stages + micros - 1 {
+            for stage in (0..stages).filter(|stage| (stage..&(stage + micros)).contains(&&time)) {
+                let micro = time - stage;
+                let is_own = |stage: usize| ranks.get(stage) == Some(&rank);
+                if is_own(stage) {
+                    let action = Action::new(ActionKind::Forward, stage, micro);
+                    let output = self.forward((stage, micro), &mut value);
+                    match output.map_err(|error| self.named(action, error))?.1 {
+                        StageOutput::Value(value) | StageOutput::Split { value, .. } => {
+                            values.push(value);
+                        }
+                        StageOutput::Hidden(hidden) => {
+                            self.hand_on((stage, micro), hidden, is_own(stage + 1))?;
+                        }
+                    }
+                } else if stage + 1 < stages && is_own(stage + 1) {
+                    let action = Action::new(ActionKind::ReceiveActivation, stage + 1, micro);
+                    let begun =
+                        self.wire.receive_activation(action, &self.forms[micro], ranks[stage]);
+                    begun.map_err(|error| self.named(action, error))?;
+                }
+            }
+        }
+        let root = self.last_rank();
+        let group = &self.pipeline.group;
+        let shared = (0..micros).map(|micro| share(group, values.get(micro), root, self.device()));
+        let shared = shared.collect::<Result<Vec<_>>>()?;
+        self.wire.finish()?;
+        Ok(shared)
+    }
+}
+
+/// What another rank needs to know of a tree.
+type Form = (TreeSpec, Vec<(Vec<i64>, i64)>);
+
+/// Returns a tree that the root has, on all ranks.
+fn share<V: TensorTree>(
+    group: &ProcessGroup,
+    own: Option<&V>,
+    root: usize,
+    device: tch::Device,
+) -> Result<V::Owned> {
+    let mut sources = Vec::new();
+    if let Some(own) = own {
+        own.visit(&mut |tensor| sources.push(tensor));
+    }
+    let forms = sources.iter().map(|it| Ok((it.size(), number_of(it.f_kind()?)?)));
+    let forms = forms.collect::<Result<Vec<_>>>()?;
+    let form: Option<Form> = own.map(|own| (own.spec(), forms));
+    let (spec, forms): Form = group.broadcast_object(form.as_ref(), root)?;
+    let mut tensors = Vec::with_capacity(forms.len());
+    for (place, (shape, kind)) in forms.iter().enumerate() {
+        let mut tensor = match sources.get(place) {
+            Some(source) => source.f_detach()?.f_to_device(device)?.f_contiguous()?,
+            None => {
+                let kind = kind_of(*kind).ok_or_else(|| {
+                    Error::invalid_argument("the last stage sends a type that is not known")
+                })?;
+                Tensor::f_empty(shape, (kind, device))?
+            }
+        };
+        group.broadcast(&mut tensor, root)?;
+        tensors.push(tensor);
+    }
+    V::from_spec(&spec, &mut tensors.into_iter())
+}

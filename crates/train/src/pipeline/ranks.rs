@@ -1,0 +1,197 @@
+//! The pipelines of an Accelerator's mesh, and the models whose stages they have.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+use brigade_nn::{Model, PipelineParallel};
+use brigade_sharding::{Axis, Mesh};
+use brigade_torch::{
+    Error, ProcessGroup, ReduceOp, Result, TensorId, TensorTree, gradient, set_gradient,
+};
+use parking_lot::Mutex;
+use tch::{Device, Tensor};
+
+use super::wire::Wire;
+use super::{Pipeline, PipelineLoss, PipelineOptions, StepLoss};
+use crate::processes::Processes;
+
+/// The ranks that have the stages of one model, and read the same samples.
+pub(crate) struct PipelineRanks {
+    mesh: Mesh,
+    pipeline: Pipeline,
+    /// All ranks of the job.
+    everyone: Processes,
+    models: Mutex<Vec<Weak<StageModel>>>,
+}
+
+/// A model of which this rank has some stages.
+#[derive(Debug)]
+pub(crate) struct StageModel {
+    /// Parameters that a rank before this one has as well, and counts.
+    counted_before: HashSet<TensorId>,
+}
+
+impl PipelineRanks {
+    pub(crate) fn new(
+        mesh: Mesh,
+        group: &ProcessGroup,
+        options: Option<PipelineOptions>,
+        everyone: &Processes,
+    ) -> Result<Self> {
+        let default = || PipelineOptions::new(MICRO_BATCHES_OF_RANK * group.size());
+        let pipeline = Pipeline::new(group.clone(), options.unwrap_or_else(default))?;
+        Ok(Self { mesh, pipeline, everyone: everyone.clone(), models: Mutex::default() })
+    }
+
+    pub(crate) fn group(&self) -> &ProcessGroup {
+        self.pipeline.group()
+    }
+
+    pub(crate) fn pipeline(&self) -> &Pipeline {
+        &self.pipeline
+    }
+
+    pub(crate) fn everyone(&self) -> &Processes {
+        &self.everyone
+    }
+
+    pub(crate) fn mesh(&self) -> &Mesh {
+        &self.mesh
+    }
+
+    /// Returns what models are built with.
+    pub(crate) fn of_models(&self) -> PipelineParallel {
+        self.pipeline.parallel()
+    }
+
+    /// Checks a model that is prepared: that every rank of the pipeline has its stages of one model. All of them take part.
+    pub(crate) fn check<M>(&self, model: &Model<M>) -> Result<()> {
+        let own = self.pipeline.stages_of(model).map(|stages| {
+            let names = (0..stages.stages()).map(|stage| stages.parameters_of(stage).to_vec());
+            names.collect::<Vec<_>>()
+        });
+        // Ranks that have an error take part, so that no rank waits for one that has gone.
+        let all: Vec<Option<Vec<Vec<String>>>> =
+            self.group().all_gather_object(&own.as_ref().ok().cloned())?;
+        if let Err(error) = own {
+            return Err(Error::invalid_argument(format!(
+                "the ranks have stages of models (mesh {}), and {error}; `Accelerator::parallel_model` and \
+                 `parallel_builder` do",
+                self.mesh
+            )));
+        }
+        let Some(rank) = all.iter().position(|names| *names != all[self.group().rank()]) else {
+            return Ok(());
+        };
+        Err(Error::invalid_argument(format!(
+            "the models of ranks {} and {rank} of the pipeline have other stages: build the same model on every rank",
+            self.group().rank()
+        )))
+    }
+
+    /// Gives parameters that several ranks have the values of the first of them, and notes which of them this rank counts. All
+    /// ranks of the pipeline take part.
+    pub(crate) fn add<M>(&self, model: &Model<M>) -> Result<Arc<StageModel>> {
+        let stages = self.pipeline.stages_of(model)?;
+        let mut wire = Wire::new(self.group(), &self.pipeline.forms, model.device());
+        let mut counted_before = HashSet::new();
+        for shared in stages.shared() {
+            let own = model.tensor(&shared.name);
+            let Some(own) = own.filter(|_| shared.ranks.contains(&stages.rank())) else { continue };
+            let own = own.f_detach()?;
+            let values = wire.exchange(&own, &shared.ranks)?;
+            if shared.ranks.first() != Some(&stages.rank()) {
+                if let Some(first) = values.first() {
+                    tch::no_grad(|| own.shallow_clone().f_copy_(first))?;
+                }
+                counted_before.extend(model.tensor(&shared.name).iter().map(TensorId::of));
+            }
+        }
+        let model = Arc::new(StageModel { counted_before });
+        let mut models = self.models.lock();
+        models.retain(|known| known.strong_count() > 0);
+        models.push(Arc::downgrade(&model));
+        Ok(model)
+    }
+
+    /// Returns whether a rank before this one counts a parameter.
+    pub(crate) fn is_counted_before(&self, parameter: &Tensor) -> bool {
+        let models: Vec<_> = self.models.lock().iter().filter_map(Weak::upgrade).collect();
+        models.iter().any(|model| model.counted_before.contains(&TensorId::of(parameter)))
+    }
+
+    /// Runs a step. `averaged` are the ranks with other samples, over which the weights of sums are added.
+    pub(crate) fn forward_backward<M, B, L>(
+        &self,
+        model: &Model<M>,
+        batch: &B,
+        factor: f64,
+        averaged: &Processes,
+        loss: impl FnMut(&B::Owned) -> Result<L>,
+    ) -> Result<StepLoss>
+    where
+        B: TensorTree,
+        L: PipelineLoss,
+    {
+        let share = |weight: f64| {
+            let Some(group) = averaged.group().filter(|_| L::IS_SUM) else { return Ok(1.0) };
+            let mut sum = Tensor::from(weight).f_to_device(averaged.device())?.f_reshape([1])?;
+            group.all_reduce(&mut sum, ReduceOp::Sum)?;
+            let all = sum.f_to_device(Device::Cpu)?.f_double_value(&[0])?;
+            // Gradients are averaged over the ranks afterwards.
+            Ok(if all == 0.0 { 0.0 } else { weight * group.size() as f64 / all })
+        };
+        self.pipeline.scaled_forward_backward(model, batch, factor, &share, loss)
+    }
+
+    /// Averages gradients over the ranks that have the same stages and other samples.
+    pub(crate) fn average<M>(&self, model: &Model<M>, averaged: &Processes) -> Result<()> {
+        let Some(group) = averaged.group() else { return Ok(()) };
+        let parameters = model.trainable_parameters();
+        let found = parameters.iter().map(|parameter| match gradient(&parameter.tensor)? {
+            Some(found) => Ok(found),
+            None => Ok(parameter.tensor.f_detach()?.f_zeros_like()?),
+        });
+        let mut found = found.collect::<Result<Vec<_>>>()?;
+        if found.is_empty() {
+            return Ok(());
+        }
+        group.all_reduce_coalesced(&mut found, ReduceOp::Mean)?;
+        parameters.iter().zip(&found).try_for_each(|(it, found)| set_gradient(&it.tensor, found))
+    }
+
+    /// Fails for what does not work with a pipeline.
+    pub(crate) fn refuse(&self, what: &str, instead: &str) -> Error {
+        Error::invalid_argument(format!(
+            "{what} does not work where ranks have stages of models (mesh {}): {instead}",
+            self.mesh
+        ))
+    }
+
+    /// Fails for axes that do not go together with a pipeline.
+    pub(crate) fn check_mesh(mesh: &Mesh) -> Result<()> {
+        for axis in [Axis::Shard, Axis::Context, Axis::Sequence] {
+            if mesh.size(axis) > 1 {
+                return Err(Error::invalid_argument(format!(
+                    "the mesh {mesh} has ranks along both {} and {axis}, which does not work yet: use {} with {} and {}",
+                    Axis::Pipeline,
+                    Axis::Pipeline,
+                    Axis::Replicate,
+                    Axis::Tensor
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Micro-batches for each rank of a pipeline, where a program does not say how many: 1F1B waits for a quarter of its time
+/// then, at most.
+const MICRO_BATCHES_OF_RANK: usize = 4;
+
+impl fmt::Debug for PipelineRanks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PipelineRanks").field("mesh", &self.mesh).finish_non_exhaustive()
+    }
+}

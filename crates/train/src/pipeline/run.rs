@@ -1,0 +1,336 @@
+//! A step of a pipeline: this rank's list of actions, one after the other.
+
+use std::collections::HashMap;
+
+use brigade_nn::{Model, PipelineStages, StageOutput};
+use brigade_sharding::pipeline::{Action, ActionKind};
+use brigade_torch::{BackwardOptions, Error, Result, TensorTree, backward_from, gradient};
+use tch::{Device, Tensor};
+
+use super::loss::{Losses, PipelineLoss, StepLoss};
+use super::shared::Kept;
+use super::wire::{MicroForm, Wire};
+use super::{Pipeline, form_of};
+use crate::error::TrainError;
+
+/// A stage and a micro-batch.
+type Pass = (usize, usize);
+
+/// A step that runs.
+pub(super) struct Step<'a, M, T> {
+    pub(super) pipeline: &'a Pipeline,
+    model: &'a Model<M>,
+    pub(super) stages: &'a PipelineStages,
+    pub(super) micros: Vec<T>,
+    pub(super) forms: Vec<MicroForm>,
+    /// Of all micro-batches.
+    rows: usize,
+    factor: f64,
+    pub(super) wire: Wire<'a>,
+    /// Outputs for this rank's own next stage, and gradients for its stage before.
+    outputs: HashMap<Pass, Tensor>,
+    gradients: HashMap<Pass, Tensor>,
+    held: HashMap<Pass, Held>,
+    losses: Losses,
+    /// Gradients of inputs and of weights are apart.
+    splits: bool,
+}
+
+/// What a pass keeps for its backward.
+struct Held {
+    /// `None` for the first stage.
+    input: Option<Tensor>,
+    /// The output of the stage's last block, or a loss.
+    output: Tensor,
+    /// What the gradient of a loss begins with; of an output, its gradient once it is there.
+    seed: Option<Tensor>,
+    /// What comes behind the last block, where its backward is apart.
+    head: Option<Head>,
+}
+
+/// A loss whose graph ends at the output of the last block.
+struct Head {
+    loss: Tensor,
+    seed: Tensor,
+    leaf: Tensor,
+}
+
+impl<'a, M, T: TensorTree> Step<'a, M, T> {
+    pub(super) fn new(
+        pipeline: &'a Pipeline,
+        model: &'a Model<M>,
+        stages: &'a PipelineStages,
+        micros: Vec<T>,
+        rows: usize,
+        factor: f64,
+    ) -> Self {
+        let forms = micros.iter().map(|micro| (form_of(micro), model.kind())).collect();
+        Self {
+            pipeline,
+            model,
+            stages,
+            micros,
+            forms,
+            rows,
+            factor,
+            wire: Wire::new(&pipeline.group, &pipeline.forms, model.device()),
+            outputs: HashMap::new(),
+            gradients: HashMap::new(),
+            held: HashMap::new(),
+            losses: Losses::default(),
+            splits: false,
+        }
+    }
+
+    /// Runs all actions, and returns the loss, which all ranks know.
+    pub(super) fn run<L: PipelineLoss>(
+        mut self,
+        share: &dyn Fn(f64) -> Result<f64>,
+        mut loss: impl FnMut(&T) -> Result<L>,
+    ) -> Result<StepLoss> {
+        let mut kept = Kept::take(self.model, self.stages, L::IS_SUM)?;
+        let pipeline = self.pipeline;
+        let actions = pipeline.table.actions(pipeline.group.rank());
+        self.splits = actions.iter().any(|it| it.kind == ActionKind::BackwardInput);
+        for &action in actions {
+            self.act(action, &mut loss).map_err(|error| self.named(action, error))?;
+        }
+        let rank = pipeline.group.rank();
+        let failed = |what: &str, source: Error| failure(rank, what.to_owned(), source);
+        let own = (self.last_rank() == rank).then(|| self.losses.total()).transpose();
+        let own = own.map_err(|error| failed("the loss of the batch", error))?;
+        let total = pipeline.group.broadcast_object(own.as_ref(), self.last_rank());
+        let total: [f64; 3] = total.map_err(|error| failed("the loss of the batch", error))?;
+        let share = share(total[1]).map_err(|error| failed("the weight of all samples", error))?;
+        let factor = total[2] * share;
+        let summed = kept.finish(self.model, self.stages, &mut self.wire, factor);
+        summed.map_err(|error| failed("the gradients of shared parameters", error))?;
+        self.wire.finish().map_err(|error| failed("the end of the step", error))?;
+        Ok(total.into())
+    }
+
+    pub(super) fn last_rank(&self) -> usize {
+        self.stages.stage_ranks().last().copied().unwrap_or_default()
+    }
+
+    fn act<L: PipelineLoss>(
+        &mut self,
+        action: Action,
+        loss: &mut impl FnMut(&T) -> Result<L>,
+    ) -> Result<()> {
+        let stage = action.stage;
+        let Some(micro) = action.micro_batch else {
+            // Parameters are whole on this rank, and gradients are reduced by the caller.
+            return Ok(());
+        };
+        let pass = (stage, micro);
+        match action.kind {
+            ActionKind::Forward => {
+                let (input, output) = self.forward(pass, loss)?;
+                let held = match output {
+                    StageOutput::Hidden(output) => {
+                        if self.is_own(stage + 1) {
+                            self.outputs.insert(pass, output.f_detach()?);
+                        }
+                        Held { input, output, seed: None, head: None }
+                    }
+                    StageOutput::Value(loss) => {
+                        let (output, seed) = self.add_loss(loss, micro)?;
+                        Held { input, output, seed: Some(seed), head: None }
+                    }
+                    StageOutput::Split { value, output, leaf } => {
+                        let (loss, seed) = self.add_loss(value, micro)?;
+                        Held { input, output, seed: None, head: Some(Head { loss, seed, leaf }) }
+                    }
+                };
+                self.held.insert(pass, held);
+                Ok(())
+            }
+            ActionKind::Backward => {
+                let held = self.with_seed(pass)?;
+                held.backward(&[], false)?;
+                self.keep_gradient(pass, held.input.as_ref())
+            }
+            ActionKind::BackwardInput => {
+                let held = self.with_seed(pass)?;
+                if let Some(input) = &held.input {
+                    held.backward(&[input], true)?;
+                }
+                self.keep_gradient(pass, held.input.as_ref())?;
+                self.held.insert(pass, held);
+                Ok(())
+            }
+            ActionKind::BackwardWeight => {
+                let held = self.held(pass)?;
+                let parameters = self.model.stage_parameters(stage);
+                let trained =
+                    parameters.iter().map(|it| &it.tensor).filter(|it| it.requires_grad());
+                let trained: Vec<&Tensor> = trained.collect();
+                if trained.is_empty() { Ok(()) } else { held.backward(&trained, false) }
+            }
+            ActionKind::SendActivation => {
+                let output = self.held.get(&pass).map(|held| held.output.f_detach());
+                let output = output.ok_or_else(|| missing(action))??;
+                let to = self.peer(action)?;
+                self.wire.send_activation(stage, &self.forms[micro], &output, to)
+            }
+            ActionKind::ReceiveActivation => {
+                let from = self.peer(action)?;
+                self.wire.receive_activation(action, &self.forms[micro], from)
+            }
+            ActionKind::SendGradient => {
+                let gradient = self.gradients.remove(&pass).ok_or_else(|| missing(action))?;
+                let to = self.peer(action)?;
+                self.wire.send_gradient(&gradient, to)
+            }
+            ActionKind::ReceiveGradient => {
+                let output = self.held.get(&pass).map(|held| held.output.shallow_clone());
+                let output = output.ok_or_else(|| missing(action))?;
+                let from = self.peer(action)?;
+                self.wire.receive_gradient(action, &output, from)
+            }
+            ActionKind::Unshard | ActionKind::ReduceGradients | ActionKind::Reshard => Ok(()),
+        }
+    }
+
+    /// Runs a stage's part of the closure. Returns the input as well, which gets a gradient.
+    pub(super) fn forward<V>(
+        &mut self,
+        (stage, micro): Pass,
+        closure: &mut impl FnMut(&T) -> Result<V>,
+    ) -> Result<(Option<Tensor>, StageOutput<V>)> {
+        let input = match stage.checked_sub(1) {
+            None => None,
+            Some(before) => {
+                let action = Action::new(ActionKind::ReceiveActivation, stage, micro);
+                let own = self.outputs.remove(&(before, micro));
+                let received = match own {
+                    Some(own) => own,
+                    None => self.received(action)?,
+                };
+                let learns = brigade_torch::grad_enabled();
+                Some(received.f_set_requires_grad(learns)?)
+            }
+        };
+        let handed = input.as_ref().map(Tensor::shallow_clone);
+        let micro = &self.micros[micro];
+        let output = if self.splits {
+            self.stages.run_split(stage, handed, || closure(micro))?
+        } else {
+            self.stages.run(stage, handed, || closure(micro))?
+        };
+        Ok((input, output))
+    }
+
+    /// Notes a micro-batch's loss, and returns it with what its gradient begins with.
+    fn add_loss(&mut self, loss: impl PipelineLoss, micro: usize) -> Result<(Tensor, Tensor)> {
+        let (rows, micros) = (self.micros[micro].rows()?, self.micros.len());
+        let (loss, weight) = self.losses.add(loss, rows, self.rows, micros)?;
+        let seed = loss.f_detach()?.f_full_like(weight * self.factor)?;
+        Ok((loss, seed))
+    }
+
+    fn received(&mut self, action: Action) -> Result<Tensor> {
+        let received = self.wire.received(action).map_err(|error| self.named(action, error))?;
+        received.ok_or_else(|| missing(action))
+    }
+
+    fn held(&mut self, (stage, micro): Pass) -> Result<Held> {
+        let held = self.held.remove(&(stage, micro));
+        held.ok_or_else(|| missing(Action::new(ActionKind::Forward, stage, micro)))
+    }
+
+    /// What a pass holds, with what its gradient begins with.
+    fn with_seed(&mut self, (stage, micro): Pass) -> Result<Held> {
+        let mut held = self.held((stage, micro))?;
+        if let Some(head) = held.head.take() {
+            if head.loss.requires_grad() {
+                backward_from(&[&head.loss], &[&head.seed], &[], BackwardOptions::default())?;
+            }
+            held.seed = Some(match gradient(&head.leaf)? {
+                Some(gradient) => gradient,
+                None => head.leaf.f_detach()?.f_zeros_like()?,
+            });
+        }
+        if held.seed.is_none() {
+            let own = self.gradients.remove(&(stage + 1, micro));
+            let action = Action::new(ActionKind::ReceiveGradient, stage, micro);
+            held.seed = Some(match own {
+                Some(own) => own,
+                None => self.received(action)?,
+            });
+        }
+        Ok(held)
+    }
+
+    /// Keeps the gradient of a stage's input for the stage before.
+    fn keep_gradient(&mut self, pass: Pass, input: Option<&Tensor>) -> Result<()> {
+        let Some(input) = input else { return Ok(()) };
+        let gradient = match gradient(input)? {
+            Some(gradient) => gradient,
+            None => input.f_detach()?.f_zeros_like()?,
+        };
+        self.gradients.insert(pass, gradient);
+        Ok(())
+    }
+
+    /// Passes a stage's output on to the next one, here or on another rank, where it has no gradient.
+    pub(super) fn hand_on(&mut self, pass: Pass, hidden: Tensor, is_own: bool) -> Result<()> {
+        if is_own {
+            self.outputs.insert(pass, hidden);
+            return Ok(());
+        }
+        let action = Action::new(ActionKind::SendActivation, pass.0, pass.1);
+        let to = self.peer(action)?;
+        let sent = self.wire.send_activation(pass.0, &self.forms[pass.1], &hidden, to);
+        sent.map_err(|error| self.named(action, error))
+    }
+
+    pub(super) fn device(&self) -> Device {
+        self.model.device()
+    }
+
+    fn is_own(&self, stage: usize) -> bool {
+        self.stages.stage_ranks().get(stage) == Some(&self.pipeline.group.rank())
+    }
+
+    fn peer(&self, action: Action) -> Result<usize> {
+        self.pipeline.table.peer(action).ok_or_else(|| missing(action))
+    }
+
+    /// An error with the place at which it happened.
+    pub(super) fn named(&self, action: Action, source: Error) -> Error {
+        if matches!(source.downcast_ref(), Some(TrainError::Pipeline { .. })) {
+            return source;
+        }
+        let peer = self.pipeline.table.peer(action);
+        let what = match (peer, action.kind) {
+            (Some(peer), ActionKind::SendActivation | ActionKind::SendGradient) => {
+                format!("{action}, to rank {peer}")
+            }
+            (Some(peer), _) => format!("{action}, from rank {peer}"),
+            (None, _) => action.to_string(),
+        };
+        failure(self.pipeline.group.rank(), what, source)
+    }
+}
+
+impl Held {
+    /// Adds gradients to those of leaves: of all of them where none is given.
+    fn backward(&self, leaves: &[&Tensor], retain_graph: bool) -> Result<()> {
+        let Some(seed) = self.seed.as_ref().filter(|_| self.output.requires_grad()) else {
+            return Ok(());
+        };
+        let options = BackwardOptions { retain_graph, ..BackwardOptions::default() };
+        backward_from(&[&self.output], &[seed], leaves, options)
+    }
+}
+
+fn failure(rank: usize, action: String, source: Error) -> Error {
+    TrainError::Pipeline { rank, action, source }.into()
+}
+
+/// A table has its actions in an order in which each finds what it needs.
+fn missing(action: Action) -> Error {
+    brigade_torch::TorchError::Internal(format!("{action}: what it needs is not there")).into()
+}

@@ -1,0 +1,77 @@
+//! Gradients that a step finds, and those of parameters that several ranks have.
+
+use std::collections::HashMap;
+
+use brigade_nn::{Model, PipelineStages};
+use brigade_torch::{Result, clear_gradient, gradient, set_gradient};
+use tch::Tensor;
+
+use super::wire::Wire;
+
+/// Gradients of earlier steps, put aside where those of this one are changed at its end.
+pub(super) struct Kept {
+    earlier: HashMap<String, Tensor>,
+    is_scaled: bool,
+}
+
+impl Kept {
+    /// Puts aside the gradients of parameters that several ranks have; with `is_scaled` those of all.
+    pub(super) fn take<M>(
+        model: &Model<M>,
+        stages: &PipelineStages,
+        is_scaled: bool,
+    ) -> Result<Self> {
+        let mut earlier = HashMap::new();
+        for parameter in model.trainable_parameters() {
+            let is_shared = stages.shared().iter().any(|it| it.name == parameter.name);
+            if !is_scaled && !is_shared {
+                continue;
+            }
+            if let Some(found) = gradient(&parameter.tensor)? {
+                clear_gradient(&parameter.tensor)?;
+                earlier.insert(parameter.name, found);
+            }
+        }
+        Ok(Self { earlier, is_scaled })
+    }
+
+    /// Multiplies the step's gradients, sums those of shared parameters over their ranks, and adds the earlier ones.
+    pub(super) fn finish<M>(
+        &mut self,
+        model: &Model<M>,
+        stages: &PipelineStages,
+        wire: &mut Wire<'_>,
+        factor: f64,
+    ) -> Result<()> {
+        let parameters = model.trainable_parameters();
+        if self.is_scaled && factor != 1.0 {
+            for parameter in &parameters {
+                if let Some(mut found) = gradient(&parameter.tensor)? {
+                    tch::no_grad(|| found.f_mul_scalar_(factor).map(drop))?;
+                }
+            }
+        }
+        for shared in stages.shared() {
+            let own = parameters.iter().find(|it| it.name == shared.name);
+            let Some(own) = own.filter(|_| shared.ranks.contains(&stages.rank())) else { continue };
+            let found = match gradient(&own.tensor)? {
+                Some(found) => found,
+                None => own.tensor.f_detach()?.f_zeros_like()?,
+            };
+            let all = wire.exchange(&found, &shared.ranks)?;
+            // In the order of the ranks, so that all of them have the same bits.
+            let mut sum = found.f_zeros_like()?;
+            all.iter().try_for_each(|other| sum.f_add_(other).map(drop))?;
+            set_gradient(&own.tensor, &sum)?;
+        }
+        for parameter in &parameters {
+            let Some(earlier) = self.earlier.remove(&parameter.name) else { continue };
+            if let Some(found) = gradient(&parameter.tensor)? {
+                let mut sum = earlier.shallow_clone();
+                tch::no_grad(|| sum.f_add_(&found).map(drop))?;
+            }
+            set_gradient(&parameter.tensor, &earlier)?;
+        }
+        Ok(())
+    }
+}
